@@ -1,0 +1,216 @@
+// The device, and programs as lists of compiled steps.
+#include <algorithm>
+#include <mutex>
+#include <string>
+
+#include "base/thread_pool.h"
+#include "cpu.h"
+#include "haliax/error.h"
+#include "kernels.h"
+#include "step.h"
+
+namespace haliax::cpu {
+
+using program::Home;
+using program::Kind;
+using program::Program;
+using program::Slot;
+using program::Step;
+
+std::int64_t product(const Dims& dims) {
+  std::int64_t n = 1;
+  for (std::int64_t d : dims) n *= d;
+  return n;
+}
+
+Place::Place(const program::View& view) : slot_(view.slot), bytes_(haliax::bytes_of(view.dtype)), terms_(view.terms) {
+  offset_ = view.offset * bytes_;
+}
+std::int64_t Place::turned(const Frame& frame) const {
+  std::int64_t sum = 0;
+  for (const program::Term& term : terms_) {
+    std::int64_t value = 0;
+    if (term.slot >= 0) {
+      const std::byte* p = frame.slots[term.slot] + term.slot_offset * haliax::bytes_of(term.slot_dtype);
+      value = term.slot_dtype == DType::i64   ? *reinterpret_cast<const std::int64_t*>(p)
+              : term.slot_dtype == DType::u32 ? *reinterpret_cast<const std::uint32_t*>(p)
+                                              : *reinterpret_cast<const std::int32_t*>(p);
+      value = std::max<std::int64_t>(0, std::min(value, term.limit));
+    } else if (term.loop >= 0) {
+      value = frame.loops[term.loop];
+    }
+    sum += value * term.stride;
+  }
+  return sum;
+}
+
+Scratch::Scratch(const Step& step, int arena_slot, std::int64_t bytes) : arena_slot_(arena_slot), offset_(step.scratch) {
+  if (bytes == 0 || (step.scratch >= 0 && step.scratch_bytes >= bytes)) return;
+  own_ = std::make_unique<std::byte[]>(static_cast<std::size_t>(bytes) + 64);
+  aligned_ = own_.get() + (64 - reinterpret_cast<std::uintptr_t>(own_.get()) % 64) % 64;
+}
+
+namespace {
+
+int root_of(const Program& program, int slot) {
+  for (std::size_t links = 0; program.slots.at(static_cast<std::size_t>(slot)).alias >= 0; slot = program.slots[static_cast<std::size_t>(slot)].alias)
+    if (++links > program.slots.size()) throw Error("[compile] slots alias each other in a circle");
+  return slot;
+}
+
+}  // namespace
+
+bool Context::overlap(int slot_a, int slot_b) const {
+  if (slot_a < 0 || slot_b < 0) return false;
+  const int root_a = root_of(program, slot_a), root_b = root_of(program, slot_b);
+  if (root_a == root_b) return true;
+  const Slot &a = program.slots[static_cast<std::size_t>(root_a)], &b = program.slots[static_cast<std::size_t>(root_b)];
+  if (a.home != b.home) return false;
+  if (a.home != Home::arena) return a.index == b.index;
+  return a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
+}
+
+namespace {
+
+class CollectiveStep final : public CompiledStep {
+ public:
+  explicit CollectiveStep(const program::Collective& what) : what_(what), x_(what.x), out_(what.out) {}
+  void run(Frame& frame) override {
+    if (!frame.wire) throw Error("[collective] the program talks to other devices, but there is no communicator; run it on a mesh");
+    frame.wire->run(what_, x_.at(frame), out_.at(frame));
+  }
+
+ private:
+  const program::Collective& what_;
+  Place x_, out_;
+};
+
+using Steps = std::vector<std::unique_ptr<CompiledStep>>;
+Steps compile_all(const std::vector<Step>&, const Context&);
+
+class LoopStep final : public CompiledStep {
+ public:
+  LoopStep(const program::Loop& loop, const Context& context)
+      : variable_(loop.variable), trips_(loop.trips), reverse_(loop.reverse), body_(compile_all(loop.body, context)) {
+    if (variable_ < 0 || variable_ >= context.program.loops) throw Error("[loop] an unknown loop variable");
+  }
+  void run(Frame& frame) override {
+    for (std::int64_t turn = 0; turn < trips_; ++turn) {
+      frame.loops[variable_] = reverse_ ? trips_ - 1 - turn : turn;
+      for (auto& step : body_) step->run(frame);
+    }
+  }
+
+ private:
+  int variable_;
+  std::int64_t trips_;
+  bool reverse_;
+  Steps body_;
+};
+
+std::unique_ptr<CompiledStep> compile_one(const Step& step, const Context& context) {
+  switch (step.kind) {
+    case Kind::fused: return make_fused(step, context);
+    case Kind::contract: return make_contract(step, context);
+    case Kind::gather: return make_gather(step, context);
+    case Kind::scatter: return make_scatter(step, context);
+    case Kind::sort: return make_sort(step, context);
+    case Kind::cumulative: return make_cumulative(step, context);
+    case Kind::copy: return make_copy(step, context);
+    case Kind::collective: return std::make_unique<CollectiveStep>(step.collective);
+    case Kind::loop: return std::make_unique<LoopStep>(step.loop, context);
+  }
+  throw Error("[compile] an unknown kind of step");
+}
+Steps compile_all(const std::vector<Step>& steps, const Context& context) {
+  Steps compiled;
+  compiled.reserve(steps.size());
+  for (const Step& step : steps) compiled.push_back(compile_one(step, context));
+  return compiled;
+}
+
+// One run at a time: a second one waits.
+class CpuExecutable final : public program::Executable {
+ public:
+  explicit CpuExecutable(std::shared_ptr<const Program> program)
+      : program_(std::move(program)),
+        slots_(program_->slots.size() + 1),
+        loops_(static_cast<std::size_t>(program_->loops) + 1),
+        steps_(compile_all(program_->steps, Context{*program_, static_cast<int>(program_->slots.size())})) {
+    for (std::size_t s = 0; s < program_->slots.size(); ++s) {
+      const Slot& slot = program_->slots[static_cast<std::size_t>(root_of(*program_, static_cast<int>(s)))];
+      sources_.push_back({slot.home, slot.home == Home::arena ? slot.offset : slot.index});
+    }
+  }
+
+  void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, program::Communicator* wire) override {
+    if (static_cast<int>(arguments.size()) != program_->arguments || static_cast<int>(results.size()) != program_->results)
+      throw Error("[run] the program takes " + std::to_string(program_->arguments) + " arguments and gives " +
+                  std::to_string(program_->results) + " results; got " + std::to_string(arguments.size()) + " and " +
+                  std::to_string(results.size()));
+    std::lock_guard lock(busy_);
+    std::byte* const memory = static_cast<std::byte*>(arena);
+    for (std::size_t s = 0; s < sources_.size(); ++s) {
+      const Source& source = sources_[s];
+      const std::size_t at = static_cast<std::size_t>(source.at);
+      slots_[s] = source.home == Home::arena      ? memory + source.at
+                  : source.home == Home::argument ? static_cast<std::byte*>(arguments[at])
+                                                  : static_cast<std::byte*>(results[at]);
+    }
+    slots_.back() = memory;
+    Frame frame{slots_.data(), loops_.data(), wire};
+    for (auto& step : steps_) step->run(frame);
+  }
+
+ private:
+  struct Source {
+    Home home;
+    std::int64_t at;   // offset in the arena, or which argument or result
+  };
+  std::shared_ptr<const Program> program_;
+  std::vector<std::byte*> slots_;
+  std::vector<std::int64_t> loops_;
+  std::vector<Source> sources_;
+  Steps steps_;
+  std::mutex busy_;
+};
+
+class CpuDevice final : public program::Device {
+ public:
+  const char* name() const override { return "cpu"; }
+  std::int64_t scratch_bytes(const Step& step) const override {
+    switch (step.kind) {
+      case Kind::fused: return fused_scratch(step);
+      case Kind::contract: return contract_scratch(step);
+      case Kind::sort: return sort_scratch(step);
+      default: return 0;
+    }
+  }
+  std::unique_ptr<program::Executable> compile(std::shared_ptr<const Program> program) override {
+    return std::make_unique<CpuExecutable>(std::move(program));
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<program::Device> make_cpu_device(int threads) {
+  if (threads > 0) set_threads(threads);
+  return std::make_unique<CpuDevice>();
+}
+void set_threads(int count) { haliax::set_threads(count); }
+
+const Kernels& kernels() {
+  static const Kernels& best = [&]() -> const Kernels& {
+#if defined(HALIAX_X86)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl"))
+      return avx512::table();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::table();
+#endif
+    return baseline::table();
+  }();
+  return best;
+}
+
+}  // namespace haliax::cpu

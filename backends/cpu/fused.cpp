@@ -1,0 +1,352 @@
+// Runs the tapes of a fused step.
+#include "fused.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/thread_pool.h"
+
+namespace haliax::cpu {
+namespace {
+
+// Registers of this thread; one step at a time uses them. In thread storage rather than on the heap: run() allocates nothing.
+alignas(4096) thread_local std::byte workspace[workspace_bytes];
+
+struct Tile {
+  std::int64_t at[max_dims] = {}, size[max_dims] = {};
+  std::int64_t outer = 1, inner = 1;      // points
+  std::int64_t position = 0;              // of the first inner point
+
+  // Box number `box` of the dims [first, last).
+  static std::int64_t set(const FusedPlan& plan, Tile& tile, int first, int last, std::int64_t box) {
+    std::int64_t points = 1;
+    for (int d = last - 1; d >= first; --d) {
+      std::int64_t boxes = (plan.size[d] + plan.box[d] - 1) / plan.box[d];
+      tile.at[d] = box % boxes * plan.box[d];
+      tile.size[d] = std::min(plan.box[d], plan.size[d] - tile.at[d]);
+      points *= tile.size[d];
+      box /= boxes;
+    }
+    return points;
+  }
+  void set_outer(const FusedPlan& plan, std::int64_t box) { outer = set(plan, *this, 0, plan.outer_dims, box); }
+  void set_inner(const FusedPlan& plan, std::int64_t box) {
+    inner = set(plan, *this, plan.outer_dims, plan.dims, box);
+    position = 0;
+    for (int d = plan.outer_dims; d < plan.dims; ++d) position = position * plan.size[d] + at[d];
+  }
+};
+
+// How a tile lies in memory: nested runs, the last of them innermost, as few as there can be.
+struct Runs {
+  int count = 0;
+  std::int64_t size[max_dims + 1], stride[max_dims + 1];
+
+  void add(std::int64_t n, std::int64_t step) {
+    if (n == 1) return;
+    if (count > 0 && stride[count - 1] == step * n) {
+      size[count - 1] *= n;
+      stride[count - 1] = step;
+    } else {
+      size[count] = n;
+      stride[count++] = step;
+    }
+  }
+  // Calls f(offset in memory, position in the register, stride, n) for every innermost run.
+  template <class F>
+  void each(const F& f) const {
+    if (count == 0) return f(std::int64_t{0}, std::int64_t{0}, std::int64_t{1}, std::int64_t{1});
+    const int last = count - 1;
+    std::int64_t index[max_dims + 1] = {}, memory = 0, position = 0;
+    for (;;) {
+      f(memory, position, stride[last], size[last]);
+      position += size[last];
+      int d = last - 1;
+      for (; d >= 0; --d) {
+        memory += stride[d];
+        if (++index[d] < size[d]) break;
+        memory -= stride[d] * size[d];
+        index[d] = 0;
+      }
+      if (d < 0) return;
+    }
+  }
+};
+
+template <class T>
+void expand(void* out, const void* in, std::int64_t outer, std::int64_t inner, bool lanes) {
+  T* d = static_cast<T*>(out);
+  const T* s = static_cast<const T*>(in);
+  if (lanes) {
+    for (std::int64_t i = 0; i < inner; ++i) std::memcpy(d + i * outer, s, static_cast<std::size_t>(outer) * sizeof(T));
+  } else {
+    for (std::int64_t o = 0; o < outer; ++o) std::fill_n(d + o * inner, inner, s[o]);
+  }
+}
+template <class T>
+void count_up(T* d, std::int64_t start, std::int64_t step, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) d[i] = static_cast<T>(start + i * step);
+}
+void count_up(Lane lane, void* reg, std::int64_t position, std::int64_t start, std::int64_t step, std::int64_t n) {
+  switch (lane) {
+    case Lane::f32: return count_up(static_cast<float*>(reg) + position, start, step, n);
+    case Lane::f64: return count_up(static_cast<double*>(reg) + position, start, step, n);
+    case Lane::i32: case Lane::u32: return count_up(static_cast<std::uint32_t*>(reg) + position, start, step, n);
+    default: return count_up(static_cast<std::uint64_t*>(reg) + position, start, step, n);
+  }
+}
+
+class FusedStep final : public CompiledStep {
+ public:
+  FusedStep(const program::Step& step, const Context& context)
+      : plan_(plan_fused(step.fused, &context)), scratch_(step, context.arena_slot, plan_.scratch_bytes) {
+    pool_memory_ = std::make_unique<std::byte[]>(static_cast<std::size_t>(plan_.pool_bytes) + 64);
+    pool_ = pool_memory_.get() + (64 - reinterpret_cast<std::uintptr_t>(pool_memory_.get()) % 64) % 64;
+    bases_.resize(plan_.accesses.size());
+    set_constants();
+    run_pool(plan_.constants);
+  }
+
+  void run(Frame& frame) override {
+    if (plan_.outer_boxes == 0 || (plan_.inner_boxes == 0 && plan_.reductions.empty() && plan_.outer_stores.empty())) return;
+    for (std::size_t a = 0; a < bases_.size(); ++a) {
+      const Access& access = plan_.accesses[a];
+      bases_[a] = access.iota ? Base{nullptr, access.start + access.view.offset + access.place.turned(frame)} : Base{access.place.at(frame), 0};
+    }
+    if (!plan_.prologue.empty()) run_pool(plan_.prologue);
+    partials_ = plan_.scratch_bytes ? scratch_.at(frame) : nullptr;
+    const int workers = threads();
+    if (plan_.chunks == 1) {
+      parallel_for(plan_.blocks, workers, [this](std::int64_t block, int) {
+        Worker worker(*this);
+        std::int64_t end = std::min(plan_.outer_boxes, (block + 1) * plan_.boxes_per_block);
+        for (std::int64_t box = block * plan_.boxes_per_block; box < end; ++box) worker.whole(box);
+      });
+      return;
+    }
+    for (int level = 0; level < plan_.levels; ++level) {
+      if (plan_.inner[static_cast<std::size_t>(level)].empty()) continue;
+      parallel_for(plan_.outer_boxes * plan_.chunks, workers, [this, level](std::int64_t block, int) {
+        Worker(*this).part(level, block / plan_.chunks, block % plan_.chunks);
+      });
+    }
+    if (plan_.outer_stores.empty()) return;
+    Worker worker(*this);
+    for (std::int64_t box = 0; box < plan_.outer_boxes; ++box) worker.last(box);
+  }
+
+ private:
+  struct Base {
+    std::byte* memory;
+    std::int64_t start;   // iota
+  };
+
+  // One thread's way through boxes.
+  class Worker {
+   public:
+    explicit Worker(const FusedStep& step) : step_(step), plan_(step.plan_), registers_(workspace) {
+      values_ = reinterpret_cast<void**>(registers_ + (plan_.register_bytes + 63) / 64 * 64);
+      for (std::size_t v = 0; v < plan_.values.size(); ++v) values_[v] = home_of(v);
+    }
+    void whole(std::int64_t box) {
+      tile_.set_outer(plan_, box);
+      for (std::size_t r = 0; r < plan_.reductions.size(); ++r) plan_.reductions[r].init(accumulator(r), tile_.outer);
+      for (std::size_t level = 0; level < static_cast<std::size_t>(plan_.levels); ++level) {
+        play(plan_.outer[level]);
+        sweep(level, 0, plan_.inner_boxes);
+      }
+      play(plan_.outer_stores);
+    }
+    // One chunk of the inner space of a box, on one level; leaves what its reductions have so far in the scratch.
+    void part(int level, std::int64_t box, std::int64_t chunk) {
+      tile_.set_outer(plan_, box);
+      play_outer(level, box);
+      for (std::size_t r = 0; r < plan_.reductions.size(); ++r)
+        if (plan_.reduction_level[r] == level) plan_.reductions[r].init(accumulator(r), tile_.outer);
+      const std::int64_t boxes = (plan_.inner_boxes + plan_.chunks - 1) / plan_.chunks;
+      sweep(static_cast<std::size_t>(level), chunk * boxes, std::min(plan_.inner_boxes, (chunk + 1) * boxes));
+      for (std::size_t r = 0; r < plan_.reductions.size(); ++r)
+        if (plan_.reduction_level[r] == level)
+          std::memcpy(partial(r, chunk, box), accumulator(r), static_cast<std::size_t>(tile_.outer * plan_.reductions[r].bytes));
+    }
+    void last(std::int64_t box) {
+      tile_.set_outer(plan_, box);
+      play_outer(plan_.levels - 1, box);
+      play(plan_.outer_stores);
+    }
+
+   private:
+    void* home_of(std::size_t v) const {
+      const Register& r = plan_.values[v];
+      return (r.home == Register::pool ? step_.pool_ : registers_) + r.offset;
+    }
+    std::byte* accumulator(std::size_t r) const { return registers_ + plan_.accumulator_offset[r]; }
+    std::byte* partial(std::size_t r, std::int64_t chunk, std::int64_t box) const {
+      return step_.partials_ + plan_.partial_offset[r] + (chunk * plan_.outer_boxes + box) * plan_.outer_box * plan_.reductions[r].bytes;
+    }
+    // The outer tapes up to a level, with the reductions they need put together in the order of the chunks.
+    void play_outer(int level, std::int64_t box) {
+      for (std::size_t r = 0; r < plan_.reductions.size(); ++r) {
+        if (plan_.reduction_level[r] >= level) continue;
+        plan_.reductions[r].init(accumulator(r), tile_.outer);
+        for (std::int64_t chunk = 0; chunk < plan_.chunks; ++chunk) plan_.reductions[r].merge(accumulator(r), partial(r, chunk, box), tile_.outer);
+      }
+      for (int l = 0; l <= level; ++l) play(plan_.outer[static_cast<std::size_t>(l)]);
+    }
+    void sweep(std::size_t level, std::int64_t first, std::int64_t last) {
+      const Tape& tape = plan_.inner[level];
+      if (tape.empty()) return;
+      for (std::int64_t box = first; box < last; ++box) {
+        tile_.set_inner(plan_, box);
+        play(tape);
+      }
+    }
+    void play(const Tape& tape) {
+      for (const Op& op : tape) play(op);
+    }
+    void play(const Op& op) {
+      const std::int64_t n = op.extent == Extent::one ? 1 : op.extent == Extent::outer ? tile_.outer : tile_.outer * tile_.inner;
+      switch (op.kind) {
+        case Op::map: {
+          const void* in[4];
+          for (int k = 0; k < 4; ++k) in[k] = op.in[k] >= 0 ? value(op.in[k]) : nullptr;
+          op.kernel(value(op.out), in, n);
+          return;
+        }
+        case Op::load: return load(op, n);
+        case Op::iota: return iota(op);
+        case Op::store: return store(op);
+        case Op::reduce: {
+          const std::size_t r = static_cast<std::size_t>(op.reduction);
+          if (plan_.lanes) plan_.reductions[r].lanes(accumulator(r), value(op.in[0]), tile_.inner, tile_.outer, tile_.position);
+          else plan_.reductions[r].rows(accumulator(r), value(op.in[0]), tile_.outer, tile_.inner, tile_.position);
+          return;
+        }
+        case Op::finish: {
+          const std::size_t r = static_cast<std::size_t>(op.reduction);
+          return plan_.reductions[r].finish(value(op.out), accumulator(r), tile_.outer);
+        }
+        case Op::expand:
+          if (cpu::bytes_of(op.lane) == 4) expand<std::uint32_t>(value(op.out), value(op.in[0]), tile_.outer, tile_.inner, plan_.lanes);
+          else expand<std::uint64_t>(value(op.out), value(op.in[0]), tile_.outer, tile_.inner, plan_.lanes);
+          return;
+        case Op::splat: return splat(op, value(op.out), value(op.in[0]), n);
+        case Op::recode:
+          op.store_run(value(op.in[1]), value(op.in[0]), 1, n);
+          op.load_run(value(op.out), value(op.in[1]), 1, n);
+          return;
+      }
+    }
+    void*& value(int v) { return values_[v]; }
+
+    // Where the tile begins in a view, in elements from the view's first, and how it goes on.
+    std::int64_t begin(const Op& op, const Access& access, Runs& runs) const {
+      std::int64_t offset = 0;
+      const int end = op.outer_access ? plan_.outer_dims : plan_.dims;
+      for (int d = 0; d < end; ++d) offset += tile_.at[d] * access.strides[static_cast<std::size_t>(d)];
+      if (op.extent == Extent::one) return offset;
+      auto add = [&](int first, int last) {
+        for (int d = first; d < last; ++d) runs.add(tile_.size[d], access.strides[static_cast<std::size_t>(d)]);
+      };
+      if (plan_.lanes && !op.outer_access) {
+        add(plan_.outer_dims, plan_.dims);
+        add(0, plan_.outer_dims);
+      } else {
+        add(0, end);
+      }
+      return offset;
+    }
+    void load(const Op& op, std::int64_t n) {
+      const Access& access = plan_.accesses[static_cast<std::size_t>(op.access)];
+      Runs runs;
+      const std::int64_t bytes = haliax::bytes_of(access.dtype);
+      std::byte* memory = step_.bases_[static_cast<std::size_t>(op.access)].memory + begin(op, access, runs) * bytes;
+      const std::int64_t covered = runs.count == 0 ? 1 : runs.count == 1 ? runs.size[0] : -1;
+      if (access.direct && (covered == 1 || (covered == n && runs.stride[0] == 1))) {
+        value(op.out) = memory;
+        return;
+      }
+      char* reg = static_cast<char*>(values_[op.out] = home_of(static_cast<std::size_t>(op.out)));
+      const int width = cpu::bytes_of(op.lane);
+      runs.each([&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
+        op.load_run(reg + position * width, memory + offset * bytes, stride, count);
+      });
+    }
+    void store(const Op& op) {
+      const Access& access = plan_.accesses[static_cast<std::size_t>(op.access)];
+      Runs runs;
+      const std::int64_t bytes = haliax::bytes_of(access.dtype);
+      std::byte* memory = step_.bases_[static_cast<std::size_t>(op.access)].memory + begin(op, access, runs) * bytes;
+      const char* reg = static_cast<const char*>(value(op.in[0]));
+      const int width = cpu::bytes_of(lane_of(access.dtype));
+      runs.each([&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
+        op.store_run(memory + offset * bytes, reg + position * width, stride, count);
+      });
+    }
+    void iota(const Op& op) {
+      const Access& access = plan_.accesses[static_cast<std::size_t>(op.access)];
+      Runs runs;
+      const std::int64_t start = step_.bases_[static_cast<std::size_t>(op.access)].start + begin(op, access, runs);
+      runs.each([&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
+        count_up(op.lane, value(op.out), position, start + offset, stride, count);
+      });
+    }
+
+    const FusedStep& step_;
+    const FusedPlan& plan_;
+    std::byte* registers_;
+    void** values_;
+    Tile tile_;
+  };
+
+  static void splat(const Op& op, void* out, const void* in, std::int64_t n) {
+    if (cpu::bytes_of(op.lane) == 4) std::fill_n(static_cast<std::uint32_t*>(out), n, *static_cast<const std::uint32_t*>(in));
+    else std::fill_n(static_cast<std::uint64_t*>(out), n, *static_cast<const std::uint64_t*>(in));
+  }
+  void* pool_value(int v) { return pool_ + plan_.values[static_cast<std::size_t>(v)].offset; }
+  void set_constants() {
+    for (auto [v, x] : plan_.numbers) {
+      if (plan_.values[static_cast<std::size_t>(v)].lane == Lane::f64) *static_cast<double*>(pool_value(v)) = x;
+      else *static_cast<float*>(pool_value(v)) = static_cast<float>(x);
+    }
+    for (auto [v, x] : plan_.integers) {
+      if (cpu::bytes_of(plan_.values[static_cast<std::size_t>(v)].lane) == 8) *static_cast<std::int64_t*>(pool_value(v)) = x;
+      else *static_cast<std::uint32_t*>(pool_value(v)) = static_cast<std::uint32_t>(x);
+    }
+  }
+  // Uniform values: one each, or as many copies as a tile is large.
+  void run_pool(const Tape& tape) {
+    for (const Op& op : tape) {
+      const std::int64_t n = op.extent == Extent::one ? 1 : op.extent == Extent::outer ? plan_.outer_box : plan_.outer_box * plan_.inner_box;
+      void* out = pool_value(op.out);
+      const std::size_t access = static_cast<std::size_t>(op.access);
+      if (op.kind == Op::load) op.load_run(out, bases_[access].memory, 1, 1);
+      else if (op.kind == Op::iota) count_up(op.lane, out, 0, bases_[access].start, 0, 1);
+      else if (op.kind == Op::splat) splat(op, out, pool_value(op.in[0]), n);
+      else if (op.kind == Op::recode) {
+        op.store_run(pool_value(op.in[1]), pool_value(op.in[0]), 1, n);
+        op.load_run(out, pool_value(op.in[1]), 1, n);
+      } else {
+        const void* in[4];
+        for (int k = 0; k < 4; ++k) in[k] = op.in[k] >= 0 ? pool_value(op.in[k]) : nullptr;
+        op.kernel(out, in, n);
+      }
+    }
+  }
+
+  FusedPlan plan_;
+  Scratch scratch_;
+  std::unique_ptr<std::byte[]> pool_memory_;
+  std::byte* pool_ = nullptr;
+  std::byte* partials_ = nullptr;
+  std::vector<Base> bases_;
+};
+
+}  // namespace
+
+std::unique_ptr<CompiledStep> make_fused(const program::Step& step, const Context& context) {
+  return std::make_unique<FusedStep>(step, context);
+}
+std::int64_t fused_scratch(const program::Step& step) { return plan_fused(step.fused, nullptr).scratch_bytes; }
+
+}  // namespace haliax::cpu

@@ -1,0 +1,667 @@
+// From the instructions of a fused step to tapes over tiles.
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "fused.h"
+#include "haliax/error.h"
+
+namespace haliax::cpu {
+namespace {
+
+using program::Code;
+using program::Fused;
+using program::Instr;
+using program::View;
+
+bool is_store(Code c) { return c >= Code::store; }
+bool is_reduce(Code c) { return c >= Code::reduce_sum && c <= Code::reduce_argmin; }
+bool is_arg(Code c) { return c == Code::reduce_argmax || c == Code::reduce_argmin; }
+bool is_leaf(Code c) { return c <= Code::iota; }
+bool gives_bool(Code c) {
+  return (c >= Code::less && c <= Code::not_equal) || (c >= Code::is_finite && c <= Code::is_inf) || c == Code::logical_not;
+}
+// A narrow operand stays narrow: nothing to round.
+bool stays_narrow(Code c, DType dtype) {
+  bool floating = lane_of(dtype) == Lane::f32;
+  return c == Code::select || c == Code::max || c == Code::min || c == Code::bit_and || c == Code::bit_or || c == Code::bit_xor
+      || c == Code::shift_right || (floating && (c == Code::neg || c == Code::abs || c == Code::sign)) || gives_bool(c);
+}
+Code combining(Code store) {
+  return store == Code::store_add ? Code::add : store == Code::store_max ? Code::max : Code::min;
+}
+
+class Planner {
+ public:
+  Planner(const Fused& fused, const Context* context, std::int64_t tile, bool may_keep)
+      : fused_(fused), context_(context), tile_(tile), may_keep_(may_keep) {}
+
+  FusedPlan make() {
+    mark_needed();
+    read_views();
+    choose_order();
+    choose_boxes();
+    classify();
+    emit();
+    place_registers();
+    return std::move(plan_);
+  }
+
+ private:
+  struct Info {
+    bool needed = false, uniform = false, constant = false, inner = false;
+    Extent extent = Extent::one;
+    int level = 0, access = -1, value = -1, reduction = -1;
+  };
+  enum Where : int { in_constants = -3, in_prologue = -2, in_outer = -1 };   // or the number of an inner tape
+
+  const Instr& instr(int i) const { return fused_.code[static_cast<std::size_t>(i)]; }
+  Info& info(int i) { return info_[static_cast<std::size_t>(i)]; }
+  int count() const { return static_cast<int>(fused_.code.size()); }
+  static int operands(const Instr& in) {
+    int n = 0;
+    while (n < 4 && in.args[n] >= 0) ++n;
+    return n;
+  }
+
+  void mark_needed() {
+    info_.resize(fused_.code.size());
+    for (int i = count() - 1; i >= 0; --i) {
+      if (is_store(instr(i).code)) info(i).needed = true;
+      if (!info(i).needed) continue;
+      for (int a : instr(i).args) {
+        if (a >= i) throw Error("[fused] an instruction reads a later one");
+        if (a >= 0) info(a).needed = true;
+      }
+    }
+  }
+
+  void read_views() {
+    outer_ = fused_.outer;
+    bool reduces = false, outer_stores = false;
+    for (int i = 0; i < count(); ++i) {
+      if (!info(i).needed) continue;
+      reduces |= is_reduce(instr(i).code);
+      outer_stores |= is_store(instr(i).code) && !instr(i).inner;
+    }
+    std::int64_t inner_points = 1;
+    for (std::size_t d = static_cast<std::size_t>(outer_); d < fused_.dims.size(); ++d) inner_points *= fused_.dims[d];
+    for (int i = 0; i < count(); ++i) {
+      const Instr& in = instr(i);
+      if (!info(i).needed || !(in.code == Code::load || in.code == Code::iota || is_store(in.code))) continue;
+      Access access;
+      access.place = Place(in.view);
+      access.view = in.view;
+      access.dtype = in.code == Code::iota ? in.dtype : in.view.dtype;
+      access.strides = in.view.strides;
+      if (in.code == Code::iota) {
+        access.iota = true;
+        access.start = in.integer;
+        access.strides.assign(fused_.dims.size(), 0);
+        if (in.dim >= 0) access.strides.at(static_cast<std::size_t>(in.dim)) = in.stride;
+      }
+      access.strides.resize(fused_.dims.size(), 0);
+      for (std::size_t d = 0; d < fused_.dims.size(); ++d)
+        if (fused_.dims[d] == 1 || (!in.inner && static_cast<int>(d) >= outer_)) access.strides[d] = 0;
+      info(i).access = static_cast<int>(plan_.accesses.size());
+      plan_.accesses.push_back(std::move(access));
+    }
+    // Without reductions every point is like any other: all dimensions are inner ones, values live for one tile only.
+    if (!reduces && (!outer_stores || inner_points == 1)) {
+      pointwise_ = true;
+      outer_ = 0;
+    }
+  }
+
+  void choose_order() {
+    bool ordered = false;   // positions are asked for: inner dims stay in order
+    for (int i = 0; i < count(); ++i) {
+      if (!info(i).needed) continue;
+      ordered |= is_arg(instr(i).code);
+      if (is_store(instr(i).code)) {
+        const Access& access = plan_.accesses[static_cast<std::size_t>(info(i).access)];
+        std::size_t end = pointwise_ || instr(i).inner ? fused_.dims.size() : static_cast<std::size_t>(outer_);
+        for (std::size_t d = 0; d < end; ++d) plan_.serial |= fused_.dims[d] > 1 && access.strides[d] == 0;
+      }
+    }
+    std::vector<std::int64_t> weight(fused_.dims.size(), 0);
+    for (int i = 0; i < count(); ++i) {
+      if (info(i).access < 0 || instr(i).code == Code::iota) continue;
+      const Access& access = plan_.accesses[static_cast<std::size_t>(info(i).access)];
+      for (std::size_t d = 0; d < weight.size(); ++d) weight[d] += std::abs(access.strides[d]) * (is_store(instr(i).code) ? 2 : 1);
+    }
+    std::vector<std::size_t> outer, inner;
+    for (std::size_t d = 0; d < fused_.dims.size(); ++d)
+      if (fused_.dims[d] != 1) (static_cast<int>(d) < outer_ ? outer : inner).push_back(d);
+    auto heavier = [&](std::size_t a, std::size_t b) { return weight[a] > weight[b]; };
+    if (!plan_.serial) {
+      std::stable_sort(outer.begin(), outer.end(), heavier);
+      if (!ordered) std::stable_sort(inner.begin(), inner.end(), heavier);
+    }
+    if (!pointwise_) choose_layout(outer, inner);
+    std::vector<Dims> strides(plan_.accesses.size());
+    Dims sizes;
+    auto take = [&](const std::vector<std::size_t>& group) {
+      std::size_t first = sizes.size();
+      for (std::size_t d : group) {
+        std::int64_t n = fused_.dims[d];
+        bool merges = sizes.size() > first;
+        for (std::size_t a = 0; a < strides.size() && merges; ++a) merges = strides[a].back() == plan_.accesses[a].strides[d] * n;
+        if (merges) sizes.back() *= n;
+        else sizes.push_back(n);
+        for (std::size_t a = 0; a < strides.size(); ++a) {
+          if (!merges) strides[a].push_back(0);
+          strides[a].back() = plan_.accesses[a].strides[d];
+        }
+      }
+    };
+    take(outer);
+    plan_.outer_dims = static_cast<int>(sizes.size());
+    take(inner);
+    if (sizes.size() > max_dims) throw Error("[fused] more than 16 dimensions that do not merge");
+    plan_.dims = static_cast<int>(sizes.size());
+    std::copy(sizes.begin(), sizes.end(), plan_.size);
+    for (std::size_t a = 0; a < strides.size(); ++a) plan_.accesses[a].strides = std::move(strides[a]);
+    for (int d = 0; d < plan_.dims; ++d) (d < plan_.outer_dims ? plan_.outer_points : plan_.inner_points) *= plan_.size[d];
+  }
+
+  // Lanes when more views are contiguous along an outer dimension than along an inner one; that dimension goes last.
+  void choose_layout(std::vector<std::size_t>& outer, const std::vector<std::size_t>& inner) {
+    if (outer.empty() || inner.empty() || plan_.serial) return;
+    int rows = 0, best = 0;
+    std::size_t best_dim = 0;
+    std::vector<int> votes(fused_.dims.size(), 0);
+    for (int i = 0; i < count(); ++i) {
+      if (info(i).access < 0 || !instr(i).inner || instr(i).code == Code::iota) continue;
+      const Access& access = plan_.accesses[static_cast<std::size_t>(info(i).access)];
+      rows += std::abs(access.strides[inner.back()]) == 1;
+      for (std::size_t d : outer) votes[d] += std::abs(access.strides[d]) == 1;
+    }
+    for (std::size_t d : outer)
+      if (votes[d] > best) best = votes[d], best_dim = d;
+    if (best <= rows) return;
+    plan_.lanes = true;
+    outer.erase(std::find(outer.begin(), outer.end(), best_dim));
+    outer.push_back(best_dim);
+  }
+
+  // The last dimensions, up to about `points` points.
+  std::int64_t cut(int first, int last, std::int64_t points) {
+    std::int64_t taken = 1;
+    bool open = true;
+    for (int d = last - 1; d >= first; --d) {
+      std::int64_t n = plan_.size[d];
+      std::int64_t parts = open && n > 0 ? std::max<std::int64_t>(1, (n + points / taken - 1) / std::max<std::int64_t>(1, points / taken)) : 1;
+      std::int64_t box = open ? std::max<std::int64_t>(1, (n + parts - 1) / parts) : 1;
+      if (box >= 32 && box < n) box = std::min(n, (box + 15) / 16 * 16);   // whole vectors
+      plan_.box[d] = box;
+      taken *= box;
+      if (box < n || taken >= points) open = false;
+    }
+    return taken;
+  }
+  void choose_boxes() {
+    FusedPlan& p = plan_;
+    if (p.serial) {
+      std::fill(p.box, p.box + p.dims, 1);
+    } else if (pointwise_) {
+      p.inner_box = cut(0, p.dims, tile_);
+      square_tile();
+    } else if (p.lanes) {
+      p.outer_box = cut(0, p.outer_dims, std::min<std::int64_t>(tile_, 256));
+      bool keep = may_keep_ && p.inner_points * p.outer_box <= 4 * tile_;
+      p.inner_box = cut(p.outer_dims, p.dims, keep ? p.inner_points : std::max<std::int64_t>(1, tile_ / p.outer_box));
+    } else {
+      bool keep = may_keep_ && p.inner_points <= 4 * tile_;
+      p.inner_box = cut(p.outer_dims, p.dims, keep ? std::max<std::int64_t>(1, p.inner_points) : tile_);
+      p.outer_box = cut(0, p.outer_dims, p.inner_box * 4 <= tile_ && p.inner_box >= p.inner_points ? tile_ / p.inner_box : 1);
+    }
+    p.inner_box = p.outer_box = 1;
+    for (int d = 0; d < p.dims; ++d) {
+      std::int64_t boxes = (p.size[d] + p.box[d] - 1) / p.box[d];
+      (d < p.outer_dims ? p.outer_boxes : p.inner_boxes) *= boxes;
+      (d < p.outer_dims ? p.outer_box : p.inner_box) *= p.box[d];
+    }
+    p.keep = p.inner_boxes <= 1;
+    choose_blocks();
+  }
+  // A view that runs along another dimension: a square tile, so that each cache line it brings is used while it is there.
+  void square_tile() {
+    FusedPlan& p = plan_;
+    int last = p.dims - 1;
+    for (const Access& access : p.accesses) {
+      if (last < 1 || access.iota || std::abs(access.strides[static_cast<std::size_t>(last)]) <= 1) continue;
+      for (int d = 0; d < last; ++d) {
+        if (std::abs(access.strides[static_cast<std::size_t>(d)]) != 1 || p.size[d] < 8 || p.size[last] < 8) continue;
+        std::fill(p.box, p.box + p.dims, 1);
+        p.box[last] = std::min<std::int64_t>(p.size[last], 32);
+        p.box[d] = std::min<std::int64_t>(p.size[d], std::max<std::int64_t>(1, tile_ / p.box[last]));
+        return;
+      }
+    }
+  }
+  void choose_blocks() {
+    FusedPlan& p = plan_;
+    std::int64_t work_per_point = 0;
+    for (int i = 0; i < count(); ++i) work_per_point += info(i).needed;
+    constexpr std::int64_t grain = 1 << 17;   // of work: tens of microseconds
+    std::int64_t points = std::max<std::int64_t>(1, p.outer_points * p.inner_points);
+    std::int64_t wanted = std::clamp<std::int64_t>(points * std::max<std::int64_t>(work_per_point, 4) / grain, 1, 128);
+    if (p.serial) wanted = 1;
+    if (pointwise_ || (p.outer_boxes < 16 && wanted > 2 * p.outer_boxes && !p.keep)) {
+      p.chunks = std::clamp<std::int64_t>(wanted / std::max<std::int64_t>(1, p.outer_boxes), 1, std::max<std::int64_t>(1, p.inner_boxes));
+      if (!pointwise_) p.chunks = std::min<std::int64_t>(p.chunks, 64);
+    }
+    p.boxes_per_block = std::max<std::int64_t>(1, (p.outer_boxes + wanted - 1) / wanted);
+    p.blocks = (p.outer_boxes + p.boxes_per_block - 1) / p.boxes_per_block;
+  }
+
+  void classify() {
+    const bool one_outer = plan_.outer_box == 1;
+    for (int i = 0; i < count(); ++i) {
+      Info& me = info(i);
+      const Instr& in = instr(i);
+      if (!me.needed) continue;
+      me.uniform = me.constant = true;
+      if (in.code == Code::load || in.code == Code::iota) {
+        const Access& access = plan_.accesses[static_cast<std::size_t>(me.access)];
+        me.constant = false;
+        bool varies_inner = false, varies_outer = false, varies_in_tile = false;
+        for (int d = 0; d < plan_.dims; ++d) {
+          bool varies = access.strides[static_cast<std::size_t>(d)] != 0;
+          (d < plan_.outer_dims ? varies_outer : varies_inner) |= varies;
+          varies_in_tile |= varies && plan_.box[d] > 1;
+        }
+        me.uniform = !varies_inner && !varies_outer;
+        me.inner = varies_inner;
+        me.extent = varies_inner ? (varies_in_tile ? Extent::full : Extent::one) : varies_outer && !one_outer ? Extent::outer : Extent::one;
+      }
+      bool inner_one = false;
+      for (int k = 0; k < operands(in); ++k) {
+        const Info& arg = info(in.args[k]);
+        me.uniform &= arg.uniform;
+        me.constant &= arg.constant;
+        me.inner |= arg.inner;
+        me.level = std::max(me.level, arg.level);
+        me.extent = std::max(me.extent, arg.extent);
+        inner_one |= arg.inner && arg.extent == Extent::one;
+      }
+      if (inner_one && me.extent == Extent::outer) me.extent = Extent::full;
+      if (is_reduce(in.code)) {
+        me.uniform = me.constant = me.inner = false;
+        me.extent = one_outer ? Extent::one : Extent::outer;
+        me.reduction = static_cast<int>(plan_.reductions.size());
+        plan_.reductions.push_back(kernels().reduce(in.code, lane_of(is_arg(in.code) ? instr(in.args[0]).dtype : in.dtype), in.dtype));
+        plan_.reduction_level.push_back(me.level);
+        ++me.level;
+      }
+      plan_.levels = std::max(plan_.levels, me.level + 1);
+    }
+  }
+
+  // --- emission -------------------------------------------------------------------------------------------------------------
+
+  Tape& tape(int where) {
+    return where == in_constants ? plan_.constants : where == in_prologue ? plan_.prologue
+         : where == in_outer ? plan_.outer[static_cast<std::size_t>(level_)] : plan_.inner[static_cast<std::size_t>(where)];
+  }
+  int new_value(int where, Lane lane) {
+    Register::Home home = where <= in_prologue ? Register::pool : where == in_outer ? Register::outer : Register::inner;
+    plan_.values.push_back({home, lane, 0});
+    extents_.push_back(Extent::one);
+    return static_cast<int>(plan_.values.size()) - 1;
+  }
+  Op& push(int where, Op::Kind kind, Extent extent, Lane lane) {
+    Op op;
+    op.kind = kind;
+    op.extent = extent;
+    op.lane = lane;
+    op.out = new_value(where, lane);
+    extents_.back() = extent;
+    tape(where).push_back(op);
+    return tape(where).back();
+  }
+  int home_of(const Info& me, int inner_tape) const {
+    return me.constant ? in_constants : me.uniform ? in_prologue : me.inner ? inner_tape : in_outer;
+  }
+  // The value of instruction i with all `extent` entries filled, made in the tape `where` unless it is there already.
+  int filled(int i, Extent extent, int where) {
+    const Info& me = info(i);
+    if (me.extent == extent || extent == Extent::one) return me.value;
+    if (me.extent == Extent::outer && plan_.inner_box == 1) return me.value;
+    int home = me.uniform ? home_of(me, where) : where;
+    int& cached = filled_[{me.value, extent, home}];
+    if (cached > 0) return cached;
+    Op& op = push(home, me.extent == Extent::one ? Op::splat : Op::expand, extent, lane_of(instr(i).dtype));
+    op.in[0] = me.value;
+    return cached = op.out;
+  }
+  static Kernel need(Kernel kernel, const char* what) {
+    if (!kernel) throw Error(std::string("[fused] no kernel for ") + what + " of this dtype");
+    return kernel;
+  }
+
+  int map(int where, Code code, Extent extent, Lane from, DType result, const int* args, int n, const bool* scalar) {
+    Shape shape = n == 2 && scalar[0] ? Shape::scalar_vector : n == 2 && scalar[1] ? Shape::vector_scalar : Shape::vector_vector;
+    Kernel kernel = need(kernels().map(code, from, shape), "an operation");
+    Op& op = push(where, Op::map, extent, lane_of(result));
+    std::copy(args, args + n, op.in);
+    op.kernel = kernel;
+    int value = op.out;
+    if (!stays_narrow(code, result)) wrap(where, value, extent, result);
+    return value;
+  }
+  void wrap(int where, int value, Extent extent, DType dtype) {
+    Kernel kernel = kernels().wrap(dtype);
+    if (!kernel) return;
+    Op op;
+    op.extent = extent;
+    op.lane = lane_of(dtype);
+    op.in[0] = op.out = value;
+    op.kernel = kernel;
+    tape(where).push_back(op);
+  }
+
+  void emit_leaf(int i, int where) {
+    Info& me = info(i);
+    const Instr& in = instr(i);
+    if (in.code == Code::constant) {
+      me.value = new_value(in_constants, lane_of(in.dtype));
+      if (is_float(in.dtype)) plan_.numbers.push_back({me.value, in.number});
+      else plan_.integers.push_back({me.value, in.dtype == DType::boolean ? in.integer != 0 : in.integer});
+      wrap(in_constants, me.value, Extent::one, in.dtype);
+      return;
+    }
+    Op& op = push(where, in.code == Code::iota ? Op::iota : Op::load, me.extent, lane_of(plan_.accesses[static_cast<std::size_t>(me.access)].dtype));
+    op.access = me.access;
+    op.outer_access = !me.inner;
+    me.value = op.out;
+    int value = op.out;
+    if (in.code == Code::iota) {
+      wrap(where, value, me.extent, in.dtype);
+    } else {
+      op.load_run = kernels().load(in.view.dtype);
+      plan_.accesses[static_cast<std::size_t>(me.access)].direct = !is_narrow(in.view.dtype) && !me.uniform;
+      if (in.view.dtype != in.dtype) me.value = convert(value, me.extent, in.view.dtype, in.dtype, where);
+    }
+  }
+  int convert(int value, Extent extent, DType from, DType to, int where) {
+    if (from == to || (lane_of(from) == lane_of(to) && !is_narrow(to))) return value;
+    Op& op = push(where, Op::map, extent, lane_of(to));
+    op.in[0] = value;
+    op.kernel = kernels().cast(lane_of(from), to);
+    return op.out;
+  }
+  int recast_bits(int value, Extent extent, DType from, DType to, int where) {
+    if (haliax::bytes_of(from) != haliax::bytes_of(to)) throw Error("[fused] a bitcast between dtypes of different size");
+    int temporary = new_value(where, Lane::f64);
+    extents_.back() = extent;
+    Op& op = push(where, Op::recode, extent, lane_of(to));
+    op.in[0] = value;
+    op.in[1] = temporary;
+    op.store_run = kernels().store(from);
+    op.load_run = kernels().load(to);
+    return op.out;
+  }
+
+  void emit_instr(int i, int inner_tape) {
+    Info& me = info(i);
+    const Instr& in = instr(i);
+    int where = home_of(me, inner_tape);
+    if (is_leaf(in.code)) return emit_leaf(i, where);
+    if (is_reduce(in.code)) {
+      Op& op = push(in_outer, Op::finish, me.extent, lane_of(in.dtype));
+      op.reduction = me.reduction;
+      me.value = op.out;
+      wrap(in_outer, op.out, me.extent, in.dtype);
+      return;
+    }
+    const Instr& first = instr(in.args[0]);
+    if (in.code == Code::cast) {
+      me.value = convert(info(in.args[0]).value, me.extent, first.dtype, in.dtype, where);
+      return;
+    }
+    if (in.code == Code::bitcast) {
+      me.value = recast_bits(info(in.args[0]).value, me.extent, first.dtype, in.dtype, where);
+      return;
+    }
+    if (!is_float(first.dtype) && in.code >= Code::floor && in.code <= Code::trunc) {   // integers are whole
+      me.value = info(in.args[0]).value;
+      return;
+    }
+    int n = operands(in), args[4] = {-1, -1, -1, -1};
+    bool scalar[4] = {};
+    bool shapes = n == 2 && me.extent != Extent::one && (info(in.args[0]).extent != Extent::one || info(in.args[1]).extent != Extent::one);
+    for (int k = 0; k < n; ++k) {
+      scalar[k] = shapes && info(in.args[k]).extent == Extent::one;
+      args[k] = scalar[k] ? info(in.args[k]).value : filled(in.args[k], me.extent, where);
+    }
+    // The lane of the operands; a condition's is always that of bool.
+    Lane from = lane_of(in.code == Code::select ? in.dtype : first.dtype);
+    if (in.code == Code::popcount && (first.dtype == DType::i8 || first.dtype == DType::i16))
+      args[0] = recast_bits(args[0], me.extent, first.dtype, first.dtype == DType::i8 ? DType::u8 : DType::u16, where);
+    Code code = in.code == Code::bit_not && in.dtype == DType::boolean ? Code::logical_not : in.code;
+    if (!is_float(first.dtype) && code >= Code::is_finite && code <= Code::is_inf) {
+      code = code == Code::is_finite ? Code::equal : Code::not_equal;
+      args[n++] = args[0];
+    }
+    me.value = map(where, code, me.extent, from, in.dtype, args, n, scalar);
+  }
+
+  // Reads a value for each point of the tile: reductions, stores.
+  void emit_reduce(int i, int where) {
+    const Instr& in = instr(i);
+    int value = filled(in.args[0], Extent::full, where);
+    if (!is_arg(in.code)) value = convert(value, Extent::full, instr(in.args[0]).dtype, in.dtype, where);
+    Op op;
+    op.kind = Op::reduce;
+    op.extent = Extent::full;
+    op.in[0] = value;
+    op.reduction = info(i).reduction;
+    tape(where).push_back(op);
+  }
+  void emit_store(int i, int where, Extent extent, Tape& into) {
+    const Instr& in = instr(i);
+    const Instr& source = instr(in.args[0]);
+    int value = filled(in.args[0], extent, where);
+    if (source.dtype != in.view.dtype) value = convert(value, extent, source.dtype, in.view.dtype, where);
+    const bool outer_access = !pointwise_ && !in.inner;
+    if (in.code != Code::store) {
+      Op& load = push(where, Op::load, extent, lane_of(in.view.dtype));
+      load.access = info(i).access;
+      load.outer_access = outer_access;
+      load.load_run = kernels().load(in.view.dtype);
+      int args[2] = {load.out, value};
+      const bool scalar[2] = {};
+      value = map(where, combining(in.code), extent, lane_of(in.view.dtype), in.view.dtype, args, 2, scalar);
+    }
+    Op op;
+    op.kind = Op::store;
+    op.extent = extent;
+    op.in[0] = value;
+    op.access = info(i).access;
+    op.outer_access = outer_access;
+    op.store_run = kernels().store(in.view.dtype);
+    into.push_back(op);
+  }
+  bool same_memory(int slot_a, int slot_b) const { return slot_a == slot_b || (context_ && context_->overlap(slot_a, slot_b)); }
+  bool is_loaded(int slot) {   // may any load see what is written to this slot?
+    for (int i = 0; i < count(); ++i)
+      if (info(i).needed && instr(i).code == Code::load && same_memory(instr(i).view.slot, slot)) return true;
+    return false;
+  }
+
+  void emit() {
+    FusedPlan& p = plan_;
+    p.outer.resize(static_cast<std::size_t>(p.levels));
+    p.inner.resize(static_cast<std::size_t>(p.levels));
+    int last_sweep = 0;
+    for (int i = 0; i < count(); ++i) {
+      if (!info(i).needed) continue;
+      if (is_reduce(instr(i).code)) last_sweep = std::max(last_sweep, info(i).level - 1);
+      if (is_store(instr(i).code) && (pointwise_ || instr(i).inner)) last_sweep = std::max(last_sweep, info(i).level);
+    }
+    std::vector<bool> made(fused_.code.size(), false);
+    for (level_ = 0; level_ < p.levels; ++level_) {
+      for (int i = 0; i < count(); ++i)
+        if (info(i).needed && !info(i).inner && !is_store(instr(i).code) && info(i).level == level_) emit_instr(i, level_);
+      // What this sweep is for, and what that needs.
+      std::vector<bool> wanted(fused_.code.size(), false);
+      std::vector<int> stores;
+      for (int i = count() - 1; i >= 0; --i) {
+        const Instr& in = instr(i);
+        if (!info(i).needed) continue;
+        bool here = is_reduce(in.code) && info(i).level == level_ + 1;
+        if (is_store(in.code) && (pointwise_ || in.inner)) {
+          here = p.keep || is_loaded(in.view.slot) ? level_ == last_sweep : level_ == info(i).level;
+          if (here) stores.push_back(i);
+        }
+        if (here || (wanted[static_cast<std::size_t>(i)] && info(i).inner))
+          for (int a : in.args)
+            if (a >= 0) wanted[static_cast<std::size_t>(a)] = true;
+      }
+      if (!p.keep) filled_.clear();
+      for (int i = 0; i < count(); ++i) {
+        const Instr& in = instr(i);
+        std::size_t at = static_cast<std::size_t>(i);
+        if (!info(i).needed || is_store(in.code)) continue;
+        bool mine = info(i).inner && (p.keep ? info(i).level == level_ && !made[at] : static_cast<bool>(wanted[at]));
+        if (mine) {
+          emit_instr(i, level_);
+          made[at] = true;
+        }
+        if (is_reduce(in.code) && info(i).level == level_ + 1) emit_reduce(i, level_);
+      }
+      std::reverse(stores.begin(), stores.end());
+      Tape writes;
+      for (int i : stores) emit_inner_store(i, writes);
+      Tape& tape = p.inner[static_cast<std::size_t>(level_)];
+      tape.insert(tape.end(), writes.begin(), writes.end());
+    }
+    level_ = p.levels - 1;
+    for (int i = 0; i < count(); ++i)
+      if (info(i).needed && is_store(instr(i).code) && !(pointwise_ || instr(i).inner))
+        emit_store(i, in_outer, p.outer_box == 1 ? Extent::one : Extent::outer, p.outer_stores);
+    // A register that is the memory itself must be copied where it is stored elsewhere: another store may come before.
+    for (const Instr& in : fused_.code)
+      if (is_store(in.code) && instr(in.args[0]).code == Code::load)
+        p.accesses[static_cast<std::size_t>(info(in.args[0]).access)].direct = false;
+  }
+  void emit_inner_store(int i, Tape& writes) {
+    filled(instr(i).args[0], Extent::full, level_);
+    Tape& tape = plan_.inner[static_cast<std::size_t>(level_)];
+    const std::ptrdiff_t before = static_cast<std::ptrdiff_t>(tape.size());
+    Tape store;
+    emit_store(i, level_, Extent::full, store);
+    // Read-modify-write happens among the writes: everything else has been read by then.
+    if (instr(i).code != Code::store) {
+      writes.insert(writes.end(), tape.begin() + before, tape.end());
+      tape.resize(static_cast<std::size_t>(before));
+    }
+    writes.insert(writes.end(), store.begin(), store.end());
+  }
+
+  // --- registers ------------------------------------------------------------------------------------------------------------
+
+  std::int64_t bytes_for(int value) const {
+    std::size_t v = static_cast<std::size_t>(value);
+    std::int64_t n = extents_[v] == Extent::one ? 1 : extents_[v] == Extent::outer ? plan_.outer_box : plan_.outer_box * plan_.inner_box;
+    std::int64_t bytes = (n * cpu::bytes_of(plan_.values[v].lane) + 63) / 64 * 64;
+    return n >= 512 ? bytes + 192 : bytes;   // not all at the same place of a page
+  }
+  void place_registers() {
+    FusedPlan& p = plan_;
+    for (std::size_t v = 0; v < p.values.size(); ++v) {
+      Register& r = p.values[v];
+      if (r.home == Register::inner) continue;
+      std::int64_t& end = r.home == Register::pool ? p.pool_bytes : p.register_bytes;
+      r.offset = end;
+      end += bytes_for(static_cast<int>(v));
+    }
+    for (const Reduction& r : p.reductions) {
+      p.accumulator_offset.push_back(p.register_bytes);
+      p.register_bytes += (p.outer_box * r.bytes + 63) / 64 * 64;
+      p.partial_offset.push_back(p.scratch_bytes);
+      if (p.chunks > 1) p.scratch_bytes += (p.chunks * p.outer_boxes * p.outer_box * r.bytes + 63) / 64 * 64;
+    }
+    const std::int64_t base = p.register_bytes;
+    if (p.keep) {
+      Tape all;
+      for (const Tape& t : p.inner) all.insert(all.end(), t.begin(), t.end());
+      scan(all, base);
+    } else {
+      for (const Tape& t : p.inner) scan(t, base);
+    }
+  }
+  // Linear scan: a register is free again after its last reader. A map may write over an operand of the same width.
+  void scan(const Tape& tape, std::int64_t base) {
+    std::vector<std::size_t> last(plan_.values.size(), 0);
+    for (std::size_t t = 0; t < tape.size(); ++t) {
+      for (int v : tape[t].in) if (v >= 0) last[static_cast<std::size_t>(v)] = t;
+      if (tape[t].out >= 0) last[static_cast<std::size_t>(tape[t].out)] = t;
+    }
+    std::map<std::int64_t, std::vector<std::int64_t>> free;
+    std::vector<bool> placed(plan_.values.size(), false);
+    std::int64_t end = base;
+    auto place = [&](int v) {
+      if (v < 0 || plan_.values[static_cast<std::size_t>(v)].home != Register::inner || placed[static_cast<std::size_t>(v)]) return;
+      std::int64_t bytes = bytes_for(v);
+      auto& list = free[bytes];
+      if (list.empty()) {
+        list.push_back(end);
+        end += bytes;
+      }
+      plan_.values[static_cast<std::size_t>(v)].offset = list.back();
+      list.pop_back();
+      placed[static_cast<std::size_t>(v)] = true;
+    };
+    for (std::size_t t = 0; t < tape.size(); ++t) {
+      const Op& op = tape[t];
+      std::vector<int> dying;
+      auto ends = [&](int v) {
+        if (v >= 0 && placed[static_cast<std::size_t>(v)] && last[static_cast<std::size_t>(v)] == t
+            && std::find(dying.begin(), dying.end(), v) == dying.end()) dying.push_back(v);
+      };
+      auto release = [&] {
+        for (int v : dying) free[bytes_for(v)].push_back(plan_.values[static_cast<std::size_t>(v)].offset);
+        dying.clear();
+      };
+      bool over = op.kind == Op::map && op.out >= 0;
+      if (over) {
+        for (int v : op.in)
+          if (v >= 0 && v != op.out && bytes_for(v) == bytes_for(op.out)) ends(v);
+        release();
+      }
+      place(op.out);
+      if (op.kind == Op::recode) place(op.in[1]);
+      for (int v : op.in)
+        if (v >= 0 && !(over && v != op.out && bytes_for(v) == bytes_for(op.out))) ends(v);
+      ends(op.out);
+      release();
+    }
+    plan_.register_bytes = std::max(plan_.register_bytes, end);
+  }
+
+  const Fused& fused_;
+  const Context* context_;
+  std::int64_t tile_;
+  bool may_keep_, pointwise_ = false;
+  int outer_ = 0, level_ = 0;
+  FusedPlan plan_;
+  std::vector<Info> info_;
+  std::vector<Extent> extents_;   // of values
+  std::map<std::tuple<int, Extent, int>, int> filled_;
+};
+
+}  // namespace
+
+FusedPlan plan_fused(const Fused& fused, const Context* context) {
+  if (fused.outer < 0 || static_cast<std::size_t>(fused.outer) > fused.dims.size()) throw Error("[fused] more outer dimensions than dimensions");
+  FusedPlan plan = Planner(fused, context, 1024, true).make();
+  auto fits = [&] { return plan.register_bytes + static_cast<std::int64_t>(plan.values.size()) * 8 <= workspace_bytes; };
+  for (std::int64_t tile = 1024; !fits() && tile >= 1; tile /= 2) plan = Planner(fused, context, tile, false).make();
+  if (!fits()) throw Error("[fused] too many values live at once");
+  return plan;
+}
+
+}  // namespace haliax::cpu

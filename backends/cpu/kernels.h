@@ -1,0 +1,69 @@
+// Loops over short runs of values, compiled for several instruction sets; `kernels()` gives the best ones for this machine.
+//
+// A register holds the values of an instruction for one tile. Narrow dtypes are widened when loaded: bf16 and f16 live as f32 (and are
+// rounded after each instruction), i8 and i16 as i32, u8, u16 and bool as u32.
+#pragma once
+#include <cstdint>
+
+#include "program/program.h"
+
+namespace haliax::cpu {
+
+enum class Lane : std::uint8_t { f32, f64, i32, u32, i64, u64 };
+constexpr int lane_count = 6;
+
+constexpr Lane lane_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64: return Lane::f64;
+    case DType::i8: case DType::i16: case DType::i32: return Lane::i32;
+    case DType::u8: case DType::u16: case DType::u32: case DType::boolean: return Lane::u32;
+    case DType::i64: return Lane::i64;
+    case DType::u64: return Lane::u64;
+    default: return Lane::f32;
+  }
+}
+constexpr int bytes_of(Lane lane) { return lane == Lane::f64 || lane == Lane::i64 || lane == Lane::u64 ? 8 : 4; }
+constexpr bool is_narrow(DType dtype) {   // memory and register differ
+  return dtype != DType::f32 && dtype != DType::f64 && dtype != DType::i32 && dtype != DType::u32 && dtype != DType::i64 && dtype != DType::u64;
+}
+
+// out[i] = f(in[0][i], in[1][i], ...). `out` may be one of the inputs.
+using Kernel = void (*)(void* out, const void* const* in, std::int64_t n);
+// Which operands of a binary kernel are one value for all i.
+enum class Shape : std::uint8_t { vector_vector, vector_scalar, scalar_vector };
+// Between a register (dense) and memory (strided; strides in elements).
+using Load = void (*)(void* reg, const void* memory, std::int64_t stride, std::int64_t n);
+using Store = void (*)(void* memory, const void* reg, std::int64_t stride, std::int64_t n);
+
+// A reduction holds one accumulator (of `bytes`) for each outer point.
+struct Reduction {
+  int bytes = 0;
+  void (*init)(void* acc, std::int64_t n) = nullptr;
+  // acc[r] takes in x[r * cols ... + cols); position: of x[r * cols] in the whole reduction.
+  void (*rows)(void* acc, const void* x, std::int64_t rows, std::int64_t cols, std::int64_t position) = nullptr;
+  // acc[j] takes in x[i * lanes + j] for i in [0, count)
+  void (*lanes)(void* acc, const void* x, std::int64_t count, std::int64_t lanes, std::int64_t position) = nullptr;
+  void (*merge)(void* acc, const void* other, std::int64_t n) = nullptr;   // `other` comes later
+  void (*finish)(void* out, const void* acc, std::int64_t n) = nullptr;    // into a register
+};
+
+struct Kernels {
+  const char* name;
+  // Null where there is none. `lane` is that of the operands; results of comparisons are u32.
+  Kernel (*map)(program::Code, Lane lane, Shape);
+  Kernel (*cast)(Lane from, DType to);
+  Kernel (*wrap)(DType);                  // rounds a register to a narrow dtype; null where nothing is to be done
+  Load (*load)(DType);
+  Store (*store)(DType);
+  Reduction (*reduce)(program::Code, Lane lane, DType result);
+  // c[m, 64] += a[m, k] b[k, 64], all dense: for contractions that oneDNN does not do.
+  void (*multiply)(Lane lane, void* c, const void* a, const void* b, std::int64_t m, std::int64_t k);
+};
+
+const Kernels& kernels();
+
+namespace baseline { const Kernels& table(); }
+namespace avx2 { const Kernels& table(); }
+namespace avx512 { const Kernels& table(); }
+
+}  // namespace haliax::cpu

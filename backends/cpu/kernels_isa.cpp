@@ -1,0 +1,37 @@
+// All kernels, for one instruction set: this file is compiled several times, with HALIAX_ISA naming the namespace and compiler flags
+// that allow the instructions. Nothing here has external linkage but libc and libm, so that the linker can never mix the copies.
+#include <math.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+#include <utility>
+
+#include "base/scalar.h"
+#include "kernels.h"
+
+namespace haliax::cpu::HALIAX_ISA {
+namespace {
+
+using program::Code;
+#include "kernels_math.inc"
+#include "kernels_map.inc"
+#include "kernels_reduce.inc"
+
+constexpr const char* name_of_isa =
+#if defined(__AVX512F__)
+    "avx512";
+#elif defined(__AVX2__)
+    "avx2";
+#else
+    "baseline";
+#endif
+
+}  // namespace
+
+const Kernels& table() {
+  static constexpr Kernels kernels{name_of_isa, find_map, find_cast, find_wrap, find_load, find_store, find_reduction, multiply_lane};
+  return kernels;
+}
+
+}  // namespace haliax::cpu::HALIAX_ISA

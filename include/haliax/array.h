@@ -1,0 +1,111 @@
+// NamedArray: an array whose dimensions have names. A handle on a frozen node of the graph; values are made when they are read.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "haliax/axis.h"
+#include "haliax/dtype.h"
+#include "haliax/error.h"
+#include "haliax/where.h"
+
+namespace haliax {
+
+class Node;
+using NodePtr = std::shared_ptr<const Node>;
+class Arr;
+
+class NamedArray {
+ public:
+  NamedArray() noexcept;                                   // empty: no array at all, e.g. the gradient of an integer
+  explicit NamedArray(NodePtr node);
+  NamedArray(const NamedArray&);
+  NamedArray(NamedArray&&) noexcept;
+  NamedArray& operator=(const NamedArray&);
+  NamedArray& operator=(NamedArray&&) noexcept;
+  ~NamedArray();
+  // A scalar of dtype f32, i32 or bool, so that numbers can be fields and results.
+  NamedArray(double value, SourceLocation = SourceLocation::current());
+
+  explicit operator bool() const { return node_ != nullptr; }
+  const NodePtr& node() const { return node_; }
+
+  Axes axes() const;                                       // without those that an enclosing vmap hides
+  DType dtype() const;
+  std::int64_t ndim() const, size() const, nbytes() const;
+  bool has_axis(const AxisSelection&) const;               // all of them
+  std::int64_t axis_size(const AxisSelector&) const;       // raises if missing, naming the nearest
+  Axis resolve_axis(const AxisSelector&) const;            // raises if missing or of another size
+
+  // Reading evaluates (and remembers) the value. Raises inside jit, grad of jit, scan and vmap, where there is no value yet.
+  double item() const;                                     // of a 0-d array
+  std::vector<float> floats() const;                       // row-major in the order of axes(), converted
+  std::vector<double> doubles() const;
+  std::vector<std::int64_t> integers() const;
+  std::vector<std::byte> bytes() const;                    // row-major, as stored
+  std::string to_string() const;                           // NamedArray(f32, (batch=2, embed=3), [[1, 2, 3], ...])
+  const NamedArray& eval() const;                          // computes now
+
+  NamedArray rename(std::initializer_list<std::pair<Name, Name>> renames, SourceLocation = SourceLocation::current()) const;
+  std::vector<NamedArray> unbind(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
+  NamedArray astype(DType, SourceLocation = SourceLocation::current()) const;
+  NamedArray dot(const NamedArray& other, const AxisSelection&, SourceLocation = SourceLocation::current()) const;
+  const NamedArray& scalar(SourceLocation = SourceLocation::current()) const;   // itself if it is 0-d, else raises
+
+ private:
+  NodePtr node_;
+};
+
+void eval(std::span<const NamedArray> arrays);             // all at once, as one program
+
+// The parameter type of every op: a NamedArray or a plain number, and the place in the code where it was passed.
+// Numbers are weakly typed: they take the dtype of what they meet (bf16 + 1.0 is bf16).
+class Arr {
+ public:
+  Arr(const NamedArray& a, SourceLocation at = SourceLocation::current()) : array_(a), at_(at) {}
+  Arr(double v, SourceLocation at = SourceLocation::current()) : number_(v), kind_(Kind::real), at_(at) {}
+  Arr(float v, SourceLocation at = SourceLocation::current()) : Arr(double(v), at) {}
+  Arr(std::int64_t v, SourceLocation at = SourceLocation::current()) : number_(double(v)), integer_(v), kind_(Kind::integer), at_(at) {}
+  Arr(int v, SourceLocation at = SourceLocation::current()) : Arr(std::int64_t(v), at) {}
+  Arr(std::uint32_t v, SourceLocation at = SourceLocation::current()) : Arr(std::int64_t(v), at) {}
+  Arr(bool v, SourceLocation at = SourceLocation::current()) : number_(v), integer_(v), kind_(Kind::boolean), at_(at) {}
+  Arr(const void*, SourceLocation = SourceLocation::current()) = delete;
+
+  bool is_number() const { return kind_ != Kind::array; }
+  const NamedArray& array() const;                         // a number becomes a scalar array: f32, i32 or bool
+  operator const NamedArray&() const { return array(); }
+  SourceLocation at() const { return at_; }
+  double number() const { return number_; }
+  std::int64_t integer() const { return integer_; }
+  bool is_real() const { return kind_ == Kind::real; }
+  bool is_boolean() const { return kind_ == Kind::boolean; }
+
+  Axes axes() const { return array().axes(); }
+  DType dtype() const { return array().dtype(); }
+  bool has_axis(const AxisSelection& a) const { return array().has_axis(a); }
+  Axis resolve_axis(const AxisSelector& a) const { return array().resolve_axis(a); }
+  const NodePtr& node() const { return array().node(); }
+
+ private:
+  enum class Kind : std::uint8_t { array, real, integer, boolean };
+  mutable NamedArray array_;
+  double number_ = 0;
+  std::int64_t integer_ = 0;
+  Kind kind_ = Kind::array;
+  SourceLocation at_;
+};
+
+// ---- arrays from host memory: row-major in the order of the axes; raises if the number of values does not fit ----
+NamedArray array(std::span<const float>, const AxisSpec&, SourceLocation = SourceLocation::current());          // f32
+NamedArray array(std::span<const double>, const AxisSpec&, SourceLocation = SourceLocation::current());         // f64
+NamedArray array(std::span<const std::int32_t>, const AxisSpec&, SourceLocation = SourceLocation::current());   // i32
+NamedArray array(std::span<const std::int64_t>, const AxisSpec&, SourceLocation = SourceLocation::current());   // i64
+NamedArray array(std::span<const std::uint32_t>, const AxisSpec&, SourceLocation = SourceLocation::current());  // u32
+NamedArray array(std::initializer_list<double>, const AxisSpec&, SourceLocation = SourceLocation::current());   // f32
+NamedArray from_bytes(std::span<const std::byte>, DType, const AxisSpec&, SourceLocation = SourceLocation::current());
+NamedArray named(const NamedArray& a, const AxisSpec& axes, SourceLocation = SourceLocation::current());        // the same values, other names
+
+}  // namespace haliax

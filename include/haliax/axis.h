@@ -1,0 +1,110 @@
+// Names and axes. A Name is an interned string: one pointer, compared by identity. An Axis is a name and a size.
+#pragma once
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace haliax {
+
+struct NameData;  // the interned text; see src/base/name.h
+
+class Name {
+ public:
+  Name() = default;
+  Name(std::string_view text);
+  Name(const char* text) : Name(std::string_view(text)) {}
+  Name(const std::string& text) : Name(std::string_view(text)) {}
+  std::string_view text() const;   // what a person reads; an axis hidden by vmap keeps the text of its public name
+  bool hidden() const;             // true inside vmap, for the mapped axis
+  explicit operator bool() const { return data_ != nullptr; }
+  friend bool operator==(Name, Name) = default;
+  const NameData* data() const { return data_; }
+  static Name of(const NameData* data) { Name n; n.data_ = data; return n; }
+
+ private:
+  const NameData* data_ = nullptr;
+};
+
+// A named dimension. Two axes are equal if both name and size are.
+struct Axis {
+  static constexpr bool is_static = true;   // a static field of a module: part of its structure, not a parameter
+  Name name;
+  std::int64_t size = 0;
+
+  Axis() = default;
+  Axis(Name name, std::int64_t size);       // raises for an empty name or a negative size
+  Axis(const char* name, std::int64_t size) : Axis(Name(name), size) {}
+  Axis alias(Name other) const { return {other, size}; }           // the same size under another name
+  Axis resize(std::int64_t other) const { return {name, other}; }  // the same name with another size
+  friend bool operator==(const Axis&, const Axis&) = default;
+};
+
+using Axes = std::vector<Axis>;
+using Names = std::vector<Name>;
+
+// Picks one axis of an array: by name, or by Axis, which also checks the size.
+struct AxisSelector {
+  Name name;
+  std::int64_t size = -1;  // -1: any
+  AxisSelector(Name n) : name(n) {}
+  AxisSelector(const char* n) : name(n) {}
+  AxisSelector(const std::string& n) : name(n) {}
+  AxisSelector(const Axis& a) : name(a.name), size(a.size) {}
+};
+
+// Picks several axes, or (the default) all of them. `{}` in braces picks none.
+class AxisSelection {
+ public:
+  AxisSelection() = default;
+  AxisSelection(Name n) : all_(false), items_{n} {}
+  AxisSelection(const char* n) : all_(false), items_{n} {}
+  AxisSelection(const std::string& n) : all_(false), items_{n} {}
+  AxisSelection(const Axis& a) : all_(false), items_{a} {}
+  AxisSelection(const Axes& axes) : all_(false), items_(axes.begin(), axes.end()) {}
+  AxisSelection(const Names& names) : all_(false), items_(names.begin(), names.end()) {}
+  AxisSelection(std::initializer_list<AxisSelector> items) : all_(false), items_(items) {}
+  bool all() const { return all_; }
+  const std::vector<AxisSelector>& items() const { return items_; }
+
+ private:
+  bool all_ = true;
+  std::vector<AxisSelector> items_;
+};
+
+// A full shape: axes with sizes, in order.
+class AxisSpec {
+ public:
+  AxisSpec() = default;
+  AxisSpec(const Axis& a) : axes_{a} {}
+  AxisSpec(Axes axes) : axes_(std::move(axes)) {}
+  AxisSpec(std::initializer_list<Axis> axes) : axes_(axes) {}
+  const Axes& axes() const { return axes_; }
+  operator const Axes&() const { return axes_; }
+  auto begin() const { return axes_.begin(); }
+  auto end() const { return axes_.end(); }
+  static constexpr bool is_static = true;
+  friend bool operator==(const AxisSpec&, const AxisSpec&) = default;
+
+ private:
+  Axes axes_;
+};
+
+inline const char* const ellipsis = "...";   // in a partial order: whatever is not named
+
+std::string to_string(const Axis&);                                   // batch=8
+std::string to_string(const Axes&);                                   // (batch=8, embed=768)
+std::int64_t axis_size(const Axes&);                                  // the product of the sizes
+const Axis* find_axis(const Axes&, Name);                             // null if there is none
+Axes concat_axes(const Axes&, const Axes&);                           // raises if a name is in both
+Axes union_axes(const Axes&, const Axes&);                            // a, then what b adds; raises if sizes differ
+Axes intersect_axes(const Axes&, const Axes&);                        // of a, in its order
+Axes eliminate_axes(const Axes&, const AxisSelection&);               // raises if one is missing
+Axes without_axes(const Axes&, const AxisSelection&);                 // missing ones are fine
+Axes replace_axis(const Axes&, const AxisSelector&, const Axes&);     // splices the new ones in the place of the old
+Axes rearrange_for_partial_order(const Names& partial, const Axes&);  // names and "..." in the order wanted; see haliax_api 2.5
+bool selects_axis(const AxisSelection&, const Axes&);                 // is every one of the axes selected?
+template <class... A> Axes make_axes(A... axes) { return {axes...}; }
+
+}  // namespace haliax

@@ -1,0 +1,13 @@
+// The one exception family. Every message reads `[op] what is wrong; hint; file:line, in module.path`.
+#pragma once
+#include <stdexcept>
+#include <string>
+
+namespace haliax {
+
+class Error : public std::runtime_error {
+ public:
+  explicit Error(const std::string& what) : std::runtime_error(what) {}
+};
+
+}  // namespace haliax

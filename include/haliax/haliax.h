@@ -1,0 +1,16 @@
+// Everything a model needs. `haliax/fmt.h` and `haliax/eigen.h` are separate.
+#pragma once
+#include "haliax/array.h"
+#include "haliax/axis.h"
+#include "haliax/chunked.h"
+#include "haliax/dtype.h"
+#include "haliax/io.h"
+#include "haliax/jit.h"
+#include "haliax/mesh.h"
+#include "haliax/nn.h"
+#include "haliax/ops.h"
+#include "haliax/optim.h"
+#include "haliax/policy.h"
+#include "haliax/random.h"
+#include "haliax/transforms.h"
+#include "haliax/tree.h"

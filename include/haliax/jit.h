@@ -1,0 +1,104 @@
+// jit: a function traced once for each kind of argument, compiled as one Program, and replayed.
+#pragma once
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "haliax/mesh.h"
+#include "haliax/transforms.h"
+
+namespace haliax {
+
+struct JitOptions {
+  std::vector<int> donate = {};                  // arguments whose memory the results may take; they cannot be used afterwards
+  std::string backend = {};                      // "cpu" (the default) or "reference"
+  std::optional<Mesh> mesh = {};                 // named_jit: the mesh in scope at the first call, if not given
+  std::optional<Mapping> axis_resources = {};    // the mapping inside f, and of arguments and results
+  std::optional<Mapping> in = {}, out = {};      // of arguments, of results, where they differ
+  bool partition = false;                        // set by named_jit
+  SourceLocation at = SourceLocation::current();
+};
+
+// What a compiled function is made of: for tests and reports.
+struct JitReport {
+  int traces = 0;                                // how often f was traced
+  std::string why;                               // why it was traced the last time: what differed from the call before
+  std::vector<std::string> not_donated;          // donated arguments that no result could take, and why
+  int contractions = 0, loops = 0;               // in the Program; the body of a loop counts once
+  std::int64_t arena_bytes = 0, peak_bytes = 0;  // planned, per device: all but arguments and results; with results that alias nothing
+  double sent_bytes = 0;                         // by collectives, per device on a ring
+  double trace_s = 0, compile_s = 0;
+  std::string program;                           // printed
+  std::string explain;                           // what was decided about loops and collectives, for people
+};
+
+namespace detail {
+class JitCore {
+ public:
+  explicit JitCore(JitOptions);
+  ~JitCore();
+  struct Entry;
+  // The entry for these arguments, or null: then begin, trace f on what it gives, end.
+  Entry* find(const Walk& in);
+  Leaves begin(const Walk& in, const std::vector<int>& argument_of_leaf);
+  Entry* end(const Leaves& results, std::shared_ptr<void> like);
+  void abandon();                                // the trace raised
+  Leaves run(Entry*, const Walk& in);
+  static void* like(Entry*);
+  JitReport report() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+}  // namespace detail
+
+template <class F> class Jitted {
+ public:
+  Jitted(F f, JitOptions options) : f_(std::move(f)), core_(std::make_shared<detail::JitCore>(std::move(options))) {}
+  template <class... A> auto operator()(const A&... args) const {
+    using R = std::decay_t<std::invoke_result_t<const F&, const A&...>>;
+    std::tuple<const A&...> in(args...);
+    Walk w;
+    w.with_statics = true;
+    std::vector<int> owner;
+    std::apply([&](const auto&... a) {
+      int i = 0;
+      ((walk(w, const_cast<std::decay_t<decltype(a)>&>(a)), owner.resize(w.arrays.size(), i++)), ...);
+    }, in);
+    auto* entry = core_->find(w);
+    if (!entry) {
+      std::tuple<A...> mine(args...);
+      Walk t = walk_of(mine, {.paths = true, .statics = true});
+      t.assign(core_->begin(t, owner));
+      struct Guard { detail::JitCore* core; ~Guard() { if (core) core->abandon(); } } guard{core_.get()};
+      auto out = std::make_shared<R>(std::apply(f_, std::as_const(mine)));
+      Walk o = walk_of(*out);
+      auto leaves = o.leaves();
+      o.assign(Leaves(leaves.size()));
+      entry = core_->end(leaves, out);
+      guard.core = nullptr;
+    }
+    return unflatten(*static_cast<const R*>(detail::JitCore::like(entry)), core_->run(entry, w));
+  }
+  JitReport report() const { return core_->report(); }
+
+ private:
+  F f_;
+  std::shared_ptr<detail::JitCore> core_;
+};
+
+template <class F> Jitted<F> jit(F f, JitOptions options = {}) { return {std::move(f), std::move(options)}; }
+// jit on a mesh: arguments, results and the inside of f are cut by the mappings; collectives are placed by the library.
+template <class F> Jitted<F> named_jit(F f, JitOptions options = {}) {
+  options.partition = true;
+  return {std::move(f), std::move(options)};
+}
+
+// Which backend evaluates what is read outside jit: "cpu" unless told; "reference" is the oracle of the tests.
+void set_default_backend(const std::string& name);
+std::string default_backend();
+void set_threads(int);                           // of the cpu backend; results do not depend on it
+
+}  // namespace haliax

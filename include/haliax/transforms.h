@@ -1,0 +1,247 @@
+// Functions of functions. Each traces f once on the arrays it is given and builds more graph; nothing runs here.
+// Arguments and results are trees: arrays, modules, vectors, pairs and tuples of them.
+#pragma once
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "haliax/array.h"
+#include "haliax/tree.h"
+
+namespace haliax {
+
+// What a loop keeps for its gradient, or makes again in the backward pass.
+struct ScanCheckpoint {
+  enum class Policy : std::uint8_t {
+    none,      // keep what the gradient reads (the fastest)
+    carries,   // keep the carries, make the body again
+    nested,    // keep every sqrt(n)-th carry: least memory, the body is made twice
+  };
+  static constexpr bool is_static = true;
+  Policy policy = Policy::none;
+  ScanCheckpoint() = default;
+  ScanCheckpoint(Policy p) : policy(p) {}
+  ScanCheckpoint(bool on) : policy(on ? Policy::carries : Policy::none) {}
+  ScanCheckpoint(const char* name);              // "none", "carries" ("full", "recompute"), "nested"; raises otherwise
+  friend bool operator==(const ScanCheckpoint&, const ScanCheckpoint&) = default;
+};
+struct ScanOptions {
+  ScanCheckpoint checkpoint = {};
+  bool reverse = false;                          // the last position first; stacked results stay in their places
+  std::int64_t unroll = 1;                       // this many positions a turn; the size of the axis or more: no loop at all
+  SourceLocation at = SourceLocation::current();
+};
+
+namespace detail {
+
+// A function of trees, seen as a function of leaves.
+struct LeafFunction {
+  void* self;
+  Leaves (*call)(void* self, const Leaves& in);
+  Leaves operator()(const Leaves& in) const { return call(self, in); }
+};
+struct BodyFunction {
+  void* self;
+  void (*call)(void* self, const Leaves& carry, const Leaves& xs, Leaves& next, Leaves& out);
+};
+struct Scope {                                   // something is being traced, as long as this lives
+  Scope();
+  ~Scope();
+  Scope(const Scope&) = delete;
+};
+// Leaves that no other array equals, with the same values: what a gradient is taken by. Others than floats, and frozen ones, stay.
+Leaves tracers(const Leaves&, const std::vector<bool>& frozen, const std::vector<std::string>& paths);
+// Cotangents of wrt (empty: none); wrt that are no tracers give empty ones.
+Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation);
+Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt);
+std::pair<Leaves, Leaves> jvp(LeafFunction, const Leaves& primals, const Leaves& tangents, SourceLocation);
+struct Vmap {                                    // one axis hidden from what f sees
+  Vmap(const AxisSelector&, SourceLocation);
+  Leaves hide(const Leaves&);                    // leaves that have the axis; learns its size
+  Leaves show(const Leaves&, SourceLocation);    // the axis, first, in each
+  AxisSelector axis;
+  Name hidden;
+  std::int64_t size = -1;
+};
+std::pair<Leaves, Leaves> scan(const AxisSelector&, const ScanOptions&, const Leaves& init, const std::vector<std::string>& paths, const Leaves& xs,
+                               BodyFunction);
+Leaves checkpoint(LeafFunction, const Leaves& in);
+Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> backward,
+                  Leaves (*call)(void*, const Leaves& in, const Leaves& out, const Leaves& cotangents));
+Leaves eval_shape(LeafFunction, const Leaves& in);
+Leaves associative_scan_leaves(const AxisSelector&, const Leaves& xs, BodyFunction, bool reverse, SourceLocation);
+
+template <class T> Walk traced(T& tree) {        // `tree` with tracers in place of its float arrays
+  Walk w = walk_of(tree, {.paths = true});
+  w.assign(tracers(w.leaves(), w.frozen, w.paths));
+  return w;
+}
+template <class T> struct with_aux : std::false_type {};
+template <class A> struct with_aux<std::pair<NamedArray, A>> : std::true_type {};
+
+}  // namespace detail
+
+// ---- gradients: with respect to the first argument, a tree ----------------------------------------------------------------
+// f(model, args...) -> a 0-d array, or a pair of it and anything else. The gradient has the type of the model; leaves that are no floats
+// (and Frozen ones) have empty gradients.
+template <class F> auto value_and_grad(F f, SourceLocation at = SourceLocation::current()) {
+  return [f, at](const auto& model, const auto&... args) {
+    detail::Scope tracing;
+    auto mine = model;
+    Walk w = detail::traced(mine);
+    auto value = f(std::as_const(mine), args...);
+    const NamedArray* loss;
+    if constexpr (detail::with_aux<decltype(value)>::value) loss = &value.first;
+    else loss = &value;
+    auto g = detail::gradients(*loss, w.leaves(), at);
+    return std::pair{std::move(value), unflatten(model, g)};
+  };
+}
+template <class F> auto grad(F f, SourceLocation at = SourceLocation::current()) {
+  return [vg = value_and_grad(f, at)](const auto& model, const auto&... args) {
+    auto r = vg(model, args...);
+    if constexpr (detail::with_aux<decltype(r.first)>::value) return std::pair{r.second, r.first.second};
+    else return r.second;
+  };
+}
+// f(x) and its pullback: a function from cotangents of the result to the cotangent of x.
+template <class F, class T> auto vjp(F f, const T& x) {
+  auto mine = std::make_shared<T>(x);
+  Walk w = detail::traced(*mine);
+  auto y = f(std::as_const(*mine));
+  auto pull = [mine, wrt = w.leaves(), ys = flatten(y), x](const decltype(y)& cotangent) {
+    return unflatten(x, detail::pullback(ys, flatten(cotangent), wrt));
+  };
+  return std::pair{std::move(y), std::move(pull)};
+}
+// f(x) and its derivative along the tangent: the gradient of the gradient, so that every op has one.
+template <class F, class T> auto jvp(F f, const T& primal, const T& tangent, SourceLocation at = SourceLocation::current()) {
+  using R = std::decay_t<std::invoke_result_t<F, const T&>>;
+  struct Call { F* f; T like; std::optional<R> out; } c{&f, primal, {}};
+  auto [ys, ts] = detail::jvp({&c, [](void* self, const Leaves& in) {
+    auto& call = *static_cast<Call*>(self);
+    call.out = (*call.f)(unflatten(call.like, in));
+    return flatten(*call.out);
+  }}, flatten(primal), flatten(tangent), at);
+  return std::pair{unflatten(*c.out, ys), unflatten(*c.out, ts)};
+}
+
+// ---- vmap: f written for one, run for all positions of an axis -----------------------------------------------------------
+// Arrays that have the axis are seen without it; others are passed whole. Results have it first. An Axis that no argument has is fine.
+template <class F> auto vmap(F f, const AxisSelector& axis, SourceLocation at = SourceLocation::current()) {
+  return [f, axis, at](const auto&... args) {
+    detail::Scope tracing;
+    detail::Vmap v(axis, at);
+    std::tuple<std::decay_t<decltype(args)>...> in(args...);
+    Walk w = walk_of(in);
+    w.assign(v.hide(w.leaves()));
+    auto out = std::apply(f, std::as_const(in));
+    Walk r = walk_of(out);
+    r.assign(v.show(r.leaves(), at));
+    return out;
+  };
+}
+
+// ---- loops ---------------------------------------------------------------------------------------------------------------
+// scan(f, axis)(init, xs...): f(carry, xs at one position...) -> (carry, y). Arrays of xs that have the axis are sliced, others (and the
+// carry) passed whole. The carry keeps its axes, their order and its dtypes. Result: the last carry, and the y with the axis first.
+template <class F> auto scan(F f, const AxisSelector& axis, ScanOptions options = {}) {
+  return [f, axis, options](const auto& init, const auto&... xs) {
+    using C = std::decay_t<decltype(init)>;
+    using X = std::tuple<std::decay_t<decltype(xs)>...>;
+    using R = std::decay_t<decltype(f(init, xs...))>;
+    using Y = std::decay_t<decltype(std::declval<R>().second)>;
+    struct Call { const F* f; C carry; X xs; std::optional<Y> y; } call{&f, init, X(xs...), {}};
+    Walk c = walk_of(init, {.paths = true});
+    auto [last, ys] = detail::scan(axis, options, c.leaves(), c.paths, flatten(call.xs), {&call, [](void* self, const Leaves& carry, const Leaves& in,
+                                                                                                   Leaves& next, Leaves& out) {
+      auto& s = *static_cast<Call*>(self);
+      auto here = unflatten(s.xs, in);
+      auto r = std::apply([&](const auto&... x) { return (*s.f)(unflatten(s.carry, carry), x...); }, here);
+      next = flatten(r.first), out = flatten(r.second);
+      s.y = std::move(r.second);
+    }});
+    return std::pair{unflatten(init, last), unflatten(std::move(*call.y), ys)};
+  };
+}
+struct Nothing {};                               // a tree without leaves
+// f(carry, xs...) -> carry. Result: the last carry.
+template <class F> auto fold(F f, const AxisSelector& axis, ScanOptions options = {}) {
+  return [f, axis, options](const auto& init, const auto&... xs) {
+    auto g = [&f](const auto& carry, const auto&... x) { return std::pair{f(carry, x...), Nothing{}}; };
+    return scan(g, axis, options)(init, xs...).first;
+  };
+}
+// f(xs...) -> y at each position by itself, one after the other. Result: y with the axis first.
+template <class F> auto map(F f, const AxisSelector& axis, ScanOptions options = {}) {
+  return [f, axis, options](const auto&... xs) {
+    auto g = [&f](const Nothing& n, const auto&... x) { return std::pair{n, f(x...)}; };
+    return scan(g, axis, options)(Nothing{}, xs...).second;
+  };
+}
+// fold; without an init it starts from the first position.
+template <class F, class C, class... X> auto reduce(F f, const AxisSelector& axis, const C& init, const X&... xs) { return fold(f, axis)(init, xs...); }
+NamedArray slice_from(const NamedArray&, const AxisSelector&, std::int64_t start);          // the rest of the axis, from here on
+NamedArray position_of(const NamedArray&, const AxisSelector&, std::int64_t position);      // one position, without the axis
+template <class F> NamedArray reduce(F f, const AxisSelector& axis, const NamedArray& xs) {
+  return fold(f, AxisSelector(axis.name))(position_of(xs, axis, 0), slice_from(xs, axis, 1));
+}
+// All running results of an associative f(a, b) in log2(size) steps. xs: an array or a tree of arrays that all have the axis.
+template <class F, class T> T associative_scan(F f, const AxisSelector& axis, const T& xs, bool reverse = false, SourceLocation at = SourceLocation::current()) {
+  struct Call { F* f; T like; } call{&f, xs};
+  return unflatten(xs, detail::associative_scan_leaves(axis, flatten(xs), {&call, [](void* self, const Leaves& a, const Leaves& b, Leaves& out, Leaves&) {
+    auto& c = *static_cast<Call*>(self);
+    out = flatten((*c.f)(unflatten(c.like, a), unflatten(c.like, b)));
+  }}, reverse, at));
+}
+
+// ---- what is kept for the gradient, and gradients by hand ----------------------------------------------------------------
+// f, whose inside is made again in the backward pass instead of being kept.
+template <class F> auto checkpoint(F f) {
+  return [f](const auto&... args) {
+    using A = std::tuple<std::decay_t<decltype(args)>...>;
+    using R = std::decay_t<decltype(f(args...))>;
+    struct Call { const F* f; A like; std::optional<R> out; } call{&f, A(args...), {}};
+    auto out = detail::checkpoint({&call, [](void* self, const Leaves& in) {
+      auto& c = *static_cast<Call*>(self);
+      c.out = std::apply(*c.f, unflatten(c.like, in));
+      return flatten(*c.out);
+    }}, flatten(call.like));
+    return unflatten(std::move(*call.out), out);
+  };
+}
+// forward(args...) -> out, with backward(args as a tuple, out, cotangent of out) -> cotangents of args, as a tuple.
+template <class F, class B> auto custom_vjp(F forward, B backward) {
+  return [forward, backward](const auto&... args) {
+    using A = std::tuple<std::decay_t<decltype(args)>...>;
+    using R = std::decay_t<decltype(forward(args...))>;
+    struct Call { const F* f; A like; std::optional<R> out; } call{&forward, A(args...), {}};
+    struct Back { B b; A like; std::optional<R> out; };
+    auto back = std::make_shared<Back>(Back{backward, call.like, {}});
+    auto out = detail::custom_vjp({&call, [](void* self, const Leaves& in) {
+      auto& c = *static_cast<Call*>(self);
+      c.out = std::apply(*c.f, unflatten(c.like, in));
+      return flatten(*c.out);
+    }}, flatten(call.like), back, [](void* self, const Leaves& in, const Leaves& result, const Leaves& g) {
+      auto& b = *static_cast<Back*>(self);
+      return flatten(A(b.b(unflatten(b.like, in), unflatten(*b.out, result), unflatten(*b.out, g))));
+    });
+    back->out = *call.out;
+    return unflatten(std::move(*call.out), out);
+  };
+}
+// The axes and dtypes of f's result, computed without values: its arrays cannot be read.
+template <class F, class... A> auto eval_shape(F f, const A&... args) {
+  using R = std::decay_t<decltype(f(args...))>;
+  struct Call { F* f; std::tuple<A...> like; std::optional<R> out; } call{&f, std::tuple<A...>(args...), {}};
+  auto out = detail::eval_shape({&call, [](void* self, const Leaves& in) {
+    auto& c = *static_cast<Call*>(self);
+    c.out = std::apply(*c.f, unflatten(c.like, in));
+    return flatten(*c.out);
+  }}, flatten(call.like));
+  return unflatten(std::move(*call.out), out);
+}
+
+}  // namespace haliax

@@ -1,0 +1,385 @@
+// Trees of arrays. A module is a plain struct: its fields and their names are found by aggregate reflection, so there is
+// no base class, no registration, and no field can be forgotten. Arrays are the leaves; everything else is static.
+#pragma once
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "haliax/array.h"
+#include "haliax/axis.h"
+#include "haliax/error.h"
+
+namespace haliax {
+
+// Arrays that are carried but never trained: leaves for jit, sharding and saving, skipped by grad and the optimisers.
+template <class T> struct Frozen {
+  T value;
+  const T& operator*() const { return value; }
+  const T* operator->() const { return &value; }
+};
+template <class T> Frozen(T) -> Frozen<T>;
+
+// True for types whose values are part of the structure and compared by ==. Say `static constexpr bool is_static = true;`
+// in the type, or specialise this for a type of somebody else.
+template <class T> inline constexpr bool is_static = requires { requires T::is_static; };
+
+// The way out for a class with a constructor, private parts or more than 32 fields: lists them, anywhere in the class.
+// A trailing underscore is not part of a field's path. Costs nothing when the class is not used as a tree.
+#define HALIAX_FIELDS(...)                                             \
+  friend struct ::haliax::reflect::Access;                             \
+  auto haliax_fields() { return std::tie(__VA_ARGS__); }               \
+  auto haliax_fields_const() const { return std::tie(__VA_ARGS__); }   \
+  static constexpr std::string_view haliax_names() { return #__VA_ARGS__; }
+
+namespace reflect {
+
+// ---- how many fields: the largest number of initialisers that T{...} takes ----
+
+// Converts to anything; used only to ask "is T{any, any, ...} well formed?", never called.
+struct Any { template <class U> operator U() const { throw 0; } };
+// The same for base classes of T alone: they come before the fields and would count as one.
+template <class T> struct AnyBase {
+  template <class U> requires(std::is_base_of_v<U, T> && !std::is_same_v<U, T>) operator U() const { throw 0; }
+};
+
+template <class T, std::size_t... I> constexpr bool takes(std::index_sequence<I...>) {
+  return requires { T{(void(I), Any{})...}; };
+}
+template <class T, std::size_t N> inline constexpr bool takes_n = takes<T>(std::make_index_sequence<N>{});
+
+inline constexpr std::size_t most_fields = 32;
+
+template <class T, std::size_t Low, std::size_t High> constexpr std::size_t bisect() {  // takes Low, may take up to High
+  constexpr std::size_t mid = (Low + High + 1) / 2;
+  if constexpr (Low == High) return Low;
+  else if constexpr (takes_n<T, mid>) return bisect<T, mid, High>();
+  else return bisect<T, Low, mid - 1>();
+}
+template <class T, std::size_t N> constexpr std::size_t count_down() {
+  if constexpr (N == 0 || takes_n<T, N>) return N;
+  else return count_down<T, N - 1>();
+}
+// Fields that cannot be left out make small numbers of initialisers fail as well; then only counting down is right.
+template <class T> constexpr std::size_t count_fields() {
+  if constexpr (takes_n<T, 0>) return bisect<T, 0, most_fields + 1>();
+  else return count_down<T, most_fields + 1>();
+}
+template <class T> inline constexpr std::size_t field_count = count_fields<T>();
+
+template <class T> inline constexpr bool has_base = requires { T{AnyBase<T>{}}; };
+
+// A C array swallows one initialiser per element, but a single {}: with {} in its place the others are too many.
+template <class T, std::size_t... I, std::size_t... J>
+constexpr bool array_at(std::index_sequence<I...>, std::index_sequence<J...>) {
+  if constexpr (requires { T{(void(I), Any{})..., {}, (void(J), Any{})...}; }) return false;
+  else return requires { T{(void(I), Any{})..., {}}; };
+}
+template <class T, std::size_t... I> constexpr bool has_c_array(std::index_sequence<I...>) {
+  return (array_at<T>(std::make_index_sequence<I>{}, std::make_index_sequence<sizeof...(I) - I - 1>{}) || ...);
+}
+
+// ---- the fields ----
+
+// Calls visit(field0, field1, ...). The one ugly ladder; C++26 reflection deletes it and leaves user code unchanged.
+template <class T, class Visit> constexpr decltype(auto) apply(T& node, Visit&& visit) {
+  constexpr std::size_t n = field_count<std::remove_const_t<T>>;
+  if constexpr (n == 0) return visit();
+#define HALIAX_CASE(N, ...) else if constexpr (n == N) { auto& [__VA_ARGS__] = node; return visit(__VA_ARGS__); }
+  HALIAX_CASE(1, a) HALIAX_CASE(2, a, b) HALIAX_CASE(3, a, b, c) HALIAX_CASE(4, a, b, c, d) HALIAX_CASE(5, a, b, c, d, e)
+  HALIAX_CASE(6, a, b, c, d, e, f) HALIAX_CASE(7, a, b, c, d, e, f, g) HALIAX_CASE(8, a, b, c, d, e, f, g, h)
+  HALIAX_CASE(9, a, b, c, d, e, f, g, h, i) HALIAX_CASE(10, a, b, c, d, e, f, g, h, i, j)
+  HALIAX_CASE(11, a, b, c, d, e, f, g, h, i, j, k) HALIAX_CASE(12, a, b, c, d, e, f, g, h, i, j, k, l)
+  HALIAX_CASE(13, a, b, c, d, e, f, g, h, i, j, k, l, m) HALIAX_CASE(14, a, b, c, d, e, f, g, h, i, j, k, l, m, n)
+  HALIAX_CASE(15, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o) HALIAX_CASE(16, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p)
+  HALIAX_CASE(17, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q)
+  HALIAX_CASE(18, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r)
+  HALIAX_CASE(19, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s)
+  HALIAX_CASE(20, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t)
+  HALIAX_CASE(21, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u)
+  HALIAX_CASE(22, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v)
+  HALIAX_CASE(23, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w)
+  HALIAX_CASE(24, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x)
+  HALIAX_CASE(25, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y)
+  HALIAX_CASE(26, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z)
+  HALIAX_CASE(27, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z, A)
+  HALIAX_CASE(28, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z, A, B)
+  HALIAX_CASE(29, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z, A, B, C)
+  HALIAX_CASE(30, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z, A, B, C, D)
+  HALIAX_CASE(31, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z, A, B, C, D, E)
+  HALIAX_CASE(32, a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, q, r, s, t, u, v, w, x, y, z, A, B, C, D, E, F)
+#undef HALIAX_CASE
+}
+
+// ---- the names: the compiler spells the member inside __PRETTY_FUNCTION__ ----
+
+template <class T> struct Box { T value; };
+template <class P> struct Member { P pointer; };   // clang before 18 wants the pointer inside a class
+#pragma GCC diagnostic push
+#if defined(__clang__)
+#pragma clang diagnostic ignored "-Wundefined-var-template"
+#pragma clang diagnostic ignored "-Wundefined-internal"
+#endif
+template <class T> extern const Box<T> fake;       // declared, never defined, never read
+
+// A flat tuple: std::tuple and cutting the names at compile time would cost more than the rest of this file.
+template <std::size_t I, class P> struct Slot { Member<P> member; };
+template <class Index, class... P> struct Slots;
+template <std::size_t... I, class... P> struct Slots<std::index_sequence<I...>, P...> : Slot<I, P>... {};
+template <std::size_t I, class P> constexpr Member<P> slot(const Slot<I, P>& s) { return s.member; }
+
+template <class T> inline constexpr auto members = apply(fake<T>.value, [](const auto&... field) {
+  return Slots<std::make_index_sequence<sizeof...(field)>, decltype(&field)...>{{{&field}}...};
+});
+#pragma GCC diagnostic pop
+
+template <auto M> constexpr std::string_view spelled() { return __PRETTY_FUNCTION__; }
+
+void cut_spelled(std::string_view* names, std::size_t count);                         // in place, to the field's name
+void cut_listed(std::string_view* names, std::size_t count, std::string_view text);   // "a, b_, c" of HALIAX_FIELDS
+
+// What HALIAX_FIELDS made, reached also where it is private.
+struct Access {
+  template <class T> static constexpr bool listed = requires(T& t) { t.haliax_fields(); };
+  template <class T> static auto fields(T& t) {
+    if constexpr (std::is_const_v<T>) return t.haliax_fields_const();
+    else return t.haliax_fields();
+  }
+  template <class R, class C> static C owner(R (C::*)());
+  template <class T> static constexpr bool own = std::is_same_v<decltype(owner(&T::haliax_fields)), T>;
+  template <class T> static constexpr std::string_view text = T::haliax_names();
+};
+
+// The names of T's fields; called only when paths are wanted.
+template <class T> [[gnu::noinline]] void write_names(std::string_view* names, std::size_t count) {
+  if constexpr (Access::listed<T>) cut_listed(names, count, Access::text<T>);
+  else [&]<std::size_t... I>(std::index_sequence<I...>) {
+    ((names[I] = spelled<slot<I>(members<T>)>()), ...);
+    cut_spelled(names, count);
+  }(std::make_index_sequence<field_count<T>>{});
+}
+
+// ---- what a type is to a walk ----
+
+template <class T, template <class...> class Of> inline constexpr bool is_a = false;
+template <class... T, template <class...> class Of> inline constexpr bool is_a<Of<T...>, Of> = true;
+template <class T> inline constexpr bool is_std_array = false;
+template <class T, std::size_t N> inline constexpr bool is_std_array<std::array<T, N>> = true;
+template <class T, class... U> inline constexpr bool is_one_of = (std::is_same_v<T, U> || ...);
+
+enum class Kind {
+  leaf, frozen, plain, value, nothing, optional, sequence, tuple, listed, fields,
+  arr, pointer, incomparable, inherited, base, c_array, too_many, unknown                        // refused, and why
+};
+
+template <class T> constexpr Kind kind_of() {
+  if constexpr (std::is_same_v<T, NamedArray>) return Kind::leaf;
+  else if constexpr (std::is_same_v<T, Arr>) return Kind::arr;
+  else if constexpr (is_a<T, Frozen>) return Kind::frozen;
+  else if constexpr (std::is_same_v<T, long double>) return Kind::value;   // has padding, so its bytes mean nothing
+  else if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T> || std::is_member_pointer_v<T>) return Kind::plain;
+  else if constexpr (std::is_pointer_v<T>)
+    return std::is_function_v<std::remove_pointer_t<T>> ? Kind::plain : Kind::pointer;
+  else if constexpr (is_one_of<T, std::string, std::string_view, Name, Axis, AxisSpec, AxisSelector, AxisSelection>)
+    return Kind::plain;
+  else if constexpr (is_static<T>) return requires(const T& a) { bool(a == a); } ? Kind::value : Kind::incomparable;
+  else if constexpr (Access::listed<T>) return Access::own<T> ? Kind::listed : Kind::inherited;
+  else if constexpr (is_a<T, std::optional>) return Kind::optional;
+  else if constexpr (is_a<T, std::vector> || is_std_array<T>) return Kind::sequence;
+  else if constexpr (is_a<T, std::tuple> || is_a<T, std::pair>) return Kind::tuple;
+  else if constexpr (std::is_array_v<T>) return Kind::c_array;
+  else if constexpr (std::is_empty_v<T> || std::is_null_pointer_v<T>) return Kind::nothing;   // the type says it all
+  else if constexpr (!std::is_aggregate_v<T> || field_count<T> == 0) return Kind::unknown;
+  else if constexpr (field_count<T> > most_fields)
+    return has_c_array<T>(std::make_index_sequence<field_count<T>>{}) ? Kind::c_array : Kind::too_many;
+  else if constexpr (has_base<T>) return Kind::base;
+  else if constexpr (has_c_array<T>(std::make_index_sequence<field_count<T>>{})) return Kind::c_array;
+  else return Kind::fields;
+}
+template <class T> inline constexpr Kind kind = kind_of<std::remove_const_t<T>>();
+
+// One sentence on what is wrong with T and what to do; the compiler's notes name T and the way to it.
+template <Kind kind> constexpr void explain() {
+  static_assert(kind != Kind::arr, "haliax: Arr is a parameter type; make the field a NamedArray.");
+  static_assert(kind != Kind::pointer, "haliax: a field must not be a raw pointer to data: hold the value itself, a "
+                "std::string for text, or a std::optional for what may be absent. Pointers to functions are fine.");
+  static_assert(kind != Kind::incomparable, "haliax: a type with is_static = true needs an operator==.");
+  static_assert(kind != Kind::inherited, "haliax: HALIAX_FIELDS comes from a base class, so the fields of the class itself "
+                "would be forgotten; list all fields in the class itself.");
+  static_assert(kind != Kind::base, "haliax: a module must be a plain struct without a base class; hold the base as a field, "
+                "or list all fields with HALIAX_FIELDS(...).");
+  static_assert(kind != Kind::c_array, "haliax: a field must not be a C array (x[3]); use std::array.");
+  static_assert(kind != Kind::too_many, "haliax: a module has at most 32 fields; group some into a nested struct, or list "
+                "them with HALIAX_FIELDS(...).");
+  static_assert(kind != Kind::unknown, "haliax: a module must be a plain struct: no constructor, base, virtual or private "
+                "member; give it a static init(), or list its fields with HALIAX_FIELDS(...). A field that is not a "
+                "parameter says `static constexpr bool is_static = true;` and has an operator==.");
+}
+
+}  // namespace reflect
+
+// What can be walked, as far as its own type says; its fields are checked when it is walked.
+template <class T> concept Tree = reflect::kind<T> < reflect::Kind::arr;
+
+// A value of a static type that has no bytes to compare: compared by type and ==.
+class StaticValue {
+ public:
+  template <class T> static StaticValue of(const T& value) {
+    StaticValue v;
+    v.value_ = std::make_shared<const T>(value);
+    v.equal_ = [](const void* a, const void* b) { return bool(*static_cast<const T*>(a) == *static_cast<const T*>(b)); };
+    return v;
+  }
+  friend bool operator==(const StaticValue& a, const StaticValue& b) {
+    return a.equal_ == b.equal_ && (!a.equal_ || a.equal_(a.value_.get(), b.value_.get()));
+  }
+
+ private:
+  std::shared_ptr<const void> value_;
+  bool (*equal_)(const void*, const void*) = nullptr;   // one per type, so it stands for the type as well
+};
+
+// What a walk finds, in the order of the fields. Several trees may be walked into one.
+struct Walk {
+  bool with_paths = false, with_statics = false;
+
+  std::vector<NamedArray*> arrays;
+  std::vector<bool> frozen;          // per array: is it inside a Frozen?
+  std::vector<std::string> paths;    // per array: blocks.0.attn.weight
+  // Two trees of one type have equal statics and values if and only if their static fields, the lengths of their vectors and
+  // the presence of their optionals are equal. Which arrays are empty is not part of it.
+  std::string statics;
+  std::vector<StaticValue> values;
+
+  Walk();
+  Walk(Walk&&) noexcept;
+  ~Walk();
+  bool same_statics(const Walk& other) const;
+  std::vector<NamedArray> leaves() const;
+  void assign(const std::vector<NamedArray>& leaves) const;              // raises if the number differs
+  void check_count(const char* op, std::size_t given) const;
+
+  // ---- called while walking; no templates, so that a module adds little code of its own and compiles quickly ----
+  struct Part { void* node; void (*visit)(Walk&, void* node); };
+  using WriteNames = void (*)(std::string_view* names, std::size_t count);
+
+  std::string path;
+  int frozen_depth = 0;
+
+  void leaf(NamedArray&);
+  void parts(const Part*, std::size_t count, WriteNames);                // the fields of a struct; without names, of a tuple
+  void items(void* first, std::size_t size_of_item, std::size_t count, void (*visit)(Walk&, void*));
+  void named(std::string_view name, const Part&);
+  void add_bytes(const void*, std::size_t size);
+  template <class T> void add(const T& x) { add_bytes(&x, sizeof x); }   // numbers, pointers, names
+  void add(const std::string&);
+  void add(std::string_view);
+  void add(const Axis&);
+  void add(const AxisSelector&);
+  void add(const AxisSpec&);
+  void add(const AxisSelection&);
+  void add(StaticValue);
+};
+
+// Adds what `tree` holds to `w`.
+template <class T> void walk(Walk& w, T& tree);
+
+// The same by address: one function per type, whatever is done with the leaves.
+template <class T> void visit(Walk& w, void* address) {
+  using reflect::Kind;
+  constexpr Kind kind = reflect::kind<T>;
+  T& node = *static_cast<T*>(address);
+  auto erase = [](const void* p) { return const_cast<void*>(p); };
+  auto parts = [&](Walk::WriteNames names, auto&... part) {
+    const Walk::Part table[] = {{erase(&part), &visit<std::remove_reference_t<decltype(part)>>}..., {nullptr, nullptr}};
+    w.parts(table, sizeof...(part), names);
+  };
+  if constexpr (kind == Kind::leaf) {
+    static_assert(!std::is_const_v<T>, "haliax: a field that holds arrays must not be const, or no new tree could be made.");
+    if constexpr (!std::is_const_v<T>) w.leaf(node);
+  } else if constexpr (kind == Kind::frozen) {
+    ++w.frozen_depth;
+    walk(w, node.value);
+    --w.frozen_depth;
+  } else if constexpr (kind == Kind::plain) {
+    if (w.with_statics) w.add(node);
+  } else if constexpr (kind == Kind::value) {
+    if (w.with_statics) w.add(StaticValue::of(node));
+  } else if constexpr (kind == Kind::optional) {
+    if (w.with_statics) w.add(node.has_value());
+    if (node) walk(w, *node);
+  } else if constexpr (kind == Kind::sequence) {
+    using Item = typename T::value_type;
+    if (w.with_statics) w.add(node.size());
+    if constexpr (std::is_same_v<Item, bool>) {   // those of a std::vector<bool> are no objects
+      if (w.with_statics) for (bool x : node) w.add(x);
+    } else {
+      w.items(erase(node.data()), sizeof(Item), node.size(), &visit<std::remove_pointer_t<decltype(node.data())>>);
+    }
+  } else if constexpr (kind == Kind::tuple) {
+    std::apply([&](auto&... part) { parts(nullptr, part...); }, node);
+  } else if constexpr (kind == Kind::listed) {
+    constexpr Walk::WriteNames names = &reflect::write_names<std::remove_const_t<T>>;
+    std::apply([&](auto&... part) { parts(names, part...); }, reflect::Access::fields(node));
+  } else if constexpr (kind == Kind::fields) {
+    constexpr Walk::WriteNames names = &reflect::write_names<std::remove_const_t<T>>;
+    reflect::apply(node, [&](auto&... part) { parts(names, part...); });
+  } else if constexpr (kind != Kind::nothing) {
+    reflect::explain<kind>();
+  }
+}
+
+template <class T> void walk(Walk& w, T& tree) { visit<T>(w, const_cast<void*>(static_cast<const void*>(&tree))); }
+
+struct WalkOptions { bool paths = false, statics = false; };
+
+// The arrays are those of `tree` itself: read them as long as it lives, and write them only if it is not const.
+template <class T> Walk walk_of(const T& tree, WalkOptions options = {}) {
+  Walk w;
+  w.with_paths = options.paths, w.with_statics = options.statics;
+  walk(w, const_cast<T&>(tree));
+  return w;
+}
+
+// ---- what is done with trees: modules are values, so a changed tree is a new one ----
+
+using Leaves = std::vector<NamedArray>;
+
+template <class T> Leaves flatten(const T& tree) { return walk_of(tree).leaves(); }
+
+// `like` with other arrays, in the order of flatten.
+template <class T> T unflatten(T like, const Leaves& leaves) {
+  walk_of(like).assign(leaves);
+  return like;
+}
+
+// f(leaf, the same leaf of the other trees...) in place of each leaf.
+template <class F, class T, class... Ts> T tree_map(F&& f, T tree, const Ts&... trees) {
+  Walk w = walk_of(tree);
+  auto map = [&](const auto&... other) {
+    (w.check_count("tree_map", other.arrays.size()), ...);
+    for (std::size_t i = 0; i < w.arrays.size(); ++i)
+      *w.arrays[i] = f(std::as_const(*w.arrays[i]), std::as_const(*other.arrays[i])...);
+  };
+  map(walk_of(trees)...);
+  return tree;
+}
+
+// f(path, leaf, frozen) for each leaf; the leaves may be assigned if the tree is not const.
+template <class T, class F> void for_each_leaf(T& tree, F&& f) {
+  using Leaf = std::conditional_t<std::is_const_v<T>, const NamedArray, NamedArray>;
+  Walk w = walk_of(tree, {.paths = true});
+  for (std::size_t i = 0; i < w.arrays.size(); ++i)
+    f(std::as_const(w.paths[i]), static_cast<Leaf&>(*w.arrays[i]), bool(w.frozen[i]));
+}
+
+template <class T> std::vector<std::string> tree_paths(const T& tree) {
+  return walk_of(tree, {.paths = true}).paths;
+}
+
+}  // namespace haliax

@@ -1,0 +1,68 @@
+#include "haliax/dtype.h"
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "base/name.h"
+#include "haliax/error.h"
+
+namespace haliax {
+namespace {
+
+enum class Class : std::uint8_t { boolean, integer, real };
+struct Row {
+  DType dtype;
+  const char* name;
+  const char* long_name;
+  int bytes;
+  Class cls;
+  bool is_signed;
+};
+constexpr std::array<Row, 13> kRows{{
+    {DType::f32, "f32", "float32", 4, Class::real, true},
+    {DType::f64, "f64", "float64", 8, Class::real, true},
+    {DType::bf16, "bf16", "bfloat16", 2, Class::real, true},
+    {DType::f16, "f16", "float16", 2, Class::real, true},
+    {DType::i8, "i8", "int8", 1, Class::integer, true},
+    {DType::i16, "i16", "int16", 2, Class::integer, true},
+    {DType::i32, "i32", "int32", 4, Class::integer, true},
+    {DType::i64, "i64", "int64", 8, Class::integer, true},
+    {DType::u8, "u8", "uint8", 1, Class::integer, false},
+    {DType::u16, "u16", "uint16", 2, Class::integer, false},
+    {DType::u32, "u32", "uint32", 4, Class::integer, false},
+    {DType::u64, "u64", "uint64", 8, Class::integer, false},
+    {DType::boolean, "bool", "boolean", 1, Class::boolean, false},
+}};
+const Row& row(DType d) { return kRows[std::size_t(d)]; }
+
+}  // namespace
+
+int bytes_of(DType d) { return row(d).bytes; }
+std::string_view name_of(DType d) { return row(d).name; }
+bool is_float(DType d) { return row(d).cls == Class::real; }
+bool is_integer(DType d) { return row(d).cls == Class::integer; }
+bool is_signed(DType d) { return is_integer(d) && row(d).is_signed; }
+
+DType dtype_of(std::string_view name) {
+  std::vector<std::string> known;
+  for (auto& r : kRows) {
+    if (name == r.name || name == r.long_name) return r.dtype;
+    known.emplace_back(r.long_name);
+  }
+  throw Error("[dtype] no dtype is called " + std::string(name) + did_you_mean(name, known));
+}
+
+DType promote(DType a, DType b) {
+  if (a == b) return a;
+  auto &x = row(a), &y = row(b);
+  if (x.cls != y.cls) return x.cls > y.cls ? a : b;        // floats win over integers, integers over bool
+  if (x.cls == Class::real) return x.bytes == y.bytes ? DType::f32 : x.bytes > y.bytes ? a : b;   // bf16 with f16
+  if (x.is_signed == y.is_signed) return x.bytes > y.bytes ? a : b;
+  auto &s = x.is_signed ? x : y, &u = x.is_signed ? y : x;
+  if (s.bytes > u.bytes) return s.dtype;
+  constexpr DType wider[]{DType::i16, DType::i32, DType::i64};
+  return u.bytes >= 8 ? DType::f32 : wider[u.bytes == 1 ? 0 : u.bytes == 2 ? 1 : 2];
+}
+
+}  // namespace haliax

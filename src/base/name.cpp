@@ -1,0 +1,76 @@
+#include "base/name.h"
+
+#include <algorithm>
+#include <deque>
+#include <mutex>
+#include <unordered_map>
+
+namespace haliax {
+namespace {
+
+struct Table {
+  std::mutex lock;
+  std::deque<NameData> all;                                       // stable addresses, never freed
+  std::unordered_map<std::string_view, const NameData*> shown;
+};
+Table& table() {
+  static Table* t = new Table;   // outlives every static Axis
+  return *t;
+}
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      std::size_t change = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+Name::Name(std::string_view text) {
+  auto& t = table();
+  std::lock_guard hold(t.lock);
+  auto found = t.shown.find(text);
+  if (found == t.shown.end()) {
+    t.all.push_back({std::string(text), false});
+    found = t.shown.emplace(t.all.back().text, &t.all.back()).first;
+  }
+  data_ = found->second;
+}
+
+std::string_view Name::text() const { return data_ ? std::string_view(data_->text) : std::string_view(); }
+bool Name::hidden() const { return data_ && data_->hidden; }
+
+Name fresh_hidden(Name shown) {
+  auto& t = table();
+  std::lock_guard hold(t.lock);
+  t.all.push_back({std::string(shown.text()), true});
+  return Name::of(&t.all.back());
+}
+
+std::string nearest(std::string_view wanted, const std::vector<std::string>& candidates) {
+  std::string best;
+  std::size_t least = std::max<std::size_t>(1, wanted.size() / 3) + 1;
+  for (auto& c : candidates)
+    if (auto d = edit_distance(wanted, c); d < least) least = d, best = c;
+  return best;
+}
+std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& candidates) {
+  auto near = nearest(wanted, candidates);
+  return near.empty() ? "" : "; did you mean " + near + "?";
+}
+std::string did_you_mean(Name wanted, const Axes& candidates) {
+  std::vector<std::string> names;
+  for (auto& a : candidates) names.emplace_back(a.name.text());
+  return did_you_mean(wanted.text(), names);
+}
+
+}  // namespace haliax

@@ -1,0 +1,22 @@
+// The interned text behind a Name, and names that vmap makes.
+#pragma once
+#include <string>
+
+#include "haliax/axis.h"
+
+namespace haliax {
+
+struct NameData {
+  std::string text;
+  bool hidden = false;
+};
+
+// A name that prints like `shown` and equals no other name: the axis that an enclosing vmap hides.
+Name fresh_hidden(Name shown);
+
+// The candidate nearest to `wanted` in edit distance, if it is near enough to be a slip of the pen; else empty.
+std::string nearest(std::string_view wanted, const std::vector<std::string>& candidates);
+std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& candidates);   // "; did you mean embed?" or ""
+std::string did_you_mean(Name wanted, const Axes& candidates);
+
+}  // namespace haliax

@@ -1,0 +1,142 @@
+#include "base/thread_pool.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace haliax {
+namespace {
+
+void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#else
+  std::this_thread::yield();
+#endif
+}
+
+int wanted_threads(int count) {
+  if (count <= 0) {
+    const char* text = std::getenv("HALIAX_THREADS");
+    count = text ? std::atoi(text) : 0;
+  }
+  if (count <= 0) count = static_cast<int>(std::thread::hardware_concurrency());
+  return std::clamp(count, 1, 1024);
+}
+
+class Pool {
+ public:
+  explicit Pool(int count) {
+    workers_.reserve(static_cast<std::size_t>(count) - 1);
+    for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { work(i); });
+  }
+  ~Pool() {
+    stop_.store(true);
+    epoch_.fetch_add(1);
+    epoch_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+  int size() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // False when another caller has the pool.
+  bool run(std::int64_t blocks, int workers, BlockTask task, void* context) {
+    std::unique_lock lock(busy_, std::try_to_lock);
+    if (!lock.owns_lock()) return false;
+    task_ = task;
+    context_ = context;
+    blocks_ = blocks;
+    limit_ = workers;
+    next_.store(0, std::memory_order_relaxed);
+    open_.store(true);
+    epoch_.fetch_add(1);
+    if (sleepers_.load() > 0) epoch_.notify_all();
+    take_blocks(0);
+    // A worker either sees the job closed or is counted in `inside_`: both are sequentially consistent.
+    open_.store(false);
+    for (int spins = 0; inside_.load() != 0; ++spins) {
+      if (spins < 4096) relax(); else std::this_thread::yield();
+    }
+    return true;
+  }
+
+ private:
+  void take_blocks(int worker) {
+    for (std::int64_t block; (block = next_.fetch_add(1, std::memory_order_relaxed)) < blocks_;) task_(context_, block, worker);
+  }
+  void work(int worker) {
+    constexpr int spin_turns = 1 << 13;   // tens of microseconds: steps follow each other faster than that
+    std::uint32_t seen = 0;
+    for (;;) {
+      for (int spins = 0; epoch_.load() == seen; ++spins) {
+        if (spins < spin_turns) {
+          relax();
+          continue;
+        }
+        sleepers_.fetch_add(1);
+        epoch_.wait(seen);
+        sleepers_.fetch_sub(1);
+      }
+      seen = epoch_.load();
+      if (stop_.load()) return;
+      inside_.fetch_add(1);
+      if (open_.load() && worker < limit_) take_blocks(worker);
+      inside_.fetch_sub(1);
+    }
+  }
+
+  std::mutex busy_;
+  BlockTask task_ = nullptr;
+  void* context_ = nullptr;
+  std::int64_t blocks_ = 0;
+  int limit_ = 0;
+  alignas(64) std::atomic<std::int64_t> next_{0};
+  alignas(64) std::atomic<std::uint32_t> epoch_{0};
+  std::atomic<bool> open_{false}, stop_{false};
+  std::atomic<int> sleepers_{0};
+  alignas(64) std::atomic<int> inside_{0};
+  std::vector<std::thread> workers_;
+};
+
+std::mutex pool_mutex;
+std::unique_ptr<Pool> the_pool;
+std::atomic<Pool*> current{nullptr};
+thread_local bool in_block = false;
+
+Pool& pool() {
+  if (Pool* p = current.load(std::memory_order_acquire)) return *p;
+  std::lock_guard lock(pool_mutex);
+  if (!the_pool) the_pool = std::make_unique<Pool>(wanted_threads(0));
+  current.store(the_pool.get(), std::memory_order_release);
+  return *the_pool;
+}
+
+}  // namespace
+
+void set_threads(int count) {
+  std::lock_guard lock(pool_mutex);
+  count = wanted_threads(count);
+  if (the_pool && the_pool->size() == count) return;
+  current.store(nullptr);
+  the_pool.reset();
+  the_pool = std::make_unique<Pool>(count);
+  current.store(the_pool.get());
+}
+
+int threads() { return pool().size(); }
+
+void parallel_for(std::int64_t blocks, int workers, BlockTask task, void* context) {
+  if (blocks > 1 && workers > 1 && !in_block) {
+    Pool& p = pool();
+    in_block = true;   // a nested call on this thread runs alone; on a worker it finds the pool taken
+    bool done = p.size() > 1 && p.run(blocks, workers, task, context);
+    in_block = false;
+    if (done) return;
+  }
+  for (std::int64_t block = 0; block < blocks; ++block) task(context, block, 0);
+}
+
+}  // namespace haliax

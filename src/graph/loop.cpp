@@ -1,0 +1,108 @@
+#include "graph/loop.h"
+
+#include <algorithm>
+#include <unordered_map>
+#include <unordered_set>
+
+namespace haliax {
+
+const Op kLoop{.name = "loop", .kind = Kind::loop};
+const Op kResult{.name = "result", .kind = Kind::result};
+const Op kCustom{.name = "custom_vjp", .kind = Kind::wrap};
+
+namespace {
+bool named(const Node& n, std::string_view op) { return n.op->name == op; }
+}  // namespace
+
+const Loop& loop_of(const Node& n) {
+  return static_cast<const Loop&>(*(n.op == &kResult ? n.in[0] : NodePtr(NodePtr(), &n))->attr.payload);
+}
+
+std::int64_t trips(const Loop& l, std::size_t body) {
+  auto& ints = l.index[body]->attr.ints;   // size, start, chunk, depth
+  if (l.index.size() == 1) return ints[0] / ints[2];
+  return body == 0 ? ints[0] / ints[2] : 1;
+}
+
+bool is_free(const NodePtr& root) {
+  int budget = 12;
+  Nodes todo{root};
+  while (!todo.empty()) {
+    auto n = todo.back();
+    todo.pop_back();
+    if (--budget < 0) return false;
+    if (n->op->kind == Kind::leaf) {
+      if (!named(*n, "number") && !named(*n, "iota") && !named(*n, "index")) return false;
+      continue;
+    }
+    bool cheap = (n->op->kind == Kind::map && n->op->code != Code::exp && n->op->code != Code::tanh && n->op->code != Code::erfinv &&
+                  n->op->code != Code::threefry0 && n->op->code != Code::threefry1 && n->op->code != Code::threefry_xor) ||
+                 named(*n, "fit") || named(*n, "rename");
+    if (!cheap) return false;
+    for (auto& x : n->in) todo.push_back(x);
+  }
+  return true;
+}
+
+LoopInputs inputs_of(const Loop& l) {
+  std::unordered_set<const Node*> seen, listed;
+  LoopInputs out;
+  for (std::size_t b = 0; b < l.index.size(); ++b) {
+    auto* index = l.index[b].get();
+    Nodes todo;
+    for (auto& r : l.results) todo.push_back(r.value[b]);
+    while (!todo.empty()) {
+      auto n = todo.back();
+      todo.pop_back();
+      if (!seen.insert(n.get()).second) continue;
+      if (!n->varies_with(index)) {
+        if (n->op->kind == Kind::leaf && (named(*n, "number") || named(*n, "iota"))) continue;
+        if (is_free(n)) {
+          for (auto& x : n->in) todo.push_back(x);
+          continue;
+        }
+        if (listed.insert(n.get()).second) out.invariants.push_back(n);
+      } else if (named(*n, "slice") && n->in.size() > 1 && n->in[1].get() == index && !n->in[0]->varies_with(index)) {
+        if (listed.insert(n->in[0].get()).second) out.slices.push_back(n->in[0]);
+      } else if (n->op->kind != Kind::leaf) {
+        for (auto& x : n->in) if (x) todo.push_back(x);
+      }
+    }
+  }
+  auto by_id = [](auto& a, auto& b) { return a->id < b->id; };
+  std::sort(out.slices.begin(), out.slices.end(), by_id);
+  std::sort(out.invariants.begin(), out.invariants.end(), by_id);
+  return out;
+}
+
+NodePtr make_loop(Loop l) {
+  auto found = inputs_of(l);
+  Nodes in = found.slices;
+  auto add = [&](const NodePtr& n) { if (std::find(in.begin(), in.end(), n) == in.end()) in.push_back(n); };
+  for (auto& n : found.invariants) add(n);
+  for (auto& r : l.results) if (r.start) add(r.start);
+  return make(kLoop, in, {}, DType::f32, {.names = {l.axis.name}, .payload = std::make_shared<Loop>(std::move(l))});
+}
+
+NodePtr loop_result(const NodePtr& loop, std::size_t k) {
+  auto& l = loop_of(*loop);
+  auto& r = l.results[k];
+  Axes axes = r.value[0]->axes;
+  if (r.fold == Fold::stack) {
+    if (l.drop) axes.insert(axes.begin(), l.axis);
+    else for (auto& a : axes) if (a.name == l.axis.name) a.size = l.axis.size;
+  } else if (r.carry) {
+    axes = r.carry->axes;
+  }
+  return make(kResult, {loop}, axes, r.value[0]->dtype, {.ints = {std::int64_t(k)}});
+}
+
+NodePtr make_custom(Nodes operands, std::shared_ptr<const Custom> c) {
+  return make(kCustom, std::move(operands), {}, DType::f32, {.payload = std::move(c)});
+}
+NodePtr custom_result(const NodePtr& custom, std::size_t k) {
+  auto& of = custom->in[k];
+  return make(kResult, {custom}, of->axes, of->dtype, {.ints = {std::int64_t(k)}});
+}
+
+}  // namespace haliax

@@ -1,0 +1,57 @@
+// A loop is one node. Its body is an open graph over the loop's index: what does not vary with the index lies outside by itself, so
+// nothing is captured by hand and nothing needs hoisting.
+#pragma once
+#include "graph/node.h"
+
+namespace haliax {
+
+enum class Fold : std::uint8_t {
+  stack,   // one block for each turn, put back together along the axis
+  fold,    // accumulated by a monoid: acc = acc * value
+  carry,   // raw state: the next turn sees the value as `carry` (scan)
+};
+struct LoopResult {
+  Fold fold = Fold::stack;
+  Monoid monoid = Monoid::sum;
+  Nodes value;                     // one for each body
+  NodePtr start = {};              // what a fold or a carry starts from (fold: may be empty)
+  NodePtr carry = {};              // the placeholder
+  bool same(const LoopResult& o) const {
+    return fold == o.fold && monoid == o.monoid && value == o.value && start == o.start && carry == o.carry;
+  }
+};
+// What a loop keeps for its gradient.
+enum class Save : std::uint8_t { all, carries, nothing };
+struct Loop : Payload {
+  Axis axis;                       // walked: its whole size
+  Nodes index;                     // one for each body: [full chunks, what is left over]
+  bool drop = false;               // turns see slices without the axis (scan) or chunks with it
+  bool reverse = false;            // the last turn first
+  Save save = Save::all;
+  std::vector<LoopResult> results;
+  std::string why;                 // for reports: what was decided about it
+};
+
+// The loop as a node: its operands are found by a walk over the bodies (what they read a slice of, what they read whole, the starts).
+NodePtr make_loop(Loop);
+const Loop& loop_of(const Node&);                 // of a loop node or of a result
+NodePtr loop_result(const NodePtr& loop, std::size_t k);
+extern const Op kLoop, kResult;
+std::int64_t trips(const Loop&, std::size_t body);
+
+// Nodes of the body that the loop does not have to make: they do not vary with it. Slices: what it reads a part of each turn.
+struct LoopInputs { Nodes slices, invariants; };
+LoopInputs inputs_of(const Loop&);
+// Nothing but numbers and positions below, and cheap: made again wherever it is read rather than kept.
+bool is_free(const NodePtr&);
+
+// A custom gradient over several results: operands are the results as computed, then the arguments.
+struct Custom : Payload {
+  std::size_t results = 0;
+  virtual Nodes backward(const Nodes& operands, const Nodes& cotangents) const = 0;   // one for each argument; null: none
+};
+extern const Op kCustom;
+NodePtr make_custom(Nodes operands, std::shared_ptr<const Custom>);
+NodePtr custom_result(const NodePtr& custom, std::size_t k);
+
+}  // namespace haliax

@@ -1,0 +1,202 @@
+#include "graph/node.h"
+
+#include <algorithm>
+#include <mutex>
+#include <unordered_map>
+
+#include "base/name.h"
+
+namespace haliax {
+namespace {
+
+std::uint64_t mix(std::uint64_t h, std::uint64_t v) {
+  h ^= v + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2);
+  return h * 0xff51afd7ed558ccdull;
+}
+std::uint64_t hash_of(const Op& op, const Nodes& in, const Axes& axes, DType dtype, const Attr& a) {
+  std::uint64_t h = mix(std::uint64_t(&op), std::uint64_t(dtype));
+  for (auto& x : in) h = mix(h, x ? x->id : 0);
+  for (auto& x : axes) h = mix(mix(h, std::uint64_t(x.name.data())), std::uint64_t(x.size));
+  for (auto n : a.names) h = mix(h, std::uint64_t(n.data()));
+  for (auto i : a.ints) h = mix(h, std::uint64_t(i));
+  std::uint64_t bits;
+  static_assert(sizeof bits == sizeof a.number);
+  __builtin_memcpy(&bits, &a.number, sizeof bits);
+  return mix(mix(h, bits), std::uint64_t(a.payload.get()));
+}
+bool same_number(const Attr& a, const Attr& b) { return __builtin_memcmp(&a.number, &b.number, sizeof a.number) == 0; }
+
+}  // namespace
+
+// All nodes that can be equal to another, by hash. Holds no reference: a node takes itself out when it dies.
+struct Cons {
+  struct Entry { const Node* node; std::weak_ptr<const Node> handle; };
+  std::mutex lock;
+  std::unordered_multimap<std::uint64_t, Entry> all;
+  std::uint64_t next = 1;
+
+  static Cons& table() {
+    static Cons* t = new Cons;
+    return *t;
+  }
+  static bool same_mapping(const Origin& a, const Origin& b) {
+    return a.mapping == b.mapping || (a.mapping && b.mapping && *a.mapping == *b.mapping);
+  }
+  void remove(Node& n) {
+    if (!n.hash_) return;
+    std::lock_guard hold(lock);
+    auto [i, end] = all.equal_range(n.hash_);
+    for (; i != end;) {
+      if (i->second.node == &n) i = all.erase(i);
+      else ++i;
+    }
+    n.hash_ = 0;
+  }
+};
+
+Node::~Node() {
+  Cons::table().remove(*this);
+  // Inputs that die with this node are taken apart here, one after another, not inside each other.
+  static thread_local std::vector<NodePtr>* queue = nullptr;
+  auto hand_over = [&](std::vector<NodePtr>& q) {
+    for (auto& x : in) if (x && x.use_count() == 1) q.push_back(std::move(x));
+  };
+  if (queue) {
+    hand_over(*queue);
+    return;
+  }
+  std::vector<NodePtr> mine;
+  queue = &mine;
+  hand_over(mine);
+  while (!mine.empty()) {
+    auto last = std::move(mine.back());
+    mine.pop_back();
+    last.reset();
+  }
+  queue = nullptr;
+}
+
+bool Node::varies_with(const Node* index) const { return std::find(free.begin(), free.end(), index) != free.end(); }
+
+NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
+  auto& t = Cons::table();
+  auto& c = context();
+  std::uint64_t h = hash_of(op, in, axes, dtype, attr);
+  if (h == 0) h = 1;
+  Nodes looked_at;   // released after the lock is: one of them may die with it
+  std::lock_guard hold(t.lock);
+  auto [i, end] = t.all.equal_range(h);
+  for (; i != end; ++i) {
+    auto& n = looked_at.emplace_back(i->second.handle.lock());
+    if (n && n->op == &op && n->in == in && n->axes == axes && n->dtype == dtype && n->attr.names == attr.names &&
+        n->attr.ints == attr.ints && same_number(n->attr, attr) && n->attr.payload == attr.payload &&
+        Cons::same_mapping(n->origin, c.origin))
+      return n;
+  }
+  auto n = std::make_shared<Node>();
+  n->op = &op, n->in = std::move(in), n->axes = std::move(axes), n->dtype = dtype, n->attr = std::move(attr);
+  n->id = t.next++, n->hash_ = h, n->origin = c.origin;
+  for (auto& x : n->in)
+    if (x)
+      for (auto* f : x->free)
+        if (!n->varies_with(f)) n->free.push_back(f);
+  std::sort(n->free.begin(), n->free.end(), [](auto* a, auto* b) { return a->id < b->id; });
+  t.all.emplace(h, Cons::Entry{n.get(), n});
+  return n;
+}
+
+namespace {
+const Op kData{.name = "data", .kind = Kind::leaf};
+}
+
+NodePtr make_data(BufferPtr value, Axes axes, DType dtype) {
+  auto& t = Cons::table();
+  auto n = std::make_shared<Node>();
+  n->op = &kData, n->axes = std::move(axes), n->dtype = dtype, n->value = std::move(value), n->origin = context().origin;
+  std::lock_guard hold(t.lock);
+  n->id = t.next++;
+  return n;
+}
+
+void detach(const Node& node) {
+  auto& n = const_cast<Node&>(node);
+  if (n.op->kind == Kind::leaf) return;
+  Cons::table().remove(n);   // the table finds it no longer: an equal computation later is a new node
+  n.op = &kData;
+  n.attr = {};
+  Node last;                 // its destructor takes the inputs apart without recursion
+  last.in.swap(n.in);
+}
+
+Nodes topological(const Nodes& roots, bool (*stop)(const Node&)) {
+  std::unordered_map<const Node*, NodePtr> seen;
+  Nodes todo, out;
+  for (auto& r : roots) if (r) todo.push_back(r);
+  while (!todo.empty()) {
+    auto n = std::move(todo.back());
+    todo.pop_back();
+    if (!seen.emplace(n.get(), n).second) continue;
+    out.push_back(n);
+    if (!stop || !stop(*n)) for (auto& x : n->in) if (x) todo.push_back(x);
+  }
+  std::sort(out.begin(), out.end(), [](auto& a, auto& b) { return a->id < b->id; });
+  return out;
+}
+
+Context& context() {
+  static thread_local Context c;
+  return c;
+}
+
+Here::Here(SourceLocation at, bool layer, const NamedArray* weight) : at_(context().origin.at), module_(context().origin.module), fixed_(context().fixed) {
+  auto& c = context();
+  if (!c.fixed) c.origin.at = at;
+  if (layer) c.fixed = true;
+  if (!layer || !weight || !*weight) return;
+  const Node* n = weight->node().get();   // down to what a trace has named: the path of the field
+  while (n->op->kind != Kind::leaf && n->op->name != std::string_view("tracer") && n->in.size() > 0 && n->in[0]) n = n->in[0].get();
+  std::string_view path = n->origin.module.text();
+  if (auto dot = path.rfind('.'); dot != path.npos) c.origin.module = Name(path.substr(0, dot));
+}
+Here::~Here() {
+  auto& c = context();
+  c.origin.at = at_, c.origin.module = module_, c.fixed = fixed_;
+}
+
+void fail_at(const Origin& o, const std::string& op, const std::string& text) {
+  std::string m = "[" + op + "] " + text;
+  std::string_view file = o.at.file_name() ? o.at.file_name() : "";
+  if (auto slash = file.rfind('/'); slash != file.npos) file.remove_prefix(slash + 1);
+  if (!file.empty()) m += "; " + std::string(file) + ":" + std::to_string(o.at.line());
+  if (o.module) m += ", in " + std::string(o.module.text());
+  throw Error(m);
+}
+void fail(const std::string& op, const std::string& text) { fail_at(context().origin, op, text); }
+
+std::string to_string(const Nodes& roots) {
+  std::string s;
+  for (auto& n : topological(roots)) {
+    s += "%" + std::to_string(n->id) + " = " + n->op->name;
+    for (auto a : n->attr.names) s += " " + std::string(a.text());
+    for (auto i : n->attr.ints) s += " " + std::to_string(i);
+    for (auto& x : n->in) s += x ? " %" + std::to_string(x->id) : " -";
+    s += "  " + std::string(name_of(n->dtype)) + to_string(n->axes) + "\n";
+  }
+  return s;
+}
+
+void check(const Nodes& roots, const char* after) {
+  for (auto& n : topological(roots)) {
+    auto bad = [&](const std::string& why) { fail_at(n->origin, n->op->name, std::string("after ") + after + ": " + why); };
+    for (std::size_t i = 0; i < n->axes.size(); ++i)
+      for (std::size_t j = 0; j < i; ++j)
+        if (n->axes[i].name == n->axes[j].name) bad("axis " + std::string(n->axes[i].name.text()) + " twice in " + to_string(n->axes));
+    if (n->op->kind != Kind::map) continue;
+    for (auto& x : n->in)
+      for (auto& a : x->axes)
+        if (auto* mine = find(*n, a.name); !mine || mine->size != a.size)
+          bad("operand " + to_string(x->axes) + " does not fit " + to_string(n->axes));
+  }
+}
+
+}  // namespace haliax

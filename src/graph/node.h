@@ -1,0 +1,137 @@
+// The graph: frozen, hash-consed nodes. Equal nodes are the same node, so common subexpressions need no pass.
+//
+// Nodes speak of axes only by name. An operand may lack axes of the result (it is broadcast) or have them in another order; the order
+// of a node's axes is what users see, the layout in memory is the compiler's.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/buffer.h"
+#include "haliax/array.h"
+#include "haliax/mesh.h"
+#include "program/program.h"
+
+namespace haliax {
+
+using program::Code;
+using program::Monoid;
+using Nodes = std::vector<NodePtr>;
+
+// What an op does along an axis: independent of it, sums (folds) it away, or needs all of it at once.
+enum class Role : std::uint8_t { map, reduce, whole };
+// In what an op is linear, hence which pending sums may ride through it: none; one operand at a time (product, sum over an axis);
+// all operands together (add); or it only moves data, whatever the monoid.
+enum class Linear : std::uint8_t { no, one, all, moves };
+enum class Kind : std::uint8_t {
+  leaf,       // data, input, number, iota, index, carry
+  map,        // point by point: `code`
+  reduce,     // folds away the axes that the result lacks
+  contract,   // sums a product of two over the axes that the result lacks
+  view,       // other axes, offset or strides on the same memory
+  step,       // moves or sorts data: one step of the program
+  loop, result,
+  wrap,       // the value of in[0]; says something to a transform: custom gradient, barrier, constraint
+};
+
+class Emit;
+struct Place;
+struct Op {
+  const char* name;
+  Kind kind;
+  Code code = Code::constant;                                        // map, reduce
+  Linear linear = Linear::no;
+  Nodes (*grad)(const NodePtr& out, const NodePtr& g) = nullptr;     // cotangents of the inputs (null: none), in any axes that fit
+  Place (*view)(const Node&, const Place& in, Emit&) = nullptr;      // Kind::view
+  void (*lower)(const Node&, Emit&) = nullptr;                       // Kind::step
+  // Along one axis of an operand; null: by kind (map and view: map; reduce and contract: reduce what the result lacks).
+  Role (*role)(const Node&, std::size_t operand, Name axis) = nullptr;
+};
+
+// Where a node was made, and under which compute mapping.
+struct Origin {
+  SourceLocation at;
+  Name module;
+  std::shared_ptr<const Mapping> mapping;
+  bool backward = false;
+};
+
+struct Payload { virtual ~Payload() = default; };                    // what only some ops carry: a loop, a custom gradient
+struct Attr {
+  Names names = {};
+  std::vector<std::int64_t> ints = {};
+  double number = 0;
+  std::shared_ptr<const Payload> payload = {};
+  friend bool operator==(const Attr&, const Attr&) = default;
+};
+
+class Node {
+ public:
+  const Op* op = nullptr;
+  Nodes in;
+  Axes axes;
+  DType dtype = DType::f32;
+  Attr attr;
+  std::uint64_t id = 0;                                              // inputs are older than their users
+  std::vector<const Node*> free;                                     // the loop indices and carries it varies with, by id
+  Origin origin;
+
+  // The one thing that changes: a value, once computed, is kept; a donated one is gone for good, and says where to.
+  BufferPtr value;
+  std::string donated;
+
+  std::int64_t size() const { return axis_size(axes); }
+  std::int64_t bytes() const { return size() * bytes_of(dtype); }
+  bool varies_with(const Node* index) const;
+  Node() = default;
+  Node(const Node&) = delete;
+  ~Node();                                                           // without recursion, however long the chain
+
+ private:
+  friend NodePtr make(const Op&, Nodes, Axes, DType, Attr);
+  std::uint64_t hash_ = 0;
+  friend struct Cons;
+};
+
+NodePtr make(const Op&, Nodes in, Axes, DType, Attr = {});           // the node itself, or the equal one that exists
+NodePtr make_data(BufferPtr, Axes, DType);                           // never equal to another
+void detach(const Node&);                                            // a node with a value forgets how it was made
+
+// Nodes that the roots depend on, inputs first. Loop bodies are not entered. `stop(n)`: n is listed, but not what it depends on.
+Nodes topological(const Nodes& roots, bool (*stop)(const Node&) = nullptr);
+
+// ---- what is being traced, on this thread ----
+struct Context {
+  Origin origin = {};
+  bool fixed = false;        // a layer has said where its caller is
+  int loop_depth = 0;        // of the traced loops: keeps an index apart from an equal one around it
+  Axes hidden = {};          // by the vmaps around, outermost first
+  int tracing = 0;           // inside grad, vmap, scan or jit: values may be asked for, but nothing is forgotten
+};
+Context& context();
+
+// Set for the length of a scope: where the user's code is. Inside a layer (`layer` true) the caller's place and the module's path hold.
+class Here {
+ public:
+  explicit Here(SourceLocation at, bool layer = false, const NamedArray* weight = nullptr);
+  ~Here();
+  Here(const Here&) = delete;
+
+ private:
+  SourceLocation at_;
+  Name module_;
+  bool fixed_;
+};
+
+// `[op] text; file:line, in module` as an Error.
+[[noreturn]] void fail(const std::string& op, const std::string& text);
+[[noreturn]] void fail_at(const Origin&, const std::string& op, const std::string& text);
+std::string to_string(const Nodes& roots);                           // one line a node, for people
+void check(const Nodes& roots, const char* after);                   // the legality check between passes; raises
+
+// Is this name an axis of the node; its size.
+inline const Axis* find(const Node& n, Name a) { return find_axis(n.axes, a); }
+inline bool has(const Axes& axes, Name a) { return find_axis(axes, a) != nullptr; }
+
+}  // namespace haliax

@@ -1,0 +1,111 @@
+// What a walk over a tree collects, and the names of fields. The templates that find the fields are in haliax/tree.h.
+#include "haliax/tree.h"
+
+namespace haliax {
+namespace reflect {
+
+static bool in_identifier(char c) {
+  return c == '_' || (c >= '0' && c <= '9') || ((c | 32) >= 'a' && (c | 32) <= 'z') || static_cast<unsigned char>(c) >= 128;
+}
+
+// Leaves the last identifier before the end of what the compiler spelled:
+// g++ "... {(& haliax::reflect::fake<Linear>.value.Linear::bias)}]", clang "... {&fake.value.bias}]".
+void cut_spelled(std::string_view* names, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    std::string_view s = names[i];
+    std::size_t end = s.rfind(")}");
+    if (end == s.npos) end = s.rfind("}]");
+    if (end == s.npos) end = s.size();
+    std::size_t begin = end;
+    while (begin > 0 && in_identifier(s[begin - 1])) --begin;
+    names[i] = s.substr(begin, end - begin);
+  }
+}
+
+void cut_listed(std::string_view* names, std::size_t count, std::string_view text) {
+  for (std::size_t i = 0; i < count; ++i) {
+    while (!text.empty() && !in_identifier(text.front())) text.remove_prefix(1);
+    std::size_t end = 0;
+    while (end < text.size() && in_identifier(text[end])) ++end;
+    names[i] = text.substr(0, end);
+    text.remove_prefix(end);
+    if (end > 1 && names[i].back() == '_') names[i].remove_suffix(1);
+  }
+}
+
+}  // namespace reflect
+
+Walk::Walk() = default;
+Walk::Walk(Walk&&) noexcept = default;
+Walk::~Walk() = default;
+
+bool Walk::same_statics(const Walk& other) const { return statics == other.statics && values == other.values; }
+
+std::vector<NamedArray> Walk::leaves() const {
+  std::vector<NamedArray> all;
+  all.reserve(arrays.size());
+  for (const NamedArray* a : arrays) all.push_back(*a);
+  return all;
+}
+
+void Walk::assign(const std::vector<NamedArray>& leaves) const {
+  check_count("unflatten", leaves.size());
+  for (std::size_t i = 0; i < leaves.size(); ++i) *arrays[i] = leaves[i];
+}
+
+void Walk::check_count(const char* op, std::size_t given) const {
+  if (given != arrays.size())
+    throw Error("[" + std::string(op) + "] the tree has " + std::to_string(arrays.size()) + " arrays, but " +
+                std::to_string(given) + " were given; the trees must have the same structure");
+}
+
+void Walk::leaf(NamedArray& a) {
+  arrays.push_back(&a);
+  frozen.push_back(frozen_depth > 0);
+  if (with_paths) paths.push_back(path);
+}
+
+void Walk::parts(const Part* parts, std::size_t count, WriteNames write_names) {
+  if (!with_paths) {
+    for (std::size_t i = 0; i < count; ++i) parts[i].visit(*this, parts[i].node);
+    return;
+  }
+  std::vector<std::string_view> names(count);
+  if (write_names) write_names(names.data(), count);
+  for (std::size_t i = 0; i < count; ++i) named(write_names ? names[i] : std::string_view(std::to_string(i)), parts[i]);
+}
+
+void Walk::items(void* first, std::size_t size_of_item, std::size_t count, void (*visit)(Walk&, void*)) {
+  for (std::size_t i = 0; i < count; ++i) {
+    Part item{static_cast<char*>(first) + i * size_of_item, visit};
+    if (with_paths) named(std::to_string(i), item);
+    else visit(*this, item.node);
+  }
+}
+
+void Walk::named(std::string_view name, const Part& part) {
+  const std::size_t mark = path.size();
+  if (mark) path += '.';
+  path += name;
+  part.visit(*this, part.node);
+  path.resize(mark);
+}
+
+void Walk::add_bytes(const void* p, std::size_t size) { statics.append(static_cast<const char*>(p), size); }
+void Walk::add(std::string_view s) { add(s.size()), add_bytes(s.data(), s.size()); }
+void Walk::add(const std::string& s) { add(std::string_view(s)); }
+void Walk::add(const Axis& a) { add(a.name), add(a.size); }
+void Walk::add(const AxisSelector& a) { add(a.name), add(a.size); }
+void Walk::add(StaticValue v) { values.push_back(std::move(v)); }
+
+void Walk::add(const AxisSpec& s) {
+  add(s.axes().size());
+  for (const Axis& a : s) add(a);
+}
+
+void Walk::add(const AxisSelection& s) {
+  add(s.all()), add(s.items().size());
+  for (const AxisSelector& a : s.items()) add(a);
+}
+
+}  // namespace haliax

@@ -1,0 +1,107 @@
+#include <cmath>
+#include <numbers>
+
+#include "base/name.h"
+#include "haliax/nn.h"
+
+namespace haliax::nn {
+
+NamedArray relu(Arr x) {   // its derivative at 0 is 0, and NaN stays
+  LayerScope scope(x);
+  return where(x <= 0., 0., x);
+}
+NamedArray relu6(Arr x) {
+  LayerScope scope(x);
+  return where(x <= 0., 0., where(x >= 6., 6., x));
+}
+NamedArray relu_squared(Arr x) {
+  LayerScope scope(x);
+  return square(relu(x));
+}
+NamedArray leaky_relu(Arr x) {
+  LayerScope scope(x);
+  return where(x >= 0., x, x * 0.01);
+}
+// The exponential sees no positive number, so that its derivative is finite where it is not chosen.
+NamedArray elu(Arr x) {
+  LayerScope scope(x);
+  return where(x > 0., x, expm1(where(x > 0., 0., x)));
+}
+NamedArray celu(Arr x) { return elu(x); }
+NamedArray selu(Arr x) {
+  LayerScope scope(x);
+  constexpr double alpha = 1.6732632423543772848170429916717, scale = 1.0507009873554804934193349852946;
+  return where(x > 0., x, alpha * expm1(where(x > 0., 0., x))) * scale;
+}
+
+NamedArray gelu(Arr x) { return gelu(x, true); }
+NamedArray gelu_exact(Arr x) { return gelu(x, false); }
+NamedArray gelu(Arr x, bool approximate) {
+  LayerScope scope(x);
+  if (!approximate) return x * (0.5 * (1. + erf(x * std::numbers::sqrt2 / 2.)));
+  const double slope = std::sqrt(2 / std::numbers::pi);
+  return x * (0.5 * (1. + tanh(slope * (x + 0.044715 * (x * x * x)))));
+}
+NamedArray quick_gelu(Arr x) {
+  LayerScope scope(x);
+  return x * sigmoid(1.702 * x);
+}
+
+NamedArray sigmoid(Arr x) {   // by tanh, which overflows nowhere, nor do its derivatives
+  LayerScope scope(x);
+  return 0.5 * tanh(0.5 * x) + 0.5;
+}
+NamedArray log_sigmoid(Arr x) {
+  LayerScope scope(x);
+  return -softplus(-x);
+}
+NamedArray silu(Arr x) {
+  LayerScope scope(x);
+  return x * sigmoid(x);
+}
+NamedArray softplus(Arr x) {
+  LayerScope scope(x);
+  return logaddexp(x, 0.);
+}
+NamedArray soft_sign(Arr x) {
+  LayerScope scope(x);
+  return x / (abs(x) + 1.);
+}
+NamedArray hard_sigmoid(Arr x) {
+  LayerScope scope(x);
+  return relu6(x + 3.) / 6.;
+}
+NamedArray hard_silu(Arr x) {
+  LayerScope scope(x);
+  return x * hard_sigmoid(x);
+}
+NamedArray hard_tanh(Arr x) {
+  LayerScope scope(x);
+  return where(x > 1., 1., where(x < -1., -1., x));
+}
+
+NamedArray glu(Arr x, const AxisSelector& axis) {
+  LayerScope scope(x);
+  auto a = x.resolve_axis(axis);
+  if (a.size % 2) throw Error("[glu] axis " + to_string(a) + " has no two halves; its size must be even");
+  auto half = a.size / 2;
+  return slice(x, a, 0, half) * sigmoid(slice(x, a, half, half));
+}
+
+Activation activation(std::string_view name) {
+  struct Entry { const char* name; Activation function; };
+  static const Entry known[] = {
+      {"relu", relu}, {"relu6", relu6}, {"relu_squared", relu_squared}, {"leaky_relu", leaky_relu}, {"elu", elu}, {"celu", celu},
+      {"selu", selu}, {"gelu", gelu_exact}, {"gelu_exact", gelu_exact}, {"gelu_new", gelu}, {"gelu_pytorch_tanh", gelu},
+      {"gelu_tanh", gelu}, {"quick_gelu", quick_gelu}, {"sigmoid", sigmoid}, {"log_sigmoid", log_sigmoid}, {"silu", silu},
+      {"swish", silu}, {"softplus", softplus}, {"soft_sign", soft_sign}, {"hard_sigmoid", hard_sigmoid}, {"hard_silu", hard_silu},
+      {"hard_swish", hard_silu}, {"hard_tanh", hard_tanh}, {"tanh", static_cast<Activation>(haliax::tanh)}};
+  std::vector<std::string> names;
+  for (auto& k : known) {
+    if (name == k.name) return k.function;
+    names.emplace_back(k.name);
+  }
+  throw Error("[activation] none is called " + std::string(name) + did_you_mean(name, names));
+}
+
+}  // namespace haliax::nn

@@ -1,0 +1,98 @@
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "graph/node.h"
+#include "haliax/nn.h"
+#include "ops/named.h"
+
+namespace haliax::nn {
+namespace {
+
+NamedArray positions(const Axis& axis, const Arr& start) { return arange(axis) + start; }
+
+// (QPos, KPos): where the position of the query compares so with that of the key.
+NamedArray not_before(const Axis& QPos, const Axis& KPos, const Arr& q_start, const Arr& k_start) {
+  auto q = broadcast_to(positions(QPos, q_start), {QPos, KPos});
+  return q >= positions(KPos, k_start);
+}
+
+std::vector<double> alibi_slopes(std::int64_t heads, double bias_max) {
+  auto whole = std::int64_t(std::bit_floor(std::uint64_t(heads)));
+  std::vector<double> slopes;
+  for (std::int64_t i = 1; i <= whole; ++i) slopes.push_back(std::exp2(-bias_max * double(i) / double(whole)));
+  for (std::int64_t i = 1; std::int64_t(slopes.size()) < heads; i += 2)   // between those of a power of two, every second one
+    slopes.push_back(std::exp2(-bias_max * double(i) / double(2 * whole)));
+  return slopes;
+}
+
+}  // namespace
+
+NamedArray causal_mask(const Axis& QPos, const Axis& KPos, Arr q_start, Arr k_start) {
+  LayerScope scope(q_start);
+  return not_before(QPos, KPos, q_start, k_start);
+}
+NamedArray prefix_lm_mask(const Axis& QPos, const Axis& KPos, Arr prefix_len, Arr q_start, Arr k_start) {
+  LayerScope scope(prefix_len);
+  return not_before(QPos, KPos, q_start, k_start) | (positions(KPos, k_start) < prefix_len);
+}
+NamedArray forgetful_causal_mask(const Key& key, const Axis& KPos, double mask_prob, bool sample_prob) {
+  if (mask_prob == 0) return ones(KPos, DType::boolean);
+  auto first = arange(KPos) == 0;
+  if (!sample_prob) return random::bernoulli(key, KPos, 1 - mask_prob) | first;
+  auto [kept, drawn] = random::split<2>(key);
+  return random::bernoulli(kept, KPos, 1. - random::uniform(drawn, {}, 0., mask_prob)) | first;
+}
+
+static NamedArray combine(Arr a, Arr b, NamedArray (*by)(Arr, Arr)) {
+  LayerScope scope(a);
+  if (!a.array() || !b.array()) return a.array() ? a : b;
+  return by(a, broadcast_to(b, a.axes(), true, false));
+}
+NamedArray combine_masks_and(Arr a, Arr b) { return combine(a, b, logical_and); }
+NamedArray combine_masks_or(Arr a, Arr b) { return combine(a, b, logical_or); }
+
+NamedArray mask_to_bias(Arr mask, double value) {
+  LayerScope scope(mask);
+  return astype(mask, DType::f32) * value;
+}
+
+NamedArray alibi_attention_bias(const Axis& Heads, const Axis& KPos, double bias_max, DType dtype) {
+  if (Heads.size == 0) return zeros({Heads, KPos}, dtype);
+  auto slopes = array(std::span<const double>(alibi_slopes(Heads.size, bias_max)), Heads);
+  auto bias = broadcast_to(astype(slopes, DType::f32), {Heads, KPos}) * astype(arange(KPos), DType::f32);
+  return astype(bias, dtype);
+}
+
+NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSelector& Key, Arr query, Arr key, AttentionOptions options) {
+  LayerScope scope(query);
+  constexpr auto op = "attention";
+  auto q_axes = query.axes(), k_axes = key.axes();
+  auto need = [&](const char* whose, const Axes& axes, const AxisSelector& a) {
+    if (!find_axis(axes, a.name))
+      fail(op, "axis " + std::string(a.name.text()) + " is not in the " + whose + " " + to_string(axes) + did_you_mean(a.name, axes));
+  };
+  if (KPos.all()) fail(op, "say which axes are attended to");
+  for (auto& a : KPos.items()) {
+    if (find_axis(q_axes, a.name))
+      fail(op, "the key position " + std::string(a.name.text()) + " is also in the query " + to_string(q_axes) +
+                   "; attended-to axes must be distinct, so rename one");
+    need("key", k_axes, a);
+  }
+  need("query", q_axes, Key), need("key", k_axes, Key);
+
+  auto dtype = query.dtype();
+  auto q = query / std::sqrt(double(query.resolve_axis(Key).size));
+  NamedArray k = key;
+  if (options.attention_dtype) q = astype(q, *options.attention_dtype), k = astype(k, *options.attention_dtype);
+  auto scores = dot(q, k, {Key});
+  if (options.bias) scores = scores + *options.bias;
+  if (options.mask) scores = where(*options.mask, scores, -1e9);
+  return astype(softmax(scores, KPos), dtype);
+}
+NamedArray dot_product_attention(const AxisSelection& KPos, const AxisSelector& Key, Arr query, Arr key, Arr value, AttentionOptions options) {
+  LayerScope scope(query);
+  return dot(dot_product_attention_weights(KPos, Key, query, key, std::move(options)), value, KPos);
+}
+
+}  // namespace haliax::nn

@@ -1,0 +1,74 @@
+#include "graph/node.h"
+#include "haliax/nn.h"
+#include "ops/named.h"
+
+namespace haliax::nn {
+namespace {
+
+NamedArray reduced(const NamedArray& loss, const LossOptions& options) {
+  auto& axis = options.reduction_axis;
+  bool nothing = !axis.all() && axis.items().empty();
+  if (options.reduction == Reduction::none || nothing) return options.where ? where(*options.where, loss, 0.) : loss;
+  return options.reduction == Reduction::sum ? sum(loss, axis, {.where = options.where}) : mean(loss, axis, {.where = options.where});
+}
+
+// The logit at each id, or 0 for an id outside. As a sum over the labels, so that it fuses with the softmax, forward and backward.
+NamedArray picked(const NamedArray& logits, const Axis& Label, const NamedArray& ids) {
+  return sum(where(one_hot(ids, Label, DType::boolean), logits, 0.), Label);
+}
+NamedArray inside(const NamedArray& ids, const Axis& Label) { return (ids >= 0) & (ids < Label.size); }
+
+}  // namespace
+
+std::pair<NamedArray, NamedArray> cross_entropy_loss_and_log_normalizers(Arr logits, const AxisSelector& label, Arr targets) {
+  LayerScope scope(logits);
+  constexpr auto op = "cross_entropy_loss";
+  auto Label = ops::axis_of(op, ops::node_of(op, logits), label);
+  auto normalizers = logsumexp(logits, Label);
+  auto t = targets.dtype();
+  bool has_label = find_axis(targets.axes(), Label.name);
+  if (is_integer(t) && has_label)
+    fail(op, "targets of " + std::string(name_of(t)) + " are ids, which have no axis " + std::string(Label.name.text()) +
+                 "; probabilities must be floats");
+  if (is_integer(t)) return {where(inside(targets, Label), normalizers - picked(logits, Label, targets), 0.), normalizers};
+  if (!has_label)
+    fail(op, "targets of " + std::string(name_of(t)) + " are probabilities, but " + to_string(targets.axes()) + " has no axis " +
+                 std::string(Label.name.text()) + "; ids must be integers");
+  auto soft = is_float(t) ? NamedArray(targets) : astype(targets, logits.dtype());
+  return {sum(soft * (normalizers - logits), Label), normalizers};
+}
+NamedArray cross_entropy_loss(Arr logits, const AxisSelector& Label, Arr targets, LossOptions options) {
+  LayerScope scope(logits);
+  return reduced(cross_entropy_loss_and_log_normalizers(logits, Label, targets).first, options);
+}
+
+NamedArray binary_cross_entropy_loss(Arr logits, Arr targets, LossOptions options) {
+  LayerScope scope(logits);
+  auto t = astype(targets, logits.dtype());
+  return reduced(t * softplus(-logits) + (1. - t) * softplus(logits), options);
+}
+
+NamedArray next_token_loss(const AxisSelector& Pos, const AxisSelector& Vocab, Arr logits, Arr ids) {
+  LayerScope scope(logits);
+  auto pos = ops::axis_of("next_token_loss", ops::node_of("next_token_loss", ids), Pos);
+  if (pos.size < 2) fail("next_token_loss", "axis " + to_string(pos) + " has no next position; two are needed");
+  return cross_entropy_loss(logits, Vocab, roll(ids, -1, pos), {.where = arange(pos) < pos.size - 1});
+}
+
+NamedArray chunked_cross_entropy(Arr x, Arr weight, Arr targets, const AxisSelection& Embed, const AxisSelector& Vocab,
+                                 const AxisSelector& walked, LinearLossOptions options) {
+  auto at = x.at();
+  auto loss = [=](const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
+    auto logits = dot(Arr(x, at), w, Embed);
+    if (options.logit_dtype) logits = astype(logits, *options.logit_dtype);
+    if (options.soft_cap != 0) logits = options.soft_cap * tanh(logits / options.soft_cap);
+    auto [l, normalizer] = cross_entropy_loss_and_log_normalizers(Arr(logits, at), Vocab, ids);
+    if (options.label_smoothing != 0)
+      l = (1 - options.label_smoothing) * l + options.label_smoothing * (normalizer - mean(logits, {Vocab}));
+    if (options.z_loss != 0) l = l + options.z_loss * square(normalizer);
+    return l;
+  };
+  return chunked_reduce(walked, options.chunks, loss, at)(x.array(), weight.array(), targets.array());
+}
+
+}  // namespace haliax::nn

@@ -1,0 +1,127 @@
+// NamedArray: what it tells about itself without being evaluated, and arrays from host memory.
+#include "haliax/array.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "ops/named.h"
+
+namespace haliax {
+namespace {
+
+using namespace ops;
+
+const NodePtr& held(const char* op, const NodePtr& n) {
+  if (!n) fail(op, "the NamedArray is empty: it was never given a value");
+  return n;
+}
+NamedArray data(const char* op, const void* values, std::size_t count, DType dtype, const Axes& axes) {
+  check_unique(op, axes);
+  auto wanted = axis_size(axes);
+  if (std::int64_t(count) != wanted)
+    fail(op, std::to_string(count) + " values were given for " + to_string(axes) + ", which has " + std::to_string(wanted));
+  auto buffer = std::make_shared<Buffer>(wanted * bytes_of(dtype));
+  if (count) std::memcpy(buffer->data(), values, count * std::size_t(bytes_of(dtype)));
+  return NamedArray(make_data(std::move(buffer), axes, dtype));
+}
+
+}  // namespace
+
+NamedArray::NamedArray(double value, SourceLocation at) {
+  Here here(at);
+  node_ = prim::number(value, DType::f32);
+}
+
+Axes NamedArray::axes() const { return visible(*held("axes", node_)); }
+DType NamedArray::dtype() const { return held("dtype", node_)->dtype; }
+std::int64_t NamedArray::ndim() const { return std::int64_t(axes().size()); }
+std::int64_t NamedArray::size() const { return haliax::axis_size(axes()); }
+std::int64_t NamedArray::nbytes() const { return size() * bytes_of(dtype()); }
+bool NamedArray::has_axis(const AxisSelection& selection) const {
+  auto mine = axes();
+  return std::all_of(selection.items().begin(), selection.items().end(), [&](auto& s) {
+    auto* a = find_axis(mine, s.name);
+    return a && (s.size < 0 || s.size == a->size);
+  });
+}
+std::int64_t NamedArray::axis_size(const AxisSelector& s) const { return axis_of("axis_size", held("axis_size", node_), s).size; }
+Axis NamedArray::resolve_axis(const AxisSelector& s) const { return axis_of("resolve_axis", held("resolve_axis", node_), s); }
+
+NamedArray NamedArray::rename(std::initializer_list<std::pair<Name, Name>> renames, SourceLocation at) const {
+  return haliax::rename(Arr(*this, at), renames);
+}
+std::vector<NamedArray> NamedArray::unbind(const AxisSelector& axis, SourceLocation at) const {
+  return haliax::unbind(Arr(*this, at), axis);
+}
+NamedArray NamedArray::astype(DType dtype, SourceLocation at) const { return haliax::astype(Arr(*this, at), dtype); }
+NamedArray NamedArray::dot(const NamedArray& other, const AxisSelection& axis, SourceLocation at) const {
+  return haliax::dot(Arr(*this, at), Arr(other, at), axis);
+}
+const NamedArray& NamedArray::scalar(SourceLocation at) const {
+  Here here(at);
+  if (auto mine = visible(*held("scalar", node_)); !mine.empty())
+    fail("scalar", "the array has axes " + haliax::to_string(mine) + ", so it is no scalar; reduce them first");
+  return *this;
+}
+
+const NamedArray& Arr::array() const {
+  if (is_number() && !array_) {
+    Here here(at_);
+    array_ = NamedArray(node_of("number", *this));
+  }
+  return array_;
+}
+
+NamedArray array(std::span<const float> v, const AxisSpec& axes, SourceLocation at) {
+  Here here(at);
+  return data("array", v.data(), v.size(), DType::f32, axes);
+}
+NamedArray array(std::span<const double> v, const AxisSpec& axes, SourceLocation at) {
+  Here here(at);
+  return data("array", v.data(), v.size(), DType::f64, axes);
+}
+NamedArray array(std::span<const std::int32_t> v, const AxisSpec& axes, SourceLocation at) {
+  Here here(at);
+  return data("array", v.data(), v.size(), DType::i32, axes);
+}
+NamedArray array(std::span<const std::int64_t> v, const AxisSpec& axes, SourceLocation at) {
+  Here here(at);
+  return data("array", v.data(), v.size(), DType::i64, axes);
+}
+NamedArray array(std::span<const std::uint32_t> v, const AxisSpec& axes, SourceLocation at) {
+  Here here(at);
+  return data("array", v.data(), v.size(), DType::u32, axes);
+}
+NamedArray array(std::initializer_list<double> v, const AxisSpec& axes, SourceLocation at) {
+  Here here(at);
+  std::vector<float> narrow;
+  for (double x : v) narrow.push_back(float(x));
+  return data("array", narrow.data(), narrow.size(), DType::f32, axes);
+}
+NamedArray from_bytes(std::span<const std::byte> v, DType dtype, const AxisSpec& axes, SourceLocation at) {
+  Here here(at);
+  auto each = std::size_t(bytes_of(dtype));
+  if (v.size() % each) fail("from_bytes", std::to_string(v.size()) + " bytes are no whole number of " + text(dtype));
+  if (dtype != DType::boolean) return data("from_bytes", v.data(), v.size() / each, dtype, axes);
+  std::vector<std::byte> bits(v.begin(), v.end());
+  for (auto& b : bits) b = std::byte(b != std::byte(0));   // kernels rely on 0 and 1
+  return data("from_bytes", bits.data(), bits.size(), dtype, axes);
+}
+
+NamedArray named(const NamedArray& a, const AxisSpec& spec, SourceLocation at) {
+  Here here(at);
+  auto x = node_of("named", a);
+  auto old = visible(*x);
+  auto& axes = spec.axes();
+  check_unique("named", axes);
+  if (old.size() != axes.size())
+    fail("named", "the array has " + std::to_string(old.size()) + " axes, " + to_string(old) + ", but the names are " +
+                      std::to_string(axes.size()) + ": " + to_string(axes));
+  for (std::size_t i = 0; i < axes.size(); ++i)
+    if (old[i].size != axes[i].size)
+      fail("named", "axis " + text(axes[i].name) + " was given with size " + std::to_string(axes[i].size) +
+                        ", but the array has size " + std::to_string(old[i].size) + " there: " + to_string(old));
+  return NamedArray(prim::rename(x, names_of(old), names_of(axes)));
+}
+
+}  // namespace haliax

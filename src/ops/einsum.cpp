@@ -1,0 +1,257 @@
+// einsum: "b d, d m -> b m" by position, "{embed} -> ..." by name, "-> batch mlp" by the result alone.
+#include <algorithm>
+
+#include "haliax/mesh.h"
+#include "ops/named.h"
+
+namespace haliax {
+namespace {
+
+using namespace ops;
+
+struct Token {
+  std::string text;       // a label, "...", or punctuation
+  std::size_t at = 0, length = 0;
+  bool label = false;
+};
+struct Operand {
+  std::vector<Token> items;   // labels and "..."
+  bool braces = false;
+  Token where;                // for errors about the whole of it
+};
+bool is_dots(const Token& t) { return !t.label && t.text == "..."; }
+
+class Spec {
+ public:
+  explicit Spec(std::string_view s) : spec_(s) { parse(); }
+  std::vector<Operand> left;
+  Operand right;
+
+  [[noreturn]] void wrong(const Token& t, const std::string& why) const {
+    auto carets = std::string(t.at, ' ') + std::string(std::max<std::size_t>(1, t.length), '^');
+    fail("einsum", "cannot read this:\n    " + spec_ + "\n    " + carets + "\n" + why);
+  }
+
+ private:
+  std::string spec_;
+  std::size_t at_ = 0;
+
+  static bool starts_label(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
+  static bool in_label(char c) { return starts_label(c) || (c >= '0' && c <= '9'); }
+
+  Token next() {   // an empty one at the end
+    while (at_ < spec_.size() && (spec_[at_] == ' ' || spec_[at_] == '\t' || spec_[at_] == '\n')) ++at_;
+    Token t{"", at_, 0, false};
+    if (at_ == spec_.size()) return t;
+    char c = spec_[at_];
+    auto rest = std::string_view(spec_).substr(at_);
+    if (starts_label(c)) {
+      while (t.length < rest.size() && in_label(rest[t.length])) ++t.length;
+      t.text = rest.substr(0, t.length), t.label = true;
+    } else if (c == '"' || c == '\'') {
+      auto end = rest.find(c, 1);
+      t.length = end == rest.npos ? rest.size() : end + 1;
+      if (end == rest.npos || end == 1) wrong(t, end == 1 ? "a label has no name" : "the quote is not closed");
+      t.text = rest.substr(1, end - 1), t.label = true;
+    } else {
+      t.length = rest.starts_with("...") ? 3 : rest.starts_with("->") ? 2 : 1;
+      t.text = rest.substr(0, t.length);
+      if (c == '(' || c == ')') wrong(t, "einsum has no parentheses; split or merge axes with rearrange");
+      if (t.length == 1 && c != ',' && c != '{' && c != '}') wrong(t, "'" + t.text + "' has no meaning here");
+    }
+    at_ += t.length;
+    return t;
+  }
+
+  // Labels and dots up to a comma, an arrow or the end, which is returned.
+  Token operand(Operand& o) {
+    bool open = false, closed = false;
+    for (Token t = next();; t = next()) {
+      if (t.text == "{" && !t.label) {
+        if (open || closed || !o.items.empty()) wrong(t, "a brace stands only around a whole operand");
+        open = o.braces = true;
+      } else if (t.text == "}" && !t.label) {
+        if (!open) wrong(t, "this brace was never opened");
+        open = false, closed = true;
+      } else if (t.label || is_dots(t)) {
+        if (closed) wrong(t, "nothing may follow the brace but a comma or ->");
+        if (is_dots(t) && std::any_of(o.items.begin(), o.items.end(), is_dots)) wrong(t, "only one ... is allowed in an operand");
+        o.items.push_back(t);
+      } else if (t.text == "," && open) {
+        continue;   // as good as a space
+      } else {
+        if (open) wrong(o.where, "the brace is not closed");
+        return t;
+      }
+      if (o.where.length == 0) o.where = t;
+      o.where.length = t.at + t.length - o.where.at;
+    }
+  }
+
+  void parse() {
+    Operand o;
+    Token end = operand(o);
+    while (end.text == ",") {
+      left.push_back(std::move(o));
+      o = {};
+      end = operand(o);
+    }
+    if (end.text != "->") wrong(end, "there is no ->: the result is not said");
+    if (!left.empty() || o.where.length) left.push_back(std::move(o));
+    end = operand(right);
+    if (end.length) wrong(end, end.text == "->" ? "there are two ->" : "there is only one result");
+    if (right.braces) wrong(right.where, "the result has an order: no braces here");
+  }
+};
+
+class Einsum {
+ public:
+  Einsum(std::string_view text, Nodes nodes, const std::vector<std::pair<std::string, AxisSelector>>& aliases)
+      : spec_(text), nodes_(std::move(nodes)), aliases_(aliases), used_(aliases.size()) {
+    for (auto& n : nodes_)
+      for (auto& a : visible(*n)) if (!has(all_, a.name)) all_.push_back(a);
+  }
+
+  // The axes of the result.
+  Axes result() {
+    bool braces = std::any_of(spec_.left.begin(), spec_.left.end(), [](auto& o) { return o.braces; });
+    if (braces && spec_.left.size() > 1)
+      spec_.wrong(spec_.left[1].where, "axes in braces are those of all the arrays together: one pair of braces is enough");
+    auto out = spec_.left.empty() || braces ? by_name() : by_position();
+    for (std::size_t i = 0; i < aliases_.size(); ++i)
+      if (!used_[i]) fail("einsum", "the alias " + aliases_[i].first + " is not used in the string");
+    check_unique("einsum", out);
+    return out;
+  }
+
+ private:
+  Spec spec_;
+  Nodes nodes_;
+  const std::vector<std::pair<std::string, AxisSelector>>& aliases_;
+  std::vector<bool> used_;
+  Axes all_;   // of all the arrays, by first appearance
+
+  const AxisSelector* alias(const Token& t) {
+    for (std::size_t i = 0; i < aliases_.size(); ++i)
+      if (aliases_[i].first == t.text) {
+        used_[i] = true;
+        return &aliases_[i].second;
+      }
+    return nullptr;
+  }
+  Axis named_axis(const Token& t) {
+    auto* other = alias(t);
+    Name name = other ? other->name : Name(t.text);
+    auto* a = find_axis(all_, name);
+    if (!a) spec_.wrong(t, "axis " + text(name) + " is in none of the arrays: " + to_string(all_) + did_you_mean(name, all_));
+    check_alias(t, *a);
+    return *a;
+  }
+  void check_alias(const Token& t, const Axis& a) {
+    auto* s = alias(t);
+    if (!s) return;
+    if (s->name != a.name) spec_.wrong(t, "stands for axis " + text(a.name) + ", but the alias says " + text(s->name));
+    if (s->size >= 0 && s->size != a.size)
+      spec_.wrong(t, "axis " + text(a.name) + " has size " + std::to_string(a.size) + ", but the alias says " +
+                         std::to_string(s->size));
+  }
+
+  // The result as written: an axis for each label, and in the place of "..." the rest.
+  template <class AxisOf> Axes written(AxisOf axis_of_label, const Axes& rest) {
+    Axes out;
+    for (auto& t : spec_.right.items) {
+      if (is_dots(t)) {
+        out.insert(out.end(), rest.begin(), rest.end());
+      } else {
+        Axis a = axis_of_label(t);
+        if (has(out, a.name)) spec_.wrong(t, "axis " + text(a.name) + " is in the result twice");
+        out.push_back(a);
+      }
+    }
+    return out;
+  }
+
+  Axes by_name() {
+    for (auto& a : nodes_)
+      for (auto& b : nodes_) check_sizes("einsum", visible(*a), visible(*b));
+    auto& right = spec_.right.items;
+    bool right_dots = std::any_of(right.begin(), right.end(), is_dots);
+    auto label = [&](const Token& t) { return named_axis(t); };
+    Axes said = written(label, {}), rest;
+    bool only_result = spec_.left.empty(), left_dots = only_result;
+    Axes summed;
+    if (!only_result)
+      for (auto& t : spec_.left[0].items) {
+        if (is_dots(t)) left_dots = true;
+        else summed.push_back(named_axis(t));
+      }
+    // Dots on the right keep whatever is not named there; dots on the left sum it.
+    for (auto& a : all_)
+      if (!has(said, a.name) && (right_dots || !(left_dots || has(summed, a.name)))) rest.push_back(a);
+    auto out = written(label, rest);
+    if (!right_dots) out.insert(out.begin(), rest.begin(), rest.end());   // as if the result began with dots
+    return out;
+  }
+
+  Axes by_position() {
+    auto& left = spec_.left;
+    if (left.size() != nodes_.size())
+      fail("einsum", "operands in the string: " + std::to_string(left.size()) + ", arrays given: " +
+                         std::to_string(nodes_.size()));
+    std::vector<std::pair<std::string, Axis>> bound;
+    Axes rest;   // what dots stand for
+    auto bind = [&](const Token& t, const Axis& a) {
+      check_alias(t, a);
+      for (auto& [label, axis] : bound) {
+        if (label == t.text && axis == a) return;
+        if (label == t.text) spec_.wrong(t, "label " + label + " stands for " + to_string(axis) + " and for " + to_string(a));
+        if (axis.name == a.name)
+          spec_.wrong(t, "labels " + label + " and " + t.text + " both stand for axis " + text(a.name) + "; give it one label");
+      }
+      bound.emplace_back(t.text, a);
+    };
+    for (std::size_t k = 0; k < left.size(); ++k) {
+      auto& items = left[k].items;
+      auto axes = visible(*nodes_[k]);
+      auto dots = std::size_t(std::find_if(items.begin(), items.end(), is_dots) - items.begin());
+      bool has_dots = dots < items.size();
+      auto labels = items.size() - has_dots;
+      if (labels > axes.size() || (!has_dots && labels < axes.size()))
+        spec_.wrong(left[k].where, "array " + std::to_string(k + 1) + " has " + std::to_string(axes.size()) + " axes, " +
+                                       to_string(axes) + ", but " + std::to_string(labels) + " labels" +
+                                       (labels < axes.size() ? "; add ... for the others" : ""));
+      auto after = has_dots ? items.size() - dots - 1 : 0;
+      for (std::size_t i = 0; i < dots; ++i) bind(items[i], axes[i]);
+      for (std::size_t i = 0; i < after; ++i) bind(items[dots + 1 + i], axes[axes.size() - after + i]);
+      for (std::size_t i = dots; has_dots && i < axes.size() - after; ++i) if (!has(rest, axes[i].name)) rest.push_back(axes[i]);
+    }
+    for (auto& [label, axis] : bound)
+      if (has(rest, axis.name))
+        fail("einsum", "axis " + text(axis.name) + " has the label " + label + " in one array, and is among the ... of another");
+    bool any_dots = std::any_of(left.begin(), left.end(), [](auto& o) {
+      return std::any_of(o.items.begin(), o.items.end(), is_dots);
+    });
+    for (auto& t : spec_.right.items)
+      if (is_dots(t) && !any_dots) spec_.wrong(t, "no array has a ... to stand for");
+    return written([&](const Token& t) -> Axis {
+      for (auto& [label, axis] : bound) if (label == t.text) return axis;
+      spec_.wrong(t, "label " + t.text + " is in the result, but in none of the arrays");
+    }, rest);
+  }
+};
+
+}  // namespace
+
+NamedArray einsum(std::string_view spec, std::initializer_list<Arr> operands,
+                  const std::vector<std::pair<std::string, AxisSelector>>& aliases) {
+  std::vector<Arr> arrays(operands);
+  Here here(arrays.empty() ? SourceLocation() : arrays[0].at());
+  if (arrays.empty()) fail("einsum", "there are no arrays to multiply");
+  auto dtype = promoted("einsum", arrays);
+  Nodes nodes;
+  for (auto& a : arrays) nodes.push_back(node_of("einsum", a, dtype));
+  auto out = Einsum(spec, nodes, aliases).result();
+  return auto_sharded(NamedArray(contract_all("einsum", nodes, out, dtype)));
+}
+
+}  // namespace haliax

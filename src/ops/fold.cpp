@@ -1,0 +1,99 @@
+// Folds over axes, and the product of two arrays summed over axes. An axis of an operand that the result lacks is folded away.
+#include "ops/prim.h"
+
+namespace haliax::prim {
+namespace {
+
+using G = const NodePtr&;
+// Spreads the cotangent evenly over the positions that hold the extreme value, as JAX does.
+Nodes extreme_grad(G o, G g) {
+  auto x = o->in[0];
+  auto hit = cast(equal(x, o), o->dtype);
+  return {mul(div(g, sum_to(hit, o->axes)), hit)};
+}
+Nodes prod_grad(G o, G g) { return {mul(g, div(o, o->in[0]))}; }
+NodePtr stripped(G x) { return x->op == &kFit ? x->in[0] : x; }
+std::int64_t lost(const Axes& folded, const NodePtr& from) {   // how many equal terms a sum over axes that a broadcast made has
+  std::int64_t n = 1;
+  for (auto& a : folded) if (!find(*from, a.name)) n *= a.size;
+  return n;
+}
+Axes folded_axes(const Axes& all, const Axes& kept) {
+  Axes out;
+  for (auto& a : all) if (!has(kept, a.name)) out.push_back(a);
+  return out;
+}
+Axes common(const Axes& wanted, const Axes& available) {
+  Axes out;
+  for (auto& a : wanted) if (has(available, a.name)) out.push_back(a);
+  return out;
+}
+
+}  // namespace
+
+const Op kSum{.name = "sum", .kind = Kind::reduce, .code = Code::reduce_sum, .linear = Linear::one, .grad = [](G, G g) { return Nodes{g}; }};
+const Op kProd{.name = "prod", .kind = Kind::reduce, .code = Code::reduce_prod, .grad = prod_grad};
+const Op kMax{.name = "max", .kind = Kind::reduce, .code = Code::reduce_max, .grad = extreme_grad};
+const Op kMin{.name = "min", .kind = Kind::reduce, .code = Code::reduce_min, .grad = extreme_grad};
+const Op kArgmax{.name = "argmax", .kind = Kind::reduce, .code = Code::reduce_argmax};
+const Op kArgmin{.name = "argmin", .kind = Kind::reduce, .code = Code::reduce_argmin};
+// Asking for the primal's axis order costs a contraction nothing: no transposed copy of a weight's gradient.
+const Op kContract{.name = "dot", .kind = Kind::contract, .linear = Linear::one, .grad = [](G o, G g) {
+  auto &a = o->in[0], &b = o->in[1];
+  return Nodes{contract(g, cast(b, g->dtype), a->axes, a->dtype), contract(g, cast(a, g->dtype), b->axes, b->dtype)}; }};
+
+NodePtr reduce(Monoid m, G x, const Axes& kept) {
+  auto folded = folded_axes(x->axes, kept);
+  if (folded.empty()) return fit(x, kept);
+  const Op& op = m == Monoid::sum ? kSum : m == Monoid::prod ? kProd : m == Monoid::max ? kMax : kMin;
+  auto from = stripped(x);
+  if (auto n = lost(folded, from); n != 1 && m != Monoid::prod) {   // never store a broadcast in order to fold it
+    auto scaled = m == Monoid::sum ? scale(from, double(n)) : from;
+    return fit(reduce(m, scaled, common(kept, from->axes)), kept);
+  }
+  if (from != x) {
+    auto inner = common(kept, from->axes);
+    if (inner.size() == kept.size()) return make(op, {from}, kept, x->dtype);
+    if (m != Monoid::prod || lost(folded, from) == 1) return fit(make(op, {from}, inner, x->dtype), kept);
+  }
+  return make(op, {x}, kept, x->dtype);
+}
+NodePtr sum(G x, const Axes& over) { return reduce(Monoid::sum, x, folded_axes(x->axes, over)); }
+NodePtr argreduce(bool largest, G x, const Axes& kept, const Axes& over) {
+  Attr attr;
+  for (auto& a : over) attr.names.push_back(a.name);
+  return make(largest ? kArgmax : kArgmin, {x}, kept, DType::i32, attr);
+}
+
+NodePtr contract(G a, G b, const Axes& kept) { return contract(a, b, kept, promote(a->dtype, b->dtype)); }
+NodePtr contract(G a, G b, const Axes& kept, DType out) {
+  auto x = stripped(a), y = stripped(b);
+  Axes whole = a->axes, rest = x->axes;
+  for (auto& v : b->axes) if (!has(whole, v.name)) whole.push_back(v);
+  for (auto& v : y->axes) if (!has(rest, v.name)) rest.push_back(v);
+  std::int64_t times = 1;
+  for (auto& v : folded_axes(whole, kept)) if (!has(rest, v.name)) times *= v.size;
+  auto inner = common(kept, rest);
+  if (times != 1) return fit(scale(contract(x, y, inner, out), double(times)), kept);
+  if (folded_axes(rest, inner).empty() && out == x->dtype && out == y->dtype) return fit(mul(x, y), kept);
+  // A number, or an array that only some terms of the sum need, is a factor: sum the other one alone.
+  if (x->axes.empty() || y->axes.empty()) {
+    auto &one = x->axes.empty() ? x : y, &other = x->axes.empty() ? y : x;
+    return fit(mul(cast(one, out), reduce(Monoid::sum, cast(other, out), inner)), kept);
+  }
+  auto n = make(kContract, {x, y}, inner, out);
+  return fit(n, kept);
+}
+
+NodePtr sum_to(G x, const Axes& axes) {
+  Axes kept = common(axes, x->axes);
+  return fit(reduce(Monoid::sum, x, kept), axes);
+}
+
+namespace {
+const bool registered = [] {
+  register_ops({&kSum, &kProd, &kMax, &kMin, &kArgmax, &kArgmin, &kContract});
+  return true;
+}();
+}  // namespace
+}  // namespace haliax::prim

@@ -1,0 +1,65 @@
+// Leaves: inputs, numbers, positions, and the placeholders of loops.
+#include "ops/prim.h"
+
+namespace haliax::prim {
+
+const Op kInput{.name = "input", .kind = Kind::leaf};
+const Op kNumber{.name = "number", .kind = Kind::leaf};
+const Op kIota{.name = "iota", .kind = Kind::leaf};
+const Op kIndex{.name = "index", .kind = Kind::leaf};
+const Op kCarry{.name = "carry", .kind = Kind::leaf};
+
+namespace {
+struct Unique : Payload {};   // makes a node unlike any other
+}
+
+NodePtr input(const Axes& axes, DType dtype, Name path) {
+  auto outer = context().origin.module;
+  if (path) context().origin.module = path;
+  auto n = make(kInput, {}, axes, dtype, {.payload = std::make_shared<Unique>()});
+  context().origin.module = outer;
+  return n;
+}
+
+NodePtr number(double v, DType dtype) {
+  if (!is_float(dtype)) return integer(std::int64_t(v), dtype);
+  if (dtype == DType::f32) v = float(v);
+  return make(kNumber, {}, {}, dtype, {.number = v});
+}
+NodePtr integer(std::int64_t v, DType dtype) {
+  if (is_float(dtype)) return number(double(v), dtype);
+  if (dtype == DType::boolean) v = v != 0;
+  return make(kNumber, {}, {}, dtype, {.ints = {v}, .number = double(v)});
+}
+NodePtr filled(double v, DType dtype, const Axes& axes) { return fit(number(v, dtype), axes); }
+NodePtr zeros_like(const NodePtr& x) { return filled(0, x->dtype, x->axes); }
+bool is_number(const NodePtr& n) { return n->op == &kNumber || (n->op == &kFit && n->in[0]->op == &kNumber); }
+bool is_number(const NodePtr& n, double v) {
+  return is_number(n) && (n->op == &kNumber ? n : n->in[0])->attr.number == v;
+}
+
+NodePtr iota(const Axis& axis, DType dtype) { return make(kIota, {}, {axis}, dtype); }
+
+NodePtr index(const Axis& axis, std::int64_t start, std::int64_t chunk, int depth) {
+  auto n = make(kIndex, {}, {}, DType::i32, {.names = {axis.name}, .ints = {axis.size, start, chunk, depth}});
+  auto& node = const_cast<Node&>(*n);
+  if (node.free.empty()) node.free = {n.get()};
+  return n;
+}
+std::int64_t index_start(const Node& n) { return n.attr.ints[1]; }
+std::int64_t index_chunk(const Node& n) { return n.attr.ints[2]; }
+
+NodePtr carry(const NodePtr& index, const Axes& axes, DType dtype) {
+  // A node that varies with the index although it does not read it.
+  auto n = make(kCarry, {index}, axes, dtype, {.payload = std::make_shared<Unique>()});
+  return n;
+}
+
+std::vector<const Op*>& registry() {
+  static std::vector<const Op*> ops;
+  return ops;
+}
+std::vector<const Op*> all_ops() { return registry(); }
+void register_ops(std::initializer_list<const Op*> ops) { registry().insert(registry().end(), ops); }
+
+}  // namespace haliax::prim

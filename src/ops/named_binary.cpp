@@ -1,0 +1,188 @@
+// Elementwise ops on two and three arrays: numbers are weakly typed, axes broadcast by subset.
+#include <cmath>
+
+#include "ops/named.h"
+
+namespace haliax {
+namespace {
+
+using namespace ops;
+using G = const NodePtr&;
+
+struct Operands {
+  NodePtr a, b;
+  DType dtype;
+};
+Operands both(const char* op, const Arr& a, const Arr& b, bool inexact = false) {
+  auto d = promoted(op, {a, b});
+  if (inexact) d = float_of(d);
+  return {node_of(op, a, d), node_of(op, b, d), d};
+}
+// Arithmetic; on bools what JAX makes of it (null: nothing).
+NamedArray arithmetic(const char* name, const Op& op, const Op* of_bools, const Arr& a, const Arr& b) {
+  Here here(a.at());
+  auto [x, y, dtype] = both(name, a, b);
+  if (dtype != DType::boolean) return NamedArray(pointwise(name, op, {x, y}, dtype));
+  if (!of_bools) fail(name, "is not defined for two bools; cast one to i32, or use the logical ops");
+  return NamedArray(pointwise(name, *of_bools, {x, y}, dtype));
+}
+NamedArray inexact(const char* name, const Op& op, const Arr& a, const Arr& b) {
+  Here here(a.at());
+  auto [x, y, dtype] = both(name, a, b, true);
+  return NamedArray(pointwise(name, op, {x, y}, dtype));
+}
+// Whole quotients and remainders; bools as i32.
+NamedArray division(const char* name, const Op& op, const Arr& a, const Arr& b) {
+  Here here(a.at());
+  auto dtype = promoted(name, {a, b});
+  if (dtype == DType::boolean) dtype = DType::i32;
+  return NamedArray(pointwise(name, op, {node_of(name, a, dtype), node_of(name, b, dtype)}, dtype));
+}
+NamedArray comparison(const char* name, const Op& op, const Arr& a, const Arr& b, bool swapped = false) {
+  Here here(a.at());
+  auto [x, y, dtype] = both(name, a, b);
+  auto axes = broadcast(name, {x, y});
+  return NamedArray(prim::map(op, swapped ? Nodes{y, x} : Nodes{x, y}, DType::boolean, &axes));
+}
+NamedArray logical(const char* name, const Op& op, const Arr& a, const Arr& b) {
+  Here here(a.at());
+  return NamedArray(pointwise(name, op, {to_bool(node_of(name, a)), to_bool(node_of(name, b))}, DType::boolean));
+}
+NamedArray bits(const char* name, const Op& op, const Arr& a, const Arr& b, bool shift = false) {
+  Here here(a.at());
+  auto dtype = promoted(name, {a, b});
+  if (is_float(dtype)) fail(name, "wants integers" + std::string(shift ? "" : " or bools") + ", not " + text(dtype));
+  if (shift && dtype == DType::boolean) dtype = DType::i32;
+  return NamedArray(pointwise(name, op, {node_of(name, a, dtype), node_of(name, b, dtype)}, dtype));
+}
+// c ? a : b, all of the axes.
+NodePtr choose(G c, G a, G b, const Axes& axes) { return prim::map(prim::kSelect, {c, a, b}, a->dtype, &axes); }
+
+// x to the power n > 0, by squaring.
+NodePtr whole_power(NodePtr x, std::int64_t n) {
+  NodePtr out;
+  for (; n; n >>= 1, x = n ? prim::mul(x, x) : x)
+    if (n & 1) out = out ? prim::mul(out, x) : x;
+  return out;
+}
+
+// in: the value, a, b. The derivatives are the shares of exp(a) and exp(b); composed, an infinite operand would make them NaN.
+NodePtr share(G x, G o) {
+  auto finite = prim::map(prim::kIsFinite, {o}, DType::boolean, &o->axes);
+  auto top = prim::cast(prim::equal(x, prim::number(HUGE_VAL, x->dtype)), o->dtype);
+  return prim::select(finite, prim::exp(prim::sub(x, o)), top);
+}
+const Op kLogaddexp{.name = "logaddexp", .kind = Kind::wrap, .grad = [](G o, G g) {
+  return Nodes{nullptr, prim::mul(g, share(o->in[1], o)), prim::mul(g, share(o->in[2], o))}; }};
+const bool registered = [] {
+  prim::register_ops({&kLogaddexp});
+  return true;
+}();
+
+}  // namespace
+
+NamedArray add(Arr a, Arr b) { return arithmetic("add", prim::kAdd, &prim::kBitOr, a, b); }
+NamedArray subtract(Arr a, Arr b) { return arithmetic("subtract", prim::kSub, nullptr, a, b); }
+NamedArray multiply(Arr a, Arr b) { return arithmetic("multiply", prim::kMul, &prim::kBitAnd, a, b); }
+NamedArray maximum(Arr a, Arr b) { return arithmetic("maximum", prim::kMaximum, &prim::kBitOr, a, b); }
+NamedArray minimum(Arr a, Arr b) { return arithmetic("minimum", prim::kMinimum, &prim::kBitAnd, a, b); }
+NamedArray divide(Arr a, Arr b) { return inexact("divide", prim::kDiv, a, b); }
+NamedArray arctan2(Arr a, Arr b) { return inexact("arctan2", prim::kAtan2, a, b); }
+NamedArray nextafter(Arr a, Arr b) { return inexact("nextafter", prim::kNextafter, a, b); }
+NamedArray floor_divide(Arr a, Arr b) { return division("floor_divide", prim::kFloorDiv, a, b); }
+NamedArray mod(Arr a, Arr b) { return division("mod", prim::kMod, a, b); }
+NamedArray fmod(Arr a, Arr b) { return division("fmod", prim::kRem, a, b); }
+
+NamedArray power(Arr a, Arr b) {
+  Here here(a.at());
+  auto dtype = promoted("power", {a, b});
+  if (dtype == DType::boolean) dtype = DType::i32;
+  auto x = node_of("power", a, dtype);
+  // A small whole exponent is a few products: exact, and right for a negative base.
+  if (b.is_number() && b.number() == std::trunc(b.number()) && std::abs(b.number()) <= 16) {
+    auto n = std::int64_t(b.number());
+    if (n < 0 && !is_float(dtype))
+      fail("power", text(dtype) + " to the power " + std::to_string(n) + " is no integer; cast it to f32 first");
+    if (n == 0) return NamedArray(prim::filled(1, dtype, x->axes));
+    auto p = whole_power(x, std::abs(n));
+    return NamedArray(n < 0 ? prim::reciprocal(p) : p);
+  }
+  return NamedArray(pointwise("power", prim::kPow, {x, node_of("power", b, dtype)}, dtype));
+}
+
+NamedArray hypot(Arr a, Arr b) {
+  Here here(a.at());
+  auto [x, y, dtype] = both("hypot", a, b, true);
+  auto axes = broadcast("hypot", {x, y});
+  // Scaled by the larger one, so that squares neither overflow nor vanish.
+  auto u = prim::abs(x), v = prim::abs(y), large = prim::max(u, v), small = prim::min(u, v);
+  auto zero = prim::number(0, dtype), one = prim::number(1, dtype);
+  auto plain = prim::logical_not(prim::map(prim::kIsInf, {large}, DType::boolean, &large->axes));
+  auto usual = prim::map(prim::kBitAnd, {plain, prim::less(zero, large)}, DType::boolean);
+  auto ratio = prim::div(prim::select(usual, small, zero), prim::select(usual, large, one));
+  return NamedArray(prim::fit(prim::mul(large, prim::sqrt(prim::add(one, prim::square(ratio)))), axes));
+}
+NamedArray logaddexp(Arr a, Arr b) {
+  Here here(a.at());
+  auto [x, y, dtype] = both("logaddexp", a, b, true);
+  auto axes = broadcast("logaddexp", {x, y});
+  auto apart = prim::sub(x, y);   // NaN for two equal infinities: their sum is right then
+  auto tail = prim::map(prim::kLog1p, {prim::exp(prim::neg(prim::abs(apart)))}, dtype);
+  auto strange = prim::map(prim::kIsNan, {apart}, DType::boolean);
+  auto value = choose(strange, prim::add(x, y), prim::add(prim::max(x, y), tail), axes);
+  return NamedArray(make(kLogaddexp, {value, x, y}, axes, dtype));
+}
+
+NamedArray equal(Arr a, Arr b) { return comparison("equal", prim::kEqual, a, b); }
+NamedArray not_equal(Arr a, Arr b) { return comparison("not_equal", prim::kNotEqual, a, b); }
+NamedArray less(Arr a, Arr b) { return comparison("less", prim::kLess, a, b); }
+NamedArray less_equal(Arr a, Arr b) { return comparison("less_equal", prim::kLessEqual, a, b); }
+NamedArray greater(Arr a, Arr b) { return comparison("greater", prim::kLess, a, b, true); }
+NamedArray greater_equal(Arr a, Arr b) { return comparison("greater_equal", prim::kLessEqual, a, b, true); }
+NamedArray logical_and(Arr a, Arr b) { return logical("logical_and", prim::kBitAnd, a, b); }
+NamedArray logical_or(Arr a, Arr b) { return logical("logical_or", prim::kBitOr, a, b); }
+NamedArray logical_xor(Arr a, Arr b) { return logical("logical_xor", prim::kBitXor, a, b); }
+NamedArray bitwise_and(Arr a, Arr b) { return bits("bitwise_and", prim::kBitAnd, a, b); }
+NamedArray bitwise_or(Arr a, Arr b) { return bits("bitwise_or", prim::kBitOr, a, b); }
+NamedArray bitwise_xor(Arr a, Arr b) { return bits("bitwise_xor", prim::kBitXor, a, b); }
+NamedArray left_shift(Arr a, Arr b) { return bits("left_shift", prim::kShiftLeft, a, b, true); }
+NamedArray right_shift(Arr a, Arr b) { return bits("right_shift", prim::kShiftRight, a, b, true); }
+
+namespace {
+// a where it is the better one or b is NaN, else b.
+NamedArray ignoring_nan(const char* name, const Arr& a, const Arr& b, bool largest) {
+  Here here(a.at());
+  auto [x, y, dtype] = both(name, a, b);
+  auto axes = broadcast(name, {x, y});
+  auto better = largest ? prim::less(y, x) : prim::less(x, y);
+  if (is_float(dtype)) {
+    auto nan = prim::map(prim::kIsNan, {y}, DType::boolean, &y->axes);
+    better = prim::map(prim::kBitOr, {better, nan}, DType::boolean, &axes);
+  }
+  return NamedArray(choose(better, x, y, axes));
+}
+}  // namespace
+NamedArray fmax(Arr a, Arr b) { return ignoring_nan("fmax", a, b, true); }
+NamedArray fmin(Arr a, Arr b) { return ignoring_nan("fmin", a, b, false); }
+
+NamedArray where(Arr condition, Arr a, Arr b) {
+  Here here(condition.at());
+  auto c = to_bool(node_of("where", condition));
+  auto [x, y, dtype] = both("where", a, b);
+  return NamedArray(pointwise("where", prim::kSelect, {c, x, y}, dtype));
+}
+NamedArray clip(Arr a, std::optional<Arr> min, std::optional<Arr> max) {
+  Here here(a.at());
+  auto dtype = promoted("clip", {a, min.value_or(a), max.value_or(a)});
+  if (dtype == DType::boolean) dtype = DType::i32;
+  auto x = node_of("clip", a, dtype);
+  Nodes all{x};
+  if (min) all.push_back(node_of("clip", *min, dtype));
+  if (max) all.push_back(node_of("clip", *max, dtype));
+  auto axes = broadcast("clip", all);
+  if (min) x = prim::map(prim::kMaximum, {x, all[1]}, dtype, max ? nullptr : &axes);
+  if (max) x = prim::map(prim::kMinimum, {x, all.back()}, dtype, &axes);
+  return NamedArray(prim::fit(x, axes));
+}
+
+}  // namespace haliax

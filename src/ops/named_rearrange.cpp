@@ -1,0 +1,293 @@
+// rearrange by a string, as einops does it, with names: "N C (h ph) (w pw) -> N (P: h w) (C: C ph pw)".
+//
+//   side:  item* | { item* }          braces, on the left only: axes by name instead of by position
+//   item:  label | ... | (label*) | (label: label*)
+#include <algorithm>
+#include <cctype>
+
+#include "haliax/mesh.h"
+#include "ops/named.h"
+
+namespace haliax {
+namespace {
+
+using namespace ops;
+using Bindings = std::vector<std::pair<std::string, AxisSelector>>;
+constexpr auto op = "rearrange";
+
+struct Item {
+  bool dots = false, group = false;
+  std::string label = {};                // of a single axis, or the name of a group (may be empty)
+  std::vector<std::string> parts = {};   // of a group
+};
+struct Side {
+  bool by_name = false;
+  std::vector<Item> items;
+};
+
+class Parser {
+ public:
+  explicit Parser(std::string_view spec) : spec_(spec) {}
+
+  std::pair<Side, Side> run() {
+    if (spec_.find("->") == spec_.npos) error("there is no -> between what the axes are and what they become");
+    Side left = side();
+    if (!take("->")) error("-> is expected", at_);
+    Side right = side();
+    if (right.by_name) error("braces are for the left side only");
+    skip();
+    if (at_ < spec_.size()) error(std::string("'") + spec_[at_] + "' is not expected", at_);
+    auto dots = std::count_if(left.items.begin(), left.items.end(), [](auto& i) { return i.dots; });
+    if (dots > 1) error("only one ... can be on the left side");
+    return {left, right};
+  }
+  [[noreturn]] void error(const std::string& what, std::size_t at = std::string_view::npos) const {
+    std::string place = at == spec_.npos ? "" : " at character " + std::to_string(at + 1);
+    fail(op, what + place + " in \"" + std::string(spec_) + "\"");
+  }
+
+ private:
+  void skip() {
+    while (at_ < spec_.size() && (std::isspace(static_cast<unsigned char>(spec_[at_])) || spec_[at_] == ',')) ++at_;
+  }
+  bool take(std::string_view token) {
+    skip();
+    if (spec_.substr(at_, token.size()) != token) return false;
+    at_ += token.size();
+    return true;
+  }
+  // An identifier, or anything in quotes; empty if there is neither.
+  std::string label() {
+    skip();
+    auto from = at_;
+    if (at_ < spec_.size() && (spec_[at_] == '"' || spec_[at_] == '\'')) {
+      auto end = spec_.find(spec_[at_], at_ + 1);
+      if (end == spec_.npos) error("a quote is not closed", at_);
+      at_ = end + 1;
+      return std::string(spec_.substr(from + 1, end - from - 1));
+    }
+    auto letter = [&](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
+    while (at_ < spec_.size() && letter(spec_[at_])) ++at_;
+    return std::string(spec_.substr(from, at_ - from));
+  }
+  Item item() {
+    auto from = at_;
+    if (take("...")) return {.dots = true};
+    if (!take("(")) {
+      auto name = label();
+      if (name.empty())
+        error(at_ < spec_.size() ? std::string("'") + spec_[at_] + "' is not expected" : "the end is not expected", at_);
+      return {.label = name};
+    }
+    Item group{.group = true};
+    while (!take(")")) {
+      auto name = label();
+      if (name.empty()) error("the ( is not closed, or holds more than labels", from);
+      if (take(":")) {
+        if (!group.label.empty() || !group.parts.empty()) error("a group has one name, before its labels", from);
+        group.label = name;
+      } else {
+        group.parts.push_back(name);
+      }
+    }
+    if (group.parts.empty()) error("a group has no labels", from);
+    return group;
+  }
+  Side side() {
+    Side s;
+    s.by_name = take("{");
+    while (true) {
+      skip();
+      if (s.by_name && take("}")) break;
+      if (at_ >= spec_.size() || spec_.substr(at_, 2) == "->") {
+        if (s.by_name) error("the { is not closed");
+        break;
+      }
+      s.items.push_back(item());
+    }
+    return s;
+  }
+
+  std::string_view spec_;
+  std::size_t at_ = 0;
+};
+
+// The array on its way: after splits, `captured` says which axis each label of the left side stands for.
+class Rearrangement {
+ public:
+  Rearrangement(NodePtr x, std::string_view spec, const Bindings& bindings)
+      : parser_(spec), x_(std::move(x)), bindings_(bindings), used_(bindings.size()) {}
+
+  NodePtr run() {
+    auto [left, right] = parser_.run();
+    match(left);
+    check_right(right);
+    order();
+    merge(right);
+    for (std::size_t i = 0; i < used_.size(); ++i)
+      if (!used_[i]) parser_.error("the binding of " + bindings_[i].first + " is not used");
+    Axes result = visible(*x_);
+    for (auto& a : result)
+      for (std::size_t i = 0; i < from_.size(); ++i) if (a.name == from_[i]) { a.name = to_[i]; break; }
+    check_unique(op, result);
+    return prim::rename(x_, from_, to_);
+  }
+
+ private:
+  struct Capture { std::string label; Name axis; bool used = false; };
+
+  const AxisSelector* binding(const std::string& label) {
+    for (std::size_t i = 0; i < bindings_.size(); ++i)
+      if (bindings_[i].first == label) {
+        used_[i] = true;
+        return &bindings_[i].second;
+      }
+    return nullptr;
+  }
+  // A name for an axis that is made of `old` ones: the one wanted, or another for as long as that is taken.
+  Name fresh(const std::string& label, const Names& old) {
+    auto* b = binding(label);
+    Name wanted = b ? b->name : Name(label), name = wanted;
+    while (has(x_->axes, name) && std::find(old.begin(), old.end(), name) == old.end()) name = Name("(" + text(name) + ")");
+    if (name != wanted) from_.push_back(name), to_.push_back(wanted);
+    return name;
+  }
+  void capture(const std::string& label, Name axis) {
+    for (auto& c : captured_)
+      if (c.label == label) parser_.error("label " + label + " is on the left side twice");
+    captured_.push_back({label, axis});
+  }
+  // The axis of the array that an item of the left side is about.
+  Axis source(const Item& item, const Axes& axes, std::size_t position, bool by_name) {
+    if (!by_name) return axes[position];
+    if (item.label.empty()) parser_.error("a group in braces needs the name of the axis that it splits: (axis: labels)");
+    if (auto* a = find_axis(axes, Name(item.label))) return *a;
+    auto* b = binding(item.label);
+    auto* a = b ? find_axis(axes, b->name) : nullptr;
+    if (!a) fail(op, "axis " + item.label + " is not in " + to_string(axes) + did_you_mean(Name(item.label), axes));
+    return *a;
+  }
+  void match(const Side& left) {
+    auto axes = visible(*x_);
+    auto dots = std::find_if(left.items.begin(), left.items.end(), [](auto& i) { return i.dots; });
+    auto named = left.items.size() - (dots != left.items.end());
+    if (!left.by_name && named > axes.size())
+      parser_.error(std::to_string(named) + " labels on the left side are too many for " + to_string(axes));
+    if (!left.by_name && named < axes.size() && dots == left.items.end())
+      parser_.error(std::to_string(named) + " labels on the left side are too few for " + to_string(axes) +
+                    "; use ... for the rest");
+    Names seen;
+    std::size_t position = 0;
+    for (auto& item : left.items) {
+      if (item.dots) {
+        position += axes.size() - named;
+        continue;
+      }
+      auto a = source(item, axes, position++, left.by_name);
+      if (std::find(seen.begin(), seen.end(), a.name) != seen.end())
+        parser_.error("axis " + text(a.name) + " is on the left side twice");
+      seen.push_back(a.name);
+      if (item.group) split(item, a);
+      else whole(item, a, left.by_name);
+    }
+  }
+  void whole(const Item& item, const Axis& a, bool by_name) {
+    if (auto* b = binding(item.label)) {
+      if (b->size >= 0 && b->size != a.size)
+        parser_.error("label " + item.label + " is bound to size " + std::to_string(b->size) + ", but the axis there is " +
+                      to_string(a));
+      if (!by_name && b->name != a.name && b->name != Name(item.label))
+        parser_.error("label " + item.label + " is bound to " + text(b->name) + ", but the axis there is " + to_string(a));
+    }
+    capture(item.label, a.name);
+  }
+  void split(const Item& item, const Axis& a) {
+    std::vector<std::int64_t> sizes;
+    std::int64_t known = 1;
+    std::string unknown;
+    for (auto& p : item.parts) {
+      auto* b = binding(p);
+      sizes.push_back(b ? b->size : -1);
+      if (sizes.back() >= 0) known *= sizes.back();
+      else if (unknown.empty()) unknown = p;
+      else parser_.error("the sizes of " + unknown + " and " + p + " are both unknown; bind one of them to a size");
+    }
+    bool divides = unknown.empty() ? known == a.size : known > 0 && a.size % known == 0;
+    if (!divides) parser_.error("axis " + to_string(a) + " does not divide into parts of " + std::to_string(known) + " elements");
+    Axes parts;
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
+      Name name = fresh(item.parts[i], {a.name});
+      if (has(parts, name)) parser_.error("axis " + text(name) + " would be made twice");
+      parts.push_back({name, sizes[i] >= 0 ? sizes[i] : a.size / known});
+      capture(item.parts[i], name);
+    }
+    x_ = prim::unflatten(x_, a.name, parts);
+  }
+
+  Name captured(const std::string& label) {
+    std::vector<std::string> known;
+    for (auto& c : captured_) {
+      known.push_back(c.label);
+      if (c.label != label) continue;
+      if (c.used) parser_.error("label " + label + " is on the right side twice");
+      c.used = true;
+      return c.axis;
+    }
+    parser_.error("label " + label + " on the right side is not on the left side" + did_you_mean(label, known));
+  }
+  void check_right(const Side& right) {
+    bool dots = false;
+    for (auto& item : right.items) {
+      if (item.dots) dots = true, order_.push_back(ellipsis);
+      else if (!item.group) order_.push_back(captured(item.label));
+      else for (auto& p : item.parts) order_.push_back(captured(p));
+      if (item.group && item.label.empty()) {
+        std::string all;
+        for (auto& p : item.parts) all += (all.empty() ? "" : " ") + p;
+        parser_.error("the merged axis (" + all + ") needs a name: (name: " + all + ")");
+      }
+    }
+    for (auto& c : captured_)
+      if (!c.used) parser_.error("label " + c.label + " of the left side is not on the right side");
+    if (dots) return;
+    for (auto& a : visible(*x_))
+      if (std::find(order_.begin(), order_.end(), a.name) == order_.end())
+        parser_.error("axis " + to_string(a) + " has no place on the right side; add ... there");
+  }
+  void order() {
+    x_ = prim::fit(x_, with_hidden({x_}, rearrange_for_partial_order(order_, visible(*x_))));
+  }
+  void merge(const Side& right) {
+    std::size_t next = 0;   // in order_
+    for (auto& item : right.items) {
+      auto count = item.group ? item.parts.size() : 1;
+      if (item.group) {
+        Names old(order_.begin() + std::ptrdiff_t(next), order_.begin() + std::ptrdiff_t(next + count));
+        std::int64_t size = 1;
+        for (auto n : old) size *= find(*x_, n)->size;
+        if (auto* b = binding(item.label); b && b->size >= 0 && b->size != size)
+          parser_.error("axis " + item.label + " is bound to size " + std::to_string(b->size) + " but has " +
+                        std::to_string(size));
+        x_ = prim::flatten(x_, old, {fresh(item.label, old), size});
+      }
+      next += count;
+    }
+  }
+
+  Parser parser_;
+  NodePtr x_;
+  const Bindings& bindings_;
+  std::vector<bool> used_;
+  std::vector<Capture> captured_;
+  Names order_;        // of the split axes, with ...
+  Names from_, to_;    // names that were taken when an axis was made
+};
+
+}  // namespace
+
+NamedArray rearrange(Arr x, std::string_view spec, const std::vector<std::pair<std::string, AxisSelector>>& bindings) {
+  Here here(x.at());
+  return auto_sharded(NamedArray(Rearrangement(node_of(op, x), spec, bindings).run()));
+}
+
+}  // namespace haliax

@@ -1,0 +1,171 @@
+// Picking by index, placing by index, and what orders values along an axis.
+#include <algorithm>
+
+#include "graph/emit.h"
+#include "ops/prim.h"
+
+namespace haliax::prim {
+namespace {
+
+using G = const NodePtr&;
+using program::Outside;
+using program::Update;
+
+// attr of gather and scatter: names = indexed axes of the table; operands: table (or base, updates), then ids for each.
+program::View table_view(const Place& p, const Axes& axes, const Names& indexed, const Axes& dims) {
+  auto v = Emit::view(p, axes, dims);
+  for (std::size_t d = 0; d < dims.size(); ++d)
+    for (auto n : indexed) if (dims[d].name == n) v.strides[d] = 0;   // the name may come back as an axis of the ids
+  return v;
+}
+std::vector<program::Indexed> indexed_of(const Node& n, std::size_t first, const Place& table, const Axes& table_axes, const Axes& dims, Emit& e) {
+  std::vector<program::Indexed> out;
+  for (std::size_t k = 0; k < n.attr.names.size(); ++k) {
+    std::size_t d = 0;
+    while (table_axes[d].name != n.attr.names[k]) ++d;
+    out.push_back({Emit::view(e.operand(first + k), n.in[first + k]->axes, dims), table.strides[d], table_axes[d].size});
+  }
+  return out;
+}
+void gather_lower(const Node& n, Emit& e) {
+  program::Step s;
+  s.kind = program::Kind::gather;
+  auto table = e.operand(0);
+  auto& axes = n.in[0]->axes;
+  s.gather = {Emit::sizes(n.axes), table_view(table, axes, n.attr.names, n.axes), Emit::view(e.result(), n.axes, n.axes),
+              indexed_of(n, 1, table, axes, n.axes, e), Outside(n.attr.ints[0])};
+  e.push(std::move(s));
+}
+void scatter_lower(const Node& n, Emit& e) {
+  auto target = e.result();
+  if (is_number(n.in[0], 0)) e.zero(target, n.axes);
+  else e.copy(e.operand(0), target, n.axes);
+  program::Step s;
+  s.kind = program::Kind::scatter;
+  auto& dims = n.in[1]->axes;
+  s.scatter = {Emit::sizes(dims), Emit::view(e.operand(1), dims, dims), table_view(target, n.axes, n.attr.names, dims),
+               indexed_of(n, 2, target, n.axes, dims, e), Update(n.attr.ints[0]), n.attr.ints[1] != 0};
+  e.push(std::move(s));
+}
+Where where_of(const Node& n, std::size_t first) {
+  Where w;
+  for (std::size_t k = 0; k < n.attr.names.size(); ++k) w.push_back({n.attr.names[k], n.in[first + k]});
+  return w;
+}
+Role indexed_role(const Node& n, std::size_t operand, Name axis) {
+  bool is = std::find(n.attr.names.begin(), n.attr.names.end(), axis) != n.attr.names.end();
+  return is && operand == 0 ? Role::whole : Role::map;
+}
+Role along_role(const Node& n, std::size_t, Name axis) { return axis == n.attr.names[0] ? Role::whole : Role::map; }
+
+Axes axis_last(const Axes& axes, Name last) {
+  Axes out;
+  for (auto& a : axes) if (a.name != last) out.push_back(a);
+  out.push_back(*find_axis(axes, last));
+  return out;
+}
+void sort_lower(const Node& n, Emit& e) {
+  program::Step s;
+  s.kind = program::Kind::sort;
+  auto dims = axis_last(n.axes, n.attr.names[0]);
+  auto out = Emit::view(e.result(), n.axes, dims);
+  s.sort = {Emit::sizes(dims), Emit::view(e.operand(0), n.in[0]->axes, dims), {}, {}};
+  (n.op == &kSort ? s.sort.out : s.sort.indices) = out;
+  e.push(std::move(s));
+}
+void cumulative_lower(const Node& n, Emit& e) {
+  program::Step s;
+  s.kind = program::Kind::cumulative;
+  auto dims = axis_last(n.axes, n.attr.names[0]);
+  s.cumulative = {Emit::sizes(dims), Emit::view(e.operand(0), n.in[0]->axes, dims), Emit::view(e.result(), n.axes, dims),
+                  Monoid(n.attr.ints[0]), n.attr.ints[1] != 0};
+  e.push(std::move(s));
+}
+
+}  // namespace
+
+const Op kGather{.name = "take", .kind = Kind::step, .linear = Linear::no, .grad = [](G o, G g) {
+  auto& table = o->in[0];
+  Nodes out(o->in.size());
+  out[0] = scatter(filled(0, table->dtype, table->axes), g, where_of(*o, 1), Update::add, Outside(o->attr.ints[0]) == Outside::clamp);
+  return out; }, .lower = gather_lower, .role = indexed_role};
+const Op kScatter{.name = "scatter", .kind = Kind::step, .linear = Linear::no, .grad = [](G o, G g) {
+  auto where = where_of(*o, 2);
+  auto& updates = o->in[1];
+  bool clamp = o->attr.ints[1] != 0;
+  auto picked = [&](G x) { return gather(x, where, updates->axes, clamp ? Outside::clamp : Outside::zero); };
+  Nodes out(o->in.size());
+  switch (Update(o->attr.ints[0])) {
+    case Update::add: out[0] = g, out[1] = picked(g); break;
+    case Update::set:
+      out[0] = scatter(g, filled(0, g->dtype, updates->axes), where, Update::set, clamp);
+      out[1] = picked(g);
+      break;
+    default: fail("scatter", "the gradient of mul, min and max updates is not defined");
+  }
+  return out; }, .lower = scatter_lower, .role = indexed_role};
+const Op kArgsort{.name = "argsort", .kind = Kind::step, .lower = sort_lower, .role = along_role};
+const Op kSort{.name = "sort", .kind = Kind::step, .grad = [](G o, G g) {
+  auto& x = o->in[0];
+  Name axis = o->attr.names[0];
+  return Nodes{scatter(filled(0, x->dtype, x->axes), g, {{axis, argsort(x, axis)}}, Update::add, false)}; }, .lower = sort_lower, .role = along_role};
+const Op kCumulative{.name = "cumulative", .kind = Kind::step, .grad = [](G o, G g) {
+  Name axis = o->attr.names[0];
+  bool reverse = o->attr.ints[1] != 0;
+  if (Monoid(o->attr.ints[0]) == Monoid::sum) return Nodes{cumulative(Monoid::sum, g, axis, !reverse)};
+  if (Monoid(o->attr.ints[0]) == Monoid::prod) return Nodes{div(cumulative(Monoid::sum, mul(g, o), axis, !reverse), o->in[0])};
+  fail("cumulative", "the gradient of a running max or min is not defined"); }, .lower = cumulative_lower, .role = along_role};
+
+NodePtr gather(G table, const Where& where, const Axes& out, Outside outside) {
+  Nodes in{table};
+  Attr attr{.ints = {std::int64_t(outside)}};
+  for (auto& [axis, ids] : where) attr.names.push_back(axis), in.push_back(ids);
+  return make(kGather, in, out, table->dtype, attr);
+}
+NodePtr scatter(G base, G updates, const Where& where, Update update, bool clamp) {
+  Axes dims;   // the ids' axes, then what is left of the base
+  for (auto& [axis, ids] : where)
+    for (auto& a : ids->axes) if (!has(dims, a.name)) dims.push_back(a);
+  for (auto& a : base->axes) {
+    bool indexed = std::any_of(where.begin(), where.end(), [&](auto& w) { return w.first == a.name; });
+    if (!indexed && !has(dims, a.name)) dims.push_back(a);
+  }
+  Nodes in{base, update == Update::add ? sum_to(updates, dims) : fit(updates, dims)};
+  Attr attr{.ints = {std::int64_t(update), clamp}};
+  for (auto& [axis, ids] : where) attr.names.push_back(axis), in.push_back(ids);
+  return make(kScatter, in, base->axes, base->dtype, attr);
+}
+NodePtr argsort(G x, Name axis) { return make(kArgsort, {x}, x->axes, DType::i32, {.names = {axis}}); }
+NodePtr sort(G x, Name axis) { return make(kSort, {x}, x->axes, x->dtype, {.names = {axis}}); }
+NodePtr cumulative(Monoid m, G x, Name axis, bool reverse) {
+  return make(kCumulative, {x}, x->axes, x->dtype, {.names = {axis}, .ints = {std::int64_t(m), reverse}});
+}
+
+// ---- wraps ----
+const Op kBarrier{.name = "barrier", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G, G g) { return Nodes{g, nullptr}; }};
+const Op kPin{.name = "shard", .kind = Kind::wrap, .grad = [](G, G g) { return Nodes{g}; }};
+const Op kTracer{.name = "tracer", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G, G g) { return Nodes{g}; }};
+
+NodePtr tracer(G x, Name path) {
+  struct Unique : Payload {};
+  auto& here = context().origin;
+  auto outer = here.module;
+  if (path) here.module = path;
+  auto n = make(kTracer, {x}, x->axes, x->dtype, {.payload = std::make_shared<Unique>()});
+  here.module = outer;
+  return n;
+}
+NodePtr barrier(G x, G after) { return make(kBarrier, {x, after}, x->axes, x->dtype); }
+NodePtr pin(G x, std::shared_ptr<const Mapping> mapping) {
+  auto p = std::make_shared<Pin>();
+  p->mapping = std::move(mapping);
+  return make(kPin, {x}, x->axes, x->dtype, {.payload = p});
+}
+
+namespace {
+const bool registered = [] {
+  register_ops({&kGather, &kScatter, &kArgsort, &kSort, &kCumulative, &kBarrier, &kPin, &kTracer});
+  return true;
+}();
+}  // namespace
+}  // namespace haliax::prim

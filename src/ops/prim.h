@@ -1,0 +1,87 @@
+// The primitives, as nodes with explicit axes. What users call (include/haliax/ops.h) is composed of these, and so are all gradients.
+#pragma once
+#include "graph/node.h"
+
+namespace haliax::prim {
+
+// ---- leaves ----
+NodePtr input(const Axes&, DType, Name path = {});               // never equal to another
+NodePtr number(double, DType);                                   // a scalar of any dtype
+NodePtr integer(std::int64_t, DType);
+NodePtr filled(double, DType, const Axes&);                      // a number, broadcast
+NodePtr zeros_like(const NodePtr&);
+NodePtr iota(const Axis&, DType = DType::i32);                   // (axis): the position
+// The index of a loop over `axis`: turn t starts at `start` + t * chunk. Canonical: equal arguments give the same node.
+NodePtr index(const Axis&, std::int64_t start, std::int64_t chunk, int depth);
+std::int64_t index_chunk(const Node& index);
+std::int64_t index_start(const Node& index);
+NodePtr carry(const NodePtr& index, const Axes&, DType);         // what a scan carries; never equal to another
+bool is_number(const NodePtr&, double value);                    // this number, possibly broadcast
+bool is_number(const NodePtr&);
+extern const Op kInput, kNumber, kIota, kIndex, kCarry;
+
+// ---- map: result axes are those of the operands, by first appearance, unless given ----
+NodePtr map(const Op&, Nodes in, DType, const Axes* axes = nullptr);
+NodePtr cast(const NodePtr&, DType);
+NodePtr bitcast(const NodePtr&, DType);
+NodePtr neg(const NodePtr&), exp(const NodePtr&), log(const NodePtr&), sqrt(const NodePtr&), rsqrt(const NodePtr&), abs(const NodePtr&),
+    sign(const NodePtr&), tanh(const NodePtr&), sin(const NodePtr&), cos(const NodePtr&), square(const NodePtr&), logical_not(const NodePtr&),
+    stop_gradient(const NodePtr&), reciprocal(const NodePtr&);
+NodePtr add(const NodePtr&, const NodePtr&), sub(const NodePtr&, const NodePtr&), mul(const NodePtr&, const NodePtr&),
+    div(const NodePtr&, const NodePtr&), max(const NodePtr&, const NodePtr&), min(const NodePtr&, const NodePtr&), pow(const NodePtr&, const NodePtr&);
+NodePtr scale(const NodePtr&, double);                           // times a number
+NodePtr less(const NodePtr&, const NodePtr&), less_equal(const NodePtr&, const NodePtr&), equal(const NodePtr&, const NodePtr&);
+NodePtr select(const NodePtr& c, const NodePtr& a, const NodePtr& b);
+NodePtr fma(const NodePtr& a, const NodePtr& b, const NodePtr& c);
+NodePtr threefry(Code word, const NodePtr& k0, const NodePtr& k1, const NodePtr& high, const NodePtr& low);
+extern const Op kCast, kAdd, kSub, kMul, kDiv, kStop, kSelect, kNeg;
+
+extern const Op kBitcast, kAbs, kSign, kExp, kExp2, kExpm1, kLog, kLog2, kLog1p, kSqrt, kRsqrt, kCbrt, kSin, kCos, kTan, kAsin,
+    kAcos, kAtan, kSinh, kCosh, kTanh, kAsinh, kAcosh, kAtanh, kErf, kErfinv, kFloor, kCeil, kRound, kTrunc, kNot, kBitNot,
+    kIsFinite, kIsNan, kIsInf;
+extern const Op kPow, kMaximum, kMinimum, kAtan2, kRem, kMod, kFloorDiv, kNextafter, kLess, kLessEqual, kEqual, kNotEqual,
+    kBitAnd, kBitOr, kBitXor, kShiftLeft, kShiftRight;
+
+// ---- folds and products ----
+NodePtr reduce(Monoid, const NodePtr&, const Axes& kept);        // axes not kept are folded away
+NodePtr argreduce(bool largest, const NodePtr&, const Axes& kept, const Axes& over);   // i32: flat position over `over`, in that order
+NodePtr sum(const NodePtr&, const Axes& over);
+NodePtr contract(const NodePtr&, const NodePtr&, const Axes& kept, DType out);
+NodePtr contract(const NodePtr&, const NodePtr&, const Axes& kept);
+extern const Op kSum, kProd, kMax, kMin, kArgmax, kArgmin, kContract;
+
+// ---- shape ----
+NodePtr fit(const NodePtr&, const Axes&);                        // the same values in these axes: reordered, broadcast to new ones
+NodePtr sum_to(const NodePtr&, const Axes&);                     // to these axes: the rest summed, new ones broadcast
+NodePtr rename(const NodePtr&, const Names& from, const Names& to);
+// `size` positions from `start` in steps; drop: size is 1 and the axis goes. `dynamic`: a scalar added to start.
+NodePtr slice(const NodePtr&, Name axis, std::int64_t start, std::int64_t size, std::int64_t step = 1, bool drop = false, NodePtr dynamic = {});
+NodePtr slice_at(const NodePtr& x, const NodePtr& index, bool drop);   // the part that belongs to this turn of a loop; x itself if it lacks the axis
+// Zeros of the whole axis with x placed where `slice` with the same arguments would read.
+NodePtr place(const NodePtr& x, const Axes& whole, Name axis, std::int64_t start, std::int64_t step, bool drop, NodePtr dynamic = {});
+NodePtr flatten(const NodePtr&, const Names& old, const Axis& flat);   // old, adjacent in the result: row-major in the order given
+NodePtr unflatten(const NodePtr&, Name flat, const Axes& parts);
+NodePtr concat(const Nodes&, const Axis& whole);
+NodePtr pad(const NodePtr&, Name axis, std::int64_t before, std::int64_t after, const NodePtr& value);
+extern const Op kFit, kRename, kSlice, kPlace, kFlatten, kUnflatten, kConcat;
+
+// ---- picking ----
+using Where = std::vector<std::pair<Name, NodePtr>>;             // axis of the table, ids
+NodePtr gather(const NodePtr& table, const Where&, const Axes& out, program::Outside);
+NodePtr scatter(const NodePtr& base, const NodePtr& updates, const Where&, program::Update, bool clamp);
+NodePtr argsort(const NodePtr&, Name axis), sort(const NodePtr&, Name axis);
+NodePtr cumulative(Monoid, const NodePtr&, Name axis, bool reverse);
+extern const Op kGather, kScatter, kArgsort, kSort, kCumulative;
+
+// ---- wraps: the value of in[0] ----
+NodePtr barrier(const NodePtr& x, const NodePtr& after);         // made again, not before `after` is there
+NodePtr pin(const NodePtr& x, std::shared_ptr<const Mapping>);   // cut as the mapping says
+struct Pin : Payload { std::shared_ptr<const Mapping> mapping; };
+NodePtr tracer(const NodePtr& x, Name path = {});                // x, unlike any other node: what a gradient is taken by
+extern const Op kBarrier, kPin, kTracer;
+
+// ---- all ops, for the registry test ----
+std::vector<const Op*> all_ops();
+void register_ops(std::initializer_list<const Op*>);
+
+}  // namespace haliax::prim

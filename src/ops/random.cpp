@@ -1,0 +1,324 @@
+// Random numbers. Every draw is point by point over positions, a hash of (key, position): vmap, loops and meshes need no rule for it.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "haliax/mesh.h"
+#include "haliax/random.h"
+#include "ops/named.h"
+
+namespace haliax::random {
+namespace {
+
+using namespace ops;
+using G = const NodePtr&;
+
+NodePtr u32(std::int64_t v) { return prim::integer(v, DType::u32); }
+Axis word_axis() { return {key_word, 2}; }
+NodePtr first_word() { return prim::equal(prim::iota(word_axis(), DType::u32), u32(0)); }
+
+// ---- keys: words are (hidden..., others..., key_word) ----
+Key pack(G w0, G w1) {
+  auto axes = with_hidden({w0, w1}, union_axes(visible(*w0), visible(*w1)));
+  axes.push_back(word_axis());
+  return {NamedArray(prim::map(prim::kSelect, {first_word(), w0, w1}, DType::u32, &axes))};
+}
+NodePtr word(const Key& k, int i) {
+  auto& n = k.words.node();
+  if (n->op == &prim::kSelect && n->in[0] == first_word()) return n->in[std::size_t(i) + 1];   // made by `pack`: never stored
+  return prim::slice(n, key_word, i, 1, 1, true);
+}
+// One key for each draw: an array of keys is for vmap, scan and Stacked, inside which it is one.
+void check_key(const char* op, const Key& k) {
+  if (!k) fail(op, "the key is empty: it stands for no randomness; pass a key, or call the layer in inference mode");
+  auto axes = without_axes(k.words.axes(), key_word);
+  if (!axes.empty())
+    fail(op, "this is an array of keys over " + to_string(axes) + "; use vmap or scan over it, to draw with each of them");
+}
+
+// ---- bits ----
+struct Position { NodePtr high, low; };
+// The row-major position over `axes`, in 64 bits.
+Position position(const Axes& axes) {
+  bool wide = double(axis_size(axes)) > 4294967296.0;
+  auto type = wide ? DType::u64 : DType::u32;
+  auto sum = prim::integer(0, type);
+  std::int64_t stride = axis_size(axes);
+  for (auto& a : axes) {
+    stride = a.size ? stride / a.size : 0;
+    sum = prim::add(sum, prim::mul(prim::iota(a, type), prim::integer(stride, type)));
+  }
+  if (!wide) return {u32(0), sum};
+  return {prim::cast((NamedArray(sum) >> 32).node(), DType::u32), prim::cast(sum, DType::u32)};
+}
+NodePtr hash(Code word_or_xor, const Key& k, const Position& at) {
+  return prim::threefry(word_or_xor, word(k, 0), word(k, 1), at.high, at.low);
+}
+Key hashed(const Key& k, const Position& at) { return pack(hash(Code::threefry0, k, at), hash(Code::threefry1, k, at)); }
+
+NodePtr raw_bits(const Key& k, const Axes& axes, DType d) {
+  auto at = position(axes);
+  if (d != DType::u64) return prim::cast(hash(Code::threefry_xor, k, at), d);
+  auto half = [&](Code c) { return NamedArray(prim::cast(hash(c, k, at), DType::u64)); };
+  return ((half(Code::threefry0) << 32) | half(Code::threefry1)).node();
+}
+
+// The result: hidden axes first, then the axes asked for, in their order.
+NamedArray drawn(G x, const Axes& asked) {
+  return auto_sharded(NamedArray(prim::fit(x, with_hidden({x}, asked))));
+}
+
+// ---- floats ----
+void check_float(const char* op, DType d) {
+  if (!is_float(d)) fail(op, "draws are floats, not " + text(d) + "; randint and bits give integers");
+}
+// In [0, 1): the mantissa is random. How many bits a dtype takes is JAX's choice (8 for bf16).
+NodePtr unit(const Key& k, const Axes& axes, DType d) {
+  struct Layout { DType drawn, stored; int shift; std::int64_t one; };
+  Layout f = d == DType::f64    ? Layout{DType::u64, DType::u64, 12, 0x3FF0000000000000}
+             : d == DType::f16  ? Layout{DType::u16, DType::u16, 6, 0x3C00}
+             : d == DType::bf16 ? Layout{DType::u8, DType::u16, 1, 0x3F80}
+                                : Layout{DType::u32, DType::u32, 9, 0x3F800000};
+  NamedArray mantissa(prim::cast(raw_bits(k, axes, f.drawn), f.stored));
+  auto in_one_two = (mantissa >> f.shift) | NamedArray(prim::integer(f.one, f.stored));
+  return prim::sub(prim::bitcast(in_one_two.node(), d), prim::number(1, d));
+}
+// A bound as a node that fits the draw.
+NodePtr bound(const char* op, Arr a, DType d, const Axes& axes) {
+  if (a.is_number()) return prim::number(a.number(), d);
+  node_of(op, a);
+  for (auto& b : a.axes()) {
+    auto* mine = find_axis(axes, b.name);
+    if (!mine) fail(op, "a bound has axis " + text(b.name) + ", which is not in " + to_string(axes) + did_you_mean(b.name, axes));
+    if (mine->size != b.size)
+      fail(op, "axis " + text(b.name) + " has size " + std::to_string(b.size) + " in a bound and " + std::to_string(mine->size) +
+                   " in the draw");
+  }
+  return prim::cast(a.node(), d);
+}
+double value(G n) { return n->attr.number; }   // of a prim::number
+// max(low, u * (high - low) + low), rounded once
+NodePtr between(G u, G low, G high) {
+  bool fixed = prim::is_number(low) && prim::is_number(high);
+  if (fixed && value(low) == 0 && value(high) == 1) return u;
+  auto width = fixed ? prim::number(value(high) - value(low), u->dtype) : prim::sub(high, low);
+  return prim::max(low, prim::fma(u, width, low));
+}
+double smallest_normal(DType d) {
+  return d == DType::f64 ? std::numeric_limits<double>::min() : d == DType::f16 ? 0x1p-14 : 0x1p-126;
+}
+double below_one(DType d) {
+  return 1 - (d == DType::f64 ? 0x1p-53 : d == DType::f16 ? 0x1p-11 : d == DType::bf16 ? 0x1p-8 : 0x1p-24);
+}
+NodePtr from_erf(G u) { return prim::scale(erfinv(NamedArray(u)).node(), std::sqrt(2.0)); }
+NodePtr gumbel_of(const Key& k, const Axes& axes, DType d) {
+  auto u = between(unit(k, axes, d), prim::number(smallest_normal(d), d), prim::number(1, d));
+  return prim::neg(prim::log(prim::neg(prim::log(u))));
+}
+
+// ---- integers ----
+std::int64_t whole(const char* op, Arr a) {
+  if (!a.is_real()) return a.integer();
+  if (a.number() != std::floor(a.number()) || std::abs(a.number()) > 0x1p53)
+    fail(op, "a bound is " + std::to_string(a.number()) + ", which is not an integer");
+  return std::int64_t(a.number());
+}
+NodePtr rest(G a, G b) { return mod(NamedArray(a), NamedArray(b)).node(); }
+
+// A random order of an axis: rounds of sorting by random bits, enough of them that equal bits do not matter.
+NodePtr shuffled(Key k, const Axes& drawn_over, const Axis& axis) {
+  auto total = double(std::max<std::int64_t>(1, axis_size(drawn_over)));
+  int rounds = int(std::ceil(3 * std::log(total) / std::log(4294967295.0)));
+  NodePtr order;   // (hidden..., drawn_over) of positions along the axis
+  for (int i = 0; i < rounds; ++i) {
+    auto keys = split<2>(k);
+    k = keys[0];
+    auto step = prim::argsort(raw_bits(keys[1], drawn_over, DType::u32), axis.name);
+    order = order ? prim::gather(order, {{axis.name, step}}, step->axes, program::Outside::clamp) : step;
+  }
+  return order ? order : prim::iota(axis);
+}
+
+}  // namespace
+
+Key key(std::int64_t seed) { return key(0, std::uint32_t(seed)); }
+Key key(std::uint32_t word0, std::uint32_t word1) { return pack(u32(word0), u32(word1)); }
+Key key(const NamedArray& words) {
+  if (!words) return {};
+  auto n = words.node();
+  if (n->dtype != DType::u32) fail("random.key", "the words of a key are u32, not " + text(n->dtype));
+  if (!find(*n, key_word)) n = prim::rename(n, {"word"}, {key_word});
+  auto* mine = find(*n, key_word);
+  if (!mine || mine->size != 2)
+    fail("random.key",
+         "a key has an axis " + std::string(key_word) + " (or word) of size 2; these words are " + to_string(words.axes()));
+  auto axes = without_axes(visible(*n), key_word);
+  axes.push_back(word_axis());
+  return {NamedArray(prim::fit(n, with_hidden({n}, axes)))};
+}
+
+std::vector<Key> split(const Key& k, int n) {
+  if (n < 0) fail("random.split", "cannot make " + std::to_string(n) + " keys");
+  std::vector<Key> keys(static_cast<std::size_t>(n));
+  if (!k) return keys;
+  check_key("random.split", k);
+  for (int i = 0; i < n; ++i) keys[std::size_t(i)] = hashed(k, {u32(0), u32(i)});
+  return keys;
+}
+Key split(const Key& k, const Axis& axis) {
+  if (!k) return {};
+  check_key("random.split", k);
+  if (axis.name == Name(key_word)) fail("random.split", "axis key_word is the one of the words; choose another name");
+  return hashed(k, position({axis}));
+}
+Key fold_in(const Key& k, Arr data) {
+  if (!k) return {};
+  Here here(data.at(), true);
+  check_key("random.fold_in", k);
+  if (data.is_number()) return hashed(k, {u32(0), u32(std::int64_t(std::uint32_t(whole("random.fold_in", data))))});
+  if (!is_integer(data.dtype())) fail("random.fold_in", "the data are integers, not " + text(data.dtype()));
+  if (data.has_axis(key_word)) fail("random.fold_in", "the data have axis key_word, which is the one of the words");
+  return hashed(k, {u32(0), prim::cast(data.node(), DType::u32)});
+}
+
+NamedArray bits(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
+  Here here(at, true);
+  check_key("random.bits", k);
+  check_unique("random.bits", spec);
+  if (!is_integer(d) || is_signed(d)) fail("random.bits", "bits are u8, u16, u32 or u64, not " + text(d));
+  return drawn(raw_bits(k, spec, d), spec);
+}
+NamedArray uniform(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, DType d, SourceLocation at) {
+  Here here(at, true);
+  constexpr auto op = "random.uniform";
+  check_key(op, k), check_unique(op, spec), check_float(op, d);
+  return drawn(between(unit(k, spec, d), bound(op, minval, d, spec), bound(op, maxval, d, spec)), spec);
+}
+NamedArray normal(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
+  Here here(at, true);
+  constexpr auto op = "random.normal";
+  check_key(op, k), check_unique(op, spec), check_float(op, d);
+  return drawn(from_erf(between(unit(k, spec, d), prim::number(-below_one(d), d), prim::number(1, d))), spec);
+}
+NamedArray truncated_normal(const Key& k, const AxisSpec& spec, Arr lower, Arr upper, DType d, SourceLocation at) {
+  Here here(at, true);
+  constexpr auto op = "random.truncated_normal";
+  check_key(op, k), check_unique(op, spec), check_float(op, d);
+  auto low = bound(op, lower, d, spec), high = bound(op, upper, d, spec);
+  auto below = [&](G b) {   // the share of the line below, as erf has it
+    if (prim::is_number(b)) return prim::number(std::erf(value(b) * std::sqrt(0.5)), d);
+    return erf(NamedArray(prim::scale(b, std::sqrt(0.5)))).node();
+  };
+  auto towards = [&](G b, double end) {
+    return nextafter(NamedArray(prim::stop_gradient(b)), NamedArray(prim::number(end, d))).node();
+  };
+  auto x = from_erf(between(unit(k, spec, d), below(low), below(high)));
+  constexpr auto infinity = std::numeric_limits<double>::infinity();
+  return drawn(prim::min(prim::max(x, towards(low, infinity)), towards(high, -infinity)), spec);
+}
+NamedArray bernoulli(const Key& k, const AxisSpec& spec, Arr p, SourceLocation at) {
+  Here here(at, true);
+  constexpr auto op = "random.bernoulli";
+  check_key(op, k), check_unique(op, spec);
+  if (p.is_number() && !(p.number() >= 0 && p.number() <= 1))
+    fail(op, "a probability of " + std::to_string(p.number()) + " is not in [0, 1]");
+  return drawn(prim::less(unit(k, spec, DType::f32), bound(op, p, DType::f32, spec)), spec);
+}
+
+// low + r mod span, with r of twice the bits of a word: (high word * 2^W + low word) mod span.
+NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, DType d, SourceLocation at) {
+  Here here(at, true);
+  constexpr auto op = "random.randint";
+  check_key(op, k), check_unique(op, spec);
+  if (!is_integer(d)) fail(op, "draws are integers, not " + text(d));
+  for (auto* b : {&minval, &maxval})
+    if (!b->is_number() && !is_integer(b->dtype())) fail(op, "a bound is " + text(b->dtype()) + ", not an integer");
+  bool wide = bytes_of(d) == 8;
+  auto word_type = wide ? DType::u64 : DType::u32;
+  auto work = wide || d == DType::u32 ? d : DType::i32;
+  NodePtr low, span, times;   // times: 2^W mod span, taken as the square of 2^(W/2), which wraps as in JAX
+  std::int64_t half = wide ? std::int64_t(1) << 32 : std::int64_t(1) << 16;
+  if (minval.is_number() && maxval.is_number() && !wide) {
+    auto lo = whole(op, minval), hi = whole(op, maxval);
+    std::int64_t least = is_signed(d) ? -(std::int64_t(1) << (8 * bytes_of(d) - 1)) : 0;
+    std::int64_t end = least + (std::int64_t(1) << (8 * bytes_of(d)));
+    if (lo < least || lo >= end) fail(op, "minval " + std::to_string(lo) + " does not fit " + text(d));
+    if (hi > end) fail(op, "maxval " + std::to_string(hi) + " is more than one past the greatest " + text(d));
+    auto count = std::max<std::int64_t>(1, hi - lo);
+    low = prim::integer(lo, work);
+    if (count < (std::int64_t(1) << 32)) {
+      auto m = std::uint32_t(half % count);
+      span = u32(count), times = u32(std::int64_t(std::uint32_t(m * m) % std::uint32_t(count)));
+    }
+  } else {
+    auto limit = [&](Arr a) { return a.is_number() ? prim::integer(whole(op, a), work) : bound(op, a, work, spec); };
+    low = limit(minval);
+    auto high = limit(maxval), one = prim::integer(1, word_type);
+    span = prim::select(prim::less(low, high), prim::cast(prim::sub(high, low), word_type), one);
+    auto m = rest(prim::integer(half, word_type), span);
+    times = rest(prim::mul(m, m), span);
+  }
+  auto keys = split<2>(k);
+  auto h = raw_bits(keys[0], spec, word_type), l = raw_bits(keys[1], spec, word_type);
+  auto offset = span ? rest(prim::add(prim::mul(rest(h, span), times), rest(l, span)), span) : l;
+  return drawn(prim::cast(prim::add(low, prim::cast(offset, work)), d), spec);
+}
+NamedArray gumbel(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
+  Here here(at, true);
+  check_key("random.gumbel", k), check_unique("random.gumbel", spec), check_float("random.gumbel", d);
+  return drawn(gumbel_of(k, spec, d), spec);
+}
+NamedArray exponential(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
+  Here here(at, true);
+  check_key("random.exponential", k), check_unique("random.exponential", spec), check_float("random.exponential", d);
+  return drawn(prim::neg(log1p(NamedArray(prim::neg(unit(k, spec, d)))).node()), spec);
+}
+
+// The greatest of logits plus Gumbel noise is at i with probability softmax(logits)[i].
+NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis, std::optional<AxisSpec> shape) {
+  Here here(logits.at(), true);
+  constexpr auto op = "random.categorical";
+  check_key(op, k);
+  auto x = node_of(op, logits);
+  auto along = axis_of(op, x, axis);
+  check_float(op, x->dtype);
+  auto given = visible(*x);
+  if (along.size == 0) fail(op, "axis " + to_string(along) + " has nothing to choose from");
+  Axes asked, extra;
+  if (!shape) {
+    for (auto& a : given) if (a.name != along.name) asked.push_back(a);
+  } else {
+    asked = *shape;
+    check_unique(op, asked);
+    if (has(asked, along.name))
+      fail(op, "axis " + text(along.name) + " is chosen from; it cannot be in the shape " + to_string(asked));
+    for (auto& a : given) {
+      auto* mine = find_axis(asked, a.name);
+      if (a.name != along.name && (!mine || mine->size != a.size))
+        fail(op, "axis " + to_string(a) + " of the logits is not in the shape " + to_string(asked));
+    }
+    for (auto& a : asked) if (!has(given, a.name)) extra.push_back(a);
+  }
+  auto noise = gumbel_of(k, concat_axes(extra, given), x->dtype);   // (extra..., the logits' axes)
+  auto score = prim::add(x, noise);
+  Axes kept;
+  for (auto& a : score->axes) if (a.name != along.name) kept.push_back(a);
+  return drawn(prim::argreduce(true, score, kept, {along}), asked);
+}
+
+NamedArray permutation(const Key& k, Arr x, const AxisSelector& axis, bool independent) {
+  Here here(x.at(), true);
+  constexpr auto op = "random.permutation";
+  check_key(op, k);
+  auto n = node_of(op, x);
+  auto along = axis_of(op, n, axis);
+  auto asked = visible(*n);
+  auto order = shuffled(k, independent ? asked : Axes{along}, along);
+  return drawn(prim::gather(n, {{along.name, order}}, with_hidden({order, n}, asked), program::Outside::clamp), asked);
+}
+NamedArray permutation(const Key& k, const Axis& axis) {
+  check_key("random.permutation", k);
+  return drawn(shuffled(k, {axis}, axis), {axis});
+}
+
+}  // namespace haliax::random

@@ -1,0 +1,256 @@
+// Shapes: what changes axes but no value. A view costs nothing; where strides cannot say it, one copy.
+#include <algorithm>
+
+#include "graph/emit.h"
+#include "ops/prim.h"
+
+namespace haliax::prim {
+namespace {
+
+using G = const NodePtr&;
+std::size_t position(const Axes& axes, Name n) {
+  for (std::size_t i = 0; i < axes.size(); ++i) if (axes[i].name == n) return i;
+  fail("shape", "axis " + std::string(n.text()) + " is not in " + to_string(axes));
+}
+
+Place fit_view(const Node& n, const Place& in, Emit&) {
+  Place p = in;
+  p.strides.clear();
+  auto& from = n.in[0]->axes;
+  for (auto& a : n.axes) {
+    auto* mine = find_axis(from, a.name);
+    p.strides.push_back(mine ? in.strides[std::size_t(mine - from.data())] : 0);
+  }
+  return p;
+}
+Place same_view(const Node&, const Place& in, Emit&) { return in; }
+
+// attr of slice and place: names {axis}, ints {start, size, step, drop}; the last operand is a dynamic start, if there is one.
+struct Cut { Name axis; std::int64_t start, size, step; bool drop; };
+Cut cut_of(const Node& n) { return {n.attr.names[0], n.attr.ints[0], n.attr.ints[1], n.attr.ints[2], n.attr.ints[3] != 0}; }
+Place cut_place(const Cut& c, const Axes& whole, Place p, G dynamic, Emit& e) {
+  auto d = position(whole, c.axis);
+  auto stride = p.strides[d];
+  p.offset += c.start * stride;
+  if (dynamic) {
+    auto t = e.term(dynamic, stride, whole[d].size - c.start - ((c.size - 1) * c.step + 1));
+    if (t.loop < 0 && t.slot < 0) p.offset += t.stride;
+    else p.terms.push_back(t);
+  }
+  if (c.drop) p.strides.erase(p.strides.begin() + std::ptrdiff_t(d));
+  else p.strides[d] = stride * c.step;
+  return p;
+}
+G dynamic_of(const Node& n) {
+  static const NodePtr none;
+  return n.in.size() > 1 ? n.in[1] : none;
+}
+Axes cut_axes(const Axes& whole, const Cut& c) {
+  Axes out;
+  for (auto& a : whole) {
+    if (a.name != c.axis) out.push_back(a);
+    else if (!c.drop) out.push_back(a.resize(c.size));
+  }
+  return out;
+}
+void place_lower(const Node& n, Emit& e) {
+  e.zero(e.result(), n.axes);
+  e.copy(e.operand(0), cut_place(cut_of(n), n.axes, e.result(), dynamic_of(n), e), n.in[0]->axes);
+}
+
+// The place of a flattened array, seen with its old axes.
+Place unflattened(const Place& p, const Axes& flat, const Axes& parts, const Names& old, Name flat_name) {
+  Place out = p;
+  out.strides.assign(parts.size(), 0);
+  std::int64_t inner = 1;
+  auto stride = p.strides[position(flat, flat_name)];
+  for (std::size_t k = old.size(); k-- > 0;) {
+    auto d = position(parts, old[k]);
+    out.strides[d] = stride * inner;
+    inner *= parts[d].size;
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    if (std::find(old.begin(), old.end(), parts[i].name) == old.end()) out.strides[i] = p.strides[position(flat, parts[i].name)];
+  return out;
+}
+Place flatten_view(const Node& n, const Place& in, Emit&) {
+  auto& from = n.in[0]->axes;
+  auto& old = n.attr.names;   // old names, then the flat one
+  Place p = in;
+  p.strides.clear();
+  std::int64_t stride = 1;
+  bool first = true;
+  std::int64_t expect = 0;
+  for (std::size_t k = old.size() - 1; k-- > 0;) {
+    auto d = position(from, old[k]);
+    if (from[d].size == 1) continue;
+    if (first) stride = in.strides[d];
+    else if (in.strides[d] != expect) return {};
+    expect = in.strides[d] * from[d].size, first = false;
+  }
+  for (auto& a : n.axes) p.strides.push_back(a.name == old.back() ? stride : in.strides[position(from, a.name)]);
+  return p;
+}
+void flatten_lower(const Node& n, Emit& e) {
+  Names old(n.attr.names.begin(), n.attr.names.end() - 1);
+  auto& from = n.in[0]->axes;
+  e.copy(e.operand(0), unflattened(e.result(), n.axes, from, old, n.attr.names.back()), from);
+}
+Place unflatten_view(const Node& n, const Place& in, Emit&) {
+  Names parts(n.attr.names.begin(), n.attr.names.end() - 1);
+  return unflattened(in, n.in[0]->axes, n.axes, parts, n.attr.names.back());
+}
+
+void concat_lower(const Node& n, Emit& e) {
+  Name axis = n.attr.names[0];
+  auto d = position(n.axes, axis);
+  std::int64_t at = 0;
+  for (std::size_t k = 0; k < n.in.size(); ++k) {
+    Place to = e.result();
+    to.offset += at * to.strides[d];
+    Place piece = to;
+    piece.strides.clear();
+    for (auto& a : n.in[k]->axes) piece.strides.push_back(to.strides[position(n.axes, a.name)]);
+    e.copy(e.operand(k), piece, n.in[k]->axes);
+    at += find(*n.in[k], axis)->size;
+  }
+}
+
+}  // namespace
+
+const Op kFit{.name = "fit", .kind = Kind::view, .linear = Linear::moves, .grad = [](G, G g) { return Nodes{g}; }, .view = fit_view};
+const Op kRename{.name = "rename", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
+  auto& n = o->attr.names;
+  auto half = std::ptrdiff_t(n.size() / 2);
+  return Nodes{rename(g, {n.begin() + half, n.end()}, {n.begin(), n.begin() + half})}; }, .view = same_view};
+const Op kSlice{.name = "slice", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
+  auto c = cut_of(*o);
+  Nodes out{place(g, o->in[0]->axes, c.axis, c.start, c.step, c.drop, dynamic_of(*o))};
+  if (o->in.size() > 1) out.push_back(nullptr);
+  return out; }, .view = [](const Node& n, const Place& in, Emit& e) { return cut_place(cut_of(n), n.in[0]->axes, in, dynamic_of(n), e); }};
+const Op kPlace{.name = "place", .kind = Kind::step, .linear = Linear::moves, .grad = [](G o, G g) {
+  auto c = cut_of(*o);
+  Nodes out{slice(g, c.axis, c.start, c.size, c.step, c.drop, dynamic_of(*o))};
+  if (o->in.size() > 1) out.push_back(nullptr);
+  return out; }, .lower = place_lower};
+const Op kFlatten{.name = "flatten", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
+  auto& n = o->attr.names;
+  Axes parts;
+  for (std::size_t k = 0; k + 1 < n.size(); ++k) parts.push_back(*find(*o->in[0], n[k]));
+  return Nodes{unflatten(g, n.back(), parts)}; }, .view = flatten_view, .lower = flatten_lower};
+const Op kUnflatten{.name = "unflatten", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
+  auto& n = o->attr.names;
+  return Nodes{flatten(g, {n.begin(), n.end() - 1}, *find(*o->in[0], n.back()))}; }, .view = unflatten_view};
+const Op kConcat{.name = "concatenate", .kind = Kind::step, .linear = Linear::moves, .grad = [](G o, G g) {
+  Nodes out;
+  std::int64_t at = 0;
+  for (auto& x : o->in) {
+    auto size = find(*x, o->attr.names[0])->size;
+    out.push_back(slice(g, o->attr.names[0], at, size));
+    at += size;
+  }
+  return out; }, .lower = concat_lower};
+
+NodePtr fit(G x, const Axes& axes) {
+  if (x->axes == axes) return x;
+  if (x->op == &kFit) return fit(x->in[0], axes);
+  return make(kFit, {x}, axes, x->dtype);
+}
+NodePtr rename(G x, const Names& from, const Names& to) {
+  Axes axes = x->axes;
+  Attr attr;
+  for (auto& a : axes)
+    for (std::size_t i = 0; i < from.size(); ++i)
+      if (a.name == from[i] && from[i] != to[i]) { attr.names.push_back(from[i]); break; }
+  if (attr.names.empty()) return x;
+  auto sources = attr.names;
+  for (auto s : sources)
+    for (std::size_t i = 0; i < from.size(); ++i) if (from[i] == s) { attr.names.push_back(to[i]); break; }
+  for (auto& a : axes)
+    for (std::size_t i = 0; i < sources.size(); ++i)
+      if (a.name == sources[i]) { a.name = attr.names[sources.size() + i]; break; }
+  if (x->op == &kFit) {   // a broadcast stays a broadcast
+    auto& inner = x->in[0];
+    if (inner->axes.empty()) return fit(inner, axes);
+  }
+  if (x->op == &kRename && x->in[0]->axes == axes) return x->in[0];
+  return make(kRename, {x}, axes, x->dtype, attr);
+}
+
+NodePtr slice(G x, Name axis, std::int64_t start, std::int64_t size, std::int64_t step, bool drop, NodePtr dynamic) {
+  auto whole = find(*x, axis)->size;
+  if (!dynamic && start == 0 && size == whole && step == 1 && !drop) return x;
+  Cut c{axis, start, size, step, drop};
+  auto axes = cut_axes(x->axes, c);
+  if (x->op == &kFit && !find(*x->in[0], axis)) return fit(x->in[0], axes);   // never store a broadcast
+  Nodes in{x};
+  if (dynamic) in.push_back(dynamic);
+  return make(kSlice, in, axes, x->dtype, {.names = {axis}, .ints = {start, size, step, drop}});
+}
+NodePtr slice_at(G x, G index, bool drop) {
+  Name axis = index->attr.names[0];
+  if (!find(*x, axis)) return x;
+  auto chunk = index_chunk(*index);
+  if (x->op == &kIota && !drop) {   // positions need no memory
+    auto part = iota(Axis(axis, chunk), x->dtype);
+    return add(part, cast(index, x->dtype));
+  }
+  if (x->op == &kIota && drop) return cast(index, x->dtype);
+  return slice(x, axis, 0, chunk, 1, drop, index);
+}
+NodePtr place(G x, const Axes& whole, Name axis, std::int64_t start, std::int64_t step, bool drop, NodePtr dynamic) {
+  auto* part = find(*x, axis);
+  std::int64_t size = drop || !part ? 1 : part->size;
+  // The result's other axes are those of x: a gradient may come in another order, never with other names.
+  Axes mine = cut_axes(whole, {axis, start, size, step, drop});
+  auto fitted = sum_to(x, mine);
+  if (is_number(fitted, 0)) return filled(0, x->dtype, whole);
+  Nodes in{fitted};
+  if (dynamic) in.push_back(dynamic);
+  return make(kPlace, in, whole, x->dtype, {.names = {axis}, .ints = {start, size, step, drop}});
+}
+
+NodePtr flatten(G x, const Names& old, const Axis& flat) {
+  Axes axes;
+  bool done = false;
+  for (auto& a : x->axes) {
+    bool merged = std::find(old.begin(), old.end(), a.name) != old.end();
+    if (!merged) axes.push_back(a);
+    else if (!done) axes.push_back(flat), done = true;
+  }
+  if (is_number(x)) return fit(x->op == &kNumber ? x : x->in[0], axes);
+  Attr attr{.names = old};
+  attr.names.push_back(flat.name);
+  return make(kFlatten, {x}, axes, x->dtype, attr);
+}
+NodePtr unflatten(G x, Name flat, const Axes& parts) {
+  auto axes = replace_axis(x->axes, flat, parts);
+  if (is_number(x)) return fit(x->op == &kNumber ? x : x->in[0], axes);
+  Attr attr;
+  for (auto& p : parts) attr.names.push_back(p.name);
+  attr.names.push_back(flat);
+  return make(kUnflatten, {x}, axes, x->dtype, attr);
+}
+NodePtr concat(const Nodes& xs, const Axis& whole) {
+  if (xs.size() == 1) return xs[0];
+  Axes axes = xs[0]->axes;
+  for (auto& a : axes) if (a.name == whole.name) a.size = whole.size;
+  return make(kConcat, xs, axes, xs[0]->dtype, {.names = {whole.name}});
+}
+NodePtr pad(G x, Name axis, std::int64_t before, std::int64_t after, G value) {
+  Nodes parts;
+  Axes piece = x->axes;
+  auto& mine = piece[position(piece, axis)];
+  auto whole = mine.size + before + after;
+  auto fill = [&](std::int64_t n) { mine.size = n; if (n) parts.push_back(fit(value, piece)); };
+  fill(before), parts.push_back(x), fill(after);
+  return concat(parts, {axis, whole});
+}
+
+namespace {
+const bool registered = [] {
+  register_ops({&kFit, &kRename, &kSlice, &kPlace, &kFlatten, &kUnflatten, &kConcat});
+  return true;
+}();
+}  // namespace
+}  // namespace haliax::prim

@@ -1,0 +1,215 @@
+// What a backend may see: steps over slots of memory. No axis, no name and no op of the graph is left here.
+//
+// Every value lives in a slot. A slot is an argument, a result, or a range of the arena whose place `plan` has fixed.
+// A View says how a step walks over a slot. Loops are steps that hold steps. Numbers of a loop (its turns) reach the views and the
+// instructions inside it as terms: offset += value of the loop variable * stride.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "haliax/dtype.h"
+
+namespace haliax::program {
+
+using Dims = std::vector<std::int64_t>;
+
+// One point-wise instruction. The result has the dtype of the instruction; operands have been cast to what the code wants, so that
+// arithmetic has operands of its own dtype and comparisons have two operands of one dtype.
+enum class Code : std::uint8_t {
+  // leaves
+  constant,   // `number` (floats) or `integer` (integers, bool)
+  load,       // reads `view`
+  iota,       // position along iteration dimension `dim`, times `stride`, plus `integer`, plus loop terms of `view`
+  // unary
+  cast, neg, abs, sign, exp, exp2, expm1, log, log2, log1p, sqrt, rsqrt, cbrt, sin, cos, tan, asin, acos, atan, sinh, cosh, tanh,
+  asinh, acosh, atanh, erf, erfinv, lgamma, digamma, floor, ceil, round, trunc, logical_not, bit_not, is_finite, is_nan, is_inf, popcount, bitcast,
+  // binary
+  add, sub, mul, div, floor_div, mod, rem, pow, max, min, atan2, nextafter,
+  less, less_equal, equal, not_equal, bit_and, bit_or, bit_xor, shift_left, shift_right,   // logical and/or/xor are those of bits, on bool
+  // ternary
+  select,     // a ? b : c
+  fma,        // a * b + c, rounded once
+  // four operands: key word 0, key word 1, counter high, counter low (u32); the two words of Threefry-2x32-20 and their xor
+  threefry0, threefry1, threefry_xor,
+  // over the inner dimensions: makes one value for each outer point of a value for each inner point
+  reduce_sum, reduce_prod, reduce_max, reduce_min,      // max and min pass NaN on
+  reduce_argmax, reduce_argmin,                         // first position (flat over the inner dimensions); a NaN wins
+  // writes
+  store,           // args[0] into `view`
+  store_add,       // view += args[0]; also for max, min below
+  store_max, store_min,
+};
+enum class Monoid : std::uint8_t { sum, prod, max, min };
+
+// offset of element (i0, i1, ...) = offset + sum(i * strides) + sum over terms; all in elements.
+struct Term {
+  int loop = -1;              // a loop variable: its value, 0 ... trips-1 (counting down when the loop is reversed), times stride
+  int slot = -1;              // or a scalar in memory (i32, i64 or u32), read when the step runs, clamped to [0, limit], times stride
+  DType slot_dtype = DType::i32;
+  std::int64_t slot_offset = 0, limit = 0;
+  std::int64_t stride = 0;
+  friend bool operator==(const Term&, const Term&) = default;
+};
+struct View {
+  int slot = -1;
+  DType dtype = DType::f32;
+  std::int64_t offset = 0;
+  Dims strides;               // one for each dimension of the step; 0 = broadcast; may be negative
+  std::vector<Term> terms;
+  friend bool operator==(const View&, const View&) = default;
+};
+
+struct Instr {
+  Code code;
+  DType dtype = DType::f32;
+  int args[4] = {-1, -1, -1, -1};   // earlier instructions
+  bool inner = false;               // one value for each inner point (else: one for each outer point)
+  double number = 0;
+  std::int64_t integer = 0;
+  int dim = -1;                     // iota
+  std::int64_t stride = 1;          // iota
+  View view;                        // load, store; of iota only the loop terms
+};
+
+enum class Kind : std::uint8_t { fused, contract, gather, scatter, sort, cumulative, loop, collective, copy };
+
+// Fused: for each outer point, run the instructions in order; inner ones over all inner points. dims = outer dims then inner dims.
+struct Fused {
+  Dims dims;
+  int outer = 0;                    // how many of dims are outer
+  std::vector<Instr> code;
+};
+// out[batch, m, n] = (accumulate ? out : 0) + sum over k of a[batch, m, k] * b[batch, k, n]. Each of batch, m, n, k may be several
+// dims; view strides are in the order batch, m, n, k (0 where the operand lacks it). Sums are f32 for bf16 and f16, else of out's dtype.
+struct Contract {
+  Dims batch, m, n, k;
+  View a, b, out;
+  bool accumulate = false;
+};
+// out[...] = table[... with the indexed dims at the ids]. dims = the dims of out. For each indexed table axis: ids view (over dims),
+// the stride of that axis in the table, its size. mode: what an index outside [0, size) gives. Negative ones count from the end.
+enum class Outside : std::uint8_t { fill, clamp, zero };  // fill: NaN, or the least integer (largest if unsigned)
+struct Indexed { View ids; std::int64_t stride = 0, size = 0; };
+struct Gather {
+  Dims dims;
+  View table, out;
+  std::vector<Indexed> indexed;
+  Outside outside = Outside::fill;
+};
+// target[... at ids] op= updates, in row-major order of dims; `dims` = the dims of updates. Indices outside are dropped (or clamped).
+enum class Update : std::uint8_t { set, add, mul, min, max };
+struct Scatter {
+  Dims dims;
+  View updates, target;             // the target holds its start value already
+  std::vector<Indexed> indexed;
+  Update update = Update::add;
+  bool clamp = false;
+};
+// Stable ascending sort of x along the last dim of dims; NaN last. `out` (values) and `indices` may each be absent (slot -1).
+struct Sort {
+  Dims dims;
+  View x, out, indices;
+};
+// Inclusive running sum, product, max or min along the last dim.
+struct Cumulative {
+  Dims dims;
+  View x, out;
+  Monoid monoid = Monoid::sum;
+  bool reverse = false;
+};
+// Plain copy of a strided view (dtypes equal). Also how a carry moves on to the next turn.
+struct Copy {
+  Dims dims;
+  View x, out;
+};
+enum class Wire : std::uint8_t { all_reduce, reduce_scatter, all_gather, all_to_all };
+// Over the devices of one group of a mesh (all those that differ only along the mesh axes in `over`), in rank order.
+// `dims` are the dims of x on this device. split/concat: which dim is cut (reduce_scatter, all_to_all) or joined (all_gather, all_to_all).
+struct Collective {
+  Wire wire = Wire::all_reduce;
+  std::vector<int> over;            // mesh axes, major to minor
+  Monoid monoid = Monoid::sum;
+  Dims dims, out_dims;
+  View x, out;
+  int split = -1, concat = -1;
+  std::int64_t split_size = 0, concat_size = 0;   // whole sizes of these dims: blocks are ceil(size / ranks), the last may be short
+  double sent_bytes = 0;            // per device on a ring
+};
+struct Step;
+struct Loop {
+  int variable = 0;                 // the number that terms refer to
+  std::int64_t trips = 0;
+  bool reverse = false;
+  std::vector<Step> body;
+};
+
+struct Step {
+  Kind kind = Kind::fused;
+  // One of these, by kind. (Plain members rather than a variant: a backend reads them by name, and a Program is small.)
+  Fused fused;
+  Contract contract;
+  Gather gather;
+  Scatter scatter;
+  Sort sort;
+  Cumulative cumulative;
+  Copy copy;
+  Collective collective;
+  Loop loop;
+  const char* why = "";             // op that it comes from
+  std::string where;                // file:line, module path: for reports
+  std::int64_t scratch = -1;        // byte offset in the arena of `scratch_bytes` that this step may use
+  std::int64_t scratch_bytes = 0;
+};
+
+enum class Home : std::uint8_t { argument, result, arena };
+struct Slot {
+  std::int64_t bytes = 0;
+  Home home = Home::arena;
+  int index = -1;                   // which argument or result
+  std::int64_t offset = -1;         // in the arena, 64-byte aligned; set by plan
+  int alias = -1;                   // shares the memory of this slot (an in-place update; a donated argument)
+  const char* purpose = "";         // parameters, activations, ...: for reports
+};
+
+// Every result has its own memory, given by the caller, unless its slot aliases a donated argument.
+struct Program {
+  std::vector<Slot> slots;
+  std::vector<Step> steps;
+  int arguments = 0, results = 0;   // how many
+  std::vector<int> argument_slots, result_slots;
+  std::vector<int> donated;         // result number that took over argument i, or -1
+  std::int64_t arena_bytes = 0;     // everything but arguments and results
+  std::int64_t peak_bytes = 0;      // arena + results that alias nothing
+  int loops = 0;                    // how many loop variables there are
+  int device = 0;                   // which device of the mesh this program is for
+  std::vector<std::int64_t> mesh;   // sizes of the mesh axes; empty: one device
+};
+
+std::string to_string(const Program&);
+
+// A backend turns a Program into something that runs. A few virtual classes are all there is at this border.
+class Communicator {                // of one device of a mesh: who takes part follows from the Collective
+ public:
+  virtual ~Communicator() = default;
+  virtual void run(const Collective&, const void* x, void* out) = 0;   // x, out point at element (0, 0, ...); blocks until done
+};
+class Executable {
+ public:
+  virtual ~Executable() = default;
+  // Pointers for each argument and each result (null for a result that aliases a donated argument). The arena is
+  // arena_bytes large and 64-byte aligned. Makes no allocation.
+  virtual void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Communicator*) = 0;
+};
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual const char* name() const = 0;
+  virtual bool supports(const Step&) const { return true; }
+  // Scratch that a step wants inside the plan, in bytes (oneDNN scratchpads, partial sums). Asked before `plan`.
+  virtual std::int64_t scratch_bytes(const Step&) const { return 0; }
+  virtual std::unique_ptr<Executable> compile(std::shared_ptr<const Program>) = 0;
+};
+
+}  // namespace haliax::program

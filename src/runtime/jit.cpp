@@ -1,0 +1,229 @@
+#include "haliax/jit.h"
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+
+#include "ops/prim.h"
+#include "runtime/run.h"
+
+namespace haliax::detail {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+std::string place(const SourceLocation& at) {
+  std::string file = at.file_name() ? at.file_name() : "";
+  if (auto slash = file.rfind('/'); slash != file.npos) file.erase(0, slash + 1);
+  return file + ":" + std::to_string(at.line());
+}
+
+}  // namespace
+
+// What a call looks like: two calls that look the same share a trace.
+struct Signature {
+  std::string statics;
+  std::vector<StaticValue> values;
+  std::vector<Axes> axes;
+  std::vector<int> dtypes;                       // -1: empty
+  std::shared_ptr<const Mesh> mesh;
+  std::shared_ptr<const Mapping> mapping;
+};
+struct JitCore::Entry {
+  Signature signature;
+  Compiled compiled;
+  Nodes inputs;
+  std::vector<std::size_t> leaf_of_input;        // inputs are the leaves that are not empty
+  std::vector<bool> donated;                     // by input
+  std::vector<int> result_of_leaf;               // of the results: -1 empty
+  std::vector<std::pair<Axes, DType>> results;
+  std::shared_ptr<void> like;
+  std::unique_ptr<Buffer> arena;
+  std::vector<void*> arguments, outs;
+};
+
+struct JitCore::Impl {
+  JitOptions options;
+  std::vector<std::unique_ptr<Entry>> entries;
+  std::unique_ptr<Entry> pending;
+  std::optional<Scope> tracing;
+  Context outer = {};
+  JitReport report;
+  double started = 0;
+  std::recursive_mutex lock;
+
+  static bool same(const Signature& s, const Walk& w) {
+    if (s.statics != w.statics || !(s.values == w.values) || s.axes.size() != w.arrays.size()) return false;
+    for (std::size_t k = 0; k < w.arrays.size(); ++k) {
+      auto& n = w.arrays[k]->node();
+      if ((n ? int(n->dtype) : -1) != s.dtypes[k]) return false;
+      if (n && n->axes != s.axes[k]) return false;
+    }
+    return true;
+  }
+  template <class T> static bool equal(const std::shared_ptr<const T>& a, const std::shared_ptr<const T>& b) { return a == b || (a && b && *a == *b); }
+  bool same_scope(const Signature& s) const { return equal(s.mesh, current_mesh()) && equal(s.mapping, current_mapping()); }
+
+  std::string difference(const Walk& w) const {   // from the call before
+    if (entries.empty()) return "the first call";
+    auto& s = entries.back()->signature;
+    if (!equal(s.mesh, current_mesh())) return "another mesh";
+    if (!equal(s.mapping, current_mapping())) return "another axis mapping";
+    if (s.axes.size() != w.arrays.size()) return "another number of arrays: " + std::to_string(w.arrays.size()) + ", not " + std::to_string(s.axes.size());
+    for (std::size_t k = 0; k < w.arrays.size(); ++k) {
+      auto& n = w.arrays[k]->node();
+      auto name = k < w.paths.size() ? w.paths[k] : std::to_string(k);
+      if ((n ? int(n->dtype) : -1) != s.dtypes[k]) return "array " + name + " has another dtype";
+      if (n && n->axes != s.axes[k]) return "array " + name + " is " + to_string(n->axes) + ", not " + to_string(s.axes[k]);
+    }
+    return "a static field (a number, string, axis or function) differs";
+  }
+};
+
+JitCore::JitCore(JitOptions options) : impl_(std::make_unique<Impl>()) { impl_->options = std::move(options); }
+JitCore::~JitCore() = default;
+
+JitCore::Entry* JitCore::find(const Walk& w) {
+  std::lock_guard hold(impl_->lock);
+  for (std::size_t i = impl_->entries.size(); i-- > 0;) {
+    auto& e = impl_->entries[i];
+    if (Impl::same(e->signature, w) && impl_->same_scope(e->signature)) return e.get();
+  }
+  return nullptr;
+}
+
+Leaves JitCore::begin(const Walk& w, const std::vector<int>& owner) {
+  impl_->lock.lock();
+  auto& m = *impl_;
+  m.started = now();
+  ++m.report.traces;
+  m.report.why = m.difference(w);
+  m.pending = std::make_unique<Entry>();
+  auto& e = *m.pending;
+  e.signature = {w.statics, w.values, {}, {}, current_mesh(), current_mapping()};
+  Leaves out;
+  auto& donate = m.options.donate;
+  for (std::size_t k = 0; k < w.arrays.size(); ++k) {
+    auto& n = w.arrays[k]->node();
+    e.signature.axes.push_back(n ? n->axes : Axes());
+    e.signature.dtypes.push_back(n ? int(n->dtype) : -1);
+    if (!n) { out.emplace_back(); continue; }
+    std::string path = w.paths[k];
+    auto dot = path.find('.');                             // without the number of the argument
+    path = dot == path.npos ? "" : path.substr(dot + 1);
+    e.inputs.push_back(prim::input(n->axes, n->dtype, path.empty() ? Name() : Name(path)));
+    e.leaf_of_input.push_back(k);
+    e.donated.push_back(std::find(donate.begin(), donate.end(), owner[k]) != donate.end());
+    out.push_back(NamedArray(e.inputs.back()));
+  }
+  m.outer = context();
+  m.tracing.emplace();
+  if (m.options.axis_resources) context().origin.mapping = std::make_shared<const Mapping>(*m.options.axis_resources);
+  return out;
+}
+void JitCore::abandon() {
+  impl_->tracing.reset();
+  context() = impl_->outer;
+  impl_->pending.reset();
+  impl_->lock.unlock();
+}
+
+JitCore::Entry* JitCore::end(const Leaves& results, std::shared_ptr<void> like) {
+  auto& m = *impl_;
+  auto& e = *m.pending;
+  Nodes roots;
+  for (auto& r : results) {
+    e.result_of_leaf.push_back(r ? int(roots.size()) : -1);
+    if (r) roots.push_back(r.node()), e.results.push_back({r.node()->axes, r.dtype()});
+  }
+  m.report.trace_s = now() - m.started;
+  auto t = now();
+  auto name = m.options.backend.empty() ? default_backend() : m.options.backend;
+  auto graph = optimise(roots, name != "reference");
+  e.compiled = compile(graph, e.inputs, name, e.donated);
+  auto& p = *e.compiled.program;
+  e.arena = std::make_unique<Buffer>(p.arena_bytes);
+  e.arguments.resize(std::size_t(p.arguments)), e.outs.resize(std::size_t(p.results));
+  e.like = std::move(like);
+  m.report.compile_s = now() - t;
+  m.report.arena_bytes = p.arena_bytes, m.report.peak_bytes = p.peak_bytes;
+  m.report.contractions = count_contractions(p.steps);
+  m.report.loops = p.loops;
+  m.report.program = program::to_string(p);
+  m.report.not_donated.clear();
+  for (std::size_t k = 0; k < e.inputs.size(); ++k)
+    if (e.donated[k] && p.donated[k] < 0)
+      m.report.not_donated.push_back(std::string(e.inputs[k]->origin.module.text()) + " " + to_string(e.inputs[k]->axes) + ": no result of its size is made where it is last read");
+  m.tracing.reset();
+  context() = m.outer;
+  m.entries.push_back(std::move(m.pending));
+  auto* made = m.entries.back().get();
+  m.lock.unlock();
+  return made;
+}
+
+Leaves JitCore::run(Entry* entry, const Walk& w) {
+  auto& e = *entry;
+  std::lock_guard hold(impl_->lock);
+  auto& p = *e.compiled.program;
+  Nodes late;
+  for (auto k : e.leaf_of_input) {
+    auto& n = w.arrays[k]->node();
+    if (!n->donated.empty()) {
+      Here here(impl_->options.at);
+      fail("jit", n->donated);
+    }
+    if (!n->value) late.push_back(n);
+  }
+  if (context().tracing > 0) {   // a jitted function inside a trace: its program has to be part of the outer graph
+    for (auto& n : late)
+      for (auto& x : topological({n}))
+        if (x->op == &prim::kInput && !x->value) fail("jit", "a jitted function cannot be called with arrays that are being traced; call the function itself");
+  }
+  if (!late.empty()) evaluate(late);
+  std::size_t at = 0;
+  std::vector<BufferPtr> keep;
+  for (auto k : e.leaf_of_input) {
+    auto& n = w.arrays[k]->node();
+    auto value = n->value;
+    if (e.donated[at]) {          // its memory will be overwritten: not if somebody else reads it too
+      int uses = 0;
+      for (auto j : e.leaf_of_input) uses += w.arrays[j]->node() == n;
+      if (uses > 1 || value.use_count() > 2) {
+        auto copy = std::make_shared<Buffer>(value->bytes());
+        std::copy(value->data(), value->data() + value->bytes(), copy->data());
+        value = copy;
+      }
+    }
+    keep.push_back(value);
+    e.arguments[at++] = value->data();
+  }
+  for (auto& n : e.compiled.captured) e.arguments[at++] = n->value->data();
+  std::vector<BufferPtr> made(std::size_t(p.results));
+  for (std::size_t i = 0; i < e.donated.size(); ++i)
+    if (p.donated[i] >= 0) made[std::size_t(p.donated[i])] = keep[i];
+  for (int r = 0; r < p.results; ++r) {
+    auto& b = made[std::size_t(r)];
+    bool aliased = bool(b);
+    if (!b) b = std::make_shared<Buffer>(p.slots[std::size_t(p.result_slots[std::size_t(r)])].bytes);
+    e.outs[std::size_t(r)] = aliased ? nullptr : b->data();
+  }
+  e.compiled.executable->run(e.arguments, e.outs, e.arena->data(), nullptr);
+  for (std::size_t i = 0; i < e.donated.size(); ++i) {
+    if (!e.donated[i]) continue;
+    auto& n = const_cast<Node&>(*w.arrays[e.leaf_of_input[i]]->node());
+    n.value.reset();
+    n.donated = "this array was donated to the call of jit at " + place(impl_->options.at) + " and cannot be used any more";
+  }
+  Leaves out;
+  for (int r : e.result_of_leaf) {
+    if (r < 0) { out.emplace_back(); continue; }
+    auto& [axes, dtype] = e.results[std::size_t(r)];
+    out.push_back(NamedArray(make_data(made[std::size_t(r)], axes, dtype)));
+  }
+  return out;
+}
+
+void* JitCore::like(Entry* e) { return e->like.get(); }
+JitReport JitCore::report() const { return impl_->report; }
+
+}  // namespace haliax::detail

@@ -1,0 +1,68 @@
+#include "runtime/run.h"
+
+#include <cstdlib>
+#include <mutex>
+
+#include "program/devices.h"
+#include "base/name.h"
+#include "haliax/jit.h"
+
+namespace haliax {
+namespace {
+
+std::string& default_name() {
+  static std::string name = [] {
+    auto* asked = std::getenv("HALIAX_BACKEND");
+    return std::string(asked && *asked ? asked : "cpu");
+  }();
+  return name;
+}
+
+}  // namespace
+
+program::Device& backend(const std::string& name) {
+  static auto* cpu = cpu::make_cpu_device(0).release();
+  static auto* reference = reference::make_reference_device().release();
+  if (name == "cpu") return *cpu;
+  if (name == "reference") return *reference;
+  throw Error("[backend] there is no backend " + name + did_you_mean(name, std::vector<std::string>{"cpu", "reference"}) + "; there are cpu and reference");
+}
+void set_default_backend(const std::string& name) {
+  backend(name);
+  default_name() = name;
+}
+std::string default_backend() { return default_name(); }
+
+Compiled compile(const Nodes& roots, const Nodes& inputs, const std::string& name, const std::vector<bool>& donated) {
+  auto& device = backend(name);
+  bool optional = name != "reference";
+  auto low = lower(roots, inputs, {.fuse = optional, .donated = donated}, &device);
+  Compiled c;
+  c.program = low.program;
+  c.captured.assign(low.arguments.begin() + std::ptrdiff_t(inputs.size()), low.arguments.end());
+  c.executable = device.compile(c.program);
+  return c;
+}
+
+void evaluate(const Nodes& wanted) {
+  Nodes roots;
+  for (auto& n : wanted) if (n && !n->value) roots.push_back(n);
+  if (roots.empty()) return;
+  auto c = compile(optimise(roots, default_name() != "reference"), {}, default_name(), {});
+  std::vector<void*> arguments, results;
+  for (auto& n : c.captured) {
+    if (!n->value) fail_at(n->origin, "eval", "a value is asked for inside jit, scan or vmap, where there is none yet");
+    arguments.push_back(n->value->data());
+  }
+  std::vector<BufferPtr> made;
+  for (auto& n : roots) made.push_back(std::make_shared<Buffer>(n->bytes())), results.push_back(made.back()->data());
+  Buffer arena(c.program->arena_bytes);
+  c.executable->run(arguments, results, arena.data(), nullptr);
+  for (std::size_t i = 0; i < roots.size(); ++i) {
+    auto& n = const_cast<Node&>(*roots[i]);
+    n.value = made[i];
+    if (context().tracing == 0) detach(n);
+  }
+}
+
+}  // namespace haliax

@@ -1,0 +1,23 @@
+// Compiling and running graphs: which backend, with what memory.
+#pragma once
+#include <string>
+
+#include "program/program.h"
+#include "transforms/lower.h"
+
+namespace haliax {
+
+program::Device& backend(const std::string& name);        // "cpu", "reference"; raises with the near name
+// The graph passes that run before lowering. `optional` off: only what meaning needs.
+Nodes optimise(const Nodes& roots, bool optional);
+
+struct Compiled {
+  std::shared_ptr<const program::Program> program;
+  std::unique_ptr<program::Executable> executable;
+  Nodes captured;                                          // arrays of the graph, given after the inputs
+};
+Compiled compile(const Nodes& roots, const Nodes& inputs, const std::string& backend_name, const std::vector<bool>& donated);
+
+void evaluate(const Nodes& roots);                         // gives each of them a value
+
+}  // namespace haliax

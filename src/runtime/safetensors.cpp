@@ -1,0 +1,332 @@
+// safetensors: eight bytes with the size of a JSON header, the header, then the tensors' data side by side.
+//   {"wte.weight": {"dtype": "F32", "shape": [512, 32], "data_offsets": [0, 65536]}, ..., "__metadata__": {"format": "pt"}}
+// Offsets count from the end of the header; the data has no holes and nothing overlaps.
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "base/name.h"
+#include "haliax/error.h"
+#include "haliax/io.h"
+
+namespace haliax {
+namespace {
+
+using nlohmann::json;
+static_assert(std::endian::native == std::endian::little, "safetensors are little-endian");
+
+constexpr std::int64_t max_header = 100'000'000;   // of the format's own reader
+constexpr const char* metadata_key = "__metadata__";
+
+struct FormatName {
+  DType dtype;
+  const char* text;
+};
+constexpr std::array format_names{
+    FormatName{DType::f32, "F32"}, FormatName{DType::f64, "F64"}, FormatName{DType::bf16, "BF16"}, FormatName{DType::f16, "F16"},
+    FormatName{DType::i8, "I8"},   FormatName{DType::i16, "I16"}, FormatName{DType::i32, "I32"},   FormatName{DType::i64, "I64"},
+    FormatName{DType::u8, "U8"},   FormatName{DType::u16, "U16"}, FormatName{DType::u32, "U32"},   FormatName{DType::u64, "U64"},
+    FormatName{DType::boolean, "BOOL"}};
+
+const char* format_name(DType dtype) {
+  return std::find_if(format_names.begin(), format_names.end(), [&](auto& n) { return n.dtype == dtype; })->text;
+}
+
+// What a file says may be anything: printable and short, so that a message stays one sentence.
+std::string printable(std::string_view text) {
+  std::string out(text.substr(0, 80));
+  for (char& c : out)
+    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = '?';
+  return text.size() > 80 ? out + "..." : out;
+}
+
+// The bytes of a shape, or nothing if it is negative or too large to be real.
+std::optional<std::int64_t> bytes_of_shape(const std::vector<std::int64_t>& shape, DType dtype) {
+  std::int64_t elements = 1;
+  bool empty = false;
+  for (std::int64_t size : shape) {
+    if (size < 0) return {};
+    if (size == 0) empty = true;
+    else if (__builtin_mul_overflow(elements, size, &elements)) return {};
+  }
+  std::int64_t bytes = 0;
+  if (__builtin_mul_overflow(empty ? 0 : elements, std::int64_t(bytes_of(dtype)), &bytes)) return {};
+  return bytes;
+}
+
+bool is_boolean_data(const std::vector<std::byte>& data) {
+  return std::all_of(data.begin(), data.end(), [](std::byte b) { return b <= std::byte{1}; });
+}
+
+// An open file. Every failure names the path and the reason that the system gives.
+class File {
+ public:
+  File(const char* op, const std::string& path, int flags)
+      : op_(op), path_(path), descriptor_(::open(path.c_str(), flags | O_CLOEXEC, 0666)) {
+    if (descriptor_ < 0) fail("cannot be opened");
+  }
+  ~File() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  std::int64_t size() const {
+    struct stat status {};
+    if (::fstat(descriptor_, &status) != 0) fail("cannot be read");
+    if (!S_ISREG(status.st_mode)) throw Error("[" + std::string(op_) + "] " + path_ + " is not a regular file");
+    return status.st_size;
+  }
+  void read(void* data, std::int64_t bytes) {
+    for (auto* at = static_cast<char*>(data); bytes > 0;) {
+      const ssize_t n = ::read(descriptor_, at, std::size_t(bytes));
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail("cannot be read");
+      if (n == 0) throw Error("[" + std::string(op_) + "] " + path_ + " became shorter while it was read");
+      at += n, bytes -= n;
+    }
+  }
+  void write(const void* data, std::size_t bytes) {
+    for (auto* at = static_cast<const char*>(data); bytes > 0;) {
+      const ssize_t n = ::write(descriptor_, at, bytes);
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail("cannot be written");
+      at += n, bytes -= std::size_t(n);
+    }
+  }
+  void sync_and_close() {
+    if (::fsync(descriptor_) != 0) fail("cannot be written");
+    if (::close(std::exchange(descriptor_, -1)) != 0) fail("cannot be written");
+  }
+
+ private:
+  [[noreturn]] void fail(const char* what) const {
+    throw Error("[" + std::string(op_) + "] " + path_ + " " + what + ": " + std::strerror(errno));
+  }
+
+  const char* op_;
+  std::string path_;
+  int descriptor_;
+};
+
+// ---- reading ----
+
+struct Entry {
+  Tensor tensor;
+  std::int64_t begin = 0, end = 0;   // of its data
+};
+
+class Reader {
+ public:
+  explicit Reader(const std::string& path) : path_(path), file_("read_safetensors", path, O_RDONLY | O_NONBLOCK) {}
+
+  TensorFile read() {
+    const std::int64_t file_bytes = file_.size();
+    std::uint64_t header_bytes = 0;
+    if (file_bytes < 8) fail("is too short to be a safetensors file: " + std::to_string(file_bytes) + " bytes");
+    file_.read(&header_bytes, 8);
+    if (header_bytes > std::uint64_t(max_header) || std::int64_t(header_bytes) > file_bytes - 8)
+      fail("is truncated or no safetensors file: it promises a header of " + std::to_string(header_bytes) + " bytes and has " +
+           std::to_string(file_bytes) + " in all");
+    std::string header(header_bytes, '\0');
+    file_.read(header.data(), std::int64_t(header_bytes));
+    const json root = parse(header);
+
+    std::vector<Entry> entries;
+    for (const auto& [name, fields] : root.items()) {
+      if (name == metadata_key) read_metadata(fields);
+      else entries.push_back(entry(name, fields));
+    }
+    check_layout(entries, file_bytes - 8 - std::int64_t(header_bytes));
+    for (Entry& e : entries) {   // in the order of the file
+      e.tensor.data.resize(std::size_t(e.end - e.begin));
+      file_.read(e.tensor.data.data(), e.end - e.begin);
+      if (e.tensor.dtype == DType::boolean && !is_boolean_data(e.tensor.data))
+        fail(e.tensor.name, "holds a bool that is not 0 or 1");
+      result_.tensors.push_back(std::move(e.tensor));
+    }
+    std::sort(result_.tensors.begin(), result_.tensors.end(), [](auto& a, auto& b) { return a.name < b.name; });
+    return std::move(result_);
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const { throw Error("[read_safetensors] " + path_ + " " + what); }
+  [[noreturn]] void fail(std::string_view tensor, const std::string& what) const {
+    throw Error("[read_safetensors] " + path_ + ": tensor " + printable(tensor) + " " + what);
+  }
+
+  // The header is at most three levels deep and names nothing twice (JSON parsers keep the last silently).
+  json parse(const std::string& header) const {
+    std::set<std::string> names;
+    const auto check = [&](int depth, json::parse_event_t event, json& value) {
+      const bool opens = event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
+      if (opens && depth > 2) fail("is corrupt: its header is nested too deeply");
+      if (event == json::parse_event_t::key && depth == 1 && !names.insert(value.get<std::string>()).second)
+        fail(value.get<std::string>(), "is in the header twice");
+      return true;
+    };
+    try {
+      json root = json::parse(header, check);
+      if (root.is_object()) return root;
+    } catch (const json::exception&) {
+    }
+    fail("is corrupt or no safetensors file: its header is not a JSON object");
+  }
+
+  void read_metadata(const json& fields) {
+    if (!fields.is_object()) fail("is corrupt: __metadata__ is not an object of strings");
+    for (const auto& [key, value] : fields.items()) {
+      if (!value.is_string()) fail("is corrupt: __metadata__ is not an object of strings");
+      result_.metadata.emplace_back(key, value.get<std::string>());
+    }
+  }
+
+  Entry entry(const std::string& name, const json& fields) const {
+    if (!fields.is_object() || fields.size() != 3 || !fields.contains("dtype") || !fields["dtype"].is_string() ||
+        !fields.contains("shape") || !fields.contains("data_offsets"))
+      fail(name, "is described by something else than dtype, shape and data_offsets");
+    Entry e;
+    e.tensor.name = name;
+    const std::string dtype = fields["dtype"];
+    const auto known = std::find_if(format_names.begin(), format_names.end(), [&](auto& n) { return dtype == n.text; });
+    if (known == format_names.end()) fail(name, "has dtype " + printable(dtype) + ", which is not supported");
+    e.tensor.dtype = known->dtype;
+    e.tensor.shape = integers(name, "shape", fields["shape"]);
+    const auto offsets = integers(name, "data_offsets", fields["data_offsets"]);
+    if (offsets.size() != 2 || offsets[0] > offsets[1]) fail(name, "has data_offsets that are not a begin and an end");
+    e.begin = offsets[0], e.end = offsets[1];
+    const auto wanted = bytes_of_shape(e.tensor.shape, e.tensor.dtype);
+    if (!wanted) fail(name, "has a shape that is too large");
+    if (*wanted != e.end - e.begin)
+      fail(name, "has " + std::to_string(e.end - e.begin) + " bytes of data, but its shape and dtype " + dtype + " need " +
+                     std::to_string(*wanted));
+    return e;
+  }
+
+  std::vector<std::int64_t> integers(const std::string& name, const char* field, const json& value) const {
+    std::vector<std::int64_t> out;
+    bool right = value.is_array();
+    for (std::size_t i = 0; right && i < value.size(); ++i) {
+      right = value[i].is_number_unsigned() && value[i].get<std::uint64_t>() <= std::uint64_t(INT64_MAX);
+      if (right) out.push_back(value[i].get<std::int64_t>());
+    }
+    if (!right) fail(name, std::string("has a ") + field + " that is not a list of sizes");
+    return out;
+  }
+
+  // Sorts by place. Every byte of the data belongs to one tensor.
+  void check_layout(std::vector<Entry>& entries, std::int64_t data_bytes) const {
+    std::sort(entries.begin(), entries.end(),
+              [](auto& a, auto& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
+    std::int64_t at = 0;
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      const Entry& e = entries[i];
+      if (e.begin < at) fail(e.tensor.name, "overlaps tensor " + printable(entries[i - 1].tensor.name));
+      if (e.begin > at) fail(e.tensor.name, "leaves a hole of " + std::to_string(e.begin - at) + " bytes before it");
+      if (e.end > data_bytes)
+        fail(e.tensor.name, "ends at byte " + std::to_string(e.end) + " of the data, but there are only " +
+                                std::to_string(data_bytes) + ": the file is truncated");
+      at = e.end;
+    }
+    if (at != data_bytes) fail("has " + std::to_string(data_bytes - at) + " bytes after the last tensor");
+  }
+
+  std::string path_;
+  File file_;
+  TensorFile result_;
+};
+
+// ---- writing ----
+
+// The tensors in the order of the file: wide elements first, so that each is aligned, then by name.
+std::vector<const Tensor*> in_file_order(const TensorFile& file) {
+  std::vector<const Tensor*> order;
+  for (const Tensor& t : file.tensors) order.push_back(&t);
+  std::sort(order.begin(), order.end(), [](auto* a, auto* b) {
+    return std::pair(-bytes_of(a->dtype), std::string_view(a->name)) < std::pair(-bytes_of(b->dtype), std::string_view(b->name));
+  });
+  return order;
+}
+
+std::string header_of(const std::vector<const Tensor*>& order, const TensorFile& file) {
+  const auto fail = [](const Tensor& t, const std::string& what) {
+    throw Error("[write_safetensors] tensor " + printable(t.name) + " " + what);
+  };
+  json root = json::object();
+  std::int64_t at = 0;
+  for (const Tensor* t : order) {
+    const auto wanted = bytes_of_shape(t->shape, t->dtype);
+    if (!wanted || *wanted != std::int64_t(t->data.size()))
+      fail(*t, "has " + std::to_string(t->data.size()) + " bytes of data, which is not what its shape and dtype need");
+    if (t->dtype == DType::boolean && !is_boolean_data(t->data)) fail(*t, "holds a bool that is not 0 or 1");
+    if (t->name == metadata_key) fail(*t, "has a name that the format keeps for itself");
+    if (root.contains(t->name)) fail(*t, "is there twice");
+    root[t->name] = {{"dtype", format_name(t->dtype)}, {"shape", t->shape}, {"data_offsets", {at, at + *wanted}}};
+    at += *wanted;
+  }
+  for (const auto& [key, value] : file.metadata) root[metadata_key][key] = value;
+  try {
+    std::string header = root.dump();
+    header.resize((header.size() + 7) / 8 * 8, ' ');   // the data starts aligned
+    if (std::int64_t(header.size()) > max_header) throw Error("[write_safetensors] the header is larger than the format allows");
+    return header;
+  } catch (const json::exception&) {
+    throw Error("[write_safetensors] a name or a metadata entry is not UTF-8");
+  }
+}
+
+}  // namespace
+
+const Tensor* TensorFile::find(std::string_view name) const {
+  const auto found = std::find_if(tensors.begin(), tensors.end(), [&](auto& t) { return t.name == name; });
+  return found == tensors.end() ? nullptr : &*found;
+}
+
+const Tensor& TensorFile::at(std::string_view name) const {
+  if (const Tensor* found = find(name)) return *found;
+  std::vector<std::string> names;
+  for (const Tensor& t : tensors) names.push_back(t.name);
+  throw Error("[read_safetensors] there is no tensor " + printable(name) + did_you_mean(name, names));
+}
+
+TensorFile read_safetensors(const std::string& path) { return Reader(path).read(); }
+
+void write_safetensors(const std::string& path, const TensorFile& file) {
+  const auto order = in_file_order(file);
+  const std::string header = header_of(order, file);
+  const std::uint64_t header_bytes = header.size();
+
+  const std::string unfinished = path + ".tmp." + std::to_string(::getpid());
+  try {
+    File out("write_safetensors", unfinished, O_WRONLY | O_CREAT | O_TRUNC);
+    out.write(&header_bytes, 8);
+    out.write(header.data(), header.size());
+    for (const Tensor* t : order) out.write(t->data.data(), t->data.size());
+    out.sync_and_close();
+    if (std::rename(unfinished.c_str(), path.c_str()) != 0)
+      throw Error("[write_safetensors] " + path + " cannot be written: " + std::strerror(errno));
+  } catch (...) {
+    ::unlink(unfinished.c_str());
+    throw;
+  }
+  // The new name is in the folder: make that last too, where the file system can.
+  const auto slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  if (const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); descriptor >= 0) {
+    ::fsync(descriptor);
+    ::close(descriptor);
+  }
+}
+
+}  // namespace haliax

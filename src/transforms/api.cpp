@@ -1,0 +1,432 @@
+// The transforms on leaves: what the templates of haliax/transforms.h call.
+#include <algorithm>
+#include <cmath>
+
+#include "base/name.h"
+#include "haliax/transforms.h"
+#include "ops/prim.h"
+#include "transforms/rewrite.h"
+
+namespace haliax {
+namespace {
+
+Nodes nodes_of(const Leaves& leaves) {
+  Nodes out;
+  for (auto& a : leaves) out.push_back(a.node());
+  return out;
+}
+Leaves leaves_of(const Nodes& nodes) {
+  Leaves out;
+  for (auto& n : nodes) out.push_back(n ? NamedArray(n) : NamedArray());
+  return out;
+}
+Axes with_hidden(const Axes& axes, const Axes& hidden) {
+  Axes out;
+  for (auto& h : hidden) if (!has(axes, h.name)) out.push_back(h);
+  out.insert(out.end(), axes.begin(), axes.end());
+  return out;
+}
+Axes visible_axes(const Axes& axes) {
+  Axes out;
+  for (auto& a : axes) if (!a.name.hidden()) out.push_back(a);
+  return out;
+}
+// A leaf that stands for x while a function is traced.
+NodePtr stand_in(const NodePtr& x) { return x ? prim::input(x->axes, x->dtype, x->origin.module) : x; }
+
+// Nodes below the roots that do not depend on the inputs: what a function captured.
+Nodes captured(const Nodes& roots, const Nodes& inputs) {
+  std::unordered_set<const Node*> goals, seen;
+  for (auto& n : inputs) if (n) goals.insert(n.get());
+  auto depends = dependents(roots, goals);
+  Nodes out, todo(roots);
+  std::erase(todo, nullptr);
+  while (!todo.empty()) {
+    auto n = todo.back();
+    todo.pop_back();
+    if (goals.count(n.get()) || !seen.insert(n.get()).second) continue;
+    if (!depends.count(n.get())) {
+      if (is_float(n->dtype) && !is_free(n)) out.push_back(n);
+      continue;
+    }
+    for (auto& x : n->in) if (x) todo.push_back(x);
+  }
+  std::sort(out.begin(), out.end(), [](auto& a, auto& b) { return a->id < b->id; });
+  return out;
+}
+
+struct Checkpointed : Custom {
+  Nodes outs, inputs;   // the trace: results, in terms of stand-ins and what was captured
+  Nodes backward(const Nodes& operands, const Nodes& gs) const override {
+    Nodes again;
+    Rewrite to;
+    for (std::size_t k = 0; k < inputs.size(); ++k) {
+      again.push_back(prim::barrier(operands[results + k], gs[0]));   // not before the cotangent is there
+      to[inputs[k].get()] = again.back();
+    }
+    return vjp(substitute(outs, to), gs, again);
+  }
+};
+struct ByHand : Custom {
+  std::shared_ptr<void> self;
+  Leaves (*call)(void*, const Leaves&, const Leaves&, const Leaves&);
+  std::vector<bool> given_in, given_out;   // which leaves are there
+  Nodes backward(const Nodes& operands, const Nodes& gs) const override {
+    Leaves in, out, g;
+    std::size_t at = 0, gat = 0;
+    for (bool there : given_out) {
+      out.push_back(there ? NamedArray(operands[at++]) : NamedArray());
+      g.push_back(there ? NamedArray(gs[gat++]) : NamedArray());
+    }
+    for (bool there : given_in) in.push_back(there ? NamedArray(operands[at++]) : NamedArray());
+    auto back = call(self.get(), in, out, g);
+    if (back.size() != given_in.size()) fail("custom_vjp", "the backward gave " + std::to_string(back.size()) + " arrays for " + std::to_string(given_in.size()) + " arguments");
+    Nodes result;
+    for (std::size_t k = 0; k < back.size(); ++k) if (given_in[k]) result.push_back(back[k].node());
+    return result;
+  }
+};
+
+}  // namespace
+
+ScanCheckpoint::ScanCheckpoint(const char* name) {
+  std::string s(name);
+  if (s == "none" || s == "save_all") policy = Policy::none;
+  else if (s == "carries" || s == "full" || s == "recompute") policy = Policy::carries;
+  else if (s == "nested") policy = Policy::nested;
+  else throw Error("[checkpoint] there is no policy " + s + did_you_mean(s, std::vector<std::string>{"none", "carries", "full", "recompute", "nested"}));
+}
+
+NamedArray slice_from(const NamedArray& a, const AxisSelector& axis, std::int64_t start) {
+  auto x = a.resolve_axis(axis);
+  return NamedArray(prim::slice(a.node(), x.name, start, x.size - start));
+}
+NamedArray position_of(const NamedArray& a, const AxisSelector& axis, std::int64_t position) {
+  auto x = a.resolve_axis(axis);
+  if (x.size <= position) fail("reduce", "axis " + to_string(x) + " has no position " + std::to_string(position));
+  return NamedArray(prim::slice(a.node(), x.name, position, 1, 1, true));
+}
+
+namespace detail {
+
+Scope::Scope() { ++context().tracing; }
+Scope::~Scope() { --context().tracing; }
+
+Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen, const std::vector<std::string>& paths) {
+  Leaves out = leaves;
+  for (std::size_t k = 0; k < out.size(); ++k) {
+    auto n = out[k].node();
+    if (!n || frozen[k] || !is_float(n->dtype)) continue;
+    // Inside vmap each position has a gradient of its own, also by what is shared.
+    n = prim::fit(n, with_hidden(n->axes, context().hidden));
+    Name path = n->origin.module ? n->origin.module : Name(paths[k]);
+    out[k] = NamedArray(prim::tracer(n, path.text().empty() ? Name() : path));
+  }
+  return out;
+}
+
+Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt) {
+  Nodes y, g, x;
+  for (std::size_t k = 0; k < ys.size(); ++k)
+    if (ys[k] && gs[k]) y.push_back(ys[k].node()), g.push_back(gs[k].node());
+  for (auto& a : wrt) if (a && a.node()->op == &prim::kTracer) x.push_back(a.node());
+  auto d = vjp(y, g, x);
+  Leaves out;
+  std::size_t at = 0;
+  for (auto& a : wrt) {
+    if (!a || a.node()->op != &prim::kTracer) { out.emplace_back(); continue; }
+    auto& found = d[at++];
+    out.push_back(NamedArray(found ? found : prim::zeros_like(a.node())));
+  }
+  return out;
+}
+Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation at) {
+  Here here(at);
+  if (!loss) fail("grad", "the function gave no array");
+  if (loss.ndim() != 0) fail("grad", "only a 0-d array has a gradient; the function gave " + to_string(loss.axes()) + "; sum or mean it, or differentiate under vmap");
+  if (!is_float(loss.dtype())) fail("grad", "the function gave dtype " + std::string(name_of(loss.dtype())) + ", which has no gradient");
+  auto& n = loss.node();
+  return pullback({loss}, {NamedArray(prim::filled(1, n->dtype, n->axes))}, wrt);
+}
+
+std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leaves& tangents, SourceLocation at) {
+  Here here(at);
+  Scope tracing;
+  if (primals.size() != tangents.size()) fail("jvp", "there are " + std::to_string(primals.size()) + " arrays and " + std::to_string(tangents.size()) + " tangents");
+  auto x = tracers(primals, std::vector<bool>(primals.size()), std::vector<std::string>(primals.size()));
+  auto ys = f(x);
+  Nodes us, y, wrt, ts;
+  for (auto& a : ys) if (a && is_float(a.dtype())) y.push_back(a.node()), us.push_back(prim::input(a.node()->axes, a.dtype()));
+  for (std::size_t k = 0; k < x.size(); ++k) {
+    if (!x[k] || x[k].node()->op != &prim::kTracer) continue;
+    wrt.push_back(x[k].node());
+    auto t = tangents[k] ? tangents[k].node() : prim::zeros_like(wrt.back());
+    for (auto& a : t->axes) if (auto* mine = find(*wrt.back(), a.name); !mine || mine->size != a.size) fail("jvp", "a tangent is " + to_string(t->axes) + " and its array " + to_string(primals[k].axes()));
+    ts.push_back(prim::fit(t, wrt.back()->axes));
+  }
+  auto g = vjp(y, us, wrt);
+  Nodes gg, tt;
+  for (std::size_t k = 0; k < g.size(); ++k) if (g[k]) gg.push_back(g[k]), tt.push_back(ts[k]);
+  auto d = vjp(gg, tt, us);
+  Rewrite gone;   // linear in the cotangents: their values do not matter where they are left
+  for (auto& u : us) gone[u.get()] = prim::zeros_like(u);
+  d = substitute(d, gone);
+  Leaves out;
+  std::size_t k = 0;
+  for (auto& a : ys) {
+    if (!a || !is_float(a.dtype())) { out.emplace_back(); continue; }
+    out.push_back(NamedArray(d[k] ? d[k] : prim::zeros_like(a.node())));
+    ++k;
+  }
+  return {ys, out};
+}
+
+// ---- vmap ----
+Vmap::Vmap(const AxisSelector& a, SourceLocation at) : axis(a), hidden(fresh_hidden(a.name)), size(a.size) { (void)at; }
+Leaves Vmap::hide(const Leaves& in) {
+  Leaves out = in;
+  for (auto& a : out) {
+    if (!a) continue;
+    auto* mine = find(*a.node(), axis.name);
+    if (!mine) continue;
+    if (size >= 0 && mine->size != size) fail("vmap", "axis " + std::string(axis.name.text()) + " has size " + std::to_string(mine->size) + " in " + to_string(a.axes()) + " and " + std::to_string(size) + " elsewhere");
+    size = mine->size;
+    a = NamedArray(prim::rename(a.node(), {axis.name}, {hidden}));
+  }
+  if (size < 0) fail("vmap", "no argument has axis " + std::string(axis.name.text()) + "; give an Axis with its size to map over a new one");
+  context().hidden.push_back(Axis(hidden, size));
+  return out;
+}
+Leaves Vmap::show(const Leaves& in, SourceLocation at) {
+  Here here(at);
+  context().hidden.pop_back();
+  Leaves out = in;
+  for (auto& a : out) {
+    if (!a) continue;
+    if (find(*a.node(), axis.name)) fail("vmap", "the result has axis " + std::string(axis.name.text()) + " already: " + to_string(a.axes()));
+    Axes others, front;
+    for (auto& x : a.node()->axes) {
+      if (x.name == hidden) continue;
+      (x.name.hidden() ? front : others).push_back(x);
+    }
+    front.push_back(Axis(hidden, size));
+    front.insert(front.end(), others.begin(), others.end());
+    a = NamedArray(prim::rename(prim::fit(a.node(), front), {hidden}, {axis.name}));
+  }
+  return out;
+}
+
+// ---- checkpoint, custom gradients, shapes ----
+Leaves checkpoint(LeafFunction f, const Leaves& in) {
+  Scope tracing;
+  auto c = std::make_shared<Checkpointed>();
+  Leaves inside;
+  Nodes given;
+  Rewrite to;
+  for (auto& a : in) {
+    auto s = stand_in(a.node());
+    inside.push_back(s ? NamedArray(s) : a);
+    if (s) c->inputs.push_back(s), given.push_back(a.node()), to[s.get()] = a.node();
+  }
+  auto traced = f(inside);
+  for (auto& a : traced) if (a) c->outs.push_back(a.node());
+  c->results = c->outs.size();
+  for (auto& n : captured(c->outs, c->inputs)) c->inputs.push_back(n), given.push_back(n);
+  Nodes operands = substitute(c->outs, to);
+  operands.insert(operands.end(), given.begin(), given.end());
+  auto node = make_custom(operands, c);
+  Leaves out;
+  std::size_t k = 0;
+  for (auto& a : traced) out.push_back(a ? NamedArray(custom_result(node, k++)) : a);
+  return out;
+}
+Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> self, Leaves (*call)(void*, const Leaves&, const Leaves&, const Leaves&)) {
+  Scope tracing;
+  auto c = std::make_shared<ByHand>();
+  c->self = std::move(self), c->call = call;
+  auto outs = forward(in);
+  Nodes operands;
+  for (auto& a : outs) c->given_out.push_back(bool(a)), c->results += bool(a);
+  for (auto& a : outs) if (a) operands.push_back(a.node());
+  for (auto& a : in) {
+    c->given_in.push_back(bool(a));
+    if (a) operands.push_back(a.node());
+  }
+  auto node = make_custom(operands, c);
+  Leaves out;
+  std::size_t k = 0;
+  for (auto& a : outs) out.push_back(a ? NamedArray(custom_result(node, k++)) : a);
+  return out;
+}
+Leaves eval_shape(LeafFunction f, const Leaves& in) {
+  Scope tracing;
+  Leaves inside;
+  for (auto& a : in) inside.push_back(a ? NamedArray(stand_in(a.node())) : a);
+  Leaves out;
+  for (auto& a : f(inside)) out.push_back(a ? NamedArray(prim::input(a.node()->axes, a.dtype())) : a);
+  return out;
+}
+
+// ---- scan ----
+namespace {
+
+struct Turn { Nodes next, out; };
+Leaves stacked(const Nodes& values, const Axis& axis) {   // of an unrolled loop: one leaf from one value for each position
+  Nodes parts;
+  for (auto& v : values) {
+    Axes axes{axis.resize(1)};
+    axes.insert(axes.end(), v->axes.begin(), v->axes.end());
+    parts.push_back(prim::fit(v, axes));
+  }
+  return {NamedArray(prim::concat(parts, axis))};
+}
+void check_carry(const Leaves& init, const Leaves& next, const std::vector<std::string>& paths) {
+  if (init.size() != next.size()) fail("scan", "the carry has " + std::to_string(init.size()) + " arrays and the function gave " + std::to_string(next.size()));
+  for (std::size_t k = 0; k < init.size(); ++k) {
+    auto name = k < paths.size() && !paths[k].empty() ? "carry " + paths[k] : std::string("the carry");
+    if (bool(init[k]) != bool(next[k])) fail("scan", name + " is empty on one side of a turn");
+    if (!init[k]) continue;
+    if (init[k].dtype() != next[k].dtype())
+      fail("scan", name + " changes its dtype from " + std::string(name_of(init[k].dtype())) + " to " + std::string(name_of(next[k].dtype())));
+    if (init[k].axes() != next[k].axes()) fail("scan", name + " changes from " + to_string(init[k].axes()) + " to " + to_string(next[k].axes()) + "; it must keep its axes and their order");
+  }
+}
+
+}  // namespace
+
+std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& options, const Leaves& init, const std::vector<std::string>& paths,
+                               const Leaves& xs, BodyFunction f) {
+  Here here(options.at);
+  Scope tracing;
+  if (options.unroll < 1) fail("scan", "unroll must be at least 1; got " + std::to_string(options.unroll));
+  std::int64_t size = selector.size;
+  for (std::size_t k = 0; k < xs.size(); ++k) {
+    auto* mine = xs[k] ? find(*xs[k].node(), selector.name) : nullptr;
+    if (!mine) continue;
+    if (size >= 0 && mine->size != size)
+      fail("scan", "axis " + std::string(selector.name.text()) + " has size " + std::to_string(mine->size) + " in argument array " + std::to_string(k) + " " +
+                       to_string(xs[k].axes()) + " and " + std::to_string(size) + " elsewhere");
+    size = mine->size;
+  }
+  if (size < 0) {
+    Axes seen;
+    for (auto& x : xs) if (x) for (auto& a : x.axes()) if (!has(seen, a.name)) seen.push_back(a);
+    fail("scan", "no argument has axis " + std::string(selector.name.text()) + "; give an Axis with its size" + did_you_mean(selector.name, seen));
+  }
+  Axis axis(selector.name, size);
+  auto slices = [&](const NodePtr& index, std::int64_t at) {
+    Leaves out;
+    for (auto& x : xs) {
+      bool mapped = x && find(*x.node(), axis.name);
+      out.push_back(!mapped ? x : NamedArray(index ? prim::slice_at(x.node(), index, true) : prim::slice(x.node(), axis.name, at, 1, 1, true)));
+    }
+    return out;
+  };
+
+  if (options.checkpoint.policy == ScanCheckpoint::Policy::nested && size > 3) {
+    std::int64_t outer = std::int64_t(std::sqrt(double(size)));
+    while (size % outer) --outer;
+    if (outer > 1) {   // blocks of positions, each of which makes its inside again
+      Axis blocks(std::string(axis.name.text()) + "_block", outer), inner = axis.resize(size / outer);
+      Leaves split;
+      for (auto& x : xs) split.push_back(x && find(*x.node(), axis.name) ? NamedArray(prim::unflatten(x.node(), axis.name, {blocks, inner})) : x);
+      struct Inner { const Axis* axis; ScanOptions options; const std::vector<std::string>* paths; BodyFunction f; } in{&inner, options, &paths, f};
+      in.options.checkpoint = true;
+      ScanOptions around = options;
+      around.checkpoint = true, around.unroll = 1;
+      auto [last, ys] = scan(blocks, around, init, paths, split, {&in, [](void* self, const Leaves& c, const Leaves& x, Leaves& next, Leaves& out) {
+        auto& i = *static_cast<Inner*>(self);
+        auto r = scan(*i.axis, i.options, c, *i.paths, x, i.f);
+        next = r.first, out = r.second;
+      }});
+      for (auto& y : ys) if (y) y = NamedArray(prim::flatten(y.node(), {blocks.name, axis.name}, axis));
+      return {last, ys};
+    }
+  }
+
+  if (options.unroll >= size && size > 0) {
+    Leaves carry = init;
+    std::vector<Nodes> out;
+    std::size_t count = 0;
+    for (std::int64_t i = 0; i < size; ++i) {
+      auto at = options.reverse ? size - 1 - i : i;
+      Leaves next, y;
+      f.call(f.self, carry, slices(nullptr, at), next, y);
+      check_carry(init, next, paths);
+      carry = next, count = y.size();
+      out.resize(count, Nodes(std::size_t(size)));
+      for (std::size_t k = 0; k < count; ++k) out[k][std::size_t(at)] = y[k].node();
+    }
+    Leaves ys;
+    for (auto& values : out) ys.push_back(values[0] ? stacked(values, axis)[0] : NamedArray());
+    return {carry, ys};
+  }
+
+  auto& c = context();
+  auto index = prim::index(axis, 0, 1, c.loop_depth);
+  struct Deeper { Deeper() { ++context().loop_depth; } ~Deeper() { --context().loop_depth; } };
+  Leaves start = init;
+  for (int attempt = 0;; ++attempt) {
+    Leaves carry, next, y;
+    for (auto& a : start) carry.push_back(a ? NamedArray(prim::carry(index, a.node()->axes, a.dtype())) : a);
+    {
+      Deeper deeper;
+      f.call(f.self, carry, slices(index, 0), next, y);
+    }
+    check_carry(start, next, paths);
+    bool widened = false;   // a carry that starts without an axis that vmap hides may gain it in the first turn
+    for (std::size_t k = 0; k < start.size(); ++k) {
+      if (!start[k]) continue;
+      auto axes = start[k].node()->axes;
+      for (auto& a : next[k].node()->axes) if (!has(axes, a.name)) axes.insert(axes.begin(), a), widened = true;
+      start[k] = NamedArray(prim::fit(start[k].node(), axes));
+    }
+    if (widened && attempt < 8) continue;
+    Loop l;
+    l.axis = axis, l.index = {index}, l.drop = true, l.reverse = options.reverse;
+    l.save = options.checkpoint.policy == ScanCheckpoint::Policy::none ? Save::all : Save::carries;
+    for (std::size_t k = 0; k < start.size(); ++k)
+      if (start[k]) l.results.push_back({Fold::carry, Monoid::sum, {prim::fit(next[k].node(), start[k].node()->axes)}, start[k].node(), carry[k].node()});
+    for (auto& a : y) if (a) l.results.push_back({Fold::stack, Monoid::sum, {a.node()}, {}, {}});
+    auto loop = make_loop(std::move(l));
+    Leaves last, ys;
+    std::size_t k = 0;
+    for (auto& a : start) last.push_back(a ? NamedArray(loop_result(loop, k++)) : a);
+    for (auto& a : y) {
+      if (!a) { ys.push_back(a); continue; }
+      auto r = loop_result(loop, k++);   // hidden axes come first, then the axis
+      Axes axes, rest;
+      for (auto& x : r->axes) (x.name.hidden() ? axes : rest).push_back(x);
+      axes.insert(axes.end(), rest.begin(), rest.end());
+      ys.push_back(NamedArray(prim::fit(r, axes)));
+    }
+    return {last, ys};
+  }
+}
+
+Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, BodyFunction f, bool reverse, SourceLocation at) {
+  Here here(at);
+  if (xs.empty() || !xs[0]) fail("associative_scan", "there is nothing to scan");
+  auto axis = xs[0].resolve_axis(selector);
+  auto flipped = [&](Leaves v) {
+    for (auto& x : v) x = NamedArray(prim::slice(x.node(), axis.name, axis.size - 1, axis.size, -1));
+    return v;
+  };
+  auto part = [&](const Leaves& v, std::int64_t from, std::int64_t size) {
+    Leaves out;
+    for (auto& x : v) out.push_back(NamedArray(prim::slice(x.node(), axis.name, from, size)));
+    return out;
+  };
+  for (auto& x : xs) x.resolve_axis(axis);
+  Leaves y = reverse ? flipped(xs) : xs;
+  for (std::int64_t d = 1; d < axis.size; d *= 2) {   // after a step each position holds the result of the 2d positions up to it
+    Leaves combined, none;
+    f.call(f.self, part(y, 0, axis.size - d), part(y, d, axis.size - d), combined, none);
+    auto head = part(y, 0, d);
+    for (std::size_t k = 0; k < y.size(); ++k) y[k] = NamedArray(prim::concat({head[k].node(), combined[k].node()}, axis));
+  }
+  return reverse ? flipped(y) : y;
+}
+
+}  // namespace detail
+}  // namespace haliax

@@ -1,0 +1,289 @@
+#include "transforms/fuse.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "ops/prim.h"
+
+namespace haliax {
+namespace {
+
+bool is_view(const Node& n) { return n.op->kind == Kind::view; }
+bool is_wrap(const Node& n) { return n.op->kind == Kind::wrap && n.op != &kCustom; }
+bool is_custom_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kCustom; }
+bool passes(const Node& n) { return is_view(n) || is_wrap(n) || is_custom_result(n); }
+const NodePtr& through(const Node& n) { return is_custom_result(n) ? n.in[0]->in[std::size_t(n.attr.ints[0])] : n.in[0]; }
+// Views that an expression can look through: they rename, reorder or broadcast.
+bool transparent(const Node& n) { return n.op == &prim::kFit || n.op == &prim::kRename || is_wrap(n) || is_custom_result(n); }
+bool in_kernel(const Node& n) { return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op->kind == Kind::leaf; }
+bool costly(Code c) {
+  switch (c) {
+    case Code::exp: case Code::exp2: case Code::expm1: case Code::log: case Code::log1p: case Code::tanh: case Code::erf: case Code::erfinv:
+    case Code::pow: case Code::sin: case Code::cos: case Code::threefry0: case Code::threefry1: case Code::threefry_xor: case Code::lgamma:
+    case Code::digamma: return true;
+    default: return false;
+  }
+}
+bool same_set(const Axes& a, const Axes& b) {
+  return a.size() == b.size() && std::all_of(a.begin(), a.end(), [&](auto& x) { return has(b, x.name); });
+}
+Axes minus(const Axes& a, const Axes& b) {
+  Axes out;
+  for (auto& x : a) if (!has(b, x.name)) out.push_back(x);
+  return out;
+}
+
+struct Builder {
+  const std::vector<Target>& targets;
+  const std::unordered_map<const Node*, Place>& known;
+  const FuseOptions& options;
+  Scope scope = {};
+  Nodes order = {};
+  std::unordered_map<const Node*, int> users = {};
+  std::unordered_set<const Node*> anchored = {};
+
+  bool outside(const Node& n) const { return known.count(&n) > 0; }
+
+  void collect() {
+    std::unordered_set<const Node*> seen;
+    Nodes todo;
+    for (auto& t : targets) todo.push_back(t.node);
+    while (!todo.empty()) {
+      auto n = std::move(todo.back());
+      todo.pop_back();
+      if (!seen.insert(n.get()).second) continue;
+      order.push_back(n);
+      if (outside(*n) || n->op->kind == Kind::leaf) continue;
+      for (auto& x : n->in) if (x) todo.push_back(x);
+    }
+    std::sort(order.begin(), order.end(), [](auto& a, auto& b) { return a->id < b->id; });
+  }
+
+  // What must lie in memory, and how many read each node.
+  void count() {
+    auto store = [&](const NodePtr& x) {
+      auto& base = base_of(x);
+      if (!outside(*base)) scope.in_memory.insert(base.get());
+    };
+    for (auto& n : order) {
+      if (outside(*n) || n->op->kind == Kind::leaf) continue;
+      for (std::size_t k = 0; k < n->in.size(); ++k) {
+        auto& x = n->in[k];
+        if (!x) continue;
+        ++users[x.get()];
+        bool memory = n->op->kind == Kind::contract || n->op->kind == Kind::step || n->op->kind == Kind::loop;
+        if (is_view(*n) && !transparent(*n)) memory = true;
+        if (n->op == &prim::kScatter && k == 0 && prim::is_number(x, 0)) memory = false;   // zeros are filled in, not read
+        if (x->op == &prim::kIndex || (n->op == &prim::kSlice && k == 1 && prim::is_number(x))) memory = false;   // terms of views
+        if (memory) store(x);
+      }
+    }
+    for (auto& t : targets) ++users[t.node.get()], scope.targets[t.node.get()].push_back(&t);
+  }
+
+  // How dear it is to make a map node again, and how many arrays that reads.
+  void price(const NodePtr& n, int& cost, int& loads, int depth = 0) const {
+    if (cost > 8 || loads > 3 || depth > 16) { cost = 99; return; }
+    if (prim::is_number(n) || n->op == &prim::kIota || n->op == &prim::kIndex) return;
+    if (outside(*n) || scope.in_memory.count(n.get()) || anchored.count(n.get()) || (n->op->kind != Kind::map && !transparent(*n))) { ++loads; return; }
+    if (n->op->kind == Kind::map) cost += costly(n->op->code) ? 99 : 1;
+    if (transparent(*n)) return price(through(*n), cost, loads, depth + 1);
+    for (auto& x : n->in) price(x, cost, loads, depth + 1);
+  }
+  bool cheap(const NodePtr& n) const {
+    int cost = 0, loads = 0;
+    price(n, cost, loads);
+    return cost <= 4 && loads <= 2;
+  }
+
+  void anchor() {
+    for (auto& n : order) {
+      if (outside(*n)) continue;
+      bool needed = scope.in_memory.count(n.get()) > 0;
+      switch (n->op->kind) {
+        case Kind::leaf: if (needed && (prim::is_number(n) || n->op == &prim::kIota || n->op == &prim::kIndex)) anchored.insert(n.get()); break;
+        case Kind::map:
+          if (needed || !options.fuse) anchored.insert(n.get());
+          else if (users[n.get()] > 1 && !(is_free(n) || cheap(n))) anchored.insert(n.get());
+          break;
+        case Kind::reduce: anchored.insert(n.get()); break;
+        default: break;
+      }
+    }
+    for (auto& t : targets)   // a target is made where it is wanted, not read back and copied
+      if (in_kernel(*t.node) && !outside(*t.node) && (t.node->op->kind != Kind::leaf || prim::is_number(t.node) || t.node->op == &prim::kIota)) anchored.insert(t.node.get());
+  }
+
+  // The anchored nodes that making n reads. `plain`: reached without passing a rename, so that names mean the same.
+  struct Read { NodePtr node; bool plain; };
+  void reads(const NodePtr& n, std::vector<Read>& out, Nodes& after) const {
+    std::unordered_map<const Node*, int> seen;   // 1 renamed, 2 plain
+    std::function<void(const NodePtr&, bool)> visit = [&](const NodePtr& x, bool plain) {
+      auto& s = seen[x.get()];
+      if (s >= (plain ? 2 : 1) && !(plain && s == 1)) return;
+      s = std::max(s, plain ? 2 : 1);
+      if (outside(*x)) return;
+      if (anchored.count(x.get()) || !(in_kernel(*x) || passes(*x))) { out.push_back({x, plain}); return; }
+      if (x->op == &prim::kBarrier) after.push_back(x->in[1]);
+      if (passes(*x)) return visit(through(*x), plain && x->op != &prim::kRename && transparent(*x));
+      for (auto& i : x->in) visit(i, plain);
+    };
+    if (passes(*n)) return visit(n, true);
+    for (auto& x : n->in) if (x) visit(x, true);
+  }
+
+  std::vector<std::unordered_set<int>> reach = {};   // units that a unit comes after, however far
+  void depend(int unit, int on) {
+    if (unit == on) return;
+    scope.units[std::size_t(unit)].after.insert(on);
+    auto& mine = reach[std::size_t(unit)];
+    std::unordered_set<int> more = reach[std::size_t(on)];
+    more.insert(on);
+    bool grew = false;
+    for (int m : more) grew |= mine.insert(m).second;
+    if (!grew) return;
+    for (std::size_t u = 0; u < reach.size(); ++u)
+      if (int(u) != unit && reach[u].count(unit)) reach[u].insert(more.begin(), more.end());
+  }
+  int add_unit(Unit u) {
+    scope.units.push_back(std::move(u));
+    reach.emplace_back();
+    return int(scope.units.size()) - 1;
+  }
+  int unit_of(const Node* n) const {
+    auto i = scope.unit_of.find(n);
+    return i == scope.unit_of.end() ? -1 : i->second;
+  }
+
+  // May n be made inside this kernel? If so, its points become `outer`, `inner`.
+  bool joins(const NodePtr& n, const Unit& u, Axes& outer, Axes& inner) const {
+    outer = u.outer, inner = u.inner;
+    if (n->op->code == Code::reduce_argmax || n->op->code == Code::reduce_argmin) return false;
+    Axes all = outer;
+    all.insert(all.end(), inner.begin(), inner.end());
+    if (u.nodes.size() > 24) return false;
+    if (n->op->kind == Kind::map) return same_set(n->axes, all) || (!inner.empty() && same_set(n->axes, outer));
+    if (n->op->kind != Kind::reduce || !same_set(n->in[0]->axes, all)) return false;
+    auto over = minus(n->in[0]->axes, n->axes);
+    if (!inner.empty()) return same_set(over, inner);
+    // Rows stay in cache only if the axes folded are the last ones of what the kernel stores.
+    for (auto& m : u.nodes)
+      if (m->axes.size() < over.size() || !same_set(Axes(m->axes.end() - std::ptrdiff_t(over.size()), m->axes.end()), over)) return false;
+    outer = minus(all, over), inner = minus(all, outer);
+    return true;
+  }
+
+  void build() {
+    for (auto& n : order) {
+      if (outside(*n)) continue;
+      bool kernel = anchored.count(n.get()) > 0;
+      bool single = n->op->kind == Kind::contract || n->op->kind == Kind::step || n->op->kind == Kind::loop;
+      if (n->op == &kResult && n->in[0]->op == &kLoop) {
+        scope.unit_of[n.get()] = scope.unit_of.at(n->in[0].get());
+        continue;
+      }
+      if (!kernel && !single) continue;
+      std::vector<Read> read;
+      Nodes after;
+      reads(n, read, after);
+      int home = -1;
+      Axes outer, inner;
+      if (kernel && options.fuse && (n->op->kind == Kind::map || n->op->kind == Kind::reduce)) {
+        std::unordered_set<int> tried;
+        for (auto r = read.rbegin(); r != read.rend() && home < 0; ++r) {
+          int u = unit_of(r->node.get());
+          if (u < 0 || !r->plain || scope.units[std::size_t(u)].type != Unit::Type::kernel || !tried.insert(u).second) continue;
+          if (!joins(n, scope.units[std::size_t(u)], outer, inner)) continue;
+          bool ok = true;
+          for (auto& other : read) {
+            int o = unit_of(other.node.get());
+            if (o == u) ok &= other.plain && anchored.count(other.node.get());
+            else if (o >= 0) ok &= !reach[std::size_t(o)].count(u);
+          }
+          for (auto& a : after) for (int o : units_below(a)) ok &= o != u && !reach[std::size_t(o)].count(u);
+          if (ok) home = u;
+        }
+      }
+      if (home < 0) {
+        Unit u;
+        u.type = kernel ? Unit::Type::kernel : Unit::Type::single;
+        u.outer = n->axes;
+        if (n->op->kind == Kind::reduce) u.inner = minus(n->in[0]->axes, n->axes);
+        if (!n->attr.names.empty())   // a flat position counts in the order asked for
+          for (std::size_t i = 0; i < u.inner.size(); ++i) u.inner[i] = *find(*n->in[0], n->attr.names[i]);
+        home = add_unit(std::move(u));
+      } else {
+        scope.units[std::size_t(home)].outer = outer, scope.units[std::size_t(home)].inner = inner;
+      }
+      auto& u = scope.units[std::size_t(home)];
+      u.nodes.push_back(n);
+      u.order = std::max(u.order, std::int64_t(n->id));
+      scope.unit_of[n.get()] = home;
+      for (auto& r : read) {
+        int o = unit_of(r.node.get());
+        if (o < 0 || o == home) continue;
+        depend(home, o);
+        auto& base = base_of(r.node);
+        if (!outside(*base)) scope.in_memory.insert(base.get());
+      }
+      for (auto& a : after) for (int o : units_below(a)) depend(home, o);
+      if (scope.units[std::size_t(home)].type == Unit::Type::single) for (auto& x : n->in) {
+        if (!x) continue;
+        for (int o : units_below(x)) depend(home, o);
+      }
+    }
+    for (auto& t : targets) {
+      auto& n = t.node;
+      int made = unit_of(n.get());
+      bool direct = made >= 0 && !(is_view(*n)) && scope.targets[n.get()][0] == &t && (!t.accumulate || accumulates(n, t));
+      if (made >= 0 && scope.units[std::size_t(made)].type == Unit::Type::kernel) direct = true;   // a kernel may store a value many times
+      if (direct) continue;
+      Unit u;
+      u.type = Unit::Type::copy, u.nodes = {n}, u.target = &t, u.order = std::int64_t(n->id);
+      auto& base = base_of(n);
+      if (!outside(*base)) scope.in_memory.insert(base.get());
+      int id = add_unit(std::move(u));
+      for (int o : units_below(n)) depend(id, o);
+    }
+  }
+  // A contraction or a scatter adds straight into its target if nobody else reads it.
+  bool accumulates(const NodePtr& n, const Target& t) const {
+    bool can = n->op->kind == Kind::contract || (n->op == &prim::kScatter && prim::is_number(n->in[0], 0) && n->attr.ints[0] == std::int64_t(program::Update::add));
+    return can && t.monoid == Monoid::sum && users.at(n.get()) == 1 && !scope.in_memory.count(n.get());
+  }
+  // The units that make what lies below this node.
+  std::vector<int> units_below(const NodePtr& n) const {
+    std::vector<int> out;
+    std::unordered_set<const Node*> seen;
+    Nodes todo{n};
+    while (!todo.empty()) {
+      auto x = todo.back();
+      todo.pop_back();
+      if (outside(*x) || !seen.insert(x.get()).second) continue;
+      int u = unit_of(x.get());
+      if (u >= 0) { out.push_back(u); continue; }
+      if (x->op->kind != Kind::leaf) for (auto& i : x->in) if (i) todo.push_back(i);
+    }
+    return out;
+  }
+};
+
+}  // namespace
+
+const NodePtr& base_of(const NodePtr& n) {
+  const NodePtr* x = &n;
+  while (passes(**x)) x = &through(**x);
+  return *x;
+}
+bool is_number_node(const Node& n) { return n.op == &prim::kNumber; }
+
+Scope make_scope(const std::vector<Target>& targets, const std::unordered_map<const Node*, Place>& known, const FuseOptions& options) {
+  Builder b{targets, known, options};
+  b.collect();
+  b.count();
+  b.anchor();
+  b.build();
+  return std::move(b.scope);
+}
+
+}  // namespace haliax

@@ -1,0 +1,43 @@
+// Which nodes of a scope (the top, or one loop body) are computed together. A unit becomes one step of the Program, or a few.
+#pragma once
+#include <unordered_map>
+#include <unordered_set>
+
+#include "graph/emit.h"
+#include "graph/loop.h"
+
+namespace haliax {
+
+// A result of a scope: where it goes. A node may have several.
+struct Target {
+  NodePtr node;
+  Place place;
+  bool accumulate = false;
+  Monoid monoid = Monoid::sum;
+};
+
+struct Unit {
+  enum class Type : std::uint8_t { kernel, single, copy } type = Type::single;
+  Nodes nodes;                 // kernel: what it makes, in order; single: one; copy: one, already made, into the target
+  const Target* target = nullptr;
+  Axes outer, inner;           // kernel: its points; inner axes are those that its reductions fold
+  std::unordered_set<int> after;   // units that come first
+  std::int64_t order = 0;      // age: creation order of the newest node
+};
+
+struct Scope {
+  std::vector<Unit> units;
+  std::unordered_map<const Node*, int> unit_of;            // node -> the unit that makes it
+  std::unordered_set<const Node*> in_memory;               // nodes that somebody reads from memory
+  std::unordered_map<const Node*, std::vector<const Target*>> targets;
+};
+
+// `known`: nodes that lie in memory already.
+struct FuseOptions { bool fuse = true; };
+Scope make_scope(const std::vector<Target>& targets, const std::unordered_map<const Node*, Place>& known, const FuseOptions&);
+
+// The node that a chain of views and wraps shows: what has to be in memory for the view to be there.
+const NodePtr& base_of(const NodePtr&);
+bool is_number_node(const Node&);
+
+}  // namespace haliax

@@ -1,0 +1,587 @@
+#include "transforms/lower.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "ops/prim.h"
+#include "transforms/fuse.h"
+
+namespace haliax {
+namespace {
+
+using program::Instr;
+using program::Step;
+using program::Term;
+
+bool is_wrap(const Node& n) { return n.op->kind == Kind::wrap && n.op != &kCustom; }
+bool is_custom_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kCustom; }
+const NodePtr& wrapped(const Node& n) { return is_custom_result(n) ? n.in[0]->in[std::size_t(n.attr.ints[0])] : n.in[0]; }
+
+std::vector<std::int64_t> row_major(const Axes& axes) {
+  std::vector<std::int64_t> s(axes.size());
+  std::int64_t n = 1;
+  for (std::size_t i = axes.size(); i-- > 0;) s[i] = n, n *= axes[i].size;
+  return s;
+}
+double identity(Monoid m, DType d) {
+  if (m == Monoid::sum) return 0;
+  if (m == Monoid::prod) return 1;
+  double inf = std::numeric_limits<double>::infinity();
+  if (is_float(d)) return m == Monoid::max ? -inf : inf;
+  if (d == DType::boolean) return m == Monoid::max ? 0 : 1;
+  int bits = 8 * bytes_of(d);
+  if (is_signed(d)) return m == Monoid::max ? -std::ldexp(1, bits - 1) : std::ldexp(1, bits - 1) - 1;
+  return m == Monoid::max ? 0 : std::ldexp(1, bits) - 1;
+}
+std::string where_of(const Node& n) {
+  std::string s = n.origin.at.file_name() ? n.origin.at.file_name() : "";
+  if (auto slash = s.rfind('/'); slash != s.npos) s.erase(0, slash + 1);
+  if (!s.empty()) s += ":" + std::to_string(n.origin.at.line());
+  if (n.origin.module) s += ", " + std::string(n.origin.module.text());
+  return s;
+}
+
+class Lowering final : public Emit {
+ public:
+  Lowering(program::Program& p, const LowerOptions& o) : p_(p), options_(o), steps_(&p.steps) {}
+
+  int new_slot(std::int64_t bytes, const char* purpose, program::Home home = program::Home::arena, int index = -1) {
+    p_.slots.push_back({bytes, home, index, -1, -1, purpose});
+    return int(p_.slots.size()) - 1;
+  }
+  Place fresh(const Axes& axes, DType d, const char* purpose = "activations") {
+    return {new_slot(axis_size(axes) * bytes_of(d), purpose), d, 0, row_major(axes), {}};
+  }
+  void know(const Node* n, Place p) {
+    places_[n] = std::move(p);
+    added_.push_back(n);
+  }
+
+  // ---- Emit ----
+  Place operand(std::size_t k) override { return place_of(now_->in[k]); }
+  Place result() override { return result_; }
+  void zero(const Place& p, const Axes& axes) override { fill(p, axes, 0); }
+  void copy(const Place& from, const Place& to, const Axes& axes) override {
+    Step s;
+    s.kind = program::Kind::copy;
+    s.copy = {sizes(axes), view(from, axes, axes), view(to, axes, axes)};
+    push(std::move(s));
+  }
+  void push(Step s) override {
+    if (now_) s.why = now_->op->name, s.where = where_of(*now_);
+    steps_->push_back(std::move(s));
+  }
+  Term term(const NodePtr& start, std::int64_t stride, std::int64_t limit) override {
+    Term t;
+    if (start->op == &prim::kIndex) {
+      auto at = prim::index_start(*start);
+      auto variable = variables_.at(start.get());
+      if (variable < 0) t.stride = at * stride;
+      else t.loop = variable, t.stride = prim::index_chunk(*start) * stride;
+      return t;
+    }
+    if (is_number_node(*start)) {
+      t.stride = std::clamp<std::int64_t>(start->attr.ints[0], 0, limit) * stride;
+      return t;
+    }
+    Place p = place_of(start);
+    if (!p.terms.empty()) {
+      Place plain = fresh({}, p.dtype);
+      copy(p, plain, {});
+      p = plain;
+    }
+    t.slot = p.slot, t.slot_dtype = p.dtype, t.slot_offset = p.offset, t.limit = limit, t.stride = stride;
+    return t;
+  }
+
+  // ---- where things lie ----
+  Place place_of(const NodePtr& n) {
+    if (auto known = places_.find(n.get()); known != places_.end()) return known->second;
+    Place p;
+    if (is_wrap(*n) || is_custom_result(*n)) p = place_of(wrapped(*n));
+    else if (n->op->kind == Kind::view) {
+      Place in = place_of(n->in[0]);
+      p = n->op->view(*n, in, *this);
+      if (!p) p = copied(n);
+    } else {
+      fail_at(n->origin, n->op->name, "has no place in memory");
+    }
+    know(n.get(), p);
+    return p;
+  }
+  Place copied(const NodePtr& n) {   // a view that strides cannot say
+    auto *was = now_;
+    auto before = result_;
+    now_ = n.get(), result_ = fresh(n->axes, n->dtype);
+    n->op->lower(*n, *this);
+    auto p = result_;
+    now_ = was, result_ = before;
+    return p;
+  }
+
+  // ---- a scope ----
+  void scope(const std::vector<Target>& targets) {
+    Scope s = make_scope(targets, places_, {options_.fuse});
+    auto* outer = scope_;
+    scope_ = &s;
+    for (int u : ordered(s)) unit(s.units[std::size_t(u)]);
+    scope_ = outer;
+  }
+
+  // Greedy: of the units that are ready, the one after which least is alive. Any order is right, few are small.
+  std::vector<int> ordered(const Scope& s) {
+    std::vector<int> out;
+    std::size_t n = s.units.size();
+    std::vector<std::set<const Node*>> reads(n);
+    std::unordered_map<const Node*, int> readers;
+    std::vector<std::int64_t> writes(n);
+    for (std::size_t u = 0; u < n; ++u) {
+      for (auto& made : s.units[u].nodes) {
+        if (s.units[u].type != Unit::Type::copy && s.in_memory.count(made.get()) && !s.targets.count(made.get())) writes[u] += made->bytes();
+        for (auto& x : made->in) if (x) below(x, s, int(u), reads[u]);
+        if (made->op == &kLoop) for (std::size_t k = 0; k < loop_of(*made).results.size(); ++k) writes[u] += loop_result(made, k)->bytes();
+      }
+      for (auto* r : reads[u]) ++readers[r];
+    }
+    std::vector<std::size_t> waits(n);
+    std::vector<std::vector<int>> then(n);
+    for (std::size_t u = 0; u < n; ++u) {
+      waits[u] = s.units[u].after.size();
+      for (int a : s.units[u].after) then[std::size_t(a)].push_back(int(u));
+    }
+    std::vector<int> ready;
+    for (std::size_t u = 0; u < n; ++u) if (!waits[u]) ready.push_back(int(u));
+    while (!ready.empty()) {
+      std::size_t best = 0;
+      std::int64_t least = 0;
+      for (std::size_t i = 0; i < ready.size(); ++i) {
+        auto u = std::size_t(ready[i]);
+        std::int64_t growth = writes[u];
+        for (auto* r : reads[u]) if (readers[r] == 1) growth -= r->bytes();
+        if (!options_.fuse) growth = 0;
+        bool older = s.units[u].order < s.units[std::size_t(ready[best])].order;
+        if (i == 0 || growth < least || (growth == least && older)) best = i, least = growth;
+      }
+      int u = ready[best];
+      ready.erase(ready.begin() + std::ptrdiff_t(best));
+      out.push_back(u);
+      for (auto* r : reads[std::size_t(u)]) --readers[r];
+      for (int t : then[std::size_t(u)]) if (--waits[std::size_t(t)] == 0) ready.push_back(t);
+    }
+    return out;
+  }
+  void below(const NodePtr& x, const Scope& s, int unit, std::set<const Node*>& out) {
+    Nodes todo{x};
+    std::set<const Node*> seen;
+    while (!todo.empty()) {
+      auto n = todo.back();
+      todo.pop_back();
+      if (places_.count(n.get()) || !seen.insert(n.get()).second) continue;
+      auto made = s.unit_of.find(n.get());
+      if (made != s.unit_of.end()) {
+        if (made->second != unit && !s.targets.count(n.get())) out.insert(n.get());
+        continue;
+      }
+      if (n->op->kind != Kind::leaf) for (auto& i : n->in) if (i) todo.push_back(i);
+    }
+  }
+
+  void unit(const Unit& u) {
+    auto* was = now_;
+    now_ = u.nodes.back().get();
+    if (u.type == Unit::Type::kernel) kernel(u);
+    else if (u.type == Unit::Type::copy) into(u);
+    else single(u.nodes[0]);
+    now_ = was;
+  }
+
+  // Where the value of a node that is made now goes: to its first target, or to memory of its own.
+  Place home(const NodePtr& n) {
+    if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end() && !t->second[0]->accumulate) return t->second[0]->place;
+    return fresh(n->axes, n->dtype);
+  }
+  const Target* accumulation(const NodePtr& n) {   // the value is added to its one target, and lies nowhere else
+    auto t = scope_->targets.find(n.get());
+    if (t == scope_->targets.end() || t->second.size() != 1 || !t->second[0]->accumulate || scope_->in_memory.count(n.get())) return nullptr;
+    return t->second[0];
+  }
+
+  void single(const NodePtr& n) {
+    if (n->op == &kLoop) return loop(n);
+    auto* add = n->op->kind == Kind::contract || n->op == &prim::kScatter ? accumulation(n) : nullptr;
+    result_ = add ? add->place : home(n);
+    if (n->op->kind == Kind::contract) {
+      contract(*n, add != nullptr);
+    } else if (add) {
+      accumulating_ = true;
+      n->op->lower(*n, *this);
+      accumulating_ = false;
+    } else {
+      auto place = result_;
+      n->op->lower(*n, *this);
+      result_ = place;
+    }
+    if (!add) know(n.get(), result_);
+  }
+
+  void contract(const Node& n, bool accumulate) {
+    auto &a = n.in[0], &b = n.in[1];
+    Axes batch, m, nn, k;
+    for (auto& x : n.axes) {
+      bool in_a = find(*a, x.name), in_b = find(*b, x.name);
+      (in_a && in_b ? batch : in_a ? m : nn).push_back(x);
+    }
+    for (auto* side : {&a, &b})
+      for (auto& x : (*side)->axes) if (!find(n, x.name) && !has(k, x.name)) k.push_back(x);
+    Axes all = batch;
+    for (auto* part : {&m, &nn, &k}) all.insert(all.end(), part->begin(), part->end());
+    Step s;
+    s.kind = program::Kind::contract;
+    auto out = result_;
+    auto pa = place_of(a), pb = place_of(b);
+    s.contract = {sizes(batch), sizes(m), sizes(nn), sizes(k), view(pa, a->axes, all), view(pb, b->axes, all), view(out, n.axes, all), accumulate};
+    push(std::move(s));
+  }
+
+  // A value that is in memory, or a view of one, into a target.
+  void into(const Unit& u) {
+    auto& n = u.nodes[0];
+    auto& t = *u.target;
+    if (!t.accumulate) {
+      if (in_memory(n)) return copy(place_of(n), t.place, n->axes);
+    }
+    Kernel k(*this, n->axes, {});
+    int value = k.value(n, k.names(n->axes));
+    k.store(value, n, t.place, t.accumulate, t.monoid);
+    k.finish();
+  }
+  bool in_memory(const NodePtr& n) {
+    auto& base = base_of(n);
+    return places_.count(n.get()) || places_.count(base.get());
+  }
+  void fill(const Place& p, const Axes& axes, double v) {
+    if (accumulating_) return;   // the target holds a sum already
+    Kernel k(*this, axes, {});
+    Instr c{.code = Code::constant, .dtype = p.dtype, .number = v, .integer = std::int64_t(v), .view = {}};
+    int value = k.push(std::move(c));
+    k.store_at(value, p, axes, false, Monoid::sum);
+    k.finish();
+  }
+
+  // ---- kernels: one SSA program over outer and inner points ----
+  using Env = std::vector<std::pair<Name, std::size_t>>;   // axis name -> dimension
+  struct Kernel {
+    Lowering& l;
+    Axes dims;
+    std::size_t outer;
+    std::vector<Instr> code;
+    std::vector<std::pair<std::pair<const Node*, Env>, int>> memo;
+    std::unordered_map<const Node*, int> made;   // nodes of this unit
+
+    Kernel(Lowering& low, const Axes& o, const Axes& inner) : l(low), dims(o), outer(o.size()) { dims.insert(dims.end(), inner.begin(), inner.end()); }
+    Env names(const Axes& axes) const {
+      Env e;
+      for (auto& a : axes)
+        for (std::size_t d = 0; d < dims.size(); ++d) if (dims[d].name == a.name) e.push_back({a.name, d});
+      return e;
+    }
+    static std::size_t dim(const Env& e, Name n) {
+      for (auto& [name, d] : e) if (name == n) return d;
+      fail("lower", "axis " + std::string(n.text()) + " has no dimension");
+    }
+    int push(Instr i) {
+      code.push_back(std::move(i));
+      return int(code.size()) - 1;
+    }
+    bool is_inner(int i) const { return code[std::size_t(i)].inner; }
+
+    // The value of n, whose axes lie along the dimensions that `env` says.
+    int value(const NodePtr& n, Env env) {
+      Env mine;
+      for (auto& a : n->axes) mine.push_back({a.name, dim(env, a.name)});
+      if (auto m = made.find(n.get()); m != made.end() && mine == names(n->axes)) return m->second;
+      for (auto& [key, v] : memo) if (key.first == n.get() && key.second == mine) return v;
+      int v = make(n, mine);
+      memo.push_back({{n.get(), mine}, v});
+      return v;
+    }
+    int make(const NodePtr& n, const Env& env) {
+      if (l.places_.count(n.get())) return load(n, env);
+      if (n->op == &prim::kNumber) {
+        Instr i{.code = Code::constant, .dtype = n->dtype, .number = n->attr.number, .integer = n->attr.ints.empty() ? 0 : n->attr.ints[0], .view = {}};
+        return push(std::move(i));
+      }
+      if (n->op == &prim::kIota) return iota(n, int(env[0].second), 1);
+      if (n->op == &prim::kIndex) return iota(n, -1, 0);
+      if (n->op == &prim::kFit) {
+        Env in;
+        for (auto& a : n->in[0]->axes) in.push_back({a.name, dim(env, a.name)});
+        return value(n->in[0], in);
+      }
+      if (n->op == &prim::kRename) {
+        Env in;
+        for (std::size_t k = 0; k < n->axes.size(); ++k) in.push_back({n->in[0]->axes[k].name, dim(env, n->axes[k].name)});
+        return value(n->in[0], in);
+      }
+      if (is_wrap(*n) || is_custom_result(*n)) return value(wrapped(*n), env);
+      if (n->op->kind == Kind::map && !(l.scope_ && made_elsewhere(n))) return point(n, env);
+      return load(n, env);
+    }
+    bool made_elsewhere(const NodePtr& n) const { return l.scope_->unit_of.count(n.get()) && !pending.count(n.get()); }
+    std::set<const Node*> pending;   // nodes of this unit
+    int point(const NodePtr& n, const Env& env) {
+      Instr i{.code = n->op->code, .dtype = n->dtype, .view = {}};
+      for (std::size_t k = 0; k < n->in.size(); ++k) {
+        Env in;
+        for (auto& a : n->in[k]->axes) in.push_back({a.name, dim(env, a.name)});
+        i.args[k] = value(n->in[k], in);
+        i.inner |= is_inner(i.args[k]);
+      }
+      return push(std::move(i));
+    }
+    int iota(const NodePtr& n, int d, std::int64_t stride) {
+      Instr i{.code = Code::iota, .dtype = n->dtype, .inner = d >= int(outer), .dim = d, .stride = stride, .view = {}};
+      if (d < 0) {
+        auto t = l.term(n, 1, 0);
+        if (t.loop < 0) i.integer = t.stride;
+        else i.view.terms.push_back(t);
+      }
+      return push(std::move(i));
+    }
+    int load(const NodePtr& n, const Env& env) {
+      Place p = l.place_of(n);
+      Instr i{.code = Code::load, .dtype = n->dtype, .view = {p.slot, p.dtype, p.offset, program::Dims(dims.size(), 0), p.terms}};
+      for (std::size_t k = 0; k < n->axes.size(); ++k) {
+        auto d = dim(env, n->axes[k].name);
+        i.view.strides[d] += p.strides[k];
+        i.inner |= d >= outer && dims[d].size > 1 && p.strides[k] != 0;
+      }
+      return push(std::move(i));
+    }
+    int fold(const NodePtr& n) {
+      int v = value(n->in[0], names(n->in[0]->axes));
+      if (!is_inner(v)) {   // the same at every inner point: said once for each of them
+        Instr same{.code = Code::cast, .dtype = n->in[0]->dtype, .inner = true, .view = {}};
+        same.args[0] = v;
+        v = push(std::move(same));
+      }
+      Instr i{.code = n->op->code, .dtype = n->dtype, .view = {}};
+      i.args[0] = v;
+      return push(std::move(i));
+    }
+    void store(int v, const NodePtr& n, const Place& p, bool accumulate, Monoid m) { store_at(v, p, n->axes, accumulate, m); }
+    void store_at(int v, const Place& p, const Axes& axes, bool accumulate, Monoid m) {
+      Code c = !accumulate ? Code::store : m == Monoid::sum ? Code::store_add : m == Monoid::max ? Code::store_max : Code::store_min;
+      Instr i{.code = c, .dtype = p.dtype, .view = Emit::view(p, axes, dims)};
+      i.args[0] = v;
+      for (auto& a : axes)
+        for (std::size_t d = outer; d < dims.size(); ++d) i.inner |= dims[d].name == a.name;
+      push(std::move(i));
+    }
+    void finish() {
+      Step s;
+      s.kind = program::Kind::fused;
+      s.fused = {Emit::sizes(dims), int(outer), std::move(code)};
+      l.push(std::move(s));
+    }
+  };
+
+  void kernel(const Unit& u) {
+    Kernel k(*this, u.outer, u.inner);
+    for (auto& n : u.nodes) k.pending.insert(n.get());
+    std::vector<std::pair<const Node*, Place>> stored;
+    for (auto& n : u.nodes) {
+      int v = n->op->kind == Kind::reduce ? k.fold(n) : n->op->kind == Kind::map ? k.point(n, k.names(n->axes)) : k.make(n, k.names(n->axes));
+      k.made[n.get()] = v;
+      bool placed = false;
+      if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end())
+        for (auto* target : t->second) {
+          k.store(v, n, target->place, target->accumulate, target->monoid);
+          if (!target->accumulate && !placed) stored.push_back({n.get(), target->place}), placed = true;
+        }
+      if (!placed && scope_->in_memory.count(n.get())) {
+        auto p = fresh(n->axes, n->dtype);
+        k.store(v, n, p, false, Monoid::sum);
+        stored.push_back({n.get(), p});
+      }
+    }
+    k.finish();
+    for (auto& [n, p] : stored) know(n, p);
+  }
+
+  // ---- loops ----
+  void loop(const NodePtr& n) {
+    auto& l = loop_of(*n);
+    Nodes results;
+    std::vector<Place> places;
+    for (std::size_t k = 0; k < l.results.size(); ++k) {
+      auto r = loop_result(n, k);
+      places.push_back(home(r));
+      results.push_back(r);
+      auto& how = l.results[k];
+      if (how.start) start_from(how.start, places[k], r->axes);
+      else if (how.fold == Fold::fold) fill(places[k], r->axes, identity(how.monoid, r->dtype));
+    }
+    auto* outer_steps = steps_;
+    for (std::size_t b = 0; b < l.index.size(); ++b) {
+      auto count = trips(l, b);
+      if (count == 0) continue;
+      Step s;
+      s.kind = program::Kind::loop;
+      s.loop.trips = count, s.loop.reverse = l.reverse, s.loop.variable = p_.loops++;
+      auto* index = l.index[b].get();
+      variables_[index] = prim::index_start(*index) == 0 ? s.loop.variable : -1;
+      steps_ = &s.loop.body;
+      auto mark = added_.size();
+      std::vector<Target> targets;
+      std::vector<std::pair<Place, Place>> moves;   // of carries, at the end of a turn
+      for (std::size_t k = 0; k < l.results.size(); ++k) if (l.results[k].carry) know(l.results[k].carry.get(), places[k]);
+      for (std::size_t k = 0; k < l.results.size(); ++k) {
+        auto& how = l.results[k];
+        auto& value = how.value[b];
+        if (how.fold == Fold::fold) spread(value, places[k], how.monoid, targets);
+        else if (how.fold == Fold::stack) targets.push_back({value, part_of(places[k], l, index, value->axes)});
+        else if (value == how.carry) continue;
+        else {
+          auto next = fresh(value->axes, value->dtype);
+          moves.push_back({next, fitted(places[k], how.carry->axes, value->axes)});
+          targets.push_back({value, next});
+        }
+      }
+      scope(targets);
+      std::size_t m = 0;
+      for (std::size_t k = 0; k < l.results.size(); ++k) {
+        auto& how = l.results[k];
+        if (how.fold != Fold::carry || how.value[b] == how.carry) continue;
+        copy(moves[m].first, moves[m].second, how.value[b]->axes), ++m;
+      }
+      while (added_.size() > mark) places_.erase(added_.back()), added_.pop_back();
+      variables_.erase(index);
+      steps_ = outer_steps;
+      push(std::move(s));
+    }
+    know(n.get(), Place{0, DType::f32, 0, {}, {}});
+    for (std::size_t k = 0; k < results.size(); ++k) know(results[k].get(), places[k]);
+    keep_.insert(keep_.end(), results.begin(), results.end());
+  }
+  static Place fitted(const Place& p, const Axes& of, const Axes& as) {
+    Place out = p;
+    out.strides.clear();
+    for (auto& a : as) out.strides.push_back(p.strides[std::size_t(find_axis(of, a.name) - of.data())]);
+    return out;
+  }
+  void start_from(const NodePtr& start, const Place& to, const Axes& axes) {
+    if (in_memory(start)) {
+      auto from = place_of(start);
+      return copy(start->axes == axes ? from : fitted(from, start->axes, axes), to, axes);
+    }
+    Kernel k(*this, axes, {});
+    k.store_at(k.value(start, k.names(start->axes)), to, axes, false, Monoid::sum);
+    k.finish();
+  }
+  // acc += a + b is two accumulations, not a temporary.
+  void spread(const NodePtr& value, const Place& to, Monoid m, std::vector<Target>& targets) {
+    if (m == Monoid::sum && value->op == &prim::kAdd && value->in[0]->axes == value->axes && value->in[1]->axes == value->axes &&
+        (value->in[0]->op->kind == Kind::contract || value->in[1]->op->kind == Kind::contract)) {
+      spread(value->in[0], to, m, targets);
+      spread(value->in[1], to, m, targets);
+    } else {
+      targets.push_back({value, to, true, m});
+    }
+  }
+  // The block of a stacked result that belongs to this turn.
+  Place part_of(const Place& whole, const Loop& l, const Node* index, const Axes& value) {
+    Place p = whole;
+    std::int64_t stride = 0;
+    if (l.drop) {
+      stride = p.strides[0];
+      p.strides.erase(p.strides.begin());
+    } else {
+      for (std::size_t i = 0; i < value.size(); ++i) if (value[i].name == l.axis.name) stride = p.strides[i];
+    }
+    auto t = term(NodePtr(NodePtr(), index), stride, 0);
+    if (t.loop < 0) p.offset += t.stride;
+    else p.terms.push_back(t);
+    return p;
+  }
+
+ private:
+  program::Program& p_;
+  const LowerOptions& options_;
+  std::vector<Step>* steps_;
+  std::unordered_map<const Node*, Place> places_;
+  std::vector<const Node*> added_;
+  std::unordered_map<const Node*, int> variables_;   // loop index -> loop variable, or -1 where it is one number
+  Nodes keep_;
+  Scope* scope_ = nullptr;
+  const Node* now_ = nullptr;
+  Place result_;
+  bool accumulating_ = false;
+};
+
+}  // namespace
+
+Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& options, program::Device* device) {
+  Lowered out;
+  out.program = std::make_shared<program::Program>();
+  auto& p = *out.program;
+  out.arguments = inputs;
+  std::set<const Node*> given;
+  for (auto& n : inputs) given.insert(n.get());
+  auto stop = [](const Node& n) { return n.value != nullptr; };
+  std::vector<Nodes> bodies{topological(roots, stop)};
+  Nodes captured;
+  for (std::size_t i = 0; i < bodies.size(); ++i)
+    for (auto n : Nodes(bodies[i])) {
+      if (n->op == &kLoop && !n->value)
+        for (auto& r : loop_of(*n).results) bodies.push_back(topological(r.value, stop));
+      if (given.count(n.get())) continue;
+      if (n->op == &prim::kInput && !n->value) fail_at(n->origin, "eval", "a value is asked for inside jit, scan or vmap, where there is none yet");
+      if (n->value) given.insert(n.get()), captured.push_back(n);
+      else if (!n->donated.empty()) fail_at(n->origin, "eval", n->donated);
+    }
+  out.arguments.insert(out.arguments.end(), captured.begin(), captured.end());
+
+  Lowering l(p, options);
+  for (auto& n : out.arguments) {
+    int slot = l.new_slot(n->bytes(), "arguments", program::Home::argument, p.arguments);
+    p.argument_slots.push_back(slot);
+    ++p.arguments;
+    l.know(n.get(), {slot, n->dtype, 0, row_major(n->axes), {}});
+  }
+  std::vector<Target> targets;
+  for (auto& n : roots) {
+    int slot = l.new_slot(n->bytes(), "results", program::Home::result, p.results);
+    p.result_slots.push_back(slot);
+    ++p.results;
+    targets.push_back({n, {slot, n->dtype, 0, row_major(n->axes), {}}});
+  }
+  l.scope(targets);
+  if (device) {
+    std::vector<std::vector<Step>*> todo{&p.steps};
+    while (!todo.empty()) {
+      auto* steps = todo.back();
+      todo.pop_back();
+      for (auto& s : *steps) {
+        if (s.kind == program::Kind::loop) todo.push_back(&s.loop.body);
+        else s.scratch_bytes = device->scratch_bytes(s);
+      }
+    }
+  }
+  auto donated = options.donated;
+  donated.resize(std::size_t(p.arguments), false);
+  plan(p, donated, options.fuse);
+  return out;
+}
+
+int count_contractions(const std::vector<Step>& steps, bool once) {
+  int n = 0;
+  for (auto& s : steps)
+    if (s.kind == program::Kind::contract) ++n;
+    else if (s.kind == program::Kind::loop) n += int(once ? 1 : s.loop.trips) * count_contractions(s.loop.body, once);
+  return n;
+}
+
+}  // namespace haliax

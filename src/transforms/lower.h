@@ -1,0 +1,24 @@
+// From the graph to a Program: units to steps, values to slots, loops to steps that hold steps.
+#pragma once
+#include "graph/loop.h"
+#include "program/program.h"
+
+namespace haliax {
+
+struct LowerOptions {
+  bool fuse = true;                          // off: every node is a step of its own, in the order in which they were made
+  std::vector<bool> donated = {};            // by argument
+};
+struct Lowered {
+  std::shared_ptr<program::Program> program;
+  Nodes arguments;                           // the inputs given, then the arrays that the graph captured
+};
+// `inputs`: placeholders, in the order in which values will be given.
+Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& = {}, program::Device* device = nullptr);
+
+// Where everything lies: in-place updates, donated arguments, and offsets in one arena.
+void plan(program::Program&, const std::vector<bool>& donated, bool reuse);
+
+int count_contractions(const std::vector<program::Step>&, bool in_loops_once = true);   // for tests and reports
+
+}  // namespace haliax

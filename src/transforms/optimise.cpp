@@ -1,0 +1,44 @@
+// The graph passes, in order.
+#include "transforms/optimise.h"
+
+#include <cstdlib>
+#include <cstdio>
+#include <cstring>
+
+#include "ops/prim.h"
+
+namespace haliax {
+namespace {
+
+// HALIAX_PRINT=name prints the graph after the pass of that name.
+void report(const Nodes& roots, const char* pass) {
+  static const char* wanted = std::getenv("HALIAX_PRINT");
+  if (wanted && std::strcmp(wanted, pass) == 0) std::fprintf(stderr, "---- after %s\n%s", pass, to_string(roots).c_str());
+#ifndef NDEBUG
+  check(roots, pass);
+#endif
+}
+
+}  // namespace
+
+// Tracers and direct gradients have done their work once the graph is traced: what is left is the value. Barriers and constraints stay.
+Nodes settled(const Nodes& roots) {
+  Rewrite to;
+  for (auto& n : everything(roots)) {   // inputs first: a wrap of a wrap
+    bool group = n->op == &kResult && n->in[0]->op == &kCustom;
+    if (!group && (n->op->kind != Kind::wrap || n->op == &prim::kBarrier || n->op == &prim::kPin || n->op == &kCustom)) continue;
+    to[n.get()] = substitute(group ? n->in[0]->in[std::size_t(n->attr.ints[0])] : n->in[0], to);
+  }
+  return to.empty() ? roots : substitute(roots, to);
+}
+
+Nodes optimise(const Nodes& roots, bool optional) {
+  Nodes out = settled(roots);
+  report(out, "trace");
+  if (!optional) return out;
+  out = optimise_loops(out);
+  report(out, "loops");
+  return out;
+}
+
+}  // namespace haliax

@@ -1,0 +1,264 @@
+// Where everything lies. Slots that die give their memory to slots that come later; an elementwise step writes over an operand that dies
+// with it; a carry is updated in its place; a donated argument becomes the result that replaces it.
+#include <algorithm>
+#include <map>
+
+#include "transforms/lower.h"
+
+namespace haliax {
+namespace {
+
+using program::Code;
+using program::Home;
+using program::Program;
+using program::Step;
+using program::View;
+
+constexpr std::int64_t kAlign = 64;
+
+struct Access {
+  int position;
+  Step* step;
+  bool writes;
+  const View* view;
+};
+struct LoopSpan { int begin, end; };
+
+struct Planner {
+  Program& p;
+  const std::vector<bool>& donated;
+  bool reuse;
+  int clock = 0;
+  std::vector<std::vector<Access>> access = {};   // by slot
+  std::vector<LoopSpan> spans = {};
+  std::vector<std::pair<Step*, int>> scratch = {};
+  struct CopyStep { Step* step; int position; std::vector<LoopSpan> inside; };
+  std::vector<CopyStep> copies = {};
+  std::vector<std::pair<Step*, int>> fused = {};
+  std::vector<LoopSpan> open = {};
+
+  void touch(const View& v, Step* s, bool writes) {
+    if (v.slot < 0) return;
+    access[std::size_t(v.slot)].push_back({clock, s, writes, &v});
+    for (auto& t : v.terms) if (t.slot >= 0) access[std::size_t(t.slot)].push_back({clock, s, false, nullptr});
+  }
+  void walk(std::vector<Step>& steps) {
+    for (auto& s : steps) {
+      ++clock;
+      if (s.scratch_bytes > 0) scratch.push_back({&s, clock});
+      switch (s.kind) {
+        case program::Kind::fused:
+          for (auto& i : s.fused.code) {
+            if (i.code == Code::load || i.code == Code::iota) touch(i.view, &s, false);
+            if (i.code >= Code::store) touch(i.view, &s, true);
+          }
+          fused.push_back({&s, clock});
+          break;
+        case program::Kind::contract: touch(s.contract.a, &s, false), touch(s.contract.b, &s, false), touch(s.contract.out, &s, true); break;
+        case program::Kind::gather:
+          touch(s.gather.table, &s, false), touch(s.gather.out, &s, true);
+          for (auto& i : s.gather.indexed) touch(i.ids, &s, false);
+          break;
+        case program::Kind::scatter:
+          touch(s.scatter.updates, &s, false), touch(s.scatter.target, &s, true);
+          for (auto& i : s.scatter.indexed) touch(i.ids, &s, false);
+          break;
+        case program::Kind::sort: touch(s.sort.x, &s, false), touch(s.sort.out, &s, true), touch(s.sort.indices, &s, true); break;
+        case program::Kind::cumulative: touch(s.cumulative.x, &s, false), touch(s.cumulative.out, &s, true); break;
+        case program::Kind::copy:
+          touch(s.copy.x, &s, false), touch(s.copy.out, &s, true);
+          copies.push_back({&s, clock, open});
+          break;
+        case program::Kind::collective: touch(s.collective.x, &s, false), touch(s.collective.out, &s, true); break;
+        case program::Kind::loop: {
+          auto at = spans.size();
+          spans.push_back({clock, 0});
+          open.push_back({clock, int(at)});
+          walk(s.loop.body);
+          open.pop_back();
+          spans[at].end = ++clock;
+          break;
+        }
+      }
+    }
+  }
+
+  // ---- lifetimes: of a slot and all that share its memory ----
+  struct Life { int first = 1 << 30, last = -1; };
+  std::vector<Life> life = {};
+  std::vector<int> root = {};
+  int find_root(int s) const {
+    while (root[std::size_t(s)] != s) s = root[std::size_t(s)];
+    return s;
+  }
+  Life life_of(int slot) const {
+    Life l;
+    auto& all = access[std::size_t(slot)];
+    if (all.empty()) return l;
+    l.first = all.front().position;
+    for (auto& a : all) {
+      l.last = std::max(l.last, a.position);
+      for (auto& s : spans)   // used in a loop, made before it: needed in every turn
+        if (a.position > s.begin && a.position < s.end && !(l.first > s.begin && l.first < s.end)) l.last = std::max(l.last, s.end);
+    }
+    if (p.slots[std::size_t(slot)].home == Home::argument && !is_donated(slot)) l.first = 0, l.last = 1 << 30;
+    if (p.slots[std::size_t(slot)].home == Home::result) l.last = 1 << 30;
+    return l;
+  }
+  bool is_donated(int slot) const {
+    auto& s = p.slots[std::size_t(slot)];
+    return s.home == Home::argument && donated[std::size_t(s.index)];
+  }
+  bool shareable(int slot) const { return p.slots[std::size_t(slot)].home == Home::arena || is_donated(slot); }
+  void share(int slot, int with) {   // slot lies in the memory of `with`
+    int r = find_root(with);
+    root[std::size_t(slot)] = r;
+    auto &a = life[std::size_t(r)], &b = life[std::size_t(slot)];
+    a.first = std::min(a.first, b.first), a.last = std::max(a.last, b.last);
+  }
+  static bool same_place(const View& a, const View& b) { return a.offset == b.offset && a.strides == b.strides && a.terms == b.terms && a.dtype == b.dtype; }
+  std::int64_t bytes(int slot) const { return p.slots[std::size_t(slot)].bytes; }
+  bool free_to_share(int slot) const { return root[std::size_t(slot)] == slot; }
+
+  // An elementwise step writes over an operand that dies with it.
+  void in_place(Step& s, int position) {
+    auto& code = s.fused.code;
+    for (auto& store : code) {
+      if (store.code != Code::store) continue;
+      int o = store.view.slot;
+      auto& out = p.slots[std::size_t(o)];
+      if (out.home == Home::argument || !free_to_share(o) || life[std::size_t(o)].first != position) continue;
+      int writes = 0;
+      for (auto& i : code) writes += i.code >= Code::store && i.view.slot == o;
+      if (writes != 1) continue;
+      for (auto& load : code) {
+        if (load.code != Code::load) continue;
+        int i = load.view.slot, r = find_root(i);
+        bool donated_result = out.home == Home::result && is_donated(r);
+        if (i == o || !(donated_result || (out.home == Home::arena && shareable(r)))) continue;
+        if (bytes(i) != bytes(o) || bytes(r) != bytes(o) || !same_place(load.view, store.view) || life[std::size_t(r)].last != position) continue;
+        if (load.inner != store.inner && s.fused.outer < int(s.fused.dims.size())) continue;
+        bool alone = true;   // every read of that memory here is at the same place, every write is this one
+        for (auto& other : code) {
+          bool touches = (other.code == Code::load || other.code >= Code::store) && find_root(other.view.slot) == r;
+          if (touches && !(other.code == Code::load && same_place(other.view, store.view))) alone = false;
+          for (auto& t : other.view.terms) alone &= t.slot < 0 || find_root(t.slot) != r;
+        }
+        if (!alone) continue;
+        share(o, i);
+        break;
+      }
+    }
+  }
+  bool covers(const program::Copy& c) const {   // whole slots, in the same order
+    std::int64_t n = bytes_of(c.x.dtype);
+    for (auto d : c.dims) n *= d;
+    return same_place(c.x, c.out) && c.x.offset == 0 && c.x.terms.empty() && n == bytes(c.x.slot) && n == bytes(c.out.slot);
+  }
+  void drop(Step& s) { s.kind = program::Kind::fused, s.fused = {}; }   // swept out afterwards
+
+  void copy_steps() {
+    for (auto& c : copies) {
+      auto& copy = c.step->copy;
+      if (!covers(copy)) continue;
+      int x = copy.x.slot, o = copy.out.slot, rx = find_root(x), ro = find_root(o);
+      if (rx == ro) { drop(*c.step); continue; }
+      auto &xs = p.slots[std::size_t(x)], &os = p.slots[std::size_t(o)];
+      auto &lx = life[std::size_t(rx)], &lo = life[std::size_t(ro)];
+      // The start of a carry, or a result, that nobody reads again: it becomes the carry.
+      if (lo.first == c.position && free_to_share(o) && lx.last == c.position && shareable(rx) && os.home != Home::argument &&
+          (os.home == Home::arena || is_donated(rx))) {
+        share(o, x), drop(*c.step);
+        continue;
+      }
+      // The next value of a carry: may it be made in the carry's place? Only if the old value is not read afterwards.
+      if (xs.home != Home::arena || !free_to_share(x) || c.inside.empty() || os.home == Home::argument) continue;
+      auto span = spans[std::size_t(c.inside.back().end)];
+      if (!(lx.first > span.begin && lx.first < span.end)) continue;
+      bool ok = true;
+      for (int slot = 0; slot < int(p.slots.size()); ++slot) {
+        if (find_root(slot) != ro) continue;
+        for (auto& a : access[std::size_t(slot)]) {
+          if (a.position <= span.begin || a.position >= span.end || a.step == c.step) continue;
+          if (a.position > lx.first) ok = false;
+          if (a.position == lx.first) ok &= elementwise(*a.step, x, ro);
+        }
+      }
+      if (ok) share(x, o), drop(*c.step);
+    }
+  }
+  bool elementwise(const Step& s, int made, int over) const {   // reads `over` only where it writes `made`
+    if (s.kind != program::Kind::fused) return false;
+    const program::Instr* store = nullptr;
+    for (auto& i : s.fused.code)
+      if (i.code >= Code::store && find_root(i.view.slot) == find_root(made)) {
+        if (store || i.code != Code::store) return false;
+        store = &i;
+      }
+    if (!store) return false;
+    for (auto& i : s.fused.code) {
+      if (i.code == Code::load && find_root(i.view.slot) == over && (!same_place(i.view, store->view) || i.inner != store->inner)) return false;
+      for (auto& t : i.view.terms) if (t.slot >= 0 && find_root(t.slot) == over) return false;
+    }
+    return true;
+  }
+  static void sweep(std::vector<Step>& steps) {
+    std::erase_if(steps, [](auto& s) { return s.kind == program::Kind::fused && s.fused.code.empty(); });
+    for (auto& s : steps) if (s.kind == program::Kind::loop) sweep(s.loop.body);
+  }
+
+  void place() {
+    struct Item { std::int64_t bytes; int first, last; std::int64_t* offset; };
+    std::vector<Item> items;
+    for (std::size_t s = 0; s < p.slots.size(); ++s)
+      if (root[s] == int(s) && p.slots[s].home == Home::arena && life[s].last >= 0) items.push_back({p.slots[s].bytes, life[s].first, life[s].last, &p.slots[s].offset});
+    for (auto& [s, at] : scratch) items.push_back({s->scratch_bytes, at, at, &s->scratch});
+    auto up = [](std::int64_t b) { return (b + kAlign - 1) / kAlign * kAlign; };
+    if (!reuse) {
+      for (auto& i : items) *i.offset = p.arena_bytes, p.arena_bytes += up(i.bytes);
+      return;
+    }
+    std::stable_sort(items.begin(), items.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
+    std::vector<const Item*> placed;   // by offset
+    for (auto& item : items) {
+      std::int64_t best = -1, best_gap = 0, end = 0;
+      for (auto* o : placed) {
+        if (o->last < item.first || o->first > item.last) continue;
+        auto gap = *o->offset - end;
+        if (gap >= up(item.bytes) && (best < 0 || gap < best_gap)) best = end, best_gap = gap;
+        end = std::max(end, *o->offset + up(o->bytes));
+      }
+      *item.offset = best < 0 ? end : best;
+      p.arena_bytes = std::max(p.arena_bytes, *item.offset + up(item.bytes));
+      placed.insert(std::upper_bound(placed.begin(), placed.end(), &item, [](auto* a, auto* b) { return *a->offset < *b->offset; }), &item);
+    }
+  }
+
+  void run() {
+    access.resize(p.slots.size());
+    walk(p.steps);
+    root.resize(p.slots.size());
+    life.resize(p.slots.size());
+    for (std::size_t s = 0; s < p.slots.size(); ++s) root[s] = int(s), life[s] = life_of(int(s));
+    if (reuse) {
+      for (auto& [s, at] : fused) in_place(*s, at);
+      copy_steps();
+    }
+    for (std::size_t s = 0; s < p.slots.size(); ++s) if (find_root(int(s)) != int(s)) p.slots[s].alias = find_root(int(s));
+    place();
+    sweep(p.steps);
+    p.donated.assign(std::size_t(p.arguments), -1);
+    p.peak_bytes = p.arena_bytes;
+    for (int r = 0; r < p.results; ++r) {
+      auto& s = p.slots[std::size_t(p.result_slots[std::size_t(r)])];
+      if (s.alias >= 0 && p.slots[std::size_t(s.alias)].home == Home::argument) p.donated[std::size_t(p.slots[std::size_t(s.alias)].index)] = r;
+      else p.peak_bytes += s.bytes;
+    }
+  }
+};
+
+}  // namespace
+
+void plan(Program& p, const std::vector<bool>& donated, bool reuse) { Planner{p, donated, reuse}.run(); }
+
+}  // namespace haliax

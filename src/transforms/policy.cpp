@@ -1,0 +1,67 @@
+#include "haliax/policy.h"
+
+#include <array>
+
+#include "base/name.h"
+
+namespace haliax {
+namespace {
+
+struct Field { const char* name; DType Policy::*dtype; };
+constexpr std::array fields{Field{"p", &Policy::param},     Field{"params", &Policy::param},     Field{"param", &Policy::param},
+                            Field{"parameter", &Policy::param}, Field{"parameters", &Policy::param}, Field{"c", &Policy::compute},
+                            Field{"compute", &Policy::compute}, Field{"o", &Policy::output},     Field{"output", &Policy::output}};
+
+std::string_view trimmed(std::string_view s) {
+  while (!s.empty() && s.front() == ' ') s.remove_prefix(1);
+  while (!s.empty() && s.back() == ' ') s.remove_suffix(1);
+  return s;
+}
+
+DType float_called(std::string_view name, std::string_view spec) {
+  if (name == "half") return DType::f16;
+  if (name == "full") return DType::f32;
+  std::string why;
+  try {
+    if (auto d = dtype_of(name); is_float(d)) return d;
+    why = std::string(name) + " is not a float";
+  } catch (const Error& e) { why = e.what(); }
+  throw Error("[policy] \"" + std::string(spec) + "\": " + why);
+}
+
+DType Policy::*field_called(std::string_view name, std::string_view spec) {
+  std::vector<std::string> known;
+  for (auto& f : fields) {
+    if (name == f.name) return f.dtype;
+    known.emplace_back(f.name);
+  }
+  throw Error("[policy] \"" + std::string(spec) + "\": no part is called " + std::string(name) + did_you_mean(name, known) +
+              "; write it as p=f32,c=bf16,o=f32");
+}
+
+}  // namespace
+
+Policy::Policy(std::string_view spec) {
+  if (spec.find('=') == spec.npos) {
+    param = compute = output = float_called(trimmed(spec), spec);
+    return;
+  }
+  std::string_view rest = spec;
+  std::vector<DType Policy::*> seen;
+  while (true) {
+    auto comma = rest.find(',');
+    auto part = trimmed(rest.substr(0, comma));
+    auto equals = part.find('=');
+    if (equals == part.npos)
+      throw Error("[policy] \"" + std::string(spec) + "\": \"" + std::string(part) + "\" has no =; write it as p=f32,c=bf16,o=f32");
+    auto field = field_called(trimmed(part.substr(0, equals)), spec);
+    for (auto s : seen)
+      if (s == field) throw Error("[policy] \"" + std::string(spec) + "\": " + std::string(part) + " says again what was said before");
+    seen.push_back(field);
+    this->*field = float_called(trimmed(part.substr(equals + 1)), spec);
+    if (comma == rest.npos) return;
+    rest.remove_prefix(comma + 1);
+  }
+}
+
+}  // namespace haliax

@@ -1,0 +1,100 @@
+#include "transforms/rewrite.h"
+
+#include <algorithm>
+
+#include "ops/prim.h"
+
+namespace haliax {
+namespace {
+
+// Operands of a node in the wide sense: with those of a loop's bodies that can change under a substitution.
+void operands(const NodePtr& n, Nodes& out) {
+  for (auto& x : n->in) if (x) out.push_back(x);
+  if (n->op != &kLoop) return;
+  for (auto& r : loop_of(*n).results) {
+    for (auto& v : r.value) out.push_back(v);
+    if (r.carry) out.push_back(r.carry);
+  }
+}
+
+}  // namespace
+
+Nodes everything(const Nodes& roots) {
+  std::unordered_set<const Node*> seen;
+  Nodes todo(roots), out;
+  std::erase(todo, nullptr);
+  while (!todo.empty()) {
+    auto n = std::move(todo.back());
+    todo.pop_back();
+    if (!seen.insert(n.get()).second) continue;
+    operands(n, todo);
+    out.push_back(std::move(n));
+  }
+  std::sort(out.begin(), out.end(), [](auto& a, auto& b) { return a->id < b->id; });
+  return out;
+}
+
+Nodes substitute(const Nodes& roots, Rewrite& to) {
+  auto now = [&](const NodePtr& n) {
+    if (!n) return n;
+    auto i = to.find(n.get());
+    return i == to.end() ? n : i->second;
+  };
+  // A loop's body is older than the loop, operands are older than their users: one pass by age is enough. A node made by an earlier
+  // substitution is newer than what uses its value only if the replacement itself is given, and that is not entered.
+  std::unordered_set<const Node*> seen;
+  Nodes todo, order;
+  for (auto& r : roots) if (r) todo.push_back(r);
+  while (!todo.empty()) {
+    auto n = std::move(todo.back());
+    todo.pop_back();
+    if (to.count(n.get()) || !seen.insert(n.get()).second) continue;
+    operands(n, todo);
+    order.push_back(std::move(n));
+  }
+  std::sort(order.begin(), order.end(), [](auto& a, auto& b) { return a->id < b->id; });
+  auto& here = context();
+  auto outer = here.origin;
+  for (auto& n : order) {
+    if (n->value && n->in.empty()) continue;
+    NodePtr made = n;
+    here.origin = n->origin;
+    if (n->op == &kLoop) {
+      Loop l = loop_of(*n);
+      bool changed = false;
+      auto put = [&](NodePtr& x) { auto y = now(x); changed |= y != x; x = y; };
+      for (auto& r : l.results) {
+        for (auto& v : r.value) put(v);
+        put(r.start), put(r.carry);
+      }
+      for (auto& x : n->in) changed |= now(x) != x;
+      if (changed) made = make_loop(std::move(l));
+    } else {
+      Nodes in = n->in;
+      bool changed = false;
+      for (auto& x : in) { auto y = now(x); changed |= y != x; x = y; }
+      if (changed) {
+        if (n->op == &kResult && in[0]->op == &kLoop) made = loop_result(in[0], std::size_t(n->attr.ints[0]));
+        else if (n->op == &prim::kSlice) {
+          auto& i = n->attr.ints;
+          made = prim::slice(in[0], n->attr.names[0], i[0], i[1], i[2], i[3] != 0, in.size() > 1 ? in[1] : nullptr);
+        } else made = make(*n->op, in, n->axes, n->dtype, n->attr);
+      }
+    }
+    if (made != n) to[n.get()] = made;
+  }
+  here.origin = outer;
+  Nodes out;
+  for (auto& r : roots) out.push_back(now(r));
+  return out;
+}
+NodePtr substitute(const NodePtr& root, Rewrite& to) { return substitute(Nodes{root}, to)[0]; }
+
+std::unordered_set<const Node*> dependents(const Nodes& roots, const std::unordered_set<const Node*>& goals) {
+  std::unordered_set<const Node*> out;
+  for (auto& n : topological(roots))
+    if (goals.count(n.get()) || std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return x && out.count(x.get()); })) out.insert(n.get());
+  return out;
+}
+
+}  // namespace haliax

@@ -1,0 +1,26 @@
+// Graph to graph: substitution, dependence, gradients.
+#pragma once
+#include <unordered_map>
+#include <unordered_set>
+
+#include "graph/loop.h"
+
+namespace haliax {
+
+using Rewrite = std::unordered_map<const Node*, NodePtr>;
+
+// The roots with some nodes replaced, loop bodies included. A node keeps its identity where nothing below it changes.
+Nodes substitute(const Nodes& roots, Rewrite& to);
+NodePtr substitute(const NodePtr& root, Rewrite& to);
+
+// Which of the nodes below the roots depend on one of the goals (the goals themselves do). Loop bodies count through their operands.
+std::unordered_set<const Node*> dependents(const Nodes& roots, const std::unordered_set<const Node*>& goals);
+
+// Everything below the roots, loop bodies included; the operands of a body's outside nodes too.
+Nodes everything(const Nodes& roots);
+
+// Cotangents of wrt, given those of ys (null: none). Null where ys do not depend on it. One walk: broadcasting is undone, and the
+// primal's axis order restored, here, once for every op. Nodes of a loop's body keep their identity in the backward body.
+Nodes vjp(const Nodes& ys, const Nodes& gs, const Nodes& wrt);
+
+}  // namespace haliax

@@ -1,0 +1,74 @@
+"""House rules that a machine can check."""
+import configparser
+import os
+import pathlib
+import re
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+CODE = {".h", ".cpp", ".cu", ".inc"}
+HEAVY = re.compile(r"#\s*include\s*<(Eigen|dnnl|oneapi|fmt|nlohmann|cuda|iostream|functional|map|unordered_map|regex)\b")
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|stub|not implemented)\b")
+
+
+def files(*folders, suffixes=CODE):
+    return sorted(f for folder in folders for f in (ROOT / folder).rglob("*") if f.suffix in suffixes and f.is_file())
+
+
+def lines(*folders, suffixes=CODE):
+    """(file:line, text) of every line of the folders' files."""
+    for file in files(*folders, suffixes=suffixes):
+        for number, text in enumerate(file.read_text(errors="replace").splitlines(), 1):
+            yield f"{file.relative_to(ROOT)}:{number}", text
+
+
+class House(unittest.TestCase):
+    maxDiff = None
+
+    def none(self, found):
+        found = "\n".join(map(str, found))
+        self.assertEqual(found, "")
+
+    def test_no_file_is_over_800_lines(self):
+        folders = ("include", "src", "backends", "tests", "examples", "bench", "tools")
+        self.none(f for f in files(*folders, suffixes=CODE | {".py"}) if len(f.read_text().splitlines()) > 800)
+
+    def test_the_reference_backend_stays_under_500_lines(self):
+        total = sum(len(f.read_text().splitlines()) for f in files("backends/reference"))
+        self.assertLess(total, 500)
+
+    def test_public_headers_include_nothing_heavy(self):
+        self.none(at for at, text in lines("include") if HEAVY.match(text.lstrip())
+                  and not at.startswith(("include/haliax/fmt.h", "include/haliax/eigen.h")))
+
+    def test_the_umbrella_header_leaves_out_fmt_and_eigen(self):
+        text = (ROOT / "include/haliax/haliax.h").read_text()
+        self.assertNotRegex(text, r"#include \"haliax/(fmt|eigen)\.h\"")
+
+    def test_headers_are_included_once(self):
+        self.none(f for f in files("include", "src", "backends", suffixes={".h"}) if "#pragma once" not in f.read_text())
+
+    def test_nothing_is_left_unfinished(self):
+        self.none(at for at, text in lines("include", "src", "backends", "examples") if UNFINISHED.search(text))
+
+    def test_doctest_is_implemented_in_one_file(self):
+        macro = "DOCTEST_CONFIG_" + "IMPLEMENT"
+        self.assertEqual([f.name for f in files("tests") if macro in f.read_text()], ["main.cpp"])
+
+    def test_tools_can_be_run(self):
+        for name in ("tools/setup", "tools/build", "tools/test", "tools/demo", ".ci/run"):
+            self.assertTrue(os.access(ROOT / name, os.X_OK), name)
+
+    def test_wraps_name_what_they_provide(self):
+        for name in ("eigen", "onednn", "fmt", "doctest", "nlohmann_json"):
+            wrap = configparser.ConfigParser(interpolation=None)
+            wrap.read(ROOT / f"subprojects/{name}.wrap")
+            kind = wrap.sections()[0]
+            self.assertIn(kind, ("wrap-file", "wrap-git"), name)
+            self.assertIn("source_hash" if kind == "wrap-file" else "revision", wrap[kind], name)
+            folder = wrap[kind].get("patch_directory")
+            self.assertTrue(folder is None or (ROOT / "subprojects/packagefiles" / folder / "meson.build").is_file(), name)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,102 @@
+"""The direction of includes: a file may include its own layer and those below it, and nothing includes a backend."""
+import pathlib
+import re
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Lowest first. tests, examples and bench stand on top of everything.
+LAYERS = ["include/haliax", "src/base", "src/program", "src/graph", "src/ops", "src/transforms", "src/nn", "src/runtime"]
+TOP = ["examples", "bench", "tests"]
+BACKEND_SEES = ["include/haliax", "src/base", "src/program"]
+INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<(haliax/[^>]+)>)')
+
+
+def layer_of(path):
+    return next((layer for layer in LAYERS + TOP + ["backends"] if path.startswith(layer + "/")), None)
+
+
+def target_of(root, file, name):
+    """The file that an include means: beside the includer, else in include/, src/ or the root. None: not ours."""
+    for folder in (file.parent, root / "include", root / "src", root):
+        if (folder / name).is_file():
+            return (folder / name).resolve().relative_to(root).as_posix()
+    # A header that does not exist yet still has a layer.
+    for prefix in ("include/", "src/", ""):
+        if layer_of(prefix + name):
+            return prefix + name
+    return None
+
+
+def allowed(here, there, source, target):
+    if here == "backends":   # each backend its own folder
+        same = source.split("/")[:2] == target.split("/")[:2]
+        return there in BACKEND_SEES or (there == "backends" and same)
+    if here in TOP:
+        return there in LAYERS or here == there or (here == "tests" and there == "backends")
+    return there in LAYERS and LAYERS.index(there) <= LAYERS.index(here)
+
+
+def violations(root):
+    root = root.resolve()
+    found = []
+    folders = [root / folder for folder in ("include", "src", "backends", *TOP)]
+    for file in sorted(f for d in folders for f in d.rglob("*") if f.suffix in {".h", ".cpp", ".cu", ".inc"}):
+        source = file.relative_to(root).as_posix()
+        here = layer_of(source)
+        for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
+            match = INCLUDE.match(line)
+            target = match and target_of(root, file, match[1] or match[2])
+            there = target and layer_of(target)
+            if here and there and not allowed(here, there, source, target):
+                found.append(f"{source}:{number}: {here} must not include {target}")
+    return found
+
+
+class Layers(unittest.TestCase):
+    def test_layers_of_this_repository(self):
+        self.assertEqual("\n".join(violations(ROOT)), "")
+
+    def test_every_source_has_a_layer(self):
+        stray = [f.relative_to(ROOT).as_posix() for f in (ROOT / "src").rglob("*.*")
+                 if f.suffix in {".h", ".cpp"} and not layer_of(f.relative_to(ROOT).as_posix())]
+        self.assertFalse(stray)
+
+    def check(self, source, include, expected):
+        """Is the include reported in a tree of its own?"""
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            for name in ("include/haliax/axis.h", "src/base/name.h", "src/program/program.h", "src/graph/node.h",
+                         "src/transforms/grad.h", "backends/cpu/step.h", "backends/reference/run.h"):
+                (root / name).parent.mkdir(parents=True, exist_ok=True)
+                (root / name).touch()
+            (root / source).parent.mkdir(parents=True, exist_ok=True)
+            (root / source).write_text(f"// text\n#include {include}\n")
+            self.assertEqual(bool(violations(root)), expected, f"{source} includes {include}")
+
+    def test_upward_includes_are_found(self):
+        self.check("src/graph/node.cpp", '"transforms/grad.h"', True)
+        self.check("src/graph/node.cpp", '"../transforms/grad.h"', True)
+        self.check("src/base/name.cpp", '"graph/missing.h"', True)
+        self.check("include/haliax/array.h", '"graph/node.h"', True)
+        self.check("src/program/plan.cpp", '"graph/node.h"', True)
+        self.check("src/runtime/jit.cpp", '"backends/cpu/step.h"', True)
+
+    def test_downward_includes_are_fine(self):
+        self.check("src/transforms/grad.cpp", '"graph/node.h"', False)
+        self.check("src/graph/node.cpp", '"node.h"', False)
+        self.check("src/base/name.cpp", "<haliax/axis.h>", False)
+        self.check("src/base/name.cpp", "<vector>", False)
+        self.check("tests/a_test.cpp", '"transforms/grad.h"', False)
+
+    def test_a_backend_sees_base_and_program_only(self):
+        self.check("backends/cpu/step.cpp", '"graph/node.h"', True)
+        self.check("backends/cpu/step.cpp", '"backends/reference/run.h"', True)
+        self.check("backends/cpu/step.cpp", '"step.h"', False)
+        self.check("backends/cpu/step.cpp", '"program/program.h"', False)
+        self.check("backends/cpu/step.cpp", '"haliax/axis.h"', False)
+
+
+if __name__ == "__main__":
+    unittest.main()
