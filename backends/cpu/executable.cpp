@@ -8,6 +8,7 @@
 #include "haliax/error.h"
 #include "kernels.h"
 #include "step.h"
+#include "workspace.h"
 
 namespace haliax::cpu {
 
@@ -48,6 +49,11 @@ Scratch::Scratch(const Step& step, int arena_slot, std::int64_t bytes) : arena_s
   if (bytes == 0 || (step.scratch >= 0 && step.scratch_bytes >= bytes)) return;
   own_ = std::make_unique<std::byte[]>(static_cast<std::size_t>(bytes) + 64);
   aligned_ = own_.get() + (64 - reinterpret_cast<std::uintptr_t>(own_.get()) % 64) % 64;
+}
+
+std::byte* workspace() {
+  alignas(4096) static thread_local std::byte memory[workspace_bytes];
+  return memory;
 }
 
 namespace {

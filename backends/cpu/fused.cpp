@@ -9,9 +9,6 @@
 namespace haliax::cpu {
 namespace {
 
-// Registers of this thread; one step at a time uses them. In thread storage rather than on the heap: run() allocates nothing.
-alignas(4096) thread_local std::byte workspace[workspace_bytes];
-
 struct Tile {
   std::int64_t at[max_dims] = {}, size[max_dims] = {};
   std::int64_t outer = 1, inner = 1;      // points
@@ -144,7 +141,7 @@ class FusedStep final : public CompiledStep {
   // One thread's way through boxes.
   class Worker {
    public:
-    explicit Worker(const FusedStep& step) : step_(step), plan_(step.plan_), registers_(workspace) {
+    explicit Worker(const FusedStep& step) : step_(step), plan_(step.plan_), registers_(workspace()) {
       values_ = reinterpret_cast<void**>(registers_ + (plan_.register_bytes + 63) / 64 * 64);
       for (std::size_t v = 0; v < plan_.values.size(); ++v) values_[v] = home_of(v);
     }

@@ -7,11 +7,11 @@
 #pragma once
 #include "kernels.h"
 #include "step.h"
+#include "workspace.h"
 
 namespace haliax::cpu {
 
 constexpr int max_dims = 16;
-constexpr std::int64_t workspace_bytes = 512 * 1024;   // per thread, for registers
 
 enum class Extent : std::uint8_t { one, outer, full };   // values: 1, those of an outer box, those of a tile
 

@@ -70,7 +70,7 @@ void Copier::run(const std::byte* from, std::byte* to, std::int64_t block) const
     using T = decltype(zero);
     const T* source = reinterpret_cast<const T*>(from);
     T* target = reinterpret_cast<T*>(to);
-    const auto& [f, t] = walk_.stride;
+    const std::int64_t *f = walk_.stride[0], *t = walk_.stride[1];
     const int a = outer_, b = walk_.count - 1;
     auto piece = [&](const T* s, T* d, std::int64_t rows) {
       if (a == b) return copy_run(s, d, rows, f[a], t[a]);

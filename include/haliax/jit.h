@@ -49,6 +49,7 @@ class JitCore {
   JitReport report() const;
 
  private:
+  void give_up_donated(Entry&, const Walk& in) const;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

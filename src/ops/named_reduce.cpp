@@ -78,12 +78,12 @@ NodePtr variance(const Fold& f, int ddof) {
 }
 
 // ---- softmax and logsumexp: composed values, direct gradients ----
-// in: the value, x; names: the axes. The shift by the greatest has no derivative, so the value can say its own.
+// The shift by the greatest has no derivative, so the value can say its own. in: value, x, e = exp(x - shift), sum of e; names: the axes.
+// The gradient is made of the very nodes of the value: exp is evaluated once for both.
 const Op kLogsumexp{.name = "logsumexp", .kind = Kind::wrap, .grad = [](G o, G g) {
-  auto& x = o->in[1];
-  auto finite = prim::map(prim::kIsFinite, {o}, DType::boolean, &o->axes);
-  auto shift = prim::select(finite, o, prim::number(0, o->dtype));   // all -inf: the derivative is 0
-  return Nodes{nullptr, prim::mul(g, prim::exp(prim::sub(x, shift)))}; }};
+  auto &e = o->in[2], &total = o->in[3];
+  auto none = prim::equal(total, prim::number(0, o->dtype));   // all -inf: the derivative is 0
+  return Nodes{nullptr, prim::mul(e, prim::div(g, prim::select(none, prim::number(1, o->dtype), total))), nullptr, nullptr}; }};
 const Op kSoftmax{.name = "softmax", .kind = Kind::wrap, .grad = [](G o, G g) {
   Axes over;
   for (auto n : o->attr.names) over.push_back(*find(*o, n));
@@ -143,8 +143,8 @@ NamedArray logsumexp(Arr a, const AxisSelection& axis) {
   auto wide = wide_of(f.x->dtype);
   auto x = prim::cast(f.x, wide), top = greatest(f, x);
   auto shift = prim::select(prim::map(prim::kIsFinite, {top}, DType::boolean, &top->axes), top, prim::number(0, wide));
-  auto value = prim::add(prim::log(prim::reduce(Monoid::sum, prim::exp(prim::sub(x, shift)), f.rest)), shift);
-  auto node = make(kLogsumexp, {value, x}, f.rest, wide, {.names = names_of(f.over)});
+  auto e = prim::exp(prim::sub(x, shift)), total = prim::reduce(Monoid::sum, e, f.rest);
+  auto node = make(kLogsumexp, {prim::add(prim::log(total), shift), x, e, total}, f.rest, wide, {.names = names_of(f.over)});
   return NamedArray(prim::cast(node, float_of(f.x->dtype)));
 }
 NamedArray softmax(Arr a, const AxisSelection& axis) {

@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "ops/prim.h"
-#include "runtime/run.h"
+#include "runtime/mesh_run.h"
 
 namespace haliax::detail {
 namespace {
@@ -31,6 +31,7 @@ struct Signature {
 struct JitCore::Entry {
   Signature signature;
   Compiled compiled;
+  std::unique_ptr<MeshProgram> mesh;             // instead, on a mesh
   Nodes inputs;
   std::vector<std::size_t> leaf_of_input;        // inputs are the leaves that are not empty
   std::vector<bool> donated;                     // by input
@@ -39,6 +40,16 @@ struct JitCore::Entry {
   std::shared_ptr<void> like;
   std::unique_ptr<Buffer> arena;
   std::vector<void*> arguments, outs;
+
+  Leaves assemble(const std::vector<BufferPtr>& made) const {
+    Leaves out;
+    for (int r : result_of_leaf) {
+      if (r < 0) { out.emplace_back(); continue; }
+      auto& [axes, dtype] = results[std::size_t(r)];
+      out.push_back(NamedArray(make_data(made[std::size_t(r)], axes, dtype)));
+    }
+    return out;
+  }
 };
 
 struct JitCore::Impl {
@@ -62,6 +73,40 @@ struct JitCore::Impl {
   }
   template <class T> static bool equal(const std::shared_ptr<const T>& a, const std::shared_ptr<const T>& b) { return a == b || (a && b && *a == *b); }
   bool same_scope(const Signature& s) const { return equal(s.mesh, current_mesh()) && equal(s.mapping, current_mapping()); }
+
+  Entry* finish(JitCore&) {
+    tracing.reset();
+    context() = outer;
+    entries.push_back(std::move(pending));
+    auto* made = entries.back().get();
+    lock.unlock();
+    return made;
+  }
+  // A program for each device: arguments and results are cut by the mappings.
+  void end_on(const Mesh& mesh, const Nodes& graph, const std::string& backend_name) {
+    auto& e = *pending;
+    auto t = now();
+    auto by = [&](const std::optional<Mapping>& own, const NodePtr& n, const char* what) {
+      auto& mapping = own ? own : options.axis_resources;
+      return mapping ? sharding_for(n->axes, *mapping, mesh, what) : Sharding();
+    };
+    std::vector<Sharding> in, out;
+    for (auto& n : e.inputs) in.push_back(by(options.in, n, "an argument"));
+    for (auto& n : graph) out.push_back(by(options.out, n, "a result"));
+    e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(graph, e.inputs, in, out, mesh, backend_name));
+    auto& p = *e.mesh;
+    report.compile_s = now() - t;
+    report.arena_bytes = p.arena_bytes, report.peak_bytes = p.peak_bytes;
+    report.contractions = p.contractions, report.loops = p.loops, report.sent_bytes = p.sent_bytes;
+    report.program = program::to_string(*p.devices[0].program);
+    report.explain.clear();
+    for (auto& move : p.moves) {
+      report.explain += std::string(move.kind) + " of " + move.axes + ": " + std::to_string(std::int64_t(move.bytes)) + " bytes";
+      if (move.turns > 1) report.explain += " x " + std::to_string(std::int64_t(move.turns)) + " turns over " + move.loop;
+      report.explain += "; " + move.where + "\n";
+    }
+    report.explain += "in all " + std::to_string(std::int64_t(p.sent_bytes)) + " bytes sent per device\n";
+  }
 
   std::string difference(const Walk& w) const {   // from the call before
     if (entries.empty()) return "the first call";
@@ -139,11 +184,15 @@ JitCore::Entry* JitCore::end(const Leaves& results, std::shared_ptr<void> like) 
   auto t = now();
   auto name = m.options.backend.empty() ? default_backend() : m.options.backend;
   auto graph = optimise(roots, name != "reference");
+  e.like = std::move(like);
+  if (auto mesh = m.options.partition ? (m.options.mesh ? std::make_shared<const Mesh>(*m.options.mesh) : current_mesh()) : nullptr) {
+    m.end_on(*mesh, graph, name);
+    return m.finish(*this);
+  }
   e.compiled = compile(graph, e.inputs, name, e.donated);
   auto& p = *e.compiled.program;
   e.arena = std::make_unique<Buffer>(p.arena_bytes);
   e.arguments.resize(std::size_t(p.arguments)), e.outs.resize(std::size_t(p.results));
-  e.like = std::move(like);
   m.report.compile_s = now() - t;
   m.report.arena_bytes = p.arena_bytes, m.report.peak_bytes = p.peak_bytes;
   m.report.contractions = count_contractions(p.steps);
@@ -153,18 +202,12 @@ JitCore::Entry* JitCore::end(const Leaves& results, std::shared_ptr<void> like) 
   for (std::size_t k = 0; k < e.inputs.size(); ++k)
     if (e.donated[k] && p.donated[k] < 0)
       m.report.not_donated.push_back(std::string(e.inputs[k]->origin.module.text()) + " " + to_string(e.inputs[k]->axes) + ": no result of its size is made where it is last read");
-  m.tracing.reset();
-  context() = m.outer;
-  m.entries.push_back(std::move(m.pending));
-  auto* made = m.entries.back().get();
-  m.lock.unlock();
-  return made;
+  return m.finish(*this);
 }
 
 Leaves JitCore::run(Entry* entry, const Walk& w) {
   auto& e = *entry;
   std::lock_guard hold(impl_->lock);
-  auto& p = *e.compiled.program;
   Nodes late;
   for (auto k : e.leaf_of_input) {
     auto& n = w.arrays[k]->node();
@@ -180,6 +223,17 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
         if (x->op == &prim::kInput && !x->value) fail("jit", "a jitted function cannot be called with arrays that are being traced; call the function itself");
   }
   if (!late.empty()) evaluate(late);
+  if (e.mesh) {
+    std::vector<const std::byte*> in;
+    std::vector<std::byte*> out;
+    std::vector<BufferPtr> made;
+    for (auto k : e.leaf_of_input) in.push_back(w.arrays[k]->node()->value->data());
+    for (auto& [axes, dtype] : e.results) made.push_back(std::make_shared<Buffer>(haliax::axis_size(axes) * bytes_of(dtype))), out.push_back(made.back()->data());
+    e.mesh->run(in, out);
+    give_up_donated(e, w);
+    return e.assemble(made);
+  }
+  auto& p = *e.compiled.program;
   std::size_t at = 0;
   std::vector<BufferPtr> keep;
   for (auto k : e.leaf_of_input) {
@@ -208,19 +262,16 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     e.outs[std::size_t(r)] = aliased ? nullptr : b->data();
   }
   e.compiled.executable->run(e.arguments, e.outs, e.arena->data(), nullptr);
+  give_up_donated(e, w);
+  return e.assemble(made);
+}
+void JitCore::give_up_donated(Entry& e, const Walk& w) const {
   for (std::size_t i = 0; i < e.donated.size(); ++i) {
     if (!e.donated[i]) continue;
     auto& n = const_cast<Node&>(*w.arrays[e.leaf_of_input[i]]->node());
     n.value.reset();
     n.donated = "this array was donated to the call of jit at " + place(impl_->options.at) + " and cannot be used any more";
   }
-  Leaves out;
-  for (int r : e.result_of_leaf) {
-    if (r < 0) { out.emplace_back(); continue; }
-    auto& [axes, dtype] = e.results[std::size_t(r)];
-    out.push_back(NamedArray(make_data(made[std::size_t(r)], axes, dtype)));
-  }
-  return out;
 }
 
 void* JitCore::like(Entry* e) { return e->like.get(); }

@@ -25,7 +25,7 @@ bool costly(Code c) {
   }
 }
 bool same_set(const Axes& a, const Axes& b) {
-  return a.size() == b.size() && std::all_of(a.begin(), a.end(), [&](auto& x) { return has(b, x.name); });
+  return a.size() == b.size() && std::all_of(a.begin(), a.end(), [&](auto& x) { return std::find(b.begin(), b.end(), x) != b.end(); });
 }
 Axes minus(const Axes& a, const Axes& b) {
   Axes out;

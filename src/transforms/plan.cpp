@@ -95,11 +95,11 @@ struct Planner {
     Life l;
     auto& all = access[std::size_t(slot)];
     if (all.empty()) return l;
-    l.first = all.front().position;
-    for (auto& a : all) {
-      l.last = std::max(l.last, a.position);
-      for (auto& s : spans)   // used in a loop, made before it: needed in every turn
-        if (a.position > s.begin && a.position < s.end && !(l.first > s.begin && l.first < s.end)) l.last = std::max(l.last, s.end);
+    l.first = all.front().position, l.last = all.back().position;
+    for (auto& s : spans) {   // known both in a loop and outside it: needed in every turn
+      auto inside = [&](const Access& a) { return a.position > s.begin && a.position < s.end; };
+      auto count = std::count_if(all.begin(), all.end(), inside);
+      if (count > 0 && std::size_t(count) < all.size()) l.first = std::min(l.first, s.begin), l.last = std::max(l.last, s.end);
     }
     if (p.slots[std::size_t(slot)].home == Home::argument && !is_donated(slot)) l.first = 0, l.last = 1 << 30;
     if (p.slots[std::size_t(slot)].home == Home::result) l.last = 1 << 30;

@@ -19,9 +19,7 @@ Tolerance::Tolerance(const Value& v) : rtol(v["rtol"].as_real()), atol(v["atol"]
 
 haliax::TensorFile read_tensors(const std::string& path) try {
   return haliax::read_safetensors(path);
-} catch (const haliax::Error& e) {
-  throw BadData(e.what());
-}
+} catch (const haliax::Error& e) { throw BadData(e.what()); }
 
 Group read_group(const std::string& dir, const std::string& name) {
   Value manifest = read_json(dir + "/" + name + ".json");
@@ -40,9 +38,7 @@ Axes axes_of(const Value& pairs) {
 NamedArray array_of(const Group& g, const std::string& tensor, const Axes& axes) try {
   const haliax::Tensor& t = g.tensors.at(tensor);
   return haliax::from_bytes(t.data, t.dtype, axes);
-} catch (const haliax::Error& e) {
-  throw BadData(e.what());
-}
+} catch (const haliax::Error& e) { throw BadData(e.what()); }
 NamedArray array_of(const Group& g, const Value& spec) {
   if (!spec["axes"].is(Value::Kind::list)) throw Skip{"unnamed arrays"};
   return array_of(g, spec["tensor"].as_text(), axes_of(spec["axes"]));
@@ -53,7 +49,8 @@ namespace {
 float from_half(std::uint16_t h) {
   const int exponent = h >> 10 & 31, mantissa = h & 1023;
   const float magnitude = exponent == 31 ? (mantissa ? NAN : INFINITY)
-                          : exponent ? std::ldexp(float(mantissa + 1024), exponent - 25) : std::ldexp(float(mantissa), -24);
+                          : exponent     ? std::ldexp(float(mantissa + 1024), exponent - 25)
+                                         : std::ldexp(float(mantissa), -24);
   return h >> 15 ? -magnitude : magnitude;
 }
 float from_bfloat(std::uint16_t h) {
@@ -62,7 +59,8 @@ float from_bfloat(std::uint16_t h) {
   std::memcpy(&f, &bits, sizeof f);
   return f;
 }
-template <class T, class F> std::vector<double> decode_as(const std::vector<std::byte>& bytes, F convert) {
+template <class T, class F>
+std::vector<double> decode_as(const std::vector<std::byte>& bytes, F convert) {
   std::vector<double> out(bytes.size() / sizeof(T));
   for (std::size_t i = 0; i < out.size(); ++i) {
     T x;
@@ -107,8 +105,8 @@ std::vector<double> decode(DType dtype, const std::vector<std::byte>& bytes) {
   return {};
 }
 
-void compare_values(const std::string& part, const std::vector<double>& got, const std::vector<double>& want, const Tolerance& tol,
-                    Problems& problems) {
+void compare_values(const std::string& part, const std::vector<double>& got, const std::vector<double>& want,
+                    const Tolerance& tol, Problems& problems) {
   if (got.size() != want.size()) {
     problems.push_back(part + ": " + std::to_string(got.size()) + " values, expected " + std::to_string(want.size()));
     return;
@@ -125,11 +123,12 @@ void compare_values(const std::string& part, const std::vector<double>& got, con
   if (!wrong) return;
   problems.push_back(part + ": " + std::to_string(wrong) + " of " + std::to_string(got.size()) + " values differ, the worst at " +
                      std::to_string(worst) + " is " + shown(got[worst]) + ", expected " + shown(want[worst]) + ", off by " +
-                     shown(std::abs(got[worst] - want[worst])) + (tol.exact ? " (must be exact)" : " (allowed " +
-                     shown(tol.atol + tol.rtol * std::abs(want[worst])) + ")"));
+                     shown(std::abs(got[worst] - want[worst])) +
+                     (tol.exact ? " (must be exact)" : " (allowed " + shown(tol.atol + tol.rtol * std::abs(want[worst])) + ")"));
 }
 
-void compare(const std::string& part, const NamedArray& got, const Group& g, const Value& spec, const Tolerance& tol, Problems& problems) {
+void compare(const std::string& part, const NamedArray& got, const Group& g, const Value& spec, const Tolerance& tol,
+             Problems& problems) {
   if (!got) {
     problems.push_back(part + ": nothing came out");
     return;
@@ -180,7 +179,8 @@ struct Partial {
 
 std::size_t index_of(const Value& v, std::size_t bound) {
   const std::int64_t i = v.is(Value::Kind::text) ? std::atoll(v.text.c_str()) : v.as_integer();
-  if (i < 0 || std::size_t(i) >= bound) throw BadData("the data names input or output " + std::to_string(i) + " of " + std::to_string(bound));
+  if (i < 0 || std::size_t(i) >= bound)
+    throw BadData("the data names input or output " + std::to_string(i) + " of " + std::to_string(bound));
   return std::size_t(i);
 }
 
@@ -216,7 +216,8 @@ Problems check(const Group& g, const Value& c, const Op& op) {
     Arrays cotangents;
     const Value& names = grads.items[0]["cotangents"];
     for (std::size_t i = 0; i < names.items.size(); ++i)
-      cotangents.push_back(names.items[i] ? array_of(g, names.items[i].as_text(), axes_of(expected.at(i)["axes"])) : NamedArray());
+      cotangents.push_back(names.items[i] ? array_of(g, names.items[i].as_text(), axes_of(expected.at(i)["axes"]))
+                                          : NamedArray());
 
     auto [ys, pull] = haliax::vjp(f, f.point());
     outputs = ys;
@@ -229,7 +230,7 @@ Problems check(const Group& g, const Value& c, const Op& op) {
     if (const Value& second = c["second"]; !second.items.empty()) {
       auto [wrt, vectors] = by_input(g, second.items[0]["vectors"], inputs);
       Partial h{&op, &args, inputs, wrt};
-      auto along = [&, vs = vectors](const Arrays& xs) -> NamedArray {   // sum_i <v_i, g_i(x)>
+      auto along = [&, vs = vectors](const Arrays& xs) -> NamedArray {  // sum_i <v_i, g_i(x)>
         const Arrays gs = haliax::vjp(h, xs).second(cotangents);
         NamedArray total;
         for (std::size_t i = 0; i < gs.size(); ++i) {

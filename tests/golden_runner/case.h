@@ -15,7 +15,7 @@ using Arrays = std::vector<haliax::NamedArray>;
 // An op as the data sees it. Args are those of the README of the data.
 using Op = std::function<Arrays(const Arrays& inputs, const Value& args)>;
 using Table = std::map<std::string, Op, std::less<>>;
-using Problems = std::vector<std::string>;   // none: the case passes
+using Problems = std::vector<std::string>;  // none: the case passes
 
 // Thrown by an Op whose library has no such thing: counted, never passed.
 struct Skip {
@@ -25,27 +25,30 @@ struct Skip {
 struct Tolerance {
   double rtol = 0, atol = 0;
   bool exact = false;
+  Tolerance(double rtol, double atol) : rtol(rtol), atol(atol) {}
   explicit Tolerance(const Value&);
 };
 
 struct Group {
   std::string dir, name;
   std::vector<Value> cases;
-  haliax::TensorFile tensors;   // empty for errors
+  haliax::TensorFile tensors;  // empty for errors
 };
 Group read_group(const std::string& dir, const std::string& name);
-haliax::TensorFile read_tensors(const std::string& path);   // raises BadData
+haliax::TensorFile read_tensors(const std::string& path);  // raises BadData
 
-haliax::Axes axes_of(const Value& pairs);                                               // [[name, size], ...]
-haliax::NamedArray array_of(const Group&, const Value& spec);                           // {tensor, axes, dtype}
+haliax::Axes axes_of(const Value& pairs);                      // [[name, size], ...]
+haliax::NamedArray array_of(const Group&, const Value& spec);  // {tensor, axes, dtype}
 haliax::NamedArray array_of(const Group&, const std::string& tensor, const haliax::Axes&);
 
 // Elements as doubles, whatever the dtype.
 std::vector<double> decode(haliax::DType, const std::vector<std::byte>&);
 
 // What differs between `got` and the tensor that `spec` describes, if anything.
-void compare(const std::string& part, const haliax::NamedArray& got, const Group&, const Value& spec, const Tolerance&, Problems&);
-void compare_values(const std::string& part, const std::vector<double>& got, const std::vector<double>& want, const Tolerance&, Problems&);
+void compare(const std::string& part, const haliax::NamedArray& got, const Group&, const Value& spec, const Tolerance&,
+             Problems&);
+void compare_values(const std::string& part, const std::vector<double>& got, const std::vector<double>& want, const Tolerance&,
+                    Problems&);
 
 // Value, grads, second and jvp of one case, all in one evaluation.
 Problems check(const Group&, const Value& c, const Op& op);

@@ -30,11 +30,13 @@ class Builder : public nlohmann::json_sax<nlohmann::json> {
   }
 
  private:
-  std::vector<Value*> open_;   // the lists and objects not closed yet; only the last one grows, so the addresses hold
+  std::vector<Value*> open_;  // the lists and objects not closed yet; only the last one grows, so the addresses hold
 
   bool add(Value v) {
-    if (open_.empty()) root = std::move(v);
-    else open_.back()->items.push_back(std::move(v));
+    if (open_.empty())
+      root = std::move(v);
+    else
+      open_.back()->items.push_back(std::move(v));
     return true;
   }
   bool open(Value::Kind kind) {
@@ -74,12 +76,12 @@ bool Value::as_flag(bool otherwise) const {
   return is(Kind::boolean) ? flag : (wrong(*this, "a boolean"), flag);
 }
 
-Value read_json(const std::string& path) {
+Value read_json(const std::string& path) try {
   std::ifstream file(path);
   if (!file) throw BadData("cannot read " + path);
   Builder b;
   if (!nlohmann::json::sax_parse(file, &b)) throw BadData(path + " " + (b.problem.empty() ? "is not JSON" : b.problem));
   return std::move(b.root);
-}
+} catch (const std::ios_base::failure&) { throw BadData("cannot read " + path); }
 
 }  // namespace golden

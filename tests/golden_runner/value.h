@@ -19,20 +19,20 @@ struct Value {
   bool flag = false;
   std::int64_t integer = 0;
   double real = 0;
-  std::string text;
-  std::vector<Value> items;        // of a list, or of an object beside its keys, in the order of the file
-  std::vector<std::string> keys;
+  std::string text = {};
+  std::vector<Value> items = {};  // of a list, or of an object beside its keys, in the order of the file
+  std::vector<std::string> keys = {};
 
   explicit operator bool() const { return kind != Kind::null; }
   bool is(Kind k) const { return kind == k; }
   bool has(std::string_view key) const { return find(key) != nullptr; }
-  const Value* find(std::string_view key) const;                  // null if there is none
-  const Value& operator[](std::string_view key) const;            // a null value if there is none
-  const Value& at(std::size_t i) const;                           // these raise BadData for another kind, or out of range
+  const Value* find(std::string_view key) const;        // null if there is none
+  const Value& operator[](std::string_view key) const;  // a null value if there is none
+  const Value& at(std::size_t i) const;                 // these raise BadData for another kind, or out of range
   const std::string& as_text() const;
   double as_real() const;
   std::int64_t as_integer() const;
-  bool as_flag(bool otherwise) const;                             // `otherwise` for null
+  bool as_flag(bool otherwise) const;  // `otherwise` for null
 };
 
 Value read_json(const std::string& path);

@@ -1,0 +1,117 @@
+#include "gemm.h"
+
+#include <dnnl.hpp>
+#include <map>
+#include <mutex>
+#include <string_view>
+
+#include "haliax/error.h"
+
+// Of the OpenMP runtime under oneDNN, where it has one.
+extern "C" {
+__attribute__((weak)) void omp_set_num_threads(int);
+__attribute__((weak)) int omp_get_max_threads(void);
+}
+
+namespace haliax::cpu {
+namespace {
+
+// oneDNN takes one thread inside: the blocks are ours.
+class OneThread {
+ public:
+  OneThread() : before_(omp_get_max_threads ? omp_get_max_threads() : 1) {
+    if (before_ != 1) omp_set_num_threads(1);
+  }
+  ~OneThread() {
+    if (before_ != 1) omp_set_num_threads(before_);
+  }
+
+ private:
+  int before_;
+};
+
+const dnnl::engine& engine() {
+  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+  return cpu;
+}
+
+bool has_type(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
+dnnl::memory::data_type type_of(DType dtype) {
+  return dtype == DType::bf16 ? dnnl::memory::data_type::bf16 : dnnl::memory::data_type::f32;
+}
+dnnl::memory::desc describe(DType dtype, std::int64_t g, std::int64_t rows, std::int64_t cols, const std::int64_t (&stride)[3]) {
+  if (g == 1) return {{rows, cols}, type_of(dtype), dnnl::memory::dims{stride[1], stride[2]}};
+  return {{stride[0] == 0 ? 1 : g, rows, cols}, type_of(dtype), dnnl::memory::dims{stride[0] == 0 ? rows * cols : stride[0], stride[1], stride[2]}};
+}
+void check(dnnl_status_t status) {
+  if (status != dnnl_success) throw Error("[dot] oneDNN could not run a matrix product");
+}
+
+}  // namespace
+
+class Gemm {
+ public:
+  explicit Gemm(const GemmShape& s)
+      : a(describe(s.a, s.g, s.m, s.k, s.a_stride)), b(describe(s.b, s.g, s.k, s.n, s.b_stride)), out(describe(s.out, s.g, s.m, s.n, s.out_stride)) {
+    dnnl::primitive_attr attributes;
+    attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+    if (s.accumulate) {
+      dnnl::post_ops sum;
+      sum.append_sum(1.0f);
+      attributes.set_post_ops(sum);
+    }
+#if DNNL_VERSION_MAJOR >= 3
+    dnnl::matmul::primitive_desc description(engine(), a, b, out, attributes);
+#else
+    dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, out), attributes, engine());
+#endif
+    if (std::string_view(description.impl_info_str()).find("ref") != std::string_view::npos) throw Error("[dot] no fast matrix product");
+    scratch = description.scratchpad_desc();
+    primitive = dnnl::matmul(description);
+  }
+  dnnl::memory::desc a, b, out, scratch;
+  dnnl::primitive primitive;
+};
+
+std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
+  static std::mutex mutex;
+  static std::map<GemmShape, std::shared_ptr<const Gemm>> all;
+  if (!has_type(shape.a) || shape.a != shape.b || !has_type(shape.out) || (shape.a == DType::f32 && shape.out != DType::f32)) return nullptr;
+  std::lock_guard lock(mutex);
+  auto [place, fresh] = all.try_emplace(shape);
+  if (fresh) {
+    OneThread alone;
+    try {
+      place->second = std::make_shared<Gemm>(shape);
+    } catch (const dnnl::error&) {   // not for these dtypes or strides on this machine
+    } catch (const Error&) {
+    }
+  }
+  return place->second;
+}
+std::int64_t scratch_bytes(const Gemm& gemm) { return static_cast<std::int64_t>(gemm.scratch.get_size()); }
+
+struct GemmCall::Handles {
+  dnnl::stream stream;
+  dnnl::memory a, b, out, scratch;
+};
+GemmCall::GemmCall(std::shared_ptr<const Gemm> gemm) : gemm_(std::move(gemm)) {
+  handles_ = std::make_unique<Handles>(Handles{dnnl::stream(engine()), {gemm_->a, engine(), DNNL_MEMORY_NONE}, {gemm_->b, engine(), DNNL_MEMORY_NONE},
+                                               {gemm_->out, engine(), DNNL_MEMORY_NONE}, {gemm_->scratch, engine(), DNNL_MEMORY_NONE}});
+}
+GemmCall::GemmCall(GemmCall&&) noexcept = default;
+GemmCall::~GemmCall() = default;
+
+void GemmCall::run(const void* a, const void* b, void* out, void* scratch) {
+  OneThread alone;
+  Handles& h = *handles_;
+  check(dnnl_memory_set_data_handle(h.a.get(), const_cast<void*>(a)));
+  check(dnnl_memory_set_data_handle(h.b.get(), const_cast<void*>(b)));
+  check(dnnl_memory_set_data_handle(h.out.get(), out));
+  check(dnnl_memory_set_data_handle(h.scratch.get(), scratch));
+  const dnnl_exec_arg_t arguments[] = {
+      {DNNL_ARG_SRC, h.a.get()}, {DNNL_ARG_WEIGHTS, h.b.get()}, {DNNL_ARG_DST, h.out.get()}, {DNNL_ARG_SCRATCHPAD, h.scratch.get()}};
+  check(dnnl_primitive_execute(gemm_->primitive.get(), h.stream.get(), 4, arguments));
+}
+
+}  // namespace haliax::cpu

@@ -1,0 +1,138 @@
+// gpt2 train [paths...]: trains a small GPT-2 on the bytes of text, prints losses and a sample. gpt2 sample --weights FILE: only samples.
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdio>
+#include <numbers>
+
+#include "data.h"
+#include "progress.h"
+#include "run.h"
+
+namespace {
+
+struct Command {
+  gpt2::RunOptions run;
+  std::vector<std::string> paths;
+  std::string weights, save, curve = "loss.svg", prompt = "\n";
+  std::int64_t steps = 0, sample_seed = 0;
+  double seconds = 0, temperature = 0.8;
+  int tokens = 400;
+};
+
+// A tenth of the way up (at most 100 steps), then down along half a cosine.
+double rate(double peak, double done, std::size_t step) {
+  double up = std::min(1.0, double(step + 1) / 100);
+  return peak * up * (0.1 + 0.9 * 0.5 * (1 + std::cos(std::numbers::pi * done)));
+}
+
+std::string printable(const std::vector<std::int32_t>& tokens) {
+  std::string text;
+  for (auto t : tokens) text += t == '\n' || t == '\t' || (t >= ' ' && t < 256 && t != 127) ? char(t) : '?';
+  return text;
+}
+void print_sample(const gpt2::Run& run, const Command& c) {
+  std::vector<std::int32_t> prompt;
+  for (unsigned char b : c.prompt) prompt.push_back(b);
+  auto text = printable(run.sample(prompt, c.tokens, c.temperature, c.sample_seed));
+  std::printf("%s%s\n", c.prompt.c_str(), text.c_str());
+}
+
+void train(Command c) {
+  if (c.steps <= 0 && c.seconds <= 0) c.seconds = 60;
+  auto text = gpt2::read_text(c.paths);
+  auto size = text.size();
+  gpt2::Run run = c.weights.empty() ? gpt2::Run(c.run) : gpt2::Run(c.run, c.weights);
+  auto& o = run.options();
+  gpt2::Batches batches(std::move(text), o.batch, o.seq_len, std::uint64_t(o.seed));
+  std::printf("%.2f MB of text; %lld layers, %lld heads, embed %lld, %lld positions: %.2f million parameters\n", double(size) / 1e6,
+              static_cast<long long>(o.layers), static_cast<long long>(o.heads), static_cast<long long>(o.embed),
+              static_cast<long long>(o.seq_len), double(run.parameters()) / 1e6);
+  std::fflush(stdout);
+
+  gpt2::Progress progress(c.steps, c.seconds, o.batch * o.seq_len);
+  while (progress.losses().empty() || progress.done() < 1) {
+    double loss = run.step(batches.next(), rate(o.learning_rate, progress.done(), progress.losses().size()));
+    progress.add(loss);
+    if (!std::isfinite(loss)) {
+      progress.finish();
+      throw std::runtime_error("the loss is not finite after " + std::to_string(progress.losses().size()) + " steps; try a smaller --lr");
+    }
+  }
+  progress.finish();
+
+  auto& losses = progress.losses();
+  std::printf("losses:");
+  for (std::size_t i = 0; i < 10; ++i)
+    if (auto step = i * (losses.size() - 1) / 9; i == 0 || step > (i - 1) * (losses.size() - 1) / 9)
+      std::printf("  %.3f (step %zu)", losses[step], step);
+  std::printf("\n");
+  if (!c.curve.empty()) gpt2::write_loss_curve(c.curve, losses), std::printf("loss curve: %s\n", c.curve.c_str());
+  if (!c.save.empty()) run.save(c.save), std::printf("weights: %s\n", c.save.c_str());
+  if (c.tokens > 0) std::printf("---- a sample ----\n"), print_sample(run, c);
+}
+
+void add_common(CLI::App& app, Command& c) {
+  app.add_option("--prompt", c.prompt, "what a sample continues")->capture_default_str();
+  app.add_option("--tokens", c.tokens, "length of the sample in bytes")->check(CLI::Range(0, 1000000))->capture_default_str();
+  app.add_option("--temperature", c.temperature, "0 takes the likeliest byte")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--sample-seed", c.sample_seed, "another number, another sample")->capture_default_str();
+  app.add_option("--threads", c.run.threads, "0: one for each core")->check(CLI::Range(0, 1024))->capture_default_str();
+  app.add_option("--backend", c.run.backend, "cpu or reference")->capture_default_str();
+}
+
+int run(int argc, char** argv) {
+  Command c;
+  CLI::App app{"A small GPT-2 on the bytes of text."};
+  app.require_subcommand(1);
+  auto positive = CLI::Range(std::int64_t(1), std::int64_t(1) << 31);
+
+  auto* t = app.add_subcommand("train", "train on files and folders, then print a sample");
+  t->add_option("paths", c.paths, "files, or folders of text files")->required();
+  t->add_option("--steps", c.steps, "stop after so many steps")->check(positive);
+  t->add_option("--seconds", c.seconds, "stop after so many seconds (60, if --steps is not given)")->check(CLI::PositiveNumber);
+  t->add_option("--layers", c.run.layers)->check(positive)->capture_default_str();
+  t->add_option("--heads", c.run.heads)->check(positive)->capture_default_str();
+  t->add_option("--embed", c.run.embed, "size of the hidden states")->check(positive)->capture_default_str();
+  t->add_option("--seq", c.run.seq_len, "positions of an example")->check(CLI::Range(2, 1 << 20))->capture_default_str();
+  t->add_option("--batch", c.run.batch, "examples a step")->check(positive)->capture_default_str();
+  t->add_option("--lr", c.run.learning_rate, "the highest learning rate")->check(CLI::PositiveNumber)->capture_default_str();
+  t->add_option("--weight-decay", c.run.weight_decay)->check(CLI::NonNegativeNumber)->capture_default_str();
+  t->add_option("--dropout", c.run.dropout)->check(CLI::Range(0.0, 1.0))->capture_default_str();
+  t->add_option("--policy", c.run.policy, "dtypes, as p=f32,c=bf16,o=f32")->capture_default_str();
+  t->add_option("--activation", c.run.activation)->capture_default_str();
+  t->add_option("--checkpointing", c.run.checkpointing, "what is made again in the backward pass: none, carries, nested")->capture_default_str();
+  t->add_flag("--untied", c.run.untied, "a head of its own instead of the token embeddings");
+  t->add_flag("--chunked-loss", c.run.chunked_loss, "never hold all logits");
+  t->add_option("--seed", c.run.seed)->capture_default_str();
+  t->add_option("--weights", c.weights, "start from these weights (safetensors); sizes come from the file");
+  t->add_option("--save", c.save, "write the weights here (safetensors, with Hugging Face's names)");
+  t->add_option("--curve", c.curve, "write a drawing of the losses here; \"\" for none")->capture_default_str();
+  add_common(*t, c);
+
+  auto* s = app.add_subcommand("sample", "print what the model writes");
+  s->add_option("--weights", c.weights, "weights that train --save wrote")->required();
+  add_common(*s, c);
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& e) {
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    std::fprintf(stderr, "gpt2: %s\n", e.what());
+    return 2;
+  }
+  if (*t) train(c);
+  else print_sample(gpt2::Run(c.run, c.weights), c);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return run(argc, argv);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "gpt2: %s\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,31 @@
+// What a person sees while a model trains: a bar on a terminal, a line now and then elsewhere; and the curve of the losses.
+#pragma once
+#include <chrono>
+#include <string>
+#include <vector>
+
+namespace gpt2 {
+
+class Progress {
+ public:
+  Progress(std::int64_t steps, double seconds, std::int64_t tokens_per_step);   // 0: no limit of that kind
+  double elapsed() const;
+  double done() const;                         // 0 ... 1, by the limit that is nearer
+  void add(double loss);
+  void finish();
+  const std::vector<double>& losses() const { return losses_; }
+
+ private:
+  void draw(bool last);
+
+  std::int64_t steps_, tokens_per_step_;
+  double seconds_, smooth_ = 0, drawn_ = -1e9, first_ = 0;
+  bool terminal_;
+  std::vector<double> losses_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+// A drawing of the losses, step by step; raises if it cannot be written.
+void write_loss_curve(const std::string& path, const std::vector<double>& losses);
+
+}  // namespace gpt2

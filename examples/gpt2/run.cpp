@@ -1,0 +1,158 @@
+#include "run.h"
+
+#include "train.h"
+#include "weights.h"
+
+namespace gpt2 {
+namespace {
+
+// The rate comes from outside, since how long the training lasts may be a matter of seconds.
+struct RateFromState {
+  template <class T> NamedArray init(const T&) const { return zeros({}); }
+  template <class T> std::pair<T, NamedArray> update(const T& updates, const NamedArray& rate, const T&) const {
+    return {tree_map([&](const NamedArray& u) { return u ? u * -rate : u; }, updates), rate};
+  }
+};
+auto make_optimizer(const RunOptions& o) {
+  return optim::chain(optim::clip_by_global_norm(1), optim::scale_by_adam(0.9, 0.95),
+                      optim::add_decayed_weights(o.weight_decay, [](std::string_view, const NamedArray& p) { return p.ndim() > 2; }),
+                      RateFromState{});
+}
+using Optimizer = decltype(make_optimizer(std::declval<RunOptions>()));
+
+Gpt2Config config_of(const RunOptions& o) {
+  Gpt2Config c{.seq_len = o.seq_len, .hidden_dim = o.embed, .num_layers = o.layers, .num_heads = o.heads};
+  c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = o.dropout;
+  c.activation = nn::activation(o.activation);
+  c.tied = !o.untied;
+  c.gradient_checkpointing = o.checkpointing.c_str();
+  return c;
+}
+
+std::int64_t number_in(const TensorFile& file, const char* key, std::int64_t otherwise) {
+  for (auto& [k, v] : file.metadata)
+    if (k == key) {
+      if (v.empty() || v.size() > 9 || v.find_first_not_of("0123456789") != v.npos)
+        throw Error("[gpt2] the file says that " + k + " is \"" + v + "\", which is no number");
+      return std::stoll(v);
+    }
+  return otherwise;
+}
+// Sizes from the shapes of the tensors; the number of heads is in no shape.
+RunOptions sizes_from(const TensorFile& file, RunOptions o) {
+  std::string prefix = file.find("transformer.wte.weight") ? "transformer." : "";
+  auto matrix = [&](const char* name) -> auto& {
+    auto& t = file.at(prefix + name);
+    if (t.shape.size() != 2) throw Error("[gpt2] the tensor " + t.name + " is no matrix");
+    return t.shape;
+  };
+  o.vocab = matrix("wte.weight")[0], o.embed = matrix("wte.weight")[1], o.seq_len = matrix("wpe.weight")[0];
+  for (o.layers = 0; file.find(prefix + "h." + std::to_string(o.layers) + ".ln_1.weight");) ++o.layers;
+  o.heads = number_in(file, "heads", std::max<std::int64_t>(1, o.embed / 64));
+  o.untied = file.find("lm_head.weight") != nullptr;
+  for (auto& [k, v] : file.metadata)
+    if (k == "activation") o.activation = v;
+  return o;
+}
+
+NamedArray integers(const std::vector<std::int32_t>& values, const AxisSpec& axes) {
+  return array(std::span<const std::int32_t>(values), axes);
+}
+
+// (model, state, ids (batch, position), key, steps made so far, learning rate) -> model, state, loss
+auto jitted_step(const RunOptions& o) {
+  auto step = make_train_step(make_optimizer(o), {.policy = Policy(o.policy), .chunked = o.chunked_loss});
+  return jit([step, Batch = Axis("batch", o.batch)](const Gpt2LMHeadModel& model, const OptState<Optimizer>& state, const NamedArray& ids,
+                                                    const Key& key, const NamedArray& count, const NamedArray& rate) {
+    auto now = state;
+    std::get<NamedArray>(now) = rate;
+    return step(model, now, ids, random::split(random::fold_in(key, count), Batch));
+  }, {.donate = {0, 1}, .backend = o.backend});
+}
+// (model, ids (position), the last position that counts, key, temperature) -> id
+auto jitted_next_token(const RunOptions& o) {
+  return jit([policy = Policy(o.policy)](const Gpt2LMHeadModel& model, const NamedArray& ids, const NamedArray& last, const Key& key,
+                                         const NamedArray& temperature) {
+    auto m = policy.cast_to_compute(model);
+    auto logits = dot(at(m.hidden_states(ids), "position", last), m.head(), "embed").astype(DType::f32);
+    auto drawn = random::categorical(key, logits / maximum(temperature, 1e-6), "vocab");
+    return where(temperature > 0., drawn, argmax(logits, "vocab"));
+  }, {.backend = o.backend});
+}
+Gpt2LMHeadModel new_model(const RunOptions& o, const Key& key) {
+  return jit([Vocab = Axis("vocab", o.vocab), config = config_of(o)](const Key& k) { return Gpt2LMHeadModel::init(Vocab, config, k); },
+             {.backend = o.backend})(key);
+}
+const RunOptions& checked(const RunOptions& o) {
+  if (o.vocab < 1) throw Error("[gpt2] a vocabulary needs tokens");
+  if (o.batch < 1) throw Error("[gpt2] a batch needs examples");
+  if (o.threads > 0) set_threads(o.threads);
+  set_default_backend(o.backend);
+  return o;
+}
+
+}  // namespace
+
+struct Run::Impl {
+  explicit Impl(const RunOptions& o)
+      : options(checked(o)), Batch("batch", o.batch), Pos("position", o.seq_len), keys(random::split<3>(random::key(o.seed))),
+        model(new_model(o, keys[0])), opt_state(make_optimizer(o).init(model)), step(jitted_step(o)), next_token(jitted_next_token(o)) {}
+
+  RunOptions options;
+  Axis Batch, Pos;
+  std::array<Key, 3> keys;                     // of the weights, of training, of samples
+  Gpt2LMHeadModel model;
+  OptState<Optimizer> opt_state;
+  decltype(jitted_step({})) step;
+  decltype(jitted_next_token({})) next_token;
+  std::int32_t steps = 0;
+};
+
+Run::Run(const RunOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+Run::Run(const RunOptions& options, const std::string& weights) {
+  auto file = read_safetensors(weights);
+  impl_ = std::make_unique<Impl>(sizes_from(file, options));
+  impl_->model = from_hugging_face(file, impl_->model);
+}
+Run::~Run() = default;
+
+const RunOptions& Run::options() const { return impl_->options; }
+std::int64_t Run::parameters() const {
+  std::int64_t n = 0;
+  for (auto& a : flatten(impl_->model)) n += a.size();
+  return n;
+}
+
+double Run::step(const std::vector<std::int32_t>& ids, double learning_rate) {
+  auto& r = *impl_;
+  auto after = r.step(r.model, r.opt_state, integers(ids, {r.Batch, r.Pos}), r.keys[1], integers({r.steps++}, {}), learning_rate);
+  r.model = std::move(after.model), r.opt_state = std::move(after.opt_state);
+  return after.loss.item();
+}
+
+std::vector<std::int32_t> Run::sample(std::vector<std::int32_t> prompt, int count, double temperature, std::int64_t seed) const {
+  auto& r = *impl_;
+  if (prompt.empty()) prompt.push_back('\n');
+  auto window = std::size_t(r.Pos.size);
+  auto key_of_sample = random::fold_in(r.keys[2], seed);
+  for (int i = 0; i < count; ++i) {
+    // The last positions that the model can see; what is behind the last one is masked by causality.
+    auto seen = std::min(window, prompt.size());
+    std::vector<std::int32_t> ids(prompt.end() - std::ptrdiff_t(seen), prompt.end());
+    ids.resize(window);
+    auto key = random::fold_in(key_of_sample, i);
+    auto next = r.next_token(r.model, integers(ids, r.Pos), integers({std::int32_t(seen) - 1}, {}), key, temperature);
+    prompt.push_back(std::int32_t(next.item()));
+  }
+  prompt.erase(prompt.begin(), prompt.end() - count);
+  return prompt;
+}
+
+void Run::save(const std::string& path) const {
+  auto file = to_hugging_face(impl_->model);
+  file.metadata.push_back({"heads", std::to_string(impl_->options.heads)});
+  file.metadata.push_back({"activation", impl_->options.activation});
+  write_safetensors(path, file);
+}
+
+}  // namespace gpt2

@@ -1,0 +1,95 @@
+#include "haliax/optim.h"
+
+#include <cmath>
+#include <numbers>
+
+namespace haliax::optim {
+
+NamedArray WarmupCosine::operator()(const NamedArray& count) const {
+  auto step = astype(count, DType::f32);
+  auto span = double(std::max<std::int64_t>(1, total - warmup));
+  auto done = clip((step - double(warmup)) / span, 0., 1.);
+  auto down = final + (peak - final) * 0.5 * (1. + cos(done * std::numbers::pi));
+  if (warmup <= 0) return down;
+  return where(step < double(warmup), step * (peak / double(warmup)), down);
+}
+
+namespace detail {
+namespace {
+
+// 1 - b^count, without losing digits where b is close to 1.
+NamedArray correction(double b, const NamedArray& count) {
+  if (b == 0) return 1.;
+  return -expm1(astype(count, DType::f32) * std::log(b));
+}
+
+}  // namespace
+
+NamedArray first_step() { return zeros({}, DType::i32); }
+
+Leaves trainable_zeros(const Leaves& params, const std::vector<bool>& frozen) {
+  Leaves out(params.size());
+  for (std::size_t i = 0; i < params.size(); ++i)
+    if (params[i] && !frozen[i] && is_float(params[i].dtype())) out[i] = zeros_like(params[i]);
+  return out;
+}
+
+NamedArray norm(const Leaves& leaves) {
+  NamedArray total;
+  for (auto& a : leaves) {
+    if (!a) continue;
+    auto squares = sum(square(astype(a, DType::f32)));
+    total = total ? total + squares : squares;
+  }
+  return total ? sqrt(total) : zeros({});
+}
+
+Leaves scaled(Leaves leaves, const NamedArray& by) {
+  for (auto& a : leaves)
+    if (a) a = a * astype(by, a.dtype());
+  return leaves;
+}
+Leaves clipped(Leaves grads, double max_norm) {
+  auto n = norm(grads);
+  return scaled(std::move(grads), where(n < max_norm, 1., max_norm / n));
+}
+
+Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double b1, double b2, double eps) {
+  auto c1 = correction(b1, count), c2 = correction(b2, count);
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    if (!grads[i]) continue;
+    auto& g = grads[i];
+    mu[i] = b1 * mu[i] + (1 - b1) * g;
+    nu[i] = b2 * nu[i] + (1 - b2) * square(g);
+    g = (mu[i] / astype(c1, g.dtype())) / (sqrt(nu[i] / astype(c2, g.dtype())) + eps);
+  }
+  return {std::move(grads), std::move(mu), std::move(nu)};
+}
+
+std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, bool nesterov) {
+  for (std::size_t i = 0; i < grads.size(); ++i) {
+    if (!grads[i]) continue;
+    trace[i] = grads[i] + decay * trace[i];
+    grads[i] = nesterov ? grads[i] + decay * trace[i] : trace[i];
+  }
+  return {std::move(grads), std::move(trace)};
+}
+
+Leaves decayed(Leaves updates, const Leaves& params, const std::vector<std::string>& paths, double weight_decay, Mask mask) {
+  if (weight_decay == 0) return updates;
+  for (std::size_t i = 0; i < updates.size(); ++i)
+    if (updates[i] && (!mask || mask(paths[i], params[i]))) updates[i] = updates[i] + astype(weight_decay * params[i], updates[i].dtype());
+  return updates;
+}
+
+Leaves applied(Leaves params, const Leaves& updates) {
+  if (updates.size() != params.size())
+    throw Error("[apply_updates] there are " + std::to_string(params.size()) + " params, but " + std::to_string(updates.size()) +
+                " updates; the trees must have the same structure");
+  for (std::size_t i = 0; i < params.size(); ++i)
+    if (updates[i]) params[i] = astype(params[i] + updates[i], params[i].dtype());
+  return params;
+}
+
+}  // namespace detail
+}  // namespace haliax::optim

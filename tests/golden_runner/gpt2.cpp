@@ -1,0 +1,222 @@
+#include "gpt2.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "examples/gpt2/model.h"
+#include "haliax/state_dict.h"
+
+namespace golden {
+
+using namespace haliax;
+using Model = gpt2::Gpt2LMHeadModel;
+
+namespace {
+
+// ---- the case ----
+
+gpt2::Gpt2Config config_of(const Value& args) {
+  gpt2::Gpt2Config c;
+  c.seq_len = args["seq"].as_integer(), c.hidden_dim = args["embed"].as_integer();
+  c.num_layers = args["layers"].as_integer(), c.num_heads = args["heads"].as_integer();
+  c.mlp_scale = args["mlp"].as_integer() / c.hidden_dim;
+  c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
+  c.layer_norm_epsilon = args["layer_norm_epsilon"].as_real();
+  c.activation = nn::activation(args["activation"].as_text());
+  c.tied = args["tied"].as_flag(true);
+  c.scale_by_inverse_layer_idx = args["scale_by_inverse_layer_idx"].as_flag(false);
+  c.upcast_attention = args["upcast_attention"].as_flag(false);
+  c.gradient_checkpointing = ScanCheckpoint(args["gradient_checkpointing"].as_flag(false));
+  return c;
+}
+Policy policy_of(const Value& args) { return Policy("p=f32,c=" + args["compute_dtype"].as_text() + ",o=f32"); }
+
+// Hugging Face's names for the fields; `prefix` comes before each but lm_head.
+StateNames names_of(const Value& args) {
+  std::string prefix = args["name_prefix"].as_text();
+  if (!prefix.empty() && prefix.back() == '.') prefix.pop_back();
+  return {{"transformer", prefix},
+          {"embeddings", prefix},
+          {"blocks", "h"},
+          {"token_embeddings", "wte"},
+          {"position_embeddings", "wpe"}};
+}
+Model load(const Group& g, const Value& c, const std::string& which) {
+  const Value& args = c["args"];
+  const Model like = Model::init(Axis("vocab", args["vocab"].as_integer()), config_of(args), random::key(0));
+  return from_state_dict(read_tensors(g.dir + "/" + c["weights"][which].as_text()), like, golden::names_of(args));
+}
+
+// ---- the training script of the overview ----
+
+struct Script {
+  Variant variant;
+  Policy policy;
+
+  JitOptions options(const std::string& backend) const {
+    JitOptions o;
+    o.backend = backend;
+    if (variant.fsdp) o.mesh = Mesh{{{"data", 2}}}, o.axis_resources = Mapping{{"embed", "data"}}, o.partition = true;
+    return o;
+  }
+  // Inside the loss, the batch is cut and the weights are whole.
+  std::optional<Mapping> compute_mapping() const {
+    return variant.fsdp ? std::optional(Mapping{{"batch", "data"}}) : std::nullopt;
+  }
+
+  NamedArray logits(const Model& model, const NamedArray& ids, const Key& key) const {
+    return policy.cast_to_output(policy.cast_to_compute(model)(ids, key, false));
+  }
+  // ids (position), or (batch, position) -> ()
+  NamedArray compute_loss(const Model& model, const NamedArray& ids, const Key& key) const {
+    std::optional<axis_mapping> scope;
+    if (auto mapping = compute_mapping()) scope.emplace(*mapping);
+    if (!variant.chunked) return nn::next_token_loss("position", "vocab", logits(model, ids, key), ids);
+
+    const Model mine = policy.cast_to_compute(model);
+    const std::int64_t n = ids.axis_size("position") - 1;
+    const NamedArray x = slice(mine.hidden_states(ids, key, false), "position", 0, n), next = slice(ids, "position", 1, n);
+    return mean(nn::chunked_cross_entropy(x, mine.head(), next, "embed", "vocab", "position",
+                                          {.chunks = {.chunk = 5}, .logit_dtype = policy.output}));
+  }
+  // ids (batch, position), keys (batch) -> ()
+  NamedArray loss(const Model& model, const NamedArray& ids, const Key& keys) const {
+    if (!variant.vmap) return compute_loss(model, ids, {});
+    auto one = [*this](const Model& m, const NamedArray& i, const Key& k) { return compute_loss(m, i, k); };
+    return mean(vmap(one, "batch")(model, ids, keys), "batch").scalar();
+  }
+};
+
+auto optimizer_of(const Value& o) {
+  return optim::chain(optim::ClipByGlobalNorm{o["clip_by_global_norm"].as_real()},
+                      optim::ScaleByAdam{o["b1"].as_real(), o["b2"].as_real(), o["eps"].as_real()},
+                      optim::AddDecayedWeights{o["weight_decay"].as_real()}, optim::Scale{-o["lr"].as_real()});
+}
+
+// ---- comparing ----
+
+bool is_key_bias(const std::string& name, std::size_t i, std::size_t size) {
+  return name.ends_with("attn.c_attn.bias") && i >= size / 3 && i < 2 * (size / 3);
+}
+
+using TolerancesOf = std::function<Tolerance(bool key_bias, const std::vector<double>& want)>;
+
+// Every tensor of the file against the model's, by name.
+void compare_weights(const std::string& part, const Model& got, const Group& g, const Value& c, const char* file,
+                     const TolerancesOf& tolerance, Problems& problems) {
+  const TensorFile want = read_tensors(g.dir + "/" + c["weights"][file].as_text());
+  const TensorFile have = to_state_dict(got, golden::names_of(c["args"]));
+  if (want.tensors.size() != have.tensors.size())
+    problems.push_back(part + ": " + std::to_string(have.tensors.size()) + " tensors, expected " +
+                       std::to_string(want.tensors.size()));
+  for (const Tensor& w : want.tensors) {
+    const Tensor* h = have.find(w.name);
+    if (!h) {
+      problems.push_back(part + ": there is no " + w.name);
+      continue;
+    }
+    if (h->shape != w.shape || h->dtype != w.dtype) problems.push_back(part + ": " + w.name + " has another shape or dtype");
+    const auto a = decode(h->dtype, h->data), b = decode(w.dtype, w.data);
+    std::vector<double> values[2], wanted[2];  // all but the bias of the keys, and that
+    for (std::size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+      const bool key = is_key_bias(w.name, i, b.size());
+      values[key].push_back(a[i]), wanted[key].push_back(b[i]);
+    }
+    for (bool key : {false, true})
+      compare_values(part + " of " + w.name + (key ? " (keys)" : ""), values[key], wanted[key], tolerance(key, b), problems);
+  }
+}
+
+std::vector<double> reals(const Value& list) {
+  std::vector<double> out;
+  for (const Value& v : list.items) out.push_back(v.as_real());
+  return out;
+}
+
+// The likeliest token again and again; the places after the last one hold zeros, which nothing before them sees.
+std::vector<double> greedy(const Model& model, const Value& prompt, std::int64_t count, const std::string& backend) {
+  const Axis Pos = model.config().Pos();
+  std::vector<std::int32_t> ids(std::size_t(Pos.size));
+  std::size_t n = 0;
+  for (const Value& t : prompt.items) ids.at(n++) = std::int32_t(t.as_integer());
+  JitOptions options;
+  options.backend = backend;
+  const auto next = jit([](const Model& m, const NamedArray& tokens,
+                           const NamedArray& last) { return argmax(at(m(tokens), "position", last), "vocab"); },
+                        options);
+  std::vector<double> out;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto token =
+        next(model, array(ids, Pos), array(std::vector<std::int32_t>{std::int32_t(n - 1)}, AxisSpec())).integers().at(0);
+    out.push_back(double(token));
+    if (n < ids.size()) ids[n++] = std::int32_t(token);
+  }
+  return out;
+}
+
+}  // namespace
+
+Gpt2Run run_gpt2(const Group& g, const Value& c, const Variant& variant, const std::string& backend) {
+  Gpt2Run result;
+  Problems& problems = result.problems;
+  const Value &args = c["args"], &expected = c["outputs"], &tol = c["tol"];
+  const NamedArray ids = array_of(g, c["inputs"].at(0));
+  const Script script{variant, policy_of(args)};
+  const JitOptions options = script.options(backend);
+  const Key keys = random::split(random::key(1), ids.resolve_axis("batch"));
+  Model model = load(g, c, "initial");
+
+  // Before training.
+  const auto logits = jit([script](const Model& m, const NamedArray& i) { return script.logits(m, i, {}); }, options)(model, ids);
+  compare("logits", logits, g, expected["logits"], Tolerance(tol["logits"]), problems);
+  const auto loss_of = [script](const Model& m, const NamedArray& i, const Key& k) { return script.loss(m, i, k); };
+  const auto [loss, gradients] = jit(value_and_grad(loss_of), options)(model, ids, keys);
+  compare_values("loss", {loss.item()}, {expected["loss"].as_real()}, Tolerance(tol["loss"]), problems);
+  const double share = tol["gradients"]["relative_to_max"].as_real();
+  compare_weights(
+      "gradient", gradients, g, c, "gradients",
+      [&](bool, const std::vector<double>& want) {
+        double most = 0;
+        for (double x : want) most = std::max(most, std::abs(x));
+        return Tolerance(0, share * most);
+      },
+      problems);
+
+  // Training.
+  const auto optimizer = optimizer_of(args["optimizer"]);
+  auto state = optimizer.init(model);
+  const auto step = jit(
+      [loss_of, optimizer](const Model& m, const decltype(state)& s, const NamedArray& i, const Key& k) {
+        auto [value, grads] = value_and_grad(loss_of)(m, i, k);
+        auto norm = optim::global_norm(grads);
+        auto [updates, next] = optimizer.update(grads, s, m);
+        return std::tuple(value, norm, optim::apply_updates(m, updates), next);
+      },
+      options);
+  std::vector<double> losses, norms;
+  for (std::int64_t i = 0; i < args["optimizer"]["steps"].as_integer(); ++i) {
+    NamedArray value, norm;
+    std::tie(value, norm, model, state) = step(model, state, ids, keys);
+    losses.push_back(value.item()), norms.push_back(norm.item());
+  }
+  compare_values("losses", losses, reals(expected["losses"]), Tolerance(tol["losses"]), problems);
+  compare_values("gradient norms", norms, reals(expected["gradient_norms"]), Tolerance(tol["losses"]), problems);
+  compare_weights(
+      "final weights", model, g, c, "final",
+      [&](bool key, const std::vector<double>&) { return Tolerance(tol[key ? "final_key_bias" : "final_weights"]); }, problems);
+  result.step = step.report();
+
+  // Generation.
+  const Value& text = expected["greedy"];
+  if (text["from_initial"]) {
+    const std::int64_t count = text["new_tokens"].as_integer();
+    const Tolerance exact(0, 0);
+    compare_values("greedy tokens of the initial weights", greedy(load(g, c, "initial"), text["prompt"], count, backend),
+                   reals(text["from_initial"]), exact, problems);
+    compare_values("greedy tokens of the final weights", greedy(model, text["prompt"], count, backend), reals(text["from_final"]),
+                   exact, problems);
+  }
+  return result;
+}
+
+}  // namespace golden

@@ -1,0 +1,30 @@
+// The group `gpt2`: the GPT-2 of examples/gpt2, trained as Haliax trains it, in several ways that must all come to the same.
+#pragma once
+#include <string>
+
+#include "case.h"
+#include "haliax/jit.h"
+
+namespace golden {
+
+struct Variant {
+  const char* name = "";
+  bool vmap = false;     // a loss for each example, each with its own key, mapped over the batch
+  bool fsdp = false;     // on two devices: parameters cut along embed, the batch along itself
+  bool chunked = false;  // a loss that never holds all logits
+};
+inline const Variant plain{};
+inline const Variant variants[] = {{.name = "vmap", .vmap = true},
+                                   {.name = "fsdp", .fsdp = true},
+                                   {.name = "fsdp-vmap", .vmap = true, .fsdp = true},  // the overview's own training script
+                                   {.name = "chunked", .chunked = true},
+                                   {.name = "all", .vmap = true, .fsdp = true, .chunked = true}};
+
+struct Gpt2Run {
+  Problems problems;
+  haliax::JitReport step;  // of the training step
+};
+// Logits, loss, every gradient, the training steps, final weights and greedy tokens of one case of the group.
+Gpt2Run run_gpt2(const Group&, const Value& c, const Variant&, const std::string& backend);
+
+}  // namespace golden

@@ -1,0 +1,133 @@
+// golden DIR [GROUP ...] [--backend cpu|reference|both] [--case TEXT] [--list-skipped] [--variants]
+#include <cstdio>
+#include <cstring>
+#include <map>
+
+#include "chunked.h"
+#include "errors.h"
+#include "gpt2.h"
+#include "haliax/error.h"
+#include "haliax/jit.h"
+#include "table.h"
+
+namespace golden {
+namespace {
+
+const char* const usage =
+    "usage: golden DIR [GROUP ...] [--backend cpu|reference|both] [--case TEXT] [--list-skipped] [--variants]";
+const char* const all_groups[] = {"ops", "grads", "nn", "random", "scan", "chunked", "errors", "gpt2"};
+
+struct Options {
+  std::string dir;
+  std::vector<std::string> groups, backends{"reference", "cpu"};
+  std::string only;  // of the cases, those whose id contains this
+  bool list_skipped = false, variants = false;
+};
+
+Options parse(int argc, char** argv) {
+  Options o;
+  auto value = [&](int& i) -> std::string {
+    if (i + 1 == argc) throw BadData(std::string(argv[i]) + " needs a value; " + usage);
+    return argv[++i];
+  };
+  for (int i = 1; i < argc; ++i) {
+    const std::string a = argv[i];
+    if (a == "--list-skipped") {
+      o.list_skipped = true;
+    } else if (a == "--variants") {
+      o.variants = true;
+    } else if (a == "--case") {
+      o.only = value(i);
+    } else if (a == "--backend") {
+      const std::string b = value(i);
+      if (b == "cpu" || b == "reference")
+        o.backends = {b};
+      else if (b != "both")
+        throw BadData("there is no backend " + b + "; " + usage);
+    } else if (a.starts_with("-")) {
+      throw BadData("unknown option " + a + "; " + usage);
+    } else if (o.dir.empty()) {
+      o.dir = a;
+    } else {
+      bool known = false;
+      for (const char* g : all_groups) known |= a == g;
+      if (!known)
+        throw BadData("there is no group " + a + "; the groups are ops, grads, nn, random, scan, chunked, errors and gpt2");
+      o.groups.push_back(a);
+    }
+  }
+  if (o.dir.empty()) throw BadData(usage);
+  if (o.groups.empty()) o.groups.assign(std::begin(all_groups), std::end(all_groups));
+  return o;
+}
+
+class Runner {
+ public:
+  explicit Runner(Options o) : options_(std::move(o)) {}
+
+  int run() {
+    for (const std::string& name : options_.groups) {
+      const Group g = read_group(options_.dir, name);
+      for (const Value& c : g.cases)
+        if (c["id"].as_text().find(options_.only) != std::string::npos) one(g, c);
+    }
+    if (options_.list_skipped)
+      for (const auto& [what, count] : skips_) std::printf("skipped: %s x%d\n", what.c_str(), count);
+    std::printf("%d passed, %d failed, %d skipped\n", passed_, failed_, skipped_);
+    return failed_ ? 1 : 0;
+  }
+
+ private:
+  Options options_;
+  int passed_ = 0, failed_ = 0, skipped_ = 0;
+  std::map<std::string, int> skips_;
+
+  // One case on all backends: passed if it passes on each.
+  template <class F>
+  void attempt(const std::string& id, F check) {
+    bool good = true;
+    for (const std::string& backend : options_.backends) {
+      Problems problems;
+      try {
+        haliax::set_default_backend(backend);
+        problems = check(backend);
+      } catch (const Skip& s) { return skip(s.what); } catch (const BadData&) {
+        throw;
+      } catch (const std::exception& e) { problems = {std::string("raised: ") + e.what()}; }
+      good &= problems.empty();
+      for (const std::string& p : problems) std::printf("FAIL %s [%s] %s\n", id.c_str(), backend.c_str(), p.c_str());
+    }
+    good ? ++passed_ : ++failed_;
+    std::fflush(stdout);
+  }
+  void skip(const std::string& what, int count = 1) { skipped_ += count, skips_[what] += count; }
+
+  void one(const Group& g, const Value& c) {
+    const std::string id = g.name + "/" + c["id"].as_text(), op = c["op"].as_text();
+    if (g.name == "errors") {
+      attempt(id, [&](const std::string&) { return check_error(c); });
+    } else if (g.name == "gpt2") {
+      attempt(id, [&](const std::string& backend) { return run_gpt2(g, c, plain, backend).problems; });
+      if (options_.variants)
+        for (const Variant& v : variants)
+          attempt(id + "/" + v.name, [&](const std::string& backend) { return run_gpt2(g, c, v, backend).problems; });
+    } else if (g.name == "chunked") {
+      attempt(id, [&](const std::string&) { return check_chunked(g, c); });
+      if (cuts_of_vocabulary(c)) skip("chunked_ce in chunks of the vocabulary");
+    } else {
+      attempt(id, [&](const std::string&) -> Problems {
+        const auto found = table().find(op);
+        if (found == table().end()) throw Skip{op};
+        return check(g, c, found->second);
+      });
+    }
+  }
+};
+
+}  // namespace
+}  // namespace golden
+
+int main(int argc, char** argv) try { return golden::Runner(golden::parse(argc, argv)).run(); } catch (const std::exception& e) {
+  std::fprintf(stderr, "golden: %s\n", e.what());
+  return 2;
+}
