@@ -56,7 +56,9 @@ class Random {
   double normal() { return std::normal_distribution<double>()(engine_); }
   bool coin() { return below(2) == 0; }
   template <class T>
-  const T& pick(const std::vector<T>& from) { return from[static_cast<std::size_t>(below(static_cast<std::int64_t>(from.size())))]; }
+  const T& pick(const std::vector<T>& from) {
+    return from[static_cast<std::size_t>(below(static_cast<std::int64_t>(from.size())))];
+  }
 
  private:
   std::mt19937_64 engine_;
@@ -85,7 +87,8 @@ struct Case {
   }
   void fill(Bytes& bytes, DType dtype) {
     for (std::size_t i = 0; i < bytes.size(); i += static_cast<std::size_t>(bytes_of(dtype)))
-      scalar::store(dtype, &bytes[i], scalar::rounded(dtype, {random.normal(), random.below(19) - (scalar::is_unsigned(dtype) ? 0 : 9)}));
+      scalar::store(dtype, &bytes[i],
+                    scalar::rounded(dtype, {random.normal(), random.below(19) - (scalar::is_unsigned(dtype) ? 0 : 9)}));
   }
   // A view of dims with a random layout, over a slot of its own. Broadcast dims only where they are read.
   enum Layout { dense, permuted, gaps, negative, broadcast };
@@ -95,7 +98,8 @@ struct Case {
     v.strides.assign(dims.size(), 0);
     std::vector<std::size_t> order;
     for (std::size_t d = 0; d < dims.size(); ++d) order.push_back(d);
-    if (layout == permuted || layout == gaps) std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(random.below(1 << 30))));
+    if (layout == permuted || layout == gaps)
+      std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(random.below(1 << 30))));
     std::int64_t next = 1, low = 0, high = 0;
     for (std::size_t i = order.size(); i-- > 0;) {
       const std::size_t d = order[i];
@@ -138,11 +142,13 @@ double tolerance(DType dtype) {
 std::string difference(DType dtype, const Bytes& got, const Bytes& want, double tol) {
   for (std::size_t i = 0; i < got.size(); i += static_cast<std::size_t>(bytes_of(dtype))) {
     const auto x = scalar::load(dtype, &got[i]), y = scalar::load(dtype, &want[i]);
-    bool same = is_float(dtype) ? (x.real == y.real || (x.real != x.real && y.real != y.real) || std::abs(x.real - y.real) <= tol * (1 + std::abs(y.real)))
+    bool same = is_float(dtype) ? (x.real == y.real || (x.real != x.real && y.real != y.real) ||
+                                   std::abs(x.real - y.real) <= tol * (1 + std::abs(y.real)))
                                 : x.whole == y.whole;
     if (!same)
       return std::string(name_of(dtype)) + " element " + std::to_string(i / static_cast<std::size_t>(bytes_of(dtype))) + ": " +
-             (is_float(dtype) ? std::to_string(x.real) + " for " + std::to_string(y.real) : std::to_string(x.whole) + " for " + std::to_string(y.whole));
+             (is_float(dtype) ? std::to_string(x.real) + " for " + std::to_string(y.real)
+                              : std::to_string(x.whole) + " for " + std::to_string(y.whole));
   }
   return "";
 }
@@ -203,12 +209,64 @@ Dims random_dims(Random& random, int most, std::int64_t largest) {
   return dims;
 }
 
-// --- fused ----------------------------------------------------------------------------------------------------------------------
+// --- fused
+// ----------------------------------------------------------------------------------------------------------------------
 
-const std::vector<double> special = {0.0, -0.0, 1, -1, 0.5, -0.5, 2, -2.5, 3.5, 1e-3, -1e-3, 1e-7, 1e-30, -1e-30, 1e-40, 20, -20, 80, -80, 88.7, 89.5, -87.5, -103.9, -105,
-                                     1e4, -1e4, 1e30, -1e30, 3e38, 127.9, 255, 256, -129, 65504, 70000, 2147483647, -2147483648., 4294967295., 1e19, -1e19,
-                                     std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(),
-                                     0.999999, -0.999999, 0.7, 0.35, -0.35, 0.3465, 5.9, 9.1, -9.1, 1.5, -1.5, 2.5};
+const std::vector<double> special = {0.0,
+                                     -0.0,
+                                     1,
+                                     -1,
+                                     0.5,
+                                     -0.5,
+                                     2,
+                                     -2.5,
+                                     3.5,
+                                     1e-3,
+                                     -1e-3,
+                                     1e-7,
+                                     1e-30,
+                                     -1e-30,
+                                     1e-40,
+                                     20,
+                                     -20,
+                                     80,
+                                     -80,
+                                     88.7,
+                                     89.5,
+                                     -87.5,
+                                     -103.9,
+                                     -105,
+                                     1e4,
+                                     -1e4,
+                                     1e30,
+                                     -1e30,
+                                     3e38,
+                                     127.9,
+                                     255,
+                                     256,
+                                     -129,
+                                     65504,
+                                     70000,
+                                     2147483647,
+                                     -2147483648.,
+                                     4294967295.,
+                                     1e19,
+                                     -1e19,
+                                     std::numeric_limits<double>::infinity(),
+                                     -std::numeric_limits<double>::infinity(),
+                                     std::numeric_limits<double>::quiet_NaN(),
+                                     0.999999,
+                                     -0.999999,
+                                     0.7,
+                                     0.35,
+                                     -0.35,
+                                     0.3465,
+                                     5.9,
+                                     9.1,
+                                     -9.1,
+                                     1.5,
+                                     -1.5,
+                                     2.5};
 
 void put_special(Case& c, std::size_t argument, std::size_t turn) {
   const DType dtype = c.argument_dtypes[argument];
@@ -221,12 +279,13 @@ void put_special(Case& c, std::size_t argument, std::size_t turn) {
 }
 
 bool is_defined(Code code, DType dtype) {
-  const bool floats = (code >= Code::exp && code <= Code::erf) || code == Code::erfinv || code == Code::lgamma || code == Code::digamma ||
-                      code == Code::atan2 || code == Code::nextafter;
+  const bool floats = (code >= Code::exp && code <= Code::erf) || code == Code::erfinv || code == Code::lgamma ||
+                      code == Code::digamma || code == Code::atan2 || code == Code::nextafter;
   const bool integers = code == Code::bit_not || code == Code::popcount || (code >= Code::bit_and && code <= Code::shift_right);
   const bool half = dtype == DType::bf16 || dtype == DType::f16;
   if (dtype == DType::boolean)
-    return code == Code::logical_not || code == Code::bit_not || (code >= Code::less && code <= Code::bit_xor) || code == Code::max || code == Code::min;
+    return code == Code::logical_not || code == Code::bit_not || (code >= Code::less && code <= Code::bit_xor) ||
+           code == Code::max || code == Code::min;
   if (code == Code::nextafter && half) return false;
   return is_float(dtype) ? !integers : !floats;
 }
@@ -242,7 +301,8 @@ TEST_CASE("cpu: every point-wise code on special values") {
       const View a = c.view(false, dtype, {n}, Case::dense), b = c.view(false, dtype, {n}, Case::dense);
       put_special(c, 0, 1);
       put_special(c, 1, special.size());
-      const bool test = (code >= Code::less && code <= Code::not_equal) || (code >= Code::is_finite && code <= Code::is_inf) || code == Code::logical_not;
+      const bool test = (code >= Code::less && code <= Code::not_equal) || (code >= Code::is_finite && code <= Code::is_inf) ||
+                        code == Code::logical_not;
       const DType result = test ? DType::boolean : dtype;
       const View out = c.view(true, result, {n}, Case::dense);
       auto& f = c.add(Kind::fused).fused;
@@ -252,7 +312,8 @@ TEST_CASE("cpu: every point-wise code on special values") {
       INFO("code ", k, " ", std::string(name_of(dtype)));
       const auto got = c.run(*cpu::make_cpu_device())[0], want = c.run(*reference::make_reference_device())[0];
       // Functions may be off by units in the last place, sums of the gamma family a little more; the rest is exact.
-      const bool exact = !(code >= Code::exp && code <= Code::digamma && code != Code::sqrt) && code != Code::pow && code != Code::atan2 && code != Code::floor_div;
+      const bool exact = !(code >= Code::exp && code <= Code::digamma && code != Code::sqrt) && code != Code::pow &&
+                         code != Code::atan2 && code != Code::floor_div;
       const double ulp = dtype == DType::f64 ? 1e-13 : dtype == DType::f32 ? 3e-7 : dtype == DType::bf16 ? 8e-3 : 1e-3;
       int shown = 0;
       for (std::size_t i = 0; i < static_cast<std::size_t>(n) && shown < 3; ++i) {
@@ -261,15 +322,21 @@ TEST_CASE("cpu: every point-wise code on special values") {
         bool same = x.whole == y.whole;
         if (is_float(result)) {
           const double tiny = dtype == DType::f64 ? 1e-300 : dtype == DType::f16 ? 6e-8 : 1e-38;
-          const double slack = exact ? 0 : (code == Code::lgamma || code == Code::digamma ? 20 : code == Code::erfinv ? 4 : 1) * ulp;
-          same = x.real == y.real || (x.real != x.real && y.real != y.real) || std::abs(x.real - y.real) <= slack * std::abs(y.real) + (exact ? 0 : tiny) ||
+          const double slack = exact ? 0
+                                     : (code == Code::lgamma || code == Code::digamma ? 20
+                                        : code == Code::erfinv                        ? 4
+                                                                                      : 1) *
+                                           ulp;
+          same = x.real == y.real || (x.real != x.real && y.real != y.real) ||
+                 std::abs(x.real - y.real) <= slack * std::abs(y.real) + (exact ? 0 : tiny) ||
                  (code == Code::lgamma && std::abs(x.real - y.real) <= 1e-6);
         }
         if (same) continue;
         const auto p = scalar::load(dtype, &c.arguments[0][i * static_cast<std::size_t>(bytes_of(dtype))]);
         const auto q = scalar::load(dtype, &c.arguments[1][i * static_cast<std::size_t>(bytes_of(dtype))]);
         ++shown;
-        INFO(p.real, " ", p.whole, " with ", q.real, " ", q.whole, " gives ", x.real, " ", x.whole, " for ", y.real, " ", y.whole);
+        INFO(p.real, " ", p.whole, " with ", q.real, " ", q.whole, " gives ", x.real, " ", x.whole, " for ", y.real, " ",
+             y.whole);
         CHECK(same);
       }
     }
@@ -296,7 +363,8 @@ TEST_CASE("cpu: casts and bitcasts between all dtypes") {
 
 // Smooth codes only: errors stay small through a chain.
 Code random_code(Random& random, DType dtype) {
-  static const std::vector<Code> both = {Code::add, Code::sub, Code::mul, Code::max, Code::min, Code::neg, Code::abs, Code::fma, Code::select};
+  static const std::vector<Code> both = {Code::add, Code::sub, Code::mul, Code::max,   Code::min,
+                                         Code::neg, Code::abs, Code::fma, Code::select};
   static const std::vector<Code> floats = {Code::tanh, Code::sin, Code::erf};
   return is_float(dtype) && random.below(4) == 0 ? random.pick(floats) : random.pick(both);
 }
@@ -306,7 +374,7 @@ void random_fused(Case& c, const Dims& dims, int outer, DType dtype, int length)
   auto& random = c.random;
   const Dims outer_dims(dims.begin(), dims.begin() + outer);
   std::vector<Instr> code;
-  std::vector<int> values;      // of dtype
+  std::vector<int> values;  // of dtype
   auto inner = [&](int v) { return code[static_cast<std::size_t>(v)].inner; };
   auto push = [&](Instr i) {
     code.push_back(i);
@@ -329,7 +397,7 @@ void random_fused(Case& c, const Dims& dims, int outer, DType dtype, int length)
       if (inner(v)) {
         const std::vector<Code> reductions = {Code::reduce_sum, Code::reduce_max, Code::reduce_min};
         int r = push(op(random.pick(reductions), dtype, {v}));
-        if (is_float(dtype)) r = push(op(Code::tanh, dtype, {r}));   // small again
+        if (is_float(dtype)) r = push(op(Code::tanh, dtype, {r}));  // small again
         values.push_back(r);
         continue;
       }
@@ -394,14 +462,15 @@ TEST_CASE("cpu: reductions over strided dimensions") {
     for (DType dtype : {DType::f32, DType::f64, DType::i32}) {
       Case c(5);
       View x = c.view(false, dtype, {m, n}, Case::dense);
-      x.strides = {1, n};   // dims (n, m)
+      x.strides = {1, n};  // dims (n, m)
       View out = c.view(true, dtype, {n}, Case::dense), best = c.view(true, DType::i32, {n}, Case::dense);
       out.strides.push_back(0);
       best.strides.push_back(0);
       auto& f = c.add(Kind::fused).fused;
       f.dims = {n, m};
       f.outer = 1;
-      f.code = {load(x, true), op(Code::reduce_sum, dtype, {0}), op(Code::reduce_argmax, DType::i32, {0}), store(out, 1), store(best, 2)};
+      f.code = {load(x, true), op(Code::reduce_sum, dtype, {0}), op(Code::reduce_argmax, DType::i32, {0}), store(out, 1),
+                store(best, 2)};
       compare(c);
       if (m == 3000) same_bits(c);
     }
@@ -417,11 +486,25 @@ TEST_CASE("cpu: softmax, layer norm") {
     f.dims = {6, n};
     f.outer = 1;
     const DType t = DType::f32;
-    f.code = {load(x, true), op(Code::reduce_max, t, {0}), op(Code::sub, t, {0, 1}, true), op(Code::exp, t, {2}, true), op(Code::reduce_sum, t, {3}),
-              op(Code::div, t, {3, 4}, true), store(y, 5, true),
-              op(Code::reduce_sum, t, {0}), constant(t, static_cast<double>(n)), op(Code::div, t, {7, 8}), op(Code::sub, t, {0, 9}, true),
-              op(Code::mul, t, {10, 10}, true), op(Code::reduce_sum, t, {11}), op(Code::div, t, {12, 8}), constant(t, 1e-5), op(Code::add, t, {13, 14}),
-              op(Code::rsqrt, t, {15}), op(Code::mul, t, {10, 16}, true), store(z, 17, true)};
+    f.code = {load(x, true),
+              op(Code::reduce_max, t, {0}),
+              op(Code::sub, t, {0, 1}, true),
+              op(Code::exp, t, {2}, true),
+              op(Code::reduce_sum, t, {3}),
+              op(Code::div, t, {3, 4}, true),
+              store(y, 5, true),
+              op(Code::reduce_sum, t, {0}),
+              constant(t, static_cast<double>(n)),
+              op(Code::div, t, {7, 8}),
+              op(Code::sub, t, {0, 9}, true),
+              op(Code::mul, t, {10, 10}, true),
+              op(Code::reduce_sum, t, {11}),
+              op(Code::div, t, {12, 8}),
+              constant(t, 1e-5),
+              op(Code::add, t, {13, 14}),
+              op(Code::rsqrt, t, {15}),
+              op(Code::mul, t, {10, 16}, true),
+              store(z, 17, true)};
     compare(c);
     same_bits(c);
   }
@@ -469,7 +552,8 @@ TEST_CASE("cpu: iota, loops and terms") {
   const std::int64_t n = 37;
   const View table = c.view(false, DType::f32, {6, n}, Case::dense);
   View start = c.view(false, DType::i32, {}, Case::dense);
-  for (std::size_t i = 0; i < c.arguments[1].size(); i += 4) scalar::store(DType::i32, &c.arguments[1][i], {0, 77});   // beyond the limit
+  for (std::size_t i = 0; i < c.arguments[1].size(); i += 4)
+    scalar::store(DType::i32, &c.arguments[1][i], {0, 77});  // beyond the limit
   const View out = c.view(true, DType::f32, {6, n}, Case::dense), last = c.view(true, DType::f32, {n}, Case::dense);
   c.program.loops = 2;
   auto& loop = c.add(Kind::loop).loop;
@@ -497,7 +581,12 @@ TEST_CASE("cpu: iota, loops and terms") {
   position.stride = 3;
   position.integer = 2;
   position.view.terms = {turn};
-  body.fused.code = {load(row), position, op(Code::add, DType::f32, {0, 1}), load(dynamic), op(Code::add, DType::f32, {2, 3}), store(to, 4),
+  body.fused.code = {load(row),
+                     position,
+                     op(Code::add, DType::f32, {0, 1}),
+                     load(dynamic),
+                     op(Code::add, DType::f32, {2, 3}),
+                     store(to, 4),
                      store(last, 4, false, Code::store_add)};
   loop.body.push_back(body);
   compare(c);
@@ -513,8 +602,10 @@ TEST_CASE("cpu: results may take the place of operands") {
     f.dims = {n};
     f.outer = 1;
     // p, q = q, p + q (direct: p, q = q, p)
-    if (direct) f.code = {load(p), load(q), store(p_out, 1), store(q_out, 0)};
-    else f.code = {load(p), load(q), op(Code::add, DType::f32, {0, 1}), store(p_out, 1), store(q_out, 2)};
+    if (direct)
+      f.code = {load(p), load(q), store(p_out, 1), store(q_out, 0)};
+    else
+      f.code = {load(p), load(q), op(Code::add, DType::f32, {0, 1}), store(p_out, 1), store(q_out, 2)};
     std::vector<Bytes> got, want;
     c.run(*cpu::make_cpu_device(), &got);
     c.run(*reference::make_reference_device(), &want);
@@ -522,7 +613,8 @@ TEST_CASE("cpu: results may take the place of operands") {
   }
 }
 
-// --- contractions -----------------------------------------------------------------------------------------------------------------
+// --- contractions
+// -----------------------------------------------------------------------------------------------------------------
 
 void random_contract(Case& c, Dims batch, Dims m, Dims n, Dims k, DType in, DType out, bool accumulate, bool dense) {
   auto& k_step = c.add(Kind::contract).contract;
@@ -530,12 +622,16 @@ void random_contract(Case& c, Dims batch, Dims m, Dims n, Dims k, DType in, DTyp
   k_step.accumulate = accumulate;
   auto view = [&](bool result, DType dtype, bool has_m, bool has_n, bool has_k) {
     Dims dims = batch;
-    auto add = [&](const Dims& d, bool has) { if (has) dims.insert(dims.end(), d.begin(), d.end()); };
+    auto add = [&](const Dims& d, bool has) {
+      if (has) dims.insert(dims.end(), d.begin(), d.end());
+    };
     add(m, has_m), add(n, has_n), add(k, has_k);
     View v = c.view(result, dtype, dims, dense ? Case::dense : static_cast<Case::Layout>(c.random.below(3)));
     Dims strides(v.strides.begin(), v.strides.begin() + static_cast<std::ptrdiff_t>(batch.size()));
     std::size_t at = batch.size();
-    auto spread = [&](const Dims& d, bool has) { for (std::size_t i = 0; i < d.size(); ++i) strides.push_back(has ? v.strides[at++] : 0); };
+    auto spread = [&](const Dims& d, bool has) {
+      for (std::size_t i = 0; i < d.size(); ++i) strides.push_back(has ? v.strides[at++] : 0);
+    };
     spread(m, has_m), spread(n, has_n), spread(k, has_k);
     v.strides = strides;
     return v;
@@ -563,21 +659,26 @@ TEST_CASE("cpu: random contractions") {
 }
 
 TEST_CASE("cpu: large contractions, with the same bits for any number of threads") {
-  struct Sizes { Dims batch, m, n, k; };
-  const std::vector<Sizes> sizes = {{{}, {130}, {300}, {70}}, {{}, {1}, {700}, {100}}, {{}, {700}, {1}, {100}}, {{2, 3}, {65}, {33}, {40}},
-                                    {{}, {20, 7}, {300}, {4, 17}}, {{12}, {31}, {16}, {31}}, {{}, {512}, {513}, {64}}};
+  struct Sizes {
+    Dims batch, m, n, k;
+  };
+  const std::vector<Sizes> sizes = {{{}, {130}, {300}, {70}},   {{}, {1}, {700}, {100}},       {{}, {700}, {1}, {100}},
+                                    {{2, 3}, {65}, {33}, {40}}, {{}, {20, 7}, {300}, {4, 17}}, {{12}, {31}, {16}, {31}},
+                                    {{}, {512}, {513}, {64}}};
   for (unsigned seed = 0; seed < 42; ++seed) {
     Case c(seed);
     const Sizes& s = sizes[seed % sizes.size()];
     const DType in = seed % 4 == 3 ? DType::bf16 : seed % 13 == 5 ? DType::f64 : DType::f32;
-    random_contract(c, s.batch, s.m, s.n, s.k, in, in == DType::bf16 && seed % 8 == 3 ? DType::f32 : in, seed % 3 == 1, seed % 2 == 0);
+    random_contract(c, s.batch, s.m, s.n, s.k, in, in == DType::bf16 && seed % 8 == 3 ? DType::f32 : in, seed % 3 == 1,
+                    seed % 2 == 0);
     INFO("seed ", seed);
     compare(c, 50);
     same_bits(c);
   }
 }
 
-// --- moves --------------------------------------------------------------------------------------------------------------------------
+// --- moves
+// --------------------------------------------------------------------------------------------------------------------------
 
 TEST_CASE("cpu: copies of any layout") {
   for (unsigned seed = 0; seed < 150; ++seed) {
@@ -676,7 +777,8 @@ TEST_CASE("cpu: sorts and running sums") {
   }
 }
 
-// --- the border ---------------------------------------------------------------------------------------------------------------------
+// --- the border
+// ---------------------------------------------------------------------------------------------------------------------
 
 TEST_CASE("cpu: running allocates nothing") {
   Case c(12);

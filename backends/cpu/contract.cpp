@@ -1,6 +1,6 @@
-// Contractions. Any number of batch, m, n and k dimensions with any strides becomes a set of matrix products: neighbours merge where
-// strides allow, one dimension of each kind makes the matrices, what is left of m and n joins the batch, what is left of k is summed by
-// accumulating. Only where no such choice has unit strides is an operand copied first.
+// Contractions. Any number of batch, m, n and k dimensions with any strides becomes a set of matrix products: neighbours merge
+// where strides allow, one dimension of each kind makes the matrices, what is left of m and n joins the batch, what is left of k
+// is summed by accumulating. Only where no such choice has unit strides is an operand copied first.
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -17,7 +17,7 @@ namespace {
 using program::Contract;
 
 struct Dim {
-  std::int64_t n = 1, a = 0, b = 0, out = 0;   // size, strides
+  std::int64_t n = 1, a = 0, b = 0, out = 0;  // size, strides
 };
 using DimList = std::vector<Dim>;
 
@@ -35,7 +35,8 @@ struct Shape4 {
 void normalize(DimList& dims) {
   std::erase_if(dims, [](const Dim& d) { return d.n == 1; });
   std::stable_sort(dims.begin(), dims.end(), [](const Dim& x, const Dim& y) {
-    return std::abs(x.out) != std::abs(y.out) ? std::abs(x.out) > std::abs(y.out) : std::abs(x.a) + std::abs(x.b) > std::abs(y.a) + std::abs(y.b);
+    return std::abs(x.out) != std::abs(y.out) ? std::abs(x.out) > std::abs(y.out)
+                                              : std::abs(x.a) + std::abs(x.b) > std::abs(y.a) + std::abs(y.b);
   });
   DimList merged;
   for (const Dim& d : dims) {
@@ -68,12 +69,13 @@ Shape4 read(const Contract& c) {
 // Rows or columns of a matrix with a unit stride and no overlap: what a matrix product can read.
 bool is_matrix(std::int64_t rows, std::int64_t row_stride, std::int64_t cols, std::int64_t col_stride) {
   auto dense = [](std::int64_t n, std::int64_t stride, std::int64_t inner) { return n == 1 || stride >= inner; };
-  return ((cols == 1 || col_stride == 1) && dense(rows, row_stride, cols)) || ((rows == 1 || row_stride == 1) && dense(cols, col_stride, rows));
+  return ((cols == 1 || col_stride == 1) && dense(rows, row_stride, cols)) ||
+         ((rows == 1 || row_stride == 1) && dense(cols, col_stride, rows));
 }
 
 struct Choice {
-  Dim m, n, k;                       // of the matrices
-  DimList outer, k_outer;            // walked by us
+  Dim m, n, k;             // of the matrices
+  DimList outer, k_outer;  // walked by us
 };
 
 // The largest matrices that can be made without a copy.
@@ -86,13 +88,17 @@ std::optional<Choice> choose(const Shape4& s, bool k_whole) {
   for (const Dim& m : ms)
     for (const Dim& n : ns)
       for (const Dim& k : ks) {
-        const bool fits = is_matrix(m.n, m.a, k.n, k.a) && is_matrix(k.n, k.b, n.n, n.b) && (n.n == 1 || n.out == 1) && (m.n == 1 || m.out >= n.n);
+        const bool fits = is_matrix(m.n, m.a, k.n, k.a) && is_matrix(k.n, k.b, n.n, n.b) && (n.n == 1 || n.out == 1) &&
+                          (m.n == 1 || m.out >= n.n);
         if (!fits || m.n * n.n * k.n <= best_size) continue;
         best_size = m.n * n.n * k.n;
         best = Choice{m, n, k, s.batch, {}};
-        for (const Dim& d : s.m) if (&d != &m) best->outer.push_back(d);
-        for (const Dim& d : s.n) if (&d != &n) best->outer.push_back(d);
-        for (const Dim& d : s.k) if (&d != &k) best->k_outer.push_back(d);
+        for (const Dim& d : s.m)
+          if (&d != &m) best->outer.push_back(d);
+        for (const Dim& d : s.n)
+          if (&d != &n) best->outer.push_back(d);
+        for (const Dim& d : s.k)
+          if (&d != &k) best->k_outer.push_back(d);
       }
   return best;
 }
@@ -132,14 +138,14 @@ void normalize(Shape4& s) {
 }
 
 struct MatmulPlan {
-  bool swapped = false;              // b a in place of a b
+  bool swapped = false;  // b a in place of a b
   Choice choice;
-  Packing pack_a, pack_b;            // of the operands as they are after the swap
+  Packing pack_a, pack_b;  // of the operands as they are after the swap
   std::int64_t group = 1, outer_points = 1, k_points = 1;
   std::int64_t m_block = 1, n_block = 1, m_blocks = 1, n_blocks = 1, groups = 1;
-  Dim group_dim;                     // the batch dim inside a primitive (stride 0 where group == 1)
-  std::shared_ptr<const Gemm> gemms[4][2];   // [edge of m or of the group + 2 * edge of n][accumulate]
-  std::int64_t slice = 0;            // scratch of one worker
+  Dim group_dim;                            // the batch dim inside a primitive (stride 0 where group == 1)
+  std::shared_ptr<const Gemm> gemms[4][2];  // [edge of m or of the group + 2 * edge of n][accumulate]
+  std::int64_t slice = 0;                   // scratch of one worker
   int workers = 1;
   std::int64_t packed_a_bytes = 0, packed_b_bytes = 0;
 
@@ -147,14 +153,14 @@ struct MatmulPlan {
   std::int64_t scratch() const { return packed_a_bytes + packed_b_bytes + slice * workers; }
 };
 
-constexpr std::int64_t tiny = 32 * 1024;   // multiplications
+constexpr std::int64_t tiny = 32 * 1024;  // multiplications
 std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1) / unit * unit; }
 
 // Blocks depend on the problem only. Columns are cut first: a block of them then reads its part of b once.
 void choose_blocks(MatmulPlan& p) {
   Choice& c = p.choice;
   const std::int64_t macs = c.m.n * c.n.n * c.k.n;
-  if (macs < (1 << 19) && !c.outer.empty()) {   // small matrices: several in one call
+  if (macs < (1 << 19) && !c.outer.empty()) {  // small matrices: several in one call
     auto widest = std::max_element(c.outer.begin(), c.outer.end(), [](const Dim& x, const Dim& y) { return x.n < y.n; });
     if (widest->out != 0) {
       p.group_dim = *widest;
@@ -182,7 +188,8 @@ GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std
   GemmShape s;
   s.g = g, s.m = m, s.n = n, s.k = x.k.n;
   // The stride of a dimension of size 1 says nothing: make it that of a dense matrix.
-  auto dense = [](std::int64_t (&stride)[3], std::int64_t group, std::int64_t rows, std::int64_t row, std::int64_t cols, std::int64_t col) {
+  auto dense = [](std::int64_t(&stride)[3], std::int64_t group, std::int64_t rows, std::int64_t row, std::int64_t cols,
+                  std::int64_t col) {
     stride[0] = group;
     if (cols == 1) col = rows == 1 || row != 1 ? 1 : rows;
     if (rows == 1) row = col == 1 ? std::max<std::int64_t>(cols, 1) : 1;
@@ -206,11 +213,13 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c) {
   Shape4 s = read(c);
   const std::int64_t total = points(s.batch) * points(s.m) * points(s.n) * points(s.k);
   if (!dtypes || total <= tiny) return nullptr;
-  const bool k_whole = c.out.dtype != DType::f32;   // partial sums must not be rounded
+  const bool k_whole = c.out.dtype != DType::f32;  // partial sums must not be rounded
   auto p = std::make_unique<MatmulPlan>();
-  auto unit = [](const DimList& dims) { return std::any_of(dims.begin(), dims.end(), [](const Dim& d) { return d.n > 1 && d.out == 1; }); };
+  auto unit = [](const DimList& dims) {
+    return std::any_of(dims.begin(), dims.end(), [](const Dim& d) { return d.n > 1 && d.out == 1; });
+  };
   std::optional<Choice> choice;
-  for (int packs = 0; packs < 4 && !choice; ++packs) {   // nothing, a, b, both
+  for (int packs = 0; packs < 4 && !choice; ++packs) {  // nothing, a, b, both
     s = read(c);
     p->swapped = !unit(s.n) && unit(s.m);
     if (p->swapped) swap_operands(s);
@@ -225,14 +234,15 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c) {
   if (!choice) return nullptr;
   p->choice = *choice;
   choose_blocks(*p);
-  const std::int64_t m_edge = p->choice.m.n - (p->m_blocks - 1) * p->m_block, n_edge = p->choice.n.n - (p->n_blocks - 1) * p->n_block;
+  const std::int64_t m_edge = p->choice.m.n - (p->m_blocks - 1) * p->m_block,
+                     n_edge = p->choice.n.n - (p->n_blocks - 1) * p->n_block;
   const std::int64_t g_edge = p->group_dim.n - (p->groups - 1) * p->group;
   for (int edge = 0; edge < 4; ++edge)
     for (int accumulate = 0; accumulate < 2; ++accumulate) {
       if (accumulate == 0 ? c.accumulate : !c.accumulate && p->k_points == 1) continue;
       const bool first = edge & 1, second = edge & 2;
-      p->gemms[edge][accumulate] =
-          find_gemm(gemm_shape(*p, c, first && p->group > 1 ? g_edge : p->group, first ? m_edge : p->m_block, second ? n_edge : p->n_block, accumulate));
+      p->gemms[edge][accumulate] = find_gemm(gemm_shape(*p, c, first && p->group > 1 ? g_edge : p->group,
+                                                        first ? m_edge : p->m_block, second ? n_edge : p->n_block, accumulate));
       if (!p->gemms[edge][accumulate]) return nullptr;
       p->slice = std::max(p->slice, round_up(scratch_bytes(*p->gemms[edge][accumulate]), 64));
     }
@@ -256,8 +266,13 @@ std::int64_t offset_at(const DimList& dims, std::int64_t Dim::*stride, std::int6
 class MatmulStep final : public CompiledStep {
  public:
   MatmulStep(const program::Step& step, const Context& context, std::unique_ptr<MatmulPlan> plan)
-      : plan_(std::move(plan)), contract_(step.contract), a_(plan_->swapped ? contract_.b : contract_.a), b_(plan_->swapped ? contract_.a : contract_.b),
-        out_(contract_.out), scratch_(step, context.arena_slot, plan_->scratch()), in_bytes_(haliax::bytes_of(contract_.a.dtype)),
+      : plan_(std::move(plan)),
+        contract_(step.contract),
+        a_(plan_->swapped ? contract_.b : contract_.a),
+        b_(plan_->swapped ? contract_.a : contract_.b),
+        out_(contract_.out),
+        scratch_(step, context.arena_slot, plan_->scratch()),
+        in_bytes_(haliax::bytes_of(contract_.a.dtype)),
         out_bytes_(haliax::bytes_of(contract_.out.dtype)) {
     if (plan_->pack_a.used) copy_a_ = Copier(plan_->pack_a.dims, plan_->pack_a.from, plan_->pack_a.to, in_bytes_);
     if (plan_->pack_b.used) copy_b_ = Copier(plan_->pack_b.dims, plan_->pack_b.from, plan_->pack_b.to, in_bytes_);
@@ -302,7 +317,7 @@ class MatmulStep final : public CompiledStep {
   Scratch scratch_;
   int in_bytes_, out_bytes_;
   Copier copy_a_, copy_b_;
-  std::vector<std::optional<GemmCall>> calls_;   // [worker][edge][accumulate]
+  std::vector<std::optional<GemmCall>> calls_;  // [worker][edge][accumulate]
 };
 
 // Everything else: small ones, and dtypes that oneDNN does not have. Tiles of both operands are widened into registers.
@@ -320,7 +335,8 @@ class LoopContractStep final : public CompiledStep {
     const std::byte *a = a_.at(frame), *b = b_.at(frame);
     std::byte* out = out_.at(frame);
     parallel_for(batch_ * n_blocks_ * m_blocks_, workers_, [&](std::int64_t task, int) {
-      const std::int64_t m = task % m_blocks_ * rows, n = task / m_blocks_ % n_blocks_ * cols, batch = task / m_blocks_ / n_blocks_;
+      const std::int64_t m = task % m_blocks_ * rows, n = task / m_blocks_ % n_blocks_ * cols,
+                         batch = task / m_blocks_ / n_blocks_;
       tile(a, b, out, batch, m, std::min(rows, m_ - m), n, std::min(cols, n_ - n));
     });
   }
@@ -328,7 +344,8 @@ class LoopContractStep final : public CompiledStep {
  private:
   static constexpr std::int64_t rows = 32, cols = 64, depth = 256;
 
-  void tile(const std::byte* a, const std::byte* b, std::byte* out, std::int64_t batch, std::int64_t m, std::int64_t mm, std::int64_t n, std::int64_t nn) const {
+  void tile(const std::byte* a, const std::byte* b, std::byte* out, std::int64_t batch, std::int64_t m, std::int64_t mm,
+            std::int64_t n, std::int64_t nn) const {
     const int width = cpu::bytes_of(lane_);
     std::byte* sum = workspace();
     std::byte* left = sum + rows * cols * width;
@@ -338,14 +355,16 @@ class LoopContractStep final : public CompiledStep {
     std::memset(sum, 0, static_cast<std::size_t>(rows * cols * width));
     if (contract_.accumulate)
       for (std::int64_t r = 0; r < mm; ++r)
-        load(contract_.out.dtype, sum + r * cols * width, out, at_out + offset_at(shape_.m, &Dim::out, m + r), shape_.n, &Dim::out, n, nn);
+        load(contract_.out.dtype, sum + r * cols * width, out, at_out + offset_at(shape_.m, &Dim::out, m + r), shape_.n,
+             &Dim::out, n, nn);
     for (std::int64_t k = 0; k < k_; k += depth) {
       const std::int64_t kk = std::min(depth, k_ - k);
       for (std::int64_t r = 0; r < mm; ++r)
         load(contract_.a.dtype, left + r * kk * width, a, at_a + offset_at(shape_.m, &Dim::a, m + r), shape_.k, &Dim::a, k, kk);
       if (nn < cols) std::memset(right, 0, static_cast<std::size_t>(kk * cols * width));
       for (std::int64_t r = 0; r < kk; ++r)
-        load(contract_.b.dtype, right + r * cols * width, b, at_b + offset_at(shape_.k, &Dim::b, k + r), shape_.n, &Dim::b, n, nn);
+        load(contract_.b.dtype, right + r * cols * width, b, at_b + offset_at(shape_.k, &Dim::b, k + r), shape_.n, &Dim::b, n,
+             nn);
       kernels().multiply(lane_, sum, left, right, mm, kk);
     }
     for (std::int64_t r = 0; r < mm; ++r)
@@ -367,8 +386,8 @@ class LoopContractStep final : public CompiledStep {
     }
   }
   // Values of any dtype into a register of our lane.
-  void load(DType dtype, std::byte* reg, const std::byte* memory, std::int64_t offset, const DimList& dims, std::int64_t Dim::*stride,
-            std::int64_t first, std::int64_t n) const {
+  void load(DType dtype, std::byte* reg, const std::byte* memory, std::int64_t offset, const DimList& dims,
+            std::int64_t Dim::*stride, std::int64_t first, std::int64_t n) const {
     const int width = cpu::bytes_of(lane_), bytes = haliax::bytes_of(dtype);
     each_run(dims, stride, first, n, [&](std::int64_t done, std::int64_t at, std::int64_t step, std::int64_t count) {
       const std::byte* from = memory + (offset + at) * bytes;

@@ -59,7 +59,8 @@ std::byte* workspace() {
 namespace {
 
 int root_of(const Program& program, int slot) {
-  for (std::size_t links = 0; program.slots.at(static_cast<std::size_t>(slot)).alias >= 0; slot = program.slots[static_cast<std::size_t>(slot)].alias)
+  for (std::size_t links = 0; program.slots.at(static_cast<std::size_t>(slot)).alias >= 0;
+       slot = program.slots[static_cast<std::size_t>(slot)].alias)
     if (++links > program.slots.size()) throw Error("[compile] slots alias each other in a circle");
   return slot;
 }
@@ -82,7 +83,8 @@ class CollectiveStep final : public CompiledStep {
  public:
   explicit CollectiveStep(const program::Collective& what) : what_(what), x_(what.x), out_(what.out) {}
   void run(Frame& frame) override {
-    if (!frame.wire) throw Error("[collective] the program talks to other devices, but there is no communicator; run it on a mesh");
+    if (!frame.wire)
+      throw Error("[collective] the program talks to other devices, but there is no communicator; run it on a mesh");
     frame.wire->run(what_, x_.at(frame), out_.at(frame));
   }
 
@@ -149,7 +151,8 @@ class CpuExecutable final : public program::Executable {
     }
   }
 
-  void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, program::Communicator* wire) override {
+  void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
+           program::Communicator* wire) override {
     if (static_cast<int>(arguments.size()) != program_->arguments || static_cast<int>(results.size()) != program_->results)
       throw Error("[run] the program takes " + std::to_string(program_->arguments) + " arguments and gives " +
                   std::to_string(program_->results) + " results; got " + std::to_string(arguments.size()) + " and " +
@@ -171,7 +174,7 @@ class CpuExecutable final : public program::Executable {
  private:
   struct Source {
     Home home;
-    std::int64_t at;   // offset in the arena, or which argument or result
+    std::int64_t at;  // offset in the arena, or which argument or result
   };
   std::shared_ptr<const Program> program_;
   std::vector<std::byte*> slots_;

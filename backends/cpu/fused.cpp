@@ -11,8 +11,8 @@ namespace {
 
 struct Tile {
   std::int64_t at[max_dims] = {}, size[max_dims] = {};
-  std::int64_t outer = 1, inner = 1;      // points
-  std::int64_t position = 0;              // of the first inner point
+  std::int64_t outer = 1, inner = 1;  // points
+  std::int64_t position = 0;          // of the first inner point
 
   // Box number `box` of the dims [first, last).
   static std::int64_t set(const FusedPlan& plan, Tile& tile, int first, int last, std::int64_t box) {
@@ -88,7 +88,8 @@ void count_up(Lane lane, void* reg, std::int64_t position, std::int64_t start, s
   switch (lane) {
     case Lane::f32: return count_up(static_cast<float*>(reg) + position, start, step, n);
     case Lane::f64: return count_up(static_cast<double*>(reg) + position, start, step, n);
-    case Lane::i32: case Lane::u32: return count_up(static_cast<std::uint32_t*>(reg) + position, start, step, n);
+    case Lane::i32:
+    case Lane::u32: return count_up(static_cast<std::uint32_t*>(reg) + position, start, step, n);
     default: return count_up(static_cast<std::uint64_t*>(reg) + position, start, step, n);
   }
 }
@@ -108,7 +109,8 @@ class FusedStep final : public CompiledStep {
     if (plan_.outer_boxes == 0 || (plan_.inner_boxes == 0 && plan_.reductions.empty() && plan_.outer_stores.empty())) return;
     for (std::size_t a = 0; a < bases_.size(); ++a) {
       const Access& access = plan_.accesses[a];
-      bases_[a] = access.iota ? Base{nullptr, access.start + access.view.offset + access.place.turned(frame)} : Base{access.place.at(frame), 0};
+      bases_[a] = access.iota ? Base{nullptr, access.start + access.view.offset + access.place.turned(frame)}
+                              : Base{access.place.at(frame), 0};
     }
     if (!plan_.prologue.empty()) run_pool(plan_.prologue);
     partials_ = plan_.scratch_bytes ? scratch_.at(frame) : nullptr;
@@ -135,7 +137,7 @@ class FusedStep final : public CompiledStep {
  private:
   struct Base {
     std::byte* memory;
-    std::int64_t start;   // iota
+    std::int64_t start;  // iota
   };
 
   // One thread's way through boxes.
@@ -179,14 +181,16 @@ class FusedStep final : public CompiledStep {
     }
     std::byte* accumulator(std::size_t r) const { return registers_ + plan_.accumulator_offset[r]; }
     std::byte* partial(std::size_t r, std::int64_t chunk, std::int64_t box) const {
-      return step_.partials_ + plan_.partial_offset[r] + (chunk * plan_.outer_boxes + box) * plan_.outer_box * plan_.reductions[r].bytes;
+      return step_.partials_ + plan_.partial_offset[r] +
+             (chunk * plan_.outer_boxes + box) * plan_.outer_box * plan_.reductions[r].bytes;
     }
     // The outer tapes up to a level, with the reductions they need put together in the order of the chunks.
     void play_outer(int level, std::int64_t box) {
       for (std::size_t r = 0; r < plan_.reductions.size(); ++r) {
         if (plan_.reduction_level[r] >= level) continue;
         plan_.reductions[r].init(accumulator(r), tile_.outer);
-        for (std::int64_t chunk = 0; chunk < plan_.chunks; ++chunk) plan_.reductions[r].merge(accumulator(r), partial(r, chunk, box), tile_.outer);
+        for (std::int64_t chunk = 0; chunk < plan_.chunks; ++chunk)
+          plan_.reductions[r].merge(accumulator(r), partial(r, chunk, box), tile_.outer);
       }
       for (int l = 0; l <= level; ++l) play(plan_.outer[static_cast<std::size_t>(l)]);
     }
@@ -215,8 +219,10 @@ class FusedStep final : public CompiledStep {
         case Op::store: return store(op);
         case Op::reduce: {
           const std::size_t r = static_cast<std::size_t>(op.reduction);
-          if (plan_.lanes) plan_.reductions[r].lanes(accumulator(r), value(op.in[0]), tile_.inner, tile_.outer, tile_.position);
-          else plan_.reductions[r].rows(accumulator(r), value(op.in[0]), tile_.outer, tile_.inner, tile_.position);
+          if (plan_.lanes)
+            plan_.reductions[r].lanes(accumulator(r), value(op.in[0]), tile_.inner, tile_.outer, tile_.position);
+          else
+            plan_.reductions[r].rows(accumulator(r), value(op.in[0]), tile_.outer, tile_.inner, tile_.position);
           return;
         }
         case Op::finish: {
@@ -224,8 +230,10 @@ class FusedStep final : public CompiledStep {
           return plan_.reductions[r].finish(value(op.out), accumulator(r), tile_.outer);
         }
         case Op::expand:
-          if (cpu::bytes_of(op.lane) == 4) expand<std::uint32_t>(value(op.out), value(op.in[0]), tile_.outer, tile_.inner, plan_.lanes);
-          else expand<std::uint64_t>(value(op.out), value(op.in[0]), tile_.outer, tile_.inner, plan_.lanes);
+          if (cpu::bytes_of(op.lane) == 4)
+            expand<std::uint32_t>(value(op.out), value(op.in[0]), tile_.outer, tile_.inner, plan_.lanes);
+          else
+            expand<std::uint64_t>(value(op.out), value(op.in[0]), tile_.outer, tile_.inner, plan_.lanes);
           return;
         case Op::splat: return splat(op, value(op.out), value(op.in[0]), n);
         case Op::recode:
@@ -297,29 +305,40 @@ class FusedStep final : public CompiledStep {
   };
 
   static void splat(const Op& op, void* out, const void* in, std::int64_t n) {
-    if (cpu::bytes_of(op.lane) == 4) std::fill_n(static_cast<std::uint32_t*>(out), n, *static_cast<const std::uint32_t*>(in));
-    else std::fill_n(static_cast<std::uint64_t*>(out), n, *static_cast<const std::uint64_t*>(in));
+    if (cpu::bytes_of(op.lane) == 4)
+      std::fill_n(static_cast<std::uint32_t*>(out), n, *static_cast<const std::uint32_t*>(in));
+    else
+      std::fill_n(static_cast<std::uint64_t*>(out), n, *static_cast<const std::uint64_t*>(in));
   }
   void* pool_value(int v) { return pool_ + plan_.values[static_cast<std::size_t>(v)].offset; }
   void set_constants() {
     for (auto [v, x] : plan_.numbers) {
-      if (plan_.values[static_cast<std::size_t>(v)].lane == Lane::f64) *static_cast<double*>(pool_value(v)) = x;
-      else *static_cast<float*>(pool_value(v)) = static_cast<float>(x);
+      if (plan_.values[static_cast<std::size_t>(v)].lane == Lane::f64)
+        *static_cast<double*>(pool_value(v)) = x;
+      else
+        *static_cast<float*>(pool_value(v)) = static_cast<float>(x);
     }
     for (auto [v, x] : plan_.integers) {
-      if (cpu::bytes_of(plan_.values[static_cast<std::size_t>(v)].lane) == 8) *static_cast<std::int64_t*>(pool_value(v)) = x;
-      else *static_cast<std::uint32_t*>(pool_value(v)) = static_cast<std::uint32_t>(x);
+      if (cpu::bytes_of(plan_.values[static_cast<std::size_t>(v)].lane) == 8)
+        *static_cast<std::int64_t*>(pool_value(v)) = x;
+      else
+        *static_cast<std::uint32_t*>(pool_value(v)) = static_cast<std::uint32_t>(x);
     }
   }
   // Uniform values: one each, or as many copies as a tile is large.
   void run_pool(const Tape& tape) {
     for (const Op& op : tape) {
-      const std::int64_t n = op.extent == Extent::one ? 1 : op.extent == Extent::outer ? plan_.outer_box : plan_.outer_box * plan_.inner_box;
+      const std::int64_t n = op.extent == Extent::one     ? 1
+                             : op.extent == Extent::outer ? plan_.outer_box
+                                                          : plan_.outer_box * plan_.inner_box;
       void* out = pool_value(op.out);
       const std::size_t access = static_cast<std::size_t>(op.access);
-      if (op.kind == Op::load) op.load_run(out, bases_[access].memory, 1, 1);
-      else if (op.kind == Op::iota) count_up(op.lane, out, 0, bases_[access].start, 0, 1);
-      else if (op.kind == Op::splat) splat(op, out, pool_value(op.in[0]), n);
+      if (op.kind == Op::load)
+        op.load_run(out, bases_[access].memory, 1, 1);
+      else if (op.kind == Op::iota)
+        count_up(op.lane, out, 0, bases_[access].start, 0, 1);
+      else if (op.kind == Op::splat)
+        splat(op, out, pool_value(op.in[0]), n);
       else if (op.kind == Op::recode) {
         op.store_run(pool_value(op.in[1]), pool_value(op.in[0]), 1, n);
         op.load_run(out, pool_value(op.in[1]), 1, n);

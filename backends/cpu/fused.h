@@ -1,9 +1,10 @@
 // A fused step as tapes of operations over tiles.
 //
-// The points of a step are outer points times inner points. Both spaces are cut in boxes; a tile is one outer box times one inner box
-// and lies in registers (arrays in L1) in either order: rows, [outer][inner], when the inner dimensions are the contiguous ones;
-// lanes, [inner][outer], when the outer ones are (sums over a batch). Reductions cut the code in levels: what is on level p needs the
-// results of reductions of level p - 1. For each outer box and level: the outer tape, then the inner tape over all inner boxes.
+// The points of a step are outer points times inner points. Both spaces are cut in boxes; a tile is one outer box times one inner
+// box and lies in registers (arrays in L1) in either order: rows, [outer][inner], when the inner dimensions are the contiguous
+// ones; lanes, [inner][outer], when the outer ones are (sums over a batch). Reductions cut the code in levels: what is on level p
+// needs the results of reductions of level p - 1. For each outer box and level: the outer tape, then the inner tape over all
+// inner boxes.
 #pragma once
 #include "kernels.h"
 #include "step.h"
@@ -13,25 +14,25 @@ namespace haliax::cpu {
 
 constexpr int max_dims = 16;
 
-enum class Extent : std::uint8_t { one, outer, full };   // values: 1, those of an outer box, those of a tile
+enum class Extent : std::uint8_t { one, outer, full };  // values: 1, those of an outer box, those of a tile
 
-struct Access {                     // a view, or an iota, in walk order
+struct Access {  // a view, or an iota, in walk order
   Place place;
-  program::View view;               // as in the program
-  Dims strides;                     // in elements
+  program::View view;  // as in the program
+  Dims strides;        // in elements
   DType dtype = DType::f32;
   bool iota = false;
-  std::int64_t start = 0;           // iota: its value at the origin
-  bool direct = false;              // registers may be the memory itself
+  std::int64_t start = 0;  // iota: its value at the origin
+  bool direct = false;     // registers may be the memory itself
 };
 
 struct Op {
   enum Kind : std::uint8_t { map, load, iota, store, reduce, finish, expand, splat, recode };
   Kind kind = map;
-  Extent extent = Extent::one;      // how many values
-  bool outer_access = false;        // load, store, iota: at the outer point
-  Lane lane = Lane::f32;            // of the result
-  int out = -1, in[4] = {-1, -1, -1, -1};   // numbers of values
+  Extent extent = Extent::one;             // how many values
+  bool outer_access = false;               // load, store, iota: at the outer point
+  Lane lane = Lane::f32;                   // of the result
+  int out = -1, in[4] = {-1, -1, -1, -1};  // numbers of values
   int access = -1, reduction = -1;
   Kernel kernel = nullptr;
   Load load_run = nullptr;
@@ -39,39 +40,39 @@ struct Op {
 };
 using Tape = std::vector<Op>;
 
-struct Register {                   // where a value lies
+struct Register {  // where a value lies
   enum Home : std::uint8_t { none, pool, outer, inner };
   Home home = none;
   Lane lane = Lane::f32;
-  std::int64_t offset = 0;          // bytes, in the pool or the workspace
+  std::int64_t offset = 0;  // bytes, in the pool or the workspace
 };
 
 struct FusedPlan {
-  int dims = 0, outer_dims = 0;     // walk order: outer dims, then inner dims
+  int dims = 0, outer_dims = 0;  // walk order: outer dims, then inner dims
   std::int64_t size[max_dims], box[max_dims];
-  bool lanes = false;               // tiles are [inner][outer]
-  bool serial = false;              // one point after the other
-  bool keep = false;                // one inner box: values stay in registers from level to level
+  bool lanes = false;   // tiles are [inner][outer]
+  bool serial = false;  // one point after the other
+  bool keep = false;    // one inner box: values stay in registers from level to level
   std::int64_t outer_points = 1, inner_points = 1, outer_boxes = 1, inner_boxes = 1;
-  std::int64_t outer_box = 1, inner_box = 1;   // points of a full box
-  std::int64_t chunks = 1;          // the inner space of an outer box is cut in this many parts that run side by side
+  std::int64_t outer_box = 1, inner_box = 1;  // points of a full box
+  std::int64_t chunks = 1;                    // the inner space of an outer box is cut in this many parts that run side by side
   std::int64_t blocks = 1, boxes_per_block = 1;
 
   std::vector<Access> accesses;
   std::vector<Reduction> reductions;
   std::vector<int> reduction_level;
   std::vector<Register> values;
-  Tape prologue;                    // uniform values; run once, into the pool
-  Tape constants;                   // run when compiled, into the pool
-  std::vector<Tape> outer, inner;   // by level
+  Tape prologue;                   // uniform values; run once, into the pool
+  Tape constants;                  // run when compiled, into the pool
+  std::vector<Tape> outer, inner;  // by level
   Tape outer_stores;
   int levels = 1;
 
   std::int64_t pool_bytes = 0, register_bytes = 0;
-  std::vector<std::int64_t> accumulator_offset;   // in the workspace
-  std::vector<std::int64_t> partial_offset;       // in the scratch, [chunk][outer point]
+  std::vector<std::int64_t> accumulator_offset;  // in the workspace
+  std::vector<std::int64_t> partial_offset;      // in the scratch, [chunk][outer point]
   std::int64_t scratch_bytes = 0;
-  std::vector<std::pair<int, double>> numbers;    // constants: value -> number
+  std::vector<std::pair<int, double>> numbers;  // constants: value -> number
   std::vector<std::pair<int, std::int64_t>> integers;
 };
 

@@ -24,12 +24,10 @@ bool gives_bool(Code c) {
 // A narrow operand stays narrow: nothing to round.
 bool stays_narrow(Code c, DType dtype) {
   bool floating = lane_of(dtype) == Lane::f32;
-  return c == Code::select || c == Code::max || c == Code::min || c == Code::bit_and || c == Code::bit_or || c == Code::bit_xor
-      || c == Code::shift_right || (floating && (c == Code::neg || c == Code::abs || c == Code::sign)) || gives_bool(c);
+  return c == Code::select || c == Code::max || c == Code::min || c == Code::bit_and || c == Code::bit_or || c == Code::bit_xor ||
+         c == Code::shift_right || (floating && (c == Code::neg || c == Code::abs || c == Code::sign)) || gives_bool(c);
 }
-Code combining(Code store) {
-  return store == Code::store_add ? Code::add : store == Code::store_max ? Code::max : Code::min;
-}
+Code combining(Code store) { return store == Code::store_add ? Code::add : store == Code::store_max ? Code::max : Code::min; }
 
 class Planner {
  public:
@@ -53,7 +51,7 @@ class Planner {
     Extent extent = Extent::one;
     int level = 0, access = -1, value = -1, reduction = -1;
   };
-  enum Where : int { in_constants = -3, in_prologue = -2, in_outer = -1 };   // or the number of an inner tape
+  enum Where : int { in_constants = -3, in_prologue = -2, in_outer = -1 };  // or the number of an inner tape
 
   const Instr& instr(int i) const { return fused_.code[static_cast<std::size_t>(i)]; }
   Info& info(int i) { return info_[static_cast<std::size_t>(i)]; }
@@ -114,7 +112,7 @@ class Planner {
   }
 
   void choose_order() {
-    bool ordered = false;   // positions are asked for: inner dims stay in order
+    bool ordered = false;  // positions are asked for: inner dims stay in order
     for (int i = 0; i < count(); ++i) {
       if (!info(i).needed) continue;
       ordered |= is_arg(instr(i).code);
@@ -128,7 +126,8 @@ class Planner {
     for (int i = 0; i < count(); ++i) {
       if (info(i).access < 0 || instr(i).code == Code::iota) continue;
       const Access& access = plan_.accesses[static_cast<std::size_t>(info(i).access)];
-      for (std::size_t d = 0; d < weight.size(); ++d) weight[d] += std::abs(access.strides[d]) * (is_store(instr(i).code) ? 2 : 1);
+      for (std::size_t d = 0; d < weight.size(); ++d)
+        weight[d] += std::abs(access.strides[d]) * (is_store(instr(i).code) ? 2 : 1);
     }
     std::vector<std::size_t> outer, inner;
     for (std::size_t d = 0; d < fused_.dims.size(); ++d)
@@ -147,8 +146,10 @@ class Planner {
         std::int64_t n = fused_.dims[d];
         bool merges = sizes.size() > first;
         for (std::size_t a = 0; a < strides.size() && merges; ++a) merges = strides[a].back() == plan_.accesses[a].strides[d] * n;
-        if (merges) sizes.back() *= n;
-        else sizes.push_back(n);
+        if (merges)
+          sizes.back() *= n;
+        else
+          sizes.push_back(n);
         for (std::size_t a = 0; a < strides.size(); ++a) {
           if (!merges) strides[a].push_back(0);
           strides[a].back() = plan_.accesses[a].strides[d];
@@ -191,9 +192,10 @@ class Planner {
     bool open = true;
     for (int d = last - 1; d >= first; --d) {
       std::int64_t n = plan_.size[d];
-      std::int64_t parts = open && n > 0 ? std::max<std::int64_t>(1, (n + points / taken - 1) / std::max<std::int64_t>(1, points / taken)) : 1;
+      std::int64_t parts =
+          open && n > 0 ? std::max<std::int64_t>(1, (n + points / taken - 1) / std::max<std::int64_t>(1, points / taken)) : 1;
       std::int64_t box = open ? std::max<std::int64_t>(1, (n + parts - 1) / parts) : 1;
-      if (box >= 32 && box < n) box = std::min(n, (box + 15) / 16 * 16);   // whole vectors
+      if (box >= 32 && box < n) box = std::min(n, (box + 15) / 16 * 16);  // whole vectors
       plan_.box[d] = box;
       taken *= box;
       if (box < n || taken >= points) open = false;
@@ -244,12 +246,13 @@ class Planner {
     FusedPlan& p = plan_;
     std::int64_t work_per_point = 0;
     for (int i = 0; i < count(); ++i) work_per_point += info(i).needed;
-    constexpr std::int64_t grain = 1 << 17;   // of work: tens of microseconds
+    constexpr std::int64_t grain = 1 << 17;  // of work: tens of microseconds
     std::int64_t points = std::max<std::int64_t>(1, p.outer_points * p.inner_points);
     std::int64_t wanted = std::clamp<std::int64_t>(points * std::max<std::int64_t>(work_per_point, 4) / grain, 1, 128);
     if (p.serial) wanted = 1;
     if (pointwise_ || (p.outer_boxes < 16 && wanted > 2 * p.outer_boxes && !p.keep)) {
-      p.chunks = std::clamp<std::int64_t>(wanted / std::max<std::int64_t>(1, p.outer_boxes), 1, std::max<std::int64_t>(1, p.inner_boxes));
+      p.chunks = std::clamp<std::int64_t>(wanted / std::max<std::int64_t>(1, p.outer_boxes), 1,
+                                          std::max<std::int64_t>(1, p.inner_boxes));
       if (!pointwise_) p.chunks = std::min<std::int64_t>(p.chunks, 64);
     }
     p.boxes_per_block = std::max<std::int64_t>(1, (p.outer_boxes + wanted - 1) / wanted);
@@ -274,7 +277,9 @@ class Planner {
         }
         me.uniform = !varies_inner && !varies_outer;
         me.inner = varies_inner;
-        me.extent = varies_inner ? (varies_in_tile ? Extent::full : Extent::one) : varies_outer && !one_outer ? Extent::outer : Extent::one;
+        me.extent = varies_inner                 ? (varies_in_tile ? Extent::full : Extent::one)
+                    : varies_outer && !one_outer ? Extent::outer
+                                                 : Extent::one;
       }
       bool inner_one = false;
       for (int k = 0; k < operands(in); ++k) {
@@ -291,7 +296,8 @@ class Planner {
         me.uniform = me.constant = me.inner = false;
         me.extent = one_outer ? Extent::one : Extent::outer;
         me.reduction = static_cast<int>(plan_.reductions.size());
-        plan_.reductions.push_back(kernels().reduce(in.code, lane_of(is_arg(in.code) ? instr(in.args[0]).dtype : in.dtype), in.dtype));
+        plan_.reductions.push_back(
+            kernels().reduce(in.code, lane_of(is_arg(in.code) ? instr(in.args[0]).dtype : in.dtype), in.dtype));
         plan_.reduction_level.push_back(me.level);
         ++me.level;
       }
@@ -302,8 +308,10 @@ class Planner {
   // --- emission -------------------------------------------------------------------------------------------------------------
 
   Tape& tape(int where) {
-    return where == in_constants ? plan_.constants : where == in_prologue ? plan_.prologue
-         : where == in_outer ? plan_.outer[static_cast<std::size_t>(level_)] : plan_.inner[static_cast<std::size_t>(where)];
+    return where == in_constants  ? plan_.constants
+           : where == in_prologue ? plan_.prologue
+           : where == in_outer    ? plan_.outer[static_cast<std::size_t>(level_)]
+                                  : plan_.inner[static_cast<std::size_t>(where)];
   }
   int new_value(int where, Lane lane) {
     Register::Home home = where <= in_prologue ? Register::pool : where == in_outer ? Register::outer : Register::inner;
@@ -367,12 +375,15 @@ class Planner {
     const Instr& in = instr(i);
     if (in.code == Code::constant) {
       me.value = new_value(in_constants, lane_of(in.dtype));
-      if (is_float(in.dtype)) plan_.numbers.push_back({me.value, in.number});
-      else plan_.integers.push_back({me.value, in.dtype == DType::boolean ? in.integer != 0 : in.integer});
+      if (is_float(in.dtype))
+        plan_.numbers.push_back({me.value, in.number});
+      else
+        plan_.integers.push_back({me.value, in.dtype == DType::boolean ? in.integer != 0 : in.integer});
       wrap(in_constants, me.value, Extent::one, in.dtype);
       return;
     }
-    Op& op = push(where, in.code == Code::iota ? Op::iota : Op::load, me.extent, lane_of(plan_.accesses[static_cast<std::size_t>(me.access)].dtype));
+    Op& op = push(where, in.code == Code::iota ? Op::iota : Op::load, me.extent,
+                  lane_of(plan_.accesses[static_cast<std::size_t>(me.access)].dtype));
     op.access = me.access;
     op.outer_access = !me.inner;
     me.value = op.out;
@@ -425,13 +436,14 @@ class Planner {
       me.value = recast_bits(info(in.args[0]).value, me.extent, first.dtype, in.dtype, where);
       return;
     }
-    if (!is_float(first.dtype) && in.code >= Code::floor && in.code <= Code::trunc) {   // integers are whole
+    if (!is_float(first.dtype) && in.code >= Code::floor && in.code <= Code::trunc) {  // integers are whole
       me.value = info(in.args[0]).value;
       return;
     }
     int n = operands(in), args[4] = {-1, -1, -1, -1};
     bool scalar[4] = {};
-    bool shapes = n == 2 && me.extent != Extent::one && (info(in.args[0]).extent != Extent::one || info(in.args[1]).extent != Extent::one);
+    bool shapes =
+        n == 2 && me.extent != Extent::one && (info(in.args[0]).extent != Extent::one || info(in.args[1]).extent != Extent::one);
     for (int k = 0; k < n; ++k) {
       scalar[k] = shapes && info(in.args[k]).extent == Extent::one;
       args[k] = scalar[k] ? info(in.args[k]).value : filled(in.args[k], me.extent, where);
@@ -485,7 +497,7 @@ class Planner {
     into.push_back(op);
   }
   bool same_memory(int slot_a, int slot_b) const { return slot_a == slot_b || (context_ && context_->overlap(slot_a, slot_b)); }
-  bool is_loaded(int slot) {   // may any load see what is written to this slot?
+  bool is_loaded(int slot) {  // may any load see what is written to this slot?
     for (int i = 0; i < count(); ++i)
       if (info(i).needed && instr(i).code == Code::load && same_memory(instr(i).view.slot, slot)) return true;
     return false;
@@ -565,9 +577,11 @@ class Planner {
 
   std::int64_t bytes_for(int value) const {
     std::size_t v = static_cast<std::size_t>(value);
-    std::int64_t n = extents_[v] == Extent::one ? 1 : extents_[v] == Extent::outer ? plan_.outer_box : plan_.outer_box * plan_.inner_box;
+    std::int64_t n = extents_[v] == Extent::one     ? 1
+                     : extents_[v] == Extent::outer ? plan_.outer_box
+                                                    : plan_.outer_box * plan_.inner_box;
     std::int64_t bytes = (n * cpu::bytes_of(plan_.values[v].lane) + 63) / 64 * 64;
-    return n >= 512 ? bytes + 192 : bytes;   // not all at the same place of a page
+    return n >= 512 ? bytes + 192 : bytes;  // not all at the same place of a page
   }
   void place_registers() {
     FusedPlan& p = plan_;
@@ -597,14 +611,16 @@ class Planner {
   void scan(const Tape& tape, std::int64_t base) {
     std::vector<std::size_t> last(plan_.values.size(), 0);
     for (std::size_t t = 0; t < tape.size(); ++t) {
-      for (int v : tape[t].in) if (v >= 0) last[static_cast<std::size_t>(v)] = t;
+      for (int v : tape[t].in)
+        if (v >= 0) last[static_cast<std::size_t>(v)] = t;
       if (tape[t].out >= 0) last[static_cast<std::size_t>(tape[t].out)] = t;
     }
     std::map<std::int64_t, std::vector<std::int64_t>> free;
     std::vector<bool> placed(plan_.values.size(), false);
     std::int64_t end = base;
     auto place = [&](int v) {
-      if (v < 0 || plan_.values[static_cast<std::size_t>(v)].home != Register::inner || placed[static_cast<std::size_t>(v)]) return;
+      if (v < 0 || plan_.values[static_cast<std::size_t>(v)].home != Register::inner || placed[static_cast<std::size_t>(v)])
+        return;
       std::int64_t bytes = bytes_for(v);
       auto& list = free[bytes];
       if (list.empty()) {
@@ -619,8 +635,9 @@ class Planner {
       const Op& op = tape[t];
       std::vector<int> dying;
       auto ends = [&](int v) {
-        if (v >= 0 && placed[static_cast<std::size_t>(v)] && last[static_cast<std::size_t>(v)] == t
-            && std::find(dying.begin(), dying.end(), v) == dying.end()) dying.push_back(v);
+        if (v >= 0 && placed[static_cast<std::size_t>(v)] && last[static_cast<std::size_t>(v)] == t &&
+            std::find(dying.begin(), dying.end(), v) == dying.end())
+          dying.push_back(v);
       };
       auto release = [&] {
         for (int v : dying) free[bytes_for(v)].push_back(plan_.values[static_cast<std::size_t>(v)].offset);
@@ -649,14 +666,15 @@ class Planner {
   int outer_ = 0, level_ = 0;
   FusedPlan plan_;
   std::vector<Info> info_;
-  std::vector<Extent> extents_;   // of values
+  std::vector<Extent> extents_;  // of values
   std::map<std::tuple<int, Extent, int>, int> filled_;
 };
 
 }  // namespace
 
 FusedPlan plan_fused(const Fused& fused, const Context* context) {
-  if (fused.outer < 0 || static_cast<std::size_t>(fused.outer) > fused.dims.size()) throw Error("[fused] more outer dimensions than dimensions");
+  if (fused.outer < 0 || static_cast<std::size_t>(fused.outer) > fused.dims.size())
+    throw Error("[fused] more outer dimensions than dimensions");
   FusedPlan plan = Planner(fused, context, 1024, true).make();
   auto fits = [&] { return plan.register_bytes + static_cast<std::int64_t>(plan.values.size()) * 8 <= workspace_bytes; };
   for (std::int64_t tile = 1024; !fits() && tile >= 1; tile /= 2) plan = Planner(fused, context, tile, false).make();

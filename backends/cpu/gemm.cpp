@@ -41,7 +41,9 @@ dnnl::memory::data_type type_of(DType dtype) {
 }
 dnnl::memory::desc describe(DType dtype, std::int64_t g, std::int64_t rows, std::int64_t cols, const std::int64_t (&stride)[3]) {
   if (g == 1) return {{rows, cols}, type_of(dtype), dnnl::memory::dims{stride[1], stride[2]}};
-  return {{stride[0] == 0 ? 1 : g, rows, cols}, type_of(dtype), dnnl::memory::dims{stride[0] == 0 ? rows * cols : stride[0], stride[1], stride[2]}};
+  return {{stride[0] == 0 ? 1 : g, rows, cols},
+          type_of(dtype),
+          dnnl::memory::dims{stride[0] == 0 ? rows * cols : stride[0], stride[1], stride[2]}};
 }
 void check(dnnl_status_t status) {
   if (status != dnnl_success) throw Error("[dot] oneDNN could not run a matrix product");
@@ -52,7 +54,9 @@ void check(dnnl_status_t status) {
 class Gemm {
  public:
   explicit Gemm(const GemmShape& s)
-      : a(describe(s.a, s.g, s.m, s.k, s.a_stride)), b(describe(s.b, s.g, s.k, s.n, s.b_stride)), out(describe(s.out, s.g, s.m, s.n, s.out_stride)) {
+      : a(describe(s.a, s.g, s.m, s.k, s.a_stride)),
+        b(describe(s.b, s.g, s.k, s.n, s.b_stride)),
+        out(describe(s.out, s.g, s.m, s.n, s.out_stride)) {
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     if (s.accumulate) {
@@ -65,7 +69,8 @@ class Gemm {
 #else
     dnnl::matmul::primitive_desc description(dnnl::matmul::desc(a, b, out), attributes, engine());
 #endif
-    if (std::string_view(description.impl_info_str()).find("ref") != std::string_view::npos) throw Error("[dot] no fast matrix product");
+    if (std::string_view(description.impl_info_str()).find("ref") != std::string_view::npos)
+      throw Error("[dot] no fast matrix product");
     scratch = description.scratchpad_desc();
     primitive = dnnl::matmul(description);
   }
@@ -76,16 +81,16 @@ class Gemm {
 std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
   static std::mutex mutex;
   static std::map<GemmShape, std::shared_ptr<const Gemm>> all;
-  if (!has_type(shape.a) || shape.a != shape.b || !has_type(shape.out) || (shape.a == DType::f32 && shape.out != DType::f32)) return nullptr;
+  if (!has_type(shape.a) || shape.a != shape.b || !has_type(shape.out) || (shape.a == DType::f32 && shape.out != DType::f32))
+    return nullptr;
   std::lock_guard lock(mutex);
   auto [place, fresh] = all.try_emplace(shape);
   if (fresh) {
     OneThread alone;
     try {
       place->second = std::make_shared<Gemm>(shape);
-    } catch (const dnnl::error&) {   // not for these dtypes or strides on this machine
-    } catch (const Error&) {
-    }
+    } catch (const dnnl::error&) {  // not for these dtypes or strides on this machine
+    } catch (const Error&) {}
   }
   return place->second;
 }
@@ -96,8 +101,11 @@ struct GemmCall::Handles {
   dnnl::memory a, b, out, scratch;
 };
 GemmCall::GemmCall(std::shared_ptr<const Gemm> gemm) : gemm_(std::move(gemm)) {
-  handles_ = std::make_unique<Handles>(Handles{dnnl::stream(engine()), {gemm_->a, engine(), DNNL_MEMORY_NONE}, {gemm_->b, engine(), DNNL_MEMORY_NONE},
-                                               {gemm_->out, engine(), DNNL_MEMORY_NONE}, {gemm_->scratch, engine(), DNNL_MEMORY_NONE}});
+  handles_ = std::make_unique<Handles>(Handles{dnnl::stream(engine()),
+                                               {gemm_->a, engine(), DNNL_MEMORY_NONE},
+                                               {gemm_->b, engine(), DNNL_MEMORY_NONE},
+                                               {gemm_->out, engine(), DNNL_MEMORY_NONE},
+                                               {gemm_->scratch, engine(), DNNL_MEMORY_NONE}});
 }
 GemmCall::GemmCall(GemmCall&&) noexcept = default;
 GemmCall::~GemmCall() = default;
@@ -109,8 +117,10 @@ void GemmCall::run(const void* a, const void* b, void* out, void* scratch) {
   check(dnnl_memory_set_data_handle(h.b.get(), const_cast<void*>(b)));
   check(dnnl_memory_set_data_handle(h.out.get(), out));
   check(dnnl_memory_set_data_handle(h.scratch.get(), scratch));
-  const dnnl_exec_arg_t arguments[] = {
-      {DNNL_ARG_SRC, h.a.get()}, {DNNL_ARG_WEIGHTS, h.b.get()}, {DNNL_ARG_DST, h.out.get()}, {DNNL_ARG_SCRATCHPAD, h.scratch.get()}};
+  const dnnl_exec_arg_t arguments[] = {{DNNL_ARG_SRC, h.a.get()},
+                                       {DNNL_ARG_WEIGHTS, h.b.get()},
+                                       {DNNL_ARG_DST, h.out.get()},
+                                       {DNNL_ARG_SCRATCHPAD, h.scratch.get()}};
   check(dnnl_primitive_execute(gemm_->primitive.get(), h.stream.get(), 4, arguments));
 }
 

@@ -10,13 +10,13 @@ namespace haliax::cpu {
 // out[g, m, n] (+)= a[g, m, k] b[g, k, n]; strides in elements. A batch stride of 0 means the same matrix for all g.
 struct GemmShape {
   std::int64_t g = 1, m = 1, n = 1, k = 1;
-  std::int64_t a_stride[3], b_stride[3], out_stride[3];   // (g, m, k), (g, k, n), (g, m, n)
+  std::int64_t a_stride[3], b_stride[3], out_stride[3];  // (g, m, k), (g, k, n), (g, m, n)
   DType a = DType::f32, b = DType::f32, out = DType::f32;
   bool accumulate = false;
   auto operator<=>(const GemmShape&) const = default;
 };
 
-class Gemm;   // a primitive; shared by all steps of the same shape
+class Gemm;  // a primitive; shared by all steps of the same shape
 // Null where oneDNN has no fast way.
 std::shared_ptr<const Gemm> find_gemm(const GemmShape&);
 std::int64_t scratch_bytes(const Gemm&);

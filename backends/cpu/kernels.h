@@ -1,7 +1,7 @@
 // Loops over short runs of values, compiled for several instruction sets; `kernels()` gives the best ones for this machine.
 //
-// A register holds the values of an instruction for one tile. Narrow dtypes are widened when loaded: bf16 and f16 live as f32 (and are
-// rounded after each instruction), i8 and i16 as i32, u8, u16 and bool as u32.
+// A register holds the values of an instruction for one tile. Narrow dtypes are widened when loaded: bf16 and f16 live as f32
+// (and are rounded after each instruction), i8 and i16 as i32, u8, u16 and bool as u32.
 #pragma once
 #include <cstdint>
 
@@ -15,16 +15,22 @@ constexpr int lane_count = 6;
 constexpr Lane lane_of(DType dtype) {
   switch (dtype) {
     case DType::f64: return Lane::f64;
-    case DType::i8: case DType::i16: case DType::i32: return Lane::i32;
-    case DType::u8: case DType::u16: case DType::u32: case DType::boolean: return Lane::u32;
+    case DType::i8:
+    case DType::i16:
+    case DType::i32: return Lane::i32;
+    case DType::u8:
+    case DType::u16:
+    case DType::u32:
+    case DType::boolean: return Lane::u32;
     case DType::i64: return Lane::i64;
     case DType::u64: return Lane::u64;
     default: return Lane::f32;
   }
 }
 constexpr int bytes_of(Lane lane) { return lane == Lane::f64 || lane == Lane::i64 || lane == Lane::u64 ? 8 : 4; }
-constexpr bool is_narrow(DType dtype) {   // memory and register differ
-  return dtype != DType::f32 && dtype != DType::f64 && dtype != DType::i32 && dtype != DType::u32 && dtype != DType::i64 && dtype != DType::u64;
+constexpr bool is_narrow(DType dtype) {  // memory and register differ
+  return dtype != DType::f32 && dtype != DType::f64 && dtype != DType::i32 && dtype != DType::u32 && dtype != DType::i64 &&
+         dtype != DType::u64;
 }
 
 // out[i] = f(in[0][i], in[1][i], ...). `out` may be one of the inputs.
@@ -43,8 +49,8 @@ struct Reduction {
   void (*rows)(void* acc, const void* x, std::int64_t rows, std::int64_t cols, std::int64_t position) = nullptr;
   // acc[j] takes in x[i * lanes + j] for i in [0, count)
   void (*lanes)(void* acc, const void* x, std::int64_t count, std::int64_t lanes, std::int64_t position) = nullptr;
-  void (*merge)(void* acc, const void* other, std::int64_t n) = nullptr;   // `other` comes later
-  void (*finish)(void* out, const void* acc, std::int64_t n) = nullptr;    // into a register
+  void (*merge)(void* acc, const void* other, std::int64_t n) = nullptr;  // `other` comes later
+  void (*finish)(void* out, const void* acc, std::int64_t n) = nullptr;   // into a register
 };
 
 struct Kernels {
@@ -52,7 +58,7 @@ struct Kernels {
   // Null where there is none. `lane` is that of the operands; results of comparisons are u32.
   Kernel (*map)(program::Code, Lane lane, Shape);
   Kernel (*cast)(Lane from, DType to);
-  Kernel (*wrap)(DType);                  // rounds a register to a narrow dtype; null where nothing is to be done
+  Kernel (*wrap)(DType);  // rounds a register to a narrow dtype; null where nothing is to be done
   Load (*load)(DType);
   Store (*store)(DType);
   Reduction (*reduce)(program::Code, Lane lane, DType result);
@@ -62,8 +68,14 @@ struct Kernels {
 
 const Kernels& kernels();
 
-namespace baseline { const Kernels& table(); }
-namespace avx2 { const Kernels& table(); }
-namespace avx512 { const Kernels& table(); }
+namespace baseline {
+const Kernels& table();
+}
+namespace avx2 {
+const Kernels& table();
+}
+namespace avx512 {
+const Kernels& table();
+}
 
 }  // namespace haliax::cpu

@@ -1,5 +1,6 @@
-// All kernels, for one instruction set: this file is compiled several times, with HALIAX_ISA naming the namespace and compiler flags
-// that allow the instructions. Nothing here has external linkage but libc and libm, so that the linker can never mix the copies.
+// All kernels, for one instruction set: this file is compiled several times, with HALIAX_ISA naming the namespace and compiler
+// flags that allow the instructions. Nothing here has external linkage but libc and libm, so that the linker can never mix the
+// copies.
 #include <math.h>
 
 #include <cstddef>
@@ -15,7 +16,9 @@ namespace {
 
 using program::Code;
 #include "kernels_math.inc"
+
 #include "kernels_map.inc"
+
 #include "kernels_reduce.inc"
 
 constexpr const char* name_of_isa =
@@ -30,7 +33,8 @@ constexpr const char* name_of_isa =
 }  // namespace
 
 const Kernels& table() {
-  static constexpr Kernels kernels{name_of_isa, find_map, find_cast, find_wrap, find_load, find_store, find_reduction, multiply_lane};
+  static constexpr Kernels kernels{name_of_isa, find_map,   find_cast,      find_wrap,
+                                   find_load,   find_store, find_reduction, multiply_lane};
   return kernels;
 }
 

@@ -9,11 +9,12 @@
 namespace haliax::cpu {
 namespace {
 
-constexpr std::int64_t copy_grain = 1 << 17;   // bytes for one block
+constexpr std::int64_t copy_grain = 1 << 17;  // bytes for one block
 
 // rows x cols, in squares, so that each cache line is used while it is near
 template <class T>
-void copy_tile(const T* from, T* to, std::int64_t rows, std::int64_t cols, std::int64_t fr, std::int64_t fc, std::int64_t tr, std::int64_t tc) {
+void copy_tile(const T* from, T* to, std::int64_t rows, std::int64_t cols, std::int64_t fr, std::int64_t fc, std::int64_t tr,
+               std::int64_t tc) {
   constexpr std::int64_t side = 32;
   for (std::int64_t r = 0; r < rows; r += side)
     for (std::int64_t c = 0; c < cols; c += side)
@@ -22,9 +23,12 @@ void copy_tile(const T* from, T* to, std::int64_t rows, std::int64_t cols, std::
 }
 template <class T>
 void copy_run(const T* from, T* to, std::int64_t n, std::int64_t fs, std::int64_t ts) {
-  if (fs == 1 && ts == 1) std::memmove(to, from, static_cast<std::size_t>(n) * sizeof(T));
-  else if (fs == 0 && ts == 1) std::fill_n(to, n, *from);
-  else for (std::int64_t i = 0; i < n; ++i) to[i * ts] = from[i * fs];
+  if (fs == 1 && ts == 1)
+    std::memmove(to, from, static_cast<std::size_t>(n) * sizeof(T));
+  else if (fs == 0 && ts == 1)
+    std::fill_n(to, n, *from);
+  else
+    for (std::int64_t i = 0; i < n; ++i) to[i * ts] = from[i * fs];
 }
 
 }  // namespace
@@ -54,7 +58,7 @@ Copier::Copier(const Dims& dims, const Dims& from, const Dims& to, int bytes) : 
   outer_ = std::max(0, walk_.count - 2);
   outer_points_ = walk_.points(0, outer_);
   const std::int64_t tile_bytes = walk_.points(outer_, walk_.count) * bytes;
-  if (outer_points_ == 1 && walk_.size[outer_] > 1) {   // cut the tile itself
+  if (outer_points_ == 1 && walk_.size[outer_] > 1) {  // cut the tile itself
     const std::int64_t row = std::max<std::int64_t>(1, tile_bytes / walk_.size[outer_]);
     per_block_ = std::max<std::int64_t>(1, copy_grain / row);
     if (walk_.count > 1) per_block_ = (per_block_ + 31) / 32 * 32;
@@ -81,7 +85,8 @@ void Copier::run(const std::byte* from, std::byte* to, std::int64_t block) const
       }
     };
     const std::int64_t first = block * per_block_;
-    if (outer_points_ == 1) return piece(source + first * f[a], target + first * t[a], std::min(per_block_, walk_.size[a] - first));
+    if (outer_points_ == 1)
+      return piece(source + first * f[a], target + first * t[a], std::min(per_block_, walk_.size[a] - first));
     for (std::int64_t p = first; p < std::min(outer_points_, first + per_block_); ++p)
       piece(source + walk_.offset(0, p, 0, outer_), target + walk_.offset(1, p, 0, outer_), walk_.size[a]);
   });
@@ -109,7 +114,8 @@ class CopyStep final : public CompiledStep {
   bool itself_ = false;
 };
 
-// --- gather and scatter ---------------------------------------------------------------------------------------------------------
+// --- gather and scatter
+// ---------------------------------------------------------------------------------------------------------
 
 // What the ids at a point add to an offset. Negative ones count from the end.
 class Ids {
@@ -151,7 +157,8 @@ class Ids {
 class Rows {
  public:
   // `here` and `there`: strides of the dense side (out, updates) and of the table or target.
-  Rows(const Dims& dims, const Dims& here, const Dims& there, const Ids& ids) : dims_(dims), here_(here), there_(there), ids_(ids) {
+  Rows(const Dims& dims, const Dims& here, const Dims& there, const Ids& ids)
+      : dims_(dims), here_(here), there_(there), ids_(ids) {
     std::size_t d = dims.size();
     while (d > 0 && (dims[d - 1] == 1 || !ids.varies(d - 1))) --d;
     for (std::size_t e = d; e < dims.size(); ++e) run_.add(dims[e], {here[e], there[e]});
@@ -203,8 +210,11 @@ void check_dims(const Dims& dims, const char* op) {
 class GatherStep final : public CompiledStep {
  public:
   explicit GatherStep(const program::Gather& gather)
-      : table_(gather.table), out_(gather.out), ids_(gather.indexed, gather.outside == program::Outside::clamp),
-        rows_(gather.dims, gather.out.strides, gather.table.strides, ids_), bytes_(haliax::bytes_of(gather.out.dtype)) {
+      : table_(gather.table),
+        out_(gather.out),
+        ids_(gather.indexed, gather.outside == program::Outside::clamp),
+        rows_(gather.dims, gather.out.strides, gather.table.strides, ids_),
+        bytes_(haliax::bytes_of(gather.out.dtype)) {
     check_dims(gather.dims, "gather");
     const DType dtype = gather.out.dtype;
     scalar::Value absent = is_float(dtype)    ? scalar::Value{std::numeric_limits<double>::quiet_NaN(), 0}
@@ -223,11 +233,15 @@ class GatherStep final : public CompiledStep {
       T absent;
       std::memcpy(&absent, absent_, sizeof absent);
       parallel_for((rows_.rows() + per_block - 1) / per_block, threads(), [&](std::int64_t block, int) {
-        rows_.each(block * per_block, std::min(rows_.rows(), (block + 1) * per_block), [&](std::int64_t here, std::int64_t there, bool inside) {
-          T* to = reinterpret_cast<T*>(out) + here;
-          if (inside) copy_run(reinterpret_cast<const T*>(table) + there, to, rows_.run_size(), rows_.run_stride(1), rows_.run_stride(0));
-          else copy_run(&absent, to, rows_.run_size(), 0, rows_.run_stride(0));
-        });
+        rows_.each(block * per_block, std::min(rows_.rows(), (block + 1) * per_block),
+                   [&](std::int64_t here, std::int64_t there, bool inside) {
+                     T* to = reinterpret_cast<T*>(out) + here;
+                     if (inside)
+                       copy_run(reinterpret_cast<const T*>(table) + there, to, rows_.run_size(), rows_.run_stride(1),
+                                rows_.run_stride(0));
+                     else
+                       copy_run(&absent, to, rows_.run_size(), 0, rows_.run_stride(0));
+                   });
       });
     });
   }
@@ -242,7 +256,8 @@ class GatherStep final : public CompiledStep {
 
 // One value into the target. Floats are combined as f32 (f64 as f64), integers wrap.
 template <class Math, class Memory, class In, class Out>
-void update_run(program::Update update, const Memory* from, Memory* to, std::int64_t n, std::int64_t fs, std::int64_t ts, const In& in, const Out& out) {
+void update_run(program::Update update, const Memory* from, Memory* to, std::int64_t n, std::int64_t fs, std::int64_t ts,
+                const In& in, const Out& out) {
   using program::Update;
   auto each = [&](auto f) {
     for (std::int64_t i = 0; i < n; ++i) to[i * ts] = out(f(in(to[i * ts]), in(from[i * fs])));
@@ -256,17 +271,22 @@ void update_run(program::Update update, const Memory* from, Memory* to, std::int
   }
 }
 template <class T>
-void update_plain(program::Update update, const std::byte* from, std::byte* to, std::int64_t n, std::int64_t fs, std::int64_t ts) {
+void update_plain(program::Update update, const std::byte* from, std::byte* to, std::int64_t n, std::int64_t fs,
+                  std::int64_t ts) {
   // Sums of small unsigned types are made in a wider one and cut: the same bits.
   using Math = std::conditional_t<(sizeof(T) < 4), std::conditional_t<std::is_signed_v<T>, std::int32_t, std::uint32_t>, T>;
-  using Wrap = std::conditional_t<std::is_floating_point_v<T>, T, std::make_unsigned_t<std::conditional_t<std::is_floating_point_v<T>, int, Math>>>;
+  using Wrap = std::conditional_t<std::is_floating_point_v<T>, T,
+                                  std::make_unsigned_t<std::conditional_t<std::is_floating_point_v<T>, int, Math>>>;
   if (update == program::Update::min || update == program::Update::max || update == program::Update::set)
-    return update_run<Math>(update, reinterpret_cast<const T*>(from), reinterpret_cast<T*>(to), n, fs, ts,
-                            [](T x) { return static_cast<Math>(x); }, [](Math x) { return static_cast<T>(x); });
-  update_run<Wrap>(update, reinterpret_cast<const T*>(from), reinterpret_cast<T*>(to), n, fs, ts,
-                   [](T x) { return static_cast<Wrap>(x); }, [](Wrap x) { return static_cast<T>(x); });
+    return update_run<Math>(
+        update, reinterpret_cast<const T*>(from), reinterpret_cast<T*>(to), n, fs, ts, [](T x) { return static_cast<Math>(x); },
+        [](Math x) { return static_cast<T>(x); });
+  update_run<Wrap>(
+      update, reinterpret_cast<const T*>(from), reinterpret_cast<T*>(to), n, fs, ts, [](T x) { return static_cast<Wrap>(x); },
+      [](Wrap x) { return static_cast<T>(x); });
 }
-void update_any(DType dtype, program::Update update, const std::byte* from, std::byte* to, std::int64_t n, std::int64_t fs, std::int64_t ts) {
+void update_any(DType dtype, program::Update update, const std::byte* from, std::byte* to, std::int64_t n, std::int64_t fs,
+                std::int64_t ts) {
   using Half = std::uint16_t;
   auto half = [&](auto in, auto out) {
     update_run<float>(update, reinterpret_cast<const Half*>(from), reinterpret_cast<Half*>(to), n, fs, ts, in, out);
@@ -284,10 +304,11 @@ void update_any(DType dtype, program::Update update, const std::byte* from, std:
     case DType::u16: return update_plain<std::uint16_t>(update, from, to, n, fs, ts);
     case DType::u32: return update_plain<std::uint32_t>(update, from, to, n, fs, ts);
     case DType::u64: return update_plain<std::uint64_t>(update, from, to, n, fs, ts);
-    case DType::boolean:   // the sum is or, the product and
-      return update_run<std::uint32_t>(update, reinterpret_cast<const std::uint8_t*>(from), reinterpret_cast<std::uint8_t*>(to), n, fs, ts,
-                                       [](std::uint8_t x) { return static_cast<std::uint32_t>(x != 0); },
-                                       [](std::uint32_t x) { return static_cast<std::uint8_t>(x != 0); });
+    case DType::boolean:  // the sum is or, the product and
+      return update_run<std::uint32_t>(
+          update, reinterpret_cast<const std::uint8_t*>(from), reinterpret_cast<std::uint8_t*>(to), n, fs, ts,
+          [](std::uint8_t x) { return static_cast<std::uint32_t>(x != 0); },
+          [](std::uint32_t x) { return static_cast<std::uint8_t>(x != 0); });
   }
 }
 
@@ -295,11 +316,15 @@ void update_any(DType dtype, program::Update update, const std::byte* from, std:
 class ScatterStep final : public CompiledStep {
  public:
   explicit ScatterStep(const program::Scatter& scatter)
-      : updates_(scatter.updates), target_(scatter.target), ids_(scatter.indexed, scatter.clamp),
-        rows_(scatter.dims, scatter.updates.strides, scatter.target.strides, ids_), dtype_(scatter.target.dtype), update_(scatter.update) {
+      : updates_(scatter.updates),
+        target_(scatter.target),
+        ids_(scatter.indexed, scatter.clamp),
+        rows_(scatter.dims, scatter.updates.strides, scatter.target.strides, ids_),
+        dtype_(scatter.target.dtype),
+        update_(scatter.update) {
     check_dims(scatter.dims, "scatter");
     const std::int64_t n = rows_.run_size();
-    const bool apart = rows_.run_stride(1) != 0;   // the columns of a row are different elements
+    const bool apart = rows_.run_stride(1) != 0;  // the columns of a row are different elements
     std::int64_t parts = apart ? std::min(n / 64, rows_.rows() * rows_.run_points() / 16384) : 1;
     per_block_ = std::max<std::int64_t>(1, (n + std::max<std::int64_t>(1, parts) - 1) / std::max<std::int64_t>(1, parts));
     per_block_ = std::min(n, (per_block_ + 63) / 64 * 64);
@@ -314,7 +339,8 @@ class ScatterStep final : public CompiledStep {
       const std::int64_t first = block * per_block_, n = std::min(per_block_, rows_.run_size() - first);
       const std::int64_t fs = rows_.run_stride(0), ts = rows_.run_stride(1);
       rows_.each(0, rows_.rows(), [&](std::int64_t here, std::int64_t there, bool inside) {
-        if (inside) update_any(dtype_, update_, updates + (here + first * fs) * bytes, target + (there + first * ts) * bytes, n, fs, ts);
+        if (inside)
+          update_any(dtype_, update_, updates + (here + first * fs) * bytes, target + (there + first * ts) * bytes, n, fs, ts);
       });
     });
   }
@@ -333,7 +359,11 @@ class ScatterStep final : public CompiledStep {
 std::unique_ptr<CompiledStep> make_copy(const program::Step& step, const Context& context) {
   return std::make_unique<CopyStep>(step.copy, context);
 }
-std::unique_ptr<CompiledStep> make_gather(const program::Step& step, const Context&) { return std::make_unique<GatherStep>(step.gather); }
-std::unique_ptr<CompiledStep> make_scatter(const program::Step& step, const Context&) { return std::make_unique<ScatterStep>(step.scatter); }
+std::unique_ptr<CompiledStep> make_gather(const program::Step& step, const Context&) {
+  return std::make_unique<GatherStep>(step.gather);
+}
+std::unique_ptr<CompiledStep> make_scatter(const program::Step& step, const Context&) {
+  return std::make_unique<ScatterStep>(step.scatter);
+}
 
 }  // namespace haliax::cpu

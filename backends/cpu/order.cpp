@@ -33,7 +33,7 @@ struct Lines {
 };
 
 struct Keyed {
-  std::uint64_t key;       // in the order of the values
+  std::uint64_t key;  // in the order of the values
   std::int64_t index;
 };
 
@@ -50,7 +50,7 @@ std::uint64_t key_of(DType dtype, scalar::Value v) {
 // Stable: runs of twice the length, again and again. Leaves the result in `items`.
 void merge_sort(Keyed* items, Keyed* spare, std::int64_t n) {
   constexpr std::int64_t small = 16;
-  for (std::int64_t lo = 0; lo < n; lo += small)   // insertion
+  for (std::int64_t lo = 0; lo < n; lo += small)  // insertion
     for (std::int64_t i = lo + 1; i < std::min(n, lo + small); ++i) {
       const Keyed x = items[i];
       std::int64_t j = i;
@@ -79,8 +79,13 @@ int sort_workers(const program::Sort& sort) {
 class SortStep final : public CompiledStep {
  public:
   SortStep(const program::Step& step, const Context& context)
-      : sort_(step.sort), lines_(sort_.dims, "sort"), x_(sort_.x), out_(sort_.out), indices_(sort_.indices),
-        workers_(sort_workers(sort_)), scratch_(step, context.arena_slot, line_bytes(sort_) * workers_) {}
+      : sort_(step.sort),
+        lines_(sort_.dims, "sort"),
+        x_(sort_.x),
+        out_(sort_.out),
+        indices_(sort_.indices),
+        workers_(sort_workers(sort_)),
+        scratch_(step, context.arena_slot, line_bytes(sort_) * workers_) {}
 
   void run(Frame& frame) override {
     const std::byte* x = x_.at(frame);
@@ -96,7 +101,9 @@ class SortStep final : public CompiledStep {
           items[i] = {key_of(sort_.x.dtype, values[i]), i};
         });
         merge_sort(items, spare, n);
-        if (out) each(sort_.out, line, [&](std::int64_t i, std::int64_t at) { scalar::store(sort_.out.dtype, out + at, values[items[i].index]); });
+        if (out)
+          each(sort_.out, line,
+               [&](std::int64_t i, std::int64_t at) { scalar::store(sort_.out.dtype, out + at, values[items[i].index]); });
         if (indices)
           each(sort_.indices, line, [&](std::int64_t i, std::int64_t at) {
             scalar::store(sort_.indices.dtype, indices + at, scalar::cast({0, items[i].index}, DType::i64, sort_.indices.dtype));
@@ -143,8 +150,10 @@ class CumulativeStep final : public CompiledStep {
       for (std::int64_t line = block * per_block; line < std::min(lines_.count, (block + 1) * per_block); ++line) {
         const std::byte* from = x + lines_.offset(what_.x, line) * haliax::bytes_of(what_.x.dtype);
         std::byte* to = out + lines_.offset(what_.out, line) * haliax::bytes_of(what_.out.dtype);
-        if (what_.x.dtype == DType::f32 && what_.out.dtype == DType::f32) f32_line(from, to, n);
-        else any_line(from, to, n);
+        if (what_.x.dtype == DType::f32 && what_.out.dtype == DType::f32)
+          f32_line(from, to, n);
+        else
+          any_line(from, to, n);
       }
     });
   }
@@ -167,11 +176,18 @@ class CumulativeStep final : public CompiledStep {
     scalar::Value acc;
     for (std::int64_t i = 0; i < n; ++i) {
       const std::int64_t k = what_.reverse ? n - 1 - i : i;
-      const scalar::Value value = scalar::cast(scalar::load(in, from + k * what_.x.strides.back() * haliax::bytes_of(in)), in, type);
-      if (i == 0) acc = value;
-      else if (is_float(type)) acc.real = combined<double>(what_.monoid, acc.real, value.real);
-      else if (scalar::is_unsigned(type)) acc = scalar::whole(type, static_cast<std::int64_t>(combined<std::uint64_t>(what_.monoid, static_cast<std::uint64_t>(acc.whole), static_cast<std::uint64_t>(value.whole))));
-      else acc = scalar::whole(type, combined<std::uint64_t>(what_.monoid, acc.whole, value.whole));
+      const scalar::Value value =
+          scalar::cast(scalar::load(in, from + k * what_.x.strides.back() * haliax::bytes_of(in)), in, type);
+      if (i == 0)
+        acc = value;
+      else if (is_float(type))
+        acc.real = combined<double>(what_.monoid, acc.real, value.real);
+      else if (scalar::is_unsigned(type))
+        acc = scalar::whole(type,
+                            static_cast<std::int64_t>(combined<std::uint64_t>(what_.monoid, static_cast<std::uint64_t>(acc.whole),
+                                                                              static_cast<std::uint64_t>(value.whole))));
+      else
+        acc = scalar::whole(type, combined<std::uint64_t>(what_.monoid, acc.whole, value.whole));
       scalar::store(type, to + k * what_.out.strides.back() * haliax::bytes_of(type), scalar::rounded(type, acc));
     }
   }
@@ -182,7 +198,9 @@ class CumulativeStep final : public CompiledStep {
 
 }  // namespace
 
-std::unique_ptr<CompiledStep> make_sort(const program::Step& step, const Context& context) { return std::make_unique<SortStep>(step, context); }
+std::unique_ptr<CompiledStep> make_sort(const program::Step& step, const Context& context) {
+  return std::make_unique<SortStep>(step, context);
+}
 std::int64_t sort_scratch(const program::Step& step) { return line_bytes(step.sort) * sort_workers(step.sort); }
 std::unique_ptr<CompiledStep> make_cumulative(const program::Step& step, const Context&) {
   return std::make_unique<CumulativeStep>(step.cumulative);

@@ -12,8 +12,8 @@ namespace haliax::cpu {
 using program::Dims;
 
 struct Frame {
-  std::byte* const* slots = nullptr;      // where each slot lies
-  std::int64_t* loops = nullptr;          // the value of each loop variable
+  std::byte* const* slots = nullptr;  // where each slot lies
+  std::int64_t* loops = nullptr;      // the value of each loop variable
   program::Communicator* wire = nullptr;
 };
 
@@ -34,12 +34,12 @@ class Place {
     std::byte* p = frame.slots[slot_] + offset_;
     return terms_.empty() ? p : p + (turned(frame) * bytes_);
   }
-  std::int64_t turned(const Frame&) const;   // the sum of the terms, in elements
+  std::int64_t turned(const Frame&) const;  // the sum of the terms, in elements
   bool exists() const { return slot_ >= 0; }
 
  private:
   int slot_ = -1;
-  std::int64_t offset_ = 0, bytes_ = 0;      // of one element
+  std::int64_t offset_ = 0, bytes_ = 0;  // of one element
   std::vector<program::Term> terms_;
 };
 
@@ -59,7 +59,7 @@ class Scratch {
 // What the makers below need besides the step.
 struct Context {
   const program::Program& program;
-  int arena_slot = 0;                     // an extra entry of Frame::slots: the arena
+  int arena_slot = 0;  // an extra entry of Frame::slots: the arena
   // Whether two slots may share memory.
   bool overlap(int slot_a, int slot_b) const;
 };

@@ -71,7 +71,7 @@ class Copier {
 
  private:
   Walk<2> walk_;
-  int bytes_ = 4, outer_ = 0;          // dims [0, outer_) are walked one by one, the last one or two by a tile
+  int bytes_ = 4, outer_ = 0;  // dims [0, outer_) are walked one by one, the last one or two by a tile
   std::int64_t outer_points_ = 1, per_block_ = 1, blocks_ = 0;
 };
 

@@ -6,6 +6,6 @@
 namespace haliax::cpu {
 
 constexpr std::int64_t workspace_bytes = 512 * 1024;
-std::byte* workspace();   // aligned to a page
+std::byte* workspace();  // aligned to a page
 
 }  // namespace haliax::cpu

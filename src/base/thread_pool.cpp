@@ -58,7 +58,10 @@ class Pool {
     // A worker either sees the job closed or is counted in `inside_`: both are sequentially consistent.
     open_.store(false);
     for (int spins = 0; inside_.load() != 0; ++spins) {
-      if (spins < 4096) relax(); else std::this_thread::yield();
+      if (spins < 4096)
+        relax();
+      else
+        std::this_thread::yield();
     }
     return true;
   }
@@ -68,7 +71,7 @@ class Pool {
     for (std::int64_t block; (block = next_.fetch_add(1, std::memory_order_relaxed)) < blocks_;) task_(context_, block, worker);
   }
   void work(int worker) {
-    constexpr int spin_turns = 1 << 13;   // tens of microseconds: steps follow each other faster than that
+    constexpr int spin_turns = 1 << 13;  // tens of microseconds: steps follow each other faster than that
     std::uint32_t seen = 0;
     for (;;) {
       for (int spins = 0; epoch_.load() == seen; ++spins) {
@@ -131,7 +134,7 @@ int threads() { return pool().size(); }
 void parallel_for(std::int64_t blocks, int workers, BlockTask task, void* context) {
   if (blocks > 1 && workers > 1 && !in_block) {
     Pool& p = pool();
-    in_block = true;   // a nested call on this thread runs alone; on a worker it finds the pool taken
+    in_block = true;  // a nested call on this thread runs alone; on a worker it finds the pool taken
     bool done = p.size() > 1 && p.run(blocks, workers, task, context);
     in_block = false;
     if (done) return;

@@ -1,5 +1,5 @@
-// One pool of threads for the whole process. Work comes as numbered blocks whose cut depends on the problem only, so that results have
-// the same bits for any number of threads.
+// One pool of threads for the whole process. Work comes as numbered blocks whose cut depends on the problem only, so that results
+// have the same bits for any number of threads.
 #pragma once
 #include <cstdint>
 
@@ -12,8 +12,9 @@ int threads();
 // What a block gets: its number, and which worker runs it (0 is the caller), for scratch of its own.
 using BlockTask = void (*)(void* context, std::int64_t block, int worker);
 
-// Runs task for every block in [0, blocks) and returns when all are done. At most `workers` threads take part. Blocks are handed out in
-// order. A pool that is busy with the work of another caller (or a nested call) leaves it all to the caller. Tasks must not throw.
+// Runs task for every block in [0, blocks) and returns when all are done. At most `workers` threads take part. Blocks are handed
+// out in order. A pool that is busy with the work of another caller (or a nested call) leaves it all to the caller. Tasks must
+// not throw.
 void parallel_for(std::int64_t blocks, int workers, BlockTask task, void* context);
 
 // The same for a callable as f(block, worker). Makes no allocation.

@@ -34,7 +34,7 @@ NamedArray causal_mask(const Axis& QPos, const Axis& KPos, Arr q_start, Arr k_st
 }
 NamedArray prefix_lm_mask(const Axis& QPos, const Axis& KPos, Arr prefix_len, Arr q_start, Arr k_start) {
   LayerScope scope(prefix_len);
-  return not_before(QPos, KPos, q_start, k_start) | (positions(KPos, k_start) < prefix_len);
+  return not_before(QPos, KPos, q_start, k_start) | (arange(KPos) < prefix_len);
 }
 NamedArray forgetful_causal_mask(const Key& key, const Axis& KPos, double mask_prob, bool sample_prob) {
   if (mask_prob == 0) return ones(KPos, DType::boolean);

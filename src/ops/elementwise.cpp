@@ -15,7 +15,6 @@ Op unary(const char* name, Code code, Nodes (*grad)(G o, G g), Linear linear = L
   return {.name = name, .kind = Kind::map, .code = code, .linear = linear, .grad = grad};
 }
 NodePtr one(G like) { return number(1, like->dtype); }
-NodePtr two(G like) { return number(2, like->dtype); }
 G x(G o) { return o->in[0]; }
 G y(G o) { return o->in[1]; }
 

@@ -10,25 +10,10 @@
 namespace haliax {
 namespace {
 
-Nodes nodes_of(const Leaves& leaves) {
-  Nodes out;
-  for (auto& a : leaves) out.push_back(a.node());
-  return out;
-}
-Leaves leaves_of(const Nodes& nodes) {
-  Leaves out;
-  for (auto& n : nodes) out.push_back(n ? NamedArray(n) : NamedArray());
-  return out;
-}
 Axes with_hidden(const Axes& axes, const Axes& hidden) {
   Axes out;
   for (auto& h : hidden) if (!has(axes, h.name)) out.push_back(h);
   out.insert(out.end(), axes.begin(), axes.end());
-  return out;
-}
-Axes visible_axes(const Axes& axes) {
-  Axes out;
-  for (auto& a : axes) if (!a.name.hidden()) out.push_back(a);
   return out;
 }
 // A leaf that stands for x while a function is traced.

@@ -240,8 +240,15 @@ struct Builder {
       if (direct) continue;
       Unit u;
       u.type = Unit::Type::copy, u.nodes = {n}, u.target = &t, u.order = std::int64_t(n->id);
-      auto& base = base_of(n);
-      if (!outside(*base)) scope.in_memory.insert(base.get());
+      if (auto& base = base_of(n); made >= 0 || unit_of(base.get()) >= 0) {
+        if (!outside(*base)) scope.in_memory.insert(base.get());
+      } else {   // made here, from what others have made
+        std::vector<Read> read;
+        Nodes after;
+        reads(n, read, after);
+        for (auto& r : read)
+          if (auto& below = base_of(r.node); !outside(*below)) scope.in_memory.insert(below.get());
+      }
       int id = add_unit(std::move(u));
       for (int o : units_below(n)) depend(id, o);
     }

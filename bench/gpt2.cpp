@@ -1,0 +1,118 @@
+// A training step of the example's GPT-2 (forward, backward, AdamW), and what the library itself costs.
+#include "bench.h"
+#include "examples/gpt2/train.h"
+
+namespace bench {
+namespace {
+
+using namespace haliax;
+
+struct Size {
+  const char* name;
+  std::int64_t layers, heads, embed, seq, batch, vocab;
+};
+constexpr Size kNano{"nano", 6, 6, 384, 256, 8, 50257}, kChar{"char", 6, 6, 384, 256, 8, 256}, kSmall{"small", 12, 12, 768, 512, 2, 50257};
+
+struct Variant {
+  const char* suffix;
+  const char* checkpointing;
+  bool chunked;
+};
+constexpr Variant kPlain{"", "none", false}, kVariants[] = {kPlain, {"_remat", "carries", false}, {"_chunked", "none", true}};
+
+std::string shape_of(const Size& s) {
+  auto part = [](const char* letter, std::int64_t n) { return letter + std::to_string(n); };
+  return part("L", s.layers) + part(",H", s.heads) + part(",E", s.embed) + part(",T", s.seq) + part(",B", s.batch) + part(",V", s.vocab);
+}
+
+auto optimizer() { return optim::adamw({.learning_rate = 1e-4}); }
+
+// A model, its optimiser and a batch, taking steps.
+class Training {
+ public:
+  Training(const Size& s, DType compute, const Variant& v)
+      : batch_("batch", s.batch), loss_{.policy = {}, .chunked = v.chunked}, model_(init(s, v)), state_(optimizer().init(model_)),
+        ids_(random::randint(random::key(1), {batch_, {"position", s.seq}}, 0, s.vocab).eval()), keys_(random::split(random::key(2), batch_)) {
+    loss_.policy.compute = compute;
+    keys_.words.eval();
+    compile();
+  }
+  // The next step traces and compiles anew.
+  void compile() { step_.emplace(jit(gpt2::make_train_step(optimizer(), loss_), {.donate = {0, 1}})); }
+  void step() {
+    auto after = (*step_)(model_, state_, ids_, keys_);
+    model_ = std::move(after.model), state_ = std::move(after.opt_state);
+    last_loss_ = after.loss.item();
+  }
+  JitReport report() const { return step_->report(); }
+  nlohmann::json facts() const {
+    auto r = report();
+    return {{"loss", last_loss_}, {"planned_bytes", r.peak_bytes}, {"trace_s", r.trace_s}, {"compile_s", r.compile_s},
+            {"contractions", r.contractions}, {"not_donated", r.not_donated.size()}};
+  }
+
+ private:
+  static gpt2::Gpt2LMHeadModel init(const Size& s, const Variant& v) {
+    gpt2::Gpt2Config c{.seq_len = s.seq, .hidden_dim = s.embed, .num_layers = s.layers, .num_heads = s.heads};
+    c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
+    c.gradient_checkpointing = v.checkpointing;
+    return jit([c, Vocab = Axis("vocab", s.vocab)](const Key& k) { return gpt2::Gpt2LMHeadModel::init(Vocab, c, k); })(random::key(0));
+  }
+
+  Axis batch_;
+  gpt2::LossOptions loss_;
+  gpt2::Gpt2LMHeadModel model_;
+  decltype(optimizer().init(model_)) state_;
+  NamedArray ids_;
+  Key keys_;
+  std::optional<Jitted<decltype(gpt2::make_train_step(optimizer(), {}))>> step_;
+  double last_loss_ = 0;
+};
+
+Case train(const Size& size, DType dtype, const Variant& variant) {
+  auto prepare = [=] {
+    auto training = std::make_shared<Training>(size, dtype, variant);
+    return Prepared{timed([=] { training->step(); }), [=] { return training->facts(); }};
+  };
+  return {std::string("gpt2_train_") + size.name + variant.suffix, shape_of(size), dtype, double(size.batch * size.seq), "tokens/s", prepare};
+}
+// Tracing and compiling the step; the step itself is made but not counted.
+Case compile(const Size& size, DType dtype) {
+  auto prepare = [=] {
+    auto training = std::make_shared<Training>(size, dtype, kPlain);
+    auto run = [=] {
+      training->compile();
+      training->step();
+      return training->report().trace_s + training->report().compile_s;
+    };
+    return Prepared{run, [=] { return training->facts(); }};
+  };
+  return {std::string("gpt2_compile_") + size.name, shape_of(size), dtype, 1, "s", prepare, 3};
+}
+// A call with all the arrays of a model and its optimiser, that does next to nothing.
+Case call_with_model() {
+  auto prepare = [] {
+    auto model = jit([](const Key& k) {
+      return gpt2::Gpt2LMHeadModel::init(Axis("vocab", 16), {.seq_len = 4, .hidden_dim = 8, .num_layers = 2, .num_heads = 2}, k);
+    })(random::key(0));
+    auto state = optimizer().init(model);
+    for (auto& a : flatten(state))
+      if (a) a.eval();
+    auto f = jit([](const decltype(model)&, const decltype(state)& s) { return std::get<0>(s).count + 1; });
+    return Prepared{timed([=] { for (int i = 0; i < 1000; ++i) f(model, state); })};
+  };
+  return {"call_model", "1000 calls", DType::f32, 1000, "us/op", prepare};
+}
+
+}  // namespace
+
+std::vector<Case> gpt2_cases(DType dtype) {
+  std::vector<Case> cases;
+  for (auto& size : {kChar, kNano, kSmall})
+    for (auto& variant : kVariants) cases.push_back(train(size, dtype, variant));
+  cases.push_back(compile(kSmall, dtype));
+  cases.push_back(call_with_model());
+  return cases;
+}
+
+}  // namespace bench

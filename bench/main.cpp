@@ -1,0 +1,136 @@
+// bench [--case REGEX] [--json] ...: the median time of each case, warm. docs/performance.md says what the cases are.
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <regex>
+
+#include "base/buffer.h"
+#include "base/thread_pool.h"
+#include "bench.h"
+
+namespace {
+
+using namespace bench;
+using nlohmann::json;
+
+struct Options {
+  std::string pattern, dtype = "f32", backend = "cpu";
+  int threads = 0, runs = 0;
+  double seconds = 0.2;
+  bool as_json = false, list = false, serve = false;
+};
+
+// The most memory that this process has held since the last reset, where the system tells.
+void reset_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
+std::int64_t peak_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;)
+    if (std::int64_t kib = 0; word == "VmHWM:" && status >> kib) return kib * 1024;
+  return 0;
+}
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  auto n = v.size();
+  return n ? (v[(n - 1) / 2] + v[n / 2]) / 2 : 0;
+}
+double rounded(double v) { return std::stod(fmt::format("{:.4g}", v)); }
+
+json record(const Case& c, const Prepared& p, double first_s, double median_s) {
+  double rate = c.unit == "s" ? median_s : c.unit == "us/op" ? median_s * 1e6 / c.amount : median_s > 0 ? c.amount / median_s : 0;
+  json r = {{"peer", "haliax_cpp"}, {"case", c.name}, {"shape", c.shape}, {"dtype", haliax::name_of(c.dtype)}, {"threads", haliax::threads()},
+            {"median_s", rounded(median_s)}, {"rate", rounded(rate)}, {"unit", c.unit}, {"peak_bytes", peak_bytes()},
+            {"first_s", rounded(first_s)}};
+  if (p.facts) r.update(p.facts());
+  return r;
+}
+void print(const json& r, bool as_json) {
+  if (as_json) fmt::print("{}\n", r.dump());
+  else
+    fmt::print("{:<24} {:<30} {:<5} {:>2} threads {:>11.3f} ms {:>10.4g} {:<9} {:>6} MiB\n", r["case"].get<std::string>(),
+               r["shape"].get<std::string>(), r["dtype"].get<std::string>(), r["threads"].get<int>(), r["median_s"].get<double>() * 1e3,
+               r["rate"].get<double>(), r["unit"].get<std::string>(), r["peak_bytes"].get<std::int64_t>() >> 20);
+  std::fflush(stdout);
+}
+
+// Warm runs, as many as Options say.
+void measure(const Case& c, const Options& o) {
+  auto p = c.prepare();
+  double first = p.run(), sum = 0;
+  std::vector<double> times;
+  auto least = std::size_t(o.runs ? o.runs : c.least_runs), most = std::max<std::size_t>(least, 50);
+  while (times.size() < least || (sum < o.seconds && times.size() < most)) times.push_back(p.run()), sum += times.back();
+  print(record(c, p, first, median(times)), o.as_json);
+}
+// One run for each line "run" read; any other line, or the end of input, ends the case. For tools/compare.
+void serve(const Case& c) {
+  auto p = c.prepare();
+  double first = p.run();
+  p.run();
+  std::vector<double> times;
+  fmt::print("{}\n", json{{"ready", c.name}}.dump());
+  std::fflush(stdout);
+  for (std::string line; std::getline(std::cin, line) && line == "run";) {
+    times.push_back(p.run());
+    fmt::print("{}\n", json{{"seconds", times.back()}}.dump());
+    std::fflush(stdout);
+  }
+  print(record(c, p, first, median(times)), true);
+}
+
+int run(const Options& o) {
+  haliax::set_default_backend(o.backend);
+  haliax::set_threads(o.threads);
+  auto dtype = haliax::dtype_of(o.dtype);
+  if (!haliax::is_float(dtype)) throw haliax::Error("[bench] " + o.dtype + " is no float dtype");
+  std::regex pattern(o.pattern);
+  std::vector<Case> cases;
+  for (auto& kind : {op_cases(dtype), gemm_cases(dtype), call_cases(), gpt2_cases(dtype)})
+    std::copy_if(kind.begin(), kind.end(), std::back_inserter(cases), [&](auto& c) { return std::regex_search(c.name, pattern); });
+  if (cases.empty()) throw haliax::Error("[bench] no case is called " + o.pattern + "; --list names them");
+
+  int failed = 0;
+  for (auto& c : cases) {
+    if (o.list) {
+      fmt::print("{:<24} {}\n", c.name, c.shape);
+      continue;
+    }
+    haliax::release_pool();   // of the case before
+    reset_peak();
+    try {
+      o.serve ? serve(c) : measure(c, o);
+    } catch (const std::exception& e) {
+      fmt::print(stderr, "{}: {}\n", c.name, e.what());
+      ++failed;
+    }
+  }
+  return failed ? 1 : 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options o;
+  CLI::App app{"Times the library: GPT-2 steps, ops, contractions, calls."};
+  app.add_option("--case", o.pattern, "a regular expression; all cases if not given");
+  app.add_option("--dtype", o.dtype, "of the arrays; what a GPT-2 computes in")->capture_default_str();
+  app.add_option("--backend", o.backend, "cpu or reference")->capture_default_str();
+  app.add_option("--threads", o.threads, "0: one for each core")->check(CLI::Range(0, 1024))->capture_default_str();
+  app.add_option("--runs", o.runs, "at least so many timed runs; 0: 5, or 3 for the longest")->check(CLI::Range(0, 1000000));
+  app.add_option("--seconds", o.seconds, "short cases run so long")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_flag("--json", o.as_json, "one JSON object a line");
+  app.add_flag("--list", o.list, "only names the cases");
+  app.add_flag("--serve", o.serve, "waits for a line `run` before each run; for tools/compare");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    return run(o);
+  } catch (const std::regex_error&) {
+    fmt::print(stderr, "bench: --case {} is no regular expression\n", o.pattern);
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "bench: {}\n", e.what());
+  }
+  return 1;
+}
