@@ -26,7 +26,7 @@ struct Case {
 };
 
 template <class F> std::function<double()> timed(F f) {
-  return [f = std::move(f)] {
+  return [f = std::move(f)]() mutable {
     auto start = std::chrono::steady_clock::now();
     f();
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

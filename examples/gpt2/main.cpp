@@ -41,9 +41,10 @@ void train(Command c) {
   if (c.steps <= 0 && c.seconds <= 0) c.seconds = 60;
   auto text = gpt2::read_text(c.paths);
   auto size = text.size();
-  gpt2::Run run = c.weights.empty() ? gpt2::Run(c.run) : gpt2::Run(c.run, c.weights);
-  auto& o = run.options();
+  auto o = c.weights.empty() ? c.run : gpt2::sizes_of(c.weights, c.run);
   gpt2::Batches batches(std::move(text), o.batch, o.seq_len, std::uint64_t(o.seed));
+  gpt2::Run run(o);
+  if (!c.weights.empty()) run.load(c.weights);
   std::printf("%.2f MB of text; %lld layers, %lld heads, embed %lld, %lld positions: %.2f million parameters\n", double(size) / 1e6,
               static_cast<long long>(o.layers), static_cast<long long>(o.heads), static_cast<long long>(o.embed),
               static_cast<long long>(o.seq_len), double(run.parameters()) / 1e6);
@@ -121,8 +122,13 @@ int run(int argc, char** argv) {
     std::fprintf(stderr, "gpt2: %s\n", e.what());
     return 2;
   }
-  if (*t) train(c);
-  else print_sample(gpt2::Run(c.run, c.weights), c);
+  if (*t) {
+    train(c);
+  } else {
+    gpt2::Run run(gpt2::sizes_of(c.weights, c.run));
+    run.load(c.weights);
+    print_sample(run, c);
+  }
   return 0;
 }
 

@@ -38,22 +38,6 @@ std::int64_t number_in(const TensorFile& file, const char* key, std::int64_t oth
     }
   return otherwise;
 }
-// Sizes from the shapes of the tensors; the number of heads is in no shape.
-RunOptions sizes_from(const TensorFile& file, RunOptions o) {
-  std::string prefix = file.find("transformer.wte.weight") ? "transformer." : "";
-  auto matrix = [&](const char* name) -> auto& {
-    auto& t = file.at(prefix + name);
-    if (t.shape.size() != 2) throw Error("[gpt2] the tensor " + t.name + " is no matrix");
-    return t.shape;
-  };
-  o.vocab = matrix("wte.weight")[0], o.embed = matrix("wte.weight")[1], o.seq_len = matrix("wpe.weight")[0];
-  for (o.layers = 0; file.find(prefix + "h." + std::to_string(o.layers) + ".ln_1.weight");) ++o.layers;
-  o.heads = number_in(file, "heads", std::max<std::int64_t>(1, o.embed / 64));
-  o.untied = file.find("lm_head.weight") != nullptr;
-  for (auto& [k, v] : file.metadata)
-    if (k == "activation") o.activation = v;
-  return o;
-}
 
 NamedArray integers(const std::vector<std::int32_t>& values, const AxisSpec& axes) {
   return array(std::span<const std::int32_t>(values), axes);
@@ -108,15 +92,27 @@ struct Run::Impl {
   std::int32_t steps = 0;
 };
 
-Run::Run(const RunOptions& options) : impl_(std::make_unique<Impl>(options)) {}
-Run::Run(const RunOptions& options, const std::string& weights) {
+RunOptions sizes_of(const std::string& weights, RunOptions o) {
   auto file = read_safetensors(weights);
-  impl_ = std::make_unique<Impl>(sizes_from(file, options));
-  impl_->model = from_hugging_face(file, impl_->model);
+  std::string prefix = file.find("transformer.wte.weight") ? "transformer." : "";
+  auto matrix = [&](const char* name) -> auto& {
+    auto& t = file.at(prefix + name);
+    if (t.shape.size() != 2) throw Error("[gpt2] the tensor " + t.name + " is no matrix");
+    return t.shape;
+  };
+  o.vocab = matrix("wte.weight")[0], o.embed = matrix("wte.weight")[1], o.seq_len = matrix("wpe.weight")[0];
+  for (o.layers = 0; file.find(prefix + "h." + std::to_string(o.layers) + ".ln_1.weight");) ++o.layers;
+  o.heads = number_in(file, "heads", std::max<std::int64_t>(1, o.embed / 64));
+  o.untied = file.find("lm_head.weight") != nullptr;
+  for (auto& [k, v] : file.metadata)
+    if (k == "activation") o.activation = v;
+  return o;
 }
+
+Run::Run(const RunOptions& options) : impl_(std::make_unique<Impl>(options)) {}
+void Run::load(const std::string& weights) { impl_->model = from_hugging_face(read_safetensors(weights), impl_->model); }
 Run::~Run() = default;
 
-const RunOptions& Run::options() const { return impl_->options; }
 std::int64_t Run::parameters() const {
   std::int64_t n = 0;
   for (auto& a : flatten(impl_->model)) n += a.size();
@@ -125,7 +121,8 @@ std::int64_t Run::parameters() const {
 
 double Run::step(const std::vector<std::int32_t>& ids, double learning_rate) {
   auto& r = *impl_;
-  auto after = r.step(r.model, r.opt_state, integers(ids, {r.Batch, r.Pos}), r.keys[1], integers({r.steps++}, {}), learning_rate);
+  auto after = r.step(r.model, r.opt_state, integers(ids, {r.Batch, r.Pos}), r.keys[1], integers({r.steps++}, {}),
+                      NamedArray(learning_rate));
   r.model = std::move(after.model), r.opt_state = std::move(after.opt_state);
   return after.loss.item();
 }
@@ -135,13 +132,14 @@ std::vector<std::int32_t> Run::sample(std::vector<std::int32_t> prompt, int coun
   if (prompt.empty()) prompt.push_back('\n');
   auto window = std::size_t(r.Pos.size);
   auto key_of_sample = random::fold_in(r.keys[2], seed);
+  const NamedArray heat = temperature;
   for (int i = 0; i < count; ++i) {
     // The last positions that the model can see; what is behind the last one is masked by causality.
     auto seen = std::min(window, prompt.size());
     std::vector<std::int32_t> ids(prompt.end() - std::ptrdiff_t(seen), prompt.end());
     ids.resize(window);
     auto key = random::fold_in(key_of_sample, i);
-    auto next = r.next_token(r.model, integers(ids, r.Pos), integers({std::int32_t(seen) - 1}, {}), key, temperature);
+    auto next = r.next_token(r.model, integers(ids, r.Pos), integers({std::int32_t(seen) - 1}, {}), key, heat);
     prompt.push_back(std::int32_t(next.item()));
   }
   prompt.erase(prompt.begin(), prompt.end() - count);

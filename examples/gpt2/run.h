@@ -15,14 +15,16 @@ struct RunOptions {
   int threads = 0;
 };
 
-// Language model over byte values.
+// The options with the sizes of the model in a file: one of `save`, or a GPT-2 of Hugging Face, whose heads are taken to be 64 wide.
+RunOptions sizes_of(const std::string& weights, RunOptions);
+
+// A model, its optimiser and its random numbers.
 class Run {
  public:
-  explicit Run(const RunOptions&);             // new weights
-  Run(const RunOptions&, const std::string& weights);   // a file of `save`, or a GPT-2 of Hugging Face; sizes come from the file
+  explicit Run(const RunOptions&);
   ~Run();
+  void load(const std::string& weights);       // raises unless the sizes are those of the options
 
-  const RunOptions& options() const;
   std::int64_t parameters() const;
   // ids (batch, position) -> the loss before the step.
   double step(const std::vector<std::int32_t>& ids, double learning_rate);

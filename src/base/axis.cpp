@@ -121,28 +121,18 @@ Axes rearrange_for_partial_order(const Names& partial, const Axes& axes) {
       if (!named(a.name)) throw Error("[rearrange] " + shown() + " is not a permutation of " + to_string(axes) + ": axis " +
                                       std::string(a.name.text()) + " is missing; add ... for what is not named");
   }
-  // Greedy: an unlisted axis goes to the first "..." after the last listed axis that precedes it; to the last "..." if there is none.
+  // Greedy: unlisted axes gather in one "...", at first the first; after a listed axis, in the next "..." behind it that is still empty,
+  // if there is one. It never moves back.
   std::vector<Axes> slots(partial.size());
-  std::vector<std::size_t> dots_at;
-  for (std::size_t i = 0; i < partial.size(); ++i)
-    if (partial[i] == dots) dots_at.push_back(i);
-  std::size_t seen = 0;
-  std::vector<bool> used(dots_at.size());
-  std::size_t current = 0;   // the slot that unlisted axes go to now
-  bool fresh = true;         // a listed axis was passed since the slot was chosen
+  auto empty_from = [&](std::size_t i) {
+    while (i < partial.size() && !(partial[i] == dots && slots[i].empty())) ++i;
+    return i;
+  };
+  std::size_t current = has_dots ? empty_from(0) : 0;
   for (auto& a : axes) {
-    if (named(a.name)) {
-      seen = std::size_t(std::find(partial.begin(), partial.end(), a.name) - partial.begin());
-      fresh = true;
-      continue;
-    }
-    if (fresh) {
-      std::size_t pick = dots_at.size() - 1;
-      for (std::size_t d = 0; d < dots_at.size(); ++d)
-        if (dots_at[d] >= seen && !used[d]) { pick = d; break; }
-      current = pick, used[pick] = true, fresh = false;
-    }
-    slots[dots_at[current]].push_back(a);
+    if (!named(a.name)) { slots[current].push_back(a); continue; }
+    auto at = std::size_t(std::find(partial.begin(), partial.end(), a.name) - partial.begin());
+    if (auto next = empty_from(std::max(at + 1, current)); next < partial.size()) current = next;
   }
   Axes out;
   for (std::size_t i = 0; i < partial.size(); ++i) {

@@ -1,0 +1,240 @@
+// Every op by its entry: the cpu backend against the reference, dtype and axes, derivatives against differences, vmap against a loop,
+// jit against eager evaluation; and nothing may escape these checks.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <fstream>
+#include <regex>
+#include <set>
+
+#include "graph/loop.h"
+#include "ops/prim.h"
+#include "ops_entries.h"
+
+namespace ops_test {
+
+Axes axes_of(std::string_view text) {
+  Axes out;
+  for (std::size_t i = 0; i < text.size();) {
+    Name name(text.substr(i++, 1));
+    std::int64_t size = 0;
+    while (i < text.size() && std::isdigit(static_cast<unsigned char>(text[i]))) size = 10 * size + (text[i++] - '0');
+    out.push_back({name, size});
+  }
+  return out;
+}
+
+namespace {
+
+// The values of a sample; another seed, other values.
+std::vector<double> values_of(const Sample& s, std::size_t seed) {
+  std::vector<double> out(std::size_t(axis_size(axes_of(s.axes))));
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    double place = double(i + 1 + 29 * seed) * 0.6180339887498949 + 0.03;
+    double v = s.low + (s.high - s.low) * (place - std::floor(place));
+    out[i] = is_float(s.dtype) ? v : std::floor(v);
+  }
+  return out;
+}
+NamedArray array_of(const Sample& s, std::size_t seed, DType floats = DType::f32) {
+  return array(std::span<const double>(values_of(s, seed)), axes_of(s.axes)).astype(is_float(s.dtype) ? floats : s.dtype);
+}
+Leaves inputs_of(const Entry& e, std::size_t shift = 0, DType floats = DType::f32) {
+  Leaves out;
+  for (std::size_t k = 0; k < e.in.size(); ++k) out.push_back(array_of(e.in[k], k + shift, floats).eval());
+  return out;
+}
+
+bool near(double a, double b, double tolerance) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
+  if (std::isinf(a) || std::isinf(b)) return a == b;
+  return std::abs(a - b) <= tolerance * (1 + std::abs(b));
+}
+void check_near(const NamedArray& got, const NamedArray& want, double tolerance, const std::string& what) {
+  CAPTURE(what);
+  REQUIRE(bool(got) == bool(want));
+  if (!got) return;
+  CHECK(got.dtype() == want.dtype());
+  REQUIRE(to_string(got.axes()) == to_string(want.axes()));
+  auto a = got.doubles(), b = want.doubles();
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (!near(a[i], b[i], tolerance)) {
+      FAIL_CHECK(what << ", position " << i << ": " << a[i] << ", not " << b[i]);
+      return;
+    }
+}
+
+// A weighted sum of the result: a loss whose gradient tells the positions apart.
+struct Loss {
+  NamedArray (*f)(In);
+  NamedArray operator()(In x) const {
+    auto y = f(x);
+    std::string spec;
+    for (auto& a : y.axes()) spec += std::string(a.name.text()) + std::to_string(a.size);
+    return sum(y * array_of(Sample(spec.c_str(), 0.5, 1.5), 7, DType::f64));
+  }
+};
+// The sum of the loss's gradients, weighted: its gradient is the second derivative along the weights.
+struct Slope {
+  Loss loss;
+  NamedArray operator()(In x) const {
+    NamedArray total(0.0);
+    auto g = grad(loss)(x);
+    for (std::size_t k = 0; k < g.size(); ++k) {
+      if (!g[k]) continue;
+      std::string spec;
+      for (auto& a : g[k].axes()) spec += std::string(a.name.text()) + std::to_string(a.size);
+      total = total + sum(g[k] * array_of(Sample(spec.c_str(), 0.5, 1.5), 11 + k, DType::f64));
+    }
+    return total;
+  }
+};
+
+// The gradient of f against central differences, position by position.
+template <class F> void check_gradient(const F& f, const Leaves& x, const std::string& what) {
+  auto value = jit(f);
+  auto g = jit(grad(f))(x);
+  REQUIRE(value(x).dtype() == DType::f64);
+  constexpr double h = 1e-5;
+  for (std::size_t k = 0; k < x.size(); ++k) {
+    if (!is_float(x[k].dtype())) {
+      CHECK(!g[k]);
+      continue;
+    }
+    CHECK(g[k].dtype() == DType::f64);
+    REQUIRE(to_string(g[k].axes()) == to_string(x[k].axes()));
+    auto at = x[k].doubles(), got = g[k].doubles();
+    for (std::size_t i = 0; i < at.size(); ++i) {
+      auto shifted = [&](double d) {
+        auto v = at;
+        v[i] += d;
+        auto y = x;
+        y[k] = array(std::span<const double>(v), x[k].axes());
+        return value(y).item();
+      };
+      double want = (shifted(h) - shifted(-h)) / (2 * h);
+      if (!near(got[i], want, 2e-7)) {
+        FAIL_CHECK(what << " by input " << k << ", position " << i << ": " << got[i] << ", not " << want);
+        break;
+      }
+    }
+  }
+}
+
+// Inputs for three positions of a new axis, first or last in memory; `shared`: the first input is the same for all.
+void check_vmap(const Entry& e, bool shared) {
+  const Axis V("v", 3);
+  std::vector<Leaves> each;
+  for (std::size_t p = 0; p < 3; ++p) {
+    each.push_back(inputs_of(e, 10 * p));
+    if (shared) each[p][0] = each[0][0];
+  }
+  Leaves mapped;
+  for (std::size_t k = 0; k < e.in.size(); ++k) {
+    auto all = stack(V, {each[0][k], each[1][k], each[2][k]});
+    mapped.push_back(shared && k == 0 ? each[0][0] : k % 2 ? rearrange(all, Names{ellipsis, "v"}) : all);
+  }
+  std::vector<NamedArray> values;
+  for (auto& x : each) values.push_back(e.f(x));
+  check_near(vmap(e.f, V)(mapped), stack(V, values), 1e-5, shared ? "vmap with a shared input" : "vmap");
+
+  if (e.smooth == Smooth::none || !is_float(e.dtype)) return;
+  auto g = vmap(grad(Loss{e.f}), V)(mapped);
+  for (std::size_t k = 0; k < g.size(); ++k) {
+    Leaves want;
+    for (auto& x : each) {
+      auto one = grad(Loss{e.f})(x)[k];
+      if (one) want.push_back(one);
+    }
+    check_near(g[k], want.empty() ? NamedArray() : stack(V, want), 1e-5, "vmap of the gradient by input " + std::to_string(k));
+  }
+}
+
+// The graph, loop bodies included.
+void collect(const Nodes& roots, std::set<const Node*>& seen, std::set<const Op*>& ops) {
+  Nodes todo(roots);
+  while (!todo.empty()) {
+    auto n = todo.back();
+    todo.pop_back();
+    if (!n || !seen.insert(n.get()).second) continue;
+    ops.insert(n->op);
+    todo.insert(todo.end(), n->in.begin(), n->in.end());
+    if (n->op == &kLoop)
+      for (auto& r : loop_of(*n).results) todo.insert(todo.end(), r.value.begin(), r.value.end());
+  }
+}
+
+}  // namespace
+
+TEST_CASE("every op: dtype, axes, and the cpu backend against the reference") {
+  for (auto& e : all_entries()) {
+    CAPTURE(e.name);
+    auto x = inputs_of(e);
+    auto y = e.f(x);
+    CHECK(y.dtype() == e.dtype);
+    CHECK(to_string(y.axes()) == to_string(axes_of(e.axes)));
+    auto want = jit(e.f, {.backend = "reference"})(x);
+    check_near(y, want, is_float(e.dtype) ? 2e-6 : 0, e.name + ", eager");
+    check_near(jit(e.f, {.backend = "cpu"})(x), y, 0, e.name + ", jit against eager");
+  }
+}
+
+TEST_CASE("every op: gradient and second derivative against differences, in f64") {
+  for (auto& e : all_entries()) {
+    if (e.smooth == Smooth::none || !is_float(e.dtype) || e.in.empty()) continue;
+    CAPTURE(e.name);
+    auto x = inputs_of(e, 0, DType::f64);
+    check_gradient(Loss{e.f}, x, e.name);
+    if (e.smooth == Smooth::twice) check_gradient(Slope{{e.f}}, x, e.name + ", second derivative");
+  }
+}
+
+TEST_CASE("every op: vmap is a loop over the positions") {
+  for (auto& e : all_entries()) {
+    if (e.in.empty()) continue;
+    CAPTURE(e.name);
+    check_vmap(e, false);
+    if (e.in.size() > 1) check_vmap(e, true);
+  }
+}
+
+TEST_CASE("every primitive is reached by an entry, and has a gradient or is listed") {
+  const std::set<std::string> no_gradient{
+      "bitcast", "stop_gradient", "sign", "floor", "ceil", "round", "trunc", "logical_not", "bitwise_not", "isfinite", "isnan", "isinf",
+      "floor_div", "nextafter", "less", "less_equal", "equal", "not_equal", "bitwise_and", "bitwise_or", "bitwise_xor", "left_shift",
+      "right_shift", "threefry0", "threefry1", "threefry_xor", "argmax", "argmin", "argsort"};
+  std::set<const Node*> seen;
+  std::set<const Op*> reached;
+  std::vector<NamedArray> keep;   // or another node could take the place of a dead one
+  for (auto& e : all_entries()) {
+    keep.push_back(e.f(inputs_of(e)));
+    collect({keep.back().node()}, seen, reached);
+  }
+  std::set<std::string> names;
+  CHECK(prim::all_ops().size() > 60);
+  for (auto* op : prim::all_ops()) {
+    CAPTURE(op->name);
+    CHECK(names.insert(op->name).second);
+    CHECK_MESSAGE(reached.count(op), "no entry makes the primitive " << op->name);
+    CHECK_MESSAGE(bool(op->grad) != bool(no_gradient.count(op->name)), "the primitive " << op->name << (op->grad ? " is listed, but has a gradient" : " has no gradient and is not listed"));
+  }
+  for (auto& n : no_gradient) CHECK_MESSAGE(names.count(n), "there is no primitive " << n);
+}
+
+TEST_CASE("every public op has an entry") {
+  std::ifstream header(HALIAX_GOLDEN_DIR "/../../include/haliax/ops.h");
+  REQUIRE(header);
+  std::set<std::string> entries;
+  for (auto& e : all_entries()) entries.insert(e.name.substr(0, e.name.find(' ')));
+  const std::regex declared(R"(([a-z_0-9]+)\((?:Arr\b|const AxisSpec&|const Axis&|const AxisSelector&|std::initializer_list<Arr>|std::string_view))");
+  std::size_t count = 0;
+  for (std::string line; std::getline(header, line);) {
+    if (line.rfind("inline", 0) == 0) continue;   // the operators
+    line = line.substr(0, line.find("//"));
+    for (std::sregex_iterator i(line.begin(), line.end(), declared), end; i != end; ++i, ++count)
+      CHECK_MESSAGE(entries.count((*i)[1]), "no entry for " << (*i)[1]);
+  }
+  CHECK(count > 110);
+}
+
+}  // namespace ops_test
