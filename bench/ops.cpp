@@ -17,16 +17,20 @@ const char* const kCube = "[[16, 1024, 1024]]";
 
 struct Adam { NamedArray p, m, v; };                                     // a parameter and its moments
 
-struct Ops {
+struct Draw {
   DType dtype;
-  std::vector<Case> cases = {};
-
-  NamedArray draw(const AxisSpec& axes, int seed = 0) const {
+  NamedArray operator()(const AxisSpec& axes, int seed = 0) const {
     auto x = random::normal(random::key(seed), axes, dtype);
     x.eval();
     return x;
   }
-  NamedArray ids(const Axis& axis) const { return random::randint(random::key(9), axis, 0, Vocab.size).eval(); }
+};
+NamedArray ids(const Axis& axis) { return random::randint(random::key(9), axis, 0, Vocab.size).eval(); }
+
+struct Ops {
+  DType dtype;
+  Draw draw = {dtype};
+  std::vector<Case> cases = {};
 
   // `elements` are moved in all.
   void add(const char* name, const char* shape, double elements, std::function<Prepared()> prepare) {
@@ -34,22 +38,22 @@ struct Ops {
   }
 
   void elementwise() {
-    add("add", kFlat, 3 * kCount, [*this] { return jitted(haliax::add, draw({Row, Col}), draw({Row, Col}, 1)); });
-    add("fma", kFlat, 4 * kCount, [*this] {
+    add("add", kFlat, 3 * kCount, [draw = draw] { return jitted(haliax::add, draw({Row, Col}), draw({Row, Col}, 1)); });
+    add("fma", kFlat, 4 * kCount, [draw = draw] {
       auto f = [](const NamedArray& x, const NamedArray& y, const NamedArray& z) { return x * y + z; };
       return jitted(f, draw({Row, Col}), draw({Row, Col}, 1), draw({Row, Col}, 2));
     });
-    add("gelu", kFlat, 2 * kCount, [*this] { return jitted([](const NamedArray& x) { return nn::gelu(x); }, draw({Row, Col})); });
-    add("exp", kFlat, 2 * kCount, [*this] { return jitted([](const NamedArray& x) { return exp(x); }, draw({Row, Col})); });
+    add("gelu", kFlat, 2 * kCount, [draw = draw] { return jitted([](const NamedArray& x) { return nn::gelu(x); }, draw({Row, Col})); });
+    add("exp", kFlat, 2 * kCount, [draw = draw] { return jitted([](const NamedArray& x) { return exp(x); }, draw({Row, Col})); });
     add("transpose_add", "[[4096, 4096]]", 3 * kCount,
-        [*this] { return jitted(haliax::add, draw({Left, Right}), draw({Right, Left}, 1)); });
-    add("add_row", kFlat, 2 * kCount, [*this] { return jitted(haliax::add, draw({Row, Col}), draw(Col, 1)); });
-    add("add_col", kFlat, 2 * kCount, [*this] { return jitted(haliax::add, draw({Row, Col}), draw(Row, 1)); });
-    add("where_tril", kCube, 2 * kCount, [*this] {
+        [draw = draw] { return jitted(haliax::add, draw({Left, Right}), draw({Right, Left}, 1)); });
+    add("add_row", kFlat, 2 * kCount, [draw = draw] { return jitted(haliax::add, draw({Row, Col}), draw(Col, 1)); });
+    add("add_col", kFlat, 2 * kCount, [draw = draw] { return jitted(haliax::add, draw({Row, Col}), draw(Row, 1)); });
+    add("where_tril", kCube, 2 * kCount, [draw = draw] {
       auto f = [](const NamedArray& x) { return where(nn::causal_mask(Mid, Last), x, -1e9); };
       return jitted(f, draw({Outer, Mid, Last}));
     });
-    add("adamw", kFlat, 7 * kCount, [*this] {
+    add("adamw", kFlat, 7 * kCount, [dtype = dtype, draw = draw] {
       auto step = jit([](const Adam& s, const NamedArray& g) {
         auto m = 0.9 * s.m + 0.1 * g, v = 0.999 * s.v + 0.001 * g * g;
         return Adam{s.p - 1e-3 * (m / (sqrt(v) + 1e-8) + 0.1 * s.p), m, v};
@@ -62,13 +66,13 @@ struct Ops {
   void rows() {
     auto layer_norm = [](const NamedArray& x, const NamedArray& g, const NamedArray& b) { return nn::LayerNorm{Col, g, b}(x); };
     add("softmax_last", kFlat, 2 * kCount,
-        [*this] { return jitted([](const NamedArray& x) { return softmax(x, Col); }, draw({Row, Col})); });
+        [draw = draw] { return jitted([](const NamedArray& x) { return softmax(x, Col); }, draw({Row, Col})); });
     add("softmax_mid", kCube, 2 * kCount,
-        [*this] { return jitted([](const NamedArray& x) { return softmax(x, Mid); }, draw({Outer, Mid, Last})); });
-    add("layer_norm", kFlat, 2 * kCount, [*this, layer_norm] {
+        [draw = draw] { return jitted([](const NamedArray& x) { return softmax(x, Mid); }, draw({Outer, Mid, Last})); });
+    add("layer_norm", kFlat, 2 * kCount, [layer_norm, dtype = dtype, draw = draw] {
       return jitted(layer_norm, draw({Row, Col}), ones(Col, dtype).eval(), zeros(Col, dtype).eval());
     });
-    add("layer_norm_grad", kFlat, 3 * kCount, [*this, layer_norm] {
+    add("layer_norm_grad", kFlat, 3 * kCount, [layer_norm, dtype = dtype, draw = draw] {
       using Three = std::tuple<NamedArray, NamedArray, NamedArray>;
       auto f = [=](const Three& in, const NamedArray& cotangent) {
         auto [y, pull] = vjp([=](const Three& t) { return std::apply(layer_norm, t); }, in);
@@ -76,32 +80,32 @@ struct Ops {
       };
       return jitted(f, Three(draw({Row, Col}), ones(Col, dtype).eval(), zeros(Col, dtype).eval()), draw({Row, Col}, 1));
     });
-    add("sum_last", kFlat, kCount, [*this] { return jitted([](const NamedArray& x) { return sum(x, Col); }, draw({Row, Col})); });
-    add("sum_first", kFlat, kCount, [*this] { return jitted([](const NamedArray& x) { return sum(x, Row); }, draw({Row, Col})); });
+    add("sum_last", kFlat, kCount, [draw = draw] { return jitted([](const NamedArray& x) { return sum(x, Col); }, draw({Row, Col})); });
+    add("sum_first", kFlat, kCount, [draw = draw] { return jitted([](const NamedArray& x) { return sum(x, Row); }, draw({Row, Col})); });
     add("sum_mid", kCube, kCount,
-        [*this] { return jitted([](const NamedArray& x) { return sum(x, Mid); }, draw({Outer, Mid, Last})); });
+        [draw = draw] { return jitted([](const NamedArray& x) { return sum(x, Mid); }, draw({Outer, Mid, Last})); });
     add("argmax_last", kFlat, kCount,
-        [*this] { return jitted([](const NamedArray& x) { return argmax(x, Col); }, draw({Row, Col})); });
+        [draw = draw] { return jitted([](const NamedArray& x) { return argmax(x, Col); }, draw({Row, Col})); });
     add("cumsum_last", kFlat, 2 * kCount,
-        [*this] { return jitted([](const NamedArray& x) { return cumsum(x, Col); }, draw({Row, Col})); });
-    add("xent_grad", "[[1024, 50257]]", 2.0 * double(Token.size * Vocab.size), [*this] {
+        [draw = draw] { return jitted([](const NamedArray& x) { return cumsum(x, Col); }, draw({Row, Col})); });
+    add("xent_grad", "[[1024, 50257]]", 2.0 * double(Token.size * Vocab.size), [draw = draw] {
       auto loss = [](const NamedArray& logits, const NamedArray& targets) { return nn::cross_entropy_loss(logits, Vocab, targets); };
       return jitted(value_and_grad(loss), draw({Token, Vocab}), ids(Token));
     });
   }
 
   void picking() {
-    add("gather", "[[50257, 768]]", 2.0 * double(Ids.size * Embed.size), [*this] {
+    add("gather", "[[50257, 768]]", 2.0 * double(Ids.size * Embed.size), [draw = draw] {
       return jitted([](const NamedArray& t, const NamedArray& i) { return take(t, Vocab, i); }, draw({Vocab, Embed}), ids(Ids));
     });
-    add("gather_grad", "[[16384, 768]]", double((Vocab.size + Ids.size) * Embed.size), [*this] {
-      auto f = [d = dtype](const NamedArray& g, const NamedArray& i) { return at_add(zeros({Vocab, Embed}, d), {{"vocab", i}}, g); };
+    add("gather_grad", "[[16384, 768]]", double((Vocab.size + Ids.size) * Embed.size), [dtype = dtype, draw = draw] {
+      auto f = [dtype](const NamedArray& g, const NamedArray& i) { return at_add(zeros({Vocab, Embed}, dtype), {{"vocab", i}}, g); };
       return jitted(f, draw({Ids, Embed}), ids(Ids));
     });
   }
 
   void random_numbers() {
-    add("dropout_threefry", kFlat, 2 * kCount, [*this] {
+    add("dropout_threefry", kFlat, 2 * kCount, [draw = draw] {
       return jitted([](const NamedArray& x, const Key& k) { return nn::Dropout{0.1}(x, k); }, draw({Row, Col}), random::key(0));
     });
     add("uniform_threefry", "[]", kCount, [d = dtype] {

@@ -60,7 +60,7 @@ class House(unittest.TestCase):
             self.assertTrue(os.access(ROOT / name, os.X_OK), name)
 
     def test_wraps_name_what_they_provide(self):
-        for name in ("eigen", "onednn", "fmt", "doctest", "nlohmann_json"):
+        for name in ("eigen", "onednn", "fmt", "doctest", "nlohmann_json", "cli11"):
             wrap = configparser.ConfigParser(interpolation=None)
             wrap.read(ROOT / f"subprojects/{name}.wrap")
             kind = wrap.sections()[0]

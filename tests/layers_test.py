@@ -6,7 +6,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Lowest first. tests, examples and bench stand on top of everything.
+# Lowest first. examples, then bench and tests stand on top of everything.
 LAYERS = ["include/haliax", "src/base", "src/program", "src/graph", "src/ops", "src/transforms", "src/nn", "src/runtime"]
 TOP = ["examples", "bench", "tests"]
 BACKEND_SEES = ["include/haliax", "src/base", "src/program"]
@@ -34,7 +34,7 @@ def allowed(here, there, source, target):
         same = source.split("/")[:2] == target.split("/")[:2]
         return there in BACKEND_SEES or (there == "backends" and same)
     if here in TOP:
-        return there in LAYERS or here == there or (here == "tests" and there == "backends")
+        return there in LAYERS or there in (here, "examples") or (here == "tests" and there == "backends")
     return there in LAYERS and LAYERS.index(there) <= LAYERS.index(here)
 
 
@@ -89,6 +89,13 @@ class Layers(unittest.TestCase):
         self.check("src/base/name.cpp", "<haliax/axis.h>", False)
         self.check("src/base/name.cpp", "<vector>", False)
         self.check("tests/a_test.cpp", '"transforms/grad.h"', False)
+
+    def test_programs_stand_on_top(self):
+        self.check("tests/a_test.cpp", '"examples/gpt2/model.h"', False)
+        self.check("bench/a.cpp", '"examples/gpt2/model.h"', False)
+        self.check("bench/a.cpp", '"backends/cpu/step.h"', True)
+        self.check("examples/gpt2/main.cpp", '"tests/ops_entries.h"', True)
+        self.check("src/runtime/jit.cpp", '"examples/gpt2/model.h"', True)
 
     def test_a_backend_sees_base_and_program_only(self):
         self.check("backends/cpu/step.cpp", '"graph/node.h"', True)

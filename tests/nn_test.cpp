@@ -11,7 +11,8 @@ using namespace haliax;
 
 namespace {
 
-const Axis Batch{"batch", 2}, Pos{"pos", 3}, Embed{"embed", 4}, Out{"out", 2}, Heads{"heads", 2}, Size{"size", 2}, Layers{"layers", 3};
+const Axis Batch{"batch", 2}, Pos{"pos", 3}, Embed{"embed", 4}, Out{"out", 2}, Heads{"heads", 2}, Size{"size", 2},
+    Layers{"layers", 3};
 
 void close(const NamedArray& a, const std::vector<double>& expected, double tolerance = 1e-5) {
   auto values = a.doubles();
@@ -24,7 +25,8 @@ void close(const NamedArray& a, const std::vector<double>& expected, double tole
 NamedArray counted(const AxisSpec& axes) { return arange(axes).astype(DType::f32); }
 
 // What a call raises, or "" if it does not.
-template <class F> std::string message(F f) {
+template <class F>
+std::string message(F f) {
   try {
     f();
   } catch (const Error& e) { return e.what(); }
@@ -64,7 +66,7 @@ TEST_CASE("linear refuses what Haliax lets pass") {
   CHECK(has(message([&] { l(ones({Batch, Axis("embd", 4)})); }), "did you mean embd?"));
   CHECK(has(message([&] { l(ones(Axis("embed", 5))); }), "embed has size 5"));
   CHECK(has(message([&] { l(ones({Batch, Embed, Out})); }), "already has the output axis out"));
-  CHECK(has(message([&] { l(ones(Batch)); }), "nn_test.cpp"));   // where the layer was called, not where it is written
+  CHECK(has(message([&] { l(ones(Batch)); }), "nn_test.cpp"));  // where the layer was called, not where it is written
   CHECK(message([&] { nn::Linear::init(Embed, Embed, random::key(0)); }) != "");
 }
 
@@ -73,8 +75,9 @@ TEST_CASE("norms") {
   close(nn::LayerNorm::init(Embed, {.eps = 0})(x), {-2 / std::sqrt(3.5), -1 / std::sqrt(3.5), 0, 3 / std::sqrt(3.5)});
   nn::LayerNorm with{Embed, array({1, 1, 1, 2}, Embed), array({0, 0, 5, 0}, Embed), 0};
   close(with(x), {-2 / std::sqrt(3.5), -1 / std::sqrt(3.5), 5, 6 / std::sqrt(3.5)});
-  close(nn::RmsNorm::init(Embed, {.eps = 0, .use_bias = false})(x), {1 / std::sqrt(12.5), 2 / std::sqrt(12.5), 3 / std::sqrt(12.5), 6 / std::sqrt(12.5)});
-  CHECK(nn::RmsNorm::init(Embed)(x.astype(DType::bf16)).dtype() == DType::f32);   // its parameters are f32
+  close(nn::RmsNorm::init(Embed, {.eps = 0, .use_bias = false})(x),
+        {1 / std::sqrt(12.5), 2 / std::sqrt(12.5), 3 / std::sqrt(12.5), 6 / std::sqrt(12.5)});
+  CHECK(nn::RmsNorm::init(Embed)(x.astype(DType::bf16)).dtype() == DType::f32);  // its parameters are f32
   CHECK(nn::LayerNorm{Embed, {}, {}}(x.astype(DType::bf16)).dtype() == DType::bf16);
   CHECK(has(message([&] { nn::LayerNorm::init(Pos)(x); }), "axis pos"));
 }
@@ -155,13 +158,17 @@ TEST_CASE("cross entropy: ids and probabilities") {
   close(nn::cross_entropy_loss(logits, Vocab, one_hot(ids, Vocab), {.reduction = nn::Reduction::sum}), {a + b + c});
   close(nn::cross_entropy_loss(logits, Vocab, ids, {.where = arange(Pos) < 2}), {(a + b) / 2});
   close(nn::cross_entropy_loss(logits, Vocab, ids, {.reduction = nn::Reduction::none, .where = arange(Pos) < 2}), {a, b, 0});
-  close(nn::cross_entropy_loss(logits, Vocab, ids - 1, {.reduction = nn::Reduction::none}), {0, std::log(4.0), 0});   // -1 is no label
+  close(nn::cross_entropy_loss(logits, Vocab, ids - 1, {.reduction = nn::Reduction::none}),
+        {0, std::log(4.0), 0});  // -1 is no label
   CHECK(has(message([&] { nn::cross_entropy_loss(logits, "vocb", ids); }), "did you mean vocab?"));
   CHECK(has(message([&] { nn::cross_entropy_loss(logits, Vocab, astype(logits, DType::i32)); }), "i32"));
   CHECK(has(message([&] { nn::cross_entropy_loss(logits, Vocab, ones(Pos)); }), "vocab"));
 
-  close(nn::next_token_loss(Pos, Vocab, logits, ids), {(std::log(2.0) + c) / 2});   // targets 1, 0
-  CHECK(has(message([&] { nn::next_token_loss(Pos, Vocab, zeros({Pos.resize(1), Vocab}), zeros(Pos.resize(1), DType::i32)); }), "pos=1"));
+  close(nn::next_token_loss(Pos, Vocab, logits, ids), {(std::log(2.0) + c) / 2});  // targets 1, 0
+  CHECK(has(message([&] {
+              nn::next_token_loss(Pos, Vocab, zeros({Pos.resize(1), Vocab}), zeros(Pos.resize(1), DType::i32));
+            }),
+            "pos=1"));
   close(nn::binary_cross_entropy_loss(array({0, 2, -2}, Pos), array({1, 1, 0}, Pos), {.reduction = nn::Reduction::none}),
         {a, 0.126928, 0.126928});
 }
@@ -190,7 +197,7 @@ TEST_CASE("stacked blocks: init, fold, scan, single layers") {
 
   s.stacked.w = array({2, 3, 5}, Layers);
   auto x = array({1, 2}, Batch), per_layer = array({1, 0, 10}, Layers);
-  close(s.fold(x, per_layer), {(1 * 2 + 1) * 15 + 10., (2 * 2 + 1) * 15 + 10.});   // one shift for each layer
+  close(s.fold(x, per_layer), {(1 * 2 + 1) * 15 + 10., (2 * 2 + 1) * 15 + 10.});  // one shift for each layer
   close(s.fold(x, array({1, 0}, Batch)), {((1 * 2 + 1) * 3 + 1) * 5 + 1., 60});   // one for all
   NamedArray by_hand = x;
   auto blocks = s.unstacked();
@@ -230,19 +237,32 @@ TEST_CASE("policies") {
 }
 
 TEST_CASE("state dicts: names, shapes and layers of a checkpoint") {
-  struct Block { nn::LayerNorm ln; nn::Linear proj; };
-  struct Model { nn::Embedding tokens; nn::Stacked<Block> blocks; std::optional<nn::Linear> head; };
-  auto block = [](const Key& key) { return Block{nn::LayerNorm::init({Heads, Size}), nn::Linear::init({Heads, Size}, Embed, key, {.out_first = false})}; };
-  Model m{nn::Embedding::init(Pos, Embed, random::key(1)), nn::Stacked<Block>::init(Layers, block, random::split(random::key(0), Layers)), {}};
+  struct Block {
+    nn::LayerNorm ln;
+    nn::Linear proj;
+  };
+  struct Model {
+    nn::Embedding tokens;
+    nn::Stacked<Block> blocks;
+    std::optional<nn::Linear> head;
+  };
+  auto block = [](const Key& key) {
+    return Block{nn::LayerNorm::init({Heads, Size}), nn::Linear::init({Heads, Size}, Embed, key, {.out_first = false})};
+  };
+  Model m{nn::Embedding::init(Pos, Embed, random::key(1)),
+          nn::Stacked<Block>::init(Layers, block, random::split(random::key(0), Layers)),
+          {}};
   StateNames names{{"tokens", "wte"}, {"blocks", "h"}};
   auto file = to_state_dict(m, names);
   CHECK(file.tensors.size() == 1 + 3 * 4);
   CHECK(file.at("wte.weight").shape == std::vector<std::int64_t>{3, 4});
-  CHECK(file.at("h.2.proj.weight").shape == std::vector<std::int64_t>{4, 4});   // (in, out): not out_first
+  CHECK(file.at("h.2.proj.weight").shape == std::vector<std::int64_t>{4, 4});  // (in, out): not out_first
   CHECK(file.at("h.0.proj.bias").shape == std::vector<std::int64_t>{4});
   CHECK(file.at("h.1.ln.weight").shape == std::vector<std::int64_t>{4});
 
-  Model other{nn::Embedding::init(Pos, Embed, random::key(2)), nn::Stacked<Block>::init(Layers, block, random::split(random::key(3), Layers)), {}};
+  Model other{nn::Embedding::init(Pos, Embed, random::key(2)),
+              nn::Stacked<Block>::init(Layers, block, random::split(random::key(3), Layers)),
+              {}};
   file.tensors.push_back({"h.0.attn.bias", DType::f32, {1}, std::vector<std::byte>(4)});
   std::vector<std::string> unused;
   auto back = from_state_dict(file, other, names, &unused);

@@ -91,7 +91,7 @@ Entries shape_entries() {
 Entries picking_entries() {
   return {
       {"take", {"b2n5", whole("k4", 0, 5)}, [](In x) { return take(x[0], "n", x[1]); }, "b2k4"},
-      {"take with a shared axis", {"b2n5", whole("b2k4", 0, 5)}, [](In x) { return take(x[0], "n", x[1]); }, "b2k4"},
+      {"take with a shared axis", {"b2n5", whole("b2k4", 0, 5)}, [](In x) { return take(x[0], "n", x[1]); }, "k4b2"},
       {"slice", {"b2n5"}, [](In x) { return slice(x[0], "n", 1, 3); }, "b2n3"},
       {"slice from an array", {"b2n5", whole("", 0, 3)}, [](In x) { return slice(x[0], "n", x[1], 2, Name("k")); }, "b2k2"},
       {"at", {"b2n5"}, [](In x) { return at(x[0], "n", 2); }, "b2"},

@@ -25,7 +25,8 @@ NamedArray loss(const Params& p) { return sum(p.w * array({2, -1}, A)) * *p.scal
 void close(const NamedArray& a, const std::vector<double>& expected, double tolerance = 1e-6) {
   auto values = a.doubles();
   REQUIRE(values.size() == expected.size());
-  for (std::size_t i = 0; i < values.size(); ++i) CHECK(std::abs(values[i] - expected[i]) <= tolerance * std::max(1.0, std::abs(expected[i])));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    CHECK(std::abs(values[i] - expected[i]) <= tolerance * std::max(1.0, std::abs(expected[i])));
 }
 
 // AdamW on one number.
@@ -40,7 +41,8 @@ struct Scalar {
 }  // namespace
 
 TEST_CASE("adamw with clipping: the formulas, and nothing for what is not trained") {
-  auto optimizer = optim::chain(optim::clip_by_global_norm(1), optim::adamw({.learning_rate = 0.1, .b2 = 0.95, .weight_decay = 0.01}));
+  auto optimizer =
+      optim::chain(optim::clip_by_global_norm(1), optim::adamw({.learning_rate = 0.1, .b2 = 0.95, .weight_decay = 0.01}));
   auto p = start();
   auto state = optimizer.init(p);
   auto& adam = std::get<0>(std::get<1>(state));
@@ -56,7 +58,8 @@ TEST_CASE("adamw with clipping: the formulas, and nothing for what is not traine
     close(optim::global_norm(g), {norm});
     auto [updates, next] = optimizer.update(g, state, p);
     p = optim::apply_updates(p, updates), state = next;
-    w0.step(6 * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01), w1.step(-3 * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01), b.step(gb * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01);
+    w0.step(6 * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01), w1.step(-3 * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01),
+        b.step(gb * cut, t, 0.1, 0.9, 0.95, 1e-8, 0.01);
     close(p.w, {w0.p, w1.p});
     close(p.b, {b.p});
   }
@@ -100,7 +103,7 @@ TEST_CASE("sgd, momentum and schedules") {
   auto s = scheduled.init(p);
   auto before = p.w.doubles();
   auto first = scheduled.update(grad(loss)(p), s, p);
-  close(first.first.w, {0, 0});   // the rate starts from 0
+  close(first.first.w, {0, 0});  // the rate starts from 0
   auto second = scheduled.update(grad(loss)(p), first.second, p);
   close(second.first.w, {-0.05, 0.05});
 }

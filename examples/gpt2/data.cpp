@@ -17,7 +17,8 @@ std::string read_file(const fs::path& path) {
   errno = 0;
   std::ifstream in(path, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (!in.is_open() || in.bad()) throw std::runtime_error("cannot read " + path.string() + ": " + std::strerror(errno ? errno : EIO));
+  if (!in.is_open() || in.bad())
+    throw std::runtime_error("cannot read " + path.string() + ": " + std::strerror(errno ? errno : EIO));
   return text;
 }
 
@@ -29,8 +30,10 @@ bool is_hidden(const fs::path& path) {
 std::vector<fs::path> files_below(const fs::path& folder) {
   std::vector<fs::path> files;
   for (auto it = fs::recursive_directory_iterator(folder); it != fs::recursive_directory_iterator(); ++it) {
-    if (is_hidden(it->path())) it.disable_recursion_pending();
-    else if (it->is_regular_file()) files.push_back(it->path());
+    if (is_hidden(it->path()))
+      it.disable_recursion_pending();
+    else if (it->is_regular_file())
+      files.push_back(it->path());
   }
   std::sort(files.begin(), files.end());
   return files;
@@ -47,7 +50,7 @@ std::string read_text(const std::vector<std::string>& paths) {
         continue;
       }
       for (auto& file : files_below(path))
-        if (auto text = read_file(file); text.find('\0') == text.npos) all += text;   // others are no text
+        if (auto text = read_file(file); text.find('\0') == text.npos) all += text;  // others are no text
     } catch (const fs::filesystem_error& e) { throw std::runtime_error("cannot read " + path + ": " + e.code().message()); }
   }
   if (all.empty()) throw std::runtime_error("there is no text to train on in what was given");
@@ -57,15 +60,15 @@ std::string read_text(const std::vector<std::string>& paths) {
 Batches::Batches(std::string text, std::int64_t batch, std::int64_t seq_len, std::uint64_t seed)
     : text_(std::move(text)), batch_(batch), seq_len_(seq_len), random_(seed) {
   if (std::int64_t(text_.size()) < seq_len)
-    throw std::runtime_error("the text has " + std::to_string(text_.size()) + " bytes, but an example takes " + std::to_string(seq_len) +
-                             "; give more text or a smaller --seq");
+    throw std::runtime_error("the text has " + std::to_string(text_.size()) + " bytes, but an example takes " +
+                             std::to_string(seq_len) + "; give more text or a smaller --seq");
 }
 
 std::vector<std::int32_t> Batches::next() {
   std::vector<std::int32_t> ids;
   ids.reserve(std::size_t(batch_ * seq_len_));
   for (std::int64_t b = 0; b < batch_; ++b) {
-    auto start = random_() % (text_.size() - std::size_t(seq_len_) + 1);   // the same on every machine
+    auto start = random_() % (text_.size() - std::size_t(seq_len_) + 1);  // the same on every machine
     for (std::int64_t i = 0; i < seq_len_; ++i) ids.push_back(static_cast<unsigned char>(text_[start + std::size_t(i)]));
   }
   return ids;

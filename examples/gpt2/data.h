@@ -7,14 +7,16 @@
 
 namespace gpt2 {
 
-// The text of files, and of all text files below folders, in the order of their names. Raises for what cannot be read and for no text.
+// The text of files, and of all text files below folders, in the order of their names. Raises for what cannot be read and for no
+// text.
 std::string read_text(const std::vector<std::string>& paths);
 
 // Windows of the text at random places.
 class Batches {
  public:
-  Batches(std::string text, std::int64_t batch, std::int64_t seq_len, std::uint64_t seed);   // raises for a text shorter than a window
-  std::vector<std::int32_t> next();            // (batch, position)
+  Batches(std::string text, std::int64_t batch, std::int64_t seq_len,
+          std::uint64_t seed);       // raises for a text shorter than a window
+  std::vector<std::int32_t> next();  // (batch, position)
 
  private:
   std::string text_;

@@ -1,4 +1,5 @@
-// gpt2 train [paths...]: trains a small GPT-2 on the bytes of text, prints losses and a sample. gpt2 sample --weights FILE: only samples.
+// gpt2 train [paths...]: trains a small GPT-2 on the bytes of text, prints losses and a sample. gpt2 sample --weights FILE: only
+// samples.
 #include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
@@ -19,9 +20,9 @@ struct Command {
   int tokens = 400;
 };
 
-// A tenth of the way up (at most 100 steps), then down along half a cosine.
+// A tenth of the way up (20 steps), then down along half a cosine.
 double rate(double peak, double done, std::size_t step) {
-  double up = std::min(1.0, double(step + 1) / 100);
+  double up = std::min(1.0, double(step + 1) / 20);
   return peak * up * (0.1 + 0.9 * 0.5 * (1 + std::cos(std::numbers::pi * done)));
 }
 
@@ -45,9 +46,9 @@ void train(Command c) {
   gpt2::Batches batches(std::move(text), o.batch, o.seq_len, std::uint64_t(o.seed));
   gpt2::Run run(o);
   if (!c.weights.empty()) run.load(c.weights);
-  std::printf("%.2f MB of text; %lld layers, %lld heads, embed %lld, %lld positions: %.2f million parameters\n", double(size) / 1e6,
-              static_cast<long long>(o.layers), static_cast<long long>(o.heads), static_cast<long long>(o.embed),
-              static_cast<long long>(o.seq_len), double(run.parameters()) / 1e6);
+  std::printf("%.2f MB of text; %lld layers, %lld heads, embed %lld, %lld positions: %.2f million parameters\n",
+              double(size) / 1e6, static_cast<long long>(o.layers), static_cast<long long>(o.heads),
+              static_cast<long long>(o.embed), static_cast<long long>(o.seq_len), double(run.parameters()) / 1e6);
   std::fflush(stdout);
 
   gpt2::Progress progress(c.steps, c.seconds, o.batch * o.seq_len);
@@ -56,7 +57,8 @@ void train(Command c) {
     progress.add(loss);
     if (!std::isfinite(loss)) {
       progress.finish();
-      throw std::runtime_error("the loss is not finite after " + std::to_string(progress.losses().size()) + " steps; try a smaller --lr");
+      throw std::runtime_error("the loss is not finite after " + std::to_string(progress.losses().size()) +
+                               " steps; try a smaller --lr");
     }
   }
   progress.finish();
@@ -75,7 +77,9 @@ void train(Command c) {
 void add_common(CLI::App& app, Command& c) {
   app.add_option("--prompt", c.prompt, "what a sample continues")->capture_default_str();
   app.add_option("--tokens", c.tokens, "length of the sample in bytes")->check(CLI::Range(0, 1000000))->capture_default_str();
-  app.add_option("--temperature", c.temperature, "0 takes the likeliest byte")->check(CLI::NonNegativeNumber)->capture_default_str();
+  app.add_option("--temperature", c.temperature, "0 takes the likeliest byte")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app.add_option("--sample-seed", c.sample_seed, "another number, another sample")->capture_default_str();
   app.add_option("--threads", c.run.threads, "0: one for each core")->check(CLI::Range(0, 1024))->capture_default_str();
   app.add_option("--backend", c.run.backend, "cpu or reference")->capture_default_str();
@@ -101,7 +105,8 @@ int run(int argc, char** argv) {
   t->add_option("--dropout", c.run.dropout)->check(CLI::Range(0.0, 1.0))->capture_default_str();
   t->add_option("--policy", c.run.policy, "dtypes, as p=f32,c=bf16,o=f32")->capture_default_str();
   t->add_option("--activation", c.run.activation)->capture_default_str();
-  t->add_option("--checkpointing", c.run.checkpointing, "what is made again in the backward pass: none, carries, nested")->capture_default_str();
+  t->add_option("--checkpointing", c.run.checkpointing, "what is made again in the backward pass: none, carries, nested")
+      ->capture_default_str();
   t->add_flag("--untied", c.run.untied, "a head of its own instead of the token embeddings");
   t->add_flag("--chunked-loss", c.run.chunked_loss, "never hold all logits");
   t->add_option("--seed", c.run.seed)->capture_default_str();
@@ -116,9 +121,7 @@ int run(int argc, char** argv) {
 
   try {
     app.parse(argc, argv);
-  } catch (const CLI::Success& e) {
-    return app.exit(e);
-  } catch (const CLI::ParseError& e) {
+  } catch (const CLI::Success& e) { return app.exit(e); } catch (const CLI::ParseError& e) {
     std::fprintf(stderr, "gpt2: %s\n", e.what());
     return 2;
   }

@@ -1,4 +1,5 @@
-// GPT-2, as the Levanter introduction writes it. No batch axis anywhere: it is added by vmap, or simply by giving arrays that have it.
+// GPT-2, as the Levanter introduction writes it. No batch axis anywhere: it is added by vmap, or simply by giving arrays that
+// have it.
 #pragma once
 #include <cmath>
 #include <string>
@@ -12,13 +13,13 @@ using namespace haliax;
 struct Gpt2Config {
   static constexpr bool is_static = true;
   std::int64_t seq_len = 1024, hidden_dim = 768, num_layers = 12, num_heads = 12, mlp_scale = 4;
-  double initializer_range = 0.02;             // the standard deviation of the embeddings
+  double initializer_range = 0.02;  // the standard deviation of all weights at first
   double embed_pdrop = 0.1, attn_pdrop = 0.1, resid_pdrop = 0.1;
   double layer_norm_epsilon = 1e-5;
-  nn::Activation activation = nn::gelu;        // with tanh, as GPT-2 has it; nn::activation("relu") and so on
-  bool tied = true;                            // logits by the token embeddings, or by a matrix of their own
-  bool scale_by_inverse_layer_idx = false;     // divides the scores of layer i by i + 1
-  bool upcast_attention = false;               // scores and softmax in f32
+  nn::Activation activation = nn::gelu;     // with tanh, as GPT-2 has it; nn::activation("relu") and so on
+  bool tied = true;                         // logits by the token embeddings, or by a matrix of their own
+  bool scale_by_inverse_layer_idx = false;  // divides the scores of layer i by i + 1
+  bool upcast_attention = false;            // scores and softmax in f32
   ScanCheckpoint gradient_checkpointing = {};
 
   Axis Pos() const { return {"position", seq_len}; }
@@ -27,13 +28,21 @@ struct Gpt2Config {
   Axis Heads() const { return {"heads", num_heads}; }
   Axis HeadSize() const { return {"head_size", hidden_dim / num_heads}; }
   Axis Mlp() const { return {"mlp", hidden_dim * mlp_scale}; }
-  void check() const;                          // raises for sizes that make no model
+  // A projection with `inputs` inputs. What adds to the residual stream starts smaller, the more layers there are.
+  nn::LinearOptions linear(std::int64_t inputs, bool to_residual) const {
+    double scale = initializer_range * std::sqrt(double(inputs));
+    return {.out_first = false, .init_scale = to_residual ? scale / std::sqrt(2. * double(num_layers)) : scale};
+  }
+  void check() const;  // raises for sizes that make no model
   friend bool operator==(const Gpt2Config&, const Gpt2Config&) = default;
 };
 
 inline void Gpt2Config::check() const {
-  for (auto [name, size] : {std::pair{"seq_len", seq_len}, {"hidden_dim", hidden_dim}, {"num_layers", num_layers},
-                            {"num_heads", num_heads}, {"mlp_scale", mlp_scale}})
+  for (auto [name, size] : {std::pair{"seq_len", seq_len},
+                            {"hidden_dim", hidden_dim},
+                            {"num_layers", num_layers},
+                            {"num_heads", num_heads},
+                            {"mlp_scale", mlp_scale}})
     if (size < 1) throw Error("[gpt2] " + std::string(name) + " is " + std::to_string(size) + "; it must be at least 1");
   if (hidden_dim % num_heads)
     throw Error("[gpt2] hidden_dim " + std::to_string(hidden_dim) + " cannot be shared by " + std::to_string(num_heads) +
@@ -41,16 +50,16 @@ inline void Gpt2Config::check() const {
 }
 
 struct Gpt2Attention {
-  nn::Linear c_attn;                           // (embed) -> (qkv, heads, head_size)
-  nn::Linear c_proj;                           // (heads, head_size) -> (embed)
+  nn::Linear c_attn;  // (embed) -> (qkv, heads, head_size)
+  nn::Linear c_proj;  // (heads, head_size) -> (embed)
   nn::Dropout dropout;
   Gpt2Config config;
 
   static Gpt2Attention init(const Gpt2Config& config, const Key& key) {
     auto [k_attn, k_proj] = random::split<2>(key);
     auto Embed = config.Embed(), Heads = config.Heads(), HeadSize = config.HeadSize();
-    return {.c_attn = nn::Linear::init(Embed, {Axis("qkv", 3), Heads, HeadSize}, k_attn, {.out_first = false}),
-            .c_proj = nn::Linear::init({Heads, HeadSize}, Embed, k_proj, {.out_first = false}),
+    return {.c_attn = nn::Linear::init(Embed, {Axis("qkv", 3), Heads, HeadSize}, k_attn, config.linear(Embed.size, false)),
+            .c_proj = nn::Linear::init({Heads, HeadSize}, Embed, k_proj, config.linear(Embed.size, true)),
             .dropout = {config.attn_pdrop},
             .config = config};
   }
@@ -67,7 +76,7 @@ struct Gpt2Attention {
     q = config.scale_by_inverse_layer_idx ? q * astype(scale / (layer_idx + 1.), q.dtype()) : q * scale;
     if (config.upcast_attention) q = q.astype(DType::f32), k = k.astype(DType::f32);
 
-    auto scores = dot(q, k, HeadSize);         // (position, heads, key_position)
+    auto scores = dot(q, k, HeadSize);  // (position, heads, key_position)
     scores = where(nn::causal_mask(Pos, KeyPos), scores, -1e9);
     auto weights = softmax(scores, KeyPos).astype(hidden_states.dtype());
     weights = dropout(weights, key, inference);
@@ -76,13 +85,13 @@ struct Gpt2Attention {
 };
 
 struct Gpt2Mlp {
-  nn::Linear c_fc, c_proj;                     // (embed) -> (mlp) -> (embed)
+  nn::Linear c_fc, c_proj;  // (embed) -> (mlp) -> (embed)
   nn::Activation act;
 
   static Gpt2Mlp init(const Gpt2Config& config, const Key& key) {
     auto [k_fc, k_proj] = random::split<2>(key);
-    return {.c_fc = nn::Linear::init(config.Embed(), config.Mlp(), k_fc, {.out_first = false}),
-            .c_proj = nn::Linear::init(config.Mlp(), config.Embed(), k_proj, {.out_first = false}),
+    return {.c_fc = nn::Linear::init(config.Embed(), config.Mlp(), k_fc, config.linear(config.hidden_dim, false)),
+            .c_proj = nn::Linear::init(config.Mlp(), config.Embed(), k_proj, config.linear(config.Mlp().size, true)),
             .act = config.activation};
   }
   NamedArray operator()(const NamedArray& x) const { return c_proj(act(c_fc(x))); }
@@ -129,7 +138,7 @@ struct Gpt2Transformer {
 };
 
 struct Gpt2Embeddings {
-  nn::Embedding token_embeddings, position_embeddings;   // (vocab, embed), (position, embed)
+  nn::Embedding token_embeddings, position_embeddings;  // (vocab, embed), (position, embed)
   nn::Dropout dropout;
 
   static Gpt2Embeddings init(const Axis& Vocab, const Gpt2Config& config, const Key& key) {
@@ -143,7 +152,8 @@ struct Gpt2Embeddings {
     auto Pos = input_ids.resolve_axis("position");
     auto most = position_embeddings.Vocab.size;
     if (Pos.size > most)
-      throw Error("[gpt2] the text has " + std::to_string(Pos.size) + " positions, but the model has been made for " + std::to_string(most));
+      throw Error("[gpt2] the text has " + std::to_string(Pos.size) + " positions, but the model has been made for " +
+                  std::to_string(most));
     auto x = token_embeddings(input_ids) + slice(position_embeddings.weight, "position", 0, Pos.size);
     return dropout(x, key, inference);
   }
@@ -152,19 +162,22 @@ struct Gpt2Embeddings {
 struct Gpt2LMHeadModel {
   Gpt2Transformer transformer;
   Gpt2Embeddings embeddings;
-  std::optional<nn::Linear> lm_head;           // (embed) -> (vocab); none if tied
+  std::optional<nn::Linear> lm_head;  // (embed) -> (vocab); none if tied
 
   static Gpt2LMHeadModel init(const Axis& Vocab, const Gpt2Config& config, const Key& key) {
     config.check();
     auto [k_transformer, k_embeddings, k_head] = random::split<3>(key);
     Gpt2LMHeadModel m{Gpt2Transformer::init(config, k_transformer), Gpt2Embeddings::init(Vocab, config, k_embeddings), {}};
-    if (!config.tied) m.lm_head = nn::Linear::init(config.Embed(), Vocab, k_head, {.use_bias = false});
+    if (!config.tied)
+      m.lm_head =
+          nn::Linear::init(config.Embed(), Vocab, k_head,
+                           {.use_bias = false, .init_scale = config.initializer_range * std::sqrt(double(config.hidden_dim))});
     return m;
   }
 
   const Gpt2Config& config() const { return transformer.blocks.stacked.attn.config; }
   const Axis& Vocab() const { return embeddings.token_embeddings.Vocab; }
-  const NamedArray& head() const { return lm_head ? lm_head->weight : embeddings.token_embeddings.weight; }   // (vocab, embed)
+  const NamedArray& head() const { return lm_head ? lm_head->weight : embeddings.token_embeddings.weight; }  // (vocab, embed)
 
   // input_ids (position) -> (position, embed), what the head makes logits of; a loss in chunks starts from here.
   NamedArray hidden_states(const NamedArray& input_ids, const Key& key = {}, bool inference = true) const {

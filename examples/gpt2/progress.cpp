@@ -28,7 +28,10 @@ std::string clock_text(double seconds) {
 }  // namespace
 
 Progress::Progress(std::int64_t steps, double seconds, std::int64_t tokens_per_step)
-    : steps_(steps), tokens_per_step_(tokens_per_step), seconds_(seconds), terminal_(isatty(STDERR_FILENO)),
+    : steps_(steps),
+      tokens_per_step_(tokens_per_step),
+      seconds_(seconds),
+      terminal_(isatty(STDERR_FILENO)),
       start_(std::chrono::steady_clock::now()) {}
 
 double Progress::elapsed() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
@@ -39,7 +42,7 @@ double Progress::done() const {
 
 void Progress::add(double loss) {
   losses_.push_back(loss);
-  if (losses_.size() == 1) first_ = elapsed();   // it also traced and compiled
+  if (losses_.size() == 1) first_ = elapsed();  // it also traced and compiled
   smooth_ = losses_.size() == 1 ? loss : smooth_ + (loss - smooth_) * std::max(0.05, 1.0 / double(losses_.size()));
   if (elapsed() - drawn_ >= (terminal_ ? 0.1 : 5)) draw(false);
 }
@@ -53,8 +56,8 @@ void Progress::draw(bool last) {
   double speed = n > 1 && drawn_ > first_ ? double((n - 1) * tokens_per_step_) / (drawn_ - first_) : 0, share = done();
   std::string left = share > 0 ? clock_text(drawn_ / share * (1 - share)) : "?";
   char text[160];
-  std::snprintf(text, sizeof text, "step %lld  loss %.4f  %.0f tokens/s  %s left  %.0f MiB", static_cast<long long>(n), smooth_, speed,
-                left.c_str(), resident_mib());
+  std::snprintf(text, sizeof text, "step %lld  loss %.4f  %.0f tokens/s  %s left  %.0f MiB", static_cast<long long>(n), smooth_,
+                speed, left.c_str(), resident_mib());
   if (!terminal_) {
     std::fprintf(stderr, "%s\n", text);
     return;
@@ -75,17 +78,20 @@ void write_loss_curve(const std::string& path, const std::vector<double>& losses
   auto y = [&](double l) { return height - margin - (height - 2 * margin) * (l - low) / (high - low); };
 
   std::ofstream out(path);
-  out << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " << width << ' ' << height << "\" font-family=\"sans-serif\" font-size=\"12\">\n"
+  out << "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " << width << ' ' << height
+      << "\" font-family=\"sans-serif\" font-size=\"12\">\n"
       << "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n";
   for (int i = 0; i <= 4; ++i) {
     double l = low + (high - low) * i / 4;
     char label[16];
     std::snprintf(label, sizeof label, "%.2f", l);
-    out << "<line x1=\"" << margin << "\" x2=\"" << width - margin << "\" y1=\"" << y(l) << "\" y2=\"" << y(l) << "\" stroke=\"#ddd\"/>"
+    out << "<line x1=\"" << margin << "\" x2=\"" << width - margin << "\" y1=\"" << y(l) << "\" y2=\"" << y(l)
+        << "\" stroke=\"#ddd\"/>"
         << "<text x=\"" << margin - 6 << "\" y=\"" << y(l) + 4 << "\" text-anchor=\"end\">" << label << "</text>\n";
   }
   out << "<text x=\"" << width / 2 << "\" y=\"" << height - 12 << "\" text-anchor=\"middle\">" << n << " steps</text>\n"
-      << "<text x=\"" << width / 2 << "\" y=\"24\" text-anchor=\"middle\">loss</text>\n<polyline fill=\"none\" stroke=\"#2266cc\" points=\"";
+      << "<text x=\"" << width / 2
+      << "\" y=\"24\" text-anchor=\"middle\">loss</text>\n<polyline fill=\"none\" stroke=\"#2266cc\" points=\"";
   for (std::size_t i = 0; i < n; ++i)
     if (std::isfinite(losses[i])) out << x(i) << ',' << y(losses[i]) << ' ';
   out << "\"/>\n</svg>\n";

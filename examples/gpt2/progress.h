@@ -8,9 +8,9 @@ namespace gpt2 {
 
 class Progress {
  public:
-  Progress(std::int64_t steps, double seconds, std::int64_t tokens_per_step);   // 0: no limit of that kind
+  Progress(std::int64_t steps, double seconds, std::int64_t tokens_per_step);  // 0: no limit of that kind
   double elapsed() const;
-  double done() const;                         // 0 ... 1, by the limit that is nearer
+  double done() const;  // 0 ... 1, by the limit that is nearer
   void add(double loss);
   void finish();
   const std::vector<double>& losses() const { return losses_; }

@@ -8,15 +8,20 @@ namespace {
 
 // The rate comes from outside, since how long the training lasts may be a matter of seconds.
 struct RateFromState {
-  template <class T> NamedArray init(const T&) const { return zeros({}); }
-  template <class T> std::pair<T, NamedArray> update(const T& updates, const NamedArray& rate, const T&) const {
+  template <class T>
+  NamedArray init(const T&) const {
+    return zeros({});
+  }
+  template <class T>
+  std::pair<T, NamedArray> update(const T& updates, const NamedArray& rate, const T&) const {
     return {tree_map([&](const NamedArray& u) { return u ? u * -rate : u; }, updates), rate};
   }
 };
+// Matrices, but neither norms nor biases.
+bool decays(std::string_view path, const NamedArray&) { return path.ends_with("weight") && path.find("ln_") == path.npos; }
 auto make_optimizer(const RunOptions& o) {
   return optim::chain(optim::clip_by_global_norm(1), optim::scale_by_adam(0.9, 0.95),
-                      optim::add_decayed_weights(o.weight_decay, [](std::string_view, const NamedArray& p) { return p.ndim() > 2; }),
-                      RateFromState{});
+                      optim::add_decayed_weights(o.weight_decay, decays), RateFromState{});
 }
 using Optimizer = decltype(make_optimizer(std::declval<RunOptions>()));
 
@@ -46,26 +51,32 @@ NamedArray integers(const std::vector<std::int32_t>& values, const AxisSpec& axe
 // (model, state, ids (batch, position), key, steps made so far, learning rate) -> model, state, loss
 auto jitted_step(const RunOptions& o) {
   auto step = make_train_step(make_optimizer(o), {.policy = Policy(o.policy), .chunked = o.chunked_loss});
-  return jit([step, Batch = Axis("batch", o.batch)](const Gpt2LMHeadModel& model, const OptState<Optimizer>& state, const NamedArray& ids,
-                                                    const Key& key, const NamedArray& count, const NamedArray& rate) {
-    auto now = state;
-    std::get<NamedArray>(now) = rate;
-    return step(model, now, ids, random::split(random::fold_in(key, count), Batch));
-  }, {.donate = {0, 1}, .backend = o.backend});
+  return jit(
+      [step, Batch = Axis("batch", o.batch)](const Gpt2LMHeadModel& model, const OptState<Optimizer>& state,
+                                             const NamedArray& ids, const Key& key, const NamedArray& count,
+                                             const NamedArray& rate) {
+        auto now = state;
+        std::get<NamedArray>(now) = rate;
+        return step(model, now, ids, random::split(random::fold_in(key, count), Batch));
+      },
+      {.donate = {0, 1}, .backend = o.backend});
 }
-// (model, ids (position), the last position that counts, key, temperature) -> id
+// (model, ids (position), the last position that counts, key, tokens drawn so far, temperature) -> id
 auto jitted_next_token(const RunOptions& o) {
-  return jit([policy = Policy(o.policy)](const Gpt2LMHeadModel& model, const NamedArray& ids, const NamedArray& last, const Key& key,
-                                         const NamedArray& temperature) {
-    auto m = policy.cast_to_compute(model);
-    auto logits = dot(at(m.hidden_states(ids), "position", last), m.head(), "embed").astype(DType::f32);
-    auto drawn = random::categorical(key, logits / maximum(temperature, 1e-6), "vocab");
-    return where(temperature > 0., drawn, argmax(logits, "vocab"));
-  }, {.backend = o.backend});
+  return jit(
+      [policy = Policy(o.policy)](const Gpt2LMHeadModel& model, const NamedArray& ids, const NamedArray& last, const Key& key,
+                                  const NamedArray& count, const NamedArray& temperature) {
+        auto m = policy.cast_to_compute(model);
+        auto logits = dot(at(m.hidden_states(ids), "position", last), m.head(), "embed").astype(DType::f32);
+        auto drawn = random::categorical(random::fold_in(key, count), logits / maximum(temperature, 1e-6), "vocab");
+        return where(temperature > 0., drawn, argmax(logits, "vocab"));
+      },
+      {.backend = o.backend});
 }
 Gpt2LMHeadModel new_model(const RunOptions& o, const Key& key) {
-  return jit([Vocab = Axis("vocab", o.vocab), config = config_of(o)](const Key& k) { return Gpt2LMHeadModel::init(Vocab, config, k); },
-             {.backend = o.backend})(key);
+  return jit(
+      [Vocab = Axis("vocab", o.vocab), config = config_of(o)](const Key& k) { return Gpt2LMHeadModel::init(Vocab, config, k); },
+      {.backend = o.backend})(key);
 }
 const RunOptions& checked(const RunOptions& o) {
   if (o.vocab < 1) throw Error("[gpt2] a vocabulary needs tokens");
@@ -79,12 +90,18 @@ const RunOptions& checked(const RunOptions& o) {
 
 struct Run::Impl {
   explicit Impl(const RunOptions& o)
-      : options(checked(o)), Batch("batch", o.batch), Pos("position", o.seq_len), keys(random::split<3>(random::key(o.seed))),
-        model(new_model(o, keys[0])), opt_state(make_optimizer(o).init(model)), step(jitted_step(o)), next_token(jitted_next_token(o)) {}
+      : options(checked(o)),
+        Batch("batch", o.batch),
+        Pos("position", o.seq_len),
+        keys(random::split<3>(random::key(o.seed))),
+        model(new_model(o, keys[0])),
+        opt_state(make_optimizer(o).init(model)),
+        step(jitted_step(o)),
+        next_token(jitted_next_token(o)) {}
 
   RunOptions options;
   Axis Batch, Pos;
-  std::array<Key, 3> keys;                     // of the weights, of training, of samples
+  std::array<Key, 3> keys;  // of the weights, of training, of samples
   Gpt2LMHeadModel model;
   OptState<Optimizer> opt_state;
   decltype(jitted_step({})) step;
@@ -131,15 +148,14 @@ std::vector<std::int32_t> Run::sample(std::vector<std::int32_t> prompt, int coun
   auto& r = *impl_;
   if (prompt.empty()) prompt.push_back('\n');
   auto window = std::size_t(r.Pos.size);
-  auto key_of_sample = random::fold_in(r.keys[2], seed);
+  auto key = random::fold_in(r.keys[2], seed);
   const NamedArray heat = temperature;
   for (int i = 0; i < count; ++i) {
     // The last positions that the model can see; what is behind the last one is masked by causality.
     auto seen = std::min(window, prompt.size());
     std::vector<std::int32_t> ids(prompt.end() - std::ptrdiff_t(seen), prompt.end());
     ids.resize(window);
-    auto key = random::fold_in(key_of_sample, i);
-    auto next = r.next_token(r.model, integers(ids, r.Pos), integers({std::int32_t(seen) - 1}, {}), key, heat);
+    auto next = r.next_token(r.model, integers(ids, r.Pos), integers({std::int32_t(seen) - 1}, {}), key, integers({i}, {}), heat);
     prompt.push_back(std::int32_t(next.item()));
   }
   prompt.erase(prompt.begin(), prompt.end() - count);

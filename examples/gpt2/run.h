@@ -15,7 +15,8 @@ struct RunOptions {
   int threads = 0;
 };
 
-// The options with the sizes of the model in a file: one of `save`, or a GPT-2 of Hugging Face, whose heads are taken to be 64 wide.
+// The options with the sizes of the model in a file: one of `save`, or a GPT-2 of Hugging Face, whose heads are taken to be 64
+// wide.
 RunOptions sizes_of(const std::string& weights, RunOptions);
 
 // A model, its optimiser and its random numbers.
@@ -23,7 +24,7 @@ class Run {
  public:
   explicit Run(const RunOptions&);
   ~Run();
-  void load(const std::string& weights);       // raises unless the sizes are those of the options
+  void load(const std::string& weights);  // raises unless the sizes are those of the options
 
   std::int64_t parameters() const;
   // ids (batch, position) -> the loss before the step.

@@ -34,6 +34,7 @@ struct JitReport {
 };
 
 namespace detail {
+bool is_tracing();                               // inside grad, vmap, scan or jit
 class JitCore {
  public:
   explicit JitCore(JitOptions);
@@ -60,6 +61,7 @@ template <class F> class Jitted {
   Jitted(F f, JitOptions options) : f_(std::move(f)), core_(std::make_shared<detail::JitCore>(std::move(options))) {}
   template <class... A> auto operator()(const A&... args) const {
     using R = std::decay_t<std::invoke_result_t<const F&, const A&...>>;
+    if (detail::is_tracing()) return R(f_(args...));   // inside another trace f is part of that graph
     std::tuple<const A&...> in(args...);
     Walk w;
     w.with_statics = true;

@@ -1,5 +1,5 @@
-// Layers, activations, attention and losses. A layer is a plain struct: a tree of arrays (haliax/tree.h) with a static `init` and a call
-// operator. What it names axes by, its sizes and its options are static fields; no layer keeps a key.
+// Layers, activations, attention and losses. A layer is a plain struct: a tree of arrays (haliax/tree.h) with a static `init` and
+// a call operator. What it names axes by, its sizes and its options are static fields; no layer keeps a key.
 #pragma once
 #include <memory>
 #include <optional>
@@ -19,7 +19,8 @@ class Here;
 
 namespace nn {
 
-// Set for the length of a layer's call: what goes wrong inside is reported where the layer was called, under the path of its weight.
+// Set for the length of a layer's call: what goes wrong inside is reported where the layer was called, under the path of its
+// weight.
 class LayerScope {
  public:
   explicit LayerScope(const Arr& input, const NamedArray& weight = {});
@@ -32,68 +33,81 @@ class LayerScope {
 
 // ---- activations ---------------------------------------------------------------------------------------------------------
 NamedArray relu(Arr), relu6(Arr), relu_squared(Arr), leaky_relu(Arr), elu(Arr), celu(Arr), selu(Arr);
-NamedArray gelu(Arr), gelu(Arr, bool approximate);                   // approximate (the default): with tanh; else with erf
-NamedArray gelu_exact(Arr), quick_gelu(Arr);                         // gelu(x, false); x * sigmoid(1.702 x)
-NamedArray sigmoid(Arr), log_sigmoid(Arr), silu(Arr), softplus(Arr), soft_sign(Arr), hard_sigmoid(Arr), hard_silu(Arr), hard_tanh(Arr);
-NamedArray glu(Arr, const AxisSelector&);                            // one half times the sigmoid of the other; the axis halves
+NamedArray gelu(Arr), gelu(Arr, bool approximate);  // approximate (the default): with tanh; else with erf
+NamedArray gelu_exact(Arr), quick_gelu(Arr);        // gelu(x, false); x * sigmoid(1.702 x)
+NamedArray sigmoid(Arr), log_sigmoid(Arr), silu(Arr), softplus(Arr), soft_sign(Arr), hard_sigmoid(Arr), hard_silu(Arr),
+    hard_tanh(Arr);
+NamedArray glu(Arr, const AxisSelector&);  // one half times the sigmoid of the other; the axis halves
 
 using Activation = NamedArray (*)(Arr);
 // By the names of Haliax and of Hugging Face's configs; there "gelu" is the exact one and "gelu_new" the one with tanh. Raises.
 Activation activation(std::string_view name);
 
 // ---- layers --------------------------------------------------------------------------------------------------------------
-struct LinearOptions { bool use_bias = true, out_first = true; double init_scale = 1; };
+struct LinearOptions {
+  bool use_bias = true, out_first = true;
+  double init_scale = 1;
+};
 struct Linear {
-  NamedArray weight;                                                 // (Out..., In...), or (In..., Out...) if not out_first
-  std::optional<NamedArray> bias;                                    // (Out...)
+  NamedArray weight;               // (Out..., In...), or (In..., Out...) if not out_first
+  std::optional<NamedArray> bias;  // (Out...)
   AxisSpec In, Out;
 
   // The weight: normal, cut at 3 standard deviations, times init_scale / sqrt(size of In). The bias: zeros.
   static Linear init(const AxisSpec& In, const AxisSpec& Out, const Key&, LinearOptions = {});
-  NamedArray operator()(Arr x) const;                                // (..., In in any places) -> (..., Out...)
+  NamedArray operator()(Arr x) const;  // (..., In in any places) -> (..., Out...)
 };
 
-struct NormOptions { double eps = 1e-5; bool use_weight = true, use_bias = true; };
+struct NormOptions {
+  double eps = 1e-5;
+  bool use_weight = true, use_bias = true;
+};
 struct LayerNorm {
   AxisSpec axis;
-  std::optional<NamedArray> weight, bias;                            // (axis...)
+  std::optional<NamedArray> weight, bias;  // (axis...)
   double eps = 1e-5;
 
   static LayerNorm init(const AxisSpec& axis, NormOptions = {});
-  NamedArray operator()(Arr x) const;                                // weight * (x - mean) / sqrt(var + eps) + bias
+  NamedArray operator()(Arr x) const;  // weight * (x - mean) / sqrt(var + eps) + bias
 };
 struct RmsNorm {
   AxisSpec axis;
   std::optional<NamedArray> weight, bias;
   double eps = 1e-5;
-  DType dtype = DType::f32;                                          // to compute in
+  DType dtype = DType::f32;  // to compute in
 
   static RmsNorm init(const AxisSpec& axis, NormOptions = {});
-  NamedArray operator()(Arr x) const;                                // weight * x / sqrt(mean(x * x) + eps) + bias
+  NamedArray operator()(Arr x) const;  // weight * x / sqrt(mean(x * x) + eps) + bias
 };
 
 struct Dropout {
   double pdrop = 0.5;
-  Names broadcast_axes = {};                                         // along these, all share one mask
+  Names broadcast_axes = {};  // along these, all share one mask
   bool inference = false;
 
   // x / (1 - pdrop) or 0; x itself in inference. Needs a key otherwise. `inference`, if given, wins over the field.
   NamedArray operator()(Arr x, const Key& key = {}, std::optional<bool> inference = {}) const;
 };
 
-struct EmbeddingOptions { double init_scale = 1; };                  // the standard deviation times the size of Embed
+struct EmbeddingOptions {
+  double init_scale = 1;  // the standard deviation, times the size of Embed
+};
 struct Embedding {
-  NamedArray weight;                                                 // (Vocab, Embed...)
+  NamedArray weight;  // (Vocab, Embed...)
   Axis Vocab;
   AxisSpec Embed;
 
   static Embedding init(const Axis& Vocab, const AxisSpec& Embed, const Key&, EmbeddingOptions = {});
-  NamedArray embed(Arr ids) const;                                   // integers (...) -> (..., Embed...); outside: NaN
-  NamedArray unembed(Arr x) const;                                   // (..., Embed...) -> (..., Vocab)
+  NamedArray embed(Arr ids) const;  // integers (...) -> (..., Embed...); outside: NaN
+  NamedArray unembed(Arr x) const;  // (..., Embed...) -> (..., Vocab)
   NamedArray operator()(Arr ids) const { return embed(ids); }
 };
 
-struct MlpOptions { Activation activation = relu; bool use_bias = true, use_final_bias = true, out_first = true; double init_scale = 1; };
+struct MlpOptions {
+  Activation activation = relu;
+  bool use_bias = true, use_final_bias = true, out_first = true;
+  double init_scale = 1;
+};
 struct Mlp {
   std::vector<Linear> layers;
   Activation activation = relu;
@@ -105,27 +119,38 @@ struct Mlp {
 
 namespace detail {
 NamedArray layer_of(const NamedArray& stacked, const Axis& Layers, std::int64_t i, SourceLocation);
-template <class C> inline constexpr bool is_array = std::is_convertible_v<const C&, const Arr&>;
+template <class C>
+inline constexpr bool is_array = std::is_convertible_v<const C&, const Arr&>;
 }  // namespace detail
 
 // Equal blocks one after the other, their arrays in one with the layer axis first: one loop in the program, however many layers.
-template <class Block> struct Stacked {
+template <class Block>
+struct Stacked {
   Block stacked;
   Axis Layers;
   ScanCheckpoint gradient_checkpointing = {};
 
-  // make(args...) -> Block, once for each layer: of args, arrays (and keys) with the layer axis are cut into layers, others shared.
-  template <class Make, class... Args> static Stacked init(const Axis& Layers, Make make, const Args&... args) {
+  // make(args...) -> Block, once for each layer: of args, arrays (and keys) with the layer axis are cut into layers, others
+  // shared.
+  template <class Make, class... Args>
+  static Stacked init(const Axis& Layers, Make make, const Args&... args) {
     return {vmap(make, Layers)(args...), Layers, {}};
   }
   // x -> block(x, args...) for each layer in turn; args as in init.
-  template <class... Args> NamedArray fold(Arr x, const Args&... args) const { return fold_from<NamedArray>(x, x.at(), args...); }
-  template <class Carry, class... Args> requires(!detail::is_array<Carry>) Carry fold(const Carry& x, const Args&... args) const {
-    return fold_from<Carry>(x, SourceLocation::current(), args...);
+  template <class... Args>
+  NamedArray fold(Arr x, const Args&... args) const {
+    return fold_from<NamedArray>(x, x.at(), args...);
   }
+  template <class Carry, class... Args>
+  requires(!detail::is_array<Carry>) Carry fold(const Carry& x, const Args&... args)
+  const { return fold_from<Carry>(x, SourceLocation::current(), args...); }
   // block(x, args...) -> (x, out): the last x, and what came out, with the layer axis first.
-  template <class... Args> auto scan(Arr x, const Args&... args) const { return scan_from<NamedArray>(x, x.at(), args...); }
-  template <class Carry, class... Args> requires(!detail::is_array<Carry>) auto scan(const Carry& x, const Args&... args) const {
+  template <class... Args>
+  auto scan(Arr x, const Args&... args) const {
+    return scan_from<NamedArray>(x, x.at(), args...);
+  }
+  template <class Carry, class... Args>
+  requires(!detail::is_array<Carry>) auto scan(const Carry& x, const Args&... args) const {
     return scan_from<Carry>(x, SourceLocation::current(), args...);
   }
 
@@ -139,54 +164,61 @@ template <class Block> struct Stacked {
   }
 
  private:
-  template <class Carry, class... Args> Carry fold_from(const Carry& x, SourceLocation at, const Args&... args) const {
+  template <class Carry, class... Args>
+  Carry fold_from(const Carry& x, SourceLocation at, const Args&... args) const {
     auto step = [](const Carry& c, const Block& block, const Args&... a) { return Carry(block(c, a...)); };
     return haliax::fold(step, Layers, {.checkpoint = gradient_checkpointing, .at = at})(x, stacked, args...);
   }
-  template <class Carry, class... Args> auto scan_from(const Carry& x, SourceLocation at, const Args&... args) const {
+  template <class Carry, class... Args>
+  auto scan_from(const Carry& x, SourceLocation at, const Args&... args) const {
     auto step = [](const Carry& c, const Block& block, const Args&... a) { return block(c, a...); };
     return haliax::scan(step, Layers, {.checkpoint = gradient_checkpointing, .at = at})(x, stacked, args...);
   }
 };
 
 // ---- attention: masks are true where a query may look --------------------------------------------------------------------
-NamedArray causal_mask(const Axis& QPos, const Axis& KPos, Arr q_start = 0, Arr k_start = 0);            // (QPos, KPos)
-NamedArray prefix_lm_mask(const Axis& QPos, const Axis& KPos, Arr prefix_len, Arr q_start = 0, Arr k_start = 0);   // and all of the prefix
-NamedArray forgetful_causal_mask(const Key&, const Axis& KPos, double mask_prob, bool sample_prob = true);   // (KPos): the first one, some others
+NamedArray causal_mask(const Axis& QPos, const Axis& KPos, Arr q_start = 0, Arr k_start = 0);  // (QPos, KPos)
+NamedArray prefix_lm_mask(const Axis& QPos, const Axis& KPos, Arr prefix_len, Arr q_start = 0,
+                          Arr k_start = 0);  // and all of the prefix
+NamedArray forgetful_causal_mask(const Key&, const Axis& KPos, double mask_prob,
+                                 bool sample_prob = true);  // (KPos): the first one, some others
 // The axes of the first, then what the second adds. An empty array stands for no mask.
 NamedArray combine_masks_and(Arr, Arr), combine_masks_or(Arr, Arr);
-NamedArray mask_to_bias(Arr mask, double value = -1e9);              // f32: `value` where the mask is true
-NamedArray alibi_attention_bias(const Axis& Heads, const Axis& KPos, double bias_max = 8, DType = DType::f32);   // (Heads, KPos)
+NamedArray mask_to_bias(Arr mask, double value = -1e9);  // f32: `value` where the mask is true
+NamedArray alibi_attention_bias(const Axis& Heads, const Axis& KPos, double bias_max = 8, DType = DType::f32);  // (Heads, KPos)
 
 struct AttentionOptions {
-  std::optional<NamedArray> mask = {}, bias = {};                    // axes of the scores
-  std::optional<DType> attention_dtype = {};                         // of scores and softmax
+  std::optional<NamedArray> mask = {}, bias = {};  // axes of the scores
+  std::optional<DType> attention_dtype = {};       // of scores and softmax
 };
 // query (..., QPos, Key), key (..., KPos, Key) -> weights (..., QPos, KPos): a softmax over KPos, in the query's dtype.
-NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSelector& Key, Arr query, Arr key, AttentionOptions = {});
-NamedArray dot_product_attention(const AxisSelection& KPos, const AxisSelector& Key, Arr query, Arr key, Arr value, AttentionOptions = {});
+NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSelector& Key, Arr query, Arr key,
+                                         AttentionOptions = {});
+NamedArray dot_product_attention(const AxisSelection& KPos, const AxisSelector& Key, Arr query, Arr key, Arr value,
+                                 AttentionOptions = {});
 
 // ---- losses --------------------------------------------------------------------------------------------------------------
 enum class Reduction : std::uint8_t { none, sum, mean };
 struct LossOptions {
   Reduction reduction = Reduction::mean;
-  AxisSelection reduction_axis = {};                                 // all of them unless given
-  std::optional<NamedArray> where = {};                              // what counts; unreduced losses are 0 elsewhere
+  AxisSelection reduction_axis = {};     // all of them unless given
+  std::optional<NamedArray> where = {};  // what counts; unreduced losses are 0 elsewhere
 };
 // Targets: integers, the positions along Label (outside it: a loss of 0), or floats with the axis Label, their probabilities.
 NamedArray cross_entropy_loss(Arr logits, const AxisSelector& Label, Arr targets, LossOptions = {});
-std::pair<NamedArray, NamedArray> cross_entropy_loss_and_log_normalizers(Arr logits, const AxisSelector& Label, Arr targets);   // not reduced
+std::pair<NamedArray, NamedArray> cross_entropy_loss_and_log_normalizers(Arr logits, const AxisSelector& Label,
+                                                                         Arr targets);  // not reduced
 NamedArray binary_cross_entropy_loss(Arr logits, Arr targets, LossOptions = {});
 // The mean over the first size - 1 positions (and all other axes) of the cross entropy of the id that comes next.
 NamedArray next_token_loss(const AxisSelector& Pos, const AxisSelector& Vocab, Arr logits, Arr ids);
 
 struct LinearLossOptions {
   ChunkOptions chunks = {};
-  std::optional<DType> logit_dtype = {};                             // to cast the logits to
-  double z_loss = 0, label_smoothing = 0, soft_cap = 0;              // z_loss * logsumexp^2; soft_cap * tanh(logits / soft_cap)
+  std::optional<DType> logit_dtype = {};                 // to cast the logits to
+  double z_loss = 0, label_smoothing = 0, soft_cap = 0;  // z_loss * logsumexp^2; soft_cap * tanh(logits / soft_cap)
 };
-// The cross entropy of dot(x, weight, Embed) for each token, without ever holding all logits: `walked`, an axis of x, is walked in
-// chunks. x (..., Embed), weight (Vocab, Embed), targets (...) integers -> (...).
+// The cross entropy of dot(x, weight, Embed) for each token, without ever holding all logits: `walked`, an axis of x, is walked
+// in chunks. x (..., Embed), weight (Vocab, Embed), targets (...) integers -> (...).
 NamedArray chunked_cross_entropy(Arr x, Arr weight, Arr targets, const AxisSelection& Embed, const AxisSelector& Vocab,
                                  const AxisSelector& walked, LinearLossOptions = {});
 

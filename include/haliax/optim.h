@@ -1,6 +1,6 @@
-// Optimisers as chains of gradient transformations. Each has init(params) -> state and update(grads, state, params) -> {updates, state};
-// a state holds trees of the model's own type, so that it shards, saves and prints as the model does. All is elementwise: one pass per
-// array. Leaves without a gradient (frozen ones, integers) have empty updates and empty states.
+// Optimisers as chains of gradient transformations. Each has init(params) -> state and update(grads, state, params) -> {updates,
+// state}; a state holds trees of the model's own type, so that it shards, saves and prints as the model does. All is elementwise:
+// one pass per array. Leaves without a gradient (frozen ones, integers) have empty updates and empty states.
 #pragma once
 #include <string_view>
 #include <tuple>
@@ -13,7 +13,9 @@ namespace haliax::optim {
 
 namespace detail {
 
-struct Updated { Leaves updates, mu, nu; };
+struct Updated {
+  Leaves updates, mu, nu;
+};
 Leaves trainable_zeros(const Leaves&, const std::vector<bool>& frozen);
 NamedArray norm(const Leaves&);
 Leaves scaled(Leaves, const NamedArray& by);
@@ -23,38 +25,52 @@ std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, boo
 using Mask = bool (*)(std::string_view path, const NamedArray& param);
 Leaves decayed(Leaves updates, const Leaves& params, const std::vector<std::string>& paths, double weight_decay, Mask);
 Leaves applied(Leaves params, const Leaves& updates);
-NamedArray first_step();                                             // 0, i32
+NamedArray first_step();  // 0, i32
 
 }  // namespace detail
 
-struct Empty {};                                                     // the state of what has none
+struct Empty {};  // the state of what has none
 
 // sqrt of the sum of the squares of all elements of all leaves, in f32.
-template <class T> NamedArray global_norm(const T& tree) { return detail::norm(flatten(tree)); }
+template <class T>
+NamedArray global_norm(const T& tree) {
+  return detail::norm(flatten(tree));
+}
 // params + updates, in the dtypes of the params.
-template <class T> T apply_updates(const T& params, const T& updates) {
+template <class T>
+T apply_updates(const T& params, const T& updates) {
   return unflatten(params, detail::applied(flatten(params), flatten(updates)));
 }
 
 // Scales all down together, so that their global norm is at most this.
 struct ClipByGlobalNorm {
   double max_norm;
-  template <class T> Empty init(const T&) const { return {}; }
-  template <class T> std::pair<T, Empty> update(const T& grads, const Empty&, const T&) const {
+  template <class T>
+  Empty init(const T&) const {
+    return {};
+  }
+  template <class T>
+  std::pair<T, Empty> update(const T& grads, const Empty&, const T&) const {
     return {unflatten(grads, detail::clipped(flatten(grads), max_norm)), {}};
   }
 };
 
-template <class T> struct AdamState { NamedArray count; T mu, nu; };
+template <class T>
+struct AdamState {
+  NamedArray count;
+  T mu, nu;
+};
 // m / (sqrt(v) + eps), with m and v corrected for having started from zero.
 struct ScaleByAdam {
   double b1 = 0.9, b2 = 0.999, eps = 1e-8;
-  template <class T> AdamState<T> init(const T& params) const {
+  template <class T>
+  AdamState<T> init(const T& params) const {
     Walk w = walk_of(params);
     auto zeros = unflatten(params, detail::trainable_zeros(w.leaves(), w.frozen));
     return {detail::first_step(), zeros, zeros};
   }
-  template <class T> std::pair<T, AdamState<T>> update(const T& grads, const AdamState<T>& s, const T&) const {
+  template <class T>
+  std::pair<T, AdamState<T>> update(const T& grads, const AdamState<T>& s, const T&) const {
     auto count = s.count + 1;
     auto r = detail::adam(flatten(grads), flatten(s.mu), flatten(s.nu), count, b1, b2, eps);
     return {unflatten(grads, r.updates), {count, unflatten(s.mu, r.mu), unflatten(s.nu, r.nu)}};
@@ -65,11 +81,13 @@ struct ScaleByAdam {
 struct Momentum {
   double decay = 0.9;
   bool nesterov = false;
-  template <class T> T init(const T& params) const {
+  template <class T>
+  T init(const T& params) const {
     Walk w = walk_of(params);
     return unflatten(params, detail::trainable_zeros(w.leaves(), w.frozen));
   }
-  template <class T> std::pair<T, T> update(const T& grads, const T& trace, const T&) const {
+  template <class T>
+  std::pair<T, T> update(const T& grads, const T& trace, const T&) const {
     auto [updates, next] = detail::momentum(flatten(grads), flatten(trace), decay, nesterov);
     return {unflatten(grads, updates), unflatten(trace, next)};
   }
@@ -79,8 +97,12 @@ struct Momentum {
 struct AddDecayedWeights {
   double weight_decay = 0;
   detail::Mask mask = nullptr;
-  template <class T> Empty init(const T&) const { return {}; }
-  template <class T> std::pair<T, Empty> update(const T& updates, const Empty&, const T& params) const {
+  template <class T>
+  Empty init(const T&) const {
+    return {};
+  }
+  template <class T>
+  std::pair<T, Empty> update(const T& updates, const Empty&, const T& params) const {
     Walk w = walk_of(params, {.paths = mask != nullptr});
     return {unflatten(updates, detail::decayed(flatten(updates), w.leaves(), w.paths, weight_decay, mask)), {}};
   }
@@ -88,17 +110,26 @@ struct AddDecayedWeights {
 
 struct Scale {
   double factor = 1;
-  template <class T> Empty init(const T&) const { return {}; }
-  template <class T> std::pair<T, Empty> update(const T& updates, const Empty&, const T&) const {
+  template <class T>
+  Empty init(const T&) const {
+    return {};
+  }
+  template <class T>
+  std::pair<T, Empty> update(const T& updates, const Empty&, const T&) const {
     return {unflatten(updates, detail::scaled(flatten(updates), factor)), {}};
   }
 };
 
 // A schedule: a function of the number of steps made (i32) and giving a factor.
-template <class Schedule> struct ScaleBySchedule {
+template <class Schedule>
+struct ScaleBySchedule {
   Schedule schedule;
-  template <class T> NamedArray init(const T&) const { return detail::first_step(); }
-  template <class T> std::pair<T, NamedArray> update(const T& updates, const NamedArray& count, const T&) const {
+  template <class T>
+  NamedArray init(const T&) const {
+    return detail::first_step();
+  }
+  template <class T>
+  std::pair<T, NamedArray> update(const T& updates, const NamedArray& count, const T&) const {
     return {unflatten(updates, detail::scaled(flatten(updates), schedule(count))), count + 1};
   }
 };
@@ -109,41 +140,57 @@ struct WarmupCosine {
   double final = 0;
   NamedArray operator()(const NamedArray& count) const;
 };
-template <class Schedule> struct Negative {
+template <class Schedule>
+struct Negative {
   Schedule schedule;
   NamedArray operator()(const NamedArray& count) const { return -schedule(count); }
 };
 
 // One after the other: each transforms the updates of the one before. The state is the tuple of their states.
-template <class... Steps> struct Chain {
+template <class... Steps>
+struct Chain {
   std::tuple<Steps...> steps;
 
-  template <class T> auto init(const T& params) const {
+  template <class T>
+  auto init(const T& params) const {
     return std::apply([&](const auto&... s) { return std::tuple(s.init(params)...); }, steps);
   }
-  template <class T, class State> std::pair<T, State> update(const T& grads, const State& state, const T& params) const {
+  template <class T, class State>
+  std::pair<T, State> update(const T& grads, const State& state, const T& params) const {
     std::pair<T, State> r{grads, state};
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       ((std::tie(r.first, std::get<I>(r.second)) = std::get<I>(steps).update(r.first, std::get<I>(state), params)), ...);
-    }(std::index_sequence_for<Steps...>{});
+    }
+    (std::index_sequence_for<Steps...>{});
     return r;
   }
 };
-template <class... Steps> Chain<Steps...> chain(Steps... steps) { return {{std::move(steps)...}}; }
+template <class... Steps>
+Chain<Steps...> chain(Steps... steps) {
+  return {{std::move(steps)...}};
+}
 
 // ---- by their usual names ------------------------------------------------------------------------------------------------
 inline ClipByGlobalNorm clip_by_global_norm(double max_norm) { return {max_norm}; }
 inline ScaleByAdam scale_by_adam(double b1 = 0.9, double b2 = 0.999, double eps = 1e-8) { return {b1, b2, eps}; }
 inline AddDecayedWeights add_decayed_weights(double weight_decay, detail::Mask mask = nullptr) { return {weight_decay, mask}; }
 inline Scale scale(double factor) { return {factor}; }
-template <class S> ScaleBySchedule<S> scale_by_schedule(S schedule) { return {std::move(schedule)}; }
+template <class S>
+ScaleBySchedule<S> scale_by_schedule(S schedule) {
+  return {std::move(schedule)};
+}
 
-struct AdamOptions { double learning_rate = 1e-3, b1 = 0.9, b2 = 0.999, eps = 1e-8; };
+struct AdamOptions {
+  double learning_rate = 1e-3, b1 = 0.9, b2 = 0.999, eps = 1e-8;
+};
 struct AdamWOptions {
   double learning_rate = 1e-3, b1 = 0.9, b2 = 0.999, eps = 1e-8, weight_decay = 1e-4;
   detail::Mask mask = nullptr;
 };
-struct SgdOptions { double learning_rate = 1e-2, momentum = 0; bool nesterov = false; };
+struct SgdOptions {
+  double learning_rate = 1e-2, momentum = 0;
+  bool nesterov = false;
+};
 inline auto sgd(SgdOptions o = {}) { return chain(Momentum{o.momentum, o.nesterov}, Scale{-o.learning_rate}); }
 inline auto adam(AdamOptions o = {}) { return chain(ScaleByAdam{o.b1, o.b2, o.eps}, Scale{-o.learning_rate}); }
 // p - learning_rate * (m / (sqrt(v) + eps) + weight_decay * p)
@@ -151,8 +198,10 @@ inline auto adamw(AdamWOptions o = {}) {
   return chain(ScaleByAdam{o.b1, o.b2, o.eps}, AddDecayedWeights{o.weight_decay, o.mask}, Scale{-o.learning_rate});
 }
 // The same with a schedule in place of the learning rate.
-template <class S> auto adamw(S schedule, AdamWOptions o) {
-  return chain(ScaleByAdam{o.b1, o.b2, o.eps}, AddDecayedWeights{o.weight_decay, o.mask}, ScaleBySchedule<Negative<S>>{{std::move(schedule)}});
+template <class S>
+auto adamw(S schedule, AdamWOptions o) {
+  return chain(ScaleByAdam{o.b1, o.b2, o.eps}, AddDecayedWeights{o.weight_decay, o.mask},
+               ScaleBySchedule<Negative<S>>{{std::move(schedule)}});
 }
 
 }  // namespace haliax::optim

@@ -9,13 +9,13 @@
 
 namespace haliax {
 
-// An array of a model, as a checkpoint stores it: Stacked ones layer by layer (`{}` in the path is the number), Linear's as a matrix,
-// those of norms as a vector, others as they are.
+// An array of a model, as a checkpoint stores it: Stacked ones layer by layer (`{}` in the path is the number), Linear's as a
+// matrix, those of norms as a vector, others as they are.
 struct StateEntry {
-  std::string path;                                // transformer.blocks.{}.attn.c_attn.weight
+  std::string path;  // transformer.blocks.{}.attn.c_attn.weight
   NamedArray* array;
-  std::vector<std::int64_t> shape;                 // of one layer
-  std::int64_t layers = -1;                        // -1: not stacked
+  std::vector<std::int64_t> shape;  // of one layer
+  std::int64_t layers = -1;         // -1: not stacked
 };
 
 // A field's name -> what stands for it in a checkpoint; "" is no level at all.
@@ -31,17 +31,20 @@ struct StateWalk {
 
   using Visit = void (*)(StateWalk&, void*);
   void named(std::string_view field, Visit visit, void* node);
-  void add(NamedArray& a);                                             // as stored
-  void add_matrix(std::string_view field, NamedArray& a, std::size_t row_axes);   // without row axes: a vector
+  void add(NamedArray& a);                                                       // as stored
+  void add_matrix(std::string_view field, NamedArray& a, std::size_t row_axes);  // without row axes: a vector
   void add(nn::Linear&);
   void add_norm(std::optional<NamedArray>& weight, std::optional<NamedArray>& bias);
 };
 
-template <class T> void collect_state(StateWalk& w, void* address) {
+template <class T>
+void collect_state(StateWalk& w, void* address) {
   using reflect::Kind;
   constexpr Kind kind = reflect::kind<T>;
   T& node = *static_cast<T*>(address);
-  auto visit = [&](std::string_view name, auto& part) { w.named(name, &collect_state<std::remove_reference_t<decltype(part)>>, &part); };
+  auto visit = [&](std::string_view name, auto& part) {
+    w.named(name, &collect_state<std::remove_reference_t<decltype(part)>>, &part);
+  };
   if constexpr (std::is_same_v<T, nn::Linear>) {
     w.add(node);
   } else if constexpr (std::is_same_v<T, nn::LayerNorm> || std::is_same_v<T, nn::RmsNorm>) {
@@ -72,8 +75,10 @@ template <class T> void collect_state(StateWalk& w, void* address) {
       reflect::write_names<T>(names, sizeof...(part));
       (visit(*next++, part), ...);
     };
-    if constexpr (kind == Kind::fields) reflect::apply(node, each);
-    else std::apply(each, reflect::Access::fields(node));
+    if constexpr (kind == Kind::fields)
+      reflect::apply(node, each);
+    else
+      std::apply(each, reflect::Access::fields(node));
   }
 }
 
@@ -83,15 +88,20 @@ std::vector<std::string> load_state(const std::vector<StateEntry>&, const Tensor
 }  // namespace detail
 
 // The entries point into the model.
-template <class T> std::vector<StateEntry> state_entries(T& model, const StateNames& names = {}) {
+template <class T>
+std::vector<StateEntry> state_entries(T& model, const StateNames& names = {}) {
   detail::StateWalk w{names};
   detail::collect_state<T>(w, &model);
   return std::move(w.entries);
 }
-template <class T> TensorFile to_state_dict(T model, const StateNames& names = {}) { return detail::save_state(state_entries(model, names)); }
+template <class T>
+TensorFile to_state_dict(T model, const StateNames& names = {}) {
+  return detail::save_state(state_entries(model, names));
+}
 // `like` with the arrays of the file, cast to its dtypes; raises for a tensor that is missing or has another shape. `unused`, if
 // given, gets the names of the tensors that no array took.
-template <class T> T from_state_dict(const TensorFile& file, T like, const StateNames& names = {}, std::vector<std::string>* unused = nullptr) {
+template <class T>
+T from_state_dict(const TensorFile& file, T like, const StateNames& names = {}, std::vector<std::string>* unused = nullptr) {
   auto rest = detail::load_state(state_entries(like, names), file);
   if (unused) *unused = std::move(rest);
   return like;

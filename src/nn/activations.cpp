@@ -6,7 +6,7 @@
 
 namespace haliax::nn {
 
-NamedArray relu(Arr x) {   // its derivative at 0 is 0, and NaN stays
+NamedArray relu(Arr x) {  // its derivative at 0 is 0, and NaN stays
   LayerScope scope(x);
   return where(x <= 0., 0., x);
 }
@@ -47,7 +47,7 @@ NamedArray quick_gelu(Arr x) {
   return x * sigmoid(1.702 * x);
 }
 
-NamedArray sigmoid(Arr x) {   // by tanh, which overflows nowhere, nor do its derivatives
+NamedArray sigmoid(Arr x) {  // by tanh, which overflows nowhere, nor do its derivatives
   LayerScope scope(x);
   return 0.5 * tanh(0.5 * x) + 0.5;
 }
@@ -89,13 +89,34 @@ NamedArray glu(Arr x, const AxisSelector& axis) {
 }
 
 Activation activation(std::string_view name) {
-  struct Entry { const char* name; Activation function; };
-  static const Entry known[] = {
-      {"relu", relu}, {"relu6", relu6}, {"relu_squared", relu_squared}, {"leaky_relu", leaky_relu}, {"elu", elu}, {"celu", celu},
-      {"selu", selu}, {"gelu", gelu_exact}, {"gelu_exact", gelu_exact}, {"gelu_new", gelu}, {"gelu_pytorch_tanh", gelu},
-      {"gelu_tanh", gelu}, {"quick_gelu", quick_gelu}, {"sigmoid", sigmoid}, {"log_sigmoid", log_sigmoid}, {"silu", silu},
-      {"swish", silu}, {"softplus", softplus}, {"soft_sign", soft_sign}, {"hard_sigmoid", hard_sigmoid}, {"hard_silu", hard_silu},
-      {"hard_swish", hard_silu}, {"hard_tanh", hard_tanh}, {"tanh", static_cast<Activation>(haliax::tanh)}};
+  struct Entry {
+    const char* name;
+    Activation function;
+  };
+  static const Entry known[] = {{"relu", relu},
+                                {"relu6", relu6},
+                                {"relu_squared", relu_squared},
+                                {"leaky_relu", leaky_relu},
+                                {"elu", elu},
+                                {"celu", celu},
+                                {"selu", selu},
+                                {"gelu", gelu_exact},
+                                {"gelu_exact", gelu_exact},
+                                {"gelu_new", gelu},
+                                {"gelu_pytorch_tanh", gelu},
+                                {"gelu_tanh", gelu},
+                                {"quick_gelu", quick_gelu},
+                                {"sigmoid", sigmoid},
+                                {"log_sigmoid", log_sigmoid},
+                                {"silu", silu},
+                                {"swish", silu},
+                                {"softplus", softplus},
+                                {"soft_sign", soft_sign},
+                                {"hard_sigmoid", hard_sigmoid},
+                                {"hard_silu", hard_silu},
+                                {"hard_swish", hard_silu},
+                                {"hard_tanh", hard_tanh},
+                                {"tanh", static_cast<Activation>(haliax::tanh)}};
   std::vector<std::string> names;
   for (auto& k : known) {
     if (name == k.name) return k.function;

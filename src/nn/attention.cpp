@@ -21,7 +21,7 @@ std::vector<double> alibi_slopes(std::int64_t heads, double bias_max) {
   auto whole = std::int64_t(std::bit_floor(std::uint64_t(heads)));
   std::vector<double> slopes;
   for (std::int64_t i = 1; i <= whole; ++i) slopes.push_back(std::exp2(-bias_max * double(i) / double(whole)));
-  for (std::int64_t i = 1; std::int64_t(slopes.size()) < heads; i += 2)   // between those of a power of two, every second one
+  for (std::int64_t i = 1; std::int64_t(slopes.size()) < heads; i += 2)  // between those of a power of two, every second one
     slopes.push_back(std::exp2(-bias_max * double(i) / double(2 * whole)));
   return slopes;
 }
@@ -64,13 +64,15 @@ NamedArray alibi_attention_bias(const Axis& Heads, const Axis& KPos, double bias
   return astype(bias, dtype);
 }
 
-NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSelector& Key, Arr query, Arr key, AttentionOptions options) {
+NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSelector& Key, Arr query, Arr key,
+                                         AttentionOptions options) {
   LayerScope scope(query);
   constexpr auto op = "attention";
   auto q_axes = query.axes(), k_axes = key.axes();
   auto need = [&](const char* whose, const Axes& axes, const AxisSelector& a) {
     if (!find_axis(axes, a.name))
-      fail(op, "axis " + std::string(a.name.text()) + " is not in the " + whose + " " + to_string(axes) + did_you_mean(a.name, axes));
+      fail(op,
+           "axis " + std::string(a.name.text()) + " is not in the " + whose + " " + to_string(axes) + did_you_mean(a.name, axes));
   };
   if (KPos.all()) fail(op, "say which axes are attended to");
   for (auto& a : KPos.items()) {
@@ -90,7 +92,8 @@ NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSe
   if (options.mask) scores = where(*options.mask, scores, -1e9);
   return astype(softmax(scores, KPos), dtype);
 }
-NamedArray dot_product_attention(const AxisSelection& KPos, const AxisSelector& Key, Arr query, Arr key, Arr value, AttentionOptions options) {
+NamedArray dot_product_attention(const AxisSelection& KPos, const AxisSelector& Key, Arr query, Arr key, Arr value,
+                                 AttentionOptions options) {
   LayerScope scope(query);
   return dot(dot_product_attention_weights(KPos, Key, query, key, std::move(options)), value, KPos);
 }

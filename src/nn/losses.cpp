@@ -9,10 +9,12 @@ NamedArray reduced(const NamedArray& loss, const LossOptions& options) {
   auto& axis = options.reduction_axis;
   bool nothing = !axis.all() && axis.items().empty();
   if (options.reduction == Reduction::none || nothing) return options.where ? where(*options.where, loss, 0.) : loss;
-  return options.reduction == Reduction::sum ? sum(loss, axis, {.where = options.where}) : mean(loss, axis, {.where = options.where});
+  return options.reduction == Reduction::sum ? sum(loss, axis, {.where = options.where})
+                                             : mean(loss, axis, {.where = options.where});
 }
 
-// The logit at each id, or 0 for an id outside. As a sum over the labels, so that it fuses with the softmax, forward and backward.
+// The logit at each id, or 0 for an id outside. As a sum over the labels, so that it fuses with the softmax, forward and
+// backward.
 NamedArray picked(const NamedArray& logits, const Axis& Label, const NamedArray& ids) {
   return sum(where(one_hot(ids, Label, DType::boolean), logits, 0.), Label);
 }

@@ -78,7 +78,8 @@ std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, boo
 Leaves decayed(Leaves updates, const Leaves& params, const std::vector<std::string>& paths, double weight_decay, Mask mask) {
   if (weight_decay == 0) return updates;
   for (std::size_t i = 0; i < updates.size(); ++i)
-    if (updates[i] && (!mask || mask(paths[i], params[i]))) updates[i] = updates[i] + astype(weight_decay * params[i], updates[i].dtype());
+    if (updates[i] && (!mask || mask(paths[i], params[i])))
+      updates[i] = updates[i] + astype(weight_decay * params[i], updates[i].dtype());
   return updates;
 }
 

@@ -3,6 +3,16 @@
 
 #include "ops/named.h"
 
+namespace haliax::prim {
+
+// The gradient is made of the very nodes of the value: exp is evaluated once for both. (The shift by the greatest has no derivative.)
+const Op kLogsumexp{.name = "logsumexp", .kind = Kind::wrap, .grad = [](const NodePtr& o, const NodePtr& g) {
+  auto &e = o->in[2], &total = o->in[3];
+  auto none = equal(total, number(0, o->dtype));   // all -inf: the derivative is 0
+  return Nodes{nullptr, mul(e, div(g, select(none, number(1, o->dtype), total))), nullptr, nullptr, nullptr}; }};
+
+}  // namespace haliax::prim
+
 namespace haliax {
 namespace {
 
@@ -78,19 +88,13 @@ NodePtr variance(const Fold& f, int ddof) {
 }
 
 // ---- softmax and logsumexp: composed values, direct gradients ----
-// The shift by the greatest has no derivative, so the value can say its own. in: value, x, e = exp(x - shift), sum of e; names: the axes.
-// The gradient is made of the very nodes of the value: exp is evaluated once for both.
-const Op kLogsumexp{.name = "logsumexp", .kind = Kind::wrap, .grad = [](G o, G g) {
-  auto &e = o->in[2], &total = o->in[3];
-  auto none = prim::equal(total, prim::number(0, o->dtype));   // all -inf: the derivative is 0
-  return Nodes{nullptr, prim::mul(e, prim::div(g, prim::select(none, prim::number(1, o->dtype), total))), nullptr, nullptr}; }};
 const Op kSoftmax{.name = "softmax", .kind = Kind::wrap, .grad = [](G o, G g) {
   Axes over;
   for (auto n : o->attr.names) over.push_back(*find(*o, n));
   auto slope = prim::mul(g, o);
   return Nodes{nullptr, prim::sub(slope, prim::mul(o, prim::sum(slope, over)))}; }};
 const bool registered = [] {
-  prim::register_ops({&kLogsumexp, &kSoftmax});
+  prim::register_ops({&prim::kLogsumexp, &kSoftmax});
   return true;
 }();
 
@@ -144,7 +148,7 @@ NamedArray logsumexp(Arr a, const AxisSelection& axis) {
   auto x = prim::cast(f.x, wide), top = greatest(f, x);
   auto shift = prim::select(prim::map(prim::kIsFinite, {top}, DType::boolean, &top->axes), top, prim::number(0, wide));
   auto e = prim::exp(prim::sub(x, shift)), total = prim::reduce(Monoid::sum, e, f.rest);
-  auto node = make(kLogsumexp, {prim::add(prim::log(total), shift), x, e, total}, f.rest, wide, {.names = names_of(f.over)});
+  auto node = make(prim::kLogsumexp, {prim::add(prim::log(total), shift), x, e, total, top}, f.rest, wide, {.names = names_of(f.over)});
   return NamedArray(prim::cast(node, float_of(f.x->dtype)));
 }
 NamedArray softmax(Arr a, const AxisSelection& axis) {

@@ -146,6 +146,12 @@ const Op kBarrier{.name = "barrier", .kind = Kind::wrap, .linear = Linear::moves
 const Op kPin{.name = "shard", .kind = Kind::wrap, .grad = [](G, G g) { return Nodes{g}; }};
 const Op kTracer{.name = "tracer", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G, G g) { return Nodes{g}; }};
 
+// A cotangent enters where a value leaves.
+const Op kEnter{.name = "enter", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G o, G g) { return Nodes{leave(g, o->attr)}; }};
+const Op kLeave{.name = "leave", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G o, G g) { return Nodes{enter(g, o->attr)}; }};
+
+NodePtr enter(G x, const Attr& region) { return find(*x, region.names[0]) ? make(kEnter, {x}, x->axes, x->dtype, region) : x; }
+NodePtr leave(G x, const Attr& region) { return find(*x, region.names[0]) ? make(kLeave, {x}, x->axes, x->dtype, region) : x; }
 NodePtr tracer(G x, Name path) {
   struct Unique : Payload {};
   auto& here = context().origin;
@@ -164,7 +170,7 @@ NodePtr pin(G x, std::shared_ptr<const Mapping> mapping) {
 
 namespace {
 const bool registered = [] {
-  register_ops({&kGather, &kScatter, &kArgsort, &kSort, &kCumulative, &kBarrier, &kPin, &kTracer});
+  register_ops({&kGather, &kScatter, &kArgsort, &kSort, &kCumulative, &kBarrier, &kPin, &kTracer, &kEnter, &kLeave});
   return true;
 }();
 }  // namespace

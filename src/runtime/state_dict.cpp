@@ -39,12 +39,13 @@ void StateWalk::add(NamedArray& a) {
   if (!a) return;
   auto axes = a.axes();
   std::vector<std::int64_t> shape;
-  for (std::size_t i = layers < 0 ? 0 : 1; i < axes.size(); ++i) shape.push_back(axes[i].size);   // the layer axis comes first
+  for (std::size_t i = layers < 0 ? 0 : 1; i < axes.size(); ++i) shape.push_back(axes[i].size);  // the layer axis comes first
   entries.push_back({path, &a, std::move(shape), layers});
 }
 void StateWalk::add_matrix(std::string_view field, NamedArray& a, std::size_t row_axes) {
   if (!a) return;
-  named(field, [](StateWalk& w, void* array) { w.add(*static_cast<NamedArray*>(array)); }, &a);
+  named(
+      field, [](StateWalk& w, void* array) { w.add(*static_cast<NamedArray*>(array)); }, &a);
   auto& stored = entries.back().shape;
   auto product = [](auto from, auto to) { return std::accumulate(from, to, std::int64_t(1), std::multiplies<>()); };
   auto split = stored.begin() + std::ptrdiff_t(std::min(row_axes, stored.size()));
@@ -77,7 +78,8 @@ TensorFile save_state(const std::vector<StateEntry>& entries) {
     auto each = n ? bytes.size() / std::size_t(n) : 0;
     for (std::int64_t i = 0; i < n; ++i) {
       auto name = of_layer(e, i);
-      if (!seen.insert(name).second) throw Error("[state_dict] two arrays are called " + name + "; give their fields other names");
+      if (!seen.insert(name).second)
+        throw Error("[state_dict] two arrays are called " + name + "; give their fields other names");
       auto from = bytes.begin() + std::ptrdiff_t(each) * i;
       file.tensors.push_back({name, e.array->dtype(), e.shape, {from, from + std::ptrdiff_t(each)}});
     }
@@ -98,7 +100,8 @@ std::vector<std::string> load_state(const std::vector<StateEntry>& entries, cons
       auto* t = file.find(name);
       if (!t) throw Error("[state_dict] the file has no tensor " + name + did_you_mean(name, there));
       if (t->shape != e.shape)
-        throw Error("[state_dict] the tensor " + name + " has shape " + shape_text(t->shape) + ", but the model wants " + shape_text(e.shape));
+        throw Error("[state_dict] the tensor " + name + " has shape " + shape_text(t->shape) + ", but the model wants " +
+                    shape_text(e.shape));
       if (i > 0 && t->dtype != dtype)
         throw Error("[state_dict] the tensor " + name + " is " + std::string(name_of(t->dtype)) + ", but that of layer 0 is " +
                     std::string(name_of(dtype)));

@@ -21,21 +21,24 @@ void report(const Nodes& roots, const char* pass) {
 
 }  // namespace
 
-// Tracers and direct gradients have done their work once the graph is traced: what is left is the value. Barriers and constraints stay.
-Nodes settled(const Nodes& roots) {
+// Tracers and direct gradients have done their work once the graph is traced: what is left is the value. Barriers and constraints stay;
+// the borders of regions, and what streams inside them, stay until the regions are cut.
+Nodes settled(const Nodes& roots, bool keep_regions) {
   Rewrite to;
   for (auto& n : everything(roots)) {   // inputs first: a wrap of a wrap
     bool group = n->op == &kResult && n->in[0]->op == &kCustom;
+    bool region = n->op == &prim::kEnter || n->op == &prim::kLeave || n->op == &prim::kLogsumexp;
     if (!group && (n->op->kind != Kind::wrap || n->op == &prim::kBarrier || n->op == &prim::kPin || n->op == &kCustom)) continue;
+    if (region && keep_regions) continue;
     to[n.get()] = substitute(group ? n->in[0]->in[std::size_t(n->attr.ints[0])] : n->in[0], to);
   }
   return to.empty() ? roots : substitute(roots, to);
 }
 
 Nodes optimise(const Nodes& roots, bool optional) {
-  Nodes out = settled(roots);
-  report(out, "trace");
-  if (!optional) return out;
+  if (!optional) return settled(roots, false);   // regions stay whole: the oracle computes f itself
+  Nodes out = settled(cut_regions(settled(roots, true)), false);
+  report(out, "chunks");
   out = optimise_loops(out);
   report(out, "loops");
   return out;

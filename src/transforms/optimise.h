@@ -5,7 +5,8 @@
 namespace haliax {
 
 Nodes optimise(const Nodes& roots, bool optional);   // `optional` off: only what meaning needs
-Nodes settled(const Nodes& roots);                   // without what only the tracing needed
+Nodes settled(const Nodes& roots, bool keep_regions);   // without what only the tracing needed
+Nodes cut_regions(const Nodes& roots);                  // regions of chunked_reduce become loops
 
 // Loops: drop dead results, merge, drop dead results, join carries.
 Nodes optimise_loops(Nodes roots);

@@ -7,10 +7,14 @@
 namespace haliax {
 namespace {
 
-struct Field { const char* name; DType Policy::*dtype; };
-constexpr std::array fields{Field{"p", &Policy::param},     Field{"params", &Policy::param},     Field{"param", &Policy::param},
-                            Field{"parameter", &Policy::param}, Field{"parameters", &Policy::param}, Field{"c", &Policy::compute},
-                            Field{"compute", &Policy::compute}, Field{"o", &Policy::output},     Field{"output", &Policy::output}};
+struct Field {
+  const char* name;
+  DType Policy::*dtype;
+};
+constexpr std::array fields{
+    Field{"p", &Policy::param},         Field{"params", &Policy::param},     Field{"param", &Policy::param},
+    Field{"parameter", &Policy::param}, Field{"parameters", &Policy::param}, Field{"c", &Policy::compute},
+    Field{"compute", &Policy::compute}, Field{"o", &Policy::output},         Field{"output", &Policy::output}};
 
 std::string_view trimmed(std::string_view s) {
   while (!s.empty() && s.front() == ' ') s.remove_prefix(1);
@@ -53,10 +57,12 @@ Policy::Policy(std::string_view spec) {
     auto part = trimmed(rest.substr(0, comma));
     auto equals = part.find('=');
     if (equals == part.npos)
-      throw Error("[policy] \"" + std::string(spec) + "\": \"" + std::string(part) + "\" has no =; write it as p=f32,c=bf16,o=f32");
+      throw Error("[policy] \"" + std::string(spec) + "\": \"" + std::string(part) +
+                  "\" has no =; write it as p=f32,c=bf16,o=f32");
     auto field = field_called(trimmed(part.substr(0, equals)), spec);
     for (auto s : seen)
-      if (s == field) throw Error("[policy] \"" + std::string(spec) + "\": " + std::string(part) + " says again what was said before");
+      if (s == field)
+        throw Error("[policy] \"" + std::string(spec) + "\": " + std::string(part) + " says again what was said before");
     seen.push_back(field);
     this->*field = float_called(trimmed(part.substr(equals + 1)), spec);
     if (comma == rest.npos) return;

@@ -19,7 +19,7 @@ struct Residuals {
   const Loop& l;
   std::size_t body;
   std::unordered_set<const Node*> forward = {};    // nodes of the forward body
-  std::unordered_set<const Node*> read_by_dot = {};
+  std::unordered_set<const Node*> read_by_dot = {}, in_region = {};
   Rewrite to = {};
   std::vector<NodePtr> kept = {};
 
@@ -36,11 +36,19 @@ struct Residuals {
         todo.push_back(x);
       }
     }
+    // What lies inside a region that is computed in chunks is never kept whole.
+    Nodes order;
+    for (auto& r : l.results) order.push_back(r.value[b]);
+    for (auto& n : topological(order)) {
+      bool in = n->op == &prim::kEnter;
+      for (auto& x : n->in) in |= x && x->op != &prim::kLeave && in_region.count(x.get());
+      if (in) in_region.insert(n.get());
+    }
   }
   bool is_carry(const Node& n) const { return n.op == &prim::kCarry; }
   bool worth_keeping(const Node& n) const {
     if (is_carry(n)) return true;
-    if (l.save != Save::all) return false;
+    if (l.save != Save::all || in_region.count(&n)) return false;
     if (n.op == &prim::kSlice && n.in.size() > 1 && n.in[1] == l.index[body] && !n.in[0]->varies_with(l.index[body].get())) return false;   // there already
     auto kind = n.op->kind;
     if (kind == Kind::contract || kind == Kind::reduce || kind == Kind::step || kind == Kind::loop || kind == Kind::result) return true;

@@ -1,0 +1,130 @@
+// Lazy evaluation: graphs of any length, one node for equal values, what is kept, and reading out.
+#include <doctest/doctest.h>
+
+#include <cstdio>
+#include <cstring>
+#include <unistd.h>
+
+#include "graph/node.h"
+#include "haliax/haliax.h"
+#include "near.h"
+
+using namespace haliax;
+
+namespace {
+
+std::int64_t resident_bytes() {
+  long pages = 0, resident = 0;
+  if (auto* f = std::fopen("/proc/self/statm", "r")) {
+    if (std::fscanf(f, "%ld %ld", &pages, &resident) != 2) resident = 0;
+    std::fclose(f);
+  }
+  return std::int64_t(resident) * sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace
+
+TEST_CASE("a million chained ops build, run and die without recursion") {
+  NamedArray x = zeros({{"n", 4}}, DType::f32);
+  auto start = x.eval();
+  for (int i = 0; i < 1'000'000; ++i) x = i % 2 ? x - 0.5 : x + 1.0;
+  CHECK(x.floats() == std::vector<float>(4, 250000.f));
+  NamedArray never = start;
+  for (int i = 0; i < 1'000'000; ++i) never = never * 2;   // dies unread
+}
+
+TEST_CASE("a long chain has a gradient, and dies with it") {
+  auto x = ones({{"n", 2}}, DType::f64);
+  auto g = grad([](const NamedArray& v) {
+    auto y = v;
+    for (int i = 0; i < 20'000; ++i) y = y + v;
+    return sum(y);
+  })(x);
+  CHECK(g.doubles() == std::vector<double>(2, 20001.0));
+}
+
+TEST_CASE("equal values are one node; values are made once") {
+  auto x = arange(Axis("n", 4), {.dtype = DType::f32}).eval();
+  auto a = exp(x * 2), b = exp(x * 2);
+  CHECK(a.node() == b.node());
+  CHECK(exp(x * 3).node() != a.node());
+  CHECK(arange(Axis("n", 4)).node() == arange(Axis("n", 4)).node());
+  CHECK(arange(Axis("n", 4)).node() != arange(Axis("m", 4)).node());
+  CHECK(array({1, 2}, Axis("n", 2)).node() != array({1, 2}, Axis("n", 2)).node());   // data: never equal
+  CHECK(!a.node()->value);
+  a.eval();
+  auto made = a.node()->value;
+  REQUIRE(made);
+  CHECK(b.floats()[0] == 1);
+  CHECK(b.node()->value == made);
+  CHECK(a.node()->in.empty());                            // a value forgets how it was made
+  auto both = std::vector{x + 1, x + 2};
+  eval(both);
+  CHECK(both[0].node()->value);
+  CHECK(both[1].node()->value);
+}
+
+TEST_CASE("printing shows dtype, axes and a few values, once there are any") {
+  auto x = array({1, 2, 3, 4, 5, 6}, {{"batch", 2}, {"embed", 3}});
+  CHECK(x.to_string() == "NamedArray(f32, (batch=2, embed=3), [[1, 2, 3], [4, 5, 6]])");
+  auto y = x * 0.5;
+  CHECK(y.to_string() == "NamedArray(f32, (batch=2, embed=3))");
+  CHECK(y.eval().to_string() == "NamedArray(f32, (batch=2, embed=3), [[0.5, 1, 1.5], [2, 2.5, 3]])");
+  CHECK((x > 3).eval().to_string() == "NamedArray(bool, (batch=2, embed=3), [[false, false, false], [true, true, true]])");
+  CHECK(arange(Axis("n", 20)).eval().to_string() == "NamedArray(i32, (n=20), [0, 1, 2, 3, ..., 16, 17, 18, 19])");
+  CHECK(NamedArray(1.5).eval().to_string() == "NamedArray(f32, (), 1.5)");
+  CHECK(NamedArray().to_string() == "NamedArray()");
+}
+
+TEST_CASE("every dtype goes in and comes out unchanged, and casts as it should") {
+  Axis n("n", 5);
+  for (auto name : {"f32", "f64", "bf16", "f16", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "bool"}) {
+    CAPTURE(name);
+    auto d = dtype_of(name);
+    std::vector<std::byte> raw(std::size_t(5 * bytes_of(d)));
+    for (std::size_t i = 0; i < raw.size(); ++i) raw[i] = std::byte(d == DType::boolean ? i % 2 : (37 * i + 11) % 0x7b);
+    auto x = from_bytes(raw, d, n);
+    CHECK(x.dtype() == d);
+    CHECK(x.nbytes() == 5 * bytes_of(d));
+    CHECK(x.bytes() == raw);
+    CHECK(x.rename({{"n", "m"}}).bytes() == raw);
+    CHECK(x.astype(d).bytes() == raw);
+    auto small = array({0, 1, 1, 0, 1}, n).astype(d);
+    CHECK(small.integers() == std::vector<std::int64_t>{0, 1, 1, 0, 1});
+    CHECK(small.astype(DType::f32).floats() == std::vector<float>{0, 1, 1, 0, 1});
+    CHECK(concatenate("n", {small, small}).integers() == std::vector<std::int64_t>{0, 1, 1, 0, 1, 0, 1, 1, 0, 1});
+    if (d != DType::boolean) CHECK((small + small).integers() == std::vector<std::int64_t>{0, 2, 2, 0, 2});
+  }
+  CHECK(array(std::vector<std::int64_t>{1LL << 62}, Axis("n", 1)).integers()[0] == 1LL << 62);
+  CHECK(array({1.00390625, 1.01171875}, Axis("n", 2)).astype(DType::bf16).floats() == std::vector<float>{1.f, 1.015625f});   // halves to even
+  CHECK(array({-1.7, 300.5}, Axis("n", 2)).astype(DType::i32).integers() == std::vector<std::int64_t>{-1, 300});
+}
+
+TEST_CASE("reading: one value, no value, axes") {
+  auto x = arange({{"a", 2}, {"b", 3}});
+  CHECK(x.ndim() == 2);
+  CHECK(x.size() == 6);
+  CHECK(x.axis_size("b") == 3);
+  CHECK(x.has_axis({"a", "b"}));
+  CHECK(!x.has_axis("c"));
+  CHECK(sum(x).item() == 15);
+  CHECK_THROWS_WITH_AS(x.item(), doctest::Contains("(a=2, b=3)"), Error);
+  CHECK_THROWS_AS(NamedArray().floats(), Error);
+  CHECK(zeros({{"n", 0}}).floats().empty());
+  CHECK(sum(zeros({{"n", 0}})).item() == 0);
+}
+
+TEST_CASE("memory: a chain of large arrays takes a few of them, and gives them back") {
+  Axis n("n", 1 << 20);                                   // 4 MiB
+  const std::int64_t mib = 1 << 20;
+  auto before = resident_bytes();
+  {
+    auto x = ones(n).eval();
+    for (int i = 0; i < 200; ++i) x = x * 1.01 + 0.5;
+    x.eval();
+    for (int i = 0; i < 50; ++i) x = flip(x * 1.5, "n").eval();
+    CHECK(x.floats().size() == std::size_t(1 << 20));
+    CHECK(resident_bytes() - before < 48 * mib);
+  }
+  CHECK(resident_bytes() - before < 24 * mib);
+}

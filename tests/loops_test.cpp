@@ -1,0 +1,170 @@
+// chunked_reduce and the merge pass: how often the head is contracted, how many loops are left, what is planned, and the numbers.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "haliax/jit.h"
+#include "haliax/nn.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis Tokens{"tokens", 12}, Embed{"embed", 5}, Vocab{"vocab", 7};
+
+struct Parameters { NamedArray x, w; };   // x (tokens, embed), w (vocab, embed)
+
+// Every program below is of logits = x w^T, one chunk of tokens at a time.
+NamedArray losses(const NamedArray& x, const NamedArray& w, const NamedArray& ids, std::int64_t chunk, ChunkForm form = ChunkForm::automatic) {
+  return nn::chunked_cross_entropy(x, w, ids, Embed, Vocab, Tokens, {.chunks = {.chunk = chunk, .form = form}});
+}
+NamedArray whole_losses(const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
+  return nn::cross_entropy_loss(dot(x, w, Embed), Vocab, ids, {.reduction = nn::Reduction::none});
+}
+
+struct Data {
+  NamedArray x = random::normal(random::key(1), {Tokens, Embed}, DType::f64), w = random::normal(random::key(2), {Vocab, Embed}, DType::f64),
+             ids = random::randint(random::key(3), Tokens, 0, int(Vocab.size)), given = random::uniform(random::key(4), Tokens, 0., 1., DType::f64);
+};
+
+void same(const NamedArray& got, const NamedArray& want, double tolerance = 1e-13) {
+  REQUIRE(got.axes() == want.axes());
+  auto a = got.doubles(), b = want.doubles();
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    CAPTURE(i);
+    REQUIRE(std::abs(a[i] - b[i]) <= tolerance * std::max(1., std::abs(b[i])));
+  }
+}
+
+struct Counts {
+  int contractions, loops;
+  friend bool operator==(const Counts&, const Counts&) = default;
+};
+std::ostream& operator<<(std::ostream& os, const Counts& c) { return os << c.contractions << " contractions, " << c.loops << " loops"; }
+
+// Runs f jitted: what its Program is made of; the results must be those of `whole`, evaluated without chunks.
+template <class F, class G, class... A> Counts counts(F f, G whole, const A&... args) {
+  auto jitted = jit(f);
+  auto got = flatten(jitted(args...)), want = flatten(whole(args...));
+  REQUIRE(got.size() == want.size());
+  for (std::size_t k = 0; k < got.size(); ++k) same(got[k], want[k]);
+  return {jitted.report().contractions, jitted.report().loops};
+}
+
+// The table: a loss of (parameters, ids, given), made of the losses of single tokens.
+using Losses = NamedArray (*)(const NamedArray& x, const NamedArray& w, const NamedArray& ids, std::int64_t chunk);
+NamedArray in_chunks(const NamedArray& x, const NamedArray& w, const NamedArray& ids, std::int64_t chunk) { return losses(x, w, ids, chunk); }
+NamedArray at_once(const NamedArray& x, const NamedArray& w, const NamedArray& ids, std::int64_t) { return whole_losses(x, w, ids); }
+
+template <class Loss> Counts gradient_counts(Loss loss, std::int64_t chunk = 4) {
+  Data d;
+  auto with = [&](Losses how) {
+    return [=](const Parameters& p, const NamedArray& ids, const NamedArray& given) {
+      return value_and_grad([=](const Parameters& q, const NamedArray& i, const NamedArray& g) { return loss(how, q, i, g, chunk); })(p, ids, given);
+    };
+  };
+  return counts(with(in_chunks), with(at_once), Parameters{d.x, d.w}, d.ids, d.given);
+}
+
+}  // namespace
+
+TEST_CASE("loops: contractions with the head, forward only: 1") {
+  Data d;
+  auto with = [](Losses how) { return [how](const Parameters& p, const NamedArray& ids) { return mean(how(p.x, p.w, ids, 4)); }; };
+  CHECK(counts(with(in_chunks), with(at_once), Parameters{d.x, d.w}, d.ids) == Counts{1, 1});
+}
+
+TEST_CASE("loops: loss and gradients: 3, in one loop") {
+  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&, std::int64_t chunk) { return mean(how(p.x, p.w, ids, chunk)); };
+  CHECK(gradient_counts(loss) == Counts{3, 1});
+  CHECK(gradient_counts(loss, 5) == Counts{6, 1});   // the partial last chunk is a body of its own, after the loop
+}
+
+TEST_CASE("loops: frozen head: 2") {
+  Data d;
+  auto with = [](Losses how) {
+    return [how](const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
+      return value_and_grad([how](const NamedArray& x, const NamedArray& w, const NamedArray& ids) { return mean(how(x, w, ids, 4)); })(x, w, ids);
+    };
+  };
+  CHECK(counts(with(in_chunks), with(at_once), d.x, d.w, d.ids) == Counts{2, 1});
+}
+
+TEST_CASE("loops: cotangents given for each token: 3") {
+  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray& given, std::int64_t c) { return sum(given * how(p.x, p.w, ids, c)); };
+  CHECK(gradient_counts(loss) == Counts{3, 1});
+}
+
+TEST_CASE("loops: cotangents computed from that token's own loss: 3") {
+  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&, std::int64_t c) { return mean(exp(-how(p.x, p.w, ids, c))); };
+  CHECK(gradient_counts(loss) == Counts{3, 1});
+}
+
+TEST_CASE("loops: cotangents that need all losses: made again, 4 in two loops") {
+  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&, std::int64_t c) { return logsumexp(how(p.x, p.w, ids, c)); };
+  CHECK(gradient_counts(loss) == Counts{4, 2});
+}
+
+TEST_CASE("loops: tied table: 3, and one carry for both uses") {
+  Data d;
+  auto with = [](Losses how) {
+    return [how](const NamedArray& w, const NamedArray& ids) {   // x is made of the table itself
+      return value_and_grad([how](const NamedArray& w, const NamedArray& ids) { return mean(how(tanh(take(w, Vocab, ids)), w, ids, 4)); })(w, ids);
+    };
+  };
+  CHECK(counts(with(in_chunks), with(at_once), d.w, d.ids) == Counts{3, 1});
+}
+
+TEST_CASE("loops: a second loss term in a loop of its own: 3") {
+  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray& given, std::int64_t c) {
+    return mean(how(p.x, p.w, ids, c)) + sum(given * how(p.x, p.w, (ids + 1) % int(Vocab.size), c));
+  };
+  CHECK(gradient_counts(loss) == Counts{3, 1});
+}
+
+TEST_CASE("loops: a metric in a loop of its own: 3") {
+  Data d;
+  auto right = [](const NamedArray& x, const NamedArray& w, const NamedArray& ids) { return sum(astype(argmax(dot(x, w, Embed), Vocab) == ids, DType::f64)); };
+  auto with = [=](Losses how, bool chunked) {
+    return [=](const Parameters& p, const NamedArray& ids) {
+      auto metric = chunked ? chunked_reduce(Tokens, {.chunk = 4}, right)(p.x, p.w, ids) : right(p.x, p.w, ids);
+      auto r = value_and_grad([how](const Parameters& q, const NamedArray& i) { return mean(how(q.x, q.w, i, 4)); })(p, ids);
+      return std::pair{r, metric};
+    };
+  };
+  CHECK(counts(with(in_chunks, true), with(at_once, false), Parameters{d.x, d.w}, d.ids) == Counts{3, 1});
+}
+
+TEST_CASE("loops: the numbers do not depend on the chunk, or on the backend") {
+  Data d;
+  auto N = Tokens.size;
+  auto step = [](const Parameters& p, const NamedArray& ids, const NamedArray& given, Losses how, std::int64_t chunk) {
+    return value_and_grad([=](const Parameters& q, const NamedArray& i, const NamedArray& g) {
+      auto l = how(q.x, q.w, i, chunk);
+      return mean(l) + sum(g * l) + mean(exp(-l)) + square(sum(l));
+    })(p, ids, given);
+  };
+  auto want = flatten(step({d.x, d.w}, d.ids, d.given, at_once, 0));
+  for (auto chunk : {std::int64_t(1), std::int64_t(3), std::int64_t(7), N - 1, N, N + 1})
+    for (const char* backend : {"cpu", "reference"}) {
+      CAPTURE(chunk);
+      CAPTURE(backend);
+      auto f = jit([=](const Parameters& p, const NamedArray& ids, const NamedArray& given) { return step(p, ids, given, in_chunks, chunk); }, {.backend = backend});
+      auto got = flatten(f(Parameters{d.x, d.w}, d.ids, d.given));
+      REQUIRE(got.size() == want.size());
+      for (std::size_t k = 0; k < got.size(); ++k) same(got[k], want[k], 1e-12);
+    }
+}
+
+TEST_CASE("loops: second derivatives go through the chunks") {
+  Data d;
+  auto of = [&](Losses how) {
+    auto g = [how](const Parameters& p, const NamedArray& ids) {
+      auto inner = grad([how](const Parameters& q, const NamedArray& i) { return mean(how(q.x, q.w, i, 5)); })(p, ids);
+      return sum(square(inner.x)) + sum(square(inner.w));
+    };
+    return flatten(jit(grad(g))(Parameters{d.x, d.w}, d.ids));
+  };
+  auto got = of(in_chunks), want = of(at_once);
+  for (std::size_t k = 0; k < got.size(); ++k) same(got[k], want[k], 1e-12);
+}

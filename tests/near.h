@@ -1,0 +1,28 @@
+// Comparing arrays in tests: CHECK(difference(got, want, 1e-6) == "");
+#pragma once
+#include <cmath>
+#include <string>
+
+#include "haliax/array.h"
+
+namespace haliax {
+
+inline bool is_near(double a, double b, double tolerance) {
+  if (std::isnan(a) || std::isnan(b)) return std::isnan(a) && std::isnan(b);
+  if (std::isinf(a) || std::isinf(b)) return a == b;
+  return std::abs(a - b) <= tolerance * (1 + std::abs(b));
+}
+
+// Nothing, or how they differ: in being there, dtype, axes, their order, or a value.
+inline std::string difference(const NamedArray& got, const NamedArray& want, double tolerance) {
+  if (bool(got) != bool(want)) return got ? "an array, not an empty one" : "empty";
+  if (!got) return "";
+  if (got.dtype() != want.dtype()) return std::string(name_of(got.dtype())) + ", not " + std::string(name_of(want.dtype()));
+  if (got.axes() != want.axes()) return to_string(got.axes()) + ", not " + to_string(want.axes());
+  auto a = got.doubles(), b = want.doubles();
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (!is_near(a[i], b[i], tolerance)) return "position " + std::to_string(i) + ": " + std::to_string(a[i]) + ", not " + std::to_string(b[i]);
+  return "";
+}
+
+}  // namespace haliax

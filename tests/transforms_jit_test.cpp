@@ -1,0 +1,134 @@
+// jit: when it traces again, what is an input, what is donated, and what an error leaves behind.
+#include <doctest/doctest.h>
+
+#include "haliax/haliax.h"
+#include "near.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis N("n", 8);
+
+NamedArray numbers(const AxisSpec& axes) { return arange(axes, {.dtype = DType::f32}).eval(); }
+
+struct Layer {
+  NamedArray weight;
+  double scale = 1;
+  NamedArray (*activation)(Arr) = tanh;
+};
+
+}  // namespace
+
+TEST_CASE("jit: traced once for each kind of argument, and says why") {
+  int traces = 0;
+  auto f = jit([&](const Layer& l, const NamedArray& x) { ++traces; return l.activation(l.weight * x) * l.scale; });
+  Layer l{numbers({N}) / 10};
+  auto x = numbers({N});
+  CHECK(difference(f(l, x), tanh(l.weight * x), 1e-6) == "");
+  CHECK(f.report().traces == 1);
+  CHECK(f.report().why == "the first call");
+  CHECK(difference(f(l, x + 1), tanh(l.weight * (x + 1)), 1e-6) == "");
+  CHECK(traces == 1);
+  f(l, numbers(Axis("n", 8)));
+  CHECK(traces == 1);                                   // other values, the same kind
+  f(l, numbers({Axis("batch", 2), N}));
+  CHECK(traces == 2);
+  CHECK(f.report().why.find("(batch=2, n=8), not (n=8)") != std::string::npos);
+  f(l, x);
+  CHECK(traces == 2);                                   // both are kept
+  f(l, x.astype(DType::f64));
+  CHECK(traces == 3);
+  CHECK(f.report().why.find("dtype") != std::string::npos);
+  l.scale = 2;
+  CHECK(difference(f(l, x), tanh(l.weight * x) * 2, 1e-6) == "");
+  CHECK(traces == 4);
+  CHECK(f.report().why.find("static") != std::string::npos);
+  l.activation = exp;
+  CHECK(difference(f(l, x * 0.01), exp(l.weight * x * 0.01) * 2, 1e-5) == "");
+  CHECK(traces == 5);
+  CHECK(f.report().traces == 5);
+}
+
+TEST_CASE("jit: captured arrays are hidden inputs, not constants") {
+  auto captured = numbers(Axis("n", 8));
+  auto f = jit([captured](const NamedArray& x) { return x * captured; });
+  CHECK(difference(f(captured), captured * captured, 0) == "");
+  CHECK(f.report().program.find("2 arguments") != std::string::npos);
+  NamedArray lazy = captured + 1;                       // captured before it has a value
+  auto g = jit([&](const NamedArray& x) { return x * lazy; });
+  CHECK(difference(g(captured), captured * (captured + 1), 0) == "");
+  CHECK(difference(g(captured), captured * (captured + 1), 0) == "");
+  // The variable may be given another value, but the trace holds the one it saw.
+  lazy = captured + 2;
+  CHECK(difference(g(captured), captured * (captured + 1), 0) == "");
+}
+
+TEST_CASE("jit: trees go in and come out; results that are arguments; no arguments; empty leaves") {
+  using Tree = std::pair<NamedArray, std::vector<NamedArray>>;
+  auto x = numbers({N});
+  auto f = jit([](const Tree& t) { return Tree{t.second[0], {t.first, t.first + t.second[0], NamedArray()}}; });
+  auto r = f(Tree{x, {x * 2}});
+  CHECK(difference(r.first, x * 2, 0) == "");
+  CHECK(difference(r.second[0], x, 0) == "");
+  CHECK(difference(r.second[1], x * 3, 0) == "");
+  CHECK(!r.second[2]);
+  CHECK(difference(jit([] { return arange(Axis("n", 8)); })(), arange(Axis("n", 8)), 0) == "");
+  CHECK(difference(jit([](const NamedArray& a) { return a; })(x), x, 0) == "");
+}
+
+TEST_CASE("jit: donation gives the memory away") {
+  auto x = numbers({Axis("n", 4096)});
+  auto step = jit([](const NamedArray& p, const NamedArray& g) { return p - g * 0.5; }, {.donate = {0}});
+  auto p = (x + 0).eval(), q = step(p, x);
+  CHECK(difference(q, x * 0.5, 1e-6) == "");
+  CHECK(step.report().not_donated.empty());
+  CHECK_THROWS_WITH_AS(p.floats(), doctest::Contains("donated to the call of jit at transforms_jit_test.cpp"), Error);
+  CHECK_THROWS_WITH_AS((p + 1).floats(), doctest::Contains("donated"), Error);
+  CHECK_THROWS_WITH_AS(step(p, x), doctest::Contains("donated"), Error);
+  CHECK(difference(step(q, x), x * 0.0, 1e-6) == "");
+  // No result has its size: reported, and the call still takes it.
+  auto shrink = jit([](const NamedArray& a) { return sum(a); }, {.donate = {0}});
+  auto y = (x * 0 + 1).eval();
+  CHECK(shrink(y).item() == 4096);
+  REQUIRE(shrink.report().not_donated.size() == 1);
+  CHECK(shrink.report().not_donated[0].find("(n=4096)") != std::string::npos);
+  // Memory that another array shares is not written over.
+  auto a = (x + 3).eval();
+  auto same = a;
+  auto both = jit([](const NamedArray& u, const NamedArray& v) { return u * 2 + v; }, {.donate = {0}});
+  CHECK(difference(both(a, a), (x + 3) * 3, 1e-5) == "");
+}
+
+TEST_CASE("jit: an error inside a trace leaves it usable") {
+  bool bad = true;
+  auto f = jit([&](const NamedArray& x) { return bad ? sum(x, "m") : sum(x, "n"); });
+  auto x = numbers({N});
+  CHECK_THROWS_WITH_AS(f(x), doctest::Contains("[sum]"), Error);
+  CHECK_THROWS_AS(jit([](const NamedArray& v) { return v * v.item(); })(sum(x)), Error);
+  bad = false;
+  CHECK(f(x).item() == 28);
+  CHECK((x + 1).floats()[0] == 1);                       // eager evaluation, too
+  CHECK(difference(grad([](const NamedArray& v) { return sum(v * v); })(x), x * 2, 0) == "");
+  auto v = vmap(jit([](const NamedArray& a) { return a * a; }), "n");
+  CHECK_THROWS_AS(v(x), Error);                          // not inside another trace
+  CHECK(f(x).item() == 28);
+  CHECK_THROWS_WITH_AS(jit([](const NamedArray& a) { return a; }, {.backend = "cpuu"})(x), doctest::Contains("did you mean cpu?"), Error);
+}
+
+TEST_CASE("jit: a training step keeps its values, its traces and its bits") {
+  auto x = numbers({Axis("batch", 4), N}) / 32;
+  auto loss = [&](const NamedArray& w) { return mean(square(dot(x, w, "n") - 1)); };
+  auto step = jit([&](const NamedArray& w) { auto [l, g] = value_and_grad(loss)(w); return std::pair{w - g * 0.1, l}; }, {.donate = {0}});
+  auto w = zeros({N}), v = zeros({N});
+  double last = 10;
+  for (int i = 0; i < 20; ++i) {
+    auto [next, l] = step(w);
+    v = (v - grad(loss)(v) * 0.1).eval();
+    w = next;
+    CHECK(l.item() < last);
+    last = l.item();
+  }
+  CHECK(step.report().traces == 1);
+  CHECK(difference(w, v, 1e-6) == "");
+}

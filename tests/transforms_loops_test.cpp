@@ -1,0 +1,166 @@
+// scan, fold, map, reduce and associative_scan: values, gradients, and every way of running them.
+#include <doctest/doctest.h>
+
+#include "haliax/haliax.h"
+#include "near.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis Time("time", 6), Embed("embed", 3);
+
+NamedArray values(const AxisSpec& axes, double from = -1, double to = 1) {
+  std::vector<double> v(static_cast<std::size_t>(axis_size(axes.axes())));
+  for (std::size_t i = 0; i < v.size(); ++i) {
+    double place = double(i + 1) * 0.6180339887498949 + from;
+    v[i] = from + (to - from) * (place - std::floor(place));
+  }
+  return array(std::span<const double>(v), axes);
+}
+
+struct Problem { NamedArray init, weight, xs; };
+Problem problem() { return {values({Embed}), values({Embed, Embed.alias("to")}), values({Time, Embed}, 0, 1)}; }
+
+// A recurrent cell: the carry, the weight shared by all turns, and one position of xs.
+std::pair<NamedArray, NamedArray> cell(const NamedArray& c, const NamedArray& w, const NamedArray& x) {
+  auto next = tanh(dot(c, w, "embed").rename({{"to", "embed"}}) + x);
+  return {next, next * x};
+}
+std::pair<NamedArray, NamedArray> by_scan(const Problem& p, ScanOptions options) {
+  return scan([&](const NamedArray& c, const NamedArray& x) { return cell(c, p.weight, x); }, "time", options)(p.init, p.xs);
+}
+std::pair<NamedArray, NamedArray> by_hand(const Problem& p, bool reverse) {
+  auto rows = p.xs.unbind("time");
+  Leaves ys(rows.size());
+  auto c = p.init;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    auto at = reverse ? rows.size() - 1 - i : i;
+    std::tie(c, ys[at]) = cell(c, p.weight, rows[at]);
+  }
+  return {c, stack("time", ys)};
+}
+NamedArray loss(const std::pair<NamedArray, NamedArray>& r) { return sum(r.first) + sum(r.second * r.second * values({Time, Embed}, 1, 2)); }
+void check_same(const Problem& got, const Problem& want, double tolerance) {
+  CHECK(difference(got.init, want.init, tolerance) == "");
+  CHECK(difference(got.weight, want.weight, tolerance) == "");
+  CHECK(difference(got.xs, want.xs, tolerance) == "");
+}
+
+std::vector<ScanOptions> ways() {
+  std::vector<ScanOptions> out;
+  for (const char* policy : {"none", "carries", "nested"})
+    for (bool reverse : {false, true})
+      for (std::int64_t unroll : {1, 2, 4, 6, 100}) out.push_back({.checkpoint = policy, .reverse = reverse, .unroll = unroll});
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("scan: values, gradients, second derivatives and jvp, whatever is kept, unrolled or reversed") {
+  auto p = problem();
+  for (auto& o : ways()) {
+    CAPTURE(int(o.checkpoint.policy));
+    CAPTURE(o.reverse);
+    CAPTURE(o.unroll);
+    auto got = by_scan(p, o), want = by_hand(p, o.reverse);
+    CHECK(difference(got.first, want.first, 1e-13) == "");
+    CHECK(difference(got.second, want.second, 1e-13) == "");
+    auto f = [&](const Problem& q) { return loss(by_scan(q, o)); };
+    auto g = [&](const Problem& q) { return loss(by_hand(q, o.reverse)); };
+    check_same(grad(f)(p), grad(g)(p), 1e-12);
+    auto slope = [](auto h) {
+      return [h](const Problem& q) { auto d = grad(h)(q); return sum(square(d.init)) + sum(square(d.weight)) + sum(square(d.xs)); };
+    };
+    check_same(grad(slope(f))(p), grad(slope(g))(p), 1e-11);
+    Problem t{values({Embed}, 0, 1), values({Embed, Embed.alias("to")}, 0, 1), values({Time, Embed})};
+    auto a = jvp(f, p, t), b = jvp(g, p, t);
+    CHECK(difference(a.first, b.first, 1e-12) == "");
+    CHECK(difference(a.second, b.second, 1e-11) == "");
+    CHECK(difference(jit(f)(p), g(p), 1e-12) == "");
+    CHECK(difference(jit(f, {.backend = "reference"})(p), g(p), 1e-12) == "");
+  }
+}
+
+TEST_CASE("scan: trees, integers in the carry, arguments without the axis, positions, nothing to walk") {
+  struct State { NamedArray total, count; };
+  auto x = values({Time, Embed});
+  auto f = [](const State& s, const NamedArray& v, const NamedArray& shared) {
+    return std::pair{State{s.total + v * shared, s.count + 1}, std::pair{s.total, s.count}};
+  };
+  auto shared = values({Embed}, 1, 2);
+  auto [last, out] = scan(f, "time")(State{zeros({Embed}, DType::f64), NamedArray(array(std::vector<std::int32_t>{5}, AxisSpec{{"one", 1}}))}, x, shared);
+  CHECK(difference(last.total, sum(x, "time") * shared, 1e-13) == "");
+  CHECK(last.count.integers() == std::vector<std::int64_t>{11});
+  CHECK(out.second.integers() == std::vector<std::int64_t>{5, 6, 7, 8, 9, 10});
+  CHECK(difference(out.first, (cumsum(x, "time") - x) * shared, 1e-13) == "");
+  auto count = fold([](const NamedArray& c) { return c + 2; }, Axis("turn", 5))(zeros({}, DType::i32));
+  CHECK(count.item() == 10);
+  auto nothing = fold([](const NamedArray& c, const NamedArray& v) { return c + v; }, "time")(values({Embed}), zeros({{"time", 0}, Embed}, DType::f64));
+  CHECK(difference(nothing, values({Embed}), 0) == "");
+  auto doubled = map([](const NamedArray& v) { return v * 2; }, "time")(rearrange(x, Names{"embed", "time"}));
+  CHECK(difference(doubled, x * 2, 0) == "");
+}
+
+TEST_CASE("scan: refusals") {
+  auto x = values({Time, Embed});
+  auto add = [](const NamedArray& c, const NamedArray& v) { return c + v; };
+  CHECK_THROWS_WITH_AS(fold(add, "tim")(zeros({Embed}), x), doctest::Contains("did you mean time?"), Error);
+  CHECK_THROWS_WITH_AS(fold(add, Axis("time", 5))(zeros({Embed}, DType::f64), x), doctest::Contains("axis time has size 6"), Error);
+  CHECK_THROWS_WITH_AS(fold(add, "time")(zeros({Embed}), x), doctest::Contains("changes its dtype from f32 to f64"), Error);
+  CHECK_THROWS_WITH_AS(fold(add, "time")(zeros({}, DType::f64), x), doctest::Contains("must keep its axes"), Error);
+  CHECK_THROWS_WITH_AS(fold(add, "time", {.unroll = 0})(zeros({Embed}, DType::f64), x), doctest::Contains("unroll must be at least 1"), Error);
+  CHECK_THROWS_WITH_AS(ScanCheckpoint("nestd"), doctest::Contains("did you mean nested?"), Error);
+  CHECK_THROWS_AS(fold([](const NamedArray& c, const NamedArray& v) { return c + v.item(); }, "time")(zeros({}, DType::f64), values({Time})), Error);
+  CHECK(difference(fold(add, "time")(zeros({Embed}, DType::f64), x), sum(x, "time"), 1e-13) == "");   // still in working order
+}
+
+TEST_CASE("scan: nested, and under vmap and grad") {
+  auto x = values({Time, Embed});
+  auto inner = [](const NamedArray& c, const NamedArray& row) {
+    return fold([&](const NamedArray& d, const NamedArray& v) { return sin(d) + v * c; }, "embed")(c, row);
+  };
+  auto f = [&](const NamedArray& xs) { return fold(inner, "time")(NamedArray(full({}, 0.5, DType::f64)), xs); };
+  auto g = [&](const NamedArray& xs) {
+    auto c = full({}, 0.5, DType::f64);
+    for (auto& row : xs.unbind("time")) {
+      auto d = c;
+      for (auto& v : row.unbind("embed")) d = sin(d) + v * c;
+      c = d;
+    }
+    return c;
+  };
+  CHECK(difference(f(x), g(x), 1e-13) == "");
+  CHECK(difference(grad(f)(x), grad(g)(x), 1e-12) == "");
+  auto second = [](auto h) { return grad([h](const NamedArray& v) { return sum(square(grad(h)(v))); }); };
+  CHECK(difference(second(f)(x), second(g)(x), 1e-11) == "");
+  auto many = values({{"batch", 4}, Time, Embed});
+  CHECK(difference(vmap(f, "batch")(many), vmap(g, "batch")(many), 1e-13) == "");
+  CHECK(difference(vmap(grad(f), "batch")(many), vmap(grad(g), "batch")(many), 1e-12) == "");
+  // A loop over an axis that an outer loop has hidden from view already, and a loop within its own gradient.
+  auto twice = [&](const NamedArray& xs) { return fold([&](const NamedArray& c, const NamedArray& v) { return c + v * f(x); }, "time")(full({}, 0, DType::f64), sum(xs, "embed")); };
+  CHECK(difference(twice(x), sum(x) * g(x), 1e-13) == "");
+}
+
+TEST_CASE("reduce starts from the first slice; associative_scan gives all running results") {
+  auto x = values({Time, Embed}, 0.5, 1.5);
+  auto mul = [](const NamedArray& a, const NamedArray& b) { return a * b; };
+  CHECK(difference(reduce(mul, "time", x), prod(x, "time"), 1e-13) == "");
+  CHECK(difference(reduce(mul, "time", values({Embed}), x), prod(x, "time") * values({Embed}), 1e-13) == "");
+  CHECK(difference(grad([&](const NamedArray& v) { return sum(reduce(mul, "time", v)); })(x), grad([](const NamedArray& v) { return sum(prod(v, "time")); })(x), 1e-12) == "");
+  for (std::int64_t n : {1, 2, 5, 6}) {
+    auto part = slice(x, "time", 0, n);
+    CHECK(difference(associative_scan(mul, "time", part), cumprod(part, "time"), 1e-13) == "");
+    CHECK(difference(associative_scan(mul, "time", part, true), flip(cumprod(flip(part, "time"), "time"), "time"), 1e-13) == "");
+  }
+  auto by = [&](auto f) { return grad([&](const NamedArray& v) { return sum(f(v) * values({Time, Embed}, 1, 2)); })(x); };
+  CHECK(difference(by([&](const NamedArray& v) { return associative_scan(mul, "time", v); }), by([](const NamedArray& v) { return cumprod(v, "time"); }), 1e-12) == "");
+  // Trees, and an operation that does not commute: h = a h + b.
+  using Pair = std::pair<NamedArray, NamedArray>;
+  auto linear = [](const Pair& l, const Pair& r) { return Pair{l.first * r.first, l.second * r.first + r.second}; };
+  auto h = associative_scan(linear, "time", Pair{x, values({Time, Embed})}).second;
+  auto want = scan([](const NamedArray& c, const NamedArray& a, const NamedArray& b) { auto n = c * a + b; return std::pair{n, n}; }, "time")(
+                  zeros({Embed}, DType::f64), x, values({Time, Embed})).second;
+  CHECK(difference(h, want, 1e-12) == "");
+  CHECK_THROWS_WITH_AS(associative_scan(mul, "tme", x), doctest::Contains("did you mean time?"), Error);
+}

@@ -1,0 +1,213 @@
+// Gradients, forward derivatives, vmap, and what is kept for the gradient.
+#include <doctest/doctest.h>
+
+#include "haliax/haliax.h"
+#include "near.h"
+#include "ops/prim.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis Batch("batch", 4), In("in", 3), Out("out", 2);
+
+NamedArray values(const AxisSpec& axes, double from = -1, double to = 1, DType dtype = DType::f64) {
+  auto n = axis_size(axes.axes());
+  std::vector<double> v(static_cast<std::size_t>(n));
+  for (std::size_t i = 0; i < v.size(); ++i) {
+    double place = double(i + 1) * 0.6180339887498949 + from;
+    v[i] = from + (to - from) * (place - std::floor(place));
+  }
+  return array(std::span<const double>(v), axes).astype(dtype);
+}
+
+struct Model {
+  NamedArray weight, bias;
+  NamedArray steps;             // an integer
+  std::optional<NamedArray> extra;
+  Frozen<NamedArray> scale;
+  int depth = 2;
+};
+Model model() {
+  return {values({In, Out}), values({Out}, 0, 1), array(std::vector<std::int32_t>{3}, Axis("one", 1)), std::nullopt, {values({Out}, 1, 2)}};
+}
+NamedArray predict(const Model& m, const NamedArray& x) { return tanh(dot(x, m.weight, "in") + m.bias) * *m.scale; }
+NamedArray loss(const Model& m, const NamedArray& x) { return mean(square(predict(m, x))); }
+
+// The derivative of f along `tangent`, from values.
+template <class F> NamedArray along(const F& f, const NamedArray& x, const NamedArray& tangent) {
+  constexpr double h = 1e-5;
+  return (f(x + tangent * h) - f(x - tangent * h)) / (2 * h);
+}
+
+}  // namespace
+
+TEST_CASE("grad: the gradient has the type of the model; integers and frozen leaves have none") {
+  auto m = model();
+  auto x = values({Batch, In});
+  Model g = grad(loss)(m, x);
+  CHECK(!g.steps);
+  CHECK(!*g.scale);
+  CHECK(!g.extra);
+  CHECK(g.depth == 2);
+  CHECK(g.weight.axes() == m.weight.axes());
+  auto by_bias = [&](const NamedArray& b) { auto n = m; n.bias = b; return loss(n, x); };
+  auto t = values({Out}, -2, 2);
+  CHECK(difference(sum(g.bias * t), along(by_bias, m.bias, t), 1e-8) == "");
+  m.extra = values({Out});
+  auto with_extra = grad([&](const Model& n) { return sum(*n.extra * *n.extra); })(m);
+  CHECK(difference(*with_extra.extra, 2 * *m.extra, 0) == "");
+  CHECK(difference(with_extra.weight, zeros_like(m.weight), 0) == "");   // not used: zeros
+}
+
+TEST_CASE("value_and_grad: values, and what is handed out beside them") {
+  auto m = model();
+  auto x = values({Batch, In});
+  auto [value, g] = value_and_grad(loss)(m, x);
+  CHECK(difference(value, loss(m, x), 1e-14) == "");
+  auto with_aux = [](const Model& n, const NamedArray& v) { auto p = predict(n, v); return std::pair{mean(square(p)), p}; };
+  auto [both, h] = value_and_grad(with_aux)(m, x);
+  CHECK(difference(both.first, value, 1e-14) == "");
+  CHECK(difference(both.second, predict(m, x), 1e-14) == "");
+  CHECK(difference(h.weight, g.weight, 1e-14) == "");
+  auto [only, aux] = grad(with_aux)(m, x);
+  CHECK(difference(only.weight, g.weight, 1e-14) == "");
+  CHECK(difference(aux, both.second, 1e-14) == "");
+}
+
+TEST_CASE("grad: trees of any shape, and gradients by several arguments") {
+  auto a = values({In}), b = values({In}, 0, 2);
+  auto f = [](const std::pair<NamedArray, std::vector<NamedArray>>& t) { return sum(t.first * t.second[0] * t.second[1]); };
+  auto g = grad(f)(std::pair{a, std::vector{b, a}});
+  CHECK(difference(g.first, a * b, 1e-14) == "");
+  CHECK(difference(g.second[0], a * a, 1e-14) == "");
+  CHECK(difference(g.second[1], a * b, 1e-14) == "");
+  // A value that occurs twice among the arguments has a gradient for each of them.
+  auto h = grad([](const std::pair<NamedArray, NamedArray>& t) { return sum(t.first * t.first * t.second); })(std::pair{a, a});
+  CHECK(difference(h.first, 2 * a * a, 1e-14) == "");
+  CHECK(difference(h.second, a * a, 1e-14) == "");
+}
+
+TEST_CASE("grad: third derivatives, and axes in the primal's order") {
+  auto x = values({In, Out});
+  auto f = [](const NamedArray& v) { return sum(v * v * v * v); };
+  auto g1 = [&](const NamedArray& v) { return sum(grad(f)(v)); };
+  auto g2 = [&](const NamedArray& v) { return sum(grad(g1)(v)); };
+  CHECK(difference(grad(g2)(x), 24 * x, 1e-13) == "");
+  auto transposed = grad([](const NamedArray& v) { return sum(rearrange(v, Names{"out", "in"}) * values({Out, In})); })(x);
+  CHECK(difference(transposed, rearrange(values({Out, In}), Names{"in", "out"}), 0) == "");
+}
+
+TEST_CASE("grad: refusals") {
+  auto x = values({In});
+  CHECK_THROWS_WITH_AS(grad([](const NamedArray& v) { return v * v; })(x), doctest::Contains("only a 0-d array has a gradient"), Error);
+  CHECK_THROWS_WITH_AS(grad([](const NamedArray& v) { return argmax(v); })(x), doctest::Contains("i32, which has no gradient"), Error);
+  CHECK_THROWS_WITH_AS(grad([](const NamedArray&) { return NamedArray(); })(x), doctest::Contains("gave no array"), Error);
+}
+
+TEST_CASE("jvp: values and derivatives along a tangent") {
+  auto x = values({In}), t = values({In}, -2, 2);
+  auto f = [](const NamedArray& v) { return exp(sin(v)) * sum(v); };
+  auto [y, d] = jvp(f, x, t);
+  CHECK(difference(y, f(x), 1e-14) == "");
+  CHECK(difference(d, along(f, x, t), 1e-8) == "");
+  // Trees; a leaf whose tangent is empty does not move; integers have no tangent.
+  auto g = [](const std::pair<NamedArray, NamedArray>& p) { return std::pair{p.first * p.second, argmax(p.first, "in")}; };
+  auto [z, e] = jvp(g, std::pair{x, x}, std::pair{t, NamedArray()});
+  CHECK(difference(e.first, t * x, 1e-14) == "");
+  CHECK(!e.second);
+  CHECK_THROWS_WITH_AS(jvp(f, x, values({Out})), doctest::Contains("a tangent is (out=2)"), Error);
+  // Forward over backward: the product of a Hessian with a vector.
+  auto s = [](const NamedArray& v) { return sum(v * v * v); };
+  CHECK(difference(jvp(grad(s), x, t).second, 6 * x * t, 1e-13) == "");
+}
+
+TEST_CASE("vjp: the pullback of a function with several results") {
+  auto x = values({In});
+  auto [y, pull] = vjp([](const NamedArray& v) { return std::pair{v * v, sum(v)}; }, x);
+  auto c = values({In}, 0, 1);
+  CHECK(difference(y.first, x * x, 1e-14) == "");
+  CHECK(difference(pull({c, NamedArray()}), 2 * x * c, 1e-14) == "");
+  CHECK(difference(pull({c, full({}, 3, DType::f64)}), 2 * x * c + 3, 1e-14) == "");
+}
+
+TEST_CASE("vmap: nested, over a new axis, with shared arguments") {
+  auto x = values({Batch, In}), w = values({In, Out});
+  auto f = [](const NamedArray& v, const NamedArray& u) {
+    CHECK(v.axes() == Axes{In});                       // the axis is out of sight
+    return dot(v, u, "in");
+  };
+  CHECK(difference(vmap(f, "batch")(x, w), dot(x, w, "in"), 1e-14) == "");
+  auto total = [](const NamedArray& v) { return sum(v); };
+  CHECK(difference(vmap(vmap(total, "batch"), "in")(rearrange(x, Names{"in", "batch"})), rearrange(x, Names{"in", "batch"}), 1e-14) == "");
+  CHECK(difference(vmap([&](const NamedArray& v) { return v; }, Axis("copy", 3))(w), broadcast_axis(w, Axis("copy", 3)), 0) == "");
+  CHECK_THROWS_WITH_AS(vmap(total, "heads")(x), doctest::Contains("no argument has axis heads"), Error);
+  CHECK_THROWS_WITH_AS(vmap(total, Axis("batch", 5))(x), doctest::Contains("size 4"), Error);
+  CHECK_THROWS_WITH_AS(vmap([](const NamedArray& v) { sum(v).item(); return v; }, "batch")(x), doctest::Contains("inside vmap over batch"), Error);
+  CHECK(difference(vmap(total, "batch")(x), sum(x, "in"), 1e-14) == "");   // still in working order
+}
+
+TEST_CASE("vmap of grad: a gradient for each example, also by shared weights") {
+  auto m = model();
+  auto x = values({Batch, In});
+  auto each = vmap([&](const NamedArray& v) { return grad(loss)(m, v); }, "batch")(x);
+  auto rows = x.unbind("batch");
+  Leaves weight, bias;
+  for (auto& r : rows) {
+    auto g = grad(loss)(m, r);
+    weight.push_back(g.weight), bias.push_back(g.bias);
+  }
+  CHECK(difference(each.weight, stack("batch", weight), 1e-13) == "");
+  CHECK(difference(each.bias, stack("batch", bias), 1e-13) == "");
+  CHECK(!each.steps);
+  // and grad of vmap: the gradient of the mean loss
+  auto whole = grad([](const Model& n, const NamedArray& v) { return mean(vmap([&](const NamedArray& r) { return loss(n, r); }, "batch")(v)); })(m, x);
+  CHECK(difference(whole.weight, mean(each.weight, "batch"), 1e-13) == "");
+}
+
+TEST_CASE("checkpoint: the same values and gradients, with the inside made again") {
+  auto x = values({In}), w = values({In}, 0, 1);
+  int calls = 0;
+  auto inside = [&](const NamedArray& v) { ++calls; return sin(v * w) * exp(v); };   // w is captured
+  auto plain = [&](const std::pair<NamedArray, NamedArray>& p) { return sum(inside(p.first) * p.second); };
+  auto kept = [&](const std::pair<NamedArray, NamedArray>& p) { return sum(checkpoint(inside)(p.first) * p.second); };
+  auto a = grad(plain)(std::pair{x, w}), b = grad(kept)(std::pair{x, w});
+  CHECK(difference(b.first, a.first, 1e-14) == "");
+  CHECK(difference(b.second, a.second, 1e-14) == "");
+  CHECK(calls == 2);
+  auto by_captured = [&](auto wrap) {
+    return grad([&](const NamedArray& u) { return sum(wrap([&](const NamedArray& v) { return sin(v * u) * u; })(x)); })(w);
+  };
+  CHECK(difference(by_captured([](auto f) { return checkpoint(f); }), by_captured([](auto f) { return f; }), 1e-14) == "");
+  auto twice = [&](auto f) { return grad([&](const NamedArray& v) { return sum(square(grad(f)(v))); })(x); };
+  CHECK(difference(twice([&](const NamedArray& v) { return sum(checkpoint(inside)(v)); }), twice([&](const NamedArray& v) { return sum(inside(v)); }), 1e-13) == "");
+}
+
+TEST_CASE("custom_vjp: the gradient given by hand is used, once and for all") {
+  auto x = values({In});
+  // Straight through: rounds, but lets gradients pass.
+  auto f = custom_vjp([](const NamedArray& v) { return round(v); }, [](const auto&, const NamedArray&, const NamedArray& g) { return std::tuple{g}; });
+  CHECK(difference(f(x), round(x), 0) == "");
+  CHECK(difference(grad([&](const NamedArray& v) { return sum(f(v) * v); })(x), round(x) + x, 1e-14) == "");
+  auto mul = custom_vjp([](const NamedArray& a, const NamedArray& b) { return std::pair{a * b, a}; },
+                        [](const auto& in, const auto& out, const auto& g) {
+                          CHECK(out.first.axes() == Axes{In});
+                          return std::tuple{g.first * std::get<1>(in) * 10, NamedArray()};   // no gradient by b
+                        });
+  auto g = grad([&](const std::pair<NamedArray, NamedArray>& p) { return sum(mul(p.first, p.second).first); })(std::pair{x, x + 1});
+  CHECK(difference(g.first, (x + 1) * 10, 1e-14) == "");
+  CHECK(difference(g.second, zeros_like(x), 0) == "");
+  CHECK(difference(vmap(grad([&](const NamedArray& v) { return sum(f(v)); }), "batch")(values({Batch, In})), ones({Batch, In}, DType::f64), 0) == "");
+}
+
+TEST_CASE("stop_gradient and eval_shape") {
+  auto x = values({In});
+  CHECK(difference(grad([](const NamedArray& v) { return sum(v * stop_gradient(v)); })(x), x, 0) == "");
+  CHECK(difference(grad([](const NamedArray& v) { return sum(stop_gradient(v * v)); })(x), zeros_like(x), 0) == "");
+  auto m = model();
+  auto shape = eval_shape([](const Model& n, const NamedArray& v) { return std::pair{predict(n, v), n.steps}; }, m, values({Batch, In}));
+  CHECK(shape.first.axes() == Axes{Batch, Out});
+  CHECK(shape.first.dtype() == DType::f64);
+  CHECK(shape.second.dtype() == DType::i32);
+  CHECK_THROWS_AS(shape.first.doubles(), Error);
+}
