@@ -41,7 +41,7 @@ TEST_CASE("jit: traced once for each kind of argument, and says why") {
   CHECK(traces == 3);
   CHECK(f.report().why.find("dtype") != std::string::npos);
   l.scale = 2;
-  CHECK(difference(f(l, x), tanh(l.weight * x) * 2, 1e-6) == "");
+  CHECK(difference(f(l, x.astype(DType::f64)), tanh(l.weight * x.astype(DType::f64)) * 2, 1e-6) == "");
   CHECK(traces == 4);
   CHECK(f.report().why.find("static") != std::string::npos);
   l.activation = exp;
@@ -100,6 +100,14 @@ TEST_CASE("jit: donation gives the memory away") {
   CHECK(difference(both(a, a), (x + 3) * 3, 1e-5) == "");
 }
 
+TEST_CASE("jit: equal arrays are given away one by one") {
+  auto first = zeros({N}), second = zeros({N});         // lazy and equal: one node
+  auto step = jit([](const NamedArray& a) { return a + 1; }, {.donate = {0}});
+  CHECK(difference(step(first), ones({N}), 0) == "");
+  CHECK(difference(second, zeros({N}), 0) == "");
+  CHECK(difference(step(zeros({N})), ones({N}), 0) == "");
+}
+
 TEST_CASE("jit: an error inside a trace leaves it usable") {
   bool bad = true;
   auto f = jit([&](const NamedArray& x) { return bad ? sum(x, "m") : sum(x, "n"); });
@@ -111,7 +119,7 @@ TEST_CASE("jit: an error inside a trace leaves it usable") {
   CHECK((x + 1).floats()[0] == 1);                       // eager evaluation, too
   CHECK(difference(grad([](const NamedArray& v) { return sum(v * v); })(x), x * 2, 0) == "");
   auto v = vmap(jit([](const NamedArray& a) { return a * a; }), "n");
-  CHECK_THROWS_AS(v(x), Error);                          // not inside another trace
+  CHECK(difference(v(x), x * x, 0) == "");               // inside another trace it is part of that
   CHECK(f(x).item() == 28);
   CHECK_THROWS_WITH_AS(jit([](const NamedArray& a) { return a; }, {.backend = "cpuu"})(x), doctest::Contains("did you mean cpu?"), Error);
 }
@@ -120,7 +128,7 @@ TEST_CASE("jit: a training step keeps its values, its traces and its bits") {
   auto x = numbers({Axis("batch", 4), N}) / 32;
   auto loss = [&](const NamedArray& w) { return mean(square(dot(x, w, "n") - 1)); };
   auto step = jit([&](const NamedArray& w) { auto [l, g] = value_and_grad(loss)(w); return std::pair{w - g * 0.1, l}; }, {.donate = {0}});
-  auto w = zeros({N}), v = zeros({N});
+  auto w = array({1, 1, 1, 1, 1, 1, 1, 1}, N), v = array({1, 1, 1, 1, 1, 1, 1, 1}, N);
   double last = 10;
   for (int i = 0; i < 20; ++i) {
     auto [next, l] = step(w);

@@ -41,7 +41,8 @@ std::pair<NamedArray, NamedArray> by_hand(const Problem& p, bool reverse) {
   return {c, stack("time", ys)};
 }
 NamedArray loss(const std::pair<NamedArray, NamedArray>& r) { return sum(r.first) + sum(r.second * r.second * values({Time, Embed}, 1, 2)); }
-void check_same(const Problem& got, const Problem& want, double tolerance) {
+void check_same(const char* what, const Problem& got, const Problem& want, double tolerance) {
+  CAPTURE(what);
   CHECK(difference(got.init, want.init, tolerance) == "");
   CHECK(difference(got.weight, want.weight, tolerance) == "");
   CHECK(difference(got.xs, want.xs, tolerance) == "");
@@ -68,11 +69,11 @@ TEST_CASE("scan: values, gradients, second derivatives and jvp, whatever is kept
     CHECK(difference(got.second, want.second, 1e-13) == "");
     auto f = [&](const Problem& q) { return loss(by_scan(q, o)); };
     auto g = [&](const Problem& q) { return loss(by_hand(q, o.reverse)); };
-    check_same(grad(f)(p), grad(g)(p), 1e-12);
+    check_same("gradient", grad(f)(p), grad(g)(p), 1e-12);
     auto slope = [](auto h) {
       return [h](const Problem& q) { auto d = grad(h)(q); return sum(square(d.init)) + sum(square(d.weight)) + sum(square(d.xs)); };
     };
-    check_same(grad(slope(f))(p), grad(slope(g))(p), 1e-11);
+    check_same("second derivative", grad(slope(f))(p), grad(slope(g))(p), 1e-11);
     Problem t{values({Embed}, 0, 1), values({Embed, Embed.alias("to")}, 0, 1), values({Time, Embed})};
     auto a = jvp(f, p, t), b = jvp(g, p, t);
     CHECK(difference(a.first, b.first, 1e-12) == "");

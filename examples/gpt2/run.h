@@ -8,8 +8,8 @@
 namespace gpt2 {
 
 struct RunOptions {
-  std::int64_t layers = 4, heads = 4, embed = 128, seq_len = 128, vocab = 256, batch = 8, seed = 0;
-  double learning_rate = 1e-3, dropout = 0, weight_decay = 0.1;
+  std::int64_t layers = 4, heads = 4, embed = 128, seq_len = 64, vocab = 256, batch = 16, seed = 0;
+  double learning_rate = 4e-3, dropout = 0, weight_decay = 0.1;
   bool untied = false, chunked_loss = false;
   std::string policy = "f32", checkpointing = "none", activation = "gelu_new", backend = "cpu";
   int threads = 0;

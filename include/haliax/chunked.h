@@ -12,24 +12,27 @@ enum class ChunkForm : std::uint8_t {
 struct ChunkOptions {
   static constexpr bool is_static = true;
   std::int64_t chunk = 0;                        // positions a turn; 0: from the budget
-  std::int64_t memory = 0;                       // bytes for what one turn holds; 0: 32 MiB
+  std::int64_t memory = 0;                       // bytes for the largest value of one turn, if there is no chunk; 0: 32 MiB
   ChunkForm form = ChunkForm::automatic;
   friend bool operator==(const ChunkOptions&, const ChunkOptions&) = default;
 };
 
 namespace detail {
-Leaves chunked_reduce(const AxisSelector&, const ChunkOptions&, const Leaves& xs, LeafFunction, SourceLocation);
+Leaves chunked_reduce(const AxisSelection&, const ChunkOptions&, const Leaves& xs, LeafFunction, SourceLocation);
 }
 
-// f(chunks of xs...) -> tree. Arrays of xs that have the axis are seen one chunk at a time (the last one may be smaller); others, and what f
-// captures, are whole. A result that still has the axis is put back together; one that lost it must be a sum (or a max, min) over it:
-// anything else would depend on the chunk and raises. `mean` over the axis inside f means the full size.
-template <class F> auto chunked_reduce(const AxisSelector& axis, ChunkOptions options, F f, SourceLocation at = SourceLocation::current()) {
-  return [f, axis, options, at](const auto&... xs) {
+// f(xs...) -> tree, computed one chunk of the walked axes at a time, forward and backward. f is written for the whole arrays, and the result is
+// that of f on them: means divide by the full size, random draws are slices of the full draw. A value that keeps a walked axis is made chunk
+// by chunk; one that folds it away (sum, mean, max, min, product, dot, logsumexp, argmax, take) is accumulated; an op that needs all of the axis
+// at once (sort, cumsum, softmax over it needs a second sweep) is refused by name where there is no way. Chunks need not divide the axis. Of
+// several axes the first is the outermost. What it costs: one contraction with the head for the loss alone; three with gradients in one sweep, if
+// no cotangent needs a final result; else four in two sweeps. `chunk` counts positions of all walked axes together.
+template <class F> auto chunked_reduce(const AxisSelection& axes, ChunkOptions options, F f, SourceLocation at = SourceLocation::current()) {
+  return [f, axes, options, at](const auto&... xs) {
     using A = std::tuple<std::decay_t<decltype(xs)>...>;
     using R = std::decay_t<decltype(f(xs...))>;
     struct Call { const F* f; A like; std::optional<R> out; } call{&f, A(xs...), {}};
-    auto out = detail::chunked_reduce(axis, options, flatten(call.like), {&call, [](void* self, const Leaves& in) {
+    auto out = detail::chunked_reduce(axes, options, flatten(call.like), {&call, [](void* self, const Leaves& in) {
       auto& c = *static_cast<Call*>(self);
       c.out = std::apply(*c.f, unflatten(c.like, in));
       return flatten(*c.out);

@@ -10,6 +10,7 @@
 #include "haliax/chunked.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <map>
 #include <set>
@@ -25,7 +26,7 @@ Axes resized(Axes axes, const Axis& part) {
   return axes;
 }
 bool folds_by(const Node& n, Monoid& m) {
-  if (n.op == &prim::kSum || n.op == &prim::kContract || n.op == &prim::kScatter) m = Monoid::sum;
+  if (n.op == &prim::kSum || n.op == &prim::kContract || n.op == &prim::kScatter || n.op == &prim::kGather) m = Monoid::sum;
   else if (n.op == &prim::kMax) m = Monoid::max;
   else if (n.op == &prim::kMin) m = Monoid::min;
   else if (n.op == &prim::kProd) m = Monoid::prod;
@@ -87,10 +88,27 @@ struct Region {
     if (auto known = parts.find(n.get()); known != parts.end()) return known->second[b];
     return walks(n) ? prim::slice_at(n, index[b], false) : n;
   }
+  // Does it pick (or place) by index along the walked axis? Then a chunk holds what falls into it.
+  bool picks(const Node& n) const { return (n.op == &prim::kGather || n.op == &prim::kScatter) && n.attr.names == Names{axis.name}; }
+  // Indices counted from the start of the chunk; what lies outside becomes an index outside.
+  NodePtr relative(const NodePtr& ids, std::size_t b) {
+    auto number = [&](std::int64_t v) { return prim::integer(v, ids->dtype); };
+    auto start = prim::cast(index[b], ids->dtype), size = number(prim::index_chunk(*index[b]));
+    auto whole = prim::select(prim::less(ids, number(0)), prim::add(ids, number(axis.size)), ids);
+    auto shifted = prim::sub(whole, start);
+    auto inside_chunk = prim::map(prim::kBitAnd, {prim::less_equal(number(0), shifted), prim::less(shifted, size)}, DType::boolean);
+    return prim::select(inside_chunk, shifted, size);
+  }
+  NodePtr pick_on_chunk(const NodePtr& n, std::size_t b) {
+    auto ids = relative(part_of(n->in.back(), b), b);
+    if (n->op == &prim::kGather) return prim::gather(part_of(n->in[0], b), {{axis.name, ids}}, n->axes, program::Outside::zero);
+    return prim::scatter(part_of(n->in[0], b), part_of(n->in[1], b), {{axis.name, ids}}, program::Update(n->attr.ints[0]), false);
+  }
   // A node on chunks of its operands.
   NodePtr on_chunk(const NodePtr& n, std::size_t b) {
     Axis part(axis.name, prim::index_chunk(*index[b]));
     Nodes in;
+    if (picks(*n)) return pick_on_chunk(n, b);
     for (auto& x : n->in) in.push_back(part_of(x, b));
     if (is_border(*n, prim::kEnter) || is_border(*n, prim::kLeave)) return in[0];
     auto axes = resized(n->axes, part);
@@ -107,6 +125,7 @@ struct Region {
     auto names_it = [&] { return std::find(n->attr.names.begin(), n->attr.names.end(), axis.name) != n->attr.names.end(); };
     if (n->op == &kLoop || n->op == &kCustom || n->op == &kResult) refuse(*n, "cannot be cut into chunks");
     if (n->op == &prim::kRename && names_it()) refuse(*n, "changes the name");
+    if (picks(*n)) return;
     bool along = n->op == &prim::kSlice || n->op == &prim::kPlace || n->op == &prim::kConcat || n->op == &prim::kFlatten || n->op == &prim::kUnflatten;
     if (along && names_it()) refuse(*n, "mixes positions");
     for (std::size_t k = 0; k < n->in.size(); ++k)
@@ -138,7 +157,7 @@ struct Region {
         int at = stage[s->second->in[1].get()];
         folds[at].push_back(n);
         ready[n.get()] = at + 1;
-      } else if (folds_by(*n, m)) {
+      } else if (folds_by(*n, m) || finds_extreme(*n)) {
         folds[before].push_back(n);
         ready[n.get()] = before + 1;
       } else {
@@ -165,6 +184,27 @@ struct Region {
     }
     l.results.push_back(std::move(rb)), of.push_back(top);
     l.results.push_back(std::move(rs)), of.push_back(total);
+  }
+
+  static bool finds_extreme(const Node& n) { return (n.op == &prim::kArgmax || n.op == &prim::kArgmin) && n.attr.names.size() == 1; }
+  // The extreme so far and where it is, one chunk after another; the first of equals wins.
+  void stream_extreme(Loop& l, Nodes& of, const NodePtr& n) {
+    bool largest = n->op == &prim::kArgmax;
+    auto d = n->in[0]->dtype;
+    auto best = prim::carry(index[0], n->axes, d), at = prim::carry(index[0], n->axes, DType::i32);
+    auto first = is_float(d) ? prim::filled(largest ? -INFINITY : INFINITY, d, n->axes) : prim::slice(n->in[0], axis.name, 0, 1, 1, true);
+    LoopResult rb{Fold::carry, Monoid::max, {}, first, best}, ra{Fold::carry, Monoid::max, {}, prim::filled(0, DType::i32, n->axes), at};
+    for (std::size_t b = 0; b < index.size(); ++b) {
+      auto chunk = part_of(n->in[0], b);
+      auto value = prim::reduce(largest ? Monoid::max : Monoid::min, chunk, n->axes);
+      Axis part(axis.name, prim::index_chunk(*index[b]));
+      auto where = prim::add(prim::argreduce(largest, chunk, n->axes, {part}), index[b]);
+      auto better = largest ? prim::less(best, value) : prim::less(value, best);
+      rb.value.push_back(prim::select(better, value, best));
+      ra.value.push_back(prim::select(better, where, at));
+    }
+    l.results.push_back(std::move(rb)), of.push_back(nullptr);
+    l.results.push_back(std::move(ra)), of.push_back(n);
   }
 
   std::int64_t row_bytes() const {                         // of the largest value inside, for one position
@@ -199,6 +239,7 @@ struct Region {
       for (auto& n : folds[s]) {
         if (streams.count(n.get())) { stream(l, of, n); continue; }
         if (streamed_max.count(n.get())) continue;
+        if (finds_extreme(*n)) { stream_extreme(l, of, n); continue; }
         LoopResult r{Fold::fold, Monoid::sum, {}, {}, {}};
         folds_by(*n, r.monoid);
         for (std::size_t b = 0; b < index.size(); ++b) r.value.push_back(on_chunk(n, b));
@@ -212,7 +253,7 @@ struct Region {
         if (r.start) r.start = substitute(r.start, final_value);
       }
       auto loop = make_loop(std::move(l));
-      for (std::size_t k = 0; k < of.size(); ++k) final_value[of[k].get()] = loop_result(loop, k);
+      for (std::size_t k = 0; k < of.size(); ++k) if (of[k]) final_value[of[k].get()] = loop_result(loop, k);
     }
     return substitute(roots, final_value);
   }
@@ -232,7 +273,18 @@ Nodes below(const Nodes& roots, const Node* index) {       // the nodes of one l
   return out;
 }
 Nodes cut_level(Nodes roots, const Node* index) {
-  Rewrite bodies;                                          // inner loops first
+  std::vector<Attr> done;
+  for (;;) {
+    auto level = below(roots, index);
+    auto next = std::find_if(level.begin(), level.end(), [&](auto& n) { return n->op == &prim::kEnter && std::find(done.begin(), done.end(), n->attr) == done.end(); });
+    if (next == level.end()) break;
+    auto key = (*next)->attr;
+    done.push_back(key);
+    Axis axis = *find(**next, key.names[0]);
+    if (axis.size == 0) continue;
+    roots = Region{key, axis, std::move(level)}.cut(roots);
+  }
+  Rewrite bodies;                                          // regions inside loops, those just made among them
   for (auto& n : below(roots, index)) {
     if (n->op != &kLoop) continue;
     Loop l = loop_of(*n);
@@ -248,43 +300,14 @@ Nodes cut_level(Nodes roots, const Node* index) {
     auto made = make_loop(std::move(l));
     for (std::size_t k = 0; k < count; ++k) bodies[loop_result(n, k).get()] = loop_result(made, k);
   }
-  if (!bodies.empty()) roots = substitute(roots, bodies);
-  std::vector<Attr> done;
-  for (;;) {
-    auto level = below(roots, index);
-    auto next = std::find_if(level.begin(), level.end(), [&](auto& n) { return n->op == &prim::kEnter && std::find(done.begin(), done.end(), n->attr) == done.end(); });
-    if (next == level.end()) return roots;
-    auto key = (*next)->attr;
-    done.push_back(key);
-    Axis axis = *find(**next, key.names[0]);
-    if (axis.size == 0) continue;
-    roots = Region{key, axis, std::move(level)}.cut(roots);
-  }
+  return bodies.empty() ? roots : substitute(roots, bodies);
 }
 
 }  // namespace
 
-Nodes cut_regions(const Nodes& roots) { return cut_level(roots, nullptr); }
-
-namespace detail {
-
-Leaves chunked_reduce(const AxisSelector& selector, const ChunkOptions& options, const Leaves& xs, LeafFunction f, SourceLocation at) {
-  Here here(at);
-  Scope tracing;
-  std::int64_t size = -1;
-  for (auto& x : xs) if (x && find(*x.node(), selector.name)) size = x.resolve_axis(selector).size;
-  auto name = std::string(selector.name.text());
-  if (size < 0) fail("chunked_reduce", "no array has the walked axis " + name);
-  if (options.chunk < 0) fail("chunked_reduce", "a chunk of " + std::to_string(options.chunk) + " positions of " + name + "; it must be positive");
-  if (options.memory < 0) fail("chunked_reduce", "a budget of " + std::to_string(options.memory) + " bytes; it must be positive");
-  Attr key{.names = {selector.name}, .ints = {options.chunk, options.memory, std::int64_t(options.form)}};
-  Leaves inside;
-  for (auto& x : xs) inside.push_back(x ? NamedArray(prim::enter(x.node(), key)) : x);
-  auto results = f(inside);
-  Nodes outs;
-  for (auto& r : results) if (r) outs.push_back(prim::leave(r.node(), key));
-
-  // What f captured whole enters like an argument, so that its cotangent leaves.
+namespace {
+// What f captured whole enters like an argument, so that its cotangent leaves.
+Nodes capturing(const Nodes& outs, const Attr& key) {
   std::unordered_set<const Node*> in;
   Rewrite captured;
   for (auto& n : below(outs, nullptr)) {
@@ -292,20 +315,57 @@ Leaves chunked_reduce(const AxisSelector& selector, const ChunkOptions& options,
     for (auto& x : n->in) is_in |= x && in.count(x.get());
     if (!is_in) continue;
     in.insert(n.get());
-    if (n->op == &prim::kEnter) continue;
+    if (n->op == &prim::kEnter && n->attr == key) continue;
     for (auto& x : n->in)
-      if (x && !in.count(x.get()) && find(*x, selector.name) && x->op->kind != Kind::leaf && !is_free(x)) captured[x.get()] = prim::enter(x, key);
-      else if (x && !in.count(x.get()) && find(*x, selector.name) && (x->op == &prim::kInput || x->op == &prim::kTracer || x->value)) captured[x.get()] = prim::enter(x, key);
+      if (x && !in.count(x.get()) && find(*x, key.names[0]) && !is_free(x)) captured[x.get()] = prim::enter(x, key);
   }
-  if (!captured.empty()) outs = substitute(outs, captured);
+  return captured.empty() ? outs : substitute(outs, captured);
+}
+}  // namespace
 
-  // A mistake is found here, where it is written, not when the graph is cut.
-  Region check{key, Axis(selector.name, size), below(settled(outs, true), nullptr)};
-  check.index = {prim::index(check.axis, 0, std::max<std::int64_t>(size, 1), 1 << 20)};
-  check.find_inside();
-  check.make_parts();
-  if (options.memory > 0 && options.chunk == 0 && check.row_bytes() > options.memory)
-    fail("chunked_reduce", "one position of " + to_string(check.axis) + " needs " + std::to_string(check.row_bytes()) + " bytes, more than the " + std::to_string(options.memory) + " allowed");
+Nodes cut_regions(const Nodes& roots) { return cut_level(roots, nullptr); }
+
+namespace detail {
+
+Leaves chunked_reduce(const AxisSelection& selection, const ChunkOptions& options, const Leaves& xs, LeafFunction f, SourceLocation at) {
+  Here here(at);
+  Scope tracing;
+  if (selection.all() || selection.items().empty()) fail("chunked_reduce", "name the axis to walk");
+  if (options.chunk < 0) fail("chunked_reduce", "a chunk of " + std::to_string(options.chunk) + " positions; it must be positive");
+  if (options.memory < 0) fail("chunked_reduce", "a budget of " + std::to_string(options.memory) + " bytes; it must be positive");
+  struct Walked { Axis axis; Attr key; };
+  std::vector<Walked> walked;
+  for (auto& s : selection.items()) {
+    std::int64_t size = -1;
+    for (auto& x : xs) if (x && find(*x.node(), s.name)) size = x.resolve_axis(s).size;
+    if (size < 0) fail("chunked_reduce", "no array has the walked axis " + std::string(s.name.text()));
+    walked.push_back({Axis(s.name, size), {}});
+  }
+  std::int64_t inner = 1;                                  // positions that one position of an axis holds
+  for (auto w = walked.rbegin(); w != walked.rend(); ++w) {
+    auto chunk = options.chunk ? std::clamp<std::int64_t>(options.chunk / inner, 1, std::max<std::int64_t>(1, w->axis.size)) : 0;
+    w->key = {.names = {w->axis.name}, .ints = {chunk, options.memory, std::int64_t(options.form)}};
+    inner *= std::max<std::int64_t>(1, w->axis.size);
+  }
+  Leaves inside = xs;
+  for (auto& w : walked)
+    for (auto& x : inside) if (x) x = NamedArray(prim::enter(x.node(), w.key));
+  auto results = f(inside);
+  Nodes outs;
+  for (auto& r : results) if (r) outs.push_back(r.node());
+  for (auto w = walked.rbegin(); w != walked.rend(); ++w) {
+    for (auto& n : outs) n = prim::leave(n, w->key);
+    outs = capturing(outs, w->key);
+  }
+  for (auto& w : walked) {   // a mistake is found here, where it is written, not when the graph is cut
+    Region check{w.key, w.axis, below(settled(outs, true), nullptr)};
+    check.index = {prim::index(check.axis, 0, std::max<std::int64_t>(w.axis.size, 1), 1 << 20)};
+    check.find_inside();
+    check.make_parts();
+    if (options.memory > 0 && options.chunk == 0 && &w == &walked.back() && check.row_bytes() > options.memory * std::max<std::int64_t>(1, inner / w.axis.size))
+      fail("chunked_reduce", "one position of " + to_string(check.axis) + " needs " + std::to_string(check.row_bytes() / std::max<std::int64_t>(1, inner / w.axis.size)) +
+                                 " bytes, more than the " + std::to_string(options.memory) + " allowed");
+  }
   Leaves out;
   std::size_t k = 0;
   for (auto& r : results) out.push_back(r ? NamedArray(outs[k++]) : r);

@@ -255,6 +255,10 @@ struct Builder {
   }
   // A contraction or a scatter adds straight into its target if nobody else reads it.
   bool accumulates(const NodePtr& n, const Target& t) const {
+    if (n->op == &kResult && n->in[0]->op == &kLoop) {   // a loop in a loop: the inner one adds to the outer one's sum
+      auto& r = loop_of(*n).results[std::size_t(n->attr.ints[0])];
+      return r.fold == Fold::fold && r.monoid == Monoid::sum && t.monoid == Monoid::sum && !r.start && users.at(n.get()) == 1 && !scope.in_memory.count(n.get());
+    }
     bool can = n->op->kind == Kind::contract || (n->op == &prim::kScatter && prim::is_number(n->in[0], 0) && n->attr.ints[0] == std::int64_t(program::Update::add));
     return can && t.monoid == Monoid::sum && users.at(n.get()) == 1 && !scope.in_memory.count(n.get());
   }

@@ -418,9 +418,11 @@ class Lowering final : public Emit {
     std::vector<Place> places;
     for (std::size_t k = 0; k < l.results.size(); ++k) {
       auto r = loop_result(n, k);
-      places.push_back(home(r));
-      results.push_back(r);
       auto& how = l.results[k];
+      auto* add = how.fold == Fold::fold && how.monoid == Monoid::sum && !how.start ? accumulation(r) : nullptr;
+      places.push_back(add ? add->place : home(r));
+      results.push_back(r);
+      if (add) continue;   // it adds to a sum that is there
       if (how.start) start_from(how.start, places[k], r->axes);
       else if (how.fold == Fold::fold) fill(places[k], r->axes, identity(how.monoid, r->dtype));
     }

@@ -366,7 +366,7 @@ class Partitioner {
     // A cut axis that is folded away leaves a pending sum.
     auto monoid = n->op == &prim::kMax ? Monoid::max : n->op == &prim::kMin ? Monoid::min : Monoid::sum;
     for (auto& [name, cut] : work.dims) {
-      bool kept = std::any_of(n->axes.begin(), n->axes.end(), [&](auto& a) { return a.name.text() == name.text(); });
+      bool kept = std::any_of(n->axes.begin(), n->axes.end(), [name = name](auto& a) { return a.name.text() == name.text(); });
       if (!kept) for (int x : cut) result.partial[x] = monoid;
     }
     auto outer = context().origin;

@@ -1,0 +1,28 @@
+#include "haliax/view.h"
+
+#include "graph/node.h"
+
+namespace haliax {
+
+HostView host_view(const NamedArray& a, DType dtype, const std::vector<AxisSelector>& axes, SourceLocation at) {
+  Here here(at);
+  if (!a) fail("host_view", "the array is empty");
+  auto mine = a.axes();
+  if (a.dtype() != dtype)
+    fail("host_view", "the array is " + std::string(name_of(a.dtype())) + ", not " + std::string(name_of(dtype)) + "; astype casts it");
+  if (axes.size() != mine.size())
+    fail("host_view", std::to_string(axes.size()) + " axes are asked for, but the array has " + to_string(mine));
+  HostView out;
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j)
+      if (axes[j].name == axes[i].name) fail("host_view", "axis " + std::string(axes[i].name.text()) + " is asked for twice");
+    auto axis = a.resolve_axis(axes[i]);
+    std::int64_t stride = 1;
+    for (std::size_t k = mine.size(); mine[k - 1].name != axis.name; --k) stride *= mine[k - 1].size;
+    out.sizes.push_back(axis.size), out.strides.push_back(stride);
+  }
+  out.data = a.eval().node()->value->data();
+  return out;
+}
+
+}  // namespace haliax
