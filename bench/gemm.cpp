@@ -26,7 +26,8 @@ Case gemm(std::string_view layout, std::int64_t batch, std::int64_t m, std::int6
 }  // namespace
 
 std::vector<Case> gemm_cases(DType dtype) {
-  constexpr std::int64_t sizes[][3] = {{1024, 1024, 1024}, {2048, 2048, 2048}, {4096, 768, 3072}, {4096, 3072, 768}, {2048, 768, 50257}};
+  constexpr std::int64_t sizes[][3] = {
+      {1024, 1024, 1024}, {2048, 2048, 2048}, {4096, 768, 3072}, {4096, 3072, 768}, {2048, 768, 50257}};
   std::vector<Case> cases;
   for (auto [m, k, n] : sizes)
     for (auto* layout : {"NN", "NT", "TN", "TT"}) cases.push_back(gemm(layout, 1, m, k, n, dtype));

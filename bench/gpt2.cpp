@@ -11,7 +11,8 @@ struct Size {
   const char* name;
   std::int64_t layers, heads, embed, seq, batch, vocab;
 };
-constexpr Size kNano{"nano", 6, 6, 384, 256, 8, 50257}, kChar{"char", 6, 6, 384, 256, 8, 256}, kSmall{"small", 12, 12, 768, 512, 2, 50257};
+constexpr Size kChar{"char", 6, 6, 384, 256, 8, 256}, kNano{"nano", 6, 6, 384, 256, 8, 50257};
+constexpr Size kSmall{"small", 12, 12, 768, 512, 2, 50257};
 
 struct Variant {
   const char* suffix;
@@ -22,7 +23,8 @@ constexpr Variant kPlain{"", "none", false}, kVariants[] = {kPlain, {"_remat", "
 
 std::string shape_of(const Size& s) {
   auto part = [](const char* letter, std::int64_t n) { return letter + std::to_string(n); };
-  return part("L", s.layers) + part(",H", s.heads) + part(",E", s.embed) + part(",T", s.seq) + part(",B", s.batch) + part(",V", s.vocab);
+  return part("L", s.layers) + part(",H", s.heads) + part(",E", s.embed) + part(",T", s.seq) + part(",B", s.batch) +
+         part(",V", s.vocab);
 }
 
 auto optimizer() { return optim::adamw({.learning_rate = 1e-4}); }
@@ -32,7 +34,8 @@ class Training {
  public:
   Training(const Size& s, DType compute, const Variant& v)
       : batch_("batch", s.batch), loss_{.policy = {}, .chunked = v.chunked}, model_(init(s, v)), state_(optimizer().init(model_)),
-        ids_(random::randint(random::key(1), {batch_, {"position", s.seq}}, 0, s.vocab).eval()), keys_(random::split(random::key(2), batch_)) {
+        ids_(random::randint(random::key(1), {batch_, {"position", s.seq}}, 0, s.vocab).eval()),
+        keys_(random::split(random::key(2), batch_)) {
     loss_.policy.compute = compute;
     keys_.words.eval();
     compile();
@@ -56,7 +59,8 @@ class Training {
     gpt2::Gpt2Config c{.seq_len = s.seq, .hidden_dim = s.embed, .num_layers = s.layers, .num_heads = s.heads};
     c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
     c.gradient_checkpointing = v.checkpointing;
-    return jit([c, Vocab = Axis("vocab", s.vocab)](const Key& k) { return gpt2::Gpt2LMHeadModel::init(Vocab, c, k); })(random::key(0));
+    auto make = [c, Vocab = Axis("vocab", s.vocab)](const Key& k) { return gpt2::Gpt2LMHeadModel::init(Vocab, c, k); };
+    return jit(make)(random::key(0));
   }
 
   Axis batch_;
@@ -74,7 +78,8 @@ Case train(const Size& size, DType dtype, const Variant& variant) {
     auto training = std::make_shared<Training>(size, dtype, variant);
     return Prepared{timed([=] { training->step(); }), [=] { return training->facts(); }};
   };
-  return {std::string("gpt2_train_") + size.name + variant.suffix, shape_of(size), dtype, double(size.batch * size.seq), "tokens/s", prepare};
+  auto name = std::string("gpt2_train_") + size.name + variant.suffix;
+  return {name, shape_of(size), dtype, double(size.batch * size.seq), "tokens/s", prepare};
 }
 // Tracing and compiling the step; the step itself is made but not counted.
 Case compile(const Size& size, DType dtype) {

@@ -41,28 +41,31 @@ double rounded(double v) { return std::stod(fmt::format("{:.4g}", v)); }
 
 json record(const Case& c, const Prepared& p, double first_s, double median_s) {
   double rate = c.unit == "s" ? median_s : c.unit == "us/op" ? median_s * 1e6 / c.amount : median_s > 0 ? c.amount / median_s : 0;
-  json r = {{"peer", "haliax_cpp"}, {"case", c.name}, {"shape", c.shape}, {"dtype", haliax::name_of(c.dtype)}, {"threads", haliax::threads()},
-            {"median_s", rounded(median_s)}, {"rate", rounded(rate)}, {"unit", c.unit}, {"peak_bytes", peak_bytes()},
-            {"first_s", rounded(first_s)}};
+  json r = {{"peer", "haliax_cpp"}, {"case", c.name}, {"shape", c.shape}, {"dtype", haliax::name_of(c.dtype)},
+            {"threads", haliax::threads()}, {"median_s", rounded(median_s)}, {"rate", rounded(rate)}, {"unit", c.unit},
+            {"peak_bytes", peak_bytes()}, {"first_s", rounded(first_s)}};
   if (p.facts) r.update(p.facts());
   return r;
 }
 void print(const json& r, bool as_json) {
   if (as_json) fmt::print("{}\n", r.dump());
-  else
-    fmt::print("{:<24} {:<30} {:<5} {:>2} threads {:>11.3f} ms {:>10.4g} {:<9} {:>6} MiB\n", r["case"].get<std::string>(),
-               r["shape"].get<std::string>(), r["dtype"].get<std::string>(), r["threads"].get<int>(), r["median_s"].get<double>() * 1e3,
-               r["rate"].get<double>(), r["unit"].get<std::string>(), r["peak_bytes"].get<std::int64_t>() >> 20);
+  else {
+    auto text = [&](const char* key) { return r[key].get<std::string>(); };
+    auto number = [&](const char* key) { return r[key].get<double>(); };
+    fmt::print("{:<24} {:<30} {:<5} {:>2} threads {:>11.3f} ms {:>10.4g} {:<9} {:>6.0f} MiB\n", text("case"), text("shape"), text("dtype"),
+               r["threads"].get<int>(), number("median_s") * 1e3, number("rate"), text("unit"), number("peak_bytes") / (1 << 20));
+  }
   std::fflush(stdout);
 }
 
 // Warm runs, as many as Options say.
 void measure(const Case& c, const Options& o) {
   auto p = c.prepare();
-  double first = p.run(), sum = 0;
+  double first = p.run();
   std::vector<double> times;
   auto least = std::size_t(o.runs ? o.runs : c.least_runs), most = std::max<std::size_t>(least, 50);
-  while (times.size() < least || (sum < o.seconds && times.size() < most)) times.push_back(p.run()), sum += times.back();
+  auto run = timed([&] { times.push_back(p.run()); });   // all of it: what a case does not count takes time too
+  for (double sum = 0; times.size() < least || (sum < o.seconds && times.size() < most);) sum += run();
   print(record(c, p, first, median(times)), o.as_json);
 }
 // One run for each line "run" read; any other line, or the end of input, ends the case. For tools/compare.
@@ -89,7 +92,8 @@ int run(const Options& o) {
   std::regex pattern(o.pattern);
   std::vector<Case> cases;
   for (auto& kind : {op_cases(dtype), gemm_cases(dtype), call_cases(), gpt2_cases(dtype)})
-    std::copy_if(kind.begin(), kind.end(), std::back_inserter(cases), [&](auto& c) { return std::regex_search(c.name, pattern); });
+    for (auto& c : kind)
+      if (std::regex_search(c.name, pattern)) cases.push_back(c);
   if (cases.empty()) throw haliax::Error("[bench] no case is called " + o.pattern + "; --list names them");
 
   int failed = 0;

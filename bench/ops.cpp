@@ -32,6 +32,11 @@ struct Ops {
   Draw draw = {dtype};
   std::vector<Case> cases = {};
 
+  // One array in, one out.
+  template <class F> static std::function<Prepared()> of(Draw draw, Axes axes, F f) {
+    return [=] { return jitted(f, draw(axes)); };
+  }
+
   // `elements` are moved in all.
   void add(const char* name, const char* shape, double elements, std::function<Prepared()> prepare) {
     cases.push_back({name, shape, dtype, elements * bytes_of(dtype) / 1e9, "GB/s", std::move(prepare)});
@@ -43,8 +48,8 @@ struct Ops {
       auto f = [](const NamedArray& x, const NamedArray& y, const NamedArray& z) { return x * y + z; };
       return jitted(f, draw({Row, Col}), draw({Row, Col}, 1), draw({Row, Col}, 2));
     });
-    add("gelu", kFlat, 2 * kCount, [draw = draw] { return jitted([](const NamedArray& x) { return nn::gelu(x); }, draw({Row, Col})); });
-    add("exp", kFlat, 2 * kCount, [draw = draw] { return jitted([](const NamedArray& x) { return exp(x); }, draw({Row, Col})); });
+    add("gelu", kFlat, 2 * kCount, of(draw, {Row, Col}, [](const NamedArray& x) { return nn::gelu(x); }));
+    add("exp", kFlat, 2 * kCount, of(draw, {Row, Col}, [](const NamedArray& x) { return exp(x); }));
     add("transpose_add", "[[4096, 4096]]", 3 * kCount,
         [draw = draw] { return jitted(haliax::add, draw({Left, Right}), draw({Right, Left}, 1)); });
     add("add_row", kFlat, 2 * kCount, [draw = draw] { return jitted(haliax::add, draw({Row, Col}), draw(Col, 1)); });
@@ -59,16 +64,15 @@ struct Ops {
         return Adam{s.p - 1e-3 * (m / (sqrt(v) + 1e-8) + 0.1 * s.p), m, v};
       }, {.donate = {0}});
       auto zero = [&] { return zeros({Row, Col}, dtype); };
-      return Prepared{timed([step, g = draw({Row, Col}, 1), s = Adam{draw({Row, Col}), zero(), zero()}]() mutable { s = step(s, g); })};
+      auto start = Adam{draw({Row, Col}), zero(), zero()};
+      return Prepared{timed([step, g = draw({Row, Col}, 1), s = start]() mutable { s = step(s, g); })};
     });
   }
 
   void rows() {
     auto layer_norm = [](const NamedArray& x, const NamedArray& g, const NamedArray& b) { return nn::LayerNorm{Col, g, b}(x); };
-    add("softmax_last", kFlat, 2 * kCount,
-        [draw = draw] { return jitted([](const NamedArray& x) { return softmax(x, Col); }, draw({Row, Col})); });
-    add("softmax_mid", kCube, 2 * kCount,
-        [draw = draw] { return jitted([](const NamedArray& x) { return softmax(x, Mid); }, draw({Outer, Mid, Last})); });
+    add("softmax_last", kFlat, 2 * kCount, of(draw, {Row, Col}, [](const NamedArray& x) { return softmax(x, Col); }));
+    add("softmax_mid", kCube, 2 * kCount, of(draw, {Outer, Mid, Last}, [](const NamedArray& x) { return softmax(x, Mid); }));
     add("layer_norm", kFlat, 2 * kCount, [layer_norm, dtype = dtype, draw = draw] {
       return jitted(layer_norm, draw({Row, Col}), ones(Col, dtype).eval(), zeros(Col, dtype).eval());
     });
@@ -80,16 +84,13 @@ struct Ops {
       };
       return jitted(f, Three(draw({Row, Col}), ones(Col, dtype).eval(), zeros(Col, dtype).eval()), draw({Row, Col}, 1));
     });
-    add("sum_last", kFlat, kCount, [draw = draw] { return jitted([](const NamedArray& x) { return sum(x, Col); }, draw({Row, Col})); });
-    add("sum_first", kFlat, kCount, [draw = draw] { return jitted([](const NamedArray& x) { return sum(x, Row); }, draw({Row, Col})); });
-    add("sum_mid", kCube, kCount,
-        [draw = draw] { return jitted([](const NamedArray& x) { return sum(x, Mid); }, draw({Outer, Mid, Last})); });
-    add("argmax_last", kFlat, kCount,
-        [draw = draw] { return jitted([](const NamedArray& x) { return argmax(x, Col); }, draw({Row, Col})); });
-    add("cumsum_last", kFlat, 2 * kCount,
-        [draw = draw] { return jitted([](const NamedArray& x) { return cumsum(x, Col); }, draw({Row, Col})); });
+    add("sum_last", kFlat, kCount, of(draw, {Row, Col}, [](const NamedArray& x) { return sum(x, Col); }));
+    add("sum_first", kFlat, kCount, of(draw, {Row, Col}, [](const NamedArray& x) { return sum(x, Row); }));
+    add("sum_mid", kCube, kCount, of(draw, {Outer, Mid, Last}, [](const NamedArray& x) { return sum(x, Mid); }));
+    add("argmax_last", kFlat, kCount, of(draw, {Row, Col}, [](const NamedArray& x) { return argmax(x, Col); }));
+    add("cumsum_last", kFlat, 2 * kCount, of(draw, {Row, Col}, [](const NamedArray& x) { return cumsum(x, Col); }));
     add("xent_grad", "[[1024, 50257]]", 2.0 * double(Token.size * Vocab.size), [draw = draw] {
-      auto loss = [](const NamedArray& logits, const NamedArray& targets) { return nn::cross_entropy_loss(logits, Vocab, targets); };
+      auto loss = [](const NamedArray& logits, const NamedArray& ids) { return nn::cross_entropy_loss(logits, Vocab, ids); };
       return jitted(value_and_grad(loss), draw({Token, Vocab}), ids(Token));
     });
   }
@@ -99,7 +100,9 @@ struct Ops {
       return jitted([](const NamedArray& t, const NamedArray& i) { return take(t, Vocab, i); }, draw({Vocab, Embed}), ids(Ids));
     });
     add("gather_grad", "[[16384, 768]]", double((Vocab.size + Ids.size) * Embed.size), [dtype = dtype, draw = draw] {
-      auto f = [dtype](const NamedArray& g, const NamedArray& i) { return at_add(zeros({Vocab, Embed}, dtype), {{"vocab", i}}, g); };
+      auto f = [dtype](const NamedArray& g, const NamedArray& i) {
+        return at_add(zeros({Vocab, Embed}, dtype), {{"vocab", i}}, g);
+      };
       return jitted(f, draw({Ids, Embed}), ids(Ids));
     });
   }

@@ -59,6 +59,17 @@ class House(unittest.TestCase):
         for name in ("tools/setup", "tools/build", "tools/test", "tools/demo", ".ci/run"):
             self.assertTrue(os.access(ROOT / name, os.X_OK), name)
 
+    def test_what_readme_shows_is_compiled(self):
+        compiled = (ROOT / "tests/readme_test.cpp").read_text()
+        blocks = re.findall(r"```cpp\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        self.assertTrue(blocks)
+        self.none(part for block in blocks for part in block.strip().split("\n\n") if part not in compiled)
+
+    def test_links_of_the_documents_lead_somewhere(self):
+        for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+            for link in re.findall(r"\]\((?!https?:)([^)#]+)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):
+                self.assertTrue((page.parent / link).exists(), f"{page.name}: {link}")
+
     def test_wraps_name_what_they_provide(self):
         for name in ("eigen", "onednn", "fmt", "doctest", "nlohmann_json", "cli11"):
             wrap = configparser.ConfigParser(interpolation=None)

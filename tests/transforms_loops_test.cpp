@@ -40,8 +40,9 @@ std::pair<NamedArray, NamedArray> by_hand(const Problem& p, bool reverse) {
   }
   return {c, stack("time", ys)};
 }
-NamedArray loss(const std::pair<NamedArray, NamedArray>& r) { return sum(r.first) + sum(r.second * r.second * values({Time, Embed}, 1, 2)); }
-void check_same(const char* what, const Problem& got, const Problem& want, double tolerance) {
+NamedArray loss(const std::pair<NamedArray, NamedArray>& r) { return sum(r.first) + sum(r.second * r.second * values({Time,
+    Embed}, 1, 2)); }
+void check_same(const std::string& what, const Problem& got, const Problem& want, double tolerance) {
   CAPTURE(what);
   CHECK(difference(got.init, want.init, tolerance) == "");
   CHECK(difference(got.weight, want.weight, tolerance) == "");
@@ -71,7 +72,8 @@ TEST_CASE("scan: values, gradients, second derivatives and jvp, whatever is kept
     auto g = [&](const Problem& q) { return loss(by_hand(q, o.reverse)); };
     check_same("gradient", grad(f)(p), grad(g)(p), 1e-12);
     auto slope = [](auto h) {
-      return [h](const Problem& q) { auto d = grad(h)(q); return sum(square(d.init)) + sum(square(d.weight)) + sum(square(d.xs)); };
+      return [h](const Problem& q) { auto d = grad(h)(q); return sum(square(d.init)) + sum(square(d.weight)) + sum(square(d.xs));
+          };
     };
     check_same("second derivative", grad(slope(f))(p), grad(slope(g))(p), 1e-11);
     Problem t{values({Embed}, 0, 1), values({Embed, Embed.alias("to")}, 0, 1), values({Time, Embed})};
@@ -90,14 +92,16 @@ TEST_CASE("scan: trees, integers in the carry, arguments without the axis, posit
     return std::pair{State{s.total + v * shared, s.count + 1}, std::pair{s.total, s.count}};
   };
   auto shared = values({Embed}, 1, 2);
-  auto [last, out] = scan(f, "time")(State{zeros({Embed}, DType::f64), NamedArray(array(std::vector<std::int32_t>{5}, AxisSpec{{"one", 1}}))}, x, shared);
+  auto [last, out] = scan(f, "time")(State{zeros({Embed}, DType::f64),
+      NamedArray(array(std::vector<std::int32_t>{5}, AxisSpec{{"one", 1}}))}, x, shared);
   CHECK(difference(last.total, sum(x, "time") * shared, 1e-13) == "");
   CHECK(last.count.integers() == std::vector<std::int64_t>{11});
   CHECK(out.second.integers() == std::vector<std::int64_t>{5, 6, 7, 8, 9, 10});
   CHECK(difference(out.first, (cumsum(x, "time") - x) * shared, 1e-13) == "");
   auto count = fold([](const NamedArray& c) { return c + 2; }, Axis("turn", 5))(zeros({}, DType::i32));
   CHECK(count.item() == 10);
-  auto nothing = fold([](const NamedArray& c, const NamedArray& v) { return c + v; }, "time")(values({Embed}), zeros({{"time", 0}, Embed}, DType::f64));
+  auto nothing = fold([](const NamedArray& c, const NamedArray& v) { return c + v; }, "time")(values({Embed}),
+      zeros({{"time", 0}, Embed}, DType::f64));
   CHECK(difference(nothing, values({Embed}), 0) == "");
   auto doubled = map([](const NamedArray& v) { return v * 2; }, "time")(rearrange(x, Names{"embed", "time"}));
   CHECK(difference(doubled, x * 2, 0) == "");
@@ -107,12 +111,15 @@ TEST_CASE("scan: refusals") {
   auto x = values({Time, Embed});
   auto add = [](const NamedArray& c, const NamedArray& v) { return c + v; };
   CHECK_THROWS_WITH_AS(fold(add, "tim")(zeros({Embed}), x), doctest::Contains("did you mean time?"), Error);
-  CHECK_THROWS_WITH_AS(fold(add, Axis("time", 5))(zeros({Embed}, DType::f64), x), doctest::Contains("axis time has size 6"), Error);
+  CHECK_THROWS_WITH_AS(fold(add, Axis("time", 5))(zeros({Embed}, DType::f64), x), doctest::Contains("axis time has size 6"),
+      Error);
   CHECK_THROWS_WITH_AS(fold(add, "time")(zeros({Embed}), x), doctest::Contains("changes its dtype from f32 to f64"), Error);
   CHECK_THROWS_WITH_AS(fold(add, "time")(zeros({}, DType::f64), x), doctest::Contains("must keep its axes"), Error);
-  CHECK_THROWS_WITH_AS(fold(add, "time", {.unroll = 0})(zeros({Embed}, DType::f64), x), doctest::Contains("unroll must be at least 1"), Error);
+  CHECK_THROWS_WITH_AS(fold(add, "time", {.unroll = 0})(zeros({Embed}, DType::f64), x),
+      doctest::Contains("unroll must be at least 1"), Error);
   CHECK_THROWS_WITH_AS(ScanCheckpoint("nestd"), doctest::Contains("did you mean nested?"), Error);
-  CHECK_THROWS_AS(fold([](const NamedArray& c, const NamedArray& v) { return c + v.item(); }, "time")(zeros({}, DType::f64), values({Time})), Error);
+  CHECK_THROWS_AS(fold([](const NamedArray& c, const NamedArray& v) { return c + v.item(); }, "time")(zeros({}, DType::f64),
+      values({Time})), Error);
   CHECK(difference(fold(add, "time")(zeros({Embed}, DType::f64), x), sum(x, "time"), 1e-13) == "");   // still in working order
 }
 
@@ -139,7 +146,8 @@ TEST_CASE("scan: nested, and under vmap and grad") {
   CHECK(difference(vmap(f, "batch")(many), vmap(g, "batch")(many), 1e-13) == "");
   CHECK(difference(vmap(grad(f), "batch")(many), vmap(grad(g), "batch")(many), 1e-12) == "");
   // A loop over an axis that an outer loop has hidden from view already, and a loop within its own gradient.
-  auto twice = [&](const NamedArray& xs) { return fold([&](const NamedArray& c, const NamedArray& v) { return c + v * f(x); }, "time")(full({}, 0, DType::f64), sum(xs, "embed")); };
+  auto twice = [&](const NamedArray& xs) { return fold([&](const NamedArray& c, const NamedArray& v) { return c + v * f(x); },
+      "time")(full({}, 0, DType::f64), sum(xs, "embed")); };
   CHECK(difference(twice(x), sum(x) * g(x), 1e-13) == "");
 }
 
@@ -148,19 +156,22 @@ TEST_CASE("reduce starts from the first slice; associative_scan gives all runnin
   auto mul = [](const NamedArray& a, const NamedArray& b) { return a * b; };
   CHECK(difference(reduce(mul, "time", x), prod(x, "time"), 1e-13) == "");
   CHECK(difference(reduce(mul, "time", values({Embed}), x), prod(x, "time") * values({Embed}), 1e-13) == "");
-  CHECK(difference(grad([&](const NamedArray& v) { return sum(reduce(mul, "time", v)); })(x), grad([](const NamedArray& v) { return sum(prod(v, "time")); })(x), 1e-12) == "");
+  CHECK(difference(grad([&](const NamedArray& v) { return sum(reduce(mul, "time", v)); })(x),
+      grad([](const NamedArray& v) { return sum(prod(v, "time")); })(x), 1e-12) == "");
   for (std::int64_t n : {1, 2, 5, 6}) {
     auto part = slice(x, "time", 0, n);
     CHECK(difference(associative_scan(mul, "time", part), cumprod(part, "time"), 1e-13) == "");
     CHECK(difference(associative_scan(mul, "time", part, true), flip(cumprod(flip(part, "time"), "time"), "time"), 1e-13) == "");
   }
   auto by = [&](auto f) { return grad([&](const NamedArray& v) { return sum(f(v) * values({Time, Embed}, 1, 2)); })(x); };
-  CHECK(difference(by([&](const NamedArray& v) { return associative_scan(mul, "time", v); }), by([](const NamedArray& v) { return cumprod(v, "time"); }), 1e-12) == "");
+  CHECK(difference(by([&](const NamedArray& v) { return associative_scan(mul, "time", v); }),
+      by([](const NamedArray& v) { return cumprod(v, "time"); }), 1e-12) == "");
   // Trees, and an operation that does not commute: h = a h + b.
   using Pair = std::pair<NamedArray, NamedArray>;
   auto linear = [](const Pair& l, const Pair& r) { return Pair{l.first * r.first, l.second * r.first + r.second}; };
   auto h = associative_scan(linear, "time", Pair{x, values({Time, Embed})}).second;
-  auto want = scan([](const NamedArray& c, const NamedArray& a, const NamedArray& b) { auto n = c * a + b; return std::pair{n, n}; }, "time")(
+  auto want = scan([](const NamedArray& c, const NamedArray& a, const NamedArray& b) { auto n = c * a + b; return std::pair{n,
+      n}; }, "time")(
                   zeros({Embed}, DType::f64), x, values({Time, Embed})).second;
   CHECK(difference(h, want, 1e-12) == "");
   CHECK_THROWS_WITH_AS(associative_scan(mul, "tme", x), doctest::Contains("did you mean time?"), Error);

@@ -29,7 +29,8 @@ struct Model {
   int depth = 2;
 };
 Model model() {
-  return {values({In, Out}), values({Out}, 0, 1), array(std::vector<std::int32_t>{3}, Axis("one", 1)), std::nullopt, {values({Out}, 1, 2)}};
+  return {values({In, Out}), values({Out}, 0, 1), array(std::vector<std::int32_t>{3}, Axis("one", 1)), std::nullopt,
+      {values({Out}, 1, 2)}};
 }
 NamedArray predict(const Model& m, const NamedArray& x) { return tanh(dot(x, m.weight, "in") + m.bias) * *m.scale; }
 NamedArray loss(const Model& m, const NamedArray& x) { return mean(square(predict(m, x))); }
@@ -100,8 +101,10 @@ TEST_CASE("grad: third derivatives, and axes in the primal's order") {
 
 TEST_CASE("grad: refusals") {
   auto x = values({In});
-  CHECK_THROWS_WITH_AS(grad([](const NamedArray& v) { return v * v; })(x), doctest::Contains("only a 0-d array has a gradient"), Error);
-  CHECK_THROWS_WITH_AS(grad([](const NamedArray& v) { return argmax(v); })(x), doctest::Contains("i32, which has no gradient"), Error);
+  CHECK_THROWS_WITH_AS(grad([](const NamedArray& v) { return v * v; })(x), doctest::Contains("only a 0-d array has a gradient"),
+      Error);
+  CHECK_THROWS_WITH_AS(grad([](const NamedArray& v) { return argmax(v); })(x), doctest::Contains("i32, which has no gradient"),
+      Error);
   CHECK_THROWS_WITH_AS(grad([](const NamedArray&) { return NamedArray(); })(x), doctest::Contains("gave no array"), Error);
 }
 
@@ -139,11 +142,14 @@ TEST_CASE("vmap: nested, over a new axis, with shared arguments") {
   };
   CHECK(difference(vmap(f, "batch")(x, w), dot(x, w, "in"), 1e-14) == "");
   auto total = [](const NamedArray& v) { return sum(v); };
-  CHECK(difference(vmap(vmap(total, "batch"), "in")(rearrange(x, Names{"in", "batch"})), rearrange(x, Names{"in", "batch"}), 1e-14) == "");
-  CHECK(difference(vmap([&](const NamedArray& v) { return v; }, Axis("copy", 3))(w), broadcast_axis(w, Axis("copy", 3)), 0) == "");
+  CHECK(difference(vmap(vmap(total, "batch"), "in")(rearrange(x, Names{"in", "batch"})), rearrange(x, Names{"in", "batch"}),
+      1e-14) == "");
+  CHECK(difference(vmap([&](const NamedArray& v) { return v; }, Axis("copy", 3))(w), broadcast_axis(w, Axis("copy", 3)),
+      0) == "");
   CHECK_THROWS_WITH_AS(vmap(total, "heads")(x), doctest::Contains("no argument has axis heads"), Error);
   CHECK_THROWS_WITH_AS(vmap(total, Axis("batch", 5))(x), doctest::Contains("size 4"), Error);
-  CHECK_THROWS_WITH_AS(vmap([](const NamedArray& v) { sum(v).item(); return v; }, "batch")(x), doctest::Contains("inside vmap over batch"), Error);
+  CHECK_THROWS_WITH_AS(vmap([](const NamedArray& v) { sum(v).item(); return v; }, "batch")(x),
+      doctest::Contains("inside vmap over batch"), Error);
   CHECK(difference(vmap(total, "batch")(x), sum(x, "in"), 1e-14) == "");   // still in working order
 }
 
@@ -161,7 +167,8 @@ TEST_CASE("vmap of grad: a gradient for each example, also by shared weights") {
   CHECK(difference(each.bias, stack("batch", bias), 1e-13) == "");
   CHECK(!each.steps);
   // and grad of vmap: the gradient of the mean loss
-  auto whole = grad([](const Model& n, const NamedArray& v) { return mean(vmap([&](const NamedArray& r) { return loss(n, r); }, "batch")(v)); })(m, x);
+  auto whole = grad([](const Model& n, const NamedArray& v) { return mean(vmap([&](const NamedArray& r) { return loss(n, r); },
+      "batch")(v)); })(m, x);
   CHECK(difference(whole.weight, mean(each.weight, "batch"), 1e-13) == "");
 }
 
@@ -180,13 +187,15 @@ TEST_CASE("checkpoint: the same values and gradients, with the inside made again
   };
   CHECK(difference(by_captured([](auto f) { return checkpoint(f); }), by_captured([](auto f) { return f; }), 1e-14) == "");
   auto twice = [&](auto f) { return grad([&](const NamedArray& v) { return sum(square(grad(f)(v))); })(x); };
-  CHECK(difference(twice([&](const NamedArray& v) { return sum(checkpoint(inside)(v)); }), twice([&](const NamedArray& v) { return sum(inside(v)); }), 1e-13) == "");
+  CHECK(difference(twice([&](const NamedArray& v) { return sum(checkpoint(inside)(v)); }),
+      twice([&](const NamedArray& v) { return sum(inside(v)); }), 1e-13) == "");
 }
 
 TEST_CASE("custom_vjp: the gradient given by hand is used, once and for all") {
   auto x = values({In});
   // Straight through: rounds, but lets gradients pass.
-  auto f = custom_vjp([](const NamedArray& v) { return round(v); }, [](const auto&, const NamedArray&, const NamedArray& g) { return std::tuple{g}; });
+  auto f = custom_vjp([](const NamedArray& v) { return round(v); }, [](const auto&, const NamedArray&,
+      const NamedArray& g) { return std::tuple{g}; });
   CHECK(difference(f(x), round(x), 0) == "");
   CHECK(difference(grad([&](const NamedArray& v) { return sum(f(v) * v); })(x), round(x) + x, 1e-14) == "");
   auto mul = custom_vjp([](const NamedArray& a, const NamedArray& b) { return std::pair{a * b, a}; },
@@ -194,10 +203,12 @@ TEST_CASE("custom_vjp: the gradient given by hand is used, once and for all") {
                           CHECK(out.first.axes() == Axes{In});
                           return std::tuple{g.first * std::get<1>(in) * 10, NamedArray()};   // no gradient by b
                         });
-  auto g = grad([&](const std::pair<NamedArray, NamedArray>& p) { return sum(mul(p.first, p.second).first); })(std::pair{x, x + 1});
+  auto g = grad([&](const std::pair<NamedArray, NamedArray>& p) { return sum(mul(p.first, p.second).first); })(std::pair{x,
+      x + 1});
   CHECK(difference(g.first, (x + 1) * 10, 1e-14) == "");
   CHECK(difference(g.second, zeros_like(x), 0) == "");
-  CHECK(difference(vmap(grad([&](const NamedArray& v) { return sum(f(v)); }), "batch")(values({Batch, In})), ones({Batch, In}, DType::f64), 0) == "");
+  CHECK(difference(vmap(grad([&](const NamedArray& v) { return sum(f(v)); }), "batch")(values({Batch, In})), ones({Batch, In},
+      DType::f64), 0) == "");
 }
 
 TEST_CASE("stop_gradient and eval_shape") {
@@ -205,7 +216,8 @@ TEST_CASE("stop_gradient and eval_shape") {
   CHECK(difference(grad([](const NamedArray& v) { return sum(v * stop_gradient(v)); })(x), x, 0) == "");
   CHECK(difference(grad([](const NamedArray& v) { return sum(stop_gradient(v * v)); })(x), zeros_like(x), 0) == "");
   auto m = model();
-  auto shape = eval_shape([](const Model& n, const NamedArray& v) { return std::pair{predict(n, v), n.steps}; }, m, values({Batch, In}));
+  auto shape = eval_shape([](const Model& n, const NamedArray& v) { return std::pair{predict(n, v), n.steps}; }, m,
+      values({Batch, In}));
   CHECK(shape.first.axes() == Axes{Batch, Out});
   CHECK(shape.first.dtype() == DType::f64);
   CHECK(shape.second.dtype() == DType::i32);

@@ -62,6 +62,7 @@ class AxisSelection {
   AxisSelection(const char* n) : all_(false), items_{n} {}
   AxisSelection(const std::string& n) : all_(false), items_{n} {}
   AxisSelection(const Axis& a) : all_(false), items_{a} {}
+  AxisSelection(const AxisSelector& s) : all_(false), items_{s} {}
   AxisSelection(const Axes& axes) : all_(false), items_(axes.begin(), axes.end()) {}
   AxisSelection(const Names& names) : all_(false), items_(names.begin(), names.end()) {}
   AxisSelection(std::initializer_list<AxisSelector> items) : all_(false), items_(items) {}

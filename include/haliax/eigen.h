@@ -16,7 +16,8 @@ template <class T> constexpr DType eigen_dtype() {
   else if constexpr (std::is_same_v<T, Eigen::half>) return DType::f16;
   else {
     static_assert(std::is_integral_v<T>, "haliax: an array has no such elements");
-    constexpr DType types[2][4] = {{DType::u8, DType::u16, DType::u32, DType::u64}, {DType::i8, DType::i16, DType::i32, DType::i64}};
+    constexpr DType types[2][4] = {{DType::u8, DType::u16, DType::u32, DType::u64},
+                                   {DType::i8, DType::i16, DType::i32, DType::i64}};
     return types[std::is_signed_v<T>][sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3];
   }
 }
@@ -28,32 +29,36 @@ template <class T, class M> NamedArray from_row_major(const M& m, const AxisSpec
 
 }  // namespace detail
 
-template <class T> using MatrixView = Eigen::Map<const detail::RowMajor<T>, Eigen::Unaligned, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;
+template <class T>
+using MatrixView = Eigen::Map<const detail::RowMajor<T>, Eigen::Unaligned, Eigen::Stride<Eigen::Dynamic, Eigen::Dynamic>>;
 template <class T> using VectorView = Eigen::Map<const Eigen::Matrix<T, Eigen::Dynamic, 1>>;
 
-// An array with two axes, whichever comes first in memory: as_matrix<float>(w, "embed", "mlp"). No copy: the view is good while the array
-// lives and is not donated. Computes the array if need be; raises if T is not its dtype.
+// An array with two axes, whichever comes first in memory: as_matrix<float>(w, "embed", "mlp"). No copy: the view is good while
+// the array lives and is not donated. Computes the array if need be; raises if T is not its dtype.
 template <class T>
 MatrixView<T> as_matrix(const NamedArray& a, const AxisSelector& rows, const AxisSelector& columns,
                         SourceLocation at = SourceLocation::current()) {
   auto v = host_view(a, detail::eigen_dtype<T>(), {rows, columns}, at);
   return {static_cast<const T*>(v.data), v.sizes[0], v.sizes[1], {v.strides[0], v.strides[1]}};
 }
-template <class T> VectorView<T> as_vector(const NamedArray& a, const AxisSelector& axis, SourceLocation at = SourceLocation::current()) {
+template <class T>
+VectorView<T> as_vector(const NamedArray& a, const AxisSelector& axis, SourceLocation at = SourceLocation::current()) {
   auto v = host_view(a, detail::eigen_dtype<T>(), {axis}, at);
   return {static_cast<const T*>(v.data), v.sizes[0]};
 }
 
 // A copy: out (rows, columns). Raises if the matrix has other sizes.
 template <class M>
-NamedArray from_eigen(const Eigen::DenseBase<M>& m, const Axis& rows, const Axis& columns, SourceLocation at = SourceLocation::current()) {
+NamedArray from_eigen(const Eigen::DenseBase<M>& m, const Axis& rows, const Axis& columns,
+                      SourceLocation at = SourceLocation::current()) {
   using T = typename M::Scalar;
   // Named by what the matrix has, so that a wrong size is told axis by axis.
   auto found = detail::from_row_major<T>(detail::RowMajor<T>(m), {rows.resize(m.rows()), columns.resize(m.cols())}, at);
   return named(found, {rows, columns}, at);
 }
 // out (axis), from a row or a column.
-template <class M> NamedArray from_eigen(const Eigen::DenseBase<M>& v, const Axis& axis, SourceLocation at = SourceLocation::current()) {
+template <class M>
+NamedArray from_eigen(const Eigen::DenseBase<M>& v, const Axis& axis, SourceLocation at = SourceLocation::current()) {
   static_assert(M::IsVectorAtCompileTime, "haliax: a matrix needs two axes");
   using T = typename M::Scalar;
   return named(detail::from_row_major<T>(detail::RowMajor<T>(v), axis.resize(v.size()), at), axis, at);

@@ -164,6 +164,11 @@ Here::~Here() {
   c.origin.at = at_, c.origin.module = module_, c.fixed = fixed_;
 }
 
+Name module_path(std::string field) {
+  const std::string level = ".stacked";
+  for (auto at = field.find(level); at != field.npos; at = field.find(level)) field.erase(at, level.size());
+  return field.empty() ? Name() : Name(field);
+}
 void fail_at(const Origin& o, const std::string& op, const std::string& text) {
   std::string m = "[" + op + "] " + text;
   std::string_view file = o.at.file_name() ? o.at.file_name() : "";

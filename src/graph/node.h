@@ -124,6 +124,8 @@ class Here {
   bool fixed_;
 };
 
+// The name of a field for people: without the level that Stacked adds.
+Name module_path(std::string field);
 // `[op] text; file:line, in module` as an Error.
 [[noreturn]] void fail(const std::string& op, const std::string& text);
 [[noreturn]] void fail_at(const Origin&, const std::string& op, const std::string& text);

@@ -120,7 +120,7 @@ NodePtr gumbel_of(const Key& k, const Axes& axes, DType d) {
 std::int64_t whole(const char* op, Arr a) {
   if (!a.is_real()) return a.integer();
   if (a.number() != std::floor(a.number()) || std::abs(a.number()) > 0x1p53)
-    fail(op, "a bound is " + std::to_string(a.number()) + ", which is not an integer");
+    fail(op, std::to_string(a.number()) + " is not an integer");
   return std::int64_t(a.number());
 }
 NodePtr rest(G a, G b) { return mod(NamedArray(a), NamedArray(b)).node(); }

@@ -11,6 +11,7 @@ namespace haliax::detail {
 namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+bool owns_memory(const Node& n) { return n.op != &prim::kNumber && n.op != &prim::kIota; }   // others are shared by all that are equal
 std::string place(const SourceLocation& at) {
   std::string file = at.file_name() ? at.file_name() : "";
   if (auto slash = file.rfind('/'); slash != file.npos) file.erase(0, slash + 1);
@@ -157,7 +158,7 @@ Leaves JitCore::begin(const Walk& w, const std::vector<int>& owner) {
     std::string path = w.paths[k];
     auto dot = path.find('.');                             // without the number of the argument
     path = dot == path.npos ? "" : path.substr(dot + 1);
-    e.inputs.push_back(prim::input(n->axes, n->dtype, path.empty() ? Name() : Name(path)));
+    e.inputs.push_back(prim::input(n->axes, n->dtype, module_path(path)));
     e.leaf_of_input.push_back(k);
     e.donated.push_back(std::find(donate.begin(), donate.end(), owner[k]) != donate.end());
     out.push_back(NamedArray(e.inputs.back()));
@@ -239,7 +240,7 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     if (e.donated[at]) {          // its memory will be overwritten: not if somebody else reads it too
       int uses = 0;
       for (auto j : e.leaf_of_input) uses += w.arrays[j]->node() == n;
-      if (uses > 1 || value.use_count() > 2) {
+      if (uses > 1 || value.use_count() > 2 || !owns_memory(*n)) {
         auto copy = std::make_shared<Buffer>(value->bytes());
         std::copy(value->data(), value->data() + value->bytes(), copy->data());
         value = copy;
@@ -264,7 +265,7 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
 }
 void JitCore::give_up_donated(Entry& e, const Walk& w) const {
   for (std::size_t i = 0; i < e.donated.size(); ++i) {
-    if (!e.donated[i]) continue;
+    if (!e.donated[i] || !owns_memory(*w.arrays[e.leaf_of_input[i]]->node())) continue;
     auto& n = const_cast<Node&>(*w.arrays[e.leaf_of_input[i]]->node());
     n.value.reset();
     n.donated = "this array was donated to the call of jit at " + place(impl_->options.at) + " and cannot be used any more";

@@ -9,7 +9,8 @@ HostView host_view(const NamedArray& a, DType dtype, const std::vector<AxisSelec
   if (!a) fail("host_view", "the array is empty");
   auto mine = a.axes();
   if (a.dtype() != dtype)
-    fail("host_view", "the array is " + std::string(name_of(a.dtype())) + ", not " + std::string(name_of(dtype)) + "; astype casts it");
+    fail("host_view",
+         "the array is " + std::string(name_of(a.dtype())) + ", not " + std::string(name_of(dtype)) + "; astype casts it");
   if (axes.size() != mine.size())
     fail("host_view", std::to_string(axes.size()) + " axes are asked for, but the array has " + to_string(mine));
   HostView out;

@@ -94,8 +94,17 @@ NamedArray position_of(const NamedArray& a, const AxisSelector& axis, std::int64
 
 namespace detail {
 
-Scope::Scope() { ++context().tracing; }
-Scope::~Scope() { --context().tracing; }
+// An exception may end a trace anywhere: what vmap has hidden since is visible again when the scope ends.
+static thread_local std::vector<std::size_t> hidden_before;
+Scope::Scope() {
+  ++context().tracing;
+  hidden_before.push_back(context().hidden.size());
+}
+Scope::~Scope() {
+  --context().tracing;
+  context().hidden.resize(hidden_before.back());
+  hidden_before.pop_back();
+}
 
 Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen, const std::vector<std::string>& paths) {
   Leaves out = leaves;
@@ -104,8 +113,7 @@ Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen, const std:
     if (!n || frozen[k] || !is_float(n->dtype)) continue;
     // Inside vmap each position has a gradient of its own, also by what is shared.
     n = prim::fit(n, with_hidden(n->axes, context().hidden));
-    Name path = n->origin.module ? n->origin.module : Name(paths[k]);
-    out[k] = NamedArray(prim::tracer(n, path.text().empty() ? Name() : path));
+    out[k] = NamedArray(prim::tracer(n, paths[k].empty() ? n->origin.module : module_path(paths[k])));
   }
   return out;
 }
@@ -184,7 +192,6 @@ Leaves Vmap::hide(const Leaves& in) {
 }
 Leaves Vmap::show(const Leaves& in, SourceLocation at) {
   Here here(at);
-  context().hidden.pop_back();
   Leaves out = in;
   for (auto& a : out) {
     if (!a) continue;

@@ -97,13 +97,16 @@ struct Builder {
   }
 
   void anchor() {
+    std::unordered_map<const Node*, int> inlined;   // how many instructions reading this node takes
     for (auto& n : order) {
       if (outside(*n)) continue;
+      auto& size = inlined[n.get()] = 1;
+      for (auto& x : n->in) if (x) if (auto i = inlined.find(x.get()); i != inlined.end() && !anchored.count(x.get()) && (in_kernel(*x) || passes(*x))) size += i->second;
       bool needed = scope.in_memory.count(n.get()) > 0;
       switch (n->op->kind) {
         case Kind::leaf: if (needed && (prim::is_number(n) || n->op == &prim::kIota || n->op == &prim::kIndex)) anchored.insert(n.get()); break;
         case Kind::map:
-          if (needed || !options.fuse) anchored.insert(n.get());
+          if (needed || !options.fuse || size > 64) anchored.insert(n.get());
           else if (users[n.get()] > 1 && !(is_free(n) || cheap(n))) anchored.insert(n.get());
           break;
         case Kind::reduce: anchored.insert(n.get()); break;
@@ -132,22 +135,23 @@ struct Builder {
     for (auto& x : n->in) if (x) visit(x, true);
   }
 
-  std::vector<std::unordered_set<int>> reach = {};   // units that a unit comes after, however far
   void depend(int unit, int on) {
-    if (unit == on) return;
-    scope.units[std::size_t(unit)].after.insert(on);
-    auto& mine = reach[std::size_t(unit)];
-    std::unordered_set<int> more = reach[std::size_t(on)];
-    more.insert(on);
-    bool grew = false;
-    for (int m : more) grew |= mine.insert(m).second;
-    if (!grew) return;
-    for (std::size_t u = 0; u < reach.size(); ++u)
-      if (int(u) != unit && reach[u].count(unit)) reach[u].insert(more.begin(), more.end());
+    if (unit != on) scope.units[std::size_t(unit)].after.insert(on);
+  }
+  // Does a unit come after `goal`, however far? Says yes where that would take long to find out.
+  bool comes_after(int unit, int goal) const {
+    std::unordered_set<int> seen;
+    std::vector<int> todo{unit};
+    while (!todo.empty()) {
+      int u = todo.back();
+      todo.pop_back();
+      if (u == goal || seen.size() > 4096) return true;
+      if (seen.insert(u).second) for (int a : scope.units[std::size_t(u)].after) todo.push_back(a);
+    }
+    return false;
   }
   int add_unit(Unit u) {
     scope.units.push_back(std::move(u));
-    reach.emplace_back();
     return int(scope.units.size()) - 1;
   }
   int unit_of(const Node* n) const {
@@ -198,9 +202,9 @@ struct Builder {
           for (auto& other : read) {
             int o = unit_of(other.node.get());
             if (o == u) ok &= other.plain && anchored.count(other.node.get());
-            else if (o >= 0) ok &= !reach[std::size_t(o)].count(u);
+            else if (o >= 0) ok &= !comes_after(o, u);
           }
-          for (auto& a : after) for (int o : units_below(a)) ok &= o != u && !reach[std::size_t(o)].count(u);
+          for (auto& a : after) for (int o : units_below(a)) ok &= !comes_after(o, u);
           if (ok) home = u;
         }
       }

@@ -532,7 +532,7 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& optio
   out.arguments = inputs;
   std::set<const Node*> given;
   for (auto& n : inputs) given.insert(n.get());
-  auto stop = [](const Node& n) { return n.value != nullptr; };
+  auto stop = [](const Node& n) { return n.value != nullptr && n.op->kind != Kind::leaf; };
   std::vector<Nodes> bodies{topological(roots, stop)};
   Nodes captured;
   for (std::size_t i = 0; i < bodies.size(); ++i)
@@ -541,7 +541,8 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& optio
         for (auto& r : loop_of(*n).results) bodies.push_back(topological(r.value, stop));
       if (given.count(n.get())) continue;
       if (n->op == &prim::kInput && !n->value) fail_at(n->origin, "eval", "a value is asked for inside jit, scan or vmap, where there is none yet");
-      if (n->value) given.insert(n.get()), captured.push_back(n);
+      bool said = n->op == &prim::kNumber || n->op == &prim::kIota;   // as good as its value, and never in memory
+      if (n->value && !said) given.insert(n.get()), captured.push_back(n);
       else if (!n->donated.empty()) fail_at(n->origin, "eval", n->donated);
     }
   out.arguments.insert(out.arguments.end(), captured.begin(), captured.end());

@@ -1,0 +1,120 @@
+// Wrong calls raise one kind of exception that says which op, what is wrong with which array, the likely name, and where it was written.
+#include <doctest/doctest.h>
+
+#include <string>
+
+#include "haliax/haliax.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis Batch("batch", 4), Embed("embed", 8), Mlp("mlp", 16);
+
+template <class F> std::string message_of(F f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+// All the words in the message, and that it begins with the op and ends with the place.
+void check_message(const std::string& message, const char* op, std::initializer_list<const char*> words, int line) {
+  CAPTURE(message);
+  CHECK(message.rfind("[" + std::string(op) + "] ", 0) == 0);
+  for (auto* w : words) CHECK_MESSAGE(message.find(w) != std::string::npos, "it does not say " << std::string(w));
+  CHECK_MESSAGE(message.find("errors_test.cpp:" + std::to_string(line)) != std::string::npos, "it does not say line " << line);
+}
+#define CHECK_ERROR(op, call, ...) check_message(message_of([&] { (void)(call); }), op, {__VA_ARGS__}, __LINE__)
+
+struct Block {
+  nn::Linear up;
+};
+
+}  // namespace
+
+TEST_CASE("errors: sizes, and both arrays") {
+  auto x = zeros({Batch, Embed}), w = zeros({Embed.resize(9), Mlp});
+  CHECK_ERROR("dot", dot(x, w, "embed"), "embed", "8", "9", "(batch=4, embed=8)", "(embed=9, mlp=16)");
+  CHECK_ERROR("add", x + w, "embed", "8", "9");
+  CHECK_ERROR("multiply", x * zeros({Batch, Mlp}), "cannot broadcast", "(batch=4, embed=8)", "(batch=4, mlp=16)", "mlp");
+  CHECK_ERROR("sum", sum(x, Axis("embed", 7)), "embed", "8", "7");
+  CHECK_ERROR("array", array({1, 2, 3}, Batch), "3 values", "(batch=4)");
+  CHECK_ERROR("concatenate", concatenate("batch", {x, zeros({Batch, Embed.resize(7)})}), "embed");
+  CHECK_ERROR("unflatten_axis", unflatten_axis(x, "embed", {{"heads", 3}, {"size", 2}}), "embed=8", "(heads=3, size=2)");
+  CHECK_ERROR("where", where(zeros({Batch}, DType::boolean), x, zeros({Mlp})), "mlp");
+}
+
+TEST_CASE("errors: the near name") {
+  auto x = zeros({Batch, Embed});
+  CHECK_ERROR("sum", sum(x, "embd"), "embd", "(batch=4, embed=8)", "did you mean embed?");
+  CHECK_ERROR("softmax", softmax(x, "bath"), "did you mean batch?");
+  CHECK_ERROR("take", take(x, "Embed", zeros(Mlp, DType::i32)), "did you mean embed?");
+  CHECK_ERROR("dot", dot(x, x, "embe"), "did you mean embed?");
+  CHECK_ERROR("rename", rename(x, {{"embd", "e"}}), "did you mean embed?");
+  CHECK_ERROR("rearrange", rearrange(x, "{batch embd} -> embd batch"), "embd");
+  CHECK_ERROR("slice", slice(x, "batc", 0, 1), "did you mean batch?");
+  CHECK_ERROR("unbind", unbind(x, "batches"), "did you mean batch?");
+  CHECK_ERROR("index", index(x, {{"embedd", 0}}), "did you mean embed?");
+  auto far = message_of([&] { sum(x, "vocabulary"); });
+  CHECK(far.find("did you mean") == std::string::npos);
+}
+
+TEST_CASE("errors: dtypes and values") {
+  auto x = zeros({Batch, Embed});
+  CHECK_ERROR("bitwise_and", x & x, "f32");
+  CHECK_ERROR("take", take(x, "embed", zeros(Mlp)), "f32");
+  CHECK_ERROR("one_hot", one_hot(x, Mlp), "f32", "integers");
+  CHECK_ERROR("sum", sum(x, "embed", {.where = zeros(Embed)}), "mask", "f32", "bool");
+  CHECK_ERROR("negative", -zeros(Batch, DType::boolean), "bool");
+  CHECK_ERROR("slice", slice(x, "embed", 0, 9), "9", "embed=8");
+  CHECK_ERROR("at", at(x, "embed", 8), "8", "embed=8");
+  CHECK_ERROR("index", index(x, {{"embed", -9}}), "-9", "embed=8");
+  CHECK_ERROR("max", max(zeros({Batch, {"n", 0}}), "n"), "n=0");
+  CHECK_ERROR("top_k", top_k(x, "embed", 9), "9", "embed=8");
+  CHECK_ERROR("broadcast_axis", broadcast_axis(x, Embed.resize(7)), "embed", "7", "8");
+  CHECK_ERROR("dot", dot(x, zeros(Batch), "embed"), "embed", "only one of the arrays");
+  CHECK_THROWS_WITH_AS(x.item(), doctest::Contains("expected one value, got (batch=4, embed=8)"), Error);
+}
+
+TEST_CASE("errors: empty arrays, names and shapes that cannot be") {
+  CHECK_ERROR("add", NamedArray() + 1, "empty");
+  CHECK_THROWS_AS(NamedArray().axes(), Error);
+  CHECK_THROWS_AS(NamedArray().dtype(), Error);
+  CHECK_THROWS_AS(Axis("", 3), Error);
+  CHECK_THROWS_AS(Axis("n", -1), Error);
+  CHECK_THROWS_AS(zeros({Batch, Batch}), Error);
+  CHECK_THROWS_AS(dtype_of("float33"), Error);
+  CHECK_THROWS_AS(Policy("p=f32,c=bf17"), Error);
+  CHECK_THROWS_AS(concat_axes({Batch}, {Batch}), Error);
+  CHECK_THROWS_AS(from_bytes(std::vector<std::byte>(7), DType::f32, Axis("n", 2)), Error);
+  CHECK_THROWS_AS(set_default_backend("gpu"), Error);
+}
+
+TEST_CASE("errors: the place is the caller's, and inside a model also the module's") {
+  auto x = zeros({Batch, Embed});
+  auto layer = nn::Linear::init(Embed.resize(9), Mlp, random::key(0));
+  int line = __LINE__ + 1;
+  auto text = message_of([&] { layer(x); });
+  CAPTURE(text);
+  CHECK(text.find("embed") != std::string::npos);
+  CHECK(text.find("errors_test.cpp:" + std::to_string(line)) != std::string::npos);
+  Block block{layer};
+  auto inside = message_of([&] { grad([&](const Block& b, const NamedArray& v) { return sum(b.up(v)); })(block, x); });
+  CAPTURE(inside);
+  CHECK(inside.find("in up") != std::string::npos);
+}
+
+TEST_CASE("errors: an op used in a trace names its line, not the transform's") {
+  auto x = zeros({Batch, Embed});
+  int line = 0;
+  auto bad = [&](const NamedArray& v) { line = __LINE__; return sum(v, "emb"); };
+  auto place = [&] { return "errors_test.cpp:" + std::to_string(line); };
+  CHECK(message_of([&] { vmap(bad, "batch")(x); }).find(place()) != std::string::npos);
+  CHECK(message_of([&] { grad(bad)(x); }).find(place()) != std::string::npos);
+  CHECK(message_of([&] { jit(bad)(x); }).find(place()) != std::string::npos);
+  CHECK(message_of([&] { map(bad, "batch")(x); }).find(place()) != std::string::npos);
+  CHECK(message_of([&] { checkpoint(bad)(x); }).find(place()) != std::string::npos);
+  CHECK(sum(ones({Batch, Embed})).item() == 32);          // nothing is left behind
+}
