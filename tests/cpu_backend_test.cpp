@@ -361,6 +361,46 @@ TEST_CASE("cpu: casts and bitcasts between all dtypes") {
       }
 }
 
+// A register that is written over in place must have values of the same width: chains that widen and narrow, in tiles of all sizes.
+TEST_CASE("cpu: chains of mixed widths, point by point, in rows and in columns") {
+  const std::vector<DType> lanes = {DType::f32, DType::f64, DType::i32, DType::u32, DType::i64, DType::u64, DType::boolean};
+  for (DType from : lanes)
+    for (DType to : lanes)
+      for (std::int64_t n : {1, 2, 3, 4, 7, 40, 1100})
+        for (int mode = 0; mode < 3; ++mode) {
+          Case c(3);
+          const bool inner = mode > 0;
+          View x = c.view(false, from, {2, n}, Case::dense), y = c.view(false, from, {2, n}, Case::dense);
+          View out = c.view(true, to, {2, n}, Case::dense);
+          if (mode == 2) x.strides = y.strides = out.strides = {1, 2};
+          auto& f = c.add(Kind::fused).fused;
+          f.dims = {2, n};
+          f.outer = inner ? 1 : 2;
+          // x < y (as `to`) + max(x, y) (as `to`), then max(...) == x picks one of the two
+          f.code = {load(x, inner),
+                    load(y, inner),
+                    op(Code::less, DType::boolean, {0, 1}, inner),
+                    op(Code::cast, to, {2}, inner),
+                    op(Code::max, from, {0, 1}, inner),
+                    op(Code::equal, DType::boolean, {4, 0}, inner),
+                    op(Code::cast, to, {4}, inner),
+                    op(Code::select, to, {5, 6, 3}, inner),
+                    op(Code::max, to, {3, 7}, inner),
+                    store(out, 8, inner)};
+          if (inner) {
+            View best = c.view(true, to, {2}, Case::dense);
+            best.strides.push_back(0);
+            f.code.push_back(op(Code::reduce_max, from, {0}));
+            f.code.push_back(op(Code::equal, DType::boolean, {0, 10}, true));
+            f.code.push_back(op(Code::cast, to, {11}, true));
+            f.code.push_back(op(Code::reduce_max, to, {12}));
+            f.code.push_back(store(best, 13));
+          }
+          INFO(std::string(name_of(from)), " to ", std::string(name_of(to)), " of ", n, " in mode ", mode);
+          compare(c);
+        }
+}
+
 // Smooth codes only: errors stay small through a chain.
 Code random_code(Random& random, DType dtype) {
   static const std::vector<Code> both = {Code::add, Code::sub, Code::mul, Code::max,   Code::min,
@@ -545,6 +585,16 @@ TEST_CASE("cpu: empty dimensions") {
     f.code = {load(x, true), op(Code::reduce_max, DType::f32, {0}), store(out, 1)};
     compare(c);
   }
+  // Nothing to sum, and nothing to read either: the view begins behind the end of its slot.
+  Case c(10);
+  View x = c.view(false, DType::f32, {3}, Case::dense), out = c.view(true, DType::f32, {}, Case::dense);
+  x.strides = out.strides = {0};
+  x.offset = 1 << 30;
+  auto& f = c.add(Kind::fused).fused;
+  f.dims = {0};
+  f.outer = 0;
+  f.code = {load(x), op(Code::reduce_sum, DType::f32, {0}), store(out, 1)};
+  compare(c);
 }
 
 TEST_CASE("cpu: iota, loops and terms") {

@@ -1,4 +1,4 @@
-// Wrong calls raise one kind of exception that says which op, what is wrong with which array, the likely name, and where it was written.
+// Wrong calls raise one kind of exception that says which op, what is wrong with which array, the likely name, and where.
 #include <doctest/doctest.h>
 
 #include <string>

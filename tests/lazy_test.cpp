@@ -96,7 +96,8 @@ TEST_CASE("every dtype goes in and comes out unchanged, and casts as it should")
     if (d != DType::boolean) CHECK((small + small).integers() == std::vector<std::int64_t>{0, 2, 2, 0, 2});
   }
   CHECK(array(std::vector<std::int64_t>{1LL << 62}, Axis("n", 1)).integers()[0] == 1LL << 62);
-  CHECK(array({1.00390625, 1.01171875}, Axis("n", 2)).astype(DType::bf16).floats() == std::vector<float>{1.f, 1.015625f});   // halves to even
+  // Halves go to even.
+  CHECK(array({1.00390625, 1.01171875}, Axis("n", 2)).astype(DType::bf16).floats() == std::vector<float>{1.f, 1.015625f});
   CHECK(array({-1.7, 300.5}, Axis("n", 2)).astype(DType::i32).integers() == std::vector<std::int64_t>{-1, 300});
 }
 

@@ -77,7 +77,8 @@ TEST_CASE("loops: contractions with the head, forward only: 1") {
 TEST_CASE("loops: loss and gradients: 3, in one loop") {
   auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&, std::int64_t chunk) { return mean(how(p.x, p.w, ids, chunk)); };
   CHECK(gradient_counts(loss) == Counts{3, 1});
-  CHECK(gradient_counts(loss, 5) == Counts{6, 1});   // the partial last chunk is a body of its own, after the loop
+  CHECK(gradient_counts(loss, 5) == Counts{6, 2});   // the partial last chunk is a body of its own, of one turn
+  CHECK(gradient_counts(loss, 12) == Counts{3, 1});  // all in one turn
 }
 
 TEST_CASE("loops: frozen head: 2") {

@@ -21,8 +21,8 @@ inline std::string difference(const NamedArray& got, const NamedArray& want, dou
   if (got.axes() != want.axes()) return to_string(got.axes()) + ", not " + to_string(want.axes());
   auto a = got.doubles(), b = want.doubles();
   for (std::size_t i = 0; i < a.size(); ++i)
-    if (!is_near(a[i], b[i],
-        tolerance)) return "position " + std::to_string(i) + ": " + std::to_string(a[i]) + ", not " + std::to_string(b[i]);
+    if (!is_near(a[i], b[i], tolerance))
+      return "position " + std::to_string(i) + ": " + std::to_string(a[i]) + ", not " + std::to_string(b[i]);
   return "";
 }
 

@@ -18,14 +18,17 @@ struct Sample {
   std::string axes;
   double low = -2, high = 2;
   DType dtype = DType::f32;
-  Sample(const char* axes, double low = -2, double high = 2, DType dtype = DType::f32) : axes(axes), low(low), high(high), dtype(dtype) {}
+  Sample(const char* axes, double low = -2, double high = 2, DType dtype = DType::f32)
+      : axes(axes), low(low), high(high), dtype(dtype) {}
 };
 inline Sample positive(const char* axes) { return {axes, 0.3, 3}; }
 inline Sample unit(const char* axes) { return {axes, -0.9, 0.9}; }
-inline Sample whole(const char* axes, int low, int high, DType dtype = DType::i32) { return {axes, double(low), double(high), dtype}; }
+inline Sample whole(const char* axes, int low, int high, DType dtype = DType::i32) {
+  return {axes, double(low), double(high), dtype};
+}
 inline Sample mask(const char* axes) { return {axes, 0, 2, DType::boolean}; }
 
-// How often the op can be differentiated at the example; checked against differences. Results that are no floats have no derivative.
+// How often the op can be differentiated at the example; checked against differences. Integers and bools have no derivative.
 enum class Smooth { none, once, twice };
 
 struct Entry {

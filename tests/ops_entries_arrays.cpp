@@ -111,10 +111,11 @@ Entries picking_entries() {
 
 Entries primitive_entries() {
   return {
-      {"prim fma", {"b2n3", "n3", "b2n3"}, [](In x) { return NamedArray(prim::fma(x[0].node(), x[1].node(), x[2].node())); },
-          "b2n3"},
+      {"prim fma", {"b2n3", "n3",
+       "b2n3"}, [](In x) { return NamedArray(prim::fma(x[0].node(), x[1].node(), x[2].node())); },
+       "b2n3"},
       {"prim bitcast", {whole("b2n3", 0, 1 << 30, u32)}, [](In x) { return NamedArray(prim::bitcast(x[0].node(), f32)); },
-          "b2n3", f32, Smooth::none},
+       "b2n3", f32, Smooth::none},
       {"prim place", {"b2k2"}, [](In x) {
          Axes whole = x[0].node()->axes;
          for (auto& a : whole) if (a.name == Name("k")) a.size = 6;
@@ -122,45 +123,50 @@ Entries primitive_entries() {
        }, "b2k6"},
       {"prim barrier", {"b2n3", "b2"}, [](In x) { return NamedArray(prim::barrier(x[0].node(), x[1].node())) * x[0]; }, "b2n3"},
       {"prim pin", {"b2n3"}, [](In x) { return NamedArray(prim::pin(x[0].node(), std::make_shared<const Mapping>())) * x[0]; },
-          "b2n3"},
+       "b2n3"},
       {"prim tracer", {"b2n3"}, [](In x) { return NamedArray(prim::tracer(x[0].node())) * x[0]; }, "b2n3"},
       {"prim threefry", {whole("n3", 0, 1 << 30, u32), whole("n3", 0, 1 << 30, u32), whole("b2", 0, 9, u32)}, [](In x) {
-         auto draw = [&](Code word) { return NamedArray(prim::threefry(word, x[0].node(), x[1].node(), prim::integer(0, u32),
-             x[2].node())); };
+         auto high = prim::integer(0, u32);
+         auto draw = [&](Code word) { return NamedArray(prim::threefry(word, x[0].node(), x[1].node(), high, x[2].node())); };
          return draw(Code::threefry0) + draw(Code::threefry1) * draw(Code::threefry_xor);
        }, "n3b2", u32},
-      {"prim cumulative from the end", {positive("b2n3")}, [](In x) { return NamedArray(prim::cumulative(Monoid::prod,
-          x[0].node(), "n", true)); }, "b2n3"},
+      {"prim cumulative from the end", {positive("b2n3")}, [](In x) {
+         return NamedArray(prim::cumulative(Monoid::prod, x[0].node(), "n", true));
+       }, "b2n3"},
       {"fold", {"b2n5"}, [](In x) {
-         return fold([](const NamedArray& c, const NamedArray& v) { return sin(c) * v; }, "n")(full({{"b", 2}}, 1, x[0].dtype()),
-             x[0]);
+         auto f = [](const NamedArray& c, const NamedArray& v) { return sin(c) * v; };
+         return fold(f, "n")(full(B, 1, x[0].dtype()), x[0]);
        }, "b2"},
       {"scan", {"b2n5"}, [](In x) {
-         return scan([](const NamedArray& c, const NamedArray& v) { return std::pair{c + v * v, c * v}; }, "n")(full({{"b", 2}},
-             1, x[0].dtype()), x[0]).second;
+         auto f = [](const NamedArray& c, const NamedArray& v) { return std::pair{c + v * v, c * v}; };
+         return scan(f, "n")(full(B, 1, x[0].dtype()), x[0]).second;
        }, "n5b2"},
       {"chunked_reduce", {"b2n5", "b2"}, [](In x) {
-         return chunked_reduce("n", {.chunk = 2}, [](const NamedArray& v, const NamedArray& w) { return sum(sin(v * w), "n");
-             })(x[0], x[1]);
+         auto f = [](const NamedArray& v, const NamedArray& w) { return sum(sin(v * w), "n"); };
+         return chunked_reduce("n", {.chunk = 2}, f)(x[0], x[1]);
        }, "b2"},
       {"chunked_reduce that keeps the axis", {"b2n5", "b2"}, [](In x) {
-         return chunked_reduce("n", {.chunk = 2}, [](const NamedArray& v, const NamedArray& w) { return sin(v * w); })(x[0],
-             x[1]);
+         auto f = [](const NamedArray& v, const NamedArray& w) { return sin(v * w); };
+         return chunked_reduce("n", {.chunk = 2}, f)(x[0], x[1]);
        }, "b2n5"},
       {"checkpoint", {"b2n3"}, [](In x) { return checkpoint([](const NamedArray& v) { return sin(v) * v; })(x[0]); }, "b2n3"},
       {"custom_vjp", {"b2n3"}, [](In x) {
-         return custom_vjp([](const NamedArray& v) { return v * v * v; },
-                           [](const auto& in, const NamedArray&,
-                               const NamedArray& g) { return std::tuple{g * 3 * square(std::get<0>(in))}; })(x[0]);
+         auto cube = [](const NamedArray& v) { return v * v * v; };
+         auto back = [](const auto& in, const NamedArray&, const NamedArray& g) {
+           return std::tuple{g * 3 * square(std::get<0>(in))};
+         };
+         return custom_vjp(cube, back)(x[0]);
        }, "b2n3"},
   };
 }
 
 Entries all_entries() {
   Entries out;
-  for (auto part : {elementwise_entries(), binary_entries(), creation_entries(), reduction_entries(), shape_entries(),
-      picking_entries(), primitive_entries()})
-    out.insert(out.end(), part.begin(), part.end());
+  for (auto part : {elementwise_entries, binary_entries, creation_entries, reduction_entries, shape_entries, picking_entries,
+                    primitive_entries}) {
+    auto more = part();
+    out.insert(out.end(), more.begin(), more.end());
+  }
   return out;
 }
 

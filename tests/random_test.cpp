@@ -1,4 +1,4 @@
-// Keys and draws: known answers, keys along an axis, vmap and scan over keys, bounds, empty keys. The golden group `random` has many more.
+// Keys and draws: known answers, keys along an axis, vmap and scan over keys, bounds, empty keys. The golden group has more.
 #include <doctest/doctest.h>
 
 #include <algorithm>

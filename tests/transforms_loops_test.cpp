@@ -40,8 +40,9 @@ std::pair<NamedArray, NamedArray> by_hand(const Problem& p, bool reverse) {
   }
   return {c, stack("time", ys)};
 }
-NamedArray loss(const std::pair<NamedArray, NamedArray>& r) { return sum(r.first) + sum(r.second * r.second * values({Time,
-    Embed}, 1, 2)); }
+NamedArray loss(const std::pair<NamedArray, NamedArray>& r) {
+  return sum(r.first) + sum(r.second * r.second * values({Time, Embed}, 1, 2));
+}
 void check_same(const std::string& what, const Problem& got, const Problem& want, double tolerance) {
   CAPTURE(what);
   CHECK(difference(got.init, want.init, tolerance) == "");
@@ -72,8 +73,10 @@ TEST_CASE("scan: values, gradients, second derivatives and jvp, whatever is kept
     auto g = [&](const Problem& q) { return loss(by_hand(q, o.reverse)); };
     check_same("gradient", grad(f)(p), grad(g)(p), 1e-12);
     auto slope = [](auto h) {
-      return [h](const Problem& q) { auto d = grad(h)(q); return sum(square(d.init)) + sum(square(d.weight)) + sum(square(d.xs));
-          };
+      return [h](const Problem& q) {
+        auto d = grad(h)(q);
+        return sum(square(d.init)) + sum(square(d.weight)) + sum(square(d.xs));
+      };
     };
     check_same("second derivative", grad(slope(f))(p), grad(slope(g))(p), 1e-11);
     Problem t{values({Embed}, 0, 1), values({Embed, Embed.alias("to")}, 0, 1), values({Time, Embed})};
@@ -118,8 +121,8 @@ TEST_CASE("scan: refusals") {
   CHECK_THROWS_WITH_AS(fold(add, "time", {.unroll = 0})(zeros({Embed}, DType::f64), x),
       doctest::Contains("unroll must be at least 1"), Error);
   CHECK_THROWS_WITH_AS(ScanCheckpoint("nestd"), doctest::Contains("did you mean nested?"), Error);
-  CHECK_THROWS_AS(fold([](const NamedArray& c, const NamedArray& v) { return c + v.item(); }, "time")(zeros({}, DType::f64),
-      values({Time})), Error);
+  auto reads = [](const NamedArray& c, const NamedArray& v) { return c + v.item(); };
+  CHECK_THROWS_AS(fold(reads, "time")(zeros({}, DType::f64), values({Time})), Error);
   CHECK(difference(fold(add, "time")(zeros({Embed}, DType::f64), x), sum(x, "time"), 1e-13) == "");   // still in working order
 }
 
@@ -146,8 +149,10 @@ TEST_CASE("scan: nested, and under vmap and grad") {
   CHECK(difference(vmap(f, "batch")(many), vmap(g, "batch")(many), 1e-13) == "");
   CHECK(difference(vmap(grad(f), "batch")(many), vmap(grad(g), "batch")(many), 1e-12) == "");
   // A loop over an axis that an outer loop has hidden from view already, and a loop within its own gradient.
-  auto twice = [&](const NamedArray& xs) { return fold([&](const NamedArray& c, const NamedArray& v) { return c + v * f(x); },
-      "time")(full({}, 0, DType::f64), sum(xs, "embed")); };
+  auto twice = [&](const NamedArray& xs) {
+    auto add = [&](const NamedArray& c, const NamedArray& v) { return c + v * f(x); };
+    return fold(add, "time")(full({}, 0, DType::f64), sum(xs, "embed"));
+  };
   CHECK(difference(twice(x), sum(x) * g(x), 1e-13) == "");
 }
 
@@ -170,9 +175,8 @@ TEST_CASE("reduce starts from the first slice; associative_scan gives all runnin
   using Pair = std::pair<NamedArray, NamedArray>;
   auto linear = [](const Pair& l, const Pair& r) { return Pair{l.first * r.first, l.second * r.first + r.second}; };
   auto h = associative_scan(linear, "time", Pair{x, values({Time, Embed})}).second;
-  auto want = scan([](const NamedArray& c, const NamedArray& a, const NamedArray& b) { auto n = c * a + b; return std::pair{n,
-      n}; }, "time")(
-                  zeros({Embed}, DType::f64), x, values({Time, Embed})).second;
+  auto step = [](const NamedArray& c, const NamedArray& a, const NamedArray& b) { return std::pair{c * a + b, c * a + b}; };
+  auto want = scan(step, "time")(zeros({Embed}, DType::f64), x, values({Time, Embed})).second;
   CHECK(difference(h, want, 1e-12) == "");
   CHECK_THROWS_WITH_AS(associative_scan(mul, "tme", x), doctest::Contains("did you mean time?"), Error);
 }

@@ -167,8 +167,10 @@ TEST_CASE("vmap of grad: a gradient for each example, also by shared weights") {
   CHECK(difference(each.bias, stack("batch", bias), 1e-13) == "");
   CHECK(!each.steps);
   // and grad of vmap: the gradient of the mean loss
-  auto whole = grad([](const Model& n, const NamedArray& v) { return mean(vmap([&](const NamedArray& r) { return loss(n, r); },
-      "batch")(v)); })(m, x);
+  auto mean_loss = [](const Model& n, const NamedArray& v) {
+    return mean(vmap([&](const NamedArray& r) { return loss(n, r); }, "batch")(v));
+  };
+  auto whole = grad(mean_loss)(m, x);
   CHECK(difference(whole.weight, mean(each.weight, "batch"), 1e-13) == "");
 }
 
@@ -194,8 +196,8 @@ TEST_CASE("checkpoint: the same values and gradients, with the inside made again
 TEST_CASE("custom_vjp: the gradient given by hand is used, once and for all") {
   auto x = values({In});
   // Straight through: rounds, but lets gradients pass.
-  auto f = custom_vjp([](const NamedArray& v) { return round(v); }, [](const auto&, const NamedArray&,
-      const NamedArray& g) { return std::tuple{g}; });
+  auto f = custom_vjp([](const NamedArray& v) { return round(v); },
+                      [](const auto&, const NamedArray&, const NamedArray& g) { return std::tuple{g}; });
   CHECK(difference(f(x), round(x), 0) == "");
   CHECK(difference(grad([&](const NamedArray& v) { return sum(f(v) * v); })(x), round(x) + x, 1e-14) == "");
   auto mul = custom_vjp([](const NamedArray& a, const NamedArray& b) { return std::pair{a * b, a}; },
@@ -203,12 +205,12 @@ TEST_CASE("custom_vjp: the gradient given by hand is used, once and for all") {
                           CHECK(out.first.axes() == Axes{In});
                           return std::tuple{g.first * std::get<1>(in) * 10, NamedArray()};   // no gradient by b
                         });
-  auto g = grad([&](const std::pair<NamedArray, NamedArray>& p) { return sum(mul(p.first, p.second).first); })(std::pair{x,
-      x + 1});
+  auto g = grad([&](const std::pair<NamedArray, NamedArray>& p) { return sum(mul(p.first, p.second).first); })(
+      std::pair{x, x + 1});
   CHECK(difference(g.first, (x + 1) * 10, 1e-14) == "");
   CHECK(difference(g.second, zeros_like(x), 0) == "");
-  CHECK(difference(vmap(grad([&](const NamedArray& v) { return sum(f(v)); }), "batch")(values({Batch, In})), ones({Batch, In},
-      DType::f64), 0) == "");
+  CHECK(difference(vmap(grad([&](const NamedArray& v) { return sum(f(v)); }), "batch")(values({Batch, In})),
+                   ones({Batch, In}, DType::f64), 0) == "");
 }
 
 TEST_CASE("stop_gradient and eval_shape") {

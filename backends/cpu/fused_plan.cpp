@@ -64,9 +64,10 @@ class Planner {
 
   void mark_needed() {
     info_.resize(fused_.code.size());
+    no_inner_ = std::find(fused_.dims.begin() + fused_.outer, fused_.dims.end(), 0) != fused_.dims.end();
     for (int i = count() - 1; i >= 0; --i) {
-      if (is_store(instr(i).code)) info(i).needed = true;
-      if (!info(i).needed) continue;
+      if (is_store(instr(i).code)) info(i).needed = !(no_inner_ && instr(i).inner);
+      if (!info(i).needed || (no_inner_ && is_reduce(instr(i).code))) continue;  // a reduction of nothing reads nothing
       for (int a : instr(i).args) {
         if (a >= i) throw Error("[fused] an instruction reads a later one");
         if (a >= 0) info(a).needed = true;
@@ -542,7 +543,7 @@ class Planner {
           emit_instr(i, level_);
           made[at] = true;
         }
-        if (is_reduce(in.code) && info(i).level == level_ + 1) emit_reduce(i, level_);
+        if (is_reduce(in.code) && info(i).level == level_ + 1 && !no_inner_) emit_reduce(i, level_);
       }
       std::reverse(stores.begin(), stores.end());
       Tape writes;
@@ -607,7 +608,12 @@ class Planner {
       for (const Tape& t : p.inner) scan(t, base);
     }
   }
-  // Linear scan: a register is free again after its last reader. A map may write over an operand of the same width.
+  // A map may write over this operand: value by value they lie at the same place. (Bytes alone do not tell: short runs are padded.)
+  bool may_replace(int operand, int out) const {
+    const auto lane = [&](int v) { return plan_.values[static_cast<std::size_t>(v)].lane; };
+    return operand != out && cpu::bytes_of(lane(operand)) == cpu::bytes_of(lane(out)) && bytes_for(operand) == bytes_for(out);
+  }
+  // Linear scan: a register is free again after its last reader.
   void scan(const Tape& tape, std::int64_t base) {
     std::vector<std::size_t> last(plan_.values.size(), 0);
     for (std::size_t t = 0; t < tape.size(); ++t) {
@@ -646,13 +652,13 @@ class Planner {
       bool over = op.kind == Op::map && op.out >= 0;
       if (over) {
         for (int v : op.in)
-          if (v >= 0 && v != op.out && bytes_for(v) == bytes_for(op.out)) ends(v);
+          if (v >= 0 && may_replace(v, op.out)) ends(v);
         release();
       }
       place(op.out);
       if (op.kind == Op::recode) place(op.in[1]);
       for (int v : op.in)
-        if (v >= 0 && !(over && v != op.out && bytes_for(v) == bytes_for(op.out))) ends(v);
+        if (v >= 0 && !(over && may_replace(v, op.out))) ends(v);
       ends(op.out);
       release();
     }
@@ -662,7 +668,7 @@ class Planner {
   const Fused& fused_;
   const Context* context_;
   std::int64_t tile_;
-  bool may_keep_, pointwise_ = false;
+  bool may_keep_, pointwise_ = false, no_inner_ = false;
   int outer_ = 0, level_ = 0;
   FusedPlan plan_;
   std::vector<Info> info_;

@@ -84,12 +84,13 @@ class Run {
   }
 
   // ---- memory ----
+  bool inside(int slot, DType dtype, std::int64_t offset) const {
+    return offset >= 0 && (offset + 1) * bytes_of(dtype) <= program_.slots.at(std::size_t(slot)).bytes;
+  }
   std::byte* at(int slot, DType dtype, std::int64_t offset) const {   // of one element
-    auto k = std::size_t(slot);
-    auto bytes = bytes_of(dtype);
-    require(k < memory_.size() && memory_[k], "a slot has no memory");
-    require(offset >= 0 && (offset + 1) * bytes <= program_.slots[k].bytes, "an element lies outside of its slot");
-    return memory_[k] + offset * bytes;
+    require(inside(slot, dtype, offset), "an element lies outside of its slot");
+    require(memory_[std::size_t(slot)], "a slot has no memory");
+    return memory_[std::size_t(slot)] + offset * bytes_of(dtype);
   }
   // The offset of element (0, 0, ...), as the loops and the scalars in memory stand now.
   std::int64_t start(const View& v) const {
@@ -151,7 +152,9 @@ class Run {
       auto& out = r[k][point];
       switch (i.code) {
         case Code::constant: out = rounded(i.dtype, {i.number, i.integer}); break;
-        case Code::load: out = cast(get(i.view, place()), i.view.dtype, i.dtype); break;
+        case Code::load:   // with no inner points there may be no such element, and nobody asks for it
+          if (inside(i.view.slot, i.view.dtype, place()) || count(inner) > 0) out = cast(get(i.view, place()), i.view.dtype, i.dtype);
+          break;
         case Code::iota: {
           auto position = i.dim < 0 ? 0 : i.dim < f.outer ? row.at(std::size_t(i.dim)) : column.at(std::size_t(i.dim - f.outer));
           out = cast({0, position * i.stride + i.integer + from}, DType::i64, i.dtype);

@@ -50,7 +50,7 @@ class JitCore {
   JitReport report() const;
 
  private:
-  void give_up_donated(Entry&, const Walk& in) const;
+  void give_up_donated(Entry&, const Walk& in, const std::vector<bool>& given) const;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -114,6 +114,9 @@ template <class F, class T> auto vjp(F f, const T& x) {
   auto pull = [mine, wrt = w.leaves(), ys = flatten(y), x](const decltype(y)& cotangent) {
     return unflatten(x, detail::pullback(ys, flatten(cotangent), wrt));
   };
+  // What the caller reads forgets how it was made; the pullback keeps the other one.
+  Walk out = walk_of(y);
+  out.assign(detail::tracers(out.leaves(), std::vector<bool>(out.arrays.size()), std::vector<std::string>(out.arrays.size())));
   return std::pair{std::move(y), std::move(pull)};
 }
 // f(x) and its derivative along the tangent: the gradient of the gradient, so that every op has one.

@@ -221,6 +221,13 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     if (!n->value) late.push_back(n);
   }
   if (!late.empty()) evaluate(late);
+  // An array that was lazy until now may be the node of another, equal one: such a value is lent, not given.
+  std::vector<bool> given;
+  for (auto k : e.leaf_of_input) {
+    auto& n = w.arrays[k]->node();
+    bool was_late = std::find(late.begin(), late.end(), n) != late.end();
+    given.push_back(owns_memory(*n) && !(was_late && n.use_count() > 1 + std::count(late.begin(), late.end(), n)));
+  }
   if (e.mesh) {
     std::vector<const std::byte*> in;
     std::vector<std::byte*> out;
@@ -228,7 +235,7 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     for (auto k : e.leaf_of_input) in.push_back(w.arrays[k]->node()->value->data());
     for (auto& [axes, dtype] : e.results) made.push_back(std::make_shared<Buffer>(haliax::axis_size(axes) * bytes_of(dtype))), out.push_back(made.back()->data());
     e.mesh->run(in, out);
-    give_up_donated(e, w);
+    give_up_donated(e, w, given);
     return e.assemble(made);
   }
   auto& p = *e.compiled.program;
@@ -240,7 +247,7 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     if (e.donated[at]) {          // its memory will be overwritten: not if somebody else reads it too
       int uses = 0;
       for (auto j : e.leaf_of_input) uses += w.arrays[j]->node() == n;
-      if (uses > 1 || value.use_count() > 2 || !owns_memory(*n)) {
+      if (uses > 1 || value.use_count() > 2 || !given[at]) {
         auto copy = std::make_shared<Buffer>(value->bytes());
         std::copy(value->data(), value->data() + value->bytes(), copy->data());
         value = copy;
@@ -260,12 +267,12 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     e.outs[std::size_t(r)] = aliased ? nullptr : b->data();
   }
   e.compiled.executable->run(e.arguments, e.outs, e.arena->data(), nullptr);
-  give_up_donated(e, w);
+  give_up_donated(e, w, given);
   return e.assemble(made);
 }
-void JitCore::give_up_donated(Entry& e, const Walk& w) const {
+void JitCore::give_up_donated(Entry& e, const Walk& w, const std::vector<bool>& given) const {
   for (std::size_t i = 0; i < e.donated.size(); ++i) {
-    if (!e.donated[i] || !owns_memory(*w.arrays[e.leaf_of_input[i]]->node())) continue;
+    if (!e.donated[i] || !given[i]) continue;
     auto& n = const_cast<Node&>(*w.arrays[e.leaf_of_input[i]]->node());
     n.value.reset();
     n.donated = "this array was donated to the call of jit at " + place(impl_->options.at) + " and cannot be used any more";

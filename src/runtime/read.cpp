@@ -14,6 +14,7 @@ const Node& with_value(const NamedArray& a) {
   if (!n.donated.empty()) fail_at(n.origin, "eval", n.donated);
   for (auto& x : n.axes)
     if (x.name.hidden()) fail_at(n.origin, "eval", "a value is asked for inside vmap over " + std::string(x.name.text()) + ", where there is none yet");
+  if (!n.value && !n.free.empty()) fail_at(n.origin, "eval", "a value is asked for inside scan, where there is none yet");
   if (!n.value) evaluate({a.node()});
   return n;
 }

@@ -236,6 +236,7 @@ struct Builder {
         for (int o : units_below(x)) depend(home, o);
       }
     }
+    if (options.fuse) find_pieces();
     for (auto& t : targets) {
       auto& n = t.node;
       int made = unit_of(n.get());
@@ -255,6 +256,22 @@ struct Builder {
       }
       int id = add_unit(std::move(u));
       for (int o : units_below(n)) depend(id, o);
+    }
+  }
+  void find_pieces() {
+    for (auto& c : order) {
+      if (c->op != &prim::kConcat || outside(*c)) continue;
+      std::int64_t at = 0;
+      for (auto& x : c->in) {
+        auto start = at;
+        at += find(*x, c->attr.names[0])->size;
+        const NodePtr* n = &x;
+        bool alone = true;
+        while (((*n)->op == &prim::kFit || (*n)->op == &prim::kRename) && (*n)->in[0]->size() == (*n)->size()) alone &= users[n->get()] == 1, n = &(*n)->in[0];
+        alone &= users[n->get()] == 1 && !outside(**n) && unit_of(n->get()) >= 0 && !scope.targets.count(n->get()) && (*n)->op->kind != Kind::leaf;
+        alone &= (*n)->op->kind == Kind::contract || (*n)->op->kind == Kind::map;
+        if (alone) scope.piece_of[n->get()] = {c, x, start};
+      }
     }
   }
   // A contraction or a scatter adds straight into its target if nobody else reads it.

@@ -30,6 +30,8 @@ struct Scope {
   std::unordered_map<const Node*, int> unit_of;            // node -> the unit that makes it
   std::unordered_set<const Node*> in_memory;               // nodes that somebody reads from memory
   std::unordered_map<const Node*, std::vector<const Target*>> targets;
+  struct Piece { NodePtr whole, operand; std::int64_t start; };   // of `whole`, which shows it as `operand`
+  std::unordered_map<const Node*, Piece> piece_of;         // nodes that only a concatenation reads: they can be made in its place
 };
 
 // `known`: nodes that lie in memory already.

@@ -64,6 +64,9 @@ class Lowering final : public Emit {
   Place result() override { return result_; }
   void zero(const Place& p, const Axes& axes) override { fill(p, axes, 0); }
   void copy(const Place& from, const Place& to, const Axes& axes) override {
+    bool there = from.slot == to.slot && from.offset == to.offset && from.terms == to.terms;   // made in its place
+    for (std::size_t d = 0; d < axes.size(); ++d) there &= axes[d].size == 1 || from.strides[d] == to.strides[d];
+    if (there) return;
     Step s;
     s.kind = program::Kind::copy;
     s.copy = {sizes(axes), view(from, axes, axes), view(to, axes, axes)};
@@ -200,7 +203,30 @@ class Lowering final : public Emit {
   // Where the value of a node that is made now goes: to its first target, or to memory of its own.
   Place home(const NodePtr& n) {
     if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end() && !t->second[0]->accumulate) return t->second[0]->place;
+    if (auto known = joined_.find(n.get()); known != joined_.end()) return known->second;
+    if (auto piece = scope_->piece_of.find(n.get()); piece != scope_->piece_of.end()) return piece_place(n, piece->second);
     return fresh(n->axes, n->dtype);
+  }
+  // A piece of a concatenation is made where it will lie.
+  Place piece_place(const NodePtr& n, const Scope::Piece& piece) {
+    auto& whole = piece.whole;
+    Place all = home(whole);
+    joined_[whole.get()] = all;
+    std::vector<std::pair<Name, std::int64_t>> strides;   // by the names of the operand, then of what it shows
+    for (auto& a : piece.operand->axes) strides.push_back({a.name, all.strides[std::size_t(find(*whole, a.name) - whole->axes.data())]});
+    for (auto x = piece.operand; x != n; x = x->in[0]) {
+      if (x->op != &prim::kRename) continue;
+      auto shown = strides;
+      strides.clear();
+      for (std::size_t i = 0; i < x->axes.size(); ++i)
+        for (auto& [name, stride] : shown) if (name == x->axes[i].name) strides.push_back({x->in[0]->axes[i].name, stride});
+    }
+    Place p = all;
+    p.strides.clear();
+    for (auto& a : n->axes)
+      for (auto& [name, stride] : strides) if (name == a.name) { p.strides.push_back(stride); break; }
+    p.offset += piece.start * all.strides[std::size_t(find(*whole, whole->attr.names[0]) - whole->axes.data())];
+    return p;
   }
   const Target* accumulation(const NodePtr& n) {   // the value is added to its one target, and lies nowhere else
     auto t = scope_->targets.find(n.get());
@@ -402,7 +428,7 @@ class Lowering final : public Emit {
           if (!target->accumulate && !placed) stored.push_back({n.get(), target->place}), placed = true;
         }
       if (!placed && scope_->in_memory.count(n.get())) {
-        auto p = fresh(n->axes, n->dtype);
+        auto p = home(n);
         k.store(v, n, p, false, Monoid::sum);
         stored.push_back({n.get(), p});
       }
@@ -515,6 +541,7 @@ class Lowering final : public Emit {
   std::vector<Step>* steps_;
   std::unordered_map<const Node*, Place> places_;
   std::vector<const Node*> added_;
+  std::unordered_map<const Node*, Place> joined_;    // concatenations that have a place before they are made
   std::unordered_map<const Node*, int> variables_;   // loop index -> loop variable, or -1 where it is one number
   Nodes keep_;
   Scope* scope_ = nullptr;

@@ -34,7 +34,7 @@ Nodes everything(const Nodes& roots) {
   return out;
 }
 
-Nodes substitute(const Nodes& roots, Rewrite& to) {
+Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
   auto now = [&](const NodePtr& n) {
     if (!n) return n;
     auto i = to.find(n.get());
@@ -48,7 +48,7 @@ Nodes substitute(const Nodes& roots, Rewrite& to) {
   while (!todo.empty()) {
     auto n = std::move(todo.back());
     todo.pop_back();
-    if (to.count(n.get()) || !seen.insert(n.get()).second) continue;
+    if (to.count(n.get()) || (inside && !n->varies_with(inside)) || !seen.insert(n.get()).second) continue;
     operands(n, todo);
     order.push_back(std::move(n));
   }

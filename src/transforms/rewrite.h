@@ -10,7 +10,8 @@ namespace haliax {
 using Rewrite = std::unordered_map<const Node*, NodePtr>;
 
 // The roots with some nodes replaced, loop bodies included. A node keeps its identity where nothing below it changes.
-Nodes substitute(const Nodes& roots, Rewrite& to);
+// `inside`: only in the body of the loop with that index; another loop over it, whose results the body reads, is left alone.
+Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside = nullptr);
 NodePtr substitute(const NodePtr& root, Rewrite& to);
 
 // Which of the nodes below the roots depend on one of the goals (the goals themselves do). Loop bodies count through their operands.

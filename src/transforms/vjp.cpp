@@ -84,6 +84,7 @@ class Walk {
     while (!open_.empty()) {
       auto [n, g] = *open_.begin();
       open_.erase(open_.begin());
+      if (g) g = put_together(g);
       here.origin = n->origin;
       here.origin.backward = true;
       if (goals_.count(n.get())) {
@@ -112,9 +113,40 @@ class Walk {
  private:
   void give(const NodePtr& n, NodePtr g) {
     if (!g || !n || !is_float(n->dtype) || !needed_.count(n.get())) return;
-    g = prim::cast(prim::sum_to(g, n->axes), n->dtype);
+    g = prim::cast(in_order(prim::sum_to(g, n->axes)), n->dtype);
     auto& slot = open_[n];
     slot = slot ? prim::add(slot, g) : g;
+  }
+  // A point-wise cotangent in another order of axes is made in the primal's order: else it would lie in memory transposed.
+  static NodePtr in_order(const NodePtr& g) {
+    if (g->op != &prim::kFit || g->in[0]->op->kind != Kind::map || g->in[0]->axes.size() != g->axes.size()) return g;
+    auto& x = *g->in[0];
+    return make(*x.op, x.in, g->axes, x.dtype, x.attr);
+  }
+  // The cotangents of all parts of an axis (unbind, split) are not summed as arrays of the whole size: they are put side by side.
+  static NodePtr put_together(const NodePtr& g) {
+    Nodes parts, todo{g};
+    while (!todo.empty()) {
+      auto n = todo.back();
+      todo.pop_back();
+      if (n->op == &prim::kAdd && n->axes == g->axes) todo.insert(todo.end(), n->in.begin(), n->in.end());
+      else if (n->op == &prim::kPlace && n->in.size() == 1 && n->attr.ints[2] == 1 && n->axes == g->axes) parts.push_back(n);
+      else return g;
+    }
+    if (parts.size() < 2) return g;
+    auto start = [](const NodePtr& p) { return p->attr.ints[0]; };
+    std::sort(parts.begin(), parts.end(), [&](auto& a, auto& b) { return start(a) < start(b); });
+    Axis whole = *find(*g, parts[0]->attr.names[0]);
+    std::int64_t at = 0;
+    Nodes pieces;
+    for (auto& p : parts) {
+      if (p->attr.names != parts[0]->attr.names || start(p) != at) return g;
+      at += p->attr.ints[1];
+      Axes axes = g->axes;
+      for (auto& a : axes) if (a.name == whole.name) a.size = p->attr.ints[1];
+      pieces.push_back(prim::fit(p->in[0], axes));
+    }
+    return at == whole.size ? prim::concat(pieces, whole) : g;
   }
   void custom_vjp(const NodePtr& n) {
     auto& c = static_cast<const Custom&>(*n->attr.payload);
@@ -213,7 +245,7 @@ class Walk {
       forward.results.push_back({Fold::stack, Monoid::sum, {n}});
       to[n.get()] = prim::slice_at(stack, l.index[b], l.drop);
     }
-    return substitute(d, to);
+    return substitute(d, to, l.index[b].get());
   }
 
   const Nodes& wrt_;

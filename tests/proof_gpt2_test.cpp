@@ -1,0 +1,36 @@
+// GPT-2 trained four ways, and all of them at once, against what Haliax computes: logits, loss, gradients, 20 AdamW steps, final weights,
+// greedy tokens. On the cpu backend every case in every way; on the reference backend, which is slow, one case in all ways at once (the
+// golden runner does the plain ones).
+#include <doctest/doctest.h>
+
+#include "golden_runner/gpt2.h"
+
+namespace {
+
+void passes(const golden::Group& g, const golden::Value& c, const golden::Variant& v, const char* backend) {
+  CAPTURE(c["id"].as_text());
+  CAPTURE(std::string(v.name));
+  CAPTURE(std::string(backend));
+  haliax::set_default_backend(backend);
+  auto run = golden::run_gpt2(g, c, v, backend);
+  haliax::set_default_backend("cpu");
+  for (auto& problem : run.problems) FAIL_CHECK(problem);
+  CHECK(run.step.traces == 1);
+  CHECK((run.step.sent_bytes > 0) == v.fsdp);
+}
+
+}  // namespace
+
+TEST_CASE("proof: golden gpt2 on cpu: plain, vmap, fsdp, fsdp under vmap, chunked, all") {
+  auto g = golden::read_group(HALIAX_GOLDEN_DIR, "gpt2");
+  REQUIRE(g.cases.size() == 3);
+  for (auto& c : g.cases) {
+    passes(g, c, golden::plain, "cpu");
+    for (auto& v : golden::variants) passes(g, c, v, "cpu");
+  }
+}
+
+TEST_CASE("proof: golden gpt2 on reference: all at once") {
+  auto g = golden::read_group(HALIAX_GOLDEN_DIR, "gpt2");
+  passes(g, g.cases[0], golden::variants[4], "reference");
+}
