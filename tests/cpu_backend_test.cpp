@@ -361,6 +361,27 @@ TEST_CASE("cpu: casts and bitcasts between all dtypes") {
       }
 }
 
+TEST_CASE("cpu: functions that random numbers go through give the bits of the reference") {
+  const std::int64_t n = 1 << 16;
+  for (Code code : {Code::log1p, Code::erfinv, Code::floor_div}) {
+    Case c(4);
+    const View x = c.view(false, DType::f32, {n}, Case::dense), out = c.view(true, DType::f32, {n}, Case::dense);
+    for (std::int64_t i = 0; i < n; ++i) {  // from tiny to 1, of both signs
+      const double y = (i % 2 ? -1 : 1) * std::pow(2.0, -static_cast<double>(i % 977) / 40) * (1 - 1e-7 * c.random.normal());
+      scalar::store(DType::f32, &c.arguments[0][static_cast<std::size_t>(x.offset + i) * 4], {y, 0});
+    }
+    auto& f = c.add(Kind::fused).fused;
+    f.dims = {n};
+    f.outer = 1;
+    f.code = {load(x), constant(DType::f32, std::numeric_limits<double>::infinity()),
+              code == Code::floor_div ? op(code, DType::f32, {0, 1}) : op(code, DType::f32, {0}), store(out, 2)};
+    const auto got = c.run(*cpu::make_cpu_device())[0];
+    CHECK(difference(DType::f32, got, c.run(*reference::make_reference_device())[0], 0) == "");
+    if (code == Code::floor_div)
+      CHECK(scalar::load(DType::f32, &got[static_cast<std::size_t>(out.offset + 1) * 4]).real == -1);  // -x / infinity
+  }
+}
+
 // A register that is written over in place must have values of the same width: chains that widen and narrow, in tiles of all sizes.
 TEST_CASE("cpu: chains of mixed widths, point by point, in rows and in columns") {
   const std::vector<DType> lanes = {DType::f32, DType::f64, DType::i32, DType::u32, DType::i64, DType::u64, DType::boolean};
