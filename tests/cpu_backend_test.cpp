@@ -1,17 +1,15 @@
 // The CPU backend against the reference: every kind of step, dtype and layout, on random programs.
 #include <doctest/doctest.h>
 
-#include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <new>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "allocations.h"
 #include "backends/cpu/cpu.h"
 #include "backends/reference/reference.h"
 #include "base/scalar.h"
@@ -21,29 +19,6 @@ namespace {
 
 using namespace haliax;
 using namespace haliax::program;
-
-std::atomic<long> allocations{0};
-std::atomic<bool> counting{false};
-
-}  // namespace
-
-// Counts what programs allocate while they run. (A sanitizer has these functions to itself.)
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define HALIAX_SANITIZED
-#endif
-#endif
-#if !defined(HALIAX_SANITIZED) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-[[gnu::noinline]] void* operator new(std::size_t bytes) {
-  if (counting.load(std::memory_order_relaxed)) allocations.fetch_add(1);
-  if (void* p = std::malloc(bytes ? bytes : 1)) return p;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
-#endif
-
-namespace {
 
 using Bytes = std::vector<std::byte>;
 constexpr DType all_dtypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i8,  DType::i16,    DType::i32,
@@ -209,64 +184,15 @@ Dims random_dims(Random& random, int most, std::int64_t largest) {
   return dims;
 }
 
-// --- fused
-// ----------------------------------------------------------------------------------------------------------------------
+// --- fused ---
 
-const std::vector<double> special = {0.0,
-                                     -0.0,
-                                     1,
-                                     -1,
-                                     0.5,
-                                     -0.5,
-                                     2,
-                                     -2.5,
-                                     3.5,
-                                     1e-3,
-                                     -1e-3,
-                                     1e-7,
-                                     1e-30,
-                                     -1e-30,
-                                     1e-40,
-                                     20,
-                                     -20,
-                                     80,
-                                     -80,
-                                     88.7,
-                                     89.5,
-                                     -87.5,
-                                     -103.9,
-                                     -105,
-                                     1e4,
-                                     -1e4,
-                                     1e30,
-                                     -1e30,
-                                     3e38,
-                                     127.9,
-                                     255,
-                                     256,
-                                     -129,
-                                     65504,
-                                     70000,
-                                     2147483647,
-                                     -2147483648.,
-                                     4294967295.,
-                                     1e19,
-                                     -1e19,
-                                     std::numeric_limits<double>::infinity(),
-                                     -std::numeric_limits<double>::infinity(),
-                                     std::numeric_limits<double>::quiet_NaN(),
-                                     0.999999,
-                                     -0.999999,
-                                     0.7,
-                                     0.35,
-                                     -0.35,
-                                     0.3465,
-                                     5.9,
-                                     9.1,
-                                     -9.1,
-                                     1.5,
-                                     -1.5,
-                                     2.5};
+// clang-format off
+const std::vector<double> special = {
+    0.0, -0.0, 1, -1, 0.5, -0.5, 2, -2.5, 3.5, 1e-3, -1e-3, 1e-7, 1e-30, -1e-30, 1e-40, 20, -20, 80, -80, 88.7, 89.5, -87.5,
+    -103.9, -105, 1e4, -1e4, 1e30, -1e30, 3e38, 127.9, 255, 256, -129, 65504, 70000, 2147483647, -2147483648., 4294967295.,
+    1e19, -1e19, std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
+    std::numeric_limits<double>::quiet_NaN(), 0.999999, -0.999999, 0.7, 0.35, -0.35, 0.3465, 5.9, 9.1, -9.1, 1.5, -1.5, 2.5};
+// clang-format on
 
 void put_special(Case& c, std::size_t argument, std::size_t turn) {
   const DType dtype = c.argument_dtypes[argument];
@@ -382,7 +308,7 @@ TEST_CASE("cpu: functions that random numbers go through give the bits of the re
   }
 }
 
-// A register that is written over in place must have values of the same width: chains that widen and narrow, in tiles of all sizes.
+// What is written over in place must have the same width: chains that widen and narrow, in tiles of any size.
 TEST_CASE("cpu: chains of mixed widths, point by point, in rows and in columns") {
   const std::vector<DType> lanes = {DType::f32, DType::f64, DType::i32, DType::u32, DType::i64, DType::u64, DType::boolean};
   for (DType from : lanes)
@@ -547,25 +473,12 @@ TEST_CASE("cpu: softmax, layer norm") {
     f.dims = {6, n};
     f.outer = 1;
     const DType t = DType::f32;
-    f.code = {load(x, true),
-              op(Code::reduce_max, t, {0}),
-              op(Code::sub, t, {0, 1}, true),
-              op(Code::exp, t, {2}, true),
-              op(Code::reduce_sum, t, {3}),
-              op(Code::div, t, {3, 4}, true),
-              store(y, 5, true),
-              op(Code::reduce_sum, t, {0}),
-              constant(t, static_cast<double>(n)),
-              op(Code::div, t, {7, 8}),
-              op(Code::sub, t, {0, 9}, true),
-              op(Code::mul, t, {10, 10}, true),
-              op(Code::reduce_sum, t, {11}),
-              op(Code::div, t, {12, 8}),
-              constant(t, 1e-5),
-              op(Code::add, t, {13, 14}),
-              op(Code::rsqrt, t, {15}),
-              op(Code::mul, t, {10, 16}, true),
-              store(z, 17, true)};
+    f.code = {load(x, true), op(Code::reduce_max, t, {0}), op(Code::sub, t, {0, 1}, true), op(Code::exp, t, {2}, true),
+              op(Code::reduce_sum, t, {3}), op(Code::div, t, {3, 4}, true), store(y, 5, true),
+              op(Code::reduce_sum, t, {0}), constant(t, static_cast<double>(n)), op(Code::div, t, {7, 8}),
+              op(Code::sub, t, {0, 9}, true), op(Code::mul, t, {10, 10}, true), op(Code::reduce_sum, t, {11}),
+              op(Code::div, t, {12, 8}), constant(t, 1e-5), op(Code::add, t, {13, 14}), op(Code::rsqrt, t, {15}),
+              op(Code::mul, t, {10, 16}, true), store(z, 17, true)};
     compare(c);
     same_bits(c);
   }
@@ -865,11 +778,8 @@ TEST_CASE("cpu: running allocates nothing") {
   for (Bytes& b : c.arguments) in.push_back(b.data());
   for (Bytes& b : c.results) out.push_back(b.data());
   executable->run(in, out, nullptr, nullptr);
-  allocations = 0;
-  counting = true;
-  executable->run(in, out, nullptr, nullptr);
-  counting = false;
-  CHECK(allocations.load() == 0);
+  const Allocations made = allocations_of([&] { executable->run(in, out, nullptr, nullptr); });
+  CHECK(made.all == made.by_onednn);
 }
 
 TEST_CASE("cpu: a collective without a communicator, and the wrong number of arguments, are errors") {

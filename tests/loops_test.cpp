@@ -12,10 +12,13 @@ namespace {
 
 const Axis Tokens{"tokens", 12}, Embed{"embed", 5}, Vocab{"vocab", 7};
 
-struct Parameters { NamedArray x, w; };   // x (tokens, embed), w (vocab, embed)
+struct Parameters {
+  NamedArray x, w;
+};  // x (tokens, embed), w (vocab, embed)
 
 // Every program below is of logits = x w^T, one chunk of tokens at a time.
-NamedArray losses(const NamedArray& x, const NamedArray& w, const NamedArray& ids, std::int64_t chunk, ChunkForm form = ChunkForm::automatic) {
+NamedArray losses(const NamedArray& x, const NamedArray& w, const NamedArray& ids, std::int64_t chunk,
+                  ChunkForm form = ChunkForm::automatic) {
   return nn::chunked_cross_entropy(x, w, ids, Embed, Vocab, Tokens, {.chunks = {.chunk = chunk, .form = form}});
 }
 NamedArray whole_losses(const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
@@ -23,8 +26,10 @@ NamedArray whole_losses(const NamedArray& x, const NamedArray& w, const NamedArr
 }
 
 struct Data {
-  NamedArray x = random::normal(random::key(1), {Tokens, Embed}, DType::f64), w = random::normal(random::key(2), {Vocab, Embed}, DType::f64),
-             ids = random::randint(random::key(3), Tokens, 0, int(Vocab.size)), given = random::uniform(random::key(4), Tokens, 0., 1., DType::f64);
+  NamedArray x = random::normal(random::key(1), {Tokens, Embed}, DType::f64),
+             w = random::normal(random::key(2), {Vocab, Embed}, DType::f64),
+             ids = random::randint(random::key(3), Tokens, 0, int(Vocab.size)),
+             given = random::uniform(random::key(4), Tokens, 0., 1., DType::f64);
 };
 
 void same(const NamedArray& got, const NamedArray& want, double tolerance = 1e-13) {
@@ -40,10 +45,13 @@ struct Counts {
   int contractions, loops;
   friend bool operator==(const Counts&, const Counts&) = default;
 };
-std::ostream& operator<<(std::ostream& os, const Counts& c) { return os << c.contractions << " contractions, " << c.loops << " loops"; }
+std::ostream& operator<<(std::ostream& os, const Counts& c) {
+  return os << c.contractions << " contractions, " << c.loops << " loops";
+}
 
 // Runs f jitted: what its Program is made of; the results must be those of `whole`, evaluated without chunks.
-template <class F, class G, class... A> Counts counts(F f, G whole, const A&... args) {
+template <class F, class G, class... A>
+Counts counts(F f, G whole, const A&... args) {
   auto jitted = jit(f);
   auto got = flatten(jitted(args...)), want = flatten(whole(args...));
   REQUIRE(got.size() == want.size());
@@ -53,14 +61,21 @@ template <class F, class G, class... A> Counts counts(F f, G whole, const A&... 
 
 // The table: a loss of (parameters, ids, given), made of the losses of single tokens.
 using Losses = NamedArray (*)(const NamedArray& x, const NamedArray& w, const NamedArray& ids, std::int64_t chunk);
-NamedArray in_chunks(const NamedArray& x, const NamedArray& w, const NamedArray& ids, std::int64_t chunk) { return losses(x, w, ids, chunk); }
-NamedArray at_once(const NamedArray& x, const NamedArray& w, const NamedArray& ids, std::int64_t) { return whole_losses(x, w, ids); }
+NamedArray in_chunks(const NamedArray& x, const NamedArray& w, const NamedArray& ids, std::int64_t chunk) {
+  return losses(x, w, ids, chunk);
+}
+NamedArray at_once(const NamedArray& x, const NamedArray& w, const NamedArray& ids, std::int64_t) {
+  return whole_losses(x, w, ids);
+}
 
-template <class Loss> Counts gradient_counts(Loss loss, std::int64_t chunk = 4) {
+template <class Loss>
+Counts gradient_counts(Loss loss, std::int64_t chunk = 4) {
   Data d;
   auto with = [&](Losses how) {
     return [=](const Parameters& p, const NamedArray& ids, const NamedArray& given) {
-      return value_and_grad([=](const Parameters& q, const NamedArray& i, const NamedArray& g) { return loss(how, q, i, g, chunk); })(p, ids, given);
+      return value_and_grad([=](const Parameters& q, const NamedArray& i, const NamedArray& g) {
+        return loss(how, q, i, g, chunk);
+      })(p, ids, given);
     };
   };
   return counts(with(in_chunks), with(at_once), Parameters{d.x, d.w}, d.ids, d.given);
@@ -70,12 +85,16 @@ template <class Loss> Counts gradient_counts(Loss loss, std::int64_t chunk = 4) 
 
 TEST_CASE("loops: contractions with the head, forward only: 1") {
   Data d;
-  auto with = [](Losses how) { return [how](const Parameters& p, const NamedArray& ids) { return mean(how(p.x, p.w, ids, 4)); }; };
+  auto with = [](Losses how) {
+    return [how](const Parameters& p, const NamedArray& ids) { return mean(how(p.x, p.w, ids, 4)); };
+  };
   CHECK(counts(with(in_chunks), with(at_once), Parameters{d.x, d.w}, d.ids) == Counts{1, 1});
 }
 
 TEST_CASE("loops: loss and gradients: 3, in one loop") {
-  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&, std::int64_t chunk) { return mean(how(p.x, p.w, ids, chunk)); };
+  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&, std::int64_t chunk) {
+    return mean(how(p.x, p.w, ids, chunk));
+  };
   CHECK(gradient_counts(loss) == Counts{3, 1});
   CHECK(gradient_counts(loss, 5) == Counts{6, 2});   // the partial last chunk is a body of its own, of one turn
   CHECK(gradient_counts(loss, 12) == Counts{3, 1});  // all in one turn
@@ -85,32 +104,40 @@ TEST_CASE("loops: frozen head: 2") {
   Data d;
   auto with = [](Losses how) {
     return [how](const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
-      return value_and_grad([how](const NamedArray& x, const NamedArray& w, const NamedArray& ids) { return mean(how(x, w, ids, 4)); })(x, w, ids);
+      return value_and_grad(
+          [how](const NamedArray& x, const NamedArray& w, const NamedArray& ids) { return mean(how(x, w, ids, 4)); })(x, w, ids);
     };
   };
   CHECK(counts(with(in_chunks), with(at_once), d.x, d.w, d.ids) == Counts{2, 1});
 }
 
 TEST_CASE("loops: cotangents given for each token: 3") {
-  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray& given, std::int64_t c) { return sum(given * how(p.x, p.w, ids, c)); };
+  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray& given, std::int64_t c) {
+    return sum(given * how(p.x, p.w, ids, c));
+  };
   CHECK(gradient_counts(loss) == Counts{3, 1});
 }
 
 TEST_CASE("loops: cotangents computed from that token's own loss: 3") {
-  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&, std::int64_t c) { return mean(exp(-how(p.x, p.w, ids, c))); };
+  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&, std::int64_t c) {
+    return mean(exp(-how(p.x, p.w, ids, c)));
+  };
   CHECK(gradient_counts(loss) == Counts{3, 1});
 }
 
 TEST_CASE("loops: cotangents that need all losses: made again, 4 in two loops") {
-  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&, std::int64_t c) { return logsumexp(how(p.x, p.w, ids, c)); };
+  auto loss = [](Losses how, const Parameters& p, const NamedArray& ids, const NamedArray&, std::int64_t c) {
+    return logsumexp(how(p.x, p.w, ids, c));
+  };
   CHECK(gradient_counts(loss) == Counts{4, 2});
 }
 
 TEST_CASE("loops: tied table: 3, and one carry for both uses") {
   Data d;
   auto with = [](Losses how) {
-    return [how](const NamedArray& w, const NamedArray& ids) {   // x is made of the table itself
-      return value_and_grad([how](const NamedArray& w, const NamedArray& ids) { return mean(how(tanh(take(w, Vocab, ids)), w, ids, 4)); })(w, ids);
+    return [how](const NamedArray& w, const NamedArray& ids) {  // x is made of the table itself
+      return value_and_grad(
+          [how](const NamedArray& w, const NamedArray& ids) { return mean(how(tanh(take(w, Vocab, ids)), w, ids, 4)); })(w, ids);
     };
   };
   CHECK(counts(with(in_chunks), with(at_once), d.w, d.ids) == Counts{3, 1});
@@ -125,7 +152,9 @@ TEST_CASE("loops: a second loss term in a loop of its own: 3") {
 
 TEST_CASE("loops: a metric in a loop of its own: 3") {
   Data d;
-  auto right = [](const NamedArray& x, const NamedArray& w, const NamedArray& ids) { return sum(astype(argmax(dot(x, w, Embed), Vocab) == ids, DType::f64)); };
+  auto right = [](const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
+    return sum(astype(argmax(dot(x, w, Embed), Vocab) == ids, DType::f64));
+  };
   auto with = [=](Losses how, bool chunked) {
     return [=](const Parameters& p, const NamedArray& ids) {
       auto metric = chunked ? chunked_reduce(Tokens, {.chunk = 4}, right)(p.x, p.w, ids) : right(p.x, p.w, ids);
@@ -150,7 +179,9 @@ TEST_CASE("loops: the numbers do not depend on the chunk, or on the backend") {
     for (const char* backend : {"cpu", "reference"}) {
       CAPTURE(chunk);
       CAPTURE(backend);
-      auto f = jit([=](const Parameters& p, const NamedArray& ids, const NamedArray& given) { return step(p, ids, given, in_chunks, chunk); }, {.backend = backend});
+      auto f = jit([=](const Parameters& p, const NamedArray& ids,
+                       const NamedArray& given) { return step(p, ids, given, in_chunks, chunk); },
+                   {.backend = backend});
       auto got = flatten(f(Parameters{d.x, d.w}, d.ids, d.given));
       REQUIRE(got.size() == want.size());
       for (std::size_t k = 0; k < got.size(); ++k) same(got[k], want[k], 1e-12);

@@ -15,7 +15,7 @@ const Mesh two{{{"data", 2}}};
 void close(const NamedArray& got, const NamedArray& want) {
   REQUIRE(got.axes() == want.axes());
   auto a = got.doubles(), b = want.doubles();
-  double most = 1;   // sums are taken in another order: an element is as exact as the largest
+  double most = 1;  // sums are taken in another order: an element is as exact as the largest
   for (double x : b) most = std::max(most, std::abs(x));
   for (std::size_t i = 0; i < a.size(); ++i) {
     CAPTURE(i);
@@ -24,7 +24,8 @@ void close(const NamedArray& got, const NamedArray& want) {
 }
 
 // f on one device, and on two with the axes cut one by one, and all that can be at once.
-template <class F, class... A> void agrees(F f, const std::vector<std::string>& cut, const A&... args) {
+template <class F, class... A>
+void agrees(F f, const std::vector<std::string>& cut, const A&... args) {
   auto want = flatten(jit(f)(args...));
   for (auto& axis : cut)
     for (const char* backend : {"cpu", "reference"}) {
@@ -39,36 +40,43 @@ template <class F, class... A> void agrees(F f, const std::vector<std::string>& 
 
 NamedArray normal(int seed, const AxisSpec& axes) { return random::normal(random::key(seed), axes); }
 
-struct Layer { NamedArray in, out, scale; };
+struct Layer {
+  NamedArray in, out, scale;
+};
 
 }  // namespace
 
 TEST_CASE("partition: an MLP with a layer norm, its loss and gradients") {
-  for (auto [batch, embed, mlp] : {std::tuple{4, 6, 8}, {5, 7, 3}, {1, 2, 9}, {3, 1, 1}}) {
-    CAPTURE(batch);
-    CAPTURE(embed);
-    CAPTURE(mlp);
-    Axis Batch{"batch", batch}, Embed{"embed", embed}, Mlp{"mlp", mlp};
+  struct Sizes {
+    int batch, embed, mlp;
+  };
+  for (Sizes s : {Sizes{4, 6, 8}, {5, 7, 3}, {1, 2, 9}, {3, 1, 1}}) {
+    Axis Batch{"batch", s.batch}, Embed{"embed", s.embed}, Mlp{"mlp", s.mlp};
+    CAPTURE(to_string(make_axes(Batch, Embed, Mlp)));
     Layer layer{normal(1, {Embed, Mlp}), normal(2, {Mlp, Embed}), normal(3, Embed)};
     auto loss = [=](const Layer& l, const NamedArray& x) {
       auto y = standardize(x, Embed) * l.scale;
       auto out = dot(nn::gelu(dot(y, l.in, Embed)), l.out, Mlp);
       return mean(square(out + x));
     };
-    agrees([=](const Layer& l, const NamedArray& x) { return value_and_grad(loss)(l, x); }, {"batch", "embed", "mlp"}, layer, normal(4, {Batch, Embed}));
+    agrees([=](const Layer& l, const NamedArray& x) { return value_and_grad(loss)(l, x); }, {"batch", "embed", "mlp"}, layer,
+           normal(4, {Batch, Embed}));
   }
 }
 
 TEST_CASE("partition: embedding, head and cross entropy with the vocabulary cut") {
-  for (auto [vocab, tokens] : {std::pair{8, 6}, {7, 5}, {3, 1}}) {
-    CAPTURE(vocab);
-    Axis Vocab{"vocab", vocab}, Tokens{"tokens", tokens}, Embed{"embed", 4};
-    auto ids = random::randint(random::key(5), Tokens, 0, vocab), next = random::randint(random::key(6), Tokens, 0, vocab);
-    auto loss = [=](const NamedArray& table, const NamedArray& i, const NamedArray& n) {   // tied
+  struct Sizes {
+    int vocab, tokens;
+  };
+  for (Sizes s : {Sizes{8, 6}, {7, 5}, {3, 1}}) {
+    CAPTURE(s.vocab);
+    Axis Vocab{"vocab", s.vocab}, Tokens{"tokens", s.tokens}, Embed{"embed", 4};
+    auto ids = random::randint(random::key(5), Tokens, 0, s.vocab), next = random::randint(random::key(6), Tokens, 0, s.vocab);
+    auto loss = [=](const NamedArray& table, const NamedArray& i, const NamedArray& n) {  // tied
       return nn::cross_entropy_loss(dot(tanh(take(table, Vocab, i)), table, Embed), Vocab, n);
     };
-    agrees([=](const NamedArray& t, const NamedArray& i, const NamedArray& n) { return value_and_grad(loss)(t, i, n); }, {"vocab", "tokens", "embed"},
-           normal(7, {Vocab, Embed}), ids, next);
+    agrees([=](const NamedArray& t, const NamedArray& i, const NamedArray& n) { return value_and_grad(loss)(t, i, n); },
+           {"vocab", "tokens", "embed"}, normal(7, {Vocab, Embed}), ids, next);
   }
 }
 
@@ -78,8 +86,10 @@ TEST_CASE("partition: attention, with heads, positions or the batch cut") {
     auto y = nn::dot_product_attention("kpos", Size, qkv[0], qkv[1], qkv[2], {.mask = nn::causal_mask(Pos, KPos)});
     return sum(square(y)) / 100.;
   };
-  std::vector<NamedArray> qkv{normal(1, {Batch, Pos, Heads, Size}), normal(2, {Batch, KPos, Heads, Size}), normal(3, {Batch, KPos, Heads, Size})};
-  agrees([=](const std::vector<NamedArray>& x) { return value_and_grad(loss)(x); }, {"heads", "pos", "kpos", "batch", "size"}, qkv);
+  std::vector<NamedArray> qkv{normal(1, {Batch, Pos, Heads, Size}), normal(2, {Batch, KPos, Heads, Size}),
+                              normal(3, {Batch, KPos, Heads, Size})};
+  agrees([=](const std::vector<NamedArray>& x) { return value_and_grad(loss)(x); }, {"heads", "pos", "kpos", "batch", "size"},
+         qkv);
 }
 
 TEST_CASE("partition: ops that need the whole axis, and ops that do not") {
@@ -87,9 +97,23 @@ TEST_CASE("partition: ops that need the whole axis, and ops that do not") {
     CAPTURE(size);
     Axis A{"a", size}, B{"b", 3};
     auto f = [=](const NamedArray& x, const NamedArray& y) {
-      return std::vector<NamedArray>{max(x, A), argmax(x, A), prod(x, A), cumsum(x, A), sort(x, A), softmax(x, A), logsumexp(x, A), slice(x, A, 1, 2),
-                                     concatenate("a", {x, y}), roll(x, 1, A), flip(x, A), x - mean(x, A), sum(x), where(x > 0., x, y),
-                                     arange(A).astype(DType::f32) * x, dot(x, y, A), flatten_axes(x, {"a", "b"}, "c")};
+      return std::vector<NamedArray>{max(x, A),
+                                     argmax(x, A),
+                                     prod(x, A),
+                                     cumsum(x, A),
+                                     sort(x, A),
+                                     softmax(x, A),
+                                     logsumexp(x, A),
+                                     slice(x, A, 1, 2),
+                                     concatenate("a", {x, y}),
+                                     roll(x, 1, A),
+                                     flip(x, A),
+                                     x - mean(x, A),
+                                     sum(x),
+                                     where(x > 0., x, y),
+                                     arange(A).astype(DType::f32) * x,
+                                     dot(x, y, A),
+                                     flatten_axes(x, {"a", "b"}, "c")};
     };
     agrees(f, {"a", "b"}, normal(1, {A, B}), normal(2, {A, B}));
   }
@@ -101,18 +125,23 @@ TEST_CASE("partition: a stack of layers in a loop, weights and activations cut d
     Axis Layers{"layers", 3}, Embed{"embed", embed}, Batch{"batch", 6};
     auto loss = [=](const NamedArray& w, const NamedArray& x) {
       axis_mapping inside(Mapping{{"batch", "data"}});
-      auto y = fold([=](const NamedArray& h, const NamedArray& layer) { return h + rename(tanh(dot(h, layer, "embed")), {{"out", "embed"}}); }, Layers,
-                    {.checkpoint = "carries"})(x, w);
+      auto y = fold(
+          [=](const NamedArray& h, const NamedArray& layer) {
+            return h + rename(tanh(dot(h, layer, "embed")), {{"out", "embed"}});
+          },
+          Layers, {.checkpoint = "carries"})(x, w);
       return mean(square(y));
     };
-    agrees([=](const NamedArray& w, const NamedArray& x) { return value_and_grad(loss)(w, x); }, {"embed", "batch", "layers", "out"},
-           normal(1, {Layers, Embed, Embed.alias("out")}), normal(2, {Batch, Embed}));
+    agrees([=](const NamedArray& w, const NamedArray& x) { return value_and_grad(loss)(w, x); },
+           {"embed", "batch", "layers", "out"}, normal(1, {Layers, Embed, Embed.alias("out")}), normal(2, {Batch, Embed}));
   }
 }
 
 TEST_CASE("partition: random numbers do not depend on the mesh") {
   Axis A{"a", 7}, B{"b", 4};
-  auto f = [=](const NamedArray& x) { return std::pair{random::normal(random::key(3), {A, B}) + x, random::uniform(random::key(4), {B, A}) * x}; };
+  auto f = [=](const NamedArray& x) {
+    return std::pair{random::normal(random::key(3), {A, B}) + x, random::uniform(random::key(4), {B, A}) * x};
+  };
   agrees(f, {"a", "b"}, normal(1, {A, B}));
 }
 
@@ -122,14 +151,15 @@ TEST_CASE("partition: the chunked loss on a mesh") {
   auto loss = [=](const std::pair<NamedArray, NamedArray>& p, const NamedArray& i) {
     return mean(nn::chunked_cross_entropy(p.first, p.second, i, Embed, Vocab, Tokens, {.chunks = {.chunk = 5}}));
   };
-  agrees([=](const std::pair<NamedArray, NamedArray>& p, const NamedArray& i) { return value_and_grad(loss)(p, i); }, {"batch", "embed", "vocab"},
-         std::pair{normal(1, {Batch, Tokens, Embed}), normal(2, {Vocab, Embed})}, ids);
+  agrees([=](const std::pair<NamedArray, NamedArray>& p, const NamedArray& i) { return value_and_grad(loss)(p, i); },
+         {"batch", "embed", "vocab"}, std::pair{normal(1, {Batch, Tokens, Embed}), normal(2, {Vocab, Embed})}, ids);
 }
 
 TEST_CASE("partition: mistakes are named") {
   Axis A{"a", 4}, B{"b", 4};
   auto x = normal(1, {A, B});
   auto f = [](const NamedArray& v) { return v + 1.; };
-  CHECK_THROWS_AS(named_jit(f, {.mesh = two, .axis_resources = Mapping{{"a", "data"}, {"b", "data"}}})(x), Error);   // one mesh axis, twice
-  CHECK_THROWS_AS(named_jit(f, {.mesh = two, .axis_resources = Mapping{{"a", "dta"}}})(x), Error);                   // no such mesh axis
+  CHECK_THROWS_AS(named_jit(f, {.mesh = two, .axis_resources = Mapping{{"a", "data"}, {"b", "data"}}})(x),
+                  Error);                                                                           // one mesh axis, twice
+  CHECK_THROWS_AS(named_jit(f, {.mesh = two, .axis_resources = Mapping{{"a", "dta"}}})(x), Error);  // no such mesh axis
 }

@@ -172,11 +172,12 @@ void choose_blocks(MatmulPlan& p) {
   p.outer_points = points(c.outer);
   p.k_points = points(c.k_outer);
   const std::int64_t matrices = p.outer_points * p.groups, total = macs * p.k_points * p.outer_points * (p.groups * p.group);
+  // At most 16 parts of at least 2 M multiplications: tall ones, 192 columns or more by 512 rows or more, are the fastest.
   std::int64_t parts = 1;
-  while (parts < 32 && parts * 2 * (1 << 21) <= total) parts *= 2;
+  while (parts < 16 && parts * 2 * (1 << 21) <= total) parts *= 2;
   parts = p.group > 1 ? 1 : std::max<std::int64_t>(1, parts / std::max<std::int64_t>(1, matrices));
-  const std::int64_t n_parts = std::clamp<std::int64_t>(c.n.n / 256, 1, parts);
-  const std::int64_t m_parts = std::clamp<std::int64_t>(c.m.n / 64, 1, std::max<std::int64_t>(1, parts / n_parts));
+  const std::int64_t n_parts = std::clamp<std::int64_t>(c.n.n / 192, 1, parts);
+  const std::int64_t m_parts = std::clamp<std::int64_t>(c.m.n / 512, 1, std::max<std::int64_t>(1, parts / n_parts));
   p.n_block = std::min(c.n.n, round_up((c.n.n + n_parts - 1) / n_parts, n_parts > 1 ? 64 : 1));
   p.m_block = std::min(c.m.n, round_up((c.m.n + m_parts - 1) / m_parts, m_parts > 1 ? 32 : 1));
   p.n_blocks = (c.n.n + p.n_block - 1) / p.n_block;
@@ -327,6 +328,7 @@ class LoopContractStep final : public CompiledStep {
       : contract_(c), a_(c.a), b_(c.b), out_(c.out), lane_(lane_of(c.out.dtype)), shape_(read(c)) {
     normalize(shape_);
     m_ = points(shape_.m), n_ = points(shape_.n), k_ = points(shape_.k), batch_ = points(shape_.batch);
+    if (c.out.dtype == DType::f32 && batch_ * m_ * n_ * k_ <= tiny) lane_ = Lane::f64;  // exact sums cost nothing here
     m_blocks_ = (m_ + rows - 1) / rows;
     n_blocks_ = (n_ + cols - 1) / cols;
     workers_ = batch_ * m_ * n_ * k_ < (1 << 18) ? 1 : threads();
@@ -370,8 +372,14 @@ class LoopContractStep final : public CompiledStep {
     for (std::int64_t r = 0; r < mm; ++r)
       each_run(shape_.n, &Dim::out, n, nn, [&](std::int64_t done, std::int64_t offset, std::int64_t stride, std::int64_t count) {
         const std::int64_t bytes = haliax::bytes_of(contract_.out.dtype);
-        kernels().store(contract_.out.dtype)(out + (at_out + offset_at(shape_.m, &Dim::out, m + r) + offset) * bytes,
-                                             sum + (r * cols + done) * width, stride, count);
+        const std::byte* row = sum + (r * cols + done) * width;
+        if (lane_of(contract_.out.dtype) != lane_) {
+          const void* in[] = {row};
+          kernels().cast(lane_, contract_.out.dtype)(left, in, count);
+          row = left;
+        }
+        kernels().store(contract_.out.dtype)(out + (at_out + offset_at(shape_.m, &Dim::out, m + r) + offset) * bytes, row,
+                                             stride, count);
       });
   }
   // Runs of constant stride: f(position, offset, stride, count) over [first, first + n) of the flat dims.

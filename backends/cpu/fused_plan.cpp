@@ -608,7 +608,7 @@ class Planner {
       for (const Tape& t : p.inner) scan(t, base);
     }
   }
-  // A map may write over this operand: value by value they lie at the same place. (Bytes alone do not tell: short runs are padded.)
+  // A map may write over this operand: value by value they lie at the same place. (Bytes do not tell: short runs are padded.)
   bool may_replace(int operand, int out) const {
     const auto lane = [&](int v) { return plan_.values[static_cast<std::size_t>(v)].lane; };
     return operand != out && cpu::bytes_of(lane(operand)) == cpu::bytes_of(lane(out)) && bytes_for(operand) == bytes_for(out);

@@ -84,12 +84,11 @@ class Run {
   }
 
   // ---- memory ----
-  bool inside(int slot, DType dtype, std::int64_t offset) const {
-    return offset >= 0 && (offset + 1) * bytes_of(dtype) <= program_.slots.at(std::size_t(slot)).bytes;
+  bool inside(std::size_t k, DType dtype, std::int64_t offset) const {
+    return k < memory_.size() && memory_[k] && offset >= 0 && (offset + 1) * bytes_of(dtype) <= program_.slots[k].bytes;
   }
   std::byte* at(int slot, DType dtype, std::int64_t offset) const {   // of one element
-    require(inside(slot, dtype, offset), "an element lies outside of its slot");
-    require(memory_[std::size_t(slot)], "a slot has no memory");
+    require(inside(std::size_t(slot), dtype, offset), "an element lies outside of its slot");
     return memory_[std::size_t(slot)] + offset * bytes_of(dtype);
   }
   // The offset of element (0, 0, ...), as the loops and the scalars in memory stand now.
@@ -153,7 +152,8 @@ class Run {
       switch (i.code) {
         case Code::constant: out = rounded(i.dtype, {i.number, i.integer}); break;
         case Code::load:   // with no inner points there may be no such element, and nobody asks for it
-          if (inside(i.view.slot, i.view.dtype, place()) || count(inner) > 0) out = cast(get(i.view, place()), i.view.dtype, i.dtype);
+          if (count(inner) > 0 || inside(std::size_t(i.view.slot), i.view.dtype, place()))
+            out = cast(get(i.view, place()), i.view.dtype, i.dtype);
           break;
         case Code::iota: {
           auto position = i.dim < 0 ? 0 : i.dim < f.outer ? row.at(std::size_t(i.dim)) : column.at(std::size_t(i.dim - f.outer));

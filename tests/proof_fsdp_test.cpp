@@ -1,0 +1,102 @@
+// FSDP: parameters cut along embed, the batch along itself, on two devices. What is sent is asserted to the byte.
+#include <doctest/doctest.h>
+
+#include <regex>
+
+#include "examples/gpt2/model.h"
+#include "haliax/jit.h"
+
+using namespace haliax;
+using Model = gpt2::Gpt2LMHeadModel;
+
+namespace {
+
+const gpt2::Gpt2Config config{.seq_len = 16,
+                              .hidden_dim = 32,
+                              .num_layers = 4,
+                              .num_heads = 4,
+                              .embed_pdrop = 0,
+                              .attn_pdrop = 0,
+                              .resid_pdrop = 0,
+                              .tied = false};
+const Axis Vocab{"vocab", 96}, Batch{"batch", 4};
+
+NamedArray loss_of(const Model& m, const NamedArray& ids) {
+  axis_mapping compute(Mapping{{"batch", "data"}});  // inside the loss the batch is cut, and the weights are whole
+  return nn::next_token_loss("position", "vocab", m(ids), ids);
+}
+auto gradients(const Model& m, const NamedArray& ids) { return value_and_grad(loss_of)(m, ids); }
+JitOptions on_two() { return {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"embed", "data"}}}; }
+
+struct Sent {
+  std::string kind, axes, loop;
+  double bytes, turns = 1;
+};
+std::vector<Sent> sent(const JitReport& report) {  // from what the report tells people
+  static const std::regex line(
+      R"((all-gather|reduce-scatter|all-reduce|all-to-all) of (\(.*?\)): (\d+) bytes(?: x (\d+) turns over (\w+))?;.*)");
+  std::vector<Sent> out;
+  std::size_t from = 0;
+  for (std::size_t to; (to = report.explain.find('\n', from)) != std::string::npos; from = to + 1) {
+    std::smatch m;
+    const std::string text = report.explain.substr(from, to - from);
+    if (std::regex_match(text, m, line)) out.push_back({m[1], m[2], m[5], std::stod(m[3]), m[4].matched ? std::stod(m[4]) : 1});
+  }
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("proof: fsdp sends each weight twice, each gradient once, and nothing else") {
+  const Model model = Model::init(Vocab, config, random::key(0));
+  const auto ids = random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size));
+  const auto step = named_jit(gradients, on_two());
+  step(model, ids);
+
+  // On a ring of two, gathering or reduce-scattering n bytes sends n / 2, and an all-reduce twice that.
+  double forward = 0, backward = 0, scattered = 0, reduced = 4, largest = 0;  // 4: the loss
+  Walk w = walk_of(model, {.paths = true});
+  for (std::size_t k = 0; k < w.arrays.size(); ++k) {
+    const auto& a = *w.arrays[k];
+    const auto& path = w.paths[k];
+    const double bytes = double(a.nbytes());
+    if (!a.has_axis("embed")) {  // whole everywhere: its gradient is summed
+      reduced += bytes;
+      continue;
+    }
+    // Gathered again for the gradient, in layers: weights, and the bias of the attention's result, to which the residual is added
+    // again.
+    const bool in_layer = a.has_axis("layers"), again = path.ends_with("weight") || path.ends_with("attn.c_proj.bias");
+    forward += bytes / 2, scattered += bytes / 2;
+    if (in_layer && again) backward += bytes / 2;
+    largest = std::max(largest, in_layer ? bytes / double(config.num_layers) : bytes);
+  }
+  CHECK(step.report().sent_bytes == forward + backward + scattered + reduced);
+
+  double gathered = 0;
+  for (auto& s : sent(step.report())) {
+    CAPTURE(s.axes);
+    if (s.kind == "all-gather") {
+      gathered += s.bytes * s.turns;
+      CHECK(s.bytes <= largest / 2);  // one layer's weight, or a table: never the model
+      CHECK(s.axes.find("layers") == std::string::npos);
+      CHECK(s.axes.find("batch") == std::string::npos);  // weights move, activations stay
+    }
+    CHECK(s.kind != "all-to-all");
+  }
+  CHECK(gathered == forward + backward);
+}
+
+TEST_CASE("proof: fsdp needs less on each device than one device does, and gives the same") {
+  const Model model = Model::init(Vocab, config, random::key(0));
+  const auto ids = random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size));
+  const auto two = named_jit(gradients, on_two());
+  const auto one = jit(gradients);
+  const auto got = flatten(two(model, ids)), want = flatten(one(model, ids));
+  REQUIRE(got.size() == want.size());
+  for (std::size_t k = 0; k < got.size(); ++k) {
+    const auto a = got[k].doubles(), b = want[k].doubles();
+    for (std::size_t i = 0; i < a.size(); ++i) REQUIRE(std::abs(a[i] - b[i]) <= 1e-6 * std::max(1., std::abs(b[i])));
+  }
+  CHECK(two.report().peak_bytes < one.report().peak_bytes);
+}

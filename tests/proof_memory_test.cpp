@@ -1,0 +1,145 @@
+// Planned memory, exactly, and what the process really takes.
+#include <doctest/doctest.h>
+
+#include <unistd.h>
+
+#include <fstream>
+
+#include "examples/gpt2/model.h"
+#include "haliax/jit.h"
+#include "ops/prim.h"
+#include "transforms/lower.h"
+#include "transforms/optimise.h"
+
+using namespace haliax;
+
+namespace {
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool sanitized = true;
+#else
+constexpr bool sanitized = false;
+#endif
+
+struct Parameters {
+  NamedArray x, w;
+};
+const Axis Tokens{"tokens", 256}, Embed{"embed", 32}, Vocab{"vocab", 512};
+
+std::int64_t padded(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// The arena of a program without what a backend asks for on top (scratch of matrix products).
+std::int64_t arena_of(const Leaves& results) {
+  Nodes roots;
+  for (auto& r : results)
+    if (r) roots.push_back(r.node());
+  return lower(optimise(roots, true), {}).program->arena_bytes;
+}
+Parameters parameters() {
+  return {random::normal(random::key(1), {Tokens, Embed}).eval(), random::normal(random::key(2), {Vocab, Embed}).eval()};
+}
+NamedArray targets() { return random::randint(random::key(3), Tokens, 0, int(Vocab.size)).eval(); }
+
+std::int64_t resident() {  // bytes
+  std::ifstream f("/proc/self/statm");
+  std::int64_t pages = 0;
+  f >> pages >> pages;
+  return pages * sysconf(_SC_PAGESIZE);
+}
+
+}  // namespace
+
+TEST_CASE("proof: a chunked loss holds one chunk of logits, forward and backward") {
+  const auto p = parameters();
+  const auto ids = targets();
+  for (std::int64_t chunk : {32, 64, 60}) {
+    CAPTURE(chunk);
+    auto loss = [=](const Parameters& q) {
+      return mean(nn::chunked_cross_entropy(q.x, q.w, ids, Embed, Vocab, Tokens, {.chunks = {.chunk = chunk}}));
+    };
+    const auto logits = padded(chunk * Vocab.size * 4), losses = padded(Tokens.size * 4);
+    CHECK(arena_of({loss(p)}) == logits + losses);
+    CHECK(arena_of(flatten(value_and_grad(loss)(p))) == logits + losses);  // the gradient of the logits lies over them
+  }
+  auto whole = [=](const Parameters& q) { return nn::cross_entropy_loss(dot(q.x, q.w, Embed), Vocab, ids); };
+  CHECK(arena_of(flatten(value_and_grad(whole)(p))) >= Tokens.size * Vocab.size * 4);
+}
+
+TEST_CASE("proof: with scratch, still no buffer of tokens x vocab") {
+  const auto ids = targets();
+  const auto step = jit([=](const Parameters& p) {
+    return value_and_grad([=](const Parameters& q) {
+      return mean(nn::chunked_cross_entropy(q.x, q.w, ids, Embed, Vocab, Tokens, {.chunks = {.chunk = 32}}));
+    })(p);
+  });
+  step(parameters());
+  CHECK(step.report().arena_bytes < Tokens.size * Vocab.size * 4 / 2);
+}
+
+TEST_CASE("proof: checkpointed loops keep less") {
+  const Axis Layers{"layers", 16}, E{"embed", 16}, Batch{"batch", 512};
+  const auto w = random::normal(random::key(5), {Layers, E, E.alias("out")}).eval(),
+             x = random::normal(random::key(6), {Batch, E}).eval();
+  std::int64_t planned[3];
+  int i = 0;
+  for (const char* policy : {"none", "carries", "nested"}) {
+    auto layer = [=](const NamedArray& c, const NamedArray& l) {
+      return rename(tanh(dot(tanh(c) * c, l, "embed")), {{"out", "embed"}});
+    };
+    auto loss = [=](const NamedArray& v) { return sum(fold(layer, Layers, {.checkpoint = policy})(x, v)); };
+    planned[i++] = arena_of({grad(loss)(w)});
+  }
+  const std::int64_t carry = Batch.size * E.size * 4;
+  CHECK(planned[0] >= 3 * 16 * carry);  // of each layer: the carry and two values in between
+  CHECK(planned[1] >= 16 * carry);      // of each layer: the carry
+  CHECK(planned[1] < 16 * carry + 8 * carry);
+  CHECK(planned[2] < planned[1]);  // of every fourth
+  CHECK(planned[2] >= 8 * carry);
+}
+
+TEST_CASE("proof: donated, AdamW updates in place: nothing is planned but two numbers") {
+  const auto optimizer = optim::adamw({.learning_rate = 0.1, .weight_decay = 0.1});
+  const auto p = parameters();
+  const auto state = optimizer.init(p);
+  const auto update = [=](const Parameters& q, const decltype(state)& s, const Parameters& g) {
+    auto [updates, next] = optimizer.update(g, s, q);
+    return std::pair{optim::apply_updates(q, updates), next};
+  };
+  const auto step = jit(update, {.donate = {0, 1}}), copying = jit(update);
+  const Parameters g{(p.x * 1.).eval(), (p.w * 1.).eval()};
+  copying(p, state, g);
+  step(Parameters{(p.x * 2.).eval(), (p.w * 2.).eval()}, tree_map([](const NamedArray& a) { return (a + a).eval(); }, state), g);
+  CHECK(step.report().not_donated.empty());
+  CHECK(step.report().arena_bytes == 2 * 64);  // the two bias corrections
+  CHECK(step.report().peak_bytes == 2 * 64);
+  const auto weights = (Tokens.size + Vocab.size) * Embed.size * 4;
+  CHECK(copying.report().peak_bytes == 2 * 64 + 3 * weights + 4);  // weights, both moments, the count
+}
+
+TEST_CASE("proof: the process grows by the plan and little else") {
+  if (sanitized) return;
+  const gpt2::Gpt2Config config{.seq_len = 64, .hidden_dim = 64, .num_layers = 4, .num_heads = 4};
+  const Axis Batch{"batch", 8}, Words{"vocab", 512};
+  auto model = gpt2::Gpt2LMHeadModel::init(Words, config, random::key(0));
+  model = tree_map([](const NamedArray& a) { return a ? a.eval() : a; }, model);
+  const auto ids = random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Words.size)).eval();
+  const auto optimizer = optim::adamw();
+  auto state = optimizer.init(model);
+  state = tree_map([](const NamedArray& a) { return a ? (a + a).eval() : a; }, state);
+  const auto step = jit(
+      [=](const gpt2::Gpt2LMHeadModel& m, const decltype(state)& s, const NamedArray& i) {
+        auto [loss, g] = value_and_grad([](const gpt2::Gpt2LMHeadModel& q, const NamedArray& t) {
+          return nn::next_token_loss("position", "vocab", q(t, random::key(2), false), t);
+        })(m, i);
+        auto [updates, next] = optimizer.update(g, s, m);
+        return std::tuple(loss, optim::apply_updates(m, updates), next);
+      },
+      {.donate = {0, 1}});
+  const auto before = resident();
+  for (int i = 0; i < 20; ++i) {
+    NamedArray loss;
+    std::tie(loss, model, state) = step(model, state, ids);
+  }
+  CAPTURE(step.report().peak_bytes);
+  CHECK(resident() - before <= step.report().peak_bytes + (std::int64_t(8) << 20));
+}
