@@ -28,6 +28,7 @@ struct Loop : Payload {
   bool drop = false;               // turns see slices without the axis (scan) or chunks with it
   bool reverse = false;            // the last turn first
   Save save = Save::all;
+  bool apart = false;              // a sweep that makes its chunks again on purpose: never merged into another
   std::vector<LoopResult> results;
   std::string why;                 // for reports: what was decided about it
 };

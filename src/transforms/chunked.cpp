@@ -233,6 +233,7 @@ struct Region {
     for (int s = 0; s < stages; ++s) {
       Loop l;
       l.axis = axis, l.index = index, l.save = Save::nothing;
+      l.apart = s > 0 && key.ints[2] == std::int64_t(ChunkForm::recompute);
       l.why = "chunks of " + std::to_string(size) + " along " + to_string(axis) + ", " + std::to_string(stages) + (stages > 1 ? " sweeps" : " sweep") + " (" +
               kForms[key.ints[2]] + ")";
       Nodes of;

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "ops/prim.h"
+#include "transforms/partition.h"
 
 namespace haliax {
 namespace {
@@ -177,6 +178,16 @@ struct Builder {
     return true;
   }
 
+  static bool talks(const Node& n) {
+    if (n.op == &kCollective) return true;
+    if (n.op != &kLoop) return false;
+    Nodes values;
+    for (auto& r : loop_of(n).results) values.insert(values.end(), r.value.begin(), r.value.end());
+    auto all = everything(values);
+    return std::any_of(all.begin(), all.end(), [&](auto& x) { return x->op == &kCollective; });
+  }
+  int last_talk = -1;
+  std::unordered_map<const Node*, std::vector<int>> rows_of = {};   // the kernels that fold it
   void build() {
     for (auto& n : order) {
       if (outside(*n)) continue;
@@ -194,10 +205,9 @@ struct Builder {
       Axes outer, inner;
       if (kernel && options.fuse && (n->op->kind == Kind::map || n->op->kind == Kind::reduce)) {
         std::unordered_set<int> tried;
-        for (auto r = read.rbegin(); r != read.rend() && home < 0; ++r) {
-          int u = unit_of(r->node.get());
-          if (u < 0 || !r->plain || scope.units[std::size_t(u)].type != Unit::Type::kernel || !tried.insert(u).second) continue;
-          if (!joins(n, scope.units[std::size_t(u)], outer, inner)) continue;
+        auto try_in = [&](int u) {
+          if (u < 0 || home >= 0 || scope.units[std::size_t(u)].type != Unit::Type::kernel || !tried.insert(u).second) return;
+          if (!joins(n, scope.units[std::size_t(u)], outer, inner)) return;
           bool ok = true;
           for (auto& other : read) {
             int o = unit_of(other.node.get());
@@ -206,7 +216,12 @@ struct Builder {
           }
           for (auto& a : after) for (int o : units_below(a)) ok &= !comes_after(o, u);
           if (ok) home = u;
-        }
+        };
+        for (auto r = read.rbegin(); r != read.rend(); ++r) if (r->plain) try_in(unit_of(r->node.get()));
+        if (n->op->kind == Kind::reduce)   // or with another reduction of the same rows: they are read once, and die sooner
+          for (auto& r : read)
+            if (r.plain && r.node->bytes() >= n->in[0]->bytes())
+              for (int u : rows_of[r.node.get()]) try_in(u);
       }
       if (home < 0) {
         Unit u;
@@ -223,6 +238,7 @@ struct Builder {
       u.nodes.push_back(n);
       u.order = std::max(u.order, std::int64_t(n->id));
       scope.unit_of[n.get()] = home;
+      if (n->op->kind == Kind::reduce) for (auto& r : read) if (r.plain) rows_of[r.node.get()].push_back(home);
       for (auto& r : read) {
         int o = unit_of(r.node.get());
         if (o < 0 || o == home) continue;
@@ -231,6 +247,10 @@ struct Builder {
         if (!outside(*base)) scope.in_memory.insert(base.get());
       }
       for (auto& a : after) for (int o : units_below(a)) depend(home, o);
+      if (talks(*n)) {                                     // collectives: in one order on every device, or they wait for each other
+        if (last_talk >= 0) depend(home, last_talk);
+        last_talk = home;
+      }
       if (scope.units[std::size_t(home)].type == Unit::Type::single) for (auto& x : n->in) {
         if (!x) continue;
         for (int o : units_below(x)) depend(home, o);

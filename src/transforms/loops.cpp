@@ -66,7 +66,7 @@ bool has_carry(const Loop& l) { return std::any_of(l.results.begin(), l.results.
 // One loop for two, or null where b needs a final result of a (which is older, so it cannot need b), or where nothing would be shared.
 NodePtr merged(const NodePtr& a, const NodePtr& b, const std::unordered_set<const Node*>& after_a, std::vector<std::size_t>& places) {
   auto &la = loop_of(*a), &lb = loop_of(*b);
-  if (la.index != lb.index || la.drop != lb.drop) return nullptr;
+  if (la.index != lb.index || la.drop != lb.drop || la.apart || lb.apart) return nullptr;
   bool carried = has_carry(la) || has_carry(lb);
   if (carried && (la.reverse != lb.reverse || !same_carries(la, lb))) return nullptr;
   auto ia = inputs_of(la), ib = inputs_of(lb);

@@ -7,7 +7,6 @@
 
 #include "ops/prim.h"
 #include "transforms/fuse.h"
-#include "transforms/partition.h"
 
 namespace haliax {
 namespace {
@@ -155,12 +154,6 @@ class Lowering final : public Emit {
       waits[u] = s.units[u].after.size();
       for (int a : s.units[u].after) then[std::size_t(a)].push_back(int(u));
     }
-    // Devices meet in their collectives: those come in the order in which they were made, on every device, whatever its sizes.
-    std::vector<int> meetings;
-    for (std::size_t u = 0; u < n; ++u)
-      if (s.units[u].type == Unit::Type::single && meets(s.units[u].nodes[0])) meetings.push_back(int(u));
-    std::sort(meetings.begin(), meetings.end(), [&](int a, int b) { return s.units[std::size_t(a)].order < s.units[std::size_t(b)].order; });
-    for (std::size_t i = 1; i < meetings.size(); ++i) then[std::size_t(meetings[i - 1])].push_back(meetings[i]), ++waits[std::size_t(meetings[i])];
     std::vector<int> ready;
     for (std::size_t u = 0; u < n; ++u) if (!waits[u]) ready.push_back(int(u));
     while (!ready.empty()) {
@@ -181,14 +174,6 @@ class Lowering final : public Emit {
       for (int t : then[std::size_t(u)]) if (--waits[std::size_t(t)] == 0) ready.push_back(t);
     }
     return out;
-  }
-  static bool meets(const NodePtr& n) {
-    if (n->op == &kCollective) return true;
-    if (n->op != &kLoop) return false;
-    for (auto& r : loop_of(*n).results)
-      for (auto& x : everything(r.value))
-        if (x->op == &kCollective) return true;
-    return false;
   }
   void below(const NodePtr& x, const Scope& s, int unit, std::set<const Node*>& out) {
     Nodes todo{x};

@@ -176,7 +176,7 @@ class Partitioner {
     } else if (!h.moves) {                                  // pending: the others hold the identity
       bool first = true;
       for (int m : h.over) first &= coordinate(mesh_, device_, m) == 0;
-      out = first ? x : prim::filled(0, x->dtype, x->axes);
+      out = first ? x : nothing_instead_of(x);
     } else {
       std::int64_t dim = -1, size = 0;
       if (h.axis)
@@ -192,6 +192,8 @@ class Partitioner {
     keep_.push_back(out);
     return out;
   }
+  // Zeros, but not before x: every device takes part in the collectives that x is made by.
+  static NodePtr nothing_instead_of(const NodePtr& x) { return prim::barrier(prim::filled(0, x->dtype, x->axes), x); }
   static Name local_name(const NodePtr& n, Name shown) {
     for (auto& a : n->axes) if (a.name.text() == shown.text()) return a.name;
     return shown;
@@ -287,8 +289,10 @@ class Partitioner {
       auto s = sharding_for(n->axes, *n->origin.mapping, mesh_, n->op->name);
       for (auto& a : n->axes) if (auto* c = s.cut(a.name)) assign(*n, work, a.name, *c);
     }
-    for (auto& x : n->in) {
-      if (!x) continue;
+    Nodes operands;                                         // the largest first: it is the dearest to move
+    for (auto& x : n->in) if (x) operands.push_back(x);
+    std::stable_sort(operands.begin(), operands.end(), [](auto& x, auto& y) { return x->bytes() > y->bytes(); });
+    for (auto& x : operands) {
       auto& s = first(x);
       for (auto& a : x->axes) if (auto* c = s.cut(a.name)) assign(*n, work, seen(*n, a.name), *c);
     }
@@ -373,7 +377,7 @@ class Partitioner {
     context().origin = n->origin;
     auto axes = local_axes(n->axes, result, mesh_, device_);
     if (n->op == &prim::kScatter && !result.partial.empty() && !prim::is_number(in[0], 0))   // the base counts once
-      for (auto& [x, m] : result.partial) if (coordinate(mesh_, device_, x) != 0) in[0] = prim::zeros_like(in[0]);
+      for (auto& [x, m] : result.partial) if (coordinate(mesh_, device_, x) != 0) in[0] = nothing_instead_of(in[0]);
     NodePtr local = n->op == &prim::kFit ? prim::fit(in[0], axes) : make(*n->op, in, axes, n->dtype, n->attr);
     context().origin = outer;
     versions_[n.get()] = {{result, local, false}};
