@@ -94,16 +94,15 @@ NamedArray position_of(const NamedArray& a, const AxisSelector& axis, std::int64
 
 namespace detail {
 
-// An exception may end a trace anywhere: what vmap has hidden since is visible again when the scope ends.
-static thread_local std::vector<std::size_t> hidden_before;
+// An exception may end a trace anywhere: what has changed since (axes that vmap hides, whose node is made) is as before when the scope ends.
+static thread_local std::vector<Context> before;
 Scope::Scope() {
+  before.push_back(context());
   ++context().tracing;
-  hidden_before.push_back(context().hidden.size());
 }
 Scope::~Scope() {
-  --context().tracing;
-  context().hidden.resize(hidden_before.back());
-  hidden_before.pop_back();
+  context() = std::move(before.back());
+  before.pop_back();
 }
 
 Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen, const std::vector<std::string>& paths) {
