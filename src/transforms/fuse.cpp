@@ -10,12 +10,10 @@ namespace haliax {
 namespace {
 
 bool is_view(const Node& n) { return n.op->kind == Kind::view; }
-bool is_wrap(const Node& n) { return n.op->kind == Kind::wrap && n.op != &kCustom; }
 bool is_custom_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kCustom; }
-bool passes(const Node& n) { return is_view(n) || is_wrap(n) || is_custom_result(n); }
-const NodePtr& through(const Node& n) { return is_custom_result(n) ? n.in[0]->in[std::size_t(n.attr.ints[0])] : n.in[0]; }
+bool passes(const Node& n) { return is_view(n) || shows_value(n); }
 // Views that an expression can look through: they rename, reorder or broadcast.
-bool transparent(const Node& n) { return n.op == &prim::kFit || n.op == &prim::kRename || is_wrap(n) || is_custom_result(n); }
+bool transparent(const Node& n) { return n.op == &prim::kFit || n.op == &prim::kRename || shows_value(n); }
 bool in_kernel(const Node& n) { return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op->kind == Kind::leaf; }
 bool costly(Code c) {
   switch (c) {
@@ -88,7 +86,7 @@ struct Builder {
     if (prim::is_number(n) || n->op == &prim::kIota || n->op == &prim::kIndex) return;
     if (outside(*n) || scope.in_memory.count(n.get()) || anchored.count(n.get()) || (n->op->kind != Kind::map && !transparent(*n))) { ++loads; return; }
     if (n->op->kind == Kind::map) cost += costly(n->op->code) ? 99 : 1;
-    if (transparent(*n)) return price(through(*n), cost, loads, depth + 1);
+    if (transparent(*n)) return price(shown_by(*n), cost, loads, depth + 1);
     for (auto& x : n->in) price(x, cost, loads, depth + 1);
   }
   bool cheap(const NodePtr& n) const {
@@ -129,7 +127,7 @@ struct Builder {
       if (outside(*x)) return;
       if (anchored.count(x.get()) || !(in_kernel(*x) || passes(*x))) { out.push_back({x, plain}); return; }
       if (x->op == &prim::kBarrier) after.push_back(x->in[1]);
-      if (passes(*x)) return visit(through(*x), plain && x->op != &prim::kRename && transparent(*x));
+      if (passes(*x)) return visit(shown_by(*x), plain && x->op != &prim::kRename && transparent(*x));
       for (auto& i : x->in) visit(i, plain);
     };
     if (passes(*n)) return visit(n, true);
@@ -322,9 +320,11 @@ struct Builder {
 
 }  // namespace
 
+bool shows_value(const Node& n) { return (n.op->kind == Kind::wrap && n.op != &kCustom) || is_custom_result(n); }
+const NodePtr& shown_by(const Node& n) { return is_custom_result(n) ? n.in[0]->in[std::size_t(n.attr.ints[0])] : n.in[0]; }
 const NodePtr& base_of(const NodePtr& n) {
   const NodePtr* x = &n;
-  while (passes(**x)) x = &through(**x);
+  while (passes(**x)) x = &shown_by(**x);
   return *x;
 }
 bool is_number_node(const Node& n) { return n.op == &prim::kNumber; }

@@ -38,6 +38,9 @@ struct Scope {
 struct FuseOptions { bool fuse = true; };
 Scope make_scope(const std::vector<Target>& targets, const std::unordered_map<const Node*, Place>& known, const FuseOptions&);
 
+// Wraps and results of custom gradients are the value of another node: which one.
+bool shows_value(const Node&);
+const NodePtr& shown_by(const Node&);                        // of a view too: what it shows
 // The node that a chain of views and wraps shows: what has to be in memory for the view to be there.
 const NodePtr& base_of(const NodePtr&);
 bool is_number_node(const Node&);

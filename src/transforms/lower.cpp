@@ -15,10 +15,6 @@ using program::Instr;
 using program::Step;
 using program::Term;
 
-bool is_wrap(const Node& n) { return n.op->kind == Kind::wrap && n.op != &kCustom; }
-bool is_custom_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kCustom; }
-const NodePtr& wrapped(const Node& n) { return is_custom_result(n) ? n.in[0]->in[std::size_t(n.attr.ints[0])] : n.in[0]; }
-
 std::vector<std::int64_t> row_major(const Axes& axes) {
   std::vector<std::int64_t> s(axes.size());
   std::int64_t n = 1;
@@ -103,7 +99,7 @@ class Lowering final : public Emit {
   Place place_of(const NodePtr& n) {
     if (auto known = places_.find(n.get()); known != places_.end()) return known->second;
     Place p;
-    if (is_wrap(*n) || is_custom_result(*n)) p = place_of(wrapped(*n));
+    if (shows_value(*n)) p = place_of(shown_by(*n));
     else if (n->op->kind == Kind::view) {
       Place in = place_of(n->in[0]);
       p = n->op->view(*n, in, *this);
@@ -351,7 +347,7 @@ class Lowering final : public Emit {
         for (std::size_t k = 0; k < n->axes.size(); ++k) in.push_back({n->in[0]->axes[k].name, dim(env, n->axes[k].name)});
         return value(n->in[0], in);
       }
-      if (is_wrap(*n) || is_custom_result(*n)) return value(wrapped(*n), env);
+      if (shows_value(*n)) return value(shown_by(*n), env);
       if (n->op->kind == Kind::map && !(l.scope_ && made_elsewhere(n))) return point(n, env);
       return load(n, env);
     }
