@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "base/name.h"
+#include "base/where.h"
 
 namespace haliax {
 namespace {
@@ -171,9 +172,7 @@ Name module_path(std::string field) {
 }
 void fail_at(const Origin& o, const std::string& op, const std::string& text) {
   std::string m = "[" + op + "] " + text;
-  std::string_view file = o.at.file_name() ? o.at.file_name() : "";
-  if (auto slash = file.rfind('/'); slash != file.npos) file.remove_prefix(slash + 1);
-  if (!file.empty()) m += "; " + std::string(file) + ":" + std::to_string(o.at.line());
+  if (auto at = to_string(o.at); !at.empty()) m += "; " + at;
   if (o.module) m += ", in " + std::string(o.module.text());
   throw Error(m);
 }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <mutex>
 
+#include "base/where.h"
 #include "ops/prim.h"
 #include "runtime/mesh_run.h"
 
@@ -12,11 +13,6 @@ namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 bool owns_memory(const Node& n) { return n.op != &prim::kNumber && n.op != &prim::kIota; }   // others are shared by all that are equal
-std::string place(const SourceLocation& at) {
-  std::string file = at.file_name() ? at.file_name() : "";
-  if (auto slash = file.rfind('/'); slash != file.npos) file.erase(0, slash + 1);
-  return file + ":" + std::to_string(at.line());
-}
 
 }  // namespace
 
@@ -275,7 +271,7 @@ void JitCore::give_up_donated(Entry& e, const Walk& w, const std::vector<bool>& 
     if (!e.donated[i] || !given[i]) continue;
     auto& n = const_cast<Node&>(*w.arrays[e.leaf_of_input[i]]->node());
     n.value.reset();
-    n.donated = "this array was donated to the call of jit at " + place(impl_->options.at) + " and cannot be used any more";
+    n.donated = "this array was donated to the call of jit at " + to_string(impl_->options.at) + " and cannot be used any more";
   }
 }
 

@@ -5,6 +5,7 @@
 #include <limits>
 #include <set>
 
+#include "base/where.h"
 #include "ops/prim.h"
 #include "transforms/fuse.h"
 
@@ -32,9 +33,7 @@ double identity(Monoid m, DType d) {
   return m == Monoid::max ? 0 : std::ldexp(1, bits) - 1;
 }
 std::string where_of(const Node& n) {
-  std::string s = n.origin.at.file_name() ? n.origin.at.file_name() : "";
-  if (auto slash = s.rfind('/'); slash != s.npos) s.erase(0, slash + 1);
-  if (!s.empty()) s += ":" + std::to_string(n.origin.at.line());
+  auto s = to_string(n.origin.at);
   if (n.origin.module) s += ", " + std::string(n.origin.module.text());
   return s;
 }

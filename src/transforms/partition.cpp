@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/where.h"
 #include "ops/prim.h"
 
 namespace haliax {
@@ -515,9 +516,7 @@ class Partitioner {
         }
       }
       if (n->op != &kCollective) continue;
-      std::string file = n->origin.at.file_name() ? n->origin.at.file_name() : "";
-      if (auto slash = file.rfind('/'); slash != file.npos) file.erase(0, slash + 1);
-      Move m{names[n->attr.ints[0]], to_string(n->in[0]->axes), file + ":" + std::to_string(n->origin.at.line()), where, n->attr.number, turns};
+      Move m{names[n->attr.ints[0]], to_string(n->in[0]->axes), to_string(n->origin.at), where, n->attr.number, turns};
       if (n->origin.module) m.where += ", in " + std::string(n->origin.module.text());
       out.push_back(std::move(m));
     }
