@@ -3,13 +3,13 @@
 #include <fmt/format.h>
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <iostream>
 #include <regex>
 
 #include "base/buffer.h"
 #include "base/thread_pool.h"
 #include "bench.h"
+#include "measure.h"
 
 namespace {
 
@@ -23,20 +23,6 @@ struct Options {
   bool as_json = false, list = false, serve = false;
 };
 
-// The most memory that this process has held since the last reset, where the system tells.
-void reset_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
-std::int64_t peak_bytes() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;)
-    if (std::int64_t kib = 0; word == "VmHWM:" && status >> kib) return kib * 1024;
-  return 0;
-}
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  auto n = v.size();
-  return n ? (v[(n - 1) / 2] + v[n / 2]) / 2 : 0;
-}
 double rounded(double v) { return std::stod(fmt::format("{:.4g}", v)); }
 
 json record(const Case& c, const Prepared& p, double first_s, double median_s) {

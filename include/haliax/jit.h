@@ -20,6 +20,12 @@ struct JitOptions {
   SourceLocation at = SourceLocation::current();
 };
 
+// What was decided about a region of chunked_reduce.
+struct ChunkReport {
+  std::string axis, form;                        // walked; "forward", "sweep" or "recompute" (chunked.h)
+  std::int64_t chunk = 0;                        // positions a turn
+  std::string why;                               // for people
+};
 // What a compiled function is made of: for tests and reports.
 struct JitReport {
   int traces = 0;                                // how often f was traced
@@ -29,6 +35,7 @@ struct JitReport {
   std::int64_t arena_bytes = 0, peak_bytes = 0;  // planned, per device: all but arguments and results; with results that alias nothing
   double sent_bytes = 0;                         // by collectives, per device on a ring
   double trace_s = 0, compile_s = 0;
+  std::vector<ChunkReport> chunked;              // outermost first
   std::string program;                           // printed
   std::string explain;                           // what was decided about loops and collectives, for people
 };

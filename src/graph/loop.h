@@ -30,7 +30,7 @@ struct Loop : Payload {
   Save save = Save::all;
   bool apart = false;              // a sweep that makes its chunks again on purpose: never merged into another
   std::vector<LoopResult> results;
-  std::string why;                 // for reports: what was decided about it
+  std::string form, why;           // for reports: what was decided about it
 };
 
 // The loop as a node: its operands are found by a walk over the bodies (what they read a slice of, what they read whole, the starts).

@@ -79,6 +79,19 @@ struct JitCore::Impl {
     lock.unlock();
     return made;
   }
+  void report_loops(const Nodes& graph) {
+    report.chunked.clear();
+    report.explain.clear();
+    std::vector<std::string> said;
+    for (auto& n : everything(graph)) {
+      if (n->op != &kLoop) continue;
+      auto& l = loop_of(*n);
+      if (l.form.empty() || std::find(said.begin(), said.end(), l.why) != said.end()) continue;   // two sweeps of one region say the same
+      said.push_back(l.why);
+      report.chunked.insert(report.chunked.begin(), {std::string(l.axis.name.text()), l.form, prim::index_chunk(*l.index[0]), l.why});
+    }
+    for (auto& c : report.chunked) report.explain += c.why + "\n";
+  }
   // A program for each device: arguments and results are cut by the mappings.
   void end_on(const Mesh& mesh, const Nodes& graph, const std::string& backend_name) {
     auto& e = *pending;
@@ -96,7 +109,6 @@ struct JitCore::Impl {
     report.arena_bytes = p.arena_bytes, report.peak_bytes = p.peak_bytes;
     report.contractions = p.contractions, report.loops = p.loops, report.sent_bytes = p.sent_bytes;
     report.program = program::to_string(*p.devices[0].program);
-    report.explain.clear();
     for (auto& move : p.moves) {
       report.explain += std::string(move.kind) + " of " + move.axes + ": " + std::to_string(std::int64_t(move.bytes)) + " bytes";
       if (move.turns > 1) report.explain += " x " + std::to_string(std::int64_t(move.turns)) + " turns over " + move.loop;
@@ -184,6 +196,7 @@ JitCore::Entry* JitCore::end(const Leaves& results, std::shared_ptr<void> like) 
   auto name = m.options.backend.empty() ? default_backend() : m.options.backend;
   auto graph = optimise(roots, name != "reference");
   e.like = std::move(like);
+  m.report_loops(graph);
   if (auto mesh = m.options.partition ? (m.options.mesh ? std::make_shared<const Mesh>(*m.options.mesh) : current_mesh()) : nullptr) {
     m.end_on(*mesh, graph, name);
     return m.finish(*this);

@@ -229,11 +229,13 @@ struct Region {
     make_parts();
     int stages = 0;
     for (auto* list : {&folds, &stacks}) for (auto& [s, n] : *list) stages = std::max(stages, s + 1);
+    bool backward = std::any_of(level.begin(), level.end(), [&](auto& n) { return inside.count(n.get()) && n->origin.backward; });
     Rewrite final_value;
     for (int s = 0; s < stages; ++s) {
       Loop l;
       l.axis = axis, l.index = index, l.save = Save::nothing;
       l.apart = s > 0 && key.ints[2] == std::int64_t(ChunkForm::recompute);
+      l.form = !backward ? "forward" : stages == 1 ? "sweep" : "recompute";
       l.why = "chunks of " + std::to_string(size) + " along " + to_string(axis) + ", " + std::to_string(stages) + (stages > 1 ? " sweeps" : " sweep") + " (" +
               kForms[key.ints[2]] + ")";
       Nodes of;

@@ -93,7 +93,7 @@ NodePtr merged(const NodePtr& a, const NodePtr& b, const std::unordered_set<cons
     places.push_back(std::size_t(same - out.results.begin()));
     if (same == out.results.end()) out.results.push_back(moved);
   }
-  if (!lb.why.empty()) out.why = lb.why;
+  if (!lb.why.empty()) out.form = lb.form, out.why = lb.why;
   return make_loop(std::move(out));
 }
 
