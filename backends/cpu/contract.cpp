@@ -156,8 +156,20 @@ struct MatmulPlan {
 constexpr std::int64_t tiny = 32 * 1024;  // multiplications
 std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1) / unit * unit; }
 
+// Blocks for our own kernel, about square: two for each thread, as its bits do not depend on them.
+void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) {
+  const Choice& c = p.choice;
+  p.m_block = c.m.n, p.n_block = c.n.n;
+  auto count = [](std::int64_t n, std::int64_t block) { return (n + block - 1) / block; };
+  for (;;) {
+    p.m_blocks = count(c.m.n, p.m_block), p.n_blocks = count(c.n.n, p.n_block);
+    if (p.m_blocks * p.n_blocks * matrices >= 2 * threads() || p.m_block * p.n_block * (macs / (c.m.n * c.n.n)) <= (1 << 22)) return;
+    if (p.m_block >= p.n_block) p.m_block = round_up(count(c.m.n, 2 * p.m_blocks), 8);
+    else p.n_block = round_up(count(c.n.n, 2 * p.n_blocks), 48);
+  }
+}
 // Blocks depend on the problem only. Columns are cut first: a block of them then reads its part of b once.
-void choose_blocks(MatmulPlan& p) {
+void choose_blocks(MatmulPlan& p, bool own) {
   Choice& c = p.choice;
   const std::int64_t macs = c.m.n * c.n.n * c.k.n;
   if (macs < (1 << 19) && !c.outer.empty()) {  // small matrices: several in one call
@@ -171,8 +183,10 @@ void choose_blocks(MatmulPlan& p) {
   }
   p.outer_points = points(c.outer);
   p.k_points = points(c.k_outer);
-  const std::int64_t matrices = p.outer_points * p.groups, total = macs * p.k_points * p.outer_points * (p.groups * p.group);
-  // At most 16 parts of at least 2 M multiplications: tall ones, 192 columns or more by 512 rows or more, are the fastest.
+  const std::int64_t matrices = p.outer_points * p.groups;
+  if (own && p.group == 1) return choose_own_blocks(p, macs, matrices);
+  const std::int64_t total = macs * p.k_points * p.outer_points * (p.groups * p.group);
+  // At most 16 parts of at least 2 M multiplications: tall ones, 192 columns or more by 512 rows or more, are the fastest for oneDNN.
   std::int64_t parts = 1;
   while (parts < 16 && parts * 2 * (1 << 21) <= total) parts *= 2;
   parts = p.group > 1 ? 1 : std::max<std::int64_t>(1, parts / std::max<std::int64_t>(1, matrices));
@@ -234,7 +248,7 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c) {
   }
   if (!choice) return nullptr;
   p->choice = *choice;
-  choose_blocks(*p);
+  choose_blocks(*p, is_ours(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, false)));
   const std::int64_t m_edge = p->choice.m.n - (p->m_blocks - 1) * p->m_block,
                      n_edge = p->choice.n.n - (p->n_blocks - 1) * p->n_block;
   const std::int64_t g_edge = p->group_dim.n - (p->groups - 1) * p->group;

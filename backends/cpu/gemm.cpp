@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "haliax/error.h"
+#include "kernels.h"
 
 // Of the OpenMP runtime under oneDNN, where it has one.
 extern "C" {
@@ -51,12 +52,20 @@ void check(dnnl_status_t status) {
 
 }  // namespace
 
+bool is_ours(const GemmShape& s) {
+  return kernels().product && s.a == DType::f32 && s.b == DType::f32 && s.out == DType::f32 && s.out_stride[2] == 1 && s.m >= 8 &&
+         s.n >= 16 && s.k >= 8;
+}
+
 class Gemm {
  public:
   explicit Gemm(const GemmShape& s)
-      : a(describe(s.a, s.g, s.m, s.k, s.a_stride)),
+      : shape(s),
+        ours(is_ours(s)),
+        a(describe(s.a, s.g, s.m, s.k, s.a_stride)),
         b(describe(s.b, s.g, s.k, s.n, s.b_stride)),
         out(describe(s.out, s.g, s.m, s.n, s.out_stride)) {
+    if (ours) return;
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     if (s.accumulate) {
@@ -74,6 +83,8 @@ class Gemm {
     scratch = description.scratchpad_desc();
     primitive = dnnl::matmul(description);
   }
+  GemmShape shape;
+  bool ours;
   dnnl::memory::desc a, b, out, scratch;
   dnnl::primitive primitive;
 };
@@ -94,13 +105,17 @@ std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
   }
   return place->second;
 }
-std::int64_t scratch_bytes(const Gemm& gemm) { return static_cast<std::int64_t>(gemm.scratch.get_size()); }
+std::int64_t scratch_bytes(const Gemm& gemm) {
+  const GemmShape& s = gemm.shape;
+  return gemm.ours ? kernels().product_scratch(s.m, s.n, s.k) : static_cast<std::int64_t>(gemm.scratch.get_size());
+}
 
 struct GemmCall::Handles {
   dnnl::stream stream;
   dnnl::memory a, b, out, scratch;
 };
 GemmCall::GemmCall(std::shared_ptr<const Gemm> gemm) : gemm_(std::move(gemm)) {
+  if (gemm_->ours) return;
   handles_ = std::make_unique<Handles>(Handles{dnnl::stream(engine()),
                                                {gemm_->a, engine(), DNNL_MEMORY_NONE},
                                                {gemm_->b, engine(), DNNL_MEMORY_NONE},
@@ -111,6 +126,15 @@ GemmCall::GemmCall(GemmCall&&) noexcept = default;
 GemmCall::~GemmCall() = default;
 
 void GemmCall::run(const void* a, const void* b, void* out, void* scratch) {
+  if (gemm_->ours) {
+    const GemmShape& s = gemm_->shape;
+    for (std::int64_t g = 0; g < s.g; ++g)
+      kernels().product({s.m, s.n, s.k, static_cast<const float*>(a) + g * s.a_stride[0], s.a_stride[1], s.a_stride[2],
+                         static_cast<const float*>(b) + g * s.b_stride[0], s.b_stride[1], s.b_stride[2],
+                         static_cast<float*>(out) + g * s.out_stride[0], s.out_stride[1], s.accumulate},
+                        scratch);
+    return;
+  }
   OneThread alone;
   Handles& h = *handles_;
   check(dnnl_memory_set_data_handle(h.a.get(), const_cast<void*>(a)));

@@ -1,4 +1,4 @@
-// One matrix product (or a batch of them) by oneDNN, on one thread.
+// One matrix product (or a batch of them) on one thread: by oneDNN, or by our own kernel where that is faster.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -17,7 +17,9 @@ struct GemmShape {
 };
 
 class Gemm;  // a primitive; shared by all steps of the same shape
-// Null where oneDNN has no fast way.
+// Does our own kernel do it? Its bits do not depend on how m and n are cut.
+bool is_ours(const GemmShape&);
+// Null where there is no fast way.
 std::shared_ptr<const Gemm> find_gemm(const GemmShape&);
 std::int64_t scratch_bytes(const Gemm&);
 

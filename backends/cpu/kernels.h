@@ -53,6 +53,18 @@ struct Reduction {
   void (*finish)(void* out, const void* acc, std::int64_t n) = nullptr;   // into a register
 };
 
+// c[m, n] = or += a[m, k] b[k, n] in f32; strides in elements, that of c along n is 1.
+struct Product {
+  std::int64_t m, n, k;
+  const float* a;
+  std::int64_t a_m, a_k;
+  const float* b;
+  std::int64_t b_k, b_n;
+  float* c;
+  std::int64_t c_m;
+  bool accumulate;
+};
+
 struct Kernels {
   const char* name;
   // Null where there is none. `lane` is that of the operands; results of comparisons are u32.
@@ -64,6 +76,9 @@ struct Kernels {
   Reduction (*reduce)(program::Code, Lane lane, DType result);
   // c[m, 64] += a[m, k] b[k, 64], all dense: for contractions that oneDNN does not do.
   void (*multiply)(Lane lane, void* c, const void* a, const void* b, std::int64_t m, std::int64_t k);
+  // Null where oneDNN is as good. Scratch: product_scratch bytes, at a cache line.
+  void (*product)(const Product&, void* scratch);
+  std::int64_t (*product_scratch)(std::int64_t m, std::int64_t n, std::int64_t k);
 };
 
 const Kernels& kernels();

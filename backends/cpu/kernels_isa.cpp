@@ -3,6 +3,7 @@
 // copies.
 #include <math.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
@@ -21,6 +22,13 @@ using program::Code;
 
 #include "kernels_reduce.inc"
 
+#if defined(__AVX512F__)
+#include "kernels_product.inc"
+#else   // not where oneDNN is as good
+constexpr void (*product)(const Product&, void*) = nullptr;
+constexpr std::int64_t (*product_scratch)(std::int64_t, std::int64_t, std::int64_t) = nullptr;
+#endif
+
 constexpr const char* name_of_isa =
 #if defined(__AVX512F__)
     "avx512";
@@ -34,7 +42,7 @@ constexpr const char* name_of_isa =
 
 const Kernels& table() {
   static constexpr Kernels kernels{name_of_isa, find_map,   find_cast,      find_wrap,
-                                   find_load,   find_store, find_reduction, multiply_lane};
+                                   find_load,   find_store, find_reduction, multiply_lane, product, product_scratch};
   return kernels;
 }
 
