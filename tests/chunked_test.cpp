@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "haliax/jit.h"
+#include "haliax/losses.h"
 #include "haliax/nn.h"
 #include "near.h"
 

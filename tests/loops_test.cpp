@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "haliax/jit.h"
+#include "haliax/losses.h"
 #include "haliax/nn.h"
 
 using namespace haliax;

@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "haliax/losses.h"
 #include "haliax/nn.h"
 #include "haliax/policy.h"
 #include "haliax/state_dict.h"

@@ -6,6 +6,7 @@
 #include "haliax/dtype.h"
 #include "haliax/io.h"
 #include "haliax/jit.h"
+#include "haliax/losses.h"
 #include "haliax/mesh.h"
 #include "haliax/nn.h"
 #include "haliax/ops.h"

@@ -1,4 +1,4 @@
-// Layers, activations, attention and losses. A layer is a plain struct: a tree of arrays (haliax/tree.h) with a static `init` and
+// Layers, activations and attention. A layer is a plain struct: a tree of arrays (haliax/tree.h) with a static `init` and
 // a call operator. What it names axes by, its sizes and its options are static fields; no layer keeps a key.
 #pragma once
 #include <memory>
@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "haliax/chunked.h"
 #include "haliax/ops.h"
 #include "haliax/random.h"
 #include "haliax/transforms.h"
@@ -196,31 +195,6 @@ NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSe
                                          AttentionOptions = {});
 NamedArray dot_product_attention(const AxisSelection& KPos, const AxisSelector& Key, Arr query, Arr key, Arr value,
                                  AttentionOptions = {});
-
-// ---- losses --------------------------------------------------------------------------------------------------------------
-enum class Reduction : std::uint8_t { none, sum, mean };
-struct LossOptions {
-  Reduction reduction = Reduction::mean;
-  AxisSelection reduction_axis = {};     // all of them unless given
-  std::optional<NamedArray> where = {};  // what counts; unreduced losses are 0 elsewhere
-};
-// Targets: integers, the positions along Label (outside it: a loss of 0), or floats with the axis Label, their probabilities.
-NamedArray cross_entropy_loss(Arr logits, const AxisSelector& Label, Arr targets, LossOptions = {});
-std::pair<NamedArray, NamedArray> cross_entropy_loss_and_log_normalizers(Arr logits, const AxisSelector& Label,
-                                                                         Arr targets);  // not reduced
-NamedArray binary_cross_entropy_loss(Arr logits, Arr targets, LossOptions = {});
-// The mean over the first size - 1 positions (and all other axes) of the cross entropy of the id that comes next.
-NamedArray next_token_loss(const AxisSelector& Pos, const AxisSelector& Vocab, Arr logits, Arr ids);
-
-struct LinearLossOptions {
-  ChunkOptions chunks = {};
-  std::optional<DType> logit_dtype = {};                 // to cast the logits to
-  double z_loss = 0, label_smoothing = 0, soft_cap = 0;  // z_loss * logsumexp^2; soft_cap * tanh(logits / soft_cap)
-};
-// The cross entropy of dot(x, weight, Embed) for each token, without ever holding all logits: `walked`, an axis of x, is walked
-// in chunks. x (..., Embed), weight (Vocab, Embed), targets (...) integers -> (...).
-NamedArray chunked_cross_entropy(Arr x, Arr weight, Arr targets, const AxisSelection& Embed, const AxisSelector& Vocab,
-                                 const AxisSelector& walked, LinearLossOptions = {});
 
 }  // namespace nn
 }  // namespace haliax

@@ -1,4 +1,5 @@
 #include "graph/node.h"
+#include "haliax/losses.h"
 #include "haliax/nn.h"
 #include "ops/named.h"
 
@@ -59,18 +60,16 @@ NamedArray next_token_loss(const AxisSelector& Pos, const AxisSelector& Vocab, A
 
 NamedArray chunked_cross_entropy(Arr x, Arr weight, Arr targets, const AxisSelection& Embed, const AxisSelector& Vocab,
                                  const AxisSelector& walked, LinearLossOptions options) {
-  auto at = x.at();
-  auto loss = [=](const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
-    auto logits = dot(Arr(x, at), w, Embed);
-    if (options.logit_dtype) logits = astype(logits, *options.logit_dtype);
-    if (options.soft_cap != 0) logits = options.soft_cap * tanh(logits / options.soft_cap);
-    auto [l, normalizer] = cross_entropy_loss_and_log_normalizers(Arr(logits, at), Vocab, ids);
-    if (options.label_smoothing != 0)
-      l = (1 - options.label_smoothing) * l + options.label_smoothing * (normalizer - mean(logits, {Vocab}));
-    if (options.z_loss != 0) l = l + options.z_loss * square(normalizer);
-    return l;
-  };
-  return chunked_reduce(walked, options.chunks, loss, at)(x.array(), weight.array(), targets.array());
+  LayerScope scope(x, weight);
+  return linear_cross_entropy(x, weight, targets, Embed, Vocab,
+                              {.walked = walked,
+                               .chunks = options.chunks,
+                               .reduction = Reduction::none,
+                               .soft_cap = options.soft_cap,
+                               .logit_dtype = options.logit_dtype,
+                               .label_smoothing = options.label_smoothing,
+                               .z_loss = options.z_loss})
+      .loss;
 }
 
 }  // namespace haliax::nn

@@ -92,8 +92,12 @@ NodePtr substitute(const NodePtr& root, Rewrite& to) { return substitute(Nodes{r
 
 std::unordered_set<const Node*> dependents(const Nodes& roots, const std::unordered_set<const Node*>& goals) {
   std::unordered_set<const Node*> out;
-  for (auto& n : topological(roots))
-    if (goals.count(n.get()) || std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return x && out.count(x.get()); })) out.insert(n.get());
+  Nodes in;
+  for (auto& n : topological(roots)) {
+    in.clear();
+    operands(n, in);   // of a loop the bodies too: what a loop inside another makes is no result that the other could wait for
+    if (goals.count(n.get()) || std::any_of(in.begin(), in.end(), [&](auto& x) { return out.count(x.get()) > 0; })) out.insert(n.get());
+  }
   return out;
 }
 

@@ -14,7 +14,8 @@ using Rewrite = std::unordered_map<const Node*, NodePtr>;
 Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside = nullptr);
 NodePtr substitute(const NodePtr& root, Rewrite& to);
 
-// Which of the nodes below the roots depend on one of the goals (the goals themselves do). Loop bodies count through their operands.
+// Which of the nodes below the roots depend on one of the goals (the goals themselves do). A loop depends on what its bodies name, as
+// far as those lie below the roots too.
 std::unordered_set<const Node*> dependents(const Nodes& roots, const std::unordered_set<const Node*>& goals);
 
 // Everything below the roots, loop bodies included; the operands of a body's outside nodes too.

@@ -4,9 +4,9 @@
 
 namespace golden {
 
-// Every chunk size that cuts the tokens alone, and one in place of each that cuts the vocabulary as well.
+// Every setting of chunks: of tokens or of the vocabulary.
 Problems check_chunked(const Group&, const Value& c);
-// How many of the case's chunk sizes cut the vocabulary, which the library does not do yet.
-int cuts_of_vocabulary(const Value& c);
+// How many of the case's settings are tiles of both.
+int tiles_of(const Value& c);
 
 }  // namespace golden

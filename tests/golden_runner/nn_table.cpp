@@ -1,4 +1,5 @@
 // Activations, layers, attention, losses and initialisers.
+#include "haliax/losses.h"
 #include "haliax/nn.h"
 
 #include "table.h"

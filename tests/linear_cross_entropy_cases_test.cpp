@@ -1,0 +1,422 @@
+// linear_cross_entropy: what it costs, what it refuses, mistakes that others have made, and losses that are no cross entropy.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "haliax/jit.h"
+#include "haliax/losses.h"
+#include "haliax/nn.h"
+#include "near.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis Tokens{"tokens", 12}, Embed{"embed", 6}, Vocab{"vocab", 16};
+
+struct Parameters {
+  NamedArray x, w;
+};
+NamedArray normal(int seed, const AxisSpec& axes, DType d = DType::f64) {
+  return random::normal(random::key(seed), axes, d).eval();
+}
+Parameters parameters(DType d = DType::f64) { return {normal(1, {Tokens, Embed}, d), normal(2, {Vocab, Embed}, d)}; }
+NamedArray ids() { return random::randint(random::key(3), Tokens, 0, int(Vocab.size)).eval(); }
+
+nn::LinearCrossEntropy losses(const Parameters& p, nn::LinearCrossEntropyOptions o = {}) {
+  return nn::linear_cross_entropy(p.x, p.w, ids(), Embed, Vocab, o);
+}
+nn::LinearCrossEntropyOptions per_token(std::int64_t chunk, ChunkForm form = ChunkForm::automatic) {
+  return {.chunks = {.chunk = chunk, .form = form}, .reduction = nn::Reduction::none};
+}
+// f(parameters) -> a scalar or a tree, jitted: what the program is made of.
+template <class F>
+JitReport report_of(F f) {
+  auto run = jit(f);
+  run(parameters());
+  return run.report();
+}
+template <class F>
+std::pair<int, int> costs(F f) {
+  auto r = report_of(f);
+  return {r.contractions, r.loops};
+}
+using Cost = std::pair<int, int>;  // contractions, loops
+
+// Both, and their gradients, are the same.
+template <class F, class G, class P>
+void same(F f, G by_the_book, const P& p, double tolerance = 1e-12) {
+  auto got = flatten(jit(value_and_grad(f))(p)), want = flatten(jit(value_and_grad(by_the_book))(p));
+  REQUIRE(got.size() == want.size());
+  for (std::size_t k = 0; k < got.size(); ++k) {
+    CAPTURE(k);
+    CHECK(difference(got[k], want[k], tolerance) == "");
+  }
+}
+template <class F>
+std::string message(F f) {
+  try {
+    f();
+  } catch (const Error& e) { return e.what(); }
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("linear cross entropy: how many contractions with the head") {
+  for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)}) {
+    auto o = per_token(4);
+    o.walked = walked;
+    CHECK(costs([=](const Parameters& p) { return losses(p, o).loss; }) == Cost{1, 1});
+  }
+  auto with_gradient = [](auto f) { return costs([=](const Parameters& p) { return value_and_grad(f)(p); }); };
+  auto of_losses = [&](auto f) { return with_gradient([=](const Parameters& p) { return f(losses(p, per_token(4)).loss); }); };
+  // Cotangents that need no final result: loss and gradients in one sweep.
+  CHECK(with_gradient([](const Parameters& p) { return losses(p, {.chunks = {.chunk = 4}}).loss; }) == Cost{3, 1});
+  CHECK(of_losses([](const NamedArray& l) { return mean(l); }) == Cost{3, 1});
+  CHECK(of_losses([](const NamedArray& l) { return 0.5 * sum(l * (arange(Tokens) < 5)); }) == Cost{3, 1});
+  CHECK(of_losses([](const NamedArray& l) { return mean(l * stop_gradient(exp(-l))); }) == Cost{3, 1});  // of its own loss
+  CHECK(of_losses([](const NamedArray& l) { return sum(tanh(l)); }) == Cost{3, 1});
+  // Those that need all losses first.
+  CHECK(of_losses([](const NamedArray& l) { return square(mean(l)); }) == Cost{4, 2});
+  CHECK(of_losses([](const NamedArray& l) { return logsumexp(l); }) == Cost{4, 2});
+  // A frozen head, or a frozen body.
+  auto by = [&](bool head) {
+    return costs([=](const Parameters& p) {
+      return value_and_grad([=](const NamedArray& a) {
+        return losses(head ? Parameters{p.x, a} : Parameters{a, p.w}, {.chunks = {.chunk = 4}}).loss;
+      })(head ? p.w : p.x);
+    });
+  };
+  CHECK(by(false) == Cost{2, 1});
+  CHECK(by(true) == Cost{2, 1});
+  // Asked for: the chunk made again. By the vocabulary it has to be, since a token's softmax is known at the end.
+  CHECK(with_gradient([](const Parameters& p) { return mean(losses(p, per_token(4, ChunkForm::recompute)).loss); }) ==
+        Cost{4, 2});
+  CHECK(with_gradient([](const Parameters& p) { return losses(p, {.walked = Vocab, .chunks = {.chunk = 4}}).loss; }) ==
+        Cost{4, 2});
+}
+
+TEST_CASE("linear cross entropy: several heads in one walk") {
+  struct Heads {
+    NamedArray x, text, audio;
+  };
+  const Axis Audio{"audio", 9};
+  const Heads h{normal(1, {Tokens, Embed}), normal(2, {Vocab, Embed}), normal(3, {Audio, Embed})};
+  const auto sounds = random::randint(random::key(4), Tokens, 0, int(Audio.size)).eval();
+  const auto is_text = (arange(Tokens) % 3 != 0).eval();
+  auto both = [=](const Heads& p, std::int64_t chunk) {
+    nn::LinearCrossEntropyOptions o{.walked = Tokens, .chunks = {.chunk = chunk}, .outputs = {.nll = true, .accuracy = true}};
+    o.mask = is_text;
+    auto text = nn::linear_cross_entropy(p.x, p.text, ids(), Embed, Vocab, o);
+    o.mask = ~is_text;
+    auto audio = nn::linear_cross_entropy(p.x, p.audio, sounds, Embed, Audio, o);
+    return std::pair{text, audio};
+  };
+  auto step = jit([=](const Heads& p) {
+    return value_and_grad([=](const Heads& q) {
+      auto [text, audio] = both(q, 4);
+      return std::pair{(text.total + audio.total).mean(), std::pair{text.nll, audio.accuracy}};
+    })(p);
+  });
+  auto [out, gradient] = step(h);
+  CHECK(step.report().contractions == 6);
+  CHECK(step.report().loops == 1);
+
+  // A metric is a sum and a weight, so that it does not depend on the chunk, nor a perplexity on how many there are.
+  auto log_p = log_softmax(dot(h.x, h.text, Embed), Vocab);
+  auto nll = -sum(log_p * one_hot(ids(), Vocab, DType::f64), Vocab);
+  auto perplexity = exp(mean(nll, {}, {.where = is_text})).item();
+  for (std::int64_t chunk : {1, 5, 12})
+    CHECK(exp(both(h, chunk).first.nll.mean()).item() == doctest::Approx(perplexity).epsilon(1e-13));
+  CHECK(out.second.second.weight.item() == 4);
+}
+
+// ---- mistakes that others have made ------------------------------------------------------------------------------------------
+
+TEST_CASE("regression: a last block when one block holds more than half of the vocabulary") {
+  for (std::int64_t block : {9, 10, 15}) {
+    CAPTURE(block);
+    same([=](const Parameters& p) { return losses(p, {.walked = Vocab, .chunks = {.chunk = block}}).loss; },
+         [](const Parameters& p) { return nn::cross_entropy_loss(dot(p.x, p.w, Embed), Vocab, ids()); }, parameters());
+  }
+}
+
+TEST_CASE("regression: the derivative of the soft cap") {
+  for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)})
+    same([=](const Parameters& p) { return losses(p, {.walked = walked, .chunks = {.chunk = 5}, .soft_cap = 1}).loss; },
+         [](const Parameters& p) { return nn::cross_entropy_loss(tanh(dot(p.x, p.w, Embed)), Vocab, ids()); }, parameters());
+}
+
+TEST_CASE("regression: every token's loss has a cotangent of its own") {
+  const auto c = normal(9, Tokens);
+  for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)})
+    same(
+        [=](const Parameters& p) {
+          auto o = per_token(5);
+          o.walked = walked;
+          return sum(c * losses(p, o).loss);
+        },
+        [=](const Parameters& p) {
+          return sum(c * nn::cross_entropy_loss(dot(p.x, p.w, Embed), Vocab, ids(), {.reduction = nn::Reduction::none}));
+        },
+        parameters());
+}
+
+TEST_CASE("regression: the cotangent of the z-loss, as an option and by the logsumexp that comes out") {
+  for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)}) {
+    auto by_the_book = [](const Parameters& p) {
+      auto logits = dot(p.x, p.w, Embed);
+      return nn::cross_entropy_loss(logits, Vocab, ids()) + 0.3 * mean(square(logsumexp(logits, Vocab)));
+    };
+    same([=](const Parameters& p) { return losses(p, {.walked = walked, .chunks = {.chunk = 5}, .z_loss = 0.3}).loss; },
+         by_the_book, parameters());
+    same(
+        [=](const Parameters& p) {
+          auto r = losses(p, {.walked = walked, .chunks = {.chunk = 5}, .outputs = {.logsumexp = true}});
+          return r.loss + 0.3 * mean(square(r.logsumexp));
+        },
+        by_the_book, parameters());
+  }
+}
+
+TEST_CASE("regression: the bias counts once, however many blocks there are") {
+  struct Biased {
+    NamedArray x, w, b;
+  };
+  const Biased at{normal(1, {Tokens, Embed}), normal(2, {Vocab, Embed}), normal(3, Vocab)};
+  for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)})
+    for (std::int64_t chunk : {1, 3, 10})
+      same(
+          [=](const Biased& p) {
+            return nn::linear_cross_entropy(p.x, p.w, ids(), Embed, Vocab,
+                                            {.walked = walked, .chunks = {.chunk = chunk}, .bias = p.b})
+                .loss;
+          },
+          [](const Biased& p) { return nn::cross_entropy_loss(dot(p.x, p.w, Embed) + p.b, Vocab, ids()); }, at);
+}
+
+TEST_CASE("regression: the loss of bf16 arrays is not summed in bf16") {
+  const Axis Many{"tokens", 600};
+  const auto x = normal(1, {Many, Embed}, DType::bf16), w = normal(2, {Vocab, Embed}, DType::bf16);
+  const auto targets = random::randint(random::key(3), Many, 0, int(Vocab.size)).eval();
+  const auto logits = dot(x, w, Embed).astype(DType::f64);
+  const double want = nn::cross_entropy_loss(logits, Vocab, targets).item();
+  for (std::int64_t chunk : {2, 64}) {
+    auto loss = jit([=](const NamedArray& a, const NamedArray& b) {
+      return nn::linear_cross_entropy(a, b, targets, Embed, Vocab, {.chunks = {.chunk = chunk}}).loss;
+    })(x, w);
+    CHECK(loss.dtype() == DType::f32);
+    CHECK(loss.item() == doctest::Approx(want).epsilon(1e-5));
+  }
+}
+
+TEST_CASE("regression: nothing counts, nothing is NaN; a token that does not count gives no gradient") {
+  const auto p = parameters();
+  nn::LinearCrossEntropyOptions o{.chunks = {.chunk = 5}};
+  o.mask = (arange(Tokens) < 0).eval();
+  auto [loss, g] = value_and_grad([=](const Parameters& q) { return losses(q, o).loss; })(p);
+  CHECK(loss.item() == 0);
+  CHECK(max(abs(g.x)).item() == 0);
+  CHECK(max(abs(g.w)).item() == 0);
+  o.mask = (arange(Tokens) >= 4).eval();
+  auto half = grad([=](const Parameters& q) { return losses(q, o).loss; })(p);
+  CHECK(max(abs(slice(half.x, Tokens, 0, 4))).item() == 0);
+  CHECK(min(max(abs(slice(half.x, Tokens, 4, 8)), Embed)).item() > 0);
+}
+
+TEST_CASE("linear cross entropy: a logit of -inf says never") {
+  const auto p = parameters();
+  const auto never = where(arange(Vocab) < 3, -INFINITY, zeros(Vocab, DType::f64));
+  const auto targets = (ids() % 13 + 3).eval();
+  for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)}) {
+    auto f = [=](const Parameters& q) {
+      auto r = nn::linear_cross_entropy(q.x, q.w, targets, Embed, Vocab,
+                                        {.walked = walked, .chunks = {.chunk = 5}, .bias = never, .outputs = {.entropy = true}});
+      return r.loss + sum(r.entropy);
+    };
+    same(
+        f,
+        [=](const Parameters& q) {
+          auto log_p = log_softmax(dot(q.x, slice(q.w, Vocab, 3, 13), Embed), "vocab");
+          return -mean(sum(log_p * one_hot(targets - 3, Vocab.resize(13), DType::f64), "vocab")) - sum(exp(log_p) * log_p);
+        },
+        p);
+  }
+}
+
+// ---- what is refused ---------------------------------------------------------------------------------------------------------
+
+TEST_CASE("linear cross entropy: bad input is told by name") {
+  const auto p = parameters(DType::f32);
+  auto refused = [&](const NamedArray& targets, nn::LinearCrossEntropyOptions o, const char* why) {
+    CAPTURE(why);
+    auto text = message([&] { nn::linear_cross_entropy(p.x, p.w, targets, Embed, Vocab, o); });
+    CAPTURE(text);
+    CHECK(text.find(why) != std::string::npos);
+    CHECK(text.find("linear_cross_entropy_cases_test.cpp") != std::string::npos);
+  };
+  refused(normal(3, Tokens, DType::f32), {}, "are probabilities, but (tokens=12) has no axis vocab; ids must be integers");
+  refused(one_hot(ids(), Vocab, DType::i32), {}, "are ids, which have no axis vocab");
+  refused(ids() > 3, {}, "these are bool");
+  refused(zeros(Axis("token", 12), DType::i32), {}, "did you mean tokens?");
+  refused(zeros(Axis("tokens", 7), DType::i32), {}, "axis tokens has size 7 in the targets (tokens=7) and 12 in the logits");
+  refused(ids(), {.walked = "words"}, "the walked axis words");
+  refused(ids(), {.walked = "embed"}, "the walked axis embed");
+  refused(ids(), {.chunks = {.chunk = -4}}, "must be positive");
+  refused(ids(), {.vocab_chunk = -4}, "must be positive");
+  refused(ids(), {.chunks = {.memory = 8}}, "8 allowed");
+  refused(ids(), {.mask = ones(Tokens)}, "the mask is f32; it must be bool");
+  refused(ids(), {.mask = arange(Axis("batch", 2)) > 0}, "axis batch of the mask");
+  refused(ids(), {.weights = ids()}, "weights are floats");
+  refused(ids(), {.bias = zeros(Tokens)}, "the bias has the axes (tokens=12); it needs (vocab=16)");
+  refused(ids(), {.temperature = 0}, "temperature is 0");
+  refused(ids(), {.soft_cap = -1}, "soft_cap is -1");
+  refused(ids(), {.label_smoothing = 1.5}, "label_smoothing is 1.5");
+  refused(ids(), {.outputs = {.top_k = 17}}, "17");
+  refused(ids(), {.walked = "vocab", .vocab_chunk = 4}, "axis vocab is walked already");
+  refused(ids(), {.teacher = nn::LinearHead{p.x, normal(3, {Embed}, DType::f32), "embed"}}, "vocab");
+  refused(ids(), {.teacher = nn::LinearHead{ones({Axis("pair", 2), Embed}), p.w, "embed"}}, "axis pair of the teacher's x");
+  CHECK(message([&] { nn::linear_cross_entropy(p.x, p.w, ids(), Embed, "words"); }).find("words") != std::string::npos);
+  CHECK(message([&] { nn::linear_cross_entropy(p.x, p.w, ids(), "embd", Vocab); }).find("did you mean embed?") !=
+        std::string::npos);
+  CHECK(message([&] { nn::linear_cross_entropy(p.w, p.w, ids(), Embed, Vocab); }).find("already has the axis vocab") !=
+        std::string::npos);
+  CHECK(message([&] {
+          nn::linear_next_token_loss("tokens", slice(p.x, Tokens, 0, 1), p.w, slice(ids(), Tokens, 0, 1), Embed, Vocab);
+        }).find("has no next position") != std::string::npos);
+}
+
+TEST_CASE("linear cross entropy: targets outside the vocabulary do not count, or are told when checked") {
+  const auto p = parameters();
+  auto wrong = where(arange(Tokens) < 2, where(arange(Tokens) < 1, -100, 16), ids()).eval();
+  auto loss = [=](const NamedArray& targets, nn::LinearCrossEntropyOptions o) {
+    o.chunks = {.chunk = 5}, o.outputs = {.log_prob = true, .nll = true};
+    return nn::linear_cross_entropy(p.x, p.w, targets, Embed, Vocab, o);
+  };
+  auto r = loss(wrong, {});
+  CHECK(r.total.weight.item() == 10);
+  CHECK(r.loss.item() ==
+        doctest::Approx(mean(slice(loss(ids(), {.reduction = nn::Reduction::none}).loss, Tokens, 2, 10)).item()));
+  CHECK(r.log_prob.doubles()[0] == 0);
+  auto text = message([&] { loss(wrong, {.checked = true}); });
+  CHECK(text.find("2 of 12 targets are no ids of vocab=16") != std::string::npos);
+  text = message([&] { loss(wrong, {.ignore_index = -100, .checked = true}); });
+  CHECK(text.find("1 of 12 targets") != std::string::npos);
+  // Where ids have no value yet, the loss says it.
+  auto traced = jit([=](const NamedArray& t) { return loss(t, {.ignore_index = -100, .checked = true}).loss; });
+  CHECK(std::isnan(traced(wrong).item()));
+  CHECK(std::isfinite(traced(where(wrong == 16, 0, wrong)).item()));
+  CHECK(loss(ids(), {.checked = true}).loss.item() == doctest::Approx(loss(ids(), {}).loss.item()));
+}
+
+// ---- memory, bits, next tokens, draws ----------------------------------------------------------------------------------------
+
+TEST_CASE("linear cross entropy: the same bits for any number of threads, and from run to run") {
+  const Axis Large{"vocab", 1000}, Wide{"embed", 64}, Many{"tokens", 96};
+  const Parameters p{normal(1, {Many, Wide}, DType::f32), normal(2, {Large, Wide}, DType::f32)};
+  const auto targets = random::randint(random::key(3), Many, 0, int(Large.size)).eval();
+  for (AxisSelection walked : {AxisSelection(Many), AxisSelection(Large)}) {
+    std::vector<std::vector<std::byte>> want;
+    for (int threads : {1, 2, 4, 4}) {
+      CAPTURE(threads);
+      set_threads(threads);
+      auto out = jit([=](const Parameters& q) {
+        return value_and_grad([=](const Parameters& r) {
+          return nn::linear_cross_entropy(r.x, r.w, targets, Wide, Large, {.walked = walked, .chunks = {.chunk = 40}}).loss;
+        })(q);
+      })(p);
+      std::vector<std::vector<std::byte>> got;
+      for (auto& a : flatten(out)) got.push_back(a.bytes());
+      if (want.empty()) want = got;
+      CHECK(got == want);
+    }
+  }
+  set_threads(0);
+}
+
+TEST_CASE("linear next token loss") {
+  const Axis Batch{"batch", 3}, Pos{"position", 7};
+  const Parameters p{normal(1, {Batch, Pos, Embed}), normal(2, {Vocab, Embed})};
+  const auto text = random::randint(random::key(3), {Batch, Pos}, 0, int(Vocab.size)).eval();
+  const auto real = broadcast_axis(arange(Batch) < 2, Pos).eval();
+  for (bool masked : {false, true}) {
+    nn::LinearCrossEntropyOptions o{.chunks = {.chunk = 4}};
+    if (masked) o.mask = real;
+    auto by_the_book = [=](const Parameters& q) {
+      auto logits = dot(q.x, q.w, Embed);
+      if (!masked) return nn::next_token_loss(Pos, Vocab, logits, text);
+      return nn::next_token_loss(Pos, Vocab, slice(logits, Batch, 0, 2), slice(text, Batch, 0, 2));
+    };
+    same([=](const Parameters& q) { return nn::linear_next_token_loss(Pos, q.x, q.w, text, Embed, Vocab, o).loss; }, by_the_book,
+         p);
+    auto one = [=](const Parameters& q, const NamedArray& ids) {
+      return nn::linear_next_token_loss(Pos, q.x, q.w, ids, Embed, Vocab, {.chunks = {.chunk = 4}}).loss;
+    };
+    if (!masked)
+      same(
+          [=](const Parameters& q) {
+            return mean(vmap([=](const NamedArray& x, const NamedArray& ids) { return one({x, q.w}, ids); }, Batch)(q.x, text));
+          },
+          by_the_book, p);
+  }
+}
+
+TEST_CASE("linear cross entropy: a drawn id is the same in any chunk") {
+  const auto p = parameters();
+  const auto key = random::key(7);
+  const auto want = random::categorical(key, dot(p.x, p.w, Embed) / 0.5, Vocab).integers();
+  for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)})
+    for (std::int64_t chunk : {1, 5, 16})
+      CHECK(losses(p, {.walked = walked, .chunks = {.chunk = chunk}, .temperature = 0.5, .outputs = {.sample = key}})
+                .sample.integers() == want);
+}
+
+// ---- losses that are no cross entropy ----------------------------------------------------------------------------------------
+
+TEST_CASE("chunked: DPO, whose pairs need whole sequences") {
+  const Axis Pair{"pair", 3}, Pos{"position", 8};
+  struct Policies {
+    NamedArray chosen, rejected, w;  // hidden states (pair, position, embed), the head
+  };
+  const Policies p{normal(1, {Pair, Pos, Embed}), normal(2, {Pair, Pos, Embed}), normal(3, {Vocab, Embed})};
+  const auto better = random::randint(random::key(4), {Pair, Pos}, 0, 16).eval(),
+             worse = random::randint(random::key(5), {Pair, Pos}, 0, 16).eval();
+  const auto reference = normal(6, Pair);  // the difference of the log-probabilities of a frozen model
+  auto dpo = [=](const NamedArray& chosen, const NamedArray& rejected) {  // log-probabilities (pair, position)
+    return -mean(nn::log_sigmoid(0.1 * (sum(chosen, Pos) - sum(rejected, Pos) - reference)));
+  };
+  auto chunked = [=](const Policies& q) {
+    auto log_prob = [&](const NamedArray& x, const NamedArray& ids) {
+      return nn::linear_cross_entropy(x, q.w, ids, Embed, Vocab,
+                                      {.walked = Pos, .chunks = {.chunk = 4}, .outputs = {.log_prob = true}})
+          .log_prob;
+    };
+    return dpo(log_prob(q.chosen, better), log_prob(q.rejected, worse));
+  };
+  auto by_the_book = [=](const Policies& q) {
+    auto log_prob = [&](const NamedArray& x, const NamedArray& ids) {
+      return sum(log_softmax(dot(x, q.w, Embed), Vocab) * one_hot(ids, Vocab, DType::f64), Vocab);
+    };
+    return dpo(log_prob(q.chosen, better), log_prob(q.rejected, worse));
+  };
+  same(chunked, by_the_book, p);
+}
+
+TEST_CASE("chunked: a contrastive loss over a batch by batch similarity") {
+  const Axis Images{"images", 12}, Texts{"texts", 12};
+  struct Towers {
+    NamedArray images, texts, log_scale;
+  };
+  const Towers t{normal(1, {Images, Embed}), normal(2, {Texts, Embed}), NamedArray(0.3).astype(DType::f64).eval()};
+  auto clip_loss = [=](const Towers& a) {
+    auto unit = [](const NamedArray& v) { return v * rsqrt(sum(square(v), Embed)); };
+    auto similarity = dot(unit(a.images), unit(a.texts), Embed) * exp(a.log_scale);  // (images, texts)
+    auto paired = broadcast_axis(arange(Images), Texts) == arange(Texts);
+    return mean(logsumexp(similarity, Texts)) + mean(logsumexp(similarity, Images)) -
+           2. * sum(where(paired, similarity, 0.)) / 12.;
+  };
+  for (AxisSelector walked : {AxisSelector(Images), AxisSelector(Texts)})
+    for (std::int64_t chunk : {1, 5, 12})
+      same([=](const Towers& a) { return chunked_reduce(walked, {.chunk = chunk}, clip_loss)(a); }, clip_loss, t);
+}

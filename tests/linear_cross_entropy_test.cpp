@@ -1,0 +1,303 @@
+// linear_cross_entropy against full logits in f64: every option alone and in pairs, every output with cotangents of its own, in
+// chunks of all kinds.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "haliax/jit.h"
+#include "haliax/losses.h"
+#include "haliax/nn.h"
+
+using namespace haliax;
+
+namespace {
+
+using nn::LinearCrossEntropy;
+
+const Axis Batch{"batch", 3}, Pos{"position", 11}, Embed{"embed", 8}, Vocab{"vocab", 37}, Wide{"wide", 5};
+const AxisSpec Tokens{Batch, Pos};
+
+// Everything that can be differentiated, used or not.
+struct Inputs {
+  NamedArray x, weight, bias, weights, class_weights, soft, teacher_x, teacher_weight, gain;
+};
+Inputs make_inputs() {
+  auto normal = [](int seed, const AxisSpec& axes) { return random::normal(random::key(seed), axes); };
+  auto positive = [](int seed, const AxisSpec& axes) { return random::uniform(random::key(seed), axes, 0.2, 1.5); };
+  Inputs in{.x = normal(1, {Batch, Pos, Embed}) * 0.5,
+            .weight = normal(2, {Vocab, Embed}),
+            .bias = normal(3, Vocab),
+            .weights = positive(4, Tokens),
+            .class_weights = positive(5, Vocab),
+            .soft = softmax(normal(6, {Batch, Pos, Vocab}) * 2., Vocab),
+            .teacher_x = normal(7, {Batch, Pos, Wide}) * 0.5,
+            .teacher_weight = normal(8, {Vocab, Wide}),
+            .gain = positive(9, Embed)};
+  return tree_map([](const NamedArray& a) { return a.eval(); }, in);
+}
+const Inputs& inputs() {
+  static const Inputs in = make_inputs();
+  return in;
+}
+Inputs as(DType d, const Inputs& in) {
+  return tree_map([&](const NamedArray& a) { return a.astype(d).eval(); }, in);
+}
+const NamedArray& ids() {
+  static const NamedArray a = random::randint(random::key(10), Tokens, 0, int(Vocab.size)).eval();
+  return a;
+}
+const NamedArray& mask() {
+  static const NamedArray a = (random::uniform(random::key(11), Tokens) < 0.6).eval();
+  return a;
+}
+constexpr int ignored = 5;
+
+enum Feature : unsigned {
+  bias = 1,
+  masked = 2,
+  weighted = 4,
+  ignoring = 8,
+  smoothed = 16,
+  z_loss = 32,
+  soft_cap = 64,
+  temperature = 128,
+  class_weighted = 256,
+  soft_targets = 512,
+  normed = 1024,
+  summed = 2048,
+  last_feature = summed
+};
+using Features = unsigned;
+
+NamedArray normalised(const NamedArray& x, const NamedArray& gain) { return x * rsqrt(mean(square(x), Embed) + 0.1) * gain; }
+
+nn::LinearCrossEntropyOptions options_of(Features f, const Inputs& in) {
+  nn::LinearCrossEntropyOptions o;
+  if (f & bias) o.bias = in.bias;
+  if (f & masked) o.mask = mask();
+  if (f & weighted) o.weights = in.weights;
+  if (f & ignoring) o.ignore_index = ignored;
+  if (f & smoothed) o.label_smoothing = 0.15;
+  if (f & z_loss) o.z_loss = 0.02;
+  if (f & soft_cap) o.soft_cap = 3;
+  if (f & temperature) o.temperature = 0.7;
+  if (f & class_weighted) o.class_weights = in.class_weights;
+  if (f & normed) o.norm = [gain = in.gain](const NamedArray& x) { return normalised(x, gain); };
+  if (f & summed) o.reduction = nn::Reduction::sum;
+  return o;
+}
+const NamedArray& targets_of(Features f, const Inputs& in) { return f & soft_targets ? in.soft : ids(); }
+
+// The same by the book, on full logits.
+LinearCrossEntropy by_the_book(Features f, const Inputs& in) {
+  auto d = in.x.dtype();
+  auto l = dot(f & normed ? normalised(in.x, in.gain) : in.x, in.weight, Embed);
+  if (f & bias) l = l + in.bias;
+  if (f & soft_cap) l = 3. * tanh(l / 3.);
+  if (f & temperature) l = l / 0.7;
+  auto log_p = log_softmax(l, Vocab), lse = logsumexp(l, Vocab);
+  auto target = f & soft_targets ? in.soft : one_hot(ids(), Vocab, d);
+  auto q = f & smoothed ? 0.85 * target + 0.15 / double(Vocab.size) : target;
+  auto classes = f & class_weighted ? in.class_weights : ones(Vocab, d);
+  auto loss = -sum(q * log_p * classes, Vocab);
+  if (f & z_loss) loss = loss + 0.02 * square(lse);
+  auto w = f & weighted ? in.weights : ones(Tokens, d);
+  if (f & masked) w = w * astype(mask(), d);
+  if ((f & ignoring) && !(f & soft_targets)) w = w * astype(ids() != ignored, d);
+
+  LinearCrossEntropy r;
+  r.losses = w * loss;
+  auto divisor = f & class_weighted && !(f & soft_targets) ? w * sum(one_hot(ids(), Vocab, d) * classes, Vocab) : w;
+  r.total = {sum(r.losses), sum(divisor)};
+  r.loss = f & summed ? r.total.sum : r.total.sum / r.total.weight;
+  r.logsumexp = lse;
+  r.log_prob = sum(target * log_p, Vocab);
+  r.entropy = -sum(exp(log_p) * log_p, Vocab);
+  auto theirs = dot(in.teacher_x, in.teacher_weight, Wide);
+  if (f & temperature) theirs = theirs / 0.7;
+  auto log_t = log_softmax(theirs, Vocab);
+  r.kl = sum(exp(log_t) * (log_t - log_p), Vocab);
+  r.ids = argmax(l, Vocab);
+  r.nll = {-sum(w * r.log_prob), sum(w)};
+  auto id = f & soft_targets ? argmax(in.soft, Vocab) : ids();
+  r.accuracy = {sum(w * astype(r.ids == id, d)), sum(w)};
+  std::tie(r.top_logits, r.top_ids) = top_k(l, Vocab, 4, "top");
+  return r;
+}
+
+// How the work is cut: positions of which axes a turn; 0: all.
+struct Cut {
+  const char* name;
+  AxisSelection walked;
+  std::int64_t chunk, vocab_chunk;
+  ChunkForm form = ChunkForm::automatic;
+  bool small() const { return (chunk && chunk < 8) || (vocab_chunk && vocab_chunk < 8); }
+};
+bool walks_vocab(const Cut& cut) { return cut.vocab_chunk || (!cut.walked.all() && cut.walked.items()[0].name == Vocab.name); }
+const std::vector<Cut>& cuts() {
+  static const std::vector<Cut> all{
+      {"1 token", {}, 1, 0},
+      {"7 tokens", {}, 7, 0},
+      {"N - 1 tokens", {}, 32, 0},
+      {"N tokens", {}, 33, 0},
+      {"N + 1 tokens", {}, 34, 0},
+      {"22 tokens, made again", {}, 22, 0, ChunkForm::recompute},
+      {"22 tokens in one sweep", {}, 22, 0, ChunkForm::sweep},
+      {"4 positions", Pos, 4, 0},
+      {"1 of the vocabulary", Vocab, 1, 0},
+      {"7 of the vocabulary", Vocab, 7, 0},
+      {"between V/2 and V of the vocabulary", Vocab, 25, 0},
+      {"V - 1 of the vocabulary", Vocab, 36, 0},
+      {"V of the vocabulary", Vocab, 37, 0},
+      {"V + 1 of the vocabulary", Vocab, 38, 0},
+  };
+  return all;
+}
+
+double relative(const NamedArray& got, const NamedArray& want) {  // L2
+  if (!got || !want || got.axes() != want.axes()) return INFINITY;
+  auto a = got.doubles(), b = want.doubles();
+  double off = 0, size = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) off += (a[i] - b[i]) * (a[i] - b[i]), size += b[i] * b[i];
+  return size > 0 ? std::sqrt(off / size) : off > 0 ? INFINITY : 0;
+}
+
+auto loss_and_gradients(Features f, const Cut& cut) {
+  auto run = jit([=](const Inputs& in) {
+    return value_and_grad([=](const Inputs& p) {
+      auto o = options_of(f, p);
+      o.walked = cut.walked, o.chunks = {.chunk = cut.chunk, .form = cut.form}, o.vocab_chunk = cut.vocab_chunk;
+      return nn::linear_cross_entropy(p.x, p.weight, targets_of(f, p), Embed, Vocab, o).loss;
+    })(in);
+  });
+  return run(inputs());
+}
+auto loss_and_gradients_by_the_book(Features f) {
+  static const Inputs wide = as(DType::f64, inputs());
+  return jit([=](const Inputs& in) { return value_and_grad([=](const Inputs& p) { return by_the_book(f, p).loss; })(in); })(wide);
+}
+std::string shown(Features f) {
+  const char* const names[] = {"bias",   "mask",     "weights",     "ignore_index",  "label_smoothing",
+                               "z_loss", "soft_cap", "temperature", "class_weights", "soft targets",
+                               "norm",   "sum"};
+  std::string s;
+  for (unsigned i = 0; 1u << i <= last_feature; ++i)
+    if (f >> i & 1) s += std::string(s.empty() ? "" : ", ") + names[i];
+  return s.empty() ? "plain" : s;
+}
+using Want = decltype(loss_and_gradients_by_the_book(0));
+void agrees(Features f, const Cut& cut, const Want& want) {
+  CAPTURE(shown(f));
+  CAPTURE(std::string(cut.name));
+  auto [loss, g] = loss_and_gradients(f, cut);
+  const double most = cut.small() ? 3e-6 : 1e-6;
+  CHECK(relative(loss, want.first) <= most);
+  Walk names = walk_of(g, {.paths = true});
+  auto got = flatten(g), wanted = flatten(want.second);
+  for (std::size_t k = 0; k < got.size(); ++k) {
+    CAPTURE(names.paths[k]);
+    bool main = names.paths[k] == "x" || names.paths[k] == "weight";
+    CHECK(relative(got[k], wanted[k]) <= (main ? most : 3e-6));  // the others are differences of near numbers
+  }
+}
+
+}  // namespace
+
+TEST_CASE("linear cross entropy: every option, in every kind of chunk") {
+  for (Features f = 0; f <= last_feature; f = f ? f << 1 : 1) {
+    auto want = loss_and_gradients_by_the_book(f);
+    for (auto& cut : cuts()) agrees(f, cut, want);
+  }
+}
+
+TEST_CASE("linear cross entropy: every pair of options") {
+  std::size_t next = 0;
+  for (Features a = 1; a <= last_feature; a <<= 1)
+    for (Features b = a << 1; b <= last_feature; b <<= 1) {
+      auto want = loss_and_gradients_by_the_book(a | b);
+      agrees(a | b, cuts()[next++ % cuts().size()], want);
+    }
+}
+
+namespace {
+
+// What is asked for, each with a cotangent of its own: sums of outputs times noise.
+using Outputs = std::vector<NamedArray>;
+Outputs differentiable(const LinearCrossEntropy& r) {
+  return {r.loss, r.losses, r.logsumexp, r.log_prob, r.entropy, r.kl, r.top_logits, r.nll.sum, r.total.mean()};
+}
+const char* const output_names[] = {"loss", "losses",     "logsumexp", "log_prob",     "entropy",
+                                    "kl",   "top_logits", "nll",       "mean of total"};
+NamedArray with_cotangents(const Outputs& outputs, std::size_t only) {
+  const NamedArray& o = outputs.at(only);
+  return sum(o * random::normal(random::key(100 + int(only)), o.axes(), DType::f64).astype(o.dtype()));
+}
+nn::LinearCrossEntropyOptions asking_for_all(Features f, const Cut& cut, const Inputs& p) {
+  auto o = options_of(f, p);
+  o.walked = cut.walked, o.chunks = {.chunk = cut.chunk, .form = cut.form}, o.vocab_chunk = cut.vocab_chunk;
+  o.teacher = nn::LinearHead{.x = p.teacher_x, .weight = p.teacher_weight, .Embed = Wide};
+  o.outputs = {.losses = true, .logsumexp = true, .log_prob = true, .ids = true, .entropy = true, .nll = true, .accuracy = true};
+  if (!walks_vocab(cut)) o.outputs.top_k = 4;
+  return o;
+}
+
+}  // namespace
+
+TEST_CASE("linear cross entropy: every output, with any cotangents") {
+  const Features f = bias | masked | weighted | temperature | z_loss;
+  const Inputs wide = as(DType::f64, inputs());
+  auto values = jit([=](const Inputs& p) { return by_the_book(f, p); })(wide);
+  for (std::size_t k = 0; k < std::size(output_names); ++k) {
+    CAPTURE(std::string(output_names[k]));
+    auto want = jit([=](const Inputs& in) {
+      return value_and_grad([=](const Inputs& p) { return with_cotangents(differentiable(by_the_book(f, p)), k); })(in);
+    })(wide);
+    for (auto& cut : cuts()) {
+      CAPTURE(std::string(cut.name));
+      if (walks_vocab(cut) && std::string(output_names[k]) == "top_logits") continue;
+      auto got = jit([=](const Inputs& in) {
+        return value_and_grad([=](const Inputs& p) {
+          auto r = nn::linear_cross_entropy(p.x, p.weight, ids(), Embed, Vocab, asking_for_all(f, cut, p));
+          return std::pair{with_cotangents(differentiable(r), k), r};
+        })(in);
+      })(inputs());
+      const double most = cut.small() ? 3e-6 : 1e-6;
+      auto& r = got.first.second;
+      CHECK(relative(differentiable(r)[k], differentiable(values)[k]) <= most);
+      CHECK(r.ids.integers() == values.ids.integers());
+      CHECK(relative(r.accuracy.mean(), values.accuracy.mean()) <= most);
+      if (r.top_ids) CHECK(r.top_ids.integers() == values.top_ids.integers());
+      auto g = flatten(got.second), wanted = flatten(want.second);
+      for (std::size_t j = 0; j < g.size(); ++j) CHECK(relative(g[j], wanted[j]) <= most);
+    }
+  }
+}
+
+TEST_CASE("linear cross entropy: finite differences of every output, in f64") {
+  const Inputs at = as(DType::f64, inputs());
+  const Inputs along = tree_map(
+      [seed = 200](const NamedArray& a) mutable { return random::normal(random::key(++seed), a.axes(), DType::f64).eval(); }, at);
+  const double h = 1e-5;
+  for (Features f : {bias | masked | weighted | ignoring | smoothed | z_loss | class_weighted | normed,
+                     bias | soft_cap | temperature | soft_targets | class_weighted | smoothed | summed})
+    for (auto& cut : {cuts()[1], cuts()[10]})
+      for (std::size_t k = 0; k < std::size(output_names); ++k) {
+        if (walks_vocab(cut) && std::string(output_names[k]) == "top_logits") continue;
+        CAPTURE(shown(f));
+        CAPTURE(std::string(cut.name));
+        CAPTURE(std::string(output_names[k]));
+        auto value = [=](const Inputs& p) {
+          auto r = nn::linear_cross_entropy(p.x, p.weight, targets_of(f, p), Embed, Vocab, asking_for_all(f, cut, p));
+          return with_cotangents(differentiable(r), k);
+        };
+        auto g = flatten(jit(grad(value))(at)), v = flatten(along);
+        double slope = 0;
+        for (std::size_t j = 0; j < g.size(); ++j) slope += sum(g[j] * v[j]).item();
+        auto moved = [&](double by) {
+          return tree_map([=](const NamedArray& a, const NamedArray& d) { return (a + by * d).eval(); }, at, along);
+        };
+        auto run = jit(value);
+        double difference = (run(moved(h)).item() - run(moved(-h)).item()) / (2 * h);
+        CHECK(std::abs(slope - difference) <= 1e-7 * (1 + std::abs(difference)));
+      }
+}
