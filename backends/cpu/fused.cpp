@@ -70,14 +70,14 @@ struct Runs {
   }
 };
 
+// One value for each row, or one row for all.
 template <class T>
-void expand(void* out, const void* in, std::int64_t outer, std::int64_t inner, bool lanes) {
+void expand(void* out, const void* in, std::int64_t rows, std::int64_t columns, bool by_row) {
   T* d = static_cast<T*>(out);
   const T* s = static_cast<const T*>(in);
-  if (lanes) {
-    for (std::int64_t i = 0; i < inner; ++i) std::memcpy(d + i * outer, s, static_cast<std::size_t>(outer) * sizeof(T));
-  } else {
-    for (std::int64_t o = 0; o < outer; ++o) std::fill_n(d + o * inner, inner, s[o]);
+  for (std::int64_t r = 0; r < rows; ++r) {
+    if (by_row) std::fill_n(d + r * columns, columns, s[r]);
+    else std::memcpy(d + r * columns, s, static_cast<std::size_t>(columns) * sizeof(T));
   }
 }
 template <class T>
@@ -102,7 +102,7 @@ class FusedStep final : public CompiledStep {
     pool_ = pool_memory_.get() + (64 - reinterpret_cast<std::uintptr_t>(pool_memory_.get()) % 64) % 64;
     bases_.resize(plan_.accesses.size());
     set_constants();
-    run_pool(plan_.constants);
+    Worker(*this).once(plan_.constants);
   }
 
   void run(Frame& frame) override {
@@ -112,7 +112,7 @@ class FusedStep final : public CompiledStep {
       bases_[a] = access.iota ? Base{nullptr, access.start + access.view.offset + access.place.turned(frame)}
                               : Base{access.place.at(frame), 0};
     }
-    if (!plan_.prologue.empty()) run_pool(plan_.prologue);
+    if (!plan_.prologue.empty()) Worker(*this).once(plan_.prologue);
     partials_ = plan_.scratch_bytes ? scratch_.at(frame) : nullptr;
     const int workers = threads();
     if (plan_.chunks == 1) {
@@ -146,6 +146,12 @@ class FusedStep final : public CompiledStep {
     explicit Worker(const FusedStep& step) : step_(step), plan_(step.plan_), registers_(workspace()) {
       values_ = reinterpret_cast<void**>(registers_ + (plan_.register_bytes + 63) / 64 * 64);
       for (std::size_t v = 0; v < plan_.values.size(); ++v) values_[v] = home_of(v);
+    }
+    // Into the pool: what a full tile needs.
+    void once(const Tape& tape) {
+      tile_.outer = tile_.inner = 1;
+      for (int d = 0; d < plan_.dims; ++d) (d < plan_.outer_dims ? tile_.outer : tile_.inner) *= tile_.size[d] = plan_.box[d];
+      play(tape);
     }
     void whole(std::int64_t box) {
       tile_.set_outer(plan_, box);
@@ -206,7 +212,7 @@ class FusedStep final : public CompiledStep {
       for (const Op& op : tape) play(op);
     }
     void play(const Op& op) {
-      const std::int64_t n = op.extent == Extent::one ? 1 : op.extent == Extent::outer ? tile_.outer : tile_.outer * tile_.inner;
+      const std::int64_t n = points_of(op.extent, tile_.outer, tile_.inner);
       switch (op.kind) {
         case Op::map: {
           const void* in[4];
@@ -214,6 +220,7 @@ class FusedStep final : public CompiledStep {
           op.kernel(value(op.out), in, n);
           return;
         }
+        case Op::map_rows: return map_rows(op);
         case Op::load: return load(op, n);
         case Op::iota: return iota(op);
         case Op::store: return store(op);
@@ -231,9 +238,9 @@ class FusedStep final : public CompiledStep {
         }
         case Op::expand:
           if (cpu::bytes_of(op.lane) == 4)
-            expand<std::uint32_t>(value(op.out), value(op.in[0]), tile_.outer, tile_.inner, plan_.lanes);
+            expand<std::uint32_t>(value(op.out), value(op.in[0]), rows(), columns(), op.from[0] == plan_.row());
           else
-            expand<std::uint64_t>(value(op.out), value(op.in[0]), tile_.outer, tile_.inner, plan_.lanes);
+            expand<std::uint64_t>(value(op.out), value(op.in[0]), rows(), columns(), op.from[0] == plan_.row());
           return;
         case Op::splat: return splat(op, value(op.out), value(op.in[0]), n);
         case Op::recode:
@@ -243,6 +250,24 @@ class FusedStep final : public CompiledStep {
       }
     }
     void*& value(int v) { return values_[v]; }
+    std::int64_t rows() const { return plan_.lanes ? tile_.inner : tile_.outer; }
+    std::int64_t columns() const { return plan_.lanes ? tile_.outer : tile_.inner; }
+    // Two operands, row by row: of each the row's one value, the row that all share, or the row's own.
+    void map_rows(const Op& op) {
+      std::int64_t step[2];
+      const void* in[4] = {};
+      for (int k = 0; k < 2; ++k) {
+        in[k] = value(op.in[k]);
+        const Register& r = plan_.values[static_cast<std::size_t>(op.in[k])];
+        step[k] = cpu::bytes_of(r.lane) * (op.from[k] == plan_.row() ? 1 : op.from[k] == Extent::full ? columns() : 0);
+      }
+      char* out = static_cast<char*>(value(op.out));
+      const std::int64_t n = columns(), out_step = n * cpu::bytes_of(op.lane);
+      for (std::int64_t r = rows(); r > 0; --r, out += out_step) {
+        op.kernel(out, in, n);
+        for (int k = 0; k < 2; ++k) in[k] = static_cast<const char*>(in[k]) + step[k];
+      }
+    }
 
     // Where the tile begins in a view, in elements from the view's first, and how it goes on.
     std::int64_t begin(const Op& op, const Access& access, Runs& runs) const {
@@ -253,12 +278,10 @@ class FusedStep final : public CompiledStep {
       auto add = [&](int first, int last) {
         for (int d = first; d < last; ++d) runs.add(tile_.size[d], access.strides[static_cast<std::size_t>(d)]);
       };
-      if (plan_.lanes && !op.outer_access) {
-        add(plan_.outer_dims, plan_.dims);
-        add(0, plan_.outer_dims);
-      } else {
-        add(0, end);
-      }
+      const bool outer = static_cast<int>(op.extent) & 1, inner = !op.outer_access && static_cast<int>(op.extent) & 2;
+      if (plan_.lanes && inner) add(plan_.outer_dims, plan_.dims);
+      if (outer) add(0, plan_.outer_dims);
+      if (!plan_.lanes && inner) add(plan_.outer_dims, plan_.dims);
       return offset;
     }
     void load(const Op& op, std::int64_t n) {
@@ -323,30 +346,6 @@ class FusedStep final : public CompiledStep {
         *static_cast<std::int64_t*>(pool_value(v)) = x;
       else
         *static_cast<std::uint32_t*>(pool_value(v)) = static_cast<std::uint32_t>(x);
-    }
-  }
-  // Uniform values: one each, or as many copies as a tile is large.
-  void run_pool(const Tape& tape) {
-    for (const Op& op : tape) {
-      const std::int64_t n = op.extent == Extent::one     ? 1
-                             : op.extent == Extent::outer ? plan_.outer_box
-                                                          : plan_.outer_box * plan_.inner_box;
-      void* out = pool_value(op.out);
-      const std::size_t access = static_cast<std::size_t>(op.access);
-      if (op.kind == Op::load)
-        op.load_run(out, bases_[access].memory, 1, 1);
-      else if (op.kind == Op::iota)
-        count_up(op.lane, out, 0, bases_[access].start, 0, 1);
-      else if (op.kind == Op::splat)
-        splat(op, out, pool_value(op.in[0]), n);
-      else if (op.kind == Op::recode) {
-        op.store_run(pool_value(op.in[1]), pool_value(op.in[0]), 1, n);
-        op.load_run(out, pool_value(op.in[1]), 1, n);
-      } else {
-        const void* in[4];
-        for (int k = 0; k < 4; ++k) in[k] = op.in[k] >= 0 ? pool_value(op.in[k]) : nullptr;
-        op.kernel(out, in, n);
-      }
     }
   }
 

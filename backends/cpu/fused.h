@@ -14,7 +14,11 @@ namespace haliax::cpu {
 
 constexpr int max_dims = 16;
 
-enum class Extent : std::uint8_t { one, outer, full };  // values: 1, those of an outer box, those of a tile
+enum class Extent : std::uint8_t { one, outer, inner, full };  // values: 1, one for each outer point of a tile, each inner one, each point
+constexpr Extent operator|(Extent a, Extent b) { return static_cast<Extent>(static_cast<int>(a) | static_cast<int>(b)); }
+constexpr std::int64_t points_of(Extent e, std::int64_t outer, std::int64_t inner) {
+  return ((static_cast<int>(e) & 1) ? outer : 1) * ((static_cast<int>(e) & 2) ? inner : 1);
+}
 
 struct Access {  // a view, or an iota, in walk order
   Place place;
@@ -27,10 +31,11 @@ struct Access {  // a view, or an iota, in walk order
 };
 
 struct Op {
-  enum Kind : std::uint8_t { map, load, iota, store, reduce, finish, expand, splat, recode };
+  enum Kind : std::uint8_t { map, map_rows, load, iota, store, reduce, finish, expand, splat, recode };
   Kind kind = map;
   Extent extent = Extent::one;             // how many values
   bool outer_access = false;               // load, store, iota: at the outer point
+  Extent from[2] = {Extent::full, Extent::full};  // map_rows, expand: how many values the operands have
   Lane lane = Lane::f32;                   // of the result
   int out = -1, in[4] = {-1, -1, -1, -1};  // numbers of values
   int access = -1, reduction = -1;
@@ -53,6 +58,8 @@ struct FusedPlan {
   bool lanes = false;   // tiles are [inner][outer]
   bool serial = false;  // one point after the other
   bool keep = false;    // one inner box: values stay in registers from level to level
+  // Rows are the outer points and columns the inner ones, or the other way round.
+  Extent row() const { return lanes ? Extent::inner : Extent::outer; }
   std::int64_t outer_points = 1, inner_points = 1, outer_boxes = 1, inner_boxes = 1;
   std::int64_t outer_box = 1, inner_box = 1;  // points of a full box
   std::int64_t chunks = 1;                    // the inner space of an outer box is cut in this many parts that run side by side
@@ -62,7 +69,7 @@ struct FusedPlan {
   std::vector<Reduction> reductions;
   std::vector<int> reduction_level;
   std::vector<Register> values;
-  Tape prologue;                   // uniform values; run once, into the pool
+  Tape prologue;                   // what is the same for all tiles; run once, into the pool
   Tape constants;                  // run when compiled, into the pool
   std::vector<Tape> outer, inner;  // by level
   Tape outer_stores;

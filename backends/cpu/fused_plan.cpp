@@ -47,7 +47,10 @@ class Planner {
 
  private:
   struct Info {
-    bool needed = false, uniform = false, constant = false, inner = false;
+    bool needed = false, uniform = false, constant = false;
+    bool varies = false;  // with the inner point
+    bool fixed = false;   // the same for all tiles
+    bool inner = false;   // made in the inner tapes
     Extent extent = Extent::one;
     int level = 0, access = -1, value = -1, reduction = -1;
   };
@@ -211,7 +214,7 @@ class Planner {
       p.inner_box = cut(0, p.dims, tile_);
       square_tile();
     } else if (p.lanes) {
-      p.outer_box = cut(0, p.outer_dims, std::min<std::int64_t>(tile_, 256));
+      p.outer_box = cut(0, p.outer_dims, p.outer_points <= tile_ / 2 ? tile_ : std::min<std::int64_t>(tile_, 256));
       bool keep = may_keep_ && p.inner_points * p.outer_box <= 4 * tile_;
       p.inner_box = cut(p.outer_dims, p.dims, keep ? p.inner_points : std::max<std::int64_t>(1, tile_ / p.outer_box));
     } else {
@@ -266,35 +269,31 @@ class Planner {
       Info& me = info(i);
       const Instr& in = instr(i);
       if (!me.needed) continue;
-      me.uniform = me.constant = true;
+      me.uniform = me.constant = me.fixed = true;
       if (in.code == Code::load || in.code == Code::iota) {
         const Access& access = plan_.accesses[static_cast<std::size_t>(me.access)];
         me.constant = false;
-        bool varies_inner = false, varies_outer = false, varies_in_tile = false;
+        bool outer = false;
         for (int d = 0; d < plan_.dims; ++d) {
-          bool varies = access.strides[static_cast<std::size_t>(d)] != 0;
-          (d < plan_.outer_dims ? varies_outer : varies_inner) |= varies;
-          varies_in_tile |= varies && plan_.box[d] > 1;
+          if (access.strides[static_cast<std::size_t>(d)] == 0) continue;
+          (d < plan_.outer_dims ? outer : me.varies) = true;
+          if (plan_.box[d] > 1) me.extent = me.extent | (d < plan_.outer_dims ? Extent::outer : Extent::inner);
         }
-        me.uniform = !varies_inner && !varies_outer;
-        me.inner = varies_inner;
-        me.extent = varies_inner                 ? (varies_in_tile ? Extent::full : Extent::one)
-                    : varies_outer && !one_outer ? Extent::outer
-                                                 : Extent::one;
+        me.uniform = !me.varies && !outer;
+        me.fixed = !outer && (!me.varies || (!pointwise_ && plan_.inner_boxes <= 1));
       }
-      bool inner_one = false;
       for (int k = 0; k < operands(in); ++k) {
         const Info& arg = info(in.args[k]);
         me.uniform &= arg.uniform;
         me.constant &= arg.constant;
-        me.inner |= arg.inner;
+        me.fixed &= arg.fixed;
+        me.varies |= arg.varies;
         me.level = std::max(me.level, arg.level);
-        me.extent = std::max(me.extent, arg.extent);
-        inner_one |= arg.inner && arg.extent == Extent::one;
+        me.extent = me.extent | arg.extent;
       }
-      if (inner_one && me.extent == Extent::outer) me.extent = Extent::full;
+      me.inner = me.varies && !me.fixed;
       if (is_reduce(in.code)) {
-        me.uniform = me.constant = me.inner = false;
+        me.uniform = me.constant = me.fixed = me.varies = me.inner = false;
         me.extent = one_outer ? Extent::one : Extent::outer;
         me.reduction = static_cast<int>(plan_.reductions.size());
         plan_.reductions.push_back(
@@ -331,20 +330,21 @@ class Planner {
     return tape(where).back();
   }
   int home_of(const Info& me, int inner_tape) const {
-    return me.constant ? in_constants : me.uniform ? in_prologue : me.inner ? inner_tape : in_outer;
+    return me.constant ? in_constants : me.fixed ? in_prologue : me.inner ? inner_tape : in_outer;
   }
   // The value of instruction i with all `extent` entries filled, made in the tape `where` unless it is there already.
   int filled(int i, Extent extent, int where) {
     const Info& me = info(i);
-    if (me.extent == extent || extent == Extent::one) return me.value;
-    if (me.extent == Extent::outer && plan_.inner_box == 1) return me.value;
-    int home = me.uniform ? home_of(me, where) : where;
+    if (box_points(me.extent) == box_points(extent)) return me.value;
+    int home = me.uniform || (me.fixed && !plan_.lanes) ? home_of(me, where) : where;   // a shorter tile has shorter lanes
     int& cached = filled_[{me.value, extent, home}];
     if (cached > 0) return cached;
     Op& op = push(home, me.extent == Extent::one ? Op::splat : Op::expand, extent, lane_of(instr(i).dtype));
     op.in[0] = me.value;
+    op.from[0] = me.extent;
     return cached = op.out;
   }
+  std::int64_t box_points(Extent e) const { return points_of(e, plan_.outer_box, plan_.inner_box); }
   static Kernel need(Kernel kernel, const char* what) {
     if (!kernel) throw Error(std::string("[fused] no kernel for ") + what + " of this dtype");
     return kernel;
@@ -386,14 +386,14 @@ class Planner {
     Op& op = push(where, in.code == Code::iota ? Op::iota : Op::load, me.extent,
                   lane_of(plan_.accesses[static_cast<std::size_t>(me.access)].dtype));
     op.access = me.access;
-    op.outer_access = !me.inner;
+    op.outer_access = !me.varies;
     me.value = op.out;
     int value = op.out;
     if (in.code == Code::iota) {
       wrap(where, value, me.extent, in.dtype);
     } else {
       op.load_run = kernels().load(in.view.dtype);
-      plan_.accesses[static_cast<std::size_t>(me.access)].direct = !is_narrow(in.view.dtype) && !me.uniform;
+      plan_.accesses[static_cast<std::size_t>(me.access)].direct = !is_narrow(in.view.dtype) && !me.fixed;
       if (in.view.dtype != in.dtype) me.value = convert(value, me.extent, in.view.dtype, in.dtype, where);
     }
   }
@@ -445,9 +445,15 @@ class Planner {
     bool scalar[4] = {};
     bool shapes =
         n == 2 && me.extent != Extent::one && (info(in.args[0]).extent != Extent::one || info(in.args[1]).extent != Extent::one);
+    // Rows that are long enough to go one by one: what a row has but once need not be filled in.
+    const std::int64_t columns = plan_.lanes ? plan_.outer_box : plan_.inner_box;
+    bool partial = false;
+    for (int k = 0; k < n; ++k) partial |= box_points(info(in.args[k]).extent) < box_points(me.extent);
+    const bool by_row = n == 2 && me.extent == Extent::full && partial && columns >= 64 &&
+                        info(in.args[0]).extent != Extent::one && info(in.args[1]).extent != Extent::one;
     for (int k = 0; k < n; ++k) {
-      scalar[k] = shapes && info(in.args[k]).extent == Extent::one;
-      args[k] = scalar[k] ? info(in.args[k]).value : filled(in.args[k], me.extent, where);
+      scalar[k] = by_row ? info(in.args[k]).extent == plan_.row() : shapes && info(in.args[k]).extent == Extent::one;
+      args[k] = scalar[k] || by_row ? info(in.args[k]).value : filled(in.args[k], me.extent, where);
     }
     // The lane of the operands; a condition's is always that of bool.
     Lane from = lane_of(in.code == Code::select ? in.dtype : first.dtype);
@@ -459,6 +465,12 @@ class Planner {
       args[n++] = args[0];
     }
     me.value = map(where, code, me.extent, from, in.dtype, args, n, scalar);
+    if (!by_row) return;
+    for (Op& op : tape(where)) {
+      if (op.kind != Op::map || op.out != me.value || op.in[0] == op.out) continue;
+      op.kind = Op::map_rows;
+      for (int k = 0; k < n; ++k) op.from[k] = info(in.args[k]).extent;
+    }
   }
 
   // Reads a value for each point of the tile: reductions, stores.
@@ -578,9 +590,7 @@ class Planner {
 
   std::int64_t bytes_for(int value) const {
     std::size_t v = static_cast<std::size_t>(value);
-    std::int64_t n = extents_[v] == Extent::one     ? 1
-                     : extents_[v] == Extent::outer ? plan_.outer_box
-                                                    : plan_.outer_box * plan_.inner_box;
+    std::int64_t n = box_points(extents_[v]);
     std::int64_t bytes = (n * cpu::bytes_of(plan_.values[v].lane) + 63) / 64 * 64;
     return n >= 512 ? bytes + 192 : bytes;  // not all at the same place of a page
   }
@@ -649,7 +659,7 @@ class Planner {
         for (int v : dying) free[bytes_for(v)].push_back(plan_.values[static_cast<std::size_t>(v)].offset);
         dying.clear();
       };
-      bool over = op.kind == Op::map && op.out >= 0;
+      bool over = (op.kind == Op::map || op.kind == Op::map_rows) && op.out >= 0;
       if (over) {
         for (int v : op.in)
           if (v >= 0 && may_replace(v, op.out)) ends(v);

@@ -40,7 +40,7 @@ NamedArray gelu(Arr x, bool approximate) {
   LayerScope scope(x);
   if (!approximate) return x * (0.5 * (1. + erf(x * std::numbers::sqrt2 / 2.)));
   const double slope = std::sqrt(2 / std::numbers::pi);
-  return x * (0.5 * (1. + tanh(slope * (x + 0.044715 * (x * x * x)))));
+  return x * (0.5 * (1. + tanh(x * (slope + 0.044715 * slope * (x * x)))));
 }
 NamedArray quick_gelu(Arr x) {
   LayerScope scope(x);
