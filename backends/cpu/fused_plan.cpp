@@ -170,17 +170,21 @@ class Planner {
     for (int d = 0; d < plan_.dims; ++d) (d < plan_.outer_dims ? plan_.outer_points : plan_.inner_points) *= plan_.size[d];
   }
 
-  // Lanes when more views are contiguous along an outer dimension than along an inner one; that dimension goes last.
+  // Lanes when more of what is read and written is contiguous along an outer dimension than along an inner one; that dimension goes last.
   void choose_layout(std::vector<std::size_t>& outer, const std::vector<std::size_t>& inner) {
     if (outer.empty() || inner.empty() || plan_.serial) return;
-    int rows = 0, best = 0;
+    std::int64_t rows = 0, best = 0;   // in points
     std::size_t best_dim = 0;
-    std::vector<int> votes(fused_.dims.size(), 0);
+    Dims votes(fused_.dims.size(), 0);
     for (int i = 0; i < count(); ++i) {
       if (info(i).access < 0 || !instr(i).inner || instr(i).code == Code::iota) continue;
       const Access& access = plan_.accesses[static_cast<std::size_t>(info(i).access)];
-      rows += std::abs(access.strides[inner.back()]) == 1;
-      for (std::size_t d : outer) votes[d] += std::abs(access.strides[d]) == 1;
+      std::int64_t points = 1;
+      for (std::size_t d = 0; d < fused_.dims.size(); ++d)
+        if (access.strides[d] != 0) points *= fused_.dims[d];
+      if (std::abs(access.strides[inner.back()]) == 1) rows += points;
+      for (std::size_t d : outer)
+        if (std::abs(access.strides[d]) == 1) votes[d] += points;
     }
     for (std::size_t d : outer)
       if (votes[d] > best) best = votes[d], best_dim = d;
