@@ -133,9 +133,12 @@ template <class Index, class... P> struct Slots;
 template <std::size_t... I, class... P> struct Slots<std::index_sequence<I...>, P...> : Slot<I, P>... {};
 template <std::size_t I, class P> constexpr Member<P> slot(const Slot<I, P>& s) { return s.member; }
 
-template <class T> inline constexpr auto members = apply(fake<T>.value, [](const auto&... field) {
-  return Slots<std::make_index_sequence<sizeof...(field)>, decltype(&field)...>{{{&field}}...};
-});
+// A function and no variable: one of a local T would be emitted, and would not link for want of `fake`.
+template <class T> constexpr auto members() {
+  return apply(fake<T>.value, [](const auto&... field) {
+    return Slots<std::make_index_sequence<sizeof...(field)>, decltype(&field)...>{{{&field}}...};
+  });
+}
 #pragma GCC diagnostic pop
 
 template <auto M> constexpr std::string_view spelled() { return __PRETTY_FUNCTION__; }
@@ -159,7 +162,7 @@ struct Access {
 template <class T> [[gnu::noinline]] void write_names(std::string_view* names, std::size_t count) {
   if constexpr (Access::listed<T>) cut_listed(names, count, Access::text<T>);
   else [&]<std::size_t... I>(std::index_sequence<I...>) {
-    ((names[I] = spelled<slot<I>(members<T>)>()), ...);
+    ((names[I] = spelled<slot<I>(members<T>())>()), ...);
     cut_spelled(names, count);
   }(std::make_index_sequence<field_count<T>>{});
 }
