@@ -5,6 +5,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -102,9 +103,9 @@ struct Case {
     std::vector<void*> in_pointers, out_pointers;
     for (Bytes& b : in) in_pointers.push_back(b.data());
     for (Bytes& b : out) out_pointers.push_back(b.data());
-    void* arena = std::aligned_alloc(64, static_cast<std::size_t>((program.arena_bytes + 127) / 64 * 64));
-    executable->run(in_pointers, out_pointers, arena, nullptr);
-    std::free(arena);
+    const auto size = static_cast<std::size_t>((program.arena_bytes + 127) / 64 * 64);
+    const std::unique_ptr<void, decltype(&std::free)> arena(std::aligned_alloc(64, size), &std::free);  // run may raise
+    executable->run(in_pointers, out_pointers, arena.get(), nullptr);
     if (arguments_after) *arguments_after = in;
     return out;
   }

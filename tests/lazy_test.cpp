@@ -1,9 +1,11 @@
 // Lazy evaluation: graphs of any length, one node for equal values, what is kept, and reading out.
 #include <doctest/doctest.h>
 
+#include <unistd.h>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <unistd.h>
+#include <limits>
 
 #include "graph/node.h"
 #include "haliax/haliax.h"
@@ -64,12 +66,25 @@ TEST_CASE("equal values are one node; values are made once") {
   CHECK(both[1].node()->value);
 }
 
-TEST_CASE("printing shows dtype, axes and a few values, once there are any") {
+TEST_CASE("printing shows dtype, axes and a few values, where there can be any") {
   auto x = array({1, 2, 3, 4, 5, 6}, {{"batch", 2}, {"embed", 3}});
   CHECK(x.to_string() == "NamedArray(f32, (batch=2, embed=3), [[1, 2, 3], [4, 5, 6]])");
   auto y = x * 0.5;
-  CHECK(y.to_string() == "NamedArray(f32, (batch=2, embed=3))");
-  CHECK(y.eval().to_string() == "NamedArray(f32, (batch=2, embed=3), [[0.5, 1, 1.5], [2, 2.5, 3]])");
+  CHECK(y.to_string() == "NamedArray(f32, (batch=2, embed=3), [[0.5, 1, 1.5], [2, 2.5, 3]])");  // made to be shown
+  std::string inside;
+  auto show = [&](const NamedArray& v) {
+    inside = v.to_string();
+    return v * 2;
+  };
+  jit(show)(x);
+  CHECK(inside == "NamedArray(f32, (batch=2, embed=3))");
+  vmap(show, "batch")(x);
+  CHECK(inside == "NamedArray(f32, (embed=3))");
+  CHECK(eval_shape(show, x).to_string() == "NamedArray(f32, (batch=2, embed=3))");
+  Axis n("n", 3);
+  CHECK(array(std::vector<std::int64_t>{(1LL << 53) + 1, -1, 2}, n).to_string() ==
+        "NamedArray(i64, (n=3), [9007199254740993, -1, 2])");
+  CHECK((zeros(n) / zeros(n)).to_string() == "NamedArray(f32, (n=3), [nan, nan, nan])");
   CHECK((x > 3).eval().to_string() == "NamedArray(bool, (batch=2, embed=3), [[false, false, false], [true, true, true]])");
   CHECK(arange(Axis("n", 20)).eval().to_string() == "NamedArray(i32, (n=20), [0, 1, 2, 3, ..., 16, 17, 18, 19])");
   CHECK(NamedArray(1.5).eval().to_string() == "NamedArray(f32, (), 1.5)");
@@ -96,6 +111,12 @@ TEST_CASE("every dtype goes in and comes out unchanged, and casts as it should")
     if (d != DType::boolean) CHECK((small + small).integers() == std::vector<std::int64_t>{0, 2, 2, 0, 2});
   }
   CHECK(array(std::vector<std::int64_t>{1LL << 62}, Axis("n", 1)).integers()[0] == 1LL << 62);
+  auto most = bitwise_not(zeros({}, DType::u64));
+  CHECK(most.doubles()[0] == 0x1p64);
+  CHECK(most.integers()[0] == std::numeric_limits<std::int64_t>::max());
+  CHECK(most.to_string() == "NamedArray(u64, (), 18446744073709551615)");
+  CHECK(array({1e30, -1e30, std::nan("")}, Axis("n", 3)).integers() ==
+        std::vector<std::int64_t>{std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min(), 0});
   // Halves go to even.
   CHECK(array({1.00390625, 1.01171875}, Axis("n", 2)).astype(DType::bf16).floats() == std::vector<float>{1.f, 1.015625f});
   CHECK(array({-1.7, 300.5}, Axis("n", 2)).astype(DType::i32).integers() == std::vector<std::int64_t>{-1, 300});
@@ -113,6 +134,8 @@ TEST_CASE("reading: one value, no value, axes") {
   CHECK_THROWS_AS(NamedArray().floats(), Error);
   CHECK(zeros({{"n", 0}}).floats().empty());
   CHECK(sum(zeros({{"n", 0}})).item() == 0);
+  CHECK_THROWS_WITH_AS(zeros({{"n", 1LL << 50}}).eval(), doctest::Contains("[memory] 4503599627370496 bytes"), Error);
+  CHECK(sum(zeros({{"n", 1LL << 50}})).item() == 0);  // never stored
 }
 
 TEST_CASE("memory: a chain of large arrays takes a few of them, and gives them back") {

@@ -205,6 +205,27 @@ TEST_CASE("every op: vmap over many positions on the cpu backend against the ref
   }
 }
 
+TEST_CASE("reductions of a broadcast array are those of the stored one") {
+  const Axis A("a", 2), B("b", 3), One("one", 1), None("none", 0);
+  auto x = array(std::vector<double>{2, -3}, A);
+  std::vector<NamedArray> broadcasts{broadcast_axis(x, B), broadcast_axis(x, {B, One}), full({A, B}, -2., DType::f64),
+                                     broadcast_axis(x, One)};
+  for (auto& lazy : broadcasts) {
+    auto stored = array(std::span<const double>(lazy.doubles()), lazy.axes());
+    for (auto& over : {AxisSelection(), AxisSelection(lazy.axes()[0]), AxisSelection(lazy.axes().back())}) {
+      for (auto f : {sum, mean, prod, haliax::max, haliax::min})
+        CHECK(difference(f(lazy, over, {}), f(stored, over, {}), 1e-14) == "");
+      CHECK(difference(var(lazy, over), var(stored, over), 1e-14) == "");
+      CHECK(difference(dot(lazy, lazy, over), dot(stored, stored, over), 1e-14) == "");
+    }
+  }
+  // Over nothing, though what was broadcast is NaN.
+  auto empty = broadcast_axis(full(A, NAN, DType::f64), None);
+  CHECK(difference(sum(empty, None), zeros(A, DType::f64), 0) == "");
+  CHECK(difference(prod(empty, None), ones(A, DType::f64), 0) == "");
+  CHECK(difference(dot(empty, empty, None), zeros(A, DType::f64), 0) == "");
+}
+
 TEST_CASE("every primitive is reached by an entry, and has a gradient or is listed") {
   const std::set<std::string> no_gradient{
       "bitcast", "stop_gradient", "sign", "floor", "ceil", "round", "trunc", "logical_not", "bitwise_not", "isfinite", "isnan",

@@ -88,6 +88,23 @@ TEST_CASE("scan: values, gradients, second derivatives and jvp, whatever is kept
   }
 }
 
+TEST_CASE("scan: unroll traces the body for so many positions, and the loop has as many turns fewer") {
+  auto x = values({Time, Embed});  // six positions
+  for (auto [unroll, bodies, loops] :
+       {std::tuple{1, 1, 1}, {2, 2, 1}, {3, 3, 1}, {4, 4 + 2, 0}, {5, 5 + 1, 0}, {6, 6, 0}, {9, 6, 0}}) {  // one turn is no loop
+    CAPTURE(unroll);
+    int traced = 0;
+    auto add = [&](const NamedArray& c, const NamedArray& v) {
+      ++traced;
+      return sin(c) + v;
+    };
+    auto f = jit([&](const NamedArray& xs) { return fold(add, "time", {.unroll = unroll})(zeros({Embed}, DType::f64), xs); });
+    f(x);
+    CHECK(traced == bodies);
+    CHECK(f.report().loops == loops);
+  }
+}
+
 TEST_CASE("scan: trees, integers in the carry, arguments without the axis, positions, nothing to walk") {
   struct State { NamedArray total, count; };
   auto x = values({Time, Embed});
@@ -106,6 +123,11 @@ TEST_CASE("scan: trees, integers in the carry, arguments without the axis, posit
   auto nothing = fold([](const NamedArray& c, const NamedArray& v) { return c + v; }, "time")(values({Embed}),
       zeros({{"time", 0}, Embed}, DType::f64));
   CHECK(difference(nothing, values({Embed}), 0) == "");
+  for (std::int64_t unroll : {2, 9}) {
+    auto none = fold([](const NamedArray& c, const NamedArray& v) { return c + v; }, "time", {.unroll = unroll})(
+        values({Embed}), zeros({{"time", 0}, Embed}, DType::f64));
+    CHECK(difference(none, values({Embed}), 0) == "");
+  }
   auto doubled = map([](const NamedArray& v) { return v * 2; }, "time")(rearrange(x, Names{"embed", "time"}));
   CHECK(difference(doubled, x * 2, 0) == "");
 }
@@ -168,9 +190,9 @@ TEST_CASE("reduce starts from the first slice; associative_scan gives all runnin
     CHECK(difference(associative_scan(mul, "time", part), cumprod(part, "time"), 1e-13) == "");
     CHECK(difference(associative_scan(mul, "time", part, true), flip(cumprod(flip(part, "time"), "time"), "time"), 1e-13) == "");
   }
-  auto by = [&](auto f) { return grad([&](const NamedArray& v) { return sum(f(v) * values({Time, Embed}, 1, 2)); })(x); };
-  CHECK(difference(by([&](const NamedArray& v) { return associative_scan(mul, "time", v); }),
-      by([](const NamedArray& v) { return cumprod(v, "time"); }), 1e-12) == "");
+  auto slope = [&](auto f) { return grad([&](const NamedArray& v) { return sum(f(v) * values({Time, Embed}, 1, 2)); })(x); };
+  CHECK(difference(slope([&](const NamedArray& v) { return associative_scan(mul, "time", v); }),
+                   slope([](const NamedArray& v) { return cumprod(v, "time"); }), 1e-12) == "");
   // Trees, and an operation that does not commute: h = a h + b.
   using Pair = std::pair<NamedArray, NamedArray>;
   auto linear = [](const Pair& l, const Pair& r) { return Pair{l.first * r.first, l.second * r.first + r.second}; };
@@ -179,4 +201,20 @@ TEST_CASE("reduce starts from the first slice; associative_scan gives all runnin
   auto want = scan(step, "time")(zeros({Embed}, DType::f64), x, values({Time, Embed})).second;
   CHECK(difference(h, want, 1e-12) == "");
   CHECK_THROWS_WITH_AS(associative_scan(mul, "tme", x), doctest::Contains("did you mean time?"), Error);
+  auto gone = [](const NamedArray& a, const NamedArray& b) { return sum(a + b); };
+  CHECK_THROWS_WITH_AS(associative_scan(gone, "time", x), doctest::Contains("[associative_scan] of two arrays f64"), Error);
+  auto narrow = [](const NamedArray& a, const NamedArray& b) { return (a + b).astype(DType::f32); };
+  CHECK_THROWS_WITH_AS(associative_scan(narrow, "time", x), doctest::Contains("it made f32"), Error);
+  auto none = [](const NamedArray&, const NamedArray&) { return NamedArray(); };
+  CHECK_THROWS_WITH_AS(associative_scan(none, "time", x), doctest::Contains("it made none"), Error);
+  auto turned = [](const NamedArray& a, const NamedArray& b) { return rearrange(a + b, Names{"embed", "time"}); };
+  CHECK(difference(associative_scan(turned, "time", x), cumsum(x, "time"), 1e-13) == "");
+  // What the function captures may vary with an axis that vmap hides, though the scanned array does not.
+  auto scaled = [&](const NamedArray& s) {
+    return associative_scan([&](const NamedArray& a, const NamedArray& b) { return a + b * s; }, "time", x);
+  };
+  auto by = values({{"batch", 4}}), all = vmap(scaled, "batch")(by);
+  for (int i = 0; i < 4; ++i) CHECK(difference(at(all, "batch", i), scaled(at(by, "batch", i)), 1e-13) == "");
+  CHECK_THROWS_WITH_AS(reduce(mul, "time", zeros({{"time", 0}})), doctest::Contains("[reduce] there is nothing along (time=0)"),
+                       Error);
 }

@@ -213,6 +213,60 @@ TEST_CASE("custom_vjp: the gradient given by hand is used, once and for all") {
                    ones({Batch, In}, DType::f64), 0) == "");
 }
 
+TEST_CASE("cotangents and tangents have the axes of what they belong to") {
+  auto x = values({Batch, In});
+  auto f = [](const NamedArray& v) { return sin(v); };
+  auto [y, pull] = vjp(f, x);
+  CHECK(difference(pull(rearrange(x, Names{"in", "batch"})), cos(x) * x, 1e-14) == "");
+  CHECK(difference(pull(NamedArray()), zeros_like(x), 0) == "");
+  CHECK_THROWS_WITH_AS(pull(values({In})), doctest::Contains("[vjp] a cotangent is (in=3) and its array (batch=4, in=3)"), Error);
+  CHECK_THROWS_AS(pull(values({Batch, In, Out})), Error);
+  auto many = [](const NamedArray& v) { return std::vector{v, v * 2}; };
+  auto pull_many = vjp(many, x).second;
+  CHECK_THROWS_WITH_AS(pull_many({x}), doctest::Contains("2 arrays and its cotangent 1"), Error);
+  CHECK_THROWS_WITH_AS(jvp(f, x, values({In})), doctest::Contains("[jvp] a tangent is (in=3)"), Error);
+  auto by_hand = [&](auto backward) {
+    return grad([=](const NamedArray& v) { return sum(custom_vjp([](const NamedArray& u) { return u; }, backward)(v)); });
+  };
+  auto folded = [](const auto&, const NamedArray&, const NamedArray& g) { return std::tuple{sum(g, "in")}; };
+  CHECK_THROWS_WITH_AS(by_hand(folded)(x), doctest::Contains("[custom_vjp] the cotangent of argument array 0 is (batch=4), and"),
+                       Error);
+  auto turned = [](const auto&, const NamedArray&, const NamedArray& g) {
+    return std::tuple{rearrange(g * 3, Names{"in", "batch"})};
+  };
+  CHECK(difference(by_hand(turned)(x), 0 * x + 3, 0) == "");
+}
+
+TEST_CASE("grad: products with zeros among the factors") {
+  const Axis Row("row", 5), N("n", 4);
+  // No zero, one, two, three, and a product over both axes.
+  auto x = array(std::vector<double>{2, -3, .5, 4, 2, 0, .5, 4, 0, 3, 0, 4, 0, 0, 0, 4, 1, 2, 3, 0}, {Row, N});
+  auto w = values({Row, N}, 1, 2);
+  auto by_hand = [&](const NamedArray& v) {  // the running products, without prod
+    auto parts = v.unbind("n");
+    for (std::size_t i = 1; i < parts.size(); ++i) parts[i] = parts[i - 1] * parts[i];
+    return parts;
+  };
+  auto a = [&](const NamedArray& v) { return sum(prod(v, "n") * w.unbind("n")[0]) + prod(slice(v, "row", 0, 1)); };
+  auto b = [&](const NamedArray& v) {
+    return sum(by_hand(v).back() * w.unbind("n")[0]) + sum(by_hand(slice(v, "row", 0, 1)).back());
+  };
+  auto c = [&](const NamedArray& v) { return sum(cumprod(v, "n") * w); };
+  auto d = [&](const NamedArray& v) { return sum(stack("n", by_hand(v)) * w); };
+  auto slope = [](auto f) {
+    return grad([f](const NamedArray& v) { return sum(grad(f)(v) * arange(v.axes(), {.start = 1, .dtype = DType::f64})); });
+  };
+  CHECK(difference(grad(a)(x), grad(b)(x), 1e-14) == "");
+  CHECK(difference(slope(a)(x), slope(b)(x), 1e-13) == "");
+  CHECK(difference(grad(c)(x), grad(d)(x), 1e-14) == "");
+  CHECK(difference(slope(c)(x), slope(d)(x), 1e-13) == "");
+  CHECK(difference(grad([&](const NamedArray& v) { return c(flip(v, "n")); })(x),
+                   grad([&](const NamedArray& v) { return d(flip(v, "n")); })(x), 1e-14) == "");
+  for (double first : {3., 0.})
+    CHECK(grad([](const NamedArray& v) { return prod(v); })(array({first, 2, 5}, Axis("m", 3))).doubles() ==
+          std::vector<double>{10, 5 * first, 2 * first});
+}
+
 TEST_CASE("stop_gradient and eval_shape") {
   auto x = values({In});
   CHECK(difference(grad([](const NamedArray& v) { return sum(v * stop_gradient(v)); })(x), x, 0) == "");

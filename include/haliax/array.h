@@ -27,7 +27,7 @@ class NamedArray {
   NamedArray& operator=(const NamedArray&);
   NamedArray& operator=(NamedArray&&) noexcept;
   ~NamedArray();
-  // A scalar of dtype f32, i32 or bool, so that numbers can be fields and results.
+  // A scalar of dtype f32, so that numbers can be fields, results and what a scan starts from.
   NamedArray(double value, SourceLocation = SourceLocation::current());
 
   explicit operator bool() const { return node_ != nullptr; }
@@ -37,17 +37,20 @@ class NamedArray {
   DType dtype() const;
   std::int64_t ndim() const, size() const, nbytes() const;
   bool has_axis(const AxisSelection&) const;               // all of them
-  std::int64_t axis_size(const AxisSelector&) const;       // raises if missing, naming the nearest
-  Axis resolve_axis(const AxisSelector&) const;            // raises if missing or of another size
+  // Raise for an axis that is missing, naming the nearest, or of another size.
+  std::int64_t axis_size(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
+  Axis resolve_axis(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
 
   // Reading evaluates (and remembers) the value. Raises inside jit, grad of jit, scan and vmap, where there is no value yet.
-  double item() const;                                     // of a 0-d array
-  std::vector<float> floats() const;                       // row-major in the order of axes(), converted
-  std::vector<double> doubles() const;
-  std::vector<std::int64_t> integers() const;
-  std::vector<std::byte> bytes() const;                    // row-major, as stored
-  std::string to_string() const;                           // NamedArray(f32, (batch=2, embed=3), [[1, 2, 3], ...])
-  const NamedArray& eval() const;                          // computes now
+  double item(SourceLocation = SourceLocation::current()) const;  // of an array with one element
+  // Row-major in the order of axes(), converted; what does not fit an integer becomes the nearest that does, NaN 0.
+  std::vector<float> floats(SourceLocation = SourceLocation::current()) const;
+  std::vector<double> doubles(SourceLocation = SourceLocation::current()) const;
+  std::vector<std::int64_t> integers(SourceLocation = SourceLocation::current()) const;
+  std::vector<std::byte> bytes(SourceLocation = SourceLocation::current()) const;  // row-major, as stored
+  const NamedArray& eval(SourceLocation = SourceLocation::current()) const;        // computes now
+  // NamedArray(f32, (batch=2, embed=3), [[1, 2, 3], ...]); without values where there are none (while tracing, or donated).
+  std::string to_string() const;
 
   NamedArray rename(std::initializer_list<std::pair<Name, Name>> renames, SourceLocation = SourceLocation::current()) const;
   std::vector<NamedArray> unbind(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
@@ -59,7 +62,7 @@ class NamedArray {
   NodePtr node_;
 };
 
-void eval(std::span<const NamedArray> arrays);             // all at once, as one program
+void eval(std::span<const NamedArray> arrays, SourceLocation = SourceLocation::current());  // all at once, as one program
 
 // The parameter type of every op: a NamedArray or a plain number, and the place in the code where it was passed.
 // Numbers are weakly typed: they take the dtype of what they meet (bf16 + 1.0 is bf16).
@@ -86,7 +89,7 @@ class Arr {
   Axes axes() const { return array().axes(); }
   DType dtype() const { return array().dtype(); }
   bool has_axis(const AxisSelection& a) const { return array().has_axis(a); }
-  Axis resolve_axis(const AxisSelector& a) const { return array().resolve_axis(a); }
+  Axis resolve_axis(const AxisSelector& a) const { return array().resolve_axis(a, at_); }
   const NodePtr& node() const { return array().node(); }
 
  private:

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "haliax/where.h"
+
 namespace haliax {
 
 struct NameData;  // the interned text; see src/base/name.h
@@ -34,10 +36,12 @@ struct Axis {
   std::int64_t size = 0;
 
   Axis() = default;
-  Axis(Name name, std::int64_t size);       // raises for an empty name or a negative size
-  Axis(const char* name, std::int64_t size) : Axis(Name(name), size) {}
-  Axis alias(Name other) const { return {other, size}; }           // the same size under another name
-  Axis resize(std::int64_t other) const { return {name, other}; }  // the same name with another size
+  // Raises for an empty name, a negative size and one beyond 2^60.
+  Axis(Name name, std::int64_t size, SourceLocation = SourceLocation::current());
+  Axis(const char* name, std::int64_t size, SourceLocation at = SourceLocation::current()) : Axis(Name(name), size, at) {}
+  // The same size under another name; the same name with another size.
+  Axis alias(Name other, SourceLocation at = SourceLocation::current()) const { return {other, size, at}; }
+  Axis resize(std::int64_t other, SourceLocation at = SourceLocation::current()) const { return {name, other, at}; }
   friend bool operator==(const Axis&, const Axis&) = default;
 };
 
@@ -54,7 +58,7 @@ struct AxisSelector {
   AxisSelector(const Axis& a) : name(a.name), size(a.size) {}
 };
 
-// Picks several axes, or (the default) all of them. `{}` in braces picks none.
+// Picks several axes, or all of them: that is what `{}` and an argument left out mean. `Names{}` picks none.
 class AxisSelection {
  public:
   AxisSelection() = default;
@@ -98,14 +102,20 @@ std::string to_string(const Axis&);                                   // batch=8
 std::string to_string(const Axes&);                                   // (batch=8, embed=768)
 std::int64_t axis_size(const Axes&);                                  // the product of the sizes
 const Axis* find_axis(const Axes&, Name);                             // null if there is none
-Axes concat_axes(const Axes&, const Axes&);                           // raises if a name is in both
-Axes union_axes(const Axes&, const Axes&);                            // a, then what b adds; raises if sizes differ
-Axes intersect_axes(const Axes&, const Axes&);                        // of a, in its order
-Axes eliminate_axes(const Axes&, const AxisSelection&);               // raises if one is missing
-Axes without_axes(const Axes&, const AxisSelection&);                 // missing ones are fine
-Axes replace_axis(const Axes&, const AxisSelector&, const Axes&);     // splices the new ones in the place of the old
-Axes rearrange_for_partial_order(const Names& partial, const Axes&);  // names and "..." in the order wanted; see haliax_api 2.5
 bool selects_axis(const AxisSelection&, const Axes&);                 // is every one of the axes selected?
 template <class... A> Axes make_axes(A... axes) { return {axes...}; }
+
+// These raise for an axis of two sizes; concat_axes for a name that is in both, eliminate_axes and replace_axis for one that is
+// missing.
+Axes concat_axes(const Axes&, const Axes&, SourceLocation = SourceLocation::current());
+// The first, then what the second adds.
+Axes union_axes(const Axes&, const Axes&, SourceLocation = SourceLocation::current());
+Axes intersect_axes(const Axes&, const Axes&, SourceLocation = SourceLocation::current());  // of the first, in its order
+Axes eliminate_axes(const Axes&, const AxisSelection&, SourceLocation = SourceLocation::current());
+Axes without_axes(const Axes&, const AxisSelection&, SourceLocation = SourceLocation::current());  // missing ones are fine
+// The new ones in the place of the old.
+Axes replace_axis(const Axes&, const AxisSelector& old, const Axes&, SourceLocation = SourceLocation::current());
+// All of the axes in the order wanted; "..." stands for what is not named.
+Axes rearrange_for_partial_order(const Names& partial, const Axes&, SourceLocation = SourceLocation::current());
 
 }  // namespace haliax

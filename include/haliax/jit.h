@@ -11,7 +11,7 @@
 namespace haliax {
 
 struct JitOptions {
-  std::vector<int> donate = {};                  // arguments whose memory the results may take; they cannot be used afterwards
+  std::vector<int> donate = {};  // arguments (from 0) whose memory the results may take; they cannot be used afterwards
   std::string backend = {};                      // "cpu" (the default) or "reference"
   std::optional<Mesh> mesh = {};                 // named_jit: the mesh in scope at the first call, if not given
   std::optional<Mapping> axis_resources = {};    // the mapping inside f, and of arguments and results
@@ -49,7 +49,7 @@ class JitCore {
   struct Entry;
   // The entry for these arguments, or null: then begin, trace f on what it gives, end.
   Entry* find(const Walk& in);
-  Leaves begin(const Walk& in, const std::vector<int>& argument_of_leaf);
+  Leaves begin(const Walk& in, const std::vector<int>& argument_of_leaf, int arguments);
   Entry* end(const Leaves& results, std::shared_ptr<void> like);
   void abandon();                                // the trace raised
   Leaves run(Entry*, const Walk& in);
@@ -81,7 +81,7 @@ template <class F> class Jitted {
     if (!entry) {
       std::tuple<A...> mine(args...);
       Walk t = walk_of(mine, {.paths = true, .statics = true});
-      t.assign(core_->begin(t, owner));
+      t.assign(core_->begin(t, owner, int(sizeof...(A))));
       struct Guard { detail::JitCore* core; ~Guard() { if (core) core->abandon(); } } guard{core_.get()};
       auto out = std::make_shared<R>(std::apply(f_, std::as_const(mine)));
       Walk o = walk_of(*out);

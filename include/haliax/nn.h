@@ -40,7 +40,7 @@ NamedArray glu(Arr, const AxisSelector&);  // one half times the sigmoid of the 
 
 using Activation = NamedArray (*)(Arr);
 // By the names of Haliax and of Hugging Face's configs; there "gelu" is the exact one and "gelu_new" the one with tanh. Raises.
-Activation activation(std::string_view name);
+Activation activation(std::string_view name, SourceLocation = SourceLocation::current());
 
 // ---- layers --------------------------------------------------------------------------------------------------------------
 struct LinearOptions {
@@ -53,7 +53,8 @@ struct Linear {
   AxisSpec In, Out;
 
   // The weight: normal, cut at 3 standard deviations, times init_scale / sqrt(size of In). The bias: zeros.
-  static Linear init(const AxisSpec& In, const AxisSpec& Out, const Key&, LinearOptions = {});
+  static Linear init(const AxisSpec& In, const AxisSpec& Out, const Key&, LinearOptions = {},
+                     SourceLocation = SourceLocation::current());
   NamedArray operator()(Arr x) const;  // (..., In in any places) -> (..., Out...)
 };
 
@@ -66,7 +67,7 @@ struct LayerNorm {
   std::optional<NamedArray> weight, bias;  // (axis...)
   double eps = 1e-5;
 
-  static LayerNorm init(const AxisSpec& axis, NormOptions = {});
+  static LayerNorm init(const AxisSpec& axis, NormOptions = {}, SourceLocation = SourceLocation::current());
   NamedArray operator()(Arr x) const;  // weight * (x - mean) / sqrt(var + eps) + bias
 };
 struct RmsNorm {
@@ -75,7 +76,7 @@ struct RmsNorm {
   double eps = 1e-5;
   DType dtype = DType::f32;  // to compute in
 
-  static RmsNorm init(const AxisSpec& axis, NormOptions = {});
+  static RmsNorm init(const AxisSpec& axis, NormOptions = {}, SourceLocation = SourceLocation::current());
   NamedArray operator()(Arr x) const;  // weight * x / sqrt(mean(x * x) + eps) + bias
 };
 
@@ -96,7 +97,8 @@ struct Embedding {
   Axis Vocab;
   AxisSpec Embed;
 
-  static Embedding init(const Axis& Vocab, const AxisSpec& Embed, const Key&, EmbeddingOptions = {});
+  static Embedding init(const Axis& Vocab, const AxisSpec& Embed, const Key&, EmbeddingOptions = {},
+                        SourceLocation = SourceLocation::current());
   NamedArray embed(Arr ids) const;  // integers (...) -> (..., Embed...); outside: NaN
   NamedArray unembed(Arr x) const;  // (..., Embed...) -> (..., Vocab)
   NamedArray operator()(Arr ids) const { return embed(ids); }
@@ -112,7 +114,8 @@ struct Mlp {
   Activation activation = relu;
 
   // `depth` hidden layers, their axes called mlp and mlp2 in turn; none: one Linear.
-  static Mlp init(const AxisSpec& In, const AxisSpec& Out, std::int64_t width, int depth, const Key&, MlpOptions = {});
+  static Mlp init(const AxisSpec& In, const AxisSpec& Out, std::int64_t width, int depth, const Key&, MlpOptions = {},
+                  SourceLocation = SourceLocation::current());
   NamedArray operator()(Arr x) const;
 };
 
@@ -120,6 +123,11 @@ namespace detail {
 NamedArray layer_of(const NamedArray& stacked, const Axis& Layers, std::int64_t i, SourceLocation);
 template <class C>
 inline constexpr bool is_array = std::is_convertible_v<const C&, const Arr&>;
+struct LayersAt {  // the axis of layers, and the place in the code where it was passed
+  Axis axis;
+  SourceLocation at;
+  LayersAt(const Axis& a, SourceLocation where = SourceLocation::current()) : axis(a), at(where) {}
+};
 }  // namespace detail
 
 // Equal blocks one after the other, their arrays in one with the layer axis first: one loop in the program, however many layers.
@@ -132,8 +140,8 @@ struct Stacked {
   // make(args...) -> Block, once for each layer: of args, arrays (and keys) with the layer axis are cut into layers, others
   // shared.
   template <class Make, class... Args>
-  static Stacked init(const Axis& Layers, Make make, const Args&... args) {
-    return {vmap(make, Layers)(args...), Layers, {}};
+  static Stacked init(detail::LayersAt Layers, Make make, const Args&... args) {
+    return {vmap(make, Layers.axis, Layers.at)(args...), Layers.axis, {}};
   }
   // x -> block(x, args...) for each layer in turn; args as in init.
   template <class... Args>
@@ -179,12 +187,13 @@ struct Stacked {
 NamedArray causal_mask(const Axis& QPos, const Axis& KPos, Arr q_start = 0, Arr k_start = 0);  // (QPos, KPos)
 NamedArray prefix_lm_mask(const Axis& QPos, const Axis& KPos, Arr prefix_len, Arr q_start = 0,
                           Arr k_start = 0);  // and all of the prefix
-NamedArray forgetful_causal_mask(const Key&, const Axis& KPos, double mask_prob,
-                                 bool sample_prob = true);  // (KPos): the first one, some others
+NamedArray forgetful_causal_mask(const Key&, const Axis& KPos, double mask_prob, bool sample_prob = true,
+                                 SourceLocation = SourceLocation::current());  // (KPos): the first one, some others
 // The axes of the first, then what the second adds. An empty array stands for no mask.
 NamedArray combine_masks_and(Arr, Arr), combine_masks_or(Arr, Arr);
 NamedArray mask_to_bias(Arr mask, double value = -1e9);  // f32: `value` where the mask is true
-NamedArray alibi_attention_bias(const Axis& Heads, const Axis& KPos, double bias_max = 8, DType = DType::f32);  // (Heads, KPos)
+NamedArray alibi_attention_bias(const Axis& Heads, const Axis& KPos, double bias_max = 8, DType = DType::f32,
+                                SourceLocation = SourceLocation::current());  // (Heads, KPos)
 
 struct AttentionOptions {
   std::optional<NamedArray> mask = {}, bias = {};  // axes of the scores

@@ -62,7 +62,7 @@ inline NamedArray operator~(Arr a) { return bitwise_not(a); }
 inline NamedArray operator<<(Arr a, Arr b) { return left_shift(a, b); }
 inline NamedArray operator>>(Arr a, Arr b) { return right_shift(a, b); }
 
-// ---- reductions: over the axes given, all of them if none is ({} in braces: over none) ------------------------------------
+// ---- reductions: over the axes given, all of them if none is (Names{}: over none) ------------------------------------------
 struct ReduceOptions { std::optional<NamedArray> where = {}; std::optional<DType> dtype = {}; };   // where: a bool mask, broadcast by name
 NamedArray sum(Arr, const AxisSelection& = {}, ReduceOptions = {});    // bool and narrow integers sum as i32 (u32 if unsigned)
 NamedArray mean(Arr, const AxisSelection& = {}, ReduceOptions = {});   // of integers: f32; of a mask's selection

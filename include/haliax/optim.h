@@ -2,6 +2,7 @@
 // state}; a state holds trees of the model's own type, so that it shards, saves and prints as the model does. All is elementwise:
 // one pass per array. Leaves without a gradient (frozen ones, integers) have empty updates and empty states.
 #pragma once
+#include <memory>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -9,12 +10,24 @@
 #include "haliax/ops.h"
 #include "haliax/tree.h"
 
+namespace haliax {
+class Here;
+}
 namespace haliax::optim {
 
 namespace detail {
 
 struct Updated {
   Leaves updates, mu, nu;
+};
+class UpdateScope {  // what goes wrong inside is reported where the update was called
+ public:
+  explicit UpdateScope(SourceLocation);
+  ~UpdateScope();
+  UpdateScope(const UpdateScope&) = delete;
+
+ private:
+  std::unique_ptr<Here> here_;
 };
 Leaves trainable_zeros(const Leaves&, const std::vector<bool>& frozen);
 NamedArray norm(const Leaves&);
@@ -38,7 +51,8 @@ NamedArray global_norm(const T& tree) {
 }
 // params + updates, in the dtypes of the params.
 template <class T>
-T apply_updates(const T& params, const T& updates) {
+T apply_updates(const T& params, const T& updates, SourceLocation at = SourceLocation::current()) {
+  detail::UpdateScope scope(at);
   return unflatten(params, detail::applied(flatten(params), flatten(updates)));
 }
 
@@ -156,7 +170,9 @@ struct Chain {
     return std::apply([&](const auto&... s) { return std::tuple(s.init(params)...); }, steps);
   }
   template <class T, class State>
-  std::pair<T, State> update(const T& grads, const State& state, const T& params) const {
+  std::pair<T, State> update(const T& grads, const State& state, const T& params,
+                             SourceLocation at = SourceLocation::current()) const {
+    detail::UpdateScope scope(at);
     std::pair<T, State> r{grads, state};
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       ((std::tie(r.first, std::get<I>(r.second)) = std::get<I>(steps).update(r.first, std::get<I>(state), params)), ...);

@@ -12,7 +12,7 @@ struct Policy {
   DType param = DType::f32, compute = DType::f32, output = DType::f32;
   Policy() = default;
   // "p=f32,c=bf16,o=f32", also params=, parameter=, compute=, output= and float32, bfloat16, ...; one dtype alone is all three. Raises.
-  explicit Policy(std::string_view spec);
+  explicit Policy(std::string_view spec, SourceLocation = SourceLocation::current());
   friend bool operator==(const Policy&, const Policy&) = default;
 
   // Casts the float arrays of a tree; others stay.

@@ -4,7 +4,8 @@
 #include <array>
 #include <optional>
 
-#include "haliax/array.h"
+#include "haliax/ops.h"
+#include "haliax/transforms.h"
 
 namespace haliax {
 
@@ -20,11 +21,13 @@ namespace random {
 
 Key key(std::int64_t seed);                                         // (0, seed mod 2^32), as JAX
 Key key(std::uint32_t word0, std::uint32_t word1);
-Key key(const NamedArray& words);                                   // raw words: u32, with an axis of size 2 called key_word or word
-std::vector<Key> split(const Key&, int n);
-Key split(const Key&, const Axis&);                                 // keys along that axis
-template <std::size_t N> std::array<Key, N> split(const Key& k) {
-  auto keys = split(k, int(N));
+Key key(const NamedArray& words,
+        SourceLocation = SourceLocation::current());  // raw words: u32, with an axis of size 2 called key_word or word
+std::vector<Key> split(const Key&, int n, SourceLocation = SourceLocation::current());
+Key split(const Key&, const Axis&, SourceLocation = SourceLocation::current());  // keys along that axis
+template <std::size_t N>
+std::array<Key, N> split(const Key& k, SourceLocation at = SourceLocation::current()) {
+  auto keys = split(k, int(N), at);
   std::array<Key, N> out;
   for (std::size_t i = 0; i < N; ++i) out[i] = keys[i];
   return out;
@@ -42,7 +45,20 @@ NamedArray gumbel(const Key&, const AxisSpec&, DType = DType::f32, SourceLocatio
 NamedArray exponential(const Key&, const AxisSpec&, DType = DType::f32, SourceLocation = SourceLocation::current());
 NamedArray categorical(const Key&, Arr logits, const AxisSelector& axis, std::optional<AxisSpec> shape = {});
 NamedArray permutation(const Key&, Arr x, const AxisSelector& axis, bool independent = false);
-NamedArray permutation(const Key&, const Axis&);                    // of 0 ... size - 1
+NamedArray permutation(const Key&, const Axis&, SourceLocation = SourceLocation::current());  // of 0 ... size - 1
+
+// generate_sharded(draw, axis)(key, axes), with draw(key, axes): each position of `axis`, one of the axes, from a key of its own,
+// so that a device makes only its part. Every draw here is made so anyway; this one gives the numbers of Haliax's function of
+// that name.
+template <class Draw>
+auto generate_sharded(Draw draw, const AxisSelector& axis, SourceLocation at = SourceLocation::current()) {
+  return [=](const Key& key, const AxisSpec& axes) {
+    auto rest = eliminate_axes(axes, axis, at);
+    auto own = [&](const Key& k) { return draw(k, AxisSpec(rest)); };
+    auto mine = *find_axis(axes, axis.name);
+    return broadcast_to(Arr(vmap(own, mine, at)(split(key, mine, at)), at), axes);
+  };
+}
 
 }  // namespace random
 }  // namespace haliax

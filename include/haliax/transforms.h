@@ -24,13 +24,14 @@ struct ScanCheckpoint {
   ScanCheckpoint() = default;
   ScanCheckpoint(Policy p) : policy(p) {}
   ScanCheckpoint(bool on) : policy(on ? Policy::carries : Policy::none) {}
-  ScanCheckpoint(const char* name);              // "none", "carries" ("full", "recompute"), "nested"; raises otherwise
+  // "none", "carries" ("full", "recompute"), "nested"; raises otherwise.
+  ScanCheckpoint(const char* name, SourceLocation = SourceLocation::current());
   friend bool operator==(const ScanCheckpoint&, const ScanCheckpoint&) = default;
 };
 struct ScanOptions {
   ScanCheckpoint checkpoint = {};
   bool reverse = false;                          // the last position first; stacked results stay in their places
-  std::int64_t unroll = 1;                       // this many positions a turn; the size of the axis or more: no loop at all
+  std::int64_t unroll = 1;  // the body is traced for this many positions a turn; the size of the axis or more: no loop at all
   SourceLocation at = SourceLocation::current();
 };
 
@@ -55,13 +56,14 @@ struct Scope {                                   // something is being traced, a
 Leaves tracers(const Leaves&, const std::vector<bool>& frozen, const std::vector<std::string>& paths);
 // Cotangents of wrt (empty: none); wrt that are no tracers give empty ones.
 Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation);
-Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt);
+Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLocation);
 std::pair<Leaves, Leaves> jvp(LeafFunction, const Leaves& primals, const Leaves& tangents, SourceLocation);
 struct Vmap {                                    // one axis hidden from what f sees
   Vmap(const AxisSelector&, SourceLocation);
   Leaves hide(const Leaves&);                    // leaves that have the axis; learns its size
-  Leaves show(const Leaves&, SourceLocation);    // the axis, first, in each
+  Leaves show(const Leaves&);                    // the axis, first, in each
   AxisSelector axis;
+  SourceLocation at;
   Name hidden;
   std::int64_t size = -1;
 };
@@ -71,6 +73,8 @@ Leaves checkpoint(LeafFunction, const Leaves& in);
 Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> backward,
                   Leaves (*call)(void*, const Leaves& in, const Leaves& out, const Leaves& cotangents));
 Leaves eval_shape(LeafFunction, const Leaves& in);
+std::pair<NamedArray, NamedArray> first_and_rest(const NamedArray&, const AxisSelector&,
+                                                 SourceLocation);  // the first position; the others
 Leaves associative_scan_leaves(const AxisSelector&, const Leaves& xs, BodyFunction, bool reverse, SourceLocation);
 
 template <class T> Walk traced(T& tree) {        // `tree` with tracers in place of its float arrays
@@ -106,20 +110,21 @@ template <class F> auto grad(F f, SourceLocation at = SourceLocation::current())
     else return r.second;
   };
 }
-// f(x) and its pullback: a function from cotangents of the result to the cotangent of x.
-template <class F, class T> auto vjp(F f, const T& x) {
+// f(x) and its pullback: a function from cotangents of the result, which have its axes, to the cotangent of x.
+template <class F, class T>
+auto vjp(F f, const T& x, SourceLocation at = SourceLocation::current()) {
   auto mine = std::make_shared<T>(x);
   Walk w = detail::traced(*mine);
   auto y = f(std::as_const(*mine));
-  auto pull = [mine, wrt = w.leaves(), ys = flatten(y), x](const decltype(y)& cotangent) {
-    return unflatten(x, detail::pullback(ys, flatten(cotangent), wrt));
+  auto pull = [mine, wrt = w.leaves(), ys = flatten(y), x, at](const decltype(y)& cotangent) {
+    return unflatten(x, detail::pullback(ys, flatten(cotangent), wrt, at));
   };
   // What the caller reads forgets how it was made; the pullback keeps the other one.
   Walk out = walk_of(y);
   out.assign(detail::tracers(out.leaves(), std::vector<bool>(out.arrays.size()), std::vector<std::string>(out.arrays.size())));
   return std::pair{std::move(y), std::move(pull)};
 }
-// f(x) and its derivative along the tangent: the gradient of the gradient, so that every op has one.
+// f(x) and its derivative along the tangent, which has the axes of x: the gradient of the gradient, so that every op has one.
 template <class F, class T> auto jvp(F f, const T& primal, const T& tangent, SourceLocation at = SourceLocation::current()) {
   using R = std::decay_t<std::invoke_result_t<F, const T&>>;
   struct Call { F* f; T like; std::optional<R> out; } c{&f, primal, {}};
@@ -142,7 +147,7 @@ template <class F> auto vmap(F f, const AxisSelector& axis, SourceLocation at = 
     w.assign(v.hide(w.leaves()));
     auto out = std::apply(f, std::as_const(in));
     Walk r = walk_of(out);
-    r.assign(v.show(r.leaves(), at));
+    r.assign(v.show(r.leaves()));
     return out;
   };
 }
@@ -186,10 +191,10 @@ template <class F> auto map(F f, const AxisSelector& axis, ScanOptions options =
 }
 // fold; without an init it starts from the first position.
 template <class F, class C, class... X> auto reduce(F f, const AxisSelector& axis, const C& init, const X&... xs) { return fold(f, axis)(init, xs...); }
-NamedArray slice_from(const NamedArray&, const AxisSelector&, std::int64_t start);          // the rest of the axis, from here on
-NamedArray position_of(const NamedArray&, const AxisSelector&, std::int64_t position);      // one position, without the axis
-template <class F> NamedArray reduce(F f, const AxisSelector& axis, const NamedArray& xs) {
-  return fold(f, AxisSelector(axis.name))(position_of(xs, axis, 0), slice_from(xs, axis, 1));
+template <class F>
+NamedArray reduce(F f, const AxisSelector& axis, const NamedArray& xs, SourceLocation at = SourceLocation::current()) {
+  auto [first, rest] = detail::first_and_rest(xs, axis, at);
+  return fold(f, axis.name, {.at = at})(first, rest);
 }
 // All running results of an associative f(a, b) in log2(size) steps. xs: an array or a tree of arrays that all have the axis.
 template <class F, class T> T associative_scan(F f, const AxisSelector& axis, const T& xs, bool reverse = false, SourceLocation at = SourceLocation::current()) {
@@ -215,7 +220,8 @@ template <class F> auto checkpoint(F f) {
     return unflatten(std::move(*call.out), out);
   };
 }
-// forward(args...) -> out, with backward(args as a tuple, out, cotangent of out) -> cotangents of args, as a tuple.
+// forward(args...) -> out, with backward(args as a tuple, out, cotangent of out) -> cotangents of args, as a tuple: empty, or
+// with the axes of the argument.
 template <class F, class B> auto custom_vjp(F forward, B backward) {
   return [forward, backward](const auto&... args) {
     using A = std::tuple<std::decay_t<decltype(args)>...>;

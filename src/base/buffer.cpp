@@ -38,7 +38,10 @@ Buffer::Buffer(std::int64_t bytes) : bytes_(bytes) {
   p.live += size;
   if (size < kPage) {
     data_ = static_cast<std::byte*>(std::aligned_alloc(64, std::size_t(size)));
-    if (!data_) throw std::bad_alloc();
+    if (!data_) {
+      p.live -= size;
+      throw std::bad_alloc();
+    }
     return;
   }
   {

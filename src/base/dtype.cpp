@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/name.h"
+#include "base/where.h"
 #include "haliax/error.h"
 
 namespace haliax {
@@ -44,13 +45,15 @@ bool is_float(DType d) { return row(d).cls == Class::real; }
 bool is_integer(DType d) { return row(d).cls == Class::integer; }
 bool is_signed(DType d) { return is_integer(d) && row(d).is_signed; }
 
-DType dtype_of(std::string_view name) {
+DType dtype_of(std::string_view name, SourceLocation at) {
   std::vector<std::string> known;
   for (auto& r : kRows) {
     if (name == r.name || name == r.long_name) return r.dtype;
     known.emplace_back(r.long_name);
   }
-  throw Error("[dtype] no dtype is called " + std::string(name) + did_you_mean(name, known));
+  auto place = to_string(at);
+  throw Error("[dtype] no dtype is called " + std::string(name) + did_you_mean(name, known) +
+              (place.empty() ? "" : "; " + place));
 }
 
 DType promote(DType a, DType b) {

@@ -82,6 +82,7 @@ bool Node::varies_with(const Node* index) const { return std::find(free.begin(),
 NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
   auto& t = Cons::table();
   auto& c = context();
+  if (axis_size(axes) > most_elements) fail(op.name, "the result would have more than 2^60 elements: " + to_string(axes));
   std::uint64_t h = hash_of(op, in, axes, dtype, attr);
   if (h == 0) h = 1;
   bool binds = op.kind == Kind::contract || op.kind == Kind::step;   // only these read the mapping they were made under

@@ -94,7 +94,9 @@ class Node {
   friend struct Cons;
 };
 
-NodePtr make(const Op&, Nodes in, Axes, DType, Attr = {});           // the node itself, or the equal one that exists
+// The node itself, or the equal one that exists. Raises for more elements than there can be.
+NodePtr make(const Op&, Nodes in, Axes, DType, Attr = {});
+inline constexpr std::int64_t most_elements = std::int64_t(1) << 60;  // of an axis or an array: numbers of bytes do not overflow
 NodePtr make_data(BufferPtr, Axes, DType);                           // never equal to another
 void detach(const Node&);                                            // a node with a value forgets how it was made
 
@@ -122,6 +124,18 @@ class Here {
   SourceLocation at_;
   Name module_;
   bool fixed_;
+};
+
+// Set for the length of a scope: nodes made in it are due to others, whose origins they take.
+class Following {
+ public:
+  Following() = default;
+  ~Following() { context().origin = std::move(outer_); }
+  Following(const Following&) = delete;
+  void operator()(const Origin& of) { context().origin = of; }
+
+ private:
+  Origin outer_ = context().origin;
 };
 
 // The name of a field for people: without the level that Stacked adds.

@@ -2,6 +2,7 @@
 #include <numbers>
 
 #include "base/name.h"
+#include "graph/node.h"
 #include "haliax/nn.h"
 
 namespace haliax::nn {
@@ -83,12 +84,13 @@ NamedArray hard_tanh(Arr x) {
 NamedArray glu(Arr x, const AxisSelector& axis) {
   LayerScope scope(x);
   auto a = x.resolve_axis(axis);
-  if (a.size % 2) throw Error("[glu] axis " + to_string(a) + " has no two halves; its size must be even");
+  if (a.size % 2) fail("glu", "axis " + to_string(a) + " has no two halves; its size must be even");
   auto half = a.size / 2;
   return slice(x, a, 0, half) * sigmoid(slice(x, a, half, half));
 }
 
-Activation activation(std::string_view name) {
+Activation activation(std::string_view name, SourceLocation at) {
+  Here here(at, true);
   struct Entry {
     const char* name;
     Activation function;
@@ -122,7 +124,7 @@ Activation activation(std::string_view name) {
     if (name == k.name) return k.function;
     names.emplace_back(k.name);
   }
-  throw Error("[activation] none is called " + std::string(name) + did_you_mean(name, names));
+  fail("activation", "none is called " + std::string(name) + did_you_mean(name, names));
 }
 
 }  // namespace haliax::nn

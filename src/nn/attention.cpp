@@ -36,7 +36,8 @@ NamedArray prefix_lm_mask(const Axis& QPos, const Axis& KPos, Arr prefix_len, Ar
   LayerScope scope(prefix_len);
   return not_before(QPos, KPos, q_start, k_start) | (arange(KPos) < prefix_len);
 }
-NamedArray forgetful_causal_mask(const Key& key, const Axis& KPos, double mask_prob, bool sample_prob) {
+NamedArray forgetful_causal_mask(const Key& key, const Axis& KPos, double mask_prob, bool sample_prob, SourceLocation at) {
+  Here here(at, true);
   if (mask_prob == 0) return ones(KPos, DType::boolean);
   auto first = arange(KPos) == 0;
   if (!sample_prob) return random::bernoulli(key, KPos, 1 - mask_prob) | first;
@@ -57,7 +58,8 @@ NamedArray mask_to_bias(Arr mask, double value) {
   return astype(mask, DType::f32) * value;
 }
 
-NamedArray alibi_attention_bias(const Axis& Heads, const Axis& KPos, double bias_max, DType dtype) {
+NamedArray alibi_attention_bias(const Axis& Heads, const Axis& KPos, double bias_max, DType dtype, SourceLocation at) {
+  Here here(at, true);
   if (Heads.size == 0) return zeros({Heads, KPos}, dtype);
   auto slopes = array(std::span<const double>(alibi_slopes(Heads.size, bias_max)), Heads);
   auto bias = broadcast_to(astype(slopes, DType::f32), {Heads, KPos}) * astype(arange(KPos), DType::f32);

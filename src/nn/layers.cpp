@@ -36,7 +36,12 @@ const NamedArray& either(const std::optional<NamedArray>& a, const std::optional
 LayerScope::LayerScope(const Arr& input, const NamedArray& weight) : here_(std::make_unique<Here>(input.at(), true, &weight)) {}
 LayerScope::~LayerScope() = default;
 
-Linear Linear::init(const AxisSpec& In, const AxisSpec& Out, const Key& key, LinearOptions options) {
+Linear Linear::init(const AxisSpec& In, const AxisSpec& Out, const Key& key, LinearOptions options, SourceLocation at) {
+  Here here(at, true);
+  for (auto& a : In)
+    if (find_axis(Out, a.name))
+      fail("linear",
+           "axis " + text(a.name) + " is both in " + to_string(In.axes()) + " and in " + to_string(Out.axes()) + "; alias one");
   auto axes = options.out_first ? concat_axes(Out, In) : concat_axes(In, Out);
   auto scale = options.init_scale / std::sqrt(double(axis_size(In)));
   Linear l{random::truncated_normal(key, axes, -3., 3.) * scale, {}, In, Out};
@@ -54,7 +59,8 @@ NamedArray Linear::operator()(Arr x) const {
   return bias ? y + *bias : y;
 }
 
-LayerNorm LayerNorm::init(const AxisSpec& axis, NormOptions options) {
+LayerNorm LayerNorm::init(const AxisSpec& axis, NormOptions options, SourceLocation at) {
+  Here here(at, true);
   LayerNorm l{axis, {}, {}, options.eps};
   if (options.use_weight) l.weight = ones(axis);
   if (options.use_bias) l.bias = zeros(axis);
@@ -67,7 +73,8 @@ NamedArray LayerNorm::operator()(Arr x) const {
   return with_weight_and_bias(out, weight, bias);
 }
 
-RmsNorm RmsNorm::init(const AxisSpec& axis, NormOptions options) {
+RmsNorm RmsNorm::init(const AxisSpec& axis, NormOptions options, SourceLocation at) {
+  Here here(at, true);
   RmsNorm l{axis, {}, {}, options.eps};
   if (options.use_weight) l.weight = ones(axis);
   if (options.use_bias) l.bias = zeros(axis);
@@ -95,7 +102,8 @@ NamedArray Dropout::operator()(Arr x, const Key& key, std::optional<bool> infere
   return where(keep, x / (1 - pdrop), 0.);
 }
 
-Embedding Embedding::init(const Axis& Vocab, const AxisSpec& Embed, const Key& key, EmbeddingOptions options) {
+Embedding Embedding::init(const Axis& Vocab, const AxisSpec& Embed, const Key& key, EmbeddingOptions options, SourceLocation at) {
+  Here here(at, true);
   auto scale = options.init_scale / double(axis_size(Embed));
   return {random::truncated_normal(key, concat_axes({Vocab}, Embed), -3., 3.) * scale, Vocab, Embed};
 }
@@ -110,7 +118,9 @@ NamedArray Embedding::unembed(Arr x) const {
   return dot(x, weight, Embed.axes());
 }
 
-Mlp Mlp::init(const AxisSpec& In, const AxisSpec& Out, std::int64_t width, int depth, const Key& key, MlpOptions options) {
+Mlp Mlp::init(const AxisSpec& In, const AxisSpec& Out, std::int64_t width, int depth, const Key& key, MlpOptions options,
+              SourceLocation at) {
+  Here here(at, true);
   if (depth < 0) fail("mlp", "depth is " + std::to_string(depth) + "; it must be 0 or more");
   auto keys = random::split(key, depth + 1);
   Mlp m{{}, options.activation};

@@ -1,7 +1,10 @@
 #include "haliax/optim.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
+
+#include "graph/node.h"
 
 namespace haliax::optim {
 
@@ -17,6 +20,11 @@ NamedArray WarmupCosine::operator()(const NamedArray& count) const {
 namespace detail {
 namespace {
 
+void check_same(const Leaves& a, const char* what, const Leaves& b, const char* other) {
+  if (a.size() != b.size())
+    fail("optim", "there are " + std::to_string(a.size()) + " " + what + ", but " + std::to_string(b.size()) + " " + other +
+                      "; the trees must have the same structure");
+}
 // 1 - b^count, without losing digits where b is close to 1.
 NamedArray correction(double b, const NamedArray& count) {
   if (b == 0) return 1.;
@@ -24,6 +32,9 @@ NamedArray correction(double b, const NamedArray& count) {
 }
 
 }  // namespace
+
+UpdateScope::UpdateScope(SourceLocation at) : here_(std::make_unique<Here>(at, true)) {}
+UpdateScope::~UpdateScope() = default;
 
 NamedArray first_step() { return zeros({}, DType::i32); }
 
@@ -55,6 +66,7 @@ Leaves clipped(Leaves grads, double max_norm) {
 }
 
 Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double b1, double b2, double eps) {
+  check_same(mu, "moments", grads, "gradients");
   auto c1 = correction(b1, count), c2 = correction(b2, count);
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (!grads[i]) continue;
@@ -67,6 +79,7 @@ Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double
 }
 
 std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, bool nesterov) {
+  check_same(trace, "traces", grads, "gradients");
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (!grads[i]) continue;
     trace[i] = grads[i] + decay * trace[i];
@@ -77,6 +90,7 @@ std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, boo
 
 Leaves decayed(Leaves updates, const Leaves& params, const std::vector<std::string>& paths, double weight_decay, Mask mask) {
   if (weight_decay == 0) return updates;
+  check_same(params, "params", updates, "updates");
   for (std::size_t i = 0; i < updates.size(); ++i)
     if (updates[i] && (!mask || mask(paths[i], params[i])))
       updates[i] = updates[i] + astype(weight_decay * params[i], updates[i].dtype());
@@ -84,9 +98,7 @@ Leaves decayed(Leaves updates, const Leaves& params, const std::vector<std::stri
 }
 
 Leaves applied(Leaves params, const Leaves& updates) {
-  if (updates.size() != params.size())
-    throw Error("[apply_updates] there are " + std::to_string(params.size()) + " params, but " + std::to_string(updates.size()) +
-                " updates; the trees must have the same structure");
+  check_same(params, "params", updates, "updates");
   for (std::size_t i = 0; i < params.size(); ++i)
     if (updates[i]) params[i] = astype(params[i] + updates[i], params[i].dtype());
   return params;

@@ -44,8 +44,14 @@ bool NamedArray::has_axis(const AxisSelection& selection) const {
     return a && (s.size < 0 || s.size == a->size);
   });
 }
-std::int64_t NamedArray::axis_size(const AxisSelector& s) const { return axis_of("axis_size", held("axis_size", node_), s).size; }
-Axis NamedArray::resolve_axis(const AxisSelector& s) const { return axis_of("resolve_axis", held("resolve_axis", node_), s); }
+std::int64_t NamedArray::axis_size(const AxisSelector& s, SourceLocation at) const {
+  Here here(at);
+  return axis_of("axis_size", held("axis_size", node_), s).size;
+}
+Axis NamedArray::resolve_axis(const AxisSelector& s, SourceLocation at) const {
+  Here here(at);
+  return axis_of("resolve_axis", held("resolve_axis", node_), s);
+}
 
 NamedArray NamedArray::rename(std::initializer_list<std::pair<Name, Name>> renames, SourceLocation at) const {
   return haliax::rename(Arr(*this, at), renames);

@@ -11,7 +11,18 @@ Nodes extreme_grad(G o, G g) {
   auto hit = cast(equal(x, o), o->dtype);
   return {mul(div(g, sum_to(hit, o->axes)), hit)};
 }
-Nodes prod_grad(G o, G g) { return {mul(g, div(o, o->in[0]))}; }
+// The product of the others, without dividing by zero: with one zero among them it is 0, written so that its own derivative is
+// right; with more, 0 twice over.
+Nodes prod_grad(G o, G g) {
+  auto x = o->in[0];
+  auto none = number(0, x->dtype), zero = equal(x, none);
+  auto is_zero = cast(zero, x->dtype), zeros = select(zero, x, none);
+  auto rest = select(zero, number(1, x->dtype), x);
+  auto others = sub(sum_to(is_zero, o->axes), is_zero);           // how many of them are zeros
+  auto product = div(reduce(Monoid::prod, rest, o->axes), rest);  // of those that are not
+  auto vanishing = mul(sub(sum_to(zeros, o->axes), zeros), product);
+  return {mul(g, select(equal(others, none), product, select(equal(others, number(1, x->dtype)), vanishing, none)))};
+}
 NodePtr stripped(G x) { return x->op == &kFit ? x->in[0] : x; }
 std::int64_t lost(const Axes& folded, const NodePtr& from) {   // how many equal terms a sum over axes that a broadcast made has
   std::int64_t n = 1;
@@ -47,16 +58,12 @@ NodePtr reduce(Monoid m, G x, const Axes& kept) {
   if (folded.empty()) return fit(x, kept);
   const Op& op = m == Monoid::sum ? kSum : m == Monoid::prod ? kProd : m == Monoid::max ? kMax : kMin;
   auto from = stripped(x);
-  if (auto n = lost(folded, from); n != 1 && m != Monoid::prod) {   // never store a broadcast in order to fold it
-    auto scaled = m == Monoid::sum ? scale(from, double(n)) : from;
-    return fit(reduce(m, scaled, common(kept, from->axes)), kept);
-  }
-  if (from != x) {
-    auto inner = common(kept, from->axes);
-    if (inner.size() == kept.size()) return make(op, {from}, kept, x->dtype);
-    if (m != Monoid::prod || lost(folded, from) == 1) return fit(make(op, {from}, inner, x->dtype), kept);
-  }
-  return make(op, {x}, kept, x->dtype);
+  auto times = lost(folded, from);
+  if (times == 0 && m == Monoid::sum) return filled(0, x->dtype, kept);
+  if (from == x || (times != 1 && m == Monoid::prod)) return make(op, {x}, kept, x->dtype);
+  // Never store a broadcast in order to fold it.
+  auto once = m == Monoid::sum && times != 1 ? scale(from, double(times)) : from;
+  return fit(reduce(m, once, common(kept, from->axes)), kept);
 }
 NodePtr sum(G x, const Axes& over) { return reduce(Monoid::sum, x, folded_axes(x->axes, over)); }
 NodePtr argreduce(bool largest, G x, const Axes& kept, const Axes& over) {
@@ -74,6 +81,7 @@ NodePtr contract(G a, G b, const Axes& kept, DType out) {
   std::int64_t times = 1;
   for (auto& v : folded_axes(whole, kept)) if (!has(rest, v.name)) times *= v.size;
   auto inner = common(kept, rest);
+  if (times == 0) return filled(0, out, kept);
   if (times != 1) return fit(scale(contract(x, y, inner, out), double(times)), kept);
   if (folded_axes(rest, inner).empty() && out == x->dtype && out == y->dtype) return fit(mul(x, y), kept);
   // A number, or an array that only some terms of the sum need, is a factor: sum the other one alone.

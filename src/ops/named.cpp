@@ -53,8 +53,11 @@ Axis axis_of(const char* op, const NodePtr& x, const AxisSelector& s) {
 Axes axes_of(const char* op, const NodePtr& x, const AxisSelection& selection) {
   if (selection.all()) return visible(*x);
   Axes out;
-  for (auto& s : selection.items())
-    if (auto a = axis_of(op, x, s); !has(out, a.name)) out.push_back(a);
+  for (auto& s : selection.items()) {
+    auto a = axis_of(op, x, s);
+    if (has(out, a.name)) fail(op, "axis " + text(a.name) + " is given twice");
+    out.push_back(a);
+  }
   return out;
 }
 void check_unique(const char* op, const Axes& axes) {

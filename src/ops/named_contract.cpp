@@ -116,9 +116,10 @@ NamedArray dot(const std::vector<Arr>& arrays, const AxisSelection& axis, const 
     if (holders < 2 && nodes.size() > 1)
       fail("dot", "axis " + text(s.name) + " is summed, but only one of the arrays has it: " + among() +
                       "; to sum it anyway use sum or einsum");
+    if (!has(out, s.name)) fail("dot", "axis " + text(s.name) + " is given twice");
     std::erase_if(out, [&](auto& v) { return v.name == s.name; });
   }
-  if (options.out_axes) out = rearrange_for_partial_order(*options.out_axes, out);
+  if (options.out_axes) out = rearrange_for_partial_order(*options.out_axes, out, context().origin.at);
   // With a wider result the operands stay as they are, and only the sums are wide.
   auto wanted = options.preferred_element_type.value_or(dtype);
   if (wanted != dtype && !(is_float(wanted) && is_float(dtype) && bytes_of(wanted) >= bytes_of(dtype)))

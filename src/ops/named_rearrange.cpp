@@ -254,9 +254,7 @@ class Rearrangement {
       if (std::find(order_.begin(), order_.end(), a.name) == order_.end())
         parser_.error("axis " + to_string(a) + " has no place on the right side; add ... there");
   }
-  void order() {
-    x_ = prim::fit(x_, with_hidden({x_}, rearrange_for_partial_order(order_, visible(*x_))));
-  }
+  void order() { x_ = prim::fit(x_, with_hidden({x_}, rearrange_for_partial_order(order_, visible(*x_), context().origin.at))); }
   void merge(const Side& right) {
     std::size_t next = 0;   // in order_
     for (auto& item : right.items) {

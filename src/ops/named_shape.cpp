@@ -22,7 +22,7 @@ NodePtr renamed(const char* op, G x, const Renames& renames) {
     if (std::find(from.begin(), from.end(), a.name) != from.end()) fail(op, "axis " + text(a.name) + " is renamed twice");
     if (fresh.size >= 0 && fresh.size != a.size)
       fail(op, "axis " + to_string(a) + " cannot become " + to_string(Axis(fresh.name, fresh.size)) + ": the sizes differ");
-    if (!fresh.name) fail(op, "axis " + text(a.name) + " is renamed to nothing");
+    if (fresh.name.text().empty()) fail(op, "axis " + text(a.name) + " is renamed to nothing");
     from.push_back(a.name), to.push_back(fresh.name);
   }
   for (auto& a : result)
@@ -133,7 +133,7 @@ NamedArray rename(Arr x, const AxisSelector& from, const AxisSelector& to) {
 NamedArray rearrange(Arr x, const Names& order) {
   Here here(x.at());
   auto n = node_of("rearrange", x);
-  return wrap(arranged(n, rearrange_for_partial_order(order, visible(*n))));
+  return wrap(arranged(n, rearrange_for_partial_order(order, visible(*n), context().origin.at)));
 }
 NamedArray broadcast_axis(Arr x, const AxisSpec& axes) {
   Here here(x.at());
@@ -231,7 +231,8 @@ namespace {
 // n copies along an axis: each element n times (`inner`), or the whole n times.
 NodePtr copies(const char* op, G x, const AxisSelector& axis, std::int64_t n, bool inner) {
   auto a = axis_of(op, x, axis);
-  if (n < 0) fail(op, "cannot repeat axis " + to_string(a) + " " + std::to_string(n) + " times");
+  if (n < 0 || (a.size > 0 && n > most_elements / a.size))
+    fail(op, "cannot repeat axis " + to_string(a) + " " + std::to_string(n) + " times");
   Axis copy(Name("(copy of " + text(a.name) + ")"), n);
   Axes parts = inner ? Axes{a, copy} : Axes{copy, a};
   auto spread = arranged(x, with_parts(op, x, a, parts));
@@ -283,7 +284,7 @@ NamedArray pad(Arr x, const std::vector<std::pair<Name, std::pair<std::int64_t, 
   n = prim::fit(n, with_hidden({fill, n}, visible(*n)));
   for (auto& [name, width] : widths) {
     auto a = axis_of(op, n, name);
-    if (width.first < 0 || width.second < 0)
+    if (width.first < 0 || width.second < 0 || std::max(width.first, width.second) > most_elements / 4)
       fail(op, "axis " + to_string(a) + " cannot be padded by (" + std::to_string(width.first) + ", " +
                    std::to_string(width.second) + "); index it to make it smaller");
     n = prim::pad(n, a.name, width.first, width.second, fill);

@@ -73,6 +73,26 @@ void sort_lower(const Node& n, Emit& e) {
   (n.op == &kSort ? s.sort.out : s.sort.indices) = out;
   e.push(std::move(s));
 }
+// y[i] = x[0] ... x[i]. The cotangent of x[k] is y[k - 1] times r[k] = g[k] + x[k + 1] r[k + 1]: no division, so zeros are fine.
+NodePtr cumprod_grad(G x, G y, G g, Name axis, bool reverse) {
+  auto whole = *find(*x, axis);
+  auto n = whole.size;
+  if (n < 2) return g;
+  auto turned = [&](G v) { return reverse ? slice(v, axis, n - 1, n, -1) : v; };
+  auto part = [&](G v, std::int64_t from, std::int64_t to) { return slice(v, axis, from, to - from); };
+  Axes one = x->axes;
+  for (auto& a : one)
+    if (a.name == axis) a.size = 1;
+  auto ones = filled(1, x->dtype, one);
+  auto factor = concat({part(turned(x), 1, n), ones}, whole), before = concat({ones, part(turned(y), 0, n - 1)}, whole);
+  auto r = fit(turned(g), x->axes);
+  for (std::int64_t d = 1; d < n; d *= 2) {  // after a step r and factor reach over 2d positions
+    auto head = part(factor, 0, n - d);
+    r = concat({add(part(r, 0, n - d), mul(head, part(r, d, n))), part(r, n - d, n)}, whole);
+    factor = concat({mul(head, part(factor, d, n)), part(factor, n - d, n)}, whole);
+  }
+  return turned(mul(before, r));
+}
 void cumulative_lower(const Node& n, Emit& e) {
   program::Step s;
   s.kind = program::Kind::cumulative;
@@ -113,7 +133,7 @@ const Op kCumulative{.name = "cumulative", .kind = Kind::step, .grad = [](G o, G
   Name axis = o->attr.names[0];
   bool reverse = o->attr.ints[1] != 0;
   if (Monoid(o->attr.ints[0]) == Monoid::sum) return Nodes{cumulative(Monoid::sum, g, axis, !reverse)};
-  if (Monoid(o->attr.ints[0]) == Monoid::prod) return Nodes{div(cumulative(Monoid::sum, mul(g, o), axis, !reverse), o->in[0])};
+  if (Monoid(o->attr.ints[0]) == Monoid::prod) return Nodes{cumprod_grad(o->in[0], o, g, axis, reverse)};
   fail("cumulative", "the gradient of a running max or min is not defined"); }, .lower = cumulative_lower, .role = along_role};
 
 NodePtr gather(G table, const Where& where, const Axes& out, Outside outside) {

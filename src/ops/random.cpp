@@ -19,7 +19,7 @@ NodePtr first_word() { return prim::equal(prim::iota(word_axis(), DType::u32), u
 
 // ---- keys: words are (hidden..., others..., key_word) ----
 Key pack(G w0, G w1) {
-  auto axes = with_hidden({w0, w1}, union_axes(visible(*w0), visible(*w1)));
+  auto axes = with_hidden({w0, w1}, union_axes(visible(*w0), visible(*w1), context().origin.at));
   axes.push_back(word_axis());
   return {NamedArray(prim::map(prim::kSelect, {first_word(), w0, w1}, DType::u32, &axes))};
 }
@@ -31,6 +31,9 @@ NodePtr word(const Key& k, int i) {
 // One key for each draw: an array of keys is for vmap, scan and Stacked, inside which it is one.
 void check_key(const char* op, const Key& k) {
   if (!k) fail(op, "the key is empty: it stands for no randomness; pass a key, or call the layer in inference mode");
+  auto* mine = find(*k.words.node(), key_word);
+  if (!mine || mine->size != 2 || k.words.dtype() != DType::u32)
+    fail(op, "the words of a key are two u32 along key_word, not " + text(k.words.dtype()) + " " + to_string(k.words.axes()));
   auto axes = without_axes(k.words.axes(), key_word);
   if (!axes.empty())
     fail(op, "this is an array of keys over " + to_string(axes) + "; use vmap or scan over it, to draw with each of them");
@@ -131,7 +134,7 @@ NodePtr shuffled(Key k, const Axes& drawn_over, const Axis& axis) {
   int rounds = int(std::ceil(3 * std::log(total) / std::log(4294967295.0)));
   NodePtr order;   // (hidden..., drawn_over) of positions along the axis
   for (int i = 0; i < rounds; ++i) {
-    auto keys = split<2>(k);
+    auto keys = split<2>(k, context().origin.at);
     k = keys[0];
     auto step = prim::argsort(raw_bits(keys[1], drawn_over, DType::u32), axis.name);
     order = order ? prim::gather(order, {{axis.name, step}}, step->axes, program::Outside::clamp) : step;
@@ -143,7 +146,8 @@ NodePtr shuffled(Key k, const Axes& drawn_over, const Axis& axis) {
 
 Key key(std::int64_t seed) { return key(0, std::uint32_t(seed)); }
 Key key(std::uint32_t word0, std::uint32_t word1) { return pack(u32(word0), u32(word1)); }
-Key key(const NamedArray& words) {
+Key key(const NamedArray& words, SourceLocation at) {
+  Here here(at);
   if (!words) return {};
   auto n = words.node();
   if (n->dtype != DType::u32) fail("random.key", "the words of a key are u32, not " + text(n->dtype));
@@ -157,7 +161,8 @@ Key key(const NamedArray& words) {
   return {NamedArray(prim::fit(n, with_hidden({n}, axes)))};
 }
 
-std::vector<Key> split(const Key& k, int n) {
+std::vector<Key> split(const Key& k, int n, SourceLocation at) {
+  Here here(at);
   if (n < 0) fail("random.split", "cannot make " + std::to_string(n) + " keys");
   std::vector<Key> keys(static_cast<std::size_t>(n));
   if (!k) return keys;
@@ -165,7 +170,8 @@ std::vector<Key> split(const Key& k, int n) {
   for (int i = 0; i < n; ++i) keys[std::size_t(i)] = hashed(k, {u32(0), u32(i)});
   return keys;
 }
-Key split(const Key& k, const Axis& axis) {
+Key split(const Key& k, const Axis& axis, SourceLocation at) {
+  Here here(at);
   if (!k) return {};
   check_key("random.split", k);
   if (axis.name == Name(key_word)) fail("random.split", "axis key_word is the one of the words; choose another name");
@@ -258,7 +264,7 @@ NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, D
     auto m = rest(prim::integer(half, word_type), span);
     times = rest(prim::mul(m, m), span);
   }
-  auto keys = split<2>(k);
+  auto keys = split<2>(k, context().origin.at);
   auto h = raw_bits(keys[0], spec, word_type), l = raw_bits(keys[1], spec, word_type);
   auto offset = span ? rest(prim::add(prim::mul(rest(h, span), times), rest(l, span)), span) : l;
   return drawn(prim::cast(prim::add(low, prim::cast(offset, work)), d), spec);
@@ -316,7 +322,8 @@ NamedArray permutation(const Key& k, Arr x, const AxisSelector& axis, bool indep
   auto order = shuffled(k, independent ? asked : Axes{along}, along);
   return drawn(prim::gather(n, {{along.name, order}}, with_hidden({order, n}, asked), program::Outside::clamp), asked);
 }
-NamedArray permutation(const Key& k, const Axis& axis) {
+NamedArray permutation(const Key& k, const Axis& axis, SourceLocation at) {
+  Here here(at, true);
   check_key("random.permutation", k);
   return drawn(shuffled(k, {axis}, axis), {axis});
 }

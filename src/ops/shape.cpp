@@ -224,7 +224,7 @@ NodePtr flatten(G x, const Names& old, const Axis& flat) {
   return make(kFlatten, {x}, axes, x->dtype, attr);
 }
 NodePtr unflatten(G x, Name flat, const Axes& parts) {
-  auto axes = replace_axis(x->axes, flat, parts);
+  auto axes = replace_axis(x->axes, flat, parts, context().origin.at);
   if (is_number(x)) return fit(x->op == &kNumber ? x : x->in[0], axes);
   Attr attr;
   for (auto& p : parts) attr.names.push_back(p.name);

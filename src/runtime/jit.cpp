@@ -32,10 +32,11 @@ struct JitCore::Entry {
   Nodes inputs;
   std::vector<std::size_t> leaf_of_input;        // inputs are the leaves that are not empty
   std::vector<bool> donated;                     // by input
+  std::vector<std::string> names;                // of the inputs, for people: argument 0, or argument 0: mlp.up.weight
   std::vector<int> result_of_leaf;               // of the results: -1 empty
   std::vector<std::pair<Axes, DType>> results;
   std::shared_ptr<void> like;
-  std::unique_ptr<Buffer> arena;
+  BufferPtr arena;
   std::vector<void*> arguments, outs;
 
   Leaves assemble(const std::vector<BufferPtr>& made) const {
@@ -147,9 +148,16 @@ JitCore::Entry* JitCore::find(const Walk& w) {
   return nullptr;
 }
 
-Leaves JitCore::begin(const Walk& w, const std::vector<int>& owner) {
-  impl_->lock.lock();
+Leaves JitCore::begin(const Walk& w, const std::vector<int>& owner, int arguments) {
   auto& m = *impl_;
+  auto& donate = m.options.donate;
+  for (int d : donate) {
+    if (d >= 0 && d < arguments) continue;
+    Here here(m.options.at);
+    fail("jit", "argument " + std::to_string(d) + " is to be donated, but the function has " + std::to_string(arguments) +
+                    ", counted from 0");
+  }
+  m.lock.lock();
   m.started = now();
   ++m.report.traces;
   m.report.why = m.difference(w);
@@ -157,7 +165,6 @@ Leaves JitCore::begin(const Walk& w, const std::vector<int>& owner) {
   auto& e = *m.pending;
   e.signature = {w.statics, w.values, {}, {}, current_mesh(), current_mapping()};
   Leaves out;
-  auto& donate = m.options.donate;
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
     auto& n = w.arrays[k]->node();
     e.signature.axes.push_back(n ? n->axes : Axes());
@@ -168,6 +175,7 @@ Leaves JitCore::begin(const Walk& w, const std::vector<int>& owner) {
     path = dot == path.npos ? "" : path.substr(dot + 1);
     e.inputs.push_back(prim::input(n->axes, n->dtype, module_path(path)));
     e.leaf_of_input.push_back(k);
+    e.names.push_back("argument " + std::to_string(owner[k]) + (path.empty() ? "" : ": " + path));
     e.donated.push_back(std::find(donate.begin(), donate.end(), owner[k]) != donate.end());
     out.push_back(NamedArray(e.inputs.back()));
   }
@@ -203,7 +211,7 @@ JitCore::Entry* JitCore::end(const Leaves& results, std::shared_ptr<void> like) 
   }
   e.compiled = compile(graph, e.inputs, name, e.donated);
   auto& p = *e.compiled.program;
-  e.arena = std::make_unique<Buffer>(p.arena_bytes);
+  e.arena = memory(p.arena_bytes);
   e.arguments.resize(std::size_t(p.arguments)), e.outs.resize(std::size_t(p.results));
   m.report.compile_s = now() - t;
   m.report.arena_bytes = p.arena_bytes, m.report.peak_bytes = p.peak_bytes;
@@ -213,7 +221,8 @@ JitCore::Entry* JitCore::end(const Leaves& results, std::shared_ptr<void> like) 
   m.report.not_donated.clear();
   for (std::size_t k = 0; k < e.inputs.size(); ++k)
     if (e.donated[k] && p.donated[k] < 0)
-      m.report.not_donated.push_back(std::string(e.inputs[k]->origin.module.text()) + " " + to_string(e.inputs[k]->axes) + ": no result of its size is made where it is last read");
+      m.report.not_donated.push_back(e.names[k] + " " + to_string(e.inputs[k]->axes) +
+                                     ": no result of its size is made where it is last read");
   return m.finish(*this);
 }
 
@@ -229,7 +238,10 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     }
     if (!n->value) late.push_back(n);
   }
-  if (!late.empty()) evaluate(late);
+  if (!late.empty()) {
+    Here here(impl_->options.at);
+    evaluate(late);
+  }
   // An array that was lazy until now may be the node of another, equal one: such a value is lent, not given.
   std::vector<bool> given;
   for (auto k : e.leaf_of_input) {
@@ -242,7 +254,8 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     std::vector<std::byte*> out;
     std::vector<BufferPtr> made;
     for (auto k : e.leaf_of_input) in.push_back(w.arrays[k]->node()->value->data());
-    for (auto& [axes, dtype] : e.results) made.push_back(std::make_shared<Buffer>(haliax::axis_size(axes) * bytes_of(dtype))), out.push_back(made.back()->data());
+    for (auto& [axes, dtype] : e.results)
+      made.push_back(memory(haliax::axis_size(axes) * bytes_of(dtype))), out.push_back(made.back()->data());
     e.mesh->run(in, out);
     give_up_donated(e, w, given);
     return e.assemble(made);
@@ -257,7 +270,7 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
       int uses = 0;
       for (auto j : e.leaf_of_input) uses += w.arrays[j]->node() == n;
       if (uses > 1 || value.use_count() > 2 || !given[at]) {
-        auto copy = std::make_shared<Buffer>(value->bytes());
+        auto copy = memory(value->bytes());
         std::copy(value->data(), value->data() + value->bytes(), copy->data());
         value = copy;
       }
@@ -272,7 +285,7 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
   for (int r = 0; r < p.results; ++r) {
     auto& b = made[std::size_t(r)];
     bool aliased = bool(b);
-    if (!b) b = std::make_shared<Buffer>(p.slots[std::size_t(p.result_slots[std::size_t(r)])].bytes);
+    if (!b) b = memory(p.slots[std::size_t(p.result_slots[std::size_t(r)])].bytes);
     e.outs[std::size_t(r)] = aliased ? nullptr : b->data();
   }
   e.compiled.executable->run(e.arguments, e.outs, e.arena->data(), nullptr);

@@ -1,7 +1,7 @@
 #include "runtime/run.h"
 
 #include <cstdlib>
-#include <mutex>
+#include <new>
 
 #include "program/devices.h"
 #include "base/name.h"
@@ -44,6 +44,12 @@ Compiled compile(const Nodes& roots, const Nodes& inputs, const std::string& nam
   return c;
 }
 
+BufferPtr memory(std::int64_t bytes) {
+  try {
+    return std::make_shared<Buffer>(bytes);
+  } catch (const std::bad_alloc&) { fail("memory", std::to_string(bytes) + " bytes are wanted, and there are not as many"); }
+}
+
 void evaluate(const Nodes& wanted) {
   Nodes roots;
   for (auto& n : wanted) if (n && !n->value) roots.push_back(n);
@@ -51,13 +57,14 @@ void evaluate(const Nodes& wanted) {
   auto c = compile(optimise(roots, default_name() != "reference"), {}, default_name(), {});
   std::vector<void*> arguments, results;
   for (auto& n : c.captured) {
-    if (!n->value) fail_at(n->origin, "eval", "a value is asked for inside jit, scan or vmap, where there is none yet");
+    if (!n->donated.empty()) fail("eval", n->donated);
+    if (!n->value) fail("eval", "a value is asked for inside jit, scan or vmap, where there is none yet");
     arguments.push_back(n->value->data());
   }
   std::vector<BufferPtr> made;
-  for (auto& n : roots) made.push_back(std::make_shared<Buffer>(n->bytes())), results.push_back(made.back()->data());
-  Buffer arena(c.program->arena_bytes);
-  c.executable->run(arguments, results, arena.data(), nullptr);
+  for (auto& n : roots) made.push_back(memory(n->bytes())), results.push_back(made.back()->data());
+  auto arena = memory(c.program->arena_bytes);
+  c.executable->run(arguments, results, arena->data(), nullptr);
   for (std::size_t i = 0; i < roots.size(); ++i) {
     auto& n = const_cast<Node&>(*roots[i]);
     n.value = made[i];

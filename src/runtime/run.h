@@ -19,5 +19,6 @@ struct Compiled {
 Compiled compile(const Nodes& roots, const Nodes& inputs, const std::string& backend_name, const std::vector<bool>& donated);
 
 void evaluate(const Nodes& roots);                         // gives each of them a value
+BufferPtr memory(std::int64_t bytes);                      // raises where there is not enough
 
 }  // namespace haliax

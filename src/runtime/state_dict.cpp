@@ -106,6 +106,10 @@ std::vector<std::string> load_state(const std::vector<StateEntry>& entries, cons
         throw Error("[state_dict] the tensor " + name + " is " + std::string(name_of(t->dtype)) + ", but that of layer 0 is " +
                     std::string(name_of(dtype)));
       dtype = t->dtype;
+      if (auto size = std::accumulate(t->shape.begin(), t->shape.end(), std::int64_t(bytes_of(dtype)), std::multiplies<>());
+          std::int64_t(t->data.size()) != size)
+        throw Error("[state_dict] the tensor " + name + " has " + std::to_string(t->data.size()) + " bytes, not the " +
+                    std::to_string(size) + " of " + shape_text(t->shape) + " " + std::string(name_of(dtype)));
       bytes.insert(bytes.end(), t->data.begin(), t->data.end());
       unused.erase(name);
     }

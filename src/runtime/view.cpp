@@ -6,7 +6,7 @@ namespace haliax {
 
 HostView host_view(const NamedArray& a, DType dtype, const std::vector<AxisSelector>& axes, SourceLocation at) {
   Here here(at);
-  if (!a) fail("host_view", "the array is empty");
+  if (!a) fail("host_view", "the NamedArray is empty: it was never given a value");
   auto mine = a.axes();
   if (a.dtype() != dtype)
     fail("host_view",
@@ -17,12 +17,12 @@ HostView host_view(const NamedArray& a, DType dtype, const std::vector<AxisSelec
   for (std::size_t i = 0; i < axes.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j)
       if (axes[j].name == axes[i].name) fail("host_view", "axis " + std::string(axes[i].name.text()) + " is asked for twice");
-    auto axis = a.resolve_axis(axes[i]);
+    auto axis = a.resolve_axis(axes[i], at);
     std::int64_t stride = 1;
     for (std::size_t k = mine.size(); mine[k - 1].name != axis.name; --k) stride *= mine[k - 1].size;
     out.sizes.push_back(axis.size), out.strides.push_back(stride);
   }
-  out.data = a.eval().node()->value->data();
+  out.data = a.eval(at).node()->value->data();
   return out;
 }
 

@@ -16,6 +16,12 @@ Axes with_hidden(const Axes& axes, const Axes& hidden) {
   out.insert(out.end(), axes.begin(), axes.end());
   return out;
 }
+// The same axes, in any order, of those that users see?
+bool same_axes(const NamedArray& a, const NamedArray& b) {
+  auto x = a.axes(), y = b.axes();
+  return x.size() == y.size() &&
+         std::all_of(x.begin(), x.end(), [&](auto& v) { return std::find(y.begin(), y.end(), v) != y.end(); });
+}
 // A leaf that stands for x while a function is traced.
 NodePtr stand_in(const NodePtr& x) { return x ? prim::input(x->axes, x->dtype, x->origin.module) : x; }
 
@@ -67,29 +73,28 @@ struct ByHand : Custom {
     auto back = call(self.get(), in, out, g);
     if (back.size() != given_in.size()) fail("custom_vjp", "the backward gave " + std::to_string(back.size()) + " arrays for " + std::to_string(given_in.size()) + " arguments");
     Nodes result;
-    for (std::size_t k = 0; k < back.size(); ++k) if (given_in[k]) result.push_back(back[k].node());
+    for (std::size_t k = 0; k < back.size(); ++k) {
+      if (!given_in[k]) continue;
+      if (back[k] && !same_axes(back[k], in[k]))
+        fail("custom_vjp", "the cotangent of argument array " + std::to_string(k) + " is " + to_string(back[k].axes()) +
+                               ", and the array is " + to_string(in[k].axes()));
+      result.push_back(back[k].node());
+    }
     return result;
   }
 };
 
 }  // namespace
 
-ScanCheckpoint::ScanCheckpoint(const char* name) {
+ScanCheckpoint::ScanCheckpoint(const char* name, SourceLocation at) {
+  Here here(at);
   std::string s(name);
   if (s == "none" || s == "save_all") policy = Policy::none;
   else if (s == "carries" || s == "full" || s == "recompute") policy = Policy::carries;
   else if (s == "nested") policy = Policy::nested;
-  else throw Error("[checkpoint] there is no policy " + s + did_you_mean(s, std::vector<std::string>{"none", "carries", "full", "recompute", "nested"}));
-}
-
-NamedArray slice_from(const NamedArray& a, const AxisSelector& axis, std::int64_t start) {
-  auto x = a.resolve_axis(axis);
-  return NamedArray(prim::slice(a.node(), x.name, start, x.size - start));
-}
-NamedArray position_of(const NamedArray& a, const AxisSelector& axis, std::int64_t position) {
-  auto x = a.resolve_axis(axis);
-  if (x.size <= position) fail("reduce", "axis " + to_string(x) + " has no position " + std::to_string(position));
-  return NamedArray(prim::slice(a.node(), x.name, position, 1, 1, true));
+  else
+    fail("checkpoint",
+         "there is no policy " + s + did_you_mean(s, std::vector<std::string>{"none", "carries", "full", "recompute", "nested"}));
 }
 
 namespace detail {
@@ -117,17 +122,24 @@ Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen, const std:
   return out;
 }
 
-Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt) {
+Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLocation at) {
+  Here here(at);
+  if (ys.size() != gs.size())
+    fail("vjp", "the result has " + std::to_string(ys.size()) + " arrays and its cotangent " + std::to_string(gs.size()));
   Nodes y, g, x;
-  for (std::size_t k = 0; k < ys.size(); ++k)
-    if (ys[k] && gs[k]) y.push_back(ys[k].node()), g.push_back(gs[k].node());
+  for (std::size_t k = 0; k < ys.size(); ++k) {
+    if (!ys[k] || !gs[k]) continue;
+    if (!same_axes(ys[k], gs[k]))
+      fail("vjp", "a cotangent is " + to_string(gs[k].axes()) + " and its array " + to_string(ys[k].axes()));
+    y.push_back(ys[k].node()), g.push_back(gs[k].node());
+  }
   for (auto& a : wrt) if (a && a.node()->op == &prim::kTracer) x.push_back(a.node());
   auto d = vjp(y, g, x);
   Leaves out;
-  std::size_t at = 0;
+  std::size_t next = 0;
   for (auto& a : wrt) {
     if (!a || a.node()->op != &prim::kTracer) { out.emplace_back(); continue; }
-    auto& found = d[at++];
+    auto& found = d[next++];
     out.push_back(NamedArray(found ? found : prim::zeros_like(a.node())));
   }
   return out;
@@ -138,7 +150,7 @@ Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation at) {
   if (loss.ndim() != 0) fail("grad", "only a 0-d array has a gradient; the function gave " + to_string(loss.axes()) + "; sum or mean it, or differentiate under vmap");
   if (!is_float(loss.dtype())) fail("grad", "the function gave dtype " + std::string(name_of(loss.dtype())) + ", which has no gradient");
   auto& n = loss.node();
-  return pullback({loss}, {NamedArray(prim::filled(1, n->dtype, n->axes))}, wrt);
+  return pullback({loss}, {NamedArray(prim::filled(1, n->dtype, n->axes))}, wrt, at);
 }
 
 std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leaves& tangents, SourceLocation at) {
@@ -152,8 +164,9 @@ std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leave
   for (std::size_t k = 0; k < x.size(); ++k) {
     if (!x[k] || x[k].node()->op != &prim::kTracer) continue;
     wrt.push_back(x[k].node());
+    if (tangents[k] && !same_axes(tangents[k], x[k]))
+      fail("jvp", "a tangent is " + to_string(tangents[k].axes()) + " and its array " + to_string(x[k].axes()));
     auto t = tangents[k] ? tangents[k].node() : prim::zeros_like(wrt.back());
-    for (auto& a : t->axes) if (auto* mine = find(*wrt.back(), a.name); !mine || mine->size != a.size) fail("jvp", "a tangent is " + to_string(t->axes) + " and its array " + to_string(primals[k].axes()));
     ts.push_back(prim::fit(t, wrt.back()->axes));
   }
   auto g = vjp(y, us, wrt);
@@ -174,8 +187,9 @@ std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leave
 }
 
 // ---- vmap ----
-Vmap::Vmap(const AxisSelector& a, SourceLocation at) : axis(a), hidden(fresh_hidden(a.name)), size(a.size) { (void)at; }
+Vmap::Vmap(const AxisSelector& a, SourceLocation where) : axis(a), at(where), hidden(fresh_hidden(a.name)), size(a.size) {}
 Leaves Vmap::hide(const Leaves& in) {
+  Here here(at);
   Leaves out = in;
   for (auto& a : out) {
     if (!a) continue;
@@ -189,7 +203,7 @@ Leaves Vmap::hide(const Leaves& in) {
   context().hidden.push_back(Axis(hidden, size));
   return out;
 }
-Leaves Vmap::show(const Leaves& in, SourceLocation at) {
+Leaves Vmap::show(const Leaves& in) {
   Here here(at);
   Leaves out = in;
   for (auto& a : out) {
@@ -283,6 +297,31 @@ void check_carry(const Leaves& init, const Leaves& next, const std::vector<std::
   }
 }
 
+// A scan over blocks of positions, each of which is a scan of its own.
+std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count, const ScanOptions& around, const ScanOptions& inside,
+                                      const Leaves& init, const std::vector<std::string>& paths, const Leaves& xs,
+                                      BodyFunction f) {
+  Axis blocks("(blocks of " + std::string(axis.name.text()) + ")", count);
+  struct Block {
+    Axis axis;
+    const ScanOptions& options;
+    const std::vector<std::string>& paths;
+    BodyFunction f;
+  };
+  Block block{axis.resize(axis.size / count), inside, paths, f};
+  Leaves split;
+  for (auto& x : xs)
+    split.push_back(x && find(*x.node(), axis.name) ? NamedArray(prim::unflatten(x.node(), axis.name, {blocks, block.axis})) : x);
+  auto [last, ys] = scan(blocks, around, init, paths, split,
+                         {&block, [](void* self, const Leaves& carry, const Leaves& x, Leaves& next, Leaves& out) {
+                            auto& b = *static_cast<Block*>(self);
+                            std::tie(next, out) = scan(b.axis, b.options, carry, b.paths, x, b.f);
+                          }});
+  for (auto& y : ys)
+    if (y) y = NamedArray(prim::flatten(y.node(), {blocks.name, axis.name}, axis));
+  return {last, ys};
+}
+
 }  // namespace
 
 std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& options, const Leaves& init, const std::vector<std::string>& paths,
@@ -318,21 +357,34 @@ std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& 
     std::int64_t outer = std::int64_t(std::sqrt(double(size)));
     while (size % outer) --outer;
     if (outer > 1) {   // blocks of positions, each of which makes its inside again
-      Axis blocks(std::string(axis.name.text()) + "_block", outer), inner = axis.resize(size / outer);
-      Leaves split;
-      for (auto& x : xs) split.push_back(x && find(*x.node(), axis.name) ? NamedArray(prim::unflatten(x.node(), axis.name, {blocks, inner})) : x);
-      struct Inner { const Axis* axis; ScanOptions options; const std::vector<std::string>* paths; BodyFunction f; } in{&inner, options, &paths, f};
-      in.options.checkpoint = true;
-      ScanOptions around = options;
-      around.checkpoint = true, around.unroll = 1;
-      auto [last, ys] = scan(blocks, around, init, paths, split, {&in, [](void* self, const Leaves& c, const Leaves& x, Leaves& next, Leaves& out) {
-        auto& i = *static_cast<Inner*>(self);
-        auto r = scan(*i.axis, i.options, c, *i.paths, x, i.f);
-        next = r.first, out = r.second;
-      }});
-      for (auto& y : ys) if (y) y = NamedArray(prim::flatten(y.node(), {blocks.name, axis.name}, axis));
-      return {last, ys};
+      auto around = options, inside = options;
+      around.checkpoint = inside.checkpoint = true, around.unroll = 1;
+      return scan_blocks(axis, outer, around, inside, init, paths, xs, f);
     }
+  }
+  if (options.unroll > 1 &&
+      options.unroll < size) {  // a loop over blocks, whose inside is no loop; then the positions that are left
+    auto left = size % options.unroll, whole = size - left;
+    auto part = [&](std::int64_t from, std::int64_t n) {
+      Leaves out;
+      for (auto& x : xs)
+        out.push_back(x && find(*x.node(), axis.name) ? NamedArray(prim::slice(x.node(), axis.name, from, n)) : x);
+      return out;
+    };
+    auto around = options;
+    around.unroll = 1;
+    auto blocks = [&](const Leaves& carry) {
+      return scan_blocks(axis.resize(whole), whole / options.unroll, around, options, carry, paths, part(0, whole), f);
+    };
+    auto rest = [&](const Leaves& carry) { return scan(axis.resize(left), options, carry, paths, part(whole, left), f); };
+    if (left == 0) return blocks(init);
+    auto first = options.reverse ? rest(init) : blocks(init);
+    auto second = options.reverse ? blocks(first.first) : rest(first.first);
+    auto &head = options.reverse ? second.second : first.second, &tail = options.reverse ? first.second : second.second;
+    Leaves ys;
+    for (std::size_t k = 0; k < head.size(); ++k)
+      ys.push_back(head[k] ? NamedArray(prim::concat({head[k].node(), tail[k].node()}, axis)) : head[k]);
+    return {second.first, ys};
   }
 
   if (options.unroll >= size && size > 0) {
@@ -395,10 +447,17 @@ std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& 
   }
 }
 
+std::pair<NamedArray, NamedArray> first_and_rest(const NamedArray& a, const AxisSelector& axis, SourceLocation at) {
+  auto x = a.resolve_axis(axis, at);
+  Here here(at);
+  if (x.size == 0) fail("reduce", "there is nothing along " + to_string(Axes{x}) + " to start from; give an init");
+  return {NamedArray(prim::slice(a.node(), x.name, 0, 1, 1, true)), NamedArray(prim::slice(a.node(), x.name, 1, x.size - 1))};
+}
+
 Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, BodyFunction f, bool reverse, SourceLocation at) {
   Here here(at);
   if (xs.empty() || !xs[0]) fail("associative_scan", "there is nothing to scan");
-  auto axis = xs[0].resolve_axis(selector);
+  auto axis = xs[0].resolve_axis(selector, at);
   auto flipped = [&](Leaves v) {
     for (auto& x : v) x = NamedArray(prim::slice(x.node(), axis.name, axis.size - 1, axis.size, -1));
     return v;
@@ -408,13 +467,34 @@ Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, B
     for (auto& x : v) out.push_back(NamedArray(prim::slice(x.node(), axis.name, from, size)));
     return out;
   };
-  for (auto& x : xs) x.resolve_axis(axis);
+  for (auto& x : xs) x.resolve_axis(axis, at);
   Leaves y = reverse ? flipped(xs) : xs;
   for (std::int64_t d = 1; d < axis.size; d *= 2) {   // after a step each position holds the result of the 2d positions up to it
     Leaves combined, none;
-    f.call(f.self, part(y, 0, axis.size - d), part(y, d, axis.size - d), combined, none);
+    auto before = part(y, 0, axis.size - d);
+    f.call(f.self, before, part(y, d, axis.size - d), combined, none);
+    if (combined.size() != y.size())
+      fail("associative_scan",
+           "the function gave " + std::to_string(combined.size()) + " arrays for " + std::to_string(y.size()));
     auto head = part(y, 0, d);
-    for (std::size_t k = 0; k < y.size(); ++k) y[k] = NamedArray(prim::concat({head[k].node(), combined[k].node()}, axis));
+    for (std::size_t k = 0; k < y.size(); ++k) {
+      auto &c = combined[k], &b = before[k];
+      if (!c || c.dtype() != b.dtype() || !same_axes(c, b))
+        fail("associative_scan",
+             "of two arrays " + std::string(name_of(b.dtype())) + " " + to_string(b.axes()) +
+                 " the function must make one like them" +
+                 (c ? ", and it made " + std::string(name_of(c.dtype())) + " " + to_string(c.axes()) : ", and it made none"));
+      Axes hidden, shape;
+      for (auto& a : c.node()->axes)
+        if (a.name.hidden()) hidden.push_back(a);
+      shape = with_hidden(y[k].node()->axes, hidden);
+      auto piece = [&](const NamedArray& v, std::int64_t size) {
+        for (auto& a : shape)
+          if (a.name == axis.name) a.size = size;
+        return prim::fit(v.node(), shape);
+      };
+      y[k] = NamedArray(prim::concat({piece(head[k], d), piece(c, axis.size - d)}, axis));
+    }
   }
   return reverse ? flipped(y) : y;
 }

@@ -562,7 +562,8 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& optio
       if (n->op == &kLoop && !n->value)
         for (auto& r : loop_of(*n).results) bodies.push_back(topological(r.value, stop));
       if (given.count(n.get())) continue;
-      if (n->op == &prim::kInput && !n->value) fail_at(n->origin, "eval", "a value is asked for inside jit, scan or vmap, where there is none yet");
+      if (n->op == &prim::kInput && !n->value)
+        fail("eval", "a value is asked for inside jit, scan or vmap, where there is none yet");
       bool said = n->op == &prim::kNumber || n->op == &prim::kIota;   // as good as its value, and never in memory
       if (n->value && !said) given.insert(n.get()), captured.push_back(n);
       else if (!n->donated.empty()) fail_at(n->origin, "eval", n->donated);

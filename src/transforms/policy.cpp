@@ -3,6 +3,7 @@
 #include <array>
 
 #include "base/name.h"
+#include "graph/node.h"
 
 namespace haliax {
 namespace {
@@ -27,10 +28,10 @@ DType float_called(std::string_view name, std::string_view spec) {
   if (name == "full") return DType::f32;
   std::string why;
   try {
-    if (auto d = dtype_of(name); is_float(d)) return d;
+    if (auto d = dtype_of(name, SourceLocation()); is_float(d)) return d;
     why = std::string(name) + " is not a float";
   } catch (const Error& e) { why = e.what(); }
-  throw Error("[policy] \"" + std::string(spec) + "\": " + why);
+  fail("policy", "\"" + std::string(spec) + "\": " + why);
 }
 
 DType Policy::*field_called(std::string_view name, std::string_view spec) {
@@ -39,13 +40,14 @@ DType Policy::*field_called(std::string_view name, std::string_view spec) {
     if (name == f.name) return f.dtype;
     known.emplace_back(f.name);
   }
-  throw Error("[policy] \"" + std::string(spec) + "\": no part is called " + std::string(name) + did_you_mean(name, known) +
-              "; write it as p=f32,c=bf16,o=f32");
+  fail("policy", "\"" + std::string(spec) + "\": no part is called " + std::string(name) + did_you_mean(name, known) +
+                     "; write it as p=f32,c=bf16,o=f32");
 }
 
 }  // namespace
 
-Policy::Policy(std::string_view spec) {
+Policy::Policy(std::string_view spec, SourceLocation at) {
+  Here here(at);
   if (spec.find('=') == spec.npos) {
     param = compute = output = float_called(trimmed(spec), spec);
     return;
@@ -57,12 +59,10 @@ Policy::Policy(std::string_view spec) {
     auto part = trimmed(rest.substr(0, comma));
     auto equals = part.find('=');
     if (equals == part.npos)
-      throw Error("[policy] \"" + std::string(spec) + "\": \"" + std::string(part) +
-                  "\" has no =; write it as p=f32,c=bf16,o=f32");
+      fail("policy", "\"" + std::string(spec) + "\": \"" + std::string(part) + "\" has no =; write it as p=f32,c=bf16,o=f32");
     auto field = field_called(trimmed(part.substr(0, equals)), spec);
     for (auto s : seen)
-      if (s == field)
-        throw Error("[policy] \"" + std::string(spec) + "\": " + std::string(part) + " says again what was said before");
+      if (s == field) fail("policy", "\"" + std::string(spec) + "\": " + std::string(part) + " says again what was said before");
     seen.push_back(field);
     this->*field = float_called(trimmed(part.substr(equals + 1)), spec);
     if (comma == rest.npos) return;

@@ -53,12 +53,11 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
     order.push_back(std::move(n));
   }
   std::sort(order.begin(), order.end(), [](auto& a, auto& b) { return a->id < b->id; });
-  auto& here = context();
-  auto outer = here.origin;
+  Following follow;
   for (auto& n : order) {
     if (n->value && n->in.empty()) continue;
     NodePtr made = n;
-    here.origin = n->origin;
+    follow(n->origin);
     if (n->op == &kLoop) {
       Loop l = loop_of(*n);
       bool changed = false;
@@ -83,7 +82,6 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
     }
     if (made != n) to[n.get()] = made;
   }
-  here.origin = outer;
   Nodes out;
   for (auto& r : roots) out.push_back(now(r));
   return out;

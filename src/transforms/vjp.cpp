@@ -79,14 +79,14 @@ class Walk {
     for (std::size_t k = 0; k < ys.size(); ++k) give(ys[k], gs[k]);
   }
   Nodes run() {
-    auto& here = context();
-    auto outer = here.origin;
+    Following follow;
     while (!open_.empty()) {
       auto [n, g] = *open_.begin();
       open_.erase(open_.begin());
+      auto origin = n->origin;
+      origin.backward = true;
+      follow(origin);
       if (g) g = put_together(g);
-      here.origin = n->origin;
-      here.origin.backward = true;
       if (goals_.count(n.get())) {
         found_[n.get()] = g;
       } else if (n->op == &kResult) {
@@ -101,7 +101,6 @@ class Walk {
         for (std::size_t k = 0; k < back.size(); ++k) give(n->in[k], back[k]);
       }
     }
-    here.origin = outer;
     Nodes out;
     for (auto& x : wrt_) {
       auto i = found_.find(x.get());
@@ -191,7 +190,8 @@ class Walk {
         if (r.fold == Fold::carry || !g.count(k)) continue;
         ys.push_back(r.value[b]);
         if (r.fold == Fold::stack) gs.push_back(prim::slice_at(g.at(k), index, l.drop));
-        else gs.push_back(fold_cotangent(r, b, g.at(k), node, k));
+        else
+          gs.push_back(g.at(k));  // only gradients make folds, and they sum
       }
       for (std::size_t i = 0; i < carries.size(); ++i) {
         ys.push_back(l.results[carries[i]].value[b]);
@@ -223,13 +223,6 @@ class Walk {
   }
   static bool has_carry(const Loop& l) {
     return std::any_of(l.results.begin(), l.results.end(), [](auto& r) { return r.fold == Fold::carry; });
-  }
-  // A sum passes its cotangent on; a max passes it to the turn that holds the extreme.
-  NodePtr fold_cotangent(const LoopResult& r, std::size_t b, const NodePtr& g, const NodePtr& loop, std::size_t k) {
-    if (r.monoid == Monoid::sum) return g;
-    if (r.monoid == Monoid::prod) return prim::mul(g, prim::div(loop_result(loop, k), r.value[b]));
-    auto hit = prim::equal(r.value[b], loop_result(loop, k));
-    return prim::select(hit, g, prim::number(0, g->dtype));
   }
   // Each residual becomes one more stacked result of the forward loop; until that loop is made, an input stands for the stack.
   Nodes with_residuals(Loop& forward, const Loop& l, std::size_t b, const Nodes& d) {

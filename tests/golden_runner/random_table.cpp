@@ -63,17 +63,10 @@ void add_random_ops(Table& t) {
   t["random.permutation"] = [](const Arrays& in, const Value& args) {
     return Arrays{random::permutation(key_of(args), input(in, 0), selector_of(args["axis"]), args["independent"].as_flag(false))};
   };
-  // One key for each index along the axis: what it stood for in Haliax 1.3, said with a split and a vmap.
   t["random.generate_sharded"] = [](const Arrays&, const Value& args) {
-    const AxisSpec shape = spec_of(args["shape"]);
-    const Axis* along = find_axis(shape, Name(args["axis"].as_text()));
-    if (!along) throw BadData("generate_sharded names an axis that its shape lacks");
-    const Axes rest = without_axes(shape, *along);
     const bool normal = args["inner"].as_text() == "normal";
-    auto draw = [&](const Key& k) { return normal ? random::normal(k, rest) : random::uniform(k, rest); };
-    Names order;
-    for (const Axis& a : shape) order.push_back(a.name);
-    return Arrays{rearrange(vmap(draw, *along)(random::split(key_of(args), *along)), order)};
+    auto draw = [&](const Key& k, const AxisSpec& axes) { return normal ? random::normal(k, axes) : random::uniform(k, axes); };
+    return Arrays{random::generate_sharded(draw, args["axis"].as_text())(key_of(args), spec_of(args["shape"]))};
   };
 }
 
