@@ -80,20 +80,6 @@ void expand(void* out, const void* in, std::int64_t rows, std::int64_t columns, 
     else std::memcpy(d + r * columns, s, static_cast<std::size_t>(columns) * sizeof(T));
   }
 }
-template <class T>
-void count_up(T* d, std::int64_t start, std::int64_t step, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) d[i] = static_cast<T>(start + i * step);
-}
-void count_up(Lane lane, void* reg, std::int64_t position, std::int64_t start, std::int64_t step, std::int64_t n) {
-  switch (lane) {
-    case Lane::f32: return count_up(static_cast<float*>(reg) + position, start, step, n);
-    case Lane::f64: return count_up(static_cast<double*>(reg) + position, start, step, n);
-    case Lane::i32:
-    case Lane::u32: return count_up(static_cast<std::uint32_t*>(reg) + position, start, step, n);
-    default: return count_up(static_cast<std::uint64_t*>(reg) + position, start, step, n);
-  }
-}
-
 class FusedStep final : public CompiledStep {
  public:
   FusedStep(const program::Step& step, const Context& context)
@@ -324,7 +310,8 @@ class FusedStep final : public CompiledStep {
       Runs runs;
       const std::int64_t start = step_.bases_[static_cast<std::size_t>(op.access)].start + begin(op, access, runs);
       runs.each([&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
-        count_up(op.lane, value(op.out), position, start + offset, stride, count);
+        char* reg = static_cast<char*>(value(op.out)) + position * cpu::bytes_of(op.lane);
+        kernels().count(op.lane, reg, start + offset, stride, count);
       });
     }
 

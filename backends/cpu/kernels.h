@@ -71,6 +71,7 @@ struct Kernels {
   Kernel (*map)(program::Code, Lane lane, Shape);
   Kernel (*cast)(Lane from, DType to);
   Kernel (*wrap)(DType);  // rounds a register to a narrow dtype; null where nothing is to be done
+  void (*count)(Lane, void* reg, std::int64_t start, std::int64_t step, std::int64_t n);  // start, start + step, ...
   Load (*load)(DType);
   Store (*store)(DType);
   Reduction (*reduce)(program::Code, Lane lane, DType result);
