@@ -139,6 +139,7 @@ void normalize(Shape4& s) {
 
 struct MatmulPlan {
   bool swapped = false;  // b a in place of a b
+  bool ours = false;     // by our own kernel
   Choice choice;
   Packing pack_a, pack_b;  // of the operands as they are after the swap
   std::int64_t group = 1, outer_points = 1, k_points = 1;
@@ -164,12 +165,14 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) 
   for (;;) {
     p.m_blocks = count(c.m.n, p.m_block), p.n_blocks = count(c.n.n, p.n_block);
     if (p.m_blocks * p.n_blocks * matrices >= 2 * threads() || p.m_block * p.n_block * (macs / (c.m.n * c.n.n)) <= (1 << 22)) return;
-    if (p.m_block >= p.n_block) p.m_block = round_up(count(c.m.n, 2 * p.m_blocks), 8);
-    else p.n_block = round_up(count(c.n.n, 2 * p.n_blocks), 48);
+    const bool cut_m = p.m_block > 8, cut_n = p.n_block > 48;
+    if (cut_m && (p.m_block >= p.n_block || !cut_n)) p.m_block = round_up(count(c.m.n, 2 * p.m_blocks), 8);
+    else if (cut_n) p.n_block = round_up(count(c.n.n, 2 * p.n_blocks), 48);
+    else return;
   }
 }
 // Blocks depend on the problem only. Columns are cut first: a block of them then reads its part of b once.
-void choose_blocks(MatmulPlan& p, bool own) {
+void choose_blocks(MatmulPlan& p) {
   Choice& c = p.choice;
   const std::int64_t macs = c.m.n * c.n.n * c.k.n;
   if (macs < (1 << 19) && !c.outer.empty()) {  // small matrices: several in one call
@@ -184,7 +187,7 @@ void choose_blocks(MatmulPlan& p, bool own) {
   p.outer_points = points(c.outer);
   p.k_points = points(c.k_outer);
   const std::int64_t matrices = p.outer_points * p.groups;
-  if (own && p.group == 1) return choose_own_blocks(p, macs, matrices);
+  if (p.ours && p.group == 1) return choose_own_blocks(p, macs, matrices);
   const std::int64_t total = macs * p.k_points * p.outer_points * (p.groups * p.group);
   // At most 16 parts of at least 2 M multiplications: tall ones, 192 columns or more by 512 rows or more, are the fastest for oneDNN.
   std::int64_t parts = 1;
@@ -219,6 +222,7 @@ GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std
   s.b = p.swapped ? c.a.dtype : c.b.dtype;
   s.out = c.out.dtype;
   s.accumulate = accumulate;
+  s.ours = p.ours;
   return s;
 }
 
@@ -248,7 +252,8 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c) {
   }
   if (!choice) return nullptr;
   p->choice = *choice;
-  choose_blocks(*p, is_ours(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, false)));
+  p->ours = is_ours(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, false));
+  choose_blocks(*p);
   const std::int64_t m_edge = p->choice.m.n - (p->m_blocks - 1) * p->m_block,
                      n_edge = p->choice.n.n - (p->n_blocks - 1) * p->n_block;
   const std::int64_t g_edge = p->group_dim.n - (p->groups - 1) * p->group;

@@ -61,11 +61,10 @@ class Gemm {
  public:
   explicit Gemm(const GemmShape& s)
       : shape(s),
-        ours(is_ours(s)),
         a(describe(s.a, s.g, s.m, s.k, s.a_stride)),
         b(describe(s.b, s.g, s.k, s.n, s.b_stride)),
         out(describe(s.out, s.g, s.m, s.n, s.out_stride)) {
-    if (ours) return;
+    if (s.ours) return;
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     if (s.accumulate) {
@@ -84,7 +83,6 @@ class Gemm {
     primitive = dnnl::matmul(description);
   }
   GemmShape shape;
-  bool ours;
   dnnl::memory::desc a, b, out, scratch;
   dnnl::primitive primitive;
 };
@@ -107,7 +105,7 @@ std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
 }
 std::int64_t scratch_bytes(const Gemm& gemm) {
   const GemmShape& s = gemm.shape;
-  return gemm.ours ? kernels().product_scratch(s.m, s.n, s.k) : static_cast<std::int64_t>(gemm.scratch.get_size());
+  return s.ours ? kernels().product_scratch(s.m, s.n, s.k) : static_cast<std::int64_t>(gemm.scratch.get_size());
 }
 
 struct GemmCall::Handles {
@@ -115,7 +113,7 @@ struct GemmCall::Handles {
   dnnl::memory a, b, out, scratch;
 };
 GemmCall::GemmCall(std::shared_ptr<const Gemm> gemm) : gemm_(std::move(gemm)) {
-  if (gemm_->ours) return;
+  if (gemm_->shape.ours) return;
   handles_ = std::make_unique<Handles>(Handles{dnnl::stream(engine()),
                                                {gemm_->a, engine(), DNNL_MEMORY_NONE},
                                                {gemm_->b, engine(), DNNL_MEMORY_NONE},
@@ -126,7 +124,7 @@ GemmCall::GemmCall(GemmCall&&) noexcept = default;
 GemmCall::~GemmCall() = default;
 
 void GemmCall::run(const void* a, const void* b, void* out, void* scratch) {
-  if (gemm_->ours) {
+  if (gemm_->shape.ours) {
     const GemmShape& s = gemm_->shape;
     for (std::int64_t g = 0; g < s.g; ++g)
       kernels().product({s.m, s.n, s.k, static_cast<const float*>(a) + g * s.a_stride[0], s.a_stride[1], s.a_stride[2],

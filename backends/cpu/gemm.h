@@ -13,11 +13,12 @@ struct GemmShape {
   std::int64_t a_stride[3], b_stride[3], out_stride[3];  // (g, m, k), (g, k, n), (g, m, n)
   DType a = DType::f32, b = DType::f32, out = DType::f32;
   bool accumulate = false;
+  bool ours = false;  // by our own kernel: all blocks of a product or none, since a block's bits must not depend on its size
   auto operator<=>(const GemmShape&) const = default;
 };
 
 class Gemm;  // a primitive; shared by all steps of the same shape
-// Does our own kernel do it? Its bits do not depend on how m and n are cut.
+// Is it for our own kernel? Its bits do not depend on how m and n are cut.
 bool is_ours(const GemmShape&);
 // Null where there is no fast way.
 std::shared_ptr<const Gemm> find_gemm(const GemmShape&);
