@@ -33,7 +33,7 @@ auto optimizer() { return optim::adamw({.learning_rate = 1e-4}); }
 class Training {
  public:
   Training(const Size& s, DType compute, const Variant& v)
-      : batch_("batch", s.batch), loss_{.policy = {}, .chunked = v.chunked}, model_(init(s, v)), state_(optimizer().init(model_)),
+      : batch_("batch", s.batch), loss_{.policy = {}, .full_logits = !v.chunked}, model_(init(s, v)), state_(optimizer().init(model_)),
         ids_(random::randint(random::key(1), {batch_, {"position", s.seq}}, 0, s.vocab).eval()),
         keys_(random::split(random::key(2), batch_)) {
     loss_.policy.compute = compute;

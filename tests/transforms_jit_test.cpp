@@ -147,3 +147,14 @@ TEST_CASE("jit: a training step keeps its values, its traces and its bits") {
   CHECK(step.report().traces == 1);
   CHECK(difference(w, v, 1e-6) == "");
 }
+
+TEST_CASE("jit: compiling without running says what a call takes") {
+  const Axis A("a", 1000);
+  int traced = 0;
+  auto f = jit([&](const NamedArray& x) { return ++traced, sort(exp(x), A); });
+  const auto x = zeros(A).eval();
+  CHECK(f.compile(x).peak_bytes >= 2 * 4000);
+  CHECK(traced == 1);
+  f(x);
+  CHECK(f.report().traces == 1);
+}

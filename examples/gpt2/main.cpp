@@ -16,7 +16,7 @@ struct Command {
   std::vector<std::string> paths;
   std::string weights, save, curve = "loss.svg", prompt = "\n";
   std::int64_t steps = 0, sample_seed = 0;
-  double seconds = 0, temperature = 0.8;
+  double seconds = 0, temperature = 0.8, loss_mib = 0;
   int tokens = 400;
 };
 
@@ -38,17 +38,27 @@ void print_sample(const gpt2::Run& run, const Command& c) {
   std::printf("%s%s\n", c.prompt.c_str(), text.c_str());
 }
 
+void print_planned(const gpt2::Run& run, const gpt2::RunOptions& o) {
+  auto [chunked, full] = run.planned();
+  auto mib = [](std::int64_t bytes) { return double(bytes) / (1 << 20); };
+  auto logits = mib(o.batch * o.seq_len * o.vocab * 4);
+  std::printf("a step plans %.1f MiB with the loss in chunks%s, %.1f MiB with all %.1f MiB of logits%s\n", mib(chunked),
+              o.full_logits ? "" : " (this run)", mib(full), logits, o.full_logits ? " (this run)" : "");
+}
+
 void train(Command c) {
   if (c.steps <= 0 && c.seconds <= 0) c.seconds = 60;
   auto text = gpt2::read_text(c.paths);
   auto size = text.size();
   auto o = c.weights.empty() ? c.run : gpt2::sizes_of(c.weights, c.run);
+  o.loss_memory = std::int64_t(c.loss_mib * (1 << 20));
   gpt2::Batches batches(std::move(text), o.batch, o.seq_len, std::uint64_t(o.seed));
   gpt2::Run run(o);
   if (!c.weights.empty()) run.load(c.weights);
   std::printf("%.2f MB of text; %lld layers, %lld heads, embed %lld, %lld positions: %.2f million parameters\n",
               double(size) / 1e6, static_cast<long long>(o.layers), static_cast<long long>(o.heads),
               static_cast<long long>(o.embed), static_cast<long long>(o.seq_len), double(run.parameters()) / 1e6);
+  print_planned(run, o);
   std::fflush(stdout);
 
   gpt2::Progress progress(c.steps, c.seconds, o.batch * o.seq_len);
@@ -98,6 +108,9 @@ int run(int argc, char** argv) {
   t->add_option("--layers", c.run.layers)->check(positive)->capture_default_str();
   t->add_option("--heads", c.run.heads)->check(positive)->capture_default_str();
   t->add_option("--embed", c.run.embed, "size of the hidden states")->check(positive)->capture_default_str();
+  t->add_option("--vocab", c.run.vocab, "ids of the model, 256 of which are bytes")
+      ->check(CLI::Range(256, 1 << 24))
+      ->capture_default_str();
   t->add_option("--seq", c.run.seq_len, "positions of an example")->check(CLI::Range(2, 1 << 20))->capture_default_str();
   t->add_option("--batch", c.run.batch, "examples a step")->check(positive)->capture_default_str();
   t->add_option("--lr", c.run.learning_rate, "the highest learning rate")->check(CLI::PositiveNumber)->capture_default_str();
@@ -108,7 +121,10 @@ int run(int argc, char** argv) {
   t->add_option("--checkpointing", c.run.checkpointing, "what is made again in the backward pass: none, carries, nested")
       ->capture_default_str();
   t->add_flag("--untied", c.run.untied, "a head of its own instead of the token embeddings");
-  t->add_flag("--chunked-loss", c.run.chunked_loss, "never hold all logits");
+  t->add_flag("--full-logits", c.run.full_logits, "hold all logits of a batch at once");
+  t->add_option("--loss-memory", c.loss_mib, "MiB of logits in a chunk of the loss; 0: chosen by the library")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   t->add_option("--seed", c.run.seed)->capture_default_str();
   t->add_option("--weights", c.weights, "start from these weights (safetensors); sizes come from the file");
   t->add_option("--save", c.save, "write the weights here (safetensors, with Hugging Face's names)");

@@ -50,7 +50,8 @@ NamedArray integers(const std::vector<std::int32_t>& values, const AxisSpec& axe
 
 // (model, state, ids (batch, position), key, steps made so far, learning rate) -> model, state, loss
 auto jitted_step(const RunOptions& o) {
-  auto step = make_train_step(make_optimizer(o), {.policy = Policy(o.policy), .chunked = o.chunked_loss});
+  auto step = make_train_step(make_optimizer(o),
+                              {.policy = Policy(o.policy), .full_logits = o.full_logits, .chunks = {.memory = o.loss_memory}});
   return jit(
       [step, Batch = Axis("batch", o.batch)](const Gpt2LMHeadModel& model, const OptState<Optimizer>& state,
                                              const NamedArray& ids, const Key& key, const NamedArray& count,
@@ -134,6 +135,18 @@ std::int64_t Run::parameters() const {
   std::int64_t n = 0;
   for (auto& a : flatten(impl_->model)) n += a.size();
   return n;
+}
+
+Planned Run::planned() const {
+  auto& r = *impl_;
+  auto peak = [&](bool full_logits) {
+    auto o = r.options;
+    o.full_logits = full_logits;
+    auto ids = zeros({r.Batch, r.Pos}, DType::i32).eval();
+    auto step = jitted_step(o);
+    return step.compile(r.model, r.opt_state, ids, r.keys[1], integers({0}, {}), NamedArray(0.)).peak_bytes;
+  };
+  return {peak(false), peak(true)};
 }
 
 double Run::step(const std::vector<std::int32_t>& ids, double learning_rate) {

@@ -10,7 +10,9 @@ namespace gpt2 {
 struct RunOptions {
   std::int64_t layers = 4, heads = 4, embed = 128, seq_len = 64, vocab = 256, batch = 16, seed = 0;
   double learning_rate = 4e-3, dropout = 0, weight_decay = 0.1;
-  bool untied = false, chunked_loss = false;
+  bool untied = false;
+  bool full_logits = false;       // hold the logits of a whole batch; else the loss walks the positions in chunks
+  std::int64_t loss_memory = 0;   // bytes of logits in a chunk; 0: chosen by the library
   std::string policy = "f32", checkpointing = "none", activation = "gelu_new", backend = "cpu";
   int threads = 0;
 };
@@ -18,6 +20,11 @@ struct RunOptions {
 // The options with the sizes of the model in a file: one of `save`, or a GPT-2 of Hugging Face, whose heads are taken to be 64
 // wide.
 RunOptions sizes_of(const std::string& weights, RunOptions);
+
+// What a training step takes beside weights, optimiser and batch, in bytes, exact: with the loss in chunks, and with all logits.
+struct Planned {
+  std::int64_t chunked, full_logits;
+};
 
 // A model, its optimiser and its random numbers.
 class Run {
@@ -27,6 +34,7 @@ class Run {
   void load(const std::string& weights);  // raises unless the sizes are those of the options
 
   std::int64_t parameters() const;
+  Planned planned() const;  // compiles both, runs none
   // ids (batch, position) -> the loss before the step.
   double step(const std::vector<std::int32_t>& ids, double learning_rate);
   // `count` tokens after the prompt; temperature 0 takes the likeliest.

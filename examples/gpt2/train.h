@@ -5,38 +5,32 @@
 
 namespace gpt2 {
 
-// The loss of one example: input_ids (position) -> a 0-d array. The model is cast to the policy's compute dtype, its logits to
-// its output dtype.
-inline NamedArray compute_loss(const Gpt2LMHeadModel& model, const NamedArray& input_ids, const Key& key,
-                               const Policy& policy = {}, bool inference = false) {
-  auto m = policy.cast_to_compute(model);
-  auto logits = policy.cast_to_output(m(input_ids, key, inference));
-  return nn::next_token_loss("position", model.Vocab(), logits, input_ids);
-}
-// The same without ever holding all logits: the positions are walked in chunks.
-inline NamedArray compute_chunked_loss(const Gpt2LMHeadModel& model, const NamedArray& input_ids, const Key& key,
-                                       const Policy& policy = {}, bool inference = false, ChunkOptions chunks = {}) {
-  auto m = policy.cast_to_compute(model);
-  auto Pos = input_ids.resolve_axis("position");
-  auto losses = nn::chunked_cross_entropy(m.hidden_states(input_ids, key, inference), m.head(), roll(input_ids, -1, Pos), "embed",
-                                          model.Vocab(), Pos, {.chunks = chunks, .logit_dtype = policy.output});
-  return mean(losses, {}, {.where = arange(Pos) < Pos.size - 1});
-}
-
 struct LossOptions {
   static constexpr bool is_static = true;
   Policy policy = {};
-  bool chunked = false;
-  ChunkOptions chunks = {};
+  bool full_logits = false;  // hold the logits of all positions at once
+  ChunkOptions chunks = {};  // else: how many at a time
   friend bool operator==(const LossOptions&, const LossOptions&) = default;
 };
+// The loss of one example: input_ids (position) -> a 0-d array. The model is cast to the policy's compute dtype, its logits to
+// its output dtype. Unless asked for, they are never held: the head is part of the loss, which walks the positions in chunks.
+inline NamedArray compute_loss(const Gpt2LMHeadModel& model, const NamedArray& input_ids, const Key& key,
+                               const LossOptions& options = {}, bool inference = false) {
+  auto m = options.policy.cast_to_compute(model);
+  auto Vocab = model.Vocab();
+  if (options.full_logits) {
+    auto logits = options.policy.cast_to_output(m(input_ids, key, inference));
+    return nn::next_token_loss("position", Vocab, logits, input_ids);
+  }
+  auto x = m.hidden_states(input_ids, key, inference);
+  return nn::linear_next_token_loss("position", x, m.head(), input_ids, "embed", Vocab,
+                                    {.chunks = options.chunks, .logit_dtype = options.policy.output})
+      .loss;
+}
 // The mean over a batch: input_ids (batch, position), one key for each example.
 inline NamedArray train_batch_loss(const Gpt2LMHeadModel& model, const NamedArray& input_ids, const Key& keys,
                                    const LossOptions& options = {}) {
-  auto one = [&](const Gpt2LMHeadModel& m, const NamedArray& ids, const Key& key) {
-    return options.chunked ? compute_chunked_loss(m, ids, key, options.policy, false, options.chunks)
-                           : compute_loss(m, ids, key, options.policy);
-  };
+  auto one = [&](const Gpt2LMHeadModel& m, const NamedArray& ids, const Key& key) { return compute_loss(m, ids, key, options); };
   return mean(vmap(one, "batch")(model, input_ids, keys), "batch");
 }
 

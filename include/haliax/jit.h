@@ -69,6 +69,18 @@ template <class F> class Jitted {
   template <class... A> auto operator()(const A&... args) const {
     using R = std::decay_t<std::invoke_result_t<const F&, const A&...>>;
     if (detail::is_tracing()) return R(f_(args...));   // inside another trace f is part of that graph
+    auto [entry, w] = compiled<R>(args...);
+    return unflatten(*static_cast<const R*>(detail::JitCore::like(entry)), core_->run(entry, w));
+  }
+  // Traces and compiles for arguments like these without running anything: the report says what a call takes.
+  template <class... A> JitReport compile(const A&... args) const {
+    compiled<std::decay_t<std::invoke_result_t<const F&, const A&...>>>(args...);
+    return report();
+  }
+  JitReport report() const { return core_->report(); }
+
+ private:
+  template <class R, class... A> std::pair<detail::JitCore::Entry*, Walk> compiled(const A&... args) const {
     std::tuple<const A&...> in(args...);
     Walk w;
     w.with_statics = true;
@@ -90,11 +102,9 @@ template <class F> class Jitted {
       entry = core_->end(leaves, out);
       guard.core = nullptr;
     }
-    return unflatten(*static_cast<const R*>(detail::JitCore::like(entry)), core_->run(entry, w));
+    return {entry, std::move(w)};
   }
-  JitReport report() const { return core_->report(); }
 
- private:
   F f_;
   std::shared_ptr<detail::JitCore> core_;
 };
