@@ -787,9 +787,8 @@ TEST_CASE("cpu: running allocates nothing") {
 TEST_CASE("cpu: a collective without a communicator, and the wrong number of arguments, are errors") {
   Case c(13);
   auto& collective = c.add(Kind::collective).collective;
-  collective.dims = collective.out_dims = {4};
-  collective.x = c.view(false, DType::f32, {4}, Case::dense);
-  collective.out = c.view(true, DType::f32, {4}, Case::dense);
+  collective.x = {{{4}, c.view(false, DType::f32, {4}, Case::dense)}};
+  collective.out = {{{4}, c.view(true, DType::f32, {4}, Case::dense)}};
   CHECK_THROWS_AS(c.run(*cpu::make_cpu_device()), Error);
   auto executable = cpu::make_cpu_device()->compile(std::make_shared<const Program>(c.program));
   CHECK_THROWS_AS(executable->run({}, {}, nullptr, nullptr), Error);

@@ -565,15 +565,14 @@ TEST_CASE("slots: results, the arena and aliases of both") {
 
 TEST_CASE("collective: goes to the communicator, with the places that the terms say") {
   struct Recorder : Communicator {
-    void run(const Collective& c, const void* x, void* out) override {
-      for (std::int64_t k = 0; k < c.dims[0]; ++k) static_cast<float*>(out)[k] = 2 * static_cast<const float*>(x)[k];
+    void run(const Collective& c, const void* const* x, void* const* out) override {
+      for (std::int64_t k = 0; k < c.x[0].dims[0]; ++k) static_cast<float*>(out[0])[k] = 2 * static_cast<const float*>(x[0])[k];
     }
   } recorder;
   F x{1, 2, 3, 4}, out(2);
   Bench b;
   Collective c;
-  c.dims = c.out_dims = {2};
-  c.x = b.view(x, {1}, 2), c.out = b.view(out, {1});
+  c.x = {{{2}, b.view(x, {1}, 2)}}, c.out = {{{2}, b.view(out, {1})}};
   b.add(step_of(c));
   CHECK_THROWS_AS(b.run(), Error);
   b.run(&recorder);

@@ -81,16 +81,23 @@ namespace {
 
 class CollectiveStep final : public CompiledStep {
  public:
-  explicit CollectiveStep(const program::Collective& what) : what_(what), x_(what.x), out_(what.out) {}
+  explicit CollectiveStep(const program::Collective& what) : what_(what), from_(what.x.size()), to_(what.out.size()) {
+    for (auto& o : what.x) x_.emplace_back(o.view);
+    for (auto& o : what.out) out_.emplace_back(o.view);
+  }
   void run(Frame& frame) override {
     if (!frame.wire)
       throw Error("[collective] the program talks to other devices, but there is no communicator; run it on a mesh");
-    frame.wire->run(what_, x_.at(frame), out_.at(frame));
+    for (std::size_t k = 0; k < x_.size(); ++k) from_[k] = x_[k].at(frame);
+    for (std::size_t k = 0; k < out_.size(); ++k) to_[k] = out_[k].at(frame);
+    frame.wire->run(what_, from_.data(), to_.data());
   }
 
  private:
   const program::Collective& what_;
-  Place x_, out_;
+  std::vector<Place> x_, out_;
+  std::vector<const void*> from_;
+  std::vector<void*> to_;
 };
 
 using Steps = std::vector<std::unique_ptr<CompiledStep>>;

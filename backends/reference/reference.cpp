@@ -289,8 +289,12 @@ class Run {
   }
   void run(const Collective& c) const {
     require(comm_, "the program talks to other devices, but there is no communicator; run it on a mesh");
-    auto first = [&](const View& v, const Dims& dims) { return count(dims) ? at(v.slot, v.dtype, start(v)) : nullptr; };
-    comm_->run(c, first(c.x, c.dims), first(c.out, c.out_dims));
+    auto first = [&](const Operand& o) { return count(o.dims) ? at(o.view.slot, o.view.dtype, start(o.view)) : nullptr; };
+    std::vector<const void*> x;
+    std::vector<void*> out;
+    for (auto& o : c.x) x.push_back(first(o));
+    for (auto& o : c.out) out.push_back(first(o));
+    comm_->run(c, x.data(), out.data());
   }
 
   const Program& program_;

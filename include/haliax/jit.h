@@ -15,7 +15,10 @@ struct JitOptions {
   std::string backend = {};                      // "cpu" (the default) or "reference"
   std::optional<Mesh> mesh = {};                 // named_jit: the mesh in scope at the first call, if not given
   std::optional<Mapping> axis_resources = {};    // the mapping inside f, and of arguments and results
-  std::optional<Mapping> in = {}, out = {};      // of arguments, of results, where they differ
+  std::optional<Mappings> in = {}, out = {};     // of arguments, of results (of each part of a pair or tuple), where they differ
+  // A weight that a loop over layers reads turn by turn is gathered again in each loop, so that one layer is whole at a time. Off: once,
+  // before the first of them, for less traffic and more memory.
+  bool regather = true;
   bool partition = false;                        // set by named_jit
   SourceLocation at = SourceLocation::current();
 };
@@ -33,7 +36,8 @@ struct JitReport {
   std::vector<std::string> not_donated;          // donated arguments that no result could take, and why
   int contractions = 0, loops = 0;               // in the Program; the body of a loop counts once
   std::int64_t arena_bytes = 0, peak_bytes = 0;  // planned, per device: all but arguments and results; with results that alias nothing
-  double sent_bytes = 0;                         // by collectives, per device on a ring
+  double sent_bytes = 0, calls = 0;              // by collectives, per device on a ring
+  std::int64_t argument_bytes = 0;               // per device
   double trace_s = 0, compile_s = 0;
   std::vector<ChunkReport> chunked;              // outermost first
   std::string program;                           // printed
@@ -42,6 +46,21 @@ struct JitReport {
 
 namespace detail {
 bool is_tracing();                               // inside grad, vmap, scan or jit
+// Which argument, or part of a result, each leaf belongs to.
+template <class... A> Walk walk_parts(std::vector<int>& owner, const A&... parts) {
+  Walk w;
+  w.with_statics = true;
+  int i = 0;
+  ((walk(w, const_cast<A&>(parts)), owner.resize(w.arrays.size(), i++)), ...);
+  return w;
+}
+template <class R> std::vector<int> parts_of(const R& result) {
+  std::vector<int> owner;
+  if constexpr (reflect::is_a<R, std::pair> || reflect::is_a<R, std::tuple>) std::apply([&](const auto&... p) { walk_parts(owner, p...); }, result);
+  else walk_parts(owner, result);
+  return owner;
+}
+
 class JitCore {
  public:
   explicit JitCore(JitOptions);
@@ -50,7 +69,8 @@ class JitCore {
   // The entry for these arguments, or null: then begin, trace f on what it gives, end.
   Entry* find(const Walk& in);
   Leaves begin(const Walk& in, const std::vector<int>& argument_of_leaf, int arguments);
-  Entry* end(const Leaves& results, std::shared_ptr<void> like);
+  Entry* end(const Leaves& results, const std::vector<int>& part_of_leaf, std::shared_ptr<void> like);
+  void plan(const Leaves& results, const std::vector<int>& part_of_leaf);   // instead of end: compiled for a report, and forgotten
   void abandon();                                // the trace raised
   Leaves run(Entry*, const Walk& in);
   static void* like(Entry*);
@@ -77,32 +97,42 @@ template <class F> class Jitted {
     compiled<std::decay_t<std::invoke_result_t<const F&, const A&...>>>(args...);
     return report();
   }
+  // The same for one device, which stands for all: a mesh may be of any size, and the arguments shapes alone (see eval_shape).
+  template <class... A> JitReport plan(const A&... args) const {
+    using R = std::decay_t<std::invoke_result_t<const F&, const A&...>>;
+    std::vector<int> owner;
+    detail::walk_parts(owner, args...);
+    traced(owner, args...)([&](const R& out, const Leaves& leaves) { core_->plan(leaves, detail::parts_of(out)); });
+    return report();
+  }
   JitReport report() const { return core_->report(); }
 
  private:
   template <class R, class... A> std::pair<detail::JitCore::Entry*, Walk> compiled(const A&... args) const {
-    std::tuple<const A&...> in(args...);
-    Walk w;
-    w.with_statics = true;
     std::vector<int> owner;
-    std::apply([&](const auto&... a) {
-      int i = 0;
-      ((walk(w, const_cast<std::decay_t<decltype(a)>&>(a)), owner.resize(w.arrays.size(), i++)), ...);
-    }, in);
+    Walk w = detail::walk_parts(owner, args...);
     auto* entry = core_->find(w);
     if (!entry) {
+      traced(owner, args...)([&](const R& out, const Leaves& leaves) {
+        auto like = std::make_shared<R>(out);
+        Walk o = walk_of(*like);
+        o.assign(Leaves(leaves.size()));
+        entry = core_->end(leaves, detail::parts_of(out), like);
+      });
+    }
+    return {entry, std::move(w)};
+  }
+  // done(result, leaves) when f has been traced on arguments like these.
+  template <class... A> auto traced(const std::vector<int>& owner, const A&... args) const {
+    return [&](auto done) {
       std::tuple<A...> mine(args...);
       Walk t = walk_of(mine, {.paths = true, .statics = true});
       t.assign(core_->begin(t, owner, int(sizeof...(A))));
       struct Guard { detail::JitCore* core; ~Guard() { if (core) core->abandon(); } } guard{core_.get()};
-      auto out = std::make_shared<R>(std::apply(f_, std::as_const(mine)));
-      Walk o = walk_of(*out);
-      auto leaves = o.leaves();
-      o.assign(Leaves(leaves.size()));
-      entry = core_->end(leaves, out);
+      auto out = std::apply(f_, std::as_const(mine));
+      done(out, flatten(out));
       guard.core = nullptr;
-    }
-    return {entry, std::move(w)};
+    };
   }
 
   F f_;

@@ -37,6 +37,16 @@ struct Mapping {
   friend bool operator==(const Mapping&, const Mapping&) = default;
 };
 
+// One mapping for all arguments (or results) of a function, or one for each; an empty optional says nothing about its argument.
+struct Mappings {
+  std::vector<std::optional<Mapping>> each;
+  bool one = false;
+  Mappings(Mapping all) : each{std::move(all)}, one(true) {}
+  Mappings(std::vector<std::optional<Mapping>> e) : each(std::move(e)) {}
+  static Mappings of_each(std::vector<std::optional<Mapping>> e) { return Mappings(std::move(e)); }
+  const Mapping* of(std::size_t argument) const;       // null: nothing is said
+};
+
 // Scopes, thread-local; the innermost holds. `axis_mapping` replaces the one around it.
 class use_mesh {
  public:

@@ -56,8 +56,12 @@ void print(const Program& p, const std::vector<Step>& steps, const std::string& 
       case Kind::cumulative: s += "cumulative " + text(p, step.cumulative.x); break;
       case Kind::copy: s += "copy " + text(step.copy.dims) + " " + text(p, step.copy.x) + " to " + text(p, step.copy.out); break;
       case Kind::collective: {
-        const char* const names[] = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all"};
-        s += std::string(names[int(step.collective.wire)]) + " " + text(p, step.collective.x) + " to " + text(p, step.collective.out);
+        const char* const names[] = {"all_reduce", "reduce_scatter", "all_gather", "exchange"};
+        auto& c = step.collective;
+        s += names[int(c.wire)];
+        for (auto& x : c.x) s += " " + text(p, x.view);
+        s += " to";
+        for (auto& out : c.out) s += " " + text(p, out.view);
         break;
       }
       case Kind::loop: s += "loop i" + std::to_string(step.loop.variable) + " x" + std::to_string(step.loop.trips) + (step.loop.reverse ? " reversed" : ""); break;

@@ -124,17 +124,27 @@ struct Copy {
   Dims dims;
   View x, out;
 };
-enum class Wire : std::uint8_t { all_reduce, reduce_scatter, all_gather, all_to_all };
-// Over the devices of one group of a mesh (all those that differ only along the mesh axes in `over`), in rank order.
-// `dims` are the dims of x on this device. split/concat: which dim is cut (reduce_scatter, all_to_all) or joined (all_gather, all_to_all).
+enum class Wire : std::uint8_t { all_reduce, reduce_scatter, all_gather, exchange };
+struct Operand {
+  Dims dims;                        // on this device
+  View view;
+};
+// A box of elements that goes from one device to another. To and from itself too: `sends` and `receives` of two devices that are about
+// each other stand in the same order.
+struct Parcel {
+  int device = 0, array = 0;        // the other one; which of x (sends) or out (receives)
+  Dims start, dims, step;           // in the sender's x, or in the receiver's out, where all steps are 1
+};
+// Several arrays at once, over the devices of one group of a mesh: all those that differ only along the mesh axes in `over`, in rank
+// order. An exchange is said box by box; the others make out[k] of x[k].
 struct Collective {
   Wire wire = Wire::all_reduce;
   std::vector<int> over;            // mesh axes, major to minor
   Monoid monoid = Monoid::sum;
-  Dims dims, out_dims;
-  View x, out;
-  int split = -1, concat = -1;
-  std::int64_t split_size = 0, concat_size = 0;   // whole sizes of these dims: blocks are ceil(size / ranks), the last may be short
+  std::vector<Operand> x, out;
+  std::vector<int> dim;             // for each array: which dim is cut (reduce_scatter) or joined (all_gather)
+  std::vector<std::int64_t> size;   // and its whole size: blocks are ceil(size / ranks), the last may be short
+  std::vector<Parcel> sends, receives;
   double sent_bytes = 0;            // per device on a ring
 };
 struct Step;
@@ -193,7 +203,8 @@ std::string to_string(const Program&);
 class Communicator {                // of one device of a mesh: who takes part follows from the Collective
  public:
   virtual ~Communicator() = default;
-  virtual void run(const Collective&, const void* x, void* out) = 0;   // x, out point at element (0, 0, ...); blocks until done
+  // x, out: element (0, 0, ...) of each array. Blocks until done; takes strides as they are, and never keeps a pointer.
+  virtual void run(const Collective&, const void* const* x, void* const* out) = 0;
 };
 class Executable {
  public:

@@ -31,6 +31,7 @@ struct JitCore::Entry {
   std::unique_ptr<MeshProgram> mesh;             // instead, on a mesh
   Nodes inputs;
   std::vector<std::size_t> leaf_of_input;        // inputs are the leaves that are not empty
+  std::vector<int> part_of_input, part_of_result;   // which argument, which part of the result
   std::vector<bool> donated;                     // by input
   std::vector<std::string> names;                // of the inputs, for people: argument 0, or argument 0: mlp.up.weight
   std::vector<int> result_of_leaf;               // of the results: -1 empty
@@ -72,7 +73,7 @@ struct JitCore::Impl {
   template <class T> static bool equal(const std::shared_ptr<const T>& a, const std::shared_ptr<const T>& b) { return a == b || (a && b && *a == *b); }
   bool same_scope(const Signature& s) const { return equal(s.mesh, current_mesh()) && equal(s.mapping, current_mapping()); }
 
-  Entry* finish(JitCore&) {
+  Entry* finish() {
     tracing.reset();
     context() = outer;
     entries.push_back(std::move(pending));
@@ -93,25 +94,44 @@ struct JitCore::Impl {
     }
     for (auto& c : report.chunked) report.explain += c.why + "\n";
   }
+  // The results as roots, after the graph passes.
+  Nodes graph_of(const Leaves& results, const std::vector<int>& part_of_leaf, const std::string& backend_name) {
+    auto& e = *pending;
+    Nodes roots;
+    for (std::size_t k = 0; k < results.size(); ++k) {
+      auto& r = results[k];
+      e.result_of_leaf.push_back(r ? int(roots.size()) : -1);
+      if (r) roots.push_back(r.node()), e.results.push_back({r.node()->axes, r.dtype()}), e.part_of_result.push_back(part_of_leaf[k]);
+    }
+    report.trace_s = now() - started;
+    return optimise(roots, backend_name != "reference");
+  }
+  std::string backend_name() const { return options.backend.empty() ? default_backend() : options.backend; }
+  std::shared_ptr<const Mesh> mesh() const {
+    if (!options.partition) return nullptr;
+    return options.mesh ? std::make_shared<const Mesh>(*options.mesh) : current_mesh();
+  }
   // A program for each device: arguments and results are cut by the mappings.
-  void end_on(const Mesh& mesh, const Nodes& graph, const std::string& backend_name) {
+  void end_on(const Mesh& mesh, const Nodes& graph, const std::string& backend_name, bool simulated) {
     auto& e = *pending;
     auto t = now();
-    auto by = [&](const std::optional<Mapping>& own, const NodePtr& n, const char* what) {
-      auto& mapping = own ? own : options.axis_resources;
+    auto by = [&](const std::optional<Mappings>& own, std::size_t part, const NodePtr& n, const char* what) {
+      auto* mapping = own ? own->of(part) : options.axis_resources ? &*options.axis_resources : nullptr;
       return mapping ? sharding_for(n->axes, *mapping, mesh, what) : Sharding();
     };
     std::vector<Sharding> in, out;
-    for (auto& n : e.inputs) in.push_back(by(options.in, n, "an argument"));
-    for (auto& n : graph) out.push_back(by(options.out, n, "a result"));
-    e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(graph, e.inputs, in, out, mesh, backend_name));
+    for (std::size_t k = 0; k < e.inputs.size(); ++k) in.push_back(by(options.in, std::size_t(e.part_of_input[k]), e.inputs[k], "an argument"));
+    for (std::size_t k = 0; k < graph.size(); ++k) out.push_back(by(options.out, std::size_t(e.part_of_result[k]), graph[k], "a result"));
+    MeshOptions how{.backend = backend_name, .donated = e.donated, .partition = {.regather = options.regather}, .simulated = simulated};
+    e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(graph, e.inputs, in, out, mesh, how));
     auto& p = *e.mesh;
     report.compile_s = now() - t;
     report.arena_bytes = p.arena_bytes, report.peak_bytes = p.peak_bytes;
-    report.contractions = p.contractions, report.loops = p.loops, report.sent_bytes = p.sent_bytes;
+    report.contractions = p.contractions, report.loops = p.loops, report.sent_bytes = p.sent_bytes, report.calls = p.calls;
+    report.argument_bytes = p.argument_bytes;
     report.program = program::to_string(*p.devices[0].program);
     for (auto& move : p.moves) {
-      report.explain += std::string(move.kind) + " of " + move.axes + ": " + std::to_string(std::int64_t(move.bytes)) + " bytes";
+      report.explain += std::string(move.kind) + " over " + move.over + " of " + move.axes + ": " + std::to_string(std::int64_t(move.bytes)) + " bytes";
       if (move.turns > 1) report.explain += " x " + std::to_string(std::int64_t(move.turns)) + " turns over " + move.loop;
       report.explain += "; " + move.where + "\n";
     }
@@ -176,6 +196,7 @@ Leaves JitCore::begin(const Walk& w, const std::vector<int>& owner, int argument
     e.inputs.push_back(prim::input(n->axes, n->dtype, module_path(path)));
     e.leaf_of_input.push_back(k);
     e.names.push_back("argument " + std::to_string(owner[k]) + (path.empty() ? "" : ": " + path));
+    e.part_of_input.push_back(owner[k]);
     e.donated.push_back(std::find(donate.begin(), donate.end(), owner[k]) != donate.end());
     out.push_back(NamedArray(e.inputs.back()));
   }
@@ -191,23 +212,17 @@ void JitCore::abandon() {
   impl_->lock.unlock();
 }
 
-JitCore::Entry* JitCore::end(const Leaves& results, std::shared_ptr<void> like) {
+JitCore::Entry* JitCore::end(const Leaves& results, const std::vector<int>& part_of_leaf, std::shared_ptr<void> like) {
   auto& m = *impl_;
   auto& e = *m.pending;
-  Nodes roots;
-  for (auto& r : results) {
-    e.result_of_leaf.push_back(r ? int(roots.size()) : -1);
-    if (r) roots.push_back(r.node()), e.results.push_back({r.node()->axes, r.dtype()});
-  }
-  m.report.trace_s = now() - m.started;
+  auto name = m.backend_name();
+  auto graph = m.graph_of(results, part_of_leaf, name);
   auto t = now();
-  auto name = m.options.backend.empty() ? default_backend() : m.options.backend;
-  auto graph = optimise(roots, name != "reference");
   e.like = std::move(like);
   m.report_loops(graph);
-  if (auto mesh = m.options.partition ? (m.options.mesh ? std::make_shared<const Mesh>(*m.options.mesh) : current_mesh()) : nullptr) {
-    m.end_on(*mesh, graph, name);
-    return m.finish(*this);
+  if (auto mesh = m.mesh()) {
+    m.end_on(*mesh, graph, name, false);
+    return m.finish();
   }
   e.compiled = compile(graph, e.inputs, name, e.donated);
   auto& p = *e.compiled.program;
@@ -223,7 +238,23 @@ JitCore::Entry* JitCore::end(const Leaves& results, std::shared_ptr<void> like) 
     if (e.donated[k] && p.donated[k] < 0)
       m.report.not_donated.push_back(e.names[k] + " " + to_string(e.inputs[k]->axes) +
                                      ": no result of its size is made where it is last read");
-  return m.finish(*this);
+  return m.finish();
+}
+void JitCore::plan(const Leaves& results, const std::vector<int>& part_of_leaf) {
+  auto& m = *impl_;
+  auto name = m.backend_name();
+  auto graph = m.graph_of(results, part_of_leaf, name);
+  m.report_loops(graph);
+  if (auto mesh = m.mesh()) {
+    m.end_on(*mesh, graph, name, true);
+  } else {
+    auto& e = *m.pending;
+    auto p = compile(graph, e.inputs, name, e.donated, false).program;
+    m.report.arena_bytes = p->arena_bytes, m.report.peak_bytes = p->peak_bytes;
+    m.report.contractions = count_contractions(p->steps), m.report.loops = p->loops;
+    m.report.program = program::to_string(*p);
+  }
+  abandon();
 }
 
 Leaves JitCore::run(Entry* entry, const Walk& w) {

@@ -1,5 +1,6 @@
 #include "runtime/mesh_run.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <exception>
@@ -24,7 +25,7 @@ struct Meeting {
   int devices, waiting = 0;
   std::uint64_t round = 0;
   bool failed = false;
-  std::vector<std::pair<const Collective*, const std::byte*>> given;
+  std::vector<std::pair<const Collective*, const void* const*>> given;
 
   explicit Meeting(int n) : devices(n), given(std::size_t(n)) {}
   void wait() {
@@ -75,60 +76,74 @@ template <class T> T folded(Monoid m, T a, T b) {
 class ThreadCommunicator final : public program::Communicator {
  public:
   ThreadCommunicator(Meeting& m, const Mesh& mesh, int device) : meeting_(m), mesh_(mesh), device_(device) {}
-  void run(const Collective& c, const void* x, void* out) override {
-    meeting_.given[std::size_t(device_)] = {&c, static_cast<const std::byte*>(x)};
+  void run(const Collective& c, const void* const* x, void* const* out) override {
+    meeting_.given[std::size_t(device_)] = {&c, x};
     meeting_.wait();
-    auto group = group_of(c);
-    std::size_t rank = 0;
-    while (group[rank] != device_) ++rank;
-    auto* to = static_cast<std::byte*>(out);
-    auto width = bytes_of(c.x.dtype);
-    std::int64_t step = c.wire == Wire::reduce_scatter ? (c.split_size + std::int64_t(group.size()) - 1) / std::int64_t(group.size())
-                        : c.wire == Wire::all_gather   ? (c.concat_size + std::int64_t(group.size()) - 1) / std::int64_t(group.size())
-                                                       : 0;
-    each(c.out_dims, [&](const Dims& at) {
-      auto* target = to + offset(c.out, at) * width;
-      if (c.wire == Wire::all_gather) {
-        Dims from = at;
-        auto d = std::size_t(c.concat);
-        auto owner = std::size_t(at[d] / step);
-        from[d] = at[d] % step;
-        auto& [theirs, data] = meeting_.given[std::size_t(group[owner])];
-        std::memcpy(target, data + offset(theirs->x, from) * width, std::size_t(width));
-        return;
-      }
-      Dims from = at;
-      if (c.wire == Wire::reduce_scatter) from[std::size_t(c.split)] += std::int64_t(rank) * step;
-      auto value = [&](std::size_t k) {
-        auto& [theirs, data] = meeting_.given[std::size_t(group[k])];
-        return scalar::load(c.x.dtype, data + offset(theirs->x, from) * width);
-      };
-      if (is_float(c.x.dtype)) {
-        double sum = as_float(value(0), c.x.dtype);
-        for (std::size_t k = 1; k < group.size(); ++k) {
-          double v = as_float(value(k), c.x.dtype);
-          sum = c.x.dtype == DType::f64 ? folded(c.monoid, sum, v) : double(folded(c.monoid, float(sum), float(v)));
-        }
-        store_float(target, c.x.dtype, sum);
-      } else {
-        auto sum = value(0);
-        for (std::size_t k = 1; k < group.size(); ++k) sum = integer_fold(c.monoid, sum, value(k));
-        scalar::store(c.x.dtype, target, sum);
-      }
-    });
+    if (c.wire == Wire::exchange) {
+      exchange(c, out);
+    } else {
+      auto group = group_of(c);
+      for (std::size_t k = 0; k < c.out.size(); ++k) c.wire == Wire::all_gather ? gather(c, k, group, out[k]) : reduce(c, k, group, out[k]);
+    }
     meeting_.wait();
   }
 
  private:
-  static double as_float(const scalar::Value& v, DType) { return v.real; }
-  static void store_float(std::byte* p, DType d, double v) {
-    scalar::Value x{};
-    x.real = v;
-    scalar::store(d, p, x);
+  // Where element `at` of array k of another device lies.
+  const std::byte* theirs(int device, std::size_t k, const Dims& at) const {
+    auto& [how, x] = meeting_.given[std::size_t(device)];
+    auto& view = how->x[k].view;
+    return static_cast<const std::byte*>(x[k]) + offset(view, at) * bytes_of(view.dtype);
   }
-  static scalar::Value integer_fold(Monoid m, scalar::Value a, scalar::Value b) {
-    a.whole = folded(m, a.whole, b.whole);
-    return a;
+  void gather(const Collective& c, std::size_t k, const std::vector<int>& group, void* out) const {
+    auto& to = c.out[k];
+    auto width = bytes_of(to.view.dtype);
+    auto d = std::size_t(c.dim[k]);
+    auto step = (c.size[k] + std::int64_t(group.size()) - 1) / std::int64_t(group.size());
+    each(to.dims, [&](const Dims& at) {
+      Dims from = at;
+      from[d] = at[d] % step;
+      std::memcpy(static_cast<std::byte*>(out) + offset(to.view, at) * width, theirs(group[std::size_t(at[d] / step)], k, from), std::size_t(width));
+    });
+  }
+  void reduce(const Collective& c, std::size_t k, const std::vector<int>& group, void* out) const {
+    auto& to = c.out[k];
+    auto dtype = to.view.dtype;
+    auto width = bytes_of(dtype);
+    std::int64_t start = 0;
+    if (c.wire == Wire::reduce_scatter) {
+      auto rank = std::find(group.begin(), group.end(), device_) - group.begin();
+      start = rank * ((c.size[k] + std::int64_t(group.size()) - 1) / std::int64_t(group.size()));
+    }
+    each(to.dims, [&](const Dims& at) {
+      Dims from = at;
+      if (c.wire == Wire::reduce_scatter) from[std::size_t(c.dim[k])] += start;
+      auto value = [&](std::size_t g) { return scalar::load(dtype, theirs(group[g], k, from)); };
+      auto sum = value(0);
+      for (std::size_t g = 1; g < group.size(); ++g) {
+        auto v = value(g);
+        if (!is_float(dtype)) sum.whole = folded(c.monoid, sum.whole, v.whole);
+        else sum.real = dtype == DType::f64 ? folded(c.monoid, sum.real, v.real) : double(folded(c.monoid, float(sum.real), float(v.real)));
+      }
+      scalar::store(dtype, static_cast<std::byte*>(out) + offset(to.view, at) * width, sum);
+    });
+  }
+  void exchange(const Collective& c, void* const* out) const {
+    std::vector<std::size_t> next(meeting_.given.size());   // of what each device sends to this one
+    for (auto& got : c.receives) {
+      auto& sends = meeting_.given[std::size_t(got.device)].first->sends;
+      auto& at = next[std::size_t(got.device)];
+      while (sends[at].device != device_) ++at;
+      auto& sent = sends[at++];
+      auto& to = c.out[std::size_t(got.array)];
+      auto width = bytes_of(to.view.dtype);
+      each(got.dims, [&](const Dims& i) {
+        Dims from = sent.start, mine = got.start;
+        for (std::size_t d = 0; d < i.size(); ++d) from[d] += i[d] * sent.step[d], mine[d] += i[d];
+        std::memcpy(static_cast<std::byte*>(out[std::size_t(got.array)]) + offset(to.view, mine) * width,
+                    theirs(got.device, std::size_t(sent.array), from), std::size_t(width));
+      });
+    }
   }
   std::vector<int> group_of(const Collective& c) const {   // in rank order: the mesh axes in `over`, major to minor
     std::vector<int> group{device_};
@@ -154,8 +169,7 @@ void copy_block(const Axes& axes, DType dtype, const Sharding& s, const Mesh& me
   std::int64_t n = 1;
   for (std::size_t i = axes.size(); i-- > 0;) strides[i] = n, n *= axes[i].size;
   for (auto& a : axes) {
-    auto* cut = s.cut(a.name);
-    auto [from, size] = cut ? block_of(a, *cut, mesh, device) : std::pair{std::int64_t(0), a.size};
+    auto [from, size] = block_of(a, s.cut(a.name), mesh, device);
     start.push_back(from), dims.push_back(size);
   }
   std::size_t run = 1;   // elements that lie together
@@ -178,11 +192,8 @@ void copy_block(const Axes& axes, DType dtype, const Sharding& s, const Mesh& me
 }
 
 bool owns(const Sharding& s, const Mesh& mesh, int device) {   // of several devices with the same block, the first writes it
-  for (int x = 0; x < int(mesh.axes.size()); ++x) {
-    bool cuts = false;
-    for (auto& d : s.dims) for (int c : d.second) cuts |= c == x;
-    if (!cuts && coordinate(mesh, device, x) != 0) return false;
-  }
+  for (int x = 0; x < int(mesh.axes.size()); ++x)
+    if (!s.cuts(x) && coordinate(mesh, device, x) != 0) return false;
   return true;
 }
 
@@ -205,11 +216,16 @@ void MeshProgram::run(const std::vector<const std::byte*>& arguments, const std:
         in.push_back(part);
       }
       for (auto& c : mine.captured) in.push_back(c->value->data());
-      for (auto s : p.result_slots) out.push_back(buffer(p.slots[std::size_t(s)].bytes));
+      std::vector<void*> made(p.result_slots.size());
+      for (std::size_t k = 0; k < p.donated.size(); ++k) if (p.donated[k] >= 0) made[std::size_t(p.donated[k])] = in[k];
+      for (std::size_t r = 0; r < made.size(); ++r) {
+        out.push_back(made[r] ? nullptr : buffer(p.slots[std::size_t(p.result_slots[r])].bytes));
+        if (!made[r]) made[r] = out[r];
+      }
       ThreadCommunicator communicator(meeting, mesh, d);
       mine.executable->run(in, out, buffer(p.arena_bytes), &communicator);
       for (std::size_t k = 0; k < results.size(); ++k)
-        if (owns(this->out[k], mesh, d)) copy_block(results[k].first, results[k].second, this->out[k], mesh, d, outs[k], static_cast<std::byte*>(out[k]), false);
+        if (owns(this->out[k], mesh, d)) copy_block(results[k].first, results[k].second, this->out[k], mesh, d, outs[k], static_cast<std::byte*>(made[k]), false);
     } catch (...) {
       errors[std::size_t(d)] = std::current_exception();
       meeting.fail_all();
@@ -223,26 +239,26 @@ void MeshProgram::run(const std::vector<const std::byte*>& arguments, const std:
 }
 
 MeshProgram compile_for_mesh(const Nodes& roots, const Nodes& inputs, const std::vector<Sharding>& in, const std::vector<Sharding>& out, const Mesh& mesh,
-                             const std::string& name) {
+                             const MeshOptions& options) {
   MeshProgram m;
   m.mesh = mesh, m.in = in, m.out = out;
-  for (auto& n : inputs) m.inputs.push_back({n->axes, n->dtype});
+  std::vector<PartitionInput> given;
+  for (std::size_t k = 0; k < inputs.size(); ++k) {
+    m.inputs.push_back({inputs[k]->axes, inputs[k]->dtype});
+    given.push_back({inputs[k], in[k]});
+  }
   for (auto& n : roots) m.results.push_back({n->axes, n->dtype});
-  for (int d = 0; d < mesh.devices(); ++d) {
-    std::vector<PartitionInput> given;
-    Nodes local;
-    for (std::size_t k = 0; k < inputs.size(); ++k) {
-      local.push_back(prim::input(local_axes(inputs[k]->axes, in[k], mesh, d), inputs[k]->dtype, inputs[k]->origin.module));
-      given.push_back({inputs[k], local.back(), in[k]});
-    }
-    auto part = partition(roots, out, given, mesh, d);
-    m.devices.push_back(compile(part.roots, local, name, {}));
+  Partition part(roots, out, given, mesh, options.partition);
+  m.moves = part.moves(), m.sent_bytes = part.sent_bytes(), m.calls = part.calls();
+  for (int d = 0; d < (options.simulated ? 1 : mesh.devices()); ++d) {
+    auto local = part.on(d);
+    m.devices.push_back(compile(local.roots, local.inputs, options.backend, options.donated, !options.simulated));
     auto& p = *m.devices.back().program;
+    std::int64_t arguments = 0;
+    for (int s : p.argument_slots) arguments += p.slots[std::size_t(s)].bytes;
+    m.argument_bytes = std::max(m.argument_bytes, arguments);
     m.arena_bytes = std::max(m.arena_bytes, p.arena_bytes), m.peak_bytes = std::max(m.peak_bytes, p.peak_bytes);
-    if (d > 0) continue;
-    m.moves = part.moves;
-    for (auto& move : m.moves) m.sent_bytes += move.bytes * move.turns;
-    m.contractions = count_contractions(p.steps), m.loops = p.loops;
+    if (d == 0) m.contractions = count_contractions(p.steps), m.loops = p.loops;
   }
   return m;
 }

@@ -9,18 +9,24 @@ struct MeshProgram {
   Mesh mesh;
   std::vector<Sharding> in, out;                 // of inputs and results
   std::vector<std::pair<Axes, DType>> inputs, results;   // whole
-  std::vector<Compiled> devices;
+  std::vector<Compiled> devices;                 // simulated: the first alone, which has the largest blocks, and nothing that runs
   std::vector<Move> moves;
-  double sent_bytes = 0;                         // per device
-  std::int64_t arena_bytes = 0, peak_bytes = 0;  // of the device that needs most
+  double sent_bytes = 0, calls = 0;              // per device
+  std::int64_t argument_bytes = 0, arena_bytes = 0, peak_bytes = 0;   // of the device that needs most
   int contractions = 0, loops = 0;
 
   // Whole arrays in, whole arrays out: a device takes its block of each.
   void run(const std::vector<const std::byte*>& arguments, const std::vector<std::byte*>& outs);
 };
 
-// `axes_of_captured`: arrays of the graph are whole on every device.
+struct MeshOptions {
+  std::string backend;
+  std::vector<bool> donated = {};                // by input
+  PartitionOptions partition = {};
+  bool simulated = false;                        // planned, not run
+};
+// Arrays that the graph captured are whole on every device.
 MeshProgram compile_for_mesh(const Nodes& roots, const Nodes& inputs, const std::vector<Sharding>& in, const std::vector<Sharding>& out, const Mesh&,
-                             const std::string& backend_name);
+                             const MeshOptions&);
 
 }  // namespace haliax

@@ -33,14 +33,14 @@ void set_default_backend(const std::string& name) {
 }
 std::string default_backend() { return default_name(); }
 
-Compiled compile(const Nodes& roots, const Nodes& inputs, const std::string& name, const std::vector<bool>& donated) {
+Compiled compile(const Nodes& roots, const Nodes& inputs, const std::string& name, const std::vector<bool>& donated, bool executable) {
   auto& device = backend(name);
   bool optional = name != "reference";
   auto low = lower(roots, inputs, {.fuse = optional, .donated = donated}, &device);
   Compiled c;
   c.program = low.program;
   c.captured.assign(low.arguments.begin() + std::ptrdiff_t(inputs.size()), low.arguments.end());
-  c.executable = device.compile(c.program);
+  if (executable) c.executable = device.compile(c.program);
   return c;
 }
 

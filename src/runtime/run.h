@@ -16,7 +16,8 @@ struct Compiled {
   std::unique_ptr<program::Executable> executable;
   Nodes captured;                                          // arrays of the graph, given after the inputs
 };
-Compiled compile(const Nodes& roots, const Nodes& inputs, const std::string& backend_name, const std::vector<bool>& donated);
+// `executable` off: the program alone, planned for this backend.
+Compiled compile(const Nodes& roots, const Nodes& inputs, const std::string& backend_name, const std::vector<bool>& donated, bool executable = true);
 
 void evaluate(const Nodes& roots);                         // gives each of them a value
 BufferPtr memory(std::int64_t bytes);                      // raises where there is not enough

@@ -1,81 +1,126 @@
-// Blocks of axes on a mesh, and the op that moves them.
+#include "transforms/collective.h"
+
 #include <algorithm>
 
-#include "base/name.h"
 #include "graph/emit.h"
 #include "ops/prim.h"
-#include "transforms/partition.h"
 
 namespace haliax {
 namespace {
 
-// attr.ints: wire, monoid, split dim, split size, concat dim, concat size, then the mesh axes; attr.number: bytes sent.
-void collective_lower(const Node& n, Emit& e) {
-  program::Step s;
-  s.kind = program::Kind::collective;
-  auto& i = n.attr.ints;
-  auto& x = *n.in[0];
-  auto& c = s.collective;
-  c.wire = program::Wire(i[0]), c.monoid = Monoid(i[1]);
-  c.split = int(i[2]), c.split_size = i[3], c.concat = int(i[4]), c.concat_size = i[5];
-  for (std::size_t k = 6; k < i.size(); ++k) c.over.push_back(int(i[k]));
-  c.dims = Emit::sizes(x.axes), c.out_dims = Emit::sizes(n.axes);
-  c.x = Emit::view(e.operand(0), x.axes, x.axes), c.out = Emit::view(e.result(), n.axes, n.axes);
-  c.sent_bytes = n.attr.number;
-  e.push(std::move(s));
+// What one device gets from another: a box, in the giver's array and in its own.
+struct Delivery {
+  int from = 0, piece = 0;
+  program::Dims start, at, dims, step;  // of the giver's block; of one's own
+};
+struct Run {  // positions of one axis that lie in one block of the giver
+  std::int64_t block, theirs, mine, size, step;
+};
+
+std::vector<Run> runs_of(const Axis& source, const Axis& target, const Piece& p, const Cut& from, const Cut& to, const Mesh& mesh,
+                         int device) {
+  auto [low, length] = block_of(target, to, mesh, device);
+  bool moves = p.axis && p.axis == target.name;
+  std::int64_t first = moves ? p.to : 0, step = moves ? p.step : 1, start = moves ? p.from : 0;
+  std::int64_t begin = std::max(low, first), end = std::min(low + length, moves ? p.to + p.size : target.size);
+  std::int64_t count = ranks(mesh, from), block = std::max<std::int64_t>(1, (source.size + count - 1) / count);
+  std::vector<Run> out;
+  for (auto j = begin; j < end;) {
+    auto i = start + step * (j - first), b = i / block;
+    auto left = step > 0 ? (b + 1) * block - 1 - i : i - b * block;  // positions of the source after i in its block
+    auto n = std::min(end - j, left / std::abs(step) + 1);
+    out.push_back({b, i - b * block, j - low, n, step});
+    j += n;
+  }
+  return out;
 }
+int with_block(int device, std::int64_t block, const Cut& cut,
+               const Mesh& mesh) {  // the device with that block, else like `device`
+  for (int k = cut.size(); k-- > 0;) {
+    int x = cut[k], size = mesh.axes[std::size_t(x)].second, stride = 1;
+    for (std::size_t m = std::size_t(x) + 1; m < mesh.axes.size(); ++m) stride *= mesh.axes[m].second;
+    device += (int(block % size) - coordinate(mesh, device, x)) * stride;
+    block /= size;
+  }
+  return device;
+}
+std::vector<Delivery> deliveries(const std::vector<Piece>& pieces, const Axes& axes, const Sharding& at, const Mesh& mesh,
+                                 int device) {
+  std::vector<Delivery> out;
+  for (std::size_t k = 0; k < pieces.size(); ++k) {
+    auto& p = pieces[k];
+    std::vector<Delivery> some{{device, int(k), {}, {}, {}, {}}};
+    for (std::size_t d = 0; d < axes.size(); ++d) {
+      auto cut = p.at.cut(axes[d].name);
+      auto runs = runs_of(p.axes[d], axes[d], p, cut, at.cut(axes[d].name), mesh, device);
+      std::vector<Delivery> next;
+      for (auto& s : some)
+        for (auto& r : runs) {
+          auto n = s;
+          n.from = with_block(n.from, r.block, cut, mesh);
+          n.start.push_back(r.theirs), n.at.push_back(r.mine), n.dims.push_back(r.size), n.step.push_back(r.step);
+          next.push_back(std::move(n));
+        }
+      some = std::move(next);
+    }
+    out.insert(out.end(), some.begin(), some.end());
+  }
+  return out;
+}
+std::vector<int> group_of(int device, const Cut& over, const Mesh& mesh) {
+  std::vector<int> out;
+  for (int r = 0; r < ranks(mesh, over); ++r) out.push_back(with_block(device, r, over, mesh));
+  return out;
+}
+
+void collective_lower(const Node& n, Emit&) { fail_at(n.origin, "lower", "a collective has results of its own"); }
 
 }  // namespace
 
 const Op kCollective{.name = "collective", .kind = Kind::step, .lower = collective_lower};
 
-const std::vector<int>* Sharding::cut(Name n) const {
-  for (auto& [name, axes] : dims) if (name.text() == n.text()) return &axes;
-  return nullptr;
+NodePtr make_collective(Nodes x, Wiring w) {
+  return make(kCollective, std::move(x), {}, DType::f32, {.payload = std::make_shared<Wiring>(std::move(w))});
 }
-int coordinate(const Mesh& mesh, int device, int axis) {
-  for (int k = int(mesh.axes.size()) - 1; k > axis; --k) device /= mesh.axes[std::size_t(k)].second;
-  return device % mesh.axes[std::size_t(axis)].second;
+NodePtr collective_result(const NodePtr& c, std::size_t k) {
+  auto& w = static_cast<const Wiring&>(*c->attr.payload);
+  return make(kResult, {c}, w.out[k], c->in[std::min(k, c->in.size() - 1)]->dtype, {.ints = {std::int64_t(k)}});
 }
-std::pair<std::int64_t, std::int64_t> block_of(const Axis& a, const std::vector<int>& cut, const Mesh& mesh, int device) {
-  std::int64_t block = 0, blocks = 1;
-  for (int x : cut) {
-    auto size = mesh.axes[std::size_t(x)].second;
-    block = block * size + coordinate(mesh, device, x), blocks *= size;
-  }
-  std::int64_t step = (a.size + blocks - 1) / blocks, from = std::min(a.size, block * step);
-  return {from, std::min(a.size, from + step) - from};
-}
-Axes local_axes(const Axes& axes, const Sharding& s, const Mesh& mesh, int device) {
-  Axes out = axes;
-  for (auto& a : out) if (auto* cut = s.cut(a.name)) a.size = block_of(a, *cut, mesh, device).second;
-  return out;
-}
-Sharding sharding_for(const Axes& axes, const Mapping& mapping, const Mesh& mesh, const std::string& what) {
-  Sharding s;
-  std::vector<std::pair<int, Name>> used;
-  for (auto& a : axes) {
-    auto* to = mapping.find(a.name);
-    if (!to) continue;
-    std::vector<int> cut;
-    for (auto& name : *to) {
-      int k = 0;
-      std::vector<std::string> known;
-      for (auto& m : mesh.axes) known.push_back(m.first);
-      while (k < int(mesh.axes.size()) && mesh.axes[std::size_t(k)].first != name) ++k;
-      if (k == int(mesh.axes.size()))
-        fail("shard", "the mapping sends axis " + std::string(a.name.text()) + " to mesh axis " + name + ", which the mesh does not have" + did_you_mean(name, known));
-      for (auto& [taken, by] : used)
-        if (taken == k)
-          fail("shard", "axes " + std::string(by.text()) + " and " + std::string(a.name.text()) + " of " + what + " " + to_string(axes) + " are both mapped to mesh axis " + name);
-      used.push_back({k, a.name});
-      cut.push_back(k);
+
+Cut exchange_over(const std::vector<Piece>& pieces, const Axes& axes, const Sharding& at) {
+  std::vector<int> all;
+  for (auto& p : pieces)
+    for (auto& a : axes) {
+      auto from = p.at.cut(a.name), to = at.cut(a.name);
+      if (from == to && !(p.axis && p.axis == a.name)) continue;
+      all.insert(all.end(), from.begin(), from.end());
+      all.insert(all.end(), to.begin(), to.end());
     }
-    bool real = std::any_of(cut.begin(), cut.end(), [&](int k) { return mesh.axes[std::size_t(k)].second > 1; });
-    if (real) s.dims.push_back({Name(a.name.text()), cut});
-  }
-  std::sort(s.dims.begin(), s.dims.end(), [](auto& a, auto& b) { return a.first.text() < b.first.text(); });
-  return s;
+  std::sort(all.begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
+  Cut over;
+  for (int x : all) over.push_back(x);
+  return over;
+}
+void pack(program::Collective& c, const std::vector<Piece>& pieces, int first_array, int out, const Axes& axes,
+          const Sharding& at, const Mesh& mesh, int device) {
+  auto over = exchange_over(pieces, axes, at);
+  for (auto& d : deliveries(pieces, axes, at, mesh, device))
+    c.receives.push_back({d.from, out, d.at, d.dims, program::Dims(d.dims.size(), 1)});
+  for (int other : group_of(device, over, mesh))
+    for (auto& d : deliveries(pieces, axes, at, mesh, other))
+      if (d.from == device) c.sends.push_back({other, first_array + pieces[std::size_t(d.piece)].array, d.start, d.dims, d.step});
+}
+double exchange_bytes(const std::vector<Piece>& pieces, const Axes& axes, const Sharding& at, int width, const Mesh& mesh) {
+  double moved = 0;
+  auto group = group_of(0, exchange_over(pieces, axes, at), mesh);
+  for (int device : group)
+    for (auto& d : deliveries(pieces, axes, at, mesh, device)) {
+      double n = width;
+      for (auto x : d.dims) n *= double(x);
+      if (d.from != device) moved += n;
+    }
+  return moved / double(group.size());
 }
 
 }  // namespace haliax

@@ -4,7 +4,8 @@
 #include <functional>
 
 #include "ops/prim.h"
-#include "transforms/partition.h"
+#include "transforms/collective.h"
+#include "transforms/rewrite.h"
 
 namespace haliax {
 namespace {
@@ -191,7 +192,7 @@ struct Builder {
       if (outside(*n)) continue;
       bool kernel = anchored.count(n.get()) > 0;
       bool single = n->op->kind == Kind::contract || n->op->kind == Kind::step || n->op->kind == Kind::loop;
-      if (n->op == &kResult && n->in[0]->op == &kLoop) {
+      if (n->op == &kResult && (n->in[0]->op == &kLoop || n->in[0]->op == &kCollective)) {
         scope.unit_of[n.get()] = scope.unit_of.at(n->in[0].get());
         continue;
       }

@@ -7,6 +7,7 @@
 
 #include "base/where.h"
 #include "ops/prim.h"
+#include "transforms/collective.h"
 #include "transforms/fuse.h"
 
 namespace haliax {
@@ -21,16 +22,6 @@ std::vector<std::int64_t> row_major(const Axes& axes) {
   std::int64_t n = 1;
   for (std::size_t i = axes.size(); i-- > 0;) s[i] = n, n *= axes[i].size;
   return s;
-}
-double identity(Monoid m, DType d) {
-  if (m == Monoid::sum) return 0;
-  if (m == Monoid::prod) return 1;
-  double inf = std::numeric_limits<double>::infinity();
-  if (is_float(d)) return m == Monoid::max ? -inf : inf;
-  if (d == DType::boolean) return m == Monoid::max ? 0 : 1;
-  int bits = 8 * bytes_of(d);
-  if (is_signed(d)) return m == Monoid::max ? -std::ldexp(1, bits - 1) : std::ldexp(1, bits - 1) - 1;
-  return m == Monoid::max ? 0 : std::ldexp(1, bits) - 1;
 }
 std::string where_of(const Node& n) {
   auto s = to_string(n.origin.at);
@@ -139,6 +130,7 @@ class Lowering final : public Emit {
       for (auto& made : s.units[u].nodes) {
         if (s.units[u].type != Unit::Type::copy && s.in_memory.count(made.get()) && !s.targets.count(made.get())) writes[u] += made->bytes();
         for (auto& x : made->in) if (x) below(x, s, int(u), reads[u]);
+        if (made->op == &kCollective) for (std::size_t k = 0; k < wiring(*made).out.size(); ++k) writes[u] += collective_result(made, k)->bytes();
         if (made->op == &kLoop) for (std::size_t k = 0; k < loop_of(*made).results.size(); ++k) writes[u] += loop_result(made, k)->bytes();
       }
       for (auto* r : reads[u]) ++readers[r];
@@ -231,6 +223,7 @@ class Lowering final : public Emit {
 
   void single(const NodePtr& n) {
     if (n->op == &kLoop) return loop(n);
+    if (n->op == &kCollective) return collective(n);
     auto* add = n->op->kind == Kind::contract || n->op == &prim::kScatter ? accumulation(n) : nullptr;
     result_ = add ? add->place : home(n);
     if (n->op->kind == Kind::contract) {
@@ -245,6 +238,30 @@ class Lowering final : public Emit {
       result_ = place;
     }
     if (!add) know(n.get(), result_);
+  }
+
+  static const Wiring& wiring(const Node& n) { return static_cast<const Wiring&>(*n.attr.payload); }
+  void collective(const NodePtr& n) {
+    auto& w = wiring(*n);
+    Step s;
+    s.kind = program::Kind::collective;
+    s.collective = w.how;
+    for (auto& x : n->in) s.collective.x.push_back({sizes(x->axes), view(place_of(x), x->axes, x->axes)});
+    std::vector<Place> places;
+    Nodes results;
+    for (std::size_t k = 0; k < w.out.size(); ++k) {
+      results.push_back(collective_result(n, k));
+      places.push_back(home(results[k]));
+      s.collective.out.push_back({sizes(w.out[k]), view(places[k], w.out[k], w.out[k])});
+      int dim = -1;
+      if (k < w.along.size())
+        for (std::size_t d = 0; d < w.out[k].size(); ++d) if (w.out[k][d].name == w.along[k]) dim = int(d);
+      s.collective.dim.push_back(dim);
+    }
+    push(std::move(s));
+    know(n.get(), Place{0, DType::f32, 0, {}, {}});
+    for (std::size_t k = 0; k < results.size(); ++k) know(results[k].get(), places[k]);
+    keep_.insert(keep_.end(), results.begin(), results.end());
   }
 
   void contract(const Node& n, bool accumulate) {
@@ -602,6 +619,16 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& optio
   return out;
 }
 
+double identity(Monoid m, DType d) {
+  if (m == Monoid::sum) return 0;
+  if (m == Monoid::prod) return 1;
+  double inf = std::numeric_limits<double>::infinity();
+  if (is_float(d)) return m == Monoid::max ? -inf : inf;
+  if (d == DType::boolean) return m == Monoid::max ? 0 : 1;
+  int bits = 8 * bytes_of(d);
+  if (is_signed(d)) return m == Monoid::max ? -std::ldexp(1, bits - 1) : std::ldexp(1, bits - 1) - 1;
+  return m == Monoid::max ? 0 : std::ldexp(1, bits) - 1;
+}
 int count_contractions(const std::vector<Step>& steps, bool once) {
   int n = 0;
   for (auto& s : steps)

@@ -19,6 +19,7 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& = {},
 // Where everything lies: in-place updates, donated arguments, and offsets in one arena.
 void plan(program::Program&, const std::vector<bool>& donated, bool reuse);
 
+double identity(program::Monoid, DType);    // what a fold starts from
 int count_contractions(const std::vector<program::Step>&, bool in_loops_once = true);   // for tests and reports
 
 }  // namespace haliax

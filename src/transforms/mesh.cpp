@@ -35,6 +35,11 @@ const std::vector<std::string>* Mapping::find(Name n) const {
   return nullptr;
 }
 
+const Mapping* Mappings::of(std::size_t argument) const {
+  if (one) return &*each[0];
+  return argument < each.size() && each[argument] ? &*each[argument] : nullptr;
+}
+
 use_mesh::use_mesh(Mesh m) : outer_(mesh_here()) {
   for (auto& [name, size] : m.axes)
     if (size < 1) throw Error("[mesh] mesh axis " + name + " has size " + std::to_string(size));

@@ -69,7 +69,10 @@ struct Planner {
           touch(s.copy.x, &s, false), touch(s.copy.out, &s, true);
           copies.push_back({&s, clock, open});
           break;
-        case program::Kind::collective: touch(s.collective.x, &s, false), touch(s.collective.out, &s, true); break;
+        case program::Kind::collective: 
+          for (auto& o : s.collective.x) touch(o.view, &s, false);
+          for (auto& o : s.collective.out) touch(o.view, &s, true);
+          break;
         case program::Kind::loop: {
           auto at = spans.size();
           spans.push_back({clock, 0});

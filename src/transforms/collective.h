@@ -1,0 +1,34 @@
+// The op that moves values between the devices of a mesh, and who sends what to whom.
+#pragma once
+#include "graph/loop.h"
+#include "transforms/sharding.h"
+
+namespace haliax {
+
+// What a collective node does. Each device has a node of its own; no two are equal.
+struct Wiring : Payload {
+  program::Collective how = {};  // all but dims and views, which lowering knows
+  std::vector<Axes> out = {};    // of the results, on this device
+  std::vector<Name> along = {};  // for each array: the axis that is cut or joined
+};
+extern const Op kCollective;
+NodePtr make_collective(Nodes x, Wiring);
+NodePtr collective_result(const NodePtr& collective, std::size_t k);
+
+// A part of what an exchange makes: positions [to, to + size) of `axis` are positions from, from + step, ... of one of its
+// arrays, which is cut as `at` says. Along other axes, and without an axis, positions stay.
+struct Piece {
+  int array = 0;
+  Axes axes = {};  // of the whole array, in the order of the result's
+  Sharding at = {};
+  Name axis = {};
+  std::int64_t from = 0, to = 0, size = 0, step = 1;
+};
+// The parcels of one device, for a result (of the whole graph: `axes`, cut as `at`) that goes to out[k].
+void pack(program::Collective&, const std::vector<Piece>&, int first_array, int out, const Axes& axes, const Sharding& at,
+          const Mesh&, int device);
+// Bytes that a device sends to others, on average.
+double exchange_bytes(const std::vector<Piece>&, const Axes& axes, const Sharding& at, int width, const Mesh&);
+Cut exchange_over(const std::vector<Piece>&, const Axes& axes, const Sharding& at);  // the mesh axes along which something moves
+
+}  // namespace haliax

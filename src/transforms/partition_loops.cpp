@@ -1,0 +1,150 @@
+// Planning loops: a body is planned like the top, with versions of its own. What it needs of a value outside is made outside,
+// once.
+#include <algorithm>
+
+#include "ops/prim.h"
+#include "transforms/partition_plan.h"
+
+namespace haliax::partitioning {
+namespace {
+constexpr int kAttempts = 4;
+}
+
+// Does the body only add to this carry? Then what it adds may stay pending until the last turn.
+bool Planner::accumulates(int loop, std::size_t k, std::size_t body) {
+  auto& r = loop_of(node(loop)).results[k];
+  auto& scope = whole_.scope(loop, body);
+  int at = whole_.find(r.carry.get()), value = whole_.id(r.value[body]);
+  while (at >= 0 && at != value) {
+    auto u = scope.users.find(at);
+    if (u == scope.users.end() || u->second.size() != 1 || u->second[0] < 0) return false;
+    at = u->second[0];
+    auto& op = *node(at).op;
+    if (op.linear != Linear::all && !(op.linear == Linear::moves && rules::is_view(node(at)))) return false;
+  }
+  if (at != value) return false;
+  auto u = scope.users.find(value);
+  return u == scope.users.end() || u->second.size() == 1;
+}
+Sharding Planner::settled(int n) {
+  auto at = first(n);
+  if (whole_.free[std::size_t(n)] || now_.lazy[std::size_t(n)]) return whole_.wish[std::size_t(n)].on(node(n).axes).settled();
+  auto pending = at.partial;
+  at.partial.clear();
+  for (auto [x, m] : pending) {
+    auto [name, cut] = landing(n, x);
+    bool taken = !name || !has(node(n).axes, name) || !at.cut(name).empty();
+    for (int y : cut) taken |= at.cuts(y);
+    if (!taken) at.set(name, cut);
+  }
+  return at;
+}
+// How the value of a turn is kept. A fold by a monoid that is pending stays pending: it is resolved once, after the loop. So does
+// a stack, unless another loop reads it, turn by turn, or it would be smaller when it has landed; of a value that some version
+// has resolved, that version is kept.
+Sharding Planner::kept(int n, const LoopResult& r) {
+  auto at = first(n);
+  if (at.partial.empty()) return settled(n);
+  if (r.fold == Fold::fold) {
+    bool same = std::all_of(at.partial.begin(), at.partial.end(), [&](auto& p) { return p.second == r.monoid; });
+    return same ? at : settled(n);
+  }
+  for (int v : versions(n))
+    if (step(v).at.partial.empty()) return step(v).at;
+  auto landed = settled(n);
+  bool shrinks = bytes(n, landed) < bytes(n, at);
+  return options_.regather && shrinks ? landed : at;
+}
+
+void Planner::loop(int n) {
+  auto& l = loop_of(node(n));
+  auto count = l.results.size();
+  auto known = carried_.find(n);
+  std::vector<Sharding> carried(count);
+  if (known != carried_.end())
+    carried = known->second;
+  else
+    for (std::size_t k = 0; k < count; ++k)
+      if (l.results[k].carry) {
+        // What is only added to may stay pending, if it need not be small.
+        int start = whole_.id(l.results[k].start);
+        bool loose = whole_.free[std::size_t(start)] || now_.lazy[std::size_t(start)];
+        if (!loose || options_.regather || !accumulates(n, k, 0)) carried[k] = settled(start);
+      }
+  for (int attempt = 0;; ++attempt) {
+    auto before = now_;
+    auto before_contested = contested;
+    bool again = false;
+    int me = int(now_.plan.loops.size());
+    now_.plan.loops.push_back({.node = n});
+    LoopPlan p{.node = n};
+    p.at.resize(count), p.value.resize(count), p.carry.resize(count), p.start.assign(count, -1);
+    int parent = region_of(n);
+    for (std::size_t b = 0; b < l.index.size(); ++b) {
+      int region = int(now_.plan.regions.size());
+      now_.plan.regions.push_back({parent, me, b, now_.plan.regions[std::size_t(parent)].turns * double(trips(l, b)), {}});
+      p.regions.push_back(region);
+      open_.push_back({n, b, region});
+      for (std::size_t k = 0; k < count; ++k) {
+        if (!l.results[k].carry) continue;
+        int c = whole_.id(l.results[k].carry);
+        fit_tables();
+        p.carry[k].push_back(add({.kind = Step::Kind::carry, .node = c, .at = carried[k], .loop = me, .result = k}));
+        versions(c) = {p.carry[k].back()};
+        now_.done[std::size_t(c)] = true;
+      }
+      for (int x : whole_.scope(n, b).order) compute(x);
+      for (std::size_t k = 0; k < count; ++k) {
+        auto& r = l.results[k];
+        int v = whole_.id(r.value[b]);
+        bool loose = whole_.free[std::size_t(v)] || now_.lazy[std::size_t(v)];
+        if (r.carry) {
+          auto natural = loose ? carried[k] : first(v);
+          if (attempt + 1 < kAttempts && carried[k].whole() && !natural.dims.empty())
+            carried[k].dims = natural.dims, again = true;
+          if (attempt + 1 < kAttempts && accumulates(n, k, b))
+            for (auto [x, m] : natural.partial)
+              if (m == Monoid::sum && !carried[k].pending(x) && !carried[k].cuts(x)) carried[k].pend(x, m), again = true;
+          p.at[k] = carried[k];
+        } else if (b == 0) {
+          auto choice = choices_->stack.find({n, k});
+          p.at[k] = kept(v, r);
+          if (choice != choices_->stack.end() && r.fold == Fold::stack && !loose && offer(v, choice->second).cost == 0)
+            p.at[k] = choice->second;
+        }
+        p.value[k].push_back(obtain(v, p.at[k]));
+      }
+      // What the body made belongs to this body alone.
+      for (std::size_t x = 0; x < whole_.nodes.size(); ++x) {
+        if (!now_.done[x] && versions(int(x)).empty()) continue;
+        if (!Whole::inside(*whole_.nodes[x], l, b)) continue;
+        now_.versions[x].clear(), now_.done[x] = now_.lazy[x] = 0, now_.alias[x] = -1;
+      }
+      open_.pop_back();
+    }
+    if (again) {
+      now_ = std::move(before), contested = std::move(before_contested);
+      fit_tables();
+      continue;
+    }
+    for (std::size_t k = 0; k < count; ++k)
+      if (l.results[k].start) p.start[k] = obtain(whole_.id(l.results[k].start), p.at[k]);
+    carried_[n] = carried;
+    Step made{.kind = Step::Kind::loop, .node = n, .loop = me};
+    for (int s : p.start)
+      if (s >= 0) made.in.push_back(s);
+    auto at = p.at;
+    now_.plan.loops[std::size_t(me)] = std::move(p);
+    int s = add(std::move(made));
+    versions(n) = {s};
+    for (std::size_t k = 0; k < count; ++k) {
+      int r = whole_.find(loop_result(ptr(n), k).get());
+      if (r < 0) continue;
+      versions(r) = {add({.kind = Step::Kind::result, .node = r, .at = at[k], .in = {s}, .loop = me, .result = k})};
+      now_.done[std::size_t(r)] = true;
+    }
+    return;
+  }
+}
+
+}  // namespace haliax::partitioning

@@ -1,0 +1,598 @@
+// Planning: each op in turn. Every version of a value is kept, and what is needed is made from the cheapest.
+#include "transforms/partition_plan.h"
+
+#include <algorithm>
+
+#include "ops/prim.h"
+
+namespace haliax::partitioning {
+namespace {
+
+const Mapping& mapping_of(const Node& pin) { return *static_cast<const prim::Pin&>(*pin.attr.payload).mapping; }
+constexpr double kSmall = 64 * 1024;  // bytes that are sent about as fast as nothing: not worth a second collective
+constexpr int kDeep = 64;             // of what may be left to be made where it is read
+
+// How a sum (or max, ...) that is pending in operand k may ride through.
+Linear carries(const Node& n, std::size_t k) {
+  if (n.op == &prim::kDiv) return k == 0 ? Linear::one : Linear::no;
+  if (n.op == &prim::kSelect) return k == 0 ? Linear::no : Linear::all;
+  if (n.op == &prim::kGather) return k == 0 && is_float(n.dtype) ? Linear::one : Linear::no;
+  if (n.op == &prim::kScatter)
+    return k == 1 && program::Update(n.attr.ints[0]) == program::Update::add ? Linear::one : Linear::no;
+  if (n.op == &prim::kStop) return Linear::moves;
+  if (n.op == &prim::kCast && is_float(n.dtype) && is_float(n.in[0]->dtype) && bytes_of(n.dtype) < bytes_of(n.in[0]->dtype))
+    return Linear::no;  // loses bits of the terms
+  return n.op->linear;
+}
+// Do all operands have to be pending, if one is?
+bool together(const Node& n) { return n.op->linear == Linear::all || n.op == &prim::kSelect || n.op == &prim::kConcat; }
+
+}  // namespace
+
+// ---- the graph of the whole ----
+Whole::Whole(const Nodes& out, const std::vector<Sharding>& wanted, const Mesh& m) : mesh(m) {
+  for (auto& n : everything(out)) id(n);
+  for (auto& n : out) roots.push_back(id(n));
+  wishes(wanted);
+}
+int Whole::find(const Node* n) const {
+  auto i = ids_.find(n);
+  return i == ids_.end() ? -1 : i->second;
+}
+int Whole::id(const NodePtr& n) {
+  if (int known = find(n.get()); known >= 0) return known;
+  std::vector<int> operands;
+  bool seen_through = rules::is_view(*n) || n->op->kind == Kind::map;
+  for (auto& x : n->in) {
+    operands.push_back(x ? id(x) : -1);
+    if (x && !(parameter[std::size_t(operands.back())] || free[std::size_t(operands.back())])) seen_through = false;
+  }
+  int k = int(nodes.size());
+  ids_[n.get()] = k;
+  nodes.push_back(n), in.push_back(std::move(operands)), wish.emplace_back();
+  free.push_back(is_free(n));
+  parameter.push_back(n->op == &prim::kInput || (seen_through && !free.back()));
+  return k;
+}
+bool Whole::inside(const Node& n, const Loop& l, std::size_t body) {
+  return n.varies_with(l.index[0].get()) || n.varies_with(l.index[body].get());
+}
+
+const Whole::Scope& Whole::scope(int loop, std::size_t body) {
+  auto [found, fresh] = scopes_.try_emplace({loop, body});
+  auto& s = found->second;
+  if (!fresh) return s;
+  const Loop* l = loop < 0 ? nullptr : &loop_of(*nodes[std::size_t(loop)]);
+  std::vector<int> todo;
+  auto reach = [&](int n, int user) {
+    if (n < 0 || (l && !inside(*nodes[std::size_t(n)], *l, body))) return;
+    auto [entry, is_new] = s.users.try_emplace(n);
+    entry->second.push_back(user);
+    if (is_new) todo.push_back(n), s.order.push_back(n);
+  };
+  if (!l)
+    for (int r : roots) reach(r, -1);
+  else
+    for (auto& r : l->results) reach(id(r.value[body]), -1);
+  while (!todo.empty()) {
+    int n = todo.back();
+    todo.pop_back();
+    for (int x : in[std::size_t(n)]) reach(x, n);
+  }
+  std::sort(s.order.begin(), s.order.end(), [&](int a, int b) { return nodes[std::size_t(a)]->id < nodes[std::size_t(b)]->id; });
+  return s;
+}
+
+// Wishes travel back through ops that keep the axes, and never through a constraint, which has a wish of its own.
+void Whole::wish_for(int n, const Sharding& s) {
+  auto& w = wish[std::size_t(n)];
+  for (auto& [name, cut] : s.on(nodes[std::size_t(n)]->axes).dims) {
+    bool taken = !w.cut(name).empty();
+    for (int x : cut) taken |= w.cuts(x);
+    if (!taken) w.set(name, cut);
+  }
+}
+void Whole::wishes(const std::vector<Sharding>& wanted) {
+  for (std::size_t k = 0; k < roots.size(); ++k) wish_for(roots[k], wanted[k]);
+  std::vector<int> order(nodes.size());
+  for (std::size_t k = 0; k < order.size(); ++k) order[k] = int(k);
+  std::sort(order.begin(), order.end(), [&](int a, int b) { return nodes[std::size_t(a)]->id > nodes[std::size_t(b)]->id; });
+  for (int k : order) {
+    auto& n = *nodes[std::size_t(k)];
+    auto& mine = wish[std::size_t(k)];
+    if (n.op == &prim::kPin)
+      wish_for(in[std::size_t(k)][0], sharding_for(n.axes, mapping_of(n), mesh, "an array"));
+    else if (n.op == &kResult && n.in[0]->op == &kLoop) {
+      auto& r = loop_of(n).results[std::size_t(n.attr.ints[0])];
+      for (auto& v : r.value) wish_for(id(v), mine);
+      if (r.start) wish_for(id(r.start), mine);
+    } else if (!mine.dims.empty() && (n.op->kind == Kind::map || n.op->linear == Linear::moves || n.op == &prim::kScatter)) {
+      for (std::size_t i = 0; i < n.in.size(); ++i) {
+        if (!n.in[i] || rules::only_waits(n, i)) continue;
+        bool keeps = n.op->kind != Kind::map && n.op != &prim::kFit;
+        keeps |= n.in[i]->axes.size() == n.axes.size();
+        if (keeps) wish_for(in[std::size_t(k)][i], rules::needed(n, i, mine, mesh));
+      }
+    }
+  }
+}
+
+// ---- the planner ----
+Planner::Planner(Whole& whole, const PartitionOptions& options, const std::vector<PartitionInput>& inputs,
+                 const std::vector<Sharding>& wanted)
+    : whole_(whole), mesh_(whole.mesh), options_(options), inputs_(inputs), wanted_(wanted) {}
+
+Plan Planner::run(const Choices& choices) {
+  choices_ = &choices;
+  now_ = {}, open_.clear(), contested.clear(), asked.clear();
+  now_.plan.regions.emplace_back();
+  fit_tables();
+  for (auto& i : inputs_) {
+    int n = whole_.find(i.whole.get());
+    if (n < 0) continue;
+    now_.done[std::size_t(n)] = true;
+    versions(n) = {add({.kind = Step::Kind::given, .node = n, .at = i.at})};
+  }
+  for (int n : whole_.scope(-1, 0).order) compute(n);
+  for (std::size_t k = 0; k < wanted_.size(); ++k) {
+    int n = whole_.roots[k];
+    int made = obtain(n, wanted_[k].on(node(n).axes));
+    now_.plan.roots.push_back(made);
+  }
+  drop_dead(now_.plan, whole_);
+  return std::move(now_.plan);
+}
+void Planner::fit_tables() {
+  auto n = whole_.nodes.size();
+  now_.versions.resize(n), now_.lazy.resize(n, 0), now_.done.resize(n, 0), now_.alias.resize(n, -1);
+}
+int Planner::region_of(int n) const {
+  for (std::size_t k = open_.size(); k-- > 0;)
+    if (Whole::inside(node(n), loop_of(node(open_[k].loop)), open_[k].body)) return open_[k].region;
+  return 0;
+}
+const std::vector<int>& Planner::users(int n) {
+  static const std::vector<int> none;
+  auto& r = now_.plan.regions[std::size_t(region_of(n))];
+  auto& s = whole_.scope(r.loop < 0 ? -1 : now_.plan.loops[std::size_t(r.loop)].node, r.body);
+  auto found = s.users.find(n);
+  return found == s.users.end() ? none : found->second;
+}
+int Planner::add(Step s) {
+  int k = int(now_.plan.steps.size());
+  s.region = region_of(s.node);
+  now_.plan.regions[std::size_t(s.region)].steps.push_back(k);
+  now_.plan.steps.push_back(std::move(s));
+  return k;
+}
+
+// ---- versions ----
+const Sharding& Planner::pinned(int n) {
+  auto [found, fresh] = pins_.try_emplace(n);
+  if (fresh) {
+    auto outer = context().origin;
+    context().origin = node(n).origin;
+    found->second = sharding_for(node(n).axes, mapping_of(node(n)), mesh_, "an array");
+    context().origin = outer;
+  }
+  return found->second;
+}
+const Sharding& Planner::first(int n) {
+  static const Sharding whole;
+  if (now_.alias[std::size_t(n)] >= 0) return first(now_.alias[std::size_t(n)]);
+  if (node(n).op == &prim::kPin && now_.done[std::size_t(n)]) return pinned(n);
+  if (whole_.free[std::size_t(n)] || now_.lazy[std::size_t(n)] || versions(n).empty()) return whole;
+  return step(versions(n)[0]).at;
+}
+// A slice that a loop takes of a weight each turn: is the weight gathered as a whole, before?
+bool Planner::gathers_ahead(int n) const {
+  return whole_.parameter[std::size_t(whole_.in[std::size_t(n)][0])] && !options_.regather;
+}
+
+Planner::Offer Planner::offer(int n, const Sharding& need, int depth) {
+  if (int other = now_.alias[std::size_t(n)]; other >= 0) return offer(other, need, depth);
+  if (whole_.free[std::size_t(n)] || now_.lazy[std::size_t(n)]) return {};
+  Offer best;
+  auto turns = turns_of(n);
+  for (int v : versions(n)) {
+    auto hops = route(mesh_, node(n).axes, node(n).dtype, step(v).at, need);
+    double cost = 0;
+    for (auto& h : hops) cost += h.bytes * turns;
+    if (best.version < 0 || cost < best.cost || (cost == best.cost && hops.size() < best.length))
+      best = {cost, v, false, hops.size()};
+  }
+  if (best.version >= 0 && best.cost == 0) return best;
+  auto& me = node(n);
+  if (!rules::is_view(me) || depth > 8 || !need.partial.empty()) return best;
+  for (auto& [name, cut] : need.dims)
+    if (!rules::may_cut(me, name, cut, need, mesh_)) return best;
+  double cost = 0;
+  for (std::size_t k = 0; k < me.in.size(); ++k)
+    cost += offer(whole_.in[std::size_t(n)][k], rules::needed(me, k, need, mesh_), depth + 1).cost;
+  bool sliced = me.op == &prim::kSlice && me.in.size() > 1 && region_of(n) != region_of(whole_.in[std::size_t(n)][0]);
+  bool ahead = sliced && gathers_ahead(n);
+  if (best.version < 0 || cost < best.cost - 0.5 || (ahead && cost <= best.cost + 0.5))
+    if (!sliced || ahead || cost == 0 || best.version < 0) return {cost, -1, true, 0};
+  return best;
+}
+int Planner::regrown(int n, const Sharding& need) {
+  for (int v : versions(n))
+    if (step(v).at == need) return v;
+  int s = add({.kind = Step::Kind::regrow, .node = n, .at = need});
+  versions(n).push_back(s);
+  return s;
+}
+int Planner::made_now(int n, const Sharding& need) {
+  Step s{.kind = Step::Kind::compute, .node = n, .at = need};
+  for (std::size_t k = 0; k < node(n).in.size(); ++k) {
+    int x = whole_.in[std::size_t(n)][k];
+    if (rules::only_waits(node(n), k))
+      s.in.push_back(obtain(x, first(x)));
+    else
+      s.in.push_back(obtain(x, rules::needed(node(n), k, need, mesh_)));
+  }
+  if (now_.lazy[std::size_t(n)]) now_.plan.points += local_size(rules::points(node(n)), need, mesh_) * turns_of(n);
+  if (node(n).op == &prim::kPin) {
+    versions(n).push_back(s.in[0]);
+    return s.in[0];
+  }
+  int made = add(std::move(s));
+  versions(n).push_back(made);
+  return made;
+}
+int Planner::obtain(int n, Sharding need) {
+  if (int other = now_.alias[std::size_t(n)]; other >= 0) return obtain(other, std::move(need));
+  need.dims = need.on(node(n).axes).dims;
+  int from = -1;
+  if (whole_.free[std::size_t(n)]) {
+    from = regrown(n, need.settled());
+  } else {
+    if (!now_.done[std::size_t(n)]) compute(n, true);
+    if (int other = now_.alias[std::size_t(n)]; other >= 0) return obtain(other, std::move(need));
+    for (int v : versions(n))
+      if (step(v).at == need) return v;
+    if (now_.lazy[std::size_t(n)]) {
+      for (int v : versions(n)) {
+        bool cut_free = true;  // of what is there, by slices alone
+        for (auto& h : route(mesh_, node(n).axes, node(n).dtype, step(v).at, need)) cut_free &= h.bytes == 0;
+        if (cut_free && from < 0) from = v;
+      }
+      if (from < 0) {
+        Sharding can;
+        for (auto& [name, cut] : need.dims)
+          if (rules::may_cut(node(n), name, cut, can, mesh_)) can.set(name, cut);
+        from = made_now(n, can);
+      }
+    } else {
+      auto o = offer(n, need);
+      bool sliced = node(n).op == &prim::kSlice && node(n).in.size() > 1;
+      if (o.cost > 0 && sliced && !options_.regather) {
+        auto& of = node(whole_.in[std::size_t(n)][0]);
+        if (of.op == &kResult && of.in[0]->op == &kLoop)
+          asked[{whole_.find(of.in[0].get()), std::size_t(of.attr.ints[0])}] = need;
+      }
+      from = o.remake ? made_now(n, need) : o.version;
+    }
+  }
+  for (auto& h : route(mesh_, node(n).axes, node(n).dtype, step(from).at, need)) {
+    Step s{.kind = Step::Kind::hop, .node = n, .at = h.to, .in = {from}, .hop = h};
+    now_.plan.bytes += h.bytes * turns_of(n);
+    from = add(std::move(s));
+    versions(n).push_back(from);
+  }
+  return from;
+}
+
+// ---- ops ----
+void Planner::compute(int n, bool asked_for) {
+  if (now_.done[std::size_t(n)] || whole_.free[std::size_t(n)]) return;
+  auto& me = node(n);
+  if (!asked_for && put_off(n)) return;
+  now_.done[std::size_t(n)] = true;
+  auto in = whole_.in[std::size_t(n)];  // a copy: the whole may grow
+  for (int x : in)
+    if (x >= 0 && !put_off(x)) compute(x);
+  if (me.op == &prim::kPin) {
+    pinned(n);  // nothing moves before somebody reads it, who may want it otherwise
+  } else if (me.op == &kLoop) {
+    loop(n);
+  } else if (me.op == &kResult && me.in[0]->op == &kLoop) {
+    // Set with its loop.
+  } else if (me.op->kind == Kind::leaf) {
+    versions(n) = {add({.kind = Step::Kind::given, .node = n})};
+  } else if (auto other = otherwise(n)) {
+    auto& found = whole_.nodes;
+    auto before = found.size();
+    int k = whole_.id(other);
+    whole_.wish[std::size_t(k)] = whole_.wish[std::size_t(n)];
+    fit_tables();
+    for (auto i = before; i < found.size(); ++i) compute(int(i));
+    compute(k);
+    now_.alias[std::size_t(n)] = k;
+  } else {
+    compute_op(n);
+  }
+}
+// What another op will read through rather than read.
+bool Planner::put_off(int n) {
+  auto& me = node(n);
+  if (now_.done[std::size_t(n)]) return false;
+  auto all_users = [&](auto is) {
+    auto& u = users(n);
+    return !u.empty() && std::all_of(u.begin(), u.end(), [&](int k) { return k >= 0 && is(node(k)); });
+  };
+  auto cut_along = [&](const Node& op) {
+    int x = whole_.in[std::size_t(whole_.find(&op))][0];
+    compute(x);
+    return !first(x).cut(op.attr.names[0]).empty();
+  };
+  auto picks = [&](const Node& u) {
+    return u.op == &prim::kGather && u.in.size() == 2 && u.in[1].get() == &me && u.attr.names[0] == me.attr.names[0];
+  };
+  if (me.op == &prim::kSlice && rules::shifts(me))
+    return all_users([&](const Node& u) { return u.op == &prim::kConcat && u.attr.names[0] == me.attr.names[0]; }) &&
+           cut_along(me);
+  if (me.op == &prim::kArgsort) return all_users([](const Node& u) { return is_top_k(u); }) && cut_along(me);
+  if (is_top_k(me)) return all_users(picks) && cut_along(*me.in[0]);
+  return false;
+}
+NodePtr Planner::otherwise(int n) {
+  auto& me = node(n);
+  auto blocks = [&](const Node& op, Name axis) {
+    return ranks(mesh_, first(whole_.in[std::size_t(whole_.find(&op))][0]).cut(axis));
+  };
+  auto made = [&](const Node& op, Name axis, std::int64_t least = 1) -> NodePtr {  // blocks of more than the least
+    int b = blocks(op, axis);
+    return b > 1 && (haliax::find(*op.in[0], axis)->size + b - 1) / b > least ? by_blocks(ptr(n), axis, b) : nullptr;
+  };
+  if (me.op == &prim::kCumulative) return made(me, me.attr.names[0]);
+  if (me.op == &prim::kArgmax || me.op == &prim::kArgmin) {
+    for (auto& a : me.in[0]->axes)
+      if (!has(me.axes, a.name) && blocks(me, a.name) > 1) return made(me, a.name, 0);
+    return nullptr;
+  }
+  if (is_top_k(me)) return made(*me.in[0], me.attr.names[0], me.attr.ints[1]);
+  if (me.op == &prim::kGather && me.in.size() == 2 && is_top_k(*me.in[1]) && me.attr.names[0] == me.in[1]->attr.names[0])
+    return made(*me.in[1]->in[0], me.attr.names[0], me.in[1]->attr.ints[1]);
+  return nullptr;
+}
+
+void Planner::assign(const Node& n, Sharding& work, Name a, const Cut& cut) const {
+  if (cut.empty() || !work.cut(a).empty()) return;
+  for (int x : cut)
+    if (work.cuts(x)) return;
+  if (rules::may_cut(n, a, cut, work, mesh_)) work.set(a, cut);
+}
+// How the points of an op are cut: a mapping binds the result of a contraction or a take; then come the operands' own cuts, the
+// largest operand first (it is the dearest to move), where axis and mesh axis are still free; what no operand cuts is made as it
+// will be wanted.
+Sharding Planner::work_of(int n, int follow) {
+  auto& me = node(n);
+  Sharding work;
+  auto after = [&](std::size_t k) {
+    for (auto& [name, cut] : rules::wanted(me, k, first(whole_.in[std::size_t(n)][k]), mesh_).dims) assign(me, work, name, cut);
+  };
+  auto wished = [&] {
+    for (auto& [name, cut] : whole_.wish[std::size_t(n)].dims) assign(me, work, name, cut);
+  };
+  if (follow >= 0) after(std::size_t(follow));
+  if (follow == kWish) wished();
+  bool binds = me.op->kind == Kind::contract || me.op == &prim::kGather;
+  if (binds && me.origin.mapping)
+    for (auto& [name, cut] : sharding_for(me.axes, *me.origin.mapping, mesh_, me.op->name).dims) assign(me, work, name, cut);
+  std::vector<std::size_t> operands;
+  for (std::size_t k = 0; k < me.in.size(); ++k)
+    if (me.in[k]) operands.push_back(k);
+  std::stable_sort(operands.begin(), operands.end(), [&](auto a, auto b) { return me.in[a]->bytes() > me.in[b]->bytes(); });
+  for (auto k : operands) after(k);
+  if (work.dims.empty())
+    for (auto& [name, cut] : whole_.wish[std::size_t(n)].dims) {  // but what is pending lands later, if it can
+      bool pending = false;
+      for (int x : whole_.in[std::size_t(n)])
+        if (x >= 0)
+          for (int m : cut) pending |= first(x).pending(m);
+      if (!pending) assign(me, work, name, cut);
+    }
+  displace(n, work);
+  return work;
+}
+// What is cut along an axis that the op needs whole: the cut moves to another axis, by an exchange, rather than be gathered.
+void Planner::displace(int n, Sharding& work) {
+  auto& me = node(n);
+  for (std::size_t k = 0; k < me.in.size(); ++k) {
+    if (!me.in[k] || double(me.in[k]->bytes()) <= kSmall) continue;
+    Sharding left;
+    rules::wanted(me, k, first(whole_.in[std::size_t(n)][k]), mesh_, &left);
+    for (auto& [name, cut] : left.dims) {
+      const Axis* best = nullptr;
+      for (auto& a : me.in[k]->axes) {
+        if (a.name == name || !has(me.axes, a.name) || a.size % ranks(mesh_, cut) || !work.cut(a.name).empty()) continue;
+        if (rules::may_cut(me, a.name, cut, work, mesh_) && (!best || a.size > best->size)) best = &a;
+      }
+      if (best) assign(me, work, best->name, cut);
+    }
+  }
+}
+
+// May what is pending over x in operand k ride through this op, to be reduced later?
+bool Planner::rides(int n, std::size_t k, int x, Monoid m, const Sharding& work) {
+  auto& me = node(n);
+  int operand = whole_.in[std::size_t(n)][k];
+  auto how = carries(me, k);
+  if (how == Linear::no || work.cuts(x) || (how != Linear::moves && m != Monoid::sum)) return false;
+  if (users(operand).size() > 1 || region_of(operand) != region_of(n)) return false;
+  for (int v : versions(operand))
+    if (!step(v).at.pending(x)) return false;
+  if (how == Linear::one)
+    for (std::size_t j = 0; j < me.in.size(); ++j)
+      if (j != k && me.in[j] && (me.in[j] == me.in[k] || first(whole_.in[std::size_t(n)][j]).pending(x))) return false;
+  double terms = bytes(operand, first(operand));  // never grow what is pending
+  if (me.op == &prim::kConcat)
+    for (std::size_t j = 0; j < me.in.size(); ++j)
+      if (j != k && first(whole_.in[std::size_t(n)][j]).pending(x))
+        terms += bytes(whole_.in[std::size_t(n)][j], first(whole_.in[std::size_t(n)][j]));
+  return bytes(n, rules::made(me, work)) <= terms * 1.001;
+}
+// Where something pending over x should land: on the axis that an output, a constraint or any consumer will have cut by x.
+std::pair<Name, Cut> Planner::landing(int n, int x) {
+  for (auto& [name, cut] : whole_.wish[std::size_t(n)].dims)
+    if (cut.has(x)) return {name, cut};
+  for (int u : users(n)) {
+    if (u < 0 || node(u).op == &kLoop || node(u).op == &kResult || node(u).op == &prim::kPin) continue;
+    auto work = work_of(u, kUsual);
+    for (std::size_t k = 0; k < node(u).in.size(); ++k)
+      if (whole_.in[std::size_t(u)][k] == n)
+        for (auto& [name, cut] : rules::needed(node(u), k, work, mesh_).dims)
+          if (cut.has(x)) return {name, cut};
+  }
+  return {};
+}
+
+void Planner::compute_op(int n) {
+  auto& me = node(n);
+  const auto in = whole_.in[std::size_t(n)];  // a copy: the whole may grow
+  // What is whole, point by point, is made where it is read, in the sharding that is wanted there.
+  int deep = 0;
+  bool uncut = rules::is_pointwise(me);
+  for (int x : in) {
+    if (x < 0 || !uncut) continue;
+    uncut &= first(x).whole();
+    if (now_.lazy[std::size_t(x)]) deep = std::max(deep, int(now_.lazy[std::size_t(x)]));
+  }
+  if (uncut && deep < kDeep) {
+    now_.lazy[std::size_t(n)] = char(deep + 1);
+    return;
+  }
+  auto outer = context().origin;
+  context().origin = me.origin;
+  auto work = work_of(n, kUsual);
+  if (auto c = choices_->follow.find(n); c != choices_->follow.end()) {
+    // Fewer bytes never buy less parallel work, nor a weight gathered along an axis that the mapping cuts.
+    auto other = work_of(n, c->second);
+    auto used = [&](const Sharding& s) {
+      int r = 1;
+      for (auto& d : s.dims) r *= ranks(mesh_, d.second);
+      return r;
+    };
+    bool fair = used(other) >= used(work);
+    for (std::size_t k = 0; k < in.size(); ++k) {
+      if (in[k] < 0 || !whole_.parameter[std::size_t(in[k])] || !is_float(node(in[k]).dtype)) continue;
+      auto need = rules::needed(me, k, other, mesh_);
+      for (auto& [name, cut] : first(in[k]).dims)
+        if (me.origin.mapping && me.origin.mapping->find(name)) fair &= need.cut(name) == cut;
+    }
+    if (fair) work = other;
+  }
+  std::vector<std::vector<std::pair<int, Monoid>>> keep;
+  auto decide = [&] {
+    keep.assign(in.size(), {});
+    for (std::size_t k = 0; k < in.size(); ++k) {
+      if (in[k] < 0 || rules::only_waits(me, k)) continue;
+      for (auto [x, m] : first(in[k]).partial) {
+        if (rides(n, k, x, m, work)) {
+          keep[k].push_back({x, m});
+          continue;
+        }
+        if (work.cuts(x)) continue;
+        auto [name, cut] = landing(in[k], x);
+        if (!name) continue;
+        Sharding landed;
+        landed.set(name, cut);
+        auto before = work;
+        for (auto& [point, c] : rules::wanted(me, k, landed, mesh_).dims) assign(me, work, point, c);
+        if (!(work == before)) return false;
+      }
+    }
+    return true;
+  };
+  while (!decide()) {}
+  context().origin = outer;
+  if (rules::shifts(me) && !work.cut(me.attr.names[0]).empty()) return shift(n, work);
+
+  Step s{.kind = Step::Kind::compute, .node = n, .at = rules::made(me, work)};
+  Sharding kept;
+  for (auto& k : keep)
+    for (auto& [x, m] : k) kept.pend(x, m), s.at.pend(x, m);
+  double paid = now_.plan.bytes;
+  for (std::size_t k = 0; k < in.size(); ++k) {
+    if (in[k] < 0) {
+      s.in.push_back(-1);
+      continue;
+    }
+    if (rules::only_waits(me, k)) {
+      s.in.push_back(obtain(in[k], first(in[k])));
+      continue;
+    }
+    auto need = rules::needed(me, k, work, mesh_);
+    for (auto& [x, m] : keep[k]) need.pend(x, m);
+    if (together(me) && !(me.op == &prim::kSelect && k == 0)) need.partial = kept.partial;
+    if (me.op == &prim::kScatter && k == 0) need.partial = s.at.partial;  // the base counts once
+    s.in.push_back(obtain(in[k], need));
+  }
+  bool pays = now_.plan.bytes > paid;
+  for (auto& [x, m] : s.at.partial) pays |= whole_.wish[std::size_t(n)].cuts(x);
+  if (pays) contested.push_back(n);
+  now_.plan.points += local_size(rules::points(me), work, mesh_) * turns_of(n);
+  int made = add(std::move(s));
+  versions(n).insert(versions(n).begin(), made);
+}
+
+// Positions move along an axis that is cut: each device gets what its block lacks. Slices that are only read here are seen
+// through.
+void Planner::shift(int n, const Sharding& work) {
+  auto& me = node(n);
+  Name axis = me.attr.names[0];
+  Step s{.kind = Step::Kind::shift, .node = n, .at = rules::made(me, work)};
+  std::vector<Piece> moving;
+  auto read = [&](int x, std::int64_t from, std::int64_t to, std::int64_t size, std::int64_t step) {
+    auto need = rules::needed(me, 0, work, mesh_);
+    if (!whole_.free[std::size_t(x)]) need.set(axis, first(x).cut(axis));
+    Axes axes;  // in the order of the result's
+    for (auto& a : me.axes) axes.push_back(*haliax::find(node(x), a.name));
+    s.in.push_back(obtain(x, need));
+    s.pieces.push_back({int(s.in.size()) - 1, axes, need, axis, from, to, size, step});
+    if (!need.cut(axis).empty()) moving.push_back(s.pieces.back());
+  };
+  if (me.op == &prim::kSlice) {
+    read(whole_.in[std::size_t(n)][0], me.attr.ints[0], 0, me.attr.ints[1], me.attr.ints[2]);
+  } else {
+    std::int64_t at = 0;
+    auto part = [&](int x) {
+      auto& p = node(x);
+      auto size = haliax::find(p, axis)->size;
+      bool through = p.op == &prim::kSlice && rules::shifts(p) && p.attr.names[0] == axis && !now_.done[std::size_t(x)];
+      if (through)
+        read(whole_.in[std::size_t(x)][0], p.attr.ints[0], at, size, p.attr.ints[2]);
+      else
+        read(x, 0, at, size, 1);
+      at += size;
+    };
+    if (me.op == &prim::kConcat) {
+      const auto in = whole_.in[std::size_t(n)];
+      for (int x : in) part(x);
+    } else {  // among zeros
+      auto fill = [&](std::int64_t size) {
+        if (size == 0) return;
+        auto axes = me.axes;
+        for (auto& a : axes)
+          if (a.name == axis) a.size = size;
+        int zeros = whole_.id(prim::filled(0, me.dtype, axes));
+        fit_tables();
+        part(zeros);
+      };
+      auto x = whole_.in[std::size_t(n)][0];
+      auto whole = haliax::find(me, axis)->size;
+      fill(me.attr.ints[0]);
+      part(x);
+      fill(whole - at);
+    }
+  }
+  s.hop = {Hop::Kind::exchange, s.at, exchange_over(moving, me.axes, s.at), axis,
+           exchange_bytes(moving, me.axes, s.at, bytes_of(me.dtype), mesh_)};
+  now_.plan.bytes += s.hop.bytes * turns_of(n);
+  now_.plan.points += local_size(me.axes, work, mesh_) * turns_of(n);
+  int made = add(std::move(s));
+  versions(n).insert(versions(n).begin(), made);
+}
+
+}  // namespace haliax::partitioning

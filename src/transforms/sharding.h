@@ -1,0 +1,78 @@
+// How a value lies on a mesh: which mesh axes cut each of its axes, and over which a sum (or max, ...) is still pending.
+#pragma once
+#include <array>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "haliax/mesh.h"
+#include "program/program.h"
+
+namespace haliax {
+
+using program::Monoid;
+
+// Mesh axes by number, major to minor: what cuts one axis of an array.
+class Cut {
+ public:
+  static constexpr int most = 15;
+  Cut() = default;
+  Cut(std::initializer_list<int> axes) {
+    for (int x : axes) push_back(x);
+  }
+  void push_back(int x) { at_[std::size_t(size_++)] = std::int8_t(x); }
+  int size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  int operator[](int k) const { return at_[std::size_t(k)]; }
+  const std::int8_t* begin() const { return at_.data(); }
+  const std::int8_t* end() const { return at_.data() + size_; }
+  bool has(int x) const;
+  Cut prefix(int n) const;       // its first n
+  Cut from(int n) const;         // the others
+  int common(const Cut&) const;  // how many of the first are the same
+  bool starts_with(const Cut& p) const { return common(p) == p.size(); }
+  friend Cut operator+(Cut a, const Cut& b) {
+    for (int x : b) a.push_back(x);
+    return a;
+  }
+  friend bool operator==(const Cut&, const Cut&) = default;
+
+ private:
+  std::array<std::int8_t, most> at_{};
+  std::int8_t size_ = 0;
+};
+
+// A mesh axis appears at most once in all of it.
+struct Sharding {
+  std::vector<std::pair<Name, Cut>> dims;       // in alphabetical order; an axis that is not listed is whole
+  std::vector<std::pair<int, Monoid>> partial;  // by mesh axis: the value is the sum (max, ...) of what the ranks hold
+
+  Cut cut(Name) const;
+  void set(Name, const Cut&);
+  bool cuts(int x) const;  // does mesh axis x cut some axis?
+  bool pending(int x) const;
+  void pend(int x, Monoid);
+  void settle(int x);  // no longer pending over x
+  bool whole() const { return dims.empty() && partial.empty(); }
+  Sharding on(const Axes&) const;  // what it says about these axes
+  Sharding settled() const { return {dims, {}}; }
+  friend bool operator==(const Sharding&, const Sharding&) = default;
+};
+
+int ranks(const Mesh&, const Cut&);
+int coordinate(const Mesh&, int device, int mesh_axis);
+std::string to_string(const Mesh&, const Cut&);  // data+model
+std::string to_string(const Sharding&);          // by the numbers of mesh axes
+// First position and length of this device's block of an axis: ceil blocks, the last may be short or empty.
+std::pair<std::int64_t, std::int64_t> block_of(const Axis&, const Cut&, const Mesh&, int device);
+Axes local_axes(const Axes&, const Sharding&, const Mesh&, int device);
+double local_size(const Axes&, const Sharding&, const Mesh&);  // elements on one device, on average
+// Are the blocks of `cut` parts of the blocks of its first `n` mesh axes?
+bool nested(const Axis&, const Cut& cut, int n, const Mesh&);
+
+// The sharding that a mapping gives to axes; raises if two axes of one array are on the same mesh axis, or for an unknown mesh
+// axis.
+Sharding sharding_for(const Axes&, const Mapping&, const Mesh&, const std::string& what);
+
+}  // namespace haliax
