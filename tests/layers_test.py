@@ -6,9 +6,9 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Lowest first. examples, then bench and tests stand on top of everything.
+# Lowest first. examples, then bench, tools and tests stand on top of everything.
 LAYERS = ["include/haliax", "src/base", "src/program", "src/graph", "src/ops", "src/transforms", "src/nn", "src/runtime"]
-TOP = ["examples", "bench", "tests"]
+TOP = ["examples", "bench", "tools", "tests"]
 BACKEND_SEES = ["include/haliax", "src/base", "src/program"]
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<(haliax/[^>]+)>)')
 

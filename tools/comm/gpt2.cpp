@@ -1,0 +1,297 @@
+#include "blocks.h"
+#include "haliax/optim.h"
+
+namespace comm {
+namespace {
+
+using namespace haliax;
+
+// Where the residual stream is cut, and whether the inputs of the blocks are gathered by hand.
+struct Sequence {
+  static constexpr bool is_static = true;
+  std::optional<Mapping> at;
+  bool gathers = false;
+  friend bool operator==(const Sequence&, const Sequence&) = default;
+  NamedArray cut(const NamedArray& x) const { return at ? shard(x, *at) : x; }
+  NamedArray full(const NamedArray& x) const { return at && gathers ? auto_sharded(x) : x; }
+};
+struct Block {
+  nn::LayerNorm ln1;
+  Attention attn;
+  nn::LayerNorm ln2;
+  Mlp mlp;
+  static Block init(const Axes& a, const Key& key) {
+    auto [k1, k2] = random::split<2>(key);
+    return {nn::LayerNorm::init(a.E), Attention::init(a, k1), nn::LayerNorm::init(a.E), Mlp::init(a, k2)};
+  }
+  NamedArray operator()(const NamedArray& in, const Sequence& sp) const {
+    auto x = in + sp.cut(attn(sp.full(ln1(in))));
+    return sp.cut(x + sp.cut(mlp(sp.full(ln2(x)))));
+  }
+};
+struct Gpt2 {
+  nn::Embedding wte, wpe;
+  nn::Stacked<Block> blocks;
+  nn::LayerNorm ln_f;
+  static Gpt2 init(const Axes& a, const Key& key, bool checkpoint) {
+    auto [k1, k2, k3] = random::split<3>(key);
+    auto blocks = nn::Stacked<Block>::init(
+        a.L, [&](const Key& k) { return Block::init(a, k); }, random::split(k3, a.L));
+    blocks.gradient_checkpointing = checkpoint;
+    return {nn::Embedding::init(a.V, a.E, k1), nn::Embedding::init(a.S, a.E, k2), std::move(blocks), nn::LayerNorm::init(a.E)};
+  }
+  // ids (batch, position) -> (batch, position, embed)
+  NamedArray hidden(const NamedArray& ids, const Sequence& sp) const {
+    auto x = auto_sharded(wte(ids) + wpe(arange(ids.resolve_axis("position"))));
+    return ln_f(blocks.fold(sp.cut(x), sp));
+  }
+};
+
+enum class Loss : std::uint8_t { plain, chunk_position, chunk_position_pinned, chunk_vocab };
+
+NamedArray plain_loss(const Gpt2& m, const NamedArray& ids, const Sequence& sp) {
+  auto x = m.hidden(ids, sp);
+  if (sp.at) x = auto_sharded(x);
+  return nn::cross_entropy_loss(m.wte.unembed(x), m.wte.Vocab, one_hot(roll(ids, -1, "position"), m.wte.Vocab));
+}
+// A loop over pieces of the positions, whose logits are made again in the backward pass.
+NamedArray chunked_by_position(const Gpt2& m, const NamedArray& ids, bool pinned) {
+  auto S = ids.resolve_axis("position"), V = m.wte.Vocab;
+  Axis C("chunk", 8), I("position", S.size / 8);
+  auto x = unflatten_axis(m.hidden(ids, {}), "position", {C, I}), targets = unflatten_axis(roll(ids, -1, S), "position", {C, I});
+  auto head = pinned ? auto_sharded(m.wte.weight) : m.wte.weight;
+  auto turn = [&](const NamedArray& sum, const NamedArray& x, const NamedArray& t) {
+    return sum + haliax::sum(nn::cross_entropy_loss(dot(x, head, "embed"), V, one_hot(t, V), {.reduction = nn::Reduction::none}));
+  };
+  return fold(turn, C, {.checkpoint = "carries"})(zeros({}), x, targets) / double(ids.size());
+}
+// A loop over pieces of the vocabulary, with a running log-sum-exp.
+NamedArray chunked_by_vocab(const Gpt2& m, const NamedArray& ids) {
+  auto V = m.wte.Vocab;
+  Axis C("chunk", 8), I("vocab", V.size / 8);
+  auto x = m.hidden(ids, {}), targets = roll(ids, -1, "position");
+  auto head = unflatten_axis(m.wte.weight, "vocab", {C, I});
+  struct Running {
+    NamedArray top, sum, target;
+  };
+  auto turn = [&](const Running& r, const NamedArray& w, const NamedArray& i) {
+    auto logits = dot(x, w, "embed");
+    auto top = maximum(r.top, max(logits, I));
+    auto total = r.sum * exp(r.top - top) + sum(exp(logits - top), I);
+    auto hit = (arange(I) + i * int(I.size)) == broadcast_axis(targets, I);
+    return Running{top, total, r.target + sum(where(hit, logits, 0.), I)};
+  };
+  auto zero = zeros({ids.resolve_axis("batch"), ids.resolve_axis("position")});
+  auto r = fold(turn, C, {.checkpoint = "carries"})(Running{auto_sharded(zero - 1e30), auto_sharded(zero), auto_sharded(zero)},
+                                                    head, arange(C));
+  return mean(r.top + log(r.sum) - r.target);
+}
+
+struct Variant {
+  const char* name;
+  const Mesh& mesh;
+  Mapping params, inside;
+  double min;
+  std::optional<double> min_regather = {};
+  Loss loss = Loss::plain;
+  bool bf16 = false, checkpoint = false;
+  std::optional<Mapping> optimizer = {};
+  Sequence sequence = {};
+  int microbatches = 0;
+};
+
+auto training_step(const Variant& v) {
+  return [=](const Gpt2& model, const auto& state, const NamedArray& ids) {
+    auto loss = [=](const Gpt2& params, const NamedArray& ids) {
+      axis_mapping scope(v.inside);
+      auto m = v.bf16 ? tree_map([](const NamedArray& x) { return x.astype(DType::bf16); }, params) : params;
+      auto l = v.loss == Loss::plain         ? plain_loss(m, ids, v.sequence)
+               : v.loss == Loss::chunk_vocab ? chunked_by_vocab(m, ids)
+                                             : chunked_by_position(m, ids, v.loss == Loss::chunk_position_pinned);
+      return l.astype(DType::f32);
+    };
+    auto [l, grads] = value_and_grad(loss)(model, ids);
+    if (v.microbatches) {  // sums of both over pieces of the batch, each a part of what a device has
+      Axis M("micro", v.microbatches), B = ids.resolve_axis("batch");
+      using Sums = std::pair<NamedArray, Gpt2>;
+      auto zero = Sums(zeros({}), tree_map([](const NamedArray& x) { return zeros_like(x); }, model));
+      auto turn = [=](const Sums& sums, const NamedArray& ids) {
+        auto more = flatten(Sums(value_and_grad(loss)(model, ids)));
+        auto all = flatten(sums);
+        for (std::size_t k = 0; k < all.size(); ++k) all[k] = all[k] + more[k];
+        return unflatten(sums, all);
+      };
+      auto sums = fold(turn, M)(zero, unflatten_axis(ids, B, {B.resize(B.size / M.size), M}));
+      auto mean = tree_map([=](const NamedArray& x) { return x / double(M.size); }, sums);
+      l = mean.first, grads = mean.second;
+    }
+    auto [updates, next] = optim::adamw().update(grads, state, model);
+    return std::tuple(l, optim::apply_updates(model, updates), next);
+  };
+}
+
+Program gpt2(const Variant& v, const Axes& a) {
+  auto init = [=] {
+    auto m = Gpt2::init(a, random::key(0), v.checkpoint);
+    return std::pair(m, optim::adamw().init(m));
+  };
+  const auto state = v.optimizer.value_or(v.params);
+  JitOptions options{.donate = {0, 1}, .mesh = v.mesh, .axis_resources = v.params};
+  options.in = Mappings({v.params, state, v.inside}), options.out = Mappings({std::nullopt, v.params, state});
+  auto step = training_step(v);
+  Program p{.name = std::string("gpt2_") + v.name,
+            .mesh = v.mesh,
+            .min_bytes = v.min,
+            .min_regather_bytes = v.min_regather,
+            .regathers = v.checkpoint,
+            .plan = {}};
+  p.plan = [=](bool regather) {
+    auto o = options;
+    o.regather = regather || v.checkpoint;
+    auto [m, st] = eval_shape(init);
+    return named_jit(step, o).plan(m, st, shape({a.B, a.S}, DType::i32));
+  };
+  p.losses = [=](int steps, bool sharded) {
+    auto start = init();
+    auto& m = start.first;
+    auto& st = start.second;
+    auto ids = random::randint(random::key(0), {a.B, a.S}, 0, int(a.V.size));
+    auto train = [&](auto& f) {
+      std::vector<double> losses;
+      for (int i = 0; i < steps; ++i) {
+        auto [l, next_model, next_state] = f(m, st, ids);
+        losses.push_back(l.item());
+        m = next_model, st = next_state;
+      }
+      return losses;
+    };
+    if (sharded) {
+      auto f = named_jit(step, options);
+      return train(f);
+    }
+    auto f = jit(step, {.donate = {0, 1}});
+    return train(f);
+  };
+  return p;
+}
+
+}  // namespace
+
+void add_gpt2(std::vector<Program>& out, const Sizes& z) {
+  const Axes a(z);
+  const double e = double(z.embed), f = double(z.mlp), hd = double(z.heads * z.head_size), v = double(z.vocab),
+               s = double(z.position), l = double(z.layers);
+  const double T = double(z.batch) * s, act = T * e * 4;
+  // Parameters: how many have which axes.
+  struct Leaf {
+    bool embed, mlp, heads, vocab;
+    double count;
+  };
+  const std::vector<Leaf> leaves{
+      {true, false, false, true, v * e},          {true, false, false, false, s * e + 2 * e + l * (4 * e + e + e)},
+      {true, false, true, false, 4 * e * hd * l}, {false, false, true, false, 3 * hd * l},
+      {true, true, false, false, 2 * e * f * l},  {false, true, false, false, f * l}};
+  double all = 0;
+  for (auto& x : leaves) all += x.count;
+  // Over data: leaves with embed gathered and their gradients scattered, or all reduced; over model what is cut by it is smaller.
+  auto parameters = [&](bool fsdp, bool model, bool vocab, double g0, double g1, double width = 4, int regather = 0) {
+    double t = 0;
+    for (auto& x : leaves) {
+      bool cut = model && (x.mlp || x.heads || (vocab && x.vocab));
+      double n = x.count * width / (cut ? g1 : 1);
+      t += x.embed && fsdp ? (2 + regather) * all_gather(n, g0) : all_reduce(n, g0);
+    }
+    return t;
+  };
+  auto layers_again = [&](double width, double g, double m) {
+    return all_gather((4 * e * hd + 2 * e * f) * l * width / m + 6 * e * l * width, g);
+  };
+  const double loss = all_reduce(4, 8), once = parameters(true, false, false, 8, 1) + loss,
+               half = parameters(true, false, false, 8, 1, 2) + loss;
+  auto &M8d = mesh_of("8d"), &M8m = mesh_of("8m"), &M42 = mesh_of("42"), &M24 = mesh_of("24");
+  const Mapping none, vm{{"vocab", "model"}}, seq{{"position", "model"}};
+  auto add = [&](const Variant& variant) { out.push_back(gpt2(variant, a)); };
+
+  add({.name = "dp", .mesh = M8d, .params = none, .inside = dp, .min = all_reduce(all * 4, 8) + loss});
+  add({.name = "zero1", .mesh = M8d, .params = none, .inside = dp, .min = all_reduce(all * 4, 8) + loss, .optimizer = fs});
+  add({.name = "fsdp", .mesh = M8d, .params = fs, .inside = dp, .min = once, .min_regather = once + layers_again(4, 8, 1)});
+  add({.name = "fsdp_ckpt",
+       .mesh = M8d,
+       .params = fs,
+       .inside = dp,
+       .min = parameters(true, false, false, 8, 1, 4, 1) + loss - all_gather((v + s) * e * 4 + 2 * e * 4, 8),
+       .checkpoint = true});
+  add({.name = "fsdp_bf16",
+       .mesh = M8d,
+       .params = fs,
+       .inside = dp,
+       .min = half,
+       .min_regather = half + layers_again(2, 8, 1),
+       .bf16 = true});
+  add({.name = "dp_accum2", .mesh = M8d, .params = none, .inside = dp, .min = all_reduce(all * 4, 8) + loss, .microbatches = 2});
+  add({.name = "fsdp_accum2",
+       .mesh = M8d,
+       .params = fs,
+       .inside = dp,
+       .min = once,
+       .min_regather = 2 * (once + layers_again(4, 8, 1)),
+       .microbatches = 2});
+  add({.name = "fsdp_bf16_ckpt",
+       .mesh = M8d,
+       .params = fs,
+       .inside = dp,
+       .min = parameters(true, false, false, 8, 1, 2, 1) + loss - all_gather((v + s + 2) * e * 2, 8),
+       .bf16 = true,
+       .checkpoint = true});
+  const double blocks = 4 * l * all_reduce(act, 8), vocab = 2 * all_reduce(act, 8) + all_reduce(3 * T * 4, 8);
+  add({.name = "tp", .mesh = M8m, .params = tp, .inside = tp, .min = blocks});
+  add({.name = "tp_vocab", .mesh = M8m, .params = tp + vm, .inside = tp + vm, .min = blocks + vocab});
+  add({.name = "tp_ckpt", .mesh = M8m, .params = tp, .inside = tp, .min = blocks, .checkpoint = true});
+  add({.name = "tp_seq", .mesh = M8m, .params = tp, .inside = tp, .min = blocks, .sequence = {seq, true}});
+  struct Grid {
+    const char *dp, *fsdp, *vocab;
+    const Mesh& mesh;
+    double g0, g1;
+  };
+  for (auto& g : {Grid{"dp_tp_42", "fsdp_tp_42", "fsdp_tp_vocab_42", M42, 4, 2},
+                  Grid{"dp_tp_24", "fsdp_tp_24", "fsdp_tp_vocab_24", M24, 2, 4}}) {
+    const double in_blocks = 4 * l * all_reduce(act / g.g0, g.g1), scalar = all_reduce(4, g.g0);
+    const double fsdp = in_blocks + parameters(true, true, false, g.g0, g.g1) + scalar;
+    add({.name = g.dp,
+         .mesh = g.mesh,
+         .params = tp,
+         .inside = dp + tp,
+         .min = in_blocks + parameters(false, true, false, g.g0, g.g1) + scalar});
+    add({.name = g.fsdp,
+         .mesh = g.mesh,
+         .params = fs + tp,
+         .inside = dp + tp,
+         .min = fsdp,
+         .min_regather = fsdp + layers_again(4, g.g0, g.g1)});
+    add({.name = g.vocab,
+         .mesh = g.mesh,
+         .params = fs + tp + vm,
+         .inside = dp + tp + vm,
+         .min = (4 * l + 2) * all_reduce(act / g.g0, g.g1) + all_reduce(3 * T / g.g0 * 4, g.g1) +
+                parameters(true, true, true, g.g0, g.g1) + scalar});
+  }
+  add({.name = "fsdp_chunk_pos", .mesh = M8d, .params = fs, .inside = dp, .min = once, .loss = Loss::chunk_position});
+  add({.name = "fsdp_chunk_pos_pinned",
+       .mesh = M8d,
+       .params = fs,
+       .inside = dp,
+       .min = once,
+       .loss = Loss::chunk_position_pinned});
+  add({.name = "tp_seq_nofull", .mesh = M8m, .params = tp, .inside = tp, .min = blocks, .sequence = {seq, false}});
+  add({.name = "fsdp_chunk_vocab", .mesh = M8d, .params = fs, .inside = dp, .min = once, .loss = Loss::chunk_vocab});
+  add({.name = "tp_vocab_chunk_pos",
+       .mesh = M8m,
+       .params = tp + vm,
+       .inside = tp + vm,
+       .min = blocks + vocab,
+       .loss = Loss::chunk_position});
+  const std::vector<std::string> both{"data", "model"};
+  add({.name = "hsdp_tuple_42", .mesh = M42, .params = {{"embed", both}}, .inside = {{"batch", both}}, .min = once});
+}
+
+}  // namespace comm

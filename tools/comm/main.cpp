@@ -1,0 +1,86 @@
+// What the library sends for the programs of tests/golden/comm: one JSON line for each. Nothing runs; the meshes are simulated.
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "programs.h"
+
+namespace comm {
+
+Axes::Axes(const Sizes& z)
+    : B("batch", z.batch),
+      S("position", z.position),
+      E("embed", z.embed),
+      F("mlp", z.mlp),
+      H("heads", z.heads),
+      D("head_size", z.head_size),
+      V("vocab", z.vocab),
+      Q("qkv", 3),
+      L("layers", z.layers) {}
+
+Mapping operator+(Mapping a, const Mapping& b) {
+  a.entries.insert(a.entries.end(), b.entries.begin(), b.entries.end());
+  return a;
+}
+const haliax::Mesh& mesh_of(const std::string& name) {
+  static const haliax::Mesh data{{{"data", 8}}}, model{{{"model", 8}}}, tall{{{"data", 4}, {"model", 2}}},
+      wide{{{"data", 2}, {"model", 4}}};
+  return name == "8d" ? data : name == "8m" ? model : name == "42" ? tall : wide;
+}
+std::vector<Program> programs(const Sizes& z) {
+  std::vector<Program> out;
+  add_layers(out, z);
+  add_moves(out, z);
+  add_gpt2(out, z);
+  return out;
+}
+
+}  // namespace comm
+
+int main(int argc, char** argv) {
+  CLI::App app{"What the library sends for the programs of tests/golden/comm"};
+  std::string only;
+  bool regather = false, explain = false;
+  int losses = 0;
+  comm::Sizes z;
+  app.add_option("--only", only, "programs whose name this regular expression finds");
+  app.add_flag("--regather", regather, "layers gather their weights again in the backward pass");
+  app.add_flag("--explain", explain, "list every collective, on the standard error stream");
+  app.add_option("--losses", losses, "train the GPT-2 programs for so many steps, on the mesh and on one device");
+  for (auto [name, size] : {std::pair{"--batch", &z.batch},
+                            {"--position", &z.position},
+                            {"--embed", &z.embed},
+                            {"--mlp", &z.mlp},
+                            {"--heads", &z.heads},
+                            {"--head-size", &z.head_size},
+                            {"--vocab", &z.vocab},
+                            {"--layers", &z.layers}})
+    app.add_option(name, *size)->check(CLI::PositiveNumber);
+  CLI11_PARSE(app, argc, argv);
+
+  int failed = 0;
+  for (auto& p : comm::programs(z)) {
+    if (!std::regex_search(p.name, std::regex(only))) continue;
+    nlohmann::ordered_json row;
+    row["program"] = p.name;
+    for (auto& [name, size] : p.mesh.axes) row["mesh"][name] = size;
+    try {
+      if (losses > 0) {
+        if (!p.losses) continue;
+        row["losses"] = p.losses(losses, true), row["unsharded"] = p.losses(losses, false);
+        std::cout << row.dump() << std::endl;
+        continue;
+      }
+      auto report = p.plan(regather);
+      row["calls"] = std::llround(report.calls), row["sent_bytes"] = std::llround(report.sent_bytes),
+      row["min_bytes"] = std::llround(p.min_bytes);
+      if (p.min_regather_bytes) row["min_regather_bytes"] = std::llround(*p.min_regather_bytes);
+      row["peak_bytes"] = report.argument_bytes + report.peak_bytes;
+      if (explain) std::cerr << p.name << "\n" << report.explain;
+    } catch (const haliax::Error& error) { row["error"] = error.what(), ++failed; }
+    std::cout << row.dump() << std::endl;
+  }
+  return failed != 0;
+}

@@ -1,0 +1,68 @@
+// The 70 programs of tests/golden/comm: what each computes, on which mesh, under which mappings, and the least that its strategy
+// sends.
+#pragma once
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "haliax/haliax.h"
+#include "haliax/jit.h"
+
+namespace comm {
+
+struct Sizes {
+  std::int64_t batch = 16, position = 128, embed = 128, mlp = 512, heads = 8, head_size = 16, vocab = 1024, layers = 2;
+};
+struct Program {
+  std::string name;
+  haliax::Mesh mesh;
+  double min_bytes = 0;                      // sent per device on a ring, by the named strategy
+  std::optional<double> min_regather_bytes;  // with the layers' weights gathered again in the backward pass
+  bool regathers = false;                    // min_bytes already counts that
+  std::function<haliax::JitReport(bool regather)> plan;
+  std::function<std::vector<double>(int steps, bool sharded)> losses = {};  // of a training run, on the mesh or on one device
+};
+std::vector<Program> programs(const Sizes&);
+
+// Bytes sent per device on a ring of g, for a buffer of n bytes.
+inline double all_reduce(double n, double g) { return 2 * (g - 1) / g * n; }
+inline double all_gather(double n, double g) { return (g - 1) / g * n; }
+inline double reduce_scatter(double n, double g) { return all_gather(n, g); }
+
+// ---- for the files that list them ----
+struct Axes {
+  haliax::Axis B, S, E, F, H, D, V, Q, L;
+  explicit Axes(const Sizes&);
+};
+using haliax::Mapping;
+using haliax::NamedArray;
+inline const Mapping dp{{"batch", "data"}}, fs{{"embed", "data"}}, tp{{"mlp", "model"}, {"heads", "model"}};
+Mapping operator+(Mapping, const Mapping&);
+const haliax::Mesh& mesh_of(const std::string&);  // 8d, 8m, 42, 24
+
+// Shapes stand for the arguments: nothing is computed.
+inline NamedArray shape(const haliax::AxisSpec& axes, haliax::DType d = haliax::DType::f32) {
+  return haliax::eval_shape([&] { return haliax::zeros(axes, d); });
+}
+struct How {
+  std::vector<std::optional<Mapping>> in, out;  // one for each argument, for each part of the result
+  Mapping inside;                               // the mapping that f sees
+};
+template <class F, class... A>
+Program program(std::string name, const haliax::Mesh& mesh, How how, double min, F f, const A&... args) {
+  auto plan = [=](bool regather) {
+    haliax::JitOptions options{.mesh = mesh,
+                               .axis_resources = how.inside,
+                               .in = haliax::Mappings(how.in),
+                               .out = haliax::Mappings(how.out),
+                               .regather = regather};
+    return haliax::named_jit(f, options).plan(args...);
+  };
+  return {.name = std::move(name), .mesh = mesh, .min_bytes = min, .min_regather_bytes = {}, .plan = plan};
+}
+void add_layers(std::vector<Program>&, const Sizes&);  // products, blocks, norms, embeddings
+void add_moves(std::vector<Program>&, const Sizes&);   // other shardings, what moves along an axis, random draws
+void add_gpt2(std::vector<Program>&, const Sizes&);
+
+}  // namespace comm
