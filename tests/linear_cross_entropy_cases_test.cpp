@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "examples/chunked_loss/methods.h"
 #include "haliax/jit.h"
 #include "haliax/losses.h"
 #include "haliax/nn.h"
@@ -419,4 +420,23 @@ TEST_CASE("chunked: a contrastive loss over a batch by batch similarity") {
   for (AxisSelector walked : {AxisSelector(Images), AxisSelector(Texts)})
     for (std::int64_t chunk : {1, 5, 12})
       same([=](const Towers& a) { return chunked_reduce(walked, {.chunk = chunk}, clip_loss)(a); }, clip_loss, t);
+}
+
+TEST_CASE("linear cross entropy: every way of the example gives the same loss and gradients, in the memory that it should") {
+  const chunked_loss::Sizes sizes{.tokens = 96, .embed = 8, .vocab = 512, .chunk = 16, .memory = 1 << 15};
+  const auto p = chunked_loss::make_parameters(sizes);
+  const auto targets = chunked_loss::make_ids(sizes);
+  std::vector<NamedArray> want;
+  auto ways = chunked_loss::methods(sizes);
+  for (auto& more : chunked_loss::sweep(sizes)) ways.push_back(more);
+  for (auto& way : ways) {
+    CAPTURE(way.name);
+    auto step = jit([loss = way.loss](const chunked_loss::Parameters& q, const NamedArray& i) { return value_and_grad(loss)(q, i); });
+    auto got = flatten(step(p, targets));
+    if (want.empty()) want = got;
+    for (std::size_t k = 0; k < got.size(); ++k) CHECK(difference(got[k], want[k], 1e-6) == "");
+    const auto logits = sizes.tokens * sizes.vocab * 4;
+    if (way.name.starts_with("chunked")) CHECK(step.report().arena_bytes < logits / 2);
+    if (way.name == "as is") CHECK(step.report().arena_bytes >= logits);
+  }
 }

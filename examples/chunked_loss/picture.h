@@ -1,0 +1,17 @@
+// What was measured, drawn: in a line of text, and as an SVG file.
+#pragma once
+#include "measure.h"
+
+namespace chunked_loss {
+
+struct Row {
+  std::string name;
+  Measured measured;
+};
+// `width` characters, from ' ' for nothing to '@' for `most`.
+std::string sparkline(const std::vector<double>& curve, double most, std::size_t width);
+// Memory over time of every method, on one scale; planned peak and time of every chunk. Raises if it cannot be written.
+void write_picture(const std::string& path, const std::string& title, const std::vector<Row>& methods,
+                   const std::vector<Row>& chunks);
+
+}  // namespace chunked_loss
