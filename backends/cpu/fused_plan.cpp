@@ -695,7 +695,7 @@ class Planner {
 FusedPlan plan_fused(const Fused& fused, const Context* context) {
   if (fused.outer < 0 || static_cast<std::size_t>(fused.outer) > fused.dims.size())
     throw Error("[fused] more outer dimensions than dimensions");
-  FusedPlan plan = Planner(fused, context, 1024, true).make();
+  FusedPlan plan = Planner(fused, context, fused.code.size() <= 10 ? 4096 : 1024, true).make();   // a few registers: all in L1
   auto fits = [&] { return plan.register_bytes + static_cast<std::int64_t>(plan.values.size()) * 8 <= workspace_bytes; };
   for (std::int64_t tile = 1024; !fits() && tile >= 1; tile /= 2) plan = Planner(fused, context, tile, false).make();
   if (!fits()) throw Error("[fused] too many values live at once");

@@ -32,7 +32,7 @@ struct Residuals {
       todo.pop_back();
       if (!n->varies_with(index) || !forward.insert(n.get()).second) continue;
       for (auto& x : n->in) if (x) {
-        if (n->op->kind == Kind::contract) read_by_dot.insert(x.get());
+        if (n->op->kind == Kind::contract || (n->op->kind == Kind::view && read_by_dot.count(n.get()))) read_by_dot.insert(x.get());
         todo.push_back(x);
       }
     }
