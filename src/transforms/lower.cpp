@@ -9,6 +9,7 @@
 #include "ops/prim.h"
 #include "transforms/collective.h"
 #include "transforms/fuse.h"
+#include "transforms/layout.h"
 
 namespace haliax {
 namespace {
@@ -32,6 +33,7 @@ std::string where_of(const Node& n) {
 class Lowering final : public Emit {
  public:
   Lowering(program::Program& p, const LowerOptions& o) : p_(p), options_(o), steps_(&p.steps) {}
+  std::unordered_map<const Node*, Axes> layouts;
 
   int new_slot(std::int64_t bytes, const char* purpose, program::Home home = program::Home::arena, int index = -1) {
     p_.slots.push_back({bytes, home, index, -1, -1, purpose});
@@ -39,6 +41,16 @@ class Lowering final : public Emit {
   }
   Place fresh(const Axes& axes, DType d, const char* purpose = "activations") {
     return {new_slot(axis_size(axes) * bytes_of(d), purpose), d, 0, row_major(axes), {}};
+  }
+  // Memory for a value of our own, in the order that suits its readers.
+  Place fresh_for(const NodePtr& n) {
+    auto p = fresh(n->axes, n->dtype);
+    if (auto order = layouts.find(n.get()); order != layouts.end()) {
+      auto strides = row_major(order->second);
+      for (std::size_t i = 0; i < n->axes.size(); ++i)
+        p.strides[i] = strides[std::size_t(find_axis(order->second, n->axes[i].name) - order->second.data())];
+    }
+    return p;
   }
   void know(const Node* n, Place p) {
     places_[n] = std::move(p);
@@ -192,7 +204,7 @@ class Lowering final : public Emit {
     if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end() && !t->second[0]->accumulate) return t->second[0]->place;
     if (auto known = joined_.find(n.get()); known != joined_.end()) return known->second;
     if (auto piece = scope_->piece_of.find(n.get()); piece != scope_->piece_of.end()) return piece_place(n, piece->second);
-    return fresh(n->axes, n->dtype);
+    return fresh_for(n);
   }
   // A piece of a concatenation is made where it will lie.
   Place piece_place(const NodePtr& n, const Scope::Piece& piece) {
@@ -588,6 +600,7 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& optio
   out.arguments.insert(out.arguments.end(), captured.begin(), captured.end());
 
   Lowering l(p, options);
+  if (options.fuse) l.layouts = layouts_of(roots, bodies);
   for (auto& n : out.arguments) {
     int slot = l.new_slot(n->bytes(), "arguments", program::Home::argument, p.arguments);
     p.argument_slots.push_back(slot);
