@@ -215,9 +215,9 @@ void JitCore::abandon() {
 JitCore::Entry* JitCore::end(const Leaves& results, const std::vector<int>& part_of_leaf, std::shared_ptr<void> like) {
   auto& m = *impl_;
   auto& e = *m.pending;
+  auto t = now();
   auto name = m.backend_name();
   auto graph = m.graph_of(results, part_of_leaf, name);
-  auto t = now();
   e.like = std::move(like);
   m.report_loops(graph);
   if (auto mesh = m.mesh()) {
