@@ -89,7 +89,8 @@ Compiled mode_of(const std::string& name, const ChunkOptions& chunks) {
 class Measured {
  public:
   Measured(const std::string& mode, const Options& o, const Data& data, const Data& tiny) : mode_(mode), o_(o), data_(data) {
-    ChunkOptions chunks{.chunk = o.chunk, .memory = std::int64_t(o.memory * (1 << 20))};
+    ChunkOptions chunks{.memory = std::int64_t(o.memory * (1 << 20))};
+    if (o.chunk) chunks.chunk = o.chunk;
     mode_of(mode, {}).call(tiny.head, tiny.ids);   // the library's own work space appears here
     trim();
     auto before = bench::resident_bytes();

@@ -119,5 +119,8 @@ TEST_CASE("chunked: what needs the whole axis at once is refused by name") {
   auto same = [](const NamedArray& a) { return a; };
   CHECK(message([&] { chunked_reduce("words", {.chunk = 4}, same)(x); }).find("words") != std::string::npos);
   CHECK(message([&] { chunked_reduce("tokens", {.chunk = -1}, same)(x); }).find("positive") != std::string::npos);
-  CHECK(message([&] { chunked_reduce("tokens", {.memory = 8}, same)(x); }).find("8 allowed") != std::string::npos);
+  auto squares = [](const NamedArray& a) { return sum(square(dot(a, a.rename({{"embed", "other"}}), {}))); };   // (tokens, embed, other)
+  CHECK(message([&] { chunked_reduce("tokens", {.memory = 8}, squares)(x); }).find("8 allowed") != std::string::npos);
+  CHECK(message([&] { chunked_reduce("tokens", {.chunk = 0}, same)(x); }).find("positive") != std::string::npos);
+  CHECK(message([&] { chunked_reduce("token", {.chunk = 4}, same)(x); }).find("did you mean tokens") != std::string::npos);
 }

@@ -5,15 +5,23 @@
 namespace haliax {
 
 enum class ChunkForm : std::uint8_t {
-  automatic,   // the cheaper one
-  sweep,       // loss and gradients in one sweep: three contractions with the head
-  recompute,   // the chunk is made again in the backward: four, and a smaller buffer
+  automatic,   // the fastest that fits
+  sweep,       // loss and gradients in one sweep, if no cotangent needs a final result: three contractions with the head
+  recompute,   // the chunk is made again in the backward: four
+  tile,        // the largest value is cut along an axis of its own as well (tokens by vocabulary): four, and the smallest buffer
+};
+// What one sweep leaves to the next.
+enum class ChunkKeep : std::uint8_t {
+  small,       // what took work and is small beside the largest value, such as a token's logsumexp
+  nothing,     // it is made again
 };
 struct ChunkOptions {
   static constexpr bool is_static = true;
-  std::int64_t chunk = 0;                        // positions a turn; 0: from the budget
-  std::int64_t memory = 0;                       // bytes for the largest value of one turn, if there is no chunk; 0: 32 MiB
+  std::optional<std::int64_t> chunk = {};        // positions a turn, of all walked axes together, the last one first; none: from the memory
+  std::vector<std::int64_t> chunks = {};         // or for each walked axis
+  std::int64_t memory = 0;                       // bytes beside results and gradients; 0: as much as the arrays that f reads, at least 32 MiB
   ChunkForm form = ChunkForm::automatic;
+  ChunkKeep keep = ChunkKeep::small;
   friend bool operator==(const ChunkOptions&, const ChunkOptions&) = default;
 };
 

@@ -57,7 +57,7 @@ LoopInputs inputs_of(const Loop& l) {
       if (!seen.insert(n.get()).second) continue;
       if (!n->varies_with(index)) {
         if (n->op->kind == Kind::leaf && (named(*n, "number") || named(*n, "iota"))) continue;
-        if (is_free(n)) {
+        if (is_free(n) && !named(*n, "index")) {   // an index is that of a loop around: this one varies with it
           for (auto& x : n->in) todo.push_back(x);
           continue;
         }

@@ -170,8 +170,14 @@ const Op kTracer{.name = "tracer", .kind = Kind::wrap, .linear = Linear::moves, 
 const Op kEnter{.name = "enter", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G o, G g) { return Nodes{leave(g, o->attr)}; }};
 const Op kLeave{.name = "leave", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G o, G g) { return Nodes{enter(g, o->attr)}; }};
 
-NodePtr enter(G x, const Attr& region) { return find(*x, region.names[0]) ? make(kEnter, {x}, x->axes, x->dtype, region) : x; }
-NodePtr leave(G x, const Attr& region) { return find(*x, region.names[0]) ? make(kLeave, {x}, x->axes, x->dtype, region) : x; }
+namespace {
+NodePtr border(const Op& op, G x, const Attr& region) {
+  auto* axis = find(*x, region.names[0]);
+  return axis && axis->size == region.ints[0] ? make(op, {x}, x->axes, x->dtype, region) : x;
+}
+}  // namespace
+NodePtr enter(G x, const Attr& region) { return border(kEnter, x, region); }
+NodePtr leave(G x, const Attr& region) { return border(kLeave, x, region); }
 NodePtr tracer(G x, Name path) {
   struct Unique : Payload {};
   auto& here = context().origin;

@@ -78,8 +78,8 @@ NodePtr barrier(const NodePtr& x, const NodePtr& after);         // made again, 
 NodePtr pin(const NodePtr& x, std::shared_ptr<const Mapping>);   // cut as the mapping says
 struct Pin : Payload { std::shared_ptr<const Mapping> mapping; };
 NodePtr tracer(const NodePtr& x, Name path = {});                // x, unlike any other node: what a gradient is taken by
-// The borders of a region that is computed chunk by chunk along an axis. Equal ones are the same region, so that what two losses of one
-// array share is shared. attr: the axis; ints: chunk, memory, form.
+// The borders of a region that is computed chunk by chunk along an axis, around arrays that have it. Equal ones are the same region, so that
+// what two losses of one array share is shared. attr: a ChunkKey; names[0], ints[0]: the axis.
 NodePtr enter(const NodePtr&, const Attr& region), leave(const NodePtr&, const Attr& region);
 extern const Op kBarrier, kPin, kTracer, kEnter, kLeave;
 extern const Op kLogsumexp;                                      // a wrap; operands: value, x, e = exp(x - top), sum of e, top; names: the axes

@@ -104,7 +104,7 @@ struct JitCore::Impl {
       if (r) roots.push_back(r.node()), e.results.push_back({r.node()->axes, r.dtype()}), e.part_of_result.push_back(part_of_leaf[k]);
     }
     report.trace_s = now() - started;
-    return optimise(roots, backend_name != "reference");
+    return optimise(roots, backend_name != "reference", &backend(backend_name));
   }
   std::string backend_name() const { return options.backend.empty() ? default_backend() : options.backend; }
   std::shared_ptr<const Mesh> mesh() const {

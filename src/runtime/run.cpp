@@ -54,7 +54,7 @@ void evaluate(const Nodes& wanted) {
   Nodes roots;
   for (auto& n : wanted) if (n && !n->value) roots.push_back(n);
   if (roots.empty()) return;
-  auto c = compile(optimise(roots, default_name() != "reference"), {}, default_name(), {});
+  auto c = compile(optimise(roots, default_name() != "reference", &backend(default_name())), {}, default_name(), {});
   std::vector<void*> arguments, results;
   for (auto& n : c.captured) {
     if (!n->donated.empty()) fail("eval", n->donated);

@@ -4,12 +4,11 @@
 
 #include "program/program.h"
 #include "transforms/lower.h"
+#include "transforms/optimise.h"
 
 namespace haliax {
 
 program::Device& backend(const std::string& name);        // "cpu", "reference"; raises with the near name
-// The graph passes that run before lowering. `optional` off: only what meaning needs.
-Nodes optimise(const Nodes& roots, bool optional);
 
 struct Compiled {
   std::shared_ptr<const program::Program> program;

@@ -74,6 +74,7 @@ struct Builder {
         bool memory = n->op->kind == Kind::contract || n->op->kind == Kind::step || n->op->kind == Kind::loop;
         if (is_view(*n) && !transparent(*n)) memory = true;
         if (n->op == &prim::kScatter && k == 0 && prim::is_number(x, 0)) memory = false;   // zeros are filled in, not read
+        if (n->op == &kLoop && prim::is_number(x)) memory = false;                         // what a carry starts from is filled in
         if (x->op == &prim::kIndex || (n->op == &prim::kSlice && k == 1 && prim::is_number(x))) memory = false;   // terms of views
         if (memory) store(x);
       }
@@ -297,7 +298,8 @@ struct Builder {
   bool accumulates(const NodePtr& n, const Target& t) const {
     if (n->op == &kResult && n->in[0]->op == &kLoop) {   // a loop in a loop: the inner one adds to the outer one's sum
       auto& r = loop_of(*n).results[std::size_t(n->attr.ints[0])];
-      return r.fold == Fold::fold && r.monoid == Monoid::sum && t.monoid == Monoid::sum && !r.start && users.at(n.get()) == 1 && !scope.in_memory.count(n.get());
+      bool adds = r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum && !r.start);
+      return adds && t.monoid == Monoid::sum && users.at(n.get()) == 1 && !scope.in_memory.count(n.get());
     }
     bool can = n->op->kind == Kind::contract || (n->op == &prim::kScatter && prim::is_number(n->in[0], 0) && n->attr.ints[0] == std::int64_t(program::Update::add));
     return can && t.monoid == Monoid::sum && users.at(n.get()) == 1 && !scope.in_memory.count(n.get());

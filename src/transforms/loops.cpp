@@ -145,22 +145,43 @@ Nodes drop_dead_results(Nodes roots) {   // again and again, because a dropped r
   }
 }
 
+// Which bodies a loop stands in, by number; the top is 0. A carry is known in its own body only, so loops of different places stay apart.
+std::unordered_map<const Node*, std::vector<std::size_t>> places_of_loops(const Nodes& roots) {
+  std::unordered_map<const Node*, std::vector<std::size_t>> out;
+  std::vector<std::pair<Nodes, const Node*>> bodies{{roots, nullptr}};
+  for (std::size_t i = 0; i < bodies.size(); ++i)
+    for (auto [values, index] = bodies[i]; auto& n : topological(values)) {
+      if (n->op != &kLoop || (index && !n->varies_with(index))) continue;
+      auto& in = out[n.get()];
+      in.push_back(i);
+      if (in.size() > 1) continue;
+      auto& l = loop_of(*n);
+      for (std::size_t b = 0; b < l.index.size(); ++b) {
+        Nodes inner;
+        for (auto& r : l.results) inner.push_back(r.value[b]);
+        bodies.push_back({inner, l.index[b].get()});
+      }
+    }
+  return out;
+}
+
 Nodes merge_loops(Nodes roots) {
   for (;;) {
     auto loops = loops_of(roots);
+    auto places = places_of_loops(roots);
     Rewrite to;
     for (std::size_t i = 0; i < loops.size() && to.empty(); ++i) {
       std::unordered_set<const Node*> after;
       bool known = false;
       for (std::size_t j = i + 1; j < loops.size() && to.empty(); ++j) {
         auto &a = loops[i], &b = loops[j];
-        if (loop_of(*a).index != loop_of(*b).index) continue;
+        if (loop_of(*a).index != loop_of(*b).index || places[a.get()] != places[b.get()]) continue;
         if (!known) after = dependents(everything(roots), {a.get()}), known = true;
-        std::vector<std::size_t> places;
-        auto m = merged(a, b, after, places);
+        std::vector<std::size_t> moved;
+        auto m = merged(a, b, after, moved);
         if (!m) continue;
         for (std::size_t k = 0; k < loop_of(*a).results.size(); ++k) to[loop_result(a, k).get()] = loop_result(m, k);
-        for (std::size_t k = 0; k < places.size(); ++k) to[loop_result(b, k).get()] = loop_result(m, places[k]);
+        for (std::size_t k = 0; k < moved.size(); ++k) to[loop_result(b, k).get()] = loop_result(m, moved[k]);
       }
     }
     if (to.empty()) return roots;

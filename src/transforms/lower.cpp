@@ -466,13 +466,16 @@ class Lowering final : public Emit {
     auto& l = loop_of(*n);
     Nodes results;
     std::vector<Place> places;
+    std::vector<bool> added;                             // to a sum that is there
     for (std::size_t k = 0; k < l.results.size(); ++k) {
       auto r = loop_result(n, k);
       auto& how = l.results[k];
-      auto* add = how.fold == Fold::fold && how.monoid == Monoid::sum && !how.start ? accumulation(r) : nullptr;
+      bool adds = how.fold == Fold::stack || (how.fold == Fold::fold && how.monoid == Monoid::sum && !how.start);
+      auto* add = adds ? accumulation(r) : nullptr;
+      added.push_back(add != nullptr);
       places.push_back(add ? add->place : home(r));
       results.push_back(r);
-      if (add) continue;   // it adds to a sum that is there
+      if (add) continue;
       if (how.start) start_from(how.start, places[k], r->axes);
       else if (how.fold == Fold::fold) fill(places[k], r->axes, identity(how.monoid, r->dtype));
     }
@@ -494,7 +497,7 @@ class Lowering final : public Emit {
         auto& how = l.results[k];
         auto& value = how.value[b];
         if (how.fold == Fold::fold) spread(value, places[k], how.monoid, targets);
-        else if (how.fold == Fold::stack) targets.push_back({value, part_of(places[k], l, index, value->axes)});
+        else if (how.fold == Fold::stack) targets.push_back({value, part_of(places[k], l, index, value->axes), added[k], Monoid::sum});
         else if (value == how.carry) continue;
         else {
           auto next = fresh(value->axes, value->dtype);

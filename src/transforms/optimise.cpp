@@ -13,7 +13,18 @@ namespace {
 // HALIAX_PRINT=name prints the graph after the pass of that name.
 void report(const Nodes& roots, const char* pass) {
   static const char* wanted = std::getenv("HALIAX_PRINT");
-  if (wanted && std::strcmp(wanted, pass) == 0) std::fprintf(stderr, "---- after %s\n%s", pass, to_string(roots).c_str());
+  if (wanted && std::strcmp(wanted, pass) == 0) {
+    auto all = everything(roots);
+    std::string text = to_string(all);
+    for (auto& n : all) {
+      if (n->op != &kLoop) continue;
+      text += "%" + std::to_string(n->id) + " has";
+      for (auto& r : loop_of(*n).results)
+        for (auto& v : r.value) text += std::string(r.fold == Fold::stack ? " stack %" : r.carry ? " carry %" : " fold %") + std::to_string(v->id);
+      text += "\n";
+    }
+    std::fprintf(stderr, "---- after %s\n%s", pass, text.c_str());
+  }
 #ifndef NDEBUG
   check(roots, pass);
 #endif
@@ -22,12 +33,12 @@ void report(const Nodes& roots, const char* pass) {
 }  // namespace
 
 // Tracers and direct gradients have done their work once the graph is traced: what is left is the value. Barriers and constraints stay;
-// the borders of regions, and what streams inside them, stay until the regions are cut.
+// the borders of regions stay until these are cut.
 Nodes settled(const Nodes& roots, bool keep_regions) {
   Rewrite to;
   for (auto& n : everything(roots)) {   // inputs first: a wrap of a wrap
     bool group = n->op == &kResult && n->in[0]->op == &kCustom;
-    bool region = n->op == &prim::kEnter || n->op == &prim::kLeave || n->op == &prim::kLogsumexp;
+    bool region = n->op == &prim::kEnter || n->op == &prim::kLeave;
     if (!group && (n->op->kind != Kind::wrap || n->op == &prim::kBarrier || n->op == &prim::kPin || n->op == &kCustom)) continue;
     if (region && keep_regions) continue;
     to[n.get()] = substitute(group ? n->in[0]->in[std::size_t(n->attr.ints[0])] : n->in[0], to);
@@ -35,9 +46,9 @@ Nodes settled(const Nodes& roots, bool keep_regions) {
   return to.empty() ? roots : substitute(roots, to);
 }
 
-Nodes optimise(const Nodes& roots, bool optional) {
+Nodes optimise(const Nodes& roots, bool optional, program::Device* device) {
   if (!optional) return settled(roots, false);   // regions stay whole: the oracle computes f itself
-  Nodes out = settled(cut_regions(settled(roots, true)), false);
+  Nodes out = settled(cut_regions(settled(roots, true), device), false);
   report(out, "chunks");
   out = optimise_loops(out);
   report(out, "loops");

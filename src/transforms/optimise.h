@@ -1,12 +1,14 @@
 // The graph passes between tracing and lowering.
 #pragma once
+#include "program/program.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {
 
-Nodes optimise(const Nodes& roots, bool optional);   // `optional` off: only what meaning needs
+// `optional` off: only what meaning needs. The device says what scratch a chunk costs; none: none.
+Nodes optimise(const Nodes& roots, bool optional, program::Device* = nullptr);
 Nodes settled(const Nodes& roots, bool keep_regions);   // without what only the tracing needed
-Nodes cut_regions(const Nodes& roots);                  // regions of chunked_reduce become loops
+Nodes cut_regions(const Nodes& roots, program::Device*, int depth = 0);   // regions of chunked_reduce, in so many loops, become loops
 
 // Loops: drop dead results, merge, drop dead results, join carries.
 Nodes optimise_loops(Nodes roots);

@@ -1,0 +1,437 @@
+#include "transforms/chunk_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "haliax/chunked.h"
+#include "haliax/error.h"
+#include "ops/prim.h"
+#include "transforms/lower.h"
+#include "transforms/optimise.h"
+
+namespace haliax {
+namespace {
+
+using program::Step;
+using program::View;
+
+// ---- an estimate of time, in multiplications ----
+constexpr double kMultiplicationsPerByte = 8;    // of traffic with memory, on the machines at hand
+constexpr double kCache = 8 << 20;               // bytes: what is used turn after turn and fits stays
+
+double product(const program::Dims& dims) {
+  double n = 1;
+  for (auto d : dims) n *= double(d);
+  return n;
+}
+double traffic(const View& v, const program::Dims& dims) {   // bytes that come from memory
+  double n = bytes_of(v.dtype);
+  for (std::size_t i = 0; i < dims.size(); ++i) if (v.strides[i] != 0) n *= double(dims[i]);
+  bool walks = std::any_of(v.terms.begin(), v.terms.end(), [](auto& t) { return t.loop >= 0; });
+  return walks || n > kCache ? n : 0;
+}
+double cost_of(const program::Contract& c) {
+  program::Dims dims;
+  for (auto* part : {&c.batch, &c.m, &c.n, &c.k}) dims.insert(dims.end(), part->begin(), part->end());
+  double m = product(c.m), n = product(c.n), k = product(c.k);
+  double bytes = traffic(c.a, dims) + traffic(c.b, dims) + traffic(c.out, dims) * (c.accumulate ? 2 : 1);
+  double narrow = 1 + 8 / std::min({m, n, k});   // thin matrices are slow
+  return product(c.batch) * m * n * k * narrow + kMultiplicationsPerByte * bytes;
+}
+double cost_of(const program::Fused& f) {
+  double outer = 1, inner = 1, points = 0;
+  for (std::size_t d = 0; d < f.dims.size(); ++d) (int(d) < f.outer ? outer : inner) *= double(f.dims[d]);
+  for (auto& i : f.code) {
+    double each = i.code == program::Code::exp || i.code == program::Code::log || i.code == program::Code::tanh ? 16 : 2;
+    points += each * (i.inner ? outer * inner : outer);
+  }
+  return points;
+}
+double cost_of(const std::vector<Step>& steps) {
+  double sum = 0;
+  for (auto& s : steps) {
+    if (s.kind == program::Kind::loop) sum += double(s.loop.trips) * cost_of(s.loop.body);
+    else if (s.kind == program::Kind::contract) sum += cost_of(s.contract);
+    else if (s.kind == program::Kind::fused) sum += cost_of(s.fused);
+  }
+  return sum;
+}
+
+// ---- the regions of a call ----
+struct Regions {
+  std::vector<ChunkKey> keys;                    // of the walked axes that there are, in the order given
+  std::vector<Region> of;
+  Regions(const ChunkKey& call, const Nodes& roots, const Nodes& level) {
+    auto note = [&](const Node& n) {
+      if (n.op != &prim::kEnter) return;
+      auto k = ChunkKey::of(n.attr);
+      if (k.same_call(call) && std::none_of(keys.begin(), keys.end(), [&](auto& other) { return other.axis == k.axis; })) keys.push_back(k);
+    };
+    for (auto& n : level) {
+      note(*n);
+      for (auto& x : n->in) if (x) note(*x);
+    }
+    auto place = [&](auto& k) { return std::find(call.walked.begin(), call.walked.end(), k.axis); };
+    std::stable_sort(keys.begin(), keys.end(), [&](auto& a, auto& b) { return place(a) < place(b); });
+    for (auto& k : keys) of.emplace_back(k.attr(), roots, level);
+  }
+  bool contain(const NodePtr& n) const {
+    return std::any_of(of.begin(), of.end(), [&](auto& r) { return r.contains(n); });
+  }
+};
+
+// The regions by themselves: what they read become inputs, what others read of them are the roots.
+struct Alone {
+  Nodes roots, inputs;
+  std::int64_t outside = 0;                      // bytes of the values that what follows reads, beside gradients
+};
+std::int64_t padded(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions) {
+  std::unordered_set<const Node*> after, before, own, indices;   // below a region, above one; inside, or between sweeps
+  for (auto& n : level)
+    if (regions.contain(n) || std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return x && after.count(x.get()); })) after.insert(n.get());
+  for (auto i = level.rbegin(); i != level.rend(); ++i)
+    if (regions.contain(*i) || before.count(i->get()))
+      for (auto& x : (*i)->in) if (x) before.insert(x.get());
+  for (auto& n : level) {
+    if (!regions.contain(n) && !(after.count(n.get()) && before.count(n.get()))) continue;
+    own.insert(n.get());
+    if (n->op == &kLoop) for (auto& i : loop_of(*n).index) indices.insert(i.get());
+  }
+  for (auto& n : level)
+    if (std::any_of(n->free.begin(), n->free.end(), [&](auto* i) { return indices.count(i) > 0; })) own.insert(n.get());
+
+  Alone out;
+  Rewrite to;
+  std::unordered_set<const Node*> last, exits;
+  for (auto& r : roots) last.insert(r.get());
+  std::function<void(const NodePtr&)> read = [&](const NodePtr& x) {
+    if (!x || own.count(x.get()) || to.count(x.get())) return;
+    for (auto* f : x->free) if (f->op == &prim::kIndex) to[f] = prim::integer(0, DType::i32);   // of a loop around: any turn will do
+    if (is_free(x)) return;
+    if (std::any_of(regions.of.begin(), regions.of.end(), [&](auto& r) { return r.grows(x); })) {
+      for (auto& i : x->in) read(i);
+      return;
+    }
+    out.inputs.push_back(prim::input(x->axes, x->dtype));
+    to[x.get()] = x->op == &prim::kEnter ? prim::enter(out.inputs.back(), x->attr) : out.inputs.back();
+  };
+  for (auto& n : level) {
+    if (own.count(n.get())) {
+      for (auto& x : n->in) read(x);
+      if (n->op == &kLoop)
+        for (auto& r : loop_of(*n).results) {
+          for (auto& v : r.value) read(v);
+          read(r.start);
+        }
+    } else {
+      for (auto& x : n->in) if (x && own.count(x.get())) exits.insert(x.get());
+    }
+  }
+  Nodes ends;
+  for (auto& n : level) {
+    if (!own.count(n.get()) || n->op == &kLoop || !(exits.count(n.get()) || last.count(n.get()))) continue;
+    ends.push_back(n);
+    if (!n->origin.backward && !last.count(n.get())) out.outside += padded(n->bytes());
+  }
+  out.roots = substitute(ends, to);
+  return out;
+}
+
+// The roots with borders along one more axis around the same regions.
+Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index, const Regions& regions, const ChunkKey& tile) {
+  auto key = tile.attr();
+  Rewrite in, out;                               // what nodes inside, and those outside, see of a node inside
+  for (auto& n : level) {
+    if (!regions.contain(n)) continue;
+    Nodes operands;
+    bool enters = n->op == &prim::kEnter;        // the new border comes after the old one
+    for (auto& x : n->in) {
+      if (!x) operands.push_back(x);
+      else if (regions.contain(x)) operands.push_back(in.count(x.get()) ? in.at(x.get()) : x);
+      else if (auto y = substitute({x}, out, index)[0]; enters || is_free(y)) operands.push_back(y);
+      else operands.push_back(prim::enter(y, key));
+    }
+    auto& origin = context().origin;
+    auto was = origin;
+    origin = n->origin;
+    auto made = operands == n->in ? n : make(*n->op, operands, n->axes, n->dtype, n->attr);
+    in[n.get()] = enters ? prim::enter(made, key) : made;
+    out[n.get()] = prim::leave(made, key);
+    origin = was;
+  }
+  return substitute(roots, out, index);
+}
+std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const Regions& regions) {   // the longest axis of the largest value
+  const Node* widest = nullptr;
+  for (auto& n : level) {
+    if (!regions.contain(n)) continue;
+    if (n->op == &kLoop) return {};
+    if (!widest || n->bytes() > widest->bytes()) widest = n.get();
+  }
+  const Axis* longest = nullptr;
+  if (widest)
+    for (auto& a : widest->axes) {
+      bool walked = std::any_of(regions.keys.begin(), regions.keys.end(), [&](auto& k) { return k.axis == a.name; });
+      if (!walked && (!longest || a.size > longest->size)) longest = &a;
+    }
+  if (!longest) return {};
+  auto tile = call;
+  tile.axis = longest->name, tile.size = longest->size;
+  return tile;
+}
+
+// ---- the search ----
+using Cuts = std::vector<std::pair<ChunkKey, std::int64_t>>;
+
+std::string text_of(const Cuts& cuts) {
+  std::string s;
+  for (auto& [k, c] : cuts)
+    if (c < k.size) s += (s.empty() ? "chunks of " : " by ") + std::to_string(c) + " along " + to_string(Axis(k.axis, k.size));
+  return s.empty() ? "whole" : s;
+}
+std::string text_of(std::int64_t bytes) {
+  bool large = bytes >= (1 << 20);
+  std::int64_t unit = large ? 1 << 20 : 1 << 10, tenths = (bytes * 10 + unit / 2) / unit;
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + (large ? " MiB" : " KiB");
+}
+
+struct Trial {
+  CutPlan plan;
+  std::int64_t bytes = 0;
+  double cost = 0;
+  int contractions = 0;
+};
+
+class Planner {
+ public:
+  Planner(const ChunkKey& call, const Nodes& roots, const Nodes& level, program::Device* device)
+      : call_(call), device_(device), regions_(call, roots, level), origin_(level[0]->origin) {
+    for (auto& n : level) if (regions_.contain(n)) backward_ |= n->origin.backward;
+    for (auto& n : level) if (n->op == &prim::kEnter && ChunkKey::of(n->attr).same_call(call)) { origin_ = n->origin; break; }
+    if (!call.chunks.empty()) return;
+    alone_ = isolated(roots, level, regions_);
+    std::int64_t read = 0;
+    for (auto& n : alone_.inputs) read += n->bytes();
+    budget_ = call.memory > 0 ? call.memory : std::max<std::int64_t>(std::int64_t(32) << 20, read);
+    auto form = ChunkForm(call.form);
+    sort_axes(form == ChunkForm::automatic || form == ChunkForm::tile);
+  }
+  CutPlan best() {
+    if (!call_.chunks.empty()) return asked();
+    auto form = ChunkForm(call_.form);
+    auto whole = trial({call_, {}, {}, how("whole")});
+    if (whole.bytes <= budget_) return explained(whole, {});
+    std::optional<Trial> rows, tiles;
+    if (form != ChunkForm::tile) rows = by_rows();
+    if (!inner_.empty()) tiles = by_tiles();
+    if (!rows && !tiles) rows = least();
+    bool take_rows = rows && (!tiles || rows->cost <= tiles->cost);
+    return take_rows ? explained(*rows, tiles) : explained(*tiles, rows);
+  }
+
+  // The smallest chunks; raises if even they do not fit.
+  Trial least() const {
+    auto t = trial(inner_.empty() ? CutPlan{call_, chunks_of(outer_, 1), {}, how(rows_form())} : tiled(1, 1));
+    if (t.bytes > budget_) refuse(t);
+    return t;
+  }
+
+ private:
+  Cut how(const char* form) const {
+    Cut c;
+    c.form = form;
+    c.apart = ChunkForm(call_.form) == ChunkForm::recompute;
+    c.keep = ChunkKeep(call_.keep) != ChunkKeep::nothing;
+    return c;
+  }
+  const char* rows_form() const { return !backward_ ? "forward" : ChunkForm(call_.form) == ChunkForm::recompute ? "recompute" : "sweep"; }
+
+  Trial trial(CutPlan plan) const {
+    Trial t;
+    auto graph = cut_regions(apply(plan, alone_.roots, nullptr), device_, call_.depth);
+    auto low = lower(optimise_loops(settled(graph, false)), alone_.inputs, {}, device_);
+    t.bytes = low.program->arena_bytes + alone_.outside;
+    t.cost = cost_of(low.program->steps);
+    t.contractions = count_contractions(low.program->steps);
+    t.plan = std::move(plan);
+    return t;
+  }
+  CutPlan asked() const {
+    CutPlan p{call_, {}, {}, how(rows_form())};
+    for (auto& k : regions_.keys) {
+      auto at = std::find(call_.walked.begin(), call_.walked.end(), k.axis) - call_.walked.begin();
+      p.cuts.push_back({k, std::min(k.size, call_.chunks[std::size_t(at)])});
+    }
+    p.how.why = text_of(p.cuts) + ", as asked for";
+    return p;
+  }
+  // What takes several sweeps (a vocabulary, whose logsumexp comes first) goes inside of what takes fewer. Nobody asked for `tile_`.
+  void sort_axes(bool tiles) {
+    std::vector<int> sweeps;
+    for (auto& r : regions_.of) sweeps.push_back(r.sweeps());
+    auto least = *std::min_element(sweeps.begin(), sweeps.end());
+    for (std::size_t i = 0; i < sweeps.size(); ++i) (sweeps[i] == least ? outer_ : inner_).push_back(regions_.keys[i]);
+    auto level = level_of(alone_.roots, nullptr);
+    Regions alone(call_, alone_.roots, level);
+    if (tiles) tile_ = tile_of(call_, level, alone);
+    if (!tile_) return;
+    try {
+      auto roots = bordered(alone_.roots, level, nullptr, alone, *tile_);
+      if (Region(tile_->attr(), roots, level_of(roots, nullptr)).sweeps() < least) inner_ = std::exchange(outer_, {*tile_});
+      else inner_.push_back(*tile_);
+    } catch (const Error&) {                               // what lies inside cannot be cut along that axis
+      tile_.reset();
+    }
+  }
+  // Chunks of so many positions of some axes together, the last axis first.
+  static Cuts chunks_of(const std::vector<ChunkKey>& keys, std::int64_t positions) {
+    Cuts cuts;
+    std::int64_t inner = 1;
+    for (auto k = keys.rbegin(); k != keys.rend(); ++k) {
+      cuts.insert(cuts.begin(), {*k, std::clamp<std::int64_t>(positions / inner, 1, k->size)});
+      inner *= k->size;
+    }
+    return cuts;
+  }
+  static std::int64_t positions(const std::vector<ChunkKey>& keys) {
+    std::int64_t n = 1;
+    for (auto& k : keys) n *= k.size;
+    return n;
+  }
+  CutPlan tiled(std::int64_t rows, std::int64_t columns) const {
+    auto cuts = chunks_of(outer_, rows), more = chunks_of(inner_, columns);
+    cuts.insert(cuts.end(), more.begin(), more.end());
+    return {call_, cuts, tile_, how(backward_ ? "recompute" : "forward")};
+  }
+
+  // The most positions for which the plan fits. Bytes grow about linearly with them: the next guess lies between what fits and what does not.
+  template <class Plan> std::optional<Trial> largest(std::int64_t size, const Plan& plan_of) const {
+    std::optional<Trial> fits;
+    std::int64_t low = 0, high = size + 1;                 // positions known to fit, and not to
+    double low_bytes = 0, high_bytes = 0;
+    for (std::int64_t c = std::min<std::int64_t>(size, 64); low + 1 < high;) {
+      auto t = trial(plan_of(c));
+      if (t.bytes <= budget_) low = c, low_bytes = double(t.bytes), fits = std::move(t);
+      else high = c, high_bytes = double(t.bytes);
+      auto guess = high > size ? double(low) * double(budget_) / std::max(low_bytes, 1.0)
+                               : double(low) + double(high - low) * (double(budget_) - low_bytes) / (high_bytes - low_bytes);
+      auto next = rounded(std::clamp(std::int64_t(std::min(guess, double(size))), low + 1, high - 1), size);
+      if (next <= low || (fits && double(next) < 1.06 * double(low))) break;
+      c = next;
+    }
+    return fits;
+  }
+  static std::int64_t rounded(std::int64_t c, std::int64_t size) {   // turns of one size, in units that suit the machine
+    if (c >= size) return size;
+    std::int64_t unit = c >= 512 ? 64 : c >= 64 ? 16 : c >= 16 ? 8 : 1;
+    auto turns = (size + c - 1) / c, even = ((size + turns - 1) / turns + unit - 1) / unit * unit;
+    return even <= c ? even : std::max<std::int64_t>(1, c / unit * unit);
+  }
+  std::optional<Trial> by_rows() const {
+    auto keys = tile_ ? regions_.keys : outer_;
+    return largest(positions(keys), [&](std::int64_t c) { return CutPlan{call_, chunks_of(keys, c), {}, how(rows_form())}; });
+  }
+  std::optional<Trial> by_tiles() const {
+    std::optional<Trial> best;
+    for (std::int64_t rows = positions(outer_); rows >= 1; rows = rows > 4096 ? 4096 : rows / 2) {
+      auto t = largest(positions(inner_), [&](std::int64_t c) { return tiled(rows, c); });
+      if (t && (!best || t->cost < best->cost)) best = t;
+      if (rows <= 256 && best) break;
+    }
+    return best;
+  }
+
+  CutPlan explained(const Trial& t, const std::optional<Trial>& other) const {
+    auto plan = t.plan;
+    auto contractions = [](const Trial& x) { return std::to_string(x.contractions) + " contractions"; };
+    auto& why = plan.how.why;
+    why = text_of(plan.cuts) + ": " + contractions(t) + ", " + text_of(t.bytes) + " of " + text_of(budget_);
+    if (other) {
+      auto percent = std::to_string(std::int64_t(std::lround(100 * (other->cost / t.cost - 1))));
+      why += "; " + text_of(other->plan.cuts) + " would take " + contractions(*other) + " and about " + percent + "% longer";
+    } else if (!plan.cuts.empty() && ChunkForm(call_.form) != ChunkForm::automatic) {
+      why += "; the form was asked for";
+    }
+    return plan;
+  }
+  [[noreturn]] void refuse(const Trial& least) const {
+    std::string axes;
+    for (auto& k : regions_.keys) axes += (axes.empty() ? "" : ", ") + to_string(Axis(k.axis, k.size));
+    fail_at(origin_, "chunked_reduce", "one position of " + axes + " needs " + std::to_string(least.bytes) + " bytes, more than the " +
+                                           std::to_string(budget_) + " allowed");
+  }
+
+  ChunkKey call_;
+  program::Device* device_;
+  Regions regions_;
+  Origin origin_;
+  Alone alone_;
+  std::optional<ChunkKey> tile_;
+  std::vector<ChunkKey> outer_, inner_;
+  bool backward_ = false;
+  std::int64_t budget_ = 0;
+};
+
+}  // namespace
+
+Attr ChunkKey::attr() const {
+  Attr a{.names = {axis}, .ints = {size, depth, memory, form, keep}};
+  a.names.insert(a.names.end(), walked.begin(), walked.end());
+  a.ints.insert(a.ints.end(), chunks.begin(), chunks.end());
+  return a;
+}
+ChunkKey ChunkKey::of(const Attr& a) {
+  ChunkKey k;
+  k.axis = a.names[0], k.walked = {a.names.begin() + 1, a.names.end()};
+  k.size = a.ints[0], k.depth = int(a.ints[1]), k.memory = a.ints[2], k.form = int(a.ints[3]), k.keep = int(a.ints[4]);
+  k.chunks = {a.ints.begin() + 5, a.ints.end()};
+  return k;
+}
+bool ChunkKey::same_call(const ChunkKey& o) const {
+  return depth == o.depth && memory == o.memory && form == o.form && keep == o.keep && walked == o.walked && chunks == o.chunks;
+}
+
+void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level) {
+  if (call.memory > 0 && call.chunks.empty()) Planner(call, roots, level, nullptr).least();
+}
+CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, program::Device* device) {
+  return Planner(call, roots, level, device).best();
+}
+
+namespace {
+Nodes without_borders(const Nodes& roots, const ChunkKey& call, const Node* index) {
+  Rewrite to;
+  auto strip = [&](const NodePtr& n) {
+    bool border = n && (n->op == &prim::kEnter || n->op == &prim::kLeave) && !to.count(n.get()) && ChunkKey::of(n->attr).same_call(call);
+    if (border) to[n.get()] = substitute({n->in[0]}, to, index)[0];
+  };
+  for (auto& n : level_of(roots, index)) {
+    for (auto& x : n->in) strip(x);
+    strip(n);
+  }
+  return to.empty() ? roots : substitute(roots, to, index);
+}
+Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::size_t from) {
+  while (from < plan.cuts.size() && plan.cuts[from].second >= plan.cuts[from].first.size) ++from;
+  if (from == plan.cuts.size()) return roots;
+  auto& [key, chunk] = plan.cuts[from];
+  Region region(key.attr(), roots, level_of(roots, index), index);
+  if (region.empty()) return cut_from(plan, roots, index, from + 1);
+  auto how = plan.how;
+  how.chunk = chunk;
+  auto out = region.cut(how);
+  return in_bodies(out, index, [&](const Loop& l) { return l.index == region.index(); },
+                   [&](const Nodes& values, const Node* inner) { return cut_from(plan, values, inner, from + 1); });
+}
+}  // namespace
+
+Nodes apply(const CutPlan& plan, const Nodes& roots, const Node* index) {
+  auto level = level_of(roots, index);
+  auto in = plan.tile ? bordered(roots, level, index, Regions(plan.call, roots, level), *plan.tile) : roots;
+  return without_borders(cut_from(plan, in, index, 0), plan.call, index);
+}
+
+}  // namespace haliax
