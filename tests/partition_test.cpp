@@ -138,6 +138,15 @@ TEST_CASE("partition: a stack of layers in a loop, weights and activations cut d
   }
 }
 
+TEST_CASE("partition: a part of an axis may have the name of the whole") {
+  Axis A{"a", 6}, B{"b", 4};
+  auto f = [=](const NamedArray& x) {
+    auto y = unflatten_axis(x, "a", {Axis("a", 3), Axis("inner", 2)});
+    return std::pair{dot(y, ones(B), B), flatten_axes(tanh(y), {"a", "b"}, "b")};
+  };
+  agrees(f, {"a", "inner", "b"}, normal(1, {A, B}));
+}
+
 TEST_CASE("partition: random numbers do not depend on the mesh") {
   Axis A{"a", 7}, B{"b", 4};
   auto f = [=](const NamedArray& x) {
@@ -153,7 +162,7 @@ TEST_CASE("partition: the chunked loss on a mesh") {
     return mean(nn::chunked_cross_entropy(p.first, p.second, i, Embed, Vocab, Tokens, {.chunks = {.chunk = 5}}));
   };
   agrees([=](const std::pair<NamedArray, NamedArray>& p, const NamedArray& i) { return value_and_grad(loss)(p, i); },
-         {"batch", "embed", "vocab"}, std::pair{normal(1, {Batch, Tokens, Embed}), normal(2, {Vocab, Embed})}, ids);
+         {"batch", "embed", "vocab", "tokens"}, std::pair{normal(1, {Batch, Tokens, Embed}), normal(2, {Vocab, Embed})}, ids);
 }
 
 TEST_CASE("partition: mistakes are named") {

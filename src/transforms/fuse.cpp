@@ -128,7 +128,7 @@ struct Builder {
       s = std::max(s, plain ? 2 : 1);
       if (outside(*x)) return;
       if (anchored.count(x.get()) || !(in_kernel(*x) || passes(*x))) { out.push_back({x, plain}); return; }
-      if (x->op == &prim::kBarrier) after.push_back(x->in[1]);
+      if (passes(*x) && x->in.size() > 1) after.push_back(x->in[1]);   // of a barrier, or where a slice starts
       if (passes(*x)) return visit(shown_by(*x), plain && x->op != &prim::kRename && transparent(*x));
       for (auto& i : x->in) visit(i, plain);
     };

@@ -1,6 +1,7 @@
 // From the plan to the graph of one device. All devices make their collectives in the same order.
 #include <algorithm>
 #include <limits>
+#include <unordered_set>
 
 #include "ops/prim.h"
 #include "transforms/lower.h"
@@ -30,6 +31,7 @@ class Emitter {
     context().origin = outer;
     Nodes out;
     for (int s : plan_.roots) out.push_back(local(s));
+    keep(0, out);
     return out;
   }
 
@@ -40,6 +42,7 @@ class Emitter {
   int device_;
   std::vector<NodePtr> local_;
   std::unordered_map<const Node*, NodePtr> given_;
+  std::map<int, Nodes> calls_;  // of a region: collectives, and loops that may hold some
 
   const Step& step(int s) const { return plan_.steps[std::size_t(s)]; }
   const NodePtr& node(const Step& s) const { return whole_.nodes[std::size_t(s.node)]; }
@@ -59,6 +62,25 @@ class Emitter {
       else
         local_[std::size_t(k)] = made(s);
     }
+  }
+  // A device whose blocks are short or empty may need nothing of what a call brings it. The others wait for it nevertheless: one
+  // of what comes out of the region does too.
+  void keep(int region, Nodes& out) {
+    auto& calls = calls_[region];
+    if (calls.empty()) return;
+    std::unordered_set<const Node*> seen;
+    Nodes todo = out;
+    while (!todo.empty()) {
+      auto n = todo.back();
+      todo.pop_back();
+      if (!n || n->id < calls.front()->id || !seen.insert(n.get()).second) continue;
+      todo.insert(todo.end(), n->in.begin(), n->in.end());
+      if (n->op != &kLoop) continue;
+      for (auto& r : loop_of(*n).results) todo.insert(todo.end(), r.value.begin(), r.value.end());
+    }
+    auto& least = *std::min_element(out.begin(), out.end(), [](auto& a, auto& b) { return a->bytes() < b->bytes(); });
+    for (auto& c : calls)
+      if (!seen.count(c.get())) least = prim::barrier(least, c->op == &kLoop ? loop_result(c, 0) : collective_result(c, 0));
   }
   NodePtr made(const Step& s) {
     switch (s.kind) {
@@ -181,15 +203,23 @@ class Emitter {
   NodePtr loop(const Step& s) {
     auto& p = plan_.loops[std::size_t(s.loop)];
     Loop out = loop_of(*node(s));
-    for (std::size_t b = 0; b < p.regions.size(); ++b) region(p.regions[b]);
+    for (std::size_t b = 0; b < p.regions.size(); ++b) {
+      region(p.regions[b]);
+      Nodes values;
+      for (auto& v : p.value) values.push_back(local(v[b]));
+      keep(p.regions[b], values);
+      for (std::size_t k = 0; k < values.size(); ++k) out.results[k].value[b] = values[k];
+    }
     context().origin = node(s)->origin;
     for (std::size_t k = 0; k < out.results.size(); ++k) {
       auto& r = out.results[k];
       if (r.carry) r.carry = local(p.carry[k][0]);
       if (p.start[k] >= 0) r.start = local(p.start[k]);
-      for (std::size_t b = 0; b < p.regions.size(); ++b) r.value[b] = local(p.value[k][b]);
     }
-    return make_loop(std::move(out));
+    auto made = make_loop(std::move(out));
+    if (std::any_of(p.regions.begin(), p.regions.end(), [&](int r) { return !calls_[r].empty(); }))
+      calls_[s.region].push_back(made);
+    return made;
   }
 
   // ---- what others take part in: all steps of a bucket in one call ----
@@ -228,12 +258,22 @@ class Emitter {
       auto whole = s.hop.kind == Hop::Kind::all_gather ? axes_of(s) : local_axes(n.axes, from, mesh_, device_);
       w.how.size.push_back(s.hop.axis ? find_axis(whole, s.hop.axis)->size : 0);
     }
+    // A device whose operand is the same in all turns makes the call in each of them, as the others do.
+    if (auto* index = index_of(region)) {
+      if (std::none_of(x.begin(), x.end(), [&](auto& v) { return v->varies_with(index->get()); }))
+        x[0] = prim::barrier(x[0], *index);
+    }
     auto made = make_collective(std::move(x), std::move(w));
+    calls_[region].push_back(made);
     for (std::size_t i = 0; i < members.size(); ++i) {
       auto& s = step(members[i]);
       auto part = collective_result(made, i);
       local_[std::size_t(members[i])] = s.kind == Step::Kind::shift ? shifted(s, part) : part;
     }
+  }
+  const NodePtr* index_of(int region) const {  // of the loop around; null: none
+    auto& r = plan_.regions[std::size_t(region)];
+    return r.loop < 0 ? nullptr : &loop_of(*whole_.nodes[std::size_t(plan_.loops[std::size_t(r.loop)].node)]).index[r.body];
   }
   static NodePtr in_order(const NodePtr& x, const Axes& like) {
     Axes axes;

@@ -111,6 +111,7 @@ void Planner::loop(int n) {
           p.at[k] = kept(v, r);
           if (choice != choices_->stack.end() && r.fold == Fold::stack && !loose && offer(v, choice->second).cost == 0)
             p.at[k] = choice->second;
+          if (r.fold == Fold::stack) p.at[k].set(l.axis.name, {});  // chunks in a row are no block of the whole
         }
         p.value[k].push_back(obtain(v, p.at[k]));
       }

@@ -104,7 +104,9 @@ void Whole::wishes(const std::vector<Sharding>& wanted) {
       wish_for(in[std::size_t(k)][0], sharding_for(n.axes, mapping_of(n), mesh, "an array"));
     else if (n.op == &kResult && n.in[0]->op == &kLoop) {
       auto& r = loop_of(n).results[std::size_t(n.attr.ints[0])];
-      for (auto& v : r.value) wish_for(id(v), mine);
+      auto of_turn = mine;
+      if (r.fold == Fold::stack) of_turn.set(loop_of(n).axis.name, {});
+      for (auto& v : r.value) wish_for(id(v), of_turn);
       if (r.start) wish_for(id(r.start), mine);
     } else if (!mine.dims.empty() && (n.op->kind == Kind::map || n.op->linear == Linear::moves || n.op == &prim::kScatter)) {
       for (std::size_t i = 0; i < n.in.size(); ++i) {

@@ -19,6 +19,9 @@ struct Router {
     return (g - 1) / g * n;
   }
   const Axis& axis(Name n) const { return *find_axis(axes, n); }
+  bool stays(int x, Monoid m) const {  // pending as it is wanted
+    return std::find(to.partial.begin(), to.partial.end(), std::pair(x, m)) != to.partial.end();
+  }
   bool go(Hop h) {
     now = h.to;
     hops.push_back(std::move(h));
@@ -108,7 +111,7 @@ struct Router {
       auto next = now;
       Cut over;
       for (auto& [x, how] : now.partial)
-        if (how == m && !to.pending(x)) over.push_back(x), next.settle(x);
+        if (how == m && !stays(x, how)) over.push_back(x), next.settle(x);
       if (!over.empty()) return go({Hop::Kind::all_reduce, next, over, {}, 2 * ring(over, bytes(now))});
     }
     return false;
