@@ -13,5 +13,6 @@
 #include "haliax/optim.h"
 #include "haliax/policy.h"
 #include "haliax/random.h"
+#include "haliax/shard.h"
 #include "haliax/transforms.h"
 #include "haliax/tree.h"

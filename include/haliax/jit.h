@@ -13,11 +13,13 @@ namespace haliax {
 struct JitOptions {
   std::vector<int> donate = {};  // arguments (from 0) whose memory the results may take; they cannot be used afterwards
   std::string backend = {};                      // "cpu" (the default) or "reference"
-  std::optional<Mesh> mesh = {};                 // named_jit: the mesh in scope at the first call, if not given
-  std::optional<Mapping> axis_resources = {};    // the mapping inside f, and of arguments and results
+  // named_jit: the mesh in scope where it is called, if none is given. The mapping inside f, of its results, and of arguments
+  // that lie nowhere yet (see placement): the mapping in scope there, if none is given.
+  std::optional<Mesh> mesh = {};
+  std::optional<Mapping> axis_resources = {};
   std::optional<Mappings> in = {}, out = {};     // of arguments, of results (of each part of a pair or tuple), where they differ
-  // A weight that a loop over layers reads turn by turn is gathered again in each loop, so that one layer is whole at a time. Off: once,
-  // before the first of them, for less traffic and more memory.
+  // A weight that a loop over layers reads turn by turn is gathered again in each loop, so that one layer is whole at a time.
+  // Off: once, before the first of them, for less traffic and more memory.
   bool regather = true;
   bool partition = false;                        // set by named_jit
   SourceLocation at = SourceLocation::current();
@@ -67,7 +69,7 @@ class JitCore {
   ~JitCore();
   struct Entry;
   // The entry for these arguments, or null: then begin, trace f on what it gives, end.
-  Entry* find(const Walk& in);
+  Entry* find(const Walk& in, const std::vector<int>& argument_of_leaf);
   Leaves begin(const Walk& in, const std::vector<int>& argument_of_leaf, int arguments);
   Entry* end(const Leaves& results, const std::vector<int>& part_of_leaf, std::shared_ptr<void> like);
   void plan(const Leaves& results, const std::vector<int>& part_of_leaf);   // instead of end: compiled for a report, and forgotten
@@ -111,7 +113,7 @@ template <class F> class Jitted {
   template <class R, class... A> std::pair<detail::JitCore::Entry*, Walk> compiled(const A&... args) const {
     std::vector<int> owner;
     Walk w = detail::walk_parts(owner, args...);
-    auto* entry = core_->find(w);
+    auto* entry = core_->find(w, owner);
     if (!entry) {
       traced(owner, args...)([&](const R& out, const Leaves& leaves) {
         auto like = std::make_shared<R>(out);
@@ -140,7 +142,9 @@ template <class F> class Jitted {
 };
 
 template <class F> Jitted<F> jit(F f, JitOptions options = {}) { return {std::move(f), std::move(options)}; }
-// jit on a mesh: arguments, results and the inside of f are cut by the mappings; collectives are placed by the library.
+// jit on a mesh: arguments, results and the inside of f are cut by the mappings; collectives are placed by the library. Of a
+// function that makes a model: each device makes only its part. Traced anew for another mesh, mapping, or placement of an
+// argument.
 template <class F> Jitted<F> named_jit(F f, JitOptions options = {}) {
   options.partition = true;
   return {std::move(f), std::move(options)};

@@ -9,16 +9,29 @@
 
 namespace haliax {
 
+// ---- devices ---------------------------------------------------------------------------------------------------------------
+// The virtual devices of this process are threads, made for each call. A mesh that runs may have at most so many; one that is
+// only planned (Jitted::plan) may have any number.
+void set_devices(int);                                 // raises for less than 1
+int devices();                                         // as set; else the environment's HALIAX_DEVICES; else 8
+
 // A grid of devices. Row-major: the last axis runs fastest, as JAX numbers devices.
 struct Mesh {
   static constexpr bool is_static = true;
   std::vector<std::pair<std::string, int>> axes;
+  Mesh() = default;                                    // one device
+  // Mesh{{{"data", -1}, {"model", 2}}}. One size may be -1: as many as there are devices for. Raises for other sizes below 1, for
+  // a name that is empty or there twice, and where -1 does not come out even.
+  Mesh(std::vector<std::pair<std::string, int>> axes, SourceLocation = SourceLocation::current());
   int devices() const;
   int size(std::string_view axis) const;               // raises for an unknown axis, naming the mesh
   friend bool operator==(const Mesh&, const Mesh&) = default;
 };
+std::string to_string(const Mesh&);                    // data=4, model=2
 
-// Axis name -> mesh axes, major to minor. An axis that is not named is whole on every device.
+// Axis name -> mesh axes, major to minor: ("data", "model") puts the first piece on the first device of a row-major mesh and the
+// second on the next, ("model", "data") does not. An axis that is not named, or has nullopt, is whole on every device, and a name
+// that no array has is fine. An empty mapping says that all is whole everywhere; no mapping says nothing.
 struct Mapping {
   static constexpr bool is_static = true;
   struct Entry {
@@ -26,8 +39,10 @@ struct Mapping {
     std::vector<std::string> mesh_axes;
     Entry(Name a, const char* m) : axis(a), mesh_axes{m} {}
     Entry(const char* a, const char* m) : axis(a), mesh_axes{m} {}
-    Entry(Name a, std::vector<std::string> m) : axis(a), mesh_axes(std::move(m)) {}
     Entry(const Axis& a, const char* m) : axis(a.name), mesh_axes{m} {}
+    Entry(Name a, std::vector<std::string> m) : axis(a), mesh_axes(std::move(m)) {}
+    Entry(const Axis& a, std::vector<std::string> m) : axis(a.name), mesh_axes(std::move(m)) {}
+    Entry(Name a, std::nullopt_t) : axis(a) {}
     friend bool operator==(const Entry&, const Entry&) = default;
   };
   std::vector<Entry> entries;
@@ -36,6 +51,7 @@ struct Mapping {
   const std::vector<std::string>* find(Name) const;    // null: not mapped
   friend bool operator==(const Mapping&, const Mapping&) = default;
 };
+std::string to_string(const Mapping&);                 // {batch: data, embed: data+model}
 
 // One mapping for all arguments (or results) of a function, or one for each; an empty optional says nothing about its argument.
 struct Mappings {
@@ -47,7 +63,7 @@ struct Mappings {
   const Mapping* of(std::size_t argument) const;       // null: nothing is said
 };
 
-// Scopes, thread-local; the innermost holds. `axis_mapping` replaces the one around it.
+// ---- scopes: thread-local; the innermost holds. `axis_mapping` replaces the one around it -------------------------------------
 class use_mesh {
  public:
   explicit use_mesh(Mesh);
@@ -67,8 +83,60 @@ class axis_mapping {
 std::shared_ptr<const Mesh> current_mesh();            // null: none
 std::shared_ptr<const Mapping> current_mapping();
 
-// A constraint by hand: inside a traced function on a mesh, this value is cut as the mapping says, and whole along what it does not name.
+// Both scopes as they are on this thread, to hold on another: a new thread starts without. The library's own threads have those
+// of the thread that called it. `std::thread worker(in_scopes(f));`
+struct Scopes {
+  std::shared_ptr<const Mesh> mesh = current_mesh();
+  std::shared_ptr<const Mapping> mapping = current_mapping();
+};
+class use_scopes {
+ public:
+  explicit use_scopes(const Scopes&);
+  ~use_scopes();
+  use_scopes(const use_scopes&) = delete;
+ private:
+  Scopes outer_;
+};
+template <class F> auto in_scopes(F f) {
+  return [f = std::move(f), scopes = Scopes()](auto&&... args) {
+    use_scopes here(scopes);
+    return f(std::forward<decltype(args)>(args)...);
+  };
+}
+
+// ---- where axes are: by the mapping given, or the one in scope; without one nothing is cut -----------------------------------
+// For each axis the mesh axes that cut it, major to minor; none: whole.
+struct PartitionSpec {
+  std::vector<std::vector<std::string>> axes;
+  friend bool operator==(const PartitionSpec&, const PartitionSpec&) = default;
+};
+std::string to_string(const PartitionSpec&);           // P(data, None, data+model)
+// Says what the mapping says: whether one array may be cut so (two axes by one mesh axis) is seen where one is.
+PartitionSpec pspec_for_axis(const AxisSelection&);
+PartitionSpec pspec_for_axis(const AxisSelection&, const Mapping&);
+std::vector<std::string> physical_axis_name(const AxisSelector&);          // empty: not mapped
+std::vector<std::string> physical_axis_name(const AxisSelector&, const Mapping&);
+// Into how many pieces the mesh in scope cuts the axis; empty: not mapped. Raises without a mesh.
+std::optional<std::int64_t> physical_axis_size(const AxisSelector&, SourceLocation = SourceLocation::current());
+std::optional<std::int64_t> physical_axis_size(const AxisSelector&, const Mapping&, SourceLocation = SourceLocation::current());
+// The axis, its size rounded up to a multiple of that: a vocabulary of which all devices hold as much. (Sizes need not divide.)
+Axis round_axis_for_partitioning(const Axis&, SourceLocation = SourceLocation::current());
+Axis round_axis_for_partitioning(const Axis&, const Mapping&, SourceLocation = SourceLocation::current());
+
+// ---- constraints by hand -------------------------------------------------------------------------------------------------
+// This value is cut as the mapping says, and whole along what it does not name. Inside a traced function it is a constraint;
+// outside, with a mesh in scope, it places the array (see placement), and without a mesh it waits for one. Raises if two axes are
+// on one mesh axis.
 NamedArray shard(Arr, const Mapping&);
-NamedArray auto_sharded(Arr);                          // by the mapping in scope; without one, the array itself
+NamedArray shard(Arr);                                 // by the mapping in scope; without one, the array itself
+NamedArray auto_sharded(Arr);                          // the same, as library code calls it
+
+// How an array lies that a function on a mesh has made, or `shard` has placed. named_jit takes it so, if not told otherwise.
+struct Placement {
+  Mesh mesh;
+  Mapping mapping;
+  friend bool operator==(const Placement&, const Placement&) = default;
+};
+std::shared_ptr<const Placement> placement(const NamedArray&);             // null: whole, on no mesh
 
 }  // namespace haliax

@@ -80,6 +80,7 @@ class Node {
   // The one thing that changes: a value, once computed, is kept; a donated one is gone for good, and says where to.
   BufferPtr value;
   std::string donated;
+  std::shared_ptr<const Placement> placement;                        // of a value that a mesh made; null: whole
 
   std::int64_t size() const { return axis_size(axes); }
   std::int64_t bytes() const { return size() * bytes_of(dtype); }
@@ -109,6 +110,7 @@ struct Context {
   bool fixed = false;        // a layer has said where its caller is
   int loop_depth = 0;        // of the traced loops: keeps an index apart from an equal one around it
   Axes hidden = {};          // by the vmaps around, outermost first
+  std::vector<std::pair<std::string, Axis>> shards = {};   // inside shard_map: what stands for each mesh axis, hidden
   int tracing = 0;           // inside grad, vmap, scan or jit: values may be asked for, but nothing is forgotten
 };
 Context& context();

@@ -24,6 +24,7 @@ struct Signature {
   std::vector<int> dtypes;                       // -1: empty
   std::shared_ptr<const Mesh> mesh;
   std::shared_ptr<const Mapping> mapping;
+  std::vector<Sharding> in;                      // on a mesh: how the arrays lie
 };
 struct JitCore::Entry {
   Signature signature;
@@ -36,6 +37,7 @@ struct JitCore::Entry {
   std::vector<std::string> names;                // of the inputs, for people: argument 0, or argument 0: mlp.up.weight
   std::vector<int> result_of_leaf;               // of the results: -1 empty
   std::vector<std::pair<Axes, DType>> results;
+  std::vector<std::shared_ptr<const Placement>> placements;   // of the results
   std::shared_ptr<void> like;
   BufferPtr arena;
   std::vector<void*> arguments, outs;
@@ -45,7 +47,9 @@ struct JitCore::Entry {
     for (int r : result_of_leaf) {
       if (r < 0) { out.emplace_back(); continue; }
       auto& [axes, dtype] = results[std::size_t(r)];
-      out.push_back(NamedArray(make_data(made[std::size_t(r)], axes, dtype)));
+      auto n = make_data(made[std::size_t(r)], axes, dtype);
+      if (!placements.empty()) const_cast<Node&>(*n).placement = placements[std::size_t(r)];
+      out.push_back(NamedArray(n));
     }
     return out;
   }
@@ -56,6 +60,7 @@ struct JitCore::Impl {
   std::vector<std::unique_ptr<Entry>> entries;
   std::unique_ptr<Entry> pending;
   std::optional<Scope> tracing;
+  std::optional<use_mesh> on_mesh;
   Context outer = {};
   JitReport report;
   double started = 0;
@@ -73,7 +78,29 @@ struct JitCore::Impl {
   template <class T> static bool equal(const std::shared_ptr<const T>& a, const std::shared_ptr<const T>& b) { return a == b || (a && b && *a == *b); }
   bool same_scope(const Signature& s) const { return equal(s.mesh, current_mesh()) && equal(s.mapping, current_mapping()); }
 
+  // The mapping of results, and of arguments that lie nowhere yet.
+  const Mapping* usual(const Context& outside) const {
+    return options.axis_resources ? &*options.axis_resources : outside.origin.mapping.get();
+  }
+  // How an argument lies: as the caller says, or as it was made, or else by the usual mapping. Called outside of the trace.
+  Sharding lies(const Node& n, int argument, const Mesh& mesh, const std::string& what) const {
+    auto* mapping = options.in ? options.in->of(std::size_t(argument)) : usual(context());
+    bool told = options.in && mapping;
+    if (!told && n.placement && n.placement->mesh == mesh) mapping = &n.placement->mapping;
+    return mapping ? sharding_for(n.axes, *mapping, mesh, what) : Sharding();
+  }
+  bool same_places(const Signature& s, const Walk& w, const std::vector<int>& argument) const {
+    if (s.in.empty() || (options.in && options.in->one)) return true;
+    auto mesh = this->mesh();
+    for (std::size_t k = 0; k < w.arrays.size(); ++k) {
+      auto& n = w.arrays[k]->node();
+      if (n && !(lies(*n, argument[k], *mesh, "an argument") == s.in[k])) return false;
+    }
+    return true;
+  }
+
   Entry* finish() {
+    on_mesh.reset();
     tracing.reset();
     context() = outer;
     entries.push_back(std::move(pending));
@@ -111,17 +138,28 @@ struct JitCore::Impl {
     if (!options.partition) return nullptr;
     return options.mesh ? std::make_shared<const Mesh>(*options.mesh) : current_mesh();
   }
+  void check_devices(const Mesh& mesh, bool simulated) const {
+    int wanted = mesh.devices(), there = devices();
+    if (simulated || wanted <= there) return;
+    Here here(options.at);
+    auto n = std::to_string(wanted);
+    fail("named_jit", "the mesh (" + to_string(mesh) + ") has " + n + " devices, and there are " + std::to_string(there) +
+                          "; set_devices(" + n + ") or HALIAX_DEVICES=" + n +
+                          " gives more, as threads of this process, and plan() takes a mesh of any size");
+  }
   // A program for each device: arguments and results are cut by the mappings.
   void end_on(const Mesh& mesh, const Nodes& graph, const std::string& backend_name, bool simulated) {
     auto& e = *pending;
     auto t = now();
-    auto by = [&](const std::optional<Mappings>& own, std::size_t part, const NodePtr& n, const char* what) {
-      auto* mapping = own ? own->of(part) : options.axis_resources ? &*options.axis_resources : nullptr;
-      return mapping ? sharding_for(n->axes, *mapping, mesh, what) : Sharding();
-    };
     std::vector<Sharding> in, out;
-    for (std::size_t k = 0; k < e.inputs.size(); ++k) in.push_back(by(options.in, std::size_t(e.part_of_input[k]), e.inputs[k], "an argument"));
-    for (std::size_t k = 0; k < graph.size(); ++k) out.push_back(by(options.out, std::size_t(e.part_of_result[k]), graph[k], "a result"));
+    for (auto k : e.leaf_of_input) in.push_back(e.signature.in[k]);
+    check_devices(mesh, simulated);
+    for (std::size_t k = 0; k < graph.size(); ++k) {
+      Here here(options.at);
+      auto* mapping = options.out ? options.out->of(std::size_t(e.part_of_result[k])) : usual(outer);
+      out.push_back(mapping ? sharding_for(graph[k]->axes, *mapping, mesh, "a result") : Sharding());
+      e.placements.push_back(mapping ? std::make_shared<const Placement>(Placement{mesh, *mapping}) : nullptr);
+    }
     MeshOptions how{.backend = backend_name, .donated = e.donated, .partition = {.regather = options.regather}, .simulated = simulated};
     e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(graph, e.inputs, in, out, mesh, how));
     auto& p = *e.mesh;
@@ -138,7 +176,7 @@ struct JitCore::Impl {
     report.explain += "in all " + std::to_string(std::int64_t(p.sent_bytes)) + " bytes sent per device\n";
   }
 
-  std::string difference(const Walk& w) const {   // from the call before
+  std::string difference(const Walk& w, const std::vector<Sharding>& in) const {   // from the call before
     if (entries.empty()) return "the first call";
     auto& s = entries.back()->signature;
     if (!equal(s.mesh, current_mesh())) return "another mesh";
@@ -149,6 +187,7 @@ struct JitCore::Impl {
       auto name = k < w.paths.size() ? w.paths[k] : std::to_string(k);
       if ((n ? int(n->dtype) : -1) != s.dtypes[k]) return "array " + name + " has another dtype";
       if (n && n->axes != s.axes[k]) return "array " + name + " is " + to_string(n->axes) + ", not " + to_string(s.axes[k]);
+      if (k < in.size() && k < s.in.size() && !(in[k] == s.in[k])) return "array " + name + " is placed otherwise";
     }
     return "a static field (a number, string, axis or function) differs";
   }
@@ -159,11 +198,11 @@ bool is_tracing() { return context().tracing > 0; }
 JitCore::JitCore(JitOptions options) : impl_(std::make_unique<Impl>()) { impl_->options = std::move(options); }
 JitCore::~JitCore() = default;
 
-JitCore::Entry* JitCore::find(const Walk& w) {
+JitCore::Entry* JitCore::find(const Walk& w, const std::vector<int>& argument) {
   std::lock_guard hold(impl_->lock);
   for (std::size_t i = impl_->entries.size(); i-- > 0;) {
     auto& e = impl_->entries[i];
-    if (Impl::same(e->signature, w) && impl_->same_scope(e->signature)) return e.get();
+    if (Impl::same(e->signature, w) && impl_->same_scope(e->signature) && impl_->same_places(e->signature, w, argument)) return e.get();
   }
   return nullptr;
 }
@@ -177,35 +216,48 @@ Leaves JitCore::begin(const Walk& w, const std::vector<int>& owner, int argument
     fail("jit", "argument " + std::to_string(d) + " is to be donated, but the function has " + std::to_string(arguments) +
                     ", counted from 0");
   }
+  std::vector<std::string> paths, names;                     // of a leaf in its argument; for people
+  for (std::size_t k = 0; k < w.paths.size(); ++k) {
+    auto dot = w.paths[k].find('.');                         // without the number of the argument
+    paths.push_back(dot == std::string::npos ? "" : w.paths[k].substr(dot + 1));
+    names.push_back("argument " + std::to_string(owner[k]) + (paths[k].empty() ? "" : ": " + paths[k]));
+  }
+  std::vector<Sharding> in;
+  if (auto mesh = m.mesh()) {
+    Here here(m.options.at);
+    for (std::size_t k = 0; k < w.arrays.size(); ++k) {
+      auto& n = w.arrays[k]->node();
+      in.push_back(n ? m.lies(*n, owner[k], *mesh, names[k]) : Sharding());
+    }
+  }
   m.lock.lock();
   m.started = now();
   ++m.report.traces;
-  m.report.why = m.difference(w);
+  m.report.why = m.difference(w, in);
   m.pending = std::make_unique<Entry>();
   auto& e = *m.pending;
-  e.signature = {w.statics, w.values, {}, {}, current_mesh(), current_mapping()};
+  e.signature = {w.statics, w.values, {}, {}, current_mesh(), current_mapping(), std::move(in)};
   Leaves out;
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
     auto& n = w.arrays[k]->node();
     e.signature.axes.push_back(n ? n->axes : Axes());
     e.signature.dtypes.push_back(n ? int(n->dtype) : -1);
     if (!n) { out.emplace_back(); continue; }
-    std::string path = w.paths[k];
-    auto dot = path.find('.');                             // without the number of the argument
-    path = dot == path.npos ? "" : path.substr(dot + 1);
-    e.inputs.push_back(prim::input(n->axes, n->dtype, module_path(path)));
+    e.inputs.push_back(prim::input(n->axes, n->dtype, module_path(paths[k])));
     e.leaf_of_input.push_back(k);
-    e.names.push_back("argument " + std::to_string(owner[k]) + (path.empty() ? "" : ": " + path));
+    e.names.push_back(names[k]);
     e.part_of_input.push_back(owner[k]);
     e.donated.push_back(std::find(donate.begin(), donate.end(), owner[k]) != donate.end());
     out.push_back(NamedArray(e.inputs.back()));
   }
   m.outer = context();
   m.tracing.emplace();
+  if (auto mesh = m.mesh()) m.on_mesh.emplace(*mesh);
   if (m.options.axis_resources) context().origin.mapping = std::make_shared<const Mapping>(*m.options.axis_resources);
   return out;
 }
 void JitCore::abandon() {
+  impl_->on_mesh.reset();
   impl_->tracing.reset();
   context() = impl_->outer;
   impl_->pending.reset();

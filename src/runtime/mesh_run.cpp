@@ -203,7 +203,9 @@ void MeshProgram::run(const std::vector<const std::byte*>& arguments, const std:
   int n = mesh.devices();
   Meeting meeting(n);
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(n));
+  const Scopes scopes;
   auto work = [&](int d) {
+    use_scopes here(scopes);
     try {
       auto& mine = devices[std::size_t(d)];
       auto& p = *mine.program;

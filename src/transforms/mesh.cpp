@@ -1,8 +1,12 @@
 // Meshes, mappings, and the scopes that hold them.
 #include "haliax/mesh.h"
 
+#include <atomic>
+#include <cstdlib>
+
 #include "base/name.h"
 #include "ops/prim.h"
+#include "transforms/sharding.h"
 
 namespace haliax {
 namespace {
@@ -12,8 +16,61 @@ std::shared_ptr<const Mesh>& mesh_here() {
   return mesh;
 }
 
+constexpr int most_devices = 1 << 24;
+std::atomic<int>& device_count() {
+  static std::atomic<int> count = [] {
+    auto* asked = std::getenv("HALIAX_DEVICES");
+    int n = asked ? std::atoi(asked) : 0;
+    return n > 0 && n <= most_devices ? n : 8;
+  }();
+  return count;
+}
+
+std::string joined(const std::vector<std::string>& parts, const char* between) {
+  std::string out;
+  for (auto& p : parts) out += (out.empty() ? "" : between) + p;
+  return out;
+}
+
 }  // namespace
 
+// ---- devices ----
+void set_devices(int n) {
+  if (n < 1 || n > most_devices) throw Error("[devices] there cannot be " + std::to_string(n) + " devices");
+  device_count() = n;
+}
+int devices() { return device_count(); }
+
+Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at) : axes(std::move(given)) {
+  Here here(at);
+  std::pair<std::string, int>* open = nullptr;
+  std::int64_t others = 1;
+  int split = 0;
+  for (auto& a : axes) {
+    auto& [name, size] = a;
+    if (name.empty()) fail("mesh", "a mesh axis has no name");
+    for (auto* b = axes.data(); b != &a; ++b)
+      if (b->first == name) fail("mesh", "mesh axis " + name + " is there twice");
+    if (size == -1 && open)
+      fail("mesh", "mesh axes " + open->first + " and " + name + " both have size -1; one of them has to be known");
+    if (size == -1) {
+      open = &a;
+      continue;
+    }
+    if (size < 1)
+      fail("mesh", "mesh axis " + name + " has size " + std::to_string(size) + "; it must be at least 1, or -1 for what is left");
+    others *= size, split += size > 1;
+    if (split >= Cut::most) fail("mesh", "a mesh has fewer than " + std::to_string(Cut::most) + " axes of more than one device");
+    if (others > most_devices)
+      fail("mesh", "the mesh " + to_string(*this) + " has more than " + std::to_string(most_devices) + " devices");
+  }
+  if (!open) return;
+  int all = haliax::devices();
+  if (all % others)
+    fail("mesh", std::to_string(all) + " devices cannot be shared out as " + to_string(*this) +
+                     "; set_devices or HALIAX_DEVICES changes their number");
+  open->second = int(all / others);
+}
 int Mesh::devices() const {
   int n = 1;
   for (auto& [name, size] : axes) n *= size;
@@ -25,40 +82,121 @@ int Mesh::size(std::string_view axis) const {
     if (name == axis) return size;
     known.push_back(name);
   }
-  std::string all;
-  for (auto& n : known) all += (all.empty() ? "" : ", ") + n;
-  throw Error("[mesh] there is no mesh axis " + std::string(axis) + "; the mesh has " + all + did_you_mean(axis, known));
+  throw Error("[mesh] there is no mesh axis " + std::string(axis) + "; the mesh has " + joined(known, ", ") +
+              did_you_mean(axis, known));
 }
-const std::vector<std::string>* Mapping::find(Name n) const {
-  for (auto& e : entries)
-    if (e.axis.text() == n.text()) return &e.mesh_axes;   // by text: an axis hidden by vmap keeps its public name
-  return nullptr;
+std::string to_string(const Mesh& m) {
+  std::vector<std::string> out;
+  for (auto& [name, size] : m.axes) out.push_back(name + "=" + std::to_string(size));
+  return joined(out, ", ");
 }
 
+// ---- mappings ----
+const std::vector<std::string>* Mapping::find(Name n) const {
+  for (auto& e : entries)
+    if (e.axis.text() == n.text()) return &e.mesh_axes;  // by text: an axis hidden by vmap keeps its public name
+  return nullptr;
+}
+std::string to_string(const Mapping& m) {
+  std::vector<std::string> out;
+  for (auto& e : m.entries)
+    out.push_back(std::string(e.axis.text()) + ": " + (e.mesh_axes.empty() ? "None" : joined(e.mesh_axes, "+")));
+  return "{" + joined(out, ", ") + "}";
+}
 const Mapping* Mappings::of(std::size_t argument) const {
   if (one) return &*each[0];
   return argument < each.size() && each[argument] ? &*each[argument] : nullptr;
 }
 
-use_mesh::use_mesh(Mesh m) : outer_(mesh_here()) {
-  for (auto& [name, size] : m.axes)
-    if (size < 1) throw Error("[mesh] mesh axis " + name + " has size " + std::to_string(size));
-  mesh_here() = std::make_shared<const Mesh>(std::move(m));
-}
+// ---- scopes ----
+use_mesh::use_mesh(Mesh m) : outer_(mesh_here()) { mesh_here() = std::make_shared<const Mesh>(std::move(m)); }
 use_mesh::~use_mesh() { mesh_here() = outer_; }
-axis_mapping::axis_mapping(Mapping m) : outer_(context().origin.mapping) { context().origin.mapping = std::make_shared<const Mapping>(std::move(m)); }
+axis_mapping::axis_mapping(Mapping m) : outer_(context().origin.mapping) {
+  context().origin.mapping = std::make_shared<const Mapping>(std::move(m));
+}
 axis_mapping::~axis_mapping() { context().origin.mapping = outer_; }
 std::shared_ptr<const Mesh> current_mesh() { return mesh_here(); }
 std::shared_ptr<const Mapping> current_mapping() { return context().origin.mapping; }
+use_scopes::use_scopes(const Scopes& s) { mesh_here() = s.mesh, context().origin.mapping = s.mapping; }
+use_scopes::~use_scopes() { mesh_here() = outer_.mesh, context().origin.mapping = outer_.mapping; }
+
+// ---- where axes are ----
+PartitionSpec pspec_for_axis(const AxisSelection& axes, const Mapping& m) {
+  if (axes.all()) throw Error("[pspec_for_axis] name the axes; `{}` would be those of an array, and there is none");
+  PartitionSpec out;
+  for (auto& a : axes.items()) out.axes.push_back(physical_axis_name(a, m));
+  return out;
+}
+PartitionSpec pspec_for_axis(const AxisSelection& axes) {
+  auto m = current_mapping();
+  return pspec_for_axis(axes, m ? *m : Mapping());
+}
+std::string to_string(const PartitionSpec& s) {
+  std::vector<std::string> out;
+  for (auto& a : s.axes) out.push_back(a.empty() ? "None" : joined(a, "+"));
+  return "P(" + joined(out, ", ") + ")";
+}
+std::vector<std::string> physical_axis_name(const AxisSelector& axis, const Mapping& m) {
+  auto* to = m.find(axis.name);
+  return to ? *to : std::vector<std::string>();
+}
+std::vector<std::string> physical_axis_name(const AxisSelector& axis) {
+  auto m = current_mapping();
+  return physical_axis_name(axis, m ? *m : Mapping());
+}
+std::optional<std::int64_t> physical_axis_size(const AxisSelector& axis, const Mapping& m, SourceLocation at) {
+  Here here(at);
+  auto mesh = current_mesh();
+  if (!mesh) fail("physical_axis_size", "there is no mesh in scope; use_mesh puts one there");
+  if (physical_axis_name(axis, m).empty()) return {};
+  return ranks(*mesh, sharding_for({Axis(axis.name, 1)}, m, *mesh, "an array").cut(axis.name));
+}
+std::optional<std::int64_t> physical_axis_size(const AxisSelector& axis, SourceLocation at) {
+  auto m = current_mapping();
+  return physical_axis_size(axis, m ? *m : Mapping(), at);
+}
+Axis round_axis_for_partitioning(const Axis& axis, const Mapping& m, SourceLocation at) {
+  auto pieces = physical_axis_size(axis, m, at);
+  return pieces ? axis.resize((axis.size + *pieces - 1) / *pieces * *pieces, at) : axis;
+}
+Axis round_axis_for_partitioning(const Axis& axis, SourceLocation at) {
+  auto m = current_mapping();
+  return round_axis_for_partitioning(axis, m ? *m : Mapping(), at);
+}
+
+// ---- constraints ----
+namespace {
+
+// Raises where the array is made, if there is a mesh to say what is wrong.
+void check(const NodePtr& x, const Mapping& m) {
+  if (auto mesh = current_mesh()) sharding_for(x->axes, m, *mesh, "an array");
+}
+NamedArray placed_or_pinned(const NodePtr& x, const std::shared_ptr<const Mapping>& m) {
+  check(x, *m);
+  auto mesh = current_mesh();
+  if (!mesh || context().tracing > 0) return NamedArray(prim::pin(x, m));
+  NamedArray(x).eval(context().origin.at);
+  auto out = make_data(x->value, x->axes, x->dtype);  // the same memory
+  const_cast<Node&>(*out).placement = std::make_shared<const Placement>(Placement{*mesh, *m});
+  return NamedArray(out);
+}
+
+}  // namespace
 
 NamedArray shard(Arr x, const Mapping& m) {
   Here here(x.at());
-  return NamedArray(prim::pin(x.node(), std::make_shared<const Mapping>(m)));
+  return placed_or_pinned(x.node(), std::make_shared<const Mapping>(m));
+}
+NamedArray shard(Arr x) {
+  auto m = current_mapping();
+  return m ? shard(x, *m) : NamedArray(x);
 }
 NamedArray auto_sharded(Arr x) {
-  auto& m = context().origin.mapping;
+  auto m = current_mapping();
   if (!m) return x;
+  check(x.node(), *m);
   return NamedArray(prim::pin(x.node(), m));
 }
+std::shared_ptr<const Placement> placement(const NamedArray& a) { return a ? a.node()->placement : nullptr; }
 
 }  // namespace haliax

@@ -110,6 +110,7 @@ bool nested(const Axis& a, const Cut& cut, int n, const Mesh& mesh) {
 Sharding sharding_for(const Axes& axes, const Mapping& mapping, const Mesh& mesh, const std::string& what) {
   Sharding s;
   std::vector<std::pair<int, Name>> used;
+  auto text = [](Name n) { return std::string(n.text()); };
   for (auto& a : axes) {
     auto* to = mapping.find(a.name);
     if (!to) continue;
@@ -120,12 +121,14 @@ Sharding sharding_for(const Axes& axes, const Mapping& mapping, const Mesh& mesh
       for (auto& m : mesh.axes) known.push_back(m.first);
       while (k < int(mesh.axes.size()) && mesh.axes[std::size_t(k)].first != name) ++k;
       if (k == int(mesh.axes.size()))
-        fail("shard", "the mapping sends axis " + std::string(a.name.text()) + " to mesh axis " + name +
-                          ", which the mesh does not have" + did_you_mean(name, known));
+        fail("shard", "the mapping " + to_string(mapping) + " sends axis " + text(a.name) + " to mesh axis " + name +
+                          ", which the mesh (" + to_string(mesh) + ") does not have" + did_you_mean(name, known));
       for (auto& [taken, by] : used)
         if (taken == k)
-          fail("shard", "axes " + std::string(by.text()) + " and " + std::string(a.name.text()) + " of " + what + " " +
-                            to_string(axes) + " are both mapped to mesh axis " + name);
+          fail("shard", (by == a.name ? "axis " + text(by) : "axes " + text(by) + " and " + text(a.name)) + " of " + what + " " +
+                            to_string(axes) + (by == a.name ? " is sent to mesh axis " + name + " twice" : " are both sent to mesh axis " + name) +
+                            " by the mapping " + to_string(mapping) + "; a mesh axis cuts an array once, so give parameters and " +
+                            "computation a mapping each, or let one of the axes be whole");
       used.push_back({k, a.name});
       if (mesh.axes[std::size_t(k)].second > 1) cut.push_back(k);
     }

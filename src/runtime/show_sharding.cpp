@@ -1,0 +1,253 @@
+// Which device holds what: as text, and as a picture.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "graph/node.h"
+#include "haliax/shard.h"
+#include "transforms/sharding.h"
+
+namespace haliax {
+namespace {
+
+// An array in blocks: rows are those of the first axis that is cut, columns those of all others together.
+struct Grid {
+  struct Side {
+    std::vector<std::string> labels;  // embed 0..191
+    std::vector<double> extents;      // shares of the whole
+    std::string title;                // embed=768 by data
+  };
+  Side rows, columns;
+  std::vector<std::vector<std::vector<int>>> devices;  // [row][column]
+};
+
+int block_number(const Cut& cut, const Mesh& mesh, int device) {
+  int n = 0;
+  for (int x : cut) n = n * mesh.axes[std::size_t(x)].second + coordinate(mesh, device, x);
+  return n;
+}
+Grid::Side side_of(const Axes& axes, const Sharding& at, const Mesh& mesh) {
+  Grid::Side s{{""}, {1}, ""};
+  for (auto& a : axes) {
+    auto cut = at.cut(a.name);
+    const std::int64_t blocks = ranks(mesh, cut), step = (a.size + blocks - 1) / blocks;
+    auto name = std::string(a.name.text());
+    s.title += (s.title.empty() ? "" : ", ") + to_string(a) + " by " + to_string(mesh, cut);
+    Grid::Side finer{{}, {}, s.title};
+    for (std::size_t k = 0; k < s.labels.size(); ++k)
+      for (std::int64_t b = 0; b < blocks; ++b) {
+        auto from = std::min(a.size, b * step), to = std::min(a.size, from + step);
+        auto text = from == to       ? name + " none"
+                    : to == from + 1 ? fmt::format("{} {}", name, from)
+                                     : fmt::format("{} {}..{}", name, from, to - 1);
+        finer.labels.push_back(s.labels[k] + (s.labels[k].empty() ? "" : ", ") + text);
+        finer.extents.push_back(s.extents[k] * double(to - from) / double(std::max<std::int64_t>(1, a.size)));
+      }
+    s = std::move(finer);
+  }
+  return s;
+}
+Grid grid_of(const Axes& axes, const Sharding& at, const Mesh& mesh) {
+  Axes cut;
+  for (auto& a : axes)
+    if (!at.cut(a.name).empty()) cut.push_back(a);
+  Axes first(cut.begin(), cut.begin() + (cut.empty() ? 0 : 1)), others(cut.begin() + (cut.empty() ? 0 : 1), cut.end());
+  Grid g{side_of(first, at, mesh), side_of(others, at, mesh), {}};
+  g.devices.assign(g.rows.labels.size(), std::vector<std::vector<int>>(g.columns.labels.size()));
+  for (int d = 0; d < mesh.devices(); ++d) {
+    int row = 0, column = 0;
+    for (auto& a : first) row = block_number(at.cut(a.name), mesh, d);
+    for (auto& a : others) column = column * ranks(mesh, at.cut(a.name)) + block_number(at.cut(a.name), mesh, d);
+    g.devices[std::size_t(row)][std::size_t(column)].push_back(d);
+  }
+  return g;
+}
+
+std::string list_of(const std::vector<int>& devices) {  // 0-3 8-11, or some of them
+  std::string out;
+  std::size_t runs = 0;
+  for (std::size_t i = 0; i < devices.size(); ++runs) {
+    std::size_t j = i;
+    while (j + 1 < devices.size() && devices[j + 1] == devices[j] + 1) ++j;
+    if (runs == 8) return out + fmt::format(" ... ({} devices)", devices.size());
+    out += (out.empty() ? "" : " ") + (j - i > 1 ? fmt::format("{}-{}", devices[i], devices[j]) : std::to_string(devices[i]));
+    i = j - i > 1 ? j + 1 : i + 1;
+  }
+  return out;
+}
+// What is shown of many rows or columns: the first ones, and the last.
+std::vector<std::size_t> shown(std::size_t n, std::size_t most) {
+  std::vector<std::size_t> out;
+  for (std::size_t k = 0; k < n; ++k)
+    if (n <= most || k + 2 < most || k + 1 == n) out.push_back(k);
+  return out;
+}
+std::string share(const Axes& axes, const Sharding& at, const Mesh& mesh) {
+  auto mine = local_axes(axes, at, mesh, 0);
+  return fmt::format("each device holds {}{}", to_string(mine),
+                     mine == axes ? ", all of it" : fmt::format(" of {}", to_string(axes)));
+}
+
+std::string table_of(const Grid& g) {
+  auto rows = shown(g.rows.labels.size(), 18), columns = shown(g.columns.labels.size(), 8);
+  std::vector<std::vector<std::string>> cells{{""}};
+  for (auto c : columns) cells[0].push_back(g.columns.labels[c]);
+  std::size_t last = 0;
+  for (auto r : rows) {
+    if (r > last + 1) cells.push_back({"..."});
+    cells.push_back({g.rows.labels[r]});
+    for (auto c : columns) cells.back().push_back(list_of(g.devices[r][c]));
+    last = r;
+  }
+  if (columns.size() < g.columns.labels.size())
+    for (auto& line : cells)
+      if (line.size() > 1) line.insert(line.end() - 1, "...");
+  std::vector<std::size_t> width;
+  for (auto& line : cells)
+    for (std::size_t c = 0; c < line.size(); ++c)
+      width.resize(std::max(width.size(), c + 1)), width[c] = std::max(width[c], line[c].size());
+  std::string out;
+  for (auto& line : cells) {
+    std::string text;
+    for (std::size_t c = 0; c < line.size(); ++c) text += fmt::format("{:<{}}  ", line[c], width[c]);
+    text.erase(text.find_last_not_of(' ') + 1);
+    if (!text.empty()) out += text + "\n";
+  }
+  return out;
+}
+
+// ---- the picture ----
+std::string escaped(const std::string& s) {
+  std::string out;
+  for (char c : s) out += c == '&' ? "&amp;" : c == '<' ? "&lt;" : c == '>' ? "&gt;" : std::string(1, c);
+  return out;
+}
+std::string text_at(double x, double y, const std::string& what, const std::string& more = "") {
+  return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" {}>{}</text>\n", x, y, more, escaped(what));
+}
+std::string picture_of(const Grid& g, const std::string& title, const std::string& below) {
+  constexpr double left = 150, plot = 520, top = 92, right = 20;
+  auto rows = shown(g.rows.labels.size(), 18), columns = shown(g.columns.labels.size(), 10);
+  auto total = [](const Grid::Side& s, const std::vector<std::size_t>& which) {
+    double sum = 0;
+    for (auto k : which) sum += s.extents[k];
+    return sum > 0 ? sum : 1;
+  };
+  const double height = std::max(60., std::min(440., 42. * double(rows.size())));
+  const double rows_all = total(g.rows, rows), columns_all = total(g.columns, columns);
+  auto out = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
+      "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
+      left + plot + right, top + height + 40);
+  out += text_at(16, 24, title, "font-size=\"14\"") + text_at(16, 44, below, "fill=\"#555\"");
+  out += text_at(left + plot / 2, 66, g.columns.title, "text-anchor=\"middle\" fill=\"#555\"");
+  out += text_at(16, top - 8, g.rows.title, "fill=\"#555\"");
+  double y = top;
+  std::size_t before = 0;
+  for (auto r : rows) {
+    const double h = height * g.rows.extents[r] / rows_all;
+    if (r > before + 1) out += text_at(left - 10, y + 4, "...", "text-anchor=\"end\"");
+    before = r;
+    if (h > 0) out += text_at(left - 10, y + h / 2 + 4, g.rows.labels[r], "text-anchor=\"end\"");
+    double x = left;
+    for (auto c : columns) {
+      const double w = plot * g.columns.extents[c] / columns_all;
+      if (w <= 0 || h <= 0) continue;
+      if (r == rows[0] && w > 40) out += text_at(x + w / 2, top - 8, g.columns.labels[c], "text-anchor=\"middle\"");
+      const auto n = g.rows.labels.size() * g.columns.labels.size();
+      const double hue = 360. * double(r * g.columns.labels.size() + c) / double(n);
+      auto all = list_of(g.devices[r][c]);
+      out += fmt::format(
+          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"hsl({:.0f},{}%,84%)\" "
+          "stroke=\"white\" stroke-width=\"2\"/>\n",
+          x, y, w, h, hue, n > 1 ? 60 : 0);
+      if (w > 16 && h > 10)
+        out += text_at(x + w / 2, y + h / 2 + 4, all,
+                       fmt::format("text-anchor=\"middle\" font-size=\"{}\"", double(all.size()) * 7 > w ? 8 : 12));
+      x += w;
+    }
+    y += h;
+  }
+  out += fmt::format("<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"none\" stroke=\"#888\"/>\n", left,
+                     top, plot, height);
+  return out +
+         text_at(left + plot / 2, top + height + 24, "in each block: the devices that hold it",
+                 "text-anchor=\"middle\" fill=\"#555\"") +
+         "</svg>\n";
+}
+
+std::string bytes_text(double b) {
+  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  int u = 0;
+  while (b >= 1024 && u < 4) b /= 1024, ++u;
+  return u == 0 ? fmt::format("{:.0f} B", b) : fmt::format("{:.1f} {}", b, units[u]);
+}
+
+}  // namespace
+
+std::string visualize_sharding(const AxisSpec& spec, const Mapping& mapping, const Mesh& mesh, const std::string& svg,
+                               SourceLocation at) {
+  Here here(at);
+  auto lies = sharding_for(spec, mapping, mesh, "an array");
+  auto g = grid_of(spec, lies, mesh);
+  auto title = to_string(spec.axes()) + " by " + to_string(mapping) + " on " +
+               (mesh.axes.empty() ? "one device" : "the mesh " + to_string(mesh));
+  auto below = share(spec, lies, mesh);
+  if (!svg.empty()) {
+    std::ofstream file(svg);
+    file << picture_of(g, title, below);
+    file.close();
+    if (!file) fail("visualize_sharding", "cannot write " + svg);
+  }
+  return title + "\n" + table_of(g) + below + "\n";
+}
+std::string visualize_sharding(const NamedArray& a, const std::string& svg, SourceLocation at) {
+  Here here(at);
+  if (!a) fail("visualize_sharding", "the NamedArray is empty: it was never given a value");
+  if (auto p = placement(a)) return visualize_sharding(a.axes(), p->mapping, p->mesh, svg, at);
+  auto mesh = current_mesh();
+  auto mapping = current_mapping();
+  return visualize_sharding(a.axes(), mapping ? *mapping : Mapping(), mesh ? *mesh : Mesh(), svg, at);
+}
+
+namespace detail {
+
+std::string sharding_table(const Leaves& leaves, const std::vector<std::string>& paths, const Mapping& mapping, const Mesh& mesh,
+                           SourceLocation at) {
+  Here here(at);
+  struct Line {
+    std::string path, axes, spec;
+    double whole, mine;
+  };
+  std::vector<Line> lines;
+  double whole = 0, mine = 0;
+  std::size_t path_width = 3, axes_width = 0, spec_width = 0;
+  for (std::size_t k = 0; k < leaves.size(); ++k) {
+    if (!leaves[k]) continue;
+    auto axes = leaves[k].axes();
+    auto lies = sharding_for(axes, mapping, mesh, paths[k].empty() ? "an array" : paths[k]);
+    std::string spec;
+    for (auto& a : axes)
+      if (auto cut = lies.cut(a.name); !cut.empty())
+        spec += (spec.empty() ? "" : ", ") + std::string(a.name.text()) + " by " + to_string(mesh, cut);
+    const double width = double(bytes_of(leaves[k].dtype()));
+    lines.push_back({paths[k], to_string(axes), spec.empty() ? "whole" : spec, double(axis_size(axes)) * width,
+                     double(axis_size(local_axes(axes, lies, mesh, 0))) * width});
+    auto& l = lines.back();
+    whole += l.whole, mine += l.mine;
+    path_width = std::max(path_width, l.path.size()), axes_width = std::max(axes_width, l.axes.size());
+    spec_width = std::max(spec_width, l.spec.size());
+  }
+  std::string out;
+  auto add = [&](const Line& l) {
+    out += fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>10}  {:>10} a device\n", l.path, path_width, l.axes, axes_width, l.spec,
+                       spec_width, bytes_text(l.whole), bytes_text(l.mine));
+  };
+  for (auto& l : lines) add(l);
+  add({"all", "", "", whole, mine});
+  return out;
+}
+
+}  // namespace detail
+}  // namespace haliax

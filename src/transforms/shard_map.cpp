@@ -1,0 +1,186 @@
+// Functions of local shards. On the whole, an axis that a mesh axis cuts is (shards, local): f sees the local part, and the
+// shards are a hidden axis, as under vmap. What f computes is computed for each shard; a sum over the hidden axis is what passes
+// between devices.
+#include "haliax/shard.h"
+
+#include <algorithm>
+
+#include "base/name.h"
+#include "haliax/ops.h"
+#include "ops/prim.h"
+#include "transforms/sharding.h"
+
+namespace haliax {
+namespace {
+
+bool has_shards(const Node& n, const Axis& hidden) { return has(n.axes, hidden.name); }
+
+// The hidden axes that stand for mesh axes.
+Axes shards_of(const char* op, const AxisSelection& mesh_axes) {
+  auto& all = context().shards;
+  if (all.empty()) fail(op, "this is for functions of local shards; there is no shard_map around");
+  if (mesh_axes.all()) fail(op, "name one or more axes of the mesh");
+  Axes out;
+  for (auto& m : mesh_axes.items()) {
+    auto name = std::string(m.name.text());
+    auto found = std::find_if(all.begin(), all.end(), [&](auto& s) { return s.first == name; });
+    if (found == all.end()) {
+      std::vector<std::string> known;
+      for (auto& s : all) known.push_back(s.first);
+      fail(op, "the mesh has no axis " + name + did_you_mean(name, known));
+    }
+    if (has(out, found->second.name)) fail(op, "mesh axis " + name + " is named twice");
+    out.push_back(found->second);
+  }
+  return out;
+}
+NodePtr folded(const char* op, Monoid m, Arr x, const AxisSelection& mesh_axes) {
+  Here here(x.at());
+  auto over = shards_of(op, mesh_axes);
+  auto n = x.node();
+  if (m == Monoid::sum && n->dtype == DType::boolean) n = prim::cast(n, DType::i32);
+  double copies = 1;  // of what is the same on all of them
+  Axes kept;
+  for (auto& a : over)
+    if (!has_shards(*n, a)) copies *= double(a.size);
+  for (auto& a : n->axes)
+    if (!has(over, a.name)) kept.push_back(a);
+  if (kept.size() != n->axes.size()) n = prim::reduce(m, n, kept);
+  return m == Monoid::sum && copies > 1 ? prim::scale(n, copies) : n;
+}
+// (..., hidden, local, ...) -> (..., whole, ...), in the place of the local one.
+NodePtr joined(const NodePtr& x, const Axes& outer, Name local) {
+  Axes side_by_side;
+  Names old;
+  std::int64_t size = 1;
+  for (auto& a : x->axes) {
+    if (has(outer, a.name)) continue;
+    if (a.name == local)
+      for (auto& o : outer) side_by_side.push_back(o), old.push_back(o.name), size *= o.size;
+    side_by_side.push_back(a);
+    if (a.name == local) old.push_back(local), size *= a.size;
+  }
+  return prim::flatten(prim::fit(x, side_by_side), old, Axis(local, size));
+}
+// The other way. Raises if the size does not divide.
+NodePtr split(const char* op, const NodePtr& x, const Axes& outer, Name axis, const std::string& what) {
+  auto whole = *find_axis(x->axes, axis);
+  std::int64_t pieces = 1;
+  for (auto& o : outer) pieces *= o.size;
+  if (whole.size % pieces)
+    fail(op, "axis " + to_string(whole) + " of " + what + " does not divide among " + std::to_string(pieces) +
+                 " devices; round_axis_for_partitioning gives a size that does");
+  Axes parts = outer;
+  parts.push_back(whole.resize(whole.size / pieces));
+  return prim::unflatten(x, axis, parts);
+}
+
+}  // namespace
+
+namespace detail {
+
+ShardMap::ShardMap(const JitOptions& options) : options_(options) {
+  Here here(options.at);
+  mesh_ = options.mesh ? std::make_shared<const Mesh>(*options.mesh) : current_mesh();
+  if (!mesh_) fail("shard_map", "there is no mesh; give one as an option, or put it in scope with use_mesh");
+  auto outer = current_mesh();
+  if (outer && !(*outer == *mesh_))
+    fail("shard_map", "the mesh (" + to_string(*mesh_) + ") is not that of the function around (" + to_string(*outer) + ")");
+  outside_ = options.axis_resources ? std::make_shared<const Mapping>(*options.axis_resources) : current_mapping();
+  Mapping inside;
+  context().shards.clear();
+  for (auto& [name, size] : mesh_->axes) {
+    Name shards("shards of " + name);
+    inside.entries.push_back({shards, name.c_str()});
+    context().shards.push_back({name, Axis(fresh_hidden(shards), size)});
+  }
+  inside_ = std::make_shared<const Mapping>(std::move(inside));
+  context().origin.mapping = inside_;
+}
+const Mapping& ShardMap::mapping_of(const std::optional<Mappings>& own, int part) const {
+  static const Mapping none;
+  auto* mapping = own ? own->of(std::size_t(part)) : outside_.get();
+  return mapping ? *mapping : none;
+}
+
+Leaves ShardMap::enter(const Leaves& leaves, const std::vector<int>& argument) {
+  Here here(options_.at);
+  Leaves out = leaves;
+  for (std::size_t k = 0; k < out.size(); ++k) {
+    if (!out[k]) continue;
+    auto n = out[k].node();
+    auto what = "argument " + std::to_string(argument[k]);
+    auto at = sharding_for(n->axes, mapping_of(options_.in, argument[k]), *mesh_, what);
+    for (auto& [name, cut] : at.dims) {
+      Axes outer;
+      for (int x : cut) outer.push_back(context().shards[std::size_t(x)].second);
+      n = split("shard_map", n, outer, name, what + " " + to_string(out[k].axes()));
+      for (auto& o : outer)
+        if (!has(context().hidden, o.name)) context().hidden.push_back(o);
+    }
+    out[k] = NamedArray(at.dims.empty() ? n : prim::pin(n, inside_));
+  }
+  return out;
+}
+Leaves ShardMap::leave(const Leaves& leaves, const std::vector<int>& part) const {
+  Here here(options_.at);
+  Leaves out = leaves;
+  for (std::size_t k = 0; k < out.size(); ++k) {
+    if (!out[k]) continue;
+    auto n = out[k].node();
+    auto& mapping = mapping_of(options_.out, part[k]);
+    auto shown = out[k].axes();
+    auto at = sharding_for(shown, mapping, *mesh_, "a result");
+    for (auto& [name, cut] : at.dims) {
+      Axes outer;
+      for (int x : cut) outer.push_back(context().shards[std::size_t(x)].second);
+      n = joined(n, outer, name);
+    }
+    for (auto& [mesh_axis, hidden] : context().shards)
+      if (has_shards(*n, hidden))
+        fail("shard_map", "a result " + to_string(shown) + " is another on each device along mesh axis " + mesh_axis +
+                              ", and the mapping " + to_string(mapping) + " cuts none of its axes by it; psum or pmean it over " +
+                              mesh_axis + ", or give `out` a mapping that cuts it");
+    out[k] = NamedArray(at.dims.empty() ? n : prim::pin(n, std::make_shared<const Mapping>(mapping)));
+  }
+  return out;
+}
+
+}  // namespace detail
+
+NamedArray psum(Arr x, const AxisSelection& mesh_axes) { return NamedArray(folded("psum", Monoid::sum, x, mesh_axes)); }
+NamedArray pmax(Arr x, const AxisSelection& mesh_axes) { return NamedArray(folded("pmax", Monoid::max, x, mesh_axes)); }
+NamedArray pmin(Arr x, const AxisSelection& mesh_axes) { return NamedArray(folded("pmin", Monoid::min, x, mesh_axes)); }
+NamedArray pmean(Arr x, const AxisSelection& mesh_axes) {
+  auto total = psum(x, mesh_axes);
+  double n = 1;
+  for (auto& a : shards_of("pmean", mesh_axes)) n *= double(a.size);
+  return total / n;
+}
+NamedArray all_gather(Arr x, const AxisSelector& axis, const AxisSelection& mesh_axes) {
+  Here here(x.at());
+  auto outer = shards_of("all_gather", mesh_axes);
+  auto mine = x.resolve_axis(axis);
+  Axes own, all = x.node()->axes;  // own: the same positions under names that are no device's
+  Names from, to;
+  for (auto& o : outer) {
+    own.push_back(Axis(fresh_hidden(Name("parts")), o.size));
+    from.push_back(o.name), to.push_back(own.back().name);
+    if (!has(all, o.name)) all.insert(all.begin(), o);
+  }
+  return auto_sharded(NamedArray(joined(prim::rename(prim::fit(x.node(), all), from, to), own, mine.name)));
+}
+NamedArray psum_scatter(Arr x, const AxisSelector& axis, const AxisSelection& mesh_axes) {
+  auto total = psum(x, mesh_axes);
+  Here here(x.at());
+  auto outer = shards_of("psum_scatter", mesh_axes);
+  auto mine = x.resolve_axis(axis);
+  return auto_sharded(NamedArray(split("psum_scatter", total.node(), outer, mine.name, to_string(x.axes()))));
+}
+NamedArray axis_index(const AxisSelector& mesh_axis, SourceLocation at) {
+  Here here(at);
+  auto shards = shards_of("axis_index", mesh_axis);
+  return NamedArray(prim::iota(shards[0]));
+}
+
+}  // namespace haliax
