@@ -567,15 +567,6 @@ std::string difference(const NamedArray& got, const NamedArray& want, bool exact
   }
   return "";
 }
-std::string to_string(const Mapping& m) {
-  std::string out;
-  for (auto& e : m.entries) {
-    out += (out.empty() ? "" : ", ") + std::string(e.axis.text()) + ":";
-    for (auto& a : e.mesh_axes) out += " " + a;
-  }
-  return "{" + out + "}";
-}
-
 // Nothing, or how sharded differs from unsharded.
 std::string disagreement(const Drawn& d, bool tells) {
   Trace trace;

@@ -87,7 +87,11 @@ TEST_CASE("sharding: where axes are, by a mapping") {
   CHECK(round_axis_for_partitioning(Axis("batch", 13), m) == Axis("batch", 16));
   CHECK(round_axis_for_partitioning(Axis("batch", 16), m) == Axis("batch", 16));
   CHECK(round_axis_for_partitioning(Axis("other", 13), m) == Axis("other", 13));
-  raises([&] { return physical_axis_size("embed", Mapping{{"embed", "dta"}}); }, {"{embed: dta}", "axis embed to mesh axis dta", "did you mean data"});
+  raises(
+      [&] {
+        return physical_axis_size("embed", Mapping{{"embed", "dta"}});
+      },
+      {"{embed: dta}", "axis embed to mesh axis dta", "did you mean data"});
   axis_mapping scope(m);
   CHECK(to_string(pspec_for_axis({"batch", "mlp"})) == "P(data+model, None)");
   CHECK(physical_axis_size(Batch) == 8);
