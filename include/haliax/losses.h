@@ -83,7 +83,7 @@ struct LinearCrossEntropyOptions {
   ArrayFunction norm = {};                // x -> x, computed in each chunk again: a final norm, a projection
   std::optional<NamedArray> bias = {};    // (Vocab)
   double soft_cap = 0, temperature = 1;   // 0: no cap
-  std::optional<DType> logit_dtype = {};  // what the product is cast to, and the dtype of results: at least f32 unless given
+  std::optional<DType> logit_dtype = {};  // what the product is cast to, and the dtype of results; if not given at least f32, summed in it
 
   // The loss of a token: the sum over Vocab of -q * class_weights * log p, and z_loss * logsumexp^2.
   std::optional<NamedArray> class_weights = {};  // (Vocab)

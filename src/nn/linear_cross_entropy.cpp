@@ -158,7 +158,8 @@ struct Tokens {
 
 NamedArray logits_of(const Problem& p, const NamedArray& x, const NamedArray& weight, const AxisSelection& Embed,
                      const NamedArray& bias, double soft_cap) {
-  auto l = astype(dot(x, weight, Embed), p.dtype);
+  auto l = p.options.logit_dtype ? astype(dot(x, weight, Embed), p.dtype)
+                                 : dot(x, weight, Embed, {.preferred_element_type = p.dtype});
   if (bias) l = l + astype(bias, p.dtype);
   if (soft_cap != 0) l = soft_cap * tanh(l / soft_cap);
   return p.options.temperature == 1 ? l : l / p.options.temperature;

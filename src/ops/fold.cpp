@@ -51,7 +51,13 @@ const Op kArgmin{.name = "argmin", .kind = Kind::reduce, .code = Code::reduce_ar
 // Asking for the primal's axis order costs a contraction nothing: no transposed copy of a weight's gradient.
 const Op kContract{.name = "dot", .kind = Kind::contract, .linear = Linear::one, .grad = [](G o, G g) {
   auto &a = o->in[0], &b = o->in[1];
-  return Nodes{contract(g, cast(b, g->dtype), a->axes, a->dtype), contract(g, cast(a, g->dtype), b->axes, b->dtype)}; }};
+  // Narrow operands of a wide result are multiplied as they are: the cotangent is cast, no copy of a weight is.
+  auto times = [&](G x) {
+    return bytes_of(x->dtype) < bytes_of(g->dtype) ? std::pair{cast(g, x->dtype), x} : std::pair{g, cast(x, g->dtype)};
+  };
+  auto [ga, y] = times(b);
+  auto [gb, x] = times(a);
+  return Nodes{contract(ga, y, a->axes, a->dtype), contract(gb, x, b->axes, b->dtype)}; }};
 
 NodePtr reduce(Monoid m, G x, const Axes& kept) {
   auto folded = folded_axes(x->axes, kept);

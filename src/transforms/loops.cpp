@@ -229,6 +229,32 @@ Nodes join_carries(Nodes roots) {
   }
 }
 
+// array + scatter into zeros: the updates are added to the array itself. No second array of its size (the gradient of a tied table).
+Nodes join_updates(Nodes roots) {
+  std::unordered_map<const Node*, int> users;
+  auto live = everything(roots);
+  for (auto& r : roots) ++users[r.get()];
+  for (auto& n : live) {
+    for (auto& x : n->in) if (x) ++users[x.get()];
+    if (n->op == &kLoop) for (auto& r : loop_of(*n).results) for (auto& v : r.value) ++users[v.get()];
+  }
+  Rewrite to;
+  for (auto& n : live) {
+    if (n->op != &prim::kAdd) continue;
+    for (std::size_t side : {0u, 1u}) {
+      auto &s = n->in[side], &array = n->in[1 - side];
+      bool adds = s->op == &prim::kScatter && program::Update(s->attr.ints[0]) == program::Update::add && prim::is_number(s->in[0], 0);
+      if (!adds || users[s.get()] > 1 || s->axes != n->axes || array->axes != n->axes || prim::is_number(array)) continue;
+      Nodes in = s->in;
+      in[0] = array;
+      for (auto& x : in) x = substitute(x, to);
+      to[n.get()] = make(*s->op, in, s->axes, s->dtype, s->attr);
+      break;
+    }
+  }
+  return to.empty() ? roots : substitute(roots, to);
+}
+
 Nodes optimise_loops(Nodes roots) {   // dropped first, because a dead result must not forbid a merge
   if (loops_of(roots).empty()) return roots;
   return join_carries(drop_dead_results(merge_loops(drop_dead_results(std::move(roots)))));

@@ -10,6 +10,7 @@
 #include "transforms/collective.h"
 #include "transforms/fuse.h"
 #include "transforms/layout.h"
+#include "transforms/optimise.h"
 
 namespace haliax {
 namespace {
@@ -480,7 +481,8 @@ class Lowering final : public Emit {
       else if (how.fold == Fold::fold) fill(places[k], r->axes, identity(how.monoid, r->dtype));
     }
     auto* outer_steps = steps_;
-    for (std::size_t b = 0; b < l.index.size(); ++b) {
+    for (std::size_t turn = 0; turn < l.index.size(); ++turn) {
+      auto b = l.reverse ? l.index.size() - 1 - turn : turn;   // what is left over lies at the end
       auto count = trips(l, b);
       if (count == 0) continue;
       Step s;
@@ -579,10 +581,11 @@ class Lowering final : public Emit {
 
 }  // namespace
 
-Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& options, program::Device* device) {
+Lowered lower(const Nodes& given_roots, const Nodes& inputs, const LowerOptions& options, program::Device* device) {
   Lowered out;
   out.program = std::make_shared<program::Program>();
   auto& p = *out.program;
+  const auto roots = options.fuse ? join_updates(given_roots) : given_roots;
   out.arguments = inputs;
   std::set<const Node*> given;
   for (auto& n : inputs) given.insert(n.get());

@@ -15,5 +15,6 @@ Nodes optimise_loops(Nodes roots);
 Nodes drop_dead_results(Nodes roots);
 Nodes merge_loops(Nodes roots);
 Nodes join_carries(Nodes roots);
+Nodes join_updates(Nodes roots);   // array + scatter: scattered into the array
 
 }  // namespace haliax

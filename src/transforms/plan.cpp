@@ -174,6 +174,12 @@ struct Planner {
         share(o, x), drop(*c.step);
         continue;
       }
+      // What a result is copied from, if nobody reads it again, is made in the result's memory.
+      bool dies = lx.last == c.position && p.slots[std::size_t(rx)].home == Home::arena;
+      if (dies && lo.first == c.position && os.home == Home::result && free_to_share(o)) {
+        share(rx, o), drop(*c.step);
+        continue;
+      }
       // The next value of a carry: may it be made in the carry's place? Only if the old value is not read afterwards.
       if (xs.home != Home::arena || !free_to_share(x) || c.inside.empty() || os.home == Home::argument) continue;
       auto span = spans[std::size_t(c.inside.back().end)];
@@ -189,8 +195,13 @@ struct Planner {
       }
       if (ok) share(x, o), drop(*c.step);
     }
+    for (auto& c : copies) {   // of the old value, over which the new one is made now
+      auto& copy = c.step->copy;
+      if (c.step->kind == program::Kind::copy && covers(copy) && find_root(copy.x.slot) == find_root(copy.out.slot)) drop(*c.step);
+    }
   }
   bool elementwise(const Step& s, int made, int over) const {   // reads `over` only where it writes `made`
+    if (s.kind == program::Kind::copy) return covers(s.copy) && s.copy.out.slot == made;
     if (s.kind != program::Kind::fused) return false;
     const program::Instr* store = nullptr;
     for (auto& i : s.fused.code)
