@@ -1,6 +1,9 @@
 // chunked_reduce gives what f gives on the whole arrays, whatever the chunk; what it cannot cut it refuses by name.
 #include <doctest/doctest.h>
 
+#include <cmath>
+#include <functional>
+
 #include "haliax/jit.h"
 #include "haliax/losses.h"
 #include "haliax/nn.h"
@@ -14,19 +17,53 @@ const Axis Tokens{"tokens", 11}, Batch{"batch", 4}, Embed{"embed", 3}, Vocab{"vo
 
 NamedArray normal(int seed, const AxisSpec& axes) { return random::normal(random::key(seed), axes, DType::f64); }
 
-// f in chunks of 1, 4, 11 and 20 positions, jitted, against f itself.
+void same(const Leaves& got, const Leaves& want, double tolerance = 1e-12) {
+  REQUIRE(got.size() == want.size());
+  for (std::size_t k = 0; k < got.size(); ++k) {
+    CAPTURE(k);
+    CHECK(difference(got[k], want[k], tolerance) == "");
+  }
+}
+// The sum of all of them, each with a cotangent of its own.
+NamedArray summed(const Leaves& outputs) {
+  NamedArray sum_of_all(0.);
+  for (std::size_t k = 0; k < outputs.size(); ++k) {
+    auto& o = outputs[k];
+    if (is_float(o.dtype())) sum_of_all = sum_of_all + sum(o * normal(50 + int(k), o.axes()));
+  }
+  return sum_of_all;
+}
+// f(arrays) -> arrays in chunks of 1, 4, 11 and 20 positions, from either end, jitted, against f itself: values, and gradients
+// where f has them.
+using Cutting = std::function<void(const ChunkOptions&)>;
+void for_all_cuts(const Cutting& check) {
+  for (bool reverse : {false, true})
+    for (std::int64_t chunk : {1, 4, 11, 20}) {
+      CAPTURE(chunk);
+      CAPTURE(reverse);
+      check({.chunk = chunk, .reverse = reverse});
+    }
+}
 template <class F, class... A>
 void agrees(const AxisSelection& axes, F f, const A&... args) {
   auto want = flatten(f(args...));
-  for (std::int64_t chunk : {1, 4, 11, 20}) {
-    CAPTURE(chunk);
-    auto got = flatten(jit([=](const A&... a) { return chunked_reduce(axes, {.chunk = chunk}, f)(a...); })(args...));
-    REQUIRE(got.size() == want.size());
-    for (std::size_t k = 0; k < got.size(); ++k) {
-      CAPTURE(k);
-      CHECK(difference(got[k], want[k], 1e-12) == "");
-    }
-  }
+  for_all_cuts([&](const ChunkOptions& how) {
+    auto run = jit([=](const A&... a) { return chunked_reduce(axes, how, f)(a...); });
+    same(flatten(run(args...)), want);
+    if (*how.chunk < 11) CHECK(run.report().loops > 0);
+  });
+}
+template <class F, class... A>
+void agrees_with_gradients(const AxisSelection& axes, F f, const A&... args) {
+  agrees(axes, f, args...);
+  auto gradients = [](auto g) {
+    return [=](const std::tuple<A...>& in) {
+      return value_and_grad([=](const std::tuple<A...>& t) { return summed(flatten(std::apply(g, t))); })(in);
+    };
+  };
+  auto want = flatten(jit(gradients(f))(std::tuple(args...)));
+  for_all_cuts(
+      [&](const ChunkOptions& how) { same(flatten(jit(gradients(chunked_reduce(axes, how, f)))(std::tuple(args...))), want); });
 }
 template <class F>
 std::string message(F f) {
@@ -63,12 +100,181 @@ TEST_CASE("chunked: softmax and logsumexp over the walked axis itself stream") {
 
 TEST_CASE("chunked: several axes, the first outermost") {
   auto f = [](const NamedArray& x) { return std::vector<NamedArray>{sum(square(x)), max(x, "tokens"), x + 1.}; };
-  agrees({"batch", "tokens"}, f, normal(1, {Batch, Tokens, Embed}));
+  agrees_with_gradients({"batch", "tokens"}, f, normal(1, {Batch, Tokens, Embed}));
+  agrees_with_gradients({"tokens", "batch"}, f, normal(1, {Batch, Tokens, Embed}));
+  // The chunk counts positions of all of them together, the last axis first; or there is one for each.
+  auto x = normal(1, {Batch, Tokens, Embed});
+  auto chunks_of = [&](ChunkOptions how) {
+    auto run = jit([=](const NamedArray& a) { return chunked_reduce({"batch", "tokens"}, how, f)(a); });
+    run(x);
+    std::vector<std::pair<std::string, std::int64_t>> out;
+    for (auto& c : run.report().chunked) out.push_back({c.axis, c.chunk});
+    return out;
+  };
+  using Chunks = decltype(chunks_of({}));
+  CHECK(chunks_of({.chunk = 5}) == Chunks{{"batch", 1}, {"tokens", 5}});
+  CHECK(chunks_of({.chunk = 22}) == Chunks{{"batch", 2}});
+  CHECK(chunks_of({.chunks = {3, 4}}) == Chunks{{"batch", 3}, {"tokens", 4}});
+  CHECK(chunks_of({.chunks = {4, 11}}).empty());
+}
+
+TEST_CASE("chunked: every fold, and what stands after it") {
+  auto f = [](const NamedArray& x) {
+    auto y = x + 0.5 * square(x);  // (tokens, embed)
+    return std::vector<NamedArray>{sum(y, "tokens"),    mean(y),
+                                   max(y, "tokens"),    min(y, "tokens"),
+                                   prod(x, "tokens"),   logsumexp(y, "tokens"),
+                                   var(y, "tokens"),    sqrt(mean(square(y))),
+                                   tanh(max(y)) * 2.,   max(y) - min(y),
+                                   dot(y, x, "tokens"), take(y, "tokens", arange(Axis("picked", 3)) * 4)};
+  };
+  agrees_with_gradients("tokens", f, normal(1, {Tokens, Embed}));
+  auto g = [](const NamedArray& x) {
+    auto [largest, where] = top_k(x, "tokens", 3, "top");
+    return std::vector<NamedArray>{
+        argmax(x, "tokens"),  argmin(x, "tokens"), any(x > 1., "tokens"), all(x > -1., "tokens"), largest, where,
+        sum(x > 0., "tokens")};
+  };
+  agrees("tokens", g, normal(1, {Tokens, Embed}));
+}
+
+TEST_CASE("chunked: of equals the first is found, and NaN, from whichever end the walk comes") {
+  auto find = [](const NamedArray& x) {
+    return std::vector<NamedArray>{argmax(x, "tokens"), argmin(x, "tokens"), max(x, "tokens")};
+  };
+  agrees("tokens", find, (arange(Tokens) % 3).astype(DType::f32));
+  agrees("tokens", find, where((arange(Tokens) == 4) | (arange(Tokens) == 7), NAN, arange(Tokens).astype(DType::f64)));
+  agrees("tokens", find, full({Tokens, Embed}, -INFINITY));
+}
+
+TEST_CASE("chunked: a reduction of one's own, by an init and a combine, goes on from chunk to chunk") {
+  struct Moments {  // count, mean, sum of squared differences: combined without cancellation
+    NamedArray n, mean, m2;
+  };
+  auto combine = [](const Moments& a, const Moments& b) {
+    auto n = a.n + b.n, d = b.mean - a.mean;
+    return Moments{n, a.mean + d * b.n / n, a.m2 + b.m2 + d * d * a.n * b.n / n};
+  };
+  auto variance = [=](const NamedArray& x, const NamedArray& w) {
+    auto y = dot(x, w, "embed");  // (tokens, vocab)
+    Moments none{zeros(Vocab, DType::f64), zeros(Vocab, DType::f64), zeros(Vocab, DType::f64)};
+    auto all = reduce(combine, "tokens", none, Moments{ones_like(y), y, zeros_like(y)});
+    return std::vector<NamedArray>{all.m2 / all.n, all.mean};
+  };
+  auto x = normal(1, {Tokens, Embed}), w = normal(2, {Vocab, Embed});
+  agrees_with_gradients("tokens", variance, x, w);
+  auto by_the_book = var(dot(x, w, "embed"), "tokens");
+  CHECK(difference(chunked_reduce("tokens", {.chunk = 4}, variance)(x, w)[0], by_the_book, 1e-12) == "");
+  // It does not even have to be associative: a linear recurrence, from either end, with all its states, and what a second pass
+  // does with them.
+  for (bool reverse : {false, true}) {
+    auto f = [=](const NamedArray& v, const NamedArray& u) {
+      auto step = [](const NamedArray& state, const NamedArray& now, const NamedArray& position) {
+        auto next = tanh(0.6 * state + now) + 0.01 * position;
+        return std::pair{next, next * now};
+      };
+      auto y = dot(v, u, "embed");
+      auto [last, states] =
+          scan(step, "tokens", {.reverse = reverse})(zeros(Vocab, DType::f64), y, arange(Tokens).astype(DType::f64));
+      auto again = fold([](const NamedArray& state, const NamedArray& s) { return 0.5 * state + s; }, "tokens")(
+          zeros(Vocab, DType::f64), states - mean(states, "tokens"));
+      return std::vector<NamedArray>{last, states, again, sum(states * y, "tokens")};
+    };
+    agrees_with_gradients("tokens", f, x, w);
+  }
+  // One state at a time is alive, and one chunk of what goes in.
+  const Axis Many{"tokens", 4096};
+  auto run =
+      jit([=](const NamedArray& v, const NamedArray& u) { return chunked_reduce("tokens", {.chunk = 16}, variance)(v, u); });
+  CHECK(run.compile(normal(1, {Many, Embed}), w).arena_bytes < 64 * Vocab.size * 8);
 }
 
 TEST_CASE("chunked: a draw inside is the slice of the whole draw") {
   auto f = [](const NamedArray& x) { return x * random::uniform(random::key(5), {Tokens, Embed}, 0., 1., DType::f64); };
-  agrees("tokens", f, normal(1, {Tokens, Embed}));
+  agrees_with_gradients("tokens", f, normal(1, {Tokens, Embed}));
+  auto dropped = [](const NamedArray& x) {  // by two axes, and under vmap
+    auto one = [](const NamedArray& a, const Key& k) {
+      return sum(where(random::bernoulli(k, {Tokens, Embed}, 0.7), a, 0.), "tokens");
+    };
+    return std::vector<NamedArray>{where(random::bernoulli(random::key(6), x.axes(), 0.7), x, 0.),
+                                   vmap(one, "batch")(x, random::split(random::key(7), Batch))};
+  };
+  agrees_with_gradients({"batch", "tokens"}, dropped, normal(1, {Batch, Tokens, Embed}));
+  agrees_with_gradients("tokens", dropped, normal(1, {Batch, Tokens, Embed}));
+}
+
+TEST_CASE("chunked: an Axis that f captured is the whole one") {
+  auto f = [](const NamedArray& x) {
+    auto position = arange(Tokens).astype(DType::f64);
+    return std::vector<NamedArray>{x * position / double(Tokens.size), x + zeros({Tokens, Embed}, DType::f64),
+                                   sum(where(arange(Tokens) < 7, x, 0.), "tokens"),
+                                   sum(one_hot(arange(Tokens) % 3, Embed, DType::f64) * x),
+                                   dot(x, cos(arange(Tokens).astype(DType::f64)), "tokens")};
+  };
+  agrees_with_gradients("tokens", f, normal(1, {Tokens, Embed}));
+}
+
+TEST_CASE("chunked: inside scan, fold, vmap, jit and checkpoint, and they inside of it") {
+  auto w = normal(2, {Batch, Embed, Embed.alias("out")}), x = normal(1, {Tokens, Embed}),
+       batched = normal(3, {Batch, Tokens, Embed});
+  auto layer = [](const NamedArray& a, const NamedArray& u) { return tanh(dot(a, u, "embed")).rename({{"out", "embed"}}); };
+  auto agree = [&](auto with) {  // with(options; none: f as it is) -> a function of (w, x, batched)
+    auto run = [&](auto f) {
+      using P = std::tuple<NamedArray, NamedArray, NamedArray>;
+      return flatten(
+          jit([=](const P& p) { return value_and_grad([=](const P& q) { return std::apply(f, q); })(p); })(P{w, x, batched}));
+    };
+    auto want = run(with(std::nullopt));
+    for (std::int64_t chunk : {1, 4, 11})
+      for (bool reverse : {false, true}) {
+        CAPTURE(chunk);
+        same(run(with(std::optional(ChunkOptions{.chunk = chunk, .reverse = reverse}))), want, 1e-11);
+      }
+  };
+  using Options = std::optional<ChunkOptions>;
+  auto cut = [](const Options& o, auto f) {
+    return [=](const auto&... a) { return o ? chunked_reduce("tokens", *o, f)(a...) : f(a...); };
+  };
+  auto each = [=](const NamedArray& a, const NamedArray& u) { return logsumexp(layer(a, u), "embed"); };  // (tokens)
+  for (const char* policy : {"none", "carries", "nested"})
+    for (bool reverse : {false, true})
+      agree([=](const Options& o) {  // a loop around; what is carried is a sum over tokens
+        return [=](const NamedArray& u, const NamedArray& a, const NamedArray&) {
+          auto step = [=](const NamedArray& s, const NamedArray& v) { return s + mean(cut(o, each)(a * (1. + s), v)); };
+          return fold(step, "batch", {.checkpoint = policy, .reverse = reverse})(NamedArray(0.).astype(DType::f64), u);
+        };
+      });
+  agree([=](const Options& o) {  // a loop inside
+    return [=](const NamedArray& u, const NamedArray& a, const NamedArray&) {
+      return sum(square(cut(o, [=](const NamedArray& t, const NamedArray& v) { return fold(layer, "batch")(t, v); })(a, u)));
+    };
+  });
+  agree([=](const Options& o) {  // vmap around, jit around that
+    return
+        [=](const NamedArray& u, const NamedArray&, const NamedArray& b) { return sum(jit(vmap(cut(o, each), "batch"))(b, u)); };
+  });
+  agree([=](const Options& o) {  // vmap inside
+    return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) { return sum(cut(o, vmap(each, "batch"))(b, u)); };
+  });
+  agree([=](const Options& o) {  // checkpoint around, and inside
+    return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
+      return sum(square(checkpoint(cut(o, checkpoint(each)))(tanh(b), u)));
+    };
+  });
+  agree([=](const Options& o) {  // a region inside a region, along another axis and along the same
+    return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
+      auto inner = [=](const NamedArray& t, const NamedArray& v) {
+        return o ? chunked_reduce("batch", {.chunk = 3}, each)(t, v) : each(t, v);
+      };
+      return sum(square(cut(o, inner)(b, u))) + sum(cut(o, cut(o, each))(b, u));
+    };
+  });
+  agree([=](const Options& o) {  // the gradient of a gradient, of either order of transforms
+    return [=](const NamedArray& u, const NamedArray& a, const NamedArray&) {
+      auto f = [=](const NamedArray& t) { return sum(square(cut(o, each)(t, u))); };
+      return sum(square(grad(f)(a))) + sum(jvp(f, a, a).second);
+    };
+  });
 }
 
 TEST_CASE("chunked: gradients, of arguments and of what f captured") {
@@ -109,17 +315,47 @@ TEST_CASE("chunked: forms: one sweep with three contractions, or the chunk made 
 TEST_CASE("chunked: what needs the whole axis at once is refused by name") {
   auto x = normal(1, {Tokens, Embed});
   auto refused = [&](auto f) { return message([&] { chunked_reduce("tokens", {.chunk = 4}, f)(x); }); };
-  for (auto& text : {refused([](const NamedArray& a) { return cumsum(a, "tokens"); }),
-                     refused([](const NamedArray& a) { return sort(a, "tokens"); }),
-                     refused([](const NamedArray& a) { return roll(a, 1, "tokens"); })}) {
+  for (auto& text :
+       {refused([](const NamedArray& a) { return cumsum(a, "tokens"); }),
+        refused([](const NamedArray& a) { return sort(a, "tokens"); }),
+        refused([](const NamedArray& a) { return a - cumprod(a, "tokens"); }),
+        refused([](const NamedArray& a) { return argsort(a, "tokens"); }),
+        refused([](const NamedArray& a) { return slice(a, "tokens", 1, 4); }),
+        refused([](const NamedArray& a) { return flip(a, "tokens"); }), refused([](const NamedArray& a) {
+          return flatten_axes(a, {"tokens", "embed"}, "flat");
+        }),
+        refused([](const NamedArray& a) {
+          return concatenate("tokens", {a, a});
+        }),
+        refused([](const NamedArray& a) {
+          return dot(a, rename(a, {{"tokens", "others"}}), "embed");
+        }),
+        refused([](const NamedArray& a) {  // each turn reads all positions
+          return fold([=](const NamedArray& c, const NamedArray& v) { return c + v * sum(a * v); }, "tokens")(
+              zeros(Embed, DType::f64), a);
+        }),
+        refused([](const NamedArray& a) {  // what is carried has all positions
+          return fold([](const NamedArray& c, const NamedArray& v) { return c + v; }, "tokens")(a.rename({{"tokens", "t"}}), a);
+        }),
+        refused([](const NamedArray& a) {  // positions in groups
+          return fold([](const NamedArray& c, const NamedArray& v) { return c + v; }, "tokens", {.unroll = 4})(
+              zeros(Embed, DType::f64), a);
+        }),
+        refused([](const NamedArray& a) { return roll(a, 1, "tokens"); })}) {
     CAPTURE(text);
     CHECK(text.starts_with("[chunked_reduce]"));
     CHECK(text.find("tokens=11") != std::string::npos);
+    CHECK(text.find("chunked_test.cpp") != std::string::npos);
   }
+  CHECK(refused([](const NamedArray& a) { return cumsum(a, "tokens"); }).find("cumulative needs all positions at once") !=
+        std::string::npos);
+  CHECK(refused([](const NamedArray& a) { return roll(a, 1, "tokens"); }).find("mixes positions") != std::string::npos);
   auto same = [](const NamedArray& a) { return a; };
   CHECK(message([&] { chunked_reduce("words", {.chunk = 4}, same)(x); }).find("words") != std::string::npos);
   CHECK(message([&] { chunked_reduce("tokens", {.chunk = -1}, same)(x); }).find("positive") != std::string::npos);
-  auto squares = [](const NamedArray& a) { return sum(square(dot(a, a.rename({{"embed", "other"}}), {}))); };   // (tokens, embed, other)
+  auto squares = [](const NamedArray& a) {
+    return sum(square(dot(a, a.rename({{"embed", "other"}}), {})));
+  };  // (tokens, embed, other)
   CHECK(message([&] { chunked_reduce("tokens", {.memory = 8}, squares)(x); }).find("8 allowed") != std::string::npos);
   CHECK(message([&] { chunked_reduce("tokens", {.chunk = 0}, same)(x); }).find("positive") != std::string::npos);
   CHECK(message([&] { chunked_reduce("token", {.chunk = 4}, same)(x); }).find("did you mean tokens") != std::string::npos);

@@ -22,6 +22,7 @@ struct ChunkOptions {
   std::int64_t memory = 0;                       // bytes beside results and gradients; 0: as much as the arrays that f reads, at least 32 MiB
   ChunkForm form = ChunkForm::automatic;
   ChunkKeep keep = ChunkKeep::small;
+  bool reverse = false;                          // the last chunk first; results stay in their places
   friend bool operator==(const ChunkOptions&, const ChunkOptions&) = default;
 };
 
@@ -30,11 +31,13 @@ Leaves chunked_reduce(const AxisSelection&, const ChunkOptions&, const Leaves& x
 }
 
 // f(xs...) -> tree, computed one chunk of the walked axes at a time, forward and backward. f is written for the whole arrays, and the result is
-// that of f on them: means divide by the full size, random draws are slices of the full draw. A value that keeps a walked axis is made chunk
-// by chunk; one that folds it away (sum, mean, max, min, product, dot, logsumexp, argmax, take) is accumulated; an op that needs all of the axis
-// at once (sort, cumsum, softmax over it needs a second sweep) is refused by name where there is no way. Chunks need not divide the axis. Of
-// several axes the first is the outermost. What it costs: one contraction with the head for the loss alone; three with gradients in one sweep, if
-// no cotangent needs a final result; else four in two sweeps. `chunk` counts positions of all walked axes together.
+// that of f on them: means divide by the full size, random draws are slices of the full draw, and an Axis that f captured is the whole one. A
+// value that keeps a walked axis is made chunk by chunk; one that folds it away (sum, mean, max, min, product, dot, logsumexp, argmax, top_k,
+// take) is accumulated; a fold or scan over it, which is how f reduces by an init and a combine of its own, goes on from chunk to chunk. What
+// follows a fold reads its final value, so it may be anything; what then needs the axis again, as softmax over it does, is one more sweep. An op
+// that needs all of the axis at once (sort, cumsum, roll) is refused by name. Chunks need not divide the axis. Of several axes the first is the
+// outermost. What it costs: one contraction with the head for the loss alone; three with gradients in one sweep, if no cotangent needs a final
+// result; else four in two sweeps. `chunk` counts positions of all walked axes together.
 template <class F> auto chunked_reduce(const AxisSelection& axes, ChunkOptions options, F f, SourceLocation at = SourceLocation::current()) {
   return [f, axes, options, at](const auto&... xs) {
     using A = std::tuple<std::decay_t<decltype(xs)>...>;

@@ -115,11 +115,15 @@ struct JitCore::Impl {
     for (auto& n : everything(graph)) {
       if (n->op != &kLoop) continue;
       auto& l = loop_of(*n);
-      if (l.form.empty() || std::find(said.begin(), said.end(), l.why) != said.end()) continue;   // two sweeps of one region say the same
-      said.push_back(l.why);
-      report.chunked.insert(report.chunked.begin(), {std::string(l.axis.name.text()), l.form, prim::index_chunk(*l.index[0]), l.why});
+      ChunkReport c{std::string(l.axis.name.text()), l.form, prim::index_chunk(*l.index[0]), l.why};
+      auto same = [&](auto& o) { return o.axis == c.axis && o.chunk == c.chunk && o.why == c.why; };
+      if (l.form.empty() || std::any_of(report.chunked.begin(), report.chunked.end(), same)) continue;   // two sweeps of one region say the same
+      report.chunked.insert(report.chunked.begin(), std::move(c));
     }
-    for (auto& c : report.chunked) report.explain += c.why + "\n";
+    for (auto& c : report.chunked) {
+      if (std::find(said.begin(), said.end(), c.why) == said.end()) report.explain += c.why + "\n";
+      said.push_back(c.why);
+    }
   }
   // The results as roots, after the graph passes.
   Nodes graph_of(const Leaves& results, const std::vector<int>& part_of_leaf, const std::string& backend_name) {

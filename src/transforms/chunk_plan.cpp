@@ -245,6 +245,7 @@ class Planner {
     c.form = form;
     c.apart = ChunkForm(call_.form) == ChunkForm::recompute;
     c.keep = ChunkKeep(call_.keep) != ChunkKeep::nothing;
+    c.reverse = call_.reverse;
     return c;
   }
   const char* rows_form() const { return !backward_ ? "forward" : ChunkForm(call_.form) == ChunkForm::recompute ? "recompute" : "sweep"; }
@@ -312,10 +313,11 @@ class Planner {
     std::optional<Trial> fits;
     std::int64_t low = 0, high = size + 1;                 // positions known to fit, and not to
     double low_bytes = 0, high_bytes = 0;
-    for (std::int64_t c = std::min<std::int64_t>(size, 64); low + 1 < high;) {
+    for (std::int64_t c = std::min<std::int64_t>(size, 64);;) {
       auto t = trial(plan_of(c));
       if (t.bytes <= budget_) low = c, low_bytes = double(t.bytes), fits = std::move(t);
       else high = c, high_bytes = double(t.bytes);
+      if (low + 1 >= high) break;                          // not even one position fits, or nothing lies between
       auto guess = high > size ? double(low) * double(budget_) / std::max(low_bytes, 1.0)
                                : double(low) + double(high - low) * (double(budget_) - low_bytes) / (high_bytes - low_bytes);
       auto next = rounded(std::clamp(std::int64_t(std::min(guess, double(size))), low + 1, high - 1), size);
@@ -378,7 +380,7 @@ class Planner {
 }  // namespace
 
 Attr ChunkKey::attr() const {
-  Attr a{.names = {axis}, .ints = {size, depth, memory, form, keep}};
+  Attr a{.names = {axis}, .ints = {size, depth, memory, form, keep, inside, reverse}};
   a.names.insert(a.names.end(), walked.begin(), walked.end());
   a.ints.insert(a.ints.end(), chunks.begin(), chunks.end());
   return a;
@@ -387,11 +389,13 @@ ChunkKey ChunkKey::of(const Attr& a) {
   ChunkKey k;
   k.axis = a.names[0], k.walked = {a.names.begin() + 1, a.names.end()};
   k.size = a.ints[0], k.depth = int(a.ints[1]), k.memory = a.ints[2], k.form = int(a.ints[3]), k.keep = int(a.ints[4]);
-  k.chunks = {a.ints.begin() + 5, a.ints.end()};
+  k.inside = int(a.ints[5]), k.reverse = a.ints[6] != 0;
+  k.chunks = {a.ints.begin() + 7, a.ints.end()};
   return k;
 }
 bool ChunkKey::same_call(const ChunkKey& o) const {
-  return depth == o.depth && memory == o.memory && form == o.form && keep == o.keep && walked == o.walked && chunks == o.chunks;
+  return depth == o.depth && inside == o.inside && memory == o.memory && form == o.form && keep == o.keep && reverse == o.reverse &&
+         walked == o.walked && chunks == o.chunks;
 }
 
 void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level) {

@@ -10,8 +10,9 @@ namespace haliax {
 struct ChunkKey {
   Name axis;                                     // of this border
   std::int64_t size = 0, memory = 0;             // of the axis; in bytes, 0: the default
-  int depth = 0;                                 // loops around the call
+  int depth = 0, inside = 0;                     // loops around the call; other calls around it
   int form = 0, keep = 0;                        // a ChunkForm, a ChunkKeep
+  bool reverse = false;                          // the last chunk first
   Names walked;                                  // all walked axes
   std::vector<std::int64_t> chunks;              // of each; none: from the memory
   Attr attr() const;

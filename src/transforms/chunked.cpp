@@ -17,6 +17,13 @@ namespace {
 constexpr int kRegionDepth = 1 << 20;            // of the loops that regions become: below every traced one
 bool of_region(const Loop& l) { return l.index[0]->attr.ints[3] >= kRegionDepth; }
 
+thread_local int calls_around = 0;               // of those that are being traced
+struct Call {
+  Call() { ++calls_around; }
+  ~Call() { --calls_around; }
+  Call(const Call&) = delete;
+};
+
 // Can there be a gradient below x? Not below ids, a mask, a draw.
 bool has_gradient(const NodePtr& x) {
   std::unordered_set<const Node*> seen;
@@ -55,9 +62,13 @@ Nodes cut_regions(const Nodes& roots, program::Device* device, int depth) {
   struct Level {
     program::Device* device;
     std::optional<ChunkKey> next(const Nodes& level, int depth) const {
-      const Node* first = nullptr;
+      const Node* first = nullptr;               // of the outermost calls, the first
       auto look = [&](const NodePtr& n) {
-        if (n && n->op == &prim::kEnter && ChunkKey::of(n->attr).depth == depth && (!first || n->id < first->id)) first = n.get();
+        if (!n || n->op != &prim::kEnter) return;
+        auto key = ChunkKey::of(n->attr);
+        if (key.depth != depth) return;
+        auto place = [&](const Node& m, int inside) { return std::pair(inside, m.id); };
+        if (!first || place(*n, key.inside) < place(*first, ChunkKey::of(first->attr).inside)) first = n.get();
       };
       for (auto& n : level) {
         look(n);
@@ -100,7 +111,8 @@ Leaves chunked_reduce(const AxisSelection& selection, const ChunkOptions& option
   for (auto c : options.chunks) if (c <= 0) fail(op, "a chunk of " + std::to_string(c) + " positions; it must be positive");
 
   ChunkKey call;
-  call.memory = options.memory, call.form = int(options.form), call.keep = int(options.keep), call.depth = context().loop_depth;
+  call.memory = options.memory, call.form = int(options.form), call.keep = int(options.keep), call.reverse = options.reverse;
+  call.depth = context().loop_depth, call.inside = calls_around;
   std::vector<std::int64_t> sizes;
   for (auto& s : walked) {
     std::int64_t size = -1;
@@ -133,7 +145,10 @@ Leaves chunked_reduce(const AxisSelection& selection, const ChunkOptions& option
   Leaves inside = xs;
   for (auto& k : keys)
     for (auto& x : inside) if (x) x = NamedArray(prim::enter(x.node(), k));
-  auto results = f(inside);
+  auto results = [&] {
+    Call around;
+    return f(inside);
+  }();
   Nodes outs;
   for (auto& r : results) if (r) outs.push_back(r.node());
   for (auto k = keys.rbegin(); k != keys.rend(); ++k) {

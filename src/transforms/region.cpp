@@ -22,6 +22,8 @@ Nodes read_by(const NodePtr& n) {
     }
   return out;
 }
+// The value of a barrier is made with the chunk, whatever it waits for.
+Nodes needed_by(const NodePtr& n) { return n->op == &prim::kBarrier ? Nodes{n->in[0]} : read_by(n); }
 // The first k positions of an order.
 bool is_first_of(const Node& n) {
   auto& a = n.attr;
@@ -75,9 +77,13 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
     for (auto& x : n->in) if (x && !is_first_of(*n)) first_only_.erase(x.get());
   for (auto& r : roots_) first_only_.erase(r.get());
   find_bridges();
-  for (bool more = true; more;) {   // again only for carries, which are older than what they become
-    more = false;
-    for (auto& n : level_) more |= learn(n) && !owner_.empty();
+  for (auto known = stepping_.size() + 1; known != stepping_.size();) {   // again, for what turns out to lie in a loop along the axis
+    known = stepping_.size();
+    inside_.clear(), along_.clear(), partial_.clear(), orders_.clear();
+    for (bool more = true; more;) {   // again only for carries, which are older than what they become
+      more = false;
+      for (auto& n : level_) more |= learn(n) && !owner_.empty();
+    }
   }
   leave_to_the_outside();
 }
@@ -105,7 +111,7 @@ bool Region::is_out(const NodePtr& x, const Node& reader) const {
 }
 // Is n inside, and what is the axis called there? True if something new was found out.
 bool Region::learn(const NodePtr& n) {
-  if (inside_.count(n.get())) return false;
+  if (inside_.count(n.get()) || in_step(*n)) return false;
   Names names;
   bool partial = false;
   auto from = [&](const NodePtr& x) {
@@ -125,13 +131,22 @@ bool Region::learn(const NodePtr& n) {
     from(r.start);
     std::erase_if(names, [&](Name a) { return !has_axis(*n, a); });
     partial = false;
+  } else if (n->op == &kResult && contains(n->in[0]) && goes_along(*n->in[0])) {
+    auto& l = loop_of(*n);
+    inside_.insert(n.get());
+    if (l.results[std::size_t(n->attr.ints[0])].fold == Fold::stack) along_[n.get()] = l.axis.name;
+    return true;
   } else if (n->op == &kResult && n->in[0]->op == &kLoop) {
     from(loop_of(*n).results[std::size_t(n->attr.ints[0])].value[0]);
   } else {
-    for (auto& x : read_by(n)) from(x);
+    for (auto& x : needed_by(n)) from(x);
   }
   bool first = is_first(*n);
   if (names.empty() && !partial && !first) return false;
+  if (n->op == &prim::kSlice && n->in.size() > 1 && inner_.count(n->in[1].get()) && n->attr.names == names && n->attr.ints[3]) {
+    stepping_.insert(n->in[1].get());
+    return false;
+  }
   inside_.insert(n.get());
   if (first_only_.count(n.get()) && has_name(names, n->attr.names[0])) {
     orders_.insert(n.get());
@@ -150,6 +165,9 @@ bool Region::learn(const NodePtr& n) {
   if (!names.empty()) along_[n.get()] = names[0];
   else if (in_body(*n) || (partial && !(n->op == &kResult && n->in[0]->op == &kLoop))) partial_.insert(n.get());
   return true;
+}
+bool Region::in_step(const Node& n) const {
+  return std::any_of(n.free.begin(), n.free.end(), [&](auto* i) { return stepping_.count(i) > 0; });
 }
 bool Region::in_body(const Node& n) const {
   return std::any_of(n.free.begin(), n.free.end(), [&](auto* i) { return inner_.count(i) > 0; });
@@ -206,7 +224,7 @@ bool Region::folds_by(const Node& n, Monoid& m) const {
   else if (n.op == &prim::kProd) m = Monoid::prod;
   else if (n.op == &kResult && n.in[0]->op == &kLoop) {
     auto& r = loop_of(n).results[std::size_t(n.attr.ints[0])];
-    return r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum);
+    return r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum) || goes_along(*n.in[0]);
   } else return false;
   return true;
 }
@@ -215,8 +233,9 @@ void Region::check(const NodePtr& n) const {
   auto a = name_in(*n);
   auto& op = *n->op;
   if (&op == &kCustom) refuse(*n, "cannot be cut into chunks");
+  if (is_first(*n)) return;
   if (&op == &kLoop) {
-    if (loop_of(*n).axis.name == a) refuse(*n, "goes from position to position");
+    if (loop_of(*n).axis.name == a) check_steps(*n, a);
     return;
   }
   if (partial_.count(n.get())) {   // in the body of a loop: what is left to do must be linear, for chunks are added afterwards
@@ -245,6 +264,29 @@ void Region::check(const NodePtr& n) const {
     if (n->in[k] && op.role && walks(n->in[k]) && op.role(*n, k, a) == Role::whole) refuse(*n, "needs all positions at once");
 }
 
+// A loop along the axis goes on from chunk to chunk, if at each position it reads that position alone.
+void Region::check_steps(const Node& n, Name a) const {
+  auto& l = loop_of(n);
+  auto* index = l.index[0].get();
+  auto whole = [&](const NodePtr& x) { return x && contains(x) && on_chunk(x) && !is_out(x, n); };
+  bool ok = goes_along(n) && l.drop && !in_body(n) && l.axis.size == axis_.size;
+  for (auto& r : l.results) ok &= !whole(r.start) && !whole(r.value[0]);
+  for (auto& m : level_) {
+    if (!m->varies_with(index)) continue;
+    bool own = m->op == &prim::kSlice && m->in.size() > 1 && m->in[1].get() == index && m->attr.names[0] == a;
+    for (auto& x : m->in) ok &= own || !whole(x);
+  }
+  if (!ok) refuse(n, "goes from position to position");
+}
+int Region::sweep_towards(bool reverse, int at) {
+  while (towards_.emplace(at, reverse).first->second != reverse) ++at;
+  return at;
+}
+bool Region::goes_back(int sweep) const {
+  auto i = towards_.find(sweep);
+  return i == towards_.end() ? reverse_ : i->second;
+}
+
 // The loop that makes x; or, of what is read whole, how many loops must be done before.
 int Region::stage_of(const NodePtr& x, bool chunk) const {
   auto& known = chunk ? stage_ : ready_;
@@ -254,7 +296,7 @@ int Region::stage_of(const NodePtr& x, bool chunk) const {
 // The loops that must be done before n is made.
 int Region::before(const NodePtr& n) const {
   int at = 0;
-  for (auto& x : read_by(n)) {
+  for (auto& x : n->op == &kLoop && goes_along(*n) ? n->in : needed_by(n)) {
     bool same = contains(x) && on_chunk(x) && contains(n) && !is_out(x, *n);
     at = std::max(at, stage_of(x, same));
   }
@@ -296,8 +338,8 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
 }
 
 int Region::sweeps(bool apart) {
-  for (auto* m : {&folds_, &stacks_}) m->clear();
-  stage_.clear(), ready_.clear(), streamed_.clear(), streams_.clear(), picked_.clear();
+  for (auto* m : {&folds_, &stacks_, &steps_}) m->clear();
+  towards_.clear(), stage_.clear(), ready_.clear(), streamed_.clear(), streams_.clear(), picked_.clear();
   std::unordered_map<const Node*, int> fold_stage;
   auto fold = [&](const NodePtr& n, int at) {
     folds_[at].push_back(n);
@@ -309,6 +351,7 @@ int Region::sweeps(bool apart) {
     if (!contains(n) || orders_.count(n.get())) { ready_[n.get()] = at; continue; }
     if (apart && n->origin.backward) at = std::max(at, 1);
     check(n);
+    if (n->op == &kLoop && goes_along(*n)) at = sweep_towards(loop_of(*n).reverse, at), steps_[at].push_back(n);
     auto s = streamed(n);
     if (on_chunk(n)) {
       stage_[n.get()] = at, ready_[n.get()] = at + 1;
@@ -347,8 +390,9 @@ int Region::sweeps(bool apart) {
   return sweeps;
 }
 
-// What a later sweep reads and is small beside the largest value (a row's logsumexp) is stacked, if it took work.
-void Region::keep_small() {
+// What a later sweep reads is stacked, not made again, if it comes from a loop along the axis; and, if small values are kept, where it took
+// work and is small beside the largest value (a row's logsumexp).
+void Region::keep_for_later(bool small) {
   auto most = largest_bytes();
   std::map<std::pair<const Node*, int>, bool> seen;
   std::vector<std::pair<NodePtr, int>> todo;
@@ -365,8 +409,9 @@ void Region::keep_small() {
     if (i == stage_.end() || i->second >= at || in_body(*n) || enters(*n) || !seen.emplace(std::pair{n.get(), at}, true).second) continue;
     auto kind = n->op->kind;
     bool work = kind == Kind::reduce || kind == Kind::contract || kind == Kind::step || kind == Kind::result;
+    bool stepped = n->op == &kResult && n->in[0]->op == &kLoop && goes_along(*n);
     auto& list = stacks_[i->second];
-    if (!work || n->bytes() * 8 > most) for (auto& x : n->in) { if (x && walks(x)) todo.push_back({x, at}); }
+    if (!stepped && (!small || !work || n->bytes() * 8 > most)) for (auto& x : n->in) { if (x && walks(x)) todo.push_back({x, at}); }
     else if (std::find(list.begin(), list.end(), n) == list.end()) list.push_back(n);
   }
 }

@@ -13,6 +13,7 @@ struct Cut {                                     // how a region is cut
   std::int64_t chunk = 1;                        // positions a turn
   bool keep = true;                              // small values that a later sweep reads are kept, not made again
   bool apart = false;                            // the backward makes its chunks again in a sweep of its own
+  bool reverse = false;                          // the last chunk first
   std::string form = {}, why = {};               // for reports
 };
 
@@ -54,7 +55,12 @@ class Region {
   int stage_of(const NodePtr&, bool chunk) const;
   int before(const NodePtr&) const;
   Streamed streamed(const NodePtr&) const;
-  void keep_small();
+  bool goes_along(const Node& loop) const { return stepping_.count(loop_of(loop).index[0].get()) > 0; }   // a loop over the walked axis
+  bool in_step(const Node&) const;               // made at one position, in the body of such a loop
+  void check_steps(const Node& loop, Name a) const;
+  int sweep_towards(bool reverse, int at);       // the first from `at` on that goes this way
+  bool goes_back(int sweep) const;
+  void keep_for_later(bool small);
   std::int64_t largest_bytes() const;            // of the values inside
   bool picks(const Node&, Name) const;
   bool is_first(const Node&) const;              // the first k of an order along the axis
@@ -71,22 +77,28 @@ class Region {
 
   // ---- region_stream.cpp: results that are carried from turn to turn ----
   using Parts = std::unordered_map<const Node*, NodePtr>;
+  NodePtr steps_on_chunk(const NodePtr& loop, std::size_t body);
+  void stream_steps(Loop&, Nodes& of, const NodePtr& loop);
   void stream(Loop&, Nodes& of, const NodePtr& top);
   NodePtr streamed_part(const NodePtr&, const Node* top, std::size_t body, const NodePtr& shift, Parts& memo);
-  void stream_extreme(Loop&, Nodes& of, const NodePtr&);
+  void stream_extreme(Loop&, Nodes& of, const NodePtr&);   // in the order of the loop
   void stream_first(Loop&, Nodes& of, const NodePtr&);
 
   Attr key_;
   const Node* around_;
+  bool reverse_ = false;
   Axis axis_;
   Nodes roots_, level_, index_;
   std::unordered_set<const Node*> inside_, bridge_;
   std::unordered_map<const Node*, Name> along_;            // nodes that have the axis -> what it is called there (vmap renames it)
   std::unordered_set<const Node*> partial_;                // sums over the axis in the body of a loop: of a chunk only
   std::unordered_set<const Node*> inner_;                  // indices of the level's loops
+  std::unordered_set<const Node*> stepping_;               // those of them that go along the walked axis
   std::unordered_map<const Node*, std::pair<NodePtr, std::size_t>> owner_;   // of a carry: its loop, which result
   std::unordered_map<const Node*, int> stage_, ready_;     // of what is made on a chunk: its loop; of all: the loops that must be done before
-  std::map<int, Nodes> folds_, stacks_;
+  std::map<int, Nodes> folds_, stacks_, steps_;            // steps_: the loops along the axis
+  std::map<int, bool> towards_;                            // sweeps whose direction those decide: reversed?
+  std::unordered_map<const Node*, Nodes> carried_;         // what such a loop carries from turn to turn
   std::unordered_map<const Node*, Streamed> streamed_;
   std::unordered_map<const Node*, Nodes> streams_;         // top -> the folds that are made with it
   std::unordered_map<const Node*, Nodes> picked_;          // positions (argmax, top_k) -> what is picked there
@@ -94,6 +106,9 @@ class Region {
   std::unordered_map<const Node*, Nodes> parts_;           // a node that is made on a chunk -> its part, for each body
   std::map<std::pair<const Node*, const NameData*>, Nodes> outer_;   // a node outside, by what it calls the axis -> likewise
 };
+
+// Sums of narrow floats are kept in f32 from chunk to chunk, and cast once, at the end: the same value in f32.
+NodePtr widened(const NodePtr&);
 
 // The nodes of one level: the top (no index), or what varies in a body; inputs first, with the bodies of their loops.
 Nodes level_of(const Nodes& roots, const Node* index);

@@ -12,15 +12,6 @@ Axes resized(Axes axes, Name a, std::int64_t whole, std::int64_t size) {
   for (auto& x : axes) if (x.name == a && x.size == whole) x.size = size;
   return axes;
 }
-// Sums of narrow floats are kept in f32 from chunk to chunk, and cast once, at the end.
-DType wide(DType d) { return is_float(d) && bytes_of(d) < 4 ? DType::f32 : d; }
-NodePtr widened(const NodePtr& n) {
-  auto d = wide(n->dtype);
-  if (d == n->dtype) return n;
-  if (n->op == &prim::kContract) return make(*n->op, n->in, n->axes, d, n->attr);
-  if (n->op == &prim::kSum) return make(*n->op, {prim::cast(n->in[0], d)}, n->axes, d, n->attr);
-  return prim::cast(n, d);
-}
 struct MadeAt {   // new nodes say that they come from where the old one was made
   Origin before;
   explicit MadeAt(const Node& n) : before(context().origin) { context().origin = n.origin; }
@@ -28,6 +19,14 @@ struct MadeAt {   // new nodes say that they come from where the old one was mad
 };
 
 }  // namespace
+
+NodePtr widened(const NodePtr& n) {
+  if (!is_float(n->dtype) || bytes_of(n->dtype) >= 4) return n;
+  auto d = DType::f32;
+  if (n->op == &prim::kContract) return make(*n->op, n->in, n->axes, d, n->attr);
+  if (n->op == &prim::kSum) return make(*n->op, {prim::cast(n->in[0], d)}, n->axes, d, n->attr);
+  return prim::cast(n, d);
+}
 
 // The part of x that belongs to a turn: made on the chunk, or a slice of what lies outside.
 NodePtr Region::part(const NodePtr& x, Name a, std::size_t b) {
@@ -109,6 +108,7 @@ NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   return make(*n->op, in, axes, n->dtype, n->attr);
 }
 NodePtr Region::loop_on_chunk(const NodePtr& n, std::size_t b) {
+  if (goes_along(*n)) return steps_on_chunk(n, b);
   Loop l = loop_of(*n);
   auto a = name_in(*n);
   for (auto& r : l.results) {
@@ -126,6 +126,11 @@ LoopResult Region::folded(const NodePtr& n) {
     auto v = made_on_chunk(n, name_in(*n), b);
     r.value.push_back(r.monoid == Monoid::sum ? widened(v) : v);
   }
+  if (r.monoid == Monoid::prod) {
+    r.fold = Fold::carry, r.start = prim::filled(1, n->dtype, n->axes), r.carry = prim::carry(index_[0], n->axes, n->dtype);
+    for (auto& v : r.value) v = prim::map(prim::kMul, {r.carry, v}, n->dtype, &n->axes);
+  }
+  if (n->op == &kResult && goes_along(*n)) r.start = loop_of(*n).results[std::size_t(n->attr.ints[0])].start;
   if (n->op == &prim::kScatter && !prim::is_number(n->in[0], 0)) r.start = prim::cast(n->in[0], r.value[0]->dtype);
   return r;
 }
@@ -142,8 +147,9 @@ NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Rewrite known)
 }
 
 Nodes Region::cut(const Cut& how) {
+  reverse_ = how.reverse;
   int count = sweeps(how.apart);
-  if (how.keep) keep_small();
+  keep_for_later(how.keep);
   constexpr int depth = 1 << 20;                           // below every traced loop
   index_ = {prim::index(axis_, 0, how.chunk, depth)};
   if (auto left = axis_.size % how.chunk) index_.push_back(prim::index(axis_, axis_.size - left, left, depth));
@@ -154,15 +160,19 @@ Nodes Region::cut(const Cut& how) {
     parts_[n.get()] = std::move(made);
   }
   Rewrite finals;                                          // a fold, or what is stacked, or the part of it -> what is known of it afterwards
+  for (auto& n : level_)                                   // what lies outside need not wait for what lies inside
+    if (n->op == &prim::kBarrier && !contains(n) && contains(n->in[1])) finals[n.get()] = n->in[0];
   for (int s = 0; s < count; ++s) {
     Loop l;
-    l.axis = axis_, l.index = index_, l.save = Save::nothing;
+    l.axis = axis_, l.index = index_, l.save = Save::nothing, l.reverse = goes_back(s);
     l.apart = s > 0 && how.apart;
     l.form = how.form, l.why = how.why;
     Nodes of;
     std::unordered_set<const Node*> done;
     auto add = [&](LoopResult r, const NodePtr& n) { l.results.push_back(std::move(r)), of.push_back(n); };
+    for (auto& n : steps_[s]) stream_steps(l, of, n);
     for (auto& n : folds_[s]) {
+      if (n->op == &kResult && goes_along(*n) && loop_of(*n).results[std::size_t(n->attr.ints[0])].carry) continue;
       if (auto with = streams_.find(n.get()); with != streams_.end()) {
         stream(l, of, n);
         for (auto& x : with->second) done.insert(x.get());
@@ -194,6 +204,8 @@ Nodes Region::cut(const Cut& how) {
         auto v = result;
         for (auto& x : result->axes) if (!find(*n, x.name)) v = prim::rename(result, {x.name}, {n->attr.names[0]});   // the first k
         finals[n.get()] = finished(n, prim::fit(v, n->axes), finals);
+        if (result->dtype != n->dtype)                     // a sum that was kept wide, where a wide one is read: not rounded in between
+          for (auto& u : level_) if (u->op == &prim::kCast && u->in[0] == n && u->dtype == result->dtype) finals[u.get()] = prim::fit(v, n->axes);
         continue;
       }
       auto a = along_.at(n.get());

@@ -26,6 +26,38 @@ NodePtr shift_of(const NodePtr& top) {
 
 }  // namespace
 
+// A loop along the axis on one chunk: it starts from what the turn before has left.
+NodePtr Region::steps_on_chunk(const NodePtr& n, std::size_t b) {
+  Loop l = loop_of(*n);
+  auto& old = l.index[0];
+  l.axis.size = prim::index_chunk(*index_[b]);
+  auto index = prim::index(l.axis, 0, 1, int(old->attr.ints[3]));
+  Rewrite to{{old.get(), prim::add(index_[b], index)}};
+  for (auto& x : inputs_of(l).slices) to[prim::slice_at(x, old, true).get()] = prim::slice_at(part(x, l.axis.name, b), index, true);
+  auto& carried = carried_[n.get()];
+  bool first = carried.empty();
+  for (std::size_t k = 0; k < l.results.size(); ++k) {
+    auto& r = l.results[k];
+    if (first) carried.push_back(r.carry ? prim::carry(index_[0], r.carry->axes, r.carry->dtype) : nullptr);
+    r.start = carried[k];
+    if (r.carry) r.carry = to[r.carry.get()] = prim::carry(index, r.carry->axes, r.carry->dtype);
+  }
+  for (auto& r : l.results) r.value = substitute(r.value, to, old.get());
+  l.index = {index};
+  return make_loop(std::move(l));
+}
+void Region::stream_steps(Loop& out, Nodes& of, const NodePtr& n) {
+  auto& l = loop_of(*n);
+  for (std::size_t k = 0; k < l.results.size(); ++k) {
+    auto& r = l.results[k];
+    if (!r.carry) continue;
+    LoopResult state{Fold::carry, r.monoid, {}, r.start, carried_.at(n.get())[k]};
+    for (auto& made : parts_.at(n.get())) state.value.push_back(loop_result(made, k));
+    auto last = loop_result(n, k);
+    out.results.push_back(std::move(state)), of.push_back(contains(last) ? last : nullptr);
+  }
+}
+
 // n, which is linear in exp(x - top), with the shift so far in place of the final one.
 NodePtr Region::streamed_part(const NodePtr& n, const Node* top, std::size_t b, const NodePtr& shift, Parts& memo) {
   auto& fold = streams_.at(top);
@@ -60,7 +92,10 @@ void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
   auto best = prim::carry(index_[0], top->axes, d);
   LoopResult max{Fold::carry, Monoid::max, {}, prim::fit(least, top->axes), best};
   std::vector<LoopResult> sums;
-  for (auto& n : folds) sums.push_back({Fold::carry, Monoid::sum, {}, prim::filled(0, n->dtype, n->axes), prim::carry(index_[0], n->axes, n->dtype)});
+  for (auto& n : folds) {
+    auto wide = widened(n)->dtype;
+    sums.push_back({Fold::carry, Monoid::sum, {}, prim::filled(0, wide, n->axes), prim::carry(index_[0], n->axes, wide)});
+  }
   for (std::size_t b = 0; b < index_.size(); ++b) {
     auto now = prim::max(best, made_on_chunk(top, name_in(*top), b));
     auto shift = shift_of(now);
@@ -69,18 +104,19 @@ void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
     Parts memo;
     for (std::size_t k = 0; k < folds.size(); ++k) {
       auto& n = folds[k];
-      auto more = streamed_part(n, top.get(), b, shift, memo);
-      auto old = prim::map(prim::kMul, {sums[k].carry, prim::cast(scale, n->dtype)}, n->dtype, &n->axes);
-      sums[k].value.push_back(prim::map(prim::kAdd, {old, more}, n->dtype, &n->axes));
+      auto more = widened(streamed_part(n, top.get(), b, shift, memo));
+      auto old = prim::map(prim::kMul, {sums[k].carry, prim::cast(scale, more->dtype)}, more->dtype, &n->axes);
+      sums[k].value.push_back(prim::map(prim::kAdd, {old, more}, more->dtype, &n->axes));
     }
   }
   l.results.push_back(std::move(max)), of.push_back(top);
   for (std::size_t k = 0; k < folds.size(); ++k) l.results.push_back(std::move(sums[k])), of.push_back(folds[k]);
 }
 
-// The extreme so far, where it is, and what else lies there; the first of equals wins.
+// The extreme so far, where it is, and what else lies there; the first of equals wins, from whichever end the walk comes.
 void Region::stream_extreme(Loop& l, Nodes& of, const NodePtr& n) {
   bool largest = n->op == &prim::kArgmax;
+  auto beats = [&](const NodePtr& a, const NodePtr& b) { return l.reverse ? prim::less_equal(a, b) : prim::less(a, b); };
   auto d = n->in[0]->dtype;
   auto a = name_in(*n);
   auto& picked = picked_[n.get()];
@@ -94,10 +130,10 @@ void Region::stream_extreme(Loop& l, Nodes& of, const NodePtr& n) {
     Axis piece(a, prim::index_chunk(*index_[b]));
     auto here = prim::argreduce(largest, chunk, n->axes, {piece});
     auto value = prim::reduce(largest ? Monoid::max : Monoid::min, chunk, n->axes);
-    auto better = largest ? prim::less(best, value) : prim::less(value, best);
+    auto better = largest ? beats(best, value) : beats(value, best);
     if (is_float(d)) {   // NaN wins
       auto nan = [&](const NodePtr& x) { return prim::map(prim::kIsNan, {x}, DType::boolean); };
-      better = either(better, both(nan(value), prim::logical_not(nan(best))));
+      better = either(better, l.reverse ? nan(value) : both(nan(value), prim::logical_not(nan(best))));
     }
     better = either(better, prim::less(at, prim::integer(0, DType::i32)));
     values.value.push_back(prim::select(better, value, best));

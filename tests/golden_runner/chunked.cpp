@@ -44,20 +44,11 @@ Arrays in_chunks(const Cuts& cuts, std::size_t depth, const Value& args, const A
   return chunked_reduce(cuts[depth].first, {.chunk = cuts[depth].second}, f)(in);
 }
 
-bool is_tile(const Value& c, const Value& chunks) { return chunks.keys.size() > 1 && chunks.has(c["args"]["Vocab"].as_text()); }
-
 }  // namespace
-
-int tiles_of(const Value& c) {
-  int n = 0;
-  for (const Value& chunks : c["args"]["chunks"].items) n += is_tile(c, chunks);
-  return n;
-}
 
 Problems check_chunked(const Group& g, const Value& c) {
   Problems problems;
   for (const Value& chunks : c["args"]["chunks"].items) {
-    if (is_tile(c, chunks)) continue;
     Cuts cuts;
     std::string shown;
     for (std::size_t i = 0; i < chunks.keys.size(); ++i) {

@@ -4,9 +4,7 @@
 
 namespace golden {
 
-// Every setting of chunks: of tokens or of the vocabulary.
+// Every setting of chunks: of tokens, of the vocabulary, in tiles of both.
 Problems check_chunked(const Group&, const Value& c);
-// How many of the case's settings are tiles of both.
-int tiles_of(const Value& c);
 
 }  // namespace golden

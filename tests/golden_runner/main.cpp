@@ -113,7 +113,6 @@ class Runner {
           attempt(id + "/" + v.name, [&](const std::string& backend) { return run_gpt2(g, c, v, backend).problems; });
     } else if (g.name == "chunked") {
       attempt(id, [&](const std::string&) { return check_chunked(g, c); });
-      if (tiles_of(c)) skip("chunked_ce in tiles of tokens and vocabulary");
     } else {
       attempt(id, [&](const std::string&) -> Problems {
         const auto found = table().find(op);
