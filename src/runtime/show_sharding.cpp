@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 
 #include "graph/node.h"
@@ -85,8 +86,7 @@ std::vector<std::size_t> shown(std::size_t n, std::size_t most) {
 }
 std::string share(const Axes& axes, const Sharding& at, const Mesh& mesh) {
   auto mine = local_axes(axes, at, mesh, 0);
-  return fmt::format("each device holds {}{}", to_string(mine),
-                     mine == axes ? ", all of it" : fmt::format(" of {}", to_string(axes)));
+  return "each device holds " + to_string(mine) + (mine == axes ? ", all of it" : "");
 }
 
 std::string table_of(const Grid& g) {
@@ -126,6 +126,16 @@ std::string escaped(const std::string& s) {
 std::string text_at(double x, double y, const std::string& what, const std::string& more = "") {
   return fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" {}>{}</text>\n", x, y, more, escaped(what));
 }
+// A light colour for block k of n; grey if there is but one.
+std::string colour(std::size_t k, std::size_t n) {
+  if (n == 1) return "#e2e2e2";
+  auto channel = [&](double shift) {
+    const double hue = std::fmod(double(k) / double(n) + shift, 1.) * 6;
+    const double part = std::clamp(std::abs(hue - 3) - 1, 0., 1.);
+    return int(std::lround(190 + 56 * part));
+  };
+  return fmt::format("#{:02x}{:02x}{:02x}", channel(0), channel(2. / 3), channel(1. / 3));
+}
 std::string picture_of(const Grid& g, const std::string& title, const std::string& below) {
   constexpr double left = 150, plot = 520, top = 92, right = 20;
   auto rows = shown(g.rows.labels.size(), 18), columns = shown(g.columns.labels.size(), 10);
@@ -134,11 +144,11 @@ std::string picture_of(const Grid& g, const std::string& title, const std::strin
     for (auto k : which) sum += s.extents[k];
     return sum > 0 ? sum : 1;
   };
-  const double height = std::max(60., std::min(440., 42. * double(rows.size())));
+  const double height = std::clamp(34. * double(rows.size()), 170., 440.);
   const double rows_all = total(g.rows, rows), columns_all = total(g.columns, columns);
   auto out = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0:.0f} {1:.0f}\" width=\"{0:.0f}\" height=\"{1:.0f}\" "
-      "font-family=\"sans-serif\" font-size=\"12\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {:.0f} {:.0f}\" font-family=\"sans-serif\" font-size=\"12\">\n"
+      "<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n",
       left + plot + right, top + height + 40);
   out += text_at(16, 24, title, "font-size=\"14\"") + text_at(16, 44, below, "fill=\"#555\"");
   out += text_at(left + plot / 2, 66, g.columns.title, "text-anchor=\"middle\" fill=\"#555\"");
@@ -155,13 +165,12 @@ std::string picture_of(const Grid& g, const std::string& title, const std::strin
       const double w = plot * g.columns.extents[c] / columns_all;
       if (w <= 0 || h <= 0) continue;
       if (r == rows[0] && w > 40) out += text_at(x + w / 2, top - 8, g.columns.labels[c], "text-anchor=\"middle\"");
-      const auto n = g.rows.labels.size() * g.columns.labels.size();
-      const double hue = 360. * double(r * g.columns.labels.size() + c) / double(n);
+      const auto columns_in_all = g.columns.labels.size();
       auto all = list_of(g.devices[r][c]);
       out += fmt::format(
-          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"hsl({:.0f},{}%,84%)\" "
-          "stroke=\"white\" stroke-width=\"2\"/>\n",
-          x, y, w, h, hue, n > 1 ? 60 : 0);
+          "<rect x=\"{:.1f}\" y=\"{:.1f}\" width=\"{:.1f}\" height=\"{:.1f}\" fill=\"{}\" stroke=\"white\" "
+          "stroke-width=\"2\"/>\n",
+          x, y, w, h, colour(r * columns_in_all + c, g.rows.labels.size() * columns_in_all));
       if (w > 16 && h > 10)
         out += text_at(x + w / 2, y + h / 2 + 4, all,
                        fmt::format("text-anchor=\"middle\" font-size=\"{}\"", double(all.size()) * 7 > w ? 8 : 12));
@@ -191,16 +200,18 @@ std::string visualize_sharding(const AxisSpec& spec, const Mapping& mapping, con
   Here here(at);
   auto lies = sharding_for(spec, mapping, mesh, "an array");
   auto g = grid_of(spec, lies, mesh);
-  auto title = to_string(spec.axes()) + " by " + to_string(mapping) + " on " +
-               (mesh.axes.empty() ? "one device" : "the mesh " + to_string(mesh));
-  auto below = share(spec, lies, mesh);
+  Mapping mine;
+  for (auto& a : spec.axes())
+    if (auto* to = mapping.find(a.name)) mine.entries.push_back({a.name, *to});
+  const auto title = to_string(spec.axes()), held = share(spec, lies, mesh);
+  const auto how = "by " + to_string(mine) + " on " + (mesh.axes.empty() ? "one device" : "the mesh " + to_string(mesh));
   if (!svg.empty()) {
     std::ofstream file(svg);
-    file << picture_of(g, title, below);
+    file << picture_of(g, title, how + "; " + held);
     file.close();
     if (!file) fail("visualize_sharding", "cannot write " + svg);
   }
-  return title + "\n" + table_of(g) + below + "\n";
+  return title + " " + how + "\n" + table_of(g) + held + "\n";
 }
 std::string visualize_sharding(const NamedArray& a, const std::string& svg, SourceLocation at) {
   Here here(at);

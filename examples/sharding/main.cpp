@@ -1,0 +1,162 @@
+// sharding: the story of the introduction to Levanter, on virtual devices. One model and one training script; what changes is two
+// mappings.
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <cstdio>
+
+#include "picture.h"
+#include "script.h"
+
+using namespace sharding;
+
+namespace {
+
+struct Command {
+  int devices = 8, model_axis_size = 2, steps = 3;
+  std::int64_t seq_len = 32, hidden_dim = 64, layers = 2, heads = 4, vocab = 256, batch = 16;
+  bool no_xl = false;
+  std::string svg = "sharding.svg";
+
+  Sizes sizes() const {
+    return {{.seq_len = seq_len, .hidden_dim = hidden_dim, .num_layers = layers, .num_heads = heads},
+            Axis("vocab", vocab),
+            Axis("batch", batch)};
+  }
+};
+
+void chapter(const std::string& title, const std::string& text) {
+  std::printf("\n==== %s ====\n%s\n\n", title.c_str(), text.c_str());
+}
+void show(const std::string& text) { std::printf("%s\n", text.c_str()); }
+std::string kib(double bytes) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f KiB", bytes / 1024);
+  return text;
+}
+std::int64_t parameters(const Sizes& s) {
+  std::int64_t n = 0;
+  for (auto& a : flatten(eval_shape([&] { return Model::init(s.Vocab, s.config, random::key(0)); }))) n += a ? a.size() : 0;
+  return n;
+}
+
+struct Row {
+  std::string name;
+  Ran ran;
+};
+Row trained(const Layout& layout, const Command& c) {
+  Row row{layout.name, run(layout, c.sizes(), c.steps)};
+  show("parameters " + (layout.params ? to_string(*layout.params) : "whole") + ", inside the loss " +
+       (layout.compute ? to_string(*layout.compute) : "as the arguments lie") + ", on " +
+       (layout.mesh ? "the mesh " + to_string(*layout.mesh) : "one device") + "\n");
+  show(row.ran.step.explain);
+  for (std::size_t i = 0; i < row.ran.losses.size(); ++i) std::printf("step %zu loss: %.6f\n", i, row.ran.losses[i]);
+  return row;
+}
+void compare(const std::vector<Row>& rows) {
+  std::printf("%-18s %14s %14s %12s %6s   %s\n", "on each device", "parameters", "step's peak", "sent", "calls", "last loss");
+  for (auto& [name, r] : rows)
+    std::printf("%-18s %14s %14s %12s %6.0f   %.6f\n", name.c_str(), kib(double(r.state.argument_bytes)).c_str(),
+                kib(double(r.step.argument_bytes + r.step.peak_bytes)).c_str(), kib(r.step.sent_bytes).c_str(), r.step.calls,
+                r.losses.back());
+  for (auto& [name, r] : rows) {
+    const double tolerance = name == "mixed precision" ? 1e-2 : 1e-4, first = rows[0].ran.losses.back();
+    if (!(std::abs(r.losses.back() - first) <= tolerance * first)) throw Error("[sharding] the loss of " + name + " is another");
+  }
+}
+
+// 1.5 billion parameters: 16 bytes for each of a parameter, its gradient and two moments. Planned, not run.
+void largest(const Command& c) {
+  const Sizes xl{{.seq_len = 1024, .hidden_dim = 1600, .num_layers = 48, .num_heads = 25, .gradient_checkpointing = true},
+                 Axis("vocab", 50257),
+                 Axis("batch", 8)};
+  const double n = double(parameters(xl)), gb = 1e9;
+  std::printf("%.2f billion parameters: 16 bytes each are %.1f GB on one device, %.1f GB on each of %d\n", n / 1e9, 16 * n / gb,
+              16 * n / gb / c.devices, c.devices);
+  for (auto layout : {data_parallel(), fully_sharded(), mixed_precision(), tensor_parallel(c.model_axis_size)}) {
+    auto r = plan(layout, xl);
+    std::printf(
+        "%-18s parameters and their moments %5.2f GB, gradients and all else %5.2f GB, sent %6.2f GB a step; planned in %.1f s\n",
+        layout.name.c_str(), double(r.argument_bytes) / gb, double(r.peak_bytes) / gb, r.sent_bytes / gb,
+        r.trace_s + r.compile_s);
+    std::fflush(stdout);
+  }
+}
+
+void tell(const Command& c) {
+  set_devices(c.devices);
+  const auto sizes = c.sizes();
+  const auto Position = sizes.config.Pos(), Embed = sizes.config.Embed(), Mlp = sizes.config.Mlp();
+  std::printf("GPT-2 of %lld parameters, a batch of %lld, on %d virtual devices\n", static_cast<long long>(parameters(sizes)),
+              static_cast<long long>(c.batch), devices());
+
+  chapter("one device", "The script as it is.");
+  std::vector<Row> rows{trained(one_device(), c)};
+
+  chapter("data parallel", "Every device has the whole model and a part of the batch; gradients are summed over all.");
+  const auto dp = data_parallel();
+  const Mapping by_batch{{"batch", "data"}};
+  show(visualize_sharding({sizes.Batch, Position}, by_batch, *dp.mesh));
+  show(visualize_sharding({Embed, Mlp}, {}, *dp.mesh));
+  rows.push_back(trained(dp, c));
+
+  chapter("fully sharded",
+          "Parameters, gradients and optimiser are cut along embed. Inside the loss the batch is cut and weights are whole:\n"
+          "each is gathered where it is used, and its gradient goes back to where it belongs.");
+  const auto fsdp = fully_sharded();
+  show(visualize_sharding({Embed, Mlp}, *fsdp.params, *fsdp.mesh));
+  rows.push_back(trained(fsdp, c));
+  show("\n" + visualize_shardings(rows.back().ran.model, *fsdp.params, *fsdp.mesh));
+
+  chapter("mixed precision", "The same, computed in bf16: a weight is cast before it is sent.");
+  rows.push_back(trained(mixed_precision(), c));
+
+  chapter("tensor parallel", "A second mesh axis cuts the heads and the hidden units of each layer, within one example.");
+  const auto tp = tensor_parallel(c.model_axis_size);
+  show(visualize_sharding({Embed, Mlp}, *tp.params, *tp.mesh));
+  show(visualize_sharding({sizes.Batch, Position, Mlp}, *tp.compute, *tp.mesh));
+  rows.push_back(trained(tp, c));
+
+  chapter("side by side", "The model and its training script are the same in all of them.");
+  compare(rows);
+  if (!c.no_xl) {
+    chapter("1.5 billion parameters", "Planned for the same devices, without one byte of it.");
+    largest(c);
+  }
+
+  if (c.svg.empty()) return;
+  const AxisSpec batch{sizes.Batch, Position}, c_fc{Embed, Mlp};
+  write_picture(c.svg, {{"data parallel: the batch", batch, by_batch, *dp.mesh},
+                        {"data parallel: c_fc", c_fc, {}, *dp.mesh},
+                        {"fully sharded: c_fc, as it is kept", c_fc, *fsdp.params, *fsdp.mesh},
+                        {"fully sharded: c_fc, where it is used", c_fc, *fsdp.compute, *fsdp.mesh},
+                        {"tensor parallel: c_fc, as it is kept", c_fc, *tp.params, *tp.mesh},
+                        {"tensor parallel: what c_fc makes of the batch", {sizes.Batch, Position, Mlp}, *tp.compute, *tp.mesh}});
+  std::printf("\nwho holds what: %s\n", c.svg.c_str());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Command c;
+  CLI::App app("GPT-2 trained on virtual devices: data parallel, fully sharded, in mixed precision, tensor parallel");
+  app.add_option("--devices", c.devices, "virtual devices")->check(CLI::Range(1, 64))->capture_default_str();
+  app.add_option("--model-axis-size", c.model_axis_size, "of them, for the model")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--steps", c.steps, "training steps of each")->check(CLI::Range(1, 1000))->capture_default_str();
+  app.add_option("--batch", c.batch, "examples")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--seq-len", c.seq_len, "positions")->check(CLI::Range(2, 1 << 20))->capture_default_str();
+  app.add_option("--embed", c.hidden_dim, "width of the model")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--layers", c.layers, "layers")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--heads", c.heads, "heads of attention")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--vocab", c.vocab, "ids")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_flag("--no-xl", c.no_xl, "leave out the plan for 1.5 billion parameters");
+  app.add_option("--svg", c.svg, "where the picture goes; empty: nowhere")->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  try {
+    tell(c);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
+  }
+}

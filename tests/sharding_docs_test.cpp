@@ -1,0 +1,87 @@
+// The code of docs/sharding.md, compiled and run; tests/house_test.py checks that what the page shows stands here.
+#include <doctest/doctest.h>
+
+#include <cstdio>
+
+#include <haliax/haliax.h>
+using namespace haliax;
+
+namespace {
+
+const Axis Batch("batch", 8), Embed("embed", 16), Mlp("mlp", 32);
+struct Model {
+  nn::Linear up, down;
+  static Model init(const Key& key) {
+    auto [k_up, k_down] = random::split<2>(key);
+    return {nn::Linear::init(Embed, Mlp, k_up), nn::Linear::init(Mlp, Embed, k_down)};
+  }
+  NamedArray operator()(const NamedArray& x) const { return down(nn::gelu(up(x))); }
+};
+
+Mesh mesh{{{"data", -1}, {"model", 2}}};   // -1: as many as there are devices for
+Mapping params{{"embed", "data"}, {"mlp", "model"}};
+Mapping compute{{"batch", "data"}, {"mlp", "model"}};
+
+NamedArray compute_loss(const Model& model, const NamedArray& x, const NamedArray& y) {   // x, y (embed)
+  axis_mapping inside(compute);
+  return mean(square(model(x) - y));
+}
+NamedArray train_batch_loss(const Model& model, const NamedArray& x, const NamedArray& y) {
+  auto per_example = vmap(compute_loss, "batch")(model, x, y);   // batch is still cut: vmap does not hide it from mappings
+  return mean(per_example, "batch");
+}
+
+}  // namespace
+
+TEST_CASE("the programs of docs/sharding.md") {
+  auto optimizer = optim::adamw({.learning_rate = 1e-2});
+  using State = decltype(optimizer.init(std::declval<const Model&>()));
+  const auto input = random::normal(random::key(1), {Batch, Embed}), target = roll(input, 1, Embed);
+
+  auto init = named_jit([=](const Key& key) { return Model::init(key); }, {.mesh = mesh, .axis_resources = params});
+  auto model = init(random::key(0));
+  auto init_state = named_jit([=](const Model& m) { return optimizer.init(m); }, {.mesh = mesh, .axis_resources = params});
+  auto state = init_state(model);
+  CHECK(placement(model.up.weight)->mapping == params);
+
+  auto train_step = [=](const Model& m, const State& s, const NamedArray& x, const NamedArray& y) {
+    auto [loss, grads] = value_and_grad(train_batch_loss)(m, x, y);
+    auto [updates, next] = optimizer.update(grads, s, m);
+    return std::tuple(optim::apply_updates(m, updates), next, loss);
+  };
+  auto step = named_jit(train_step, {.donate = {0, 1}, .mesh = mesh, .axis_resources = params});
+  std::vector<double> losses;
+  for (int i = 0; i < 3; ++i) {
+    NamedArray loss;
+    std::tie(model, state, loss) = step(model, state, input, target);
+    losses.push_back(loss.item());
+  }
+  CHECK(losses[2] < losses[0]);
+  CHECK(step.report().traces == 1);
+
+  std::string held = visualize_sharding({Embed, Mlp}, params, mesh, "held.svg");   // a table, and a picture of it
+  std::string table = visualize_shardings(model, params, mesh);                    // a line for each array of a tree
+  CHECK(std::remove("held.svg") == 0);
+  CHECK(held.find("embed 12..15  6          7") != held.npos);
+  CHECK(table.find("up.weight") != table.npos);
+
+  auto shapes = eval_shape([&] { return Model::init(random::key(0)); });
+  auto far = named_jit([=](const Model& m) { return optimizer.init(m); }, {.mesh = Mesh{{{"data", 2048}}}, .axis_resources = Mapping{{"embed", "data"}}});
+  std::int64_t bytes = far.plan(shapes).peak_bytes;   // on each device
+  CHECK(bytes < 2 * model.up.weight.nbytes());
+
+  auto hidden = input;
+  use_mesh here(mesh);
+  axis_mapping scope(compute);
+  auto whole = shard(hidden, Mapping{});          // a constraint; its cotangent is free
+  auto cut = auto_sharded(hidden);                // by the mapping in scope; without one, the array itself
+  CHECK(placement(whole)->mapping == Mapping{});
+  CHECK(cut.floats() == input.floats());
+
+  auto normalized = shard_map(
+      [](const NamedArray& part) {   // (batch / 4, embed)
+        return part / sqrt(psum(sum(part * part), "data"));
+      },
+      {.mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{{"batch", "data"}}});
+  CHECK(sum(square(normalized(input))).item() == doctest::Approx(1));
+}
