@@ -567,6 +567,7 @@ std::string difference(const NamedArray& got, const NamedArray& want, bool exact
   }
   return "";
 }
+
 // Nothing, or how sharded differs from unsharded.
 std::string disagreement(const Drawn& d, bool tells) {
   Trace trace;
