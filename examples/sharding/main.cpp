@@ -82,27 +82,39 @@ void largest(const Command& c) {
   }
 }
 
+void draw(const Command& c, const Layout& dp, const Layout& fsdp, const Layout& tp) {
+  const auto sizes = c.sizes();
+  const AxisSpec batch{sizes.Batch, sizes.config.Pos()}, c_fc{sizes.config.Embed(), sizes.config.Mlp()};
+  const AxisSpec hidden{sizes.Batch, sizes.config.Pos(), sizes.config.Mlp()};
+  write_picture(c.svg, {{"data parallel: the batch", batch, Mapping{{"batch", "data"}}, *dp.mesh},
+                        {"data parallel: c_fc", c_fc, {}, *dp.mesh},
+                        {"fully sharded: c_fc, as it is kept", c_fc, *fsdp.params, *fsdp.mesh},
+                        {"fully sharded: c_fc, where it is used", c_fc, *fsdp.compute, *fsdp.mesh},
+                        {"tensor parallel: c_fc, as it is kept", c_fc, *tp.params, *tp.mesh},
+                        {"tensor parallel: what c_fc makes of the batch", hidden, *tp.compute, *tp.mesh}});
+  std::printf("who holds what: %s\n", c.svg.c_str());
+}
+
 void tell(const Command& c) {
   set_devices(c.devices);
   const auto sizes = c.sizes();
   const auto Position = sizes.config.Pos(), Embed = sizes.config.Embed(), Mlp = sizes.config.Mlp();
+  const auto dp = data_parallel(), fsdp = fully_sharded(), tp = tensor_parallel(c.model_axis_size);
   std::printf("GPT-2 of %lld parameters, a batch of %lld, on %d virtual devices\n", static_cast<long long>(parameters(sizes)),
               static_cast<long long>(c.batch), devices());
+  if (!c.svg.empty()) draw(c, dp, fsdp, tp);
 
   chapter("one device", "The script as it is.");
   std::vector<Row> rows{trained(one_device(), c)};
 
   chapter("data parallel", "Every device has the whole model and a part of the batch; gradients are summed over all.");
-  const auto dp = data_parallel();
-  const Mapping by_batch{{"batch", "data"}};
-  show(visualize_sharding({sizes.Batch, Position}, by_batch, *dp.mesh));
+  show(visualize_sharding({sizes.Batch, Position}, Mapping{{"batch", "data"}}, *dp.mesh));
   show(visualize_sharding({Embed, Mlp}, {}, *dp.mesh));
   rows.push_back(trained(dp, c));
 
   chapter("fully sharded",
           "Parameters, gradients and optimiser are cut along embed. Inside the loss the batch is cut and weights are whole:\n"
           "each is gathered where it is used, and its gradient goes back to where it belongs.");
-  const auto fsdp = fully_sharded();
   show(visualize_sharding({Embed, Mlp}, *fsdp.params, *fsdp.mesh));
   rows.push_back(trained(fsdp, c));
   show("\n" + visualize_shardings(rows.back().ran.model, *fsdp.params, *fsdp.mesh));
@@ -111,27 +123,15 @@ void tell(const Command& c) {
   rows.push_back(trained(mixed_precision(), c));
 
   chapter("tensor parallel", "A second mesh axis cuts the heads and the hidden units of each layer, within one example.");
-  const auto tp = tensor_parallel(c.model_axis_size);
   show(visualize_sharding({Embed, Mlp}, *tp.params, *tp.mesh));
   show(visualize_sharding({sizes.Batch, Position, Mlp}, *tp.compute, *tp.mesh));
   rows.push_back(trained(tp, c));
 
   chapter("side by side", "The model and its training script are the same in all of them.");
   compare(rows);
-  if (!c.no_xl) {
-    chapter("1.5 billion parameters", "Planned for the same devices, without one byte of it.");
-    largest(c);
-  }
-
-  if (c.svg.empty()) return;
-  const AxisSpec batch{sizes.Batch, Position}, c_fc{Embed, Mlp};
-  write_picture(c.svg, {{"data parallel: the batch", batch, by_batch, *dp.mesh},
-                        {"data parallel: c_fc", c_fc, {}, *dp.mesh},
-                        {"fully sharded: c_fc, as it is kept", c_fc, *fsdp.params, *fsdp.mesh},
-                        {"fully sharded: c_fc, where it is used", c_fc, *fsdp.compute, *fsdp.mesh},
-                        {"tensor parallel: c_fc, as it is kept", c_fc, *tp.params, *tp.mesh},
-                        {"tensor parallel: what c_fc makes of the batch", {sizes.Batch, Position, Mlp}, *tp.compute, *tp.mesh}});
-  std::printf("\nwho holds what: %s\n", c.svg.c_str());
+  if (c.no_xl) return;
+  chapter("1.5 billion parameters", "Planned for the same devices, without one byte of it.");
+  largest(c);
 }
 
 }  // namespace
@@ -141,15 +141,15 @@ int main(int argc, char** argv) {
   CLI::App app("GPT-2 trained on virtual devices: data parallel, fully sharded, in mixed precision, tensor parallel");
   app.add_option("--devices", c.devices, "virtual devices")->check(CLI::Range(1, 64))->capture_default_str();
   app.add_option("--model-axis-size", c.model_axis_size, "of them, for the model")
-      ->check(CLI::PositiveNumber)
+      ->check(CLI::Range(1, 64))
       ->capture_default_str();
   app.add_option("--steps", c.steps, "training steps of each")->check(CLI::Range(1, 1000))->capture_default_str();
-  app.add_option("--batch", c.batch, "examples")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--batch", c.batch, "examples")->check(CLI::Range(1, 1 << 20))->capture_default_str();
   app.add_option("--seq-len", c.seq_len, "positions")->check(CLI::Range(2, 1 << 20))->capture_default_str();
-  app.add_option("--embed", c.hidden_dim, "width of the model")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--layers", c.layers, "layers")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--heads", c.heads, "heads of attention")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--vocab", c.vocab, "ids")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--embed", c.hidden_dim, "width of the model")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  app.add_option("--layers", c.layers, "layers")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  app.add_option("--heads", c.heads, "heads of attention")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  app.add_option("--vocab", c.vocab, "ids")->check(CLI::Range(1, 1 << 20))->capture_default_str();
   app.add_flag("--no-xl", c.no_xl, "leave out the plan for 1.5 billion parameters");
   app.add_option("--svg", c.svg, "where the picture goes; empty: nowhere")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
