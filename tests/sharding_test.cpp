@@ -375,3 +375,22 @@ TEST_CASE("sharding: who holds what, as a table and as a picture") {
         "out  (mlp=6, embed=12)  mlp by model, embed by data       288 B        36 B a device\n"
         "all                                                       576 B        72 B a device\n");
 }
+
+TEST_CASE("sharding: what an op picks or contracts is constrained by the mapping, what follows is not") {
+  const Mesh two{{{"model", 2}}};
+  const Axis Vocab{"vocab", 10};
+  auto table = random::normal(random::key(4), {Vocab, Embed});
+  auto ids = random::randint(random::key(5), Batch, 0, 10);
+  auto sent = [&](auto f) {
+    auto g = named_jit(f, {.mesh = two, .axis_resources = Mapping{{"vocab", "model"}}});
+    g(table, ids);
+    return g.report().sent_bytes;
+  };
+  // Each device picks from its rows; the mapping says that what was picked is whole, so it is summed before the batch is.
+  CHECK(sent([](const NamedArray& t, const NamedArray& i) { return sum(take(t, "vocab", i), Batch); }) ==
+        double(Batch.size * Embed.size * 4));
+  CHECK(sent([](const NamedArray& t, const NamedArray& i) {
+          return sum(dot(t, one_hot(i, Axis("vocab", 10), DType::f32), "vocab"), Batch);
+        }) == double(Batch.size * Embed.size * 4));
+  CHECK(sent([](const NamedArray& t, const NamedArray&) { return sum(sum(t * 2., "vocab"), Embed); }) == 4);
+}
