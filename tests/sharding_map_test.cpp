@@ -56,18 +56,20 @@ TEST_CASE("shard_map: f sees local sizes, and what it does not sum is each devic
 
 TEST_CASE("shard_map: sums, means, extremes, gathers and scatters over mesh axes") {
   auto x = normal(2, {Batch, Embed});
-  JitOptions on{.mesh = four, .in = by_batch, .out = Mapping{}};
-  close(shard_map([](const NamedArray& v) { return psum(sum(v, "batch"), "data"); }, on)(x), sum(x, "batch"));
-  close(shard_map([](const NamedArray& v) { return pmean(mean(v, "batch"), "data"); }, on)(x), mean(x, "batch"));
-  close(shard_map([](const NamedArray& v) { return pmax(max(v, "batch"), "data"); }, on)(x), max(x, "batch"));
-  close(shard_map([](const NamedArray& v) { return pmin(min(v, "batch"), "data"); }, on)(x), min(x, "batch"));
-  close(shard_map([](const NamedArray& v) { return all_gather(v, "batch", "data"); }, on)(x), x);
+  for (const char* backend : {"cpu", "reference"}) {
+    JitOptions on{.backend = backend, .mesh = four, .in = by_batch, .out = Mapping{}};
+    close(shard_map([](const NamedArray& v) { return psum(sum(v, "batch"), "data"); }, on)(x), sum(x, "batch"));
+    close(shard_map([](const NamedArray& v) { return pmean(mean(v, "batch"), "data"); }, on)(x), mean(x, "batch"));
+    close(shard_map([](const NamedArray& v) { return pmax(max(v, "batch"), "data"); }, on)(x), max(x, "batch"));
+    close(shard_map([](const NamedArray& v) { return pmin(min(v, "batch"), "data"); }, on)(x), min(x, "batch"));
+    close(shard_map([](const NamedArray& v) { return all_gather(v, "batch", "data"); }, on)(x), x);
 
-  // A number that all have is summed as often as there are devices.
-  close(shard_map([](const NamedArray& v) { return psum(1., "data") * psum(sum(v), "data") + pmean(2., "data"); }, on)(x),
-        sum(x) * 4. + 2.);
-  // Of booleans: how many.
-  CHECK(shard_map([](const NamedArray& v) { return psum(sum(v) > -1e9, "data"); }, on)(x).item() == 4);
+    // A number that all have is summed as often as there are devices.
+    close(shard_map([](const NamedArray& v) { return psum(1., "data") * psum(sum(v), "data") + pmean(2., "data"); }, on)(x),
+          sum(x) * 4. + 2.);
+    // Of booleans: how many.
+    CHECK(shard_map([](const NamedArray& v) { return psum(sum(v) > -1e9, "data"); }, on)(x).item() == 4);
+  }
 
   auto scatter = shard_map([](const NamedArray& v) { return psum_scatter(sum(v, "batch"), "embed", "data"); },
                            {.mesh = four, .in = by_batch, .out = Mapping{{"embed", "data"}}});

@@ -111,7 +111,7 @@ TEST_CASE("sharding: an inner mapping replaces the outer one, and threads have t
 
   bool bare = false, captured = false;
   std::thread([&] { bare = !current_mesh() && !current_mapping(); }).join();
-  std::thread(in_scopes([&] { captured = *current_mesh() == grid && *current_mapping() == by_batch; })).join();
+  std::thread(in_scopes([&] { captured = current_mesh() && *current_mesh() == grid && *current_mapping() == by_batch; })).join();
   CHECK(bare);
   CHECK(captured);
 
