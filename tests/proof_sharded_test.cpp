@@ -586,12 +586,13 @@ std::string disagreement(const Drawn& d, bool tells) {
     for (auto& v : d.ids) about += ", ids " + haliax::to_string(v.axes());
     about += "; parameters " + to_string(d.parameters) + " data " + to_string(d.data) + " inside " + to_string(d.inside) +
              " results " + to_string(d.results);
+    if (tells) std::puts(about.c_str());
     JitOptions options{.backend = backend, .mesh = d.mesh, .axis_resources = d.inside};
     options.in = Mappings::of_each({d.parameters, d.data, d.data}), options.out = Mappings(d.results);
     options.regather = d.seed % 2 == 0;
     auto sharded = named_jit(f, options);
     auto got = sharded(d.p, d.x, d.ids);
-    if (tells) std::printf("%s\n%s", about.c_str(), sharded.report().explain.c_str());
+    if (tells) std::puts(sharded.report().explain.c_str());
     for (std::size_t k = 0; k < want.size(); ++k)
       if (auto how = difference(got[k], want[k], exact[k]); !how.empty())
         return "result " + std::to_string(k) + ": " + how + "\n" + about;

@@ -205,7 +205,7 @@ Planner::Offer Planner::offer(int n, const Sharding& need, int depth) {
   }
   if (best.version >= 0 && best.cost == 0) return best;
   auto& me = node(n);
-  if (!rules::is_view(me) || depth > 8 || !need.partial.empty()) return best;
+  if (!rules::is_view(me) || depth > 8 || (!need.partial.empty() && best.version >= 0)) return best;
   for (auto& [name, cut] : need.dims)
     if (!rules::may_cut(me, name, cut, need, mesh_)) return best;
   double cost = 0;
@@ -273,7 +273,7 @@ int Planner::obtain(int n, Sharding need) {
         if (of.op == &kResult && of.in[0]->op == &kLoop)
           asked[{whole_.find(of.in[0].get()), std::size_t(of.attr.ints[0])}] = need;
       }
-      from = o.remake ? made_now(n, need) : o.version;
+      from = o.remake ? made_now(n, need.settled()) : o.version;
     }
   }
   for (auto& h : route(mesh_, node(n).axes, node(n).dtype, step(from).at, need)) {
