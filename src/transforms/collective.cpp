@@ -34,6 +34,27 @@ std::vector<Run> runs_of(const Axis& source, const Axis& target, const Piece& p,
   }
   return out;
 }
+// How many positions of one axis a device gets, and how many of these it has itself.
+struct Got {
+  std::int64_t all, own;
+};
+Got got_along(const Axis& source, const Axis& target, const Piece& p, const Cut& from, const Cut& to, const Mesh& mesh,
+              int device) {
+  auto [low, length] = block_of(target, to, mesh, device);
+  auto [have, size] = block_of(source, from, mesh, device);
+  if (!p.axis || p.axis != target.name) {
+    auto begin = std::max(low, have), end = std::min(low + length, have + size);
+    return {length, std::max<std::int64_t>(0, end - begin)};
+  }
+  auto begin = std::max(low, p.to), end = std::min(low + length, p.to + p.size);
+  if (begin >= end) return {0, 0};
+  auto down = [](std::int64_t a, std::int64_t b) { return a / b - (a % b != 0 && a < 0); };  // a / b, for b > 0
+  // Position to + k comes from `from` + step * k: which k lie in the block that is here?
+  auto step = std::abs(p.step);
+  auto first = p.step > 0 ? -down(p.from - have, step) : down(p.from - (have + size), step) + 1;
+  auto last = p.step > 0 ? -down(p.from - (have + size), step) : down(p.from - have, step) + 1;
+  return {end - begin, std::max<std::int64_t>(0, std::min(end, p.to + last) - std::max(begin, p.to + first))};
+}
 int with_block(int device, std::int64_t block, const Cut& cut,
                const Mesh& mesh) {  // the device with that block, else like `device`
   for (int k = cut.size(); k-- > 0;) {
@@ -44,8 +65,9 @@ int with_block(int device, std::int64_t block, const Cut& cut,
   }
   return device;
 }
+// `giver`: those alone that come from this device.
 std::vector<Delivery> deliveries(const std::vector<Piece>& pieces, const Axes& axes, const Sharding& at, const Mesh& mesh,
-                                 int device) {
+                                 int device, int giver = -1) {
   std::vector<Delivery> out;
   for (std::size_t k = 0; k < pieces.size(); ++k) {
     auto& p = pieces[k];
@@ -56,6 +78,7 @@ std::vector<Delivery> deliveries(const std::vector<Piece>& pieces, const Axes& a
       std::vector<Delivery> next;
       for (auto& s : some)
         for (auto& r : runs) {
+          if (giver >= 0 && with_block(giver, r.block, cut, mesh) != giver) continue;
           auto n = s;
           n.from = with_block(n.from, r.block, cut, mesh);
           n.start.push_back(r.theirs), n.at.push_back(r.mine), n.dims.push_back(r.size), n.step.push_back(r.step);
@@ -63,7 +86,8 @@ std::vector<Delivery> deliveries(const std::vector<Piece>& pieces, const Axes& a
         }
       some = std::move(next);
     }
-    out.insert(out.end(), some.begin(), some.end());
+    for (auto& s : some)
+      if (giver < 0 || s.from == giver) out.push_back(std::move(s));
   }
   return out;
 }
@@ -108,17 +132,20 @@ void pack(program::Collective& c, const std::vector<Piece>& pieces, int first_ar
   for (auto& d : deliveries(pieces, axes, at, mesh, device))
     c.receives.push_back({d.from, out, d.at, d.dims, program::Dims(d.dims.size(), 1)});
   for (int other : group_of(device, over, mesh))
-    for (auto& d : deliveries(pieces, axes, at, mesh, other))
-      if (d.from == device) c.sends.push_back({other, first_array + pieces[std::size_t(d.piece)].array, d.start, d.dims, d.step});
+    for (auto& d : deliveries(pieces, axes, at, mesh, other, device))
+      c.sends.push_back({other, first_array + pieces[std::size_t(d.piece)].array, d.start, d.dims, d.step});
 }
 double exchange_bytes(const std::vector<Piece>& pieces, const Axes& axes, const Sharding& at, int width, const Mesh& mesh) {
   double moved = 0;
   auto group = group_of(0, exchange_over(pieces, axes, at), mesh);
   for (int device : group)
-    for (auto& d : deliveries(pieces, axes, at, mesh, device)) {
-      double n = width;
-      for (auto x : d.dims) n *= double(x);
-      if (d.from != device) moved += n;
+    for (auto& p : pieces) {
+      double all = width, own = width;
+      for (std::size_t d = 0; d < axes.size() && all > 0; ++d) {
+        auto got = got_along(p.axes[d], axes[d], p, p.at.cut(axes[d].name), at.cut(axes[d].name), mesh, device);
+        all *= double(got.all), own *= double(got.own);
+      }
+      moved += all - own;
     }
   return moved / double(group.size());
 }

@@ -11,6 +11,14 @@
 namespace haliax {
 namespace partitioning {
 
+namespace {
+std::string looks(const Node& n) {
+  auto text = std::string(n.op->name) + to_string(n.axes);
+  for (auto& x : n.in) text += x ? to_string(x->axes) : "-";
+  return text;
+}
+}  // namespace
+
 // Gather the weight, or move the activation? The bytes of the whole program are compared: a gather that another op needs anyway
 // is free here, a reduction that will be merged with another costs once. Only what pays is tried.
 Plan best(Whole& whole, Planner& planner) {
@@ -29,15 +37,14 @@ Plan best(Whole& whole, Planner& planner) {
     c.stack[stack] = at;
     take(c);
   }
-  auto contested = planner.contested;
-  std::set<int> all(contested.begin(), contested.end());
-  for (int n : all)
-    for (int k : {kWish, 0, 1}) {
-      if (k >= int(whole.in[std::size_t(n)].size()) || (k >= 0 && whole.in[std::size_t(n)][std::size_t(k)] < 0)) continue;
-      auto c = choices;
-      c.follow[n] = k;
-      take(c);
-    }
+  // Ops that look the same, layer after layer, are decided together.
+  std::map<std::pair<std::string, int>, std::set<int>> alike;
+  for (auto& [n, k] : planner.contested) alike[{looks(*whole.nodes[std::size_t(n)]), k}].insert(n);
+  for (auto& [decision, nodes] : alike) {
+    auto c = choices;
+    for (int n : nodes) c.follow[n] = decision.second;
+    take(c);
+  }
   return b;
 }
 

@@ -100,6 +100,7 @@ bool is_top_k(const Node& n) {
 NodePtr by_blocks(const NodePtr& n, Name axis, int blocks) {
   auto outer = context().origin;
   context().origin = n->origin;
+  context().origin.mapping = {};  // it binds the result, not how it is made
   NodePtr out;
   if (n->op == &prim::kCumulative)
     out = cumulative(n, Blocked(*find(*n, axis), blocks));

@@ -126,7 +126,9 @@ Planner::Planner(Whole& whole, const PartitionOptions& options, const std::vecto
 
 Plan Planner::run(const Choices& choices) {
   choices_ = &choices;
-  now_ = {}, open_.clear(), contested.clear(), asked.clear();
+  now_ = {}, open_.clear();
+  if (first_run_) contested.clear();
+  asked.clear();
   now_.plan.regions.emplace_back();
   fit_tables();
   for (auto& i : inputs_) {
@@ -142,6 +144,7 @@ Plan Planner::run(const Choices& choices) {
     now_.plan.roots.push_back(made);
   }
   drop_dead(now_.plan, whole_);
+  first_run_ = false;
   return std::move(now_.plan);
 }
 void Planner::fit_tables() {
@@ -450,6 +453,28 @@ std::pair<Name, Cut> Planner::landing(int n, int x) {
   return {};
 }
 
+// How the points may be cut instead, by another's cuts first. Fewer bytes never buy less parallel work, nor a weight gathered
+// along an axis that the mapping cuts.
+std::optional<Sharding> Planner::otherwise_cut(int n, const Sharding& usual, int follow) {
+  auto& me = node(n);
+  auto& in = whole_.in[std::size_t(n)];
+  auto other = work_of(n, follow);
+  if (other == usual) return {};
+  auto used = [&](const Sharding& s) {
+    int r = 1;
+    for (auto& d : s.dims) r *= ranks(mesh_, d.second);
+    return r;
+  };
+  if (used(other) < used(usual)) return {};
+  for (std::size_t k = 0; k < in.size(); ++k) {
+    if (in[k] < 0 || !me.origin.mapping || !whole_.parameter[std::size_t(in[k])] || !is_float(node(in[k]).dtype)) continue;
+    auto need = rules::needed(me, k, other, mesh_);
+    for (auto& [name, cut] : first(in[k]).dims)
+      if (me.origin.mapping->find(name) && !(need.cut(name) == cut)) return {};
+  }
+  return other;
+}
+
 void Planner::compute_op(int n) {
   auto& me = node(n);
   const auto in = whole_.in[std::size_t(n)];  // a copy: the whole may grow
@@ -468,23 +493,9 @@ void Planner::compute_op(int n) {
   auto outer = context().origin;
   context().origin = me.origin;
   auto work = work_of(n, kUsual);
-  if (auto c = choices_->follow.find(n); c != choices_->follow.end()) {
-    // Fewer bytes never buy less parallel work, nor a weight gathered along an axis that the mapping cuts.
-    auto other = work_of(n, c->second);
-    auto used = [&](const Sharding& s) {
-      int r = 1;
-      for (auto& d : s.dims) r *= ranks(mesh_, d.second);
-      return r;
-    };
-    bool fair = used(other) >= used(work);
-    for (std::size_t k = 0; k < in.size(); ++k) {
-      if (in[k] < 0 || !whole_.parameter[std::size_t(in[k])] || !is_float(node(in[k]).dtype)) continue;
-      auto need = rules::needed(me, k, other, mesh_);
-      for (auto& [name, cut] : first(in[k]).dims)
-        if (me.origin.mapping && me.origin.mapping->find(name)) fair &= need.cut(name) == cut;
-    }
-    if (fair) work = other;
-  }
+  const auto usual = work;
+  if (auto c = choices_->follow.find(n); c != choices_->follow.end())
+    if (auto other = otherwise_cut(n, usual, c->second)) work = *other;
   std::vector<std::vector<std::pair<int, Monoid>>> keep;
   auto decide = [&] {
     keep.assign(in.size(), {});
@@ -533,7 +544,9 @@ void Planner::compute_op(int n) {
   }
   bool pays = now_.plan.bytes > paid;
   for (auto& [x, m] : s.at.partial) pays |= whole_.wish[std::size_t(n)].cuts(x);
-  if (pays) contested.push_back(n);
+  for (int k : {kWish, 0, 1})
+    if (pays && first_run_ && k < int(in.size()) && (k < 0 || in[std::size_t(k)] >= 0) && otherwise_cut(n, usual, k))
+      contested.push_back({n, k});
   now_.plan.points += local_size(rules::points(me), work, mesh_) * turns_of(n);
   int made = add(std::move(s));
   versions(n).insert(versions(n).begin(), made);

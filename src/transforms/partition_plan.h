@@ -96,8 +96,9 @@ class Planner {
  public:
   Planner(Whole&, const PartitionOptions&, const std::vector<PartitionInput>&, const std::vector<Sharding>& wanted);
   Plan run(const Choices&);
-  // Of the last run: what may pay to decide otherwise.
-  std::vector<int> contested;
+  // What may pay to decide otherwise: whose cuts a node follows, seen in the first run; how a result of a loop is stacked, in the
+  // last.
+  std::vector<std::pair<int, int>> contested;
   std::map<std::pair<int, std::size_t>, Sharding> asked;
 
  private:
@@ -146,6 +147,7 @@ class Planner {
   NodePtr otherwise(int n);  // in terms of other ops, where an axis that it needs whole is cut; null: no
   void shift(int n, const Sharding& work);
   Sharding work_of(int n, int follow);
+  std::optional<Sharding> otherwise_cut(int n, const Sharding& usual, int follow);
   void assign(const Node&, Sharding& work, Name, const Cut&) const;
   void displace(int n, Sharding& work);
   bool rides(int n, std::size_t k, int x, Monoid, const Sharding& work);
@@ -163,6 +165,7 @@ class Planner {
   const std::vector<PartitionInput>& inputs_;
   const std::vector<Sharding>& wanted_;
   const Choices* choices_ = nullptr;
+  bool first_run_ = true;
   std::map<int, std::vector<Sharding>> carried_;  // what the carries of each loop came to, for the next run
   std::map<int, Sharding> pins_;
   State now_;

@@ -69,7 +69,7 @@ int main(int argc, char** argv) {
     try {
       if (losses > 0) {
         if (!p.losses) continue;
-        row["losses"] = p.losses(losses, true), row["unsharded"] = p.losses(losses, false);
+        row["losses"] = p.losses(losses), row["unsharded"] = p.unsharded(losses);
         std::cout << row.dump() << std::endl;
         continue;
       }

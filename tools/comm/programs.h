@@ -21,7 +21,7 @@ struct Program {
   std::optional<double> min_regather_bytes;  // with the layers' weights gathered again in the backward pass
   bool regathers = false;                    // min_bytes already counts that
   std::function<haliax::JitReport(bool regather)> plan;
-  std::function<std::vector<double>(int steps, bool sharded)> losses = {};  // of a training run, on the mesh or on one device
+  std::function<std::vector<double>(int steps)> losses = {}, unsharded = {};  // of a training run, on the mesh and on one device
 };
 std::vector<Program> programs(const Sizes&);
 

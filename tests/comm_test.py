@@ -1,0 +1,60 @@
+"""build/tools/comm: what the golden programs send, against the least that their strategies send and against XLA; what they compute."""
+import json
+import pathlib
+import subprocess
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TOOL = ROOT / "build/tools/comm"
+# The least leaves out gradients of replicated parameters that these two sum over the devices.
+ABOVE = {"gpt2_tp_seq", "gpt2_tp_seq_nofull"}
+
+
+def rows(*options):
+    done = subprocess.run([TOOL, *map(str, options)], stdout=subprocess.PIPE, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@unittest.skipUnless(TOOL.exists(), "tools/build tools/comm")
+class Comm(unittest.TestCase):
+    def test_programs_send_the_least(self):
+        found = rows()
+        self.assertEqual(len(found), 70)
+        xla = {}
+        for line in (ROOT / "tests/golden/comm/xla.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            xla.setdefault(row["program"], []).append(row)
+        for row in found:
+            with self.subTest(row["program"]):
+                if row["program"] not in ABOVE:
+                    self.assertLessEqual(row["sent_bytes"], row["min_bytes"] * 1.01 + 64)
+                best = min(xla[row["program"]], key=lambda r: (r["sent_bytes"], r["calls"]))
+                self.assertLessEqual(row["sent_bytes"], best["sent_bytes"])
+                self.assertLessEqual(row["calls"], best["calls"])
+
+    def test_weights_gathered_again_send_no_more_than_that(self):
+        for row in rows("--regather"):
+            with self.subTest(row["program"]):
+                self.assertLessEqual(row["sent_bytes"], row.get("min_regather_bytes", row["sent_bytes"]))
+
+    def test_other_sizes(self):
+        for sizes in ("--batch 8 --position 16", "--vocab 4096 --embed 64 --layers 5", "--batch 32 --heads 16 --vocab 512 --mlp 256"):
+            for row in rows(*sizes.split()):
+                with self.subTest(f"{row['program']} {sizes}"):
+                    if row["program"] not in ABOVE:
+                        self.assertLessEqual(row["sent_bytes"], row["min_bytes"] * 1.01 + 64)
+
+    def test_losses_are_those_of_one_device(self):
+        small = "--batch 8 --position 8 --embed 16 --mlp 16 --heads 8 --head-size 2 --vocab 16"
+        found = rows("--losses", 20, *small.split())
+        self.assertEqual(len(found), 24)
+        for row in found:
+            with self.subTest(row["program"]):
+                self.assertEqual(len(row["losses"]), 20)
+                tolerance = 1e-2 if "bf16" in row["program"] else 1e-5
+                for got, want in zip(row["losses"], row["unsharded"]):
+                    self.assertLessEqual(abs(got - want), tolerance * abs(want))
+
+
+if __name__ == "__main__":
+    unittest.main()

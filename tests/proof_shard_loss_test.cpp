@@ -1,0 +1,103 @@
+// A language model's loss in chunks, on meshes: the loss and the gradients of the embedding and of the head are those of whole
+// logits on one device, tied and untied.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "haliax/jit.h"
+#include "haliax/losses.h"
+#include "haliax/nn.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis Batch{"batch", 8}, Pos{"position", 12}, Embed{"embed", 16}, Mlp{"mlp", 24}, Vocab{"vocab", 40}, Odd{"vocab", 37};
+
+struct Parameters {
+  NamedArray embedding, up, down;
+  std::optional<NamedArray> head;  // none: tied
+};
+Parameters drawn(const Axis& Vocab, bool tied) {
+  auto draw = [](int seed, const AxisSpec& axes) { return random::normal(random::key(seed), axes); };
+  Parameters p{draw(1, {Vocab, Embed}) * 0.5, draw(2, {Embed, Mlp}) * 0.25, draw(3, {Mlp, Embed}) * 0.2, {}};
+  if (!tied) p.head = draw(4, {Vocab, Embed}) * 0.3;
+  return p;
+}
+NamedArray hidden(const Parameters& p, const NamedArray& ids) {
+  auto x = take(p.embedding, "vocab", ids);
+  return standardize(x + dot(nn::gelu(dot(x, p.up, Embed)), p.down, Mlp), Embed);
+}
+NamedArray whole_loss(const Parameters& p, const NamedArray& ids, const NamedArray& targets) {
+  auto& head = p.head ? *p.head : p.embedding;
+  return nn::cross_entropy_loss(dot(hidden(p, ids), head, Embed), "vocab", targets);
+}
+
+struct Way {
+  const char* name;
+  Mesh mesh;
+  Mapping parameters, inside;
+};
+const Mesh data{{{"data", 4}}}, model{{{"model", 4}}}, both{{{"data", 2}, {"model", 2}}};
+const std::vector<Way> ways{
+    {"data parallel", data, {}, {{"batch", "data"}}},
+    {"FSDP", data, {{"embed", "data"}}, {{"batch", "data"}}},
+    {"FSDP by the vocabulary", data, {{"vocab", "data"}, {"mlp", "data"}}, {{"batch", "data"}}},
+    {"tensor parallel", model, {{"mlp", "model"}, {"vocab", "model"}}, {{"mlp", "model"}, {"vocab", "model"}}},
+    {"tensor parallel by the features", model, {{"embed", "model"}}, {{"embed", "model"}}},
+    {"sequence parallel", model, {}, {{"position", "model"}}},
+    {"sequence parallel, parameters cut", model, {{"embed", "model"}}, {{"position", "model"}}},
+    {"FSDP and tensor parallel",
+     both,
+     {{"embed", "data"}, {"mlp", "model"}, {"vocab", "model"}},
+     {{"batch", "data"}, {"mlp", "model"}, {"vocab", "model"}}},
+    {"FSDP and sequence parallel", both, {{"embed", "data"}}, {{"batch", "data"}, {"position", "model"}}},
+};
+
+void close(const NamedArray& got, const NamedArray& want) {
+  REQUIRE(got.axes() == want.axes());
+  auto a = got.doubles(), b = want.doubles();
+  double most = 0;
+  for (double x : b) most = std::max(most, std::abs(x));
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) worst = std::max(worst, std::abs(a[i] - b[i]));
+  CHECK(worst <= 1e-5 * most);
+}
+
+}  // namespace
+
+TEST_CASE("proof: the chunked loss on a mesh: loss and gradients, tied and untied") {
+  struct Cut {
+    AxisSelection walked;
+    std::int64_t chunk, vocab_chunk;
+  };
+  for (auto& vocab : {Vocab, Odd})
+    for (bool tied : {true, false}) {
+      const auto p = drawn(vocab, tied);
+      const auto ids = random::randint(random::key(5), {Batch, Pos}, 0, int(vocab.size)), next = roll(ids, -1, Pos);
+      const auto want = flatten(jit(value_and_grad(whole_loss))(p, ids, next));
+      int turn = 0;
+      for (auto& way : ways) {
+        const Cut cuts[] = {{"position", 5, 0}, {{"batch", "position"}, 16, 0}, {"position", 3, 16}};
+        const auto& cut = cuts[std::size_t(turn++ % 3)];
+        CAPTURE(std::string(way.name));
+        CAPTURE(tied);
+        CAPTURE(vocab.size);
+        CAPTURE(cut.chunk);
+        auto loss = [&](const Parameters& p, const NamedArray& ids, const NamedArray& targets) {
+          axis_mapping scope(way.inside);
+          return nn::linear_cross_entropy(hidden(p, ids), p.head ? *p.head : p.embedding, targets, Embed, "vocab",
+                                          {.walked = cut.walked, .chunks = {.chunk = cut.chunk}, .vocab_chunk = cut.vocab_chunk})
+              .loss;
+        };
+        JitOptions options{.mesh = way.mesh, .axis_resources = way.parameters};
+        options.in = Mappings::of_each({way.parameters, way.inside, way.inside});
+        auto f = named_jit(value_and_grad(loss), options);
+        const auto got = flatten(f(p, ids, next));
+        CHECK(f.report().loops > 0);
+        REQUIRE(got.size() == want.size());
+        for (std::size_t k = 0; k < got.size(); ++k) close(got[k], want[k]);
+      }
+    }
+}
