@@ -138,6 +138,20 @@ TEST_CASE("partition: a stack of layers in a loop, weights and activations cut d
   }
 }
 
+TEST_CASE("partition: a loop over what is cut walks each device's own part") {
+  Axis A{"a", 6}, B{"b", 4};
+  auto f = [=](const NamedArray& x) {
+    auto each = map([=](const NamedArray& row) { return softmax(row, B); }, A)(x);
+    auto all = fold([=](const NamedArray& sum, const NamedArray& row, const NamedArray& i) { return sum + tanh(row) * cos(i); },
+                    A)(zeros(B), x, arange(A).astype(DType::f32));
+    return std::pair{each, all};
+  };
+  agrees(f, {"a", "b"}, normal(1, {A, B}));
+  auto sharded = named_jit(f, {.mesh = two, .axis_resources = Mapping{{"a", "data"}}});
+  sharded(normal(1, {A, B}));
+  CHECK(sharded.report().sent_bytes == B.size * 4);  // the sum, once: an all-reduce over two devices
+}
+
 TEST_CASE("partition: a part of an axis may have the name of the whole") {
   Axis A{"a", 6}, B{"b", 4};
   auto f = [=](const NamedArray& x) {

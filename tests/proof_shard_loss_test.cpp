@@ -101,3 +101,30 @@ TEST_CASE("proof: the chunked loss on a mesh: loss and gradients, tied and untie
       }
     }
 }
+
+TEST_CASE("proof: chunks are cut from each device's own part: no token moves, whatever is walked") {
+  const auto p = drawn(Vocab, true);
+  const auto ids = random::randint(random::key(5), {Batch, Pos}, 0, int(Vocab.size)), next = roll(ids, -1, Pos);
+  for (auto& inside : {Mapping{{"batch", "data"}}, Mapping{{"position", "data"}}}) {
+    auto sent = [&](const AxisSelection& walked, std::int64_t chunk) {
+      auto loss = [&](const Parameters& p, const NamedArray& ids, const NamedArray& targets) {
+        axis_mapping scope(inside);
+        return nn::linear_cross_entropy(hidden(p, ids), p.embedding, targets, Embed, "vocab",
+                                        {.walked = walked, .chunks = {.chunk = chunk}})
+            .loss;
+      };
+      JitOptions options{.mesh = data, .axis_resources = Mapping{}};
+      options.in = Mappings::of_each({Mapping{}, inside, inside});
+      auto f = named_jit(value_and_grad(loss), options);
+      f(p, ids, next);
+      CHECK(f.report().loops > 0);
+      return f.report().sent_bytes;
+    };
+    const auto alone = sent(inside.find("batch") ? "position" : "batch", 4);
+    for (std::int64_t chunk : {1, 3, 5}) {
+      CHECK(sent("batch", chunk) == alone);
+      CHECK(sent("position", chunk) == alone);
+      CHECK(sent({"batch", "position"}, chunk) == alone);
+    }
+  }
+}

@@ -81,14 +81,17 @@ class Maker {
 
   static const std::vector<std::pair<const char*, Make>>& kinds() {
     static const std::vector<std::pair<const char*, Make>> all{
-        {"point", &Maker::point},    {"point", &Maker::point},       {"pair", &Maker::pair},          {"pair", &Maker::pair},
-        {"dot", &Maker::product},    {"dot", &Maker::product},       {"reduce", &Maker::reduced},     {"reduce", &Maker::reduced},
-        {"norm", &Maker::normed},    {"running", &Maker::running},   {"order", &Maker::ordered},      {"choice", &Maker::choice},
-        {"pick", &Maker::picked},    {"place", &Maker::placed},      {"turn", &Maker::turned},        {"rename", &Maker::renamed},
-        {"flatten", &Maker::flat},   {"split", &Maker::split},       {"join", &Maker::joined},        {"move", &Maker::moved},
-        {"cut", &Maker::cut},        {"mask", &Maker::masked},       {"draw", &Maker::drawn},         {"scan", &Maker::scanned},
-        {"vmap", &Maker::mapped},    {"gradient", &Maker::gradient}, {"constrain", &Maker::pinned},   {"count", &Maker::counted},
-        {"layers", &Maker::layered}, {"loss", &Maker::loss},         {"broadcast", &Maker::broadcast}};
+        {"point", &Maker::point},         {"point", &Maker::point},       {"pair", &Maker::pair},
+        {"pair", &Maker::pair},           {"dot", &Maker::product},       {"dot", &Maker::product},
+        {"reduce", &Maker::reduced},      {"reduce", &Maker::reduced},    {"norm", &Maker::normed},
+        {"running", &Maker::running},     {"order", &Maker::ordered},     {"choice", &Maker::choice},
+        {"pick", &Maker::picked},         {"place", &Maker::placed},      {"turn", &Maker::turned},
+        {"rename", &Maker::renamed},      {"flatten", &Maker::flat},      {"split", &Maker::split},
+        {"join", &Maker::joined},         {"move", &Maker::moved},        {"cut", &Maker::cut},
+        {"mask", &Maker::masked},         {"draw", &Maker::drawn},        {"scan", &Maker::scanned},
+        {"vmap", &Maker::mapped},         {"gradient", &Maker::gradient}, {"constrain", &Maker::pinned},
+        {"count", &Maker::counted},       {"layers", &Maker::layered},    {"loss", &Maker::loss},
+        {"broadcast", &Maker::broadcast}, {"turns", &Maker::each}};
     return all;
   }
 
@@ -247,7 +250,7 @@ class Maker {
     if (i.ndim() == 0) return Value{one_hot(i % 5, Axis("t", 5)), true};
     auto a = *axis(i);
     if (dice.chance(50)) ids.push_back(dice.chance(50) ? sum(i, a) : cumsum(i, a));
-    return Value{ids.back().astype(DType::f32) * 0.02, true};
+    return Value{ids.back().astype(DType::f32) * 0.02, false};  // a sum that is pending may be scaled term by term
   }
   Made picked() {
     auto v = this->any();
@@ -392,6 +395,21 @@ class Maker {
     };
     auto [state, out] = scan(turn, *a, {.checkpoint = policy(), .reverse = reverse})(start, v.x);
     return Value{last ? state : out, false};
+  }
+  // Each position of an axis by itself, one after the other; or what they add up to.
+  Made each() {
+    auto v = this->any();
+    auto a = axis(v.x);
+    if (!a || a->size == 0) return {};
+    auto other = this->any().x;
+    bool joins = fits(v.x, other) && !other.has_axis(a->name);
+    for (auto& b : other.axes()) joins &= v.x.has_axis(b.name);
+    auto f = [=](const NamedArray& x) { return joins ? tanh(x) * other : softmax(x * 2., Axes(x.axes())); };
+    if (dice.chance(50)) return Value{haliax::map(f, *a)(v.x), false};
+    auto start = zeros(AxisSpec(f(at(v.x, *a, 0)).axes()));
+    auto position = arange(*a).astype(DType::f32) * 0.1;
+    auto add = [=](const NamedArray& sum, const NamedArray& x, const NamedArray& i) { return sum + f(x) * cos(i); };
+    return Value{fold(add, *a)(start, v.x, position) * (1 / double(a->size)), false};
   }
   const char* policy() { return dice.one_of(std::vector<const char*>{"none", "carries", "nested"}); }
   // Layers: weights with an axis of their own, and a residual stream.

@@ -186,6 +186,14 @@ std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const 
 // ---- the search ----
 using Cuts = std::vector<std::pair<ChunkKey, std::int64_t>>;
 
+// So many positions a turn, or fewer, that each device can walk its own part of the axis.
+std::int64_t in_blocks(const ChunkKey& k, std::int64_t positions) {
+  if (k.blocks == 1 || positions >= k.size || k.size % k.blocks) return positions;
+  auto own = k.size / k.blocks;
+  positions = std::min(positions, own);
+  while (own % positions) --positions;
+  return positions;
+}
 std::string text_of(const Cuts& cuts) {
   std::string s;
   for (auto& [k, c] : cuts)
@@ -264,7 +272,7 @@ class Planner {
     CutPlan p{call_, {}, {}, how(rows_form())};
     for (auto& k : regions_.keys) {
       auto at = std::find(call_.walked.begin(), call_.walked.end(), k.axis) - call_.walked.begin();
-      p.cuts.push_back({k, std::min(k.size, call_.chunks[std::size_t(at)])});
+      p.cuts.push_back({k, in_blocks(k, std::min(k.size, call_.chunks[std::size_t(at)]))});
     }
     p.how.why = text_of(p.cuts) + ", as asked for";
     return p;
@@ -292,7 +300,7 @@ class Planner {
     Cuts cuts;
     std::int64_t inner = 1;
     for (auto k = keys.rbegin(); k != keys.rend(); ++k) {
-      cuts.insert(cuts.begin(), {*k, std::clamp<std::int64_t>(positions / inner, 1, k->size)});
+      cuts.insert(cuts.begin(), {*k, in_blocks(*k, std::clamp<std::int64_t>(positions / inner, 1, k->size))});
       inner *= k->size;
     }
     return cuts;
@@ -380,7 +388,7 @@ class Planner {
 }  // namespace
 
 Attr ChunkKey::attr() const {
-  Attr a{.names = {axis}, .ints = {size, depth, memory, form, keep, inside, reverse}};
+  Attr a{.names = {axis}, .ints = {size, depth, memory, form, keep, inside, reverse, blocks}};
   a.names.insert(a.names.end(), walked.begin(), walked.end());
   a.ints.insert(a.ints.end(), chunks.begin(), chunks.end());
   return a;
@@ -389,8 +397,8 @@ ChunkKey ChunkKey::of(const Attr& a) {
   ChunkKey k;
   k.axis = a.names[0], k.walked = {a.names.begin() + 1, a.names.end()};
   k.size = a.ints[0], k.depth = int(a.ints[1]), k.memory = a.ints[2], k.form = int(a.ints[3]), k.keep = int(a.ints[4]);
-  k.inside = int(a.ints[5]), k.reverse = a.ints[6] != 0;
-  k.chunks = {a.ints.begin() + 7, a.ints.end()};
+  k.inside = int(a.ints[5]), k.reverse = a.ints[6] != 0, k.blocks = int(a.ints[7]);
+  k.chunks = {a.ints.begin() + 8, a.ints.end()};
   return k;
 }
 bool ChunkKey::same_call(const ChunkKey& o) const {

@@ -13,6 +13,7 @@ struct ChunkKey {
   int depth = 0, inside = 0;                     // loops around the call; other calls around it
   int form = 0, keep = 0;                        // a ChunkForm, a ChunkKeep
   bool reverse = false;                          // the last chunk first
+  int blocks = 1;                                // devices that share the axis, each a part of it
   Names walked;                                  // all walked axes
   std::vector<std::int64_t> chunks;              // of each; none: from the memory
   Attr attr() const;

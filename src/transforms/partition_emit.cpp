@@ -42,6 +42,8 @@ class Emitter {
   int device_;
   std::vector<NodePtr> local_;
   std::unordered_map<const Node*, NodePtr> given_;
+  std::unordered_map<const Node*, std::pair<NodePtr, std::int64_t>>
+      own_turns_;               // index -> that of this device, and where it starts
   std::map<int, Nodes> calls_;  // of a region: collectives, and loops that may hold some
 
   const Step& step(int s) const { return plan_.steps[std::size_t(s)]; }
@@ -91,8 +93,7 @@ class Emitter {
       case Step::Kind::carry: {
         auto& p = plan_.loops[std::size_t(s.loop)];
         if (auto& known = local(p.carry[s.result][0])) return known;  // bodies share it
-        auto& l = loop_of(*whole_.nodes[std::size_t(p.node)]);
-        return prim::carry(l.index[0], axes_of(s), node(s)->dtype);
+        return prim::carry(turn_of(loop_of(*whole_.nodes[std::size_t(p.node)]).index[0]), axes_of(s), node(s)->dtype);
       }
       case Step::Kind::regrow: return regrown(s);
       case Step::Kind::compute: return computed(s);
@@ -112,6 +113,9 @@ class Emitter {
       if (x->op == &prim::kIota) {
         auto start = block(x->axes, s.at, x->axes[0].name).first;
         done[x.get()] = prim::add(prim::iota(axes[0], x->dtype), prim::integer(start, x->dtype));
+      } else if (auto own = own_turns_.find(x.get()); own != own_turns_.end()) {
+        auto& [turn, start] = own->second;
+        done[x.get()] = prim::add(turn, prim::integer(start, x->dtype));
       } else if (x->op->kind == Kind::leaf) {
         done[x.get()] = x;
       } else {
@@ -154,7 +158,9 @@ class Emitter {
     if (n.op == &prim::kGather || n.op == &prim::kScatter) return picked(s, std::move(in), axes);
     if (n.op == &prim::kSlice)
       return prim::slice(in[0], n.attr.names[0], n.attr.ints[0], n.attr.ints[1], n.attr.ints[2], n.attr.ints[3] != 0,
-                         in.size() > 1 ? in[1] : nullptr);
+                         s.own_turns     ? turn_of(n.in[1])
+                         : in.size() > 1 ? in[1]
+                                         : nullptr);
     return make(*n.op, in, axes, n.dtype, n.attr);
   }
   // Picking from a table of which this device has a block: indices count from its start, and what lies in other blocks is nothing
@@ -203,6 +209,13 @@ class Emitter {
   NodePtr loop(const Step& s) {
     auto& p = plan_.loops[std::size_t(s.loop)];
     Loop out = loop_of(*node(s));
+    if (!p.turns.empty()) {
+      auto [start, size] = block_of(out.axis, p.turns, mesh_, device_);
+      auto& index = out.index[0];
+      auto turn = prim::index(out.axis.resize(size), 0, prim::index_chunk(*index), int(index->attr.ints[3]));
+      own_turns_[index.get()] = {turn, start};
+      out.axis = out.axis.resize(size), index = turn;
+    }
     for (std::size_t b = 0; b < p.regions.size(); ++b) {
       region(p.regions[b]);
       Nodes values;
@@ -217,6 +230,7 @@ class Emitter {
       if (p.start[k] >= 0) r.start = local(p.start[k]);
     }
     auto made = make_loop(std::move(out));
+    own_turns_.erase(loop_of(*node(s)).index[0].get());  // another loop may count by the same index
     if (std::any_of(p.regions.begin(), p.regions.end(), [&](int r) { return !calls_[r].empty(); }))
       calls_[s.region].push_back(made);
     return made;
@@ -259,9 +273,9 @@ class Emitter {
       w.how.size.push_back(s.hop.axis ? find_axis(whole, s.hop.axis)->size : 0);
     }
     // A device whose operand is the same in all turns makes the call in each of them, as the others do.
-    if (auto* index = index_of(region)) {
-      if (std::none_of(x.begin(), x.end(), [&](auto& v) { return v->varies_with(index->get()); }))
-        x[0] = prim::barrier(x[0], *index);
+    if (auto index = index_of(region)) {
+      if (std::none_of(x.begin(), x.end(), [&](auto& v) { return v->varies_with(index.get()); }))
+        x[0] = prim::barrier(x[0], index);
     }
     auto made = make_collective(std::move(x), std::move(w));
     calls_[region].push_back(made);
@@ -271,9 +285,14 @@ class Emitter {
       local_[std::size_t(members[i])] = s.kind == Step::Kind::shift ? shifted(s, part) : part;
     }
   }
-  const NodePtr* index_of(int region) const {  // of the loop around; null: none
+  NodePtr index_of(int region) const {  // of the loop around; null: none
     auto& r = plan_.regions[std::size_t(region)];
-    return r.loop < 0 ? nullptr : &loop_of(*whole_.nodes[std::size_t(plan_.loops[std::size_t(r.loop)].node)]).index[r.body];
+    if (r.loop < 0) return nullptr;
+    return turn_of(loop_of(*whole_.nodes[std::size_t(plan_.loops[std::size_t(r.loop)].node)]).index[r.body]);
+  }
+  const NodePtr& turn_of(const NodePtr& index) const {  // as this device counts
+    auto own = own_turns_.find(index.get());
+    return own == own_turns_.end() ? index : own->second.first;
   }
   static NodePtr in_order(const NodePtr& x, const Axes& like) {
     Axes axes;

@@ -26,6 +26,27 @@ bool Planner::accumulates(int loop, std::size_t k, std::size_t body) {
   auto u = scope.users.find(value);
   return u == scope.users.end() || u->second.size() == 1;
 }
+// What a loop walks may be cut along the axis that it walks. If no turn needs what another has left, each device walks its own
+// block: sums over the turns are pending then, and what is stacked is cut as what is walked.
+Cut Planner::shared_turns(int n) {
+  auto& l = loop_of(node(n));
+  if (l.index.size() != 1) return {};
+  for (std::size_t k = 0; k < l.results.size(); ++k)
+    if (l.results[k].carry && !accumulates(n, k, 0)) return {};
+  Cut turns;
+  std::int64_t most = 0;
+  for (int s : whole_.scope(n, 0).order) {
+    auto& me = node(s);
+    if (me.op != &prim::kSlice || me.in.size() < 2 || me.in[1] != l.index[0] || Whole::inside(*me.in[0], l, 0)) continue;
+    auto& walked = *haliax::find(*me.in[0], me.attr.names[0]);
+    if (walked.size != l.axis.size || me.attr.ints[0] != 0) return {};
+    auto cut = first(whole_.in[std::size_t(s)][0]).cut(walked.name);
+    if (!cut.empty() && me.in[0]->bytes() > most) turns = cut, most = me.in[0]->bytes();
+  }
+  auto blocks = ranks(mesh_, turns), chunk = int(prim::index_chunk(*l.index[0]));
+  bool even = l.axis.size % blocks == 0 && l.axis.size / blocks % chunk == 0;
+  return even && !turns.meets(taken(node(n))) ? turns : Cut();
+}
 Sharding Planner::settled(int n) {
   auto at = first(n);
   if (whole_.free[std::size_t(n)] || now_.lazy[std::size_t(n)]) return whole_.wish[std::size_t(n)].on(node(n).axes).settled();
@@ -59,6 +80,12 @@ Sharding Planner::kept(int n, const LoopResult& r) {
 void Planner::loop(int n) {
   auto& l = loop_of(node(n));
   auto count = l.results.size();
+  const auto turns = shared_turns(n);
+  auto blocked = turns + taken(node(n));
+  auto free_of = [&](Sharding s) {  // of the mesh axes that share turns
+    std::erase_if(s.dims, [&](auto& d) { return d.second.meets(blocked); });
+    return s;
+  };
   auto known = carried_.find(n);
   std::vector<Sharding> carried(count);
   if (known != carried_.end())
@@ -69,7 +96,7 @@ void Planner::loop(int n) {
         // What is only added to may stay pending, if it need not be small.
         int start = whole_.id(l.results[k].start);
         bool loose = whole_.free[std::size_t(start)] || now_.lazy[std::size_t(start)];
-        if (!loose || options_.regather || !accumulates(n, k, 0)) carried[k] = settled(start);
+        if (!loose || options_.regather || !accumulates(n, k, 0)) carried[k] = free_of(settled(start));
       }
   for (int attempt = 0;; ++attempt) {
     auto before = now_;
@@ -77,14 +104,15 @@ void Planner::loop(int n) {
     bool again = false;
     int me = int(now_.plan.loops.size());
     now_.plan.loops.push_back({.node = n});
-    LoopPlan p{.node = n};
-    p.at.resize(count), p.value.resize(count), p.carry.resize(count), p.start.assign(count, -1);
+    LoopPlan p{.node = n, .turns = turns};
+    p.inside.resize(count), p.at.resize(count), p.value.resize(count), p.carry.resize(count), p.start.assign(count, -1);
     int parent = region_of(n);
     for (std::size_t b = 0; b < l.index.size(); ++b) {
       int region = int(now_.plan.regions.size());
-      now_.plan.regions.push_back({parent, me, b, now_.plan.regions[std::size_t(parent)].turns * double(trips(l, b)), {}});
+      auto own = double(trips(l, b)) / ranks(mesh_, turns);
+      now_.plan.regions.push_back({parent, me, b, now_.plan.regions[std::size_t(parent)].turns * own, {}});
       p.regions.push_back(region);
-      open_.push_back({n, b, region});
+      open_.push_back({n, b, region, turns});
       for (std::size_t k = 0; k < count; ++k) {
         if (!l.results[k].carry) continue;
         int c = whole_.id(l.results[k].carry);
@@ -105,15 +133,20 @@ void Planner::loop(int n) {
           if (attempt + 1 < kAttempts && accumulates(n, k, b))
             for (auto [x, m] : natural.partial)
               if (m == Monoid::sum && !carried[k].pending(x) && !carried[k].cuts(x)) carried[k].pend(x, m), again = true;
-          p.at[k] = carried[k];
+          p.inside[k] = carried[k];
         } else if (b == 0) {
           auto choice = choices_->stack.find({n, k});
-          p.at[k] = kept(v, r);
+          p.inside[k] = free_of(kept(v, r));
           if (choice != choices_->stack.end() && r.fold == Fold::stack && !loose && offer(v, choice->second).cost == 0)
-            p.at[k] = choice->second;
-          if (r.fold == Fold::stack) p.at[k].set(l.axis.name, {});  // chunks in a row are no block of the whole
+            p.inside[k] = free_of(choice->second);
+          if (r.fold == Fold::stack) p.inside[k].set(l.axis.name, {});  // chunks in a row are no block of the whole
         }
-        p.value[k].push_back(obtain(v, p.at[k]));
+        p.value[k].push_back(obtain(v, p.inside[k]));
+        p.at[k] = p.inside[k];
+        if (r.fold == Fold::stack && !r.carry)
+          p.at[k].set(l.axis.name, turns);
+        else
+          for (int x : turns) p.at[k].pend(x, r.carry ? Monoid::sum : r.monoid);
       }
       // What the body made belongs to this body alone.
       for (std::size_t x = 0; x < whole_.nodes.size(); ++x) {

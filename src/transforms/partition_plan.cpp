@@ -126,7 +126,7 @@ Planner::Planner(Whole& whole, const PartitionOptions& options, const std::vecto
 
 Plan Planner::run(const Choices& choices) {
   choices_ = &choices;
-  now_ = {}, open_.clear();
+  now_ = {}, open_.clear(), pins_.clear();
   if (first_run_) contested.clear();
   asked.clear();
   now_.plan.regions.emplace_back();
@@ -156,6 +156,27 @@ int Planner::region_of(int n) const {
     if (Whole::inside(node(n), loop_of(node(open_[k].loop)), open_[k].body)) return open_[k].region;
   return 0;
 }
+Cut Planner::taken(const Node& n) const {
+  Cut out;
+  for (auto& o : open_)
+    if (!o.turns.empty() && Whole::inside(n, loop_of(node(o.loop)), o.body)) out = out + o.turns;
+  return out;
+}
+Cut Planner::own_turns(int n) const {
+  auto& me = node(n);
+  if (me.op != &prim::kSlice || me.in.size() < 2) return {};
+  for (auto& o : open_) {
+    auto& l = loop_of(node(o.loop));
+    if (!o.turns.empty() && me.in[1] == l.index[o.body] && !Whole::inside(*me.in[0], l, o.body)) return o.turns;
+  }
+  return {};
+}
+// Of operand k: what a loop walks is cut as its turns are.
+Sharding Planner::needed(int n, std::size_t k, const Sharding& work) const {
+  auto need = rules::needed(node(n), k, work, mesh_);
+  if (auto turns = own_turns(n); k == 0 && !turns.empty()) need.set(node(n).attr.names[0], turns);
+  return need;
+}
 const std::vector<int>& Planner::users(int n) {
   static const std::vector<int> none;
   auto& r = now_.plan.regions[std::size_t(region_of(n))];
@@ -177,7 +198,8 @@ const Sharding& Planner::pinned(int n) {
   if (fresh) {
     auto outer = context().origin;
     context().origin = node(n).origin;
-    found->second = sharding_for(node(n).axes, mapping_of(node(n)), mesh_, "an array");
+    for (auto& [name, cut] : sharding_for(node(n).axes, mapping_of(node(n)), mesh_, "an array").dims)
+      if (!cut.meets(taken(node(n)))) found->second.set(name, cut);
     context().origin = outer;
   }
   return found->second;
@@ -212,8 +234,7 @@ Planner::Offer Planner::offer(int n, const Sharding& need, int depth) {
   for (auto& [name, cut] : need.dims)
     if (!rules::may_cut(me, name, cut, need, mesh_)) return best;
   double cost = 0;
-  for (std::size_t k = 0; k < me.in.size(); ++k)
-    cost += offer(whole_.in[std::size_t(n)][k], rules::needed(me, k, need, mesh_), depth + 1).cost;
+  for (std::size_t k = 0; k < me.in.size(); ++k) cost += offer(whole_.in[std::size_t(n)][k], needed(n, k, need), depth + 1).cost;
   bool sliced = me.op == &prim::kSlice && me.in.size() > 1 && region_of(n) != region_of(whole_.in[std::size_t(n)][0]);
   bool ahead = sliced && gathers_ahead(n);
   if (best.version < 0 || cost < best.cost - 0.5 || (ahead && cost <= best.cost + 0.5))
@@ -228,13 +249,13 @@ int Planner::regrown(int n, const Sharding& need) {
   return s;
 }
 int Planner::made_now(int n, const Sharding& need) {
-  Step s{.kind = Step::Kind::compute, .node = n, .at = need};
+  Step s{.kind = Step::Kind::compute, .node = n, .at = need, .own_turns = !own_turns(n).empty()};
   for (std::size_t k = 0; k < node(n).in.size(); ++k) {
     int x = whole_.in[std::size_t(n)][k];
     if (rules::only_waits(node(n), k))
       s.in.push_back(obtain(x, first(x)));
     else
-      s.in.push_back(obtain(x, rules::needed(node(n), k, need, mesh_)));
+      s.in.push_back(obtain(x, needed(n, k, need)));
   }
   if (now_.lazy[std::size_t(n)]) now_.plan.points += local_size(rules::points(node(n)), need, mesh_) * turns_of(n);
   if (node(n).op == &prim::kPin) {
@@ -363,7 +384,7 @@ NodePtr Planner::otherwise(int n) {
 }
 
 void Planner::assign(const Node& n, Sharding& work, Name a, const Cut& cut) const {
-  if (cut.empty() || !work.cut(a).empty()) return;
+  if (cut.empty() || !work.cut(a).empty() || cut.meets(taken(n))) return;
   for (int x : cut)
     if (work.cuts(x)) return;
   if (rules::may_cut(n, a, cut, work, mesh_)) work.set(a, cut);
@@ -522,7 +543,7 @@ void Planner::compute_op(int n) {
   context().origin = outer;
   if (rules::shifts(me) && !work.cut(me.attr.names[0]).empty()) return shift(n, work);
 
-  Step s{.kind = Step::Kind::compute, .node = n, .at = rules::made(me, work)};
+  Step s{.kind = Step::Kind::compute, .node = n, .at = rules::made(me, work), .own_turns = !own_turns(n).empty()};
   Sharding kept;
   for (auto& k : keep)
     for (auto& [x, m] : k) kept.pend(x, m), s.at.pend(x, m);
@@ -536,7 +557,7 @@ void Planner::compute_op(int n) {
       s.in.push_back(obtain(in[k], first(in[k])));
       continue;
     }
-    auto need = rules::needed(me, k, work, mesh_);
+    auto need = needed(n, k, work);
     for (auto& [x, m] : keep[k]) need.pend(x, m);
     if (together(me) && !(me.op == &prim::kSelect && k == 0)) need.partial = kept.partial;
     if (me.op == &prim::kScatter && k == 0) need.partial = s.at.partial;  // the base counts once

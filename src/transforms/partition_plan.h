@@ -28,6 +28,7 @@ struct Step {
   std::vector<int> in = {};  // steps, one for each operand (-1: none)
   Hop hop = {};
   std::vector<Piece> pieces = {};  // shift: `array` says which of `in`
+  bool own_turns = false;          // compute: a slice that counts the turns of this device
   int loop = -1;                   // loop, result, carry: which of the plan's loops
   std::size_t result = 0;          // result, carry: which of the loop's
   bool live = false;
@@ -44,10 +45,11 @@ struct Region {  // the top, or a body of a loop
 };
 struct LoopPlan {
   int node = -1;
-  std::vector<int> regions = {};             // of each body
-  std::vector<Sharding> at = {};             // of each result
-  std::vector<std::vector<int>> value = {};  // [result][body]: steps
-  std::vector<std::vector<int>> carry = {};  // likewise, the placeholders
+  std::vector<int> regions = {};               // of each body
+  Cut turns = {};                              // mesh axes that share the turns among them: each device walks its own block
+  std::vector<Sharding> inside = {}, at = {};  // of each result, in a turn and after the last
+  std::vector<std::vector<int>> value = {};    // [result][body]: steps
+  std::vector<std::vector<int>> carry = {};    // likewise, the placeholders
   std::vector<int> start = {};
 };
 struct Plan {
@@ -112,6 +114,7 @@ class Planner {
     int loop;
     std::size_t body;
     int region;
+    Cut turns = {};
   };
   struct Offer {
     double cost = 0;
@@ -127,6 +130,9 @@ class Planner {
   void fit_tables();  // after the whole has grown
   double bytes(int n, const Sharding& s) const { return local_size(node(n).axes, s, mesh_) * bytes_of(node(n).dtype); }
   int region_of(int n) const;
+  Cut taken(const Node&) const;  // mesh axes that share the turns of the loops around: they cut nothing inside
+  Cut own_turns(int n) const;    // those of the loop whose turns this slice counts
+  Sharding needed(int n, std::size_t k, const Sharding& work) const;
   double turns_of(int n) const { return now_.plan.regions[std::size_t(region_of(n))].turns; }
   const std::vector<int>& users(int n);
   int add(Step);  // to the region of its node
@@ -156,6 +162,7 @@ class Planner {
   // ---- loops ----
   void loop(int n);
   bool accumulates(int loop, std::size_t k, std::size_t body);
+  Cut shared_turns(int loop);
   Sharding kept(int n, const LoopResult&);
   Sharding settled(int n);  // nothing pending, where it is wanted
 

@@ -8,6 +8,9 @@
 namespace haliax {
 
 bool Cut::has(int x) const { return std::find(begin(), end(), x) != end(); }
+bool Cut::meets(const Cut& o) const {
+  return std::any_of(begin(), end(), [&](int x) { return o.has(x); });
+}
 Cut Cut::prefix(int n) const {
   Cut c;
   for (int k = 0; k < n; ++k) c.push_back(at_[std::size_t(k)]);

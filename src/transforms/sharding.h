@@ -28,6 +28,7 @@ class Cut {
   const std::int8_t* begin() const { return at_.data(); }
   const std::int8_t* end() const { return at_.data() + size_; }
   bool has(int x) const;
+  bool meets(const Cut&) const;  // do they have a mesh axis in common?
   Cut prefix(int n) const;       // its first n
   Cut from(int n) const;         // the others
   int common(const Cut&) const;  // how many of the first are the same
