@@ -30,19 +30,16 @@ nn::LinearCrossEntropy losses(const Parameters& p, nn::LinearCrossEntropyOptions
 nn::LinearCrossEntropyOptions per_token(std::int64_t chunk, ChunkForm form = ChunkForm::automatic) {
   return {.chunks = {.chunk = chunk, .form = form}, .reduction = nn::Reduction::none};
 }
-// f(parameters) -> a scalar or a tree, jitted: what the program is made of.
-template <class F>
-JitReport report_of(F f) {
-  auto run = jit(f);
-  run(parameters());
-  return run.report();
-}
-template <class F>
-std::pair<int, int> costs(F f) {
-  auto r = report_of(f);
+using Cost = std::pair<int, int>;  // contractions, loops
+template <class F, class P>
+Cost costs_of(F f, const P& p) {  // f(p) -> a scalar or a tree
+  auto r = jit(f).compile(p);
   return {r.contractions, r.loops};
 }
-using Cost = std::pair<int, int>;  // contractions, loops
+template <class F>
+auto with_gradient(F f) {
+  return [=](const auto& p) { return value_and_grad(f)(p); };
+}
 
 // Both, and their gradients, are the same.
 template <class F, class G, class P>
@@ -68,12 +65,12 @@ TEST_CASE("linear cross entropy: how many contractions with the head") {
   for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)}) {
     auto o = per_token(4);
     o.walked = walked;
-    CHECK(costs([=](const Parameters& p) { return losses(p, o).loss; }) == Cost{1, 1});
+    CHECK(costs_of([=](const Parameters& p) { return losses(p, o).loss; }, parameters()) == Cost{1, 1});
   }
-  auto with_gradient = [](auto f) { return costs([=](const Parameters& p) { return value_and_grad(f)(p); }); };
-  auto of_losses = [&](auto f) { return with_gradient([=](const Parameters& p) { return f(losses(p, per_token(4)).loss); }); };
+  auto both = [](auto f) { return costs_of(with_gradient(f), parameters()); };
+  auto of_losses = [&](auto f) { return both([=](const Parameters& p) { return f(losses(p, per_token(4)).loss); }); };
   // Cotangents that need no final result: loss and gradients in one sweep.
-  CHECK(with_gradient([](const Parameters& p) { return losses(p, {.chunks = {.chunk = 4}}).loss; }) == Cost{3, 1});
+  CHECK(both([](const Parameters& p) { return losses(p, {.chunks = {.chunk = 4}}).loss; }) == Cost{3, 1});
   CHECK(of_losses([](const NamedArray& l) { return mean(l); }) == Cost{3, 1});
   CHECK(of_losses([](const NamedArray& l) { return 0.5 * sum(l * (arange(Tokens) < 5)); }) == Cost{3, 1});
   CHECK(of_losses([](const NamedArray& l) { return mean(l * stop_gradient(exp(-l))); }) == Cost{3, 1});  // of its own loss
@@ -83,19 +80,34 @@ TEST_CASE("linear cross entropy: how many contractions with the head") {
   CHECK(of_losses([](const NamedArray& l) { return logsumexp(l); }) == Cost{4, 2});
   // A frozen head, or a frozen body.
   auto by = [&](bool head) {
-    return costs([=](const Parameters& p) {
+    auto f = [=](const Parameters& p) {
       return value_and_grad([=](const NamedArray& a) {
         return losses(head ? Parameters{p.x, a} : Parameters{a, p.w}, {.chunks = {.chunk = 4}}).loss;
       })(head ? p.w : p.x);
-    });
+    };
+    return costs_of(f, parameters());
   };
   CHECK(by(false) == Cost{2, 1});
   CHECK(by(true) == Cost{2, 1});
   // Asked for: the chunk made again. By the vocabulary it has to be, since a token's softmax is known at the end.
-  CHECK(with_gradient([](const Parameters& p) { return mean(losses(p, per_token(4, ChunkForm::recompute)).loss); }) ==
-        Cost{4, 2});
-  CHECK(with_gradient([](const Parameters& p) { return losses(p, {.walked = Vocab, .chunks = {.chunk = 4}}).loss; }) ==
-        Cost{4, 2});
+  CHECK(both([](const Parameters& p) { return mean(losses(p, per_token(4, ChunkForm::recompute)).loss); }) == Cost{4, 2});
+  CHECK(both([](const Parameters& p) { return losses(p, {.walked = Vocab, .chunks = {.chunk = 4}}).loss; }) == Cost{4, 2});
+}
+
+TEST_CASE("linear cross entropy: one walk over the vocabulary gives all but what is weighted by the softmax itself") {
+  const nn::TokenOutputs streamed[] = {{.losses = true}, {.logsumexp = true}, {.log_prob = true}, {.ids = true},
+                                       {.nll = true},    {.accuracy = true},  {.top_k = 3},       {.sample = random::key(7)}};
+  auto walk = [](const nn::TokenOutputs& outputs) {
+    return costs_of([=](const Parameters& p) { return losses(p, {.walked = Vocab, .chunks = {.chunk = 5}, .outputs = outputs}); },
+                    parameters());
+  };
+  const Cost once = walk({});
+  for (auto& outputs : streamed) {
+    CAPTURE(std::size_t(&outputs - streamed));
+    CHECK(walk(outputs) == once);
+  }
+  // The entropy as sum of p * (logsumexp - l), which loses no digits far from zero, needs the logsumexp first.
+  CHECK(walk({.entropy = true}) == Cost{2 * once.first, 2 * once.second});
 }
 
 TEST_CASE("linear cross entropy: several heads in one walk") {
@@ -197,6 +209,25 @@ TEST_CASE("regression: the bias counts once, however many blocks there are") {
           [](const Biased& p) { return nn::cross_entropy_loss(dot(p.x, p.w, Embed) + p.b, Vocab, ids()); }, at);
 }
 
+TEST_CASE("regression: the perplexity does not depend on the chunk") {
+  const auto p = parameters();
+  const auto log_p = log_softmax(dot(p.x, p.w, Embed), Vocab);
+  const double want = std::exp(-sum(log_p * one_hot(ids(), Vocab, DType::f64)).item() / double(Tokens.size));
+  for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)})
+    for (std::int64_t chunk : {1, 5, 12}) {
+      nn::LinearCrossEntropyOptions o{.walked = walked, .chunks = {.chunk = chunk}, .outputs = {.nll = true}};
+      CHECK(exp(losses(p, o).nll.mean()).item() == doctest::Approx(want).epsilon(1e-13));
+      // Inside of f too the exp stands on the mean of all, and parts of a batch add up.
+      auto inside = [](const NamedArray& l) { return exp(mean(logsumexp(l, Vocab))); };
+      const auto logits = dot(p.x, p.w, Embed);
+      CHECK(difference(chunked_reduce("tokens", {.chunk = chunk}, inside)(logits), inside(logits), 1e-13) == "");
+      o.mask = (arange(Tokens) < 3).eval();
+      auto some = losses(p, o).nll;
+      o.mask = (arange(Tokens) >= 3).eval();
+      CHECK(exp((some + losses(p, o).nll).mean()).item() == doctest::Approx(want).epsilon(1e-13));
+    }
+}
+
 TEST_CASE("regression: the loss of bf16 arrays is not summed in bf16") {
   const Axis Many{"tokens", 600};
   const auto x = normal(1, {Many, Embed}, DType::bf16), w = normal(2, {Vocab, Embed}, DType::bf16);
@@ -264,9 +295,11 @@ TEST_CASE("linear cross entropy: bad input is told by name") {
   refused(zeros(Axis("tokens", 7), DType::i32), {}, "axis tokens has size 7 in the targets (tokens=7) and 12 in the logits");
   refused(ids(), {.walked = "words"}, "the walked axis words");
   refused(ids(), {.walked = "embed"}, "the walked axis embed");
-  refused(ids(), {.chunks = {.chunk = -4}}, "must be positive");
+  refused(ids(), {.chunks = {.chunk = -4}}, "a chunk of -4 positions; it must be positive");
+  refused(ids(), {.chunks = {.chunk = 0}}, "a chunk of 0 positions; it must be positive");
+  refused(ids(), {.chunks = {.memory = -1}}, "a budget of -1 bytes; it must be positive");
   refused(ids(), {.vocab_chunk = -4}, "must be positive");
-  refused(ids(), {.chunks = {.memory = 8}}, "8 allowed");
+  refused(ids(), {.chunks = {.memory = 8}}, "one position of tokens=12 needs 256 bytes, more than the 8 allowed");
   refused(ids(), {.mask = ones(Tokens)}, "the mask is f32; it must be bool");
   refused(ids(), {.mask = arange(Axis("batch", 2)) > 0}, "axis batch of the mask");
   refused(ids(), {.weights = ids()}, "weights are floats");
@@ -313,29 +346,6 @@ TEST_CASE("linear cross entropy: targets outside the vocabulary do not count, or
 
 // ---- memory, bits, next tokens, draws ----------------------------------------------------------------------------------------
 
-TEST_CASE("linear cross entropy: the same bits for any number of threads, and from run to run") {
-  const Axis Large{"vocab", 1000}, Wide{"embed", 64}, Many{"tokens", 96};
-  const Parameters p{normal(1, {Many, Wide}, DType::f32), normal(2, {Large, Wide}, DType::f32)};
-  const auto targets = random::randint(random::key(3), Many, 0, int(Large.size)).eval();
-  for (AxisSelection walked : {AxisSelection(Many), AxisSelection(Large)}) {
-    std::vector<std::vector<std::byte>> want;
-    for (int threads : {1, 2, 4, 4}) {
-      CAPTURE(threads);
-      set_threads(threads);
-      auto out = jit([=](const Parameters& q) {
-        return value_and_grad([=](const Parameters& r) {
-          return nn::linear_cross_entropy(r.x, r.w, targets, Wide, Large, {.walked = walked, .chunks = {.chunk = 40}}).loss;
-        })(q);
-      })(p);
-      std::vector<std::vector<std::byte>> got;
-      for (auto& a : flatten(out)) got.push_back(a.bytes());
-      if (want.empty()) want = got;
-      CHECK(got == want);
-    }
-  }
-  set_threads(0);
-}
-
 TEST_CASE("linear next token loss") {
   const Axis Batch{"batch", 3}, Pos{"position", 7};
   const Parameters p{normal(1, {Batch, Pos, Embed}), normal(2, {Vocab, Embed})};
@@ -363,14 +373,54 @@ TEST_CASE("linear next token loss") {
   }
 }
 
-TEST_CASE("linear cross entropy: a drawn id is the same in any chunk") {
+TEST_CASE("linear cross entropy: a drawn id is the same in any chunk, tile and shard") {
   const auto p = parameters();
   const auto key = random::key(7);
-  const auto want = random::categorical(key, dot(p.x, p.w, Embed) / 0.5, Vocab).integers();
+  // The noise belongs to a token and an id, wherever they are made.
+  const auto logits = dot(p.x, p.w, Embed) / 0.5;
+  const auto want = argmax(logits + random::gumbel(key, {Tokens, Vocab}, DType::f64), Vocab).integers();
+  CHECK(random::categorical(key, logits, Vocab).integers() == want);
+  auto drawn = [=](const Parameters& q, nn::LinearCrossEntropyOptions o) {
+    o.temperature = 0.5, o.outputs = {.sample = key};
+    return losses(q, o).sample;
+  };
+  std::vector<nn::LinearCrossEntropyOptions> cuts{{.chunks = {.chunk = 5}, .vocab_chunk = 3},
+                                                  {.chunks = {.chunk = 7}, .vocab_chunk = 9},
+                                                  {.chunks = {.memory = 1024, .form = ChunkForm::tile}}};
   for (AxisSelection walked : {AxisSelection(Tokens), AxisSelection(Vocab)})
     for (std::int64_t chunk : {1, 5, 16})
-      CHECK(losses(p, {.walked = walked, .chunks = {.chunk = chunk}, .temperature = 0.5, .outputs = {.sample = key}})
-                .sample.integers() == want);
+      for (bool reverse : {false, true}) cuts.push_back({.walked = walked, .chunks = {.chunk = chunk, .reverse = reverse}});
+  for (auto& cut : cuts) {
+    CAPTURE(std::size_t(&cut - cuts.data()));
+    CHECK(drawn(p, cut).integers() == want);
+    auto once = [=](const Parameters& q) { return drawn(q, cut); };
+    CHECK(jit(once)(p).integers() == want);
+    for (const char* axis : {"tokens", "vocab", "embed"}) {
+      CAPTURE(std::string(axis));
+      CHECK(named_jit(once, {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{axis, "data"}}})(p).integers() == want);
+    }
+  }
+  // For each example of a batch, by a key of its own.
+  const Axis Batch{"batch", 3};
+  const auto keys = random::split(key, Batch);
+  const auto batched = normal(9, {Batch, Tokens, Embed});
+  auto one = [=](const NamedArray& x, const Key& k) {
+    return nn::linear_cross_entropy(x, p.w, ids(), Embed, Vocab, {.chunks = {.chunk = 5}, .outputs = {.sample = k}}).sample;
+  };
+  auto whole = [=](const NamedArray& x, const Key& k) { return random::categorical(k, dot(x, p.w, Embed), Vocab); };
+  CHECK(vmap(one, Batch)(batched, keys).integers() == vmap(whole, Batch)(batched, keys).integers());
+  // No array of tokens by ids, of logits or of noise; nor with the primitive by itself.
+  const Axis Many{"tokens", 256}, Large{"vocab", 4096};
+  const auto x = normal(1, {Many, Embed}, DType::f32), w = normal(2, {Large, Embed}, DType::f32);
+  auto sample = [=](const NamedArray& a, const NamedArray& u) {
+    return argmax(dot(a, u, Embed) + random::gumbel(key, {Many, Large}), Large);
+  };
+  for (AxisSelection walked : {AxisSelection(Many), AxisSelection(Large), AxisSelection{"tokens", "vocab"}}) {
+    auto run =
+        jit([=](const NamedArray& a, const NamedArray& u) { return chunked_reduce(walked, {.memory = 1 << 18}, sample)(a, u); });
+    CHECK(run(x, w).integers() == sample(x, w).integers());
+    CHECK(run.report().arena_bytes <= 1 << 18);
+  }
 }
 
 // ---- losses that are no cross entropy ----------------------------------------------------------------------------------------
@@ -402,6 +452,33 @@ TEST_CASE("chunked: DPO, whose pairs need whole sequences") {
     return dpo(log_prob(q.chosen, better), log_prob(q.rejected, worse));
   };
   same(chunked, by_the_book, p);
+  // Both in one walk, and once more when all losses are known.
+  CHECK(costs_of(with_gradient(chunked), p) == Cost{8, 2});
+}
+
+TEST_CASE("linear cross entropy: distillation, with a final norm, in one walk") {
+  const Axis Wide{"wide", 10};
+  struct Student {
+    NamedArray x, gain, w;
+  };
+  const Student s{normal(1, {Tokens, Embed}), normal(2, Embed), normal(3, {Vocab, Embed})};
+  const auto teacher_x = normal(4, {Tokens, Wide}), teacher_w = normal(5, {Vocab, Wide});
+  auto norm = [](const NamedArray& x, const NamedArray& gain) { return x * rsqrt(mean(square(x), Embed) + 1e-5) * gain; };
+  auto chunked = [=](const Student& q) {
+    auto r = nn::linear_cross_entropy(q.x, q.w, ids(), Embed, Vocab,
+                                      {.chunks = {.chunk = 4},
+                                       .norm = [=](const NamedArray& x) { return norm(x, q.gain); },
+                                       .temperature = 2,
+                                       .teacher = nn::LinearHead{teacher_x, teacher_w, Wide}});
+    return r.loss + 4. * mean(r.kl);
+  };
+  auto by_the_book = [=](const Student& q) {
+    auto log_p = log_softmax(dot(norm(q.x, q.gain), q.w, Embed) / 2., Vocab),
+         log_t = log_softmax(dot(teacher_x, teacher_w, Wide) / 2., Vocab);
+    return 4. * mean(sum(exp(log_t) * (log_t - log_p), Vocab)) - mean(sum(log_p * one_hot(ids(), Vocab, DType::f64), Vocab));
+  };
+  same(chunked, by_the_book, s);
+  CHECK(costs_of(with_gradient(chunked), s) == Cost{4, 1});  // three of the student, one of the teacher
 }
 
 TEST_CASE("chunked: a contrastive loss over a batch by batch similarity") {
@@ -431,7 +508,8 @@ TEST_CASE("linear cross entropy: every way of the example gives the same loss an
   for (auto& more : chunked_loss::sweep(sizes)) ways.push_back(more);
   for (auto& way : ways) {
     CAPTURE(way.name);
-    auto step = jit([loss = way.loss](const chunked_loss::Parameters& q, const NamedArray& i) { return value_and_grad(loss)(q, i); });
+    auto step =
+        jit([loss = way.loss](const chunked_loss::Parameters& q, const NamedArray& i) { return value_and_grad(loss)(q, i); });
     auto got = flatten(step(p, targets));
     if (want.empty()) want = got;
     for (std::size_t k = 0; k < got.size(); ++k) CHECK(difference(got[k], want[k], 1e-6) == "");

@@ -220,6 +220,31 @@ TEST_CASE("linear cross entropy: every option, in every kind of chunk") {
   }
 }
 
+TEST_CASE("linear cross entropy: as exact for a thousand tokens as for few, in any chunks") {
+  const Axis Many{"tokens", 1024}, Large{"vocab", 1500}, Deep{"embed", 48};
+  struct Head {
+    NamedArray x, weight;
+  };
+  const Head head{random::normal(random::key(1), {Many, Deep}).eval(),
+                  (random::normal(random::key(2), {Large, Deep}) * 0.3).eval()};
+  const auto targets = random::randint(random::key(3), Many, 0, int(Large.size)).eval();
+  const Head wide{head.x.astype(DType::f64).eval(), head.weight.astype(DType::f64).eval()};
+  auto by_the_book = [=](const Head& h) { return nn::cross_entropy_loss(dot(h.x, h.weight, Deep), Large, targets); };
+  auto want = flatten(jit([=](const Head& h) { return value_and_grad(by_the_book)(h); })(wide));
+  const std::pair<Axis, std::vector<std::int64_t>> walks[] = {{Many, {1, 7, 300, 600, 1023, 1024, 1025}},
+                                                              {Large, {7, 400, 1000, 1499, 1500}}};
+  for (auto& [walked, chunks] : walks)
+    for (auto chunk : chunks) {
+      CAPTURE(chunk);
+      CAPTURE(std::string(walked.name.text()));
+      auto loss = [=, w = walked](const Head& h) {
+        return nn::linear_cross_entropy(h.x, h.weight, targets, Deep, Large, {.walked = w, .chunks = {.chunk = chunk}}).loss;
+      };
+      auto got = flatten(jit([=](const Head& h) { return value_and_grad(loss)(h); })(head));
+      for (std::size_t k = 0; k < got.size(); ++k) CHECK(relative(got[k], want[k]) <= (chunk < 8 ? 3e-6 : 1e-6));
+    }
+}
+
 TEST_CASE("linear cross entropy: every pair of options") {
   for (Features a = 1; a <= last_feature; a <<= 1)
     for (Features b = a << 1; b <= last_feature; b <<= 1) {
@@ -286,15 +311,15 @@ TEST_CASE("linear cross entropy: finite differences of every output, in f64") {
   const Inputs along = tree_map(
       [seed = 200](const NamedArray& a) mutable { return random::normal(random::key(++seed), a.axes(), DType::f64).eval(); }, at);
   const double h = 1e-5;
-  for (Features f : {bias | masked | weighted | ignoring | smoothed | z_loss | class_weighted | normed,
+  for (Features f : {bias | masked | weighted | ignoring | smoothed | z_loss | class_weighted | normed | tied,
                      bias | soft_cap | temperature | soft_targets | class_weighted | smoothed | summed})
-    for (auto& cut : {cuts()[1], cuts()[10]})
+    for (auto& cut : {cuts()[1], cuts()[10], cuts()[14]})
       for (std::size_t k = 0; k < std::size(output_names); ++k) {
         CAPTURE(shown(f));
         CAPTURE(std::string(cut.name));
         CAPTURE(std::string(output_names[k]));
         auto value = [=](const Inputs& p) {
-          auto r = nn::linear_cross_entropy(p.x, p.weight, targets_of(f, p), Embed, Vocab, asking_for_all(f, cut, p, k));
+          auto r = nn::linear_cross_entropy(hidden(f, p), p.weight, targets_of(f, p), Embed, Vocab, asking_for_all(f, cut, p, k));
           return with_cotangents(differentiable(r), k);
         };
         auto g = flatten(jit(grad(value))(at)), v = flatten(along);

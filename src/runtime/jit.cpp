@@ -111,18 +111,38 @@ struct JitCore::Impl {
   void report_loops(const Nodes& graph) {
     report.chunked.clear();
     report.explain.clear();
-    std::vector<std::string> said;
+    struct Walked {                              // a region, in as many loops as it takes
+      ChunkReport report;
+      bool apart = false;
+      std::size_t contractions = 0;
+      std::unordered_set<const Node*> distinct = {};
+    };
+    std::vector<Walked> regions;
     for (auto& n : everything(graph)) {
-      if (n->op != &kLoop) continue;
+      if (n->op != &kLoop || loop_of(*n).form.empty()) continue;
       auto& l = loop_of(*n);
       ChunkReport c{std::string(l.axis.name.text()), l.form, prim::index_chunk(*l.index[0]), l.why};
-      auto same = [&](auto& o) { return o.axis == c.axis && o.chunk == c.chunk && o.why == c.why; };
-      if (l.form.empty() || std::any_of(report.chunked.begin(), report.chunked.end(), same)) continue;   // two sweeps of one region say the same
-      report.chunked.insert(report.chunked.begin(), std::move(c));
+      auto same = [&](auto& o) { return o.report.axis == c.axis && o.report.chunk == c.chunk && o.report.why == c.why; };
+      auto at = std::find_if(regions.begin(), regions.end(), same);
+      if (at == regions.end()) at = regions.insert(regions.begin(), Walked{c});
+      at->apart |= l.apart;
+      Nodes made;
+      for (auto& r : l.results) made.push_back(r.value[0]);
+      for (auto& x : everything(made))
+        if (x->op == &prim::kContract && x->varies_with(l.index[0].get())) ++at->contractions, at->distinct.insert(x.get());
     }
-    for (auto& c : report.chunked) {
-      if (std::find(said.begin(), said.end(), c.why) == said.end()) report.explain += c.why + "\n";
-      said.push_back(c.why);
+    std::string said;
+    for (auto& w : regions) {
+      auto& c = w.report;
+      bool again = w.contractions > w.distinct.size();
+      if (c.form == "sweep" && again) c.form = "recompute";
+      const char* why = c.form == "forward" ? "no gradients"
+                        : c.form == "sweep" ? "values and gradients in one sweep, since no gradient waits for its end"
+                        : w.apart           ? "chunks are made again for the gradients, in a sweep of their own"
+                                            : "chunks are made again, since what follows waits for the end of a sweep";
+      report.chunked.push_back(c);
+      report.explain += c.form + " over " + c.axis + ": " + why + (c.why == said ? "" : "; " + c.why) + "\n";
+      said = c.why;
     }
   }
   // The results as roots, after the graph passes.

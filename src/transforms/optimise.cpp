@@ -30,6 +30,35 @@ void report(const Nodes& roots, const char* pass) {
 #endif
 }
 
+// What a region of chunks sums is kept in f32. The gradient of an f32 parameter that is narrow only where it is multiplied is never narrow then.
+Nodes widen_gradients(const Nodes& roots) {
+  std::unordered_map<const Node*, int> users;
+  std::unordered_set<const Node*> inside;        // a region
+  auto all = everything(roots);
+  for (auto& r : roots) ++users[r.get()];
+  for (auto& n : all) {
+    bool in = n->op == &prim::kEnter;
+    for (auto& x : n->in)
+      if (x) ++users[x.get()], in |= x->op != &prim::kLeave && inside.count(x.get());
+    if (n->op == &kLoop)
+      for (auto& r : loop_of(*n).results) for (auto& v : r.value) ++users[v.get()];
+    if (in) inside.insert(n.get());
+  }
+  auto narrower = [](DType a, DType b) { return is_float(a) && is_float(b) && bytes_of(a) < bytes_of(b); };
+  Rewrite to;
+  for (auto& n : all) {
+    if (n->op != &prim::kCast || !narrower(n->in[0]->dtype, n->dtype)) continue;
+    Nodes borders;
+    auto x = n->in[0];
+    for (; users[x.get()] == 1 && (x->op == &prim::kEnter || x->op == &prim::kLeave); x = x->in[0]) borders.push_back(x);
+    if (x->op != &prim::kContract || !x->origin.backward || users[x.get()] > 1 || !inside.count(x.get())) continue;
+    auto wide = make(*x->op, substitute(x->in, to), x->axes, n->dtype, x->attr);
+    for (auto b = borders.rbegin(); b != borders.rend(); ++b) wide = make(*(*b)->op, {wide}, (*b)->axes, n->dtype, (*b)->attr);
+    to[n.get()] = wide;
+  }
+  return to.empty() ? roots : substitute(roots, to);
+}
+
 }  // namespace
 
 // Tracers and direct gradients have done their work once the graph is traced: what is left is the value. Barriers and constraints stay;
@@ -48,7 +77,7 @@ Nodes settled(const Nodes& roots, bool keep_regions) {
 
 Nodes optimise(const Nodes& roots, bool optional, program::Device* device) {
   if (!optional) return settled(roots, false);   // regions stay whole: the oracle computes f itself
-  Nodes out = settled(cut_regions(settled(roots, true), device), false);
+  Nodes out = settled(cut_regions(widen_gradients(settled(roots, true)), device), false);
   report(out, "chunks");
   out = optimise_loops(out);
   report(out, "loops");

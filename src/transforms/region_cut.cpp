@@ -204,8 +204,6 @@ Nodes Region::cut(const Cut& how) {
         auto v = result;
         for (auto& x : result->axes) if (!find(*n, x.name)) v = prim::rename(result, {x.name}, {n->attr.names[0]});   // the first k
         finals[n.get()] = finished(n, prim::fit(v, n->axes), finals);
-        if (result->dtype != n->dtype)                     // a sum that was kept wide, where a wide one is read: not rounded in between
-          for (auto& u : level_) if (u->op == &prim::kCast && u->in[0] == n && u->dtype == result->dtype) finals[u.get()] = prim::fit(v, n->axes);
         continue;
       }
       auto a = along_.at(n.get());

@@ -1,0 +1,281 @@
+// What a chunked loss holds, exactly; which form is chosen, and why; what is added where; the same bits from run to run.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "haliax/jit.h"
+#include "haliax/losses.h"
+#include "haliax/nn.h"
+#include "ops/prim.h"
+#include "transforms/lower.h"
+#include "transforms/optimise.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis Tokens{"tokens", 256}, Embed{"embed", 32}, Vocab{"vocab", 512};
+
+struct Parameters {
+  NamedArray x, w;
+};
+NamedArray normal(int seed, const AxisSpec& axes, DType d = DType::f32) {
+  return random::normal(random::key(seed), axes).astype(d).eval();
+}
+Parameters parameters(DType d = DType::f32) { return {normal(1, {Tokens, Embed}, d), normal(2, {Vocab, Embed}, d)}; }
+const NamedArray& ids() {
+  static const NamedArray a = random::randint(random::key(3), Tokens, 0, int(Vocab.size)).eval();
+  return a;
+}
+nn::LinearCrossEntropy losses(const Parameters& p, const nn::LinearCrossEntropyOptions& o) {
+  return nn::linear_cross_entropy(p.x, p.w, ids(), Embed, Vocab, o);
+}
+
+constexpr std::int64_t line = 64;
+// The arena of a program without what a backend asks for on top (scratch of matrix products).
+template <class F>
+std::int64_t planned(F f, const Parameters& p) {
+  Nodes roots;
+  for (auto& r : flatten(f(p)))
+    if (r) roots.push_back(r.node());
+  return lower(optimise(roots, true), {}).program->arena_bytes;
+}
+// Likewise, with the results, but those that take the memory of `given`, which is given away.
+std::int64_t peak_of(const NamedArray& result, const NamedArray& given = {}) {
+  Nodes inputs;
+  if (given) inputs.push_back(given.node());
+  return lower(optimise({result.node()}, true), inputs, {.donated = std::vector<bool>(inputs.size(), true)}).program->peak_bytes;
+}
+template <class F>
+auto with_gradients(F loss) {
+  return [=](const Parameters& p) { return value_and_grad(loss)(p); };
+}
+template <class F>
+auto by_head(F loss) {
+  return [=](const Parameters& p) { return value_and_grad([=](const NamedArray& w) { return loss(Parameters{p.x, w}); })(p.w); };
+}
+template <class F>
+auto by_x(F loss) {
+  return [=](const Parameters& p) { return value_and_grad([=](const NamedArray& x) { return loss(Parameters{x, p.w}); })(p.x); };
+}
+template <class F>
+JitReport report_of(F f, const Parameters& p = parameters()) {
+  return jit(f).compile(p);
+}
+
+}  // namespace
+
+TEST_CASE("chunked plan: what every form holds, to the byte, and how often it multiplies by the head") {
+  struct Form {
+    const char* name;
+    nn::LinearCrossEntropyOptions options;
+    std::int64_t positions, ids;   // of the largest value
+    std::int64_t loss, gradients;  // bytes beside it
+    int both, by_x, by_head;       // contractions
+  };
+  const std::int64_t tokens = Tokens.size * 4, row = 64 * 4;  // a number for each token, for each of a chunk
+  const Form forms[] = {
+      {"sweep", {.chunks = {.chunk = 64}}, 64, Vocab.size, 3 * row + line, 3 * row + 3 * line, 3, 2, 2},
+      {"recompute",
+       {.chunks = {.chunk = 64, .form = ChunkForm::recompute}},
+       64,
+       Vocab.size,
+       3 * row + line,
+       2 * tokens + row + line,
+       4,
+       3,
+       3},
+      {"by the vocabulary", {.walked = Vocab, .chunks = {.chunk = 64}}, Tokens.size, 64, 3 * tokens, 3 * tokens, 4, 3, 3},
+      {"tiles", {.chunks = {.chunk = 64}, .vocab_chunk = 128}, 64, 128, 3 * row + line, 3 * row + 3 * line, 4, 3, 3},
+  };
+  for (auto& f : forms) {
+    CAPTURE(f.name);
+    auto loss = [=](const Parameters& q) { return losses(q, f.options).loss; };
+    const std::int64_t largest = f.positions * f.ids * 4;
+    CHECK(planned(loss, parameters()) == largest + f.loss);
+    CHECK(planned(with_gradients(loss), parameters()) == largest + f.gradients);
+    CHECK(report_of(loss).contractions == 1);
+    CHECK(report_of(with_gradients(loss)).contractions == f.both);
+    CHECK(report_of(by_x(loss)).contractions == f.by_x);
+    CHECK(report_of(by_head(loss)).contractions == f.by_head);
+  }
+  auto late = [](const Parameters& q) {
+    return square(mean(losses(q, {.chunks = {.chunk = 64}, .reduction = nn::Reduction::none}).loss));
+  };
+  CHECK(planned(with_gradients(late), parameters()) == 64 * Vocab.size * 4 + 3 * tokens + line);
+  CHECK(report_of(with_gradients(late)).contractions == 4);
+}
+
+TEST_CASE("chunked plan: explain says which form it was, and why") {
+  auto explained = [](auto f, nn::LinearCrossEntropyOptions o, bool gradients = true) {
+    auto loss = [=](const Parameters& q) { return f(losses(q, o).loss); };
+    return gradients ? report_of(with_gradients(loss)).explain : report_of(loss).explain;
+  };
+  auto sum_of = [](const NamedArray& l) { return sum(l); };
+  auto squared = [](const NamedArray& l) { return square(mean(l)); };
+  const auto none = nn::Reduction::none;
+  CHECK(explained(sum_of, {.chunks = {.chunk = 64}}, false) ==
+        "forward over tokens: no gradients; chunks of 64 along tokens=256, as asked for\n");
+  CHECK(explained(sum_of, {.chunks = {.chunk = 64}, .reduction = none}) ==
+        "sweep over tokens: values and gradients in one sweep, since no gradient waits for its end; chunks of 64 along "
+        "tokens=256, as asked for\n");
+  CHECK(explained(squared, {.chunks = {.chunk = 64}, .reduction = none}) ==
+        "recompute over tokens: chunks are made again, since what follows waits for the end of a sweep; chunks of 64 along "
+        "tokens=256, as asked for\n");
+  CHECK(explained(sum_of, {.chunks = {.chunk = 64, .form = ChunkForm::recompute}}) ==
+        "recompute over tokens: chunks are made again for the gradients, in a sweep of their own; chunks of 64 along tokens=256, "
+        "as asked for\n");
+  CHECK(explained(sum_of, {.walked = Vocab, .chunks = {.chunk = 64}}) ==
+        "recompute over vocab: chunks are made again, since what follows waits for the end of a sweep; chunks of 64 along "
+        "vocab=512, as asked for\n");
+  CHECK(explained(sum_of, {.chunks = {.chunk = 64}, .vocab_chunk = 128}) ==
+        "sweep over tokens: values and gradients in one sweep, since no gradient waits for its end; chunks of 64 along "
+        "tokens=256, as asked for\n"
+        "recompute over vocab: chunks are made again, since what follows waits for the end of a sweep; chunks of 128 along "
+        "vocab=512, as asked for\n");
+  // From a budget: what it takes of it, and what the other way would have cost.
+  auto planned = explained(sum_of, {.chunks = {.memory = 160 << 10}});
+  CAPTURE(planned);
+  CHECK(planned.starts_with("sweep over tokens: "));
+  CHECK(planned.find("3 contractions") != std::string::npos);
+  CHECK(planned.find(" KiB of 160.0 KiB") != std::string::npos);
+  CHECK(planned.find("% longer") != std::string::npos);
+  planned = explained(sum_of, {.chunks = {.memory = 160 << 10, .form = ChunkForm::sweep}});
+  CAPTURE(planned);
+  CHECK(planned.find("the form was asked for") != std::string::npos);
+}
+
+// ---- narrow floats -----------------------------------------------------------------------------------------------------------
+
+TEST_CASE("chunked plan: bf16 is multiplied as it is, and summed in f32") {
+  const auto p = parameters(DType::bf16);
+  const std::int64_t chunk = 64, wide = chunk * Vocab.size * 4, narrow = chunk * Vocab.size * 2,
+                     head = Vocab.size * Embed.size * 4;
+  auto loss = [=](const Parameters& q) { return losses(q, {.chunks = {.chunk = chunk}}).loss; };
+  // A chunk of logits, their gradient to be multiplied, the head's gradient in f32. No copy of the head, nor of x.
+  CHECK(planned(with_gradients(loss), p) <= wide + narrow + head + 8 * chunk * 4);
+  CHECK(planned(with_gradients(loss), p) >= wide + narrow + head);
+  CHECK(planned(by_x(loss), p) <= wide + narrow + 8 * chunk * 4);
+  CHECK(planned(loss, p) <= wide + 8 * chunk * 4);
+  // Every product of a chunk reads bf16: the head itself, x itself, and the gradient of the logits.
+  auto program = report_of(with_gradients(loss), p).program;
+  CHECK(program.find("cast f32 arg") == std::string::npos);
+
+  // Against f64 of the same numbers: one rounding of the logits' gradient and one of the result, however many chunks.
+  const Parameters exact{p.x.astype(DType::f64), p.w.astype(DType::f64)};
+  auto by_the_book = [](const Parameters& q) { return nn::cross_entropy_loss(dot(q.x, q.w, Embed), Vocab, ids()); };
+  auto want = flatten(jit(with_gradients(by_the_book))(exact));
+  auto relative = [](const NamedArray& got, const NamedArray& right) {
+    auto off = got.astype(DType::f64) - right;
+    return std::sqrt(sum(square(off)).item() / sum(square(right)).item());
+  };
+  for (auto& [walked, most] : {std::pair{Tokens, Tokens.size}, std::pair{Vocab, Vocab.size}})
+    for (std::int64_t c : {std::int64_t(1), std::int64_t(7), most}) {
+      CAPTURE(walked.name.text());
+      CAPTURE(c);
+      auto chunked = [=, w = walked](const Parameters& q) { return losses(q, {.walked = w, .chunks = {.chunk = c}}).loss; };
+      auto got = flatten(jit(with_gradients(chunked))(p));
+      CHECK(relative(got[0], want[0]) < 1e-6);
+      CHECK(got[1].dtype() == DType::bf16);
+      CHECK(relative(got[1], want[1]) < 3e-3);
+      CHECK(relative(got[2], want[2]) < 3e-3);
+      // A gradient that is read as f32 never was bf16.
+      auto master = jit([=](const NamedArray& w) {
+        return grad([=](const NamedArray& v) { return chunked({p.x, v.astype(DType::bf16)}); })(w);
+      })(p.w.astype(DType::f32).eval());
+      CHECK(relative(master, want[2]) < 2e-3);
+      CHECK(relative(master.astype(DType::bf16), master.astype(DType::f64)) > 1e-4);
+    }
+}
+
+TEST_CASE("chunked plan: sums that are scaled with a running max are f32 as well") {
+  const Axis Keys{"keys", 1024}, Queries{"queries", 4};
+  const auto q = normal(1, {Queries, Embed}, DType::bf16), k = normal(2, {Keys, Embed}, DType::bf16),
+             v = normal(3, {Keys, Embed}, DType::bf16);
+  auto attend = [](const NamedArray& a, const NamedArray& b, const NamedArray& c) {  // attention over its keys
+    auto scores = dot(a, b, Embed, {.preferred_element_type = DType::f32});
+    auto e = exp(scores * 0.1 - max(scores * 0.1, "keys"));
+    return dot(e.astype(c.dtype()), c, "keys") / sum(e, "keys").astype(c.dtype());
+  };
+  auto wide = [](const NamedArray& a) { return a.astype(DType::f64); };
+  auto scores = dot(wide(q), wide(k), Embed) * 0.1;
+  auto want = dot(softmax(scores, "keys"), wide(v), "keys");
+  for (std::int64_t chunk : {1, 16, 1024}) {
+    CAPTURE(chunk);
+    auto run = jit([=](const NamedArray& a, const NamedArray& b, const NamedArray& c) {
+      return chunked_reduce("keys", {.chunk = chunk}, attend)(a, b, c);
+    });
+    auto got = run(q, k, v);
+    CHECK(run.report().loops == (chunk < Keys.size ? 1 : 0));
+    CHECK(got.dtype() == DType::bf16);
+    CHECK(std::sqrt(sum(square(wide(got) - want)).item() / sum(square(want)).item()) < 6e-3);
+  }
+}
+
+// ---- gradients that exist already
+// ----------------------------------------------------------------------------------------------
+
+TEST_CASE("chunked plan: the head's gradient is added to one that exists, in its place") {
+  const std::int64_t chunk = 64, logits = chunk * Vocab.size * 4, row = chunk * 4, head = Vocab.size * Embed.size * 4,
+                     x = Tokens.size * Embed.size * 4;
+  auto loss = [=](const Parameters& q) { return losses(q, {.chunks = {.chunk = chunk}}).loss; };
+  auto head_gradient = [=](const NamedArray& hidden, const NamedArray& w) {
+    return grad([=](const NamedArray& v) { return loss({hidden, v}); })(w);
+  };
+  for (DType d : {DType::f32, DType::bf16}) {
+    CAPTURE(name_of(d));
+    const auto p = parameters(d);
+    const std::int64_t buffer =
+        d == DType::f32 ? logits : logits + logits / 2;  // bf16: and the gradient of the logits, to be multiplied
+    // A sum of gradients that is given away and comes back: nothing of the head's size is planned.
+    auto add = [=](const NamedArray& so_far, const Parameters& q) { return so_far + head_gradient(q.x, q.w).astype(DType::f32); };
+    auto added = jit(add, {.donate = {0}});
+    auto first = ones({Vocab, Embed}).eval();
+    auto want = (first + head_gradient(p.x.astype(DType::f32), p.w.astype(DType::f32))).eval();
+    CHECK(peak_of(add(first, p), first) <= buffer + 8 * row);
+    CHECK(max(abs(added(first, p) - want)).item() < (d == DType::f32 ? 1e-6 : 1e-3));
+    // Microbatches: the sum that the loop carries, which is the result.
+    const Axis Micro{"micro", 4};
+    auto batches = normal(7, {Micro, Tokens, Embed}, d);
+    auto step = [=](const NamedArray& so_far, const NamedArray& one) {
+      return so_far + head_gradient(one, p.w).astype(DType::f32);
+    };
+    CHECK(peak_of(fold(step, Micro)(zeros({Vocab, Embed}), batches)) <= head + buffer + 8 * row);
+  }
+  // A table that embeds as well: the rows that were taken are added to the head's gradient, which is the result.
+  auto tied = [=](const NamedArray& w) { return loss({tanh(take(w, Vocab, ids())), w}); };
+  CHECK(peak_of(grad(tied)(parameters().w)) <= head + logits + 2 * x + 8 * row);
+}
+
+TEST_CASE("chunked plan: the same bits from run to run, for any number of threads") {
+  const Axis Large{"vocab", 1000}, Wide{"embed", 64}, Many{"tokens", 96};
+  const auto targets = random::randint(random::key(3), Many, 0, int(Large.size)).eval();
+  using Options = nn::LinearCrossEntropyOptions;
+  const Options forms[] = {{.chunks = {.chunk = 40}},
+                           {.chunks = {.chunk = 40, .form = ChunkForm::recompute}},
+                           {.walked = Large, .chunks = {.chunk = 300}},
+                           {.chunks = {.chunk = 40}, .vocab_chunk = 300},
+                           {.chunks = {.memory = 200 << 10}},
+                           {.chunks = {.memory = 100 << 10, .form = ChunkForm::tile}}};
+  for (DType d : {DType::f32, DType::bf16}) {
+    const Parameters p{normal(1, {Many, Wide}, d), normal(2, {Large, Wide}, d)};
+    for (auto& form : forms) {
+      CAPTURE(std::size_t(&form - forms));
+      std::vector<std::vector<std::byte>> want;
+      for (int threads : {1, 2, 3, 5, 5}) {
+        CAPTURE(threads);
+        set_threads(threads);
+        auto run = jit(with_gradients(
+            [=](const Parameters& q) { return nn::linear_cross_entropy(q.x, q.w, targets, Wide, Large, form).loss; }));
+        for (int again : {0, 1}) {
+          CAPTURE(again);
+          std::vector<std::vector<std::byte>> got;
+          for (auto& a : flatten(run(p))) got.push_back(a.bytes());
+          if (want.empty()) want = got;
+          CHECK(got == want);
+        }
+      }
+    }
+  }
+  set_threads(0);
+}
