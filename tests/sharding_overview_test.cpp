@@ -47,6 +47,28 @@ std::int64_t local_bytes(const Ran& r, const Layout& layout) {  // of the parame
   return n;
 }
 
+// The same with the head inside the loss, in chunks of positions: no logits are held.
+NamedArray chunked_loss(const Layout& layout, const sharding::Model& model, const NamedArray& input_ids, const Key& keys) {
+  auto one = [&](const sharding::Model& given, const NamedArray& ids, const Key& key) {
+    std::optional<axis_mapping> scope;
+    if (layout.compute) scope.emplace(*layout.compute);
+    auto m = layout.policy.cast_to_compute(given);
+    return nn::linear_next_token_loss("position", m.hidden_states(ids, key, false), m.head(), ids, "embed", "vocab",
+                                      {.chunks = {.chunk = 5}, .logit_dtype = layout.policy.output})
+        .loss;
+  };
+  return mean(vmap(one, "batch")(model, input_ids, keys), "batch");
+}
+// The mean over two microbatches, one after the other.
+NamedArray accumulated_loss(const Layout& layout, const sharding::Model& model, const NamedArray& input_ids, const Key& keys) {
+  const Axis Micro("micro", 2), Part("batch", input_ids.axis_size("batch") / 2);
+  auto split = [&](const NamedArray& x) { return unflatten_axis(x, "batch", {Part, Micro}); };
+  auto turn = [&](const NamedArray& sum, const NamedArray& ids, const NamedArray& words) {
+    return sum + sharding::train_batch_loss(layout, model, ids, random::key(words));
+  };
+  return fold(turn, Micro, {.checkpoint = "carries"})(NamedArray(0.), split(input_ids), split(keys.words)) / 2.;
+}
+
 struct Checked {
   Ran ran;
   std::int64_t mine;  // bytes of the parameters of one device
@@ -97,4 +119,26 @@ TEST_CASE("overview: data parallel, fully sharded, and that with mixed precision
 TEST_CASE("overview: tensor parallel") {
   const auto tp = check(sharding::tensor_parallel(2), 1e-5);
   CHECK(tp.ran.init.peak_bytes < on_mesh(sharding::data_parallel()).init.peak_bytes / 4);
+}
+TEST_CASE("overview: layers made again, the loss in chunks, microbatches: the losses of one device") {
+  auto small = sizes(0.1);
+  auto losses = [&](const Layout& layout, sharding::BatchLoss loss) { return sharding::run(layout, small, 2, loss).losses; };
+  auto agree = [&](sharding::BatchLoss loss, const std::vector<Layout>& layouts) {
+    const auto want = losses(sharding::one_device(), loss);
+    for (auto& layout : layouts) {
+      CAPTURE(layout.name);
+      const auto got = losses(layout, loss);
+      for (std::size_t i = 0; i < want.size(); ++i)
+        CHECK(got[i] == doctest::Approx(want[i]).epsilon(layout.name == "mixed precision" ? 1e-2 : 1e-5));
+    }
+  };
+  agree(chunked_loss, {sharding::fully_sharded(), sharding::tensor_parallel(2)});
+  small.config.gradient_checkpointing = true;
+  agree(sharding::train_batch_loss, {sharding::tensor_parallel(2)});
+  agree(chunked_loss, {sharding::mixed_precision()});
+  small.Batch = Axis("batch", 16);
+  agree(accumulated_loss, {sharding::data_parallel(), sharding::tensor_parallel(2)});
+  // Gradients are summed over the microbatches first, and sent once.
+  CHECK(sharding::run(sharding::data_parallel(), small, 1, accumulated_loss).step.sent_bytes ==
+        sharding::run(sharding::data_parallel(), small, 1).step.sent_bytes);
 }
