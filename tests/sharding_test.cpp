@@ -302,6 +302,15 @@ TEST_CASE("sharding: two mappings, for parameters and for what is computed") {
   for (std::size_t i = 0; i < a.size(); ++i) CHECK(a[i] == doctest::Approx(b[i]).epsilon(1e-5));
 }
 
+TEST_CASE("sharding: a named_jit in the trace of another brings its mapping") {
+  auto inner = named_jit([](const Layer&, const NamedArray&) { return NamedArray(current_mapping()->find("embed") ? 1. : 0.); },
+                         {.axis_resources = by_embed});
+  auto outer =
+      named_jit([&](const Layer& l, const NamedArray& x) { return inner(l, x) + (current_mapping()->find("batch") ? 10. : 0.); },
+                {.mesh = grid, .axis_resources = by_batch});
+  CHECK(outer(layer(), tokens()).item() == 11);
+}
+
 TEST_CASE("sharding: one mapping for each argument, and for each result") {
   const Mesh two{{{"data", 2}}};
   auto f = named_jit(

@@ -77,6 +77,7 @@ class JitCore {
   Leaves run(Entry*, const Walk& in);
   static void* like(Entry*);
   JitReport report() const;
+  const JitOptions& options() const;
 
  private:
   void give_up_donated(Entry&, const Walk& in, const std::vector<bool>& given) const;
@@ -90,7 +91,11 @@ template <class F> class Jitted {
   Jitted(F f, JitOptions options) : f_(std::move(f)), core_(std::make_shared<detail::JitCore>(std::move(options))) {}
   template <class... A> auto operator()(const A&... args) const {
     using R = std::decay_t<std::invoke_result_t<const F&, const A&...>>;
-    if (detail::is_tracing()) return R(f_(args...));   // inside another trace f is part of that graph
+    if (detail::is_tracing()) {              // inside another trace f is part of that graph, under its own mapping
+      std::optional<axis_mapping> inside;
+      if (auto& m = core_->options().axis_resources) inside.emplace(*m);
+      return R(f_(args...));
+    }
     auto [entry, w] = compiled<R>(args...);
     return unflatten(*static_cast<const R*>(detail::JitCore::like(entry)), core_->run(entry, w));
   }

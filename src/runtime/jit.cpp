@@ -410,5 +410,6 @@ void JitCore::give_up_donated(Entry& e, const Walk& w, const std::vector<bool>& 
 
 void* JitCore::like(Entry* e) { return e->like.get(); }
 JitReport JitCore::report() const { return impl_->report; }
+const JitOptions& JitCore::options() const { return impl_->options; }
 
 }  // namespace haliax::detail
