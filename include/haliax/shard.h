@@ -49,7 +49,7 @@ class ShardMap {  // mesh axes hidden from what f sees, each the outer part of t
   const Mapping& mapping_of(const std::optional<Mappings>&, int part) const;
   const JitOptions& options_;
   std::shared_ptr<const Mesh> mesh_;
-  std::shared_ptr<const Mapping> outside_, inside_;
+  std::shared_ptr<const Mapping> outside_;
 };
 }  // namespace detail
 

@@ -87,15 +87,8 @@ ShardMap::ShardMap(const JitOptions& options) : options_(options) {
   if (outer && !(*outer == *mesh_))
     fail("shard_map", "the mesh (" + to_string(*mesh_) + ") is not that of the function around (" + to_string(*outer) + ")");
   outside_ = options.axis_resources ? std::make_shared<const Mapping>(*options.axis_resources) : current_mapping();
-  Mapping inside;
   context().shards.clear();
-  for (auto& [name, size] : mesh_->axes) {
-    Name shards("shards of " + name);
-    inside.entries.push_back({shards, name.c_str()});
-    context().shards.push_back({name, Axis(fresh_hidden(shards), size)});
-  }
-  inside_ = std::make_shared<const Mapping>(std::move(inside));
-  context().origin.mapping = inside_;
+  for (auto& [name, size] : mesh_->axes) context().shards.push_back({name, Axis(fresh_hidden(Name("shards of " + name)), size)});
 }
 const Mapping& ShardMap::mapping_of(const std::optional<Mappings>& own, int part) const {
   static const Mapping none;
@@ -106,6 +99,7 @@ const Mapping& ShardMap::mapping_of(const std::optional<Mappings>& own, int part
 Leaves ShardMap::enter(const Leaves& leaves, const std::vector<int>& argument) {
   Here here(options_.at);
   Leaves out = leaves;
+  Mapping inside;  // of the hidden axes alone: each stays where it is
   for (std::size_t k = 0; k < out.size(); ++k) {
     if (!out[k]) continue;
     auto n = out[k].node();
@@ -114,12 +108,19 @@ Leaves ShardMap::enter(const Leaves& leaves, const std::vector<int>& argument) {
     for (auto& [name, cut] : at.dims) {
       Axes outer;
       for (int x : cut) outer.push_back(context().shards[std::size_t(x)].second);
-      n = split("shard_map", n, outer, name, what + " " + to_string(out[k].axes()));
-      for (auto& o : outer)
-        if (!has(context().hidden, o.name)) context().hidden.push_back(o);
+      n = split("shard_map", n, outer, name, what + " " + to_string(leaves[k].axes()));
+      for (int x : cut) {
+        auto& [mesh_axis, hidden] = context().shards[std::size_t(x)];
+        if (has(context().hidden, hidden.name)) continue;
+        context().hidden.push_back(hidden);
+        inside.entries.push_back({Name(hidden.name.text()), mesh_axis.c_str()});
+      }
     }
-    out[k] = NamedArray(at.dims.empty() ? n : prim::pin(n, inside_));
+    out[k] = NamedArray(n);
   }
+  context().origin.mapping = std::make_shared<const Mapping>(std::move(inside));
+  for (std::size_t k = 0; k < out.size(); ++k)
+    if (out[k].node() != leaves[k].node()) out[k] = auto_sharded(out[k]);
   return out;
 }
 Leaves ShardMap::leave(const Leaves& leaves, const std::vector<int>& part) const {
