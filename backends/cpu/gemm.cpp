@@ -105,7 +105,7 @@ std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
 }
 std::int64_t scratch_bytes(const Gemm& gemm) {
   const GemmShape& s = gemm.shape;
-  return s.ours ? kernels().product_scratch(s.m, s.n, s.k) : static_cast<std::int64_t>(gemm.scratch.get_size());
+  return s.ours ? kernels().product_scratch(s.n, s.k) : static_cast<std::int64_t>(gemm.scratch.get_size());
 }
 
 struct GemmCall::Handles {

@@ -36,14 +36,14 @@ double cost_of(const program::Contract& c) {
   for (auto* part : {&c.batch, &c.m, &c.n, &c.k}) dims.insert(dims.end(), part->begin(), part->end());
   double m = product(c.m), n = product(c.n), k = product(c.k);
   double bytes = traffic(c.a, dims) + traffic(c.b, dims) + traffic(c.out, dims) * (c.accumulate ? 2 : 1);
-  double narrow = 1 + 8 / std::min({m, n, k});   // thin matrices are slow
-  return product(c.batch) * m * n * k * narrow + kMultiplicationsPerByte * bytes;
+  double narrow = 1 + 12 / std::min({m, n, k});  // what is copied into panels, or added to, for each multiplication
+  return std::max(product(c.batch) * m * n * k * narrow, kMultiplicationsPerByte * bytes);   // memory is read ahead
 }
 double cost_of(const program::Fused& f) {
   double outer = 1, inner = 1, points = 0;
   for (std::size_t d = 0; d < f.dims.size(); ++d) (int(d) < f.outer ? outer : inner) *= double(f.dims[d]);
   for (auto& i : f.code) {
-    double each = i.code == program::Code::exp || i.code == program::Code::log || i.code == program::Code::tanh ? 16 : 2;
+    double each = i.code == program::Code::exp || i.code == program::Code::log || i.code == program::Code::tanh ? 32 : 6;
     points += each * (i.inner ? outer * inner : outer);
   }
   return points;
