@@ -157,7 +157,8 @@ struct MatmulPlan {
 constexpr std::int64_t tiny = 32 * 1024;  // multiplications
 std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1) / unit * unit; }
 
-// Blocks for our own kernel, about square: one for each thread, as its bits do not depend on them.
+// Blocks for our own kernel, one for each thread, as its bits do not depend on them. Columns first: each thread then packs its own part of b
+// alone; tall and narrow ones by rows.
 void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) {
   const Choice& c = p.choice;
   p.m_block = c.m.n, p.n_block = c.n.n;
@@ -165,8 +166,8 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) 
   for (;;) {
     p.m_blocks = count(c.m.n, p.m_block), p.n_blocks = count(c.n.n, p.n_block);
     if (p.m_blocks * p.n_blocks * matrices >= threads() || p.m_block * p.n_block * (macs / (c.m.n * c.n.n)) <= (1 << 22)) return;
-    const bool cut_m = p.m_block > 8, cut_n = p.n_block > 48;
-    if (cut_m && (p.m_block >= p.n_block || !cut_n)) p.m_block = round_up(count(c.m.n, 2 * p.m_blocks), 8);
+    const bool cut_m = p.m_block > 8, cut_n = p.n_block > 48, wide = p.n_block >= 192 && p.m_block < 16 * p.n_block;
+    if (cut_m && ((p.m_block >= p.n_block && !wide) || !cut_n)) p.m_block = round_up(count(c.m.n, 2 * p.m_blocks), 8);
     else if (cut_n) p.n_block = round_up(count(c.n.n, 2 * p.n_blocks), 48);
     else return;
   }

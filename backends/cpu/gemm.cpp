@@ -46,6 +46,9 @@ dnnl::memory::desc describe(DType dtype, std::int64_t g, std::int64_t rows, std:
           type_of(dtype),
           dnnl::memory::dims{stride[0] == 0 ? rows * cols : stride[0], stride[1], stride[2]}};
 }
+Product product_of(const GemmShape& s, const float* a, const float* b, float* out) {
+  return {s.m, s.n, s.k, a, s.a_stride[1], s.a_stride[2], b, s.b_stride[1], s.b_stride[2], out, s.out_stride[1], s.accumulate};
+}
 void check(dnnl_status_t status) {
   if (status != dnnl_success) throw Error("[dot] oneDNN could not run a matrix product");
 }
@@ -105,7 +108,7 @@ std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
 }
 std::int64_t scratch_bytes(const Gemm& gemm) {
   const GemmShape& s = gemm.shape;
-  return s.ours ? kernels().product_scratch(s.n, s.k) : static_cast<std::int64_t>(gemm.scratch.get_size());
+  return s.ours ? kernels().product_scratch(product_of(s, nullptr, nullptr, nullptr)) : static_cast<std::int64_t>(gemm.scratch.get_size());
 }
 
 struct GemmCall::Handles {
@@ -127,9 +130,8 @@ void GemmCall::run(const void* a, const void* b, void* out, void* scratch) {
   if (gemm_->shape.ours) {
     const GemmShape& s = gemm_->shape;
     for (std::int64_t g = 0; g < s.g; ++g)
-      kernels().product({s.m, s.n, s.k, static_cast<const float*>(a) + g * s.a_stride[0], s.a_stride[1], s.a_stride[2],
-                         static_cast<const float*>(b) + g * s.b_stride[0], s.b_stride[1], s.b_stride[2],
-                         static_cast<float*>(out) + g * s.out_stride[0], s.out_stride[1], s.accumulate},
+      kernels().product(product_of(s, static_cast<const float*>(a) + g * s.a_stride[0], static_cast<const float*>(b) + g * s.b_stride[0],
+                                   static_cast<float*>(out) + g * s.out_stride[0]),
                         scratch);
     return;
   }

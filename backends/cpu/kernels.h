@@ -79,7 +79,7 @@ struct Kernels {
   void (*multiply)(Lane lane, void* c, const void* a, const void* b, std::int64_t m, std::int64_t k);
   // Null where oneDNN is as good. Scratch: product_scratch bytes, at a cache line.
   void (*product)(const Product&, void* scratch);
-  std::int64_t (*product_scratch)(std::int64_t n, std::int64_t k);
+  std::int64_t (*product_scratch)(const Product&);
 };
 
 const Kernels& kernels();

@@ -26,7 +26,7 @@ using program::Code;
 #include "kernels_product.inc"
 #else   // not where oneDNN is as good
 constexpr void (*product)(const Product&, void*) = nullptr;
-constexpr std::int64_t (*product_scratch)(std::int64_t, std::int64_t) = nullptr;
+constexpr std::int64_t (*product_scratch)(const Product&) = nullptr;
 #endif
 
 constexpr const char* name_of_isa =
