@@ -218,6 +218,26 @@ class FusedStep final : public CompiledStep {
             plan_.reductions[r].rows(accumulator(r), value(op.in[0]), tile_.outer, tile_.inner, tile_.position);
           return;
         }
+        case Op::pick: {
+          const auto& reduction = plan_.reductions[static_cast<std::size_t>(op.reduction)];
+          const char* x = static_cast<const char*>(value(op.in[0]));
+          const int width = width_of(op.in[0]);
+          return each_point(op, op.in[1], [&](std::int64_t row, std::int64_t at) {
+            reduction.rows(accumulator(static_cast<std::size_t>(op.reduction)) + row * reduction.bytes, x + (row * tile_.inner + at) * width, 1, 1,
+                           tile_.position + at);
+          });
+        }
+        case Op::poke: {
+          char* out = static_cast<char*>(value(op.out));
+          const char *x = static_cast<const char*>(value(op.in[0])), *change = static_cast<const char*>(value(op.in[1]));
+          const int width = width_of(op.out);
+          if (x != out) std::memcpy(out, x, static_cast<std::size_t>(n * width));
+          return each_point(op, op.in[2], [&](std::int64_t row, std::int64_t at) {
+            char* here = out + (row * tile_.inner + at) * width;
+            const void* in[4] = {here, change + (op.from[0] == Extent::one ? 0 : row) * width};
+            op.kernel(here, in, 1);
+          });
+        }
         case Op::finish: {
           const std::size_t r = static_cast<std::size_t>(op.reduction);
           return plan_.reductions[r].finish(value(op.out), accumulator(r), tile_.outer);
@@ -236,6 +256,21 @@ class FusedStep final : public CompiledStep {
       }
     }
     void*& value(int v) { return values_[v]; }
+    int width_of(int v) const { return cpu::bytes_of(plan_.values[static_cast<std::size_t>(v)].lane); }
+    // f(row, column) for each row of the tile whose id lies in the tile.
+    template <class F>
+    void each_point(const Op& op, int ids, const F& f) {
+      const Access& access = plan_.accesses[static_cast<std::size_t>(op.access)];
+      std::int64_t start = step_.bases_[static_cast<std::size_t>(op.access)].start;
+      for (int d = 0; d < plan_.dims; ++d) start += tile_.at[d] * access.strides[static_cast<std::size_t>(d)];
+      const void* id = value(ids);
+      const bool wide = width_of(ids) == 8;
+      for (std::int64_t row = 0; row < tile_.outer; ++row) {
+        const std::int64_t k = op.from[1] == Extent::one ? 0 : row;
+        const std::int64_t at = (wide ? static_cast<const std::int64_t*>(id)[k] : static_cast<const std::int32_t*>(id)[k]) - start;
+        if (at >= 0 && at < tile_.inner) f(row, at);
+      }
+    }
     std::int64_t rows() const { return plan_.lanes ? tile_.inner : tile_.outer; }
     std::int64_t columns() const { return plan_.lanes ? tile_.outer : tile_.inner; }
     // Two operands, row by row: of each the row's one value, the row that all share, or the row's own.

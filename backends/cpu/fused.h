@@ -31,11 +31,11 @@ struct Access {  // a view, or an iota, in walk order
 };
 
 struct Op {
-  enum Kind : std::uint8_t { map, map_rows, load, iota, store, reduce, finish, expand, splat, recode };
+  enum Kind : std::uint8_t { map, map_rows, load, iota, store, reduce, pick, poke, finish, expand, splat, recode };
   Kind kind = map;
   Extent extent = Extent::one;             // how many values
   bool outer_access = false;               // load, store, iota: at the outer point
-  Extent from[2] = {Extent::full, Extent::full};  // map_rows, expand: how many values the operands have
+  Extent from[2] = {Extent::full, Extent::full};  // map_rows, expand: how many values the operands have; poke: what is added; pick, poke: ids
   Lane lane = Lane::f32;                   // of the result
   int out = -1, in[4] = {-1, -1, -1, -1};  // numbers of values
   int access = -1, reduction = -1;

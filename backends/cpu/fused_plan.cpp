@@ -5,6 +5,7 @@
 
 #include "fused.h"
 #include "haliax/error.h"
+#include "one_hot.h"
 
 namespace haliax::cpu {
 namespace {
@@ -36,6 +37,7 @@ class Planner {
 
   FusedPlan make() {
     mark_needed();
+    choose_rows();
     read_views();
     choose_order();
     choose_boxes();
@@ -51,6 +53,7 @@ class Planner {
     bool varies = false;  // with the inner point
     bool fixed = false;   // the same for all tiles
     bool inner = false;   // made in the inner tapes
+    bool position = false;  // an iota that says which point
     Extent extent = Extent::one;
     int level = 0, access = -1, value = -1, reduction = -1;
   };
@@ -71,26 +74,68 @@ class Planner {
     for (int i = count() - 1; i >= 0; --i) {
       if (is_store(instr(i).code)) info(i).needed = !(no_inner_ && instr(i).inner);
       if (!info(i).needed || (no_inner_ && is_reduce(instr(i).code))) continue;  // a reduction of nothing reads nothing
-      for (int a : instr(i).args) {
+      for (int k = 0; k < operands(instr(i)); ++k) {
+        const int a = instr(i).args[k];
         if (a >= i) throw Error("[fused] an instruction reads a later one");
-        if (a >= 0) info(a).needed = true;
+        info(a).needed = true;
       }
+      if (at_point(instr(i))) info(instr(i).dim).position = points_ = true;
     }
   }
 
-  void read_views() {
+  // Which dimensions are outer ones. Without reductions every point is like any other: all are inner ones, and values live for one tile
+  // only; unless there are rows to whose points some values are common.
+  void choose_rows() {
     outer_ = fused_.outer;
-    bool reduces = false, outer_stores = false;
+    bool outer_stores = false;
     for (int i = 0; i < count(); ++i) {
       if (!info(i).needed) continue;
-      reduces |= is_reduce(instr(i).code);
+      if (is_reduce(instr(i).code)) return one_hot();
       outer_stores |= is_store(instr(i).code) && !instr(i).inner;
     }
     std::int64_t inner_points = 1;
     for (std::size_t d = static_cast<std::size_t>(outer_); d < fused_.dims.size(); ++d) inner_points *= fused_.dims[d];
+    every_ = !outer_stores || inner_points == 1;
+    if (!every_) return one_hot();
+    outer_ = 0;
+    std::size_t last = fused_.dims.size();
+    while (last > 0 && fused_.dims[last - 1] == 1) --last;
+    if (last < 2 || fused_.dims[last - 1] < 64) return;
+    bool shared = false;
     for (int i = 0; i < count(); ++i) {
       const Instr& in = instr(i);
-      if (!info(i).needed || !(in.code == Code::load || in.code == Code::iota || is_store(in.code))) continue;
+      if (!info(i).needed || !(in.code == Code::load || is_store(in.code))) continue;
+      const std::int64_t along = std::abs(stride_of(in, last - 1));
+      if (along > 1) return;
+      if (in.code != Code::load || along != 0) continue;
+      for (std::size_t d = 0; d + 1 < last; ++d) shared |= stride_of(in, d) != 0;
+    }
+    if (!shared) return;
+    outer_ = static_cast<int>(last) - 1;
+    one_hot();
+  }
+  // Rows of one dimension, contiguous in what is read: code that matters at one point of them.
+  void one_hot() {
+    if (points_) return;
+    int dim = -1;
+    for (int d = outer_; d < static_cast<int>(fused_.dims.size()); ++d) {
+      if (fused_.dims[static_cast<std::size_t>(d)] == 1) continue;
+      if (dim >= 0) return;
+      dim = d;
+    }
+    if (dim < 0 || std::none_of(fused_.code.begin(), fused_.code.end(), [&](const Instr& in) {
+          return in.code == Code::load && stride_of(in, static_cast<std::size_t>(dim)) == 1;
+        }))
+      return;
+    fused_ = with_points(fused_, dim);
+    info_.clear();
+    mark_needed();
+  }
+
+  void read_views() {
+    for (int i = 0; i < count(); ++i) {
+      const Instr& in = instr(i);
+      if (!(info(i).needed || info(i).position) || !(in.code == Code::load || in.code == Code::iota || is_store(in.code))) continue;
       Access access;
       access.place = Place(in.view);
       access.view = in.view;
@@ -104,25 +149,20 @@ class Planner {
       }
       access.strides.resize(fused_.dims.size(), 0);
       for (std::size_t d = 0; d < fused_.dims.size(); ++d)
-        if (fused_.dims[d] == 1 || (!in.inner && static_cast<int>(d) >= outer_)) access.strides[d] = 0;
+        if (fused_.dims[d] == 1 || (!in.inner && static_cast<int>(d) >= fused_.outer)) access.strides[d] = 0;
       info(i).access = static_cast<int>(plan_.accesses.size());
       plan_.accesses.push_back(std::move(access));
-    }
-    // Without reductions every point is like any other: all dimensions are inner ones, values live for one tile only.
-    if (!reduces && (!outer_stores || inner_points == 1)) {
-      pointwise_ = true;
-      outer_ = 0;
     }
   }
 
   void choose_order() {
-    bool ordered = false;  // positions are asked for: inner dims stay in order
+    bool ordered = points_;  // positions are asked for: inner dims stay in order
     for (int i = 0; i < count(); ++i) {
       if (!info(i).needed) continue;
       ordered |= is_arg(instr(i).code);
       if (is_store(instr(i).code)) {
         const Access& access = plan_.accesses[static_cast<std::size_t>(info(i).access)];
-        std::size_t end = pointwise_ || instr(i).inner ? fused_.dims.size() : static_cast<std::size_t>(outer_);
+        std::size_t end = every_ || instr(i).inner ? fused_.dims.size() : static_cast<std::size_t>(outer_);
         for (std::size_t d = 0; d < end; ++d) plan_.serial |= fused_.dims[d] > 1 && access.strides[d] == 0;
       }
     }
@@ -141,7 +181,7 @@ class Planner {
       std::stable_sort(outer.begin(), outer.end(), heavier);
       if (!ordered) std::stable_sort(inner.begin(), inner.end(), heavier);
     }
-    if (!pointwise_) choose_layout(outer, inner);
+    if (!flat()) choose_layout(outer, inner);
     std::vector<Dims> strides(plan_.accesses.size());
     Dims sizes;
     auto take = [&](const std::vector<std::size_t>& group) {
@@ -172,7 +212,7 @@ class Planner {
 
   // Lanes when more of what is read and written is contiguous along an outer dimension than along an inner one; that dimension goes last.
   void choose_layout(std::vector<std::size_t>& outer, const std::vector<std::size_t>& inner) {
-    if (outer.empty() || inner.empty() || plan_.serial) return;
+    if (outer.empty() || inner.empty() || plan_.serial || points_) return;
     std::int64_t rows = 0, best = 0;   // in points
     std::size_t best_dim = 0;
     Dims votes(fused_.dims.size(), 0);
@@ -214,7 +254,7 @@ class Planner {
     FusedPlan& p = plan_;
     if (p.serial) {
       std::fill(p.box, p.box + p.dims, 1);
-    } else if (pointwise_) {
+    } else if (flat()) {
       p.inner_box = cut(0, p.dims, tile_);
       square_tile();
     } else if (p.lanes) {
@@ -258,10 +298,10 @@ class Planner {
     std::int64_t points = std::max<std::int64_t>(1, p.outer_points * p.inner_points);
     std::int64_t wanted = std::clamp<std::int64_t>(points * std::max<std::int64_t>(work_per_point, 4) / grain, 1, 128);
     if (p.serial) wanted = 1;
-    if (pointwise_ || (p.outer_boxes < 16 && wanted > 2 * p.outer_boxes && !p.keep)) {
+    if (flat() || (p.outer_boxes < 16 && wanted > 2 * p.outer_boxes && !p.keep)) {
       p.chunks = std::clamp<std::int64_t>(wanted / std::max<std::int64_t>(1, p.outer_boxes), 1,
                                           std::max<std::int64_t>(1, p.inner_boxes));
-      if (!pointwise_) p.chunks = std::min<std::int64_t>(p.chunks, 64);
+      if (!flat()) p.chunks = std::min<std::int64_t>(p.chunks, 64);
     }
     p.boxes_per_block = std::max<std::int64_t>(1, (p.outer_boxes + wanted - 1) / wanted);
     p.blocks = (p.outer_boxes + p.boxes_per_block - 1) / p.boxes_per_block;
@@ -284,7 +324,7 @@ class Planner {
           if (plan_.box[d] > 1) me.extent = me.extent | (d < plan_.outer_dims ? Extent::outer : Extent::inner);
         }
         me.uniform = !me.varies && !outer;
-        me.fixed = !outer && (!me.varies || (!pointwise_ && plan_.inner_boxes <= 1));
+        me.fixed = !outer && (!me.varies || (!flat() && plan_.inner_boxes <= 1));
       }
       for (int k = 0; k < operands(in); ++k) {
         const Info& arg = info(in.args[k]);
@@ -295,6 +335,7 @@ class Planner {
         me.level = std::max(me.level, arg.level);
         me.extent = me.extent | arg.extent;
       }
+      if (at_point(in)) me.uniform = me.constant = me.fixed = false, me.varies = true, me.extent = Extent::full;
       me.inner = me.varies && !me.fixed;
       if (is_reduce(in.code)) {
         me.uniform = me.constant = me.fixed = me.varies = me.inner = false;
@@ -445,6 +486,7 @@ class Planner {
       me.value = info(in.args[0]).value;
       return;
     }
+    if (at_point(in)) return emit_poke(i, where);
     int n = operands(in), args[4] = {-1, -1, -1, -1};
     bool scalar[4] = {};
     bool shapes =
@@ -477,16 +519,36 @@ class Planner {
     }
   }
 
+  // Which point of a row.
+  void set_point(Op& op, int id, int iota, int slot) {
+    op.in[slot] = info(id).value;
+    op.from[1] = info(id).extent;
+    op.access = info(iota).access;
+  }
+  void emit_poke(int i, int where) {
+    Info& me = info(i);
+    const Instr& in = instr(i);
+    const int value = filled(in.args[0], Extent::full, where);
+    Op& op = push(where, Op::poke, Extent::full, lane_of(in.dtype));
+    op.in[0] = value;
+    op.in[1] = info(in.args[1]).value;
+    op.from[0] = info(in.args[1]).extent;
+    set_point(op, in.args[2], in.dim, 2);
+    op.kernel = need(kernels().map(in.code, op.lane, Shape::vector_vector), "an operation");
+    me.value = op.out;
+  }
+
   // Reads a value for each point of the tile: reductions, stores.
   void emit_reduce(int i, int where) {
     const Instr& in = instr(i);
     int value = filled(in.args[0], Extent::full, where);
     if (!is_arg(in.code)) value = convert(value, Extent::full, instr(in.args[0]).dtype, in.dtype, where);
     Op op;
-    op.kind = Op::reduce;
+    op.kind = at_point(in) ? Op::pick : Op::reduce;
     op.extent = Extent::full;
     op.in[0] = value;
     op.reduction = info(i).reduction;
+    if (at_point(in)) set_point(op, in.args[1], in.dim, 1);
     tape(where).push_back(op);
   }
   void emit_store(int i, int where, Extent extent, Tape& into) {
@@ -494,7 +556,7 @@ class Planner {
     const Instr& source = instr(in.args[0]);
     int value = filled(in.args[0], extent, where);
     if (source.dtype != in.view.dtype) value = convert(value, extent, source.dtype, in.view.dtype, where);
-    const bool outer_access = !pointwise_ && !in.inner;
+    const bool outer_access = !every_ && !in.inner;
     if (in.code != Code::store) {
       Op& load = push(where, Op::load, extent, lane_of(in.view.dtype));
       load.access = info(i).access;
@@ -528,7 +590,7 @@ class Planner {
     for (int i = 0; i < count(); ++i) {
       if (!info(i).needed) continue;
       if (is_reduce(instr(i).code)) last_sweep = std::max(last_sweep, info(i).level - 1);
-      if (is_store(instr(i).code) && (pointwise_ || instr(i).inner)) last_sweep = std::max(last_sweep, info(i).level);
+      if (is_store(instr(i).code) && (every_ || instr(i).inner)) last_sweep = std::max(last_sweep, info(i).level);
     }
     std::vector<bool> made(fused_.code.size(), false);
     for (level_ = 0; level_ < p.levels; ++level_) {
@@ -541,13 +603,12 @@ class Planner {
         const Instr& in = instr(i);
         if (!info(i).needed) continue;
         bool here = is_reduce(in.code) && info(i).level == level_ + 1;
-        if (is_store(in.code) && (pointwise_ || in.inner)) {
+        if (is_store(in.code) && (every_ || in.inner)) {
           here = p.keep || is_loaded(in.view.slot) ? level_ == last_sweep : level_ == info(i).level;
           if (here) stores.push_back(i);
         }
         if (here || (wanted[static_cast<std::size_t>(i)] && info(i).inner))
-          for (int a : in.args)
-            if (a >= 0) wanted[static_cast<std::size_t>(a)] = true;
+          for (int k = 0; k < operands(in); ++k) wanted[static_cast<std::size_t>(in.args[k])] = true;
       }
       if (!p.keep) filled_.clear();
       for (int i = 0; i < count(); ++i) {
@@ -569,7 +630,7 @@ class Planner {
     }
     level_ = p.levels - 1;
     for (int i = 0; i < count(); ++i)
-      if (info(i).needed && is_store(instr(i).code) && !(pointwise_ || instr(i).inner))
+      if (info(i).needed && is_store(instr(i).code) && !(every_ || instr(i).inner))
         emit_store(i, in_outer, p.outer_box == 1 ? Extent::one : Extent::outer, p.outer_stores);
     // A register that is the memory itself must be copied where it is stored elsewhere: another store may come before.
     for (const Instr& in : fused_.code)
@@ -663,7 +724,7 @@ class Planner {
         for (int v : dying) free[bytes_for(v)].push_back(plan_.values[static_cast<std::size_t>(v)].offset);
         dying.clear();
       };
-      bool over = (op.kind == Op::map || op.kind == Op::map_rows) && op.out >= 0;
+      bool over = (op.kind == Op::map || op.kind == Op::map_rows || op.kind == Op::poke) && op.out >= 0;
       if (over) {
         for (int v : op.in)
           if (v >= 0 && may_replace(v, op.out)) ends(v);
@@ -679,10 +740,13 @@ class Planner {
     plan_.register_bytes = std::max(plan_.register_bytes, end);
   }
 
-  const Fused& fused_;
+  Fused fused_;
   const Context* context_;
   std::int64_t tile_;
-  bool may_keep_, pointwise_ = false, no_inner_ = false;
+  bool may_keep_, no_inner_ = false;
+  bool every_ = false;   // every instruction is made at every point
+  bool points_ = false;  // some matter at one point of a row
+  bool flat() const { return every_ && outer_ == 0; }
   int outer_ = 0, level_ = 0;
   FusedPlan plan_;
   std::vector<Info> info_;
