@@ -37,7 +37,8 @@ double cost_of(const program::Contract& c) {
   double m = product(c.m), n = product(c.n), k = product(c.k);
   double bytes = traffic(c.a, dims) + traffic(c.b, dims) + traffic(c.out, dims) * (c.accumulate ? 2 : 1);
   double narrow = 1 + 12 / std::min({m, n, k});  // what is copied into panels, or added to, for each multiplication
-  return std::max(product(c.batch) * m * n * k * narrow, kMultiplicationsPerByte * bytes);   // memory is read ahead
+  double work = product(c.batch) * m * n * k * narrow, memory = kMultiplicationsPerByte * bytes;
+  return std::max(work, memory) + std::min(work, memory) / 4;   // memory is read ahead, mostly
 }
 double cost_of(const program::Fused& f) {
   double outer = 1, inner = 1, points = 0;
@@ -334,10 +335,13 @@ class Planner {
     }
     return fits;
   }
-  static std::int64_t rounded(std::int64_t c, std::int64_t size) {   // turns of one size, in units that suit the machine
+  static std::int64_t rounded(std::int64_t c, std::int64_t size) {   // turns of one size, or nearly, in units that suit the machine
     if (c >= size) return size;
-    std::int64_t unit = c >= 512 ? 64 : c >= 64 ? 16 : c >= 16 ? 8 : 1;
-    auto turns = (size + c - 1) / c, even = ((size + turns - 1) / turns + unit - 1) / unit * unit;
+    std::int64_t unit = c >= 512 ? 96 : c >= 96 ? 48 : c >= 64 ? 16 : c >= 16 ? 8 : 1;
+    auto turns = (size + c - 1) / c;
+    for (auto t = turns; t <= turns + turns / 5; ++t)
+      if (size % t == 0 && size / t % 8 == 0) return size / t;                // no smaller last one
+    auto even = ((size + turns - 1) / turns + unit - 1) / unit * unit;
     return even <= c ? even : std::max<std::int64_t>(1, c / unit * unit);
   }
   std::optional<Trial> by_rows() const {
