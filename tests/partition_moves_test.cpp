@@ -1,0 +1,140 @@
+// What the library sends, rule by rule: bytes on a ring per device, and calls. Nothing runs here; values are for the other tests.
+#include <doctest/doctest.h>
+
+#include "haliax/jit.h"
+#include "haliax/nn.h"
+
+using namespace haliax;
+
+namespace {
+
+const Mesh four{{{"data", 4}}};
+const Axis Batch{"batch", 16}, Embed{"embed", 8}, Mlp{"mlp", 12}, Pos{"position", 24};
+const Mapping batch{{"batch", "data"}}, embed{{"embed", "data"}}, mlp{{"mlp", "data"}}, position{{"position", "data"}}, none;
+
+double all_reduce(double bytes) { return 2 * bytes * 3 / 4; }
+double all_gather(double bytes) { return bytes * 3 / 4; }
+double reduce_scatter(double bytes) { return bytes * 3 / 4; }
+double all_to_all(double bytes) { return bytes / 4 * 3 / 4; }
+
+NamedArray shape(const AxisSpec& axes, DType d = DType::f32) {
+  return eval_shape([&] { return zeros(axes, d); });
+}
+struct How {
+  std::vector<std::optional<Mapping>> in;
+  Mapping inside, out;
+  bool regather = true;
+};
+template <class F, class... A>
+JitReport planned(const How& how, F f, const A&... args) {
+  JitOptions o{.mesh = four, .axis_resources = how.inside, .out = Mappings(how.out), .regather = how.regather};
+  o.in = Mappings(how.in);
+  return named_jit(f, o).plan(args...);
+}
+void sends(const JitReport& r, double bytes, double calls) {
+  CAPTURE(r.explain);
+  CHECK(r.sent_bytes == bytes);
+  CHECK(r.calls == calls);
+}
+
+}  // namespace
+
+TEST_CASE("partition moves: a sum stays pending through what is linear, and meets others") {
+  auto f = [](const NamedArray& x, const NamedArray& y) { return mean(x * 2.) + sum(y) / 3. - mean(tanh(y)); };
+  sends(planned({{batch, batch}, batch, none}, f, shape({Batch, Embed}), shape(Batch)), all_reduce(4), 1);
+  auto ends = [](const NamedArray& x) { return square(sum(x, Batch)) + sum(x, Batch); };  // a square is not linear
+  sends(planned({{batch}, batch, none}, ends, shape({Batch, Embed})), all_reduce(Embed.size * 4), 1);
+  auto lands = [](const NamedArray& x) { return tanh(sum(x, Batch)); };  // on what is wanted
+  sends(planned({{batch}, batch, embed}, lands, shape({Batch, Embed})), reduce_scatter(Embed.size * 4), 1);
+}
+
+TEST_CASE("partition moves: a weight is cast before it is gathered") {
+  auto f = [](const NamedArray& w, const NamedArray& x) { return dot(x.astype(DType::bf16), w.astype(DType::bf16), Embed); };
+  const Axis Many("batch", 1024);
+  sends(planned({{embed, batch}, batch, batch}, f, shape({Embed, Mlp}), shape({Many, Embed})),
+        all_gather(double(Embed.size * Mlp.size * 2)), 1);
+}
+
+TEST_CASE("partition moves: what does not change from turn to turn is gathered once, and sums are reduced once") {
+  const Axis Many("batch", 1024), Micro("micro", 8);
+  auto loss = [](const NamedArray& w, const NamedArray& x) {
+    axis_mapping inside(batch);
+    return mean(square(tanh(dot(x, w, Embed))));
+  };
+  auto f = [=](const NamedArray& w, const NamedArray& x) {
+    auto turn = [=](const NamedArray& sum, const NamedArray& x) { return sum + grad(loss)(w, x); };
+    return fold(turn, Micro)(zeros_like(w), x);
+  };
+  const double bytes = double(Embed.size * Mlp.size * 4);
+  auto w = shape({Embed, Mlp}), x = shape({Micro, Many, Embed});
+  sends(planned({{none, batch}, none, none}, f, w, x), all_reduce(bytes), 1);
+  // A whole gradient on every device is the price: or else its part, and a reduction each turn.
+  sends(planned({{embed, batch}, embed, embed, false}, f, w, x), all_gather(bytes) + reduce_scatter(bytes), 2);
+  sends(planned({{embed, batch}, embed, embed}, f, w, x), all_gather(bytes) + 8 * reduce_scatter(bytes), 9);
+}
+
+TEST_CASE("partition moves: a layer that is made again repeats no sum over devices") {
+  const Axis Layers("layers", 3);
+  for (const char* policy : {"none", "carries"}) {
+    CAPTURE(std::string(policy));
+    auto loss = [=](const std::pair<NamedArray, NamedArray>& w, const NamedArray& x) {
+      auto layer = [](const NamedArray& h, const NamedArray& up, const NamedArray& down) {
+        return tanh(h + dot(nn::gelu(dot(tanh(h), up, Embed)), down, Mlp));
+      };
+      return mean(square(fold(layer, Layers, {.checkpoint = policy})(x, w.first, w.second)));
+    };
+    auto f = [=](const std::pair<NamedArray, NamedArray>& w, const NamedArray& x) { return grad(loss)(w, x); };
+    auto w = std::pair{shape({Layers, Embed, Mlp}), shape({Layers, Mlp, Embed})};
+    const double stream = double(Batch.size * Embed.size * 4);
+    // One forward and one backward for each layer, but for what the first layer is given: nobody asks for its gradient.
+    auto r = planned({{mlp, none}, mlp, mlp}, f, w, shape({Batch, Embed}));
+    CAPTURE(r.explain);
+    CHECK(r.sent_bytes <= Layers.size * 2 * all_reduce(stream));
+    CHECK(r.calls <= Layers.size * 2);
+  }
+}
+
+TEST_CASE("partition moves: along a cut axis, only what crosses a border") {
+  const double row = double(Embed.size * 4), all = double(Pos.size) * row;
+  auto one = [&](auto f, const How& how = {{position}, position, position}) { return planned(how, f, shape({Pos, Embed})); };
+  sends(one([](const NamedArray& x) { return roll(x, 1, Pos); }), row, 1);
+  sends(one([](const NamedArray& x) { return flip(x, Pos) * 2.; }), all / 4, 1);  // every device's part is another's
+  sends(one([](const NamedArray& x) { return cumsum(x, Pos); }), all_gather(4 * row), 1);
+  sends(one([](const NamedArray& x) { return argmax(x, Pos); }, {{position}, position, none}), 2 * all_reduce(row), 2);
+  sends(one([](const NamedArray& x) { return sort(x, Pos); }, {{position}, position, embed}), all_to_all(all), 1);
+  sends(one([](const NamedArray& x) { return sort(x, Embed); }), 0, 0);
+  sends(one([](const NamedArray& x) { return softmax(x, Pos); }), 2 * all_reduce(row), 2);
+  // 24 positions become 32: blocks of 6 become blocks of 8, and the last device has but padding.
+  auto padded = one([](const NamedArray& x) { return pad(x, {{"position", {0, 8}}}); });
+  CHECK(padded.calls == 1);
+  CHECK(padded.sent_bytes == (2 + 4 + 6) * row / 4);
+  auto shifted = one([](const NamedArray& x) { return concatenate("position", {slice(x, Pos, 1, 23), slice(x, Pos, 0, 1)}); });
+  sends(shifted, row, 1);
+}
+
+TEST_CASE("partition moves: an axis that vmap hides keeps its name for the mapping") {
+  auto loss = [](const NamedArray& w, const NamedArray& x) { return mean(square(tanh(dot(x, w, Embed)))); };
+  auto at_once = [=](const NamedArray& w, const NamedArray& x) {
+    axis_mapping inside(batch);
+    return loss(w, x);
+  };
+  auto each = [=](const NamedArray& w, const NamedArray& x) {
+    axis_mapping inside(batch);
+    return mean(vmap([=](const NamedArray& w, const NamedArray& x) { return loss(w, x); }, Batch)(w, x));
+  };
+  const How how{{embed, batch}, embed, embed};
+  auto w = shape({Embed, Mlp}), x = shape({Batch, Pos, Embed});
+  auto a = planned(how, grad(at_once), w, x), b = planned(how, grad(each), w, x);
+  CHECK(a.sent_bytes == all_gather(double(Embed.size * Mlp.size * 4)) * 2);
+  CHECK(b.sent_bytes == a.sent_bytes);
+  CHECK(b.calls == a.calls);
+  CHECK(b.peak_bytes == a.peak_bytes);
+}
+
+TEST_CASE("partition moves: random numbers, positions and constants are made where they are wanted") {
+  auto f = [](const NamedArray& x) {
+    auto key = random::key(1);
+    return x + random::normal(key, {Batch, Embed}) * arange(Batch).astype(DType::f32) + zeros({Batch, Embed});
+  };
+  sends(planned({{batch}, batch, batch}, f, shape({Batch, Embed})), 0, 0);
+}
