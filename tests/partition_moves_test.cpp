@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "haliax/jit.h"
+#include "haliax/losses.h"
 #include "haliax/nn.h"
 
 using namespace haliax;
@@ -137,4 +138,17 @@ TEST_CASE("partition moves: random numbers, positions and constants are made whe
     return x + random::normal(key, {Batch, Embed}) * arange(Batch).astype(DType::f32) + zeros({Batch, Embed});
   };
   sends(planned({{batch}, batch, batch}, f, shape({Batch, Embed})), 0, 0);
+}
+
+TEST_CASE("partition moves: chunks of what is cut need no weight that the mapping cuts") {
+  const Axis Vocab("vocab", 4096);
+  auto loss = [=](const NamedArray& head, const NamedArray& x, const NamedArray& ids) {
+    axis_mapping inside(Mapping{{"vocab", "data"}});
+    return nn::linear_cross_entropy(x, head, ids, Embed, Vocab, {.walked = Pos, .chunks = {.chunk = 6}}).loss;
+  };
+  auto f = [=](const NamedArray& head, const NamedArray& x, const NamedArray& ids) { return value_and_grad(loss)(head, x, ids); };
+  auto r = planned({{Mapping{{"vocab", "data"}}, position, position}, none, {{"vocab", "data"}}}, f, shape({Vocab, Embed}),
+                   shape({Batch, Pos, Embed}), shape({Batch, Pos}, DType::i32));
+  CAPTURE(r.explain);
+  CHECK(r.sent_bytes < all_gather(double(Vocab.size * Embed.size * 4)));
 }

@@ -35,14 +35,25 @@ Cut Planner::shared_turns(int n) {
     if (l.results[k].carry && !accumulates(n, k, 0)) return {};
   Cut turns;
   std::int64_t most = 0;
+  auto walks = [&](const Node& s) {
+    return s.op == &prim::kSlice && s.in.size() > 1 && s.in[1] == l.index[0] && !Whole::inside(*s.in[0], l, 0);
+  };
   for (int s : whole_.scope(n, 0).order) {
     auto& me = node(s);
-    if (me.op != &prim::kSlice || me.in.size() < 2 || me.in[1] != l.index[0] || Whole::inside(*me.in[0], l, 0)) continue;
+    if (!walks(me)) continue;
     auto& walked = *haliax::find(*me.in[0], me.attr.names[0]);
     if (walked.size != l.axis.size || me.attr.ints[0] != 0) return {};
     auto cut = first(whole_.in[std::size_t(s)][0]).cut(walked.name);
     if (!cut.empty() && me.in[0]->bytes() > most) turns = cut, most = me.in[0]->bytes();
   }
+  // Not at the price of a weight that the mapping cuts, gathered.
+  for (int s : whole_.scope(n, 0).order)
+    for (int x : whole_.in[std::size_t(s)]) {
+      auto& mapping = node(s).origin.mapping;
+      if (x < 0 || !mapping || !whole_.parameter[std::size_t(x)] || Whole::inside(node(x), l, 0)) continue;
+      for (auto& [name, cut] : first(x).dims)
+        if (cut.meets(turns) && mapping->find(name) && !(walks(node(s)) && name == node(s).attr.names[0])) return {};
+    }
   auto blocks = ranks(mesh_, turns), chunk = int(prim::index_chunk(*l.index[0]));
   bool even = l.axis.size % blocks == 0 && l.axis.size / blocks % chunk == 0;
   return even && !turns.meets(taken(node(n))) ? turns : Cut();
