@@ -128,3 +128,20 @@ TEST_CASE("proof: chunks are cut from each device's own part: no token moves, wh
     }
   }
 }
+
+TEST_CASE("proof: a vocabulary that devices share is cut once more only if it must be") {
+  auto shape = [](const AxisSpec& axes, DType d = DType::f32) { return eval_shape([&] { return zeros(axes, d); }); };
+  const Axis Many("vocab", 65536), Tokens("tokens", 256), Wide("embed", 64);
+  for (bool shared : {false, true}) {
+    const Mapping inside = shared ? Mapping{{"vocab", "model"}} : Mapping{};
+    auto loss = [&](const NamedArray& head, const NamedArray& x, const NamedArray& ids) {
+      axis_mapping scope(inside);
+      return nn::linear_cross_entropy(x, head, ids, Wide, Many, {.walked = Tokens, .chunks = {.memory = 8 << 20}}).loss;
+    };
+    auto f = named_jit(value_and_grad(loss), {.mesh = model, .axis_resources = inside});
+    const auto r = f.plan(shape({Many, Wide}), shape({Tokens, Wide}), shape(Tokens, DType::i32));
+    bool tiled = std::any_of(r.chunked.begin(), r.chunked.end(), [](auto& c) { return c.axis == "vocab"; });
+    CHECK(r.loops > 0);
+    CHECK(tiled == !shared);
+  }
+}

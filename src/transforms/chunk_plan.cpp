@@ -180,7 +180,7 @@ std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const 
     }
   if (!longest) return {};
   auto tile = call;
-  tile.axis = longest->name, tile.size = longest->size;
+  tile.axis = longest->name, tile.size = longest->size, tile.blocks = blocks_of(longest->name, widest->origin.mapping.get());
   return tile;
 }
 
@@ -237,7 +237,8 @@ class Planner {
     if (form != ChunkForm::tile) rows = by_rows();
     if (!inner_.empty()) tiles = by_tiles();
     if (!rows && !tiles) rows = least();
-    bool take_rows = rows && (!tiles || rows->cost <= tiles->cost);
+    bool shared = tile_ && tile_->blocks > 1;              // devices hold a part of a row each: a tile would move it between them
+    bool take_rows = rows && (!tiles || shared || rows->cost <= tiles->cost);
     return take_rows ? explained(*rows, tiles) : explained(*tiles, rows);
   }
 
@@ -410,6 +411,13 @@ bool ChunkKey::same_call(const ChunkKey& o) const {
          walked == o.walked && chunks == o.chunks;
 }
 
+int blocks_of(Name axis, const Mapping* mapping) {
+  auto mesh = current_mesh();
+  int blocks = 1;
+  if (auto* to = mesh && mapping ? mapping->find(axis) : nullptr)
+    for (auto& a : *to) blocks *= mesh->size(a);
+  return blocks;
+}
 void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level) {
   if (call.memory > 0 && call.chunks.empty()) Planner(call, roots, level, nullptr).least();
 }

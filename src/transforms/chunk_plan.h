@@ -27,6 +27,7 @@ struct CutPlan {
   std::optional<ChunkKey> tile;                          // an axis that is cut although nobody asked
   Cut how;
 };
+int blocks_of(Name axis, const Mapping*);          // devices of the mesh in scope that the mapping cuts it for
 CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, program::Device*);
 void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level);   // raises if not even the smallest chunk fits
 // The roots, of one level, with loops in place of the regions, and without borders.

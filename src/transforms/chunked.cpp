@@ -7,7 +7,6 @@
 #include <algorithm>
 
 #include "base/name.h"
-#include "haliax/mesh.h"
 #include "ops/prim.h"
 #include "transforms/chunk_plan.h"
 #include "transforms/optimise.h"
@@ -99,16 +98,6 @@ Nodes cut_regions(const Nodes& roots, program::Device* device, int depth) {
 
 namespace detail {
 
-// Devices that the mapping in scope cuts an axis for.
-static int blocks_of(Name a) {
-  auto mesh = current_mesh();
-  auto mapping = current_mapping();
-  int blocks = 1;
-  if (auto* to = mesh && mapping ? mapping->find(a) : nullptr)
-    for (auto& axis : *to) blocks *= mesh->size(axis);
-  return blocks;
-}
-
 Leaves chunked_reduce(const AxisSelection& selection, const ChunkOptions& options, const Leaves& xs, LeafFunction f, SourceLocation at) {
   Here here(at);
   Scope tracing;
@@ -149,7 +138,7 @@ Leaves chunked_reduce(const AxisSelection& selection, const ChunkOptions& option
   std::vector<Attr> keys;
   for (std::size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] == 0) continue;                 // nothing to walk
-    call.axis = call.walked[i], call.size = sizes[i], call.blocks = blocks_of(call.axis);
+    call.axis = call.walked[i], call.size = sizes[i], call.blocks = blocks_of(call.axis, current_mapping().get());
     keys.push_back(call.attr());
   }
 
