@@ -107,8 +107,9 @@ void Planner::loop(int n) {
         // What is only added to may stay pending, if it need not be small.
         int start = whole_.id(l.results[k].start);
         bool loose = whole_.free[std::size_t(start)] || now_.lazy[std::size_t(start)];
-        if (!loose || options_.regather || !accumulates(n, k, 0)) carried[k] = free_of(settled(start));
+        if (!loose || options_.regather || !accumulates(n, k, 0)) carried[k] = settled(start);
       }
+  for (auto& c : carried) c = free_of(c);
   for (int attempt = 0;; ++attempt) {
     auto before = now_;
     auto before_contested = contested;

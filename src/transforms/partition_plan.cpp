@@ -105,7 +105,7 @@ void Whole::wishes(const std::vector<Sharding>& wanted) {
     else if (n.op == &kResult && n.in[0]->op == &kLoop) {
       auto& r = loop_of(n).results[std::size_t(n.attr.ints[0])];
       auto of_turn = mine;
-      if (r.fold == Fold::stack) of_turn.set(loop_of(n).axis.name, {});
+      if (r.fold == Fold::stack && !r.carry) of_turn.set(loop_of(n).axis.name, {});
       for (auto& v : r.value) wish_for(id(v), of_turn);
       if (r.start) wish_for(id(r.start), mine);
     } else if (!mine.dims.empty() && (n.op->kind == Kind::map || n.op->linear == Linear::moves || n.op == &prim::kScatter)) {
