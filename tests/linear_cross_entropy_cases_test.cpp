@@ -257,6 +257,61 @@ TEST_CASE("regression: nothing counts, nothing is NaN; a token that does not cou
   CHECK(min(max(abs(slice(half.x, Tokens, 4, 8)), Embed)).item() > 0);
 }
 
+TEST_CASE("linear cross entropy: a chunk in which nothing counts is not computed") {
+  const Axis Audio{"audio", 40}, Some{"tokens", 8};
+  struct Heads {
+    NamedArray x, text, audio;
+  };
+  // The last chunk's hidden states would make NaN of everything, even times 0.
+  const auto x = normal(1, {Tokens, Embed});
+  const Heads at{where(arange(Tokens) < 8, x, NAN).eval(), normal(2, {Vocab, Embed}), normal(3, {Audio, Embed})};
+  const Heads good{slice(x, Tokens, 0, 8).eval(), at.text, at.audio};
+  const auto counts = (arange(Tokens) < 8).eval(), is_text = (arange(Tokens) < 6).eval();
+  const auto sounds = (ids() + 20).eval();
+  auto by_the_book = [=](const Heads& h) {
+    auto nll = [&](const NamedArray& w, const Axis& Ids, const NamedArray& targets) {
+      return nn::cross_entropy_loss(dot(h.x, w, Embed), Ids, slice(targets, Tokens, 0, 8), {.reduction = nn::Reduction::none});
+    };
+    auto first = arange(Some) < 6;
+    return (sum(where(first, nll(h.text, Vocab, ids()), 0.)) + sum(where(first, 0., nll(h.audio, Audio, sounds)))) / 8.;
+  };
+  const auto want = jit(with_gradient(by_the_book))(good);
+  auto head = [](const Heads& h, const NamedArray& w, const Axis& Ids, const NamedArray& targets, const NamedArray& mask,
+                 ChunkForm form) {
+    return nn::linear_cross_entropy(h.x, w, targets, Embed, Ids,
+                                    {.walked = Tokens, .chunks = {.chunk = 4, .form = form}, .mask = mask})
+        .total;
+  };
+  for (bool by_mask : {true, false})
+    for (ChunkForm form : {ChunkForm::sweep, ChunkForm::recompute}) {
+      CAPTURE(by_mask);
+      CAPTURE(int(form));
+      // By a mask, or by ids that are none. Two heads in one walk: where neither has a token.
+      const auto words = by_mask ? ids() : where(is_text, ids(), -1).eval(),
+                 noises = by_mask ? sounds : where(counts & ~is_text, sounds, -1).eval();
+      const auto any_text = by_mask ? is_text : ones_like(is_text),
+                 any_audio = by_mask ? (counts & ~is_text).eval() : ones_like(is_text);
+      auto loss = [=](const Heads& h) {
+        return (head(h, h.text, Vocab, words, any_text, form) + head(h, h.audio, Audio, noises, any_audio, form)).mean();
+      };
+      auto run = jit(with_gradient(loss));
+      auto [value, g] = run(at);
+      CHECK(run.report().program.find("skip the rest unless") != std::string::npos);
+      CHECK(difference(value, want.first, 1e-12) == "");
+      CHECK(difference(slice(g.x, Tokens, 0, 8), want.second.x, 1e-12) == "");
+      CHECK(max(abs(slice(g.x, Tokens, 8, 4))).item() == 0);
+      CHECK(difference(g.text, want.second.text, 1e-12) == "");
+      CHECK(difference(g.audio, want.second.audio, 1e-12) == "");
+    }
+  // What is asked for every token is made for every token.
+  auto every = jit([=](const NamedArray& a) {
+    auto r = nn::linear_cross_entropy(a, at.text, ids(), Embed, Vocab,
+                                      {.chunks = {.chunk = 4}, .mask = is_text, .outputs = {.logsumexp = true}});
+    return std::pair{r.loss, r.logsumexp};
+  });
+  CHECK(difference(every(x).second, logsumexp(dot(x, at.text, Embed), Vocab), 1e-12) == "");
+}
+
 TEST_CASE("linear cross entropy: a logit of -inf says never") {
   const auto p = parameters();
   const auto never = where(arange(Vocab) < 3, -INFINITY, zeros(Vocab, DType::f64));

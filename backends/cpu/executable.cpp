@@ -112,7 +112,11 @@ class LoopStep final : public CompiledStep {
   void run(Frame& frame) override {
     for (std::int64_t turn = 0; turn < trips_; ++turn) {
       frame.loops[variable_] = reverse_ ? trips_ - 1 - turn : turn;
-      for (auto& step : body_) step->run(frame);
+      for (auto& step : body_) {
+        step->run(frame);
+        if (frame.turn_is_over) break;
+      }
+      frame.turn_is_over = false;
     }
   }
 
@@ -121,6 +125,15 @@ class LoopStep final : public CompiledStep {
   std::int64_t trips_;
   bool reverse_;
   Steps body_;
+};
+
+class SkipStep final : public CompiledStep {
+ public:
+  explicit SkipStep(const program::Skip& skip) : flag_(skip.unless) {}
+  void run(Frame& frame) override { frame.turn_is_over = *flag_.at(frame) == std::byte{0}; }
+
+ private:
+  Place flag_;
 };
 
 std::unique_ptr<CompiledStep> compile_one(const Step& step, const Context& context) {
@@ -132,6 +145,7 @@ std::unique_ptr<CompiledStep> compile_one(const Step& step, const Context& conte
     case Kind::sort: return make_sort(step, context);
     case Kind::cumulative: return make_cumulative(step, context);
     case Kind::copy: return make_copy(step, context);
+    case Kind::skip: return std::make_unique<SkipStep>(step.skip);
     case Kind::collective: return std::make_unique<CollectiveStep>(step.collective);
     case Kind::loop: return std::make_unique<LoopStep>(step.loop, context);
   }

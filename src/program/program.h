@@ -73,7 +73,7 @@ struct Instr {
   View view;                        // load, store; of iota only the loop terms
 };
 
-enum class Kind : std::uint8_t { fused, contract, gather, scatter, sort, cumulative, loop, collective, copy };
+enum class Kind : std::uint8_t { fused, contract, gather, scatter, sort, cumulative, loop, collective, copy, skip };
 
 // Fused: for each outer point, run the instructions in order; inner ones over all inner points. dims = outer dims then inner dims.
 struct Fused {
@@ -147,6 +147,10 @@ struct Collective {
   std::vector<Parcel> sends, receives;
   double sent_bytes = 0;            // per device on a ring
 };
+// The rest of a loop's turn is left out where the flag (bool, without dims) is false.
+struct Skip {
+  View unless;
+};
 struct Step;
 struct Loop {
   int variable = 0;                 // the number that terms refer to
@@ -165,6 +169,7 @@ struct Step {
   Sort sort;
   Cumulative cumulative;
   Copy copy;
+  Skip skip;
   Collective collective;
   Loop loop;
   const char* why = "";             // op that it comes from

@@ -11,6 +11,7 @@
 #include "transforms/fuse.h"
 #include "transforms/layout.h"
 #include "transforms/optimise.h"
+#include "transforms/skip.h"
 
 namespace haliax {
 namespace {
@@ -465,7 +466,9 @@ class Lowering final : public Emit {
   // ---- loops ----
   void loop(const NodePtr& n) {
     auto& l = loop_of(*n);
-    Nodes results;
+    Nodes results, flags;                                // flags: is a turn of this body worth making?
+    for (std::size_t b = 0; b < l.index.size(); ++b) flags.push_back(options_.fuse && !l.form.empty() ? turn_flag(l, b) : nullptr);
+    bool skips = std::any_of(flags.begin(), flags.end(), [](auto& f) { return f != nullptr; });
     std::vector<Place> places;
     std::vector<bool> added;                             // to a sum that is there
     for (std::size_t k = 0; k < l.results.size(); ++k) {
@@ -478,6 +481,7 @@ class Lowering final : public Emit {
       results.push_back(r);
       if (add) continue;
       if (how.start) start_from(how.start, places[k], r->axes);
+      else if (how.fold == Fold::stack && skips) fill(places[k], r->axes, 0);
       else if (how.fold == Fold::fold) fill(places[k], r->axes, identity(how.monoid, r->dtype));
     }
     auto* outer_steps = steps_;
@@ -492,6 +496,13 @@ class Lowering final : public Emit {
       variables_[index] = prim::index_start(*index) == 0 ? s.loop.variable : -1;
       steps_ = &s.loop.body;
       auto mark = added_.size();
+      if (flags[b]) {
+        Step skip;
+        auto flag = fresh({}, DType::boolean);
+        scope({{flags[b], flag}});
+        skip.kind = program::Kind::skip, skip.skip = {view(flag, {}, {})};
+        push(std::move(skip));
+      }
       std::vector<Target> targets;
       std::vector<std::pair<Place, Place>> moves;   // of carries, at the end of a turn
       for (std::size_t k = 0; k < l.results.size(); ++k) if (l.results[k].carry) know(l.results[k].carry.get(), places[k]);

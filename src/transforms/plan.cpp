@@ -69,6 +69,7 @@ struct Planner {
           touch(s.copy.x, &s, false), touch(s.copy.out, &s, true);
           copies.push_back({&s, clock, open});
           break;
+        case program::Kind::skip: touch(s.skip.unless, &s, false); break;
         case program::Kind::collective: 
           for (auto& o : s.collective.x) touch(o.view, &s, false);
           for (auto& o : s.collective.out) touch(o.view, &s, true);
