@@ -1,8 +1,6 @@
 // FSDP: parameters cut along embed, the batch along itself, on two devices. What is sent is asserted to the byte.
 #include <doctest/doctest.h>
 
-#include <regex>
-
 #include "examples/gpt2/model.h"
 #include "haliax/jit.h"
 
@@ -27,23 +25,6 @@ NamedArray loss_of(const Model& m, const NamedArray& ids) {
 }
 auto gradients(const Model& m, const NamedArray& ids) { return value_and_grad(loss_of)(m, ids); }
 JitOptions on_two() { return {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"embed", "data"}}}; }
-
-struct Sent {
-  std::string kind, axes, loop;
-  double bytes, turns = 1;
-};
-std::vector<Sent> sent(const JitReport& report) {  // from what the report tells people
-  static const std::regex line(
-      R"((all-gather|reduce-scatter|all-reduce|all-to-all|permute) over \w+ of (.*?): (\d+) bytes(?: x (\d+) turns over (\w+))?;.*)");
-  std::vector<Sent> out;
-  std::size_t from = 0;
-  for (std::size_t to; (to = report.explain.find('\n', from)) != std::string::npos; from = to + 1) {
-    std::smatch m;
-    const std::string text = report.explain.substr(from, to - from);
-    if (std::regex_match(text, m, line)) out.push_back({m[1], m[2], m[5], std::stod(m[3]), m[4].matched ? std::stod(m[4]) : 1});
-  }
-  return out;
-}
 
 }  // namespace
 
@@ -74,7 +55,7 @@ TEST_CASE("proof: fsdp sends each weight twice, each gradient once, and nothing 
   CHECK(step.report().sent_bytes == forward + backward + scattered + reduced);
 
   double gathered = 0;
-  for (auto& s : sent(step.report())) {
+  for (auto& s : step.report().collectives) {
     CAPTURE(s.axes);
     if (s.kind == "all-gather") {
       gathered += s.bytes * s.turns;

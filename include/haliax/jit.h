@@ -5,6 +5,7 @@
 #include <tuple>
 #include <vector>
 
+#include "haliax/explain.h"
 #include "haliax/mesh.h"
 #include "haliax/transforms.h"
 
@@ -21,6 +22,8 @@ struct JitOptions {
   // A weight that a loop over layers reads turn by turn is gathered again in each loop, so that one layer is whole at a time.
   // Off: once, before the first of them, for less traffic and more memory.
   bool regather = true;
+  bool strict = false;                           // raises for a gather that nobody asked for, and for a mapped axis that no array has
+  MachineSpeed speed = {};                       // for estimates of time
   bool partition = false;                        // set by named_jit
   SourceLocation at = SourceLocation::current();
 };
@@ -39,11 +42,16 @@ struct JitReport {
   int contractions = 0, loops = 0;               // in the Program; the body of a loop counts once
   std::int64_t arena_bytes = 0, peak_bytes = 0;  // planned, per device: all but arguments and results; with results that alias nothing
   double sent_bytes = 0, calls = 0;              // by collectives, per device on a ring
+  std::vector<CollectiveReport> collectives;     // in order
   std::int64_t argument_bytes = 0;               // per device
+  std::vector<MemoryReport> memory;              // at the peak, arguments included
+  double flops = 0;                              // of contractions, per device
+  double compute_s = 0, sending_s = 0;           // estimated, by JitOptions::speed
+  std::int64_t split_bytes = 0;                  // that the last call copied to cut arguments for the devices
   double trace_s = 0, compile_s = 0;
   std::vector<ChunkReport> chunked;              // outermost first
   std::string program;                           // printed
-  std::string explain;                           // what was decided about loops and collectives, for people
+  std::string explain;                           // what was decided about loops, memory and collectives, for people
 };
 
 namespace detail {
@@ -154,6 +162,9 @@ template <class F> Jitted<F> named_jit(F f, JitOptions options = {}) {
   options.partition = true;
   return {std::move(f), std::move(options)};
 }
+
+// What a call of it takes, in tables: collectives and what causes them, memory by purpose, estimated time. Of the last trace.
+template <class F> std::string explain(const Jitted<F>& f) { return f.report().explain; }
 
 // Which backend evaluates what is read outside jit: "cpu" unless told; "reference" is the oracle of the tests.
 void set_default_backend(const std::string& name);

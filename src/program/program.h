@@ -188,6 +188,11 @@ struct Slot {
   const char* purpose = "";         // parameters, activations, ...: for reports
 };
 
+struct Use {
+  const char* purpose = "";
+  std::int64_t bytes = 0;
+};
+
 // Every result has its own memory, given by the caller, unless its slot aliases a donated argument.
 struct Program {
   std::vector<Slot> slots;
@@ -197,6 +202,7 @@ struct Program {
   std::vector<int> donated;         // result number that took over argument i, or -1
   std::int64_t arena_bytes = 0;     // everything but arguments and results
   std::int64_t peak_bytes = 0;      // arena + results that alias nothing
+  std::vector<Use> at_peak;         // of the arena when most of it is in use, and the gaps: all together arena_bytes
   int loops = 0;                    // how many loop variables there are
   int device = 0;                   // which device of the mesh this program is for
   std::vector<std::int64_t> mesh;   // sizes of the mesh axes; empty: one device

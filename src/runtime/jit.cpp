@@ -6,7 +6,7 @@
 
 #include "base/where.h"
 #include "ops/prim.h"
-#include "runtime/mesh_run.h"
+#include "runtime/explain.h"
 
 namespace haliax::detail {
 namespace {
@@ -155,6 +155,13 @@ struct JitCore::Impl {
       if (r) roots.push_back(r.node()), e.results.push_back({r.node()->axes, r.dtype()}), e.part_of_result.push_back(part_of_leaf[k]);
     }
     report.trace_s = now() - started;
+    if (options.strict && mesh()) {
+      Here here(options.at);
+      std::vector<const Mapping*> given{options.axis_resources ? &*options.axis_resources : nullptr};
+      for (auto* each : {&options.in, &options.out})
+        for (std::size_t k = 0; *each && k < (*each)->each.size(); ++k) given.push_back((*each)->of(k));
+      refuse_unknown_axes(roots, e.inputs, given);
+    }
     return optimise(roots, backend_name != "reference", &backend(backend_name));
   }
   std::string backend_name() const { return options.backend.empty() ? default_backend() : options.backend; }
@@ -184,20 +191,12 @@ struct JitCore::Impl {
       out.push_back(mapping ? sharding_for(graph[k]->axes, *mapping, mesh, "a result") : Sharding());
       e.placements.push_back(mapping ? std::make_shared<const Placement>(Placement{mesh, *mapping}) : nullptr);
     }
-    MeshOptions how{.backend = backend_name, .donated = e.donated, .partition = {.regather = options.regather}, .simulated = simulated};
+    MeshOptions how{.backend = backend_name, .donated = e.donated, .partition = {.regather = options.regather}, .simulated = simulated,
+                    .strict = options.strict};
     e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(graph, e.inputs, in, out, mesh, how));
-    auto& p = *e.mesh;
     report.compile_s = now() - t;
-    report.arena_bytes = p.arena_bytes, report.peak_bytes = p.peak_bytes;
-    report.contractions = p.contractions, report.loops = p.loops, report.sent_bytes = p.sent_bytes, report.calls = p.calls;
-    report.argument_bytes = p.argument_bytes;
-    report.program = program::to_string(*p.devices[0].program);
-    for (auto& move : p.moves) {
-      report.explain += std::string(move.kind) + " over " + move.over + " of " + move.axes + ": " + std::to_string(std::int64_t(move.bytes)) + " bytes";
-      if (move.turns > 1) report.explain += " x " + std::to_string(std::int64_t(move.turns)) + " turns over " + move.loop;
-      report.explain += "; " + move.where + "\n";
-    }
-    report.explain += "in all " + std::to_string(std::int64_t(p.sent_bytes)) + " bytes sent per device\n";
+    describe(report, *e.mesh, options.speed);
+    add_tables(report, *e.mesh);
   }
 
   std::string difference(const Walk& w, const std::vector<Sharding>& in) const {   // from the call before
@@ -305,10 +304,7 @@ JitCore::Entry* JitCore::end(const Leaves& results, const std::vector<int>& part
   e.arena = memory(p.arena_bytes);
   e.arguments.resize(std::size_t(p.arguments)), e.outs.resize(std::size_t(p.results));
   m.report.compile_s = now() - t;
-  m.report.arena_bytes = p.arena_bytes, m.report.peak_bytes = p.peak_bytes;
-  m.report.contractions = count_contractions(p.steps);
-  m.report.loops = p.loops;
-  m.report.program = program::to_string(p);
+  describe(m.report, p, m.options.speed);
   m.report.not_donated.clear();
   for (std::size_t k = 0; k < e.inputs.size(); ++k)
     if (e.donated[k] && p.donated[k] < 0)
@@ -326,9 +322,7 @@ void JitCore::plan(const Leaves& results, const std::vector<int>& part_of_leaf) 
   } else {
     auto& e = *m.pending;
     auto p = compile(graph, e.inputs, name, e.donated, false).program;
-    m.report.arena_bytes = p->arena_bytes, m.report.peak_bytes = p->peak_bytes;
-    m.report.contractions = count_contractions(p->steps), m.report.loops = p->loops;
-    m.report.program = program::to_string(*p);
+    describe(m.report, *p, m.options.speed);
   }
   abandon();
 }

@@ -9,6 +9,7 @@
 
 #include "base/scalar.h"
 #include "ops/prim.h"
+#include "runtime/explain.h"
 
 namespace haliax {
 namespace {
@@ -252,15 +253,15 @@ MeshProgram compile_for_mesh(const Nodes& roots, const Nodes& inputs, const std:
   for (auto& n : roots) m.results.push_back({n->axes, n->dtype});
   Partition part(roots, out, given, mesh, options.partition);
   m.moves = part.moves(), m.sent_bytes = part.sent_bytes(), m.calls = part.calls();
+  if (options.strict) refuse_gathers(m.moves, mesh);
+  std::int64_t most = -1;
   for (int d = 0; d < (options.simulated ? 1 : mesh.devices()); ++d) {
     auto local = part.on(d);
     m.devices.push_back(compile(local.roots, local.inputs, options.backend, options.donated, !options.simulated));
     auto& p = *m.devices.back().program;
-    std::int64_t arguments = 0;
-    for (int s : p.argument_slots) arguments += p.slots[std::size_t(s)].bytes;
-    m.argument_bytes = std::max(m.argument_bytes, arguments);
-    m.arena_bytes = std::max(m.arena_bytes, p.arena_bytes), m.peak_bytes = std::max(m.peak_bytes, p.peak_bytes);
-    if (d == 0) m.contractions = count_contractions(p.steps), m.loops = p.loops;
+    std::int64_t bytes = p.peak_bytes;
+    for (int s : p.argument_slots) bytes += p.slots[std::size_t(s)].bytes;
+    if (bytes > most) most = bytes, m.fullest = std::size_t(d);
   }
   return m;
 }

@@ -12,8 +12,7 @@ struct MeshProgram {
   std::vector<Compiled> devices;                 // simulated: the first alone, which has the largest blocks, and nothing that runs
   std::vector<Move> moves;
   double sent_bytes = 0, calls = 0;              // per device
-  std::int64_t argument_bytes = 0, arena_bytes = 0, peak_bytes = 0;   // of the device that needs most
-  int contractions = 0, loops = 0;
+  std::size_t fullest = 0;                       // the device that needs most memory
 
   // Whole arrays in, whole arrays out: a device takes its block of each.
   void run(const std::vector<const std::byte*>& arguments, const std::vector<std::byte*>& outs);
@@ -24,6 +23,7 @@ struct MeshOptions {
   std::vector<bool> donated = {};                // by input
   PartitionOptions partition = {};
   bool simulated = false;                        // planned, not run
+  bool strict = false;                           // raises for a gather that nobody asked for
 };
 // Arrays that the graph captured are whole on every device.
 MeshProgram compile_for_mesh(const Nodes& roots, const Nodes& inputs, const std::vector<Sharding>& in, const std::vector<Sharding>& out, const Mesh&,

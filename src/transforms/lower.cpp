@@ -11,6 +11,7 @@
 #include "transforms/fuse.h"
 #include "transforms/layout.h"
 #include "transforms/optimise.h"
+#include "transforms/purpose.h"
 #include "transforms/skip.h"
 
 namespace haliax {
@@ -34,7 +35,7 @@ std::string where_of(const Node& n) {
 
 class Lowering final : public Emit {
  public:
-  Lowering(program::Program& p, const LowerOptions& o) : p_(p), options_(o), steps_(&p.steps) {}
+  Lowering(program::Program& p, const LowerOptions& o, const Purposes& u) : p_(p), options_(o), purposes_(u), steps_(&p.steps) {}
   std::unordered_map<const Node*, Axes> layouts;
 
   int new_slot(std::int64_t bytes, const char* purpose, program::Home home = program::Home::arena, int index = -1) {
@@ -46,7 +47,7 @@ class Lowering final : public Emit {
   }
   // Memory for a value of our own, in the order that suits its readers.
   Place fresh_for(const NodePtr& n) {
-    auto p = fresh(n->axes, n->dtype);
+    auto p = fresh(n->axes, n->dtype, purposes_.of(*n));
     if (auto order = layouts.find(n.get()); order != layouts.end()) {
       auto strides = row_major(order->second);
       for (std::size_t i = 0; i < n->axes.size(); ++i)
@@ -513,7 +514,7 @@ class Lowering final : public Emit {
         else if (how.fold == Fold::stack) targets.push_back({value, part_of(places[k], l, index, value->axes), added[k], Monoid::sum});
         else if (value == how.carry) continue;
         else {
-          auto next = fresh(value->axes, value->dtype);
+          auto next = fresh(value->axes, value->dtype, purposes_.of(*value));
           moves.push_back({next, fitted(places[k], how.carry->axes, value->axes)});
           targets.push_back({value, next});
         }
@@ -578,6 +579,7 @@ class Lowering final : public Emit {
  private:
   program::Program& p_;
   const LowerOptions& options_;
+  const Purposes& purposes_;
   std::vector<Step>* steps_;
   std::unordered_map<const Node*, Place> places_;
   std::vector<const Node*> added_;
@@ -616,17 +618,18 @@ Lowered lower(const Nodes& given_roots, const Nodes& inputs, const LowerOptions&
     }
   out.arguments.insert(out.arguments.end(), captured.begin(), captured.end());
 
-  Lowering l(p, options);
+  Purposes purposes(roots, inputs);
+  Lowering l(p, options, purposes);
   if (options.fuse) l.layouts = layouts_of(roots, bodies);
   for (auto& n : out.arguments) {
-    int slot = l.new_slot(n->bytes(), "arguments", program::Home::argument, p.arguments);
+    int slot = l.new_slot(n->bytes(), purposes.of_argument(*n), program::Home::argument, p.arguments);
     p.argument_slots.push_back(slot);
     ++p.arguments;
     l.know(n.get(), {slot, n->dtype, 0, row_major(n->axes), {}});
   }
   std::vector<Target> targets;
   for (auto& n : roots) {
-    int slot = l.new_slot(n->bytes(), "results", program::Home::result, p.results);
+    int slot = l.new_slot(n->bytes(), purposes.of_result(*n), program::Home::result, p.results);
     p.result_slots.push_back(slot);
     ++p.results;
     targets.push_back({n, {slot, n->dtype, 0, row_major(n->axes), {}}});

@@ -84,41 +84,7 @@ Partition::Device Partition::on(int device) const {
   return d;
 }
 
-std::vector<Move> Partition::moves() const {
-  auto& p = impl_->plan;
-  std::vector<Move> out;
-  std::map<int, std::size_t> of_bucket;
-  for (std::size_t k = 0; k < p.steps.size(); ++k) {
-    auto& s = p.steps[k];
-    if (!s.live || !s.talks()) continue;
-    auto& n = *impl_->whole->nodes[std::size_t(s.node)];
-    if (s.bucket > 0 && of_bucket.count(s.bucket)) {
-      auto& m = out[of_bucket[s.bucket]];
-      m.axes += ", " + to_string(n.axes), m.bytes += s.hop.bytes, ++m.arrays;
-      continue;
-    }
-    const char* const kinds[] = {"", "", "reduce-scatter", "all-to-all", "all-reduce", "all-gather"};
-    Move m{kinds[int(s.hop.kind)],
-           to_string(impl_->mesh, s.hop.over),
-           to_string(n.axes),
-           to_string(n.origin.at),
-           "",
-           1,
-           s.hop.bytes,
-           1};
-    if (s.kind == Step::Kind::shift) m.kind = "permute";
-    if (n.origin.module) m.where += ", in " + std::string(n.origin.module.text());
-    for (int r = s.region; r > 0; r = p.regions[std::size_t(r)].parent) {
-      auto name =
-          loop_of(*impl_->whole->nodes[std::size_t(p.loops[std::size_t(p.regions[std::size_t(r)].loop)].node)]).axis.name.text();
-      m.loop = std::string(name) + (m.loop.empty() ? "" : ", ") + m.loop;
-    }
-    m.turns = p.regions[std::size_t(s.region)].turns;
-    if (s.bucket > 0) of_bucket[s.bucket] = out.size();
-    out.push_back(std::move(m));
-  }
-  return out;
-}
+std::vector<Move> Partition::moves() const { return moves_of(impl_->plan, *impl_->whole); }
 double Partition::sent_bytes() const { return impl_->plan.bytes; }
 double Partition::calls() const {
   double n = 0;

@@ -14,13 +14,16 @@ struct PartitionInput {
   NodePtr whole;
   Sharding at;
 };
-// What moves, for reports: bytes are sent per device on a ring, for one turn of the loops it is in.
+// What moves, for reports, in order: bytes are sent per device on a ring, for one turn of the loops it is in.
 struct Move {
   const char* kind;
-  std::string over;   // mesh axes
+  Cut over;           // mesh axes
+  std::string array;  // the name of an input, or the op that made it
   std::string axes;   // of the arrays, on the whole
-  std::string where;  // file:line, module
-  std::string loop;   // the axes walked around it, outermost first
+  std::string loop = {};    // the axes walked around it, outermost first
+  const char* cause = "";   // the op that wants it, or "result"
+  Origin origin = {};       // of that op
+  std::string asked = {};   // of a gather: by what it was asked for; empty: by nobody
   int arrays = 1;
   double bytes = 0, turns = 1;
 };

@@ -12,6 +12,12 @@ const Mapping& mapping_of(const Node& pin) { return *static_cast<const prim::Pin
 constexpr double kSmall = 64 * 1024;  // bytes that are sent about as fast as nothing: not worth a second collective
 constexpr int kDeep = 64;             // of what may be left to be made where it is read
 
+struct Causing {  // for the length of a scope
+  int &cause, outer;
+  Causing(int& at, int n) : cause(at), outer(at) { cause = n; }
+  ~Causing() { cause = outer; }
+};
+
 // How a sum (or max, ...) that is pending in operand k may ride through.
 Linear carries(const Node& n, std::size_t k) {
   if (n.op == &prim::kDiv) return k == 0 ? Linear::one : Linear::no;
@@ -186,7 +192,7 @@ const std::vector<int>& Planner::users(int n) {
 }
 int Planner::add(Step s) {
   int k = int(now_.plan.steps.size());
-  s.region = region_of(s.node);
+  s.region = region_of(s.node), s.cause = cause_;
   now_.plan.regions[std::size_t(s.region)].steps.push_back(k);
   now_.plan.steps.push_back(std::move(s));
   return k;
@@ -249,6 +255,7 @@ int Planner::regrown(int n, const Sharding& need) {
   return s;
 }
 int Planner::made_now(int n, const Sharding& need) {
+  Causing because(cause_, node(n).op == &prim::kPin ? n : cause_);
   Step s{.kind = Step::Kind::compute, .node = n, .at = need, .own_turns = !own_turns(n).empty()};
   for (std::size_t k = 0; k < node(n).in.size(); ++k) {
     int x = whole_.in[std::size_t(n)][k];
@@ -314,6 +321,7 @@ void Planner::compute(int n, bool asked_for) {
   if (now_.done[std::size_t(n)] || whole_.free[std::size_t(n)]) return;
   auto& me = node(n);
   if (!asked_for && put_off(n)) return;
+  Causing because(cause_, n);
   now_.done[std::size_t(n)] = true;
   auto in = whole_.in[std::size_t(n)];  // a copy: the whole may grow
   for (int x : in)

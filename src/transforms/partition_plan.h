@@ -33,6 +33,7 @@ struct Step {
   std::size_t result = 0;          // result, carry: which of the loop's
   bool live = false;
   int bucket = -1;  // steps with one bucket are one call
+  int cause = -1;   // the node that it is made for; -1: a result
   bool talks() const {
     return (kind == Kind::hop && hop.kind >= Hop::Kind::reduce_scatter) || (kind == Kind::shift && hop.bytes > 0);
   }
@@ -177,6 +178,7 @@ class Planner {
   std::map<int, Sharding> pins_;
   State now_;
   std::vector<Open> open_;  // the bodies that are being planned, outermost first
+  int cause_ = -1;          // what is being made
 };
 
 Plan best(Whole&, Planner&);  // the run that sends least, of those that are fair
@@ -187,6 +189,7 @@ void drop_dead(Plan&, const Whole&);
 // An op in terms of others that need no whole axis: `blocks` devices cut `axis`. Null: none is known.
 NodePtr by_blocks(const NodePtr&, Name axis, int blocks);
 bool is_top_k(const Node&);  // the first of an argsort
+std::vector<Move> moves_of(const Plan&, const Whole&);  // in order
 Nodes emit(const Plan&, const Whole&, const std::vector<PartitionInput>&, const Mesh&, int device, Nodes& placeholders);
 
 }  // namespace haliax::partitioning

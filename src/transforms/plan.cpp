@@ -2,6 +2,7 @@
 // with it; a carry is updated in its place; a donated argument becomes the result that replaces it.
 #include <algorithm>
 #include <map>
+#include <string_view>
 
 #include "transforms/lower.h"
 
@@ -222,16 +223,17 @@ struct Planner {
     for (auto& s : steps) if (s.kind == program::Kind::loop) sweep(s.loop.body);
   }
 
+  struct Item { std::int64_t bytes; int first, last; std::int64_t* offset; const char* purpose; };
   void place() {
-    struct Item { std::int64_t bytes; int first, last; std::int64_t* offset; };
     std::vector<Item> items;
     for (std::size_t s = 0; s < p.slots.size(); ++s)
-      if (root[s] == int(s) && p.slots[s].home == Home::arena && life[s].last >= 0) items.push_back({p.slots[s].bytes, life[s].first, life[s].last, &p.slots[s].offset});
-    for (auto& [s, at] : scratch) items.push_back({s->scratch_bytes, at, at, &s->scratch});
+      if (root[s] == int(s) && p.slots[s].home == Home::arena && life[s].last >= 0)
+        items.push_back({p.slots[s].bytes, life[s].first, life[s].last, &p.slots[s].offset, p.slots[s].purpose});
+    for (auto& [s, at] : scratch) items.push_back({s->scratch_bytes, at, at, &s->scratch, "scratch"});
     auto up = [](std::int64_t b) { return (b + kAlign - 1) / kAlign * kAlign; };
     if (!reuse) {
       for (auto& i : items) *i.offset = p.arena_bytes, p.arena_bytes += up(i.bytes);
-      return;
+      return use(items);
     }
     std::stable_sort(items.begin(), items.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
     std::vector<const Item*> placed;   // by offset
@@ -247,6 +249,25 @@ struct Planner {
       p.arena_bytes = std::max(p.arena_bytes, *item.offset + up(item.bytes));
       placed.insert(std::upper_bound(placed.begin(), placed.end(), &item, [](auto* a, auto* b) { return *a->offset < *b->offset; }), &item);
     }
+    use(items);
+  }
+  // What is alive when most is; the rest of the arena are gaps.
+  void use(const std::vector<Item>& items) {
+    std::vector<std::int64_t> grows(std::size_t(clock) + 2);
+    for (auto& i : items) grows[std::size_t(i.first)] += i.bytes, grows[std::size_t(std::min(i.last, clock)) + 1] -= i.bytes;
+    std::int64_t now = 0, most = 0;
+    int at = 0;
+    for (int t = 0; t <= clock; ++t)
+      if (now += grows[std::size_t(t)]; now > most) most = now, at = t;
+    std::int64_t gaps = p.arena_bytes;
+    for (auto& i : items) {
+      if (reuse && (i.first > at || i.last < at)) continue;
+      auto known = std::find_if(p.at_peak.begin(), p.at_peak.end(), [&](auto& u) { return std::string_view(u.purpose) == i.purpose; });
+      if (known == p.at_peak.end()) p.at_peak.push_back({i.purpose, i.bytes});
+      else known->bytes += i.bytes;
+      gaps -= i.bytes;
+    }
+    if (gaps > 0) p.at_peak.push_back({"gaps", gaps});
   }
 
   void run() {

@@ -1,0 +1,38 @@
+// What a compiled function takes: memory, traffic, time. For tests, and in a table for people.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace haliax {
+
+// How fast a device and its links are. 0: not known, and then it takes no time.
+struct LinkSpeed {
+  std::string axis = {};   // a mesh axis; empty: all that are not named
+  double bytes_per_s = 0;  // that a device sends
+  double latency_s = 0;    // of one step around a ring
+};
+struct MachineSpeed {
+  double flops = 0;  // of a device, per second
+  std::vector<LinkSpeed> links = {};
+};
+
+// A call of a collective.
+struct CollectiveReport {
+  std::string kind, over;  // all-gather, reduce-scatter, all-reduce, all-to-all or permute; mesh axes: data+model
+  std::string array;       // what moves: the name of a parameter, or the op that made it
+  std::string axes;        // of the whole array; where arrays share a call, of each
+  int arrays = 1;
+  double bytes = 0, turns = 1;  // sent per device on a ring, each time; how often
+  std::string loop;             // axes walked around it, outermost first
+  std::string cause, where;     // the op that wants it, or "result"; file:line, in module
+  std::string asked;            // of a gather: by what it was asked for; empty: by nobody
+  double seconds = 0;           // estimated, all turns
+};
+// Planned bytes on one device when most are in use. All of them make argument_bytes + peak_bytes.
+struct MemoryReport {
+  std::string purpose;  // parameters, optimiser, inputs, gradients, activations, results, scratch, gaps
+  std::int64_t bytes = 0;
+};
+
+}  // namespace haliax

@@ -1,0 +1,211 @@
+#include "runtime/explain.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "base/name.h"
+#include "base/where.h"
+#include "ops/prim.h"
+
+namespace haliax {
+namespace {
+
+double flops_of(const std::vector<program::Step>& steps) {
+  double n = 0;
+  for (auto& s : steps) {
+    if (s.kind == program::Kind::loop) n += double(s.loop.trips) * flops_of(s.loop.body);
+    if (s.kind != program::Kind::contract) continue;
+    double points = 2;
+    for (auto* dims : {&s.contract.batch, &s.contract.m, &s.contract.n, &s.contract.k})
+      for (auto d : *dims) points *= double(d);
+    n += points;
+  }
+  return n;
+}
+std::int64_t argument_bytes(const program::Program& p) {
+  std::int64_t n = 0;
+  for (int s : p.argument_slots) n += p.slots[std::size_t(s)].bytes;
+  return n;
+}
+
+// Arguments are there all the time, results that take over no argument from the start; of the arena what is alive at its peak.
+std::vector<MemoryReport> memory_of(const program::Program& p) {
+  std::map<std::string, std::int64_t> bytes;
+  for (int s : p.argument_slots) bytes[p.slots[std::size_t(s)].purpose] += p.slots[std::size_t(s)].bytes;
+  for (int r = 0; r < p.results; ++r)
+    if (std::find(p.donated.begin(), p.donated.end(), r) == p.donated.end()) {
+      auto& slot = p.slots[std::size_t(p.result_slots[std::size_t(r)])];
+      bytes[slot.purpose] += slot.bytes;
+    }
+  for (auto& use : p.at_peak) bytes[use.purpose] += use.bytes;
+  std::vector<MemoryReport> out;
+  for (const char* purpose : {"parameters", "optimiser", "inputs", "gradients", "activations", "results", "scratch", "gaps"})
+    if (bytes[purpose] > 0) out.push_back({purpose, bytes[purpose]});
+  return out;
+}
+
+// A ring of n passes its parts on n - 1 times, and twice that for an all-reduce; the slowest of its links sets the pace.
+double seconds(const Move& m, const Mesh& mesh, const MachineSpeed& speed) {
+  double per_byte = 0, latency = 0;
+  for (int x : m.over) {
+    const LinkSpeed* link = nullptr;
+    for (auto& l : speed.links)
+      if (l.axis == mesh.axes[std::size_t(x)].first || (l.axis.empty() && !link)) link = &l;
+    if (!link) continue;
+    if (link->bytes_per_s > 0) per_byte = std::max(per_byte, 1 / link->bytes_per_s);
+    latency = std::max(latency, link->latency_s);
+  }
+  std::string kind = m.kind;
+  double turns = kind == "permute" ? 1 : ranks(mesh, m.over) - 1;
+  if (kind == "all-reduce") turns *= 2;
+  return m.turns * (m.bytes * per_byte + turns * latency);
+}
+
+std::string where_of(const Origin& o) {
+  auto s = to_string(o.at);
+  if (o.module) s += (s.empty() ? "in " : ", in ") + std::string(o.module.text());
+  return s;
+}
+std::string size_of(double bytes) {
+  const char* const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
+  std::size_t u = 0;
+  while (bytes >= 999.5 && u < 5) bytes /= 1000, ++u;
+  return fmt::format("{:.{}f} {}", bytes, u == 0 || bytes >= 99.95 ? 0 : bytes >= 9.995 ? 1 : 2, units[u]);
+}
+std::string number_of(double n) {
+  return n >= 1e9   ? fmt::format("{:.4g} billion", n / 1e9)
+         : n >= 1e6 ? fmt::format("{:.4g} million", n / 1e6)
+                    : fmt::format("{:.0f}", n);
+}
+std::string seconds_of(double s) { return s >= 1 ? fmt::format("{:.2f} s", s) : fmt::format("{:.3g} ms", s * 1e3); }
+
+// Columns as wide as their widest entry; the last is not padded.
+std::string table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> width;
+  for (auto& r : rows)
+    for (std::size_t c = 0; c < r.size(); ++c) {
+      if (c == width.size()) width.push_back(0);
+      width[c] = std::max(width[c], r[c].size());
+    }
+  std::string out;
+  for (auto& r : rows) {
+    std::string line;
+    for (std::size_t c = 0; c < r.size(); ++c) line += fmt::format("{:<{}}  ", r[c], c + 1 == r.size() ? 0 : width[c]);
+    out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
+  return out;
+}
+std::string what(const CollectiveReport& c) {
+  auto first = c.array.substr(0, c.array.find(',')) + " " + c.axes.substr(0, c.axes.find(')') + 1);
+  return c.arrays == 1 ? first : fmt::format("{} and {} more", first, c.arrays - 1);
+}
+
+}  // namespace
+
+void describe(JitReport& r, const program::Program& p, const MachineSpeed& speed) {
+  r.arena_bytes = p.arena_bytes, r.peak_bytes = p.peak_bytes, r.argument_bytes = argument_bytes(p);
+  r.contractions = count_contractions(p.steps), r.loops = p.loops;
+  r.flops = flops_of(p.steps), r.compute_s = speed.flops > 0 ? r.flops / speed.flops : 0;
+  r.memory = memory_of(p);
+  r.collectives.clear(), r.sent_bytes = r.calls = r.sending_s = 0;
+  r.program = program::to_string(p);
+}
+void describe(JitReport& r, const MeshProgram& m, const MachineSpeed& speed) {
+  describe(r, *m.devices[m.fullest].program, speed);
+  r.sent_bytes = m.sent_bytes, r.calls = m.calls;
+  for (auto& move : m.moves) {
+    r.collectives.push_back({move.kind, to_string(m.mesh, move.over), move.array, move.axes, move.arrays, move.bytes, move.turns,
+                             move.loop, move.cause, where_of(move.origin), move.asked, seconds(move, m.mesh, speed)});
+    r.sending_s += r.collectives.back().seconds;
+  }
+}
+
+void add_tables(JitReport& r, const MeshProgram& m) {
+  auto& out = r.explain;
+  std::string mesh;
+  for (auto& [name, size] : m.mesh.axes) mesh += fmt::format("{}{}={}", mesh.empty() ? "" : ", ", name, size);
+  out += fmt::format("on a mesh of {} ({} devices), for each device:\n\n", mesh, m.mesh.devices());
+
+  std::vector<std::vector<std::string>> rows{{"collective", "over", "sends", "times", "what", "for", "asked by"}};
+  std::map<std::string, std::pair<double, double>> by_kind;  // calls, bytes
+  for (auto& c : r.collectives) {
+    auto times = c.turns == 1 ? "1" : fmt::format("{:.0f} ({})", c.turns, c.loop);
+    auto asked = c.kind != "all-gather" ? "" : c.asked.empty() ? "NOBODY" : c.asked;
+    rows.push_back({c.kind, c.over, size_of(c.bytes), times, what(c), c.cause + (c.where.empty() ? "" : "; " + c.where), asked});
+    auto& [calls, bytes] = by_kind[c.kind];
+    calls += c.turns, bytes += c.turns * c.bytes;
+  }
+  if (r.collectives.empty())
+    out += "nothing is sent\n";
+  else
+    out += table(rows);
+  for (auto& [kind, sum] : by_kind) out += fmt::format("{}: {:.0f} calls, {}\n", kind, sum.first, size_of(sum.second));
+  out += fmt::format("in all {:.0f} calls, {} sent\n\n", r.calls, size_of(r.sent_bytes));
+
+  rows = {{"memory at the peak", ""}};
+  bool trains = false;
+  for (auto& [purpose, bytes] : r.memory) {
+    rows.push_back({purpose, size_of(double(bytes))});
+    trains |= purpose == "gradients";
+  }
+  rows.push_back({"in all", size_of(double(r.argument_bytes + r.peak_bytes))});
+  out += table(rows);
+  // What training keeps for each parameter: its value, a gradient like it, and the optimiser's.
+  double count = 0, whole = 0, mine = 0;
+  auto& p = *m.devices[m.fullest].program;
+  for (std::size_t k = 0; k < m.inputs.size(); ++k) {
+    auto& [axes, dtype] = m.inputs[k];
+    auto& slot = p.slots[std::size_t(p.argument_slots[k])];
+    std::string purpose = slot.purpose;
+    double times = purpose == "parameters" ? 2 : purpose == "optimiser" ? 1 : 0, size = double(axis_size(axes));
+    if (purpose == "parameters") count += size;
+    whole += times * size * bytes_of(dtype), mine += times * double(slot.bytes);
+  }
+  if (trains && count > 0)
+    out += fmt::format("{} parameters x {:.3g} bytes (values, gradients, optimiser): {} on one device, {} on each of {}\n",
+                       number_of(count), whole / count, size_of(whole), size_of(mine), m.mesh.devices());
+  if (r.compute_s > 0 || r.sending_s > 0)
+    out += fmt::format("\nestimated: {} for {:.3g} floating-point operations of matrix products, {} for what is sent\n",
+                       seconds_of(r.compute_s), r.flops, seconds_of(r.sending_s));
+}
+
+void refuse_gathers(const std::vector<Move>& moves, const Mesh& mesh) {
+  for (auto& m : moves) {
+    if (std::string(m.kind) != "all-gather" || !m.asked.empty()) continue;
+    fail_at(m.origin, "strict",
+            fmt::format(
+                "{} gathers {} {} over {}, {:.0f} bytes sent per device{}, and nobody asked for it; cut it so that each device "
+                "has what it needs, or ask for the gather by shard",
+                m.cause, m.array, m.axes, to_string(mesh, m.over), m.bytes,
+                m.turns > 1 ? fmt::format(" in each of {:.0f} turns over {}", m.turns, m.loop) : ""));
+  }
+}
+
+void refuse_unknown_axes(const Nodes& roots, const Nodes& inputs, const std::vector<const Mapping*>& given) {
+  std::vector<std::string> known;
+  std::vector<const Mapping*> mappings = given;
+  auto see = [&](const Node& n) {
+    for (auto& a : n.axes) known.push_back(std::string(a.name.text()));
+    mappings.push_back(n.origin.mapping.get());
+    if (n.op == &prim::kPin) mappings.push_back(static_cast<const prim::Pin&>(*n.attr.payload).mapping.get());
+  };
+  for (auto& n : inputs) see(*n);
+  for (auto& n : everything(roots)) see(*n);
+  auto unique = [](auto& list) {
+    std::sort(list.begin(), list.end());
+    list.erase(std::unique(list.begin(), list.end()), list.end());
+  };
+  unique(known), unique(mappings);
+  for (auto* m : mappings) {
+    if (!m) continue;
+    for (auto& e : m->entries) {
+      auto name = std::string(e.axis.text());
+      if (!std::binary_search(known.begin(), known.end(), name))
+        fail("strict", "a mapping names axis " + name + ", which no array has" + did_you_mean(name, known));
+    }
+  }
+}
+
+}  // namespace haliax

@@ -1,0 +1,32 @@
+// What memory is for, for reports.
+#pragma once
+#include <set>
+#include <unordered_set>
+
+#include "graph/loop.h"
+
+namespace haliax {
+
+// Decided by what a graph does with a value, not by what the user calls it:
+//   parameters   arguments that a gradient is taken by: it depends on them, and has their axes. Without a gradient: of a module
+//   optimiser    arguments that meet gradients alone: no gradient depends on them, nor a result that no gradient reaches
+//   inputs       other arguments
+//   gradients    made by the backward pass or of what it made, with the axes of a parameter, or without one that a loop walks
+//   scratch      gathered from other devices
+//   activations  everything else; results, if they are neither arguments nor gradients
+class Purposes {
+ public:
+  Purposes(const Nodes& roots, const Nodes& inputs);
+  const char* of(const Node&) const;
+  const char* of_argument(const Node&) const;
+  const char* of_result(const Node& n) const { return gradient(n) ? "gradients" : "results"; }
+  static bool gathered(const Node&);
+
+ private:
+  bool gradient(const Node&) const;
+  std::unordered_set<const Node*> after_;  // made by the backward pass, or of what it made
+  std::unordered_set<const Node*> parameters_, optimiser_;
+  std::set<std::vector<const NameData*>> axes_;  // of parameters, sorted
+};
+
+}  // namespace haliax

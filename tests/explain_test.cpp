@@ -1,0 +1,183 @@
+// What a report says of a program on a mesh: collectives and their causes, memory by purpose, time; and what strict refuses.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "examples/gpt2/model.h"
+#include "haliax/jit.h"
+#include "haliax/losses.h"
+#include "haliax/optim.h"
+
+using namespace haliax;
+using Model = gpt2::Gpt2LMHeadModel;
+
+namespace {
+
+const Mapping dp{{"batch", "data"}}, fsdp{{"embed", "data"}}, tp{{"mlp", "model"}, {"heads", "model"}};
+const Mesh data8{{{"data", 8}}}, model8{{{"model", 8}}};
+
+struct Sizes {
+  gpt2::Gpt2Config config{
+      .seq_len = 32, .hidden_dim = 64, .num_layers = 3, .num_heads = 8, .embed_pdrop = 0, .attn_pdrop = 0, .resid_pdrop = 0};
+  Axis Vocab{"vocab", 96}, Batch{"batch", 16};
+};
+// The report of a training step whose parameters and optimiser state lie as `params` says, and whose loss is computed under
+// `inside`.
+JitReport train(const Mesh& mesh, const Mapping& params, const Mapping& inside, JitOptions options = {}, const Sizes& z = {}) {
+  auto step = [=](const Model& model, const auto& state, const NamedArray& ids) {
+    auto loss = [=](const Model& m, const NamedArray& ids) {
+      axis_mapping compute(inside);
+      return nn::next_token_loss("position", "vocab", m(ids), ids);
+    };
+    auto [l, grads] = value_and_grad(loss)(model, ids);
+    auto [updates, next] = optim::adamw().update(grads, state, model);
+    return std::tuple(l, optim::apply_updates(model, updates), next);
+  };
+  auto [model, state] = eval_shape([=] {
+    auto m = Model::init(z.Vocab, z.config, random::key(0));
+    return std::pair(m, optim::adamw().init(m));
+  });
+  auto ids = eval_shape([=] { return zeros({z.Batch, z.config.Pos()}, DType::i32); });
+  options.donate = {0, 1}, options.mesh = mesh, options.axis_resources = params;
+  options.in = Mappings({params, params, inside}), options.out = Mappings({std::nullopt, params, params});
+  return named_jit(step, options).plan(model, state, ids);
+}
+double bytes_of(const JitReport& r, const std::string& purpose) {
+  for (auto& m : r.memory)
+    if (m.purpose == purpose) return double(m.bytes);
+  return 0;
+}
+std::string error_of(auto f) {
+  try {
+    f();
+  } catch (const Error& e) { return e.what(); }
+  return "";
+}
+bool says(const std::string& text, const std::string& what) {
+  CAPTURE(text);
+  CAPTURE(what);
+  CHECK(text.find(what) != std::string::npos);
+  return true;
+}
+
+}  // namespace
+
+TEST_CASE("explain: every collective says what moves, how often, and for what") {
+  auto r = train(data8, fsdp, dp, {.speed = {.flops = 1e12, .links = {{.bytes_per_s = 1e9, .latency_s = 1e-6}}}});
+  REQUIRE(!r.collectives.empty());
+  double bytes = 0, calls = 0, seconds = 0;
+  bool seen = false;
+  for (auto& c : r.collectives) {
+    CAPTURE(c.array);
+    bytes += c.bytes * c.turns, calls += c.turns, seconds += c.seconds;
+    CHECK(c.over == "data");
+    CHECK(c.where.find("model.h:") + c.where.find("explain_test.cpp:") != 2 * std::string::npos);
+    auto steps = 7. * (c.kind == "all-reduce" ? 2 : 1);
+    CHECK(c.seconds == doctest::Approx(c.turns * (c.bytes / 1e9 + steps * 1e-6)));
+    if (c.kind != "all-gather") continue;
+    CHECK(c.asked == "parameter");
+    if (c.array.find("transformer.blocks.mlp.c_fc.weight") == std::string::npos) continue;
+    seen = true;
+    CHECK(c.axes.find("(embed=64, mlp=256)") != std::string::npos);
+    CHECK(c.turns == 3);
+    CHECK(c.loop == "layers");
+    says(c.where, "model.h:");
+    says(c.where, "transformer.blocks.");
+    says(r.explain, c.where);
+  }
+  CHECK(seen);
+  CHECK(bytes == r.sent_bytes);
+  CHECK(calls == r.calls);
+  CHECK(seconds == doctest::Approx(r.sending_s));
+  CHECK(r.compute_s == r.flops / 1e12);
+  // Six floating-point operations for each parameter of a matrix and each token, and the attention's scores; one device of eight.
+  CHECK(r.flops > 6. * 3 * 12 * 64 * 64 * 16 * 32 / 8);
+  CHECK(r.flops < 1.5 * 6. * (3 * 12 * 64 * 64 + 96 * 64) * 16 * 32 / 8);
+}
+
+TEST_CASE("explain: memory by purpose makes the planned peak") {
+  for (auto& [mesh, params, inside] : {std::tuple{data8, fsdp, dp}, {data8, dp, dp}, {model8, tp, tp}}) {
+    auto r = train(mesh, params, inside);
+    std::int64_t sum = 0;
+    for (auto& m : r.memory) sum += m.bytes;
+    CHECK(sum == r.argument_bytes + r.peak_bytes);
+    CHECK(bytes_of(r, "optimiser") == 2 * bytes_of(r, "parameters"));
+    CHECK(bytes_of(r, "parameters") + bytes_of(r, "optimiser") + bytes_of(r, "inputs") == double(r.argument_bytes));
+    CHECK(bytes_of(r, "activations") > 0);
+  }
+}
+
+TEST_CASE("explain: sixteen bytes for each parameter, shared by all devices") {
+  Sizes z;  // GPT-2 with 1.5 billion parameters
+  z.config.seq_len = 1024, z.config.hidden_dim = 1600, z.config.num_layers = 48, z.config.num_heads = 25;
+  z.config.gradient_checkpointing = true;
+  z.Vocab = Axis("vocab", 50257), z.Batch = Axis("batch", 8);
+  auto r = train(data8, fsdp, dp, {}, z);
+  const double count = 1557611200;
+  // Biases without the axis that is cut are whole everywhere, and so is, until it is reduced, the gradient of the table.
+  const double biases = 48 * (3 + 4) * 1600 * 4, table = 50257. * 1600 * 4;
+  CHECK(bytes_of(r, "parameters") == (4 * count + 7 * biases) / 8);
+  CHECK(bytes_of(r, "optimiser") == 2 * bytes_of(r, "parameters"));
+  CHECK(bytes_of(r, "gradients") >= bytes_of(r, "parameters"));
+  CHECK(bytes_of(r, "gradients") <= 1.1 * bytes_of(r, "parameters") + table);
+  says(r.explain,
+       "1.558 billion parameters x 16 bytes (values, gradients, optimiser): 24.9 GB on one device, 3.12 GB on each of 8");
+}
+
+TEST_CASE("strict: a gather that nobody asked for is an error that names it") {
+  Axis Batch{"batch", 8}, Embed{"embed", 16}, Mlp{"mlp", 32};
+  auto x = zeros({Batch, Embed}), w = zeros({Embed, Mlp});
+  auto options = [&](std::vector<std::optional<Mapping>> in, Mapping inside, bool strict) {
+    return JitOptions{
+        .mesh = Mesh{{{"model", 2}}}, .axis_resources = inside, .in = Mappings(in), .out = Mappings(inside), .strict = strict};
+  };
+  const Mapping rows{{"batch", "model"}}, columns{{"mlp", "model"}};
+  int line = 0;
+  auto both_cut = [&](const NamedArray& x, const NamedArray& w) {
+    line = __LINE__ + 1;
+    return dot(x, w, "embed");
+  };
+  // The product's columns are cut, and so are the rows of x: by the same mesh axis.
+  auto text = error_of([&] { named_jit(both_cut, options({rows, columns}, columns, true)).plan(x, w); });
+  says(text, "[strict] dot gathers input (batch=8, embed=16) over model, 256 bytes sent per device, and nobody asked for it");
+  says(text, "explain_test.cpp:" + std::to_string(line));
+  auto report = named_jit(both_cut, options({rows, columns}, columns, false)).plan(x, w);
+  REQUIRE(report.collectives.size() == 1);
+  CHECK(report.collectives[0].asked == "");
+  says(report.explain, "NOBODY");
+  // By hand it is asked for, by a result too, and of a parameter by the mapping of the computation.
+  auto by_hand = [&](const NamedArray& x, const NamedArray& w) { return dot(shard(x, {}), w, "embed"); };
+  CHECK(named_jit(by_hand, options({rows, columns}, columns, true)).plan(x, w).collectives.at(0).asked == "constraint");
+  auto same = [](const NamedArray& x) { return x + 1.; };
+  CHECK(named_jit(same, options({rows}, {}, true)).plan(x).collectives.at(0).asked == "result");
+}
+
+TEST_CASE("strict: a mapping may not name an axis that no array has") {
+  Axis Batch{"batch", 8};
+  auto x = zeros({Batch});
+  auto f = [](const NamedArray& x) { return x + 1.; };
+  auto options = JitOptions{.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"batch", "data"}, {"bach", "data"}}};
+  CHECK(named_jit(f, options).plan(x).sent_bytes == 0);
+  options.strict = true;
+  says(error_of([&] { named_jit(f, options).plan(x); }),
+       "[strict] a mapping names axis bach, which no array has; did you mean batch");
+  auto scoped = [](const NamedArray& x) {
+    axis_mapping inside(Mapping{{"hiden", "data"}});
+    return x + 1.;
+  };
+  options.axis_resources = Mapping{{"batch", "data"}};
+  says(error_of([&] { named_jit(scoped, options).plan(x); }), "axis hiden");
+}
+
+TEST_CASE("strict: GPT-2 is trained by every plain strategy") {
+  const Mesh grid{{{"data", 2}, {"model", 4}}};
+  const JitOptions strict{.strict = true};
+  Mapping both = fsdp, inside = dp;
+  both.entries.insert(both.entries.end(), tp.entries.begin(), tp.entries.end());
+  inside.entries.insert(inside.entries.end(), tp.entries.begin(), tp.entries.end());
+  Mapping zero{{"embed", "data"}};
+  CHECK_NOTHROW(train(data8, dp, dp, strict));
+  CHECK_NOTHROW(train(data8, fsdp, dp, strict));
+  CHECK_NOTHROW(train(model8, tp, tp, strict));
+  CHECK_NOTHROW(train(grid, both, inside, strict));
+}
