@@ -13,7 +13,7 @@ using Model = gpt2::Gpt2LMHeadModel;
 
 namespace {
 
-const Mapping dp{{"batch", "data"}}, fsdp{{"embed", "data"}}, tp{{"mlp", "model"}, {"heads", "model"}};
+const Mapping dp{{"batch", "data"}}, fs{{"embed", "data"}}, tp{{"mlp", "model"}, {"heads", "model"}};
 const Mesh data8{{{"data", 8}}}, model8{{{"model", 8}}};
 
 struct Sizes {
@@ -63,7 +63,7 @@ bool says(const std::string& text, const std::string& what) {
 }  // namespace
 
 TEST_CASE("explain: every collective says what moves, how often, and for what") {
-  auto r = train(data8, fsdp, dp, {.speed = {.flops = 1e12, .links = {{.bytes_per_s = 1e9, .latency_s = 1e-6}}}});
+  auto r = train(data8, fs, dp, {.speed = {.flops = 1e12, .links = {{.bytes_per_s = 1e9, .latency_s = 1e-6}}}});
   REQUIRE(!r.collectives.empty());
   double bytes = 0, calls = 0, seconds = 0;
   bool seen = false;
@@ -96,7 +96,7 @@ TEST_CASE("explain: every collective says what moves, how often, and for what") 
 }
 
 TEST_CASE("explain: memory by purpose makes the planned peak") {
-  for (auto& [mesh, params, inside] : {std::tuple{data8, fsdp, dp}, {data8, dp, dp}, {model8, tp, tp}}) {
+  for (auto& [mesh, params, inside] : {std::tuple{data8, fs, dp}, {data8, dp, dp}, {model8, tp, tp}}) {
     auto r = train(mesh, params, inside);
     std::int64_t sum = 0;
     for (auto& m : r.memory) sum += m.bytes;
@@ -112,7 +112,7 @@ TEST_CASE("explain: sixteen bytes for each parameter, shared by all devices") {
   z.config.seq_len = 1024, z.config.hidden_dim = 1600, z.config.num_layers = 48, z.config.num_heads = 25;
   z.config.gradient_checkpointing = true;
   z.Vocab = Axis("vocab", 50257), z.Batch = Axis("batch", 8);
-  auto r = train(data8, fsdp, dp, {}, z);
+  auto r = train(data8, fs, dp, {}, z);
   const double count = 1557611200;
   // Biases without the axis that is cut are whole everywhere, and so is, until it is reduced, the gradient of the table.
   const double biases = 48 * (3 + 4) * 1600 * 4, table = 50257. * 1600 * 4;
@@ -172,12 +172,12 @@ TEST_CASE("strict: a mapping may not name an axis that no array has") {
 TEST_CASE("strict: GPT-2 is trained by every plain strategy") {
   const Mesh grid{{{"data", 2}, {"model", 4}}};
   const JitOptions strict{.strict = true};
-  Mapping both = fsdp, inside = dp;
+  Mapping both = fs, inside = dp;
   both.entries.insert(both.entries.end(), tp.entries.begin(), tp.entries.end());
   inside.entries.insert(inside.entries.end(), tp.entries.begin(), tp.entries.end());
   Mapping zero{{"embed", "data"}};
   CHECK_NOTHROW(train(data8, dp, dp, strict));
-  CHECK_NOTHROW(train(data8, fsdp, dp, strict));
+  CHECK_NOTHROW(train(data8, fs, dp, strict));
   CHECK_NOTHROW(train(model8, tp, tp, strict));
   CHECK_NOTHROW(train(grid, both, inside, strict));
 }

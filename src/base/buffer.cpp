@@ -32,24 +32,23 @@ std::int64_t rounded(std::int64_t bytes) {
 
 }  // namespace
 
-Buffer::Buffer(std::int64_t bytes) : bytes_(bytes) {
+namespace {
+
+std::byte* take(std::int64_t bytes) {
   auto& p = pool();
   std::int64_t size = rounded(bytes);
   p.live += size;
   if (size < kPage) {
-    data_ = static_cast<std::byte*>(std::aligned_alloc(64, std::size_t(size)));
-    if (!data_) {
-      p.live -= size;
-      throw std::bad_alloc();
-    }
-    return;
+    if (auto* got = std::aligned_alloc(64, std::size_t(size))) return static_cast<std::byte*>(got);
+    p.live -= size;
+    throw std::bad_alloc();
   }
   {
     std::lock_guard hold(p.lock);
     if (auto found = p.idle.find(size); found != p.idle.end() && !found->second.empty()) {
-      data_ = found->second.back();
+      auto* kept = found->second.back();
       found->second.pop_back();
-      return;
+      return kept;
     }
   }
   void* got = mmap(nullptr, std::size_t(size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -58,26 +57,42 @@ Buffer::Buffer(std::int64_t bytes) : bytes_(bytes) {
     throw std::bad_alloc();
   }
   if (size >= kHuge) madvise(got, std::size_t(size), MADV_HUGEPAGE);
-  data_ = static_cast<std::byte*>(got);
+  return static_cast<std::byte*>(got);
 }
-
-Buffer::~Buffer() {
+void give_back(std::byte* data, std::int64_t bytes) {
   auto& p = pool();
-  std::int64_t size = rounded(bytes_);
+  std::int64_t size = rounded(bytes);
   p.live -= size;
   if (size < kPage) {
-    std::free(data_);
+    std::free(data);
     return;
   }
   {
     std::lock_guard hold(p.lock);
     auto& idle = p.idle[size];
     if (std::int64_t(idle.size()) < kKeep && size < (std::int64_t(1) << 28)) {
-      idle.push_back(data_);
+      idle.push_back(data);
       return;
     }
   }
-  munmap(data_, std::size_t(size));
+  munmap(data, std::size_t(size));
+}
+
+}  // namespace
+
+Buffer::Buffer(std::int64_t bytes) : data_(take(bytes)), bytes_(bytes) {}
+Buffer::Buffer(std::int64_t bytes, std::shared_ptr<const Pieces> pieces) : bytes_(bytes), pieces_(std::move(pieces)) {}
+Buffer::~Buffer() {
+  if (auto* mine = data_.load()) give_back(mine, bytes_);
+}
+std::byte* Buffer::put_together() const {
+  static std::mutex lock;
+  std::lock_guard hold(lock);
+  if (auto* known = data_.load()) return known;
+  auto* whole = take(bytes_);
+  pieces_->write(whole);
+  data_.store(whole, std::memory_order_release);
+  return whole;
 }
 
 std::int64_t live_buffer_bytes() { return pool().live; }

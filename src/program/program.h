@@ -186,6 +186,7 @@ struct Slot {
   std::int64_t offset = -1;         // in the arena, 64-byte aligned; set by plan
   int alias = -1;                   // shares the memory of this slot (an in-place update; a donated argument)
   const char* purpose = "";         // parameters, activations, ...: for reports
+  bool gathered = false;            // what other devices sent: read in the turn that it comes in, never kept (see check_scratch)
 };
 
 struct Use {
@@ -211,11 +212,18 @@ struct Program {
 std::string to_string(const Program&);
 
 // A backend turns a Program into something that runs. A few virtual classes are all there is at this border.
-class Communicator {                // of one device of a mesh: who takes part follows from the Collective
+// One device of a mesh speaks to the others. Which of them take part in a call follows from the Collective and from the Program's mesh
+// and device number: all that differ from this one only along the mesh axes in `over`, in rank order. Every device makes its calls in
+// the order of its Program; calls over other mesh axes may lie between. Threads of one process are one implementation; processes or
+// accelerators with a library of their own are others. A simulated mesh has none: it is planned and never run.
+class Communicator {
  public:
   virtual ~Communicator() = default;
-  // x, out: element (0, 0, ...) of each array. Blocks until done; takes strides as they are, and never keeps a pointer.
+  // x, out: element (0, 0, ...) of each array. Blocks until done; takes strides as they are or packs, and keeps no pointer. Sums are
+  // taken in rank order, so that all ranks have the same bits in every run. Raises if another device has failed, rather than wait.
   virtual void run(const Collective&, const void* const* x, void* const* out) = 0;
+  // This device will make no more calls, because of an error: those of others that wait for it raise.
+  virtual void fail(const char* why) = 0;
 };
 class Executable {
  public:

@@ -351,14 +351,19 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     given.push_back(owns_memory(*n) && !(was_late && n.use_count() > 1 + std::count(late.begin(), late.end(), n)));
   }
   if (e.mesh) {
-    std::vector<const std::byte*> in;
-    std::vector<std::byte*> out;
-    std::vector<BufferPtr> made;
-    for (auto k : e.leaf_of_input) in.push_back(w.arrays[k]->node()->value->data());
-    for (auto& [axes, dtype] : e.results)
-      made.push_back(memory(haliax::axis_size(axes) * bytes_of(dtype))), out.push_back(made.back()->data());
-    e.mesh->run(in, out);
-    give_up_donated(e, w, given);
+    std::vector<BufferPtr> arguments;
+    std::vector<bool> may_take = given;
+    for (auto k : e.leaf_of_input) arguments.push_back(w.arrays[k]->node()->value);
+    for (std::size_t i = 0; i < may_take.size(); ++i) may_take[i] = given[i] && e.donated[i];
+    struct GiveUp {   // whatever comes of it: results may have been written over them
+      const JitCore* core;
+      Entry& e;
+      const Walk& w;
+      const std::vector<bool>& given;
+      ~GiveUp() { core->give_up_donated(e, w, given); }
+    } give_up{this, e, w, given};
+    auto made = e.mesh->run(arguments, may_take);
+    impl_->report.split_bytes = e.mesh->split_bytes;
     return e.assemble(made);
   }
   auto& p = *e.compiled.program;
@@ -370,7 +375,7 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     if (e.donated[at]) {          // its memory will be overwritten: not if somebody else reads it too
       int uses = 0;
       for (auto j : e.leaf_of_input) uses += w.arrays[j]->node() == n;
-      if (uses > 1 || value.use_count() > 2 || !given[at]) {
+      if (uses > 1 || value.use_count() > 2 || !given[at] || value->pieces()) {
         auto copy = memory(value->bytes());
         std::copy(value->data(), value->data() + value->bytes(), copy->data());
         value = copy;

@@ -5,6 +5,17 @@
 
 namespace haliax {
 
+// An array as it lies on a mesh: a block on each device. What a call on a mesh makes stays so, and is put together when somebody reads it;
+// the next call that wants it so takes the blocks.
+struct Shards final : Pieces {
+  Mesh mesh;
+  Sharding at;
+  Axes axes;                                     // whole
+  DType dtype = DType::f32;
+  std::vector<BufferPtr> blocks;                 // by device
+  void write(std::byte* whole) const override;
+};
+
 struct MeshProgram {
   Mesh mesh;
   std::vector<Sharding> in, out;                 // of inputs and results
@@ -14,8 +25,11 @@ struct MeshProgram {
   double sent_bytes = 0, calls = 0;              // per device
   std::size_t fullest = 0;                       // the device that needs most memory
 
-  // Whole arrays in, whole arrays out: a device takes its block of each.
-  void run(const std::vector<const std::byte*>& arguments, const std::vector<std::byte*>& outs);
+  std::vector<BufferPtr> arenas = {};            // by device, from the first call on
+  std::int64_t split_bytes = 0;                  // that the last call copied to give each device its block
+  // A device takes its block of each argument: where it lies, if it is in one piece or was left there by an earlier call, and no result is
+  // written over it. `given`: the caller gives the array up.
+  std::vector<BufferPtr> run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given);
 };
 
 struct MeshOptions {

@@ -48,6 +48,7 @@ class Lowering final : public Emit {
   // Memory for a value of our own, in the order that suits its readers.
   Place fresh_for(const NodePtr& n) {
     auto p = fresh(n->axes, n->dtype, purposes_.of(*n));
+    p_.slots.back().gathered = Purposes::gathered(*n);
     if (auto order = layouts.find(n.get()); order != layouts.end()) {
       auto strides = row_major(order->second);
       for (std::size_t i = 0; i < n->axes.size(); ++i)

@@ -18,6 +18,8 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& = {},
 
 // Where everything lies: in-place updates, donated arguments, and offsets in one arena.
 void plan(program::Program&, const std::vector<bool>& donated, bool reuse);
+// Raises if a value that other devices sent (Slot::gathered) is kept: as a result, as the carry of a loop, or by a loop for later.
+void check_scratch(const program::Program&);
 
 double identity(program::Monoid, DType);    // what a fold starts from
 int count_contractions(const std::vector<program::Step>&, bool in_loops_once = true);   // for tests and reports

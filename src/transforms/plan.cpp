@@ -1,10 +1,13 @@
 // Where everything lies. Slots that die give their memory to slots that come later; an elementwise step writes over an operand that dies
 // with it; a carry is updated in its place; a donated argument becomes the result that replaces it.
 #include <algorithm>
+#include <cstdlib>
+#include <limits>
 #include <map>
 #include <string_view>
 
 #include "transforms/lower.h"
+#include "transforms/views.h"
 
 namespace haliax {
 namespace {
@@ -16,6 +19,16 @@ using program::Step;
 using program::View;
 
 constexpr std::int64_t kAlign = 64;
+
+// HALIAX_POISON=1 or a debug build.
+bool poisons() {
+  auto* asked = std::getenv("HALIAX_POISON");
+#ifdef NDEBUG
+  return asked && *asked == '1';
+#else
+  return !asked || *asked != '0';
+#endif
+}
 
 struct Access {
   int position;
@@ -47,44 +60,16 @@ struct Planner {
     for (auto& s : steps) {
       ++clock;
       if (s.scratch_bytes > 0) scratch.push_back({&s, clock});
-      switch (s.kind) {
-        case program::Kind::fused:
-          for (auto& i : s.fused.code) {
-            if (i.code == Code::load || i.code == Code::iota) touch(i.view, &s, false);
-            if (i.code >= Code::store) touch(i.view, &s, true);
-          }
-          fused.push_back({&s, clock});
-          break;
-        case program::Kind::contract: touch(s.contract.a, &s, false), touch(s.contract.b, &s, false), touch(s.contract.out, &s, true); break;
-        case program::Kind::gather:
-          touch(s.gather.table, &s, false), touch(s.gather.out, &s, true);
-          for (auto& i : s.gather.indexed) touch(i.ids, &s, false);
-          break;
-        case program::Kind::scatter:
-          touch(s.scatter.updates, &s, false), touch(s.scatter.target, &s, true);
-          for (auto& i : s.scatter.indexed) touch(i.ids, &s, false);
-          break;
-        case program::Kind::sort: touch(s.sort.x, &s, false), touch(s.sort.out, &s, true), touch(s.sort.indices, &s, true); break;
-        case program::Kind::cumulative: touch(s.cumulative.x, &s, false), touch(s.cumulative.out, &s, true); break;
-        case program::Kind::copy:
-          touch(s.copy.x, &s, false), touch(s.copy.out, &s, true);
-          copies.push_back({&s, clock, open});
-          break;
-        case program::Kind::skip: touch(s.skip.unless, &s, false); break;
-        case program::Kind::collective: 
-          for (auto& o : s.collective.x) touch(o.view, &s, false);
-          for (auto& o : s.collective.out) touch(o.view, &s, true);
-          break;
-        case program::Kind::loop: {
-          auto at = spans.size();
-          spans.push_back({clock, 0});
-          open.push_back({clock, int(at)});
-          walk(s.loop.body);
-          open.pop_back();
-          spans[at].end = ++clock;
-          break;
-        }
-      }
+      if (s.kind == program::Kind::fused) fused.push_back({&s, clock});
+      if (s.kind == program::Kind::copy) copies.push_back({&s, clock, open});
+      each_view(s, [&](const View& v, bool writes) { touch(v, &s, writes); });
+      if (s.kind != program::Kind::loop) continue;
+      auto at = spans.size();
+      spans.push_back({clock, 0});
+      open.push_back({clock, int(at)});
+      walk(s.loop.body);
+      open.pop_back();
+      spans[at].end = ++clock;
     }
   }
 
@@ -114,6 +99,8 @@ struct Planner {
     auto& s = p.slots[std::size_t(slot)];
     return s.home == Home::argument && donated[std::size_t(s.index)];
   }
+  // What came from other devices shares memory with nothing else, or that would be kept in scratch.
+  bool alike(int a, int b) const { return p.slots[std::size_t(find_root(a))].gathered == p.slots[std::size_t(find_root(b))].gathered; }
   bool shareable(int slot) const { return p.slots[std::size_t(slot)].home == Home::arena || is_donated(slot); }
   void share(int slot, int with) {   // slot lies in the memory of `with`
     int r = find_root(with);
@@ -140,7 +127,7 @@ struct Planner {
         if (load.code != Code::load) continue;
         int i = load.view.slot, r = find_root(i);
         bool donated_result = out.home == Home::result && is_donated(r);
-        if (i == o || !(donated_result || (out.home == Home::arena && shareable(r)))) continue;
+        if (i == o || !alike(i, o) || !(donated_result || (out.home == Home::arena && shareable(r)))) continue;
         if (bytes(i) != bytes(o) || bytes(r) != bytes(o) || !same_place(load.view, store.view) || life[std::size_t(r)].last != position) continue;
         if (load.inner != store.inner && s.fused.outer < int(s.fused.dims.size())) continue;
         bool alone = true;   // every read of that memory here is at the same place, every write is this one
@@ -165,8 +152,8 @@ struct Planner {
   void copy_steps() {
     for (auto& c : copies) {
       auto& copy = c.step->copy;
-      if (!covers(copy)) continue;
       int x = copy.x.slot, o = copy.out.slot, rx = find_root(x), ro = find_root(o);
+      if (!covers(copy) || !alike(x, o)) continue;
       if (rx == ro) { drop(*c.step); continue; }
       auto &xs = p.slots[std::size_t(x)], &os = p.slots[std::size_t(o)];
       auto &lx = life[std::size_t(rx)], &lo = life[std::size_t(ro)];
@@ -270,6 +257,35 @@ struct Planner {
     if (gaps > 0) p.at_peak.push_back({"gaps", gaps});
   }
 
+  // Each float slot of gathered values is filled with NaN after its last reader: what reads it later is found.
+  void poison() {
+    std::map<int, std::vector<Step>> after;   // by position
+    for (std::size_t s = 0; s < p.slots.size(); ++s) {
+      if (!p.slots[s].gathered || root[s] != int(s) || life[s].last < 0 || life[s].last > clock) continue;
+      auto dtype = access[s].front().view->dtype;
+      if (!is_float(dtype)) continue;
+      Step fill;
+      fill.why = "poison", fill.where = "scratch, after its last reader";
+      fill.fused = {{p.slots[s].bytes / bytes_of(dtype)}, 1, {}};
+      fill.fused.code.push_back({.code = Code::constant, .dtype = dtype, .number = std::numeric_limits<double>::quiet_NaN(), .view = {}});
+      fill.fused.code.push_back({.code = Code::store, .dtype = dtype, .args = {0, -1, -1, -1}, .view = {int(s), dtype, 0, {1}, {}}});
+      after[life[s].last].push_back(std::move(fill));
+    }
+    if (after.empty()) return;
+    int at = 0;
+    auto put = [&](auto& self, std::vector<Step>& steps) -> void {   // positions as in `walk`
+      std::vector<Step> out;
+      for (auto& s : steps) {
+        ++at;
+        if (s.kind == program::Kind::loop) self(self, s.loop.body), ++at;
+        out.push_back(std::move(s));
+        for (auto& fill : after[at]) out.push_back(fill);
+      }
+      steps = std::move(out);
+    };
+    put(put, p.steps);
+  }
+
   void run() {
     access.resize(p.slots.size());
     walk(p.steps);
@@ -282,7 +298,9 @@ struct Planner {
     }
     for (std::size_t s = 0; s < p.slots.size(); ++s) if (find_root(int(s)) != int(s)) p.slots[s].alias = find_root(int(s));
     place();
+    if (poisons()) poison();
     sweep(p.steps);
+    check_scratch(p);
     p.donated.assign(std::size_t(p.arguments), -1);
     p.peak_bytes = p.arena_bytes;
     for (int r = 0; r < p.results; ++r) {

@@ -1,0 +1,256 @@
+#include "runtime/communicator.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "base/scalar.h"
+#include "runtime/walk_dims.h"
+#include "transforms/sharding.h"
+
+namespace haliax {
+namespace {
+
+using program::Collective;
+using program::Dims;
+using program::Wire;
+
+struct Elsewhere : Error {   // the cause lies on another device
+  using Error::Error;
+};
+
+// What the threads of a mesh share: each says where its operand lies, all wait, each makes its own result, all wait again. A sum is taken
+// in rank order, so that every device has the same bits.
+class Meeting {
+ public:
+  explicit Meeting(int n) : given(std::size_t(n)), devices_(n) {}
+  std::vector<std::pair<const Collective*, const void* const*>> given;
+
+  void wait() {
+    std::unique_lock hold(lock_);
+    if (left_ > 0 && why_.empty()) why_ = "another device has finished without this call";
+    if (!why_.empty()) fail_here();
+    if (++waiting_ == devices_) {
+      waiting_ = 0, ++round_;
+      turn_.notify_all();
+      return;
+    }
+    auto mine = round_;
+    turn_.wait(hold, [&] { return round_ != mine || !why_.empty(); });
+    if (round_ == mine) fail_here();
+  }
+  void fail(const std::string& why) {
+    std::lock_guard hold(lock_);
+    if (why_.empty()) why_ = why;
+    turn_.notify_all();
+  }
+  void leave() {   // all calls made
+    std::lock_guard hold(lock_);
+    ++left_;
+    if (waiting_ == 0 || !why_.empty()) return;
+    why_ = "another device has finished while this one waits for a call";
+    turn_.notify_all();
+  }
+
+ private:
+  [[noreturn]] void fail_here() const { throw Elsewhere("[mesh] " + why_); }
+  std::mutex lock_;
+  std::condition_variable turn_;
+  int devices_, waiting_ = 0, left_ = 0;
+  std::uint64_t round_ = 0;
+  std::string why_;
+};
+
+std::int64_t offset(const program::View& v, const Dims& at) {
+  std::int64_t o = 0;
+  for (std::size_t d = 0; d < at.size(); ++d) o += at[d] * v.strides[d];
+  return o;
+}
+
+template <class T> T folded(Monoid m, T a, T b) {
+  switch (m) {
+    case Monoid::sum: return T(a + b);
+    case Monoid::prod: return T(a * b);
+    case Monoid::max: return a != a || a > b ? a : b;
+    case Monoid::min: return a != a || a < b ? a : b;
+  }
+  return a;
+}
+
+class ThreadCommunicator final : public program::Communicator {
+ public:
+  ThreadCommunicator(Meeting& m, const Mesh& mesh, int device) : meeting_(m), mesh_(mesh), device_(device) {}
+  void run(const Collective& c, const void* const* x, void* const* out) override {
+    meeting_.given[std::size_t(device_)] = {&c, x};
+    meeting_.wait();
+    for (int d : group_of(c)) {
+      auto& other = *meeting_.given[std::size_t(d)].first;
+      if (other.wire != c.wire || other.over != c.over || other.out.size() != c.out.size() || other.monoid != c.monoid)
+        throw Error("[mesh] device " + std::to_string(d) + " makes another call than device " + std::to_string(device_));
+    }
+    if (c.wire == Wire::exchange) {
+      exchange(c, out);
+    } else {
+      auto group = group_of(c);
+      for (std::size_t k = 0; k < c.out.size(); ++k) c.wire == Wire::all_gather ? gather(c, k, group, out[k]) : reduce(c, k, group, out[k]);
+    }
+    meeting_.wait();
+  }
+  void fail(const char* why) override { meeting_.fail("device " + std::to_string(device_) + " has failed: " + why); }
+
+ private:
+  // Where element `at` of array k of another device lies.
+  const std::byte* theirs(int device, std::size_t k, const Dims& at) const {
+    auto& [how, x] = meeting_.given[std::size_t(device)];
+    auto& view = how->x[k].view;
+    return static_cast<const std::byte*>(x[k]) + offset(view, at) * bytes_of(view.dtype);
+  }
+  void gather(const Collective& c, std::size_t k, const std::vector<int>& group, void* out) const {
+    auto& to = c.out[k];
+    auto width = bytes_of(to.view.dtype);
+    auto d = std::size_t(c.dim[k]);
+    auto step = (c.size[k] + std::int64_t(group.size()) - 1) / std::int64_t(group.size());
+    each_point(to.dims, [&](const Dims& at) {
+      Dims from = at;
+      from[d] = at[d] % step;
+      std::memcpy(static_cast<std::byte*>(out) + offset(to.view, at) * width, theirs(group[std::size_t(at[d] / step)], k, from), std::size_t(width));
+    });
+  }
+  void reduce(const Collective& c, std::size_t k, const std::vector<int>& group, void* out) const {
+    auto& to = c.out[k];
+    auto dtype = to.view.dtype;
+    auto width = bytes_of(dtype);
+    std::int64_t start = 0;
+    if (c.wire == Wire::reduce_scatter) {
+      auto rank = std::find(group.begin(), group.end(), device_) - group.begin();
+      start = rank * ((c.size[k] + std::int64_t(group.size()) - 1) / std::int64_t(group.size()));
+    }
+    each_point(to.dims, [&](const Dims& at) {
+      Dims from = at;
+      if (c.wire == Wire::reduce_scatter) from[std::size_t(c.dim[k])] += start;
+      auto value = [&](std::size_t g) { return scalar::load(dtype, theirs(group[g], k, from)); };
+      auto sum = value(0);
+      for (std::size_t g = 1; g < group.size(); ++g) {
+        auto v = value(g);
+        if (!is_float(dtype)) sum.whole = folded(c.monoid, sum.whole, v.whole);
+        else sum.real = dtype == DType::f64 ? folded(c.monoid, sum.real, v.real) : double(folded(c.monoid, float(sum.real), float(v.real)));
+      }
+      scalar::store(dtype, static_cast<std::byte*>(out) + offset(to.view, at) * width, sum);
+    });
+  }
+  void exchange(const Collective& c, void* const* out) const {
+    std::vector<std::size_t> next(meeting_.given.size());   // of what each device sends to this one
+    for (auto& got : c.receives) {
+      auto& sends = meeting_.given[std::size_t(got.device)].first->sends;
+      auto& at = next[std::size_t(got.device)];
+      while (sends[at].device != device_) ++at;
+      auto& sent = sends[at++];
+      auto& to = c.out[std::size_t(got.array)];
+      auto width = bytes_of(to.view.dtype);
+      each_point(got.dims, [&](const Dims& i) {
+        Dims from = sent.start, mine = got.start;
+        for (std::size_t d = 0; d < i.size(); ++d) from[d] += i[d] * sent.step[d], mine[d] += i[d];
+        std::memcpy(static_cast<std::byte*>(out[std::size_t(got.array)]) + offset(to.view, mine) * width,
+                    theirs(got.device, std::size_t(sent.array), from), std::size_t(width));
+      });
+    }
+  }
+  std::vector<int> group_of(const Collective& c) const {   // in rank order: the mesh axes in `over`, major to minor
+    std::vector<int> group{device_};
+    for (int axis : c.over) {
+      std::vector<int> wider;
+      int size = mesh_.axes[std::size_t(axis)].second, stride = 1;
+      for (std::size_t k = std::size_t(axis) + 1; k < mesh_.axes.size(); ++k) stride *= mesh_.axes[k].second;
+      for (int g : group)
+        for (int r = 0; r < size; ++r) wider.push_back(g + (r - coordinate(mesh_, g, axis)) * stride);
+      group = wider;
+    }
+    return group;
+  }
+  Meeting& meeting_;
+  const Mesh& mesh_;
+  int device_;
+};
+
+// Threads that wait for work: as many as the largest mesh so far has devices beside the caller's.
+class Crew {
+ public:
+  void run(int n, const std::function<void(int)>& f) {
+    std::lock_guard one(one_at_a_time_);
+    std::unique_lock hold(lock_);
+    while (int(threads_.size()) + 1 < n) threads_.emplace_back([this, d = int(threads_.size()) + 1, seen = work_] { serve(d, seen); });
+    f_ = &f, n_ = n, busy_ = n - 1, ++work_;
+    start_.notify_all();
+    hold.unlock();
+    f(0);
+    hold.lock();
+    done_.wait(hold, [&] { return busy_ == 0; });
+  }
+  int size() {
+    std::lock_guard hold(lock_);
+    return int(threads_.size());
+  }
+
+ private:
+  void serve(int device, std::uint64_t seen) {
+    std::unique_lock hold(lock_);
+    for (;;) {
+      start_.wait(hold, [&] { return work_ != seen; });
+      seen = work_;
+      if (device >= n_) continue;
+      hold.unlock();
+      (*f_)(device);
+      hold.lock();
+      if (--busy_ == 0) done_.notify_one();
+    }
+  }
+  std::mutex one_at_a_time_, lock_;
+  std::condition_variable start_, done_;
+  std::vector<std::thread> threads_;
+  const std::function<void(int)>* f_ = nullptr;
+  int n_ = 0, busy_ = 0;
+  std::uint64_t work_ = 0;
+};
+Crew& crew() {
+  static Crew* c = new Crew;   // its threads end with the process
+  return *c;
+}
+
+}  // namespace
+
+int device_threads() { return crew().size(); }
+
+void on_devices(const Mesh& mesh, const std::function<void(int, program::Communicator&)>& work) {
+  int n = mesh.devices();
+  Meeting meeting(n);
+  std::mutex lock;
+  std::exception_ptr error;
+  bool elsewhere = false;
+  auto keep = [&](bool by_another) {   // the first, but rather a cause than what followed from it
+    std::lock_guard hold(lock);
+    if (!error || (elsewhere && !by_another)) error = std::current_exception(), elsewhere = by_another;
+  };
+  const Scopes scopes;
+  crew().run(n, [&](int d) {
+    use_scopes here(scopes);
+    ThreadCommunicator mine(meeting, mesh, d);
+    try {
+      work(d, mine);
+      meeting.leave();
+    } catch (const Elsewhere&) {
+      keep(true);
+    } catch (const std::exception& e) {
+      keep(false);
+      mine.fail(e.what());
+    } catch (...) {
+      keep(false);
+      mine.fail("for a reason that is not known");
+    }
+  });
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace haliax
