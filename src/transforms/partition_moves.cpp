@@ -19,11 +19,13 @@ struct Moves {
   const Node& node(int n) const { return *whole.nodes[std::size_t(n)]; }
   // The argument that a value is, seen otherwise (cast, sliced); null: it is something else.
   const Node* argument(int n) const {
-    if (!whole.parameter[std::size_t(n)]) return nullptr;
-    while (node(n).op != &prim::kInput)
-      for (int x : std::vector<int>(whole.in[std::size_t(n)]))
-        if (x >= 0 && whole.parameter[std::size_t(x)]) n = x;
-    return &node(n);
+    while (whole.parameter[std::size_t(n)] && node(n).op != &prim::kInput) {
+      auto& in = whole.in[std::size_t(n)];
+      auto from = std::find_if(in.begin(), in.end(), [&](int x) { return x >= 0 && whole.parameter[std::size_t(x)]; });
+      if (from == in.end()) return nullptr;  // of numbers and positions alone
+      n = *from;
+    }
+    return node(n).op == &prim::kInput ? &node(n) : nullptr;
   }
   std::string name_of(int n) const {
     auto* a = argument(n);
