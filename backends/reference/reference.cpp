@@ -61,7 +61,6 @@ class Run {
     }
     run(p.steps);
   }
-
  private:
   void run(const std::vector<Step>& steps) {
     for (auto& s : steps) {
@@ -73,9 +72,7 @@ class Run {
         case Kind::sort: run(s.sort); break;
         case Kind::cumulative: run(s.cumulative); break;
         case Kind::copy: run(s.copy); break;
-        case Kind::skip:
-          if (!get(s.skip.unless, start(s.skip.unless)).whole) return;
-          break;
+        case Kind::skip: if (get(s.skip.unless, start(s.skip.unless)).whole) break; else return;
         case Kind::collective: run(s.collective); break;
         case Kind::loop:
           for (std::int64_t t = 0; t < s.loop.trips; ++t) {
