@@ -72,12 +72,19 @@ void largest(const Command& c) {
   const double n = double(parameters(xl)), gb = 1e9;
   std::printf("%.2f billion parameters: 16 bytes each are %.1f GB on one device, %.1f GB on each of %d\n", n / 1e9, 16 * n / gb,
               16 * n / gb / c.devices, c.devices);
-  for (auto layout : {data_parallel(), fully_sharded(), mixed_precision(), tensor_parallel(c.model_axis_size)}) {
+  std::printf("\n%-18s %10s %10s %10s %12s %10s %10s   %s\n", "GB on each device", "parameters", "optimiser", "gradients",
+              "activations", "all", "sent", "planned in");
+  for (auto& layout : {data_parallel(), fully_sharded(), mixed_precision(), tensor_parallel(c.model_axis_size)}) {
     auto r = plan(layout, xl);
-    std::printf(
-        "%-18s parameters and their moments %5.2f GB, gradients and all else %5.2f GB, sent %6.2f GB a step; planned in %.1f s\n",
-        layout.name.c_str(), double(r.argument_bytes) / gb, double(r.peak_bytes) / gb, r.sent_bytes / gb,
-        r.trace_s + r.compile_s);
+    auto held = [&](const std::string& purpose) {
+      double bytes = 0;
+      for (auto& m : r.memory)
+        if (m.purpose == purpose) bytes += double(m.bytes);
+      return bytes / gb;
+    };
+    std::printf("%-18s %10.2f %10.2f %10.2f %12.2f %10.2f %10.2f   %.1f s\n", layout.name.c_str(), held("parameters"),
+                held("optimiser"), held("gradients"), held("activations"), double(r.argument_bytes + r.peak_bytes) / gb,
+                r.sent_bytes / gb, r.trace_s + r.compile_s);
     std::fflush(stdout);
   }
 }
