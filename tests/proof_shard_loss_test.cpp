@@ -131,7 +131,7 @@ TEST_CASE("proof: chunks are cut from each device's own part: no token moves, wh
 
 TEST_CASE("proof: a vocabulary that devices share is cut once more only if it must be") {
   auto shape = [](const AxisSpec& axes, DType d = DType::f32) { return eval_shape([&] { return zeros(axes, d); }); };
-  const Axis Many("vocab", 65536), Tokens("tokens", 256), Wide("embed", 64);
+  const Axis Many("vocab", 65536), Tokens("tokens", 256), Wide("embed", 256);
   for (bool shared : {false, true}) {
     const Mapping inside = shared ? Mapping{{"vocab", "model"}} : Mapping{};
     auto loss = [&](const NamedArray& head, const NamedArray& x, const NamedArray& ids) {
