@@ -250,8 +250,8 @@ class Planner {
   }
 
  private:
-  Cut how(const char* form) const {
-    Cut c;
+  RegionCut how(const char* form) const {
+    RegionCut c;
     c.form = form;
     c.apart = ChunkForm(call_.form) == ChunkForm::recompute;
     c.keep = ChunkKeep(call_.keep) != ChunkKeep::nothing;

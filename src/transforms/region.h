@@ -9,7 +9,7 @@
 
 namespace haliax {
 
-struct Cut {                                     // how a region is cut
+struct RegionCut {                                // how a region is cut
   std::int64_t chunk = 1;                        // positions a turn
   bool keep = true;                              // small values that a later sweep reads are kept, not made again
   bool apart = false;                            // the backward makes its chunks again in a sweep of its own
@@ -32,7 +32,7 @@ class Region {
   // made on each chunk, and never whole.
   bool grows(const NodePtr& x) const { return grows(x, axis_.name); }
   bool grows(const NodePtr& x, Name a) const;
-  Nodes cut(const Cut&);                         // the roots, with loops in place of the region
+  Nodes cut(const RegionCut&);                         // the roots, with loops in place of the region
   const Nodes& index() const { return index_; }  // of those loops: one for each body
 
  private:

@@ -146,7 +146,7 @@ NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Rewrite known)
   return prim::map(prim::kSelect, {there, v, none}, d, &n->axes);
 }
 
-Nodes Region::cut(const Cut& how) {
+Nodes Region::cut(const RegionCut& how) {
   reverse_ = how.reverse;
   int count = sweeps(how.apart);
   keep_for_later(how.keep);
