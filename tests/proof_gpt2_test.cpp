@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include "golden_runner/gpt2.h"
+#include "support/golden_dir.h"
 
 namespace {
 
@@ -22,7 +23,7 @@ void passes(const golden::Group& g, const golden::Value& c, const golden::Varian
 }  // namespace
 
 TEST_CASE("proof: golden gpt2 on cpu: plain, vmap, fsdp, fsdp under vmap, chunked, all") {
-  auto g = golden::read_group(HALIAX_GOLDEN_DIR, "gpt2");
+  auto g = golden::read_group(golden_dir(), "gpt2");
   REQUIRE(g.cases.size() == 3);
   for (auto& c : g.cases) {
     passes(g, c, golden::plain, "cpu");
@@ -31,6 +32,6 @@ TEST_CASE("proof: golden gpt2 on cpu: plain, vmap, fsdp, fsdp under vmap, chunke
 }
 
 TEST_CASE("proof: golden gpt2 on reference: all at once") {
-  auto g = golden::read_group(HALIAX_GOLDEN_DIR, "gpt2");
+  auto g = golden::read_group(golden_dir(), "gpt2");
   passes(g, g.cases[0], golden::variants[4], "reference");
 }

@@ -12,6 +12,7 @@
 
 #include "haliax/error.h"
 #include "haliax/io.h"
+#include "support/golden_dir.h"
 
 using namespace haliax;
 namespace fs = std::filesystem;
@@ -133,7 +134,7 @@ TEST_CASE("safetensors: every dtype keeps its name and size") {
 
 TEST_CASE("safetensors: a checkpoint in Hugging Face's layout survives a round trip") {
   Folder folder;
-  const TensorFile gpt2 = read_safetensors(HALIAX_GOLDEN_DIR "/gpt2-tied-initial.safetensors");
+  const TensorFile gpt2 = read_safetensors(golden_dir() + "/gpt2-tied-initial.safetensors");
   REQUIRE(gpt2.tensors.size() > 20);
   write_safetensors(folder / "copy", gpt2);
   const TensorFile copy = read_safetensors(folder / "copy");
