@@ -17,6 +17,16 @@ Axes with_size(Axes axes, const Axis& changed) {
   for (auto& a : axes) if (a.name == changed.name) a.size = changed.size;
   return axes;
 }
+// How many read each of these nodes: operands, results of loop bodies, roots.
+std::unordered_map<const Node*, int> users_of(const Nodes& live, const Nodes& roots) {
+  std::unordered_map<const Node*, int> users;
+  for (auto& r : roots) ++users[r.get()];
+  for (auto& n : live) {
+    for (auto& x : n->in) if (x) ++users[x.get()];
+    if (n->op == &kLoop) for (auto& r : loop_of(*n).results) for (auto& v : r.value) ++users[v.get()];
+  }
+  return users;
+}
 bool depends_on(const NodePtr& n, const NodePtr& goal) { return dependents({n}, {goal.get()}).count(n.get()) > 0; }
 
 // x, chunk by chunk, inside body b of loop `a`: possible where x comes from stacked results of `a` by ops that map along the walked axis;
@@ -193,12 +203,7 @@ Nodes merge_loops(Nodes roots) {
 Nodes join_carries(Nodes roots) {
   for (;;) {
     auto live = everything(roots);
-    std::unordered_map<const Node*, int> users;
-    for (auto& r : roots) ++users[r.get()];
-    for (auto& n : live) {
-      for (auto& x : n->in) if (x) ++users[x.get()];
-      if (n->op == &kLoop) for (auto& r : loop_of(*n).results) for (auto& v : r.value) ++users[v.get()];
-    }
+    auto users = users_of(live, roots);
     Rewrite to;
     for (auto& n : live) {
       if (n->op != &prim::kAdd || !to.empty()) continue;
@@ -231,13 +236,8 @@ Nodes join_carries(Nodes roots) {
 
 // array + scatter into zeros: the updates are added to the array itself. No second array of its size (the gradient of a tied table).
 Nodes join_updates(Nodes roots) {
-  std::unordered_map<const Node*, int> users;
   auto live = everything(roots);
-  for (auto& r : roots) ++users[r.get()];
-  for (auto& n : live) {
-    for (auto& x : n->in) if (x) ++users[x.get()];
-    if (n->op == &kLoop) for (auto& r : loop_of(*n).results) for (auto& v : r.value) ++users[v.get()];
-  }
+  auto users = users_of(live, roots);
   Rewrite to;
   for (auto& n : live) {
     if (n->op != &prim::kAdd) continue;
