@@ -194,17 +194,24 @@ Gpt2Run run_gpt2(const Group& g, const Value& c, const Variant& variant, const s
       },
       options);
   std::vector<double> losses, norms;
-  for (std::int64_t i = 0; i < args["optimizer"]["steps"].as_integer(); ++i) {
+  const auto all_steps = args["optimizer"]["steps"].as_integer(), steps = std::min(all_steps, variant.most_steps);
+  for (std::int64_t i = 0; i < steps; ++i) {
     NamedArray value, norm;
     std::tie(value, norm, model, state) = step(model, state, ids, keys);
     losses.push_back(value.item()), norms.push_back(norm.item());
   }
-  compare_values("losses", losses, reals(expected["losses"]), Tolerance(tol["losses"]), problems);
-  compare_values("gradient norms", norms, reals(expected["gradient_norms"]), Tolerance(tol["losses"]), problems);
+  auto first = [&](const Value& list) {
+    auto values = reals(list);
+    values.resize(std::min(values.size(), std::size_t(steps)));
+    return values;
+  };
+  compare_values("losses", losses, first(expected["losses"]), Tolerance(tol["losses"]), problems);
+  compare_values("gradient norms", norms, first(expected["gradient_norms"]), Tolerance(tol["losses"]), problems);
+  result.step = step.report();
+  if (steps < all_steps) return result;
   compare_weights(
       "final weights", model, g, c, "final",
       [&](bool key, const std::vector<double>&) { return Tolerance(tol[key ? "final_key_bias" : "final_weights"]); }, problems);
-  result.step = step.report();
 
   // Generation.
   const Value& text = expected["greedy"];

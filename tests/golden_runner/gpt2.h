@@ -12,6 +12,7 @@ struct Variant {
   bool vmap = false;     // a loss for each example, each with its own key, mapped over the batch
   bool fsdp = false;     // on two devices: parameters cut along embed, the batch along itself
   bool chunked = false;  // a loss that never holds all logits
+  std::int64_t most_steps = 1000;  // of training; with fewer than there are, nothing is said about final weights
 };
 inline const Variant plain{};
 inline const Variant variants[] = {{.name = "vmap", .vmap = true},
