@@ -10,6 +10,7 @@
 #include "haliax/ops.h"
 #include "haliax/random.h"
 #include "runtime/communicator.h"
+#include "support/raises.h"
 
 using namespace haliax;
 using program::Communicator;
@@ -25,12 +26,6 @@ program::Collective sum_of(std::int64_t n, std::vector<int> over, std::int64_t s
   c.x = {{{n}, {0, DType::f32, 0, {stride}, {}}}}, c.out = {{{n}, {0, DType::f32, 0, {1}, {}}}};
   c.dim = {-1}, c.size = {0};
   return c;
-}
-std::string error_of(auto f) {
-  try {
-    f();
-  } catch (const std::exception& e) { return e.what(); }
-  return "";
 }
 
 }  // namespace

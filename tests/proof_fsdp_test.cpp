@@ -1,36 +1,25 @@
 // FSDP: parameters cut along embed, the batch along itself, on two devices. What is sent is asserted to the byte.
 #include <doctest/doctest.h>
 
-#include "examples/gpt2/model.h"
-#include "haliax/jit.h"
+#include "support/gpt2.h"
 
 using namespace haliax;
-using Model = gpt2::Gpt2LMHeadModel;
 
 namespace {
 
-const gpt2::Gpt2Config config{.seq_len = 16,
-                              .hidden_dim = 32,
-                              .num_layers = 4,
-                              .num_heads = 4,
-                              .embed_pdrop = 0,
-                              .attn_pdrop = 0,
-                              .resid_pdrop = 0,
-                              .tied = false};
-const Axis Vocab{"vocab", 96}, Batch{"batch", 16};  // so many tokens that it is cheaper to move weights than activations
+const testing::Gpt2 gpt({.seq_len = 16, .hidden_dim = 32, .num_layers = 4, .num_heads = 4, .tied = false}, 96,
+                        16);  // so many tokens that it is cheaper to move weights than activations
 
-NamedArray loss_of(const Model& m, const NamedArray& ids) {
-  axis_mapping compute(Mapping{{"batch", "data"}});  // inside the loss the batch is cut, and the weights are whole
-  return nn::next_token_loss("position", "vocab", m(ids), ids);
+auto gradients(const testing::Model& m, const NamedArray& ids) {  // inside the loss the batch is cut, and the weights are whole
+  return value_and_grad(testing::under(Mapping{{"batch", "data"}}, testing::next_token_loss))(m, ids);
 }
-auto gradients(const Model& m, const NamedArray& ids) { return value_and_grad(loss_of)(m, ids); }
 JitOptions on_two() { return {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"embed", "data"}}}; }
 
 }  // namespace
 
 TEST_CASE("proof: fsdp sends each weight twice, each gradient once, and nothing else") {
-  const Model model = Model::init(Vocab, config, random::key(0));
-  const auto ids = random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size));
+  const auto model = gpt.init();
+  const auto ids = gpt.ids();
   const auto step = named_jit(gradients, on_two());
   step(model, ids);
 
@@ -50,7 +39,7 @@ TEST_CASE("proof: fsdp sends each weight twice, each gradient once, and nothing 
     const bool in_layer = a.has_axis("layers"), again = path.ends_with("weight") || path.ends_with("attn.c_proj.bias");
     forward += bytes / 2, scattered += bytes / 2;
     if (in_layer && again) backward += bytes / 2;
-    if (in_layer) layer += bytes / double(config.num_layers);
+    if (in_layer) layer += bytes / double(gpt.config.num_layers);
   }
   CHECK(step.report().sent_bytes == forward + backward + scattered + reduced);
 
@@ -69,8 +58,8 @@ TEST_CASE("proof: fsdp sends each weight twice, each gradient once, and nothing 
 }
 
 TEST_CASE("proof: fsdp needs less on each device than one device does, and gives the same") {
-  const Model model = Model::init(Vocab, config, random::key(0));
-  const auto ids = random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size));
+  const auto model = gpt.init();
+  const auto ids = gpt.ids();
   const auto two = named_jit(gradients, on_two());
   const auto one = jit(gradients);
   const auto got = flatten(two(model, ids)), want = flatten(one(model, ids));

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "haliax/haliax.h"
+#include "support/raises.h"
 
 using namespace haliax;
 
@@ -18,17 +19,6 @@ void close(const NamedArray& got, const NamedArray& want) {
   REQUIRE(got.axes() == want.axes());
   auto a = got.doubles(), b = want.doubles();
   for (std::size_t i = 0; i < a.size(); ++i) CHECK(std::abs(a[i] - b[i]) <= 1e-5 * std::max(1., std::abs(b[i])));
-}
-template <class F>
-void raises(F f, std::initializer_list<const char*> parts) {  // and the message has them all
-  try {
-    (void)f();
-    FAIL_CHECK("no error");
-  } catch (const Error& e) {
-    const std::string text = e.what();
-    CAPTURE(text);
-    for (std::string part : parts) CHECK_MESSAGE(text.find(part) != std::string::npos, part);
-  }
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "haliax/haliax.h"
+#include "support/raises.h"
 
 using namespace haliax;
 
@@ -24,17 +25,6 @@ NamedArray tokens() { return random::normal(random::key(3), {Batch, Embed}); }
 NamedArray ran(const Layer& l, const NamedArray& x) { return dot(tanh(dot(x, l.in, Embed)), l.out, Mlp); }
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-template <class F>
-void raises(F f, std::initializer_list<const char*> parts) {  // and the message has them all
-  try {
-    (void)f();
-    FAIL_CHECK("no error");
-  } catch (const Error& e) {
-    const std::string text = e.what();
-    CAPTURE(text);
-    for (std::string part : parts) CHECK_MESSAGE(has(text, part), part);
-  }
-}
 struct Devices {  // another number of devices, for the length of a test
   explicit Devices(int n) { set_devices(n); }
   ~Devices() { set_devices(before); }
@@ -252,7 +242,7 @@ TEST_CASE("sharding: mistakes name the axes, the mapping and the array") {
          {"axes batch and embed of a result (batch=8, embed=12)", "mesh axis data"});
   raises([&] { return run({.mesh = grid, .axis_resources = both, .in = Mapping{}, .out = Mapping{}}); },
          {"axes batch and embed of an array", "(batch=8, embed=12)", "by the mapping {batch: data, embed: data}",
-          "sharding_test.cpp:24"});
+          "sharding_test.cpp:25"});
   const Mapping square{{"embed", "data"}, {"mlp", "data"}};
   raises([&] { return run({.mesh = grid, .in = square}); }, {"argument 0: in (embed=12, mlp=6)", "embed and mlp"});
   raises(

@@ -1,0 +1,24 @@
+// Errors, as tests look at them.
+#pragma once
+#include <doctest/doctest.h>
+
+#include <exception>
+#include <initializer_list>
+#include <string>
+
+// What f raises says; empty: nothing is raised.
+template <class F>
+std::string error_of(F f) {
+  try {
+    (void)f();
+  } catch (const std::exception& e) { return e.what(); }
+  return "";
+}
+// f raises one of the library's own errors, and the message has all these parts.
+template <class F>
+void raises(F f, std::initializer_list<const char*> parts) {
+  const auto text = error_of(f);
+  CAPTURE(text);
+  CHECK(text.starts_with("["));
+  for (std::string part : parts) CHECK_MESSAGE(text.find(part) != std::string::npos, part);
+}
