@@ -1,13 +1,10 @@
 // Planned memory, exactly, and what the process really takes.
 #include <doctest/doctest.h>
 
-#include <unistd.h>
-
-#include <fstream>
-
 #include "examples/gpt2/model.h"
 #include "haliax/jit.h"
 #include "ops/prim.h"
+#include "support/memory.h"
 #include "transforms/lower.h"
 #include "transforms/optimise.h"
 
@@ -39,13 +36,6 @@ Parameters parameters() {
   return {random::normal(random::key(1), {Tokens, Embed}).eval(), random::normal(random::key(2), {Vocab, Embed}).eval()};
 }
 NamedArray targets() { return random::randint(random::key(3), Tokens, 0, int(Vocab.size)).eval(); }
-
-std::int64_t resident() {  // bytes
-  std::ifstream f("/proc/self/statm");
-  std::int64_t pages = 0;
-  f >> pages >> pages;
-  return pages * sysconf(_SC_PAGESIZE);
-}
 
 }  // namespace
 
@@ -135,11 +125,11 @@ TEST_CASE("proof: the process grows by the plan and little else") {
         return std::tuple(loss, optim::apply_updates(m, updates), next);
       },
       {.donate = {0, 1}});
-  const auto before = resident();
+  const auto before = resident_bytes();
   for (int i = 0; i < 20; ++i) {
     NamedArray loss;
     std::tie(loss, model, state) = step(model, state, ids);
   }
   CAPTURE(step.report().peak_bytes);
-  CHECK(resident() - before <= step.report().peak_bytes + (std::int64_t(8) << 20));
+  CHECK(resident_bytes() - before <= step.report().peak_bytes + (std::int64_t(8) << 20));
 }

@@ -1,0 +1,28 @@
+// Memory that this process holds, as the system counts it.
+#pragma once
+#include <malloc.h>
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+
+#include "base/buffer.h"
+
+inline std::int64_t status_bytes(const std::string& key) {
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;)
+    if (std::int64_t kib = 0; word == key && status >> kib) return kib * 1024;
+  return 0;
+}
+inline std::int64_t resident_bytes() { return status_bytes("VmRSS:"); }
+
+// How much more is held at most while f runs than before, with nothing free to begin with.
+template <class F>
+std::int64_t peak_growth_of(F f) {
+  haliax::release_pool();
+  malloc_trim(0);
+  std::ofstream("/proc/self/clear_refs") << "5";  // the peak starts from here
+  const auto before = resident_bytes();
+  f();
+  return status_bytes("VmHWM:") - before;
+}
