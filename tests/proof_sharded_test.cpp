@@ -507,18 +507,18 @@ struct Drawn {
     auto size = [&] { return dice.one_of(std::vector<int>{1, 2, 3, 4, 5, 6, 7, 8, 4, 6, 8, 12}); };
     const Axes all{{"a", size()}, {"b", size()}, {"c", size()}, {"d", size()}};
     auto drawn_mapping = [&] {
-      Mapping m;
+      std::vector<Mapping::Entry> m;
       const Names names{"a", "b", "c", "d", "a", "b", "c", "d", "layers", "hidden", "vocab", "r", "s", "t"};
-      for (auto& axis : dice.shuffled(mesh.axes)) {
+      for (auto& axis : dice.shuffled(mesh.axes())) {
         if (dice.chance(25)) continue;
         auto name = dice.one_of(names);
-        auto known = std::find_if(m.entries.begin(), m.entries.end(), [&](auto& e) { return e.axis == name; });
-        if (known == m.entries.end())
-          m.entries.push_back({name, std::vector<std::string>{axis.first}});
+        auto known = std::find_if(m.begin(), m.end(), [&](auto& e) { return e.axis == name; });
+        if (known == m.end())
+          m.push_back({name, std::vector<std::string>{axis.first}});
         else
           known->mesh_axes.push_back(axis.first);
       }
-      return m;
+      return Mapping::of(m);
     };
     parameters = drawn_mapping(), data = drawn_mapping();
     inside = dice.chance(50) ? data : drawn_mapping();
@@ -598,7 +598,7 @@ std::string disagreement(const Drawn& d, bool tells) {
     auto want = jit(f, {.backend = backend})(d.p, d.x, d.ids);
     auto exact = trace.exact;
     about = (d.trains ? "gradient of " : "") + trace.text + "on";
-    for (auto& [name, size] : d.mesh.axes) about += " " + name + "=" + std::to_string(size);
+    for (auto& [name, size] : d.mesh.axes()) about += " " + name + "=" + std::to_string(size);
     for (auto& v : d.p) about += ", parameter " + haliax::to_string(v.axes());
     for (auto& v : d.x) about += ", data " + haliax::to_string(v.axes());
     for (auto& v : d.ids) about += ", ids " + haliax::to_string(v.axes());

@@ -241,7 +241,7 @@ TEST_CASE("sharding: mistakes name the axes, the mapping and the array") {
   raises([&] { return run({.mesh = grid, .in = Mapping{}, .out = both}); },
          {"axes batch and embed of a result (batch=8, embed=12)", "mesh axis data"});
   raises([&] { return run({.mesh = grid, .axis_resources = both, .in = Mapping{}, .out = Mapping{}}); },
-         {"axes batch and embed of an array", "(batch=8, embed=12)", "by the mapping {batch: data, embed: data}",
+         {"axes batch and embed of dot (batch=8, embed=12)", "by the mapping {batch: data, embed: data}",
           "sharding_test.cpp:25"});
   const Mapping square{{"embed", "data"}, {"mlp", "data"}};
   raises([&] { return run({.mesh = grid, .in = square}); }, {"argument 0: in (embed=12, mlp=6)", "embed and mlp"});

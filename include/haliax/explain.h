@@ -8,7 +8,7 @@ namespace haliax {
 
 // How fast a device and its links are. 0: not known, and then it takes no time.
 struct LinkSpeed {
-  std::string axis = {};   // a mesh axis; empty: all that are not named
+  std::string axis = {};   // a mesh axis, or the call raises; empty: all that are not named
   double bytes_per_s = 0;  // that a device sends
   double latency_s = 0;    // of one step around a ring
 };

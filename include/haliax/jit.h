@@ -18,11 +18,13 @@ struct JitOptions {
   // that lie nowhere yet (see placement): the mapping in scope there, if none is given.
   std::optional<Mesh> mesh = {};
   std::optional<Mapping> axis_resources = {};
-  std::optional<Mappings> in = {}, out = {};     // of arguments, of results (of each part of a pair or tuple), where they differ
+  std::optional<Mappings> in = {}, out = {};     // of arguments, of results (of each part of a pair or tuple), where they differ;
+                                                 // raises where there are not as many as of those
   // A weight that a loop over layers reads turn by turn is gathered again in each loop, so that one layer is whole at a time.
   // Off: once, before the first of them, for less traffic and more memory.
   bool regather = true;
-  bool strict = false;                           // raises for a gather that nobody asked for, and for a mapped axis that no array has
+  // Raises for a gather that nobody asked for, a mapped axis that no array has, and a mapping that cuts where there is no mesh.
+  bool strict = false;
   MachineSpeed speed = {};                       // for estimates of time
   bool partition = false;                        // set by named_jit
   SourceLocation at = SourceLocation::current();
@@ -56,19 +58,22 @@ struct JitReport {
 
 namespace detail {
 bool is_tracing();                               // inside grad, vmap, scan or jit
-// Which argument, or part of a result, each leaf belongs to.
-template <class... A> Walk walk_parts(std::vector<int>& owner, const A&... parts) {
+// Arguments, or the parts of a result: how many, and to which each leaf belongs.
+struct Parts {
+  int count = 0;
+  std::vector<int> of_leaf = {};
+};
+template <class... A> Walk walk_parts(Parts& parts, const A&... each) {
   Walk w;
   w.with_statics = true;
-  int i = 0;
-  ((walk(w, const_cast<A&>(parts)), owner.resize(w.arrays.size(), i++)), ...);
+  ((walk(w, const_cast<A&>(each)), parts.of_leaf.resize(w.arrays.size(), parts.count++)), ...);
   return w;
 }
-template <class R> std::vector<int> parts_of(const R& result) {
-  std::vector<int> owner;
-  if constexpr (reflect::is_a<R, std::pair> || reflect::is_a<R, std::tuple>) std::apply([&](const auto&... p) { walk_parts(owner, p...); }, result);
-  else walk_parts(owner, result);
-  return owner;
+template <class R> Parts parts_of(const R& result) {
+  Parts parts;
+  if constexpr (reflect::is_a<R, std::pair> || reflect::is_a<R, std::tuple>) std::apply([&](const auto&... p) { walk_parts(parts, p...); }, result);
+  else walk_parts(parts, result);
+  return parts;
 }
 
 class JitCore {
@@ -77,10 +82,10 @@ class JitCore {
   ~JitCore();
   struct Entry;
   // The entry for these arguments, or null: then begin, trace f on what it gives, end.
-  Entry* find(const Walk& in, const std::vector<int>& argument_of_leaf);
-  Leaves begin(const Walk& in, const std::vector<int>& argument_of_leaf, int arguments);
-  Entry* end(const Leaves& results, const std::vector<int>& part_of_leaf, std::shared_ptr<void> like);
-  void plan(const Leaves& results, const std::vector<int>& part_of_leaf);   // instead of end: compiled for a report, and forgotten
+  Entry* find(const Walk& in, const Parts& arguments);
+  Leaves begin(const Walk& in, const Parts& arguments);
+  Entry* end(const Leaves& results, const Parts&, std::shared_ptr<void> like);
+  void plan(const Leaves& results, const Parts&);   // instead of end: compiled for a report, and forgotten
   void abandon();                                // the trace raised
   Leaves run(Entry*, const Walk& in);
   static void* like(Entry*);
@@ -101,7 +106,7 @@ template <class F> class Jitted {
     using R = std::decay_t<std::invoke_result_t<const F&, const A&...>>;
     if (detail::is_tracing()) {              // inside another trace f is part of that graph, under its own mapping
       std::optional<axis_mapping> inside;
-      if (auto& m = core_->options().axis_resources) inside.emplace(*m);
+      if (auto& m = core_->options().axis_resources) inside.emplace(*m, core_->options().at);
       return R(f_(args...));
     }
     auto [entry, w] = compiled<R>(args...);
@@ -115,20 +120,20 @@ template <class F> class Jitted {
   // The same for one device, which stands for all: a mesh may be of any size, and the arguments shapes alone (see eval_shape).
   template <class... A> JitReport plan(const A&... args) const {
     using R = std::decay_t<std::invoke_result_t<const F&, const A&...>>;
-    std::vector<int> owner;
-    detail::walk_parts(owner, args...);
-    traced(owner, args...)([&](const R& out, const Leaves& leaves) { core_->plan(leaves, detail::parts_of(out)); });
+    detail::Parts parts;
+    detail::walk_parts(parts, args...);
+    traced(parts, args...)([&](const R& out, const Leaves& leaves) { core_->plan(leaves, detail::parts_of(out)); });
     return report();
   }
   JitReport report() const { return core_->report(); }
 
  private:
   template <class R, class... A> std::pair<detail::JitCore::Entry*, Walk> compiled(const A&... args) const {
-    std::vector<int> owner;
-    Walk w = detail::walk_parts(owner, args...);
-    auto* entry = core_->find(w, owner);
+    detail::Parts parts;
+    Walk w = detail::walk_parts(parts, args...);
+    auto* entry = core_->find(w, parts);
     if (!entry) {
-      traced(owner, args...)([&](const R& out, const Leaves& leaves) {
+      traced(parts, args...)([&](const R& out, const Leaves& leaves) {
         auto like = std::make_shared<R>(out);
         Walk o = walk_of(*like);
         o.assign(Leaves(leaves.size()));
@@ -138,11 +143,11 @@ template <class F> class Jitted {
     return {entry, std::move(w)};
   }
   // done(result, leaves) when f has been traced on arguments like these.
-  template <class... A> auto traced(const std::vector<int>& owner, const A&... args) const {
+  template <class... A> auto traced(const detail::Parts& parts, const A&... args) const {
     return [&](auto done) {
       std::tuple<A...> mine(args...);
       Walk t = walk_of(mine, {.paths = true, .statics = true});
-      t.assign(core_->begin(t, owner, int(sizeof...(A))));
+      t.assign(core_->begin(t, parts));
       struct Guard { detail::JitCore* core; ~Guard() { if (core) core->abandon(); } } guard{core_.get()};
       auto out = std::apply(f_, std::as_const(mine));
       done(out, flatten(out));

@@ -10,29 +10,36 @@
 namespace haliax {
 
 // ---- devices ---------------------------------------------------------------------------------------------------------------
-// The virtual devices of this process are threads, made for each call. A mesh that runs may have at most so many; one that is
+// The virtual devices of this process are threads. A mesh that runs may have at most so many; one that is
 // only planned (Jitted::plan) may have any number.
 void set_devices(int);                                 // raises for less than 1
-int devices();                                         // as set; else the environment's HALIAX_DEVICES; else 8
+int devices();                                         // as set; else the environment's HALIAX_DEVICES, or it raises; else 8
 
 // A grid of devices. Row-major: the last axis runs fastest, as JAX numbers devices.
-struct Mesh {
+class Mesh {
+ public:
   static constexpr bool is_static = true;
-  std::vector<std::pair<std::string, int>> axes;
   Mesh() = default;                                    // one device
   // Mesh{{{"data", -1}, {"model", 2}}}. One size may be -1: as many as there are devices for. Raises for other sizes below 1, for
   // a name that is empty or there twice, and where -1 does not come out even.
   Mesh(std::vector<std::pair<std::string, int>> axes, SourceLocation = SourceLocation::current());
+  const std::vector<std::pair<std::string, int>>& axes() const { return axes_; }   // names and sizes
   int devices() const;
   int size(std::string_view axis) const;               // raises for an unknown axis, naming the mesh
   friend bool operator==(const Mesh&, const Mesh&) = default;
+
+ private:
+  std::vector<std::pair<std::string, int>> axes_;
 };
 std::string to_string(const Mesh&);                    // data=4, model=2
 
 // Axis name -> mesh axes, major to minor: ("data", "model") puts the first piece on the first device of a row-major mesh and the
 // second on the next, ("model", "data") does not. An axis that is not named, or has nullopt, is whole on every device, and a name
-// that no array has is fine. An empty mapping says that all is whole everywhere; no mapping says nothing.
-struct Mapping {
+// that no array has is fine. An empty mapping says that all is whole everywhere; no mapping says nothing. A mesh axis that the
+// mesh does not have raises as soon as both are known: in axis_mapping with a mesh in scope, in named_jit, in shard. Without a
+// mesh a mapping cuts nothing.
+class Mapping {
+ public:
   static constexpr bool is_static = true;
   struct Entry {
     Name axis;
@@ -45,22 +52,32 @@ struct Mapping {
     Entry(Name a, std::nullopt_t) : axis(a) {}
     friend bool operator==(const Entry&, const Entry&) = default;
   };
-  std::vector<Entry> entries;
   Mapping() = default;
-  Mapping(std::initializer_list<Entry> e) : entries(e) {}
+  // Raises for an axis that is named twice, a mesh axis that is there twice for one axis, and names that are empty.
+  Mapping(std::initializer_list<Entry> e, SourceLocation at = SourceLocation::current()) : Mapping(of(e, at)) {}
+  static Mapping of(std::vector<Entry>, SourceLocation = SourceLocation::current());
+  const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<std::string>* find(Name) const;    // null: not mapped
   friend bool operator==(const Mapping&, const Mapping&) = default;
+
+ private:
+  std::vector<Entry> entries_;
 };
 std::string to_string(const Mapping&);                 // {batch: data, embed: data+model}
 
 // One mapping for all arguments (or results) of a function, or one for each; an empty optional says nothing about its argument.
-struct Mappings {
-  std::vector<std::optional<Mapping>> each;
-  bool one = false;
-  Mappings(Mapping all) : each{std::move(all)}, one(true) {}
-  Mappings(std::vector<std::optional<Mapping>> e) : each(std::move(e)) {}
+class Mappings {
+ public:
+  Mappings(Mapping all) : each_{std::move(all)}, one_(true) {}
+  Mappings(std::vector<std::optional<Mapping>> e) : each_(std::move(e)) {}
   static Mappings of_each(std::vector<std::optional<Mapping>> e) { return Mappings(std::move(e)); }
+  const std::vector<std::optional<Mapping>>& each() const { return each_; }
+  bool one() const { return one_; }                    // for all
   const Mapping* of(std::size_t argument) const;       // null: nothing is said
+
+ private:
+  std::vector<std::optional<Mapping>> each_;
+  bool one_ = false;
 };
 
 // ---- scopes: thread-local; the innermost holds. `axis_mapping` replaces the one around it -------------------------------------
@@ -74,7 +91,7 @@ class use_mesh {
 };
 class axis_mapping {
  public:
-  explicit axis_mapping(Mapping);
+  explicit axis_mapping(Mapping, SourceLocation = SourceLocation::current());   // raises for an axis that the mesh in scope lacks
   ~axis_mapping();
   axis_mapping(const axis_mapping&) = delete;
  private:
@@ -126,7 +143,7 @@ Axis round_axis_for_partitioning(const Axis&, const Mapping&, SourceLocation = S
 // ---- constraints by hand -------------------------------------------------------------------------------------------------
 // This value is cut as the mapping says, and whole along what it does not name. Inside a traced function it is a constraint;
 // outside, with a mesh in scope, it places the array (see placement), and without a mesh it waits for one. Raises if two axes are
-// on one mesh axis.
+// on one mesh axis, with a mesh or without; for a mesh axis that the mesh does not have; outside for more devices than there are.
 NamedArray shard(Arr, const Mapping&);
 NamedArray shard(Arr);                                 // by the mapping in scope; without one, the array itself
 NamedArray auto_sharded(Arr);                          // the same, as library code calls it

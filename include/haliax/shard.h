@@ -42,8 +42,8 @@ namespace detail {
 class ShardMap {  // mesh axes hidden from what f sees, each the outer part of the axes that it cuts
  public:
   explicit ShardMap(const JitOptions&);
-  Leaves enter(const Leaves&, const std::vector<int>& argument_of_leaf);
-  Leaves leave(const Leaves&, const std::vector<int>& part_of_leaf) const;
+  Leaves enter(const Leaves&, const Parts& arguments);
+  Leaves leave(const Leaves&, const Parts& of_result) const;
 
  private:
   const Mapping& mapping_of(const std::optional<Mappings>&, int part) const;
@@ -64,10 +64,10 @@ auto shard_map(F f, JitOptions options = {}) {
     detail::Scope tracing;
     detail::ShardMap local(options);
     std::tuple<std::decay_t<decltype(args)>...> in(args...);
-    std::vector<int> owner;
-    detail::walk_parts(owner, args...);
+    detail::Parts parts;
+    detail::walk_parts(parts, args...);
     Walk w = walk_of(in);
-    w.assign(local.enter(w.leaves(), owner));
+    w.assign(local.enter(w.leaves(), parts));
     auto out = std::apply(f, std::as_const(in));
     Walk r = walk_of(out);
     r.assign(local.leave(r.leaves(), detail::parts_of(out)));

@@ -171,11 +171,14 @@ Name module_path(std::string field) {
   for (auto at = field.find(level); at != field.npos; at = field.find(level)) field.erase(at, level.size());
   return field.empty() ? Name() : Name(field);
 }
+std::string where_of(const Origin& o) {
+  auto s = to_string(o.at);
+  if (o.module) s += (s.empty() ? "in " : ", in ") + std::string(o.module.text());
+  return s;
+}
 void fail_at(const Origin& o, const std::string& op, const std::string& text) {
-  std::string m = "[" + op + "] " + text;
-  if (auto at = to_string(o.at); !at.empty()) m += "; " + at;
-  if (o.module) m += ", in " + std::string(o.module.text());
-  throw Error(m);
+  auto where = where_of(o);
+  throw Error("[" + op + "] " + text + (where.empty() ? "" : "; " + where));
 }
 void fail(const std::string& op, const std::string& text) { fail_at(context().origin, op, text); }
 

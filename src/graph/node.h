@@ -140,6 +140,7 @@ class Following {
   Origin outer_ = context().origin;
 };
 
+std::string where_of(const Origin&);                                 // model.cpp:41, in mlp.up; what is known of it
 // The name of a field for people: without the level that Stacked adds.
 Name module_path(std::string field);
 // `[op] text; file:line, in module` as an Error.

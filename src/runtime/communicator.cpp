@@ -162,8 +162,8 @@ class ThreadCommunicator final : public program::Communicator {
     std::vector<int> group{device_};
     for (int axis : c.over) {
       std::vector<int> wider;
-      int size = mesh_.axes[std::size_t(axis)].second, stride = 1;
-      for (std::size_t k = std::size_t(axis) + 1; k < mesh_.axes.size(); ++k) stride *= mesh_.axes[k].second;
+      int size = mesh_.axes()[std::size_t(axis)].second, stride = 1;
+      for (std::size_t k = std::size_t(axis) + 1; k < mesh_.axes().size(); ++k) stride *= mesh_.axes()[k].second;
       for (int g : group)
         for (int r = 0; r < size; ++r) wider.push_back(g + (r - coordinate(mesh_, g, axis)) * stride);
       group = wider;

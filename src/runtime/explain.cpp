@@ -52,7 +52,7 @@ double seconds(const Move& m, const Mesh& mesh, const MachineSpeed& speed) {
   for (int x : m.over) {
     const LinkSpeed* link = nullptr;
     for (auto& l : speed.links)
-      if (l.axis == mesh.axes[std::size_t(x)].first || (l.axis.empty() && !link)) link = &l;
+      if (l.axis == mesh.axes()[std::size_t(x)].first || (l.axis.empty() && !link)) link = &l;
     if (!link) continue;
     if (link->bytes_per_s > 0) per_byte = std::max(per_byte, 1 / link->bytes_per_s);
     latency = std::max(latency, link->latency_s);
@@ -63,11 +63,6 @@ double seconds(const Move& m, const Mesh& mesh, const MachineSpeed& speed) {
   return m.turns * (m.bytes * per_byte + turns * latency);
 }
 
-std::string where_of(const Origin& o) {
-  auto s = to_string(o.at);
-  if (o.module) s += (s.empty() ? "in " : ", in ") + std::string(o.module.text());
-  return s;
-}
 std::string size_of(double bytes) {
   const char* const units[] = {"B", "kB", "MB", "GB", "TB", "PB"};
   std::size_t u = 0;
@@ -124,9 +119,7 @@ void describe(JitReport& r, const MeshProgram& m, const MachineSpeed& speed) {
 
 void add_tables(JitReport& r, const MeshProgram& m) {
   auto& out = r.explain;
-  std::string mesh;
-  for (auto& [name, size] : m.mesh.axes) mesh += fmt::format("{}{}={}", mesh.empty() ? "" : ", ", name, size);
-  out += fmt::format("on a mesh of {} ({} devices), for each device:\n\n", mesh, m.mesh.devices());
+  out += fmt::format("on a mesh of {} ({} devices), for each device:\n\n", to_string(m.mesh), m.mesh.devices());
 
   std::vector<std::vector<std::string>> rows{{"collective", "over", "sends", "times", "what", "for", "asked by"}};
   std::map<std::string, std::pair<double, double>> by_kind;  // calls, bytes
@@ -200,7 +193,7 @@ void refuse_unknown_axes(const Nodes& roots, const Nodes& inputs, const std::vec
   unique(known), unique(mappings);
   for (auto* m : mappings) {
     if (!m) continue;
-    for (auto& e : m->entries) {
+    for (auto& e : m->entries()) {
       auto name = std::string(e.axis.text());
       if (!std::binary_search(known.begin(), known.end(), name))
         fail("strict", "a mapping names axis " + name + ", which no array has" + did_you_mean(name, known));

@@ -89,12 +89,12 @@ struct JitCore::Impl {
     if (!told && n.placement && n.placement->mesh == mesh) mapping = &n.placement->mapping;
     return mapping ? sharding_for(n.axes, *mapping, mesh, what) : Sharding();
   }
-  bool same_places(const Signature& s, const Walk& w, const std::vector<int>& argument) const {
-    if (s.in.empty() || (options.in && options.in->one)) return true;
+  bool same_places(const Signature& s, const Walk& w, const Parts& arguments) const {
+    if (s.in.empty() || (options.in && options.in->one())) return true;
     auto mesh = this->mesh();
     for (std::size_t k = 0; k < w.arrays.size(); ++k) {
       auto& n = w.arrays[k]->node();
-      if (n && !(lies(*n, argument[k], *mesh, "an argument") == s.in[k])) return false;
+      if (n && !(lies(*n, arguments.of_leaf[k], *mesh, "an argument") == s.in[k])) return false;
     }
     return true;
   }
@@ -146,21 +146,22 @@ struct JitCore::Impl {
     }
   }
   // The results as roots, after the graph passes.
-  Nodes graph_of(const Leaves& results, const std::vector<int>& part_of_leaf, const std::string& backend_name) {
+  Nodes graph_of(const Leaves& results, const Parts& parts, const std::string& backend_name) {
     auto& e = *pending;
+    if (options.partition) {
+      Here here(options.at);
+      require_each("named_jit", "out", options.out, parts.count, "results");
+    }
     Nodes roots;
     for (std::size_t k = 0; k < results.size(); ++k) {
       auto& r = results[k];
       e.result_of_leaf.push_back(r ? int(roots.size()) : -1);
-      if (r) roots.push_back(r.node()), e.results.push_back({r.node()->axes, r.dtype()}), e.part_of_result.push_back(part_of_leaf[k]);
+      if (r) roots.push_back(r.node()), e.results.push_back({r.node()->axes, r.dtype()}), e.part_of_result.push_back(parts.of_leaf[k]);
     }
     report.trace_s = now() - started;
     if (options.strict && mesh()) {
       Here here(options.at);
-      std::vector<const Mapping*> given{options.axis_resources ? &*options.axis_resources : nullptr};
-      for (auto* each : {&options.in, &options.out})
-        for (std::size_t k = 0; *each && k < (*each)->each.size(); ++k) given.push_back((*each)->of(k));
-      refuse_unknown_axes(roots, e.inputs, given);
+      refuse_unknown_axes(roots, e.inputs, given_mappings());
     }
     return optimise(roots, backend_name != "reference", &backend(backend_name));
   }
@@ -169,14 +170,37 @@ struct JitCore::Impl {
     if (!options.partition) return nullptr;
     return options.mesh ? std::make_shared<const Mesh>(*options.mesh) : current_mesh();
   }
-  void check_devices(const Mesh& mesh, bool simulated) const {
-    int wanted = mesh.devices(), there = devices();
-    if (simulated || wanted <= there) return;
+  std::vector<const Mapping*> given_mappings() const {   // null: not given
+    std::vector<const Mapping*> given{options.axis_resources ? &*options.axis_resources : nullptr};
+    for (auto* each : {&options.in, &options.out})
+      for (std::size_t k = 0; *each && k < (*each)->each().size(); ++k) given.push_back((*each)->of(k));
+    return given;
+  }
+  // Raises for what the caller has said about the mesh and this function's arguments, before anything is traced.
+  void check_call(int arguments) const {
     Here here(options.at);
-    auto n = std::to_string(wanted);
-    fail("named_jit", "the mesh (" + to_string(mesh) + ") has " + n + " devices, and there are " + std::to_string(there) +
-                          "; set_devices(" + n + ") or HALIAX_DEVICES=" + n +
-                          " gives more, as threads of this process, and plan() takes a mesh of any size");
+    for (int d : options.donate)
+      if (d < 0 || d >= arguments)
+        fail("jit", "argument " + std::to_string(d) + " is to be donated, but the function has " + std::to_string(arguments) +
+                        ", counted from 0");
+    if (!options.partition) return;
+    require_each("named_jit", "in", options.in, arguments, "arguments");
+    auto mappings = given_mappings();
+    mappings.push_back(usual(context()));
+    auto mesh = this->mesh();
+    for (auto* m : mappings) {
+      if (m && mesh) require_axes("named_jit", *m, *mesh);
+      bool cuts = m && std::any_of(m->entries().begin(), m->entries().end(), [](auto& e) { return !e.mesh_axes.empty(); });
+      if (cuts && !mesh && options.strict)
+        fail("strict", "there is no mesh for the mapping " + to_string(*m) +
+                           " to cut by; give one as an option, or put it in scope with use_mesh");
+    }
+    for (auto& l : options.speed.links)
+      if (mesh && !l.axis.empty()) mesh->size(l.axis);
+  }
+  void must_have_devices(const Mesh& mesh) const {
+    Here here(options.at);
+    require_devices("named_jit", mesh);
   }
   // A program for each device: arguments and results are cut by the mappings.
   void end_on(const Mesh& mesh, const Nodes& graph, const std::string& backend_name, bool simulated) {
@@ -184,7 +208,7 @@ struct JitCore::Impl {
     auto t = now();
     std::vector<Sharding> in, out;
     for (auto k : e.leaf_of_input) in.push_back(e.signature.in[k]);
-    check_devices(mesh, simulated);
+    if (!simulated) must_have_devices(mesh);
     for (std::size_t k = 0; k < graph.size(); ++k) {
       Here here(options.at);
       auto* mapping = options.out ? options.out->of(std::size_t(e.part_of_result[k])) : usual(outer);
@@ -221,24 +245,20 @@ bool is_tracing() { return context().tracing > 0; }
 JitCore::JitCore(JitOptions options) : impl_(std::make_unique<Impl>()) { impl_->options = std::move(options); }
 JitCore::~JitCore() = default;
 
-JitCore::Entry* JitCore::find(const Walk& w, const std::vector<int>& argument) {
+JitCore::Entry* JitCore::find(const Walk& w, const Parts& arguments) {
   std::lock_guard hold(impl_->lock);
   for (std::size_t i = impl_->entries.size(); i-- > 0;) {
     auto& e = impl_->entries[i];
-    if (Impl::same(e->signature, w) && impl_->same_scope(e->signature) && impl_->same_places(e->signature, w, argument)) return e.get();
+    if (Impl::same(e->signature, w) && impl_->same_scope(e->signature) && impl_->same_places(e->signature, w, arguments)) return e.get();
   }
   return nullptr;
 }
 
-Leaves JitCore::begin(const Walk& w, const std::vector<int>& owner, int arguments) {
+Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   auto& m = *impl_;
+  m.check_call(arguments.count);
   auto& donate = m.options.donate;
-  for (int d : donate) {
-    if (d >= 0 && d < arguments) continue;
-    Here here(m.options.at);
-    fail("jit", "argument " + std::to_string(d) + " is to be donated, but the function has " + std::to_string(arguments) +
-                    ", counted from 0");
-  }
+  auto& owner = arguments.of_leaf;
   std::vector<std::string> paths, names;                     // of a leaf in its argument; for people
   for (std::size_t k = 0; k < w.paths.size(); ++k) {
     auto dot = w.paths[k].find('.');                         // without the number of the argument
@@ -287,12 +307,12 @@ void JitCore::abandon() {
   impl_->lock.unlock();
 }
 
-JitCore::Entry* JitCore::end(const Leaves& results, const std::vector<int>& part_of_leaf, std::shared_ptr<void> like) {
+JitCore::Entry* JitCore::end(const Leaves& results, const Parts& parts, std::shared_ptr<void> like) {
   auto& m = *impl_;
   auto& e = *m.pending;
   auto t = now();
   auto name = m.backend_name();
-  auto graph = m.graph_of(results, part_of_leaf, name);
+  auto graph = m.graph_of(results, parts, name);
   e.like = std::move(like);
   m.report_loops(graph);
   if (auto mesh = m.mesh()) {
@@ -312,10 +332,10 @@ JitCore::Entry* JitCore::end(const Leaves& results, const std::vector<int>& part
                                      ": no result of its size is made where it is last read");
   return m.finish();
 }
-void JitCore::plan(const Leaves& results, const std::vector<int>& part_of_leaf) {
+void JitCore::plan(const Leaves& results, const Parts& parts) {
   auto& m = *impl_;
   auto name = m.backend_name();
-  auto graph = m.graph_of(results, part_of_leaf, name);
+  auto graph = m.graph_of(results, parts, name);
   m.report_loops(graph);
   if (auto mesh = m.mesh()) {
     m.end_on(*mesh, graph, name, true);
@@ -351,6 +371,7 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     given.push_back(owns_memory(*n) && !(was_late && n.use_count() > 1 + std::count(late.begin(), late.end(), n)));
   }
   if (e.mesh) {
+    impl_->must_have_devices(e.mesh->mesh);   // set_devices may have taken some away
     std::vector<BufferPtr> arguments;
     std::vector<bool> may_take = given;
     for (auto k : e.leaf_of_input) arguments.push_back(w.arrays[k]->node()->value);

@@ -51,7 +51,7 @@ struct Block {
 };
 
 bool owns(const Sharding& s, const Mesh& mesh, int device) {   // of several devices with the same block, the first
-  for (int x = 0; x < int(mesh.axes.size()); ++x)
+  for (int x = 0; x < int(mesh.axes().size()); ++x)
     if (!s.cuts(x) && coordinate(mesh, device, x) != 0) return false;
   return true;
 }

@@ -25,7 +25,7 @@ struct Grid {
 
 int block_number(const Cut& cut, const Mesh& mesh, int device) {
   int n = 0;
-  for (int x : cut) n = n * mesh.axes[std::size_t(x)].second + coordinate(mesh, device, x);
+  for (int x : cut) n = n * mesh.axes()[std::size_t(x)].second + coordinate(mesh, device, x);
   return n;
 }
 Grid::Side side_of(const Axes& axes, const Sharding& at, const Mesh& mesh) {
@@ -200,11 +200,12 @@ std::string visualize_sharding(const AxisSpec& spec, const Mapping& mapping, con
   Here here(at);
   auto lies = sharding_for(spec, mapping, mesh, "an array");
   auto g = grid_of(spec, lies, mesh);
-  Mapping mine;
+  std::vector<Mapping::Entry> own;
   for (auto& a : spec.axes())
-    if (auto* to = mapping.find(a.name)) mine.entries.push_back({a.name, *to});
+    if (auto* to = mapping.find(a.name)) own.push_back({a.name, *to});
   const auto title = to_string(spec.axes()), held = share(spec, lies, mesh);
-  const auto how = "by " + to_string(mine) + " on " + (mesh.axes.empty() ? "one device" : "the mesh " + to_string(mesh));
+  const auto where = mesh.axes().empty() ? "one device" : "the mesh " + to_string(mesh);
+  const auto how = "by " + to_string(Mapping::of(own)) + " on " + where;
   if (!svg.empty()) {
     std::ofstream file(svg);
     file << picture_of(g, title, how + "; " + held);

@@ -58,8 +58,8 @@ Got got_along(const Axis& source, const Axis& target, const Piece& p, const Cut&
 int with_block(int device, std::int64_t block, const Cut& cut,
                const Mesh& mesh) {  // the device with that block, else like `device`
   for (int k = cut.size(); k-- > 0;) {
-    int x = cut[k], size = mesh.axes[std::size_t(x)].second, stride = 1;
-    for (std::size_t m = std::size_t(x) + 1; m < mesh.axes.size(); ++m) stride *= mesh.axes[m].second;
+    int x = cut[k], size = mesh.axes()[std::size_t(x)].second, stride = 1;
+    for (std::size_t m = std::size_t(x) + 1; m < mesh.axes().size(); ++m) stride *= mesh.axes()[m].second;
     device += (int(block % size) - coordinate(mesh, device, x)) * stride;
     block /= size;
   }

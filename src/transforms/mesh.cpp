@@ -1,8 +1,11 @@
 // Meshes, mappings, and the scopes that hold them.
 #include "haliax/mesh.h"
 
+#include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <cstdlib>
+#include <cstring>
 
 #include "base/name.h"
 #include "ops/prim.h"
@@ -17,12 +20,18 @@ std::shared_ptr<const Mesh>& mesh_here() {
 }
 
 constexpr int most_devices = 1 << 24;
+int devices_asked(const char* text) {
+  if (!text || !*text) return 8;
+  int n = 0;
+  const char* end = text + std::strlen(text);
+  auto [read, error] = std::from_chars(text, end, n);
+  if (error != std::errc() || read != end || n < 1 || n > most_devices)
+    throw Error("[devices] HALIAX_DEVICES is " + std::string(text) + "; it must be a number from 1 to " +
+                std::to_string(most_devices));
+  return n;
+}
 std::atomic<int>& device_count() {
-  static std::atomic<int> count = [] {
-    auto* asked = std::getenv("HALIAX_DEVICES");
-    int n = asked ? std::atoi(asked) : 0;
-    return n > 0 && n <= most_devices ? n : 8;
-  }();
+  static std::atomic<int> count = devices_asked(std::getenv("HALIAX_DEVICES"));
   return count;
 }
 
@@ -41,15 +50,15 @@ void set_devices(int n) {
 }
 int devices() { return device_count(); }
 
-Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at) : axes(std::move(given)) {
+Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at) : axes_(std::move(given)) {
   Here here(at);
   std::pair<std::string, int>* open = nullptr;
   std::int64_t others = 1;
   int split = 0;
-  for (auto& a : axes) {
+  for (auto& a : axes_) {
     auto& [name, size] = a;
     if (name.empty()) fail("mesh", "a mesh axis has no name");
-    for (auto* b = axes.data(); b != &a; ++b)
+    for (auto* b = axes_.data(); b != &a; ++b)
       if (b->first == name) fail("mesh", "mesh axis " + name + " is there twice");
     if (size == -1 && open)
       fail("mesh", "mesh axes " + open->first + " and " + name + " both have size -1; one of them has to be known");
@@ -73,12 +82,12 @@ Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at) : 
 }
 int Mesh::devices() const {
   int n = 1;
-  for (auto& [name, size] : axes) n *= size;
+  for (auto& [name, size] : axes_) n *= size;
   return n;
 }
 int Mesh::size(std::string_view axis) const {
   std::vector<std::string> known;
-  for (auto& [name, size] : axes) {
+  for (auto& [name, size] : axes_) {
     if (name == axis) return size;
     known.push_back(name);
   }
@@ -87,31 +96,50 @@ int Mesh::size(std::string_view axis) const {
 }
 std::string to_string(const Mesh& m) {
   std::vector<std::string> out;
-  for (auto& [name, size] : m.axes) out.push_back(name + "=" + std::to_string(size));
+  for (auto& [name, size] : m.axes()) out.push_back(name + "=" + std::to_string(size));
   return joined(out, ", ");
 }
 
 // ---- mappings ----
+Mapping Mapping::of(std::vector<Entry> entries, SourceLocation at) {
+  Here here(at);
+  Mapping m;
+  for (auto& e : entries) {
+    auto axis = std::string(e.axis.text());
+    if (axis.empty()) fail("mapping", "an axis has no name");
+    if (m.find(e.axis)) fail("mapping", "axis " + axis + " is there twice; for several mesh axes give a list of them");
+    for (auto& mesh_axis : e.mesh_axes) {
+      if (mesh_axis.empty())
+        fail("mapping", "axis " + axis + " is sent to a mesh axis without a name; nullopt says that it is whole");
+      if (std::count(e.mesh_axes.begin(), e.mesh_axes.end(), mesh_axis) > 1)
+        fail("mapping", "axis " + axis + " is sent to mesh axis " + mesh_axis + " twice");
+    }
+    m.entries_.push_back(std::move(e));
+  }
+  return m;
+}
 const std::vector<std::string>* Mapping::find(Name n) const {
-  for (auto& e : entries)
+  for (auto& e : entries_)
     if (e.axis.text() == n.text()) return &e.mesh_axes;  // by text: an axis hidden by vmap keeps its public name
   return nullptr;
 }
 std::string to_string(const Mapping& m) {
   std::vector<std::string> out;
-  for (auto& e : m.entries)
+  for (auto& e : m.entries())
     out.push_back(std::string(e.axis.text()) + ": " + (e.mesh_axes.empty() ? "None" : joined(e.mesh_axes, "+")));
   return "{" + joined(out, ", ") + "}";
 }
 const Mapping* Mappings::of(std::size_t argument) const {
-  if (one) return &*each[0];
-  return argument < each.size() && each[argument] ? &*each[argument] : nullptr;
+  auto k = one_ ? 0 : argument;
+  return k < each_.size() && each_[k] ? &*each_[k] : nullptr;
 }
 
 // ---- scopes ----
 use_mesh::use_mesh(Mesh m) : outer_(mesh_here()) { mesh_here() = std::make_shared<const Mesh>(std::move(m)); }
 use_mesh::~use_mesh() { mesh_here() = outer_; }
-axis_mapping::axis_mapping(Mapping m) : outer_(context().origin.mapping) {
+axis_mapping::axis_mapping(Mapping m, SourceLocation at) : outer_(context().origin.mapping) {
+  Here here(at);
+  if (auto mesh = current_mesh()) require_axes("axis_mapping", m, *mesh);
   context().origin.mapping = std::make_shared<const Mapping>(std::move(m));
 }
 axis_mapping::~axis_mapping() { context().origin.mapping = outer_; }
@@ -148,6 +176,7 @@ std::optional<std::int64_t> physical_axis_size(const AxisSelector& axis, const M
   Here here(at);
   auto mesh = current_mesh();
   if (!mesh) fail("physical_axis_size", "there is no mesh in scope; use_mesh puts one there");
+  require_axes("physical_axis_size", m, *mesh);
   if (physical_axis_name(axis, m).empty()) return {};
   return ranks(*mesh, sharding_for({Axis(axis.name, 1)}, m, *mesh, "an array").cut(axis.name));
 }
@@ -167,14 +196,16 @@ Axis round_axis_for_partitioning(const Axis& axis, SourceLocation at) {
 // ---- constraints ----
 namespace {
 
-// Raises where the array is made, if there is a mesh to say what is wrong.
-void check(const NodePtr& x, const Mapping& m) {
-  if (auto mesh = current_mesh()) sharding_for(x->axes, m, *mesh, "an array");
+// Raises where the constraint is written: two axes on one mesh axis, and what the mesh in scope does not have.
+void check(const Node& x, const Mapping& m) {
+  refuse_shared(x, m);
+  if (auto mesh = current_mesh()) require_axes("shard", m, *mesh);
 }
 NamedArray placed_or_pinned(const NodePtr& x, const std::shared_ptr<const Mapping>& m) {
-  check(x, *m);
+  check(*x, *m);
   auto mesh = current_mesh();
   if (!mesh || context().tracing > 0) return NamedArray(prim::pin(x, m));
+  require_devices("shard", *mesh);
   NamedArray(x).eval(context().origin.at);
   auto out = make_data(x->value, x->axes, x->dtype);  // the same memory
   const_cast<Node&>(*out).placement = std::make_shared<const Placement>(Placement{*mesh, *m});
@@ -194,7 +225,7 @@ NamedArray shard(Arr x) {
 NamedArray auto_sharded(Arr x) {
   auto m = current_mapping();
   if (!m) return x;
-  check(x.node(), *m);
+  check(*x.node(), *m);
   return NamedArray(prim::pin(x.node(), m));
 }
 std::shared_ptr<const Placement> placement(const NamedArray& a) { return a ? a.node()->placement : nullptr; }

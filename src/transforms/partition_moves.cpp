@@ -60,7 +60,8 @@ struct Moves {
     if (!of_parameters[std::size_t(s.node)] || !cause.origin.mapping) return "";
     auto* shared = cause.origin.mapping->find(s.hop.axis);
     for (int x : s.hop.over)
-      if (shared && std::find(shared->begin(), shared->end(), whole.mesh.axes[std::size_t(x)].first) != shared->end()) return "";
+      if (shared && std::find(shared->begin(), shared->end(), whole.mesh.axes()[std::size_t(x)].first) != shared->end())
+        return "";
     return "parameter";
   }
   void add(const Step& s) {

@@ -107,7 +107,7 @@ void Whole::wishes(const std::vector<Sharding>& wanted) {
     auto& n = *nodes[std::size_t(k)];
     auto& mine = wish[std::size_t(k)];
     if (n.op == &prim::kPin)
-      wish_for(in[std::size_t(k)][0], sharding_for(n.axes, mapping_of(n), mesh, "an array"));
+      wish_for(in[std::size_t(k)][0], sharding_for(n, mapping_of(n), mesh));
     else if (n.op == &kResult && n.in[0]->op == &kLoop) {
       auto& r = loop_of(n).results[std::size_t(n.attr.ints[0])];
       auto of_turn = mine;
@@ -204,7 +204,7 @@ const Sharding& Planner::pinned(int n) {
   if (fresh) {
     auto outer = context().origin;
     context().origin = node(n).origin;
-    for (auto& [name, cut] : sharding_for(node(n).axes, mapping_of(node(n)), mesh_, "an array").dims)
+    for (auto& [name, cut] : sharding_for(node(n), mapping_of(node(n)), mesh_).dims)
       if (!cut.meets(taken(node(n)))) found->second.set(name, cut);
     context().origin = outer;
   }
@@ -413,7 +413,7 @@ Sharding Planner::work_of(int n, int follow) {
   if (follow == kWish) wished();
   bool binds = me.op->kind == Kind::contract || me.op == &prim::kGather;
   if (binds && me.origin.mapping)
-    for (auto& [name, cut] : sharding_for(me.axes, *me.origin.mapping, mesh_, me.op->name).dims) assign(me, work, name, cut);
+    for (auto& [name, cut] : sharding_for(me, *me.origin.mapping, mesh_).dims) assign(me, work, name, cut);
   std::vector<std::size_t> operands;
   for (std::size_t k = 0; k < me.in.size(); ++k)
     if (me.in[k]) operands.push_back(k);

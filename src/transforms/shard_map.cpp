@@ -88,7 +88,7 @@ ShardMap::ShardMap(const JitOptions& options) : options_(options) {
     fail("shard_map", "the mesh (" + to_string(*mesh_) + ") is not that of the function around (" + to_string(*outer) + ")");
   outside_ = options.axis_resources ? std::make_shared<const Mapping>(*options.axis_resources) : current_mapping();
   context().shards.clear();
-  for (auto& [name, size] : mesh_->axes) context().shards.push_back({name, Axis(fresh_hidden(Name("shards of " + name)), size)});
+  for (auto& [name, size] : mesh_->axes()) context().shards.push_back({name, Axis(fresh_hidden(Name("shards of " + name)), size)});
 }
 const Mapping& ShardMap::mapping_of(const std::optional<Mappings>& own, int part) const {
   static const Mapping none;
@@ -96,15 +96,17 @@ const Mapping& ShardMap::mapping_of(const std::optional<Mappings>& own, int part
   return mapping ? *mapping : none;
 }
 
-Leaves ShardMap::enter(const Leaves& leaves, const std::vector<int>& argument) {
+Leaves ShardMap::enter(const Leaves& leaves, const Parts& arguments) {
   Here here(options_.at);
+  require_each("shard_map", "in", options_.in, arguments.count, "arguments");
   Leaves out = leaves;
-  Mapping inside;  // of the hidden axes alone: each stays where it is
+  std::vector<Mapping::Entry> inside;  // of the hidden axes alone: each stays where it is
   for (std::size_t k = 0; k < out.size(); ++k) {
     if (!out[k]) continue;
     auto n = out[k].node();
-    auto what = "argument " + std::to_string(argument[k]);
-    auto at = sharding_for(n->axes, mapping_of(options_.in, argument[k]), *mesh_, what);
+    auto argument = arguments.of_leaf[k];
+    auto what = "argument " + std::to_string(argument);
+    auto at = sharding_for(n->axes, mapping_of(options_.in, argument), *mesh_, what);
     for (auto& [name, cut] : at.dims) {
       Axes outer;
       for (int x : cut) outer.push_back(context().shards[std::size_t(x)].second);
@@ -113,23 +115,24 @@ Leaves ShardMap::enter(const Leaves& leaves, const std::vector<int>& argument) {
         auto& [mesh_axis, hidden] = context().shards[std::size_t(x)];
         if (has(context().hidden, hidden.name)) continue;
         context().hidden.push_back(hidden);
-        inside.entries.push_back({Name(hidden.name.text()), mesh_axis.c_str()});
+        inside.push_back({Name(hidden.name.text()), mesh_axis.c_str()});
       }
     }
     out[k] = NamedArray(n);
   }
-  context().origin.mapping = std::make_shared<const Mapping>(std::move(inside));
+  context().origin.mapping = std::make_shared<const Mapping>(Mapping::of(std::move(inside)));
   for (std::size_t k = 0; k < out.size(); ++k)
     if (out[k].node() != leaves[k].node()) out[k] = auto_sharded(out[k]);
   return out;
 }
-Leaves ShardMap::leave(const Leaves& leaves, const std::vector<int>& part) const {
+Leaves ShardMap::leave(const Leaves& leaves, const Parts& result) const {
   Here here(options_.at);
+  require_each("shard_map", "out", options_.out, result.count, "results");
   Leaves out = leaves;
   for (std::size_t k = 0; k < out.size(); ++k) {
     if (!out[k]) continue;
     auto n = out[k].node();
-    auto& mapping = mapping_of(options_.out, part[k]);
+    auto& mapping = mapping_of(options_.out, result.of_leaf[k]);
     auto shown = out[k].axes();
     auto at = sharding_for(shown, mapping, *mesh_, "a result");
     for (auto& [name, cut] : at.dims) {

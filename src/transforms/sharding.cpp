@@ -63,16 +63,16 @@ Sharding Sharding::on(const Axes& axes) const {
 
 int ranks(const Mesh& mesh, const Cut& cut) {
   int n = 1;
-  for (int x : cut) n *= mesh.axes[std::size_t(x)].second;
+  for (int x : cut) n *= mesh.axes()[std::size_t(x)].second;
   return n;
 }
 int coordinate(const Mesh& mesh, int device, int axis) {
-  for (int k = int(mesh.axes.size()) - 1; k > axis; --k) device /= mesh.axes[std::size_t(k)].second;
-  return device % mesh.axes[std::size_t(axis)].second;
+  for (int k = int(mesh.axes().size()) - 1; k > axis; --k) device /= mesh.axes()[std::size_t(k)].second;
+  return device % mesh.axes()[std::size_t(axis)].second;
 }
 std::string to_string(const Mesh& mesh, const Cut& cut) {
   std::string s;
-  for (int x : cut) s += (s.empty() ? "" : "+") + mesh.axes[std::size_t(x)].first;
+  for (int x : cut) s += (s.empty() ? "" : "+") + mesh.axes()[std::size_t(x)].first;
   return s;
 }
 std::string to_string(const Sharding& s) {
@@ -87,7 +87,7 @@ std::string to_string(const Sharding& s) {
 std::pair<std::int64_t, std::int64_t> block_of(const Axis& a, const Cut& cut, const Mesh& mesh, int device) {
   std::int64_t block = 0, blocks = 1;
   for (int x : cut) {
-    auto size = mesh.axes[std::size_t(x)].second;
+    auto size = mesh.axes()[std::size_t(x)].second;
     block = block * size + coordinate(mesh, device, x), blocks *= size;
   }
   std::int64_t step = (a.size + blocks - 1) / blocks, from = std::min(a.size, block * step);
@@ -110,34 +110,95 @@ bool nested(const Axis& a, const Cut& cut, int n, const Mesh& mesh) {
   return n == 0 || n == cut.size() || a.size % ranks(mesh, cut) == 0;
 }
 
-Sharding sharding_for(const Axes& axes, const Mapping& mapping, const Mesh& mesh, const std::string& what) {
+namespace {
+
+std::string text(Name n) { return std::string(n.text()); }
+std::vector<std::string> names_of(const Mesh& mesh) {
+  std::vector<std::string> out;
+  for (auto& [name, size] : mesh.axes()) out.push_back(name);
+  return out;
+}
+// dot (batch=8, embed=12), made at model.cpp:41, in mlp; the place only where it is not the one that the error names anyway.
+std::string described(const Node& node) {
+  auto* n = &node;
+  while (n->op->kind == Kind::wrap) n = n->in[0].get();  // a constraint: what is constrained
+  bool made = n->op->kind != Kind::leaf;
+  auto what = made ? n->op->name : n->origin.module ? std::string(n->origin.module.text()) : "an array";
+  auto where = where_of(n->origin);
+  bool known = !made || where.empty() || where == where_of(context().origin);
+  return what + " " + to_string(n->axes) + (known ? "" : ", made at " + where + ",");
+}
+
+// The first two axes that are sent to one mesh axis.
+struct Clash {
+  Name first, second;
+  const std::string& mesh_axis;
+};
+std::optional<Clash> clash_of(const Axes& axes, const Mapping& mapping) {
+  for (auto b = axes.begin(); b != axes.end(); ++b) {
+    auto* of_b = mapping.find(b->name);
+    for (auto a = axes.begin(); of_b && a != b; ++a) {
+      auto* of_a = mapping.find(a->name);
+      for (std::size_t k = 0; of_a && k < of_b->size(); ++k)
+        if (std::find(of_a->begin(), of_a->end(), (*of_b)[k]) != of_a->end()) return Clash{a->name, b->name, (*of_b)[k]};
+    }
+  }
+  return {};
+}
+[[noreturn]] void refuse(const Clash& c, const std::string& array, const Mapping& mapping) {
+  fail("shard", "axes " + text(c.first) + " and " + text(c.second) + " of " + array + " are both sent to mesh axis " +
+                    c.mesh_axis + " by the mapping " + to_string(mapping) + "; a mesh axis cuts an array once, so give " +
+                    "parameters and computation a mapping each, or let one of the axes be whole");
+}
+Sharding cut_by(const Axes& axes, const Mapping& mapping, const Mesh& mesh) {
+  require_axes("shard", mapping, mesh);
   Sharding s;
-  std::vector<std::pair<int, Name>> used;
-  auto text = [](Name n) { return std::string(n.text()); };
   for (auto& a : axes) {
     auto* to = mapping.find(a.name);
     if (!to) continue;
     Cut cut;
     for (auto& name : *to) {
       int k = 0;
-      std::vector<std::string> known;
-      for (auto& m : mesh.axes) known.push_back(m.first);
-      while (k < int(mesh.axes.size()) && mesh.axes[std::size_t(k)].first != name) ++k;
-      if (k == int(mesh.axes.size()))
-        fail("shard", "the mapping " + to_string(mapping) + " sends axis " + text(a.name) + " to mesh axis " + name +
-                          ", which the mesh (" + to_string(mesh) + ") does not have" + did_you_mean(name, known));
-      for (auto& [taken, by] : used)
-        if (taken == k)
-          fail("shard", (by == a.name ? "axis " + text(by) : "axes " + text(by) + " and " + text(a.name)) + " of " + what + " " +
-                            to_string(axes) + (by == a.name ? " is sent to mesh axis " + name + " twice" : " are both sent to mesh axis " + name) +
-                            " by the mapping " + to_string(mapping) + "; a mesh axis cuts an array once, so give parameters and " +
-                            "computation a mapping each, or let one of the axes be whole");
-      used.push_back({k, a.name});
-      if (mesh.axes[std::size_t(k)].second > 1) cut.push_back(k);
+      while (mesh.axes()[std::size_t(k)].first != name) ++k;
+      if (mesh.axes()[std::size_t(k)].second > 1) cut.push_back(k);
     }
     if (!cut.empty()) s.set(a.name, cut);
   }
   return s;
+}
+
+}  // namespace
+
+Sharding sharding_for(const Axes& axes, const Mapping& mapping, const Mesh& mesh, const std::string& what) {
+  if (auto c = clash_of(axes, mapping)) refuse(*c, what + " " + to_string(axes), mapping);
+  return cut_by(axes, mapping, mesh);
+}
+Sharding sharding_for(const Node& n, const Mapping& mapping, const Mesh& mesh) {
+  refuse_shared(n, mapping);
+  return cut_by(n.axes, mapping, mesh);
+}
+
+void refuse_shared(const Node& n, const Mapping& mapping) {
+  if (auto c = clash_of(n.axes, mapping)) refuse(*c, described(n), mapping);
+}
+void require_axes(const char* op, const Mapping& mapping, const Mesh& mesh) {
+  for (auto& e : mapping.entries())
+    for (auto& name : e.mesh_axes)
+      if (std::none_of(mesh.axes().begin(), mesh.axes().end(), [&](auto& a) { return a.first == name; }))
+        fail(op, "the mapping " + to_string(mapping) + " sends axis " + text(e.axis) + " to mesh axis " + name +
+                     ", which the mesh (" + to_string(mesh) + ") does not have" + did_you_mean(name, names_of(mesh)));
+}
+void require_devices(const char* op, const Mesh& mesh) {
+  int wanted = mesh.devices(), there = devices();
+  if (wanted <= there) return;
+  auto n = std::to_string(wanted);
+  fail(op, "the mesh (" + to_string(mesh) + ") has " + n + " devices, and there are " + std::to_string(there) + "; set_devices(" +
+               n + ") or HALIAX_DEVICES=" + n + " gives more, as threads of this process, and plan() takes a mesh of any size");
+}
+void require_each(const char* op, const char* field, const std::optional<Mappings>& m, int count, const char* of_what) {
+  if (!m || m->one() || int(m->each().size()) == count) return;
+  fail(op, std::string("`") + field + "` has " + std::to_string(m->each().size()) + " mappings, and the function has " +
+               std::to_string(count) + " " + of_what + "; give one mapping for all, or one for each");
 }
 
 }  // namespace haliax

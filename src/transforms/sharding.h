@@ -12,6 +12,7 @@
 namespace haliax {
 
 using program::Monoid;
+class Node;
 
 // Mesh axes by number, major to minor: what cuts one axis of an array.
 class Cut {
@@ -72,8 +73,16 @@ double local_size(const Axes&, const Sharding&, const Mesh&);  // elements on on
 // Are the blocks of `cut` parts of the blocks of its first `n` mesh axes?
 bool nested(const Axis&, const Cut& cut, int n, const Mesh&);
 
-// The sharding that a mapping gives to axes; raises if two axes of one array are on the same mesh axis, or for an unknown mesh
-// axis.
+// The sharding that a mapping gives to axes; raises if two axes of one array are on the same mesh axis, or if the mapping names a
+// mesh axis that the mesh does not have. `what`: the array, for people; a node says itself what it is and where it was made.
 Sharding sharding_for(const Axes&, const Mapping&, const Mesh&, const std::string& what);
+Sharding sharding_for(const Node&, const Mapping&, const Mesh&);
+
+// ---- what is checked by itself; all of them raise ----
+void refuse_shared(const Node&, const Mapping&);                          // two of its axes on one mesh axis
+void require_axes(const char* op, const Mapping&, const Mesh&);           // the mesh has all that the mapping names
+void require_devices(const char* op, const Mesh&);                        // this process has as many
+// As many mappings as there are arguments (or results); field: what the user calls them.
+void require_each(const char* op, const char* field, const std::optional<Mappings>&, int count, const char* of_what);
 
 }  // namespace haliax

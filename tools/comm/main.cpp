@@ -20,9 +20,10 @@ Axes::Axes(const Sizes& z)
       Q("qkv", 3),
       L("layers", z.layers) {}
 
-Mapping operator+(Mapping a, const Mapping& b) {
-  a.entries.insert(a.entries.end(), b.entries.begin(), b.entries.end());
-  return a;
+Mapping operator+(const Mapping& a, const Mapping& b) {
+  auto all = a.entries();
+  all.insert(all.end(), b.entries().begin(), b.entries().end());
+  return Mapping::of(std::move(all));
 }
 const haliax::Mesh& mesh_of(const std::string& name) {
   static const haliax::Mesh data{{{"data", 8}}}, model{{{"model", 8}}}, tall{{{"data", 4}, {"model", 2}}},
@@ -65,7 +66,7 @@ int main(int argc, char** argv) {
     if (!std::regex_search(p.name, std::regex(only))) continue;
     nlohmann::ordered_json row;
     row["program"] = p.name;
-    for (auto& [name, size] : p.mesh.axes) row["mesh"][name] = size;
+    for (auto& [name, size] : p.mesh.axes()) row["mesh"][name] = size;
     try {
       if (losses > 0) {
         if (!p.losses) continue;

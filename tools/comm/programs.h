@@ -38,7 +38,7 @@ struct Axes {
 using haliax::Mapping;
 using haliax::NamedArray;
 inline const Mapping dp{{"batch", "data"}}, fs{{"embed", "data"}}, tp{{"mlp", "model"}, {"heads", "model"}};
-Mapping operator+(Mapping, const Mapping&);
+Mapping operator+(const Mapping&, const Mapping&);
 const haliax::Mesh& mesh_of(const std::string&);  // 8d, 8m, 42, 24
 
 // Shapes stand for the arguments: nothing is computed.

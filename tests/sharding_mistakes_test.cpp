@@ -1,0 +1,190 @@
+// What users get wrong about meshes, mappings and shardings: it raises where it was written, and changes nothing.
+#include <doctest/doctest.h>
+
+#include <type_traits>
+
+#include "haliax/haliax.h"
+#include "support/raises.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis Batch{"batch", 8}, Embed{"embed", 12};
+const Mesh grid{{{"data", 4}, {"model", 2}}};
+const Mapping by_batch{{"batch", "data"}}, by_embed{{"embed", "data"}}, both{{"batch", "data"}, {"embed", "data"}},
+    misspelt{{"nobody", "modle"}};  // an axis that no array has, and a mesh axis that there is not
+
+NamedArray tokens() { return random::normal(random::key(3), {Batch, Embed}); }
+NamedArray plus_one(const NamedArray& x) { return x + 1.; }
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+std::string line(int n) { return "sharding_mistakes_test.cpp:" + std::to_string(n); }
+
+struct Devices {  // another number of devices, for the length of a test
+  explicit Devices(int n) { set_devices(n); }
+  ~Devices() { set_devices(before); }
+  int before = devices();
+};
+
+}  // namespace
+
+TEST_CASE("mistakes: a mesh axis that the mesh does not have, wherever mapping and mesh meet") {
+  const auto x = tokens();
+  auto names_it = [](auto f, const char* op) {
+    raises(f, {op, "{nobody: modle}", "axis nobody to mesh axis modle", "data=4, model=2", "did you mean model",
+               "_mistakes_test.cpp"});
+  };
+  // In options, strict or not, and in scope.
+  for (bool strict : {false, true}) {
+    names_it([&] { return named_jit(plus_one, {.mesh = grid, .axis_resources = misspelt, .strict = strict})(x); }, "[named_jit]");
+    names_it([&] { return named_jit(plus_one, {.mesh = grid, .in = misspelt, .strict = strict})(x); }, "[named_jit]");
+    names_it([&] { return named_jit(plus_one, {.mesh = grid, .out = misspelt, .strict = strict}).plan(x); }, "[named_jit]");
+    names_it(
+        [&] {
+          axis_mapping before_the_mesh(misspelt);
+          return named_jit(plus_one, {.mesh = grid, .strict = strict})(x);
+        },
+        "[named_jit]");
+  }
+  names_it([&] { return shard_map(plus_one, {.mesh = grid, .in = misspelt, .out = Mapping{}})(x); }, "[named_jit]");
+  names_it([&] { return visualize_sharding({Embed}, misspelt, grid); }, "[shard]");
+  {
+    use_mesh scope(grid);
+    names_it([&] { axis_mapping here(misspelt); }, "[axis_mapping]");
+    CHECK(current_mapping() == nullptr);
+    names_it([&] { return shard(x, misspelt); }, "[shard]");
+    names_it([&] { return physical_axis_size("embed", misspelt); }, "[physical_axis_size]");
+    names_it([&] { return round_axis_for_partitioning(Embed, misspelt); }, "[physical_axis_size]");
+  }
+  // Entered inside, around ops that it does not constrain: at its own line, with the mesh of the function around.
+  int inside = 0;
+  auto enters = [&](const NamedArray& x) {
+    inside = __LINE__ + 1;
+    axis_mapping here(misspelt);
+    return x + 1.;
+  };
+  const auto text = error_of([&] { named_jit(enters, {.mesh = grid})(x); });
+  CAPTURE(text);
+  CHECK(has(text, "[axis_mapping]"));
+  CHECK(has(text, "mesh axis modle"));
+  CHECK(has(text, line(inside)));
+  CHECK(current_mapping() == nullptr);
+  CHECK(current_mesh() == nullptr);
+}
+
+TEST_CASE("mistakes: without a mesh a mapping cuts nothing, and strict says so") {
+  const auto x = tokens();
+  const auto want = plus_one(x).floats();
+  CHECK(named_jit(plus_one, {.axis_resources = misspelt})(x).floats() == want);
+  CHECK(named_jit(plus_one, {.axis_resources = Mapping{{"batch", std::nullopt}}, .strict = true})(x).floats() == want);
+  raises([&] { return named_jit(plus_one, {.axis_resources = misspelt, .strict = true})(x); },
+         {"[strict]", "no mesh", "{nobody: modle}", "use_mesh", "_mistakes_test.cpp"});
+  raises([&] { return named_jit(plus_one, {.in = Mappings::of_each({by_batch}), .strict = true})(x); },
+         {"no mesh", "{batch: data}"});
+  axis_mapping scope(by_batch);
+  CHECK(named_jit(plus_one)(x).floats() == want);
+  raises([&] { return named_jit(plus_one, {.strict = true})(x); }, {"no mesh", "{batch: data}"});
+}
+
+TEST_CASE("mistakes: two axes of one array on one mesh axis name the array and where it was made, with a mesh or without") {
+  const auto x = tokens();
+  const int made = __LINE__ + 1;
+  const auto y = tanh(x);
+  auto check = [&] {
+    const auto text = error_of([&] { return shard(y, both); });
+    CAPTURE(text);
+    CHECK(has(text, "[shard] axes batch and embed of tanh (batch=8, embed=12), made at " + line(made)));
+    CHECK(has(text, ", are both sent to mesh axis data by the mapping {batch: data, embed: data}"));
+    raises([&] { return shard(std::pair{Embed.size * 1., y}, both); }, {"axes batch and embed of tanh"});
+    axis_mapping scope(both);
+    raises([&] { return auto_sharded(y); }, {"axes batch and embed of tanh"});
+    raises([&] { return jit([](const NamedArray& v) { return auto_sharded(v * 2.); })(x); }, {"axes batch and embed of mul"});
+  };
+  check();
+  use_mesh mesh(grid);
+  check();
+
+  struct Model {
+    nn::Linear up;
+  };
+  auto model = Model{nn::Linear::init(Embed, Axis("mlp", 6), random::key(1))};
+  auto run = [](const Model& m, const NamedArray& x) { return m.up(x); };
+  const JitOptions whole{.axis_resources = Mapping{{"batch", "data"}, {"mlp", "data"}}, .in = Mapping{}, .out = Mapping{}};
+  raises([&] { return named_jit(run, whole)(model, x); }, {"axes batch and mlp of dot (batch=8, mlp=6)", "in up"});
+}
+
+TEST_CASE("mistakes: mappings that contradict themselves") {
+  raises([] { return Mapping{{"batch", "data"}, {"embed", "model"}, {"batch", "model"}}; },
+         {"[mapping] axis batch is there twice", "_mistakes_test.cpp"});
+  raises([] { return Mapping{{"batch", {"data", "model", "data"}}}; }, {"[mapping] axis batch", "mesh axis data twice"});
+  raises([] { return Mapping{{"", "data"}}; }, {"[mapping]", "an axis has no name"});
+  raises([] { return Mapping{{"batch", ""}}; }, {"[mapping] axis batch", "without a name"});
+  raises([] { return Mapping{{"batch", {"data", ""}}}; }, {"[mapping] axis batch", "without a name"});
+  auto entries = by_batch.entries();
+  entries.push_back({"batch", std::nullopt});
+  raises([&] { return Mapping::of(entries); }, {"axis batch is there twice"});
+  // What there is cannot be changed behind its checks.
+  static_assert(std::is_same_v<decltype(grid.axes()), const std::vector<std::pair<std::string, int>>&>);
+  static_assert(std::is_same_v<decltype(by_batch.entries()), const std::vector<Mapping::Entry>&>);
+}
+
+TEST_CASE("mistakes: as many mappings as there are arguments and results") {
+  const auto x = tokens();
+  auto two = [](const NamedArray& a, const NamedArray& b) { return std::tuple{a + b, a, std::optional<NamedArray>()}; };
+  auto call = [&](JitOptions o) { return named_jit(two, std::move(o))(x, x); };
+  const Mappings one = Mappings::of_each({by_batch}), pair = Mappings::of_each({by_batch, by_embed}),
+                 three = Mappings::of_each({by_batch, by_embed, {}});
+  for (auto mesh : {std::optional<Mesh>(grid), std::optional<Mesh>()}) {
+    raises([&] { return call({.mesh = mesh, .in = one}); },
+           {"[named_jit] `in` has 1 mappings", "2 arguments", "_mistakes_test.cpp"});
+    raises([&] { return call({.mesh = mesh, .in = three}); }, {"`in` has 3 mappings", "2 arguments"});
+    raises([&] { return call({.mesh = mesh, .in = Mappings::of_each({})}); }, {"`in` has 0 mappings", "2 arguments"});
+    raises([&] { return call({.mesh = mesh, .out = pair}); }, {"`out` has 2 mappings", "3 results"});  // the last holds nothing
+    raises([&] { return named_jit(two, {.mesh = mesh, .out = one}).plan(x, x); }, {"`out` has 1 mappings", "3 results"});
+    CHECK(std::get<0>(call({.mesh = mesh, .in = pair, .out = three})).floats() == (x + x).floats());
+  }
+  const JitOptions local{.mesh = grid, .in = one, .out = pair};
+  raises([&] { return shard_map(plus_one, local)(x); }, {"`out` has 2 mappings", "1 results"});
+  raises([&] { return grad([&](const NamedArray& v) { return sum(shard_map(plus_one, local)(v)); })(x); },
+         {"[shard_map] `out` has 2 mappings", "1 results"});
+}
+
+TEST_CASE("mistakes: more devices than there are, where arrays are placed and after a step was compiled") {
+  const auto x = tokens();
+  const auto before = x.floats();
+  auto step = named_jit(plus_one, {.donate = {0}, .mesh = grid, .axis_resources = by_batch});
+  Devices eight(8);
+  auto made = step(x + 0.);
+  {
+    Devices four(4);
+    use_mesh mesh(grid);
+    raises([&] { return shard(x, by_batch); },
+           {"[shard] the mesh (data=4, model=2) has 8 devices, and there are 4", "set_devices(8)", "_mistakes_test.cpp"});
+    CHECK(x.floats() == before);
+    raises([&] { return step(made); }, {"8 devices, and there are 4"});
+    CHECK(made.floats() == plus_one(x).floats());  // it was not given away
+  }
+  CHECK(step(made).floats() == plus_one(plus_one(x)).floats());
+}
+
+TEST_CASE("mistakes: a link speed for a mesh axis that there is not") {
+  auto f = named_jit(plus_one, {.mesh = grid, .speed = {.links = {{.axis = "dta", .bytes_per_s = 1e9}}}});
+  raises([&] { return f.plan(tokens()); }, {"no mesh axis dta", "data, model", "did you mean data"});
+}
+
+TEST_CASE("mistakes: a sharded array that was donated cannot be used again, in any way") {
+  use_mesh mesh(grid);
+  const auto x = tokens();
+  auto step = named_jit(plus_one, {.donate = {0}, .axis_resources = by_batch});
+  auto placed = shard(x + 0., by_batch), lent = placed;
+  auto got = step(placed);
+  CHECK(got.floats() == plus_one(x).floats());
+  for (auto& gone : {placed, lent}) {
+    raises([&] { return gone.floats(); }, {"was donated to the call of jit at", "_mistakes_test.cpp"});
+    raises([&] { return step(gone); }, {"was donated"});
+    raises([&] { return shard(gone, by_embed).floats(); }, {"was donated"});
+    raises([&] { return (gone + 1.).floats(); }, {"was donated"});
+    raises([&] { return visualize_sharding(gone).empty() ? gone : gone.eval(); }, {"was donated"});
+  }
+  CHECK(got.floats() == plus_one(x).floats());
+}
