@@ -17,10 +17,18 @@
 #endif
 
 namespace haliax {
+
+#if defined(HALIAX_SANITIZED)
+const bool owns_operator_new = false;
+#else
+const bool owns_operator_new = true;
+#endif
+
 namespace {
 
 std::atomic<long> all{0}, by_onednn{0};
 std::atomic<bool> counting{false};
+thread_local long until_failure = -1;  // allocations; negative: none fails
 thread_local bool inside = false;  // backtrace may allocate
 
 // Where a shared oneDNN lies; null if it is linked into the program.
@@ -54,11 +62,16 @@ Allocations stop_counting_allocations() {
   return {all, by_onednn};
 }
 
+FailingAllocation::FailingAllocation(long n) { until_failure = n; }
+FailingAllocation::~FailingAllocation() { until_failure = -1; }
+bool FailingAllocation::happened() const { return until_failure < 0; }
+
 }  // namespace haliax
 
 #if !defined(HALIAX_SANITIZED)
 [[gnu::noinline]] void* operator new(std::size_t bytes) {
   if (haliax::counting.load(std::memory_order_relaxed)) haliax::count();
+  if (haliax::until_failure >= 0 && haliax::until_failure-- == 0) throw std::bad_alloc();
   if (void* p = std::malloc(bytes ? bytes : 1)) return p;
   throw std::bad_alloc();
 }

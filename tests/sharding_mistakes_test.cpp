@@ -3,7 +3,9 @@
 
 #include <type_traits>
 
+#include "allocations.h"
 #include "haliax/haliax.h"
+#include "near.h"
 #include "support/raises.h"
 
 using namespace haliax;
@@ -187,4 +189,52 @@ TEST_CASE("mistakes: a sharded array that was donated cannot be used again, in a
     raises([&] { return visualize_sharding(gone).empty() ? gone : gone.eval(); }, {"was donated"});
   }
   CHECK(got.floats() == plus_one(x).floats());
+}
+
+TEST_CASE("mistakes: arguments that lie otherwise, or on another mesh, are laid as `in` says") {
+  const auto x = tokens();
+  const auto want = plus_one(x).eval();
+  const Mesh three{{{"data", 3}}};
+  std::vector<NamedArray> given{x};
+  for (auto& [mesh, mapping] : {std::pair{grid, by_embed}, {grid, by_batch}, {three, by_embed}, {three, Mapping{}}})
+    given.push_back(named_jit([](const NamedArray& v) { return v + 0.; }, {.mesh = mesh, .axis_resources = mapping})(x));
+  for (bool donate : {false, true})
+    for (auto& v : given) {
+      auto f = named_jit(plus_one, {.donate = donate ? std::vector{0} : std::vector<int>{}, .mesh = grid, .in = by_batch});
+      CAPTURE(donate);
+      CAPTURE(&v - given.data());
+      CHECK(difference(f(v), want, 0) == "");
+      CHECK(f.report().argument_bytes == x.nbytes() / 4);
+    }
+}
+
+TEST_CASE("mistakes: a call that fails midway leaves what was donated as it was, or gone for good") {
+  if (!owns_operator_new) return;
+  const auto x = tokens();
+  auto f = [](const NamedArray& w, const NamedArray& x) { return w * 0.5 + sum(x * w, Embed); };
+  const std::vector<JitOptions> ways{{.backend = "reference"}, {.backend = "cpu"}, {.mesh = grid, .axis_resources = by_batch}};
+  for (auto options : ways) {
+    CAPTURE(options.backend);
+    options.donate = {0};
+    const auto step = options.mesh ? named_jit(f, options) : jit(f, options);
+    const auto before = x.floats(), want = step((x + 0.).eval(), x).floats();  // compiled
+    int gone = 0;
+    for (long n = 0;; ++n) {
+      REQUIRE(n < 10000);
+      auto w = (x + 0.).eval();
+      bool failed = false;
+      {
+        FailingAllocation one(n);
+        error_of([&] { return step(w, x); });
+        failed = one.happened();
+      }
+      if (!failed) break;
+      std::vector<float> now;
+      const auto text = error_of([&] { now = w.floats(); });
+      CHECK((text == "" ? now == before : has(text, "was donated")));
+      gone += text != "";
+    }
+    if (options.backend == "reference") CHECK(gone > 0);  // which allocates while it runs
+    CHECK(step((x + 0.).eval(), x).floats() == want);
+  }
 }

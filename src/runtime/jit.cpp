@@ -376,13 +376,7 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     std::vector<bool> may_take = given;
     for (auto k : e.leaf_of_input) arguments.push_back(w.arrays[k]->node()->value);
     for (std::size_t i = 0; i < may_take.size(); ++i) may_take[i] = given[i] && e.donated[i];
-    struct GiveUp {   // whatever comes of it: results may have been written over them
-      const JitCore* core;
-      Entry& e;
-      const Walk& w;
-      const std::vector<bool>& given;
-      ~GiveUp() { core->give_up_donated(e, w, given); }
-    } give_up{this, e, w, given};
+    give_up_donated(e, w, given);
     auto made = e.mesh->run(arguments, may_take);
     impl_->report.split_bytes = e.mesh->split_bytes;
     return e.assemble(made);
@@ -415,16 +409,17 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     if (!b) b = memory(p.slots[std::size_t(p.result_slots[std::size_t(r)])].bytes);
     e.outs[std::size_t(r)] = aliased ? nullptr : b->data();
   }
-  e.compiled.executable->run(e.arguments, e.outs, e.arena->data(), nullptr);
   give_up_donated(e, w, given);
+  e.compiled.executable->run(e.arguments, e.outs, e.arena->data(), nullptr);
   return e.assemble(made);
 }
+// Before the program starts: whatever comes of it, results may be written over what was donated.
 void JitCore::give_up_donated(Entry& e, const Walk& w, const std::vector<bool>& given) const {
   for (std::size_t i = 0; i < e.donated.size(); ++i) {
     if (!e.donated[i] || !given[i]) continue;
     auto& n = const_cast<Node&>(*w.arrays[e.leaf_of_input[i]]->node());
-    n.value.reset();
     n.donated = "this array was donated to the call of jit at " + to_string(impl_->options.at) + " and cannot be used any more";
+    n.value.reset();
   }
 }
 

@@ -90,8 +90,8 @@ std::vector<BufferPtr> MeshProgram::run(const std::vector<BufferPtr>& arguments,
     std::vector<void*> from, to;
     for (std::size_t k = 0; k < inputs.size(); ++k) {
       auto size = bytes(p.argument_slots[k]);
-      bool overwritten = p.donated[k] >= 0;
-      if (there[k] && (!overwritten || (given[k] && arguments[k].use_count() <= 2))) {   // ours and the array's
+      bool overwritten = donated[k];   // by a result, or by what is made on the way
+      if (there[k] && (!overwritten || (given[k] && arguments[k].use_count() == 1))) {   // nobody else has it
         keep[k] = there[k]->blocks[d];
         from.push_back(keep[k]->data());
         continue;
@@ -140,7 +140,8 @@ std::vector<BufferPtr> MeshProgram::run(const std::vector<BufferPtr>& arguments,
 MeshProgram compile_for_mesh(const Nodes& roots, const Nodes& inputs, const std::vector<Sharding>& in, const std::vector<Sharding>& out, const Mesh& mesh,
                              const MeshOptions& options) {
   MeshProgram m;
-  m.mesh = mesh, m.in = in, m.out = out;
+  m.mesh = mesh, m.in = in, m.out = out, m.donated = options.donated;
+  m.donated.resize(inputs.size());
   std::vector<PartitionInput> given;
   for (std::size_t k = 0; k < inputs.size(); ++k) {
     m.inputs.push_back({inputs[k]->axes, inputs[k]->dtype});

@@ -19,6 +19,7 @@ struct Shards final : Pieces {
 struct MeshProgram {
   Mesh mesh;
   std::vector<Sharding> in, out;                 // of inputs and results
+  std::vector<bool> donated;                     // by input: their memory may be written over
   std::vector<std::pair<Axes, DType>> inputs, results;   // whole
   std::vector<Compiled> devices;                 // simulated: the first alone, which has the largest blocks, and nothing that runs
   std::vector<Move> moves;
@@ -27,8 +28,8 @@ struct MeshProgram {
 
   std::vector<BufferPtr> arenas = {};            // by device, from the first call on
   std::int64_t split_bytes = 0;                  // that the last call copied to give each device its block
-  // A device takes its block of each argument: where it lies, if it is in one piece or was left there by an earlier call, and no result is
-  // written over it. `given`: the caller gives the array up.
+  // A device takes its block of each argument: where it lies, if it was left there by an earlier call or is in one piece; else a
+  // copy. Of what is donated it takes no memory but blocks that the caller gives up (`given`) and nobody else has.
   std::vector<BufferPtr> run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given);
 };
 
