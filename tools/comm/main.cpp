@@ -40,6 +40,15 @@ std::vector<Program> programs(const Sizes& z) {
 
 }  // namespace comm
 
+namespace {
+
+int complain(const std::string& what) {
+  std::cerr << "comm: " << what << "\n";
+  return 2;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   CLI::App app{"What the library sends for the programs of tests/golden/comm"};
   std::string only;
@@ -49,7 +58,8 @@ int main(int argc, char** argv) {
   app.add_option("--only", only, "programs whose name this regular expression finds");
   app.add_flag("--regather", regather, "layers gather their weights again in the backward pass");
   app.add_flag("--explain", explain, "list every collective, on the standard error stream");
-  app.add_option("--losses", losses, "train the GPT-2 programs for so many steps, on the mesh and on one device");
+  app.add_option("--losses", losses, "train the GPT-2 programs for so many steps, on the mesh and on one device")
+      ->check(CLI::NonNegativeNumber);
   for (auto [name, size] : {std::pair{"--batch", &z.batch},
                             {"--position", &z.position},
                             {"--embed", &z.embed},
@@ -59,17 +69,25 @@ int main(int argc, char** argv) {
                             {"--vocab", &z.vocab},
                             {"--layers", &z.layers}})
     app.add_option(name, *size)->check(CLI::PositiveNumber);
-  CLI11_PARSE(app, argc, argv);
+  std::regex wanted;
+  try {
+    app.parse(argc, argv);
+    wanted = std::regex(only);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  } catch (const std::regex_error& error) {
+    return complain("--only '" + only + "' is not a regular expression: " + error.what());
+  }
 
-  int failed = 0;
+  int failed = 0, found = 0;
   for (auto& p : comm::programs(z)) {
-    if (!std::regex_search(p.name, std::regex(only))) continue;
+    if (!std::regex_search(p.name, wanted) || (losses > 0 && !p.losses)) continue;
+    ++found;
     nlohmann::ordered_json row;
     row["program"] = p.name;
     for (auto& [name, size] : p.mesh.axes()) row["mesh"][name] = size;
     try {
       if (losses > 0) {
-        if (!p.losses) continue;
         row["losses"] = p.losses(losses), row["unsharded"] = p.unsharded(losses);
         std::cout << row.dump() << std::endl;
         continue;
@@ -83,5 +101,7 @@ int main(int argc, char** argv) {
     } catch (const haliax::Error& error) { row["error"] = error.what(), ++failed; }
     std::cout << row.dump() << std::endl;
   }
+  const std::string programs = losses > 0 ? "program that trains" : "program";
+  if (found == 0) return complain("no " + programs + " matches --only '" + only + "'");
   return failed != 0;
 }
