@@ -2,8 +2,13 @@
 #include <doctest/doctest.h>
 
 #include <cstdio>
+#include <fstream>
+#include <regex>
 
 #include <haliax/haliax.h>
+
+#include "examples/sharding/script.h"
+#include "support/golden_dir.h"
 using namespace haliax;
 
 namespace {
@@ -84,4 +89,28 @@ TEST_CASE("the programs of docs/sharding.md") {
       },
       {.mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{{"batch", "data"}}});
   CHECK(sum(square(normalized(input))).item() == doctest::Approx(1));
+}
+
+namespace {
+
+// The table of collectives in a text: its words, without the numbers of lines of code.
+std::string table_in(std::istream& in) {
+  std::string out;
+  for (std::string line; std::getline(in, line);)
+    if (line.starts_with("collective  ") || (!out.empty() && line.find("  ") != line.npos)) out += line + "\n";
+    else if (!out.empty()) break;
+  return std::regex_replace(std::regex_replace(out, std::regex(":\\d+"), ":N"), std::regex(" +"), " ");
+}
+
+}  // namespace
+
+TEST_CASE("the table of collectives in docs/sharding.md is what explain prints") {
+  // As examples/sharding has them.
+  const sharding::Sizes sizes{
+      {.seq_len = 32, .hidden_dim = 64, .num_layers = 2, .num_heads = 4}, Axis("vocab", 256), Axis("batch", 16)};
+  std::istringstream printed(sharding::plan(sharding::fully_sharded(), sizes).explain);
+  std::ifstream page(golden_dir() + "/../../docs/sharding.md");
+  const auto want = table_in(printed);
+  CHECK(want.find(" asked by\n") != want.npos);
+  CHECK(table_in(page) == want);
 }
