@@ -169,6 +169,21 @@ TEST_CASE("mistakes: more devices than there are, where arrays are placed and af
   CHECK(step(made).floats() == plus_one(plus_one(x)).floats());
 }
 
+TEST_CASE("mistakes: arrays that were never given a value") {
+  const NamedArray none;
+  for (bool on_mesh : {false, true}) {
+    std::optional<use_mesh> mesh;
+    if (on_mesh) mesh.emplace(grid);
+    raises([&] { return shard(none, by_batch); }, {"[shard]", "never given a value", "_mistakes_test.cpp"});
+    axis_mapping scope(by_batch);
+    raises([&] { return auto_sharded(none); }, {"[auto_sharded]", "never given a value"});
+  }
+  const JitOptions local{.mesh = grid, .axis_resources = by_batch};
+  raises([&] { return shard_map([&](const NamedArray&) { return psum(none, "data"); }, local)(tokens()); }, {"never given a value"});
+  raises([&] { return shard_map([&](const NamedArray&) { return all_gather(none, "batch", "data"); }, local)(tokens()); },
+         {"never given a value"});
+}
+
 TEST_CASE("mistakes: a link speed for a mesh axis that there is not") {
   auto f = named_jit(plus_one, {.mesh = grid, .speed = {.links = {{.axis = "dta", .bytes_per_s = 1e9}}}});
   raises([&] { return f.plan(tokens()); }, {"no mesh axis dta", "data, model", "did you mean data"});
@@ -189,6 +204,20 @@ TEST_CASE("mistakes: a sharded array that was donated cannot be used again, in a
     raises([&] { return visualize_sharding(gone).empty() ? gone : gone.eval(); }, {"was donated"});
   }
   CHECK(got.floats() == plus_one(x).floats());
+}
+
+TEST_CASE("mistakes: an array that a function captured is not given away to it, and is missed when another took it") {
+  for (JitOptions options : {JitOptions(), JitOptions{.mesh = grid, .axis_resources = by_batch, .partition = true}}) {
+    options.donate = {0};
+    const auto x = tokens();
+    const auto w = (x * 3.).eval();
+    const auto adds_w = jit([w](const NamedArray& v) { return v * 2. + w; }, options);
+    const auto want = (x * 9.).eval(), three = (x * 3.).eval();
+    for (int again = 0; again < 2; ++again) CHECK(difference(adds_w(w), want, 1e-6) == "");
+    CHECK(difference(w, three, 0) == "");
+    jit(plus_one, options)(w);
+    raises([&] { return adds_w(x + 0.); }, {"[jit] this array was donated to the call of jit at"});
+  }
 }
 
 TEST_CASE("mistakes: arguments that lie otherwise, or on another mesh, are laid as `in` says") {

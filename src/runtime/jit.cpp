@@ -34,6 +34,7 @@ struct JitCore::Entry {
   std::vector<std::size_t> leaf_of_input;        // inputs are the leaves that are not empty
   std::vector<int> part_of_input, part_of_result;   // which argument, which part of the result
   std::vector<bool> donated;                     // by input
+  Nodes captured;                                // by f: arrays that are no arguments
   std::vector<std::string> names;                // of the inputs, for people: argument 0, or argument 0: mlp.up.weight
   std::vector<int> result_of_leaf;               // of the results: -1 empty
   std::vector<std::pair<Axes, DType>> results;
@@ -42,6 +43,10 @@ struct JitCore::Entry {
   BufferPtr arena;
   std::vector<void*> arguments, outs;
 
+  void note_captured(const Compiled& c) {
+    for (auto& n : c.captured)
+      if (std::find(captured.begin(), captured.end(), n) == captured.end()) captured.push_back(n);
+  }
   Leaves assemble(const std::vector<BufferPtr>& made) const {
     Leaves out;
     for (int r : result_of_leaf) {
@@ -218,6 +223,7 @@ struct JitCore::Impl {
     MeshOptions how{.backend = backend_name, .donated = e.donated, .partition = {.regather = options.regather}, .simulated = simulated,
                     .strict = options.strict};
     e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(graph, e.inputs, in, out, mesh, how));
+    for (auto& d : e.mesh->devices) e.note_captured(d);
     report.compile_s = now() - t;
     describe(report, *e.mesh, options.speed);
     add_tables(report, *e.mesh);
@@ -320,6 +326,7 @@ JitCore::Entry* JitCore::end(const Leaves& results, const Parts& parts, std::sha
     return m.finish();
   }
   e.compiled = compile(graph, e.inputs, name, e.donated);
+  e.note_captured(e.compiled);
   auto& p = *e.compiled.program;
   e.arena = memory(p.arena_bytes);
   e.arguments.resize(std::size_t(p.arguments)), e.outs.resize(std::size_t(p.results));
@@ -350,25 +357,29 @@ void JitCore::plan(const Leaves& results, const Parts& parts) {
 Leaves JitCore::run(Entry* entry, const Walk& w) {
   auto& e = *entry;
   std::lock_guard hold(impl_->lock);
+  auto must_be_there = [&](const Node& n) {
+    Here here(impl_->options.at);
+    if (!n.donated.empty()) fail("jit", n.donated);
+  };
+  for (auto& n : e.captured) must_be_there(*n);
   Nodes late;
   for (auto k : e.leaf_of_input) {
     auto& n = w.arrays[k]->node();
-    if (!n->donated.empty()) {
-      Here here(impl_->options.at);
-      fail("jit", n->donated);
-    }
+    must_be_there(*n);
     if (!n->value) late.push_back(n);
   }
   if (!late.empty()) {
     Here here(impl_->options.at);
     evaluate(late);
   }
-  // An array that was lazy until now may be the node of another, equal one: such a value is lent, not given.
+  // An array that was lazy until now may be the node of another, equal one, and f may have captured an argument: such a value is
+  // lent, not given.
   std::vector<bool> given;
   for (auto k : e.leaf_of_input) {
     auto& n = w.arrays[k]->node();
     bool was_late = std::find(late.begin(), late.end(), n) != late.end();
-    given.push_back(owns_memory(*n) && !(was_late && n.use_count() > 1 + std::count(late.begin(), late.end(), n)));
+    bool captured = std::find(e.captured.begin(), e.captured.end(), n) != e.captured.end();
+    given.push_back(owns_memory(*n) && !captured && !(was_late && n.use_count() > 1 + std::count(late.begin(), late.end(), n)));
   }
   if (e.mesh) {
     impl_->must_have_devices(e.mesh->mesh);   // set_devices may have taken some away

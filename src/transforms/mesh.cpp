@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/name.h"
+#include "ops/named.h"
 #include "ops/prim.h"
 #include "transforms/sharding.h"
 
@@ -216,7 +217,7 @@ NamedArray placed_or_pinned(const NodePtr& x, const std::shared_ptr<const Mappin
 
 NamedArray shard(Arr x, const Mapping& m) {
   Here here(x.at());
-  return placed_or_pinned(x.node(), std::make_shared<const Mapping>(m));
+  return placed_or_pinned(ops::node_of("shard", x), std::make_shared<const Mapping>(m));
 }
 NamedArray shard(Arr x) {
   auto m = current_mapping();
@@ -225,8 +226,9 @@ NamedArray shard(Arr x) {
 NamedArray auto_sharded(Arr x) {
   auto m = current_mapping();
   if (!m) return x;
-  check(*x.node(), *m);
-  return NamedArray(prim::pin(x.node(), m));
+  auto n = ops::node_of("auto_sharded", x);
+  check(*n, *m);
+  return NamedArray(prim::pin(n, m));
 }
 std::shared_ptr<const Placement> placement(const NamedArray& a) { return a ? a.node()->placement : nullptr; }
 

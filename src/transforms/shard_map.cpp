@@ -7,6 +7,7 @@
 
 #include "base/name.h"
 #include "haliax/ops.h"
+#include "ops/named.h"
 #include "ops/prim.h"
 #include "transforms/sharding.h"
 
@@ -37,7 +38,7 @@ Axes shards_of(const char* op, const AxisSelection& mesh_axes) {
 NodePtr folded(const char* op, Monoid m, Arr x, const AxisSelection& mesh_axes) {
   Here here(x.at());
   auto over = shards_of(op, mesh_axes);
-  auto n = x.node();
+  auto n = ops::node_of(op, x);
   if (m == Monoid::sum && n->dtype == DType::boolean) n = prim::cast(n, DType::i32);
   double copies = 1;  // of what is the same on all of them
   Axes kept;
@@ -164,15 +165,16 @@ NamedArray pmean(Arr x, const AxisSelection& mesh_axes) {
 NamedArray all_gather(Arr x, const AxisSelector& axis, const AxisSelection& mesh_axes) {
   Here here(x.at());
   auto outer = shards_of("all_gather", mesh_axes);
+  auto n = ops::node_of("all_gather", x);
   auto mine = x.resolve_axis(axis);
-  Axes own, all = x.node()->axes;  // own: the same positions under names that are no device's
+  Axes own, all = n->axes;  // own: the same positions under names that are no device's
   Names from, to;
   for (auto& o : outer) {
     own.push_back(Axis(fresh_hidden(Name("parts")), o.size));
     from.push_back(o.name), to.push_back(own.back().name);
     if (!has(all, o.name)) all.insert(all.begin(), o);
   }
-  return auto_sharded(NamedArray(joined(prim::rename(prim::fit(x.node(), all), from, to), own, mine.name)));
+  return auto_sharded(NamedArray(joined(prim::rename(prim::fit(n, all), from, to), own, mine.name)));
 }
 NamedArray psum_scatter(Arr x, const AxisSelector& axis, const AxisSelection& mesh_axes) {
   auto total = psum(x, mesh_axes);
