@@ -38,9 +38,22 @@ class Comm(unittest.TestCase):
                 self.assertLessEqual(row["sent_bytes"], row.get("min_regather_bytes", row["sent_bytes"]))
 
     def test_other_sizes(self):
-        for sizes in ("--batch 8 --position 16", "--vocab 4096 --embed 64 --layers 5", "--batch 32 --heads 16 --vocab 512 --mlp 256"):
-            for row in rows(*sizes.split()):
+        for sizes in (
+            "--batch 8 --position 16",
+            "--vocab 4096 --embed 64 --layers 5",
+            "--batch 32 --heads 16 --vocab 512 --mlp 256",
+            # Sizes that do not divide.
+            "--batch 10 --vocab 64",
+            "--batch 12 --position 20 --layers 1",
+            "--batch 6 --embed 36 --vocab 101 --layers 1",
+            "--batch 10 --position 12 --heads 3 --mlp 100 --layers 1",
+            "--batch 6 --position 20 --embed 40 --heads 6 --vocab 50 --layers 3",
+        ):
+            found = rows(*sizes.split())
+            self.assertEqual(len(found), 70)
+            for row in found:
                 with self.subTest(f"{row['program']} {sizes}"):
+                    self.assertNotIn("error", row)
                     if row["program"] not in ABOVE:
                         self.assertLessEqual(row["sent_bytes"], row["min_bytes"] * 1.01 + 64)
 

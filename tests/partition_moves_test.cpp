@@ -113,6 +113,71 @@ TEST_CASE("partition moves: along a cut axis, only what crosses a border") {
   sends(shifted, row, 1);
 }
 
+TEST_CASE("partition moves: the first of a cut axis, by the way that sends least") {
+  const Axis Rows("rows", 64);
+  const Mapping vocab{{"vocab", "data"}};
+  auto greatest = [](const NamedArray& x) { return top_k(x, "vocab", 4).first; };
+  auto both = [](const NamedArray& x) { return top_k(x * 2., "vocab", 4); };  // its positions too
+  for (int size : {64, 30, 18, 8, 6}) {  // long blocks, a short last one, blocks of no more than is taken
+    CAPTURE(size);
+    auto x = shape({Rows, Axis("vocab", size)});
+    // Each row goes to one device, or what each device finds in its block; then what is found goes to all.
+    const double row = double(std::min(size, 4 * 4) * 4), found = double(Rows.size * 4 * 4);
+    sends(planned({{vocab}, vocab, none}, greatest, x), all_to_all(double(Rows.size) * row) + all_gather(found), 2);
+    auto pair = planned({{vocab}, vocab, none}, both, x);
+    CAPTURE(pair.explain);
+    CHECK(pair.sent_bytes <= 2 * (all_to_all(double(Rows.size) * row) + all_gather(found)));
+  }
+  for (int size : {64, 8}) {  // two reductions, or rows shared among the devices
+    const double rows = double(Rows.size), reductions = all_reduce(rows * 8);
+    auto r = planned({{vocab}, vocab, none}, [](const NamedArray& x) { return argmax(x, "vocab"); }, shape({Rows, Axis("vocab", size)}));
+    CAPTURE(r.explain);
+    CHECK(r.sent_bytes == std::min(reductions, all_to_all(rows * size * 4) + all_gather(rows * 4)));
+  }
+}
+
+TEST_CASE("partition moves: parts of an axis whose blocks are no blocks of the whole move once") {
+  const Mapping whole{{"rows", "data"}};
+  // Of rows, those that each of four devices wants and has not, on average: `had` says whose part a row is.
+  auto lacking = [](std::int64_t rows, auto had, auto wanted) {
+    double n = 0;
+    for (std::int64_t i = 0; i < rows; ++i) n += had(i) != wanted(i);
+    return n / 4;
+  };
+  for (int size : {16, 10, 6, 3}) {
+    CAPTURE(size);
+    const Axis Part("batch", size);
+    const auto rows = size * Pos.size;
+    auto block = [](std::int64_t i, std::int64_t size) { return i / ((size + 3) / 4); };
+    auto by_row = [&](auto i) { return block(i, rows); };
+    auto by_batch = [&](auto i) { return block(i / Pos.size, size); };
+    auto by_position = [&](auto i) { return block(i % Pos.size, Pos.size); };
+    auto flat = [](const NamedArray& x) { return flatten_axes(x, {"batch", "position"}, "rows"); };
+    auto parts = [=](const NamedArray& x) { return unflatten_axis(x, "rows", {Part, Pos}); };
+    auto check = [](const JitReport& r, double bytes) { sends(r, bytes, bytes > 0); };
+    const double row = double(Embed.size * 4);
+    auto in_parts = shape({Part, Pos, Embed}), at_once = shape({Axis("rows", rows), Embed});
+    check(planned({{batch}, whole, whole}, flat, in_parts), row * lacking(rows, by_batch, by_row));
+    check(planned({{position}, whole, whole}, flat, in_parts), row * lacking(rows, by_position, by_row));
+    check(planned({{whole}, batch, batch}, parts, at_once), row * lacking(rows, by_row, by_batch));
+    check(planned({{whole}, position, position}, parts, at_once), row * lacking(rows, by_row, by_position));
+  }
+  // Uneven, and yet nothing moves; nor is anything gathered where nobody says how to cut the parts.
+  auto micro = [](const NamedArray& x) { return tanh(unflatten_axis(x, "batch", {Axis("batch", 3), Axis("micro", 2)})); };
+  sends(planned({{batch}, batch, batch}, micro, shape({Axis("batch", 6), Embed})), 0, 0);
+  auto folded = [](const NamedArray& x) { return sum(square(flatten_axes(x, {"batch", "embed"}, "rows"))); };
+  CHECK(planned({{batch}, none, none}, folded, shape({Axis("batch", 10), Embed})).sent_bytes <= 10 * Embed.size * 4 / 2);
+}
+
+TEST_CASE("partition moves: a part of what is gathered is not gathered again") {
+  auto f = [](const NamedArray& w, const NamedArray& x) {
+    return std::pair{dot(x, w, Embed), dot(tanh(x), slice(w, Mlp, 2, 5), Embed)};
+  };
+  const Axis Many("batch", 1024);
+  sends(planned({{embed, batch}, batch, batch}, f, shape({Embed, Mlp}), shape({Many, Embed})),
+        all_gather(double(Embed.size * Mlp.size * 4)), 1);
+}
+
 TEST_CASE("partition moves: an axis that vmap hides keeps its name for the mapping") {
   auto loss = [](const NamedArray& w, const NamedArray& x) { return mean(square(tanh(dot(x, w, Embed)))); };
   auto at_once = [=](const NamedArray& w, const NamedArray& x) {

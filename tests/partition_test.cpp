@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <limits>
 
 #include "haliax/jit.h"
 #include "haliax/losses.h"
@@ -159,6 +160,58 @@ TEST_CASE("partition: a part of an axis may have the name of the whole") {
     return std::pair{dot(y, ones(B), B), flatten_axes(tanh(y), {"a", "b"}, "b")};
   };
   agrees(f, {"a", "inner", "b"}, normal(1, {A, B}));
+}
+
+TEST_CASE("partition: parts of an axis and the whole, however the blocks lie") {
+  const Mesh four{{{"data", 4}}}, grid{{{"data", 3}, {"model", 2}}};
+  Axis A{"a", 5}, B{"b", 6}, C{"c", 3};
+  auto x = normal(1, {A, B, C}), y = normal(2, {Axis("ab", 30), C});
+  auto f = [=](const NamedArray& x, const NamedArray& y) {
+    auto loss = [=](const std::pair<NamedArray, NamedArray>& v) {
+      auto flat = auto_sharded(flatten_axes(v.first, {"a", "b"}, "ab")), parts = auto_sharded(unflatten_axis(v.second, "ab", {A, B}));
+      auto other = unflatten_axis(flat * 2., "ab", {Axis("ab", 2), Axis("inner", 15)});  // a part with the name of the whole
+      return sum(square(flat * v.second)) + sum(tanh(parts * v.first)) + sum(sin(other));
+    };
+    return std::tuple{value_and_grad(loss)(std::pair(x, y)), flatten_axes(x, {"a", "b"}, "ab"), unflatten_axis(y, "ab", {A, B})};
+  };
+  auto want = flatten(jit(f)(x, y));
+  struct Case {
+    const Mesh& mesh;
+    Mapping m;
+  };
+  for (auto& c : {Case{four, {{"a", "data"}, {"ab", "data"}}}, Case{four, {{"b", "data"}, {"ab", "data"}}}, Case{four, {{"a", "data"}}},
+                  Case{four, {{"ab", "data"}}}, Case{grid, {{"a", "data"}, {"b", "model"}}},
+                  Case{grid, {{"a", "data"}, {"b", "model"}, {"ab", {"model", "data"}}}}, Case{grid, {{"a", "model"}, {"ab", "data"}}},
+                  Case{grid, {{"ab", {"data", "model"}}}}, Case{grid, {{"ab", "model"}, {"inner", "data"}, {"b", "data"}}}})
+    for (const char* backend : {"cpu", "reference"}) {
+      CAPTURE(to_string(c.m));
+      auto got = flatten(named_jit(f, {.backend = backend, .mesh = c.mesh, .axis_resources = c.m})(x, y));
+      REQUIRE(got.size() == want.size());
+      for (std::size_t k = 0; k < got.size(); ++k) close(got[k], want[k]);
+    }
+}
+
+TEST_CASE("partition: the first of a cut axis, of uneven blocks, with equal values and NaN") {
+  const Mesh four{{{"data", 4}}};
+  for (int size : {16, 13, 9, 5, 3})
+    for (int k : {1, 2, 3}) {
+      CAPTURE(size);
+      CAPTURE(k);
+      Axis A{"a", size}, B{"b", 3};
+      auto x = round(normal(size, {B, A}));  // many are equal
+      x = where(arange(A) == 2, std::numeric_limits<double>::quiet_NaN(), x);
+      auto ids = round(normal(size, {A, B}) * 3.).astype(DType::i32);
+      auto f = [=](const NamedArray& x, const NamedArray& i) {
+        auto [v, at] = top_k(x, "a", k);
+        auto [w, there] = top_k(i, "a", k);
+        return std::vector{isnan(v).astype(DType::i32), at, w, there, argmax(i, A), argmin(x, A), slice(argsort(i, A), A, 0, k),
+                           take(i, A, slice(argsort(sin(x), A), A, 0, k)),
+                           slice(argsort(i * 2 + arange(A) % 3, A), A, 0, k)};
+      };
+      auto want = flatten(jit(f)(x, ids));
+      auto got = flatten(named_jit(f, {.mesh = four, .axis_resources = Mapping{{"a", "data"}}})(x, ids));
+      for (std::size_t n = 0; n < got.size(); ++n) CHECK(got[n].doubles() == want[n].doubles());
+    }
 }
 
 TEST_CASE("partition: random numbers do not depend on the mesh") {

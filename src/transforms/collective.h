@@ -15,6 +15,14 @@ extern const Op kCollective;
 NodePtr make_collective(Nodes x, Wiring);
 NodePtr collective_result(const NodePtr& collective, std::size_t k);
 
+// How the positions of an axis lie on a mesh: in blocks of its parts, row by row. An axis is mostly its own only part.
+struct Lie {
+  Axes parts = {};
+  std::vector<Cut> cuts = {};  // of each part
+  Cut over() const;            // mesh axes, of all parts
+  std::int64_t size(const Mesh&, int device) const;  // of a device's block
+};
+
 // A part of what an exchange makes: positions [to, to + size) of `axis` are positions from, from + step, ... of one of its
 // arrays, which is cut as `at` says. Along other axes, and without an axis, positions stay.
 struct Piece {
@@ -23,6 +31,7 @@ struct Piece {
   Sharding at = {};
   Name axis = {};
   std::int64_t from = 0, to = 0, size = 0, step = 1;
+  Lie given = {}, taken = {};  // of `axis`, where it is cut in parts: of the array's, of the result's; then positions stay
 };
 // The parcels of one device, for a result (of the whole graph: `axes`, cut as `at`) that goes to out[k].
 void pack(program::Collective&, const std::vector<Piece>&, int first_array, int out, const Axes& axes, const Sharding& at,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "base/where.h"
 #include "ops/prim.h"
@@ -12,8 +13,9 @@ namespace haliax {
 namespace partitioning {
 
 namespace {
-std::string looks(const Node& n) {
+std::string looks(const Node& n, int decision) {
   auto text = std::string(n.op->name) + to_string(n.axes);
+  if (decision == kRides) return text;  // what is added up: all of it, or nothing is won
   for (auto& x : n.in) text += x ? to_string(x->axes) : "-";
   return text;
 }
@@ -23,6 +25,7 @@ std::string looks(const Node& n) {
 // is free here, a reduction that will be merged with another costs once. Only what pays is tried.
 Plan best(Whole& whole, Planner& planner) {
   Choices choices;
+  const int given = int(whole.nodes.size());
   Plan b = planner.run(choices);
   auto most = b.points * 1.01;
   auto take = [&](const Choices& c) {
@@ -37,12 +40,12 @@ Plan best(Whole& whole, Planner& planner) {
     c.stack[stack] = at;
     take(c);
   }
-  // Ops that look the same, layer after layer, are decided together.
-  std::map<std::pair<std::string, int>, std::set<int>> alike;
-  for (auto& [n, k] : planner.contested) alike[{looks(*whole.nodes[std::size_t(n)]), k}].insert(n);
+  // Ops that look the same, layer after layer, are decided together; what an op is said in terms of before the op itself.
+  std::map<std::tuple<bool, std::string, int>, std::set<int>> alike;
+  for (auto& [n, k] : planner.contested) alike[{n < given, looks(*whole.nodes[std::size_t(n)], k), k}].insert(n);
   for (auto& [decision, nodes] : alike) {
     auto c = choices;
-    for (int n : nodes) c.follow[n] = decision.second;
+    for (int n : nodes) c.follow[n] = std::get<int>(decision);
     take(c);
   }
   return b;

@@ -69,22 +69,48 @@ NodePtr extreme_position(const NodePtr& n) {
   return prim::reduce(Monoid::min, candidate, n->axes);
 }
 
-// Each block gives its own first k; the first k of those are the first k of all.
+// n, made again of another value of its base.
+NodePtr again(const NodePtr& n, const NodePtr& base, const NodePtr& now) {
+  if (n == base) return now;
+  if (is_free(n)) return n;
+  Nodes in;
+  for (auto& x : n->in) in.push_back(again(x, base, now));
+  auto axes = n->axes;
+  for (auto& a : axes) a = *find(*now, a.name);
+  return make(*n->op, std::move(in), axes, n->dtype, n->attr);
+}
+
+// Each block gives its own first k; the first k of those are the first k of all. What is sent is what the keys are made of, if it is
+// made point by point: it is mostly what is picked, too.
 struct First {
   Blocked b;
   std::int64_t k;
-  NodePtr order, best;  // positions in each block (..., blocks, axis = k), and among what the blocks give (..., axis = k)
+  NodePtr base, order, sent, best;  // order: positions in each block (..., blocks, axis = k)
+                                    // sent: of the base, what is picked so (..., axis = blocks * k); best: positions in it
   First(const NodePtr& top, const Blocked& blocked) : b(blocked), k(top->attr.ints[1]) {
     auto& keys = top->in[0]->in[0];
-    double last = is_float(keys->dtype) ? std::numeric_limits<double>::quiet_NaN() : identity(Monoid::min, keys->dtype);
-    auto mine = b.split(keys, prim::number(last, keys->dtype));
-    order = prim::slice(prim::argsort(mine, b.axis), b.axis, 0, std::min(k, b.step));
-    best = prim::slice(prim::argsort(b.joined(pick(mine, order)), b.axis), b.axis, 0, k);
+    auto last = prim::number(is_float(keys->dtype) ? std::numeric_limits<double>::quiet_NaN() : identity(Monoid::min, keys->dtype),
+                             keys->dtype);
+    const auto each = std::min(k, b.step), there = b.size / b.step * each + std::min(b.size % b.step, each);
+    base = base_at(keys);
+    order = prim::slice(prim::argsort(b.split(keys, last), b.axis), b.axis, 0, each);
+    sent = picked(base);
+    auto candidates = again(keys, base, sent);
+    if (there < b.count * each)  // what the last blocks lack
+      candidates = prim::select(prim::less(prim::iota(Axis(b.axis, b.count * each)), prim::integer(there, DType::i32)), candidates, last);
+    best = prim::slice(prim::argsort(candidates, b.axis), b.axis, 0, k);
   }
   NodePtr pick(const NodePtr& table, const NodePtr& ids) const {
     return prim::gather(table, {{b.axis, ids}}, ids->axes, program::Outside::clamp);
   }
-  NodePtr of(const NodePtr& x) const { return pick(b.joined(pick(b.split(x, prim::number(0, x->dtype)), order)), best); }
+  NodePtr picked(const NodePtr& x) const { return b.joined(pick(b.split(x, prim::number(0, x->dtype)), order)); }
+  NodePtr base_at(const NodePtr& x) const {  // of which it is made without regard to where on the axis it lies
+    auto regards = [&](const Node& n) {
+      return std::any_of(n.in.begin(), n.in.end(), [&](auto& i) { return is_free(i) && has(i->axes, b.axis); });
+    };
+    return regards(*x) ? x : base_of(x, regards);
+  }
+  NodePtr of(const NodePtr& x) const { return pick(base_at(x) == base ? again(x, base, sent) : picked(x), best); }
   NodePtr positions() const {
     auto start = prim::mul(prim::iota(Axis(b.blocks, b.count)), prim::integer(b.step, DType::i32));
     return pick(b.joined(prim::map(prim::kAdd, {order, start}, DType::i32, &order->axes)), best);
@@ -93,9 +119,28 @@ struct First {
 
 }  // namespace
 
+NodePtr base_of(const NodePtr& n, const std::function<bool(const Node&)>& ends) {
+  constexpr int far = 8;
+  auto below = [&](auto& self, const NodePtr& x, int depth) -> NodePtr {
+    if (x->op->kind != Kind::map || depth == far || (depth && ends(*x))) return x;
+    NodePtr one;
+    for (auto& i : x->in) {
+      if (is_free(i)) continue;
+      auto base = self(self, i, depth + 1);
+      if ((one && one != base) || base->axes.size() != x->axes.size()) return x;
+      one = base;
+    }
+    return one ? one : x;
+  };
+  auto base = below(below, n, 0);
+  return bytes_of(base->dtype) > bytes_of(n->dtype) ? n : base;
+}
 bool is_top_k(const Node& n) {
   return n.op == &prim::kSlice && rules::shifts(n) && n.in[0]->op == &prim::kArgsort &&
          n.attr.names[0] == n.in[0]->attr.names[0] && n.attr.ints[0] == 0 && n.attr.ints[2] == 1;
+}
+bool picks_top_k(const Node& n) {
+  return n.op == &prim::kGather && n.in.size() == 2 && is_top_k(*n.in[1]) && n.attr.names[0] == n.in[1]->attr.names[0];
 }
 NodePtr by_blocks(const NodePtr& n, Name axis, int blocks) {
   auto outer = context().origin;

@@ -98,6 +98,7 @@ class Emitter {
       case Step::Kind::regrow: return regrown(s);
       case Step::Kind::compute: return computed(s);
       case Step::Kind::shift: return shifted(s, {});
+      case Step::Kind::regroup: return apart(s, together(s));
       case Step::Kind::hop: return s.hop.kind == Hop::Kind::pend ? pended(s) : sliced(s);
       case Step::Kind::loop: return loop(s);
       case Step::Kind::result: return loop_result(local(s.in[0]), s.result);
@@ -254,6 +255,16 @@ class Emitter {
       auto& n = *node(s);
       w.how.sent_bytes += s.hop.bytes;
       w.out.push_back(axes_of(s));
+      if (s.kind == Step::Kind::regroup) {
+        auto& p = s.pieces[0];
+        w.out.back() = local_axes(p.axes, s.at, mesh_, device_);
+        if (!p.taken.parts.empty())
+          for (auto& a : w.out.back())
+            if (a.name == p.axis) a.size = p.taken.size(mesh_, device_);
+        pack(w.how, s.pieces, int(x.size()), int(w.out.size()) - 1, p.axes, s.at, mesh_, device_);
+        x.push_back(in_order(together(s), p.axes));
+        continue;
+      }
       if (w.how.wire == Wire::exchange) {
         std::vector<Piece> pieces;
         if (s.kind == Step::Kind::shift)
@@ -282,7 +293,9 @@ class Emitter {
     for (std::size_t i = 0; i < members.size(); ++i) {
       auto& s = step(members[i]);
       auto part = collective_result(made, i);
-      local_[std::size_t(members[i])] = s.kind == Step::Kind::shift ? shifted(s, part) : part;
+      local_[std::size_t(members[i])] = s.kind == Step::Kind::shift     ? shifted(s, part)
+                                        : s.kind == Step::Kind::regroup ? apart(s, part)
+                                                                        : part;
     }
   }
   NodePtr index_of(int region) const {  // of the loop around; null: none
@@ -300,6 +313,22 @@ class Emitter {
     return prim::fit(x, axes);
   }
   // ---- positions that move ----
+  // Of a regroup: the operand and the result as they are sent and come, their parts in one axis.
+  NodePtr together(const Step& s) const {
+    auto& p = s.pieces[0];
+    if (p.given.parts.empty()) return local(s.in[0]);
+    Names names;
+    for (auto& a : p.given.parts) names.push_back(a.name);
+    return prim::flatten(local(s.in[0]), names, Axis(p.axis, p.given.size(mesh_, device_)));
+  }
+  NodePtr apart(const Step& s, const NodePtr& x) const {
+    auto& p = s.pieces[0];
+    if (p.taken.parts.empty()) return prim::fit(x, axes_of(s));
+    Axes parts;
+    for (std::size_t k = 0; k < p.taken.parts.size(); ++k)
+      parts.push_back(p.taken.parts[k].resize(block_of(p.taken.parts[k], p.taken.cuts[k], mesh_, device_).second));
+    return prim::fit(prim::unflatten(x, p.axis, parts), axes_of(s));
+  }
   static std::vector<Piece> far(const Step& s) {  // those that others may have
     std::vector<Piece> out;
     for (auto& p : s.pieces)

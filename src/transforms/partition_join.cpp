@@ -10,7 +10,6 @@ namespace haliax::partitioning {
 namespace {
 
 constexpr double kBucket = 32 << 20;  // bytes on one device: waiting for more would keep too much alive
-constexpr double kSmall = 64 << 10;   // a gathered array that is not worth a call of its own
 
 // Steps that a step reads, in its own region: for a loop all that its bodies read.
 struct Reads {

@@ -9,7 +9,6 @@ namespace haliax::partitioning {
 namespace {
 
 const Mapping& mapping_of(const Node& pin) { return *static_cast<const prim::Pin&>(*pin.attr.payload).mapping; }
-constexpr double kSmall = 64 * 1024;  // bytes that are sent about as fast as nothing: not worth a second collective
 constexpr int kDeep = 64;             // of what may be left to be made where it is read
 
 struct Causing {  // for the length of a scope
@@ -48,7 +47,7 @@ int Whole::find(const Node* n) const {
 int Whole::id(const NodePtr& n) {
   if (int known = find(n.get()); known >= 0) return known;
   std::vector<int> operands;
-  bool seen_through = rules::is_view(*n) || n->op->kind == Kind::map;
+  bool seen_through = rules::is_view(*n) || n->op == &prim::kSlice || n->op->kind == Kind::map;
   for (auto& x : n->in) {
     operands.push_back(x ? id(x) : -1);
     if (x && !(parameter[std::size_t(operands.back())] || free[std::size_t(operands.back())])) seen_through = false;
@@ -236,7 +235,8 @@ Planner::Offer Planner::offer(int n, const Sharding& need, int depth) {
   }
   if (best.version >= 0 && best.cost == 0) return best;
   auto& me = node(n);
-  if (!rules::is_view(me) || depth > 8 || (!need.partial.empty() && best.version >= 0)) return best;
+  bool view = rules::is_view(me) || (me.op == &prim::kSlice && need.cut(me.attr.names[0]).empty());
+  if (!view || depth > 8 || (!need.partial.empty() && best.version >= 0)) return best;
   for (auto& [name, cut] : need.dims)
     if (!rules::may_cut(me, name, cut, need, mesh_)) return best;
   double cost = 0;
@@ -347,50 +347,6 @@ void Planner::compute(int n, bool asked_for) {
     compute_op(n);
   }
 }
-// What another op will read through rather than read.
-bool Planner::put_off(int n) {
-  auto& me = node(n);
-  if (now_.done[std::size_t(n)]) return false;
-  auto all_users = [&](auto is) {
-    auto& u = users(n);
-    return !u.empty() && std::all_of(u.begin(), u.end(), [&](int k) { return k >= 0 && is(node(k)); });
-  };
-  auto cut_along = [&](const Node& op) {
-    int x = whole_.in[std::size_t(whole_.find(&op))][0];
-    compute(x);
-    return !first(x).cut(op.attr.names[0]).empty();
-  };
-  auto picks = [&](const Node& u) {
-    return u.op == &prim::kGather && u.in.size() == 2 && u.in[1].get() == &me && u.attr.names[0] == me.attr.names[0];
-  };
-  if (me.op == &prim::kSlice && rules::shifts(me))
-    return all_users([&](const Node& u) { return u.op == &prim::kConcat && u.attr.names[0] == me.attr.names[0]; }) &&
-           cut_along(me);
-  if (me.op == &prim::kArgsort) return all_users([](const Node& u) { return is_top_k(u); }) && cut_along(me);
-  if (is_top_k(me)) return all_users(picks) && cut_along(*me.in[0]);
-  return false;
-}
-NodePtr Planner::otherwise(int n) {
-  auto& me = node(n);
-  auto blocks = [&](const Node& op, Name axis) {
-    return ranks(mesh_, first(whole_.in[std::size_t(whole_.find(&op))][0]).cut(axis));
-  };
-  auto made = [&](const Node& op, Name axis, std::int64_t least = 1) -> NodePtr {  // blocks of more than the least
-    int b = blocks(op, axis);
-    return b > 1 && (haliax::find(*op.in[0], axis)->size + b - 1) / b > least ? by_blocks(ptr(n), axis, b) : nullptr;
-  };
-  if (me.op == &prim::kCumulative) return made(me, me.attr.names[0]);
-  if (me.op == &prim::kArgmax || me.op == &prim::kArgmin) {
-    for (auto& a : me.in[0]->axes)
-      if (!has(me.axes, a.name) && blocks(me, a.name) > 1) return made(me, a.name, 0);
-    return nullptr;
-  }
-  if (is_top_k(me)) return made(*me.in[0], me.attr.names[0], me.attr.ints[1]);
-  if (me.op == &prim::kGather && me.in.size() == 2 && is_top_k(*me.in[1]) && me.attr.names[0] == me.in[1]->attr.names[0])
-    return made(*me.in[1]->in[0], me.attr.names[0], me.in[1]->attr.ints[1]);
-  return nullptr;
-}
-
 void Planner::assign(const Node& n, Sharding& work, Name a, const Cut& cut) const {
   if (cut.empty() || !work.cut(a).empty() || cut.meets(taken(n))) return;
   for (int x : cut)
@@ -411,7 +367,7 @@ Sharding Planner::work_of(int n, int follow) {
   };
   if (follow >= 0) after(std::size_t(follow));
   if (follow == kWish) wished();
-  bool binds = me.op->kind == Kind::contract || me.op == &prim::kGather;
+  bool binds = me.op->kind == Kind::contract || (me.op == &prim::kGather && !picks_top_k(me));
   if (binds && me.origin.mapping)
     for (auto& [name, cut] : sharding_for(me, *me.origin.mapping, mesh_).dims) assign(me, work, name, cut);
   std::vector<std::size_t> operands;
@@ -427,27 +383,9 @@ Sharding Planner::work_of(int n, int follow) {
           for (int m : cut) pending |= first(x).pending(m);
       if (!pending) assign(me, work, name, cut);
     }
-  displace(n, work);
+  displace(n, work, follow);
   return work;
 }
-// What is cut along an axis that the op needs whole: the cut moves to another axis, by an exchange, rather than be gathered.
-void Planner::displace(int n, Sharding& work) {
-  auto& me = node(n);
-  for (std::size_t k = 0; k < me.in.size(); ++k) {
-    if (!me.in[k] || double(me.in[k]->bytes()) <= kSmall) continue;
-    Sharding left;
-    rules::wanted(me, k, first(whole_.in[std::size_t(n)][k]), mesh_, &left);
-    for (auto& [name, cut] : left.dims) {
-      const Axis* best = nullptr;
-      for (auto& a : me.in[k]->axes) {
-        if (a.name == name || !has(me.axes, a.name) || a.size % ranks(mesh_, cut) || !work.cut(a.name).empty()) continue;
-        if (rules::may_cut(me, a.name, cut, work, mesh_) && (!best || a.size > best->size)) best = &a;
-      }
-      if (best) assign(me, work, best->name, cut);
-    }
-  }
-}
-
 // May what is pending over x in operand k ride through this op, to be reduced later?
 bool Planner::rides(int n, std::size_t k, int x, Monoid m, const Sharding& work) {
   auto& me = node(n);
@@ -465,7 +403,11 @@ bool Planner::rides(int n, std::size_t k, int x, Monoid m, const Sharding& work)
     for (std::size_t j = 0; j < me.in.size(); ++j)
       if (j != k && first(whole_.in[std::size_t(n)][j]).pending(x))
         terms += bytes(whole_.in[std::size_t(n)][j], first(whole_.in[std::size_t(n)][j]));
-  return bytes(n, rules::made(me, work)) <= terms * 1.001;
+  if (bytes(n, rules::made(me, work)) <= terms * 1.001) return true;
+  if (me.op != &prim::kPlace) return false;
+  if (first_run_) contested.push_back({n, kRides});
+  auto choice = choices_->follow.find(n);
+  return choice != choices_->follow.end() && choice->second == kRides;
 }
 // Where something pending over x should land: on the axis that an output, a constraint or any consumer will have cut by x.
 std::pair<Name, Cut> Planner::landing(int n, int x) {
@@ -497,9 +439,9 @@ std::optional<Sharding> Planner::otherwise_cut(int n, const Sharding& usual, int
   if (used(other) < used(usual)) return {};
   for (std::size_t k = 0; k < in.size(); ++k) {
     if (in[k] < 0 || !me.origin.mapping || !whole_.parameter[std::size_t(in[k])] || !is_float(node(in[k]).dtype)) continue;
-    auto need = rules::needed(me, k, other, mesh_);
+    auto need = rules::needed(me, k, other, mesh_), before = rules::needed(me, k, usual, mesh_);
     for (auto& [name, cut] : first(in[k]).dims)
-      if (me.origin.mapping->find(name) && !(need.cut(name) == cut)) return {};
+      if (me.origin.mapping->find(name) && before.cut(name) == cut && !(need.cut(name) == cut)) return {};
   }
   return other;
 }
@@ -550,11 +492,13 @@ void Planner::compute_op(int n) {
   while (!decide()) {}
   context().origin = outer;
   if (rules::shifts(me) && !work.cut(me.attr.names[0]).empty()) return shift(n, work);
-
-  Step s{.kind = Step::Kind::compute, .node = n, .at = rules::made(me, work), .own_turns = !own_turns(n).empty()};
   Sharding kept;
   for (auto& k : keep)
-    for (auto& [x, m] : k) kept.pend(x, m), s.at.pend(x, m);
+    for (auto& [x, m] : k) kept.pend(x, m);
+  if (regroup(n, work, kept)) return;
+
+  Step s{.kind = Step::Kind::compute, .node = n, .at = rules::made(me, work), .own_turns = !own_turns(n).empty()};
+  for (auto& [x, m] : kept.partial) s.at.pend(x, m);
   double paid = now_.plan.bytes;
   for (std::size_t k = 0; k < in.size(); ++k) {
     if (in[k] < 0) {
@@ -569,72 +513,15 @@ void Planner::compute_op(int n) {
     for (auto& [x, m] : keep[k]) need.pend(x, m);
     if (together(me) && !(me.op == &prim::kSelect && k == 0)) need.partial = kept.partial;
     if (me.op == &prim::kScatter && k == 0) need.partial = s.at.partial;  // the base counts once
+    if (Sharding left; rules::wanted(me, k, first(in[k]), mesh_, &left), !left.dims.empty()) move_base(in[k], need);
     s.in.push_back(obtain(in[k], need));
   }
   bool pays = now_.plan.bytes > paid;
   for (auto& [x, m] : s.at.partial) pays |= whole_.wish[std::size_t(n)].cuts(x);
-  for (int k : {kWish, 0, 1})
-    if (pays && first_run_ && k < int(in.size()) && (k < 0 || in[std::size_t(k)] >= 0) && otherwise_cut(n, usual, k))
+  for (int k : {kMoved, kWish, 0, 1})
+    if (pays && first_run_ && (k != kMoved || me.op != &prim::kCumulative) && k < int(in.size()) && (k < 0 || in[std::size_t(k)] >= 0) && otherwise_cut(n, usual, k))
       contested.push_back({n, k});
   now_.plan.points += local_size(rules::points(me), work, mesh_) * turns_of(n);
-  int made = add(std::move(s));
-  versions(n).insert(versions(n).begin(), made);
-}
-
-// Positions move along an axis that is cut: each device gets what its block lacks. Slices that are only read here are seen
-// through.
-void Planner::shift(int n, const Sharding& work) {
-  auto& me = node(n);
-  Name axis = me.attr.names[0];
-  Step s{.kind = Step::Kind::shift, .node = n, .at = rules::made(me, work)};
-  std::vector<Piece> moving;
-  auto read = [&](int x, std::int64_t from, std::int64_t to, std::int64_t size, std::int64_t step) {
-    auto need = rules::needed(me, 0, work, mesh_);
-    if (!whole_.free[std::size_t(x)]) need.set(axis, first(x).cut(axis));
-    Axes axes;  // in the order of the result's
-    for (auto& a : me.axes) axes.push_back(*haliax::find(node(x), a.name));
-    s.in.push_back(obtain(x, need));
-    s.pieces.push_back({int(s.in.size()) - 1, axes, need, axis, from, to, size, step});
-    if (!need.cut(axis).empty()) moving.push_back(s.pieces.back());
-  };
-  if (me.op == &prim::kSlice) {
-    read(whole_.in[std::size_t(n)][0], me.attr.ints[0], 0, me.attr.ints[1], me.attr.ints[2]);
-  } else {
-    std::int64_t at = 0;
-    auto part = [&](int x) {
-      auto& p = node(x);
-      auto size = haliax::find(p, axis)->size;
-      bool through = p.op == &prim::kSlice && rules::shifts(p) && p.attr.names[0] == axis && !now_.done[std::size_t(x)];
-      if (through)
-        read(whole_.in[std::size_t(x)][0], p.attr.ints[0], at, size, p.attr.ints[2]);
-      else
-        read(x, 0, at, size, 1);
-      at += size;
-    };
-    if (me.op == &prim::kConcat) {
-      const auto in = whole_.in[std::size_t(n)];
-      for (int x : in) part(x);
-    } else {  // among zeros
-      auto fill = [&](std::int64_t size) {
-        if (size == 0) return;
-        auto axes = me.axes;
-        for (auto& a : axes)
-          if (a.name == axis) a.size = size;
-        int zeros = whole_.id(prim::filled(0, me.dtype, axes));
-        fit_tables();
-        part(zeros);
-      };
-      auto x = whole_.in[std::size_t(n)][0];
-      auto whole = haliax::find(me, axis)->size;
-      fill(me.attr.ints[0]);
-      part(x);
-      fill(whole - at);
-    }
-  }
-  s.hop = {Hop::Kind::exchange, s.at, exchange_over(moving, me.axes, s.at), axis,
-           exchange_bytes(moving, me.axes, s.at, bytes_of(me.dtype), mesh_)};
-  now_.plan.bytes += s.hop.bytes * turns_of(n);
-  now_.plan.points += local_size(me.axes, work, mesh_) * turns_of(n);
   int made = add(std::move(s));
   versions(n).insert(versions(n).begin(), made);
 }

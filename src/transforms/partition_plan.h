@@ -1,6 +1,7 @@
 // The partition pass at work. A plan says, for all devices alike, which versions of each value there are (whole, cut, pending),
 // which is made of which, and what is sent; `emit` makes one device's graph of it.
 #pragma once
+#include <functional>
 #include <map>
 #include <unordered_map>
 
@@ -18,7 +19,8 @@ struct Step {
     carry,   // what a loop carries
     regrow,  // of numbers and positions: made in place, in any sharding
     compute,
-    shift,  // positions moved along an axis, by an exchange or (bytes 0) by slices of what each device has
+    shift,    // positions moved along an axis, by an exchange or (bytes 0) by slices of what each device has
+    regroup,  // an axis in parts, or parts in an axis, whose blocks do not lie in one another: an exchange
     hop,
     loop,
     result,  // of a loop
@@ -27,16 +29,15 @@ struct Step {
   Sharding at = {};
   std::vector<int> in = {};  // steps, one for each operand (-1: none)
   Hop hop = {};
-  std::vector<Piece> pieces = {};  // shift: `array` says which of `in`
+  std::vector<Piece> pieces = {};  // shift, regroup: `array` says which of `in`
   bool own_turns = false;          // compute: a slice that counts the turns of this device
   int loop = -1;                   // loop, result, carry: which of the plan's loops
   std::size_t result = 0;          // result, carry: which of the loop's
   bool live = false;
   int bucket = -1;  // steps with one bucket are one call
   int cause = -1;   // the node that it is made for; -1: a result
-  bool talks() const {
-    return (kind == Kind::hop && hop.kind >= Hop::Kind::reduce_scatter) || (kind == Kind::shift && hop.bytes > 0);
-  }
+  bool moves() const { return kind == Kind::shift || kind == Kind::regroup; }
+  bool talks() const { return (kind == Kind::hop && hop.kind >= Hop::Kind::reduce_scatter) || (moves() && hop.bytes > 0); }
 };
 struct Region {  // the top, or a body of a loop
   int parent = -1, loop = -1;
@@ -87,9 +88,13 @@ struct Whole {
   void wishes(const std::vector<Sharding>& wanted);
 };
 
-// What may be decided otherwise, if fewer bytes are sent: whose cuts an op follows first, and which version of a value a loop
-// stacks.
-constexpr int kWish = -2, kUsual = -1;  // else the number of an operand
+constexpr double kSmall = 64 * 1024;  // bytes that are sent about as fast as nothing: not worth a second collective
+
+// What may be decided otherwise, if fewer bytes are sent: whose cuts an op follows first; how it comes by an axis that it needs whole
+// and that is cut; what stays pending; which version of a value a loop stacks.
+constexpr int kWish = -2, kUsual = -1;   // else the number of an operand
+constexpr int kWhole = -3, kMoved = -4;  // not block by block; the cut moves to another axis, however little there is to move
+constexpr int kRides = -5;               // what is pending, although it grows: other terms are as large
 struct Choices {
   std::map<int, int> follow;
   std::map<std::pair<int, std::size_t>, Sharding> stack;
@@ -151,12 +156,17 @@ class Planner {
   void compute(int n, bool asked_for = false);
   void compute_op(int n);
   bool put_off(int n);
+  int blocks_along(const Node& op, Name axis, std::int64_t least = 0);
+  bool first_in_blocks(const Node&);
   NodePtr otherwise(int n);  // in terms of other ops, where an axis that it needs whole is cut; null: no
   void shift(int n, const Sharding& work);
+  bool regroup(int n, const Sharding& work, const Sharding& keep);
+  void move_base(int x, const Sharding& need);
+  void make_again(int n, int base, const Sharding& need);
   Sharding work_of(int n, int follow);
   std::optional<Sharding> otherwise_cut(int n, const Sharding& usual, int follow);
   void assign(const Node&, Sharding& work, Name, const Cut&) const;
-  void displace(int n, Sharding& work);
+  void displace(int n, Sharding& work, int follow);
   bool rides(int n, std::size_t k, int x, Monoid, const Sharding& work);
   std::pair<Name, Cut> landing(int n, int x);
 
@@ -188,7 +198,10 @@ void join(Plan&, const Whole&);  // collectives that can be one call are
 void drop_dead(Plan&, const Whole&);
 // An op in terms of others that need no whole axis: `blocks` devices cut `axis`. Null: none is known.
 NodePtr by_blocks(const NodePtr&, Name axis, int blocks);
-bool is_top_k(const Node&);  // the first of an argsort
+bool is_top_k(const Node&);     // the first of an argsort
+bool picks_top_k(const Node&);  // what stands there
+// The one value of which this is made point by point, if it is no larger; or itself. Nothing is looked for below where it `ends`.
+NodePtr base_of(const NodePtr&, const std::function<bool(const Node&)>& ends = [](const Node&) { return false; });
 std::vector<Move> moves_of(const Plan&, const Whole&);  // in order
 Nodes emit(const Plan&, const Whole&, const std::vector<PartitionInput>&, const Mesh&, int device, Nodes& placeholders);
 

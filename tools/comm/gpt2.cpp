@@ -56,36 +56,47 @@ NamedArray plain_loss(const Gpt2& m, const NamedArray& ids, const Sequence& sp) 
   if (sp.at) x = auto_sharded(x);
   return nn::cross_entropy_loss(m.wte.unembed(x), m.wte.Vocab, one_hot(roll(ids, -1, "position"), m.wte.Vocab));
 }
-// A loop over pieces of the positions, whose logits are made again in the backward pass.
+// An axis in 8 pieces: those of one size in a loop, a last, smaller one after it.
+struct Pieces {
+  Axis all, count, piece;
+  explicit Pieces(const Axis& a) : all(a), count("chunk", 1), piece(a.resize((a.size + 7) / 8)) { count.size = a.size / piece.size; }
+  std::int64_t looped() const { return count.size * piece.size; }
+  std::int64_t rest() const { return all.size - looped(); }
+  NamedArray loop(const NamedArray& x) const { return unflatten_axis(slice(x, all, 0, looped()), all.name, {count, piece}); }
+  NamedArray last(const NamedArray& x) const { return slice(x, all, looped(), rest()); }
+};
+// Over pieces of the positions, whose logits are made again in the backward pass.
 NamedArray chunked_by_position(const Gpt2& m, const NamedArray& ids, bool pinned) {
   auto S = ids.resolve_axis("position"), V = m.wte.Vocab;
-  Axis C("chunk", 8), I("position", S.size / 8);
-  auto x = unflatten_axis(m.hidden(ids, {}), "position", {C, I}), targets = unflatten_axis(roll(ids, -1, S), "position", {C, I});
+  const Pieces cut(S);
+  auto x = m.hidden(ids, {}), targets = roll(ids, -1, S);
   auto head = pinned ? auto_sharded(m.wte.weight) : m.wte.weight;
   auto turn = [&](const NamedArray& sum, const NamedArray& x, const NamedArray& t) {
     return sum + haliax::sum(nn::cross_entropy_loss(dot(x, head, "embed"), V, one_hot(t, V), {.reduction = nn::Reduction::none}));
   };
-  return fold(turn, C, {.checkpoint = "carries"})(zeros({}), x, targets) / double(ids.size());
+  auto total = fold(turn, cut.count, {.checkpoint = "carries"})(zeros({}), cut.loop(x), cut.loop(targets));
+  if (cut.rest()) total = turn(total, cut.last(x), cut.last(targets));
+  return total / double(ids.size());
 }
-// A loop over pieces of the vocabulary, with a running log-sum-exp.
+// Over pieces of the vocabulary, with a running log-sum-exp.
 NamedArray chunked_by_vocab(const Gpt2& m, const NamedArray& ids) {
-  auto V = m.wte.Vocab;
-  Axis C("chunk", 8), I("vocab", V.size / 8);
+  const Pieces cut(m.wte.Vocab);
   auto x = m.hidden(ids, {}), targets = roll(ids, -1, "position");
-  auto head = unflatten_axis(m.wte.weight, "vocab", {C, I});
   struct Running {
     NamedArray top, sum, target;
   };
   auto turn = [&](const Running& r, const NamedArray& w, const NamedArray& i) {
+    auto I = w.resolve_axis("vocab");
     auto logits = dot(x, w, "embed");
     auto top = maximum(r.top, max(logits, I));
     auto total = r.sum * exp(r.top - top) + sum(exp(logits - top), I);
-    auto hit = (arange(I) + i * int(I.size)) == broadcast_axis(targets, I);
+    auto hit = (arange(I) + i * int(cut.piece.size)) == broadcast_axis(targets, I);
     return Running{top, total, r.target + sum(where(hit, logits, 0.), I)};
   };
   auto zero = zeros({ids.resolve_axis("batch"), ids.resolve_axis("position")});
-  auto r = fold(turn, C, {.checkpoint = "carries"})(Running{auto_sharded(zero - 1e30), auto_sharded(zero), auto_sharded(zero)},
-                                                    head, arange(C));
+  auto r = fold(turn, cut.count, {.checkpoint = "carries"})(
+      Running{auto_sharded(zero - 1e30), auto_sharded(zero), auto_sharded(zero)}, cut.loop(m.wte.weight), arange(cut.count));
+  if (cut.rest()) r = turn(r, cut.last(m.wte.weight), full({}, int(cut.count.size)));
   return mean(r.top + log(r.sum) - r.target);
 }
 
