@@ -58,15 +58,17 @@ class Comm(unittest.TestCase):
                         self.assertLessEqual(row["sent_bytes"], row["min_bytes"] * 1.01 + 64)
 
     def test_losses_are_those_of_one_device(self):
-        small = "--batch 8 --position 8 --embed 16 --mlp 16 --heads 8 --head-size 2 --vocab 16"
-        found = rows("--losses", 20, *small.split())
-        self.assertEqual(len(found), 24)
-        for row in found:
-            with self.subTest(row["program"]):
-                self.assertEqual(len(row["losses"]), 20)
-                tolerance = 1e-2 if "bf16" in row["program"] else 1e-5
-                for got, want in zip(row["losses"], row["unsharded"]):
-                    self.assertLessEqual(abs(got - want), tolerance * abs(want))
+        even = "--batch 8 --position 8 --embed 16 --mlp 16 --heads 8 --head-size 2 --vocab 16"
+        uneven = "--batch 6 --position 10 --embed 12 --mlp 20 --heads 3 --head-size 2 --vocab 21 --layers 1"
+        for steps, sizes in ((20, even), (2, uneven)):
+            found = rows("--losses", steps, *sizes.split())
+            self.assertEqual(len(found), 24)
+            for row in found:
+                with self.subTest(f"{row['program']} {sizes}"):
+                    self.assertEqual(len(row["losses"]), steps)
+                    tolerance = 1e-2 if "bf16" in row["program"] else 1e-5
+                    for got, want in zip(row["losses"], row["unsharded"]):
+                        self.assertLessEqual(abs(got - want), tolerance * abs(want))
 
 
 if __name__ == "__main__":

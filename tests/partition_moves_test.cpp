@@ -130,7 +130,8 @@ TEST_CASE("partition moves: the first of a cut axis, by the way that sends least
   }
   for (int size : {64, 8}) {  // two reductions, or rows shared among the devices
     const double rows = double(Rows.size), reductions = all_reduce(rows * 8);
-    auto r = planned({{vocab}, vocab, none}, [](const NamedArray& x) { return argmax(x, "vocab"); }, shape({Rows, Axis("vocab", size)}));
+    auto r = planned(
+        {{vocab}, vocab, none}, [](const NamedArray& x) { return argmax(x, "vocab"); }, shape({Rows, Axis("vocab", size)}));
     CAPTURE(r.explain);
     CHECK(r.sent_bytes == std::min(reductions, all_to_all(rows * size * 4) + all_gather(rows * 4)));
   }

@@ -30,7 +30,8 @@ Place place_of(const Lie& l, std::int64_t i, const Mesh& mesh) {
   Place p{0, 0, 0};
   std::int64_t blocks = 1, row = 1;
   for (auto k = l.parts.size(); k-- > 0;) {
-    std::int64_t size = l.parts[k].size, count = ranks(mesh, l.cuts[k]), step = std::max<std::int64_t>(1, (size + count - 1) / count);
+    std::int64_t size = l.parts[k].size, count = ranks(mesh, l.cuts[k]),
+                 step = std::max<std::int64_t>(1, (size + count - 1) / count);
     auto at = i % size, block = at / step, here = std::min(step, size - block * step);
     p.block += block * blocks, p.at += (at - block * step) * row;
     if (k + 1 == l.parts.size()) p.left = here - (at - block * step);
@@ -69,8 +70,7 @@ std::vector<Run> runs_between(const Lie& source, const Lie& target, const Mesh& 
 }
 std::vector<Run> runs_of(const Axis& source, const Axis& target, const Piece& p, const Cut& from, const Cut& to, const Mesh& mesh,
                          int device) {
-  if (in_parts(p, target))
-    return runs_between(lie_of(p.given, p, source, from), lie_of(p.taken, p, target, to), mesh, device);
+  if (in_parts(p, target)) return runs_between(lie_of(p.given, p, source, from), lie_of(p.taken, p, target, to), mesh, device);
   auto [low, length] = block_of(target, to, mesh, device);
   bool moves = p.axis && p.axis == target.name;
   std::int64_t first = moves ? p.to : 0, step = moves ? p.step : 1, start = moves ? p.from : 0;

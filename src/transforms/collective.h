@@ -18,8 +18,8 @@ NodePtr collective_result(const NodePtr& collective, std::size_t k);
 // How the positions of an axis lie on a mesh: in blocks of its parts, row by row. An axis is mostly its own only part.
 struct Lie {
   Axes parts = {};
-  std::vector<Cut> cuts = {};  // of each part
-  Cut over() const;            // mesh axes, of all parts
+  std::vector<Cut> cuts = {};                        // of each part
+  Cut over() const;                                  // mesh axes, of all parts
   std::int64_t size(const Mesh&, int device) const;  // of a device's block
 };
 

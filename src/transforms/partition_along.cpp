@@ -151,17 +151,16 @@ void Planner::shift(int n, const Sharding& work) {
   versions(n).insert(versions(n).begin(), made);
 }
 
-
-// An axis in parts, or parts in one axis, where the blocks of one are no blocks of the other: each device gets what its block lacks.
-// False: there is nothing of the kind to do.
+// An axis in parts, or parts in one axis, where the blocks of one are no blocks of the other: each device gets what its block
+// lacks. False: there is nothing of the kind to do.
 bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   auto& me = node(n);
   bool flattens = me.op == &prim::kFlatten;
   if (!flattens && me.op != &prim::kUnflatten) return false;
   const int x = whole_.in[std::size_t(n)][0];
   Name flat = me.attr.names.back();
-  auto& long_form = flattens ? me : node(x);     // with the axis
-  auto& short_form = flattens ? node(x) : me;    // with the parts
+  auto& long_form = flattens ? me : node(x);   // with the axis
+  auto& short_form = flattens ? node(x) : me;  // with the parts
   Sharding left, target;
   rules::wanted(me, 0, first(x), mesh_, &left);
   Axes parts;
@@ -172,9 +171,8 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
     return l;
   };
   auto free = [&](const Cut& c, const Sharding& also) {
-    return !c.meets(taken(me)) && std::none_of(c.begin(), c.end(), [&](int m) {
-      return work.cuts(m) || also.cuts(m) || first(x).pending(m);
-    });
+    return !c.meets(taken(me)) &&
+           std::none_of(c.begin(), c.end(), [&](int m) { return work.cuts(m) || also.cuts(m) || first(x).pending(m); });
   };
   auto over = flattens ? lie(left).over() : left.cut(flat);
   if (left.dims.empty() || !free(over, {})) return false;

@@ -80,8 +80,8 @@ NodePtr again(const NodePtr& n, const NodePtr& base, const NodePtr& now) {
   return make(*n->op, std::move(in), axes, n->dtype, n->attr);
 }
 
-// Each block gives its own first k; the first k of those are the first k of all. What is sent is what the keys are made of, if it is
-// made point by point: it is mostly what is picked, too.
+// Each block gives its own first k; the first k of those are the first k of all. What is sent is what the keys are made of, if it
+// is made point by point: it is mostly what is picked, too.
 struct First {
   Blocked b;
   std::int64_t k;
@@ -89,15 +89,16 @@ struct First {
                                     // sent: of the base, what is picked so (..., axis = blocks * k); best: positions in it
   First(const NodePtr& top, const Blocked& blocked) : b(blocked), k(top->attr.ints[1]) {
     auto& keys = top->in[0]->in[0];
-    auto last = prim::number(is_float(keys->dtype) ? std::numeric_limits<double>::quiet_NaN() : identity(Monoid::min, keys->dtype),
-                             keys->dtype);
+    auto last = prim::number(
+        is_float(keys->dtype) ? std::numeric_limits<double>::quiet_NaN() : identity(Monoid::min, keys->dtype), keys->dtype);
     const auto each = std::min(k, b.step), there = b.size / b.step * each + std::min(b.size % b.step, each);
     base = base_at(keys);
     order = prim::slice(prim::argsort(b.split(keys, last), b.axis), b.axis, 0, each);
     sent = picked(base);
     auto candidates = again(keys, base, sent);
     if (there < b.count * each)  // what the last blocks lack
-      candidates = prim::select(prim::less(prim::iota(Axis(b.axis, b.count * each)), prim::integer(there, DType::i32)), candidates, last);
+      candidates =
+          prim::select(prim::less(prim::iota(Axis(b.axis, b.count * each)), prim::integer(there, DType::i32)), candidates, last);
     best = prim::slice(prim::argsort(candidates, b.axis), b.axis, 0, k);
   }
   NodePtr pick(const NodePtr& table, const NodePtr& ids) const {

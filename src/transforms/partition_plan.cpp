@@ -519,7 +519,8 @@ void Planner::compute_op(int n) {
   bool pays = now_.plan.bytes > paid;
   for (auto& [x, m] : s.at.partial) pays |= whole_.wish[std::size_t(n)].cuts(x);
   for (int k : {kMoved, kWish, 0, 1})
-    if (pays && first_run_ && (k != kMoved || me.op != &prim::kCumulative) && k < int(in.size()) && (k < 0 || in[std::size_t(k)] >= 0) && otherwise_cut(n, usual, k))
+    if (pays && first_run_ && (k != kMoved || me.op != &prim::kCumulative) && k < int(in.size()) &&
+        (k < 0 || in[std::size_t(k)] >= 0) && otherwise_cut(n, usual, k))
       contested.push_back({n, k});
   now_.plan.points += local_size(rules::points(me), work, mesh_) * turns_of(n);
   int made = add(std::move(s));

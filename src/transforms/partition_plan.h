@@ -90,8 +90,8 @@ struct Whole {
 
 constexpr double kSmall = 64 * 1024;  // bytes that are sent about as fast as nothing: not worth a second collective
 
-// What may be decided otherwise, if fewer bytes are sent: whose cuts an op follows first; how it comes by an axis that it needs whole
-// and that is cut; what stays pending; which version of a value a loop stacks.
+// What may be decided otherwise, if fewer bytes are sent: whose cuts an op follows first; how it comes by an axis that it needs
+// whole and that is cut; what stays pending; which version of a value a loop stacks.
 constexpr int kWish = -2, kUsual = -1;   // else the number of an operand
 constexpr int kWhole = -3, kMoved = -4;  // not block by block; the cut moves to another axis, however little there is to move
 constexpr int kRides = -5;               // what is pending, although it grows: other terms are as large
@@ -201,7 +201,8 @@ NodePtr by_blocks(const NodePtr&, Name axis, int blocks);
 bool is_top_k(const Node&);     // the first of an argsort
 bool picks_top_k(const Node&);  // what stands there
 // The one value of which this is made point by point, if it is no larger; or itself. Nothing is looked for below where it `ends`.
-NodePtr base_of(const NodePtr&, const std::function<bool(const Node&)>& ends = [](const Node&) { return false; });
+NodePtr base_of(
+    const NodePtr&, const std::function<bool(const Node&)>& ends = [](const Node&) { return false; });
 std::vector<Move> moves_of(const Plan&, const Whole&);  // in order
 Nodes emit(const Plan&, const Whole&, const std::vector<PartitionInput>&, const Mesh&, int device, Nodes& placeholders);
 

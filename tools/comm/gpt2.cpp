@@ -59,7 +59,9 @@ NamedArray plain_loss(const Gpt2& m, const NamedArray& ids, const Sequence& sp) 
 // An axis in 8 pieces: those of one size in a loop, a last, smaller one after it.
 struct Pieces {
   Axis all, count, piece;
-  explicit Pieces(const Axis& a) : all(a), count("chunk", 1), piece(a.resize((a.size + 7) / 8)) { count.size = a.size / piece.size; }
+  explicit Pieces(const Axis& a) : all(a), count("chunk", 1), piece(a.resize((a.size + 7) / 8)) {
+    count.size = a.size / piece.size;
+  }
   std::int64_t looped() const { return count.size * piece.size; }
   std::int64_t rest() const { return all.size - looped(); }
   NamedArray loop(const NamedArray& x) const { return unflatten_axis(slice(x, all, 0, looped()), all.name, {count, piece}); }

@@ -140,10 +140,10 @@ void add_layers(std::vector<Program>& out, const Sizes& z) {
   const double table_bytes = v * e * f32;
   out.push_back(program("embedding_vocab_sharded", M8m, {{vm, none}, {none, vm}, vm}, all_reduce(act, 8), embed, table, ids));
   const Mapping vd{{"vocab", "data"}};
-  out.push_back(program("embedding_vocab_sharded_batch_dp", M8d, {{vd, dp}, {none, vd}, dp},
-                        std::min(all_gather(T * 4, 8) + 2 * reduce_scatter(act, 8), 2 * all_gather(table_bytes, 8)) +
-                            all_reduce(4, 8),
-                        embed, table, ids));
+  out.push_back(
+      program("embedding_vocab_sharded_batch_dp", M8d, {{vd, dp}, {none, vd}, dp},
+              std::min(all_gather(T * 4, 8) + 2 * reduce_scatter(act, 8), 2 * all_gather(table_bytes, 8)) + all_reduce(4, 8),
+              embed, table, ids));
   out.push_back(
       program("embedding_embed_sharded_batch_dp", M8d, {{fs, dp}, {none, fs}, dp},
               std::min(2 * all_gather(table_bytes, 8), all_gather(T * 4, 8) + 2 * all_gather(act / 8, 8)) + all_reduce(4, 8),

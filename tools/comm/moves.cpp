@@ -8,8 +8,8 @@ using namespace haliax;
 namespace {
 
 std::int64_t block(std::int64_t i, std::int64_t size, std::int64_t count) { return i / ((size + count - 1) / count); }
-// Of n positions, how many a device wants and has not, on average over 8. Where sizes do not divide, blocks of one sharding do not lie
-// in those of another, and no ratio says how many move.
+// Of n positions, how many a device wants and has not, on average over 8. Where sizes do not divide, blocks of one sharding do
+// not lie in those of another, and no ratio says how many move.
 template <class Has, class Wants>
 double lacking(std::int64_t n, Has has, Wants wants) {
   double all = 0;
@@ -54,9 +54,13 @@ void add_moves(std::vector<Program>& out, const Sizes& z) {
   const auto rows = z.batch * z.position;
   auto row_wanted = [&](auto device, auto i) { return block(i, rows, 8) == device; };
   flatten("flatten_batch_pos_sharded_batch", dp,
-          e * 4 * lacking(rows, [&](auto device, auto i) { return block(i / z.position, z.batch, 8) == device; }, row_wanted));
+          e * 4 *
+              lacking(
+                  rows, [&](auto device, auto i) { return block(i / z.position, z.batch, 8) == device; }, row_wanted));
   flatten("flatten_batch_pos_sharded_pos", pos,
-          e * 4 * lacking(rows, [&](auto device, auto i) { return block(i % z.position, z.position, 8) == device; }, row_wanted));
+          e * 4 *
+              lacking(
+                  rows, [&](auto device, auto i) { return block(i % z.position, z.position, 8) == device; }, row_wanted));
   const auto hd = z.heads * z.head_size;
   out.push_back(program(
       "unflatten_heads_tp", M8m, {{Mapping{{"hd", "model"}}}, {tp}, tp},
@@ -79,8 +83,8 @@ void add_moves(std::vector<Program>& out, const Sizes& z) {
   });
   along("pad_sharded_axis", row * 7, [](const NamedArray& x) { return pad(x, {{"position", {0, 8}}}); });
   along("cumsum_sharded_axis", all_gather(row * 8, 8), [](const NamedArray& x) { return cumsum(x, "position"); });
-  // The devices send what they found in their blocks, or share the rows among them: each row's logits (or the first 8 of each block)
-  // go to one device, and what it found to all.
+  // The devices send what they found in their blocks, or share the rows among them: each row's logits (or the first 8 of each
+  // block) go to one device, and what it found to all.
   const auto logits = shape({a.B, a.S, a.V});
   const double v = double(z.vocab), k = 8, candidates = std::min(v, k * 8);
   out.push_back(program(
