@@ -89,8 +89,8 @@ std::vector<Run> runs_of(const Axis& source, const Axis& target, const Piece& p,
 // The device with that block, else like `device`.
 int with_block(int device, std::int64_t block, const Cut& cut, const Mesh& mesh) {
   for (int k = cut.size(); k-- > 0;) {
-    int x = cut[k], size = mesh.axes[std::size_t(x)].second, stride = 1;
-    for (std::size_t m = std::size_t(x) + 1; m < mesh.axes.size(); ++m) stride *= mesh.axes[m].second;
+    int x = cut[k], size = mesh.axes()[std::size_t(x)].second, stride = 1;
+    for (std::size_t m = std::size_t(x) + 1; m < mesh.axes().size(); ++m) stride *= mesh.axes()[m].second;
     device += (int(block % size) - coordinate(mesh, device, x)) * stride;
     block /= size;
   }
