@@ -21,7 +21,7 @@ using nlohmann::json;
 struct Options {
   std::string mode = "chunked", against, dtype = "f32";
   std::int64_t n = 1024, e = 768, v = 50257, chunk = 0;
-  double memory = 0;   // MiB
+  double memory = 0, masked = 0;   // MiB; of the tokens, a share drawn at random
   int threads = 0, reps = 5, pairs = 15, seed = 0;
 };
 struct Head {
@@ -44,6 +44,8 @@ Data data_of(const Options& o, std::int64_t n, std::int64_t e, std::int64_t v) {
   auto x = draw(Tokens, 1), w = draw(Vocab, float(1 / std::sqrt(double(e))));
   std::vector<std::int32_t> ids(static_cast<std::size_t>(n));
   for (auto& id : ids) id = random.below(std::uint32_t(v));
+  if (o.masked > 0)
+    for (auto& id : ids) if (double(random.below(1u << 30)) < o.masked * (1u << 30)) id = -1;
   return {{x, w}, array(ids, Tokens).eval()};
 }
 
@@ -68,6 +70,12 @@ template <class F> Compiled with_gradients(F loss) {
     return Results{l, g.x, g.w};
   });
 }
+// The loss of a head with a mask that is known when it runs: an id that does not count.
+Compiled masked_mode(const ChunkOptions& chunks) {
+  return with_gradients([chunks](const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
+    return nn::linear_cross_entropy(x, w, ids, "embed", "vocab", {.chunks = chunks, .ignore_index = -1}).loss;
+  });
+}
 Compiled mode_of(const std::string& name, const ChunkOptions& chunks) {
   auto walking = [&](const AxisSelection& axes) { return chunked_reduce(axes, chunks, mean_loss); };
   if (name == "product") return compiled([](const Head& h, const NamedArray&) { return Results{dot(h.x, h.w, "embed")}; });
@@ -77,12 +85,13 @@ Compiled mode_of(const std::string& name, const ChunkOptions& chunks) {
       return Results{NamedArray(0.), dot(z, h.w, "vocab"), dot(z, h.x, "tokens")};
     });
   if (name == "full") return with_gradients(mean_loss);
+  if (name == "masked") return masked_mode(chunks);
   if (name == "chunked") return with_gradients(walking("tokens"));
   if (name == "vocabulary") return with_gradients(walking("vocab"));
   if (name == "tile") return with_gradients(walking({"vocab", "tokens"}));
   if (name == "forward")
     return compiled([f = walking("tokens")](const Head& h, const NamedArray& ids) { return Results{f(h.x, h.w, ids)}; });
-  throw Error("[loss] there is no mode " + name + "; there are product, gemm, full, chunked, vocabulary, tile, forward");
+  throw Error("[loss] there is no mode " + name + "; there are product, gemm, full, chunked, masked, vocabulary, tile, forward");
 }
 
 // ---- measuring ----
@@ -170,13 +179,14 @@ void measure(const Options& o) {
 int main(int argc, char** argv) {
   Options o;
   CLI::App app{"Times a linear head with cross entropy and its gradients."};
-  app.add_option("--mode", o.mode, "product, gemm, full, chunked, vocabulary, tile or forward")->capture_default_str();
+  app.add_option("--mode", o.mode, "product, gemm, full, chunked, masked, vocabulary, tile or forward")->capture_default_str();
   app.add_option("--against", o.against, "another mode, run in turn with the first; prints the median of the ratios of pairs");
   app.add_option("--n", o.n, "tokens")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--e", o.e, "embed")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--v", o.v, "vocab")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--dtype", o.dtype, "f32 or bf16: of x and w")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
   app.add_option("--memory", o.memory, "MiB beside the results; 0: the library's choice")->check(CLI::NonNegativeNumber);
+  app.add_option("--masked", o.masked, "share of the tokens whose ids are -1: mode masked does not count them")->check(CLI::Range(0., 1.));
   app.add_option("--chunk", o.chunk, "positions of the walked axes; 0: from the memory")->check(CLI::NonNegativeNumber);
   app.add_option("--reps", o.reps, "timed runs")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--pairs", o.pairs, "pairs of timed runs with --against")->check(CLI::PositiveNumber)->capture_default_str();

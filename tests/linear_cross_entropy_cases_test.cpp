@@ -312,6 +312,98 @@ TEST_CASE("linear cross entropy: a chunk in which nothing counts is not computed
   CHECK(difference(every(x).second, logsumexp(dot(x, at.text, Embed), Vocab), 1e-12) == "");
 }
 
+TEST_CASE("linear cross entropy: masked tokens cost nothing, wherever they lie") {
+  const Axis Batch{"batch", 2}, Pos{"position", 6};
+  // Where a token is masked its hidden state makes NaN of all that is computed with it, even times 0.
+  const auto live = (mod(arange(Tokens), Arr(3)) != 0).eval();
+  const auto order = argsort(~live, Tokens);
+  const auto first = rename(slice(order, Tokens, 0, 8), "tokens", "live").eval();
+  const Parameters good = parameters(), bad{where(live, good.x, NAN).eval(), good.w};
+  auto by_the_book = [=](const Parameters& p) {
+    return nn::cross_entropy_loss(dot(take(p.x, Tokens, first), p.w, Embed), Vocab, take(ids(), Tokens, first));
+  };
+  const auto want = jit(with_gradient(by_the_book))(good);
+  auto check = [&](auto loss, const Parameters& p, int loops) {
+    auto run = jit(with_gradient(loss));
+    auto [value, g] = run(p);
+    CHECK(run.report().loops == loops);
+    CHECK(difference(value, want.first, 1e-12) == "");
+    CHECK(difference(flatten_axes(g.x, without_axes(g.x.axes(), Embed), Tokens), want.second.x, 1e-12) == "");
+    CHECK(difference(g.w, want.second.w, 1e-12) == "");
+  };
+  for (bool by_mask : {true, false}) {
+    CAPTURE(by_mask);
+    nn::LinearCrossEntropyOptions o{.chunks = {.chunk = 4}, .outputs = {.nll = true, .accuracy = true}};
+    if (by_mask) o.mask = live;
+    else o.ignore_index = 3;
+    const auto labels = by_mask ? ids() : where(live, where(ids() == 3, 2, ids()), 3).eval();
+    if (by_mask) {
+      check([=](const Parameters& p) { return nn::linear_cross_entropy(p.x, p.w, labels, Embed, Vocab, o).loss; }, bad, 1);
+      // Over several axes; by tiles; with all that is summed beside the loss.
+      auto two = [=](const NamedArray& a) { return unflatten_axis(a, Tokens, {Batch, Pos}); };
+      for (std::int64_t tile : {0, 5}) {
+        auto t = o;
+        t.mask = two(live).eval(), t.vocab_chunk = tile;
+        check([=](const Parameters& p) { return nn::linear_cross_entropy(p.x, p.w, two(labels), Embed, Vocab, t).loss; },
+              {two(bad.x).eval(), bad.w}, tile ? 5 : 1);
+      }
+    }
+    auto r = jit([=](const Parameters& p) { return nn::linear_cross_entropy(p.x, p.w, labels, Embed, Vocab, o); })(bad);
+    auto whole = losses(good, {.mask = live, .outputs = {.losses = true}});
+    if (by_mask) CHECK(difference(r.nll.sum, sum(whole.losses), 1e-12) == "");
+    CHECK(r.accuracy.weight.item() == 8);
+    // The loss of each is in its place, to the bit.
+    o.outputs.losses = true;
+    auto given = jit([=](const Parameters& p) { return nn::linear_cross_entropy(p.x, p.w, labels, Embed, Vocab, o).losses; })(good);
+    auto o2 = o;
+    o2.reduction = nn::Reduction::none;          // walked as they lie
+    auto apart = jit([=](const Parameters& p) { return nn::linear_cross_entropy(p.x, p.w, labels, Embed, Vocab, o2).losses; })(good);
+    CHECK(all(given == apart).item() == 1);
+  }
+  // A mask for each example of a vmap.
+  const Axis Example{"example", 3};
+  const auto masks = (random::uniform(random::key(9), {Example, Tokens}) < 0.5).eval();
+  auto mapped = [=](std::optional<std::int64_t> chunk, bool reduced) {
+    return jit([=](const Parameters& p, const NamedArray& all) {
+      return vmap([=](const NamedArray& mask) {
+        return grad([=](const Parameters& q) {
+          auto how = reduced ? nn::Reduction::sum : nn::Reduction::none;
+          return sum(losses(q, {.chunks = {.chunk = chunk}, .mask = mask, .reduction = how}).loss);
+        })(p);
+      }, Example)(all);
+    })(good, masks);
+  };
+  auto chunked = mapped(4, true), plain = mapped(std::nullopt, false);
+  CHECK(difference(chunked.x, plain.x, 1e-12) == "");
+  CHECK(difference(chunked.w, plain.w, 1e-12) == "");
+}
+
+TEST_CASE("linear cross entropy: masked tokens cost nothing in large turns either") {
+  const Axis Many{"tokens", 600};                // turns of 300 and of 128
+  const Parameters p{normal(1, {Many, Embed}), normal(2, {Vocab, Embed})};
+  const auto labels = random::randint(random::key(3), Many, 0, int(Vocab.size)).eval();
+  auto by_the_book = [=](const Parameters& q, const NamedArray& live) {
+    return sum(where(live, nn::cross_entropy_loss(dot(q.x, q.w, Embed), Vocab, labels, {.reduction = nn::Reduction::none}), 0.));
+  };
+  auto step = jit([=](const Parameters& q, const NamedArray& live) {
+    return value_and_grad([=](const Parameters& r) {
+      return nn::linear_cross_entropy(r.x, r.w, labels, Embed, Vocab, {.mask = live, .reduction = nn::Reduction::sum}).loss;
+    })(q);
+  });
+  // None, all, one small turn, one large turn and small ones.
+  for (double share : {-1., 2., 0.1, 0.6}) {
+    CAPTURE(share);
+    const auto live = (random::uniform(random::key(4), Many) < share).eval();
+    auto want = jit(value_and_grad([=](const Parameters& q) { return by_the_book(q, live); }))(p);
+    auto [value, g] = step(p, live);
+    CHECK(difference(value, want.first, 1e-12) == "");
+    CHECK(difference(g.x, want.second.x, 1e-12) == "");
+    CHECK(difference(g.w, want.second.w, 1e-12) == "");
+  }
+  CHECK(step.report().loops == 3);               // the last small turn is smaller
+  CHECK(step.report().traces == 1);
+}
+
 TEST_CASE("linear cross entropy: a logit of -inf says never") {
   const auto p = parameters();
   const auto never = where(arange(Vocab) < 3, -INFINITY, zeros(Vocab, DType::f64));

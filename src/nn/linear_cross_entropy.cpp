@@ -1,4 +1,5 @@
 // The cross entropy of a linear head. All of it is written for whole arrays; chunked_reduce cuts it.
+#include <algorithm>
 #include <limits>
 
 #include "base/name.h"
@@ -21,6 +22,8 @@ std::string text(DType d) { return std::string(name_of(d)); }
 struct Arrays {
   NamedArray x, weight, targets, labels, bias, mask, weights, class_weights;  // labels (Vocab): 0, 1, 2, ...
   NamedArray teacher_x = {}, teacher_weight = {}, teacher_bias = {};
+  NamedArray order = {};  // (tokens): the rows of x, targets, mask and weights in the order of the walk
+  NamedArray here = {};   // (tokens), bool, in that order: those of this walk
 };
 Arrays arrays_of(const Arr& x, const Arr& weight, const Arr& targets, const Axis& Vocab, const Options& o) {
   auto either = [](const std::optional<NamedArray>& a) { return a.value_or(NamedArray()); };
@@ -240,6 +243,115 @@ Result walk(const Problem& p, const Arrays& a) {
   return r;
 }
 
+// What is summed over tokens, of two walks over some of them each.
+Result operator+(Result a, const Result& b) {
+  for (auto part : {&Result::total, &Result::nll, &Result::accuracy})
+    if ((a.*part).sum) (a.*part).sum = (a.*part).sum + (b.*part).sum;
+  if (a.losses) a.losses = a.losses + b.losses;
+  return a;
+}
+
+// ---- masked tokens -----------------------------------------------------------------------------------------------------------
+// Turns end early if nothing in them counts. Masked tokens that lie scattered among others come last, so that there are such turns.
+
+class LiveFirst {
+ public:
+  LiveFirst(const Problem& p, const Arrays& a) {
+    auto& o = p.options;
+    auto& give = o.outputs;
+    bool every_token = give.logsumexp || give.log_prob || give.ids || give.entropy || give.top_k > 0 || give.sample || o.teacher;
+    // What is not reduced may have cotangents that are computed from it: one sweep, which a change of order would make two.
+    bool masked = o.mask || (o.ignore_index && is_integer(a.targets.dtype()));
+    if (!masked || every_token || o.reduction == Reduction::none) return;
+    std::string name;
+    for (auto& t : p.tokens) {
+      if (!o.walked.all() && !is_in(o.walked.items(), t.name)) continue;
+      if (!a.x.has_axis(t.name) || is_shared(t.name)) {
+        rows_.clear();
+        return;
+      }
+      rows_.push_back(t);
+      name += (name.empty() ? "" : ",") + text(t.name);
+    }
+    if (!rows_.empty()) walked_ = Axis(name, axis_size(rows_)), row_ = "row of " + name;
+  }
+
+  // The options' cut, with one axis in place of those.
+  std::pair<AxisSelection, ChunkOptions> cut(const Options& o, const Axes& tokens) const {
+    const AxisSelection asked = o.walked.all() ? AxisSelection(tokens) : o.walked;
+    if (rows_.empty()) return {asked, o.chunks};
+    Names names;
+    auto chunks = o.chunks;
+    chunks.chunks.clear();
+    for (std::size_t i = 0; i < asked.items().size(); ++i) {
+      auto name = asked.items()[i].name;
+      if (find_axis(rows_, name)) name = walked_.name;
+      auto at = std::size_t(std::find(names.begin(), names.end(), name) - names.begin());
+      if (at == names.size()) names.push_back(name);
+      if (i >= o.chunks.chunks.size()) continue;
+      if (at == chunks.chunks.size()) chunks.chunks.push_back(1);
+      chunks.chunks[at] *= o.chunks.chunks[i];
+    }
+    return {names, chunks};
+  }
+  Problem in_order(Problem p) const {
+    if (!rows_.empty()) p.tokens = concat_axes({walked_}, without_axes(p.tokens, rows_));
+    return p;
+  }
+  Arrays ordered(Arrays a, const NamedArray& live) const {
+    if (rows_.empty()) return a;
+    for (auto* v : of_tokens(a)) if (*v) *v = flatten_axes(*v, rows_, row_);
+    a.order = rename(argsort(~of_rows(live), row_), row_, walked_.name);
+    return a;
+  }
+  Arrays taken(Arrays a) const {   // in a turn
+    if (rows_.empty()) return a;
+    for (auto* v : of_tokens(a)) if (*v) *v = take(*v, row_, a.order);
+    if (a.here) a.mask = a.mask ? a.mask & a.here : a.here;
+    return a;
+  }
+  // Large turns are the fastest, but a mask saves whole turns: what does not fill a large one is left to small ones. How many positions make
+  // a large one; 0: all turns are alike, since somebody said what they hold, or they are small.
+  std::int64_t large_turn(const Problem& p, const Arrays& a) const {
+    auto& c = p.options.chunks;
+    if (rows_.empty() || c.chunk || !c.chunks.empty() || c.memory > 0 || c.form == ChunkForm::tile || p.options.vocab_chunk) return 0;
+    auto bytes = [](const NamedArray& v) { return v.size() * bytes_of(v.dtype()); };
+    auto budget = std::max<std::int64_t>(std::int64_t(32) << 20, bytes(a.x) + bytes(a.weight));
+    auto most = budget / (p.Vocab.size * axis_size(without_axes(p.tokens, rows_)) * bytes_of(p.dtype));
+    if (std::min(most, walked_.size) < 2 * small_turn) return 0;
+    auto turns = std::max<std::int64_t>(2, (walked_.size + most - 1) / most);
+    return (walked_.size + turns - 1) / turns;
+  }
+  // (tokens), in order: those that fill large turns.
+  NamedArray filling(std::int64_t turn, const NamedArray& live) const {
+    auto count = sum(astype(of_rows(live), DType::i32));
+    return arange(walked_) < where(count == walked_.size, count, count - mod(count, turn));
+  }
+  static constexpr std::int64_t small_turn = 128;
+  NamedArray put_back(const NamedArray& v, const NamedArray& order) const {
+    return rows_.empty() ? v : unflatten_axis(take(v, walked_, argsort(order, walked_)), walked_, rows_);
+  }
+
+ private:
+  NamedArray of_rows(const NamedArray& live) const {
+    auto counts = flatten_axes(live, rows_, row_);
+    return any(counts, without_axes(counts.axes(), row_));
+  }
+  static std::vector<NamedArray*> of_tokens(Arrays& a) { return {&a.x, &a.targets, &a.mask, &a.weights}; }
+  static bool is_in(const std::vector<AxisSelector>& items, Name n) {
+    return std::any_of(items.begin(), items.end(), [&](auto& w) { return w.name == n; });
+  }
+  static bool is_shared(Name axis) {   // devices hold a part of it each: tokens would go from one to another
+    auto mesh = current_mesh();
+    auto mapping = current_mapping();
+    return mesh && (!mapping || mapping->find(axis));
+  }
+
+  Axes rows_;      // the tokens' axes that are walked; none: in the order they have
+  Axis walked_;    // all of these, live tokens first
+  Name row_;       // the same in their own order
+};
+
 }  // namespace
 
 NamedArray WeightedMean::mean(SourceLocation at) const {
@@ -262,12 +374,24 @@ LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const Ax
   const Tokens tokens(p, arrays);
   tokens.check(p);
 
-  auto loss = [&](const Arrays& a) { return walk(p, a); };
+  const LiveFirst live_first(p, arrays);
+  auto q = live_first.in_order(p);
+  auto loss = [&](const Arrays& a) { return walk(q, live_first.taken(a)); };
   auto tiled = [&](const Arrays& a) {
     return o.vocab_chunk == 0 ? loss(a) : chunked_reduce(Vocab, {.chunk = o.vocab_chunk, .form = o.chunks.form}, loss)(a);
   };
-  const AxisSelection walked = o.walked.all() ? AxisSelection(p.tokens) : o.walked;
-  auto r = walked.items().empty() ? tiled(arrays) : chunked_reduce(walked, o.chunks, tiled)(arrays);
+  auto [walked, chunks] = live_first.cut(o, p.tokens);
+  auto inputs = live_first.ordered(arrays, tokens.live);
+  Result r;
+  if (auto turn = live_first.large_turn(p, arrays)) {
+    chunks.chunk = turn, inputs.here = live_first.filling(turn, tokens.live);
+    r = chunked_reduce(walked, chunks, tiled)(inputs);
+    chunks.chunk = live_first.small_turn, inputs.here = ~inputs.here;
+    r = r + chunked_reduce(walked, chunks, tiled)(inputs);
+  } else {
+    r = walked.items().empty() ? tiled(inputs) : chunked_reduce(walked, chunks, tiled)(inputs);
+  }
+  if (r.losses) r.losses = live_first.put_back(r.losses, inputs.order);
 
   r.total.weight = tokens.total_weight(p, true);
   if (o.outputs.nll) r.nll.weight = tokens.total_weight(p, false);
@@ -284,8 +408,8 @@ LinearCrossEntropy linear_next_token_loss(const AxisSelector& Pos, Arr x, Arr we
   if (!is_integer(ids.dtype())) fail("linear_next_token_loss", "ids are integers, but these are " + text(ids.dtype()));
   if (pos.size < 2) fail("linear_next_token_loss", "axis " + to_string(pos) + " has no next position; two are needed");
   auto o = options;
-  o.ignore_index = options.ignore_index.value_or(-1);
-  const auto next = where(arange(pos) < pos.size - 1, roll(astype(ids, DType::i32), -1, pos), *o.ignore_index);
+  if (o.checked && !o.ignore_index) o.ignore_index = -1;
+  const auto next = where(arange(pos) < pos.size - 1, roll(astype(ids, DType::i32), -1, pos), o.ignore_index.value_or(-1));
   return linear_cross_entropy(x, weight, next, Embed, Vocab, o);
 }
 

@@ -408,7 +408,8 @@ void Region::keep_for_later(bool small) {
     auto i = stage_.find(n.get());
     if (i == stage_.end() || i->second >= at || in_body(*n) || enters(*n) || !seen.emplace(std::pair{n.get(), at}, true).second) continue;
     auto kind = n->op->kind;
-    bool work = kind == Kind::reduce || kind == Kind::contract || kind == Kind::step || kind == Kind::result;
+    bool copies = n->op == &prim::kGather && !walks(n->in[0]);   // of what is there anyway
+    bool work = kind == Kind::reduce || kind == Kind::contract || (kind == Kind::step && !copies) || kind == Kind::result;
     bool stepped = n->op == &kResult && n->in[0]->op == &kLoop && goes_along(*n);
     auto& list = stacks_[i->second];
     if (!stepped && (!small || !work || n->bytes() * 8 > most)) for (auto& x : n->in) { if (x && walks(x)) todo.push_back({x, at}); }

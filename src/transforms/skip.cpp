@@ -51,6 +51,7 @@ class Masks {
     if (op == &prim::kMul || op == &prim::kContract) return joined(in(0), in(1));
     if (op == &prim::kSelect) return zero(2) ? joined(in(0), in(1)) : zero(1) ? in(2) : merged(in(1), in(2));
     if (op == &prim::kAdd || op == &prim::kSub) return merged(in(0), in(1));
+    if (op == &prim::kScatter && n->attr.ints[0] == std::int64_t(program::Update::add)) return zero(0) ? in(1) : merged(in(0), in(1));
     if (moves || op == &prim::kDiv || op == &prim::kNeg || op == &prim::kCast || op == &prim::kSum) return in(0);
     if (op != &kResult || n->in[0]->op != &kLoop) return {};
     auto& l = loop_of(*n);                         // of a loop inside: what does not change with its turns
