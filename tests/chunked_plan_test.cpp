@@ -137,12 +137,20 @@ TEST_CASE("chunked plan: explain says which form it was, and why") {
   auto planned = explained(sum_of, {.chunks = {.memory = 160 << 10}});
   CAPTURE(planned);
   CHECK(planned.starts_with("sweep over tokens: "));
-  CHECK(planned.find(" contractions, ") != std::string::npos);
+  CHECK(planned.find(": 3 contractions, ") != std::string::npos);   // with each token, whatever is left over
+  CHECK(planned.find(" would take 4 contractions ") != std::string::npos);
   CHECK(planned.find(" KiB of 160.0 KiB") != std::string::npos);
   CHECK(planned.find("% longer") != std::string::npos);
   planned = explained(sum_of, {.chunks = {.memory = 160 << 10, .form = ChunkForm::sweep}});
   CAPTURE(planned);
   CHECK(planned.find("the form was asked for") != std::string::npos);
+  // What is not cut.
+  planned = explained(sum_of, {});
+  CAPTURE(planned);
+  CHECK(planned.starts_with("whole over tokens: all of it fits: 3 contractions, "));
+  CHECK(planned.find("of 32.0 MiB\n") != std::string::npos);
+  CHECK(explained(sum_of, {}, false).starts_with("whole over tokens: all of it fits: 1 contraction, "));
+  CHECK(explained(sum_of, {.chunks = {.chunk = 256}}).starts_with("whole over tokens: a chunk holds all of it, as asked for\n"));
 }
 
 // ---- narrow floats -----------------------------------------------------------------------------------------------------------

@@ -68,6 +68,7 @@ struct JitCore::Impl {
   std::optional<use_mesh> on_mesh;
   Context outer = {};
   JitReport report;
+  std::vector<std::string> uncut;                // what report.explain says of regions that stay whole
   double started = 0;
   std::recursive_mutex lock;
 
@@ -149,6 +150,7 @@ struct JitCore::Impl {
       report.explain += c.form + " over " + c.axis + ": " + why + (c.why == said ? "" : "; " + c.why) + "\n";
       said = c.why;
     }
+    for (auto& line : uncut) report.explain += line + "\n";
   }
   // The results as roots, after the graph passes.
   Nodes graph_of(const Leaves& results, const Parts& parts, const std::string& backend_name) {
@@ -168,7 +170,8 @@ struct JitCore::Impl {
       Here here(options.at);
       refuse_unknown_axes(roots, e.inputs, given_mappings());
     }
-    return optimise(roots, backend_name != "reference", &backend(backend_name));
+    uncut.clear();
+    return optimise(roots, backend_name != "reference", &backend(backend_name), &uncut);
   }
   std::string backend_name() const { return options.backend.empty() ? default_backend() : options.backend; }
   std::shared_ptr<const Mesh> mesh() const {

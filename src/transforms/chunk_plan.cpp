@@ -207,11 +207,31 @@ std::string text_of(std::int64_t bytes) {
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + (large ? " MiB" : " KiB");
 }
 
+// How many contractions a position takes part in: the smaller turn that is left over does the same for others.
+int contractions_of(const Nodes& roots, const Node* index) {
+  std::unordered_set<const Node*> seen;
+  Nodes todo(roots);
+  int count = 0;
+  while (!todo.empty()) {
+    auto n = std::move(todo.back());
+    todo.pop_back();
+    if (!n || (index && !n->varies_with(index)) || !seen.insert(n.get()).second) continue;
+    count += n->op == &prim::kContract;
+    todo.insert(todo.end(), n->in.begin(), n->in.end());
+    if (n->op != &kLoop) continue;
+    auto& l = loop_of(*n);
+    Nodes body;
+    for (auto& r : l.results) body.push_back(r.value[0]), todo.push_back(r.start);
+    count += contractions_of(body, l.index[0].get());
+  }
+  return count;
+}
+
 struct Trial {
   CutPlan plan;
   std::int64_t bytes = 0;
   double cost = 0;
-  int contractions = 0;
+  int contractions = 0;                          // with each position
 };
 
 class Planner {
@@ -263,10 +283,11 @@ class Planner {
   Trial trial(CutPlan plan) const {
     Trial t;
     auto graph = cut_regions(apply(plan, alone_.roots, nullptr), device_, call_.depth);
-    auto low = lower(optimise_loops(settled(graph, false)), alone_.inputs, {}, device_);
+    graph = optimise_loops(settled(graph, false));
+    auto low = lower(graph, alone_.inputs, {}, device_);
     t.bytes = low.program->arena_bytes + alone_.outside;
     t.cost = cost_of(low.program->steps);
-    t.contractions = count_contractions(low.program->steps);
+    t.contractions = contractions_of(graph, nullptr);
     t.plan = std::move(plan);
     return t;
   }
@@ -276,7 +297,7 @@ class Planner {
       auto at = std::find(call_.walked.begin(), call_.walked.end(), k.axis) - call_.walked.begin();
       p.cuts.push_back({k, in_blocks(k, std::min(k.size, call_.chunks[std::size_t(at)]))});
     }
-    p.how.why = text_of(p.cuts) + ", as asked for";
+    p.how.why = (p.is_whole() ? "a chunk holds all of it" : text_of(p.cuts)) + ", as asked for";
     return p;
   }
   // What takes several sweeps (a vocabulary, whose logsumexp comes first) goes inside of what takes fewer. Nobody asked for `tile_`.
@@ -361,9 +382,9 @@ class Planner {
 
   CutPlan explained(const Trial& t, const std::optional<Trial>& other) const {
     auto plan = t.plan;
-    auto contractions = [](const Trial& x) { return std::to_string(x.contractions) + " contractions"; };
+    auto contractions = [](const Trial& x) { return std::to_string(x.contractions) + (x.contractions == 1 ? " contraction" : " contractions"); };
     auto& why = plan.how.why;
-    why = text_of(plan.cuts) + ": " + contractions(t) + ", " + text_of(t.bytes) + " of " + text_of(budget_);
+    why = (plan.is_whole() ? "all of it fits" : text_of(plan.cuts)) + ": " + contractions(t) + ", " + text_of(t.bytes) + " of " + text_of(budget_);
     if (other) {
       auto percent = std::to_string(std::int64_t(std::lround(100 * (other->cost / t.cost - 1))));
       why += "; " + text_of(other->plan.cuts) + " would take " + contractions(*other) + " and about " + percent + "% longer";
@@ -409,6 +430,15 @@ ChunkKey ChunkKey::of(const Attr& a) {
 bool ChunkKey::same_call(const ChunkKey& o) const {
   return depth == o.depth && inside == o.inside && memory == o.memory && form == o.form && keep == o.keep && reverse == o.reverse &&
          walked == o.walked && chunks == o.chunks;
+}
+
+bool CutPlan::is_whole() const {
+  return std::all_of(cuts.begin(), cuts.end(), [](auto& c) { return c.second >= c.first.size; });
+}
+std::string CutPlan::line() const {
+  std::string axes;
+  for (auto& a : call.walked) axes += (axes.empty() ? "" : ", ") + std::string(a.text());
+  return "whole over " + axes + ": " + how.why;
 }
 
 int blocks_of(Name axis, const Mapping* mapping) {

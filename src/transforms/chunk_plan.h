@@ -26,6 +26,8 @@ struct CutPlan {
   std::vector<std::pair<ChunkKey, std::int64_t>> cuts;   // outermost first; positions a turn
   std::optional<ChunkKey> tile;                          // an axis that is cut although nobody asked
   RegionCut how;
+  bool is_whole() const;                                 // nothing is cut
+  std::string line() const;                              // for people, of what is whole
 };
 int blocks_of(Name axis, const Mapping*);          // devices of the mesh in scope that the mapping cuts it for
 CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, program::Device*);

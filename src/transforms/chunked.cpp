@@ -58,9 +58,10 @@ Nodes capturing(const Nodes& outs, const Attr& key) {
 
 }  // namespace
 
-Nodes cut_regions(const Nodes& roots, program::Device* device, int depth) {
+Nodes cut_regions(const Nodes& roots, program::Device* device, int depth, std::vector<std::string>* uncut) {
   struct Level {
     program::Device* device;
+    std::vector<std::string>* uncut;
     std::optional<ChunkKey> next(const Nodes& level, int depth) const {
       const Node* first = nullptr;               // of the outermost calls, the first
       auto look = [&](const NodePtr& n) {
@@ -85,7 +86,9 @@ Nodes cut_regions(const Nodes& roots, program::Device* device, int depth) {
         auto level = level_of(roots, index);
         auto call = next(level, depth);
         if (!call) break;
-        roots = apply(plan_cuts(*call, roots, level, device), roots, index);
+        auto plan = plan_cuts(*call, roots, level, device);
+        if (uncut && plan.is_whole()) uncut->push_back(plan.line());
+        roots = apply(plan, roots, index);
         roots = inside(true, depth);
       }
       return inside(false, depth + 1);
@@ -93,7 +96,7 @@ Nodes cut_regions(const Nodes& roots, program::Device* device, int depth) {
   };
   auto borders = level_of(roots, nullptr);
   if (std::none_of(borders.begin(), borders.end(), [](auto& n) { return n->op == &prim::kEnter; })) return roots;
-  return Level{device}(roots, nullptr, depth);
+  return Level{device, uncut}(roots, nullptr, depth);
 }
 
 namespace detail {

@@ -75,9 +75,9 @@ Nodes settled(const Nodes& roots, bool keep_regions) {
   return to.empty() ? roots : substitute(roots, to);
 }
 
-Nodes optimise(const Nodes& roots, bool optional, program::Device* device) {
+Nodes optimise(const Nodes& roots, bool optional, program::Device* device, std::vector<std::string>* uncut) {
   if (!optional) return settled(roots, false);   // regions stay whole: the oracle computes f itself
-  Nodes out = settled(cut_regions(widen_gradients(settled(roots, true)), device), false);
+  Nodes out = settled(cut_regions(widen_gradients(settled(roots, true)), device, 0, uncut), false);
   report(out, "chunks");
   out = optimise_loops(out);
   report(out, "loops");

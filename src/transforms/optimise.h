@@ -5,10 +5,12 @@
 
 namespace haliax {
 
-// `optional` off: only what meaning needs. The device says what scratch a chunk costs; none: none.
-Nodes optimise(const Nodes& roots, bool optional, program::Device* = nullptr);
+// `optional` off: only what meaning needs. The device says what scratch a chunk costs; none: none. `uncut`: lines for people, of regions of
+// chunked_reduce that stay whole.
+Nodes optimise(const Nodes& roots, bool optional, program::Device* = nullptr, std::vector<std::string>* uncut = nullptr);
 Nodes settled(const Nodes& roots, bool keep_regions);   // without what only the tracing needed
-Nodes cut_regions(const Nodes& roots, program::Device*, int depth = 0);   // regions of chunked_reduce, in so many loops, become loops
+// Regions of chunked_reduce, in so many loops, become loops.
+Nodes cut_regions(const Nodes& roots, program::Device*, int depth = 0, std::vector<std::string>* uncut = nullptr);
 
 // Loops: drop dead results, merge, drop dead results, join carries.
 Nodes optimise_loops(Nodes roots);
