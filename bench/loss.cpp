@@ -70,10 +70,10 @@ template <class F> Compiled with_gradients(F loss) {
     return Results{l, g.x, g.w};
   });
 }
-// The loss of a head with a mask that is known when it runs: an id that does not count.
-Compiled masked_mode(const ChunkOptions& chunks) {
-  return with_gradients([chunks](const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
-    return nn::linear_cross_entropy(x, w, ids, "embed", "vocab", {.chunks = chunks, .ignore_index = -1}).loss;
+// The loss of a head, with a mask that is known when it runs: an id that does not count.
+Compiled head_mode(const ChunkOptions& chunks, std::optional<std::int64_t> ignored) {
+  return with_gradients([=](const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
+    return nn::linear_cross_entropy(x, w, ids, "embed", "vocab", {.chunks = chunks, .ignore_index = ignored}).loss;
   });
 }
 Compiled mode_of(const std::string& name, const ChunkOptions& chunks) {
@@ -85,13 +85,14 @@ Compiled mode_of(const std::string& name, const ChunkOptions& chunks) {
       return Results{NamedArray(0.), dot(z, h.w, "vocab"), dot(z, h.x, "tokens")};
     });
   if (name == "full") return with_gradients(mean_loss);
-  if (name == "masked") return masked_mode(chunks);
+  if (name == "head") return head_mode(chunks, {});
+  if (name == "masked") return head_mode(chunks, -1);
   if (name == "chunked") return with_gradients(walking("tokens"));
   if (name == "vocabulary") return with_gradients(walking("vocab"));
   if (name == "tile") return with_gradients(walking({"vocab", "tokens"}));
   if (name == "forward")
     return compiled([f = walking("tokens")](const Head& h, const NamedArray& ids) { return Results{f(h.x, h.w, ids)}; });
-  throw Error("[loss] there is no mode " + name + "; there are product, gemm, full, chunked, masked, vocabulary, tile, forward");
+  throw Error("[loss] there is no mode " + name + "; there are product, gemm, full, chunked, head, masked, vocabulary, tile, forward");
 }
 
 // ---- measuring ----
@@ -179,7 +180,7 @@ void measure(const Options& o) {
 int main(int argc, char** argv) {
   Options o;
   CLI::App app{"Times a linear head with cross entropy and its gradients."};
-  app.add_option("--mode", o.mode, "product, gemm, full, chunked, masked, vocabulary, tile or forward")->capture_default_str();
+  app.add_option("--mode", o.mode, "product, gemm, full, chunked, head, masked, vocabulary, tile or forward")->capture_default_str();
   app.add_option("--against", o.against, "another mode, run in turn with the first; prints the median of the ratios of pairs");
   app.add_option("--n", o.n, "tokens")->check(CLI::PositiveNumber)->capture_default_str();
   app.add_option("--e", o.e, "embed")->check(CLI::PositiveNumber)->capture_default_str();

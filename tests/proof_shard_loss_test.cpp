@@ -129,6 +129,35 @@ TEST_CASE("proof: chunks are cut from each device's own part: no token moves, wh
   }
 }
 
+TEST_CASE("proof: a mask sends nothing: no token goes to another device to be walked earlier") {
+  const auto p = drawn(Vocab, true);
+  const auto ids = random::randint(random::key(5), {Batch, Pos}, 0, int(Vocab.size)), next = roll(ids, -1, Pos);
+  const auto mask = (random::uniform(random::key(6), {Batch, Pos}) < 0.4).eval();
+  const auto want = flatten(jit(value_and_grad([=](const Parameters& q, const NamedArray& i, const NamedArray& targets) {
+    auto logits = dot(hidden(q, i), q.embedding, Embed);
+    return nn::cross_entropy_loss(logits, "vocab", targets, {.where = mask});
+  }))(p, ids, next));
+  for (auto& way : ways)
+    for (AxisSelection walked : {AxisSelection("position"), AxisSelection({"batch", "position"})}) {
+      CAPTURE(std::string(way.name));
+      auto sent = [&](bool masked) {
+        auto loss = [&](const Parameters& q, const NamedArray& i, const NamedArray& targets) {
+          axis_mapping scope(way.inside);
+          nn::LinearCrossEntropyOptions o{.walked = walked, .chunks = {.chunk = 5}};
+          if (masked) o.mask = mask;
+          return nn::linear_cross_entropy(hidden(q, i), q.embedding, targets, Embed, "vocab", o).loss;
+        };
+        JitOptions options{.mesh = way.mesh, .axis_resources = way.parameters};
+        options.in = Mappings::of_each({way.parameters, way.inside, way.inside});
+        auto f = named_jit(value_and_grad(loss), options);
+        const auto got = flatten(f(p, ids, next));
+        for (std::size_t k = 0; masked && k < got.size(); ++k) close(got[k], want[k]);
+        return f.report().sent_bytes;
+      };
+      CHECK(sent(true) == sent(false));
+    }
+}
+
 TEST_CASE("proof: a vocabulary that devices share is cut once more only if it must be") {
   auto shape = [](const AxisSpec& axes, DType d = DType::f32) { return eval_shape([&] { return zeros(axes, d); }); };
   const Axis Many("vocab", 65536), Tokens("tokens", 256), Wide("embed", 256);

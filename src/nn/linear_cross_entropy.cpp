@@ -263,10 +263,11 @@ class LiveFirst {
     // What is not reduced may have cotangents that are computed from it: one sweep, which a change of order would make two.
     bool masked = o.mask || (o.ignore_index && is_integer(a.targets.dtype()));
     if (!masked || every_token || o.reduction == Reduction::none) return;
+    if (std::any_of(p.tokens.begin(), p.tokens.end(), [](auto& t) { return is_shared(t.name); })) return;
     std::string name;
     for (auto& t : p.tokens) {
       if (!o.walked.all() && !is_in(o.walked.items(), t.name)) continue;
-      if (!a.x.has_axis(t.name) || is_shared(t.name)) {
+      if (!a.x.has_axis(t.name)) {
         rows_.clear();
         return;
       }
