@@ -7,6 +7,7 @@
 #include "haliax/losses.h"
 #include "haliax/nn.h"
 #include "ops/prim.h"
+#include "support/head_model.h"
 #include "transforms/lower.h"
 #include "transforms/optimise.h"
 
@@ -16,15 +17,12 @@ namespace {
 
 const Axis Tokens{"tokens", 256}, Embed{"embed", 32}, Vocab{"vocab", 512};
 
-struct Parameters {
-  NamedArray x, w;
-};
-NamedArray normal(int seed, const AxisSpec& axes, DType d = DType::f32) {
-  return random::normal(random::key(seed), axes).astype(d).eval();
-}
-Parameters parameters(DType d = DType::f32) { return {normal(1, {Tokens, Embed}, d), normal(2, {Vocab, Embed}, d)}; }
+using Parameters = test::HeadParameters;
+const test::HeadModel model{Tokens, Embed, Vocab};
+NamedArray normal(int seed, const AxisSpec& axes, DType d = DType::f32) { return test::normal(seed, axes, d); }
+Parameters parameters(DType d = DType::f32) { return model.parameters(d); }
 const NamedArray& ids() {
-  static const NamedArray a = random::randint(random::key(3), Tokens, 0, int(Vocab.size)).eval();
+  static const NamedArray a = model.ids();
   return a;
 }
 nn::LinearCrossEntropy losses(const Parameters& p, const nn::LinearCrossEntropyOptions& o) {

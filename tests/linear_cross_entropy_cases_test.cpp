@@ -8,6 +8,7 @@
 #include "haliax/losses.h"
 #include "haliax/nn.h"
 #include "near.h"
+#include "support/head_model.h"
 
 using namespace haliax;
 
@@ -15,14 +16,11 @@ namespace {
 
 const Axis Tokens{"tokens", 12}, Embed{"embed", 6}, Vocab{"vocab", 16};
 
-struct Parameters {
-  NamedArray x, w;
-};
-NamedArray normal(int seed, const AxisSpec& axes, DType d = DType::f64) {
-  return random::normal(random::key(seed), axes, d).eval();
-}
-Parameters parameters(DType d = DType::f64) { return {normal(1, {Tokens, Embed}, d), normal(2, {Vocab, Embed}, d)}; }
-NamedArray ids() { return random::randint(random::key(3), Tokens, 0, int(Vocab.size)).eval(); }
+using Parameters = test::HeadParameters;
+const test::HeadModel model{Tokens, Embed, Vocab};
+NamedArray normal(int seed, const AxisSpec& axes, DType d = DType::f64) { return test::normal(seed, axes, d); }
+Parameters parameters(DType d = DType::f64) { return model.parameters(d); }
+NamedArray ids() { return model.ids(); }
 
 nn::LinearCrossEntropy losses(const Parameters& p, nn::LinearCrossEntropyOptions o = {}) {
   return nn::linear_cross_entropy(p.x, p.w, ids(), Embed, Vocab, o);
