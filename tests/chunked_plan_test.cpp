@@ -261,6 +261,7 @@ TEST_CASE("chunked plan: the same bits from run to run, for any number of thread
                            {.chunks = {.chunk = 40, .form = ChunkForm::recompute}},
                            {.walked = Large, .chunks = {.chunk = 300}},
                            {.chunks = {.chunk = 40}, .vocab_chunk = 300},
+                           {.chunks = {.chunk = 40}, .ignore_index = 7},
                            {.chunks = {.memory = 200 << 10}},
                            {.chunks = {.memory = 100 << 10, .form = ChunkForm::tile}}};
   for (DType d : {DType::f32, DType::bf16}) {

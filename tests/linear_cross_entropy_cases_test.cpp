@@ -400,6 +400,12 @@ TEST_CASE("linear cross entropy: masked tokens cost nothing in large turns eithe
   }
   CHECK(step.report().loops == 3);               // the last small turn is smaller
   CHECK(step.report().traces == 1);
+  // Walked by the vocabulary as well, nobody's turn is one id.
+  auto tiled = jit([=](const Parameters& q) {
+    return nn::linear_cross_entropy(q.x, q.w, labels, Embed, Vocab, {.walked = {Vocab, Many}, .ignore_index = 3}).loss;
+  });
+  tiled(p);
+  CHECK(tiled.report().loops == 0);
 }
 
 TEST_CASE("linear cross entropy: a logit of -inf says never") {
@@ -445,6 +451,9 @@ TEST_CASE("linear cross entropy: bad input is told by name") {
   refused(ids(), {.chunks = {.memory = -1}}, "a budget of -1 bytes; it must be positive");
   refused(ids(), {.vocab_chunk = -4}, "must be positive");
   refused(ids(), {.chunks = {.memory = 8}}, "one position of tokens=12 needs 256 bytes, more than the 8 allowed");
+  refused(ids(), {.chunks = {.memory = 8}, .ignore_index = 3}, "one position of tokens=12 needs ");
+  refused(ids(), {.chunks = {.memory = -1}, .ignore_index = 3}, "a budget of -1 bytes; it must be positive");
+  refused(ids(), {.chunks = {.chunk = 0}, .ignore_index = 3}, "a chunk of 0 positions; it must be positive");
   refused(ids(), {.mask = ones(Tokens)}, "the mask is f32; it must be bool");
   refused(ids(), {.mask = arange(Axis("batch", 2)) > 0}, "axis batch of the mask");
   refused(ids(), {.weights = ids()}, "weights are floats");

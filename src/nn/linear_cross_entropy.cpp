@@ -312,13 +312,18 @@ class LiveFirst {
     return a;
   }
   // Large turns are the fastest, but a mask saves whole turns: what does not fill a large one is left to small ones. How many positions make
-  // a large one; 0: all turns are alike, since somebody said what they hold, or they are small.
+  // a large one, in the default budget; 0: all turns are alike, since somebody said what they hold, they are small, or more than tokens is
+  // cut. (So it is for a narrow head, whose gradient is summed in an array of its own that the budget seldom holds.)
   std::int64_t large_turn(const Problem& p, const Arrays& a) const {
-    auto& c = p.options.chunks;
-    if (rows_.empty() || c.chunk || !c.chunks.empty() || c.memory > 0 || c.form == ChunkForm::tile || p.options.vocab_chunk) return 0;
+    auto& o = p.options;
+    auto& c = o.chunks;
+    bool asked = c.chunk || !c.chunks.empty() || c.memory > 0 || c.form == ChunkForm::tile || o.vocab_chunk != 0;
+    bool tokens_alone = o.walked.all() || o.walked.items().size() == rows_.size();
+    if (rows_.empty() || asked || !tokens_alone || bytes_of(a.weight.dtype()) < 4) return 0;
     auto bytes = [](const NamedArray& v) { return v.size() * bytes_of(v.dtype()); };
     auto budget = std::max<std::int64_t>(std::int64_t(32) << 20, bytes(a.x) + bytes(a.weight));
-    auto most = budget / (p.Vocab.size * axis_size(without_axes(p.tokens, rows_)) * bytes_of(p.dtype));
+    auto logits = p.Vocab.size * axis_size(without_axes(p.tokens, rows_)) * bytes_of(p.dtype);
+    auto most = budget / (logits + 2 * bytes(a.x) / walked_.size);   // rows picked, and their gradients
     if (std::min(most, walked_.size) < 2 * small_turn) return 0;
     auto turns = std::max<std::int64_t>(2, (walked_.size + most - 1) / most);
     return (walked_.size + turns - 1) / turns;
