@@ -649,7 +649,12 @@ Lowered lower(const Nodes& given_roots, const Nodes& inputs, const LowerOptions&
   }
   auto donated = options.donated;
   donated.resize(std::size_t(p.arguments), false);
+  auto kept = options.fuse ? stashed(p) : std::nullopt;
   plan(p, donated, options.fuse);
+  if (kept) {
+    plan(*kept, donated, options.fuse);
+    if (kept->peak_bytes <= p.peak_bytes) p = std::move(*kept);
+  }
   return out;
 }
 

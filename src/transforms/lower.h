@@ -1,5 +1,7 @@
 // From the graph to a Program: units to steps, values to slots, loops to steps that hold steps.
 #pragma once
+#include <optional>
+
 #include "graph/loop.h"
 #include "program/program.h"
 
@@ -18,6 +20,8 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& = {},
 
 // Where everything lies: in-place updates, donated arguments, and offsets in one arena.
 void plan(program::Program&, const std::vector<bool>& donated, bool reuse);
+// The program with products kept from loop to loop in memory that lies idle, where there are any; before `plan`.
+std::optional<program::Program> stashed(const program::Program&);
 // Raises if a value that other devices sent (Slot::gathered) is kept: as a result, as the carry of a loop, or by a loop for later.
 void check_scratch(const program::Program&);
 

@@ -5,7 +5,7 @@
 namespace haliax {
 
 // f(view, writes) of each view of the step; of a loop nothing: its body holds steps of its own.
-template <class F> void each_view(const program::Step& s, F f) {
+template <class S, class F> void each_view(S& s, F f) {   // a Step, const or not
   using program::Code;
   switch (s.kind) {
     case program::Kind::fused:
