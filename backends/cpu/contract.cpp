@@ -157,19 +157,24 @@ struct MatmulPlan {
 constexpr std::int64_t tiny = 32 * 1024;  // multiplications
 std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1) / unit * unit; }
 
-// Blocks for our own kernel, one for each thread, as its bits do not depend on them. Columns first: each thread then packs its own part of b
-// alone; tall and narrow ones by rows.
+// Blocks for our own kernel, about one for each thread, as its bits do not depend on them: those of the shortest time. A block packs its part
+// of b, which costs some 24 multiplications an element, and reads its rows of a.
 void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) {
   const Choice& c = p.choice;
-  p.m_block = c.m.n, p.n_block = c.n.n;
   auto count = [](std::int64_t n, std::int64_t block) { return (n + block - 1) / block; };
-  for (;;) {
-    p.m_blocks = count(c.m.n, p.m_block), p.n_blocks = count(c.n.n, p.n_block);
-    if (p.m_blocks * p.n_blocks * matrices >= threads() || p.m_block * p.n_block * (macs / (c.m.n * c.n.n)) <= (1 << 22)) return;
-    const bool cut_m = p.m_block > 8, cut_n = p.n_block > 48, wide = p.n_block >= 192 && p.m_block < 16 * p.n_block;
-    if (cut_m && ((p.m_block >= p.n_block && !wide) || !cut_n)) p.m_block = round_up(count(c.m.n, 2 * p.m_blocks), 8);
-    else if (cut_n) p.n_block = round_up(count(c.n.n, 2 * p.n_blocks), 48);
-    else return;
+  auto block = [&](std::int64_t n, std::int64_t parts, std::int64_t unit) { return parts == 1 ? n : round_up(count(n, parts), unit); };
+  const std::int64_t parts = std::clamp<std::int64_t>(count(threads(), matrices), 1, count(macs, 1 << 22));
+  std::int64_t best = -1;
+  for (std::int64_t across = 1; across <= parts; ++across) {
+    const std::int64_t n = block(c.n.n, across, 48), m = block(c.m.n, count(parts, count(c.n.n, n)), 8);
+    const std::int64_t blocks = count(c.m.n, m) * count(c.n.n, n);
+    const std::int64_t time = count(blocks * matrices, threads()) * (m * n + 24 * n + 4 * m);   // of one k
+    if (best >= 0 && time >= best) continue;
+    best = time, p.m_block = m, p.n_block = n, p.m_blocks = count(c.m.n, m), p.n_blocks = count(c.n.n, n);
+  }
+  if (p.n_blocks > 1 && p.n_block >= 800) {   // more columns than a block holds at a time: two for each thread, which are not equally fast
+    p.n_block = block(c.n.n, 2 * p.n_blocks, 48);
+    p.n_blocks = count(c.n.n, p.n_block);
   }
 }
 // Blocks depend on the problem only. Columns are cut first: a block of them then reads its part of b once.

@@ -28,12 +28,14 @@ bool stays_narrow(Code c, DType dtype) {
   return c == Code::select || c == Code::max || c == Code::min || c == Code::bit_and || c == Code::bit_or || c == Code::bit_xor ||
          c == Code::shift_right || (floating && (c == Code::neg || c == Code::abs || c == Code::sign)) || gives_bool(c);
 }
+constexpr std::int64_t rows_bytes = 160 * 1024;   // registers for several rows at once: well inside the second cache
 Code combining(Code store) { return store == Code::store_add ? Code::add : store == Code::store_max ? Code::max : Code::min; }
 
 class Planner {
  public:
-  Planner(const Fused& fused, const Context* context, std::int64_t tile, bool may_keep)
-      : fused_(fused), context_(context), tile_(tile), may_keep_(may_keep) {}
+  // Points of a tile: of one inner box, and of whole rows together.
+  Planner(const Fused& fused, const Context* context, std::int64_t tile, std::int64_t rows, bool may_keep)
+      : fused_(fused), context_(context), tile_(tile), rows_(rows), may_keep_(may_keep) {}
 
   FusedPlan make() {
     mark_needed();
@@ -264,7 +266,9 @@ class Planner {
     } else {
       bool keep = may_keep_ && p.inner_points <= 4 * tile_;
       p.inner_box = cut(p.outer_dims, p.dims, keep ? std::max<std::int64_t>(1, p.inner_points) : tile_);
-      p.outer_box = cut(0, p.outer_dims, p.inner_box * 4 <= tile_ && p.inner_box >= p.inner_points ? tile_ / p.inner_box : 1);
+      std::int64_t rows = p.inner_box * 4 <= tile_ ? tile_ / p.inner_box : 1;
+      if (!p.reductions.empty()) rows = std::max(rows, std::min(rows_ / p.inner_box, p.outer_points / 16));
+      p.outer_box = cut(0, p.outer_dims, p.inner_box < p.inner_points ? 1 : rows);
     }
     p.inner_box = p.outer_box = 1;
     for (int d = 0; d < p.dims; ++d) {
@@ -742,7 +746,7 @@ class Planner {
 
   Fused fused_;
   const Context* context_;
-  std::int64_t tile_;
+  std::int64_t tile_, rows_;
   bool may_keep_, no_inner_ = false;
   bool every_ = false;   // every instruction is made at every point
   bool points_ = false;  // some matter at one point of a row
@@ -759,9 +763,11 @@ class Planner {
 FusedPlan plan_fused(const Fused& fused, const Context* context) {
   if (fused.outer < 0 || static_cast<std::size_t>(fused.outer) > fused.dims.size())
     throw Error("[fused] more outer dimensions than dimensions");
-  FusedPlan plan = Planner(fused, context, fused.code.size() <= 10 ? 4096 : 1024, true).make();   // a few registers: all in L1
+  const std::int64_t tile = fused.code.size() <= 10 ? 4096 : 1024;   // a few registers: all in L1
+  FusedPlan plan = Planner(fused, context, tile, 16 * tile, true).make();   // many rows at once, so that what a row has but once costs little
+  if (plan.register_bytes > rows_bytes) plan = Planner(fused, context, tile, tile, true).make();
   auto fits = [&] { return plan.register_bytes + static_cast<std::int64_t>(plan.values.size()) * 8 <= workspace_bytes; };
-  for (std::int64_t tile = 1024; !fits() && tile >= 1; tile /= 2) plan = Planner(fused, context, tile, false).make();
+  for (std::int64_t tile = 1024; !fits() && tile >= 1; tile /= 2) plan = Planner(fused, context, tile, tile, false).make();
   if (!fits()) throw Error("[fused] too many values live at once");
   return plan;
 }
