@@ -76,17 +76,6 @@ struct Example {
   }
 };
 
-std::int64_t multiplications(const std::vector<Step>& steps) {
-  std::int64_t sum = 0;
-  for (auto& s : steps) {
-    if (s.kind == program::Kind::loop) sum += s.loop.trips * multiplications(s.loop.body);
-    if (s.kind != program::Kind::contract) continue;
-    std::int64_t n = 1;
-    for (auto* part : {&s.contract.batch, &s.contract.m, &s.contract.n, &s.contract.k}) for (auto d : *part) n *= d;
-    sum += n;
-  }
-  return sum;
-}
 std::vector<float> run(Program p, program::Device& device) {
   plan(p, {false, false}, true);
   std::mt19937 engine(1);
@@ -125,7 +114,7 @@ TEST_CASE("stash: as many turns as fit are kept, the bits are the same, and not 
     CHECK(kept->steps[3].loop.trips == c.kept);
     CHECK(kept->steps[3].loop.body.size() == 2);
     CHECK(kept->steps[4].loop.trips == c.turns - c.kept);
-    CHECK(multiplications(p.steps) - multiplications(kept->steps) == c.kept * c.rows * c.width * e.depth);
+    CHECK(multiplications(p.steps) - multiplications(kept->steps) == double(c.kept * c.rows * c.width * e.depth));
     auto before = p, after = *kept;
     plan(before, {false, false}, true), plan(after, {false, false}, true);
     CHECK(after.peak_bytes <= before.peak_bytes);
@@ -175,10 +164,11 @@ TEST_CASE("stash: the gradient of a head hosts its logits") {
   };
   auto [loss, gradient] = gradients({.memory = 48 << 10});
   auto whole = gradients({});
-  auto steps = lower(optimise({loss.node(), gradient.node()}, true), {}).program->steps;
-  auto each = Tokens.size * Embed.size * Vocab.size;
-  CHECK(multiplications(steps) > 2 * each);   // 3 by tiles without: logits, again, and the gradient
-  CHECK(multiplications(steps) < 2 * each + each / 4);
+  auto low = lower(optimise({loss.node(), gradient.node()}, true), {});
+  auto each = double(Tokens.size * Embed.size * Vocab.size), made = multiplications(low.program->steps);
+  CHECK(made > 2 * each);   // 3 by tiles without: logits, again, and the gradient
+  CHECK(made < 2.25 * each);
+  CHECK(low.spared == doctest::Approx(1 - made / (3 * each)));
   CHECK(difference(loss, whole.first, 1e-6) == "");
   CHECK(difference(gradient, whole.second, 1e-6) == "");
 }

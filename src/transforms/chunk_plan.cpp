@@ -231,7 +231,7 @@ struct Trial {
   CutPlan plan;
   std::int64_t bytes = 0;
   double cost = 0;
-  int contractions = 0;                          // with each position
+  double contractions = 0;                       // with each position
 };
 
 class Planner {
@@ -287,7 +287,7 @@ class Planner {
     auto low = lower(graph, alone_.inputs, {}, device_);
     t.bytes = low.program->arena_bytes + alone_.outside;
     t.cost = cost_of(low.program->steps);
-    t.contractions = contractions_of(graph, nullptr);
+    t.contractions = contractions_of(graph, nullptr) * (1 - low.spared);
     t.plan = std::move(plan);
     return t;
   }
@@ -382,7 +382,10 @@ class Planner {
 
   CutPlan explained(const Trial& t, const std::optional<Trial>& other) const {
     auto plan = t.plan;
-    auto contractions = [](const Trial& x) { return std::to_string(x.contractions) + (x.contractions == 1 ? " contraction" : " contractions"); };
+    auto contractions = [](const Trial& x) {               // to a tenth, where a part of the turns keeps what others make again
+      auto tenths = std::lround(10 * x.contractions);
+      return std::to_string(tenths / 10) + (tenths % 10 ? "." + std::to_string(tenths % 10) : "") + (tenths == 10 ? " contraction" : " contractions");
+    };
     auto& why = plan.how.why;
     why = (plan.is_whole() ? "all of it fits" : text_of(plan.cuts)) + ": " + contractions(t) + ", " + text_of(t.bytes) + " of " + text_of(budget_);
     if (other) {

@@ -651,10 +651,11 @@ Lowered lower(const Nodes& given_roots, const Nodes& inputs, const LowerOptions&
   donated.resize(std::size_t(p.arguments), false);
   auto kept = options.fuse ? stashed(p) : std::nullopt;
   plan(p, donated, options.fuse);
-  if (kept) {
-    plan(*kept, donated, options.fuse);
-    if (kept->peak_bytes <= p.peak_bytes) p = std::move(*kept);
-  }
+  if (!kept) return out;
+  plan(*kept, donated, options.fuse);
+  if (kept->peak_bytes > p.peak_bytes) return out;
+  out.spared = 1 - multiplications(kept->steps) / multiplications(p.steps);
+  p = std::move(*kept);
   return out;
 }
 
@@ -667,6 +668,17 @@ double identity(Monoid m, DType d) {
   int bits = 8 * bytes_of(d);
   if (is_signed(d)) return m == Monoid::max ? -std::ldexp(1, bits - 1) : std::ldexp(1, bits - 1) - 1;
   return m == Monoid::max ? 0 : std::ldexp(1, bits) - 1;
+}
+double multiplications(const std::vector<Step>& steps) {
+  double sum = 0;
+  for (auto& s : steps) {
+    if (s.kind == program::Kind::loop) sum += double(s.loop.trips) * multiplications(s.loop.body);
+    if (s.kind != program::Kind::contract) continue;
+    double n = 1;
+    for (auto* part : {&s.contract.batch, &s.contract.m, &s.contract.n, &s.contract.k}) for (auto d : *part) n *= double(d);
+    sum += n;
+  }
+  return sum;
 }
 int count_contractions(const std::vector<Step>& steps, bool once) {
   int n = 0;

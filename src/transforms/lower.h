@@ -14,6 +14,7 @@ struct LowerOptions {
 struct Lowered {
   std::shared_ptr<program::Program> program;
   Nodes arguments;                           // the inputs given, then the arrays that the graph captured
+  double spared = 0;                         // of the multiplications that the graph asks for, the share that `stashed` spares
 };
 // `inputs`: placeholders, in the order in which values will be given.
 Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& = {}, program::Device* device = nullptr);
@@ -26,6 +27,7 @@ std::optional<program::Program> stashed(const program::Program&);
 void check_scratch(const program::Program&);
 
 double identity(program::Monoid, DType);    // what a fold starts from
+double multiplications(const std::vector<program::Step>&);   // of contractions, turn by turn
 int count_contractions(const std::vector<program::Step>&, bool in_loops_once = true);   // for tests and reports
 
 }  // namespace haliax
