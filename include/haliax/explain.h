@@ -19,14 +19,14 @@ struct MachineSpeed {
 
 // A call of a collective.
 struct CollectiveReport {
-  std::string kind, over;  // all-gather, reduce-scatter, all-reduce, all-to-all or permute; mesh axes: data+model
+  std::string kind, over;  // all-gather, reduce-scatter, all-reduce, all-to-all, permute or ring; mesh axes: data+model
   std::string array;       // what moves: the name of a parameter, or the op that made it
   std::string axes;        // of the whole array; where arrays share a call, of each
   int arrays = 1;
   double bytes = 0, turns = 1;  // sent per device on a ring, each time; how often
-  std::string loop;             // axes walked around it, outermost first
+  std::string loop;             // axes walked around it, outermost first; of a ring then its mesh axis
   std::string cause, where;     // the op that wants it, or "result"; file:line, in module
-  std::string asked;            // of a gather: by what it was asked for; empty: by nobody
+  std::string asked;            // of a gather or a ring: by what it was asked for; empty: by nobody
   double seconds = 0;           // estimated, all turns
 };
 // Planned bytes on one device when most are in use. All of them make argument_bytes + peak_bytes.

@@ -23,6 +23,10 @@ struct JitOptions {
   // A weight that a loop over layers reads turn by turn is gathered again in each loop, so that one layer is whole at a time.
   // Off: once, before the first of them, for less traffic and more memory.
   bool regather = true;
+  // A gathered weight that one contraction alone reads is never made whole: its blocks go round the ring of devices, and each is
+  // contracted with its part of the other operand as it comes. As many bytes in devices - 1 calls; two blocks of memory in place of
+  // all. Sums along the gathered axis are taken block by block. See docs/sharding.md for what is gathered as ever.
+  bool ring = false;
   // Raises for a gather that nobody asked for, a mapped axis that no array has, and a mapping that cuts where there is no mesh.
   bool strict = false;
   MachineSpeed speed = {};                       // for estimates of time

@@ -46,6 +46,8 @@ std::vector<MemoryReport> memory_of(const program::Program& p) {
   return out;
 }
 
+bool gathers(const std::string& kind) { return kind == "all-gather" || kind == "ring"; }
+
 // A ring of n passes its parts on n - 1 times, and twice that for an all-reduce; the slowest of its links sets the pace.
 double seconds(const Move& m, const Mesh& mesh, const MachineSpeed& speed) {
   double per_byte = 0, latency = 0;
@@ -58,7 +60,7 @@ double seconds(const Move& m, const Mesh& mesh, const MachineSpeed& speed) {
     latency = std::max(latency, link->latency_s);
   }
   std::string kind = m.kind;
-  double turns = kind == "permute" ? 1 : ranks(mesh, m.over) - 1;
+  double turns = kind == "permute" || kind == "ring" ? 1 : ranks(mesh, m.over) - 1;
   if (kind == "all-reduce") turns *= 2;
   return m.turns * (m.bytes * per_byte + turns * latency);
 }
@@ -125,7 +127,7 @@ void add_tables(JitReport& r, const MeshProgram& m) {
   std::map<std::string, std::pair<double, double>> by_kind;  // calls, bytes
   for (auto& c : r.collectives) {
     auto times = c.turns == 1 ? "1" : fmt::format("{:.0f} ({})", c.turns, c.loop);
-    auto asked = c.kind != "all-gather" ? "" : c.asked.empty() ? "NOBODY" : c.asked;
+    auto asked = !gathers(c.kind) ? "" : c.asked.empty() ? "NOBODY" : c.asked;
     rows.push_back({c.kind, c.over, size_of(c.bytes), times, what(c), c.cause + (c.where.empty() ? "" : "; " + c.where), asked});
     auto& [calls, bytes] = by_kind[c.kind];
     calls += c.turns, bytes += c.turns * c.bytes;
@@ -166,7 +168,7 @@ void add_tables(JitReport& r, const MeshProgram& m) {
 
 void refuse_gathers(const std::vector<Move>& moves, const Mesh& mesh) {
   for (auto& m : moves) {
-    if (std::string(m.kind) != "all-gather" || !m.asked.empty()) continue;
+    if (!gathers(m.kind) || !m.asked.empty()) continue;
     fail_at(m.origin, "strict",
             fmt::format(
                 "{} gathers {} {} over {}, {:.0f} bytes sent per device{}, and nobody asked for it; cut it so that each device "

@@ -167,7 +167,19 @@ NodePtr make_collective(Nodes x, Wiring w) {
 }
 NodePtr collective_result(const NodePtr& c, std::size_t k) {
   auto& w = static_cast<const Wiring&>(*c->attr.payload);
-  return make(kResult, {c}, w.out[k], c->in[std::min(k, c->in.size() - 1)]->dtype, {.ints = {std::int64_t(k)}});
+  auto dtype = w.ranks > 0 ? w.dtype : c->in[std::min(k, c->in.size() - 1)]->dtype;
+  return make(kResult, {c}, w.out[k], dtype, {.ints = {std::int64_t(k)}});
+}
+void hand_on(Wiring& w, const Axes& block, const Cut& over, const Mesh& mesh, int device) {
+  auto group = group_of(device, over, mesh);
+  w.ranks = int(group.size()), w.rank = int(std::find(group.begin(), group.end(), device) - group.begin());
+  program::Dims dims;
+  for (auto& a : block) dims.push_back(a.size);
+  auto neighbour = [&](int step) { return group[std::size_t((w.rank + w.ranks + step) % w.ranks)]; };
+  const program::Dims start(dims.size(), 0), step(dims.size(), 1);
+  w.how.wire = program::Wire::exchange;
+  for (int m : over) w.how.over.push_back(m);
+  w.how.sends = {{neighbour(-1), 0, start, dims, step}}, w.how.receives = {{neighbour(1), 0, start, dims, step}};
 }
 
 Cut Lie::over() const {

@@ -10,9 +10,14 @@ struct Wiring : Payload {
   program::Collective how = {};  // all but dims and views, which lowering knows
   std::vector<Axes> out = {};    // of the results, on this device
   std::vector<Name> along = {};  // for each array: the axis that is cut or joined
+  // A ring of so many ranks (0: none): the operands are an array and this rank's block of another, cut along along[0]. The result
+  // is their contraction, in `dtype`, a block at a time: `how`, an exchange, hands each on to the rank before.
+  int ranks = 0, rank = 0;
+  DType dtype = DType::f32;
 };
 extern const Op kCollective;
 NodePtr make_collective(Nodes x, Wiring);
+void hand_on(Wiring&, const Axes& block, const Cut& over, const Mesh&, int device);  // makes a ring of it, and says who sends
 NodePtr collective_result(const NodePtr& collective, std::size_t k);
 
 // How the positions of an axis lie on a mesh: in blocks of its parts, row by row. An axis is mostly its own only part.

@@ -239,11 +239,12 @@ class Lowering final : public Emit {
 
   void single(const NodePtr& n) {
     if (n->op == &kLoop) return loop(n);
-    if (n->op == &kCollective) return collective(n);
+    if (n->op == &kCollective) return wiring(*n).ranks > 0 ? ring(n) : collective(n);
     auto* add = n->op->kind == Kind::contract || n->op == &prim::kScatter ? accumulation(n) : nullptr;
     result_ = add ? add->place : home(n);
     if (n->op->kind == Kind::contract) {
-      contract(*n, add != nullptr);
+      auto &a = n->in[0], &b = n->in[1];
+      contract({result_, n->axes}, {place_of(a), a->axes}, {place_of(b), b->axes}, add != nullptr);
     } else if (add) {
       accumulating_ = true;
       n->op->lower(*n, *this);
@@ -280,22 +281,57 @@ class Lowering final : public Emit {
     keep_.insert(keep_.end(), results.begin(), results.end());
   }
 
-  void contract(const Node& n, bool accumulate) {
-    auto &a = n.in[0], &b = n.in[1];
+  struct Part {
+    Place place;
+    Axes axes;
+  };
+  // The block of another rank is in memory while it is contracted, and handed on from there.
+  void ring(const NodePtr& n) {
+    auto& w = wiring(*n);
+    auto &other = n->in[0], &block = n->in[1];
+    auto result = collective_result(n, 0);
+    auto out = home(result), its = place_of(other), mine = place_of(block);
+    auto size = find(*block, w.along[0])->size;
+    auto part = [&](Place p, Axes axes, std::int64_t turn) {   // what goes with the block of this turn
+      for (std::size_t d = 0; d < axes.size(); ++d)
+        if (axes[d].name == w.along[0]) p.offset += (w.rank + turn) % w.ranks * size * p.strides[d], axes[d].size = size;
+      return Part{p, axes};
+    };
+    bool sums = !find(*result, w.along[0]);
+    for (std::int64_t turn = 0; turn < w.ranks; ++turn) {
+      if (turn > 0) {
+        auto next = fresh(block->axes, block->dtype, "scratch");
+        p_.slots.back().gathered = true;
+        Step s;
+        s.kind = program::Kind::collective;
+        s.collective = w.how;
+        for (auto [side, place] : {std::pair{&s.collective.x, &mine}, {&s.collective.out, &next}})
+          side->push_back({sizes(block->axes), view(*place, block->axes, block->axes)});
+        s.collective.dim = {-1};
+        push(std::move(s));
+        mine = next;
+      }
+      contract(part(out, result->axes, turn), part(its, other->axes, turn), {mine, block->axes}, sums && turn > 0);
+    }
+    know(n.get(), Place{0, DType::f32, 0, {}, {}});
+    know(result.get(), out);
+    keep_.push_back(result);
+  }
+
+  void contract(const Part& out, const Part& a, const Part& b, bool accumulate) {
     Axes batch, m, nn, k;
-    for (auto& x : n.axes) {
-      bool in_a = find(*a, x.name), in_b = find(*b, x.name);
+    for (auto& x : out.axes) {
+      bool in_a = has(a.axes, x.name), in_b = has(b.axes, x.name);
       (in_a && in_b ? batch : in_a ? m : nn).push_back(x);
     }
     for (auto* side : {&a, &b})
-      for (auto& x : (*side)->axes) if (!find(n, x.name) && !has(k, x.name)) k.push_back(x);
+      for (auto& x : side->axes) if (!has(out.axes, x.name) && !has(k, x.name)) k.push_back(x);
     Axes all = batch;
     for (auto* part : {&m, &nn, &k}) all.insert(all.end(), part->begin(), part->end());
     Step s;
     s.kind = program::Kind::contract;
-    auto out = result_;
-    auto pa = place_of(a), pb = place_of(b);
-    s.contract = {sizes(batch), sizes(m), sizes(nn), sizes(k), view(pa, a->axes, all), view(pb, b->axes, all), view(out, n.axes, all), accumulate};
+    auto of = [&](const Part& p) { return view(p.place, p.axes, all); };
+    s.contract = {sizes(batch), sizes(m), sizes(nn), sizes(k), of(a), of(b), of(out), accumulate};
     push(std::move(s));
   }
 

@@ -76,6 +76,7 @@ Partition::Partition(const Nodes& roots, const std::vector<Sharding>& wanted, st
     if (more == out) break;
     out = std::move(more);
   }
+  if (options.ring) ring(m.plan, *m.whole);
   join(m.plan, *m.whole);
   context().origin = outer;
 }

@@ -57,9 +57,11 @@ class Emitter {
   void region(int r) {
     for (int k : plan_.regions[std::size_t(r)].steps) {
       auto& s = step(k);
-      if (!s.live || local(k)) continue;
+      if (!s.live || local(k) || s.ring >= 0) continue;
       context().origin = node(s)->origin;
-      if (s.talks())
+      if (auto* gather = ringed(s))
+        ring(r, k, *gather);
+      else if (s.talks())
         collective(r, k);
       else
         local_[std::size_t(k)] = made(s);
@@ -283,13 +285,7 @@ class Emitter {
       auto whole = s.hop.kind == Hop::Kind::all_gather ? axes_of(s) : local_axes(n.axes, from, mesh_, device_);
       w.how.size.push_back(s.hop.axis ? find_axis(whole, s.hop.axis)->size : 0);
     }
-    // A device whose operand is the same in all turns makes the call in each of them, as the others do.
-    if (auto index = index_of(region)) {
-      if (std::none_of(x.begin(), x.end(), [&](auto& v) { return v->varies_with(index.get()); }))
-        x[0] = prim::barrier(x[0], index);
-    }
-    auto made = make_collective(std::move(x), std::move(w));
-    calls_[region].push_back(made);
+    auto made = call(region, std::move(x), std::move(w));
     for (std::size_t i = 0; i < members.size(); ++i) {
       auto& s = step(members[i]);
       auto part = collective_result(made, i);
@@ -297,6 +293,32 @@ class Emitter {
                                         : s.kind == Step::Kind::regroup ? apart(s, part)
                                                                         : part;
     }
+  }
+  NodePtr call(int region, Nodes x, Wiring w) {
+    // A device whose operand is the same in all turns makes the call in each of them, as the others do.
+    if (auto index = index_of(region)) {
+      if (std::none_of(x.begin(), x.end(), [&](auto& v) { return v->varies_with(index.get()); }))
+        x[0] = prim::barrier(x[0], index);
+    }
+    calls_[region].push_back(make_collective(std::move(x), std::move(w)));
+    return calls_[region].back();
+  }
+  // The gather whose blocks this step takes one by one; null: none.
+  const Step* ringed(const Step& s) const {
+    for (int x : s.in)
+      if (x >= 0 && step(x).ring >= 0) return &step(x);
+    return nullptr;
+  }
+  void ring(int region, int k, const Step& gather) {
+    auto& s = step(k);
+    auto& other = local(&step(s.in[0]) == &gather ? s.in[1] : s.in[0]);
+    auto& block = local(gather.in[0]);
+    Wiring w;
+    w.out = {axes_of(s)}, w.along = {gather.hop.axis};
+    hand_on(w, block->axes, gather.hop.over, mesh_, device_);
+    w.how.sent_bytes = gather.hop.bytes / (w.ranks - 1);
+    w.dtype = find(*node(s), gather.hop.axis) ? node(s)->dtype : DType::f32;  // what is added up
+    local_[std::size_t(k)] = prim::cast(collective_result(call(region, {other, block}, std::move(w)), 0), node(s)->dtype);
   }
   NodePtr index_of(int region) const {  // of the loop around; null: none
     auto& r = plan_.regions[std::size_t(region)];

@@ -84,7 +84,7 @@ struct Joiner {
     std::map<std::string, std::pair<int, double>> gathers;
     for (int k : steps) {
       auto& s = step(k);
-      if (s.kind != Step::Kind::hop || !s.talks()) continue;
+      if (s.kind != Step::Kind::hop || !s.talks() || s.ring >= 0) continue;
       auto& from = step(s.in[0]).at;
       std::string over(s.hop.over.begin(), s.hop.over.end());
       if (s.hop.kind == Hop::Kind::all_reduce || s.hop.kind == Hop::Kind::reduce_scatter) {

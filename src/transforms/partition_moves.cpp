@@ -67,6 +67,7 @@ struct Moves {
   void add(const Step& s) {
     auto axes = to_string(node(s.node).axes);
     std::string by = s.hop.kind == Hop::Kind::all_gather ? asked(s) : "";
+    int times = s.ring >= 0 ? ranks(whole.mesh, s.hop.over) - 1 : 1;
     auto cause = s.cause < 0 ? "result" : node(s.cause).op->name;
     auto& origin = node(s.cause < 0 ? s.node : s.cause).origin;
     if (auto joined = of_bucket.find(s.bucket); joined != of_bucket.end()) {
@@ -80,7 +81,9 @@ struct Moves {
       return;
     }
     const char* const kinds[] = {"", "", "reduce-scatter", "all-to-all", "all-reduce", "all-gather"};
-    Move m{s.kind == Step::Kind::shift ? "permute" : kinds[int(s.hop.kind)],
+    Move m{s.ring >= 0                   ? "ring"
+           : s.kind == Step::Kind::shift ? "permute"
+                                         : kinds[int(s.hop.kind)],
            s.hop.over,
            name_of(s.node),
            axes,
@@ -88,7 +91,8 @@ struct Moves {
            cause,
            origin,
            by};
-    m.bytes = s.hop.bytes, m.turns = plan.regions[std::size_t(s.region)].turns;
+    m.bytes = s.hop.bytes / times, m.turns = plan.regions[std::size_t(s.region)].turns * times;
+    if (s.ring >= 0) m.loop = to_string(whole.mesh, s.hop.over);
     for (int r = s.region; r > 0; r = plan.regions[std::size_t(r)].parent) {
       auto& l = loop_of(node(plan.loops[std::size_t(plan.regions[std::size_t(r)].loop)].node));
       m.loop = std::string(l.axis.name.text()) + (m.loop.empty() ? "" : ", ") + m.loop;

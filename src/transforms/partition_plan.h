@@ -35,6 +35,7 @@ struct Step {
   std::size_t result = 0;          // result, carry: which of the loop's
   bool live = false;
   int bucket = -1;  // steps with one bucket are one call
+  int ring = -1;    // a gather: the contraction that takes its blocks one by one, so that it is never made
   int cause = -1;   // the node that it is made for; -1: a result
   bool moves() const { return kind == Kind::shift || kind == Kind::regroup; }
   bool talks() const { return (kind == Kind::hop && hop.kind >= Hop::Kind::reduce_scatter) || (moves() && hop.bytes > 0); }
@@ -194,6 +195,7 @@ class Planner {
 Plan best(Whole&, Planner&);  // the run that sends least, of those that are fair
 // The roots, with loops that keep what later loops would have to send again.
 Nodes with_saved(const Nodes& roots, const Plan&, Whole&, bool gathers_too);
+void ring(Plan&, const Whole&);  // gathers that one contraction reads are taken block by block
 void join(Plan&, const Whole&);  // collectives that can be one call are
 void drop_dead(Plan&, const Whole&);
 // An op in terms of others that need no whole axis: `blocks` devices cut `axis`. Null: none is known.
