@@ -360,3 +360,33 @@ TEST_CASE("chunked: what needs the whole axis at once is refused by name") {
   CHECK(message([&] { chunked_reduce("tokens", {.chunk = 0}, same)(x); }).find("positive") != std::string::npos);
   CHECK(message([&] { chunked_reduce("token", {.chunk = 4}, same)(x); }).find("did you mean tokens") != std::string::npos);
 }
+
+TEST_CASE("chunked: calls of the same kind, one after another, before anybody reads a value") {
+  auto x = normal(1, {Tokens, Embed}).eval(), w = normal(2, {Vocab, Embed}).eval();
+  auto logits = [](const NamedArray& a, const NamedArray& b) { return sum(square(sin(dot(a, b, Embed)))); };
+  for (const ChunkOptions& o : {ChunkOptions{}, ChunkOptions{.chunk = 4}, ChunkOptions{.chunk = 11}}) {
+    auto steps = [&](auto loss) {   // of gradient descent by w, which f captures or is given
+      return [=](const NamedArray& start) {
+        auto p = start;
+        for (int k = 0; k < 3; ++k) p = p - 0.1 * grad(loss)(p);
+        return Leaves{p, loss(p)};
+      };
+    };
+    auto whole = steps([&](const NamedArray& p) { return logits(x, p); })(w);
+    auto given = steps([&](const NamedArray& p) {
+      return chunked_reduce("tokens", o, [=](const NamedArray& a, const NamedArray& b) { return logits(a, b); })(x, p);
+    });
+    auto captured = steps([&](const NamedArray& p) { return chunked_reduce("tokens", o, [=](const NamedArray& a) { return logits(a, p); })(x); });
+    same(given(w), whole);
+    same(captured(w), whole);
+    same(jit(given)(w), whole);
+    same(jit(captured)(w), whole);
+    // An argument that hangs on an earlier value, or on its gradient; what mixes positions between two calls.
+    auto chunked = chunked_reduce("tokens", o, [](const NamedArray& a) { return sum(square(a)); });
+    auto plain = [](const NamedArray& a) { return sum(square(a)); };
+    auto ascent = [&](auto loss) { return [=](const NamedArray& a) { return loss(a + 0.3 * loss(a) + 0.1 * grad(loss)(a)); }; };
+    same(Leaves{grad(ascent(chunked))(x)}, Leaves{grad(ascent(plain))(x)});
+    auto rolled = [&](auto loss) { return [=](const NamedArray& a) { return loss(roll(a + loss(a), 1, "tokens") * a); }; };
+    same(Leaves{grad(rolled(chunked))(x)}, Leaves{grad(rolled(plain))(x)});
+  }
+}

@@ -672,3 +672,54 @@ TEST_CASE("linear cross entropy: every way of the example gives the same loss an
     if (way.name == "as is") CHECK(step.report().arena_bytes >= logits);
   }
 }
+
+TEST_CASE("linear cross entropy: steps of training with a mask, before anybody reads a value") {
+  const Axis Many{"tokens", 300};
+  auto x = normal(1, {Many, Embed}).eval(), w = normal(2, {Vocab, Embed}).eval();
+  auto targets = random::randint(random::key(3), Many, 0, 16).eval(), mask = (arange(Many) % 3 == 0).eval();
+  auto steps = [&](auto loss) {
+    return [=](const NamedArray& start) {
+      auto p = start;
+      for (int k = 0; k < 3; ++k) p = p - 0.1 * grad(loss)(p);
+      return loss(p);
+    };
+  };
+  auto chunked = [&](nn::LinearCrossEntropyOptions o) {
+    o.mask = mask;
+    return steps([=](const NamedArray& p) { return nn::linear_cross_entropy(x, p, targets, Embed, Vocab, o).loss; });
+  };
+  auto full = steps([=](const NamedArray& p) {
+    auto t = nn::cross_entropy_loss(dot(x, p, Embed), Vocab, targets, {.reduction = nn::Reduction::none});
+    return sum(where(mask, t, 0.)) / 100.;
+  });
+  auto want = full(w);
+  for (std::int64_t chunk : {0, 7, 300}) {
+    nn::LinearCrossEntropyOptions o;
+    if (chunk) o.chunks.chunk = chunk;
+    CHECK(difference(chunked(o)(w), want, 1e-6) == "");
+    CHECK(difference(jit(chunked(o))(w), want, 1e-6) == "");
+  }
+}
+
+TEST_CASE("linear cross entropy: a mask changes neither what a norm sees nor what is refused") {
+  auto p = parameters();
+  auto residual = normal(7, {Tokens, Embed}).eval(), mask = (arange(Tokens) % 2 == 0).eval();
+  auto norm = [=](const NamedArray& a) -> NamedArray { return a + residual; };
+  auto masked = losses(p, {.mask = mask, .norm = norm}).loss;
+  CHECK(difference(masked, losses(p, {.mask = mask, .norm = norm, .outputs = {.logsumexp = true}}).loss, 1e-12) == "");
+  auto moved = p;
+  moved.x = p.x + residual;
+  CHECK(difference(masked, losses(moved, {.mask = mask}).loss, 1e-12) == "");
+  for (nn::LinearCrossEntropyOptions o : {nn::LinearCrossEntropyOptions{.walked = {"tokens", "tokens"}},
+                                          nn::LinearCrossEntropyOptions{.walked = Axis{"tokens", 13}},
+                                          nn::LinearCrossEntropyOptions{.chunks = {.chunks = {3, 4}}}}) {
+    auto without = message([&] { losses(p, o); });
+    o.mask = mask;
+    CHECK(message([&] { losses(p, o); }) == without);
+    CHECK(without != "");
+  }
+  const Axis None{"tokens", 0};
+  auto empty = nn::linear_cross_entropy(zeros({None, Embed}), zeros({Vocab, Embed}), zeros({None}, DType::i32), Embed, Vocab,
+                                        {.mask = zeros({None}, DType::boolean)});
+  CHECK(empty.loss.item() == 0);
+}

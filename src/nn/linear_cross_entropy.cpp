@@ -262,7 +262,8 @@ class LiveFirst {
     bool every_token = give.logsumexp || give.log_prob || give.ids || give.entropy || give.top_k > 0 || give.sample || o.teacher;
     // What is not reduced may have cotangents that are computed from it: one sweep, which a change of order would make two.
     bool masked = o.mask || (o.ignore_index && is_integer(a.targets.dtype()));
-    if (!masked || every_token || o.reduction == Reduction::none) return;
+    // And a norm may have captured, or draw, something for each token: it lines up with their own order.
+    if (!masked || every_token || o.reduction == Reduction::none || o.norm || axis_size(p.tokens) == 0 || !plain(o)) return;
     if (std::any_of(p.tokens.begin(), p.tokens.end(), [](auto& t) { return is_shared(t.name); })) return;
     std::string name;
     for (auto& t : p.tokens) {
@@ -344,6 +345,13 @@ class LiveFirst {
     return any(counts, without_axes(counts.axes(), row_));
   }
   static std::vector<NamedArray*> of_tokens(Arrays& a) { return {&a.x, &a.targets, &a.mask, &a.weights}; }
+  static bool plain(const Options& o) {   // else chunked_reduce says what is wrong with the selection
+    if (o.walked.all()) return o.chunks.chunks.empty();
+    auto& items = o.walked.items();
+    for (auto& a : items)
+      if (a.size >= 0 || std::count_if(items.begin(), items.end(), [&](auto& b) { return b.name == a.name; }) > 1) return false;
+    return o.chunks.chunks.empty() || o.chunks.chunks.size() == items.size();
+  }
   static bool is_in(const std::vector<AxisSelector>& items, Name n) {
     return std::any_of(items.begin(), items.end(), [&](auto& w) { return w.name == n; });
   }

@@ -417,7 +417,7 @@ class Planner {
 }  // namespace
 
 Attr ChunkKey::attr() const {
-  Attr a{.names = {axis}, .ints = {size, depth, memory, form, keep, inside, reverse, blocks}};
+  Attr a{.names = {axis}, .ints = {size, depth, memory, form, keep, inside, reverse, blocks, after}};
   a.names.insert(a.names.end(), walked.begin(), walked.end());
   a.ints.insert(a.ints.end(), chunks.begin(), chunks.end());
   return a;
@@ -426,12 +426,12 @@ ChunkKey ChunkKey::of(const Attr& a) {
   ChunkKey k;
   k.axis = a.names[0], k.walked = {a.names.begin() + 1, a.names.end()};
   k.size = a.ints[0], k.depth = int(a.ints[1]), k.memory = a.ints[2], k.form = int(a.ints[3]), k.keep = int(a.ints[4]);
-  k.inside = int(a.ints[5]), k.reverse = a.ints[6] != 0, k.blocks = int(a.ints[7]);
-  k.chunks = {a.ints.begin() + 8, a.ints.end()};
+  k.inside = int(a.ints[5]), k.reverse = a.ints[6] != 0, k.blocks = int(a.ints[7]), k.after = int(a.ints[8]);
+  k.chunks = {a.ints.begin() + 9, a.ints.end()};
   return k;
 }
 bool ChunkKey::same_call(const ChunkKey& o) const {
-  return depth == o.depth && inside == o.inside && memory == o.memory && form == o.form && keep == o.keep && reverse == o.reverse &&
+  return depth == o.depth && inside == o.inside && after == o.after && memory == o.memory && form == o.form && keep == o.keep && reverse == o.reverse &&
          walked == o.walked && chunks == o.chunks;
 }
 

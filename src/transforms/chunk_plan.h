@@ -12,6 +12,7 @@ struct ChunkKey {
   std::int64_t size = 0, memory = 0;             // of the axis; in bytes, 0: the default
   int depth = 0, inside = 0;                     // loops around the call; other calls around it
   int form = 0, keep = 0;                        // a ChunkForm, a ChunkKeep
+  int after = 0;                                 // alike calls that it waits for, one after another: each is a region of its own
   bool reverse = false;                          // the last chunk first
   int blocks = 1;                                // devices that share the axis, each a part of it
   Names walked;                                  // all walked axes
