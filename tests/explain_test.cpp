@@ -1,6 +1,7 @@
 // What a report says of a program on a mesh: collectives and their causes, memory by purpose, time; and what strict refuses.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "support/gpt2.h"
@@ -142,4 +143,26 @@ TEST_CASE("strict: GPT-2 is trained by every plain strategy") {
   CHECK_NOTHROW(plan_training(small, data8, fs, dp, strict));
   CHECK_NOTHROW(plan_training(small, model8, tp, tp, strict));
   CHECK_NOTHROW(plan_training(small, grid, both, inside, strict));
+}
+
+TEST_CASE("strict: no activation is gathered because it is smaller than a weight") {
+  const Axis Batch{"batch", 8}, Embed{"embed", 64}, Mlp{"mlp", 256};
+  struct Weights {
+    NamedArray up, down;
+  };
+  auto step = [](const Weights& w, const NamedArray& x) {
+    return grad([&](const Weights& v) { return sum(square(dot(nn::relu(dot(x, v.up, "embed")), v.down, "mlp"))); })(w);
+  };
+  const Weights w{zeros({Embed, Mlp}), zeros({Mlp, Embed})};
+  auto plan = [&](bool strict) {
+    return named_jit(step, {.mesh = data8, .axis_resources = dp, .in = Mappings::of_each({fs, dp}), .out = Mappings(fs), .strict = strict}).plan(w, zeros({Batch, Embed}));
+  };
+  auto unasked = [](const JitReport& r) {
+    return std::any_of(r.collectives.begin(), r.collectives.end(), [](auto& c) { return c.kind == "all-gather" && c.asked.empty(); });
+  };
+  JitReport free = plan(false), bound;
+  CHECK(unasked(free));
+  REQUIRE_NOTHROW(bound = plan(true));
+  CHECK(!unasked(bound));
+  CHECK(bound.sent_bytes > free.sent_bytes);
 }

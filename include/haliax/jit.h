@@ -27,7 +27,8 @@ struct JitOptions {
   // contracted with its part of the other operand as it comes. As many bytes in devices - 1 calls; two blocks of memory in place of
   // all. Sums along the gathered axis are taken block by block. See docs/sharding.md for what is gathered as ever.
   bool ring = false;
-  // Raises for a gather that nobody asked for, a mapped axis that no array has, and a mapping that cuts where there is no mesh.
+  // Raises for a gather that nobody asked for (and chooses none for its bytes), a mapped axis that no array has, and a mapping that cuts
+  // where there is no mesh.
   bool strict = false;
   MachineSpeed speed = {};                       // for estimates of time
   bool partition = false;                        // set by named_jit

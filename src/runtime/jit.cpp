@@ -223,7 +223,7 @@ struct JitCore::Impl {
       out.push_back(mapping ? sharding_for(graph[k]->axes, *mapping, mesh, "a result") : Sharding());
       e.placements.push_back(mapping ? std::make_shared<const Placement>(Placement{mesh, *mapping}) : nullptr);
     }
-    MeshOptions how{.backend = backend_name, .donated = e.donated, .partition = {.regather = options.regather, .ring = options.ring},
+    MeshOptions how{.backend = backend_name, .donated = e.donated, .partition = {.regather = options.regather, .ring = options.ring, .strict = options.strict},
                     .simulated = simulated, .strict = options.strict};
     e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(graph, e.inputs, in, out, mesh, how));
     for (auto& d : e.mesh->devices) e.note_captured(d);

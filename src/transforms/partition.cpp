@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 #include <tuple>
 
 #include "base/where.h"
@@ -23,14 +24,18 @@ std::string looks(const Node& n, int decision) {
 
 // Gather the weight, or move the activation? The bytes of the whole program are compared: a gather that another op needs anyway
 // is free here, a reduction that will be merged with another costs once. Only what pays is tried.
-Plan best(Whole& whole, Planner& planner) {
+Plan best(Whole& whole, Planner& planner, bool strict) {
+  auto unasked = [&](const Plan& p) {
+    auto moves = moves_of(p, whole);
+    return std::count_if(moves.begin(), moves.end(), [](auto& m) { return std::string_view(m.kind) == "all-gather" && m.asked.empty(); });
+  };
   Choices choices;
   const int given = int(whole.nodes.size());
   Plan b = planner.run(choices);
   auto most = b.points * 1.01;
   auto take = [&](const Choices& c) {
     Plan p = planner.run(c);
-    if (p.bytes >= b.bytes - 1 || p.points > most) return false;
+    if (p.bytes >= b.bytes - 1 || p.points > most || (strict && unasked(p) > unasked(b))) return false;
     b = std::move(p), choices = c;
     return true;
   };
@@ -71,7 +76,7 @@ Partition::Partition(const Nodes& roots, const std::vector<Sharding>& wanted, st
   for (Nodes out = roots;;) {
     m.whole = std::make_unique<Whole>(out, wanted, m.mesh);
     Planner planner(*m.whole, options, m.inputs, wanted);
-    m.plan = best(*m.whole, planner);
+    m.plan = best(*m.whole, planner, options.strict);
     auto more = with_saved(out, m.plan, *m.whole, !options.regather);
     if (more == out) break;
     out = std::move(more);

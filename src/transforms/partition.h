@@ -10,6 +10,7 @@ namespace haliax {
 struct PartitionOptions {
   bool regather = true;  // a weight gathered in a loop is gathered again in the next one; else once for all, before
   bool ring = false;     // a gather that one contraction reads: block by block, see ring
+  bool strict = false;   // no gather is chosen for its bytes if nobody asked for it
 };
 struct PartitionInput {
   NodePtr whole;

@@ -192,7 +192,8 @@ class Planner {
   int cause_ = -1;          // what is being made
 };
 
-Plan best(Whole&, Planner&);  // the run that sends least, of those that are fair
+// The run that sends least, of those that are fair; strict: of those with no more gathers that nobody asked for.
+Plan best(Whole&, Planner&, bool strict);
 // The roots, with loops that keep what later loops would have to send again.
 Nodes with_saved(const Nodes& roots, const Plan&, Whole&, bool gathers_too);
 void ring(Plan&, const Whole&);  // gathers that one contraction reads are taken block by block
