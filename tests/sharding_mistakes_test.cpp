@@ -267,3 +267,18 @@ TEST_CASE("mistakes: a call that fails midway leaves what was donated as it was,
     CHECK(step((x + 0.).eval(), x).floats() == want);
   }
 }
+
+TEST_CASE("sharding: a named_jit inside another holds to what it was told") {
+  const Mesh mesh{{{"data", 4}}};
+  auto x = tokens();
+  auto outer = [&](JitOptions inner) {
+    return named_jit([=](const NamedArray& a) { return named_jit([](const NamedArray& b) { return b * 2.f; }, inner)(a); },
+                     {.mesh = mesh, .in = Mappings(by_batch), .out = Mappings(by_batch)}).plan(x);
+  };
+  CHECK(outer({}).sent_bytes == 0);
+  CHECK(outer({.out = Mappings(by_batch)}).sent_bytes == 0);
+  raises([&] { return outer({.in = Mappings(Mapping{{"embed", "dat"}})}); }, {"dat"});
+  raises([&] { return outer({.out = Mappings(both)}); }, {"batch"});
+  raises([&] { return outer({.in = Mappings::of_each({by_batch, by_batch})}); }, {"2"});
+  raises([&] { return outer({.mesh = Mesh{{{"data", 2}}}}); }, {"mesh (data=2) is not that of the function around (data=4)"});
+}

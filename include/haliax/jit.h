@@ -14,6 +14,7 @@ namespace haliax {
 struct JitOptions {
   std::vector<int> donate = {};  // arguments (from 0) whose memory the results may take; they cannot be used afterwards
   std::string backend = {};                      // "cpu" (the default) or "reference"
+  // Inside another trace mappings hold as they do outside; donate, backend, regather, ring and strict are those of the outermost call.
   // named_jit: the mesh in scope where it is called, if none is given. The mapping inside f, of its results, and of arguments
   // that lie nowhere yet (see placement): the mapping in scope there, if none is given.
   std::optional<Mesh> mesh = {};
@@ -93,6 +94,7 @@ class JitCore {
   void plan(const Leaves& results, const Parts&);   // instead of end: compiled for a report, and forgotten
   void abandon();                                // the trace raised
   Leaves run(Entry*, const Walk& in);
+  Leaves placed_inside(const Walk&, const Parts&, bool results) const;   // arguments or results, in another trace
   static void* like(Entry*);
   JitReport report() const;
   const JitOptions& options() const;
@@ -109,11 +111,7 @@ template <class F> class Jitted {
   Jitted(F f, JitOptions options) : f_(std::move(f)), core_(std::make_shared<detail::JitCore>(std::move(options))) {}
   template <class... A> auto operator()(const A&... args) const {
     using R = std::decay_t<std::invoke_result_t<const F&, const A&...>>;
-    if (detail::is_tracing()) {              // inside another trace f is part of that graph, under its own mapping
-      std::optional<axis_mapping> inside;
-      if (auto& m = core_->options().axis_resources) inside.emplace(*m, core_->options().at);
-      return R(f_(args...));
-    }
+    if (detail::is_tracing()) return inside<R>(args...);
     auto [entry, w] = compiled<R>(args...);
     return unflatten(*static_cast<const R*>(detail::JitCore::like(entry)), core_->run(entry, w));
   }
@@ -133,6 +131,22 @@ template <class F> class Jitted {
   JitReport report() const { return core_->report(); }
 
  private:
+  // In another trace f is part of that graph, under its own mapping, between arguments and results that are cut as said.
+  template <class R, class... A> R inside(const A&... args) const {
+    auto place = [&](auto& tree, const detail::Parts& parts, bool results) {
+      Walk w = walk_of(tree);
+      w.assign(core_->placed_inside(w, parts, results));
+    };
+    detail::Parts parts;
+    detail::walk_parts(parts, args...);
+    std::tuple<A...> mine(args...);
+    place(mine, parts, false);
+    std::optional<axis_mapping> scope;
+    if (auto& m = core_->options().axis_resources) scope.emplace(*m, core_->options().at);
+    R out = std::apply(f_, std::as_const(mine));
+    place(out, detail::parts_of(out), true);
+    return out;
+  }
   template <class R, class... A> std::pair<detail::JitCore::Entry*, Walk> compiled(const A&... args) const {
     detail::Parts parts;
     Walk w = detail::walk_parts(parts, args...);

@@ -254,6 +254,22 @@ bool is_tracing() { return context().tracing > 0; }
 JitCore::JitCore(JitOptions options) : impl_(std::make_unique<Impl>()) { impl_->options = std::move(options); }
 JitCore::~JitCore() = default;
 
+Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) const {
+  auto& o = impl_->options;
+  Leaves out;
+  for (auto* a : w.arrays) out.push_back(*a);
+  if (!o.partition) return out;
+  Here here(o.at);
+  if (results) require_each("named_jit", "out", o.out, parts.count, "results");
+  else impl_->check_call(parts.count);
+  auto mesh = current_mesh();
+  if (o.mesh && mesh && !(*o.mesh == *mesh))
+    fail("named_jit", "mesh (" + to_string(*o.mesh) + ") is not that of the function around (" + to_string(*mesh) + ")");
+  auto& each = results ? o.out : o.in;
+  for (std::size_t k = 0; each && k < out.size(); ++k)
+    if (auto* mapping = each->of(std::size_t(parts.of_leaf[k])); mapping && out[k]) out[k] = shard(out[k], *mapping);
+  return out;
+}
 JitCore::Entry* JitCore::find(const Walk& w, const Parts& arguments) {
   std::lock_guard hold(impl_->lock);
   for (std::size_t i = impl_->entries.size(); i-- > 0;) {
