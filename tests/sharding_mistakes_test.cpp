@@ -6,6 +6,7 @@
 #include "allocations.h"
 #include "haliax/haliax.h"
 #include "near.h"
+#include "support/devices.h"
 #include "support/raises.h"
 
 using namespace haliax;
@@ -19,14 +20,7 @@ const Mapping by_batch{{"batch", "data"}}, by_embed{{"embed", "data"}}, both{{"b
 
 NamedArray tokens() { return random::normal(random::key(3), {Batch, Embed}); }
 NamedArray plus_one(const NamedArray& x) { return x + 1.; }
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 std::string line(int n) { return "sharding_mistakes_test.cpp:" + std::to_string(n); }
-
-struct Devices {  // another number of devices, for the length of a test
-  explicit Devices(int n) { set_devices(n); }
-  ~Devices() { set_devices(before); }
-  int before = devices();
-};
 
 }  // namespace
 

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "haliax/haliax.h"
+#include "support/devices.h"
 #include "support/raises.h"
 
 using namespace haliax;
@@ -21,15 +22,8 @@ struct Layer {
   NamedArray in, out;
 };
 Layer layer() { return {random::normal(random::key(1), {Embed, Mlp}), random::normal(random::key(2), {Mlp, Embed})}; }
-NamedArray tokens() { return random::normal(random::key(3), {Batch, Embed}); }
 NamedArray ran(const Layer& l, const NamedArray& x) { return dot(tanh(dot(x, l.in, Embed)), l.out, Mlp); }
-
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-struct Devices {  // another number of devices, for the length of a test
-  explicit Devices(int n) { set_devices(n); }
-  ~Devices() { set_devices(before); }
-  int before = devices();
-};
+NamedArray tokens() { return random::normal(random::key(3), {Batch, Embed}); }
 
 }  // namespace
 

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <string>
 
+inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 // What f raises says; empty: nothing is raised.
 template <class F>
 std::string error_of(F f) {
