@@ -12,18 +12,6 @@
 namespace haliax {
 namespace {
 
-double flops_of(const std::vector<program::Step>& steps) {
-  double n = 0;
-  for (auto& s : steps) {
-    if (s.kind == program::Kind::loop) n += double(s.loop.trips) * flops_of(s.loop.body);
-    if (s.kind != program::Kind::contract) continue;
-    double points = 2;
-    for (auto* dims : {&s.contract.batch, &s.contract.m, &s.contract.n, &s.contract.k})
-      for (auto d : *dims) points *= double(d);
-    n += points;
-  }
-  return n;
-}
 std::int64_t argument_bytes(const program::Program& p) {
   std::int64_t n = 0;
   for (int s : p.argument_slots) n += p.slots[std::size_t(s)].bytes;
@@ -45,8 +33,6 @@ std::vector<MemoryReport> memory_of(const program::Program& p) {
     if (bytes[purpose] > 0) out.push_back({purpose, bytes[purpose]});
   return out;
 }
-
-bool gathers(const std::string& kind) { return kind == "all-gather" || kind == "ring"; }
 
 // A ring of n passes its parts on n - 1 times, and twice that for an all-reduce; the slowest of its links sets the pace.
 double seconds(const Move& m, const Mesh& mesh, const MachineSpeed& speed) {
@@ -104,7 +90,7 @@ std::string what(const CollectiveReport& c) {
 void describe(JitReport& r, const program::Program& p, const MachineSpeed& speed) {
   r.arena_bytes = p.arena_bytes, r.peak_bytes = p.peak_bytes, r.argument_bytes = argument_bytes(p);
   r.contractions = count_contractions(p.steps), r.loops = p.loops;
-  r.flops = flops_of(p.steps), r.compute_s = speed.flops > 0 ? r.flops / speed.flops : 0;
+  r.flops = 2 * multiplications(p.steps), r.compute_s = speed.flops > 0 ? r.flops / speed.flops : 0;
   r.memory = memory_of(p);
   r.collectives.clear(), r.sent_bytes = r.calls = r.sending_s = 0;
   r.program = program::to_string(p);

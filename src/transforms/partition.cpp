@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <set>
-#include <string_view>
 #include <tuple>
 
 #include "base/where.h"
@@ -27,7 +26,7 @@ std::string looks(const Node& n, int decision) {
 Plan best(Whole& whole, Planner& planner, bool strict) {
   auto unasked = [&](const Plan& p) {
     auto moves = moves_of(p, whole);
-    return std::count_if(moves.begin(), moves.end(), [](auto& m) { return std::string_view(m.kind) == "all-gather" && m.asked.empty(); });
+    return std::count_if(moves.begin(), moves.end(), [](auto& m) { return gathers(m.kind) && m.asked.empty(); });
   };
   Choices choices;
   const int given = int(whole.nodes.size());

@@ -1,6 +1,7 @@
 // One mapping shards everything: from the graph of the whole to the graph of one device, with collectives.
 #pragma once
 #include <map>
+#include <string_view>
 
 #include "transforms/rewrite.h"
 #include "transforms/sharding.h"
@@ -29,6 +30,8 @@ struct Move {
   int arrays = 1;
   double bytes = 0, turns = 1;
 };
+
+bool gathers(std::string_view kind);  // of a Move: does a device get what others have?
 
 // A plan for all devices of a mesh: how each value is cut, and what is sent. `wanted`: the sharding of each root.
 class Partition {

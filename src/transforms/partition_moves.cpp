@@ -125,3 +125,5 @@ std::vector<Move> moves_of(const Plan& plan, const Whole& whole) {
 }
 
 }  // namespace haliax::partitioning
+
+bool haliax::gathers(std::string_view kind) { return kind == "all-gather" || kind == "ring"; }

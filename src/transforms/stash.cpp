@@ -235,6 +235,7 @@ void rewrite(Program& p, const Find::Plan& plan, const Accesses& all) {
 }  // namespace
 
 std::optional<Program> stashed(const Program& p) {
+  if (std::count_if(p.steps.begin(), p.steps.end(), [](auto& s) { return s.kind == program::Kind::loop; }) < 2) return {};
   std::optional<Program> out;
   for (;;) {   // each host once: it is in use before the later loop from then on
     Find find(out ? *out : p);
