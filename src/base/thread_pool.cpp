@@ -28,9 +28,31 @@ int wanted_threads(int count) {
   return std::clamp(count, 1, 1024);
 }
 
+// The blocks that a worker has left: it takes the first, others the last.
+class Share {
+ public:
+  void set(std::int64_t first, std::int64_t end) { range_.store(join(first, end), std::memory_order_relaxed); }
+  // -1 when there are none.
+  std::int64_t take(bool last) {
+    std::uint64_t range = range_.load(std::memory_order_relaxed);
+    for (;;) {
+      const auto first = static_cast<std::int64_t>(range & 0xffffffff), end = static_cast<std::int64_t>(range >> 32);
+      if (first >= end) return -1;
+      const std::uint64_t rest = last ? join(first, end - 1) : join(first + 1, end);
+      if (range_.compare_exchange_weak(range, rest, std::memory_order_relaxed)) return last ? end - 1 : first;
+    }
+  }
+
+ private:
+  static std::uint64_t join(std::int64_t first, std::int64_t end) {
+    return static_cast<std::uint64_t>(end) << 32 | static_cast<std::uint64_t>(first);
+  }
+  alignas(64) std::atomic<std::uint64_t> range_{0};
+};
+
 class Pool {
  public:
-  explicit Pool(int count) {
+  explicit Pool(int count) : shares_(static_cast<std::size_t>(count)) {
     workers_.reserve(static_cast<std::size_t>(count) - 1);
     for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { work(i); });
   }
@@ -48,9 +70,8 @@ class Pool {
     if (!lock.owns_lock()) return false;
     task_ = task;
     context_ = context;
-    blocks_ = blocks;
-    limit_ = workers;
-    next_.store(0, std::memory_order_relaxed);
+    limit_ = std::min(workers, size());
+    for (int i = 0; i < limit_; ++i) shares_[static_cast<std::size_t>(i)].set(blocks * i / limit_, blocks * (i + 1) / limit_);
     open_.store(true);
     epoch_.fetch_add(1);
     if (sleepers_.load() > 0) epoch_.notify_all();
@@ -68,7 +89,10 @@ class Pool {
 
  private:
   void take_blocks(int worker) {
-    for (std::int64_t block; (block = next_.fetch_add(1, std::memory_order_relaxed)) < blocks_;) task_(context_, block, worker);
+    for (int i = 0; i < limit_; ++i) {
+      Share& share = shares_[static_cast<std::size_t>((worker + i) % limit_)];
+      for (std::int64_t block; (block = share.take(i > 0)) >= 0;) task_(context_, block, worker);
+    }
   }
   void work(int worker) {
     constexpr int spin_turns = 1 << 13;  // tens of microseconds: steps follow each other faster than that
@@ -94,9 +118,8 @@ class Pool {
   std::mutex busy_;
   BlockTask task_ = nullptr;
   void* context_ = nullptr;
-  std::int64_t blocks_ = 0;
   int limit_ = 0;
-  alignas(64) std::atomic<std::int64_t> next_{0};
+  std::vector<Share> shares_;
   alignas(64) std::atomic<std::uint32_t> epoch_{0};
   std::atomic<bool> open_{false}, stop_{false};
   std::atomic<int> sleepers_{0};

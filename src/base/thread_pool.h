@@ -12,9 +12,10 @@ int threads();
 // What a block gets: its number, and which worker runs it (0 is the caller), for scratch of its own.
 using BlockTask = void (*)(void* context, std::int64_t block, int worker);
 
-// Runs task for every block in [0, blocks) and returns when all are done. At most `workers` threads take part. Blocks are handed
-// out in order. A pool that is busy with the work of another caller (or a nested call) leaves it all to the caller. Tasks must
-// not throw.
+// Runs task for every block in [0, blocks), fewer than 2^32, and returns when all are done. At most `workers` threads take part.
+// Each has a share of its own, the same part of [0, blocks) each time, so that what one step left in a core's cache the next one
+// finds there; who is done helps the others from the end of theirs. A pool that is busy with the work of another caller (or a
+// nested call) leaves it all to the caller, in order. Tasks must not throw.
 void parallel_for(std::int64_t blocks, int workers, BlockTask task, void* context);
 
 // The same for a callable as f(block, worker). Makes no allocation.
