@@ -2,6 +2,9 @@
 // flags that allow the instructions. Nothing here has external linkage but libc and libm, so that the linker can never mix the
 // copies.
 #include <math.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 
 #include <algorithm>
 #include <cstddef>
