@@ -70,6 +70,15 @@ struct Runs {
   }
 };
 
+// Memory that is needed soon: fetched into the second cache some lines at a time, between the passes over a tile, so that nobody waits.
+struct Ahead {
+  const std::byte *at = nullptr, *end = nullptr;
+  void set(const std::byte* memory, std::int64_t bytes) { at = memory, end = memory + bytes; }
+  void fetch(std::int64_t lines) {
+    for (; lines > 0 && at < end; --lines, at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
+
 // One value for each row, or one row for all.
 template <class T>
 void expand(void* out, const void* in, std::int64_t rows, std::int64_t columns, bool by_row) {
@@ -104,8 +113,8 @@ class FusedStep final : public CompiledStep {
     if (plan_.chunks == 1) {
       parallel_for(plan_.blocks, workers, [this](std::int64_t block, int) {
         Worker worker(*this);
-        std::int64_t end = std::min(plan_.outer_boxes, (block + 1) * plan_.boxes_per_block);
-        for (std::int64_t box = block * plan_.boxes_per_block; box < end; ++box) worker.whole(box);
+        const std::int64_t first = block * plan_.boxes_per_block, end = std::min(plan_.outer_boxes, first + plan_.boxes_per_block);
+        for (std::int64_t box = first; box < end; ++box) worker.whole(box, first, end);
       });
       return;
     }
@@ -139,11 +148,18 @@ class FusedStep final : public CompiledStep {
       for (int d = 0; d < plan_.dims; ++d) (d < plan_.outer_dims ? tile_.outer : tile_.inner) *= tile_.size[d] = plan_.box[d];
       play(tape);
     }
-    void whole(std::int64_t box) {
+    // One of the boxes [first, end).
+    void whole(std::int64_t box, std::int64_t first, std::int64_t end) {
       tile_.set_outer(plan_, box);
+      if (box + 1 < end) next_.set_outer(plan_, box + 1);
       for (std::size_t r = 0; r < plan_.reductions.size(); ++r) plan_.reductions[r].init(accumulator(r), tile_.outer);
       for (std::size_t level = 0; level < static_cast<std::size_t>(plan_.levels); ++level) {
         play(plan_.outer[level]);
+        // A row that is walked several times stays in the second cache, and so does the next one, fetched in the last walk.
+        if (plan_.keep || plan_.stays)
+          soon_ = box + 1 < end && (plan_.keep || level + 1 == static_cast<std::size_t>(plan_.levels)) ? next_row
+                  : level == 0 && box == first                                                         ? next_tile
+                                                                                                       : nothing;
         sweep(level, 0, plan_.inner_boxes);
       }
       play(plan_.outer_stores);
@@ -199,6 +215,7 @@ class FusedStep final : public CompiledStep {
     }
     void play(const Op& op) {
       const std::int64_t n = points_of(op.extent, tile_.outer, tile_.inner);
+      ahead_.fetch(n / 32);
       switch (op.kind) {
         case Op::map: {
           const void* in[4];
@@ -290,10 +307,13 @@ class FusedStep final : public CompiledStep {
       }
     }
 
-    // The next tile mostly lies behind this one: memory brings it while this one is computed.
-    template <int Write>
-    static void prefetch(const std::byte* memory, std::int64_t bytes) {
-      for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(memory + i, Write, 2);
+    // The next tile mostly lies behind this one.
+    void expect(const Access& access, const std::byte* memory, std::int64_t bytes) {
+      if (soon_ == next_tile) ahead_.set(memory + bytes, bytes);
+      if (soon_ != next_row) return;
+      std::int64_t offset = 0;
+      for (int d = 0; d < plan_.outer_dims; ++d) offset += (next_.at[d] - tile_.at[d]) * access.strides[static_cast<std::size_t>(d)];
+      ahead_.set(memory + offset * haliax::bytes_of(access.dtype), bytes);
     }
 
     // Where the tile begins in a view, in elements from the view's first, and how it goes on.
@@ -319,7 +339,7 @@ class FusedStep final : public CompiledStep {
       const std::int64_t covered = runs.count == 0 ? 1 : runs.count == 1 ? runs.size[0] : -1;
       if (access.direct && (covered == 1 || (covered == n && runs.stride[0] == 1))) {
         value(op.out) = memory;
-        prefetch<0>(memory + n * bytes, n * bytes);
+        expect(access, memory, n * bytes);
         return;
       }
       char* reg = static_cast<char*>(values_[op.out] = home_of(static_cast<std::size_t>(op.out)));
@@ -335,7 +355,6 @@ class FusedStep final : public CompiledStep {
       std::byte* memory = step_.bases_[static_cast<std::size_t>(op.access)].memory + begin(op, access, runs) * bytes;
       const char* reg = static_cast<const char*>(value(op.in[0]));
       const int width = cpu::bytes_of(lane_of(access.dtype));
-      if (runs.count == 1 && runs.stride[0] == 1) prefetch<1>(memory + runs.size[0] * bytes, runs.size[0] * bytes);
       runs.each([&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
         op.store_run(memory + offset * bytes, reg + position * width, stride, count);
       });
@@ -354,7 +373,9 @@ class FusedStep final : public CompiledStep {
     const FusedPlan& plan_;
     std::byte* registers_;
     void** values_;
-    Tile tile_;
+    Tile tile_, next_;
+    enum { nothing, next_tile, next_row } soon_ = next_tile;
+    Ahead ahead_;
   };
 
   static void splat(const Op& op, void* out, const void* in, std::int64_t n) {

@@ -44,6 +44,7 @@ class Planner {
     choose_order();
     choose_boxes();
     classify();
+    plan_.stays = plan_.levels > 1 && plan_.inner_points * plan_.outer_box <= 1 << 16;
     emit();
     place_registers();
     return std::move(plan_);
@@ -764,7 +765,7 @@ FusedPlan plan_fused(const Fused& fused, const Context* context) {
   if (fused.outer < 0 || static_cast<std::size_t>(fused.outer) > fused.dims.size())
     throw Error("[fused] more outer dimensions than dimensions");
   const std::int64_t tile = fused.code.size() <= 10 ? 4096 : 1024;   // a few registers: all in L1
-  FusedPlan plan = Planner(fused, context, tile, 16 * tile, true).make();   // many rows at once, so that what a row has but once costs little
+  FusedPlan plan = Planner(fused, context, tile, 4 * tile, true).make();   // many rows at once, so that what a row has but once costs little
   if (plan.register_bytes > rows_bytes) plan = Planner(fused, context, tile, tile, true).make();
   auto fits = [&] { return plan.register_bytes + static_cast<std::int64_t>(plan.values.size()) * 8 <= workspace_bytes; };
   for (std::int64_t tile = 1024; !fits() && tile >= 1; tile /= 2) plan = Planner(fused, context, tile, tile, false).make();
