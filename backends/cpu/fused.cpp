@@ -225,7 +225,7 @@ class FusedStep final : public CompiledStep {
     }
     void play(const Op& op) {
       const std::int64_t n = points_of(op.extent, tile_.outer, tile_.inner);
-      ahead_.fetch(n / 32);
+      ahead_.fetch(n / 64);
       switch (op.kind) {
         case Op::map: {
           const void* in[4];
