@@ -19,25 +19,33 @@ using program::View;
 // ---- an estimate of time, in multiplications ----
 constexpr double kMultiplicationsPerByte = 8;    // of traffic with memory, on the machines at hand
 constexpr double kCache = 8 << 20;               // bytes: what is used turn after turn and fits stays
+constexpr double kNear = 2 << 20;                // bytes: what a step leaves in the caches of the cores, where the next one finds it
+constexpr double kMultiplicationsPerFarByte = 4; // of what is used again soon, but lies further away than that
+constexpr double kNarrow = 1. / 3;               // of a multiplication in bf16 or f16
 
 double product(const program::Dims& dims) {
   double n = 1;
   for (auto d : dims) n *= double(d);
   return n;
 }
-double traffic(const View& v, const program::Dims& dims) {   // bytes that come from memory
+double bytes_seen(const View& v, const program::Dims& dims) {
   double n = bytes_of(v.dtype);
   for (std::size_t i = 0; i < dims.size(); ++i) if (v.strides[i] != 0) n *= double(dims[i]);
+  return n;
+}
+// What it costs to bring them, in multiplications.
+double bringing(const View& v, const program::Dims& dims) {
+  double n = bytes_seen(v, dims);
   bool walks = std::any_of(v.terms.begin(), v.terms.end(), [](auto& t) { return t.loop >= 0; });
-  return walks || n > kCache ? n : 0;
+  return n * (walks || n > kCache ? kMultiplicationsPerByte : n > kNear ? kMultiplicationsPerFarByte : 0);
 }
 double cost_of(const program::Contract& c) {
   program::Dims dims;
   for (auto* part : {&c.batch, &c.m, &c.n, &c.k}) dims.insert(dims.end(), part->begin(), part->end());
   double m = product(c.m), n = product(c.n), k = product(c.k);
-  double bytes = traffic(c.a, dims) + traffic(c.b, dims) + traffic(c.out, dims) * (c.accumulate ? 2 : 1);
+  double memory = bringing(c.a, dims) + bringing(c.b, dims) + bringing(c.out, dims) * (c.accumulate ? 2 : 1);
   double narrow = 1 + 12 / std::min({m, n, k});  // what is copied into panels, or added to, for each multiplication
-  double work = product(c.batch) * m * n * k * narrow, memory = kMultiplicationsPerByte * bytes;
+  double work = product(c.batch) * m * n * k * narrow * (bytes_of(c.a.dtype) == 2 ? kNarrow : 1);
   return std::max(work, memory) + std::min(work, memory) / 4;   // memory is read ahead, mostly
 }
 double cost_of(const program::Fused& f) {
@@ -46,6 +54,8 @@ double cost_of(const program::Fused& f) {
   for (auto& i : f.code) {
     double each = i.code == program::Code::exp || i.code == program::Code::log || i.code == program::Code::tanh ? 32 : 6;
     points += each * (i.inner ? outer * inner : outer);
+    bool touches = i.inner && (i.code == program::Code::load || i.code >= program::Code::store);
+    if (auto n = touches ? bytes_seen(i.view, f.dims) : 0; n > kNear) points += kMultiplicationsPerFarByte * n;
   }
   return points;
 }
@@ -354,6 +364,11 @@ class Planner {
       auto next = rounded(std::clamp(std::int64_t(std::min(guess, double(size))), low + 1, high - 1), size);
       if (next <= low || (fits && double(next) < 1.06 * double(low))) break;
       c = next;
+    }
+    for (int halves = 0; halves < 3 && low > 1; ++halves) {   // less may be faster: it lies nearer
+      low = rounded(low / 2, size);
+      auto t = trial(plan_of(low));
+      if (t.bytes <= budget_ && t.cost < fits->cost) fits = std::move(t);
     }
     return fits;
   }
