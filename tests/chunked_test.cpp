@@ -244,6 +244,14 @@ TEST_CASE("chunked: inside scan, fold, vmap, jit and checkpoint, and they inside
           return fold(step, "batch", {.checkpoint = policy, .reverse = reverse})(NamedArray(0.).astype(DType::f64), u);
         };
       });
+  agree([=](const Options& o) {  // two axes in every turn of a map; the cotangent is the same number in all turns, or the same array
+    return [=](const NamedArray& u, const NamedArray& a, const NamedArray& b) {
+      auto rows = b.rename({{"batch", "row"}});
+      auto both = [=](const NamedArray& v) { return o ? chunked_reduce({"row", "tokens"}, *o, each)(rows, v) : each(rows, v); };
+      auto of_turns = map(both, "batch")(u);  // (batch, row, tokens)
+      return sum(of_turns) + sum(square(sum(of_turns * sum(a, "embed"), "batch")));
+    };
+  });
   agree([=](const Options& o) {  // a loop inside
     return [=](const NamedArray& u, const NamedArray& a, const NamedArray&) {
       return sum(square(cut(o, [=](const NamedArray& t, const NamedArray& v) { return fold(layer, "batch")(t, v); })(a, u)));

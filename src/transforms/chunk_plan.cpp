@@ -74,14 +74,10 @@ struct Regions {
   std::vector<ChunkKey> keys;                    // of the walked axes that there are, in the order given
   std::vector<Region> of;
   Regions(const ChunkKey& call, const Nodes& roots, const Nodes& level) {
-    auto note = [&](const Node& n) {
-      if (n.op != &prim::kEnter) return;
-      auto k = ChunkKey::of(n.attr);
-      if (k.same_call(call) && std::none_of(keys.begin(), keys.end(), [&](auto& other) { return other.axis == k.axis; })) keys.push_back(k);
-    };
     for (auto& n : level) {
-      note(*n);
-      for (auto& x : n->in) if (x) note(*x);
+      if (n->op != &prim::kEnter) continue;
+      auto k = ChunkKey::of(n->attr);
+      if (k.same_call(call) && std::none_of(keys.begin(), keys.end(), [&](auto& other) { return other.axis == k.axis; })) keys.push_back(k);
     }
     auto place = [&](auto& k) { return std::find(call.walked.begin(), call.walked.end(), k.axis); };
     std::stable_sort(keys.begin(), keys.end(), [&](auto& a, auto& b) { return place(a) < place(b); });
@@ -476,13 +472,9 @@ CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, 
 namespace {
 Nodes without_borders(const Nodes& roots, const ChunkKey& call, const Node* index) {
   Rewrite to;
-  auto strip = [&](const NodePtr& n) {
-    bool border = n && (n->op == &prim::kEnter || n->op == &prim::kLeave) && !to.count(n.get()) && ChunkKey::of(n->attr).same_call(call);
-    if (border) to[n.get()] = substitute({n->in[0]}, to, index)[0];
-  };
   for (auto& n : level_of(roots, index)) {
-    for (auto& x : n->in) strip(x);
-    strip(n);
+    bool border = (n->op == &prim::kEnter || n->op == &prim::kLeave) && ChunkKey::of(n->attr).same_call(call);
+    if (border) to[n.get()] = substitute({n->in[0]}, to, index)[0];
   }
   return to.empty() ? roots : substitute(roots, to, index);
 }

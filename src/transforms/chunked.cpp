@@ -75,16 +75,10 @@ Nodes cut_regions(const Nodes& roots, program::Device* device, int depth, std::v
     std::vector<std::string>* uncut;
     std::optional<ChunkKey> next(const Nodes& level, int depth) const {
       const Node* first = nullptr;               // of the outermost calls, the first
-      auto look = [&](const NodePtr& n) {
-        if (!n || n->op != &prim::kEnter) return;
-        auto key = ChunkKey::of(n->attr);
-        if (key.depth != depth) return;
-        auto place = [&](const Node& m, int inside) { return std::pair(inside, m.id); };
-        if (!first || place(*n, key.inside) < place(*first, ChunkKey::of(first->attr).inside)) first = n.get();
-      };
+      auto place = [](const Node& n) { return std::pair(ChunkKey::of(n.attr).inside, n.id); };
       for (auto& n : level) {
-        look(n);
-        for (auto& x : n->in) look(x);
+        if (n->op != &prim::kEnter || ChunkKey::of(n->attr).depth != depth) continue;
+        if (!first || place(*n) < place(*first)) first = n.get();
       }
       return first ? std::optional(ChunkKey::of(first->attr)) : std::nullopt;
     }

@@ -44,7 +44,8 @@ Nodes level_of(const Nodes& roots, const Node* index) {
   while (!todo.empty()) {
     auto n = std::move(todo.back());
     todo.pop_back();
-    if (!n || (index && !n->varies_with(index)) || !seen.insert(n.get()).second) continue;
+    bool border = n && (n->op == &prim::kEnter || n->op == &prim::kLeave);
+    if (!n || (index && !border && !n->varies_with(index)) || !seen.insert(n.get()).second) continue;
     for (auto& x : read_by(n)) todo.push_back(x);
     out.push_back(std::move(n));
   }
@@ -64,7 +65,6 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
   const Node* border = nullptr;
   for (auto& n : level) {
     if (enters(*n)) border = n.get();
-    for (auto& x : n->in) if (x && enters(*x)) border = x.get();
     if (n->op != &kLoop) continue;
     auto& l = loop_of(*n);
     for (auto& i : l.index) inner_.insert(i.get());
