@@ -179,18 +179,19 @@ void measure(const Options& o) {
 
 int main(int argc, char** argv) {
   Options o;
+  const CLI::Range sizes(std::int64_t(1), std::int64_t(1) << 40);
   CLI::App app{"Times a linear head with cross entropy and its gradients."};
   app.add_option("--mode", o.mode, "product, gemm, full, chunked, head, masked, vocabulary, tile or forward")->capture_default_str();
   app.add_option("--against", o.against, "another mode, run in turn with the first; prints the median of the ratios of pairs");
-  app.add_option("--n", o.n, "tokens")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--e", o.e, "embed")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--v", o.v, "vocab")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--n", o.n, "tokens")->check(sizes)->capture_default_str();
+  app.add_option("--e", o.e, "embed")->check(sizes)->capture_default_str();
+  app.add_option("--v", o.v, "vocab")->check(sizes)->capture_default_str();
   app.add_option("--dtype", o.dtype, "f32 or bf16: of x and w")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
-  app.add_option("--memory", o.memory, "MiB beside the results; 0: the library's choice")->check(CLI::NonNegativeNumber);
+  auto* memory = app.add_option("--memory", o.memory, "MiB beside the results; 0: the library's choice")->check(CLI::Range(0., 1e9));
   app.add_option("--masked", o.masked, "share of the tokens whose ids are -1: mode masked does not count them")->check(CLI::Range(0., 1.));
-  app.add_option("--chunk", o.chunk, "positions of the walked axes; 0: from the memory")->check(CLI::NonNegativeNumber);
-  app.add_option("--reps", o.reps, "timed runs")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--pairs", o.pairs, "pairs of timed runs with --against")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--chunk", o.chunk, "positions of the walked axes; not given: from the memory")->check(sizes)->excludes(memory);
+  app.add_option("--reps", o.reps, "timed runs")->check(CLI::Range(1, 1000000))->capture_default_str();
+  app.add_option("--pairs", o.pairs, "pairs of timed runs with --against")->check(CLI::Range(1, 1000000))->capture_default_str();
   app.add_option("--threads", o.threads, "0: one for each core")->check(CLI::Range(0, 1024))->capture_default_str();
   app.add_option("--seed", o.seed)->check(CLI::NonNegativeNumber)->capture_default_str();
   CLI11_PARSE(app, argc, argv);

@@ -461,7 +461,12 @@ TEST_CASE("linear cross entropy: bad input is told by name") {
   refused(ids(), {.temperature = 0}, "temperature is 0");
   refused(ids(), {.soft_cap = -1}, "soft_cap is -1");
   refused(ids(), {.label_smoothing = 1.5}, "label_smoothing is 1.5");
-  refused(ids(), {.outputs = {.top_k = 17}}, "17");
+  refused(ids(), {.outputs = {.top_k = 17}}, "top_k is 17; it must be from 0 (none) to the size of vocab=16");
+  refused(ids(), {.outputs = {.top_k = -1}}, "top_k is -1; it must be from 0 (none)");
+  for (const ChunkOptions& both : {ChunkOptions{.chunk = 4, .memory = 1 << 20}, {.chunk = 4, .chunks = {4}}, {.chunks = {4}, .memory = 1 << 20}})
+    refused(ids(), {.chunks = both}, "`chunk`, `chunks` and `memory` each say what a turn holds; give one of them");
+  refused(ids().astype(DType::u8), {.ignore_index = -100}, "ignore_index is -100, which targets of u8 never are");
+  refused(ids().astype(DType::i8), {.ignore_index = 128}, "ignore_index is 128, which targets of i8 never are");
   refused(ids(), {.walked = "vocab", .vocab_chunk = 4}, "axis vocab is walked already");
   refused(ids(), {.teacher = nn::LinearHead{p.x, normal(3, {Embed}, DType::f32), "embed"}}, "vocab");
   refused(ids(), {.teacher = nn::LinearHead{ones({Axis("pair", 2), Embed}), p.w, "embed"}}, "axis pair of the teacher's x");
@@ -477,6 +482,13 @@ TEST_CASE("linear cross entropy: bad input is told by name") {
 
 TEST_CASE("linear cross entropy: targets outside the vocabulary do not count, or are told when checked") {
   const auto p = parameters();
+  for (auto d : {DType::u8, DType::i8, DType::u16, DType::u32, DType::i64, DType::u64}) {   // ids that cannot count to the vocabulary
+    const Axis Large("vocab", 300);
+    const auto w = normal(7, {Large, Embed}), x = p.x;
+    auto of = [&](const NamedArray& t) { return nn::linear_cross_entropy(x, w, t, Embed, Large, {.chunks = {.chunk = 5}, .ignore_index = 127}).loss; };
+    CHECK(difference(of(ids().astype(d)), of(ids()), 0) == "");
+    CHECK(difference(nn::cross_entropy_loss(dot(x, w, Embed), Large, ids().astype(d)), of(ids()), 1e-12) == "");
+  }
   auto wrong = where(arange(Tokens) < 2, where(arange(Tokens) < 1, -100, 16), ids()).eval();
   auto loss = [=](const NamedArray& targets, nn::LinearCrossEntropyOptions o) {
     o.chunks = {.chunk = 5}, o.outputs = {.log_prob = true, .nll = true};

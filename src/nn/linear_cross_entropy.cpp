@@ -89,6 +89,12 @@ struct Problem {
       ops::axis_of(op, ops::node_of(op, a.teacher_weight), Vocab);
       expect_tokens("teacher's x", without_axes(a.teacher_x.axes(), options.teacher->Embed), tokens);
     }
+    if (!soft && options.ignore_index) {
+      const auto above = *options.ignore_index >> std::min(63, 8 * bytes_of(t) - is_signed(t));   // what t has no bits for
+      if (above != 0 && !(is_signed(t) && above == -1))
+        fail(op, "ignore_index is " + std::to_string(*options.ignore_index) + ", which targets of " + text(t) +
+                     " never are; cast them to i32 before ids to be ignored are put in, or give a mask");
+    }
     auto number = [](const char* name, double v, bool good, const char* rule) {
       if (!good) fail(op, std::string(name) + " is " + std::to_string(v) + "; it must be " + rule);
     };
@@ -96,6 +102,9 @@ struct Problem {
     number("soft_cap", options.soft_cap, options.soft_cap >= 0, "0 (no cap) or greater");
     number("label_smoothing", options.label_smoothing, options.label_smoothing >= 0 && options.label_smoothing <= 1,
            "from 0 to 1");
+    auto k = options.outputs.top_k;
+    if (k < 0 || k > Vocab.size)
+      fail(op, "top_k is " + std::to_string(k) + "; it must be from 0 (none) to the size of " + to_string(Vocab));
     if (options.walked.all()) return;
     for (auto& w : options.walked.items()) {
       if (!find_axis(with_vocab, w.name))
@@ -385,6 +394,7 @@ LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const Ax
   auto arrays = arrays_of(x, weight, targets, Vocab, o);
   p.check(arrays);
   for (auto* a : {&arrays.targets, &arrays.mask, &arrays.weights}) *a = p.with_all_tokens(*a);
+  if (auto& ids = arrays.targets; is_integer(ids.dtype()) && bytes_of(ids.dtype()) < 4) ids = astype(ids, DType::i32);   // to count to Vocab
   const Tokens tokens(p, arrays);
   tokens.check(p);
 

@@ -33,7 +33,10 @@ std::pair<NamedArray, NamedArray> cross_entropy_loss_and_log_normalizers(Arr log
   if (is_integer(t) && has_label)
     fail(op, "targets of " + std::string(name_of(t)) + " are ids, which have no axis " + std::string(Label.name.text()) +
                  "; probabilities must be floats");
-  if (is_integer(t)) return {where(inside(targets, Label), normalizers - picked(logits, Label, targets), 0.), normalizers};
+  if (is_integer(t)) {
+    auto ids = bytes_of(t) < 4 ? astype(targets, DType::i32) : NamedArray(targets);   // else Label may be more than they can count
+    return {where(inside(ids, Label), normalizers - picked(logits, Label, ids), 0.), normalizers};
+  }
   if (!has_label)
     fail(op, "targets of " + std::string(name_of(t)) + " are probabilities, but " + to_string(targets.axes()) + " has no axis " +
                  std::string(Label.name.text()) + "; ids must be integers");

@@ -113,6 +113,8 @@ Leaves chunked_reduce(const AxisSelection& selection, const ChunkOptions& option
   if (selection.all() || selection.items().empty()) fail(op, "name the axis to walk");
   if (options.chunk && *options.chunk <= 0) fail(op, "a chunk of " + std::to_string(*options.chunk) + " positions; it must be positive");
   if (options.memory < 0) fail(op, "a budget of " + std::to_string(options.memory) + " bytes; it must be positive");
+  if (options.chunk.has_value() + !options.chunks.empty() + (options.memory > 0) > 1)
+    fail(op, "`chunk`, `chunks` and `memory` each say what a turn holds; give one of them");
   auto& walked = selection.items();
   if (!options.chunks.empty() && options.chunks.size() != walked.size())
     fail(op, std::to_string(options.chunks.size()) + " chunks for " + std::to_string(walked.size()) + " walked axes");
