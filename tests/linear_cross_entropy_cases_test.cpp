@@ -143,6 +143,46 @@ TEST_CASE("linear cross entropy: several heads in one walk") {
   CHECK(out.second.second.weight.item() == 4);
 }
 
+TEST_CASE("linear cross entropy: in a walk of several heads each is computed for its own tokens alone") {
+  const Axis Audio{"audio", 40};
+  struct Heads {
+    NamedArray for_text, for_audio, text, audio;  // hidden states (tokens, embed), heads
+  };
+  // Eight tokens of text and four of sounds, scattered. The hidden states of the others would make NaN of everything, even times 0.
+  const auto x = normal(1, {Tokens, Embed});
+  const auto is_text = (mod(arange(Tokens), Arr(3)) != 0).eval();
+  const Heads at{where(is_text, x, NAN).eval(), where(is_text, NAN, x).eval(), normal(2, {Vocab, Embed}), normal(3, {Audio, Embed})};
+  const Heads good{x, x, at.text, at.audio};
+  const auto sounds = (ids() + 20).eval();
+  for (ChunkForm form : {ChunkForm::sweep, ChunkForm::recompute})
+    for (bool by_mask : {true, false}) {
+      CAPTURE(int(form));
+      CAPTURE(by_mask);
+      auto run = jit(with_gradient([=](const Heads& h) {
+        auto head = [&](const NamedArray& a, const NamedArray& w, const Axis& Ids, const NamedArray& targets, const NamedArray& mask) {
+          nn::LinearCrossEntropyOptions o{.chunks = {.chunk = 4, .form = form}};
+          if (by_mask) o.mask = mask;
+          else o.ignore_index = -1;
+          return nn::linear_cross_entropy(a, w, by_mask ? targets : where(mask, targets, -1), Embed, Ids, o).total;
+        };
+        return (head(h.for_text, h.text, Vocab, ids(), is_text) + head(h.for_audio, h.audio, Audio, sounds, ~is_text)).mean();
+      }));
+      auto want = jit(with_gradient([=](const Heads& h) {
+        auto nll = [&](const NamedArray& a, const NamedArray& w, const Axis& Ids, const NamedArray& targets) {
+          return nn::cross_entropy_loss(dot(a, w, Embed), Ids, targets, {.reduction = nn::Reduction::none});
+        };
+        return mean(where(is_text, nll(h.for_text, h.text, Vocab, ids()), nll(h.for_audio, h.audio, Audio, sounds)));
+      }))(good);
+      auto [value, g] = run(at);
+      CHECK(run.report().contractions == (form == ChunkForm::sweep ? 6 : 8));
+      CHECK(run.report().loops == (form == ChunkForm::sweep ? 1 : 2));
+      if (form == ChunkForm::recompute) continue;  // its first sweep makes all logsumexps
+      CHECK(difference(value, want.first, 1e-12) == "");
+      for (auto part : {&Heads::for_text, &Heads::for_audio, &Heads::text, &Heads::audio})
+        CHECK(difference(g.*part, want.second.*part, 1e-12) == "");
+    }
+}
+
 // ---- mistakes that others have made ------------------------------------------------------------------------------------------
 
 TEST_CASE("regression: a last block when one block holds more than half of the vocabulary") {

@@ -107,11 +107,11 @@ class LoopStep final : public CompiledStep {
  public:
   LoopStep(const program::Loop& loop, const Context& context)
       : variable_(loop.variable), trips_(loop.trips), reverse_(loop.reverse), body_(compile_all(loop.body, context)) {
-    if (variable_ < 0 || variable_ >= context.program.loops) throw Error("[loop] an unknown loop variable");
+    if (variable_ < -1 || variable_ >= context.program.loops) throw Error("[loop] an unknown loop variable");
   }
   void run(Frame& frame) override {
     for (std::int64_t turn = 0; turn < trips_; ++turn) {
-      frame.loops[variable_] = reverse_ ? trips_ - 1 - turn : turn;
+      if (variable_ >= 0) frame.loops[variable_] = reverse_ ? trips_ - 1 - turn : turn;
       for (auto& step : body_) {
         step->run(frame);
         if (frame.turn_is_over) break;

@@ -76,7 +76,7 @@ class Run {
         case Kind::collective: run(s.collective); break;
         case Kind::loop:
           for (std::int64_t t = 0; t < s.loop.trips; ++t) {
-            loops_.at(std::size_t(s.loop.variable)) = s.loop.reverse ? s.loop.trips - 1 - t : t;
+            if (s.loop.variable >= 0) loops_.at(std::size_t(s.loop.variable)) = s.loop.reverse ? s.loop.trips - 1 - t : t;
             run(s.loop.body);
           }
       }

@@ -65,7 +65,7 @@ void print(const Program& p, const std::vector<Step>& steps, const std::string& 
         for (auto& out : c.out) s += " " + text(p, out.view);
         break;
       }
-      case Kind::loop: s += "loop i" + std::to_string(step.loop.variable) + " x" + std::to_string(step.loop.trips) + (step.loop.reverse ? " reversed" : ""); break;
+      case Kind::loop: s += "loop " + (step.loop.variable < 0 ? "" : "i" + std::to_string(step.loop.variable) + " ") + "x" + std::to_string(step.loop.trips) + (step.loop.reverse ? " reversed" : ""); break;
     }
     if (!step.where.empty()) s += "    # " + std::string(step.why) + " " + step.where;
     s += "\n";

@@ -153,7 +153,7 @@ struct Skip {
 };
 struct Step;
 struct Loop {
-  int variable = 0;                 // the number that terms refer to
+  int variable = 0;                 // the number that terms refer to; -1: none do, it is a part of a turn that may end by itself
   std::int64_t trips = 0;
   bool reverse = false;
   std::vector<Step> body;

@@ -504,9 +504,13 @@ class Lowering final : public Emit {
   // ---- loops ----
   void loop(const NodePtr& n) {
     auto& l = loop_of(*n);
-    Nodes results, flags;                                // flags: is a turn of this body worth making?
-    for (std::size_t b = 0; b < l.index.size(); ++b) flags.push_back(options_.fuse && !l.form.empty() ? turn_flag(l, b) : nullptr);
-    bool skips = std::any_of(flags.begin(), flags.end(), [](auto& f) { return f != nullptr; });
+    Nodes results;
+    std::vector<std::vector<TurnPart>> parts;            // of each body
+    bool skips = false;
+    for (std::size_t b = 0; b < l.index.size(); ++b) {
+      parts.push_back(turn_parts(l, b, options_.fuse && !l.form.empty()));
+      for (auto& p : parts[b]) skips |= p.flag != nullptr;
+    }
     std::vector<Place> places;
     std::vector<bool> added;                             // to a sum that is there
     for (std::size_t k = 0; k < l.results.size(); ++k) {
@@ -534,36 +538,30 @@ class Lowering final : public Emit {
       variables_[index] = prim::index_start(*index) == 0 ? s.loop.variable : -1;
       steps_ = &s.loop.body;
       auto mark = added_.size();
-      if (flags[b]) {
-        Step skip;
-        auto flag = fresh({}, DType::boolean);
-        scope({{flags[b], flag}});
-        skip.kind = program::Kind::skip, skip.skip = {view(flag, {}, {})};
-        push(std::move(skip));
-      }
-      std::vector<Target> targets;
       std::vector<std::pair<Place, Place>> moves;   // of carries, at the end of a turn
       for (std::size_t k = 0; k < l.results.size(); ++k) if (l.results[k].carry) know(l.results[k].carry.get(), places[k]);
-      for (std::size_t k = 0; k < l.results.size(); ++k) {
-        auto& how = l.results[k];
-        auto& value = how.value[b];
-        if (how.fold == Fold::fold) spread(value, places[k], how.monoid, targets);
-        else if (how.fold == Fold::stack) targets.push_back({value, part_of(places[k], l, index, value->axes), added[k], Monoid::sum});
-        else if (value == how.carry) continue;
-        else {
-          auto next = fresh(value->axes, value->dtype, purposes_.of(*value));
-          moves.push_back({next, fitted(places[k], how.carry->axes, value->axes)});
-          targets.push_back({value, next});
+      for (auto& part : parts[b]) {
+        if (parts[b].size() == 1) {
+          turn_part(part, l, b, places, added, moves);
+          continue;
         }
+        auto before = added_.size();
+        Step once;                                       // each part may end by itself
+        once.kind = program::Kind::loop;
+        once.loop.trips = 1, once.loop.variable = -1;
+        steps_ = &once.loop.body;
+        turn_part(part, l, b, places, added, moves);
+        forget(before);
+        steps_ = &s.loop.body;
+        push(std::move(once));
       }
-      scope(targets);
       std::size_t m = 0;
       for (std::size_t k = 0; k < l.results.size(); ++k) {
         auto& how = l.results[k];
         if (how.fold != Fold::carry || how.value[b] == how.carry) continue;
         copy(moves[m].first, moves[m].second, how.value[b]->axes), ++m;
       }
-      while (added_.size() > mark) places_.erase(added_.back()), added_.pop_back();
+      forget(mark);
       variables_.erase(index);
       steps_ = outer_steps;
       push(std::move(s));
@@ -571,6 +569,31 @@ class Lowering final : public Emit {
     know(n.get(), Place{0, DType::f32, 0, {}, {}});
     for (std::size_t k = 0; k < results.size(); ++k) know(results[k].get(), places[k]);
     keep_.insert(keep_.end(), results.begin(), results.end());
+  }
+  void turn_part(const TurnPart& part, const Loop& l, std::size_t b, const std::vector<Place>& places, const std::vector<bool>& added,
+                 std::vector<std::pair<Place, Place>>& moves) {
+    if (part.flag) {
+      Step skip;
+      auto flag = fresh({}, DType::boolean);
+      scope({{part.flag, flag}});
+      skip.kind = program::Kind::skip, skip.skip = {view(flag, {}, {})};
+      push(std::move(skip));
+    }
+    std::vector<Target> targets;
+    for (auto& [k, value] : part.values) {
+      auto& how = l.results[k];
+      if (how.fold == Fold::fold) targets.push_back({value, places[k], true, how.monoid});
+      else if (how.fold == Fold::stack) targets.push_back({value, part_of(places[k], l, l.index[b].get(), value->axes), added[k], Monoid::sum});
+      else if (value != how.carry) {
+        auto next = fresh(value->axes, value->dtype, purposes_.of(*value));
+        moves.push_back({next, fitted(places[k], how.carry->axes, value->axes)});
+        targets.push_back({value, next});
+      }
+    }
+    scope(targets);
+  }
+  void forget(std::size_t from) {   // what has been placed since
+    while (added_.size() > from) places_.erase(added_.back()), added_.pop_back();
   }
   static Place fitted(const Place& p, const Axes& of, const Axes& as) {
     Place out = p;
@@ -586,16 +609,6 @@ class Lowering final : public Emit {
     Kernel k(*this, axes, {});
     k.store_at(k.value(start, k.names(start->axes)), to, axes, false, Monoid::sum);
     k.finish();
-  }
-  // acc += a + b is two accumulations, not a temporary.
-  void spread(const NodePtr& value, const Place& to, Monoid m, std::vector<Target>& targets) {
-    if (m == Monoid::sum && value->op == &prim::kAdd && value->in[0]->axes == value->axes && value->in[1]->axes == value->axes &&
-        (value->in[0]->op->kind == Kind::contract || value->in[1]->op->kind == Kind::contract)) {
-      spread(value->in[0], to, m, targets);
-      spread(value->in[1], to, m, targets);
-    } else {
-      targets.push_back({value, to, true, m});
-    }
   }
   // The block of a stacked result that belongs to this turn.
   Place part_of(const Place& whole, const Loop& l, const Node* index, const Axes& value) {

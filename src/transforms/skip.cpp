@@ -1,10 +1,11 @@
 #include "transforms/skip.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ops/prim.h"
 #include "transforms/collective.h"
-#include "transforms/rewrite.h"
+#include "transforms/region.h"
 
 namespace haliax {
 namespace {
@@ -65,27 +66,86 @@ class Masks {
   std::unordered_map<const Node*, Nodes> of_;
 };
 
+bool holds(const Nodes& list, const NodePtr& n) { return std::find(list.begin(), list.end(), n) != list.end(); }
+// What is added to a sum, one after another: all, or what then needs no temporary.
+Nodes terms_of(const NodePtr& value, bool all) {
+  auto scatters = [](const Node& x) { return x.op == &prim::kScatter && x.attr.ints[0] == std::int64_t(program::Update::add); };
+  auto accumulates = [&](const NodePtr& x) { return x->op->kind == Kind::contract || scatters(*x); };
+  auto in = value->in;
+  if (scatters(*value) && accumulates(in[0])) {
+    auto base = std::exchange(in[0], prim::zeros_like(in[0]));
+    in = {base, make(*value->op, in, value->axes, value->dtype, value->attr)};
+  } else {
+    bool sum = value->op == &prim::kAdd && in[0]->axes == value->axes && in[1]->axes == value->axes;
+    if (!sum || !(all || accumulates(in[0]) || accumulates(in[1]))) return {value};
+  }
+  auto terms = terms_of(in[0], all);
+  for (auto& t : terms_of(in[1], all)) terms.push_back(t);
+  return terms;
+}
+
+// A part of a turn while it is put together.
+struct Making {
+  std::vector<std::pair<std::size_t, NodePtr>> values;
+  std::unordered_set<const Node*> products;
+  Nodes masks;
+  std::int64_t largest = 1;                        // positions of a value that it makes
+  void join(const Making& o) {
+    values.insert(values.end(), o.values.begin(), o.values.end());
+    products.insert(o.products.begin(), o.products.end());
+    masks = Masks::merged(masks, o.masks);
+    largest = std::max(largest, o.largest);
+  }
+  bool shares_product(const Making& o) const {
+    return std::any_of(products.begin(), products.end(), [&](auto* x) { return o.products.count(x) > 0; });
+  }
+  bool masked_alike(const Making& o) const {       // by what says most, which is the first of the masks
+    return masks.empty() || o.masks.empty() ? masks.empty() && o.masks.empty() : holds(masks, o.masks[0]) || holds(o.masks, masks[0]);
+  }
+};
+template <class Alike> void join(std::vector<Making>& parts, const Alike& alike) {
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    for (std::size_t j = i + 1; j < parts.size();) {
+      if (!alike(parts[i], parts[j])) { ++j; continue; }
+      parts[i].join(parts[j]);
+      parts.erase(parts.begin() + std::ptrdiff_t(j)), j = i + 1;
+    }
+}
+
 }  // namespace
 
-NodePtr turn_flag(const Loop& l, std::size_t body) {
+std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) {
+  TurnPart whole, split;
   Nodes values;
-  for (auto& r : l.results) {
-    if (r.carry || (r.fold == Fold::fold && r.monoid != Monoid::sum)) return nullptr;
-    values.push_back(r.value[body]);
+  for (std::size_t k = 0; k < l.results.size(); ++k) {
+    auto& r = l.results[k];
+    auto& value = r.value[body];
+    bool sums = r.fold == Fold::fold && r.monoid == Monoid::sum;
+    for (auto& v : sums ? terms_of(value, false) : Nodes{value}) whole.values.push_back({k, v});
+    for (auto& v : sums ? terms_of(value, true) : Nodes{value}) split.values.push_back({k, v}), values.push_back(v);
+    may_end &= sums || r.fold == Fold::stack;
   }
-  auto level = everything(values);
-  std::erase_if(level, [&](auto& n) { return !n->varies_with(l.index[body].get()); });
-  std::int64_t largest = 1;
-  for (auto& n : level) {
-    if (n->op == &kCollective) return nullptr;     // others wait for it
-    largest = std::max(largest, n->size());
+  if (!may_end) return {whole};
+  auto* index = l.index[body].get();
+  Masks masks(level_of(values, index));
+  std::vector<Making> parts;
+  for (auto& v : split.values) {
+    Making p{{v}, {}, masks.of(v.second)};
+    for (auto& n : level_of({v.second}, index)) {
+      if (n->op == &kCollective) return {whole};   // others wait for it
+      if (n->op == &prim::kContract) p.products.insert(n.get());
+      p.largest = std::max(p.largest, n->size());
+    }
+    parts.push_back(std::move(p));
   }
-  Masks masks(level);
-  auto common = masks.of(values[0]);
-  for (auto& v : values) common = Masks::merged(common, masks.of(v));
-  if (common.empty()) return nullptr;
-  auto mask = Masks::smallest(common);
-  return 8 * mask->size() <= largest ? prim::reduce(Monoid::max, mask, {}) : nullptr;
+  join(parts, [](auto& a, auto& b) { return a.shares_product(b); });
+  for (auto& p : parts)
+    if (!p.masks.empty() && 8 * Masks::smallest(p.masks)->size() > p.largest) p.masks.clear();
+  join(parts, [](auto& a, auto& b) { return a.masked_alike(b); });
+  std::vector<TurnPart> out;
+  if (parts.size() == 1) parts[0].values = whole.values;
+  for (auto& p : parts) out.push_back({p.masks.empty() ? nullptr : prim::reduce(Monoid::max, Masks::smallest(p.masks), {}), std::move(p.values)});
+  return out;
 }
 
 }  // namespace haliax

@@ -192,7 +192,7 @@ Step rest_of(Program& p, const Step& whole, std::size_t top, const Accesses& all
   rest.loop.variable = p.loops++, rest.loop.trips -= turn;
   std::map<int, int> variables{{was, rest.loop.variable}}, own;
   each_step(rest.loop.body, [&](Step& s) {
-    if (s.kind == Kind::loop) variables[s.loop.variable] = p.loops, s.loop.variable = p.loops++;
+    if (s.kind == Kind::loop && s.loop.variable >= 0) variables[s.loop.variable] = p.loops, s.loop.variable = p.loops++;
   });
   for (std::size_t slot = 0; slot < all.size(); ++slot) {
     auto& use = all[slot];
