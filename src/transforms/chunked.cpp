@@ -37,11 +37,12 @@ bool has_gradient(const NodePtr& x) {
   }
   return false;
 }
+constexpr int kTraced = -1;                      // `after` of a call that is being traced
 // How many alike calls, one after another, lie below: x waits for them. What they make is not of this call's region.
-int calls_below(const Nodes& x, ChunkKey call, const std::unordered_set<const Node*>& own = {}) {
+int calls_below(const Nodes& x, ChunkKey call) {
   int count = 0;
   for (auto& n : level_of(x, nullptr)) {
-    if (n->op != &prim::kEnter || own.count(n.get())) continue;
+    if (n->op != &prim::kEnter) continue;
     auto key = ChunkKey::of(n->attr);
     call.after = key.after;
     if (key.same_call(call)) count = std::max(count, key.after + 1);
@@ -145,31 +146,34 @@ Leaves chunked_reduce(const AxisSelection& selection, const ChunkOptions& option
       inner *= std::max<std::int64_t>(1, sizes[i]);
     }
   }
-  Nodes given, outs;
-  for (auto& x : xs) if (x) given.push_back(x.node());
-  call.after = calls_below(given, call);
   std::vector<Attr> keys;
-  Leaves results;
-  for (bool again = true; again;) {              // again, if f captured what an alike call made
-    keys.clear(), outs.clear();
+  auto entered = [&] {
+    keys.clear();
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       if (sizes[i] == 0) continue;               // nothing to walk
       call.axis = call.walked[i], call.size = sizes[i], call.blocks = blocks_of(call.axis, current_mapping().get());
       keys.push_back(call.attr());
     }
     Leaves inside = xs;
-    std::unordered_set<const Node*> own;
     for (auto& k : keys)
-      for (auto& x : inside) if (x) x = NamedArray(prim::enter(x.node(), k)), own.insert(x.node().get());
-    {
-      Call around;
-      results = f(inside);
-    }
-    for (auto& r : results) if (r) outs.push_back(r.node());
-    int below = calls_below(outs, call, own);
-    again = below > call.after;
-    call.after = std::max(call.after, below);
+      for (auto& x : inside) if (x) x = NamedArray(prim::enter(x.node(), k));
+    return inside;
+  };
+  call.after = kTraced;
+  const auto traced = entered();
+  Leaves results;
+  {
+    Call around;
+    results = f(traced);
   }
+  Nodes outs;
+  for (auto& r : results) if (r) outs.push_back(r.node());
+  // What f has captured decides which region it is.
+  call.after = calls_below(outs, call);
+  const auto inside = entered();
+  Rewrite known;
+  for (std::size_t i = 0; i < inside.size(); ++i) if (inside[i] && inside[i].node() != traced[i].node()) known[traced[i].node().get()] = inside[i].node();
+  outs = substitute(outs, known);
   for (auto k = keys.rbegin(); k != keys.rend(); ++k) {
     for (auto& n : outs) n = prim::leave(n, *k);
     outs = capturing(outs, *k);
