@@ -74,6 +74,38 @@ TEST_CASE("explain: memory by purpose makes the planned peak") {
   }
 }
 
+TEST_CASE("explain: without a mesh the memory of one device, and no collectives") {
+  const auto optimizer = optim::adamw();
+  auto step = [=](const testing::Model& model, const auto& state, const NamedArray& ids) {
+    auto [l, grads] = value_and_grad(testing::next_token_loss)(model, ids);
+    auto [updates, next] = optimizer.update(grads, state, model);
+    return std::tuple(l, optim::apply_updates(model, updates), next);
+  };
+  auto [model, state] = eval_shape([&] {
+    auto m = small.init();
+    return std::pair(m, optimizer.init(m));
+  });
+  const auto ids = eval_shape([] { return small.ids(); });
+  auto check = [&](const auto& f) {
+    const auto r = f.plan(model, state, ids);
+    CHECK(explain(f) == r.explain);
+    says(r.explain, "on one device, no collectives\n\nmemory at the peak\nparameters ");
+    for (auto* purpose : {"\noptimiser ", "\ninputs ", "\ngradients ", "\nactivations "}) says(r.explain, purpose);
+    says(r.explain, "158272 parameters x 16 bytes (values, gradients, optimiser): 2.53 MB on one device\n");
+    std::int64_t sum = 0;
+    for (auto& m : r.memory) sum += m.bytes;
+    CHECK(sum == r.argument_bytes + r.peak_bytes);
+  };
+  const JitOptions options{.donate = {0, 1}};
+  check(jit(step, options));
+  check(named_jit(step, options));
+  auto called = jit([](const NamedArray& x) { return x + 1.; });
+  called(zeros({Axis("batch", 8)}));
+  CHECK(explain(called) ==
+        "on one device, no collectives\n\nmemory at the peak\ninputs              32 B\nresults             32 B\n"
+        "in all              64 B\n");
+}
+
 TEST_CASE("explain: sixteen bytes for each parameter, shared by all devices") {
   const testing::Gpt2 xl(
       {.seq_len = 1024, .hidden_dim = 1600, .num_layers = 48, .num_heads = 25, .gradient_checkpointing = true}, 50257, 8);
@@ -125,7 +157,7 @@ TEST_CASE("strict: a mapping may not name an axis that no array has") {
   CHECK(named_jit(f, options).plan(x).sent_bytes == 0);
   options.strict = true;
   says(error_of([&] { named_jit(f, options).plan(x); }),
-       "[strict] a mapping names axis bach, which no array has; did you mean batch");
+       "[strict] the mapping {batch: data, bach: data} names axis bach, which no array has; did you mean batch");
   auto scoped = [](const NamedArray& x) {
     axis_mapping inside(Mapping{{"hiden", "data"}});
     return x + 1.;

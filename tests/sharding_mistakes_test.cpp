@@ -20,6 +20,11 @@ const Mapping by_batch{{"batch", "data"}}, by_embed{{"embed", "data"}}, both{{"b
 
 NamedArray tokens() { return random::normal(random::key(3), {Batch, Embed}); }
 NamedArray plus_one(const NamedArray& x) { return x + 1.; }
+const int auto_sharded_line = __LINE__ + 3;
+NamedArray auto_sharded_under(const Mapping& m, const NamedArray& x) {
+  axis_mapping scope(m);
+  return auto_sharded(tanh(x));
+}
 std::string line(int n) { return "sharding_mistakes_test.cpp:" + std::to_string(n); }
 
 }  // namespace
@@ -80,6 +85,33 @@ TEST_CASE("mistakes: without a mesh a mapping cuts nothing, and strict says so")
   axis_mapping scope(by_batch);
   CHECK(named_jit(plus_one)(x).floats() == want);
   raises([&] { return named_jit(plus_one, {.strict = true})(x); }, {"no mesh", "{batch: data}"});
+  // Constraints and scopes inside as well.
+  axis_mapping none{Mapping()};
+  raises([&] { return named_jit([](const NamedArray& x) { return shard(x + 1., misspelt); }, {.strict = true})(x); },
+         {"no mesh", "{nobody: modle}"});
+  auto scoped = [](const NamedArray& x) {
+    axis_mapping inside(by_embed);
+    return x + 1.;
+  };
+  raises([&] { return named_jit(scoped, {.strict = true})(x); }, {"no mesh", "{embed: data}"});
+}
+
+TEST_CASE("mistakes: two axes on one mesh axis are told with a place in the code, wherever they meet") {
+  const auto x = tokens();
+  auto says = [](auto f, const char* what, int at) {
+    const auto text = error_of(f);
+    CAPTURE(text);
+    CHECK(has(text, what));
+    CHECK(has(text, "; " + line(at)));
+  };
+  says([&] { return auto_sharded_under(both, x); }, "of tanh (batch=8, embed=12)", auto_sharded_line);
+  auto pair = [](const NamedArray& x) { return std::pair{sum(x), std::vector{x, x + 1., sum(x)}}; };
+  const auto out = Mappings::of_each({std::nullopt, both});
+  says([&] { return named_jit(pair, {.mesh = grid, .out = out})(x); }, "of result 1, array 0 (batch=8, embed=12)", __LINE__);
+  auto inner = named_jit(plus_one, {.mesh = grid, .out = both});
+  const int made = __LINE__ - 1;
+  says([&] { return named_jit([=](const NamedArray& x) { return inner(x); }, {.mesh = grid})(x); }, "of add (batch=8, embed=12)",
+       made);
 }
 
 TEST_CASE("mistakes: two axes of one array on one mesh axis name the array and where it was made, with a mesh or without") {

@@ -173,6 +173,39 @@ TEST_CASE("sharding: outside of a trace, shard places arrays and trees, and name
   CHECK(other.report().argument_bytes == 4 * shared + y.nbytes() / 2);
 }
 
+TEST_CASE("sharding: what is placed without a mesh takes the first it comes to") {
+  const auto x = tokens();
+  auto y = shard(x + 1., by_batch);
+  CHECK(placement(y) == nullptr);
+  auto step = named_jit([](const NamedArray& v) { return v * 2.; }, {.mesh = grid});
+  for (int call = 0; call < 2; ++call) {  // lazy at first, then with a value
+    CHECK(step(y).floats() == ((x + 1.) * 2.).floats());
+    CHECK(step.report().argument_bytes == y.nbytes() / 4);
+  }
+  CHECK(step.report().traces == 1);
+  {
+    use_mesh mesh(grid);
+    CHECK(*placement(y) == Placement{grid, by_batch});
+    CHECK(visualize_sharding(y).find("{batch: data}") != std::string::npos);
+  }
+  CHECK(placement(y) == nullptr);
+  CHECK(placement(y * 2.) == nullptr);
+  // What the caller says comes first, and a mapping that fits no mesh is no secret.
+  auto told = named_jit([](const NamedArray& v) { return v * 2.; }, {.mesh = grid, .in = Mapping{}});
+  told(y);
+  CHECK(told.report().argument_bytes == y.nbytes());
+  auto bad = shard(x, Mapping{{"batch", "nope"}});
+  const std::string what = "[shard] the mapping {batch: nope} sends axis batch to mesh axis nope";
+  for (int call = 0; call < 2; ++call) raises([&] { return step(bad); }, {what.c_str(), "sharding_test.cpp"});
+  raises([&] { return named_jit([=](const NamedArray& v) { return v * bad; }, {.mesh = grid})(x); },
+         {what.c_str(), "sharding_test.cpp"});
+  use_mesh mesh(grid);
+  raises([&] { return placement(bad); }, {what.c_str()});
+  // Trees by the mapping in scope are placed as arrays are.
+  axis_mapping scope(by_batch);
+  CHECK(*placement(shard(std::pair{x + 1., x}).first) == Placement{grid, by_batch});
+}
+
 TEST_CASE("sharding: traced anew for another mesh, mapping or placement, and for nothing else") {
   auto x = tokens();
   auto f = named_jit([](const NamedArray& v) { return sum(square(v), Embed); });
@@ -233,7 +266,7 @@ TEST_CASE("sharding: mistakes name the axes, the mapping and the array") {
          {"axes batch and embed of argument 1 (batch=8, embed=12)", "mesh axis data", "{batch: data, embed: data}",
           "sharding_test.cpp"});
   raises([&] { return run({.mesh = grid, .in = Mapping{}, .out = both}); },
-         {"axes batch and embed of a result (batch=8, embed=12)", "mesh axis data"});
+         {"axes batch and embed of result 0 (batch=8, embed=12)", "mesh axis data"});
   raises([&] { return run({.mesh = grid, .axis_resources = both, .in = Mapping{}, .out = Mapping{}}); },
          {"axes batch and embed of dot (batch=8, embed=12)", "by the mapping {batch: data, embed: data}",
           "sharding_test.cpp:25"});

@@ -142,11 +142,11 @@ Axis round_axis_for_partitioning(const Axis&, const Mapping&, SourceLocation = S
 
 // ---- constraints by hand -------------------------------------------------------------------------------------------------
 // This value is cut as the mapping says, and whole along what it does not name. Inside a traced function it is a constraint;
-// outside, with a mesh in scope, it places the array (see placement), and without a mesh it waits for one. Raises if two axes are
-// on one mesh axis, with a mesh or without; for a mesh axis that the mesh does not have; outside for more devices than there are.
+// outside it places the array (see placement): on the mesh in scope, or else on whatever mesh it comes to. Raises if two axes are
+// on one mesh axis; for a mesh axis that the mesh does not have, as soon as there is one; outside for more devices than there are.
 NamedArray shard(Arr, const Mapping&);
 NamedArray shard(Arr);                                 // by the mapping in scope; without one, the array itself
-NamedArray auto_sharded(Arr);                          // the same, as library code calls it
+NamedArray auto_sharded(Arr);                          // the same, as library code calls it: outside it places nothing
 
 // How an array lies that a function on a mesh has made, or `shard` has placed. named_jit takes it so, if not told otherwise.
 struct Placement {
@@ -154,6 +154,6 @@ struct Placement {
   Mapping mapping;
   friend bool operator==(const Placement&, const Placement&) = default;
 };
-std::shared_ptr<const Placement> placement(const NamedArray&);             // null: whole, on no mesh
+std::shared_ptr<const Placement> placement(const NamedArray&);             // null: whole, on no mesh, or waiting for one
 
 }  // namespace haliax

@@ -25,7 +25,7 @@ requires(!std::is_convertible_v<const T&, Arr>) T auto_sharded(const T& tree, So
 }
 template <class T>
 requires(!std::is_convertible_v<const T&, Arr>) T shard(const T& tree, SourceLocation at = SourceLocation::current()) {
-  return auto_sharded(tree, at);
+  return tree_map([&](const NamedArray& a) { return a ? shard(Arr(a, at)) : a; }, tree);
 }
 
 // ---- two mappings ---------------------------------------------------------------------------------------------------------

@@ -105,7 +105,9 @@ void describe(JitReport& r, const MeshProgram& m, const MachineSpeed& speed) {
   }
 }
 
-void add_tables(JitReport& r, const MeshProgram& m) {
+namespace {
+
+void add_collectives(JitReport& r, const MeshProgram& m) {
   auto& out = r.explain;
   out += fmt::format("on a mesh of {} ({} devices), for each device:\n\n", to_string(m.mesh), m.mesh.devices());
 
@@ -124,8 +126,12 @@ void add_tables(JitReport& r, const MeshProgram& m) {
     out += table(rows);
   for (auto& [kind, sum] : by_kind) out += fmt::format("{}: {:.0f} calls, {}\n", kind, sum.first, size_of(sum.second));
   out += fmt::format("in all {:.0f} calls, {} sent\n\n", r.calls, size_of(r.sent_bytes));
+}
 
-  rows = {{"memory at the peak", ""}};
+// Memory on one of so many devices. inputs: axes and dtypes of the arguments on the whole.
+void add_memory(JitReport& r, const program::Program& p, const std::vector<std::pair<Axes, DType>>& inputs, int devices) {
+  auto& out = r.explain;
+  std::vector<std::vector<std::string>> rows{{"memory at the peak", ""}};
   bool trains = false;
   for (auto& [purpose, bytes] : r.memory) {
     rows.push_back({purpose, size_of(double(bytes))});
@@ -135,9 +141,8 @@ void add_tables(JitReport& r, const MeshProgram& m) {
   out += table(rows);
   // What training keeps for each parameter: its value, a gradient like it, and the optimiser's.
   double count = 0, whole = 0, mine = 0;
-  auto& p = *m.devices[m.fullest].program;
-  for (std::size_t k = 0; k < m.inputs.size(); ++k) {
-    auto& [axes, dtype] = m.inputs[k];
+  for (std::size_t k = 0; k < inputs.size(); ++k) {
+    auto& [axes, dtype] = inputs[k];
     auto& slot = p.slots[std::size_t(p.argument_slots[k])];
     std::string purpose = slot.purpose;
     double times = purpose == "parameters" ? 2 : purpose == "optimiser" ? 1 : 0, size = double(axis_size(axes));
@@ -145,11 +150,25 @@ void add_tables(JitReport& r, const MeshProgram& m) {
     whole += times * size * bytes_of(dtype), mine += times * double(slot.bytes);
   }
   if (trains && count > 0)
-    out += fmt::format("{} parameters x {:.3g} bytes (values, gradients, optimiser): {} on one device, {} on each of {}\n",
-                       number_of(count), whole / count, size_of(whole), size_of(mine), m.mesh.devices());
+    out += fmt::format("{} parameters x {:.3g} bytes (values, gradients, optimiser): {} on one device{}\n", number_of(count),
+                       whole / count, size_of(whole),
+                       devices > 1 ? fmt::format(", {} on each of {}", size_of(mine), devices) : "");
   if (r.compute_s > 0 || r.sending_s > 0)
     out += fmt::format("\nestimated: {} for {:.3g} floating-point operations of matrix products, {} for what is sent\n",
                        seconds_of(r.compute_s), r.flops, seconds_of(r.sending_s));
+}
+
+}  // namespace
+
+void add_tables(JitReport& r, const MeshProgram& m) {
+  add_collectives(r, m);
+  add_memory(r, *m.devices[m.fullest].program, m.inputs, m.mesh.devices());
+}
+void add_tables(JitReport& r, const program::Program& p, const Nodes& inputs) {
+  std::vector<std::pair<Axes, DType>> shapes;
+  for (auto& n : inputs) shapes.push_back({n->axes, n->dtype});
+  r.explain += "on one device, no collectives\n\n";
+  add_memory(r, p, shapes, 1);
 }
 
 void refuse_gathers(const std::vector<Move>& moves, const Mesh& mesh) {
@@ -164,7 +183,13 @@ void refuse_gathers(const std::vector<Move>& moves, const Mesh& mesh) {
   }
 }
 
-void refuse_unknown_axes(const Nodes& roots, const Nodes& inputs, const std::vector<const Mapping*>& given) {
+void refuse_without_mesh(const Mapping& m) {
+  if (std::all_of(m.entries().begin(), m.entries().end(), [](auto& e) { return e.mesh_axes.empty(); })) return;
+  fail("strict", "there is no mesh for the mapping " + to_string(m) +
+                     " to cut by; give one as an option, or put it in scope with use_mesh");
+}
+
+void refuse_mappings(const Nodes& roots, const Nodes& inputs, const std::vector<const Mapping*>& given, bool mesh) {
   std::vector<std::string> known;
   std::vector<const Mapping*> mappings = given;
   auto see = [&](const Node& n) {
@@ -181,10 +206,12 @@ void refuse_unknown_axes(const Nodes& roots, const Nodes& inputs, const std::vec
   unique(known), unique(mappings);
   for (auto* m : mappings) {
     if (!m) continue;
+    if (!mesh) refuse_without_mesh(*m);
     for (auto& e : m->entries()) {
       auto name = std::string(e.axis.text());
       if (!std::binary_search(known.begin(), known.end(), name))
-        fail("strict", "a mapping names axis " + name + ", which no array has" + did_you_mean(name, known));
+        fail("strict",
+             "the mapping " + to_string(*m) + " names axis " + name + ", which no array has" + did_you_mean(name, known));
     }
   }
 }

@@ -47,6 +47,12 @@ struct JitCore::Entry {
     for (auto& n : c.captured)
       if (std::find(captured.begin(), captured.end(), n) == captured.end()) captured.push_back(n);
   }
+  std::string name_of_result(std::size_t k) const {   // result 0, or result 0, array 3: its place in that part, from 0
+    auto part = part_of_result[k];
+    auto name = "result " + std::to_string(part);
+    if (std::count(part_of_result.begin(), part_of_result.end(), part) == 1) return name;
+    return name + ", array " + std::to_string(std::count(part_of_result.begin(), part_of_result.begin() + std::ptrdiff_t(k), part));
+  }
   Leaves assemble(const std::vector<BufferPtr>& made) const {
     Leaves out;
     for (int r : result_of_leaf) {
@@ -92,11 +98,12 @@ struct JitCore::Impl {
   Sharding lies(const Node& n, int argument, const Mesh& mesh, const std::string& what) const {
     auto* mapping = options.in ? options.in->of(std::size_t(argument)) : usual(context());
     bool told = options.in && mapping;
-    if (!told && n.placement && n.placement->mesh == mesh) mapping = &n.placement->mapping;
+    if (auto* p = n.placement.get(); !told && p && (p->mesh == mesh || waits(*p))) mapping = &p->mapping;
     return mapping ? sharding_for(n.axes, *mapping, mesh, what) : Sharding();
   }
   bool same_places(const Signature& s, const Walk& w, const Parts& arguments) const {
     if (s.in.empty() || (options.in && options.in->one())) return true;
+    Here here(options.at);
     auto mesh = this->mesh();
     for (std::size_t k = 0; k < w.arrays.size(); ++k) {
       auto& n = w.arrays[k]->node();
@@ -166,9 +173,9 @@ struct JitCore::Impl {
       if (r) roots.push_back(r.node()), e.results.push_back({r.node()->axes, r.dtype()}), e.part_of_result.push_back(parts.of_leaf[k]);
     }
     report.trace_s = now() - started;
-    if (options.strict && mesh()) {
+    if (options.strict && options.partition) {
       Here here(options.at);
-      refuse_unknown_axes(roots, e.inputs, given_mappings());
+      refuse_mappings(roots, e.inputs, given_mappings(), mesh() != nullptr);
     }
     uncut.clear();
     return optimise(roots, backend_name != "reference", &backend(backend_name), &uncut);
@@ -198,10 +205,7 @@ struct JitCore::Impl {
     auto mesh = this->mesh();
     for (auto* m : mappings) {
       if (m && mesh) require_axes("named_jit", *m, *mesh);
-      bool cuts = m && std::any_of(m->entries().begin(), m->entries().end(), [](auto& e) { return !e.mesh_axes.empty(); });
-      if (cuts && !mesh && options.strict)
-        fail("strict", "there is no mesh for the mapping " + to_string(*m) +
-                           " to cut by; give one as an option, or put it in scope with use_mesh");
+      if (m && !mesh && options.strict) refuse_without_mesh(*m);
     }
     for (auto& l : options.speed.links)
       if (mesh && !l.axis.empty()) mesh->size(l.axis);
@@ -220,7 +224,7 @@ struct JitCore::Impl {
     for (std::size_t k = 0; k < graph.size(); ++k) {
       Here here(options.at);
       auto* mapping = options.out ? options.out->of(std::size_t(e.part_of_result[k])) : usual(outer);
-      out.push_back(mapping ? sharding_for(graph[k]->axes, *mapping, mesh, "a result") : Sharding());
+      out.push_back(mapping ? sharding_for(graph[k]->axes, *mapping, mesh, e.name_of_result(k)) : Sharding());
       e.placements.push_back(mapping ? std::make_shared<const Placement>(Placement{mesh, *mapping}) : nullptr);
     }
     MeshOptions how{.backend = backend_name, .donated = e.donated, .partition = {.regather = options.regather, .ring = options.ring, .strict = options.strict},
@@ -230,6 +234,10 @@ struct JitCore::Impl {
     report.compile_s = now() - t;
     describe(report, *e.mesh, options.speed);
     add_tables(report, *e.mesh);
+  }
+  void describe_alone(const program::Program& p) {   // on one device
+    describe(report, p, options.speed);
+    add_tables(report, p, pending->inputs);
   }
 
   std::string difference(const Walk& w, const std::vector<Sharding>& in) const {   // from the call before
@@ -267,7 +275,7 @@ Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) c
     fail("named_jit", "mesh (" + to_string(*o.mesh) + ") is not that of the function around (" + to_string(*mesh) + ")");
   auto& each = results ? o.out : o.in;
   for (std::size_t k = 0; each && k < out.size(); ++k)
-    if (auto* mapping = each->of(std::size_t(parts.of_leaf[k])); mapping && out[k]) out[k] = shard(out[k], *mapping);
+    if (auto* mapping = each->of(std::size_t(parts.of_leaf[k])); mapping && out[k]) out[k] = shard(Arr(out[k], o.at), *mapping);
   return out;
 }
 JitCore::Entry* JitCore::find(const Walk& w, const Parts& arguments) {
@@ -350,7 +358,7 @@ JitCore::Entry* JitCore::end(const Leaves& results, const Parts& parts, std::sha
   e.arena = memory(p.arena_bytes);
   e.arguments.resize(std::size_t(p.arguments)), e.outs.resize(std::size_t(p.results));
   m.report.compile_s = now() - t;
-  describe(m.report, p, m.options.speed);
+  m.describe_alone(p);
   m.report.not_donated.clear();
   for (std::size_t k = 0; k < e.inputs.size(); ++k)
     if (e.donated[k] && p.donated[k] < 0)
@@ -367,8 +375,7 @@ void JitCore::plan(const Leaves& results, const Parts& parts) {
     m.end_on(*mesh, graph, name, true);
   } else {
     auto& e = *m.pending;
-    auto p = compile(graph, e.inputs, name, e.donated, false).program;
-    describe(m.report, *p, m.options.speed);
+    m.describe_alone(*compile(graph, e.inputs, name, e.donated, false).program);
   }
   abandon();
 }

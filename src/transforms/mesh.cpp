@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "base/name.h"
+#include "base/where.h"
 #include "ops/named.h"
 #include "ops/prim.h"
 #include "transforms/sharding.h"
@@ -205,7 +206,12 @@ void check(const Node& x, const Mapping& m) {
 NamedArray placed_or_pinned(const NodePtr& x, const std::shared_ptr<const Mapping>& m) {
   check(*x, *m);
   auto mesh = current_mesh();
-  if (!mesh || context().tracing > 0) return NamedArray(prim::pin(x, m));
+  if (context().tracing > 0) return NamedArray(prim::pin(x, m));
+  if (!mesh) {
+    auto waits = prim::pin(x, m);
+    const_cast<Node&>(*waits).placement = std::make_shared<const Placement>(Placement{{}, *m});
+    return NamedArray(waits);
+  }
   require_devices("shard", *mesh);
   NamedArray(x).eval(context().origin.at);
   auto out = make_data(x->value, x->axes, x->dtype);  // the same memory
@@ -226,10 +232,19 @@ NamedArray shard(Arr x) {
 NamedArray auto_sharded(Arr x) {
   auto m = current_mapping();
   if (!m) return x;
+  std::optional<Here> here;
+  if (to_string(context().origin.at).empty()) here.emplace(x.at());  // else inside an op, which knows its caller
   auto n = ops::node_of("auto_sharded", x);
   check(*n, *m);
   return NamedArray(prim::pin(n, m));
 }
-std::shared_ptr<const Placement> placement(const NamedArray& a) { return a ? a.node()->placement : nullptr; }
+std::shared_ptr<const Placement> placement(const NamedArray& a) {
+  auto p = a ? a.node()->placement : nullptr;
+  if (!p || !waits(*p)) return p;
+  auto mesh = current_mesh();
+  if (!mesh) return nullptr;
+  require_axes("shard", p->mapping, *mesh);
+  return std::make_shared<const Placement>(Placement{*mesh, p->mapping});
+}
 
 }  // namespace haliax

@@ -8,7 +8,11 @@
 namespace haliax::partitioning {
 namespace {
 
-const Mapping& mapping_of(const Node& pin) { return *static_cast<const prim::Pin&>(*pin.attr.payload).mapping; }
+Sharding constraint(const Node& pin, const Mesh& mesh) {  // raises where it was written
+  Following due;
+  due(pin.origin);
+  return sharding_for(pin, *static_cast<const prim::Pin&>(*pin.attr.payload).mapping, mesh);
+}
 constexpr int kDeep = 64;             // of what may be left to be made where it is read
 
 struct Causing {  // for the length of a scope
@@ -106,7 +110,7 @@ void Whole::wishes(const std::vector<Sharding>& wanted) {
     auto& n = *nodes[std::size_t(k)];
     auto& mine = wish[std::size_t(k)];
     if (n.op == &prim::kPin)
-      wish_for(in[std::size_t(k)][0], sharding_for(n, mapping_of(n), mesh));
+      wish_for(in[std::size_t(k)][0], constraint(n, mesh));
     else if (n.op == &kResult && n.in[0]->op == &kLoop) {
       auto& r = loop_of(n).results[std::size_t(n.attr.ints[0])];
       auto of_turn = mine;
@@ -200,13 +204,9 @@ int Planner::add(Step s) {
 // ---- versions ----
 const Sharding& Planner::pinned(int n) {
   auto [found, fresh] = pins_.try_emplace(n);
-  if (fresh) {
-    auto outer = context().origin;
-    context().origin = node(n).origin;
-    for (auto& [name, cut] : sharding_for(node(n), mapping_of(node(n)), mesh_).dims)
+  if (fresh)
+    for (auto& [name, cut] : constraint(node(n), mesh_).dims)
       if (!cut.meets(taken(node(n)))) found->second.set(name, cut);
-    context().origin = outer;
-  }
   return found->second;
 }
 const Sharding& Planner::first(int n) {

@@ -78,6 +78,9 @@ bool nested(const Axis&, const Cut& cut, int n, const Mesh&);
 Sharding sharding_for(const Axes&, const Mapping&, const Mesh&, const std::string& what);
 Sharding sharding_for(const Node&, const Mapping&, const Mesh&);
 
+// Is an array so placed that has met no mesh yet? It takes the first.
+inline bool waits(const Placement& p) { return p.mesh.axes().empty(); }
+
 // ---- what is checked by itself; all of them raise ----
 void refuse_shared(const Node&, const Mapping&);                          // two of its axes on one mesh axis
 void require_axes(const char* op, const Mapping&, const Mesh&);           // the mesh has all that the mapping names
