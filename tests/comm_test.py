@@ -8,6 +8,20 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOOL = ROOT / "build/tools/comm"
 # The least leaves out gradients of replicated parameters that these two sum over the devices.
 ABOVE = {"gpt2_tp_seq", "gpt2_tp_seq_nofull"}
+# Moves alone: what a device lacks is all that can be sent, even or not.
+EXACT = {
+    "reshard_axis_swap",
+    "reshard_to_replicated",
+    "reshard_mesh_axis_move_42",
+    "reshard_tuple_to_single_42",
+    "flatten_batch_pos_sharded_batch",
+    "flatten_batch_pos_sharded_pos",
+    "unflatten_heads_tp",
+    "roll_sharded_axis",
+    "shift_labels_concat",
+    "pad_sharded_axis",
+    "cumsum_sharded_axis",
+}
 
 
 def rows(*options):
@@ -48,6 +62,11 @@ class Comm(unittest.TestCase):
             "--batch 6 --embed 36 --vocab 101 --layers 1",
             "--batch 10 --position 12 --heads 3 --mlp 100 --layers 1",
             "--batch 6 --position 20 --embed 40 --heads 6 --vocab 50 --layers 3",
+            # Little of everything: blocks of one row, as many first ones as there are, fewer samples than devices.
+            "--batch 2 --position 4 --vocab 8",
+            "--batch 8 --position 256 --embed 16 --mlp 64 --vocab 64 --layers 1 --head-size 8",
+            "--batch 16 --position 4 --embed 8 --vocab 16 --mlp 20",
+            "--batch 1024 --position 8 --embed 1 --mlp 8 --heads 4 --vocab 9 --head-size 3",
         ):
             found = rows(*sizes.split())
             self.assertEqual(len(found), 70)
@@ -56,6 +75,15 @@ class Comm(unittest.TestCase):
                     self.assertNotIn("error", row)
                     if row["program"] not in ABOVE:
                         self.assertLessEqual(row["sent_bytes"], row["min_bytes"] * 1.01 + 64)
+                    if row["program"] in EXACT:
+                        self.assertEqual(row["sent_bytes"], row["min_bytes"])
+
+    def test_kept_weights_send_no_more_than_weights_gathered_again(self):
+        for sizes in ("--batch 2 --position 4 --vocab 8", "--batch 4 --position 8 --embed 256 --layers 12 --mlp 1024"):
+            again = {row["program"]: row for row in rows("--regather", *sizes.split())}
+            for row in rows(*sizes.split()):
+                with self.subTest(f"{row['program']} {sizes}"):
+                    self.assertLessEqual(row["sent_bytes"], again[row["program"]]["sent_bytes"])
 
     def test_losses_are_those_of_one_device(self):
         even = "--batch 8 --position 8 --embed 16 --mlp 16 --heads 8 --head-size 2 --vocab 16"

@@ -367,7 +367,8 @@ Sharding Planner::work_of(int n, int follow) {
   };
   if (follow >= 0) after(std::size_t(follow));
   if (follow == kWish) wished();
-  bool binds = me.op->kind == Kind::contract || (me.op == &prim::kGather && !picks_top_k(me));
+  bool in_order = me.op == &prim::kGather && (picks_top_k(me) || me.in[1]->op == &prim::kArgsort);  // all of a top-k is an argsort
+  bool binds = me.op->kind == Kind::contract || (me.op == &prim::kGather && !in_order);
   if (binds && me.origin.mapping)
     for (auto& [name, cut] : sharding_for(me, *me.origin.mapping, mesh_).dims) assign(me, work, name, cut);
   std::vector<std::size_t> operands;
@@ -438,7 +439,7 @@ std::optional<Sharding> Planner::otherwise_cut(int n, const Sharding& usual, int
   };
   if (used(other) < used(usual)) return {};
   for (std::size_t k = 0; k < in.size(); ++k) {
-    if (in[k] < 0 || !me.origin.mapping || !whole_.parameter[std::size_t(in[k])] || !is_float(node(in[k]).dtype)) continue;
+    if (in[k] < 0 || !me.origin.mapping || !whole_.weight(in[k])) continue;
     auto need = rules::needed(me, k, other, mesh_), before = rules::needed(me, k, usual, mesh_);
     for (auto& [name, cut] : first(in[k]).dims)
       if (me.origin.mapping->find(name) && before.cut(name) == cut && !(need.cut(name) == cut)) return {};

@@ -79,6 +79,7 @@ struct Whole {
   Whole(const Nodes& roots, const std::vector<Sharding>& wanted, const Mesh&);
   int id(const NodePtr&);
   int find(const Node* n) const;                   // -1: not here
+  bool weight(int n) const { return parameter[std::size_t(n)] && is_float(nodes[std::size_t(n)]->dtype); }
   const Scope& scope(int loop, std::size_t body);  // loop -1: the top
   static bool inside(const Node&, const Loop&, std::size_t body);
 

@@ -1,5 +1,6 @@
 // What a layer makes again in the backward pass must not be sent again: a value that a loop over layers has summed over devices,
-// and that a later loop makes again and would have to sum again, is one more thing that the first loop keeps.
+// and that a later loop makes again and would have to sum again, is one more thing that the first loop keeps. So is what a chunk of
+// a loss has summed, if it is no larger than what the loop walks: logits are not kept.
 #include <algorithm>
 
 #include "ops/prim.h"
@@ -30,6 +31,74 @@ Twin twin_of(const Whole& whole, const std::vector<int>& order, const Node* inde
   return t;
 }
 
+bool sums(const Step& s) {
+  return s.live && s.talks() && (s.hop.kind == Hop::Kind::all_reduce || s.hop.kind == Hop::Kind::reduce_scatter);
+}
+
+// Two loops over one index, and the nodes of both their bodies that both of them sum.
+struct Repeated {
+  NodePtr earlier, later;
+  Nodes nodes;
+};
+Repeated repeated(const Plan& plan, Whole& whole) {
+  Repeated out;
+  std::unordered_map<int, std::vector<std::pair<const Step*, const LoopPlan*>>> known;  // by node
+  for (auto& l : plan.loops) {
+    auto& loop = whole.nodes[std::size_t(l.node)];
+    auto& index = loop_of(*loop).index;
+    if (index.size() != 1) continue;
+    auto& region = plan.regions[std::size_t(l.regions[0])];
+    std::int64_t walked = 0;  // by a turn
+    for (int n : whole.scope(l.node, 0).order) {
+      auto& s = whole.nodes[std::size_t(n)];
+      if (s->op == &prim::kSlice && s->in.size() > 1 && s->in[1] == index[0]) walked = std::max(walked, s->bytes());
+    }
+    for (int k : region.steps) {
+      auto& s = plan.steps[std::size_t(k)];
+      auto& n = whole.nodes[std::size_t(s.node)];
+      if (!sums(s) || n->bytes() > walked) continue;
+      for (auto& [was, by] : known[s.node]) {
+        auto& earlier = whole.nodes[std::size_t(by->node)];
+        bool beside = earlier != loop && plan.regions[std::size_t(by->regions[0])].parent == region.parent && was->at == s.at;
+        if (!beside || (out.later && (out.earlier != earlier || out.later != loop))) continue;
+        out.earlier = earlier, out.later = loop, out.nodes.push_back(n);
+        break;
+      }
+      known[s.node].push_back({&s, &l});
+    }
+  }
+  return out;
+}
+// The later loop reads what the earlier one has kept.
+Nodes with_repeated(const Nodes& roots, const Plan& plan, Whole& whole) {
+  auto r = repeated(plan, whole);
+  if (!r.later) return roots;
+  auto replace = [](const NodePtr& loop, Loop by, Rewrite& to) {
+    auto count = loop_of(*loop).results.size();
+    auto made = make_loop(std::move(by));
+    for (std::size_t k = 0; k < count; ++k) to[loop_result(loop, k).get()] = loop_result(made, k);
+    return made;
+  };
+  auto now = [](const Rewrite& to, const NodePtr& n) {
+    auto found = to.find(n.get());
+    return found == to.end() ? n : found->second;
+  };
+  Loop more = loop_of(*r.earlier);
+  for (auto& n : r.nodes) more.results.push_back({Fold::stack, Monoid::sum, {n}});
+  Rewrite first, body, then;
+  auto made = replace(r.earlier, std::move(more), first);
+  auto changed = substitute(roots, first);
+  auto later = now(first, r.later);
+  Loop less = loop_of(*later);
+  auto& kept = loop_of(*made);
+  for (std::size_t k = 0; k < r.nodes.size(); ++k)
+    body[now(first, r.nodes[k]).get()] =
+        prim::slice_at(loop_result(made, kept.results.size() - r.nodes.size() + k), kept.index[0], kept.drop);
+  for (auto& result : less.results) result.value = substitute(result.value, body, less.index[0].get());
+  replace(later, std::move(less), then);
+  return substitute(changed, then);
+}
+
 }  // namespace
 
 Nodes with_saved(const Nodes& roots, const Plan& plan, Whole& whole, bool gathers_too) {
@@ -44,8 +113,7 @@ Nodes with_saved(const Nodes& roots, const Plan& plan, Whole& whole, bool gather
     bool looked = false;
     for (int k : plan.regions[std::size_t(l.regions[0])].steps) {
       auto& s = plan.steps[std::size_t(k)];
-      bool sums = s.hop.kind == Hop::Kind::all_reduce || s.hop.kind == Hop::Kind::reduce_scatter;
-      if (!s.live || s.kind != Step::Kind::hop || !s.talks() || !(sums || gathers_too)) continue;
+      if (!s.live || s.kind != Step::Kind::hop || !s.talks() || !(sums(s) || gathers_too)) continue;
       if (!looked) t = twin_of(whole, whole.scope(l.node, 0).order, index[0].get()), looked = true;
       if (!t.earlier) break;
       auto& made_again = whole.nodes[std::size_t(s.node)];
@@ -65,7 +133,7 @@ Nodes with_saved(const Nodes& roots, const Plan& plan, Whole& whole, bool gather
         list.push_back({was, made_again});
     }
   }
-  if (loops.empty()) return roots;
+  if (loops.empty()) return with_repeated(roots, plan, whole);
   Rewrite to;
   for (auto& f : loops) {
     Loop more = loop_of(*f);

@@ -228,6 +228,10 @@ void add_gpt2(std::vector<Program>& out, const Sizes& z) {
   };
   const double loss = all_reduce(4, 8), once = parameters(true, false, false, 8, 1) + loss,
                half = parameters(true, false, false, 8, 1, 2) + loss;
+  // A sample of two microbatches' worth belongs to one of them in turn: fewer of one than devices lie otherwise than the batch does.
+  const auto half_batch = in_blocks(z.batch / 2);
+  const double split =
+      s * 4 * lacking({{z.batch, in_blocks(z.batch), [&](auto device, auto i) { return half_batch(device, i / 2); }}});
   auto &M8d = mesh_of("8d"), &M8m = mesh_of("8m"), &M42 = mesh_of("42"), &M24 = mesh_of("24");
   const Mapping none, vm{{"vocab", "model"}}, seq{{"position", "model"}};
   auto add = [&](const Variant& variant) { out.push_back(gpt2(variant, a)); };
@@ -248,13 +252,18 @@ void add_gpt2(std::vector<Program>& out, const Sizes& z) {
        .min = half,
        .min_regather = half + layers_again(2, 8, 1),
        .bf16 = true});
-  add({.name = "dp_accum2", .mesh = M8d, .params = none, .inside = dp, .min = all_reduce(all * 4, 8) + loss, .microbatches = 2});
+  add({.name = "dp_accum2",
+       .mesh = M8d,
+       .params = none,
+       .inside = dp,
+       .min = all_reduce(all * 4, 8) + loss + split,
+       .microbatches = 2});
   add({.name = "fsdp_accum2",
        .mesh = M8d,
        .params = fs,
        .inside = dp,
-       .min = once,
-       .min_regather = 2 * (once + layers_again(4, 8, 1)),
+       .min = once + split,
+       .min_regather = 2 * (once + layers_again(4, 8, 1)) + split,
        .microbatches = 2});
   add({.name = "fsdp_bf16_ckpt",
        .mesh = M8d,

@@ -146,7 +146,10 @@ void add_layers(std::vector<Program>& out, const Sizes& z) {
               embed, table, ids));
   out.push_back(
       program("embedding_embed_sharded_batch_dp", M8d, {{fs, dp}, {none, fs}, dp},
-              std::min(2 * all_gather(table_bytes, 8), all_gather(T * 4, 8) + 2 * all_gather(act / 8, 8)) + all_reduce(4, 8),
+              std::min(2 * all_gather(table_bytes, 8),
+                       all_gather(T * 4, 8) + 2 * s * 4 * lacking({{z.batch, everywhere(), in_blocks(z.batch)},
+                                                                   {z.embed, in_blocks(z.embed), everywhere()}})) +
+                  all_reduce(4, 8),
               embed, table, ids));
   out.push_back(program("embedding_embed_sharded_tp", M8m, {{em, none}, {none, em}, em}, all_reduce(4, 8), embed, table, ids));
   out.push_back(

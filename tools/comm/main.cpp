@@ -30,6 +30,28 @@ const haliax::Mesh& mesh_of(const std::string& name) {
       wide{{{"data", 2}, {"model", 4}}};
   return name == "8d" ? data : name == "8m" ? model : name == "42" ? tall : wide;
 }
+double lacking(const std::vector<Along>& axes) {
+  constexpr int devices = 8;
+  double all = 0;
+  for (int device = 0; device < devices; ++device) {
+    double wanted = 1, there = 1;
+    for (auto& a : axes) {
+      std::int64_t want = 0, both = 0;
+      for (std::int64_t i = 0; i < a.size; ++i)
+        if (a.wants(device, i)) ++want, both += a.has(device, i);
+      wanted *= double(want), there *= double(both);
+    }
+    all += wanted - there;
+  }
+  return all / devices;
+}
+Holds in_blocks(std::int64_t size, std::int64_t blocks, std::function<std::int64_t(std::int64_t)> coordinate) {
+  auto step = std::max<std::int64_t>(1, (size + blocks - 1) / blocks);
+  return [=](std::int64_t device, std::int64_t i) { return i / step == (coordinate ? coordinate(device) : device); };
+}
+Holds everywhere() {
+  return [](std::int64_t, std::int64_t) { return true; };
+}
 std::vector<Program> programs(const Sizes& z) {
   std::vector<Program> out;
   add_layers(out, z);

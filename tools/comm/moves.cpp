@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "programs.h"
 
@@ -6,20 +7,8 @@ namespace comm {
 
 using namespace haliax;
 namespace {
-
-std::int64_t block(std::int64_t i, std::int64_t size, std::int64_t count) { return i / ((size + count - 1) / count); }
-// Of n positions, how many a device wants and has not, on average over 8. Where sizes do not divide, blocks of one sharding do
-// not lie in those of another, and no ratio says how many move.
-template <class Has, class Wants>
-double lacking(std::int64_t n, Has has, Wants wants) {
-  double all = 0;
-  for (std::int64_t i = 0; i < n; ++i)
-    for (std::int64_t device = 0; device < 8; ++device) all += wants(device, i) && !has(device, i);
-  return all / 8;
+constexpr double small = 64 * 1024;  // bytes that are sent about as fast as nothing
 }
-
-}  // namespace
-
 void add_moves(std::vector<Program>& out, const Sizes& z) {
   const Axes a(z);
   const double b = double(z.batch), e = double(z.embed), T = b * double(z.position), act = T * e * 4;
@@ -32,15 +21,18 @@ void add_moves(std::vector<Program>& out, const Sizes& z) {
     out.push_back(program(
         name, mesh, {{from}, {to}, none}, min, [=](const NamedArray& x) { return shard(x, to); }, x));
   };
-  reshard("reshard_axis_swap", M8d, dp, pos, all_gather(act / 8, 8));
+  auto data = [](auto device) { return device / 2; };  // coordinates of 42
+  auto model = [](auto device) { return device % 2; };
+  const Holds b8 = in_blocks(z.batch), s8 = in_blocks(z.position), all = everywhere();
+  const auto s = double(z.position);
+  reshard("reshard_axis_swap", M8d, dp, pos, e * 4 * lacking({{z.batch, b8, all}, {z.position, all, s8}}));
   reshard("reshard_to_replicated", M8d, dp, none, all_gather(act, 8));
   reshard("reshard_mesh_axis_move_42", M42, {{"batch", "data"}, {"embed", "model"}}, {{"batch", "model"}, {"embed", "data"}},
-          act / 8 * 7 / 8);
+          s * 4 *
+              lacking({{z.batch, in_blocks(z.batch, 4, data), in_blocks(z.batch, 2, model)},
+                       {z.embed, in_blocks(z.embed, 2, model), in_blocks(z.embed, 4, data)}}));
   reshard("reshard_tuple_to_single_42", M42, {{"batch", std::vector<std::string>{"data", "model"}}}, dp,
-          double(z.position) * e * 4 *
-              lacking(
-                  z.batch, [&](auto device, auto i) { return block(i, z.batch, 8) == device; },
-                  [&](auto device, auto i) { return block(i, z.batch, 4) == device / 2; }));
+          s * e * 4 * lacking({{z.batch, b8, in_blocks(z.batch, 4, data)}}));
 
   const Mapping flat{{"bp", "data"}};
   auto flatten = [&](const char* name, const Mapping& from, double min) {
@@ -52,22 +44,16 @@ void add_moves(std::vector<Program>& out, const Sizes& z) {
         x));
   };
   const auto rows = z.batch * z.position;
-  auto row_wanted = [&](auto device, auto i) { return block(i, rows, 8) == device; };
-  flatten("flatten_batch_pos_sharded_batch", dp,
-          e * 4 *
-              lacking(
-                  rows, [&](auto device, auto i) { return block(i / z.position, z.batch, 8) == device; }, row_wanted));
-  flatten("flatten_batch_pos_sharded_pos", pos,
-          e * 4 *
-              lacking(
-                  rows, [&](auto device, auto i) { return block(i % z.position, z.position, 8) == device; }, row_wanted));
+  auto sequence = [&](auto device, auto i) { return b8(device, i / z.position); };
+  auto place = [&](auto device, auto i) { return s8(device, i % z.position); };
+  flatten("flatten_batch_pos_sharded_batch", dp, e * 4 * lacking({{rows, sequence, in_blocks(rows)}}));
+  flatten("flatten_batch_pos_sharded_pos", pos, e * 4 * lacking({{rows, place, in_blocks(rows)}}));
   const auto hd = z.heads * z.head_size;
   out.push_back(program(
       "unflatten_heads_tp", M8m, {{Mapping{{"hd", "model"}}}, {tp}, tp},
       T * 4 *
-          lacking(
-              hd, [&](auto device, auto i) { return block(i, hd, 8) == device; },
-              [&](auto device, auto i) { return block(i / z.head_size, z.heads, 8) == device; }),
+          lacking({{hd, in_blocks(hd),
+                    [&, h8 = in_blocks(z.heads)](auto device, auto i) { return h8(device, i / z.head_size); }}}),
       [H = a.H, D = a.D](const NamedArray& x) {
         return shard(unflatten_axis(x, "hd", {H, D}), tp);
       },
@@ -76,15 +62,23 @@ void add_moves(std::vector<Program>& out, const Sizes& z) {
   // ---- along an axis that is cut ----
   auto along = [&](const char* name, double min, auto f) { out.push_back(program(name, M8d, {{pos}, {pos}, pos}, min, f, x)); };
   const double row = b * e * 4;
-  along("roll_sharded_axis", row, [](const NamedArray& x) { return roll(x, -1, "position"); });
-  along("shift_labels_concat", row, [](const NamedArray& x) {
+  const auto n = z.position, longer = n + 8;
+  auto next = [&](auto device, auto i) { return s8(device, (i + n - 1) % n); };  // where it comes to lie
+  const double shifted = row * lacking({{n, s8, next}});
+  along("roll_sharded_axis", shifted, [](const NamedArray& x) { return roll(x, -1, "position"); });
+  along("shift_labels_concat", shifted, [](const NamedArray& x) {
     return concatenate("position",
                        {index(x, {{"position", Slice{.start = 1}}}), index(x, {{"position", Slice{.start = 0, .stop = 1}}})});
   });
-  along("pad_sharded_axis", row * 7, [](const NamedArray& x) { return pad(x, {{"position", {0, 8}}}); });
-  along("cumsum_sharded_axis", all_gather(row * 8, 8), [](const NamedArray& x) { return cumsum(x, "position"); });
+  along("pad_sharded_axis", row * lacking({{n, s8, in_blocks(longer)}}),
+        [](const NamedArray& x) { return pad(x, {{"position", {0, 8}}}); });
+  // Each device gets the totals of all blocks, or, if they are not small, all totals of some columns, and gives their sums back.
+  // Blocks of one row are no shorter than their totals.
+  const double totals = row * double(n <= 8 ? n : 8);
+  along("cumsum_sharded_axis", totals <= small ? all_gather(totals, 8) : 2 * all_gather(totals / 8, 8),
+        [](const NamedArray& x) { return cumsum(x, "position"); });
   // The devices send what they found in their blocks, or share the rows among them: each row's logits (or the first 8 of each
-  // block) go to one device, and what it found to all.
+  // block) go to one device, and what it found to all. What is small each may have whole; else all would sort what one can.
   const auto logits = shape({a.B, a.S, a.V});
   const double v = double(z.vocab), k = 8, candidates = std::min(v, k * 8);
   out.push_back(program(
@@ -92,7 +86,8 @@ void add_moves(std::vector<Program>& out, const Sizes& z) {
       [](const NamedArray& x) { return argmax(x, "vocab"); }, logits));
   out.push_back(program(
       "topk_sharded_axis", M8m, {{vm}, {none}, vm},
-      std::min({all_gather(T * 8 * k * 8, 8), all_gather(T * v * 4, 8), all_gather(T * candidates * 4 / 8 + T * k * 4, 8)}),
+      std::min({all_gather(T * 8 * k * 8, 8), all_gather(T * v * 4 <= small ? T * v * 4 : INFINITY, 8),
+                all_gather(T * candidates * 4 / 8 + T * k * 4, 8)}),
       [](const NamedArray& x) { return top_k(x, "vocab", 8).first; }, logits));
   out.push_back(program(
       "sort_sharded_batch", M8d, {{dp}, {dp}, dp}, 0, [](const NamedArray& x) { return sort(x, "embed"); }, x));

@@ -17,7 +17,7 @@ struct Sizes {
 struct Program {
   std::string name;
   haliax::Mesh mesh;
-  double min_bytes = 0;                      // sent per device on a ring, by the named strategy
+  double min_bytes = 0;  // sent per device on a ring, by the named strategy: a gathered weight may be larger than what it meets
   std::optional<double> min_regather_bytes;  // with the layers' weights gathered again in the backward pass
   bool regathers = false;                    // min_bytes already counts that
   std::function<haliax::JitReport(bool regather)> plan;
@@ -25,10 +25,23 @@ struct Program {
 };
 std::vector<Program> programs(const Sizes&);
 
-// Bytes sent per device on a ring of g, for a buffer of n bytes.
+// Bytes sent per device on a ring of g, for a buffer of n bytes. Where blocks are uneven: on average over the devices, here as in
+// what the library reports; what one sends another gets, so it is what a device gets on average, too.
 inline double all_reduce(double n, double g) { return 2 * (g - 1) / g * n; }
 inline double all_gather(double n, double g) { return (g - 1) / g * n; }
 inline double reduce_scatter(double n, double g) { return all_gather(n, g); }
+
+// Who of 8 devices has and who wants which positions of an axis.
+using Holds = std::function<bool(std::int64_t device, std::int64_t position)>;
+struct Along {
+  std::int64_t size;
+  Holds has, wants;
+};
+// Elements that a device wants and has not, on average. No way to move them sends less, even or not.
+double lacking(const std::vector<Along>&);
+// Cut into `blocks` of ceil(size / blocks); the device with this number, or this coordinate, has one.
+Holds in_blocks(std::int64_t size, std::int64_t blocks = 8, std::function<std::int64_t(std::int64_t device)> coordinate = {});
+Holds everywhere();
 
 // ---- for the files that list them ----
 struct Axes {
