@@ -95,6 +95,58 @@ TEST_CASE("partition moves: a layer that is made again repeats no sum over devic
   }
 }
 
+TEST_CASE("partition moves: a chunk that is made again repeats no sum over devices, but keeps no logits") {
+  const Axis Chunk("chunk", 5), Tokens("tokens", 8), Vocab("vocab", 16);
+  const Mapping vocab{{"vocab", "data"}};
+  auto gradient = [=](const NamedArray& w, const NamedArray& x) {
+    return grad([=](const NamedArray& w) {
+      auto turn = [=](const NamedArray& all, const NamedArray& x) { return all + sum(logsumexp(dot(x, w, Embed), Vocab)); };
+      return square(fold(turn, Chunk, {.checkpoint = "carries"})(zeros({}), x));  // the backward pass waits for the end
+    })(w);
+  };
+  const auto w = shape({Embed, Vocab}), x = shape({Chunk, Tokens, Embed});
+  const double turns = 5;  // a maximum and a sum of each token
+  sends(planned({{vocab, none}, vocab, vocab}, gradient, w, x), turns * 2 * all_reduce(Tokens.size * 4), turns * 2);
+  auto again = planned({{embed, embed}, embed, embed}, gradient, w, x);  // logits are sums, of twice the size of what is walked
+  sends(again, turns * 2 * all_reduce(Tokens.size * Vocab.size * 4), turns * 2);
+}
+
+TEST_CASE("partition moves: weights are not kept where that sends more") {
+  // Four tokens meet large weights: it is the tokens that move.
+  const Axis Layers("layers", 3), Wide("mlp", 512), Few("batch", 4);
+  struct Layer {
+    NamedArray up, down;
+  };
+  auto gradient = [=](const Layer& l, const NamedArray& x) {
+    return grad([=](const Layer& l) {
+      auto layer = [=](const NamedArray& x, const Layer& l) { return x + dot(tanh(dot(x, l.up, Embed)), l.down, Wide); };
+      return mean(square(fold(layer, Layers)(x, l)));
+    })(l);
+  };
+  const Layer l{shape({Layers, Embed, Wide}), shape({Layers, Wide, Embed})};
+  const How again{{embed, batch}, batch, embed}, keeps{{embed, batch}, batch, embed, false};
+  const auto x = shape({Few, Embed}), more = shape({Few.resize(4096), Embed});
+  CHECK(planned(keeps, gradient, l, x).sent_bytes == planned(again, gradient, l, x).sent_bytes);
+  CHECK(planned(keeps, gradient, l, x).peak_bytes == planned(again, gradient, l, x).peak_bytes);
+  const double weights = 3. * 2 * Embed.size * Wide.size * 4;
+  sends(planned(keeps, gradient, l, more), all_gather(weights) + reduce_scatter(weights), 2);  // and here the weights
+  CHECK(planned(again, gradient, l, more).sent_bytes == 2 * all_gather(weights) + reduce_scatter(weights));
+}
+
+TEST_CASE("partition moves: what two ops read moves for both, where it pays for neither alone") {
+  const Axis Vocab("vocab", 16);
+  auto loss = [](const NamedArray& w, const NamedArray& ids) { return mean(square(take(w, "vocab", ids))); };
+  auto gradient = [=](const NamedArray& w, const NamedArray& ids) { return grad(loss)(w, ids); };
+  const auto w = shape({Vocab, Embed});
+  for (std::int64_t tokens : {4, 16, 32, 64, 1024}) {
+    CAPTURE(tokens);
+    const double ids = double(tokens) * 4, table = double(w.nbytes()), rows = ids * double(Embed.size);
+    const auto r = planned({{embed, batch}, batch, embed}, gradient, w, shape(Axis("batch", tokens), DType::i32));
+    CAPTURE(r.explain);
+    CHECK(r.sent_bytes <= std::min(2 * all_gather(table), all_gather(ids) + 2 * all_to_all(rows)));
+  }
+}
+
 TEST_CASE("partition moves: along a cut axis, only what crosses a border") {
   const double row = double(Embed.size * 4), all = double(Pos.size) * row;
   auto one = [&](auto f, const How& how = {{position}, position, position}) { return planned(how, f, shape({Pos, Embed})); };
@@ -135,6 +187,13 @@ TEST_CASE("partition moves: the first of a cut axis, by the way that sends least
     CAPTURE(r.explain);
     CHECK(r.sent_bytes == std::min(reductions, all_to_all(rows * size * 4) + all_gather(rows * 4)));
   }
+}
+
+TEST_CASE("partition moves: of all of a cut axis in order, it is gathered once") {
+  const Axis Few("vocab", 4);
+  const Mapping vocab{{"vocab", "data"}};
+  auto all = [](const NamedArray& x) { return top_k(x, "vocab", 4).first; };
+  sends(planned({{vocab}, vocab, none}, all, shape({Batch, Few})), all_gather(double(Batch.size * Few.size * 4)), 1);
 }
 
 TEST_CASE("partition moves: parts of an axis whose blocks are no blocks of the whole move once") {

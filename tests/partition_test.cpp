@@ -139,6 +139,24 @@ TEST_CASE("partition: a stack of layers in a loop, weights and activations cut d
   }
 }
 
+TEST_CASE("partition: chunks that are made again, of what they have summed") {
+  struct Sizes {
+    int chunks, tokens, vocab;
+  };
+  for (Sizes s : {Sizes{3, 2, 8}, {4, 3, 5}, {1, 2, 2}}) {
+    Axis Chunk{"chunk", s.chunks}, Tokens{"tokens", s.tokens}, Vocab{"vocab", s.vocab}, Embed{"embed", 6};
+    CAPTURE(to_string(make_axes(Chunk, Tokens, Vocab)));
+    auto loss = [=](const NamedArray& w, const NamedArray& x) {
+      auto turn = [=](const NamedArray& all, const NamedArray& x) { return all + sum(logsumexp(dot(x, w, Embed), Vocab)); };
+      return square(fold(turn, Chunk, {.checkpoint = "carries"})(zeros({}), x));
+    };
+    auto both = [=](const NamedArray& w, const NamedArray& x) {
+      return value_and_grad([=](const std::pair<NamedArray, NamedArray>& p) { return loss(p.first, p.second); })(std::pair(w, x));
+    };
+    agrees(both, {"vocab", "embed", "tokens", "chunk"}, normal(1, {Embed, Vocab}), normal(2, {Chunk, Tokens, Embed}));
+  }
+}
+
 TEST_CASE("partition: a loop over what is cut walks each device's own part") {
   Axis A{"a", 6}, B{"b", 4};
   auto f = [=](const NamedArray& x) {
