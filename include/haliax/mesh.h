@@ -143,7 +143,7 @@ Axis round_axis_for_partitioning(const Axis&, const Mapping&, SourceLocation = S
 // ---- constraints by hand -------------------------------------------------------------------------------------------------
 // This value is cut as the mapping says, and whole along what it does not name. Inside a traced function it is a constraint;
 // outside it places the array (see placement): on the mesh in scope, or else on whatever mesh it comes to. Raises if two axes are
-// on one mesh axis; for a mesh axis that the mesh does not have, as soon as there is one; outside for more devices than there are.
+// on one mesh axis; for a mesh axis that the mesh does not have, once there is one; outside for more devices than there are.
 NamedArray shard(Arr, const Mapping&);
 NamedArray shard(Arr);                                 // by the mapping in scope; without one, the array itself
 NamedArray auto_sharded(Arr);                          // the same, as library code calls it: outside it places nothing

@@ -367,7 +367,8 @@ Sharding Planner::work_of(int n, int follow) {
   };
   if (follow >= 0) after(std::size_t(follow));
   if (follow == kWish) wished();
-  bool in_order = me.op == &prim::kGather && (picks_top_k(me) || me.in[1]->op == &prim::kArgsort);  // all of a top-k is an argsort
+  // All of a top-k is an argsort.
+  bool in_order = me.op == &prim::kGather && (picks_top_k(me) || me.in[1]->op == &prim::kArgsort);
   bool binds = me.op->kind == Kind::contract || (me.op == &prim::kGather && !in_order);
   if (binds && me.origin.mapping)
     for (auto& [name, cut] : sharding_for(me, *me.origin.mapping, mesh_).dims) assign(me, work, name, cut);

@@ -228,7 +228,7 @@ void add_gpt2(std::vector<Program>& out, const Sizes& z) {
   };
   const double loss = all_reduce(4, 8), once = parameters(true, false, false, 8, 1) + loss,
                half = parameters(true, false, false, 8, 1, 2) + loss;
-  // A sample of two microbatches' worth belongs to one of them in turn: fewer of one than devices lie otherwise than the batch does.
+  // Samples belong to the two microbatches in turn: with fewer of one than devices, they lie otherwise than the batch does.
   const auto half_batch = in_blocks(z.batch / 2);
   const double split =
       s * 4 * lacking({{z.batch, in_blocks(z.batch), [&](auto device, auto i) { return half_batch(device, i / 2); }}});
