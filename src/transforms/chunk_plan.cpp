@@ -45,8 +45,12 @@ double cost_of(const program::Contract& c) {
   double m = product(c.m), n = product(c.n), k = product(c.k);
   double memory = bringing(c.a, dims) + bringing(c.b, dims) + bringing(c.out, dims) * (c.accumulate ? 2 : 1);
   double narrow = 1 + 12 / std::min({m, n, k});  // what is copied into panels, or added to, for each multiplication
-  double work = product(c.batch) * m * n * k * narrow * (bytes_of(c.a.dtype) == 2 ? kNarrow : 1);
-  return std::max(work, memory) + std::min(work, memory) / 4;   // memory is read ahead, mostly
+  double work = product(c.batch) * m * n * k * narrow, waits = 0;
+  if (bytes_of(c.a.dtype) == 2) {                               // too fast for what it writes
+    work *= kNarrow;
+    if (auto out = bytes_seen(c.out, dims); !c.accumulate && out > kNear) waits = kMultiplicationsPerByte * out;
+  }
+  return std::max(work, memory) + std::min(work, memory) / 4 + waits;   // memory is read ahead, mostly
 }
 double cost_of(const program::Fused& f) {
   double outer = 1, inner = 1, points = 0;
