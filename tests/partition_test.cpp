@@ -121,6 +121,19 @@ TEST_CASE("partition: ops that need the whole axis, and ops that do not") {
   }
 }
 
+TEST_CASE("partition: positions move along an axis, and its mesh axis goes to another one") {
+  Axis A{"a", 8}, D{"d", 8};
+  const Mesh eight{{{"x", 4}, {"y", 2}}};
+  auto x = normal(1, {A, Axis("b", 3), D});
+  for (int by : {-3, 1, 4}) {
+    auto f = [=](const NamedArray& v) { return roll(v, by, D); };
+    auto both = Mapping{{"a", "x"}, {"d", "y"}};
+    auto g = named_jit(f, {.mesh = eight, .axis_resources = both, .in = Mapping{{"d", "x"}}, .out = both});
+    CHECK(g.plan(x).calls == 1);
+    close(g(x), f(x));
+  }
+}
+
 TEST_CASE("partition: a stack of layers in a loop, weights and activations cut differently") {
   for (int embed : {4, 5}) {
     CAPTURE(embed);

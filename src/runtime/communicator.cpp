@@ -88,7 +88,8 @@ class ThreadCommunicator final : public program::Communicator {
     meeting_.wait();
     for (int d : group_of(c)) {
       auto& other = *meeting_.given[std::size_t(d)].first;
-      if (other.wire != c.wire || other.over != c.over || other.out.size() != c.out.size() || other.monoid != c.monoid)
+      bool same = other.wire == c.wire && other.over == c.over && other.out.size() == c.out.size() && other.monoid == c.monoid;
+      if (!same || other.size != c.size || other.sent_bytes != c.sent_bytes)
         throw Error("[mesh] device " + std::to_string(d) + " makes another call than device " + std::to_string(device_));
     }
     if (c.wire == Wire::exchange) {

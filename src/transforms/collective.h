@@ -7,6 +7,7 @@ namespace haliax {
 
 // What a collective node does. Each device has a node of its own; no two are equal.
 struct Wiring : Payload {
+  int number = 0;                // of the call, as planned: the same on all devices; 1 is the first
   program::Collective how = {};  // all but dims and views, which lowering knows
   std::vector<Axes> out = {};    // of the results, on this device
   std::vector<Name> along = {};  // for each array: the axis that is cut or joined

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <set>
 
 #include "ops/prim.h"
 #include "transforms/collective.h"
@@ -33,6 +34,35 @@ Axes minus(const Axes& a, const Axes& b) {
   return out;
 }
 
+// When the first call that a node makes was planned, its own or one of a loop's bodies; 0: it makes none.
+int first_call(const Node& n) {
+  if (n.op == &kCollective) return static_cast<const Wiring&>(*n.attr.payload).number;
+  if (n.op != &kLoop) return 0;
+  int first = 0;
+  auto& l = loop_of(n);
+  for (std::size_t b = 0; b < l.index.size(); ++b) {
+    Nodes values;
+    for (auto& r : l.results) values.push_back(r.value[b]);
+    for (auto& x : topological(values))
+      if (x->varies_with(l.index[b].get()))
+        if (int call = first_call(*x); call && (!first || call < first)) first = call;
+  }
+  return first;
+}
+// What is ready goes by rank.
+std::vector<std::size_t> sorted(const std::vector<std::vector<std::size_t>>& users, const std::vector<std::size_t>& rank) {
+  std::vector<int> waits(users.size());
+  for (auto& all : users) for (auto u : all) ++waits[u];
+  std::set<std::pair<std::size_t, std::size_t>> ready;
+  for (std::size_t k = 0; k < users.size(); ++k) if (!waits[k]) ready.insert({rank[k], k});
+  std::vector<std::size_t> out;
+  while (!ready.empty()) {
+    out.push_back(ready.extract(ready.begin()).value().second);
+    for (auto u : users[out.back()]) if (--waits[u] == 0) ready.insert({rank[u], u});
+  }
+  return out;
+}
+
 struct Builder {
   const std::vector<Target>& targets;
   const std::unordered_map<const Node*, Place>& known;
@@ -41,6 +71,7 @@ struct Builder {
   Nodes order = {};
   std::unordered_map<const Node*, int> users = {};
   std::unordered_set<const Node*> anchored = {};
+  std::unordered_map<const Node*, std::size_t> calls = {};   // what others take part in: collectives, and loops that hold some
 
   bool outside(const Node& n) const { return known.count(&n) > 0; }
 
@@ -57,6 +88,30 @@ struct Builder {
       for (auto& x : n->in) if (x) todo.push_back(x);
     }
     std::sort(order.begin(), order.end(), [](auto& a, auto& b) { return a->id < b->id; });
+    for (auto& n : order)
+      if (int call = outside(*n) ? 0 : first_call(*n)) calls[n.get()] = std::size_t(call);
+    if (calls.size() > 1) order_calls();
+  }
+  // All devices make their calls in one order: of those that may be next, the one that was planned first. Age does not tell, as a pass
+  // may have made some anew on one device alone.
+  void order_calls() {
+    std::unordered_map<const Node*, std::size_t> at;
+    for (std::size_t k = 0; k < order.size(); ++k) at[order[k].get()] = k;
+    std::vector<std::vector<std::size_t>> then(order.size());
+    std::vector<std::size_t> planned(order.size()), age(order.size()), wanted;
+    for (std::size_t k = 0; k < order.size(); ++k) {
+      auto call = calls.find(order[k].get());
+      age[k] = k, planned[k] = call == calls.end() ? 0 : call->second;
+      if (outside(*order[k])) continue;
+      for (auto& x : order[k]->in)
+        if (auto below = at.find(x.get()); below != at.end()) then[below->second].push_back(k);
+    }
+    for (auto k : sorted(then, planned)) if (planned[k]) wanted.push_back(k);
+    if (std::is_sorted(wanted.begin(), wanted.end())) return;
+    for (std::size_t c = 1; c < wanted.size(); ++c) then[wanted[c - 1]].push_back(wanted[c]);
+    Nodes out;
+    for (auto k : sorted(then, age)) out.push_back(order[k]);
+    order = std::move(out);
   }
 
   // What must lie in memory, and how many read each node.
@@ -178,14 +233,6 @@ struct Builder {
     return true;
   }
 
-  static bool talks(const Node& n) {
-    if (n.op == &kCollective) return true;
-    if (n.op != &kLoop) return false;
-    Nodes values;
-    for (auto& r : loop_of(n).results) values.insert(values.end(), r.value.begin(), r.value.end());
-    auto all = everything(values);
-    return std::any_of(all.begin(), all.end(), [&](auto& x) { return x->op == &kCollective; });
-  }
   int last_talk = -1;
   std::unordered_map<const Node*, std::vector<int>> rows_of = {};   // the kernels that fold it
   void build() {
@@ -247,7 +294,7 @@ struct Builder {
         if (!outside(*base)) scope.in_memory.insert(base.get());
       }
       for (auto& a : after) for (int o : units_below(a)) depend(home, o);
-      if (talks(*n)) {                                     // collectives: in one order on every device, or they wait for each other
+      if (calls.count(n.get())) {
         if (last_talk >= 0) depend(home, last_talk);
         last_talk = home;
       }

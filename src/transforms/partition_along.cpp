@@ -102,7 +102,13 @@ void Planner::shift(int n, const Sharding& work) {
   std::vector<Piece> moving;
   auto read = [&](int x, std::int64_t from, std::int64_t to, std::int64_t size, std::int64_t step) {
     auto need = rules::needed(me, 0, work, mesh_);
-    if (!whole_.free[std::size_t(x)]) need.set(axis, first(x).cut(axis));
+    if (!whole_.free[std::size_t(x)]) {
+      auto cut = first(x).cut(axis);
+      // Where another axis is to be cut so too, x is sent from where it lies.
+      if (std::any_of(need.dims.begin(), need.dims.end(), [&](auto& d) { return d.first != axis && d.second.meets(cut); }))
+        need.dims = first(x).dims;
+      need.set(axis, cut);
+    }
     Axes axes;  // in the order of the result's
     for (auto& a : me.axes) axes.push_back(*haliax::find(node(x), a.name));
     s.in.push_back(obtain(x, need));

@@ -45,6 +45,7 @@ class Emitter {
   std::unordered_map<const Node*, std::pair<NodePtr, std::int64_t>>
       own_turns_;               // index -> that of this device, and where it starts
   std::map<int, Nodes> calls_;  // of a region: collectives, and loops that may hold some
+  int made_calls_ = 0;
 
   const Step& step(int s) const { return plan_.steps[std::size_t(s)]; }
   const NodePtr& node(const Step& s) const { return whole_.nodes[std::size_t(s.node)]; }
@@ -300,6 +301,7 @@ class Emitter {
       if (std::none_of(x.begin(), x.end(), [&](auto& v) { return v->varies_with(index.get()); }))
         x[0] = prim::barrier(x[0], index);
     }
+    w.number = ++made_calls_;
     calls_[region].push_back(make_collective(std::move(x), std::move(w)));
     return calls_[region].back();
   }
