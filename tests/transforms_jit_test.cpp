@@ -158,3 +158,22 @@ TEST_CASE("jit: compiling without running says what a call takes") {
   f(x);
   CHECK(f.report().traces == 1);
 }
+
+TEST_CASE("jit: one expression reads a value as it is and at other places") {
+  Axis A{"a", 3}, B{"b", 5};
+  auto x = random::normal(random::key(1), {A, B});
+  auto made = [](const NamedArray& v) { return tanh(v) * 2. + v; };
+  auto y = made(x).doubles();
+  for (auto* backend : {"cpu", "reference"}) {
+    auto both = jit([&](const NamedArray& v) { auto m = made(v); return std::pair{m * flip(m, B), sum(m + flip(m, B), B)}; }, {.backend = backend})(x);
+    auto products = both.first.doubles(), sums = both.second.doubles();
+    for (std::size_t a = 0; a < 3; ++a) {
+      double sum = 0;
+      for (std::size_t b = 0; b < 5; ++b) {
+        sum += 2 * y[a * 5 + b];
+        CHECK(products[a * 5 + b] == doctest::Approx(y[a * 5 + b] * y[a * 5 + 4 - b]).epsilon(1e-5));
+      }
+      CHECK(sums[a] == doctest::Approx(sum).epsilon(1e-5));
+    }
+  }
+}

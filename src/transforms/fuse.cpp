@@ -176,19 +176,20 @@ struct Builder {
   // The anchored nodes that making n reads. `plain`: reached without passing a rename, so that names mean the same.
   struct Read { NodePtr node; bool plain; };
   void reads(const NodePtr& n, std::vector<Read>& out, Nodes& after) const {
-    std::unordered_map<const Node*, int> seen;   // 1 renamed, 2 plain
-    std::function<void(const NodePtr&, bool)> visit = [&](const NodePtr& x, bool plain) {
+    enum How { plain = 1, renamed = 2, viewed = 4 };   // viewed: in memory, at other places
+    std::unordered_map<const Node*, int> seen;
+    std::function<void(const NodePtr&, How)> visit = [&](const NodePtr& x, How how) {
       auto& s = seen[x.get()];
-      if (s >= (plain ? 2 : 1) && !(plain && s == 1)) return;
-      s = std::max(s, plain ? 2 : 1);
+      if ((s & how) || (how == renamed && s)) return;
+      s |= how;
       if (outside(*x)) return;
-      if (anchored.count(x.get()) || !(in_kernel(*x) || passes(*x))) { out.push_back({x, plain}); return; }
+      if (anchored.count(x.get()) || !(in_kernel(*x) || passes(*x))) { out.push_back({x, how == plain}); return; }
       if (passes(*x) && x->in.size() > 1) after.push_back(x->in[1]);   // of a barrier, or where a slice starts
-      if (passes(*x)) return visit(shown_by(*x), plain && x->op != &prim::kRename && transparent(*x));
-      for (auto& i : x->in) visit(i, plain);
+      if (passes(*x)) return visit(shown_by(*x), !transparent(*x) ? viewed : x->op == &prim::kRename ? std::max(how, renamed) : how);
+      for (auto& i : x->in) visit(i, how);
     };
-    if (passes(*n)) return visit(n, true);
-    for (auto& x : n->in) if (x) visit(x, true);
+    if (passes(*n)) return visit(n, plain);
+    for (auto& x : n->in) if (x) visit(x, plain);
   }
 
   void depend(int unit, int on) {
