@@ -277,3 +277,42 @@ TEST_CASE("partition moves: chunks of what is cut need no weight that the mappin
   CAPTURE(r.explain);
   CHECK(r.sent_bytes < all_gather(double(Vocab.size * Embed.size * 4)));
 }
+
+TEST_CASE("moves: a weight that a checkpoint's backward reads again is the weight, and not gathered where it is whole") {
+  const Axis Micro{"micro", 3};
+  struct Layers {
+    std::vector<NamedArray> up, down;
+  };
+  auto step = [](bool again) {
+    return [=](const Layers& p, const NamedArray& x) {
+      auto loss = [=](const Layers& q, const NamedArray& h) {
+        auto block = [](const NamedArray& h, const NamedArray& up, const NamedArray& down) {
+          return h + dot(tanh(dot(h, up, "embed")), down, "mlp");
+        };
+        auto y = h;
+        for (std::size_t i = 0; i < q.up.size(); ++i) y = again ? checkpoint(block)(y, q.up[i], q.down[i]) : block(y, q.up[i], q.down[i]);
+        return mean(square(y)).scalar();
+      };
+      auto part = [=](const Layers& sum, const NamedArray& h) {
+        auto g = grad([&](const Layers& q) { return loss(q, h); })(p);
+        for (std::size_t i = 0; i < g.up.size(); ++i) g.up[i] = g.up[i] + sum.up[i], g.down[i] = g.down[i] + sum.down[i];
+        return g;
+      };
+      Layers zero;
+      for (auto& w : p.up) zero.up.push_back(zeros_like(w));
+      for (auto& w : p.down) zero.down.push_back(zeros_like(w));
+      return x.axes().size() == 3 ? fold(part, "micro")(zero, x) : part(zero, x);
+    };
+  };
+  const double weights = 2 * 2 * 8 * 12 * 4;
+  const Layers p{{shape({Embed, Mlp}), shape({Embed, Mlp})}, {shape({Mlp, Embed}), shape({Mlp, Embed})}};
+  auto sent = [&](bool again, bool micro, bool regather) {
+    JitOptions o{.mesh = four, .axis_resources = batch, .out = Mappings(embed), .regather = regather, .strict = true};
+    o.in = Mappings::of_each({embed, batch});
+    auto x = micro ? shape({Micro, Batch, Embed}) : shape({Batch, Embed});
+    return named_jit(step(again), o).plan(p, x).sent_bytes;
+  };
+  CHECK(sent(true, false, true) == 2 * all_gather(weights) + reduce_scatter(weights));
+  CHECK(sent(true, false, false) == all_gather(weights) + reduce_scatter(weights));
+  for (bool regather : {true, false}) CHECK(sent(true, true, regather) == sent(false, true, regather));
+}

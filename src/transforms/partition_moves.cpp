@@ -35,9 +35,12 @@ struct Moves {
   void find_parameters() {
     for (std::size_t n = 0; n < whole.nodes.size(); ++n) {
       bool of = !whole.in[n].empty() && node(int(n)).op->kind != Kind::loop && node(int(n)).op != &kResult, some = false;
-      for (int x : whole.in[n])
+      for (std::size_t k = 0; k < whole.in[n].size(); ++k) {
+        int x = whole.in[n][k];
+        if (rules::only_waits(node(int(n)), k)) continue;
         of &= x < 0 || of_parameters[std::size_t(x)] || whole.free[std::size_t(x)],
             some |= x >= 0 && of_parameters[std::size_t(x)];
+      }
       of_parameters.push_back(
           node(int(n)).op == &prim::kInput ? purposes.of_argument(node(int(n))) == std::string_view("parameters") : of && some);
     }

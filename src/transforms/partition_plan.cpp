@@ -51,10 +51,12 @@ int Whole::find(const Node* n) const {
 int Whole::id(const NodePtr& n) {
   if (int known = find(n.get()); known >= 0) return known;
   std::vector<int> operands;
-  bool seen_through = rules::is_view(*n) || n->op == &prim::kSlice || n->op->kind == Kind::map;
-  for (auto& x : n->in) {
+  bool seen_through = rules::is_view(*n) || n->op == &prim::kSlice || n->op == &prim::kBarrier || n->op->kind == Kind::map;
+  for (std::size_t i = 0; i < n->in.size(); ++i) {
+    auto& x = n->in[i];
     operands.push_back(x ? id(x) : -1);
-    if (x && !(parameter[std::size_t(operands.back())] || free[std::size_t(operands.back())])) seen_through = false;
+    if (x && !rules::only_waits(*n, i) && !(parameter[std::size_t(operands.back())] || free[std::size_t(operands.back())]))
+      seen_through = false;
   }
   int k = int(nodes.size());
   ids_[n.get()] = k;
@@ -235,12 +237,15 @@ Planner::Offer Planner::offer(int n, const Sharding& need, int depth) {
   }
   if (best.version >= 0 && best.cost == 0) return best;
   auto& me = node(n);
-  bool view = rules::is_view(me) || (me.op == &prim::kSlice && need.cut(me.attr.names[0]).empty());
+  // A weight that is made again is what it was before, if that is there anyway: kept, or gathered ahead of the loop.
+  bool kept = me.op == &prim::kBarrier && whole_.weight(n) && (!options_.regather || region_of(n) != region_of(whole_.in[std::size_t(n)][0]));
+  bool view = kept || rules::is_view(me) || (me.op == &prim::kSlice && need.cut(me.attr.names[0]).empty());
   if (!view || depth > 8 || (!need.partial.empty() && best.version >= 0)) return best;
   for (auto& [name, cut] : need.dims)
     if (!rules::may_cut(me, name, cut, need, mesh_)) return best;
   double cost = 0;
-  for (std::size_t k = 0; k < me.in.size(); ++k) cost += offer(whole_.in[std::size_t(n)][k], needed(n, k, need), depth + 1).cost;
+  for (std::size_t k = 0; k < me.in.size(); ++k)
+    if (!rules::only_waits(me, k)) cost += offer(whole_.in[std::size_t(n)][k], needed(n, k, need), depth + 1).cost;
   bool sliced = me.op == &prim::kSlice && me.in.size() > 1 && region_of(n) != region_of(whole_.in[std::size_t(n)][0]);
   bool ahead = sliced && gathers_ahead(n);
   if (best.version < 0 || cost < best.cost - 0.5 || (ahead && cost <= best.cost + 0.5))
