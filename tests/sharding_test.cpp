@@ -420,3 +420,17 @@ TEST_CASE("sharding: what an op picks or contracts is constrained by the mapping
         }) == double(Batch.size * Embed.size * 4));
   CHECK(sent([](const NamedArray& t, const NamedArray&) { return sum(sum(t * 2., "vocab"), Embed); }) == 4);
 }
+
+TEST_CASE("sharding: a rearrangement is constrained by the mapping, however it is written") {
+  const Mesh four{{{"data", 4}}};
+  auto sent = [&](auto f) {
+    auto g = named_jit([&](const NamedArray& x) { return sum(f(x), Batch); },
+                       {.mesh = four, .axis_resources = Mapping{}, .in = by_batch});
+    g(tokens());
+    return g.report().sent_bytes;
+  };
+  const double bytes = double(tokens().nbytes());
+  CHECK(sent([](const NamedArray& x) { return tanh(x); }) == bytes / 8 * 2 * 3 / 4);  // follows: only the sums are sent
+  CHECK(sent([](const NamedArray& x) { return rearrange(x, "{batch embed} -> embed batch"); }) == bytes * 3 / 4);
+  CHECK(sent([](const NamedArray& x) { return rearrange(x, Names{"embed", "batch"}); }) == bytes * 3 / 4);
+}

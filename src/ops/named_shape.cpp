@@ -133,7 +133,7 @@ NamedArray rename(Arr x, const AxisSelector& from, const AxisSelector& to) {
 NamedArray rearrange(Arr x, const Names& order) {
   Here here(x.at());
   auto n = node_of("rearrange", x);
-  return wrap(arranged(n, rearrange_for_partial_order(order, visible(*n), context().origin.at)));
+  return auto_sharded(wrap(arranged(n, rearrange_for_partial_order(order, visible(*n), context().origin.at))));
 }
 NamedArray broadcast_axis(Arr x, const AxisSpec& axes) {
   Here here(x.at());
