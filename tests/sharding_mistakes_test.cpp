@@ -56,6 +56,8 @@ TEST_CASE("mistakes: a mesh axis that the mesh does not have, wherever mapping a
     names_it([&] { return shard(x, misspelt); }, "[shard]");
     names_it([&] { return physical_axis_size("embed", misspelt); }, "[physical_axis_size]");
     names_it([&] { return round_axis_for_partitioning(Embed, misspelt); }, "[physical_axis_size]");
+    names_it([&] { return physical_axis_name("embed", misspelt); }, "[physical_axis_name]");
+    names_it([&] { return pspec_for_axis({"embed"}, misspelt); }, "[pspec_for_axis]");
   }
   // Entered inside, around ops that it does not constrain: at its own line, with the mesh of the function around.
   int inside = 0;

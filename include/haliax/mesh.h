@@ -129,10 +129,12 @@ struct PartitionSpec {
 };
 std::string to_string(const PartitionSpec&);           // P(data, None, data+model)
 // Says what the mapping says: whether one array may be cut so (two axes by one mesh axis) is seen where one is.
-PartitionSpec pspec_for_axis(const AxisSelection&);
-PartitionSpec pspec_for_axis(const AxisSelection&, const Mapping&);
-std::vector<std::string> physical_axis_name(const AxisSelector&);          // empty: not mapped
-std::vector<std::string> physical_axis_name(const AxisSelector&, const Mapping&);
+// A mesh axis that the mesh in scope does not have raises, in all four.
+PartitionSpec pspec_for_axis(const AxisSelection&, SourceLocation = SourceLocation::current());
+PartitionSpec pspec_for_axis(const AxisSelection&, const Mapping&, SourceLocation = SourceLocation::current());
+// Empty: not mapped.
+std::vector<std::string> physical_axis_name(const AxisSelector&, SourceLocation = SourceLocation::current());
+std::vector<std::string> physical_axis_name(const AxisSelector&, const Mapping&, SourceLocation = SourceLocation::current());
 // Into how many pieces the mesh in scope cuts the axis; empty: not mapped. Raises without a mesh.
 std::optional<std::int64_t> physical_axis_size(const AxisSelector&, SourceLocation = SourceLocation::current());
 std::optional<std::int64_t> physical_axis_size(const AxisSelector&, const Mapping&, SourceLocation = SourceLocation::current());

@@ -137,11 +137,19 @@ const Mapping* Mappings::of(std::size_t argument) const {
 }
 
 // ---- scopes ----
+namespace {
+
+void require_axes_here(const char* op, const Mapping& m) {
+  if (auto mesh = current_mesh()) require_axes(op, m, *mesh);
+}
+
+}  // namespace
+
 use_mesh::use_mesh(Mesh m) : outer_(mesh_here()) { mesh_here() = std::make_shared<const Mesh>(std::move(m)); }
 use_mesh::~use_mesh() { mesh_here() = outer_; }
 axis_mapping::axis_mapping(Mapping m, SourceLocation at) : outer_(context().origin.mapping) {
   Here here(at);
-  if (auto mesh = current_mesh()) require_axes("axis_mapping", m, *mesh);
+  require_axes_here("axis_mapping", m);
   context().origin.mapping = std::make_shared<const Mapping>(std::move(m));
 }
 axis_mapping::~axis_mapping() { context().origin.mapping = outer_; }
@@ -151,35 +159,47 @@ use_scopes::use_scopes(const Scopes& s) { mesh_here() = s.mesh, context().origin
 use_scopes::~use_scopes() { mesh_here() = outer_.mesh, context().origin.mapping = outer_.mapping; }
 
 // ---- where axes are ----
-PartitionSpec pspec_for_axis(const AxisSelection& axes, const Mapping& m) {
-  if (axes.all()) throw Error("[pspec_for_axis] name the axes; `{}` would be those of an array, and there is none");
+namespace {
+
+std::vector<std::string> mesh_axes_of(Name axis, const Mapping& m) {
+  auto* to = m.find(axis);
+  return to ? *to : std::vector<std::string>();
+}
+
+}  // namespace
+
+PartitionSpec pspec_for_axis(const AxisSelection& axes, const Mapping& m, SourceLocation at) {
+  Here here(at);
+  if (axes.all()) fail("pspec_for_axis", "name the axes; `{}` would be those of an array, and there is none");
+  require_axes_here("pspec_for_axis", m);
   PartitionSpec out;
-  for (auto& a : axes.items()) out.axes.push_back(physical_axis_name(a, m));
+  for (auto& a : axes.items()) out.axes.push_back(mesh_axes_of(a.name, m));
   return out;
 }
-PartitionSpec pspec_for_axis(const AxisSelection& axes) {
+PartitionSpec pspec_for_axis(const AxisSelection& axes, SourceLocation at) {
   auto m = current_mapping();
-  return pspec_for_axis(axes, m ? *m : Mapping());
+  return pspec_for_axis(axes, m ? *m : Mapping(), at);
 }
 std::string to_string(const PartitionSpec& s) {
   std::vector<std::string> out;
   for (auto& a : s.axes) out.push_back(a.empty() ? "None" : joined(a, "+"));
   return "P(" + joined(out, ", ") + ")";
 }
-std::vector<std::string> physical_axis_name(const AxisSelector& axis, const Mapping& m) {
-  auto* to = m.find(axis.name);
-  return to ? *to : std::vector<std::string>();
+std::vector<std::string> physical_axis_name(const AxisSelector& axis, const Mapping& m, SourceLocation at) {
+  Here here(at);
+  require_axes_here("physical_axis_name", m);
+  return mesh_axes_of(axis.name, m);
 }
-std::vector<std::string> physical_axis_name(const AxisSelector& axis) {
+std::vector<std::string> physical_axis_name(const AxisSelector& axis, SourceLocation at) {
   auto m = current_mapping();
-  return physical_axis_name(axis, m ? *m : Mapping());
+  return physical_axis_name(axis, m ? *m : Mapping(), at);
 }
 std::optional<std::int64_t> physical_axis_size(const AxisSelector& axis, const Mapping& m, SourceLocation at) {
   Here here(at);
   auto mesh = current_mesh();
   if (!mesh) fail("physical_axis_size", "there is no mesh in scope; use_mesh puts one there");
   require_axes("physical_axis_size", m, *mesh);
-  if (physical_axis_name(axis, m).empty()) return {};
+  if (mesh_axes_of(axis.name, m).empty()) return {};
   return ranks(*mesh, sharding_for({Axis(axis.name, 1)}, m, *mesh, "an array").cut(axis.name));
 }
 std::optional<std::int64_t> physical_axis_size(const AxisSelector& axis, SourceLocation at) {
@@ -201,7 +221,7 @@ namespace {
 // Raises where the constraint is written: two axes on one mesh axis, and what the mesh in scope does not have.
 void check(const Node& x, const Mapping& m) {
   refuse_shared(x, m);
-  if (auto mesh = current_mesh()) require_axes("shard", m, *mesh);
+  require_axes_here("shard", m);
 }
 NamedArray placed_or_pinned(const NodePtr& x, const std::shared_ptr<const Mapping>& m) {
   check(*x, *m);
