@@ -17,7 +17,7 @@ struct ScanCheckpoint {
   enum class Policy : std::uint8_t {
     none,      // keep what the gradient reads (the fastest)
     carries,   // keep the carries, make the body again
-    nested,    // keep every sqrt(n)-th carry: least memory, the body is made twice
+    nested,    // keep every sqrt(n)-th carry: least memory, the body is made again twice, its sums over devices once
   };
   static constexpr bool is_static = true;
   Policy policy = Policy::none;
