@@ -290,7 +290,8 @@ TEST_CASE("moves: a weight that a checkpoint's backward reads again is the weigh
           return h + dot(tanh(dot(h, up, "embed")), down, "mlp");
         };
         auto y = h;
-        for (std::size_t i = 0; i < q.up.size(); ++i) y = again ? checkpoint(block)(y, q.up[i], q.down[i]) : block(y, q.up[i], q.down[i]);
+        for (std::size_t i = 0; i < q.up.size(); ++i)
+          y = again ? checkpoint(block)(y, q.up[i], q.down[i]) : block(y, q.up[i], q.down[i]);
         return mean(square(y)).scalar();
       };
       auto part = [=](const Layers& sum, const NamedArray& h) {

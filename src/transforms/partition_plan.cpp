@@ -238,7 +238,8 @@ Planner::Offer Planner::offer(int n, const Sharding& need, int depth) {
   if (best.version >= 0 && best.cost == 0) return best;
   auto& me = node(n);
   // A weight that is made again is what it was before, if that is there anyway: kept, or gathered ahead of the loop.
-  bool kept = me.op == &prim::kBarrier && whole_.weight(n) && (!options_.regather || region_of(n) != region_of(whole_.in[std::size_t(n)][0]));
+  bool kept = me.op == &prim::kBarrier && whole_.weight(n) &&
+              (!options_.regather || region_of(n) != region_of(whole_.in[std::size_t(n)][0]));
   bool view = kept || rules::is_view(me) || (me.op == &prim::kSlice && need.cut(me.attr.names[0]).empty());
   if (!view || depth > 8 || (!need.partial.empty() && best.version >= 0)) return best;
   for (auto& [name, cut] : need.dims)
