@@ -1,5 +1,3 @@
-#include <cstdio>
-#include <cstdlib>
 // Runs the tapes of a fused step.
 #include "fused.h"
 
@@ -98,14 +96,6 @@ class FusedStep final : public CompiledStep {
     pool_memory_ = std::make_unique<std::byte[]>(static_cast<std::size_t>(plan_.pool_bytes) + 64);
     pool_ = pool_memory_.get() + (64 - reinterpret_cast<std::uintptr_t>(pool_memory_.get()) % 64) % 64;
     bases_.resize(plan_.accesses.size());
-    if (getenv("TAPE") && step.fused.code.size() >= 15 && plan_.inner_points > 300) {
-      for (size_t i = 0; i < step.fused.code.size(); ++i) { auto& c = step.fused.code[i]; fprintf(stderr, "  %zu code %d dtype %d args %d %d %d %d inner %d dim %d\n", i, (int)c.code, (int)c.dtype, c.args[0], c.args[1], c.args[2], c.args[3], c.inner, c.dim); }
-      fprintf(stderr, "PLAN outer %ld x %ld box %ld x %ld keep %d lanes %d levels %d chunks %ld blocks %ld regs %ld\n", plan_.outer_points, plan_.inner_points, plan_.outer_box, plan_.inner_box, plan_.keep, plan_.lanes, plan_.levels, plan_.chunks, plan_.blocks, plan_.register_bytes);
-      auto show = [&](const char* w, int l, const Tape& t) { for (auto& o : t) fprintf(stderr, "   %s %d kind %d extent %d out %d in %d %d %d from %d %d kernel %p direct %d\n", w, l, o.kind, (int)o.extent, o.out, o.in[0], o.in[1], o.in[2], (int)o.from[0], (int)o.from[1], (void*)o.kernel, o.access >= 0 ? plan_.accesses[o.access].direct : -1); };
-      show("prologue", 0, plan_.prologue);
-      for (int l = 0; l < plan_.levels; ++l) { show("outer", l, plan_.outer[l]); show("inner", l, plan_.inner[l]); }
-      show("stores", 0, plan_.outer_stores);
-    }
     set_constants();
     Worker(*this).once(plan_.constants);
   }
