@@ -117,6 +117,7 @@ Partition::Partition(const Nodes& roots, const std::vector<Sharding>& wanted, st
     bool refused = options.strict && unasked(other.plan, *other.whole) > unasked(m.plan, *m.whole);
     if (other.plan.bytes < m.plan.bytes - 1 && !refused) m.make(roots, wanted, again);
   }
+  if (options.regather) gather_again(m.plan, *m.whole);
   if (options.ring) ring(m.plan, *m.whole);
   join(m.plan, *m.whole);
   context().origin = outer;

@@ -9,8 +9,6 @@
 namespace haliax::partitioning {
 namespace {
 
-constexpr double kBucket = 32 << 20;  // bytes on one device: waiting for more would keep too much alive
-
 // Steps that a step reads, in its own region: for a loop all that its bodies read.
 struct Reads {
   const Plan& plan;
@@ -37,6 +35,10 @@ struct Reads {
     }
   }
 };
+
+bool reduces(const Step& s) {
+  return s.talks() && s.kind == Step::Kind::hop && (s.hop.kind == Hop::Kind::all_reduce || s.hop.kind == Hop::Kind::reduce_scatter);
+}
 
 struct Joiner {
   Plan& plan;
@@ -78,16 +80,21 @@ struct Joiner {
     for (auto k = steps.rbegin(); k != steps.rend(); ++k)
       for (int x : reads.all[std::size_t(*k)])
         if (here(x)) late[x] = std::max(late[x], late[*k] + talks[std::size_t(*k)]);
-    // Reductions as late as possible: gradients and the loss meet at the end.
+    // Reductions as late as possible, in the order in which there is something to reduce: gradients and the loss meet at the end, or
+    // whenever a bucket is full.
+    auto ready = ready_at(steps);
+    std::vector<int> by_time;
+    for (int k : steps)
+      if (step(k).kind == Step::Kind::hop && step(k).talks() && step(k).ring < 0) by_time.push_back(k);
+    std::stable_sort(by_time.begin(), by_time.end(), [&](int a, int b) { return ready[a] < ready[b]; });
     using Key = std::tuple<int, std::string, int, int, int>;
     std::map<Key, std::pair<int, double>> open;
     std::map<std::string, std::pair<int, double>> gathers;
-    for (int k : steps) {
+    for (int k : by_time) {
       auto& s = step(k);
-      if (s.kind != Step::Kind::hop || !s.talks() || s.ring >= 0) continue;
       auto& from = step(s.in[0]).at;
       std::string over(s.hop.over.begin(), s.hop.over.end());
-      if (s.hop.kind == Hop::Kind::all_reduce || s.hop.kind == Hop::Kind::reduce_scatter) {
+      if (reduces(s)) {
         int monoid = 0;
         for (auto& [m, how] : from.partial)
           if (s.hop.over.has(m)) monoid = int(how);
@@ -105,18 +112,39 @@ struct Joiner {
           s.bucket = bucket, small += b;
       }
     }
-    order(r, steps);
+    order(r, steps, ready);
+  }
+  // Where among the steps each may be made. Reductions, and what is cheaply made for them alone, as soon as what they read is there;
+  // others keep their place.
+  std::map<int, int> ready_at(const std::vector<int>& steps) {
+    std::map<int, int> at;
+    for (std::size_t i = 0; i < steps.size(); ++i) at[steps[i]] = int(i);
+    std::function<int(int)> soonest = [&](int k) {
+      auto& s = step(k);
+      auto kind = whole.nodes[std::size_t(s.node)]->op->kind;
+      bool light = s.kind == Step::Kind::regrow || s.kind == Step::Kind::result ||
+                   (s.kind == Step::Kind::compute && (kind == Kind::map || kind == Kind::view));
+      if (!reduces(s) && !light) return at[k];
+      int last = -1;
+      for (int x : s.in)
+        if (x >= 0 && at.count(x)) last = std::max(last, soonest(x));
+      return at[k] = std::max(last, 0);
+    };
+    for (int k : steps)
+      if (reduces(step(k))) soonest(k);
+    return at;
   }
   // Steps in an order in which each call comes after all that it reads.
-  void order(int r, const std::vector<int>& steps) {
+  void order(int r, const std::vector<int>& steps, std::map<int, int>& ready_at) {
     std::map<int, std::vector<int>> members;  // of a bucket, or (negative) a step alone
     auto unit = [&](int k) { return step(k).bucket > 0 ? step(k).bucket : -1 - k; };
     std::map<int, int> place;
-    for (std::size_t i = 0; i < steps.size(); ++i) {
-      auto u = unit(steps[i]);
-      members[u].push_back(steps[i]);
-      bool gathers = step(steps[i]).hop.kind == Hop::Kind::all_gather;
-      if (!place.count(u) || !gathers) place[u] = int(i);
+    for (int k : steps) {
+      auto u = unit(k);
+      members[u].push_back(k);
+      bool gathers = step(k).hop.kind == Hop::Kind::all_gather;
+      auto known = place.try_emplace(u, ready_at[k]);
+      if (!known.second && !gathers) known.first->second = std::max(known.first->second, ready_at[k]);
     }
     std::map<int, std::set<int>> users, waits;
     for (auto& [u, all] : members)

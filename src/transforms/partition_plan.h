@@ -91,6 +91,7 @@ struct Whole {
 };
 
 constexpr double kSmall = 64 * 1024;  // bytes that are sent about as fast as nothing: not worth a second collective
+constexpr double kBucket = 32 << 20;  // bytes on one device: waiting for more would keep too much alive
 
 // What may be decided otherwise, if fewer bytes are sent: whose cuts an op follows first; how it comes by an axis that it needs
 // whole and that is cut; what stays pending; which version of a value a loop stacks.
@@ -197,8 +198,9 @@ class Planner {
 Plan best(Whole&, Planner&, bool strict);
 // The roots, with loops that keep what later loops would have to send again.
 Nodes with_saved(const Nodes& roots, const Plan&, Whole&, bool gathers_too);
-void ring(Plan&, const Whole&);  // gathers that one contraction reads are taken block by block
-void join(Plan&, const Whole&);  // collectives that can be one call are
+void gather_again(Plan&, const Whole&);  // weights outside of loops, for the backward pass
+void ring(Plan&, const Whole&);          // gathers that one contraction reads are taken block by block
+void join(Plan&, const Whole&);          // collectives that can be one call are
 void drop_dead(Plan&, const Whole&);
 // An op in terms of others that need no whole axis: `blocks` devices cut `axis`. Null: none is known.
 NodePtr by_blocks(const NodePtr&, Name axis, int blocks);
