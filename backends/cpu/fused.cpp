@@ -218,12 +218,13 @@ class FusedStep final : public CompiledStep {
       ahead_.fetch(n / 64);
       switch (op.kind) {
         case Op::map: {
+          aim(op, n);
           const void* in[4];
           for (int k = 0; k < 4; ++k) in[k] = op.in[k] >= 0 ? value(op.in[k]) : nullptr;
           op.kernel(value(op.out), in, n);
           return;
         }
-        case Op::map_rows: return map_rows(op);
+        case Op::map_rows: aim(op, n); return map_rows(op);
         case Op::load: return load(op, n);
         case Op::iota: return iota(op);
         case Op::store: return store(op);
@@ -245,6 +246,7 @@ class FusedStep final : public CompiledStep {
           });
         }
         case Op::poke: {
+          aim(op, n);
           char* out = static_cast<char*>(value(op.out));
           const char *x = static_cast<const char*>(value(op.in[0])), *change = static_cast<const char*>(value(op.in[1]));
           const int width = width_of(op.out);
@@ -331,13 +333,27 @@ class FusedStep final : public CompiledStep {
       if (!plan_.lanes && inner) add(plan_.outer_dims, plan_.dims);
       return offset;
     }
+    // Do the runs show n values one after another, or one?
+    static bool dense(const Runs& runs, std::int64_t n) {
+      return runs.count == 0 ? n == 1 : runs.count == 1 && runs.size[0] == n && runs.stride[0] == 1;
+    }
+    std::byte* memory_of(const Op& op, int number, Runs& runs) const {
+      const Access& access = plan_.accesses[static_cast<std::size_t>(number)];
+      return step_.bases_[static_cast<std::size_t>(number)].memory + begin(op, access, runs) * haliax::bytes_of(access.dtype);
+    }
+    // The result of an op is made where it will be stored, if it is as dense there.
+    void aim(const Op& op, std::int64_t n) {
+      if (op.into < 0) return;
+      Runs runs;
+      std::byte* memory = memory_of(op, op.into, runs);
+      value(op.out) = dense(runs, n) ? memory : home_of(static_cast<std::size_t>(op.out));
+    }
     void load(const Op& op, std::int64_t n) {
       const Access& access = plan_.accesses[static_cast<std::size_t>(op.access)];
       Runs runs;
       const std::int64_t bytes = haliax::bytes_of(access.dtype);
-      std::byte* memory = step_.bases_[static_cast<std::size_t>(op.access)].memory + begin(op, access, runs) * bytes;
-      const std::int64_t covered = runs.count == 0 ? 1 : runs.count == 1 ? runs.size[0] : -1;
-      if (access.direct && (covered == 1 || (covered == n && runs.stride[0] == 1))) {
+      std::byte* memory = memory_of(op, op.access, runs);
+      if (access.direct && (runs.count == 0 || dense(runs, n))) {
         value(op.out) = memory;
         expect(access, memory, n * bytes);
         return;
@@ -352,8 +368,9 @@ class FusedStep final : public CompiledStep {
       const Access& access = plan_.accesses[static_cast<std::size_t>(op.access)];
       Runs runs;
       const std::int64_t bytes = haliax::bytes_of(access.dtype);
-      std::byte* memory = step_.bases_[static_cast<std::size_t>(op.access)].memory + begin(op, access, runs) * bytes;
+      std::byte* memory = memory_of(op, op.access, runs);
       const char* reg = static_cast<const char*>(value(op.in[0]));
+      if (static_cast<const void*>(reg) == memory) return;   // made there
       const int width = cpu::bytes_of(lane_of(access.dtype));
       runs.each([&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
         op.store_run(memory + offset * bytes, reg + position * width, stride, count);

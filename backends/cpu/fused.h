@@ -39,6 +39,7 @@ struct Op {
   Lane lane = Lane::f32;                   // of the result
   int out = -1, in[4] = {-1, -1, -1, -1};  // numbers of values
   int access = -1, reduction = -1;
+  int into = -1;                           // map, map_rows, poke: the access of the store that the result is for: made there
   Kernel kernel = nullptr;
   Load load_run = nullptr;
   Store store_run = nullptr;

@@ -492,6 +492,10 @@ class Planner {
       return;
     }
     if (at_point(in)) return emit_poke(i, where);
+    if (in.code == Code::exp && of_difference(in, where)) {
+      me.value = tape(where).back().out;
+      return;
+    }
     int n = operands(in), args[4] = {-1, -1, -1, -1};
     bool scalar[4] = {};
     bool shapes =
@@ -522,6 +526,20 @@ class Planner {
       op.kind = Op::map_rows;
       for (int k = 0; k < n; ++k) op.from[k] = info(in.args[k]).extent;
     }
+  }
+
+  // Makes the exp of what the last op subtracts from a row in that op, if that is what it is for.
+  bool of_difference(const Instr& exp, int where) {
+    const Instr& difference = instr(exp.args[0]);
+    if (exp.dtype != DType::f32 || difference.code != Code::sub || tape(where).empty()) return false;
+    Op& last = tape(where).back();
+    const bool by_scalar = last.kernel == kernels().map(Code::sub, Lane::f32, Shape::vector_scalar);
+    const auto readers = std::count_if(fused_.code.begin(), fused_.code.end(), [&](const Instr& in) {
+      return std::find(in.args, in.args + 4, exp.args[0]) != in.args + 4;
+    });
+    if (last.out != info(exp.args[0]).value || !by_scalar || readers != 1) return false;
+    last.kernel = kernels().exp_difference;
+    return true;
   }
 
   // Which point of a row.
@@ -641,6 +659,53 @@ class Planner {
     for (const Instr& in : fused_.code)
       if (is_store(in.code) && instr(in.args[0]).code == Code::load)
         p.accesses[static_cast<std::size_t>(info(in.args[0]).access)].direct = false;
+    shown_.assign(p.values.size(), -1);
+    for (const auto* tapes : {&p.outer, &p.inner})
+      for (const Tape& tape : *tapes)
+        for (const Op& op : tape)
+          if (op.kind == Op::load) shown_[static_cast<std::size_t>(op.out)] = op.access;
+    for (Tape& tape : p.inner)
+      for (std::size_t s = 0; s < tape.size(); ++s)
+        if (tape[s].kind == Op::store) make_in_place(tape, s);
+  }
+  // What is made for a store is made where it will be, unless that memory is read or written in between.
+  void make_in_place(Tape& tape, std::size_t store) {
+    const Op& last = tape[store];
+    const Access& to = plan_.accesses[static_cast<std::size_t>(last.access)];
+    if (is_narrow(to.dtype) || last.extent != Extent::full) return;
+    std::vector<std::size_t> makers;   // what changes the value at a point, and what makes it
+    int value = last.in[0];
+    for (std::size_t t = store; t-- > 0;) {
+      if (tape[t].out != value) continue;
+      makers.push_back(t);
+      if (tape[t].kind != Op::poke) break;
+      value = tape[t].in[0];
+      if (reads_of(value) > 1) return;
+    }
+    const auto simple = [&](std::size_t t) {
+      return (tape[t].kind == Op::map || tape[t].kind == Op::map_rows || tape[t].kind == Op::poke) && tape[t].into < 0;
+    };
+    if (makers.empty() || tape[makers.back()].kind == Op::poke || !std::all_of(makers.begin(), makers.end(), simple)) return;
+    for (std::size_t t = makers.back(); t < tape.size(); ++t) {
+      const Op& op = tape[t];
+      if (t != store && op.access >= 0 && (op.kind == Op::load || op.kind == Op::store) && touches(op.access, to)) return;
+      for (int v : op.in)
+        if (const int from = v >= 0 ? shown_[static_cast<std::size_t>(v)] : -1; from >= 0 && touches(from, to)) {
+          const Access& a = plan_.accesses[static_cast<std::size_t>(from)];
+          if (t != makers.back() || !(a.view == to.view) || a.strides != to.strides) return;
+        }
+    }
+    for (std::size_t t : makers) tape[t].into = last.access;
+  }
+  bool touches(int access, const Access& to) const {
+    return same_memory(plan_.accesses[static_cast<std::size_t>(access)].view.slot, to.view.slot);
+  }
+  std::ptrdiff_t reads_of(int value) const {
+    std::ptrdiff_t n = 0;
+    for (const auto* tapes : {&plan_.outer, &plan_.inner})
+      for (const Tape& tape : *tapes)
+        for (const Op& op : tape) n += std::count(op.in, op.in + 4, value);
+    return n;
   }
   void emit_inner_store(int i, Tape& writes) {
     filled(instr(i).args[0], Extent::full, level_);
@@ -756,6 +821,7 @@ class Planner {
   FusedPlan plan_;
   std::vector<Info> info_;
   std::vector<Extent> extents_;  // of values
+  std::vector<int> shown_;       // the access whose memory a value may be; -1: none
   std::map<std::tuple<int, Extent, int>, int> filled_;
 };
 

@@ -69,6 +69,7 @@ struct Kernels {
   const char* name;
   // Null where there is none. `lane` is that of the operands; results of comparisons are u32.
   Kernel (*map)(program::Code, Lane lane, Shape);
+  Kernel exp_difference;  // exp(in[0][i] - in[1][0]) of f32: the bits of both steps, in one
   Kernel (*cast)(Lane from, DType to);
   Kernel (*wrap)(DType);  // rounds a register to a narrow dtype; null where nothing is to be done
   void (*count)(Lane, void* reg, std::int64_t start, std::int64_t step, std::int64_t n);  // start, start + step, ...

@@ -44,8 +44,8 @@ constexpr const char* name_of_isa =
 }  // namespace
 
 const Kernels& table() {
-  static constexpr Kernels kernels{name_of_isa, find_map,      find_cast,     find_wrap, count_up,       find_load,
-                                   find_store,  find_reduction, multiply_lane, product,   product_scratch};
+  static constexpr Kernels kernels{name_of_isa, find_map,   exp_difference, find_cast,     find_wrap, count_up,
+                                   find_load,   find_store, find_reduction, multiply_lane, product,   product_scratch};
   return kernels;
 }
 
