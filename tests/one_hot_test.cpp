@@ -55,3 +55,22 @@ TEST_CASE("one hot: what matters at one point of a row is what it is everywhere"
           }
       }
 }
+
+TEST_CASE("one hot: what is changed at a point is read elsewhere as it was") {
+  Axis Rows("rows", 9), Columns("columns", 700);
+  auto x = random::normal(random::key(1), {Rows, Columns}), c = random::normal(random::key(2), {Rows});
+  auto ids = array(std::vector<std::int32_t>{0, 699, 5, 7, 1, 2, 300, 64, 63}, Rows);
+  auto both = [&](const char* backend) {
+    auto f = [&](const NamedArray& x, const NamedArray& ids, const NamedArray& c) {
+      auto y = tanh(x);
+      return std::pair{y - where(equal(broadcast_axis(ids, Columns), arange(Columns)), c, 0.), y * c};
+    };
+    auto [changed, read] = jit(f, {.backend = backend})(x, ids, c);
+    return std::pair{changed.doubles(), read.doubles()};
+  };
+  auto got = both("cpu"), want = both("reference");
+  for (std::size_t i = 0; i < want.first.size(); ++i) {
+    CHECK(std::abs(got.first[i] - want.first[i]) <= 1e-6);
+    CHECK(std::abs(got.second[i] - want.second[i]) <= 1e-6);
+  }
+}

@@ -668,7 +668,7 @@ class Planner {
       for (std::size_t s = 0; s < tape.size(); ++s)
         if (tape[s].kind == Op::store) make_in_place(tape, s);
   }
-  // What is made for a store is made where it will be, unless that memory is read or written in between.
+  // What is made for a store is made where it will be, unless that memory is read in between. (No step writes a place twice.)
   void make_in_place(Tape& tape, std::size_t store) {
     const Op& last = tape[store];
     const Access& to = plan_.accesses[static_cast<std::size_t>(last.access)];
@@ -688,17 +688,14 @@ class Planner {
     if (makers.empty() || tape[makers.back()].kind == Op::poke || !std::all_of(makers.begin(), makers.end(), simple)) return;
     for (std::size_t t = makers.back(); t < tape.size(); ++t) {
       const Op& op = tape[t];
-      if (t != store && op.access >= 0 && (op.kind == Op::load || op.kind == Op::store) && touches(op.access, to)) return;
       for (int v : op.in)
-        if (const int from = v >= 0 ? shown_[static_cast<std::size_t>(v)] : -1; from >= 0 && touches(from, to)) {
+        if (const int from = v >= 0 ? shown_[static_cast<std::size_t>(v)] : -1; from >= 0) {
           const Access& a = plan_.accesses[static_cast<std::size_t>(from)];
-          if (t != makers.back() || !(a.view == to.view) || a.strides != to.strides) return;
+          const bool same = t == makers.back() && a.view == to.view && a.strides == to.strides;
+          if (!same && same_memory(a.view.slot, to.view.slot)) return;
         }
     }
     for (std::size_t t : makers) tape[t].into = last.access;
-  }
-  bool touches(int access, const Access& to) const {
-    return same_memory(plan_.accesses[static_cast<std::size_t>(access)].view.slot, to.view.slot);
   }
   std::ptrdiff_t reads_of(int value) const {
     std::ptrdiff_t n = 0;

@@ -1,0 +1,382 @@
+// The CPU backend against the reference: fused steps of every code, dtype and layout, on random programs.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "support/programs.h"
+
+namespace {
+
+using namespace haliax;
+using namespace haliax::program;
+using namespace haliax::testing;
+
+bool is_defined(Code code, DType dtype) {
+  const bool floats = (code >= Code::exp && code <= Code::erf) || code == Code::erfinv || code == Code::lgamma ||
+                      code == Code::digamma || code == Code::atan2 || code == Code::nextafter;
+  const bool integers = code == Code::bit_not || code == Code::popcount || (code >= Code::bit_and && code <= Code::shift_right);
+  const bool half = dtype == DType::bf16 || dtype == DType::f16;
+  if (dtype == DType::boolean)
+    return code == Code::logical_not || code == Code::bit_not || (code >= Code::less && code <= Code::bit_xor) ||
+           code == Code::max || code == Code::min;
+  if (code == Code::nextafter && half) return false;
+  return is_float(dtype) ? !integers : !floats;
+}
+
+TEST_CASE("cpu: every point-wise code on special values") {
+  const std::int64_t n = static_cast<std::int64_t>(special.size() * special.size());
+  for (int k = static_cast<int>(Code::neg); k <= static_cast<int>(Code::shift_right); ++k) {
+    const Code code = static_cast<Code>(k);
+    if (code == Code::bitcast) continue;
+    for (DType dtype : all_dtypes) {
+      if (!is_defined(code, dtype)) continue;
+      Case c(1);
+      const View a = c.view(false, dtype, {n}, Case::dense), b = c.view(false, dtype, {n}, Case::dense);
+      put_special(c, 0, 1);
+      put_special(c, 1, special.size());
+      const bool test = (code >= Code::less && code <= Code::not_equal) || (code >= Code::is_finite && code <= Code::is_inf) ||
+                        code == Code::logical_not;
+      const DType result = test ? DType::boolean : dtype;
+      const View out = c.view(true, result, {n}, Case::dense);
+      auto& f = c.add(Kind::fused).fused;
+      f.dims = {n};
+      f.outer = 1;
+      f.code = {load(a), load(b), code < Code::add ? op(code, result, {0}) : op(code, result, {0, 1}), store(out, 2)};
+      INFO("code ", k, " ", std::string(name_of(dtype)));
+      const auto got = c.run(*cpu::make_cpu_device())[0], want = c.run(*reference::make_reference_device())[0];
+      // Functions may be off by units in the last place, sums of the gamma family a little more; the rest is exact.
+      const bool exact = !(code >= Code::exp && code <= Code::digamma && code != Code::sqrt) && code != Code::pow &&
+                         code != Code::atan2 && code != Code::floor_div;
+      const double ulp = dtype == DType::f64 ? 1e-13 : dtype == DType::f32 ? 3e-7 : dtype == DType::bf16 ? 8e-3 : 1e-3;
+      int shown = 0;
+      for (std::size_t i = 0; i < static_cast<std::size_t>(n) && shown < 3; ++i) {
+        const std::size_t at = i * static_cast<std::size_t>(bytes_of(result));
+        const auto x = scalar::load(result, &got[at]), y = scalar::load(result, &want[at]);
+        bool same = x.whole == y.whole;
+        if (is_float(result)) {
+          const double tiny = dtype == DType::f64 ? 1e-300 : dtype == DType::f16 ? 6e-8 : 1e-38;
+          const double slack = exact ? 0
+                                     : (code == Code::lgamma || code == Code::digamma ? 20
+                                        : code == Code::erfinv                        ? 4
+                                                                                      : 1) *
+                                           ulp;
+          same = x.real == y.real || (x.real != x.real && y.real != y.real) ||
+                 std::abs(x.real - y.real) <= slack * std::abs(y.real) + (exact ? 0 : tiny) ||
+                 (code == Code::lgamma && std::abs(x.real - y.real) <= 1e-6);
+        }
+        if (same) continue;
+        const auto p = scalar::load(dtype, &c.arguments[0][i * static_cast<std::size_t>(bytes_of(dtype))]);
+        const auto q = scalar::load(dtype, &c.arguments[1][i * static_cast<std::size_t>(bytes_of(dtype))]);
+        ++shown;
+        INFO(p.real, " ", p.whole, " with ", q.real, " ", q.whole, " gives ", x.real, " ", x.whole, " for ", y.real, " ",
+             y.whole);
+        CHECK(same);
+      }
+    }
+  }
+}
+
+TEST_CASE("cpu: casts and bitcasts between all dtypes") {
+  const std::int64_t n = static_cast<std::int64_t>(special.size());
+  for (DType from : all_dtypes)
+    for (DType to : all_dtypes)
+      for (Code code : {Code::cast, Code::bitcast}) {
+        if (code == Code::bitcast && (bytes_of(from) != bytes_of(to) || to == DType::boolean)) continue;
+        Case c(2);
+        const View a = c.view(false, from, {n}, Case::dense), out = c.view(true, to, {n}, Case::dense);
+        put_special(c, 0, 1);
+        auto& f = c.add(Kind::fused).fused;
+        f.dims = {n};
+        f.outer = 1;
+        f.code = {load(a), op(code, to, {0}), store(out, 1)};
+        INFO(std::string(name_of(from)), " to ", std::string(name_of(to)));
+        CHECK(difference(to, c.run(*cpu::make_cpu_device())[0], c.run(*reference::make_reference_device())[0], 0) == "");
+      }
+}
+
+TEST_CASE("cpu: functions that random numbers go through give the bits of the reference") {
+  const std::int64_t n = 1 << 16;
+  for (Code code : {Code::log1p, Code::erfinv, Code::floor_div}) {
+    Case c(4);
+    const View x = c.view(false, DType::f32, {n}, Case::dense), out = c.view(true, DType::f32, {n}, Case::dense);
+    for (std::int64_t i = 0; i < n; ++i) {  // from tiny to 1, of both signs
+      const double y = (i % 2 ? -1 : 1) * std::pow(2.0, -static_cast<double>(i % 977) / 40) * (1 - 1e-7 * c.random.normal());
+      scalar::store(DType::f32, &c.arguments[0][static_cast<std::size_t>(x.offset + i) * 4], {y, 0});
+    }
+    auto& f = c.add(Kind::fused).fused;
+    f.dims = {n};
+    f.outer = 1;
+    f.code = {load(x), constant(DType::f32, std::numeric_limits<double>::infinity()),
+              code == Code::floor_div ? op(code, DType::f32, {0, 1}) : op(code, DType::f32, {0}), store(out, 2)};
+    const auto got = c.run(*cpu::make_cpu_device())[0];
+    CHECK(difference(DType::f32, got, c.run(*reference::make_reference_device())[0], 0) == "");
+    if (code == Code::floor_div)
+      CHECK(scalar::load(DType::f32, &got[static_cast<std::size_t>(out.offset + 1) * 4]).real == -1);  // -x / infinity
+  }
+}
+
+// What is written over in place must have the same width: chains that widen and narrow, in tiles of any size.
+TEST_CASE("cpu: chains of mixed widths, point by point, in rows and in columns") {
+  const std::vector<DType> lanes = {DType::f32, DType::f64, DType::i32, DType::u32, DType::i64, DType::u64, DType::boolean};
+  for (DType from : lanes)
+    for (DType to : lanes)
+      for (std::int64_t n : {1, 2, 3, 4, 7, 40, 1100})
+        for (int mode = 0; mode < 3; ++mode) {
+          Case c(3);
+          const bool inner = mode > 0;
+          View x = c.view(false, from, {2, n}, Case::dense), y = c.view(false, from, {2, n}, Case::dense);
+          View out = c.view(true, to, {2, n}, Case::dense);
+          if (mode == 2) x.strides = y.strides = out.strides = {1, 2};
+          auto& f = c.add(Kind::fused).fused;
+          f.dims = {2, n};
+          f.outer = inner ? 1 : 2;
+          // x < y (as `to`) + max(x, y) (as `to`), then max(...) == x picks one of the two
+          f.code = {load(x, inner),
+                    load(y, inner),
+                    op(Code::less, DType::boolean, {0, 1}, inner),
+                    op(Code::cast, to, {2}, inner),
+                    op(Code::max, from, {0, 1}, inner),
+                    op(Code::equal, DType::boolean, {4, 0}, inner),
+                    op(Code::cast, to, {4}, inner),
+                    op(Code::select, to, {5, 6, 3}, inner),
+                    op(Code::max, to, {3, 7}, inner),
+                    store(out, 8, inner)};
+          if (inner) {
+            View best = c.view(true, to, {2}, Case::dense);
+            best.strides.push_back(0);
+            f.code.push_back(op(Code::reduce_max, from, {0}));
+            f.code.push_back(op(Code::equal, DType::boolean, {0, 10}, true));
+            f.code.push_back(op(Code::cast, to, {11}, true));
+            f.code.push_back(op(Code::reduce_max, to, {12}));
+            f.code.push_back(store(best, 13));
+          }
+          INFO(std::string(name_of(from)), " to ", std::string(name_of(to)), " of ", n, " in mode ", mode);
+          compare(c);
+        }
+}
+
+TEST_CASE("cpu: random fused programs") {
+  for (unsigned seed = 0; seed < 400; ++seed) {
+    Case c(seed);
+    auto dims = random_dims(c.random, 4, seed % 5 == 0 ? 40 : 9);
+    const DType dtype = all_dtypes[c.random.below(12)];
+    const int outer = static_cast<int>(c.random.below(static_cast<std::int64_t>(dims.size()) + 1));
+    random_fused(c, dims, outer, dtype, 1 + static_cast<int>(c.random.below(8)));
+    INFO("seed ", seed, " ", std::string(name_of(dtype)), " outer ", outer, " of ", dims.size());
+    compare(c, is_float(dtype) ? 8 : 1);
+  }
+}
+
+TEST_CASE("cpu: random fused programs over long rows and columns, with the same bits for any number of threads") {
+  const std::vector<Dims> shapes = {{3, 5000}, {5000, 3}, {1, 70000}, {70000, 1}, {40, 900}, {900, 40}, {2, 300, 70}};
+  for (unsigned seed = 0; seed < 42; ++seed) {
+    Case c(seed);
+    const Dims& dims = shapes[seed % shapes.size()];
+    const DType dtype = seed % 4 == 0 ? DType::bf16 : seed % 4 == 1 ? DType::i32 : DType::f32;
+    random_fused(c, dims, seed % 3 == 0 ? static_cast<int>(dims.size()) : 1, dtype, 6);
+    INFO("seed ", seed);
+    compare(c, 8);
+    same_bits(c);
+  }
+}
+
+// Rows that must be worked on in lanes: the outer dimension is the contiguous one.
+TEST_CASE("cpu: reductions over strided dimensions") {
+  for (auto [m, n] : {std::pair<std::int64_t, std::int64_t>{7, 5}, {300, 700}, {3000, 33}, {9000, 300}}) {
+    for (DType dtype : {DType::f32, DType::f64, DType::i32}) {
+      Case c(5);
+      View x = c.view(false, dtype, {m, n}, Case::dense);
+      x.strides = {1, n};  // dims (n, m)
+      View out = c.view(true, dtype, {n}, Case::dense), best = c.view(true, DType::i32, {n}, Case::dense);
+      out.strides.push_back(0);
+      best.strides.push_back(0);
+      auto& f = c.add(Kind::fused).fused;
+      f.dims = {n, m};
+      f.outer = 1;
+      f.code = {load(x, true), op(Code::reduce_sum, dtype, {0}), op(Code::reduce_argmax, DType::i32, {0}), store(out, 1),
+                store(best, 2)};
+      compare(c);
+      if (m == 3000) same_bits(c);
+    }
+  }
+}
+
+TEST_CASE("cpu: softmax, layer norm") {
+  for (std::int64_t n : {1, 5, 64, 768, 5000, 30000}) {
+    Case c(7);
+    const View x = c.view(false, DType::f32, {6, n}, Case::dense), y = c.view(true, DType::f32, {6, n}, Case::dense);
+    const View z = c.view(true, DType::f32, {6, n}, Case::dense);
+    auto& f = c.add(Kind::fused).fused;
+    f.dims = {6, n};
+    f.outer = 1;
+    const DType t = DType::f32;
+    f.code = {load(x, true), op(Code::reduce_max, t, {0}), op(Code::sub, t, {0, 1}, true), op(Code::exp, t, {2}, true),
+              op(Code::reduce_sum, t, {3}), op(Code::div, t, {3, 4}, true), store(y, 5, true),
+              op(Code::reduce_sum, t, {0}), constant(t, static_cast<double>(n)), op(Code::div, t, {7, 8}),
+              op(Code::sub, t, {0, 9}, true), op(Code::mul, t, {10, 10}, true), op(Code::reduce_sum, t, {11}),
+              op(Code::div, t, {12, 8}), constant(t, 1e-5), op(Code::add, t, {13, 14}), op(Code::rsqrt, t, {15}),
+              op(Code::mul, t, {10, 16}, true), store(z, 17, true)};
+    compare(c);
+    same_bits(c);
+  }
+}
+
+TEST_CASE("cpu: a sum of 40 million elements is exact to 1e-6") {
+  Case c(8);
+  const std::int64_t n = 40'000'000;
+  View x;
+  x.dtype = DType::f32;
+  x.strides = {1};
+  x.slot = c.slot(false, DType::f32, 0);
+  c.program.slots[0].bytes = n * 4;
+  c.arguments[0].resize(static_cast<std::size_t>(n) * 4);
+  float* p = reinterpret_cast<float*>(c.arguments[0].data());
+  double want = 0;
+  for (std::int64_t i = 0; i < n; ++i) want += p[i] = 0.1f + 1e-3f * static_cast<float>(i % 1000);
+  View out = c.view(true, DType::f32, {}, Case::dense);
+  out.strides = {0};
+  auto& f = c.add(Kind::fused).fused;
+  f.dims = {n};
+  f.outer = 0;
+  f.code = {load(x, true), op(Code::reduce_sum, DType::f32, {0}), store(out, 1)};
+  const auto got = c.run(*cpu::make_cpu_device());
+  const double sum = scalar::load(DType::f32, &got[0][static_cast<std::size_t>(out.offset) * 4]).real;
+  CHECK(std::abs(sum - want) <= 1e-6 * want);
+}
+
+TEST_CASE("cpu: empty dimensions") {
+  for (Dims dims : {Dims{0, 3}, Dims{3, 0}, Dims{0}}) {
+    Case c(9);
+    const bool two = dims.size() == 2;
+    View x = c.view(false, DType::f32, dims, Case::dense), out = c.view(true, DType::f32, {3}, Case::dense);
+    out.strides.resize(dims.size(), 0);
+    auto& f = c.add(Kind::fused).fused;
+    f.dims = dims;
+    f.outer = two ? 1 : 0;
+    f.code = {load(x, true), op(Code::reduce_max, DType::f32, {0}), store(out, 1)};
+    compare(c);
+  }
+  // Nothing to sum, and nothing to read either: the view begins behind the end of its slot.
+  Case c(10);
+  View x = c.view(false, DType::f32, {3}, Case::dense), out = c.view(true, DType::f32, {}, Case::dense);
+  x.strides = out.strides = {0};
+  x.offset = 1 << 30;
+  auto& f = c.add(Kind::fused).fused;
+  f.dims = {0};
+  f.outer = 0;
+  f.code = {load(x), op(Code::reduce_sum, DType::f32, {0}), store(out, 1)};
+  compare(c);
+}
+
+TEST_CASE("cpu: iota, loops and terms") {
+  Case c(10);
+  const std::int64_t n = 37;
+  const View table = c.view(false, DType::f32, {6, n}, Case::dense);
+  View start = c.view(false, DType::i32, {}, Case::dense);
+  for (std::size_t i = 0; i < c.arguments[1].size(); i += 4)
+    scalar::store(DType::i32, &c.arguments[1][i], {0, 77});  // beyond the limit
+  const View out = c.view(true, DType::f32, {6, n}, Case::dense), last = c.view(true, DType::f32, {n}, Case::dense);
+  c.program.loops = 2;
+  auto& loop = c.add(Kind::loop).loop;
+  loop.variable = 0;
+  loop.trips = 6;
+  loop.reverse = true;
+  Step body;
+  body.kind = Kind::fused;
+  body.fused.dims = {n};
+  body.fused.outer = 1;
+  View row = table, to = out, dynamic = table;
+  row.strides = to.strides = dynamic.strides = {1};
+  Term turn;
+  turn.loop = 0;
+  turn.stride = n;
+  row.terms = to.terms = {turn};
+  Term scalar_term;
+  scalar_term.slot = start.slot;
+  scalar_term.slot_offset = start.offset;
+  scalar_term.limit = 5;
+  scalar_term.stride = n;
+  dynamic.terms = {scalar_term};
+  Instr position = leaf(Code::iota, DType::f32);
+  position.dim = 0;
+  position.stride = 3;
+  position.integer = 2;
+  position.view.terms = {turn};
+  body.fused.code = {load(row),
+                     position,
+                     op(Code::add, DType::f32, {0, 1}),
+                     load(dynamic),
+                     op(Code::add, DType::f32, {2, 3}),
+                     store(to, 4),
+                     store(last, 4, false, Code::store_add)};
+  loop.body.push_back(body);
+  compare(c);
+}
+
+TEST_CASE("cpu: results may take the place of operands") {
+  for (bool direct : {false, true}) {
+    const std::int64_t n = 5000;
+    Case c(11);
+    const View p = c.view(false, DType::f32, {n}, Case::dense), q = c.view(false, DType::f32, {n}, Case::dense);
+    View p_out = p, q_out = q;
+    auto& f = c.add(Kind::fused).fused;
+    f.dims = {n};
+    f.outer = 1;
+    // p, q = q, p + q (direct: p, q = q, p)
+    if (direct)
+      f.code = {load(p), load(q), store(p_out, 1), store(q_out, 0)};
+    else
+      f.code = {load(p), load(q), op(Code::add, DType::f32, {0, 1}), store(p_out, 1), store(q_out, 2)};
+    std::vector<Bytes> got, want;
+    c.run(*cpu::make_cpu_device(), &got);
+    c.run(*reference::make_reference_device(), &want);
+    CHECK(got == want);
+  }
+}
+
+TEST_CASE("cpu: random results take the places of operands, in any order") {
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    Case c(seed);
+    const std::vector<Dims> shapes = {{5000}, {70, 90}, {3, 2100}, {40}};
+    const Dims& dims = shapes[seed % shapes.size()];
+    const int outer = static_cast<int>(dims.size()) - (seed % 3 == 0 ? 1 : 0);
+    const bool inner = outer < static_cast<int>(dims.size());
+    auto& f = c.add(Kind::fused).fused;
+    f.dims = dims, f.outer = outer;
+    std::vector<View> places;
+    for (int k = 0; k < 3; ++k) {
+      places.push_back(c.view(false, DType::f32, dims, k == 0 && seed % 5 == 0 ? Case::permuted : Case::dense));
+      f.code.push_back(load(places.back(), inner));
+    }
+    if (inner) {   // rows are walked twice
+      f.code.push_back(op(Code::reduce_max, DType::f32, {0}));
+      f.code.push_back(op(Code::sub, DType::f32, {0, 3}, true));
+      f.code.push_back(op(Code::exp, DType::f32, {4}, true));
+    }
+    for (int k = 0; k < 5; ++k) {
+      const int known = static_cast<int>(f.code.size());
+      const int a = static_cast<int>(c.random.below(known)), b = static_cast<int>(c.random.below(known));
+      const bool in = inner && (f.code[static_cast<std::size_t>(a)].inner || f.code[static_cast<std::size_t>(b)].inner);
+      f.code.push_back(op(c.random.coin() ? Code::min : Code::sub, DType::f32, {a, b}, in));
+    }
+    const int last = static_cast<int>(f.code.size()) - 1;
+    f.code.push_back(op(Code::add, DType::f32, {last, 1}, inner));
+    std::shuffle(places.begin(), places.end(), std::mt19937(seed));
+    places.resize(static_cast<std::size_t>(1 + c.random.below(3)));
+    const int values = last + 2;
+    for (auto& p : places) {
+      int v = static_cast<int>(c.random.below(values));
+      if (inner && !f.code[static_cast<std::size_t>(v)].inner) v = last + 1;
+      f.code.push_back(store(p, v, inner, c.random.below(4) ? Code::store : Code::store_add));
+    }
+    std::vector<Bytes> got, want;
+    c.run(*cpu::make_cpu_device(), &got);
+    c.run(*reference::make_reference_device(), &want);
+    INFO("seed ", seed);
+    for (std::size_t k = 0; k < got.size(); ++k) CHECK(difference(DType::f32, got[k], want[k], 1e-5) == "");
+  }
+}
+
+}  // namespace

@@ -1,0 +1,278 @@
+// Programs made by hand, for tests of backends: random operands in any layout, and what the reference makes of them.
+#pragma once
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "backends/cpu/cpu.h"
+#include "backends/reference/reference.h"
+#include "base/scalar.h"
+
+namespace haliax::testing {
+
+using namespace program;
+
+using Bytes = std::vector<std::byte>;
+inline constexpr DType all_dtypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i8,  DType::i16,    DType::i32,
+                                DType::i64, DType::u8,  DType::u16,  DType::u32, DType::u64, DType::boolean};
+
+class Random {
+ public:
+  explicit Random(unsigned seed) : engine_(seed) {}
+  std::int64_t below(std::int64_t n) { return static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(n)); }
+  double normal() { return std::normal_distribution<double>()(engine_); }
+  bool coin() { return below(2) == 0; }
+  template <class T>
+  const T& pick(const std::vector<T>& from) {
+    return from[static_cast<std::size_t>(below(static_cast<std::int64_t>(from.size())))];
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+// A program with arguments and results only, and what goes in.
+struct Case {
+  Program program;
+  std::vector<Bytes> arguments, results;
+  std::vector<DType> argument_dtypes, result_dtypes;
+  Random random;
+
+  explicit Case(unsigned seed) : random(seed) {}
+  int slot(bool result, DType dtype, std::int64_t elements) {
+    Slot s;
+    s.bytes = elements * bytes_of(dtype);
+    s.home = result ? Home::result : Home::argument;
+    s.index = result ? program.results++ : program.arguments++;
+    program.slots.push_back(s);
+    (result ? program.result_slots : program.argument_slots).push_back(static_cast<int>(program.slots.size()) - 1);
+    Bytes bytes(static_cast<std::size_t>(s.bytes));
+    fill(bytes, dtype);
+    (result ? results : arguments).push_back(bytes);
+    (result ? result_dtypes : argument_dtypes).push_back(dtype);
+    return static_cast<int>(program.slots.size()) - 1;
+  }
+  void fill(Bytes& bytes, DType dtype) {
+    for (std::size_t i = 0; i < bytes.size(); i += static_cast<std::size_t>(bytes_of(dtype)))
+      scalar::store(dtype, &bytes[i],
+                    scalar::rounded(dtype, {random.normal(), random.below(19) - (scalar::is_unsigned(dtype) ? 0 : 9)}));
+  }
+  // A view of dims with a random layout, over a slot of its own. Broadcast dims only where they are read.
+  enum Layout { dense, permuted, gaps, negative, broadcast };
+  View view(bool result, DType dtype, const Dims& dims, Layout layout) {
+    View v;
+    v.dtype = dtype;
+    v.strides.assign(dims.size(), 0);
+    std::vector<std::size_t> order;
+    for (std::size_t d = 0; d < dims.size(); ++d) order.push_back(d);
+    if (layout == permuted || layout == gaps)
+      std::shuffle(order.begin(), order.end(), std::mt19937(static_cast<unsigned>(random.below(1 << 30))));
+    std::int64_t next = 1, low = 0, high = 0;
+    for (std::size_t i = order.size(); i-- > 0;) {
+      const std::size_t d = order[i];
+      if (layout == broadcast && random.coin()) continue;
+      v.strides[d] = next;
+      next = next * dims[d] + (layout == gaps ? random.below(3) : 0);
+      if (layout == negative && random.coin()) v.strides[d] = -v.strides[d];
+      (v.strides[d] < 0 ? low : high) += v.strides[d] * std::max<std::int64_t>(0, dims[d] - 1);
+    }
+    v.offset = -low + random.below(3);
+    v.slot = slot(result, dtype, v.offset + high + 1);
+    return v;
+  }
+  View any_view(bool result, DType dtype, const Dims& dims) {
+    return view(result, dtype, dims, static_cast<Layout>(random.below(result ? 4 : 5)));
+  }
+  Step& add(Kind kind) {
+    program.steps.emplace_back();
+    program.steps.back().kind = kind;
+    return program.steps.back();
+  }
+  std::vector<Bytes> run(Device& device, std::vector<Bytes>* arguments_after = nullptr) const {
+    auto executable = device.compile(std::make_shared<const Program>(program));
+    std::vector<Bytes> in = arguments, out = results;
+    std::vector<void*> in_pointers, out_pointers;
+    for (Bytes& b : in) in_pointers.push_back(b.data());
+    for (Bytes& b : out) out_pointers.push_back(b.data());
+    const auto size = static_cast<std::size_t>((program.arena_bytes + 127) / 64 * 64);
+    const std::unique_ptr<void, decltype(&std::free)> arena(std::aligned_alloc(64, size), &std::free);  // run may raise
+    executable->run(in_pointers, out_pointers, arena.get(), nullptr);
+    if (arguments_after) *arguments_after = in;
+    return out;
+  }
+};
+
+inline double tolerance(DType dtype) {
+  return dtype == DType::f64 ? 1e-12 : dtype == DType::f32 ? 2e-5 : dtype == DType::bf16 ? 2e-2 : dtype == DType::f16 ? 3e-3 : 0;
+}
+// Empty when near enough.
+inline std::string difference(DType dtype, const Bytes& got, const Bytes& want, double tol) {
+  for (std::size_t i = 0; i < got.size(); i += static_cast<std::size_t>(bytes_of(dtype))) {
+    const auto x = scalar::load(dtype, &got[i]), y = scalar::load(dtype, &want[i]);
+    bool same = is_float(dtype) ? (x.real == y.real || (x.real != x.real && y.real != y.real) ||
+                                   std::abs(x.real - y.real) <= tol * (1 + std::abs(y.real)))
+                                : x.whole == y.whole;
+    if (!same)
+      return std::string(name_of(dtype)) + " element " + std::to_string(i / static_cast<std::size_t>(bytes_of(dtype))) + ": " +
+             (is_float(dtype) ? std::to_string(x.real) + " for " + std::to_string(y.real)
+                              : std::to_string(x.whole) + " for " + std::to_string(y.whole));
+  }
+  return "";
+}
+inline void compare(const Case& c, double scale = 1) {
+  auto cpu_device = cpu::make_cpu_device();
+  auto reference_device = reference::make_reference_device();
+  const auto got = c.run(*cpu_device), want = c.run(*reference_device);
+  for (std::size_t r = 0; r < want.size(); ++r) {
+    const std::string text = difference(c.result_dtypes[r], got[r], want[r], scale * tolerance(c.result_dtypes[r]));
+    INFO("result ", r);
+    CHECK(text == "");
+  }
+}
+// The same bits for 1, 2 and 4 threads.
+inline void same_bits(const Case& c) {
+  std::vector<Bytes> first;
+  for (int count : {1, 2, 4}) {
+    cpu::set_threads(count);
+    const auto got = c.run(*cpu::make_cpu_device());
+    if (first.empty()) first = got;
+    CHECK(got == first);
+  }
+  cpu::set_threads(0);
+}
+
+inline Instr leaf(Code code, DType dtype, bool inner = false) {
+  Instr i;
+  i.code = code;
+  i.dtype = dtype;
+  i.inner = inner;
+  return i;
+}
+inline Instr load(const View& v, bool inner = false) {
+  Instr i = leaf(Code::load, v.dtype, inner);
+  i.view = v;
+  return i;
+}
+inline Instr op(Code code, DType dtype, std::initializer_list<int> args, bool inner = false) {
+  Instr i = leaf(code, dtype, inner);
+  int k = 0;
+  for (int a : args) i.args[k++] = a;
+  return i;
+}
+inline Instr store(const View& v, int value, bool inner = false, Code code = Code::store) {
+  Instr i = op(code, v.dtype, {value}, inner);
+  i.view = v;
+  return i;
+}
+inline Instr constant(DType dtype, double number, bool inner = false) {
+  Instr i = leaf(Code::constant, dtype, inner);
+  i.number = number;
+  i.integer = static_cast<std::int64_t>(number);
+  return i;
+}
+inline Dims random_dims(Random& random, int most, std::int64_t largest) {
+  Dims dims;
+  for (std::int64_t d = 1 + random.below(most); d > 0; --d) dims.push_back(1 + random.below(largest));
+  auto points = [&] { return std::accumulate(dims.begin(), dims.end(), std::int64_t(1), std::multiplies<>()); };
+  while (points() > 1 << 16) *std::max_element(dims.begin(), dims.end()) /= 2;  // the reference is slow
+  return dims;
+}
+
+// clang-format off
+inline const std::vector<double> special = {
+    0.0, -0.0, 1, -1, 0.5, -0.5, 2, -2.5, 3.5, 1e-3, -1e-3, 1e-7, 1e-30, -1e-30, 1e-40, 20, -20, 80, -80, 88.7, 89.5, -87.5,
+    -103.9, -105, 1e4, -1e4, 1e30, -1e30, 3e38, 127.9, 255, 256, -129, 65504, 70000, 2147483647, -2147483648., 4294967295.,
+    1e19, -1e19, std::numeric_limits<double>::infinity(), -std::numeric_limits<double>::infinity(),
+    std::numeric_limits<double>::quiet_NaN(), 0.999999, -0.999999, 0.7, 0.35, -0.35, 0.3465, 5.9, 9.1, -9.1, 1.5, -1.5, 2.5};
+// clang-format on
+
+inline void put_special(Case& c, std::size_t argument, std::size_t turn) {
+  const DType dtype = c.argument_dtypes[argument];
+  Bytes& bytes = c.arguments[argument];
+  const std::size_t n = bytes.size() / static_cast<std::size_t>(bytes_of(dtype));
+  for (std::size_t i = 0; i < n; ++i) {
+    const double x = special[(i / turn) % special.size()];
+    scalar::store(dtype, &bytes[i * static_cast<std::size_t>(bytes_of(dtype))], scalar::cast({x, 0}, DType::f64, dtype));
+  }
+}
+
+// Smooth codes only: errors stay small through a chain.
+inline Code random_code(Random& random, DType dtype) {
+  static const std::vector<Code> both = {Code::add, Code::sub, Code::mul, Code::max,   Code::min,
+                                         Code::neg, Code::abs, Code::fma, Code::select};
+  static const std::vector<Code> floats = {Code::tanh, Code::sin, Code::erf};
+  return is_float(dtype) && random.below(4) == 0 ? random.pick(floats) : random.pick(both);
+}
+
+// A chain over random operands, with reductions when there are inner dims.
+inline void random_fused(Case& c, const Dims& dims, int outer, DType dtype, int length) {
+  auto& random = c.random;
+  const Dims outer_dims(dims.begin(), dims.begin() + outer);
+  std::vector<Instr> code;
+  std::vector<int> values;  // of dtype
+  auto inner = [&](int v) { return code[static_cast<std::size_t>(v)].inner; };
+  auto push = [&](Instr i) {
+    code.push_back(i);
+    return static_cast<int>(code.size()) - 1;
+  };
+  const bool has_inner = outer < static_cast<int>(dims.size());
+  auto outer_view = [&](bool result) {
+    View v = c.any_view(result, dtype, outer_dims);
+    v.strides.resize(dims.size(), 0);
+    return v;
+  };
+  for (int k = 0; k < 3; ++k) {
+    const bool in = has_inner && (k == 0 || random.coin());
+    values.push_back(push(in ? load(c.any_view(false, dtype, dims), true) : load(outer_view(false))));
+  }
+  values.push_back(push(constant(dtype, 0.5 + static_cast<double>(random.below(3)))));
+  for (int k = 0; k < length; ++k) {
+    if (has_inner && random.below(4) == 0) {
+      const int v = random.pick(values);
+      if (inner(v)) {
+        const std::vector<Code> reductions = {Code::reduce_sum, Code::reduce_max, Code::reduce_min};
+        int r = push(op(random.pick(reductions), dtype, {v}));
+        if (is_float(dtype)) r = push(op(Code::tanh, dtype, {r}));  // small again
+        values.push_back(r);
+        continue;
+      }
+    }
+    const Code what = random_code(random, dtype);
+    const int a = random.pick(values), b = random.pick(values), d = random.pick(values);
+    const bool in = inner(a) || inner(b) || inner(d);
+    if (what == Code::select) {
+      const int test = push(op(Code::less, DType::boolean, {values[0], values[1]}, inner(values[0]) || inner(values[1])));
+      values.push_back(push(op(what, dtype, {test, a, b}, in || inner(test))));
+    } else if (what == Code::fma) {
+      values.push_back(push(op(what, dtype, {a, b, d}, in)));
+    } else if (what == Code::neg || what == Code::abs || what == Code::tanh || what == Code::sin || what == Code::erf) {
+      values.push_back(push(op(what, dtype, {a}, inner(a))));
+    } else {
+      values.push_back(push(op(what, dtype, {a, b}, inner(a) || inner(b))));
+    }
+    if (is_float(dtype) && what == Code::mul) values.back() = push(op(Code::tanh, dtype, {values.back()}, inner(values.back())));
+  }
+  if (has_inner) {
+    values.push_back(push(op(Code::add, dtype, {values.back(), values[0]}, true)));
+    push(store(c.any_view(true, dtype, dims), values.back(), true));
+    const int sum = push(op(Code::reduce_max, dtype, {values.back()}));
+    push(store(outer_view(true), sum, false, random.coin() ? Code::store : Code::store_max));
+  } else {
+    push(store(outer_view(true), values.back(), false, random.coin() ? Code::store : Code::store_add));
+  }
+  auto& f = c.add(Kind::fused).fused;
+  f.dims = dims;
+  f.outer = outer;
+  f.code = code;
+}
+
+}  // namespace haliax::testing
