@@ -87,5 +87,10 @@ struct FusedPlan {
 
 // Without a context slots with different numbers are taken to be different memory.
 FusedPlan plan_fused(const program::Fused&, const Context*);
+inline bool same_memory(const Context* context, int slot_a, int slot_b) {
+  return slot_a == slot_b || (context && context->overlap(slot_a, slot_b));
+}
+// What is made for a store is made where it will be (Op::into), unless that memory is read after it has been made.
+void store_in_place(FusedPlan&, const Context*);
 
 }  // namespace haliax::cpu

@@ -598,10 +598,9 @@ class Planner {
     op.store_run = kernels().store(in.view.dtype);
     into.push_back(op);
   }
-  bool same_memory(int slot_a, int slot_b) const { return slot_a == slot_b || (context_ && context_->overlap(slot_a, slot_b)); }
   bool is_loaded(int slot) {  // may any load see what is written to this slot?
     for (int i = 0; i < count(); ++i)
-      if (info(i).needed && instr(i).code == Code::load && same_memory(instr(i).view.slot, slot)) return true;
+      if (info(i).needed && instr(i).code == Code::load && same_memory(context_, instr(i).view.slot, slot)) return true;
     return false;
   }
 
@@ -659,50 +658,7 @@ class Planner {
     for (const Instr& in : fused_.code)
       if (is_store(in.code) && instr(in.args[0]).code == Code::load)
         p.accesses[static_cast<std::size_t>(info(in.args[0]).access)].direct = false;
-    shown_.assign(p.values.size(), -1);
-    for (const auto* tapes : {&p.outer, &p.inner})
-      for (const Tape& tape : *tapes)
-        for (const Op& op : tape)
-          if (op.kind == Op::load) shown_[static_cast<std::size_t>(op.out)] = op.access;
-    for (Tape& tape : p.inner)
-      for (std::size_t s = 0; s < tape.size(); ++s)
-        if (tape[s].kind == Op::store) make_in_place(tape, s);
-  }
-  // What is made for a store is made where it will be, unless that memory is read in between. (No step writes a place twice.)
-  void make_in_place(Tape& tape, std::size_t store) {
-    const Op& last = tape[store];
-    const Access& to = plan_.accesses[static_cast<std::size_t>(last.access)];
-    if (is_narrow(to.dtype) || last.extent != Extent::full) return;
-    std::vector<std::size_t> makers;   // what changes the value at a point, and what makes it
-    int value = last.in[0];
-    for (std::size_t t = store; t-- > 0;) {
-      if (tape[t].out != value) continue;
-      makers.push_back(t);
-      if (tape[t].kind != Op::poke) break;
-      value = tape[t].in[0];
-      if (reads_of(value) > 1) return;
-    }
-    const auto simple = [&](std::size_t t) {
-      return (tape[t].kind == Op::map || tape[t].kind == Op::map_rows || tape[t].kind == Op::poke) && tape[t].into < 0;
-    };
-    if (makers.empty() || tape[makers.back()].kind == Op::poke || !std::all_of(makers.begin(), makers.end(), simple)) return;
-    for (std::size_t t = makers.back(); t < tape.size(); ++t) {
-      const Op& op = tape[t];
-      for (int v : op.in)
-        if (const int from = v >= 0 ? shown_[static_cast<std::size_t>(v)] : -1; from >= 0) {
-          const Access& a = plan_.accesses[static_cast<std::size_t>(from)];
-          const bool same = t == makers.back() && a.view == to.view && a.strides == to.strides;
-          if (!same && same_memory(a.view.slot, to.view.slot)) return;
-        }
-    }
-    for (std::size_t t : makers) tape[t].into = last.access;
-  }
-  std::ptrdiff_t reads_of(int value) const {
-    std::ptrdiff_t n = 0;
-    for (const auto* tapes : {&plan_.outer, &plan_.inner})
-      for (const Tape& tape : *tapes)
-        for (const Op& op : tape) n += std::count(op.in, op.in + 4, value);
-    return n;
+    store_in_place(p, context_);
   }
   void emit_inner_store(int i, Tape& writes) {
     filled(instr(i).args[0], Extent::full, level_);
@@ -818,7 +774,6 @@ class Planner {
   FusedPlan plan_;
   std::vector<Info> info_;
   std::vector<Extent> extents_;  // of values
-  std::vector<int> shown_;       // the access whose memory a value may be; -1: none
   std::map<std::tuple<int, Extent, int>, int> filled_;
 };
 

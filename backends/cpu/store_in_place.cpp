@@ -1,0 +1,67 @@
+// Stores without a copy: the op that makes a value writes it to memory, rather than to a register first.
+#include <algorithm>
+
+#include "fused.h"
+
+namespace haliax::cpu {
+namespace {
+
+struct InPlace {
+  FusedPlan& plan;
+  const Context* context;
+  std::vector<int> shown = {};  // the access that a value is loaded from; -1: none
+  std::vector<int> reads = {};  // how many ops read a value
+
+  const Access& access(int a) const { return plan.accesses[static_cast<std::size_t>(a)]; }
+  void survey() {
+    shown.assign(plan.values.size(), -1), reads.assign(plan.values.size(), 0);
+    for (const auto* tapes : {&plan.outer, &plan.inner})
+      for (const Tape& tape : *tapes)
+        for (const Op& op : tape) {
+          if (op.kind == Op::load) shown[static_cast<std::size_t>(op.out)] = op.access;
+          for (int v : op.in)
+            if (v >= 0) ++reads[static_cast<std::size_t>(v)];
+        }
+  }
+  // Does an op after `maker`, or that one elsewhere than at its own point, read what will be stored to?
+  bool is_read(const Tape& tape, std::size_t maker, const Access& to) const {
+    for (std::size_t t = maker; t < tape.size(); ++t) {
+      const Op& op = tape[t];
+      for (int v : op.in) {
+        const int from = v < 0 ? -1 : shown[static_cast<std::size_t>(v)];
+        if (from < 0 || !same_memory(context, access(from).view.slot, to.view.slot)) continue;
+        if (t != maker || !(access(from).view == to.view) || access(from).strides != to.strides) return true;
+      }
+    }
+    return false;
+  }
+  void store(Tape& tape, std::size_t at) {
+    const Access& to = access(tape[at].access);
+    if (is_narrow(to.dtype) || tape[at].extent != Extent::full) return;
+    std::vector<std::size_t> makers;  // what changes the value at a point, and what makes it
+    int value = tape[at].in[0];
+    for (std::size_t t = at; t-- > 0;) {
+      if (tape[t].out != value || tape[t].in[0] == value) continue;  // rounded where it is
+      const bool changes = tape[t].kind == Op::poke;
+      if ((!changes && tape[t].kind != Op::map && tape[t].kind != Op::map_rows) || tape[t].into >= 0) return;
+      makers.push_back(t);
+      if (!changes) break;
+      value = tape[t].in[0];
+      if (reads[static_cast<std::size_t>(value)] > 1) return;
+    }
+    if (makers.empty() || tape[makers.back()].kind == Op::poke || is_read(tape, makers.back(), to)) return;
+    for (std::size_t t : makers) tape[t].into = tape[at].access;
+  }
+};
+
+}  // namespace
+
+void store_in_place(FusedPlan& plan, const Context* context) {
+  InPlace p{plan, context};
+  p.survey();
+  for (Tape& tape : plan.inner)
+    for (std::size_t t = 0; t < tape.size(); ++t)
+      if (tape[t].kind == Op::store) p.store(tape, t);
+}
+
+}  // namespace haliax::cpu
