@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "support/gpt2.h"
 #include "support/raises.h"
@@ -20,6 +21,33 @@ double bytes_of(const JitReport& r, const std::string& purpose) {
   for (auto& m : r.memory)
     if (m.purpose == purpose) return double(m.bytes);
   return 0;
+}
+// What a program sums over devices, call by call: the parameters whose gradients these are, and how many other arrays.
+struct Summed {
+  std::multiset<std::string> gradients = {};
+  int others = 0;
+};
+Summed summed(const JitReport& r) {
+  const std::string gradient = "gradient of ";
+  Summed out;
+  for (auto& c : r.collectives) {
+    if (c.kind != "all-reduce" && c.kind != "reduce-scatter") continue;
+    std::size_t from = 0;
+    for (int k = 0; k < c.arrays; ++k) {
+      auto name = c.array.substr(from, c.array.find(", ", from) - from);
+      from += name.size() + 2;
+      if (name.starts_with(gradient))
+        out.gradients.insert(name.substr(gradient.size()));
+      else
+        ++out.others;
+    }
+  }
+  return out;
+}
+std::string joined(const std::multiset<std::string>& names) {
+  std::string out;
+  for (auto n = names.begin(); n != names.end(); n = names.upper_bound(*n)) out += *n + " ";
+  return out;
 }
 void says(const std::string& text, const std::string& what) {
   CAPTURE(text);
@@ -60,6 +88,115 @@ TEST_CASE("explain: every collective says what moves, how often, and for what") 
   // Six floating-point operations for each parameter of a matrix and each token, and the attention's scores; one device of eight.
   CHECK(r.flops > 6. * 3 * 12 * 64 * 64 * 16 * 32 / 8);
   CHECK(r.flops < 1.5 * 6. * (3 * 12 * 64 * 64 + 96 * 64) * 16 * 32 / 8);
+}
+
+TEST_CASE("explain: sums of gradients are named by their parameters") {
+  std::multiset<std::string> all;
+  for (auto path : tree_paths(eval_shape([] { return small.init(); }))) {
+    if (auto level = path.find(".stacked"); level != path.npos) path.erase(level, 8);
+    all.insert(path);
+  }
+  // Cut by embed: scattered where they have it, else reduced, with the loss.
+  auto r = plan_training(small, data8, fs, dp);
+  auto sums = summed(r);
+  CHECK(joined(sums.gradients) == joined(all));
+  CHECK(sums.others == 1);
+  says(r.explain, "  gradients of transformer.blocks.");
+  // Whole everywhere: all in one call.
+  r = plan_training(small, data8, {}, dp);
+  sums = summed(r);
+  CHECK(joined(sums.gradients) == joined(all));
+  CHECK(sums.others == 1);
+  REQUIRE(r.collectives.size() == 1);
+  says(r.explain, "  gradient of ");
+  // Sums of activations are none.
+  CHECK(summed(plan_training(small, model8, tp, tp)).gradients.empty());
+  // Where devices share the update of what is whole everywhere, they send each other what has become of it.
+  const auto optimizer = optim::adamw();
+  auto zero1 = [=](const NamedArray& x, const nn::Linear& m, const auto& state) {
+    auto grads = grad([&](const nn::Linear& m) { return sum(square(m(x))); })(m);
+    auto [updates, next] = optimizer.update(grads, state, m);
+    return std::pair(optim::apply_updates(m, updates), next);
+  };
+  const Axis Embed("embed", 64);
+  const auto m = nn::Linear::init(Embed, Axis("mlp", 64), random::key(0));
+  const auto in = Mappings::of_each({dp, {}, fs}), out = Mappings::of_each({{}, fs});
+  r = named_jit(zero1, {.mesh = data8, .axis_resources = dp, .in = in, .out = out})
+          .plan(zeros({Axis("batch", 64), Embed}), m, optimizer.init(m));
+  says(r.explain, "  gradient of weight (mlp=64, embed=64)");
+  says(r.explain, "  new weight (mlp=64, embed=64)");
+}
+
+namespace {
+
+const Axis Many{"batch", 16}, In{"in", 8}, Out{"out", 12};
+struct Net {
+  NamedArray up, down, bias, scale, top;  // scale: a number
+};
+Net net() { return {zeros({In, Out}), zeros({Out, In}), zeros(Out), zeros({}), zeros({Out, Axis("classes", 4)})}; }
+NamedArray net_loss(const Net& w, const NamedArray& x) {
+  auto h = dot(x, w.up, In) + w.bias;
+  auto center = mean(h, "batch");  // no gradient, though the bias takes it on
+  auto y = nn::relu(h * w.scale + (w.bias - center));
+  y = dot(dot(y, w.down, Out), w.up, In);  // up once more
+  return mean(square(dot(tanh(y), w.top, Out)));
+}
+
+}  // namespace
+
+TEST_CASE("explain: a gradient is known by the parameter that it is added to, or by its path among the results") {
+  const Mapping batch{{"batch", "data"}};
+  const auto x = zeros({Many, In});
+  auto loss = [&](const Net& w, const NamedArray& x) {
+    axis_mapping inside(batch);
+    return net_loss(w, x);
+  };
+  auto sgd = [](const NamedArray& w, const NamedArray& g) { return w - 0.1 * g; };
+  for (auto& params : {Mapping{}, Mapping{{"in", "data"}}}) {
+    auto check = [&](int others, auto step) {
+      const JitOptions options{.mesh = Mesh{{{"data", 4}}}, .axis_resources = params, .in = Mappings::of_each({params, batch})};
+      const auto r = named_jit(step, options).plan(net(), x);
+      CAPTURE(r.explain);
+      const auto sums = summed(r);
+      CHECK(joined(sums.gradients) == "bias down scale top up ");
+      CHECK(sums.gradients.count("scale") == 1);
+      CHECK(sums.others == others);
+    };
+    const int plain = 2;  // the loss and the mean
+    check(plain, [&](const Net& w, const NamedArray& x) { return value_and_grad(loss)(w, x); });
+    check(plain, [&](const Net& w, const NamedArray& x) {
+      auto [l, g] = value_and_grad(loss)(w, x);
+      return std::pair(l, tree_map(sgd, w, g));
+    });
+    // Not in a tree of parameters.
+    check(plain, [&](const Net& w, const NamedArray& x) {
+      auto [l, g] = value_and_grad(loss)(w, x);
+      return std::pair(l, flatten(tree_map(sgd, w, g)));
+    });
+    // In another dtype, and with the norm of all gradients in between.
+    check(plain + (params == Mapping{} ? 0 : 1), [&](const Net& w, const NamedArray& x) {
+      auto narrow = [&](const Net& w, const NamedArray& x) {
+        auto half = tree_map([](const NamedArray& a) { return a.astype(DType::bf16); }, w);
+        return loss(half, x.astype(DType::bf16)).astype(DType::f32);
+      };
+      auto [l, g] = value_and_grad(narrow)(w, x);
+      auto clipped = optim::ClipByGlobalNorm{1}.update(g, optim::Empty(), w).first;
+      return std::pair(l, flatten(tree_map(sgd, w, clipped)));
+    });
+    // Added up over microbatches.
+    check(plain, [&](const Net& w, const NamedArray& x) {
+      const Axis Micro("micro", 2);
+      using Sums = std::pair<NamedArray, Net>;
+      auto turn = [=](const Sums& sums, const NamedArray& x) {
+        auto all = flatten(sums), more = flatten(Sums(value_and_grad(loss)(w, x)));
+        for (std::size_t k = 0; k < all.size(); ++k) all[k] = all[k] + more[k];
+        return unflatten(sums, all);
+      };
+      const Sums zero(zeros({}), tree_map([](const NamedArray& a) { return zeros_like(a); }, w));
+      auto [l, g] = fold(turn, Micro)(zero, unflatten_axis(x, Many, {Many.resize(8), Micro}));
+      return std::pair(l, tree_map(sgd, w, g));
+    });
+  }
 }
 
 TEST_CASE("explain: memory by purpose makes the planned peak") {

@@ -1,6 +1,7 @@
 // What users get wrong about meshes, mappings and shardings: it raises where it was written, and changes nothing.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <type_traits>
 
 #include "allocations.h"
@@ -309,4 +310,34 @@ TEST_CASE("sharding: a named_jit inside another holds to what it was told") {
   raises([&] { return outer({.out = Mappings(both)}); }, {"batch"});
   raises([&] { return outer({.in = Mappings::of_each({by_batch, by_batch})}); }, {"2"});
   raises([&] { return outer({.mesh = Mesh{{{"data", 2}}}}); }, {"mesh (data=2) is not that of the function around (data=4)"});
+}
+
+TEST_CASE("mistakes: strict names the op that was written, not those that it is made of by blocks") {
+  const Axis Vocab{"vocab", 64};
+  const Mapping by_vocab{{"vocab", "data"}};
+  const JitOptions strict{.mesh = grid, .axis_resources = by_vocab, .strict = true};
+  const auto x = random::normal(random::key(3), {Vocab});
+  auto refused = [&](auto f, const std::string& what) {
+    auto text = error_of([&] { named_jit(f, strict).plan(x); });
+    CAPTURE(text);
+    CHECK(has(text, "[strict] " + what + " over data"));
+    CHECK(has(text, "_mistakes_test.cpp"));
+  };
+  refused([](const NamedArray& x) { return cumsum(x, "vocab"); }, "cumsum gathers part of cumsum ((blocks of vocab)=4)");
+  refused([](const NamedArray& x) { return cumprod(x, "vocab"); }, "cumprod gathers part of cumprod ((blocks of vocab)=4)");
+  refused([](const NamedArray& x) { return top_k(x, "vocab", 2).first; }, "top_k gathers part of top_k (vocab=8)");
+  refused([](const NamedArray& x) { return top_k(x, "vocab", 2); }, "top_k gathers part of top_k (vocab=8) and 1 more");
+  // A parameter that is whole in the computation may be gathered, and so may what is made of its blocks.
+  auto ordered = [](const NamedArray& w, const NamedArray& x) {
+    axis_mapping whole(by_batch);
+    return grad([&](const NamedArray& w) { return sum(square(cumsum(w, "vocab")) * x); })(w);
+  };
+  auto options = strict;
+  options.in = Mappings::of_each({by_vocab, by_batch}), options.strict = false;
+  auto r = named_jit(ordered, options).plan(x, random::normal(random::key(4), {Batch, Vocab}));
+  CAPTURE(r.explain);
+  auto gather = std::find_if(r.collectives.begin(), r.collectives.end(), [](auto& c) { return c.kind == "all-gather"; });
+  REQUIRE(gather != r.collectives.end());
+  CHECK(gather->array == "part of cumsum");
+  CHECK(gather->asked == "parameter");
 }

@@ -80,9 +80,29 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
   }
   return out;
 }
-std::string what(const CollectiveReport& c) {
-  auto first = c.array.substr(0, c.array.find(',')) + " " + c.axes.substr(0, c.axes.find(')') + 1);
-  return c.arrays == 1 ? first : fmt::format("{} and {} more", first, c.arrays - 1);
+// What stands between the commas of a list; those within parentheses belong to what they stand in.
+std::vector<std::string> entries(const std::string& list) {
+  std::vector<std::string> out(1);
+  int depth = 0;
+  for (char c : list) {
+    depth += (c == '(') - (c == ')');
+    if (c == ',' && depth == 0)
+      out.emplace_back();
+    else if (c != ' ' || !out.back().empty())
+      out.back() += c;
+  }
+  return out;
+}
+// Of sums that share a call a gradient stands for all; of gathers the first, which may be one that nobody asked for.
+std::string what(std::string_view kind, const std::string& array, const std::string& axis_lists) {
+  auto arrays = entries(array), axes = entries(axis_lists);
+  auto is_gradient = [](auto& name) { return name.starts_with("gradient of "); };
+  auto first = gathers(kind) ? arrays.begin() : std::find_if(arrays.begin(), arrays.end(), is_gradient);
+  if (first == arrays.end()) first = arrays.begin();
+  auto text = *first + " " + axes[std::size_t(first - arrays.begin())];
+  if (arrays.size() == 1) return text;
+  if (std::all_of(arrays.begin(), arrays.end(), is_gradient)) text.insert(text.find(' '), "s");
+  return fmt::format("{} and {} more", text, arrays.size() - 1);
 }
 
 }  // namespace
@@ -116,7 +136,8 @@ void add_collectives(JitReport& r, const MeshProgram& m) {
   for (auto& c : r.collectives) {
     auto times = c.turns == 1 ? "1" : fmt::format("{:.0f} ({})", c.turns, c.loop);
     auto asked = !gathers(c.kind) ? "" : c.asked.empty() ? "NOBODY" : c.asked;
-    rows.push_back({c.kind, c.over, size_of(c.bytes), times, what(c), c.cause + (c.where.empty() ? "" : "; " + c.where), asked});
+    auto moves = what(c.kind, c.array, c.axes), cause = c.cause + (c.where.empty() ? "" : "; " + c.where);
+    rows.push_back({c.kind, c.over, size_of(c.bytes), times, moves, cause, asked});
     auto& [calls, bytes] = by_kind[c.kind];
     calls += c.turns, bytes += c.turns * c.bytes;
   }
@@ -176,9 +197,9 @@ void refuse_gathers(const std::vector<Move>& moves, const Mesh& mesh) {
     if (!gathers(m.kind) || !m.asked.empty()) continue;
     fail_at(m.origin, "strict",
             fmt::format(
-                "{} gathers {} {} over {}, {:.0f} bytes sent per device{}, and nobody asked for it; cut it so that each device "
+                "{} gathers {} over {}, {:.0f} bytes sent per device{}, and nobody asked for it; cut it so that each device "
                 "has what it needs, or ask for the gather by shard",
-                m.cause, m.array, m.axes, to_string(mesh, m.over), m.bytes,
+                m.cause, what(m.kind, m.array, m.axes), to_string(mesh, m.over), m.bytes,
                 m.turns > 1 ? fmt::format(" in each of {:.0f} turns over {}", m.turns, m.loop) : ""));
   }
 }

@@ -37,6 +37,7 @@ struct JitCore::Entry {
   Nodes captured;                                // by f: arrays that are no arguments
   std::vector<std::string> names;                // of the inputs, for people: argument 0, or argument 0: mlp.up.weight
   std::vector<int> result_of_leaf;               // of the results: -1 empty
+  std::vector<std::string> result_paths;         // of those that are not
   std::vector<std::pair<Axes, DType>> results;
   std::vector<std::shared_ptr<const Placement>> placements;   // of the results
   std::shared_ptr<void> like;
@@ -170,7 +171,9 @@ struct JitCore::Impl {
     for (std::size_t k = 0; k < results.size(); ++k) {
       auto& r = results[k];
       e.result_of_leaf.push_back(r ? int(roots.size()) : -1);
-      if (r) roots.push_back(r.node()), e.results.push_back({r.node()->axes, r.dtype()}), e.part_of_result.push_back(parts.of_leaf[k]);
+      if (!r) continue;
+      roots.push_back(r.node()), e.results.push_back({r.node()->axes, r.dtype()});
+      e.part_of_result.push_back(parts.of_leaf[k]), e.result_paths.push_back(parts.paths[k]);
     }
     report.trace_s = now() - started;
     if (options.strict && options.partition) {
@@ -227,8 +230,12 @@ struct JitCore::Impl {
       out.push_back(mapping ? sharding_for(graph[k]->axes, *mapping, mesh, e.name_of_result(k)) : Sharding());
       e.placements.push_back(mapping ? std::make_shared<const Placement>(Placement{mesh, *mapping}) : nullptr);
     }
-    MeshOptions how{.backend = backend_name, .donated = e.donated, .partition = {.regather = options.regather, .ring = options.ring, .strict = options.strict},
-                    .simulated = simulated, .strict = options.strict};
+    auto& o = options;
+    MeshOptions how{.backend = backend_name,
+                    .donated = e.donated,
+                    .partition = {.regather = o.regather, .ring = o.ring, .strict = o.strict, .results = e.result_paths},
+                    .simulated = simulated,
+                    .strict = o.strict};
     e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(graph, e.inputs, in, out, mesh, how));
     for (auto& d : e.mesh->devices) e.note_captured(d);
     report.compile_s = now() - t;

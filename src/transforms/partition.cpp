@@ -89,6 +89,7 @@ struct Partition::Impl {
   std::vector<PartitionInput> inputs;
   Plan plan;
   std::unique_ptr<Whole> whole;
+  std::vector<std::string> results = {};
 
   void make(Nodes roots, const std::vector<Sharding>& wanted, const PartitionOptions& options) {
     for (;;) {
@@ -106,7 +107,7 @@ Partition::Partition(const Nodes& roots, const std::vector<Sharding>& wanted, st
                      const Mesh& mesh, PartitionOptions options)
     : impl_(std::make_unique<Impl>()) {
   auto& m = *impl_;
-  m.mesh = mesh, m.inputs = std::move(inputs);
+  m.mesh = mesh, m.inputs = std::move(inputs), m.results = options.results;
   auto outer = context().origin;
   m.make(roots, wanted, options);
   if (!options.regather) {  // what is kept is to save traffic: where it does not, it is not kept
@@ -130,7 +131,7 @@ Partition::Device Partition::on(int device) const {
   return d;
 }
 
-std::vector<Move> Partition::moves() const { return moves_of(impl_->plan, *impl_->whole); }
+std::vector<Move> Partition::moves() const { return moves_of(impl_->plan, *impl_->whole, impl_->results); }
 double Partition::sent_bytes() const { return impl_->plan.bytes; }
 double Partition::calls() const {
   double n = 0;

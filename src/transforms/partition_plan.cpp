@@ -60,7 +60,7 @@ int Whole::id(const NodePtr& n) {
   }
   int k = int(nodes.size());
   ids_[n.get()] = k;
-  nodes.push_back(n), in.push_back(std::move(operands)), wish.emplace_back();
+  nodes.push_back(n), in.push_back(std::move(operands)), stands_for.push_back(-1), wish.emplace_back();
   free.push_back(is_free(n));
   parameter.push_back(n->op == &prim::kInput || (seen_through && !free.back()));
   return k;
@@ -346,6 +346,7 @@ void Planner::compute(int n, bool asked_for) {
     int k = whole_.id(other);
     whole_.wish[std::size_t(k)] = whole_.wish[std::size_t(n)];
     fit_tables();
+    for (auto i = before; i < found.size(); ++i) whole_.stands_for[i] = n;
     for (auto i = before; i < found.size(); ++i) compute(int(i));
     compute(k);
     now_.alias[std::size_t(n)] = k;

@@ -72,6 +72,7 @@ struct Whole {
   std::vector<NodePtr> nodes;
   std::vector<std::vector<int>> in;
   std::vector<char> free, parameter;  // only numbers and positions below; only an input, seen otherwise
+  std::vector<int> stands_for;        // which op it helps to say in terms of others; -1: it is the user's own
   std::vector<Sharding> wish;         // what later consumers will want it cut by
   std::vector<int> roots;
   const Mesh& mesh;
@@ -209,7 +210,7 @@ bool picks_top_k(const Node&);  // what stands there
 // The one value of which this is made point by point, if it is no larger; or itself. Nothing is looked for below where it `ends`.
 NodePtr base_of(
     const NodePtr&, const std::function<bool(const Node&)>& ends = [](const Node&) { return false; });
-std::vector<Move> moves_of(const Plan&, const Whole&);  // in order
+std::vector<Move> moves_of(const Plan&, const Whole&, const std::vector<std::string>& results = {});  // in order
 Nodes emit(const Plan&, const Whole&, const std::vector<PartitionInput>&, const Mesh&, int device, Nodes& placeholders);
 
 }  // namespace haliax::partitioning
