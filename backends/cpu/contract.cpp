@@ -166,7 +166,7 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) 
   const std::int64_t parts = std::clamp<std::int64_t>(count(threads(), matrices), 1, count(macs, 1 << 22));
   std::int64_t best = -1;
   for (std::int64_t across = 1; across <= parts; ++across) {
-    const std::int64_t n = block(c.n.n, across, 48), m = block(c.m.n, count(parts, count(c.n.n, n)), 8);
+    const std::int64_t n = block(c.n.n, across, 16), m = block(c.m.n, count(parts, count(c.n.n, n)), 8);
     const std::int64_t blocks = count(c.m.n, m) * count(c.n.n, n);
     const std::int64_t time = count(blocks * matrices, threads()) * (m * n + 24 * n + 4 * m);   // of one k
     if (best >= 0 && time >= best) continue;
