@@ -287,3 +287,62 @@ TEST_CASE("chunked plan: the same bits from run to run, for any number of thread
   }
   set_threads(0);
 }
+
+TEST_CASE("chunked plan: what is chosen for a budget does not depend on the number of threads") {
+  struct Sizes {
+    std::int64_t tokens, embed, vocab, memory;
+  };
+  for (auto [tokens, embed, vocab, memory] : {Sizes{1024, 256, 8000, 0}, Sizes{300, 768, 5000, 1 << 20}}) {
+    CAPTURE(memory);
+    const Axis Large{"vocab", vocab}, Wide{"embed", embed}, Many{"tokens", tokens};
+    const auto targets = random::randint(random::key(3), Many, 0, int(vocab)).eval();
+    const Parameters p{normal(1, {Many, Wide}, DType::f32), normal(2, {Large, Wide}, DType::f32)};
+    nn::LinearCrossEntropyOptions options{.chunks = {.memory = memory}};
+    std::string form;
+    std::vector<std::vector<std::byte>> want;
+    for (int threads : {1, 2, 4, 8}) {
+      CAPTURE(threads);
+      set_threads(threads);
+      auto run = jit(with_gradients(
+          [=](const Parameters& q) { return nn::linear_cross_entropy(q.x, q.w, targets, Wide, Large, options).loss; }));
+      std::vector<std::vector<std::byte>> got;
+      for (auto& a : flatten(run(p))) got.push_back(a.bytes());
+      auto chosen = run.report().chunked.at(0).form + " " + std::to_string(run.report().chunked.at(0).chunk);
+      if (want.empty()) want = got, form = chosen;
+      CHECK(chosen == form);
+      CHECK(got == want);
+    }
+  }
+  set_threads(0);
+}
+
+TEST_CASE("chunked plan: what one position is said to need is enough, and a byte less is not") {
+  const Axis Large{"vocab", 1000}, Wide{"embed", 64}, Many{"tokens", 96};
+  const auto targets = random::randint(random::key(3), Many, 0, int(Large.size)).eval();
+  for (DType d : {DType::f32, DType::bf16})
+    for (std::optional<AxisSelector> walked : {std::optional<AxisSelector>(), std::optional<AxisSelector>(Large)}) {
+      CAPTURE(name_of(d));
+      CAPTURE(walked.has_value());
+      const Parameters p{normal(1, {Many, Wide}, d), normal(2, {Large, Wide}, d)};
+      auto planned = [&](std::int64_t memory) -> std::string {
+        nn::LinearCrossEntropyOptions options{.chunks = {.memory = memory}};
+        if (walked) options.walked = *walked;
+        try {
+          jit(with_gradients([=](const Parameters& q) { return nn::linear_cross_entropy(q.x, q.w, targets, Wide, Large, options).loss; }))(p);
+          return "";
+        } catch (const Error& e) {
+          return e.what();
+        }
+      };
+      // The loss alone may need less than with its gradients: what is said last is what both need.
+      std::int64_t needs = 1;
+      for (int k = 0; k < 3; ++k) {
+        auto said = planned(needs);
+        auto at = said.find(" needs ");
+        if (at == said.npos) break;
+        needs = std::stoll(said.substr(at + 7));
+      }
+      CHECK(planned(needs) == "");
+      if (needs > 1) CHECK(planned(needs - 1).find("more than the") != std::string::npos);
+    }
+}

@@ -317,3 +317,43 @@ TEST_CASE("moves: a weight that a checkpoint's backward reads again is the weigh
   CHECK(sent(true, false, false) == all_gather(weights) + reduce_scatter(weights));
   for (bool regather : {true, false}) CHECK(sent(true, true, regather) == sent(false, true, regather));
 }
+
+TEST_CASE("moves: a loop over microbatches leaves the work of each to the devices that the mapping names") {
+  const Axis Rows{"batch", 64}, Wide{"embed", 32}, Deep{"mlp", 128}, Layer{"layers", 2};
+  struct Stack {
+    NamedArray up, down;
+  };
+  // micro comes first, so the cut of the batch lands on it: as many microbatches as devices, one for each, would do without a call.
+  for (bool layers : {true, false})
+    for (std::int64_t count : {3, 4}) {
+      CAPTURE(layers);
+      CAPTURE(count);
+      auto step = [=](const Stack& p, const NamedArray& x) {
+        auto block = [](const NamedArray& h, const NamedArray& up, const NamedArray& down) {
+          return h + dot(tanh(dot(h, up, "embed")), down, "mlp");
+        };
+        auto loss = [=](const Stack& q, const NamedArray& h) {
+          return mean(square(layers ? fold(block, Layer)(h, q.up, q.down) : block(h, q.up, q.down))).scalar();
+        };
+        auto part = [=](const Stack& sum, const NamedArray& h) {
+          auto g = grad([&](const Stack& q) { return loss(q, h); })(p);
+          return Stack{sum.up + g.up, sum.down + g.down};
+        };
+        return fold(part, "micro")(Stack{zeros_like(p.up), zeros_like(p.down)}, x);
+      };
+      auto axes = [&](Axes a) {
+        if (layers) a.insert(a.begin(), Layer);
+        return eval_shape([=] { return zeros(a); });
+      };
+      const Stack p{axes({Wide, Deep}), axes({Deep, Wide})};
+      const auto flat = eval_shape([=] { return zeros({Rows.resize(64 * count), Wide}); });
+      auto run = [=](const Stack& q, const NamedArray& x) {
+        return step(q, unflatten_axis(x, "batch", {Axis("micro", count), Rows}));
+      };
+      const Mapping batch{{"batch", "data"}};
+      auto r = named_jit(run, {.mesh = Mesh{{{"data", 4}}}, .axis_resources = batch, .in = Mappings::of_each({Mapping{}, batch})}).plan(p, flat);
+      // What a device keeps of a microbatch's hidden layer is its quarter of the rows.
+      const std::int64_t hidden = 64 / 4 * Deep.size * 4 * (layers ? Layer.size : 1), weights = 2 * 32 * 128 * 4 * (layers ? 2 : 1);
+      CHECK(r.peak_bytes < 3 * weights + 3 * hidden + 64 * count * 32 * 4);
+    }
+}

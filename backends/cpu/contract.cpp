@@ -147,7 +147,7 @@ struct MatmulPlan {
   Dim group_dim;                            // the batch dim inside a primitive (stride 0 where group == 1)
   std::shared_ptr<const Gemm> gemms[4][2];  // [edge of m or of the group + 2 * edge of n][accumulate]
   std::int64_t slice = 0;                   // scratch of one worker
-  int workers = 1;
+  int threads = 1, workers = 1;
   std::int64_t packed_a_bytes = 0, packed_b_bytes = 0;
 
   std::int64_t tasks() const { return outer_points * groups * m_blocks * n_blocks; }
@@ -163,12 +163,12 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) 
   const Choice& c = p.choice;
   auto count = [](std::int64_t n, std::int64_t block) { return (n + block - 1) / block; };
   auto block = [&](std::int64_t n, std::int64_t parts, std::int64_t unit) { return parts == 1 ? n : round_up(count(n, parts), unit); };
-  const std::int64_t parts = std::clamp<std::int64_t>(count(threads(), matrices), 1, count(macs, 1 << 22));
+  const std::int64_t parts = std::clamp<std::int64_t>(count(p.threads, matrices), 1, count(macs, 1 << 22));
   std::int64_t best = -1;
   for (std::int64_t across = 1; across <= parts; ++across) {
     const std::int64_t n = block(c.n.n, across, 16), m = block(c.m.n, count(parts, count(c.n.n, n)), 8);
     const std::int64_t blocks = count(c.m.n, m) * count(c.n.n, n);
-    const std::int64_t time = count(blocks * matrices, threads()) * (m * n + 24 * n + 4 * m);   // of one k
+    const std::int64_t time = count(blocks * matrices, p.threads) * (m * n + 24 * n + 4 * m);   // of one k
     if (best >= 0 && time >= best) continue;
     best = time, p.m_block = m, p.n_block = n, p.m_blocks = count(c.m.n, m), p.n_blocks = count(c.n.n, n);
   }
@@ -233,13 +233,14 @@ GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std
 }
 
 // Null: do it by our own loops.
-std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c) {
+std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   const bool dtypes = c.a.dtype == c.b.dtype && (c.a.dtype == DType::f32 || c.a.dtype == DType::bf16);
   Shape4 s = read(c);
   const std::int64_t total = points(s.batch) * points(s.m) * points(s.n) * points(s.k);
   if (!dtypes || total <= tiny) return nullptr;
   const bool k_whole = c.out.dtype != DType::f32;  // partial sums must not be rounded
   auto p = std::make_unique<MatmulPlan>();
+  p->threads = threads;
   auto unit = [](const DimList& dims) {
     return std::any_of(dims.begin(), dims.end(), [](const Dim& d) { return d.n > 1 && d.out == 1; });
   };
@@ -275,7 +276,7 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c) {
   const std::int64_t bytes = haliax::bytes_of(c.a.dtype);
   p->packed_a_bytes = p->pack_a.used ? round_up(p->pack_a.elements * bytes, 64) : 0;
   p->packed_b_bytes = p->pack_b.used ? round_up(p->pack_b.elements * bytes, 64) : 0;
-  p->workers = static_cast<int>(std::clamp<std::int64_t>(p->tasks(), 1, threads()));
+  p->workers = static_cast<int>(std::clamp<std::int64_t>(p->tasks(), 1, p->threads));
   return p;
 }
 
@@ -450,11 +451,11 @@ class LoopContractStep final : public CompiledStep {
 }  // namespace
 
 std::unique_ptr<CompiledStep> make_contract(const program::Step& step, const Context& context) {
-  if (auto plan = plan_matmul(step.contract)) return std::make_unique<MatmulStep>(step, context, std::move(plan));
+  if (auto plan = plan_matmul(step.contract, threads())) return std::make_unique<MatmulStep>(step, context, std::move(plan));
   return std::make_unique<LoopContractStep>(step.contract);
 }
-std::int64_t contract_scratch(const program::Step& step) {
-  auto plan = plan_matmul(step.contract);
+std::int64_t contract_scratch(const program::Step& step, int workers) {
+  auto plan = plan_matmul(step.contract, workers);
   return plan ? plan->scratch() : 0;
 }
 

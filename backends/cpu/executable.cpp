@@ -208,11 +208,12 @@ class CpuExecutable final : public program::Executable {
 class CpuDevice final : public program::Device {
  public:
   const char* name() const override { return "cpu"; }
-  std::int64_t scratch_bytes(const Step& step) const override {
+  std::int64_t scratch_bytes(const Step& step, int workers) const override {
+    if (workers == 0) workers = threads();
     switch (step.kind) {
       case Kind::fused: return fused_scratch(step);
-      case Kind::contract: return contract_scratch(step);
-      case Kind::sort: return sort_scratch(step);
+      case Kind::contract: return contract_scratch(step, workers);
+      case Kind::sort: return sort_scratch(step, workers);
       default: return 0;
     }
   }

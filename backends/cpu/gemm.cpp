@@ -83,28 +83,40 @@ class Gemm {
     if (std::string_view(description.impl_info_str()).find("ref") != std::string_view::npos)
       throw Error("[dot] no fast matrix product");
     scratch = description.scratchpad_desc();
-    primitive = dnnl::matmul(description);
+    described = std::move(description);
+  }
+  // Its code, made when it is first to run: plans that are tried ask for scratch alone.
+  const dnnl::primitive& primitive() const {
+    std::call_once(made_, [&] {
+      OneThread alone;
+      primitive_ = dnnl::matmul(described);
+    });
+    return primitive_;
   }
   GemmShape shape;
   dnnl::memory::desc a, b, out, scratch;
-  dnnl::primitive primitive;
+  dnnl::matmul::primitive_desc described;
+
+ private:
+  mutable std::once_flag made_;
+  mutable dnnl::primitive primitive_;
 };
 
 std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
   static std::mutex mutex;
-  static std::map<GemmShape, std::shared_ptr<const Gemm>> all;
+  static std::map<GemmShape, std::weak_ptr<const Gemm>> all;
   if (!has_type(shape.a) || shape.a != shape.b || !has_type(shape.out) || (shape.a == DType::f32 && shape.out != DType::f32))
     return nullptr;
   std::lock_guard lock(mutex);
-  auto [place, fresh] = all.try_emplace(shape);
-  if (fresh) {
-    OneThread alone;
-    try {
-      place->second = std::make_shared<Gemm>(shape);
-    } catch (const dnnl::error&) {  // not for these dtypes or strides on this machine
-    } catch (const Error&) {}
-  }
-  return place->second;
+  auto& known = all[shape];
+  auto gemm = known.lock();
+  if (gemm) return gemm;
+  OneThread alone;
+  try {
+    known = gemm = std::make_shared<Gemm>(shape);
+  } catch (const dnnl::error&) {  // not for these dtypes or strides on this machine
+  } catch (const Error&) {}
+  return gemm;
 }
 std::int64_t scratch_bytes(const Gemm& gemm) {
   const GemmShape& s = gemm.shape;
@@ -117,6 +129,7 @@ struct GemmCall::Handles {
 };
 GemmCall::GemmCall(std::shared_ptr<const Gemm> gemm) : gemm_(std::move(gemm)) {
   if (gemm_->shape.ours) return;
+  gemm_->primitive();
   handles_ = std::make_unique<Handles>(Handles{dnnl::stream(engine()),
                                                {gemm_->a, engine(), DNNL_MEMORY_NONE},
                                                {gemm_->b, engine(), DNNL_MEMORY_NONE},
@@ -145,7 +158,7 @@ void GemmCall::run(const void* a, const void* b, void* out, void* scratch) {
                                        {DNNL_ARG_WEIGHTS, h.b.get()},
                                        {DNNL_ARG_DST, h.out.get()},
                                        {DNNL_ARG_SCRATCHPAD, h.scratch.get()}};
-  check(dnnl_primitive_execute(gemm_->primitive.get(), h.stream.get(), 4, arguments));
+  check(dnnl_primitive_execute(gemm_->primitive().get(), h.stream.get(), 4, arguments));
 }
 
 }  // namespace haliax::cpu

@@ -72,8 +72,8 @@ std::int64_t line_bytes(const program::Sort& sort) {
   const std::int64_t n = sort.dims.empty() ? 1 : sort.dims.back();
   return (n * static_cast<std::int64_t>(2 * sizeof(Keyed) + sizeof(scalar::Value)) + 63) / 64 * 64;
 }
-int sort_workers(const program::Sort& sort) {
-  return static_cast<int>(std::clamp<std::int64_t>(Lines(sort.dims, "sort").blocks(), 1, threads()));
+int sort_workers(const program::Sort& sort, int most) {
+  return static_cast<int>(std::clamp<std::int64_t>(Lines(sort.dims, "sort").blocks(), 1, most));
 }
 
 class SortStep final : public CompiledStep {
@@ -84,7 +84,7 @@ class SortStep final : public CompiledStep {
         x_(sort_.x),
         out_(sort_.out),
         indices_(sort_.indices),
-        workers_(sort_workers(sort_)),
+        workers_(sort_workers(sort_, threads())),
         scratch_(step, context.arena_slot, line_bytes(sort_) * workers_) {}
 
   void run(Frame& frame) override {
@@ -201,7 +201,9 @@ class CumulativeStep final : public CompiledStep {
 std::unique_ptr<CompiledStep> make_sort(const program::Step& step, const Context& context) {
   return std::make_unique<SortStep>(step, context);
 }
-std::int64_t sort_scratch(const program::Step& step) { return line_bytes(step.sort) * sort_workers(step.sort); }
+std::int64_t sort_scratch(const program::Step& step, int workers) {
+  return line_bytes(step.sort) * sort_workers(step.sort, workers);
+}
 std::unique_ptr<CompiledStep> make_cumulative(const program::Step& step, const Context&) {
   return std::make_unique<CumulativeStep>(step.cumulative);
 }

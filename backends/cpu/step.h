@@ -76,7 +76,7 @@ std::unique_ptr<CompiledStep> make_cumulative(const program::Step&, const Contex
 std::unique_ptr<CompiledStep> make_copy(const program::Step&, const Context&);
 
 std::int64_t fused_scratch(const program::Step&);
-std::int64_t contract_scratch(const program::Step&);
-std::int64_t sort_scratch(const program::Step&);
+std::int64_t contract_scratch(const program::Step&, int workers);
+std::int64_t sort_scratch(const program::Step&, int workers);
 
 }  // namespace haliax::cpu

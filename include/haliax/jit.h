@@ -22,7 +22,7 @@ struct JitOptions {
   std::optional<Mappings> in = {}, out = {};     // of arguments, of results (of each part of a pair or tuple), where they differ;
                                                  // raises where there are not as many as of those
   // A weight that a loop over layers reads turn by turn is gathered again in each loop, so that one layer is whole at a time; of weights
-  // outside of loops up to 32 MiB wait for the backward pass, and others are gathered again. Off: all are gathered once, for less
+  // read outside of loops up to 32 MiB wait for the backward pass, and others are gathered again. Off: all are gathered once, for less
   // traffic and more memory.
   bool regather = true;
   // A gathered weight that one contraction alone reads is never made whole: its blocks go round the ring of devices, and each is

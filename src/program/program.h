@@ -219,8 +219,9 @@ std::string to_string(const Program&);
 class Communicator {
  public:
   virtual ~Communicator() = default;
-  // x, out: element (0, 0, ...) of each array. Blocks until done; takes strides as they are or packs, and keeps no pointer. Sums are
-  // taken in rank order, so that all ranks have the same bits in every run. Raises if another device has failed, rather than wait.
+  // x, out: element (0, 0, ...) of each array; memory of out is none of x. Blocks until done; takes strides as they are or packs, and
+  // keeps no pointer. Sums are taken in the arrays' dtype, of narrow floats in f32; in any order, but all ranks have the same bits, in
+  // every run (threads: in rank order). Raises if another device has failed, rather than wait.
   virtual void run(const Collective&, const void* const* x, void* const* out) = 0;
   // This device will make no more calls, because of an error: those of others that wait for it raise.
   virtual void fail(const char* why) = 0;
@@ -237,8 +238,9 @@ class Device {
   virtual ~Device() = default;
   virtual const char* name() const = 0;
   virtual bool supports(const Step&) const { return true; }
-  // Scratch that a step wants inside the plan, in bytes (oneDNN scratchpads, partial sums). Asked before `plan`.
-  virtual std::int64_t scratch_bytes(const Step&) const { return 0; }
+  // Scratch that a step wants inside the plan, in bytes (oneDNN scratchpads, partial sums). Asked before `plan`. `workers`: as if there
+  // were so many threads; 0: as many as there are.
+  virtual std::int64_t scratch_bytes(const Step&, [[maybe_unused]] int workers) const { return 0; }
   virtual std::unique_ptr<Executable> compile(std::shared_ptr<const Program>) = 0;
 };
 

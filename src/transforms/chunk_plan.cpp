@@ -23,6 +23,8 @@ constexpr double kNear = 2 << 20;                // bytes: what a step leaves in
 constexpr double kMultiplicationsPerFarByte = 4; // of what is used again soon, but lies further away than that
 constexpr double kNarrow = 1. / 3;               // of a multiplication in bf16 or f16
 
+constexpr int kWorkers = 2;                      // whose scratch is counted: what is chosen does not depend on how many threads there are
+
 double product(const program::Dims& dims) {
   double n = 1;
   for (auto d : dims) n *= double(d);
@@ -275,6 +277,9 @@ class Planner {
   // The smallest chunks; raises if even they do not fit.
   Trial least() const {
     auto t = trial(inner_.empty() ? CutPlan{call_, chunks_of(outer_, 1), {}, how(rows_form())} : tiled(1, 1));
+    // What is summed over rows in a wider dtype than it has in the end is whole while rows are walked one by one.
+    if (!inner_.empty())
+      if (auto all = trial(tiled(positions(outer_), 1)); all.bytes < t.bytes) t = std::move(all);
     if (t.bytes > budget_) refuse(t);
     return t;
   }
@@ -294,7 +299,7 @@ class Planner {
     Trial t;
     auto graph = cut_regions(apply(plan, alone_.roots, nullptr), device_, call_.depth);
     graph = optimise_loops(settled(graph, false));
-    auto low = lower(graph, alone_.inputs, {}, device_);
+    auto low = lower(graph, alone_.inputs, {.workers = kWorkers}, device_);
     t.bytes = low.program->arena_bytes + alone_.outside;
     t.cost = cost_of(low.program->steps);
     t.contractions = contractions_of(graph, nullptr) * (1 - low.spared);

@@ -692,7 +692,7 @@ Lowered lower(const Nodes& given_roots, const Nodes& inputs, const LowerOptions&
       todo.pop_back();
       for (auto& s : *steps) {
         if (s.kind == program::Kind::loop) todo.push_back(&s.loop.body);
-        else s.scratch_bytes = device->scratch_bytes(s);
+        else s.scratch_bytes = device->scratch_bytes(s, options.workers);
       }
     }
   }

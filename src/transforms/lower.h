@@ -10,6 +10,7 @@ namespace haliax {
 struct LowerOptions {
   bool fuse = true;                          // off: every node is a step of its own, in the order in which they were made
   std::vector<bool> donated = {};            // by argument
+  int workers = 0;                           // scratch is planned for so many threads; 0: as many as there are
 };
 struct Lowered {
   std::shared_ptr<program::Program> program;

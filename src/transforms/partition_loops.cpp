@@ -26,6 +26,16 @@ bool Planner::accumulates(int loop, std::size_t k, std::size_t body) {
   auto u = scope.users.find(value);
   return u == scope.users.end() || u->second.size() == 1;
 }
+// Does the mapping say that these devices share the work of each turn, along an axis that is not the one walked?
+bool Planner::shares_work(int loop, Name walked, const Cut& devices) {
+  const auto inside = whole_.scope(loop, 0).order;
+  return !devices.empty() && std::any_of(inside.begin(), inside.end(), [&](int s) {
+    if (node(s).op == &kLoop) return shares_work(s, walked, devices);
+    if (node(s).op != &prim::kPin) return false;
+    auto at = constraint(node(s), mesh_);
+    return std::any_of(at.dims.begin(), at.dims.end(), [&](auto& d) { return d.first != walked && d.second.meets(devices); });
+  });
+}
 // What a loop walks may be cut along the axis that it walks. If no turn needs what another has left, each device walks its own
 // block: sums over the turns are pending then, and what is stacked is cut as what is walked.
 Cut Planner::shared_turns(int n) {
@@ -46,6 +56,7 @@ Cut Planner::shared_turns(int n) {
     auto cut = first(whole_.in[std::size_t(s)][0]).cut(walked.name);
     if (!cut.empty() && me.in[0]->bytes() > most) turns = cut, most = me.in[0]->bytes();
   }
+  if (shares_work(n, l.axis.name, turns)) return {};
   // Not at the price of a weight that the mapping cuts, gathered.
   for (int s : whole_.scope(n, 0).order)
     for (int x : whole_.in[std::size_t(s)]) {

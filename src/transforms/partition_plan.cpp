@@ -6,13 +6,15 @@
 #include "ops/prim.h"
 
 namespace haliax::partitioning {
-namespace {
 
-Sharding constraint(const Node& pin, const Mesh& mesh) {  // raises where it was written
+Sharding constraint(const Node& pin, const Mesh& mesh) {
   Following due;
   due(pin.origin);
   return sharding_for(pin, *static_cast<const prim::Pin&>(*pin.attr.payload).mapping, mesh);
 }
+
+namespace {
+
 constexpr int kDeep = 64;             // of what may be left to be made where it is read
 
 struct Causing {  // for the length of a scope

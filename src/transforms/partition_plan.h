@@ -177,6 +177,7 @@ class Planner {
   // ---- loops ----
   void loop(int n);
   bool accumulates(int loop, std::size_t k, std::size_t body);
+  bool shares_work(int loop, Name walked, const Cut& devices);
   Cut shared_turns(int loop);
   Sharding kept(int n, const LoopResult&);
   Sharding settled(int n);  // nothing pending, where it is wanted
@@ -195,6 +196,7 @@ class Planner {
   int cause_ = -1;          // what is being made
 };
 
+Sharding constraint(const Node& pin, const Mesh&);  // what `shard` asks for; raises where it was written
 // The run that sends least, of those that are fair; strict: of those with no more gathers that nobody asked for.
 Plan best(Whole&, Planner&, bool strict);
 // The roots, with loops that keep what later loops would have to send again.
