@@ -149,7 +149,8 @@ MeshProgram compile_for_mesh(const Nodes& roots, const Nodes& inputs, const std:
   }
   for (auto& n : roots) m.results.push_back({n->axes, n->dtype});
   Partition part(roots, out, given, mesh, options.partition);
-  m.moves = part.moves(), m.sent_bytes = part.sent_bytes(), m.calls = part.calls();
+  m.moves = part.moves(), m.sent_bytes = part.sent_bytes();
+  for (auto& move : m.moves) m.calls += move.turns;
   if (options.strict) refuse_gathers(m.moves, mesh);
   std::int64_t most = -1;
   for (int d = 0; d < (options.simulated ? 1 : mesh.devices()); ++d) {

@@ -133,10 +133,5 @@ Partition::Device Partition::on(int device) const {
 
 std::vector<Move> Partition::moves() const { return moves_of(impl_->plan, *impl_->whole, impl_->results); }
 double Partition::sent_bytes() const { return impl_->plan.bytes; }
-double Partition::calls() const {
-  double n = 0;
-  for (auto& m : moves()) n += m.turns;
-  return n;
-}
 
 }  // namespace haliax

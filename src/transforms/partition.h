@@ -45,7 +45,7 @@ class Partition {
   };
   Device on(int device) const;  // its graph, and placeholders of its part of the inputs
   std::vector<Move> moves() const;
-  double sent_bytes() const, calls() const;
+  double sent_bytes() const;
 
  private:
   struct Impl;

@@ -20,7 +20,7 @@ struct Gathered {
 struct Again {
   Plan& plan;
   const Whole& whole;
-  std::vector<std::vector<int>> readers = {};  // of each step; -1: a result, or a loop as a whole
+  std::vector<std::vector<int>> readers;
   std::vector<int> place = {};                 // of a step, or of the outermost loop around it, among the steps of the top
 
   const Step& step(int k) const { return plan.steps[std::size_t(k)]; }
@@ -41,28 +41,13 @@ struct Again {
         for (int body : plan.loops[std::size_t(step(k).loop)].regions) find_places(body, place[std::size_t(k)]);
     }
   }
-  void find_readers() {
-    readers.resize(plan.steps.size());
-    auto read = [&](int x, int by) {
-      if (x >= 0) readers[std::size_t(x)].push_back(by);
-    };
-    for (int r : plan.roots) read(r, -1);
-    for (int k = 0; k < int(plan.steps.size()); ++k) {
-      if (!step(k).live) continue;
-      bool loop = step(k).kind == Step::Kind::loop;
-      for (int x : step(k).in) read(x, loop ? -1 : k);
-      if (!loop) continue;
-      for (auto& v : plan.loops[std::size_t(step(k).loop)].value)
-        for (int x : v) read(x, -1);
-    }
-  }
   Gathered found(int gather) const {
     Gathered g;
     g.made = {gather};
     for (std::size_t i = 0; i < g.made.size(); ++i) {
       g.bytes = std::max(g.bytes, bytes(step(g.made[i])));
       for (int k : readers[std::size_t(g.made[i])]) {
-        if (k < 0) return {};
+        if (k < 0 || step(k).kind == Step::Kind::loop) return {};  // read as a whole
         auto& s = step(k);
         if (gathers(k) || (s.kind == Step::Kind::compute && s.region == 0 && whole.weight(s.node))) {
           if (std::find(g.made.begin(), g.made.end(), k) == g.made.end()) g.made.push_back(k);
@@ -106,10 +91,9 @@ struct Again {
 }  // namespace
 
 void gather_again(Plan& plan, const Whole& whole) {
-  Again a{plan, whole};
+  Again a{plan, whole, readers_of(plan)};
   a.place.assign(plan.steps.size(), -1);
   a.find_places(0, -1);
-  a.find_readers();
   std::vector<Gathered> waiting;
   double may_wait = kBucket;
   for (int k = 0; k < int(plan.steps.size()); ++k) {

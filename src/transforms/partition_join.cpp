@@ -36,10 +36,6 @@ struct Reads {
   }
 };
 
-bool reduces(const Step& s) {
-  return s.talks() && s.kind == Step::Kind::hop && (s.hop.kind == Hop::Kind::all_reduce || s.hop.kind == Hop::Kind::reduce_scatter);
-}
-
 struct Joiner {
   Plan& plan;
   const Whole& whole;
@@ -94,7 +90,7 @@ struct Joiner {
       auto& s = step(k);
       auto& from = step(s.in[0]).at;
       std::string over(s.hop.over.begin(), s.hop.over.end());
-      if (reduces(s)) {
+      if (s.sums()) {
         int monoid = 0;
         for (auto& [m, how] : from.partial)
           if (s.hop.over.has(m)) monoid = int(how);
@@ -124,14 +120,14 @@ struct Joiner {
       auto kind = whole.nodes[std::size_t(s.node)]->op->kind;
       bool light = s.kind == Step::Kind::regrow || s.kind == Step::Kind::result ||
                    (s.kind == Step::Kind::compute && (kind == Kind::map || kind == Kind::view));
-      if (!reduces(s) && !light) return at[k];
+      if (!s.sums() && !light) return at[k];
       int last = -1;
       for (int x : s.in)
         if (x >= 0 && at.count(x)) last = std::max(last, soonest(x));
       return at[k] = std::max(last, 0);
     };
     for (int k : steps)
-      if (reduces(step(k))) soonest(k);
+      if (step(k).sums()) soonest(k);
     return at;
   }
   // Steps in an order in which each call comes after all that it reads.

@@ -51,9 +51,8 @@ struct Moves {
     auto* a = argument(n);
     if (a && a->origin.module) return std::string(a->origin.module.text());
     auto& me = node(n);
-    bool sum = s.hop.kind == Hop::Kind::all_reduce || s.hop.kind == Hop::Kind::reduce_scatter;
     auto of = std::string(gradient[std::size_t(n)].text());
-    if (!of.empty() && (sum || me.origin.backward)) return "gradient of " + of;
+    if (!of.empty() && (s.sums() || me.origin.backward)) return "gradient of " + of;
     if (updated.count(n)) return "new " + of;
     auto& op = written(n);
     return (&op == &me ? "" : "part of ") + std::string(said(op));

@@ -38,6 +38,7 @@ struct Step {
   int ring = -1;    // a gather: the contraction that takes its blocks one by one, so that it is never made
   int cause = -1;   // the node that it is made for; -1: a result
   bool moves() const { return kind == Kind::shift || kind == Kind::regroup; }
+  bool sums() const { return kind == Kind::hop && (hop.kind == Hop::Kind::all_reduce || hop.kind == Hop::Kind::reduce_scatter); }
   bool talks() const { return (kind == Kind::hop && hop.kind >= Hop::Kind::reduce_scatter) || (moves() && hop.bytes > 0); }
 };
 struct Region {  // the top, or a body of a loop
@@ -62,6 +63,9 @@ struct Plan {
   std::vector<int> roots;
   double bytes = 0, points = 0;  // sent; points of ops computed; both per device
 };
+
+// The steps that read each step, and -1 for each time that it is a result or a value of a loop.
+std::vector<std::vector<int>> readers_of(const Plan&);
 
 // The graph of the whole, and what is known of it before anything is cut. Grows when an op is said in terms of others.
 struct Whole {

@@ -12,34 +12,20 @@ constexpr int kMostRanks = 32;  // as many steps are in the program
 struct Ringing {
   Plan& plan;
   const Whole& whole;
-  std::vector<int> reader = {};  // of each step: the one step that reads it, once; -1: none, or more
+  std::vector<std::vector<int>> readers;
 
   Step& step(int k) { return plan.steps[std::size_t(k)]; }
   const Node& node(const Step& s) const { return *whole.nodes[std::size_t(s.node)]; }
   double bytes(const Step& s) const { return local_size(node(s).axes, s.at, whole.mesh) * bytes_of(node(s).dtype); }
 
-  void find_readers() {
-    std::vector<int> times(plan.steps.size());
-    reader.assign(plan.steps.size(), -1);
-    auto read = [&](int x, int by) {
-      if (x >= 0) ++times[std::size_t(x)], reader[std::size_t(x)] = by;
-    };
-    for (int r : plan.roots) read(r, -1);
-    for (int k = 0; k < int(plan.steps.size()); ++k) {
-      auto& s = step(k);
-      if (!s.live) continue;
-      for (int x : s.in) read(x, k);
-      if (s.kind != Step::Kind::loop) continue;
-      for (auto& v : plan.loops[std::size_t(s.loop)].value)
-        for (int x : v) read(x, -1);
-    }
-    for (std::size_t k = 0; k < times.size(); ++k)
-      if (times[k] != 1) reader[k] = -1;
+  int reader(int k) const {  // the one step that reads it, once; -1: none, or more
+    auto& by = readers[std::size_t(k)];
+    return by.size() == 1 ? by[0] : -1;
   }
   bool goes_round(int k) {
     auto& s = step(k);
-    if (!s.live || s.kind != Step::Kind::hop || s.hop.kind != Hop::Kind::all_gather || reader[std::size_t(k)] < 0) return false;
-    auto& to = step(reader[std::size_t(k)]);
+    if (!s.live || s.kind != Step::Kind::hop || s.hop.kind != Hop::Kind::all_gather || reader(k) < 0) return false;
+    auto& to = step(reader(k));
     auto& contraction = node(to);
     if (to.kind != Step::Kind::compute || contraction.op->kind != Kind::contract || to.region != s.region) return false;
     if (std::any_of(to.in.begin(), to.in.end(), [&](int x) { return step(x).ring >= 0; })) return false;
@@ -61,11 +47,27 @@ struct Ringing {
 
 }  // namespace
 
+std::vector<std::vector<int>> readers_of(const Plan& plan) {
+  std::vector<std::vector<int>> out(plan.steps.size());
+  auto read = [&](int x, int by) {
+    if (x >= 0) out[std::size_t(x)].push_back(by);
+  };
+  for (int r : plan.roots) read(r, -1);
+  for (int k = 0; k < int(plan.steps.size()); ++k) {
+    auto& s = plan.steps[std::size_t(k)];
+    if (!s.live) continue;
+    for (int x : s.in) read(x, k);
+    if (s.kind != Step::Kind::loop) continue;
+    for (auto& v : plan.loops[std::size_t(s.loop)].value)
+      for (int x : v) read(x, -1);
+  }
+  return out;
+}
+
 void ring(Plan& plan, const Whole& whole) {
-  Ringing r{plan, whole};
-  r.find_readers();
+  Ringing r{plan, whole, readers_of(plan)};
   for (int k = 0; k < int(plan.steps.size()); ++k)
-    if (r.goes_round(k)) r.step(k).ring = r.reader[std::size_t(k)];
+    if (r.goes_round(k)) r.step(k).ring = r.reader(k);
 }
 
 }  // namespace haliax::partitioning

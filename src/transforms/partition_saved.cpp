@@ -31,10 +31,6 @@ Twin twin_of(const Whole& whole, const std::vector<int>& order, const Node* inde
   return t;
 }
 
-bool sums(const Step& s) {
-  return s.live && s.talks() && (s.hop.kind == Hop::Kind::all_reduce || s.hop.kind == Hop::Kind::reduce_scatter);
-}
-
 // Two loops over one index, and the nodes of both their bodies that both of them sum.
 struct Repeated {
   NodePtr earlier, later;
@@ -56,7 +52,7 @@ Repeated repeated(const Plan& plan, Whole& whole) {
     for (int k : region.steps) {
       auto& s = plan.steps[std::size_t(k)];
       auto& n = whole.nodes[std::size_t(s.node)];
-      if (!sums(s) || n->bytes() > walked) continue;
+      if (!s.live || !s.sums() || n->bytes() > walked) continue;
       for (auto& [was, by] : known[s.node]) {
         auto& earlier = whole.nodes[std::size_t(by->node)];
         bool beside = earlier != loop && plan.regions[std::size_t(by->regions[0])].parent == region.parent && was->at == s.at;
@@ -113,7 +109,7 @@ Nodes with_saved(const Nodes& roots, const Plan& plan, Whole& whole, bool gather
     bool looked = false;
     for (int k : plan.regions[std::size_t(l.regions[0])].steps) {
       auto& s = plan.steps[std::size_t(k)];
-      if (!s.live || s.kind != Step::Kind::hop || !s.talks() || !(sums(s) || gathers_too)) continue;
+      if (!s.live || s.kind != Step::Kind::hop || !s.talks() || !(s.sums() || gathers_too)) continue;
       if (!looked) t = twin_of(whole, whole.scope(l.node, 0).order, index[0].get()), looked = true;
       if (!t.earlier) break;
       auto& made_again = whole.nodes[std::size_t(s.node)];
