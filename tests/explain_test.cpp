@@ -199,6 +199,37 @@ TEST_CASE("explain: a gradient is known by the parameter that it is added to, or
   }
 }
 
+namespace {
+
+struct Pair {
+  NamedArray a, b;
+};
+const Axis Rows{"rows", 64}, Wide{"wide", 96}, Narrow{"narrow", 32};
+const Mapping by_rows{{"rows", "data"}};
+Pair pair_of() { return {zeros({Wide, Narrow}), zeros({Wide, Narrow})}; }
+// The report of a step on arguments that are whole, and rows (rows, wide) that are shared out.
+template <class F, class... A> JitReport of_rows(F step, const A&... whole) {
+  std::vector<std::optional<Mapping>> in(sizeof...(A), Mapping{});
+  in.push_back(by_rows);
+  return named_jit(step, {.mesh = data8, .axis_resources = by_rows, .in = Mappings(in), .out = Mappings(Mapping{})})
+      .plan(whole..., zeros({Rows, Wide}));
+}
+
+}  // namespace
+
+TEST_CASE("explain: what an op that constrains its result sends is sent for that op") {
+  auto cause = [](auto step) {
+    auto r = of_rows(step, pair_of());
+    REQUIRE(r.collectives.size() == 1);
+    return r.collectives[0].cause;
+  };
+  auto product = [](const NamedArray& x) { return dot(x, x.rename({{"wide", "narrow"}}), "rows"); };
+  CHECK(cause([&](const Pair&, const NamedArray& x) { return tanh(product(x)); }) == "dot");
+  CHECK(cause([&](const Pair&, const NamedArray& x) { return tanh(einsum("{rows wide} -> wide", {x})); }) == "einsum");
+  CHECK(cause([&](const Pair&, const NamedArray& x) { return tanh(auto_sharded(sum(x, "rows"))); }) == "shard");
+  CHECK(cause([&](const Pair&, const NamedArray& x) { return tanh(shard(sum(x, "rows"), Mapping{})); }) == "shard");
+}
+
 TEST_CASE("explain: memory by purpose makes the planned peak") {
   for (auto& [mesh, params, inside] : {std::tuple{data8, fs, dp}, {data8, dp, dp}, {model8, tp, tp}}) {
     auto r = plan_training(small, mesh, params, inside);

@@ -251,7 +251,7 @@ NamedArray einsum(std::string_view spec, std::initializer_list<Arr> operands,
   Nodes nodes;
   for (auto& a : arrays) nodes.push_back(node_of("einsum", a, dtype));
   auto out = Einsum(spec, nodes, aliases).result();
-  return auto_sharded(NamedArray(contract_all("einsum", nodes, out, dtype)));
+  return constrained("einsum", NamedArray(contract_all("einsum", nodes, out, dtype)));
 }
 
 }  // namespace haliax

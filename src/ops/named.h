@@ -51,4 +51,7 @@ NodePtr pointwise(const char* op, const Op&, const Nodes&, DType);   // a map ov
 // Result axes: the hidden ones, then `out`.
 NodePtr contract_all(const char* op, Nodes, const Axes& out, DType);
 
+// ---- results ----
+NamedArray constrained(const char* op, const NamedArray&);           // by the mapping in scope, if there is one
+
 }  // namespace haliax::ops

@@ -123,8 +123,8 @@ NamedArray dot(const std::vector<Arr>& arrays, const AxisSelection& axis, const 
   // With a wider result the operands stay as they are, and only the sums are wide.
   auto wanted = options.preferred_element_type.value_or(dtype);
   if (wanted != dtype && !(is_float(wanted) && is_float(dtype) && bytes_of(wanted) >= bytes_of(dtype)))
-    return astype(auto_sharded(NamedArray(contract_all("dot", nodes, out, dtype))), wanted);
-  return auto_sharded(NamedArray(contract_all("dot", nodes, out, wanted)));
+    return astype(constrained("dot", NamedArray(contract_all("dot", nodes, out, dtype))), wanted);
+  return constrained("dot", NamedArray(contract_all("dot", nodes, out, wanted)));
 }
 
 }  // namespace

@@ -90,7 +90,7 @@ NamedArray take(Arr x, const AxisSelector& axis, Arr index) {
       if (v.name == a.name) shown.insert(shown.end(), own.begin(), own.end());
       else shown.push_back(v);
   }
-  return auto_sharded(wrap(prim::gather(n, {{a.name, ids}}, with_hidden({ids, n}, shown), Outside::fill)));
+  return constrained("take", wrap(prim::gather(n, {{a.name, ids}}, with_hidden({ids, n}, shown), Outside::fill)));
 }
 
 NamedArray slice(Arr x, const AxisSelector& axis, Arr start, std::int64_t length, std::optional<Name> new_axis) {

@@ -285,7 +285,7 @@ class Rearrangement {
 
 NamedArray rearrange(Arr x, std::string_view spec, const std::vector<std::pair<std::string, AxisSelector>>& bindings) {
   Here here(x.at());
-  return auto_sharded(NamedArray(Rearrangement(node_of(op, x), spec, bindings).run()));
+  return constrained("rearrange", NamedArray(Rearrangement(node_of(op, x), spec, bindings).run()));
 }
 
 }  // namespace haliax

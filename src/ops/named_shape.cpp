@@ -133,7 +133,7 @@ NamedArray rename(Arr x, const AxisSelector& from, const AxisSelector& to) {
 NamedArray rearrange(Arr x, const Names& order) {
   Here here(x.at());
   auto n = node_of("rearrange", x);
-  return auto_sharded(wrap(arranged(n, rearrange_for_partial_order(order, visible(*n), context().origin.at))));
+  return constrained("rearrange", wrap(arranged(n, rearrange_for_partial_order(order, visible(*n), context().origin.at))));
 }
 NamedArray broadcast_axis(Arr x, const AxisSpec& axes) {
   Here here(x.at());
@@ -172,7 +172,7 @@ std::vector<NamedArray> unbind(Arr x, const AxisSelector& axis) {
   auto n = node_of("unbind", x);
   auto a = axis_of("unbind", n, axis);
   std::vector<NamedArray> out;
-  for (std::int64_t i = 0; i < a.size; ++i) out.push_back(auto_sharded(wrap(prim::slice(n, a.name, i, 1, 1, true))));
+  for (std::int64_t i = 0; i < a.size; ++i) out.push_back(constrained("unbind", wrap(prim::slice(n, a.name, i, 1, 1, true))));
   return out;
 }
 std::vector<NamedArray> split(Arr x, const AxisSelector& axis, const AxisSpec& pieces) {

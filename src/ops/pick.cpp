@@ -188,9 +188,9 @@ NodePtr tracer(G x, Name path) {
   return n;
 }
 NodePtr barrier(G x, G after) { return make(kBarrier, {x, after}, x->axes, x->dtype); }
-NodePtr pin(G x, std::shared_ptr<const Mapping> mapping) {
+NodePtr pin(G x, std::shared_ptr<const Mapping> mapping, const char* by) {
   auto p = std::make_shared<Pin>();
-  p->mapping = std::move(mapping);
+  p->mapping = std::move(mapping), p->by = by;
   return make(kPin, {x}, x->axes, x->dtype, {.payload = p});
 }
 

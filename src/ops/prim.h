@@ -75,8 +75,11 @@ extern const Op kGather, kScatter, kArgsort, kSort, kCumulative;
 
 // ---- wraps: the value of in[0] ----
 NodePtr barrier(const NodePtr& x, const NodePtr& after);         // made again, not before `after` is there
-NodePtr pin(const NodePtr& x, std::shared_ptr<const Mapping>);   // cut as the mapping says
-struct Pin : Payload { std::shared_ptr<const Mapping> mapping; };
+NodePtr pin(const NodePtr& x, std::shared_ptr<const Mapping>, const char* by = "shard");   // cut as the mapping says; by: the op that wants it
+struct Pin : Payload {
+  std::shared_ptr<const Mapping> mapping;
+  const char* by = "";
+};
 NodePtr tracer(const NodePtr& x, Name path = {});                // x, unlike any other node: what a gradient is taken by
 // The borders of a region that is computed chunk by chunk along an axis, around arrays that have it. Equal ones are the same region, so that
 // what two losses of one array share is shared. attr: a ChunkKey; names[0], ints[0]: the axis.

@@ -68,7 +68,7 @@ NodePtr raw_bits(const Key& k, const Axes& axes, DType d) {
 
 // The result: hidden axes first, then the axes asked for, in their order.
 NamedArray drawn(G x, const Axes& asked) {
-  return auto_sharded(NamedArray(prim::fit(x, with_hidden({x}, asked))));
+  return constrained("random", NamedArray(prim::fit(x, with_hidden({x}, asked))));
 }
 
 // ---- floats ----

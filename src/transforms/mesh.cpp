@@ -252,11 +252,14 @@ NamedArray shard(Arr x) {
 NamedArray auto_sharded(Arr x) {
   auto m = current_mapping();
   if (!m) return x;
-  std::optional<Here> here;
-  if (to_string(context().origin.at).empty()) here.emplace(x.at());  // else inside an op, which knows its caller
-  auto n = ops::node_of("auto_sharded", x);
-  check(*n, *m);
-  return NamedArray(prim::pin(n, m));
+  Here here(x.at());
+  return ops::constrained("shard", NamedArray(ops::node_of("auto_sharded", x)));
+}
+NamedArray ops::constrained(const char* op, const NamedArray& x) {
+  auto m = current_mapping();
+  if (!m) return x;
+  check(*x.node(), *m);
+  return NamedArray(prim::pin(x.node(), m, op));
 }
 std::shared_ptr<const Placement> placement(const NamedArray& a) {
   auto p = a ? a.node()->placement : nullptr;

@@ -16,6 +16,7 @@ bool same_names(const Node& a, const Node& b) {
 // As users know it.
 const char* said(const Node& n) {
   if (is_top_k(n) || picks_top_k(n)) return "top_k";
+  if (n.op == &prim::kPin) return static_cast<const prim::Pin&>(*n.attr.payload).by;
   if (n.op != &prim::kCumulative) return n.op->name;
   auto m = Monoid(n.attr.ints[0]);
   return m == Monoid::sum ? "cumsum" : m == Monoid::prod ? "cumprod" : n.op->name;

@@ -123,7 +123,7 @@ Leaves ShardMap::enter(const Leaves& leaves, const Parts& arguments) {
   }
   context().origin.mapping = std::make_shared<const Mapping>(Mapping::of(std::move(inside)));
   for (std::size_t k = 0; k < out.size(); ++k)
-    if (out[k].node() != leaves[k].node()) out[k] = auto_sharded(out[k]);
+    if (out[k].node() != leaves[k].node()) out[k] = ops::constrained("shard_map", out[k]);
   return out;
 }
 Leaves ShardMap::leave(const Leaves& leaves, const Parts& result) const {
@@ -146,7 +146,7 @@ Leaves ShardMap::leave(const Leaves& leaves, const Parts& result) const {
         fail("shard_map", "a result " + to_string(shown) + " is another on each device along mesh axis " + mesh_axis +
                               ", and the mapping " + to_string(mapping) + " cuts none of its axes by it; psum or pmean it over " +
                               mesh_axis + ", or give `out` a mapping that cuts it");
-    out[k] = NamedArray(at.dims.empty() ? n : prim::pin(n, std::make_shared<const Mapping>(mapping)));
+    out[k] = NamedArray(at.dims.empty() ? n : prim::pin(n, std::make_shared<const Mapping>(mapping), "shard_map"));
   }
   return out;
 }
@@ -174,14 +174,14 @@ NamedArray all_gather(Arr x, const AxisSelector& axis, const AxisSelection& mesh
     from.push_back(o.name), to.push_back(own.back().name);
     if (!has(all, o.name)) all.insert(all.begin(), o);
   }
-  return auto_sharded(NamedArray(joined(prim::rename(prim::fit(n, all), from, to), own, mine.name)));
+  return ops::constrained("all_gather", NamedArray(joined(prim::rename(prim::fit(n, all), from, to), own, mine.name)));
 }
 NamedArray psum_scatter(Arr x, const AxisSelector& axis, const AxisSelection& mesh_axes) {
   auto total = psum(x, mesh_axes);
   Here here(x.at());
   auto outer = shards_of("psum_scatter", mesh_axes);
   auto mine = x.resolve_axis(axis);
-  return auto_sharded(NamedArray(split("psum_scatter", total.node(), outer, mine.name, to_string(x.axes()))));
+  return ops::constrained("psum_scatter", NamedArray(split("psum_scatter", total.node(), outer, mine.name, to_string(x.axes()))));
 }
 NamedArray axis_index(const AxisSelector& mesh_axis, SourceLocation at) {
   Here here(at);
