@@ -144,7 +144,7 @@ NamedArray net_loss(const Net& w, const NamedArray& x) {
 
 }  // namespace
 
-TEST_CASE("explain: a gradient is known by the parameter that it is added to, or by its path among the results") {
+TEST_CASE("explain: gradients are known where they are returned, added to parameters, or added up") {
   const Mapping batch{{"batch", "data"}};
   const auto x = zeros({Many, In});
   auto loss = [&](const Net& w, const NamedArray& x) {
@@ -204,9 +204,13 @@ namespace {
 struct Pair {
   NamedArray a, b;
 };
+struct Deep {
+  Pair up, down;
+};
 const Axis Rows{"rows", 64}, Wide{"wide", 96}, Narrow{"narrow", 32};
 const Mapping by_rows{{"rows", "data"}};
 Pair pair_of() { return {zeros({Wide, Narrow}), zeros({Wide, Narrow})}; }
+NamedArray layer(const NamedArray& w, const NamedArray& x) { return tanh(dot(x, w, Wide)); }
 // The report of a step on arguments that are whole, and rows (rows, wide) that are shared out.
 template <class F, class... A> JitReport of_rows(F step, const A&... whole) {
   std::vector<std::optional<Mapping>> in(sizeof...(A), Mapping{});
@@ -214,8 +218,122 @@ template <class F, class... A> JitReport of_rows(F step, const A&... whole) {
   return named_jit(step, {.mesh = data8, .axis_resources = by_rows, .in = Mappings(in), .out = Mappings(Mapping{})})
       .plan(whole..., zeros({Rows, Wide}));
 }
+std::string arrays(const JitReport& r) {
+  std::string out;
+  for (auto& c : r.collectives) out += (out.empty() ? "" : ", ") + c.array;
+  return out;
+}
 
 }  // namespace
+
+TEST_CASE("explain: a sum that serves several parameters names them") {
+  auto step = [](auto weight) {
+    return [=](const Pair& p, const NamedArray& x) { return grad([&](const Pair& q) { return mean(layer(weight(q), x)); })(p); };
+  };
+  auto of = [&](auto weight) { return arrays(of_rows(step(weight), pair_of())); };
+  CHECK(of([](const Pair& p) { return p.a + p.b; }) == "gradient of a and b");
+  CHECK(of([](const Pair& p) { return p.a - tanh(p.b) * 2.; }) == "gradient of a and b");
+  CHECK(of([](const Pair& p) { return p.a * exp(p.b); }) == "gradient of a and b");
+  // Two products of the same rows and the same cotangent.
+  auto apart = [](const Pair& p, const NamedArray& x) {
+    return grad([&](const Pair& q) { return mean(tanh(dot(x, q.a, Wide) + dot(x, q.b, Wide))); })(p);
+  };
+  CHECK(arrays(of_rows(apart, pair_of())) == "gradient of a and b");
+  // In what a parameter and its adapter make, neither of which is the product.
+  struct Adapted {
+    NamedArray left, right;
+  };
+  const Axis Rank{"rank", 48};
+  const Adapted adapter{zeros({Wide, Rank}), zeros({Rank, Narrow})};
+  auto adapt = [&](const Adapted& p, const NamedArray& frozen, const NamedArray& x) {
+    return grad([&](const Adapted& q) { return mean(layer(frozen + dot(q.left, q.right, "rank"), x)); })(p);
+  };
+  CHECK(arrays(of_rows(adapt, adapter, zeros({Wide, Narrow}))) == "gradient of left and right");
+  // Of many the first.
+  auto all = [](const Deep& p, const NamedArray& x) {
+    return grad([&](const Deep& q) { return mean(layer(q.up.a + q.up.b + q.down.a, x)); })(p);
+  };
+  auto r = of_rows(all, Deep{pair_of(), pair_of()});
+  CHECK(arrays(r) == "gradient of up.a and 2 more");
+  says(r.explain, "  gradient of up.a and 2 more (wide=96, narrow=32)  ");
+}
+
+TEST_CASE("explain: parameters of several arguments are told apart") {
+  const auto p = pair_of();
+  auto rivals = [](const Pair& p, const Pair& q, const NamedArray& x) {
+    auto of_p = grad([&](const Pair& p) { return mean(layer(p.a, x) * layer(q.a, x)); })(p);
+    auto of_q = grad([&](const Pair& q) { return mean(layer(p.b, x) * layer(q.b, x)); })(q);
+    return std::pair(of_q, of_p);
+  };
+  CHECK(arrays(of_rows(rivals, p, p)) == "gradient of argument 1: b, gradient of argument 0: a");
+  // A gather, and the place in the model.
+  struct Layered {
+    nn::Linear up;
+  };
+  const Layered m{nn::Linear::init(Wide, Narrow, random::key(0))};
+  auto both = [](const Layered& m, const Layered& n, const NamedArray& x) { return m.up(x) + n.up(x); };
+  auto cut = Mapping{{"wide", "data"}};
+  auto r = named_jit(both, {.mesh = data8, .axis_resources = by_rows, .in = Mappings::of_each({cut, cut, by_rows})})
+               .plan(m, m, zeros({Rows, Wide}));
+  CHECK(arrays(r) == "argument 1: up.weight, argument 0: up.weight");
+  says(r.explain, "  argument 1: up.weight (narrow=32, wide=96) and 1 more  dot; explain_test.cpp:");
+  says(r.explain, ", in argument 1: up ");
+  // Where paths differ they say it all.
+  auto one = [](const Pair& p, const Deep& q, const NamedArray& x) {
+    return grad([&](const Pair& p) { return mean(layer(p.a, x) * layer(q.up.a, x)); })(p);
+  };
+  CHECK(arrays(of_rows(one, p, Deep{p, p})) == "gradient of a");
+}
+
+TEST_CASE("explain: a gradient is one wherever it goes") {
+  const Deep deep{pair_of(), pair_of()};
+  auto loss = [](const Deep& p, const NamedArray& x) {
+    return mean(layer(p.up.a, x) * layer(p.up.b, x) * layer(p.down.a, x) * layer(p.down.b, x));
+  };
+  auto of = [&](auto step) { return arrays(of_rows(step, deep)); };
+  // A part of the gradients, alone or beside other things.
+  CHECK(of([&](const Deep& p, const NamedArray& x) { return grad(loss)(p, x).down; }) == "gradient of down.a, gradient of down.b");
+  CHECK(of([&](const Deep& p, const NamedArray& x) { return grad(loss)(p, x).down.b; }) == "gradient of down.b");
+  struct Told {
+    Pair gradients;
+    NamedArray number;
+  };
+  CHECK(of([&](const Deep& p, const NamedArray& x) { return Told{grad(loss)(p, x).up, zeros({})}; }) ==
+        "gradient of up.a, gradient of up.b");
+  // By a part of the parameters.
+  CHECK(of([&](const Deep& p, const NamedArray& x) {
+          return grad([&](const Pair& down) { return loss(Deep{p.up, down}, x); })(p.down);
+        }) == "gradient of down.a, gradient of down.b");
+  CHECK(of([&](const Deep& p, const NamedArray& x) {  // by what became of one
+          auto of_up = [&](const NamedArray& a) { return mean(layer(a, x) * layer(p.down.b, x)); };
+          auto next = p.up.a - 0.1 * grad(of_up)(p.up.a);
+          return next - 0.1 * grad(of_up)(next);
+        }) == "gradient of up.a, gradient of up.a");
+  auto linear = [](const Deep& p, const NamedArray& x) {
+    return grad([&](const Deep& q) { return sum(dot(x, q.up.a, Wide)); })(p).up;
+  };
+  CHECK(of(linear) == "gradient of up.a");
+  // What follows tells nothing: each is added to the other's parameter, or only their norm is returned.
+  CHECK(of([&](const Deep& p, const NamedArray& x) { return p.down.a - 0.1 * grad(loss)(p, x).up.a; }) == "gradient of up.a");
+  CHECK(of([&](const Deep& p, const NamedArray& x) { return sum(square(grad(loss)(p, x).up.b)); }) == "gradient of up.b");
+  // In a loop over layers, and example by example.
+  const Axis Layers{"layers", 4};
+  auto stacked = [&](const Pair& p, const NamedArray& x) {
+    auto step = [](const NamedArray& h, const NamedArray& w) { return layer(w, h).rename({{"narrow", "wide"}}); };
+    return grad([&](const NamedArray& a) { return mean(fold(step, Layers)(x, a)); })(p.a);
+  };
+  const Pair square_ones{zeros({Layers, Wide, Narrow.resize(96)}), zeros({})};
+  CHECK(arrays(of_rows(stacked, square_ones)) == "gradient of a");
+  auto mapped = [](const Deep& p, const NamedArray& x) {
+    auto one = [](const Pair& q, const NamedArray& x) { return sum(tanh(dot(x, q.a, Wide) + q.b)); };
+    auto each = vmap([&](const NamedArray& x) { return grad(one)(p.down, x); }, "rows")(x);
+    return Pair{mean(each.a, "rows"), mean(each.b, "rows")};
+  };
+  CHECK(arrays(of_rows(mapped, Deep{pair_of(), {zeros({Wide, Narrow}), zeros({Narrow})}})) ==
+        "gradient of down.a, gradient of down.b");
+  // A sum of what no gradient was taken by is none, whatever it is added to.
+  CHECK(of([&](const Deep& p, const NamedArray& x) { return p.up.a + dot(x, layer(p.up.b, x), "rows"); }) == "dot");
+}
 
 TEST_CASE("explain: what an op that constrains its result sends is sent for that op") {
   auto cause = [](auto step) {

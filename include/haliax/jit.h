@@ -69,7 +69,6 @@ bool is_tracing();                               // inside grad, vmap, scan or j
 struct Parts {
   int count = 0;
   std::vector<int> of_leaf = {};
-  std::vector<std::string> paths = {};           // of a result: 1.mlp.up.weight
 };
 template <class... A> Walk walk_parts(Parts& parts, const A&... each) {
   Walk w;
@@ -81,7 +80,6 @@ template <class R> Parts parts_of(const R& result) {
   Parts parts;
   if constexpr (reflect::is_a<R, std::pair> || reflect::is_a<R, std::tuple>) std::apply([&](const auto&... p) { walk_parts(parts, p...); }, result);
   else walk_parts(parts, result);
-  parts.paths = tree_paths(result);
   return parts;
 }
 

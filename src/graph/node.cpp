@@ -99,6 +99,7 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
   auto n = std::make_shared<Node>();
   n->op = &op, n->in = std::move(in), n->axes = std::move(axes), n->dtype = dtype, n->attr = std::move(attr);
   n->id = t.next++, n->hash_ = h, n->origin = c.origin;
+  if (n->origin.traced == 0) n->origin.traced = n->id;
   for (auto& x : n->in)
     if (x)
       for (auto* f : x->free)
@@ -117,7 +118,7 @@ NodePtr make_data(BufferPtr value, Axes axes, DType dtype) {
   auto n = std::make_shared<Node>();
   n->op = &kData, n->axes = std::move(axes), n->dtype = dtype, n->value = std::move(value), n->origin = context().origin;
   std::lock_guard hold(t.lock);
-  n->id = t.next++;
+  n->id = n->origin.traced = t.next++;
   return n;
 }
 

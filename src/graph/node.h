@@ -55,6 +55,7 @@ struct Origin {
   Name module;
   std::shared_ptr<const Mapping> mapping;
   bool backward = false;
+  std::uint64_t traced = 0;   // the node as it was traced, which passes put others in place of: its id
 };
 
 struct Payload { virtual ~Payload() = default; };                    // what only some ops carry: a loop, a custom gradient
@@ -105,6 +106,7 @@ void detach(const Node&);                                            // a node w
 Nodes topological(const Nodes& roots, bool (*stop)(const Node&) = nullptr);
 
 // ---- what is being traced, on this thread ----
+class Gradients;
 struct Context {
   Origin origin = {};
   bool fixed = false;        // a layer has said where its caller is
@@ -112,6 +114,7 @@ struct Context {
   Axes hidden = {};          // by the vmaps around, outermost first
   std::vector<std::pair<std::string, Axis>> shards = {};   // inside shard_map: what stands for each mesh axis, hidden
   int tracing = 0;           // inside grad, vmap, scan or jit: values may be asked for, but nothing is forgotten
+  std::shared_ptr<Gradients> gradients = {};   // those that are taken are noted there, if anybody wants to know
 };
 Context& context();
 

@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <chrono>
+#include <map>
 #include <mutex>
+#include <set>
 
 #include "base/where.h"
 #include "ops/prim.h"
 #include "runtime/explain.h"
+#include "transforms/gradients.h"
 
 namespace haliax::detail {
 namespace {
@@ -37,7 +40,6 @@ struct JitCore::Entry {
   Nodes captured;                                // by f: arrays that are no arguments
   std::vector<std::string> names;                // of the inputs, for people: argument 0, or argument 0: mlp.up.weight
   std::vector<int> result_of_leaf;               // of the results: -1 empty
-  std::vector<std::string> result_paths;         // of those that are not
   std::vector<std::pair<Axes, DType>> results;
   std::vector<std::shared_ptr<const Placement>> placements;   // of the results
   std::shared_ptr<void> like;
@@ -173,7 +175,7 @@ struct JitCore::Impl {
       e.result_of_leaf.push_back(r ? int(roots.size()) : -1);
       if (!r) continue;
       roots.push_back(r.node()), e.results.push_back({r.node()->axes, r.dtype()});
-      e.part_of_result.push_back(parts.of_leaf[k]), e.result_paths.push_back(parts.paths[k]);
+      e.part_of_result.push_back(parts.of_leaf[k]);
     }
     report.trace_s = now() - started;
     if (options.strict && options.partition) {
@@ -233,7 +235,7 @@ struct JitCore::Impl {
     auto& o = options;
     MeshOptions how{.backend = backend_name,
                     .donated = e.donated,
-                    .partition = {.regather = o.regather, .ring = o.ring, .strict = o.strict, .results = e.result_paths},
+                    .partition = {.regather = o.regather, .ring = o.ring, .strict = o.strict, .gradients = context().gradients},
                     .simulated = simulated,
                     .strict = o.strict};
     e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(graph, e.inputs, in, out, mesh, how));
@@ -305,6 +307,9 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
     paths.push_back(dot == std::string::npos ? "" : w.paths[k].substr(dot + 1));
     names.push_back("argument " + std::to_string(owner[k]) + (paths[k].empty() ? "" : ": " + paths[k]));
   }
+  std::map<std::string, std::set<int>> owners;               // by path: where several have one, it says of which it is
+  for (std::size_t k = 0; k < paths.size(); ++k) owners[paths[k]].insert(owner[k]);
+  auto path = [&](std::size_t k) { return paths[k].empty() || owners[paths[k]].size() == 1 ? paths[k] : names[k]; };
   std::vector<Sharding> in;
   if (auto mesh = m.mesh()) {
     Here here(m.options.at);
@@ -326,7 +331,7 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
     e.signature.axes.push_back(n ? n->axes : Axes());
     e.signature.dtypes.push_back(n ? int(n->dtype) : -1);
     if (!n) { out.emplace_back(); continue; }
-    e.inputs.push_back(prim::input(n->axes, n->dtype, module_path(paths[k])));
+    e.inputs.push_back(prim::input(n->axes, n->dtype, module_path(path(k))));
     e.leaf_of_input.push_back(k);
     e.names.push_back(names[k]);
     e.part_of_input.push_back(owner[k]);
@@ -335,7 +340,7 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   }
   m.outer = context();
   m.tracing.emplace();
-  if (auto mesh = m.mesh()) m.on_mesh.emplace(*mesh);
+  if (auto mesh = m.mesh()) m.on_mesh.emplace(*mesh), context().gradients = std::make_shared<Gradients>();
   if (m.options.axis_resources) context().origin.mapping = std::make_shared<const Mapping>(*m.options.axis_resources);
   return out;
 }

@@ -22,6 +22,17 @@ bool same_axes(const NamedArray& a, const NamedArray& b) {
   return x.size() == y.size() &&
          std::all_of(x.begin(), x.end(), [&](auto& v) { return std::find(y.begin(), y.end(), v) != y.end(); });
 }
+// The path of a leaf that a gradient is taken by: that of the argument of jit which it is, or was before it was cast or updated; else
+// that in its own tree.
+Name path_of(const NodePtr& leaf, const std::string& path) {
+  for (auto n = leaf; n;) {
+    if ((n->op == &prim::kTracer || n->op == &prim::kInput) && n->origin.module) return n->origin.module;
+    bool goes_on = n->op->kind == Kind::map || n->op->kind == Kind::view || n->op->kind == Kind::wrap;
+    auto from = std::find_if(n->in.begin(), n->in.end(), [&](auto& x) { return x && x->size() == n->size(); });
+    n = goes_on && from != n->in.end() ? *from : nullptr;
+  }
+  return path.empty() ? leaf->origin.module : module_path(path);
+}
 // A leaf that stands for x while a function is traced.
 NodePtr stand_in(const NodePtr& x) { return x ? prim::input(x->axes, x->dtype, x->origin.module) : x; }
 
@@ -113,11 +124,10 @@ Scope::~Scope() {
 Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen, const std::vector<std::string>& paths) {
   Leaves out = leaves;
   for (std::size_t k = 0; k < out.size(); ++k) {
-    auto n = out[k].node();
+    auto& n = leaves[k].node();
     if (!n || frozen[k] || !is_float(n->dtype)) continue;
     // Inside vmap each position has a gradient of its own, also by what is shared.
-    n = prim::fit(n, with_hidden(n->axes, context().hidden));
-    out[k] = NamedArray(prim::tracer(n, paths[k].empty() ? n->origin.module : module_path(paths[k])));
+    out[k] = NamedArray(prim::tracer(prim::fit(n, with_hidden(n->axes, context().hidden)), path_of(n, paths[k])));
   }
   return out;
 }

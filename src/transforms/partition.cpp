@@ -89,7 +89,7 @@ struct Partition::Impl {
   std::vector<PartitionInput> inputs;
   Plan plan;
   std::unique_ptr<Whole> whole;
-  std::vector<std::string> results = {};
+  std::shared_ptr<const Gradients> gradients = {};
 
   void make(Nodes roots, const std::vector<Sharding>& wanted, const PartitionOptions& options) {
     for (;;) {
@@ -107,7 +107,7 @@ Partition::Partition(const Nodes& roots, const std::vector<Sharding>& wanted, st
                      const Mesh& mesh, PartitionOptions options)
     : impl_(std::make_unique<Impl>()) {
   auto& m = *impl_;
-  m.mesh = mesh, m.inputs = std::move(inputs), m.results = options.results;
+  m.mesh = mesh, m.inputs = std::move(inputs), m.gradients = options.gradients;
   auto outer = context().origin;
   m.make(roots, wanted, options);
   if (!options.regather) {  // what is kept is to save traffic: where it does not, it is not kept
@@ -131,7 +131,7 @@ Partition::Device Partition::on(int device) const {
   return d;
 }
 
-std::vector<Move> Partition::moves() const { return moves_of(impl_->plan, *impl_->whole, impl_->results); }
+std::vector<Move> Partition::moves() const { return moves_of(impl_->plan, *impl_->whole, impl_->gradients.get()); }
 double Partition::sent_bytes() const { return impl_->plan.bytes; }
 
 }  // namespace haliax

@@ -12,7 +12,7 @@ struct PartitionOptions {
   bool regather = true;  // a weight gathered in a loop is gathered again in the next one; else once for all, before
   bool ring = false;     // a gather that one contraction reads: block by block, see ring
   bool strict = false;   // no gather is chosen for its bytes if nobody asked for it
-  std::vector<std::string> results = {};  // paths of the roots in what the function returns, for reports
+  std::shared_ptr<const Gradients> gradients = {};  // noted as the graph was traced, for reports
 };
 struct PartitionInput {
   NodePtr whole;
@@ -22,7 +22,7 @@ struct PartitionInput {
 struct Move {
   const char* kind;
   Cut over;           // mesh axes
-  std::string array;  // the name of an input, "gradient of" it, "new" (updated), "part of" an op, or the op that made it
+  std::string array;  // the name of an input, "gradient of" some, "new" (updated), "part of" an op, or the op that made it
   std::string axes;   // of the arrays, on the whole
   std::string loop = {};    // the axes walked around it, outermost first
   const char* cause = "";   // the op that wants it, or "result"

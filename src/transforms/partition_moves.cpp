@@ -1,8 +1,8 @@
 // What a plan sends, and why, for reports.
 #include <algorithm>
-#include <set>
 
 #include "ops/prim.h"
+#include "transforms/gradients.h"
 #include "transforms/partition_plan.h"
 #include "transforms/purpose.h"
 
@@ -27,8 +27,8 @@ struct Moves {
   const Whole& whole;
   const Purposes purposes;
   std::vector<char> of_parameters = {};
-  std::vector<Name> gradient = {};  // of which parameter it becomes the gradient
-  std::set<int> updated = {};       // results that are a parameter and what is added to it
+  std::vector<Names> gradient = {};  // the parameters whose it is
+  std::map<std::string_view, const Node*> arguments = {};  // by path
   std::vector<Move> out = {};
   std::map<int, std::size_t> of_bucket = {};
 
@@ -52,79 +52,70 @@ struct Moves {
     auto* a = argument(n);
     if (a && a->origin.module) return std::string(a->origin.module.text());
     auto& me = node(n);
-    auto of = std::string(gradient[std::size_t(n)].text());
-    if (!of.empty() && (s.sums() || me.origin.backward)) return "gradient of " + of;
-    if (updated.count(n)) return "new " + of;
+    auto& of = gradient[std::size_t(n)];
+    if (!of.empty() && (s.sums() || me.origin.backward)) return "gradient of " + listed(of);
+    if (auto* p = of.empty() ? nullptr : updated(n)) return "new " + std::string(p->origin.module.text());
     auto& op = written(n);
     return (&op == &me ? "" : "part of ") + std::string(said(op));
   }
+  static std::string listed(const Names& names) {
+    auto out = std::string(names[0].text());
+    if (names.size() == 2) out += " and " + std::string(names[1].text());
+    return names.size() > 2 ? out + " and " + std::to_string(names.size() - 1) + " more" : out;
+  }
+  // The argument to which this result adds something.
+  const Node* updated(int n) const {
+    if (node(n).origin.backward || std::find(whole.roots.begin(), whole.roots.end(), n) == whole.roots.end()) return nullptr;
+    for (int x : whole.in[std::size_t(n)])
+      if (auto* a = x < 0 ? nullptr : argument(x); a && a->origin.module && same_names(*a, node(n))) return a;
+    return nullptr;
+  }
   Name module_of(int n) const {
-    auto of = gradient[std::size_t(n)].text();
+    auto& names = gradient[std::size_t(n)];
+    auto of = names.empty() ? std::string_view() : names[0].text();
     if (auto field = of.rfind('.'); field != of.npos) return Name(of.substr(0, field));
     return node(n).op == &prim::kInput ? Name() : written(n).origin.module;  // that of an input is its own path
   }
-  bool is_parameter(const Node* a) const {
-    return a && a->origin.module && purposes.of_argument(*a) == std::string_view("parameters");
-  }
-  // A sum becomes the gradient of a parameter if the backward pass or what follows it makes it, and it goes, point by point, into
-  // what is added to the parameter, or into a result with the parameter's path. Of several the nearest.
-  void find_gradients(const std::vector<std::string>& results) {
+  // Gradients as they were traced, and what is made of them since. Operands come first.
+  void find_gradients(const Gradients* noted) {
     gradient.resize(whole.nodes.size());
-    std::vector<int> found;  // nearest first
-    const std::set<int> roots(whole.roots.begin(), whole.roots.end());
-    auto reach = [&](int n, Name of) {
-      if (n < 0 || gradient[std::size_t(n)] || !purposes.after(node(n))) return;
-      gradient[std::size_t(n)] = of, found.push_back(n);
-    };
-    for (std::size_t n = 0; n < whole.nodes.size(); ++n) {
-      if (node(int(n)).op->kind != Kind::map || node(int(n)).origin.backward) continue;
-      for (int p : whole.in[n])
-        if (auto* a = p < 0 ? nullptr : argument(p); is_parameter(a))
-          if (same_names(node(int(n)), *a)) {
-            reach(int(n), a->origin.module);
-            if (gradient[n] && roots.count(int(n))) updated.insert(int(n));
-          }
-    }
-    std::map<std::string_view, const Node*> parameters;
+    if (!noted) return;
     for (auto& n : whole.nodes)
-      if (n->op == &prim::kInput && is_parameter(n.get())) parameters[n->origin.module.text()] = n.get();
-    for (std::size_t k = 0; k < results.size(); ++k) {
-      auto path = module_path(results[k]).text();  // 1.mlp.up.weight: it may begin where the parameter's does
-      auto p = parameters.find(path);
-      for (auto dot = path.find('.'); p == parameters.end() && dot != path.npos; dot = path.find('.'))
-        path.remove_prefix(dot + 1), p = parameters.find(path);
-      if (p != parameters.end() && same_names(*p->second, node(whole.roots[k]))) reach(whole.roots[k], p->second->origin.module);
-    }
-    for (std::size_t k = 0; k < found.size(); ++k) {
-      auto& n = node(found[k]);
-      auto of = gradient[std::size_t(found[k])];
-      if (n.op == &kResult && n.in[0]->op == &kLoop) {
-        auto& r = loop_of(n).results[std::size_t(n.attr.ints[0])];
-        for (auto& v : r.value) reach(whole.find(v.get()), of);
-        if (r.start) reach(whole.find(r.start.get()), of);
-      } else {
-        for (int x : goes_through(found[k])) reach(x, of);
+      if (n->op == &prim::kInput && n->origin.module) arguments[n->origin.module.text()] = n.get();
+    for (std::size_t n = 0; n < whole.nodes.size(); ++n) {
+      auto& me = node(int(n));
+      if (!purposes.after(me)) continue;
+      auto& mine = gradient[n] = noted->parameters(me);
+      if (!mine.empty()) continue;
+      for (int x : made_of(int(n))) {
+        if (x < 0 || !is_float(node(x).dtype) || !purposes.after(node(x))) continue;
+        auto& of = gradient[std::size_t(x)];
+        if (!of.empty() && still_gradient(me, node(x), of)) {
+          add_names(mine, of);
+        } else if (of.empty() && same_names(me, node(x))) {  // mixed with what is none: the norm of all, and a scalar's own
+          mine.clear();
+          break;
+        }
       }
     }
   }
-  // Operands of which a gradient is made point by point. In the backward pass these are terms, parts, and what a number scales;
-  // after it whatever has its axes.
-  std::vector<int> goes_through(int n) const {
+  std::vector<int> made_of(int n) const {
     auto& me = node(n);
-    auto& in = whole.in[std::size_t(n)];
-    bool moves = (me.op->linear == Linear::moves && me.op != &prim::kFit) || me.op->kind == Kind::wrap;
-    if (!moves && me.op->kind != Kind::map && me.op != &prim::kFit) return {};
-    bool any = moves || !me.origin.backward || me.op->linear == Linear::all || me.op == &prim::kCast || me.op == &prim::kFit;
+    if (me.op != &kResult || me.in[0]->op != &kLoop) return whole.in[std::size_t(n)];
     std::vector<int> out;
-    for (std::size_t k = 0; k < in.size(); ++k)
-      if (in[k] >= 0 && !rules::only_waits(me, k) && is_float(node(in[k]).dtype) && (moves || same_names(node(in[k]), me)))
-        out.push_back(in[k]);
-    if (!me.origin.backward && me.axes.empty()) {  // the norm of all gradients, which may scale it, is none
-      std::erase_if(out, [&](int x) { return !purposes.after(node(x)); });
-      if (out.size() > 1) std::erase_if(out, [&](int x) { return !node(x).origin.backward; });
-      any = false;
-    }
-    return any || out.size() == 1 ? out : std::vector<int>();
+    for (auto& v : loop_of(me).results[std::size_t(me.attr.ints[0])].value) out.push_back(whole.find(v.get()));
+    return out;
+  }
+  // Is n one too, which is made of the gradient x? If it is moved, or put together turn by turn; after the backward pass also if it
+  // is made point by point, or summed to the axes of the parameter.
+  bool still_gradient(const Node& n, const Node& x, const Names& of) const {
+    if (n.op == &prim::kFit) return same_names(n, x);
+    if (n.op->linear == Linear::moves || n.op->kind == Kind::wrap || n.op == &kResult) return true;
+    if (n.origin.backward) return false;
+    if (n.op->kind == Kind::map) return same_names(n, x);
+    auto parameter = arguments.find(of[0].text());
+    return (n.op->kind == Kind::reduce || n.op->kind == Kind::contract) && parameter != arguments.end() &&
+           same_names(n, *parameter->second);
   }
   // Made of parameters alone, and positions: operands come first.
   void find_parameters() {
@@ -212,13 +203,13 @@ struct Moves {
 
 }  // namespace
 
-std::vector<Move> moves_of(const Plan& plan, const Whole& whole, const std::vector<std::string>& results) {
+std::vector<Move> moves_of(const Plan& plan, const Whole& whole, const Gradients* gradients) {
   Nodes roots, inputs;
   for (int r : whole.roots) roots.push_back(whole.nodes[std::size_t(r)]);
   for (auto& n : whole.nodes)
     if (n->op == &prim::kInput) inputs.push_back(n);
   Moves m{plan, whole, Purposes(roots, inputs)};
-  m.find_parameters(), m.find_gradients(results);
+  m.find_parameters(), m.find_gradients(gradients);
   m.region(0);
   return std::move(m.out);
 }

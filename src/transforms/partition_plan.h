@@ -216,7 +216,7 @@ bool picks_top_k(const Node&);  // what stands there
 // The one value of which this is made point by point, if it is no larger; or itself. Nothing is looked for below where it `ends`.
 NodePtr base_of(
     const NodePtr&, const std::function<bool(const Node&)>& ends = [](const Node&) { return false; });
-std::vector<Move> moves_of(const Plan&, const Whole&, const std::vector<std::string>& results = {});  // in order
+std::vector<Move> moves_of(const Plan&, const Whole&, const Gradients* = nullptr);  // in order
 Nodes emit(const Plan&, const Whole&, const std::vector<PartitionInput>&, const Mesh&, int device, Nodes& placeholders);
 
 }  // namespace haliax::partitioning

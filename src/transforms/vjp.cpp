@@ -3,6 +3,7 @@
 #include <map>
 
 #include "ops/prim.h"
+#include "transforms/gradients.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {
@@ -84,7 +85,7 @@ class Walk {
       auto [n, g] = *open_.begin();
       open_.erase(open_.begin());
       auto origin = n->origin;
-      origin.backward = true;
+      origin.backward = true, origin.traced = 0;
       follow(origin);
       if (g) g = put_together(g);
       if (goals_.count(n.get())) {
@@ -115,6 +116,7 @@ class Walk {
     g = prim::cast(in_order(prim::sum_to(g, n->axes)), n->dtype);
     auto& slot = open_[n];
     slot = slot ? prim::add(slot, g) : g;
+    if (auto& noted = context().gradients) noted->note(n, g), noted->note(n, slot);
   }
   // A point-wise cotangent in another order of axes is made in the primal's order: else it would lie in memory transposed.
   static NodePtr in_order(const NodePtr& g) {

@@ -1,0 +1,26 @@
+// Which values are gradients of which parameters, noted while a function is traced, for reports.
+#pragma once
+#include <optional>
+#include <unordered_map>
+
+#include "graph/loop.h"
+
+namespace haliax {
+
+// A parameter is what a gradient is taken by and has a path. What is made of parameters alone (a sum of two, a cast, a product with
+// an adapter) stands for all of them: its cotangent is (a step to) the gradient of each. Passes may put other nodes in place of
+// those that are noted: Origin::traced tells.
+class Gradients {
+ public:
+  void note(const NodePtr& of, const NodePtr& cotangent);  // a term, or all of it
+  const Names& parameters(const Node& cotangent) const;    // none: it is no gradient
+
+ private:
+  const std::optional<Names>& made_of(const NodePtr&);          // parameters alone (and numbers); null: something else too
+  std::unordered_map<std::uint64_t, std::optional<Names>> made_of_;  // by id
+  std::unordered_map<std::uint64_t, Names> of_;                      // by id, as traced
+};
+
+void add_names(Names& to, const Names&);  // those that are not there yet
+
+}  // namespace haliax
