@@ -66,10 +66,13 @@ class House(unittest.TestCase):
     def test_what_the_documents_show_is_compiled(self):
         def words(text):
             return " ".join(text.split())
-        compiled = {"README.md": "tests/readme_test.cpp", "docs/sharding.md": "tests/sharding_docs_test.cpp"}
+        compiled = {"README.md": "tests/readme_test.cpp", "docs/losses.md": "tests/losses_docs_test.cpp",
+                    "docs/sharding.md": "tests/sharding_docs_test.cpp"}
         shown = {page.relative_to(ROOT).as_posix(): re.findall(r"```cpp\n(.*?)```", page.read_text(), re.DOTALL)
                  for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
         self.assertEqual({page for page, blocks in shown.items() if blocks}, set(compiled))
+        unmarked = re.compile(r"```\n[^`]*\b(auto \w+ =|NamedArray&)")
+        self.none(page for page in shown if unmarked.search((ROOT / page).read_text()))
         for page, source in compiled.items():
             code = words((ROOT / source).read_text())
             self.none(part for block in shown[page] for part in block.strip().split("\n\n") if words(part) not in code)
