@@ -14,43 +14,49 @@ namespace {
 
 using nn::LinearCrossEntropy;
 
-const Axis Batch{"batch", 3}, Pos{"position", 11}, Embed{"embed", 8}, Vocab{"vocab", 37}, Wide{"wide", 5};
-const AxisSpec Tokens{Batch, Pos};
+const AxisSelector Pos("position"), Embed("embed"), Vocab("vocab"), Wide("wide");
 
 // Everything that can be differentiated, used or not.
 struct Inputs {
   NamedArray x, weight, bias, weights, class_weights, soft, teacher_x, teacher_weight, gain;
 };
-Inputs make_inputs() {
-  auto normal = [](int seed, const AxisSpec& axes) { return random::normal(random::key(seed), axes); };
-  auto positive = [](int seed, const AxisSpec& axes) { return random::uniform(random::key(seed), axes, 0.2, 1.5); };
-  Inputs in{.x = normal(1, {Batch, Pos, Embed}) * 0.5,
-            .weight = normal(2, {Vocab, Embed}),
-            .bias = normal(3, Vocab),
-            .weights = positive(4, Tokens),
-            .class_weights = positive(5, Vocab),
-            .soft = softmax(normal(6, {Batch, Pos, Vocab}) * 2., Vocab),
-            .teacher_x = normal(7, {Batch, Pos, Wide}) * 0.5,
-            .teacher_weight = normal(8, {Vocab, Wide}),
-            .gain = positive(9, Embed)};
-  return tree_map([](const NamedArray& a) { return a.eval(); }, in);
-}
-const Inputs& inputs() {
-  static const Inputs in = make_inputs();
-  return in;
-}
 Inputs as(DType d, const Inputs& in) {
   return tree_map([&](const NamedArray& a) { return a.astype(d).eval(); }, in);
 }
-const NamedArray& ids() {
-  static const NamedArray a = random::randint(random::key(10), Tokens, 0, int(Vocab.size)).eval();
-  return a;
-}
-const NamedArray& mask() {
-  static const NamedArray a = (random::uniform(random::key(11), Tokens) < 0.6).eval();
-  return a;
-}
 constexpr int ignored = 5;
+// Tokens and a vocabulary, drawn; some ids are the ignored one.
+struct Data {
+  AxisSpec tokens;
+  Axis vocab;
+  Inputs inputs, wide;   // in f32, and the same values in f64
+  NamedArray ids, mask;  // (tokens...)
+};
+Data make_data(const Axis& Batch, const Axis& Positions, const Axis& Hidden, const Axis& Ids, const Axis& Theirs) {
+  const AxisSpec tokens{Batch, Positions};
+  auto normal = [](int seed, const AxisSpec& axes) { return random::normal(random::key(seed), axes); };
+  auto positive = [](int seed, const AxisSpec& axes) { return random::uniform(random::key(seed), axes, 0.2, 1.5); };
+  const Inputs in{.x = normal(1, {Batch, Positions, Hidden}) * 0.5,
+                  .weight = normal(2, {Ids, Hidden}),
+                  .bias = normal(3, Ids),
+                  .weights = positive(4, tokens),
+                  .class_weights = positive(5, Ids),
+                  .soft = softmax(normal(6, {Batch, Positions, Ids}) * 2., Ids),
+                  .teacher_x = normal(7, {Batch, Positions, Theirs}) * 0.5,
+                  .teacher_weight = normal(8, {Ids, Theirs}),
+                  .gain = positive(9, Hidden)};
+  auto share = [&](int seed, double p) { return random::uniform(random::key(seed), tokens) < p; };
+  auto ids = where(share(12, 0.04), ignored, random::randint(random::key(10), tokens, 0, int(Ids.size)));
+  const Inputs narrow = as(DType::f32, in);
+  return {tokens, Ids, narrow, as(DType::f64, narrow), ids.eval(), share(11, 0.6).eval()};
+}
+const Data& few() {
+  static const Data d = make_data({"batch", 3}, {"position", 11}, {"embed", 8}, {"vocab", 37}, {"wide", 5});
+  return d;
+}
+const Data& many() {
+  static const Data d = make_data({"batch", 4}, {"position", 77}, {"embed", 24}, {"vocab", 601}, {"wide", 9});
+  return d;
+}
 
 enum Feature : unsigned {
   bias = 1,
@@ -72,14 +78,16 @@ enum Feature : unsigned {
 using Features = unsigned;
 
 // The hidden states: tied, they are made of the head's own rows.
-NamedArray hidden(Features f, const Inputs& in) { return f & tied ? in.x + 0.5 * take(in.weight, Vocab, ids()) : in.x; }
+NamedArray hidden(Features f, const Data& d, const Inputs& in) {
+  return f & tied ? in.x + 0.5 * take(in.weight, Vocab, d.ids) : in.x;
+}
 NamedArray objective(Features f, const LinearCrossEntropy& r) { return f & distilled ? r.loss + mean(r.kl) : r.loss; }
 NamedArray normalised(const NamedArray& x, const NamedArray& gain) { return x * rsqrt(mean(square(x), Embed) + 0.1) * gain; }
 
-nn::LinearCrossEntropyOptions options_of(Features f, const Inputs& in) {
+nn::LinearCrossEntropyOptions options_of(Features f, const Data& d, const Inputs& in) {
   nn::LinearCrossEntropyOptions o;
   if (f & bias) o.bias = in.bias;
-  if (f & masked) o.mask = mask();
+  if (f & masked) o.mask = d.mask;
   if (f & weighted) o.weights = in.weights;
   if (f & ignoring) o.ignore_index = ignored;
   if (f & smoothed) o.label_smoothing = 0.15;
@@ -92,29 +100,29 @@ nn::LinearCrossEntropyOptions options_of(Features f, const Inputs& in) {
   if (f & distilled) o.teacher = nn::LinearHead{.x = in.teacher_x, .weight = in.teacher_weight, .Embed = Wide};
   return o;
 }
-const NamedArray& targets_of(Features f, const Inputs& in) { return f & soft_targets ? in.soft : ids(); }
+const NamedArray& targets_of(Features f, const Data& d, const Inputs& in) { return f & soft_targets ? in.soft : d.ids; }
 
 // The same by the book, on full logits.
-LinearCrossEntropy by_the_book(Features f, const Inputs& in) {
+LinearCrossEntropy by_the_book(Features f, const Data& data, const Inputs& in) {
   auto d = in.x.dtype();
-  auto x = hidden(f, in);
+  auto x = hidden(f, data, in);
   auto l = dot(f & normed ? normalised(x, in.gain) : x, in.weight, Embed);
   if (f & bias) l = l + in.bias;
   if (f & soft_cap) l = 3. * tanh(l / 3.);
   if (f & temperature) l = l / 0.7;
   auto log_p = log_softmax(l, Vocab), lse = logsumexp(l, Vocab);
-  auto target = f & soft_targets ? in.soft : one_hot(ids(), Vocab, d);
-  auto q = f & smoothed ? 0.85 * target + 0.15 / double(Vocab.size) : target;
-  auto classes = f & class_weighted ? in.class_weights : ones(Vocab, d);
+  auto target = f & soft_targets ? in.soft : one_hot(data.ids, data.vocab, d);
+  auto q = f & smoothed ? 0.85 * target + 0.15 / double(data.vocab.size) : target;
+  auto classes = f & class_weighted ? in.class_weights : ones(data.vocab, d);
   auto loss = -sum(q * log_p * classes, Vocab);
   if (f & z_loss) loss = loss + 0.02 * square(lse);
-  auto w = f & weighted ? in.weights : ones(Tokens, d);
-  if (f & masked) w = w * astype(mask(), d);
-  if ((f & ignoring) && !(f & soft_targets)) w = w * astype(ids() != ignored, d);
+  auto w = f & weighted ? in.weights : ones(data.tokens, d);
+  if (f & masked) w = w * astype(data.mask, d);
+  if ((f & ignoring) && !(f & soft_targets)) w = w * astype(data.ids != ignored, d);
 
   LinearCrossEntropy r;
   r.losses = w * loss;
-  auto divisor = f & class_weighted && !(f & soft_targets) ? w * sum(one_hot(ids(), Vocab, d) * classes, Vocab) : w;
+  auto divisor = f & class_weighted && !(f & soft_targets) ? w * sum(one_hot(data.ids, data.vocab, d) * classes, Vocab) : w;
   r.total = {sum(r.losses), sum(divisor)};
   r.loss = f & summed ? r.total.sum : r.total.sum / r.total.weight;
   r.logsumexp = lse;
@@ -126,21 +134,25 @@ LinearCrossEntropy by_the_book(Features f, const Inputs& in) {
   r.kl = sum(exp(log_t) * (log_t - log_p), Vocab);
   r.ids = argmax(l, Vocab);
   r.nll = {-sum(w * r.log_prob), sum(w)};
-  auto id = f & soft_targets ? argmax(in.soft, Vocab) : ids();
+  auto id = f & soft_targets ? argmax(in.soft, Vocab) : data.ids;
   r.accuracy = {sum(w * astype(r.ids == id, d)), sum(w)};
   std::tie(r.top_logits, r.top_ids) = top_k(l, Vocab, 4, "top");
   return r;
 }
 
-// How the work is cut: positions of which axes a turn; 0: all.
+// How the work is cut: positions of which axes a turn, or bytes; 0: all.
 struct Cut {
   const char* name;
   AxisSelection walked;
   std::int64_t chunk, vocab_chunk;
   ChunkForm form = ChunkForm::automatic;
+  std::int64_t memory = 0;
+  ChunkOptions chunks() const {
+    return {.chunk = chunk ? std::optional(chunk) : std::nullopt, .memory = memory, .form = form};
+  }
   bool small() const { return (chunk && chunk < 8) || (vocab_chunk && vocab_chunk < 8); }
 };
-const std::vector<Cut>& cuts() {
+const std::vector<Cut>& cuts() {   // of few()
   static const std::vector<Cut> all{
       {"1 token", {}, 1, 0},
       {"7 tokens", {}, 7, 0},
@@ -162,6 +174,29 @@ const std::vector<Cut>& cuts() {
   return all;
 }
 
+// Of many(): for pairs of options, and for each alone.
+const std::vector<Cut>& cuts_of_pairs() {
+  static const std::vector<Cut> some{
+      {"128 tokens", {}, 128, 0},
+      {"N - 1 tokens, made again", {}, 307, 0, ChunkForm::recompute},
+      {"between V/2 and V of the vocabulary", Vocab, 350, 0},
+      {"tiles of 100 tokens by 250 of the vocabulary", {}, 100, 250},
+  };
+  return some;
+}
+const std::vector<Cut>& cuts_of_many() {
+  static const std::vector<Cut> all = [] {
+    std::vector<Cut> cuts = cuts_of_pairs();
+    cuts.insert(cuts.end(), {{"7 tokens", {}, 7, 0},
+                             {"N + 1 tokens", {}, 309, 0},
+                             {"10 positions", Pos, 10, 0},
+                             {"V - 1 of the vocabulary", Vocab, 600, 0},
+                             {"256 KiB", {}, 0, 0, ChunkForm::automatic, 256 << 10}});
+    return cuts;
+  }();
+  return all;
+}
+
 double relative(const NamedArray& got, const NamedArray& want) {  // L2
   if (!got || !want || got.axes() != want.axes()) return INFINITY;
   auto a = got.doubles(), b = want.doubles();
@@ -170,21 +205,20 @@ double relative(const NamedArray& got, const NamedArray& want) {  // L2
   return size > 0 ? std::sqrt(off / size) : off > 0 ? INFINITY : 0;
 }
 
-auto loss_and_gradients(Features f, const Cut& cut) {
-  auto run = jit([=](const Inputs& in) {
-    return value_and_grad([=](const Inputs& p) {
-      auto o = options_of(f, p);
-      o.walked = cut.walked, o.chunks = {.chunk = cut.chunk, .form = cut.form}, o.vocab_chunk = cut.vocab_chunk;
-      return objective(f, nn::linear_cross_entropy(hidden(f, p), p.weight, targets_of(f, p), Embed, Vocab, o));
+auto loss_and_gradients(Features f, const Data& d, const Cut& cut) {
+  auto run = jit([&](const Inputs& in) {
+    return value_and_grad([&](const Inputs& p) {
+      auto o = options_of(f, d, p);
+      o.walked = cut.walked, o.chunks = cut.chunks(), o.vocab_chunk = cut.vocab_chunk;
+      return objective(f, nn::linear_cross_entropy(hidden(f, d, p), p.weight, targets_of(f, d, p), Embed, Vocab, o));
     })(in);
   });
-  return run(inputs());
+  return run(d.inputs);
 }
-auto loss_and_gradients_by_the_book(Features f) {
-  static const Inputs wide = as(DType::f64, inputs());
-  return jit([=](const Inputs& in) {
-    return value_and_grad([=](const Inputs& p) { return objective(f, by_the_book(f, p)); })(in);
-  })(wide);
+auto loss_and_gradients_by_the_book(Features f, const Data& d) {
+  return jit([&](const Inputs& in) {
+    return value_and_grad([&](const Inputs& p) { return objective(f, by_the_book(f, d, p)); })(in);
+  })(d.wide);
 }
 std::string shown(Features f) {
   const char* const names[] = {"bias",   "mask",     "weights",     "ignore_index",  "label_smoothing",
@@ -195,29 +229,29 @@ std::string shown(Features f) {
     if (f >> i & 1) s += std::string(s.empty() ? "" : ", ") + names[i];
   return s.empty() ? "plain" : s;
 }
-using Want = decltype(loss_and_gradients_by_the_book(0));
-void agrees(Features f, const Cut& cut, const Want& want) {
+// All cuts against the same values.
+void agrees(Features f, const Data& d, const std::vector<Cut>& cuts) {
   CAPTURE(shown(f));
-  CAPTURE(std::string(cut.name));
-  auto [loss, g] = loss_and_gradients(f, cut);
-  const double most = cut.small() ? 3e-6 : 1e-6;
-  CHECK(relative(loss, want.first) <= most);
-  Walk names = walk_of(g, {.paths = true});
-  auto got = flatten(g), wanted = flatten(want.second);
-  for (std::size_t k = 0; k < got.size(); ++k) {
-    CAPTURE(names.paths[k]);
-    bool main = names.paths[k] == "x" || names.paths[k] == "weight";
-    CHECK(relative(got[k], wanted[k]) <= (main ? most : 3e-6));  // the others are differences of near numbers
+  auto want = loss_and_gradients_by_the_book(f, d);
+  for (auto& cut : cuts) {
+    CAPTURE(std::string(cut.name));
+    auto [loss, g] = loss_and_gradients(f, d, cut);
+    const double most = cut.small() ? 3e-6 : 1e-6;
+    CHECK(relative(loss, want.first) <= most);
+    Walk names = walk_of(g, {.paths = true});
+    auto got = flatten(g), wanted = flatten(want.second);
+    for (std::size_t k = 0; k < got.size(); ++k) {
+      CAPTURE(names.paths[k]);
+      bool main = names.paths[k] == "x" || names.paths[k] == "weight";
+      CHECK(relative(got[k], wanted[k]) <= (main ? most : 3e-6));  // the others are differences of near numbers
+    }
   }
 }
 
 }  // namespace
 
 TEST_CASE("linear cross entropy: every option, in every kind of chunk") {
-  for (Features f = 0; f <= last_feature; f = f ? f << 1 : 1) {
-    auto want = loss_and_gradients_by_the_book(f);
-    for (auto& cut : cuts()) agrees(f, cut, want);
-  }
+  for (Features f = 0; f <= last_feature; f = f ? f << 1 : 1) agrees(f, few(), cuts());
 }
 
 TEST_CASE("linear cross entropy: as exact for a thousand tokens as for few, in any chunks") {
@@ -247,10 +281,14 @@ TEST_CASE("linear cross entropy: as exact for a thousand tokens as for few, in a
 
 TEST_CASE("linear cross entropy: every pair of options") {
   for (Features a = 1; a <= last_feature; a <<= 1)
-    for (Features b = a << 1; b <= last_feature; b <<= 1) {
-      auto want = loss_and_gradients_by_the_book(a | b);
-      for (auto& cut : cuts()) agrees(a | b, cut, want);
-    }
+    for (Features b = a << 1; b <= last_feature; b <<= 1) agrees(a | b, few(), cuts());
+}
+
+TEST_CASE("linear cross entropy: every option and every pair of options, of some hundred tokens") {
+  for (Features a = 1; a <= last_feature; a <<= 1) {
+    agrees(a, many(), cuts_of_many());
+    for (Features b = a << 1; b <= last_feature; b <<= 1) agrees(a | b, many(), cuts_of_pairs());
+  }
 }
 
 namespace {
@@ -267,8 +305,8 @@ NamedArray with_cotangents(const Outputs& outputs, std::size_t only) {
   return sum(o * random::normal(random::key(100 + int(only)), o.axes(), DType::f64).astype(o.dtype()));
 }
 nn::LinearCrossEntropyOptions asking_for_all(Features f, const Cut& cut, const Inputs& p, std::size_t only) {
-  auto o = options_of(f, p);
-  o.walked = cut.walked, o.chunks = {.chunk = cut.chunk, .form = cut.form}, o.vocab_chunk = cut.vocab_chunk;
+  auto o = options_of(f, few(), p);
+  o.walked = cut.walked, o.chunks = cut.chunks(), o.vocab_chunk = cut.vocab_chunk;
   o.teacher = nn::LinearHead{.x = p.teacher_x, .weight = p.teacher_weight, .Embed = Wide};
   o.outputs = {.losses = true, .logsumexp = true, .log_prob = true, .ids = true, .entropy = true, .nll = true, .accuracy = true};
   if (std::string(output_names[only]) == "top_logits") o.outputs.top_k = 4;
@@ -279,21 +317,21 @@ nn::LinearCrossEntropyOptions asking_for_all(Features f, const Cut& cut, const I
 
 TEST_CASE("linear cross entropy: every output, with any cotangents") {
   const Features f = bias | masked | weighted | temperature | z_loss;
-  const Inputs wide = as(DType::f64, inputs());
-  auto values = jit([=](const Inputs& p) { return by_the_book(f, p); })(wide);
+  const Inputs& wide = few().wide;
+  auto values = jit([=](const Inputs& p) { return by_the_book(f, few(), p); })(wide);
   for (std::size_t k = 0; k < std::size(output_names); ++k) {
     CAPTURE(std::string(output_names[k]));
     auto want = jit([=](const Inputs& in) {
-      return value_and_grad([=](const Inputs& p) { return with_cotangents(differentiable(by_the_book(f, p)), k); })(in);
+      return value_and_grad([=](const Inputs& p) { return with_cotangents(differentiable(by_the_book(f, few(), p)), k); })(in);
     })(wide);
     for (auto& cut : cuts()) {
       CAPTURE(std::string(cut.name));
       auto got = jit([=](const Inputs& in) {
         return value_and_grad([=](const Inputs& p) {
-          auto r = nn::linear_cross_entropy(p.x, p.weight, ids(), Embed, Vocab, asking_for_all(f, cut, p, k));
+          auto r = nn::linear_cross_entropy(p.x, p.weight, few().ids, Embed, Vocab, asking_for_all(f, cut, p, k));
           return std::pair{with_cotangents(differentiable(r), k), r};
         })(in);
-      })(inputs());
+      })(few().inputs);
       const double most = cut.small() ? 3e-6 : 1e-6;
       auto& r = got.first.second;
       CHECK(relative(differentiable(r)[k], differentiable(values)[k]) <= most);
@@ -307,7 +345,7 @@ TEST_CASE("linear cross entropy: every output, with any cotangents") {
 }
 
 TEST_CASE("linear cross entropy: finite differences of every output, in f64") {
-  const Inputs at = as(DType::f64, inputs());
+  const Inputs& at = few().wide;
   const Inputs along = tree_map(
       [seed = 200](const NamedArray& a) mutable { return random::normal(random::key(++seed), a.axes(), DType::f64).eval(); }, at);
   const double h = 1e-5;
@@ -319,7 +357,8 @@ TEST_CASE("linear cross entropy: finite differences of every output, in f64") {
         CAPTURE(std::string(cut.name));
         CAPTURE(std::string(output_names[k]));
         auto value = [=](const Inputs& p) {
-          auto r = nn::linear_cross_entropy(hidden(f, p), p.weight, targets_of(f, p), Embed, Vocab, asking_for_all(f, cut, p, k));
+          auto o = asking_for_all(f, cut, p, k);
+          auto r = nn::linear_cross_entropy(hidden(f, few(), p), p.weight, targets_of(f, few(), p), Embed, Vocab, o);
           return with_cotangents(differentiable(r), k);
         };
         auto g = flatten(jit(grad(value))(at)), v = flatten(along);
