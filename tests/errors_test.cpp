@@ -1,9 +1,13 @@
 // Wrong calls raise one kind of exception that says which op, what is wrong with which array, the likely name, and where.
 #include <doctest/doctest.h>
 
+#include <fstream>
+#include <regex>
+#include <sstream>
 #include <string>
 
 #include "haliax/haliax.h"
+#include "support/golden_dir.h"
 
 using namespace haliax;
 
@@ -170,4 +174,34 @@ TEST_CASE("errors: an op used in a trace names its line, not the transform's") {
   CHECK(message_of([&] { map(bad, "batch")(x); }).find(place()) != std::string::npos);
   CHECK(message_of([&] { checkpoint(bad)(x); }).find(place()) != std::string::npos);
   CHECK(sum(ones({Batch, Embed})).item() == 32);          // nothing is left behind
+}
+
+TEST_CASE("errors: the messages of docs/errors.md") {
+  struct Mlp {
+    nn::Linear up;
+  };
+  struct Layer {
+    Mlp mlp;
+  };
+  struct Model {
+    Layer blocks;
+  };
+  const Axis Batch("batch", 2), Embed("embed", 3), Mlp4("mlp", 4);
+  const Model model{{{nn::Linear::init(Embed, Mlp4, random::key(0))}}};
+  const auto x = zeros({Batch, Embed}), w = zeros({Embed, Mlp4});
+  auto raised = [&] {
+    std::string all;
+    for (auto& text : {message_of([&] { dot(x, w, "embd"); }), message_of([&] { x + zeros(Axis("embed", 4)); }),
+                       message_of([&] {
+                         jit([](const Model& m, const NamedArray& y) { return m.blocks.mlp.up(y); })(model, zeros({Batch, Mlp4}));
+                       })})
+      all += text + "\n";
+    return all;
+  };
+  std::stringstream page;
+  page << std::ifstream(golden_dir() + "/../../docs/errors.md").rdbuf();
+  auto without_places = [](const std::string& text) { return std::regex_replace(text, std::regex("[a-z_]+\\.cpp:[0-9]+"), "HERE"); };
+  const auto want = without_places(raised());
+  CAPTURE(want);
+  CHECK(without_places(page.str()).find("```\n" + want + "```") != std::string::npos);
 }

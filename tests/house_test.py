@@ -77,6 +77,13 @@ class House(unittest.TestCase):
             code = words((ROOT / source).read_text())
             self.none(part for block in shown[page] for part in block.strip().split("\n\n") if words(part) not in code)
 
+    def test_the_code_of_the_cheatsheet_is_compiled(self):
+        code = (ROOT / "tests/cheatsheet_test.cpp").read_text()
+        rows = re.findall(r"^\| .* \| (.*`.*) \|$", (ROOT / "docs/cheatsheet.md").read_text(), re.MULTILINE)
+        self.assertGreater(len(rows), 50)
+        shown = [part.rstrip(";").split("...")[0] for row in rows for part in re.findall(r"`([^`]+)`", row)]
+        self.none(part for part in shown if part not in code and not part.startswith("HALIAX_"))
+
     def test_links_of_the_documents_lead_somewhere(self):
         for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
             for link in re.findall(r"\]\((?!https?:)([^)#]+)", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)):

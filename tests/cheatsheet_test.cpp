@@ -1,0 +1,224 @@
+// The C++ column of docs/cheatsheet.md, compiled and run; tests/house_test.py checks that what the page shows stands here.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdio>
+
+#include <haliax/haliax.h>
+
+#include "near.h"
+#include "support/devices.h"
+using namespace haliax;
+
+namespace {
+
+const Axis Batch("batch", 4), Pos("pos", 6), Mlp("mlp", 4), Vocab("vocab", 5), Layers("layers", 3);
+const Axis Embed("embed", 64);
+
+Names names(const NamedArray& a) {
+  Names out;
+  for (auto& axis : a.axes()) out.push_back(axis.name);
+  return out;
+}
+bool same(const NamedArray& a, const NamedArray& b) { return difference(a, b, 1e-6) == ""; }
+
+struct Block {
+  nn::Linear up;
+  static Block init(const Key& k) { return {nn::Linear::init(Embed, Embed.alias("out"), k)}; }
+  NamedArray operator()(const NamedArray& x, const NamedArray& layer, const Key& k) const {
+    return rename(up(x), "out", "embed") + layer + random::normal(k, Embed);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("docs/cheatsheet.md: arrays and ops") {
+  auto KPos = Pos.alias("key_position");
+  CHECK(KPos == Axis("key_position", 6));
+  const std::vector<float> v(std::size_t(Batch.size * Embed.size), 1.f);
+  CHECK(same(array(std::span<const float>(v), {Batch, Embed}), ones({Batch, Embed})));
+  CHECK(array({1, 2}, Axis("x", 2)).integers() == std::vector<std::int64_t>{1, 2});
+  CHECK(zeros({Batch, Embed}, DType::bf16).dtype() == DType::bf16);
+  CHECK(arange(Pos, {.start = 1}).integers() == std::vector<std::int64_t>{1, 2, 3, 4, 5, 6});
+
+  const auto x = random::normal(random::key(0), {Batch, Pos, Embed}).eval(), y = tanh(x);
+  CHECK(same(x + y, y + x));
+  CHECK(same(x * 2, x + x));
+  CHECK(all(x == x).item() == 1);
+  const auto c = x > 0., mask = arange(Pos) < 3;
+  CHECK(same(where(c, exp(x), 0.) + where(c, 0., exp(x)), exp(x)));
+  CHECK(names(where(c, x, 0.)) == names(x));
+  CHECK(names(sum(x, Embed)) == Names{"batch", "pos"});
+  CHECK(mean(x).item() == doctest::Approx(sum(x).item() / double(x.size())));
+  CHECK(same(mean(x, Pos, {.where = mask}), mean(index(x, {{"pos", Slice{0, 3}}}), "pos")));
+  {
+    auto x = random::normal(random::key(1), {Axis("a", 2), Axis("b", 3), Axis("c", 4)});
+    auto y = random::normal(random::key(2), {Axis("a", 2), Axis("b", 3)}), z = y;
+    CHECK(names(max(x, {"a", "b"})) == Names{"c"});
+    CHECK(std_dev(x).item() == doctest::Approx(std::sqrt(mean(square(x - mean(x))).item())));
+    CHECK(same(dot({x, y, z}, {"a", "b"}, {.out_axes = Names{"c", ellipsis}}), sum(x * y * z, {"a", "b"})));
+    CHECK(names(broadcast_axis(x, Batch)) == Names{"batch", "a", "b", "c"});
+    CHECK(names(rearrange(x, Names{"b", ellipsis, "a"})) == Names{"b", "c", "a"});
+    CHECK(flatten_axes(x, {"a", "b"}, "ab").axes() == Axes{{"ab", 6}, {"c", 4}});
+  }
+  {
+    auto x = random::normal(random::key(1), {Axis("a", 4), Axis("h", 6)});
+    CHECK(names(x.rename({{"a", "b"}})) == Names{"b", "h"});
+    x = rename(x, "a", "batch");
+    CHECK(rearrange(x, "... (h: a b) -> ... a b", {{"a", Axis("a", 2)}}).axes() == Axes{Batch, {"a", 2}, {"b", 3}});
+  }
+  {
+    auto x = random::normal(random::key(1), {{"b", 2}, {"s", 3}, {"d", 4}});
+    auto w = random::normal(random::key(2), {{"d", 4}, {"h", 5}});
+    CHECK(same(einsum("b s d, d h -> b s h", {x, w}), dot(x, w, "d")));
+  }
+  const auto w = random::normal(random::key(3), {Embed, Mlp});
+  CHECK(names(dot(x, w, Embed)) == Names{"batch", "pos", "mlp"});
+  CHECK(names(broadcast_axis(arange(Pos), Batch)) == Names{"batch", "pos"});
+  {
+    auto x = random::normal(random::key(1), {Batch, {"qkv", 3}});
+    auto qkv = x.unbind("qkv");
+    CHECK(qkv.size() == 3);
+    CHECK(names(qkv[2]) == Names{"batch"});
+  }
+}
+
+TEST_CASE("docs/cheatsheet.md: indexing, nn and random") {
+  auto x = random::normal(random::key(0), {Pos, Vocab}).eval();
+  const auto ids = array({4, 0, 1, 1}, Batch).astype(DType::i32);
+  CHECK(same(index(x, {{"pos", 3}}), sum(where(arange(Pos) == 3, x, 0.), "pos")));
+  CHECK(same(index(x, {{"pos", Slice{1, 4}}}), slice(x, "pos", 1, 3)));
+  CHECK(names(index(x, {{"vocab", ids}})) == Names{"pos", "batch"});
+  {
+    auto i = NamedArray(1).astype(DType::i32);
+    CHECK(same(index(x, {{"pos", ds(i, Axis("pos", 4))}}), slice(x, "pos", 1, 4)));
+  }
+  CHECK(same(take(x, "vocab", ids), index(x, {{"vocab", ids}})));
+  auto u = ones(Vocab);
+  CHECK(index(at_set(x, {{"pos", 3}}, u), {{"pos", 3}}).floats() == u.floats());
+  CHECK(same(at_add(x, {{"pos", 3}}, u) - x, where(arange(Pos) == 3, 1., zeros_like(x))));
+
+  CHECK(same(sum(softmax(x, Vocab), Vocab), ones(Pos)));
+  CHECK(all(nn::relu(x) >= nn::gelu(x) - 1.).item() == 1);
+  CHECK(same(sum(one_hot(ids, Vocab) * arange(Vocab), Vocab), ids.astype(DType::f32)));
+  const auto head = random::normal(random::key(2), {Vocab, Embed});
+  {
+    auto x = random::normal(random::key(3), {Batch, Embed});
+    auto logits = dot(x, head, Embed);
+    CHECK(nn::cross_entropy_loss(logits, Vocab, ids).item() ==
+          doctest::Approx(nn::linear_cross_entropy(x, head, ids, Embed, Vocab).loss.item()).epsilon(1e-5));
+  }
+  auto KPos = Pos.alias("key_position");
+  CHECK(sum(nn::causal_mask(Pos, KPos)).item() == 21);
+
+  const auto key = random::key(4);
+  CHECK(random::normal(key, {Batch, Embed}).axes() == Axes{Batch, Embed});
+  const Axes axes{Pos, Embed};
+  auto draw = [](const Key& k, const AxisSpec& rest) { return random::normal(k, rest); };
+  CHECK(random::generate_sharded(draw, Embed)(key, axes).axes() == axes);
+  auto [k1, k2] = random::split<2>(key);
+  auto keys = random::split(key, Layers);
+  CHECK(!same(random::normal(k1, Pos), random::normal(k2, Pos)));
+  CHECK(names(vmap([](const Key& k) { return random::normal(k, Pos); }, Layers)(keys)) == Names{"layers", "pos"});
+}
+
+TEST_CASE("docs/cheatsheet.md: modules and transforms") {
+  struct Mlp { nn::Linear up; };
+  const Axis In("in", 3), Out("out", 4);
+  auto k = random::key(0);
+  const Mlp mlp{nn::Linear::init(In, Out, k, {.use_bias = false})};
+  CHECK(tree_paths(mlp) == std::vector<std::string>{"up.weight"});
+
+  auto keys = random::split(k, Layers);
+  auto make = [](const Key& key) { return Block::init(key); };   // make(key) -> Block
+  auto blocks = nn::Stacked<Block>::init(Layers, make, keys);
+  auto x = random::normal(k, {Batch, Embed});
+  CHECK(blocks.fold(x, arange(Layers), keys).axes() == x.axes());
+
+  {
+    auto f = [](const NamedArray& row, const Key& k) { return row + random::normal(k, Embed); };
+    auto keys = random::split(k, Batch);
+    CHECK(vmap(f, Batch)(x, keys).axes() == x.axes());
+  }
+  {
+    auto f = [](const NamedArray& total, const NamedArray& x) { return total + x; };
+    auto init = zeros(Embed), xs = random::normal(k, {Pos, Embed});
+    CHECK(same(fold(f, Pos)(init, xs), sum(xs, Pos)));
+    auto both = [=](const NamedArray& total, const NamedArray& x) { return std::pair{f(total, x), total}; };
+    CHECK(same(scan(both, Pos)(init, xs).second, cumsum(xs, Pos) - xs));
+    CHECK(same(map([](const NamedArray& x) { return tanh(x); }, Pos)(xs), tanh(xs)));
+  }
+  auto f = [](const NamedArray& x) { return sum(square(x)); };
+  CHECK(same(grad(checkpoint(f))(x), 2. * x));
+  CHECK(same(grad([](const NamedArray& x) { return sum(x * stop_gradient(x)); })(x), x));
+  {
+    auto model = mlp;
+    auto x = ones(In);
+    auto loss = [](const Mlp& m, const NamedArray& x) { return sum(m.up(x)); };
+    auto [l, g] = value_and_grad(loss)(model, x);
+    CHECK(same(g.up.weight, ones_like(g.up.weight)));
+    CHECK(same(l, sum(model.up.weight)));
+
+    auto optimizer = optim::adamw({.learning_rate = 1e-3});
+    auto [updates, state] = optimizer.update(g, optimizer.init(model), model);
+    CHECK(same(optim::apply_updates(model, updates).up.weight, model.up.weight + updates.up.weight));
+    auto halved = optim::chain(optim::Scale{-0.5});
+    CHECK(same(halved.update(g, halved.init(model), model).first.up.weight, -0.5 * g.up.weight));
+    CHECK(Policy("p=f32,c=bf16").cast_to_compute(model).up.weight.dtype() == DType::bf16);
+  }
+  CHECK(same(jit(f)(x), f(x)));
+  CHECK(eval_shape(f, x).axes().empty());
+  const auto loss = f(x);
+  CHECK(loss.item() == doctest::Approx(double(x.floats().size()) * mean(square(x)).item()));
+  CHECK(x.doubles()[0] == double(x.floats()[0]));
+  {
+    auto x = arange(Pos);
+    CHECK(x.integers()[5] == 5);
+  }
+  {
+    auto f = [](const NamedArray& xs) { return mean(square(xs)); };
+    const Axis Pos("pos", 100);
+    auto xs = random::normal(k, {Pos, Embed});
+    CHECK(same(chunked_reduce(Pos, {.chunk = 64}, f)(xs), f(xs)));
+  }
+  auto step = [](const NamedArray& x) { return x * 2.; };
+  auto given = (x + 0.).eval();
+  CHECK(same([&](auto f) { return jit(f, {.donate = {0}}); }(step)(given), x * 2));
+}
+
+TEST_CASE("docs/cheatsheet.md: sharding") {
+  Devices before(devices());
+  set_devices(8);
+  auto f = [](const NamedArray& x) { return tanh(x); };
+  auto x = random::normal(random::key(0), {Batch, Embed}).eval();
+  const Mesh mesh = Mesh{{{"data", -1}, {"model", 2}}};
+  const Mapping m{{"batch", "data"}}, params{{"embed", "data"}}, compute = m;
+  CHECK(same(named_jit(f, {.mesh = mesh, .axis_resources = m})(x), tanh(x)));
+  auto apart = named_jit(f, {.donate = {0}, .mesh = mesh, .axis_resources = m, .in = params, .out = params});
+  CHECK(same(apart((x + 0.).eval()), tanh(x)));
+  CHECK(same(fsdp(f, params, compute, {.mesh = mesh})(x), tanh(x)));
+  CHECK(to_string(Mapping{{"batch", {"replica", "data"}}, {"mlp", "model"}}) == "{batch: replica+data, mlp: model}");
+  CHECK(same(shard_map(f, {.mesh = mesh, .axis_resources = m})(x), tanh(x)));
+  {
+    auto sum_of = [](const NamedArray& x) { return psum(x, "data"); };
+    CHECK(same(shard_map(sum_of, {.mesh = mesh, .axis_resources = Mapping{}})(x), 4. * x));
+  }
+  const auto tree = std::pair{x, x};
+  CHECK(visualize_shardings(tree, m, mesh).find("batch") != std::string::npos);
+  CHECK(visualize_sharding(x, "x.svg") != "");
+  CHECK(std::remove("x.svg") == 0);
+  {
+    use_mesh scope(mesh);
+    {
+      axis_mapping scope(Mapping{{"batch", "data"}});
+      CHECK(same(auto_sharded(x), x));
+      CHECK(pspec_for_axis(x.axes()) == pspec_for_axis(x.axes(), m));
+      CHECK(physical_axis_name(Batch) == std::vector<std::string>{"data"});
+      CHECK(physical_axis_size(Batch) == 4);
+      CHECK(round_axis_for_partitioning(Batch) == Axis("batch", 4));
+    }
+    auto placed = placement(shard(x, m));
+    REQUIRE(placed);
+    CHECK(placed->mapping == m);
+  }
+}
