@@ -65,6 +65,17 @@ TEST_CASE("errors: the near name") {
   CHECK(far.find("did you mean") == std::string::npos);
 }
 
+TEST_CASE("errors: an axis of another size is told by the op that was called") {
+  auto x = zeros({Batch, Embed});
+  CHECK_ERROR("glu", nn::glu(x, Axis("embed", 6)), "(batch=4, embed=8)", "not 6");
+  auto whole = [](const NamedArray& part) { return sum(part); };
+  CHECK_ERROR("chunked_reduce", chunked_reduce(Axis("batch", 6), {.chunk = 2}, whole)(x), "(batch=4, embed=8)", "not 6");
+  auto on_mesh = [&](auto f) { return shard_map(f, {.mesh = Mesh{{{"data", 1}}}, .axis_resources = Mapping{}})(x); };
+  const Axis Six("batch", 6);
+  CHECK_ERROR("all_gather", on_mesh([=](const NamedArray& part) { return all_gather(part, Six, "data"); }), "not 6");
+  CHECK_ERROR("psum_scatter", on_mesh([=](const NamedArray& part) { return psum_scatter(part, Six, "data"); }), "not 6");
+}
+
 TEST_CASE("errors: dtypes and values") {
   auto x = zeros({Batch, Embed});
   CHECK_ERROR("bitwise_and", x & x, "f32");
@@ -200,7 +211,8 @@ TEST_CASE("errors: the messages of docs/errors.md") {
   };
   std::stringstream page;
   page << std::ifstream(golden_dir() + "/../../docs/errors.md").rdbuf();
-  auto without_places = [](const std::string& text) { return std::regex_replace(text, std::regex("[a-z_]+\\.cpp:[0-9]+"), "HERE"); };
+  const std::regex place("[a-z_]+\\.cpp:[0-9]+");
+  auto without_places = [&](const std::string& text) { return std::regex_replace(text, place, "HERE"); };
   const auto want = without_places(raised());
   CAPTURE(want);
   CHECK(without_places(page.str()).find("```\n" + want + "```") != std::string::npos);

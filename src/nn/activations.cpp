@@ -4,6 +4,7 @@
 #include "base/name.h"
 #include "graph/node.h"
 #include "haliax/nn.h"
+#include "ops/named.h"
 
 namespace haliax::nn {
 
@@ -83,7 +84,7 @@ NamedArray hard_tanh(Arr x) {
 
 NamedArray glu(Arr x, const AxisSelector& axis) {
   LayerScope scope(x);
-  auto a = x.resolve_axis(axis);
+  auto a = ops::axis_of("glu", ops::node_of("glu", x), axis);
   if (a.size % 2) fail("glu", "axis " + to_string(a) + " has no two halves; its size must be even");
   auto half = a.size / 2;
   return slice(x, a, 0, half) * sigmoid(slice(x, a, half, half));

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "base/name.h"
+#include "ops/named.h"
 #include "ops/prim.h"
 #include "transforms/chunk_plan.h"
 #include "transforms/optimise.h"
@@ -131,7 +132,7 @@ Leaves chunked_reduce(const AxisSelection& selection, const ChunkOptions& option
     for (auto& x : xs) {
       if (!x) continue;
       for (auto& a : x.axes()) if (!has(seen, a.name)) seen.push_back(a);
-      if (find(*x.node(), s.name)) size = x.resolve_axis(s).size;
+      if (find(*x.node(), s.name)) size = ops::axis_of(op, x.node(), s).size;
     }
     if (size < 0) fail(op, "no array has the walked axis " + std::string(s.name.text()) + did_you_mean(s.name, seen));
     if (std::find(call.walked.begin(), call.walked.end(), s.name) != call.walked.end()) fail(op, "axis " + std::string(s.name.text()) + " is named twice");

@@ -166,7 +166,7 @@ NamedArray all_gather(Arr x, const AxisSelector& axis, const AxisSelection& mesh
   Here here(x.at());
   auto outer = shards_of("all_gather", mesh_axes);
   auto n = ops::node_of("all_gather", x);
-  auto mine = x.resolve_axis(axis);
+  auto mine = ops::axis_of("all_gather", n, axis);
   Axes own, all = n->axes;  // own: the same positions under names that are no device's
   Names from, to;
   for (auto& o : outer) {
@@ -180,7 +180,7 @@ NamedArray psum_scatter(Arr x, const AxisSelector& axis, const AxisSelection& me
   auto total = psum(x, mesh_axes);
   Here here(x.at());
   auto outer = shards_of("psum_scatter", mesh_axes);
-  auto mine = x.resolve_axis(axis);
+  auto mine = ops::axis_of("psum_scatter", ops::node_of("psum_scatter", x), axis);
   return ops::constrained("psum_scatter", NamedArray(split("psum_scatter", total.node(), outer, mine.name, to_string(x.axes()))));
 }
 NamedArray axis_index(const AxisSelector& mesh_axis, SourceLocation at) {
