@@ -1,6 +1,8 @@
 // FSDP: parameters cut along embed, the batch along itself, on two devices. What is sent is asserted to the byte.
 #include <doctest/doctest.h>
 
+#include <functional>
+
 #include "near.h"
 #include "support/gpt2.h"
 
@@ -92,19 +94,31 @@ Blocks blocks(int n) {
 NamedArray block(const NamedArray& h, const NamedArray& up, const NamedArray& down) {
   return h + dot(tanh(dot(h, up, "embed")), down, "hidden");
 }
-auto descent(bool remade) {
-  return [remade](const Blocks& b, const NamedArray& x) {
-    auto loss = [&](const Blocks& m) {
-      auto h = x;
-      for (std::size_t k = 0; k < m.up.size(); ++k)
-        h = remade ? checkpoint(block)(h, m.up[k], m.down[k]) : block(h, m.up[k], m.down[k]);
-      return mean(square(h)).scalar();
+Blocks each_of(const Blocks& a, const Blocks& b, const std::function<NamedArray(const NamedArray&, const NamedArray&)>& f) {
+  Blocks out;
+  for (std::size_t k = 0; k < a.up.size(); ++k)
+    out.up.push_back(f(a.up[k], b.up[k])), out.down.push_back(f(a.down[k], b.down[k]));
+  return out;
+}
+Blocks gradient(const Blocks& b, const NamedArray& x, bool remade) {
+  auto loss = [&](const Blocks& m) {
+    auto h = x;
+    for (std::size_t k = 0; k < m.up.size(); ++k)
+      h = remade ? checkpoint(block)(h, m.up[k], m.down[k]) : block(h, m.up[k], m.down[k]);
+    return mean(square(h)).scalar();
+  };
+  return grad(loss)(b);
+}
+auto descent(bool remade, int microbatches = 1) {
+  return [=](const Blocks& b, const NamedArray& x) {
+    auto turn = [&](const Blocks& so_far, const NamedArray& part) {
+      return each_of(so_far, gradient(b, part, remade), [](auto& a, auto& g) { return a + g; });
     };
-    auto g = grad(loss)(b);
-    Blocks next;
-    for (std::size_t k = 0; k < b.up.size(); ++k)
-      next.up.push_back(b.up[k] - 0.1 * g.up[k]), next.down.push_back(b.down[k] - 0.1 * g.down[k]);
-    return next;
+    const Axis micro{"micro", microbatches}, rows = x.resolve_axis("batch");
+    auto g = microbatches == 1 ? gradient(b, x, remade)
+                               : fold(turn, micro)(each_of(b, b, [](auto& w, auto&) { return zeros_like(w); }),
+                                                   unflatten_axis(x, "batch", {rows.resize(rows.size / microbatches), micro}));
+    return each_of(b, g, [](auto& w, auto& g) { return w - 0.1 * g; });
   };
 }
 JitOptions by_two(bool regather = true) {
@@ -155,5 +169,76 @@ TEST_CASE("proof: weights gathered again for the backward pass give the same") {
       CHECK(difference(got.up[k], want.up[k], 1e-6) == "");
       CHECK(difference(got.down[k], want.down[k], 1e-6) == "");
     }
+  }
+}
+
+TEST_CASE("proof: fsdp of layers written out, in microbatches, holds as little") {
+  const auto x = eval_shape([] { return zeros({Rows.resize(4096), Wide}); });
+  const double each = kWeight / 2, turns = 4;
+  for (bool remade : {false, true}) {
+    CAPTURE(remade);
+    const int n = 12;
+    const auto b = eval_shape([&] { return blocks(n); });
+    const auto r = named_jit(descent(remade, 4), by_two()).plan(b, x);
+    // Eight weights are whole all the time; the others are gathered twice in a turn. Each gradient is scattered in each.
+    CHECK(r.sent_bytes == 8 * each + (2 * n - 8) * 2 * turns * each + 2 * n * turns * each);
+    const double stream = 512. * 512 * 4, hidden = 512. * 2048 * 4, parts = 2 * 2 * n * each;  // and their sums
+    CHECK(r.peak_bytes < parts + n * (stream + (remade ? 0 : hidden)) + (8 + 8 + 3) * kWeight);
+  }
+  const auto few = eval_shape([] { return blocks(4); });  // 32 MiB
+  CHECK(named_jit(descent(false, 4), by_two()).plan(few, x).sent_bytes == 8 * each + 8 * turns * each);
+}
+
+TEST_CASE("proof: fsdp of layers written out, in microbatches, gives the same") {
+  const auto b = blocks(6);
+  const auto x = random::normal(random::key(99), {Rows, Wide}).eval();
+  const auto want = jit(descent(false, 4))(b, x);
+  for (bool remade : {false, true}) {
+    auto options = by_two();
+    options.donate.clear();
+    const auto got = named_jit(descent(remade, 4), options)(b, x);
+    for (std::size_t k = 0; k < b.up.size(); ++k) {
+      CHECK(difference(got.up[k], want.up[k], 1e-6) == "");
+      CHECK(difference(got.down[k], want.down[k], 1e-6) == "");
+    }
+  }
+}
+
+TEST_CASE("proof: what a loop over positions or chunks reads in every turn is gathered before it") {
+  const Axis position{"position", 32}, state{"embed", 2048}, same{"state", 2048}, vocab{"vocab", 8192}, rows{"batch", 256};
+  const auto x = eval_shape([&] { return zeros({rows, position, state}); });
+  const Mapping parameters{{"embed", "data"}}, inside{{"batch", "data"}};
+  const JitOptions options{
+      .mesh = Mesh{{{"data", 2}}}, .axis_resources = inside, .in = Mappings::of_each({parameters, inside}), .out = parameters};
+  SUBCASE("recurrent") {
+    struct Cell { NamedArray in, again, out; };
+    const auto w = eval_shape([&] { return Cell{zeros({state, same}), zeros({state, same}), zeros({state, same})}; });
+    auto step = [&](const Cell& c, const NamedArray& x) {
+      auto loss = [&](const Cell& c) {
+        auto turn = [&](const NamedArray& h, const NamedArray& x) {
+          auto s = tanh(dot(x, c.in, "embed") + dot(rename(h, {{"state", "embed"}}), c.again, "embed"));
+          return tanh(dot(rename(s, {{"state", "embed"}}), c.out, "embed"));
+        };
+        return mean(square(fold(turn, position, {.checkpoint = ScanCheckpoint(true)})(zeros({rows, same}), x))).scalar();
+      };
+      return grad(loss)(c);
+    };
+    for (auto& c : named_jit(step, options).plan(w, x).collectives)
+      if (c.kind == "all-gather") CHECK(c.turns == 1);
+  }
+  SUBCASE("two heads in chunks") {
+    struct Heads { NamedArray scale, a, b; };
+    const auto w = eval_shape([&] { return Heads{ones({state}), zeros({state, vocab}), zeros({state, vocab})}; });
+    auto step = [&](const Heads& w, const NamedArray& x) {
+      auto loss = [&](const Heads& w) {
+        auto of = [&](const NamedArray& x) {
+          return sum(logsumexp(dot(x, w.a, "embed"), "vocab") + logsumexp(dot(x, w.b, "embed"), "vocab"));
+        };
+        return chunked_reduce("position", {.chunk = 4}, of)(x * w.scale).scalar();
+      };
+      return grad(loss)(w);
+    };
+    for (auto& c : named_jit(step, options).plan(w, x).collectives)
+      if (c.kind == "all-gather") CHECK(c.turns == 1);
   }
 }

@@ -44,10 +44,6 @@ struct Joiner {
   int buckets = 0;
 
   Step& step(int k) { return plan.steps[std::size_t(k)]; }
-  double bytes(int k, const Sharding& at) {
-    return local_size(whole.nodes[std::size_t(step(k).node)]->axes, at, whole.mesh) *
-           bytes_of(whole.nodes[std::size_t(step(k).node)]->dtype);
-  }
 
   void run() {
     talks.assign(plan.steps.size(), false);
@@ -95,12 +91,12 @@ struct Joiner {
         for (auto& [m, how] : from.partial)
           if (s.hop.over.has(m)) monoid = int(how);
         auto& [bucket, full] = open[{int(s.hop.kind), over, int(whole.nodes[std::size_t(s.node)]->dtype), monoid, late[k]}];
-        auto b = bytes(k, from);
+        auto b = whole.bytes(s.node, from);
         if (full == 0 || full + b > kBucket) bucket = ++buckets, full = 0;
         s.bucket = bucket, full += b;
       } else if (s.hop.kind == Hop::Kind::all_gather && early[k] == 0) {
         // Gathers one by one, or all gathered arrays would be alive at once; but the small ones with the first.
-        auto b = bytes(k, s.at);
+        auto b = whole.bytes(s.node, s.at);
         auto& [bucket, small] = gathers[over];
         if (bucket == 0)
           s.bucket = bucket = ++buckets;

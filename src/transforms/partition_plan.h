@@ -85,6 +85,9 @@ struct Whole {
   int id(const NodePtr&);
   int find(const Node* n) const;                   // -1: not here
   bool weight(int n) const { return parameter[std::size_t(n)] && is_float(nodes[std::size_t(n)]->dtype); }
+  double bytes(int n, const Sharding& at) const {  // on one device
+    return local_size(nodes[std::size_t(n)]->axes, at, mesh) * bytes_of(nodes[std::size_t(n)]->dtype);
+  }
   const Scope& scope(int loop, std::size_t body);  // loop -1: the top
   static bool inside(const Node&, const Loop&, std::size_t body);
 
@@ -142,7 +145,7 @@ class Planner {
   Step& step(int s) { return now_.plan.steps[std::size_t(s)]; }
   std::vector<int>& versions(int n) { return now_.versions[std::size_t(n)]; }
   void fit_tables();  // after the whole has grown
-  double bytes(int n, const Sharding& s) const { return local_size(node(n).axes, s, mesh_) * bytes_of(node(n).dtype); }
+  double bytes(int n, const Sharding& s) const { return whole_.bytes(n, s); }
   int region_of(int n) const;
   Cut taken(const Node&) const;  // mesh axes that share the turns of the loops around: they cut nothing inside
   Cut own_turns(int n) const;    // those of the loop whose turns this slice counts
@@ -205,7 +208,7 @@ Sharding constraint(const Node& pin, const Mesh&);  // what `shard` asks for; ra
 Plan best(Whole&, Planner&, bool strict);
 // The roots, with loops that keep what later loops would have to send again.
 Nodes with_saved(const Nodes& roots, const Plan&, Whole&, bool gathers_too);
-void gather_again(Plan&, const Whole&);  // weights outside of loops, for the backward pass
+void gather_again(Plan&, const Whole&);  // weights, in each turn over microbatches, and for the backward pass
 void ring(Plan&, const Whole&);          // gathers that one contraction reads are taken block by block
 void join(Plan&, const Whole&);          // collectives that can be one call are
 void drop_dead(Plan&, const Whole&);

@@ -16,7 +16,7 @@ struct Ringing {
 
   Step& step(int k) { return plan.steps[std::size_t(k)]; }
   const Node& node(const Step& s) const { return *whole.nodes[std::size_t(s.node)]; }
-  double bytes(const Step& s) const { return local_size(node(s).axes, s.at, whole.mesh) * bytes_of(node(s).dtype); }
+  double bytes(const Step& s) const { return whole.bytes(s.node, s.at); }
 
   int reader(int k) const {  // the one step that reads it, once; -1: none, or more
     auto& by = readers[std::size_t(k)];
