@@ -174,3 +174,28 @@ TEST_CASE("proof: a vocabulary that devices share is cut once more only if it mu
     CHECK(tiled == !shared);
   }
 }
+
+TEST_CASE("proof: of targets that each device has whole, no device makes more than meets its logits") {
+  const Axis batch{"batch", 64}, vocab{"vocab", 4096};
+  const double logits = 64. * 12 * 4096 * 4 / 8;  // bytes, on one device
+  auto picked = [&](const NamedArray& logits, const NamedArray& ids) {
+    return mean(logsumexp(logits, vocab) - take(logits, vocab, ids)).scalar();
+  };
+  auto hot = [&](const NamedArray& logits, const NamedArray& ids) {
+    return nn::cross_entropy_loss(logits, vocab, one_hot(ids, vocab)).scalar();
+  };
+  const auto ids = eval_shape([&] { return zeros({batch, Pos}, DType::i32); });
+  const auto x = eval_shape([&] { return zeros({batch, Pos, Embed}); });
+  const auto w = eval_shape([&] { return zeros({vocab, Embed}); });
+  auto peak = [&](auto loss, const Mapping& mapping) {
+    auto step = [=](const NamedArray& w, const NamedArray& x, const NamedArray& ids) {
+      return value_and_grad([&](const NamedArray& w) { return loss(dot(auto_sharded(x), w, Embed), ids); })(w);
+    };
+    const auto in = Mappings::of_each({mapping, Mapping{}, Mapping{}});
+    return double(
+        named_jit(step, {.mesh = Mesh{{{"all", 8}}}, .axis_resources = mapping, .in = in}).plan(w, x, ids).peak_bytes);
+  };
+  CHECK(peak(hot, {{"batch", "all"}}) < 1.4 * logits);
+  CHECK(peak(picked, {{"batch", "all"}}) < 2.4 * logits);  // ones at the targets are an array
+  for (auto& loss : {peak(hot, {{"vocab", "all"}}), peak(picked, {{"vocab", "all"}})}) CHECK(loss < 2.4 * logits);
+}

@@ -294,14 +294,17 @@ int Planner::obtain(int n, Sharding need) {
       if (step(v).at == need) return v;
     if (now_.lazy[std::size_t(n)]) {
       for (int v : versions(n)) {
-        bool cut_free = true;  // of what is there, by slices alone
+        bool cut_free = !rules::is_pointwise(node(n));  // of what is there, by slices alone; else it need not be there at all
         for (auto& h : route(mesh_, node(n).axes, node(n).dtype, step(v).at, need)) cut_free &= h.bytes == 0;
         if (cut_free && from < 0) from = v;
       }
       if (from < 0) {
         Sharding can;
-        for (auto& [name, cut] : need.dims)
-          if (rules::may_cut(node(n), name, cut, can, mesh_)) can.set(name, cut);
+        for (auto& [name, cut] : need.dims) {
+          auto more = can;
+          more.set(name, cut);
+          if (rules::may_cut(node(n), name, cut, can, mesh_) && rules::made(node(n), more) == more) can = more;
+        }
         from = made_now(n, can);
       }
     } else {
@@ -460,9 +463,9 @@ std::optional<Sharding> Planner::otherwise_cut(int n, const Sharding& usual, int
 void Planner::compute_op(int n) {
   auto& me = node(n);
   const auto in = whole_.in[std::size_t(n)];  // a copy: the whole may grow
-  // What is whole, point by point, is made where it is read, in the sharding that is wanted there.
+  // Of what is whole, what is cheaply made is made where it is read, in the sharding that is wanted there.
   int deep = 0;
-  bool uncut = rules::is_pointwise(me);
+  bool uncut = rules::is_pointwise(me) || me.op->kind == Kind::reduce || me.op == &prim::kScatter;
   for (int x : in) {
     if (x < 0 || !uncut) continue;
     uncut &= first(x).whole();
