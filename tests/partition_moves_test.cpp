@@ -163,6 +163,8 @@ TEST_CASE("partition moves: along a cut axis, only what crosses a border") {
   CHECK(padded.sent_bytes == (2 + 4 + 6) * row / 4);
   auto shifted = one([](const NamedArray& x) { return concatenate("position", {slice(x, Pos, 1, 23), slice(x, Pos, 0, 1)}); });
   sends(shifted, row, 1);
+  // There and back, as in the gradient of a roll: no piece is gathered to be put beside the others.
+  sends(one([](const NamedArray& x) { return roll(tanh(roll(x, 1, Pos)), -1, Pos); }), 2 * row, 2);
 }
 
 TEST_CASE("partition moves: the first of a cut axis, by the way that sends least") {

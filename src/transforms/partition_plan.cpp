@@ -397,6 +397,12 @@ Sharding Planner::work_of(int n, int follow) {
           for (int m : cut) pending |= first(x).pending(m);
       if (!pending) assign(me, work, name, cut);
     }
+  if (work.dims.empty())  // of slices that are read through, as what they are taken of lies
+    for (auto k : operands) {
+      int x = whole_.in[std::size_t(n)][k];
+      if (now_.done[std::size_t(x)] || node(x).op != &prim::kSlice) continue;
+      for (auto& [name, cut] : first(whole_.in[std::size_t(x)][0]).dims) assign(me, work, name, cut);
+    }
   displace(n, work, follow);
   return work;
 }
