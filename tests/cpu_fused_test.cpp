@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/cpu/fused.h"
 #include "support/programs.h"
 
 namespace {
@@ -380,6 +381,25 @@ TEST_CASE("cpu: random results take the places of operands, in any order") {
     INFO("seed ", seed);
     for (std::size_t k = 0; k < got.size(); ++k) CHECK(difference(DType::f32, got[k], want[k], 1e-5) == "");
   }
+}
+
+// A row's sum of exp, less its maximum.
+TEST_CASE("cpu: rows of a reduction go several at once, if they lie near") {
+  auto rows_at_once = [](std::int64_t rows, std::int64_t columns, int once) {
+    Case c(1);
+    const View x = c.view(false, DType::f32, {rows, columns}, Case::dense), out = c.view(true, DType::f32, {rows, 1}, Case::dense);
+    program::Fused f;
+    f.dims = {rows, columns}, f.outer = 1;
+    f.code = {load(x, true), op(Code::reduce_max, DType::f32, {0}), op(Code::sub, DType::f32, {0, 1}, true),
+              op(Code::exp, DType::f32, {2}, true), op(Code::reduce_sum, DType::f32, {3})};
+    for (int k = 0; k < once; ++k) f.code.push_back(op(Code::exp, DType::f32, {int(f.code.size()) - 1}));
+    f.code.push_back(store(out, int(f.code.size()) - 1));
+    return cpu::plan_fused(f, nullptr).outer_box;
+  };
+  CHECK(rows_at_once(512, 800, 0) > 1);
+  CHECK(rows_at_once(512, 800, 12) >= 16);    // much to do but once a row
+  CHECK(rows_at_once(16384, 800, 12) == 1);   // from memory
+  CHECK(rows_at_once(8, 800, 12) == 1);       // every thread has some
 }
 
 }  // namespace

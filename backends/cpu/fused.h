@@ -50,7 +50,8 @@ struct Register {  // where a value lies
   enum Home : std::uint8_t { none, pool, outer, inner };
   Home home = none;
   Lane lane = Lane::f32;
-  std::int64_t offset = 0;  // bytes, in the pool or the workspace
+  Extent extent = Extent::one;  // how many values
+  std::int64_t offset = 0;      // bytes, in the pool or the workspace
 };
 
 struct FusedPlan {
@@ -92,5 +93,6 @@ inline bool same_memory(const Context* context, int slot_a, int slot_b) {
 }
 // What is made for a store is made where it will be (Op::into), unless that memory is read after it has been made.
 void store_in_place(FusedPlan&, const Context*);
+void place_registers(FusedPlan&);
 
 }  // namespace haliax::cpu

@@ -29,13 +29,14 @@ bool stays_narrow(Code c, DType dtype) {
          c == Code::shift_right || (floating && (c == Code::neg || c == Code::abs || c == Code::sign)) || gives_bool(c);
 }
 constexpr std::int64_t rows_bytes = 160 * 1024;   // registers for several rows at once: well inside the second cache
+constexpr std::int64_t near_points = 1 << 20;      // of what the step before has left in the caches
 Code combining(Code store) { return store == Code::store_add ? Code::add : store == Code::store_max ? Code::max : Code::min; }
 
 class Planner {
  public:
-  // Points of a tile: of one inner box, and of whole rows together.
-  Planner(const Fused& fused, const Context* context, std::int64_t tile, std::int64_t rows, bool may_keep)
-      : fused_(fused), context_(context), tile_(tile), rows_(rows), may_keep_(may_keep) {}
+  // tile: points of an inner box; may_join: several rows may go together.
+  Planner(const Fused& fused, const Context* context, std::int64_t tile, bool may_join, bool may_keep)
+      : fused_(fused), context_(context), tile_(tile), may_join_(may_join), may_keep_(may_keep) {}
 
   FusedPlan make() {
     mark_needed();
@@ -46,7 +47,7 @@ class Planner {
     classify();
     plan_.stays = plan_.levels > 1 && plan_.inner_points * plan_.outer_box <= 1 << 16;
     emit();
-    place_registers();
+    place_registers(plan_);
     return std::move(plan_);
   }
 
@@ -93,7 +94,7 @@ class Planner {
     bool outer_stores = false;
     for (int i = 0; i < count(); ++i) {
       if (!info(i).needed) continue;
-      if (is_reduce(instr(i).code)) return one_hot();
+      if (is_reduce(instr(i).code)) return reduces_ = true, one_hot();
       outer_stores |= is_store(instr(i).code) && !instr(i).inner;
     }
     std::int64_t inner_points = 1;
@@ -253,6 +254,14 @@ class Planner {
     }
     return taken;
   }
+  // Where there are reductions, so that what a row has but once costs little; not of rows that come from memory, which hides that cost.
+  std::int64_t rows_at_once() const {
+    if (!reduces_ || plan_.outer_points * plan_.inner_points > near_points) return 1;
+    int once = 0, inner = 0;
+    for (std::size_t i = 0; i < info_.size(); ++i)
+      if (info_[i].needed) ++(fused_.code[i].inner ? inner : once);
+    return (once > 2 * inner ? 16 : 4) * tile_ / plan_.inner_box;
+  }
   void choose_boxes() {
     FusedPlan& p = plan_;
     if (p.serial) {
@@ -268,7 +277,7 @@ class Planner {
       bool keep = may_keep_ && p.inner_points <= 4 * tile_;
       p.inner_box = cut(p.outer_dims, p.dims, keep ? std::max<std::int64_t>(1, p.inner_points) : tile_);
       std::int64_t rows = p.inner_box * 4 <= tile_ ? tile_ / p.inner_box : 1;
-      if (!p.reductions.empty()) rows = std::max(rows, std::min(rows_ / p.inner_box, p.outer_points / 16));
+      if (may_join_) rows = std::max(rows, std::min(rows_at_once(), p.outer_points / 16));
       p.outer_box = cut(0, p.outer_dims, p.inner_box < p.inner_points ? 1 : rows);
     }
     p.inner_box = p.outer_box = 1;
@@ -365,8 +374,7 @@ class Planner {
   }
   int new_value(int where, Lane lane) {
     Register::Home home = where <= in_prologue ? Register::pool : where == in_outer ? Register::outer : Register::inner;
-    plan_.values.push_back({home, lane, 0});
-    extents_.push_back(Extent::one);
+    plan_.values.push_back({home, lane});
     return static_cast<int>(plan_.values.size()) - 1;
   }
   Op& push(int where, Op::Kind kind, Extent extent, Lane lane) {
@@ -375,7 +383,7 @@ class Planner {
     op.extent = extent;
     op.lane = lane;
     op.out = new_value(where, lane);
-    extents_.back() = extent;
+    plan_.values.back().extent = extent;
     tape(where).push_back(op);
     return tape(where).back();
   }
@@ -457,7 +465,7 @@ class Planner {
   int recast_bits(int value, Extent extent, DType from, DType to, int where) {
     if (haliax::bytes_of(from) != haliax::bytes_of(to)) throw Error("[fused] a bitcast between dtypes of different size");
     int temporary = new_value(where, Lane::f64);
-    extents_.back() = extent;
+    plan_.values.back().extent = extent;
     Op& op = push(where, Op::recode, extent, lane_of(to));
     op.in[0] = value;
     op.in[1] = temporary;
@@ -674,106 +682,17 @@ class Planner {
     writes.insert(writes.end(), store.begin(), store.end());
   }
 
-  // --- registers ------------------------------------------------------------------------------------------------------------
-
-  std::int64_t bytes_for(int value) const {
-    std::size_t v = static_cast<std::size_t>(value);
-    std::int64_t n = box_points(extents_[v]);
-    std::int64_t bytes = (n * cpu::bytes_of(plan_.values[v].lane) + 63) / 64 * 64;
-    return n >= 512 ? bytes + 192 : bytes;  // not all at the same place of a page
-  }
-  void place_registers() {
-    FusedPlan& p = plan_;
-    for (std::size_t v = 0; v < p.values.size(); ++v) {
-      Register& r = p.values[v];
-      if (r.home == Register::inner) continue;
-      std::int64_t& end = r.home == Register::pool ? p.pool_bytes : p.register_bytes;
-      r.offset = end;
-      end += bytes_for(static_cast<int>(v));
-    }
-    for (const Reduction& r : p.reductions) {
-      p.accumulator_offset.push_back(p.register_bytes);
-      p.register_bytes += (p.outer_box * r.bytes + 63) / 64 * 64;
-      p.partial_offset.push_back(p.scratch_bytes);
-      if (p.chunks > 1) p.scratch_bytes += (p.chunks * p.outer_boxes * p.outer_box * r.bytes + 63) / 64 * 64;
-    }
-    const std::int64_t base = p.register_bytes;
-    if (p.keep) {
-      Tape all;
-      for (const Tape& t : p.inner) all.insert(all.end(), t.begin(), t.end());
-      scan(all, base);
-    } else {
-      for (const Tape& t : p.inner) scan(t, base);
-    }
-  }
-  // A map may write over this operand: value by value they lie at the same place. (Bytes do not tell: short runs are padded.)
-  bool may_replace(int operand, int out) const {
-    const auto lane = [&](int v) { return plan_.values[static_cast<std::size_t>(v)].lane; };
-    return operand != out && cpu::bytes_of(lane(operand)) == cpu::bytes_of(lane(out)) && bytes_for(operand) == bytes_for(out);
-  }
-  // Linear scan: a register is free again after its last reader.
-  void scan(const Tape& tape, std::int64_t base) {
-    std::vector<std::size_t> last(plan_.values.size(), 0);
-    for (std::size_t t = 0; t < tape.size(); ++t) {
-      for (int v : tape[t].in)
-        if (v >= 0) last[static_cast<std::size_t>(v)] = t;
-      if (tape[t].out >= 0) last[static_cast<std::size_t>(tape[t].out)] = t;
-    }
-    std::map<std::int64_t, std::vector<std::int64_t>> free;
-    std::vector<bool> placed(plan_.values.size(), false);
-    std::int64_t end = base;
-    auto place = [&](int v) {
-      if (v < 0 || plan_.values[static_cast<std::size_t>(v)].home != Register::inner || placed[static_cast<std::size_t>(v)])
-        return;
-      std::int64_t bytes = bytes_for(v);
-      auto& list = free[bytes];
-      if (list.empty()) {
-        list.push_back(end);
-        end += bytes;
-      }
-      plan_.values[static_cast<std::size_t>(v)].offset = list.back();
-      list.pop_back();
-      placed[static_cast<std::size_t>(v)] = true;
-    };
-    for (std::size_t t = 0; t < tape.size(); ++t) {
-      const Op& op = tape[t];
-      std::vector<int> dying;
-      auto ends = [&](int v) {
-        if (v >= 0 && placed[static_cast<std::size_t>(v)] && last[static_cast<std::size_t>(v)] == t &&
-            std::find(dying.begin(), dying.end(), v) == dying.end())
-          dying.push_back(v);
-      };
-      auto release = [&] {
-        for (int v : dying) free[bytes_for(v)].push_back(plan_.values[static_cast<std::size_t>(v)].offset);
-        dying.clear();
-      };
-      bool over = (op.kind == Op::map || op.kind == Op::map_rows || op.kind == Op::poke) && op.out >= 0;
-      if (over) {
-        for (int v : op.in)
-          if (v >= 0 && may_replace(v, op.out)) ends(v);
-        release();
-      }
-      place(op.out);
-      if (op.kind == Op::recode) place(op.in[1]);
-      for (int v : op.in)
-        if (v >= 0 && !(over && may_replace(v, op.out))) ends(v);
-      ends(op.out);
-      release();
-    }
-    plan_.register_bytes = std::max(plan_.register_bytes, end);
-  }
-
   Fused fused_;
   const Context* context_;
-  std::int64_t tile_, rows_;
-  bool may_keep_, no_inner_ = false;
+  std::int64_t tile_;
+  bool may_join_, may_keep_, no_inner_ = false;
   bool every_ = false;   // every instruction is made at every point
+  bool reduces_ = false;
   bool points_ = false;  // some matter at one point of a row
   bool flat() const { return every_ && outer_ == 0; }
   int outer_ = 0, level_ = 0;
   FusedPlan plan_;
   std::vector<Info> info_;
-  std::vector<Extent> extents_;  // of values
   std::map<std::tuple<int, Extent, int>, int> filled_;
 };
 
@@ -783,10 +702,10 @@ FusedPlan plan_fused(const Fused& fused, const Context* context) {
   if (fused.outer < 0 || static_cast<std::size_t>(fused.outer) > fused.dims.size())
     throw Error("[fused] more outer dimensions than dimensions");
   const std::int64_t tile = fused.code.size() <= 10 ? 4096 : 1024;   // a few registers: all in L1
-  FusedPlan plan = Planner(fused, context, tile, 4 * tile, true).make();   // many rows at once, so that what a row has but once costs little
-  if (plan.register_bytes > rows_bytes) plan = Planner(fused, context, tile, tile, true).make();
+  FusedPlan plan = Planner(fused, context, tile, true, true).make();
+  if (plan.register_bytes > rows_bytes) plan = Planner(fused, context, tile, false, true).make();
   auto fits = [&] { return plan.register_bytes + static_cast<std::int64_t>(plan.values.size()) * 8 <= workspace_bytes; };
-  for (std::int64_t tile = 1024; !fits() && tile >= 1; tile /= 2) plan = Planner(fused, context, tile, tile, false).make();
+  for (std::int64_t tile = 1024; !fits() && tile >= 1; tile /= 2) plan = Planner(fused, context, tile, false, false).make();
   if (!fits()) throw Error("[fused] too many values live at once");
   return plan;
 }
