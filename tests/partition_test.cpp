@@ -279,6 +279,27 @@ TEST_CASE("partition: the first of a cut axis, of uneven blocks, with equal valu
   CHECK(g.report().sent_bytes < double(ids.nbytes()) / 8);  // less than rows would be
 }
 
+TEST_CASE("partition: positions under another name of their axis") {
+  Axis A{"a", 8}, B{"b", 6}, C{"c", 8};
+  auto x = normal(1, {A, B}), y = normal(2, {A, C});
+  agrees([=](const NamedArray& x) { return x * rename(arange(C), "c", "a"); }, {"a", "b"}, x);
+  agrees([=](const NamedArray& y) { return y * rename(arange(A) - 2 * broadcast_axis(arange(C), A), {{"a", "c"}, {"c", "a"}}); },
+         {"a", "c"}, y);
+  agrees(
+      [=](const NamedArray& y) {  // one iota under both names
+        auto away = arange(A) - broadcast_axis(rename(arange(A), "a", "c"), A);
+        return where(greater(away, 2), y, 0.);
+      },
+      {"a", "c"}, y);
+  agrees([=](const NamedArray& x) { return vmap([](const NamedArray& i, const NamedArray& x) { return x * i; }, "a")(arange(A), x); },
+         {"a", "b"}, x);
+  agrees(
+      [=](const NamedArray& x) {
+        return vmap([=](const NamedArray& i, const NamedArray& x) { return x * one_hot(i % 6, B); }, "a")(arange(A), x);
+      },
+      {"a", "b"}, x);
+}
+
 TEST_CASE("partition: random numbers do not depend on the mesh") {
   Axis A{"a", 7}, B{"b", 4};
   auto f = [=](const NamedArray& x) {

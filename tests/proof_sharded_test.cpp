@@ -358,7 +358,8 @@ class Maker {
     auto v = this->any();
     auto a = axis(v.x);
     if (!a) return {};
-    return Value{where(less(arange(*a), dice.between(0, int(a->size))), v.x, v.x * 0.25), v.exact};
+    auto at = dice.chance(50) ? arange(*a) : rename(arange(Axis("other", a->size)), "other", a->name);
+    return Value{where(less(at, dice.between(0, int(a->size))), v.x, v.x * 0.25), v.exact};
   }
   Made drawn() {
     auto v = this->any();

@@ -1,6 +1,7 @@
 // From the plan to the graph of one device. All devices make their collectives in the same order.
 #include <algorithm>
 #include <limits>
+#include <tuple>
 #include <unordered_set>
 
 #include "ops/prim.h"
@@ -111,24 +112,26 @@ class Emitter {
 
   // ---- what no other device takes part in ----
   NodePtr regrown(const Step& s) {  // what only numbers and positions make
-    std::unordered_map<const Node*, NodePtr> done;
-    for (auto& x : topological({node(s)})) {
-      auto axes = local_axes(x->axes, s.at, mesh_, device_);
-      if (x->op == &prim::kIota) {
-        auto start = block(x->axes, s.at, x->axes[0].name).first;
-        done[x.get()] = prim::add(prim::iota(axes[0], x->dtype), prim::integer(start, x->dtype));
-      } else if (auto own = own_turns_.find(x.get()); own != own_turns_.end()) {
-        auto& [turn, start] = own->second;
-        done[x.get()] = prim::add(turn, prim::integer(start, x->dtype));
-      } else if (x->op->kind == Kind::leaf) {
-        done[x.get()] = x;
-      } else {
-        Nodes in;
-        for (auto& i : x->in) in.push_back(done.at(i.get()));
-        done[x.get()] = x->op == &prim::kFit ? prim::fit(in[0], axes) : make(*x->op, in, axes, x->dtype, x->attr);
-      }
+    std::vector<std::tuple<const Node*, Sharding, NodePtr>> known;  // one may be there under two names of an axis
+    return regrown(node(s), s.at, known);
+  }
+  NodePtr regrown(const NodePtr& x, const Sharding& at, std::vector<std::tuple<const Node*, Sharding, NodePtr>>& known) {
+    for (auto& [n, how, made] : known)
+      if (n == x.get() && how == at) return made;
+    NodePtr made = x;
+    auto axes = local_axes(x->axes, at, mesh_, device_);
+    if (x->op == &prim::kIota) {
+      auto start = block(x->axes, at, x->axes[0].name).first;
+      made = prim::add(prim::iota(axes[0], x->dtype), prim::integer(start, x->dtype));
+    } else if (auto own = own_turns_.find(x.get()); own != own_turns_.end()) {
+      made = prim::add(own->second.first, prim::integer(own->second.second, x->dtype));
+    } else if (x->op->kind != Kind::leaf) {
+      Nodes in;
+      for (std::size_t k = 0; k < x->in.size(); ++k) in.push_back(regrown(x->in[k], rules::needed(*x, k, at, mesh_), known));
+      made = x->op == &prim::kFit ? prim::fit(in[0], axes) : make(*x->op, in, axes, x->dtype, x->attr);
     }
-    return done.at(node(s).get());
+    known.push_back({x.get(), at, made});
+    return made;
   }
   NodePtr sliced(const Step& s) {  // this device's block of what it has
     auto x = local(s.in[0]);
