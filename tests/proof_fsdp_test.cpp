@@ -100,14 +100,14 @@ Blocks each_of(const Blocks& a, const Blocks& b, const std::function<NamedArray(
     out.up.push_back(f(a.up[k], b.up[k])), out.down.push_back(f(a.down[k], b.down[k]));
   return out;
 }
+auto loss_of(const Blocks& m, const NamedArray& x, bool remade = false) {
+  auto h = x;
+  for (std::size_t k = 0; k < m.up.size(); ++k)
+    h = remade ? checkpoint(block)(h, m.up[k], m.down[k]) : block(h, m.up[k], m.down[k]);
+  return mean(square(h)).scalar();
+}
 Blocks gradient(const Blocks& b, const NamedArray& x, bool remade) {
-  auto loss = [&](const Blocks& m) {
-    auto h = x;
-    for (std::size_t k = 0; k < m.up.size(); ++k)
-      h = remade ? checkpoint(block)(h, m.up[k], m.down[k]) : block(h, m.up[k], m.down[k]);
-    return mean(square(h)).scalar();
-  };
-  return grad(loss)(b);
+  return grad([&](const Blocks& m) { return loss_of(m, x, remade); })(b);
 }
 auto descent(bool remade, int microbatches = 1) {
   return [=](const Blocks& b, const NamedArray& x) {
@@ -185,6 +185,14 @@ TEST_CASE("proof: fsdp of layers written out, in microbatches, holds as little")
     const double stream = 512. * 512 * 4, hidden = 512. * 2048 * 4, parts = 2 * 2 * n * each;  // and their sums
     CHECK(r.peak_bytes < parts + n * (stream + (remade ? 0 : hidden)) + (8 + 8 + 3) * kWeight);
   }
+  // A loss beside the loop reads them too: from gathers of its own.
+  const auto b = eval_shape([] { return blocks(12); });
+  auto options = by_two();
+  options.out = Mappings::of_each({Mapping{{"embed", "data"}}, Mapping{}});
+  auto with_loss = [](const Blocks& b, const NamedArray& x) { return std::pair{descent(false, 4)(b, x), loss_of(b, x)}; };
+  const auto r = named_jit(with_loss, options).plan(b, x);
+  CHECK(r.sent_bytes == 8 * each + 16 * (2 * turns + 1) * each + 24 * turns * each + 4);
+  CHECK(r.peak_bytes < named_jit(descent(false, 4), by_two()).plan(b, x).peak_bytes + 5 * kWeight);
   const auto few = eval_shape([] { return blocks(4); });  // 32 MiB
   CHECK(named_jit(descent(false, 4), by_two()).plan(few, x).sent_bytes == 8 * each + 8 * turns * each);
 }

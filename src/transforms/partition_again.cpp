@@ -15,11 +15,12 @@ namespace {
 
 struct Gathered {
   std::vector<int> made;      // the gathers, one for each mesh axis, and what the weight is seen as, in order
-  std::vector<int> readers;   // steps that read them
+  std::vector<int> readers;   // steps that read them: here, or in one loop
   int home = -1;              // the innermost region that holds all readers
-  int last = -1, again = -1;  // places in it, of the last reader of the forward pass and of the first of the backward pass
-  int back = -1;              // that one
+  int first = -1;             // the first of them, and its place
+  int begin = -1, last = -1, again = -1;  // places in it: also of the last of the forward pass, the first of the backward pass
   double bytes = 0;
+  bool enters = false;
   bool waits() const { return last >= 0 && again > last; }
 };
 
@@ -52,104 +53,136 @@ struct Again {
     while (a != b) (a > b ? a : b) = region(std::max(a, b)).parent;
     return a;
   }
-  int towards(int r, int home) const {  // the body in r that home is, or lies in
-    while (region(home).parent != r) home = region(home).parent;
-    return home;
+  int towards(int r, int inner) const {  // the body in r that `inner` is, or lies in; r itself: none
+    while (inner != r && region(inner).parent != r) inner = region(inner).parent;
+    return inner;
   }
-  Gathered found(int gather, int r) const {
-    Gathered g;
-    g.made = {gather};
-    for (std::size_t i = 0; i < g.made.size(); ++i) {
-      g.bytes = std::max(g.bytes, whole.bytes(step(g.made[i]).node, step(g.made[i]).at));
-      for (int k : readers[std::size_t(g.made[i])]) {
-        if (k < 0 || step(k).kind == Step::Kind::loop) return {};  // read as a whole
-        auto& list = gathers(k, r) || sees(k, r) ? g.made : g.readers;
-        if (std::find(list.begin(), list.end(), k) == list.end()) list.push_back(k);
-      }
-    }
+
+  void settle(Gathered& g) const {
     for (int k : g.readers) g.home = g.home < 0 ? step(k).region : common(g.home, step(k).region);
     for (int k : g.readers) {
       int at = place(k, g.home);
+      if (g.first < 0 || at < g.begin) g.first = k, g.begin = at;
       if (!later(k))
         g.last = std::max(g.last, at);
-      else if (g.back < 0 || at < g.again)
-        g.again = at, g.back = k;
+      else
+        g.again = g.again < 0 ? at : std::min(g.again, at);
     }
-    return g;
+  }
+  // A weight that is gathered in r, for those who read it here, and for each loop. None: it is read as a whole.
+  std::vector<Gathered> found(int gather, int r) const {
+    Gathered all;
+    all.made = {gather};
+    std::map<int, Gathered> parts;  // by body
+    for (std::size_t i = 0; i < all.made.size(); ++i) {
+      all.bytes = std::max(all.bytes, whole.bytes(step(all.made[i]).node, step(all.made[i]).at));
+      for (int k : readers[std::size_t(all.made[i])]) {
+        if (k < 0 || step(k).kind == Step::Kind::loop) return {};
+        bool made = gathers(k, r) || sees(k, r);
+        auto& list = made ? all.made : parts[towards(r, step(k).region)].readers;
+        if (std::find(list.begin(), list.end(), k) == list.end()) list.push_back(k);
+      }
+    }
+    std::vector<Gathered> out;
+    for (auto& [body, g] : parts) {
+      g.made = all.made, g.bytes = all.bytes;
+      settle(g);
+      out.push_back(std::move(g));
+    }
+    return out;
+  }
+  // Those gathers of r, one for each weight, that are large.
+  std::vector<std::vector<Gathered>> large(int r) const {
+    std::vector<std::vector<Gathered>> out;
+    for (int k : region(r).steps)
+      if (gathers(k, r) && !gathers(step(k).in[0], r))
+        if (auto parts = found(k, r); !parts.empty() && parts[0].bytes > kSmall) out.push_back(std::move(parts));
+    return out;
+  }
+  const Loop& loop(int body) const {
+    return loop_of(*whole.nodes[std::size_t(plan.loops[std::size_t(region(body).loop)].node)]);
+  }
+  // A loop over an axis that another loop walks too makes the turns of that one again, for their gradients.
+  bool made_again(const Gathered& g, const std::vector<Gathered>& parts, int r) const {
+    return std::any_of(parts.begin(), parts.end(), [&](auto& other) {
+      return &other != &g && other.home != r && loop(towards(r, other.home)).axis == loop(towards(r, g.home)).axis;
+    });
   }
   // Whether the devices that gather together are in the same turn, one position of what is walked: chunks, of which there are many,
   // share what was gathered.
   bool may_enter(const Gathered& g, int r) const {
-    auto& l = plan.loops[std::size_t(region(r).loop)];
-    return loop_of(*whole.nodes[std::size_t(l.node)]).drop && std::none_of(g.made.begin(), g.made.end(), [&](int k) {
-             return std::any_of(l.turns.begin(), l.turns.end(), [&](int m) { return step(k).hop.over.has(m); });
+    auto& turns = plan.loops[std::size_t(region(r).loop)].turns;
+    return loop(r).drop && std::none_of(g.made.begin(), g.made.end(), [&](int k) {
+             return std::any_of(turns.begin(), turns.end(), [&](int m) { return step(k).hop.over.has(m); });
            });
   }
-  void enter(const Gathered& g, int r) {
-    auto &from = plan.regions[std::size_t(step(g.made[0]).region)].steps, &to = plan.regions[std::size_t(r)].steps;
-    int first = int(to.size());
-    for (int k : g.readers) first = std::min(first, place(k, r));
-    for (int k : g.made) {
-      plan.bytes += step(k).hop.bytes * (region(r).turns - region(step(k).region).turns);
-      plan.steps[std::size_t(k)].region = r;
-      from.erase(std::find(from.begin(), from.end(), k));
-      to.insert(to.begin() + first++, k);
-    }
-  }
-  void repeat(const Gathered& g) {
-    auto is_later = [&](int k) { return std::find(g.readers.begin(), g.readers.end(), k) != g.readers.end() && later(k); };
+
+  // Gathered once more, for some of its readers, just before the first of them.
+  void repeat(const Gathered& g, const std::set<int>& by, int r) {
     std::set<int> wanted;
     for (auto k = g.made.rbegin(); k != g.made.rend(); ++k)
-      for (int r : readers[std::size_t(*k)])
-        if (wanted.count(r) || is_later(r)) wanted.insert(*k);
+      for (int x : readers[std::size_t(*k)])
+        if (wanted.count(x) || by.count(x)) wanted.insert(*k);
+    int first = *std::min_element(by.begin(), by.end(), [&](int a, int b) { return place(a, r) < place(b, r); });
+    auto& steps = plan.regions[std::size_t(r)].steps;
+    auto before = steps.begin() + place(first, r);
     std::map<int, int> twin;
-    auto& steps = plan.regions[std::size_t(g.home)].steps;
-    auto before = steps.begin() + g.again;
     for (int k : g.made) {
       if (!wanted.count(k)) continue;
       Step s = step(k);
       for (int& x : s.in)
         if (twin.count(x)) x = twin[x];
-      s.cause = step(g.back).node;
-      plan.bytes += s.hop.bytes * region(g.home).turns;
+      s.cause = step(first).node, s.region = r;
       twin[k] = int(plan.steps.size());
-      plan.steps.push_back(std::move(s));
+      plan.steps.push_back(std::move(s)), readers.emplace_back();
       before = steps.insert(before, twin[k]) + 1;
     }
-    for (int k : g.readers)
-      if (later(k))
-        for (int& x : plan.steps[std::size_t(k)].in)
-          if (twin.count(x)) x = twin[x];
+    for (auto& [k, t] : twin) {
+      auto& old = readers[std::size_t(k)];
+      for (int x : old)
+        if (by.count(x) || twin.count(x)) readers[std::size_t(t)].push_back(by.count(x) ? x : twin[x]);
+      std::erase_if(old, [&](int x) { return by.count(x) > 0; });
+    }
+    for (int k : by)
+      for (int& x : plan.steps[std::size_t(k)].in)
+        if (twin.count(x)) x = twin[x];
   }
+
   void run(int r) {
-    std::vector<Gathered> waiting, deeper;
+    // Into the loops.
+    auto weights = large(r);
     std::set<int> trained;  // bodies that take gradients of weights
     double may_wait = kBucket;
-    for (int k : region(r).steps) {
-      if (!gathers(k, r) || gathers(step(k).in[0], r)) continue;
-      auto g = found(k, r);
-      if (g.home < 0 || (g.home == r && !g.waits())) continue;
-      if (g.home != r && g.waits()) trained.insert(towards(r, g.home));
-      if (g.bytes <= kSmall) continue;
-      may_wait = std::max(may_wait, g.bytes);
-      (g.home == r ? waiting : deeper).push_back(std::move(g));
-    }
+    for (auto& parts : weights)
+      for (auto& g : parts) {
+        if (g.home != r && g.waits() && !made_again(g, parts, r)) trained.insert(towards(r, g.home));
+        if (g.home != r || g.waits()) may_wait = std::max(may_wait, g.bytes);
+      }
+    std::map<int, double> inside;  // of what is read in a body
+    for (auto& parts : weights)
+      for (auto& g : parts) {
+        if (g.home == r) continue;
+        int body = towards(r, g.home);
+        g.enters = trained.count(body) && may_enter(g, body) && held[std::size_t(r)] + inside[body] + g.bytes > may_wait;
+        if (!g.enters) inside[body] += g.bytes;
+      }
+    for (auto& parts : weights)
+      if (std::any_of(parts.begin(), parts.end(), [](auto& g) { return g.enters; }))
+        for (auto& g : parts) repeat(g, {g.readers.begin(), g.readers.end()}, g.enters ? towards(r, g.home) : r);
+    // From pass to pass.
     std::vector<double> kept(region(r).steps.size(), held[std::size_t(r)]);  // while each step runs
-    std::map<int, int> at;                                                   // of the loops
     for (int k : region(r).steps)
       if (step(k).kind == Step::Kind::loop)
-        for (int body : plan.loops[std::size_t(step(k).loop)].regions) at[body] = place(k, r);
-    std::vector<std::pair<const Gathered*, int>> entering;
-    for (auto& g : deeper) {
-      int body = towards(r, g.home);
-      auto& now = kept[std::size_t(at[body])];
-      if (trained.count(body) && may_enter(g, body) && now + g.bytes > may_wait)
-        entering.push_back({&g, body});
-      else
-        now += g.bytes;
+        for (int body : plan.loops[std::size_t(step(k).loop)].regions) kept[std::size_t(place(k, r))] += inside[body];
+    std::vector<Gathered> waiting, repeated;
+    for (auto& parts : large(r)) {
+      Gathered g = parts[0];
+      for (auto& other : parts) g.readers.insert(g.readers.end(), other.readers.begin(), other.readers.end());
+      g.home = g.first = g.begin = g.last = g.again = -1;
+      settle(g);
+      if (g.home == r && g.waits()) waiting.push_back(std::move(g));
     }
     std::stable_sort(waiting.begin(), waiting.end(), [](auto& x, auto& y) { return x.again - x.last < y.again - y.last; });
-    std::vector<Gathered> repeated;
     for (auto& g : waiting) {
       auto from = kept.begin() + g.last, to = kept.begin() + g.again;
       if (*std::max_element(from, to) + g.bytes > may_wait)
@@ -157,11 +190,15 @@ struct Again {
       else
         std::for_each(from, to, [&](double& b) { b += g.bytes; });
     }
-    for (auto& [body, place] : at) held[std::size_t(body)] = kept[std::size_t(place)];
-    // Places change from here on: what is put in later goes in first.
-    std::stable_sort(repeated.begin(), repeated.end(), [](auto& x, auto& y) { return x.again > y.again; });
-    for (auto& g : repeated) repeat(g);
-    for (auto& [g, body] : entering) enter(*g, body);
+    for (int k : region(r).steps)
+      if (step(k).kind == Step::Kind::loop)
+        for (int body : plan.loops[std::size_t(step(k).loop)].regions) held[std::size_t(body)] = kept[std::size_t(place(k, r))];
+    for (auto& g : repeated) {
+      std::set<int> by;
+      for (int k : g.readers)
+        if (later(k)) by.insert(k);
+      repeat(g, by, r);
+    }
   }
 };
 
@@ -173,6 +210,7 @@ void gather_again(Plan& plan, const Whole& whole) {
     if (a.step(k).kind == Step::Kind::loop)
       for (int body : plan.loops[std::size_t(a.step(k).loop)].regions) a.around[std::size_t(body)] = k;
   for (int r = 0; r < int(plan.regions.size()); ++r) a.run(r);  // outer ones come first
+  drop_dead(plan, whole);
 }
 
 }  // namespace haliax::partitioning
