@@ -6,6 +6,7 @@
 #include "haliax/jit.h"
 #include "haliax/losses.h"
 #include "haliax/nn.h"
+#include "near.h"
 #include "ops/prim.h"
 #include "support/head_model.h"
 #include "transforms/lower.h"
@@ -345,4 +346,44 @@ TEST_CASE("chunked plan: what one position is said to need is enough, and a byte
       CHECK(planned(needs) == "");
       if (needs > 1) CHECK(planned(needs - 1).find("more than the") != std::string::npos);
     }
+}
+
+// Whatever a loop around leaves the same in each turn: the head, what goes in, the targets.
+TEST_CASE("chunked plan: inside a loop a call stays whole, and holds what it would hold alone") {
+  const Axis Turns{"turns", 3}, Batch{"batch", 2}, Long{"position", 512}, Wide{"embed", 16}, Many{"vocab", 4096};
+  const auto xs = normal(1, {Turns, Batch, Long, Wide}) * 0.3, w = normal(2, {Many, Wide}) * 0.3;
+  const auto targets = random::randint(random::key(3), {Turns, Batch, Long}, 0, Many.size).eval();
+  const double logits = 2. * 512 * 4096 * 4;
+  for (int moving = 1; moving < 8; ++moving)  // x, ids, w
+    for (bool ignores : {false, true})
+      for (bool remade : {false, true}) {
+        CAPTURE(moving);
+        CAPTURE(ignores);
+        nn::LinearCrossEntropyOptions options{.chunks = {.chunk = 64}};
+        if (ignores) options.ignore_index = 7;
+        auto turn = [&](const NamedArray& w, const NamedArray& x, const NamedArray& ids, const NamedArray& i) {
+          auto head = moving & 4 ? w * (1 + 0.1 * i) : w;
+          return nn::linear_cross_entropy(moving & 1 ? x : at(xs, Turns, 1), head, moving & 2 ? ids : at(targets, Turns, 2), Wide,
+                                          Many, options)
+              .loss;
+        };
+        auto looped = [&](const NamedArray& w) {
+          auto add = [&](const NamedArray& sum, const NamedArray& x, const NamedArray& ids, const NamedArray& i) {
+            return sum + turn(w, x, ids, i);
+          };
+          return fold(add, Turns, {.checkpoint = ScanCheckpoint(remade)})(zeros({}), xs, targets, arange(Turns)).scalar();
+        };
+        auto apart = [&](const NamedArray& w) {
+          NamedArray sum = zeros({});
+          for (int i = 0; i < 3; ++i) sum = sum + turn(w, at(xs, Turns, i), at(targets, Turns, i), arange(Turns).unbind("turns")[std::size_t(i)]);
+          return sum.scalar();
+        };
+        auto run = jit([&](const NamedArray& w) { return value_and_grad(looped)(w); });
+        auto [value, gradient] = run(w);
+        auto [wanted, by] = value_and_grad(apart)(w);
+        CHECK(std::abs(value.item() - wanted.item()) <= 1e-5 * std::abs(wanted.item()));
+        CHECK(difference(gradient, by, 2e-5) == "");
+        CHECK(!run.report().chunked.empty());
+        CHECK(double(run.report().arena_bytes) < 0.6 * logits);
+      }
 }

@@ -148,6 +148,7 @@ Leaves chunked_reduce(const AxisSelection& selection, const ChunkOptions& option
     }
   }
   std::vector<Attr> keys;
+  Leaves arguments = xs;
   auto entered = [&] {
     keys.clear();
     for (std::size_t i = 0; i < sizes.size(); ++i) {
@@ -155,7 +156,7 @@ Leaves chunked_reduce(const AxisSelection& selection, const ChunkOptions& option
       call.axis = call.walked[i], call.size = sizes[i], call.blocks = blocks_of(call.axis, current_mapping().get());
       keys.push_back(call.attr());
     }
-    Leaves inside = xs;
+    Leaves inside = arguments;
     for (auto& k : keys)
       for (auto& x : inside) if (x) x = NamedArray(prim::enter(x.node(), k));
     return inside;
@@ -171,6 +172,14 @@ Leaves chunked_reduce(const AxisSelection& selection, const ChunkOptions& option
   for (auto& r : results) if (r) outs.push_back(r.node());
   // What f has captured decides which region it is.
   call.after = calls_below(outs, call);
+  // In a loop around, what is walked changes from turn to turn if anything in the call does: a region is in one place.
+  for (auto& n : topological(outs)) {
+    if (n->op != &prim::kIndex || std::none_of(outs.begin(), outs.end(), [&](auto& o) { return o->varies_with(n.get()); })) continue;
+    for (auto& x : arguments) {
+      bool walks = x && std::any_of(walked.begin(), walked.end(), [&](auto& s) { return find(*x.node(), s.name); });
+      if (walks && !x.node()->varies_with(n.get())) x = NamedArray(prim::barrier(x.node(), n));
+    }
+  }
   const auto inside = entered();
   Rewrite known;
   for (std::size_t i = 0; i < inside.size(); ++i) if (inside[i] && inside[i].node() != traced[i].node()) known[traced[i].node().get()] = inside[i].node();
