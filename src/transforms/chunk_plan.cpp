@@ -408,7 +408,7 @@ class Planner {
     };
     auto& why = plan.how.why;
     why = (plan.is_whole() ? "all of it fits" : text_of(plan.cuts)) + ": " + contractions(t) + ", " + text_of(t.bytes) + " of " + text_of(budget_);
-    if (other) {
+    if (other && text_of(other->plan.cuts) != text_of(plan.cuts)) {
       auto percent = std::to_string(std::int64_t(std::lround(100 * (other->cost / t.cost - 1))));
       why += "; " + text_of(other->plan.cuts) + " would take " + contractions(*other) + " and about " + percent + "% longer";
     } else if (!plan.cuts.empty() && ChunkForm(call_.form) != ChunkForm::automatic) {
@@ -420,7 +420,7 @@ class Planner {
     std::string axes;
     for (auto& k : regions_.keys) axes += (axes.empty() ? "" : ", ") + to_string(Axis(k.axis, k.size));
     fail_at(origin_, "chunked_reduce", "one position of " + axes + " needs " + std::to_string(least.bytes) + " bytes, more than the " +
-                                           std::to_string(budget_) + " allowed");
+                                           std::to_string(budget_) + " allowed" + (backward_ ? "" : "; its gradient may need more"));
   }
 
   ChunkKey call_;
