@@ -341,3 +341,22 @@ TEST_CASE("mistakes: strict names the op that was written, not those that it is 
   CHECK(gather->array == "part of cumsum");
   CHECK(gather->asked == "parameter");
 }
+
+TEST_CASE("mistakes: strict gathers a parameter that a gradient is taken by, though none reaches it") {
+  struct Adapted { NamedArray base, a, b; };
+  const Axis Wide{"embed", 64}, Hidden{"mlp", 128}, Rank{"rank", 4}, Rows{"batch", 256};
+  const auto model = eval_shape([&] { return Adapted{zeros({Wide, Hidden}), zeros({Wide, Rank}), zeros({Rank, Hidden})}; });
+  const auto x = eval_shape([&] { return zeros({Rows, Wide}); });
+  const Mapping stored{{"embed", "data"}}, inside{{"batch", "data"}};
+  auto step = [&](const Adapted& m, const NamedArray& x) {
+    axis_mapping scope(inside);
+    return grad([&](const Adapted& m) {
+      return mean(square(dot(x, stop_gradient(m.base) + dot(m.a, m.b, "rank"), "embed"))).scalar();
+    })(m);
+  };
+  const auto r = named_jit(step, {.mesh = grid, .axis_resources = stored, .in = Mappings::of_each({stored, inside}), .strict = true})
+                     .plan(model, x);
+  CAPTURE(r.explain);
+  CHECK(has(r.explain, "gradient of a and b"));
+  CHECK(!has(r.explain, "gradient of base"));
+}

@@ -5,6 +5,7 @@
 #include "base/name.h"
 #include "haliax/transforms.h"
 #include "ops/prim.h"
+#include "transforms/gradients.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {
@@ -127,7 +128,9 @@ Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen, const std:
     auto& n = leaves[k].node();
     if (!n || frozen[k] || !is_float(n->dtype)) continue;
     // Inside vmap each position has a gradient of its own, also by what is shared.
-    out[k] = NamedArray(prim::tracer(prim::fit(n, with_hidden(n->axes, context().hidden)), path_of(n, paths[k])));
+    auto path = path_of(n, paths[k]);
+    if (auto& noted = context().gradients) noted->take_by(path);
+    out[k] = NamedArray(prim::tracer(prim::fit(n, with_hidden(n->axes, context().hidden)), path));
   }
   return out;
 }

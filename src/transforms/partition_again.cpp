@@ -17,8 +17,7 @@ struct Gathered {
   std::vector<int> made;      // the gathers, one for each mesh axis, and what the weight is seen as, in order
   std::vector<int> readers;   // steps that read them: here, or in one loop
   int home = -1;              // the innermost region that holds all readers
-  int first = -1;             // the first of them, and its place
-  int begin = -1, last = -1, again = -1;  // places in it: also of the last of the forward pass, the first of the backward pass
+  int last = -1, again = -1;  // places in it, of the last reader of the forward pass and of the first of the backward pass
   double bytes = 0;
   bool enters = false;
   bool waits() const { return last >= 0 && again > last; }
@@ -62,7 +61,6 @@ struct Again {
     for (int k : g.readers) g.home = g.home < 0 ? step(k).region : common(g.home, step(k).region);
     for (int k : g.readers) {
       int at = place(k, g.home);
-      if (g.first < 0 || at < g.begin) g.first = k, g.begin = at;
       if (!later(k))
         g.last = std::max(g.last, at);
       else
@@ -178,7 +176,7 @@ struct Again {
     for (auto& parts : large(r)) {
       Gathered g = parts[0];
       for (auto& other : parts) g.readers.insert(g.readers.end(), other.readers.begin(), other.readers.end());
-      g.home = g.first = g.begin = g.last = g.again = -1;
+      g.home = g.last = g.again = -1;
       settle(g);
       if (g.home == r && g.waits()) waiting.push_back(std::move(g));
     }

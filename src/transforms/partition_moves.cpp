@@ -118,7 +118,7 @@ struct Moves {
            same_names(n, *parameter->second);
   }
   // Made of parameters alone, and positions: operands come first.
-  void find_parameters() {
+  void find_parameters(const Gradients* noted) {
     for (std::size_t n = 0; n < whole.nodes.size(); ++n) {
       bool of = !whole.in[n].empty() && node(int(n)).op->kind != Kind::loop && node(int(n)).op != &kResult, some = false;
       for (std::size_t k = 0; k < whole.in[n].size(); ++k) {
@@ -127,8 +127,10 @@ struct Moves {
         of &= x < 0 || of_parameters[std::size_t(x)] || whole.free[std::size_t(x)],
             some |= x >= 0 && of_parameters[std::size_t(x)];
       }
+      auto& me = node(int(n));
+      bool frozen = noted && noted->taken_by(me.origin.module);  // a gradient is taken by it, though none may reach it
       of_parameters.push_back(
-          node(int(n)).op == &prim::kInput ? purposes.of_argument(node(int(n))) == std::string_view("parameters") : of && some);
+          me.op == &prim::kInput ? frozen || purposes.of_argument(me) == std::string_view("parameters") : of && some);
     }
   }
   static bool same_place(const Origin& a, const Origin& b) {
@@ -209,7 +211,7 @@ std::vector<Move> moves_of(const Plan& plan, const Whole& whole, const Gradients
   for (auto& n : whole.nodes)
     if (n->op == &prim::kInput) inputs.push_back(n);
   Moves m{plan, whole, Purposes(roots, inputs)};
-  m.find_parameters(), m.find_gradients(gradients);
+  m.find_parameters(gradients), m.find_gradients(gradients);
   m.region(0);
   return std::move(m.out);
 }
