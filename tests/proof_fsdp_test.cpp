@@ -250,3 +250,16 @@ TEST_CASE("proof: what a loop over positions or chunks reads in every turn is ga
       if (c.kind == "all-gather") CHECK(c.turns == 1);
   }
 }
+
+TEST_CASE("proof: in a loop over layers a weight is gathered once for each pass, however large") {
+  const Axis layers{"layers", 4}, wide{"embed", 2048}, hidden{"hidden", 8192}, rows{"batch", 65536};
+  const auto x = eval_shape([&] { return zeros({rows, wide}); });
+  const auto b = eval_shape([&] { return Blocks{{zeros({layers, wide, hidden})}, {zeros({layers, hidden, wide})}}; });
+  auto step = [&](const Blocks& b, const NamedArray& x) {
+    auto loss = [&](const Blocks& m) {
+      return mean(square(fold(block, layers, {.checkpoint = ScanCheckpoint(true)})(x, m.up[0], m.down[0]))).scalar();
+    };
+    return grad(loss)(b);
+  };
+  CHECK(named_jit(step, by_two()).plan(b, x).sent_bytes == 4 * 6 * 2048. * 8192 * 4 / 2);
+}

@@ -29,6 +29,7 @@ struct Again {
   std::vector<std::vector<int>> readers;
   std::vector<int> around;   // of a region: the step that is its loop; -1: the top
   std::vector<double> held;  // of a region: bytes of gathered weights from outside, all the time
+  std::set<int> open = {0};  // the top, and bodies that gathers have entered: other loops gather as their layers do
 
   const Step& step(int k) const { return plan.steps[std::size_t(k)]; }
   const Region& region(int r) const { return plan.regions[std::size_t(r)]; }
@@ -162,7 +163,10 @@ struct Again {
         if (g.home == r) continue;
         int body = towards(r, g.home);
         g.enters = trained.count(body) && may_enter(g, body) && held[std::size_t(r)] + inside[body] + g.bytes > may_wait;
-        if (!g.enters) inside[body] += g.bytes;
+        if (g.enters)
+          open.insert(body);
+        else
+          inside[body] += g.bytes;
       }
     for (auto& parts : weights)
       if (std::any_of(parts.begin(), parts.end(), [](auto& g) { return g.enters; }))
@@ -207,7 +211,8 @@ void gather_again(Plan& plan, const Whole& whole) {
   for (int k = 0; k < int(plan.steps.size()); ++k)
     if (a.step(k).kind == Step::Kind::loop)
       for (int body : plan.loops[std::size_t(a.step(k).loop)].regions) a.around[std::size_t(body)] = k;
-  for (int r = 0; r < int(plan.regions.size()); ++r) a.run(r);  // outer ones come first
+  for (int r = 0; r < int(plan.regions.size()); ++r)  // outer ones come first
+    if (a.open.count(r)) a.run(r);
   drop_dead(plan, whole);
 }
 
