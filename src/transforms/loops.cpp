@@ -17,16 +17,6 @@ Axes with_size(Axes axes, const Axis& changed) {
   for (auto& a : axes) if (a.name == changed.name) a.size = changed.size;
   return axes;
 }
-// How many read each of these nodes: operands, results of loop bodies, roots.
-std::unordered_map<const Node*, int> users_of(const Nodes& live, const Nodes& roots) {
-  std::unordered_map<const Node*, int> users;
-  for (auto& r : roots) ++users[r.get()];
-  for (auto& n : live) {
-    for (auto& x : n->in) if (x) ++users[x.get()];
-    if (n->op == &kLoop) for (auto& r : loop_of(*n).results) for (auto& v : r.value) ++users[v.get()];
-  }
-  return users;
-}
 bool depends_on(const NodePtr& n, const NodePtr& goal) { return dependents({n}, {goal.get()}).count(n.get()) > 0; }
 
 // x, chunk by chunk, inside body b of loop `a`: possible where x comes from stacked results of `a` by ops that map along the walked axis;

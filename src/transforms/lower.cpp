@@ -648,7 +648,7 @@ Lowered lower(const Nodes& given_roots, const Nodes& inputs, const LowerOptions&
   Lowered out;
   out.program = std::make_shared<program::Program>();
   auto& p = *out.program;
-  const auto roots = options.fuse ? join_updates(given_roots) : given_roots;
+  const auto roots = options.fuse ? join_updates(take_out_factors(given_roots)) : given_roots;
   out.arguments = inputs;
   std::set<const Node*> given;
   for (auto& n : inputs) given.insert(n.get());

@@ -32,16 +32,12 @@ void report(const Nodes& roots, const char* pass) {
 
 // What a region of chunks sums is kept in f32. The gradient of an f32 parameter that is narrow only where it is multiplied is never narrow then.
 Nodes widen_gradients(const Nodes& roots) {
-  std::unordered_map<const Node*, int> users;
   std::unordered_set<const Node*> inside;        // a region
   auto all = everything(roots);
-  for (auto& r : roots) ++users[r.get()];
+  auto users = users_of(all, roots);
   for (auto& n : all) {
     bool in = n->op == &prim::kEnter;
-    for (auto& x : n->in)
-      if (x) ++users[x.get()], in |= x->op != &prim::kLeave && inside.count(x.get());
-    if (n->op == &kLoop)
-      for (auto& r : loop_of(*n).results) for (auto& v : r.value) ++users[v.get()];
+    for (auto& x : n->in) in |= x && x->op != &prim::kLeave && inside.count(x.get());
     if (in) inside.insert(n.get());
   }
   auto narrower = [](DType a, DType b) { return is_float(a) && is_float(b) && bytes_of(a) < bytes_of(b); };

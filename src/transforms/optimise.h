@@ -18,5 +18,6 @@ Nodes drop_dead_results(Nodes roots);
 Nodes merge_loops(Nodes roots);
 Nodes join_carries(Nodes roots);
 Nodes join_updates(Nodes roots);   // array + scatter: scattered into the array
+Nodes take_out_factors(const Nodes& roots);   // products of a softmax, made of what it divides
 
 }  // namespace haliax

@@ -34,6 +34,16 @@ Nodes everything(const Nodes& roots) {
   return out;
 }
 
+std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roots) {
+  std::unordered_map<const Node*, int> users;
+  for (auto& r : roots) ++users[r.get()];
+  for (auto& n : all) {
+    for (auto& x : n->in) if (x) ++users[x.get()];
+    if (n->op == &kLoop) for (auto& r : loop_of(*n).results) for (auto& v : r.value) ++users[v.get()];
+  }
+  return users;
+}
+
 Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
   auto now = [&](const NodePtr& n) {
     if (!n) return n;

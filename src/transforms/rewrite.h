@@ -20,6 +20,8 @@ std::unordered_set<const Node*> dependents(const Nodes& roots, const std::unorde
 
 // Everything below the roots, loop bodies included; the operands of a body's outside nodes too.
 Nodes everything(const Nodes& roots);
+// How many read each of these nodes: operands, results of loop bodies, roots.
+std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roots);
 
 // Cotangents of wrt, given those of ys (null: none). Null where ys do not depend on it. One walk: broadcasting is undone, and the
 // primal's axis order restored, here, once for every op. Nodes of a loop's body keep their identity in the backward body.

@@ -1,0 +1,115 @@
+// Products of a softmax and of its gradients. What multiplies whole rows of an operand is taken out of the product, and what that operand has
+// at one point of a row (a label's -1) is picked out of the other one:
+//
+//     sum_v (e_nv r_n + [v = id_n] c_n) w_vd  =  r_n sum_v e_nv w_vd + c_n w_(id_n)d
+//     sum_n (e_nv r_n + [v = id_n] c_n) x_nd  =  sum_n e_nv (r_n x_nd), with c_n x_nd added at id_n
+//
+// So e, which is made while its rows are summed, is what the products read, and the rows are not walked again once their sums are known.
+// Only for e = exp(x - max x), which is in [0, 1]: no product of it is out of range where that of the softmax is not.
+#include <algorithm>
+
+#include "ops/prim.h"
+#include "transforms/optimise.h"
+
+namespace haliax {
+namespace {
+
+struct Factored {                                // e * factor + select(id == position along `along`, weight, 0)
+  NodePtr e, factor, id = {}, weight = {};       // id, weight: null where there is no such point
+  Name along = {};
+};
+
+bool is_bounded(const Node& e) {                 // exp(x - max x)
+  if (e.op != &prim::kExp || e.in[0]->op != &prim::kSub) return false;
+  const Node* top = e.in[0]->in[1].get();
+  while (top->op == &prim::kStop || top->op == &prim::kFit || top->op == &prim::kSelect) top = top->in[top->op == &prim::kSelect ? 1 : 0].get();
+  return top->op == &prim::kMax && top->in[0] == e.in[0]->in[0];
+}
+
+bool is_smaller(const NodePtr& a, const NodePtr& b) { return a->size() < b->size(); }
+
+class Taking {
+ public:
+  explicit Taking(const Nodes& roots) : all_(everything(roots)), users_(users_of(all_, roots)) {}
+  Nodes run(const Nodes& roots) {
+    std::unordered_map<const Node*, Nodes> products;   // of what may be taken apart
+    for (auto& n : all_)
+      if (n->op == &prim::kContract)
+        for (auto& x : n->in) if (factored(x)) products[x.get()].push_back(n);
+    Rewrite to;
+    Following follow;
+    for (auto& [operand, read] : products) {
+      Rewrite made;
+      for (auto& n : read) {
+        follow(n->origin);
+        bool left = n->in[0].get() == operand;
+        if (auto y = without(*n, *factored(n->in[left ? 0 : 1]), n->in[left ? 1 : 0])) made[n.get()] = y;
+      }
+      if (int(made.size()) == users_.at(operand)) to.insert(made.begin(), made.end());   // or else it has to be made after all
+    }
+    if (to.empty()) return roots;
+    Rewrite all;
+    for (auto& n : all_)                         // the older ones first: others are made of them
+      if (auto y = to.find(n.get()); y != to.end()) all[n.get()] = substitute(y->second, all);
+    return substitute(roots, all);
+  }
+
+ private:
+  std::optional<Factored> factored(const NodePtr& x) const {
+    if (x->dtype != DType::f32 && x->dtype != DType::f64) return {};
+    if (x->op == &prim::kMul)
+      for (int side : {0, 1})
+        if (is_bounded(*x->in[std::size_t(side)]) && is_smaller(x->in[std::size_t(1 - side)], x)) return Factored{x->in[std::size_t(side)], x->in[std::size_t(1 - side)]};
+    if (x->op == &prim::kDiv && is_bounded(*x->in[0]) && is_smaller(x->in[1], x)) return Factored{x->in[0], prim::reciprocal(x->in[1])};
+    if (x->op != &prim::kAdd) return {};
+    for (std::size_t side : {0u, 1u}) {
+      auto &product = x->in[side], &point = x->in[1 - side];
+      auto f = product->op == &prim::kAdd || users_.at(product.get()) > 1 ? std::nullopt : factored(product);
+      if (f && at_point(point, *f)) return f;
+    }
+    return {};
+  }
+  // select(id == position, weight, 0), where id and weight are the same along that axis.
+  static bool at_point(const NodePtr& x, Factored& f) {
+    if (x->op != &prim::kSelect || x->in[0]->op != &prim::kEqual || !prim::is_number(x->in[2], 0)) return false;
+    for (std::size_t side : {0u, 1u}) {
+      auto &id = x->in[0]->in[side], &position = x->in[0]->in[1 - side];
+      if (position->op != &prim::kIota || !is_signed(id->dtype)) continue;
+      f.id = id, f.weight = x->in[1], f.along = position->axes[0].name;
+      return !has(f.id->axes, f.along) && !has(f.weight->axes, f.along);
+    }
+    return false;
+  }
+  // The product of such an operand and y, made of e. Null where that is no less work.
+  static NodePtr without(const Node& n, const Factored& f, const NodePtr& y) {
+    auto inside = [](const Axes& some, const Axes& of) { return std::all_of(some.begin(), some.end(), [&](auto& a) { return has(of, a.name); }); };
+    Axes summed;
+    for (auto& a : y->axes) if (!has(n.axes, a.name)) summed.push_back(a);
+    for (auto& a : f.e->axes) if (!has(n.axes, a.name) && !has(summed, a.name)) return nullptr;
+    bool after = inside(f.factor->axes, n.axes);
+    if (!after && !inside(f.factor->axes, y->axes)) return nullptr;
+    auto product = prim::contract(f.e, after ? y : prim::mul(y, f.factor), n.axes, n.dtype);
+    if (!is_smaller(after ? product : y, f.e)) return nullptr;
+    if (after) product = prim::map(prim::kMul, {product, f.factor}, n.dtype, &n.axes);
+    if (!f.id) return product;
+    auto is_apart = [&](const Axes& axes) { return std::none_of(f.id->axes.begin(), f.id->axes.end(), [&](auto& a) { return has(axes, a.name); }); };
+    if (has(summed, f.along)) {
+      if (summed.size() > 1 || !is_apart(y->axes)) return nullptr;
+      auto axes = f.id->axes;
+      for (auto& a : y->axes) if (a.name != f.along) axes.push_back(a);
+      auto picked = prim::gather(y, {{f.along, f.id}}, axes, program::Outside::zero);
+      return prim::map(prim::kAdd, {product, prim::mul(picked, f.weight)}, n.dtype, &n.axes);
+    }
+    if (!inside(summed, f.id->axes) || !is_apart(n.axes) || !has(n.axes, f.along) || has(y->axes, f.along)) return nullptr;
+    return prim::scatter(product, prim::mul(y, f.weight), {{f.along, f.id}}, program::Update::add, false);
+  }
+
+  Nodes all_;
+  std::unordered_map<const Node*, int> users_;
+};
+
+}  // namespace
+
+Nodes take_out_factors(const Nodes& roots) { return Taking(roots).run(roots); }
+
+}  // namespace haliax
