@@ -76,6 +76,9 @@ bool Context::overlap(int slot_a, int slot_b) const {
   if (a.home != Home::arena) return a.index == b.index;
   return a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes;
 }
+bool Context::same(int slot_a, int slot_b) const {
+  return slot_a == slot_b || (slot_a >= 0 && slot_b >= 0 && root_of(program, slot_a) == root_of(program, slot_b));
+}
 
 namespace {
 

@@ -153,11 +153,12 @@ class FusedStep final : public CompiledStep {
       tile_.set_outer(plan_, box);
       if (box + 1 < end) next_.set_outer(plan_, box + 1);
       for (std::size_t r = 0; r < plan_.reductions.size(); ++r) plan_.reductions[r].init(accumulator(r), tile_.outer);
+      const std::size_t last_walk = plan_.last_walk();
       for (std::size_t level = 0; level < static_cast<std::size_t>(plan_.levels); ++level) {
         play(plan_.outer[level]);
         // A row that is walked several times stays in the second cache, and so does the next one, fetched in the last walk.
         if (plan_.keep || plan_.stays)
-          soon_ = box + 1 < end && (plan_.keep || level + 1 == static_cast<std::size_t>(plan_.levels)) ? next_row
+          soon_ = box + 1 < end && (plan_.keep || level == last_walk) ? next_row
                   : level == 0 && box == first                                                         ? next_tile
                                                                                                        : nothing;
         sweep(level, 0, plan_.inner_boxes);

@@ -77,6 +77,11 @@ struct FusedPlan {
   std::vector<Tape> outer, inner;  // by level
   Tape outer_stores;
   int levels = 1;
+  std::size_t last_walk() const {  // the level of the last sweep over the inner points
+    std::size_t level = inner.size();
+    while (level > 1 && inner[level - 1].empty()) --level;
+    return level - 1;
+  }
 
   std::int64_t pool_bytes = 0, register_bytes = 0;
   std::vector<std::int64_t> accumulator_offset;  // in the workspace

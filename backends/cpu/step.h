@@ -61,8 +61,9 @@ class Scratch {
 struct Context {
   const program::Program& program;
   int arena_slot = 0;  // an extra entry of Frame::slots: the arena
-  // Whether two slots may share memory.
+  // Whether two slots may share memory; whether they are the same memory.
   bool overlap(int slot_a, int slot_b) const;
+  bool same(int slot_a, int slot_b) const;
 };
 
 std::int64_t product(const Dims&);

@@ -30,10 +30,15 @@ struct InPlace {
       for (int v : op.in) {
         const int from = v < 0 ? -1 : shown[static_cast<std::size_t>(v)];
         if (from < 0 || !same_memory(context, access(from).view.slot, to.view.slot)) continue;
-        if (t != maker || !(access(from).view == to.view) || access(from).strides != to.strides) return true;
+        if (t != maker || !same_place(access(from), to)) return true;
       }
     }
     return false;
+  }
+  bool same_place(const Access& a, const Access& b) const {
+    program::View view = a.view;
+    if (context && context->same(view.slot, b.view.slot)) view.slot = b.view.slot;
+    return view == b.view && a.strides == b.strides;
   }
   void store(Tape& tape, std::size_t at) {
     const Access& to = access(tape[at].access);
