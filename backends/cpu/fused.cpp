@@ -70,15 +70,6 @@ struct Runs {
   }
 };
 
-// Memory that is needed soon: fetched into the second cache some lines at a time, between the passes over a tile, so that nobody waits.
-struct Ahead {
-  const std::byte *at = nullptr, *end = nullptr;
-  void set(const std::byte* memory, std::int64_t bytes) { at = memory, end = memory + bytes; }
-  void fetch(std::int64_t lines) {
-    for (; lines > 0 && at < end; --lines, at += 64) __builtin_prefetch(at, 0, 2);
-  }
-};
-
 // One value for each row, or one row for all.
 template <class T>
 void expand(void* out, const void* in, std::int64_t rows, std::int64_t columns, bool by_row) {
@@ -216,14 +207,13 @@ class FusedStep final : public CompiledStep {
     }
     void play(const Op& op) {
       const std::int64_t n = points_of(op.extent, tile_.outer, tile_.inner);
-      ahead_.fetch(n / 64);
+      if (!op.fetching) ahead_.fetch(n / 64);
       switch (op.kind) {
         case Op::map: {
           aim(op, n);
           const void* in[4];
           for (int k = 0; k < 4; ++k) in[k] = op.in[k] >= 0 ? value(op.in[k]) : nullptr;
-          op.kernel(value(op.out), in, n);
-          return;
+          return call(op, value(op.out), in, n);
         }
         case Op::map_rows: aim(op, n); return map_rows(op);
         case Op::load: return load(op, n);
@@ -275,6 +265,10 @@ class FusedStep final : public CompiledStep {
           return;
       }
     }
+    void call(const Op& op, void* out, const void* const* in, std::int64_t n) {
+      if (op.fetching) op.fetching(out, in, n, ahead_);
+      else op.kernel(out, in, n);
+    }
     void*& value(int v) { return values_[v]; }
     int width_of(int v) const { return cpu::bytes_of(plan_.values[static_cast<std::size_t>(v)].lane); }
     // f(row, column) for each row of the tile whose id lies in the tile.
@@ -305,7 +299,7 @@ class FusedStep final : public CompiledStep {
       char* out = static_cast<char*>(value(op.out));
       const std::int64_t n = columns(), out_step = n * cpu::bytes_of(op.lane);
       for (std::int64_t r = rows(); r > 0; --r, out += out_step) {
-        op.kernel(out, in, n);
+        call(op, out, in, n);
         for (int k = 0; k < 2; ++k) in[k] = static_cast<const char*>(in[k]) + step[k];
       }
     }

@@ -41,6 +41,7 @@ struct Op {
   int access = -1, reduction = -1;
   int into = -1;                           // map, map_rows, poke: the access of the store that the result is for: made there
   Kernel kernel = nullptr;
+  FetchingKernel fetching = nullptr;       // map: in place of a kernel
   Load load_run = nullptr;
   Store store_run = nullptr;
 };

@@ -546,7 +546,7 @@ class Planner {
       return std::find(in.args, in.args + 4, exp.args[0]) != in.args + 4;
     });
     if (last.out != info(exp.args[0]).value || !by_scalar || readers != 1) return false;
-    last.kernel = kernels().exp_difference;
+    last.fetching = kernels().exp_difference;
     return true;
   }
 

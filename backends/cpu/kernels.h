@@ -3,6 +3,7 @@
 // A register holds the values of an instruction for one tile. Narrow dtypes are widened when loaded: bf16 and f16 live as f32
 // (and are rounded after each instruction), i8 and i16 as i32, u8, u16 and bool as u32.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 
 #include "program/program.h"
@@ -35,6 +36,16 @@ constexpr bool is_narrow(DType dtype) {  // memory and register differ
 
 // out[i] = f(in[0][i], in[1][i], ...). `out` may be one of the inputs.
 using Kernel = void (*)(void* out, const void* const* in, std::int64_t n);
+// Memory that is needed soon: fetched into the second cache some lines at a time, between other work, so that nobody waits for it.
+struct Ahead {
+  const std::byte *at = nullptr, *end = nullptr;
+  void set(const std::byte* memory, std::int64_t bytes) { at = memory, end = memory + bytes; }
+  void fetch(std::int64_t lines) {
+    for (; lines > 0 && at < end; --lines, at += 64) __builtin_prefetch(at, 0, 2);
+  }
+};
+// A kernel that takes long enough to fetch a line with each line that it makes.
+using FetchingKernel = void (*)(void* out, const void* const* in, std::int64_t n, Ahead&);
 // Which operands of a binary kernel are one value for all i.
 enum class Shape : std::uint8_t { vector_vector, vector_scalar, scalar_vector };
 // Between a register (dense) and memory (strided; strides in elements).
@@ -69,7 +80,7 @@ struct Kernels {
   const char* name;
   // Null where there is none. `lane` is that of the operands; results of comparisons are u32.
   Kernel (*map)(program::Code, Lane lane, Shape);
-  Kernel exp_difference;  // exp(in[0][i] - in[1][0]) of f32: the bits of both steps, in one
+  FetchingKernel exp_difference;  // exp(in[0][i] - in[1][0]) of f32: the bits of both steps, in one
   Kernel (*cast)(Lane from, DType to);
   Kernel (*wrap)(DType);  // rounds a register to a narrow dtype; null where nothing is to be done
   void (*count)(Lane, void* reg, std::int64_t start, std::int64_t step, std::int64_t n);  // start, start + step, ...
