@@ -27,6 +27,8 @@ bool is_bounded(const Node& e) {                 // exp(x - max x)
 }
 
 bool is_smaller(const NodePtr& a, const NodePtr& b) { return a->size() < b->size(); }
+// Next to that array, does this one take no time and no memory to speak of?
+bool is_slight(const NodePtr& a, const NodePtr& b) { return 32 * a->size() <= b->size(); }
 
 class Taking {
  public:
@@ -80,7 +82,7 @@ class Taking {
     }
     return false;
   }
-  // The product of such an operand and y, made of e. Null where that is no less work.
+  // The product of such an operand and y, made of e. Null where that is no less work, or takes memory.
   static NodePtr without(const Node& n, const Factored& f, const NodePtr& y) {
     auto inside = [](const Axes& some, const Axes& of) { return std::all_of(some.begin(), some.end(), [&](auto& a) { return has(of, a.name); }); };
     Axes summed;
@@ -89,7 +91,7 @@ class Taking {
     bool after = inside(f.factor->axes, n.axes);
     if (!after && !inside(f.factor->axes, y->axes)) return nullptr;
     auto product = prim::contract(f.e, after ? y : prim::mul(y, f.factor), n.axes, n.dtype);
-    if (!is_smaller(after ? product : y, f.e)) return nullptr;
+    if (!is_slight(after ? product : y, f.e)) return nullptr;
     if (after) product = prim::map(prim::kMul, {product, f.factor}, n.dtype, &n.axes);
     if (!f.id) return product;
     auto is_apart = [&](const Axes& axes) { return std::none_of(f.id->axes.begin(), f.id->axes.end(), [&](auto& a) { return has(axes, a.name); }); };
