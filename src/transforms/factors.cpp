@@ -57,28 +57,38 @@ class Taking {
   }
 
  private:
-  std::optional<Factored> factored(const NodePtr& x) const {
-    if (x->dtype != DType::f32 && x->dtype != DType::f64) return {};
-    if (x->op == &prim::kMul)
-      for (int side : {0, 1})
-        if (is_bounded(*x->in[std::size_t(side)]) && is_smaller(x->in[std::size_t(1 - side)], x)) return Factored{x->in[std::size_t(side)], x->in[std::size_t(1 - side)]};
-    if (x->op == &prim::kDiv && is_bounded(*x->in[0]) && is_smaller(x->in[1], x)) return Factored{x->in[0], prim::reciprocal(x->in[1])};
-    if (x->op != &prim::kAdd) return {};
-    for (std::size_t side : {0u, 1u}) {
-      auto &product = x->in[side], &point = x->in[1 - side];
-      auto f = product->op == &prim::kAdd || users_.at(product.get()) > 1 ? std::nullopt : factored(product);
-      if (f && at_point(point, *f)) return f;
-    }
+  std::optional<Factored> factored(const NodePtr& x, int depth = 0) const {
+    auto *op = x->op;
+    if ((x->dtype != DType::f32 && x->dtype != DType::f64) || depth > 3) return {};
+    auto alone = [&](const NodePtr& part) { return users_.at(part.get()) == 1 ? factored(part, depth + 1) : std::nullopt; };
+    if (op == &prim::kMul || op == &prim::kDiv)
+      for (std::size_t side = 0; side < (op == &prim::kMul ? 2 : 1); ++side) {
+        auto &part = x->in[side], &other = x->in[1 - side];
+        if (!is_smaller(other, x)) continue;
+        auto factor = op == &prim::kMul ? other : prim::reciprocal(other);
+        if (is_bounded(*part)) return Factored{part, factor};
+        auto f = alone(part);
+        if (!f || (f->id && has(factor->axes, f->along))) continue;
+        f->factor = prim::mul(f->factor, factor);
+        if (f->id) f->weight = prim::mul(f->weight, factor);
+        return f;
+      }
+    if (op == &prim::kAdd)
+      for (std::size_t side : {0u, 1u})
+        if (auto f = alone(x->in[side]); f && !f->id && at_point(x->in[1 - side], *f)) return f;
     return {};
   }
-  // select(id == position, weight, 0), where id and weight are the same along that axis.
+  // select(id == position, weight, 0), where id and weight are the same along that axis. No position is negative, but ids are counted from
+  // the end then.
   static bool at_point(const NodePtr& x, Factored& f) {
     if (x->op != &prim::kSelect || x->in[0]->op != &prim::kEqual || !prim::is_number(x->in[2], 0)) return false;
     for (std::size_t side : {0u, 1u}) {
       auto &id = x->in[0]->in[side], &position = x->in[0]->in[1 - side];
-      if (position->op != &prim::kIota || !is_signed(id->dtype)) continue;
-      f.id = id, f.weight = x->in[1], f.along = position->axes[0].name;
-      return !has(f.id->axes, f.along) && !has(f.weight->axes, f.along);
+      auto& iota = position->op == &prim::kCast ? position->in[0] : position;
+      if (iota->op != &prim::kIota || (id->dtype != DType::i32 && id->dtype != DType::i64)) continue;
+      auto none = prim::integer(iota->axes[0].size, id->dtype);
+      f.id = prim::select(prim::less(id, prim::integer(0, id->dtype)), none, id), f.weight = x->in[1], f.along = iota->axes[0].name;
+      return !has(id->axes, f.along) && !has(f.weight->axes, f.along);
     }
     return false;
   }
