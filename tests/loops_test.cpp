@@ -201,3 +201,16 @@ TEST_CASE("loops: second derivatives go through the chunks") {
   auto got = of(in_chunks), want = of(at_once);
   for (std::size_t k = 0; k < got.size(); ++k) same(got[k], want[k], 1e-12);
 }
+
+TEST_CASE("loops: many of them, each reading what the one before has made, take time that grows with their number") {
+  auto f = [](NamedArray x) {   // x (tokens)
+    for (int k = 0; k < 40; ++k)
+      x = map([y = sum(x)](const NamedArray& v) { return v * 0.5 + y * 0.01; }, Tokens)(x);
+    return x;
+  };
+  auto x = arange(Tokens).astype(DType::f64);
+  auto report = jit(f).compile(x);
+  CHECK(report.loops == 40);
+  CHECK(report.trace_s + report.compile_s < 20);   // a walk into each from each later one would take forever
+  same(jit(f)(x), jit(f, {.backend = "reference"})(x));
+}

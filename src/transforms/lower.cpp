@@ -654,10 +654,11 @@ Lowered lower(const Nodes& given_roots, const Nodes& inputs, const LowerOptions&
   for (auto& n : inputs) given.insert(n.get());
   auto stop = [](const Node& n) { return n.value != nullptr && n.op->kind != Kind::leaf; };
   std::vector<Nodes> bodies{topological(roots, stop)};
+  std::set<const Node*> entered;   // loops: several bodies may read one
   Nodes captured;
   for (std::size_t i = 0; i < bodies.size(); ++i)
     for (auto n : Nodes(bodies[i])) {
-      if (n->op == &kLoop && !n->value)
+      if (n->op == &kLoop && !n->value && entered.insert(n.get()).second)
         for (auto& r : loop_of(*n).results) bodies.push_back(topological(r.value, stop));
       if (given.count(n.get())) continue;
       if (n->op == &prim::kInput && !n->value)
