@@ -34,20 +34,21 @@ class Taking {
  public:
   explicit Taking(const Nodes& roots) : all_(everything(roots)), users_(users_of(all_, roots)) {}
   Nodes run(const Nodes& roots) {
-    std::unordered_map<const Node*, Nodes> products;   // of what may be taken apart
+    std::unordered_map<const Node*, Nodes> products;   // that read what may be taken apart
     for (auto& n : all_)
       if (n->op == &prim::kContract)
         for (auto& x : n->in) if (factored(x)) products[x.get()].push_back(n);
     Rewrite to;
     Following follow;
-    for (auto& [operand, read] : products) {
+    for (auto& x : all_) {                       // in the same order each time
+      auto read = products.find(x.get());
+      if (read == products.end()) continue;
       Rewrite made;
-      for (auto& n : read) {
+      for (auto& n : read->second) {
         follow(n->origin);
-        bool left = n->in[0].get() == operand;
-        if (auto y = without(*n, *factored(n->in[left ? 0 : 1]), n->in[left ? 1 : 0])) made[n.get()] = y;
+        if (auto y = without(*n, *factored(x), n->in[n->in[0] == x ? 1 : 0])) made[n.get()] = y;
       }
-      if (int(made.size()) == users_.at(operand)) to.insert(made.begin(), made.end());   // or else it has to be made after all
+      if (int(made.size()) == users_.at(x.get())) to.insert(made.begin(), made.end());   // or else it has to be made after all
     }
     if (to.empty()) return roots;
     Rewrite all;
