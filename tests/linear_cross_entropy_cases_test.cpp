@@ -503,6 +503,9 @@ TEST_CASE("linear cross entropy: bad input is told by name") {
   refused(ids(), {.label_smoothing = 1.5}, "label_smoothing is 1.5");
   refused(ids(), {.outputs = {.top_k = 17}}, "top_k is 17; it must be from 0 (none) to the size of vocab=16");
   refused(ids(), {.outputs = {.top_k = -1}}, "top_k is -1; it must be from 0 (none)");
+  refused(ids(), {.walked = Vocab, .outputs = {.top_k = 16}}, "top_k is all of vocab=16, in order, which a walk over it does not hold");
+  refused(ids(), {.vocab_chunk = 4, .outputs = {.top_k = 16}}, "top_k is all of vocab=16, in order, which a walk over it does not hold");
+  refused(ids(), {.z_loss = NAN}, "z_loss is nan; it must be a finite number");
   for (const ChunkOptions& both : {ChunkOptions{.chunk = 4, .memory = 1 << 20}, {.chunk = 4, .chunks = {4}}, {.chunks = {4}, .memory = 1 << 20}})
     refused(ids(), {.chunks = both}, "`chunk`, `chunks` and `memory` each say what a turn holds; give one of them");
   refused(ids().astype(DType::u8), {.ignore_index = -100}, "ignore_index is -100, which targets of u8 never are");

@@ -1,5 +1,6 @@
 // The cross entropy of a linear head. All of it is written for whole arrays; chunked_reduce cuts it.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "base/name.h"
@@ -102,9 +103,15 @@ struct Problem {
     number("soft_cap", options.soft_cap, options.soft_cap >= 0, "0 (no cap) or greater");
     number("label_smoothing", options.label_smoothing, options.label_smoothing >= 0 && options.label_smoothing <= 1,
            "from 0 to 1");
+    number("z_loss", options.z_loss, std::isfinite(options.z_loss), "a finite number");
     auto k = options.outputs.top_k;
     if (k < 0 || k > Vocab.size)
       fail(op, "top_k is " + std::to_string(k) + "; it must be from 0 (none) to the size of " + to_string(Vocab));
+    auto is_vocab = [&](const AxisSelector& w) { return w.name == Vocab.name; };
+    const bool walks_vocab = options.vocab_chunk != 0 || (!options.walked.all() && std::any_of(options.walked.items().begin(),
+                                                                                               options.walked.items().end(), is_vocab));
+    if (k == Vocab.size && walks_vocab)
+      fail(op, "top_k is all of " + to_string(Vocab) + ", in order, which a walk over it does not hold; ask for fewer, or walk the tokens alone");
     if (options.walked.all()) return;
     for (auto& w : options.walked.items()) {
       if (!find_axis(with_vocab, w.name))
