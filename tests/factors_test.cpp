@@ -134,4 +134,13 @@ TEST_CASE("factors: what others read is made as it is; what may be out of range 
   auto rows = where(less(arange(Row), 3), -inf, test::normal(8, {Row, Vocab}, DType::f32));   // with none to choose from
   auto weighed = [=](const NamedArray& y) { return dot(softmax(y, Vocab), w, Vocab); };
   CHECK(difference(jit(weighed, {.backend = "cpu"})(rows), jit(weighed, {.backend = "reference"})(rows), 2e-6) == "");
+
+  const Axis Choice{"choice", 3};   // several ids for each row, summed too
+  auto picks = random::randint(random::key(9), {Row, Choice}, 0, int(Vocab.size));
+  auto other = test::normal(10, {Row, Vocab}, DType::f64), fine = w.astype(DType::f64);
+  auto chosen = [=](const NamedArray& y) {
+    auto points = where(equal(broadcast_axis(picks, Vocab), arange(Vocab)), 1., zeros(Row).astype(DType::f64));
+    return dot(exp(y - max(y, Vocab)) * 0.5 + points, broadcast_axis(fine, Choice), {Vocab, Choice});
+  };
+  CHECK(difference(jit(chosen, {.backend = "cpu"})(other), jit(chosen, {.backend = "reference"})(other), 1e-12) == "");
 }

@@ -5,7 +5,7 @@
 //     sum_n (e_nv r_n + [v = id_n] c_n) x_nd  =  sum_n e_nv (r_n x_nd), with c_n x_nd added at id_n
 //
 // So e, which is made while its rows are summed, is what the products read, and the rows are not walked again once their sums are known.
-// Only for e = exp(x - max x), which is in [0, 1]: no product of it is out of range where that of the softmax is not.
+// Only for e = exp(x - max x), which is in [0, 1] as the softmax is: a product of it leaves the range no sooner than the sum of y along a row.
 #include <algorithm>
 
 #include "ops/prim.h"
@@ -34,21 +34,24 @@ class Taking {
  public:
   explicit Taking(const Nodes& roots) : all_(everything(roots)), users_(users_of(all_, roots)) {}
   Nodes run(const Nodes& roots) {
-    std::unordered_map<const Node*, Nodes> products;   // that read what may be taken apart
+    std::unordered_map<const Node*, Nodes> products;   // that read it
     for (auto& n : all_)
-      if (n->op == &prim::kContract)
-        for (auto& x : n->in) if (factored(x)) products[x.get()].push_back(n);
+      if (n->op == &prim::kContract && n->in[0] != n->in[1])
+        for (auto& x : n->in) products[x.get()].push_back(n);
     Rewrite to;
     Following follow;
     for (auto& x : all_) {                       // in the same order each time
       auto read = products.find(x.get());
-      if (read == products.end()) continue;
+      if (read == products.end() || int(read->second.size()) < users_.at(x.get())) continue;   // it has to be made after all
+      follow(x->origin);
+      auto f = factored(x);
+      if (!f) continue;
       Rewrite made;
       for (auto& n : read->second) {
         follow(n->origin);
-        if (auto y = without(*n, *factored(x), n->in[n->in[0] == x ? 1 : 0])) made[n.get()] = y;
+        if (auto y = without(*n, *f, n->in[n->in[0] == x ? 1 : 0])) made[n.get()] = y;
       }
-      if (int(made.size()) == users_.at(x.get())) to.insert(made.begin(), made.end());   // or else it has to be made after all
+      if (made.size() == read->second.size()) to.insert(made.begin(), made.end());
     }
     if (to.empty()) return roots;
     Rewrite all;
@@ -61,13 +64,14 @@ class Taking {
   std::optional<Factored> factored(const NodePtr& x, int depth = 0) const {
     auto *op = x->op;
     if ((x->dtype != DType::f32 && x->dtype != DType::f64) || depth > 3) return {};
-    auto alone = [&](const NodePtr& part) { return users_.at(part.get()) == 1 ? factored(part, depth + 1) : std::nullopt; };
+    auto fills = [&](const NodePtr& part) { return part->axes.size() == x->axes.size(); };   // it is not broadcast
+    auto alone = [&](const NodePtr& part) { return users_.at(part.get()) == 1 && fills(part) ? factored(part, depth + 1) : std::nullopt; };
     if (op == &prim::kMul || op == &prim::kDiv)
       for (std::size_t side = 0; side < (op == &prim::kMul ? 2 : 1); ++side) {
         auto &part = x->in[side], &other = x->in[1 - side];
         if (!is_smaller(other, x)) continue;
         auto factor = op == &prim::kMul ? other : prim::reciprocal(other);
-        if (is_bounded(*part)) return Factored{part, factor};
+        if (is_bounded(*part) && fills(part)) return Factored{part, factor};
         auto f = alone(part);
         if (!f || (f->id && has(factor->axes, f->along))) continue;
         f->factor = prim::mul(f->factor, factor);
@@ -96,6 +100,7 @@ class Taking {
   // The product of such an operand and y, made of e. Null where that is no less work, or takes memory.
   static NodePtr without(const Node& n, const Factored& f, const NodePtr& y) {
     auto inside = [](const Axes& some, const Axes& of) { return std::all_of(some.begin(), some.end(), [&](auto& a) { return has(of, a.name); }); };
+    if (y->dtype != f.e->dtype || n.dtype != f.e->dtype) return nullptr;
     Axes summed;
     for (auto& a : y->axes) if (!has(n.axes, a.name)) summed.push_back(a);
     for (auto& a : f.e->axes) if (!has(n.axes, a.name) && !has(summed, a.name)) return nullptr;
