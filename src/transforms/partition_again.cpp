@@ -178,9 +178,9 @@ struct Again {
         for (int body : plan.loops[std::size_t(step(k).loop)].regions) kept[std::size_t(place(k, r))] += inside[body];
     std::vector<Gathered> waiting, repeated;
     for (auto& parts : large(r)) {
-      Gathered g = parts[0];
-      for (auto& other : parts) g.readers.insert(g.readers.end(), other.readers.begin(), other.readers.end());
-      g.home = g.last = g.again = -1;
+      Gathered g;
+      g.made = parts[0].made, g.bytes = parts[0].bytes;
+      for (auto& part : parts) g.readers.insert(g.readers.end(), part.readers.begin(), part.readers.end());
       settle(g);
       if (g.home == r && g.waits()) waiting.push_back(std::move(g));
     }
