@@ -6,6 +6,7 @@
 #include "haliax/jit.h"
 #include "haliax/optim.h"
 #include "haliax/transforms.h"
+#include "support/raises.h"
 
 using namespace haliax;
 
@@ -122,4 +123,14 @@ TEST_CASE("parameters keep their dtype; a step runs under jit") {
   auto [again, last] = step(after, state);
   CHECK(std::get<0>(last).count.item() == 2);
   CHECK(step.report().traces == 1);
+}
+
+TEST_CASE("updates with other axes than the parameters are refused") {
+  const auto p = start();
+  auto u = grad(loss)(p);
+  u.w = array({1}, {});   // would be added to each
+  raises([&] { return optim::apply_updates(p, u).w; },
+         {"[optim] array 0 of the params is (a=2), that of the updates (); their axes must be the same", "optim_test.cpp"});
+  auto adam = optim::adam({.learning_rate = 0.5});
+  raises([&] { return adam.update(u, adam.init(p), p).first.w; }, {"[optim] array 0 of the moments is (a=2), that of the gradients ()"});
 }

@@ -24,6 +24,13 @@ void check_same(const Leaves& a, const char* what, const Leaves& b, const char* 
   if (a.size() != b.size())
     fail("optim", "there are " + std::to_string(a.size()) + " " + what + ", but " + std::to_string(b.size()) + " " + other +
                       "; the trees must have the same structure");
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (!a[i] || !b[i]) continue;
+    auto x = a[i].axes(), y = b[i].axes();
+    if (!std::is_permutation(x.begin(), x.end(), y.begin(), y.end()))
+      fail("optim", "array " + std::to_string(i) + " of the " + what + " is " + to_string(x) + ", that of the " + other + " " + to_string(y) +
+                        "; their axes must be the same");
+  }
 }
 // 1 - b^count, without losing digits where b is close to 1.
 NamedArray correction(double b, const NamedArray& count) {
