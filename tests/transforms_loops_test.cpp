@@ -215,6 +215,7 @@ TEST_CASE("reduce starts from the first slice; associative_scan gives all runnin
   };
   auto by = values({{"batch", 4}}), all = vmap(scaled, "batch")(by);
   for (int i = 0; i < 4; ++i) CHECK(difference(at(all, "batch", i), scaled(at(by, "batch", i)), 1e-13) == "");
+  CHECK_THROWS_WITH_AS(reduce(mul, "tme", values({Embed}), values({Time, Embed})), doctest::Contains("transforms_loops_test.cpp"), Error);
   CHECK_THROWS_WITH_AS(reduce(mul, "time", zeros({{"time", 0}})), doctest::Contains("[reduce] there is nothing along (time=0)"),
                        Error);
 }

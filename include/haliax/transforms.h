@@ -190,11 +190,17 @@ template <class F> auto map(F f, const AxisSelector& axis, ScanOptions options =
   };
 }
 // fold; without an init it starts from the first position.
-template <class F, class C, class... X> auto reduce(F f, const AxisSelector& axis, const C& init, const X&... xs) { return fold(f, axis)(init, xs...); }
-template <class F>
-NamedArray reduce(F f, const AxisSelector& axis, const NamedArray& xs, SourceLocation at = SourceLocation::current()) {
-  auto [first, rest] = detail::first_and_rest(xs, axis, at);
-  return fold(f, axis.name, {.at = at})(first, rest);
+struct AxisHere {                                // an axis, and where the caller has named it
+  AxisSelector axis;
+  SourceLocation at;
+  template <class A> AxisHere(const A& a, SourceLocation l = SourceLocation::current()) : axis(a), at(l) {}
+};
+template <class F, class C, class... X> auto reduce(F f, AxisHere axis, const C& init, const X&... xs) {
+  return fold(f, axis.axis, {.at = axis.at})(init, xs...);
+}
+template <class F> NamedArray reduce(F f, AxisHere axis, const NamedArray& xs) {
+  auto [first, rest] = detail::first_and_rest(xs, axis.axis, axis.at);
+  return fold(f, axis.axis.name, {.at = axis.at})(first, rest);
 }
 // All running results of an associative f(a, b) in log2(size) steps. xs: an array or a tree of arrays that all have the axis.
 template <class F, class T> T associative_scan(F f, const AxisSelector& axis, const T& xs, bool reverse = false, SourceLocation at = SourceLocation::current()) {
