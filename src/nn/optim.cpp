@@ -26,8 +26,9 @@ void check_same(const Leaves& a, const char* what, const Leaves& b, const char* 
                       "; the trees must have the same structure");
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (!a[i] || !b[i]) continue;
-    auto x = a[i].axes(), y = b[i].axes();
-    if (!std::is_permutation(x.begin(), x.end(), y.begin(), y.end()))
+    auto x = a[i].axes(), y = b[i].axes();   // a smaller one would be broadcast; of sizes the ops tell
+    auto same_name = [](const Axis& p, const Axis& q) { return p.name == q.name; };
+    if (!std::is_permutation(x.begin(), x.end(), y.begin(), y.end(), same_name))
       fail("optim", "array " + std::to_string(i) + " of the " + what + " is " + to_string(x) + ", that of the " + other + " " + to_string(y) +
                         "; their axes must be the same");
   }
