@@ -398,3 +398,38 @@ TEST_CASE("chunked: calls of the same kind, one after another, before anybody re
     same(Leaves{grad(rolled(chunked))(x)}, Leaves{grad(rolled(plain))(x)});
   }
 }
+
+TEST_CASE("chunked_reduce: ids of any dtype pick, where the table is cut too") {
+  const Axis Bytes{"bytes", 256};
+  auto table = normal(1, {Bytes, Embed}), place = arange(Tokens);
+  for (DType d : {DType::i8, DType::u8, DType::i16, DType::u16, DType::i32, DType::u32, DType::i64, DType::u64}) {
+    CAPTURE(std::string(name_of(d)));
+    auto ids = (place * (d == DType::i8 ? 11 : 25)).astype(d).eval();   // up to 110, or 250
+    auto pick = [=](const NamedArray& w) { return take(w, Bytes, ids); };
+    auto by_hand = take(table, Bytes, ids.astype(DType::i32)).eval();
+    CHECK(difference(chunked_reduce(Bytes, {.chunk = 7}, pick)(table), by_hand, 0) == "");
+    JitOptions two{.mesh = Mesh{{{"data", 2}}}};
+    two.axis_resources = Mapping{{"bytes", "data"}};
+    CHECK(difference(named_jit(pick, two)(table), by_hand, 0) == "");
+    auto squares = [=](const NamedArray& w) { return sum(square(pick(w))); };
+    CHECK(difference(named_jit([=](const NamedArray& w) { return grad(squares)(w); }, two)(table), grad(squares)(table), 1e-13) == "");
+  }
+}
+
+TEST_CASE("chunked_reduce: tiles take labels of any dtype") {
+  const Axis P{"position", 12}, V{"vocab", 200};
+  auto x = normal(1, {P, Embed}), w = normal(2, {V, Embed});
+  auto loss = [=](DType d, nn::LinearCrossEntropyOptions o) {
+    auto ids = (arange(P) * 10).astype(d).eval();
+    return value_and_grad([=](const NamedArray& q) { return nn::linear_cross_entropy(q, w, ids, Embed, V, o).loss; })(x);
+  };
+  auto [want, by_x] = loss(DType::i32, {});
+  for (DType d : {DType::i8, DType::u8, DType::i16, DType::u16, DType::i32, DType::u32, DType::i64, DType::u64}) {
+    CAPTURE(std::string(name_of(d)));
+    for (auto& o : {nn::LinearCrossEntropyOptions{.chunks = {.chunk = 4}, .vocab_chunk = 64}, {.walked = V, .chunks = {.chunk = 64}}, {.chunks = {.chunk = 5}}}) {
+      auto [got, g] = loss(d, o);
+      CHECK(difference(got, want, 1e-12) == "");
+      CHECK(difference(g, by_x, 1e-12) == "");
+    }
+  }
+}

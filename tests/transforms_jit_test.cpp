@@ -1,6 +1,8 @@
 // jit: when it traces again, what is an input, what is donated, and what an error leaves behind.
 #include <doctest/doctest.h>
 
+#include <functional>
+
 #include "haliax/haliax.h"
 #include "near.h"
 
@@ -174,6 +176,31 @@ TEST_CASE("jit: one expression reads a value as it is and at other places") {
         CHECK(products[a * 5 + b] == doctest::Approx(y[a * 5 + b] * y[a * 5 + 4 - b]).epsilon(1e-5));
       }
       CHECK(sums[a] == doctest::Approx(sum).epsilon(1e-5));
+    }
+  }
+}
+
+TEST_CASE("jit: a donated argument that a loop reads in every turn is there in every turn") {
+  const Axis L("l", 3), N("n", 64), V("v", 8);
+  auto s = arange(L).astype(DType::f32), w = random::normal(random::key(1), {N, V});
+  using Of = NamedArray (*)(const NamedArray&);
+  const Of makes[] = {[](const NamedArray& x) { return cumsum(x, "n"); }, [](const NamedArray& x) { return sort(x, "n"); },
+                      [](const NamedArray& x) { return x * x + 1.; }};
+  for (auto make : makes) {
+    auto f = [=](const NamedArray& q) {
+      return fold([=](const NamedArray& c, const NamedArray& t) { return c + sum(make(q * t)); }, L)(zeros(Axes{}), s);
+    };
+    auto nested = [=](const NamedArray& q) {
+      return fold([=](const NamedArray& c, const NamedArray& t) { return c + f(q) * t; }, L)(zeros(Axes{}), s);
+    };
+    auto product = [=](const NamedArray& q) {
+      return fold([=](const NamedArray& c, const NamedArray& t) { return c + sum(dot(make(q * t), w, "n")); }, L)(zeros(Axes{}), s);
+    };
+    auto given = [&] { return random::normal(random::key(2), N).eval(); };
+    for (auto& g : {std::function<NamedArray(const NamedArray&)>(f), {nested}, {product}}) {
+      auto once = given();
+      const double want = jit(g, {.backend = "reference"})(once).item();
+      CHECK(jit(g, {.donate = {0}})(given()).item() == doctest::Approx(want).epsilon(1e-5));
     }
   }
 }

@@ -21,17 +21,21 @@ std::string text(DType d) { return std::string(name_of(d)); }
 
 // All that may be cut; empty where it is not given.
 struct Arrays {
-  NamedArray x, weight, targets, labels, bias, mask, weights, class_weights;  // labels (Vocab): 0, 1, 2, ...
+  NamedArray x, weight, targets, labels, bias, mask, weights, class_weights;  // labels (Vocab): 0, 1, 2, ..., like targets
   NamedArray teacher_x = {}, teacher_weight = {}, teacher_bias = {};
   NamedArray order = {};  // (tokens): the rows of x, targets, mask and weights in the order of the walk
   NamedArray here = {};   // (tokens), bool, in that order: those of this walk
 };
 Arrays arrays_of(const Arr& x, const Arr& weight, const Arr& targets, const Axis& Vocab, const Options& o) {
   auto either = [](const std::optional<NamedArray>& a) { return a.value_or(NamedArray()); };
+  const NamedArray ids = targets;
+  const auto t = ids.dtype();
+  const bool wide = is_integer(t) && (bytes_of(t) == 8 || t == DType::u32);
+  const auto labels = wide ? NamedArray(prim::iota(Vocab, t)) : arange(Vocab);
   Arrays a{.x = x,
            .weight = weight,
-           .targets = targets,
-           .labels = arange(Vocab),
+           .targets = ids,
+           .labels = labels,
            .bias = either(o.bias),
            .mask = either(o.mask),
            .weights = either(o.weights),

@@ -1,5 +1,6 @@
 // Picking by index, placing by index, and what orders values along an axis.
 #include <algorithm>
+#include <limits>
 
 #include "graph/emit.h"
 #include "ops/prim.h"
@@ -136,6 +137,11 @@ const Op kCumulative{.name = "cumulative", .kind = Kind::step, .grad = [](G o, G
   if (Monoid(o->attr.ints[0]) == Monoid::prod) return Nodes{cumprod_grad(o->in[0], o, g, axis, reverse)};
   fail("cumulative", "the gradient of a running max or min is not defined"); }, .lower = cumulative_lower, .role = along_role};
 
+NodePtr signed_ids(G ids, std::int64_t size) {
+  if (ids->dtype == DType::u64) return cast(min(ids, integer(size, DType::u64)), DType::i64);
+  bool wide = ids->dtype == DType::i64 || ids->dtype == DType::u32 || 2 * size > std::numeric_limits<std::int32_t>::max();
+  return cast(ids, wide ? DType::i64 : DType::i32);
+}
 NodePtr gather(G table, const Where& where, const Axes& out, Outside outside) {
   Nodes in{table};
   Attr attr{.ints = {std::int64_t(outside)}};

@@ -1,11 +1,11 @@
-// Products of a softmax and of its gradients. What multiplies whole rows of an operand is taken out of the product, and what that operand has
-// at one point of a row (a label's -1) is picked out of the other one:
+// Products of a softmax and of the gradient of a cross entropy, made of e = exp(x - max x), which is written once while its rows are summed:
 //
-//     sum_v (e_nv r_n + [v = id_n] c_n) w_vd  =  r_n sum_v e_nv w_vd + c_n w_(id_n)d
-//     sum_n (e_nv r_n + [v = id_n] c_n) x_nd  =  sum_n e_nv (r_n x_nd), with c_n x_nd added at id_n
+//     sum_v (e_nv / s_n g_n) w_vd                 =  g_n / s_n sum_v e_nv w_vd
+//     sum_n (e_nv / s_n g_n) y_nd                 =  sum_n e_nv (g_n / s_n y_nd)
+//     e_nv / s_n g_n - [v = id_n] g_n             =  (e_nv - [v = id_n] s_n) g_n / s_n
 //
-// So e, which is made while its rows are summed, is what the products read, and the rows are not walked again once their sums are known.
-// Only for e = exp(x - max x), which is in [0, 1] as the softmax is: a product of it leaves the range no sooner than the sum of y along a row.
+// So the rows are not walked again once their sums are known. A label's -1 meets e before any product does: where e / s is 1, what is left is
+// 0. As e and s are those of a softmax, s >= 1 and a product of e is no more than s times that of the softmax.
 #include <algorithm>
 
 #include "ops/prim.h"
@@ -14,16 +14,16 @@
 namespace haliax {
 namespace {
 
-struct Factored {                                // e * factor + select(id == position along `along`, weight, 0)
-  NodePtr e, factor, id = {}, weight = {};       // id, weight: null where there is no such point
-  Name along = {};
-};
+struct Factored { NodePtr e, factor; };           // their product
 
-bool is_bounded(const Node& e) {                 // exp(x - max x)
+// The sum of e = exp(x - max x) along its rows, or what stands in for one that is 0.
+bool is_sum_of(const NodePtr& n, const Node& e) {
   if (e.op != &prim::kExp || e.in[0]->op != &prim::kSub) return false;
-  const Node* top = e.in[0]->in[1].get();
-  while (top->op == &prim::kStop || top->op == &prim::kFit || top->op == &prim::kSelect) top = top->in[top->op == &prim::kSelect ? 1 : 0].get();
-  return top->op == &prim::kMax && top->in[0] == e.in[0]->in[0];
+  const Node *sum = n.get(), *top = e.in[0]->in[1].get();
+  if (sum->op == &prim::kSelect && prim::is_number(sum->in[1], 1)) sum = sum->in[2].get();
+  if (top->op == &prim::kSelect && prim::is_number(top->in[2], 0)) top = top->in[1].get();   // of rows that are infinite
+  while (top->op == &prim::kStop || top->op == &prim::kFit) top = top->in[0].get();
+  return sum->op == &prim::kSum && sum->in[0].get() == &e && top->op == &prim::kMax && top->in[0] == e.in[0]->in[0] && top->axes == sum->axes;
 }
 
 bool is_smaller(const NodePtr& a, const NodePtr& b) { return a->size() < b->size(); }
@@ -66,36 +66,40 @@ class Taking {
     if ((x->dtype != DType::f32 && x->dtype != DType::f64) || depth > 3) return {};
     auto fills = [&](const NodePtr& part) { return part->axes.size() == x->axes.size(); };   // it is not broadcast
     auto alone = [&](const NodePtr& part) { return users_.at(part.get()) == 1 && fills(part) ? factored(part, depth + 1) : std::nullopt; };
+    if (op == &prim::kDiv && fills(x->in[0]) && is_sum_of(x->in[1], *x->in[0])) return Factored{x->in[0], prim::reciprocal(x->in[1])};
     if (op == &prim::kMul || op == &prim::kDiv)
       for (std::size_t side = 0; side < (op == &prim::kMul ? 2 : 1); ++side) {
         auto &part = x->in[side], &other = x->in[1 - side];
         if (!is_smaller(other, x)) continue;
-        auto factor = op == &prim::kMul ? other : prim::reciprocal(other);
-        if (is_bounded(*part) && fills(part)) return Factored{part, factor};
+        if (op == &prim::kMul && other->op == &prim::kDiv && fills(part) && is_sum_of(other->in[1], *part)) return Factored{part, other};
         auto f = alone(part);
-        if (!f || (f->id && has(factor->axes, f->along))) continue;
-        f->factor = prim::mul(f->factor, factor);
-        if (f->id) f->weight = prim::mul(f->weight, factor);
-        return f;
+        if (f) return Factored{f->e, op == &prim::kMul ? prim::mul(f->factor, other) : prim::div(f->factor, other)};
       }
     if (op == &prim::kAdd)
       for (std::size_t side : {0u, 1u})
-        if (auto f = alone(x->in[side]); f && !f->id && at_point(x->in[1 - side], *f)) return f;
+        if (auto f = alone(x->in[side]))
+          if (auto e = with_label(*f, x->in[1 - side])) return Factored{e, f->factor};
     return {};
   }
-  // select(id == position, weight, 0), where id and weight are the same along that axis. No position is negative, but ids are counted from
-  // the end then.
-  static bool at_point(const NodePtr& x, Factored& f) {
-    if (x->op != &prim::kSelect || x->in[0]->op != &prim::kEqual || !prim::is_number(x->in[2], 0)) return false;
+  // e less its sum at the label's point: where x is select(id == position, -g, 0), and the factor g / sum.
+  static NodePtr with_label(const Factored& f, const NodePtr& x) {
+    if (x->op != &prim::kSelect || x->in[0]->op != &prim::kEqual || !prim::is_number(x->in[2], 0)) return nullptr;
+    auto& weight = x->in[1];
+    if (f.factor->op != &prim::kDiv || weight->op != &prim::kNeg || weight->in[0] != f.factor->in[0] || f.e->op != &prim::kExp) return nullptr;
     for (std::size_t side : {0u, 1u}) {
       auto &id = x->in[0]->in[side], &position = x->in[0]->in[1 - side];
       auto& iota = position->op == &prim::kCast ? position->in[0] : position;
       if (iota->op != &prim::kIota || (id->dtype != DType::i32 && id->dtype != DType::i64)) continue;
-      auto none = prim::integer(iota->axes[0].size, id->dtype);
-      f.id = prim::select(prim::less(id, prim::integer(0, id->dtype)), none, id), f.weight = x->in[1], f.along = iota->axes[0].name;
-      return !has(id->axes, f.along) && !has(f.weight->axes, f.along);
+      auto& along = iota->axes[0];
+      auto& sum = f.factor->in[1];               // (rows): all axes of e but one
+      bool rows = sum->axes.size() + 1 == f.e->axes.size() && !has(sum->axes, along.name) && id->axes.size() == sum->axes.size();
+      if (!rows || !has(f.e->axes, along.name)) return nullptr;
+      // No position is negative, but a scatter counts such ids from the end.
+      auto number = [&](std::int64_t n) { return prim::integer(n, id->dtype); };
+      auto there = prim::select(prim::less(id, number(0)), number(along.size), id);
+      return prim::scatter(f.e, prim::neg(sum), {{along.name, there}}, program::Update::add, false);
     }
-    return false;
+    return nullptr;
   }
   // The product of such an operand and y, made of e. Null where that is no less work, or takes memory.
   static NodePtr without(const Node& n, const Factored& f, const NodePtr& y) {
@@ -108,18 +112,7 @@ class Taking {
     if (!after && !inside(f.factor->axes, y->axes)) return nullptr;
     auto product = prim::contract(f.e, after ? y : prim::mul(y, f.factor), n.axes, n.dtype);
     if (!is_slight(after ? product : y, f.e)) return nullptr;
-    if (after) product = prim::map(prim::kMul, {product, f.factor}, n.dtype, &n.axes);
-    if (!f.id) return product;
-    auto is_apart = [&](const Axes& axes) { return std::none_of(f.id->axes.begin(), f.id->axes.end(), [&](auto& a) { return has(axes, a.name); }); };
-    if (has(summed, f.along)) {
-      if (summed.size() > 1 || !is_apart(y->axes)) return nullptr;
-      auto axes = f.id->axes;
-      for (auto& a : y->axes) if (a.name != f.along) axes.push_back(a);
-      auto picked = prim::gather(y, {{f.along, f.id}}, axes, program::Outside::zero);
-      return prim::map(prim::kAdd, {product, prim::mul(picked, f.weight)}, n.dtype, &n.axes);
-    }
-    if (!inside(summed, f.id->axes) || !is_apart(n.axes) || !has(n.axes, f.along) || has(y->axes, f.along)) return nullptr;
-    return prim::scatter(product, prim::mul(y, f.weight), {{f.along, f.id}}, program::Update::add, false);
+    return after ? prim::map(prim::kMul, {product, f.factor}, n.dtype, &n.axes) : product;
   }
 
   Nodes all_;

@@ -184,17 +184,16 @@ class Emitter {
       Name a = n.attr.names[k];
       if (table_at.cut(a).empty()) continue;
       cut = true;
-      auto& ids = in[first + k];
-      auto number = [&](std::int64_t v) { return prim::integer(v, ids->dtype); };
       auto size = find_axis(table_axes, a)->size;
+      auto& ids = in[first + k] = prim::signed_ids(in[first + k], size);
+      auto number = [&](std::int64_t v) { return prim::integer(v, ids->dtype); };
       auto [start, length] = block(table_axes, table_at, a);
       auto within = [&](const NodePtr& x, std::int64_t end) {
-        auto below = prim::less(x, number(end));
-        return is_signed(ids->dtype) ? prim::map(prim::kBitAnd, {prim::less_equal(number(0), x), below}, DType::boolean) : below;
+        return prim::map(prim::kBitAnd, {prim::less_equal(number(0), x), prim::less(x, number(end))}, DType::boolean);
       };
-      auto from_start = is_signed(ids->dtype) ? prim::select(prim::less(ids, number(0)), prim::add(ids, number(size)), ids) : ids;
+      auto from_start = prim::select(prim::less(ids, number(0)), prim::add(ids, number(size)), ids);
       bool clamps = gathers ? Outside(n.attr.ints[0]) == Outside::clamp : n.attr.ints[1] != 0;
-      if (clamps) from_start = prim::min(is_signed(ids->dtype) ? prim::max(from_start, number(0)) : from_start, number(size - 1));
+      if (clamps) from_start = prim::min(prim::max(from_start, number(0)), number(size - 1));
       auto there = within(from_start, size);
       valid = valid ? prim::map(prim::kBitAnd, {valid, there}, DType::boolean) : there;
       auto shifted = prim::sub(from_start, number(start));

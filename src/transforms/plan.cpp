@@ -85,13 +85,14 @@ struct Planner {
     Life l;
     auto& all = access[std::size_t(slot)];
     if (all.empty()) return l;
-    l.first = all.front().position, l.last = all.back().position;
+    bool given = p.slots[std::size_t(slot)].home == Home::argument;   // made before all steps
+    l.first = given ? 0 : all.front().position, l.last = all.back().position;
     for (auto& s : spans) {   // known both in a loop and outside it: needed in every turn
       auto inside = [&](const Access& a) { return a.position > s.begin && a.position < s.end; };
       auto count = std::count_if(all.begin(), all.end(), inside);
-      if (count > 0 && std::size_t(count) < all.size()) l.first = std::min(l.first, s.begin), l.last = std::max(l.last, s.end);
+      if (count > 0 && (given || std::size_t(count) < all.size())) l.first = std::min(l.first, s.begin), l.last = std::max(l.last, s.end);
     }
-    if (p.slots[std::size_t(slot)].home == Home::argument && !is_donated(slot)) l.first = 0, l.last = 1 << 30;
+    if (given && !is_donated(slot)) l.last = 1 << 30;
     if (p.slots[std::size_t(slot)].home == Home::result) l.last = 1 << 30;
     return l;
   }

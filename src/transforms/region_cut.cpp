@@ -77,7 +77,7 @@ NodePtr Region::relative(const NodePtr& ids, std::size_t b) {
   return prim::select(inside_chunk, shifted, size);
 }
 NodePtr Region::picked_on_chunk(const NodePtr& n, Name a, std::size_t b) {
-  auto ids = part(n->in.back(), a, b);
+  auto ids = prim::signed_ids(part(n->in.back(), a, b), axis_.size);
   bool gathers = n->op == &prim::kGather;
   if (gathers && program::Outside(n->attr.ints[0]) == program::Outside::clamp)
     ids = prim::max(prim::min(ids, prim::integer(axis_.size - 1, ids->dtype)), prim::integer(-axis_.size, ids->dtype));
@@ -138,7 +138,7 @@ LoopResult Region::folded(const NodePtr& n) {
 NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Rewrite known) {
   auto v = prim::cast(result, n->dtype);
   if (n->op != &prim::kGather || program::Outside(n->attr.ints[0]) != program::Outside::fill) return v;
-  auto ids = substitute(Nodes{n->in.back()}, known, around_)[0];   // outside of the axis there is nothing to pick
+  auto ids = prim::signed_ids(substitute(Nodes{n->in.back()}, known, around_)[0], axis_.size);   // outside of the axis there is nothing to pick
   auto number = [&](std::int64_t i) { return prim::integer(i, ids->dtype); };
   auto there = prim::map(prim::kBitAnd, {prim::less_equal(number(-axis_.size), ids), prim::less(ids, number(axis_.size))}, DType::boolean);
   auto d = n->dtype;
