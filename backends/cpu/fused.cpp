@@ -150,8 +150,8 @@ class FusedStep final : public CompiledStep {
         // A row that is walked several times stays in the second cache, and so does the next one, fetched in the last walk.
         if (plan_.keep || plan_.stays)
           soon_ = box + 1 < end && (plan_.keep || level == last_walk) ? next_row
-                  : level == 0 && box == first                                                         ? next_tile
-                                                                                                       : nothing;
+                  : level == 0 && box == first                                     ? next_tile
+                                                                                   : nothing;
         sweep(level, 0, plan_.inner_boxes);
       }
       play(plan_.outer_stores);

@@ -138,9 +138,9 @@ const Op kCumulative{.name = "cumulative", .kind = Kind::step, .grad = [](G o, G
   fail("cumulative", "the gradient of a running max or min is not defined"); }, .lower = cumulative_lower, .role = along_role};
 
 NodePtr signed_ids(G ids, std::int64_t size) {
-  if (ids->dtype == DType::u64) return cast(min(ids, integer(size, DType::u64)), DType::i64);
-  bool wide = ids->dtype == DType::i64 || ids->dtype == DType::u32 || 2 * size > std::numeric_limits<std::int32_t>::max();
-  return cast(ids, wide ? DType::i64 : DType::i32);
+  bool wide = bytes_of(ids->dtype) == 8 || ids->dtype == DType::u32 || 2 * size > std::numeric_limits<std::int32_t>::max();
+  auto x = cast(ids->dtype == DType::u64 ? min(ids, integer(size, DType::u64)) : ids, wide ? DType::i64 : DType::i32);
+  return select(less(x, integer(0, x->dtype)), add(x, integer(size, x->dtype)), x);
 }
 NodePtr gather(G table, const Where& where, const Axes& out, Outside outside) {
   Nodes in{table};

@@ -67,7 +67,7 @@ extern const Op kFit, kRename, kSlice, kPlace, kFlatten, kUnflatten, kConcat;
 
 // ---- picking ----
 using Where = std::vector<std::pair<Name, NodePtr>>;             // axis of the table, ids
-// The same positions along an axis of this size in a signed dtype that can tell them from what lies outside.
+// Counted from the start of an axis of this size, in a signed dtype that tells positions from what lies outside.
 NodePtr signed_ids(const NodePtr& ids, std::int64_t size);
 NodePtr gather(const NodePtr& table, const Where&, const Axes& out, program::Outside);
 NodePtr scatter(const NodePtr& base, const NodePtr& updates, const Where&, program::Update, bool clamp);

@@ -191,12 +191,11 @@ class Emitter {
       auto within = [&](const NodePtr& x, std::int64_t end) {
         return prim::map(prim::kBitAnd, {prim::less_equal(number(0), x), prim::less(x, number(end))}, DType::boolean);
       };
-      auto from_start = prim::select(prim::less(ids, number(0)), prim::add(ids, number(size)), ids);
       bool clamps = gathers ? Outside(n.attr.ints[0]) == Outside::clamp : n.attr.ints[1] != 0;
-      if (clamps) from_start = prim::min(prim::max(from_start, number(0)), number(size - 1));
-      auto there = within(from_start, size);
+      if (clamps) ids = prim::min(prim::max(ids, number(0)), number(size - 1));
+      auto there = within(ids, size);
       valid = valid ? prim::map(prim::kBitAnd, {valid, there}, DType::boolean) : there;
-      auto shifted = prim::sub(from_start, number(start));
+      auto shifted = prim::sub(ids, number(start));
       ids = prim::select(within(shifted, length), shifted, number(length));
     }
     auto attr = n.attr;

@@ -67,12 +67,11 @@ bool Region::grows(const NodePtr& x, Name a) const {
   return seen.count(x.get()) > 0 && x->op->kind != Kind::leaf;
 }
 
-// Indices counted from the start of the chunk; what lies outside becomes an index outside.
+// Indices from the start of the axis, counted from that of the chunk; what lies outside becomes an index outside.
 NodePtr Region::relative(const NodePtr& ids, std::size_t b) {
   auto number = [&](std::int64_t v) { return prim::integer(v, ids->dtype); };
   auto start = prim::cast(index_[b], ids->dtype), size = number(prim::index_chunk(*index_[b]));
-  auto whole = prim::select(prim::less(ids, number(0)), prim::add(ids, number(axis_.size)), ids);
-  auto shifted = prim::sub(whole, start);
+  auto shifted = prim::sub(ids, start);
   auto inside_chunk = prim::map(prim::kBitAnd, {prim::less_equal(number(0), shifted), prim::less(shifted, size)}, DType::boolean);
   return prim::select(inside_chunk, shifted, size);
 }
@@ -80,7 +79,7 @@ NodePtr Region::picked_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   auto ids = prim::signed_ids(part(n->in.back(), a, b), axis_.size);
   bool gathers = n->op == &prim::kGather;
   if (gathers && program::Outside(n->attr.ints[0]) == program::Outside::clamp)
-    ids = prim::max(prim::min(ids, prim::integer(axis_.size - 1, ids->dtype)), prim::integer(-axis_.size, ids->dtype));
+    ids = prim::max(prim::min(ids, prim::integer(axis_.size - 1, ids->dtype)), prim::integer(0, ids->dtype));
   ids = relative(ids, b);
   auto axes = resized(n->axes, a, axis_.size, prim::index_chunk(*index_[b]));
   if (gathers) return prim::gather(part(n->in[0], a, b), {{a, ids}}, n->axes, program::Outside::zero);
@@ -140,7 +139,7 @@ NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Rewrite known)
   if (n->op != &prim::kGather || program::Outside(n->attr.ints[0]) != program::Outside::fill) return v;
   auto ids = prim::signed_ids(substitute(Nodes{n->in.back()}, known, around_)[0], axis_.size);   // outside of the axis there is nothing to pick
   auto number = [&](std::int64_t i) { return prim::integer(i, ids->dtype); };
-  auto there = prim::map(prim::kBitAnd, {prim::less_equal(number(-axis_.size), ids), prim::less(ids, number(axis_.size))}, DType::boolean);
+  auto there = prim::map(prim::kBitAnd, {prim::less_equal(number(0), ids), prim::less(ids, number(axis_.size))}, DType::boolean);
   auto d = n->dtype;
   auto none = is_float(d) ? prim::number(NAN, d) : is_signed(d) ? prim::number(-std::ldexp(1, 8 * bytes_of(d) - 1), d) : prim::integer(-1, d);
   return prim::map(prim::kSelect, {there, v, none}, d, &n->axes);
