@@ -11,7 +11,7 @@
 #include "near.h"
 #include "ops/prim.h"
 #include "support/head_model.h"
-#include "transforms/lower.h"
+#include "compile/lower/lower.h"
 #include "transforms/optimise.h"
 
 using namespace haliax;

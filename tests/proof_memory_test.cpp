@@ -5,7 +5,7 @@
 #include "haliax/jit.h"
 #include "ops/prim.h"
 #include "support/memory.h"
-#include "transforms/lower.h"
+#include "compile/lower/lower.h"
 #include "transforms/optimise.h"
 
 using namespace haliax;

@@ -9,9 +9,9 @@
 #include "haliax/nn.h"
 #include "ops/prim.h"
 #include "support/raises.h"
-#include "transforms/lower.h"
+#include "compile/lower/lower.h"
 #include "transforms/optimise.h"
-#include "transforms/partition.h"
+#include "compile/sharding/partition.h"
 
 using namespace haliax;
 

@@ -8,7 +8,7 @@
 #include "haliax/ops.h"
 #include "haliax/random.h"
 #include "program/devices.h"
-#include "transforms/lower.h"
+#include "compile/lower/lower.h"
 
 using namespace haliax;
 using program::Home;

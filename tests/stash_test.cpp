@@ -14,7 +14,7 @@
 #include "haliax/random.h"
 #include "near.h"
 #include "program/devices.h"
-#include "transforms/lower.h"
+#include "compile/lower/lower.h"
 #include "transforms/optimise.h"
 
 using namespace haliax;

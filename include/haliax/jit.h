@@ -33,6 +33,7 @@ struct JitOptions {
   // where there is no mesh.
   bool strict = false;
   MachineSpeed speed = {};                       // for estimates of time
+  bool passes = false;                           // `explain` lists the passes of the compiler
   bool partition = false;                        // set by named_jit
   SourceLocation at = SourceLocation::current();
 };
@@ -42,6 +43,12 @@ struct ChunkReport {
   std::string axis, form;                        // walked; "forward", "sweep" or "recompute" (chunked.h)
   std::int64_t chunk = 0;                        // positions a turn
   std::string why;                               // for people
+};
+// What a pass of the compiler did: nodes of the graph, or steps, before and after it.
+struct PassReport {
+  std::string name;
+  std::int64_t before = 0, after = 0;
+  double seconds = 0;
 };
 // What a compiled function is made of: for tests and reports.
 struct JitReport {
@@ -58,6 +65,7 @@ struct JitReport {
   double compute_s = 0, sending_s = 0;           // estimated, by JitOptions::speed
   std::int64_t split_bytes = 0;                  // that the last call copied to cut arguments for the devices
   double trace_s = 0, compile_s = 0;
+  std::vector<PassReport> passes;                // in order; on a mesh those of the device that needs most memory, after those of the whole
   std::vector<ChunkReport> chunked;              // outermost first
   std::string program;                           // printed
   std::string explain;                           // what was decided about loops, memory and collectives, for people

@@ -37,6 +37,7 @@ struct Loop : Payload {
 NodePtr make_loop(Loop);
 const Loop& loop_of(const Node&);                 // of a loop node or of a result
 NodePtr loop_result(const NodePtr& loop, std::size_t k);
+std::string to_string(const Nodes& roots);        // for people: one line a node, bodies of loops indented
 extern const Op kLoop, kResult;
 std::int64_t trips(const Loop&, std::size_t body);
 

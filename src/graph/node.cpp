@@ -183,30 +183,4 @@ void fail_at(const Origin& o, const std::string& op, const std::string& text) {
 }
 void fail(const std::string& op, const std::string& text) { fail_at(context().origin, op, text); }
 
-std::string to_string(const Nodes& roots) {
-  std::string s;
-  for (auto& n : topological(roots)) {
-    s += "%" + std::to_string(n->id) + " = " + n->op->name;
-    for (auto a : n->attr.names) s += " " + std::string(a.text());
-    for (auto i : n->attr.ints) s += " " + std::to_string(i);
-    for (auto& x : n->in) s += x ? " %" + std::to_string(x->id) : " -";
-    s += "  " + std::string(name_of(n->dtype)) + to_string(n->axes) + "\n";
-  }
-  return s;
-}
-
-void check(const Nodes& roots, const char* after) {
-  for (auto& n : topological(roots)) {
-    auto bad = [&](const std::string& why) { fail_at(n->origin, n->op->name, std::string("after ") + after + ": " + why); };
-    for (std::size_t i = 0; i < n->axes.size(); ++i)
-      for (std::size_t j = 0; j < i; ++j)
-        if (n->axes[i].name == n->axes[j].name) bad("axis " + std::string(n->axes[i].name.text()) + " twice in " + to_string(n->axes));
-    if (n->op->kind != Kind::map) continue;
-    for (auto& x : n->in)
-      for (auto& a : x->axes)
-        if (auto* mine = find(*n, a.name); !mine || mine->size != a.size)
-          bad("operand " + to_string(x->axes) + " does not fit " + to_string(n->axes));
-  }
-}
-
 }  // namespace haliax

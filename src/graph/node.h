@@ -149,8 +149,6 @@ Name module_path(std::string field);
 // `[op] text; file:line, in module` as an Error.
 [[noreturn]] void fail(const std::string& op, const std::string& text);
 [[noreturn]] void fail_at(const Origin&, const std::string& op, const std::string& text);
-std::string to_string(const Nodes& roots);                           // one line a node, for people
-void check(const Nodes& roots, const char* after);                   // the legality check between passes; raises
 
 // Is this name an axis of the node; its size.
 inline const Axis* find(const Node& n, Name a) { return find_axis(n.axes, a); }

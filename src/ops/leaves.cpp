@@ -1,4 +1,7 @@
 // Leaves: inputs, numbers, positions, and the placeholders of loops.
+#include <limits>
+
+#include "base/scalar.h"
 #include "ops/prim.h"
 
 namespace haliax::prim {
@@ -30,6 +33,17 @@ NodePtr integer(std::int64_t v, DType dtype) {
   if (is_float(dtype)) return number(double(v), dtype);
   if (dtype == DType::boolean) v = v != 0;
   return make(kNumber, {}, {}, dtype, {.ints = {v}, .number = double(v)});
+}
+NodePtr extreme(DType d, bool largest) {
+  auto v = largest ? scalar::highest(d) : scalar::lowest(d);
+  return is_float(d) ? number(v.real, d) : integer(v.whole, d);
+}
+NodePtr identity(Monoid m, DType d) {
+  if (m == Monoid::sum || m == Monoid::prod) return number(m == Monoid::prod, d);
+  return extreme(d, m == Monoid::min);
+}
+NodePtr picked_outside(DType d) {
+  return is_float(d) ? number(std::numeric_limits<double>::quiet_NaN(), d) : extreme(d, !is_signed(d));
 }
 NodePtr filled(double v, DType dtype, const Axes& axes) { return fit(number(v, dtype), axes); }
 NodePtr zeros_like(const NodePtr& x) { return filled(0, x->dtype, x->axes); }

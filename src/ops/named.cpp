@@ -140,15 +140,6 @@ NodePtr mask_of(const char* op, const NamedArray& mask, const Node& x) {
       fail(op, "axis " + text(a.name) + " of the mask is not in " + to_string(visible(x)) + "; broadcast the array to it first");
   return n;
 }
-NodePtr lowest(DType d) {
-  if (is_float(d)) return prim::number(-std::numeric_limits<double>::infinity(), d);
-  return prim::integer(range_of(d).first, d);
-}
-NodePtr highest(DType d) {
-  if (is_float(d)) return prim::number(std::numeric_limits<double>::infinity(), d);
-  return prim::integer(d == DType::u64 ? -1 : range_of(d).second, d);
-}
-
 Axes broadcast(const char* op, const Nodes& nodes) {
   std::vector<Axes> all;
   for (auto& n : nodes) all.push_back(visible(*n));

@@ -41,7 +41,6 @@ inline DType float_of(DType d) { return is_float(d) ? d : DType::f32; }      // 
 inline DType wide_of(DType d) { return is_float(d) && bytes_of(d) >= 4 ? d : DType::f32; }   // to compute in: f32 for bf16
 NodePtr to_bool(const NodePtr&);                                     // x != 0
 NodePtr mask_of(const char* op, const NamedArray& mask, const Node& x);   // raises if it is not bool or has an axis that x lacks
-NodePtr lowest(DType), highest(DType);                               // -inf and inf, or the extreme integers
 
 // The axes of a pointwise result: of the visible axes, one operand's must contain all the others'.
 Axes broadcast(const char* op, const Nodes&);

@@ -353,7 +353,7 @@ NodePtr descending(G x) {
   if (x->dtype == DType::boolean) return prim::logical_not(x);
   if (is_integer(x->dtype)) return prim::map(prim::kBitNot, {x}, x->dtype, &x->axes);   // -1 - x, or most - x: no overflow
   auto nan = prim::map(prim::kIsNan, {x}, DType::boolean, &x->axes);
-  return prim::select(nan, lowest(x->dtype), prim::neg(x));
+  return prim::select(nan, prim::extreme(x->dtype, false), prim::neg(x));
 }
 }  // namespace
 

@@ -57,7 +57,7 @@ NamedArray extreme(const char* op, Monoid m, const Arr& a, const AxisSelection& 
   Here here(a.at());
   Fold f(op, a, selection, options.where);
   f.check_not_empty();
-  auto v = f.masked(f.x, m == Monoid::max ? lowest(f.x->dtype) : highest(f.x->dtype));
+  auto v = f.masked(f.x, prim::identity(m, f.x->dtype));
   return cast_to(prim::reduce(m, v, f.rest), options.dtype.value_or(f.x->dtype));
 }
 NamedArray truth(const char* op, Monoid m, const Arr& a, const AxisSelection& selection, const ReduceOptions& options) {

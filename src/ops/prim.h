@@ -9,6 +9,9 @@ NodePtr input(const Axes&, DType, Name path = {});               // never equal 
 NodePtr number(double, DType);                                   // a scalar of any dtype
 NodePtr integer(std::int64_t, DType);
 NodePtr filled(double, DType, const Axes&);                      // a number, broadcast
+NodePtr extreme(DType, bool largest);                            // of all values; of floats an infinity
+NodePtr identity(Monoid, DType);                                 // what a fold starts from
+NodePtr picked_outside(DType);                                   // what `take` gives for an index outside: NaN, or the least integer (largest if unsigned)
 NodePtr zeros_like(const NodePtr&);
 NodePtr iota(const Axis&, DType = DType::i32);                   // (axis): the position
 // The index of a loop over `axis`: turn t starts at `start` + t * chunk. Canonical: equal arguments give the same node.

@@ -210,6 +210,8 @@ struct Program {
 };
 
 std::string to_string(const Program&);
+double multiplications(const std::vector<Step>&);                                        // of contractions, turn by turn
+int count_contractions(const std::vector<Step>&, bool in_loops_once = true);
 
 // A backend turns a Program into something that runs. A few virtual classes are all there is at this border.
 // One device of a mesh speaks to the others. Which of them take part in a call follows from the Collective and from the Program's mesh

@@ -9,7 +9,7 @@
 #include "base/where.h"
 #include "ops/prim.h"
 #include "runtime/explain.h"
-#include "transforms/gradients.h"
+#include "transforms/gradient_names.h"
 
 namespace haliax::detail {
 namespace {
@@ -77,7 +77,6 @@ struct JitCore::Impl {
   std::optional<use_mesh> on_mesh;
   Context outer = {};
   JitReport report;
-  std::vector<std::string> uncut;                // what report.explain says of regions that stay whole
   double started = 0;
   std::recursive_mutex lock;
 
@@ -124,7 +123,7 @@ struct JitCore::Impl {
     lock.unlock();
     return made;
   }
-  void report_loops(const Nodes& graph) {
+  void report_loops(const Nodes& graph, const std::vector<std::string>& uncut) {
     report.chunked.clear();
     report.explain.clear();
     struct Walked {                              // a region, in as many loops as it takes
@@ -162,8 +161,8 @@ struct JitCore::Impl {
     }
     for (auto& line : uncut) report.explain += line + "\n";
   }
-  // The results as roots, after the graph passes.
-  Nodes graph_of(const Leaves& results, const Parts& parts, const std::string& backend_name) {
+  // The results as roots, after the passes over the graph.
+  Compilation graph_of(const Leaves& results, const Parts& parts, const std::string& backend_name) {
     auto& e = *pending;
     if (options.partition) {
       Here here(options.at);
@@ -182,8 +181,11 @@ struct JitCore::Impl {
       Here here(options.at);
       refuse_mappings(roots, e.inputs, given_mappings(), mesh() != nullptr);
     }
-    uncut.clear();
-    return optimise(roots, backend_name != "reference", &backend(backend_name), &uncut);
+    Compilation c{std::move(roots), e.inputs, options_for(backend_name)};
+    c.options.donated = e.donated;
+    haliax::run(c, Stage::graph, Stage::graph);
+    report_loops(c.roots, c.uncut);
+    return c;
   }
   std::string backend_name() const { return options.backend.empty() ? default_backend() : options.backend; }
   std::shared_ptr<const Mesh> mesh() const {
@@ -220,33 +222,36 @@ struct JitCore::Impl {
     require_devices("named_jit", mesh);
   }
   // A program for each device: arguments and results are cut by the mappings.
-  void end_on(const Mesh& mesh, const Nodes& graph, const std::string& backend_name, bool simulated) {
+  void end_on(const Mesh& mesh, Compilation& c, const std::string& backend_name, bool simulated) {
     auto& e = *pending;
     auto t = now();
     std::vector<Sharding> in, out;
     for (auto k : e.leaf_of_input) in.push_back(e.signature.in[k]);
     if (!simulated) must_have_devices(mesh);
-    for (std::size_t k = 0; k < graph.size(); ++k) {
+    for (std::size_t k = 0; k < c.roots.size(); ++k) {
       Here here(options.at);
       auto* mapping = options.out ? options.out->of(std::size_t(e.part_of_result[k])) : usual(outer);
-      out.push_back(mapping ? sharding_for(graph[k]->axes, *mapping, mesh, e.name_of_result(k)) : Sharding());
+      out.push_back(mapping ? sharding_for(c.roots[k]->axes, *mapping, mesh, e.name_of_result(k)) : Sharding());
       e.placements.push_back(mapping ? std::make_shared<const Placement>(Placement{mesh, *mapping}) : nullptr);
     }
     auto& o = options;
-    MeshOptions how{.backend = backend_name,
-                    .donated = e.donated,
-                    .partition = {.regather = o.regather, .ring = o.ring, .strict = o.strict, .gradients = context().gradients},
-                    .simulated = simulated,
-                    .strict = o.strict};
-    e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(graph, e.inputs, in, out, mesh, how));
+    c.options.mesh = &mesh, c.options.in = std::move(in), c.options.out = std::move(out);
+    c.options.partition = {.regather = o.regather, .ring = o.ring, .strict = o.strict, .gradients = context().gradients};
+    e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(c, backend_name, simulated));
     for (auto& d : e.mesh->devices) e.note_captured(d);
     report.compile_s = now() - t;
     describe(report, *e.mesh, options.speed);
     add_tables(report, *e.mesh);
+    report_passes(c);
   }
-  void describe_alone(const program::Program& p) {   // on one device
-    describe(report, p, options.speed);
-    add_tables(report, p, pending->inputs);
+  void describe_alone(const Compilation& c) {   // on one device
+    describe(report, *c.program, options.speed);
+    add_tables(report, *c.program, pending->inputs);
+    report_passes(c);
+  }
+  void report_passes(const Compilation& c) {
+    report.passes = c.log;
+    if (options.passes) report.explain += "\n" + to_string(c.log);
   }
 
   std::string difference(const Walk& w, const std::vector<Sharding>& in) const {   // from the call before
@@ -357,20 +362,19 @@ JitCore::Entry* JitCore::end(const Leaves& results, const Parts& parts, std::sha
   auto& e = *m.pending;
   auto t = now();
   auto name = m.backend_name();
-  auto graph = m.graph_of(results, parts, name);
+  auto c = m.graph_of(results, parts, name);
   e.like = std::move(like);
-  m.report_loops(graph);
   if (auto mesh = m.mesh()) {
-    m.end_on(*mesh, graph, name, false);
+    m.end_on(*mesh, c, name, false);
     return m.finish();
   }
-  e.compiled = compile(graph, e.inputs, name, e.donated);
+  e.compiled = haliax::finish(c, name);
   e.note_captured(e.compiled);
   auto& p = *e.compiled.program;
   e.arena = memory(p.arena_bytes);
   e.arguments.resize(std::size_t(p.arguments)), e.outs.resize(std::size_t(p.results));
   m.report.compile_s = now() - t;
-  m.describe_alone(p);
+  m.describe_alone(c);
   m.report.not_donated.clear();
   for (std::size_t k = 0; k < e.inputs.size(); ++k)
     if (e.donated[k] && p.donated[k] < 0)
@@ -381,13 +385,12 @@ JitCore::Entry* JitCore::end(const Leaves& results, const Parts& parts, std::sha
 void JitCore::plan(const Leaves& results, const Parts& parts) {
   auto& m = *impl_;
   auto name = m.backend_name();
-  auto graph = m.graph_of(results, parts, name);
-  m.report_loops(graph);
+  auto c = m.graph_of(results, parts, name);
   if (auto mesh = m.mesh()) {
-    m.end_on(*mesh, graph, name, true);
+    m.end_on(*mesh, c, name, true);
   } else {
-    auto& e = *m.pending;
-    m.describe_alone(*compile(graph, e.inputs, name, e.donated, false).program);
+    haliax::finish(c, name, false);
+    m.describe_alone(c);
   }
   abandon();
 }

@@ -137,30 +137,27 @@ std::vector<BufferPtr> MeshProgram::run(const std::vector<BufferPtr>& arguments,
   return out;
 }
 
-MeshProgram compile_for_mesh(const Nodes& roots, const Nodes& inputs, const std::vector<Sharding>& in, const std::vector<Sharding>& out, const Mesh& mesh,
-                             const MeshOptions& options) {
+MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool simulated) {
+  auto& mesh = *c.options.mesh;
   MeshProgram m;
-  m.mesh = mesh, m.in = in, m.out = out, m.donated = options.donated;
-  m.donated.resize(inputs.size());
-  std::vector<PartitionInput> given;
-  for (std::size_t k = 0; k < inputs.size(); ++k) {
-    m.inputs.push_back({inputs[k]->axes, inputs[k]->dtype});
-    given.push_back({inputs[k], in[k]});
-  }
-  for (auto& n : roots) m.results.push_back({n->axes, n->dtype});
-  Partition part(roots, out, given, mesh, options.partition);
-  m.moves = part.moves(), m.sent_bytes = part.sent_bytes();
+  m.mesh = mesh, m.in = c.options.in, m.out = c.options.out, m.donated = c.options.donated;
+  for (auto& n : c.inputs) m.inputs.push_back({n->axes, n->dtype});
+  for (auto& n : c.roots) m.results.push_back({n->axes, n->dtype});
+  run(c, Stage::sharding, Stage::sharding);
+  m.moves = c.partition->moves(), m.sent_bytes = c.partition->sent_bytes();
   for (auto& move : m.moves) m.calls += move.turns;
-  if (options.strict) refuse_gathers(m.moves, mesh);
+  if (c.options.partition.strict) refuse_gathers(m.moves, mesh);
   std::int64_t most = -1;
-  for (int d = 0; d < (options.simulated ? 1 : mesh.devices()); ++d) {
-    auto local = part.on(d);
-    m.devices.push_back(compile(local.roots, local.inputs, options.backend, options.donated, !options.simulated));
+  std::vector<PassReport> of_fullest;
+  for (int d = 0; d < (simulated ? 1 : mesh.devices()); ++d) {
+    auto local = on_device(c, d);
+    m.devices.push_back(finish(local, backend, !simulated));
     auto& p = *m.devices.back().program;
     std::int64_t bytes = p.peak_bytes;
     for (int s : p.argument_slots) bytes += p.slots[std::size_t(s)].bytes;
-    if (bytes > most) most = bytes, m.fullest = std::size_t(d);
+    if (bytes > most) most = bytes, m.fullest = std::size_t(d), of_fullest = local.log;
   }
+  c.log.insert(c.log.end(), of_fullest.begin(), of_fullest.end());
   return m;
 }
 

@@ -1,7 +1,6 @@
 // A program for each device of a mesh, run by threads of this process.
 #pragma once
 #include "runtime/run.h"
-#include "transforms/partition.h"
 
 namespace haliax {
 
@@ -33,15 +32,8 @@ struct MeshProgram {
   std::vector<BufferPtr> run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given);
 };
 
-struct MeshOptions {
-  std::string backend;
-  std::vector<bool> donated = {};                // by input
-  PartitionOptions partition = {};
-  bool simulated = false;                        // planned, not run
-  bool strict = false;                           // raises for a gather that nobody asked for
-};
-// Arrays that the graph captured are whole on every device.
-MeshProgram compile_for_mesh(const Nodes& roots, const Nodes& inputs, const std::vector<Sharding>& in, const std::vector<Sharding>& out, const Mesh&,
-                             const MeshOptions&);
+// What follows the stage of the graph, for a mesh: options.mesh, in, out and partition say how. Arrays that the graph captured are whole on
+// every device. `simulated`: planned, not run. Raises for a gather that nobody asked for, if the options are strict.
+MeshProgram compile_for_mesh(Compilation&, const std::string& backend, bool simulated);
 
 }  // namespace haliax

@@ -33,15 +33,13 @@ void set_default_backend(const std::string& name) {
 }
 std::string default_backend() { return default_name(); }
 
-Compiled compile(const Nodes& roots, const Nodes& inputs, const std::string& name, const std::vector<bool>& donated, bool executable) {
-  auto& device = backend(name);
-  bool optional = name != "reference";
-  auto low = lower(roots, inputs, {.fuse = optional, .donated = donated}, &device);
-  Compiled c;
-  c.program = low.program;
-  c.captured.assign(low.arguments.begin() + std::ptrdiff_t(inputs.size()), low.arguments.end());
-  if (executable) c.executable = device.compile(c.program);
-  return c;
+CompileOptions options_for(const std::string& name) { return {.optional = name != "reference", .device = &backend(name)}; }
+
+Compiled finish(Compilation& c, const std::string& name, bool executable) {
+  run(c, Stage::device, Stage::program);
+  Compiled out{c.program, nullptr, c.captured};
+  if (executable) out.executable = backend(name).compile(out.program);
+  return out;
 }
 
 BufferPtr memory(std::int64_t bytes) {
@@ -54,7 +52,9 @@ void evaluate(const Nodes& wanted) {
   Nodes roots;
   for (auto& n : wanted) if (n && !n->value) roots.push_back(n);
   if (roots.empty()) return;
-  auto c = compile(optimise(roots, default_name() != "reference", &backend(default_name())), {}, default_name(), {});
+  Compilation passes{roots, {}, options_for(default_name())};
+  run(passes, Stage::graph, Stage::graph);
+  auto c = finish(passes, default_name());
   std::vector<void*> arguments, results;
   for (auto& n : c.captured) {
     if (!n->donated.empty()) fail("eval", n->donated);

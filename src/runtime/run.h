@@ -2,9 +2,7 @@
 #pragma once
 #include <string>
 
-#include "program/program.h"
-#include "transforms/lower.h"
-#include "transforms/optimise.h"
+#include "compile/pipeline.h"
 
 namespace haliax {
 
@@ -15,8 +13,9 @@ struct Compiled {
   std::unique_ptr<program::Executable> executable;
   Nodes captured;                                          // arrays of the graph, given after the inputs
 };
-// `executable` off: the program alone, planned for this backend.
-Compiled compile(const Nodes& roots, const Nodes& inputs, const std::string& backend_name, const std::vector<bool>& donated, bool executable = true);
+CompileOptions options_for(const std::string& backend_name);
+// The last stages, and what runs it. `executable` off: the Program alone, planned for this backend.
+Compiled finish(Compilation&, const std::string& backend_name, bool executable = true);
 
 void evaluate(const Nodes& roots);                         // gives each of them a value
 BufferPtr memory(std::int64_t bytes);                      // raises where there is not enough

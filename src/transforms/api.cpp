@@ -5,7 +5,7 @@
 #include "base/name.h"
 #include "haliax/transforms.h"
 #include "ops/prim.h"
-#include "transforms/gradients.h"
+#include "transforms/gradient_names.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {

@@ -2,6 +2,8 @@
 // comes out `leave`s it, and a cotangent enters where a value leaves. So the gradient is that of f, and forward and backward lie in one region
 // when it is cut into chunks, after differentiation. The result is that of f by construction: means divide by the full size, a draw in a chunk
 // is the slice of the full draw, and no metric depends on the chunk. An op that needs the whole axis is refused, by name.
+#include "transforms/chunked.h"
+
 #include "haliax/chunked.h"
 
 #include <algorithm>
@@ -9,14 +11,12 @@
 #include "base/name.h"
 #include "ops/named.h"
 #include "ops/prim.h"
-#include "transforms/chunk_plan.h"
-#include "transforms/optimise.h"
 
 namespace haliax {
-namespace {
 
-constexpr int kRegionDepth = 1 << 20;            // of the loops that regions become: below every traced one
-bool of_region(const Loop& l) { return l.index[0]->attr.ints[3] >= kRegionDepth; }
+using detail::LeafFunction;
+
+namespace {
 
 thread_local int calls_around = 0;               // of those that are being traced
 struct Call {
@@ -71,47 +71,36 @@ Nodes capturing(const Nodes& outs, const Attr& key) {
 
 }  // namespace
 
-Nodes cut_regions(const Nodes& roots, program::Device* device, int depth, std::vector<std::string>* uncut) {
-  struct Level {
-    program::Device* device;
-    std::vector<std::string>* uncut;
-    std::optional<ChunkKey> next(const Nodes& level, int depth) const {
-      const Node* first = nullptr;               // of the outermost calls, the first
-      auto place = [](const Node& n) { return std::pair(ChunkKey::of(n.attr).inside, n.id); };
-      for (auto& n : level) {
-        if (n->op != &prim::kEnter || ChunkKey::of(n->attr).depth != depth) continue;
-        if (!first || place(*n) < place(*first)) first = n.get();
-      }
-      return first ? std::optional(ChunkKey::of(first->attr)) : std::nullopt;
-    }
-    Nodes operator()(Nodes roots, const Node* index, int depth) const {
-      auto inside = [&](bool region, int inner_depth) {
-        return in_bodies(roots, index, [&](const Loop& l) { return of_region(l) == region; },
-                         [&](const Nodes& values, const Node* i) { return (*this)(values, i, inner_depth); });
-      };
-      for (;;) {
-        auto level = level_of(roots, index);
-        auto call = next(level, depth);
-        if (!call) break;
-        auto plan = plan_cuts(*call, roots, level, device);
-        if (uncut && plan.is_whole()) uncut->push_back(plan.line());
-        roots = apply(plan, roots, index);
-        roots = inside(true, depth);
-      }
-      return inside(false, depth + 1);
-    }
-  };
-  auto borders = level_of(roots, nullptr);
-  if (std::none_of(borders.begin(), borders.end(), [](auto& n) { return n->op == &prim::kEnter; })) return roots;
-  return Level{device, uncut}(roots, nullptr, depth);
+Attr ChunkKey::attr() const {
+  Attr a{.names = {axis}, .ints = {size, depth, memory, form, keep, inside, reverse, blocks, after}};
+  a.names.insert(a.names.end(), walked.begin(), walked.end());
+  a.ints.insert(a.ints.end(), chunks.begin(), chunks.end());
+  return a;
+}
+ChunkKey ChunkKey::of(const Attr& a) {
+  ChunkKey k;
+  k.axis = a.names[0], k.walked = {a.names.begin() + 1, a.names.end()};
+  k.size = a.ints[0], k.depth = int(a.ints[1]), k.memory = a.ints[2], k.form = int(a.ints[3]), k.keep = int(a.ints[4]);
+  k.inside = int(a.ints[5]), k.reverse = a.ints[6] != 0, k.blocks = int(a.ints[7]), k.after = int(a.ints[8]);
+  k.chunks = {a.ints.begin() + 9, a.ints.end()};
+  return k;
+}
+bool ChunkKey::same_call(const ChunkKey& o) const {
+  return depth == o.depth && inside == o.inside && after == o.after && memory == o.memory && form == o.form && keep == o.keep && reverse == o.reverse &&
+         walked == o.walked && chunks == o.chunks;
 }
 
-namespace detail {
+int blocks_of(Name axis, const Mapping* mapping) {
+  auto mesh = current_mesh();
+  int blocks = 1;
+  if (auto* to = mesh && mapping ? mapping->find(axis) : nullptr)
+    for (auto& a : *to) blocks *= mesh->size(a);
+  return blocks;
+}
+namespace {
 
-Leaves chunked_reduce(const AxisSelection& selection, const ChunkOptions& options, const Leaves& xs, LeafFunction f, SourceLocation at) {
-  Here here(at);
-  Scope tracing;
-  constexpr auto op = "chunked_reduce";
+constexpr auto op = "chunked_reduce";
+void check_options(const AxisSelection& selection, const ChunkOptions& options) {
   if (selection.all() || selection.items().empty()) fail(op, "name the axis to walk");
   if (options.chunk && *options.chunk <= 0) fail(op, "a chunk of " + std::to_string(*options.chunk) + " positions; it must be positive");
   if (options.memory < 0) fail(op, "a budget of " + std::to_string(options.memory) + " bytes; it must be positive");
@@ -121,12 +110,13 @@ Leaves chunked_reduce(const AxisSelection& selection, const ChunkOptions& option
   if (!options.chunks.empty() && options.chunks.size() != walked.size())
     fail(op, std::to_string(options.chunks.size()) + " chunks for " + std::to_string(walked.size()) + " walked axes");
   for (auto c : options.chunks) if (c <= 0) fail(op, "a chunk of " + std::to_string(c) + " positions; it must be positive");
-
+}
+// What the caller has said, and the size of each walked axis.
+ChunkKey key_of(const AxisSelection& selection, const ChunkOptions& options, const Leaves& xs, std::vector<std::int64_t>& sizes) {
   ChunkKey call;
   call.memory = options.memory, call.form = int(options.form), call.keep = int(options.keep), call.reverse = options.reverse;
   call.depth = context().loop_depth, call.inside = calls_around;
-  std::vector<std::int64_t> sizes;
-  for (auto& s : walked) {
+  for (auto& s : selection.items()) {
     std::int64_t size = -1;
     Axes seen;
     for (auto& x : xs) {
@@ -147,6 +137,16 @@ Leaves chunked_reduce(const AxisSelection& selection, const ChunkOptions& option
       inner *= std::max<std::int64_t>(1, sizes[i]);
     }
   }
+  return call;
+}
+
+}  // namespace
+
+TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& options, const Leaves& xs, detail::LeafFunction f) {
+  check_options(selection, options);
+  auto& walked = selection.items();
+  std::vector<std::int64_t> sizes;
+  auto call = key_of(selection, options, xs, sizes);
   std::vector<Attr> keys;
   Leaves arguments = xs;
   auto entered = [&] {
@@ -188,15 +188,10 @@ Leaves chunked_reduce(const AxisSelection& selection, const ChunkOptions& option
     for (auto& n : outs) n = prim::leave(n, *k);
     outs = capturing(outs, *k);
   }
-  auto roots = settled(outs, true);
-  auto level = level_of(roots, nullptr);
-  for (auto& k : keys) Region(k, roots, level).sweeps();   // a mistake is found here, where it is written, not when the graph is cut
-  if (!keys.empty()) check_budget(call, roots, level);
   Leaves out;
   std::size_t k = 0;
   for (auto& r : results) out.push_back(r ? NamedArray(outs[k++]) : r);
-  return out;
+  return {out, outs, call, keys};
 }
 
-}  // namespace detail
 }  // namespace haliax

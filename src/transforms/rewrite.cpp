@@ -5,19 +5,14 @@
 #include "ops/prim.h"
 
 namespace haliax {
-namespace {
-
-// Operands of a node in the wide sense: with those of a loop's bodies that can change under a substitution.
-void operands(const NodePtr& n, Nodes& out) {
+void add_reads(const NodePtr& n, Nodes& out) {
   for (auto& x : n->in) if (x) out.push_back(x);
   if (n->op != &kLoop) return;
   for (auto& r : loop_of(*n).results) {
-    for (auto& v : r.value) out.push_back(v);
+    out.insert(out.end(), r.value.begin(), r.value.end());
     if (r.carry) out.push_back(r.carry);
   }
 }
-
-}  // namespace
 
 Nodes everything(const Nodes& roots) {
   std::unordered_set<const Node*> seen;
@@ -27,7 +22,7 @@ Nodes everything(const Nodes& roots) {
     auto n = std::move(todo.back());
     todo.pop_back();
     if (!seen.insert(n.get()).second) continue;
-    operands(n, todo);
+    add_reads(n, todo);
     out.push_back(std::move(n));
   }
   std::sort(out.begin(), out.end(), [](auto& a, auto& b) { return a->id < b->id; });
@@ -42,6 +37,21 @@ std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roo
     if (n->op == &kLoop) for (auto& r : loop_of(*n).results) for (auto& v : r.value) ++users[v.get()];
   }
   return users;
+}
+
+Nodes level_of(const Nodes& roots, const Node* index) {
+  std::unordered_set<const Node*> seen;
+  Nodes todo(roots), out;
+  while (!todo.empty()) {
+    auto n = std::move(todo.back());
+    todo.pop_back();
+    bool border = n && (n->op == &prim::kEnter || n->op == &prim::kLeave);
+    if (!n || (index && !border && !n->varies_with(index)) || !seen.insert(n.get()).second) continue;
+    add_reads(n, todo);
+    out.push_back(std::move(n));
+  }
+  std::sort(out.begin(), out.end(), [](auto& a, auto& b) { return a->id < b->id; });
+  return out;
 }
 
 Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
@@ -59,7 +69,7 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
     auto n = std::move(todo.back());
     todo.pop_back();
     if (to.count(n.get()) || (inside && !n->varies_with(inside)) || !seen.insert(n.get()).second) continue;
-    operands(n, todo);
+    add_reads(n, todo);
     order.push_back(std::move(n));
   }
   std::sort(order.begin(), order.end(), [](auto& a, auto& b) { return a->id < b->id; });
@@ -103,10 +113,22 @@ std::unordered_set<const Node*> dependents(const Nodes& roots, const std::unorde
   Nodes in;
   for (auto& n : topological(roots)) {
     in.clear();
-    operands(n, in);   // of a loop the bodies too: what a loop inside another makes is no result that the other could wait for
+    add_reads(n, in);   // of a loop the bodies too: what a loop inside another makes is no result that the other could wait for
     if (goals.count(n.get()) || std::any_of(in.begin(), in.end(), [&](auto& x) { return out.count(x.get()) > 0; })) out.insert(n.get());
   }
   return out;
+}
+
+Nodes strip_wraps(const Nodes& roots, bool keep_borders) {
+  Rewrite to;
+  for (auto& n : everything(roots)) {   // inputs first: a wrap of a wrap
+    bool group = n->op == &kResult && n->in[0]->op == &kCustom;
+    bool border = n->op == &prim::kEnter || n->op == &prim::kLeave;
+    if (!group && (n->op->kind != Kind::wrap || n->op == &prim::kBarrier || n->op == &prim::kPin || n->op == &kCustom)) continue;
+    if (border && keep_borders) continue;
+    to[n.get()] = substitute(group ? n->in[0]->in[std::size_t(n->attr.ints[0])] : n->in[0], to);
+  }
+  return to.empty() ? roots : substitute(roots, to);
 }
 
 }  // namespace haliax

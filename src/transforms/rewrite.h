@@ -1,4 +1,4 @@
-// Graph to graph: substitution, dependence, gradients.
+// Graph to graph: walks, substitution, dependence, gradients.
 #pragma once
 #include <unordered_map>
 #include <unordered_set>
@@ -18,8 +18,16 @@ NodePtr substitute(const NodePtr& root, Rewrite& to);
 // far as those lie below the roots too.
 std::unordered_set<const Node*> dependents(const Nodes& roots, const std::unordered_set<const Node*>& goals);
 
+// What a node reads; of a loop also what its bodies make and carry.
+void add_reads(const NodePtr&, Nodes& out);
 // Everything below the roots, loop bodies included; the operands of a body's outside nodes too.
 Nodes everything(const Nodes& roots);
+// The nodes of one level: the top (no index), or what varies in a body and the borders that it reads, which a cotangent that is the same in
+// all turns enters by; inputs first, with the bodies of their loops.
+Nodes level_of(const Nodes& roots, const Node* index);
+// Tracers and custom gradients have done their work once a graph is traced: what is left is the value. Barriers and constraints stay; the
+// borders of regions stay if they are to be kept, until these are cut.
+Nodes strip_wraps(const Nodes& roots, bool keep_borders);
 // How many read each of these nodes: operands, results of loop bodies, roots.
 std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roots);
 

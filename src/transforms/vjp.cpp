@@ -3,7 +3,7 @@
 #include <map>
 
 #include "ops/prim.h"
-#include "transforms/gradients.h"
+#include "transforms/gradient_names.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {

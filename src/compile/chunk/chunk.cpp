@@ -1,0 +1,81 @@
+#include "compile/chunk/chunk.h"
+
+#include <algorithm>
+
+#include "ops/prim.h"
+
+namespace haliax {
+namespace {
+
+bool of_region(const Loop& l) { return l.index[0]->attr.ints[3] >= kRegionDepth; }
+
+}  // namespace
+
+// What a region of chunks sums is kept in f32. The gradient of an f32 parameter that is narrow only where it is multiplied is never narrow then.
+Nodes widen_gradients(const Nodes& roots) {
+  std::unordered_set<const Node*> inside;        // a region
+  auto all = everything(roots);
+  auto users = users_of(all, roots);
+  for (auto& n : all) {
+    bool in = n->op == &prim::kEnter;
+    for (auto& x : n->in) in |= x && x->op != &prim::kLeave && inside.count(x.get());
+    if (in) inside.insert(n.get());
+  }
+  auto narrower = [](DType a, DType b) { return is_float(a) && is_float(b) && bytes_of(a) < bytes_of(b); };
+  Rewrite to;
+  for (auto& n : all) {
+    if (n->op != &prim::kCast || !narrower(n->in[0]->dtype, n->dtype)) continue;
+    Nodes borders;
+    auto x = n->in[0];
+    for (; users[x.get()] == 1 && (x->op == &prim::kEnter || x->op == &prim::kLeave); x = x->in[0]) borders.push_back(x);
+    if (x->op != &prim::kContract || !x->origin.backward || users[x.get()] > 1 || !inside.count(x.get())) continue;
+    auto wide = make(*x->op, substitute(x->in, to), x->axes, n->dtype, x->attr);
+    for (auto b = borders.rbegin(); b != borders.rend(); ++b) wide = make(*(*b)->op, {wide}, (*b)->axes, n->dtype, (*b)->attr);
+    to[n.get()] = wide;
+  }
+  return to.empty() ? roots : substitute(roots, to);
+}
+
+Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, std::vector<std::string>* uncut) {
+  struct Level {
+    const Try& attempt;
+    std::vector<std::string>* uncut;
+    std::optional<ChunkKey> next(const Nodes& level, int depth) const {
+      const Node* first = nullptr;               // of the outermost calls, the first
+      auto place = [](const Node& n) { return std::pair(ChunkKey::of(n.attr).inside, n.id); };
+      for (auto& n : level) {
+        if (n->op != &prim::kEnter || ChunkKey::of(n->attr).depth != depth) continue;
+        if (!first || place(*n) < place(*first)) first = n.get();
+      }
+      return first ? std::optional(ChunkKey::of(first->attr)) : std::nullopt;
+    }
+    Nodes operator()(Nodes roots, const Node* index, int depth) const {
+      auto inside = [&](bool region, int inner_depth) {
+        return in_bodies(roots, index, [&](const Loop& l) { return of_region(l) == region; },
+                         [&](const Nodes& values, const Node* i) { return (*this)(values, i, inner_depth); });
+      };
+      for (;;) {
+        auto level = level_of(roots, index);
+        auto call = next(level, depth);
+        if (!call) break;
+        auto plan = plan_cuts(*call, roots, level, attempt);
+        if (uncut && plan.is_whole()) uncut->push_back(plan.line());
+        roots = apply(plan, roots, index);
+        roots = inside(true, depth);
+      }
+      return inside(false, depth + 1);
+    }
+  };
+  auto borders = level_of(roots, nullptr);
+  if (std::none_of(borders.begin(), borders.end(), [](auto& n) { return n->op == &prim::kEnter; })) return roots;
+  return Level{attempt, uncut}(roots, nullptr, depth);
+}
+
+void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& borders, const Try& attempt) {
+  auto roots = strip_wraps(outs, true);
+  auto level = level_of(roots, nullptr);
+  for (auto& b : borders) Region(b, roots, level).sweeps();
+  if (!borders.empty()) check_budget(call, roots, level, attempt);
+}
+
+}  // namespace haliax

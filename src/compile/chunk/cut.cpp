@@ -1,0 +1,86 @@
+#include "compile/chunk/cut.h"
+
+#include <algorithm>
+
+#include "ops/prim.h"
+
+namespace haliax {
+
+bool CutPlan::is_whole() const {
+  return std::all_of(cuts.begin(), cuts.end(), [](auto& c) { return c.second >= c.first.size; });
+}
+std::string CutPlan::line() const {
+  std::string axes;
+  for (auto& a : call.walked) axes += (axes.empty() ? "" : ", ") + std::string(a.text());
+  return "whole over " + axes + ": " + how.why;
+}
+
+
+Regions::Regions(const ChunkKey& call, const Nodes& roots, const Nodes& level) {
+  for (auto& n : level) {
+    if (n->op != &prim::kEnter) continue;
+    auto k = ChunkKey::of(n->attr);
+    if (k.same_call(call) && std::none_of(keys.begin(), keys.end(), [&](auto& other) { return other.axis == k.axis; })) keys.push_back(k);
+  }
+  auto place = [&](auto& k) { return std::find(call.walked.begin(), call.walked.end(), k.axis); };
+  std::stable_sort(keys.begin(), keys.end(), [&](auto& a, auto& b) { return place(a) < place(b); });
+  for (auto& k : keys) of.emplace_back(k.attr(), roots, level);
+}
+bool Regions::contain(const NodePtr& n) const {
+  return std::any_of(of.begin(), of.end(), [&](auto& r) { return r.contains(n); });
+}
+
+// The roots with borders along one more axis around the same regions.
+Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index, const Regions& regions, const ChunkKey& tile) {
+  auto key = tile.attr();
+  Rewrite in, out;                               // what nodes inside, and those outside, see of a node inside
+  for (auto& n : level) {
+    if (!regions.contain(n)) continue;
+    Nodes operands;
+    bool enters = n->op == &prim::kEnter;        // the new border comes after the old one
+    for (auto& x : n->in) {
+      if (!x) operands.push_back(x);
+      else if (regions.contain(x)) operands.push_back(in.count(x.get()) ? in.at(x.get()) : x);
+      else if (auto y = substitute({x}, out, index)[0]; enters || is_free(y)) operands.push_back(y);
+      else operands.push_back(prim::enter(y, key));
+    }
+    auto& origin = context().origin;
+    auto was = origin;
+    origin = n->origin;
+    auto made = operands == n->in ? n : make(*n->op, operands, n->axes, n->dtype, n->attr);
+    in[n.get()] = enters ? prim::enter(made, key) : made;
+    out[n.get()] = prim::leave(made, key);
+    origin = was;
+  }
+  return substitute(roots, out, index);
+}
+namespace {
+Nodes without_borders(const Nodes& roots, const ChunkKey& call, const Node* index) {
+  Rewrite to;
+  for (auto& n : level_of(roots, index)) {
+    bool border = (n->op == &prim::kEnter || n->op == &prim::kLeave) && ChunkKey::of(n->attr).same_call(call);
+    if (border) to[n.get()] = substitute({n->in[0]}, to, index)[0];
+  }
+  return to.empty() ? roots : substitute(roots, to, index);
+}
+Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::size_t from) {
+  while (from < plan.cuts.size() && plan.cuts[from].second >= plan.cuts[from].first.size) ++from;
+  if (from == plan.cuts.size()) return roots;
+  auto& [key, chunk] = plan.cuts[from];
+  Region region(key.attr(), roots, level_of(roots, index), index);
+  if (region.empty()) return cut_from(plan, roots, index, from + 1);
+  auto how = plan.how;
+  how.chunk = chunk;
+  auto out = region.cut(how);
+  return in_bodies(out, index, [&](const Loop& l) { return l.index == region.index(); },
+                   [&](const Nodes& values, const Node* inner) { return cut_from(plan, values, inner, from + 1); });
+}
+}  // namespace
+
+Nodes apply(const CutPlan& plan, const Nodes& roots, const Node* index) {
+  auto level = level_of(roots, index);
+  auto in = plan.tile ? bordered(roots, level, index, Regions(plan.call, roots, level), *plan.tile) : roots;
+  return without_borders(cut_from(plan, in, index, 0), plan.call, index);
+}
+
+}  // namespace haliax

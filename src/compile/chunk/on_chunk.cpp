@@ -1,0 +1,216 @@
+// A region on one chunk, and the loops over all chunks.
+#include <algorithm>
+
+#include "ops/prim.h"
+#include "compile/chunk/region.h"
+
+namespace haliax {
+namespace {
+
+Axes resized(Axes axes, Name a, std::int64_t whole, std::int64_t size) {
+  for (auto& x : axes) if (x.name == a && x.size == whole) x.size = size;
+  return axes;
+}
+struct MadeAt {   // new nodes say that they come from where the old one was made
+  Origin before;
+  explicit MadeAt(const Node& n) : before(context().origin) { context().origin = n.origin; }
+  ~MadeAt() { context().origin = before; }
+};
+
+}  // namespace
+
+NodePtr widened(const NodePtr& n) {
+  if (!is_float(n->dtype) || bytes_of(n->dtype) >= 4) return n;
+  auto d = DType::f32;
+  if (n->op == &prim::kContract) return make(*n->op, n->in, n->axes, d, n->attr);
+  if (n->op == &prim::kSum) return make(*n->op, {prim::cast(n->in[0], d)}, n->axes, d, n->attr);
+  return prim::cast(n, d);
+}
+
+// The part of x that belongs to a turn: made on the chunk, or a slice of what lies outside.
+NodePtr Region::part(const NodePtr& x, Name a, std::size_t b) {
+  if (auto known = parts_.find(x.get()); known != parts_.end()) return known->second[b];
+  if (enters(*x)) return part(x->in[0], axis_.name, b);
+  if (!has_axis(*x, a)) return x;
+  auto& made = outer_[{x.get(), a.data()}];
+  if (made.empty()) {
+    for (std::size_t k = 0; k < index_.size(); ++k) {
+      auto size = prim::index_chunk(*index_[k]);
+      if (x->op == &prim::kIota) made.push_back(prim::add(prim::iota(Axis(a, size), x->dtype), prim::cast(index_[k], x->dtype)));
+      else if (grows(x, a)) made.push_back(made_on_chunk(x, a, k));
+      else made.push_back(prim::slice(x, a, 0, size, 1, false, index_[k]));
+    }
+  }
+  return made[b];
+}
+
+bool Region::grows(const NodePtr& x, Name a) const {
+  std::unordered_set<const Node*> seen;
+  std::vector<std::pair<NodePtr, Name>> todo{{x, a}};
+  std::int64_t bytes = 0;
+  while (!todo.empty()) {
+    auto [n, name] = todo.back();
+    todo.pop_back();
+    if (!has_axis(*n, name) || prim::is_number(n) || n->op == &prim::kIota || !seen.insert(n.get()).second) continue;
+    bool places = picks(*n, name) && n->op == &prim::kScatter && prim::is_number(n->in[0]);
+    bool pointwise = !n->value && (n->op->kind == Kind::map || n->op == &prim::kFit || n->op == &prim::kRename || places);
+    if (!pointwise) {
+      bytes += n->bytes();
+      if (bytes >= x->bytes()) return false;
+      continue;
+    }
+    if (n->op == &prim::kRename)
+      for (std::size_t i = 0, half = n->attr.names.size() / 2; i < half; ++i) if (n->attr.names[half + i] == name) { name = n->attr.names[i]; break; }
+    for (auto& i : n->in) todo.push_back({i, name});
+  }
+  return seen.count(x.get()) > 0 && x->op->kind != Kind::leaf;
+}
+
+// Indices from the start of the axis, counted from that of the chunk; what lies outside becomes an index outside.
+NodePtr Region::relative(const NodePtr& ids, std::size_t b) {
+  auto number = [&](std::int64_t v) { return prim::integer(v, ids->dtype); };
+  auto start = prim::cast(index_[b], ids->dtype), size = number(prim::index_chunk(*index_[b]));
+  auto shifted = prim::sub(ids, start);
+  auto inside_chunk = prim::map(prim::kBitAnd, {prim::less_equal(number(0), shifted), prim::less(shifted, size)}, DType::boolean);
+  return prim::select(inside_chunk, shifted, size);
+}
+NodePtr Region::picked_on_chunk(const NodePtr& n, Name a, std::size_t b) {
+  auto ids = prim::signed_ids(part(n->in.back(), a, b), axis_.size);
+  bool gathers = n->op == &prim::kGather;
+  if (gathers && program::Outside(n->attr.ints[0]) == program::Outside::clamp)
+    ids = prim::max(prim::min(ids, prim::integer(axis_.size - 1, ids->dtype)), prim::integer(0, ids->dtype));
+  ids = relative(ids, b);
+  auto axes = resized(n->axes, a, axis_.size, prim::index_chunk(*index_[b]));
+  if (gathers) return prim::gather(part(n->in[0], a, b), {{a, ids}}, n->axes, program::Outside::zero);
+  auto base = prim::is_number(n->in[0]) ? prim::fit(n->in[0]->op == &prim::kFit ? n->in[0]->in[0] : n->in[0], axes) : part(n->in[0], a, b);
+  return prim::scatter(base, part(n->in[1], a, b), {{a, ids}}, program::Update(n->attr.ints[0]), false);
+}
+
+// n on chunks of its operands. `a`: what the axis is called where n reads it.
+NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
+  MadeAt here(*n);
+  if (enters(*n) || leaves(*n) || n->op == &prim::kBarrier) return part(n->in[0], a, b);
+  if (n->op == &kLoop) return loop_on_chunk(n, b);
+  if (n->op == &kResult) return loop_result(part(n->in[0], a, b), std::size_t(n->attr.ints[0]));
+  auto size = prim::index_chunk(*index_[b]);
+  if (n->op == &prim::kCarry) return prim::carry(n->in[0], resized(n->axes, a, axis_.size, size), n->dtype);
+  if (picks(*n, a)) return picked_on_chunk(n, a, b);
+  Name inner = a;
+  if (n->op == &prim::kRename)
+    for (std::size_t i = 0, half = n->attr.names.size() / 2; i < half; ++i) if (n->attr.names[half + i] == a) { inner = n->attr.names[i]; break; }
+  Nodes in;
+  for (auto& x : n->in) in.push_back(x ? part(x, inner, b) : x);
+  auto axes = resized(n->axes, a, axis_.size, size);
+  if (n->op == &prim::kFit) return prim::fit(in[0], axes);
+  if (n->op == &prim::kScatter && !walks(n)) in[0] = prim::zeros_like(in[0]);   // the base is the start of the fold
+  return make(*n->op, in, axes, n->dtype, n->attr);
+}
+NodePtr Region::loop_on_chunk(const NodePtr& n, std::size_t b) {
+  if (goes_along(*n)) return steps_on_chunk(n, b);
+  Loop l = loop_of(*n);
+  auto a = name_in(*n);
+  for (auto& r : l.results) {
+    for (auto& v : r.value) v = part(v, a, b);
+    if (r.start) r.start = part(r.start, a, b);
+    if (r.carry) r.carry = part(r.carry, a, b);
+  }
+  return make_loop(std::move(l));
+}
+
+LoopResult Region::folded(const NodePtr& n) {
+  LoopResult r{Fold::fold, Monoid::sum, {}, {}, {}};
+  folds_by(*n, r.monoid);
+  for (std::size_t b = 0; b < index_.size(); ++b) {
+    auto v = made_on_chunk(n, name_in(*n), b);
+    r.value.push_back(r.monoid == Monoid::sum ? widened(v) : v);
+  }
+  if (r.monoid == Monoid::prod) {
+    r.fold = Fold::carry, r.start = prim::filled(1, n->dtype, n->axes), r.carry = prim::carry(index_[0], n->axes, n->dtype);
+    for (auto& v : r.value) v = prim::map(prim::kMul, {r.carry, v}, n->dtype, &n->axes);
+  }
+  if (n->op == &kResult && goes_along(*n)) r.start = loop_of(*n).results[std::size_t(n->attr.ints[0])].start;
+  if (n->op == &prim::kScatter && !prim::is_number(n->in[0], 0)) r.start = prim::cast(n->in[0], r.value[0]->dtype);
+  return r;
+}
+// The value of a fold, from the result of its loop, given what is known so far.
+NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Rewrite known) {
+  auto v = prim::cast(result, n->dtype);
+  if (n->op != &prim::kGather || program::Outside(n->attr.ints[0]) != program::Outside::fill) return v;
+  auto ids = prim::signed_ids(substitute(Nodes{n->in.back()}, known, around_)[0], axis_.size);   // outside of the axis there is nothing to pick
+  auto number = [&](std::int64_t i) { return prim::integer(i, ids->dtype); };
+  auto there = prim::map(prim::kBitAnd, {prim::less_equal(number(0), ids), prim::less(ids, number(axis_.size))}, DType::boolean);
+  auto none = prim::picked_outside(n->dtype);
+  return prim::map(prim::kSelect, {there, v, none}, n->dtype, &n->axes);
+}
+
+Nodes Region::cut(const RegionCut& how) {
+  reverse_ = how.reverse;
+  int count = sweeps(how.apart);
+  keep_for_later(how.keep);
+  index_ = {prim::index(axis_, 0, how.chunk, kRegionDepth)};
+  if (auto left = axis_.size % how.chunk) index_.push_back(prim::index(axis_, axis_.size - left, left, kRegionDepth));
+  for (auto& n : level_) {
+    if (!contains(n) || !on_chunk(n)) continue;
+    Nodes made;
+    for (std::size_t b = 0; b < index_.size(); ++b) made.push_back(made_on_chunk(n, name_in(*n), b));
+    parts_[n.get()] = std::move(made);
+  }
+  Rewrite finals;                                          // a fold, or what is stacked, or the part of it -> what is known of it afterwards
+  for (auto& n : level_)                                   // what lies outside need not wait for what lies inside
+    if (n->op == &prim::kBarrier && !contains(n) && contains(n->in[1])) finals[n.get()] = n->in[0];
+  for (int s = 0; s < count; ++s) {
+    Loop l;
+    l.axis = axis_, l.index = index_, l.save = Save::nothing, l.reverse = goes_back(s);
+    l.apart = s > 0 && how.apart;
+    l.form = how.form, l.why = how.why;
+    Nodes of;
+    std::unordered_set<const Node*> done;
+    auto add = [&](LoopResult r, const NodePtr& n) { l.results.push_back(std::move(r)), of.push_back(n); };
+    for (auto& n : steps_[s]) stream_steps(l, of, n);
+    for (auto& n : folds_[s]) {
+      if (n->op == &kResult && goes_along(*n) && loop_of(*n).results[std::size_t(n->attr.ints[0])].carry) continue;
+      if (auto with = streams_.find(n.get()); with != streams_.end()) {
+        stream(l, of, n);
+        for (auto& x : with->second) done.insert(x.get());
+      } else if (finds_position(*n)) {
+        is_first(*n) ? stream_first(l, of, n) : stream_extreme(l, of, n);
+        for (auto& x : picked_[n.get()]) done.insert(x.get());
+      } else if (!done.count(n.get())) {
+        add(folded(n), n);
+      }
+    }
+    for (auto& n : stacks_[s]) {
+      LoopResult r{Fold::stack, Monoid::sum, parts_.at(n.get()), {}, {}};
+      auto a = along_.at(n.get());
+      for (auto& v : r.value) v = prim::rename(v, {a}, {axis_.name});
+      add(std::move(r), n);
+    }
+    if (l.results.empty()) continue;
+    Rewrite known = finals;
+    for (auto& r : l.results) {
+      r.value = substitute(r.value, known, around_);       // what earlier loops have finished
+      if (r.start) r.start = substitute({r.start}, known, around_)[0];
+    }
+    auto loop = make_loop(std::move(l));
+    for (std::size_t k = 0; k < of.size(); ++k) {
+      auto& n = of[k];
+      if (!n) continue;
+      auto result = loop_result(loop, k);
+      if (!on_chunk(n)) {
+        auto v = result;
+        for (auto& x : result->axes) if (!find(*n, x.name)) v = prim::rename(result, {x.name}, {n->attr.names[0]});   // the first k
+        finals[n.get()] = finished(n, prim::fit(v, n->axes), finals);
+        continue;
+      }
+      auto a = along_.at(n.get());
+      finals[n.get()] = prim::fit(prim::rename(result, {axis_.name}, {a}), n->axes);
+      for (std::size_t b = 0; b < index_.size(); ++b) {    // a later sweep reads it, and does not make it again
+        auto& p = parts_.at(n.get())[b];
+        if (p->op != &prim::kSlice) finals[p.get()] = prim::rename(prim::slice_at(result, index_[b], false), {axis_.name}, {a});
+      }
+    }
+  }
+  return substitute(roots_, finals, around_);
+}
+
+}  // namespace haliax

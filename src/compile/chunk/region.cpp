@@ -1,0 +1,409 @@
+// What lies inside a region, and in which sweep it is made.
+#include "compile/chunk/region.h"
+
+#include <algorithm>
+
+#include "ops/prim.h"
+
+namespace haliax {
+namespace {
+
+bool has_name(const Names& names, Name n) { return std::find(names.begin(), names.end(), n) != names.end(); }
+// Point by point along the axis, and no contraction: made again in a loop at no cost.
+bool bridges(const Node& n) { return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op == &prim::kFit || (n.op->kind == Kind::wrap && n.op != &kCustom); }
+// The value of a barrier is made with the chunk, whatever it waits for.
+Nodes needed_by(const NodePtr& n) {
+  if (n->op == &prim::kBarrier) return {n->in[0]};
+  Nodes out;
+  add_reads(n, out);
+  return out;
+}
+// The first k positions of an order.
+bool is_first_of(const Node& n) {
+  auto& a = n.attr;
+  return n.op == &prim::kSlice && n.in.size() == 1 && n.in[0]->op == &prim::kArgsort && a.names == n.in[0]->attr.names && a.ints[0] == 0 &&
+         a.ints[1] <= 64 && a.ints[2] == 1 && a.ints[3] == 0;
+}
+const NodePtr& stripped(const NodePtr& n) {   // without what changes neither values nor the greatest of them
+  const NodePtr* x = &n;
+  while ((*x)->op == &prim::kStop || (*x)->op == &prim::kFit || ((*x)->op->kind == Kind::wrap && (*x)->op != &kCustom)) x = &(*x)->in[0];
+  return *x;
+}
+
+}  // namespace
+
+bool Region::enters(const Node& n) const { return n.op == &prim::kEnter && n.attr == key_; }
+bool Region::leaves(const Node& n) const { return n.op == &prim::kLeave && n.attr == key_; }
+bool Region::has_axis(const Node& n, Name a) const {
+  auto* mine = find(n, a);
+  return mine && mine->size == axis_.size;
+}
+
+Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const Node* around)
+    : key_(key), around_(around), roots_(roots), level_(level) {
+  const Node* border = nullptr;
+  for (auto& n : level) {
+    if (enters(*n)) border = n.get();
+    if (n->op != &kLoop) continue;
+    auto& l = loop_of(*n);
+    for (auto& i : l.index) inner_.insert(i.get());
+    for (std::size_t k = 0; k < l.results.size(); ++k) if (l.results[k].carry) owner_[l.results[k].carry.get()] = {n, k};
+  }
+  if (!border) return;
+  axis_ = *find(*border, key.names[0]);
+  for (auto& n : level_) if (n->op == &prim::kArgsort) first_only_.insert(n.get());
+  for (auto& n : level_)
+    for (auto& x : n->in) if (x && !is_first_of(*n)) first_only_.erase(x.get());
+  for (auto& r : roots_) first_only_.erase(r.get());
+  find_bridges();
+  for (auto known = stepping_.size() + 1; known != stepping_.size();) {   // again, for what turns out to lie in a loop along the axis
+    known = stepping_.size();
+    inside_.clear(), along_.clear(), partial_.clear(), orders_.clear();
+    for (bool more = true; more;) {   // again only for carries, which are older than what they become
+      more = false;
+      for (auto& n : level_) more |= learn(n) && !owner_.empty();
+    }
+  }
+  leave_to_the_outside();
+}
+
+void Region::refuse(const Node& n, const std::string& why) const {
+  fail_at(n.origin, "chunked_reduce", std::string(n.op->name) + " " + why + " over the walked axis " + to_string(axis_));
+}
+
+// Between a leave and an enter: a token's cotangent may be computed from its own loss.
+void Region::find_bridges() {
+  std::unordered_set<const Node*> from_leave, to_enter;
+  auto may = [&](const NodePtr& n) { return bridges(*n) && has_axis(*n, axis_.name) && !enters(*n) && !leaves(*n); };
+  for (auto& n : level_) {
+    bool after = std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return x && from_leave.count(x.get()); });
+    if (leaves(*n) || (after && may(n))) from_leave.insert(n.get());
+  }
+  for (auto i = level_.rbegin(); i != level_.rend(); ++i)
+    if (enters(**i) || (to_enter.count(i->get()) && may(*i)))
+      for (auto& x : (*i)->in) if (x && has_axis(*x, axis_.name)) to_enter.insert(x.get());
+  for (auto* n : from_leave) if (to_enter.count(n)) bridge_.insert(n);
+}
+
+bool Region::is_out(const NodePtr& x, const Node& reader) const {
+  return (leaves(*x) || bridge_.count(x.get())) && !bridge_.count(&reader) && !enters(reader);
+}
+// Is n inside, and what is the axis called there? True if something new was found out.
+bool Region::learn(const NodePtr& n) {
+  if (inside_.count(n.get()) || in_step(*n)) return false;
+  Names names;
+  bool partial = false;
+  auto from = [&](const NodePtr& x) {
+    if (!x) return;
+    partial |= partial_.count(x.get()) > 0;
+    Name name;
+    if (enters(*x)) name = axis_.name;
+    else if (auto i = along_.find(x.get()); i != along_.end() && !is_out(x, *n)) name = i->second;
+    if (name && !has_name(names, name)) names.push_back(name);
+  };
+  if (enters(*n)) names = {axis_.name};
+  else if (n->op == &prim::kCarry) {
+    auto of = owner_.find(n.get());
+    if (of == owner_.end()) return false;   // of a loop around
+    auto& r = loop_of(*of->second.first).results[of->second.second];
+    for (auto& v : r.value) from(v);
+    from(r.start);
+    std::erase_if(names, [&](Name a) { return !has_axis(*n, a); });
+    partial = false;
+  } else if (n->op == &kResult && contains(n->in[0]) && goes_along(*n->in[0])) {
+    auto& l = loop_of(*n);
+    inside_.insert(n.get());
+    if (l.results[std::size_t(n->attr.ints[0])].fold == Fold::stack) along_[n.get()] = l.axis.name;
+    return true;
+  } else if (n->op == &kResult && n->in[0]->op == &kLoop) {
+    from(loop_of(*n).results[std::size_t(n->attr.ints[0])].value[0]);
+  } else {
+    for (auto& x : needed_by(n)) from(x);
+  }
+  bool first = is_first(*n);
+  if (names.empty() && !partial && !first) return false;
+  if (n->op == &prim::kSlice && n->in.size() > 1 && inner_.count(n->in[1].get()) && n->attr.names == names && n->attr.ints[3]) {
+    stepping_.insert(n->in[1].get());
+    return false;
+  }
+  inside_.insert(n.get());
+  if (first_only_.count(n.get()) && has_name(names, n->attr.names[0])) {
+    orders_.insert(n.get());
+    return true;
+  }
+  if (first) return true;
+  if (n->op == &kLoop) return true;
+  if (n->op == &prim::kRename) {
+    auto half = n->attr.names.size() / 2;
+    for (auto& a : names)
+      for (std::size_t i = 0; i < half; ++i) if (n->attr.names[i] == a) { a = n->attr.names[half + i]; break; }
+  }
+  std::erase_if(names, [&](Name a) { return !has_axis(*n, a); });
+  if (names.size() > 1)
+    refuse(*n, "pairs positions (" + std::string(names[0].text()) + " with " + std::string(names[1].text()) + "); rename outside of f what f shall see whole");
+  if (!names.empty()) along_[n.get()] = names[0];
+  else if (in_body(*n) || (partial && !(n->op == &kResult && n->in[0]->op == &kLoop))) partial_.insert(n.get());
+  return true;
+}
+bool Region::in_step(const Node& n) const {
+  return std::any_of(n.free.begin(), n.free.end(), [&](auto* i) { return stepping_.count(i) > 0; });
+}
+bool Region::in_body(const Node& n) const {
+  return std::any_of(n.free.begin(), n.free.end(), [&](auto* i) { return inner_.count(i) > 0; });
+}
+
+// A fold of nothing but arguments, point by point (how many tokens count, say), that something inside waits for: on the whole arrays it costs
+// a pass, and inside it would cost a sweep.
+void Region::leave_to_the_outside() {
+  std::unordered_map<const Node*, std::int64_t> widest;   // of what is made of arguments alone, point by point: the largest argument
+  std::unordered_set<const Node*> awaited;
+  for (auto i = level_.rbegin(); i != level_.rend(); ++i) {
+    bool wanted = (contains(*i) && !leaves(**i)) || awaited.count(i->get());
+    if (wanted) for (auto& x : (*i)->in) if (x) awaited.insert(x.get());
+  }
+  Nodes out;
+  for (auto& n : level_) {
+    if (!contains(n)) continue;
+    bool border = enters(*n), fold = n->op->kind == Kind::reduce && !walks(n) && !in_body(*n);
+    if (!border && !fold && n->op->kind != Kind::map && n->op != &prim::kFit) continue;
+    std::int64_t most = border ? n->bytes() : 0;
+    bool plain = true;
+    if (!border)
+      for (auto& x : n->in) {
+        if (!contains(x)) continue;
+        auto w = widest.find(x.get());
+        plain &= w != widest.end();
+        if (plain) most = std::max(most, w->second);
+      }
+    if (!plain || n->bytes() > most) continue;
+    if (!fold) widest[n.get()] = most;
+    else if (awaited.count(n.get())) out.push_back(n);
+  }
+  for (auto& n : out) inside_.erase(n.get());
+}
+
+Name Region::name_in(const Node& n) const {
+  if (auto i = along_.find(&n); i != along_.end()) return i->second;
+  for (auto& x : n.in) if (x && walks(x)) return enters(*x) ? axis_.name : along_.at(x.get());
+  return axis_.name;
+}
+bool Region::is_first(const Node& n) const { return is_first_of(n) && orders_.count(n.in[0].get()); }
+bool Region::finds_position(const Node& n) const {
+  return ((n.op == &prim::kArgmax || n.op == &prim::kArgmin) && n.attr.names.size() == 1) || is_first(n);
+}
+// Does it pick (or place) by index along the axis? Then a chunk holds what falls into it.
+bool Region::picks(const Node& n, Name a) const { return (n.op == &prim::kGather || n.op == &prim::kScatter) && n.attr.names == Names{a}; }
+
+bool Region::folds_by(const Node& n, Monoid& m) const {
+  m = Monoid::sum;
+  if (n.op == &prim::kSum || n.op == &prim::kContract || n.op == &prim::kGather) return true;
+  if (n.op == &prim::kScatter) return n.attr.ints[0] == std::int64_t(program::Update::add);
+  if (n.op == &prim::kMax) m = Monoid::max;
+  else if (n.op == &prim::kMin) m = Monoid::min;
+  else if (n.op == &prim::kProd) m = Monoid::prod;
+  else if (n.op == &kResult && n.in[0]->op == &kLoop) {
+    auto& r = loop_of(n).results[std::size_t(n.attr.ints[0])];
+    return r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum) || goes_along(*n.in[0]);
+  } else return false;
+  return true;
+}
+
+void Region::check(const NodePtr& n) const {
+  auto a = name_in(*n);
+  auto& op = *n->op;
+  if (&op == &kCustom) refuse(*n, "cannot be cut into chunks");
+  if (is_first(*n)) return;
+  if (&op == &kLoop) {
+    if (loop_of(*n).axis.name == a) check_steps(*n, a);
+    return;
+  }
+  if (partial_.count(n.get())) {   // in the body of a loop: what is left to do must be linear, for chunks are added afterwards
+    bool sums = false;
+    Monoid m;
+    for (auto& x : n->in) sums |= x && walks(x);
+    bool fold = sums && folds_by(*n, m) && m == Monoid::sum;
+    bool moves = !sums && (op.linear == Linear::all || op.linear == Linear::moves);
+    for (auto& x : n->in) moves &= !x || partial_.count(x.get()) || !is_float(x->dtype) || x->op->kind == Kind::leaf;
+    if (!fold && !moves && n->op != &kResult) refuse(*n, "reads a total, in a loop,");
+  }
+  for (auto& x : n->in) {
+    bool total = x && partial_.count(x.get()) && !partial_.count(n.get()) && n->op != &kResult;
+    if (total) refuse(*n, "reads a total, in a loop,");
+  }
+  if (picks(*n, a)) {
+    auto& ids = n->in.back();
+    if (walks(ids) && walks(n->in[0])) refuse(*n, "needs all positions at once");
+    if (op.kind == Kind::step && n->op == &prim::kScatter && !walks(n)) refuse(*n, "needs all positions at once");
+    return;
+  }
+  if (&op == &prim::kSlice && n->in.size() > 1 && n->in[1]->op == &prim::kIndex && has_name(n->attr.names, a)) refuse(*n, "goes from position to position");
+  bool along = &op == &prim::kSlice || &op == &prim::kPlace || &op == &prim::kConcat || &op == &prim::kFlatten || &op == &prim::kUnflatten;
+  if (along && has_name(n->attr.names, a)) refuse(*n, "mixes positions");
+  for (std::size_t k = 0; k < n->in.size(); ++k)
+    if (n->in[k] && op.role && walks(n->in[k]) && op.role(*n, k, a) == Role::whole) refuse(*n, "needs all positions at once");
+}
+
+// A loop along the axis goes on from chunk to chunk, if at each position it reads that position alone.
+void Region::check_steps(const Node& n, Name a) const {
+  auto& l = loop_of(n);
+  auto* index = l.index[0].get();
+  auto whole = [&](const NodePtr& x) { return x && contains(x) && on_chunk(x) && !is_out(x, n); };
+  bool ok = goes_along(n) && l.drop && !in_body(n) && l.axis.size == axis_.size;
+  for (auto& r : l.results) ok &= !whole(r.start) && !whole(r.value[0]);
+  for (auto& m : level_) {
+    if (!m->varies_with(index)) continue;
+    bool own = m->op == &prim::kSlice && m->in.size() > 1 && m->in[1].get() == index && m->attr.names[0] == a;
+    for (auto& x : m->in) ok &= own || !whole(x);
+  }
+  if (!ok) refuse(n, "goes from position to position");
+}
+int Region::sweep_towards(bool reverse, int at) {
+  while (towards_.emplace(at, reverse).first->second != reverse) ++at;
+  return at;
+}
+bool Region::goes_back(int sweep) const {
+  auto i = towards_.find(sweep);
+  return i == towards_.end() ? reverse_ : i->second;
+}
+
+// The loop that makes x; or, of what is read whole, how many loops must be done before.
+int Region::stage_of(const NodePtr& x, bool chunk) const {
+  auto& known = chunk ? stage_ : ready_;
+  auto i = known.find(x.get());
+  return i == known.end() ? 0 : i->second;
+}
+// The loops that must be done before n is made.
+int Region::before(const NodePtr& n) const {
+  int at = 0;
+  for (auto& x : n->op == &kLoop && goes_along(*n) ? n->in : needed_by(n)) {
+    bool same = contains(x) && on_chunk(x) && contains(n) && !is_out(x, *n);
+    at = std::max(at, stage_of(x, same));
+  }
+  return at;
+}
+
+// exp(x - s), where s is the max of x over the axis, or 0 where that is not finite: linear in it is what may be made with the max so far, and
+// scaled when the max grows.
+Region::Streamed Region::streamed(const NodePtr& n) const {
+  auto at = [&](const NodePtr& x) {
+    auto i = streamed_.find(x.get());
+    return i == streamed_.end() ? Streamed{} : i->second;
+  };
+  auto stage = [&](const NodePtr& x) { return stage_of(x, contains(x) && on_chunk(x)); };
+  auto* op = n->op;
+  if (op == &prim::kExp && n->in[0]->op == &prim::kSub) {
+    auto x = n->in[0]->in[0], s = stripped(n->in[0]->in[1]);
+    if (s->op == &prim::kSelect && prim::is_number(s->in[2], 0)) s = stripped(s->in[1]);
+    bool shifted = s->op == &prim::kMax && contains(s) && !walks(s) && stripped(s->in[0]) == stripped(x);
+    return shifted ? Streamed{s.get(), stage(x)} : Streamed{};
+  }
+  Streamed out;
+  int others = 0;
+  bool many = op == &prim::kAdd || op == &prim::kSub || op == &prim::kSelect;
+  bool linear = many || op == &prim::kMul || op == &prim::kDiv || op == &prim::kNeg || op == &prim::kCast || op == &prim::kFit ||
+                op == &prim::kRename || op == &prim::kSum || op == &prim::kContract;
+  if (!linear) return {};
+  for (std::size_t k = 0; k < n->in.size(); ++k) {
+    auto s = at(n->in[k]);
+    bool factor = (op == &prim::kSelect && k == 0) || (op == &prim::kDiv && k == 1);
+    if (s.top && (factor || (out.top && (!many || out.top != s.top)))) return {};
+    if (!s.top && many && !factor && !prim::is_number(n->in[k], 0)) return {};
+    if (s.top) out = {s.top, std::max(out.before, s.before)};
+    else others = std::max(others, stage(n->in[k]));
+  }
+  if (!out.top || (op == &prim::kCast && !is_float(n->dtype))) return {};
+  out.before = std::max(out.before, others);
+  return out;
+}
+
+int Region::sweeps(bool apart) {
+  for (auto* m : {&folds_, &stacks_, &steps_}) m->clear();
+  towards_.clear(), stage_.clear(), ready_.clear(), streamed_.clear(), streams_.clear(), picked_.clear();
+  std::unordered_map<const Node*, int> fold_stage;
+  auto fold = [&](const NodePtr& n, int at) {
+    folds_[at].push_back(n);
+    fold_stage[n.get()] = at, ready_[n.get()] = at + 1;
+  };
+  int sweeps = 0;
+  for (auto& n : level_) {
+    int at = before(n);
+    if (!contains(n) || orders_.count(n.get())) { ready_[n.get()] = at; continue; }
+    if (apart && n->origin.backward) at = std::max(at, 1);
+    check(n);
+    if (n->op == &kLoop && goes_along(*n)) at = sweep_towards(loop_of(*n).reverse, at), steps_[at].push_back(n);
+    auto s = streamed(n);
+    if (on_chunk(n)) {
+      stage_[n.get()] = at, ready_[n.get()] = at + 1;
+      if (s.top) streamed_[n.get()] = s;
+      if (leaves(*n)) stacks_[at].push_back(n), sweeps = std::max(sweeps, at + 1);
+      continue;
+    }
+    Monoid m;
+    if (!finds_position(*n) && !folds_by(*n, m)) refuse(*n, "is no sum, product, max or min");
+    if (n->op == &prim::kGather) {   // what lies where a position is found comes with it
+      auto& ids = stripped(n->in.back());
+      auto found = fold_stage.find(ids.get());
+      if (found != fold_stage.end() && finds_position(*ids) && walks(n->in[0]) && stage_of(n->in[0], true) <= found->second) {
+        at = found->second;
+        picked_[ids.get()].push_back(n);
+      }
+    }
+    // A fold with the running max, if its rows are those of the max (so that they can be scaled) and nothing else makes it wait.
+    if (s.top && s.before < at) {
+      auto top = fold_stage.find(s.top);
+      bool rows = std::all_of(s.top->axes.begin(), s.top->axes.end(), [&](auto& a) { return find(*n, a.name); });
+      if (top != fold_stage.end() && top->second == s.before && rows && is_float(n->dtype)) {
+        at = s.before;
+        streams_[s.top].push_back(n);
+      }
+    }
+    fold(n, at);
+    sweeps = std::max(sweeps, at + 1);
+  }
+  for (auto& r : roots_)
+    if (contains(r) && walks(r) && !leaves(*r) && r->op != &prim::kEnter) {
+      auto& list = stacks_[stage_.at(r.get())];
+      if (std::find(list.begin(), list.end(), r) == list.end()) list.push_back(r);
+      sweeps = std::max(sweeps, stage_.at(r.get()) + 1);
+    }
+  return sweeps;
+}
+
+// What a later sweep reads is stacked, not made again, if it comes from a loop along the axis; and, if small values are kept, where it took
+// work and is small beside the largest value (a row's logsumexp).
+void Region::keep_for_later(bool small) {
+  auto most = largest_bytes();
+  std::map<std::pair<const Node*, int>, bool> seen;
+  std::vector<std::pair<NodePtr, int>> todo;
+  for (auto& n : level_) {
+    if (!contains(n)) continue;
+    auto i = stage_.find(n.get());
+    int at = i != stage_.end() ? i->second : ready_.at(n.get()) - 1;
+    for (auto& x : n->in) if (x && walks(x)) todo.push_back({x, at});
+  }
+  while (!todo.empty()) {
+    auto [n, at] = todo.back();
+    todo.pop_back();
+    auto i = stage_.find(n.get());
+    if (i == stage_.end() || i->second >= at || in_body(*n) || enters(*n) || !seen.emplace(std::pair{n.get(), at}, true).second) continue;
+    auto kind = n->op->kind;
+    bool copies = n->op == &prim::kGather && !walks(n->in[0]);   // of what is there anyway
+    bool work = kind == Kind::reduce || kind == Kind::contract || (kind == Kind::step && !copies) || kind == Kind::result;
+    bool stepped = n->op == &kResult && n->in[0]->op == &kLoop && goes_along(*n);
+    auto& list = stacks_[i->second];
+    if (!stepped && (!small || !work || n->bytes() * 8 > most)) for (auto& x : n->in) { if (x && walks(x)) todo.push_back({x, at}); }
+    else if (std::find(list.begin(), list.end(), n) == list.end()) list.push_back(n);
+  }
+}
+
+std::int64_t Region::largest_bytes() const {
+  std::unordered_set<const Node*> out;                     // results are there anyway
+  for (auto& n : level_) if (leaves(*n)) out.insert(n.get()), out.insert(n->in[0].get());
+  for (auto& r : roots_) out.insert(r.get());
+  std::int64_t most = 1;
+  for (auto& n : level_)
+    if (contains(n) && walks(n) && !enters(*n) && !out.count(n.get())) most = std::max(most, n->bytes());
+  return most;
+}
+
+}  // namespace haliax

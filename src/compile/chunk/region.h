@@ -1,0 +1,115 @@
+// The region of a chunked_reduce along one axis: what lies between the borders `enter` and `leave`, and how it is cut into the turns of
+// loops. What keeps the axis is made chunk by chunk; what folds it away becomes a result of a loop; what follows a fold stays outside, on
+// the final value. Loops come in sweeps: what needs a final value of one is in the next.
+#pragma once
+#include <map>
+#include <optional>
+
+#include "transforms/rewrite.h"
+
+namespace haliax {
+
+struct RegionCut {                                // how a region is cut
+  std::int64_t chunk = 1;                        // positions a turn
+  bool keep = true;                              // small values that a later sweep reads are kept, not made again
+  bool apart = false;                            // the backward makes its chunks again in a sweep of its own
+  bool reverse = false;                          // the last chunk first
+  std::string form = {}, why = {};               // for reports
+};
+
+constexpr int kRegionDepth = 1 << 20;            // in place of a depth, for the loops that regions become: below every traced one
+
+class Region {
+ public:
+  // `level`: the nodes among which the region lies, inputs first, the bodies of their loops included: all below the roots, or what varies
+  // with the index of the body that the roots are in.
+  Region(const Attr& key, const Nodes& roots, const Nodes& level, const Node* around = nullptr);
+  bool empty() const { return inside_.empty(); }
+  const Axis& axis() const { return axis_; }
+  bool contains(const NodePtr& n) const { return inside_.count(n.get()) > 0; }
+  bool walks(const NodePtr& n) const { return along_.count(n.get()) > 0 || enters(*n); }
+  // How many loops it takes, one after another. Raises for what cannot be cut, by name.
+  int sweeps(bool apart = false);
+  // Is x, which lies outside, point by point made of less than itself (a one-hot of ids, a mask or a random draw from positions)? Then it is
+  // made on each chunk, and never whole.
+  bool grows(const NodePtr& x) const { return grows(x, axis_.name); }
+  bool grows(const NodePtr& x, Name a) const;
+  Nodes cut(const RegionCut&);                         // the roots, with loops in place of the region
+  const Nodes& index() const { return index_; }  // of those loops: one for each body
+
+ private:
+  struct Streamed { const Node* top = nullptr; int before = 0; };   // of a node that is linear in exp(x - max x): made with the running max
+
+  bool enters(const Node&) const;
+  bool leaves(const Node&) const;
+  bool is_out(const NodePtr& x, const Node& reader) const;   // left already, where it is read: not what a chunk makes
+  bool has_axis(const Node& n, Name a) const;    // of the walked size: what top_k leaves has the name alone
+  [[noreturn]] void refuse(const Node&, const std::string& why) const;
+  // ---- region.cpp: what lies inside, and in which sweep ----
+  void find_bridges();
+  bool learn(const NodePtr&);
+  void leave_to_the_outside();
+  bool in_body(const Node&) const;
+  bool on_chunk(const NodePtr& x) const { return walks(x) || partial_.count(x.get()) || (x->op == &kLoop && contains(x)); }
+  Name name_in(const Node&) const;               // what the axis is called where this node reads it
+  void check(const NodePtr&) const;
+  bool folds_by(const Node&, Monoid&) const;
+  int stage_of(const NodePtr&, bool chunk) const;
+  int before(const NodePtr&) const;
+  Streamed streamed(const NodePtr&) const;
+  bool goes_along(const Node& loop) const { return stepping_.count(loop_of(loop).index[0].get()) > 0; }   // a loop over the walked axis
+  bool in_step(const Node&) const;               // made at one position, in the body of such a loop
+  void check_steps(const Node& loop, Name a) const;
+  int sweep_towards(bool reverse, int at);       // the first from `at` on that goes this way
+  bool goes_back(int sweep) const;
+  void keep_for_later(bool small);
+  std::int64_t largest_bytes() const;            // of the values inside
+  bool picks(const Node&, Name) const;
+  bool is_first(const Node&) const;              // the first k of an order along the axis
+  bool finds_position(const Node&) const;        // argmax, argmin, or those
+
+  // ---- region_cut.cpp ----
+  NodePtr part(const NodePtr&, Name, std::size_t body);
+  NodePtr made_on_chunk(const NodePtr&, Name, std::size_t body);
+  NodePtr loop_on_chunk(const NodePtr&, std::size_t body);
+  NodePtr relative(const NodePtr& ids, std::size_t body);
+  NodePtr picked_on_chunk(const NodePtr&, Name, std::size_t body);
+  LoopResult folded(const NodePtr&);
+  NodePtr finished(const NodePtr& fold, const NodePtr& result, Rewrite known);
+
+  // ---- region_stream.cpp: results that are carried from turn to turn ----
+  using Parts = std::unordered_map<const Node*, NodePtr>;
+  NodePtr steps_on_chunk(const NodePtr& loop, std::size_t body);
+  void stream_steps(Loop&, Nodes& of, const NodePtr& loop);
+  void stream(Loop&, Nodes& of, const NodePtr& top);
+  NodePtr streamed_part(const NodePtr&, const Node* top, std::size_t body, const NodePtr& shift, Parts& memo);
+  void stream_extreme(Loop&, Nodes& of, const NodePtr&);   // in the order of the loop
+  void stream_first(Loop&, Nodes& of, const NodePtr&);
+
+  Attr key_;
+  const Node* around_;
+  bool reverse_ = false;
+  Axis axis_;
+  Nodes roots_, level_, index_;
+  std::unordered_set<const Node*> inside_, bridge_;
+  std::unordered_map<const Node*, Name> along_;            // nodes that have the axis -> what it is called there (vmap renames it)
+  std::unordered_set<const Node*> partial_;                // sums over the axis in the body of a loop: of a chunk only
+  std::unordered_set<const Node*> inner_;                  // indices of the level's loops
+  std::unordered_set<const Node*> stepping_;               // those of them that go along the walked axis
+  std::unordered_map<const Node*, std::pair<NodePtr, std::size_t>> owner_;   // of a carry: its loop, which result
+  std::unordered_map<const Node*, int> stage_, ready_;     // of what is made on a chunk: its loop; of all: the loops that must be done before
+  std::map<int, Nodes> folds_, stacks_, steps_;            // steps_: the loops along the axis
+  std::map<int, bool> towards_;                            // sweeps whose direction those decide: reversed?
+  std::unordered_map<const Node*, Nodes> carried_;         // what such a loop carries from turn to turn
+  std::unordered_map<const Node*, Streamed> streamed_;
+  std::unordered_map<const Node*, Nodes> streams_;         // top -> the folds that are made with it
+  std::unordered_map<const Node*, Nodes> picked_;          // positions (argmax, top_k) -> what is picked there
+  std::unordered_set<const Node*> first_only_, orders_;    // argsorts of which only the first few are read; those along the axis
+  std::unordered_map<const Node*, Nodes> parts_;           // a node that is made on a chunk -> its part, for each body
+  std::map<std::pair<const Node*, const NameData*>, Nodes> outer_;   // a node outside, by what it calls the axis -> likewise
+};
+
+// Sums of narrow floats are kept in f32 from chunk to chunk, and cast once, at the end: the same value in f32.
+NodePtr widened(const NodePtr&);
+
+}  // namespace haliax

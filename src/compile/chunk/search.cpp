@@ -1,0 +1,338 @@
+#include "compile/chunk/search.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "haliax/chunked.h"
+#include "compile/chunk/cost.h"
+#include "haliax/error.h"
+#include "ops/prim.h"
+
+namespace haliax {
+namespace {
+
+// The regions by themselves: what they read become inputs, what others read of them are the roots.
+struct Alone {
+  Nodes roots, inputs;
+  std::int64_t outside = 0;                      // bytes of the values that what follows reads, beside gradients
+};
+std::int64_t padded(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions) {
+  std::unordered_set<const Node*> after, before, own, indices;   // below a region, above one; inside, or between sweeps
+  for (auto& n : level)
+    if (regions.contain(n) || std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return x && after.count(x.get()); })) after.insert(n.get());
+  for (auto i = level.rbegin(); i != level.rend(); ++i)
+    if (regions.contain(*i) || before.count(i->get()))
+      for (auto& x : (*i)->in) if (x) before.insert(x.get());
+  for (auto& n : level) {
+    if (!regions.contain(n) && !(after.count(n.get()) && before.count(n.get()))) continue;
+    own.insert(n.get());
+    if (n->op == &kLoop) for (auto& i : loop_of(*n).index) indices.insert(i.get());
+  }
+  for (auto& n : level)
+    if (std::any_of(n->free.begin(), n->free.end(), [&](auto* i) { return indices.count(i) > 0; })) own.insert(n.get());
+
+  Alone out;
+  Rewrite to;
+  std::unordered_set<const Node*> last, exits;
+  for (auto& r : roots) last.insert(r.get());
+  std::function<void(const NodePtr&)> read = [&](const NodePtr& x) {
+    if (!x || own.count(x.get()) || to.count(x.get())) return;
+    for (auto* f : x->free) if (f->op == &prim::kIndex) to[f] = prim::integer(0, DType::i32);   // of a loop around: any turn will do
+    if (is_free(x)) return;
+    if (std::any_of(regions.of.begin(), regions.of.end(), [&](auto& r) { return r.grows(x); })) {
+      for (auto& i : x->in) read(i);
+      return;
+    }
+    out.inputs.push_back(prim::input(x->axes, x->dtype));
+    to[x.get()] = x->op == &prim::kEnter ? prim::enter(out.inputs.back(), x->attr) : out.inputs.back();
+  };
+  for (auto& n : level) {
+    if (own.count(n.get())) {
+      for (auto& x : n->in) read(x);
+      if (n->op == &kLoop)
+        for (auto& r : loop_of(*n).results) {
+          for (auto& v : r.value) read(v);
+          read(r.start);
+        }
+    } else {
+      for (auto& x : n->in) if (x && own.count(x.get())) exits.insert(x.get());
+    }
+  }
+  Nodes ends;
+  for (auto& n : level) {
+    if (!own.count(n.get()) || n->op == &kLoop || !(exits.count(n.get()) || last.count(n.get()))) continue;
+    ends.push_back(n);
+    if (!n->origin.backward && !last.count(n.get())) out.outside += padded(n->bytes());
+  }
+  out.roots = substitute(ends, to);
+  return out;
+}
+
+std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const Regions& regions) {   // the longest axis of the largest value
+  const Node* widest = nullptr;
+  for (auto& n : level) {
+    if (!regions.contain(n)) continue;
+    if (n->op == &kLoop) return {};
+    if (!widest || n->bytes() > widest->bytes()) widest = n.get();
+  }
+  const Axis* longest = nullptr;
+  if (widest)
+    for (auto& a : widest->axes) {
+      bool walked = std::any_of(regions.keys.begin(), regions.keys.end(), [&](auto& k) { return k.axis == a.name; });
+      if (!walked && (!longest || a.size > longest->size)) longest = &a;
+    }
+  if (!longest) return {};
+  auto tile = call;
+  tile.axis = longest->name, tile.size = longest->size, tile.blocks = blocks_of(longest->name, widest->origin.mapping.get());
+  return tile;
+}
+
+// ---- the search ----
+using Cuts = std::vector<std::pair<ChunkKey, std::int64_t>>;
+
+// So many positions a turn, or fewer, that each device can walk its own part of the axis.
+std::int64_t in_blocks(const ChunkKey& k, std::int64_t positions) {
+  if (k.blocks == 1 || positions >= k.size || k.size % k.blocks) return positions;
+  auto own = k.size / k.blocks;
+  positions = std::min(positions, own);
+  while (own % positions) --positions;
+  return positions;
+}
+std::string text_of(const Cuts& cuts) {
+  std::string s;
+  for (auto& [k, c] : cuts)
+    if (c < k.size) s += (s.empty() ? "chunks of " : " by ") + std::to_string(c) + " along " + to_string(Axis(k.axis, k.size));
+  return s.empty() ? "whole" : s;
+}
+std::string text_of(std::int64_t bytes) {
+  bool large = bytes >= (1 << 20);
+  std::int64_t unit = large ? 1 << 20 : 1 << 10, tenths = (bytes * 10 + unit / 2) / unit;
+  return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + (large ? " MiB" : " KiB");
+}
+
+// How many contractions a position takes part in: the smaller turn that is left over does the same for others.
+int contractions_of(const Nodes& roots, const Node* index) {
+  std::unordered_set<const Node*> seen;
+  Nodes todo(roots);
+  int count = 0;
+  while (!todo.empty()) {
+    auto n = std::move(todo.back());
+    todo.pop_back();
+    if (!n || (index && !n->varies_with(index)) || !seen.insert(n.get()).second) continue;
+    count += n->op == &prim::kContract;
+    todo.insert(todo.end(), n->in.begin(), n->in.end());
+    if (n->op != &kLoop) continue;
+    auto& l = loop_of(*n);
+    Nodes body;
+    for (auto& r : l.results) body.push_back(r.value[0]), todo.push_back(r.start);
+    count += contractions_of(body, l.index[0].get());
+  }
+  return count;
+}
+
+struct Trial {
+  CutPlan plan;
+  std::int64_t bytes = 0;
+  double cost = 0;
+  double contractions = 0;                       // with each position
+};
+
+class Planner {
+ public:
+  Planner(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt)
+      : call_(call), attempt_(attempt), regions_(call, roots, level), origin_(level[0]->origin) {
+    for (auto& n : level) if (regions_.contain(n)) backward_ |= n->origin.backward;
+    for (auto& n : level) if (n->op == &prim::kEnter && ChunkKey::of(n->attr).same_call(call)) { origin_ = n->origin; break; }
+    if (!call.chunks.empty()) return;
+    alone_ = isolated(roots, level, regions_);
+    std::int64_t read = 0;
+    for (auto& n : alone_.inputs) read += n->bytes();
+    budget_ = call.memory > 0 ? call.memory : std::max<std::int64_t>(std::int64_t(32) << 20, read);
+    auto form = ChunkForm(call.form);
+    sort_axes(form == ChunkForm::automatic || form == ChunkForm::tile);
+  }
+  CutPlan best() {
+    if (!call_.chunks.empty()) return asked();
+    auto form = ChunkForm(call_.form);
+    auto whole = trial({call_, {}, {}, how("whole")});
+    if (whole.bytes <= budget_) return explained(whole, {});
+    std::optional<Trial> rows, tiles;
+    if (form != ChunkForm::tile) rows = by_rows();
+    if (!inner_.empty()) tiles = by_tiles();
+    if (!rows && !tiles) rows = least();
+    bool shared = tile_ && tile_->blocks > 1;              // devices hold a part of a row each: a tile would move it between them
+    bool take_rows = rows && (!tiles || shared || rows->cost <= tiles->cost);
+    return take_rows ? explained(*rows, tiles) : explained(*tiles, rows);
+  }
+
+  // The smallest chunks; raises if even they do not fit.
+  Trial least() const {
+    auto t = trial(inner_.empty() ? CutPlan{call_, chunks_of(outer_, 1), {}, how(rows_form())} : tiled(1, 1));
+    // What is summed over rows in a wider dtype than it has in the end is whole while rows are walked one by one.
+    if (!inner_.empty())
+      if (auto all = trial(tiled(positions(outer_), 1)); all.bytes < t.bytes) t = std::move(all);
+    if (t.bytes > budget_) refuse(t);
+    return t;
+  }
+
+ private:
+  RegionCut how(const char* form) const {
+    RegionCut c;
+    c.form = form;
+    c.apart = ChunkForm(call_.form) == ChunkForm::recompute;
+    c.keep = ChunkKeep(call_.keep) != ChunkKeep::nothing;
+    c.reverse = call_.reverse;
+    return c;
+  }
+  const char* rows_form() const { return !backward_ ? "forward" : ChunkForm(call_.form) == ChunkForm::recompute ? "recompute" : "sweep"; }
+
+  Trial trial(CutPlan plan) const {
+    Trial t;
+    auto tried = attempt_(apply(plan, alone_.roots, nullptr), alone_.inputs, call_.depth);
+    t.bytes = tried.program->arena_bytes + alone_.outside;
+    t.cost = cost_of(tried.program->steps);
+    t.contractions = contractions_of(tried.graph, nullptr) * (1 - tried.spared);
+    t.plan = std::move(plan);
+    return t;
+  }
+  CutPlan asked() const {
+    CutPlan p{call_, {}, {}, how(rows_form())};
+    for (auto& k : regions_.keys) {
+      auto at = std::find(call_.walked.begin(), call_.walked.end(), k.axis) - call_.walked.begin();
+      p.cuts.push_back({k, in_blocks(k, std::min(k.size, call_.chunks[std::size_t(at)]))});
+    }
+    p.how.why = (p.is_whole() ? "a chunk holds all of it" : text_of(p.cuts)) + ", as asked for";
+    return p;
+  }
+  // What takes several sweeps (a vocabulary, whose logsumexp comes first) goes inside of what takes fewer. Nobody asked for `tile_`.
+  void sort_axes(bool tiles) {
+    std::vector<int> sweeps;
+    for (auto& r : regions_.of) sweeps.push_back(r.sweeps());
+    auto least = *std::min_element(sweeps.begin(), sweeps.end());
+    for (std::size_t i = 0; i < sweeps.size(); ++i) (sweeps[i] == least ? outer_ : inner_).push_back(regions_.keys[i]);
+    auto level = level_of(alone_.roots, nullptr);
+    Regions alone(call_, alone_.roots, level);
+    if (tiles) tile_ = tile_of(call_, level, alone);
+    if (!tile_) return;
+    try {
+      auto roots = bordered(alone_.roots, level, nullptr, alone, *tile_);
+      if (Region(tile_->attr(), roots, level_of(roots, nullptr)).sweeps() < least) inner_ = std::exchange(outer_, {*tile_});
+      else inner_.push_back(*tile_);
+    } catch (const Error&) {                               // what lies inside cannot be cut along that axis
+      tile_.reset();
+    }
+  }
+  // Chunks of so many positions of some axes together, the last axis first.
+  static Cuts chunks_of(const std::vector<ChunkKey>& keys, std::int64_t positions) {
+    Cuts cuts;
+    std::int64_t inner = 1;
+    for (auto k = keys.rbegin(); k != keys.rend(); ++k) {
+      cuts.insert(cuts.begin(), {*k, in_blocks(*k, std::clamp<std::int64_t>(positions / inner, 1, k->size))});
+      inner *= k->size;
+    }
+    return cuts;
+  }
+  static std::int64_t positions(const std::vector<ChunkKey>& keys) {
+    std::int64_t n = 1;
+    for (auto& k : keys) n *= k.size;
+    return n;
+  }
+  CutPlan tiled(std::int64_t rows, std::int64_t columns) const {
+    auto cuts = chunks_of(outer_, rows), more = chunks_of(inner_, columns);
+    cuts.insert(cuts.end(), more.begin(), more.end());
+    return {call_, cuts, tile_, how(backward_ ? "recompute" : "forward")};
+  }
+
+  // The most positions for which the plan fits. Bytes grow about linearly with them: the next guess lies between what fits and what does not.
+  template <class Plan> std::optional<Trial> largest(std::int64_t size, const Plan& plan_of) const {
+    std::optional<Trial> fits;
+    std::int64_t low = 0, high = size + 1;                 // positions known to fit, and not to
+    double low_bytes = 0, high_bytes = 0;
+    for (std::int64_t c = std::min<std::int64_t>(size, 64);;) {
+      auto t = trial(plan_of(c));
+      if (t.bytes <= budget_) low = c, low_bytes = double(t.bytes), fits = std::move(t);
+      else high = c, high_bytes = double(t.bytes);
+      if (low + 1 >= high) break;                          // not even one position fits, or nothing lies between
+      auto guess = high > size ? double(low) * double(budget_) / std::max(low_bytes, 1.0)
+                               : double(low) + double(high - low) * (double(budget_) - low_bytes) / (high_bytes - low_bytes);
+      auto next = rounded(std::clamp(std::int64_t(std::min(guess, double(size))), low + 1, high - 1), size);
+      if (next <= low || (fits && double(next) < 1.06 * double(low))) break;
+      c = next;
+    }
+    for (int halves = 0; halves < 3 && low > 1; ++halves) {   // less may be faster: it lies nearer
+      low = rounded(low / 2, size);
+      auto t = trial(plan_of(low));
+      if (t.bytes <= budget_ && t.cost < fits->cost) fits = std::move(t);
+    }
+    return fits;
+  }
+  static std::int64_t rounded(std::int64_t c, std::int64_t size) {   // turns of one size, or nearly, in units that suit the machine
+    if (c >= size) return size;
+    std::int64_t unit = c >= 512 ? 96 : c >= 96 ? 48 : c >= 64 ? 16 : c >= 16 ? 8 : 1;
+    auto turns = (size + c - 1) / c;
+    for (auto t = turns; t <= turns + turns / 5; ++t)
+      if (size % t == 0 && size / t % 8 == 0) return size / t;                // no smaller last one
+    auto even = ((size + turns - 1) / turns + unit - 1) / unit * unit;
+    return even <= c ? even : std::max<std::int64_t>(1, c / unit * unit);
+  }
+  std::optional<Trial> by_rows() const {
+    auto keys = tile_ ? regions_.keys : outer_;
+    return largest(positions(keys), [&](std::int64_t c) { return CutPlan{call_, chunks_of(keys, c), {}, how(rows_form())}; });
+  }
+  std::optional<Trial> by_tiles() const {
+    std::optional<Trial> best;
+    for (std::int64_t rows = positions(outer_); rows >= 1; rows = rows > 4096 ? 4096 : rows / 2) {
+      auto t = largest(positions(inner_), [&](std::int64_t c) { return tiled(rows, c); });
+      if (t && (!best || t->cost < best->cost)) best = t;
+      if (rows <= 256 && best) break;
+    }
+    return best;
+  }
+
+  CutPlan explained(const Trial& t, const std::optional<Trial>& other) const {
+    auto plan = t.plan;
+    auto contractions = [](const Trial& x) {               // to a tenth, where a part of the turns keeps what others make again
+      auto tenths = std::lround(10 * x.contractions);
+      return std::to_string(tenths / 10) + (tenths % 10 ? "." + std::to_string(tenths % 10) : "") + (tenths == 10 ? " contraction" : " contractions");
+    };
+    auto& why = plan.how.why;
+    why = (plan.is_whole() ? "all of it fits" : text_of(plan.cuts)) + ": " + contractions(t) + ", " + text_of(t.bytes) + " of " + text_of(budget_);
+    if (other && text_of(other->plan.cuts) != text_of(plan.cuts)) {
+      auto percent = std::to_string(std::int64_t(std::lround(100 * (other->cost / t.cost - 1))));
+      why += "; " + text_of(other->plan.cuts) + " would take " + contractions(*other) + " and about " + percent + "% longer";
+    } else if (!plan.cuts.empty() && ChunkForm(call_.form) != ChunkForm::automatic) {
+      why += "; the form was asked for";
+    }
+    return plan;
+  }
+  [[noreturn]] void refuse(const Trial& least) const {
+    std::string axes;
+    for (auto& k : regions_.keys) axes += (axes.empty() ? "" : ", ") + to_string(Axis(k.axis, k.size));
+    fail_at(origin_, "chunked_reduce", "one position of " + axes + " needs " + std::to_string(least.bytes) + " bytes, more than the " +
+                                           std::to_string(budget_) + " allowed" + (backward_ ? "" : "; its gradient may need more"));
+  }
+
+  ChunkKey call_;
+  const Try& attempt_;
+  Regions regions_;
+  Origin origin_;
+  Alone alone_;
+  std::optional<ChunkKey> tile_;
+  std::vector<ChunkKey> outer_, inner_;
+  bool backward_ = false;
+  std::int64_t budget_ = 0;
+};
+
+}  // namespace
+
+void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt) {
+  if (call.memory > 0 && call.chunks.empty()) Planner(call, roots, level, attempt).least();
+}
+CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt) {
+  return Planner(call, roots, level, attempt).best();
+}
+
+}  // namespace haliax

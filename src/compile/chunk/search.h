@@ -1,0 +1,22 @@
+// In what chunks a call of chunked_reduce is cut: decided by planned bytes, which are exact, and an estimate of time. A cut is tried by
+// running the passes that follow on the regions alone.
+#pragma once
+#include <functional>
+
+#include "compile/chunk/cut.h"
+#include "program/program.h"
+
+namespace haliax {
+
+// What the passes from `chunk` on make of a graph by itself; regions lie in so many loops.
+struct Tried {
+  Nodes graph;                                   // before it is lowered
+  std::shared_ptr<program::Program> program;
+  double spared = 0;                             // of its multiplications, the share that is not done
+};
+using Try = std::function<Tried(const Nodes& roots, const Nodes& inputs, int depth)>;
+
+CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try&);
+void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try&);   // raises if not even the smallest chunk fits
+
+}  // namespace haliax

@@ -1,0 +1,151 @@
+#include "compile/loops/early_exit.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "ops/collective.h"
+#include "ops/prim.h"
+#include "transforms/rewrite.h"
+
+namespace haliax {
+namespace {
+
+// Masks of a node: arrays of bool, of each of which is known: if it is false throughout, the node is 0 throughout.
+class Masks {
+ public:
+  explicit Masks(const Nodes& level) {
+    for (auto& n : level) {
+      auto m = learned(n);
+      if (!m.empty()) of_[n.get()] = std::move(m);
+    }
+  }
+  const Nodes& of(const NodePtr& n) const {
+    static const Nodes none;
+    auto i = of_.find(n.get());
+    return i == of_.end() ? none : i->second;
+  }
+  // Of a sum of two, or of one or the other.
+  static Nodes merged(const Nodes& a, const Nodes& b) {
+    Nodes both;
+    for (auto& m : a) if (std::find(b.begin(), b.end(), m) != b.end()) both.push_back(m);
+    if (!both.empty() || a.empty() || b.empty()) return both;
+    return {prim::map(prim::kBitOr, {smallest(a), smallest(b)}, DType::boolean)};
+  }
+  static const NodePtr& smallest(const Nodes& masks) {
+    return *std::min_element(masks.begin(), masks.end(), [](auto& a, auto& b) { return a->size() < b->size(); });
+  }
+
+ private:
+  static Nodes joined(Nodes a, const Nodes& b) {   // of a product
+    for (auto& m : b) if (std::find(a.begin(), a.end(), m) == a.end() && a.size() < 8) a.push_back(m);
+    return a;
+  }
+  Nodes learned(const NodePtr& n) const {
+    auto* op = n->op;
+    auto in = [&](std::size_t k) -> const Nodes& { return of(n->in[k]); };
+    auto zero = [&](std::size_t k) { return prim::is_number(n->in[k], 0); };
+    bool moves = op == &prim::kFit || op->kind == Kind::view;
+    if (n->dtype == DType::boolean) {
+      if (op == &prim::kBitAnd) return joined(joined({n}, in(0)), in(1));
+      return moves && !in(0).empty() ? in(0) : Nodes{n};
+    }
+    if (op == &prim::kMul || op == &prim::kContract) return joined(in(0), in(1));
+    if (op == &prim::kSelect) return zero(2) ? joined(in(0), in(1)) : zero(1) ? in(2) : merged(in(1), in(2));
+    if (op == &prim::kAdd || op == &prim::kSub) return merged(in(0), in(1));
+    if (op == &prim::kScatter && n->attr.ints[0] == std::int64_t(program::Update::add)) return zero(0) ? in(1) : merged(in(0), in(1));
+    if (moves || op == &prim::kDiv || op == &prim::kNeg || op == &prim::kCast || op == &prim::kSum) return in(0);
+    if (op != &kResult || n->in[0]->op != &kLoop) return {};
+    auto& l = loop_of(*n);                         // of a loop inside: what does not change with its turns
+    auto& r = l.results[std::size_t(n->attr.ints[0])];
+    if (r.carry || r.start || r.monoid != Monoid::sum) return {};
+    Nodes out = of(r.value[0]);
+    for (auto& v : r.value) out = merged(out, of(v));
+    for (auto& i : l.index) std::erase_if(out, [&](auto& m) { return m->varies_with(i.get()); });
+    return out;
+  }
+  std::unordered_map<const Node*, Nodes> of_;
+};
+
+bool holds(const Nodes& list, const NodePtr& n) { return std::find(list.begin(), list.end(), n) != list.end(); }
+// What is added to a sum, one after another: all, or what then needs no temporary.
+Nodes terms_of(const NodePtr& value, bool all) {
+  auto scatters = [](const Node& x) { return x.op == &prim::kScatter && x.attr.ints[0] == std::int64_t(program::Update::add); };
+  auto accumulates = [&](const NodePtr& x) { return x->op->kind == Kind::contract || scatters(*x); };
+  auto in = value->in;
+  if (scatters(*value) && accumulates(in[0])) {
+    auto base = std::exchange(in[0], prim::zeros_like(in[0]));
+    in = {base, make(*value->op, in, value->axes, value->dtype, value->attr)};
+  } else {
+    bool sum = value->op == &prim::kAdd && in[0]->axes == value->axes && in[1]->axes == value->axes;
+    if (!sum || !(all || accumulates(in[0]) || accumulates(in[1]))) return {value};
+  }
+  auto terms = terms_of(in[0], all);
+  for (auto& t : terms_of(in[1], all)) terms.push_back(t);
+  return terms;
+}
+
+// A part of a turn while it is put together.
+struct Making {
+  std::vector<std::pair<std::size_t, NodePtr>> values;
+  std::unordered_set<const Node*> products;
+  Nodes masks;
+  std::int64_t largest = 1;                        // positions of a value that it makes
+  void join(const Making& o) {
+    values.insert(values.end(), o.values.begin(), o.values.end());
+    products.insert(o.products.begin(), o.products.end());
+    masks = Masks::merged(masks, o.masks);
+    largest = std::max(largest, o.largest);
+  }
+  bool shares_product(const Making& o) const {
+    return std::any_of(products.begin(), products.end(), [&](auto* x) { return o.products.count(x) > 0; });
+  }
+  bool masked_alike(const Making& o) const {       // by what says most, which is the first of the masks
+    return masks.empty() || o.masks.empty() ? masks.empty() && o.masks.empty() : holds(masks, o.masks[0]) || holds(o.masks, masks[0]);
+  }
+};
+template <class Alike> void join(std::vector<Making>& parts, const Alike& alike) {
+  for (std::size_t i = 0; i < parts.size(); ++i)
+    for (std::size_t j = i + 1; j < parts.size();) {
+      if (!alike(parts[i], parts[j])) { ++j; continue; }
+      parts[i].join(parts[j]);
+      parts.erase(parts.begin() + std::ptrdiff_t(j)), j = i + 1;
+    }
+}
+
+}  // namespace
+
+std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) {
+  TurnPart whole, split;
+  Nodes values;
+  for (std::size_t k = 0; k < l.results.size(); ++k) {
+    auto& r = l.results[k];
+    auto& value = r.value[body];
+    bool sums = r.fold == Fold::fold && r.monoid == Monoid::sum;
+    for (auto& v : sums ? terms_of(value, false) : Nodes{value}) whole.values.push_back({k, v});
+    for (auto& v : sums ? terms_of(value, true) : Nodes{value}) split.values.push_back({k, v}), values.push_back(v);
+    may_end &= sums || r.fold == Fold::stack;
+  }
+  if (!may_end) return {whole};
+  auto* index = l.index[body].get();
+  Masks masks(level_of(values, index));
+  std::vector<Making> parts;
+  for (auto& v : split.values) {
+    Making p{{v}, {}, masks.of(v.second)};
+    for (auto& n : level_of({v.second}, index)) {
+      if (n->op == &kCollective) return {whole};   // others wait for it
+      if (n->op == &prim::kContract) p.products.insert(n.get());
+      p.largest = std::max(p.largest, n->size());
+    }
+    parts.push_back(std::move(p));
+  }
+  join(parts, [](auto& a, auto& b) { return a.shares_product(b); });
+  for (auto& p : parts)
+    if (!p.masks.empty() && 8 * Masks::smallest(p.masks)->size() > p.largest) p.masks.clear();
+  join(parts, [](auto& a, auto& b) { return a.masked_alike(b); });
+  std::vector<TurnPart> out;
+  if (parts.size() == 1) parts[0].values = whole.values;
+  for (auto& p : parts) out.push_back({p.masks.empty() ? nullptr : prim::reduce(Monoid::max, Masks::smallest(p.masks), {}), std::move(p.values)});
+  return out;
+}
+
+}  // namespace haliax

@@ -1,0 +1,392 @@
+#include "compile/lower/fuse.h"
+
+#include <algorithm>
+#include <functional>
+#include <set>
+
+#include "ops/collective.h"
+#include "ops/prim.h"
+#include "transforms/rewrite.h"
+
+namespace haliax {
+namespace {
+
+bool is_view(const Node& n) { return n.op->kind == Kind::view; }
+bool is_custom_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kCustom; }
+bool passes(const Node& n) { return is_view(n) || shows_value(n); }
+// Views that an expression can look through: they rename, reorder or broadcast.
+bool transparent(const Node& n) { return n.op == &prim::kFit || n.op == &prim::kRename || shows_value(n); }
+bool in_kernel(const Node& n) { return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op->kind == Kind::leaf; }
+bool costly(Code c) {
+  switch (c) {
+    case Code::exp: case Code::exp2: case Code::expm1: case Code::log: case Code::log1p: case Code::tanh: case Code::erf: case Code::erfinv:
+    case Code::pow: case Code::sin: case Code::cos: case Code::threefry0: case Code::threefry1: case Code::threefry_xor: case Code::lgamma:
+    case Code::digamma: return true;
+    default: return false;
+  }
+}
+bool same_set(const Axes& a, const Axes& b) {
+  return a.size() == b.size() && std::all_of(a.begin(), a.end(), [&](auto& x) { return std::find(b.begin(), b.end(), x) != b.end(); });
+}
+Axes minus(const Axes& a, const Axes& b) {
+  Axes out;
+  for (auto& x : a) if (!has(b, x.name)) out.push_back(x);
+  return out;
+}
+
+// When the first call that a node makes was planned, its own or one of a loop's bodies; 0: it makes none.
+int first_call(const Node& n) {
+  if (n.op == &kCollective) return static_cast<const Wiring&>(*n.attr.payload).number;
+  if (n.op != &kLoop) return 0;
+  int first = 0;
+  auto& l = loop_of(n);
+  for (std::size_t b = 0; b < l.index.size(); ++b) {
+    Nodes values;
+    for (auto& r : l.results) values.push_back(r.value[b]);
+    for (auto& x : topological(values))
+      if (x->varies_with(l.index[b].get()))
+        if (int call = first_call(*x); call && (!first || call < first)) first = call;
+  }
+  return first;
+}
+// What is ready goes by rank.
+std::vector<std::size_t> sorted(const std::vector<std::vector<std::size_t>>& users, const std::vector<std::size_t>& rank) {
+  std::vector<int> waits(users.size());
+  for (auto& all : users) for (auto u : all) ++waits[u];
+  std::set<std::pair<std::size_t, std::size_t>> ready;
+  for (std::size_t k = 0; k < users.size(); ++k) if (!waits[k]) ready.insert({rank[k], k});
+  std::vector<std::size_t> out;
+  while (!ready.empty()) {
+    out.push_back(ready.extract(ready.begin()).value().second);
+    for (auto u : users[out.back()]) if (--waits[u] == 0) ready.insert({rank[u], u});
+  }
+  return out;
+}
+
+struct Builder {
+  const std::vector<Target>& targets;
+  const std::unordered_map<const Node*, Place>& known;
+  const FuseOptions& options;
+  Scope scope = {};
+  Nodes order = {};
+  std::unordered_map<const Node*, int> users = {};
+  std::unordered_set<const Node*> anchored = {};
+  std::unordered_map<const Node*, std::size_t> calls = {};   // what others take part in: collectives, and loops that hold some
+
+  bool outside(const Node& n) const { return known.count(&n) > 0; }
+
+  void collect() {
+    std::unordered_set<const Node*> seen;
+    Nodes todo;
+    for (auto& t : targets) todo.push_back(t.node);
+    while (!todo.empty()) {
+      auto n = std::move(todo.back());
+      todo.pop_back();
+      if (!seen.insert(n.get()).second) continue;
+      order.push_back(n);
+      if (outside(*n) || n->op->kind == Kind::leaf) continue;
+      for (auto& x : n->in) if (x) todo.push_back(x);
+    }
+    std::sort(order.begin(), order.end(), [](auto& a, auto& b) { return a->id < b->id; });
+    for (auto& n : order)
+      if (int call = outside(*n) ? 0 : first_call(*n)) calls[n.get()] = std::size_t(call);
+    if (calls.size() > 1) order_calls();
+  }
+  // All devices make their calls in one order: of those that may be next, the one that was planned first. Age does not tell, as a pass
+  // may have made some anew on one device alone.
+  void order_calls() {
+    std::unordered_map<const Node*, std::size_t> at;
+    for (std::size_t k = 0; k < order.size(); ++k) at[order[k].get()] = k;
+    std::vector<std::vector<std::size_t>> then(order.size());
+    std::vector<std::size_t> planned(order.size()), age(order.size()), wanted;
+    for (std::size_t k = 0; k < order.size(); ++k) {
+      auto call = calls.find(order[k].get());
+      age[k] = k, planned[k] = call == calls.end() ? 0 : call->second;
+      if (outside(*order[k])) continue;
+      for (auto& x : order[k]->in)
+        if (auto below = at.find(x.get()); below != at.end()) then[below->second].push_back(k);
+    }
+    for (auto k : sorted(then, planned)) if (planned[k]) wanted.push_back(k);
+    if (std::is_sorted(wanted.begin(), wanted.end())) return;
+    for (std::size_t c = 1; c < wanted.size(); ++c) then[wanted[c - 1]].push_back(wanted[c]);
+    Nodes out;
+    for (auto k : sorted(then, age)) out.push_back(order[k]);
+    order = std::move(out);
+  }
+
+  // What must lie in memory, and how many read each node.
+  void count() {
+    auto store = [&](const NodePtr& x) {
+      auto& base = base_of(x);
+      if (!outside(*base)) scope.in_memory.insert(base.get());
+    };
+    for (auto& n : order) {
+      if (outside(*n) || n->op->kind == Kind::leaf) continue;
+      for (std::size_t k = 0; k < n->in.size(); ++k) {
+        auto& x = n->in[k];
+        if (!x) continue;
+        ++users[x.get()];
+        bool memory = n->op->kind == Kind::contract || n->op->kind == Kind::step || n->op->kind == Kind::loop;
+        if (is_view(*n) && !transparent(*n)) memory = true;
+        if (n->op == &prim::kScatter && k == 0 && prim::is_number(x, 0)) memory = false;   // zeros are filled in, not read
+        if (n->op == &kLoop && prim::is_number(x)) memory = false;                         // what a carry starts from is filled in
+        if (x->op == &prim::kIndex || (n->op == &prim::kSlice && k == 1 && prim::is_number(x))) memory = false;   // terms of views
+        if (memory) store(x);
+      }
+    }
+    for (auto& t : targets) ++users[t.node.get()], scope.targets[t.node.get()].push_back(&t);
+  }
+
+  // How dear it is to make a map node again, and how many arrays that reads.
+  void price(const NodePtr& n, int& cost, int& loads, int depth = 0) const {
+    if (cost > 8 || loads > 3 || depth > 16) { cost = 99; return; }
+    if (prim::is_number(n) || n->op == &prim::kIota || n->op == &prim::kIndex) return;
+    if (outside(*n) || scope.in_memory.count(n.get()) || anchored.count(n.get()) || (n->op->kind != Kind::map && !transparent(*n))) { ++loads; return; }
+    if (n->op->kind == Kind::map) cost += costly(n->op->code) ? 99 : 1;
+    if (transparent(*n)) return price(shown_by(*n), cost, loads, depth + 1);
+    for (auto& x : n->in) price(x, cost, loads, depth + 1);
+  }
+  bool cheap(const NodePtr& n) const {
+    int cost = 0, loads = 0;
+    price(n, cost, loads);
+    return cost <= 4 && loads <= 2;
+  }
+
+  void anchor() {
+    std::unordered_map<const Node*, int> inlined;   // how many instructions reading this node takes
+    for (auto& n : order) {
+      if (outside(*n)) continue;
+      auto& size = inlined[n.get()] = 1;
+      for (auto& x : n->in) if (x) if (auto i = inlined.find(x.get()); i != inlined.end() && !anchored.count(x.get()) && (in_kernel(*x) || passes(*x))) size += i->second;
+      bool needed = scope.in_memory.count(n.get()) > 0;
+      switch (n->op->kind) {
+        case Kind::leaf: if (needed && (prim::is_number(n) || n->op == &prim::kIota || n->op == &prim::kIndex)) anchored.insert(n.get()); break;
+        case Kind::map:
+          if (needed || !options.fuse || size > 64) anchored.insert(n.get());
+          else if (users[n.get()] > 1 && !(is_free(n) || cheap(n))) anchored.insert(n.get());
+          break;
+        case Kind::reduce: anchored.insert(n.get()); break;
+        default: break;
+      }
+    }
+    for (auto& t : targets)   // a target is made where it is wanted, not read back and copied
+      if (in_kernel(*t.node) && !outside(*t.node) && (t.node->op->kind != Kind::leaf || prim::is_number(t.node) || t.node->op == &prim::kIota)) anchored.insert(t.node.get());
+  }
+
+  // The anchored nodes that making n reads. `plain`: reached without passing a rename, so that names mean the same.
+  struct Read { NodePtr node; bool plain; };
+  void reads(const NodePtr& n, std::vector<Read>& out, Nodes& after) const {
+    enum How { plain = 1, renamed = 2, viewed = 4 };   // viewed: in memory, at other places
+    std::unordered_map<const Node*, int> seen;
+    std::function<void(const NodePtr&, How)> visit = [&](const NodePtr& x, How how) {
+      auto& s = seen[x.get()];
+      if ((s & how) || (how == renamed && s)) return;
+      s |= how;
+      if (outside(*x)) return;
+      if (anchored.count(x.get()) || !(in_kernel(*x) || passes(*x))) { out.push_back({x, how == plain}); return; }
+      if (passes(*x) && x->in.size() > 1) after.push_back(x->in[1]);   // of a barrier, or where a slice starts
+      if (passes(*x)) return visit(shown_by(*x), !transparent(*x) ? viewed : x->op == &prim::kRename ? std::max(how, renamed) : how);
+      for (auto& i : x->in) visit(i, how);
+    };
+    if (passes(*n)) return visit(n, plain);
+    for (auto& x : n->in) if (x) visit(x, plain);
+  }
+
+  void depend(int unit, int on) {
+    if (unit != on) scope.units[std::size_t(unit)].after.insert(on);
+  }
+  // Does a unit come after `goal`, however far? Says yes where that would take long to find out.
+  bool comes_after(int unit, int goal) const {
+    std::unordered_set<int> seen;
+    std::vector<int> todo{unit};
+    while (!todo.empty()) {
+      int u = todo.back();
+      todo.pop_back();
+      if (u == goal || seen.size() > 4096) return true;
+      if (seen.insert(u).second) for (int a : scope.units[std::size_t(u)].after) todo.push_back(a);
+    }
+    return false;
+  }
+  int add_unit(Unit u) {
+    scope.units.push_back(std::move(u));
+    return int(scope.units.size()) - 1;
+  }
+  int unit_of(const Node* n) const {
+    auto i = scope.unit_of.find(n);
+    return i == scope.unit_of.end() ? -1 : i->second;
+  }
+
+  // May n be made inside this kernel? If so, its points become `outer`, `inner`.
+  bool joins(const NodePtr& n, const Unit& u, Axes& outer, Axes& inner) const {
+    outer = u.outer, inner = u.inner;
+    if (n->op->code == Code::reduce_argmax || n->op->code == Code::reduce_argmin) return false;
+    Axes all = outer;
+    all.insert(all.end(), inner.begin(), inner.end());
+    if (u.nodes.size() > 24) return false;
+    if (n->op->kind == Kind::map) return same_set(n->axes, all) || (!inner.empty() && same_set(n->axes, outer));
+    if (n->op->kind != Kind::reduce || !same_set(n->in[0]->axes, all)) return false;
+    auto over = minus(n->in[0]->axes, n->axes);
+    if (!inner.empty()) return same_set(over, inner);
+    // Rows stay in cache only if the axes folded are the last ones of what the kernel stores.
+    for (auto& m : u.nodes)
+      if (m->axes.size() < over.size() || !same_set(Axes(m->axes.end() - std::ptrdiff_t(over.size()), m->axes.end()), over)) return false;
+    outer = minus(all, over), inner = minus(all, outer);
+    return true;
+  }
+
+  int last_talk = -1;
+  std::unordered_map<const Node*, std::vector<int>> rows_of = {};   // the kernels that fold it
+  void build() {
+    for (auto& n : order) {
+      if (outside(*n)) continue;
+      bool kernel = anchored.count(n.get()) > 0;
+      bool single = n->op->kind == Kind::contract || n->op->kind == Kind::step || n->op->kind == Kind::loop;
+      if (n->op == &kResult && (n->in[0]->op == &kLoop || n->in[0]->op == &kCollective)) {
+        scope.unit_of[n.get()] = scope.unit_of.at(n->in[0].get());
+        continue;
+      }
+      if (!kernel && !single) continue;
+      std::vector<Read> read;
+      Nodes after;
+      reads(n, read, after);
+      int home = -1;
+      Axes outer, inner;
+      if (kernel && options.fuse && (n->op->kind == Kind::map || n->op->kind == Kind::reduce)) {
+        std::unordered_set<int> tried;
+        auto try_in = [&](int u) {
+          if (u < 0 || home >= 0 || scope.units[std::size_t(u)].type != Unit::Type::kernel || !tried.insert(u).second) return;
+          if (!joins(n, scope.units[std::size_t(u)], outer, inner)) return;
+          bool ok = true;
+          for (auto& other : read) {
+            int o = unit_of(other.node.get());
+            if (o == u) ok &= other.plain && anchored.count(other.node.get());
+            else if (o >= 0) ok &= !comes_after(o, u);
+          }
+          for (auto& a : after) for (int o : units_below(a)) ok &= !comes_after(o, u);
+          if (ok) home = u;
+        };
+        for (auto r = read.rbegin(); r != read.rend(); ++r) if (r->plain) try_in(unit_of(r->node.get()));
+        if (n->op->kind == Kind::reduce)   // or with another reduction of the same rows: they are read once, and die sooner
+          for (auto& r : read)
+            if (r.plain && r.node->bytes() >= n->in[0]->bytes())
+              for (int u : rows_of[r.node.get()]) try_in(u);
+      }
+      if (home < 0) {
+        Unit u;
+        u.type = kernel ? Unit::Type::kernel : Unit::Type::single;
+        u.outer = n->axes;
+        if (n->op->kind == Kind::reduce) u.inner = minus(n->in[0]->axes, n->axes);
+        if (!n->attr.names.empty())   // a flat position counts in the order asked for
+          for (std::size_t i = 0; i < u.inner.size(); ++i) u.inner[i] = *find(*n->in[0], n->attr.names[i]);
+        home = add_unit(std::move(u));
+      } else {
+        scope.units[std::size_t(home)].outer = outer, scope.units[std::size_t(home)].inner = inner;
+      }
+      auto& u = scope.units[std::size_t(home)];
+      u.nodes.push_back(n);
+      u.order = std::max(u.order, std::int64_t(n->id));
+      scope.unit_of[n.get()] = home;
+      if (n->op->kind == Kind::reduce) for (auto& r : read) if (r.plain) rows_of[r.node.get()].push_back(home);
+      for (auto& r : read) {
+        int o = unit_of(r.node.get());
+        if (o < 0 || o == home) continue;
+        depend(home, o);
+        auto& base = base_of(r.node);
+        if (!outside(*base)) scope.in_memory.insert(base.get());
+      }
+      for (auto& a : after) for (int o : units_below(a)) depend(home, o);
+      if (calls.count(n.get())) {
+        if (last_talk >= 0) depend(home, last_talk);
+        last_talk = home;
+      }
+      if (scope.units[std::size_t(home)].type == Unit::Type::single) for (auto& x : n->in) {
+        if (!x) continue;
+        for (int o : units_below(x)) depend(home, o);
+      }
+    }
+    if (options.fuse) find_pieces();
+    for (auto& t : targets) {
+      auto& n = t.node;
+      int made = unit_of(n.get());
+      bool direct = made >= 0 && !(is_view(*n)) && scope.targets[n.get()][0] == &t && (!t.accumulate || accumulates(n, t));
+      if (made >= 0 && scope.units[std::size_t(made)].type == Unit::Type::kernel) direct = true;   // a kernel may store a value many times
+      if (direct) continue;
+      Unit u;
+      u.type = Unit::Type::copy, u.nodes = {n}, u.target = &t, u.order = std::int64_t(n->id);
+      if (auto& base = base_of(n); made >= 0 || unit_of(base.get()) >= 0) {
+        if (!outside(*base)) scope.in_memory.insert(base.get());
+      } else {   // made here, from what others have made
+        std::vector<Read> read;
+        Nodes after;
+        reads(n, read, after);
+        for (auto& r : read)
+          if (auto& below = base_of(r.node); !outside(*below)) scope.in_memory.insert(below.get());
+      }
+      int id = add_unit(std::move(u));
+      for (int o : units_below(n)) depend(id, o);
+    }
+  }
+  void find_pieces() {
+    for (auto& c : order) {
+      if (c->op != &prim::kConcat || outside(*c)) continue;
+      std::int64_t at = 0;
+      for (auto& x : c->in) {
+        auto start = at;
+        at += find(*x, c->attr.names[0])->size;
+        const NodePtr* n = &x;
+        bool alone = true;
+        while (((*n)->op == &prim::kFit || (*n)->op == &prim::kRename) && (*n)->in[0]->size() == (*n)->size()) alone &= users[n->get()] == 1, n = &(*n)->in[0];
+        alone &= users[n->get()] == 1 && !outside(**n) && unit_of(n->get()) >= 0 && !scope.targets.count(n->get()) && (*n)->op->kind != Kind::leaf;
+        alone &= (*n)->op->kind == Kind::contract || (*n)->op->kind == Kind::map;
+        if (alone) scope.piece_of[n->get()] = {c, x, start};
+      }
+    }
+  }
+  // A contraction or a scatter adds straight into its target if nobody else reads it.
+  bool accumulates(const NodePtr& n, const Target& t) const {
+    if (n->op == &kResult && n->in[0]->op == &kLoop) {   // a loop in a loop: the inner one adds to the outer one's sum
+      auto& r = loop_of(*n).results[std::size_t(n->attr.ints[0])];
+      bool adds = r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum && !r.start);
+      return adds && t.monoid == Monoid::sum && users.at(n.get()) == 1 && !scope.in_memory.count(n.get());
+    }
+    bool can = n->op->kind == Kind::contract || (n->op == &prim::kScatter && prim::is_number(n->in[0], 0) && n->attr.ints[0] == std::int64_t(program::Update::add));
+    return can && t.monoid == Monoid::sum && users.at(n.get()) == 1 && !scope.in_memory.count(n.get());
+  }
+  // The units that make what lies below this node.
+  std::vector<int> units_below(const NodePtr& n) const {
+    std::vector<int> out;
+    std::unordered_set<const Node*> seen;
+    Nodes todo{n};
+    while (!todo.empty()) {
+      auto x = todo.back();
+      todo.pop_back();
+      if (outside(*x) || !seen.insert(x.get()).second) continue;
+      int u = unit_of(x.get());
+      if (u >= 0) { out.push_back(u); continue; }
+      if (x->op->kind != Kind::leaf) for (auto& i : x->in) if (i) todo.push_back(i);
+    }
+    return out;
+  }
+};
+
+}  // namespace
+
+bool shows_value(const Node& n) { return (n.op->kind == Kind::wrap && n.op != &kCustom) || is_custom_result(n); }
+const NodePtr& shown_by(const Node& n) { return is_custom_result(n) ? n.in[0]->in[std::size_t(n.attr.ints[0])] : n.in[0]; }
+const NodePtr& base_of(const NodePtr& n) {
+  const NodePtr* x = &n;
+  while (passes(**x)) x = &shown_by(**x);
+  return *x;
+}
+bool is_number_node(const Node& n) { return n.op == &prim::kNumber; }
+
+Scope make_scope(const std::vector<Target>& targets, const std::unordered_map<const Node*, Place>& known, const FuseOptions& options) {
+  Builder b{targets, known, options};
+  b.collect();
+  b.count();
+  b.anchor();
+  b.build();
+  return std::move(b.scope);
+}
+
+}  // namespace haliax

@@ -1,0 +1,116 @@
+#include "compile/lower/layout.h"
+
+#include <algorithm>
+#include <optional>
+#include <unordered_set>
+
+#include "graph/loop.h"
+#include "ops/prim.h"
+
+namespace haliax {
+namespace {
+
+bool same_axes(const Node& a, const Node& b) {
+  return a.axes.size() == b.axes.size() && std::all_of(a.axes.begin(), a.axes.end(), [&](auto& x) { return find(b, x.name) != nullptr; });
+}
+// One result of a loop that is put together from a slice of each turn: its first axis is the loop's.
+bool is_stack(const Node& n) {
+  if (n.op != &kResult || n.in[0]->op != &kLoop || n.in[0]->value) return false;
+  auto& l = loop_of(n);
+  return l.drop && l.results[std::size_t(n.attr.ints[0])].fold == Fold::stack;
+}
+
+// Nodes that had better lie alike are one group; every product that makes or reads one of them says which axes are its batch.
+class Wishes {
+ public:
+  Layouts find_all(const Nodes& roots, const std::vector<Nodes>& bodies) {
+    for (auto& n : roots) fix(n.get());
+    for (auto& body : bodies) for (auto& n : body) visit(*n);
+    Layouts out;
+    for (auto& body : bodies)
+      for (auto& n : body) {
+        auto& g = groups_[root(n.get())];
+        if (g.fixed || !g.batch || g.batch->empty()) continue;
+        auto order = ordered(*n, *g.batch);
+        if (order != n->axes) out[n.get()] = std::move(order);
+      }
+    return out;
+  }
+
+ private:
+  struct Group { std::optional<Names> batch = {}; bool fixed = false; };
+  std::unordered_map<const Node*, const Node*> parent_;
+  std::unordered_map<const Node*, Group> groups_;
+
+  const Node* root(const Node* n) {
+    for (;;) {
+      auto& p = parent_.try_emplace(n, n).first->second;
+      if (p == n) return n;
+      n = p = parent_.try_emplace(p, p).first->second;
+    }
+  }
+  void fix(const Node* n) { groups_[root(n)].fixed = true; }
+  void wish(const Node* n, const Names& batch) {
+    auto& g = groups_[root(n)];
+    if (g.batch && *g.batch != batch) g.fixed = true;
+    g.batch = batch;
+  }
+  void unite(const Node* a, const Node* b) {
+    a = root(a), b = root(b);
+    if (a == b) return;
+    auto from = groups_[a];
+    parent_[a] = b;
+    if (from.fixed) fix(b);
+    if (from.batch) wish(b, *from.batch);
+  }
+
+  void visit(const Node& n) {
+    auto kind = n.op->kind;
+    if (n.op == &prim::kFit && !n.value) return;   // repeats: nothing in memory
+    if (kind == Kind::leaf || n.value) return fix(&n);
+    if (kind == Kind::contract) {
+      Names batch;
+      for (auto& a : n.axes) if (find(*n.in[0], a.name) && find(*n.in[1], a.name)) batch.push_back(a.name);
+      std::sort(batch.begin(), batch.end(), [](auto& x, auto& y) { return x.text() < y.text(); });
+      wish(&n, batch);
+      wish(n.in[0].get(), batch), wish(n.in[1].get(), batch);
+    } else if (is_stack(n)) {
+      for (auto& v : loop_of(n).results[std::size_t(n.attr.ints[0])].value) unite(v.get(), &n);
+    } else if (n.op == &prim::kSlice && is_stack(*n.in[0]) && n.axes.size() + 1 == n.in[0]->axes.size() && !find(n, n.in[0]->axes[0].name)) {
+      unite(&n, n.in[0].get());
+    } else if (kind == Kind::map || kind == Kind::wrap) {
+      for (auto& x : n.in) if (x && same_axes(n, *x)) unite(&n, x.get());
+    } else if (kind == Kind::loop) {   // what it reads a slice of, or whole, is seen in its body
+      for (auto& r : loop_of(n).results) if (r.start) fix(r.start.get());
+    } else if (kind != Kind::reduce) {
+      fix(&n);
+      for (auto& x : n.in) if (x) fix(x.get());
+    }
+  }
+  static Axes ordered(const Node& n, const Names& batch) {
+    Axes out, rest;
+    for (std::size_t i = 0; i < n.axes.size(); ++i) {
+      bool first = (i == 0 && is_stack(n)) || std::find(batch.begin(), batch.end(), n.axes[i].name) != batch.end();
+      (first ? out : rest).push_back(n.axes[i]);
+    }
+    out.insert(out.end(), rest.begin(), rest.end());
+    return out;
+  }
+};
+
+}  // namespace
+
+std::vector<Nodes> bodies_of(const Nodes& roots) {
+  auto stop = [](const Node& n) { return n.value != nullptr && n.op->kind != Kind::leaf; };
+  std::vector<Nodes> bodies{topological(roots, stop)};
+  std::unordered_set<const Node*> entered;   // loops: several bodies may read one
+  for (std::size_t i = 0; i < bodies.size(); ++i)
+    for (auto n : Nodes(bodies[i]))
+      if (n->op == &kLoop && !n->value && entered.insert(n.get()).second)
+        for (auto& r : loop_of(*n).results) bodies.push_back(topological(r.value, stop));
+  return bodies;
+}
+
+Layouts layouts_of(const Nodes& roots) { return Wishes().find_all(roots, bodies_of(roots)); }
+
+}  // namespace haliax

@@ -1,0 +1,18 @@
+// How values of our own lie in memory.
+#pragma once
+#include <unordered_map>
+
+#include "graph/loop.h"
+
+namespace haliax {
+
+// The order of axes in memory, outermost first, of those nodes for which it is not that of their axes. Users see the order of axes; where
+// a value lies for nobody but us, matrix products decide: what only they and point-wise functions read lies matrix by matrix, the batch
+// axes of the products first.
+using Layouts = std::unordered_map<const Node*, Axes>;
+Layouts layouts_of(const Nodes& roots);
+
+// The nodes of the top and of the body of each loop, inputs first; what a value was computed from is no part of them.
+std::vector<Nodes> bodies_of(const Nodes& roots);
+
+}  // namespace haliax

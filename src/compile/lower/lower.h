@@ -1,0 +1,27 @@
+// From the graph of one device to a Program: units to steps, values to slots, loops to steps that hold steps.
+//
+// In: a graph without borders, pins and tracers; inputs that stand for arguments. Out: a Program whose slots have no place yet. Always: a
+// scope (the top, or a body of a loop) is fused into units, the units are scheduled so that little is alive, and each is written as a step
+// (single), one fused step (kernel) or a copy; what is read from memory was written by an earlier step of its scope or of one around it;
+// results and stacks are written where they will lie; no axis, name or op is left.
+#pragma once
+#include "compile/lower/layout.h"
+#include "graph/loop.h"
+#include "program/program.h"
+
+namespace haliax {
+
+Nodes softmax_products(const Nodes& roots);   // products of a softmax, made of what it divides
+
+struct LowerOptions {
+  bool fuse = true;                          // off: every node is a step of its own, in the order in which they were made
+};
+struct Lowered {
+  std::shared_ptr<program::Program> program; // without offsets, scratch and shared memory
+  Nodes captured;                            // arrays of the graph: arguments of the Program, after the inputs
+};
+// `inputs`: placeholders, in the order in which values will be given.
+Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions&, const Layouts&);
+void ask_scratch(program::Program&, program::Device&, int workers);   // what each step wants; workers 0: as many as there are
+
+}  // namespace haliax

@@ -1,0 +1,127 @@
+// Products of a softmax and of the gradient of a cross entropy, made of e = exp(x - max x), which is written once while its rows are summed:
+//
+//     sum_v (e_nv / s_n g_n) w_vd                 =  g_n / s_n sum_v e_nv w_vd
+//     sum_n (e_nv / s_n g_n) y_nd                 =  sum_n e_nv (g_n / s_n y_nd)
+//     e_nv / s_n g_n - [v = id_n] g_n             =  (e_nv - [v = id_n] s_n) g_n / s_n
+//
+// So the rows are not walked again once their sums are known. A label's -1 meets e before any product does: where e / s is 1, what is left is
+// 0. As e and s are those of a softmax, s >= 1 and a product of e is no more than s times that of the softmax.
+#include <algorithm>
+
+#include "ops/prim.h"
+#include "compile/lower/lower.h"
+#include "transforms/rewrite.h"
+
+namespace haliax {
+namespace {
+
+struct Factored { NodePtr e, factor; };           // their product
+
+// The sum of e = exp(x - max x) along its rows, or what stands in for one that is 0.
+bool is_sum_of(const NodePtr& n, const Node& e) {
+  if (e.op != &prim::kExp || e.in[0]->op != &prim::kSub) return false;
+  const Node *sum = n.get(), *top = e.in[0]->in[1].get();
+  if (sum->op == &prim::kSelect && prim::is_number(sum->in[1], 1)) sum = sum->in[2].get();
+  if (top->op == &prim::kSelect && prim::is_number(top->in[2], 0)) top = top->in[1].get();   // of rows that are infinite
+  while (top->op == &prim::kStop || top->op == &prim::kFit) top = top->in[0].get();
+  return sum->op == &prim::kSum && sum->in[0].get() == &e && top->op == &prim::kMax && top->in[0] == e.in[0]->in[0] && top->axes == sum->axes;
+}
+
+bool is_smaller(const NodePtr& a, const NodePtr& b) { return a->size() < b->size(); }
+// Next to that array, does this one take no time and no memory to speak of?
+bool is_slight(const NodePtr& a, const NodePtr& b) { return 32 * a->size() <= b->size(); }
+
+class Taking {
+ public:
+  explicit Taking(const Nodes& roots) : all_(everything(roots)), users_(users_of(all_, roots)) {}
+  Nodes run(const Nodes& roots) {
+    std::unordered_map<const Node*, Nodes> products;   // that read it
+    for (auto& n : all_)
+      if (n->op == &prim::kContract && n->in[0] != n->in[1])
+        for (auto& x : n->in) products[x.get()].push_back(n);
+    Rewrite to;
+    Following follow;
+    for (auto& x : all_) {                       // in the same order each time
+      auto read = products.find(x.get());
+      if (read == products.end() || int(read->second.size()) < users_.at(x.get())) continue;   // it has to be made after all
+      follow(x->origin);
+      auto f = factored(x);
+      if (!f) continue;
+      Rewrite made;
+      for (auto& n : read->second) {
+        follow(n->origin);
+        if (auto y = without(*n, *f, n->in[n->in[0] == x ? 1 : 0])) made[n.get()] = y;
+      }
+      if (made.size() == read->second.size()) to.insert(made.begin(), made.end());
+    }
+    if (to.empty()) return roots;
+    Rewrite all;
+    for (auto& n : all_)                         // the older ones first: others are made of them
+      if (auto y = to.find(n.get()); y != to.end()) all[n.get()] = substitute(y->second, all);
+    return substitute(roots, all);
+  }
+
+ private:
+  std::optional<Factored> factored(const NodePtr& x, int depth = 0) const {
+    auto *op = x->op;
+    if ((x->dtype != DType::f32 && x->dtype != DType::f64) || depth > 3) return {};
+    auto fills = [&](const NodePtr& part) { return part->axes.size() == x->axes.size(); };   // it is not broadcast
+    auto alone = [&](const NodePtr& part) { return users_.at(part.get()) == 1 && fills(part) ? factored(part, depth + 1) : std::nullopt; };
+    if (op == &prim::kDiv && fills(x->in[0]) && is_sum_of(x->in[1], *x->in[0])) return Factored{x->in[0], prim::reciprocal(x->in[1])};
+    if (op == &prim::kMul || op == &prim::kDiv)
+      for (std::size_t side = 0; side < (op == &prim::kMul ? 2 : 1); ++side) {
+        auto &part = x->in[side], &other = x->in[1 - side];
+        if (!is_smaller(other, x)) continue;
+        if (op == &prim::kMul && other->op == &prim::kDiv && fills(part) && is_sum_of(other->in[1], *part)) return Factored{part, other};
+        auto f = alone(part);
+        if (f) return Factored{f->e, op == &prim::kMul ? prim::mul(f->factor, other) : prim::div(f->factor, other)};
+      }
+    if (op == &prim::kAdd)
+      for (std::size_t side : {0u, 1u})
+        if (auto f = alone(x->in[side]))
+          if (auto e = with_label(*f, x->in[1 - side])) return Factored{e, f->factor};
+    return {};
+  }
+  // e less its sum at the label's point: where x is select(id == position, -g, 0), and the factor g / sum.
+  static NodePtr with_label(const Factored& f, const NodePtr& x) {
+    if (x->op != &prim::kSelect || x->in[0]->op != &prim::kEqual || !prim::is_number(x->in[2], 0)) return nullptr;
+    auto& weight = x->in[1];
+    if (f.factor->op != &prim::kDiv || weight->op != &prim::kNeg || weight->in[0] != f.factor->in[0] || f.e->op != &prim::kExp) return nullptr;
+    for (std::size_t side : {0u, 1u}) {
+      auto &id = x->in[0]->in[side], &position = x->in[0]->in[1 - side];
+      auto& iota = position->op == &prim::kCast ? position->in[0] : position;
+      if (iota->op != &prim::kIota || (id->dtype != DType::i32 && id->dtype != DType::i64)) continue;
+      auto& along = iota->axes[0];
+      auto& sum = f.factor->in[1];               // (rows): all axes of e but one
+      bool rows = sum->axes.size() + 1 == f.e->axes.size() && !has(sum->axes, along.name) && id->axes.size() == sum->axes.size();
+      if (!rows || !has(f.e->axes, along.name)) return nullptr;
+      // No position is negative, but a scatter counts such ids from the end.
+      auto number = [&](std::int64_t n) { return prim::integer(n, id->dtype); };
+      auto there = prim::select(prim::less(id, number(0)), number(along.size), id);
+      return prim::scatter(f.e, prim::neg(sum), {{along.name, there}}, program::Update::add, false);
+    }
+    return nullptr;
+  }
+  // The product of such an operand and y, made of e. Null where that is no less work, or takes memory.
+  static NodePtr without(const Node& n, const Factored& f, const NodePtr& y) {
+    auto inside = [](const Axes& some, const Axes& of) { return std::all_of(some.begin(), some.end(), [&](auto& a) { return has(of, a.name); }); };
+    if (y->dtype != f.e->dtype || n.dtype != f.e->dtype) return nullptr;
+    Axes summed;
+    for (auto& a : y->axes) if (!has(n.axes, a.name)) summed.push_back(a);
+    for (auto& a : f.e->axes) if (!has(n.axes, a.name) && !has(summed, a.name)) return nullptr;
+    bool after = inside(f.factor->axes, n.axes);
+    if (!after && !inside(f.factor->axes, y->axes)) return nullptr;
+    auto product = prim::contract(f.e, after ? y : prim::mul(y, f.factor), n.axes, n.dtype);
+    if (!is_slight(after ? product : y, f.e)) return nullptr;
+    return after ? prim::map(prim::kMul, {product, f.factor}, n.dtype, &n.axes) : product;
+  }
+
+  Nodes all_;
+  std::unordered_map<const Node*, int> users_;
+};
+
+}  // namespace
+
+Nodes softmax_products(const Nodes& roots) { return Taking(roots).run(roots); }
+
+}  // namespace haliax

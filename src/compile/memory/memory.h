@@ -1,0 +1,22 @@
+// Where everything of a Program lies.
+//
+// In: a Program whose steps speak of slots, the size and the home of each slot, and for each step the scratch that the device wants.
+// Out: the same steps, or fewer (copies that nobody needs), with slots that share memory and an offset for each slot of the arena;
+// arena_bytes, peak_bytes and at_peak are exact. Always: two slots overlap only if their lives do not, or if one is written over the
+// other place by place; what a donated argument becomes is said in Program::donated; what other devices sent shares memory with nothing
+// that is kept.
+#pragma once
+#include <optional>
+
+#include "program/program.h"
+
+namespace haliax {
+
+// Where everything lies: in-place updates, donated arguments, and offsets in one arena.
+void plan_memory(program::Program&, const std::vector<bool>& donated, bool reuse);
+// The program with products kept from loop to loop in memory that lies idle, where there are any; before `plan`.
+std::optional<program::Program> reuse_products(const program::Program&);
+// Raises if a value that other devices sent (Slot::gathered) is kept: as a result, as the carry of a loop, or by a loop for later.
+void check_received(const program::Program&);
+
+}  // namespace haliax

@@ -1,0 +1,170 @@
+#include "compile/pipeline.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "compile/chunk/chunk.h"
+#include "compile/loops/loops.h"
+#include "compile/memory/memory.h"
+#include "compile/verify.h"
+
+namespace haliax {
+namespace {
+
+void rewrite(Compilation& c, Nodes (*f)(Nodes)) { c.roots = f(std::move(c.roots)); }
+
+const Pass kPasses[] = {
+    // ---- the graph of the whole ----
+    {"strip_wraps", "drops tracers and custom gradients; borders of chunks stay", Stage::graph, false,
+     [](Compilation& c) { c.roots = strip_wraps(c.roots, c.options.optional); }},
+    {"widen_gradients", "makes narrow products that chunks sum in f32", Stage::graph, true,
+     [](Compilation& c) { c.roots = widen_gradients(c.roots); }},
+    {"chunk", "cuts regions of chunked_reduce into loops over chunks", Stage::graph, true,
+     [](Compilation& c) { c.roots = cut_chunks(c.roots, chunk_trial(c.options.device), c.options.chunk_depth, &c.uncut); }},
+    {"strip_borders", "drops borders of regions that stay whole", Stage::graph, true,
+     [](Compilation& c) { c.roots = strip_wraps(c.roots, false); }},
+    {"drop_dead", "drops results and carries of loops that nobody reads", Stage::graph, true,
+     [](Compilation& c) { rewrite(c, drop_dead_results); }},
+    {"merge_loops", "makes one loop of two over the same index", Stage::graph, true, [](Compilation& c) { rewrite(c, merge_loops); }},
+    {"drop_merged", "drops what only merged loops read", Stage::graph, true, [](Compilation& c) { rewrite(c, drop_dead_results); }},
+    {"accumulate_folds", "starts sums over turns from what they are added to", Stage::graph, true,
+     [](Compilation& c) { rewrite(c, accumulate_folds); }},
+    // ---- a mesh ----
+    {"plan", "says how each value is cut, and what is sent", Stage::sharding, false, [](Compilation& c) { c.partition->plan(); }},
+    {"residuals", "keeps what a later loop would have to send again", Stage::sharding, false,
+     [](Compilation& c) { c.partition->residuals(); }},
+    {"regather", "gathers weights again for the backward pass", Stage::sharding, false, [](Compilation& c) { c.partition->regather(); }},
+    {"ring", "takes gathers that one contraction reads block by block", Stage::sharding, false,
+     [](Compilation& c) { c.partition->ring(); }},
+    {"bucket", "makes one call of collectives that are needed together", Stage::sharding, false,
+     [](Compilation& c) { c.partition->bucket(); }},
+    {"emit", "writes the graph of one device", Stage::device, false,
+     [](Compilation& c) {
+       if (!c.partition) return;
+       auto mine = c.partition->on(c.number);
+       c.roots = std::move(mine.roots), c.inputs = std::move(mine.inputs);
+     }},
+    // ---- the graph of one device ----
+    {"softmax_products", "takes the sums of a softmax out of its products", Stage::device, true,
+     [](Compilation& c) { c.roots = softmax_products(c.roots); }},
+    {"accumulate_updates", "scatters into the array that a scatter is added to", Stage::device, true,
+     [](Compilation& c) { rewrite(c, accumulate_updates); }},
+    {"layout", "orders the axes of values in memory for products", Stage::device, true,
+     [](Compilation& c) { c.layouts = layouts_of(c.roots); }},
+    // ---- the Program ----
+    {"lower", "fuses, schedules and writes the steps, scope by scope", Stage::program, false,
+     [](Compilation& c) {
+       auto low = lower(c.roots, c.inputs, {.fuse = c.options.optional}, c.layouts);
+       c.program = std::move(low.program), c.captured = std::move(low.captured);
+     }},
+    {"scratch", "asks the device what scratch each step wants", Stage::program, false,
+     [](Compilation& c) {
+       if (c.options.device) ask_scratch(*c.program, *c.options.device, c.options.workers);
+     }},
+    {"reuse_products", "keeps products from loop to loop in idle memory", Stage::program, true,
+     [](Compilation& c) { c.alternative = reuse_products(*c.program); }},
+    {"plan_memory", "shares memory, drops copies, gives each slot an offset", Stage::program, false,
+     [](Compilation& c) {
+       plan_memory(*c.program, c.options.donated, c.options.optional);
+       if (!c.alternative) return;
+       plan_memory(*c.alternative, c.options.donated, true);
+       if (c.alternative->peak_bytes > c.program->peak_bytes) return;
+       c.spared = 1 - multiplications(c.alternative->steps) / multiplications(c.program->steps);
+       *c.program = std::move(*c.alternative), c.alternative.reset();
+     }},
+};
+
+// ---- behind each pass ----
+bool is_asked(const Pass& p) {
+  static const char* wanted = std::getenv("HALIAX_PRINT");
+  return wanted && (std::strcmp(wanted, p.name) == 0 || std::strcmp(wanted, "all") == 0);
+}
+std::string text_of(const Compilation& c, Stage on) {
+  if (on == Stage::sharding) return c.partition->text();
+  return on == Stage::program ? program::to_string(*c.program) : to_string(c.roots);
+}
+std::int64_t size_of(const std::vector<program::Step>& steps) {
+  auto n = std::int64_t(steps.size());
+  for (auto& s : steps) n += size_of(s.loop.body);
+  return n;
+}
+// Nodes of a graph, steps of a plan or of a Program.
+std::int64_t size_of(const Compilation& c, Stage on) {
+  if (on == Stage::sharding) return c.partition->size();
+  return on == Stage::program ? (c.program ? size_of(c.program->steps) : 0) : std::int64_t(everything(c.roots).size());
+}
+void verify_after(const Pass& p, const Compilation& c) {
+  if (p.on == Stage::program)
+    verify(*c.program, p.name);
+  else if (p.on == Stage::sharding)
+    c.partition->verify(p.name);
+  else
+    verify(c.roots, p.name);
+}
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+std::span<const Pass> passes() { return kPasses; }
+
+void run(Compilation& c, Stage first, Stage last) {
+  c.options.donated.resize(c.inputs.size());
+  std::int64_t size = -1;
+  Stage counted = first;
+  bool reached = false;
+  for (auto& p : kPasses) {
+    reached |= p.name == c.options.from;
+    if (!reached || p.on < first || p.on > last || (p.optional && !c.options.optional)) continue;
+    if (p.on == Stage::sharding && !c.options.mesh) continue;
+    if (p.on == Stage::sharding && !c.partition) {
+      std::vector<PartitionInput> inputs;
+      for (std::size_t k = 0; k < c.inputs.size(); ++k) inputs.push_back({c.inputs[k], c.options.in[k]});
+      c.partition = std::make_shared<Partition>(c.roots, c.options.out, std::move(inputs), *c.options.mesh, c.options.partition);
+    }
+    if (size < 0 || counted != p.on) size = size_of(c, p.on), counted = p.on;
+    auto started = now();
+    p.run(c);
+    PassReport r{p.name, size, 0, now() - started};
+    size = r.after = size_of(c, p.on);
+    c.log.push_back(std::move(r));
+    if (is_asked(p)) {
+      auto device = c.partition && p.on > Stage::sharding ? fmt::format(", device {}", c.number) : "";
+      std::fprintf(stderr, "---- after %s%s\n%s", p.name, device.c_str(), text_of(c, p.on).c_str());
+    }
+    if (verifies()) verify_after(p, c);
+  }
+}
+void run(Compilation& c) { run(c, Stage::graph, Stage::program); }
+
+Compilation on_device(const Compilation& whole, int number) {
+  Compilation c{whole.roots, whole.inputs, whole.options};
+  c.partition = whole.partition, c.number = number;
+  return c;
+}
+
+Try chunk_trial(program::Device* device) {
+  constexpr int workers = 2;   // what is chosen does not depend on how many threads there are
+  return [device](const Nodes& roots, const Nodes& inputs, int depth) {
+    Compilation c{roots, inputs, {.device = device, .workers = workers, .chunk_depth = depth, .from = "chunk"}};
+    run(c);
+    return Tried{c.roots, c.program, c.spared};
+  };
+}
+
+std::string to_string(const std::vector<PassReport>& log) {
+  auto out = fmt::format("{:<20}{:>8}{:>8}{:>11}\n", "pass", "before", "after", "ms");
+  for (auto& r : log) out += fmt::format("{:<20}{:>8}{:>8}{:>11.3f}\n", r.name, r.before, r.after, r.seconds * 1e3);
+  return out;
+}
+std::string table_of_passes() {
+  const char* const stages[] = {"graph", "sharding", "device", "program"};
+  std::string out;
+  for (auto& p : kPasses) out += fmt::format("{:<20}{:<10}{}\n", p.name, stages[int(p.on)], p.does);
+  return out;
+}
+
+}  // namespace haliax

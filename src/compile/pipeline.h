@@ -1,0 +1,69 @@
+// From a traced graph to a Program: one list of passes, in pipeline.cpp.
+//
+// In: the roots of a graph as it was traced, and the inputs that stand for arguments. Out: a Program, or one for each device of a mesh.
+// Always: whatever rewrites a graph or a Program is an entry of the list. Behind each entry HALIAX_PRINT=NAME (or all) prints what it left,
+// bodies of loops included; the log gets a line; and the verifier runs, where it is on (verify.h).
+#pragma once
+#include <memory>
+#include <span>
+
+#include "compile/chunk/search.h"
+#include "compile/lower/lower.h"
+#include "compile/sharding/partition.h"
+#include "haliax/jit.h"
+
+namespace haliax {
+
+enum class Stage : std::uint8_t {
+  graph,      // the graph of the whole
+  sharding,   // how it is cut for the devices of a mesh; only on one
+  device,     // the graph of one device
+  program,
+};
+
+struct CompileOptions {
+  bool optional = true;                          // off: only the passes that meaning needs, and every node is a step of its own
+  program::Device* device = nullptr;             // whose scratch is planned; none: none
+  std::vector<bool> donated = {};                // by input
+  int workers = 0;                               // scratch is planned for so many threads; 0: as many as there are
+  int chunk_depth = 0;                           // regions in so many loops, and in more, are cut
+  std::string_view from = "strip_wraps";         // the first pass
+  // On a mesh: how inputs and results lie.
+  const Mesh* mesh = nullptr;
+  std::vector<Sharding> in = {}, out = {};
+  PartitionOptions partition = {};
+};
+
+// What is compiled, from pass to pass.
+struct Compilation {
+  Nodes roots, inputs;
+  CompileOptions options = {};
+  std::vector<std::string> uncut = {};           // lines for people, of regions that stay whole
+  std::shared_ptr<Partition> partition = {};     // from stage sharding on
+  int number = 0;                                // of the device
+  Layouts layouts = {};
+  std::shared_ptr<program::Program> program = {};
+  Nodes captured = {};                           // arrays of the graph, which the Program is given after the inputs
+  double spared = 0;                             // of the multiplications of the graph, the share that reuse_products spares
+  std::optional<program::Program> alternative = {};   // with products kept: taken if it needs no more memory
+  std::vector<PassReport> log = {};
+};
+
+struct Pass {
+  const char* name;
+  const char* does;                              // in ten words
+  Stage on;
+  bool optional;                                 // meaning does not need it
+  void (*run)(Compilation&);
+};
+std::span<const Pass> passes();                  // in order
+
+void run(Compilation&, Stage first, Stage last);
+void run(Compilation&);                          // all stages, for one device
+Compilation on_device(const Compilation&, int number);   // of a mesh, sharded: its share, before stage device
+std::string to_string(const std::vector<PassReport>&);   // a table
+std::string table_of_passes();                   // the list, a line each
+// The passes from `chunk` on, as the search for chunks tries them.
+Try chunk_trial(program::Device*);
+
+}  // namespace haliax

@@ -1,0 +1,195 @@
+// Collectives of one kind that are needed at the same time go in one call.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <tuple>
+
+#include "compile/sharding/planner.h"
+
+namespace haliax::partitioning {
+namespace {
+
+// Steps that a step reads, in its own region: for a loop all that its bodies read.
+struct Reads {
+  const Plan& plan;
+  std::vector<std::vector<int>> all;
+  explicit Reads(const Plan& p) : plan(p), all(p.steps.size()) {
+    for (std::size_t r = p.regions.size(); r-- > 0;) {  // inner regions come after outer ones
+      for (int k : p.regions[r].steps) {
+        for (int x : p.steps[std::size_t(k)].in)
+          if (x >= 0) all[std::size_t(k)].push_back(x);
+        auto& mine = all[std::size_t(k)];
+        if (p.steps[std::size_t(k)].kind == Step::Kind::loop) {
+          auto& l = p.loops[std::size_t(p.steps[std::size_t(k)].loop)];
+          for (auto& v : l.value) mine.insert(mine.end(), v.begin(), v.end());
+          for (int body : l.regions)
+            for (int s : p.regions[std::size_t(body)].steps)
+              mine.insert(mine.end(), all[std::size_t(s)].begin(), all[std::size_t(s)].end());
+          std::erase_if(mine, [&](int x) {
+            return std::find(l.regions.begin(), l.regions.end(), p.steps[std::size_t(x)].region) != l.regions.end();
+          });
+        }
+        std::sort(mine.begin(), mine.end());
+        mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
+      }
+    }
+  }
+};
+
+struct Joiner {
+  Plan& plan;
+  const Whole& whole;
+  const Reads& reads;
+  std::vector<char> talks = {};  // the step, or something in its bodies
+  int buckets = 0;
+
+  Step& step(int k) { return plan.steps[std::size_t(k)]; }
+
+  void run() {
+    talks.assign(plan.steps.size(), false);
+    for (std::size_t r = plan.regions.size(); r-- > 0;) {
+      for (int k : plan.regions[r].steps) {
+        talks[std::size_t(k)] = step(k).talks();
+        if (step(k).kind == Step::Kind::loop)
+          for (int body : plan.loops[std::size_t(step(k).loop)].regions)
+            for (int s : plan.regions[std::size_t(body)].steps) talks[std::size_t(k)] |= talks[std::size_t(s)] && step(s).live;
+      }
+      region(int(r));
+    }
+  }
+  void region(int r) {
+    std::vector<int> steps;
+    for (int k : plan.regions[std::size_t(r)].steps)
+      if (step(k).live) steps.push_back(k);
+    std::map<int, int> early, late;  // calls before a step, and after it
+    auto here = [&](int x) { return step(x).region == r && step(x).live; };
+    for (int k : steps) {
+      int e = 0;
+      for (int x : reads.all[std::size_t(k)])
+        if (here(x)) e = std::max(e, early[x] + talks[std::size_t(x)]);
+      early[k] = e;
+    }
+    for (auto k = steps.rbegin(); k != steps.rend(); ++k)
+      for (int x : reads.all[std::size_t(*k)])
+        if (here(x)) late[x] = std::max(late[x], late[*k] + talks[std::size_t(*k)]);
+    // Reductions as late as possible, in the order in which there is something to reduce: gradients and the loss meet at the end, or
+    // whenever a bucket is full.
+    auto ready = ready_at(steps);
+    std::vector<int> by_time;
+    for (int k : steps)
+      if (step(k).kind == Step::Kind::hop && step(k).talks() && step(k).ring < 0) by_time.push_back(k);
+    std::stable_sort(by_time.begin(), by_time.end(), [&](int a, int b) { return ready[a] < ready[b]; });
+    using Key = std::tuple<int, std::string, int, int, int>;
+    std::map<Key, std::pair<int, double>> open;
+    std::map<std::string, std::pair<int, double>> gathers;
+    for (int k : by_time) {
+      auto& s = step(k);
+      auto& from = step(s.in[0]).at;
+      std::string over(s.hop.over.begin(), s.hop.over.end());
+      if (s.sums()) {
+        int monoid = 0;
+        for (auto& [m, how] : from.partial)
+          if (s.hop.over.has(m)) monoid = int(how);
+        auto& [bucket, full] = open[{int(s.hop.kind), over, int(whole.nodes[std::size_t(s.node)]->dtype), monoid, late[k]}];
+        auto b = whole.bytes(s.node, from);
+        if (full == 0 || full + b > kBucket) bucket = ++buckets, full = 0;
+        s.bucket = bucket, full += b;
+      } else if (s.hop.kind == Hop::Kind::all_gather && early[k] == 0) {
+        // Gathers one by one, or all gathered arrays would be alive at once; but the small ones with the first.
+        auto b = whole.bytes(s.node, s.at);
+        auto& [bucket, small] = gathers[over];
+        if (bucket == 0)
+          s.bucket = bucket = ++buckets;
+        else if (b <= kSmall && small + b <= kBucket)
+          s.bucket = bucket, small += b;
+      }
+    }
+    order(r, steps, ready);
+  }
+  // Where among the steps each may be made. Reductions, and what is cheaply made for them alone, as soon as what they read is there;
+  // others keep their place.
+  std::map<int, int> ready_at(const std::vector<int>& steps) {
+    std::map<int, int> at;
+    for (std::size_t i = 0; i < steps.size(); ++i) at[steps[i]] = int(i);
+    std::function<int(int)> soonest = [&](int k) {
+      auto& s = step(k);
+      auto kind = whole.nodes[std::size_t(s.node)]->op->kind;
+      bool light = s.kind == Step::Kind::regrow || s.kind == Step::Kind::result ||
+                   (s.kind == Step::Kind::compute && (kind == Kind::map || kind == Kind::view));
+      if (!s.sums() && !light) return at[k];
+      int last = -1;
+      for (int x : s.in)
+        if (x >= 0 && at.count(x)) last = std::max(last, soonest(x));
+      return at[k] = std::max(last, 0);
+    };
+    for (int k : steps)
+      if (step(k).sums()) soonest(k);
+    return at;
+  }
+  // Steps in an order in which each call comes after all that it reads.
+  void order(int r, const std::vector<int>& steps, std::map<int, int>& ready_at) {
+    std::map<int, std::vector<int>> members;  // of a bucket, or (negative) a step alone
+    auto unit = [&](int k) { return step(k).bucket > 0 ? step(k).bucket : -1 - k; };
+    std::map<int, int> place;
+    for (int k : steps) {
+      auto u = unit(k);
+      members[u].push_back(k);
+      bool gathers = step(k).hop.kind == Hop::Kind::all_gather;
+      auto known = place.try_emplace(u, ready_at[k]);
+      if (!known.second && !gathers) known.first->second = std::max(known.first->second, ready_at[k]);
+    }
+    std::map<int, std::set<int>> users, waits;
+    for (auto& [u, all] : members)
+      for (int k : all)
+        for (int x : reads.all[std::size_t(k)])
+          if (step(x).region == r && step(x).live && unit(x) != u) users[unit(x)].insert(u), waits[u].insert(unit(x));
+    std::set<std::pair<int, int>> ready;
+    std::map<int, std::size_t> left;
+    for (auto& [u, at] : place) {
+      left[u] = waits[u].size();
+      if (left[u] == 0) ready.insert({at, u});
+    }
+    std::vector<int> out;
+    while (!ready.empty()) {
+      auto u = ready.begin()->second;
+      ready.erase(ready.begin());
+      out.insert(out.end(), members[u].begin(), members[u].end());
+      for (int v : users[u])
+        if (--left[v] == 0) ready.insert({place[v], v});
+    }
+    if (out.size() != steps.size()) throw Error("[partition] collectives wait for each other");
+    plan.regions[std::size_t(r)].steps = std::move(out);
+  }
+};
+
+}  // namespace
+
+void bucket(Plan& plan, const Whole& whole) {
+  Reads reads(plan);
+  Joiner{plan, whole, reads}.run();
+}
+
+// What nothing reads is not made, nor sent.
+void drop_dead(Plan& plan, const Whole& whole) {
+  (void)whole;
+  for (auto& s : plan.steps) s.live = false;
+  std::vector<int> todo = plan.roots;
+  while (!todo.empty()) {
+    int k = todo.back();
+    todo.pop_back();
+    if (k < 0) continue;
+    auto& s = plan.steps[std::size_t(k)];
+    if (s.live) continue;
+    s.live = true;
+    todo.insert(todo.end(), s.in.begin(), s.in.end());
+    if (s.kind != Step::Kind::loop) continue;
+    auto& l = plan.loops[std::size_t(s.loop)];
+    for (auto& v : l.value) todo.insert(todo.end(), v.begin(), v.end());
+    for (auto& c : l.carry) todo.insert(todo.end(), c.begin(), c.end());
+  }
+  plan.bytes = 0;
+  for (auto& s : plan.steps)
+    if (s.live) plan.bytes += s.hop.bytes * plan.regions[std::size_t(s.region)].turns;
+}
+
+}  // namespace haliax::partitioning

@@ -1,0 +1,390 @@
+// From the plan to the graph of one device. All devices make their collectives in the same order.
+#include <algorithm>
+#include <tuple>
+#include <unordered_set>
+
+#include "ops/prim.h"
+#include "compile/sharding/planner.h"
+
+namespace haliax::partitioning {
+namespace {
+
+using program::Outside;
+using program::Wire;
+
+class Emitter {
+ public:
+  Emitter(const Plan& plan, const Whole& whole, const Mesh& mesh, int device)
+      : plan_(plan), whole_(whole), mesh_(mesh), device_(device), local_(plan.steps.size()) {}
+
+  std::vector<NodePtr> inputs(const std::vector<PartitionInput>& in) {
+    std::vector<NodePtr> out;
+    for (auto& i : in)
+      out.push_back(prim::input(local_axes(i.whole->axes, i.at, mesh_, device_), i.whole->dtype, i.whole->origin.module)),
+          given_[i.whole.get()] = out.back();
+    return out;
+  }
+  Nodes run() {
+    auto outer = context().origin;
+    region(0);
+    context().origin = outer;
+    Nodes out;
+    for (int s : plan_.roots) out.push_back(local(s));
+    keep(0, out);
+    return out;
+  }
+
+ private:
+  const Plan& plan_;
+  const Whole& whole_;
+  const Mesh& mesh_;
+  int device_;
+  std::vector<NodePtr> local_;
+  std::unordered_map<const Node*, NodePtr> given_;
+  std::unordered_map<const Node*, std::pair<NodePtr, std::int64_t>>
+      own_turns_;               // index -> that of this device, and where it starts
+  std::map<int, Nodes> calls_;  // of a region: collectives, and loops that may hold some
+  int made_calls_ = 0;
+
+  const Step& step(int s) const { return plan_.steps[std::size_t(s)]; }
+  const NodePtr& node(const Step& s) const { return whole_.nodes[std::size_t(s.node)]; }
+  const NodePtr& local(int s) const { return local_[std::size_t(s)]; }
+  Axes axes_of(const Step& s) const { return local_axes(node(s)->axes, s.at, mesh_, device_); }
+  std::pair<std::int64_t, std::int64_t> block(const Axes& axes, const Sharding& at, Name a) const {
+    return block_of(*find_axis(axes, a), at.cut(a), mesh_, device_);
+  }
+
+  void region(int r) {
+    for (int k : plan_.regions[std::size_t(r)].steps) {
+      auto& s = step(k);
+      if (!s.live || local(k) || s.ring >= 0) continue;
+      context().origin = node(s)->origin;
+      if (auto* gather = ringed(s))
+        ring(r, k, *gather);
+      else if (s.talks())
+        collective(r, k);
+      else
+        local_[std::size_t(k)] = made(s);
+    }
+  }
+  // A device whose blocks are short or empty may need nothing of what a call brings it. The others wait for it nevertheless: one
+  // of what comes out of the region does too.
+  void keep(int region, Nodes& out) {
+    auto& calls = calls_[region];
+    if (calls.empty()) return;
+    std::unordered_set<const Node*> seen;
+    Nodes todo = out;
+    while (!todo.empty()) {
+      auto n = todo.back();
+      todo.pop_back();
+      if (!n || n->id < calls.front()->id || !seen.insert(n.get()).second) continue;
+      todo.insert(todo.end(), n->in.begin(), n->in.end());
+      if (n->op != &kLoop) continue;
+      for (auto& r : loop_of(*n).results) todo.insert(todo.end(), r.value.begin(), r.value.end());
+    }
+    auto& least = *std::min_element(out.begin(), out.end(), [](auto& a, auto& b) { return a->bytes() < b->bytes(); });
+    for (auto& c : calls)
+      if (!seen.count(c.get())) least = prim::barrier(least, c->op == &kLoop ? loop_result(c, 0) : collective_result(c, 0));
+  }
+  NodePtr made(const Step& s) {
+    switch (s.kind) {
+      case Step::Kind::given: {
+        auto found = given_.find(node(s).get());
+        return found == given_.end() ? node(s) : found->second;
+      }
+      case Step::Kind::carry: {
+        auto& p = plan_.loops[std::size_t(s.loop)];
+        if (auto& known = local(p.carry[s.result][0])) return known;  // bodies share it
+        return prim::carry(turn_of(loop_of(*whole_.nodes[std::size_t(p.node)]).index[0]), axes_of(s), node(s)->dtype);
+      }
+      case Step::Kind::regrow: return regrown(s);
+      case Step::Kind::compute: return computed(s);
+      case Step::Kind::shift: return shifted(s, {});
+      case Step::Kind::regroup: return apart(s, together(s));
+      case Step::Kind::hop: return s.hop.kind == Hop::Kind::pend ? pended(s) : sliced(s);
+      case Step::Kind::loop: return loop(s);
+      case Step::Kind::result: return loop_result(local(s.in[0]), s.result);
+    }
+    return nullptr;
+  }
+
+  // ---- what no other device takes part in ----
+  NodePtr regrown(const Step& s) {  // what only numbers and positions make
+    std::vector<std::tuple<const Node*, Sharding, NodePtr>> known;  // one may be there under two names of an axis
+    return regrown(node(s), s.at, known);
+  }
+  NodePtr regrown(const NodePtr& x, const Sharding& at, std::vector<std::tuple<const Node*, Sharding, NodePtr>>& known) {
+    for (auto& [n, how, made] : known)
+      if (n == x.get() && how == at) return made;
+    NodePtr made = x;
+    auto axes = local_axes(x->axes, at, mesh_, device_);
+    if (x->op == &prim::kIota) {
+      auto start = block(x->axes, at, x->axes[0].name).first;
+      made = prim::add(prim::iota(axes[0], x->dtype), prim::integer(start, x->dtype));
+    } else if (auto own = own_turns_.find(x.get()); own != own_turns_.end()) {
+      made = prim::add(own->second.first, prim::integer(own->second.second, x->dtype));
+    } else if (x->op->kind != Kind::leaf) {
+      Nodes in;
+      for (std::size_t k = 0; k < x->in.size(); ++k) in.push_back(regrown(x->in[k], rules::needed(*x, k, at, mesh_), known));
+      made = x->op == &prim::kFit ? prim::fit(in[0], axes) : make(*x->op, in, axes, x->dtype, x->attr);
+    }
+    known.push_back({x.get(), at, made});
+    return made;
+  }
+  NodePtr sliced(const Step& s) {  // this device's block of what it has
+    auto x = local(s.in[0]);
+    auto& from = step(s.in[0]);
+    for (auto& a : node(s)->axes) {
+      if (s.at.cut(a.name) == from.at.cut(a.name)) continue;
+      auto [start, size] = block(node(s)->axes, s.at, a.name);
+      x = prim::slice(x, a.name, start - std::min(start, block(node(s)->axes, from.at, a.name).first), size);
+    }
+    return x;
+  }
+  NodePtr pended(const Step& s) {  // the first rank has the value, the others what changes nothing
+    auto& x = local(s.in[0]);
+    auto monoid = Monoid::sum;
+    bool first = true;
+    for (auto& [m, how] : s.at.partial)
+      if (!step(s.in[0]).at.pending(m)) first &= coordinate(mesh_, device_, m) == 0, monoid = how;
+    return first ? x : nothing_instead_of(x, monoid);
+  }
+  // Not before x is there: every device takes part in the collectives that x is made by.
+  static NodePtr nothing_instead_of(const NodePtr& x, Monoid m) {
+    auto nothing = prim::fit(prim::identity(m, x->dtype), x->axes);
+    return prim::is_number(x) ? nothing : prim::barrier(nothing, x);
+  }
+  NodePtr computed(const Step& s) {
+    auto& n = *node(s);
+    Nodes in;
+    for (int k : s.in) in.push_back(k < 0 ? nullptr : local(k));
+    auto axes = axes_of(s);
+    if (n.op == &prim::kFit) return prim::fit(in[0], axes);
+    if (n.op == &prim::kGather || n.op == &prim::kScatter) return picked(s, std::move(in), axes);
+    if (n.op == &prim::kSlice)
+      return prim::slice(in[0], n.attr.names[0], n.attr.ints[0], n.attr.ints[1], n.attr.ints[2], n.attr.ints[3] != 0,
+                         s.own_turns     ? turn_of(n.in[1])
+                         : in.size() > 1 ? in[1]
+                                         : nullptr);
+    return make(*n.op, in, axes, n.dtype, n.attr);
+  }
+  // Picking from a table of which this device has a block: indices count from its start, and what lies in other blocks is nothing
+  // here.
+  NodePtr picked(const Step& s, Nodes in, const Axes& axes) {
+    auto& n = *node(s);
+    bool gathers = n.op == &prim::kGather;
+    auto& table_axes = n.in[0]->axes;
+    auto& table_at = gathers ? step(s.in[0]).at : s.at;
+    std::size_t first = gathers ? 1 : 2;
+    NodePtr valid;
+    bool cut = false;
+    for (std::size_t k = 0; k < n.attr.names.size(); ++k) {
+      Name a = n.attr.names[k];
+      if (table_at.cut(a).empty()) continue;
+      cut = true;
+      auto size = find_axis(table_axes, a)->size;
+      auto& ids = in[first + k] = prim::signed_ids(in[first + k], size);
+      auto number = [&](std::int64_t v) { return prim::integer(v, ids->dtype); };
+      auto [start, length] = block(table_axes, table_at, a);
+      auto within = [&](const NodePtr& x, std::int64_t end) {
+        return prim::map(prim::kBitAnd, {prim::less_equal(number(0), x), prim::less(x, number(end))}, DType::boolean);
+      };
+      bool clamps = gathers ? Outside(n.attr.ints[0]) == Outside::clamp : n.attr.ints[1] != 0;
+      if (clamps) ids = prim::min(prim::max(ids, number(0)), number(size - 1));
+      auto there = within(ids, size);
+      valid = valid ? prim::map(prim::kBitAnd, {valid, there}, DType::boolean) : there;
+      auto shifted = prim::sub(ids, number(start));
+      ids = prim::select(within(shifted, length), shifted, number(length));
+    }
+    auto attr = n.attr;
+    bool fills = gathers && Outside(n.attr.ints[0]) == Outside::fill;
+    if (cut && gathers) attr.ints[0] = std::int64_t(Outside::zero);
+    if (cut && !gathers) attr.ints[1] = 0;
+    auto out = make(*n.op, in, axes, n.dtype, attr);
+    if (!cut || !fills || n.dtype == DType::boolean) return out;
+    bool mine = true;  // an index outside of all blocks: one device says so
+    for (auto& [x, m] : s.at.partial) mine &= coordinate(mesh_, device_, x) == 0;
+    auto outside = mine ? prim::picked_outside(n.dtype) : prim::number(0, n.dtype);
+    return prim::map(prim::kSelect, {valid, out, outside}, n.dtype, &axes);
+  }
+  NodePtr loop(const Step& s) {
+    auto& p = plan_.loops[std::size_t(s.loop)];
+    Loop out = loop_of(*node(s));
+    if (!p.turns.empty()) {
+      auto [start, size] = block_of(out.axis, p.turns, mesh_, device_);
+      auto& index = out.index[0];
+      auto turn = prim::index(out.axis.resize(size), 0, prim::index_chunk(*index), int(index->attr.ints[3]));
+      own_turns_[index.get()] = {turn, start};
+      out.axis = out.axis.resize(size), index = turn;
+    }
+    for (std::size_t b = 0; b < p.regions.size(); ++b) {
+      region(p.regions[b]);
+      Nodes values;
+      for (auto& v : p.value) values.push_back(local(v[b]));
+      keep(p.regions[b], values);
+      for (std::size_t k = 0; k < values.size(); ++k) out.results[k].value[b] = values[k];
+    }
+    context().origin = node(s)->origin;
+    for (std::size_t k = 0; k < out.results.size(); ++k) {
+      auto& r = out.results[k];
+      if (r.carry) r.carry = local(p.carry[k][0]);
+      if (p.start[k] >= 0) r.start = local(p.start[k]);
+    }
+    auto made = make_loop(std::move(out));
+    own_turns_.erase(loop_of(*node(s)).index[0].get());  // another loop may count by the same index
+    if (std::any_of(p.regions.begin(), p.regions.end(), [&](int r) { return !calls_[r].empty(); }))
+      calls_[s.region].push_back(made);
+    return made;
+  }
+
+  // ---- what others take part in: all steps of a bucket in one call ----
+  void collective(int region, int first) {
+    std::vector<int> members;
+    for (int k : plan_.regions[std::size_t(region)].steps)
+      if (k == first || (step(first).bucket >= 0 && step(k).bucket == step(first).bucket && step(k).live)) members.push_back(k);
+    Wiring w;
+    Nodes x;
+    auto& h = step(first).hop;
+    w.how.wire = h.kind == Hop::Kind::all_reduce       ? Wire::all_reduce
+                 : h.kind == Hop::Kind::all_gather     ? Wire::all_gather
+                 : h.kind == Hop::Kind::reduce_scatter ? Wire::reduce_scatter
+                                                       : Wire::exchange;
+    for (int m : h.over) w.how.over.push_back(m);
+    for (int k : members) {
+      auto& s = step(k);
+      auto& n = *node(s);
+      w.how.sent_bytes += s.hop.bytes;
+      w.out.push_back(axes_of(s));
+      if (s.kind == Step::Kind::regroup) {
+        auto& p = s.pieces[0];
+        w.out.back() = local_axes(p.axes, s.at, mesh_, device_);
+        if (!p.taken.parts.empty())
+          for (auto& a : w.out.back())
+            if (a.name == p.axis) a.size = p.taken.size(mesh_, device_);
+        pack(w.how, s.pieces, int(x.size()), int(w.out.size()) - 1, p.axes, s.at, mesh_, device_);
+        x.push_back(in_order(together(s), p.axes));
+        continue;
+      }
+      if (w.how.wire == Wire::exchange) {
+        std::vector<Piece> pieces;
+        if (s.kind == Step::Kind::shift)
+          pieces = far(s);
+        else
+          pieces = {{.axes = n.axes, .at = step(s.in[0]).at}};
+        pack(w.how, pieces, int(x.size()), int(w.out.size()) - 1, n.axes, s.at, mesh_, device_);
+        for (int i : s.in) x.push_back(in_order(local(i), n.axes));
+        continue;
+      }
+      auto& from = step(s.in[0]).at;
+      for (auto& [m, how] : from.partial)
+        if (h.over.has(m)) w.how.monoid = how;
+      x.push_back(local(s.in[0]));
+      w.along.push_back(s.hop.axis);
+      auto whole = s.hop.kind == Hop::Kind::all_gather ? axes_of(s) : local_axes(n.axes, from, mesh_, device_);
+      w.how.size.push_back(s.hop.axis ? find_axis(whole, s.hop.axis)->size : 0);
+    }
+    auto made = call(region, std::move(x), std::move(w));
+    for (std::size_t i = 0; i < members.size(); ++i) {
+      auto& s = step(members[i]);
+      auto part = collective_result(made, i);
+      local_[std::size_t(members[i])] = s.kind == Step::Kind::shift     ? shifted(s, part)
+                                        : s.kind == Step::Kind::regroup ? apart(s, part)
+                                                                        : part;
+    }
+  }
+  NodePtr call(int region, Nodes x, Wiring w) {
+    // A device whose operand is the same in all turns makes the call in each of them, as the others do.
+    if (auto index = index_of(region)) {
+      if (std::none_of(x.begin(), x.end(), [&](auto& v) { return v->varies_with(index.get()); }))
+        x[0] = prim::barrier(x[0], index);
+    }
+    w.number = ++made_calls_;
+    calls_[region].push_back(make_collective(std::move(x), std::move(w)));
+    return calls_[region].back();
+  }
+  // The gather whose blocks this step takes one by one; null: none.
+  const Step* ringed(const Step& s) const {
+    for (int x : s.in)
+      if (x >= 0 && step(x).ring >= 0) return &step(x);
+    return nullptr;
+  }
+  void ring(int region, int k, const Step& gather) {
+    auto& s = step(k);
+    auto& other = local(&step(s.in[0]) == &gather ? s.in[1] : s.in[0]);
+    auto& block = local(gather.in[0]);
+    Wiring w;
+    w.out = {axes_of(s)}, w.along = {gather.hop.axis};
+    hand_on(w, block->axes, gather.hop.over, mesh_, device_);
+    w.how.sent_bytes = gather.hop.bytes / (w.ranks - 1);
+    w.dtype = find(*node(s), gather.hop.axis) ? node(s)->dtype : DType::f32;  // what is added up
+    local_[std::size_t(k)] = prim::cast(collective_result(call(region, {other, block}, std::move(w)), 0), node(s)->dtype);
+  }
+  NodePtr index_of(int region) const {  // of the loop around; null: none
+    auto& r = plan_.regions[std::size_t(region)];
+    if (r.loop < 0) return nullptr;
+    return turn_of(loop_of(*whole_.nodes[std::size_t(plan_.loops[std::size_t(r.loop)].node)]).index[r.body]);
+  }
+  const NodePtr& turn_of(const NodePtr& index) const {  // as this device counts
+    auto own = own_turns_.find(index.get());
+    return own == own_turns_.end() ? index : own->second.first;
+  }
+  static NodePtr in_order(const NodePtr& x, const Axes& like) {
+    Axes axes;
+    for (auto& a : like) axes.push_back(*find(*x, a.name));
+    return prim::fit(x, axes);
+  }
+  // ---- positions that move ----
+  // Of a regroup: the operand and the result as they are sent and come, their parts in one axis.
+  NodePtr together(const Step& s) const {
+    auto& p = s.pieces[0];
+    if (p.given.parts.empty()) return local(s.in[0]);
+    Names names;
+    for (auto& a : p.given.parts) names.push_back(a.name);
+    return prim::flatten(local(s.in[0]), names, Axis(p.axis, p.given.size(mesh_, device_)));
+  }
+  NodePtr apart(const Step& s, const NodePtr& x) const {
+    auto& p = s.pieces[0];
+    if (p.taken.parts.empty()) return prim::fit(x, axes_of(s));
+    Axes parts;
+    for (std::size_t k = 0; k < p.taken.parts.size(); ++k)
+      parts.push_back(p.taken.parts[k].resize(block_of(p.taken.parts[k], p.taken.cuts[k], mesh_, device_).second));
+    return prim::fit(prim::unflatten(x, p.axis, parts), axes_of(s));
+  }
+  static std::vector<Piece> far(const Step& s) {  // those that others may have
+    std::vector<Piece> out;
+    for (auto& p : s.pieces)
+      if (!p.at.cut(p.axis).empty()) out.push_back(p);
+    return out;
+  }
+  // This device's block, piece by piece: from what came (`got`, in its places), or from what is here.
+  NodePtr shifted(const Step& s, const NodePtr& got) {
+    Name a = s.hop.axis;
+    auto [start, size] = block(node(s)->axes, s.at, a);
+    Nodes parts;
+    for (auto& p : s.pieces) {
+      auto begin = std::max(start, p.to), end = std::min(start + size, p.to + p.size);
+      if (begin >= end) continue;
+      if (got && !p.at.cut(a).empty()) {
+        parts.push_back(prim::slice(got, a, begin - start, end - begin));
+        continue;
+      }
+      auto have = block(p.axes, p.at, a).first;
+      auto part = prim::slice(local(s.in[std::size_t(p.array)]), a, p.from + p.step * (begin - p.to) - have, end - begin, p.step);
+      parts.push_back(in_order(part, node(s)->axes));
+    }
+    auto axes = axes_of(s);
+    if (parts.empty()) return prim::filled(0, node(s)->dtype, axes);
+    return prim::concat(parts, *find_axis(axes, a));
+  }
+};
+
+}  // namespace
+
+Nodes emit(const Plan& plan, const Whole& whole, const std::vector<PartitionInput>& inputs, const Mesh& mesh, int device,
+           Nodes& placeholders) {
+  Emitter e(plan, whole, mesh, device);
+  placeholders = e.inputs(inputs);
+  return e.run();
+}
+
+}  // namespace haliax::partitioning

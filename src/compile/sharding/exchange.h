@@ -1,0 +1,35 @@
+// Who sends what to whom, when positions of an axis move between the devices of a mesh.
+#pragma once
+#include "ops/collective.h"
+#include "transforms/sharding.h"
+
+namespace haliax {
+
+void hand_on(Wiring&, const Axes& block, const Cut& over, const Mesh&, int device);  // makes a ring of it, and says who sends
+
+// How the positions of an axis lie on a mesh: in blocks of its parts, row by row. An axis is mostly its own only part.
+struct Lie {
+  Axes parts = {};
+  std::vector<Cut> cuts = {};                        // of each part
+  Cut over() const;                                  // mesh axes, of all parts
+  std::int64_t size(const Mesh&, int device) const;  // of a device's block
+};
+
+// A part of what an exchange makes: positions [to, to + size) of `axis` are positions from, from + step, ... of one of its
+// arrays, which is cut as `at` says. Along other axes, and without an axis, positions stay.
+struct Piece {
+  int array = 0;
+  Axes axes = {};  // of the whole array, in the order of the result's
+  Sharding at = {};
+  Name axis = {};
+  std::int64_t from = 0, to = 0, size = 0, step = 1;
+  Lie given = {}, taken = {};  // of `axis`, where it is cut in parts: of the array's, of the result's; then positions stay
+};
+// The parcels of one device, for a result (of the whole graph: `axes`, cut as `at`) that goes to out[k].
+void pack(program::Collective&, const std::vector<Piece>&, int first_array, int out, const Axes& axes, const Sharding& at,
+          const Mesh&, int device);
+// Bytes that a device sends to others, on average.
+double exchange_bytes(const std::vector<Piece>&, const Axes& axes, const Sharding& at, int width, const Mesh&);
+Cut exchange_over(const std::vector<Piece>&, const Axes& axes, const Sharding& at);  // the mesh axes along which something moves
+
+}  // namespace haliax

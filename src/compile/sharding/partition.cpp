@@ -1,0 +1,79 @@
+#include "compile/sharding/partition.h"
+
+#include "base/where.h"
+#include "compile/sharding/planner.h"
+
+namespace haliax {
+
+using namespace partitioning;
+
+struct Partition::Impl {
+  Mesh mesh;
+  Nodes roots;
+  std::vector<Sharding> wanted;
+  std::vector<PartitionInput> inputs;
+  PartitionOptions options;
+  Plan plan = {};
+  std::unique_ptr<Whole> whole = {};
+
+  // The plan that sends least; with `regather`, or once for all.
+  void make(bool regather) {
+    Following outer;   // planning makes nodes that are due to others
+    options.regather = regather;
+    whole = std::make_unique<Whole>(roots, wanted, mesh);
+    Planner planner(*whole, options, inputs, wanted);
+    plan = best(*whole, planner, options.strict);
+  }
+  void keep_residuals() {
+    for (;;) {
+      auto more = with_residuals(roots, plan, *whole, !options.regather);
+      if (more == roots) return;
+      roots = std::move(more);
+      make(options.regather);
+    }
+  }
+};
+
+Partition::Partition(const Nodes& roots, const std::vector<Sharding>& wanted, std::vector<PartitionInput> inputs,
+                     const Mesh& mesh, PartitionOptions options)
+    : impl_(new Impl{mesh, roots, wanted, std::move(inputs), std::move(options)}) {}
+Partition::~Partition() = default;
+
+void Partition::plan() { impl_->make(impl_->options.regather); }
+void Partition::residuals() {
+  auto& m = *impl_;
+  const auto roots = m.roots;
+  m.keep_residuals();
+  if (m.options.regather) return;
+  // What is kept is to save traffic: where it does not, it is not kept.
+  Impl other{m.mesh, roots, m.wanted, m.inputs, m.options};
+  other.make(true);
+  other.keep_residuals();
+  bool refused = m.options.strict && unasked(other.plan, *other.whole) > unasked(m.plan, *m.whole);
+  if (other.plan.bytes >= m.plan.bytes - 1 || refused) return;
+  m = std::move(other);
+  m.options.regather = false;
+}
+void Partition::regather() {
+  if (impl_->options.regather) gather_again(impl_->plan, *impl_->whole);
+}
+void Partition::ring() {
+  if (impl_->options.ring) partitioning::ring(impl_->plan, *impl_->whole);
+}
+void Partition::bucket() { partitioning::bucket(impl_->plan, *impl_->whole); }
+
+Partition::Device Partition::on(int device) const {
+  Device d;
+  d.roots = emit(impl_->plan, *impl_->whole, impl_->inputs, impl_->mesh, device, d.inputs);
+  return d;
+}
+
+std::vector<Move> Partition::moves() const { return moves_of(impl_->plan, *impl_->whole, impl_->options.gradients.get()); }
+double Partition::sent_bytes() const { return impl_->plan.bytes; }
+std::string Partition::text() const { return to_string(impl_->plan, *impl_->whole); }
+std::int64_t Partition::size() const {
+  return std::count_if(impl_->plan.steps.begin(), impl_->plan.steps.end(), [](auto& s) { return s.live; });
+}
+void Partition::verify(const char* after) const { partitioning::verify(impl_->plan, *impl_->whole, after); }
+
+}  // namespace haliax

@@ -1,0 +1,71 @@
+// One mapping shards everything: from the graph of the whole to the graph of one device, with collectives.
+//
+// In: the graph of the whole; the sharding of each input and root; constraints (prim::pin) and the mapping in the origin of each node.
+// Out: for each device a graph of local arrays and collectives. Always: how an op may be cut follows from its rule along axes
+// (ops/rule.h) alone, and what it has no rule for is gathered, never cut; all devices make the same calls in the same order; the values are
+// those of the graph of the whole, up to the order in which sums over a cut axis are taken (by rank).
+#pragma once
+#include <map>
+#include <string_view>
+
+#include "transforms/rewrite.h"
+#include "transforms/sharding.h"
+
+namespace haliax {
+
+struct PartitionOptions {
+  bool regather = true;  // a weight gathered in a loop is gathered again in the next one; else once for all, before
+  bool ring = false;     // a gather that one contraction reads: block by block, see ring
+  bool strict = false;   // no gather is chosen for its bytes if nobody asked for it
+  std::shared_ptr<const Gradients> gradients = {};  // noted as the graph was traced, for reports
+};
+struct PartitionInput {
+  NodePtr whole;
+  Sharding at;
+};
+// What moves, for reports, in order: bytes are sent per device on a ring, for one turn of the loops it is in.
+struct Move {
+  const char* kind;
+  Cut over;           // mesh axes
+  std::string array;  // the name of an input, "gradient of" some, "new" (updated), "part of" an op, or the op that made it
+  std::string axes;   // of the arrays, on the whole
+  std::string loop = {};    // the axes walked around it, outermost first
+  const char* cause = "";   // the op that wants it, or "result"
+  Origin origin = {};       // of that op
+  std::string asked = {};   // of a gather: by what it was asked for; empty: by nobody
+  int arrays = 1;
+  double bytes = 0, turns = 1;
+};
+
+bool gathers(std::string_view kind);  // of a Move: does a device get what others have?
+
+// A plan for all devices of a mesh: how each value is cut, and what is sent. `wanted`: the sharding of each root.
+class Partition {
+ public:
+  Partition(const Nodes& roots, const std::vector<Sharding>& wanted, std::vector<PartitionInput> inputs, const Mesh&,
+            PartitionOptions = {});
+  ~Partition();
+
+  // ---- the passes, in order; pipeline.cpp says what they do ----
+  void plan();
+  void residuals();
+  void regather();
+  void ring();
+  void bucket();
+  struct Device {
+    Nodes roots, inputs;
+  };
+  Device on(int device) const;  // its graph, and placeholders of its part of the inputs
+
+  std::vector<Move> moves() const;
+  double sent_bytes() const;
+  std::int64_t size() const;                 // steps
+  std::string text() const;                  // for people
+  void verify(const char* after) const;      // raises
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace haliax

@@ -1,0 +1,228 @@
+// The partition pass at work. A plan says, for all devices alike, which versions of each value there are (whole, cut, pending),
+// which is made of which, and what is sent; `emit` makes one device's graph of it.
+#pragma once
+#include <functional>
+#include <map>
+#include <unordered_map>
+
+#include "graph/loop.h"
+#include "compile/sharding/partition.h"
+#include "compile/sharding/rules.h"
+#include "compile/sharding/reshard.h"
+
+namespace haliax::partitioning {
+
+// One version of the value of one node.
+struct Step {
+  enum class Kind : std::uint8_t {
+    given,   // an input, or an array that the graph captured
+    carry,   // what a loop carries
+    regrow,  // of numbers and positions: made in place, in any sharding
+    compute,
+    shift,    // positions moved along an axis, by an exchange or (bytes 0) by slices of what each device has
+    regroup,  // an axis in parts, or parts in an axis, whose blocks do not lie in one another: an exchange
+    hop,
+    loop,
+    result,  // of a loop
+  } kind = Kind::given;
+  int node = -1, region = 0;
+  Sharding at = {};
+  std::vector<int> in = {};  // steps, one for each operand (-1: none)
+  Hop hop = {};
+  std::vector<Piece> pieces = {};  // shift, regroup: `array` says which of `in`
+  bool own_turns = false;          // compute: a slice that counts the turns of this device
+  int loop = -1;                   // loop, result, carry: which of the plan's loops
+  std::size_t result = 0;          // result, carry: which of the loop's
+  bool live = false;
+  int bucket = -1;  // steps with one bucket are one call
+  int ring = -1;    // a gather: the contraction that takes its blocks one by one, so that it is never made
+  int cause = -1;   // the node that it is made for; -1: a result
+  bool moves() const { return kind == Kind::shift || kind == Kind::regroup; }
+  bool sums() const { return kind == Kind::hop && (hop.kind == Hop::Kind::all_reduce || hop.kind == Hop::Kind::reduce_scatter); }
+  bool talks() const { return (kind == Kind::hop && hop.kind >= Hop::Kind::reduce_scatter) || (moves() && hop.bytes > 0); }
+};
+struct Region {  // the top, or a body of a loop
+  int parent = -1, loop = -1;
+  std::size_t body = 0;
+  double turns = 1;             // of all loops around it
+  std::vector<int> steps = {};  // what is made here, in order
+};
+struct LoopPlan {
+  int node = -1;
+  std::vector<int> regions = {};               // of each body
+  Cut turns = {};                              // mesh axes that share the turns among them: each device walks its own block
+  std::vector<Sharding> inside = {}, at = {};  // of each result, in a turn and after the last
+  std::vector<std::vector<int>> value = {};    // [result][body]: steps
+  std::vector<std::vector<int>> carry = {};    // likewise, the placeholders
+  std::vector<int> start = {};
+};
+struct Plan {
+  std::vector<Step> steps;
+  std::vector<Region> regions;
+  std::vector<LoopPlan> loops;
+  std::vector<int> roots;
+  double bytes = 0, points = 0;  // sent; points of ops computed; both per device
+};
+
+// The steps that read each step, and -1 for each time that it is a result or a value of a loop.
+std::vector<std::vector<int>> readers_of(const Plan&);
+
+// The graph of the whole, and what is known of it before anything is cut. Grows when an op is said in terms of others.
+struct Whole {
+  struct Scope {  // the top, or a body: its nodes, inputs first, and who reads them there (-1: what comes out)
+    std::vector<int> order;
+    std::unordered_map<int, std::vector<int>> users;
+  };
+  std::vector<NodePtr> nodes;
+  std::vector<std::vector<int>> in;
+  std::vector<char> free, parameter;  // only numbers and positions below; only an input, seen otherwise
+  std::vector<int> stands_for;        // which op it helps to say in terms of others; -1: it is the user's own
+  std::vector<Sharding> wish;         // what later consumers will want it cut by
+  std::vector<int> roots;
+  const Mesh& mesh;
+
+  Whole(const Nodes& roots, const std::vector<Sharding>& wanted, const Mesh&);
+  int id(const NodePtr&);
+  int find(const Node* n) const;                   // -1: not here
+  bool weight(int n) const { return parameter[std::size_t(n)] && is_float(nodes[std::size_t(n)]->dtype); }
+  double bytes(int n, const Sharding& at) const {  // on one device
+    return local_size(nodes[std::size_t(n)]->axes, at, mesh) * bytes_of(nodes[std::size_t(n)]->dtype);
+  }
+  const Scope& scope(int loop, std::size_t body);  // loop -1: the top
+  static bool inside(const Node&, const Loop&, std::size_t body);
+
+ private:
+  std::unordered_map<const Node*, int> ids_;
+  std::map<std::pair<int, std::size_t>, Scope> scopes_;
+  void wish_for(int n, const Sharding&);
+  void wishes(const std::vector<Sharding>& wanted);
+};
+
+constexpr double kSmall = 64 * 1024;  // bytes that are sent about as fast as nothing: not worth a second collective
+constexpr double kBucket = 32 << 20;  // bytes on one device: waiting for more would keep too much alive
+
+// What may be decided otherwise, if fewer bytes are sent: whose cuts an op follows first; how it comes by an axis that it needs
+// whole and that is cut; what stays pending; which version of a value a loop stacks.
+constexpr int kWish = -2, kUsual = -1;   // else the number of an operand
+constexpr int kWhole = -3, kMoved = -4;  // not block by block; the cut moves to another axis, however little there is to move
+constexpr int kRides = -5;               // what is pending, although it grows: other terms are as large
+struct Choices {
+  std::map<int, int> follow;
+  std::map<std::pair<int, std::size_t>, Sharding> stack;
+};
+
+class Planner {
+ public:
+  Planner(Whole&, const PartitionOptions&, const std::vector<PartitionInput>&, const std::vector<Sharding>& wanted);
+  Plan run(const Choices&);
+  // What may pay to decide otherwise: whose cuts a node follows, seen in the first run; how a result of a loop is stacked, in the
+  // last.
+  std::vector<std::pair<int, int>> contested;
+  std::map<std::pair<int, std::size_t>, Sharding> asked;
+
+ private:
+  struct State {  // all that a second attempt starts from again
+    Plan plan;
+    std::vector<std::vector<int>> versions;  // of each node; the first is the one that was computed
+    std::vector<char> lazy, done;
+    std::vector<int> alias;
+  };
+  struct Open {
+    int loop;
+    std::size_t body;
+    int region;
+    Cut turns = {};
+  };
+  struct Offer {
+    double cost = 0;
+    int version = -1;
+    bool remake = false;
+    std::size_t length = 0;
+  };
+
+  const Node& node(int n) const { return *whole_.nodes[std::size_t(n)]; }
+  const NodePtr& ptr(int n) const { return whole_.nodes[std::size_t(n)]; }
+  Step& step(int s) { return now_.plan.steps[std::size_t(s)]; }
+  std::vector<int>& versions(int n) { return now_.versions[std::size_t(n)]; }
+  void fit_tables();  // after the whole has grown
+  double bytes(int n, const Sharding& s) const { return whole_.bytes(n, s); }
+  int region_of(int n) const;
+  Cut taken(const Node&) const;  // mesh axes that share the turns of the loops around: they cut nothing inside
+  Cut own_turns(int n) const;    // those of the loop whose turns this slice counts
+  Sharding needed(int n, std::size_t k, const Sharding& work) const;
+  double turns_of(int n) const { return now_.plan.regions[std::size_t(region_of(n))].turns; }
+  const std::vector<int>& users(int n);
+  int add(Step);  // to the region of its node
+
+  // ---- versions ----
+  const Sharding& first(int n);  // as it was computed, or as a constraint says
+  const Sharding& pinned(int n);
+  Offer offer(int n, const Sharding& need, int depth = 0);
+  int obtain(int n, Sharding need);           // the step that makes the value so
+  int made_now(int n, const Sharding& need);  // of operands that are whole, or seen through a view
+  int regrown(int n, const Sharding& need);
+  bool gathers_ahead(int n) const;
+
+  // ---- ops ----
+  void compute(int n, bool asked_for = false);
+  void compute_op(int n);
+  bool put_off(int n);
+  int blocks_along(const Node& op, Name axis, std::int64_t least = 0);
+  bool first_in_blocks(const Node&);
+  NodePtr otherwise(int n);  // in terms of other ops, where an axis that it needs whole is cut; null: no
+  void shift(int n, const Sharding& work);
+  bool regroup(int n, const Sharding& work, const Sharding& keep);
+  void move_base(int x, const Sharding& need);
+  void make_again(int n, int base, const Sharding& need);
+  Sharding work_of(int n, int follow);
+  std::optional<Sharding> otherwise_cut(int n, const Sharding& usual, int follow);
+  void assign(const Node&, Sharding& work, Name, const Cut&) const;
+  void displace(int n, Sharding& work, int follow);
+  bool rides(int n, std::size_t k, int x, Monoid, const Sharding& work);
+  std::pair<Name, Cut> landing(int n, int x);
+
+  // ---- loops ----
+  void loop(int n);
+  bool accumulates(int loop, std::size_t k, std::size_t body);
+  bool shares_work(int loop, Name walked, const Cut& devices);
+  Cut shared_turns(int loop);
+  Sharding kept(int n, const LoopResult&);
+  Sharding settled(int n);  // nothing pending, where it is wanted
+
+  Whole& whole_;
+  const Mesh& mesh_;
+  const PartitionOptions& options_;
+  const std::vector<PartitionInput>& inputs_;
+  const std::vector<Sharding>& wanted_;
+  const Choices* choices_ = nullptr;
+  bool first_run_ = true;
+  std::map<int, std::vector<Sharding>> carried_;  // what the carries of each loop came to, for the next run
+  std::map<int, Sharding> pins_;
+  State now_;
+  std::vector<Open> open_;  // the bodies that are being planned, outermost first
+  int cause_ = -1;          // what is being made
+};
+
+Sharding constraint(const Node& pin, const Mesh&);  // what `shard` asks for; raises where it was written
+// The run that sends least, of those that are fair; strict: of those with no more gathers that nobody asked for.
+Plan best(Whole&, Planner&, bool strict);
+std::ptrdiff_t unasked(const Plan&, const Whole&);   // gathers
+std::string to_string(const Plan&, const Whole&);    // for people
+void verify(const Plan&, const Whole&, const char* after);   // raises
+// The roots, with loops that keep what later loops would have to send again.
+Nodes with_residuals(const Nodes& roots, const Plan&, Whole&, bool gathers_too);
+void gather_again(Plan&, const Whole&);  // weights, in each turn over microbatches, and for the backward pass
+void ring(Plan&, const Whole&);          // gathers that one contraction reads are taken block by block
+void bucket(Plan&, const Whole&);        // collectives that can be one call are
+void drop_dead(Plan&, const Whole&);
+// An op in terms of others that need no whole axis: `blocks` devices cut `axis`. Null: none is known.
+NodePtr by_blocks(const NodePtr&, Name axis, int blocks);
+bool is_top_k(const Node&);     // the first of an argsort
+bool picks_top_k(const Node&);  // what stands there
+// The one value of which this is made point by point, if it is no larger; or itself. Nothing is looked for below where it `ends`.
+NodePtr base_of(
+    const NodePtr&, const std::function<bool(const Node&)>& ends = [](const Node&) { return false; });
+std::vector<Move> moves_of(const Plan&, const Whole&, const Gradients* = nullptr);  // in order
+Nodes emit(const Plan&, const Whole&, const std::vector<PartitionInput>&, const Mesh&, int device, Nodes& placeholders);
+
+}  // namespace haliax::partitioning

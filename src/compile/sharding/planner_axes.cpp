@@ -1,0 +1,215 @@
+// Along an axis that is cut: ops that need all of it, and positions that move.
+#include <algorithm>
+
+#include "ops/prim.h"
+#include "compile/sharding/planner.h"
+
+namespace haliax::partitioning {
+
+// In how many blocks an op goes along an axis that it needs whole; 0: all at once. `least`: what a block has more of.
+int Planner::blocks_along(const Node& op, Name axis, std::int64_t least) {
+  int n = whole_.find(&op), x = whole_.in[std::size_t(n)][0];
+  compute(x);
+  int b = ranks(mesh_, first(x).cut(axis));
+  if (b < 2 || (haliax::find(node(x), axis)->size + b - 1) / b <= least) return 0;
+  if (first_run_ && op.op != &prim::kCumulative)  // what its blocks tell each other is little
+    for (int way : {kWhole, kMoved}) contested.push_back({n, way});
+  auto choice = choices_->follow.find(n);
+  return choice != choices_->follow.end() && choice->second <= kWhole ? 0 : b;
+}
+bool Planner::first_in_blocks(const Node& n) {
+  return is_top_k(n) && blocks_along(*n.in[0], n.attr.names[0], n.attr.ints[1]) > 0;
+}
+// What another op will read through rather than read.
+bool Planner::put_off(int n) {
+  auto& me = node(n);
+  if (now_.done[std::size_t(n)]) return false;
+  auto all_users = [&](auto is) {
+    auto& u = users(n);
+    return !u.empty() && std::all_of(u.begin(), u.end(), [&](int k) { return k >= 0 && is(node(k)); });
+  };
+  auto picks = [&](const Node& u) { return picks_top_k(u) && u.in[1].get() == &me; };
+  auto joins = [&](const Node& u) { return u.op == &prim::kConcat && u.attr.names[0] == me.attr.names[0]; };
+  if (me.op == &prim::kArgsort) return all_users([&](const Node& u) { return first_in_blocks(u); });
+  if (is_top_k(me)) return all_users(picks) && first_in_blocks(me);
+  if (me.op != &prim::kSlice || !rules::shifts(me) || !all_users(joins)) return false;
+  int x = whole_.in[std::size_t(n)][0];
+  compute(x);
+  return !first(x).cut(me.attr.names[0]).empty();
+}
+NodePtr Planner::otherwise(int n) {
+  auto& me = node(n);
+  auto in = [&](int blocks, Name axis) { return blocks ? by_blocks(ptr(n), axis, blocks) : nullptr; };
+  auto axis = me.attr.names.empty() ? Name() : me.attr.names[0];
+  if (me.op == &prim::kCumulative) return in(blocks_along(me, axis, 1), axis);
+  if (me.op == &prim::kArgmax || me.op == &prim::kArgmin) {
+    for (auto& a : me.in[0]->axes)
+      if (!has(me.axes, a.name))
+        if (int blocks = blocks_along(me, a.name)) return in(blocks, a.name);
+    return nullptr;
+  }
+  auto* top = picks_top_k(me) ? me.in[1].get() : &me;
+  return is_top_k(*top) && first_in_blocks(*top) ? in(blocks_along(*top->in[0], axis), axis) : nullptr;
+}
+
+// What is cut along an axis that the op needs whole: the cut moves to another axis, by an exchange, rather than be gathered.
+void Planner::displace(int n, Sharding& work, int follow) {
+  auto& me = node(n);
+  if (me.op == &prim::kFlatten || me.op == &prim::kUnflatten) return;  // regroup
+  for (std::size_t k = 0; k < me.in.size(); ++k) {
+    if (!me.in[k] || (double(me.in[k]->bytes()) <= kSmall && follow != kMoved)) continue;
+    Sharding left;
+    rules::wanted(me, k, first(whole_.in[std::size_t(n)][k]), mesh_, &left);
+    for (auto& [name, cut] : left.dims) {
+      std::int64_t blocks = ranks(mesh_, cut);
+      auto share = [&](const Axis& a) { return double((a.size + blocks - 1) / blocks) / double(a.size); };  // the largest block's
+      const Axis* best = nullptr;
+      for (auto& a : me.in[k]->axes) {
+        if (a.name == name || !has(me.axes, a.name) || a.size < 2 || !work.cut(a.name).empty()) continue;
+        bool better = !best || share(a) < share(*best) || (share(a) == share(*best) && a.size > best->size);
+        if (better && rules::may_cut(me, a.name, cut, work, mesh_)) best = &a;
+      }
+      if (best) assign(me, work, best->name, cut);
+    }
+  }
+}
+// What x is made of, point by point, moves in its place if others read it too and it is no larger: they get it for nothing.
+void Planner::move_base(int x, const Sharding& need) {
+  auto read_as_it_is = [&](const Node& n) {
+    auto& u = users(whole_.find(&n));
+    return std::any_of(u.begin(), u.end(), [&](int k) { return k < 0 || node(k).op->kind != Kind::map; });
+  };
+  int base = whole_.find(base_of(ptr(x), read_as_it_is).get());
+  if (base < 0 || base == x || now_.alias[std::size_t(base)] >= 0 || region_of(base) != region_of(x)) return;
+  if (!users(base).empty() && !read_as_it_is(node(base))) return;
+  if (offer(x, need).cost == 0 || offer(base, need).cost > offer(x, need).cost) return;
+  make_again(x, base, need);
+}
+void Planner::make_again(int n, int base, const Sharding& need) {
+  if (n == base || whole_.free[std::size_t(n)]) return;
+  for (int v : versions(n))
+    if (step(v).at == need) return;
+  for (int x : whole_.in[std::size_t(n)]) make_again(x, base, need);
+  made_now(n, need);
+}
+
+// Positions move along an axis that is cut: each device gets what its block lacks. Slices that are only read here are seen
+// through.
+void Planner::shift(int n, const Sharding& work) {
+  auto& me = node(n);
+  Name axis = me.attr.names[0];
+  Step s{.kind = Step::Kind::shift, .node = n, .at = rules::made(me, work)};
+  std::vector<Piece> moving;
+  auto read = [&](int x, std::int64_t from, std::int64_t to, std::int64_t size, std::int64_t step) {
+    auto need = rules::needed(me, 0, work, mesh_);
+    if (!whole_.free[std::size_t(x)]) {
+      auto cut = first(x).cut(axis);
+      // Where another axis is to be cut so too, x is sent from where it lies.
+      if (std::any_of(need.dims.begin(), need.dims.end(), [&](auto& d) { return d.first != axis && d.second.meets(cut); }))
+        need.dims = first(x).dims;
+      need.set(axis, cut);
+    }
+    Axes axes;  // in the order of the result's
+    for (auto& a : me.axes) axes.push_back(*haliax::find(node(x), a.name));
+    s.in.push_back(obtain(x, need));
+    s.pieces.push_back({int(s.in.size()) - 1, axes, need, axis, from, to, size, step});
+    if (!need.cut(axis).empty()) moving.push_back(s.pieces.back());
+  };
+  if (me.op == &prim::kSlice) {
+    read(whole_.in[std::size_t(n)][0], me.attr.ints[0], 0, me.attr.ints[1], me.attr.ints[2]);
+  } else {
+    std::int64_t at = 0;
+    auto part = [&](int x) {
+      auto& p = node(x);
+      auto size = haliax::find(p, axis)->size;
+      bool through = p.op == &prim::kSlice && rules::shifts(p) && p.attr.names[0] == axis && !now_.done[std::size_t(x)];
+      if (through)
+        read(whole_.in[std::size_t(x)][0], p.attr.ints[0], at, size, p.attr.ints[2]);
+      else
+        read(x, 0, at, size, 1);
+      at += size;
+    };
+    if (me.op == &prim::kConcat) {
+      const auto in = whole_.in[std::size_t(n)];
+      for (int x : in) part(x);
+    } else {  // among zeros
+      auto fill = [&](std::int64_t size) {
+        if (size == 0) return;
+        auto axes = me.axes;
+        for (auto& a : axes)
+          if (a.name == axis) a.size = size;
+        int zeros = whole_.id(prim::filled(0, me.dtype, axes));
+        fit_tables();
+        part(zeros);
+      };
+      auto x = whole_.in[std::size_t(n)][0];
+      auto whole = haliax::find(me, axis)->size;
+      fill(me.attr.ints[0]);
+      part(x);
+      fill(whole - at);
+    }
+  }
+  s.hop = {Hop::Kind::exchange, s.at, exchange_over(moving, me.axes, s.at), axis,
+           exchange_bytes(moving, me.axes, s.at, bytes_of(me.dtype), mesh_)};
+  now_.plan.bytes += s.hop.bytes * turns_of(n);
+  now_.plan.points += local_size(me.axes, work, mesh_) * turns_of(n);
+  int made = add(std::move(s));
+  versions(n).insert(versions(n).begin(), made);
+}
+
+// An axis in parts, or parts in one axis, where the blocks of one are no blocks of the other: each device gets what its block
+// lacks. False: there is nothing of the kind to do.
+bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
+  auto& me = node(n);
+  bool flattens = me.op == &prim::kFlatten;
+  if (!flattens && me.op != &prim::kUnflatten) return false;
+  const int x = whole_.in[std::size_t(n)][0];
+  Name flat = me.attr.names.back();
+  auto& long_form = flattens ? me : node(x);   // with the axis
+  auto& short_form = flattens ? node(x) : me;  // with the parts
+  Sharding left, target;
+  rules::wanted(me, 0, first(x), mesh_, &left);
+  Axes parts;
+  for (std::size_t k = 0; k + 1 < me.attr.names.size(); ++k) parts.push_back(*haliax::find(short_form, me.attr.names[k]));
+  auto lie = [&](const Sharding& s) {
+    Lie l{parts, {}};
+    for (auto& p : parts) l.cuts.push_back(s.cut(p.name));
+    return l;
+  };
+  auto free = [&](const Cut& c, const Sharding& also) {
+    return !c.meets(taken(me)) &&
+           std::none_of(c.begin(), c.end(), [&](int m) { return work.cuts(m) || also.cuts(m) || first(x).pending(m); });
+  };
+  auto over = flattens ? lie(left).over() : left.cut(flat);
+  if (left.dims.empty() || !free(over, {})) return false;
+  // As it will be wanted; else the axis is cut as its parts were, and of the parts the first that is cut evenly, or the largest.
+  auto& wish = whole_.wish[std::size_t(n)];
+  for (auto& a : flattens ? Axes{*haliax::find(me, flat)} : parts)
+    if (auto c = wish.cut(a.name); !c.empty() && free(c, target)) target.set(a.name, c);
+  if (target.dims.empty() && flattens) target.set(flat, over);
+  if (target.dims.empty()) {
+    auto even = std::find_if(parts.begin(), parts.end(), [&](auto& p) { return p.size % ranks(mesh_, over) == 0; });
+    if (even == parts.end())
+      even = std::max_element(parts.begin(), parts.end(), [](auto& a, auto& b) { return a.size < b.size; });
+    target.set(even->name, over);
+  }
+
+  auto need = rules::needed(me, 0, work, mesh_);
+  for (auto& [name, cut] : left.dims) need.set(name, cut);
+  Step s{.kind = Step::Kind::regroup, .node = n, .at = rules::made(me, work)};
+  for (auto& [name, cut] : target.dims) s.at.set(name, cut);
+  need.partial = s.at.partial = keep.partial;
+  s.in = {obtain(x, need)};
+  Piece p{.axes = long_form.axes, .at = need, .axis = flat};
+  (flattens ? p.given : p.taken) = lie(flattens ? need : s.at);
+  s.pieces = {p};
+  s.hop = {Hop::Kind::exchange, s.at, exchange_over(s.pieces, p.axes, s.at), flat,
+           exchange_bytes(s.pieces, p.axes, s.at, bytes_of(me.dtype), mesh_)};
+  now_.plan.bytes += s.hop.bytes * turns_of(n);
+  now_.plan.points += local_size(me.axes, s.at, mesh_) * turns_of(n);
+  int made = add(std::move(s));
+  versions(n).insert(versions(n).begin(), made);
+  return true;
+}
+
+}  // namespace haliax::partitioning

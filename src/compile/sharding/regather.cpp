@@ -1,0 +1,219 @@
+// Weights that are gathered outside of the loops over layers: a model whose layers are written out. If both passes kept them, all
+// would be whole in the middle of a step.
+// - A loop that takes gradients in each turn, over microbatches, gathers its weights before it only as long as they are few; the
+//   others in each turn.
+// - Of what both passes read, as much waits for the backward pass as one call may hold; the others are gathered again. What was
+//   read last is read again first.
+#include <algorithm>
+#include <set>
+
+#include "ops/prim.h"
+#include "compile/sharding/planner.h"
+
+namespace haliax::partitioning {
+namespace {
+
+struct Gathered {
+  std::vector<int> made;      // the gathers, one for each mesh axis, and what the weight is seen as, in order
+  std::vector<int> readers;   // steps that read them: here, or in one loop
+  int home = -1;              // the innermost region that holds all readers
+  int last = -1, again = -1;  // places in it, of the last reader of the forward pass and of the first of the backward pass
+  double bytes = 0;
+  bool enters = false;
+  bool waits() const { return last >= 0 && again > last; }
+};
+
+struct Again {
+  Plan& plan;
+  const Whole& whole;
+  std::vector<std::vector<int>> readers;
+  std::vector<int> around;   // of a region: the step that is its loop; -1: the top
+  std::vector<double> held;  // of a region: bytes of gathered weights from outside, all the time
+  std::set<int> open = {0};  // the top, and bodies that gathers have entered: other loops gather as their layers do
+
+  const Step& step(int k) const { return plan.steps[std::size_t(k)]; }
+  const Region& region(int r) const { return plan.regions[std::size_t(r)]; }
+  bool later(int k) const { return whole.nodes[std::size_t(step(k).node)]->origin.backward; }
+  bool gathers(int k, int r) const {
+    auto& s = step(k);
+    return s.live && s.region == r && s.kind == Step::Kind::hop && s.hop.kind == Hop::Kind::all_gather && whole.weight(s.node);
+  }
+  bool sees(int k, int r) const {  // a weight as something else; not once more, for a layer that is made again
+    auto& s = step(k);
+    return s.kind == Step::Kind::compute && s.region == r && whole.weight(s.node) &&
+           whole.nodes[std::size_t(s.node)]->op != &prim::kBarrier;
+  }
+  // Of a step, or of the loop around it, among the steps of a region.
+  int place(int k, int r) const {
+    while (step(k).region != r) k = around[std::size_t(step(k).region)];
+    auto& all = region(r).steps;
+    return int(std::find(all.begin(), all.end(), k) - all.begin());
+  }
+  int common(int a, int b) const {  // regions; outer ones come first
+    while (a != b) (a > b ? a : b) = region(std::max(a, b)).parent;
+    return a;
+  }
+  int towards(int r, int inner) const {  // the body in r that `inner` is, or lies in; r itself: none
+    while (inner != r && region(inner).parent != r) inner = region(inner).parent;
+    return inner;
+  }
+
+  void settle(Gathered& g) const {
+    for (int k : g.readers) g.home = g.home < 0 ? step(k).region : common(g.home, step(k).region);
+    for (int k : g.readers) {
+      int at = place(k, g.home);
+      if (!later(k))
+        g.last = std::max(g.last, at);
+      else
+        g.again = g.again < 0 ? at : std::min(g.again, at);
+    }
+  }
+  // A weight that is gathered in r, for those who read it here, and for each loop. None: it is read as a whole.
+  std::vector<Gathered> found(int gather, int r) const {
+    Gathered all;
+    all.made = {gather};
+    std::map<int, Gathered> parts;  // by body
+    for (std::size_t i = 0; i < all.made.size(); ++i) {
+      all.bytes = std::max(all.bytes, whole.bytes(step(all.made[i]).node, step(all.made[i]).at));
+      for (int k : readers[std::size_t(all.made[i])]) {
+        if (k < 0 || step(k).kind == Step::Kind::loop) return {};
+        bool made = gathers(k, r) || sees(k, r);
+        auto& list = made ? all.made : parts[towards(r, step(k).region)].readers;
+        if (std::find(list.begin(), list.end(), k) == list.end()) list.push_back(k);
+      }
+    }
+    std::vector<Gathered> out;
+    for (auto& [body, g] : parts) {
+      g.made = all.made, g.bytes = all.bytes;
+      settle(g);
+      out.push_back(std::move(g));
+    }
+    return out;
+  }
+  // Those gathers of r, one for each weight, that are large.
+  std::vector<std::vector<Gathered>> large(int r) const {
+    std::vector<std::vector<Gathered>> out;
+    for (int k : region(r).steps)
+      if (gathers(k, r) && !gathers(step(k).in[0], r))
+        if (auto parts = found(k, r); !parts.empty() && parts[0].bytes > kSmall) out.push_back(std::move(parts));
+    return out;
+  }
+  const Loop& loop(int body) const {
+    return loop_of(*whole.nodes[std::size_t(plan.loops[std::size_t(region(body).loop)].node)]);
+  }
+  // A loop over an axis that another loop walks too makes the turns of that one again, for their gradients.
+  bool made_again(const Gathered& g, const std::vector<Gathered>& parts, int r) const {
+    return std::any_of(parts.begin(), parts.end(), [&](auto& other) {
+      return &other != &g && other.home != r && loop(towards(r, other.home)).axis == loop(towards(r, g.home)).axis;
+    });
+  }
+  // Whether the devices that gather together are in the same turn, one position of what is walked: chunks, of which there are many,
+  // share what was gathered.
+  bool may_enter(const Gathered& g, int r) const {
+    auto& turns = plan.loops[std::size_t(region(r).loop)].turns;
+    return loop(r).drop && std::none_of(g.made.begin(), g.made.end(), [&](int k) {
+             return std::any_of(turns.begin(), turns.end(), [&](int m) { return step(k).hop.over.has(m); });
+           });
+  }
+
+  // Gathered once more, for some of its readers, just before the first of them.
+  void repeat(const Gathered& g, const std::set<int>& by, int r) {
+    std::set<int> wanted;
+    for (auto k = g.made.rbegin(); k != g.made.rend(); ++k)
+      for (int x : readers[std::size_t(*k)])
+        if (wanted.count(x) || by.count(x)) wanted.insert(*k);
+    int first = *std::min_element(by.begin(), by.end(), [&](int a, int b) { return place(a, r) < place(b, r); });
+    auto& steps = plan.regions[std::size_t(r)].steps;
+    auto before = steps.begin() + place(first, r);
+    std::map<int, int> twin;
+    for (int k : g.made) {
+      if (!wanted.count(k)) continue;
+      Step s = step(k);
+      for (int& x : s.in)
+        if (twin.count(x)) x = twin[x];
+      s.cause = step(first).node, s.region = r;
+      twin[k] = int(plan.steps.size());
+      plan.steps.push_back(std::move(s)), readers.emplace_back();
+      before = steps.insert(before, twin[k]) + 1;
+    }
+    for (auto& [k, t] : twin) {
+      auto& old = readers[std::size_t(k)];
+      for (int x : old)
+        if (by.count(x) || twin.count(x)) readers[std::size_t(t)].push_back(by.count(x) ? x : twin[x]);
+      std::erase_if(old, [&](int x) { return by.count(x) > 0; });
+    }
+    for (int k : by)
+      for (int& x : plan.steps[std::size_t(k)].in)
+        if (twin.count(x)) x = twin[x];
+  }
+
+  void run(int r) {
+    // Into the loops.
+    auto weights = large(r);
+    std::set<int> trained;  // bodies that take gradients of weights
+    double may_wait = kBucket;
+    for (auto& parts : weights)
+      for (auto& g : parts) {
+        if (g.home != r && g.waits() && !made_again(g, parts, r)) trained.insert(towards(r, g.home));
+        if (g.home != r || g.waits()) may_wait = std::max(may_wait, g.bytes);
+      }
+    std::map<int, double> inside;  // of what is read in a body
+    for (auto& parts : weights)
+      for (auto& g : parts) {
+        if (g.home == r) continue;
+        int body = towards(r, g.home);
+        g.enters = trained.count(body) && may_enter(g, body) && held[std::size_t(r)] + inside[body] + g.bytes > may_wait;
+        if (g.enters)
+          open.insert(body);
+        else
+          inside[body] += g.bytes;
+      }
+    for (auto& parts : weights)
+      if (std::any_of(parts.begin(), parts.end(), [](auto& g) { return g.enters; }))
+        for (auto& g : parts) repeat(g, {g.readers.begin(), g.readers.end()}, g.enters ? towards(r, g.home) : r);
+    // From pass to pass.
+    std::vector<double> kept(region(r).steps.size(), held[std::size_t(r)]);  // while each step runs
+    for (int k : region(r).steps)
+      if (step(k).kind == Step::Kind::loop)
+        for (int body : plan.loops[std::size_t(step(k).loop)].regions) kept[std::size_t(place(k, r))] += inside[body];
+    std::vector<Gathered> waiting, repeated;
+    for (auto& parts : large(r)) {
+      Gathered g;
+      g.made = parts[0].made, g.bytes = parts[0].bytes;
+      for (auto& part : parts) g.readers.insert(g.readers.end(), part.readers.begin(), part.readers.end());
+      settle(g);
+      if (g.home == r && g.waits()) waiting.push_back(std::move(g));
+    }
+    std::stable_sort(waiting.begin(), waiting.end(), [](auto& x, auto& y) { return x.again - x.last < y.again - y.last; });
+    for (auto& g : waiting) {
+      auto from = kept.begin() + g.last, to = kept.begin() + g.again;
+      if (*std::max_element(from, to) + g.bytes > may_wait)
+        repeated.push_back(std::move(g));
+      else
+        std::for_each(from, to, [&](double& b) { b += g.bytes; });
+    }
+    for (int k : region(r).steps)
+      if (step(k).kind == Step::Kind::loop)
+        for (int body : plan.loops[std::size_t(step(k).loop)].regions) held[std::size_t(body)] = kept[std::size_t(place(k, r))];
+    for (auto& g : repeated) {
+      std::set<int> by;
+      for (int k : g.readers)
+        if (later(k)) by.insert(k);
+      repeat(g, by, r);
+    }
+  }
+};
+
+}  // namespace
+
+void gather_again(Plan& plan, const Whole& whole) {
+  Again a{plan, whole, readers_of(plan), std::vector<int>(plan.regions.size(), -1), std::vector<double>(plan.regions.size())};
+  for (int k = 0; k < int(plan.steps.size()); ++k)
+    if (a.step(k).kind == Step::Kind::loop)
+      for (int body : plan.loops[std::size_t(a.step(k).loop)].regions) a.around[std::size_t(body)] = k;
+  for (int r = 0; r < int(plan.regions.size()); ++r)  // outer ones come first
+    if (a.open.count(r)) a.run(r);
+  drop_dead(plan, whole);
+}
+
+}  // namespace haliax::partitioning

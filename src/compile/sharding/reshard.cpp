@@ -1,0 +1,143 @@
+#include "compile/sharding/reshard.h"
+
+#include <algorithm>
+
+namespace haliax {
+namespace {
+
+struct Router {
+  const Mesh& mesh;
+  const Axes& axes;
+  DType dtype;
+  const Sharding& to;
+  Sharding now;
+  std::vector<Hop> hops = {};
+
+  double bytes(const Sharding& s) const { return local_size(axes, s, mesh) * bytes_of(dtype); }
+  double ring(const Cut& over, double n) const {
+    double g = ranks(mesh, over);
+    return (g - 1) / g * n;
+  }
+  const Axis& axis(Name n) const { return *find_axis(axes, n); }
+  bool stays(int x, Monoid m) const {  // pending as it is wanted
+    return std::find(to.partial.begin(), to.partial.end(), std::pair(x, m)) != to.partial.end();
+  }
+  bool go(Hop h) {
+    now = h.to;
+    hops.push_back(std::move(h));
+    return true;
+  }
+
+  // How far `axis` can be cut as it is wanted by mesh axes that `may` be used: a prefix of what is wanted, or what there is.
+  template <class May>
+  Cut further(Name name, const Cut& want, const Sharding& s, May may) const {
+    auto have = s.cut(name);
+    if (!want.starts_with(have)) return have;
+    int n = have.size();
+    while (n < want.size() && may(want[n])) ++n;
+    auto cut = want.prefix(n);
+    bool fits = nested(axis(name), cut, have.size(), mesh) && nested(axis(name), want, n, mesh);
+    return fits ? cut : have;
+  }
+  bool slice() {
+    auto next = now;
+    for (auto& [name, want] : to.dims)
+      next.set(name, further(name, want, next, [&](int x) { return !next.cuts(x) && !next.pending(x); }));
+    return !(next == now) && go({Hop::Kind::slice, next, {}, {}, 0});
+  }
+  bool pend() {
+    auto next = now;
+    for (auto& [x, m] : to.partial)
+      if (!now.pending(x) && !now.cuts(x)) next.pend(x, m);
+    return !(next == now) && go({Hop::Kind::pend, next, {}, {}, 0});
+  }
+  bool reduce_scatter() {
+    for (auto& [name, want] : to.dims) {
+      auto have = now.cut(name), cut = further(name, want, now, [&](int x) { return now.pending(x) && !to.pending(x); });
+      if (cut == have) continue;
+      auto over = cut.from(have.size());
+      auto monoid = Monoid::sum;
+      bool mixed = false;
+      for (auto& [x, m] : now.partial)
+        if (over.has(x)) mixed |= m != monoid && x != over[0], monoid = m;
+      if (mixed) continue;
+      auto next = now;
+      next.set(name, cut);
+      for (int x : over) next.settle(x);
+      return go({Hop::Kind::reduce_scatter, next, over, name, ring(over, bytes(now))});
+    }
+    return false;
+  }
+  // Mesh axes that move to another axis: one exchange for all of them. What has to be gathered afterwards stays where it is, if
+  // its blocks then lie as they will be wanted; else the exchange gives each device all that it wants.
+  bool exchange() {
+    auto next = now;
+    std::vector<int> placed;
+    for (auto& [name, want] : to.dims) {
+      int n = 0;
+      while (n < want.size() && now.cuts(want[n])) placed.push_back(want[n]), ++n;
+      next.set(name, want.prefix(n));
+    }
+    for (auto& [name, have] : now.dims) {
+      if (to.cut(name).empty()) next.set(name, {});
+      auto rest = next.cut(name);
+      for (int x : have)
+        if (std::find(placed.begin(), placed.end(), x) == placed.end()) rest.push_back(x);
+      next.set(name, rest);
+    }
+    bool fits = std::all_of(next.dims.begin(), next.dims.end(),
+                            [&](auto& d) { return nested(axis(d.first), d.second, d.second.common(to.cut(d.first)), mesh); });
+    if (fits && next == now) return false;
+    if (!fits) {
+      if (std::any_of(now.partial.begin(), now.partial.end(), [&](auto& p) { return !to.pending(p.first); }))
+        return false;  // summed first
+      next = now;
+      next.dims = to.dims;
+    }
+    return exchange(next);
+  }
+  bool exchange(const Sharding& next) {
+    std::vector<Piece> all{{.axes = axes, .at = now}};
+    return go(
+        {Hop::Kind::exchange, next, exchange_over(all, axes, next), {}, exchange_bytes(all, axes, next, bytes_of(dtype), mesh)});
+  }
+  bool straight() {  // where blocks do not lie in one another: each device gets what it wants
+    auto next = now;
+    next.dims = to.dims;
+    return !(next == now) && exchange(next);
+  }
+  bool all_reduce() {
+    for (auto m : {Monoid::sum, Monoid::prod, Monoid::max, Monoid::min}) {
+      auto next = now;
+      Cut over;
+      for (auto& [x, how] : now.partial)
+        if (how == m && !stays(x, how)) over.push_back(x), next.settle(x);
+      if (!over.empty()) return go({Hop::Kind::all_reduce, next, over, {}, 2 * ring(over, bytes(now))});
+    }
+    return false;
+  }
+  bool all_gather() {
+    for (auto& [name, have] : now.dims) {
+      int keep = have.common(to.cut(name));
+      if (keep == have.size() || !nested(axis(name), have, keep, mesh)) continue;
+      auto next = now;
+      auto over = have.from(keep), rest = have.prefix(keep);
+      auto along = name;
+      next.set(along, rest);
+      return go({Hop::Kind::all_gather, next, over, along, ring(over, bytes(next))});
+    }
+    return false;
+  }
+};
+
+}  // namespace
+
+std::vector<Hop> route(const Mesh& mesh, const Axes& axes, DType dtype, Sharding from, const Sharding& to) {
+  Router r{mesh, axes, dtype, to, std::move(from)};
+  while (!(r.now == to))
+    if (!r.slice() && !r.pend() && !r.reduce_scatter() && !r.exchange() && !r.all_reduce() && !r.all_gather() && !r.straight())
+      throw Error("[partition] there is no way from " + to_string(r.now) + " to " + to_string(to) + " of " + to_string(axes));
+  return std::move(r.hops);
+}
+
+}  // namespace haliax

@@ -1,0 +1,18 @@
+// From one sharding of a value to another.
+#pragma once
+#include "compile/sharding/exchange.h"
+
+namespace haliax {
+
+struct Hop {
+  // The first two are free: a device's part of what it has, and the identity on all ranks but the first.
+  enum class Kind : std::uint8_t { slice, pend, reduce_scatter, exchange, all_reduce, all_gather } kind = Kind::slice;
+  Sharding to;
+  Cut over;          // the mesh axes that talk
+  Name axis;         // cut by a reduce-scatter, joined by an all-gather
+  double bytes = 0;  // sent per device on a ring
+};
+// First what is free, then what shrinks the data, then what grows it.
+std::vector<Hop> route(const Mesh&, const Axes&, DType, Sharding from, const Sharding& to);
+
+}  // namespace haliax

@@ -1,0 +1,155 @@
+// What a layer makes again in the backward pass must not be sent again: a value that a loop over layers has summed over devices,
+// and that a later loop makes again and would have to sum again, is one more thing that the first loop keeps. So is what a chunk of
+// a loss has summed, if it is no larger than what the loop walks: logits are not kept.
+#include <algorithm>
+
+#include "ops/prim.h"
+#include "compile/sharding/planner.h"
+
+namespace haliax::partitioning {
+namespace {
+
+// A body of a later loop, seen from the loop whose stacks it reads: what it slices out of a stack is what the earlier body put
+// there.
+struct Twin {
+  NodePtr earlier;
+  Rewrite to;
+};
+Twin twin_of(const Whole& whole, const std::vector<int>& order, const Node* index) {
+  Twin t;
+  for (int n : order) {
+    auto& s = whole.nodes[std::size_t(n)];
+    if (s->op != &prim::kSlice || s->in.size() < 2 || s->in[1].get() != index) continue;
+    auto& stack = s->in[0];
+    if (stack->op != &kResult || stack->in[0]->op != &kLoop) continue;
+    auto& l = loop_of(*stack);
+    if (l.index.size() != 1 || l.index[0].get() != index) continue;
+    if (t.earlier && t.earlier != stack->in[0]) return {};
+    t.earlier = stack->in[0];
+    t.to[s.get()] = l.results[std::size_t(stack->attr.ints[0])].value[0];
+  }
+  return t;
+}
+
+// Two loops over one index, and the nodes of both their bodies that both of them sum.
+struct Repeated {
+  NodePtr earlier, later;
+  Nodes nodes;
+};
+Repeated repeated(const Plan& plan, Whole& whole) {
+  Repeated out;
+  std::unordered_map<int, std::vector<std::pair<const Step*, const LoopPlan*>>> known;  // by node
+  for (auto& l : plan.loops) {
+    auto& loop = whole.nodes[std::size_t(l.node)];
+    auto& index = loop_of(*loop).index;
+    if (index.size() != 1) continue;
+    auto& region = plan.regions[std::size_t(l.regions[0])];
+    std::int64_t walked = 0;  // by a turn
+    for (int n : whole.scope(l.node, 0).order) {
+      auto& s = whole.nodes[std::size_t(n)];
+      if (s->op == &prim::kSlice && s->in.size() > 1 && s->in[1] == index[0]) walked = std::max(walked, s->bytes());
+    }
+    for (int k : region.steps) {
+      auto& s = plan.steps[std::size_t(k)];
+      auto& n = whole.nodes[std::size_t(s.node)];
+      if (!s.live || !s.sums() || n->bytes() > walked) continue;
+      for (auto& [was, by] : known[s.node]) {
+        auto& earlier = whole.nodes[std::size_t(by->node)];
+        bool beside = earlier != loop && plan.regions[std::size_t(by->regions[0])].parent == region.parent && was->at == s.at;
+        if (!beside || (out.later && (out.earlier != earlier || out.later != loop))) continue;
+        out.earlier = earlier, out.later = loop, out.nodes.push_back(n);
+        break;
+      }
+      known[s.node].push_back({&s, &l});
+    }
+  }
+  return out;
+}
+// The later loop reads what the earlier one has kept.
+Nodes with_repeated(const Nodes& roots, const Plan& plan, Whole& whole) {
+  auto r = repeated(plan, whole);
+  if (!r.later) return roots;
+  auto replace = [](const NodePtr& loop, Loop by, Rewrite& to) {
+    auto count = loop_of(*loop).results.size();
+    auto made = make_loop(std::move(by));
+    for (std::size_t k = 0; k < count; ++k) to[loop_result(loop, k).get()] = loop_result(made, k);
+    return made;
+  };
+  auto now = [](const Rewrite& to, const NodePtr& n) {
+    auto found = to.find(n.get());
+    return found == to.end() ? n : found->second;
+  };
+  Loop more = loop_of(*r.earlier);
+  for (auto& n : r.nodes) more.results.push_back({Fold::stack, Monoid::sum, {n}});
+  Rewrite first, body, then;
+  auto made = replace(r.earlier, std::move(more), first);
+  auto changed = substitute(roots, first);
+  auto later = now(first, r.later);
+  Loop less = loop_of(*later);
+  auto& kept = loop_of(*made);
+  for (std::size_t k = 0; k < r.nodes.size(); ++k)
+    body[now(first, r.nodes[k]).get()] =
+        prim::slice_at(loop_result(made, kept.results.size() - r.nodes.size() + k), kept.index[0], kept.drop);
+  for (auto& result : less.results) result.value = substitute(result.value, body, less.index[0].get());
+  replace(later, std::move(less), then);
+  return substitute(changed, then);
+}
+
+}  // namespace
+
+Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool gathers_too) {
+  std::unordered_map<const Node*, std::vector<std::pair<NodePtr, NodePtr>>>
+      saved;  // earlier loop -> its value, and the twin in a later one
+  std::vector<NodePtr> loops;
+  for (auto& l : plan.loops) {
+    auto& later = whole.nodes[std::size_t(l.node)];
+    auto& index = loop_of(*later).index;
+    if (index.size() != 1) continue;
+    Twin t;
+    bool looked = false;
+    for (int k : plan.regions[std::size_t(l.regions[0])].steps) {
+      auto& s = plan.steps[std::size_t(k)];
+      if (!s.live || s.kind != Step::Kind::hop || !s.talks() || !(s.sums() || gathers_too)) continue;
+      if (!looked) t = twin_of(whole, whole.scope(l.node, 0).order, index[0].get()), looked = true;
+      if (!t.earlier) break;
+      auto& made_again = whole.nodes[std::size_t(s.node)];
+      if (t.to.count(made_again.get())) continue;  // kept already
+      auto to = t.to;
+      auto was = substitute({made_again}, to, index[0].get())[0];
+      int id = whole.find(was.get());
+      if (was == made_again || id < 0) continue;
+      bool there = std::any_of(plan.steps.begin(), plan.steps.end(), [&](auto& v) {
+        return v.live && v.node == id && v.at == s.at && plan.regions[std::size_t(v.region)].loop >= 0 &&
+               whole.nodes[std::size_t(plan.loops[std::size_t(plan.regions[std::size_t(v.region)].loop)].node)] == t.earlier;
+      });
+      if (!there) continue;
+      auto& list = saved[t.earlier.get()];
+      if (list.empty()) loops.push_back(t.earlier);
+      if (std::none_of(list.begin(), list.end(), [&](auto& p) { return p.second == made_again; }))
+        list.push_back({was, made_again});
+    }
+  }
+  if (loops.empty()) return with_repeated(roots, plan, whole);
+  Rewrite to;
+  for (auto& f : loops) {
+    Loop more = loop_of(*f);
+    auto before = more.results.size();
+    std::vector<std::size_t> place;
+    for (auto& kept : saved[f.get()]) {
+      auto& was = kept.first;
+      auto same = std::find_if(more.results.begin(), more.results.end(),
+                               [&](auto& r) { return r.fold == Fold::stack && r.value[0] == was; });
+      place.push_back(std::size_t(same - more.results.begin()));
+      if (same == more.results.end()) more.results.push_back({Fold::stack, Monoid::sum, {was}});
+    }
+    auto index = more.index[0];
+    bool drop = more.drop;
+    auto made = make_loop(std::move(more));
+    for (std::size_t k = 0; k < before; ++k) to[loop_result(f, k).get()] = loop_result(made, k);
+    for (std::size_t i = 0; i < place.size(); ++i)
+      to[saved[f.get()][i].second.get()] = prim::slice_at(loop_result(made, place[i]), index, drop);
+  }
+  return substitute(roots, to);
+}
+
+}  // namespace haliax::partitioning

@@ -1,0 +1,73 @@
+// A gather that one contraction alone reads is never made whole: its blocks go round, and each is contracted as it comes.
+#include <algorithm>
+
+#include "ops/prim.h"
+#include "compile/sharding/planner.h"
+
+namespace haliax::partitioning {
+namespace {
+
+constexpr int kMostRanks = 32;  // as many steps are in the program
+
+struct Ringing {
+  Plan& plan;
+  const Whole& whole;
+  std::vector<std::vector<int>> readers;
+
+  Step& step(int k) { return plan.steps[std::size_t(k)]; }
+  const Node& node(const Step& s) const { return *whole.nodes[std::size_t(s.node)]; }
+  double bytes(const Step& s) const { return whole.bytes(s.node, s.at); }
+
+  int reader(int k) const {  // the one step that reads it, once; -1: none, or more
+    auto& by = readers[std::size_t(k)];
+    return by.size() == 1 ? by[0] : -1;
+  }
+  bool goes_round(int k) {
+    auto& s = step(k);
+    if (!s.live || s.kind != Step::Kind::hop || s.hop.kind != Hop::Kind::all_gather || reader(k) < 0) return false;
+    auto& to = step(reader(k));
+    auto& contraction = node(to);
+    if (to.kind != Step::Kind::compute || contraction.op->kind != Kind::contract || to.region != s.region) return false;
+    if (std::any_of(to.in.begin(), to.in.end(), [&](int x) { return step(x).ring >= 0; })) return false;
+    // One mesh axis, even blocks, all of the axis; what is small goes with other small gathers in one call.
+    int n = ranks(whole.mesh, s.hop.over);
+    auto size = find(node(s), s.hop.axis)->size;
+    bool all = step(s.in[0]).at.cut(s.hop.axis) == s.hop.over && s.at.cut(s.hop.axis).empty();
+    if (!all || s.hop.over.size() != 1 || n > kMostRanks || size == 0 || size % n != 0 || bytes(s) <= kSmall) return false;
+    auto dtype = contraction.dtype;
+    if ((dtype != DType::f32 && dtype != DType::bf16) || contraction.in[0]->dtype != dtype || contraction.in[1]->dtype != dtype)
+      return false;
+    // Each device adds up in an order of its own: what must be the same on all of them would not be.
+    bool sums = !find(contraction, s.hop.axis), differs = to.at.cuts(s.hop.over[0]) || to.at.pending(s.hop.over[0]);
+    if (sums && !differs) return false;
+    // Sums of half floats over the gathered axis are kept in f32: not at the price of more memory than is saved.
+    return dtype == DType::f32 || !sums || bytes(to) < bytes(s) * (n - 2) / n;
+  }
+};
+
+}  // namespace
+
+std::vector<std::vector<int>> readers_of(const Plan& plan) {
+  std::vector<std::vector<int>> out(plan.steps.size());
+  auto read = [&](int x, int by) {
+    if (x >= 0) out[std::size_t(x)].push_back(by);
+  };
+  for (int r : plan.roots) read(r, -1);
+  for (int k = 0; k < int(plan.steps.size()); ++k) {
+    auto& s = plan.steps[std::size_t(k)];
+    if (!s.live) continue;
+    for (int x : s.in) read(x, k);
+    if (s.kind != Step::Kind::loop) continue;
+    for (auto& v : plan.loops[std::size_t(s.loop)].value)
+      for (int x : v) read(x, -1);
+  }
+  return out;
+}
+
+void ring(Plan& plan, const Whole& whole) {
+  Ringing r{plan, whole, readers_of(plan)};
+  for (int k = 0; k < int(plan.steps.size()); ++k)
+    if (r.goes_round(k)) r.step(k).ring = r.reader(k);
+}
+
+}  // namespace haliax::partitioning

@@ -1,0 +1,79 @@
+// Which of the ways to partition a graph sends least.
+#include <algorithm>
+#include <set>
+#include <tuple>
+
+#include "compile/sharding/planner.h"
+
+namespace haliax::partitioning {
+namespace {
+
+std::string looks(const Node& n, int decision) {
+  auto text = std::string(n.op->name) + to_string(n.axes);
+  if (decision == kRides) return text;  // what is added up: all of it, or nothing is won
+  for (auto& x : n.in) text += x ? to_string(x->axes) : "-";
+  return text;
+}
+}  // namespace
+
+std::ptrdiff_t unasked(const Plan& plan, const Whole& whole) {  // gathers
+  auto moves = moves_of(plan, whole);
+  return std::count_if(moves.begin(), moves.end(), [](auto& m) { return gathers(m.kind) && m.asked.empty(); });
+}
+
+// Gather the weight, or move the activation? The bytes of the whole program are compared: a gather that another op needs anyway
+// is free here, a reduction that will be merged with another costs once. Only what pays is tried.
+Plan best(Whole& whole, Planner& planner, bool strict) {
+  Choices choices;
+  const int given = int(whole.nodes.size());
+  Plan b = planner.run(choices);
+  auto most = b.points * 1.01;
+  auto take = [&](const Choices& c) {
+    Plan p = planner.run(c);
+    if (p.bytes >= b.bytes - 1 || p.points > most || (strict && unasked(p, whole) > unasked(b, whole))) return false;
+    b = std::move(p), choices = c;
+    return true;
+  };
+  auto asked = planner.asked;
+  for (auto& [stack, at] : asked) {
+    auto c = choices;
+    c.stack[stack] = at;
+    take(c);
+  }
+  // Ops that look the same, layer after layer, are decided together; what an op is said in terms of before the op itself.
+  std::map<std::tuple<bool, std::string, int>, std::set<int>> alike;
+  for (auto& [n, k] : planner.contested) alike[{n < given, looks(*whole.nodes[std::size_t(n)], k), k}].insert(n);
+  struct Declined {
+    const std::set<int>& nodes;
+    int way;
+    std::set<int> read = {};  // but weights, which move for many
+  };
+  std::vector<Declined> declined;
+  auto decide = [](Choices& c, const Declined& d) {
+    for (int n : d.nodes) c.follow[n] = d.way;
+  };
+  for (auto& [decision, nodes] : alike) {
+    auto c = choices;
+    Declined d{nodes, std::get<int>(decision)};
+    decide(c, d);
+    if (take(c)) continue;
+    for (int n : nodes)
+      for (int x : whole.in[std::size_t(n)])
+        if (x >= 0 && !whole.free[std::size_t(x)] && !whole.weight(x)) d.read.insert(x);
+    declined.push_back(std::move(d));
+  }
+  // What two ops read may move for both, or for neither.
+  auto meet = [](const std::set<int>& a, const std::set<int>& b) {
+    return std::any_of(a.begin(), a.end(), [&](int x) { return b.count(x) > 0; });
+  };
+  for (auto d = declined.begin(); d != declined.end(); ++d)
+    for (auto e = declined.begin(); e != d; ++e) {
+      if (!meet(d->read, e->read) || meet(d->nodes, e->nodes)) continue;
+      auto c = choices;
+      decide(c, *d), decide(c, *e);
+      take(c);
+    }
+  return b;
+}
+
+}  // namespace haliax::partitioning

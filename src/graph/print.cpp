@@ -1,0 +1,77 @@
+// A graph as text: one line a node, numbered in order, bodies of loops indented. The same graph gives the same text in every run.
+#include <algorithm>
+#include <unordered_map>
+
+#include "base/where.h"
+#include "graph/loop.h"
+
+namespace haliax {
+namespace {
+
+const char* const kMonoids[] = {"sum", "prod", "max", "min"};
+
+class Printer {
+ public:
+  std::string run(const Nodes& roots) {
+    lines(roots, nullptr, "");
+    text_ += "results";
+    for (auto& r : roots) text_ += " " + name(r);
+    return text_ + "\n";
+  }
+
+ private:
+  std::string text_;
+  std::unordered_map<const Node*, std::size_t> number_;
+
+  std::string name(const NodePtr& n) const {
+    if (!n) return "-";
+    auto known = number_.find(n.get());
+    return known == number_.end() ? "%?" : "%" + std::to_string(known->second);
+  }
+  // What lies below the values, in the body with that index; null: at the top.
+  void lines(const Nodes& values, const Node* index, const std::string& indent) {
+    for (auto& n : topological(values)) {
+      if (number_.count(n.get()) || (index && !n->varies_with(index))) continue;
+      auto number = number_.size();
+      number_[n.get()] = number;
+      text_ += indent + "%" + std::to_string(number) + " = " + n->op->name;
+      if (n->op == &kLoop)
+        loop(*n, indent);
+      else
+        line(*n);
+    }
+  }
+  void line(const Node& n) {
+    for (auto a : n.attr.names) text_ += " " + std::string(a.text());
+    for (auto i : n.attr.ints) text_ += " " + std::to_string(i);
+    if (n.attr.ints.empty() && n.op->kind == Kind::leaf && n.attr.names.empty() && !n.value && n.axes.empty()) text_ += " " + std::to_string(n.attr.number);
+    for (auto& x : n.in) text_ += " " + name(x);
+    text_ += "  " + std::string(name_of(n.dtype)) + to_string(n.axes);
+    if (n.origin.module) text_ += "  in " + std::string(n.origin.module.text());
+    text_ += "\n";
+  }
+  void loop(const Node& n, const std::string& indent) {
+    auto& l = loop_of(n);
+    text_ += " over " + to_string(l.axis) + (l.reverse ? ", the last turn first" : "") + (l.apart ? ", apart" : "") + "\n";
+    for (std::size_t b = 0; b < l.index.size(); ++b) {
+      Nodes values;
+      for (auto& r : l.results) values.push_back(r.value[b]);
+      text_ += indent + "  " + std::to_string(trips(l, b)) + " turns\n";
+      lines(values, l.index[b].get(), indent + "    ");
+    }
+    for (std::size_t k = 0; k < l.results.size(); ++k) {
+      auto& r = l.results[k];
+      text_ += indent + "  result " + std::to_string(k) + ": ";
+      text_ += r.carry ? "carry " + name(r.carry) : r.fold == Fold::stack ? "stack" : kMonoids[int(r.monoid)];
+      for (auto& v : r.value) text_ += " " + name(v);
+      if (r.start) text_ += " from " + name(r.start);
+      text_ += "\n";
+    }
+  }
+};
+
+}  // namespace
+
+std::string to_string(const Nodes& roots) { return Printer().run(roots); }
+
+}  // namespace haliax

@@ -1,0 +1,36 @@
+// chunked_reduce, as it is traced: f on the whole arrays, between two kinds of borders. What goes in `enter`s the region, what comes out
+// `leave`s it, and a cotangent enters where a value leaves.
+#pragma once
+#include "haliax/chunked.h"
+#include "transforms/rewrite.h"
+
+namespace haliax {
+
+// What the borders of a chunked_reduce say. Equal ones are the same region, so that what two losses of one array share is shared.
+struct ChunkKey {
+  Name axis;                                     // of this border
+  std::int64_t size = 0, memory = 0;             // of the axis; in bytes, 0: the default
+  int depth = 0, inside = 0;                     // loops around the call; other calls around it
+  int form = 0, keep = 0;                        // a ChunkForm, a ChunkKeep
+  int after = 0;                                 // alike calls that it waits for, one after another: each is a region of its own
+  bool reverse = false;                          // the last chunk first
+  int blocks = 1;                                // devices that share the axis, each a part of it
+  Names walked;                                  // all walked axes
+  std::vector<std::int64_t> chunks;              // of each; none: from the memory
+  Attr attr() const;
+  static ChunkKey of(const Attr&);
+  bool same_call(const ChunkKey&) const;
+};
+
+int blocks_of(Name axis, const Mapping*);          // devices of the mesh in scope that the mapping cuts it for
+
+// f, traced between borders: its results, the same as nodes, and what the borders say.
+struct TracedChunks {
+  Leaves results;
+  Nodes outs;
+  ChunkKey call;
+  std::vector<Attr> borders;                     // one for each walked axis that has positions
+};
+TracedChunks trace_chunks(const AxisSelection&, const ChunkOptions&, const Leaves& xs, detail::LeafFunction f);
+
+}  // namespace haliax
