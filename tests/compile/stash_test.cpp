@@ -12,8 +12,8 @@
 #include "haliax/nn.h"
 #include "haliax/ops.h"
 #include "haliax/random.h"
-#include "near.h"
 #include "program/devices.h"
+#include "support/near.h"
 #include "transforms/lower.h"
 #include "transforms/optimise.h"
 

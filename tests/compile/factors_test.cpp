@@ -8,9 +8,9 @@
 #include "haliax/chunked.h"
 #include "haliax/jit.h"
 #include "haliax/nn.h"
-#include "near.h"
 #include "ops/prim.h"
 #include "support/head_model.h"
+#include "support/near.h"
 #include "transforms/lower.h"
 #include "transforms/optimise.h"
 
