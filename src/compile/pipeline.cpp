@@ -69,9 +69,11 @@ const Pass kPasses[] = {
      [](Compilation& c) { c.alternative = reuse_products(*c.program); }},
     {"plan_memory", "shares memory, drops copies, gives each slot an offset", Stage::program, false,
      [](Compilation& c) {
-       plan_memory(*c.program, c.options.donated, c.options.optional);
+       auto donated = c.options.donated;
+       donated.resize(std::size_t(c.program->arguments));   // what the graph captured is not
+       plan_memory(*c.program, donated, c.options.optional);
        if (!c.alternative) return;
-       plan_memory(*c.alternative, c.options.donated, true);
+       plan_memory(*c.alternative, donated, true);
        if (c.alternative->peak_bytes > c.program->peak_bytes) return;
        c.spared = 1 - multiplications(c.alternative->steps) / multiplications(c.program->steps);
        *c.program = std::move(*c.alternative), c.alternative.reset();
@@ -99,7 +101,7 @@ std::int64_t size_of(const Compilation& c, Stage on) {
 }
 void verify_after(const Pass& p, const Compilation& c) {
   if (p.on == Stage::program)
-    verify(*c.program, p.name);
+    verify(*c.program, p.name, p.name == std::string_view("plan_memory"));
   else if (p.on == Stage::sharding)
     c.partition->verify(p.name);
   else
@@ -112,7 +114,6 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 std::span<const Pass> passes() { return kPasses; }
 
 void run(Compilation& c, Stage first, Stage last) {
-  c.options.donated.resize(c.inputs.size());
   std::int64_t size = -1;
   Stage counted = first;
   bool reached = false;

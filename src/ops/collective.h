@@ -1,6 +1,6 @@
 // The op that moves values between the devices of a mesh. It has no rule along axes: the graph of one device knows no mesh.
 #pragma once
-#include "graph/node.h"
+#include "graph/loop.h"
 
 namespace haliax {
 

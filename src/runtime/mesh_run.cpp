@@ -141,6 +141,7 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
   auto& mesh = *c.options.mesh;
   MeshProgram m;
   m.mesh = mesh, m.in = c.options.in, m.out = c.options.out, m.donated = c.options.donated;
+  m.donated.resize(c.inputs.size());
   for (auto& n : c.inputs) m.inputs.push_back({n->axes, n->dtype});
   for (auto& n : c.roots) m.results.push_back({n->axes, n->dtype});
   run(c, Stage::sharding, Stage::sharding);

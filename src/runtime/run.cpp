@@ -42,6 +42,12 @@ Compiled finish(Compilation& c, const std::string& name, bool executable) {
   return out;
 }
 
+Compiled compile(const Nodes& roots, const std::string& name) {
+  Compilation c{roots, {}, options_for(name)};
+  run(c, Stage::graph, Stage::graph);
+  return finish(c, name);
+}
+
 BufferPtr memory(std::int64_t bytes) {
   try {
     return std::make_shared<Buffer>(bytes);
@@ -52,9 +58,7 @@ void evaluate(const Nodes& wanted) {
   Nodes roots;
   for (auto& n : wanted) if (n && !n->value) roots.push_back(n);
   if (roots.empty()) return;
-  Compilation passes{roots, {}, options_for(default_name())};
-  run(passes, Stage::graph, Stage::graph);
-  auto c = finish(passes, default_name());
+  auto c = compile(roots, default_name());
   std::vector<void*> arguments, results;
   for (auto& n : c.captured) {
     if (!n->donated.empty()) fail("eval", n->donated);

@@ -13,6 +13,8 @@ struct Compiled {
   std::unique_ptr<program::Executable> executable;
   Nodes captured;                                          // arrays of the graph, given after the inputs
 };
+// For one device, all stages.
+Compiled compile(const Nodes& roots, const std::string& backend_name);
 CompileOptions options_for(const std::string& backend_name);
 // The last stages, and what runs it. `executable` off: the Program alone, planned for this backend.
 Compiled finish(Compilation&, const std::string& backend_name, bool executable = true);

@@ -147,8 +147,9 @@ Nodes Region::cut(const RegionCut& how) {
   reverse_ = how.reverse;
   int count = sweeps(how.apart);
   keep_for_later(how.keep);
-  index_ = {prim::index(axis_, 0, how.chunk, kRegionDepth)};
-  if (auto left = axis_.size % how.chunk) index_.push_back(prim::index(axis_, axis_.size - left, left, kRegionDepth));
+  const auto chunk = std::min(how.chunk, axis_.size);   // a chunk of a call around may be shorter than one of this call
+  index_ = {prim::index(axis_, 0, chunk, kRegionDepth)};
+  if (auto left = axis_.size % chunk) index_.push_back(prim::index(axis_, axis_.size - left, left, kRegionDepth));
   for (auto& n : level_) {
     if (!contains(n) || !on_chunk(n)) continue;
     Nodes made;

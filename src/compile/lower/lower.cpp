@@ -9,7 +9,7 @@
 #include "ops/prim.h"
 #include "compile/loops/loops.h"
 #include "compile/lower/fuse.h"
-#include "compile/purpose.h"
+#include "compile/memory/purpose.h"
 #include "compile/loops/early_exit.h"
 
 namespace haliax {

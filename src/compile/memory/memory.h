@@ -19,4 +19,8 @@ std::optional<program::Program> reuse_products(const program::Program&);
 // Raises if a value that other devices sent (Slot::gathered) is kept: as a result, as the carry of a loop, or by a loop for later.
 void check_received(const program::Program&);
 
+// The legality check of a Program; raises. Slots are written before they are read, views lie inside of their slots and count turns of loops
+// around them; where memory is `placed`, offsets lie inside of the arena.
+void verify(const program::Program&, const char* after, bool placed);
+
 }  // namespace haliax

@@ -4,7 +4,7 @@
 #include "ops/prim.h"
 #include "transforms/gradient_names.h"
 #include "compile/sharding/planner.h"
-#include "compile/purpose.h"
+#include "compile/memory/purpose.h"
 
 namespace haliax::partitioning {
 namespace {

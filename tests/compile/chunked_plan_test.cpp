@@ -6,11 +6,10 @@
 #include "haliax/jit.h"
 #include "haliax/losses.h"
 #include "haliax/nn.h"
-#include "near.h"
 #include "ops/prim.h"
 #include "support/head_model.h"
-#include "compile/lower/lower.h"
-#include "transforms/optimise.h"
+#include "support/near.h"
+#include "compile/pipeline.h"
 
 using namespace haliax;
 
@@ -37,13 +36,17 @@ std::int64_t planned(F f, const Parameters& p) {
   Nodes roots;
   for (auto& r : flatten(f(p)))
     if (r) roots.push_back(r.node());
-  return lower(optimise(roots, true), {}).program->arena_bytes;
+  Compilation c{roots, {}};
+  run(c);
+  return c.program->arena_bytes;
 }
 // Likewise, with the results, but those that take the memory of `given`, which is given away.
 std::int64_t peak_of(const NamedArray& result, const NamedArray& given = {}) {
   Nodes inputs;
   if (given) inputs.push_back(given.node());
-  return lower(optimise({result.node()}, true), inputs, {.donated = std::vector<bool>(inputs.size(), true)}).program->peak_bytes;
+  Compilation c{{result.node()}, inputs, {.donated = std::vector<bool>(inputs.size(), true)}};
+  run(c);
+  return c.program->peak_bytes;
 }
 template <class F>
 auto with_gradients(F loss) {

@@ -1,4 +1,4 @@
-#include "compile/purpose.h"
+#include "compile/memory/purpose.h"
 
 #include <algorithm>
 

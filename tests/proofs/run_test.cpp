@@ -1,11 +1,11 @@
 // Running a compiled step: no allocation, and the same bits whatever the number of threads.
 #include <doctest/doctest.h>
 
-#include "allocations.h"
 #include "examples/gpt2/model.h"
 #include "haliax/jit.h"
 #include "ops/prim.h"
 #include "runtime/run.h"
+#include "support/allocations.h"
 
 using namespace haliax;
 
@@ -19,18 +19,18 @@ struct Ready {
   Buffer arena;
 
   explicit Ready(const Leaves& results)
-      : compiled(compile(optimised(results), {}, "cpu", {})), arena(compiled.program->arena_bytes) {
+      : compiled(compile(roots_of(results), "cpu")), arena(compiled.program->arena_bytes) {
     for (auto& n : compiled.captured) arguments.push_back(n->value->data());
     for (int slot : compiled.program->result_slots) {
       memory.push_back(std::make_unique<Buffer>(compiled.program->slots[std::size_t(slot)].bytes));
       outs.push_back(memory.back()->data());
     }
   }
-  static Nodes optimised(const Leaves& results) {
+  static Nodes roots_of(const Leaves& results) {
     Nodes roots;
     for (auto& r : results)
       if (r) roots.push_back(r.node());
-    return optimise(roots, true);
+    return roots;
   }
   void run() { compiled.executable->run(arguments, outs, arena.data(), nullptr); }
 };

@@ -9,9 +9,7 @@
 #include "haliax/nn.h"
 #include "ops/prim.h"
 #include "support/raises.h"
-#include "compile/lower/lower.h"
-#include "transforms/optimise.h"
-#include "compile/sharding/partition.h"
+#include "compile/pipeline.h"
 
 using namespace haliax;
 
@@ -70,11 +68,12 @@ program::Program program_of(const std::vector<std::pair<NamedArray, Mapping>>& r
     roots.push_back(result.node());
     out.push_back(sharding_for(roots.back()->axes, at, mesh, "a result"));
   }
-  Partition part(optimise(roots, true), out, inputs, mesh, {.ring = ring});
-  auto device = part.on(mesh.devices() - 1);
-  auto program = lower(device.roots, device.inputs).program;
-  plan(*program, std::vector<bool>(inputs.size(), false), true);
-  return *program;
+  Compilation whole{roots, {}, {.mesh = &mesh, .out = out, .partition = {.ring = ring}}};
+  for (auto& i : inputs) whole.inputs.push_back(i.whole), whole.options.in.push_back(i.at);
+  run(whole, Stage::graph, Stage::sharding);
+  auto last = on_device(whole, mesh.devices() - 1);
+  run(last, Stage::device, Stage::program);
+  return *last.program;
 }
 std::int64_t arena(const Case& c, const Mesh& mesh, bool ring) {
   auto w = input(c.weight, embed, mesh), x = input(c.x, batch, mesh);

@@ -12,10 +12,10 @@
 #include "haliax/nn.h"
 #include "haliax/ops.h"
 #include "haliax/random.h"
-#include "near.h"
 #include "program/devices.h"
-#include "compile/lower/lower.h"
-#include "transforms/optimise.h"
+#include "support/near.h"
+#include "compile/memory/memory.h"
+#include "compile/pipeline.h"
 
 using namespace haliax;
 using program::Code;
@@ -77,7 +77,7 @@ struct Example {
 };
 
 std::vector<float> run(Program p, program::Device& device) {
-  plan(p, {false, false}, true);
+  plan_memory(p, {false, false}, true);
   std::mt19937 engine(1);
   std::normal_distribution<float> normal;
   std::vector<std::vector<float>> in, out;
@@ -105,7 +105,7 @@ TEST_CASE("stash: as many turns as fit are kept, the bits are the same, and not 
     CAPTURE(c.rows);
     Example e{.rows = c.rows, .width = c.width, .turns = c.turns};
     auto p = e.make();
-    auto kept = stashed(p);
+    auto kept = reuse_products(p);
     REQUIRE(bool(kept) == (c.kept > 0));
     if (!kept) continue;
     REQUIRE(kept->steps.size() == 5);
@@ -116,7 +116,7 @@ TEST_CASE("stash: as many turns as fit are kept, the bits are the same, and not 
     CHECK(kept->steps[4].loop.trips == c.turns - c.kept);
     CHECK(multiplications(p.steps) - multiplications(kept->steps) == double(c.kept * c.rows * c.width * e.depth));
     auto before = p, after = *kept;
-    plan(before, {false, false}, true), plan(after, {false, false}, true);
+    plan_memory(before, {false, false}, true), plan_memory(after, {false, false}, true);
     CHECK(after.peak_bytes <= before.peak_bytes);
     auto reference = reference::make_reference_device();
     CHECK(run(*kept, *reference) == run(p, *reference));
@@ -129,7 +129,7 @@ TEST_CASE("stash: only where memory lies idle, and the product is the same") {
   auto kept = [](const std::function<void(Program&)>& change, Example e = {}) {
     auto p = e.make();
     change(p);
-    return bool(stashed(p));
+    return bool(reuse_products(p));
   };
   auto again = [](Program& p) -> program::Contract& { return p.steps[2].loop.body[0].contract; };
   auto back = [](Program& p) -> program::Contract& { return p.steps[2].loop.body[2].contract; };
@@ -164,7 +164,8 @@ TEST_CASE("stash: the gradient of a head hosts its logits") {
   };
   auto [loss, gradient] = gradients({.memory = 48 << 10});
   auto whole = gradients({});
-  auto low = lower(optimise({loss.node(), gradient.node()}, true), {});
+  Compilation low{{loss.node(), gradient.node()}, {}};
+  run(low);
   auto each = double(Tokens.size * Embed.size * Vocab.size), made = multiplications(low.program->steps);
   CHECK(made > 2 * each);   // 3 by tiles without: logits, again, and the gradient
   CHECK(made < 2.25 * each);

@@ -8,7 +8,7 @@
 #include "haliax/ops.h"
 #include "haliax/random.h"
 #include "program/devices.h"
-#include "compile/lower/lower.h"
+#include "compile/memory/memory.h"
 
 using namespace haliax;
 using program::Home;
@@ -49,7 +49,7 @@ Step loop(std::vector<Step> body) {
 }
 std::string refused(const Program& p) {
   try {
-    check_scratch(p);
+    check_received(p);
   } catch (const Error& e) { return e.what(); }
   return "";
 }
@@ -99,7 +99,7 @@ TEST_CASE("scratch: the plan keeps nothing in its memory, and poisons it after t
     {
       std::optional<Poison> on;
       if (poisoned) on.emplace();
-      plan(p, {false}, true);
+      plan_memory(p, {false}, true);
     }
     CHECK(p.slots[3].alias != 1);
     CHECK(refused(p) == "");

@@ -5,8 +5,7 @@
 #include "haliax/jit.h"
 #include "ops/prim.h"
 #include "support/memory.h"
-#include "compile/lower/lower.h"
-#include "transforms/optimise.h"
+#include "compile/pipeline.h"
 
 using namespace haliax;
 
@@ -30,7 +29,9 @@ std::int64_t arena_of(const Leaves& results) {
   Nodes roots;
   for (auto& r : results)
     if (r) roots.push_back(r.node());
-  return lower(optimise(roots, true), {}).program->arena_bytes;
+  Compilation c{roots, {}};
+  run(c);
+  return c.program->arena_bytes;
 }
 Parameters parameters() {
   return {random::normal(random::key(1), {Tokens, Embed}).eval(), random::normal(random::key(2), {Vocab, Embed}).eval()};

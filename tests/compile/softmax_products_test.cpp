@@ -8,11 +8,10 @@
 #include "haliax/chunked.h"
 #include "haliax/jit.h"
 #include "haliax/nn.h"
-#include "near.h"
 #include "ops/prim.h"
 #include "support/head_model.h"
-#include "compile/lower/lower.h"
-#include "transforms/optimise.h"
+#include "support/near.h"
+#include "compile/pipeline.h"
 
 using namespace haliax;
 using program::Code;
@@ -44,7 +43,9 @@ struct Steps {
 Steps steps_of(const std::vector<NamedArray>& results) {
   Nodes roots;
   for (auto& r : results) roots.push_back(r.node());
-  auto p = lower(optimise(roots, true), {}).program;
+  Compilation c{roots, {}};
+  run(c);
+  auto p = c.program;
   Steps s;
   s.count(p->steps);
   s.arena = p->arena_bytes;

@@ -1,0 +1,125 @@
+// What the compiler makes of five programs, as text, after sharding and after lowering. A change of these files is to be read like code:
+// `build/tests/compile --update` writes them anew.
+#include <doctest/doctest.h>
+
+#include <fstream>
+#include <iterator>
+#include <regex>
+
+#include "compile/pipeline.h"
+#include "haliax/haliax.h"
+#include "ops/prim.h"
+#include "support/golden_dir.h"
+#include "support/update.h"
+#include "transforms/sharding.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis Batch{"batch", 8}, Embed{"embed", 16}, Mlp{"mlp", 32}, Vocab{"vocab", 24}, Layers{"layers", 4};
+const Mesh data{{{"data", 2}}}, both{{{"data", 2}, {"model", 2}}};
+
+struct Argument {
+  const char* name;
+  Axes axes;
+  Mapping at = {};
+  DType dtype = DType::f32;
+};
+
+// A function of arrays, compiled for the first device of a mesh; the results lie by `out`.
+struct Program {
+  std::string name;
+  Mesh mesh;
+  Mapping compute, out;
+  std::vector<Argument> arguments;
+  Leaves (*f)(const Leaves&);
+  PartitionOptions options = {};
+
+  // After sharding, and after lowering.
+  std::pair<std::string, std::string> text() const {
+    use_mesh on(mesh);
+    axis_mapping by(compute);
+    detail::Scope tracing;
+    Compilation c{{}, {}, {.mesh = &mesh, .partition = options}};
+    Leaves in;
+    for (auto& a : arguments) {
+      c.inputs.push_back(prim::input(a.axes, a.dtype, Name(a.name)));
+      c.options.in.push_back(sharding_for(a.axes, a.at, mesh, a.name));
+      in.push_back(NamedArray(c.inputs.back()));
+    }
+    for (auto& r : f(in)) {
+      c.roots.push_back(r.node());
+      c.options.out.push_back(sharding_for(r.node()->axes, out, mesh, "a result"));
+    }
+    run(c, Stage::graph, Stage::sharding);
+    auto first = on_device(c, 0);
+    run(first, Stage::device, Stage::program);
+    static const std::regex place("    # .*"), header("arena .*");   // bytes and lines of code are asserted elsewhere
+    return {c.partition->text(), std::regex_replace(std::regex_replace(program::to_string(*first.program), place, ""), header, "")};
+  }
+};
+
+NamedArray mlp(const Leaves& in) { return mean(square(dot(nn::gelu(dot(in[0], in[1], Embed)), in[2], Mlp) - in[0])); }
+Leaves with_gradients(NamedArray (*loss)(const Leaves&), const Leaves& in, std::vector<std::size_t> by) {
+  std::vector<NamedArray> parameters;
+  for (auto k : by) parameters.push_back(in[k]);
+  auto [value, g] = value_and_grad([&](const std::vector<NamedArray>& p) {
+    auto all = in;
+    for (std::size_t i = 0; i < by.size(); ++i) all[by[i]] = p[i];
+    return loss(all);
+  })(parameters);
+  Leaves out{value};
+  out.insert(out.end(), g.begin(), g.end());
+  return out;
+}
+NamedArray layers(const Leaves& in) {   // a scan over layers, each checkpointed
+  auto y = fold([](const NamedArray& x, const NamedArray& w) { return tanh(rename(dot(x, w, Embed), {{"next", "embed"}})); }, Layers,
+                {.checkpoint = "full"})(in[0], in[1]);
+  return mean(square(y));
+}
+NamedArray loss_in_chunks(const Leaves& in) {
+  auto losses = [](const NamedArray& x, const NamedArray& w, const NamedArray& ids) {
+    return mean(nn::cross_entropy_loss(dot(x, w, Embed), Vocab, ids));
+  };
+  return chunked_reduce("batch", {.chunk = 2}, losses)(in[0], in[1], in[2]);
+}
+
+const std::vector<Program> programs{
+    {"data_parallel", data, {{"batch", "data"}}, {}, {{"x", {Batch, Embed}, {{"batch", "data"}}}, {"up", {Embed, Mlp}}, {"down", {Mlp, Embed}}},
+     [](const Leaves& in) { return with_gradients(mlp, in, {1, 2}); }},
+    {"fully_sharded_layers", data, {{"batch", "data"}}, {{"embed", "data"}},
+     {{"x", {Batch, Embed}, {{"batch", "data"}}}, {"w", {Layers, Embed, Axis("next", 16)}, {{"embed", "data"}}}},
+     [](const Leaves& in) { return with_gradients(layers, in, {1}); }},
+    {"tensor_parallel", both, {{"batch", "data"}, {"mlp", "model"}}, {{"mlp", "model"}},
+     {{"x", {Batch, Embed}, {{"batch", "data"}}}, {"up", {Embed, Mlp}, {{"mlp", "model"}}}, {"down", {Mlp, Embed}, {{"mlp", "model"}}}},
+     [](const Leaves& in) { return with_gradients(mlp, in, {1, 2}); }},
+    {"chunked_loss", data, {{"batch", "data"}}, {{"embed", "data"}},
+     {{"x", {Batch, Embed}, {{"batch", "data"}}}, {"w", {Vocab, Embed}, {{"embed", "data"}}}, {"ids", {Batch}, {{"batch", "data"}}, DType::i32}},
+     [](const Leaves& in) { return with_gradients(loss_in_chunks, in, {0, 1}); }},
+    {"ring", data, {{"batch", "data"}}, {{"batch", "data"}},
+     {{"x", {Axis("batch", 4096), Embed}, {{"batch", "data"}}}, {"w", {Embed, Axis("mlp", 4096)}, {{"embed", "data"}}}},
+     [](const Leaves& in) { return Leaves{dot(in[0], in[1], Embed)}; }, {.ring = true}},
+};
+
+void compare(const std::string& file, const std::string& text) {
+  CAPTURE(file);
+  auto path = golden_dir() + "/../compile/dumps/" + file + ".txt";
+  if (test::updates()) {
+    std::ofstream(path) << text;
+    return;
+  }
+  std::ifstream in(path);
+  std::string kept{std::istreambuf_iterator<char>(in), {}};
+  CHECK(kept == text);
+}
+
+}  // namespace
+
+TEST_CASE("dumps: plans and programs are those that are kept") {
+  for (auto& p : programs) {
+    auto [plan, program] = p.text();
+    compare(p.name + ".plan", plan);
+    compare(p.name + ".program", program);
+  }
+}
