@@ -102,7 +102,7 @@ class Emitter {
       case Step::Kind::regrow: return regrown(s);
       case Step::Kind::compute: return computed(s);
       case Step::Kind::shift: return shifted(s, {});
-      case Step::Kind::regroup: return apart(s, together(s));
+      case Step::Kind::regroup: return apart(s, kept(s));
       case Step::Kind::hop: return s.hop.kind == Hop::Kind::pend ? pended(s) : sliced(s);
       case Step::Kind::loop: return loop(s);
       case Step::Kind::result: return loop_result(local(s.in[0]), s.result);
@@ -353,6 +353,18 @@ class Emitter {
     for (std::size_t k = 0; k < p.taken.parts.size(); ++k)
       parts.push_back(p.taken.parts[k].resize(block_of(p.taken.parts[k], p.taken.cuts[k], mesh_, device_).second));
     return prim::fit(prim::unflatten(x, p.axis, parts), axes_of(s));
+  }
+  // Of a regroup that sends nothing: what this device keeps of what it has, which may be all.
+  NodePtr kept(const Step& s) const {
+    auto& p = s.pieces[0];
+    auto x = together(s);
+    auto runs = own_runs(p, s.at, mesh_, device_);
+    auto axis = *find(*x, p.axis);
+    if (runs.size() == 1 && runs[0].second == axis.size) return x;
+    Nodes parts;
+    axis.size = 0;
+    for (auto [from, size] : runs) parts.push_back(prim::slice(x, p.axis, from, size)), axis.size += size;
+    return parts.empty() ? prim::slice(x, p.axis, 0, 0) : prim::concat(parts, axis);
   }
   static std::vector<Piece> far(const Step& s) {  // those that others may have
     std::vector<Piece> out;
