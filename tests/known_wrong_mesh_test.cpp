@@ -74,20 +74,6 @@ TEST_CASE("partition regroup: an axis and its parts, in any blocks, on any mesh"
   CHECK(tried == 22120);
 }
 
-TEST_CASE("partition regroup: gradients of what sends nothing") {
-  const Devices four(4);
-  auto f = [](const NamedArray& x) {
-    return grad([](const NamedArray& x) {
-      auto p = flatten_axes(x, {"a", "b"}, AxisSelector("p"));
-      return sum(p * p * arange(p.axes()[0], {.dtype = DType::f32}));
-    })(x);
-  };
-  auto x = arange({Axis("a", 3), Axis("b", 2)}, {.start = 1, .dtype = DType::f32});
-  Mapping cut{{"a", "data"}, {"p", {"data", "model"}}};
-  auto step = named_jit(f, {.mesh = Mesh{{{"data", 2}, {"model", 2}}}, .axis_resources = cut});
-  CHECK(same_bits(step(x), f(x)));
-}
-
 TEST_CASE("fit: an axis of another size, or one that is lost, is refused") {
   auto x = prim::filled(1, DType::f32, {Axis("a", 3), Axis("b", 2)});
   auto y = prim::exp(x);
