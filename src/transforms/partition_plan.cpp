@@ -67,9 +67,6 @@ int Whole::id(const NodePtr& n) {
   parameter.push_back(n->op == &prim::kInput || (seen_through && !free.back()));
   return k;
 }
-bool Whole::inside(const Node& n, const Loop& l, std::size_t body) {
-  return n.varies_with(l.index[0].get()) || n.varies_with(l.index[body].get());
-}
 
 const Whole::Scope& Whole::scope(int loop, std::size_t body) {
   auto [found, fresh] = scopes_.try_emplace({loop, body});
@@ -78,7 +75,7 @@ const Whole::Scope& Whole::scope(int loop, std::size_t body) {
   const Loop* l = loop < 0 ? nullptr : &loop_of(*nodes[std::size_t(loop)]);
   std::vector<int> todo;
   auto reach = [&](int n, int user) {
-    if (n < 0 || (l && !inside(*nodes[std::size_t(n)], *l, body))) return;
+    if (n < 0 || (l && !varies_in(*nodes[std::size_t(n)], *l, body))) return;
     auto [entry, is_new] = s.users.try_emplace(n);
     entry->second.push_back(user);
     if (is_new) todo.push_back(n), s.order.push_back(n);
@@ -166,13 +163,13 @@ void Planner::fit_tables() {
 }
 int Planner::region_of(int n) const {
   for (std::size_t k = open_.size(); k-- > 0;)
-    if (Whole::inside(node(n), loop_of(node(open_[k].loop)), open_[k].body)) return open_[k].region;
+    if (varies_in(node(n), loop_of(node(open_[k].loop)), open_[k].body)) return open_[k].region;
   return 0;
 }
 Cut Planner::taken(const Node& n) const {
   Cut out;
   for (auto& o : open_)
-    if (!o.turns.empty() && Whole::inside(n, loop_of(node(o.loop)), o.body)) out = out + o.turns;
+    if (!o.turns.empty() && varies_in(n, loop_of(node(o.loop)), o.body)) out = out + o.turns;
   return out;
 }
 Cut Planner::own_turns(int n) const {
@@ -180,7 +177,7 @@ Cut Planner::own_turns(int n) const {
   if (me.op != &prim::kSlice || me.in.size() < 2) return {};
   for (auto& o : open_) {
     auto& l = loop_of(node(o.loop));
-    if (!o.turns.empty() && me.in[1] == l.index[o.body] && !Whole::inside(*me.in[0], l, o.body)) return o.turns;
+    if (!o.turns.empty() && me.in[1] == l.index[o.body] && !varies_in(*me.in[0], l, o.body)) return o.turns;
   }
   return {};
 }

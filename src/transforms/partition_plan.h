@@ -89,7 +89,6 @@ struct Whole {
     return local_size(nodes[std::size_t(n)]->axes, at, mesh) * bytes_of(nodes[std::size_t(n)]->dtype);
   }
   const Scope& scope(int loop, std::size_t body);  // loop -1: the top
-  static bool inside(const Node&, const Loop&, std::size_t body);
 
  private:
   std::unordered_map<const Node*, int> ids_;
