@@ -136,3 +136,31 @@ TEST_CASE("partition loops: all devices make one order of calls, where some have
   CHECK(difference(dx, d.first, 1e-5) == "");
   CHECK(difference(dw, d.second, 1e-5) == "");
 }
+
+TEST_CASE("partition picks: what lies outside is what it is on one device") {
+  const Axis A("a", 4), B("b", 3), K("k", 16);
+  const Mesh mesh{{{"data", 2}}};
+  auto x = arange({A, B}, {.start = 1, .dtype = DType::f32}).eval();
+  auto ids = (arange(K, {.dtype = DType::i32}) - 10).eval(), two = full({}, 2, DType::i32).eval();
+  auto none = zeros({Axis("n", 0), B}).eval();
+  using Two = NamedArray (*)(const NamedArray&, const NamedArray&);
+  auto check = [&](const char* what, Two f, const NamedArray& x, const NamedArray& ids) {
+    for (const Mapping& m : {Mapping{{"a", "data"}}, Mapping{{"b", "data"}}, Mapping{{"n", "data"}}}) {
+      CAPTURE(what);
+      CHECK(difference(named_jit(f, {.mesh = mesh, .axis_resources = m})(x, ids), f(x, ids), 0) == "");
+    }
+  };
+  Two takes = [](const NamedArray& x, const NamedArray& i) { return take(x, "a", i); };
+  check("fill", takes, x, ids);
+  check("fill, bool", takes, (x > 3).eval(), ids);
+  check("fill, u8", takes, x.astype(DType::u8).eval(), ids);
+  check(
+      "clamped along two axes, of which one is cut",
+      [](const NamedArray& x, const NamedArray& i) { return index(x, {{Name("a"), Index(i)}, {Name("b"), Index(i)}}); }, x, ids);
+  check(
+      "added along two axes, of which one is cut",
+      [](const NamedArray& x, const NamedArray& i) { return at_add(x, {{Name("a"), Index(i)}, {Name("b"), Index(i)}}, 1.f); }, x,
+      ids);
+  check("an axis of size 0", [](const NamedArray& x, const NamedArray& i) { return at(x, "n", i); }, none, two);
+  check("an axis of size 0, taken", [](const NamedArray& x, const NamedArray& i) { return take(x, "n", i); }, none, two);
+}

@@ -178,32 +178,38 @@ class Emitter {
     auto& table_axes = n.in[0]->axes;
     auto& table_at = gathers ? step(s.in[0]).at : s.at;
     std::size_t first = gathers ? 1 : 2;
+    if (std::all_of(n.attr.names.begin(), n.attr.names.end(), [&](Name a) { return table_at.cut(a).empty(); }))
+      return make(*n.op, in, axes, n.dtype, n.attr);
+    const bool clamps = gathers ? Outside(n.attr.ints[0]) == Outside::clamp : n.attr.ints[1] != 0;
+    bool fills = gathers && Outside(n.attr.ints[0]) == Outside::fill;
     NodePtr valid;
-    bool cut = false;
     for (std::size_t k = 0; k < n.attr.names.size(); ++k) {
       Name a = n.attr.names[k];
-      if (table_at.cut(a).empty()) continue;
-      cut = true;
       auto size = find_axis(table_axes, a)->size;
       auto& ids = in[first + k] = prim::signed_ids(in[first + k], size);
       auto number = [&](std::int64_t v) { return prim::integer(v, ids->dtype); };
-      auto [start, length] = block(table_axes, table_at, a);
       auto within = [&](const NodePtr& x, std::int64_t end) {
         return prim::map(prim::kBitAnd, {prim::less_equal(number(0), x), prim::less(x, number(end))}, DType::boolean);
       };
-      bool clamps = gathers ? Outside(n.attr.ints[0]) == Outside::clamp : n.attr.ints[1] != 0;
-      if (clamps) ids = prim::min(prim::max(ids, number(0)), number(size - 1));
+      if (clamps && size > 0) ids = prim::min(prim::max(ids, number(0)), number(size - 1));
+      fills |= gathers && clamps && size == 0;  // there is no position to clamp to
       auto there = within(ids, size);
       valid = valid ? prim::map(prim::kBitAnd, {valid, there}, DType::boolean) : there;
+      if (table_at.cut(a).empty()) {
+        if (!clamps || size == 0) ids = prim::select(there, ids, number(size));  // not counted from the end twice
+        continue;
+      }
+      auto [start, length] = block(table_axes, table_at, a);
       auto shifted = prim::sub(ids, number(start));
       ids = prim::select(within(shifted, length), shifted, number(length));
     }
     auto attr = n.attr;
-    bool fills = gathers && Outside(n.attr.ints[0]) == Outside::fill;
-    if (cut && gathers) attr.ints[0] = std::int64_t(Outside::zero);
-    if (cut && !gathers) attr.ints[1] = 0;
+    if (gathers)
+      attr.ints[0] = std::int64_t(Outside::zero);
+    else
+      attr.ints[1] = 0;
     auto out = make(*n.op, in, axes, n.dtype, attr);
-    if (!cut || !fills || n.dtype == DType::boolean) return out;
+    if (!fills) return out;
     bool mine = true;  // an index outside of all blocks: one device says so
     for (auto& [x, m] : s.at.partial) mine &= coordinate(mesh_, device_, x) == 0;
     auto outside = !mine               ? prim::number(0, n.dtype)
