@@ -144,7 +144,7 @@ TEST_CASE("partition picks: what lies outside is what it is on one device") {
   auto ids = (arange(K, {.dtype = DType::i32}) - 10).eval(), two = full({}, 2, DType::i32).eval();
   auto none = zeros({Axis("n", 0), B}).eval();
   using Two = NamedArray (*)(const NamedArray&, const NamedArray&);
-  auto check = [&](const char* what, Two f, const NamedArray& x, const NamedArray& ids) {
+  auto check = [&](const std::string& what, Two f, const NamedArray& x, const NamedArray& ids) {
     for (const Mapping& m : {Mapping{{"a", "data"}}, Mapping{{"b", "data"}}, Mapping{{"n", "data"}}}) {
       CAPTURE(what);
       CHECK(difference(named_jit(f, {.mesh = mesh, .axis_resources = m})(x, ids), f(x, ids), 0) == "");
@@ -163,4 +163,19 @@ TEST_CASE("partition picks: what lies outside is what it is on one device") {
       ids);
   check("an axis of size 0", [](const NamedArray& x, const NamedArray& i) { return at(x, "n", i); }, none, two);
   check("an axis of size 0, taken", [](const NamedArray& x, const NamedArray& i) { return take(x, "n", i); }, none, two);
+}
+
+TEST_CASE("partition strict: what an op sends of its own blocks is asked for by it") {
+  const Axis B("b", 8), N("n", 8192);
+  const Mapping cut{{"n", "data"}};
+  for (int devices : {2, 4, 8})
+    for (auto f : {+[](const NamedArray& x) { return cumsum(x, "n"); }, +[](const NamedArray& x) { return cumprod(x, "n"); }}) {
+      auto r = named_jit(f, {.mesh = Mesh{{{"data", devices}}}, .axis_resources = cut, .strict = true}).plan(zeros({B, N}));
+      REQUIRE(r.collectives.size() == 1);
+      CHECK(r.collectives[0].asked == "blocks");
+      CHECK(r.sent_bytes == (devices - 1) * B.size * 4);  // a sum of each block
+    }
+  auto order = named_jit([](const NamedArray& x) { return sort(x, "n"); },
+                         {.mesh = Mesh{{{"data", 2}}}, .axis_resources = cut, .strict = true});
+  raises([&] { order.plan(zeros({N})); }, {"[strict]", "sort gathers", "nobody asked"});
 }
