@@ -179,3 +179,60 @@ TEST_CASE("partition strict: what an op sends of its own blocks is asked for by 
                          {.mesh = Mesh{{{"data", 2}}}, .axis_resources = cut, .strict = true});
   raises([&] { order.plan(zeros({N})); }, {"[strict]", "sort gathers", "nobody asked"});
 }
+
+TEST_CASE("partition sums: reduce_dtype = f32 makes, sends and adds narrow sums in f32, and rounds once") {
+  const Axis B("b", 256), N("n", 256), M("m", 4);
+  struct Case {
+    const char* what;
+    NamedArray (*f)(const NamedArray& x, const NamedArray& w);
+    Mapping in, out;
+  };
+  const Mapping n{{"n", "data"}}, b{{"b", "data"}};
+  const std::vector<Case> cases{
+      {"a dot", [](const NamedArray& x, const NamedArray& w) { return dot(x, w, "n"); }, n, {}},
+      {"a sum", [](const NamedArray& x, const NamedArray&) { return sum(x, "n"); }, n, {}},
+      {"a sum that lands", [](const NamedArray& x, const NamedArray&) { return sum(x, "n"); }, n, b},
+      {"a gradient that lands",
+       [](const NamedArray& x, const NamedArray& w) {
+         return grad([&](const NamedArray& w) { return sum(dot(x, w, "n").astype(DType::f32)); })(w);
+       },
+       b, n},
+      {"a scatter",
+       [](const NamedArray& x, const NamedArray& w) {
+         auto ids = arange(Axis("n", 256), {.dtype = DType::i32}) % 2;
+         return at_add(zeros({Axis("k", 2), Axis("b", 256)}, w.dtype()), {{Name("k"), Index(ids)}}, x);
+       },
+       n, {}}};
+  for (DType d : {DType::bf16, DType::f16}) {
+    // Whole numbers: sums in f32 are exact in any order, and parts of them do not fit into the narrow dtype.
+    auto x = random::randint(random::key(1), {B, N}, 0, 120).astype(d).eval();
+    auto w = random::randint(random::key(2), {N, M}, 0, 4).astype(d).eval();
+    for (auto& c : cases) {
+      CAPTURE(std::string(c.what));
+      auto on_mesh = [&](std::optional<DType> reduce) {
+        auto step = named_jit(c.f, {.mesh = Mesh{{{"data", 4}}},
+                                    .axis_resources = c.in,
+                                    .in = Mappings(c.in),
+                                    .out = Mappings(c.out),
+                                    .reduce_dtype = reduce});
+        auto y = step(x, w).eval();
+        return std::pair(y, step.report());
+      };
+      auto exact = c.f(x.astype(DType::f32), w.astype(DType::f32)).astype(d).eval();
+      auto [y, wide] = on_mesh(DType::f32);
+      CHECK(same_bits(y, exact));
+      auto [rounded, narrow] = on_mesh({});
+      CHECK_FALSE(same_bits(rounded, exact));  // so was each part
+      CHECK(wide.sent_bytes == 2 * narrow.sent_bytes);
+      CHECK(wide.calls == narrow.calls);
+      auto [as_ever, same] = on_mesh(d);
+      CHECK(same_bits(as_ever, rounded));
+      CHECK(same.sent_bytes == narrow.sent_bytes);
+    }
+  }
+  auto sums = [](const NamedArray& x) { return sum(x, "n"); };
+  auto wider = named_jit(sums, {.mesh = Mesh{{{"data", 4}}}, .axis_resources = n, .reduce_dtype = Policy("p=f32,c=bf16,r=f32").reduce});
+  CHECK(wider.plan(zeros({B, N}, DType::f32)).sent_bytes == 256 * 4 * 2 * 3 / 4);  // of f32: as ever
+  raises([&] { named_jit(sums, {.mesh = Mesh{{{"data", 4}}}, .axis_resources = n, .reduce_dtype = DType::f64}).plan(zeros({B, N})); },
+         {"[named_jit]", "reduce_dtype is f32", "f64"});
+}

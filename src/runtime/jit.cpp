@@ -235,7 +235,7 @@ struct JitCore::Impl {
     auto& o = options;
     MeshOptions how{.backend = backend_name,
                     .donated = e.donated,
-                    .partition = {.regather = o.regather, .ring = o.ring, .strict = o.strict, .gradients = context().gradients},
+                    .partition = {.regather = o.regather, .ring = o.ring, .strict = o.strict, .reduce_dtype = o.reduce_dtype, .gradients = context().gradients},
                     .simulated = simulated,
                     .strict = o.strict};
     e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(graph, e.inputs, in, out, mesh, how));

@@ -168,6 +168,8 @@ class Planner {
   bool put_off(int n);
   int blocks_along(const Node& op, Name axis, std::int64_t least = 0);
   bool first_in_blocks(const Node&);
+  void stand_in(int n, const NodePtr& other);  // is planned in its place
+  NodePtr in_wider_sums(int n, const Sharding& pending);
   NodePtr otherwise(int n);  // in terms of other ops, where an axis that it needs whole is cut; null: no
   void shift(int n, const Sharding& work);
   bool regroup(int n, const Sharding& work, const Sharding& keep);
