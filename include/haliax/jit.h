@@ -14,7 +14,7 @@ namespace haliax {
 struct JitOptions {
   std::vector<int> donate = {};  // arguments (from 0) whose memory the results may take; they cannot be used afterwards
   std::string backend = {};                      // "cpu" (the default) or "reference"
-  // Inside another trace mappings hold as they do outside; donate, backend, regather, ring and strict are those of the outermost call.
+  // Inside another trace mappings hold as they do outside; donate, backend, regather, ring, reduce_dtype and strict are those of the outermost.
   // named_jit: the mesh in scope where it is called, if none is given. The mapping inside f, of its results, and of arguments
   // that lie nowhere yet (see placement): the mapping in scope there, if none is given.
   std::optional<Mesh> mesh = {};
@@ -29,6 +29,9 @@ struct JitOptions {
   // contracted with its part of the other operand as it comes. As many bytes in devices - 1 calls; two blocks of memory in place of
   // all. Sums along the gathered axis are taken block by block. See docs/sharding.md for what is gathered as ever.
   bool ring = false;
+  // Sums of bf16 and f16 that are pending on the mesh (dot, sum, at_add along a cut axis) are made, sent and added up in f32, and
+  // rounded once, for twice the bytes. Else each device rounds its own part first.
+  std::optional<DType> reduce_dtype = {};
   // Raises for a gather that nobody asked for (and chooses none for its bytes), a mapped axis that no array has, and a mapping that cuts
   // where there is no mesh.
   bool strict = false;

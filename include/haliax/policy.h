@@ -1,5 +1,7 @@
-// Mixed precision: which dtype parameters are kept in, computations done in, results given in. As jmp.
+// Mixed precision: which dtype parameters are kept in, computations done in, results given in, as jmp; and on a mesh, which one narrow
+// sums are reduced in: JitOptions::reduce_dtype takes it.
 #pragma once
+#include <optional>
 #include <string_view>
 
 #include "haliax/ops.h"
@@ -10,8 +12,10 @@ namespace haliax {
 struct Policy {
   static constexpr bool is_static = true;
   DType param = DType::f32, compute = DType::f32, output = DType::f32;
+  std::optional<DType> reduce = {};
   Policy() = default;
-  // "p=f32,c=bf16,o=f32", also params=, parameter=, compute=, output= and float32, bfloat16, ...; one dtype alone is all three. Raises.
+  // "p=f32,c=bf16,o=f32", also params=, parameter=, compute=, output=, r=f32, reduce=, and float32, bfloat16, ...; one dtype alone is the
+  // first three. Raises.
   explicit Policy(std::string_view spec, SourceLocation = SourceLocation::current());
   friend bool operator==(const Policy&, const Policy&) = default;
 

@@ -24,6 +24,10 @@ std::int64_t trips(const Loop& l, std::size_t body) {
   return body == 0 ? ints[0] / ints[2] : 1;
 }
 
+bool varies_in(const Node& n, const Loop& l, std::size_t body) {
+  return n.varies_with(l.index[0].get()) || n.varies_with(l.index[body].get());
+}
+
 bool is_free(const NodePtr& root) {
   int budget = 12;
   Nodes todo{root};
@@ -55,14 +59,14 @@ LoopInputs inputs_of(const Loop& l) {
       auto n = todo.back();
       todo.pop_back();
       if (!seen.insert(n.get()).second) continue;
-      if (!n->varies_with(index)) {
+      if (!varies_in(*n, l, b)) {
         if (n->op->kind == Kind::leaf && (named(*n, "number") || named(*n, "iota"))) continue;
         if (is_free(n) && !named(*n, "index")) {   // an index is that of a loop around: this one varies with it
           for (auto& x : n->in) todo.push_back(x);
           continue;
         }
         if (listed.insert(n.get()).second) out.invariants.push_back(n);
-      } else if (named(*n, "slice") && n->in.size() > 1 && n->in[1].get() == index && !n->in[0]->varies_with(index)) {
+      } else if (named(*n, "slice") && n->in.size() > 1 && n->in[1].get() == index && !varies_in(*n->in[0], l, b)) {
         if (listed.insert(n->in[0].get()).second) out.slices.push_back(n->in[0]);
       } else if (n->op->kind != Kind::leaf) {
         for (auto& x : n->in) if (x) todo.push_back(x);

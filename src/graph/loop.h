@@ -40,6 +40,8 @@ NodePtr loop_result(const NodePtr& loop, std::size_t k);
 std::string to_string(const Nodes& roots);        // for people: one line a node, bodies of loops indented
 extern const Op kLoop, kResult;
 std::int64_t trips(const Loop&, std::size_t body);
+// Is it made in each turn of this body? Bodies share the carries, which vary with the first index.
+bool varies_in(const Node&, const Loop&, std::size_t body);
 
 // Nodes of the body that the loop does not have to make: they do not vary with it. Slices: what it reads a part of each turn.
 struct LoopInputs { Nodes slices, invariants; };

@@ -8,14 +8,24 @@
 namespace haliax {
 namespace {
 
+enum class Part { param, compute, output, reduce };
 struct Field {
   const char* name;
-  DType Policy::*dtype;
+  Part part;
 };
 constexpr std::array fields{
-    Field{"p", &Policy::param},         Field{"params", &Policy::param},     Field{"param", &Policy::param},
-    Field{"parameter", &Policy::param}, Field{"parameters", &Policy::param}, Field{"c", &Policy::compute},
-    Field{"compute", &Policy::compute}, Field{"o", &Policy::output},         Field{"output", &Policy::output}};
+    Field{"p", Part::param},          Field{"params", Part::param}, Field{"param", Part::param},     Field{"parameter", Part::param},
+    Field{"parameters", Part::param}, Field{"c", Part::compute},    Field{"compute", Part::compute}, Field{"o", Part::output},
+    Field{"output", Part::output},    Field{"r", Part::reduce},     Field{"reduce", Part::reduce}};
+
+void set(Policy& p, Part part, DType d) {
+  switch (part) {
+    case Part::param: p.param = d; return;
+    case Part::compute: p.compute = d; return;
+    case Part::output: p.output = d; return;
+    case Part::reduce: p.reduce = d; return;
+  }
+}
 
 std::string_view trimmed(std::string_view s) {
   while (!s.empty() && s.front() == ' ') s.remove_prefix(1);
@@ -34,10 +44,10 @@ DType float_called(std::string_view name, std::string_view spec) {
   fail("policy", "\"" + std::string(spec) + "\": " + why);
 }
 
-DType Policy::*field_called(std::string_view name, std::string_view spec) {
+Part field_called(std::string_view name, std::string_view spec) {
   std::vector<std::string> known;
   for (auto& f : fields) {
-    if (name == f.name) return f.dtype;
+    if (name == f.name) return f.part;
     known.emplace_back(f.name);
   }
   fail("policy", "\"" + std::string(spec) + "\": no part is called " + std::string(name) + did_you_mean(name, known) +
@@ -53,7 +63,7 @@ Policy::Policy(std::string_view spec, SourceLocation at) {
     return;
   }
   std::string_view rest = spec;
-  std::vector<DType Policy::*> seen;
+  std::vector<Part> seen;
   while (true) {
     auto comma = rest.find(',');
     auto part = trimmed(rest.substr(0, comma));
@@ -64,7 +74,7 @@ Policy::Policy(std::string_view spec, SourceLocation at) {
     for (auto s : seen)
       if (s == field) fail("policy", "\"" + std::string(spec) + "\": " + std::string(part) + " says again what was said before");
     seen.push_back(field);
-    this->*field = float_called(trimmed(part.substr(equals + 1)), spec);
+    set(*this, field, float_called(trimmed(part.substr(equals + 1)), spec));
     if (comma == rest.npos) return;
     rest.remove_prefix(comma + 1);
   }

@@ -153,6 +153,9 @@ const Op kConcat{.name = "concatenate", .kind = Kind::step, .linear = Linear::mo
 
 NodePtr fit(G x, const Axes& axes) {
   if (x->axes == axes) return x;
+  for (auto& a : x->axes)
+    if (auto* now = find_axis(axes, a.name); now ? now->size != a.size : a.size != 1)
+      fail("fit", "axis " + std::string(a.name.text()) + " of " + to_string(x->axes) + " has another size in " + to_string(axes));
   if (x->op == &kFit) return fit(x->in[0], axes);
   return make(kFit, {x}, axes, x->dtype);
 }

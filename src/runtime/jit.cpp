@@ -236,7 +236,8 @@ struct JitCore::Impl {
     }
     auto& o = options;
     c.options.mesh = &mesh, c.options.in = std::move(in), c.options.out = std::move(out);
-    c.options.partition = {.regather = o.regather, .ring = o.ring, .strict = o.strict, .gradients = context().gradients};
+    c.options.partition = {.regather = o.regather, .ring = o.ring, .strict = o.strict, .reduce_dtype = o.reduce_dtype,
+                           .gradients = context().gradients};
     e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(c, backend_name, simulated));
     for (auto& d : e.mesh->devices) e.note_captured(d);
     report.compile_s = now() - t;

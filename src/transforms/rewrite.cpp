@@ -108,6 +108,19 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
 }
 NodePtr substitute(const NodePtr& root, Rewrite& to) { return substitute(Nodes{root}, to)[0]; }
 
+NodePtr widened(const NodePtr& n) {
+  if (!is_float(n->dtype) || bytes_of(n->dtype) >= 4) return n;
+  auto d = DType::f32;
+  if (n->op == &prim::kContract) return make(*n->op, n->in, n->axes, d, n->attr);
+  if (n->op == &prim::kSum) return make(*n->op, {prim::cast(n->in[0], d)}, n->axes, d, n->attr);
+  if (n->op == &prim::kScatter && program::Update(n->attr.ints[0]) == program::Update::add) {
+    Nodes in = n->in;
+    for (std::size_t k : {0u, 1u}) in[k] = prim::cast(in[k], d);
+    return make(*n->op, std::move(in), n->axes, d, n->attr);
+  }
+  return prim::cast(n, d);
+}
+
 std::unordered_set<const Node*> dependents(const Nodes& roots, const std::unordered_set<const Node*>& goals) {
   std::unordered_set<const Node*> out;
   Nodes in;

@@ -35,4 +35,7 @@ std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roo
 // primal's axis order restored, here, once for every op. Nodes of a loop's body keep their identity in the backward body.
 Nodes vjp(const Nodes& ys, const Nodes& gs, const Nodes& wrt);
 
+// Sums of narrow floats, as f32: what is kept from chunk to chunk, or sent between devices, and rounded once, at the end.
+NodePtr widened(const NodePtr&);
+
 }  // namespace haliax

@@ -229,6 +229,8 @@ TEST_CASE("policies") {
   CHECK(Policy("compute=bfloat16,parameter=f32,output=f32") == p);
   CHECK(Policy(" params = float32 , compute = bfloat16 ") == p);
   CHECK(Policy("bfloat16").output == DType::bf16);
+  CHECK_FALSE(p.reduce);
+  CHECK(Policy("p=f32,r=f32").reduce == DType::f32);
   auto m = p.cast_to_compute(nn::Linear::init(Embed, Out, random::key(0)));
   CHECK(m.weight.dtype() == DType::bf16);
   CHECK(p.cast_to_compute(arange(Pos)).dtype() == DType::i32);

@@ -19,14 +19,6 @@ struct MadeAt {   // new nodes say that they come from where the old one was mad
 
 }  // namespace
 
-NodePtr widened(const NodePtr& n) {
-  if (!is_float(n->dtype) || bytes_of(n->dtype) >= 4) return n;
-  auto d = DType::f32;
-  if (n->op == &prim::kContract) return make(*n->op, n->in, n->axes, d, n->attr);
-  if (n->op == &prim::kSum) return make(*n->op, {prim::cast(n->in[0], d)}, n->axes, d, n->attr);
-  return prim::cast(n, d);
-}
-
 // The part of x that belongs to a turn: made on the chunk, or a slice of what lies outside.
 NodePtr Region::part(const NodePtr& x, Name a, std::size_t b) {
   if (auto known = parts_.find(x.get()); known != parts_.end()) return known->second[b];

@@ -44,7 +44,7 @@ int first_call(const Node& n) {
     Nodes values;
     for (auto& r : l.results) values.push_back(r.value[b]);
     for (auto& x : topological(values))
-      if (x->varies_with(l.index[b].get()))
+      if (varies_in(*x, l, b))
         if (int call = first_call(*x); call && (!first || call < first)) first = call;
   }
   return first;

@@ -100,7 +100,7 @@ class Emitter {
       case Step::Kind::regrow: return regrown(s);
       case Step::Kind::compute: return computed(s);
       case Step::Kind::shift: return shifted(s, {});
-      case Step::Kind::regroup: return apart(s, together(s));
+      case Step::Kind::regroup: return apart(s, kept(s));
       case Step::Kind::hop: return s.hop.kind == Hop::Kind::pend ? pended(s) : sliced(s);
       case Step::Kind::loop: return loop(s);
       case Step::Kind::result: return loop_result(local(s.in[0]), s.result);
@@ -176,32 +176,38 @@ class Emitter {
     auto& table_axes = n.in[0]->axes;
     auto& table_at = gathers ? step(s.in[0]).at : s.at;
     std::size_t first = gathers ? 1 : 2;
+    if (std::all_of(n.attr.names.begin(), n.attr.names.end(), [&](Name a) { return table_at.cut(a).empty(); }))
+      return make(*n.op, in, axes, n.dtype, n.attr);
+    const bool clamps = gathers ? Outside(n.attr.ints[0]) == Outside::clamp : n.attr.ints[1] != 0;
+    bool fills = gathers && Outside(n.attr.ints[0]) == Outside::fill;
     NodePtr valid;
-    bool cut = false;
     for (std::size_t k = 0; k < n.attr.names.size(); ++k) {
       Name a = n.attr.names[k];
-      if (table_at.cut(a).empty()) continue;
-      cut = true;
       auto size = find_axis(table_axes, a)->size;
       auto& ids = in[first + k] = prim::signed_ids(in[first + k], size);
       auto number = [&](std::int64_t v) { return prim::integer(v, ids->dtype); };
-      auto [start, length] = block(table_axes, table_at, a);
       auto within = [&](const NodePtr& x, std::int64_t end) {
         return prim::map(prim::kBitAnd, {prim::less_equal(number(0), x), prim::less(x, number(end))}, DType::boolean);
       };
-      bool clamps = gathers ? Outside(n.attr.ints[0]) == Outside::clamp : n.attr.ints[1] != 0;
-      if (clamps) ids = prim::min(prim::max(ids, number(0)), number(size - 1));
+      if (clamps && size > 0) ids = prim::min(prim::max(ids, number(0)), number(size - 1));
+      fills |= gathers && clamps && size == 0;  // there is no position to clamp to
       auto there = within(ids, size);
       valid = valid ? prim::map(prim::kBitAnd, {valid, there}, DType::boolean) : there;
+      if (table_at.cut(a).empty()) {
+        if (!clamps || size == 0) ids = prim::select(there, ids, number(size));  // not counted from the end twice
+        continue;
+      }
+      auto [start, length] = block(table_axes, table_at, a);
       auto shifted = prim::sub(ids, number(start));
       ids = prim::select(within(shifted, length), shifted, number(length));
     }
     auto attr = n.attr;
-    bool fills = gathers && Outside(n.attr.ints[0]) == Outside::fill;
-    if (cut && gathers) attr.ints[0] = std::int64_t(Outside::zero);
-    if (cut && !gathers) attr.ints[1] = 0;
+    if (gathers)
+      attr.ints[0] = std::int64_t(Outside::zero);
+    else
+      attr.ints[1] = 0;
     auto out = make(*n.op, in, axes, n.dtype, attr);
-    if (!cut || !fills || n.dtype == DType::boolean) return out;
+    if (!fills) return out;
     bool mine = true;  // an index outside of all blocks: one device says so
     for (auto& [x, m] : s.at.partial) mine &= coordinate(mesh_, device_, x) == 0;
     auto outside = mine ? prim::picked_outside(n.dtype) : prim::number(0, n.dtype);
@@ -349,6 +355,18 @@ class Emitter {
     for (std::size_t k = 0; k < p.taken.parts.size(); ++k)
       parts.push_back(p.taken.parts[k].resize(block_of(p.taken.parts[k], p.taken.cuts[k], mesh_, device_).second));
     return prim::fit(prim::unflatten(x, p.axis, parts), axes_of(s));
+  }
+  // Of a regroup that sends nothing: what this device keeps of what it has, which may be all.
+  NodePtr kept(const Step& s) const {
+    auto& p = s.pieces[0];
+    auto x = together(s);
+    auto runs = own_runs(p, s.at, mesh_, device_);
+    auto axis = *find(*x, p.axis);
+    if (runs.size() == 1 && runs[0].second == axis.size) return x;
+    Nodes parts;
+    axis.size = 0;
+    for (auto [from, size] : runs) parts.push_back(prim::slice(x, p.axis, from, size)), axis.size += size;
+    return parts.empty() ? prim::slice(x, p.axis, 0, 0) : prim::concat(parts, axis);
   }
   static std::vector<Piece> far(const Step& s) {  // those that others may have
     std::vector<Piece> out;

@@ -204,6 +204,12 @@ void pack(program::Collective& c, const std::vector<Piece>& pieces, int first_ar
     for (auto& d : deliveries(pieces, axes, at, mesh, other, device))
       c.sends.push_back({other, first_array + pieces[std::size_t(d.piece)].array, d.start, d.dims, d.step});
 }
+std::vector<std::pair<std::int64_t, std::int64_t>> own_runs(const Piece& p, const Sharding& at, const Mesh& mesh, int device) {
+  auto& a = *find_axis(p.axes, p.axis);
+  std::vector<std::pair<std::int64_t, std::int64_t>> out;
+  for (auto& r : runs_of(a, a, p, p.at.cut(a.name), at.cut(a.name), mesh, device)) out.push_back({r.theirs, r.size});
+  return out;
+}
 double exchange_bytes(const std::vector<Piece>& pieces, const Axes& axes, const Sharding& at, int width, const Mesh& mesh) {
   double moved = 0;
   auto group = group_of(0, exchange_over(pieces, axes, at), mesh);

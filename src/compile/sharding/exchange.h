@@ -28,6 +28,8 @@ struct Piece {
 // The parcels of one device, for a result (of the whole graph: `axes`, cut as `at`) that goes to out[k].
 void pack(program::Collective&, const std::vector<Piece>&, int first_array, int out, const Axes& axes, const Sharding& at,
           const Mesh&, int device);
+// Of a piece in parts of which all that a device gets is its own: where in its block, and how many positions, in the result's order.
+std::vector<std::pair<std::int64_t, std::int64_t>> own_runs(const Piece&, const Sharding& at, const Mesh&, int device);
 // Bytes that a device sends to others, on average.
 double exchange_bytes(const std::vector<Piece>&, const Axes& axes, const Sharding& at, int width, const Mesh&);
 Cut exchange_over(const std::vector<Piece>&, const Axes& axes, const Sharding& at);  // the mesh axes along which something moves

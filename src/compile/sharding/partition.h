@@ -6,6 +6,7 @@
 // those of the graph of the whole, up to the order in which sums over a cut axis are taken (by rank).
 #pragma once
 #include <map>
+#include <optional>
 #include <string_view>
 
 #include "transforms/rewrite.h"
@@ -17,6 +18,7 @@ struct PartitionOptions {
   bool regather = true;  // a weight gathered in a loop is gathered again in the next one; else once for all, before
   bool ring = false;     // a gather that one contraction reads: block by block, see ring
   bool strict = false;   // no gather is chosen for its bytes if nobody asked for it
+  std::optional<DType> reduce_dtype = {};  // of pending sums of narrower floats
   std::shared_ptr<const Gradients> gradients = {};  // noted as the graph was traced, for reports
 };
 struct PartitionInput {

@@ -67,9 +67,6 @@ int Whole::id(const NodePtr& n) {
   parameter.push_back(n->op == &prim::kInput || (seen_through && !free.back()));
   return k;
 }
-bool Whole::inside(const Node& n, const Loop& l, std::size_t body) {
-  return n.varies_with(l.index[0].get()) || n.varies_with(l.index[body].get());
-}
 
 const Whole::Scope& Whole::scope(int loop, std::size_t body) {
   auto [found, fresh] = scopes_.try_emplace({loop, body});
@@ -78,7 +75,7 @@ const Whole::Scope& Whole::scope(int loop, std::size_t body) {
   const Loop* l = loop < 0 ? nullptr : &loop_of(*nodes[std::size_t(loop)]);
   std::vector<int> todo;
   auto reach = [&](int n, int user) {
-    if (n < 0 || (l && !inside(*nodes[std::size_t(n)], *l, body))) return;
+    if (n < 0 || (l && !varies_in(*nodes[std::size_t(n)], *l, body))) return;
     auto [entry, is_new] = s.users.try_emplace(n);
     entry->second.push_back(user);
     if (is_new) todo.push_back(n), s.order.push_back(n);
@@ -135,7 +132,10 @@ void Whole::wishes(const std::vector<Sharding>& wanted) {
 // ---- the planner ----
 Planner::Planner(Whole& whole, const PartitionOptions& options, const std::vector<PartitionInput>& inputs,
                  const std::vector<Sharding>& wanted)
-    : whole_(whole), mesh_(whole.mesh), options_(options), inputs_(inputs), wanted_(wanted) {}
+    : whole_(whole), mesh_(whole.mesh), options_(options), inputs_(inputs), wanted_(wanted) {
+  if (auto d = options.reduce_dtype; d && (!is_float(*d) || bytes_of(*d) > 4))
+    fail("named_jit", "reduce_dtype is f32, and sums of bf16 and f16 are reduced in it; it is " + std::string(name_of(*d)));
+}
 
 Plan Planner::run(const Choices& choices) {
   choices_ = &choices;
@@ -166,13 +166,13 @@ void Planner::fit_tables() {
 }
 int Planner::region_of(int n) const {
   for (std::size_t k = open_.size(); k-- > 0;)
-    if (Whole::inside(node(n), loop_of(node(open_[k].loop)), open_[k].body)) return open_[k].region;
+    if (varies_in(node(n), loop_of(node(open_[k].loop)), open_[k].body)) return open_[k].region;
   return 0;
 }
 Cut Planner::taken(const Node& n) const {
   Cut out;
   for (auto& o : open_)
-    if (!o.turns.empty() && Whole::inside(n, loop_of(node(o.loop)), o.body)) out = out + o.turns;
+    if (!o.turns.empty() && varies_in(n, loop_of(node(o.loop)), o.body)) out = out + o.turns;
   return out;
 }
 Cut Planner::own_turns(int n) const {
@@ -180,7 +180,7 @@ Cut Planner::own_turns(int n) const {
   if (me.op != &prim::kSlice || me.in.size() < 2) return {};
   for (auto& o : open_) {
     auto& l = loop_of(node(o.loop));
-    if (!o.turns.empty() && me.in[1] == l.index[o.body] && !Whole::inside(*me.in[0], l, o.body)) return o.turns;
+    if (!o.turns.empty() && me.in[1] == l.index[o.body] && !varies_in(*me.in[0], l, o.body)) return o.turns;
   }
   return {};
 }
@@ -346,18 +346,31 @@ void Planner::compute(int n, bool asked_for) {
   } else if (me.op->kind == Kind::leaf) {
     versions(n) = {add({.kind = Step::Kind::given, .node = n})};
   } else if (auto other = otherwise(n)) {
-    auto& found = whole_.nodes;
-    auto before = found.size();
-    int k = whole_.id(other);
-    whole_.wish[std::size_t(k)] = whole_.wish[std::size_t(n)];
-    fit_tables();
-    for (auto i = before; i < found.size(); ++i) whole_.stands_for[i] = n;
-    for (auto i = before; i < found.size(); ++i) compute(int(i));
-    compute(k);
-    now_.alias[std::size_t(n)] = k;
+    stand_in(n, other);
   } else {
     compute_op(n);
   }
+}
+void Planner::stand_in(int n, const NodePtr& other) {
+  auto& found = whole_.nodes;
+  auto before = found.size();
+  int k = whole_.id(other);
+  whole_.wish[std::size_t(k)] = whole_.wish[std::size_t(n)];
+  fit_tables();
+  for (auto i = before; i < found.size(); ++i) whole_.stands_for[i] = n;
+  for (auto i = before; i < found.size(); ++i) compute(int(i));
+  compute(k);
+  now_.alias[std::size_t(n)] = k;
+}
+// A narrow sum that would be pending so, made wider and rounded once it is no longer pending; null: it stays as it is.
+NodePtr Planner::in_wider_sums(int n, const Sharding& made) {
+  auto& me = ptr(n);
+  if (!options_.reduce_dtype || !is_float(me->dtype) || bytes_of(me->dtype) >= bytes_of(*options_.reduce_dtype)) return nullptr;
+  if (std::none_of(made.partial.begin(), made.partial.end(), [](auto& p) { return p.second == Monoid::sum; })) return nullptr;
+  Following due;
+  due(me->origin);
+  auto wide = widened(me);
+  return wide->op == me->op ? prim::cast(wide, me->dtype) : nullptr;
 }
 void Planner::assign(const Node& n, Sharding& work, Name a, const Cut& cut) const {
   if (cut.empty() || !work.cut(a).empty() || cut.meets(taken(n))) return;
@@ -433,6 +446,9 @@ bool Planner::rides(int n, std::size_t k, int x, Monoid m, const Sharding& work)
 std::pair<Name, Cut> Planner::landing(int n, int x) {
   for (auto& [name, cut] : whole_.wish[std::size_t(n)].dims)
     if (cut.has(x)) return {name, cut};
+  // A sum that is made wider lands where the narrow one would.
+  if (int of = whole_.stands_for[std::size_t(n)]; of >= 0 && node(of).op == node(n).op && node(of).axes == node(n).axes)
+    return landing(of, x);
   for (int u : users(n)) {
     if (u < 0 || node(u).op == &kLoop || node(u).op == &kResult || node(u).op == &prim::kPin) continue;
     auto work = work_of(u, kUsual);
@@ -515,10 +531,12 @@ void Planner::compute_op(int n) {
   Sharding kept;
   for (auto& k : keep)
     for (auto& [x, m] : k) kept.pend(x, m);
+  auto made_so = rules::made(me, work);
+  for (auto& [x, m] : kept.partial) made_so.pend(x, m);
+  if (auto wide = in_wider_sums(n, made_so)) return stand_in(n, wide);
   if (regroup(n, work, kept)) return;
 
-  Step s{.kind = Step::Kind::compute, .node = n, .at = rules::made(me, work), .own_turns = !own_turns(n).empty()};
-  for (auto& [x, m] : kept.partial) s.at.pend(x, m);
+  Step s{.kind = Step::Kind::compute, .node = n, .at = made_so, .own_turns = !own_turns(n).empty()};
   double paid = now_.plan.bytes;
   for (std::size_t k = 0; k < in.size(); ++k) {
     if (in[k] < 0) {

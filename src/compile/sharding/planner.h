@@ -89,7 +89,6 @@ struct Whole {
     return local_size(nodes[std::size_t(n)]->axes, at, mesh) * bytes_of(nodes[std::size_t(n)]->dtype);
   }
   const Scope& scope(int loop, std::size_t body);  // loop -1: the top
-  static bool inside(const Node&, const Loop&, std::size_t body);
 
  private:
   std::unordered_map<const Node*, int> ids_;
@@ -169,6 +168,8 @@ class Planner {
   bool put_off(int n);
   int blocks_along(const Node& op, Name axis, std::int64_t least = 0);
   bool first_in_blocks(const Node&);
+  void stand_in(int n, const NodePtr& other);  // is planned in its place
+  NodePtr in_wider_sums(int n, const Sharding& pending);
   NodePtr otherwise(int n);  // in terms of other ops, where an axis that it needs whole is cut; null: no
   void shift(int n, const Sharding& work);
   bool regroup(int n, const Sharding& work, const Sharding& keep);

@@ -46,7 +46,7 @@ Cut Planner::shared_turns(int n) {
   Cut turns;
   std::int64_t most = 0;
   auto walks = [&](const Node& s) {
-    return s.op == &prim::kSlice && s.in.size() > 1 && s.in[1] == l.index[0] && !Whole::inside(*s.in[0], l, 0);
+    return s.op == &prim::kSlice && s.in.size() > 1 && s.in[1] == l.index[0] && !varies_in(*s.in[0], l, 0);
   };
   for (int s : whole_.scope(n, 0).order) {
     auto& me = node(s);
@@ -61,7 +61,7 @@ Cut Planner::shared_turns(int n) {
   for (int s : whole_.scope(n, 0).order)
     for (int x : whole_.in[std::size_t(s)]) {
       auto& mapping = node(s).origin.mapping;
-      if (x < 0 || !mapping || !whole_.parameter[std::size_t(x)] || Whole::inside(node(x), l, 0)) continue;
+      if (x < 0 || !mapping || !whole_.parameter[std::size_t(x)] || varies_in(node(x), l, 0)) continue;
       for (auto& [name, cut] : first(x).dims)
         if (cut.meets(turns) && mapping->find(name) && !(walks(node(s)) && name == node(s).attr.names[0])) return {};
     }
@@ -174,7 +174,7 @@ void Planner::loop(int n) {
       // What the body made belongs to this body alone.
       for (std::size_t x = 0; x < whole_.nodes.size(); ++x) {
         if (!now_.done[x] && versions(int(x)).empty()) continue;
-        if (!Whole::inside(*whole_.nodes[x], l, b)) continue;
+        if (!varies_in(*whole_.nodes[x], l, b)) continue;
         now_.versions[x].clear(), now_.done[x] = now_.lazy[x] = 0, now_.alias[x] = -1;
       }
       open_.pop_back();

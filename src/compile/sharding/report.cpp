@@ -136,13 +136,19 @@ struct Moves {
   static bool same_place(const Origin& a, const Origin& b) {
     return a.at.line() == b.at.line() && std::string_view(a.at.file_name()) == b.at.file_name() && a.module == b.module;
   }
-  // A gather is asked for by the sharding of a result; by a constraint; of a parameter by the mapping of the computation that
-  // reads it: that one says that along this axis the devices do not share the work; of a cotangent if the value was reduced and
-  // cut.
+  // What an op that goes by blocks makes on the way, and its own next step reads: sums of blocks, their first few.
+  bool between_blocks(const Step& s) const {
+    auto& op = written(s.cause);
+    return &op != &node(s.cause) && &op != &node(s.node) && &op == &written(s.node) && node(s.node).bytes() < op.in[0]->bytes();
+  }
+  // A gather is asked for by the sharding of a result; by a constraint; by an op that goes by blocks; of a parameter by the mapping
+  // of the computation that reads it: that one says that along this axis the devices do not share the work; of a cotangent if the
+  // value was reduced and cut.
   const char* asked(const Step& s) const {
     if (s.cause < 0) return "result";
     auto& cause = written(s.cause);
     if (cause.op == &prim::kPin) return "constraint";
+    if (between_blocks(s)) return "blocks";
     if (cause.origin.backward)
       for (auto& step : plan.steps)
         if (step.live && step.hop.kind == Hop::Kind::reduce_scatter && step.hop.over == s.hop.over &&

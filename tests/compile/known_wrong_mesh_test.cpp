@@ -1,0 +1,238 @@
+// What was once wrong on meshes: plans that gave other numbers, could not run, or were refused without a reason.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "haliax/haliax.h"
+#include "near.h"
+#include "ops/prim.h"
+#include "support/devices.h"
+#include "support/raises.h"
+
+using namespace haliax;
+
+namespace {
+
+using Cuts = std::vector<std::string>;
+
+bool same_bits(const NamedArray& a, const NamedArray& b) {
+  auto x = a.bytes(), y = b.bytes();
+  return a.axes() == b.axes() && std::equal(x.begin(), x.end(), y.begin(), y.end());
+}
+// All ways to cut an axis by at most two axes of the mesh, in order.
+std::vector<Cuts> cuts_of(const Mesh& mesh) {
+  std::vector<Cuts> out{{}};
+  for (auto& [a, n] : mesh.axes()) out.push_back({a});
+  for (auto& [a, n] : mesh.axes())
+    for (auto& [b, m] : mesh.axes())
+      if (a != b) out.push_back({a, b});
+  return out;
+}
+Mapping mapping_of(std::initializer_list<std::pair<const char*, Cuts>> by) {
+  std::vector<Mapping::Entry> entries;
+  for (auto& [axis, cuts] : by)
+    if (!cuts.empty()) entries.emplace_back(Name(axis), cuts);
+  return Mapping::of(entries);
+}
+
+}  // namespace
+
+TEST_CASE("partition regroup: an axis and its parts, in any blocks, on any mesh") {
+  const Devices many(12);
+  int wrong = 0, tried = 0;
+  auto check = [&](const Mesh& mesh, const Axis& a, const Axis& b, const Mapping& parts, const Mapping& flat) {
+    const Axis p("p", a.size * b.size);
+    auto whole = arange(p, {.start = 1, .dtype = DType::f32}), apart = arange({a, b}, {.start = 1, .dtype = DType::f32});
+    auto joins = [&](const NamedArray& x) { return flatten_axes(x, {a, b}, p); };
+    auto splits = [&](const NamedArray& x) { return unflatten_axis(x, p, {a, b}); };
+    auto on = [&](const Mapping& in, const Mapping& out) {
+      return JitOptions{.mesh = mesh, .axis_resources = Mapping{}, .in = Mappings(in), .out = Mappings(out)};
+    };
+    for (bool right : {same_bits(named_jit(joins, on(parts, flat))(apart), whole),
+                       same_bits(named_jit(splits, on(flat, parts))(whole), apart)}) {
+      ++tried;
+      if (right || ++wrong > 3) continue;
+      FAIL_CHECK(to_string(mesh), " ", to_string(a), " ", to_string(b), " ", to_string(parts), " ", to_string(flat));
+    }
+  };
+  const std::vector<Mesh> meshes{{{{"data", 2}}},
+                                 {{{"data", 3}}},
+                                 {{{"data", 4}}},
+                                 {{{"data", 2}, {"model", 2}}},
+                                 {{{"data", 3}, {"model", 2}}},
+                                 {{{"data", 2}, {"model", 3}}},
+                                 {{{"data", 2}, {"model", 3}, {"replica", 2}}}};
+  for (auto& mesh : meshes)
+    for (auto& of_a : cuts_of(mesh))
+      for (auto& of_b : cuts_of(mesh)) {
+        if (std::find_first_of(of_a.begin(), of_a.end(), of_b.begin(), of_b.end()) != of_a.end()) continue;
+        for (auto& of_p : cuts_of(mesh))
+          for (int a : {1, 2, 3, 4, 5})
+            for (int b : {1, 2, 3, 5})
+              check(mesh, Axis("a", a), Axis("b", b), mapping_of({{"a", of_a}, {"b", of_b}}), mapping_of({{"p", of_p}}));
+      }
+  CHECK(wrong == 0);
+  CHECK(tried == 22120);
+}
+
+TEST_CASE("fit: an axis of another size, or one that is lost, is refused") {
+  auto x = prim::filled(1, DType::f32, {Axis("a", 3), Axis("b", 2)});
+  auto y = prim::exp(x);
+  CHECK(prim::fit(y, {Axis("c", 4), Axis("b", 2), Axis("a", 3)})->axes.size() == 3);
+  raises([&] { prim::fit(y, {Axis("a", 2), Axis("b", 2)}); }, {"[fit]", "axis a", "a=3, b=2", "a=2, b=2"});
+  raises([&] { prim::fit(y, {Axis("a", 3)}); }, {"[fit]", "axis b"});
+}
+
+TEST_CASE("partition loops: what only the last of uneven chunks makes of a carry is made in its turn") {
+  const Axis Batch("batch", 4), Pos("pos", 6), Embed("embed", 4), Vocab("vocab", 257);
+  auto x = random::normal(random::key(0), {Batch, Pos, Embed}), w = random::normal(random::key(1), {Vocab, Embed});
+  const Mesh mesh{{{"data", 2}, {"model", 2}}};
+  for (std::int64_t chunk : {16, 32})
+    for (auto& out : {Mapping{{"pos", "data"}, {"batch", "model"}}, Mapping{{"pos", "model"}, {"batch", "data"}}}) {
+      auto f = [&](const NamedArray& x, const NamedArray& w) {
+        return chunked_reduce("vocab", {.chunk = chunk}, [](const NamedArray& x, const NamedArray& w) {
+          auto logits = dot(x, w, "embed");
+          return std::tuple(logsumexp(logits, "vocab"), argmax(logits, AxisSelector("vocab")));
+        })(x, w);
+      };
+      auto step = named_jit(f, {.mesh = mesh,
+                                .axis_resources = Mapping{{"vocab", "data"}},
+                                .in = Mappings(Mapping{}),
+                                .out = Mappings::of_each({Mapping{}, out})});
+      auto [lse, best] = step(x, w);
+      auto [one_lse, one_best] = jit(f)(x, w);
+      CHECK(difference(lse, one_lse, 1e-6) == "");
+      CHECK(same_bits(best, one_best));
+    }
+}
+
+TEST_CASE("partition loops: all devices make one order of calls, where some have nothing of a result") {
+  const Devices many(12);
+  const Axis Batch("batch", 2), Pos("pos", 7), Embed("embed", 16), Vocab("vocab", 53);
+  auto x = random::normal(random::key(0), {Batch, Pos, Embed}), w = random::normal(random::key(1), {Embed, Vocab});
+  auto f = [](const NamedArray& x, const NamedArray& w) {
+    auto both = [](const NamedArray& x, const NamedArray& w) {
+      return chunked_reduce("vocab", {.chunk = 10}, [](const NamedArray& x, const NamedArray& w) {
+        auto logits = dot(x, w, "embed");
+        return std::tuple(logsumexp(logits, "vocab"), argmax(logits, AxisSelector("vocab")));
+      })(x, w);
+    };
+    auto d = grad([&](const std::pair<NamedArray, NamedArray>& xw) { return sum(square(std::get<0>(both(xw.first, xw.second)))); });
+    return std::tuple(both(x, w), d(std::pair(x, w)));
+  };
+  Mapping none, cut{{"batch", {"model", "replica"}}, {"pos", "data"}};
+  auto step = named_jit([&](const NamedArray& x, const NamedArray& w) {
+                          auto [values, d] = f(x, w);
+                          return std::tuple(std::get<0>(values), std::get<1>(values), d.first, d.second);
+                        },
+                        {.mesh = Mesh{{{"data", 2}, {"model", 3}, {"replica", 2}}},
+                         .axis_resources = Mapping{{"vocab", "model"}, {"pos", "data"}},
+                         .in = Mappings(none),
+                         .out = Mappings::of_each({cut, Mapping{{"pos", "data"}}, none, none})});
+  auto [lse, best, dx, dw] = step(x, w);
+  auto [values, d] = jit(f)(x, w);
+  CHECK(difference(lse, std::get<0>(values), 1e-6) == "");
+  CHECK(same_bits(best, std::get<1>(values)));
+  CHECK(difference(dx, d.first, 1e-5) == "");
+  CHECK(difference(dw, d.second, 1e-5) == "");
+}
+
+TEST_CASE("partition picks: what lies outside is what it is on one device") {
+  const Axis A("a", 4), B("b", 3), K("k", 16);
+  const Mesh mesh{{{"data", 2}}};
+  auto x = arange({A, B}, {.start = 1, .dtype = DType::f32}).eval();
+  auto ids = (arange(K, {.dtype = DType::i32}) - 10).eval(), two = full({}, 2, DType::i32).eval();
+  auto none = zeros({Axis("n", 0), B}).eval();
+  using Two = NamedArray (*)(const NamedArray&, const NamedArray&);
+  auto check = [&](const std::string& what, Two f, const NamedArray& x, const NamedArray& ids) {
+    for (const Mapping& m : {Mapping{{"a", "data"}}, Mapping{{"b", "data"}}, Mapping{{"n", "data"}}}) {
+      CAPTURE(what);
+      CHECK(difference(named_jit(f, {.mesh = mesh, .axis_resources = m})(x, ids), f(x, ids), 0) == "");
+    }
+  };
+  Two takes = [](const NamedArray& x, const NamedArray& i) { return take(x, "a", i); };
+  check("fill", takes, x, ids);
+  check("fill, bool", takes, (x > 3).eval(), ids);
+  check("fill, u8", takes, x.astype(DType::u8).eval(), ids);
+  check(
+      "clamped along two axes, of which one is cut",
+      [](const NamedArray& x, const NamedArray& i) { return index(x, {{Name("a"), Index(i)}, {Name("b"), Index(i)}}); }, x, ids);
+  check(
+      "added along two axes, of which one is cut",
+      [](const NamedArray& x, const NamedArray& i) { return at_add(x, {{Name("a"), Index(i)}, {Name("b"), Index(i)}}, 1.f); }, x,
+      ids);
+  check("an axis of size 0", [](const NamedArray& x, const NamedArray& i) { return at(x, "n", i); }, none, two);
+  check("an axis of size 0, taken", [](const NamedArray& x, const NamedArray& i) { return take(x, "n", i); }, none, two);
+}
+
+TEST_CASE("partition strict: what an op sends of its own blocks is asked for by it") {
+  const Axis B("b", 8), N("n", 8192);
+  const Mapping cut{{"n", "data"}};
+  for (int devices : {2, 4, 8})
+    for (auto f : {+[](const NamedArray& x) { return cumsum(x, "n"); }, +[](const NamedArray& x) { return cumprod(x, "n"); }}) {
+      auto r = named_jit(f, {.mesh = Mesh{{{"data", devices}}}, .axis_resources = cut, .strict = true}).plan(zeros({B, N}));
+      REQUIRE(r.collectives.size() == 1);
+      CHECK(r.collectives[0].asked == "blocks");
+      CHECK(r.sent_bytes == (devices - 1) * B.size * 4);  // a sum of each block
+    }
+  auto order = named_jit([](const NamedArray& x) { return sort(x, "n"); },
+                         {.mesh = Mesh{{{"data", 2}}}, .axis_resources = cut, .strict = true});
+  raises([&] { order.plan(zeros({N})); }, {"[strict]", "sort gathers", "nobody asked"});
+}
+
+TEST_CASE("partition sums: reduce_dtype = f32 makes, sends and adds narrow sums in f32, and rounds once") {
+  const Axis B("b", 256), N("n", 256), M("m", 4);
+  struct Case {
+    const char* what;
+    NamedArray (*f)(const NamedArray& x, const NamedArray& w);
+    Mapping in, out;
+  };
+  const Mapping n{{"n", "data"}}, b{{"b", "data"}};
+  const std::vector<Case> cases{
+      {"a dot", [](const NamedArray& x, const NamedArray& w) { return dot(x, w, "n"); }, n, {}},
+      {"a sum", [](const NamedArray& x, const NamedArray&) { return sum(x, "n"); }, n, {}},
+      {"a sum that lands", [](const NamedArray& x, const NamedArray&) { return sum(x, "n"); }, n, b},
+      {"a gradient that lands",
+       [](const NamedArray& x, const NamedArray& w) {
+         return grad([&](const NamedArray& w) { return sum(dot(x, w, "n").astype(DType::f32)); })(w);
+       },
+       b, n},
+      {"a scatter",
+       [](const NamedArray& x, const NamedArray& w) {
+         auto ids = arange(Axis("n", 256), {.dtype = DType::i32}) % 2;
+         return at_add(zeros({Axis("k", 2), Axis("b", 256)}, w.dtype()), {{Name("k"), Index(ids)}}, x);
+       },
+       n, {}}};
+  for (DType d : {DType::bf16, DType::f16}) {
+    // Whole numbers: sums in f32 are exact in any order, and parts of them do not fit into the narrow dtype.
+    auto x = random::randint(random::key(1), {B, N}, 0, 120).astype(d).eval();
+    auto w = random::randint(random::key(2), {N, M}, 0, 4).astype(d).eval();
+    for (auto& c : cases) {
+      CAPTURE(std::string(c.what));
+      auto on_mesh = [&](std::optional<DType> reduce) {
+        auto step = named_jit(c.f, {.mesh = Mesh{{{"data", 4}}},
+                                    .axis_resources = c.in,
+                                    .in = Mappings(c.in),
+                                    .out = Mappings(c.out),
+                                    .reduce_dtype = reduce});
+        auto y = step(x, w).eval();
+        return std::pair(y, step.report());
+      };
+      auto exact = c.f(x.astype(DType::f32), w.astype(DType::f32)).astype(d).eval();
+      auto [y, wide] = on_mesh(DType::f32);
+      CHECK(same_bits(y, exact));
+      auto [rounded, narrow] = on_mesh({});
+      CHECK_FALSE(same_bits(rounded, exact));  // so was each part
+      CHECK(wide.sent_bytes == 2 * narrow.sent_bytes);
+      CHECK(wide.calls == narrow.calls);
+      auto [as_ever, same] = on_mesh(d);
+      CHECK(same_bits(as_ever, rounded));
+      CHECK(same.sent_bytes == narrow.sent_bytes);
+    }
+  }
+  auto sums = [](const NamedArray& x) { return sum(x, "n"); };
+  auto wider = named_jit(sums, {.mesh = Mesh{{{"data", 4}}}, .axis_resources = n, .reduce_dtype = Policy("p=f32,c=bf16,r=f32").reduce});
+  CHECK(wider.plan(zeros({B, N}, DType::f32)).sent_bytes == 256 * 4 * 2 * 3 / 4);  // of f32: as ever
+  raises([&] { named_jit(sums, {.mesh = Mesh{{{"data", 4}}}, .axis_resources = n, .reduce_dtype = DType::f64}).plan(zeros({B, N})); },
+         {"[named_jit]", "reduce_dtype is f32", "f64"});
+}
