@@ -66,8 +66,8 @@ class House(unittest.TestCase):
     def test_what_the_documents_show_is_compiled(self):
         def words(text):
             return " ".join(text.split())
-        compiled = {"README.md": "tests/readme_test.cpp", "docs/losses.md": "tests/losses_docs_test.cpp",
-                    "docs/sharding.md": "tests/sharding_docs_test.cpp"}
+        compiled = {"README.md": "tests/proofs/readme_test.cpp", "docs/losses.md": "tests/proofs/losses_docs_test.cpp",
+                    "docs/sharding.md": "tests/proofs/sharding_docs_test.cpp"}
         shown = {page.relative_to(ROOT).as_posix(): re.findall(r"```cpp\n(.*?)```", page.read_text(), re.DOTALL)
                  for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
         self.assertEqual({page for page, blocks in shown.items() if blocks}, set(compiled))
@@ -78,7 +78,7 @@ class House(unittest.TestCase):
             self.none(part for block in shown[page] for part in block.strip().split("\n\n") if words(part) not in code)
 
     def test_the_code_of_the_cheatsheet_is_compiled(self):
-        code = (ROOT / "tests/cheatsheet_test.cpp").read_text()
+        code = (ROOT / "tests/ops/cheatsheet_test.cpp").read_text()
         rows = re.findall(r"^\| .* \| (.*`.*) \|$", (ROOT / "docs/cheatsheet.md").read_text(), re.MULTILINE)
         self.assertGreater(len(rows), 50)
         shown = [part.rstrip(";").split("...")[0] for row in rows for part in re.findall(r"`([^`]+)`", row)]

@@ -88,13 +88,13 @@ class Layers(unittest.TestCase):
         self.check("src/graph/node.cpp", '"node.h"', False)
         self.check("src/base/name.cpp", "<haliax/axis.h>", False)
         self.check("src/base/name.cpp", "<vector>", False)
-        self.check("tests/a_test.cpp", '"transforms/grad.h"', False)
+        self.check("tests/ops/a_test.cpp", '"transforms/grad.h"', False)
 
     def test_programs_stand_on_top(self):
-        self.check("tests/a_test.cpp", '"examples/gpt2/model.h"', False)
+        self.check("tests/ops/a_test.cpp", '"examples/gpt2/model.h"', False)
         self.check("bench/a.cpp", '"examples/gpt2/model.h"', False)
         self.check("bench/a.cpp", '"backends/cpu/step.h"', True)
-        self.check("examples/gpt2/main.cpp", '"tests/ops_entries.h"', True)
+        self.check("examples/gpt2/main.cpp", '"tests/ops/ops_entries.h"', True)
         self.check("src/runtime/jit.cpp", '"examples/gpt2/model.h"', True)
 
     def test_a_backend_sees_base_and_program_only(self):

@@ -1,5 +1,8 @@
 #!/usr/bin/env python3
-"""Runs every test of a build folder: run_tests.py BUILD [--filter WORD] [--brief]. The last line is `N passed, N failed`."""
+"""Runs every test of a build folder: run_tests.py BUILD [--suite NAME ...] [--filter WORD] [--brief].
+
+The last line is `N passed, N failed`. The suites are the rooms (folders of *_test.cpp), golden and scripts.
+"""
 import argparse
 import concurrent.futures
 import io
@@ -65,20 +68,34 @@ def golden_jobs(build, word, brief):
     return [(title, run, command, GOLDEN) for title, command in jobs]
 
 
+def rooms():
+    return sorted({f.parent.name for f in TESTS.glob("*/*_test.cpp")})
+
+
+def jobs(build, suites, word, brief):
+    """(title, function, arguments) of everything that runs, the longest first."""
+    found = golden_jobs(build, word, brief) if "golden" in suites else []
+    if "scripts" in suites:
+        found.append(("scripts", scripts, word))
+    filtered = [f"-tc=*{word}*"] if word else []
+    return found + [(room, run, [str(build / "tests" / room), "-nv", *filtered], DOCTEST) for room in rooms() if room in suites]
+
+
 def main():
+    suites = [*rooms(), "golden", "scripts"]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build")
+    parser.add_argument("--suite", action="append", choices=suites, help="may be given more than once; all without it")
     parser.add_argument("--filter", default="", metavar="WORD")
     parser.add_argument("--brief", action="store_true", help="without what takes very long under sanitizers")
     options = parser.parse_args()
     build, word = (ROOT / options.build).resolve(), options.filter
 
-    unit = [str(build / "tests/unit"), "-nv"] + ([f"-tc=*{word}*"] if word else [])
-    jobs = [("scripts", scripts, word), *golden_jobs(build, word, options.brief), ("unit", run, unit, DOCTEST)]
     passed = failed = 0
     # Programs with a few threads each, so not more of them at a time than cores.
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        running = {pool.submit(job, *args): title for title, job, *args in jobs}
+        todo = jobs(build, options.suite or suites, word, options.brief)
+        running = {pool.submit(job, *args): title for title, job, *args in todo}
         for job in concurrent.futures.as_completed(running):
             text, counts = job.result()
             print(f"{running[job]}\n{text}", end="", flush=True)

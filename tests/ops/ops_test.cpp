@@ -9,10 +9,10 @@
 #include <set>
 
 #include "graph/loop.h"
-#include "near.h"
 #include "ops/prim.h"
 #include "ops_entries.h"
 #include "support/golden_dir.h"
+#include "support/near.h"
 
 namespace ops_test {
 

@@ -3,8 +3,8 @@
 
 #include <functional>
 
-#include "near.h"
 #include "support/gpt2.h"
+#include "support/near.h"
 
 using namespace haliax;
 

@@ -7,7 +7,7 @@
 #include "haliax/jit.h"
 #include "haliax/losses.h"
 #include "haliax/nn.h"
-#include "near.h"
+#include "support/near.h"
 
 using namespace haliax;
 

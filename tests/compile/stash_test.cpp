@@ -6,15 +6,15 @@
 #include <memory>
 #include <random>
 
+#include "compile/lower/lower.h"
 #include "haliax/chunked.h"
 #include "haliax/jit.h"
 #include "haliax/losses.h"
 #include "haliax/nn.h"
 #include "haliax/ops.h"
 #include "haliax/random.h"
-#include "near.h"
 #include "program/devices.h"
-#include "compile/lower/lower.h"
+#include "support/near.h"
 #include "transforms/optimise.h"
 
 using namespace haliax;

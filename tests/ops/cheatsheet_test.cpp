@@ -6,8 +6,8 @@
 
 #include <haliax/haliax.h>
 
-#include "near.h"
 #include "support/devices.h"
+#include "support/near.h"
 using namespace haliax;
 
 namespace {

@@ -2,7 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "haliax/haliax.h"
-#include "near.h"
+#include "support/near.h"
 
 using namespace haliax;
 

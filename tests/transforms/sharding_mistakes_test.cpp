@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "allocations.h"
 #include "haliax/haliax.h"
-#include "near.h"
+#include "support/allocations.h"
 #include "support/devices.h"
+#include "support/near.h"
 #include "support/raises.h"
 
 using namespace haliax;

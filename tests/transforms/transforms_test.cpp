@@ -2,8 +2,8 @@
 #include <doctest/doctest.h>
 
 #include "haliax/haliax.h"
-#include "near.h"
 #include "ops/prim.h"
+#include "support/near.h"
 
 using namespace haliax;
 

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "allocations.h"
 #include "haliax/error.h"
+#include "support/allocations.h"
 #include "support/product.h"
 #include "support/programs.h"
 

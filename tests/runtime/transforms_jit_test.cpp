@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "haliax/haliax.h"
-#include "near.h"
+#include "support/near.h"
 
 using namespace haliax;
 

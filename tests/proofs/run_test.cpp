@@ -1,11 +1,11 @@
 // Running a compiled step: no allocation, and the same bits whatever the number of threads.
 #include <doctest/doctest.h>
 
-#include "allocations.h"
 #include "examples/gpt2/model.h"
 #include "haliax/jit.h"
 #include "ops/prim.h"
 #include "runtime/run.h"
+#include "support/allocations.h"
 
 using namespace haliax;
 

@@ -5,13 +5,13 @@
 #include <functional>
 #include <limits>
 
+#include "compile/lower/lower.h"
 #include "haliax/chunked.h"
 #include "haliax/jit.h"
 #include "haliax/nn.h"
-#include "near.h"
 #include "ops/prim.h"
 #include "support/head_model.h"
-#include "compile/lower/lower.h"
+#include "support/near.h"
 #include "transforms/optimise.h"
 
 using namespace haliax;

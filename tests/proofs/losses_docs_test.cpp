@@ -8,8 +8,8 @@
 #include <sstream>
 
 #include "examples/chunked_loss/methods.h"
-#include "near.h"
 #include "support/golden_dir.h"
+#include "support/near.h"
 using namespace haliax;
 
 namespace {

@@ -7,8 +7,8 @@
 
 #include "graph/node.h"
 #include "haliax/haliax.h"
-#include "near.h"
 #include "support/memory.h"
+#include "support/near.h"
 
 using namespace haliax;
 

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "haliax/haliax.h"
-#include "near.h"
+#include "support/near.h"
 
 using namespace haliax;
 

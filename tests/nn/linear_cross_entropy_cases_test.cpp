@@ -7,8 +7,8 @@
 #include "haliax/jit.h"
 #include "haliax/losses.h"
 #include "haliax/nn.h"
-#include "near.h"
 #include "support/head_model.h"
+#include "support/near.h"
 
 using namespace haliax;
 

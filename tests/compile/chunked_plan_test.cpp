@@ -3,13 +3,13 @@
 
 #include <cmath>
 
+#include "compile/lower/lower.h"
 #include "haliax/jit.h"
 #include "haliax/losses.h"
 #include "haliax/nn.h"
-#include "near.h"
 #include "ops/prim.h"
 #include "support/head_model.h"
-#include "compile/lower/lower.h"
+#include "support/near.h"
 #include "transforms/optimise.h"
 
 using namespace haliax;
