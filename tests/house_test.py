@@ -59,6 +59,15 @@ class House(unittest.TestCase):
         macro = "DOCTEST_CONFIG_" + "IMPLEMENT"
         self.assertEqual([f.name for f in files("tests") if macro in f.read_text()], ["main.cpp"])
 
+    def test_test_cases_are_where_the_runner_looks_for_them(self):
+        self.none(f for f in files("tests") if re.search(r"^\s*TEST_CASE", f.read_text(), re.MULTILINE)
+                  and not (f.name.endswith("_test.cpp") and f.parent.parent.name == "tests"))
+
+    def test_every_room_of_tests_is_built(self):
+        listed = re.search(r"^rooms = \[(.*)\]$", (ROOT / "tests/meson.build").read_text(), re.MULTILINE)[1]
+        rooms = {f.parent.name for f in files("tests") if f.name.endswith("_test.cpp")}
+        self.assertEqual(set(re.findall(r"'(\w+)'", listed)), rooms)
+
     def test_tools_can_be_run(self):
         for name in ("tools/setup", "tools/build", "tools/test", "tools/demo", ".ci/run"):
             self.assertTrue(os.access(ROOT / name, os.X_OK), name)

@@ -6,23 +6,34 @@ The last line is `N passed, N failed`. The suites are the rooms (folders of *_te
 import argparse
 import concurrent.futures
 import io
+import json
+import math
 import os
 import pathlib
 import re
 import signal
 import subprocess
 import sys
+import time
+import typing
 import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
-DOCTEST = re.compile(r"\[doctest\] test cases:\s*\d+ \|\s*(\d+) passed \|\s*(\d+) failed")
+DOCTEST = re.compile(r"\[doctest\] test cases:\s*\d+ \|\s*(\d+) passed \|\s*(\d+) failed \|\s*(\d+) skipped")
 GOLDEN = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$")
 
 
+class Outcome(typing.NamedTuple):
+    passed: int
+    failed: int
+    skipped: int
+    text: str   # what the job printed
+
+
 def run(command, summary):
-    """Runs a test program; returns what it prints and (passed, failed) of its summary line."""
-    environment = dict(os.environ, UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1",
+    """Runs a test program; what it did is in its summary line."""
+    environment = dict(os.environ, HALIAX_VERIFY=os.environ.get("HALIAX_VERIFY", "1"), UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1",
                        ASAN_OPTIONS="detect_stack_use_after_return=1:strict_init_order=1")
     done = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, errors="replace")
@@ -31,26 +42,34 @@ def run(command, summary):
     # Indented, so that only our own summary is the last line's form.
     text = "".join(f"    {line}\n" for line in done.stdout.splitlines())
     if not found:
-        return text + f"{name} ended without a summary ({ending(code)})\n", (0, 1)
-    counts = int(found[-1][1]), int(found[-1][2])
-    if code and not counts[1]:
-        return text + f"{name} reported no failure but ended with {ending(code)}\n", (counts[0], 1)
-    return text, counts
+        return Outcome(0, 1, 0, text + f"{name} ended without a summary ({ending(code)})\n")
+    passed, failed, skipped = (int(n or 0) for n in found[-1].groups())
+    if code and not failed:
+        failed, text = 1, text + f"{name} reported no failure but ended with {ending(code)}\n"
+    return Outcome(passed, failed, skipped, text)
 
 
 def ending(code):
     return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 
+def run_file(command, word):
+    """The test cases of one file of a room; the others that the program holds do not count as skipped."""
+    done = run(command, DOCTEST)
+    if not word and not done.passed and not done.failed:
+        return Outcome(0, 1, 0, done.text + "the program holds no test case of this file\n")
+    return done._replace(skipped=0)
+
+
 def scripts(word):
-    """The Python tests: the direction of includes and the house rules."""
+    """The Python tests: the direction of includes, the house rules, what is sent."""
     loader = unittest.TestLoader()
     loader.testNamePatterns = [f"*{word}*"] if word else None
     suite = loader.discover(str(TESTS), pattern="*_test.py")
     text = io.StringIO()
     result = unittest.TextTestRunner(stream=text, verbosity=1).run(suite)
-    failed = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
-    return text.getvalue(), (result.testsRun - failed - len(result.skipped), failed)
+    failed, skipped = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses), len(result.skipped)
+    return Outcome(result.testsRun - failed - skipped, failed, skipped, text.getvalue())
 
 
 def golden_jobs(build, word, brief):
@@ -58,14 +77,14 @@ def golden_jobs(build, word, brief):
     groups = sorted(f.stem for f in (TESTS / "golden").glob("*.json"))
     chosen = [g for g in groups if word in g or word == "golden"]
     program = [str(build / "tests/golden"), str(TESTS / "golden")]
-    jobs = []
+    jobs = {}
     if "gpt2" in chosen:
         # Sanitizers make the interpreter too slow to train with it five ways.
-        jobs += [(f"golden gpt2 on {b}", program + ["gpt2", "--backend", b] + ["--variants"] * (b == "cpu" or not brief))
-                 for b in ("reference", "cpu")]
+        for b in ("reference", "cpu"):
+            jobs[f"golden gpt2 on {b}"] = program + ["gpt2", "--backend", b] + ["--variants"] * (b == "cpu" or not brief)
     if rest := [g for g in chosen if g != "gpt2"]:
-        jobs.append(("golden " + ", ".join(rest), program + rest))
-    return [(title, run, command, GOLDEN) for title, command in jobs]
+        jobs["golden " + ", ".join(rest)] = program + rest
+    return {title: (run, command, GOLDEN) for title, command in jobs.items()}
 
 
 def rooms():
@@ -73,12 +92,21 @@ def rooms():
 
 
 def jobs(build, suites, word, brief):
-    """(title, function, arguments) of everything that runs, the longest first."""
-    found = golden_jobs(build, word, brief) if "golden" in suites else []
+    """title -> (function, arguments). A process for each file, so that the cores stay busy to the end."""
+    found = golden_jobs(build, word, brief) if "golden" in suites else {}
     if "scripts" in suites:
-        found.append(("scripts", scripts, word))
-    filtered = [f"-tc=*{word}*"] if word else []
-    return found + [(room, run, [str(build / "tests" / room), "-nv", *filtered], DOCTEST) for room in rooms() if room in suites]
+        found["scripts"] = scripts, word
+    for file in sorted(TESTS.glob("*/*_test.cpp")):
+        room = file.parent.name
+        if room in suites:
+            command = [str(build / "tests" / room), "-nv", f"-sf=*/{room}/{file.name}"] + [f"-tc=*{word}*"] * bool(word)
+            found[f"{room}/{file.name}"] = run_file, command, word
+    return found
+
+
+def timed(job, *arguments):
+    began = time.monotonic()
+    return job(*arguments), time.monotonic() - began
 
 
 def main():
@@ -91,15 +119,27 @@ def main():
     options = parser.parse_args()
     build, word = (ROOT / options.build).resolve(), options.filter
 
+    # The longest first, as they took the last time; what is new comes before all others.
+    times_file = build / "test_times.json"
+    times = json.loads(times_file.read_text()) if times_file.is_file() else {}
+    todo = sorted(jobs(build, options.suite or suites, word, options.brief).items(), key=lambda job: -times.get(job[0], math.inf))
     passed = failed = 0
     # Programs with a few threads each, so not more of them at a time than cores.
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        todo = jobs(build, options.suite or suites, word, options.brief)
-        running = {pool.submit(job, *args): title for title, job, *args in todo}
+        running = {pool.submit(timed, *job): title for title, job in todo}
         for job in concurrent.futures.as_completed(running):
-            text, counts = job.result()
-            print(f"{running[job]}\n{text}", end="", flush=True)
-            passed, failed = passed + counts[0], failed + counts[1]
+            title = running[job]
+            done, seconds = job.result()
+            passed, failed = passed + done.passed, failed + done.failed
+            if not word:
+                times[title] = round(seconds, 2)
+            if done.failed:
+                print(f"{title}\n{done.text}", end="")
+            elif done.passed or done.skipped:
+                print(f"{title}: {done.passed} passed" + f", {done.skipped} skipped" * bool(done.skipped) + f", {seconds:.1f} s")
+            sys.stdout.flush()
+    if not word:
+        times_file.write_text(json.dumps(times, indent=1, sort_keys=True))
     if word and not passed and not failed:
         print(f"no test has {word} in its name")
         failed = 1

@@ -73,7 +73,7 @@ double floating(Code code, DType dtype, double x, double y) {
       {Code::erf, std::erf}, {Code::lgamma, std::lgamma}, {Code::digamma, scalar::digamma},
       {Code::floor, std::floor}, {Code::ceil, std::ceil}, {Code::round, std::rint}, {Code::trunc, std::trunc}};
   for (auto& f : functions)
-    if (f.code == code) return f.function(x);
+    if (code < Code::add && f.code == code) return f.function(x);
   bool f64 = dtype == DType::f64;
   switch (code) {
     case Code::log1p: return f64 ? std::log1p(x) : double(scalar::log1p(float(x)));
@@ -125,12 +125,7 @@ Value compute(Code code, DType dtype, DType from, const Value* a) {
 }
 
 Value start_of(Monoid m, DType d) {
-  switch (m) {
-    case Monoid::sum: return {0, 0};
-    case Monoid::prod: return {1, 1};
-    case Monoid::max: return lowest(d);
-    default: return highest(d);
-  }
+  return m == Monoid::sum ? Value{0, 0} : m == Monoid::prod ? Value{1, 1} : m == Monoid::max ? lowest(d) : highest(d);
 }
 Value combine(Monoid m, DType d, Value acc, Value x) {
   constexpr Code codes[] = {Code::add, Code::mul, Code::max, Code::min};

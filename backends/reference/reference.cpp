@@ -17,15 +17,9 @@ using namespace scalar;
 void require(bool ok, const char* what) {
   if (!ok) throw Error(std::string("[reference] ") + what);
 }
-Dims joined(std::initializer_list<const Dims*> parts) {
-  Dims all;
-  for (auto* p : parts) all.insert(all.end(), p->begin(), p->end());
-  return all;
-}
-Dims without_last(Dims dims) {
-  require(!dims.empty(), "a sort or a running sum needs a dim to go along");
-  dims.pop_back();
-  return dims;
+Dims joined(Dims x, const Dims& y) {
+  x.insert(x.end(), y.begin(), y.end());
+  return x;
 }
 std::int64_t count(const Dims& dims) { return std::accumulate(dims.begin(), dims.end(), std::int64_t(1), std::multiplies<>()); }
 
@@ -38,14 +32,24 @@ void each(const Dims& dims, F f) {
     for (auto d = dims.size(); d-- > 0 && ++index[d] == dims[d];) index[d] = 0;
   }
 }
-// Of the index along the dims that start at `first`, in elements.
-std::int64_t offset_of(const Dims& index, const View& v, std::size_t first = 0) {
-  require(first + index.size() <= v.strides.size(), "a view has fewer strides than its step has dims");
-  std::int64_t offset = 0;
-  for (std::size_t d = 0; d < index.size(); ++d) offset += index[d] * v.strides[first + d];
-  return offset;
+// Calls f(offset) for each point, in the same order; nothing is multiplied.
+template <class F>
+void walk(const Dims& dims, const Dims& strides, std::int64_t offset, const F& f, std::size_t d = 0) {
+  if (d == dims.size()) return f(offset);
+  for (std::int64_t k = 0; k < dims[d]; ++k, offset += strides[d])
+    if (d + 1 == dims.size()) f(offset); else walk(dims, strides, offset, f, d + 1);
 }
-bool is_reduction(Code c) { return c >= Code::reduce_sum && c <= Code::reduce_argmin; }
+// Some of a step's dims, or of a view's strides along them.
+Dims part(const Dims& dims, std::size_t first, std::size_t end) {
+  require(first <= end && end <= dims.size(), "a step has fewer dims than it goes along, or a view has fewer strides");
+  return Dims(dims.begin() + std::ptrdiff_t(first), dims.begin() + std::ptrdiff_t(end));
+}
+// Of the index along the first dims, in elements.
+std::int64_t offset_of(const Dims& index, const Dims& strides) {
+  require(index.size() <= strides.size(), "a view has fewer strides than its step has dims");
+  return std::inner_product(index.begin(), index.end(), strides.begin(), std::int64_t(0));
+}
+Value converted(Value x, DType from, DType to) { return from == to ? x : cast(x, from, to); }
 
 class Run {
  public:
@@ -71,7 +75,7 @@ class Run {
         case Kind::scatter: run(s.scatter); break;
         case Kind::sort: run(s.sort); break;
         case Kind::cumulative: run(s.cumulative); break;
-        case Kind::copy: run(s.copy); break;
+        case Kind::copy: run(Gather{s.copy.dims, s.copy.x, s.copy.out, {}}); break;
         case Kind::skip: if (get(s.skip.unless, start(s.skip.unless)).whole) break; else return;
         case Kind::collective: run(s.collective); break;
         case Kind::loop:
@@ -108,73 +112,72 @@ class Run {
     require(x.dtype == out.dtype, "a step that moves values has two dtypes");
     std::memmove(at(out.slot, out.dtype, to), at(x.slot, x.dtype, from), std::size_t(bytes_of(x.dtype)));
   }
-  void merge(Monoid m, const View& v, std::int64_t offset, Value x) const {
-    put(v, offset, combine(m, v.dtype, get(v, offset), x));
-  }
+  void merge(Monoid m, const View& v, std::int64_t at, Value x) const { put(v, at, combine(m, v.dtype, get(v, at), x)); }
 
   // ---- steps ----
-  using Registers = std::vector<std::vector<Value>>;   // of each instruction: a value for each inner point, or one
+  struct Line {                       // an instruction as it runs
+    const Instr& instr;
+    std::int64_t start;               // of its view
+    Dims outer, inner;                // strides
+    std::vector<Value> values;        // at the inner points of a row, or one
+    std::vector<const Line*> args;
+    const Value& at(std::size_t point) const { return values.at(instr.inner ? point : 0); }
+  };
   void run(const Fused& f) {
     require(f.outer >= 0 && f.outer <= int(f.dims.size()), "a fused step has more outer dims than dims");
-    auto cut = f.dims.begin() + f.outer;
-    const Dims outer(f.dims.begin(), cut), inner(cut, f.dims.end());
+    auto outer = std::size_t(f.outer), all = f.dims.size();
+    const Dims rows = part(f.dims, 0, outer), inner = part(f.dims, outer, all), once;
     auto n = count(inner);
-    Registers registers;
-    Dims starts;
+    std::vector<Line> lines;
+    lines.reserve(f.code.size());
     for (auto& i : f.code) {
-      for (int a : i.args) require(a < int(registers.size()), "an operand is no earlier instruction");
-      registers.emplace_back(std::size_t(i.inner ? n : 1));
-      starts.push_back(start(i.view));
+      auto strides = i.code == Code::load || i.code >= Code::store ? i.view.strides : Dims(i.inner ? all : outer, 0);
+      if (i.code == Code::iota && i.dim >= 0) strides.at(std::size_t(i.dim)) = i.stride;
+      lines.push_back({i, start(i.view) + (i.code == Code::iota ? i.integer : 0), part(strides, 0, outer),
+                       i.inner ? part(strides, outer, all) : once, std::vector<Value>(std::size_t(i.inner ? n : 1)), {}});
+      require(i.args[0] >= 0 || i.code < Code::reduce_sum, "a reduction or a store has no operand");
+      for (int a = 0; a < 4 && i.args[a] >= 0; ++a) {
+        require(i.args[a] < int(lines.size()) - 1, "an operand is no earlier instruction");
+        lines.back().args.push_back(&lines[std::size_t(i.args[a])]);
+      }
     }
-    each(outer, [&](const Dims& row) {
+    each(rows, [&](const Dims& row) {
       // All loads come before the stores: a step may write over what it reads, row by row.
       for (bool loads : {true, false})
-        for (std::size_t k = 0; k < f.code.size(); ++k)
-          if ((f.code[k].code == Code::load) == loads) evaluate(f, k, starts[k], row, inner, registers);
+        for (auto& l : lines)
+          if ((l.instr.code == Code::load) == loads)
+            evaluate(l, l.start + offset_of(row, l.outer), l.instr.inner ? inner : once, n);
     });
   }
-  // Instruction k at all inner points of one row (or once); `from` is where its view starts.
-  void evaluate(const Fused& f, std::size_t k, std::int64_t from, const Dims& row, const Dims& inner, Registers& r) const {
-    auto& i = f.code[k];
-    auto type = i.args[0] < 0 ? i.dtype : f.code[std::size_t(i.args[0])].dtype;   // of the first operand
-    auto arg = [&](int a, std::size_t point) {   // an outer value is the same at all inner points
-      auto operand = std::size_t(i.args[a]);
-      return r.at(operand).at(f.code[operand].inner ? point : 0);
-    };
-    if (is_reduction(i.code)) {
-      r[k].at(0) = reduce(i, type, std::size_t(count(inner)), [&](std::size_t point) { return arg(0, point); });
-      return;
-    }
+  // At all points of one row (or once), whose view starts at `from`; n: of the inner points.
+  void evaluate(Line& l, std::int64_t from, const Dims& points, std::int64_t n) const {
+    auto& i = l.instr;
+    auto type = l.args.empty() ? i.dtype : l.args[0]->instr.dtype;   // of the first operand
+    if (i.code >= Code::reduce_sum && i.code <= Code::reduce_argmin) return void(l.values.at(0) = reduce(l, std::size_t(n)));
     std::size_t point = 0;
-    each(i.inner ? inner : Dims{}, [&](const Dims& column) {
-      auto place = [&] { return from + offset_of(row, i.view) + offset_of(column, i.view, row.size()); };
-      auto& out = r[k][point];
+    walk(points, l.inner, from, [&](std::int64_t at) {
+      Value args[4];
+      for (std::size_t a = 0; a < l.args.size(); ++a) args[a] = l.args[a]->at(point);
+      auto& out = l.values[point++];
       switch (i.code) {
         case Code::constant: out = rounded(i.dtype, {i.number, i.integer}); break;
         case Code::load:   // with no inner points there may be no such element, and nobody asks for it
-          if (count(inner) > 0 || inside(std::size_t(i.view.slot), i.view.dtype, place()))
-            out = cast(get(i.view, place()), i.view.dtype, i.dtype);
+          if (n == 0 && !inside(std::size_t(i.view.slot), i.view.dtype, at)) break;
+          out = converted(get(i.view, at), i.view.dtype, i.dtype);
           break;
-        case Code::iota: {
-          auto position = i.dim < 0 ? 0 : i.dim < f.outer ? row.at(std::size_t(i.dim)) : column.at(std::size_t(i.dim - f.outer));
-          out = cast({0, position * i.stride + i.integer + from}, DType::i64, i.dtype);
-          break;
-        }
-        case Code::store: put(i.view, place(), cast(arg(0, point), type, i.view.dtype)); break;
-        case Code::store_add: merge(Monoid::sum, i.view, place(), cast(arg(0, point), type, i.view.dtype)); break;
-        case Code::store_max: merge(Monoid::max, i.view, place(), cast(arg(0, point), type, i.view.dtype)); break;
-        case Code::store_min: merge(Monoid::min, i.view, place(), cast(arg(0, point), type, i.view.dtype)); break;
-        default: {
-          Value args[4];
-          for (int a = 0; a < 4 && i.args[a] >= 0; ++a) args[a] = arg(a, point);
-          out = compute(i.code, i.dtype, type, args);
-        }
+        case Code::iota: out = cast({0, at}, DType::i64, i.dtype); break;
+        case Code::store: put(i.view, at, converted(args[0], type, i.view.dtype)); break;
+        case Code::store_add: merge(Monoid::sum, i.view, at, converted(args[0], type, i.view.dtype)); break;
+        case Code::store_max: merge(Monoid::max, i.view, at, converted(args[0], type, i.view.dtype)); break;
+        case Code::store_min: merge(Monoid::min, i.view, at, converted(args[0], type, i.view.dtype)); break;
+        default: out = compute(i.code, i.dtype, type, args);
       }
-      ++point;
     });
   }
-  template <class At>
-  static Value reduce(const Instr& i, DType from, std::size_t n, At at) {
+  static Value reduce(const Line& l, std::size_t n) {
+    auto& i = l.instr;
+    auto from = l.args[0]->instr.dtype;
+    auto at = [&](std::size_t point) { return l.args[0]->at(point); };
     if (i.code >= Code::reduce_argmax) {
       std::size_t best = 0;   // the first NaN, or else the first of the largest
       for (std::size_t k = 1; k < n && !is_nan(from, at(best)); ++k) {
@@ -190,19 +193,31 @@ class Run {
   }
 
   void run(const Contract& c) const {
-    auto first = joined({&c.batch, &c.m, &c.n}).size();
     auto wide = is_float(c.out.dtype) ? DType::f64 : c.out.dtype;
-    auto a = start(c.a), b = start(c.b), out = start(c.out);
-    each(joined({&c.batch, &c.m, &c.n}), [&](const Dims& point) {
-      auto row = a + offset_of(point, c.a), column = b + offset_of(point, c.b), to = out + offset_of(point, c.out);
-      Value sum = c.accumulate ? get(c.out, to) : Value{};
-      each(c.k, [&](const Dims& k) {
-        auto x = cast(get(c.a, row + offset_of(k, c.a, first)), c.a.dtype, wide);
-        auto y = cast(get(c.b, column + offset_of(k, c.b, first)), c.b.dtype, wide);
-        sum.real += x.real * y.real;
-        sum.whole = std::int64_t(std::uint64_t(sum.whole) + std::uint64_t(x.whole) * std::uint64_t(y.whole));
-      });
-      put(c.out, to, sum);
+    auto batch = c.batch.size(), m = batch + c.m.size(), n = m + c.n.size(), k = n + c.k.size();   // where their strides end
+    auto rows = count(c.m), columns = count(c.n), depth = count(c.k);
+    each(rows && columns ? c.batch : Dims{0}, [&](const Dims& point) {
+      auto read = [&](const View& v, const Dims& dims, const Dims& strides) {
+        std::vector<Value> all;
+        auto from = start(v) + offset_of(point, v.strides);
+        walk(dims, strides, from, [&](std::int64_t at) { all.push_back(converted(get(v, at), v.dtype, wide)); });
+        return all;
+      };
+      const auto a = read(c.a, joined(c.m, c.k), joined(part(c.a.strides, batch, m), part(c.a.strides, n, k)));
+      const auto b = read(c.b, joined(c.k, c.n), joined(part(c.b.strides, n, k), part(c.b.strides, m, n)));
+      const auto dims = joined(c.m, c.n), strides = part(c.out.strides, batch, n);
+      auto out = c.accumulate ? read(c.out, dims, strides) : std::vector<Value>(std::size_t(rows * columns));
+      auto* x = a.data();   // (m, k)
+      for (auto* sums = out.data(); sums != out.data() + rows * columns; sums += columns) {
+        auto* y = b.data();   // (k, n)
+        for (auto d = depth; d > 0; --d, ++x)
+          for (auto* sum = sums; sum != sums + columns; ++sum, ++y) {
+            sum->real += x->real * y->real;
+            sum->whole = std::int64_t(std::uint64_t(sum->whole) + std::uint64_t(x->whole) * std::uint64_t(y->whole));
+          }
+      }
+      auto* sum = out.data();
+      walk(dims, strides, start(c.out) + offset_of(point, c.out.strides), [&](std::int64_t at) { put(c.out, at, *sum++); });
     });
   }
 
@@ -211,7 +226,7 @@ class Run {
     std::int64_t offset = 0;
     inside = true;
     for (auto& i : indexed) {
-      auto id = get(i.ids, start(i.ids) + offset_of(point, i.ids)).whole;
+      auto id = get(i.ids, start(i.ids) + offset_of(point, i.ids.strides)).whole;
       if (id < 0) id = i.ids.dtype == DType::u64 ? i.size : id + i.size;   // a u64 with its high bit set is large, not negative
       if (clamp && i.size > 0) id = std::clamp<std::int64_t>(id, 0, i.size - 1);
       inside = id >= 0 && id < i.size;
@@ -228,8 +243,8 @@ class Run {
     each(g.dims, [&](const Dims& point) {
       bool inside;
       auto from = picked(g.indexed, point, g.outside == Outside::clamp, inside);
-      auto to = out + offset_of(point, g.out);
-      if (inside) move(g.table, table + from + offset_of(point, g.table), g.out, to);
+      auto to = out + offset_of(point, g.out.strides);
+      if (inside) move(g.table, table + from + offset_of(point, g.table.strides), g.out, to);
       else put(g.out, to, absent);
     });
   }
@@ -237,23 +252,19 @@ class Run {
     auto updates = start(s.updates), target = start(s.target);
     each(s.dims, [&](const Dims& point) {
       bool inside;
-      auto to = target + picked(s.indexed, point, s.clamp, inside) + offset_of(point, s.target);
-      auto from = updates + offset_of(point, s.updates);
+      auto to = target + picked(s.indexed, point, s.clamp, inside) + offset_of(point, s.target.strides);
+      auto from = updates + offset_of(point, s.updates.strides);
       if (!inside) return;
-      switch (s.update) {
-        case Update::set: move(s.updates, from, s.target, to); break;
-        case Update::add: merge(Monoid::sum, s.target, to, get(s.updates, from)); break;
-        case Update::mul: merge(Monoid::prod, s.target, to, get(s.updates, from)); break;
-        case Update::min: merge(Monoid::min, s.target, to, get(s.updates, from)); break;
-        case Update::max: merge(Monoid::max, s.target, to, get(s.updates, from)); break;
-      }
+      constexpr Monoid monoids[] = {{}, Monoid::sum, Monoid::prod, Monoid::min, Monoid::max};
+      if (s.update == Update::set) move(s.updates, from, s.target, to);
+      else merge(monoids[int(s.update)], s.target, to, get(s.updates, from));
     });
   }
   void run(const Sort& s) const {
-    auto rest = without_last(s.dims);
+    auto rest = part(s.dims, 0, s.dims.size() - 1);
     each(rest, [&](const Dims& row) {
       std::vector<Value> values;
-      auto x = start(s.x) + offset_of(row, s.x);
+      auto x = start(s.x) + offset_of(row, s.x.strides);
       for (std::int64_t k = 0; k < s.dims.back(); ++k) values.push_back(get(s.x, x + k * s.x.strides.back()));
       std::vector<std::size_t> order(values.size());
       std::iota(order.begin(), order.end(), std::size_t(0));
@@ -263,7 +274,7 @@ class Run {
       });
       auto write = [&](const View& v, auto value_of) {
         if (v.slot < 0) return;
-        auto to = start(v) + offset_of(row, v);
+        auto to = start(v) + offset_of(row, v.strides);
         for (std::size_t k = 0; k < order.size(); ++k) put(v, to + std::int64_t(k) * v.strides.back(), value_of(order[k]));
       };
       write(s.out, [&](std::size_t k) { return values[k]; });
@@ -271,10 +282,10 @@ class Run {
     });
   }
   void run(const Cumulative& c) const {
-    auto rest = without_last(c.dims);
+    auto rest = part(c.dims, 0, c.dims.size() - 1);
     auto n = c.dims.back();
     each(rest, [&](const Dims& row) {
-      auto x = start(c.x) + offset_of(row, c.x), out = start(c.out) + offset_of(row, c.out);
+      auto x = start(c.x) + offset_of(row, c.x.strides), out = start(c.out) + offset_of(row, c.out.strides);
       auto acc = start_of(c.monoid, c.out.dtype);
       for (std::int64_t t = 0; t < n; ++t) {
         auto k = c.reverse ? n - 1 - t : t;
@@ -282,10 +293,6 @@ class Run {
         put(c.out, out + k * c.out.strides.back(), rounded(c.out.dtype, acc));
       }
     });
-  }
-  void run(const Copy& c) const {
-    auto x = start(c.x), out = start(c.out);
-    each(c.dims, [&](const Dims& point) { move(c.x, x + offset_of(point, c.x), c.out, out + offset_of(point, c.out)); });
   }
   void run(const Collective& c) const {
     require(comm_, "the program talks to other devices, but there is no communicator; run it on a mesh");
@@ -318,9 +325,7 @@ class Reference : public Executable {
 class ReferenceDevice : public Device {
  public:
   const char* name() const override { return "reference"; }
-  std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {
-    return std::make_unique<Reference>(std::move(p));
-  }
+  std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override { return std::make_unique<Reference>(p); }
 };
 
 }  // namespace

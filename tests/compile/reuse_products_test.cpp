@@ -6,6 +6,7 @@
 #include <memory>
 #include <random>
 
+#include "compile/lower/lower.h"
 #include "haliax/chunked.h"
 #include "haliax/jit.h"
 #include "haliax/losses.h"
@@ -14,8 +15,12 @@
 #include "haliax/random.h"
 #include "program/devices.h"
 #include "support/near.h"
+<<<<<<<< HEAD:tests/compile/reuse_products_test.cpp
 #include "compile/memory/memory.h"
 #include "compile/pipeline.h"
+========
+#include "transforms/optimise.h"
+>>>>>>>> tests:tests/compile/stash_test.cpp
 
 using namespace haliax;
 using program::Code;
