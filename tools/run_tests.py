@@ -51,7 +51,7 @@ def scripts(word):
 
 
 def golden_jobs(build, word, brief):
-    """The golden groups; GPT-2 in its variants, the longest, in a process for each backend."""
+    """The golden groups, also on meshes; GPT-2 in its variants, the longest, in a process for each backend."""
     groups = sorted(f.stem for f in (TESTS / "golden").glob("*.json"))
     chosen = [g for g in groups if word in g or word == "golden"]
     program = [str(build / "tests/golden"), str(TESTS / "golden")]
@@ -62,6 +62,8 @@ def golden_jobs(build, word, brief):
                  for b in ("reference", "cpu")]
     if rest := [g for g in chosen if g != "gpt2"]:
         jobs.append(("golden " + ", ".join(rest), program + rest))
+    if word in ("", "golden", "mesh"):
+        jobs += [(f"golden on meshes of seed {seed}", program + ["--mesh", str(seed)]) for seed in range(1, 6)]
     return [(title, run, command, GOLDEN) for title, command in jobs]
 
 
