@@ -73,8 +73,8 @@ void check_all(const Entry& e, const Function& f, const std::string& what) {
     for (auto& along : std::vector<std::vector<std::string>>{{"data"}, {"model"}, {"model", "data"}})
       check(e, f, x, want, Mapping::of({{Name(name), along}}), what);
 
-  Leaves terms;   // floats (parts, ...), whose sum is x to the bit
-  for (auto& v : x) terms.push_back(is_float(v.dtype()) ? stack(Parts, {v / 2, v / 4, v / 4}).eval() : v);
+  Leaves terms;   // floats (parts, ...), whose sum is x to the bit in any order
+  for (auto& v : x) terms.push_back(is_float(v.dtype()) ? stack(Parts, {v / 2, zeros_like(v), v / 2}).eval() : v);
   if (std::none_of(x.begin(), x.end(), [](auto& v) { return is_float(v.dtype()); })) return;
   auto of_sums = [&](In t) {
     Leaves sums;
