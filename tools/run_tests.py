@@ -33,7 +33,8 @@ class Outcome(typing.NamedTuple):
 
 def run(command, summary):
     """Runs a test program; what it did is in its summary line."""
-    environment = dict(os.environ, HALIAX_VERIFY=os.environ.get("HALIAX_VERIFY", "1"), UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1",
+    environment = dict(os.environ, HALIAX_VERIFY=os.environ.get("HALIAX_VERIFY", "1"),   # behind every pass
+                       UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1",
                        ASAN_OPTIONS="detect_stack_use_after_return=1:strict_init_order=1")
     done = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, errors="replace")
@@ -73,7 +74,7 @@ def scripts(word):
 
 
 def golden_jobs(build, word, brief):
-    """The golden groups; GPT-2 in its variants, the longest, in a process for each backend."""
+    """The golden groups, also on meshes; GPT-2 in its variants, the longest, in a process for each backend."""
     groups = sorted(f.stem for f in (TESTS / "golden").glob("*.json"))
     chosen = [g for g in groups if word in g or word == "golden"]
     program = [str(build / "tests/golden"), str(TESTS / "golden")]
@@ -84,6 +85,9 @@ def golden_jobs(build, word, brief):
             jobs[f"golden gpt2 on {b}"] = program + ["gpt2", "--backend", b] + ["--variants"] * (b == "cpu" or not brief)
     if rest := [g for g in chosen if g != "gpt2"]:
         jobs["golden " + ", ".join(rest)] = program + rest
+    if word in ("", "golden", "mesh"):
+        for seed in range(1, 6):
+            jobs[f"golden on meshes of seed {seed}"] = program + ["--mesh", str(seed)]
     return {title: (run, command, GOLDEN) for title, command in jobs.items()}
 
 

@@ -39,12 +39,16 @@ NamedArray array_of(const Group& g, const std::string& tensor, const Axes& axes)
   const haliax::Tensor& t = g.tensors.at(tensor);
   return haliax::from_bytes(t.data, t.dtype, axes);
 } catch (const haliax::Error& e) { throw BadData(e.what()); }
-NamedArray array_of(const Group& g, const Value& spec) {
-  if (!spec["axes"].is(Value::Kind::list)) throw Skip{"unnamed arrays"};
-  return array_of(g, spec["tensor"].as_text(), axes_of(spec["axes"]));
+Source tensors_of(const Group& g) {
+  return [&g](const std::string& tensor, const Axes& axes) { return array_of(g, tensor, axes); };
 }
 
 namespace {
+
+NamedArray array_of(const Source& read, const Value& spec) {
+  if (!spec["axes"].is(Value::Kind::list)) throw Skip{"unnamed arrays"};
+  return read(spec["tensor"].as_text(), axes_of(spec["axes"]));
+}
 
 float from_half(std::uint16_t h) {
   const int exponent = h >> 10 & 31, mantissa = h & 1023;
@@ -148,16 +152,11 @@ void compare(const std::string& part, const NamedArray& got, const Group& g, con
   compare_values(part, decode(got.dtype(), got.bytes()), decode(t->dtype, t->data), allowed, problems);
 }
 
+NamedArray array_of(const Group& g, const Value& spec) { return array_of(tensors_of(g), spec); }
+
 // ---- one case ------------------------------------------------------------------------------------------------------------
 
 namespace {
-
-struct Part {
-  std::string name;
-  NamedArray got;
-  const Value* spec;
-  const Value* tolerance;
-};
 
 // The op as a function of the inputs that are differentiated; the others stay as they are.
 struct Partial {
@@ -184,25 +183,28 @@ std::size_t index_of(const Value& v, std::size_t bound) {
   return std::size_t(i);
 }
 
+haliax::Error unlike(std::size_t outputs, std::size_t expected) {
+  return haliax::Error(std::to_string(outputs) + " outputs, expected " + std::to_string(expected));
+}
+
 // {"0": tensor, "2": tensor}: the numbers, and the tensors with the axes of those inputs.
-std::pair<std::vector<std::size_t>, Arrays> by_input(const Group& g, const Value& object, const Arrays& inputs) {
+std::pair<std::vector<std::size_t>, Arrays> by_input(const Source& read, const Value& object, const Arrays& inputs) {
   std::pair<std::vector<std::size_t>, Arrays> out;
   for (std::size_t k = 0; k < object.keys.size(); ++k) {
     const std::size_t i = index_of({.kind = Value::Kind::text, .text = object.keys[k]}, inputs.size());
     out.first.push_back(i);
-    out.second.push_back(array_of(g, object.items[k].as_text(), inputs[i].axes()));
+    out.second.push_back(read(object.items[k].as_text(), inputs[i].axes()));
   }
   return out;
 }
 
 }  // namespace
 
-Problems check(const Group& g, const Value& c, const Op& op) {
-  Problems problems;
+std::vector<Part> parts_of(const Value& c, const Op& op, const Source& read) {
   const Value& args = c["args"];
   const Value& expected = c["outputs"];
   Arrays inputs;
-  for (const Value& spec : c["inputs"].items) inputs.push_back(array_of(g, spec));
+  for (const Value& spec : c["inputs"].items) inputs.push_back(array_of(read, spec));
 
   std::vector<Part> parts;
   auto add = [&](std::string name, const NamedArray& got, const Value& spec, const Value& tol) {
@@ -216,19 +218,17 @@ Problems check(const Group& g, const Value& c, const Op& op) {
     Arrays cotangents;
     const Value& names = grads.items[0]["cotangents"];
     for (std::size_t i = 0; i < names.items.size(); ++i)
-      cotangents.push_back(names.items[i] ? array_of(g, names.items[i].as_text(), axes_of(expected.at(i)["axes"]))
-                                          : NamedArray());
+      cotangents.push_back(names.items[i] ? read(names.items[i].as_text(), axes_of(expected.at(i)["axes"])) : NamedArray());
 
     auto [ys, pull] = haliax::vjp(f, f.point());
     outputs = ys;
-    if (outputs.size() != cotangents.size())
-      return {std::to_string(outputs.size()) + " outputs, expected " + std::to_string(cotangents.size())};
+    if (outputs.size() != cotangents.size()) throw unlike(outputs.size(), cotangents.size());
     const Arrays gradient = pull(cotangents);
     for (std::size_t k = 0; k < grads.items.size(); ++k)
       add("gradient of input " + std::to_string(f.wrt[k]), gradient[k], grads.items[k], c["grad_tol"]);
 
     if (const Value& second = c["second"]; !second.items.empty()) {
-      auto [wrt, vectors] = by_input(g, second.items[0]["vectors"], inputs);
+      auto [wrt, vectors] = by_input(read, second.items[0]["vectors"], inputs);
       Partial h{&op, &args, inputs, wrt};
       auto along = [&, vs = vectors](const Arrays& xs) -> NamedArray {  // sum_i <v_i, g_i(x)>
         const Arrays gs = haliax::vjp(h, xs).second(cotangents);
@@ -251,7 +251,7 @@ Problems check(const Group& g, const Value& c, const Op& op) {
   }
 
   if (const Value& jvp = c["jvp"]) {
-    auto [wrt, tangents] = by_input(g, jvp["tangents"], inputs);
+    auto [wrt, tangents] = by_input(read, jvp["tangents"], inputs);
     Partial f{&op, &args, inputs, wrt};
     const Arrays dots = haliax::jvp(f, f.point(), tangents).second;
     for (const Value& e : jvp["outputs"].items) {
@@ -260,14 +260,18 @@ Problems check(const Group& g, const Value& c, const Op& op) {
     }
   }
 
-  if (outputs.size() != expected.items.size())
-    return {std::to_string(outputs.size()) + " outputs, expected " + std::to_string(expected.items.size())};
+  if (outputs.size() != expected.items.size()) throw unlike(outputs.size(), expected.items.size());
   for (std::size_t i = 0; i < outputs.size(); ++i) add("output " + std::to_string(i), outputs[i], expected.items[i], c["tol"]);
+  return parts;
+}
 
+Problems check(const Group& g, const Value& c, const Op& op) {
+  const std::vector<Part> parts = parts_of(c, op, tensors_of(g));
   Arrays all;
   for (const Part& p : parts)
     if (p.got) all.push_back(p.got);
   haliax::eval(all);
+  Problems problems;
   for (const Part& p : parts) compare(p.name, p.got, g, *p.spec, Tolerance(*p.tolerance), problems);
   return problems;
 }

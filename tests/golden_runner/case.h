@@ -50,7 +50,22 @@ void compare(const std::string& part, const haliax::NamedArray& got, const Group
 void compare_values(const std::string& part, const std::vector<double>& got, const std::vector<double>& want, const Tolerance&,
                     Problems&);
 
-// Value, grads, second and jvp of one case, all in one evaluation.
-Problems check(const Group&, const Value& c, const Op& op);
+// Where a case's arrays come from, one after the other: the tensors of its group, or arguments of a function that is traced.
+using Source = std::function<haliax::NamedArray(const std::string& tensor, const haliax::Axes&)>;
+Source tensors_of(const Group&);
+
+// A part of what a case computes, and of what it should.
+struct Part {
+  std::string name;
+  haliax::NamedArray got;
+  const Value* spec;
+  const Value* tolerance;
+};
+// Value, grads, second and jvp of one case, nothing evaluated. Raises haliax::Error if there are not as many as there should be.
+std::vector<Part> parts_of(const Value& c, const Op&, const Source&);
+
+// All parts of one case, in one evaluation.
+Problems check(const Group&, const Value& c, const Op&);
+using Check = std::function<Problems(const Group&, const Value& c, const Op&)>;
 
 }  // namespace golden

@@ -46,7 +46,7 @@ Arrays in_chunks(const Cuts& cuts, std::size_t depth, const Value& args, const A
 
 }  // namespace
 
-Problems check_chunked(const Group& g, const Value& c) {
+Problems check_chunked(const Group& g, const Value& c, const Check& check) {
   Problems problems;
   for (const Value& chunks : c["args"]["chunks"].items) {
     Cuts cuts;

@@ -4,7 +4,7 @@
 
 namespace golden {
 
-// Every setting of chunks: of tokens, of the vocabulary, in tiles of both.
-Problems check_chunked(const Group&, const Value& c);
+// Every setting of chunks: of tokens, of the vocabulary, in tiles of both. Each is checked by `check`.
+Problems check_chunked(const Group&, const Value& c, const Check& = check);
 
 }  // namespace golden

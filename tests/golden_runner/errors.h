@@ -4,6 +4,10 @@
 
 namespace golden {
 
-Problems check_error(const Value& c);
+// How the op of a case is called.
+using Call = std::function<Arrays(const Op&, const Arrays& inputs, const Value& args)>;
+Arrays call_directly(const Op&, const Arrays& inputs, const Value& args);
+
+Problems check_error(const Value& c, const Call& = call_directly);
 
 }  // namespace golden

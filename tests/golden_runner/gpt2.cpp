@@ -56,12 +56,8 @@ struct Script {
   JitOptions options(const std::string& backend) const {
     JitOptions o;
     o.backend = backend;
-    if (variant.fsdp) o.mesh = Mesh{{{"data", 2}}}, o.axis_resources = Mapping{{"embed", "data"}}, o.partition = true;
+    if (const auto& l = variant.layout) o.mesh = l->mesh, o.axis_resources = l->parameters, o.partition = true;
     return o;
-  }
-  // Inside the loss, the batch is cut and the weights are whole.
-  std::optional<Mapping> compute_mapping() const {
-    return variant.fsdp ? std::optional(Mapping{{"batch", "data"}}) : std::nullopt;
   }
 
   NamedArray logits(const Model& model, const NamedArray& ids, const Key& key) const {
@@ -70,7 +66,7 @@ struct Script {
   // ids (position), or (batch, position) -> ()
   NamedArray compute_loss(const Model& model, const NamedArray& ids, const Key& key) const {
     std::optional<axis_mapping> scope;
-    if (auto mapping = compute_mapping()) scope.emplace(*mapping);
+    if (variant.layout) scope.emplace(variant.layout->inside);
     if (!variant.chunked) return nn::next_token_loss("position", "vocab", logits(model, ids, key), ids);
 
     const Model mine = policy.cast_to_compute(model);

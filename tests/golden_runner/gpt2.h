@@ -1,5 +1,6 @@
 // The group `gpt2`: the GPT-2 of examples/gpt2, trained as Haliax trains it, in several ways that must all come to the same.
 #pragma once
+#include <optional>
 #include <string>
 
 #include "case.h"
@@ -7,19 +8,24 @@
 
 namespace golden {
 
+struct Layout {
+  haliax::Mesh mesh;
+  haliax::Mapping parameters, inside;  // inside: of what the loss computes
+};
 struct Variant {
   const char* name = "";
-  bool vmap = false;     // a loss for each example, each with its own key, mapped over the batch
-  bool fsdp = false;     // on two devices: parameters cut along embed, the batch along itself
-  bool chunked = false;  // a loss that never holds all logits
-  std::int64_t most_steps = 1000;  // of training; with fewer than there are, nothing is said about final weights
+  bool vmap = false;                  // a loss for each example, each with its own key, mapped over the batch
+  std::optional<Layout> layout = {};  // none: one device
+  bool chunked = false;               // a loss that never holds all logits
+  std::int64_t most_steps = 1000;     // of training; with fewer than there are, nothing is said about final weights
 };
 inline const Variant plain{};
+inline const Layout fsdp{haliax::Mesh{{{"data", 2}}}, {{"embed", "data"}}, {{"batch", "data"}}};
 inline const Variant variants[] = {{.name = "vmap", .vmap = true},
-                                   {.name = "fsdp", .fsdp = true},
-                                   {.name = "fsdp-vmap", .vmap = true, .fsdp = true},  // the overview's own training script
+                                   {.name = "fsdp", .layout = fsdp},
+                                   {.name = "fsdp-vmap", .vmap = true, .layout = fsdp},  // the overview's own training script
                                    {.name = "chunked", .chunked = true},
-                                   {.name = "all", .vmap = true, .fsdp = true, .chunked = true}};
+                                   {.name = "all", .vmap = true, .layout = fsdp, .chunked = true}};
 
 struct Gpt2Run {
   Problems problems;

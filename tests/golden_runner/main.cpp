@@ -1,20 +1,22 @@
-// golden DIR [GROUP ...] [--backend cpu|reference|both] [--case TEXT] [--list-skipped] [--variants]
+// golden DIR [GROUP ...] [--backend cpu|reference|both] [--case TEXT] [--list-skipped] [--variants] [--mesh SEED]
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <optional>
 
 #include "chunked.h"
 #include "errors.h"
 #include "gpt2.h"
 #include "haliax/error.h"
 #include "haliax/jit.h"
+#include "mesh.h"
 #include "table.h"
 
 namespace golden {
 namespace {
 
 const char* const usage =
-    "usage: golden DIR [GROUP ...] [--backend cpu|reference|both] [--case TEXT] [--list-skipped] [--variants]";
+    "usage: golden DIR [GROUP ...] [--backend cpu|reference|both] [--case TEXT] [--list-skipped] [--variants] [--mesh SEED]";
 const char* const all_groups[] = {"ops", "grads", "nn", "random", "scan", "chunked", "errors", "gpt2"};
 
 struct Options {
@@ -22,7 +24,14 @@ struct Options {
   std::vector<std::string> groups, backends{"reference", "cpu"};
   std::string only;  // of the cases, those whose id contains this
   bool list_skipped = false, variants = false;
+  std::optional<std::uint64_t> mesh;  // each case once, on a mesh drawn from this seed; so is the backend, if not told
 };
+
+std::uint64_t seed_of(const std::string& text) {
+  if (text.empty() || text.size() > 18 || text.find_first_not_of("0123456789") != text.npos)
+    throw BadData("a seed is a number, and " + text + " is none; " + usage);
+  return std::stoull(text);
+}
 
 Options parse(int argc, char** argv) {
   Options o;
@@ -36,6 +45,8 @@ Options parse(int argc, char** argv) {
       o.list_skipped = true;
     } else if (a == "--variants") {
       o.variants = true;
+    } else if (a == "--mesh") {
+      o.mesh = seed_of(value(i));
     } else if (a == "--case") {
       o.only = value(i);
     } else if (a == "--backend") {
@@ -66,10 +77,16 @@ class Runner {
   explicit Runner(Options o) : options_(std::move(o)) {}
 
   int run() {
+    if (options_.mesh) haliax::set_devices(12);
     for (const std::string& name : options_.groups) {
       const Group g = read_group(options_.dir, name);
       for (const Value& c : g.cases)
         if (c["id"].as_text().find(options_.only) != std::string::npos) one(g, c);
+    }
+    if (options_.mesh) {
+      std::printf("on meshes of seed %s: %d trials", seed_text().c_str(), tally_.trials);
+      for (const auto& [words, count] : tally_.refused) std::printf(", %d drawn anew as axes %s", count, words.c_str());
+      std::printf("\n");
     }
     if (options_.list_skipped)
       for (const auto& [what, count] : skips_) std::printf("skipped: %s x%d\n", what.c_str(), count);
@@ -79,14 +96,17 @@ class Runner {
 
  private:
   Options options_;
+  MeshTally tally_;
   int passed_ = 0, failed_ = 0, skipped_ = 0;
   std::map<std::string, int> skips_;
 
   // One case on all backends: passed if it passes on each.
   template <class F>
-  void attempt(const std::string& id, F check) {
+  void attempt(const std::string& id, F check) { attempt(id, options_.backends, check); }
+  template <class F>
+  void attempt(const std::string& id, const std::vector<std::string>& backends, F check) {
     bool good = true;
-    for (const std::string& backend : options_.backends) {
+    for (const std::string& backend : backends) {
       Problems problems;
       try {
         haliax::set_default_backend(backend);
@@ -100,10 +120,12 @@ class Runner {
     good ? ++passed_ : ++failed_;
     std::fflush(stdout);
   }
+  std::string seed_text() const { return std::to_string(*options_.mesh); }
   void skip(const std::string& what) { ++skipped_, ++skips_[what]; }
 
   void one(const Group& g, const Value& c) {
-    const std::string id = g.name + "/" + c["id"].as_text(), op = c["op"].as_text();
+    const std::string id = g.name + "/" + c["id"].as_text();
+    if (options_.mesh) return on_mesh(g, c, id);
     if (g.name == "errors") {
       attempt(id, [&](const std::string&) { return check_error(c); });
     } else if (g.name == "gpt2") {
@@ -114,12 +136,32 @@ class Runner {
     } else if (g.name == "chunked") {
       attempt(id, [&](const std::string&) { return check_chunked(g, c); });
     } else {
-      attempt(id, [&](const std::string&) -> Problems {
-        const auto found = table().find(op);
-        if (found == table().end()) throw Skip{op};
-        return check(g, c, found->second);
-      });
+      attempt(id, [&](const std::string&) { return check(g, c, op_of(c)); });
     }
+  }
+
+  void on_mesh(const Group& g, const Value& c, const std::string& id) {
+    MeshCase mesh(*options_.mesh, id, tally_);
+    std::vector<std::string> backends = options_.backends;
+    if (backends.size() > 1) backends = {g.name == "gpt2" ? "cpu" : mesh.backend()};  // the reference trains slowly
+    const int failed = failed_;
+    attempt(id, backends, [&](const std::string& backend) -> Problems {
+      const auto check = [&](const Group& g, const Value& c, const Op& op) { return mesh.check(g, c, op); };
+      const auto call = [&](const Op& op, const Arrays& in, const Value& args) { return mesh.call(op, in, args); };
+      if (g.name == "errors") return check_error(c, call);
+      if (g.name == "gpt2") return mesh.train(g, c, backend);
+      if (g.name == "chunked") return check_chunked(g, c, check);
+      return check(g, c, op_of(c));
+    });
+    if (failed_ > failed)
+      std::printf("     on %s\n     again: build/tests/golden %s %s --case %s --mesh %s\n", mesh.how().c_str(),
+                  options_.dir.c_str(), g.name.c_str(), c["id"].as_text().c_str(), seed_text().c_str());
+  }
+
+  static const Op& op_of(const Value& c) {
+    const auto found = table().find(c["op"].as_text());
+    if (found == table().end()) throw Skip{c["op"].as_text()};
+    return found->second;
   }
 };
 

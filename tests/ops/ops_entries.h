@@ -1,8 +1,10 @@
 // One entry for each op: what it is called with, and what must come out. The driver in ops_test.cpp does the rest.
 #pragma once
+#include <set>
 #include <string>
 #include <vector>
 
+#include "graph/node.h"
 #include "haliax/haliax.h"
 
 namespace ops_test {
@@ -49,5 +51,15 @@ Entries shape_entries();
 Entries picking_entries();
 Entries primitive_entries();              // what no public op makes alone
 Entries all_entries();
+
+// ---- for all drivers (ops_test.cpp) ----
+Leaves inputs_of(const Entry&, std::size_t shift = 0, DType floats = DType::f32);   // another shift, other values
+bool differentiable(const Entry&);
+// A weighted sum of the result: a loss whose gradient tells the positions apart.
+struct Loss {
+  NamedArray (*f)(In);
+  NamedArray operator()(In x) const;
+};
+std::set<const Op*> primitives_of(const NamedArray&);   // of its graph, loop bodies included
 
 }  // namespace ops_test

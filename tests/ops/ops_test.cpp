@@ -42,31 +42,46 @@ std::vector<double> values_of(const Sample& s, std::size_t seed) {
 NamedArray array_of(const Sample& s, std::size_t seed, DType floats = DType::f32) {
   return array(std::span<const double>(values_of(s, seed)), axes_of(s.axes)).astype(is_float(s.dtype) ? floats : s.dtype);
 }
-Leaves inputs_of(const Entry& e, std::size_t shift = 0, DType floats = DType::f32) {
+
+}  // namespace
+
+Leaves inputs_of(const Entry& e, std::size_t shift, DType floats) {
   Leaves out;
   for (std::size_t k = 0; k < e.in.size(); ++k) out.push_back(array_of(e.in[k], k + shift, floats).eval());
   return out;
 }
-
 bool differentiable(const Entry& e) {
   bool floats = std::any_of(e.in.begin(), e.in.end(), [](auto& s) { return is_float(s.dtype); });
   return e.smooth != Smooth::none && is_float(e.dtype) && floats;
 }
+NamedArray Loss::operator()(In x) const {
+  auto y = f(x);
+  std::string spec;
+  for (auto& a : y.axes()) spec += std::string(a.name.text()) + std::to_string(a.size);
+  return sum(y * array_of(Sample(spec.c_str(), 0.5, 1.5), 7, DType::f64));
+}
+std::set<const Op*> primitives_of(const NamedArray& y) {
+  std::set<const Node*> seen;
+  std::set<const Op*> ops;
+  Nodes todo{y.node()};
+  while (!todo.empty()) {
+    auto n = todo.back();
+    todo.pop_back();
+    if (!n || !seen.insert(n.get()).second) continue;
+    ops.insert(n->op);
+    todo.insert(todo.end(), n->in.begin(), n->in.end());
+    if (n->op == &kLoop)
+      for (auto& r : loop_of(*n).results) todo.insert(todo.end(), r.value.begin(), r.value.end());
+  }
+  return ops;
+}
+
+namespace {
 void check_near(const NamedArray& got, const NamedArray& want, double tolerance, const std::string& what) {
   auto wrong = difference(got, want, tolerance);
   CHECK_MESSAGE(wrong.empty(), what << ": " << wrong);
 }
 
-// A weighted sum of the result: a loss whose gradient tells the positions apart.
-struct Loss {
-  NamedArray (*f)(In);
-  NamedArray operator()(In x) const {
-    auto y = f(x);
-    std::string spec;
-    for (auto& a : y.axes()) spec += std::string(a.name.text()) + std::to_string(a.size);
-    return sum(y * array_of(Sample(spec.c_str(), 0.5, 1.5), 7, DType::f64));
-  }
-};
 // The sum of the loss's gradients, weighted: its gradient is the second derivative along the weights.
 struct Slope {
   Loss loss;
@@ -140,20 +155,6 @@ void check_vmap(const Entry& e, bool shared) {
       if (one) want.push_back(one);
     }
     check_near(g[k], want.empty() ? NamedArray() : stack(V, want), 1e-5, "vmap of the gradient by input " + std::to_string(k));
-  }
-}
-
-// The graph, loop bodies included.
-void collect(const Nodes& roots, std::set<const Node*>& seen, std::set<const Op*>& ops) {
-  Nodes todo(roots);
-  while (!todo.empty()) {
-    auto n = todo.back();
-    todo.pop_back();
-    if (!n || !seen.insert(n.get()).second) continue;
-    ops.insert(n->op);
-    todo.insert(todo.end(), n->in.begin(), n->in.end());
-    if (n->op == &kLoop)
-      for (auto& r : loop_of(*n).results) todo.insert(todo.end(), r.value.begin(), r.value.end());
   }
 }
 
@@ -232,13 +233,8 @@ TEST_CASE("every primitive is reached by an entry, and has a gradient or is list
       "bitcast", "stop_gradient", "sign", "floor", "ceil", "round", "trunc", "logical_not", "bitwise_not", "isfinite", "isnan",
       "isinf", "floor_div", "nextafter", "less", "less_equal", "equal", "not_equal", "bitwise_and", "bitwise_or", "bitwise_xor",
       "left_shift", "right_shift", "threefry0", "threefry1", "threefry_xor", "argmax", "argmin", "argsort"};
-  std::set<const Node*> seen;
   std::set<const Op*> reached;
-  std::vector<NamedArray> keep;   // or another node could take the place of a dead one
-  for (auto& e : all_entries()) {
-    keep.push_back(e.f(inputs_of(e)));
-    collect({keep.back().node()}, seen, reached);
-  }
+  for (auto& e : all_entries()) reached.merge(primitives_of(e.f(inputs_of(e))));
   std::set<std::string> names;
   CHECK(prim::all_ops().size() > 60);
   for (auto* op : prim::all_ops()) {

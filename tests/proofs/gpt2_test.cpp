@@ -17,7 +17,7 @@ void passes(const golden::Group& g, const golden::Value& c, const golden::Varian
   haliax::set_default_backend("cpu");
   for (auto& problem : run.problems) FAIL_CHECK(problem);
   CHECK(run.step.traces == 1);
-  CHECK((run.step.sent_bytes > 0) == v.fsdp);
+  CHECK((run.step.sent_bytes > 0) == v.layout.has_value());
 }
 
 }  // namespace

@@ -1,0 +1,88 @@
+// flatten_axes and unflatten_axis on meshes: all small sizes, by all ways to cut the parts and the whole by up to two mesh axes.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+
+#include "haliax/jit.h"
+#include "haliax/ops.h"
+#include "support/devices.h"
+
+using namespace haliax;
+
+namespace {
+
+using MeshAxes = std::vector<std::string>;
+
+std::vector<MeshAxes> cuts_of(const Mesh& mesh) {
+  std::vector<MeshAxes> out{{}};
+  for (auto& [a, n] : mesh.axes()) out.push_back({a});
+  for (auto& [a, n] : mesh.axes())
+    for (auto& [b, m] : mesh.axes())
+      if (a != b) out.push_back({a, b});
+  return out;
+}
+bool meet(const MeshAxes& a, const MeshAxes& b) {
+  return std::any_of(a.begin(), a.end(), [&](auto& m) { return std::count(b.begin(), b.end(), m) > 0; });
+}
+
+struct Sizes {
+  Axis a, b, whole;
+};
+std::vector<Sizes> all_sizes() {
+  std::vector<Sizes> out;
+  for (int a : {1, 2, 3, 4, 5})
+    for (int b : {1, 2, 3, 5}) out.push_back({{"a", a}, {"b", b}, {"whole", a * b}});
+  return out;
+}
+
+// One program for each mapping: of every size the parts, flattened, and the whole, unflattened.
+Leaves both_ways(const Leaves& x) {
+  Leaves out;
+  auto sizes = all_sizes();
+  for (std::size_t k = 0; k < sizes.size(); ++k) {
+    auto& s = sizes[k];
+    out.push_back(flatten_axes(x[2 * k], {"a", "b"}, s.whole));
+    out.push_back(unflatten_axis(x[2 * k + 1], "whole", {s.a, s.b}));
+  }
+  return out;
+}
+
+// How many of them are wrong under this mapping; the first is told.
+int wrong(const Mesh& mesh, const Mapping& m, const Leaves& x, const Leaves& want) {
+  auto got = named_jit(both_ways, {.mesh = mesh, .axis_resources = Mapping{}, .in = m, .out = m})(x);
+  int count = 0;
+  for (std::size_t k = 0; k < want.size(); ++k) {
+    if (got[k].bytes() == want[k].bytes()) continue;
+    if (count++) continue;
+    auto how = to_string(x[k].axes()) + " becomes " + to_string(want[k].axes());
+    FAIL_CHECK(to_string(mesh) << " by " << to_string(m) << ": " << how << " with other values");
+  }
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("flatten_axes and unflatten_axis on meshes: every way to cut small arrays") {
+  Devices twelve(12);
+  Leaves x;
+  for (auto& s : all_sizes()) {
+    x.push_back(arange({s.a, s.b}, {.start = 1, .dtype = DType::f32}).eval());
+    x.push_back(arange(s.whole, {.start = 1, .dtype = DType::f32}).eval());
+  }
+  auto want = jit(both_ways)(x);
+  int ways = 0, bad = 0;
+  for (auto& mesh : {Mesh{{{"data", 2}}}, Mesh{{{"data", 3}}}, Mesh{{{"data", 4}}}, Mesh{{{"data", 2}, {"model", 2}}},
+                     Mesh{{{"data", 3}, {"model", 2}}}, Mesh{{{"data", 2}, {"model", 3}}},
+                     Mesh{{{"data", 2}, {"model", 3}, {"replica", 2}}}}) {
+    auto cuts = cuts_of(mesh);
+    for (auto& a : cuts)
+      for (auto& b : cuts)
+        for (auto& whole : cuts) {
+          if (meet(a, b)) continue;
+          bad += wrong(mesh, Mapping::of({{Name("a"), a}, {Name("b"), b}, {Name("whole"), whole}}), x, want);
+          ways += int(want.size());
+        }
+  }
+  CHECK(ways == 22120);
+  CHECK(bad == 0);
+}

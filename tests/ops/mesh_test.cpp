@@ -1,0 +1,108 @@
+// Every op by its entry, on meshes: each of its axes cut by one mesh axis and by two, into blocks that are uneven or empty, also
+// of inputs whose sums are pending; value and gradient are those of one device.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+#include "haliax/jit.h"
+#include "haliax/shard.h"
+#include "near.h"
+#include "ops/prim.h"
+#include "ops_entries.h"
+
+namespace ops_test {
+namespace {
+
+using Function = std::function<Leaves(In)>;
+const Mesh mesh{{{"data", 2}, {"model", 3}}};
+const Axis Parts("parts", 3);   // of a sum that makes an input
+
+// The axes of inputs and result that can be cut.
+std::set<std::string> names_of(const Entry& e) {
+  std::set<std::string> out;
+  auto add = [&](std::string_view axes) {
+    for (auto& a : axes_of(axes))
+      if (a.size > 1) out.insert(std::string(a.name.text()));
+  };
+  for (auto& s : e.in) add(s.axes);
+  add(e.axes);
+  return out;
+}
+
+// Nothing, or how they differ: by `allowed` of the largest value.
+std::string wrong(const NamedArray& got, const NamedArray& want, double allowed) {
+  if (auto text = difference(got, want, INFINITY); !text.empty() || !got) return text;   // in all but finite values
+  auto a = got.doubles(), b = want.doubles();
+  double largest = 0;
+  for (double v : b)
+    if (std::isfinite(v)) largest = std::max(largest, std::abs(v));
+  for (std::size_t i = 0; i < a.size(); ++i)
+    if (std::isfinite(b[i]) && std::abs(a[i] - b[i]) > allowed * largest)
+      return "position " + std::to_string(i) + ": " + std::to_string(a[i]) + ", not " + std::to_string(b[i]);
+  return "";
+}
+
+// Floats that the devices add up, or cumulate block by block, may come in another order than on one device.
+bool reorders(const JitReport& report, const Entry& e) {
+  auto& moves = report.collectives;
+  return e.name.find("cum") != e.name.npos ||
+         std::any_of(moves.begin(), moves.end(), [](auto& m) { return m.kind.find("reduce") != m.kind.npos; });
+}
+
+void check(const Entry& e, const Function& f, const Leaves& x, const Leaves& want, const Mapping& m, const std::string& what) {
+  std::string problem;
+  try {
+    auto step = named_jit(f, {.mesh = mesh, .axis_resources = m});
+    auto got = step(x);
+    for (std::size_t k = 0; k < want.size() && problem.empty(); ++k) {
+      bool exact = !want[k] || !is_float(want[k].dtype()) || !reorders(step.report(), e);
+      problem = wrong(got.at(k), want[k], exact ? 0 : 1e-5);
+      if (!problem.empty()) problem = "array " + std::to_string(k) + ": " + problem;
+    }
+  } catch (const Error& error) { problem = error.what(); }
+  CHECK_MESSAGE(problem.empty(), e.name << ", " << what << ", by " << to_string(m) << ": " << problem);
+}
+
+// f of x, and of x as sums over Parts, under a mapping for each axis and cut.
+void check_all(const Entry& e, const Function& f, const std::string& what) {
+  auto x = inputs_of(e);
+  auto want = jit(f)(x);
+  for (auto name : names_of(e))
+    for (auto& along : std::vector<std::vector<std::string>>{{"data"}, {"model"}, {"model", "data"}})
+      check(e, f, x, want, Mapping::of({{Name(name), along}}), what);
+
+  Leaves terms;   // floats (parts, ...), whose sum is x to the bit in any order
+  for (auto& v : x) terms.push_back(is_float(v.dtype()) ? stack(Parts, {v / 2, zeros_like(v), v / 2}).eval() : v);
+  if (std::none_of(x.begin(), x.end(), [](auto& v) { return is_float(v.dtype()); })) return;
+  auto of_sums = [&](In t) {
+    Leaves sums;
+    for (auto& v : t) sums.push_back(v.axes().size() && v.axes()[0] == Parts ? sum(v, Parts) : v);
+    return f(sums);
+  };
+  check(e, of_sums, terms, want, {{"parts", "data"}}, what);
+  for (auto name : names_of(e)) check(e, of_sums, terms, want, {{"parts", "data"}, {Name(name), "model"}}, what);
+}
+
+}  // namespace
+
+TEST_CASE("every op on a mesh: the value of one device") {
+  for (auto& e : all_entries()) check_all(e, [&](In x) { return Leaves{e.f(x)}; }, "value");
+}
+
+TEST_CASE("every op on a mesh: the gradient of one device") {
+  for (auto& e : all_entries())
+    if (differentiable(e)) check_all(e, [&](In x) { return grad(Loss{e.f})(x); }, "gradient");
+}
+
+TEST_CASE("every op is cut on a mesh: each entry has an axis, and each primitive comes in one") {
+  std::set<const Op*> reached;
+  for (auto& e : all_entries()) {
+    CHECK_MESSAGE(!names_of(e).empty(), e.name << " has no axis that a mesh could cut");
+    if (!names_of(e).empty()) reached.merge(primitives_of(e.f(inputs_of(e))));
+  }
+  for (auto* op : prim::all_ops()) CHECK_MESSAGE(reached.count(op), "no entry that a mesh cuts makes the primitive " << op->name);
+}
+
+}  // namespace ops_test
