@@ -156,9 +156,7 @@ Range range_of(const char* op, const Axis& a, const Slice& s) {
   return {size ? start : 0, size, size ? s.step : 1};
 }
 // The axes of several index arrays together: those of the largest, after what the others add.
-Axes index_axes(const char* op, const Nodes& ids) {
-  std::vector<Axes> all;
-  for (auto& n : ids) all.push_back(visible(*n));
+Axes together(const char* op, std::vector<Axes> all) {
   std::stable_sort(all.begin(), all.end(), [](auto& a, auto& b) { return axis_size(a) > axis_size(b); });
   Axes out;
   for (auto& axes : all) {
@@ -169,62 +167,79 @@ Axes index_axes(const char* op, const Nodes& ids) {
   }
   return out;
 }
+// What an index leaves of its axis: an array its own axes, a position none.
+Axes left_of(const char* op, const Part& p) {
+  if (!p.index) return {p.axis};
+  switch (p.index->kind) {
+    case Index::Kind::position: return {};
+    case Index::Kind::range: return {p.axis.resize(range_of(op, p.axis, p.index->range).size)};
+    case Index::Kind::window: return {Axis(p.index->name ? p.index->name : p.axis.name, p.index->length)};
+    default: return visible(*node_of(op, p.index->array));
+  }
+}
+// The axes of the picked part. Arrays, windows (to Haliax arrays of their own positions) and positions belong together: their
+// axes come where the first of them is if they are neighbours, else first.
+Axes picked_axes(const char* op, G x, const std::vector<Part>& parts) {
+  auto picked = [](const Part& p) { return p.index && p.index->kind != Index::Kind::range; };
+  std::vector<const Part*> indexed;
+  Axes own, kept;   // axes of index arrays; all others
+  for (auto& p : parts) {
+    bool is_array = p.index && p.index->kind == Index::Kind::array;
+    for (auto& a : left_of(op, p)) (is_array ? own : kept).push_back(a);
+    if (picked(p)) indexed.push_back(&p);
+  }
+  for (auto& a : own)
+    if (has(kept, a.name))
+      fail(op, "axis " + text(a.name) + " of the index is also one that the array keeps: " + to_string(visible(*x)) +
+                   "; use take to pair them");
+  check_unique(op, kept);
+  // As they were given: of two of one size the first counts as the larger.
+  std::sort(indexed.begin(), indexed.end(), [](auto* a, auto* b) { return a->index < b->index; });
+  std::vector<Axes> axes;
+  for (auto* p : indexed) axes.push_back(left_of(op, *p));
+  auto first = std::find_if(parts.begin(), parts.end(), picked), rest = std::find_if_not(first, parts.end(), picked);
+  if (std::any_of(rest, parts.end(), picked)) first = parts.begin();
+  Axes shown;
+  auto show = [&](const Axes& more) { shown.insert(shown.end(), more.begin(), more.end()); };
+  for (auto p = parts.begin(); p != parts.end(); ++p) {
+    if (p == first) show(together(op, axes));
+    if (!picked(*p)) show(left_of(op, *p));
+  }
+  return shown;
+}
 
 // An index, resolved: which axes are gathered, and what the picked part looks like.
 struct Selection {
-  prim::Where where;   // with ids for every axis that has an index, if `gathers`
+  prim::Where where;   // ids of the axes that have them
   Axes shown;          // of the part
 };
 // With `all_ids` every indexed axis is given ids (for a scatter); else only arrays are, the rest is for slices.
 Selection select(const char* op, G x, const std::vector<Part>& parts, bool all_ids) {
   Selection s;
-  Nodes arrays;
   for (auto& p : parts) {
     if (!p.index || p.index->kind != Index::Kind::array) continue;
     auto ids = node_of(op, p.index->array);
     check_integer(op, ids);
-    arrays.push_back(ids);
     s.where.push_back({p.axis.name, ids});
   }
-  // Arrays and positions together: their axes come where the first is if they are neighbours, else first.
-  auto together = index_axes(op, arrays);
-  bool any = !arrays.empty(), placed = false, neighbours = true;
-  std::ptrdiff_t last = -1;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    auto* index = parts[i].index;
-    if (!index || index->kind == Index::Kind::range || index->kind == Index::Kind::window) continue;
-    if (last >= 0 && std::ptrdiff_t(i) != last + 1) neighbours = false;
-    last = std::ptrdiff_t(i);
-  }
-  if (any && !neighbours) s.shown = together, placed = true;
   for (auto& p : parts) {
+    if (!p.index) continue;
     auto& a = p.axis;
-    auto kind = p.index ? std::optional(p.index->kind) : std::nullopt;
     auto with_ids = [&](NodePtr ids) { if (all_ids) s.where.push_back({a.name, std::move(ids)}); };
-    if (!kind) {
-      s.shown.push_back(a);
-    } else if (*kind == Index::Kind::range) {
+    if (p.index->kind == Index::Kind::range) {
       auto r = range_of(op, a, p.index->range);
-      s.shown.push_back(a.resize(r.size));
       with_ids(prim::add(prim::mul(prim::iota(a.resize(r.size)), prim::integer(r.step, DType::i32)),
                          prim::integer(r.start, DType::i32)));
-    } else if (*kind == Index::Kind::window) {
+    } else if (p.index->kind == Index::Kind::window) {
       auto start = node_of(op, p.index->array);
       check_length(op, a, p.index->length);
-      Axis window(p.index->name ? p.index->name : a.name, p.index->length);
-      s.shown.push_back(window);
       check_start(op, start);
-      with_ids(window_ids(start, a, window));
-    } else {
-      if (any && !placed) s.shown.insert(s.shown.end(), together.begin(), together.end()), placed = true;
-      if (*kind == Index::Kind::position) with_ids(prim::integer(position_on(op, a, p.index->position), DType::i32));
+      with_ids(window_ids(start, a, left_of(op, p)[0]));
+    } else if (p.index->kind == Index::Kind::position) {
+      with_ids(prim::integer(position_on(op, a, p.index->position), DType::i32));
     }
   }
-  for (std::size_t i = 0; i < s.shown.size(); ++i)
-    for (std::size_t j = 0; j < i; ++j)
-      if (s.shown[i].name == s.shown[j].name)
-        fail(op, "axis " + text(s.shown[i].name) + " of the index is also one that the array keeps: " + to_string(visible(*x)) +
-                     "; use take to pair them");
+  s.shown = picked_axes(op, x, parts);
   return s;
 }
 
@@ -280,12 +295,14 @@ NamedArray index(Arr x, const Indices& indices) {
       n = renamed(op, n, p.axis, i.name);
     }
   }
-  if (s.where.empty()) return wrap(n);
+  // A loop's own index is never out of range: its row is a view.
+  if (s.where.size() == 1 && s.where[0].second->op == &prim::kIndex) {
+    n = prim::slice(n, s.where[0].first, 0, 1, 1, true, s.where[0].second);
+    s.where.clear();
+  }
+  if (s.where.empty()) return wrap(prim::fit(n, with_hidden({n}, s.shown)));
   Nodes all{n};
   for (auto& w : s.where) all.push_back(w.second);
-  // A loop's own index is never out of range: its row is a view.
-  if (s.where.size() == 1 && s.where[0].second->op == &prim::kIndex)
-    return wrap(prim::slice(n, s.where[0].first, 0, 1, 1, true, s.where[0].second));
   return wrap(prim::gather(n, s.where, with_hidden(all, s.shown), Outside::clamp));
 }
 NamedArray at_set(Arr x, const Indices& i, Arr update) { return placed("at_set", x, i, update, Update::set); }
