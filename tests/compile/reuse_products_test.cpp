@@ -6,7 +6,6 @@
 #include <memory>
 #include <random>
 
-#include "compile/lower/lower.h"
 #include "haliax/chunked.h"
 #include "haliax/jit.h"
 #include "haliax/losses.h"
@@ -15,12 +14,8 @@
 #include "haliax/random.h"
 #include "program/devices.h"
 #include "support/near.h"
-<<<<<<<< HEAD:tests/compile/reuse_products_test.cpp
 #include "compile/memory/memory.h"
 #include "compile/pipeline.h"
-========
-#include "transforms/optimise.h"
->>>>>>>> tests:tests/compile/stash_test.cpp
 
 using namespace haliax;
 using program::Code;

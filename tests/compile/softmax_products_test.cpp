@@ -5,18 +5,13 @@
 #include <functional>
 #include <limits>
 
-#include "compile/lower/lower.h"
 #include "haliax/chunked.h"
 #include "haliax/jit.h"
 #include "haliax/nn.h"
 #include "ops/prim.h"
 #include "support/head_model.h"
 #include "support/near.h"
-<<<<<<<< HEAD:tests/compile/softmax_products_test.cpp
 #include "compile/pipeline.h"
-========
-#include "transforms/optimise.h"
->>>>>>>> tests:tests/compile/factors_test.cpp
 
 using namespace haliax;
 using program::Code;

@@ -8,7 +8,7 @@
 
 #include "haliax/jit.h"
 #include "haliax/shard.h"
-#include "near.h"
+#include "support/near.h"
 #include "ops/prim.h"
 #include "ops_entries.h"
 

@@ -109,13 +109,4 @@ class Region {
   std::map<std::pair<const Node*, const NameData*>, Nodes> outer_;   // a node outside, by what it calls the axis -> likewise
 };
 
-<<<<<<< HEAD:src/compile/chunk/region.h
-// Sums of narrow floats are kept in f32 from chunk to chunk, and cast once, at the end: the same value in f32.
-NodePtr widened(const NodePtr&);
-=======
-// The nodes of one level: the top (no index), or what varies in a body and the borders that it reads, which a cotangent that is the same in
-// all turns enters by; inputs first, with the bodies of their loops.
-Nodes level_of(const Nodes& roots, const Node* index);
->>>>>>> wrong:src/transforms/region.h
-
 }  // namespace haliax
