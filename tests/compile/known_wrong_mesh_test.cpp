@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "haliax/haliax.h"
-#include "near.h"
+#include "support/near.h"
 #include "ops/prim.h"
 #include "support/devices.h"
 #include "support/raises.h"
