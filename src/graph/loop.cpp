@@ -11,7 +11,16 @@ const Op kResult{.name = "result", .kind = Kind::result};
 const Op kCustom{.name = "custom_vjp", .kind = Kind::wrap};
 
 namespace {
-bool named(const Node& n, std::string_view op) { return n.op->name == op; }
+
+bool is_index(const Node& n) { return n.in.empty() && n.varies_with(&n); }
+bool is_cheap(const Op& op) {
+  if (op.kind != Kind::map) return op.cheap;
+  switch (op.code) {
+    case Code::exp: case Code::tanh: case Code::erfinv: case Code::threefry0: case Code::threefry1: case Code::threefry_xor: return false;
+    default: return true;
+  }
+}
+
 }  // namespace
 
 const Loop& loop_of(const Node& n) {
@@ -35,14 +44,7 @@ bool is_free(const NodePtr& root) {
     auto n = todo.back();
     todo.pop_back();
     if (--budget < 0) return false;
-    if (n->op->kind == Kind::leaf) {
-      if (!named(*n, "number") && !named(*n, "iota") && !named(*n, "index")) return false;
-      continue;
-    }
-    bool cheap = (n->op->kind == Kind::map && n->op->code != Code::exp && n->op->code != Code::tanh && n->op->code != Code::erfinv &&
-                  n->op->code != Code::threefry0 && n->op->code != Code::threefry1 && n->op->code != Code::threefry_xor) ||
-                 named(*n, "fit") || named(*n, "rename");
-    if (!cheap) return false;
+    if (!is_cheap(*n->op)) return false;
     for (auto& x : n->in) todo.push_back(x);
   }
   return true;
@@ -60,13 +62,13 @@ LoopInputs inputs_of(const Loop& l) {
       todo.pop_back();
       if (!seen.insert(n.get()).second) continue;
       if (!varies_in(*n, l, b)) {
-        if (n->op->kind == Kind::leaf && (named(*n, "number") || named(*n, "iota"))) continue;
-        if (is_free(n) && !named(*n, "index")) {   // an index is that of a loop around: this one varies with it
+        if (n->op->kind == Kind::leaf && n->op->cheap && !is_index(*n)) continue;
+        if (is_free(n) && !is_index(*n)) {   // an index is that of a loop around: this one varies with it
           for (auto& x : n->in) todo.push_back(x);
           continue;
         }
         if (listed.insert(n.get()).second) out.invariants.push_back(n);
-      } else if (named(*n, "slice") && n->in.size() > 1 && n->in[1].get() == index && !varies_in(*n->in[0], l, b)) {
+      } else if (n->op->kind == Kind::view && n->in.size() > 1 && n->in[1].get() == index && !varies_in(*n->in[0], l, b)) {
         if (listed.insert(n->in[0].get()).second) out.slices.push_back(n->in[0]);
       } else if (n->op->kind != Kind::leaf) {
         for (auto& x : n->in) if (x) todo.push_back(x);

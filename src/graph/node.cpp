@@ -109,6 +109,28 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
   return n;
 }
 
+Along along(const Node& n, std::size_t k, Name a) {
+  using Way = Along::Way;
+  if (n.op->along) return n.op->along(n, k, a);
+  bool kept = find(n, a) != nullptr;
+  switch (n.op->kind) {
+    case Kind::view:
+    case Kind::step: return {Way::whole, a};
+    case Kind::contract: return {kept ? Way::map : Way::fold, a};
+    case Kind::reduce:
+      switch (n.op->code) {
+        case Code::reduce_sum: return {kept ? Way::map : Way::fold, a, Monoid::sum};
+        case Code::reduce_prod: return {kept ? Way::map : Way::fold, a, Monoid::prod};
+        case Code::reduce_max: return {kept ? Way::map : Way::fold, a, Monoid::max};
+        case Code::reduce_min: return {kept ? Way::map : Way::fold, a, Monoid::min};
+        default: return {kept ? Way::map : Way::whole, a};
+      }
+    default: return {Way::map, a};
+  }
+}
+Linear linear_in(const Node& n, std::size_t k) { return n.op->linear_in ? n.op->linear_in(n, k) : n.op->linear; }
+bool only_waits(const Node& n, std::size_t k) { return n.op->kind == Kind::wrap && k > 0 && k != kResultSide; }
+
 namespace {
 const Op kData{.name = "data", .kind = Kind::leaf};
 }

@@ -19,8 +19,21 @@ using program::Code;
 using program::Monoid;
 using Nodes = std::vector<NodePtr>;
 
-// What an op does along an axis: independent of it, sums (folds) it away, or needs all of it at once.
-enum class Role : std::uint8_t { map, reduce, whole };
+// What an op does along one axis of an operand (or of its result). To cut an op is to cut its points: these have the axes of the result and of
+// the operands, by names of the op's own, which are mostly theirs.
+struct Along {
+  enum class Way : std::uint8_t {
+    map,       // position by position
+    fold,      // folds it away by the monoid; for others than sum, prod, max and min an op needs the axis whole
+    whole,     // needs all of it at once
+    shift,     // positions move by numbers that are known: a slice, a concatenation, a place among zeros
+    pick,      // of a table: ids say which positions are read, or written; what is not there gives the identity of the monoid
+    regroup,   // it is cut in parts, or a part of another axis (RegroupAttr)
+  };
+  Way way = Way::map;
+  Name point = {};
+  Monoid monoid = Monoid::sum;
+};
 // In what an op is linear, hence which pending sums may ride through it: none; one operand at a time (product, sum over an axis);
 // all operands together (add); or it only moves data, whatever the monoid.
 enum class Linear : std::uint8_t { no, one, all, moves };
@@ -37,6 +50,7 @@ enum class Kind : std::uint8_t {
 
 class Emit;
 struct Place;
+inline constexpr std::size_t kResultSide = std::size_t(-1);           // in place of the number of an operand
 struct Op {
   const char* name;
   Kind kind;
@@ -45,9 +59,18 @@ struct Op {
   Nodes (*grad)(const NodePtr& out, const NodePtr& g) = nullptr;     // cotangents of the inputs (null: none), in any axes that fit
   Place (*view)(const Node&, const Place& in, Emit&) = nullptr;      // Kind::view
   void (*lower)(const Node&, Emit&) = nullptr;                       // Kind::step
-  // Along one axis of an operand; null: by kind (map and view: map; reduce and contract: reduce what the result lacks).
-  Role (*role)(const Node&, std::size_t operand, Name axis) = nullptr;
+  // The rule along axes; null: by kind, see along(). What vmap, loops, chunks and meshes know of an op is this, `linear` and `by_blocks`.
+  Along (*along)(const Node&, std::size_t operand, Name axis) = nullptr;
+  Linear (*linear_in)(const Node&, std::size_t operand) = nullptr;   // where operands differ, or dtypes matter; null: `linear`
+  // The same value by ops that need only blocks of an axis which this one needs whole: so many blocks. Null: there is no such way.
+  NodePtr (*by_blocks)(const NodePtr&, Name axis, int blocks) = nullptr;
+  bool cheap = false;                                                // leaf, view: made again wherever it is read
 };
+// Of an operand, or of the result (kResultSide). Point-wise ops map; reductions and contractions fold what the result lacks; a view or a
+// step that says nothing needs every axis whole.
+Along along(const Node&, std::size_t operand, Name axis);
+Linear linear_in(const Node&, std::size_t operand);
+bool only_waits(const Node&, std::size_t operand);                   // for the operand to be there, however it lies
 
 // Where a node was made, and under which compute mapping.
 struct Origin {

@@ -21,10 +21,16 @@ G y(G o) { return o->in[1]; }
 }  // namespace
 
 // ---- one operand ----
-const Op kCast = unary("cast", Code::cast, [](G o, G g) { return Nodes{cast(g, x(o)->dtype)}; }, Linear::all);
+// Rounded terms lose bits: a sum that is pending is cast once it is there.
+Linear cast_linear(const Node& n, std::size_t) {
+  auto from = n.in[0]->dtype;
+  return is_float(n.dtype) && is_float(from) && bytes_of(n.dtype) < bytes_of(from) ? Linear::no : Linear::all;
+}
+const Op kCast{.name = "cast", .kind = Kind::map, .code = Code::cast, .linear = Linear::all,
+               .grad = [](G o, G g) { return Nodes{cast(g, x(o)->dtype)}; }, .linear_in = cast_linear, .cheap = true};
 const Op kBitcast = unary("bitcast", Code::bitcast, nullptr);
 const Op kNeg = unary("neg", Code::neg, [](G, G g) { return Nodes{neg(g)}; }, Linear::all);
-const Op kStop = unary("stop_gradient", Code::cast, nullptr);
+const Op kStop{.name = "stop_gradient", .kind = Kind::map, .code = Code::cast, .linear_in = [](const Node&, std::size_t) { return Linear::moves; }};
 const Op kAbs = unary("abs", Code::abs, [](G o, G g) { return Nodes{mul(g, sign(x(o)))}; });
 const Op kSign = unary("sign", Code::sign, nullptr);
 const Op kExp = unary("exp", Code::exp, [](G o, G g) { return Nodes{mul(g, o)}; });
@@ -63,7 +69,8 @@ const Op kSub{.name = "sub", .kind = Kind::map, .code = Code::sub, .linear = Lin
 const Op kMul{.name = "mul", .kind = Kind::map, .code = Code::mul, .linear = Linear::one,
               .grad = [](G o, G g) { return Nodes{mul(g, y(o)), mul(g, x(o))}; }};
 const Op kDiv{.name = "div", .kind = Kind::map, .code = Code::div,
-              .grad = [](G o, G g) { auto d = div(g, y(o)); return Nodes{d, neg(mul(d, o))}; }};
+              .grad = [](G o, G g) { auto d = div(g, y(o)); return Nodes{d, neg(mul(d, o))}; },
+              .linear_in = [](const Node&, std::size_t k) { return k == 0 ? Linear::one : Linear::no; }};
 extern const Op kPow;
 const Op kPow{.name = "pow", .kind = Kind::map, .code = Code::pow, .grad = [](G o, G g) {
   // At x = 0 the derivative by y is 0, and by x it is 0 where y is 0.
@@ -98,7 +105,8 @@ const Op kShiftLeft{.name = "left_shift", .kind = Kind::map, .code = Code::shift
 // ---- three and four ----
 const Op kSelect{.name = "select", .kind = Kind::map, .code = Code::select, .grad = [](G o, G g) {
   auto none = number(0, o->dtype);
-  return Nodes{nullptr, select(x(o), g, none), select(x(o), none, g)}; }};
+  return Nodes{nullptr, select(x(o), g, none), select(x(o), none, g)}; },
+  .linear_in = [](const Node&, std::size_t k) { return k == 0 ? Linear::no : Linear::all; }};
 const Op kFma{.name = "fma", .kind = Kind::map, .code = Code::fma, .grad = [](G o, G g) { return Nodes{mul(g, y(o)), mul(g, x(o)), g}; }};
 const Op kThreefry0{.name = "threefry0", .kind = Kind::map, .code = Code::threefry0}, kThreefry1{.name = "threefry1", .kind = Kind::map, .code = Code::threefry1},
     kThreefryXor{.name = "threefry_xor", .kind = Kind::map, .code = Code::threefry_xor};

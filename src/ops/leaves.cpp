@@ -7,9 +7,9 @@
 namespace haliax::prim {
 
 const Op kInput{.name = "input", .kind = Kind::leaf};
-const Op kNumber{.name = "number", .kind = Kind::leaf};
-const Op kIota{.name = "iota", .kind = Kind::leaf};
-const Op kIndex{.name = "index", .kind = Kind::leaf};
+const Op kNumber{.name = "number", .kind = Kind::leaf, .cheap = true};
+const Op kIota{.name = "iota", .kind = Kind::leaf, .cheap = true};
+const Op kIndex{.name = "index", .kind = Kind::leaf, .cheap = true};
 const Op kCarry{.name = "carry", .kind = Kind::leaf};
 
 namespace {

@@ -3,6 +3,8 @@
 #include <limits>
 
 #include "graph/emit.h"
+#include "ops/attr.h"
+#include "ops/by_blocks.h"
 #include "ops/prim.h"
 
 namespace haliax::prim {
@@ -34,18 +36,19 @@ void gather_lower(const Node& n, Emit& e) {
   auto table = e.operand(0);
   auto& axes = n.in[0]->axes;
   s.gather = {Emit::sizes(n.axes), table_view(table, axes, n.attr.names, n.axes), Emit::view(e.result(), n.axes, n.axes),
-              indexed_of(n, 1, table, axes, n.axes, e), Outside(n.attr.ints[0])};
+              indexed_of(n, 1, table, axes, n.axes, e), GatherAttr::of(n).outside};
   e.push(std::move(s));
 }
 void scatter_lower(const Node& n, Emit& e) {
   auto target = e.result();
+  auto scatter = ScatterAttr::of(n);
   if (is_number(n.in[0], 0)) e.zero(target, n.axes);
   else e.copy(e.operand(0), target, n.axes);
   program::Step s;
   s.kind = program::Kind::scatter;
   auto& dims = n.in[1]->axes;
   s.scatter = {Emit::sizes(dims), Emit::view(e.operand(1), dims, dims), table_view(target, n.axes, n.attr.names, dims),
-               indexed_of(n, 2, target, n.axes, dims, e), Update(n.attr.ints[0]), n.attr.ints[1] != 0};
+               indexed_of(n, 2, target, n.axes, dims, e), scatter.update, scatter.clamp};
   e.push(std::move(s));
 }
 Where where_of(const Node& n, std::size_t first) {
@@ -53,11 +56,33 @@ Where where_of(const Node& n, std::size_t first) {
   for (std::size_t k = 0; k < n.attr.names.size(); ++k) w.push_back({n.attr.names[k], n.in[first + k]});
   return w;
 }
-Role indexed_role(const Node& n, std::size_t operand, Name axis) {
-  bool is = std::find(n.attr.names.begin(), n.attr.names.end(), axis) != n.attr.names.end();
-  return is && operand == 0 ? Role::whole : Role::map;
+// ---- rules along axes ----
+using Way = Along::Way;
+bool is_in(const Names& names, Name a) { return std::find(names.begin(), names.end(), a) != names.end(); }
+// An axis that is picked from, or placed into, may come back as an axis of the ids: then its name means the latter, and the table's has none.
+Along gather_along(const Node& n, std::size_t k, Name a) {
+  if (k != 0 || !is_in(n.attr.names, a)) return {Way::map, a};
+  if (has(n.axes, a)) return {Way::whole, {}};
+  return {Way::pick, a, n.dtype == DType::boolean ? Monoid::max : Monoid::sum};
 }
-Role along_role(const Node& n, std::size_t, Name axis) { return axis == n.attr.names[0] ? Role::whole : Role::map; }
+Monoid monoid_of(const Node& scatter) {
+  switch (ScatterAttr::of(scatter).update) {
+    case Update::mul: return Monoid::prod;
+    case Update::min: return Monoid::min;
+    case Update::max: return Monoid::max;
+    default: return scatter.dtype == DType::boolean ? Monoid::max : Monoid::sum;
+  }
+}
+Along scatter_along(const Node& n, std::size_t k, Name a) {
+  bool indexed = is_in(n.attr.names, a), clashes = indexed && has(n.in[1]->axes, a);
+  if (k == 0 || k == kResultSide) {   // the base, and what becomes of it
+    if (clashes) return {Way::whole, {}};
+    return indexed && k == 0 ? Along{Way::pick, a, monoid_of(n)} : Along{Way::map, a};
+  }
+  if (has(n.axes, a) && !clashes) return {Way::map, a};
+  return {ScatterAttr::of(n).update == Update::set ? Way::whole : Way::fold, a, monoid_of(n)};   // of two, the last one sets
+}
+Along whole_along(const Node& n, std::size_t, Name a) { return {a == n.attr.names[0] ? Way::whole : Way::map, a}; }
 
 Axes axis_last(const Axes& axes, Name last) {
   Axes out;
@@ -97,9 +122,10 @@ NodePtr cumprod_grad(G x, G y, G g, Name axis, bool reverse) {
 void cumulative_lower(const Node& n, Emit& e) {
   program::Step s;
   s.kind = program::Kind::cumulative;
+  auto how = CumulativeAttr::of(n);
   auto dims = axis_last(n.axes, n.attr.names[0]);
   s.cumulative = {Emit::sizes(dims), Emit::view(e.operand(0), n.in[0]->axes, dims), Emit::view(e.result(), n.axes, dims),
-                  Monoid(n.attr.ints[0]), n.attr.ints[1] != 0};
+                  how.monoid, how.reverse};
   e.push(std::move(s));
 }
 
@@ -108,15 +134,17 @@ void cumulative_lower(const Node& n, Emit& e) {
 const Op kGather{.name = "take", .kind = Kind::step, .linear = Linear::no, .grad = [](G o, G g) {
   auto& table = o->in[0];
   Nodes out(o->in.size());
-  out[0] = scatter(filled(0, table->dtype, table->axes), g, where_of(*o, 1), Update::add, Outside(o->attr.ints[0]) == Outside::clamp);
-  return out; }, .lower = gather_lower, .role = indexed_role};
+  out[0] = scatter(filled(0, table->dtype, table->axes), g, where_of(*o, 1), Update::add, GatherAttr::of(*o).outside == Outside::clamp);
+  return out; }, .lower = gather_lower, .along = gather_along,
+  .linear_in = [](const Node& n, std::size_t k) { return k == 0 && is_float(n.dtype) ? Linear::one : Linear::no; }, .by_blocks = gather_by_blocks};
 const Op kScatter{.name = "scatter", .kind = Kind::step, .linear = Linear::no, .grad = [](G o, G g) {
   auto where = where_of(*o, 2);
   auto& updates = o->in[1];
-  bool clamp = o->attr.ints[1] != 0;
+  auto how = ScatterAttr::of(*o);
+  bool clamp = how.clamp;
   auto picked = [&](G x) { return gather(x, where, updates->axes, clamp ? Outside::clamp : Outside::zero); };
   Nodes out(o->in.size());
-  switch (Update(o->attr.ints[0])) {
+  switch (how.update) {
     case Update::add: out[0] = g, out[1] = picked(g); break;
     case Update::set:
       out[0] = scatter(g, filled(0, g->dtype, updates->axes), where, Update::set, clamp);
@@ -124,18 +152,19 @@ const Op kScatter{.name = "scatter", .kind = Kind::step, .linear = Linear::no, .
       break;
     default: fail("scatter", "the gradient of mul, min and max updates is not defined");
   }
-  return out; }, .lower = scatter_lower, .role = indexed_role};
-const Op kArgsort{.name = "argsort", .kind = Kind::step, .lower = sort_lower, .role = along_role};
+  return out; }, .lower = scatter_lower, .along = scatter_along,
+  .linear_in = [](const Node& n, std::size_t k) { return k == 1 && ScatterAttr::of(n).update == Update::add ? Linear::one : Linear::no; }};
+const Op kArgsort{.name = "argsort", .kind = Kind::step, .lower = sort_lower, .along = whole_along};
 const Op kSort{.name = "sort", .kind = Kind::step, .grad = [](G o, G g) {
   auto& x = o->in[0];
   Name axis = o->attr.names[0];
-  return Nodes{scatter(filled(0, x->dtype, x->axes), g, {{axis, argsort(x, axis)}}, Update::add, false)}; }, .lower = sort_lower, .role = along_role};
+  return Nodes{scatter(filled(0, x->dtype, x->axes), g, {{axis, argsort(x, axis)}}, Update::add, false)}; }, .lower = sort_lower, .along = whole_along};
 const Op kCumulative{.name = "cumulative", .kind = Kind::step, .grad = [](G o, G g) {
-  Name axis = o->attr.names[0];
-  bool reverse = o->attr.ints[1] != 0;
-  if (Monoid(o->attr.ints[0]) == Monoid::sum) return Nodes{cumulative(Monoid::sum, g, axis, !reverse)};
-  if (Monoid(o->attr.ints[0]) == Monoid::prod) return Nodes{cumprod_grad(o->in[0], o, g, axis, reverse)};
-  fail("cumulative", "the gradient of a running max or min is not defined"); }, .lower = cumulative_lower, .role = along_role};
+  auto [axis, monoid, reverse] = CumulativeAttr::of(*o);
+  if (monoid == Monoid::sum) return Nodes{cumulative(Monoid::sum, g, axis, !reverse)};
+  if (monoid == Monoid::prod) return Nodes{cumprod_grad(o->in[0], o, g, axis, reverse)};
+  fail("cumulative", "the gradient of a running max or min is not defined"); }, .lower = cumulative_lower, .along = whole_along,
+  .by_blocks = cumulative_by_blocks};
 
 NodePtr signed_ids(G ids, std::int64_t size) {
   bool wide = bytes_of(ids->dtype) == 8 || ids->dtype == DType::u32 || 2 * size > std::numeric_limits<std::int32_t>::max();
@@ -144,9 +173,9 @@ NodePtr signed_ids(G ids, std::int64_t size) {
 }
 NodePtr gather(G table, const Where& where, const Axes& out, Outside outside) {
   Nodes in{table};
-  Attr attr{.ints = {std::int64_t(outside)}};
-  for (auto& [axis, ids] : where) attr.names.push_back(axis), in.push_back(ids);
-  return make(kGather, in, out, table->dtype, attr);
+  GatherAttr attr{{}, outside};
+  for (auto& [axis, ids] : where) attr.axes.push_back(axis), in.push_back(ids);
+  return make(kGather, in, out, table->dtype, attr.attr());
 }
 NodePtr scatter(G base, G updates, const Where& where, Update update, bool clamp) {
   Axes dims;   // the ids' axes, then what is left of the base
@@ -157,14 +186,14 @@ NodePtr scatter(G base, G updates, const Where& where, Update update, bool clamp
     if (!indexed && !has(dims, a.name)) dims.push_back(a);
   }
   Nodes in{base, update == Update::add ? sum_to(updates, dims) : fit(updates, dims)};
-  Attr attr{.ints = {std::int64_t(update), clamp}};
-  for (auto& [axis, ids] : where) attr.names.push_back(axis), in.push_back(ids);
-  return make(kScatter, in, base->axes, base->dtype, attr);
+  ScatterAttr attr{{}, update, clamp};
+  for (auto& [axis, ids] : where) attr.axes.push_back(axis), in.push_back(ids);
+  return make(kScatter, in, base->axes, base->dtype, attr.attr());
 }
 NodePtr argsort(G x, Name axis) { return make(kArgsort, {x}, x->axes, DType::i32, {.names = {axis}}); }
 NodePtr sort(G x, Name axis) { return make(kSort, {x}, x->axes, x->dtype, {.names = {axis}}); }
 NodePtr cumulative(Monoid m, G x, Name axis, bool reverse) {
-  return make(kCumulative, {x}, x->axes, x->dtype, {.names = {axis}, .ints = {std::int64_t(m), reverse}});
+  return make(kCumulative, {x}, x->axes, x->dtype, CumulativeAttr{axis, m, reverse}.attr());
 }
 
 // ---- wraps ----

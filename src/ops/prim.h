@@ -2,6 +2,10 @@
 #pragma once
 #include "graph/node.h"
 
+namespace haliax {
+struct SliceAttr;
+}
+
 namespace haliax::prim {
 
 // ---- leaves ----
@@ -59,6 +63,7 @@ NodePtr sum_to(const NodePtr&, const Axes&);                     // to these axe
 NodePtr rename(const NodePtr&, const Names& from, const Names& to);
 // `size` positions from `start` in steps; drop: size is 1 and the axis goes. `dynamic`: a scalar added to start.
 NodePtr slice(const NodePtr&, Name axis, std::int64_t start, std::int64_t size, std::int64_t step = 1, bool drop = false, NodePtr dynamic = {});
+NodePtr slice(const NodePtr&, const SliceAttr&, NodePtr dynamic = {});
 NodePtr slice_at(const NodePtr& x, const NodePtr& index, bool drop);   // the part that belongs to this turn of a loop; x itself if it lacks the axis
 // Zeros of the whole axis with x placed where `slice` with the same arguments would read.
 NodePtr place(const NodePtr& x, const Axes& whole, Name axis, std::int64_t start, std::int64_t step, bool drop, NodePtr dynamic = {});

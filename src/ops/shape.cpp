@@ -2,6 +2,8 @@
 #include <algorithm>
 
 #include "graph/emit.h"
+#include "ops/attr.h"
+#include "ops/by_blocks.h"
 #include "ops/prim.h"
 
 namespace haliax::prim {
@@ -25,10 +27,7 @@ Place fit_view(const Node& n, const Place& in, Emit&) {
 }
 Place same_view(const Node&, const Place& in, Emit&) { return in; }
 
-// attr of slice and place: names {axis}, ints {start, size, step, drop}; the last operand is a dynamic start, if there is one.
-struct Cut { Name axis; std::int64_t start, size, step; bool drop; };
-Cut cut_of(const Node& n) { return {n.attr.names[0], n.attr.ints[0], n.attr.ints[1], n.attr.ints[2], n.attr.ints[3] != 0}; }
-Place cut_place(const Cut& c, const Axes& whole, Place p, G dynamic, Emit& e) {
+Place cut_place(const SliceAttr& c, const Axes& whole, Place p, G dynamic, Emit& e) {
   auto d = position(whole, c.axis);
   auto stride = p.strides[d];
   p.offset += c.start * stride;
@@ -45,7 +44,7 @@ G dynamic_of(const Node& n) {
   static const NodePtr none;
   return n.in.size() > 1 ? n.in[1] : none;
 }
-Axes cut_axes(const Axes& whole, const Cut& c) {
+Axes cut_axes(const Axes& whole, const SliceAttr& c) {
   Axes out;
   for (auto& a : whole) {
     if (a.name != c.axis) out.push_back(a);
@@ -55,7 +54,7 @@ Axes cut_axes(const Axes& whole, const Cut& c) {
 }
 void place_lower(const Node& n, Emit& e) {
   e.zero(e.result(), n.axes);
-  e.copy(e.operand(0), cut_place(cut_of(n), n.axes, e.result(), dynamic_of(n), e), n.in[0]->axes);
+  e.copy(e.operand(0), cut_place(SliceAttr::of(n), n.axes, e.result(), dynamic_of(n), e), n.in[0]->axes);
 }
 
 // The place of a flattened array, seen with its old axes.
@@ -75,30 +74,30 @@ Place unflattened(const Place& p, const Axes& flat, const Axes& parts, const Nam
 }
 Place flatten_view(const Node& n, const Place& in, Emit&) {
   auto& from = n.in[0]->axes;
-  auto& old = n.attr.names;   // old names, then the flat one
+  auto [old, flat] = RegroupAttr::of(n);
   Place p = in;
   p.strides.clear();
   std::int64_t stride = 1;
   bool first = true;
   std::int64_t expect = 0;
-  for (std::size_t k = old.size() - 1; k-- > 0;) {
+  for (std::size_t k = old.size(); k-- > 0;) {
     auto d = position(from, old[k]);
     if (from[d].size == 1) continue;
     if (first) stride = in.strides[d];
     else if (in.strides[d] != expect) return {};
     expect = in.strides[d] * from[d].size, first = false;
   }
-  for (auto& a : n.axes) p.strides.push_back(a.name == old.back() ? stride : in.strides[position(from, a.name)]);
+  for (auto& a : n.axes) p.strides.push_back(a.name == flat ? stride : in.strides[position(from, a.name)]);
   return p;
 }
 void flatten_lower(const Node& n, Emit& e) {
-  Names old(n.attr.names.begin(), n.attr.names.end() - 1);
+  auto [parts, flat] = RegroupAttr::of(n);
   auto& from = n.in[0]->axes;
-  e.copy(e.operand(0), unflattened(e.result(), n.axes, from, old, n.attr.names.back()), from);
+  e.copy(e.operand(0), unflattened(e.result(), n.axes, from, parts, flat), from);
 }
 Place unflatten_view(const Node& n, const Place& in, Emit&) {
-  Names parts(n.attr.names.begin(), n.attr.names.end() - 1);
-  return unflattened(in, n.in[0]->axes, n.axes, parts, n.attr.names.back());
+  auto [parts, flat] = RegroupAttr::of(n);
+  return unflattened(in, n.in[0]->axes, n.axes, parts, flat);
 }
 
 void concat_lower(const Node& n, Emit& e) {
@@ -116,31 +115,56 @@ void concat_lower(const Node& n, Emit& e) {
   }
 }
 
+// ---- rules along axes ----
+using Way = Along::Way;
+Along fit_along(const Node&, std::size_t, Name a) { return {Way::map, a}; }
+Along rename_along(const Node& n, std::size_t k, Name a) { return {Way::map, k == kResultSide ? a : RenameAttr::of(n).renamed(a)}; }
+Along slice_along(const Node& n, std::size_t, Name a) {
+  auto c = SliceAttr::of(n);
+  bool known = n.in.size() == 1 && !c.drop;
+  return {a != c.axis ? Way::map : known ? Way::shift : Way::whole, a};
+}
+Along place_along(const Node& n, std::size_t, Name a) {
+  auto c = SliceAttr::of(n);
+  bool known = n.in.size() == 1 && !c.drop && c.step == 1;
+  return {a != c.axis ? Way::map : known ? Way::shift : Way::whole, a};
+}
+Linear moves_first(const Node&, std::size_t k) { return k == 0 ? Linear::moves : Linear::no; }
+Along flatten_along(const Node& n, std::size_t k, Name a) {
+  auto r = RegroupAttr::of(n);
+  return k != kResultSide && r.is_part(a) ? Along{Way::regroup, r.flat} : Along{Way::map, a};
+}
+Along unflatten_along(const Node& n, std::size_t k, Name a) {
+  return k != kResultSide && a == RegroupAttr::of(n).flat ? Along{Way::regroup, {}} : Along{Way::map, a};
+}
+Along concat_along(const Node& n, std::size_t, Name a) { return {a == n.attr.names[0] ? Way::shift : Way::map, a}; }
+
 }  // namespace
 
-const Op kFit{.name = "fit", .kind = Kind::view, .linear = Linear::moves, .grad = [](G, G g) { return Nodes{g}; }, .view = fit_view};
+const Op kFit{.name = "fit", .kind = Kind::view, .linear = Linear::moves, .grad = [](G, G g) { return Nodes{g}; }, .view = fit_view,
+              .along = fit_along, .cheap = true};
 const Op kRename{.name = "rename", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
-  auto& n = o->attr.names;
-  auto half = std::ptrdiff_t(n.size() / 2);
-  return Nodes{rename(g, {n.begin() + half, n.end()}, {n.begin(), n.begin() + half})}; }, .view = same_view};
+  auto r = RenameAttr::of(*o);
+  return Nodes{rename(g, r.to, r.from)}; }, .view = same_view, .along = rename_along, .cheap = true};
 const Op kSlice{.name = "slice", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
-  auto c = cut_of(*o);
+  auto c = SliceAttr::of(*o);
   Nodes out{place(g, o->in[0]->axes, c.axis, c.start, c.step, c.drop, dynamic_of(*o))};
   if (o->in.size() > 1) out.push_back(nullptr);
-  return out; }, .view = [](const Node& n, const Place& in, Emit& e) { return cut_place(cut_of(n), n.in[0]->axes, in, dynamic_of(n), e); }};
+  return out; }, .view = [](const Node& n, const Place& in, Emit& e) { return cut_place(SliceAttr::of(n), n.in[0]->axes, in, dynamic_of(n), e); },
+  .along = slice_along, .linear_in = moves_first, .by_blocks = slice_by_blocks};
 const Op kPlace{.name = "place", .kind = Kind::step, .linear = Linear::moves, .grad = [](G o, G g) {
-  auto c = cut_of(*o);
+  auto c = SliceAttr::of(*o);
   Nodes out{slice(g, c.axis, c.start, c.size, c.step, c.drop, dynamic_of(*o))};
   if (o->in.size() > 1) out.push_back(nullptr);
-  return out; }, .lower = place_lower};
+  return out; }, .lower = place_lower, .along = place_along, .linear_in = moves_first};
 const Op kFlatten{.name = "flatten", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
-  auto& n = o->attr.names;
+  auto r = RegroupAttr::of(*o);
   Axes parts;
-  for (std::size_t k = 0; k + 1 < n.size(); ++k) parts.push_back(*find(*o->in[0], n[k]));
-  return Nodes{unflatten(g, n.back(), parts)}; }, .view = flatten_view, .lower = flatten_lower};
+  for (auto p : r.parts) parts.push_back(*find(*o->in[0], p));
+  return Nodes{unflatten(g, r.flat, parts)}; }, .view = flatten_view, .lower = flatten_lower, .along = flatten_along};
 const Op kUnflatten{.name = "unflatten", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
-  auto& n = o->attr.names;
-  return Nodes{flatten(g, {n.begin(), n.end() - 1}, *find(*o->in[0], n.back()))}; }, .view = unflatten_view};
+  auto r = RegroupAttr::of(*o);
+  return Nodes{flatten(g, r.parts, *find(*o->in[0], r.flat))}; }, .view = unflatten_view, .along = unflatten_along};
 const Op kConcat{.name = "concatenate", .kind = Kind::step, .linear = Linear::moves, .grad = [](G o, G g) {
   Nodes out;
   std::int64_t at = 0;
@@ -149,7 +173,7 @@ const Op kConcat{.name = "concatenate", .kind = Kind::step, .linear = Linear::mo
     out.push_back(slice(g, o->attr.names[0], at, size));
     at += size;
   }
-  return out; }, .lower = concat_lower};
+  return out; }, .lower = concat_lower, .along = concat_along};
 
 NodePtr fit(G x, const Axes& axes) {
   if (x->axes == axes) return x;
@@ -160,35 +184,35 @@ NodePtr fit(G x, const Axes& axes) {
   return make(kFit, {x}, axes, x->dtype);
 }
 NodePtr rename(G x, const Names& from, const Names& to) {
+  RenameAttr r;   // what there is to rename
   Axes axes = x->axes;
-  Attr attr;
-  for (auto& a : axes)
-    for (std::size_t i = 0; i < from.size(); ++i)
-      if (a.name == from[i] && from[i] != to[i]) { attr.names.push_back(from[i]); break; }
-  if (attr.names.empty()) return x;
-  auto sources = attr.names;
-  for (auto s : sources)
-    for (std::size_t i = 0; i < from.size(); ++i) if (from[i] == s) { attr.names.push_back(to[i]); break; }
-  for (auto& a : axes)
-    for (std::size_t i = 0; i < sources.size(); ++i)
-      if (a.name == sources[i]) { a.name = attr.names[sources.size() + i]; break; }
+  for (auto& a : axes) {
+    auto at = std::find(from.begin(), from.end(), a.name);
+    auto now = at == from.end() ? a.name : to[std::size_t(at - from.begin())];
+    if (now == a.name) continue;
+    r.from.push_back(a.name), r.to.push_back(now);
+    a.name = now;
+  }
+  if (r.from.empty()) return x;
   if (x->op == &kFit) {   // a broadcast stays a broadcast
     auto& inner = x->in[0];
     if (inner->axes.empty()) return fit(inner, axes);
   }
   if (x->op == &kRename && x->in[0]->axes == axes) return x->in[0];
-  return make(kRename, {x}, axes, x->dtype, attr);
+  return make(kRename, {x}, axes, x->dtype, r.attr());
 }
 
 NodePtr slice(G x, Name axis, std::int64_t start, std::int64_t size, std::int64_t step, bool drop, NodePtr dynamic) {
-  auto whole = find(*x, axis)->size;
-  if (!dynamic && start == 0 && size == whole && step == 1 && !drop) return x;
-  Cut c{axis, start, size, step, drop};
+  return slice(x, SliceAttr{axis, start, size, step, drop}, std::move(dynamic));
+}
+NodePtr slice(G x, const SliceAttr& c, NodePtr dynamic) {
+  auto whole = find(*x, c.axis)->size;
+  if (!dynamic && c.start == 0 && c.size == whole && c.step == 1 && !c.drop) return x;
   auto axes = cut_axes(x->axes, c);
-  if (x->op == &kFit && !find(*x->in[0], axis)) return fit(x->in[0], axes);   // never store a broadcast
+  if (x->op == &kFit && !find(*x->in[0], c.axis)) return fit(x->in[0], axes);   // never store a broadcast
   Nodes in{x};
   if (dynamic) in.push_back(dynamic);
-  return make(kSlice, in, axes, x->dtype, {.names = {axis}, .ints = {start, size, step, drop}});
+  return make(kSlice, in, axes, x->dtype, c.attr());
 }
 NodePtr slice_at(G x, G index, bool drop) {
   Name axis = index->attr.names[0];
@@ -210,7 +234,7 @@ NodePtr place(G x, const Axes& whole, Name axis, std::int64_t start, std::int64_
   if (is_number(fitted, 0)) return filled(0, x->dtype, whole);
   Nodes in{fitted};
   if (dynamic) in.push_back(dynamic);
-  return make(kPlace, in, whole, x->dtype, {.names = {axis}, .ints = {start, size, step, drop}});
+  return make(kPlace, in, whole, x->dtype, SliceAttr{axis, start, size, step, drop}.attr());
 }
 
 NodePtr flatten(G x, const Names& old, const Axis& flat) {
@@ -222,17 +246,14 @@ NodePtr flatten(G x, const Names& old, const Axis& flat) {
     else if (!done) axes.push_back(flat), done = true;
   }
   if (is_number(x)) return fit(x->op == &kNumber ? x : x->in[0], axes);
-  Attr attr{.names = old};
-  attr.names.push_back(flat.name);
-  return make(kFlatten, {x}, axes, x->dtype, attr);
+  return make(kFlatten, {x}, axes, x->dtype, RegroupAttr{old, flat.name}.attr());
 }
 NodePtr unflatten(G x, Name flat, const Axes& parts) {
   auto axes = replace_axis(x->axes, flat, parts, context().origin.at);
   if (is_number(x)) return fit(x->op == &kNumber ? x : x->in[0], axes);
-  Attr attr;
-  for (auto& p : parts) attr.names.push_back(p.name);
-  attr.names.push_back(flat);
-  return make(kUnflatten, {x}, axes, x->dtype, attr);
+  RegroupAttr r{{}, flat};
+  for (auto& p : parts) r.parts.push_back(p.name);
+  return make(kUnflatten, {x}, axes, x->dtype, r.attr());
 }
 NodePtr concat(const Nodes& xs, const Axis& whole) {
   if (xs.size() == 1) return xs[0];

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax {
@@ -95,8 +96,7 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
       if (changed) {
         if (n->op == &kResult && in[0]->op == &kLoop) made = loop_result(in[0], std::size_t(n->attr.ints[0]));
         else if (n->op == &prim::kSlice) {
-          auto& i = n->attr.ints;
-          made = prim::slice(in[0], n->attr.names[0], i[0], i[1], i[2], i[3] != 0, in.size() > 1 ? in[1] : nullptr);
+          made = prim::slice(in[0], SliceAttr::of(*n), in.size() > 1 ? in[1] : nullptr);
         } else made = make(*n->op, in, n->axes, n->dtype, n->attr);
       }
     }

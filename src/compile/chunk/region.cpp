@@ -240,7 +240,7 @@ void Region::check(const NodePtr& n) const {
   bool along = &op == &prim::kSlice || &op == &prim::kPlace || &op == &prim::kConcat || &op == &prim::kFlatten || &op == &prim::kUnflatten;
   if (along && has_name(n->attr.names, a)) refuse(*n, "mixes positions");
   for (std::size_t k = 0; k < n->in.size(); ++k)
-    if (n->in[k] && op.role && walks(n->in[k]) && op.role(*n, k, a) == Role::whole) refuse(*n, "needs all positions at once");
+    if (n->in[k] && !only_waits(*n, k) && walks(n->in[k]) && along(*n, k, a).way == Along::Way::whole) refuse(*n, "needs all positions at once");
 }
 
 // A loop along the axis goes on from chunk to chunk, if at each position it reads that position alone.

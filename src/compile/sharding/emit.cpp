@@ -3,6 +3,7 @@
 #include <tuple>
 #include <unordered_set>
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 #include "compile/sharding/planner.h"
 
@@ -162,10 +163,7 @@ class Emitter {
     if (n.op == &prim::kFit) return prim::fit(in[0], axes);
     if (n.op == &prim::kGather || n.op == &prim::kScatter) return picked(s, std::move(in), axes);
     if (n.op == &prim::kSlice)
-      return prim::slice(in[0], n.attr.names[0], n.attr.ints[0], n.attr.ints[1], n.attr.ints[2], n.attr.ints[3] != 0,
-                         s.own_turns     ? turn_of(n.in[1])
-                         : in.size() > 1 ? in[1]
-                                         : nullptr);
+      return prim::slice(in[0], SliceAttr::of(n), s.own_turns ? turn_of(n.in[1]) : in.size() > 1 ? in[1] : nullptr);
     return make(*n.op, in, axes, n.dtype, n.attr);
   }
   // Picking from a table of which this device has a block: indices count from its start, and what lies in other blocks is nothing

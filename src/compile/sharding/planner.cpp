@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "ops/by_blocks.h"
 #include "ops/prim.h"
 
 namespace haliax::partitioning {
@@ -23,21 +24,6 @@ struct Causing {  // for the length of a scope
   ~Causing() { cause = outer; }
 };
 
-// How a sum (or max, ...) that is pending in operand k may ride through.
-Linear carries(const Node& n, std::size_t k) {
-  if (n.op == &prim::kDiv) return k == 0 ? Linear::one : Linear::no;
-  if (n.op == &prim::kSelect) return k == 0 ? Linear::no : Linear::all;
-  if (n.op == &prim::kGather) return k == 0 && is_float(n.dtype) ? Linear::one : Linear::no;
-  if (n.op == &prim::kScatter)
-    return k == 1 && program::Update(n.attr.ints[0]) == program::Update::add ? Linear::one : Linear::no;
-  if (n.op == &prim::kStop) return Linear::moves;
-  if (n.op == &prim::kCast && is_float(n.dtype) && is_float(n.in[0]->dtype) && bytes_of(n.dtype) < bytes_of(n.in[0]->dtype))
-    return Linear::no;  // loses bits of the terms
-  return n.op->linear;
-}
-// Do all operands have to be pending, if one is?
-bool together(const Node& n) { return n.op->linear == Linear::all || n.op == &prim::kSelect || n.op == &prim::kConcat; }
-
 }  // namespace
 
 // ---- the graph of the whole ----
@@ -57,7 +43,7 @@ int Whole::id(const NodePtr& n) {
   for (std::size_t i = 0; i < n->in.size(); ++i) {
     auto& x = n->in[i];
     operands.push_back(x ? id(x) : -1);
-    if (x && !rules::only_waits(*n, i) && !(parameter[std::size_t(operands.back())] || free[std::size_t(operands.back())]))
+    if (x && !only_waits(*n, i) && !(parameter[std::size_t(operands.back())] || free[std::size_t(operands.back())]))
       seen_through = false;
   }
   int k = int(nodes.size());
@@ -118,9 +104,9 @@ void Whole::wishes(const std::vector<Sharding>& wanted) {
       if (r.fold == Fold::stack && !r.carry) of_turn.set(loop_of(n).axis.name, {});
       for (auto& v : r.value) wish_for(id(v), of_turn);
       if (r.start) wish_for(id(r.start), mine);
-    } else if (!mine.dims.empty() && (n.op->kind == Kind::map || n.op->linear == Linear::moves || n.op == &prim::kScatter)) {
+    } else if (!mine.dims.empty() && (n.op->kind == Kind::map || n.op->linear == Linear::moves || rules::places(n))) {
       for (std::size_t i = 0; i < n.in.size(); ++i) {
-        if (!n.in[i] || rules::only_waits(n, i)) continue;
+        if (!n.in[i] || only_waits(n, i)) continue;
         bool keeps = n.op->kind != Kind::map && n.op != &prim::kFit;
         keeps |= n.in[i]->axes.size() == n.axes.size();
         if (keeps) wish_for(in[std::size_t(k)][i], rules::needed(n, i, mine, mesh));
@@ -248,7 +234,7 @@ Planner::Offer Planner::offer(int n, const Sharding& need, int depth) {
     if (!rules::may_cut(me, name, cut, need, mesh_)) return best;
   double cost = 0;
   for (std::size_t k = 0; k < me.in.size(); ++k)
-    if (!rules::only_waits(me, k)) cost += offer(whole_.in[std::size_t(n)][k], needed(n, k, need), depth + 1).cost;
+    if (!only_waits(me, k)) cost += offer(whole_.in[std::size_t(n)][k], needed(n, k, need), depth + 1).cost;
   bool sliced = me.op == &prim::kSlice && me.in.size() > 1 && region_of(n) != region_of(whole_.in[std::size_t(n)][0]);
   bool ahead = sliced && gathers_ahead(n);
   if (best.version < 0 || cost < best.cost - 0.5 || (ahead && cost <= best.cost + 0.5))
@@ -267,7 +253,7 @@ int Planner::made_now(int n, const Sharding& need) {
   Step s{.kind = Step::Kind::compute, .node = n, .at = need, .own_turns = !own_turns(n).empty()};
   for (std::size_t k = 0; k < node(n).in.size(); ++k) {
     int x = whole_.in[std::size_t(n)][k];
-    if (rules::only_waits(node(n), k))
+    if (only_waits(node(n), k))
       s.in.push_back(obtain(x, first(x)));
     else
       s.in.push_back(obtain(x, needed(n, k, need)));
@@ -392,9 +378,8 @@ Sharding Planner::work_of(int n, int follow) {
   };
   if (follow >= 0) after(std::size_t(follow));
   if (follow == kWish) wished();
-  // All of a top-k is an argsort.
-  bool in_order = me.op == &prim::kGather && (picks_top_k(me) || me.in[1]->op == &prim::kArgsort);
-  bool binds = me.op->kind == Kind::contract || (me.op == &prim::kGather && !in_order);
+  bool picks = rules::picks(me) && !rules::places(me), in_order = prim::picks_in_order(me);
+  bool binds = me.op->kind == Kind::contract || (picks && !in_order);
   if (binds && me.origin.mapping)
     for (auto& [name, cut] : sharding_for(me, *me.origin.mapping, mesh_).dims) assign(me, work, name, cut);
   std::vector<std::size_t> operands;
@@ -423,7 +408,7 @@ Sharding Planner::work_of(int n, int follow) {
 bool Planner::rides(int n, std::size_t k, int x, Monoid m, const Sharding& work) {
   auto& me = node(n);
   int operand = whole_.in[std::size_t(n)][k];
-  auto how = carries(me, k);
+  auto how = linear_in(me, k);
   if (how == Linear::no || work.cuts(x) || (how != Linear::moves && m != Monoid::sum)) return false;
   if (users(operand).size() > 1 || region_of(operand) != region_of(n)) return false;
   for (int v : versions(operand))
@@ -432,7 +417,7 @@ bool Planner::rides(int n, std::size_t k, int x, Monoid m, const Sharding& work)
     for (std::size_t j = 0; j < me.in.size(); ++j)
       if (j != k && me.in[j] && (me.in[j] == me.in[k] || first(whole_.in[std::size_t(n)][j]).pending(x))) return false;
   double terms = bytes(operand, first(operand));  // never grow what is pending
-  if (me.op == &prim::kConcat)
+  if (rules::shifts(me))
     for (std::size_t j = 0; j < me.in.size(); ++j)
       if (j != k && first(whole_.in[std::size_t(n)][j]).pending(x))
         terms += bytes(whole_.in[std::size_t(n)][j], first(whole_.in[std::size_t(n)][j]));
@@ -487,7 +472,7 @@ void Planner::compute_op(int n) {
   const auto in = whole_.in[std::size_t(n)];  // a copy: the whole may grow
   // Of what is whole, what is cheaply made is made where it is read, in the sharding that is wanted there.
   int deep = 0;
-  bool uncut = rules::is_pointwise(me) || me.op->kind == Kind::reduce || me.op == &prim::kScatter;
+  bool uncut = rules::is_pointwise(me) || me.op->kind == Kind::reduce || rules::places(me);
   for (int x : in) {
     if (x < 0 || !uncut) continue;
     uncut &= first(x).whole();
@@ -507,7 +492,7 @@ void Planner::compute_op(int n) {
   auto decide = [&] {
     keep.assign(in.size(), {});
     for (std::size_t k = 0; k < in.size(); ++k) {
-      if (in[k] < 0 || rules::only_waits(me, k)) continue;
+      if (in[k] < 0 || only_waits(me, k)) continue;
       for (auto [x, m] : first(in[k]).partial) {
         if (rides(n, k, x, m, work)) {
           keep[k].push_back({x, m});
@@ -543,21 +528,21 @@ void Planner::compute_op(int n) {
       s.in.push_back(-1);
       continue;
     }
-    if (rules::only_waits(me, k)) {
+    if (only_waits(me, k)) {
       s.in.push_back(obtain(in[k], first(in[k])));
       continue;
     }
     auto need = needed(n, k, work);
     for (auto& [x, m] : keep[k]) need.pend(x, m);
-    if (together(me) && !(me.op == &prim::kSelect && k == 0)) need.partial = kept.partial;
-    if (me.op == &prim::kScatter && k == 0) need.partial = s.at.partial;  // the base counts once
+    if (rules::together(me) && linear_in(me, k) != Linear::no) need.partial = kept.partial;
+    if (rules::places(me) && k == 0) need.partial = s.at.partial;  // the base counts once
     if (Sharding left; rules::wanted(me, k, first(in[k]), mesh_, &left), !left.dims.empty()) move_base(in[k], need);
     s.in.push_back(obtain(in[k], need));
   }
   bool pays = now_.plan.bytes > paid;
   for (auto& [x, m] : s.at.partial) pays |= whole_.wish[std::size_t(n)].cuts(x);
   for (int k : {kMoved, kWish, 0, 1})
-    if (pays && first_run_ && (k != kMoved || me.op != &prim::kCumulative) && k < int(in.size()) &&
+    if (pays && first_run_ && (k != kMoved || !tells_little(me)) && k < int(in.size()) &&
         (k < 0 || in[std::size_t(k)] >= 0) && otherwise_cut(n, usual, k))
       contested.push_back({n, k});
   now_.plan.points += local_size(rules::points(me), work, mesh_) * turns_of(n);

@@ -168,6 +168,7 @@ class Planner {
   bool put_off(int n);
   int blocks_along(const Node& op, Name axis, std::int64_t least = 0);
   bool first_in_blocks(const Node&);
+  bool tells_little(const Node&) const;
   void stand_in(int n, const NodePtr& other);  // is planned in its place
   NodePtr in_wider_sums(int n, const Sharding& pending);
   NodePtr otherwise(int n);  // in terms of other ops, where an axis that it needs whole is cut; null: no
@@ -216,13 +217,6 @@ void gather_again(Plan&, const Whole&);  // weights, in each turn over microbatc
 void ring(Plan&, const Whole&);          // gathers that one contraction reads are taken block by block
 void bucket(Plan&, const Whole&);        // collectives that can be one call are
 void drop_dead(Plan&, const Whole&);
-// An op in terms of others that need no whole axis: `blocks` devices cut `axis`. Null: none is known.
-NodePtr by_blocks(const NodePtr&, Name axis, int blocks);
-bool is_top_k(const Node&);     // the first of an argsort
-bool picks_top_k(const Node&);  // what stands there
-// The one value of which this is made point by point, if it is no larger; or itself. Nothing is looked for below where it `ends`.
-NodePtr base_of(
-    const NodePtr&, const std::function<bool(const Node&)>& ends = [](const Node&) { return false; });
 std::vector<Move> moves_of(const Plan&, const Whole&, const Gradients* = nullptr);  // in order
 Nodes emit(const Plan&, const Whole&, const std::vector<PartitionInput>&, const Mesh&, int device, Nodes& placeholders);
 

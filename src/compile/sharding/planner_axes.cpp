@@ -1,10 +1,15 @@
 // Along an axis that is cut: ops that need all of it, and positions that move.
 #include <algorithm>
 
+#include "ops/attr.h"
+#include "ops/by_blocks.h"
 #include "ops/prim.h"
 #include "compile/sharding/planner.h"
 
 namespace haliax::partitioning {
+
+// Is what its blocks tell each other little, beside a result as large as its operand? A running sum.
+bool Planner::tells_little(const Node& n) const { return n.op->by_blocks && has(n.axes, n.attr.names[0]) && n.op->kind == Kind::step && !rules::picks(n); }
 
 // In how many blocks an op goes along an axis that it needs whole; 0: all at once. `least`: what a block has more of.
 int Planner::blocks_along(const Node& op, Name axis, std::int64_t least) {
@@ -12,13 +17,13 @@ int Planner::blocks_along(const Node& op, Name axis, std::int64_t least) {
   compute(x);
   int b = ranks(mesh_, first(x).cut(axis));
   if (b < 2 || (haliax::find(node(x), axis)->size + b - 1) / b <= least) return 0;
-  if (first_run_ && op.op != &prim::kCumulative)  // what its blocks tell each other is little
+  if (first_run_ && !tells_little(op))
     for (int way : {kWhole, kMoved}) contested.push_back({n, way});
   auto choice = choices_->follow.find(n);
   return choice != choices_->follow.end() && choice->second <= kWhole ? 0 : b;
 }
 bool Planner::first_in_blocks(const Node& n) {
-  return is_top_k(n) && blocks_along(*n.in[0], n.attr.names[0], n.attr.ints[1]) > 0;
+  return prim::is_top_k(n) && blocks_along(*n.in[0], n.attr.names[0], SliceAttr::of(n).size) > 0;
 }
 // What another op will read through rather than read.
 bool Planner::put_off(int n) {
@@ -28,34 +33,33 @@ bool Planner::put_off(int n) {
     auto& u = users(n);
     return !u.empty() && std::all_of(u.begin(), u.end(), [&](int k) { return k >= 0 && is(node(k)); });
   };
-  auto picks = [&](const Node& u) { return picks_top_k(u) && u.in[1].get() == &me; };
-  auto joins = [&](const Node& u) { return u.op == &prim::kConcat && u.attr.names[0] == me.attr.names[0]; };
-  if (me.op == &prim::kArgsort) return all_users([&](const Node& u) { return first_in_blocks(u); });
-  if (is_top_k(me)) return all_users(picks) && first_in_blocks(me);
-  if (me.op != &prim::kSlice || !rules::shifts(me) || !all_users(joins)) return false;
+  auto picks = [&](const Node& u) { return prim::picks_top_k(u) && u.in[1].get() == &me; };
+  auto joins = [&](const Node& u) { return u.op->kind == Kind::step && rules::shifts(u) && rules::together(u) && u.attr.names[0] == me.attr.names[0]; };
+  if (all_users([](const Node& u) { return prim::is_top_k(u); })) return all_users([&](const Node& u) { return first_in_blocks(u); });
+  if (prim::is_top_k(me)) return all_users(picks) && first_in_blocks(me);
+  if (me.op->kind != Kind::view || !rules::shifts(me) || !all_users(joins)) return false;
   int x = whole_.in[std::size_t(n)][0];
   compute(x);
   return !first(x).cut(me.attr.names[0]).empty();
 }
 NodePtr Planner::otherwise(int n) {
   auto& me = node(n);
-  auto in = [&](int blocks, Name axis) { return blocks ? by_blocks(ptr(n), axis, blocks) : nullptr; };
-  auto axis = me.attr.names.empty() ? Name() : me.attr.names[0];
-  if (me.op == &prim::kCumulative) return in(blocks_along(me, axis, 1), axis);
-  if (me.op == &prim::kArgmax || me.op == &prim::kArgmin) {
-    for (auto& a : me.in[0]->axes)
-      if (!has(me.axes, a.name))
-        if (int blocks = blocks_along(me, a.name)) return in(blocks, a.name);
-    return nullptr;
+  if (!me.op->by_blocks) return nullptr;
+  auto* top = prim::picks_top_k(me) ? me.in[1].get() : &me;
+  if (prim::is_top_k(*top)) {
+    auto axis = top->attr.names[0];
+    return first_in_blocks(*top) ? prim::by_blocks(ptr(n), axis, blocks_along(*top->in[0], axis)) : nullptr;
   }
-  auto* top = picks_top_k(me) ? me.in[1].get() : &me;
-  return is_top_k(*top) && first_in_blocks(*top) ? in(blocks_along(*top->in[0], axis), axis) : nullptr;
+  for (auto& a : me.in[0]->axes)
+    if (along(me, 0, a.name).way == Along::Way::whole)
+      if (int blocks = blocks_along(me, a.name, has(me.axes, a.name))) return prim::by_blocks(ptr(n), a.name, blocks);
+  return nullptr;
 }
 
 // What is cut along an axis that the op needs whole: the cut moves to another axis, by an exchange, rather than be gathered.
 void Planner::displace(int n, Sharding& work, int follow) {
   auto& me = node(n);
-  if (me.op == &prim::kFlatten || me.op == &prim::kUnflatten) return;  // regroup
+  if (rules::regroups(me)) return;
   for (std::size_t k = 0; k < me.in.size(); ++k) {
     if (!me.in[k] || (double(me.in[k]->bytes()) <= kSmall && follow != kMoved)) continue;
     Sharding left;
@@ -79,7 +83,7 @@ void Planner::move_base(int x, const Sharding& need) {
     auto& u = users(whole_.find(&n));
     return std::any_of(u.begin(), u.end(), [&](int k) { return k < 0 || node(k).op->kind != Kind::map; });
   };
-  int base = whole_.find(base_of(ptr(x), read_as_it_is).get());
+  int base = whole_.find(prim::pointwise_source(ptr(x), read_as_it_is).get());
   if (base < 0 || base == x || now_.alias[std::size_t(base)] >= 0 || region_of(base) != region_of(x)) return;
   if (!users(base).empty() && !read_as_it_is(node(base))) return;
   if (offer(x, need).cost == 0 || offer(base, need).cost > offer(x, need).cost) return;
@@ -116,17 +120,16 @@ void Planner::shift(int n, const Sharding& work) {
     if (!need.cut(axis).empty()) moving.push_back(s.pieces.back());
   };
   if (me.op == &prim::kSlice) {
-    read(whole_.in[std::size_t(n)][0], me.attr.ints[0], 0, me.attr.ints[1], me.attr.ints[2]);
+    auto c = SliceAttr::of(me);
+    read(whole_.in[std::size_t(n)][0], c.start, 0, c.size, c.step);
   } else {
     std::int64_t at = 0;
     auto part = [&](int x) {
       auto& p = node(x);
       auto size = haliax::find(p, axis)->size;
       bool through = p.op == &prim::kSlice && rules::shifts(p) && p.attr.names[0] == axis && !now_.done[std::size_t(x)];
-      if (through)
-        read(whole_.in[std::size_t(x)][0], p.attr.ints[0], at, size, p.attr.ints[2]);
-      else
-        read(x, 0, at, size, 1);
+      auto c = through ? SliceAttr::of(p) : SliceAttr{axis, 0, size, 1};
+      read(through ? whole_.in[std::size_t(x)][0] : x, c.start, at, size, c.step);
       at += size;
     };
     if (me.op == &prim::kConcat) {
@@ -144,7 +147,7 @@ void Planner::shift(int n, const Sharding& work) {
       };
       auto x = whole_.in[std::size_t(n)][0];
       auto whole = haliax::find(me, axis)->size;
-      fill(me.attr.ints[0]);
+      fill(SliceAttr::of(me).start);
       part(x);
       fill(whole - at);
     }
@@ -161,16 +164,17 @@ void Planner::shift(int n, const Sharding& work) {
 // lacks. False: there is nothing of the kind to do.
 bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   auto& me = node(n);
+  if (!rules::regroups(me)) return false;
   bool flattens = me.op == &prim::kFlatten;
-  if (!flattens && me.op != &prim::kUnflatten) return false;
   const int x = whole_.in[std::size_t(n)][0];
-  Name flat = me.attr.names.back();
+  auto attr = RegroupAttr::of(me);
+  Name flat = attr.flat;
   auto& long_form = flattens ? me : node(x);   // with the axis
   auto& short_form = flattens ? node(x) : me;  // with the parts
   Sharding left, target;
   rules::wanted(me, 0, first(x), mesh_, &left);
   Axes parts;
-  for (std::size_t k = 0; k + 1 < me.attr.names.size(); ++k) parts.push_back(*haliax::find(short_form, me.attr.names[k]));
+  for (auto p : attr.parts) parts.push_back(*haliax::find(short_form, p));
   auto lie = [&](const Sharding& s) {
     Lie l{parts, {}};
     for (auto& p : parts) l.cuts.push_back(s.cut(p.name));

@@ -1,6 +1,8 @@
 // What a plan sends, and why, for reports.
 #include <algorithm>
 
+#include "ops/attr.h"
+#include "ops/by_blocks.h"
 #include "ops/prim.h"
 #include "transforms/gradient_names.h"
 #include "compile/sharding/planner.h"
@@ -15,10 +17,10 @@ bool same_names(const Node& a, const Node& b) {
 }
 // As users know it.
 const char* said(const Node& n) {
-  if (is_top_k(n) || picks_top_k(n)) return "top_k";
+  if (prim::is_top_k(n) || prim::picks_top_k(n)) return "top_k";
   if (n.op == &prim::kPin) return static_cast<const prim::Pin&>(*n.attr.payload).by;
   if (n.op != &prim::kCumulative) return n.op->name;
-  auto m = Monoid(n.attr.ints[0]);
+  auto m = CumulativeAttr::of(n).monoid;
   return m == Monoid::sum ? "cumsum" : m == Monoid::prod ? "cumprod" : n.op->name;
 }
 
@@ -123,7 +125,7 @@ struct Moves {
       bool of = !whole.in[n].empty() && node(int(n)).op->kind != Kind::loop && node(int(n)).op != &kResult, some = false;
       for (std::size_t k = 0; k < whole.in[n].size(); ++k) {
         int x = whole.in[n][k];
-        if (rules::only_waits(node(int(n)), k)) continue;
+        if (only_waits(node(int(n)), k)) continue;
         of &= x < 0 || of_parameters[std::size_t(x)] || whole.free[std::size_t(x)],
             some |= x >= 0 && of_parameters[std::size_t(x)];
       }

@@ -2,66 +2,58 @@
 
 #include <algorithm>
 
-#include "ops/prim.h"
+#include "ops/attr.h"
 
 namespace haliax::rules {
 namespace {
 
-bool lists(const Names& names, Name a) { return std::find(names.begin(), names.end(), a) != names.end(); }
-bool moves_by_number(const Node& n) {
-  return (n.op == &prim::kSlice || n.op == &prim::kPlace) && n.in.size() == 1 && !n.attr.ints[3];
-}
-// A table's axis that is picked from (or placed into) may come back as an axis of the ids: then the name means the latter.
-bool picks(const Node& n) { return n.op == &prim::kGather || n.op == &prim::kScatter; }
-const Axes& ids_side(const Node& n) { return n.op == &prim::kGather ? n.axes : n.in[1]->axes; }
-bool is_indexed(const Node& n, std::size_t k, Name a) { return picks(n) && k == 0 && lists(n.attr.names, a); }
-bool clashes(const Node& n, Name a) { return picks(n) && lists(n.attr.names, a) && has(ids_side(n), a); }
+using Way = Along::Way;
 
-Name seen(const Node& n, Name a) {  // the name under which the op sees an operand's axis
-  if (n.op != &prim::kRename) return a;
-  auto half = n.attr.names.size() / 2;
-  for (std::size_t k = 0; k < half; ++k)
-    if (n.attr.names[k] == a) return n.attr.names[half + k];
-  return a;
+// f(operand, its axis, the rule) for all axes that an op reads.
+template <class F>
+void each_axis(const Node& n, F f) {
+  for (std::size_t k = 0; k < n.in.size(); ++k)
+    if (n.in[k] && !only_waits(n, k))
+      for (auto& a : n.in[k]->axes) f(k, a, along(n, k, a.name));
 }
-// Axes of operand k that must be there at once.
-bool whole(const Node& n, std::size_t k, Name a) {
-  if (is_indexed(n, k, a)) return clashes(n, a);
-  if (n.op == &prim::kArgsort || n.op == &prim::kSort || n.op == &prim::kCumulative) return a == n.attr.names[0];
-  if (n.op == &prim::kArgmax || n.op == &prim::kArgmin) return !has(n.axes, a);
-  if (n.op == &prim::kSlice || n.op == &prim::kConcat) return a == n.attr.names[0];
-  return n.op == &prim::kPlace && a == n.attr.names[0];
+bool has_way(const Node& n, Way way) {
+  bool found = false;
+  each_axis(n, [&](std::size_t, const Axis&, const Along& rule) { found |= rule.way == way; });
+  return found;
 }
-Axes parts_of(const Node& n) {  // of a flatten or an unflatten
-  Axes out;
-  auto& side = n.op == &prim::kFlatten ? n.in[0]->axes : n.axes;
-  for (std::size_t k = 0; k + 1 < n.attr.names.size(); ++k) out.push_back(*find_axis(side, n.attr.names[k]));
-  return out;
-}
-Cut joined(const Axes& parts, const Sharding& s) {
-  Cut c;
-  for (auto& p : parts) c = c + s.cut(p.name);
-  return c;
-}
-bool is_part(const Node& n, Name a) {  // the flattened axis, named last, may have the name of a part
-  return std::find(n.attr.names.begin(), n.attr.names.end() - 1, a) != n.attr.names.end() - 1;
+
+// An axis in parts, or parts in one axis.
+struct Regroup {
+  Axes parts;
+  Name flat;
+  bool flattens = false;
+  bool is_part(Name a) const { return has(parts, a); }  // `flat` may have the name of a part
+  Cut joined(const Sharding& s) const {
+    Cut c;
+    for (auto& p : parts) c = c + s.cut(p.name);
+    return c;
+  }
+};
+std::optional<Regroup> regroup_of(const Node& n) {
+  if (!regroups(n)) return {};
+  auto attr = RegroupAttr::of(n);
+  Regroup r{{}, attr.flat, true};
+  each_axis(n, [&](std::size_t, const Axis&, const Along& rule) {
+    if (rule.way == Way::regroup) r.flattens = bool(rule.point);
+  });
+  for (auto p : attr.parts) r.parts.push_back(*find_axis(r.flattens ? n.in[0]->axes : n.axes, p));
+  return r;
 }
 
 }  // namespace
 
-bool only_waits(const Node& n, std::size_t k) { return n.op == &prim::kBarrier && k == 1; }
-
 Axes points(const Node& n) {
   Axes out = n.axes;
-  for (std::size_t k = 0; k < n.in.size(); ++k) {
-    if (!n.in[k] || only_waits(n, k)) continue;
-    for (auto a : n.in[k]->axes) {
-      if (n.op == &prim::kFlatten && is_part(n, a.name)) continue;
-      if (n.op == &prim::kUnflatten && a.name == n.attr.names.back()) continue;
-      a.name = seen(n, a.name);
-      if (!has(out, a.name)) out.push_back(a);
-    }
-  }
+  each_axis(n, [&](std::size_t, Axis a, const Along& rule) {
+    if (rule.way == Way::regroup || !rule.point) return;
+    a.name = rule.point;
+    if (!has(out, a.name)) out.push_back(a);
+  });
   return out;
 }
 
@@ -80,78 +72,58 @@ std::optional<std::vector<Cut>> spread(const Cut& cut, const Axes& parts, const 
 }
 
 bool may_cut(const Node& n, Name a, const Cut& cut, const Sharding& work, const Mesh& mesh) {
-  if (n.op == &prim::kFlatten && a == n.attr.names.back()) return spread(cut, parts_of(n), mesh).has_value();
-  if (n.op == &prim::kUnflatten && is_part(n, a)) {
+  auto r = regroup_of(n);
+  if (r && r->flattens && a == r->flat) return spread(cut, r->parts, mesh).has_value();
+  if (r && !r->flattens && r->is_part(a)) {
     auto more = work;
     more.set(a, cut);
-    auto parts = parts_of(n);
-    auto even = spread(joined(parts, more), parts, mesh);
+    auto even = spread(r->joined(more), r->parts, mesh);
     if (!even) return false;
-    for (std::size_t k = 0; k < parts.size(); ++k)
-      if (!((*even)[k] == more.cut(parts[k].name))) return false;
+    for (std::size_t k = 0; k < r->parts.size(); ++k)
+      if (!((*even)[k] == more.cut(r->parts[k].name))) return false;
     return true;
   }
-  if (shifts(n) && a == n.attr.names[0]) return true;
-  if (n.op == &prim::kScatter && program::Update(n.attr.ints[0]) == program::Update::set && (!has(n.axes, a) || clashes(n, a)))
-    return false;
-  bool there = has(n.axes, a);
-  if ((n.op == &prim::kSlice || n.op == &prim::kPlace) && a == n.attr.names[0]) return false;
-  for (std::size_t k = 0; k < n.in.size(); ++k) {
-    if (!n.in[k] || only_waits(n, k)) continue;
-    for (auto& x : n.in[k]->axes) {
-      if (!(seen(n, x.name) == a)) continue;
-      there = true;
-      if (whole(n, k, x.name) && !clashes(n, x.name)) return false;
-    }
-  }
-  return there;
+  bool there = has(n.axes, a), whole = there && along(n, kResultSide, a).way == Way::whole;
+  each_axis(n, [&](std::size_t, const Axis&, const Along& rule) {
+    if (!(rule.point == a)) return;
+    there = true, whole |= rule.way == Way::whole;
+  });
+  return there && !whole;
 }
 
 Sharding needed(const Node& n, std::size_t k, const Sharding& work, const Mesh& mesh) {
   Sharding out;
-  auto& x = n.in[k];
-  if (n.op == &prim::kScatter && k == 0) {
-    out = made(n, work);
-    out.partial.clear();
-    return out;
+  auto r = regroup_of(n);
+  for (auto& a : n.in[k]->axes) {
+    auto rule = along(n, k, a.name);
+    if (rule.way == Way::whole || rule.way == Way::shift) continue;
+    if (rule.way != Way::regroup)
+      out.set(a.name, work.cut(rule.point));
+    else if (!r->flattens)
+      out.set(a.name, r->joined(work));
   }
-  for (auto& a : x->axes) {
-    if (whole(n, k, a.name)) continue;
-    if (n.op == &prim::kFlatten && is_part(n, a.name)) continue;
-    if (n.op == &prim::kUnflatten && a.name == n.attr.names.back())
-      out.set(a.name, joined(parts_of(n), work));
-    else
-      out.set(a.name, work.cut(seen(n, a.name)));
-  }
-  if (n.op == &prim::kFlatten) {
-    auto parts = parts_of(n);
-    if (auto even = spread(work.cut(n.attr.names.back()), parts, mesh))
-      for (std::size_t p = 0; p < parts.size(); ++p) out.set(parts[p].name, (*even)[p]);
-  }
+  if (r && r->flattens)
+    if (auto even = spread(work.cut(r->flat), r->parts, mesh))
+      for (std::size_t p = 0; p < r->parts.size(); ++p) out.set(r->parts[p].name, (*even)[p]);
   return out;
 }
 
 Sharding made(const Node& n, const Sharding& work) {
   Sharding out;
+  Names kept;  // points that the result has
   for (auto& a : n.axes) {
-    if (n.op == &prim::kScatter && clashes(n, a.name)) continue;
-    out.set(a.name, work.cut(a.name));
-  }
-  auto monoid = Monoid::sum;
-  if (n.op == &prim::kMax) monoid = Monoid::max;
-  if (n.op == &prim::kMin) monoid = Monoid::min;
-  if (n.op == &prim::kProd) monoid = Monoid::prod;
-  if (n.op == &prim::kGather && n.dtype == DType::boolean) monoid = Monoid::max;
-  if (n.op == &prim::kScatter) {
-    auto update = program::Update(n.attr.ints[0]);
-    if (update == program::Update::mul) monoid = Monoid::prod;
-    if (update == program::Update::min) monoid = Monoid::min;
-    if (update == program::Update::max || n.dtype == DType::boolean) monoid = Monoid::max;
+    auto rule = along(n, kResultSide, a.name);
+    if (rule.way == Way::whole) continue;
+    out.set(a.name, work.cut(rule.point));
+    kept.push_back(rule.point);
   }
   for (auto& [name, cut] : work.dims) {
-    bool kept = has(n.axes, name) && !(n.op == &prim::kScatter && clashes(n, name));
-    if (!kept)
-      for (int x : cut) out.pend(x, monoid);
+    if (std::find(kept.begin(), kept.end(), name) != kept.end()) continue;
+    auto monoid = Monoid::sum;
+    each_axis(n, [&, point = name](std::size_t, const Axis&, const Along& rule) {
+      if (rule.point == point) monoid = rule.monoid;
+    });
+    for (int x : cut) out.pend(x, monoid);
   }
   return out;
 }
@@ -160,47 +132,56 @@ Sharding wanted(const Node& n, std::size_t k, const Sharding& operand, const Mes
   Sharding out;
   if (only_waits(n, k)) return out;
   auto leave = [&](Name a, const Cut& c) {
-    if (left) left->set(a, c);
+    if (left && !c.empty()) left->set(a, c);
   };
-  if (n.op == &prim::kFlatten || n.op == &prim::kUnflatten) {
-    auto parts = parts_of(n);
-    Name flat = n.attr.names.back();
-    if (n.op == &prim::kFlatten) {
-      auto c = joined(parts, operand);
-      if (spread(c, parts, mesh))
-        out.set(flat, c);
+  if (auto r = regroup_of(n)) {
+    if (r->flattens) {
+      auto c = r->joined(operand);
+      if (spread(c, r->parts, mesh))
+        out.set(r->flat, c);
       else
-        for (auto& p : parts)
-          if (auto mine = operand.cut(p.name); !mine.empty()) leave(p.name, mine);
-    } else if (auto c = operand.cut(flat); !c.empty()) {
-      if (auto even = spread(c, parts, mesh))
-        for (std::size_t p = 0; p < parts.size(); ++p) out.set(parts[p].name, (*even)[p]);
+        for (auto& p : r->parts) leave(p.name, operand.cut(p.name));
+    } else if (auto c = operand.cut(r->flat); !c.empty()) {
+      if (auto even = spread(c, r->parts, mesh))
+        for (std::size_t p = 0; p < r->parts.size(); ++p) out.set(r->parts[p].name, (*even)[p]);
       else
-        leave(flat, c);
+        leave(r->flat, c);
     }
-    for (auto& [name, cut] : operand.dims)
-      if (!(n.op == &prim::kFlatten ? is_part(n, name) : name == flat)) out.set(name, cut);
-    return out;
   }
   for (auto& [name, cut] : operand.dims) {
-    if (whole(n, k, name) && !(shifts(n) && name == n.attr.names[0]))
+    auto rule = along(n, k, name);
+    if (rule.way == Way::whole)
       leave(name, cut);
-    else
-      out.set(seen(n, name), cut);
+    else if (rule.way != Way::regroup)
+      out.set(rule.point, cut);
   }
   return out;
 }
 
-bool shifts(const Node& n) {
-  return n.op == &prim::kConcat || (moves_by_number(n) && (n.op == &prim::kSlice || n.attr.ints[2] == 1));
+bool shifts(const Node& n) { return has_way(n, Way::shift); }
+bool picks(const Node& n) { return has_way(n, Way::pick); }
+bool regroups(const Node& n) { return has_way(n, Way::regroup); }
+bool places(const Node& n) {
+  return !n.in.empty() && n.in[0] && std::any_of(n.in[0]->axes.begin(), n.in[0]->axes.end(), [&](auto& a) {
+    return has(n.axes, a.name) && along(n, 0, a.name).way == Way::pick;
+  });
 }
 bool is_view(const Node& n) {
-  return n.op == &prim::kRename || n.op == &prim::kFit || n.op == &prim::kFlatten || n.op == &prim::kUnflatten ||
-         n.op == &prim::kCast || n.op == &prim::kPin || (n.op == &prim::kSlice && !shifts(n));
+  if (n.op->kind == Kind::view) return !shifts(n);
+  return n.op->kind == Kind::map ? n.op->cheap : n.op->kind == Kind::wrap && n.in.size() == 1;
 }
 bool is_pointwise(const Node& n) {
-  return n.op->kind == Kind::map || n.op == &prim::kFit || n.op == &prim::kRename || n.op == &prim::kFlatten ||
-         n.op == &prim::kUnflatten;
+  return n.op->kind == Kind::map || (n.op->kind == Kind::view && !has_way(n, Way::shift) && !has_way(n, Way::whole));
+}
+bool together(const Node& n) {
+  int moved = 0;
+  for (std::size_t k = 0; k < n.in.size(); ++k) {
+    if (!n.in[k] || only_waits(n, k)) continue;
+    auto how = linear_in(n, k);
+    if (how == Linear::all) return true;
+    moved += how == Linear::moves;
+  }
+  return moved > 1;
 }
 
 }  // namespace haliax::rules

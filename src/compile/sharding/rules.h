@@ -1,5 +1,4 @@
-// How an op's points and the axes of its operands and of its result go together. Points have axes: those of the result and of the
-// operands, by the names that the op sees. To partition an op is to cut its points.
+// What follows from an op's rule along axes for the cuts of its points, operands and result. No op is known here by name.
 #pragma once
 #include <optional>
 
@@ -16,9 +15,12 @@ Sharding needed(const Node&, std::size_t k, const Sharding& work, const Mesh&); 
 Sharding made(const Node&, const Sharding& work);  // of the result; a cut axis that is folded is pending
 // What a cut of operand k wants of the points; axes that they lack, or that are whole there, come back as they are in `left`.
 Sharding wanted(const Node&, std::size_t k, const Sharding& operand, const Mesh&, Sharding* left = nullptr);
-// Moves positions along one axis, by numbers known now: a slice, a concatenation, a placing among zeros.
-bool shifts(const Node&);
-bool only_waits(const Node&, std::size_t k);  // for operand k to be there, however it lies
+// Does it, along some axis,
+bool shifts(const Node&);                     // move positions by numbers known now: a slice, a concatenation, a place among zeros?
+bool picks(const Node&);                      // pick positions, or write them, by ids?
+bool places(const Node&);                     // write them into an array that is its first operand?
+bool regroups(const Node&);                   // put parts in one axis, or an axis in parts?
+bool together(const Node&);                   // Must all operands be pending, if one is?
 bool is_view(const Node&);                    // costs nothing to make again from another version of its operand
 bool is_pointwise(const Node&);               // can be made in any sharding from operands that are whole
 std::optional<std::vector<Cut>> spread(const Cut&, const Axes& parts, const Mesh&);  // of a flattened axis over its parts

@@ -1,0 +1,76 @@
+// What ops say beside their operands, by name in place of numbers.
+#pragma once
+#include <algorithm>
+
+#include "graph/node.h"
+
+namespace haliax {
+
+// slice: `size` positions from `start` in steps; drop: one, and the axis goes. place: the same positions, written. A dynamic start, which is
+// added, is the last operand.
+struct SliceAttr {
+  Name axis;
+  std::int64_t start = 0, size = 1, step = 1;
+  bool drop = false;
+  Attr attr() const { return {.names = {axis}, .ints = {start, size, step, drop}}; }
+  static SliceAttr of(const Node& n) {
+    auto& i = n.attr.ints;
+    return {n.attr.names[0], i[0], i[1], i[2], i[3] != 0};
+  }
+};
+// flatten: parts in one axis, row-major; unflatten: an axis in parts.
+struct RegroupAttr {
+  Names parts;
+  Name flat;
+  Attr attr() const {
+    Attr a{.names = parts};
+    a.names.push_back(flat);
+    return a;
+  }
+  static RegroupAttr of(const Node& n) { return {{n.attr.names.begin(), n.attr.names.end() - 1}, n.attr.names.back()}; }
+  bool is_part(Name a) const { return std::find(parts.begin(), parts.end(), a) != parts.end(); }   // `flat` may have the name of one
+};
+struct RenameAttr {
+  Names from, to;
+  Attr attr() const {
+    Attr a{.names = from};
+    a.names.insert(a.names.end(), to.begin(), to.end());
+    return a;
+  }
+  static RenameAttr of(const Node& n) {
+    auto half = n.attr.names.begin() + std::ptrdiff_t(n.attr.names.size() / 2);
+    return {{n.attr.names.begin(), half}, {half, n.attr.names.end()}};
+  }
+  Name renamed(Name a) const { return other(from, to, a); }
+  Name original(Name a) const { return other(to, from, a); }
+
+ private:
+  static Name other(const Names& some, const Names& theirs, Name a) {
+    auto at = std::find(some.begin(), some.end(), a);
+    return at == some.end() ? a : theirs[std::size_t(at - some.begin())];
+  }
+};
+// take: operands are the table, then ids for each axis.
+struct GatherAttr {
+  Names axes;   // of the table
+  program::Outside outside = program::Outside::fill;
+  Attr attr() const { return {.names = axes, .ints = {std::int64_t(outside)}}; }
+  static GatherAttr of(const Node& n) { return {n.attr.names, program::Outside(n.attr.ints[0])}; }
+};
+// Operands are the base, the updates, then ids for each axis of the base.
+struct ScatterAttr {
+  Names axes;
+  program::Update update = program::Update::add;
+  bool clamp = false;
+  Attr attr() const { return {.names = axes, .ints = {std::int64_t(update), clamp}}; }
+  static ScatterAttr of(const Node& n) { return {n.attr.names, program::Update(n.attr.ints[0]), n.attr.ints[1] != 0}; }
+};
+struct CumulativeAttr {
+  Name axis;
+  Monoid monoid = Monoid::sum;
+  bool reverse = false;
+  Attr attr() const { return {.names = {axis}, .ints = {std::int64_t(monoid), reverse}}; }
+  static CumulativeAttr of(const Node& n) { return {n.attr.names[0], Monoid(n.attr.ints[0]), n.attr.ints[1] != 0}; }
+};
+
+}  // namespace haliax

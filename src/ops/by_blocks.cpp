@@ -1,0 +1,163 @@
+#include "ops/by_blocks.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "graph/loop.h"
+#include "ops/attr.h"
+
+namespace haliax::prim {
+namespace {
+
+struct Blocked {
+  Name axis, blocks;
+  std::int64_t size, count, step;  // of the axis; of blocks; of one block
+  Blocked(const Axis& a, int n)
+      : axis(a.name),
+        blocks("(blocks of " + std::string(a.name.text()) + ")"),
+        size(a.size),
+        count(n),
+        step((a.size + n - 1) / n) {}
+  // (..., axis) -> (..., blocks, axis); what is missing in the last block is `fill`.
+  NodePtr split(const NodePtr& x, const NodePtr& fill) const {
+    auto whole = count * step == size ? x : pad(x, axis, 0, count * step - size, fill);
+    return unflatten(whole, axis, {Axis(blocks, count), Axis(axis, step)});
+  }
+  NodePtr joined(const NodePtr& x) const {
+    auto inner = find(*x, axis)->size;
+    return flatten(x, {blocks, axis}, Axis(axis, count * inner));
+  }
+};
+
+NodePtr running(const NodePtr& n, const Blocked& b) {
+  auto [axis, m, reverse] = CumulativeAttr::of(*n);
+  auto nothing = identity(m, n->dtype);
+  auto y = cumulative(m, b.split(n->in[0], nothing), b.axis, reverse);
+  auto last = slice(y, b.axis, reverse ? 0 : b.step - 1, 1, 1, true);
+  auto sums = cumulative(m, last, b.blocks, reverse);
+  Axes one = sums->axes;
+  for (auto& a : one)
+    if (a.name == b.blocks) a.size = 1;
+  auto first = fit(nothing, one), others = slice(sums, b.blocks, reverse ? 1 : 0, b.count - 1);
+  auto before = concat(reverse ? Nodes{others, first} : Nodes{first, others}, Axis(b.blocks, b.count));
+  const Op& op = m == Monoid::sum    ? kAdd
+                 : m == Monoid::prod ? kMul
+                 : m == Monoid::max  ? kMaximum
+                                     : kMinimum;
+  auto all = b.joined(map(op, {y, before}, n->dtype, &y->axes));
+  return fit(slice(all, b.axis, 0, b.size), n->axes);
+}
+
+// The first position of the extreme: of those that hold it, the least.
+NodePtr extreme_position(const NodePtr& n) {
+  auto& x = n->in[0];
+  auto top = reduce(n->op == &kArgmax ? Monoid::max : Monoid::min, x, n->axes);
+  auto nan = [](const NodePtr& v) { return map(kNotEqual, {v, v}, DType::boolean); };
+  auto both = [](const Op& op, const NodePtr& a, const NodePtr& b) { return map(op, {a, b}, DType::boolean); };
+  auto hit = equal(x, top);
+  if (is_float(x->dtype)) hit = both(kBitOr, hit, both(kBitAnd, nan(x), nan(top)));
+  NodePtr position = integer(0, DType::i32);
+  std::int64_t stride = 1;
+  for (std::size_t k = n->attr.names.size(); k-- > 0;) {
+    auto a = *find(*x, n->attr.names[k]);
+    position = add(position, mul(iota(a), integer(stride, DType::i32)));
+    stride *= a.size;
+  }
+  auto candidate = select(hit, position, extreme(DType::i32, true));
+  return reduce(Monoid::min, candidate, n->axes);
+}
+
+// n, made again of another value of its base.
+NodePtr again(const NodePtr& n, const NodePtr& base, const NodePtr& now) {
+  if (n == base) return now;
+  if (is_free(n)) return n;
+  Nodes in;
+  for (auto& x : n->in) in.push_back(again(x, base, now));
+  auto axes = n->axes;
+  for (auto& a : axes) a = *find(*now, a.name);
+  return make(*n->op, std::move(in), axes, n->dtype, n->attr);
+}
+
+// Each block gives its own first k; the first k of those are the first k of all. What is sent is what the keys are made of, if it
+// is made point by point: it is mostly what is picked, too.
+struct First {
+  Blocked b;
+  std::int64_t k;
+  NodePtr base, order, sent, best;  // order: positions in each block (..., blocks, axis = k)
+                                    // sent: of the base, what is picked so (..., axis = blocks * k); best: positions in it
+  First(const NodePtr& top, const Blocked& blocked) : b(blocked), k(SliceAttr::of(*top).size) {
+    auto& keys = top->in[0]->in[0];
+    auto last = is_float(keys->dtype) ? number(std::numeric_limits<double>::quiet_NaN(), keys->dtype) : extreme(keys->dtype, true);
+    const auto each = std::min(k, b.step), there = b.size / b.step * each + std::min(b.size % b.step, each);
+    base = base_at(keys);
+    order = slice(argsort(b.split(keys, last), b.axis), b.axis, 0, each);
+    sent = picked(base);
+    auto candidates = again(keys, base, sent);
+    if (there < b.count * each)  // what the last blocks lack
+      candidates =
+          select(less(iota(Axis(b.axis, b.count * each)), integer(there, DType::i32)), candidates, last);
+    best = slice(argsort(candidates, b.axis), b.axis, 0, k);
+  }
+  NodePtr pick(const NodePtr& table, const NodePtr& ids) const {
+    return gather(table, {{b.axis, ids}}, ids->axes, program::Outside::clamp);
+  }
+  NodePtr picked(const NodePtr& x) const { return b.joined(pick(b.split(x, number(0, x->dtype)), order)); }
+  NodePtr base_at(const NodePtr& x) const {  // of which it is made without regard to where on the axis it lies
+    auto regards = [&](const Node& n) {
+      return std::any_of(n.in.begin(), n.in.end(), [&](auto& i) { return is_free(i) && has(i->axes, b.axis); });
+    };
+    return regards(*x) ? x : pointwise_source(x, regards);
+  }
+  NodePtr of(const NodePtr& x) const { return pick(base_at(x) == base ? again(x, base, sent) : picked(x), best); }
+  NodePtr positions() const {
+    auto start = mul(iota(Axis(b.blocks, b.count)), integer(b.step, DType::i32));
+    return pick(b.joined(map(kAdd, {order, start}, DType::i32, &order->axes)), best);
+  }
+};
+
+}  // namespace
+
+NodePtr pointwise_source(const NodePtr& n, const std::function<bool(const Node&)>& ends) {
+  constexpr int far = 8;
+  auto below = [&](auto& self, const NodePtr& x, int depth) -> NodePtr {
+    if (x->op->kind != Kind::map || depth == far || (depth && ends(*x))) return x;
+    NodePtr one;
+    for (auto& i : x->in) {
+      if (is_free(i)) continue;
+      auto base = self(self, i, depth + 1);
+      if ((one && one != base) || base->axes.size() != x->axes.size()) return x;
+      one = base;
+    }
+    return one ? one : x;
+  };
+  auto base = below(below, n, 0);
+  return bytes_of(base->dtype) > bytes_of(n->dtype) ? n : base;
+}
+bool is_top_k(const Node& n) {
+  return n.op == &kSlice && along(n, 0, n.attr.names[0]).way == Along::Way::shift && n.in[0]->op == &kArgsort &&
+         n.attr.names[0] == n.in[0]->attr.names[0] && SliceAttr::of(n).start == 0 && SliceAttr::of(n).step == 1;
+}
+bool picks_top_k(const Node& n) {
+  return n.op == &kGather && n.in.size() == 2 && is_top_k(*n.in[1]) && n.attr.names[0] == n.in[1]->attr.names[0];
+}
+
+bool picks_in_order(const Node& n) { return picks_top_k(n) || (n.op == &kGather && n.in[1]->op == &kArgsort); }
+
+NodePtr cumulative_by_blocks(const NodePtr& n, Name axis, int blocks) { return running(n, Blocked(*find(*n, axis), blocks)); }
+NodePtr extreme_by_blocks(const NodePtr& n, Name, int) { return extreme_position(n); }
+NodePtr slice_by_blocks(const NodePtr& n, Name axis, int blocks) {
+  return is_top_k(*n) ? First(n, Blocked(*find(*n->in[0], axis), blocks)).positions() : nullptr;
+}
+NodePtr gather_by_blocks(const NodePtr& n, Name axis, int blocks) {
+  return picks_top_k(*n) ? First(n->in[1], Blocked(*find(*n->in[0], axis), blocks)).of(n->in[0]) : nullptr;
+}
+
+NodePtr by_blocks(const NodePtr& n, Name axis, int blocks) {
+  Following due;
+  due(n->origin);
+  context().origin.mapping = {};  // it binds the result, not how it is made
+  auto out = n->op->by_blocks(n, axis, blocks);
+  return out ? fit(out, n->axes) : out;
+}
+
+}  // namespace haliax::prim

@@ -1,0 +1,25 @@
+// Ops that need a whole axis, said in terms of ops that need only a block of it: each block is ordered or summed by itself, and what is left
+// to do is small.
+#pragma once
+#include <functional>
+
+#include "ops/prim.h"
+
+namespace haliax::prim {
+
+// What Op::by_blocks of these ops is.
+NodePtr cumulative_by_blocks(const NodePtr&, Name axis, int blocks);
+NodePtr extreme_by_blocks(const NodePtr&, Name axis, int blocks);   // argmax, argmin
+NodePtr slice_by_blocks(const NodePtr&, Name axis, int blocks);     // the first of an argsort
+NodePtr gather_by_blocks(const NodePtr&, Name axis, int blocks);    // what stands there
+
+// The op's own way, due to the op: its axes are the op's.
+NodePtr by_blocks(const NodePtr&, Name axis, int blocks);
+bool is_top_k(const Node&);                                         // the first of an argsort
+bool picks_top_k(const Node&);                                      // what stands there
+bool picks_in_order(const Node&);                                   // likewise, or at all of an argsort
+// The one value of which this is made point by point, if it is no larger; or itself. Nothing is looked for below where it `ends`.
+NodePtr pointwise_source(
+    const NodePtr&, const std::function<bool(const Node&)>& ends = [](const Node&) { return false; });
+
+}  // namespace haliax::prim
