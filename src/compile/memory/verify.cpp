@@ -40,8 +40,19 @@ template <class F> void each_walked_view(const Step& s, F f) {
     for (auto& o : s.collective.out) f(o.view, o.dims);
     return;
   }
+  // Ids find nothing along an axis of size 0, so the table is not touched.
+  auto empty = [](const std::vector<program::Indexed>& indexed) {
+    return std::any_of(indexed.begin(), indexed.end(), [](auto& i) { return i.size == 0; });
+  };
+  auto untouched = [&](const View& v) {
+    return s.kind == Kind::gather    ? &v == &s.gather.table && empty(s.gather.indexed)
+           : s.kind == Kind::scatter ? &v == &s.scatter.target && empty(s.scatter.indexed)
+                                     : false;
+  };
   auto dims = dims_of();
-  each_view(s, [&](const View& v, bool) { f(v, dims); });
+  each_view(s, [&](const View& v, bool) {
+    if (!untouched(v)) f(v, dims);
+  });
 }
 
 struct Check {

@@ -51,7 +51,9 @@ void Partition::residuals() {
   other.keep_residuals();
   bool refused = m.options.strict && unasked(other.plan, *other.whole) > unasked(m.plan, *m.whole);
   if (other.plan.bytes >= m.plan.bytes - 1 || refused) return;
-  m = std::move(other);
+  m.roots = roots;
+  m.make(true);
+  m.keep_residuals();
   m.options.regather = false;
 }
 void Partition::regather() {

@@ -143,25 +143,26 @@ struct Moves {
     auto& op = written(s.cause);
     return &op != &node(s.cause) && &op != &node(s.node) && &op == &written(s.node) && node(s.node).bytes() < op.in[0]->bytes();
   }
-  // A gather is asked for by the sharding of a result; by a constraint; by an op that goes by blocks; of a parameter by the mapping
-  // of the computation that reads it: that one says that along this axis the devices do not share the work; of a cotangent if the
-  // value was reduced and cut.
+  // A gather is asked for by the sharding of a result; by a constraint; of a parameter by the mapping of the computation that
+  // reads it: that one says that along this axis the devices do not share the work; of a cotangent if the value was reduced and
+  // cut; by an op that goes by blocks.
   const char* asked(const Step& s) const {
     if (s.cause < 0) return "result";
     auto& cause = written(s.cause);
     if (cause.op == &prim::kPin) return "constraint";
-    if (between_blocks(s)) return "blocks";
     if (cause.origin.backward)
       for (auto& step : plan.steps)
         if (step.live && step.hop.kind == Hop::Kind::reduce_scatter && step.hop.over == s.hop.over &&
             !node(step.node).origin.backward && same_place(node(step.node).origin, cause.origin))
           return "gradient";
-    if (!of_parameters[std::size_t(s.node)] || !cause.origin.mapping) return "";
+    return parameter_asked(s, cause) ? "parameter" : between_blocks(s) ? "blocks" : "";
+  }
+  bool parameter_asked(const Step& s, const Node& cause) const {
+    if (!of_parameters[std::size_t(s.node)] || !cause.origin.mapping) return false;
     auto* shared = cause.origin.mapping->find(s.hop.axis);
-    for (int x : s.hop.over)
-      if (shared && std::find(shared->begin(), shared->end(), whole.mesh.axes()[std::size_t(x)].first) != shared->end())
-        return "";
-    return "parameter";
+    return !shared || std::none_of(s.hop.over.begin(), s.hop.over.end(), [&](int x) {
+      return std::find(shared->begin(), shared->end(), whole.mesh.axes()[std::size_t(x)].first) != shared->end();
+    });
   }
   void add(const Step& s) {
     auto axes = to_string(node(s.node).axes);
