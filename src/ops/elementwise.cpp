@@ -21,10 +21,11 @@ G y(G o) { return o->in[1]; }
 }  // namespace
 
 // ---- one operand ----
-// Rounded terms lose bits: a sum that is pending is cast once it is there.
+// Terms that are rounded, or made truth values, lose bits: a sum that is pending is cast once it is there.
 Linear cast_linear(const Node& n, std::size_t) {
-  auto from = n.in[0]->dtype;
-  return is_float(n.dtype) && is_float(from) && bytes_of(n.dtype) < bytes_of(from) ? Linear::no : Linear::all;
+  auto from = n.in[0]->dtype, to = n.dtype;
+  bool integers = !is_float(from) && !is_float(to) && from != DType::boolean && to != DType::boolean;   // sums that wrap, wrap alike
+  return integers || (is_float(from) && is_float(to) && bytes_of(to) >= bytes_of(from)) ? Linear::all : Linear::no;
 }
 const Op kCast{.name = "cast", .kind = Kind::map, .code = Code::cast, .linear = Linear::all,
                .grad = [](G o, G g) { return Nodes{cast(g, x(o)->dtype)}; }, .linear_in = cast_linear, .cheap = true};

@@ -212,7 +212,7 @@ void Region::check(const NodePtr& n) const {
   auto a = name_in(*n);
   auto& op = *n->op;
   if (&op == &kCustom) refuse(*n, "cannot be cut into chunks");
-  if (is_first(*n)) return;
+  if (finds_position(*n)) return;
   if (&op == &kLoop) {
     if (loop_of(*n).axis.name == a) check_steps(*n, a);
     return;
@@ -237,10 +237,13 @@ void Region::check(const NodePtr& n) const {
     return;
   }
   if (&op == &prim::kSlice && n->in.size() > 1 && n->in[1]->op == &prim::kIndex && has_name(n->attr.names, a)) refuse(*n, "goes from position to position");
-  bool along = &op == &prim::kSlice || &op == &prim::kPlace || &op == &prim::kConcat || &op == &prim::kFlatten || &op == &prim::kUnflatten;
-  if (along && has_name(n->attr.names, a)) refuse(*n, "mixes positions");
-  for (std::size_t k = 0; k < n->in.size(); ++k)
-    if (n->in[k] && !only_waits(*n, k) && walks(n->in[k]) && along(*n, k, a).way == Along::Way::whole) refuse(*n, "needs all positions at once");
+  for (std::size_t k = 0; k < n->in.size(); ++k) {
+    if (!n->in[k] || only_waits(*n, k) || !walks(n->in[k])) continue;
+    using Way = Along::Way;
+    auto way = along(*n, k, a).way;
+    if (way == Way::shift || way == Way::regroup || (way == Way::whole && op.linear == Linear::moves)) refuse(*n, "mixes positions");
+    if (way == Way::whole) refuse(*n, "needs all positions at once");
+  }
 }
 
 // A loop along the axis goes on from chunk to chunk, if at each position it reads that position alone.
