@@ -65,6 +65,14 @@ void check(const Entry& e, const Function& f, const Leaves& x, const Leaves& wan
   CHECK_MESSAGE(problem.empty(), e.name << ", " << what << ", by " << to_string(m) << ": " << problem);
 }
 
+// (parts, ...): what adds up to x, to the bit and in any order, or of bools the terms of an `or`.
+NamedArray terms_of(const NamedArray& x) {
+  auto none = zeros_like(x);
+  if (x.dtype() == DType::boolean) return stack(Parts, {none, none, x}).eval();
+  if (is_float(x.dtype())) return stack(Parts, {x / 2, none, x / 2}).eval();
+  return stack(Parts, {x - ones_like(x), none, ones_like(x)}).eval();
+}
+
 // f of x, and of x as sums over Parts, under a mapping for each axis and cut.
 void check_all(const Entry& e, const Function& f, const std::string& what) {
   auto x = inputs_of(e);
@@ -73,12 +81,12 @@ void check_all(const Entry& e, const Function& f, const std::string& what) {
     for (auto& along : std::vector<std::vector<std::string>>{{"data"}, {"model"}, {"model", "data"}})
       check(e, f, x, want, Mapping::of({{Name(name), along}}), what);
 
-  Leaves terms;   // floats (parts, ...), whose sum is x to the bit in any order
-  for (auto& v : x) terms.push_back(is_float(v.dtype()) ? stack(Parts, {v / 2, zeros_like(v), v / 2}).eval() : v);
-  if (std::none_of(x.begin(), x.end(), [](auto& v) { return is_float(v.dtype()); })) return;
+  if (x.empty()) return;
+  Leaves terms;
+  for (auto& v : x) terms.push_back(terms_of(v));
   auto of_sums = [&](In t) {
     Leaves sums;
-    for (auto& v : t) sums.push_back(v.axes().size() && v.axes()[0] == Parts ? sum(v, Parts) : v);
+    for (auto& v : t) sums.push_back(v.dtype() == DType::boolean ? any(v, Parts) : sum(v, Parts));
     return f(sums);
   };
   check(e, of_sums, terms, want, {{"parts", "data"}}, what);
