@@ -30,7 +30,8 @@ class NamedArray {
   // A scalar of dtype f32, so that numbers can be fields, results and what a scan starts from.
   NamedArray(double value, SourceLocation = SourceLocation::current());
 
-  explicit operator bool() const { return node_ != nullptr; }
+  bool empty() const { return node_ == nullptr; }
+  explicit operator bool() const { return !empty(); }
   const NodePtr& node() const { return node_; }
 
   Axes axes() const;                                       // without those that an enclosing vmap hides

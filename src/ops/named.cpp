@@ -103,7 +103,7 @@ NodePtr number_of(const char* op, const Arr& a, DType d) {
 }  // namespace
 
 NodePtr node_of(const char* op, const NamedArray& a) {
-  if (!a) fail(op, "an operand is an empty NamedArray: it was never given a value");
+  if (a.empty()) fail(op, "an operand is an empty NamedArray: it was never given a value");
   return a.node();
 }
 NodePtr node_of(const char* op, const Arr& a) {

@@ -36,14 +36,14 @@ void StateWalk::named(std::string_view field, Visit visit, void* node) {
 }
 
 void StateWalk::add(NamedArray& a) {
-  if (!a) return;
+  if (a.empty()) return;
   auto axes = a.axes();
   std::vector<std::int64_t> shape;
   for (std::size_t i = layers < 0 ? 0 : 1; i < axes.size(); ++i) shape.push_back(axes[i].size);  // the layer axis comes first
   entries.push_back({path, &a, std::move(shape), layers});
 }
 void StateWalk::add_matrix(std::string_view field, NamedArray& a, std::size_t row_axes) {
-  if (!a) return;
+  if (a.empty()) return;
   named(
       field, [](StateWalk& w, void* array) { w.add(*static_cast<NamedArray*>(array)); }, &a);
   auto& stored = entries.back().shape;
