@@ -1,5 +1,6 @@
 // The arrays of a model under the names and shapes that checkpoints of PyTorch and Hugging Face have, and back.
 #pragma once
+#include <concepts>
 #include <string>
 #include <utility>
 #include <vector>
@@ -113,14 +114,14 @@ TensorFile to_state_dict(T model, const StateNames& names = {}) {
 // `like` with the arrays of the file. Raises for tensors that are missing, left over, of another shape or dtype, and lists the
 // first ten. With {.strict = false} what is missing or has another shape stays as it is in `like` (layer by layer), and another
 // dtype is cast.
-template <class T>
-T from_state_dict(const TensorFile& file, T like, const StateNames& names = {}, const StateOptions& options = {}) {
+template <class T, std::same_as<StateNames> N>   // never deduced from braces: those are options
+T from_state_dict(const TensorFile& file, T like, const N& names, const StateOptions& options = {}) {
   detail::load_state(state_entries(like, names), file, options);
   return like;
 }
 template <class T>
-T from_state_dict(const TensorFile& file, T like, const StateOptions& options) {
-  return from_state_dict(file, std::move(like), {}, options);
+T from_state_dict(const TensorFile& file, T like, const StateOptions& options = {}) {
+  return from_state_dict(file, std::move(like), StateNames(), options);
 }
 
 }  // namespace haliax
