@@ -102,7 +102,7 @@ Case call_with_model() {
     })(random::key(0));
     auto state = optimizer().init(model);
     for (auto& a : flatten(state))
-      if (a) a.eval();
+      if (!a.empty()) a.eval();
     auto f = jit([](const decltype(model)&, const decltype(state)& s) { return std::get<0>(s).count + 1; });
     return Prepared{timed([=] { for (int i = 0; i < 1000; ++i) f(model, state); })};
   };

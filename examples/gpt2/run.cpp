@@ -14,7 +14,7 @@ struct RateFromState {
   }
   template <class T>
   std::pair<T, NamedArray> update(const T& updates, const NamedArray& rate, const T&) const {
-    return {tree_map([&](const NamedArray& u) { return u ? u * -rate : u; }, updates), rate};
+    return {tree_map([&](const NamedArray& u) { return u.empty() ? u : u * -rate; }, updates), rate};
   }
 };
 // Matrices, but neither norms nor biases.

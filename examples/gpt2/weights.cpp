@@ -14,16 +14,12 @@ TensorFile to_hugging_face(const Gpt2LMHeadModel& model, const std::string& pref
   return to_state_dict(model, hugging_face_names(prefix));
 }
 
-Gpt2LMHeadModel from_hugging_face(const TensorFile& file, const Gpt2LMHeadModel& like) {
+Gpt2LMHeadModel from_hugging_face(TensorFile file, const Gpt2LMHeadModel& like) {
   std::string prefix = file.find("transformer.wte.weight") ? "transformer." : "";
-  std::vector<std::string> unused;
-  auto model = from_state_dict(file, like, hugging_face_names(prefix), &unused);
-  for (auto& name : unused) {
-    bool buffer = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias");
-    bool tied_head = name == "lm_head.weight" && !like.lm_head;
-    if (!buffer && !tied_head) throw Error("[gpt2] the file holds the tensor " + name + ", for which the model has no place");
-  }
-  return model;
+  std::erase_if(file.tensors, [&](const Tensor& t) {   // what the model has no place for: masks, and the embedding again
+    return t.name.ends_with(".attn.bias") || t.name.ends_with(".attn.masked_bias") || (t.name == "lm_head.weight" && !like.lm_head);
+  });
+  return from_state_dict(file, like, hugging_face_names(prefix));
 }
 
 }  // namespace gpt2

@@ -35,7 +35,7 @@ std::string kib(double bytes) {
 }
 std::int64_t parameters(const Sizes& s) {
   std::int64_t n = 0;
-  for (auto& a : flatten(eval_shape([&] { return Model::init(s.Vocab, s.config, random::key(0)); }))) n += a ? a.size() : 0;
+  for (auto& a : flatten(eval_shape([&] { return Model::init(s.Vocab, s.config, random::key(0)); }))) n += !a.empty() ? a.size() : 0;
   return n;
 }
 

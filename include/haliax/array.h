@@ -30,7 +30,10 @@ class NamedArray {
   // A scalar of dtype f32, so that numbers can be fields, results and what a scan starts from.
   NamedArray(double value, SourceLocation = SourceLocation::current());
 
-  explicit operator bool() const { return node_ != nullptr; }
+  bool empty() const { return node_ == nullptr; }
+  // The truth of a single element that is known: it is not 0. Raises for more elements (say all or any), inside jit, scan and
+  // vmap (say where), and for an empty array.
+  explicit operator bool() const;
   const NodePtr& node() const { return node_; }
 
   Axes axes() const;                                       // without those that an enclosing vmap hides
@@ -103,7 +106,8 @@ class Arr {
 
 // ---- arrays from host memory: row-major in the order of the axes; raises if the number of values does not fit ----
 NamedArray array(std::span<const float>, const AxisSpec&, SourceLocation = SourceLocation::current());          // f32
-NamedArray array(std::span<const double>, const AxisSpec&, SourceLocation = SourceLocation::current());         // f64
+// f64, also from a std::vector<double>; f64 makes f64 of all that it meets. astype(DType::f32) if the parameters are f32.
+NamedArray array(std::span<const double>, const AxisSpec&, SourceLocation = SourceLocation::current());
 NamedArray array(std::span<const std::int32_t>, const AxisSpec&, SourceLocation = SourceLocation::current());   // i32
 NamedArray array(std::span<const std::int64_t>, const AxisSpec&, SourceLocation = SourceLocation::current());   // i64
 NamedArray array(std::span<const std::uint32_t>, const AxisSpec&, SourceLocation = SourceLocation::current());  // u32

@@ -83,7 +83,7 @@ class Mappings {
 // ---- scopes: thread-local; the innermost holds. `axis_mapping` replaces the one around it -------------------------------------
 class use_mesh {
  public:
-  explicit use_mesh(Mesh);
+  [[nodiscard("the mesh holds as long as this object lives: give it a name")]] explicit use_mesh(Mesh);
   ~use_mesh();
   use_mesh(const use_mesh&) = delete;
  private:
@@ -91,7 +91,9 @@ class use_mesh {
 };
 class axis_mapping {
  public:
-  explicit axis_mapping(Mapping, SourceLocation = SourceLocation::current());   // raises for an axis that the mesh in scope lacks
+  // Raises for an axis that the mesh in scope lacks.
+  [[nodiscard("the mapping holds as long as this object lives: give it a name")]] explicit axis_mapping(
+      Mapping, SourceLocation = SourceLocation::current());
   ~axis_mapping();
   axis_mapping(const axis_mapping&) = delete;
  private:
@@ -108,7 +110,7 @@ struct Scopes {
 };
 class use_scopes {
  public:
-  explicit use_scopes(const Scopes&);
+  [[nodiscard("the scopes hold as long as this object lives: give it a name")]] explicit use_scopes(const Scopes&);
   ~use_scopes();
   use_scopes(const use_scopes&) = delete;
  private:

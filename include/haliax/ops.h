@@ -59,6 +59,10 @@ inline NamedArray operator&(Arr a, Arr b) { return bitwise_and(a, b); }
 inline NamedArray operator|(Arr a, Arr b) { return bitwise_or(a, b); }
 inline NamedArray operator^(Arr a, Arr b) { return bitwise_xor(a, b); }
 inline NamedArray operator~(Arr a) { return bitwise_not(a); }
+// On every element, and always on both sides. An error names the place where the right operand was made.
+NamedArray operator!(const NamedArray&), operator&&(const NamedArray&, const NamedArray&), operator&&(const NamedArray&, bool),
+    operator&&(bool, const NamedArray&), operator||(const NamedArray&, const NamedArray&), operator||(const NamedArray&, bool),
+    operator||(bool, const NamedArray&);
 inline NamedArray operator<<(Arr a, Arr b) { return left_shift(a, b); }
 inline NamedArray operator>>(Arr a, Arr b) { return right_shift(a, b); }
 
@@ -122,6 +126,7 @@ NamedArray at(Arr, const AxisSelector& axis, Arr position);                     
 NamedArray updated_slice(Arr, const std::vector<std::pair<Name, NamedArray>>& start, Arr update);
 
 // What an index of one axis may be: a position (the axis goes), a range, or an array of positions (its axes take the axis's place).
+// As Python's start:stop:step, but a bound outside of the axis raises.
 struct Slice { std::optional<std::int64_t> start = {}, stop = {}; std::int64_t step = 1; };
 struct DSlice { Arr start; std::int64_t length; std::optional<Name> name = {}; };        // dynamic start, static length
 DSlice ds(Arr start, const AxisSelector& length);

@@ -26,7 +26,7 @@ struct Policy {
 
  private:
   template <class T> static T cast(const T& tree, DType to, SourceLocation at) {
-    return tree_map([&](const NamedArray& a) { return a && is_float(a.dtype()) ? a.astype(to, at) : a; }, tree);
+    return tree_map([&](const NamedArray& a) { return !a.empty() && is_float(a.dtype()) ? a.astype(to, at) : a; }, tree);
   }
 };
 

@@ -13,7 +13,7 @@ namespace haliax {
 // scan and Stacked. An empty key stands for "no randomness" (inference): it splits into empty keys.
 struct Key {
   NamedArray words;
-  explicit operator bool() const { return bool(words); }
+  explicit operator bool() const { return !words.empty(); }
 };
 inline const char* const key_word = "key_word";
 

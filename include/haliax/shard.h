@@ -17,15 +17,15 @@ namespace haliax {
 template <class T>
 requires(!std::is_convertible_v<const T&, Arr>) T
     shard(const T& tree, const Mapping& m, SourceLocation at = SourceLocation::current()) {
-  return tree_map([&](const NamedArray& a) { return a ? shard(Arr(a, at), m) : a; }, tree);
+  return tree_map([&](const NamedArray& a) { return a.empty() ? a : shard(Arr(a, at), m); }, tree);
 }
 template <class T>
 requires(!std::is_convertible_v<const T&, Arr>) T auto_sharded(const T& tree, SourceLocation at = SourceLocation::current()) {
-  return tree_map([&](const NamedArray& a) { return a ? auto_sharded(Arr(a, at)) : a; }, tree);
+  return tree_map([&](const NamedArray& a) { return a.empty() ? a : auto_sharded(Arr(a, at)); }, tree);
 }
 template <class T>
 requires(!std::is_convertible_v<const T&, Arr>) T shard(const T& tree, SourceLocation at = SourceLocation::current()) {
-  return tree_map([&](const NamedArray& a) { return a ? shard(Arr(a, at)) : a; }, tree);
+  return tree_map([&](const NamedArray& a) { return a.empty() ? a : shard(Arr(a, at)); }, tree);
 }
 
 // ---- two mappings ---------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 // The arrays of a model under the names and shapes that checkpoints of PyTorch and Hugging Face have, and back.
 #pragma once
+#include <concepts>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,18 @@ struct StateEntry {
 
 // A field's name -> what stands for it in a checkpoint; "" is no level at all.
 using StateNames = std::vector<std::pair<std::string, std::string>>;
+
+// What of a file does not fit a model, by the names in the file.
+struct StateMismatch {
+  std::vector<std::string> missing = {}, unused = {};            // the file lacks it; the model has no place for it
+  std::vector<std::string> other_shape = {}, other_dtype = {};   // than in the model
+  bool empty() const { return missing.empty() && unused.empty() && other_shape.empty() && other_dtype.empty(); }
+};
+struct StateOptions {
+  bool strict = true;                  // raise where anything does not fit
+  StateMismatch* mismatch = nullptr;   // if not strict: gets what did not
+  SourceLocation at = SourceLocation::current();
+};
 
 namespace detail {
 
@@ -83,7 +96,7 @@ void collect_state(StateWalk& w, void* address) {
 }
 
 TensorFile save_state(const std::vector<StateEntry>&);
-std::vector<std::string> load_state(const std::vector<StateEntry>&, const TensorFile&);
+void load_state(const std::vector<StateEntry>&, const TensorFile&, const StateOptions&);
 
 }  // namespace detail
 
@@ -98,13 +111,17 @@ template <class T>
 TensorFile to_state_dict(T model, const StateNames& names = {}) {
   return detail::save_state(state_entries(model, names));
 }
-// `like` with the arrays of the file, cast to its dtypes; raises for a tensor that is missing or has another shape. `unused`, if
-// given, gets the names of the tensors that no array took.
-template <class T>
-T from_state_dict(const TensorFile& file, T like, const StateNames& names = {}, std::vector<std::string>* unused = nullptr) {
-  auto rest = detail::load_state(state_entries(like, names), file);
-  if (unused) *unused = std::move(rest);
+// `like` with the arrays of the file. Raises for tensors that are missing, left over, of another shape or dtype, and lists the
+// first ten. With {.strict = false} what is missing or has another shape stays as it is in `like` (layer by layer), and another
+// dtype is cast.
+template <class T, std::same_as<StateNames> N>   // never deduced from braces: those are options
+T from_state_dict(const TensorFile& file, T like, const N& names, const StateOptions& options = {}) {
+  detail::load_state(state_entries(like, names), file, options);
   return like;
+}
+template <class T>
+T from_state_dict(const TensorFile& file, T like, const StateOptions& options = {}) {
+  return from_state_dict(file, std::move(like), StateNames(), options);
 }
 
 }  // namespace haliax

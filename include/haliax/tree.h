@@ -177,8 +177,36 @@ template <class T, class... U> inline constexpr bool is_one_of = (std::is_same_v
 
 enum class Kind {
   leaf, frozen, plain, value, nothing, optional, sequence, tuple, listed, fields,
-  arr, pointer, incomparable, inherited, base, c_array, too_many, unknown                        // refused, and why
+  arr, pointer, static_array, incomparable, inherited, base, c_array, too_many, unknown                        // refused, and why
 };
+
+// Does a static type hold an array: in a field, a container, an optional, a tuple? Private parts are not seen.
+// `Seen`: the types around it, which may come again inside.
+struct AnArray { operator NamedArray() const; };
+template <class T, std::size_t... I> constexpr bool takes_array_after(std::index_sequence<I...>) {
+  return requires { T{(void(I), Any{})..., AnArray{}}; };
+}
+template <class T, std::size_t... I> constexpr bool takes_array(std::index_sequence<I...>) {
+  return (takes_array_after<T>(std::make_index_sequence<I>{}) || ...);
+}
+template <class T, class... Seen> constexpr bool holds_array();
+template <class T, class... Seen> inline constexpr bool parts_hold_array = false;   // what a template is made of
+template <template <class...> class Of, class... A, class... Seen>
+inline constexpr bool parts_hold_array<Of<A...>, Seen...> = (holds_array<std::remove_cvref_t<A>, Seen...>() || ...);
+template <class T, std::size_t N, class... Seen>
+inline constexpr bool parts_hold_array<std::array<T, N>, Seen...> = holds_array<std::remove_cv_t<T>, Seen...>();
+template <class T, class... Seen> constexpr bool holds_array() {
+  if constexpr (is_one_of<T, Seen...>) return false;
+  else if constexpr (is_one_of<T, NamedArray, Arr>) return true;
+  else if constexpr (!std::is_class_v<T> || std::is_empty_v<T>) return false;
+  else if constexpr (Access::listed<T>) return parts_hold_array<decltype(Access::fields(std::declval<T&>())), T, Seen...>;
+  else if constexpr (parts_hold_array<T, T, Seen...>) return true;
+  else if constexpr (!std::is_aggregate_v<T> || is_std_array<T> || field_count<T> == 0) return false;
+  else if constexpr (field_count<T> > most_fields || has_base<T> || has_c_array<T>(std::make_index_sequence<field_count<T>>{}))
+    return takes_array<T>(std::make_index_sequence<field_count<T>>{});
+  else
+    return parts_hold_array<decltype(apply(std::declval<T&>(), [](auto&... f) { return std::tie(f...); })), T, Seen...>;
+}
 
 template <class T> constexpr Kind kind_of() {
   if constexpr (std::is_same_v<T, NamedArray>) return Kind::leaf;
@@ -190,7 +218,8 @@ template <class T> constexpr Kind kind_of() {
     return std::is_function_v<std::remove_pointer_t<T>> ? Kind::plain : Kind::pointer;
   else if constexpr (is_one_of<T, std::string, std::string_view, Name, Axis, AxisSpec, AxisSelector, AxisSelection>)
     return Kind::plain;
-  else if constexpr (is_static<T>) return requires(const T& a) { bool(a == a); } ? Kind::value : Kind::incomparable;
+  else if constexpr (is_static<T>)
+    return holds_array<T>() ? Kind::static_array : requires(const T& a) { bool(a == a); } ? Kind::value : Kind::incomparable;
   else if constexpr (Access::listed<T>) return Access::own<T> ? Kind::listed : Kind::inherited;
   else if constexpr (is_a<T, std::optional>) return Kind::optional;
   else if constexpr (is_a<T, std::vector> || is_std_array<T>) return Kind::sequence;
@@ -211,6 +240,9 @@ template <Kind kind> constexpr void explain() {
   static_assert(kind != Kind::arr, "haliax: Arr is a parameter type; make the field a NamedArray.");
   static_assert(kind != Kind::pointer, "haliax: a field must not be a raw pointer to data: hold the value itself, a "
                 "std::string for text, or a std::optional for what may be absent. Pointers to functions are fine.");
+  static_assert(kind != Kind::static_array, "haliax: a type with is_static = true must not hold a NamedArray: jit compares "
+                "static values to find the program for a call, and the values of arrays are not known then. Leave is_static "
+                "out: the fields are found by themselves.");
   static_assert(kind != Kind::incomparable, "haliax: a type with is_static = true needs an operator==.");
   static_assert(kind != Kind::inherited, "haliax: HALIAX_FIELDS comes from a base class, so the fields of the class itself "
                 "would be forgotten; list all fields in the class itself.");

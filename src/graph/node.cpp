@@ -178,7 +178,7 @@ Here::Here(SourceLocation at, bool layer, const NamedArray* weight) : at_(contex
   auto& c = context();
   if (!c.fixed) c.origin.at = at;
   if (layer) c.fixed = true;
-  if (!layer || !weight || !*weight) return;
+  if (!layer || !weight || weight->empty()) return;
   const Node* n = weight->node().get();   // down to what a trace has named: the path of the field
   while (n->op->kind != Kind::leaf && n->op->name != std::string_view("tracer") && n->in.size() > 0 && n->in[0]) n = n->in[0].get();
   std::string_view path = n->origin.module.text();

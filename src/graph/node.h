@@ -144,7 +144,7 @@ Context& context();
 // Set for the length of a scope: where the user's code is. Inside a layer (`layer` true) the caller's place and the module's path hold.
 class Here {
  public:
-  explicit Here(SourceLocation at, bool layer = false, const NamedArray* weight = nullptr);
+  [[nodiscard("give it a name")]] explicit Here(SourceLocation at, bool layer = false, const NamedArray* weight = nullptr);
   ~Here();
   Here(const Here&) = delete;
 

@@ -47,7 +47,7 @@ NamedArray forgetful_causal_mask(const Key& key, const Axis& KPos, double mask_p
 
 static NamedArray combine(Arr a, Arr b, NamedArray (*by)(Arr, Arr)) {
   LayerScope scope(a);
-  if (!a.array() || !b.array()) return a.array() ? a : b;
+  if (a.array().empty() || b.array().empty()) return a.array().empty() ? b : a;
   return by(a, broadcast_to(b, a.axes(), true, false));
 }
 NamedArray combine_masks_and(Arr a, Arr b) { return combine(a, b, logical_and); }

@@ -144,7 +144,7 @@ NamedArray Mlp::operator()(Arr x) const {
 NamedArray detail::layer_of(const NamedArray& stacked, const Axis& Layers, std::int64_t i, SourceLocation where) {
   Here here(where);
   if (i < 0 || i >= Layers.size) fail("get_layer", "there is no layer " + std::to_string(i) + " in " + to_string(Layers));
-  return stacked ? haliax::at(stacked, Layers, i) : stacked;
+  return stacked.empty() ? stacked : haliax::at(stacked, Layers, i);
 }
 
 }  // namespace haliax::nn

@@ -66,7 +66,9 @@ struct Problem {
     }
   }
   // What has only some of the tokens' axes holds for all.
-  NamedArray with_all_tokens(const NamedArray& a) const { return a ? broadcast_axis(a, without_axes(tokens, a.axes())) : a; }
+  NamedArray with_all_tokens(const NamedArray& a) const {
+    return a.empty() ? a : broadcast_axis(a, without_axes(tokens, a.axes()));
+  }
   void expect_vocab(const char* what, const NamedArray& a) const {
     if (a.axes() != Axes{Vocab})
       fail(op, std::string(what) + " has the axes " + to_string(a.axes()) + "; it needs " + to_string(Axes{Vocab}));
@@ -82,15 +84,16 @@ struct Problem {
     if (!soft && has_vocab)
       fail(op, "targets of " + text(t) + " are ids, which have no axis " + text(Vocab.name) + "; probabilities must be floats");
     expect_tokens("targets", axes, soft ? with_vocab : tokens);
-    if (a.mask && a.mask.dtype() != DType::boolean)
+    if (!a.mask.empty() && a.mask.dtype() != DType::boolean)
       fail(op, "the mask is " + text(a.mask.dtype()) + "; it must be bool (floats are `weights`)");
-    if (a.weights && !is_float(a.weights.dtype())) fail(op, "weights are floats, but these are " + text(a.weights.dtype()));
-    if (a.mask) expect_tokens("mask", a.mask.axes(), tokens);
-    if (a.weights) expect_tokens("weights", a.weights.axes(), tokens);
-    if (a.bias) expect_vocab("the bias", a.bias);
-    if (a.class_weights) expect_vocab("class_weights", a.class_weights);
-    if (a.teacher_bias) expect_vocab("the teacher's bias", a.teacher_bias);
-    if (a.teacher_x) {
+    if (!a.weights.empty() && !is_float(a.weights.dtype()))
+      fail(op, "weights are floats, but these are " + text(a.weights.dtype()));
+    if (!a.mask.empty()) expect_tokens("mask", a.mask.axes(), tokens);
+    if (!a.weights.empty()) expect_tokens("weights", a.weights.axes(), tokens);
+    if (!a.bias.empty()) expect_vocab("the bias", a.bias);
+    if (!a.class_weights.empty()) expect_vocab("class_weights", a.class_weights);
+    if (!a.teacher_bias.empty()) expect_vocab("the teacher's bias", a.teacher_bias);
+    if (!a.teacher_x.empty()) {
       ops::axis_of(op, ops::node_of(op, a.teacher_weight), Vocab);
       expect_tokens("teacher's x", without_axes(a.teacher_x.axes(), options.teacher->Embed), tokens);
     }
@@ -154,26 +157,26 @@ struct Tokens {
       auto counts = inside;
       if (o.ignore_index) counts = inside & (ids != *o.ignore_index);
       if (o.checked) wrong = o.ignore_index ? ~(inside | (ids == *o.ignore_index)) : ~inside;
-      live = live ? live & counts : counts;
-      if (a.class_weights)
+      live = !live.empty() ? live & counts : counts;
+      if (!a.class_weights.empty())
         class_weights = take(astype(a.class_weights, p.dtype), p.Vocab, clip(ids, Arr(0), Arr(p.Vocab.size - 1)));
     }
-    if (a.weights) weights = astype(a.weights, p.dtype);
+    if (!a.weights.empty()) weights = astype(a.weights, p.dtype);
   }
   void check(const Problem& p) const {
-    if (!wrong || !is_known(wrong)) return;
+    if (wrong.empty() || !is_known(wrong)) return;
     if (auto n = std::int64_t(haliax::sum(wrong).item()))
       fail(op, std::to_string(n) + " of " + std::to_string(wrong.size()) + " targets are no ids of " + to_string(p.Vocab) +
                    (p.options.ignore_index ? ", nor ignore_index" : "; ignore_index says what does not count"));
   }
   // (tokens...) -> what does not count is exactly 0, the rest weighted.
   NamedArray weighted(NamedArray v) const {
-    if (live) v = where(live, v, 0.);
-    return weights ? v * weights : v;
+    if (!live.empty()) v = where(live, v, 0.);
+    return weights.empty() ? v : v * weights;
   }
   NamedArray total_weight(const Problem& p, bool of_classes) const {
     auto w = weighted(ones(p.tokens, p.dtype));
-    return sum(of_classes && class_weights ? w * class_weights : w);
+    return sum(of_classes && !class_weights.empty() ? w * class_weights : w);
   }
 };
 
@@ -183,7 +186,7 @@ NamedArray logits_of(const Problem& p, const NamedArray& x, const NamedArray& we
                      const NamedArray& bias, double soft_cap) {
   auto l = p.options.logit_dtype ? astype(dot(x, weight, Embed), p.dtype)
                                  : dot(x, weight, Embed, {.preferred_element_type = p.dtype});
-  if (bias) l = l + astype(bias, p.dtype);
+  if (!bias.empty()) l = l + astype(bias, p.dtype);
   if (soft_cap != 0) l = soft_cap * tanh(l / soft_cap);
   return p.options.temperature == 1 ? l : l / p.options.temperature;
 }
@@ -202,7 +205,7 @@ Labels labels_of(const Problem& p, const Tokens& tokens, const NamedArray& logit
   auto& targets = a.targets;
   const double e = p.options.label_smoothing;
   NamedArray classes;
-  if (a.class_weights) classes = astype(a.class_weights, p.dtype);
+  if (!a.class_weights.empty()) classes = astype(a.class_weights, p.dtype);
   Labels l;
   if (is_integer(targets.dtype())) {
     // As a sum over the vocabulary the label's logit fuses with the softmax, forward and backward.
@@ -210,16 +213,17 @@ Labels labels_of(const Problem& p, const Tokens& tokens, const NamedArray& logit
     auto picked = sum(where(is_label, logits, 0.), Vocab);
     l.id = targets;
     l.nll = lse - picked;
-    l.loss = classes ? l.nll * tokens.class_weights : l.nll;
+    l.loss = !classes.empty() ? l.nll * tokens.class_weights : l.nll;
   } else {
     auto soft = astype(targets, p.dtype);
     if (p.options.outputs.accuracy) l.id = argmax(targets, Vocab);
     auto of = [&](const NamedArray& q) { return lse * sum(q, Vocab) - sum(q * logits, Vocab); };
     l.nll = of(soft);
-    l.loss = classes ? of(soft * classes) : l.nll;
+    l.loss = !classes.empty() ? of(soft * classes) : l.nll;
   }
   if (e != 0) {
-    auto even = classes ? (lse * sum(classes) - sum(logits * classes, Vocab)) / double(Vocab.size) : lse - mean(logits, Vocab);
+    auto even = classes.empty() ? lse - mean(logits, Vocab)
+                                : (lse * sum(classes) - sum(logits * classes, Vocab)) / double(Vocab.size);
     l.loss = (1 - e) * l.loss + e * even;
   }
   return l;
@@ -234,14 +238,14 @@ Result walk(const Problem& p, const Arrays& a) {
   auto labels = labels_of(p, tokens, logits, lse, a);
   auto loss = o.z_loss != 0 ? labels.loss + o.z_loss * square(lse) : labels.loss;
   auto losses = tokens.weighted(loss);
-  if (tokens.wrong) losses = where(tokens.wrong, std::numeric_limits<double>::quiet_NaN(), losses);
+  if (!tokens.wrong.empty()) losses = where(tokens.wrong, std::numeric_limits<double>::quiet_NaN(), losses);
 
   Result r;
   r.total.sum = sum(losses);
   auto& give = o.outputs;
   if (give.losses || o.reduction == Reduction::none) r.losses = losses;
   if (give.logsumexp) r.logsumexp = lse;
-  if (give.log_prob) r.log_prob = tokens.inside ? where(tokens.inside, -labels.nll, 0.) : -labels.nll;
+  if (give.log_prob) r.log_prob = !tokens.inside.empty() ? where(tokens.inside, -labels.nll, 0.) : -labels.nll;
   if (give.nll) r.nll.sum = sum(tokens.weighted(labels.nll));
   if (give.entropy) r.entropy = expected(logits, lse, lse - logits, Vocab);
   if (give.ids || give.accuracy) {
@@ -266,8 +270,8 @@ Result walk(const Problem& p, const Arrays& a) {
 // What is summed over tokens, of two walks over some of them each.
 Result operator+(Result a, const Result& b) {
   for (auto part : {&Result::total, &Result::nll, &Result::accuracy})
-    if ((a.*part).sum) (a.*part).sum = (a.*part).sum + (b.*part).sum;
-  if (a.losses) a.losses = a.losses + b.losses;
+    if (!(a.*part).sum.empty()) (a.*part).sum = (a.*part).sum + (b.*part).sum;
+  if (!a.losses.empty()) a.losses = a.losses + b.losses;
   return a;
 }
 
@@ -322,14 +326,14 @@ class LiveFirst {
   }
   Arrays ordered(Arrays a, const NamedArray& live) const {
     if (rows_.empty()) return a;
-    for (auto* v : of_tokens(a)) if (*v) *v = flatten_axes(*v, rows_, row_);
+    for (auto* v : of_tokens(a)) if (!v->empty()) *v = flatten_axes(*v, rows_, row_);
     a.order = rename(argsort(~of_rows(live), row_), row_, walked_.name);
     return a;
   }
   Arrays taken(Arrays a) const {   // in a turn
     if (rows_.empty()) return a;
-    for (auto* v : of_tokens(a)) if (*v) *v = take(*v, row_, a.order);
-    if (a.here) a.mask = a.mask ? a.mask & a.here : a.here;
+    for (auto* v : of_tokens(a)) if (!v->empty()) *v = take(*v, row_, a.order);
+    if (!a.here.empty()) a.mask = !a.mask.empty() ? a.mask & a.here : a.here;
     return a;
   }
   // Large turns are the fastest, but a mask saves whole turns: what does not fill a large one is left to small ones. How many positions make
@@ -426,7 +430,7 @@ LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const Ax
   } else {
     r = walked.items().empty() ? tiled(inputs) : chunked_reduce(walked, chunks, tiled)(inputs);
   }
-  if (r.losses) r.losses = live_first.put_back(r.losses, inputs.order);
+  if (!r.losses.empty()) r.losses = live_first.put_back(r.losses, inputs.order);
 
   r.total.weight = tokens.total_weight(p, true);
   if (o.outputs.nll) r.nll.weight = tokens.total_weight(p, false);

@@ -25,7 +25,7 @@ void check_same(const Leaves& a, const char* what, const Leaves& b, const char* 
     fail("optim", "there are " + std::to_string(a.size()) + " " + what + ", but " + std::to_string(b.size()) + " " + other +
                       "; the trees must have the same structure");
   for (std::size_t i = 0; i < a.size(); ++i) {
-    if (!a[i] || !b[i]) continue;
+    if (a[i].empty() || b[i].empty()) continue;
     auto x = a[i].axes(), y = b[i].axes();   // a smaller one would be broadcast; of sizes the ops tell
     auto same_name = [](const Axis& p, const Axis& q) { return p.name == q.name; };
     if (!std::is_permutation(x.begin(), x.end(), y.begin(), y.end(), same_name))
@@ -49,23 +49,23 @@ NamedArray first_step() { return zeros({}, DType::i32); }
 Leaves trainable_zeros(const Leaves& params, const std::vector<bool>& frozen) {
   Leaves out(params.size());
   for (std::size_t i = 0; i < params.size(); ++i)
-    if (params[i] && !frozen[i] && is_float(params[i].dtype())) out[i] = zeros_like(params[i]);
+    if (!params[i].empty() && !frozen[i] && is_float(params[i].dtype())) out[i] = zeros_like(params[i]);
   return out;
 }
 
 NamedArray norm(const Leaves& leaves) {
   NamedArray total;
   for (auto& a : leaves) {
-    if (!a) continue;
+    if (a.empty()) continue;
     auto squares = sum(square(astype(a, DType::f32)));
-    total = total ? total + squares : squares;
+    total = !total.empty() ? total + squares : squares;
   }
-  return total ? sqrt(total) : zeros({});
+  return !total.empty() ? sqrt(total) : zeros({});
 }
 
 Leaves scaled(Leaves leaves, const NamedArray& by) {
   for (auto& a : leaves)
-    if (a) a = a * astype(by, a.dtype());
+    if (!a.empty()) a = a * astype(by, a.dtype());
   return leaves;
 }
 Leaves clipped(Leaves grads, double max_norm) {
@@ -77,7 +77,7 @@ Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double
   check_same(mu, "moments", grads, "gradients");
   auto c1 = correction(b1, count), c2 = correction(b2, count);
   for (std::size_t i = 0; i < grads.size(); ++i) {
-    if (!grads[i]) continue;
+    if (grads[i].empty()) continue;
     auto& g = grads[i];
     mu[i] = b1 * mu[i] + (1 - b1) * g;
     nu[i] = b2 * nu[i] + (1 - b2) * square(g);
@@ -89,7 +89,7 @@ Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double
 std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, bool nesterov) {
   check_same(trace, "traces", grads, "gradients");
   for (std::size_t i = 0; i < grads.size(); ++i) {
-    if (!grads[i]) continue;
+    if (grads[i].empty()) continue;
     trace[i] = grads[i] + decay * trace[i];
     grads[i] = nesterov ? grads[i] + decay * trace[i] : trace[i];
   }
@@ -100,7 +100,7 @@ Leaves decayed(Leaves updates, const Leaves& params, const std::vector<std::stri
   if (weight_decay == 0) return updates;
   check_same(params, "params", updates, "updates");
   for (std::size_t i = 0; i < updates.size(); ++i)
-    if (updates[i] && (!mask || mask(paths[i], params[i])))
+    if (!updates[i].empty() && (!mask || mask(paths[i], params[i])))
       updates[i] = updates[i] + astype(weight_decay * params[i], updates[i].dtype());
   return updates;
 }
@@ -108,7 +108,7 @@ Leaves decayed(Leaves updates, const Leaves& params, const std::vector<std::stri
 Leaves applied(Leaves params, const Leaves& updates) {
   check_same(params, "params", updates, "updates");
   for (std::size_t i = 0; i < params.size(); ++i)
-    if (updates[i]) params[i] = astype(params[i] + updates[i], params[i].dtype());
+    if (!updates[i].empty()) params[i] = astype(params[i] + updates[i], params[i].dtype());
   return params;
 }
 

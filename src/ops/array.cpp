@@ -71,7 +71,7 @@ const NamedArray& NamedArray::scalar(SourceLocation at) const {
 }
 
 const NamedArray& Arr::array() const {
-  if (is_number() && !array_) {
+  if (is_number() && array_.empty()) {
     Here here(at_);
     array_ = NamedArray(node_of("number", *this));
   }

@@ -1,7 +1,9 @@
 #include "ops/named.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstdio>
 #include <limits>
 
 namespace haliax::ops {
@@ -103,7 +105,7 @@ NodePtr number_of(const char* op, const Arr& a, DType d) {
 }  // namespace
 
 NodePtr node_of(const char* op, const NamedArray& a) {
-  if (!a) fail(op, "an operand is an empty NamedArray: it was never given a value");
+  if (a.empty()) fail(op, "an operand is an empty NamedArray: it was never given a value");
   return a.node();
 }
 NodePtr node_of(const char* op, const Arr& a) {
@@ -115,13 +117,27 @@ NodePtr node_of(const char* op, const Arr& a, DType d) {
   return d == DType::boolean ? to_bool(n) : prim::cast(n, d);
 }
 
+namespace {
+// f64 spreads to all that it meets, and is seldom meant where the rest is f32: said at the first time.
+void tell_mixed(const char* op, const Node& a, const Node& b) {
+  auto &wide = a.dtype == DType::f64 ? a : b, &narrow = &wide == &a ? b : a;
+  if (wide.dtype != DType::f64 || narrow.dtype != DType::f32 || visible(narrow).empty()) return;
+  static std::atomic_flag told;
+  if (told.test_and_set()) return;
+  std::fprintf(stderr,
+               "haliax: warning: [%s] f64 %s meets f32 %s, and the result is f64; arrays of std::vector<double> are f64, and "
+               "astype(DType::f32) narrows them; this is said once; %s\n",
+               op, to_string(visible(wide)).c_str(), to_string(visible(narrow)).c_str(), where_of(context().origin).c_str());
+}
+}  // namespace
 DType promoted(const char* op, const std::vector<Arr>& operands) {
   std::optional<DType> out;
+  const Node* first = nullptr;
   DType weak = DType::boolean;   // of the numbers
   for (auto& a : operands) {
     if (a.is_number()) weak = promote(weak, dtype_of_number(a));
-    else if (auto d = node_of(op, a)->dtype; out) out = promote(*out, d);
-    else out = d;
+    else if (auto n = node_of(op, a); out) tell_mixed(op, *first, *n), out = promote(*out, n->dtype);
+    else out = n->dtype, first = a.node().get();
   }
   if (!out || *out == DType::boolean) return weak;
   return is_float(weak) && !is_float(*out) ? DType::f32 : *out;

@@ -142,6 +142,19 @@ NamedArray greater_equal(Arr a, Arr b) { return comparison("greater_equal", prim
 NamedArray logical_and(Arr a, Arr b) { return logical("logical_and", prim::kBitAnd, a, b); }
 NamedArray logical_or(Arr a, Arr b) { return logical("logical_or", prim::kBitOr, a, b); }
 NamedArray logical_xor(Arr a, Arr b) { return logical("logical_xor", prim::kBitXor, a, b); }
+// These operators are not told where they stand: where an operand was made is most often the same line.
+namespace {
+Arr from(const NamedArray& a, const NamedArray& made_at) {
+  return {a, made_at.empty() ? SourceLocation() : made_at.node()->origin.at};
+}
+}  // namespace
+NamedArray operator!(const NamedArray& a) { return logical_not(from(a, a)); }
+NamedArray operator&&(const NamedArray& a, const NamedArray& b) { return logical_and(from(a, b), from(b, b)); }
+NamedArray operator&&(const NamedArray& a, bool b) { return logical_and(from(a, a), b); }
+NamedArray operator&&(bool a, const NamedArray& b) { return logical_and(Arr(a, from(b, b).at()), from(b, b)); }
+NamedArray operator||(const NamedArray& a, const NamedArray& b) { return logical_or(from(a, b), from(b, b)); }
+NamedArray operator||(const NamedArray& a, bool b) { return logical_or(from(a, a), b); }
+NamedArray operator||(bool a, const NamedArray& b) { return logical_or(Arr(a, from(b, b).at()), from(b, b)); }
 NamedArray bitwise_and(Arr a, Arr b) { return bits("bitwise_and", prim::kBitAnd, a, b); }
 NamedArray bitwise_or(Arr a, Arr b) { return bits("bitwise_or", prim::kBitOr, a, b); }
 NamedArray bitwise_xor(Arr a, Arr b) { return bits("bitwise_xor", prim::kBitXor, a, b); }

@@ -149,7 +149,12 @@ struct Range { std::int64_t start, size, step; };
 Range range_of(const char* op, const Axis& a, const Slice& s) {
   if (s.step == 0) fail(op, "the step of a slice of axis " + to_string(a) + " is 0");
   std::int64_t least = s.step > 0 ? 0 : -1, most = s.step > 0 ? a.size : a.size - 1;
-  auto limit = [&](std::int64_t i) { return std::clamp(i < 0 ? i + a.size : i, least, most); };
+  auto limit = [&](std::int64_t i) {
+    if (i < -a.size || i > a.size)
+      fail(op, "a slice from or to " + std::to_string(i) + " is outside of axis " + to_string(a) +
+                   "; leave a bound out to go to the end");
+    return std::clamp(i < 0 ? i + a.size : i, least, most);
+  };
   auto start = s.start ? limit(*s.start) : s.step > 0 ? least : most, stop = s.stop ? limit(*s.stop) : s.step > 0 ? most : least;
   auto span = s.step > 0 ? stop - start : start - stop, step = std::abs(s.step);
   auto size = span > 0 ? (span - 1) / step + 1 : 0;

@@ -148,7 +148,7 @@ Key key(std::int64_t seed) { return key(0, std::uint32_t(seed)); }
 Key key(std::uint32_t word0, std::uint32_t word1) { return pack(u32(word0), u32(word1)); }
 Key key(const NamedArray& words, SourceLocation at) {
   Here here(at);
-  if (!words) return {};
+  if (words.empty()) return {};
   auto n = words.node();
   if (n->dtype != DType::u32) fail("random.key", "the words of a key are u32, not " + text(n->dtype));
   if (!find(*n, key_word)) n = prim::rename(n, {"word"}, {key_word});

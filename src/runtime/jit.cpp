@@ -171,8 +171,8 @@ struct JitCore::Impl {
     Nodes roots;
     for (std::size_t k = 0; k < results.size(); ++k) {
       auto& r = results[k];
-      e.result_of_leaf.push_back(r ? int(roots.size()) : -1);
-      if (!r) continue;
+      e.result_of_leaf.push_back(!r.empty() ? int(roots.size()) : -1);
+      if (r.empty()) continue;
       roots.push_back(r.node()), e.results.push_back({r.node()->axes, r.dtype()});
       e.part_of_result.push_back(parts.of_leaf[k]);
     }
@@ -290,7 +290,8 @@ Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) c
     fail("named_jit", "mesh (" + to_string(*o.mesh) + ") is not that of the function around (" + to_string(*mesh) + ")");
   auto& each = results ? o.out : o.in;
   for (std::size_t k = 0; each && k < out.size(); ++k)
-    if (auto* mapping = each->of(std::size_t(parts.of_leaf[k])); mapping && out[k]) out[k] = shard(Arr(out[k], o.at), *mapping);
+    if (auto* mapping = each->of(std::size_t(parts.of_leaf[k])); mapping && !out[k].empty())
+      out[k] = shard(Arr(out[k], o.at), *mapping);
   return out;
 }
 JitCore::Entry* JitCore::find(const Walk& w, const Parts& arguments) {

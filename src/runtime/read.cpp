@@ -13,7 +13,7 @@ namespace haliax {
 namespace {
 
 const Node& with_value(const NamedArray& a) {
-  if (!a) fail("eval", "the NamedArray is empty: it was never given a value");
+  if (a.empty()) fail("eval", "the NamedArray is empty: it was never given a value");
   auto& n = *a.node();
   if (!n.donated.empty()) fail("eval", n.donated);
   for (auto& x : n.axes)
@@ -113,7 +113,7 @@ const NamedArray& NamedArray::eval(SourceLocation at) const {
 void eval(std::span<const NamedArray> arrays, SourceLocation at) {
   Here here(at);
   Nodes nodes;
-  for (auto& a : arrays) if (a) nodes.push_back(a.node());
+  for (auto& a : arrays) if (!a.empty()) nodes.push_back(a.node());
   evaluate(nodes);
 }
 double NamedArray::item(SourceLocation at) const {

@@ -216,7 +216,7 @@ std::string visualize_sharding(const AxisSpec& spec, const Mapping& mapping, con
 }
 std::string visualize_sharding(const NamedArray& a, const std::string& svg, SourceLocation at) {
   Here here(at);
-  if (!a) fail("visualize_sharding", "the NamedArray is empty: it was never given a value");
+  if (a.empty()) fail("visualize_sharding", "the NamedArray is empty: it was never given a value");
   if (auto p = placement(a)) return visualize_sharding(a.axes(), p->mapping, p->mesh, svg, at);
   auto mesh = current_mesh();
   auto mapping = current_mapping();
@@ -236,7 +236,7 @@ std::string sharding_table(const Leaves& leaves, const std::vector<std::string>&
   double whole = 0, mine = 0;
   std::size_t path_width = 3, axes_width = 0, spec_width = 0;
   for (std::size_t k = 0; k < leaves.size(); ++k) {
-    if (!leaves[k]) continue;
+    if (leaves[k].empty()) continue;
     auto axes = leaves[k].axes();
     auto lies = sharding_for(axes, mapping, mesh, paths[k].empty() ? "an array" : paths[k]);
     std::string spec;

@@ -6,6 +6,8 @@
 #include <set>
 
 #include "base/name.h"
+#include "graph/node.h"
+#include "haliax/ops.h"
 
 namespace haliax::detail {
 namespace {
@@ -36,14 +38,14 @@ void StateWalk::named(std::string_view field, Visit visit, void* node) {
 }
 
 void StateWalk::add(NamedArray& a) {
-  if (!a) return;
+  if (a.empty()) return;
   auto axes = a.axes();
   std::vector<std::int64_t> shape;
   for (std::size_t i = layers < 0 ? 0 : 1; i < axes.size(); ++i) shape.push_back(axes[i].size);  // the layer axis comes first
   entries.push_back({path, &a, std::move(shape), layers});
 }
 void StateWalk::add_matrix(std::string_view field, NamedArray& a, std::size_t row_axes) {
-  if (!a) return;
+  if (a.empty()) return;
   named(
       field, [](StateWalk& w, void* array) { w.add(*static_cast<NamedArray*>(array)); }, &a);
   auto& stored = entries.back().shape;
@@ -88,36 +90,104 @@ TensorFile save_state(const std::vector<StateEntry>& entries) {
   return file;
 }
 
-std::vector<std::string> load_state(const std::vector<StateEntry>& entries, const TensorFile& file) {
+namespace {
+
+// The tensors of a file that an array of the model takes, layer by layer; null where one is missing or has another shape.
+std::vector<const Tensor*> taken_by(const StateEntry& e, const TensorFile& file, StateMismatch& wrong,
+                                    std::vector<std::string>& told, std::set<std::string>& unused) {
   std::vector<std::string> there;
-  for (auto& t : file.tensors) there.push_back(t.name);
-  std::set<std::string> unused(there.begin(), there.end());
-  for (auto& e : entries) {
-    std::vector<std::byte> bytes;
-    DType dtype = e.array->dtype();
-    for (std::int64_t i = 0; i < tensors_of(e); ++i) {
-      auto name = of_layer(e, i);
-      auto* t = file.find(name);
-      if (!t) throw Error("[state_dict] the file has no tensor " + name + did_you_mean(name, there));
-      if (t->shape != e.shape)
-        throw Error("[state_dict] the tensor " + name + " has shape " + shape_text(t->shape) + ", but the model wants " +
-                    shape_text(e.shape));
-      if (i > 0 && t->dtype != dtype)
-        throw Error("[state_dict] the tensor " + name + " is " + std::string(name_of(t->dtype)) + ", but that of layer 0 is " +
-                    std::string(name_of(dtype)));
-      dtype = t->dtype;
-      if (auto size = std::accumulate(t->shape.begin(), t->shape.end(), std::int64_t(bytes_of(dtype)), std::multiplies<>());
-          std::int64_t(t->data.size()) != size)
-        throw Error("[state_dict] the tensor " + name + " has " + std::to_string(t->data.size()) + " bytes, not the " +
-                    std::to_string(size) + " of " + shape_text(t->shape) + " " + std::string(name_of(dtype)));
-      bytes.insert(bytes.end(), t->data.begin(), t->data.end());
-      unused.erase(name);
+  std::vector<const Tensor*> out;
+  for (std::int64_t i = 0; i < tensors_of(e); ++i) {
+    auto name = of_layer(e, i);
+    auto* t = file.find(name);
+    unused.erase(name);
+    if (!t) {
+      if (there.empty())
+        for (auto& x : file.tensors) there.push_back(x.name);
+      wrong.missing.push_back(name);
+      told.push_back(name + " is missing" + did_you_mean(name, there));
+    } else if (t->shape != e.shape) {
+      wrong.other_shape.push_back(name);
+      told.push_back(name + " has shape " + shape_text(t->shape) + ", but the model wants " + shape_text(e.shape));
+      t = nullptr;
+    } else if (t->dtype != e.array->dtype()) {
+      wrong.other_dtype.push_back(name);
+      told.push_back(name + " is " + std::string(name_of(t->dtype)) + ", but the model wants " +
+                     std::string(name_of(e.array->dtype())));
     }
-    auto wanted = e.array->dtype();
-    auto loaded = from_bytes(bytes, dtype, e.array->axes());
-    *e.array = dtype == wanted ? loaded : loaded.astype(wanted);
+    out.push_back(t);
   }
-  return {unused.begin(), unused.end()};
+  return out;
+}
+// The array of these tensors, in its own dtype; what is null stays as it is.
+NamedArray joined(const StateEntry& e, const std::vector<const Tensor*>& tensors) {
+  auto dtype = e.array->dtype();
+  auto axes = e.array->axes();
+  bool alike = std::all_of(tensors.begin(), tensors.end(), [&](auto* t) { return t && t->dtype == tensors[0]->dtype; });
+  if (alike && !tensors.empty()) {
+    std::vector<std::byte> bytes;
+    for (auto* t : tensors) bytes.insert(bytes.end(), t->data.begin(), t->data.end());
+    auto loaded = from_bytes(bytes, tensors[0]->dtype, axes);
+    return loaded.dtype() == dtype ? loaded : loaded.astype(dtype);
+  }
+  if (e.layers < 0 || tensors.empty()) return *e.array;
+  std::vector<NamedArray> layers;
+  Axes of_one(axes.begin() + 1, axes.end());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    if (auto* t = tensors[i]) layers.push_back(from_bytes(t->data, t->dtype, of_one).astype(dtype));
+    else layers.push_back(at(*e.array, axes[0], std::int64_t(i)));
+  }
+  return stack(axes[0], layers);
+}
+// `the file has 4 layers h.{}, the model 3`, for each stack of which that is so.
+std::vector<std::string> other_layers(const std::vector<StateEntry>& entries, const TensorFile& file) {
+  std::vector<std::string> out;
+  std::set<std::string> seen;
+  for (auto& e : entries) {
+    auto hole = e.path.find("{}");
+    if (e.layers < 0 || hole == e.path.npos || !seen.insert(e.path.substr(0, hole)).second) continue;
+    std::set<std::string> numbers;
+    for (auto& t : file.tensors) {
+      if (t.name.compare(0, hole, e.path, 0, hole) != 0) continue;
+      auto end = t.name.find_first_not_of("0123456789", hole);
+      if (end != hole && end != t.name.npos && t.name[end] == '.') numbers.insert(t.name.substr(hole, end - hole));
+    }
+    if (!numbers.empty() && std::int64_t(numbers.size()) != e.layers)
+      out.push_back("the file has " + std::to_string(numbers.size()) + " layers " + e.path.substr(0, hole + 2) + ", the model " +
+                    std::to_string(e.layers));
+  }
+  return out;
+}
+
+}  // namespace
+
+void load_state(const std::vector<StateEntry>& entries, const TensorFile& file, const StateOptions& options) {
+  Here here(options.at);
+  StateMismatch wrong;
+  auto told = other_layers(entries, file);
+  auto about_layers = told.size();
+  std::set<std::string> unused;
+  for (auto& t : file.tensors) {
+    unused.insert(t.name);
+    if (auto size = std::accumulate(t.shape.begin(), t.shape.end(), std::int64_t(bytes_of(t.dtype)), std::multiplies<>());
+        std::int64_t(t.data.size()) != size)
+      fail("from_state_dict", "the tensor " + t.name + " has " + std::to_string(t.data.size()) + " bytes, not the " +
+                                  std::to_string(size) + " of " + shape_text(t.shape) + " " + std::string(name_of(t.dtype)));
+  }
+  std::vector<std::vector<const Tensor*>> taken;
+  for (auto& e : entries) taken.push_back(taken_by(e, file, wrong, told, unused));
+  for (auto& name : unused) told.push_back(name + " is left over");
+  wrong.unused.assign(unused.begin(), unused.end());
+  if (options.strict && !wrong.empty()) {
+    constexpr std::size_t most = 10;
+    auto count = told.size() - about_layers;
+    auto text = std::to_string(count) + (count == 1 ? " tensor does not fit:" : " tensors do not fit:");
+    for (std::size_t i = 0; i < about_layers + std::min(count, most); ++i) text += "\n  " + told[i];
+    if (count > most) text += "\n  and " + std::to_string(count - most) + " more";
+    fail("from_state_dict", text + "\n{.strict = false} takes what fits and lists the rest");
+  }
+  for (std::size_t k = 0; k < entries.size(); ++k) *entries[k].array = joined(entries[k], taken[k]);
+  if (options.mismatch) *options.mismatch = std::move(wrong);
 }
 
 }  // namespace haliax::detail

@@ -87,7 +87,7 @@ struct ByHand : Custom {
     Nodes result;
     for (std::size_t k = 0; k < back.size(); ++k) {
       if (!given_in[k]) continue;
-      if (back[k] && !same_axes(back[k], in[k]))
+      if (!back[k].empty() && !same_axes(back[k], in[k]))
         fail("custom_vjp", "the cotangent of argument array " + std::to_string(k) + " is " + to_string(back[k].axes()) +
                                ", and the array is " + to_string(in[k].axes()));
       result.push_back(back[k].node());
@@ -141,17 +141,17 @@ Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLoc
     fail("vjp", "the result has " + std::to_string(ys.size()) + " arrays and its cotangent " + std::to_string(gs.size()));
   Nodes y, g, x;
   for (std::size_t k = 0; k < ys.size(); ++k) {
-    if (!ys[k] || !gs[k]) continue;
+    if (ys[k].empty() || gs[k].empty()) continue;
     if (!same_axes(ys[k], gs[k]))
       fail("vjp", "a cotangent is " + to_string(gs[k].axes()) + " and its array " + to_string(ys[k].axes()));
     y.push_back(ys[k].node()), g.push_back(gs[k].node());
   }
-  for (auto& a : wrt) if (a && a.node()->op == &prim::kTracer) x.push_back(a.node());
+  for (auto& a : wrt) if (!a.empty() && a.node()->op == &prim::kTracer) x.push_back(a.node());
   auto d = vjp(y, g, x);
   Leaves out;
   std::size_t next = 0;
   for (auto& a : wrt) {
-    if (!a || a.node()->op != &prim::kTracer) { out.emplace_back(); continue; }
+    if (a.empty() || a.node()->op != &prim::kTracer) { out.emplace_back(); continue; }
     auto& found = d[next++];
     out.push_back(NamedArray(found ? found : prim::zeros_like(a.node())));
   }
@@ -159,7 +159,7 @@ Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLoc
 }
 Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation at) {
   Here here(at);
-  if (!loss) fail("grad", "the function gave no array");
+  if (loss.empty()) fail("grad", "the function gave no array");
   if (loss.ndim() != 0) fail("grad", "only a 0-d array has a gradient; the function gave " + to_string(loss.axes()) + "; sum or mean it, or differentiate under vmap");
   if (!is_float(loss.dtype())) fail("grad", "the function gave dtype " + std::string(name_of(loss.dtype())) + ", which has no gradient");
   auto& n = loss.node();
@@ -173,13 +173,14 @@ std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leave
   auto x = tracers(primals, std::vector<bool>(primals.size()), std::vector<std::string>(primals.size()));
   auto ys = f(x);
   Nodes us, y, wrt, ts;
-  for (auto& a : ys) if (a && is_float(a.dtype())) y.push_back(a.node()), us.push_back(prim::input(a.node()->axes, a.dtype()));
+  for (auto& a : ys)
+    if (!a.empty() && is_float(a.dtype())) y.push_back(a.node()), us.push_back(prim::input(a.node()->axes, a.dtype()));
   for (std::size_t k = 0; k < x.size(); ++k) {
-    if (!x[k] || x[k].node()->op != &prim::kTracer) continue;
+    if (x[k].empty() || x[k].node()->op != &prim::kTracer) continue;
     wrt.push_back(x[k].node());
-    if (tangents[k] && !same_axes(tangents[k], x[k]))
+    if (!tangents[k].empty() && !same_axes(tangents[k], x[k]))
       fail("jvp", "a tangent is " + to_string(tangents[k].axes()) + " and its array " + to_string(x[k].axes()));
-    auto t = tangents[k] ? tangents[k].node() : prim::zeros_like(wrt.back());
+    auto t = tangents[k].empty() ? prim::zeros_like(wrt.back()) : tangents[k].node();
     ts.push_back(prim::fit(t, wrt.back()->axes));
   }
   auto g = vjp(y, us, wrt);
@@ -192,7 +193,7 @@ std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leave
   Leaves out;
   std::size_t k = 0;
   for (auto& a : ys) {
-    if (!a || !is_float(a.dtype())) { out.emplace_back(); continue; }
+    if (a.empty() || !is_float(a.dtype())) { out.emplace_back(); continue; }
     out.push_back(NamedArray(d[k] ? d[k] : prim::zeros_like(a.node())));
     ++k;
   }
@@ -205,7 +206,7 @@ Leaves Vmap::hide(const Leaves& in) {
   Here here(at);
   Leaves out = in;
   for (auto& a : out) {
-    if (!a) continue;
+    if (a.empty()) continue;
     auto* mine = find(*a.node(), axis.name);
     if (!mine) continue;
     if (size >= 0 && mine->size != size) fail("vmap", "axis " + std::string(axis.name.text()) + " has size " + std::to_string(mine->size) + " in " + to_string(a.axes()) + " and " + std::to_string(size) + " elsewhere");
@@ -220,7 +221,7 @@ Leaves Vmap::show(const Leaves& in) {
   Here here(at);
   Leaves out = in;
   for (auto& a : out) {
-    if (!a) continue;
+    if (a.empty()) continue;
     if (find(*a.node(), axis.name)) fail("vmap", "the result has axis " + std::string(axis.name.text()) + " already: " + to_string(a.axes()));
     Axes others, front;
     for (auto& x : a.node()->axes) {
@@ -247,7 +248,7 @@ Leaves checkpoint(LeafFunction f, const Leaves& in) {
     if (s) c->inputs.push_back(s), given.push_back(a.node()), to[s.get()] = a.node();
   }
   auto traced = f(inside);
-  for (auto& a : traced) if (a) c->outs.push_back(a.node());
+  for (auto& a : traced) if (!a.empty()) c->outs.push_back(a.node());
   c->results = c->outs.size();
   for (auto& n : captured(c->outs, c->inputs)) c->inputs.push_back(n), given.push_back(n);
   Nodes operands = substitute(c->outs, to);
@@ -255,7 +256,7 @@ Leaves checkpoint(LeafFunction f, const Leaves& in) {
   auto node = make_custom(operands, c);
   Leaves out;
   std::size_t k = 0;
-  for (auto& a : traced) out.push_back(a ? NamedArray(custom_result(node, k++)) : a);
+  for (auto& a : traced) out.push_back(a.empty() ? a : NamedArray(custom_result(node, k++)));
   return out;
 }
 Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> self, Leaves (*call)(void*, const Leaves&, const Leaves&, const Leaves&)) {
@@ -264,24 +265,24 @@ Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> 
   c->self = std::move(self), c->call = call;
   auto outs = forward(in);
   Nodes operands;
-  for (auto& a : outs) c->given_out.push_back(bool(a)), c->results += bool(a);
-  for (auto& a : outs) if (a) operands.push_back(a.node());
+  for (auto& a : outs) c->given_out.push_back(!a.empty()), c->results += !a.empty();
+  for (auto& a : outs) if (!a.empty()) operands.push_back(a.node());
   for (auto& a : in) {
-    c->given_in.push_back(bool(a));
-    if (a) operands.push_back(a.node());
+    c->given_in.push_back(!a.empty());
+    if (!a.empty()) operands.push_back(a.node());
   }
   auto node = make_custom(operands, c);
   Leaves out;
   std::size_t k = 0;
-  for (auto& a : outs) out.push_back(a ? NamedArray(custom_result(node, k++)) : a);
+  for (auto& a : outs) out.push_back(a.empty() ? a : NamedArray(custom_result(node, k++)));
   return out;
 }
 Leaves eval_shape(LeafFunction f, const Leaves& in) {
   Scope tracing;
   Leaves inside;
-  for (auto& a : in) inside.push_back(a ? NamedArray(stand_in(a.node())) : a);
+  for (auto& a : in) inside.push_back(a.empty() ? a : NamedArray(stand_in(a.node())));
   Leaves out;
-  for (auto& a : f(inside)) out.push_back(a ? NamedArray(prim::input(a.node()->axes, a.dtype())) : a);
+  for (auto& a : f(inside)) out.push_back(a.empty() ? a : NamedArray(prim::input(a.node()->axes, a.dtype())));
   return out;
 }
 
@@ -302,8 +303,8 @@ void check_carry(const Leaves& init, const Leaves& next, const std::vector<std::
   if (init.size() != next.size()) fail("scan", "the carry has " + std::to_string(init.size()) + " arrays and the function gave " + std::to_string(next.size()));
   for (std::size_t k = 0; k < init.size(); ++k) {
     auto name = k < paths.size() && !paths[k].empty() ? "carry " + paths[k] : std::string("the carry");
-    if (bool(init[k]) != bool(next[k])) fail("scan", name + " is empty on one side of a turn");
-    if (!init[k]) continue;
+    if (init[k].empty() != next[k].empty()) fail("scan", name + " is empty on one side of a turn");
+    if (init[k].empty()) continue;
     if (init[k].dtype() != next[k].dtype())
       fail("scan", name + " changes its dtype from " + std::string(name_of(init[k].dtype())) + " to " + std::string(name_of(next[k].dtype())));
     if (init[k].axes() != next[k].axes()) fail("scan", name + " changes from " + to_string(init[k].axes()) + " to " + to_string(next[k].axes()) + "; it must keep its axes and their order");
@@ -324,14 +325,14 @@ std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count, cons
   Block block{axis.resize(axis.size / count), inside, paths, f};
   Leaves split;
   for (auto& x : xs)
-    split.push_back(x && find(*x.node(), axis.name) ? NamedArray(prim::unflatten(x.node(), axis.name, {blocks, block.axis})) : x);
+    split.push_back(x.empty() || !find(*x.node(), axis.name) ? x : NamedArray(prim::unflatten(x.node(), axis.name, {blocks, block.axis})));
   auto [last, ys] = scan(blocks, around, init, paths, split,
                          {&block, [](void* self, const Leaves& carry, const Leaves& x, Leaves& next, Leaves& out) {
                             auto& b = *static_cast<Block*>(self);
                             std::tie(next, out) = scan(b.axis, b.options, carry, b.paths, x, b.f);
                           }});
   for (auto& y : ys)
-    if (y) y = NamedArray(prim::flatten(y.node(), {blocks.name, axis.name}, axis));
+    if (!y.empty()) y = NamedArray(prim::flatten(y.node(), {blocks.name, axis.name}, axis));
   return {last, ys};
 }
 
@@ -344,7 +345,7 @@ std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& 
   if (options.unroll < 1) fail("scan", "unroll must be at least 1; got " + std::to_string(options.unroll));
   std::int64_t size = selector.size;
   for (std::size_t k = 0; k < xs.size(); ++k) {
-    auto* mine = xs[k] ? find(*xs[k].node(), selector.name) : nullptr;
+    auto* mine = xs[k].empty() ? nullptr : find(*xs[k].node(), selector.name);
     if (!mine) continue;
     if (size >= 0 && mine->size != size)
       fail("scan", "axis " + std::string(selector.name.text()) + " has size " + std::to_string(mine->size) + " in argument array " + std::to_string(k) + " " +
@@ -353,14 +354,14 @@ std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& 
   }
   if (size < 0) {
     Axes seen;
-    for (auto& x : xs) if (x) for (auto& a : x.axes()) if (!has(seen, a.name)) seen.push_back(a);
+    for (auto& x : xs) if (!x.empty()) for (auto& a : x.axes()) if (!has(seen, a.name)) seen.push_back(a);
     fail("scan", "no argument has axis " + std::string(selector.name.text()) + "; give an Axis with its size" + did_you_mean(selector.name, seen));
   }
   Axis axis(selector.name, size);
   auto slices = [&](const NodePtr& index, std::int64_t at) {
     Leaves out;
     for (auto& x : xs) {
-      bool mapped = x && find(*x.node(), axis.name);
+      bool mapped = !x.empty() && find(*x.node(), axis.name);
       out.push_back(!mapped ? x : NamedArray(index ? prim::slice_at(x.node(), index, true) : prim::slice(x.node(), axis.name, at, 1, 1, true)));
     }
     return out;
@@ -381,7 +382,7 @@ std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& 
     auto part = [&](std::int64_t from, std::int64_t n) {
       Leaves out;
       for (auto& x : xs)
-        out.push_back(x && find(*x.node(), axis.name) ? NamedArray(prim::slice(x.node(), axis.name, from, n)) : x);
+        out.push_back(!x.empty() && find(*x.node(), axis.name) ? NamedArray(prim::slice(x.node(), axis.name, from, n)) : x);
       return out;
     };
     auto around = options;
@@ -396,7 +397,7 @@ std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& 
     auto &head = options.reverse ? second.second : first.second, &tail = options.reverse ? first.second : second.second;
     Leaves ys;
     for (std::size_t k = 0; k < head.size(); ++k)
-      ys.push_back(head[k] ? NamedArray(prim::concat({head[k].node(), tail[k].node()}, axis)) : head[k]);
+      ys.push_back(head[k].empty() ? head[k] : NamedArray(prim::concat({head[k].node(), tail[k].node()}, axis)));
     return {second.first, ys};
   }
 
@@ -424,7 +425,7 @@ std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& 
   Leaves start = init;
   for (int attempt = 0;; ++attempt) {
     Leaves carry, next, y;
-    for (auto& a : start) carry.push_back(a ? NamedArray(prim::carry(index, a.node()->axes, a.dtype())) : a);
+    for (auto& a : start) carry.push_back(a.empty() ? a : NamedArray(prim::carry(index, a.node()->axes, a.dtype())));
     {
       Deeper deeper;
       f.call(f.self, carry, slices(index, 0), next, y);
@@ -432,7 +433,7 @@ std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& 
     check_carry(start, next, paths);
     bool widened = false;   // a carry that starts without an axis that vmap hides may gain it in the first turn
     for (std::size_t k = 0; k < start.size(); ++k) {
-      if (!start[k]) continue;
+      if (start[k].empty()) continue;
       auto axes = start[k].node()->axes;
       for (auto& a : next[k].node()->axes) if (!has(axes, a.name)) axes.insert(axes.begin(), a), widened = true;
       start[k] = NamedArray(prim::fit(start[k].node(), axes));
@@ -442,14 +443,15 @@ std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& 
     l.axis = axis, l.index = {index}, l.drop = true, l.reverse = options.reverse;
     l.save = options.checkpoint.policy == ScanCheckpoint::Policy::none ? Save::all : Save::carries;
     for (std::size_t k = 0; k < start.size(); ++k)
-      if (start[k]) l.results.push_back({Fold::carry, Monoid::sum, {prim::fit(next[k].node(), start[k].node()->axes)}, start[k].node(), carry[k].node()});
-    for (auto& a : y) if (a) l.results.push_back({Fold::stack, Monoid::sum, {a.node()}, {}, {}});
+      if (!start[k].empty())
+        l.results.push_back({Fold::carry, Monoid::sum, {prim::fit(next[k].node(), start[k].node()->axes)}, start[k].node(), carry[k].node()});
+    for (auto& a : y) if (!a.empty()) l.results.push_back({Fold::stack, Monoid::sum, {a.node()}, {}, {}});
     auto loop = make_loop(std::move(l));
     Leaves last, ys;
     std::size_t k = 0;
-    for (auto& a : start) last.push_back(a ? NamedArray(loop_result(loop, k++)) : a);
+    for (auto& a : start) last.push_back(a.empty() ? a : NamedArray(loop_result(loop, k++)));
     for (auto& a : y) {
-      if (!a) { ys.push_back(a); continue; }
+      if (a.empty()) { ys.push_back(a); continue; }
       auto r = loop_result(loop, k++);   // hidden axes come first, then the axis
       Axes axes, rest;
       for (auto& x : r->axes) (x.name.hidden() ? axes : rest).push_back(x);
@@ -469,7 +471,7 @@ std::pair<NamedArray, NamedArray> first_and_rest(const NamedArray& a, const Axis
 
 Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, BodyFunction f, bool reverse, SourceLocation at) {
   Here here(at);
-  if (xs.empty() || !xs[0]) fail("associative_scan", "there is nothing to scan");
+  if (xs.empty() || xs[0].empty()) fail("associative_scan", "there is nothing to scan");
   auto axis = xs[0].resolve_axis(selector, at);
   auto flipped = [&](Leaves v) {
     for (auto& x : v) x = NamedArray(prim::slice(x.node(), axis.name, axis.size - 1, axis.size, -1));
@@ -492,11 +494,11 @@ Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, B
     auto head = part(y, 0, d);
     for (std::size_t k = 0; k < y.size(); ++k) {
       auto &c = combined[k], &b = before[k];
-      if (!c || c.dtype() != b.dtype() || !same_axes(c, b))
+      if (c.empty() || c.dtype() != b.dtype() || !same_axes(c, b))
         fail("associative_scan",
              "of two arrays " + std::string(name_of(b.dtype())) + " " + to_string(b.axes()) +
                  " the function must make one like them" +
-                 (c ? ", and it made " + std::string(name_of(c.dtype())) + " " + to_string(c.axes()) : ", and it made none"));
+                 (c.empty() ? ", and it made none" : ", and it made " + std::string(name_of(c.dtype())) + " " + to_string(c.axes())));
       Axes hidden, shape;
       for (auto& a : c.node()->axes)
         if (a.name.hidden()) hidden.push_back(a);

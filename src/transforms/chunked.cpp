@@ -120,7 +120,7 @@ ChunkKey key_of(const AxisSelection& selection, const ChunkOptions& options, con
     std::int64_t size = -1;
     Axes seen;
     for (auto& x : xs) {
-      if (!x) continue;
+      if (x.empty()) continue;
       for (auto& a : x.axes()) if (!has(seen, a.name)) seen.push_back(a);
       if (find(*x.node(), s.name)) size = ops::axis_of(op, x.node(), s).size;
     }
@@ -158,7 +158,7 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
     }
     Leaves inside = arguments;
     for (auto& k : keys)
-      for (auto& x : inside) if (x) x = NamedArray(prim::enter(x.node(), k));
+      for (auto& x : inside) if (!x.empty()) x = NamedArray(prim::enter(x.node(), k));
     return inside;
   };
   call.after = kTraced;
@@ -169,20 +169,21 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
     results = f(traced);
   }
   Nodes outs;
-  for (auto& r : results) if (r) outs.push_back(r.node());
+  for (auto& r : results) if (!r.empty()) outs.push_back(r.node());
   // What f has captured decides which region it is.
   call.after = calls_below(outs, call);
   // In a loop around, what is walked changes from turn to turn if anything in the call does: a region is in one place.
   for (auto& n : topological(outs)) {
     if (n->op != &prim::kIndex || std::none_of(outs.begin(), outs.end(), [&](auto& o) { return o->varies_with(n.get()); })) continue;
     for (auto& x : arguments) {
-      bool walks = x && std::any_of(walked.begin(), walked.end(), [&](auto& s) { return find(*x.node(), s.name); });
+      bool walks = !x.empty() && std::any_of(walked.begin(), walked.end(), [&](auto& s) { return find(*x.node(), s.name); });
       if (walks && !x.node()->varies_with(n.get())) x = NamedArray(prim::barrier(x.node(), n));
     }
   }
   const auto inside = entered();
   Rewrite known;
-  for (std::size_t i = 0; i < inside.size(); ++i) if (inside[i] && inside[i].node() != traced[i].node()) known[traced[i].node().get()] = inside[i].node();
+  for (std::size_t i = 0; i < inside.size(); ++i)
+    if (!inside[i].empty() && inside[i].node() != traced[i].node()) known[traced[i].node().get()] = inside[i].node();
   outs = substitute(outs, known);
   for (auto k = keys.rbegin(); k != keys.rend(); ++k) {
     for (auto& n : outs) n = prim::leave(n, *k);
@@ -190,7 +191,7 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
   }
   Leaves out;
   std::size_t k = 0;
-  for (auto& r : results) out.push_back(r ? NamedArray(outs[k++]) : r);
+  for (auto& r : results) out.push_back(r.empty() ? r : NamedArray(outs[k++]));
   return {out, outs, call, keys};
 }
 

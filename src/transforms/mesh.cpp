@@ -262,7 +262,7 @@ NamedArray ops::constrained(const char* op, const NamedArray& x) {
   return NamedArray(prim::pin(x.node(), m, op));
 }
 std::shared_ptr<const Placement> placement(const NamedArray& a) {
-  auto p = a ? a.node()->placement : nullptr;
+  auto p = !a.empty() ? a.node()->placement : nullptr;
   if (!p || !waits(*p)) return p;
   auto mesh = current_mesh();
   if (!mesh) return nullptr;

@@ -103,7 +103,7 @@ Leaves ShardMap::enter(const Leaves& leaves, const Parts& arguments) {
   Leaves out = leaves;
   std::vector<Mapping::Entry> inside;  // of the hidden axes alone: each stays where it is
   for (std::size_t k = 0; k < out.size(); ++k) {
-    if (!out[k]) continue;
+    if (out[k].empty()) continue;
     auto n = out[k].node();
     auto argument = arguments.of_leaf[k];
     auto what = "argument " + std::to_string(argument);
@@ -131,7 +131,7 @@ Leaves ShardMap::leave(const Leaves& leaves, const Parts& result) const {
   require_each("shard_map", "out", options_.out, result.count, "results");
   Leaves out = leaves;
   for (std::size_t k = 0; k < out.size(); ++k) {
-    if (!out[k]) continue;
+    if (out[k].empty()) continue;
     auto n = out[k].node();
     auto& mapping = mapping_of(options_.out, result.of_leaf[k]);
     auto shown = out[k].axes();

@@ -35,7 +35,7 @@ template <class F>
 std::int64_t planned(F f, const Parameters& p) {
   Nodes roots;
   for (auto& r : flatten(f(p)))
-    if (r) roots.push_back(r.node());
+    if (!r.empty()) roots.push_back(r.node());
   Compilation c{roots, {}};
   run(c);
   return c.program->arena_bytes;
@@ -43,7 +43,7 @@ std::int64_t planned(F f, const Parameters& p) {
 // Likewise, with the results, but those that take the memory of `given`, which is given away.
 std::int64_t peak_of(const NamedArray& result, const NamedArray& given = {}) {
   Nodes inputs;
-  if (given) inputs.push_back(given.node());
+  if (!given.empty()) inputs.push_back(given.node());
   Compilation c{{result.node()}, inputs, {.donated = std::vector<bool>(inputs.size(), true)}};
   run(c);
   return c.program->peak_bytes;

@@ -133,7 +133,7 @@ void compare_values(const std::string& part, const std::vector<double>& got, con
 
 void compare(const std::string& part, const NamedArray& got, const Group& g, const Value& spec, const Tolerance& tol,
              Problems& problems) {
-  if (!got) {
+  if (got.empty()) {
     problems.push_back(part + ": nothing came out");
     return;
   }
@@ -235,7 +235,7 @@ std::vector<Part> parts_of(const Value& c, const Op& op, const Source& read) {
         NamedArray total;
         for (std::size_t i = 0; i < gs.size(); ++i) {
           NamedArray term = haliax::sum(haliax::multiply(vs[i], gs[i]));
-          total = total ? total + term : term;
+          total = !total.empty() ? total + term : term;
         }
         return total;
       };
@@ -269,7 +269,7 @@ Problems check(const Group& g, const Value& c, const Op& op) {
   const std::vector<Part> parts = parts_of(c, op, tensors_of(g));
   Arrays all;
   for (const Part& p : parts)
-    if (p.got) all.push_back(p.got);
+    if (!p.got.empty()) all.push_back(p.got);
   haliax::eval(all);
   Problems problems;
   for (const Part& p : parts) compare(p.name, p.got, g, *p.spec, Tolerance(*p.tolerance), problems);

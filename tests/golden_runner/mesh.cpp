@@ -132,7 +132,7 @@ Recorded recorded(const Group& g, const Value& c, const Op& op) {
   });
   for (const NamedArray& x : r.in) add_names(r.names, x.axes());
   for (const Part& p : r.parts)
-    if (p.got) add_names(r.names, p.got.axes());
+    if (!p.got.empty()) add_names(r.names, p.got.axes());
   add_names(r.names, c["args"]);
   return r;
 }
@@ -140,7 +140,7 @@ Recorded recorded(const Group& g, const Value& c, const Op& op) {
 std::vector<Axes> axes_of_each(const Arrays& arrays) {
   std::vector<Axes> out;
   for (const NamedArray& x : arrays)
-    if (x) out.push_back(x.axes());
+    if (!x.empty()) out.push_back(x.axes());
   return out;
 }
 
@@ -170,7 +170,7 @@ bool outlives_sums(const NamedArray& x) {
 }
 Way drawn_way(Dice& dice, const Mesh& mesh, const NamedArray& x, bool enters, int whole) {
   Way way;
-  if (!x) return way;
+  if (x.empty()) return way;
   auto mapping = [&](Axes axes) { return drawn_mapping(dice, mesh, names_of({axes}), {axes}, whole); };
   if (enters && chance(dice, 20) && outlives_sums(x)) {
     Axes axes = x.axes();
@@ -245,7 +245,7 @@ Slots arguments(const Trial& t, const Arrays& all) {
 // Sums of blocks round as their terms are large, not as a result is small: relative to the largest.
 Tolerance in_any_order(const Part& p, const Group& g) {
   Tolerance t(*p.tolerance);
-  if (!p.got || t.exact) return t;
+  if (p.got.empty() || t.exact) return t;
   const Tensor& want = g.tensors.at((*p.spec)["tensor"].as_text());
   for (double x : decode(want.dtype, want.data))
     if (std::isfinite(x)) t.atol = std::max(t.atol, t.rtol * std::abs(x));

@@ -267,12 +267,12 @@ TEST_CASE("state dicts: names, shapes and layers of a checkpoint") {
               nn::Stacked<Block>::init(Layers, block, random::split(random::key(3), Layers)),
               {}};
   file.tensors.push_back({"h.0.attn.bias", DType::f32, {1}, std::vector<std::byte>(4)});
-  std::vector<std::string> unused;
-  auto back = from_state_dict(file, other, names, &unused);
-  CHECK(unused == std::vector<std::string>{"h.0.attn.bias"});
+  StateMismatch found;
+  auto back = from_state_dict(file, other, names, {.strict = false, .mismatch = &found});
+  CHECK(found.unused == std::vector<std::string>{"h.0.attn.bias"});
   close(back.blocks.stacked.proj.weight, m.blocks.stacked.proj.weight.doubles(), 0);
   close(back.tokens.weight, m.tokens.weight.doubles(), 0);
-  CHECK(has(message([&] { from_state_dict(file, other, {{"tokens", "wtt"}, {"blocks", "h"}}); }), "did you mean wte.weight?"));
+  CHECK(has(message([&] { from_state_dict(file, other, StateNames{{"tokens", "wtt"}, {"blocks", "h"}}); }), "did you mean wte.weight?"));
   file.tensors[0].shape.push_back(1);
   CHECK(has(message([&] { from_state_dict(file, other, names); }), "has shape"));
 }

@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include <haliax/haliax.h>
+#include <haliax/state_dict.h>
 
 #include "support/devices.h"
 #include "support/near.h"
@@ -46,6 +47,16 @@ TEST_CASE("docs/cheatsheet.md: arrays and ops") {
   CHECK(same(x * 2, x + x));
   CHECK(all(x == x).item() == 1);
   const auto c = x > 0., mask = arange(Pos) < 3;
+  {
+    auto x = c, y = x > 1.;
+    CHECK(same(x && y, x & y));
+    CHECK(same(!x, ~x));
+    auto loss = sum(x), best = loss + 1, a = NamedArray();
+    bool better = false;
+    if (loss < best) better = true;
+    CHECK(better);
+    CHECK(a.empty());
+  }
   CHECK(same(where(c, exp(x), 0.) + where(c, 0., exp(x)), exp(x)));
   CHECK(names(where(c, x, 0.)) == names(x));
   CHECK(names(sum(x, Embed)) == Names{"batch", "pos"});
@@ -168,6 +179,12 @@ TEST_CASE("docs/cheatsheet.md: modules and transforms") {
   }
   CHECK(same(jit(f)(x), f(x)));
   CHECK(eval_shape(f, x).axes().empty());
+  {
+    auto model = Block::init(random::key(8));
+    auto file = to_state_dict(model);
+    CHECK(same(from_state_dict(file, model).up.weight, model.up.weight));
+    CHECK(same(from_state_dict(file, model, {.strict = false}).up.weight, model.up.weight));
+  }
   const auto loss = f(x);
   CHECK(loss.item() == doctest::Approx(double(x.floats().size()) * mean(square(x)).item()));
   CHECK(x.doubles()[0] == double(x.floats()[0]));

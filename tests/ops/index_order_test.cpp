@@ -155,9 +155,10 @@ TEST_CASE("index puts the axes of the part where Haliax puts them") {
 TEST_CASE("index: a row of a loop beside a window") {
   Axis A("a", 3), B("b", 4), C("c", 5);
   auto x = arange(Axes{A, B, C}, {.dtype = DType::f32});
-  auto rows = map([&](const NamedArray& i) { return index(x, {{"a", i}, {"c", ds(1, Axis("c", 2))}}); }, "n")(arange(Axis("n", 3)));
+  auto row = [&](const NamedArray& i) { return index(x, {{"a", i}, {"c", ds(1, Axis("c", 2))}}); };
+  auto rows = map(row, "n")(arange(Axis("n", 3)));
   CHECK_EQ(to_string(rows.axes()), "(n=3, c=2, b=4)");
-  CHECK(rearrange(rows, {"n", "b", "c"}).floats() == slice(x, "c", 1, 2).floats());
+  CHECK(rearrange(rows, Names{"n", "b", "c"}).floats() == slice(x, "c", 1, 2).floats());
 }
 
 TEST_CASE("index: windows and arrays under one name are refused") {

@@ -89,7 +89,7 @@ struct Slope {
     NamedArray total(0.0);
     auto g = grad(loss)(x);
     for (std::size_t k = 0; k < g.size(); ++k) {
-      if (!g[k]) continue;
+      if (g[k].empty()) continue;
       std::string spec;
       for (auto& a : g[k].axes()) spec += std::string(a.name.text()) + std::to_string(a.size);
       total = total + sum(g[k] * array_of(Sample(spec.c_str(), 0.5, 1.5), 11 + k, DType::f64));
@@ -106,7 +106,7 @@ template <class F> void check_gradient(const F& f, const Leaves& x, const std::s
   constexpr double h = 1e-5;
   for (std::size_t k = 0; k < x.size(); ++k) {
     if (!is_float(x[k].dtype())) {
-      CHECK(!g[k]);
+      CHECK(g[k].empty());
       continue;
     }
     CHECK(g[k].dtype() == DType::f64);
@@ -152,7 +152,7 @@ void check_vmap(const Entry& e, bool shared) {
     Leaves want;
     for (auto& x : each) {
       auto one = grad(Loss{e.f})(x)[k];
-      if (one) want.push_back(one);
+      if (!one.empty()) want.push_back(one);
     }
     check_near(g[k], want.empty() ? NamedArray() : stack(V, want), 1e-5, "vmap of the gradient by input " + std::to_string(k));
   }

@@ -28,7 +28,7 @@ std::int64_t padded(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 std::int64_t arena_of(const Leaves& results) {
   Nodes roots;
   for (auto& r : results)
-    if (r) roots.push_back(r.node());
+    if (!r.empty()) roots.push_back(r.node());
   Compilation c{roots, {}};
   run(c);
   return c.program->arena_bytes;
@@ -112,11 +112,11 @@ TEST_CASE("proof: the process grows by the plan and little else") {
   const gpt2::Gpt2Config config{.seq_len = 64, .hidden_dim = 64, .num_layers = 4, .num_heads = 4};
   const Axis Batch{"batch", 8}, Words{"vocab", 512};
   auto model = gpt2::Gpt2LMHeadModel::init(Words, config, random::key(0));
-  model = tree_map([](const NamedArray& a) { return a ? a.eval() : a; }, model);
+  model = tree_map([](const NamedArray& a) { return a.empty() ? a : a.eval(); }, model);
   const auto ids = random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Words.size)).eval();
   const auto optimizer = optim::adamw();
   auto state = optimizer.init(model);
-  state = tree_map([](const NamedArray& a) { return a ? (a + a).eval() : a; }, state);
+  state = tree_map([](const NamedArray& a) { return a.empty() ? a : (a + a).eval(); }, state);
   const auto step = jit(
       [=](const gpt2::Gpt2LMHeadModel& m, const decltype(state)& s, const NamedArray& i) {
         auto [loss, g] = value_and_grad([](const gpt2::Gpt2LMHeadModel& q, const NamedArray& t) {

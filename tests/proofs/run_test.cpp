@@ -29,7 +29,7 @@ struct Ready {
   static Nodes roots_of(const Leaves& results) {
     Nodes roots;
     for (auto& r : results)
-      if (r) roots.push_back(r.node());
+      if (!r.empty()) roots.push_back(r.node());
     return roots;
   }
   void run() { compiled.executable->run(arguments, outs, arena.data(), nullptr); }
@@ -40,7 +40,7 @@ const Axis Vocab{"vocab", 130}, Batch{"batch", 3};
 
 template <class T>
 T made(const T& tree) {
-  return tree_map([](const NamedArray& a) { return a ? a.eval() : a; }, tree);
+  return tree_map([](const NamedArray& a) { return a.empty() ? a : a.eval(); }, tree);
 }
 // One training step with dropout and a chunked loss: everything that has a kernel of its own.
 template <class State, class Optimizer>
@@ -92,7 +92,7 @@ TEST_CASE("proof: the same bits for 1, 2 and 4 threads") {
     for (int i = 0; i < 3; ++i) std::tie(loss, model, state) = step(model, state, ids);
     std::vector<std::vector<std::byte>> got;
     for (auto& leaf : flatten(std::tuple(loss, model, state)))
-      if (leaf) got.push_back(leaf.bytes());
+      if (!leaf.empty()) got.push_back(leaf.bytes());
     if (threads == 1) want = got;
     CHECK(got == want);
   }

@@ -571,7 +571,7 @@ struct Drawn {
 };
 
 std::string difference(const NamedArray& got, const NamedArray& want, bool exact) {
-  if (!got && !want) return "";
+  if (got.empty() && want.empty()) return "";
   if (got.axes() != want.axes()) return haliax::to_string(got.axes()) + ", not " + haliax::to_string(want.axes());
   if (exact && got.bytes() == want.bytes()) return "";
   auto a = got.doubles(), b = want.doubles();

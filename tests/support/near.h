@@ -15,8 +15,8 @@ inline bool is_near(double a, double b, double tolerance) {
 
 // Nothing, or how they differ: in being there, dtype, axes, their order, or a value.
 inline std::string difference(const NamedArray& got, const NamedArray& want, double tolerance) {
-  if (bool(got) != bool(want)) return got ? "an array, not an empty one" : "empty";
-  if (!got) return "";
+  if (got.empty() != want.empty()) return want.empty() ? "an array, not an empty one" : "empty";
+  if (got.empty()) return "";
   if (got.dtype() != want.dtype()) return std::string(name_of(got.dtype())) + ", not " + std::string(name_of(want.dtype()));
   if (got.axes() != want.axes()) return to_string(got.axes()) + ", not " + to_string(want.axes());
   auto a = got.doubles(), b = want.doubles();

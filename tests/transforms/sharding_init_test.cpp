@@ -20,7 +20,7 @@ std::int64_t local_bytes(const T& tree, const Mapping& m, const Mesh& mesh) {
   std::int64_t n = 0;
   use_mesh here(mesh);
   for (auto& leaf : flatten(tree)) {
-    if (!leaf) continue;
+    if (leaf.empty()) continue;
     std::int64_t mine = bytes_of(leaf.dtype());
     for (auto& a : leaf.axes()) mine *= round_axis_for_partitioning(a, m).size / physical_axis_size(a, m).value_or(1);
     n += mine;

@@ -47,8 +47,8 @@ TEST_CASE("grad: the gradient has the type of the model; integers and frozen lea
   auto m = model();
   auto x = values({Batch, In});
   Model g = grad(loss)(m, x);
-  CHECK(!g.steps);
-  CHECK(!*g.scale);
+  CHECK(g.steps.empty());
+  CHECK(g.scale->empty());
   CHECK(!g.extra);
   CHECK(g.depth == 2);
   CHECK(g.weight.axes() == m.weight.axes());
@@ -118,7 +118,7 @@ TEST_CASE("jvp: values and derivatives along a tangent") {
   auto g = [](const std::pair<NamedArray, NamedArray>& p) { return std::pair{p.first * p.second, argmax(p.first, "in")}; };
   auto [z, e] = jvp(g, std::pair{x, x}, std::pair{t, NamedArray()});
   CHECK(difference(e.first, t * x, 1e-14) == "");
-  CHECK(!e.second);
+  CHECK(e.second.empty());
   CHECK_THROWS_WITH_AS(jvp(f, x, values({Out})), doctest::Contains("a tangent is (out=2)"), Error);
   // Forward over backward: the product of a Hessian with a vector.
   auto s = [](const NamedArray& v) { return sum(v * v * v); };
@@ -165,7 +165,7 @@ TEST_CASE("vmap of grad: a gradient for each example, also by shared weights") {
   }
   CHECK(difference(each.weight, stack("batch", weight), 1e-13) == "");
   CHECK(difference(each.bias, stack("batch", bias), 1e-13) == "");
-  CHECK(!each.steps);
+  CHECK(each.steps.empty());
   // and grad of vmap: the gradient of the mean loss
   auto mean_loss = [](const Model& n, const NamedArray& v) {
     return mean(vmap([&](const NamedArray& r) { return loss(n, r); }, "batch")(v));

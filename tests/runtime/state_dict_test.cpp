@@ -1,0 +1,124 @@
+// Checkpoints that do not fit the model: what from_state_dict says, and what it takes when it is not strict.
+#include <doctest/doctest.h>
+
+#include "haliax/haliax.h"
+#include "haliax/state_dict.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis Embed("embed", 2), Out("out", 3);
+struct Block {
+  nn::Linear proj;
+};
+struct Model {
+  NamedArray table;
+  nn::Stacked<Block> blocks;
+};
+Model model(std::int64_t layers, int seed) {
+  Axis Layers("layers", layers);
+  auto block = [](const Key& key) { return Block{nn::Linear::init(Embed, Out, key, {.use_bias = false})}; };
+  return {random::normal(random::key(seed), {Embed}),
+          nn::Stacked<Block>::init(Layers, block, random::split(random::key(seed), Layers))};
+}
+using Strings = std::vector<std::string>;
+std::string message_of(const TensorFile& file, const Model& like) {
+  try {
+    from_state_dict(file, like);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+bool says(const std::string& message, const Strings& words) {
+  for (auto& w : words) {
+    if (message.find(w) != message.npos) continue;
+    MESSAGE(message << " does not say " << w);
+    return false;
+  }
+  return true;
+}
+bool same(const NamedArray& a, const NamedArray& b) {
+  return a.axes() == b.axes() && a.dtype() == b.dtype() && a.bytes() == b.bytes();
+}
+TensorFile without(TensorFile file, std::string_view name) {
+  std::erase_if(file.tensors, [&](auto& t) { return t.name == name; });
+  return file;
+}
+
+}  // namespace
+
+TEST_CASE("state dicts: what fits is taken") {
+  auto saved = model(3, 1), back = from_state_dict(to_state_dict(saved), model(3, 2));
+  CHECK(same(back.table, saved.table));
+  CHECK(same(back.blocks.stacked.proj.weight, saved.blocks.stacked.proj.weight));
+}
+
+TEST_CASE("state dicts: each difference raises, and is returned when asked for") {
+  auto saved = model(3, 1), like = model(3, 2);
+  auto file = to_state_dict(saved);
+  auto taken = [&](const TensorFile& f, StateMismatch& found) {
+    return from_state_dict(f, like, {.strict = false, .mismatch = &found});
+  };
+  {
+    auto lacking = without(file, "table");
+    CHECK(says(message_of(lacking, like), {"[from_state_dict] 1 tensor does not fit", "table is missing", "dict_test.cpp:"}));
+    StateMismatch found;
+    auto m = taken(lacking, found);
+    CHECK(found.missing == Strings{"table"});
+    CHECK(same(m.table, like.table));
+    CHECK(same(m.blocks.stacked.proj.weight, saved.blocks.stacked.proj.weight));
+  }
+  {
+    auto more = file;
+    more.tensors.push_back({"tabel", DType::f32, {1}, std::vector<std::byte>(4)});
+    CHECK(says(message_of(more, like), {"tabel is left over"}));
+    CHECK(says(message_of(without(more, "table"), like), {"2 tensors", "table is missing; did you mean tabel?"}));
+    StateMismatch found;
+    CHECK(same(taken(more, found).table, saved.table));
+    CHECK(found.unused == Strings{"tabel"});
+  }
+  {
+    auto other = file;
+    for (auto& t : other.tensors) if (t.name == "table") t.shape = {1, 2};
+    CHECK(says(message_of(other, like), {"table has shape (1, 2), but the model wants (2)"}));
+    StateMismatch found;
+    CHECK(same(taken(other, found).table, like.table));
+    CHECK(found.other_shape == Strings{"table"});
+  }
+  {
+    auto narrow = saved;
+    narrow.table = saved.table.astype(DType::bf16);
+    auto other = to_state_dict(narrow);
+    CHECK(says(message_of(other, like), {"table is bf16, but the model wants f32"}));
+    StateMismatch found;
+    CHECK(same(taken(other, found).table, narrow.table.astype(DType::f32)));
+    CHECK(found.other_dtype == Strings{"table"});
+  }
+  StateMismatch found{.missing = {"of another call"}};
+  taken(file, found);
+  CHECK(found.empty());
+}
+
+TEST_CASE("state dicts: layers too many or too few are named") {
+  auto saved = model(3, 1);
+  auto file = to_state_dict(saved);
+  CHECK(says(message_of(file, model(2, 2)), {"the file has 3 layers blocks.{}, the model 2", "blocks.2.proj.weight is left"}));
+  auto longer = model(4, 2);
+  CHECK(says(message_of(file, longer), {"the file has 3 layers blocks.{}, the model 4", "blocks.3.proj.weight is missing"}));
+  StateMismatch found;
+  auto m = from_state_dict(file, longer, {.strict = false, .mismatch = &found});
+  CHECK(found.missing == Strings{"blocks.3.proj.weight"});
+  auto layer = [](const Model& of, int i) { return at(of.blocks.stacked.proj.weight, "layers", i); };
+  for (int i : {0, 1, 2}) CHECK(same(layer(m, i), layer(saved, i)));
+  CHECK(same(layer(m, 3), layer(longer, 3)));
+}
+
+TEST_CASE("state dicts: the first ten differences are listed") {
+  auto file = to_state_dict(model(1, 1));
+  for (int i = 10; i < 25; ++i) file.tensors.push_back({"extra" + std::to_string(i), DType::f32, {}, std::vector<std::byte>(4)});
+  auto text = message_of(file, model(1, 2));
+  CHECK(says(text, {"15 tensors do not fit", "extra10 is left over", "extra19 is left over", "and 5 more", "{.strict = false}"}));
+  CHECK(text.find("extra20") == text.npos);
+}
