@@ -73,7 +73,7 @@ struct JitCore::Impl {
   JitOptions options;
   std::vector<std::unique_ptr<Entry>> entries;
   std::unique_ptr<Entry> pending;
-  std::optional<Scope> tracing;
+  std::optional<Tracing> tracing;
   std::optional<use_mesh> on_mesh;
   Context outer = {};
   JitReport report;
