@@ -61,7 +61,7 @@ class ShardMap {  // mesh axes hidden from what f sees, each the outer part of t
 template <class F>
 auto shard_map(F f, JitOptions options = {}) {
   auto whole = [f = std::move(f), options](const auto&... args) {
-    detail::Scope tracing;
+    detail::Tracing tracing;
     detail::ShardMap local(options);
     std::tuple<std::decay_t<decltype(args)>...> in(args...);
     detail::Parts parts;

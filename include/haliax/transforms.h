@@ -2,6 +2,7 @@
 // Arguments and results are trees: arrays, modules, vectors, pairs and tuples of them.
 #pragma once
 #include <optional>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -35,6 +36,8 @@ struct ScanOptions {
   SourceLocation at = SourceLocation::current();
 };
 
+struct Context;
+
 namespace detail {
 
 // A function of trees, seen as a function of leaves.
@@ -47,10 +50,14 @@ struct BodyFunction {
   void* self;
   void (*call)(void* self, const Leaves& carry, const Leaves& xs, Leaves& next, Leaves& out);
 };
-struct Scope {                                   // something is being traced, as long as this lives
-  Scope();
-  ~Scope();
-  Scope(const Scope&) = delete;
+class Tracing {                                  // something is being traced, as long as this lives; then all is as before
+ public:
+  Tracing();
+  ~Tracing();
+  Tracing(const Tracing&) = delete;
+
+ private:
+  std::unique_ptr<Context> before_;
 };
 // Leaves that no other array equals, with the same values: what a gradient is taken by. Others than floats, and frozen ones, stay.
 Leaves tracers(const Leaves&, const std::vector<bool>& frozen, const std::vector<std::string>& paths);
@@ -92,7 +99,7 @@ template <class A> struct with_aux<std::pair<NamedArray, A>> : std::true_type {}
 // (and Frozen ones) have empty gradients.
 template <class F> auto value_and_grad(F f, SourceLocation at = SourceLocation::current()) {
   return [f, at](const auto& model, const auto&... args) {
-    detail::Scope tracing;
+    detail::Tracing tracing;
     auto mine = model;
     Walk w = detail::traced(mine);
     auto value = f(std::as_const(mine), args...);
@@ -140,7 +147,7 @@ template <class F, class T> auto jvp(F f, const T& primal, const T& tangent, Sou
 // Arrays that have the axis are seen without it; others are passed whole. Results have it first. An Axis that no argument has is fine.
 template <class F> auto vmap(F f, const AxisSelector& axis, SourceLocation at = SourceLocation::current()) {
   return [f, axis, at](const auto&... args) {
-    detail::Scope tracing;
+    detail::Tracing tracing;
     detail::Vmap v(axis, at);
     std::tuple<std::decay_t<decltype(args)>...> in(args...);
     Walk w = walk_of(in);

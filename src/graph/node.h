@@ -137,6 +137,8 @@ struct Context {
   Axes hidden = {};          // by the vmaps around, outermost first
   std::vector<std::pair<std::string, Axis>> shards = {};   // inside shard_map: what stands for each mesh axis, hidden
   int tracing = 0;           // inside grad, vmap, scan or jit: values may be asked for, but nothing is forgotten
+  int chunked_calls = 0;     // of chunked_reduce, around
+  std::shared_ptr<const Mesh> mesh = {};       // in scope; the mapping is the origin's
   std::shared_ptr<Gradients> gradients = {};   // those that are taken are noted there, if anybody wants to know
 };
 Context& context();

@@ -16,6 +16,7 @@ struct Wiring : Payload {
   DType dtype = DType::f32;
 };
 extern const Op kCollective;
+inline const Wiring& wiring_of(const Node& n) { return static_cast<const Wiring&>(*n.attr.payload); }   // of a collective
 NodePtr make_collective(Nodes x, Wiring);
 NodePtr collective_result(const NodePtr& collective, std::size_t k);
 

@@ -8,7 +8,7 @@ namespace haliax::detail {
 
 Leaves chunked_reduce(const AxisSelection& axes, const ChunkOptions& options, const Leaves& xs, LeafFunction f, SourceLocation at) {
   Here here(at);
-  Scope tracing;
+  Tracing tracing;
   auto traced = trace_chunks(axes, options, xs, f);
   check_chunks(traced.outs, traced.call, traced.borders, chunk_trial(nullptr));
   return traced.results;

@@ -79,55 +79,44 @@ std::vector<BufferPtr> MeshProgram::run(const std::vector<BufferPtr>& arguments,
     if (s && s->mesh == mesh && s->at == in[k] && s->axes == inputs[k].first && s->dtype == inputs[k].second) there[k] = s;
     else arguments[k]->data();   // put together here, not by every device
   }
-  std::vector<std::int64_t> copied(n);
+  std::vector<std::int64_t> copied_bytes(n);
   std::vector<std::vector<BufferPtr>> made(results.size(), std::vector<BufferPtr>(n));
   on_devices(mesh, [&](int device, program::Communicator& communicator) {
     auto d = std::size_t(device);
     auto& mine = devices[d];
     auto& p = *mine.program;
     auto bytes = [&](int slot) { return p.slots[std::size_t(slot)].bytes; };
-    std::vector<BufferPtr> keep(inputs.size());
-    std::vector<void*> from, to;
+    std::vector<Given> mine_of;
     for (std::size_t k = 0; k < inputs.size(); ++k) {
       auto size = bytes(p.argument_slots[k]);
       bool overwritten = donated[k];   // by a result, or by what is made on the way
-      if (there[k] && (!overwritten || (given[k] && arguments[k].use_count() == 1))) {   // nobody else has it
-        keep[k] = there[k]->blocks[d];
-        from.push_back(keep[k]->data());
+      if (there[k]) {
+        auto& block = there[k]->blocks[d];
+        bool nobody_else = given[k] && arguments[k].use_count() == 1;
+        auto keeps = !overwritten || nobody_else ? block : copied(*block);
+        if (keeps != block) copied_bytes[d] += size;
+        mine_of.push_back({keeps, keeps->data()});
         continue;
       }
-      if (there[k]) {
-        keep[k] = memory(size);
-        std::memcpy(keep[k]->data(), there[k]->blocks[d]->data(), std::size_t(size));
-        copied[d] += size;
-      } else {
-        auto width = std::size_t(bytes_of(inputs[k].second));
-        Block b(inputs[k].first, in[k], mesh, device);
-        auto* whole = arguments[k]->data();
-        if (!overwritten && b.in_one_piece()) {
-          from.push_back(whole + std::size_t(b.first) * width);
-          continue;
-        }
-        keep[k] = memory(size);
-        b.runs([&](std::int64_t o, std::int64_t q) {
-          std::memcpy(keep[k]->data() + std::size_t(q) * width, whole + std::size_t(o) * width, std::size_t(b.run) * width);
-        });
-        copied[d] += size;
+      auto width = std::size_t(bytes_of(inputs[k].second));
+      Block b(inputs[k].first, in[k], mesh, device);
+      auto* whole = arguments[k]->data();
+      if (!overwritten && b.in_one_piece()) {
+        mine_of.push_back({nullptr, whole + std::size_t(b.first) * width});
+        continue;
       }
-      from.push_back(keep[k]->data());
+      auto keeps = memory(size);
+      b.runs([&](std::int64_t o, std::int64_t q) {
+        std::memcpy(keeps->data() + std::size_t(q) * width, whole + std::size_t(o) * width, std::size_t(b.run) * width);
+      });
+      copied_bytes[d] += size;
+      mine_of.push_back({keeps, keeps->data()});
     }
-    for (auto& c : mine.captured) from.push_back(c->value->data());
-    for (std::size_t k = 0; k < inputs.size(); ++k)
-      if (p.donated[k] >= 0) made[std::size_t(p.donated[k])][d] = keep[k];
-    for (std::size_t r = 0; r < results.size(); ++r) {
-      auto& b = made[r][d];
-      to.push_back(b ? nullptr : (b = memory(bytes(p.result_slots[r])))->data());
-    }
-    if (!arenas[d]) arenas[d] = memory(p.arena_bytes);
-    mine.executable->run(from, to, arenas[d]->data(), &communicator);
+    auto results_of = call(mine, mine_of, arenas[d], &communicator);
+    for (std::size_t r = 0; r < results.size(); ++r) made[r][d] = std::move(results_of[r]);
   });
   split_bytes = 0;
-  for (auto b : copied) split_bytes += b;
+  for (auto b : copied_bytes) split_bytes += b;
   std::vector<BufferPtr> out;
   for (std::size_t r = 0; r < results.size(); ++r) {
     auto s = std::make_shared<Shards>();

@@ -1,5 +1,6 @@
 #include "runtime/run.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 
@@ -54,21 +55,42 @@ BufferPtr memory(std::int64_t bytes) {
   } catch (const std::bad_alloc&) { fail("memory", std::to_string(bytes) + " bytes are wanted, and there are not as many"); }
 }
 
+BufferPtr copied(const Buffer& b) {
+  auto out = memory(b.bytes());
+  std::copy(b.data(), b.data() + b.bytes(), out->data());
+  return out;
+}
+
+std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, BufferPtr& arena, program::Communicator* communicator) {
+  auto& p = *c.program;
+  std::vector<void*> arguments, results;
+  std::vector<BufferPtr> made(std::size_t(p.results));
+  for (std::size_t k = 0; k < given.size(); ++k) {
+    arguments.push_back(given[k].data);
+    if (p.donated[k] >= 0) made[std::size_t(p.donated[k])] = given[k].keeps;
+  }
+  for (auto& n : c.captured) arguments.push_back(n->value->data());
+  for (std::size_t r = 0; r < made.size(); ++r) {
+    bool taken_over = bool(made[r]);
+    if (!taken_over) made[r] = memory(p.slots[std::size_t(p.result_slots[r])].bytes);
+    results.push_back(taken_over ? nullptr : made[r]->data());
+  }
+  if (!arena) arena = memory(p.arena_bytes);
+  c.executable->run(arguments, results, arena->data(), communicator);
+  return made;
+}
+
 void evaluate(const Nodes& wanted) {
   Nodes roots;
   for (auto& n : wanted) if (n && !n->value) roots.push_back(n);
   if (roots.empty()) return;
   auto c = compile(roots, default_name());
-  std::vector<void*> arguments, results;
   for (auto& n : c.captured) {
     if (!n->donated.empty()) fail("eval", n->donated);
     if (!n->value) fail("eval", "a value is asked for inside jit, scan or vmap, where there is none yet");
-    arguments.push_back(n->value->data());
   }
-  std::vector<BufferPtr> made;
-  for (auto& n : roots) made.push_back(memory(n->bytes())), results.push_back(made.back()->data());
-  auto arena = memory(c.program->arena_bytes);
-  c.executable->run(arguments, results, arena->data(), nullptr);
+  BufferPtr arena;
+  auto made = call(c, {}, arena, nullptr);
   for (std::size_t i = 0; i < roots.size(); ++i) {
     auto& n = const_cast<Node&>(*roots[i]);
     n.value = made[i];

@@ -19,6 +19,16 @@ CompileOptions options_for(const std::string& backend_name);
 // The last stages, and what runs it. `executable` off: the Program alone, planned for this backend.
 Compiled finish(Compilation&, const std::string& backend_name, bool executable = true);
 
+// An argument: where it lies, and what keeps it there (null: somebody else).
+struct Given {
+  BufferPtr keeps;
+  std::byte* data = nullptr;
+};
+// Runs it: the arguments, then what it captured; results get memory of their own, or that of the argument they take over. `arena`: made if it
+// is not there, and left for the next call.
+std::vector<BufferPtr> call(const Compiled&, const std::vector<Given>&, BufferPtr& arena, program::Communicator*);
+BufferPtr copied(const Buffer&);
+
 void evaluate(const Nodes& roots);                         // gives each of them a value
 BufferPtr memory(std::int64_t bytes);                      // raises where there is not enough
 

@@ -18,10 +18,9 @@ using detail::LeafFunction;
 
 namespace {
 
-thread_local int calls_around = 0;               // of those that are being traced
-struct Call {
-  Call() { ++calls_around; }
-  ~Call() { --calls_around; }
+struct Call {   // for the length of a scope: a call is traced
+  Call() { ++context().chunked_calls; }
+  ~Call() { --context().chunked_calls; }
   Call(const Call&) = delete;
 };
 
@@ -115,7 +114,7 @@ void check_options(const AxisSelection& selection, const ChunkOptions& options) 
 ChunkKey key_of(const AxisSelection& selection, const ChunkOptions& options, const Leaves& xs, std::vector<std::int64_t>& sizes) {
   ChunkKey call;
   call.memory = options.memory, call.form = int(options.form), call.keep = int(options.keep), call.reverse = options.reverse;
-  call.depth = context().loop_depth, call.inside = calls_around;
+  call.depth = context().loop_depth, call.inside = context().chunked_calls;
   for (auto& s : selection.items()) {
     std::int64_t size = -1;
     Axes seen;

@@ -16,11 +16,6 @@
 namespace haliax {
 namespace {
 
-std::shared_ptr<const Mesh>& mesh_here() {
-  static thread_local std::shared_ptr<const Mesh> mesh;
-  return mesh;
-}
-
 constexpr int most_devices = 1 << 24;
 int devices_asked(const char* text) {
   if (!text || !*text) return 8;
@@ -145,18 +140,18 @@ void require_axes_here(const char* op, const Mapping& m) {
 
 }  // namespace
 
-use_mesh::use_mesh(Mesh m) : outer_(mesh_here()) { mesh_here() = std::make_shared<const Mesh>(std::move(m)); }
-use_mesh::~use_mesh() { mesh_here() = outer_; }
+use_mesh::use_mesh(Mesh m) : outer_(context().mesh) { context().mesh = std::make_shared<const Mesh>(std::move(m)); }
+use_mesh::~use_mesh() { context().mesh = outer_; }
 axis_mapping::axis_mapping(Mapping m, SourceLocation at) : outer_(context().origin.mapping) {
   Here here(at);
   require_axes_here("axis_mapping", m);
   context().origin.mapping = std::make_shared<const Mapping>(std::move(m));
 }
 axis_mapping::~axis_mapping() { context().origin.mapping = outer_; }
-std::shared_ptr<const Mesh> current_mesh() { return mesh_here(); }
+std::shared_ptr<const Mesh> current_mesh() { return context().mesh; }
 std::shared_ptr<const Mapping> current_mapping() { return context().origin.mapping; }
-use_scopes::use_scopes(const Scopes& s) { mesh_here() = s.mesh, context().origin.mapping = s.mapping; }
-use_scopes::~use_scopes() { mesh_here() = outer_.mesh, context().origin.mapping = outer_.mapping; }
+use_scopes::use_scopes(const Scopes& s) { context().mesh = s.mesh, context().origin.mapping = s.mapping; }
+use_scopes::~use_scopes() { context().mesh = outer_.mesh, context().origin.mapping = outer_.mapping; }
 
 // ---- where axes are ----
 namespace {

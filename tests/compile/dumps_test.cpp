@@ -40,7 +40,7 @@ struct Program {
   std::pair<std::string, std::string> text() const {
     use_mesh on(mesh);
     axis_mapping by(compute);
-    detail::Scope tracing;
+    detail::Tracing tracing;
     Compilation c{{}, {}, {.mesh = &mesh, .partition = options}};
     Leaves in;
     for (auto& a : arguments) {

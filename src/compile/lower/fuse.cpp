@@ -36,7 +36,7 @@ Axes minus(const Axes& a, const Axes& b) {
 
 // When the first call that a node makes was planned, its own or one of a loop's bodies; 0: it makes none.
 int first_call(const Node& n) {
-  if (n.op == &kCollective) return static_cast<const Wiring&>(*n.attr.payload).number;
+  if (n.op == &kCollective) return wiring_of(n).number;
   if (n.op != &kLoop) return 0;
   int first = 0;
   auto& l = loop_of(n);
@@ -65,7 +65,7 @@ std::vector<std::size_t> sorted(const std::vector<std::vector<std::size_t>>& use
 
 struct Builder {
   const std::vector<Target>& targets;
-  const std::unordered_map<const Node*, Place>& known;
+  const Places& known;
   const FuseOptions& options;
   Scope scope = {};
   Nodes order = {};
@@ -380,7 +380,7 @@ const NodePtr& base_of(const NodePtr& n) {
 }
 bool is_number_node(const Node& n) { return n.op == &prim::kNumber; }
 
-Scope make_scope(const std::vector<Target>& targets, const std::unordered_map<const Node*, Place>& known, const FuseOptions& options) {
+Scope make_scope(const std::vector<Target>& targets, const Places& known, const FuseOptions& options) {
   Builder b{targets, known, options};
   b.collect();
   b.count();

@@ -8,6 +8,8 @@
 
 namespace haliax {
 
+using Places = std::unordered_map<const Node*, Place>;   // of nodes that lie in memory
+
 // A result of a scope: where it goes. A node may have several.
 struct Target {
   NodePtr node;
@@ -36,7 +38,7 @@ struct Scope {
 
 // `known`: nodes that lie in memory already.
 struct FuseOptions { bool fuse = true; };
-Scope make_scope(const std::vector<Target>& targets, const std::unordered_map<const Node*, Place>& known, const FuseOptions&);
+Scope make_scope(const std::vector<Target>& targets, const Places& known, const FuseOptions&);
 
 // Wraps and results of custom gradients are the value of another node: which one.
 bool shows_value(const Node&);

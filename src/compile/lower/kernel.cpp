@@ -1,0 +1,112 @@
+#include "compile/lower/kernel.h"
+
+#include "ops/prim.h"
+
+namespace haliax {
+
+using program::Instr;
+
+Kernel::Kernel(Lowering& low, const Axes& outer, const Axes& inner) : l_(low), dims_(outer), outer_(outer.size()) {
+  dims_.insert(dims_.end(), inner.begin(), inner.end());
+}
+Env Kernel::names(const Axes& axes) const {
+  Env e;
+  for (auto& a : axes)
+    for (std::size_t d = 0; d < dims_.size(); ++d) if (dims_[d].name == a.name) e.push_back({a.name, d});
+  return e;
+}
+std::size_t Kernel::dim(const Env& e, Name n) {
+  for (auto& [name, d] : e) if (name == n) return d;
+  fail("lower", "axis " + std::string(n.text()) + " has no dimension");
+}
+// Where the axes of an operand lie, which has the names of its reader.
+Env Kernel::of(const NodePtr& operand, const Env& env) const {
+  Env mine;
+  for (auto& a : operand->axes) mine.push_back({a.name, dim(env, a.name)});
+  return mine;
+}
+int Kernel::push(Instr i) {
+  code_.push_back(std::move(i));
+  return int(code_.size()) - 1;
+}
+
+int Kernel::value(const NodePtr& n, Env env) {
+  auto mine = of(n, env);
+  if (auto m = made.find(n.get()); m != made.end() && mine == names(n->axes)) return m->second;
+  for (auto& [key, v] : memo_) if (key.first == n.get() && key.second == mine) return v;
+  int v = make(n, mine);
+  memo_.push_back({{n.get(), mine}, v});
+  return v;
+}
+int Kernel::make(const NodePtr& n, const Env& env) {
+  if (l_.is_placed(*n)) return load(n, env);
+  if (n->op == &prim::kNumber) {
+    Instr i{.code = Code::constant, .dtype = n->dtype, .number = n->attr.number, .integer = n->attr.ints.empty() ? 0 : n->attr.ints[0], .view = {}};
+    return push(std::move(i));
+  }
+  if (n->op == &prim::kIota) return iota(n, int(env[0].second), 1);
+  if (n->op == &prim::kIndex) return iota(n, -1, 0);
+  if (n->op == &prim::kFit) return value(n->in[0], of(n->in[0], env));
+  if (n->op == &prim::kRename) {
+    Env in;
+    for (std::size_t k = 0; k < n->axes.size(); ++k) in.push_back({n->in[0]->axes[k].name, dim(env, n->axes[k].name)});
+    return value(n->in[0], in);
+  }
+  if (shows_value(*n)) return value(shown_by(*n), env);
+  if (n->op->kind == Kind::map && !(l_.is_made(*n) && !pending.count(n.get()))) return point(n, env);
+  return load(n, env);
+}
+int Kernel::point(const NodePtr& n, const Env& env) {
+  Instr i{.code = n->op->code, .dtype = n->dtype, .view = {}};
+  for (std::size_t k = 0; k < n->in.size(); ++k) {
+    i.args[k] = value(n->in[k], of(n->in[k], env));
+    i.inner |= is_inner(i.args[k]);
+  }
+  return push(std::move(i));
+}
+int Kernel::iota(const NodePtr& n, int d, std::int64_t stride) {
+  Instr i{.code = Code::iota, .dtype = n->dtype, .inner = d >= int(outer_), .dim = d, .stride = stride, .view = {}};
+  if (d < 0) {
+    auto t = l_.term(n, 1, 0);
+    if (t.loop < 0) i.integer = t.stride;
+    else i.view.terms.push_back(t);
+  }
+  return push(std::move(i));
+}
+int Kernel::load(const NodePtr& n, const Env& env) {
+  Place p = l_.place_of(n);
+  Instr i{.code = Code::load, .dtype = n->dtype, .view = {p.slot, p.dtype, p.offset, program::Dims(dims_.size(), 0), p.terms}};
+  for (std::size_t k = 0; k < n->axes.size(); ++k) {
+    auto d = dim(env, n->axes[k].name);
+    i.view.strides[d] += p.strides[k];
+    i.inner |= d >= outer_ && dims_[d].size > 1 && p.strides[k] != 0;
+  }
+  return push(std::move(i));
+}
+int Kernel::fold(const NodePtr& n) {
+  int v = value(n->in[0], names(n->in[0]->axes));
+  if (!is_inner(v)) {   // the same at every inner point: said once for each of them
+    Instr same{.code = Code::cast, .dtype = n->in[0]->dtype, .inner = true, .view = {}};
+    same.args[0] = v;
+    v = push(std::move(same));
+  }
+  Instr i{.code = n->op->code, .dtype = n->dtype, .view = {}};
+  i.args[0] = v;
+  return push(std::move(i));
+}
+void Kernel::store(int v, const Place& p, const Axes& axes, bool accumulate, Monoid m) {
+  Code c = !accumulate ? Code::store : m == Monoid::sum ? Code::store_add : m == Monoid::max ? Code::store_max : Code::store_min;
+  Instr i{.code = c, .dtype = p.dtype, .view = Emit::view(p, axes, dims_)};
+  i.args[0] = v;
+  for (auto& a : axes)
+    for (std::size_t d = outer_; d < dims_.size(); ++d) i.inner |= dims_[d].name == a.name;
+  push(std::move(i));
+}
+void Kernel::finish() {
+  program::Step s;
+  s.kind = program::Kind::fused;
+  s.fused = {Emit::sizes(dims_), int(outer_), std::move(code_)};
+  l_.push(std::move(s));
+}
+
+}  // namespace haliax

@@ -1,0 +1,41 @@
+// One fused step: an SSA program over outer and inner points.
+#pragma once
+#include <set>
+
+#include "compile/lower/lowering.h"
+
+namespace haliax {
+
+using Env = std::vector<std::pair<Name, std::size_t>>;   // axis name -> dimension
+
+class Kernel {
+ public:
+  Kernel(Lowering&, const Axes& outer, const Axes& inner);
+  Env names(const Axes&) const;
+  // The value of a node, as an instruction; its axes lie along the dimensions that `env` says.
+  int value(const NodePtr&, Env);
+  int make(const NodePtr&, const Env&);          // anew
+  int point(const NodePtr&, const Env&);         // of a point-wise node
+  int fold(const NodePtr&);                      // of a reduction, over the inner dimensions
+  void store(int value, const Place&, const Axes&, bool accumulate, Monoid);
+  void finish();                                 // the step is written
+
+  std::unordered_map<const Node*, int> made;     // nodes of this unit
+  std::set<const Node*> pending;                 // likewise, made or not
+
+ private:
+  static std::size_t dim(const Env&, Name);
+  int push(program::Instr);
+  bool is_inner(int i) const { return code_[std::size_t(i)].inner; }
+  int iota(const NodePtr&, int dim, std::int64_t stride);
+  int load(const NodePtr&, const Env&);
+  Env of(const NodePtr& operand, const Env&) const;
+
+  Lowering& l_;
+  Axes dims_;
+  std::size_t outer_;
+  std::vector<program::Instr> code_;
+  std::vector<std::pair<std::pair<const Node*, Env>, int>> memo_;
+};
+
+}  // namespace haliax

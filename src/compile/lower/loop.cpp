@@ -1,0 +1,145 @@
+// Loops: steps that hold steps. A result is stacked where it will lie, folded into it, or carried.
+#include <algorithm>
+
+#include "compile/lower/kernel.h"
+#include "compile/lower/lowering.h"
+#include "ops/prim.h"
+
+namespace haliax {
+
+using program::Step;
+
+struct Lowering::Turns {
+  const Loop& l;
+  std::vector<std::vector<TurnPart>> parts = {};   // of each body
+  std::vector<Place> places = {};                  // of each result
+  std::vector<bool> added = {};                    // to a sum that is there
+  bool may_end = false;                            // a turn, before it has stacked anything
+};
+
+namespace {
+
+Place fitted(const Place& p, const Axes& of, const Axes& as) {   // the same place, in another order of its axes
+  Place out = p;
+  out.strides.clear();
+  for (auto& a : as) out.strides.push_back(p.strides[std::size_t(find_axis(of, a.name) - of.data())]);
+  return out;
+}
+
+}  // namespace
+
+void Lowering::loop(const NodePtr& n) {
+  auto& l = loop_of(*n);
+  Turns t{l};
+  for (std::size_t b = 0; b < l.index.size(); ++b) {
+    t.parts.push_back(turn_parts(l, b, options_.fuse && !l.form.empty()));
+    for (auto& p : t.parts[b]) t.may_end |= p.flag != nullptr;
+  }
+  Nodes results;
+  for (std::size_t k = 0; k < l.results.size(); ++k) {
+    auto r = loop_result(n, k);
+    auto& how = l.results[k];
+    bool adds = how.fold == Fold::stack || (how.fold == Fold::fold && how.monoid == Monoid::sum && !how.start);
+    auto* add = adds ? accumulation(r) : nullptr;
+    t.added.push_back(add != nullptr);
+    t.places.push_back(add ? add->place : home(r));
+    results.push_back(r);
+    if (add) continue;
+    if (how.start) start_from(how.start, t.places[k], r->axes);
+    else if (how.fold == Fold::stack && t.may_end) zero(t.places[k], r->axes);
+    else if (how.fold == Fold::fold) fill(t.places[k], r->axes, prim::identity(how.monoid, r->dtype));
+  }
+  for (std::size_t turn = 0; turn < l.index.size(); ++turn)
+    body(t, l.reverse ? l.index.size() - 1 - turn : turn);   // what is left over lies at the end
+  for (std::size_t k = 0; k < results.size(); ++k) know(results[k].get(), t.places[k]);
+  keep_.insert(keep_.end(), results.begin(), results.end());
+}
+
+void Lowering::body(const Turns& t, std::size_t b) {
+  auto& l = t.l;
+  Step s;
+  s.kind = program::Kind::loop;
+  s.loop.trips = trips(l, b), s.loop.reverse = l.reverse;
+  if (s.loop.trips == 0) return;
+  s.loop.variable = p_.loops++;
+  auto* index = l.index[b].get();
+  variables_[index] = prim::index_start(*index) == 0 ? s.loop.variable : -1;
+  auto* outer = steps_;
+  steps_ = &s.loop.body;
+  auto mark = added_.size();
+  Moves moves;
+  for (std::size_t k = 0; k < l.results.size(); ++k) if (l.results[k].carry) know(l.results[k].carry.get(), t.places[k]);
+  for (auto& part : t.parts[b]) {
+    if (t.parts[b].size() == 1) {
+      part_of_turn(part, t, b, moves);
+      continue;
+    }
+    auto before = added_.size();
+    Step once;                                       // each part may end by itself
+    once.kind = program::Kind::loop;
+    once.loop.trips = 1, once.loop.variable = -1;
+    steps_ = &once.loop.body;
+    part_of_turn(part, t, b, moves);
+    forget(before);
+    steps_ = &s.loop.body;
+    push(std::move(once));
+  }
+  std::size_t m = 0;
+  for (auto& how : l.results) {
+    if (how.fold != Fold::carry || how.value[b] == how.carry) continue;
+    copy(moves[m].first, moves[m].second, how.value[b]->axes), ++m;
+  }
+  forget(mark);
+  variables_.erase(index);
+  steps_ = outer;
+  push(std::move(s));
+}
+
+void Lowering::part_of_turn(const TurnPart& part, const Turns& t, std::size_t b, Moves& moves) {
+  if (part.flag) {
+    Step skip;
+    auto flag = fresh({}, DType::boolean);
+    scope({{part.flag, flag}});
+    skip.kind = program::Kind::skip, skip.skip = {view(flag, {}, {})};
+    push(std::move(skip));
+  }
+  std::vector<Target> targets;
+  for (auto& [k, value] : part.values) {
+    auto& how = t.l.results[k];
+    if (how.fold == Fold::fold) targets.push_back({value, t.places[k], true, how.monoid});
+    else if (how.fold == Fold::stack) targets.push_back({value, block_of_turn(t.places[k], t.l, t.l.index[b].get(), value->axes), t.added[k], Monoid::sum});
+    else if (value != how.carry) {
+      auto next = fresh(value->axes, value->dtype, purposes_.of(*value));
+      moves.push_back({next, fitted(t.places[k], how.carry->axes, value->axes)});
+      targets.push_back({value, next});
+    }
+  }
+  scope(targets);
+}
+
+void Lowering::start_from(const NodePtr& start, const Place& to, const Axes& axes) {
+  if (in_memory(start)) {
+    auto from = place_of(start);
+    return copy(start->axes == axes ? from : fitted(from, start->axes, axes), to, axes);
+  }
+  Kernel k(*this, axes, {});
+  k.store(k.value(start, k.names(start->axes)), to, axes, false, Monoid::sum);
+  k.finish();
+}
+
+Place Lowering::block_of_turn(const Place& whole, const Loop& l, const Node* index, const Axes& value) {
+  Place p = whole;
+  std::int64_t stride = 0;
+  if (l.drop) {
+    stride = p.strides[0];
+    p.strides.erase(p.strides.begin());
+  } else {
+    for (std::size_t i = 0; i < value.size(); ++i) if (value[i].name == l.axis.name) stride = p.strides[i];
+  }
+  auto t = term(NodePtr(NodePtr(), index), stride, 0);
+  if (t.loop < 0) p.offset += t.stride;
+  else p.terms.push_back(t);
+  return p;
+}
+
+}  // namespace haliax

@@ -1,0 +1,296 @@
+#include "compile/lower/lowering.h"
+
+#include <algorithm>
+
+#include "base/where.h"
+#include "compile/lower/kernel.h"
+#include "compile/lower/schedule.h"
+#include "ops/collective.h"
+#include "ops/prim.h"
+
+namespace haliax {
+
+using program::Step;
+using program::Term;
+
+namespace {
+
+std::vector<std::int64_t> row_major(const Axes& axes) {
+  std::vector<std::int64_t> s(axes.size());
+  std::int64_t n = 1;
+  for (std::size_t i = axes.size(); i-- > 0;) s[i] = n, n *= axes[i].size;
+  return s;
+}
+std::string where_of(const Node& n) {
+  auto s = to_string(n.origin.at);
+  if (n.origin.module) s += ", " + std::string(n.origin.module.text());
+  return s;
+}
+
+}  // namespace
+
+// ---- where things lie ----
+int Lowering::new_slot(std::int64_t bytes, const char* purpose, program::Home home, int index) {
+  p_.slots.push_back({bytes, home, index, -1, -1, purpose});
+  return int(p_.slots.size()) - 1;
+}
+Place Lowering::in_slot(int slot, const NodePtr& n) const { return {slot, n->dtype, 0, row_major(n->axes), {}}; }
+Place Lowering::fresh(const Axes& axes, DType d, const char* purpose) {
+  return {new_slot(axis_size(axes) * bytes_of(d), purpose), d, 0, row_major(axes), {}};
+}
+Place Lowering::fresh_for(const NodePtr& n) {
+  auto p = fresh(n->axes, n->dtype, purposes_.of(*n));
+  p_.slots.back().gathered = Purposes::gathered(*n);
+  if (auto order = layouts_.find(n.get()); order != layouts_.end()) {
+    auto strides = row_major(order->second);
+    for (std::size_t i = 0; i < n->axes.size(); ++i)
+      p.strides[i] = strides[std::size_t(find_axis(order->second, n->axes[i].name) - order->second.data())];
+  }
+  return p;
+}
+void Lowering::know(const Node* n, Place p) {
+  places_[n] = std::move(p);
+  added_.push_back(n);
+}
+void Lowering::forget(std::size_t from) {
+  while (added_.size() > from) places_.erase(added_.back()), added_.pop_back();
+}
+Place Lowering::place_of(const NodePtr& n) {
+  if (auto known = places_.find(n.get()); known != places_.end()) return known->second;
+  Place p;
+  if (shows_value(*n)) p = place_of(shown_by(*n));
+  else if (n->op->kind == Kind::view) {
+    Place in = place_of(n->in[0]);
+    p = n->op->view(*n, in, *this);
+    if (!p) p = copied(n);
+  } else {
+    fail_at(n->origin, n->op->name, "has no place in memory");
+  }
+  know(n.get(), p);
+  return p;
+}
+Place Lowering::copied(const NodePtr& n) {
+  auto *was = now_;
+  auto before = result_;
+  now_ = n.get(), result_ = fresh(n->axes, n->dtype);
+  n->op->lower(*n, *this);
+  auto p = result_;
+  now_ = was, result_ = before;
+  return p;
+}
+bool Lowering::in_memory(const NodePtr& n) const {
+  auto& base = base_of(n);
+  return places_.count(n.get()) || places_.count(base.get());
+}
+Place Lowering::home(const NodePtr& n) {
+  if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end() && !t->second[0]->accumulate) return t->second[0]->place;
+  if (auto known = joined_.find(n.get()); known != joined_.end()) return known->second;
+  if (auto piece = scope_->piece_of.find(n.get()); piece != scope_->piece_of.end()) return piece_place(n, piece->second);
+  return fresh_for(n);
+}
+Place Lowering::piece_place(const NodePtr& n, const Scope::Piece& piece) {
+  auto& whole = piece.whole;
+  Place all = home(whole);
+  joined_[whole.get()] = all;
+  std::vector<std::pair<Name, std::int64_t>> strides;   // by the names of the operand, then of what it shows
+  for (auto& a : piece.operand->axes) strides.push_back({a.name, all.strides[std::size_t(find(*whole, a.name) - whole->axes.data())]});
+  for (auto x = piece.operand; x != n; x = x->in[0]) {
+    if (x->op != &prim::kRename) continue;
+    auto shown = strides;
+    strides.clear();
+    for (std::size_t i = 0; i < x->axes.size(); ++i)
+      for (auto& [name, stride] : shown) if (name == x->axes[i].name) strides.push_back({x->in[0]->axes[i].name, stride});
+  }
+  Place p = all;
+  p.strides.clear();
+  for (auto& a : n->axes)
+    for (auto& [name, stride] : strides) if (name == a.name) { p.strides.push_back(stride); break; }
+  p.offset += piece.start * all.strides[std::size_t(find(*whole, whole->attr.names[0]) - whole->axes.data())];
+  return p;
+}
+const Target* Lowering::accumulation(const NodePtr& n) const {
+  auto t = scope_->targets.find(n.get());
+  if (t == scope_->targets.end() || t->second.size() != 1 || !t->second[0]->accumulate || scope_->in_memory.count(n.get())) return nullptr;
+  return t->second[0];
+}
+
+// ---- Emit ----
+void Lowering::zero(const Place& p, const Axes& axes) { fill(p, axes, prim::number(0, p.dtype)); }
+void Lowering::copy(const Place& from, const Place& to, const Axes& axes) {
+  bool there = from.slot == to.slot && from.offset == to.offset && from.terms == to.terms;   // made in its place
+  for (std::size_t d = 0; d < axes.size(); ++d) there &= axes[d].size == 1 || from.strides[d] == to.strides[d];
+  if (there) return;
+  Step s;
+  s.kind = program::Kind::copy;
+  s.copy = {sizes(axes), view(from, axes, axes), view(to, axes, axes)};
+  push(std::move(s));
+}
+void Lowering::push(Step s) {
+  if (now_) s.why = now_->op->name, s.where = where_of(*now_);
+  steps_->push_back(std::move(s));
+}
+Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limit) {
+  Term t;
+  if (start->op == &prim::kIndex) {
+    auto at = prim::index_start(*start);
+    auto variable = variables_.at(start.get());
+    if (variable < 0) t.stride = at * stride;
+    else t.loop = variable, t.stride = prim::index_chunk(*start) * stride;
+    return t;
+  }
+  if (is_number_node(*start)) {
+    t.stride = std::clamp<std::int64_t>(start->attr.ints[0], 0, limit) * stride;
+    return t;
+  }
+  Place p = place_of(start);
+  if (!p.terms.empty()) {
+    Place plain = fresh({}, p.dtype);
+    copy(p, plain, {});
+    p = plain;
+  }
+  t.slot = p.slot, t.slot_dtype = p.dtype, t.slot_offset = p.offset, t.limit = limit, t.stride = stride;
+  return t;
+}
+
+// ---- units ----
+void Lowering::scope(const std::vector<Target>& targets) {
+  Scope s = make_scope(targets, places_, {options_.fuse});
+  auto* outer = scope_;
+  scope_ = &s;
+  for (int u : schedule(s, places_, !options_.fuse)) unit(s.units[std::size_t(u)]);
+  scope_ = outer;
+}
+void Lowering::unit(const Unit& u) {
+  auto* was = now_;
+  now_ = u.nodes.back().get();
+  if (u.type == Unit::Type::kernel) kernel(u);
+  else if (u.type == Unit::Type::copy) into(u);
+  else single(u.nodes[0]);
+  now_ = was;
+}
+void Lowering::single(const NodePtr& n) {
+  if (n->op == &kLoop) return loop(n);
+  if (n->op == &kCollective) return wiring_of(*n).ranks > 0 ? ring(n) : collective(n);
+  auto* add = n->op->kind == Kind::contract || n->op == &prim::kScatter ? accumulation(n) : nullptr;
+  result_ = add ? add->place : home(n);
+  if (n->op->kind == Kind::contract) {
+    auto &a = n->in[0], &b = n->in[1];
+    contract({result_, n->axes}, {place_of(a), a->axes}, {place_of(b), b->axes}, add != nullptr);
+  } else if (add) {
+    accumulating_ = true;
+    n->op->lower(*n, *this);
+    accumulating_ = false;
+  } else {
+    auto place = result_;
+    n->op->lower(*n, *this);
+    result_ = place;
+  }
+  if (!add) know(n.get(), result_);
+}
+void Lowering::collective(const NodePtr& n) {
+  auto& w = wiring_of(*n);
+  Step s;
+  s.kind = program::Kind::collective;
+  s.collective = w.how;
+  for (auto& x : n->in) s.collective.x.push_back({sizes(x->axes), view(place_of(x), x->axes, x->axes)});
+  std::vector<Place> places;
+  Nodes results;
+  for (std::size_t k = 0; k < w.out.size(); ++k) {
+    results.push_back(collective_result(n, k));
+    places.push_back(home(results[k]));
+    s.collective.out.push_back({sizes(w.out[k]), view(places[k], w.out[k], w.out[k])});
+    int dim = -1;
+    if (k < w.along.size())
+      for (std::size_t d = 0; d < w.out[k].size(); ++d) if (w.out[k][d].name == w.along[k]) dim = int(d);
+    s.collective.dim.push_back(dim);
+  }
+  push(std::move(s));
+  for (std::size_t k = 0; k < results.size(); ++k) know(results[k].get(), places[k]);
+  keep_.insert(keep_.end(), results.begin(), results.end());
+}
+// The block of another rank is in memory while it is contracted, and handed on from there.
+void Lowering::ring(const NodePtr& n) {
+  auto& w = wiring_of(*n);
+  auto &other = n->in[0], &block = n->in[1];
+  auto result = collective_result(n, 0);
+  auto out = home(result), its = place_of(other), mine = place_of(block);
+  auto size = find(*block, w.along[0])->size;
+  auto part = [&](Place p, Axes axes, std::int64_t turn) {   // what goes with the block of this turn
+    for (std::size_t d = 0; d < axes.size(); ++d)
+      if (axes[d].name == w.along[0]) p.offset += (w.rank + turn) % w.ranks * size * p.strides[d], axes[d].size = size;
+    return Part{p, axes};
+  };
+  bool sums = !find(*result, w.along[0]);
+  for (std::int64_t turn = 0; turn < w.ranks; ++turn) {
+    if (turn > 0) {
+      auto next = fresh(block->axes, block->dtype, "scratch");
+      p_.slots.back().gathered = true;
+      Step s;
+      s.kind = program::Kind::collective;
+      s.collective = w.how;
+      for (auto [side, place] : {std::pair{&s.collective.x, &mine}, {&s.collective.out, &next}})
+        side->push_back({sizes(block->axes), view(*place, block->axes, block->axes)});
+      s.collective.dim = {-1};
+      push(std::move(s));
+      mine = next;
+    }
+    contract(part(out, result->axes, turn), part(its, other->axes, turn), {mine, block->axes}, sums && turn > 0);
+  }
+  know(result.get(), out);
+  keep_.push_back(result);
+}
+void Lowering::contract(const Part& out, const Part& a, const Part& b, bool accumulate) {
+  Axes batch, m, nn, k;
+  for (auto& x : out.axes) {
+    bool in_a = has(a.axes, x.name), in_b = has(b.axes, x.name);
+    (in_a && in_b ? batch : in_a ? m : nn).push_back(x);
+  }
+  for (auto* side : {&a, &b})
+    for (auto& x : side->axes) if (!has(out.axes, x.name) && !has(k, x.name)) k.push_back(x);
+  Axes all = batch;
+  for (auto* part : {&m, &nn, &k}) all.insert(all.end(), part->begin(), part->end());
+  Step s;
+  s.kind = program::Kind::contract;
+  auto of = [&](const Part& p) { return view(p.place, p.axes, all); };
+  s.contract = {sizes(batch), sizes(m), sizes(nn), sizes(k), of(a), of(b), of(out), accumulate};
+  push(std::move(s));
+}
+void Lowering::into(const Unit& u) {
+  auto& n = u.nodes[0];
+  auto& t = *u.target;
+  if (!t.accumulate && in_memory(n)) return copy(place_of(n), t.place, n->axes);
+  Kernel k(*this, n->axes, {});
+  int value = k.value(n, k.names(n->axes));
+  k.store(value, t.place, n->axes, t.accumulate, t.monoid);
+  k.finish();
+}
+void Lowering::fill(const Place& p, const Axes& axes, const NodePtr& number) {
+  if (accumulating_) return;   // the target holds a sum already
+  Kernel k(*this, axes, {});
+  k.store(k.make(number, {}), p, axes, false, Monoid::sum);
+  k.finish();
+}
+void Lowering::kernel(const Unit& u) {
+  Kernel k(*this, u.outer, u.inner);
+  for (auto& n : u.nodes) k.pending.insert(n.get());
+  std::vector<std::pair<const Node*, Place>> stored;
+  for (auto& n : u.nodes) {
+    int v = n->op->kind == Kind::reduce ? k.fold(n) : n->op->kind == Kind::map ? k.point(n, k.names(n->axes)) : k.make(n, k.names(n->axes));
+    k.made[n.get()] = v;
+    bool placed = false;
+    if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end())
+      for (auto* target : t->second) {
+        k.store(v, target->place, n->axes, target->accumulate, target->monoid);
+        if (!target->accumulate && !placed) stored.push_back({n.get(), target->place}), placed = true;
+      }
+    if (!placed && scope_->in_memory.count(n.get())) {
+      auto p = home(n);
+      k.store(v, p, n->axes, false, Monoid::sum);
+      stored.push_back({n.get(), p});
+    }
+  }
+  k.finish();
+  for (auto& [n, p] : stored) know(n, p);
+}
+
+}  // namespace haliax

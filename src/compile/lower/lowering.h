@@ -1,0 +1,81 @@
+// Lowering at work: where values lie, and the steps that make them. One object writes one Program; scopes (the top, bodies of loops) nest.
+#pragma once
+#include "compile/lower/fuse.h"
+#include "compile/lower/lower.h"
+#include "compile/loops/early_exit.h"
+#include "compile/memory/purpose.h"
+#include "graph/emit.h"
+
+namespace haliax {
+
+class Lowering final : public Emit {
+ public:
+  Lowering(program::Program& p, const LowerOptions& o, const Purposes& u, const Layouts& l)
+      : p_(p), options_(o), purposes_(u), layouts_(l), steps_(&p.steps) {}
+
+  int new_slot(std::int64_t bytes, const char* purpose, program::Home home = program::Home::arena, int index = -1);
+  Place in_slot(int slot, const NodePtr&) const;          // row-major, all of it
+  void know(const Node* n, Place p);                      // the value lies there, to the end of the scope
+  void scope(const std::vector<Target>&);                 // makes the targets
+
+  bool is_placed(const Node& n) const { return places_.count(&n) > 0; }
+  bool is_made(const Node& n) const { return scope_ && scope_->unit_of.count(&n) > 0; }   // by a unit of this scope
+  Place place_of(const NodePtr&);                         // raises for what does not lie in memory
+
+  // ---- Emit ----
+  Place operand(std::size_t k) override { return place_of(now_->in[k]); }
+  Place result() override { return result_; }
+  void zero(const Place&, const Axes&) override;
+  void copy(const Place& from, const Place& to, const Axes&) override;
+  void push(program::Step) override;
+  program::Term term(const NodePtr& start, std::int64_t stride, std::int64_t limit) override;
+
+ private:
+  struct Part {
+    Place place;
+    Axes axes;
+  };
+  using Moves = std::vector<std::pair<Place, Place>>;     // of carries, at the end of a turn
+
+  // ---- lowering.cpp ----
+  Place fresh(const Axes&, DType, const char* purpose = "activations");
+  Place fresh_for(const NodePtr&);                        // in the order that suits its readers
+  Place copied(const NodePtr&);                           // a view that strides cannot say
+  Place home(const NodePtr&);                             // of what is made now: its first target, or memory of its own
+  Place piece_place(const NodePtr&, const Scope::Piece&); // a piece of a concatenation is made where it will lie
+  const Target* accumulation(const NodePtr&) const;       // the value is added to its one target, and lies nowhere else
+  bool in_memory(const NodePtr&) const;
+  void forget(std::size_t from);                          // what has been placed since
+  void unit(const Unit&);
+  void single(const NodePtr&);
+  void collective(const NodePtr&);
+  void ring(const NodePtr&);
+  void contract(const Part& out, const Part& a, const Part& b, bool accumulate);
+  void into(const Unit&);                                 // a value that is in memory, or a view of one, into a target
+  void fill(const Place&, const Axes&, const NodePtr& number);
+  void kernel(const Unit&);
+  // ---- loop.cpp ----
+  struct Turns;                                           // a loop while it is lowered
+  void loop(const NodePtr&);
+  void body(const Turns&, std::size_t b);
+  void part_of_turn(const TurnPart&, const Turns&, std::size_t b, Moves&);
+  void start_from(const NodePtr& start, const Place& to, const Axes&);
+  Place block_of_turn(const Place& whole, const Loop&, const Node* index, const Axes& value);   // of a stacked result
+
+  program::Program& p_;
+  const LowerOptions& options_;
+  const Purposes& purposes_;
+  const Layouts& layouts_;
+  std::vector<program::Step>* steps_;
+  Places places_;
+  std::vector<const Node*> added_;                        // to places_, in order
+  Places joined_;                                         // concatenations that have a place before they are made
+  std::unordered_map<const Node*, int> variables_;        // loop index -> loop variable, or -1 where it is one number
+  Nodes keep_;                                            // results of loops and collectives, whose addresses are known
+  Scope* scope_ = nullptr;
+  const Node* now_ = nullptr;                             // what is lowered, for reports
+  Place result_;
+  bool accumulating_ = false;
+};
+
+}  // namespace haliax

@@ -1,0 +1,98 @@
+// What JitCore holds: the traces that it keeps, the one that is being made, and what it reports.
+#pragma once
+#include <mutex>
+
+#include "haliax/jit.h"
+#include "runtime/mesh_run.h"
+
+namespace haliax::detail {
+
+// What a call looks like: two calls that look the same share a trace.
+struct Signature {
+  std::string statics;
+  std::vector<StaticValue> values;
+  std::vector<Axes> axes;
+  std::vector<int> dtypes;                       // -1: empty
+  std::shared_ptr<const Mesh> mesh;
+  std::shared_ptr<const Mapping> mapping;
+  std::vector<Sharding> in;                      // on a mesh: how the arrays lie
+};
+struct JitCore::Entry {
+  Signature signature;
+  Compiled compiled;
+  std::unique_ptr<MeshProgram> mesh;             // instead, on a mesh
+  Nodes inputs;
+  std::vector<std::size_t> leaf_of_input;        // inputs are the leaves that are not empty
+  std::vector<int> part_of_input, part_of_result;   // which argument, which part of the result
+  std::vector<bool> donated;                     // by input
+  Nodes captured;                                // by f: arrays that are no arguments
+  std::vector<std::string> names;                // of the inputs, for people: argument 0, or argument 0: mlp.up.weight
+  std::vector<int> result_of_leaf;               // of the results: -1 empty
+  std::vector<std::pair<Axes, DType>> results;
+  std::vector<std::shared_ptr<const Placement>> placements;   // of the results
+  std::shared_ptr<void> like;
+  BufferPtr arena;
+
+  void note_captured(const Compiled& c) {
+    for (auto& n : c.captured)
+      if (std::find(captured.begin(), captured.end(), n) == captured.end()) captured.push_back(n);
+  }
+  std::string name_of_result(std::size_t k) const {   // result 0, or result 0, array 3: its place in that part, from 0
+    auto part = part_of_result[k];
+    auto name = "result " + std::to_string(part);
+    if (std::count(part_of_result.begin(), part_of_result.end(), part) == 1) return name;
+    return name + ", array " + std::to_string(std::count(part_of_result.begin(), part_of_result.begin() + std::ptrdiff_t(k), part));
+  }
+  Leaves assemble(const std::vector<BufferPtr>& made) const {
+    Leaves out;
+    for (int r : result_of_leaf) {
+      if (r < 0) { out.emplace_back(); continue; }
+      auto& [axes, dtype] = results[std::size_t(r)];
+      auto n = make_data(made[std::size_t(r)], axes, dtype);
+      if (!placements.empty()) const_cast<Node&>(*n).placement = placements[std::size_t(r)];
+      out.push_back(NamedArray(n));
+    }
+    return out;
+  }
+};
+
+struct JitCore::Impl {
+  JitOptions options;
+  std::vector<std::unique_ptr<Entry>> entries;
+  std::unique_ptr<Entry> pending;                // being traced, as long as `tracing` is there
+  std::optional<Tracing> tracing;
+  std::shared_ptr<const Mapping> mapping_outside;   // of what is being traced
+  JitReport report;
+  double started = 0;
+  std::recursive_mutex lock;
+
+  // ---- jit_cache.cpp: which trace a call takes ----
+  static bool same(const Signature&, const Walk&);
+  bool same_scope(const Signature&) const;
+  bool same_places(const Signature&, const Walk&, const Parts& arguments) const;
+  std::string difference(const Walk&, const std::vector<Sharding>& in) const;   // from the call before
+  // How an argument lies: as the caller says, or as it was made, or else by the usual mapping. Called outside of the trace.
+  Sharding lies(const Node&, int argument, const Mesh&, const std::string& what) const;
+  // The mapping of results, and of arguments that lie nowhere yet.
+  const Mapping* usual(const std::shared_ptr<const Mapping>& outside) const {
+    return options.axis_resources ? &*options.axis_resources : outside.get();
+  }
+  std::shared_ptr<const Mesh> mesh() const;
+  std::vector<const Mapping*> given_mappings() const;   // null: not given
+  // Raises for what the caller has said about the mesh and this function's arguments, before anything is traced.
+  void check_call(int arguments) const;
+  void must_have_devices(const Mesh&) const;
+
+  // ---- jit.cpp: from a trace to a Program ----
+  std::string backend_name() const { return options.backend.empty() ? default_backend() : options.backend; }
+  Compilation graph_of(const Leaves& results, const Parts&, const std::string& backend_name);   // after the passes over the graph
+  void end_on(const Mesh&, Compilation&, const std::string& backend_name, bool simulated);      // a Program for each device
+  Entry* finish();
+
+  // ---- jit_report.cpp ----
+  void report_loops(const Nodes& graph, const std::vector<std::string>& uncut);
+  void report_alone(const Compilation&);         // on one device
+  void report_mesh(const Compilation&, const MeshProgram&);
+};
+
+}  // namespace haliax::detail

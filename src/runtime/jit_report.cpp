@@ -1,0 +1,68 @@
+#include <algorithm>
+
+#include "ops/prim.h"
+#include "runtime/explain.h"
+#include "runtime/jit_impl.h"
+
+namespace haliax::detail {
+
+void JitCore::Impl::report_loops(const Nodes& graph, const std::vector<std::string>& uncut) {
+  report.chunked.clear();
+  report.explain.clear();
+  struct Walked {                              // a region, in as many loops as it takes
+    ChunkReport report;
+    bool apart = false;
+    std::size_t contractions = 0;
+    std::unordered_set<const Node*> distinct = {};
+  };
+  std::vector<Walked> regions;
+  for (auto& n : everything(graph)) {
+    if (n->op != &kLoop || loop_of(*n).form.empty()) continue;
+    auto& l = loop_of(*n);
+    ChunkReport c{std::string(l.axis.name.text()), l.form, prim::index_chunk(*l.index[0]), l.why};
+    auto same = [&](auto& o) { return o.report.axis == c.axis && o.report.chunk == c.chunk && o.report.why == c.why; };
+    auto at = std::find_if(regions.begin(), regions.end(), same);
+    if (at == regions.end()) at = regions.insert(regions.begin(), Walked{c});
+    at->apart |= l.apart;
+    Nodes made;
+    for (auto& r : l.results) made.push_back(r.value[0]);
+    for (auto& x : everything(made))
+      if (x->op == &prim::kContract && x->varies_with(l.index[0].get())) ++at->contractions, at->distinct.insert(x.get());
+  }
+  std::string said;
+  for (auto& w : regions) {
+    auto& c = w.report;
+    bool again = w.contractions > w.distinct.size();
+    if (c.form == "sweep" && again) c.form = "recompute";
+    const char* why = c.form == "forward" ? "no gradients"
+                      : c.form == "sweep" ? "values and gradients in one sweep, since no gradient waits for its end"
+                      : w.apart           ? "chunks are made again for the gradients, in a sweep of their own"
+                                          : "chunks are made again, since what follows waits for the end of a sweep";
+    report.chunked.push_back(c);
+    report.explain += c.form + " over " + c.axis + ": " + why + (c.why == said ? "" : "; " + c.why) + "\n";
+    said = c.why;
+  }
+  for (auto& line : uncut) report.explain += line + "\n";
+}
+
+namespace {
+
+void report_passes(JitReport& r, const Compilation& c, bool in_words) {
+  r.passes = c.log;
+  if (in_words) r.explain += "\n" + to_string(c.log);
+}
+
+}  // namespace
+
+void JitCore::Impl::report_alone(const Compilation& c) {
+  describe(report, *c.program, options.speed);
+  add_tables(report, *c.program, pending->inputs);
+  report_passes(report, c, options.passes);
+}
+void JitCore::Impl::report_mesh(const Compilation& c, const MeshProgram& m) {
+  describe(report, m, options.speed);
+  add_tables(report, m);
+  report_passes(report, c, options.passes);
+}
+
+}  // namespace haliax::detail

@@ -1,0 +1,125 @@
+// Gradients of functions of leaves: what grad, vjp and jvp of haliax/transforms.h call.
+#include <algorithm>
+
+#include "haliax/transforms.h"
+#include "ops/prim.h"
+#include "transforms/gradient_names.h"
+#include "transforms/leaves.h"
+#include "transforms/rewrite.h"
+
+namespace haliax {
+
+Axes with_hidden(const Axes& axes, const Axes& hidden) {
+  Axes out;
+  for (auto& h : hidden) if (!has(axes, h.name)) out.push_back(h);
+  out.insert(out.end(), axes.begin(), axes.end());
+  return out;
+}
+bool same_axes(const NamedArray& a, const NamedArray& b) {
+  auto x = a.axes(), y = b.axes();
+  return x.size() == y.size() &&
+         std::all_of(x.begin(), x.end(), [&](auto& v) { return std::find(y.begin(), y.end(), v) != y.end(); });
+}
+
+namespace {
+
+// The path of a leaf that a gradient is taken by: that of the argument of jit which it is, or was before it was cast or updated; else
+// that in its own tree.
+Name path_of(const NodePtr& leaf, const std::string& path) {
+  for (auto n = leaf; n;) {
+    if ((n->op == &prim::kTracer || n->op == &prim::kInput) && n->origin.module) return n->origin.module;
+    bool goes_on = n->op->kind == Kind::map || n->op->kind == Kind::view || n->op->kind == Kind::wrap;
+    auto from = std::find_if(n->in.begin(), n->in.end(), [&](auto& x) { return x && x->size() == n->size(); });
+    n = goes_on && from != n->in.end() ? *from : nullptr;
+  }
+  return path.empty() ? leaf->origin.module : module_path(path);
+}
+
+}  // namespace
+
+namespace detail {
+
+// An exception may end a trace anywhere: what has changed since (axes that vmap hides, whose node is made) is as before when it ends.
+Tracing::Tracing() : before_(std::make_unique<Context>(context())) { ++context().tracing; }
+Tracing::~Tracing() { context() = std::move(*before_); }
+
+Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen, const std::vector<std::string>& paths) {
+  Leaves out = leaves;
+  for (std::size_t k = 0; k < out.size(); ++k) {
+    auto& n = leaves[k].node();
+    if (!n || frozen[k] || !is_float(n->dtype)) continue;
+    // Inside vmap each position has a gradient of its own, also by what is shared.
+    auto path = path_of(n, paths[k]);
+    if (auto& noted = context().gradients) noted->take_by(path);
+    out[k] = NamedArray(prim::tracer(prim::fit(n, with_hidden(n->axes, context().hidden)), path));
+  }
+  return out;
+}
+
+Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLocation at) {
+  Here here(at);
+  if (ys.size() != gs.size())
+    fail("vjp", "the result has " + std::to_string(ys.size()) + " arrays and its cotangent " + std::to_string(gs.size()));
+  Nodes y, g, x;
+  for (std::size_t k = 0; k < ys.size(); ++k) {
+    if (ys[k].empty() || gs[k].empty()) continue;
+    if (!same_axes(ys[k], gs[k]))
+      fail("vjp", "a cotangent is " + to_string(gs[k].axes()) + " and its array " + to_string(ys[k].axes()));
+    y.push_back(ys[k].node()), g.push_back(gs[k].node());
+  }
+  for (auto& a : wrt) if (!a.empty() && a.node()->op == &prim::kTracer) x.push_back(a.node());
+  auto d = vjp(y, g, x);
+  Leaves out;
+  std::size_t next = 0;
+  for (auto& a : wrt) {
+    if (a.empty() || a.node()->op != &prim::kTracer) { out.emplace_back(); continue; }
+    auto& found = d[next++];
+    out.push_back(NamedArray(found ? found : prim::zeros_like(a.node())));
+  }
+  return out;
+}
+Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation at) {
+  Here here(at);
+  if (loss.empty()) fail("grad", "the function gave no array");
+  if (loss.ndim() != 0) fail("grad", "only a 0-d array has a gradient; the function gave " + to_string(loss.axes()) + "; sum or mean it, or differentiate under vmap");
+  if (!is_float(loss.dtype())) fail("grad", "the function gave dtype " + std::string(name_of(loss.dtype())) + ", which has no gradient");
+  auto& n = loss.node();
+  return pullback({loss}, {NamedArray(prim::filled(1, n->dtype, n->axes))}, wrt, at);
+}
+
+std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leaves& tangents, SourceLocation at) {
+  Here here(at);
+  Tracing tracing;
+  if (primals.size() != tangents.size()) fail("jvp", "there are " + std::to_string(primals.size()) + " arrays and " + std::to_string(tangents.size()) + " tangents");
+  auto x = tracers(primals, std::vector<bool>(primals.size()), std::vector<std::string>(primals.size()));
+  auto ys = f(x);
+  Nodes us, y, wrt, ts;
+  for (auto& a : ys)
+    if (!a.empty() && is_float(a.dtype())) y.push_back(a.node()), us.push_back(prim::input(a.node()->axes, a.dtype()));
+  for (std::size_t k = 0; k < x.size(); ++k) {
+    if (x[k].empty() || x[k].node()->op != &prim::kTracer) continue;
+    wrt.push_back(x[k].node());
+    if (!tangents[k].empty() && !same_axes(tangents[k], x[k]))
+      fail("jvp", "a tangent is " + to_string(tangents[k].axes()) + " and its array " + to_string(x[k].axes()));
+    auto t = tangents[k].empty() ? prim::zeros_like(wrt.back()) : tangents[k].node();
+    ts.push_back(prim::fit(t, wrt.back()->axes));
+  }
+  auto g = vjp(y, us, wrt);
+  Nodes gg, tt;
+  for (std::size_t k = 0; k < g.size(); ++k) if (g[k]) gg.push_back(g[k]), tt.push_back(ts[k]);
+  auto d = vjp(gg, tt, us);
+  Rewrite gone;   // linear in the cotangents: their values do not matter where they are left
+  for (auto& u : us) gone[u.get()] = prim::zeros_like(u);
+  d = substitute(d, gone);
+  Leaves out;
+  std::size_t k = 0;
+  for (auto& a : ys) {
+    if (a.empty() || !is_float(a.dtype())) { out.emplace_back(); continue; }
+    out.push_back(NamedArray(d[k] ? d[k] : prim::zeros_like(a.node())));
+    ++k;
+  }
+  return {ys, out};
+}
+
+}  // namespace detail
+}  // namespace haliax
