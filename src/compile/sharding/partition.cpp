@@ -24,13 +24,22 @@ struct Partition::Impl {
     Planner planner(*whole, options, inputs, wanted);
     plan = best(*whole, planner, options.strict);
   }
+  // What is kept may let more be kept; or it takes the place of what was kept before, round and round: then the best round counts.
   void keep_residuals() {
-    for (;;) {
+    constexpr int most_idle = 4;   // rounds that send no less
+    auto best = roots;
+    auto least = plan.bytes;
+    for (int idle = 0; idle < most_idle;) {
       auto more = with_residuals(roots, plan, *whole, !options.regather);
-      if (more == roots) return;
+      if (more == roots) break;
       roots = std::move(more);
       make(options.regather);
+      idle = plan.bytes < least ? 0 : idle + 1;
+      if (idle == 0) best = roots, least = plan.bytes;
     }
+    if (plan.bytes <= least) return;
+    roots = std::move(best);
+    make(options.regather);
   }
 };
 
