@@ -2,12 +2,13 @@
 
 #include <algorithm>
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax {
 namespace {
 
-bool of_region(const Loop& l) { return l.index[0]->attr.ints[3] >= kRegionDepth; }
+bool of_region(const Loop& l) { return IndexAttr::of(*l.index[0]).depth >= kRegionDepth; }
 
 }  // namespace
 

@@ -34,7 +34,7 @@ struct PullIn {
   NodePtr make_it(const NodePtr& x, const Loop& l) {
     if (!find(*x, l.axis.name)) return nullptr;   // a sum is final
     if (is_result_of(*x, a)) {
-      auto& r = l.results[std::size_t(x->attr.ints[0])];
+      auto& r = l.results[result_number(*x)];
       return r.fold == Fold::stack ? r.value[body] : nullptr;
     }
     bool maps = x->op->kind == Kind::map || x->op == &prim::kFit;

@@ -217,7 +217,7 @@ class Emitter {
     if (!p.turns.empty()) {
       auto [start, size] = block_of(out.axis, p.turns, mesh_, device_);
       auto& index = out.index[0];
-      auto turn = prim::index(out.axis.resize(size), 0, prim::index_chunk(*index), int(index->attr.ints[3]));
+      auto turn = prim::index(out.axis.resize(size), 0, prim::index_chunk(*index), IndexAttr::of(*index).depth);
       own_turns_[index.get()] = {turn, start};
       out.axis = out.axis.resize(size), index = turn;
     }

@@ -98,8 +98,8 @@ void Whole::wishes(const std::vector<Sharding>& wanted) {
     auto& mine = wish[std::size_t(k)];
     if (n.op == &prim::kPin)
       wish_for(in[std::size_t(k)][0], constraint(n, mesh));
-    else if (n.op == &kResult && n.in[0]->op == &kLoop) {
-      auto& r = loop_of(n).results[std::size_t(n.attr.ints[0])];
+    else if (is_loop_result(n)) {
+      auto& r = result_of(n);
       auto of_turn = mine;
       if (r.fold == Fold::stack && !r.carry) of_turn.set(loop_of(n).axis.name, {});
       for (auto& v : r.value) wish_for(id(v), of_turn);
@@ -298,8 +298,7 @@ int Planner::obtain(int n, Sharding need) {
       bool sliced = node(n).op == &prim::kSlice && node(n).in.size() > 1;
       if (o.cost > 0 && sliced && !options_.regather) {
         auto& of = node(whole_.in[std::size_t(n)][0]);
-        if (of.op == &kResult && of.in[0]->op == &kLoop)
-          asked[{whole_.find(of.in[0].get()), std::size_t(of.attr.ints[0])}] = need;
+        if (is_loop_result(of)) asked[{whole_.find(of.in[0].get()), result_number(of)}] = need;
       }
       from = o.remake ? made_now(n, need.settled()) : o.version;
     }
@@ -327,7 +326,7 @@ void Planner::compute(int n, bool asked_for) {
     pinned(n);  // nothing moves before somebody reads it, who may want it otherwise
   } else if (me.op == &kLoop) {
     loop(n);
-  } else if (me.op == &kResult && me.in[0]->op == &kLoop) {
+  } else if (is_loop_result(me)) {
     // Set with its loop.
   } else if (me.op->kind == Kind::leaf) {
     versions(n) = {add({.kind = Step::Kind::given, .node = n})};

@@ -2,6 +2,7 @@
 // once.
 #include <algorithm>
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 #include "compile/sharding/planner.h"
 
@@ -52,7 +53,7 @@ Cut Planner::shared_turns(int n) {
     auto& me = node(s);
     if (!walks(me)) continue;
     auto& walked = *haliax::find(*me.in[0], me.attr.names[0]);
-    if (walked.size != l.axis.size || me.attr.ints[0] != 0) return {};
+    if (walked.size != l.axis.size || SliceAttr::of(me).start != 0) return {};
     auto cut = first(whole_.in[std::size_t(s)][0]).cut(walked.name);
     if (!cut.empty() && me.in[0]->bytes() > most) turns = cut, most = me.in[0]->bytes();
   }

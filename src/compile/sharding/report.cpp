@@ -103,9 +103,9 @@ struct Moves {
   }
   std::vector<int> made_of(int n) const {
     auto& me = node(n);
-    if (me.op != &kResult || me.in[0]->op != &kLoop) return whole.in[std::size_t(n)];
+    if (!is_loop_result(me)) return whole.in[std::size_t(n)];
     std::vector<int> out;
-    for (auto& v : loop_of(me).results[std::size_t(me.attr.ints[0])].value) out.push_back(whole.find(v.get()));
+    for (auto& v : result_of(me).value) out.push_back(whole.find(v.get()));
     return out;
   }
   // Is n one too, which is made of the gradient x? If it is moved, or put together turn by turn; after the backward pass also if it

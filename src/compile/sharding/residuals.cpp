@@ -21,12 +21,12 @@ Twin twin_of(const Whole& whole, const std::vector<int>& order, const Node* inde
     auto& s = whole.nodes[std::size_t(n)];
     if (s->op != &prim::kSlice || s->in.size() < 2 || s->in[1].get() != index) continue;
     auto& stack = s->in[0];
-    if (stack->op != &kResult || stack->in[0]->op != &kLoop) continue;
+    if (!is_loop_result(*stack)) continue;
     auto& l = loop_of(*stack);
     if (l.index.size() != 1 || l.index[0].get() != index) continue;
     if (t.earlier && t.earlier != stack->in[0]) return {};
     t.earlier = stack->in[0];
-    t.to[s.get()] = l.results[std::size_t(stack->attr.ints[0])].value[0];
+    t.to[s.get()] = result_of(*stack).value[0];
   }
   return t;
 }
