@@ -61,7 +61,7 @@ class Partition {
 
   std::vector<Move> moves() const;
   double sent_bytes() const;
-  std::int64_t size() const;                 // steps
+  std::int64_t size() const;                 // versions
   std::string text() const;                  // for people
   void verify(const char* after) const;      // raises
 

@@ -49,7 +49,7 @@ struct Moves {
     }
     return node(n).op == &prim::kInput ? &node(n) : nullptr;
   }
-  std::string name_of(const Step& s) const {
+  std::string name_of(const Version& s) const {
     int n = s.node;
     auto* a = argument(n);
     if (a && a->origin.module) return std::string(a->origin.module.text());
@@ -138,33 +138,33 @@ struct Moves {
   static bool same_place(const Origin& a, const Origin& b) {
     return a.at.line() == b.at.line() && std::string_view(a.at.file_name()) == b.at.file_name() && a.module == b.module;
   }
-  // What an op that goes by blocks makes on the way, and its own next step reads: sums of blocks, their first few.
-  bool between_blocks(const Step& s) const {
+  // What an op that goes by blocks makes on the way, and then reads itself: sums of blocks, their first few.
+  bool between_blocks(const Version& s) const {
     auto& op = written(s.cause);
     return &op != &node(s.cause) && &op != &node(s.node) && &op == &written(s.node) && node(s.node).bytes() < op.in[0]->bytes();
   }
   // A gather is asked for by the sharding of a result; by a constraint; of a parameter by the mapping of the computation that
   // reads it: that one says that along this axis the devices do not share the work; of a cotangent if the value was reduced and
   // cut; by an op that goes by blocks.
-  const char* asked(const Step& s) const {
+  const char* asked(const Version& s) const {
     if (s.cause < 0) return "result";
     auto& cause = written(s.cause);
     if (cause.op == &prim::kPin) return "constraint";
     if (cause.origin.backward)
-      for (auto& step : plan.steps)
-        if (step.live && step.hop.kind == Hop::Kind::reduce_scatter && step.hop.over == s.hop.over &&
-            !node(step.node).origin.backward && same_place(node(step.node).origin, cause.origin))
+      for (auto& v : plan.versions)
+        if (v.live && v.hop.kind == Hop::Kind::reduce_scatter && v.hop.over == s.hop.over &&
+            !node(v.node).origin.backward && same_place(node(v.node).origin, cause.origin))
           return "gradient";
     return parameter_asked(s, cause) ? "parameter" : between_blocks(s) ? "blocks" : "";
   }
-  bool parameter_asked(const Step& s, const Node& cause) const {
+  bool parameter_asked(const Version& s, const Node& cause) const {
     if (!of_parameters[std::size_t(s.node)] || !cause.origin.mapping) return false;
     auto* shared = cause.origin.mapping->find(s.hop.axis);
     return !shared || std::none_of(s.hop.over.begin(), s.hop.over.end(), [&](int x) {
       return std::find(shared->begin(), shared->end(), whole.mesh.axes()[std::size_t(x)].first) != shared->end();
     });
   }
-  void add(const Step& s) {
+  void add(const Version& s) {
     auto axes = to_string(node(s.node).axes);
     std::string by = s.hop.kind == Hop::Kind::all_gather ? asked(s) : "";
     int times = s.ring >= 0 ? ranks(whole.mesh, s.hop.over) - 1 : 1;
@@ -183,7 +183,7 @@ struct Moves {
     }
     const char* const kinds[] = {"", "", "reduce-scatter", "all-to-all", "all-reduce", "all-gather"};
     Move m{s.ring >= 0                   ? "ring"
-           : s.kind == Step::Kind::shift ? "permute"
+           : s.kind == Version::Kind::shift ? "permute"
                                          : kinds[int(s.hop.kind)],
            s.hop.over,
            name_of(s),
@@ -192,22 +192,22 @@ struct Moves {
            cause,
            origin,
            by};
-    m.bytes = s.hop.bytes / times, m.turns = plan.regions[std::size_t(s.region)].turns * times;
+    m.bytes = s.hop.bytes / times, m.turns = plan.bodies[std::size_t(s.body)].turns * times;
     if (s.ring >= 0) m.loop = to_string(whole.mesh, s.hop.over);
-    for (int r = s.region; r > 0; r = plan.regions[std::size_t(r)].parent) {
-      auto& l = loop_of(node(plan.loops[std::size_t(plan.regions[std::size_t(r)].loop)].node));
+    for (int r = s.body; r > 0; r = plan.bodies[std::size_t(r)].parent) {
+      auto& l = loop_of(node(plan.loops[std::size_t(plan.bodies[std::size_t(r)].loop)].node));
       m.loop = std::string(l.axis.name.text()) + (m.loop.empty() ? "" : ", ") + m.loop;
     }
     if (s.bucket > 0) of_bucket[s.bucket] = out.size();
     out.push_back(std::move(m));
   }
-  void region(int r) {
-    for (int k : plan.regions[std::size_t(r)].steps) {
-      auto& s = plan.steps[std::size_t(k)];
+  void in_body(int r) {
+    for (int k : plan.bodies[std::size_t(r)].versions) {
+      auto& s = plan.versions[std::size_t(k)];
       if (!s.live) continue;
       if (s.talks()) add(s);
-      if (s.kind == Step::Kind::loop)
-        for (int body : plan.loops[std::size_t(s.loop)].regions) region(body);
+      if (s.kind == Version::Kind::loop)
+        for (int body : plan.loops[std::size_t(s.loop)].bodies) in_body(body);
     }
   }
 };
@@ -221,7 +221,7 @@ std::vector<Move> moves_of(const Plan& plan, const Whole& whole, const Gradients
     if (n->op == &prim::kInput) inputs.push_back(n);
   Moves m{plan, whole, Purposes(roots, inputs)};
   m.find_parameters(gradients), m.find_gradients(gradients);
-  m.region(0);
+  m.body(0);
   return std::move(m.out);
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 std::string looks(const Node& n, int decision) {
   auto text = std::string(n.op->name) + to_string(n.axes);
-  if (decision == kRides) return text;  // what is added up: all of it, or nothing is won
+  if (decision == kRides) return text;  // the parts of a sum: all of them stay pending, or nothing is saved
   for (auto& x : n.in) text += x ? to_string(x->axes) : "-";
   return text;
 }
