@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "ops/attr.h"
+#include "ops/by_blocks.h"
 #include "ops/prim.h"
 #include "compile/chunk/region.h"
 
@@ -58,20 +59,11 @@ bool Region::grows(const NodePtr& x, Name a) const {
   return seen.count(x.get()) > 0 && x->op->kind != Kind::leaf;
 }
 
-// Indices from the start of the axis, counted from that of the chunk; what lies outside becomes an index outside.
-NodePtr Region::relative(const NodePtr& ids, std::size_t b) {
-  auto number = [&](std::int64_t v) { return prim::integer(v, ids->dtype); };
-  auto start = prim::cast(index_[b], ids->dtype), size = number(prim::index_chunk(*index_[b]));
-  auto shifted = prim::sub(ids, start);
-  auto inside_chunk = prim::map(prim::kBitAnd, {prim::less_equal(number(0), shifted), prim::less(shifted, size)}, DType::boolean);
-  return prim::select(inside_chunk, shifted, size);
-}
+// A chunk holds what falls into it.
 NodePtr Region::picked_on_chunk(const NodePtr& n, Name a, std::size_t b) {
-  auto ids = prim::signed_ids(part(n->in.back(), a, b), axis_.size);
   bool gathers = n->op == &prim::kGather;
-  if (gathers && GatherAttr::of(*n).outside == program::Outside::clamp)
-    ids = prim::max(prim::min(ids, prim::integer(axis_.size - 1, ids->dtype)), prim::integer(0, ids->dtype));
-  ids = relative(ids, b);
+  bool clamps = gathers ? GatherAttr::of(*n).outside == program::Outside::clamp : ScatterAttr::of(*n).clamp;
+  auto ids = prim::BlockIds(part(n->in.back(), a, b), axis_.size, clamps).from(index_[b], prim::index_chunk(*index_[b]));
   auto axes = resized(n->axes, a, axis_.size, prim::index_chunk(*index_[b]));
   if (gathers) return prim::gather(part(n->in[0], a, b), {{a, ids}}, n->axes, program::Outside::zero);
   auto base = prim::is_number(n->in[0]) ? prim::fit(n->in[0]->op == &prim::kFit ? n->in[0]->in[0] : n->in[0], axes) : part(n->in[0], a, b);
@@ -126,9 +118,8 @@ LoopResult Region::folded(const NodePtr& n) {
 NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Rewrite known) {
   auto v = prim::cast(result, n->dtype);
   if (n->op != &prim::kGather || GatherAttr::of(*n).outside != program::Outside::fill) return v;
-  auto ids = prim::signed_ids(substitute(Nodes{n->in.back()}, known, around_)[0], axis_.size);   // outside of the axis there is nothing to pick
-  auto number = [&](std::int64_t i) { return prim::integer(i, ids->dtype); };
-  auto there = prim::map(prim::kBitAnd, {prim::less_equal(number(0), ids), prim::less(ids, number(axis_.size))}, DType::boolean);
+  prim::BlockIds ids(substitute(Nodes{n->in.back()}, known, around_)[0], axis_.size, false);
+  auto there = ids.there();   // outside of the axis there is nothing to pick
   auto none = prim::picked_outside(n->dtype);
   return prim::map(prim::kSelect, {there, v, none}, n->dtype, &n->axes);
 }

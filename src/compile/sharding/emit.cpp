@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "ops/attr.h"
+#include "ops/by_blocks.h"
 #include "ops/prim.h"
 #include "compile/sharding/planner.h"
 
@@ -176,40 +177,33 @@ class Emitter {
     std::size_t first = gathers ? 1 : 2;
     if (std::all_of(n.attr.names.begin(), n.attr.names.end(), [&](Name a) { return table_at.cut(a).empty(); }))
       return make(*n.op, in, axes, n.dtype, n.attr);
-    const bool clamps = gathers ? Outside(n.attr.ints[0]) == Outside::clamp : n.attr.ints[1] != 0;
-    bool fills = gathers && Outside(n.attr.ints[0]) == Outside::fill;
+    const auto outside = gathers ? GatherAttr::of(n).outside : Outside::zero;
+    const bool clamps = gathers ? outside == Outside::clamp : ScatterAttr::of(n).clamp;
+    bool fills = outside == Outside::fill;
     NodePtr valid;
     for (std::size_t k = 0; k < n.attr.names.size(); ++k) {
       Name a = n.attr.names[k];
       auto size = find_axis(table_axes, a)->size;
-      auto& ids = in[first + k] = prim::signed_ids(in[first + k], size);
-      auto number = [&](std::int64_t v) { return prim::integer(v, ids->dtype); };
-      auto within = [&](const NodePtr& x, std::int64_t end) {
-        return prim::map(prim::kBitAnd, {prim::less_equal(number(0), x), prim::less(x, number(end))}, DType::boolean);
-      };
-      if (clamps && size > 0) ids = prim::min(prim::max(ids, number(0)), number(size - 1));
+      prim::BlockIds ids(in[first + k], size, clamps);
       fills |= gathers && clamps && size == 0;  // there is no position to clamp to
-      auto there = within(ids, size);
+      auto there = ids.there();
       valid = valid ? prim::map(prim::kBitAnd, {valid, there}, DType::boolean) : there;
-      if (table_at.cut(a).empty()) {
-        if (!clamps || size == 0) ids = prim::select(there, ids, number(size));  // not counted from the end twice
-        continue;
+      if (!table_at.cut(a).empty()) {
+        auto [start, length] = block(table_axes, table_at, a);
+        in[first + k] = ids.from(prim::integer(start, ids.ids->dtype), length);
+      } else if (clamps && size > 0) {
+        in[first + k] = ids.ids;
+      } else {  // not counted from the end twice
+        in[first + k] = prim::select(there, ids.ids, prim::integer(size, ids.ids->dtype));
       }
-      auto [start, length] = block(table_axes, table_at, a);
-      auto shifted = prim::sub(ids, number(start));
-      ids = prim::select(within(shifted, length), shifted, number(length));
     }
-    auto attr = n.attr;
-    if (gathers)
-      attr.ints[0] = std::int64_t(Outside::zero);
-    else
-      attr.ints[1] = 0;
+    auto attr = gathers ? GatherAttr{n.attr.names, Outside::zero}.attr() : ScatterAttr{n.attr.names, ScatterAttr::of(n).update, false}.attr();
     auto out = make(*n.op, in, axes, n.dtype, attr);
     if (!fills) return out;
     bool mine = true;  // an index outside of all blocks: one device says so
     for (auto& [x, m] : s.at.partial) mine &= coordinate(mesh_, device_, x) == 0;
-    auto outside = mine ? prim::picked_outside(n.dtype) : prim::number(0, n.dtype);
-    return prim::map(prim::kSelect, {valid, out, outside}, n.dtype, &axes);
+    auto none = mine ? prim::picked_outside(n.dtype) : prim::number(0, n.dtype);
+    return prim::map(prim::kSelect, {valid, out, none}, n.dtype, &axes);
   }
   NodePtr loop(const Version& s) {
     auto& p = plan_.loops[std::size_t(s.loop)];
