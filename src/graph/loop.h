@@ -29,6 +29,7 @@ struct Loop : Payload {
   bool reverse = false;            // the last turn first
   Save save = Save::all;
   bool apart = false;              // a sweep that makes its chunks again on purpose: never merged into another
+  bool of_chunks = false;          // of a region, or its gradient: a turn whose masks are false throughout is skipped, in part or whole
   std::vector<LoopResult> results;
   std::string form, why;           // for reports: what was decided about it
 };
@@ -37,11 +38,8 @@ struct Loop : Payload {
 NodePtr make_loop(Loop);
 const Loop& loop_of(const Node&);                 // of a loop node or of a result
 NodePtr loop_result(const NodePtr& loop, std::size_t k);
-inline std::size_t result_number(const Node& result) { return std::size_t(result.attr.ints[0]); }   // of a loop or a custom gradient
 std::string to_string(const Nodes& roots);        // for people: one line a node, bodies of loops indented
 extern const Op kLoop, kResult;
-inline bool is_loop_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kLoop; }
-inline const LoopResult& result_of(const Node& result) { return loop_of(result).results[result_number(result)]; }   // of a loop
 std::int64_t trips(const Loop&, std::size_t body);
 // Is it made in each turn of this body? Bodies share the carries, which vary with the first index.
 bool varies_in(const Node&, const Loop&, std::size_t body);

@@ -2,7 +2,8 @@
 #pragma once
 #include <algorithm>
 
-#include "graph/node.h"
+#include "graph/loop.h"
+#include "ops/prim.h"
 
 namespace haliax {
 
@@ -76,6 +77,10 @@ struct IndexAttr {
     return {Axis(n.attr.names[0], i[0]), i[1], i[2], int(i[3])};
   }
 };
+inline bool is_scatter_add(const Node& n) { return n.op == &prim::kScatter && ScatterAttr::of(n).update == program::Update::add; }
+inline std::size_t result_number(const Node& result) { return std::size_t(result.attr.ints[0]); }  // of a loop or a custom gradient
+inline bool is_loop_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kLoop; }
+inline const LoopResult& result_of(const Node& result) { return loop_of(result).results[result_number(result)]; }  // of a loop
 inline std::int64_t integer_of(const Node& number) { return number.attr.ints.empty() ? 0 : number.attr.ints[0]; }
 struct CumulativeAttr {
   Name axis;

@@ -190,7 +190,6 @@ NodePtr scatter(G base, G updates, const Where& where, Update update, bool clamp
   for (auto& [axis, ids] : where) attr.axes.push_back(axis), in.push_back(ids);
   return make(kScatter, in, base->axes, base->dtype, attr.attr());
 }
-bool is_scatter_add(const Node& n) { return n.op == &kScatter && ScatterAttr::of(n).update == Update::add; }
 NodePtr argsort(G x, Name axis) { return make(kArgsort, {x}, x->axes, DType::i32, {.names = {axis}}); }
 NodePtr sort(G x, Name axis) { return make(kSort, {x}, x->axes, x->dtype, {.names = {axis}}); }
 NodePtr cumulative(Monoid m, G x, Name axis, bool reverse) {

@@ -81,7 +81,6 @@ NodePtr gather(const NodePtr& table, const Where&, const Axes& out, program::Out
 NodePtr scatter(const NodePtr& base, const NodePtr& updates, const Where&, program::Update, bool clamp);
 NodePtr argsort(const NodePtr&, Name axis), sort(const NodePtr&, Name axis);
 NodePtr cumulative(Monoid, const NodePtr&, Name axis, bool reverse);
-bool is_scatter_add(const Node&);
 extern const Op kGather, kScatter, kArgsort, kSort, kCumulative;
 
 // ---- wraps: the value of in[0] ----

@@ -1,5 +1,6 @@
 #include "transforms/gradient_names.h"
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax {

@@ -113,7 +113,7 @@ NodePtr widened(const NodePtr& n) {
   auto d = DType::f32;
   if (n->op == &prim::kContract) return make(*n->op, n->in, n->axes, d, n->attr);
   if (n->op == &prim::kSum) return make(*n->op, {prim::cast(n->in[0], d)}, n->axes, d, n->attr);
-  if (prim::is_scatter_add(*n)) {
+  if (is_scatter_add(*n)) {
     Nodes in = n->in;
     for (std::size_t k : {0u, 1u}) in[k] = prim::cast(in[k], d);
     return make(*n->op, std::move(in), n->axes, d, n->attr);

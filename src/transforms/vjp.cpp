@@ -208,7 +208,7 @@ class Walk {
       if (!carries.empty() || has_carry(l)) d = with_residuals(forward, l, b, d);
       for (std::size_t j = 0; j < d.size(); ++j) back.results[j].value.push_back(d[j]);
     }
-    back.form = l.form, back.why = l.why;
+    back.of_chunks = l.of_chunks, back.form = l.form, back.why = l.why;
     auto loop = make_loop(std::move(back));
     if (forward.results.size() > l.results.size()) {   // the residuals are results of the loop that keeps them
       auto keeper = make_loop(forward);

@@ -1,5 +1,6 @@
 // Sums that are added to an array start from it: no second array of its size.
 #include "compile/loops/loops.h"
+#include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax {
@@ -48,7 +49,7 @@ Nodes accumulate_updates(Nodes roots) {
     if (n->op != &prim::kAdd) continue;
     for (std::size_t side : {0u, 1u}) {
       auto &s = n->in[side], &array = n->in[1 - side];
-      bool adds = prim::is_scatter_add(*s) && prim::is_number(s->in[0], 0);
+      bool adds = is_scatter_add(*s) && prim::is_number(s->in[0], 0);
       if (!adds || users[s.get()] > 1 || s->axes != n->axes || array->axes != n->axes || prim::is_number(array)) continue;
       Nodes in = s->in;
       in[0] = array;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "ops/attr.h"
 #include "ops/collective.h"
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
@@ -52,7 +53,7 @@ class Masks {
     if (op == &prim::kMul || op == &prim::kContract) return joined(in(0), in(1));
     if (op == &prim::kSelect) return zero(2) ? joined(in(0), in(1)) : zero(1) ? in(2) : merged(in(1), in(2));
     if (op == &prim::kAdd || op == &prim::kSub) return merged(in(0), in(1));
-    if (prim::is_scatter_add(*n)) return zero(0) ? in(1) : merged(in(0), in(1));
+    if (is_scatter_add(*n)) return zero(0) ? in(1) : merged(in(0), in(1));
     if (moves || op == &prim::kDiv || op == &prim::kNeg || op == &prim::kCast || op == &prim::kSum) return in(0);
     if (!is_loop_result(*n)) return {};
     auto& r = result_of(*n);                       // of a loop inside: what does not change with its turns
@@ -68,9 +69,9 @@ class Masks {
 bool holds(const Nodes& list, const NodePtr& n) { return std::find(list.begin(), list.end(), n) != list.end(); }
 // What is added to a sum, one after another: all, or what then needs no temporary.
 Nodes terms_of(const NodePtr& value, bool all) {
-  auto accumulates = [](const NodePtr& x) { return x->op->kind == Kind::contract || prim::is_scatter_add(*x); };
+  auto accumulates = [](const NodePtr& x) { return x->op->kind == Kind::contract || is_scatter_add(*x); };
   auto in = value->in;
-  if (prim::is_scatter_add(*value) && accumulates(in[0])) {
+  if (is_scatter_add(*value) && accumulates(in[0])) {
     auto base = std::exchange(in[0], prim::zeros_like(in[0]));
     in = {base, make(*value->op, in, value->axes, value->dtype, value->attr)};
   } else {

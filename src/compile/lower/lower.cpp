@@ -504,7 +504,7 @@ class Lowering final : public Emit {
     std::vector<std::vector<TurnPart>> parts;            // of each body
     bool skips = false;
     for (std::size_t b = 0; b < l.index.size(); ++b) {
-      parts.push_back(turn_parts(l, b, options_.fuse && !l.form.empty()));
+      parts.push_back(turn_parts(l, b, options_.fuse && l.of_chunks));
       for (auto& p : parts[b]) skips |= p.flag != nullptr;
     }
     std::vector<Place> places;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "ops/attr.h"
 #include "ops/by_blocks.h"
 #include "ops/prim.h"
 

@@ -208,7 +208,7 @@ class Planner {
 Sharding constraint(const Node& pin, const Mesh&);  // what `shard` asks for; raises where it was written
 // The run that sends least, of those that are fair; strict: of those with no more gathers that nobody asked for.
 Plan best(Whole&, Planner&, bool strict);
-std::ptrdiff_t unasked(const Plan&, const Whole&);   // gathers
+std::ptrdiff_t unasked(const Plan&, const Whole&);   // gathers that nobody asked for
 std::string to_string(const Plan&, const Whole&);    // for people
 void verify(const Plan&, const Whole&, const char* after);   // raises
 // The roots, with loops that keep what later loops would have to send again.

@@ -3,6 +3,7 @@
 // a loss has summed, if it is no larger than what the loop walks: logits are not kept.
 #include <algorithm>
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 #include "compile/sharding/planner.h"
 

@@ -16,11 +16,6 @@ std::string looks(const Node& n, int decision) {
 }
 }  // namespace
 
-std::ptrdiff_t unasked(const Plan& plan, const Whole& whole) {  // gathers
-  auto moves = moves_of(plan, whole);
-  return std::count_if(moves.begin(), moves.end(), [](auto& m) { return gathers(m.kind) && m.asked.empty(); });
-}
-
 // Gather the weight, or move the activation? The bytes of the whole program are compared: a gather that another op needs anyway
 // is free here, a reduction that will be merged with another costs once. Only what pays is tried.
 Plan best(Whole& whole, Planner& planner, bool strict) {
