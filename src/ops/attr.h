@@ -2,7 +2,8 @@
 #pragma once
 #include <algorithm>
 
-#include "graph/node.h"
+#include "graph/loop.h"
+#include "ops/prim.h"
 
 namespace haliax {
 
@@ -65,6 +66,22 @@ struct ScatterAttr {
   Attr attr() const { return {.names = axes, .ints = {std::int64_t(update), clamp}}; }
   static ScatterAttr of(const Node& n) { return {n.attr.names, program::Update(n.attr.ints[0]), n.attr.ints[1] != 0}; }
 };
+// The index of a loop over `axis`: turn t starts at start + t * chunk. depth: of the loop, which keeps an index apart from an equal one around it.
+struct IndexAttr {
+  Axis axis;
+  std::int64_t start = 0, chunk = 1;
+  int depth = 0;
+  Attr attr() const { return {.names = {axis.name}, .ints = {axis.size, start, chunk, depth}}; }
+  static IndexAttr of(const Node& n) {
+    auto& i = n.attr.ints;
+    return {Axis(n.attr.names[0], i[0]), i[1], i[2], int(i[3])};
+  }
+};
+inline bool is_scatter_add(const Node& n) { return n.op == &prim::kScatter && ScatterAttr::of(n).update == program::Update::add; }
+inline std::size_t result_number(const Node& result) { return std::size_t(result.attr.ints[0]); }  // of a loop or a custom gradient
+inline bool is_loop_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kLoop; }
+inline const LoopResult& result_of(const Node& result) { return loop_of(result).results[result_number(result)]; }  // of a loop
+inline std::int64_t integer_of(const Node& number) { return number.attr.ints.empty() ? 0 : number.attr.ints[0]; }
 struct CumulativeAttr {
   Name axis;
   Monoid monoid = Monoid::sum;

@@ -160,4 +160,20 @@ NodePtr by_blocks(const NodePtr& n, Name axis, int blocks) {
   return out ? fit(out, n->axes) : out;
 }
 
+namespace {
+NodePtr within(const NodePtr& ids, std::int64_t end) {
+  auto number = [&](std::int64_t v) { return integer(v, ids->dtype); };
+  return map(kBitAnd, {less_equal(number(0), ids), less(ids, number(end))}, DType::boolean);
+}
+}  // namespace
+BlockIds::BlockIds(const NodePtr& of, std::int64_t n, bool clamp) : size(n), ids(signed_ids(of, n)) {
+  auto number = [&](std::int64_t v) { return integer(v, ids->dtype); };
+  if (clamp && size > 0) ids = min(max(ids, number(0)), number(size - 1));
+}
+NodePtr BlockIds::there() const { return within(ids, size); }
+NodePtr BlockIds::from(const NodePtr& start, std::int64_t length) const {
+  auto shifted = sub(ids, cast(start, ids->dtype));
+  return select(within(shifted, length), shifted, integer(length, ids->dtype));
+}
+
 }  // namespace haliax::prim

@@ -22,4 +22,13 @@ bool picks_in_order(const Node&);                                   // likewise,
 NodePtr pointwise_source(
     const NodePtr&, const std::function<bool(const Node&)>& ends = [](const Node&) { return false; });
 
+// Ids of an axis of which only a block is at hand: on a device, or in a chunk.
+struct BlockIds {
+  std::int64_t size;  // of the axis
+  NodePtr ids;        // from its start, also those that were counted from its end; within it, if they are clamped
+  BlockIds(const NodePtr& ids, std::int64_t size, bool clamp);
+  NodePtr there() const;                                          // which of them are positions of the axis
+  NodePtr from(const NodePtr& start, std::int64_t length) const;  // counted from the block's start; those of other blocks: `length`
+};
+
 }  // namespace haliax::prim

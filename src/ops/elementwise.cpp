@@ -3,6 +3,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax::prim {
@@ -128,7 +129,7 @@ NodePtr cast(G a, DType d) {
   if (is_number(a)) {
     auto& n = a->op == &kNumber ? a : a->in[0];
     if (is_float(d) || !is_float(n->dtype)) {
-      auto v = is_float(n->dtype) ? number(n->attr.number, d) : integer(n->attr.ints[0], d);
+      auto v = is_float(n->dtype) ? number(n->attr.number, d) : integer(integer_of(*n), d);
       return fit(v, a->axes);
     }
   }

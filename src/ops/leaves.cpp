@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "base/scalar.h"
+#include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax::prim {
@@ -55,13 +56,13 @@ bool is_number(const NodePtr& n, double v) {
 NodePtr iota(const Axis& axis, DType dtype) { return make(kIota, {}, {axis}, dtype); }
 
 NodePtr index(const Axis& axis, std::int64_t start, std::int64_t chunk, int depth) {
-  auto n = make(kIndex, {}, {}, DType::i32, {.names = {axis.name}, .ints = {axis.size, start, chunk, depth}});
+  auto n = make(kIndex, {}, {}, DType::i32, IndexAttr{axis, start, chunk, depth}.attr());
   auto& node = const_cast<Node&>(*n);
   if (node.free.empty()) node.free = {n.get()};
   return n;
 }
-std::int64_t index_start(const Node& n) { return n.attr.ints[1]; }
-std::int64_t index_chunk(const Node& n) { return n.attr.ints[2]; }
+std::int64_t index_start(const Node& n) { return IndexAttr::of(n).start; }
+std::int64_t index_chunk(const Node& n) { return IndexAttr::of(n).chunk; }
 
 NodePtr carry(const NodePtr& index, const Axes& axes, DType dtype) {
   // A node that varies with the index although it does not read it.

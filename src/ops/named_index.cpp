@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/attr.h"
 #include "ops/named.h"
 
 namespace haliax {
@@ -27,7 +28,7 @@ void check_integer(const char* op, G ids) {
 std::optional<std::int64_t> known(const char* op, G n) {
   if (!prim::is_number(n) || !visible(*n).empty()) return {};
   auto& number = n->op == &prim::kNumber ? n : n->in[0];
-  if (!is_float(n->dtype)) return number->attr.ints[0];
+  if (!is_float(n->dtype)) return integer_of(*number);
   auto v = number->attr.number;
   if (v != std::floor(v) || std::abs(v) > 0x1p53) check_integer(op, n);
   return std::int64_t(v);
@@ -73,7 +74,7 @@ NamedArray take(Arr x, const AxisSelector& axis, Arr index) {
   auto n = node_of(op, x);
   auto a = axis_of(op, n, axis);
   if (index.is_number()) {
-    auto i = position_on(op, a, node_of(op, index, DType::i64)->attr.ints[0]);
+    auto i = position_on(op, a, integer_of(*node_of(op, index, DType::i64)));
     return wrap(prim::slice(n, a.name, i, 1, 1, true));
   }
   auto ids = node_of(op, index);
@@ -115,7 +116,7 @@ NamedArray at(Arr x, const AxisSelector& axis, Arr position) {
   Here here(x.at());
   auto n = node_of("at", x);
   auto a = axis_of("at", n, axis);
-  if (position.is_number()) return index(x, {{a.name, Index(position_on("at", a, node_of("at", position, DType::i64)->attr.ints[0]))}});
+  if (position.is_number()) return index(x, {{a.name, Index(position_on("at", a, integer_of(*node_of("at", position, DType::i64))))}});
   return index(x, {{a.name, Index(position.array())}});
 }
 DSlice ds(Arr start, const AxisSelector& length) {

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "haliax/mesh.h"
+#include "ops/attr.h"
 #include "ops/named.h"
 
 namespace haliax {
@@ -262,7 +263,7 @@ NamedArray roll(Arr x, Arr shift, const AxisSelector& axis) {
   auto a = axis_of(op, n, axis);
   if (a.size == 0) return wrap(n);
   if (shift.is_number()) {
-    auto by = node_of(op, shift, DType::i64)->attr.ints[0] % a.size;
+    auto by = integer_of(*node_of(op, shift, DType::i64)) % a.size;
     if (by < 0) by += a.size;
     if (by == 0) return wrap(n);
     return wrap(prim::concat({prim::slice(n, a.name, a.size - by, by), prim::slice(n, a.name, 0, a.size - by)}, a));

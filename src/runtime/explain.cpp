@@ -45,9 +45,8 @@ double seconds(const Move& m, const Mesh& mesh, const MachineSpeed& speed) {
     if (link->bytes_per_s > 0) per_byte = std::max(per_byte, 1 / link->bytes_per_s);
     latency = std::max(latency, link->latency_s);
   }
-  std::string kind = m.kind;
-  double turns = kind == "permute" || kind == "ring" ? 1 : ranks(mesh, m.over) - 1;
-  if (kind == "all-reduce") turns *= 2;
+  double turns = m.kind == Move::Kind::permute || m.kind == Move::Kind::ring ? 1 : ranks(mesh, m.over) - 1;
+  if (m.kind == Move::Kind::all_reduce) turns *= 2;
   return m.turns * (m.bytes * per_byte + turns * latency);
 }
 
@@ -80,29 +79,49 @@ std::string table(const std::vector<std::vector<std::string>>& rows) {
   }
   return out;
 }
-// What stands between the commas of a list; those within parentheses belong to what they stand in.
-std::vector<std::string> entries(const std::string& list) {
-  std::vector<std::string> out(1);
-  int depth = 0;
-  for (char c : list) {
-    depth += (c == '(') - (c == ')');
-    if (c == ',' && depth == 0)
-      out.emplace_back();
-    else if (c != ' ' || !out.back().empty())
-      out.back() += c;
+const char* name_of(Move::Kind k) {
+  const char* const names[] = {"reduce-scatter", "all-to-all", "all-reduce", "all-gather", "ring", "permute"};
+  return names[int(k)];
+}
+const char* name_of(Asked a) {
+  const char* const names[] = {"", "result", "constraint", "parameter", "gradient", "blocks"};
+  return names[int(a)];
+}
+std::string name_of(const Moved& a) {
+  auto name = [&](std::size_t k) { return std::string(a.names[k].text()); };
+  switch (a.what) {
+    case Moved::What::argument: return name(0);
+    case Moved::What::updated: return "new " + name(0);
+    case Moved::What::op: return a.op;
+    case Moved::What::part: return std::string("part of ") + a.op;
+    case Moved::What::gradient: break;
   }
+  auto more = a.names.size() == 2  ? " and " + name(1)
+              : a.names.size() > 2 ? fmt::format(" and {} more", a.names.size() - 1)
+                                   : std::string();
+  return "gradient of " + name(0) + more;
+}
+template <class List, class Text>
+std::string listed(const List& list, const Text& text_of) {
+  std::string out;
+  for (auto& x : list) out += (out.empty() ? "" : ", ") + text_of(x);
   return out;
 }
+std::string loops_of(const Move& m, const Mesh& mesh) {
+  auto out = listed(m.loops, [](Name a) { return std::string(a.text()); });
+  if (m.kind != Move::Kind::ring) return out;
+  return (out.empty() ? "" : out + ", ") + to_string(mesh, m.over);
+}
+const char* cause_of(const Move& m) { return m.cause ? m.cause : "result"; }
 // Of sums that share a call a gradient stands for all; of gathers the first, which may be one that nobody asked for.
-std::string what(std::string_view kind, const std::string& array, const std::string& axis_lists) {
-  auto arrays = entries(array), axes = entries(axis_lists);
-  auto is_gradient = [](auto& name) { return name.starts_with("gradient of "); };
-  auto first = gathers(kind) ? arrays.begin() : std::find_if(arrays.begin(), arrays.end(), is_gradient);
-  if (first == arrays.end()) first = arrays.begin();
-  auto text = *first + " " + axes[std::size_t(first - arrays.begin())];
-  if (arrays.size() == 1) return text;
-  if (std::all_of(arrays.begin(), arrays.end(), is_gradient)) text.insert(text.find(' '), "s");
-  return fmt::format("{} and {} more", text, arrays.size() - 1);
+std::string what(const Move& m) {
+  auto is_gradient = [](auto& a) { return a.what == Moved::What::gradient; };
+  auto first = m.gathers() ? m.arrays.begin() : std::find_if(m.arrays.begin(), m.arrays.end(), is_gradient);
+  if (first == m.arrays.end()) first = m.arrays.begin();
+  auto text = name_of(*first) + " " + to_string(first->axes);
+  if (m.arrays.size() == 1) return text;
+  if (std::all_of(m.arrays.begin(), m.arrays.end(), is_gradient)) text.insert(text.find(' '), "s");
+  return fmt::format("{} and {} more", text, m.arrays.size() - 1);
 }
 
 }  // namespace
@@ -119,8 +138,11 @@ void describe(JitReport& r, const MeshProgram& m, const MachineSpeed& speed) {
   describe(r, *m.devices[m.fullest].program, speed);
   r.sent_bytes = m.sent_bytes, r.calls = m.calls;
   for (auto& move : m.moves) {
-    r.collectives.push_back({move.kind, to_string(m.mesh, move.over), move.array, move.axes, move.arrays, move.bytes, move.turns,
-                             move.loop, move.cause, where_of(move.origin), move.asked, seconds(move, m.mesh, speed)});
+    auto names = listed(move.arrays, [](auto& a) { return name_of(a); });
+    auto axes = listed(move.arrays, [](auto& a) { return to_string(a.axes); });
+    r.collectives.push_back({name_of(move.kind), to_string(m.mesh, move.over), names, axes, int(move.arrays.size()), move.bytes,
+                             move.turns, loops_of(move, m.mesh), cause_of(move), where_of(move.origin), name_of(move.asked),
+                             seconds(move, m.mesh, speed)});
     r.sending_s += r.collectives.back().seconds;
   }
 }
@@ -133,10 +155,11 @@ void add_collectives(JitReport& r, const MeshProgram& m) {
 
   std::vector<std::vector<std::string>> rows{{"collective", "over", "sends", "times", "what", "for", "asked by"}};
   std::map<std::string, std::pair<double, double>> by_kind;  // calls, bytes
-  for (auto& c : r.collectives) {
+  for (std::size_t k = 0; k < m.moves.size(); ++k) {
+    auto& c = r.collectives[k];
     auto times = c.turns == 1 ? "1" : fmt::format("{:.0f} ({})", c.turns, c.loop);
-    auto asked = !gathers(c.kind) ? "" : c.asked.empty() ? "NOBODY" : c.asked;
-    auto moves = what(c.kind, c.array, c.axes), cause = c.cause + (c.where.empty() ? "" : "; " + c.where);
+    auto asked = !m.moves[k].gathers() ? "" : c.asked.empty() ? "NOBODY" : c.asked;
+    auto moves = what(m.moves[k]), cause = c.cause + (c.where.empty() ? "" : "; " + c.where);
     rows.push_back({c.kind, c.over, size_of(c.bytes), times, moves, cause, asked});
     auto& [calls, bytes] = by_kind[c.kind];
     calls += c.turns, bytes += c.turns * c.bytes;
@@ -194,13 +217,13 @@ void add_tables(JitReport& r, const program::Program& p, const Nodes& inputs) {
 
 void refuse_gathers(const std::vector<Move>& moves, const Mesh& mesh) {
   for (auto& m : moves) {
-    if (!gathers(m.kind) || !m.asked.empty()) continue;
+    if (!m.gathers() || m.asked != Asked::nobody) continue;
     fail_at(m.origin, "strict",
             fmt::format(
                 "{} gathers {} over {}, {:.0f} bytes sent per device{}, and nobody asked for it; cut it so that each device "
                 "has what it needs, or ask for the gather by shard",
-                m.cause, what(m.kind, m.array, m.axes), to_string(mesh, m.over), m.bytes,
-                m.turns > 1 ? fmt::format(" in each of {:.0f} turns over {}", m.turns, m.loop) : ""));
+                cause_of(m), what(m), to_string(mesh, m.over), m.bytes,
+                m.turns > 1 ? fmt::format(" in each of {:.0f} turns over {}", m.turns, loops_of(m, mesh)) : ""));
   }
 }
 

@@ -1,5 +1,6 @@
 #include "transforms/gradient_names.h"
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax {
@@ -15,7 +16,7 @@ namespace {
 std::optional<Nodes> operands(const Node& n) {
   if (n.op == &prim::kNumber || n.op == &prim::kIota || n.op == &prim::kIndex || n.op == &prim::kStop) return Nodes();
   if (n.op == &prim::kBarrier) return Nodes{n.in[0]};
-  if (n.op == &kResult && n.in[0]->op == &kCustom) return Nodes{n.in[0]->in[std::size_t(n.attr.ints[0])]};
+  if (n.op == &kResult && n.in[0]->op == &kCustom) return Nodes{n.in[0]->in[result_number(n)]};
   if (n.op == &kResult || n.op == &kLoop || n.op->kind == Kind::leaf) return {};
   return n.in;
 }

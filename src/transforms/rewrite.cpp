@@ -94,7 +94,7 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
       bool changed = false;
       for (auto& x : in) { auto y = now(x); changed |= y != x; x = y; }
       if (changed) {
-        if (n->op == &kResult && in[0]->op == &kLoop) made = loop_result(in[0], std::size_t(n->attr.ints[0]));
+        if (n->op == &kResult && in[0]->op == &kLoop) made = loop_result(in[0], result_number(*n));
         else if (n->op == &prim::kSlice) {
           made = prim::slice(in[0], SliceAttr::of(*n), in.size() > 1 ? in[1] : nullptr);
         } else made = make(*n->op, in, n->axes, n->dtype, n->attr);
@@ -113,7 +113,7 @@ NodePtr widened(const NodePtr& n) {
   auto d = DType::f32;
   if (n->op == &prim::kContract) return make(*n->op, n->in, n->axes, d, n->attr);
   if (n->op == &prim::kSum) return make(*n->op, {prim::cast(n->in[0], d)}, n->axes, d, n->attr);
-  if (n->op == &prim::kScatter && program::Update(n->attr.ints[0]) == program::Update::add) {
+  if (is_scatter_add(*n)) {
     Nodes in = n->in;
     for (std::size_t k : {0u, 1u}) in[k] = prim::cast(in[k], d);
     return make(*n->op, std::move(in), n->axes, d, n->attr);
@@ -139,7 +139,7 @@ Nodes strip_wraps(const Nodes& roots, bool keep_borders) {
     bool border = n->op == &prim::kEnter || n->op == &prim::kLeave;
     if (!group && (n->op->kind != Kind::wrap || n->op == &prim::kBarrier || n->op == &prim::kPin || n->op == &kCustom)) continue;
     if (border && keep_borders) continue;
-    to[n.get()] = substitute(group ? n->in[0]->in[std::size_t(n->attr.ints[0])] : n->in[0], to);
+    to[n.get()] = substitute(group ? n->in[0]->in[result_number(*n)] : n->in[0], to);
   }
   return to.empty() ? roots : substitute(roots, to);
 }

@@ -46,11 +46,11 @@ bool Sharding::pending(int x) const {
   return std::any_of(partial.begin(), partial.end(), [&](auto& p) { return p.first == x; });
 }
 void Sharding::pend(int x, Monoid m) {
-  settle(x);
+  resolve(x);
   auto place = std::find_if(partial.begin(), partial.end(), [&](auto& p) { return p.first > x; });
   partial.insert(place, {x, m});
 }
-void Sharding::settle(int x) {
+void Sharding::resolve(int x) {
   std::erase_if(partial, [&](auto& p) { return p.first == x; });
 }
 Sharding Sharding::on(const Axes& axes) const {

@@ -55,10 +55,10 @@ struct Sharding {
   bool cuts(int x) const;  // does mesh axis x cut some axis?
   bool pending(int x) const;
   void pend(int x, Monoid);
-  void settle(int x);  // no longer pending over x
+  void resolve(int x);  // no longer pending over x
   bool whole() const { return dims.empty() && partial.empty(); }
   Sharding on(const Axes&) const;  // what it says about these axes
-  Sharding settled() const { return {dims, {}}; }
+  Sharding without_pending() const { return {dims, {}}; }
   friend bool operator==(const Sharding&, const Sharding&) = default;
 };
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <map>
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 #include "transforms/gradient_names.h"
 #include "transforms/rewrite.h"
@@ -91,7 +92,7 @@ class Walk {
       if (goals_.count(n.get())) {
         found_[n.get()] = g;
       } else if (n->op == &kResult) {
-        of_results_[n->in[0].get()][std::size_t(n->attr.ints[0])] = g;
+        of_results_[n->in[0].get()][result_number(*n)] = g;
         open_[n->in[0]] = nullptr;
       } else if (n->op == &kLoop) {
         for (auto& [of, value] : loop_vjp(n)) give(of, value);
@@ -126,26 +127,26 @@ class Walk {
   }
   // The cotangents of all parts of an axis (unbind, split) are not summed as arrays of the whole size: they are put side by side.
   static NodePtr put_together(const NodePtr& g) {
-    Nodes parts, todo{g};
+    std::vector<std::pair<SliceAttr, NodePtr>> parts;
+    Nodes todo{g};
     while (!todo.empty()) {
       auto n = todo.back();
       todo.pop_back();
       if (n->op == &prim::kAdd && n->axes == g->axes) todo.insert(todo.end(), n->in.begin(), n->in.end());
-      else if (n->op == &prim::kPlace && n->in.size() == 1 && n->attr.ints[2] == 1 && n->axes == g->axes) parts.push_back(n);
+      else if (n->op == &prim::kPlace && n->in.size() == 1 && SliceAttr::of(*n).step == 1 && n->axes == g->axes) parts.push_back({SliceAttr::of(*n), n->in[0]});
       else return g;
     }
     if (parts.size() < 2) return g;
-    auto start = [](const NodePtr& p) { return p->attr.ints[0]; };
-    std::sort(parts.begin(), parts.end(), [&](auto& a, auto& b) { return start(a) < start(b); });
-    Axis whole = *find(*g, parts[0]->attr.names[0]);
+    std::sort(parts.begin(), parts.end(), [](auto& a, auto& b) { return a.first.start < b.first.start; });
+    Axis whole = *find(*g, parts[0].first.axis);
     std::int64_t at = 0;
     Nodes pieces;
-    for (auto& p : parts) {
-      if (p->attr.names != parts[0]->attr.names || start(p) != at) return g;
-      at += p->attr.ints[1];
+    for (auto& [part, x] : parts) {
+      if (part.axis != whole.name || part.start != at) return g;
+      at += part.size;
       Axes axes = g->axes;
-      for (auto& a : axes) if (a.name == whole.name) a.size = p->attr.ints[1];
-      pieces.push_back(prim::fit(p->in[0], axes));
+      for (auto& a : axes) if (a.name == whole.name) a.size = part.size;
+      pieces.push_back(prim::fit(x, axes));
     }
     return at == whole.size ? prim::concat(pieces, whole) : g;
   }
@@ -207,7 +208,7 @@ class Walk {
       if (!carries.empty() || has_carry(l)) d = with_residuals(forward, l, b, d);
       for (std::size_t j = 0; j < d.size(); ++j) back.results[j].value.push_back(d[j]);
     }
-    back.form = l.form, back.why = l.why;
+    back.of_chunks = l.of_chunks, back.form = l.form, back.why = l.why;
     auto loop = make_loop(std::move(back));
     if (forward.results.size() > l.results.size()) {   // the residuals are results of the loop that keeps them
       auto keeper = make_loop(forward);

@@ -2,12 +2,13 @@
 
 #include <algorithm>
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax {
 namespace {
 
-bool of_region(const Loop& l) { return l.index[0]->attr.ints[3] >= kRegionDepth; }
+bool of_region(const Loop& l) { return IndexAttr::of(*l.index[0]).depth >= kRegionDepth; }
 
 }  // namespace
 
@@ -37,7 +38,7 @@ Nodes widen_gradients(const Nodes& roots) {
 }
 
 Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, std::vector<std::string>* uncut) {
-  struct Level {
+  struct Cutter {
     const Try& attempt;
     std::vector<std::string>* uncut;
     std::optional<ChunkKey> next(const Nodes& level, int depth) const {
@@ -68,7 +69,7 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, std::vector<
   };
   auto borders = level_of(roots, nullptr);
   if (std::none_of(borders.begin(), borders.end(), [](auto& n) { return n->op == &prim::kEnter; })) return roots;
-  return Level{attempt, uncut}(roots, nullptr, depth);
+  return Cutter{attempt, uncut}(roots, nullptr, depth);
 }
 
 void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& borders, const Try& attempt) {

@@ -1,6 +1,8 @@
 // A region on one chunk, and the loops over all chunks.
 #include <algorithm>
 
+#include "ops/attr.h"
+#include "ops/by_blocks.h"
 #include "ops/prim.h"
 #include "compile/chunk/region.h"
 
@@ -51,31 +53,21 @@ bool Region::grows(const NodePtr& x, Name a) const {
       if (bytes >= x->bytes()) return false;
       continue;
     }
-    if (n->op == &prim::kRename)
-      for (std::size_t i = 0, half = n->attr.names.size() / 2; i < half; ++i) if (n->attr.names[half + i] == name) { name = n->attr.names[i]; break; }
+    if (n->op == &prim::kRename) name = RenameAttr::of(*n).original(name);
     for (auto& i : n->in) todo.push_back({i, name});
   }
   return seen.count(x.get()) > 0 && x->op->kind != Kind::leaf;
 }
 
-// Indices from the start of the axis, counted from that of the chunk; what lies outside becomes an index outside.
-NodePtr Region::relative(const NodePtr& ids, std::size_t b) {
-  auto number = [&](std::int64_t v) { return prim::integer(v, ids->dtype); };
-  auto start = prim::cast(index_[b], ids->dtype), size = number(prim::index_chunk(*index_[b]));
-  auto shifted = prim::sub(ids, start);
-  auto inside_chunk = prim::map(prim::kBitAnd, {prim::less_equal(number(0), shifted), prim::less(shifted, size)}, DType::boolean);
-  return prim::select(inside_chunk, shifted, size);
-}
+// A chunk holds what falls into it.
 NodePtr Region::picked_on_chunk(const NodePtr& n, Name a, std::size_t b) {
-  auto ids = prim::signed_ids(part(n->in.back(), a, b), axis_.size);
   bool gathers = n->op == &prim::kGather;
-  if (gathers && program::Outside(n->attr.ints[0]) == program::Outside::clamp)
-    ids = prim::max(prim::min(ids, prim::integer(axis_.size - 1, ids->dtype)), prim::integer(0, ids->dtype));
-  ids = relative(ids, b);
+  bool clamps = gathers ? GatherAttr::of(*n).outside == program::Outside::clamp : ScatterAttr::of(*n).clamp;
+  auto ids = prim::BlockIds(part(n->in.back(), a, b), axis_.size, clamps).from(index_[b], prim::index_chunk(*index_[b]));
   auto axes = resized(n->axes, a, axis_.size, prim::index_chunk(*index_[b]));
   if (gathers) return prim::gather(part(n->in[0], a, b), {{a, ids}}, n->axes, program::Outside::zero);
   auto base = prim::is_number(n->in[0]) ? prim::fit(n->in[0]->op == &prim::kFit ? n->in[0]->in[0] : n->in[0], axes) : part(n->in[0], a, b);
-  return prim::scatter(base, part(n->in[1], a, b), {{a, ids}}, program::Update(n->attr.ints[0]), false);
+  return prim::scatter(base, part(n->in[1], a, b), {{a, ids}}, ScatterAttr::of(*n).update, false);
 }
 
 // n on chunks of its operands. `a`: what the axis is called where n reads it.
@@ -83,13 +75,11 @@ NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   MadeAt here(*n);
   if (enters(*n) || leaves(*n) || n->op == &prim::kBarrier) return part(n->in[0], a, b);
   if (n->op == &kLoop) return loop_on_chunk(n, b);
-  if (n->op == &kResult) return loop_result(part(n->in[0], a, b), std::size_t(n->attr.ints[0]));
+  if (n->op == &kResult) return loop_result(part(n->in[0], a, b), result_number(*n));
   auto size = prim::index_chunk(*index_[b]);
   if (n->op == &prim::kCarry) return prim::carry(n->in[0], resized(n->axes, a, axis_.size, size), n->dtype);
   if (picks(*n, a)) return picked_on_chunk(n, a, b);
-  Name inner = a;
-  if (n->op == &prim::kRename)
-    for (std::size_t i = 0, half = n->attr.names.size() / 2; i < half; ++i) if (n->attr.names[half + i] == a) { inner = n->attr.names[i]; break; }
+  Name inner = n->op == &prim::kRename ? RenameAttr::of(*n).original(a) : a;
   Nodes in;
   for (auto& x : n->in) in.push_back(x ? part(x, inner, b) : x);
   auto axes = resized(n->axes, a, axis_.size, size);
@@ -120,17 +110,16 @@ LoopResult Region::folded(const NodePtr& n) {
     r.fold = Fold::carry, r.start = prim::filled(1, n->dtype, n->axes), r.carry = prim::carry(index_[0], n->axes, n->dtype);
     for (auto& v : r.value) v = prim::map(prim::kMul, {r.carry, v}, n->dtype, &n->axes);
   }
-  if (n->op == &kResult && goes_along(*n)) r.start = loop_of(*n).results[std::size_t(n->attr.ints[0])].start;
+  if (n->op == &kResult && goes_along(*n)) r.start = result_of(*n).start;
   if (n->op == &prim::kScatter && !prim::is_number(n->in[0], 0)) r.start = prim::cast(n->in[0], r.value[0]->dtype);
   return r;
 }
 // The value of a fold, from the result of its loop, given what is known so far.
 NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Rewrite known) {
   auto v = prim::cast(result, n->dtype);
-  if (n->op != &prim::kGather || program::Outside(n->attr.ints[0]) != program::Outside::fill) return v;
-  auto ids = prim::signed_ids(substitute(Nodes{n->in.back()}, known, around_)[0], axis_.size);   // outside of the axis there is nothing to pick
-  auto number = [&](std::int64_t i) { return prim::integer(i, ids->dtype); };
-  auto there = prim::map(prim::kBitAnd, {prim::less_equal(number(0), ids), prim::less(ids, number(axis_.size))}, DType::boolean);
+  if (n->op != &prim::kGather || GatherAttr::of(*n).outside != program::Outside::fill) return v;
+  prim::BlockIds ids(substitute(Nodes{n->in.back()}, known, around_)[0], axis_.size, false);
+  auto there = ids.there();   // outside of the axis there is nothing to pick
   auto none = prim::picked_outside(n->dtype);
   return prim::map(prim::kSelect, {there, v, none}, n->dtype, &n->axes);
 }
@@ -155,13 +144,13 @@ Nodes Region::cut(const RegionCut& how) {
     Loop l;
     l.axis = axis_, l.index = index_, l.save = Save::nothing, l.reverse = goes_back(s);
     l.apart = s > 0 && how.apart;
-    l.form = how.form, l.why = how.why;
+    l.of_chunks = true, l.form = how.form, l.why = how.why;
     Nodes of;
     std::unordered_set<const Node*> done;
     auto add = [&](LoopResult r, const NodePtr& n) { l.results.push_back(std::move(r)), of.push_back(n); };
     for (auto& n : steps_[s]) stream_steps(l, of, n);
     for (auto& n : folds_[s]) {
-      if (n->op == &kResult && goes_along(*n) && loop_of(*n).results[std::size_t(n->attr.ints[0])].carry) continue;
+      if (n->op == &kResult && goes_along(*n) && result_of(*n).carry) continue;
       if (auto with = streams_.find(n.get()); with != streams_.end()) {
         stream(l, of, n);
         for (auto& x : with->second) done.insert(x.get());

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax {
@@ -111,18 +112,17 @@ bool Region::learn(const NodePtr& n) {
     std::erase_if(names, [&](Name a) { return !has_axis(*n, a); });
     partial = false;
   } else if (n->op == &kResult && contains(n->in[0]) && goes_along(*n->in[0])) {
-    auto& l = loop_of(*n);
     inside_.insert(n.get());
-    if (l.results[std::size_t(n->attr.ints[0])].fold == Fold::stack) along_[n.get()] = l.axis.name;
+    if (result_of(*n).fold == Fold::stack) along_[n.get()] = loop_of(*n).axis.name;
     return true;
-  } else if (n->op == &kResult && n->in[0]->op == &kLoop) {
-    from(loop_of(*n).results[std::size_t(n->attr.ints[0])].value[0]);
+  } else if (is_loop_result(*n)) {
+    from(result_of(*n).value[0]);
   } else {
     for (auto& x : needed_by(n)) from(x);
   }
   bool first = is_first(*n);
   if (names.empty() && !partial && !first) return false;
-  if (n->op == &prim::kSlice && n->in.size() > 1 && inner_.count(n->in[1].get()) && n->attr.names == names && n->attr.ints[3]) {
+  if (n->op == &prim::kSlice && n->in.size() > 1 && inner_.count(n->in[1].get()) && n->attr.names == names && SliceAttr::of(*n).drop) {
     stepping_.insert(n->in[1].get());
     return false;
   }
@@ -133,16 +133,13 @@ bool Region::learn(const NodePtr& n) {
   }
   if (first) return true;
   if (n->op == &kLoop) return true;
-  if (n->op == &prim::kRename) {
-    auto half = n->attr.names.size() / 2;
-    for (auto& a : names)
-      for (std::size_t i = 0; i < half; ++i) if (n->attr.names[i] == a) { a = n->attr.names[half + i]; break; }
-  }
+  if (n->op == &prim::kRename)
+    for (auto& a : names) a = RenameAttr::of(*n).renamed(a);
   std::erase_if(names, [&](Name a) { return !has_axis(*n, a); });
   if (names.size() > 1)
     refuse(*n, "pairs positions (" + std::string(names[0].text()) + " with " + std::string(names[1].text()) + "); rename outside of f what f shall see whole");
   if (!names.empty()) along_[n.get()] = names[0];
-  else if (in_body(*n) || (partial && !(n->op == &kResult && n->in[0]->op == &kLoop))) partial_.insert(n.get());
+  else if (in_body(*n) || (partial && !(is_loop_result(*n)))) partial_.insert(n.get());
   return true;
 }
 bool Region::in_step(const Node& n) const {
@@ -197,12 +194,12 @@ bool Region::picks(const Node& n, Name a) const { return (n.op == &prim::kGather
 bool Region::folds_by(const Node& n, Monoid& m) const {
   m = Monoid::sum;
   if (n.op == &prim::kSum || n.op == &prim::kContract || n.op == &prim::kGather) return true;
-  if (n.op == &prim::kScatter) return n.attr.ints[0] == std::int64_t(program::Update::add);
+  if (n.op == &prim::kScatter) return ScatterAttr::of(n).update == program::Update::add;
   if (n.op == &prim::kMax) m = Monoid::max;
   else if (n.op == &prim::kMin) m = Monoid::min;
   else if (n.op == &prim::kProd) m = Monoid::prod;
-  else if (n.op == &kResult && n.in[0]->op == &kLoop) {
-    auto& r = loop_of(n).results[std::size_t(n.attr.ints[0])];
+  else if (is_loop_result(n)) {
+    auto& r = result_of(n);
     return r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum) || goes_along(*n.in[0]);
   } else return false;
   return true;
@@ -392,7 +389,7 @@ void Region::keep_for_later(bool small) {
     auto kind = n->op->kind;
     bool copies = n->op == &prim::kGather && !walks(n->in[0]);   // of what is there anyway
     bool work = kind == Kind::reduce || kind == Kind::contract || (kind == Kind::step && !copies) || kind == Kind::result;
-    bool stepped = n->op == &kResult && n->in[0]->op == &kLoop && goes_along(*n);
+    bool stepped = is_loop_result(*n) && goes_along(*n);
     auto& list = stacks_[i->second];
     if (!stepped && (!small || !work || n->bytes() * 8 > most)) for (auto& x : n->in) { if (x && walks(x)) todo.push_back({x, at}); }
     else if (std::find(list.begin(), list.end(), n) == list.end()) list.push_back(n);

@@ -68,16 +68,15 @@ class Region {
   bool is_first(const Node&) const;              // the first k of an order along the axis
   bool finds_position(const Node&) const;        // argmax, argmin, or those
 
-  // ---- region_cut.cpp ----
+  // ---- on_chunk.cpp ----
   NodePtr part(const NodePtr&, Name, std::size_t body);
   NodePtr made_on_chunk(const NodePtr&, Name, std::size_t body);
   NodePtr loop_on_chunk(const NodePtr&, std::size_t body);
-  NodePtr relative(const NodePtr& ids, std::size_t body);
   NodePtr picked_on_chunk(const NodePtr&, Name, std::size_t body);
   LoopResult folded(const NodePtr&);
   NodePtr finished(const NodePtr& fold, const NodePtr& result, Rewrite known);
 
-  // ---- region_stream.cpp: results that are carried from turn to turn ----
+  // ---- streaming.cpp: results that are carried from turn to turn ----
   using Parts = std::unordered_map<const Node*, NodePtr>;
   NodePtr steps_on_chunk(const NodePtr& loop, std::size_t body);
   void stream_steps(Loop&, Nodes& of, const NodePtr& loop);

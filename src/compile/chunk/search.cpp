@@ -140,9 +140,9 @@ struct Trial {
   double contractions = 0;                       // with each position
 };
 
-class Planner {
+class ChunkSearch {
  public:
-  Planner(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt)
+  ChunkSearch(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt)
       : call_(call), attempt_(attempt), regions_(call, roots, level), origin_(level[0]->origin) {
     for (auto& n : level) if (regions_.contain(n)) backward_ |= n->origin.backward;
     for (auto& n : level) if (n->op == &prim::kEnter && ChunkKey::of(n->attr).same_call(call)) { origin_ = n->origin; break; }
@@ -329,10 +329,10 @@ class Planner {
 }  // namespace
 
 void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt) {
-  if (call.memory > 0 && call.chunks.empty()) Planner(call, roots, level, attempt).least();
+  if (call.memory > 0 && call.chunks.empty()) ChunkSearch(call, roots, level, attempt).least();
 }
 CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt) {
-  return Planner(call, roots, level, attempt).best();
+  return ChunkSearch(call, roots, level, attempt).best();
 }
 
 }  // namespace haliax

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "base/name.h"
+#include "ops/attr.h"
 #include "ops/prim.h"
 #include "compile/chunk/region.h"
 
@@ -24,7 +25,7 @@ NodePtr Region::steps_on_chunk(const NodePtr& n, std::size_t b) {
   Loop l = loop_of(*n);
   auto& old = l.index[0];
   l.axis.size = prim::index_chunk(*index_[b]);
-  auto index = prim::index(l.axis, 0, 1, int(old->attr.ints[3]));
+  auto index = prim::index(l.axis, 0, 1, IndexAttr::of(*old).depth);
   Rewrite to{{old.get(), prim::add(index_[b], index)}};
   for (auto& x : inputs_of(l).slices) to[prim::slice_at(x, old, true).get()] = prim::slice_at(part(x, l.axis.name, b), index, true);
   auto& carried = carried_[n.get()];
@@ -145,8 +146,9 @@ void Region::stream_extreme(Loop& l, Nodes& of, const NodePtr& n) {
 // chunk: the least (key, position) after the one taken before.
 void Region::stream_first(Loop& l, Nodes& of, const NodePtr& n) {
   auto& keys = n->in[0]->in[0];
-  auto a = n->attr.names[0];
-  auto k = n->attr.ints[1];
+  auto first = SliceAttr::of(*n);
+  auto a = first.axis;
+  auto k = first.size;
   auto d = keys->dtype;
   Axis Kept(fresh_hidden(a), k);
   auto far = prim::integer(std::numeric_limits<std::int32_t>::max(), DType::i32), last_key = prim::extreme(d, true);

@@ -1,5 +1,6 @@
 // Sums that are added to an array start from it: no second array of its size.
 #include "compile/loops/loops.h"
+#include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax {
@@ -14,14 +15,14 @@ Nodes accumulate_folds(Nodes roots) {
       if (n->op != &prim::kAdd || !to.empty()) continue;
       for (std::size_t side : {0u, 1u}) {
         auto r = n->in[side], other = n->in[1 - side];
-        if (r->op != &kResult || r->in[0]->op != &kLoop || users[r.get()] > 1 || r->axes != n->axes || other->axes != n->axes) continue;
+        if (!is_loop_result(*r) || users[r.get()] > 1 || r->axes != n->axes || other->axes != n->axes) continue;
         if (prim::is_number(other)) continue;
         Loop l = loop_of(*r);
-        auto& mine = l.results[std::size_t(r->attr.ints[0])];
+        auto& mine = l.results[result_number(*r)];
         if (mine.fold != Fold::fold || mine.monoid != Monoid::sum || mine.start) continue;
         if (!depends_on(other, r->in[0])) mine.start = other;
         else if (other->op == &kResult && other->in == r->in && other != r && users[other.get()] == 1) {
-          auto& second = l.results[std::size_t(other->attr.ints[0])];
+          auto& second = l.results[result_number(*other)];
           if (second.fold != Fold::fold || second.monoid != Monoid::sum) continue;
           for (std::size_t b = 0; b < l.index.size(); ++b) mine.value[b] = prim::add(mine.value[b], second.value[b]);
           mine.start = second.start;
@@ -30,7 +31,7 @@ Nodes accumulate_folds(Nodes roots) {
         auto count = l.results.size();
         auto loop = make_loop(std::move(l));
         for (std::size_t k = 0; k < count; ++k) to[loop_result(old, k).get()] = loop_result(loop, k);
-        to[n.get()] = loop_result(loop, std::size_t(r->attr.ints[0]));
+        to[n.get()] = loop_result(loop, result_number(*r));
         break;
       }
     }
@@ -48,7 +49,7 @@ Nodes accumulate_updates(Nodes roots) {
     if (n->op != &prim::kAdd) continue;
     for (std::size_t side : {0u, 1u}) {
       auto &s = n->in[side], &array = n->in[1 - side];
-      bool adds = s->op == &prim::kScatter && program::Update(s->attr.ints[0]) == program::Update::add && prim::is_number(s->in[0], 0);
+      bool adds = is_scatter_add(*s) && prim::is_number(s->in[0], 0);
       if (!adds || users[s.get()] > 1 || s->axes != n->axes || array->axes != n->axes || prim::is_number(array)) continue;
       Nodes in = s->in;
       in[0] = array;

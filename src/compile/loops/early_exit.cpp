@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "ops/attr.h"
 #include "ops/collective.h"
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
@@ -52,15 +53,14 @@ class Masks {
     if (op == &prim::kMul || op == &prim::kContract) return joined(in(0), in(1));
     if (op == &prim::kSelect) return zero(2) ? joined(in(0), in(1)) : zero(1) ? in(2) : merged(in(1), in(2));
     if (op == &prim::kAdd || op == &prim::kSub) return merged(in(0), in(1));
-    if (op == &prim::kScatter && n->attr.ints[0] == std::int64_t(program::Update::add)) return zero(0) ? in(1) : merged(in(0), in(1));
+    if (is_scatter_add(*n)) return zero(0) ? in(1) : merged(in(0), in(1));
     if (moves || op == &prim::kDiv || op == &prim::kNeg || op == &prim::kCast || op == &prim::kSum) return in(0);
-    if (op != &kResult || n->in[0]->op != &kLoop) return {};
-    auto& l = loop_of(*n);                         // of a loop inside: what does not change with its turns
-    auto& r = l.results[std::size_t(n->attr.ints[0])];
+    if (!is_loop_result(*n)) return {};
+    auto& r = result_of(*n);                       // of a loop inside: what does not change with its turns
     if (r.carry || r.start || r.monoid != Monoid::sum) return {};
     Nodes out = of(r.value[0]);
     for (auto& v : r.value) out = merged(out, of(v));
-    for (auto& i : l.index) std::erase_if(out, [&](auto& m) { return m->varies_with(i.get()); });
+    for (auto& i : loop_of(*n).index) std::erase_if(out, [&](auto& m) { return m->varies_with(i.get()); });
     return out;
   }
   std::unordered_map<const Node*, Nodes> of_;
@@ -69,10 +69,9 @@ class Masks {
 bool holds(const Nodes& list, const NodePtr& n) { return std::find(list.begin(), list.end(), n) != list.end(); }
 // What is added to a sum, one after another: all, or what then needs no temporary.
 Nodes terms_of(const NodePtr& value, bool all) {
-  auto scatters = [](const Node& x) { return x.op == &prim::kScatter && x.attr.ints[0] == std::int64_t(program::Update::add); };
-  auto accumulates = [&](const NodePtr& x) { return x->op->kind == Kind::contract || scatters(*x); };
+  auto accumulates = [](const NodePtr& x) { return x->op->kind == Kind::contract || is_scatter_add(*x); };
   auto in = value->in;
-  if (scatters(*value) && accumulates(in[0])) {
+  if (is_scatter_add(*value) && accumulates(in[0])) {
     auto base = std::exchange(in[0], prim::zeros_like(in[0]));
     in = {base, make(*value->op, in, value->axes, value->dtype, value->attr)};
   } else {

@@ -1,6 +1,7 @@
 // Merging two loops is a union of results: bodies over one index are open graphs over the same nodes.
 #include <algorithm>
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 #include "compile/loops/loops.h"
 
@@ -34,7 +35,7 @@ struct PullIn {
   NodePtr make_it(const NodePtr& x, const Loop& l) {
     if (!find(*x, l.axis.name)) return nullptr;   // a sum is final
     if (is_result_of(*x, a)) {
-      auto& r = l.results[std::size_t(x->attr.ints[0])];
+      auto& r = l.results[result_number(*x)];
       return r.fold == Fold::stack ? r.value[body] : nullptr;
     }
     bool maps = x->op->kind == Kind::map || x->op == &prim::kFit;
@@ -92,6 +93,7 @@ NodePtr merged(const NodePtr& a, const NodePtr& b, const std::unordered_set<cons
     places.push_back(std::size_t(same - out.results.begin()));
     if (same == out.results.end()) out.results.push_back(moved);
   }
+  out.of_chunks |= lb.of_chunks;
   if (!lb.why.empty()) out.form = lb.form, out.why = lb.why;
   return make_loop(std::move(out));
 }

@@ -32,7 +32,7 @@ void Lowering::loop(const NodePtr& n) {
   auto& l = loop_of(*n);
   Turns t{l};
   for (std::size_t b = 0; b < l.index.size(); ++b) {
-    t.parts.push_back(turn_parts(l, b, options_.fuse && !l.form.empty()));
+    t.parts.push_back(turn_parts(l, b, options_.fuse && l.of_chunks));
     for (auto& p : t.parts[b]) t.may_end |= p.flag != nullptr;
   }
   Nodes results;

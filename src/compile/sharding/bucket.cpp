@@ -9,24 +9,24 @@
 namespace haliax::partitioning {
 namespace {
 
-// Steps that a step reads, in its own region: for a loop all that its bodies read.
+// Versions that a version is made of, in its own body: for a loop all that its bodies read.
 struct Reads {
   const Plan& plan;
   std::vector<std::vector<int>> all;
-  explicit Reads(const Plan& p) : plan(p), all(p.steps.size()) {
-    for (std::size_t r = p.regions.size(); r-- > 0;) {  // inner regions come after outer ones
-      for (int k : p.regions[r].steps) {
-        for (int x : p.steps[std::size_t(k)].in)
+  explicit Reads(const Plan& p) : plan(p), all(p.versions.size()) {
+    for (std::size_t r = p.bodies.size(); r-- > 0;) {  // inner bodies come after outer ones
+      for (int k : p.bodies[r].versions) {
+        for (int x : p.versions[std::size_t(k)].in)
           if (x >= 0) all[std::size_t(k)].push_back(x);
         auto& mine = all[std::size_t(k)];
-        if (p.steps[std::size_t(k)].kind == Step::Kind::loop) {
-          auto& l = p.loops[std::size_t(p.steps[std::size_t(k)].loop)];
+        if (p.versions[std::size_t(k)].kind == Version::Kind::loop) {
+          auto& l = p.loops[std::size_t(p.versions[std::size_t(k)].loop)];
           for (auto& v : l.value) mine.insert(mine.end(), v.begin(), v.end());
-          for (int body : l.regions)
-            for (int s : p.regions[std::size_t(body)].steps)
+          for (int body : l.bodies)
+            for (int s : p.bodies[std::size_t(body)].versions)
               mine.insert(mine.end(), all[std::size_t(s)].begin(), all[std::size_t(s)].end());
           std::erase_if(mine, [&](int x) {
-            return std::find(l.regions.begin(), l.regions.end(), p.steps[std::size_t(x)].region) != l.regions.end();
+            return std::find(l.bodies.begin(), l.bodies.end(), p.versions[std::size_t(x)].body) != l.bodies.end();
           });
         }
         std::sort(mine.begin(), mine.end());
@@ -36,55 +36,55 @@ struct Reads {
   }
 };
 
-struct Joiner {
+struct Bucketing {
   Plan& plan;
   const Whole& whole;
   const Reads& reads;
-  std::vector<char> talks = {};  // the step, or something in its bodies
+  std::vector<char> talks = {};  // the version itself sends, or something in its bodies does
   int buckets = 0;
 
-  Step& step(int k) { return plan.steps[std::size_t(k)]; }
+  Version& version(int k) { return plan.versions[std::size_t(k)]; }
 
   void run() {
-    talks.assign(plan.steps.size(), false);
-    for (std::size_t r = plan.regions.size(); r-- > 0;) {
-      for (int k : plan.regions[r].steps) {
-        talks[std::size_t(k)] = step(k).talks();
-        if (step(k).kind == Step::Kind::loop)
-          for (int body : plan.loops[std::size_t(step(k).loop)].regions)
-            for (int s : plan.regions[std::size_t(body)].steps) talks[std::size_t(k)] |= talks[std::size_t(s)] && step(s).live;
+    talks.assign(plan.versions.size(), false);
+    for (std::size_t r = plan.bodies.size(); r-- > 0;) {
+      for (int k : plan.bodies[r].versions) {
+        talks[std::size_t(k)] = version(k).talks();
+        if (version(k).kind == Version::Kind::loop)
+          for (int body : plan.loops[std::size_t(version(k).loop)].bodies)
+            for (int s : plan.bodies[std::size_t(body)].versions) talks[std::size_t(k)] |= talks[std::size_t(s)] && version(s).live;
       }
-      region(int(r));
+      in_body(int(r));
     }
   }
-  void region(int r) {
-    std::vector<int> steps;
-    for (int k : plan.regions[std::size_t(r)].steps)
-      if (step(k).live) steps.push_back(k);
-    std::map<int, int> early, late;  // calls before a step, and after it
-    auto here = [&](int x) { return step(x).region == r && step(x).live; };
-    for (int k : steps) {
+  void in_body(int r) {
+    std::vector<int> versions;
+    for (int k : plan.bodies[std::size_t(r)].versions)
+      if (version(k).live) versions.push_back(k);
+    std::map<int, int> early, late;  // calls before a version, and after it
+    auto here = [&](int x) { return version(x).body == r && version(x).live; };
+    for (int k : versions) {
       int e = 0;
       for (int x : reads.all[std::size_t(k)])
         if (here(x)) e = std::max(e, early[x] + talks[std::size_t(x)]);
       early[k] = e;
     }
-    for (auto k = steps.rbegin(); k != steps.rend(); ++k)
+    for (auto k = versions.rbegin(); k != versions.rend(); ++k)
       for (int x : reads.all[std::size_t(*k)])
         if (here(x)) late[x] = std::max(late[x], late[*k] + talks[std::size_t(*k)]);
     // Reductions as late as possible, in the order in which there is something to reduce: gradients and the loss meet at the end, or
     // whenever a bucket is full.
-    auto ready = ready_at(steps);
+    auto ready = ready_at(versions);
     std::vector<int> by_time;
-    for (int k : steps)
-      if (step(k).kind == Step::Kind::hop && step(k).talks() && step(k).ring < 0) by_time.push_back(k);
+    for (int k : versions)
+      if (version(k).kind == Version::Kind::hop && version(k).talks() && version(k).ring < 0) by_time.push_back(k);
     std::stable_sort(by_time.begin(), by_time.end(), [&](int a, int b) { return ready[a] < ready[b]; });
     using Key = std::tuple<int, std::string, int, int, int>;
     std::map<Key, std::pair<int, double>> open;
     std::map<std::string, std::pair<int, double>> gathers;
     for (int k : by_time) {
-      auto& s = step(k);
-      auto& from = step(s.in[0]).at;
+      auto& s = version(k);
+      auto& from = version(s.in[0]).at;
       std::string over(s.hop.over.begin(), s.hop.over.end());
       if (s.sums()) {
         int monoid = 0;
@@ -104,37 +104,37 @@ struct Joiner {
           s.bucket = bucket, small += b;
       }
     }
-    order(r, steps, ready);
+    order(r, versions, ready);
   }
-  // Where among the steps each may be made. Reductions, and what is cheaply made for them alone, as soon as what they read is there;
+  // Where among the versions each may be made. Reductions, and what is cheaply made for them alone, as soon as what they read is there;
   // others keep their place.
-  std::map<int, int> ready_at(const std::vector<int>& steps) {
+  std::map<int, int> ready_at(const std::vector<int>& versions) {
     std::map<int, int> at;
-    for (std::size_t i = 0; i < steps.size(); ++i) at[steps[i]] = int(i);
+    for (std::size_t i = 0; i < versions.size(); ++i) at[versions[i]] = int(i);
     std::function<int(int)> soonest = [&](int k) {
-      auto& s = step(k);
+      auto& s = version(k);
       auto kind = whole.nodes[std::size_t(s.node)]->op->kind;
-      bool light = s.kind == Step::Kind::regrow || s.kind == Step::Kind::result ||
-                   (s.kind == Step::Kind::compute && (kind == Kind::map || kind == Kind::view));
+      bool light = s.kind == Version::Kind::regrow || s.kind == Version::Kind::result ||
+                   (s.kind == Version::Kind::compute && (kind == Kind::map || kind == Kind::view));
       if (!s.sums() && !light) return at[k];
       int last = -1;
       for (int x : s.in)
         if (x >= 0 && at.count(x)) last = std::max(last, soonest(x));
       return at[k] = std::max(last, 0);
     };
-    for (int k : steps)
-      if (step(k).sums()) soonest(k);
+    for (int k : versions)
+      if (version(k).sums()) soonest(k);
     return at;
   }
   // Steps in an order in which each call comes after all that it reads.
-  void order(int r, const std::vector<int>& steps, std::map<int, int>& ready_at) {
-    std::map<int, std::vector<int>> members;  // of a bucket, or (negative) a step alone
-    auto unit = [&](int k) { return step(k).bucket > 0 ? step(k).bucket : -1 - k; };
+  void order(int r, const std::vector<int>& versions, std::map<int, int>& ready_at) {
+    std::map<int, std::vector<int>> members;  // of a bucket, or (negative) a version alone
+    auto unit = [&](int k) { return version(k).bucket > 0 ? version(k).bucket : -1 - k; };
     std::map<int, int> place;
-    for (int k : steps) {
+    for (int k : versions) {
       auto u = unit(k);
       members[u].push_back(k);
-      bool gathers = step(k).hop.kind == Hop::Kind::all_gather;
+      bool gathers = version(k).hop.kind == Hop::Kind::all_gather;
       auto known = place.try_emplace(u, ready_at[k]);
       if (!known.second && !gathers) known.first->second = std::max(known.first->second, ready_at[k]);
     }
@@ -142,7 +142,7 @@ struct Joiner {
     for (auto& [u, all] : members)
       for (int k : all)
         for (int x : reads.all[std::size_t(k)])
-          if (step(x).region == r && step(x).live && unit(x) != u) users[unit(x)].insert(u), waits[u].insert(unit(x));
+          if (version(x).body == r && version(x).live && unit(x) != u) users[unit(x)].insert(u), waits[u].insert(unit(x));
     std::set<std::pair<int, int>> ready;
     std::map<int, std::size_t> left;
     for (auto& [u, at] : place) {
@@ -157,8 +157,8 @@ struct Joiner {
       for (int v : users[u])
         if (--left[v] == 0) ready.insert({place[v], v});
     }
-    if (out.size() != steps.size()) throw Error("[partition] collectives wait for each other");
-    plan.regions[std::size_t(r)].steps = std::move(out);
+    if (out.size() != versions.size()) throw Error("[partition] collectives wait for each other");
+    plan.bodies[std::size_t(r)].versions = std::move(out);
   }
 };
 
@@ -166,30 +166,30 @@ struct Joiner {
 
 void bucket(Plan& plan, const Whole& whole) {
   Reads reads(plan);
-  Joiner{plan, whole, reads}.run();
+  Bucketing{plan, whole, reads}.run();
 }
 
 // What nothing reads is not made, nor sent.
 void drop_dead(Plan& plan, const Whole& whole) {
   (void)whole;
-  for (auto& s : plan.steps) s.live = false;
+  for (auto& s : plan.versions) s.live = false;
   std::vector<int> todo = plan.roots;
   while (!todo.empty()) {
     int k = todo.back();
     todo.pop_back();
     if (k < 0) continue;
-    auto& s = plan.steps[std::size_t(k)];
+    auto& s = plan.versions[std::size_t(k)];
     if (s.live) continue;
     s.live = true;
     todo.insert(todo.end(), s.in.begin(), s.in.end());
-    if (s.kind != Step::Kind::loop) continue;
+    if (s.kind != Version::Kind::loop) continue;
     auto& l = plan.loops[std::size_t(s.loop)];
     for (auto& v : l.value) todo.insert(todo.end(), v.begin(), v.end());
     for (auto& c : l.carry) todo.insert(todo.end(), c.begin(), c.end());
   }
   plan.bytes = 0;
-  for (auto& s : plan.steps)
-    if (s.live) plan.bytes += s.hop.bytes * plan.regions[std::size_t(s.region)].turns;
+  for (auto& s : plan.versions)
+    if (s.live) plan.bytes += s.hop.bytes * plan.bodies[std::size_t(s.body)].turns;
 }
 
 }  // namespace haliax::partitioning

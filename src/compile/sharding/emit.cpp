@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "ops/attr.h"
+#include "ops/by_blocks.h"
 #include "ops/prim.h"
 #include "compile/sharding/planner.h"
 
@@ -16,7 +17,7 @@ using program::Wire;
 class Emitter {
  public:
   Emitter(const Plan& plan, const Whole& whole, const Mesh& mesh, int device)
-      : plan_(plan), whole_(whole), mesh_(mesh), device_(device), local_(plan.steps.size()) {}
+      : plan_(plan), whole_(whole), mesh_(mesh), device_(device), local_(plan.versions.size()) {}
 
   std::vector<NodePtr> inputs(const std::vector<PartitionInput>& in) {
     std::vector<NodePtr> out;
@@ -27,7 +28,7 @@ class Emitter {
   }
   Nodes run() {
     auto outer = context().origin;
-    region(0);
+    in_body(0);
     context().origin = outer;
     Nodes out;
     for (int s : plan_.roots) out.push_back(local(s));
@@ -44,20 +45,20 @@ class Emitter {
   std::unordered_map<const Node*, NodePtr> given_;
   std::unordered_map<const Node*, std::pair<NodePtr, std::int64_t>>
       own_turns_;               // index -> that of this device, and where it starts
-  std::map<int, Nodes> calls_;  // of a region: collectives, and loops that may hold some
+  std::map<int, Nodes> calls_;  // of a body: collectives, and loops that may hold some
   int made_calls_ = 0;
 
-  const Step& step(int s) const { return plan_.steps[std::size_t(s)]; }
-  const NodePtr& node(const Step& s) const { return whole_.nodes[std::size_t(s.node)]; }
+  const Version& version(int s) const { return plan_.versions[std::size_t(s)]; }
+  const NodePtr& node(const Version& s) const { return whole_.nodes[std::size_t(s.node)]; }
   const NodePtr& local(int s) const { return local_[std::size_t(s)]; }
-  Axes axes_of(const Step& s) const { return local_axes(node(s)->axes, s.at, mesh_, device_); }
+  Axes axes_of(const Version& s) const { return local_axes(node(s)->axes, s.at, mesh_, device_); }
   std::pair<std::int64_t, std::int64_t> block(const Axes& axes, const Sharding& at, Name a) const {
     return block_of(*find_axis(axes, a), at.cut(a), mesh_, device_);
   }
 
-  void region(int r) {
-    for (int k : plan_.regions[std::size_t(r)].steps) {
-      auto& s = step(k);
+  void in_body(int r) {
+    for (int k : plan_.bodies[std::size_t(r)].versions) {
+      auto& s = version(k);
       if (!s.live || local(k) || s.ring >= 0) continue;
       context().origin = node(s)->origin;
       if (auto* gather = ringed(s))
@@ -69,9 +70,9 @@ class Emitter {
     }
   }
   // A device whose blocks are short or empty may need nothing of what a call brings it. The others wait for it nevertheless: one
-  // of what comes out of the region does too.
-  void keep(int region, Nodes& out) {
-    auto& calls = calls_[region];
+  // of what comes out of the body does too.
+  void keep(int body, Nodes& out) {
+    auto& calls = calls_[body];
     if (calls.empty()) return;
     std::unordered_set<const Node*> seen;
     Nodes todo = out;
@@ -87,30 +88,30 @@ class Emitter {
     for (auto& c : calls)
       if (!seen.count(c.get())) least = prim::barrier(least, c->op == &kLoop ? loop_result(c, 0) : collective_result(c, 0));
   }
-  NodePtr made(const Step& s) {
+  NodePtr made(const Version& s) {
     switch (s.kind) {
-      case Step::Kind::given: {
+      case Version::Kind::given: {
         auto found = given_.find(node(s).get());
         return found == given_.end() ? node(s) : found->second;
       }
-      case Step::Kind::carry: {
+      case Version::Kind::carry: {
         auto& p = plan_.loops[std::size_t(s.loop)];
         if (auto& known = local(p.carry[s.result][0])) return known;  // bodies share it
         return prim::carry(turn_of(loop_of(*whole_.nodes[std::size_t(p.node)]).index[0]), axes_of(s), node(s)->dtype);
       }
-      case Step::Kind::regrow: return regrown(s);
-      case Step::Kind::compute: return computed(s);
-      case Step::Kind::shift: return shifted(s, {});
-      case Step::Kind::regroup: return apart(s, kept(s));
-      case Step::Kind::hop: return s.hop.kind == Hop::Kind::pend ? pended(s) : sliced(s);
-      case Step::Kind::loop: return loop(s);
-      case Step::Kind::result: return loop_result(local(s.in[0]), s.result);
+      case Version::Kind::regrow: return regrown(s);
+      case Version::Kind::compute: return computed(s);
+      case Version::Kind::shift: return shifted(s, {});
+      case Version::Kind::regroup: return apart(s, kept(s));
+      case Version::Kind::hop: return s.hop.kind == Hop::Kind::pend ? pended(s) : sliced(s);
+      case Version::Kind::loop: return loop(s);
+      case Version::Kind::result: return loop_result(local(s.in[0]), s.result);
     }
     return nullptr;
   }
 
   // ---- what no other device takes part in ----
-  NodePtr regrown(const Step& s) {  // what only numbers and positions make
+  NodePtr regrown(const Version& s) {  // what only numbers and positions make
     std::vector<std::tuple<const Node*, Sharding, NodePtr>> known;  // one may be there under two names of an axis
     return regrown(node(s), s.at, known);
   }
@@ -132,9 +133,9 @@ class Emitter {
     known.push_back({x.get(), at, made});
     return made;
   }
-  NodePtr sliced(const Step& s) {  // this device's block of what it has
+  NodePtr sliced(const Version& s) {  // this device's block of what it has
     auto x = local(s.in[0]);
-    auto& from = step(s.in[0]);
+    auto& from = version(s.in[0]);
     for (auto& a : node(s)->axes) {
       if (s.at.cut(a.name) == from.at.cut(a.name)) continue;
       auto [start, size] = block(node(s)->axes, s.at, a.name);
@@ -142,12 +143,12 @@ class Emitter {
     }
     return x;
   }
-  NodePtr pended(const Step& s) {  // the first rank has the value, the others what changes nothing
+  NodePtr pended(const Version& s) {  // the first rank has the value, the others what changes nothing
     auto& x = local(s.in[0]);
     auto monoid = Monoid::sum;
     bool first = true;
     for (auto& [m, how] : s.at.partial)
-      if (!step(s.in[0]).at.pending(m)) first &= coordinate(mesh_, device_, m) == 0, monoid = how;
+      if (!version(s.in[0]).at.pending(m)) first &= coordinate(mesh_, device_, m) == 0, monoid = how;
     return first ? x : nothing_instead_of(x, monoid);
   }
   // Not before x is there: every device takes part in the collectives that x is made by.
@@ -155,7 +156,7 @@ class Emitter {
     auto nothing = prim::fit(prim::identity(m, x->dtype), x->axes);
     return prim::is_number(x) ? nothing : prim::barrier(nothing, x);
   }
-  NodePtr computed(const Step& s) {
+  NodePtr computed(const Version& s) {
     auto& n = *node(s);
     Nodes in;
     for (int k : s.in) in.push_back(k < 0 ? nullptr : local(k));
@@ -168,64 +169,57 @@ class Emitter {
   }
   // Picking from a table of which this device has a block: indices count from its start, and what lies in other blocks is nothing
   // here.
-  NodePtr picked(const Step& s, Nodes in, const Axes& axes) {
+  NodePtr picked(const Version& s, Nodes in, const Axes& axes) {
     auto& n = *node(s);
     bool gathers = n.op == &prim::kGather;
     auto& table_axes = n.in[0]->axes;
-    auto& table_at = gathers ? step(s.in[0]).at : s.at;
+    auto& table_at = gathers ? version(s.in[0]).at : s.at;
     std::size_t first = gathers ? 1 : 2;
     if (std::all_of(n.attr.names.begin(), n.attr.names.end(), [&](Name a) { return table_at.cut(a).empty(); }))
       return make(*n.op, in, axes, n.dtype, n.attr);
-    const bool clamps = gathers ? Outside(n.attr.ints[0]) == Outside::clamp : n.attr.ints[1] != 0;
-    bool fills = gathers && Outside(n.attr.ints[0]) == Outside::fill;
+    const auto outside = gathers ? GatherAttr::of(n).outside : Outside::zero;
+    const bool clamps = gathers ? outside == Outside::clamp : ScatterAttr::of(n).clamp;
+    bool fills = outside == Outside::fill;
     NodePtr valid;
     for (std::size_t k = 0; k < n.attr.names.size(); ++k) {
       Name a = n.attr.names[k];
       auto size = find_axis(table_axes, a)->size;
-      auto& ids = in[first + k] = prim::signed_ids(in[first + k], size);
-      auto number = [&](std::int64_t v) { return prim::integer(v, ids->dtype); };
-      auto within = [&](const NodePtr& x, std::int64_t end) {
-        return prim::map(prim::kBitAnd, {prim::less_equal(number(0), x), prim::less(x, number(end))}, DType::boolean);
-      };
-      if (clamps && size > 0) ids = prim::min(prim::max(ids, number(0)), number(size - 1));
+      prim::BlockIds ids(in[first + k], size, clamps);
       fills |= gathers && clamps && size == 0;  // there is no position to clamp to
-      auto there = within(ids, size);
+      auto there = ids.there();
       valid = valid ? prim::map(prim::kBitAnd, {valid, there}, DType::boolean) : there;
-      if (table_at.cut(a).empty()) {
-        if (!clamps || size == 0) ids = prim::select(there, ids, number(size));  // not counted from the end twice
-        continue;
+      if (!table_at.cut(a).empty()) {
+        auto [start, length] = block(table_axes, table_at, a);
+        in[first + k] = ids.from(prim::integer(start, ids.ids->dtype), length);
+      } else if (clamps && size > 0) {
+        in[first + k] = ids.ids;
+      } else {  // not counted from the end twice
+        in[first + k] = prim::select(there, ids.ids, prim::integer(size, ids.ids->dtype));
       }
-      auto [start, length] = block(table_axes, table_at, a);
-      auto shifted = prim::sub(ids, number(start));
-      ids = prim::select(within(shifted, length), shifted, number(length));
     }
-    auto attr = n.attr;
-    if (gathers)
-      attr.ints[0] = std::int64_t(Outside::zero);
-    else
-      attr.ints[1] = 0;
+    auto attr = gathers ? GatherAttr{n.attr.names, Outside::zero}.attr() : ScatterAttr{n.attr.names, ScatterAttr::of(n).update, false}.attr();
     auto out = make(*n.op, in, axes, n.dtype, attr);
     if (!fills) return out;
     bool mine = true;  // an index outside of all blocks: one device says so
     for (auto& [x, m] : s.at.partial) mine &= coordinate(mesh_, device_, x) == 0;
-    auto outside = mine ? prim::picked_outside(n.dtype) : prim::number(0, n.dtype);
-    return prim::map(prim::kSelect, {valid, out, outside}, n.dtype, &axes);
+    auto none = mine ? prim::picked_outside(n.dtype) : prim::number(0, n.dtype);
+    return prim::map(prim::kSelect, {valid, out, none}, n.dtype, &axes);
   }
-  NodePtr loop(const Step& s) {
+  NodePtr loop(const Version& s) {
     auto& p = plan_.loops[std::size_t(s.loop)];
     Loop out = loop_of(*node(s));
     if (!p.turns.empty()) {
       auto [start, size] = block_of(out.axis, p.turns, mesh_, device_);
       auto& index = out.index[0];
-      auto turn = prim::index(out.axis.resize(size), 0, prim::index_chunk(*index), int(index->attr.ints[3]));
+      auto turn = prim::index(out.axis.resize(size), 0, prim::index_chunk(*index), IndexAttr::of(*index).depth);
       own_turns_[index.get()] = {turn, start};
       out.axis = out.axis.resize(size), index = turn;
     }
-    for (std::size_t b = 0; b < p.regions.size(); ++b) {
-      region(p.regions[b]);
+    for (std::size_t b = 0; b < p.bodies.size(); ++b) {
+      in_body(p.bodies[b]);
       Nodes values;
       for (auto& v : p.value) values.push_back(local(v[b]));
-      keep(p.regions[b], values);
+      keep(p.bodies[b], values);
       for (std::size_t k = 0; k < values.size(); ++k) out.results[k].value[b] = values[k];
     }
     context().origin = node(s)->origin;
@@ -236,30 +230,30 @@ class Emitter {
     }
     auto made = make_loop(std::move(out));
     own_turns_.erase(loop_of(*node(s)).index[0].get());  // another loop may count by the same index
-    if (std::any_of(p.regions.begin(), p.regions.end(), [&](int r) { return !calls_[r].empty(); }))
-      calls_[s.region].push_back(made);
+    if (std::any_of(p.bodies.begin(), p.bodies.end(), [&](int r) { return !calls_[r].empty(); }))
+      calls_[s.body].push_back(made);
     return made;
   }
 
-  // ---- what others take part in: all steps of a bucket in one call ----
-  void collective(int region, int first) {
+  // ---- what others take part in: all versions of a bucket in one call ----
+  void collective(int body, int first) {
     std::vector<int> members;
-    for (int k : plan_.regions[std::size_t(region)].steps)
-      if (k == first || (step(first).bucket >= 0 && step(k).bucket == step(first).bucket && step(k).live)) members.push_back(k);
+    for (int k : plan_.bodies[std::size_t(body)].versions)
+      if (k == first || (version(first).bucket >= 0 && version(k).bucket == version(first).bucket && version(k).live)) members.push_back(k);
     Wiring w;
     Nodes x;
-    auto& h = step(first).hop;
+    auto& h = version(first).hop;
     w.how.wire = h.kind == Hop::Kind::all_reduce       ? Wire::all_reduce
                  : h.kind == Hop::Kind::all_gather     ? Wire::all_gather
                  : h.kind == Hop::Kind::reduce_scatter ? Wire::reduce_scatter
                                                        : Wire::exchange;
     for (int m : h.over) w.how.over.push_back(m);
     for (int k : members) {
-      auto& s = step(k);
+      auto& s = version(k);
       auto& n = *node(s);
       w.how.sent_bytes += s.hop.bytes;
       w.out.push_back(axes_of(s));
-      if (s.kind == Step::Kind::regroup) {
+      if (s.kind == Version::Kind::regroup) {
         auto& p = s.pieces[0];
         w.out.back() = local_axes(p.axes, s.at, mesh_, device_);
         if (!p.taken.parts.empty())
@@ -271,15 +265,15 @@ class Emitter {
       }
       if (w.how.wire == Wire::exchange) {
         std::vector<Piece> pieces;
-        if (s.kind == Step::Kind::shift)
+        if (s.kind == Version::Kind::shift)
           pieces = far(s);
         else
-          pieces = {{.axes = n.axes, .at = step(s.in[0]).at}};
+          pieces = {{.axes = n.axes, .at = version(s.in[0]).at}};
         pack(w.how, pieces, int(x.size()), int(w.out.size()) - 1, n.axes, s.at, mesh_, device_);
         for (int i : s.in) x.push_back(in_order(local(i), n.axes));
         continue;
       }
-      auto& from = step(s.in[0]).at;
+      auto& from = version(s.in[0]).at;
       for (auto& [m, how] : from.partial)
         if (h.over.has(m)) w.how.monoid = how;
       x.push_back(local(s.in[0]));
@@ -287,46 +281,46 @@ class Emitter {
       auto whole = s.hop.kind == Hop::Kind::all_gather ? axes_of(s) : local_axes(n.axes, from, mesh_, device_);
       w.how.size.push_back(s.hop.axis ? find_axis(whole, s.hop.axis)->size : 0);
     }
-    auto made = call(region, std::move(x), std::move(w));
+    auto made = call(body, std::move(x), std::move(w));
     for (std::size_t i = 0; i < members.size(); ++i) {
-      auto& s = step(members[i]);
+      auto& s = version(members[i]);
       auto part = collective_result(made, i);
-      local_[std::size_t(members[i])] = s.kind == Step::Kind::shift     ? shifted(s, part)
-                                        : s.kind == Step::Kind::regroup ? apart(s, part)
+      local_[std::size_t(members[i])] = s.kind == Version::Kind::shift     ? shifted(s, part)
+                                        : s.kind == Version::Kind::regroup ? apart(s, part)
                                                                         : part;
     }
   }
-  NodePtr call(int region, Nodes x, Wiring w) {
+  NodePtr call(int body, Nodes x, Wiring w) {
     // A device whose operand is the same in all turns makes the call in each of them, as the others do.
-    if (auto index = index_of(region)) {
+    if (auto index = index_of(body)) {
       if (std::none_of(x.begin(), x.end(), [&](auto& v) { return v->varies_with(index.get()); }))
         x[0] = prim::barrier(x[0], index);
     }
     w.number = ++made_calls_;
-    calls_[region].push_back(make_collective(std::move(x), std::move(w)));
-    return calls_[region].back();
+    calls_[body].push_back(make_collective(std::move(x), std::move(w)));
+    return calls_[body].back();
   }
-  // The gather whose blocks this step takes one by one; null: none.
-  const Step* ringed(const Step& s) const {
+  // The gather whose blocks this version takes one by one; null: none.
+  const Version* ringed(const Version& s) const {
     for (int x : s.in)
-      if (x >= 0 && step(x).ring >= 0) return &step(x);
+      if (x >= 0 && version(x).ring >= 0) return &version(x);
     return nullptr;
   }
-  void ring(int region, int k, const Step& gather) {
-    auto& s = step(k);
-    auto& other = local(&step(s.in[0]) == &gather ? s.in[1] : s.in[0]);
+  void ring(int body, int k, const Version& gather) {
+    auto& s = version(k);
+    auto& other = local(&version(s.in[0]) == &gather ? s.in[1] : s.in[0]);
     auto& block = local(gather.in[0]);
     Wiring w;
     w.out = {axes_of(s)}, w.along = {gather.hop.axis};
     hand_on(w, block->axes, gather.hop.over, mesh_, device_);
     w.how.sent_bytes = gather.hop.bytes / (w.ranks - 1);
     w.dtype = find(*node(s), gather.hop.axis) ? node(s)->dtype : DType::f32;  // what is added up
-    local_[std::size_t(k)] = prim::cast(collective_result(call(region, {other, block}, std::move(w)), 0), node(s)->dtype);
+    local_[std::size_t(k)] = prim::cast(collective_result(call(body, {other, block}, std::move(w)), 0), node(s)->dtype);
   }
-  NodePtr index_of(int region) const {  // of the loop around; null: none
-    auto& r = plan_.regions[std::size_t(region)];
+  NodePtr index_of(int body) const {  // of the loop around; null: none
+    auto& r = plan_.bodies[std::size_t(body)];
     if (r.loop < 0) return nullptr;
-    return turn_of(loop_of(*whole_.nodes[std::size_t(plan_.loops[std::size_t(r.loop)].node)]).index[r.body]);
+    return turn_of(loop_of(*whole_.nodes[std::size_t(plan_.loops[std::size_t(r.loop)].node)]).index[r.number]);
   }
   const NodePtr& turn_of(const NodePtr& index) const {  // as this device counts
     auto own = own_turns_.find(index.get());
@@ -339,14 +333,14 @@ class Emitter {
   }
   // ---- positions that move ----
   // Of a regroup: the operand and the result as they are sent and come, their parts in one axis.
-  NodePtr together(const Step& s) const {
+  NodePtr together(const Version& s) const {
     auto& p = s.pieces[0];
     if (p.given.parts.empty()) return local(s.in[0]);
     Names names;
     for (auto& a : p.given.parts) names.push_back(a.name);
     return prim::flatten(local(s.in[0]), names, Axis(p.axis, p.given.size(mesh_, device_)));
   }
-  NodePtr apart(const Step& s, const NodePtr& x) const {
+  NodePtr apart(const Version& s, const NodePtr& x) const {
     auto& p = s.pieces[0];
     if (p.taken.parts.empty()) return prim::fit(x, axes_of(s));
     Axes parts;
@@ -355,7 +349,7 @@ class Emitter {
     return prim::fit(prim::unflatten(x, p.axis, parts), axes_of(s));
   }
   // Of a regroup that sends nothing: what this device keeps of what it has, which may be all.
-  NodePtr kept(const Step& s) const {
+  NodePtr kept(const Version& s) const {
     auto& p = s.pieces[0];
     auto x = together(s);
     auto runs = own_runs(p, s.at, mesh_, device_);
@@ -366,14 +360,14 @@ class Emitter {
     for (auto [from, size] : runs) parts.push_back(prim::slice(x, p.axis, from, size)), axis.size += size;
     return parts.empty() ? prim::slice(x, p.axis, 0, 0) : prim::concat(parts, axis);
   }
-  static std::vector<Piece> far(const Step& s) {  // those that others may have
+  static std::vector<Piece> far(const Version& s) {  // those that others may have
     std::vector<Piece> out;
     for (auto& p : s.pieces)
       if (!p.at.cut(p.axis).empty()) out.push_back(p);
     return out;
   }
   // This device's block, piece by piece: from what came (`got`, in its places), or from what is here.
-  NodePtr shifted(const Step& s, const NodePtr& got) {
+  NodePtr shifted(const Version& s, const NodePtr& got) {
     Name a = s.hop.axis;
     auto [start, size] = block(node(s)->axes, s.at, a);
     Nodes parts;

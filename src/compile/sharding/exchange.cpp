@@ -22,11 +22,11 @@ Lie lie_of(const Lie& in_parts, const Piece& p, const Axis& a, const Cut& cut) {
 bool in_parts(const Piece& p, const Axis& a) {
   return p.axis && p.axis == a.name && !(p.given.parts.empty() && p.taken.parts.empty());
 }
-struct Place {
+struct Position {
   std::int64_t block, at, left;  // which device's, by number; where in it; positions from there on that lie in a row
 };
-Place place_of(const Lie& l, std::int64_t i, const Mesh& mesh) {
-  Place p{0, 0, 0};
+Position position_of(const Lie& l, std::int64_t i, const Mesh& mesh) {
+  Position p{0, 0, 0};
   std::int64_t blocks = 1, row = 1;
   for (auto k = l.parts.size(); k-- > 0;) {
     std::int64_t size = l.parts[k].size, count = ranks(mesh, l.cuts[k]),
@@ -57,7 +57,7 @@ std::vector<Run> runs_between(const Lie& source, const Lie& target, const Mesh& 
   std::int64_t mine = 0;
   for (auto [i, size] : stretches(target, mesh, device))
     for (auto end = i + size; i < end;) {
-      auto p = place_of(source, i, mesh);
+      auto p = position_of(source, i, mesh);
       auto n = std::min(end - i, p.left);
       if (!out.empty() && out.back().block == p.block && out.back().theirs + out.back().size == p.at)
         out.back().size += n;  // the next row

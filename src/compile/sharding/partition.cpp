@@ -66,7 +66,7 @@ void Partition::residuals() {
   m.options.regather = false;
 }
 void Partition::regather() {
-  if (impl_->options.regather) gather_again(impl_->plan, *impl_->whole);
+  if (impl_->options.regather) partitioning::regather(impl_->plan, *impl_->whole);
 }
 void Partition::ring() {
   if (impl_->options.ring) partitioning::ring(impl_->plan, *impl_->whole);
@@ -83,7 +83,7 @@ std::vector<Move> Partition::moves() const { return moves_of(impl_->plan, *impl_
 double Partition::sent_bytes() const { return impl_->plan.bytes; }
 std::string Partition::text() const { return to_string(impl_->plan, *impl_->whole); }
 std::int64_t Partition::size() const {
-  return std::count_if(impl_->plan.steps.begin(), impl_->plan.steps.end(), [](auto& s) { return s.live; });
+  return std::count_if(impl_->plan.versions.begin(), impl_->plan.versions.end(), [](auto& s) { return s.live; });
 }
 void Partition::verify(const char* after) const { partitioning::verify(impl_->plan, *impl_->whole, after); }
 

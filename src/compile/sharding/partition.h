@@ -7,7 +7,6 @@
 #pragma once
 #include <map>
 #include <optional>
-#include <string_view>
 
 #include "transforms/rewrite.h"
 #include "transforms/sharding.h"
@@ -25,21 +24,25 @@ struct PartitionInput {
   NodePtr whole;
   Sharding at;
 };
-// What moves, for reports, in order: bytes are sent per device on a ring, for one turn of the loops it is in.
-struct Move {
-  const char* kind;
-  Cut over;           // mesh axes
-  std::string array;  // the name of an input, "gradient of" some, "new" (updated), "part of" an op, or the op that made it
-  std::string axes;   // of the arrays, on the whole
-  std::string loop = {};    // the axes walked around it, outermost first
-  const char* cause = "";   // the op that wants it, or "result"
-  Origin origin = {};       // of that op
-  std::string asked = {};   // of a gather: by what it was asked for; empty: by nobody
-  int arrays = 1;
-  double bytes = 0, turns = 1;
+// ---- what moves, in order; runtime/explain says it in words ----
+struct Moved {
+  enum class What : std::uint8_t { argument, gradient, updated, op, part } what = What::op;
+  Names names = {};     // of arguments: the array itself, those whose gradient it is, the one whose new value it is
+  const char* op = "";  // that made it, or of which it is a part
+  Axes axes = {};       // on the whole
 };
-
-bool gathers(std::string_view kind);  // of a Move: does a device get what others have?
+enum class Asked : std::uint8_t { nobody, result, constraint, parameter, gradient, blocks };  // by what a gather was asked for
+struct Move {
+  enum class Kind : std::uint8_t { reduce_scatter, all_to_all, all_reduce, all_gather, ring, permute } kind = Kind::all_to_all;
+  Cut over = {};                   // mesh axes
+  std::vector<Moved> arrays = {};  // in one call
+  Names loops = {};                // the axes walked around it, outermost first
+  const char* cause = nullptr;     // the op that wants it; null: it is a result
+  Origin origin = {};              // of that op
+  Asked asked = Asked::nobody;
+  double bytes = 0, turns = 1;     // sent per device on a ring, in one turn
+  bool gathers() const { return kind == Kind::all_gather || kind == Kind::ring; }  // does a device get what others have?
+};
 
 // A plan for all devices of a mesh: how each value is cut, and what is sent. `wanted`: the sharding of each root.
 class Partition {
@@ -61,7 +64,7 @@ class Partition {
 
   std::vector<Move> moves() const;
   double sent_bytes() const;
-  std::int64_t size() const;                 // steps
+  std::int64_t size() const;                 // versions
   std::string text() const;                  // for people
   void verify(const char* after) const;      // raises
 

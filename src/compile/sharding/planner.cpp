@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "ops/attr.h"
 #include "ops/by_blocks.h"
 #include "ops/prim.h"
 
@@ -54,8 +55,8 @@ int Whole::id(const NodePtr& n) {
   return k;
 }
 
-const Whole::Scope& Whole::scope(int loop, std::size_t body) {
-  auto [found, fresh] = scopes_.try_emplace({loop, body});
+const Whole::Level& Whole::level(int loop, std::size_t body) {
+  auto [found, fresh] = levels_.try_emplace({loop, body});
   auto& s = found->second;
   if (!fresh) return s;
   const Loop* l = loop < 0 ? nullptr : &loop_of(*nodes[std::size_t(loop)]);
@@ -98,8 +99,8 @@ void Whole::wishes(const std::vector<Sharding>& wanted) {
     auto& mine = wish[std::size_t(k)];
     if (n.op == &prim::kPin)
       wish_for(in[std::size_t(k)][0], constraint(n, mesh));
-    else if (n.op == &kResult && n.in[0]->op == &kLoop) {
-      auto& r = loop_of(n).results[std::size_t(n.attr.ints[0])];
+    else if (is_loop_result(n)) {
+      auto& r = result_of(n);
       auto of_turn = mine;
       if (r.fold == Fold::stack && !r.carry) of_turn.set(loop_of(n).axis.name, {});
       for (auto& v : r.value) wish_for(id(v), of_turn);
@@ -128,15 +129,15 @@ Plan Planner::run(const Choices& choices) {
   now_ = {}, open_.clear(), pins_.clear();
   if (first_run_) contested.clear();
   asked.clear();
-  now_.plan.regions.emplace_back();
+  now_.plan.bodies.emplace_back();
   fit_tables();
   for (auto& i : inputs_) {
     int n = whole_.find(i.whole.get());
     if (n < 0) continue;
     now_.done[std::size_t(n)] = true;
-    versions(n) = {add({.kind = Step::Kind::given, .node = n, .at = i.at})};
+    versions(n) = {add({.kind = Version::Kind::given, .node = n, .at = i.at})};
   }
-  for (int n : whole_.scope(-1, 0).order) compute(n);
+  for (int n : whole_.level(-1, 0).order) compute(n);
   for (std::size_t k = 0; k < wanted_.size(); ++k) {
     int n = whole_.roots[k];
     int made = obtain(n, wanted_[k].on(node(n).axes));
@@ -148,17 +149,17 @@ Plan Planner::run(const Choices& choices) {
 }
 void Planner::fit_tables() {
   auto n = whole_.nodes.size();
-  now_.versions.resize(n), now_.lazy.resize(n, 0), now_.done.resize(n, 0), now_.alias.resize(n, -1);
+  now_.of_node.resize(n), now_.lazy.resize(n, 0), now_.done.resize(n, 0), now_.alias.resize(n, -1);
 }
-int Planner::region_of(int n) const {
+int Planner::body_of(int n) const {
   for (std::size_t k = open_.size(); k-- > 0;)
-    if (varies_in(node(n), loop_of(node(open_[k].loop)), open_[k].body)) return open_[k].region;
+    if (varies_in(node(n), loop_of(node(open_[k].loop)), open_[k].number)) return open_[k].body;
   return 0;
 }
 Cut Planner::taken(const Node& n) const {
   Cut out;
   for (auto& o : open_)
-    if (!o.turns.empty() && varies_in(n, loop_of(node(o.loop)), o.body)) out = out + o.turns;
+    if (!o.turns.empty() && varies_in(n, loop_of(node(o.loop)), o.number)) out = out + o.turns;
   return out;
 }
 Cut Planner::own_turns(int n) const {
@@ -166,7 +167,7 @@ Cut Planner::own_turns(int n) const {
   if (me.op != &prim::kSlice || me.in.size() < 2) return {};
   for (auto& o : open_) {
     auto& l = loop_of(node(o.loop));
-    if (!o.turns.empty() && me.in[1] == l.index[o.body] && !varies_in(*me.in[0], l, o.body)) return o.turns;
+    if (!o.turns.empty() && me.in[1] == l.index[o.number] && !varies_in(*me.in[0], l, o.number)) return o.turns;
   }
   return {};
 }
@@ -178,16 +179,16 @@ Sharding Planner::needed(int n, std::size_t k, const Sharding& work) const {
 }
 const std::vector<int>& Planner::users(int n) {
   static const std::vector<int> none;
-  auto& r = now_.plan.regions[std::size_t(region_of(n))];
-  auto& s = whole_.scope(r.loop < 0 ? -1 : now_.plan.loops[std::size_t(r.loop)].node, r.body);
+  auto& r = now_.plan.bodies[std::size_t(body_of(n))];
+  auto& s = whole_.level(r.loop < 0 ? -1 : now_.plan.loops[std::size_t(r.loop)].node, r.number);
   auto found = s.users.find(n);
   return found == s.users.end() ? none : found->second;
 }
-int Planner::add(Step s) {
-  int k = int(now_.plan.steps.size());
-  s.region = region_of(s.node), s.cause = cause_;
-  now_.plan.regions[std::size_t(s.region)].steps.push_back(k);
-  now_.plan.steps.push_back(std::move(s));
+int Planner::add(Version s) {
+  int k = int(now_.plan.versions.size());
+  s.body = body_of(s.node), s.cause = cause_;
+  now_.plan.bodies[std::size_t(s.body)].versions.push_back(k);
+  now_.plan.versions.push_back(std::move(s));
   return k;
 }
 
@@ -204,7 +205,7 @@ const Sharding& Planner::first(int n) {
   if (now_.alias[std::size_t(n)] >= 0) return first(now_.alias[std::size_t(n)]);
   if (node(n).op == &prim::kPin && now_.done[std::size_t(n)]) return pinned(n);
   if (whole_.free[std::size_t(n)] || now_.lazy[std::size_t(n)] || versions(n).empty()) return whole;
-  return step(versions(n)[0]).at;
+  return version(versions(n)[0]).at;
 }
 // A slice that a loop takes of a weight each turn: is the weight gathered as a whole, before?
 bool Planner::gathers_ahead(int n) const {
@@ -217,7 +218,7 @@ Planner::Offer Planner::offer(int n, const Sharding& need, int depth) {
   Offer best;
   auto turns = turns_of(n);
   for (int v : versions(n)) {
-    auto hops = route(mesh_, node(n).axes, node(n).dtype, step(v).at, need);
+    auto hops = reshard(mesh_, node(n).axes, node(n).dtype, version(v).at, need);
     double cost = 0;
     for (auto& h : hops) cost += h.bytes * turns;
     if (best.version < 0 || cost < best.cost || (cost == best.cost && hops.size() < best.length))
@@ -227,7 +228,7 @@ Planner::Offer Planner::offer(int n, const Sharding& need, int depth) {
   auto& me = node(n);
   // A weight that is made again is what it was before, if that is there anyway: kept, or gathered ahead of the loop.
   bool kept = me.op == &prim::kBarrier && whole_.weight(n) &&
-              (!options_.regather || region_of(n) != region_of(whole_.in[std::size_t(n)][0]));
+              (!options_.regather || body_of(n) != body_of(whole_.in[std::size_t(n)][0]));
   bool view = kept || rules::is_view(me) || (me.op == &prim::kSlice && need.cut(me.attr.names[0]).empty());
   if (!view || depth > 8 || (!need.partial.empty() && best.version >= 0)) return best;
   for (auto& [name, cut] : need.dims)
@@ -235,7 +236,7 @@ Planner::Offer Planner::offer(int n, const Sharding& need, int depth) {
   double cost = 0;
   for (std::size_t k = 0; k < me.in.size(); ++k)
     if (!only_waits(me, k)) cost += offer(whole_.in[std::size_t(n)][k], needed(n, k, need), depth + 1).cost;
-  bool sliced = me.op == &prim::kSlice && me.in.size() > 1 && region_of(n) != region_of(whole_.in[std::size_t(n)][0]);
+  bool sliced = me.op == &prim::kSlice && me.in.size() > 1 && body_of(n) != body_of(whole_.in[std::size_t(n)][0]);
   bool ahead = sliced && gathers_ahead(n);
   if (best.version < 0 || cost < best.cost - 0.5 || (ahead && cost <= best.cost + 0.5))
     if (!sliced || ahead || cost == 0 || best.version < 0) return {cost, -1, true, 0};
@@ -243,14 +244,14 @@ Planner::Offer Planner::offer(int n, const Sharding& need, int depth) {
 }
 int Planner::regrown(int n, const Sharding& need) {
   for (int v : versions(n))
-    if (step(v).at == need) return v;
-  int s = add({.kind = Step::Kind::regrow, .node = n, .at = need});
+    if (version(v).at == need) return v;
+  int s = add({.kind = Version::Kind::regrow, .node = n, .at = need});
   versions(n).push_back(s);
   return s;
 }
 int Planner::made_now(int n, const Sharding& need) {
   Causing because(cause_, node(n).op == &prim::kPin ? n : cause_);
-  Step s{.kind = Step::Kind::compute, .node = n, .at = need, .own_turns = !own_turns(n).empty()};
+  Version s{.kind = Version::Kind::compute, .node = n, .at = need, .own_turns = !own_turns(n).empty()};
   for (std::size_t k = 0; k < node(n).in.size(); ++k) {
     int x = whole_.in[std::size_t(n)][k];
     if (only_waits(node(n), k))
@@ -272,16 +273,16 @@ int Planner::obtain(int n, Sharding need) {
   need.dims = need.on(node(n).axes).dims;
   int from = -1;
   if (whole_.free[std::size_t(n)]) {
-    from = regrown(n, need.settled());
+    from = regrown(n, need.without_pending());
   } else {
     if (!now_.done[std::size_t(n)]) compute(n, true);
     if (int other = now_.alias[std::size_t(n)]; other >= 0) return obtain(other, std::move(need));
     for (int v : versions(n))
-      if (step(v).at == need) return v;
+      if (version(v).at == need) return v;
     if (now_.lazy[std::size_t(n)]) {
       for (int v : versions(n)) {
         bool cut_free = !rules::is_pointwise(node(n));  // of what is there, by slices alone; else it need not be there at all
-        for (auto& h : route(mesh_, node(n).axes, node(n).dtype, step(v).at, need)) cut_free &= h.bytes == 0;
+        for (auto& h : reshard(mesh_, node(n).axes, node(n).dtype, version(v).at, need)) cut_free &= h.bytes == 0;
         if (cut_free && from < 0) from = v;
       }
       if (from < 0) {
@@ -298,14 +299,13 @@ int Planner::obtain(int n, Sharding need) {
       bool sliced = node(n).op == &prim::kSlice && node(n).in.size() > 1;
       if (o.cost > 0 && sliced && !options_.regather) {
         auto& of = node(whole_.in[std::size_t(n)][0]);
-        if (of.op == &kResult && of.in[0]->op == &kLoop)
-          asked[{whole_.find(of.in[0].get()), std::size_t(of.attr.ints[0])}] = need;
+        if (is_loop_result(of)) asked[{whole_.find(of.in[0].get()), result_number(of)}] = need;
       }
-      from = o.remake ? made_now(n, need.settled()) : o.version;
+      from = o.remake ? made_now(n, need.without_pending()) : o.version;
     }
   }
-  for (auto& h : route(mesh_, node(n).axes, node(n).dtype, step(from).at, need)) {
-    Step s{.kind = Step::Kind::hop, .node = n, .at = h.to, .in = {from}, .hop = h};
+  for (auto& h : reshard(mesh_, node(n).axes, node(n).dtype, version(from).at, need)) {
+    Version s{.kind = Version::Kind::hop, .node = n, .at = h.to, .in = {from}, .hop = h};
     now_.plan.bytes += h.bytes * turns_of(n);
     from = add(std::move(s));
     versions(n).push_back(from);
@@ -327,10 +327,10 @@ void Planner::compute(int n, bool asked_for) {
     pinned(n);  // nothing moves before somebody reads it, who may want it otherwise
   } else if (me.op == &kLoop) {
     loop(n);
-  } else if (me.op == &kResult && me.in[0]->op == &kLoop) {
+  } else if (is_loop_result(me)) {
     // Set with its loop.
   } else if (me.op->kind == Kind::leaf) {
-    versions(n) = {add({.kind = Step::Kind::given, .node = n})};
+    versions(n) = {add({.kind = Version::Kind::given, .node = n})};
   } else if (auto other = otherwise(n)) {
     stand_in(n, other);
   } else {
@@ -410,9 +410,9 @@ bool Planner::rides(int n, std::size_t k, int x, Monoid m, const Sharding& work)
   int operand = whole_.in[std::size_t(n)][k];
   auto how = linear_in(me, k);
   if (how == Linear::no || work.cuts(x) || (how != Linear::moves && m != Monoid::sum)) return false;
-  if (users(operand).size() > 1 || region_of(operand) != region_of(n)) return false;
+  if (users(operand).size() > 1 || body_of(operand) != body_of(n)) return false;
   for (int v : versions(operand))
-    if (!step(v).at.pending(x)) return false;
+    if (!version(v).at.pending(x)) return false;
   if (how == Linear::one)
     for (std::size_t j = 0; j < me.in.size(); ++j)
       if (j != k && me.in[j] && (me.in[j] == me.in[k] || first(whole_.in[std::size_t(n)][j]).pending(x))) return false;
@@ -521,7 +521,7 @@ void Planner::compute_op(int n) {
   if (auto wide = in_wider_sums(n, made_so)) return stand_in(n, wide);
   if (regroup(n, work, kept)) return;
 
-  Step s{.kind = Step::Kind::compute, .node = n, .at = made_so, .own_turns = !own_turns(n).empty()};
+  Version s{.kind = Version::Kind::compute, .node = n, .at = made_so, .own_turns = !own_turns(n).empty()};
   double paid = now_.plan.bytes;
   for (std::size_t k = 0; k < in.size(); ++k) {
     if (in[k] < 0) {

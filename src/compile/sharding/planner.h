@@ -13,7 +13,7 @@
 namespace haliax::partitioning {
 
 // One version of the value of one node.
-struct Step {
+struct Version {
   enum class Kind : std::uint8_t {
     given,   // an input, or an array that the graph captured
     carry,   // what a loop carries
@@ -25,51 +25,51 @@ struct Step {
     loop,
     result,  // of a loop
   } kind = Kind::given;
-  int node = -1, region = 0;
+  int node = -1, body = 0;
   Sharding at = {};
-  std::vector<int> in = {};  // steps, one for each operand (-1: none)
+  std::vector<int> in = {};  // versions, one for each operand (-1: none)
   Hop hop = {};
   std::vector<Piece> pieces = {};  // shift, regroup: `array` says which of `in`
   bool own_turns = false;          // compute: a slice that counts the turns of this device
   int loop = -1;                   // loop, result, carry: which of the plan's loops
   std::size_t result = 0;          // result, carry: which of the loop's
   bool live = false;
-  int bucket = -1;  // steps with one bucket are one call
+  int bucket = -1;  // versions with one bucket are one call
   int ring = -1;    // a gather: the contraction that takes its blocks one by one, so that it is never made
   int cause = -1;   // the node that it is made for; -1: a result
   bool moves() const { return kind == Kind::shift || kind == Kind::regroup; }
   bool sums() const { return kind == Kind::hop && (hop.kind == Hop::Kind::all_reduce || hop.kind == Hop::Kind::reduce_scatter); }
   bool talks() const { return (kind == Kind::hop && hop.kind >= Hop::Kind::reduce_scatter) || (moves() && hop.bytes > 0); }
 };
-struct Region {  // the top, or a body of a loop
+struct Body {  // the top, or a body of a loop
   int parent = -1, loop = -1;
-  std::size_t body = 0;
+  std::size_t number = 0;       // of the loop's bodies
   double turns = 1;             // of all loops around it
-  std::vector<int> steps = {};  // what is made here, in order
+  std::vector<int> versions = {};  // what is made here, in order
 };
 struct LoopPlan {
   int node = -1;
-  std::vector<int> regions = {};               // of each body
+  std::vector<int> bodies = {};                // of each body
   Cut turns = {};                              // mesh axes that share the turns among them: each device walks its own block
   std::vector<Sharding> inside = {}, at = {};  // of each result, in a turn and after the last
-  std::vector<std::vector<int>> value = {};    // [result][body]: steps
+  std::vector<std::vector<int>> value = {};    // [result][body]: versions
   std::vector<std::vector<int>> carry = {};    // likewise, the placeholders
   std::vector<int> start = {};
 };
 struct Plan {
-  std::vector<Step> steps;
-  std::vector<Region> regions;
+  std::vector<Version> versions;
+  std::vector<Body> bodies;
   std::vector<LoopPlan> loops;
   std::vector<int> roots;
   double bytes = 0, points = 0;  // sent; points of ops computed; both per device
 };
 
-// The steps that read each step, and -1 for each time that it is a result or a value of a loop.
+// The versions that read each version, and -1 for each time that it is a result or a value of a loop.
 std::vector<std::vector<int>> readers_of(const Plan&);
 
 // The graph of the whole, and what is known of it before anything is cut. Grows when an op is said in terms of others.
 struct Whole {
-  struct Scope {  // the top, or a body: its nodes, inputs first, and who reads them there (-1: what comes out)
+  struct Level {  // the top, or a body: its nodes, inputs first, and who reads them there (-1: what comes out)
     std::vector<int> order;
     std::unordered_map<int, std::vector<int>> users;
   };
@@ -88,11 +88,11 @@ struct Whole {
   double bytes(int n, const Sharding& at) const {  // on one device
     return local_size(nodes[std::size_t(n)]->axes, at, mesh) * bytes_of(nodes[std::size_t(n)]->dtype);
   }
-  const Scope& scope(int loop, std::size_t body);  // loop -1: the top
+  const Level& level(int loop, std::size_t body);  // loop -1: the top
 
  private:
   std::unordered_map<const Node*, int> ids_;
-  std::map<std::pair<int, std::size_t>, Scope> scopes_;
+  std::map<std::pair<int, std::size_t>, Level> levels_;
   void wish_for(int n, const Sharding&);
   void wishes(const std::vector<Sharding>& wanted);
 };
@@ -122,14 +122,14 @@ class Planner {
  private:
   struct State {  // all that a second attempt starts from again
     Plan plan;
-    std::vector<std::vector<int>> versions;  // of each node; the first is the one that was computed
+    std::vector<std::vector<int>> of_node;  // versions of each node; the first is the one that was computed
     std::vector<char> lazy, done;
     std::vector<int> alias;
   };
   struct Open {
     int loop;
-    std::size_t body;
-    int region;
+    std::size_t number;
+    int body;
     Cut turns = {};
   };
   struct Offer {
@@ -141,23 +141,23 @@ class Planner {
 
   const Node& node(int n) const { return *whole_.nodes[std::size_t(n)]; }
   const NodePtr& ptr(int n) const { return whole_.nodes[std::size_t(n)]; }
-  Step& step(int s) { return now_.plan.steps[std::size_t(s)]; }
-  std::vector<int>& versions(int n) { return now_.versions[std::size_t(n)]; }
+  Version& version(int s) { return now_.plan.versions[std::size_t(s)]; }
+  std::vector<int>& versions(int n) { return now_.of_node[std::size_t(n)]; }
   void fit_tables();  // after the whole has grown
   double bytes(int n, const Sharding& s) const { return whole_.bytes(n, s); }
-  int region_of(int n) const;
+  int body_of(int n) const;
   Cut taken(const Node&) const;  // mesh axes that share the turns of the loops around: they cut nothing inside
   Cut own_turns(int n) const;    // those of the loop whose turns this slice counts
   Sharding needed(int n, std::size_t k, const Sharding& work) const;
-  double turns_of(int n) const { return now_.plan.regions[std::size_t(region_of(n))].turns; }
+  double turns_of(int n) const { return now_.plan.bodies[std::size_t(body_of(n))].turns; }
   const std::vector<int>& users(int n);
-  int add(Step);  // to the region of its node
+  int add(Version);  // to the body that its node varies with
 
   // ---- versions ----
   const Sharding& first(int n);  // as it was computed, or as a constraint says
   const Sharding& pinned(int n);
   Offer offer(int n, const Sharding& need, int depth = 0);
-  int obtain(int n, Sharding need);           // the step that makes the value so
+  int obtain(int n, Sharding need);           // the version that is so
   int made_now(int n, const Sharding& need);  // of operands that are whole, or seen through a view
   int regrown(int n, const Sharding& need);
   bool gathers_ahead(int n) const;
@@ -189,7 +189,7 @@ class Planner {
   bool shares_work(int loop, Name walked, const Cut& devices);
   Cut shared_turns(int loop);
   Sharding kept(int n, const LoopResult&);
-  Sharding settled(int n);  // nothing pending, where it is wanted
+  Sharding resolved(int n);  // nothing pending, where it is wanted
 
   Whole& whole_;
   const Mesh& mesh_;
@@ -208,12 +208,12 @@ class Planner {
 Sharding constraint(const Node& pin, const Mesh&);  // what `shard` asks for; raises where it was written
 // The run that sends least, of those that are fair; strict: of those with no more gathers that nobody asked for.
 Plan best(Whole&, Planner&, bool strict);
-std::ptrdiff_t unasked(const Plan&, const Whole&);   // gathers
+std::ptrdiff_t unasked(const Plan&, const Whole&);   // gathers that nobody asked for
 std::string to_string(const Plan&, const Whole&);    // for people
 void verify(const Plan&, const Whole&, const char* after);   // raises
 // The roots, with loops that keep what later loops would have to send again.
 Nodes with_residuals(const Nodes& roots, const Plan&, Whole&, bool gathers_too);
-void gather_again(Plan&, const Whole&);  // weights, in each turn over microbatches, and for the backward pass
+void regather(Plan&, const Whole&);  // weights, in each turn over microbatches, and for the backward pass
 void ring(Plan&, const Whole&);          // gathers that one contraction reads are taken block by block
 void bucket(Plan&, const Whole&);        // collectives that can be one call are
 void drop_dead(Plan&, const Whole&);

@@ -84,7 +84,7 @@ void Planner::move_base(int x, const Sharding& need) {
     return std::any_of(u.begin(), u.end(), [&](int k) { return k < 0 || node(k).op->kind != Kind::map; });
   };
   int base = whole_.find(prim::pointwise_source(ptr(x), read_as_it_is).get());
-  if (base < 0 || base == x || now_.alias[std::size_t(base)] >= 0 || region_of(base) != region_of(x)) return;
+  if (base < 0 || base == x || now_.alias[std::size_t(base)] >= 0 || body_of(base) != body_of(x)) return;
   if (!users(base).empty() && !read_as_it_is(node(base))) return;
   if (offer(x, need).cost == 0 || offer(base, need).cost > offer(x, need).cost) return;
   make_again(x, base, need);
@@ -92,7 +92,7 @@ void Planner::move_base(int x, const Sharding& need) {
 void Planner::make_again(int n, int base, const Sharding& need) {
   if (n == base || whole_.free[std::size_t(n)]) return;
   for (int v : versions(n))
-    if (step(v).at == need) return;
+    if (version(v).at == need) return;
   for (int x : whole_.in[std::size_t(n)]) make_again(x, base, need);
   made_now(n, need);
 }
@@ -102,7 +102,7 @@ void Planner::make_again(int n, int base, const Sharding& need) {
 void Planner::shift(int n, const Sharding& work) {
   auto& me = node(n);
   Name axis = me.attr.names[0];
-  Step s{.kind = Step::Kind::shift, .node = n, .at = rules::made(me, work)};
+  Version s{.kind = Version::Kind::shift, .node = n, .at = rules::made(me, work)};
   std::vector<Piece> moving;
   auto read = [&](int x, std::int64_t from, std::int64_t to, std::int64_t size, std::int64_t step) {
     auto need = rules::needed(me, 0, work, mesh_);
@@ -200,7 +200,7 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
 
   auto need = rules::needed(me, 0, work, mesh_);
   for (auto& [name, cut] : left.dims) need.set(name, cut);
-  Step s{.kind = Step::Kind::regroup, .node = n, .at = rules::made(me, work)};
+  Version s{.kind = Version::Kind::regroup, .node = n, .at = rules::made(me, work)};
   for (auto& [name, cut] : target.dims) s.at.set(name, cut);
   need.partial = s.at.partial = keep.partial;
   s.in = {obtain(x, need)};

@@ -2,6 +2,7 @@
 // once.
 #include <algorithm>
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 #include "compile/sharding/planner.h"
 
@@ -13,22 +14,22 @@ constexpr int kAttempts = 4;
 // Does the body only add to this carry? Then what it adds may stay pending until the last turn.
 bool Planner::accumulates(int loop, std::size_t k, std::size_t body) {
   auto& r = loop_of(node(loop)).results[k];
-  auto& scope = whole_.scope(loop, body);
+  auto& level = whole_.level(loop, body);
   int at = whole_.find(r.carry.get()), value = whole_.id(r.value[body]);
   while (at >= 0 && at != value) {
-    auto u = scope.users.find(at);
-    if (u == scope.users.end() || u->second.size() != 1 || u->second[0] < 0) return false;
+    auto u = level.users.find(at);
+    if (u == level.users.end() || u->second.size() != 1 || u->second[0] < 0) return false;
     at = u->second[0];
     auto& op = *node(at).op;
     if (op.linear != Linear::all && !(op.linear == Linear::moves && rules::is_view(node(at)))) return false;
   }
   if (at != value) return false;
-  auto u = scope.users.find(value);
-  return u == scope.users.end() || u->second.size() == 1;
+  auto u = level.users.find(value);
+  return u == level.users.end() || u->second.size() == 1;
 }
 // Does the mapping say that these devices share the work of each turn, along an axis that is not the one walked?
 bool Planner::shares_work(int loop, Name walked, const Cut& devices) {
-  const auto inside = whole_.scope(loop, 0).order;
+  const auto inside = whole_.level(loop, 0).order;
   return !devices.empty() && std::any_of(inside.begin(), inside.end(), [&](int s) {
     if (node(s).op == &kLoop) return shares_work(s, walked, devices);
     if (node(s).op != &prim::kPin) return false;
@@ -48,17 +49,17 @@ Cut Planner::shared_turns(int n) {
   auto walks = [&](const Node& s) {
     return s.op == &prim::kSlice && s.in.size() > 1 && s.in[1] == l.index[0] && !varies_in(*s.in[0], l, 0);
   };
-  for (int s : whole_.scope(n, 0).order) {
+  for (int s : whole_.level(n, 0).order) {
     auto& me = node(s);
     if (!walks(me)) continue;
     auto& walked = *haliax::find(*me.in[0], me.attr.names[0]);
-    if (walked.size != l.axis.size || me.attr.ints[0] != 0) return {};
+    if (walked.size != l.axis.size || SliceAttr::of(me).start != 0) return {};
     auto cut = first(whole_.in[std::size_t(s)][0]).cut(walked.name);
     if (!cut.empty() && me.in[0]->bytes() > most) turns = cut, most = me.in[0]->bytes();
   }
   if (shares_work(n, l.axis.name, turns)) return {};
   // Not at the price of a weight that the mapping cuts, gathered.
-  for (int s : whole_.scope(n, 0).order)
+  for (int s : whole_.level(n, 0).order)
     for (int x : whole_.in[std::size_t(s)]) {
       auto& mapping = node(s).origin.mapping;
       if (x < 0 || !mapping || !whole_.parameter[std::size_t(x)] || varies_in(node(x), l, 0)) continue;
@@ -69,9 +70,9 @@ Cut Planner::shared_turns(int n) {
   bool even = l.axis.size % blocks == 0 && l.axis.size / blocks % chunk == 0;
   return even && !turns.meets(taken(node(n))) ? turns : Cut();
 }
-Sharding Planner::settled(int n) {
+Sharding Planner::resolved(int n) {
   auto at = first(n);
-  if (whole_.free[std::size_t(n)] || now_.lazy[std::size_t(n)]) return whole_.wish[std::size_t(n)].on(node(n).axes).settled();
+  if (whole_.free[std::size_t(n)] || now_.lazy[std::size_t(n)]) return whole_.wish[std::size_t(n)].on(node(n).axes).without_pending();
   auto pending = at.partial;
   at.partial.clear();
   for (auto [x, m] : pending) {
@@ -87,14 +88,14 @@ Sharding Planner::settled(int n) {
 // has resolved, that version is kept.
 Sharding Planner::kept(int n, const LoopResult& r) {
   auto at = first(n);
-  if (at.partial.empty()) return settled(n);
+  if (at.partial.empty()) return resolved(n);
   if (r.fold == Fold::fold) {
     bool same = std::all_of(at.partial.begin(), at.partial.end(), [&](auto& p) { return p.second == r.monoid; });
-    return same ? at : settled(n);
+    return same ? at : resolved(n);
   }
   for (int v : versions(n))
-    if (step(v).at.partial.empty()) return step(v).at;
-  auto landed = settled(n);
+    if (version(v).at.partial.empty()) return version(v).at;
+  auto landed = resolved(n);
   bool shrinks = bytes(n, landed) < bytes(n, at);
   return options_.regather && shrinks ? landed : at;
 }
@@ -118,7 +119,7 @@ void Planner::loop(int n) {
         // What is only added to may stay pending, if it need not be small.
         int start = whole_.id(l.results[k].start);
         bool loose = whole_.free[std::size_t(start)] || now_.lazy[std::size_t(start)];
-        if (!loose || options_.regather || !accumulates(n, k, 0)) carried[k] = settled(start);
+        if (!loose || options_.regather || !accumulates(n, k, 0)) carried[k] = resolved(start);
       }
   for (auto& c : carried) c = free_of(c);
   for (int attempt = 0;; ++attempt) {
@@ -129,22 +130,22 @@ void Planner::loop(int n) {
     now_.plan.loops.push_back({.node = n});
     LoopPlan p{.node = n, .turns = turns};
     p.inside.resize(count), p.at.resize(count), p.value.resize(count), p.carry.resize(count), p.start.assign(count, -1);
-    int parent = region_of(n);
+    int parent = body_of(n);
     for (std::size_t b = 0; b < l.index.size(); ++b) {
-      int region = int(now_.plan.regions.size());
+      int body = int(now_.plan.bodies.size());
       auto own = double(trips(l, b)) / ranks(mesh_, turns);
-      now_.plan.regions.push_back({parent, me, b, now_.plan.regions[std::size_t(parent)].turns * own, {}});
-      p.regions.push_back(region);
-      open_.push_back({n, b, region, turns});
+      now_.plan.bodies.push_back({parent, me, b, now_.plan.bodies[std::size_t(parent)].turns * own, {}});
+      p.bodies.push_back(body);
+      open_.push_back({n, b, body, turns});
       for (std::size_t k = 0; k < count; ++k) {
         if (!l.results[k].carry) continue;
         int c = whole_.id(l.results[k].carry);
         fit_tables();
-        p.carry[k].push_back(add({.kind = Step::Kind::carry, .node = c, .at = carried[k], .loop = me, .result = k}));
+        p.carry[k].push_back(add({.kind = Version::Kind::carry, .node = c, .at = carried[k], .loop = me, .result = k}));
         versions(c) = {p.carry[k].back()};
         now_.done[std::size_t(c)] = true;
       }
-      for (int x : whole_.scope(n, b).order) compute(x);
+      for (int x : whole_.level(n, b).order) compute(x);
       for (std::size_t k = 0; k < count; ++k) {
         auto& r = l.results[k];
         int v = whole_.id(r.value[b]);
@@ -175,7 +176,7 @@ void Planner::loop(int n) {
       for (std::size_t x = 0; x < whole_.nodes.size(); ++x) {
         if (!now_.done[x] && versions(int(x)).empty()) continue;
         if (!varies_in(*whole_.nodes[x], l, b)) continue;
-        now_.versions[x].clear(), now_.done[x] = now_.lazy[x] = 0, now_.alias[x] = -1;
+        now_.of_node[x].clear(), now_.done[x] = now_.lazy[x] = 0, now_.alias[x] = -1;
       }
       open_.pop_back();
     }
@@ -187,7 +188,7 @@ void Planner::loop(int n) {
     for (std::size_t k = 0; k < count; ++k)
       if (l.results[k].start) p.start[k] = obtain(whole_.id(l.results[k].start), p.at[k]);
     carried_[n] = carried;
-    Step made{.kind = Step::Kind::loop, .node = n, .loop = me};
+    Version made{.kind = Version::Kind::loop, .node = n, .loop = me};
     for (int s : p.start)
       if (s >= 0) made.in.push_back(s);
     auto at = p.at;
@@ -197,7 +198,7 @@ void Planner::loop(int n) {
     for (std::size_t k = 0; k < count; ++k) {
       int r = whole_.find(loop_result(ptr(n), k).get());
       if (r < 0) continue;
-      versions(r) = {add({.kind = Step::Kind::result, .node = r, .at = at[k], .in = {s}, .loop = me, .result = k})};
+      versions(r) = {add({.kind = Version::Kind::result, .node = r, .at = at[k], .in = {s}, .loop = me, .result = k})};
       now_.done[std::size_t(r)] = true;
     }
     return;

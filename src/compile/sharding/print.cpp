@@ -1,4 +1,4 @@
-// A plan as text: one line a step, bodies of loops indented.
+// A plan as text: one line a version, bodies of loops indented.
 #include "compile/sharding/planner.h"
 
 namespace haliax::partitioning {
@@ -12,16 +12,16 @@ struct Printer {
   const Whole& whole;
   std::string text = {};
 
-  std::string at(const Step& s) const {
+  std::string at(const Version& s) const {
     std::string out;
     for (auto& [name, cut] : s.at.dims) out += " " + std::string(name.text()) + ":" + to_string(whole.mesh, cut);
     for (auto& [x, m] : s.at.partial) out += " pending over " + whole.mesh.axes()[std::size_t(x)].first;
     return out;
   }
   void line(int k, const std::string& indent) {
-    auto& s = plan.steps[std::size_t(k)];
+    auto& s = plan.versions[std::size_t(k)];
     auto& n = *whole.nodes[std::size_t(s.node)];
-    text += indent + "#" + std::to_string(k) + " " + (s.kind == Step::Kind::hop ? kHops[int(s.hop.kind)] : kKinds[int(s.kind)]);
+    text += indent + "#" + std::to_string(k) + " " + (s.kind == Version::Kind::hop ? kHops[int(s.hop.kind)] : kKinds[int(s.kind)]);
     text += std::string(" ") + n.op->name + " " + std::string(name_of(n.dtype)) + to_string(n.axes) + at(s);
     for (int x : s.in) text += x < 0 ? " -" : " #" + std::to_string(x);
     if (s.hop.bytes > 0) text += "  " + std::to_string(std::int64_t(s.hop.bytes)) + " bytes";
@@ -29,13 +29,13 @@ struct Printer {
     if (s.ring >= 0) text += "  block by block into #" + std::to_string(s.ring);
     text += "\n";
   }
-  void region(int r, const std::string& indent) {
-    for (int k : plan.regions[std::size_t(r)].steps) {
-      auto& s = plan.steps[std::size_t(k)];
+  void in_body(int r, const std::string& indent) {
+    for (int k : plan.bodies[std::size_t(r)].versions) {
+      auto& s = plan.versions[std::size_t(k)];
       if (!s.live) continue;
       line(k, indent);
-      if (s.kind == Step::Kind::loop)
-        for (int body : plan.loops[std::size_t(s.loop)].regions) region(body, indent + "    ");
+      if (s.kind == Version::Kind::loop)
+        for (int body : plan.loops[std::size_t(s.loop)].bodies) in_body(body, indent + "    ");
     }
   }
 };
@@ -44,7 +44,7 @@ struct Printer {
 
 std::string to_string(const Plan& plan, const Whole& whole) {
   Printer p{plan, whole};
-  p.region(0, "");
+  p.body(0, "");
   p.text += "results";
   for (int r : plan.roots) p.text += " #" + std::to_string(r);
   return p.text + "\n";

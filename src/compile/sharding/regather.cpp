@@ -1,5 +1,5 @@
 // Weights that are gathered outside of the loops over layers: a model whose layers are written out. If both passes kept them, all
-// would be whole in the middle of a step.
+// would be whole in the middle of a training step.
 // - A loop that takes gradients in each turn, over microbatches, gathers its weights before it only as long as they are few; the
 //   others in each turn.
 // - Of what both passes read, as much waits for the backward pass as one call may hold; the others are gathered again. What was
@@ -15,57 +15,58 @@ namespace {
 
 struct Gathered {
   std::vector<int> made;      // the gathers, one for each mesh axis, and what the weight is seen as, in order
-  std::vector<int> readers;   // steps that read them: here, or in one loop
-  int home = -1;              // the innermost region that holds all readers
-  int last = -1, again = -1;  // places in it, of the last reader of the forward pass and of the first of the backward pass
+  std::vector<int> readers;   // versions that read them: here, or in one loop
+  int home = -1;              // the innermost body that holds all readers
+  int last = -1, first = -1;  // where in it the forward pass reads it last, and the backward pass first
   double bytes = 0;
   bool enters = false;
-  bool waits() const { return last >= 0 && again > last; }
+  bool waits() const { return last >= 0 && first > last; }
 };
 
-struct Again {
+struct Regather {
   Plan& plan;
   const Whole& whole;
   std::vector<std::vector<int>> readers;
-  std::vector<int> around;   // of a region: the step that is its loop; -1: the top
-  std::vector<double> held;  // of a region: bytes of gathered weights from outside, all the time
+  std::vector<int> around;   // of a body: the version that is its loop; -1: the top
+  std::vector<double> held;  // of a body: bytes of gathered weights from outside, all the time
   std::set<int> open = {0};  // the top, and bodies that gathers have entered: other loops gather as their layers do
 
-  const Step& step(int k) const { return plan.steps[std::size_t(k)]; }
-  const Region& region(int r) const { return plan.regions[std::size_t(r)]; }
-  bool later(int k) const { return whole.nodes[std::size_t(step(k).node)]->origin.backward; }
+  const Version& version(int k) const { return plan.versions[std::size_t(k)]; }
+  const Body& body_at(int r) const { return plan.bodies[std::size_t(r)]; }
+  bool later(int k) const { return whole.nodes[std::size_t(version(k).node)]->origin.backward; }
   bool gathers(int k, int r) const {
-    auto& s = step(k);
-    return s.live && s.region == r && s.kind == Step::Kind::hop && s.hop.kind == Hop::Kind::all_gather && whole.weight(s.node);
+    auto& s = version(k);
+    return s.live && s.body == r && s.kind == Version::Kind::hop && s.hop.kind == Hop::Kind::all_gather && whole.weight(s.node);
   }
-  bool sees(int k, int r) const {  // a weight as something else; not once more, for a layer that is made again
-    auto& s = step(k);
-    return s.kind == Step::Kind::compute && s.region == r && whole.weight(s.node) &&
+  // Is it a weight that was cast or seen otherwise? A barrier is none: it makes the weight itself again, for a layer that is recomputed.
+  bool sees(int k, int r) const {
+    auto& s = version(k);
+    return s.kind == Version::Kind::compute && s.body == r && whole.weight(s.node) &&
            whole.nodes[std::size_t(s.node)]->op != &prim::kBarrier;
   }
-  // Of a step, or of the loop around it, among the steps of a region.
+  // Of a version, or of the loop around it, among the versions of a body.
   int place(int k, int r) const {
-    while (step(k).region != r) k = around[std::size_t(step(k).region)];
-    auto& all = region(r).steps;
+    while (version(k).body != r) k = around[std::size_t(version(k).body)];
+    auto& all = body_at(r).versions;
     return int(std::find(all.begin(), all.end(), k) - all.begin());
   }
-  int common(int a, int b) const {  // regions; outer ones come first
-    while (a != b) (a > b ? a : b) = region(std::max(a, b)).parent;
+  int common(int a, int b) const {  // bodies; outer ones come first
+    while (a != b) (a > b ? a : b) = body_at(std::max(a, b)).parent;
     return a;
   }
   int towards(int r, int inner) const {  // the body in r that `inner` is, or lies in; r itself: none
-    while (inner != r && region(inner).parent != r) inner = region(inner).parent;
+    while (inner != r && body_at(inner).parent != r) inner = body_at(inner).parent;
     return inner;
   }
 
-  void settle(Gathered& g) const {
-    for (int k : g.readers) g.home = g.home < 0 ? step(k).region : common(g.home, step(k).region);
+  void find_places(Gathered& g) const {
+    for (int k : g.readers) g.home = g.home < 0 ? version(k).body : common(g.home, version(k).body);
     for (int k : g.readers) {
       int at = place(k, g.home);
       if (!later(k))
         g.last = std::max(g.last, at);
       else
-        g.again = g.again < 0 ? at : std::min(g.again, at);
+        g.first = g.first < 0 ? at : std::min(g.first, at);
     }
   }
   // A weight that is gathered in r, for those who read it here, and for each loop. None: it is read as a whole.
@@ -74,18 +75,18 @@ struct Again {
     all.made = {gather};
     std::map<int, Gathered> parts;  // by body
     for (std::size_t i = 0; i < all.made.size(); ++i) {
-      all.bytes = std::max(all.bytes, whole.bytes(step(all.made[i]).node, step(all.made[i]).at));
+      all.bytes = std::max(all.bytes, whole.bytes(version(all.made[i]).node, version(all.made[i]).at));
       for (int k : readers[std::size_t(all.made[i])]) {
-        if (k < 0 || step(k).kind == Step::Kind::loop) return {};
+        if (k < 0 || version(k).kind == Version::Kind::loop) return {};
         bool made = gathers(k, r) || sees(k, r);
-        auto& list = made ? all.made : parts[towards(r, step(k).region)].readers;
+        auto& list = made ? all.made : parts[towards(r, version(k).body)].readers;
         if (std::find(list.begin(), list.end(), k) == list.end()) list.push_back(k);
       }
     }
     std::vector<Gathered> out;
     for (auto& [body, g] : parts) {
       g.made = all.made, g.bytes = all.bytes;
-      settle(g);
+      find_places(g);
       out.push_back(std::move(g));
     }
     return out;
@@ -93,13 +94,13 @@ struct Again {
   // Those gathers of r, one for each weight, that are large.
   std::vector<std::vector<Gathered>> large(int r) const {
     std::vector<std::vector<Gathered>> out;
-    for (int k : region(r).steps)
-      if (gathers(k, r) && !gathers(step(k).in[0], r))
+    for (int k : body_at(r).versions)
+      if (gathers(k, r) && !gathers(version(k).in[0], r))
         if (auto parts = found(k, r); !parts.empty() && parts[0].bytes > kSmall) out.push_back(std::move(parts));
     return out;
   }
   const Loop& loop(int body) const {
-    return loop_of(*whole.nodes[std::size_t(plan.loops[std::size_t(region(body).loop)].node)]);
+    return loop_of(*whole.nodes[std::size_t(plan.loops[std::size_t(body_at(body).loop)].node)]);
   }
   // A loop over an axis that another loop walks too makes the turns of that one again, for their gradients.
   bool made_again(const Gathered& g, const std::vector<Gathered>& parts, int r) const {
@@ -110,9 +111,9 @@ struct Again {
   // Whether the devices that gather together are in the same turn, one position of what is walked: chunks, of which there are many,
   // share what was gathered.
   bool may_enter(const Gathered& g, int r) const {
-    auto& turns = plan.loops[std::size_t(region(r).loop)].turns;
+    auto& turns = plan.loops[std::size_t(body_at(r).loop)].turns;
     return loop(r).drop && std::none_of(g.made.begin(), g.made.end(), [&](int k) {
-             return std::any_of(turns.begin(), turns.end(), [&](int m) { return step(k).hop.over.has(m); });
+             return std::any_of(turns.begin(), turns.end(), [&](int m) { return version(k).hop.over.has(m); });
            });
   }
 
@@ -123,18 +124,18 @@ struct Again {
       for (int x : readers[std::size_t(*k)])
         if (wanted.count(x) || by.count(x)) wanted.insert(*k);
     int first = *std::min_element(by.begin(), by.end(), [&](int a, int b) { return place(a, r) < place(b, r); });
-    auto& steps = plan.regions[std::size_t(r)].steps;
-    auto before = steps.begin() + place(first, r);
+    auto& versions = plan.bodies[std::size_t(r)].versions;
+    auto before = versions.begin() + place(first, r);
     std::map<int, int> twin;
     for (int k : g.made) {
       if (!wanted.count(k)) continue;
-      Step s = step(k);
+      Version s = version(k);
       for (int& x : s.in)
         if (twin.count(x)) x = twin[x];
-      s.cause = step(first).node, s.region = r;
-      twin[k] = int(plan.steps.size());
-      plan.steps.push_back(std::move(s)), readers.emplace_back();
-      before = steps.insert(before, twin[k]) + 1;
+      s.cause = version(first).node, s.body = r;
+      twin[k] = int(plan.versions.size());
+      plan.versions.push_back(std::move(s)), readers.emplace_back();
+      before = versions.insert(before, twin[k]) + 1;
     }
     for (auto& [k, t] : twin) {
       auto& old = readers[std::size_t(k)];
@@ -143,7 +144,7 @@ struct Again {
       std::erase_if(old, [&](int x) { return by.count(x) > 0; });
     }
     for (int k : by)
-      for (int& x : plan.steps[std::size_t(k)].in)
+      for (int& x : plan.versions[std::size_t(k)].in)
         if (twin.count(x)) x = twin[x];
   }
 
@@ -172,29 +173,29 @@ struct Again {
       if (std::any_of(parts.begin(), parts.end(), [](auto& g) { return g.enters; }))
         for (auto& g : parts) repeat(g, {g.readers.begin(), g.readers.end()}, g.enters ? towards(r, g.home) : r);
     // From pass to pass.
-    std::vector<double> kept(region(r).steps.size(), held[std::size_t(r)]);  // while each step runs
-    for (int k : region(r).steps)
-      if (step(k).kind == Step::Kind::loop)
-        for (int body : plan.loops[std::size_t(step(k).loop)].regions) kept[std::size_t(place(k, r))] += inside[body];
+    std::vector<double> kept(body_at(r).versions.size(), held[std::size_t(r)]);  // while each version is made
+    for (int k : body_at(r).versions)
+      if (version(k).kind == Version::Kind::loop)
+        for (int body : plan.loops[std::size_t(version(k).loop)].bodies) kept[std::size_t(place(k, r))] += inside[body];
     std::vector<Gathered> waiting, repeated;
     for (auto& parts : large(r)) {
       Gathered g;
       g.made = parts[0].made, g.bytes = parts[0].bytes;
       for (auto& part : parts) g.readers.insert(g.readers.end(), part.readers.begin(), part.readers.end());
-      settle(g);
+      find_places(g);
       if (g.home == r && g.waits()) waiting.push_back(std::move(g));
     }
-    std::stable_sort(waiting.begin(), waiting.end(), [](auto& x, auto& y) { return x.again - x.last < y.again - y.last; });
+    std::stable_sort(waiting.begin(), waiting.end(), [](auto& x, auto& y) { return x.first - x.last < y.first - y.last; });
     for (auto& g : waiting) {
-      auto from = kept.begin() + g.last, to = kept.begin() + g.again;
+      auto from = kept.begin() + g.last, to = kept.begin() + g.first;
       if (*std::max_element(from, to) + g.bytes > may_wait)
         repeated.push_back(std::move(g));
       else
         std::for_each(from, to, [&](double& b) { b += g.bytes; });
     }
-    for (int k : region(r).steps)
-      if (step(k).kind == Step::Kind::loop)
-        for (int body : plan.loops[std::size_t(step(k).loop)].regions) held[std::size_t(body)] = kept[std::size_t(place(k, r))];
+    for (int k : body_at(r).versions)
+      if (version(k).kind == Version::Kind::loop)
+        for (int body : plan.loops[std::size_t(version(k).loop)].bodies) held[std::size_t(body)] = kept[std::size_t(place(k, r))];
     for (auto& g : repeated) {
       std::set<int> by;
       for (int k : g.readers)
@@ -206,13 +207,13 @@ struct Again {
 
 }  // namespace
 
-void gather_again(Plan& plan, const Whole& whole) {
-  Again a{plan, whole, readers_of(plan), std::vector<int>(plan.regions.size(), -1), std::vector<double>(plan.regions.size())};
-  for (int k = 0; k < int(plan.steps.size()); ++k)
-    if (a.step(k).kind == Step::Kind::loop)
-      for (int body : plan.loops[std::size_t(a.step(k).loop)].regions) a.around[std::size_t(body)] = k;
-  for (int r = 0; r < int(plan.regions.size()); ++r)  // outer ones come first
-    if (a.open.count(r)) a.run(r);
+void regather(Plan& plan, const Whole& whole) {
+  Regather all{plan, whole, readers_of(plan), std::vector<int>(plan.bodies.size(), -1), std::vector<double>(plan.bodies.size())};
+  for (int k = 0; k < int(plan.versions.size()); ++k)
+    if (all.version(k).kind == Version::Kind::loop)
+      for (int body : plan.loops[std::size_t(all.version(k).loop)].bodies) all.around[std::size_t(body)] = k;
+  for (int r = 0; r < int(plan.bodies.size()); ++r)  // outer ones come first
+    if (all.open.count(r)) all.run(r);
   drop_dead(plan, whole);
 }
 

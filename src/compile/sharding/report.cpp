@@ -1,12 +1,11 @@
-// What a plan sends, and why, for reports.
+// What a plan sends, and why, as data for reports.
 #include <algorithm>
 
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
 #include "ops/prim.h"
 #include "transforms/gradient_names.h"
-#include "compile/sharding/planner.h"
-#include "compile/memory/purpose.h"
+#include "compile/sharding/asked.h"
 
 namespace haliax::partitioning {
 namespace {
@@ -27,18 +26,13 @@ const char* said(const Node& n) {
 struct Moves {
   const Plan& plan;
   const Whole& whole;
-  const Purposes purposes;
-  std::vector<char> of_parameters = {};
+  const Requests requests;
   std::vector<Names> gradient = {};  // the parameters whose it is
   std::map<std::string_view, const Node*> arguments = {};  // by path
   std::vector<Move> out = {};
   std::map<int, std::size_t> of_bucket = {};
 
   const Node& node(int n) const { return *whole.nodes[std::size_t(n)]; }
-  const Node& written(int n) const {  // the op of the user's that it helps to make
-    while (whole.stands_for[std::size_t(n)] >= 0) n = whole.stands_for[std::size_t(n)];
-    return node(n);
-  }
   // The argument that a value is, seen otherwise (cast, sliced); null: it is something else.
   const Node* argument(int n) const {
     while (whole.parameter[std::size_t(n)] && node(n).op != &prim::kInput) {
@@ -49,21 +43,16 @@ struct Moves {
     }
     return node(n).op == &prim::kInput ? &node(n) : nullptr;
   }
-  std::string name_of(const Step& s) const {
+  Moved moved(const Version& s) const {
     int n = s.node;
-    auto* a = argument(n);
-    if (a && a->origin.module) return std::string(a->origin.module.text());
     auto& me = node(n);
+    using What = Moved::What;
+    if (auto* a = argument(n); a && a->origin.module) return {What::argument, {a->origin.module}, "", me.axes};
     auto& of = gradient[std::size_t(n)];
-    if (!of.empty() && (s.sums() || me.origin.backward)) return "gradient of " + listed(of);
-    if (auto* p = of.empty() ? nullptr : updated(n)) return "new " + std::string(p->origin.module.text());
-    auto& op = written(n);
-    return (&op == &me ? "" : "part of ") + std::string(said(op));
-  }
-  static std::string listed(const Names& names) {
-    auto out = std::string(names[0].text());
-    if (names.size() == 2) out += " and " + std::string(names[1].text());
-    return names.size() > 2 ? out + " and " + std::to_string(names.size() - 1) + " more" : out;
+    if (!of.empty() && (s.sums() || me.origin.backward)) return {What::gradient, of, "", me.axes};
+    if (auto* p = of.empty() ? nullptr : updated(n)) return {What::updated, {p->origin.module}, "", me.axes};
+    auto& op = requests.written(n);
+    return {&op == &me ? What::op : What::part, {}, said(op), me.axes};
   }
   // The argument to which this result adds something.
   const Node* updated(int n) const {
@@ -76,7 +65,7 @@ struct Moves {
     auto& names = gradient[std::size_t(n)];
     auto of = names.empty() ? std::string_view() : names[0].text();
     if (auto field = of.rfind('.'); field != of.npos) return Name(of.substr(0, field));
-    return node(n).op == &prim::kInput ? Name() : written(n).origin.module;  // that of an input is its own path
+    return node(n).op == &prim::kInput ? Name() : requests.written(n).origin.module;  // that of an input is its own path
   }
   // Gradients as they were traced, and what is made of them since. Operands come first.
   void find_gradients(const Gradients* noted) {
@@ -86,11 +75,11 @@ struct Moves {
       if (n->op == &prim::kInput && n->origin.module) arguments[n->origin.module.text()] = n.get();
     for (std::size_t n = 0; n < whole.nodes.size(); ++n) {
       auto& me = node(int(n));
-      if (!purposes.after(me)) continue;
+      if (!requests.purposes.after(me)) continue;
       auto& mine = gradient[n] = noted->parameters(me);
       if (!mine.empty()) continue;
       for (int x : made_of(int(n))) {
-        if (x < 0 || !is_float(node(x).dtype) || !purposes.after(node(x))) continue;
+        if (x < 0 || !is_float(node(x).dtype) || !requests.purposes.after(node(x))) continue;
         auto& of = gradient[std::size_t(x)];
         if (!of.empty() && still_gradient(me, node(x), of)) {
           add_names(mine, of);
@@ -103,9 +92,9 @@ struct Moves {
   }
   std::vector<int> made_of(int n) const {
     auto& me = node(n);
-    if (me.op != &kResult || me.in[0]->op != &kLoop) return whole.in[std::size_t(n)];
+    if (!is_loop_result(me)) return whole.in[std::size_t(n)];
     std::vector<int> out;
-    for (auto& v : loop_of(me).results[std::size_t(me.attr.ints[0])].value) out.push_back(whole.find(v.get()));
+    for (auto& v : result_of(me).value) out.push_back(whole.find(v.get()));
     return out;
   }
   // Is n one too, which is made of the gradient x? If it is moved, or put together turn by turn; after the backward pass also if it
@@ -119,95 +108,50 @@ struct Moves {
     return (n.op->kind == Kind::reduce || n.op->kind == Kind::contract) && parameter != arguments.end() &&
            same_names(n, *parameter->second);
   }
-  // Made of parameters alone, and positions: operands come first.
-  void find_parameters(const Gradients* noted) {
-    for (std::size_t n = 0; n < whole.nodes.size(); ++n) {
-      bool of = !whole.in[n].empty() && node(int(n)).op->kind != Kind::loop && node(int(n)).op != &kResult, some = false;
-      for (std::size_t k = 0; k < whole.in[n].size(); ++k) {
-        int x = whole.in[n][k];
-        if (only_waits(node(int(n)), k)) continue;
-        of &= x < 0 || of_parameters[std::size_t(x)] || whole.free[std::size_t(x)],
-            some |= x >= 0 && of_parameters[std::size_t(x)];
-      }
-      auto& me = node(int(n));
-      bool frozen = noted && noted->taken_by(me.origin.module);  // a gradient is taken by it, though none may reach it
-      of_parameters.push_back(
-          me.op == &prim::kInput ? frozen || purposes.of_argument(me) == std::string_view("parameters") : of && some);
+  Move::Kind kind_of(const Version& s) const {
+    if (s.ring >= 0) return Move::Kind::ring;
+    if (s.kind == Version::Kind::shift) return Move::Kind::permute;
+    switch (s.hop.kind) {
+      case Hop::Kind::reduce_scatter: return Move::Kind::reduce_scatter;
+      case Hop::Kind::all_reduce: return Move::Kind::all_reduce;
+      case Hop::Kind::all_gather: return Move::Kind::all_gather;
+      default: return Move::Kind::all_to_all;
     }
   }
-  static bool same_place(const Origin& a, const Origin& b) {
-    return a.at.line() == b.at.line() && std::string_view(a.at.file_name()) == b.at.file_name() && a.module == b.module;
-  }
-  // What an op that goes by blocks makes on the way, and its own next step reads: sums of blocks, their first few.
-  bool between_blocks(const Step& s) const {
-    auto& op = written(s.cause);
-    return &op != &node(s.cause) && &op != &node(s.node) && &op == &written(s.node) && node(s.node).bytes() < op.in[0]->bytes();
-  }
-  // A gather is asked for by the sharding of a result; by a constraint; of a parameter by the mapping of the computation that
-  // reads it: that one says that along this axis the devices do not share the work; of a cotangent if the value was reduced and
-  // cut; by an op that goes by blocks.
-  const char* asked(const Step& s) const {
-    if (s.cause < 0) return "result";
-    auto& cause = written(s.cause);
-    if (cause.op == &prim::kPin) return "constraint";
-    if (cause.origin.backward)
-      for (auto& step : plan.steps)
-        if (step.live && step.hop.kind == Hop::Kind::reduce_scatter && step.hop.over == s.hop.over &&
-            !node(step.node).origin.backward && same_place(node(step.node).origin, cause.origin))
-          return "gradient";
-    return parameter_asked(s, cause) ? "parameter" : between_blocks(s) ? "blocks" : "";
-  }
-  bool parameter_asked(const Step& s, const Node& cause) const {
-    if (!of_parameters[std::size_t(s.node)] || !cause.origin.mapping) return false;
-    auto* shared = cause.origin.mapping->find(s.hop.axis);
-    return !shared || std::none_of(s.hop.over.begin(), s.hop.over.end(), [&](int x) {
-      return std::find(shared->begin(), shared->end(), whole.mesh.axes()[std::size_t(x)].first) != shared->end();
-    });
-  }
-  void add(const Step& s) {
-    auto axes = to_string(node(s.node).axes);
-    std::string by = s.hop.kind == Hop::Kind::all_gather ? asked(s) : "";
+  void add(const Version& s) {
     int times = s.ring >= 0 ? ranks(whole.mesh, s.hop.over) - 1 : 1;
-    auto cause = s.cause < 0 ? "result" : said(written(s.cause));
-    auto origin = written(s.cause < 0 ? s.node : s.cause).origin;
-    if (!origin.module) origin.module = module_of(s.node);
-    if (auto joined = of_bucket.find(s.bucket); joined != of_bucket.end()) {
-      auto& m = out[joined->second];
-      m.bytes += s.hop.bytes, ++m.arrays;
-      if (by.empty() && !m.asked.empty())  // what nobody asked for stands first
-        m.array = name_of(s) + ", " + m.array, m.axes = axes + ", " + m.axes, m.cause = cause, m.origin = origin,
-        m.asked = by;
-      else
-        m.array += ", " + name_of(s), m.axes += ", " + axes;
+    Move m{.kind = kind_of(s), .over = s.hop.over, .arrays = {moved(s)}};
+    if (s.cause >= 0) m.cause = said(requests.written(s.cause));
+    m.origin = requests.written(s.cause < 0 ? s.node : s.cause).origin;
+    if (!m.origin.module) m.origin.module = module_of(s.node);
+    if (m.gathers()) m.asked = requests.by(s);
+    m.bytes = s.hop.bytes / times, m.turns = plan.bodies[std::size_t(s.body)].turns * times;
+    for (int r = s.body; r > 0; r = plan.bodies[std::size_t(r)].parent) {
+      auto& l = loop_of(node(plan.loops[std::size_t(plan.bodies[std::size_t(r)].loop)].node));
+      m.loops.insert(m.loops.begin(), l.axis.name);
+    }
+    auto joined = of_bucket.find(s.bucket);
+    if (joined == of_bucket.end()) {
+      if (s.bucket > 0) of_bucket[s.bucket] = out.size();
+      out.push_back(std::move(m));
       return;
     }
-    const char* const kinds[] = {"", "", "reduce-scatter", "all-to-all", "all-reduce", "all-gather"};
-    Move m{s.ring >= 0                   ? "ring"
-           : s.kind == Step::Kind::shift ? "permute"
-                                         : kinds[int(s.hop.kind)],
-           s.hop.over,
-           name_of(s),
-           axes,
-           "",
-           cause,
-           origin,
-           by};
-    m.bytes = s.hop.bytes / times, m.turns = plan.regions[std::size_t(s.region)].turns * times;
-    if (s.ring >= 0) m.loop = to_string(whole.mesh, s.hop.over);
-    for (int r = s.region; r > 0; r = plan.regions[std::size_t(r)].parent) {
-      auto& l = loop_of(node(plan.loops[std::size_t(plan.regions[std::size_t(r)].loop)].node));
-      m.loop = std::string(l.axis.name.text()) + (m.loop.empty() ? "" : ", ") + m.loop;
+    auto& call = out[joined->second];
+    call.bytes += m.bytes;
+    if (m.asked == Asked::nobody && call.asked != Asked::nobody) {  // what nobody asked for stands first
+      call.arrays.insert(call.arrays.begin(), std::move(m.arrays[0]));
+      call.cause = m.cause, call.origin = m.origin, call.asked = m.asked;
+    } else {
+      call.arrays.push_back(std::move(m.arrays[0]));
     }
-    if (s.bucket > 0) of_bucket[s.bucket] = out.size();
-    out.push_back(std::move(m));
   }
-  void region(int r) {
-    for (int k : plan.regions[std::size_t(r)].steps) {
-      auto& s = plan.steps[std::size_t(k)];
+  void in_body(int r) {
+    for (int k : plan.bodies[std::size_t(r)].versions) {
+      auto& s = plan.versions[std::size_t(k)];
       if (!s.live) continue;
       if (s.talks()) add(s);
-      if (s.kind == Step::Kind::loop)
-        for (int body : plan.loops[std::size_t(s.loop)].regions) region(body);
+      if (s.kind == Version::Kind::loop)
+        for (int body : plan.loops[std::size_t(s.loop)].bodies) in_body(body);
     }
   }
 };
@@ -215,16 +159,10 @@ struct Moves {
 }  // namespace
 
 std::vector<Move> moves_of(const Plan& plan, const Whole& whole, const Gradients* gradients) {
-  Nodes roots, inputs;
-  for (int r : whole.roots) roots.push_back(whole.nodes[std::size_t(r)]);
-  for (auto& n : whole.nodes)
-    if (n->op == &prim::kInput) inputs.push_back(n);
-  Moves m{plan, whole, Purposes(roots, inputs)};
-  m.find_parameters(gradients), m.find_gradients(gradients);
-  m.region(0);
+  Moves m{plan, whole, Requests(plan, whole, gradients)};
+  m.find_gradients(gradients);
+  m.in_body(0);
   return std::move(m.out);
 }
 
 }  // namespace haliax::partitioning
-
-bool haliax::gathers(std::string_view kind) { return kind == "all-gather" || kind == "ring"; }

@@ -5,7 +5,7 @@
 namespace haliax {
 namespace {
 
-struct Router {
+struct Resharding {
   const Mesh& mesh;
   const Axes& axes;
   DType dtype;
@@ -63,7 +63,7 @@ struct Router {
       if (mixed) continue;
       auto next = now;
       next.set(name, cut);
-      for (int x : over) next.settle(x);
+      for (int x : over) next.resolve(x);
       return go({Hop::Kind::reduce_scatter, next, over, name, ring(over, bytes(now))});
     }
     return false;
@@ -111,7 +111,7 @@ struct Router {
       auto next = now;
       Cut over;
       for (auto& [x, how] : now.partial)
-        if (how == m && !stays(x, how)) over.push_back(x), next.settle(x);
+        if (how == m && !stays(x, how)) over.push_back(x), next.resolve(x);
       if (!over.empty()) return go({Hop::Kind::all_reduce, next, over, {}, 2 * ring(over, bytes(now))});
     }
     return false;
@@ -132,8 +132,8 @@ struct Router {
 
 }  // namespace
 
-std::vector<Hop> route(const Mesh& mesh, const Axes& axes, DType dtype, Sharding from, const Sharding& to) {
-  Router r{mesh, axes, dtype, to, std::move(from)};
+std::vector<Hop> reshard(const Mesh& mesh, const Axes& axes, DType dtype, Sharding from, const Sharding& to) {
+  Resharding r{mesh, axes, dtype, to, std::move(from)};
   while (!(r.now == to))
     if (!r.slice() && !r.pend() && !r.reduce_scatter() && !r.exchange() && !r.all_reduce() && !r.all_gather() && !r.straight())
       throw Error("[partition] there is no way from " + to_string(r.now) + " to " + to_string(to) + " of " + to_string(axes));

@@ -13,6 +13,6 @@ struct Hop {
   double bytes = 0;  // sent per device on a ring
 };
 // First what is free, then what shrinks the data, then what grows it.
-std::vector<Hop> route(const Mesh&, const Axes&, DType, Sharding from, const Sharding& to);
+std::vector<Hop> reshard(const Mesh&, const Axes&, DType, Sharding from, const Sharding& to);
 
 }  // namespace haliax

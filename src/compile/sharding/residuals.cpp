@@ -3,6 +3,7 @@
 // a loss has summed, if it is no larger than what the loop walks: logits are not kept.
 #include <algorithm>
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 #include "compile/sharding/planner.h"
 
@@ -21,12 +22,12 @@ Twin twin_of(const Whole& whole, const std::vector<int>& order, const Node* inde
     auto& s = whole.nodes[std::size_t(n)];
     if (s->op != &prim::kSlice || s->in.size() < 2 || s->in[1].get() != index) continue;
     auto& stack = s->in[0];
-    if (stack->op != &kResult || stack->in[0]->op != &kLoop) continue;
+    if (!is_loop_result(*stack)) continue;
     auto& l = loop_of(*stack);
     if (l.index.size() != 1 || l.index[0].get() != index) continue;
     if (t.earlier && t.earlier != stack->in[0]) return {};
     t.earlier = stack->in[0];
-    t.to[s.get()] = l.results[std::size_t(stack->attr.ints[0])].value[0];
+    t.to[s.get()] = result_of(*stack).value[0];
   }
   return t;
 }
@@ -38,24 +39,24 @@ struct Repeated {
 };
 Repeated repeated(const Plan& plan, Whole& whole) {
   Repeated out;
-  std::unordered_map<int, std::vector<std::pair<const Step*, const LoopPlan*>>> known;  // by node
+  std::unordered_map<int, std::vector<std::pair<const Version*, const LoopPlan*>>> known;  // by node
   for (auto& l : plan.loops) {
     auto& loop = whole.nodes[std::size_t(l.node)];
     auto& index = loop_of(*loop).index;
     if (index.size() != 1) continue;
-    auto& region = plan.regions[std::size_t(l.regions[0])];
+    auto& body = plan.bodies[std::size_t(l.bodies[0])];
     std::int64_t walked = 0;  // by a turn
-    for (int n : whole.scope(l.node, 0).order) {
+    for (int n : whole.level(l.node, 0).order) {
       auto& s = whole.nodes[std::size_t(n)];
       if (s->op == &prim::kSlice && s->in.size() > 1 && s->in[1] == index[0]) walked = std::max(walked, s->bytes());
     }
-    for (int k : region.steps) {
-      auto& s = plan.steps[std::size_t(k)];
+    for (int k : body.versions) {
+      auto& s = plan.versions[std::size_t(k)];
       auto& n = whole.nodes[std::size_t(s.node)];
       if (!s.live || !s.sums() || n->bytes() > walked) continue;
       for (auto& [was, by] : known[s.node]) {
         auto& earlier = whole.nodes[std::size_t(by->node)];
-        bool beside = earlier != loop && plan.regions[std::size_t(by->regions[0])].parent == region.parent && was->at == s.at;
+        bool beside = earlier != loop && plan.bodies[std::size_t(by->bodies[0])].parent == body.parent && was->at == s.at;
         if (!beside || (out.later && (out.earlier != earlier || out.later != loop))) continue;
         out.earlier = earlier, out.later = loop, out.nodes.push_back(n);
         break;
@@ -99,7 +100,7 @@ Nodes with_repeated(const Nodes& roots, const Plan& plan, Whole& whole) {
 
 Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool gathers_too) {
   std::unordered_map<const Node*, std::vector<std::pair<NodePtr, NodePtr>>>
-      saved;  // earlier loop -> its value, and the twin in a later one
+      residuals;  // earlier loop -> its value, and the same value as a later loop makes it
   std::vector<NodePtr> loops;
   for (auto& l : plan.loops) {
     auto& later = whole.nodes[std::size_t(l.node)];
@@ -107,10 +108,10 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool ga
     if (index.size() != 1) continue;
     Twin t;
     bool looked = false;
-    for (int k : plan.regions[std::size_t(l.regions[0])].steps) {
-      auto& s = plan.steps[std::size_t(k)];
-      if (!s.live || s.kind != Step::Kind::hop || !s.talks() || !(s.sums() || gathers_too)) continue;
-      if (!looked) t = twin_of(whole, whole.scope(l.node, 0).order, index[0].get()), looked = true;
+    for (int k : plan.bodies[std::size_t(l.bodies[0])].versions) {
+      auto& s = plan.versions[std::size_t(k)];
+      if (!s.live || s.kind != Version::Kind::hop || !s.talks() || !(s.sums() || gathers_too)) continue;
+      if (!looked) t = twin_of(whole, whole.level(l.node, 0).order, index[0].get()), looked = true;
       if (!t.earlier) break;
       auto& made_again = whole.nodes[std::size_t(s.node)];
       if (t.to.count(made_again.get())) continue;  // kept already
@@ -118,12 +119,12 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool ga
       auto was = substitute({made_again}, to, index[0].get())[0];
       int id = whole.find(was.get());
       if (was == made_again || id < 0) continue;
-      bool there = std::any_of(plan.steps.begin(), plan.steps.end(), [&](auto& v) {
-        return v.live && v.node == id && v.at == s.at && plan.regions[std::size_t(v.region)].loop >= 0 &&
-               whole.nodes[std::size_t(plan.loops[std::size_t(plan.regions[std::size_t(v.region)].loop)].node)] == t.earlier;
+      bool there = std::any_of(plan.versions.begin(), plan.versions.end(), [&](auto& v) {
+        return v.live && v.node == id && v.at == s.at && plan.bodies[std::size_t(v.body)].loop >= 0 &&
+               whole.nodes[std::size_t(plan.loops[std::size_t(plan.bodies[std::size_t(v.body)].loop)].node)] == t.earlier;
       });
       if (!there) continue;
-      auto& list = saved[t.earlier.get()];
+      auto& list = residuals[t.earlier.get()];
       if (list.empty()) loops.push_back(t.earlier);
       if (std::none_of(list.begin(), list.end(), [&](auto& p) { return p.second == made_again; }))
         list.push_back({was, made_again});
@@ -135,7 +136,7 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool ga
     Loop more = loop_of(*f);
     auto before = more.results.size();
     std::vector<std::size_t> place;
-    for (auto& kept : saved[f.get()]) {
+    for (auto& kept : residuals[f.get()]) {
       auto& was = kept.first;
       auto same = std::find_if(more.results.begin(), more.results.end(),
                                [&](auto& r) { return r.fold == Fold::stack && r.value[0] == was; });
@@ -147,7 +148,7 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool ga
     auto made = make_loop(std::move(more));
     for (std::size_t k = 0; k < before; ++k) to[loop_result(f, k).get()] = loop_result(made, k);
     for (std::size_t i = 0; i < place.size(); ++i)
-      to[saved[f.get()][i].second.get()] = prim::slice_at(loop_result(made, place[i]), index, drop);
+      to[residuals[f.get()][i].second.get()] = prim::slice_at(loop_result(made, place[i]), index, drop);
   }
   return substitute(roots, to);
 }

@@ -7,32 +7,32 @@
 namespace haliax::partitioning {
 namespace {
 
-constexpr int kMostRanks = 32;  // as many steps are in the program
+constexpr int kMostRanks = 32;  // as many versions are in the program
 
 struct Ringing {
   Plan& plan;
   const Whole& whole;
   std::vector<std::vector<int>> readers;
 
-  Step& step(int k) { return plan.steps[std::size_t(k)]; }
-  const Node& node(const Step& s) const { return *whole.nodes[std::size_t(s.node)]; }
-  double bytes(const Step& s) const { return whole.bytes(s.node, s.at); }
+  Version& version(int k) { return plan.versions[std::size_t(k)]; }
+  const Node& node(const Version& s) const { return *whole.nodes[std::size_t(s.node)]; }
+  double bytes(const Version& s) const { return whole.bytes(s.node, s.at); }
 
-  int reader(int k) const {  // the one step that reads it, once; -1: none, or more
+  int reader(int k) const {  // the one version that reads it, once; -1: none, or more
     auto& by = readers[std::size_t(k)];
     return by.size() == 1 ? by[0] : -1;
   }
   bool goes_round(int k) {
-    auto& s = step(k);
-    if (!s.live || s.kind != Step::Kind::hop || s.hop.kind != Hop::Kind::all_gather || reader(k) < 0) return false;
-    auto& to = step(reader(k));
+    auto& s = version(k);
+    if (!s.live || s.kind != Version::Kind::hop || s.hop.kind != Hop::Kind::all_gather || reader(k) < 0) return false;
+    auto& to = version(reader(k));
     auto& contraction = node(to);
-    if (to.kind != Step::Kind::compute || contraction.op->kind != Kind::contract || to.region != s.region) return false;
-    if (std::any_of(to.in.begin(), to.in.end(), [&](int x) { return step(x).ring >= 0; })) return false;
+    if (to.kind != Version::Kind::compute || contraction.op->kind != Kind::contract || to.body != s.body) return false;
+    if (std::any_of(to.in.begin(), to.in.end(), [&](int x) { return version(x).ring >= 0; })) return false;
     // One mesh axis, even blocks, all of the axis; what is small goes with other small gathers in one call.
     int n = ranks(whole.mesh, s.hop.over);
     auto size = find(node(s), s.hop.axis)->size;
-    bool all = step(s.in[0]).at.cut(s.hop.axis) == s.hop.over && s.at.cut(s.hop.axis).empty();
+    bool all = version(s.in[0]).at.cut(s.hop.axis) == s.hop.over && s.at.cut(s.hop.axis).empty();
     if (!all || s.hop.over.size() != 1 || n > kMostRanks || size == 0 || size % n != 0 || bytes(s) <= kSmall) return false;
     auto dtype = contraction.dtype;
     if ((dtype != DType::f32 && dtype != DType::bf16) || contraction.in[0]->dtype != dtype || contraction.in[1]->dtype != dtype)
@@ -48,16 +48,16 @@ struct Ringing {
 }  // namespace
 
 std::vector<std::vector<int>> readers_of(const Plan& plan) {
-  std::vector<std::vector<int>> out(plan.steps.size());
+  std::vector<std::vector<int>> out(plan.versions.size());
   auto read = [&](int x, int by) {
     if (x >= 0) out[std::size_t(x)].push_back(by);
   };
   for (int r : plan.roots) read(r, -1);
-  for (int k = 0; k < int(plan.steps.size()); ++k) {
-    auto& s = plan.steps[std::size_t(k)];
+  for (int k = 0; k < int(plan.versions.size()); ++k) {
+    auto& s = plan.versions[std::size_t(k)];
     if (!s.live) continue;
     for (int x : s.in) read(x, k);
-    if (s.kind != Step::Kind::loop) continue;
+    if (s.kind != Version::Kind::loop) continue;
     for (auto& v : plan.loops[std::size_t(s.loop)].value)
       for (int x : v) read(x, -1);
   }
@@ -66,8 +66,8 @@ std::vector<std::vector<int>> readers_of(const Plan& plan) {
 
 void ring(Plan& plan, const Whole& whole) {
   Ringing r{plan, whole, readers_of(plan)};
-  for (int k = 0; k < int(plan.steps.size()); ++k)
-    if (r.goes_round(k)) r.step(k).ring = r.reader(k);
+  for (int k = 0; k < int(plan.versions.size()); ++k)
+    if (r.goes_round(k)) r.version(k).ring = r.reader(k);
 }
 
 }  // namespace haliax::partitioning

@@ -10,16 +10,11 @@ namespace {
 
 std::string looks(const Node& n, int decision) {
   auto text = std::string(n.op->name) + to_string(n.axes);
-  if (decision == kRides) return text;  // what is added up: all of it, or nothing is won
+  if (decision == kRides) return text;  // the parts of a sum: all of them stay pending, or nothing is saved
   for (auto& x : n.in) text += x ? to_string(x->axes) : "-";
   return text;
 }
 }  // namespace
-
-std::ptrdiff_t unasked(const Plan& plan, const Whole& whole) {  // gathers
-  auto moves = moves_of(plan, whole);
-  return std::count_if(moves.begin(), moves.end(), [](auto& m) { return gathers(m.kind) && m.asked.empty(); });
-}
 
 // Gather the weight, or move the activation? The bytes of the whole program are compared: a gather that another op needs anyway
 // is free here, a reduction that will be merged with another costs once. Only what pays is tried.

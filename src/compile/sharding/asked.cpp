@@ -1,0 +1,81 @@
+#include "compile/sharding/asked.h"
+
+#include <algorithm>
+
+#include "ops/prim.h"
+#include "transforms/gradient_names.h"
+
+namespace haliax::partitioning {
+namespace {
+
+Purposes purposes_of(const Whole& whole) {
+  Nodes roots, inputs;
+  for (int r : whole.roots) roots.push_back(whole.nodes[std::size_t(r)]);
+  for (auto& n : whole.nodes)
+    if (n->op == &prim::kInput) inputs.push_back(n);
+  return Purposes(roots, inputs);
+}
+bool same_place(const Origin& a, const Origin& b) {
+  return a.at.line() == b.at.line() && std::string_view(a.at.file_name()) == b.at.file_name() && a.module == b.module;
+}
+
+}  // namespace
+
+Requests::Requests(const Plan& plan, const Whole& whole, const Gradients* noted)
+    : purposes(purposes_of(whole)), plan_(plan), whole_(whole) {
+  find_parameters(noted);
+}
+const Node& Requests::written(int n) const {
+  while (whole_.stands_for[std::size_t(n)] >= 0) n = whole_.stands_for[std::size_t(n)];
+  return node(n);
+}
+void Requests::find_parameters(const Gradients* noted) {  // operands come first
+  for (std::size_t n = 0; n < whole_.nodes.size(); ++n) {
+    auto& me = node(int(n));
+    bool all = !whole_.in[n].empty() && me.op->kind != Kind::loop && me.op != &kResult, some = false;
+    for (std::size_t k = 0; k < whole_.in[n].size(); ++k) {
+      int x = whole_.in[n][k];
+      if (x < 0 || only_waits(me, k)) continue;
+      all &= of_parameters_[std::size_t(x)] || whole_.free[std::size_t(x)];
+      some |= bool(of_parameters_[std::size_t(x)]);
+    }
+    bool frozen = noted && noted->taken_by(me.origin.module);  // a gradient is taken by it, though none may reach it
+    bool argument = frozen || purposes.of_argument(me) == std::string_view("parameters");
+    of_parameters_.push_back(me.op == &prim::kInput ? argument : all && some);
+  }
+}
+// What an op that goes by blocks makes on the way, and then reads itself: sums of blocks, their first few.
+bool Requests::between_blocks(const Version& v) const {
+  auto& op = written(v.cause);
+  return &op != &node(v.cause) && &op != &node(v.node) && &op == &written(v.node) && node(v.node).bytes() < op.in[0]->bytes();
+}
+bool Requests::by_parameter(const Version& v, const Node& cause) const {
+  if (!of_parameters_[std::size_t(v.node)] || !cause.origin.mapping) return false;
+  auto* shared = cause.origin.mapping->find(v.hop.axis);
+  return !shared || std::none_of(v.hop.over.begin(), v.hop.over.end(), [&](int x) {
+    return std::find(shared->begin(), shared->end(), whole_.mesh.axes()[std::size_t(x)].first) != shared->end();
+  });
+}
+// A gather is asked for by the sharding of a result; by a constraint; of a parameter by the mapping of the computation that reads it: that
+// one says that along this axis the devices do not share the work; of a cotangent if the value was reduced and cut; by an op that goes
+// by blocks.
+Asked Requests::by(const Version& v) const {
+  if (v.cause < 0) return Asked::result;
+  auto& cause = written(v.cause);
+  if (cause.op == &prim::kPin) return Asked::constraint;
+  auto reduced = [&](const Version& other) {
+    return other.live && other.hop.kind == Hop::Kind::reduce_scatter && other.hop.over == v.hop.over &&
+           !node(other.node).origin.backward && same_place(node(other.node).origin, cause.origin);
+  };
+  if (cause.origin.backward && std::any_of(plan_.versions.begin(), plan_.versions.end(), reduced)) return Asked::gradient;
+  return by_parameter(v, cause) ? Asked::parameter : between_blocks(v) ? Asked::blocks : Asked::nobody;
+}
+
+std::ptrdiff_t unasked(const Plan& plan, const Whole& whole) {
+  Requests requests(plan, whole);
+  return std::count_if(plan.versions.begin(), plan.versions.end(), [&](auto& v) {
+    return v.live && v.kind == Version::Kind::hop && v.hop.kind == Hop::Kind::all_gather && requests.by(v) == Asked::nobody;
+  });
+}
+
+}  // namespace haliax::partitioning

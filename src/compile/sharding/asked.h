@@ -1,0 +1,25 @@
+// Who asked for a gather.
+#pragma once
+#include "compile/memory/purpose.h"
+#include "compile/sharding/planner.h"
+
+namespace haliax::partitioning {
+
+class Requests {
+ public:
+  Requests(const Plan&, const Whole&, const Gradients* noted = nullptr);
+  Asked by(const Version& gather) const;
+  const Node& written(int n) const;  // the op of the user's that it helps to make
+  const Purposes purposes;
+
+ private:
+  const Node& node(int n) const { return *whole_.nodes[std::size_t(n)]; }
+  void find_parameters(const Gradients*);
+  bool by_parameter(const Version&, const Node& cause) const;
+  bool between_blocks(const Version&) const;
+  const Plan& plan_;
+  const Whole& whole_;
+  std::vector<char> of_parameters_;  // made of parameters alone, and positions
+};
+
+}  // namespace haliax::partitioning
