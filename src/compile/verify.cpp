@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
 
@@ -97,13 +98,12 @@ struct NodeCheck {
     } else if (n.op == &prim::kSlice || n.op == &prim::kPlace) {
       auto& part = n.op == &prim::kSlice ? n : *n.in[0];
       auto& whole = n.op == &prim::kSlice ? *n.in[0] : n;
-      auto along = n.attr.names[0];
-      auto *all = find(whole, along), *mine = find(part, along);
-      must(all && same_set(without(part.axes, along), without(whole.axes, along)), to_string(part.axes) + " is no part of " + to_string(whole.axes));
-      auto &i = n.attr.ints;   // start, size, step, drop
-      must(i[3] ? !mine : mine && mine->size == i[1], "the part has " + to_string(part.axes) + ", and " + std::to_string(i[1]) + " positions are taken");
-      auto first = i[0], last = i[0] + (i[1] - 1) * i[2];
-      if (i[1] > 0) must(std::min(first, last) >= 0 && std::max(first, last) < all->size, "it reaches outside of " + to_string(whole.axes));
+      auto c = SliceAttr::of(n);
+      auto *all = find(whole, c.axis), *mine = find(part, c.axis);
+      must(all && same_set(without(part.axes, c.axis), without(whole.axes, c.axis)), to_string(part.axes) + " is no part of " + to_string(whole.axes));
+      must(c.drop ? !mine : mine && mine->size == c.size, "the part has " + to_string(part.axes) + ", and " + std::to_string(c.size) + " positions are taken");
+      auto first = c.start, last = c.start + (c.size - 1) * c.step;
+      if (c.size > 0) must(std::min(first, last) >= 0 && std::max(first, last) < all->size, "it reaches outside of " + to_string(whole.axes));
     }
     if (n.op->kind == Kind::view)
       must(n.dtype == n.in[0]->dtype, "the result is " + text(n.dtype));
@@ -130,7 +130,7 @@ struct NodeCheck {
   void result() const {
     if (n.in[0]->op != &kLoop) return;
     auto& l = loop_of(n);
-    auto k = std::size_t(n.attr.ints[0]);
+    auto k = result_number(n);
     must(k < l.results.size(), "its loop has no result " + std::to_string(k));
     must(n.dtype == l.results[k].value[0]->dtype, "the result is " + text(n.dtype));
   }

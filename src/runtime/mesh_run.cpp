@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "compile/memory/memory.h"
+#include "compile/verify.h"
 #include "ops/prim.h"
 #include "runtime/communicator.h"
 #include "runtime/explain.h"
@@ -148,6 +150,11 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
     if (bytes > most) most = bytes, m.fullest = std::size_t(d), of_fullest = local.log;
   }
   c.log.insert(c.log.end(), of_fullest.begin(), of_fullest.end());
+  if (verifies()) {
+    std::vector<const program::Program*> programs;
+    for (auto& d : m.devices) programs.push_back(d.program.get());
+    verify_calls(programs);
+  }
   return m;
 }
 

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "ops/collective.h"
+#include "ops/attr.h"
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
 
@@ -345,11 +346,11 @@ struct Builder {
   // A contraction or a scatter adds straight into its target if nobody else reads it.
   bool accumulates(const NodePtr& n, const Target& t) const {
     if (n->op == &kResult && n->in[0]->op == &kLoop) {   // a loop in a loop: the inner one adds to the outer one's sum
-      auto& r = loop_of(*n).results[std::size_t(n->attr.ints[0])];
+      auto& r = result_of(*n);
       bool adds = r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum && !r.start);
       return adds && t.monoid == Monoid::sum && users.at(n.get()) == 1 && !scope.in_memory.count(n.get());
     }
-    bool can = n->op->kind == Kind::contract || (n->op == &prim::kScatter && prim::is_number(n->in[0], 0) && n->attr.ints[0] == std::int64_t(program::Update::add));
+    bool can = n->op->kind == Kind::contract || (n->op == &prim::kScatter && prim::is_number(n->in[0], 0) && ScatterAttr::of(*n).update == program::Update::add);
     return can && t.monoid == Monoid::sum && users.at(n.get()) == 1 && !scope.in_memory.count(n.get());
   }
   // The units that make what lies below this node.
@@ -372,7 +373,7 @@ struct Builder {
 }  // namespace
 
 bool shows_value(const Node& n) { return (n.op->kind == Kind::wrap && n.op != &kCustom) || is_custom_result(n); }
-const NodePtr& shown_by(const Node& n) { return is_custom_result(n) ? n.in[0]->in[std::size_t(n.attr.ints[0])] : n.in[0]; }
+const NodePtr& shown_by(const Node& n) { return is_custom_result(n) ? n.in[0]->in[result_number(n)] : n.in[0]; }
 const NodePtr& base_of(const NodePtr& n) {
   const NodePtr* x = &n;
   while (passes(**x)) x = &shown_by(**x);

@@ -1,5 +1,6 @@
 #include "compile/lower/kernel.h"
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax {
@@ -41,7 +42,7 @@ int Kernel::value(const NodePtr& n, Env env) {
 int Kernel::make(const NodePtr& n, const Env& env) {
   if (l_.is_placed(*n)) return load(n, env);
   if (n->op == &prim::kNumber) {
-    Instr i{.code = Code::constant, .dtype = n->dtype, .number = n->attr.number, .integer = n->attr.ints.empty() ? 0 : n->attr.ints[0], .view = {}};
+    Instr i{.code = Code::constant, .dtype = n->dtype, .number = n->attr.number, .integer = integer_of(*n), .view = {}};
     return push(std::move(i));
   }
   if (n->op == &prim::kIota) return iota(n, int(env[0].second), 1);

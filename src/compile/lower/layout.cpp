@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "graph/loop.h"
+#include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax {
@@ -17,7 +18,7 @@ bool same_axes(const Node& a, const Node& b) {
 bool is_stack(const Node& n) {
   if (n.op != &kResult || n.in[0]->op != &kLoop || n.in[0]->value) return false;
   auto& l = loop_of(n);
-  return l.drop && l.results[std::size_t(n.attr.ints[0])].fold == Fold::stack;
+  return l.drop && result_of(n).fold == Fold::stack;
 }
 
 // Nodes that had better lie alike are one group; every product that makes or reads one of them says which axes are its batch.
@@ -75,7 +76,7 @@ class Wishes {
       wish(&n, batch);
       wish(n.in[0].get(), batch), wish(n.in[1].get(), batch);
     } else if (is_stack(n)) {
-      for (auto& v : loop_of(n).results[std::size_t(n.attr.ints[0])].value) unite(v.get(), &n);
+      for (auto& v : result_of(n).value) unite(v.get(), &n);
     } else if (n.op == &prim::kSlice && is_stack(*n.in[0]) && n.axes.size() + 1 == n.in[0]->axes.size() && !find(n, n.in[0]->axes[0].name)) {
       unite(&n, n.in[0].get());
     } else if (kind == Kind::map || kind == Kind::wrap) {

@@ -5,6 +5,7 @@
 #include "base/where.h"
 #include "compile/lower/kernel.h"
 #include "compile/lower/schedule.h"
+#include "ops/attr.h"
 #include "ops/collective.h"
 #include "ops/prim.h"
 
@@ -139,7 +140,7 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
     return t;
   }
   if (is_number_node(*start)) {
-    t.stride = std::clamp<std::int64_t>(start->attr.ints[0], 0, limit) * stride;
+    t.stride = std::clamp<std::int64_t>(integer_of(*start), 0, limit) * stride;
     return t;
   }
   Place p = place_of(start);

@@ -22,5 +22,7 @@ void check_received(const program::Program&);
 // The legality check of a Program; raises. Slots are written before they are read, views lie inside of their slots and count turns of loops
 // around them; where memory is `placed`, offsets lie inside of the arena.
 void verify(const program::Program&, const char* after, bool placed);
+// All devices of a mesh make the same calls in the same order; raises.
+void verify_calls(const std::vector<const program::Program*>&);
 
 }  // namespace haliax

@@ -134,4 +134,44 @@ struct Check {
 
 void verify(const Program& p, const char* after, bool placed) { Check{p, after, placed}.run(); }
 
+namespace {
+
+// The calls of a Program in order, and the loops that hold some.
+std::vector<std::string> calls_of(const std::vector<Step>& steps, bool& any) {
+  const char* const names[] = {"all-reduce", "reduce-scatter", "all-gather", "exchange"};
+  std::vector<std::string> out;
+  for (auto& s : steps) {
+    if (s.kind == Kind::collective) {
+      auto& c = s.collective;
+      std::string call = names[int(c.wire)];
+      for (int x : c.over) call += " " + std::to_string(x);
+      out.push_back(call + " of " + std::to_string(c.out.size()) + "; " + s.where), any = true;
+    } else if (s.kind == Kind::loop) {
+      bool inside = false;
+      auto body = calls_of(s.loop.body, inside);
+      if (!inside) continue;
+      any = true;
+      out.push_back(std::to_string(s.loop.trips) + " turns");
+      out.insert(out.end(), body.begin(), body.end());
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+void verify_calls(const std::vector<const Program*>& devices) {
+  std::vector<std::string> first;
+  for (std::size_t d = 0; d < devices.size(); ++d) {
+    bool any = false;
+    auto mine = calls_of(devices[d]->steps, any);
+    if (d == 0) first = std::move(mine);
+    else if (mine != first) {
+      auto k = std::size_t(std::mismatch(mine.begin(), mine.end(), first.begin(), first.end()).first - mine.begin());
+      auto at = [&](auto& all) { return k < all.size() ? all[k] : std::string("nothing"); };
+      throw Error("[verify] call " + std::to_string(k) + " of device " + std::to_string(d) + " is " + at(mine) + ", that of device 0 " + at(first));
+    }
+  }
+}
+
 }  // namespace haliax

@@ -1,8 +1,83 @@
 // The legality check of a plan.
+#include <algorithm>
+#include <set>
+
 #include "compile/sharding/planner.h"
 
 namespace haliax::partitioning {
+namespace {
 
-void verify(const Plan&, const Whole&, const char*) {}
+struct Check {
+  const Plan& plan;
+  const Whole& whole;
+  const char* after;
+
+  const Version& version(int k) const { return plan.versions[std::size_t(k)]; }
+  const Node& node(const Version& v) const { return *whole.nodes[std::size_t(v.node)]; }
+  void must(bool ok, const Version& v, const std::string& why) const {
+    if (!ok) fail_at(node(v).origin, "verify", std::string(node(v).op->name) + " after " + after + ": " + why);
+  }
+
+  // Axes that the value has, each mesh axis once, those that a sum is pending over among them.
+  void legal(const Version& v) const {
+    std::set<int> used;
+    auto use = [&](int x) {
+      must(x >= 0 && x < int(whole.mesh.axes().size()), v, "the mesh has no axis number " + std::to_string(x));
+      must(used.insert(x).second, v, "mesh axis " + whole.mesh.axes()[std::size_t(x)].first + " is used twice");
+    };
+    for (auto& [name, cut] : v.at.dims) {
+      must(find_axis(node(v).axes, name), v, "axis " + std::string(name.text()) + ", which is cut, is not in " + to_string(node(v).axes));
+      for (int x : cut) use(x);
+    }
+    for (auto& [x, m] : v.at.partial) use(x);
+  }
+  // What an op reads is there, in this body or in one around it.
+  void reads(const Version& v) const {
+    for (int k : v.in) {
+      if (k < 0) continue;
+      must(version(k).live, v, "an operand is never made");
+      int body = v.body;
+      while (body >= 0 && body != version(k).body) body = plan.bodies[std::size_t(body)].parent;
+      must(body >= 0, v, "an operand is made in another body");
+    }
+  }
+  // An axis is cut only where the op's rule has it map, fold, shift or pick; what is pending rides only through what is linear.
+  void follows_rule(const Version& v) const {
+    using Way = Along::Way;
+    auto& n = node(v);
+    for (std::size_t k = 0; k < n.in.size(); ++k) {
+      if (v.in[k] < 0 || only_waits(n, k)) continue;
+      auto& x = version(v.in[k]);
+      for (auto& [name, cut] : x.at.dims) {
+        auto rule = along(n, k, name);
+        bool own = v.own_turns && k == 0;   // what a loop walks is cut as its turns are
+        must(rule.way != Way::whole || own, v, "it needs all of axis " + std::string(name.text()) + ", which is cut");
+        bool kept = std::any_of(v.at.dims.begin(), v.at.dims.end(), [&](auto& d) { return d.second.meets(cut); });
+        bool folds = std::all_of(cut.begin(), cut.end(), [&](int m) { return v.at.pending(m); });
+        must(own || kept || folds, v, "axis " + std::string(name.text()) + " is cut, folded, and not pending");
+      }
+      for (auto& [m, monoid] : x.at.partial) {
+        auto how = linear_in(n, k);
+        must(how != Linear::no || (rules::places(n) && k == 0), v, "a sum is pending in what it is not linear in");
+        must(v.at.pending(m), v, "a pending sum is lost");
+      }
+    }
+    for (auto& [name, cut] : v.at.dims)
+      must(along(n, kResultSide, name).way != Way::whole, v, "it makes all of axis " + std::string(name.text()) + ", which is cut");
+  }
+  void run() const {
+    for (auto& v : plan.versions) {
+      if (!v.live) continue;
+      if (v.kind != Version::Kind::loop) legal(v);
+      reads(v);
+      if (v.kind == Version::Kind::compute) follows_rule(v);
+      if (v.kind == Version::Kind::hop) must(v.at == v.hop.to, v, "it is not what it was sent as");
+    }
+  }
+};
+
+}  // namespace
+
+void verify(const Plan& plan, const Whole& whole, const char* after) { Check{plan, whole, after}.run(); }
 
 }  // namespace haliax::partitioning
