@@ -108,9 +108,8 @@ void Whole::wishes(const std::vector<Sharding>& wanted) {
     } else if (!mine.dims.empty() && (n.op->kind == Kind::map || n.op->linear == Linear::moves || rules::places(n))) {
       for (std::size_t i = 0; i < n.in.size(); ++i) {
         if (!n.in[i] || only_waits(n, i)) continue;
-        bool keeps = n.op->kind != Kind::map && n.op != &prim::kFit;
-        keeps |= n.in[i]->axes.size() == n.axes.size();
-        if (keeps) wish_for(in[std::size_t(k)][i], rules::needed(n, i, mine, mesh));
+        bool broadcast = prim::maps(n) && n.in[i]->axes.size() != n.axes.size();
+        if (!broadcast) wish_for(in[std::size_t(k)][i], rules::needed(n, i, mine, mesh));
       }
     }
   }
@@ -174,7 +173,7 @@ Cut Planner::own_turns(int n) const {
 // Of operand k: what a loop walks is cut as its turns are.
 Sharding Planner::needed(int n, std::size_t k, const Sharding& work) const {
   auto need = rules::needed(node(n), k, work, mesh_);
-  if (auto turns = own_turns(n); k == 0 && !turns.empty()) need.set(node(n).attr.names[0], turns);
+  if (auto turns = own_turns(n); k == 0 && !turns.empty()) need.set(SliceAttr::of(node(n)).axis, turns);
   return need;
 }
 const std::vector<int>& Planner::users(int n) {
@@ -229,7 +228,7 @@ Planner::Offer Planner::offer(int n, const Sharding& need, int depth) {
   // A weight that is made again is what it was before, if that is there anyway: kept, or gathered ahead of the loop.
   bool kept = me.op == &prim::kBarrier && whole_.weight(n) &&
               (!options_.regather || body_of(n) != body_of(whole_.in[std::size_t(n)][0]));
-  bool view = kept || rules::is_view(me) || (me.op == &prim::kSlice && need.cut(me.attr.names[0]).empty());
+  bool view = kept || rules::is_view(me) || (me.op->kind == Kind::view && need.cut(rules::shifted(me)).empty());
   if (!view || depth > 8 || (!need.partial.empty() && best.version >= 0)) return best;
   for (auto& [name, cut] : need.dims)
     if (!rules::may_cut(me, name, cut, need, mesh_)) return best;
@@ -417,12 +416,12 @@ bool Planner::rides(int n, std::size_t k, int x, Monoid m, const Sharding& work)
     for (std::size_t j = 0; j < me.in.size(); ++j)
       if (j != k && me.in[j] && (me.in[j] == me.in[k] || first(whole_.in[std::size_t(n)][j]).pending(x))) return false;
   double terms = bytes(operand, first(operand));  // never grow what is pending
-  if (rules::shifts(me))
+  if (rules::shifted(me))
     for (std::size_t j = 0; j < me.in.size(); ++j)
       if (j != k && first(whole_.in[std::size_t(n)][j]).pending(x))
         terms += bytes(whole_.in[std::size_t(n)][j], first(whole_.in[std::size_t(n)][j]));
   if (bytes(n, rules::made(me, work)) <= terms * 1.001) return true;
-  if (me.op != &prim::kPlace) return false;
+  if (me.op->kind != Kind::step || how != Linear::moves || rules::together(me)) return false;  // into a larger array
   if (first_run_) contested.push_back({n, kRides});
   auto choice = choices_->follow.find(n);
   return choice != choices_->follow.end() && choice->second == kRides;
@@ -512,7 +511,7 @@ void Planner::compute_op(int n) {
   };
   while (!decide()) {}
   context().origin = outer;
-  if (rules::shifts(me) && !work.cut(me.attr.names[0]).empty()) return shift(n, work);
+  if (auto axis = rules::shifted(me); axis && !work.cut(axis).empty()) return shift(n, work);
   Sharding kept;
   for (auto& k : keep)
     for (auto& [x, m] : k) kept.pend(x, m);

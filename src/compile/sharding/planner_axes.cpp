@@ -9,7 +9,11 @@
 namespace haliax::partitioning {
 
 // Is what its blocks tell each other little, beside a result as large as its operand? A running sum.
-bool Planner::tells_little(const Node& n) const { return n.op->by_blocks && has(n.axes, n.attr.names[0]) && n.op->kind == Kind::step && !rules::picks(n); }
+bool Planner::tells_little(const Node& n) const {
+  if (!n.op->by_blocks || n.op->kind != Kind::step || rules::picks(n)) return false;
+  auto& axes = n.in[0]->axes;
+  return std::any_of(axes.begin(), axes.end(), [&](auto& a) { return has(n.axes, a.name) && along(n, 0, a.name).way == Along::Way::whole; });
+}
 
 // In how many blocks an op goes along an axis that it needs whole; 0: all at once. `least`: what a block has more of.
 int Planner::blocks_along(const Node& op, Name axis, std::int64_t least) {
@@ -23,7 +27,7 @@ int Planner::blocks_along(const Node& op, Name axis, std::int64_t least) {
   return choice != choices_->follow.end() && choice->second <= kWhole ? 0 : b;
 }
 bool Planner::first_in_blocks(const Node& n) {
-  return prim::is_top_k(n) && blocks_along(*n.in[0], n.attr.names[0], SliceAttr::of(n).size) > 0;
+  return prim::is_top_k(n) && blocks_along(*n.in[0], SliceAttr::of(n).axis, SliceAttr::of(n).size) > 0;
 }
 // What another op will read through rather than read.
 bool Planner::put_off(int n) {
@@ -34,20 +38,21 @@ bool Planner::put_off(int n) {
     return !u.empty() && std::all_of(u.begin(), u.end(), [&](int k) { return k >= 0 && is(node(k)); });
   };
   auto picks = [&](const Node& u) { return prim::picks_top_k(u) && u.in[1].get() == &me; };
-  auto joins = [&](const Node& u) { return u.op->kind == Kind::step && rules::shifts(u) && rules::together(u) && u.attr.names[0] == me.attr.names[0]; };
+  auto axis = me.op->kind == Kind::view ? rules::shifted(me) : Name();
+  auto joins = [&](const Node& u) { return u.op->kind == Kind::step && rules::together(u) && rules::shifted(u) == axis; };
   if (all_users([](const Node& u) { return prim::is_top_k(u); })) return all_users([&](const Node& u) { return first_in_blocks(u); });
   if (prim::is_top_k(me)) return all_users(picks) && first_in_blocks(me);
-  if (me.op->kind != Kind::view || !rules::shifts(me) || !all_users(joins)) return false;
+  if (!axis || !all_users(joins)) return false;
   int x = whole_.in[std::size_t(n)][0];
   compute(x);
-  return !first(x).cut(me.attr.names[0]).empty();
+  return !first(x).cut(axis).empty();
 }
 NodePtr Planner::otherwise(int n) {
   auto& me = node(n);
   if (!me.op->by_blocks) return nullptr;
   auto* top = prim::picks_top_k(me) ? me.in[1].get() : &me;
   if (prim::is_top_k(*top)) {
-    auto axis = top->attr.names[0];
+    auto axis = SliceAttr::of(*top).axis;
     return first_in_blocks(*top) ? prim::by_blocks(ptr(n), axis, blocks_along(*top->in[0], axis)) : nullptr;
   }
   for (auto& a : me.in[0]->axes)
@@ -101,7 +106,7 @@ void Planner::make_again(int n, int base, const Sharding& need) {
 // through.
 void Planner::shift(int n, const Sharding& work) {
   auto& me = node(n);
-  Name axis = me.attr.names[0];
+  Name axis = rules::shifted(me);
   Version s{.kind = Version::Kind::shift, .node = n, .at = rules::made(me, work)};
   std::vector<Piece> moving;
   auto read = [&](int x, std::int64_t from, std::int64_t to, std::int64_t size, std::int64_t step) {
@@ -127,7 +132,7 @@ void Planner::shift(int n, const Sharding& work) {
     auto part = [&](int x) {
       auto& p = node(x);
       auto size = haliax::find(p, axis)->size;
-      bool through = p.op == &prim::kSlice && rules::shifts(p) && p.attr.names[0] == axis && !now_.done[std::size_t(x)];
+      bool through = p.op == &prim::kSlice && rules::shifted(p) == axis && !now_.done[std::size_t(x)];
       auto c = through ? SliceAttr::of(p) : SliceAttr{axis, 0, size, 1};
       read(through ? whole_.in[std::size_t(x)][0] : x, c.start, at, size, c.step);
       at += size;
@@ -165,7 +170,7 @@ void Planner::shift(int n, const Sharding& work) {
 bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   auto& me = node(n);
   if (!rules::regroups(me)) return false;
-  bool flattens = me.op == &prim::kFlatten;
+  bool flattens = rules::flattens(me);
   const int x = whole_.in[std::size_t(n)][0];
   auto attr = RegroupAttr::of(me);
   Name flat = attr.flat;

@@ -47,12 +47,12 @@ Cut Planner::shared_turns(int n) {
   Cut turns;
   std::int64_t most = 0;
   auto walks = [&](const Node& s) {
-    return s.op == &prim::kSlice && s.in.size() > 1 && s.in[1] == l.index[0] && !varies_in(*s.in[0], l, 0);
+    return is_slice_at(s, l.index[0].get()) && !varies_in(*s.in[0], l, 0);
   };
   for (int s : whole_.level(n, 0).order) {
     auto& me = node(s);
     if (!walks(me)) continue;
-    auto& walked = *haliax::find(*me.in[0], me.attr.names[0]);
+    auto& walked = *haliax::find(*me.in[0], SliceAttr::of(me).axis);
     if (walked.size != l.axis.size || SliceAttr::of(me).start != 0) return {};
     auto cut = first(whole_.in[std::size_t(s)][0]).cut(walked.name);
     if (!cut.empty() && me.in[0]->bytes() > most) turns = cut, most = me.in[0]->bytes();
@@ -64,7 +64,7 @@ Cut Planner::shared_turns(int n) {
       auto& mapping = node(s).origin.mapping;
       if (x < 0 || !mapping || !whole_.parameter[std::size_t(x)] || varies_in(node(x), l, 0)) continue;
       for (auto& [name, cut] : first(x).dims)
-        if (cut.meets(turns) && mapping->find(name) && !(walks(node(s)) && name == node(s).attr.names[0])) return {};
+        if (cut.meets(turns) && mapping->find(name) && !(walks(node(s)) && name == SliceAttr::of(node(s)).axis)) return {};
     }
   auto blocks = ranks(mesh_, turns), chunk = int(prim::index_chunk(*l.index[0]));
   bool even = l.axis.size % blocks == 0 && l.axis.size / blocks % chunk == 0;

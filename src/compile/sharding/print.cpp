@@ -44,7 +44,7 @@ struct Printer {
 
 std::string to_string(const Plan& plan, const Whole& whole) {
   Printer p{plan, whole};
-  p.body(0, "");
+  p.in_body(0, "");
   p.text += "results";
   for (int r : plan.roots) p.text += " #" + std::to_string(r);
   return p.text + "\n";
