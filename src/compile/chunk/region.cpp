@@ -199,7 +199,7 @@ std::optional<Monoid> Region::folds_by(const Node& n) const {
   for (std::size_t k = 0; k < n.in.size(); ++k) {
     if (!n.in[k] || only_waits(n, k) || !walks(n.in[k])) continue;
     auto rule = along(n, k, a);
-    if (rule.way == Along::Way::pick) return Monoid::sum;   // what lies in one chunk alone
+    if (rule.way == Along::Way::pick || (picks(n, a) && k == 0)) return Monoid::sum;   // what is picked lies in one chunk alone
     bool into_base = n.op == &prim::kScatter && !is_scatter_add(n);   // a chunk has no base to multiply, or to compare with
     if (rule.way == Along::Way::fold && !into_base) return rule.monoid;
   }
@@ -303,7 +303,8 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
   int others = 0;
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     auto s = at(n->in[k]);
-    auto how = linear_in(*n, k);
+    // A term that is rounded is scaled like any other.
+    auto how = op == &prim::kCast && is_float(n->dtype) ? Linear::all : linear_in(*n, k);
     if (s.top && (how == Linear::no || (out.top && (how != Linear::all || out.top != s.top)))) return {};
     if (!s.top && how == Linear::all && !prim::is_number(n->in[k], 0)) return {};
     if (s.top) out = {s.top, std::max(out.before, s.before)};
