@@ -133,6 +133,13 @@ NodePtr pointwise_source(const NodePtr& n, const std::function<bool(const Node&)
   auto base = below(below, n, 0);
   return bytes_of(base->dtype) > bytes_of(n->dtype) ? n : base;
 }
+bool maps(const Node& n) {
+  for (std::size_t k = 0; k < n.in.size(); ++k)
+    if (n.in[k] && !only_waits(n, k))
+      for (auto& a : n.in[k]->axes)
+        if (along(n, k, a.name).way != Along::Way::map) return false;
+  return std::all_of(n.axes.begin(), n.axes.end(), [&](auto& a) { return along(n, kResultSide, a.name).way == Along::Way::map; });
+}
 bool is_top_k(const Node& n) {
   return n.op == &kSlice && along(n, 0, n.attr.names[0]).way == Along::Way::shift && n.in[0]->op == &kArgsort &&
          n.attr.names[0] == n.in[0]->attr.names[0] && SliceAttr::of(n).start == 0 && SliceAttr::of(n).step == 1;

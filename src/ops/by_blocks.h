@@ -15,6 +15,7 @@ NodePtr gather_by_blocks(const NodePtr&, Name axis, int blocks);    // what stan
 
 // The op's own way, due to the op: its axes are the op's.
 NodePtr by_blocks(const NodePtr&, Name axis, int blocks);
+bool maps(const Node&);                                             // along every axis, position by position
 bool is_top_k(const Node&);                                         // the first of an argsort
 bool picks_top_k(const Node&);                                      // what stands there
 bool picks_in_order(const Node&);                                   // likewise, or at all of an argsort

@@ -51,7 +51,7 @@ struct Residuals {
   bool worth_keeping(const Node& n) const {
     if (is_carry(n)) return true;
     if (l.save != Save::all || in_region.count(&n)) return false;
-    if (n.op == &prim::kSlice && n.in.size() > 1 && n.in[1] == l.index[body] && !n.in[0]->varies_with(l.index[body].get())) return false;   // there already
+    if (is_slice_at(n, l.index[body].get()) && !n.in[0]->varies_with(l.index[body].get())) return false;   // there already
     auto kind = n.op->kind;
     if (kind == Kind::contract || kind == Kind::reduce || kind == Kind::step || kind == Kind::loop || kind == Kind::result) return true;
     return kind == Kind::map && read_by_dot.count(&n) && n.size() > 1;

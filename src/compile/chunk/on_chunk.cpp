@@ -47,7 +47,7 @@ bool Region::grows(const NodePtr& x, Name a) const {
     todo.pop_back();
     if (!has_axis(*n, name) || prim::is_number(n) || n->op == &prim::kIota || !seen.insert(n.get()).second) continue;
     bool places = picks(*n, name) && n->op == &prim::kScatter && prim::is_number(n->in[0]);
-    bool pointwise = !n->value && (n->op->kind == Kind::map || n->op == &prim::kFit || n->op == &prim::kRename || places);
+    bool pointwise = !n->value && (n->op->kind == Kind::map || (n->op->kind == Kind::view && prim::maps(*n)) || places);
     if (!pointwise) {
       bytes += n->bytes();
       if (bytes >= x->bytes()) return false;
@@ -100,8 +100,7 @@ NodePtr Region::loop_on_chunk(const NodePtr& n, std::size_t b) {
 }
 
 LoopResult Region::folded(const NodePtr& n) {
-  LoopResult r{Fold::fold, Monoid::sum, {}, {}, {}};
-  folds_by(*n, r.monoid);
+  LoopResult r{Fold::fold, *folds_by(*n), {}, {}, {}};
   for (std::size_t b = 0; b < index_.size(); ++b) {
     auto v = made_on_chunk(n, name_in(*n), b);
     r.value.push_back(r.monoid == Monoid::sum ? widened(v) : v);

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ops/attr.h"
+#include "ops/by_blocks.h"
 #include "ops/prim.h"
 
 namespace haliax {
@@ -19,12 +20,8 @@ Nodes needed_by(const NodePtr& n) {
   add_reads(n, out);
   return out;
 }
-// The first k positions of an order.
-bool is_first_of(const Node& n) {
-  auto& a = n.attr;
-  return n.op == &prim::kSlice && n.in.size() == 1 && n.in[0]->op == &prim::kArgsort && a.names == n.in[0]->attr.names && a.ints[0] == 0 &&
-         a.ints[1] <= 64 && a.ints[2] == 1 && a.ints[3] == 0;
-}
+constexpr std::int64_t kMostFirst = 64;   // taken one after another
+bool is_first_of(const Node& n) { return prim::is_top_k(n) && SliceAttr::of(n).size <= kMostFirst; }
 const NodePtr& stripped(const NodePtr& n) {   // without what changes neither values nor the greatest of them
   const NodePtr* x = &n;
   while ((*x)->op == &prim::kStop || (*x)->op == &prim::kFit || ((*x)->op->kind == Kind::wrap && (*x)->op != &kCustom)) x = &(*x)->in[0];
@@ -122,7 +119,7 @@ bool Region::learn(const NodePtr& n) {
   }
   bool first = is_first(*n);
   if (names.empty() && !partial && !first) return false;
-  if (n->op == &prim::kSlice && n->in.size() > 1 && inner_.count(n->in[1].get()) && n->attr.names == names && SliceAttr::of(*n).drop) {
+  if (n->op == &prim::kSlice && n->in.size() > 1 && inner_.count(n->in[1].get()) && Names{SliceAttr::of(*n).axis} == names && SliceAttr::of(*n).drop) {
     stepping_.insert(n->in[1].get());
     return false;
   }
@@ -191,18 +188,22 @@ bool Region::finds_position(const Node& n) const {
 // Does it pick (or place) by index along the axis? Then a chunk holds what falls into it.
 bool Region::picks(const Node& n, Name a) const { return (n.op == &prim::kGather || n.op == &prim::kScatter) && n.attr.names == Names{a}; }
 
-bool Region::folds_by(const Node& n, Monoid& m) const {
-  m = Monoid::sum;
-  if (n.op == &prim::kSum || n.op == &prim::kContract || n.op == &prim::kGather) return true;
-  if (n.op == &prim::kScatter) return ScatterAttr::of(n).update == program::Update::add;
-  if (n.op == &prim::kMax) m = Monoid::max;
-  else if (n.op == &prim::kMin) m = Monoid::min;
-  else if (n.op == &prim::kProd) m = Monoid::prod;
-  else if (is_loop_result(n)) {
+// By which monoid the results of chunks are put together; none: they cannot be.
+std::optional<Monoid> Region::folds_by(const Node& n) const {
+  if (is_loop_result(n)) {
     auto& r = result_of(n);
-    return r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum) || goes_along(*n.in[0]);
-  } else return false;
-  return true;
+    bool sums = r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum);
+    return sums || goes_along(*n.in[0]) ? std::optional(Monoid::sum) : std::nullopt;
+  }
+  auto a = name_in(n);
+  for (std::size_t k = 0; k < n.in.size(); ++k) {
+    if (!n.in[k] || only_waits(n, k) || !walks(n.in[k])) continue;
+    auto rule = along(n, k, a);
+    if (rule.way == Along::Way::pick || (picks(n, a) && k == 0)) return Monoid::sum;   // what is picked lies in one chunk alone
+    bool into_base = n.op == &prim::kScatter && !is_scatter_add(n);   // a chunk has no base to multiply, or to compare with
+    if (rule.way == Along::Way::fold && !into_base) return rule.monoid;
+  }
+  return {};
 }
 
 void Region::check(const NodePtr& n) const {
@@ -216,9 +217,8 @@ void Region::check(const NodePtr& n) const {
   }
   if (partial_.count(n.get())) {   // in the body of a loop: what is left to do must be linear, for chunks are added afterwards
     bool sums = false;
-    Monoid m;
     for (auto& x : n->in) sums |= x && walks(x);
-    bool fold = sums && folds_by(*n, m) && m == Monoid::sum;
+    bool fold = sums && folds_by(*n) == Monoid::sum;
     bool moves = !sums && (op.linear == Linear::all || op.linear == Linear::moves);
     for (auto& x : n->in) moves &= !x || partial_.count(x.get()) || !is_float(x->dtype) || x->op->kind == Kind::leaf;
     if (!fold && !moves && n->op != &kResult) refuse(*n, "reads a total, in a loop,");
@@ -252,7 +252,7 @@ void Region::check_steps(const Node& n, Name a) const {
   for (auto& r : l.results) ok &= !whole(r.start) && !whole(r.value[0]);
   for (auto& m : level_) {
     if (!m->varies_with(index)) continue;
-    bool own = m->op == &prim::kSlice && m->in.size() > 1 && m->in[1].get() == index && m->attr.names[0] == a;
+    bool own = is_slice_at(*m, index) && SliceAttr::of(*m).axis == a;
     for (auto& x : m->in) ok &= own || !whole(x);
   }
   if (!ok) refuse(n, "goes from position to position");
@@ -297,21 +297,20 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
     bool shifted = s->op == &prim::kMax && contains(s) && !walks(s) && stripped(s->in[0]) == stripped(x);
     return shifted ? Streamed{s.get(), stage(x)} : Streamed{};
   }
+  auto kind = op->kind;
+  if (kind != Kind::map && kind != Kind::reduce && kind != Kind::contract && !(kind == Kind::view && prim::maps(*n))) return {};
   Streamed out;
   int others = 0;
-  bool many = op == &prim::kAdd || op == &prim::kSub || op == &prim::kSelect;
-  bool linear = many || op == &prim::kMul || op == &prim::kDiv || op == &prim::kNeg || op == &prim::kCast || op == &prim::kFit ||
-                op == &prim::kRename || op == &prim::kSum || op == &prim::kContract;
-  if (!linear) return {};
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     auto s = at(n->in[k]);
-    bool factor = (op == &prim::kSelect && k == 0) || (op == &prim::kDiv && k == 1);
-    if (s.top && (factor || (out.top && (!many || out.top != s.top)))) return {};
-    if (!s.top && many && !factor && !prim::is_number(n->in[k], 0)) return {};
+    // A term that is rounded is scaled like any other.
+    auto how = op == &prim::kCast && is_float(n->dtype) ? Linear::all : linear_in(*n, k);
+    if (s.top && (how == Linear::no || (out.top && (how != Linear::all || out.top != s.top)))) return {};
+    if (!s.top && how == Linear::all && !prim::is_number(n->in[k], 0)) return {};
     if (s.top) out = {s.top, std::max(out.before, s.before)};
     else others = std::max(others, stage(n->in[k]));
   }
-  if (!out.top || (op == &prim::kCast && !is_float(n->dtype))) return {};
+  if (!out.top) return {};
   out.before = std::max(out.before, others);
   return out;
 }
@@ -338,8 +337,7 @@ int Region::sweeps(bool apart) {
       if (leaves(*n)) stacks_[at].push_back(n), sweeps = std::max(sweeps, at + 1);
       continue;
     }
-    Monoid m;
-    if (!finds_position(*n) && !folds_by(*n, m)) refuse(*n, "is no sum, product, max or min");
+    if (!finds_position(*n) && !folds_by(*n)) refuse(*n, "is no sum, product, max or min");
     if (n->op == &prim::kGather) {   // what lies where a position is found comes with it
       auto& ids = stripped(n->in.back());
       auto found = fold_stage.find(ids.get());

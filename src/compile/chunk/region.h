@@ -53,7 +53,7 @@ class Region {
   bool on_chunk(const NodePtr& x) const { return walks(x) || partial_.count(x.get()) || (x->op == &kLoop && contains(x)); }
   Name name_in(const Node&) const;               // what the axis is called where this node reads it
   void check(const NodePtr&) const;
-  bool folds_by(const Node&, Monoid&) const;
+  std::optional<Monoid> folds_by(const Node&) const;
   int stage_of(const NodePtr&, bool chunk) const;
   int before(const NodePtr&) const;
   Streamed streamed(const NodePtr&) const;

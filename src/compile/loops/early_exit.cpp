@@ -41,20 +41,30 @@ class Masks {
     for (auto& m : b) if (std::find(a.begin(), a.end(), m) == a.end() && a.size() < 8) a.push_back(m);
     return a;
   }
+  // What is linear in an operand is 0 with it; of a sum all have to be.
+  Nodes by_linearity(const Node& n) const {
+    Nodes out;
+    bool sums = false;
+    for (std::size_t k = 0; k < n.in.size(); ++k) {
+      auto how = linear_in(n, k);
+      if (how == Linear::no) continue;
+      out = how == Linear::all && std::exchange(sums, true) ? merged(out, of(n.in[k])) : joined(std::move(out), of(n.in[k]));
+    }
+    return out;
+  }
   Nodes learned(const NodePtr& n) const {
     auto* op = n->op;
     auto in = [&](std::size_t k) -> const Nodes& { return of(n->in[k]); };
     auto zero = [&](std::size_t k) { return prim::is_number(n->in[k], 0); };
-    bool moves = op == &prim::kFit || op->kind == Kind::view;
+    bool moves = op->kind == Kind::view;
     if (n->dtype == DType::boolean) {
       if (op == &prim::kBitAnd) return joined(joined({n}, in(0)), in(1));
       return moves && !in(0).empty() ? in(0) : Nodes{n};
     }
-    if (op == &prim::kMul || op == &prim::kContract) return joined(in(0), in(1));
     if (op == &prim::kSelect) return zero(2) ? joined(in(0), in(1)) : zero(1) ? in(2) : merged(in(1), in(2));
-    if (op == &prim::kAdd || op == &prim::kSub) return merged(in(0), in(1));
     if (is_scatter_add(*n)) return zero(0) ? in(1) : merged(in(0), in(1));
-    if (moves || op == &prim::kDiv || op == &prim::kNeg || op == &prim::kCast || op == &prim::kSum) return in(0);
+    if (op == &prim::kCast) return in(0);          // also to integers
+    if (moves || op->kind == Kind::map || op->kind == Kind::contract || op->kind == Kind::reduce) return by_linearity(*n);
     if (!is_loop_result(*n)) return {};
     auto& r = result_of(*n);                       // of a loop inside: what does not change with its turns
     if (r.carry || r.start || r.monoid != Monoid::sum) return {};

@@ -110,21 +110,17 @@ struct Choices {
   std::map<std::pair<int, std::size_t>, Sharding> stack;
 };
 
-class Planner {
- public:
-  Planner(Whole&, const PartitionOptions&, const std::vector<PartitionInput>&, const std::vector<Sharding>& wanted);
-  Plan run(const Choices&);
-  // What may pay to decide otherwise: whose cuts a node follows, seen in the first run; how a result of a loop is stacked, in the
-  // last.
-  std::vector<std::pair<int, int>> contested;
-  std::map<std::pair<int, std::size_t>, Sharding> asked;
+// What is planned so far, and questions about it; no question changes anything.
+class Planned {
+ protected:
+  Planned(Whole&, const PartitionOptions&);
 
- private:
   struct State {  // all that a second attempt starts from again
     Plan plan;
     std::vector<std::vector<int>> of_node;  // versions of each node; the first is the one that was computed
-    std::vector<char> lazy, done;
-    std::vector<int> alias;
+    std::vector<char> lazy, done;           // left to be made where it is read, so deep; planned
+    std::vector<int> alias;                 // what is planned in its place
+    std::vector<std::pair<int, int>> contested;
   };
   struct Open {
     int loop;
@@ -138,37 +134,94 @@ class Planner {
     bool remake = false;
     std::size_t length = 0;
   };
+  enum class Rides : std::uint8_t { no, yes, larger };  // larger: what is pending would grow
 
   const Node& node(int n) const { return *whole_.nodes[std::size_t(n)]; }
   const NodePtr& ptr(int n) const { return whole_.nodes[std::size_t(n)]; }
-  Version& version(int s) { return now_.plan.versions[std::size_t(s)]; }
-  std::vector<int>& versions(int n) { return now_.of_node[std::size_t(n)]; }
-  void fit_tables();  // after the whole has grown
+  int operand(int n, std::size_t k) const { return whole_.in[std::size_t(n)][k]; }
+  bool free(int n) const { return whole_.free[std::size_t(n)]; }
+  const Sharding& wish(int n) const { return whole_.wish[std::size_t(n)]; }
+  const Version& version(int s) const { return now_.plan.versions[std::size_t(s)]; }
+  const std::vector<int>& versions(int n) const { return now_.of_node[std::size_t(n)]; }
+  bool lazy(int n) const { return now_.lazy[std::size_t(n)]; }
+  bool done(int n) const { return now_.done[std::size_t(n)]; }
+  int alias(int n) const { return now_.alias[std::size_t(n)]; }
+  bool chosen(int n, int way) const;  // over what is usual
   double bytes(int n, const Sharding& s) const { return whole_.bytes(n, s); }
   int body_of(int n) const;
+  double turns_of(int n) const { return now_.plan.bodies[std::size_t(body_of(n))].turns; }
   Cut taken(const Node&) const;  // mesh axes that share the turns of the loops around: they cut nothing inside
   Cut own_turns(int n) const;    // those of the loop whose turns this slice counts
   Sharding needed(int n, std::size_t k, const Sharding& work) const;
-  double turns_of(int n) const { return now_.plan.bodies[std::size_t(body_of(n))].turns; }
-  const std::vector<int>& users(int n);
-  int add(Version);  // to the body that its node varies with
+  const std::vector<int>& users(int n) const;
+  const Sharding& first(int n) const;  // as it was computed, or as a constraint says
+  Offer offer(int n, const Sharding& need, int depth = 0) const;
+  bool gathers_ahead(int n) const;
 
-  // ---- versions ----
-  const Sharding& first(int n);  // as it was computed, or as a constraint says
-  const Sharding& pinned(int n);
-  Offer offer(int n, const Sharding& need, int depth = 0);
+  // ---- how an op may be cut ----
+  Sharding work_of(int n, int follow) const;
+  std::optional<Sharding> otherwise_cut(int n, const Sharding& usual, int follow) const;
+  void assign(const Node&, Sharding& work, Name, const Cut&) const;
+  void displace(int n, Sharding& work, int follow) const;
+  Rides rides(int n, std::size_t k, int x, Monoid, const Sharding& work) const;
+  std::pair<Name, Cut> landing(int n, int x) const;
+  int awaited(int n) const;   // whose cut says whether n is put off; -1: it is not
+  bool put_off(int n) const;  // `awaited` is planned: will others read through n rather than read it?
+  int blocks_along(const Node& op, Name axis, std::int64_t least = 0) const;
+  bool goes_by_blocks(const Node& op, Name axis, std::int64_t least = 0) const;
+  bool first_in_blocks(const Node&) const;
+  bool tells_little(const Node&) const;
+
+  // ---- loops ----
+  bool accumulates(int loop, std::size_t k, std::size_t body) const;
+  bool shares_work(int loop, Name walked, const Cut& devices) const;
+  Cut shared_turns(int loop) const;
+  Sharding kept(int n, const LoopResult&) const;
+  Sharding resolved(int n) const;  // nothing pending, where it is wanted
+
+  Whole& whole_;  // grows when an op is said in terms of others, and remembers its levels
+  const Mesh& mesh_;
+  const PartitionOptions& options_;
+  const Choices* choices_ = nullptr;
+  std::map<int, Sharding> pins_;  // of constraints that are planned
+  State now_;
+  std::vector<Open> open_;  // the bodies that are being planned, outermost first
+};
+
+// What a run has planned, and what may pay to decide otherwise: whose cuts a node follows, how a result of a loop is stacked.
+struct Run {
+  Plan plan;
+  std::vector<std::pair<int, int>> contested;
+  std::map<std::pair<int, std::size_t>, Sharding> asked;
+};
+
+class Planner : Planned {
+ public:
+  Planner(Whole&, const PartitionOptions&, const std::vector<PartitionInput>&, const std::vector<Sharding>& wanted);
+  Run run(const Choices&, bool contest);  // contest: say what may be decided otherwise
+
+ private:
+  Version& version(int s) { return now_.plan.versions[std::size_t(s)]; }
+  std::vector<int>& versions(int n) { return now_.of_node[std::size_t(n)]; }
+  using Planned::version, Planned::versions;
+  void fit_tables();  // after the whole has grown
+  int add(Version);   // to the body that its node varies with
+  void put_first(int n, Version, double points);  // as it was computed
+  void contest(int n, int way);
   int obtain(int n, Sharding need);           // the version that is so
+  int obtain_lazy(int n, const Sharding& need);
   int made_now(int n, const Sharding& need);  // of operands that are whole, or seen through a view
   int regrown(int n, const Sharding& need);
-  bool gathers_ahead(int n) const;
 
   // ---- ops ----
   void compute(int n, bool asked_for = false);
   void compute_op(int n);
-  bool put_off(int n);
-  int blocks_along(const Node& op, Name axis, std::int64_t least = 0);
-  bool first_in_blocks(const Node&);
-  bool tells_little(const Node&) const;
+  void pin(int n);
+  bool leave_to_readers(int n);
+  using Pending = std::vector<std::vector<std::pair<int, Monoid>>>;  // of each operand
+  Pending ride_or_land(int n, Sharding& work);
+  void compute_at(int n, const Sharding& work, const Pending&, const Sharding& kept, const Sharding& made);
+  void contest_cuts(int n, const Sharding& usual);
   void stand_in(int n, const NodePtr& other);  // is planned in its place
   NodePtr in_wider_sums(int n, const Sharding& pending);
   NodePtr otherwise(int n);  // in terms of other ops, where an axis that it needs whole is cut; null: no
@@ -176,33 +229,22 @@ class Planner {
   bool regroup(int n, const Sharding& work, const Sharding& keep);
   void move_base(int x, const Sharding& need);
   void make_again(int n, int base, const Sharding& need);
-  Sharding work_of(int n, int follow);
-  std::optional<Sharding> otherwise_cut(int n, const Sharding& usual, int follow);
-  void assign(const Node&, Sharding& work, Name, const Cut&) const;
-  void displace(int n, Sharding& work, int follow);
-  bool rides(int n, std::size_t k, int x, Monoid, const Sharding& work);
-  std::pair<Name, Cut> landing(int n, int x);
 
   // ---- loops ----
   void loop(int n);
-  bool accumulates(int loop, std::size_t k, std::size_t body);
-  bool shares_work(int loop, Name walked, const Cut& devices);
-  Cut shared_turns(int loop);
-  Sharding kept(int n, const LoopResult&);
-  Sharding resolved(int n);  // nothing pending, where it is wanted
+  std::vector<Sharding> carries_of(int n);
+  struct Attempt;
+  void plan_body(Attempt&, std::size_t b);
+  void plan_value(Attempt&, std::size_t k, std::size_t b);
+  void forget_body(const Loop&, std::size_t b);
+  void finish_loop(Attempt&);
 
-  Whole& whole_;
-  const Mesh& mesh_;
-  const PartitionOptions& options_;
   const std::vector<PartitionInput>& inputs_;
   const std::vector<Sharding>& wanted_;
-  const Choices* choices_ = nullptr;
-  bool first_run_ = true;
+  bool contests_ = false;
+  std::map<std::pair<int, std::size_t>, Sharding> asked_;
   std::map<int, std::vector<Sharding>> carried_;  // what the carries of each loop came to, for the next run
-  std::map<int, Sharding> pins_;
-  State now_;
-  std::vector<Open> open_;  // the bodies that are being planned, outermost first
-  int cause_ = -1;          // what is being made
+  int cause_ = -1;                                // what is being made
 };
 
 Sharding constraint(const Node& pin, const Mesh&);  // what `shard` asks for; raises where it was written

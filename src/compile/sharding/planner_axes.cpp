@@ -8,75 +8,24 @@
 
 namespace haliax::partitioning {
 
-// Is what its blocks tell each other little, beside a result as large as its operand? A running sum.
-bool Planner::tells_little(const Node& n) const { return n.op->by_blocks && has(n.axes, n.attr.names[0]) && n.op->kind == Kind::step && !rules::picks(n); }
-
-// In how many blocks an op goes along an axis that it needs whole; 0: all at once. `least`: what a block has more of.
-int Planner::blocks_along(const Node& op, Name axis, std::int64_t least) {
-  int n = whole_.find(&op), x = whole_.in[std::size_t(n)][0];
-  compute(x);
-  int b = ranks(mesh_, first(x).cut(axis));
-  if (b < 2 || (haliax::find(node(x), axis)->size + b - 1) / b <= least) return 0;
-  if (first_run_ && !tells_little(op))
-    for (int way : {kWhole, kMoved}) contested.push_back({n, way});
-  auto choice = choices_->follow.find(n);
-  return choice != choices_->follow.end() && choice->second <= kWhole ? 0 : b;
-}
-bool Planner::first_in_blocks(const Node& n) {
-  return prim::is_top_k(n) && blocks_along(*n.in[0], n.attr.names[0], SliceAttr::of(n).size) > 0;
-}
-// What another op will read through rather than read.
-bool Planner::put_off(int n) {
-  auto& me = node(n);
-  if (now_.done[std::size_t(n)]) return false;
-  auto all_users = [&](auto is) {
-    auto& u = users(n);
-    return !u.empty() && std::all_of(u.begin(), u.end(), [&](int k) { return k >= 0 && is(node(k)); });
-  };
-  auto picks = [&](const Node& u) { return prim::picks_top_k(u) && u.in[1].get() == &me; };
-  auto joins = [&](const Node& u) { return u.op->kind == Kind::step && rules::shifts(u) && rules::together(u) && u.attr.names[0] == me.attr.names[0]; };
-  if (all_users([](const Node& u) { return prim::is_top_k(u); })) return all_users([&](const Node& u) { return first_in_blocks(u); });
-  if (prim::is_top_k(me)) return all_users(picks) && first_in_blocks(me);
-  if (me.op->kind != Kind::view || !rules::shifts(me) || !all_users(joins)) return false;
-  int x = whole_.in[std::size_t(n)][0];
-  compute(x);
-  return !first(x).cut(me.attr.names[0]).empty();
-}
+// An op that needs an axis whole, by blocks of it; null: all at once.
 NodePtr Planner::otherwise(int n) {
   auto& me = node(n);
   if (!me.op->by_blocks) return nullptr;
-  auto* top = prim::picks_top_k(me) ? me.in[1].get() : &me;
-  if (prim::is_top_k(*top)) {
-    auto axis = top->attr.names[0];
-    return first_in_blocks(*top) ? prim::by_blocks(ptr(n), axis, blocks_along(*top->in[0], axis)) : nullptr;
-  }
+  auto by_blocks = [&](const Node& op, Name axis, std::int64_t least) -> NodePtr {
+    int blocks = blocks_along(op, axis, least);
+    if (blocks > 0 && !tells_little(op))
+      for (int way : {kWhole, kMoved}) contest(whole_.find(&op), way);
+    return goes_by_blocks(op, axis, least) ? prim::by_blocks(ptr(n), axis, blocks) : nullptr;
+  };
+  auto& top = prim::picks_top_k(me) ? *me.in[1] : me;
+  if (prim::is_top_k(top)) return by_blocks(*top.in[0], SliceAttr::of(top).axis, SliceAttr::of(top).size);
   for (auto& a : me.in[0]->axes)
     if (along(me, 0, a.name).way == Along::Way::whole)
-      if (int blocks = blocks_along(me, a.name, has(me.axes, a.name))) return prim::by_blocks(ptr(n), a.name, blocks);
+      if (auto made = by_blocks(me, a.name, has(me.axes, a.name))) return made;
   return nullptr;
 }
 
-// What is cut along an axis that the op needs whole: the cut moves to another axis, by an exchange, rather than be gathered.
-void Planner::displace(int n, Sharding& work, int follow) {
-  auto& me = node(n);
-  if (rules::regroups(me)) return;
-  for (std::size_t k = 0; k < me.in.size(); ++k) {
-    if (!me.in[k] || (double(me.in[k]->bytes()) <= kSmall && follow != kMoved)) continue;
-    Sharding left;
-    rules::wanted(me, k, first(whole_.in[std::size_t(n)][k]), mesh_, &left);
-    for (auto& [name, cut] : left.dims) {
-      std::int64_t blocks = ranks(mesh_, cut);
-      auto share = [&](const Axis& a) { return double((a.size + blocks - 1) / blocks) / double(a.size); };  // the largest block's
-      const Axis* best = nullptr;
-      for (auto& a : me.in[k]->axes) {
-        if (a.name == name || !has(me.axes, a.name) || a.size < 2 || !work.cut(a.name).empty()) continue;
-        bool better = !best || share(a) < share(*best) || (share(a) == share(*best) && a.size > best->size);
-        if (better && rules::may_cut(me, a.name, cut, work, mesh_)) best = &a;
-      }
-      if (best) assign(me, work, best->name, cut);
-    }
-  }
-}
 // What x is made of, point by point, moves in its place if others read it too and it is no larger: they get it for nothing.
 void Planner::move_base(int x, const Sharding& need) {
   auto read_as_it_is = [&](const Node& n) {
@@ -84,13 +33,13 @@ void Planner::move_base(int x, const Sharding& need) {
     return std::any_of(u.begin(), u.end(), [&](int k) { return k < 0 || node(k).op->kind != Kind::map; });
   };
   int base = whole_.find(prim::pointwise_source(ptr(x), read_as_it_is).get());
-  if (base < 0 || base == x || now_.alias[std::size_t(base)] >= 0 || body_of(base) != body_of(x)) return;
+  if (base < 0 || base == x || alias(base) >= 0 || body_of(base) != body_of(x)) return;
   if (!users(base).empty() && !read_as_it_is(node(base))) return;
   if (offer(x, need).cost == 0 || offer(base, need).cost > offer(x, need).cost) return;
   make_again(x, base, need);
 }
 void Planner::make_again(int n, int base, const Sharding& need) {
-  if (n == base || whole_.free[std::size_t(n)]) return;
+  if (n == base || free(n)) return;
   for (int v : versions(n))
     if (version(v).at == need) return;
   for (int x : whole_.in[std::size_t(n)]) make_again(x, base, need);
@@ -101,12 +50,12 @@ void Planner::make_again(int n, int base, const Sharding& need) {
 // through.
 void Planner::shift(int n, const Sharding& work) {
   auto& me = node(n);
-  Name axis = me.attr.names[0];
+  Name axis = rules::shifted(me);
   Version s{.kind = Version::Kind::shift, .node = n, .at = rules::made(me, work)};
   std::vector<Piece> moving;
   auto read = [&](int x, std::int64_t from, std::int64_t to, std::int64_t size, std::int64_t step) {
     auto need = rules::needed(me, 0, work, mesh_);
-    if (!whole_.free[std::size_t(x)]) {
+    if (!free(x)) {
       auto cut = first(x).cut(axis);
       // Where another axis is to be cut so too, x is sent from where it lies.
       if (std::any_of(need.dims.begin(), need.dims.end(), [&](auto& d) { return d.first != axis && d.second.meets(cut); }))
@@ -121,15 +70,15 @@ void Planner::shift(int n, const Sharding& work) {
   };
   if (me.op == &prim::kSlice) {
     auto c = SliceAttr::of(me);
-    read(whole_.in[std::size_t(n)][0], c.start, 0, c.size, c.step);
+    read(operand(n, 0), c.start, 0, c.size, c.step);
   } else {
     std::int64_t at = 0;
     auto part = [&](int x) {
       auto& p = node(x);
       auto size = haliax::find(p, axis)->size;
-      bool through = p.op == &prim::kSlice && rules::shifts(p) && p.attr.names[0] == axis && !now_.done[std::size_t(x)];
+      bool through = p.op == &prim::kSlice && rules::shifted(p) == axis && !done(x);
       auto c = through ? SliceAttr::of(p) : SliceAttr{axis, 0, size, 1};
-      read(through ? whole_.in[std::size_t(x)][0] : x, c.start, at, size, c.step);
+      read(through ? operand(x, 0) : x, c.start, at, size, c.step);
       at += size;
     };
     if (me.op == &prim::kConcat) {
@@ -145,7 +94,7 @@ void Planner::shift(int n, const Sharding& work) {
         fit_tables();
         part(zeros);
       };
-      auto x = whole_.in[std::size_t(n)][0];
+      auto x = operand(n, 0);
       auto whole = haliax::find(me, axis)->size;
       fill(SliceAttr::of(me).start);
       part(x);
@@ -155,9 +104,7 @@ void Planner::shift(int n, const Sharding& work) {
   s.hop = {Hop::Kind::exchange, s.at, exchange_over(moving, me.axes, s.at), axis,
            exchange_bytes(moving, me.axes, s.at, bytes_of(me.dtype), mesh_)};
   now_.plan.bytes += s.hop.bytes * turns_of(n);
-  now_.plan.points += local_size(me.axes, work, mesh_) * turns_of(n);
-  int made = add(std::move(s));
-  versions(n).insert(versions(n).begin(), made);
+  put_first(n, std::move(s), local_size(me.axes, work, mesh_));
 }
 
 // An axis in parts, or parts in one axis, where the blocks of one are no blocks of the other: each device gets what its block
@@ -165,8 +112,8 @@ void Planner::shift(int n, const Sharding& work) {
 bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   auto& me = node(n);
   if (!rules::regroups(me)) return false;
-  bool flattens = me.op == &prim::kFlatten;
-  const int x = whole_.in[std::size_t(n)][0];
+  bool flattens = rules::flattens(me);
+  const int x = operand(n, 0);
   auto attr = RegroupAttr::of(me);
   Name flat = attr.flat;
   auto& long_form = flattens ? me : node(x);   // with the axis
@@ -187,9 +134,8 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   auto over = flattens ? lie(left).over() : left.cut(flat);
   if (left.dims.empty() || !free(over, {})) return false;
   // As it will be wanted; else the axis is cut as its parts were, and of the parts the first that is cut evenly, or the largest.
-  auto& wish = whole_.wish[std::size_t(n)];
   for (auto& a : flattens ? Axes{*haliax::find(me, flat)} : parts)
-    if (auto c = wish.cut(a.name); !c.empty() && free(c, target)) target.set(a.name, c);
+    if (auto c = wish(n).cut(a.name); !c.empty() && free(c, target)) target.set(a.name, c);
   if (target.dims.empty() && flattens) target.set(flat, over);
   if (target.dims.empty()) {
     auto even = std::find_if(parts.begin(), parts.end(), [&](auto& p) { return p.size % ranks(mesh_, over) == 0; });
@@ -210,9 +156,8 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   s.hop = {Hop::Kind::exchange, s.at, exchange_over(s.pieces, p.axes, s.at), flat,
            exchange_bytes(s.pieces, p.axes, s.at, bytes_of(me.dtype), mesh_)};
   now_.plan.bytes += s.hop.bytes * turns_of(n);
-  now_.plan.points += local_size(me.axes, s.at, mesh_) * turns_of(n);
-  int made = add(std::move(s));
-  versions(n).insert(versions(n).begin(), made);
+  auto size = local_size(me.axes, s.at, mesh_);
+  put_first(n, std::move(s), size);
   return true;
 }
 

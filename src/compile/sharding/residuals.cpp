@@ -20,7 +20,7 @@ Twin twin_of(const Whole& whole, const std::vector<int>& order, const Node* inde
   Twin t;
   for (int n : order) {
     auto& s = whole.nodes[std::size_t(n)];
-    if (s->op != &prim::kSlice || s->in.size() < 2 || s->in[1].get() != index) continue;
+    if (!is_slice_at(*s, index)) continue;
     auto& stack = s->in[0];
     if (!is_loop_result(*stack)) continue;
     auto& l = loop_of(*stack);
@@ -48,7 +48,7 @@ Repeated repeated(const Plan& plan, Whole& whole) {
     std::int64_t walked = 0;  // by a turn
     for (int n : whole.level(l.node, 0).order) {
       auto& s = whole.nodes[std::size_t(n)];
-      if (s->op == &prim::kSlice && s->in.size() > 1 && s->in[1] == index[0]) walked = std::max(walked, s->bytes());
+      if (is_slice_at(*s, index[0].get())) walked = std::max(walked, s->bytes());
     }
     for (int k : body.versions) {
       auto& s = plan.versions[std::size_t(k)];

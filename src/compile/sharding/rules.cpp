@@ -158,16 +158,23 @@ Sharding wanted(const Node& n, std::size_t k, const Sharding& operand, const Mes
   return out;
 }
 
-bool shifts(const Node& n) { return has_way(n, Way::shift); }
+Name shifted(const Node& n) {
+  Name axis;
+  each_axis(n, [&](std::size_t, const Axis& a, const Along& rule) {
+    if (rule.way == Way::shift) axis = a.name;
+  });
+  return axis;
+}
 bool picks(const Node& n) { return has_way(n, Way::pick); }
 bool regroups(const Node& n) { return has_way(n, Way::regroup); }
+bool flattens(const Node& n) { return regroup_of(n)->flattens; }
 bool places(const Node& n) {
   return !n.in.empty() && n.in[0] && std::any_of(n.in[0]->axes.begin(), n.in[0]->axes.end(), [&](auto& a) {
     return has(n.axes, a.name) && along(n, 0, a.name).way == Way::pick;
   });
 }
 bool is_view(const Node& n) {
-  if (n.op->kind == Kind::view) return !shifts(n);
+  if (n.op->kind == Kind::view) return !shifted(n);
   return n.op->kind == Kind::map ? n.op->cheap : n.op->kind == Kind::wrap && n.in.size() == 1;
 }
 bool is_pointwise(const Node& n) {

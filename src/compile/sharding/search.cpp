@@ -21,15 +21,14 @@ std::string looks(const Node& n, int decision) {
 Plan best(Whole& whole, Planner& planner, bool strict) {
   Choices choices;
   const int given = int(whole.nodes.size());
-  Plan b = planner.run(choices);
+  auto [b, contested, asked] = planner.run(choices, true);
   auto most = b.points * 1.01;
   auto take = [&](const Choices& c) {
-    Plan p = planner.run(c);
+    Plan p = planner.run(c, false).plan;
     if (p.bytes >= b.bytes - 1 || p.points > most || (strict && unasked(p, whole) > unasked(b, whole))) return false;
     b = std::move(p), choices = c;
     return true;
   };
-  auto asked = planner.asked;
   for (auto& [stack, at] : asked) {
     auto c = choices;
     c.stack[stack] = at;
@@ -37,7 +36,7 @@ Plan best(Whole& whole, Planner& planner, bool strict) {
   }
   // Ops that look the same, layer after layer, are decided together; what an op is said in terms of before the op itself.
   std::map<std::tuple<bool, std::string, int>, std::set<int>> alike;
-  for (auto& [n, k] : planner.contested) alike[{n < given, looks(*whole.nodes[std::size_t(n)], k), k}].insert(n);
+  for (auto& [n, k] : contested) alike[{n < given, looks(*whole.nodes[std::size_t(n)], k), k}].insert(n);
   struct Declined {
     const std::set<int>& nodes;
     int way;

@@ -1,0 +1,92 @@
+// What is planned so far: where a value is made, which versions of it there are, and what another one would cost.
+#include <algorithm>
+
+#include "ops/attr.h"
+#include "ops/by_blocks.h"
+#include "ops/prim.h"
+#include "compile/sharding/planner.h"
+
+namespace haliax::partitioning {
+
+Planned::Planned(Whole& whole, const PartitionOptions& options) : whole_(whole), mesh_(whole.mesh), options_(options) {}
+
+int Planned::body_of(int n) const {
+  for (std::size_t k = open_.size(); k-- > 0;)
+    if (varies_in(node(n), loop_of(node(open_[k].loop)), open_[k].number)) return open_[k].body;
+  return 0;
+}
+Cut Planned::taken(const Node& n) const {
+  Cut out;
+  for (auto& o : open_)
+    if (!o.turns.empty() && varies_in(n, loop_of(node(o.loop)), o.number)) out = out + o.turns;
+  return out;
+}
+Cut Planned::own_turns(int n) const {
+  auto& me = node(n);
+  for (auto& o : open_) {
+    auto& l = loop_of(node(o.loop));
+    if (!o.turns.empty() && is_slice_at(me, l.index[o.number].get()) && !varies_in(*me.in[0], l, o.number)) return o.turns;
+  }
+  return {};
+}
+// Of operand k: what a loop walks is cut as its turns are.
+Sharding Planned::needed(int n, std::size_t k, const Sharding& work) const {
+  auto need = rules::needed(node(n), k, work, mesh_);
+  if (auto turns = own_turns(n); k == 0 && !turns.empty()) need.set(SliceAttr::of(node(n)).axis, turns);
+  return need;
+}
+const std::vector<int>& Planned::users(int n) const {
+  static const std::vector<int> none;
+  auto& r = now_.plan.bodies[std::size_t(body_of(n))];
+  auto& s = whole_.level(r.loop < 0 ? -1 : now_.plan.loops[std::size_t(r.loop)].node, r.number);
+  auto found = s.users.find(n);
+  return found == s.users.end() ? none : found->second;
+}
+const Sharding& Planned::first(int n) const {
+  static const Sharding whole;
+  if (alias(n) >= 0) return first(alias(n));
+  if (node(n).op == &prim::kPin && done(n)) return pins_.at(n);
+  if (free(n) || lazy(n) || versions(n).empty()) return whole;
+  return version(versions(n)[0]).at;
+}
+bool Planned::chosen(int n, int way) const {
+  auto choice = choices_->follow.find(n);
+  return choice != choices_->follow.end() && choice->second == way;
+}
+// A slice that a loop takes of a weight each turn: is the weight gathered as a whole, before?
+bool Planned::gathers_ahead(int n) const {
+  return whole_.parameter[std::size_t(operand(n, 0))] && !options_.regather;
+}
+
+Planned::Offer Planned::offer(int n, const Sharding& need, int depth) const {
+  if (alias(n) >= 0) return offer(alias(n), need, depth);
+  if (free(n) || lazy(n)) return {};
+  Offer best;
+  auto turns = turns_of(n);
+  for (int v : versions(n)) {
+    auto hops = reshard(mesh_, node(n).axes, node(n).dtype, version(v).at, need);
+    double cost = 0;
+    for (auto& h : hops) cost += h.bytes * turns;
+    if (best.version < 0 || cost < best.cost || (cost == best.cost && hops.size() < best.length))
+      best = {cost, v, false, hops.size()};
+  }
+  if (best.version >= 0 && best.cost == 0) return best;
+  auto& me = node(n);
+  // A weight that is made again is what it was before, if that is there anyway: kept, or gathered ahead of the loop.
+  bool kept = me.op == &prim::kBarrier && whole_.weight(n) &&
+              (!options_.regather || body_of(n) != body_of(operand(n, 0)));
+  bool view = kept || rules::is_view(me) || (me.op->kind == Kind::view && need.cut(rules::shifted(me)).empty());
+  if (!view || depth > 8 || (!need.partial.empty() && best.version >= 0)) return best;
+  for (auto& [name, cut] : need.dims)
+    if (!rules::may_cut(me, name, cut, need, mesh_)) return best;
+  double cost = 0;
+  for (std::size_t k = 0; k < me.in.size(); ++k)
+    if (!only_waits(me, k)) cost += offer(operand(n, k), needed(n, k, need), depth + 1).cost;
+  bool sliced = me.op == &prim::kSlice && me.in.size() > 1 && body_of(n) != body_of(operand(n, 0));
+  bool ahead = sliced && gathers_ahead(n);
+  if (best.version < 0 || cost < best.cost - 0.5 || (ahead && cost <= best.cost + 0.5))
+    if (!sliced || ahead || cost == 0 || best.version < 0) return {cost, -1, true, 0};
+  return best;
+}
+
+}  // namespace haliax::partitioning

@@ -1,0 +1,104 @@
+// The graph of the whole, and what later consumers will want of each value.
+#include <algorithm>
+
+#include "ops/attr.h"
+#include "ops/by_blocks.h"
+#include "ops/prim.h"
+#include "compile/sharding/planner.h"
+
+namespace haliax::partitioning {
+
+Sharding constraint(const Node& pin, const Mesh& mesh) {
+  Following due;
+  due(pin.origin);
+  return sharding_for(pin, *static_cast<const prim::Pin&>(*pin.attr.payload).mapping, mesh);
+}
+
+Whole::Whole(const Nodes& out, const std::vector<Sharding>& wanted, const Mesh& m) : mesh(m) {
+  for (auto& n : everything(out)) id(n);
+  for (auto& n : out) roots.push_back(id(n));
+  wishes(wanted);
+}
+int Whole::find(const Node* n) const {
+  auto i = ids_.find(n);
+  return i == ids_.end() ? -1 : i->second;
+}
+int Whole::id(const NodePtr& n) {
+  if (int known = find(n.get()); known >= 0) return known;
+  std::vector<int> operands;
+  bool seen_through = rules::is_view(*n) || n->op == &prim::kSlice || n->op == &prim::kBarrier || n->op->kind == Kind::map;
+  for (std::size_t i = 0; i < n->in.size(); ++i) {
+    auto& x = n->in[i];
+    operands.push_back(x ? id(x) : -1);
+    if (x && !only_waits(*n, i) && !(parameter[std::size_t(operands.back())] || free[std::size_t(operands.back())]))
+      seen_through = false;
+  }
+  int k = int(nodes.size());
+  ids_[n.get()] = k;
+  nodes.push_back(n), in.push_back(std::move(operands)), stands_for.push_back(-1), wish.emplace_back();
+  free.push_back(is_free(n));
+  parameter.push_back(n->op == &prim::kInput || (seen_through && !free.back()));
+  return k;
+}
+
+const Whole::Level& Whole::level(int loop, std::size_t body) {
+  auto [found, fresh] = levels_.try_emplace({loop, body});
+  auto& s = found->second;
+  if (!fresh) return s;
+  const Loop* l = loop < 0 ? nullptr : &loop_of(*nodes[std::size_t(loop)]);
+  std::vector<int> todo;
+  auto reach = [&](int n, int user) {
+    if (n < 0 || (l && !varies_in(*nodes[std::size_t(n)], *l, body))) return;
+    auto [entry, is_new] = s.users.try_emplace(n);
+    entry->second.push_back(user);
+    if (is_new) todo.push_back(n), s.order.push_back(n);
+  };
+  if (!l)
+    for (int r : roots) reach(r, -1);
+  else
+    for (auto& r : l->results) reach(id(r.value[body]), -1);
+  while (!todo.empty()) {
+    int n = todo.back();
+    todo.pop_back();
+    for (int x : in[std::size_t(n)]) reach(x, n);
+  }
+  std::sort(s.order.begin(), s.order.end(), [&](int a, int b) { return nodes[std::size_t(a)]->id < nodes[std::size_t(b)]->id; });
+  return s;
+}
+
+// Wishes travel back through ops that keep the axes, and never through a constraint, which has a wish of its own.
+void Whole::wish_for(int n, const Sharding& s) {
+  auto& w = wish[std::size_t(n)];
+  for (auto& [name, cut] : s.on(nodes[std::size_t(n)]->axes).dims) {
+    bool taken = !w.cut(name).empty();
+    for (int x : cut) taken |= w.cuts(x);
+    if (!taken) w.set(name, cut);
+  }
+}
+void Whole::wishes(const std::vector<Sharding>& wanted) {
+  for (std::size_t k = 0; k < roots.size(); ++k) wish_for(roots[k], wanted[k]);
+  std::vector<int> order(nodes.size());
+  for (std::size_t k = 0; k < order.size(); ++k) order[k] = int(k);
+  std::sort(order.begin(), order.end(), [&](int a, int b) { return nodes[std::size_t(a)]->id > nodes[std::size_t(b)]->id; });
+  for (int k : order) {
+    auto& n = *nodes[std::size_t(k)];
+    auto& mine = wish[std::size_t(k)];
+    if (n.op == &prim::kPin)
+      wish_for(in[std::size_t(k)][0], constraint(n, mesh));
+    else if (is_loop_result(n)) {
+      auto& r = result_of(n);
+      auto of_turn = mine;
+      if (r.fold == Fold::stack && !r.carry) of_turn.set(loop_of(n).axis.name, {});
+      for (auto& v : r.value) wish_for(id(v), of_turn);
+      if (r.start) wish_for(id(r.start), mine);
+    } else if (!mine.dims.empty() && (n.op->kind == Kind::map || n.op->linear == Linear::moves || rules::places(n))) {
+      for (std::size_t i = 0; i < n.in.size(); ++i) {
+        if (!n.in[i] || only_waits(n, i)) continue;
+        bool broadcast = prim::maps(n) && n.in[i]->axes.size() != n.axes.size();
+        if (!broadcast) wish_for(in[std::size_t(k)][i], rules::needed(n, i, mine, mesh));
+      }
+    }
+  }
+}
+
+}  // namespace haliax::partitioning
