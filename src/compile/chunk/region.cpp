@@ -204,7 +204,15 @@ bool Region::folds_by(const Node& n, Monoid& m) const {
   else if (n.op == &kResult && n.in[0]->op == &kLoop) {
     auto& r = loop_of(n).results[std::size_t(n.attr.ints[0])];
     return r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum) || goes_along(*n.in[0]);
-  } else return false;
+  } else {   // as the op says
+    for (std::size_t k = 0; k < n.in.size(); ++k) {
+      if (!n.in[k] || !walks(n.in[k])) continue;
+      auto rule = along(n, k, name_in(n));
+      m = rule.monoid;
+      return rule.way == Along::Way::fold;
+    }
+    return false;
+  }
   return true;
 }
 
