@@ -149,6 +149,7 @@ std::unique_ptr<CompiledStep> compile_one(const Step& step, const Context& conte
     case Kind::cumulative: return make_cumulative(step, context);
     case Kind::copy: return make_copy(step, context);
     case Kind::skip: return std::make_unique<SkipStep>(step.skip);
+    case Kind::custom: return make_custom(step);
     case Kind::collective: return std::make_unique<CollectiveStep>(step.collective);
     case Kind::loop: return std::make_unique<LoopStep>(step.loop, context);
   }
@@ -211,6 +212,7 @@ class CpuExecutable final : public program::Executable {
 class CpuDevice final : public program::Device {
  public:
   const char* name() const override { return "cpu"; }
+  bool supports(const Step&) const override { return true; }
   std::int64_t scratch_bytes(const Step& step, int workers) const override {
     if (workers == 0) workers = threads();
     switch (step.kind) {

@@ -75,6 +75,7 @@ std::unique_ptr<CompiledStep> make_scatter(const program::Step&, const Context&)
 std::unique_ptr<CompiledStep> make_sort(const program::Step&, const Context&);
 std::unique_ptr<CompiledStep> make_cumulative(const program::Step&, const Context&);
 std::unique_ptr<CompiledStep> make_copy(const program::Step&, const Context&);
+std::unique_ptr<CompiledStep> make_custom(const program::Step&);
 
 std::int64_t fused_scratch(const program::Step&);
 std::int64_t contract_scratch(const program::Step&, int workers);

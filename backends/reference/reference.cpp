@@ -77,6 +77,7 @@ class Run {
         case Kind::cumulative: run(s.cumulative); break;
         case Kind::copy: run(Gather{s.copy.dims, s.copy.x, s.copy.out, {}}); break;
         case Kind::skip: if (get(s.skip.unless, start(s.skip.unless)).whole) break; else return;
+        case Kind::custom: run(s.custom); break;
         case Kind::collective: run(s.collective); break;
         case Kind::loop:
           for (std::int64_t t = 0; t < s.loop.trips; ++t) {
@@ -294,6 +295,20 @@ class Run {
       }
     });
   }
+  void run(const Custom& c) const {
+    auto outer = std::size_t(c.outer);
+    each(part(c.dims, 0, outer), [&](const Dims& point) {
+      std::vector<void*> data;
+      std::vector<const std::int64_t*> strides;
+      auto add = [&](const View& v) {
+        data.push_back(at(v.slot, v.dtype, start(v) + offset_of(point, v.strides)));
+        strides.push_back(v.strides.data() + outer);
+      };
+      for (auto& v : c.in) add(v);
+      add(c.out);
+      c.run(data.data(), c.dims.data() + outer, strides.data());
+    });
+  }
   void run(const Collective& c) const {
     require(comm_, "the program talks to other devices, but there is no communicator; run it on a mesh");
     auto first = [&](const Operand& o) { return count(o.dims) ? at(o.view.slot, o.view.dtype, start(o.view)) : nullptr; };
@@ -325,6 +340,7 @@ class Reference : public Executable {
 class ReferenceDevice : public Device {
  public:
   const char* name() const override { return "reference"; }
+  bool supports(const Step&) const override { return true; }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override { return std::make_unique<Reference>(p); }
 };
 

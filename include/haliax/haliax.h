@@ -3,6 +3,7 @@
 #include "haliax/array.h"
 #include "haliax/axis.h"
 #include "haliax/chunked.h"
+#include "haliax/custom_op.h"
 #include "haliax/dtype.h"
 #include "haliax/io.h"
 #include "haliax/jit.h"

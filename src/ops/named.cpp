@@ -157,8 +157,12 @@ NodePtr mask_of(const char* op, const NamedArray& mask, const Node& x) {
   return n;
 }
 Axes broadcast(const char* op, const Nodes& nodes) {
-  std::vector<Axes> all;
-  for (auto& n : nodes) all.push_back(visible(*n));
+  std::vector<Axes> shapes;
+  for (auto& n : nodes) shapes.push_back(visible(*n));
+  return with_hidden(nodes, broadcast(op, shapes));
+}
+Axes broadcast(const char* op, const std::vector<Axes>& given) {
+  auto all = given;
   std::stable_sort(all.begin(), all.end(), [](auto& a, auto& b) { return axis_size(a) > axis_size(b); });
   auto within = [](const Axes& a, const Axes& b) {
     return std::all_of(a.begin(), a.end(), [&](auto& x) { return has(b, x.name); });
@@ -170,7 +174,7 @@ Axes broadcast(const char* op, const Nodes& nodes) {
       out = all[i];
     } else if (!within(all[i], out)) {
       std::string shapes;
-      for (auto& n : nodes) shapes += (shapes.empty() ? "" : &n == &nodes.back() ? " and " : ", ") + to_string(visible(*n));
+      for (auto& a : given) shapes += (shapes.empty() ? "" : &a == &given.back() ? " and " : ", ") + to_string(a);
       auto only = [&](const Axes& a, const Axes& b) {
         std::string s;
         for (auto& x : a) if (!has(b, x.name)) s += (s.empty() ? "" : ", ") + text(x.name);
@@ -180,7 +184,7 @@ Axes broadcast(const char* op, const Nodes& nodes) {
                    "; add axes to one of them with broadcast_axis");
     }
   }
-  return with_hidden(nodes, out);
+  return out;
 }
 NodePtr pointwise(const char* op, const Op& code, const Nodes& nodes, DType dtype) {
   auto axes = broadcast(op, nodes);

@@ -44,6 +44,7 @@ NodePtr mask_of(const char* op, const NamedArray& mask, const Node& x);   // rai
 
 // The axes of a pointwise result: of the visible axes, one operand's must contain all the others'.
 Axes broadcast(const char* op, const Nodes&);
+Axes broadcast(const char* op, const std::vector<Axes>& visible);
 NodePtr pointwise(const char* op, const Op&, const Nodes&, DType);   // a map over the broadcast axes
 
 // The product of the nodes, summed over the names: pairs, cheapest first. Hidden axes are never summed.

@@ -55,6 +55,13 @@ void print(const Program& p, const std::vector<Step>& steps, const std::string& 
       case Kind::sort: s += "sort " + text(p, step.sort.x); break;
       case Kind::cumulative: s += "cumulative " + text(p, step.cumulative.x); break;
       case Kind::copy: s += "copy " + text(step.copy.dims) + " " + text(p, step.copy.x) + " to " + text(p, step.copy.out); break;
+      case Kind::custom: {
+        auto& c = step.custom;
+        Dims outer(c.dims.begin(), c.dims.begin() + c.outer), inner(c.dims.begin() + c.outer, c.dims.end());
+        s += std::string(step.why) + " " + text(outer) + text(inner) + " " + text(p, c.out) + " of";
+        for (auto& x : c.in) s += " " + text(p, x);
+        break;
+      }
       case Kind::skip: s += "skip the rest unless " + text(p, step.skip.unless); break;
       case Kind::collective: {
         const char* const names[] = {"all_reduce", "reduce_scatter", "all_gather", "exchange"};

@@ -73,7 +73,7 @@ struct Instr {
   View view;                        // load, store; of iota only the loop terms
 };
 
-enum class Kind : std::uint8_t { fused, contract, gather, scatter, sort, cumulative, loop, collective, copy, skip };
+enum class Kind : std::uint8_t { fused, contract, gather, scatter, sort, cumulative, loop, collective, copy, skip, custom };
 
 // Fused: for each outer point, run the instructions in order; inner ones over all inner points. dims = outer dims then inner dims.
 struct Fused {
@@ -151,6 +151,16 @@ struct Collective {
 struct Skip {
   View unless;
 };
+// A function of the user's (haliax/custom_op.h), called at each point of the first `outer` dims: the elements there, of all operands and then
+// of out; the sizes of the other dims, none of which is 0; for each array its strides along those. out shares no memory with an operand.
+using CustomRun = void (*)(void* const* data, const std::int64_t* sizes, const std::int64_t* const* strides) noexcept;
+struct Custom {
+  Dims dims;
+  int outer = 0;
+  std::vector<View> in;
+  View out;
+  CustomRun run = nullptr;
+};
 struct Step;
 struct Loop {
   int variable = 0;                 // the number that terms refer to; -1: none do, it is a part of a turn that may end by itself
@@ -171,6 +181,7 @@ struct Step {
   Copy copy;
   Skip skip;
   Collective collective;
+  Custom custom;
   Loop loop;
   const char* why = "";             // op that it comes from
   std::string where;                // file:line, module path: for reports
@@ -239,7 +250,8 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual const char* name() const = 0;
-  virtual bool supports(const Step&) const { return true; }
+  // Asked of each step before `plan`: a Program with one that it cannot run is refused. Functions of the user's want memory of the host.
+  virtual bool supports(const Step& s) const { return s.kind != Kind::custom; }
   // Scratch that a step wants inside the plan, in bytes (oneDNN scratchpads, partial sums). Asked before `plan`. `workers`: as if there
   // were so many threads; 0: as many as there are.
   virtual std::int64_t scratch_bytes(const Step&, [[maybe_unused]] int workers) const { return 0; }

@@ -57,6 +57,7 @@ void ask_scratch(program::Program& p, program::Device& device, int workers) {
     auto* steps = todo.back();
     todo.pop_back();
     for (auto& s : *steps) {
+      if (!device.supports(s)) throw Error(std::string("[") + s.why + "] backend " + device.name() + " cannot run it; " + s.where);
       if (s.kind == program::Kind::loop) todo.push_back(&s.loop.body);
       else s.scratch_bytes = device.scratch_bytes(s, workers);
     }

@@ -27,6 +27,7 @@ template <class F> void each_walked_view(const Step& s, F f) {
       case Kind::sort: return s.sort.dims;
       case Kind::cumulative: return s.cumulative.dims;
       case Kind::copy: return s.copy.dims;
+      case Kind::custom: return s.custom.dims;
       case Kind::contract: {
         Dims all;
         for (auto* part : {&s.contract.batch, &s.contract.m, &s.contract.n, &s.contract.k}) all.insert(all.end(), part->begin(), part->end());

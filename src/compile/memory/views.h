@@ -26,6 +26,10 @@ template <class S, class F> void each_view(S& s, F f) {   // a Step, const or no
     case program::Kind::sort: f(s.sort.x, false), f(s.sort.out, true), f(s.sort.indices, true); break;
     case program::Kind::cumulative: f(s.cumulative.x, false), f(s.cumulative.out, true); break;
     case program::Kind::copy: f(s.copy.x, false), f(s.copy.out, true); break;
+    case program::Kind::custom:
+      for (auto& x : s.custom.in) f(x, false);
+      f(s.custom.out, true);
+      break;
     case program::Kind::skip: f(s.skip.unless, false); break;
     case program::Kind::collective:
       for (auto& o : s.collective.x) f(o.view, false);

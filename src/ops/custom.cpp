@@ -1,0 +1,236 @@
+// Ops of the user's own: a step that calls their function, with the rule along axes that they give.
+#include "haliax/custom_op.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "graph/emit.h"
+#include "ops/named.h"
+
+namespace haliax {
+namespace {
+
+using Way = Along::Way;
+using ops::text;
+
+// attr of a node: names = the axes that the call names, ints = which kernel.
+struct UserOp : Op {
+  std::string label;
+  CustomOp user;
+};
+const CustomOp& user_op(const Op& op) { return static_cast<const UserOp&>(op).user; }
+const CpuKernel& kernel_of(const Node& n) { return user_op(*n.op).cpu[std::size_t(n.attr.ints[0])]; }
+
+bool folds(AxisRule r) { return r >= AxisRule::reduce_sum; }
+Monoid monoid_of(AxisRule r) { return Monoid(int(r) - int(AxisRule::reduce_sum)); }
+// What a call does along one of its axes; map: it does not name it.
+AxisRule rule_of(const Node& n, Name a) {
+  auto at = std::find(n.attr.names.begin(), n.attr.names.end(), a);
+  return at == n.attr.names.end() ? AxisRule::map : user_op(*n.op).along[std::size_t(at - n.attr.names.begin())];
+}
+Axis named(const Node& n, Name a) {
+  if (auto* mine = find(n, a)) return *mine;
+  for (auto& x : n.in) if (auto* its = find(*x, a)) return *its;
+  fail_at(n.origin, n.op->name, "axis " + text(a) + " is in none of its operands");
+}
+
+// ---- the op ----
+Along along_rule(const Node& n, std::size_t, Name a) {
+  auto rule = rule_of(n, a);
+  if (rule == AxisRule::map) return {Way::map, a};
+  return folds(rule) ? Along{Way::fold, a, monoid_of(rule)} : Along{Way::whole, a};
+}
+Linear linear_rule(const Node& n, std::size_t k) {
+  auto& all = user_op(*n.op).linear;
+  return std::find(all.begin(), all.end(), int(k)) == all.end() ? Linear::no : Linear::one;
+}
+Nodes gradient(const NodePtr& o, const NodePtr& g) {
+  auto& user = user_op(*o->op);
+  if (!user.grad) fail(o->op->name, "has no gradient; give one to custom_op, or stop_gradient of its result");
+  std::vector<NamedArray> in;
+  for (auto& x : o->in) in.push_back(NamedArray(x));
+  Axes along;
+  for (auto a : o->attr.names) along.push_back(named(*o, a));
+  auto made = user.grad({in, NamedArray(o), NamedArray(g), along});
+  if (made.size() != in.size())
+    fail(o->op->name, "its gradient gives " + std::to_string(made.size()) + " arrays for " + std::to_string(in.size()) + " operands");
+  Nodes out;
+  for (std::size_t k = 0; k < made.size(); ++k) {
+    auto& x = *o->in[k];
+    for (auto& a : made[k] ? made[k].node()->axes : Axes()) {
+      auto *mine = find(x, a.name), *its = mine ? mine : find(*o, a.name);
+      if (!its && !a.name.hidden())
+        fail(o->op->name, "the gradient of operand " + std::to_string(k) + " has axis " + text(a.name) + ", which neither that " +
+                              to_string(ops::visible(x)) + " nor the result " + to_string(ops::visible(*o)) + " has");
+      if (its && its->size != a.size)
+        fail(o->op->name, "axis " + text(a.name) + " has size " + std::to_string(a.size) + " in the gradient of operand " +
+                              std::to_string(k) + " and " + std::to_string(its->size) + " in the call");
+    }
+    out.push_back(made[k].node());
+  }
+  return out;
+}
+
+// What a fold of nothing gives; a device of a mesh may have an empty block.
+void push_identity(const Node& n, Monoid m, Emit& e) {
+  auto number = prim::identity(m, n.dtype);
+  program::Step s;
+  s.fused = {Emit::sizes(n.axes), int(n.axes.size()), {}};
+  program::Instr value{.code = Code::constant, .dtype = n.dtype, .view = {}}, store{.code = Code::store, .dtype = n.dtype, .view = {}};
+  value.number = number->attr.number, value.integer = number->attr.ints.empty() ? 0 : number->attr.ints[0];
+  store.args[0] = 0, store.view = Emit::view(e.result(), n.axes, n.axes);
+  s.fused.code = {std::move(value), std::move(store)};
+  e.push(std::move(s));
+}
+void lower(const Node& n, Emit& e) {
+  if (n.size() == 0) return;
+  Axes dims;   // mapped by the backend, then what the kernel sees
+  for (auto& a : n.axes)
+    if (std::find(n.attr.names.begin(), n.attr.names.end(), a.name) == n.attr.names.end()) dims.push_back(a);
+  auto outer = dims.size();
+  for (auto name : n.attr.names) {
+    dims.push_back(named(n, name));
+    if (dims.back().size == 0) return push_identity(n, monoid_of(rule_of(n, name)), e);
+  }
+  if (n.attr.names.empty() && outer > 0) --outer;   // a row at once: calls cost something
+  program::Step s;
+  s.kind = program::Kind::custom;
+  for (std::size_t k = 0; k < n.in.size(); ++k) s.custom.in.push_back(Emit::view(e.operand(k), n.in[k]->axes, dims));
+  s.custom.out = Emit::view(e.result(), n.axes, dims);
+  s.custom.dims = Emit::sizes(dims), s.custom.outer = int(outer), s.custom.run = kernel_of(n).run;
+  if (dims.empty()) {   // a row of one
+    s.custom.dims = {1}, s.custom.out.strides = {0};
+    for (auto& v : s.custom.in) v.strides = {0};
+  }
+  e.push(std::move(s));
+}
+
+// ---- a call ----
+std::string list_of(const std::vector<DType>& types, std::size_t count) {
+  std::string s;
+  for (std::size_t k = 0; k < count; ++k) s += (k ? ", " : "") + text(types[k]);
+  return count == 1 ? s : "(" + s + ")";
+}
+// The first kernel for these operands. A number is of any dtype.
+std::size_t kernel_for(const Op& op, const std::vector<Arr>& operands) {
+  auto& kernels = user_op(op).cpu;
+  auto count = kernels[0].dtypes.size() - 1;
+  if (operands.size() != count)
+    fail(op.name, "takes " + std::to_string(count) + (count == 1 ? " operand" : " operands") + ", and " + std::to_string(operands.size()) +
+                      (operands.size() == 1 ? " is" : " are") + " given");
+  std::vector<DType> given;
+  for (std::size_t k = 0; k < count; ++k)
+    given.push_back(operands[k].is_number() ? kernels[0].dtypes[k] : ops::node_of(op.name, operands[k])->dtype);
+  std::string takes;
+  for (std::size_t i = 0; i < kernels.size(); ++i) {
+    bool fits = true;
+    for (std::size_t k = 0; k < count; ++k) fits &= operands[k].is_number() || kernels[i].dtypes[k] == given[k];
+    if (fits) return i;
+    takes += (i ? " or " : "") + list_of(kernels[i].dtypes, count);
+  }
+  fail(op.name, "takes " + takes + ", not " + list_of(given, count) + "; cast with astype");
+}
+// The axes that a call names, each in the operands or made, as its rule says.
+Axes named_axes(const Op& op, const Nodes& in, const AxisSelection& selection) {
+  auto& rules = user_op(op).along;
+  std::vector<AxisSelector> named = selection.items();
+  Axes theirs, out;
+  for (auto& x : in) {
+    ops::check_sizes(op.name, theirs, ops::visible(*x));
+    for (auto& a : ops::visible(*x)) if (!has(theirs, a.name)) theirs.push_back(a);
+  }
+  if (selection.all()) named.assign(theirs.begin(), theirs.end());
+  if (named.size() != rules.size())
+    fail(op.name, "goes along " + std::to_string(rules.size()) + (rules.size() == 1 ? " axis" : " axes") + ", and the call names " +
+                      std::to_string(named.size()));
+  for (std::size_t k = 0; k < rules.size(); ++k) {
+    auto& s = named[k];
+    auto* a = find_axis(theirs, s.name);
+    if (has(out, s.name)) fail(op.name, "axis " + text(s.name) + " is given twice");
+    if (rules[k] == AxisRule::made) {
+      if (a) fail(op.name, "makes axis " + text(s.name) + ", which an operand has: " + to_string(theirs));
+      if (s.size < 0) fail(op.name, "makes axis " + text(s.name) + ", and no operand says its size; give an Axis");
+      out.push_back(Axis(s.name, s.size));
+      continue;
+    }
+    if (!a || s.name.hidden()) fail(op.name, "axis " + text(s.name) + " is not in " + to_string(theirs) + did_you_mean(s.name, theirs));
+    if (s.size >= 0 && s.size != a->size)
+      fail(op.name, "axis " + text(s.name) + " has size " + std::to_string(a->size) + " in " + to_string(theirs) + ", not " + std::to_string(s.size));
+    if (rules[k] == AxisRule::gone && a->size == 0) fail(op.name, "axis " + text(s.name) + " has size 0, and it needs a position");
+    out.push_back(*a);
+  }
+  return out;
+}
+// Those of the largest operand, then what the others add, without what goes; then what is made.
+Axes result_axes(const Op& op, const Nodes& in, const Axes& named) {
+  auto& rules = user_op(op).along;
+  auto goes = [&](Name a) {
+    for (std::size_t k = 0; k < named.size(); ++k) if (named[k].name == a) return rules[k] == AxisRule::gone || folds(rules[k]);
+    return false;
+  };
+  std::vector<Axes> mapped, all;
+  for (auto& x : in) {
+    all.push_back(ops::visible(*x));
+    mapped.emplace_back();
+    for (auto& a : all.back()) if (!has(named, a.name)) mapped.back().push_back(a);
+  }
+  ops::broadcast(op.name, mapped);   // raises where no operand has the mapped axes of all
+  std::stable_sort(all.begin(), all.end(), [](auto& a, auto& b) { return axis_size(a) > axis_size(b); });
+  Axes out;
+  for (auto& axes : all)
+    for (auto& a : axes) if (!goes(a.name) && !has(out, a.name)) out.push_back(a);
+  for (std::size_t k = 0; k < named.size(); ++k) if (rules[k] == AxisRule::made) out.push_back(named[k]);
+  return ops::with_hidden(in, out);
+}
+NamedArray call(const Op& op, const std::vector<Arr>& operands, const AxisSelection& along) {
+  Here here(operands.empty() ? context().origin.at : operands[0].at());
+  auto kernel = kernel_for(op, operands);
+  auto& dtypes = user_op(op).cpu[kernel].dtypes;
+  Nodes in;
+  for (std::size_t k = 0; k < operands.size(); ++k)
+    in.push_back(operands[k].is_number() ? ops::node_of(op.name, operands[k], dtypes[k]) : ops::node_of(op.name, operands[k]));
+  auto named = named_axes(op, in, along);
+  auto axes = result_axes(op, in, named);
+  return NamedArray(make(op, in, axes, dtypes.back(), {.names = ops::names_of(named), .ints = {std::int64_t(kernel)}}));
+}
+
+void check(const CustomOp& user) {
+  if (!*user.name) fail("custom_op", "an op needs a name");
+  const std::string who = user.name;
+  if (user.cpu.empty()) fail("custom_op", who + " has no kernel");
+  auto count = user.cpu[0].dtypes.size();
+  std::vector<AxisRule> monoids;
+  for (auto r : user.along) if (folds(r)) monoids.push_back(r);
+  for (auto r : monoids) if (r != monoids[0]) fail("custom_op", who + " folds by two monoids; let it be two ops");
+  for (auto& k : user.cpu) {
+    if (k.dtypes.size() != count) fail("custom_op", "kernels of " + who + " take different numbers of operands");
+    bool numbers = !monoids.empty() && (monoids[0] == AxisRule::reduce_sum || monoids[0] == AxisRule::reduce_prod);
+    if (numbers && k.dtypes.back() == DType::boolean) fail("custom_op", who + " sums bools; reduce_max says whether any is true, reduce_min all");
+  }
+  for (int k : user.linear)
+    if (k < 0 || k + 1 >= int(count))
+      fail("custom_op", who + " is said to be linear in operand " + std::to_string(k) + ", and takes " + std::to_string(count - 1));
+}
+
+}  // namespace
+
+NamedArray CustomFunction::operator()(Arr x, const AxisSelection& along) const { return call(*op_, {std::move(x)}, along); }
+NamedArray CustomFunction::operator()(const std::vector<Arr>& operands, const AxisSelection& along) const { return call(*op_, operands, along); }
+
+CustomFunction custom_op(CustomOp user, SourceLocation at) {
+  Here here(at);
+  check(user);
+  static std::mutex lock;
+  static auto* all = new std::vector<std::unique_ptr<UserOp>>;   // nodes may outlive whoever made the op
+  auto op = std::make_unique<UserOp>();
+  op->label = user.name;
+  op->user = std::move(user);
+  op->name = op->user.name = op->label.c_str();
+  op->kind = Kind::step;
+  op->grad = gradient, op->lower = lower, op->along = along_rule, op->linear_in = linear_rule;
+  std::lock_guard hold(lock);
+  all->push_back(std::move(op));
+  return CustomFunction(all->back().get());
+}
+
+}  // namespace haliax
