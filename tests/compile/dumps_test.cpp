@@ -123,3 +123,9 @@ TEST_CASE("dumps: plans and programs are those that are kept") {
     compare(p.name + ".program", program);
   }
 }
+
+TEST_CASE("docs/design.md shows the list of passes") {
+  std::ifstream in(golden_dir() + "/../../docs/design.md");
+  std::string page{std::istreambuf_iterator<char>(in), {}};
+  CHECK(page.find("```text\n" + table_of_passes() + "```") != std::string::npos);
+}
