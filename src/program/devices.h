@@ -1,4 +1,4 @@
-// The backends that are linked in, by the functions that make them. (Others are loaded at run time.)
+// The backends that are linked in, by the functions that make them.
 #pragma once
 #include <memory>
 

@@ -71,55 +71,23 @@ std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count, cons
   return {last, ys};
 }
 
-}  // namespace
+// What is scanned, in one of the ways that the options ask for.
+struct Scan {
+  Axis axis;
+  const ScanOptions& options;
+  const std::vector<std::string>& paths;
+  const Leaves& xs;
+  BodyFunction f;
 
-std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& options, const Leaves& init, const std::vector<std::string>& paths,
-                               const Leaves& xs, BodyFunction f) {
-  Here here(options.at);
-  Tracing tracing;
-  if (options.unroll < 1) fail("scan", "unroll must be at least 1; got " + std::to_string(options.unroll));
-  std::int64_t size = selector.size;
-  for (std::size_t k = 0; k < xs.size(); ++k) {
-    auto* mine = xs[k].empty() ? nullptr : find(*xs[k].node(), selector.name);
-    if (!mine) continue;
-    if (size >= 0 && mine->size != size)
-      fail("scan", "axis " + std::string(selector.name.text()) + " has size " + std::to_string(mine->size) + " in argument array " + std::to_string(k) + " " +
-                       to_string(xs[k].axes()) + " and " + std::to_string(size) + " elsewhere");
-    size = mine->size;
-  }
-  if (size < 0) {
-    Axes seen;
-    for (auto& x : xs) if (!x.empty()) for (auto& a : x.axes()) if (!has(seen, a.name)) seen.push_back(a);
-    fail("scan", "no argument has axis " + std::string(selector.name.text()) + "; give an Axis with its size" + did_you_mean(selector.name, seen));
-  }
-  Axis axis(selector.name, size);
-  auto slices = [&](const NodePtr& index, std::int64_t at) {
+  bool walks(const NamedArray& x) const { return !x.empty() && find(*x.node(), axis.name); }
+  Leaves part(std::int64_t from, std::int64_t n) const {
     Leaves out;
-    for (auto& x : xs) {
-      bool mapped = !x.empty() && find(*x.node(), axis.name);
-      out.push_back(!mapped ? x : NamedArray(index ? prim::slice_at(x.node(), index, true) : prim::slice(x.node(), axis.name, at, 1, 1, true)));
-    }
+    for (auto& x : xs) out.push_back(walks(x) ? NamedArray(prim::slice(x.node(), axis.name, from, n)) : x);
     return out;
-  };
-
-  if (options.checkpoint.policy == ScanCheckpoint::Policy::nested && size > 3) {
-    std::int64_t outer = std::int64_t(std::sqrt(double(size)));
-    while (size % outer) --outer;
-    if (outer > 1) {   // blocks of positions, each of which makes its inside again
-      auto around = options, inside = options;
-      around.checkpoint = inside.checkpoint = true, around.unroll = 1;
-      return scan_blocks(axis, outer, around, inside, init, paths, xs, f);
-    }
   }
-  if (options.unroll > 1 &&
-      options.unroll < size) {  // a loop over blocks, whose inside is no loop; then the positions that are left
-    auto left = size % options.unroll, whole = size - left;
-    auto part = [&](std::int64_t from, std::int64_t n) {
-      Leaves out;
-      for (auto& x : xs)
-        out.push_back(!x.empty() && find(*x.node(), axis.name) ? NamedArray(prim::slice(x.node(), axis.name, from, n)) : x);
-      return out;
-    };
+  // A loop over blocks, whose inside is no loop; then the positions that are left.
+  std::pair<Leaves, Leaves> in_blocks(const Leaves& init) const {
+    auto left = axis.size % options.unroll, whole = axis.size - left;
     auto around = options;
     around.unroll = 1;
     auto blocks = [&](const Leaves& carry) {
@@ -135,35 +103,39 @@ std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& 
       ys.push_back(head[k].empty() ? head[k] : NamedArray(prim::concat({head[k].node(), tail[k].node()}, axis)));
     return {second.first, ys};
   }
-
-  if (options.unroll >= size && size > 0) {
+  // No loop at all.
+  std::pair<Leaves, Leaves> unrolled(const Leaves& init) const {
     Leaves carry = init;
     std::vector<Nodes> out;
-    std::size_t count = 0;
-    for (std::int64_t i = 0; i < size; ++i) {
-      auto at = options.reverse ? size - 1 - i : i;
-      Leaves next, y;
-      f.call(f.self, carry, slices(nullptr, at), next, y);
+    for (std::int64_t i = 0; i < axis.size; ++i) {
+      auto at = options.reverse ? axis.size - 1 - i : i;
+      Leaves now, next, y;
+      for (auto& x : xs) now.push_back(walks(x) ? NamedArray(prim::slice(x.node(), axis.name, at, 1, 1, true)) : x);
+      f.call(f.self, carry, now, next, y);
       check_carry(init, next, paths);
-      carry = next, count = y.size();
-      out.resize(count, Nodes(std::size_t(size)));
-      for (std::size_t k = 0; k < count; ++k) out[k][std::size_t(at)] = y[k].node();
+      carry = next;
+      out.resize(y.size(), Nodes(std::size_t(axis.size)));
+      for (std::size_t k = 0; k < y.size(); ++k) out[k][std::size_t(at)] = y[k].node();
     }
     Leaves ys;
     for (auto& values : out) ys.push_back(values[0] ? stacked(values, axis)[0] : NamedArray());
     return {carry, ys};
   }
+  std::pair<Leaves, Leaves> as_loop(const Leaves& init) const;
+};
 
+std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
   auto& c = context();
   auto index = prim::index(axis, 0, 1, c.loop_depth);
   struct Deeper { Deeper() { ++context().loop_depth; } ~Deeper() { --context().loop_depth; } };
-  Leaves start = init;
+  Leaves start = init, slices;
+  for (auto& x : xs) slices.push_back(walks(x) ? NamedArray(prim::slice_at(x.node(), index, true)) : x);
   for (int attempt = 0;; ++attempt) {
     Leaves carry, next, y;
     for (auto& a : start) carry.push_back(a.empty() ? a : NamedArray(prim::carry(index, a.node()->axes, a.dtype())));
     {
       Deeper deeper;
-      f.call(f.self, carry, slices(index, 0), next, y);
+      f.call(f.self, carry, slices, next, y);
     }
     check_carry(start, next, paths);
     bool widened = false;   // a carry that starts without an axis that vmap hides may gain it in the first turn
@@ -195,6 +167,46 @@ std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& 
     }
     return {last, ys};
   }
+}
+
+// Of the arrays that have it, and of the selector, which must agree.
+Axis walked_axis(const AxisSelector& selector, const Leaves& xs) {
+  auto name = std::string(selector.name.text());
+  std::int64_t size = selector.size;
+  for (std::size_t k = 0; k < xs.size(); ++k) {
+    auto* mine = xs[k].empty() ? nullptr : find(*xs[k].node(), selector.name);
+    if (!mine) continue;
+    if (size >= 0 && mine->size != size)
+      fail("scan", "axis " + name + " has size " + std::to_string(mine->size) + " in argument array " + std::to_string(k) + " " +
+                       to_string(xs[k].axes()) + " and " + std::to_string(size) + " elsewhere");
+    size = mine->size;
+  }
+  if (size >= 0) return Axis(selector.name, size);
+  Axes seen;
+  for (auto& x : xs) if (!x.empty()) for (auto& a : x.axes()) if (!has(seen, a.name)) seen.push_back(a);
+  fail("scan", "no argument has axis " + name + "; give an Axis with its size" + did_you_mean(selector.name, seen));
+}
+
+}  // namespace
+
+std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& options, const Leaves& init, const std::vector<std::string>& paths,
+                               const Leaves& xs, BodyFunction f) {
+  Here here(options.at);
+  Tracing tracing;
+  if (options.unroll < 1) fail("scan", "unroll must be at least 1; got " + std::to_string(options.unroll));
+  Scan s{walked_axis(selector, xs), options, paths, xs, f};
+  auto size = s.axis.size;
+  if (options.checkpoint.policy == ScanCheckpoint::Policy::nested && size > 3) {
+    std::int64_t outer = std::int64_t(std::sqrt(double(size)));
+    while (size % outer) --outer;
+    if (outer > 1) {   // blocks of positions, each of which makes its inside again
+      auto around = options, inside = options;
+      around.checkpoint = inside.checkpoint = true, around.unroll = 1;
+      return scan_blocks(s.axis, outer, around, inside, init, paths, xs, f);
+    }
+  }
+  if (options.unroll > 1 && options.unroll < size) return s.in_blocks(init);
+  return options.unroll >= size && size > 0 ? s.unrolled(init) : s.as_loop(init);
 }
 
 std::pair<NamedArray, NamedArray> first_and_rest(const NamedArray& a, const AxisSelector& axis, SourceLocation at) {

@@ -235,97 +235,103 @@ struct Builder {
     return true;
   }
 
-  int last_talk = -1;
+  int last_call = -1;
   std::unordered_map<const Node*, std::vector<int>> rows_of = {};   // the kernels that fold it
   void build() {
     for (auto& n : order) {
       if (outside(*n)) continue;
-      bool kernel = anchored.count(n.get()) > 0;
       bool single = n->op->kind == Kind::contract || n->op->kind == Kind::step || n->op->kind == Kind::loop;
-      if (n->op == &kResult && (n->in[0]->op == &kLoop || n->in[0]->op == &kCollective)) {
+      if (n->op == &kResult && (n->in[0]->op == &kLoop || n->in[0]->op == &kCollective))
         scope.unit_of[n.get()] = scope.unit_of.at(n->in[0].get());
-        continue;
+      else if (single || anchored.count(n.get()))
+        put(n);
+    }
+    if (options.fuse) find_pieces();
+    for (auto& t : targets) put_into(t);
+  }
+  // The kernel that makes n too, whose points become `outer`, `inner`; -1: none.
+  int kernel_for(const NodePtr& n, const std::vector<Read>& read, const Nodes& after, Axes& outer, Axes& inner) const {
+    int home = -1;
+    std::unordered_set<int> tried;
+    auto try_in = [&](int u) {
+      if (u < 0 || home >= 0 || scope.units[std::size_t(u)].type != Unit::Type::kernel || !tried.insert(u).second) return;
+      if (!joins(n, scope.units[std::size_t(u)], outer, inner)) return;
+      bool ok = true;
+      for (auto& other : read) {
+        int o = unit_of(other.node.get());
+        if (o == u) ok &= other.plain && anchored.count(other.node.get());
+        else if (o >= 0) ok &= !comes_after(o, u);
       }
-      if (!kernel && !single) continue;
+      for (auto& a : after) for (int o : units_below(a)) ok &= !comes_after(o, u);
+      if (ok) home = u;
+    };
+    for (auto r = read.rbegin(); r != read.rend(); ++r) if (r->plain) try_in(unit_of(r->node.get()));
+    if (n->op->kind == Kind::reduce)   // or with another reduction of the same rows: they are read once, and die sooner
+      for (auto& r : read)
+        if (r.plain && r.node->bytes() >= n->in[0]->bytes())
+          if (auto rows = rows_of.find(r.node.get()); rows != rows_of.end())
+            for (int u : rows->second) try_in(u);
+    return home;
+  }
+  int new_unit(const NodePtr& n) {
+    Unit u;
+    u.type = anchored.count(n.get()) ? Unit::Type::kernel : Unit::Type::single;
+    u.outer = n->axes;
+    if (n->op->kind == Kind::reduce) u.inner = minus(n->in[0]->axes, n->axes);
+    if (!n->attr.names.empty())   // a flat position counts in the order asked for
+      for (std::size_t i = 0; i < u.inner.size(); ++i) u.inner[i] = *find(*n->in[0], n->attr.names[i]);
+    return add_unit(std::move(u));
+  }
+  // Into a kernel that is there, or a unit of its own; after all that it reads.
+  void put(const NodePtr& n) {
+    std::vector<Read> read;
+    Nodes after;
+    reads(n, read, after);
+    Axes outer, inner;
+    bool fuses = options.fuse && anchored.count(n.get()) && (n->op->kind == Kind::map || n->op->kind == Kind::reduce);
+    int home = fuses ? kernel_for(n, read, after, outer, inner) : -1;
+    if (home < 0) home = new_unit(n);
+    else scope.units[std::size_t(home)].outer = outer, scope.units[std::size_t(home)].inner = inner;
+    auto& u = scope.units[std::size_t(home)];
+    u.nodes.push_back(n);
+    u.order = std::max(u.order, std::int64_t(n->id));
+    scope.unit_of[n.get()] = home;
+    if (n->op->kind == Kind::reduce) for (auto& r : read) if (r.plain) rows_of[r.node.get()].push_back(home);
+    for (auto& r : read) {
+      int o = unit_of(r.node.get());
+      if (o < 0 || o == home) continue;
+      depend(home, o);
+      auto& base = base_of(r.node);
+      if (!outside(*base)) scope.in_memory.insert(base.get());
+    }
+    for (auto& a : after) for (int o : units_below(a)) depend(home, o);
+    if (calls.count(n.get())) {
+      if (last_call >= 0) depend(home, last_call);
+      last_call = home;
+    }
+    if (u.type == Unit::Type::single)
+      for (auto& x : n->in) if (x) for (int o : units_below(x)) depend(home, o);
+  }
+  // A target that its unit does not write itself is copied.
+  void put_into(const Target& t) {
+    auto& n = t.node;
+    int made = unit_of(n.get());
+    bool direct = made >= 0 && !(is_view(*n)) && scope.targets[n.get()][0] == &t && (!t.accumulate || accumulates(n, t));
+    if (made >= 0 && scope.units[std::size_t(made)].type == Unit::Type::kernel) direct = true;   // a kernel may store a value many times
+    if (direct) return;
+    Unit u;
+    u.type = Unit::Type::copy, u.nodes = {n}, u.target = &t, u.order = std::int64_t(n->id);
+    if (auto& base = base_of(n); made >= 0 || unit_of(base.get()) >= 0) {
+      if (!outside(*base)) scope.in_memory.insert(base.get());
+    } else {   // made here, from what others have made
       std::vector<Read> read;
       Nodes after;
       reads(n, read, after);
-      int home = -1;
-      Axes outer, inner;
-      if (kernel && options.fuse && (n->op->kind == Kind::map || n->op->kind == Kind::reduce)) {
-        std::unordered_set<int> tried;
-        auto try_in = [&](int u) {
-          if (u < 0 || home >= 0 || scope.units[std::size_t(u)].type != Unit::Type::kernel || !tried.insert(u).second) return;
-          if (!joins(n, scope.units[std::size_t(u)], outer, inner)) return;
-          bool ok = true;
-          for (auto& other : read) {
-            int o = unit_of(other.node.get());
-            if (o == u) ok &= other.plain && anchored.count(other.node.get());
-            else if (o >= 0) ok &= !comes_after(o, u);
-          }
-          for (auto& a : after) for (int o : units_below(a)) ok &= !comes_after(o, u);
-          if (ok) home = u;
-        };
-        for (auto r = read.rbegin(); r != read.rend(); ++r) if (r->plain) try_in(unit_of(r->node.get()));
-        if (n->op->kind == Kind::reduce)   // or with another reduction of the same rows: they are read once, and die sooner
-          for (auto& r : read)
-            if (r.plain && r.node->bytes() >= n->in[0]->bytes())
-              for (int u : rows_of[r.node.get()]) try_in(u);
-      }
-      if (home < 0) {
-        Unit u;
-        u.type = kernel ? Unit::Type::kernel : Unit::Type::single;
-        u.outer = n->axes;
-        if (n->op->kind == Kind::reduce) u.inner = minus(n->in[0]->axes, n->axes);
-        if (!n->attr.names.empty())   // a flat position counts in the order asked for
-          for (std::size_t i = 0; i < u.inner.size(); ++i) u.inner[i] = *find(*n->in[0], n->attr.names[i]);
-        home = add_unit(std::move(u));
-      } else {
-        scope.units[std::size_t(home)].outer = outer, scope.units[std::size_t(home)].inner = inner;
-      }
-      auto& u = scope.units[std::size_t(home)];
-      u.nodes.push_back(n);
-      u.order = std::max(u.order, std::int64_t(n->id));
-      scope.unit_of[n.get()] = home;
-      if (n->op->kind == Kind::reduce) for (auto& r : read) if (r.plain) rows_of[r.node.get()].push_back(home);
-      for (auto& r : read) {
-        int o = unit_of(r.node.get());
-        if (o < 0 || o == home) continue;
-        depend(home, o);
-        auto& base = base_of(r.node);
-        if (!outside(*base)) scope.in_memory.insert(base.get());
-      }
-      for (auto& a : after) for (int o : units_below(a)) depend(home, o);
-      if (calls.count(n.get())) {
-        if (last_talk >= 0) depend(home, last_talk);
-        last_talk = home;
-      }
-      if (scope.units[std::size_t(home)].type == Unit::Type::single) for (auto& x : n->in) {
-        if (!x) continue;
-        for (int o : units_below(x)) depend(home, o);
-      }
+      for (auto& r : read)
+        if (auto& below = base_of(r.node); !outside(*below)) scope.in_memory.insert(below.get());
     }
-    if (options.fuse) find_pieces();
-    for (auto& t : targets) {
-      auto& n = t.node;
-      int made = unit_of(n.get());
-      bool direct = made >= 0 && !(is_view(*n)) && scope.targets[n.get()][0] == &t && (!t.accumulate || accumulates(n, t));
-      if (made >= 0 && scope.units[std::size_t(made)].type == Unit::Type::kernel) direct = true;   // a kernel may store a value many times
-      if (direct) continue;
-      Unit u;
-      u.type = Unit::Type::copy, u.nodes = {n}, u.target = &t, u.order = std::int64_t(n->id);
-      if (auto& base = base_of(n); made >= 0 || unit_of(base.get()) >= 0) {
-        if (!outside(*base)) scope.in_memory.insert(base.get());
-      } else {   // made here, from what others have made
-        std::vector<Read> read;
-        Nodes after;
-        reads(n, read, after);
-        for (auto& r : read)
-          if (auto& below = base_of(r.node); !outside(*below)) scope.in_memory.insert(below.get());
-      }
-      int id = add_unit(std::move(u));
-      for (int o : units_below(n)) depend(id, o);
-    }
+    int id = add_unit(std::move(u));
+    for (int o : units_below(n)) depend(id, o);
   }
   void find_pieces() {
     for (auto& c : order) {
