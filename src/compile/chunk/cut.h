@@ -1,6 +1,7 @@
 // A call of chunked_reduce, cut as a plan says: loops in place of its regions.
 #pragma once
 #include "compile/chunk/region.h"
+#include "compile/loops/loops.h"
 #include "transforms/chunked.h"
 
 namespace haliax {
@@ -46,10 +47,7 @@ template <class Wanted, class Rewritten> Nodes in_bodies(const Nodes& roots, con
         auto start = substitute(Nodes{r.start}, before, index)[0];
         changed |= start != r.start, r.start = start;
       }
-    if (!changed) continue;
-    auto count = l.results.size();
-    auto made = make_loop(std::move(l));
-    for (std::size_t k = 0; k < count; ++k) to[loop_result(n, k).get()] = loop_result(made, k);
+    if (changed) replace_loop(n, std::move(l), to);
   }
   return to.empty() ? roots : substitute(roots, to, index);
 }

@@ -27,11 +27,7 @@ Nodes accumulate_folds(Nodes roots) {
           for (std::size_t b = 0; b < l.index.size(); ++b) mine.value[b] = prim::add(mine.value[b], second.value[b]);
           mine.start = second.start;
         } else continue;
-        auto old = r->in[0];
-        auto count = l.results.size();
-        auto loop = make_loop(std::move(l));
-        for (std::size_t k = 0; k < count; ++k) to[loop_result(old, k).get()] = loop_result(loop, k);
-        to[n.get()] = loop_result(loop, result_number(*r));
+        to[n.get()] = loop_result(replace_loop(r->in[0], std::move(l), to), result_number(*r));
         break;
       }
     }

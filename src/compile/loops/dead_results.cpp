@@ -4,6 +4,11 @@
 
 namespace haliax {
 
+NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite& to) {
+  auto made = make_loop(std::move(by));
+  for (std::size_t k = 0; k < loop_of(*old).results.size(); ++k) to[loop_result(old, k).get()] = loop_result(made, k);
+  return made;
+}
 bool depends_on(const NodePtr& n, const NodePtr& goal) { return dependents({n}, {goal.get()}).count(n.get()) > 0; }
 
 Nodes drop_dead_results(Nodes roots) {   // again and again, because a dropped result may have been another loop's only user

@@ -170,8 +170,7 @@ void bucket(Plan& plan, const Whole& whole) {
 }
 
 // What nothing reads is not made, nor sent.
-void drop_dead(Plan& plan, const Whole& whole) {
-  (void)whole;
+void drop_dead(Plan& plan) {
   for (auto& s : plan.versions) s.live = false;
   std::vector<int> todo = plan.roots;
   while (!todo.empty()) {

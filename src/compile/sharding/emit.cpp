@@ -75,15 +75,7 @@ class Emitter {
     auto& calls = calls_[body];
     if (calls.empty()) return;
     std::unordered_set<const Node*> seen;
-    Nodes todo = out;
-    while (!todo.empty()) {
-      auto n = todo.back();
-      todo.pop_back();
-      if (!n || n->id < calls.front()->id || !seen.insert(n.get()).second) continue;
-      todo.insert(todo.end(), n->in.begin(), n->in.end());
-      if (n->op != &kLoop) continue;
-      for (auto& r : loop_of(*n).results) todo.insert(todo.end(), r.value.begin(), r.value.end());
-    }
+    for (auto& n : everything(out)) seen.insert(n.get());
     auto& least = *std::min_element(out.begin(), out.end(), [](auto& a, auto& b) { return a->bytes() < b->bytes(); });
     for (auto& c : calls)
       if (!seen.count(c.get())) least = prim::barrier(least, c->op == &kLoop ? loop_result(c, 0) : collective_result(c, 0));

@@ -45,7 +45,7 @@ Run Planner::run(const Choices& choices, bool contests) {
     int made = obtain(n, wanted_[k].on(node(n).axes));
     now_.plan.roots.push_back(made);
   }
-  drop_dead(now_.plan, whole_);
+  drop_dead(now_.plan);
   return {std::move(now_.plan), std::move(now_.contested), std::move(asked_)};
 }
 void Planner::contest(int n, int way) {

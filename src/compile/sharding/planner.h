@@ -258,7 +258,7 @@ Nodes with_residuals(const Nodes& roots, const Plan&, Whole&, bool gathers_too);
 void regather(Plan&, const Whole&);  // weights, in each turn over microbatches, and for the backward pass
 void ring(Plan&, const Whole&);          // gathers that one contraction reads are taken block by block
 void bucket(Plan&, const Whole&);        // collectives that can be one call are
-void drop_dead(Plan&, const Whole&);
+void drop_dead(Plan&);
 std::vector<Move> moves_of(const Plan&, const Whole&, const Gradients* = nullptr);  // in order
 Nodes emit(const Plan&, const Whole&, const std::vector<PartitionInput>&, const Mesh&, int device, Nodes& placeholders);
 

@@ -214,7 +214,7 @@ void regather(Plan& plan, const Whole& whole) {
       for (int body : plan.loops[std::size_t(all.version(k).loop)].bodies) all.around[std::size_t(body)] = k;
   for (int r = 0; r < int(plan.bodies.size()); ++r)  // outer ones come first
     if (all.open.count(r)) all.run(r);
-  drop_dead(plan, whole);
+  drop_dead(plan);
 }
 
 }  // namespace haliax::partitioning

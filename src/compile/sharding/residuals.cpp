@@ -5,6 +5,7 @@
 
 #include "ops/attr.h"
 #include "ops/prim.h"
+#include "compile/loops/loops.h"
 #include "compile/sharding/planner.h"
 
 namespace haliax::partitioning {
@@ -70,12 +71,6 @@ Repeated repeated(const Plan& plan, Whole& whole) {
 Nodes with_repeated(const Nodes& roots, const Plan& plan, Whole& whole) {
   auto r = repeated(plan, whole);
   if (!r.later) return roots;
-  auto replace = [](const NodePtr& loop, Loop by, Rewrite& to) {
-    auto count = loop_of(*loop).results.size();
-    auto made = make_loop(std::move(by));
-    for (std::size_t k = 0; k < count; ++k) to[loop_result(loop, k).get()] = loop_result(made, k);
-    return made;
-  };
   auto now = [](const Rewrite& to, const NodePtr& n) {
     auto found = to.find(n.get());
     return found == to.end() ? n : found->second;
@@ -83,7 +78,7 @@ Nodes with_repeated(const Nodes& roots, const Plan& plan, Whole& whole) {
   Loop more = loop_of(*r.earlier);
   for (auto& n : r.nodes) more.results.push_back({Fold::stack, Monoid::sum, {n}});
   Rewrite first, body, then;
-  auto made = replace(r.earlier, std::move(more), first);
+  auto made = replace_loop(r.earlier, std::move(more), first);
   auto changed = substitute(roots, first);
   auto later = now(first, r.later);
   Loop less = loop_of(*later);
@@ -92,7 +87,7 @@ Nodes with_repeated(const Nodes& roots, const Plan& plan, Whole& whole) {
     body[now(first, r.nodes[k]).get()] =
         prim::slice_at(loop_result(made, kept.results.size() - r.nodes.size() + k), kept.index[0], kept.drop);
   for (auto& result : less.results) result.value = substitute(result.value, body, less.index[0].get());
-  replace(later, std::move(less), then);
+  replace_loop(later, std::move(less), then);
   return substitute(changed, then);
 }
 
@@ -134,7 +129,6 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool ga
   Rewrite to;
   for (auto& f : loops) {
     Loop more = loop_of(*f);
-    auto before = more.results.size();
     std::vector<std::size_t> place;
     for (auto& kept : residuals[f.get()]) {
       auto& was = kept.first;
@@ -145,8 +139,7 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool ga
     }
     auto index = more.index[0];
     bool drop = more.drop;
-    auto made = make_loop(std::move(more));
-    for (std::size_t k = 0; k < before; ++k) to[loop_result(f, k).get()] = loop_result(made, k);
+    auto made = replace_loop(f, std::move(more), to);
     for (std::size_t i = 0; i < place.size(); ++i)
       to[residuals[f.get()][i].second.get()] = prim::slice_at(loop_result(made, place[i]), index, drop);
   }
