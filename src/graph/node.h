@@ -157,11 +157,12 @@ class Here {
 };
 
 // Set for the length of a scope: nodes made in it are due to others, whose origins they take.
-class Following {
+class At {
  public:
-  Following() = default;
-  ~Following() { context().origin = std::move(outer_); }
-  Following(const Following&) = delete;
+  At() = default;
+  explicit At(const Origin& of) { context().origin = of; }
+  ~At() { context().origin = std::move(outer_); }
+  At(const At&) = delete;
   void operator()(const Origin& of) { context().origin = of; }
 
  private:

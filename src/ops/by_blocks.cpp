@@ -160,8 +160,7 @@ NodePtr gather_by_blocks(const NodePtr& n, Name axis, int blocks) {
 }
 
 NodePtr by_blocks(const NodePtr& n, Name axis, int blocks) {
-  Following due;
-  due(n->origin);
+  At due(n->origin);
   context().origin.mapping = {};  // it binds the result, not how it is made
   auto out = n->op->by_blocks(n, axis, blocks);
   return out ? fit(out, n->axes) : out;

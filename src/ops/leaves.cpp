@@ -18,11 +18,9 @@ struct Unique : Payload {};   // makes a node unlike any other
 }
 
 NodePtr input(const Axes& axes, DType dtype, Name path) {
-  auto outer = context().origin.module;
+  At here;
   if (path) context().origin.module = path;
-  auto n = make(kInput, {}, axes, dtype, {.payload = std::make_shared<Unique>()});
-  context().origin.module = outer;
-  return n;
+  return make(kInput, {}, axes, dtype, {.payload = std::make_shared<Unique>()});
 }
 
 NodePtr number(double v, DType dtype) {

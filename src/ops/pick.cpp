@@ -215,12 +215,9 @@ NodePtr enter(G x, const Attr& region) { return border(kEnter, x, region); }
 NodePtr leave(G x, const Attr& region) { return border(kLeave, x, region); }
 NodePtr tracer(G x, Name path) {
   struct Unique : Payload {};
-  auto& here = context().origin;
-  auto outer = here.module;
-  if (path) here.module = path;
-  auto n = make(kTracer, {x}, x->axes, x->dtype, {.payload = std::make_shared<Unique>()});
-  here.module = outer;
-  return n;
+  At here;
+  if (path) context().origin.module = path;
+  return make(kTracer, {x}, x->axes, x->dtype, {.payload = std::make_shared<Unique>()});
 }
 NodePtr barrier(G x, G after) { return make(kBarrier, {x, after}, x->axes, x->dtype); }
 NodePtr pin(G x, std::shared_ptr<const Mapping> mapping, const char* by) {

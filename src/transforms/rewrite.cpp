@@ -74,7 +74,7 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
     order.push_back(std::move(n));
   }
   std::sort(order.begin(), order.end(), [](auto& a, auto& b) { return a->id < b->id; });
-  Following follow;
+  At follow;
   for (auto& n : order) {
     if (n->value && n->in.empty()) continue;
     NodePtr made = n;

@@ -81,7 +81,7 @@ class Walk {
     for (std::size_t k = 0; k < ys.size(); ++k) give(ys[k], gs[k]);
   }
   Nodes run() {
-    Following follow;
+    At follow;
     while (!open_.empty()) {
       auto [n, g] = *open_.begin();
       open_.erase(open_.begin());

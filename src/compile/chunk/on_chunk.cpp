@@ -13,11 +13,6 @@ Axes resized(Axes axes, Name a, std::int64_t whole, std::int64_t size) {
   for (auto& x : axes) if (x.name == a && x.size == whole) x.size = size;
   return axes;
 }
-struct MadeAt {   // new nodes say that they come from where the old one was made
-  Origin before;
-  explicit MadeAt(const Node& n) : before(context().origin) { context().origin = n.origin; }
-  ~MadeAt() { context().origin = before; }
-};
 
 }  // namespace
 
@@ -72,7 +67,7 @@ NodePtr Region::picked_on_chunk(const NodePtr& n, Name a, std::size_t b) {
 
 // n on chunks of its operands. `a`: what the axis is called where n reads it.
 NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
-  MadeAt here(*n);
+  At here(n->origin);
   if (enters(*n) || leaves(*n) || n->op == &prim::kBarrier) return part(n->in[0], a, b);
   if (n->op == &kLoop) return loop_on_chunk(n, b);
   if (n->op == &kResult) return loop_result(part(n->in[0], a, b), result_number(*n));

@@ -40,7 +40,7 @@ class Taking {
       if (n->op == &prim::kContract && n->in[0] != n->in[1])
         for (auto& x : n->in) products[x.get()].push_back(n);
     Rewrite to;
-    Following follow;
+    At follow;
     for (auto& x : all_) {                       // in the same order each time
       auto read = products.find(x.get());
       if (read == products.end() || int(read->second.size()) < users_.at(x.get())) continue;   // it has to be made after all

@@ -27,9 +27,7 @@ class Emitter {
     return out;
   }
   Nodes run() {
-    auto outer = context().origin;
     in_body(0);
-    context().origin = outer;
     Nodes out;
     for (int s : plan_.roots) out.push_back(local(s));
     keep(0, out);
@@ -60,7 +58,7 @@ class Emitter {
     for (int k : plan_.bodies[std::size_t(r)].versions) {
       auto& s = version(k);
       if (!s.live || local(k) || s.ring >= 0) continue;
-      context().origin = node(s)->origin;
+      At here(node(s)->origin);
       if (auto* gather = ringed(s))
         ring(r, k, *gather);
       else if (s.talks())
@@ -214,7 +212,6 @@ class Emitter {
       keep(p.bodies[b], values);
       for (std::size_t k = 0; k < values.size(); ++k) out.results[k].value[b] = values[k];
     }
-    context().origin = node(s)->origin;
     for (std::size_t k = 0; k < out.results.size(); ++k) {
       auto& r = out.results[k];
       if (r.carry) r.carry = local(p.carry[k][0]);

@@ -18,7 +18,7 @@ struct Partition::Impl {
 
   // The plan that sends least; with `regather`, or once for all.
   void make(bool regather) {
-    Following outer;   // planning makes nodes that are due to others
+    At outer;   // planning makes nodes that are due to others
     options.regather = regather;
     whole = std::make_unique<Whole>(roots, wanted, mesh);
     Planner planner(*whole, options, inputs, wanted);

@@ -189,8 +189,7 @@ NodePtr Planner::in_wider_sums(int n, const Sharding& made) {
   auto& me = ptr(n);
   if (!options_.reduce_dtype || !is_float(me->dtype) || bytes_of(me->dtype) >= bytes_of(*options_.reduce_dtype)) return nullptr;
   if (std::none_of(made.partial.begin(), made.partial.end(), [](auto& p) { return p.second == Monoid::sum; })) return nullptr;
-  Following due;
-  due(me->origin);
+  At due(me->origin);
   auto wide = widened(me);
   return wide->op == me->op ? prim::cast(wide, me->dtype) : nullptr;
 }
@@ -244,8 +243,7 @@ void Planner::compute_op(int n) {
   Sharding work, usual;
   Pending keep;
   {
-    Following due;
-    due(me.origin);
+    At due(me.origin);
     work = usual = work_of(n, kUsual);
     if (auto c = choices_->follow.find(n); c != choices_->follow.end())
       if (auto other = otherwise_cut(n, usual, c->second)) work = *other;

@@ -9,8 +9,7 @@
 namespace haliax::partitioning {
 
 Sharding constraint(const Node& pin, const Mesh& mesh) {
-  Following due;
-  due(pin.origin);
+  At due(pin.origin);
   return sharding_for(pin, *static_cast<const prim::Pin&>(*pin.attr.payload).mapping, mesh);
 }
 
