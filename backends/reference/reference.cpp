@@ -1,4 +1,4 @@
-#include "reference.h"
+#include "program/custom.h"
 
 #include <algorithm>
 #include <cstring>
@@ -7,6 +7,7 @@
 
 #include "compute.h"
 #include "haliax/error.h"
+#include "program/devices.h"
 
 namespace haliax::reference {
 namespace {
@@ -296,18 +297,10 @@ class Run {
     });
   }
   void run(const Custom& c) const {
-    auto outer = std::size_t(c.outer);
-    each(part(c.dims, 0, outer), [&](const Dims& point) {
-      std::vector<void*> data;
-      std::vector<const std::int64_t*> strides;
-      auto add = [&](const View& v) {
-        data.push_back(at(v.slot, v.dtype, start(v) + offset_of(point, v.strides)));
-        strides.push_back(v.strides.data() + outer);
-      };
-      for (auto& v : c.in) add(v);
-      add(c.out);
-      c.run(data.data(), c.dims.data() + outer, strides.data());
-    });
+    std::vector<void*> first;
+    for (auto& v : c.arrays) first.push_back(at(v.slot, v.dtype, start(v)));
+    CustomCalls calls(c);
+    calls.run(first.data(), 0, calls.points());
   }
   void run(const Collective& c) const {
     require(comm_, "the program talks to other devices, but there is no communicator; run it on a mesh");

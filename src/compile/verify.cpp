@@ -80,7 +80,18 @@ struct NodeCheck {
         if (auto* its = find(other, a.name)) must(its->size == a.size, "axis " + text(a.name) + " has two sizes");
       }
   }
+  // What a step maps the result has.
+  void mapped() const {
+    for (std::size_t k = 0; k < n.in.size(); ++k)
+      for (auto& a : n.in[k]->axes) {
+        auto rule = along(n, k, a.name);
+        if (rule.way != Along::Way::map) continue;
+        auto* its = find(n, rule.point);
+        must(its && its->size == a.size, "it maps axis " + text(a.name) + " of " + to_string(n.in[k]->axes) + ", and makes " + to_string(n.axes));
+      }
+  }
   void moves() const {
+    if (n.op->kind == Kind::step) mapped();
     if (n.op == &prim::kFit) {
       for (auto& a : n.in[0]->axes) fits(*n.in[0], a);
     } else if (n.op == &prim::kRename) {

@@ -30,7 +30,8 @@ AxisRule rule_of(const Node& n, Name a) {
 }
 Axis named(const Node& n, Name a) {
   if (auto* mine = find(n, a)) return *mine;
-  for (auto& x : n.in) if (auto* its = find(*x, a)) return *its;
+  for (auto& x : n.in)
+    if (auto* its = find(*x, a)) return *its;
   fail_at(n.origin, n.op->name, "axis " + text(a) + " is in none of its operands");
 }
 
@@ -53,7 +54,8 @@ Nodes gradient(const NodePtr& o, const NodePtr& g) {
   for (auto a : o->attr.names) along.push_back(named(*o, a));
   auto made = user.grad({in, NamedArray(o), NamedArray(g), along});
   if (made.size() != in.size())
-    fail(o->op->name, "its gradient gives " + std::to_string(made.size()) + " arrays for " + std::to_string(in.size()) + " operands");
+    fail(o->op->name,
+         "its gradient gives " + std::to_string(made.size()) + " arrays for " + std::to_string(in.size()) + " operands");
   Nodes out;
   for (std::size_t k = 0; k < made.size(); ++k) {
     auto& x = *o->in[k];
@@ -71,36 +73,39 @@ Nodes gradient(const NodePtr& o, const NodePtr& g) {
   return out;
 }
 
-// What a fold of nothing gives; a device of a mesh may have an empty block.
-void push_identity(const Node& n, Monoid m, Emit& e) {
+// What a fold of nothing gives, or nothing; a device of a mesh may have an empty block.
+void push_identity(const Node& n, AxisRule rule, Emit& e) {
+  auto m = folds(rule) ? monoid_of(rule) : Monoid::sum;
   auto number = prim::identity(m, n.dtype);
   program::Step s;
   s.fused = {Emit::sizes(n.axes), int(n.axes.size()), {}};
-  program::Instr value{.code = Code::constant, .dtype = n.dtype, .view = {}}, store{.code = Code::store, .dtype = n.dtype, .view = {}};
+  program::Instr value{.code = Code::constant, .dtype = n.dtype, .view = {}},
+      store{.code = Code::store, .dtype = n.dtype, .view = {}};
   value.number = number->attr.number, value.integer = number->attr.ints.empty() ? 0 : number->attr.ints[0];
   store.args[0] = 0, store.view = Emit::view(e.result(), n.axes, n.axes);
   s.fused.code = {std::move(value), std::move(store)};
   e.push(std::move(s));
 }
 void lower(const Node& n, Emit& e) {
-  if (n.size() == 0) return;
-  Axes dims;   // mapped by the backend, then what the kernel sees
+  if (n.size() == 0) return push_identity(n, AxisRule::map, e);
+  Axes dims;  // mapped by the backend, then what the kernel sees
   for (auto& a : n.axes)
     if (std::find(n.attr.names.begin(), n.attr.names.end(), a.name) == n.attr.names.end()) dims.push_back(a);
   auto outer = dims.size();
   for (auto name : n.attr.names) {
     dims.push_back(named(n, name));
-    if (dims.back().size == 0) return push_identity(n, monoid_of(rule_of(n, name)), e);
+    if (dims.back().size == 0) return push_identity(n, rule_of(n, name), e);
   }
-  if (n.attr.names.empty() && outer > 0) --outer;   // a row at once: calls cost something
+  if (n.attr.names.empty() && outer > 0) --outer;  // a row at once: calls cost something
   program::Step s;
   s.kind = program::Kind::custom;
-  for (std::size_t k = 0; k < n.in.size(); ++k) s.custom.in.push_back(Emit::view(e.operand(k), n.in[k]->axes, dims));
-  s.custom.out = Emit::view(e.result(), n.axes, dims);
+  auto& arrays = s.custom.arrays;
+  for (std::size_t k = 0; k < n.in.size(); ++k) arrays.push_back(Emit::view(e.operand(k), n.in[k]->axes, dims));
+  arrays.push_back(Emit::view(e.result(), n.axes, dims));
   s.custom.dims = Emit::sizes(dims), s.custom.outer = int(outer), s.custom.run = kernel_of(n).run;
-  if (dims.empty()) {   // a row of one
-    s.custom.dims = {1}, s.custom.out.strides = {0};
-    for (auto& v : s.custom.in) v.strides = {0};
+  if (dims.empty()) {  // a row of one
+    s.custom.dims = {1};
+    for (auto& v : arrays) v.strides = {0};
   }
   e.push(std::move(s));
 }
@@ -116,8 +121,8 @@ std::size_t kernel_for(const Op& op, const std::vector<Arr>& operands) {
   auto& kernels = user_op(op).cpu;
   auto count = kernels[0].dtypes.size() - 1;
   if (operands.size() != count)
-    fail(op.name, "takes " + std::to_string(count) + (count == 1 ? " operand" : " operands") + ", and " + std::to_string(operands.size()) +
-                      (operands.size() == 1 ? " is" : " are") + " given");
+    fail(op.name, "takes " + std::to_string(count) + (count == 1 ? " operand" : " operands") + ", and " +
+                      std::to_string(operands.size()) + (operands.size() == 1 ? " is" : " are") + " given");
   std::vector<DType> given;
   for (std::size_t k = 0; k < count; ++k)
     given.push_back(operands[k].is_number() ? kernels[0].dtypes[k] : ops::node_of(op.name, operands[k])->dtype);
@@ -137,12 +142,13 @@ Axes named_axes(const Op& op, const Nodes& in, const AxisSelection& selection) {
   Axes theirs, out;
   for (auto& x : in) {
     ops::check_sizes(op.name, theirs, ops::visible(*x));
-    for (auto& a : ops::visible(*x)) if (!has(theirs, a.name)) theirs.push_back(a);
+    for (auto& a : ops::visible(*x))
+      if (!has(theirs, a.name)) theirs.push_back(a);
   }
   if (selection.all()) named.assign(theirs.begin(), theirs.end());
   if (named.size() != rules.size())
-    fail(op.name, "goes along " + std::to_string(rules.size()) + (rules.size() == 1 ? " axis" : " axes") + ", and the call names " +
-                      std::to_string(named.size()));
+    fail(op.name, "goes along " + std::to_string(rules.size()) + (rules.size() == 1 ? " axis" : " axes") +
+                      ", and the call names " + std::to_string(named.size()));
   for (std::size_t k = 0; k < rules.size(); ++k) {
     auto& s = named[k];
     auto* a = find_axis(theirs, s.name);
@@ -153,10 +159,13 @@ Axes named_axes(const Op& op, const Nodes& in, const AxisSelection& selection) {
       out.push_back(Axis(s.name, s.size));
       continue;
     }
-    if (!a || s.name.hidden()) fail(op.name, "axis " + text(s.name) + " is not in " + to_string(theirs) + did_you_mean(s.name, theirs));
+    if (!a || s.name.hidden())
+      fail(op.name, "axis " + text(s.name) + " is not in " + to_string(theirs) + did_you_mean(s.name, theirs));
     if (s.size >= 0 && s.size != a->size)
-      fail(op.name, "axis " + text(s.name) + " has size " + std::to_string(a->size) + " in " + to_string(theirs) + ", not " + std::to_string(s.size));
-    if (rules[k] == AxisRule::gone && a->size == 0) fail(op.name, "axis " + text(s.name) + " has size 0, and it needs a position");
+      fail(op.name, "axis " + text(s.name) + " has size " + std::to_string(a->size) + " in " + to_string(theirs) + ", not " +
+                        std::to_string(s.size));
+    if (rules[k] == AxisRule::gone && a->size == 0)
+      fail(op.name, "axis " + text(s.name) + " has size 0, and it needs a position");
     out.push_back(*a);
   }
   return out;
@@ -165,21 +174,25 @@ Axes named_axes(const Op& op, const Nodes& in, const AxisSelection& selection) {
 Axes result_axes(const Op& op, const Nodes& in, const Axes& named) {
   auto& rules = user_op(op).along;
   auto goes = [&](Name a) {
-    for (std::size_t k = 0; k < named.size(); ++k) if (named[k].name == a) return rules[k] == AxisRule::gone || folds(rules[k]);
+    for (std::size_t k = 0; k < named.size(); ++k)
+      if (named[k].name == a) return rules[k] == AxisRule::gone || folds(rules[k]);
     return false;
   };
   std::vector<Axes> mapped, all;
   for (auto& x : in) {
     all.push_back(ops::visible(*x));
     mapped.emplace_back();
-    for (auto& a : all.back()) if (!has(named, a.name)) mapped.back().push_back(a);
+    for (auto& a : all.back())
+      if (!has(named, a.name)) mapped.back().push_back(a);
   }
-  ops::broadcast(op.name, mapped);   // raises where no operand has the mapped axes of all
+  ops::broadcast(op.name, mapped);  // raises where no operand has the mapped axes of all
   std::stable_sort(all.begin(), all.end(), [](auto& a, auto& b) { return axis_size(a) > axis_size(b); });
   Axes out;
   for (auto& axes : all)
-    for (auto& a : axes) if (!goes(a.name) && !has(out, a.name)) out.push_back(a);
-  for (std::size_t k = 0; k < named.size(); ++k) if (rules[k] == AxisRule::made) out.push_back(named[k]);
+    for (auto& a : axes)
+      if (!goes(a.name) && !has(out, a.name)) out.push_back(a);
+  for (std::size_t k = 0; k < named.size(); ++k)
+    if (rules[k] == AxisRule::made) out.push_back(named[k]);
   return ops::with_hidden(in, out);
 }
 NamedArray call(const Op& op, const std::vector<Arr>& operands, const AxisSelection& along) {
@@ -200,28 +213,34 @@ void check(const CustomOp& user) {
   if (user.cpu.empty()) fail("custom_op", who + " has no kernel");
   auto count = user.cpu[0].dtypes.size();
   std::vector<AxisRule> monoids;
-  for (auto r : user.along) if (folds(r)) monoids.push_back(r);
-  for (auto r : monoids) if (r != monoids[0]) fail("custom_op", who + " folds by two monoids; let it be two ops");
+  for (auto r : user.along)
+    if (folds(r)) monoids.push_back(r);
+  for (auto r : monoids)
+    if (r != monoids[0]) fail("custom_op", who + " folds by two monoids; let it be two ops");
   for (auto& k : user.cpu) {
     if (k.dtypes.size() != count) fail("custom_op", "kernels of " + who + " take different numbers of operands");
     bool numbers = !monoids.empty() && (monoids[0] == AxisRule::reduce_sum || monoids[0] == AxisRule::reduce_prod);
-    if (numbers && k.dtypes.back() == DType::boolean) fail("custom_op", who + " sums bools; reduce_max says whether any is true, reduce_min all");
+    if (numbers && k.dtypes.back() == DType::boolean)
+      fail("custom_op", who + " sums bools; reduce_max says whether any is true, reduce_min all");
   }
   for (int k : user.linear)
     if (k < 0 || k + 1 >= int(count))
-      fail("custom_op", who + " is said to be linear in operand " + std::to_string(k) + ", and takes " + std::to_string(count - 1));
+      fail("custom_op",
+           who + " is said to be linear in operand " + std::to_string(k) + ", and takes " + std::to_string(count - 1));
 }
 
 }  // namespace
 
 NamedArray CustomFunction::operator()(Arr x, const AxisSelection& along) const { return call(*op_, {std::move(x)}, along); }
-NamedArray CustomFunction::operator()(const std::vector<Arr>& operands, const AxisSelection& along) const { return call(*op_, operands, along); }
+NamedArray CustomFunction::operator()(const std::vector<Arr>& operands, const AxisSelection& along) const {
+  return call(*op_, operands, along);
+}
 
 CustomFunction custom_op(CustomOp user, SourceLocation at) {
   Here here(at);
   check(user);
   static std::mutex lock;
-  static auto* all = new std::vector<std::unique_ptr<UserOp>>;   // nodes may outlive whoever made the op
+  static auto* all = new std::vector<std::unique_ptr<UserOp>>;  // nodes may outlive whoever made the op
   auto op = std::make_unique<UserOp>();
   op->label = user.name;
   op->user = std::move(user);

@@ -58,8 +58,8 @@ void print(const Program& p, const std::vector<Step>& steps, const std::string& 
       case Kind::custom: {
         auto& c = step.custom;
         Dims outer(c.dims.begin(), c.dims.begin() + c.outer), inner(c.dims.begin() + c.outer, c.dims.end());
-        s += std::string(step.why) + " " + text(outer) + text(inner) + " " + text(p, c.out) + " of";
-        for (auto& x : c.in) s += " " + text(p, x);
+        s += std::string(step.why) + " " + text(outer) + text(inner);
+        for (auto& x : c.arrays) s += (&x == &c.arrays.back() ? " to " : " ") + text(p, x);
         break;
       }
       case Kind::skip: s += "skip the rest unless " + text(p, step.skip.unless); break;

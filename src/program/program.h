@@ -151,14 +151,13 @@ struct Collective {
 struct Skip {
   View unless;
 };
-// A function of the user's (haliax/custom_op.h), called at each point of the first `outer` dims: the elements there, of all operands and then
-// of out; the sizes of the other dims, none of which is 0; for each array its strides along those. out shares no memory with an operand.
+// A function of the user's (haliax/custom_op.h), called at each point of the first `outer` dims with the elements there of all arrays, the
+// sizes of the other dims, none of which is 0, and each array's strides along those. See program/custom.h.
 using CustomRun = void (*)(void* const* data, const std::int64_t* sizes, const std::int64_t* const* strides) noexcept;
 struct Custom {
   Dims dims;
   int outer = 0;
-  std::vector<View> in;
-  View out;
+  std::vector<View> arrays;         // operands, and last the result, which shares no memory with them
   CustomRun run = nullptr;
 };
 struct Step;

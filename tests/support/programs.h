@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "backends/cpu/cpu.h"
-#include "backends/reference/reference.h"
 #include "base/scalar.h"
+#include "program/devices.h"
 
 namespace haliax::testing {
 

@@ -27,8 +27,7 @@ template <class S, class F> void each_view(S& s, F f) {   // a Step, const or no
     case program::Kind::cumulative: f(s.cumulative.x, false), f(s.cumulative.out, true); break;
     case program::Kind::copy: f(s.copy.x, false), f(s.copy.out, true); break;
     case program::Kind::custom:
-      for (auto& x : s.custom.in) f(x, false);
-      f(s.custom.out, true);
+      for (auto& x : s.custom.arrays) f(x, &x == &s.custom.arrays.back());
       break;
     case program::Kind::skip: f(s.skip.unless, false); break;
     case program::Kind::collective:

@@ -1,0 +1,43 @@
+#include "program/custom.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace haliax::program {
+
+CustomCalls::CustomCalls(const Custom& what, int workers)
+    : what_(what),
+      outer_(std::size_t(what.outer)),
+      arrays_(what.arrays.size()),
+      at_(arrays_ * std::size_t(workers)),
+      index_(outer_ * std::size_t(workers)) {
+  for (std::size_t d = 0; d < outer_; ++d) points_ *= what.dims[d];
+  for (auto& v : what.arrays) {
+    inner_.push_back(v.strides.data() + outer_);
+    for (std::size_t d = 0; d < outer_; ++d) steps_.push_back(v.strides[d] * bytes_of(v.dtype));
+  }
+}
+
+void CustomCalls::run(void* const* first, std::int64_t from, std::int64_t to, int worker) {
+  auto* at = at_.data() + std::size_t(worker) * arrays_;
+  auto* index = index_.data() + std::size_t(worker) * outer_;
+  auto move = [&](std::size_t d, std::int64_t by) {
+    for (std::size_t k = 0; k < arrays_; ++k) at[k] = static_cast<std::byte*>(at[k]) + steps_[k * outer_ + d] * by;
+  };
+  std::copy(first, first + arrays_, at);
+  auto rest = from;
+  for (std::size_t d = outer_; d-- > 0; rest /= what_.dims[d]) move(d, index[d] = rest % what_.dims[d]);
+  for (; from < to; ++from) {
+    what_.run(at, what_.dims.data() + outer_, inner_.data());
+    for (std::size_t d = outer_; d-- > 0;) {
+      if (++index[d] < what_.dims[d]) {
+        move(d, 1);
+        break;
+      }
+      move(d, 1 - what_.dims[d]);
+      index[d] = 0;
+    }
+  }
+}
+
+}  // namespace haliax::program
