@@ -1,6 +1,6 @@
 // What a backend may see: steps over slots of memory. No axis, no name and no op of the graph is left here.
 //
-// Every value lives in a slot. A slot is an argument, a result, or a range of the arena whose place `plan` has fixed.
+// Every value lives in a slot. A slot is an argument, a result, or a range of the arena whose place plan_memory has fixed.
 // A View says how a step walks over a slot. Loops are steps that hold steps. Numbers of a loop (its turns) reach the views and the
 // instructions inside it as terms: offset += value of the loop variable * stride.
 #pragma once
@@ -193,10 +193,10 @@ struct Slot {
   std::int64_t bytes = 0;
   Home home = Home::arena;
   int index = -1;                   // which argument or result
-  std::int64_t offset = -1;         // in the arena, 64-byte aligned; set by plan
+  std::int64_t offset = -1;         // in the arena, 64-byte aligned; set by plan_memory
   int alias = -1;                   // shares the memory of this slot (an in-place update; a donated argument)
   const char* purpose = "";         // parameters, activations, ...: for reports
-  bool gathered = false;            // what other devices sent: read in the turn that it comes in, never kept (see check_scratch)
+  bool gathered = false;            // what other devices sent: read in the turn that it comes in, never kept (see check_received)
 };
 
 struct Use {
@@ -249,9 +249,9 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual const char* name() const = 0;
-  // Asked of each step before `plan`: a Program with one that it cannot run is refused. Functions of the user's want memory of the host.
+  // Asked of each step before plan_memory: a Program with one that it cannot run is refused. Functions of the user's want memory of the host.
   virtual bool supports(const Step& s) const { return s.kind != Kind::custom; }
-  // Scratch that a step wants inside the plan, in bytes (oneDNN scratchpads, partial sums). Asked before `plan`. `workers`: as if there
+  // Scratch that a step wants inside the plan, in bytes (oneDNN scratchpads, partial sums). Asked before plan_memory. `workers`: as if there
   // were so many threads; 0: as many as there are.
   virtual std::int64_t scratch_bytes(const Step&, [[maybe_unused]] int workers) const { return 0; }
   virtual std::unique_ptr<Executable> compile(std::shared_ptr<const Program>) = 0;

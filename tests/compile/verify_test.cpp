@@ -149,6 +149,22 @@ TEST_CASE("verify finds a program's faults") {
   CHECK(says(in_program(p, true), "its scratch lies outside of the arena"));
 }
 
+TEST_CASE("verify finds memory that is written over before it is read") {
+  auto p = copies(4);
+  p.slots.push_back({16}), p.slots.push_back({16});
+  p.slots[2].offset = 0, p.slots[3].offset = 64, p.arena_bytes = 128;
+  auto copy = [&](int from, int to) {
+    auto s = p.steps[0];
+    s.copy.x.slot = from, s.copy.out.slot = to;
+    return s;
+  };
+  p.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
+  CHECK(in_program(p, true) == "");
+  p.slots[3].offset = 8;
+  CHECK(in_program(p, false) == "");
+  CHECK(says(in_program(p, true), "slot 2 is read, and slot 3 was written over it"));
+}
+
 TEST_CASE("verify finds devices that make other calls") {
   Program a, b, c;
   a.steps = b.steps = {all_reduce({0}), all_reduce({1})};

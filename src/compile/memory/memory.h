@@ -14,13 +14,13 @@ namespace haliax {
 
 // Where everything lies: in-place updates, donated arguments, and offsets in one arena.
 void plan_memory(program::Program&, const std::vector<bool>& donated, bool reuse);
-// The program with products kept from loop to loop in memory that lies idle, where there are any; before `plan`.
+// The program with products kept from loop to loop in memory that lies idle, where there are any; before plan_memory.
 std::optional<program::Program> reuse_products(const program::Program&);
 // Raises if a value that other devices sent (Slot::gathered) is kept: as a result, as the carry of a loop, or by a loop for later.
 void check_received(const program::Program&);
 
 // The legality check of a Program; raises. Slots are written before they are read, views lie inside of their slots and count turns of loops
-// around them; where memory is `placed`, offsets lie inside of the arena.
+// around them; where memory is `placed`, offsets lie inside of the arena, and nothing is read that something else was written over.
 void verify(const program::Program&, const char* after, bool placed);
 // All devices of a mesh make the same calls in the same order; raises.
 void verify_calls(const std::vector<const program::Program*>&);

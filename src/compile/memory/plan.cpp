@@ -87,7 +87,7 @@ struct Planner {
     if (all.empty()) return l;
     bool given = p.slots[std::size_t(slot)].home == Home::argument;   // made before all steps
     l.first = given ? 0 : all.front().position, l.last = all.back().position;
-    for (auto& s : spans) {   // known both in a loop and outside it: needed in every turn
+    for (auto& s : spans) {   // what is touched inside and outside of a loop stays there for all its turns
       auto inside = [&](const Access& a) { return a.position > s.begin && a.position < s.end; };
       auto count = std::count_if(all.begin(), all.end(), inside);
       if (count > 0 && (given || std::size_t(count) < all.size())) l.first = std::min(l.first, s.begin), l.last = std::max(l.last, s.end);

@@ -62,6 +62,9 @@ struct Check {
   bool placed;                               // slots have offsets
   std::map<int, std::int64_t> turns = {};    // of the loops around, by variable
   std::set<int> written = {};                // memory that holds something
+  std::vector<std::vector<int>> beside = {}; // of a slot of the arena: those whose bytes overlap its own
+  std::vector<int> last_write = {};          // of a slot, by step
+  int now = 0;
 
   [[noreturn]] void bad(const Step& s, const std::string& why) const {
     throw Error("[verify] " + std::string(s.why) + " after " + after + ": " + why + (s.where.empty() ? "" : "; " + s.where));
@@ -88,17 +91,41 @@ struct Check {
       bad(s, "elements " + std::to_string(least) + " to " + std::to_string(most) + " of slot " + std::to_string(v.slot) + ", which has " + std::to_string(bytes) + " bytes");
   }
   void read(const Step& s, int slot) const {
-    if (slot >= 0 && !written.count(memory(slot))) bad(s, "slot " + std::to_string(slot) + " is read before it is written");
+    if (slot < 0) return;
+    int mine = memory(slot);
+    if (!written.count(mine)) bad(s, "slot " + std::to_string(slot) + " is read before it is written");
+    if (!placed) return;
+    for (int other : beside[std::size_t(mine)])
+      if (last_write[std::size_t(other)] > last_write[std::size_t(mine)])
+        bad(s, "slot " + std::to_string(slot) + " is read, and slot " + std::to_string(other) + " was written over it");
+  }
+  void write(int slot) {
+    written.insert(memory(slot));
+    if (placed) last_write[std::size_t(memory(slot))] = now;
+  }
+  void find_overlaps() {
+    beside.resize(p.slots.size()), last_write.assign(p.slots.size(), -1);
+    std::vector<int> in_arena;
+    for (int k = 0; k < int(p.slots.size()); ++k) {
+      auto& s = p.slots[std::size_t(k)];
+      if (s.home == Home::arena && s.alias < 0 && s.offset >= 0 && s.bytes > 0) in_arena.push_back(k);
+    }
+    auto slot = [&](int k) -> auto& { return p.slots[std::size_t(k)]; };
+    std::sort(in_arena.begin(), in_arena.end(), [&](int a, int b) { return slot(a).offset < slot(b).offset; });
+    for (std::size_t i = 0; i < in_arena.size(); ++i)
+      for (auto j = i + 1; j < in_arena.size() && slot(in_arena[j]).offset < slot(in_arena[i]).offset + slot(in_arena[i]).bytes; ++j)
+        beside[std::size_t(in_arena[i])].push_back(in_arena[j]), beside[std::size_t(in_arena[j])].push_back(in_arena[i]);
   }
   void fused(const Step& s) {   // in the order of its code: what it stores it may read
     for (auto& i : s.fused.code) {
       for (auto& t : i.view.terms) read(s, t.slot);
       if (i.code == program::Code::load || i.code > program::Code::store) read(s, i.view.slot);
-      if (i.code >= program::Code::store) written.insert(memory(i.view.slot));
+      if (i.code >= program::Code::store) write(i.view.slot);
     }
   }
   void steps(const std::vector<Step>& all) {
     for (auto& s : all) {
+      ++now;
       // Of a fused step only loads and stores are views; an iota has terms alone.
       if (s.kind != Kind::loop) each_walked_view(s, [&](const View& v, const Dims& dims) { inside(s, v, dims); });
       if (s.kind == Kind::fused) {
@@ -110,13 +137,14 @@ struct Check {
           if (!writes || adds) read(s, v.slot);
         });
         each_view(s, [&](const View& v, bool writes) {
-          if (writes && v.slot >= 0) written.insert(memory(v.slot));
+          if (writes && v.slot >= 0) write(v.slot);
         });
       }
       if (placed && s.scratch_bytes > 0 && (s.scratch < 0 || s.scratch + s.scratch_bytes > p.arena_bytes)) bad(s, "its scratch lies outside of the arena");
       if (s.kind != Kind::loop) continue;
       turns[s.loop.variable] = s.loop.trips;
       steps(s.loop.body);
+      if (placed && s.loop.trips > 1) steps(s.loop.body);   // once more: what the first turn has written over is read in the second
       turns.erase(s.loop.variable);
     }
   }
@@ -124,7 +152,8 @@ struct Check {
     for (auto& s : p.slots)
       if (placed && s.home == Home::arena && s.alias < 0 && s.offset >= 0 && s.offset + s.bytes > p.arena_bytes)
         bad({}, "a slot of " + std::to_string(s.bytes) + " bytes at " + std::to_string(s.offset) + " lies outside of the arena");
-    for (int s : p.argument_slots) written.insert(memory(s));
+    if (placed) find_overlaps();
+    for (int s : p.argument_slots) write(s);
     steps(p.steps);
     for (int s : p.result_slots)
       if (p.slots[std::size_t(s)].bytes > 0 && !written.count(memory(s))) bad({}, "a result is never written");

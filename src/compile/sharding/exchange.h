@@ -7,7 +7,8 @@ namespace haliax {
 
 void hand_on(Wiring&, const Axes& block, const Cut& over, const Mesh&, int device);  // makes a ring of it, and says who sends
 
-// How the positions of an axis lie on a mesh: in blocks of its parts, row by row. An axis is mostly its own only part.
+// How the positions of an axis lie on a mesh: the axis is the row-major product of `parts`, each cut by mesh axes of its own. Mostly there is
+// one part, the axis itself.
 struct Lie {
   Axes parts = {};
   std::vector<Cut> cuts = {};                        // of each part

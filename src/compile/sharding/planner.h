@@ -75,7 +75,8 @@ struct Whole {
   };
   std::vector<NodePtr> nodes;
   std::vector<std::vector<int>> in;
-  std::vector<char> free, parameter;  // only numbers and positions below; only an input, seen otherwise
+  std::vector<char> free;             // made of numbers and positions: made again anywhere, at no traffic
+  std::vector<char> parameter;        // an input, or views and casts of inputs alone
   std::vector<int> stands_for;        // which op it helps to say in terms of others; -1: it is the user's own
   std::vector<Sharding> wish;         // what later consumers will want it cut by
   std::vector<int> roots;
@@ -104,7 +105,7 @@ constexpr double kBucket = 32 << 20;  // bytes on one device: waiting for more w
 // whole and that is cut; what stays pending; which version of a value a loop stacks.
 constexpr int kWish = -2, kUsual = -1;   // else the number of an operand
 constexpr int kWhole = -3, kMoved = -4;  // not block by block; the cut moves to another axis, however little there is to move
-constexpr int kRides = -5;               // what is pending, although it grows: other terms are as large
+constexpr int kRides = -5;               // stays pending when it is placed into a larger array: more bytes, but other terms are as large
 struct Choices {
   std::map<int, int> follow;
   std::map<std::pair<int, std::size_t>, Sharding> stack;
@@ -118,7 +119,8 @@ class Planned {
   struct State {  // all that a second attempt starts from again
     Plan plan;
     std::vector<std::vector<int>> of_node;  // versions of each node; the first is the one that was computed
-    std::vector<char> lazy, done;           // left to be made where it is read, so deep; planned
+    std::vector<char> lazy;                 // 0, or the length of the chain of nodes that readers make for themselves
+    std::vector<char> done;                 // planned
     std::vector<int> alias;                 // what is planned in its place
     std::vector<std::pair<int, int>> contested;
   };
