@@ -115,6 +115,34 @@ struct First {
   }
 };
 
+// ---- slices by ids ----
+Name positions_of(Name axis) { return Name("(positions of " + std::string(axis.text()) + ")"); }
+Axes with_name(Axes axes, Name from, Name to) {
+  for (auto& a : axes)
+    if (a.name == from) a.name = to;
+  return axes;
+}
+// One position, or those from a start that is not known yet, picked by ids: the devices that hold them answer. The index of a loop is no such
+// start: its turns read all of the axis.
+NodePtr picked_slice(const NodePtr& n) {
+  auto& x = n->in[0];
+  auto c = SliceAttr::of(*n);
+  const bool known = n->in.size() == 1;
+  if (!known && n->in[1]->op == &kIndex) return nullptr;
+  auto size = find(*x, c.axis)->size;
+  const auto d = size > std::numeric_limits<std::int32_t>::max() ? DType::i64 : DType::i32;
+  auto ids = integer(c.start, d);
+  Name positions = positions_of(c.axis);
+  if (!c.drop) ids = add(mul(iota(Axis(positions, c.size), d), integer(c.step, d)), ids);
+  if (!known) {   // moved to where it fits, as the slice is
+    auto& start = n->in[1];
+    auto at = [&](std::int64_t i) { return integer(i, start->dtype); };
+    ids = add(ids, cast(max(min(start, at(size - c.start - ((c.size - 1) * c.step + 1))), at(0)), d));
+  }
+  auto out = gather(x, {{c.axis, ids}}, with_name(n->axes, c.axis, positions), program::Outside::zero);
+  return c.drop ? out : rename(out, {positions}, {c.axis});
+}
+
 }  // namespace
 
 NodePtr pointwise_source(const NodePtr& n, const std::function<bool(const Node&)>& ends) {
@@ -153,7 +181,7 @@ bool picks_in_order(const Node& n) { return picks_top_k(n) || (n.op == &kGather 
 NodePtr cumulative_by_blocks(const NodePtr& n, Name axis, int blocks) { return running(n, Blocked(*find(*n, axis), blocks)); }
 NodePtr extreme_by_blocks(const NodePtr& n, Name, int) { return extreme_position(n); }
 NodePtr slice_by_blocks(const NodePtr& n, Name axis, int blocks) {
-  return is_top_k(*n) ? First(n, Blocked(*find(*n->in[0], axis), blocks)).positions() : nullptr;
+  return is_top_k(*n) ? First(n, Blocked(*find(*n->in[0], axis), blocks)).positions() : picked_slice(n);
 }
 NodePtr gather_by_blocks(const NodePtr& n, Name axis, int blocks) {
   return picks_top_k(*n) ? First(n->in[1], Blocked(*find(*n->in[0], axis), blocks)).of(n->in[0]) : nullptr;

@@ -10,7 +10,7 @@ namespace haliax::prim {
 // What Op::by_blocks of these ops is.
 NodePtr cumulative_by_blocks(const NodePtr&, Name axis, int blocks);
 NodePtr extreme_by_blocks(const NodePtr&, Name axis, int blocks);   // argmax, argmin
-NodePtr slice_by_blocks(const NodePtr&, Name axis, int blocks);     // the first of an argsort
+NodePtr slice_by_blocks(const NodePtr&, Name axis, int blocks);     // the first of an argsort; one position; from a start that is not known yet
 NodePtr gather_by_blocks(const NodePtr&, Name axis, int blocks);    // what stands there
 
 // The op's own way, due to the op: its axes are the op's.

@@ -14,9 +14,10 @@ NodePtr Planner::otherwise(int n) {
   if (!me.op->by_blocks) return nullptr;
   auto by_blocks = [&](const Node& op, Name axis, std::int64_t least) -> NodePtr {
     int blocks = blocks_along(op, axis, least);
-    if (blocks > 0 && !tells_little(op))
+    auto made = goes_by_blocks(op, axis, least) ? prim::by_blocks(ptr(n), axis, blocks) : nullptr;
+    if (made && !tells_little(op))
       for (int way : {kWhole, kMoved}) contest(whole_.find(&op), way);
-    return goes_by_blocks(op, axis, least) ? prim::by_blocks(ptr(n), axis, blocks) : nullptr;
+    return made;
   };
   auto& top = prim::picks_top_k(me) ? *me.in[1] : me;
   if (prim::is_top_k(top)) return by_blocks(*top.in[0], SliceAttr::of(top).axis, SliceAttr::of(top).size);
