@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "graph/emit.h"
+#include "ops/attr.h"
 #include "ops/named.h"
 
 namespace haliax {
@@ -59,7 +60,7 @@ Nodes gradient(const NodePtr& o, const NodePtr& g) {
   Nodes out;
   for (std::size_t k = 0; k < made.size(); ++k) {
     auto& x = *o->in[k];
-    for (auto& a : made[k] ? made[k].node()->axes : Axes()) {
+    for (auto& a : made[k].empty() ? Axes() : made[k].node()->axes) {
       auto *mine = find(x, a.name), *its = mine ? mine : find(*o, a.name);
       if (!its && !a.name.hidden())
         fail(o->op->name, "the gradient of operand " + std::to_string(k) + " has axis " + text(a.name) + ", which neither that " +
@@ -81,7 +82,7 @@ void push_identity(const Node& n, AxisRule rule, Emit& e) {
   s.fused = {Emit::sizes(n.axes), int(n.axes.size()), {}};
   program::Instr value{.code = Code::constant, .dtype = n.dtype, .view = {}},
       store{.code = Code::store, .dtype = n.dtype, .view = {}};
-  value.number = number->attr.number, value.integer = number->attr.ints.empty() ? 0 : number->attr.ints[0];
+  value.number = number->attr.number, value.integer = integer_of(*number);
   store.args[0] = 0, store.view = Emit::view(e.result(), n.axes, n.axes);
   s.fused.code = {std::move(value), std::move(store)};
   e.push(std::move(s));

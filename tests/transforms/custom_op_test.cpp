@@ -186,7 +186,7 @@ Leaves all_of(const Function& f, bool smooth, In x) {
   auto first = grad(Loss{f})(p, x[2]);
   auto second = grad([&](const std::pair<NamedArray, NamedArray>& q, const NamedArray& ids) {
     auto g = grad(Loss{f})(q, ids);
-    return sum(square(g.first)) + (g.second ? sum(square(g.second)) : 0.);
+    return sum(square(g.first)) + (g.second.empty() ? NamedArray(0.) : sum(square(g.second)));
   })(p, x[2]);
   for (auto& g : {first.first, first.second, second.first, second.second}) out.push_back(g);
   return out;
@@ -195,9 +195,9 @@ void same(const Leaves& got, const Leaves& want, const std::string& what) {
   REQUIRE(got.size() == want.size());
   for (std::size_t k = 0; k < got.size(); ++k) {
     std::string wrong;
-    if (bool(got[k]) != bool(want[k]) || (got[k] && got[k].ndim() != want[k].ndim()))
+    if (got[k].empty() != want[k].empty() || (!got[k].empty() && got[k].ndim() != want[k].ndim()))
       wrong = "another kind of array";
-    else if (got[k]) {
+    else if (!got[k].empty()) {
       Names order;
       for (auto& a : want[k].axes()) order.push_back(a.name);
       wrong = difference(rearrange(got[k], order), want[k], 2e-5);
