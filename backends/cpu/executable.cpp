@@ -34,8 +34,8 @@ std::int64_t Place::turned(const Frame& frame) const {
     if (term.slot >= 0) {
       const std::byte* p = frame.slots[term.slot] + term.slot_offset * haliax::bytes_of(term.slot_dtype);
       value = term.slot_dtype == DType::i64   ? *reinterpret_cast<const std::int64_t*>(p)
-              : term.slot_dtype == DType::u32 ? *reinterpret_cast<const std::uint32_t*>(p)
-                                              : *reinterpret_cast<const std::int32_t*>(p);
+              : term.slot_dtype == DType::u32 ? std::int64_t(*reinterpret_cast<const std::uint32_t*>(p))
+                                              : *reinterpret_cast<const std::int32_t*>(p);  // of u32 and i32 alone u32 would come
       value = std::max<std::int64_t>(0, std::min(value, term.limit));
     } else if (term.loop >= 0) {
       value = frame.loops[term.loop];

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "graph/loop.h"
 #include "ops/attr.h"
@@ -143,7 +144,83 @@ NodePtr picked_slice(const NodePtr& n) {
   return c.drop ? out : rename(out, {positions}, {c.axis});
 }
 
+// ---- ids with the name of the axis that they say where on ----
+// Known ids, one step after the other: of start + step * position.
+struct Run {
+  std::int64_t start = 0, step = 0;
+};
+std::optional<Run> run_of(const NodePtr& ids, int depth = 0) {
+  constexpr int far = 8;
+  if (is_number(ids) && is_integer(ids->dtype)) return Run{integer_of(ids->op == &kNumber ? *ids : *ids->in[0]), 0};
+  if (ids->op == &kIota) return Run{0, 1};
+  if (depth == far || ids->axes.size() > 1) return {};
+  if (ids->op == &kFit || (ids->op == &kCast && is_integer(ids->dtype))) return run_of(ids->in[0], depth + 1);
+  bool adds = ids->op == &kAdd, scales = ids->op == &kMul, most = ids->op == &kMaximum;
+  if (!adds && !scales && !most && ids->op != &kMinimum) return {};
+  auto a = run_of(ids->in[0], depth + 1), b = run_of(ids->in[1], depth + 1);
+  if (!a || !b) return {};
+  if (adds) return Run{a->start + b->start, a->step + b->step};
+  if (a->step && b->step) return {};
+  if (scales) return Run{a->start * b->start, a->step * b->start + b->step * a->start};
+  if (a->step || b->step) return {};
+  return Run{most ? std::max(a->start, b->start) : std::min(a->start, b->start), 0};
+}
+// The slice of `whole` that ids (axis) name; none if they are not known, or not all inside.
+std::optional<SliceAttr> slice_of(const NodePtr& ids, const Axis& whole) {
+  auto* a = find(*ids, whole.name);
+  if (!a || ids->axes.size() != 1 || a->size == 0) return {};
+  auto run = run_of(ids);
+  if (!run || run->step < 1 || run->start < 0 || run->start + (a->size - 1) * run->step >= whole.size) return {};
+  return SliceAttr{whole.name, run->start, a->size, run->step};
+}
+std::int64_t where_on(const Node& n, Name axis) { return std::find(n.attr.names.begin(), n.attr.names.end(), axis) - n.attr.names.begin(); }
+
+// Another name for the axis of the ids: then the table's keeps its own, and the ids pick from blocks of it. Not where as much comes out
+// as there is.
+NodePtr picked_apart(const NodePtr& n, Name axis) {
+  if (picks_in_order(*n) || n->bytes() >= n->in[0]->bytes()) return nullptr;
+  auto attr = GatherAttr::of(*n);
+  auto whole = *find(*n->in[0], axis);
+  auto slot = std::size_t(where_on(*n, axis));
+  if (auto c = slice_of(n->in[1 + slot], whole); c && n->in.size() == 2)
+    return slice(n->in[0], c->axis, c->start, c->size, c->step);
+  Name positions = positions_of(axis);
+  Where where;
+  for (std::size_t k = 0; k < attr.axes.size(); ++k) where.push_back({attr.axes[k], rename(n->in[k + 1], {axis}, {positions})});
+  return rename(gather(n->in[0], where, with_name(n->axes, axis, positions), attr.outside), {positions}, {axis});
+}
+
 }  // namespace
+
+// Likewise what is placed. At positions that are known, in a row, it is placed among zeros, and what the row covers is chosen from there.
+NodePtr scatter_by_blocks(const NodePtr& n, Name axis, int) {
+  auto attr = ScatterAttr::of(*n);
+  auto& base = n->in[0];
+  auto updates = n->in[1];
+  bool sets = attr.update == program::Update::set, adds = attr.update == program::Update::add;
+  std::vector<SliceAttr> runs;
+  for (std::size_t k = 0; k < attr.axes.size(); ++k)
+    if (auto c = slice_of(n->in[k + 2], *find(*n, attr.axes[k])); c && c->step == 1) runs.push_back(*c);
+  if (runs.size() == attr.axes.size() && (sets || adds)) {
+    NodePtr there;
+    for (auto& c : runs) {
+      auto whole = *find(*base, c.axis);
+      auto position = iota(whole, whole.size > std::numeric_limits<std::int32_t>::max() ? DType::i64 : DType::i32);
+      auto number = [&](std::int64_t i) { return integer(i, position->dtype); };
+      auto in_row = map(kBitAnd, {less_equal(number(c.start), position), less(position, number(c.start + c.size))}, DType::boolean);
+      there = there ? map(kBitAnd, {there, in_row}, DType::boolean) : in_row;
+      auto axes = updates->axes;
+      for (auto& a : axes)
+        if (a.name == c.axis) a = whole;
+      updates = place(updates, axes, c.axis, c.start, 1, false);
+    }
+    return sets ? map(kSelect, {there, updates, base}, n->dtype, &n->axes) : add(base, updates);
+  }
+  Name positions = positions_of(axis);
+  Where where;
+  for (std::size_t k = 0; k < attr.axes.size(); ++k) where.push_back({attr.axes[k], rename(n->in[k + 2], {axis}, {positions})});
+  return scatter(base, rename(updates, {axis}, {positions}), where, attr.update, attr.clamp);
+}
 
 NodePtr pointwise_source(const NodePtr& n, const std::function<bool(const Node&)>& ends) {
   constexpr int far = 8;
@@ -184,7 +261,7 @@ NodePtr slice_by_blocks(const NodePtr& n, Name axis, int blocks) {
   return is_top_k(*n) ? First(n, Blocked(*find(*n->in[0], axis), blocks)).positions() : picked_slice(n);
 }
 NodePtr gather_by_blocks(const NodePtr& n, Name axis, int blocks) {
-  return picks_top_k(*n) ? First(n->in[1], Blocked(*find(*n->in[0], axis), blocks)).of(n->in[0]) : nullptr;
+  return picks_top_k(*n) ? First(n->in[1], Blocked(*find(*n->in[0], axis), blocks)).of(n->in[0]) : picked_apart(n, axis);
 }
 
 NodePtr by_blocks(const NodePtr& n, Name axis, int blocks) {

@@ -11,7 +11,8 @@ namespace haliax::prim {
 NodePtr cumulative_by_blocks(const NodePtr&, Name axis, int blocks);
 NodePtr extreme_by_blocks(const NodePtr&, Name axis, int blocks);   // argmax, argmin
 NodePtr slice_by_blocks(const NodePtr&, Name axis, int blocks);     // the first of an argsort; one position; from a start that is not known yet
-NodePtr gather_by_blocks(const NodePtr&, Name axis, int blocks);    // what stands there
+NodePtr gather_by_blocks(const NodePtr&, Name axis, int blocks);    // what stands there; ids that have the axis
+NodePtr scatter_by_blocks(const NodePtr&, Name axis, int blocks);   // likewise
 
 // The op's own way, due to the op: its axes are the op's.
 NodePtr by_blocks(const NodePtr&, Name axis, int blocks);

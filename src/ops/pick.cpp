@@ -153,7 +153,8 @@ const Op kScatter{.name = "scatter", .kind = Kind::step, .linear = Linear::no, .
     default: fail("scatter", "the gradient of mul, min and max updates is not defined");
   }
   return out; }, .lower = scatter_lower, .along = scatter_along,
-  .linear_in = [](const Node& n, std::size_t k) { return k == 1 && ScatterAttr::of(n).update == Update::add ? Linear::one : Linear::no; }};
+  .linear_in = [](const Node& n, std::size_t k) { return k == 1 && ScatterAttr::of(n).update == Update::add ? Linear::one : Linear::no; },
+  .by_blocks = scatter_by_blocks};
 const Op kArgsort{.name = "argsort", .kind = Kind::step, .lower = sort_lower, .along = whole_along};
 const Op kSort{.name = "sort", .kind = Kind::step, .grad = [](G o, G g) {
   auto& x = o->in[0];

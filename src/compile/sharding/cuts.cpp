@@ -139,7 +139,7 @@ void Planned::displace(int n, Sharding& work, int follow) const {
 // ---- axes that an op needs whole, and positions that move ----
 // Is what its blocks tell each other little, beside a result as large as its operand? A running sum.
 bool Planned::tells_little(const Node& n) const {
-  if (!n.op->by_blocks || n.op->kind != Kind::step || rules::picks(n)) return false;
+  if (!n.op->by_blocks || n.op->kind != Kind::step || rules::picks(n) || n.bytes() < n.in[0]->bytes()) return false;
   auto& axes = n.in[0]->axes;
   return std::any_of(axes.begin(), axes.end(), [&](auto& a) { return has(n.axes, a.name) && along(n, 0, a.name).way == Along::Way::whole; });
 }

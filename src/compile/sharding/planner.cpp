@@ -177,7 +177,10 @@ void Planner::stand_in(int n, const NodePtr& other) {
   auto& found = whole_.nodes;
   auto before = found.size();
   int k = whole_.id(other);
-  whole_.wish[std::size_t(k)] = wish(n);
+  auto& wished = whole_.wish[std::size_t(k)] = wish(n);
+  // What is placed in an array is made as the array lies.
+  if (int x = operand(n, 0); wished.dims.empty() && node(n).op == &prim::kScatter) wished.dims = first(x).dims;
+  for (auto i = found.size(); i-- > before;) whole_.wish_below(int(i), int(before));
   fit_tables();
   for (auto i = before; i < found.size(); ++i) whole_.stands_for[i] = n;
   for (auto i = before; i < found.size(); ++i) compute(int(i));

@@ -90,6 +90,7 @@ struct Whole {
     return local_size(nodes[std::size_t(n)]->axes, at, mesh) * bytes_of(nodes[std::size_t(n)]->dtype);
   }
   const Level& level(int loop, std::size_t body);  // loop -1: the top
+  void wish_below(int n, int least = 0);           // what n is wanted as, of its operands, if they came as `least` or later
 
  private:
   std::unordered_map<const Node*, int> ids_;

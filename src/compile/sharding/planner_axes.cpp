@@ -23,7 +23,7 @@ NodePtr Planner::otherwise(int n) {
   if (prim::is_top_k(top)) return by_blocks(*top.in[0], SliceAttr::of(top).axis, SliceAttr::of(top).size);
   for (auto& a : me.in[0]->axes)
     if (along(me, 0, a.name).way == Along::Way::whole)
-      if (auto made = by_blocks(me, a.name, has(me.axes, a.name))) return made;
+      if (auto made = by_blocks(me, a.name, me.in.size() == 1 && has(me.axes, a.name))) return made;
   return nullptr;
 }
 

@@ -79,23 +79,27 @@ void Whole::wishes(const std::vector<Sharding>& wanted) {
   std::vector<int> order(nodes.size());
   for (std::size_t k = 0; k < order.size(); ++k) order[k] = int(k);
   std::sort(order.begin(), order.end(), [&](int a, int b) { return nodes[std::size_t(a)]->id > nodes[std::size_t(b)]->id; });
-  for (int k : order) {
-    auto& n = *nodes[std::size_t(k)];
-    auto& mine = wish[std::size_t(k)];
-    if (n.op == &prim::kPin)
-      wish_for(in[std::size_t(k)][0], constraint(n, mesh));
-    else if (is_loop_result(n)) {
-      auto& r = result_of(n);
-      auto of_turn = mine;
-      if (r.fold == Fold::stack && !r.carry) of_turn.set(loop_of(n).axis.name, {});
-      for (auto& v : r.value) wish_for(id(v), of_turn);
-      if (r.start) wish_for(id(r.start), mine);
-    } else if (!mine.dims.empty() && (n.op->kind == Kind::map || n.op->linear == Linear::moves || rules::places(n))) {
-      for (std::size_t i = 0; i < n.in.size(); ++i) {
-        if (!n.in[i] || only_waits(n, i)) continue;
-        bool broadcast = prim::maps(n) && n.in[i]->axes.size() != n.axes.size();
-        if (!broadcast) wish_for(in[std::size_t(k)][i], rules::needed(n, i, mine, mesh));
-      }
+  for (int k : order) wish_below(k);
+}
+void Whole::wish_below(int k, int least) {
+  auto& n = *nodes[std::size_t(k)];
+  auto mine = wish[std::size_t(k)];
+  auto wish_of = [&](int x, const Sharding& s) {
+    if (x >= least) wish_for(x, s);
+  };
+  if (n.op == &prim::kPin)
+    wish_of(in[std::size_t(k)][0], constraint(n, mesh));
+  else if (is_loop_result(n)) {
+    auto& r = result_of(n);
+    auto of_turn = mine;
+    if (r.fold == Fold::stack && !r.carry) of_turn.set(loop_of(n).axis.name, {});
+    for (auto& v : r.value) wish_of(id(v), of_turn);
+    if (r.start) wish_of(id(r.start), mine);
+  } else if (!mine.dims.empty() && (n.op->kind == Kind::map || n.op->linear == Linear::moves || rules::places(n))) {
+    for (std::size_t i = 0; i < n.in.size(); ++i) {
+      if (!n.in[i] || only_waits(n, i)) continue;
+      bool broadcast = prim::maps(n) && n.in[i]->axes.size() != n.axes.size();
+      if (!broadcast) wish_of(in[std::size_t(k)][i], rules::needed(n, i, mine, mesh));
     }
   }
 }
