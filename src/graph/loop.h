@@ -29,7 +29,7 @@ struct Loop : Payload {
   bool reverse = false;            // the last turn first
   Save save = Save::all;
   bool apart = false;              // a sweep that makes its chunks again on purpose: never merged into another
-  bool of_chunks = false;          // of a region, or its gradient: a turn whose masks are false throughout is skipped, in part or whole
+  bool of_chunks = false;          // of a region, or its gradient: what masks make 0 in a turn is skipped
   std::vector<LoopResult> results;
   std::string form, why;           // for reports: what was decided about it
 };

@@ -66,7 +66,7 @@ struct ScatterAttr {
   Attr attr() const { return {.names = axes, .ints = {std::int64_t(update), clamp}}; }
   static ScatterAttr of(const Node& n) { return {n.attr.names, program::Update(n.attr.ints[0]), n.attr.ints[1] != 0}; }
 };
-// The index of a loop over `axis`: turn t starts at start + t * chunk. depth: of the loop, which keeps an index apart from an equal one around it.
+// The index of a loop over `axis`: turn t starts at start + t * chunk. depth: keeps it apart from an equal one of a loop around.
 struct IndexAttr {
   Axis axis;
   std::int64_t start = 0, chunk = 1;
@@ -81,7 +81,7 @@ inline bool is_slice_at(const Node& n, const Node* index) {  // what a turn sees
   return n.op == &prim::kSlice && n.in.size() > 1 && n.in[1].get() == index;
 }
 inline bool is_scatter_add(const Node& n) { return n.op == &prim::kScatter && ScatterAttr::of(n).update == program::Update::add; }
-inline std::size_t result_number(const Node& result) { return std::size_t(result.attr.ints[0]); }  // of a loop or a custom gradient
+inline std::size_t result_number(const Node& result) { return std::size_t(result.attr.ints[0]); }
 inline bool is_loop_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kLoop; }
 inline const LoopResult& result_of(const Node& result) { return loop_of(result).results[result_number(result)]; }  // of a loop
 inline std::int64_t integer_of(const Node& number) { return number.attr.ints.empty() ? 0 : number.attr.ints[0]; }

@@ -30,7 +30,7 @@ struct BlockIds {
   NodePtr ids;        // from its start, also those that were counted from its end; within it, if they are clamped
   BlockIds(const NodePtr& ids, std::int64_t size, bool clamp);
   NodePtr there() const;                                          // which of them are positions of the axis
-  NodePtr from(const NodePtr& start, std::int64_t length) const;  // counted from the block's start; those of other blocks: `length`
+  NodePtr from(const NodePtr& start, std::int64_t length) const;  // from the block's start; elsewhere: `length`
 };
 
 }  // namespace haliax::prim

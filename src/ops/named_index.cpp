@@ -116,7 +116,8 @@ NamedArray at(Arr x, const AxisSelector& axis, Arr position) {
   Here here(x.at());
   auto n = node_of("at", x);
   auto a = axis_of("at", n, axis);
-  if (position.is_number()) return index(x, {{a.name, Index(position_on("at", a, integer_of(*node_of("at", position, DType::i64))))}});
+  if (position.is_number())
+    return index(x, {{a.name, Index(position_on("at", a, integer_of(*node_of("at", position, DType::i64))))}});
   return index(x, {{a.name, Index(position.array())}});
 }
 DSlice ds(Arr start, const AxisSelector& length) {

@@ -133,7 +133,8 @@ class Walk {
       auto n = todo.back();
       todo.pop_back();
       if (n->op == &prim::kAdd && n->axes == g->axes) todo.insert(todo.end(), n->in.begin(), n->in.end());
-      else if (n->op == &prim::kPlace && n->in.size() == 1 && SliceAttr::of(*n).step == 1 && n->axes == g->axes) parts.push_back({SliceAttr::of(*n), n->in[0]});
+      else if (n->op == &prim::kPlace && n->in.size() == 1 && SliceAttr::of(*n).step == 1 && n->axes == g->axes)
+        parts.push_back({SliceAttr::of(*n), n->in[0]});
       else return g;
     }
     if (parts.size() < 2) return g;

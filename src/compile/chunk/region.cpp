@@ -119,7 +119,8 @@ bool Region::learn(const NodePtr& n) {
   }
   bool first = is_first(*n);
   if (names.empty() && !partial && !first) return false;
-  if (n->op == &prim::kSlice && n->in.size() > 1 && inner_.count(n->in[1].get()) && Names{SliceAttr::of(*n).axis} == names && SliceAttr::of(*n).drop) {
+  bool at_index = n->op == &prim::kSlice && n->in.size() > 1 && inner_.count(n->in[1].get());
+  if (at_index && Names{SliceAttr::of(*n).axis} == names && SliceAttr::of(*n).drop) {
     stepping_.insert(n->in[1].get());
     return false;
   }

@@ -56,9 +56,9 @@ bool Requests::by_parameter(const Version& v, const Node& cause) const {
     return std::find(shared->begin(), shared->end(), whole_.mesh.axes()[std::size_t(x)].first) != shared->end();
   });
 }
-// A gather is asked for by the sharding of a result; by a constraint; of a parameter by the mapping of the computation that reads it: that
-// one says that along this axis the devices do not share the work; of a cotangent if the value was reduced and cut; by an op that goes
-// by blocks.
+// A gather is asked for by the sharding of a result; by a constraint; of a parameter by the mapping of the computation that reads
+// it: that one says that along this axis the devices do not share the work; of a cotangent if the value was reduced and cut; by an op
+// that goes by blocks.
 Asked Requests::by(const Version& v) const {
   if (v.cause < 0) return Asked::result;
   auto& cause = written(v.cause);

@@ -52,7 +52,8 @@ struct Bucketing {
         talks[std::size_t(k)] = version(k).talks();
         if (version(k).kind == Version::Kind::loop)
           for (int body : plan.loops[std::size_t(version(k).loop)].bodies)
-            for (int s : plan.bodies[std::size_t(body)].versions) talks[std::size_t(k)] |= talks[std::size_t(s)] && version(s).live;
+            for (int s : plan.bodies[std::size_t(body)].versions)
+              talks[std::size_t(k)] |= talks[std::size_t(s)] && version(s).live;
       }
       in_body(int(r));
     }
@@ -106,7 +107,7 @@ struct Bucketing {
     }
     order(r, versions, ready);
   }
-  // Where among the versions each may be made. Reductions, and what is cheaply made for them alone, as soon as what they read is there;
+  // Where among the versions each may be made. Reductions, and what is cheaply made for them alone, as soon as they can be;
   // others keep their place.
   std::map<int, int> ready_at(const std::vector<int>& versions) {
     std::map<int, int> at;

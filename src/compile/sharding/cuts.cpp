@@ -141,7 +141,8 @@ void Planned::displace(int n, Sharding& work, int follow) const {
 bool Planned::tells_little(const Node& n) const {
   if (!n.op->by_blocks || n.op->kind != Kind::step || rules::picks(n) || n.bytes() < n.in[0]->bytes()) return false;
   auto& axes = n.in[0]->axes;
-  return std::any_of(axes.begin(), axes.end(), [&](auto& a) { return has(n.axes, a.name) && along(n, 0, a.name).way == Along::Way::whole; });
+  return std::any_of(axes.begin(), axes.end(),
+                     [&](auto& a) { return has(n.axes, a.name) && along(n, 0, a.name).way == Along::Way::whole; });
 }
 // In how many blocks lies an axis that an op needs whole? 0: in one, or `least` is as much as a block has.
 int Planned::blocks_along(const Node& op, Name axis, std::int64_t least) const {
@@ -155,8 +156,8 @@ bool Planned::goes_by_blocks(const Node& op, Name axis, std::int64_t least) cons
 bool Planned::first_in_blocks(const Node& n) const {
   return prim::is_top_k(n) && goes_by_blocks(*n.in[0], SliceAttr::of(n).axis, SliceAttr::of(n).size);
 }
-// An order of which others read only the first few, and those if others pick by them, are made with what reads them, block by block. So is
-// a slice that others put in a row: its positions move once.
+// An order of which others read only the first few, and those if others pick by them, are made with what reads them, block by block.
+// So is a slice that others put in a row: its positions move once.
 int Planned::awaited(int n) const {
   if (done(n)) return -1;
   auto& me = node(n);

@@ -187,7 +187,8 @@ class Emitter {
         in[first + k] = prim::select(there, ids.ids, prim::integer(size, ids.ids->dtype));
       }
     }
-    auto attr = gathers ? GatherAttr{n.attr.names, Outside::zero}.attr() : ScatterAttr{n.attr.names, ScatterAttr::of(n).update, false}.attr();
+    auto attr = gathers ? GatherAttr{n.attr.names, Outside::zero}.attr()
+                        : ScatterAttr{n.attr.names, ScatterAttr::of(n).update, false}.attr();
     auto out = make(*n.op, in, axes, n.dtype, attr);
     if (!fills) return out;
     bool mine = true;  // an index outside of all blocks: one device says so
@@ -227,8 +228,9 @@ class Emitter {
   // ---- what others take part in: all versions of a bucket in one call ----
   void collective(int body, int first) {
     std::vector<int> members;
+    auto joins = [&](const Version& v) { return v.bucket >= 0 && v.bucket == version(first).bucket && v.live; };
     for (int k : plan_.bodies[std::size_t(body)].versions)
-      if (k == first || (version(first).bucket >= 0 && version(k).bucket == version(first).bucket && version(k).live)) members.push_back(k);
+      if (k == first || joins(version(k))) members.push_back(k);
     Wiring w;
     Nodes x;
     auto& h = version(first).hop;

@@ -186,7 +186,8 @@ void Planner::plan_value(Attempt& a, std::size_t k, std::size_t b) {
   } else if (b == 0) {
     inside = without(kept(v, r), a.blocked);
     auto choice = choices_->stack.find({a.n, k});
-    if (choice != choices_->stack.end() && stacks && !loose && offer(v, choice->second).cost == 0) inside = without(choice->second, a.blocked);
+    if (choice != choices_->stack.end() && stacks && !loose && offer(v, choice->second).cost == 0)
+      inside = without(choice->second, a.blocked);
     if (stacks) inside.set(a.l.axis.name, {});  // chunks in a row are no block of the whole
   }
   a.plan.value[k].push_back(obtain(v, inside));

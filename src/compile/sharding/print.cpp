@@ -21,7 +21,8 @@ struct Printer {
   void line(int k, const std::string& indent) {
     auto& s = plan.versions[std::size_t(k)];
     auto& n = *whole.nodes[std::size_t(s.node)];
-    text += indent + "#" + std::to_string(k) + " " + (s.kind == Version::Kind::hop ? kHops[int(s.hop.kind)] : kKinds[int(s.kind)]);
+    auto* kind = s.kind == Version::Kind::hop ? kHops[int(s.hop.kind)] : kKinds[int(s.kind)];
+    text += indent + "#" + std::to_string(k) + " " + kind;
     text += std::string(" ") + n.op->name + " " + std::string(name_of(n.dtype)) + to_string(n.axes) + at(s);
     for (int x : s.in) text += x < 0 ? " -" : " #" + std::to_string(x);
     if (s.hop.bytes > 0) text += "  " + std::to_string(std::int64_t(s.hop.bytes)) + " bytes";

@@ -38,7 +38,7 @@ struct Regather {
     auto& s = version(k);
     return s.live && s.body == r && s.kind == Version::Kind::hop && s.hop.kind == Hop::Kind::all_gather && whole.weight(s.node);
   }
-  // Is it a weight that was cast or seen otherwise? A barrier is none: it makes the weight itself again, for a layer that is recomputed.
+  // Is it a weight that was cast or seen otherwise? A barrier is none: it makes the weight again, for a layer that is recomputed.
   bool sees(int k, int r) const {
     auto& s = version(k);
     return s.kind == Version::Kind::compute && s.body == r && whole.weight(s.node) &&

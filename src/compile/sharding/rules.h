@@ -16,7 +16,7 @@ Sharding made(const Node&, const Sharding& work);  // of the result; a cut axis 
 // What a cut of operand k wants of the points; axes that they lack, or that are whole there, come back as they are in `left`.
 Sharding wanted(const Node&, std::size_t k, const Sharding& operand, const Mesh&, Sharding* left = nullptr);
 // Does it, along some axis,
-Name shifted(const Node&);                    // move positions by numbers known now: a slice, a concatenation, a place among zeros? Along it
+Name shifted(const Node&);                    // the axis along which it moves positions by known numbers; empty: none
 bool picks(const Node&);                      // pick positions, or write them, by ids?
 bool places(const Node&);                     // write them into an array that is its first operand?
 bool regroups(const Node&), flattens(const Node&);  // put parts in one axis, or an axis in parts? Is it the former?
