@@ -36,7 +36,7 @@ class Parser {
     Side right = side();
     if (right.by_name) error("braces are for the left side only");
     skip();
-    if (at_ < spec_.size()) error(std::string("'") + spec_[at_] + "' is not expected", at_);
+    if (at_ < spec_.size()) error("'" + std::string(1, spec_[at_]) + "' is not expected", at_);
     auto dots = std::count_if(left.items.begin(), left.items.end(), [](auto& i) { return i.dots; });
     if (dots > 1) error("only one ... can be on the left side");
     return {left, right};
@@ -76,7 +76,7 @@ class Parser {
     if (!take("(")) {
       auto name = label();
       if (name.empty())
-        error(at_ < spec_.size() ? std::string("'") + spec_[at_] + "' is not expected" : "the end is not expected", at_);
+        error(at_ < spec_.size() ? "'" + std::string(1, spec_[at_]) + "' is not expected" : "the end is not expected", at_);
       return {.label = name};
     }
     Item group{.group = true};

@@ -25,7 +25,7 @@ struct Attention { Linear c_attn, c_proj; float scale = 1; };
 struct Block { Attention attn; Frozen<Linear> probe; };
 enum class Mode { train, test };
 struct Config { int layers = 2; double epsilon = 1e-5; std::string name = "gpt"; Mode mode = Mode::test; bool bias = true; };
-struct Nothing {};
+struct NoFields {};
 struct Model {
   Linear wte;
   std::vector<Block> blocks;
@@ -35,7 +35,7 @@ struct Model {
   std::optional<Block> extra;
   Config config;
   double (*activation)(double) = twice;
-  Nothing nothing;
+  NoFields nothing;
 };
 
 Linear linear(int id, bool bias = false) {
@@ -113,7 +113,7 @@ struct Flags { std::vector<bool> flags; std::vector<std::string> words; std::arr
 struct HasArray { int numbers[3]; NamedArray weight; };
 struct BigArray { NamedArray weight; float numbers[100]; };
 struct Derived : Linear { NamedArray more; };
-struct EmptyBase : Nothing { NamedArray weight; };
+struct EmptyBase : NoFields { NamedArray weight; };
 struct TooMany {
   int a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, b0, b1, b2, b3, b4, b5, b6, b7, b8, b9, c0, c1, c2, c3, c4, c5, c6, c7, c8, c9;
   NamedArray x, y, z;
@@ -139,7 +139,7 @@ TEST_CASE("tree: paths go through structs, vectors, optionals, pairs, tuples and
   CHECK(tree_paths(outer) == Strings{"blocks.attn.c_attn.weight", "blocks.attn.c_proj.weight", "blocks.probe.weight"});
   CHECK(tree_paths(leaf(1)) == Strings{""});
   CHECK(tree_paths(std::pair(leaf(1), linear(2))) == Strings{"0", "1.weight"});
-  CHECK(tree_paths(Nothing{}).empty());
+  CHECK(tree_paths(NoFields{}).empty());
   CHECK(tree_paths(3.5).empty());
 }
 

@@ -1,0 +1,16 @@
+// Parsed once for all tests: what most of their files include.
+// The compiler reads it as a main file, where "#pragma once" is a warning.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "haliax/haliax.h"
