@@ -34,6 +34,12 @@ struct Along {
   Name point = {};
   Monoid monoid = Monoid::sum;
 };
+// Of an axis along which positions move: the result's positions [to, to + size) are positions from, from + step, ... of an operand. In order;
+// what lies between them is 0.
+struct Stretch {
+  std::size_t operand = 0;
+  std::int64_t from = 0, to = 0, size = 0, step = 1;
+};
 // In what an op is linear, hence which pending sums may ride through it: none; one operand at a time (product, sum over an axis);
 // all operands together (add); or it only moves data, whatever the monoid.
 enum class Linear : std::uint8_t { no, one, all, moves };
@@ -61,6 +67,7 @@ struct Op {
   void (*lower)(const Node&, Emit&) = nullptr;                       // Kind::step
   // The rule along axes; null: by kind, see along(). What vmap, loops, chunks and meshes know of an op is this, `linear` and `by_blocks`.
   Along (*along)(const Node&, std::size_t operand, Name axis) = nullptr;
+  std::vector<Stretch> (*stretches)(const Node&) = nullptr;          // where `along` says shift
   Linear (*linear_in)(const Node&, std::size_t operand) = nullptr;   // where operands differ, or dtypes matter; null: `linear`
   // The same value by ops that need only blocks of an axis which this one needs whole: so many blocks. Null: there is no such way.
   NodePtr (*by_blocks)(const NodePtr&, Name axis, int blocks) = nullptr;

@@ -100,21 +100,6 @@ Place unflatten_view(const Node& n, const Place& in, Emit&) {
   return unflattened(in, n.in[0]->axes, n.axes, parts, flat);
 }
 
-void concat_lower(const Node& n, Emit& e) {
-  Name axis = n.attr.names[0];
-  auto d = position(n.axes, axis);
-  std::int64_t at = 0;
-  for (std::size_t k = 0; k < n.in.size(); ++k) {
-    Place to = e.result();
-    to.offset += at * to.strides[d];
-    Place piece = to;
-    piece.strides.clear();
-    for (auto& a : n.in[k]->axes) piece.strides.push_back(to.strides[position(n.axes, a.name)]);
-    e.copy(e.operand(k), piece, n.in[k]->axes);
-    at += find(*n.in[k], axis)->size;
-  }
-}
-
 // ---- rules along axes ----
 using Way = Along::Way;
 Along fit_along(const Node&, std::size_t, Name a) { return {Way::map, a}; }
@@ -123,6 +108,14 @@ Along slice_along(const Node& n, std::size_t, Name a) {
   auto c = SliceAttr::of(n);
   bool known = n.in.size() == 1 && !c.drop;
   return {a != c.axis ? Way::map : known ? Way::shift : Way::whole, a};
+}
+std::vector<Stretch> slice_stretches(const Node& n) {
+  auto c = SliceAttr::of(n);
+  return {{0, c.start, 0, c.size, c.step}};
+}
+std::vector<Stretch> place_stretches(const Node& n) {
+  auto c = SliceAttr::of(n);
+  return {{0, 0, c.start, c.size}};
 }
 Along place_along(const Node& n, std::size_t, Name a) {
   auto c = SliceAttr::of(n);
@@ -138,7 +131,23 @@ Along unflatten_along(const Node& n, std::size_t k, Name a) {
   return k != kResultSide && a == RegroupAttr::of(n).flat ? Along{Way::regroup, {}} : Along{Way::map, a};
 }
 Along concat_along(const Node& n, std::size_t, Name a) { return {a == n.attr.names[0] ? Way::shift : Way::map, a}; }
+std::vector<Stretch> concat_stretches(const Node& n) {
+  std::vector<Stretch> out;
+  std::int64_t at = 0;
+  for (std::size_t k = 0; k < n.in.size(); at += out[k++].size) out.push_back({k, 0, at, find(*n.in[k], n.attr.names[0])->size});
+  return out;
+}
 
+void concat_lower(const Node& n, Emit& e) {
+  auto d = position(n.axes, n.attr.names[0]);
+  for (auto& s : concat_stretches(n)) {
+    Place to = e.result(), piece = to;
+    piece.offset += s.to * to.strides[d];
+    piece.strides.clear();
+    for (auto& a : n.in[s.operand]->axes) piece.strides.push_back(to.strides[position(n.axes, a.name)]);
+    e.copy(e.operand(s.operand), piece, n.in[s.operand]->axes);
+  }
+}
 }  // namespace
 
 const Op kFit{.name = "fit", .kind = Kind::view, .linear = Linear::moves, .grad = [](G, G g) { return Nodes{g}; }, .view = fit_view,
@@ -151,12 +160,12 @@ const Op kSlice{.name = "slice", .kind = Kind::view, .linear = Linear::moves, .g
   Nodes out{place(g, o->in[0]->axes, c.axis, c.start, c.step, c.drop, dynamic_of(*o))};
   if (o->in.size() > 1) out.push_back(nullptr);
   return out; }, .view = [](const Node& n, const Place& in, Emit& e) { return cut_place(SliceAttr::of(n), n.in[0]->axes, in, dynamic_of(n), e); },
-  .along = slice_along, .linear_in = moves_first, .by_blocks = slice_by_blocks};
+  .along = slice_along, .stretches = slice_stretches, .linear_in = moves_first, .by_blocks = slice_by_blocks};
 const Op kPlace{.name = "place", .kind = Kind::step, .linear = Linear::moves, .grad = [](G o, G g) {
   auto c = SliceAttr::of(*o);
   Nodes out{slice(g, c.axis, c.start, c.size, c.step, c.drop, dynamic_of(*o))};
   if (o->in.size() > 1) out.push_back(nullptr);
-  return out; }, .lower = place_lower, .along = place_along, .linear_in = moves_first};
+  return out; }, .lower = place_lower, .along = place_along, .stretches = place_stretches, .linear_in = moves_first};
 const Op kFlatten{.name = "flatten", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
   auto r = RegroupAttr::of(*o);
   Axes parts;
@@ -167,13 +176,8 @@ const Op kUnflatten{.name = "unflatten", .kind = Kind::view, .linear = Linear::m
   return Nodes{flatten(g, r.parts, *find(*o->in[0], r.flat))}; }, .view = unflatten_view, .along = unflatten_along};
 const Op kConcat{.name = "concatenate", .kind = Kind::step, .linear = Linear::moves, .grad = [](G o, G g) {
   Nodes out;
-  std::int64_t at = 0;
-  for (auto& x : o->in) {
-    auto size = find(*x, o->attr.names[0])->size;
-    out.push_back(slice(g, o->attr.names[0], at, size));
-    at += size;
-  }
-  return out; }, .lower = concat_lower, .along = concat_along};
+  for (auto& s : concat_stretches(*o)) out.push_back(slice(g, o->attr.names[0], s.to, s.size));
+  return out; }, .lower = concat_lower, .along = concat_along, .stretches = concat_stretches};
 
 NodePtr fit(G x, const Axes& axes) {
   if (x->axes == axes) return x;

@@ -56,7 +56,8 @@ struct Program {
     auto first = on_device(c, 0);
     run(first, Stage::device, Stage::program);
     static const std::regex place("    # .*"), header("arena .*");   // bytes and lines of code are asserted elsewhere
-    return {c.partition->text(), std::regex_replace(std::regex_replace(program::to_string(*first.program), place, ""), header, "")};
+    auto without = [](const std::string& text, const std::regex& what) { return std::regex_replace(text, what, ""); };
+    return {without(c.partition->text(), place), without(without(program::to_string(*first.program), place), header)};
   }
 };
 

@@ -10,7 +10,7 @@ namespace {
 
 Purposes purposes_of(const Whole& whole) {
   Nodes roots, inputs;
-  for (int r : whole.roots) roots.push_back(whole.nodes[std::size_t(r)]);
+  for (int r : whole.roots) roots.push_back(whole.ptr(r));
   for (auto& n : whole.nodes)
     if (n->op == &prim::kInput) inputs.push_back(n);
   return Purposes(roots, inputs);
@@ -24,10 +24,6 @@ bool same_place(const Origin& a, const Origin& b) {
 Requests::Requests(const Plan& plan, const Whole& whole, const Gradients* noted)
     : purposes(purposes_of(whole)), plan_(plan), whole_(whole) {
   find_parameters(noted);
-}
-const Node& Requests::written(int n) const {
-  while (whole_.stands_for[std::size_t(n)] >= 0) n = whole_.stands_for[std::size_t(n)];
-  return node(n);
 }
 void Requests::find_parameters(const Gradients* noted) {  // operands come first
   for (std::size_t n = 0; n < whole_.nodes.size(); ++n) {
@@ -46,8 +42,8 @@ void Requests::find_parameters(const Gradients* noted) {  // operands come first
 }
 // What an op that goes by blocks makes on the way, and then reads itself: sums of blocks, their first few.
 bool Requests::between_blocks(const Version& v) const {
-  auto& op = written(v.cause);
-  return &op != &node(v.cause) && &op != &node(v.node) && &op == &written(v.node) && node(v.node).bytes() < op.in[0]->bytes();
+  auto& op = whole_.written(v.cause);
+  return &op != &node(v.cause) && &op != &node(v.node) && &op == &whole_.written(v.node) && node(v.node).bytes() < op.in[0]->bytes();
 }
 bool Requests::by_parameter(const Version& v, const Node& cause) const {
   if (!of_parameters_[std::size_t(v.node)] || !cause.origin.mapping) return false;
@@ -61,7 +57,7 @@ bool Requests::by_parameter(const Version& v, const Node& cause) const {
 // that goes by blocks.
 Asked Requests::by(const Version& v) const {
   if (v.cause < 0) return Asked::result;
-  auto& cause = written(v.cause);
+  auto& cause = whole_.written(v.cause);
   if (cause.op == &prim::kPin) return Asked::constraint;
   auto reduced = [&](const Version& other) {
     return other.live && other.hop.kind == Hop::Kind::reduce_scatter && other.hop.over == v.hop.over &&
@@ -74,7 +70,7 @@ Asked Requests::by(const Version& v) const {
 std::ptrdiff_t unasked(const Plan& plan, const Whole& whole) {
   Requests requests(plan, whole);
   return std::count_if(plan.versions.begin(), plan.versions.end(), [&](auto& v) {
-    return v.live && v.kind == Version::Kind::hop && v.hop.kind == Hop::Kind::all_gather && requests.by(v) == Asked::nobody;
+    return v.gathers() && requests.by(v) == Asked::nobody;
   });
 }
 

@@ -9,7 +9,6 @@ class Requests {
  public:
   Requests(const Plan&, const Whole&, const Gradients* noted = nullptr);
   Asked by(const Version& gather) const;
-  const Node& written(int n) const;  // the op of the user's that it helps to make
   const Purposes purposes;
 
  private:

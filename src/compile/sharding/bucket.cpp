@@ -9,89 +9,77 @@
 namespace haliax::partitioning {
 namespace {
 
-// Versions that a version is made of, in its own body: for a loop all that its bodies read.
-struct Reads {
-  const Plan& plan;
-  std::vector<std::vector<int>> all;
-  explicit Reads(const Plan& p) : plan(p), all(p.versions.size()) {
-    for (std::size_t r = p.bodies.size(); r-- > 0;) {  // inner bodies come after outer ones
-      for (int k : p.bodies[r].versions) {
-        for (int x : p.versions[std::size_t(k)].in)
-          if (x >= 0) all[std::size_t(k)].push_back(x);
-        auto& mine = all[std::size_t(k)];
-        if (p.versions[std::size_t(k)].kind == Version::Kind::loop) {
-          auto& l = p.loops[std::size_t(p.versions[std::size_t(k)].loop)];
-          for (auto& v : l.value) mine.insert(mine.end(), v.begin(), v.end());
-          for (int body : l.bodies)
-            for (int s : p.bodies[std::size_t(body)].versions)
-              mine.insert(mine.end(), all[std::size_t(s)].begin(), all[std::size_t(s)].end());
-          std::erase_if(mine, [&](int x) {
-            return std::find(l.bodies.begin(), l.bodies.end(), p.versions[std::size_t(x)].body) != l.bodies.end();
-          });
-        }
-        std::sort(mine.begin(), mine.end());
-        mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
-      }
+// Versions that each version is made of, in its own body: for a loop all that its bodies read.
+std::vector<std::vector<int>> reads_of(const Plan& plan) {
+  std::vector<std::vector<int>> out(plan.versions.size());
+  for (auto r = plan.bodies.size(); r-- > 0;)  // inner bodies come after outer ones
+    for (int k : plan.bodies[r].versions) {
+      auto& v = plan.version(k);
+      auto& mine = out[std::size_t(k)] = v.in;
+      for (int body : plan.bodies_of(v))
+        for (int s : plan.body(body).versions) mine.insert(mine.end(), out[std::size_t(s)].begin(), out[std::size_t(s)].end());
+      if (v.kind == Version::Kind::loop)
+        for (auto& made : plan.loop(v.loop).value) mine.insert(mine.end(), made.begin(), made.end());
+      auto& inner = plan.bodies_of(v);
+      std::erase_if(mine, [&](int x) { return x < 0 || std::count(inner.begin(), inner.end(), plan.version(x).body) > 0; });
+      std::sort(mine.begin(), mine.end());
+      mine.erase(std::unique(mine.begin(), mine.end()), mine.end());
     }
-  }
-};
+  return out;
+}
 
 struct Bucketing {
   Plan& plan;
   const Whole& whole;
-  const Reads& reads;
-  std::vector<char> talks = {};  // the version itself sends, or something in its bodies does
+  std::vector<std::vector<int>> reads = reads_of(plan);
+  std::vector<char> talks = std::vector<char>(plan.versions.size());  // the version itself sends, or something in its bodies does
   int buckets = 0;
 
-  Version& version(int k) { return plan.versions[std::size_t(k)]; }
-
   void run() {
-    talks.assign(plan.versions.size(), false);
-    for (std::size_t r = plan.bodies.size(); r-- > 0;) {
+    for (auto r = plan.bodies.size(); r-- > 0;) {
       for (int k : plan.bodies[r].versions) {
-        talks[std::size_t(k)] = version(k).talks();
-        if (version(k).kind == Version::Kind::loop)
-          for (int body : plan.loops[std::size_t(version(k).loop)].bodies)
-            for (int s : plan.bodies[std::size_t(body)].versions)
-              talks[std::size_t(k)] |= talks[std::size_t(s)] && version(s).live;
+        talks[std::size_t(k)] = plan.version(k).talks();
+        for (int body : plan.bodies_of(plan.version(k)))
+          for (int s : plan.body(body).versions)
+            talks[std::size_t(k)] |= talks[std::size_t(s)] && plan.version(s).live;
       }
       in_body(int(r));
     }
   }
   void in_body(int r) {
     std::vector<int> versions;
-    for (int k : plan.bodies[std::size_t(r)].versions)
-      if (version(k).live) versions.push_back(k);
+    for (int k : plan.body(r).versions)
+      if (plan.version(k).live) versions.push_back(k);
     std::map<int, int> early, late;  // calls before a version, and after it
-    auto here = [&](int x) { return version(x).body == r && version(x).live; };
+    auto here = [&](int x) { return plan.version(x).body == r && plan.version(x).live; };
     for (int k : versions) {
       int e = 0;
-      for (int x : reads.all[std::size_t(k)])
+      for (int x : reads[std::size_t(k)])
         if (here(x)) e = std::max(e, early[x] + talks[std::size_t(x)]);
       early[k] = e;
     }
     for (auto k = versions.rbegin(); k != versions.rend(); ++k)
-      for (int x : reads.all[std::size_t(*k)])
+      for (int x : reads[std::size_t(*k)])
         if (here(x)) late[x] = std::max(late[x], late[*k] + talks[std::size_t(*k)]);
     // Reductions as late as possible, in the order in which there is something to reduce: gradients and the loss meet at the end, or
     // whenever a bucket is full.
     auto ready = ready_at(versions);
     std::vector<int> by_time;
     for (int k : versions)
-      if (version(k).kind == Version::Kind::hop && version(k).talks() && version(k).ring < 0) by_time.push_back(k);
+      if (plan.version(k).kind == Version::Kind::hop && plan.version(k).talks() && plan.version(k).ring < 0) by_time.push_back(k);
     std::stable_sort(by_time.begin(), by_time.end(), [&](int a, int b) { return ready[a] < ready[b]; });
     using Key = std::tuple<int, std::string, int, int, int>;
     std::map<Key, std::pair<int, double>> open;
     std::map<std::string, std::pair<int, double>> gathers;
     for (int k : by_time) {
-      auto& s = version(k);
-      auto& from = version(s.in[0]).at;
+      auto& s = plan.version(k);
+      auto& from = plan.version(s.in[0]).at;
       std::string over(s.hop.over.begin(), s.hop.over.end());
       if (s.sums()) {
         int monoid = 0;
         for (auto& [m, how] : from.partial)
           if (s.hop.over.has(m)) monoid = int(how);
-        auto& [bucket, full] = open[{int(s.hop.kind), over, int(whole.nodes[std::size_t(s.node)]->dtype), monoid, late[k]}];
+        auto& [bucket, full] = open[{int(s.hop.kind), over, int(whole.ptr(s.node)->dtype), monoid, late[k]}];
         auto b = whole.bytes(s.node, from);
         if (full == 0 || full + b > kBucket) bucket = ++buckets, full = 0;
         s.bucket = bucket, full += b;
@@ -113,8 +101,8 @@ struct Bucketing {
     std::map<int, int> at;
     for (std::size_t i = 0; i < versions.size(); ++i) at[versions[i]] = int(i);
     std::function<int(int)> soonest = [&](int k) {
-      auto& s = version(k);
-      auto kind = whole.nodes[std::size_t(s.node)]->op->kind;
+      auto& s = plan.version(k);
+      auto kind = whole.ptr(s.node)->op->kind;
       bool light = s.kind == Version::Kind::regrow || s.kind == Version::Kind::result ||
                    (s.kind == Version::Kind::compute && (kind == Kind::map || kind == Kind::view));
       if (!s.sums() && !light) return at[k];
@@ -124,26 +112,26 @@ struct Bucketing {
       return at[k] = std::max(last, 0);
     };
     for (int k : versions)
-      if (version(k).sums()) soonest(k);
+      if (plan.version(k).sums()) soonest(k);
     return at;
   }
   // Steps in an order in which each call comes after all that it reads.
   void order(int r, const std::vector<int>& versions, std::map<int, int>& ready_at) {
     std::map<int, std::vector<int>> members;  // of a bucket, or (negative) a version alone
-    auto unit = [&](int k) { return version(k).bucket > 0 ? version(k).bucket : -1 - k; };
+    auto unit = [&](int k) { return plan.version(k).bucket > 0 ? plan.version(k).bucket : -1 - k; };
     std::map<int, int> place;
     for (int k : versions) {
       auto u = unit(k);
       members[u].push_back(k);
-      bool gathers = version(k).hop.kind == Hop::Kind::all_gather;
+      bool gathers = plan.version(k).hop.kind == Hop::Kind::all_gather;
       auto known = place.try_emplace(u, ready_at[k]);
       if (!known.second && !gathers) known.first->second = std::max(known.first->second, ready_at[k]);
     }
     std::map<int, std::set<int>> users, waits;
     for (auto& [u, all] : members)
       for (int k : all)
-        for (int x : reads.all[std::size_t(k)])
-          if (version(x).body == r && version(x).live && unit(x) != u) users[unit(x)].insert(u), waits[u].insert(unit(x));
+        for (int x : reads[std::size_t(k)])
+          if (plan.version(x).body == r && plan.version(x).live && unit(x) != u) users[unit(x)].insert(u), waits[u].insert(unit(x));
     std::set<std::pair<int, int>> ready;
     std::map<int, std::size_t> left;
     for (auto& [u, at] : place) {
@@ -159,16 +147,13 @@ struct Bucketing {
         if (--left[v] == 0) ready.insert({place[v], v});
     }
     if (out.size() != versions.size()) throw Error("[partition] collectives wait for each other");
-    plan.bodies[std::size_t(r)].versions = std::move(out);
+    plan.body(r).versions = std::move(out);
   }
 };
 
 }  // namespace
 
-void bucket(Plan& plan, const Whole& whole) {
-  Reads reads(plan);
-  Bucketing{plan, whole, reads}.run();
-}
+void bucket(Plan& plan, const Whole& whole) { Bucketing{plan, whole}.run(); }
 
 // What nothing reads is not made, nor sent.
 void drop_dead(Plan& plan) {
@@ -178,18 +163,18 @@ void drop_dead(Plan& plan) {
     int k = todo.back();
     todo.pop_back();
     if (k < 0) continue;
-    auto& s = plan.versions[std::size_t(k)];
+    auto& s = plan.version(k);
     if (s.live) continue;
     s.live = true;
     todo.insert(todo.end(), s.in.begin(), s.in.end());
     if (s.kind != Version::Kind::loop) continue;
-    auto& l = plan.loops[std::size_t(s.loop)];
+    auto& l = plan.loop(s.loop);
     for (auto& v : l.value) todo.insert(todo.end(), v.begin(), v.end());
     for (auto& c : l.carry) todo.insert(todo.end(), c.begin(), c.end());
   }
   plan.bytes = 0;
   for (auto& s : plan.versions)
-    if (s.live) plan.bytes += s.hop.bytes * plan.bodies[std::size_t(s.body)].turns;
+    if (s.live) plan.bytes += s.hop.bytes * plan.body(s.body).turns;
 }
 
 }  // namespace haliax::partitioning

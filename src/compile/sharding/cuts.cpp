@@ -48,7 +48,7 @@ Sharding Planned::work_of(int n, int follow) const {
   if (work.dims.empty())  // of slices that are read through, as what they are taken of lies
     for (auto k : operands) {
       int x = operand(n, k);
-      if (done(x) || node(x).op != &prim::kSlice) continue;
+      if (!waits_to_shift(x)) continue;
       for (auto& [name, cut] : first(operand(x, 0)).dims) assign(me, work, name, cut);
     }
   displace(n, work, follow);
@@ -173,6 +173,9 @@ int Planned::awaited(int n) const {
   auto axis = me.op->kind == Kind::view ? rules::shifted(me) : Name();
   auto joins = [&](const Node& u) { return u.op->kind == Kind::step && rules::together(u) && rules::shifted(u) == axis; };
   return axis && all_users(joins) ? operand(n, 0) : -1;
+}
+bool Planned::waits_to_shift(int x) const {
+  return x >= 0 && !done(x) && node(x).op->kind == Kind::view && rules::shifted(node(x));
 }
 bool Planned::put_off(int n) const {
   auto& me = node(n);

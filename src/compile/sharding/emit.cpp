@@ -46,8 +46,8 @@ class Emitter {
   std::map<int, Nodes> calls_;  // of a body: collectives, and loops that may hold some
   int made_calls_ = 0;
 
-  const Version& version(int s) const { return plan_.versions[std::size_t(s)]; }
-  const NodePtr& node(const Version& s) const { return whole_.nodes[std::size_t(s.node)]; }
+  const Version& version(int s) const { return plan_.version(s); }
+  const NodePtr& node(const Version& s) const { return whole_.ptr(s.node); }
   const NodePtr& local(int s) const { return local_[std::size_t(s)]; }
   Axes axes_of(const Version& s) const { return local_axes(node(s)->axes, s.at, mesh_, device_); }
   std::pair<std::int64_t, std::int64_t> block(const Axes& axes, const Sharding& at, Name a) const {
@@ -55,7 +55,7 @@ class Emitter {
   }
 
   void in_body(int r) {
-    for (int k : plan_.bodies[std::size_t(r)].versions) {
+    for (int k : plan_.body(r).versions) {
       auto& s = version(k);
       if (!s.live || local(k) || s.ring >= 0) continue;
       At here(node(s)->origin);
@@ -85,9 +85,9 @@ class Emitter {
         return found == given_.end() ? node(s) : found->second;
       }
       case Version::Kind::carry: {
-        auto& p = plan_.loops[std::size_t(s.loop)];
+        auto& p = plan_.loop(s.loop);
         if (auto& known = local(p.carry[s.result][0])) return known;  // bodies share it
-        return prim::carry(turn_of(loop_of(*whole_.nodes[std::size_t(p.node)]).index[0]), axes_of(s), node(s)->dtype);
+        return prim::carry(turn_of(loop_of(whole_.node(p.node)).index[0]), axes_of(s), node(s)->dtype);
       }
       case Version::Kind::regrow: return regrown(s);
       case Version::Kind::compute: return computed(s);
@@ -197,7 +197,7 @@ class Emitter {
     return prim::map(prim::kSelect, {valid, out, none}, n.dtype, &axes);
   }
   NodePtr loop(const Version& s) {
-    auto& p = plan_.loops[std::size_t(s.loop)];
+    auto& p = plan_.loop(s.loop);
     Loop out = loop_of(*node(s));
     if (!p.turns.empty()) {
       auto [start, size] = block_of(out.axis, p.turns, mesh_, device_);
@@ -229,7 +229,7 @@ class Emitter {
   void collective(int body, int first) {
     std::vector<int> members;
     auto joins = [&](const Version& v) { return v.bucket >= 0 && v.bucket == version(first).bucket && v.live; };
-    for (int k : plan_.bodies[std::size_t(body)].versions)
+    for (int k : plan_.body(body).versions)
       if (k == first || joins(version(k))) members.push_back(k);
     Wiring w;
     Nodes x;
@@ -309,9 +309,9 @@ class Emitter {
     local_[std::size_t(k)] = prim::cast(collective_result(call(body, {other, block}, std::move(w)), 0), node(s)->dtype);
   }
   NodePtr index_of(int body) const {  // of the loop around; null: none
-    auto& r = plan_.bodies[std::size_t(body)];
+    auto& r = plan_.body(body);
     if (r.loop < 0) return nullptr;
-    return turn_of(loop_of(*whole_.nodes[std::size_t(plan_.loops[std::size_t(r.loop)].node)]).index[r.number]);
+    return turn_of(loop_of(whole_.node(plan_.loop(r.loop).node)).index[r.number]);
   }
   const NodePtr& turn_of(const NodePtr& index) const {  // as this device counts
     auto own = own_turns_.find(index.get());

@@ -37,8 +37,8 @@ Sharding Planned::needed(int n, std::size_t k, const Sharding& work) const {
 }
 const std::vector<int>& Planned::users(int n) const {
   static const std::vector<int> none;
-  auto& r = now_.plan.bodies[std::size_t(body_of(n))];
-  auto& s = whole_.level(r.loop < 0 ? -1 : now_.plan.loops[std::size_t(r.loop)].node, r.number);
+  auto& r = now_.plan.body(body_of(n));
+  auto& s = whole_.level(r.loop < 0 ? -1 : now_.plan.loop(r.loop).node, r.number);
   auto found = s.users.find(n);
   return found == s.users.end() ? none : found->second;
 }

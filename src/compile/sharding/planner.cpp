@@ -63,7 +63,7 @@ void Planner::fit_tables() {
 int Planner::add(Version s) {
   int k = int(now_.plan.versions.size());
   s.body = body_of(s.node), s.cause = cause_;
-  now_.plan.bodies[std::size_t(s.body)].versions.push_back(k);
+  now_.plan.body(s.body).versions.push_back(k);
   now_.plan.versions.push_back(std::move(s));
   return k;
 }

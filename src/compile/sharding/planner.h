@@ -39,6 +39,7 @@ struct Version {
   int cause = -1;   // the node that it is made for; -1: a result
   bool moves() const { return kind == Kind::shift || kind == Kind::regroup; }
   bool sums() const { return kind == Kind::hop && (hop.kind == Hop::Kind::all_reduce || hop.kind == Hop::Kind::reduce_scatter); }
+  bool gathers() const { return live && kind == Kind::hop && hop.kind == Hop::Kind::all_gather; }
   bool talks() const { return (kind == Kind::hop && hop.kind >= Hop::Kind::reduce_scatter) || (moves() && hop.bytes > 0); }
 };
 struct Body {  // the top, or a body of a loop
@@ -62,6 +63,17 @@ struct Plan {
   std::vector<LoopPlan> loops;
   std::vector<int> roots;
   double bytes = 0, points = 0;  // sent; points of ops computed; both per device
+
+  Version& version(int k) { return versions[std::size_t(k)]; }
+  const Version& version(int k) const { return versions[std::size_t(k)]; }
+  const Body& body(int k) const { return bodies[std::size_t(k)]; }
+  Body& body(int k) { return bodies[std::size_t(k)]; }
+  const LoopPlan& loop(int k) const { return loops[std::size_t(k)]; }
+  LoopPlan& loop(int k) { return loops[std::size_t(k)]; }
+  const std::vector<int>& bodies_of(const Version& v) const {  // of other versions than loops: none
+    static const std::vector<int> none;
+    return v.kind == Version::Kind::loop ? loop(v.loop).bodies : none;
+  }
 };
 
 // The versions that read each version, and -1 for each time that it is a result or a value of a loop.
@@ -84,10 +96,16 @@ struct Whole {
 
   Whole(const Nodes& roots, const std::vector<Sharding>& wanted, const Mesh&);
   int id(const NodePtr&);
+  const NodePtr& ptr(int n) const { return nodes[std::size_t(n)]; }
+  const Node& node(int n) const { return *ptr(n); }
   int find(const Node* n) const;                   // -1: not here
-  bool weight(int n) const { return parameter[std::size_t(n)] && is_float(nodes[std::size_t(n)]->dtype); }
+  const Node& written(int n) const {               // the op of the user's that it helps to make
+    while (stands_for[std::size_t(n)] >= 0) n = stands_for[std::size_t(n)];
+    return node(n);
+  }
+  bool weight(int n) const { return parameter[std::size_t(n)] && is_float(ptr(n)->dtype); }
   double bytes(int n, const Sharding& at) const {  // on one device
-    return local_size(nodes[std::size_t(n)]->axes, at, mesh) * bytes_of(nodes[std::size_t(n)]->dtype);
+    return local_size(ptr(n)->axes, at, mesh) * bytes_of(ptr(n)->dtype);
   }
   const Level& level(int loop, std::size_t body);  // loop -1: the top
   void wish_below(int n, int least = 0);           // what n is wanted as, of its operands, if they came as `least` or later
@@ -139,12 +157,12 @@ class Planned {
   };
   enum class Rides : std::uint8_t { no, yes, larger };  // larger: what is pending would grow
 
-  const Node& node(int n) const { return *whole_.nodes[std::size_t(n)]; }
-  const NodePtr& ptr(int n) const { return whole_.nodes[std::size_t(n)]; }
+  const Node& node(int n) const { return whole_.node(n); }
+  const NodePtr& ptr(int n) const { return whole_.ptr(n); }
   int operand(int n, std::size_t k) const { return whole_.in[std::size_t(n)][k]; }
   bool free(int n) const { return whole_.free[std::size_t(n)]; }
   const Sharding& wish(int n) const { return whole_.wish[std::size_t(n)]; }
-  const Version& version(int s) const { return now_.plan.versions[std::size_t(s)]; }
+  const Version& version(int s) const { return now_.plan.version(s); }
   const std::vector<int>& versions(int n) const { return now_.of_node[std::size_t(n)]; }
   bool lazy(int n) const { return now_.lazy[std::size_t(n)]; }
   bool done(int n) const { return now_.done[std::size_t(n)]; }
@@ -152,7 +170,7 @@ class Planned {
   bool chosen(int n, int way) const;  // over what is usual
   double bytes(int n, const Sharding& s) const { return whole_.bytes(n, s); }
   int body_of(int n) const;
-  double turns_of(int n) const { return now_.plan.bodies[std::size_t(body_of(n))].turns; }
+  double turns_of(int n) const { return now_.plan.body(body_of(n)).turns; }
   Cut taken(const Node&) const;  // mesh axes that share the turns of the loops around: they cut nothing inside
   Cut own_turns(int n) const;    // those of the loop whose turns this slice counts
   Sharding needed(int n, std::size_t k, const Sharding& work) const;
@@ -169,6 +187,7 @@ class Planned {
   Rides rides(int n, std::size_t k, int x, Monoid, const Sharding& work) const;
   std::pair<Name, Cut> landing(int n, int x) const;
   int awaited(int n) const;   // whose cut says whether n is put off; -1: it is not
+  bool waits_to_shift(int x) const;  // a slice that is put off
   bool put_off(int n) const;  // `awaited` is planned: will others read through n rather than read it?
   int blocks_along(const Node& op, Name axis, std::int64_t least = 0) const;
   bool goes_by_blocks(const Node& op, Name axis, std::int64_t least = 0) const;
@@ -204,7 +223,7 @@ class Planner : Planned {
   Run run(const Choices&, bool contest);  // contest: say what may be decided otherwise
 
  private:
-  Version& version(int s) { return now_.plan.versions[std::size_t(s)]; }
+  Version& version(int s) { return now_.plan.version(s); }
   std::vector<int>& versions(int n) { return now_.of_node[std::size_t(n)]; }
   using Planned::version, Planned::versions;
   void fit_tables();  // after the whole has grown

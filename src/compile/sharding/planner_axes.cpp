@@ -51,10 +51,16 @@ void Planner::make_again(int n, int base, const Sharding& need) {
 // through.
 void Planner::shift(int n, const Sharding& work) {
   auto& me = node(n);
+  const auto in = whole_.in[std::size_t(n)];  // a copy: the whole may grow
   Name axis = rules::shifted(me);
   Version s{.kind = Version::Kind::shift, .node = n, .at = rules::made(me, work)};
   std::vector<Piece> moving;
-  auto read = [&](int x, std::int64_t from, std::int64_t to, std::int64_t size, std::int64_t step) {
+  std::int64_t done_to = 0;
+  auto read = [&](int x, Stretch r) {
+    if (waits_to_shift(x)) {
+      auto below = node(x).op->stretches(node(x))[0];
+      r.from = below.from + r.from * below.step, r.step *= below.step, x = operand(x, 0);
+    }
     auto need = rules::needed(me, 0, work, mesh_);
     if (!free(x)) {
       auto cut = first(x).cut(axis);
@@ -66,42 +72,21 @@ void Planner::shift(int n, const Sharding& work) {
     Axes axes;  // in the order of the result's
     for (auto& a : me.axes) axes.push_back(*haliax::find(node(x), a.name));
     s.in.push_back(obtain(x, need));
-    s.pieces.push_back({int(s.in.size()) - 1, axes, need, axis, from, to, size, step});
+    s.pieces.push_back({int(s.in.size()) - 1, axes, need, axis, r.from, r.to, r.size, r.step});
     if (!need.cut(axis).empty()) moving.push_back(s.pieces.back());
+    done_to = r.to + r.size;
   };
-  if (me.op == &prim::kSlice) {
-    auto c = SliceAttr::of(me);
-    read(operand(n, 0), c.start, 0, c.size, c.step);
-  } else {
-    std::int64_t at = 0;
-    auto part = [&](int x) {
-      auto& p = node(x);
-      auto size = haliax::find(p, axis)->size;
-      bool through = p.op == &prim::kSlice && rules::shifted(p) == axis && !done(x);
-      auto c = through ? SliceAttr::of(p) : SliceAttr{axis, 0, size, 1};
-      read(through ? operand(x, 0) : x, c.start, at, size, c.step);
-      at += size;
-    };
-    if (me.op == &prim::kConcat) {
-      const auto in = whole_.in[std::size_t(n)];
-      for (int x : in) part(x);
-    } else {  // among zeros
-      auto fill = [&](std::int64_t size) {
-        if (size == 0) return;
-        auto axes = me.axes;
-        for (auto& a : axes)
-          if (a.name == axis) a.size = size;
-        int zeros = whole_.id(prim::filled(0, me.dtype, axes));
-        fit_tables();
-        part(zeros);
-      };
-      auto x = operand(n, 0);
-      auto whole = haliax::find(me, axis)->size;
-      fill(SliceAttr::of(me).start);
-      part(x);
-      fill(whole - at);
-    }
-  }
+  auto zeros = [&](std::int64_t to) {
+    if (to == done_to) return;
+    auto axes = me.axes;
+    for (auto& a : axes)
+      if (a.name == axis) a.size = to - done_to;
+    int x = whole_.id(prim::filled(0, me.dtype, axes));
+    fit_tables();
+    read(x, {.to = done_to, .size = to - done_to});
+  };
+  for (auto& r : me.op->stretches(me)) zeros(r.to), read(in[r.operand], r);
+  zeros(haliax::find(me, axis)->size);
   s.hop = {Hop::Kind::exchange, s.at, exchange_over(moving, me.axes, s.at), axis,
            exchange_bytes(moving, me.axes, s.at, bytes_of(me.dtype), mesh_)};
   now_.plan.bytes += s.hop.bytes * turns_of(n);

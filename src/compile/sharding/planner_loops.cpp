@@ -154,7 +154,7 @@ void Planner::plan_body(Attempt& a, std::size_t b) {
   auto& results = a.l.results;
   int parent = body_of(a.n), body = int(now_.plan.bodies.size());
   auto own = double(trips(a.l, b)) / ranks(mesh_, a.plan.turns);
-  now_.plan.bodies.push_back({parent, a.loop, b, now_.plan.bodies[std::size_t(parent)].turns * own, {}});
+  now_.plan.bodies.push_back({parent, a.loop, b, now_.plan.body(parent).turns * own, {}});
   a.plan.bodies.push_back(body);
   open_.push_back({a.n, b, body, a.plan.turns});
   for (std::size_t k = 0; k < results.size(); ++k) {
@@ -214,7 +214,7 @@ void Planner::finish_loop(Attempt& a) {
   }
   carried_[a.n] = a.carried;
   auto at = a.plan.at;
-  now_.plan.loops[std::size_t(a.loop)] = std::move(a.plan);
+  now_.plan.loop(a.loop) = std::move(a.plan);
   int s = add(std::move(made));
   versions(a.n) = {s};
   for (std::size_t k = 0; k < at.size(); ++k) {

@@ -19,8 +19,8 @@ struct Printer {
     return out;
   }
   void line(int k, const std::string& indent) {
-    auto& s = plan.versions[std::size_t(k)];
-    auto& n = *whole.nodes[std::size_t(s.node)];
+    auto& s = plan.version(k);
+    auto& n = whole.node(s.node);
     auto* kind = s.kind == Version::Kind::hop ? kHops[int(s.hop.kind)] : kKinds[int(s.kind)];
     text += indent + "#" + std::to_string(k) + " " + kind;
     text += std::string(" ") + n.op->name + " " + std::string(name_of(n.dtype)) + to_string(n.axes) + at(s);
@@ -28,15 +28,18 @@ struct Printer {
     if (s.hop.bytes > 0) text += "  " + std::to_string(std::int64_t(s.hop.bytes)) + " bytes";
     if (s.bucket > 0) text += "  call " + std::to_string(s.bucket);
     if (s.ring >= 0) text += "  block by block into #" + std::to_string(s.ring);
+    if (s.talks()) {
+      auto& cause = whole.written(s.cause < 0 ? s.node : s.cause);
+      text += std::string("  for ") + (s.cause < 0 ? "a result" : cause.op->name) + "    # " + where_of(cause.origin);
+    }
     text += "\n";
   }
   void in_body(int r, const std::string& indent) {
-    for (int k : plan.bodies[std::size_t(r)].versions) {
-      auto& s = plan.versions[std::size_t(k)];
+    for (int k : plan.body(r).versions) {
+      auto& s = plan.version(k);
       if (!s.live) continue;
       line(k, indent);
-      if (s.kind == Version::Kind::loop)
-        for (int body : plan.loops[std::size_t(s.loop)].bodies) in_body(body, indent + "    ");
+      for (int body : plan.bodies_of(s)) in_body(body, indent + "    ");
     }
   }
 };

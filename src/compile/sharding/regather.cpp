@@ -31,36 +31,34 @@ struct Regather {
   std::vector<double> held;  // of a body: bytes of gathered weights from outside, all the time
   std::set<int> open = {0};  // the top, and bodies that gathers have entered: other loops gather as their layers do
 
-  const Version& version(int k) const { return plan.versions[std::size_t(k)]; }
-  const Body& body_at(int r) const { return plan.bodies[std::size_t(r)]; }
-  bool later(int k) const { return whole.nodes[std::size_t(version(k).node)]->origin.backward; }
+  bool later(int k) const { return whole.ptr(plan.version(k).node)->origin.backward; }
   bool gathers(int k, int r) const {
-    auto& s = version(k);
-    return s.live && s.body == r && s.kind == Version::Kind::hop && s.hop.kind == Hop::Kind::all_gather && whole.weight(s.node);
+    auto& s = plan.version(k);
+    return s.gathers() && s.body == r && whole.weight(s.node);
   }
   // Is it a weight that was cast or seen otherwise? A barrier is none: it makes the weight again, for a layer that is recomputed.
   bool sees(int k, int r) const {
-    auto& s = version(k);
+    auto& s = plan.version(k);
     return s.kind == Version::Kind::compute && s.body == r && whole.weight(s.node) &&
-           whole.nodes[std::size_t(s.node)]->op != &prim::kBarrier;
+           whole.ptr(s.node)->op != &prim::kBarrier;
   }
   // Of a version, or of the loop around it, among the versions of a body.
   int place(int k, int r) const {
-    while (version(k).body != r) k = around[std::size_t(version(k).body)];
-    auto& all = body_at(r).versions;
+    while (plan.version(k).body != r) k = around[std::size_t(plan.version(k).body)];
+    auto& all = plan.body(r).versions;
     return int(std::find(all.begin(), all.end(), k) - all.begin());
   }
   int common(int a, int b) const {  // bodies; outer ones come first
-    while (a != b) (a > b ? a : b) = body_at(std::max(a, b)).parent;
+    while (a != b) (a > b ? a : b) = plan.body(std::max(a, b)).parent;
     return a;
   }
   int towards(int r, int inner) const {  // the body in r that `inner` is, or lies in; r itself: none
-    while (inner != r && body_at(inner).parent != r) inner = body_at(inner).parent;
+    while (inner != r && plan.body(inner).parent != r) inner = plan.body(inner).parent;
     return inner;
   }
 
   void find_places(Gathered& g) const {
-    for (int k : g.readers) g.home = g.home < 0 ? version(k).body : common(g.home, version(k).body);
+    for (int k : g.readers) g.home = g.home < 0 ? plan.version(k).body : common(g.home, plan.version(k).body);
     for (int k : g.readers) {
       int at = place(k, g.home);
       if (!later(k))
@@ -75,11 +73,11 @@ struct Regather {
     all.made = {gather};
     std::map<int, Gathered> parts;  // by body
     for (std::size_t i = 0; i < all.made.size(); ++i) {
-      all.bytes = std::max(all.bytes, whole.bytes(version(all.made[i]).node, version(all.made[i]).at));
+      all.bytes = std::max(all.bytes, whole.bytes(plan.version(all.made[i]).node, plan.version(all.made[i]).at));
       for (int k : readers[std::size_t(all.made[i])]) {
-        if (k < 0 || version(k).kind == Version::Kind::loop) return {};
+        if (k < 0 || plan.version(k).kind == Version::Kind::loop) return {};
         bool made = gathers(k, r) || sees(k, r);
-        auto& list = made ? all.made : parts[towards(r, version(k).body)].readers;
+        auto& list = made ? all.made : parts[towards(r, plan.version(k).body)].readers;
         if (std::find(list.begin(), list.end(), k) == list.end()) list.push_back(k);
       }
     }
@@ -94,13 +92,13 @@ struct Regather {
   // Those gathers of r, one for each weight, that are large.
   std::vector<std::vector<Gathered>> large(int r) const {
     std::vector<std::vector<Gathered>> out;
-    for (int k : body_at(r).versions)
-      if (gathers(k, r) && !gathers(version(k).in[0], r))
+    for (int k : plan.body(r).versions)
+      if (gathers(k, r) && !gathers(plan.version(k).in[0], r))
         if (auto parts = found(k, r); !parts.empty() && parts[0].bytes > kSmall) out.push_back(std::move(parts));
     return out;
   }
   const Loop& loop(int body) const {
-    return loop_of(*whole.nodes[std::size_t(plan.loops[std::size_t(body_at(body).loop)].node)]);
+    return loop_of(whole.node(plan.loop(plan.body(body).loop).node));
   }
   // A loop over an axis that another loop walks too makes the turns of that one again, for their gradients.
   bool made_again(const Gathered& g, const std::vector<Gathered>& parts, int r) const {
@@ -111,9 +109,9 @@ struct Regather {
   // Whether the devices that gather together are in the same turn, one position of what is walked: chunks, of which there are many,
   // share what was gathered.
   bool may_enter(const Gathered& g, int r) const {
-    auto& turns = plan.loops[std::size_t(body_at(r).loop)].turns;
+    auto& turns = plan.loop(plan.body(r).loop).turns;
     return loop(r).drop && std::none_of(g.made.begin(), g.made.end(), [&](int k) {
-             return std::any_of(turns.begin(), turns.end(), [&](int m) { return version(k).hop.over.has(m); });
+             return std::any_of(turns.begin(), turns.end(), [&](int m) { return plan.version(k).hop.over.has(m); });
            });
   }
 
@@ -124,15 +122,15 @@ struct Regather {
       for (int x : readers[std::size_t(*k)])
         if (wanted.count(x) || by.count(x)) wanted.insert(*k);
     int first = *std::min_element(by.begin(), by.end(), [&](int a, int b) { return place(a, r) < place(b, r); });
-    auto& versions = plan.bodies[std::size_t(r)].versions;
+    auto& versions = plan.body(r).versions;
     auto before = versions.begin() + place(first, r);
     std::map<int, int> twin;
     for (int k : g.made) {
       if (!wanted.count(k)) continue;
-      Version s = version(k);
+      Version s = plan.version(k);
       for (int& x : s.in)
         if (twin.count(x)) x = twin[x];
-      s.cause = version(first).node, s.body = r;
+      s.cause = plan.version(first).node, s.body = r;
       twin[k] = int(plan.versions.size());
       plan.versions.push_back(std::move(s)), readers.emplace_back();
       before = versions.insert(before, twin[k]) + 1;
@@ -144,7 +142,7 @@ struct Regather {
       std::erase_if(old, [&](int x) { return by.count(x) > 0; });
     }
     for (int k : by)
-      for (int& x : plan.versions[std::size_t(k)].in)
+      for (int& x : plan.version(k).in)
         if (twin.count(x)) x = twin[x];
   }
 
@@ -173,10 +171,9 @@ struct Regather {
       if (std::any_of(parts.begin(), parts.end(), [](auto& g) { return g.enters; }))
         for (auto& g : parts) repeat(g, {g.readers.begin(), g.readers.end()}, g.enters ? towards(r, g.home) : r);
     // From pass to pass.
-    std::vector<double> kept(body_at(r).versions.size(), held[std::size_t(r)]);  // while each version is made
-    for (int k : body_at(r).versions)
-      if (version(k).kind == Version::Kind::loop)
-        for (int body : plan.loops[std::size_t(version(k).loop)].bodies) kept[std::size_t(place(k, r))] += inside[body];
+    std::vector<double> kept(plan.body(r).versions.size(), held[std::size_t(r)]);  // while each version is made
+    for (int k : plan.body(r).versions)
+      for (int body : plan.bodies_of(plan.version(k))) kept[std::size_t(place(k, r))] += inside[body];
     std::vector<Gathered> waiting, repeated;
     for (auto& parts : large(r)) {
       Gathered g;
@@ -193,9 +190,8 @@ struct Regather {
       else
         std::for_each(from, to, [&](double& b) { b += g.bytes; });
     }
-    for (int k : body_at(r).versions)
-      if (version(k).kind == Version::Kind::loop)
-        for (int body : plan.loops[std::size_t(version(k).loop)].bodies) held[std::size_t(body)] = kept[std::size_t(place(k, r))];
+    for (int k : plan.body(r).versions)
+      for (int body : plan.bodies_of(plan.version(k))) held[std::size_t(body)] = kept[std::size_t(place(k, r))];
     for (auto& g : repeated) {
       std::set<int> by;
       for (int k : g.readers)
@@ -210,8 +206,7 @@ struct Regather {
 void regather(Plan& plan, const Whole& whole) {
   Regather all{plan, whole, readers_of(plan), std::vector<int>(plan.bodies.size(), -1), std::vector<double>(plan.bodies.size())};
   for (int k = 0; k < int(plan.versions.size()); ++k)
-    if (all.version(k).kind == Version::Kind::loop)
-      for (int body : plan.loops[std::size_t(all.version(k).loop)].bodies) all.around[std::size_t(body)] = k;
+    for (int body : plan.bodies_of(plan.version(k))) all.around[std::size_t(body)] = k;
   for (int r = 0; r < int(plan.bodies.size()); ++r)  // outer ones come first
     if (all.open.count(r)) all.run(r);
   drop_dead(plan);

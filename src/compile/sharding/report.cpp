@@ -32,7 +32,7 @@ struct Moves {
   std::vector<Move> out = {};
   std::map<int, std::size_t> of_bucket = {};
 
-  const Node& node(int n) const { return *whole.nodes[std::size_t(n)]; }
+  const Node& node(int n) const { return whole.node(n); }
   // The argument that a value is, seen otherwise (cast, sliced); null: it is something else.
   const Node* argument(int n) const {
     while (whole.parameter[std::size_t(n)] && node(n).op != &prim::kInput) {
@@ -51,7 +51,7 @@ struct Moves {
     auto& of = gradient[std::size_t(n)];
     if (!of.empty() && (s.sums() || me.origin.backward)) return {What::gradient, of, "", me.axes};
     if (auto* p = of.empty() ? nullptr : updated(n)) return {What::updated, {p->origin.module}, "", me.axes};
-    auto& op = requests.written(n);
+    auto& op = whole.written(n);
     return {&op == &me ? What::op : What::part, {}, said(op), me.axes};
   }
   // The argument to which this result adds something.
@@ -65,7 +65,7 @@ struct Moves {
     auto& names = gradient[std::size_t(n)];
     auto of = names.empty() ? std::string_view() : names[0].text();
     if (auto field = of.rfind('.'); field != of.npos) return Name(of.substr(0, field));
-    return node(n).op == &prim::kInput ? Name() : requests.written(n).origin.module;  // that of an input is its own path
+    return node(n).op == &prim::kInput ? Name() : whole.written(n).origin.module;  // that of an input is its own path
   }
   // Gradients as they were traced, and what is made of them since. Operands come first.
   void find_gradients(const Gradients* noted) {
@@ -121,13 +121,13 @@ struct Moves {
   void add(const Version& s) {
     int times = s.ring >= 0 ? ranks(whole.mesh, s.hop.over) - 1 : 1;
     Move m{.kind = kind_of(s), .over = s.hop.over, .arrays = {moved(s)}};
-    if (s.cause >= 0) m.cause = said(requests.written(s.cause));
-    m.origin = requests.written(s.cause < 0 ? s.node : s.cause).origin;
+    if (s.cause >= 0) m.cause = said(whole.written(s.cause));
+    m.origin = whole.written(s.cause < 0 ? s.node : s.cause).origin;
     if (!m.origin.module) m.origin.module = module_of(s.node);
     if (m.gathers()) m.asked = requests.by(s);
-    m.bytes = s.hop.bytes / times, m.turns = plan.bodies[std::size_t(s.body)].turns * times;
-    for (int r = s.body; r > 0; r = plan.bodies[std::size_t(r)].parent) {
-      auto& l = loop_of(node(plan.loops[std::size_t(plan.bodies[std::size_t(r)].loop)].node));
+    m.bytes = s.hop.bytes / times, m.turns = plan.body(s.body).turns * times;
+    for (int r = s.body; r > 0; r = plan.body(r).parent) {
+      auto& l = loop_of(node(plan.loop(plan.body(r).loop).node));
       m.loops.insert(m.loops.begin(), l.axis.name);
     }
     auto joined = of_bucket.find(s.bucket);
@@ -146,12 +146,11 @@ struct Moves {
     }
   }
   void in_body(int r) {
-    for (int k : plan.bodies[std::size_t(r)].versions) {
-      auto& s = plan.versions[std::size_t(k)];
+    for (int k : plan.body(r).versions) {
+      auto& s = plan.version(k);
       if (!s.live) continue;
       if (s.talks()) add(s);
-      if (s.kind == Version::Kind::loop)
-        for (int body : plan.loops[std::size_t(s.loop)].bodies) in_body(body);
+      for (int body : plan.bodies_of(s)) in_body(body);
     }
   }
 };

@@ -20,7 +20,7 @@ struct Twin {
 Twin twin_of(const Whole& whole, const std::vector<int>& order, const Node* index) {
   Twin t;
   for (int n : order) {
-    auto& s = whole.nodes[std::size_t(n)];
+    auto& s = whole.ptr(n);
     if (!is_slice_at(*s, index)) continue;
     auto& stack = s->in[0];
     if (!is_loop_result(*stack)) continue;
@@ -42,22 +42,22 @@ Repeated repeated(const Plan& plan, Whole& whole) {
   Repeated out;
   std::unordered_map<int, std::vector<std::pair<const Version*, const LoopPlan*>>> known;  // by node
   for (auto& l : plan.loops) {
-    auto& loop = whole.nodes[std::size_t(l.node)];
+    auto& loop = whole.ptr(l.node);
     auto& index = loop_of(*loop).index;
     if (index.size() != 1) continue;
-    auto& body = plan.bodies[std::size_t(l.bodies[0])];
+    auto& body = plan.body(l.bodies[0]);
     std::int64_t walked = 0;  // by a turn
     for (int n : whole.level(l.node, 0).order) {
-      auto& s = whole.nodes[std::size_t(n)];
+      auto& s = whole.ptr(n);
       if (is_slice_at(*s, index[0].get())) walked = std::max(walked, s->bytes());
     }
     for (int k : body.versions) {
-      auto& s = plan.versions[std::size_t(k)];
-      auto& n = whole.nodes[std::size_t(s.node)];
+      auto& s = plan.version(k);
+      auto& n = whole.ptr(s.node);
       if (!s.live || !s.sums() || n->bytes() > walked) continue;
       for (auto& [was, by] : known[s.node]) {
-        auto& earlier = whole.nodes[std::size_t(by->node)];
-        bool beside = earlier != loop && plan.bodies[std::size_t(by->bodies[0])].parent == body.parent && was->at == s.at;
+        auto& earlier = whole.ptr(by->node);
+        bool beside = earlier != loop && plan.body(by->bodies[0]).parent == body.parent && was->at == s.at;
         if (!beside || (out.later && (out.earlier != earlier || out.later != loop))) continue;
         out.earlier = earlier, out.later = loop, out.nodes.push_back(n);
         break;
@@ -98,25 +98,25 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool ga
       residuals;  // earlier loop -> its value, and the same value as a later loop makes it
   std::vector<NodePtr> loops;
   for (auto& l : plan.loops) {
-    auto& later = whole.nodes[std::size_t(l.node)];
+    auto& later = whole.ptr(l.node);
     auto& index = loop_of(*later).index;
     if (index.size() != 1) continue;
     Twin t;
     bool looked = false;
-    for (int k : plan.bodies[std::size_t(l.bodies[0])].versions) {
-      auto& s = plan.versions[std::size_t(k)];
+    for (int k : plan.body(l.bodies[0]).versions) {
+      auto& s = plan.version(k);
       if (!s.live || s.kind != Version::Kind::hop || !s.talks() || !(s.sums() || gathers_too)) continue;
       if (!looked) t = twin_of(whole, whole.level(l.node, 0).order, index[0].get()), looked = true;
       if (!t.earlier) break;
-      auto& made_again = whole.nodes[std::size_t(s.node)];
+      auto& made_again = whole.ptr(s.node);
       if (t.to.count(made_again.get())) continue;  // kept already
       auto to = t.to;
       auto was = substitute({made_again}, to, index[0].get())[0];
       int id = whole.find(was.get());
       if (was == made_again || id < 0) continue;
       bool there = std::any_of(plan.versions.begin(), plan.versions.end(), [&](auto& v) {
-        return v.live && v.node == id && v.at == s.at && plan.bodies[std::size_t(v.body)].loop >= 0 &&
-               whole.nodes[std::size_t(plan.loops[std::size_t(plan.bodies[std::size_t(v.body)].loop)].node)] == t.earlier;
+        return v.live && v.node == id && v.at == s.at && plan.body(v.body).loop >= 0 &&
+               whole.ptr(plan.loop(plan.body(v.body).loop).node) == t.earlier;
       });
       if (!there) continue;
       auto& list = residuals[t.earlier.get()];

@@ -14,8 +14,7 @@ struct Ringing {
   const Whole& whole;
   std::vector<std::vector<int>> readers;
 
-  Version& version(int k) { return plan.versions[std::size_t(k)]; }
-  const Node& node(const Version& s) const { return *whole.nodes[std::size_t(s.node)]; }
+  const Node& node(const Version& s) const { return whole.node(s.node); }
   double bytes(const Version& s) const { return whole.bytes(s.node, s.at); }
 
   int reader(int k) const {  // the one version that reads it, once; -1: none, or more
@@ -23,16 +22,16 @@ struct Ringing {
     return by.size() == 1 ? by[0] : -1;
   }
   bool goes_round(int k) {
-    auto& s = version(k);
-    if (!s.live || s.kind != Version::Kind::hop || s.hop.kind != Hop::Kind::all_gather || reader(k) < 0) return false;
-    auto& to = version(reader(k));
+    auto& s = plan.version(k);
+    if (!s.gathers() || reader(k) < 0) return false;
+    auto& to = plan.version(reader(k));
     auto& contraction = node(to);
     if (to.kind != Version::Kind::compute || contraction.op->kind != Kind::contract || to.body != s.body) return false;
-    if (std::any_of(to.in.begin(), to.in.end(), [&](int x) { return version(x).ring >= 0; })) return false;
+    if (std::any_of(to.in.begin(), to.in.end(), [&](int x) { return plan.version(x).ring >= 0; })) return false;
     // One mesh axis, even blocks, all of the axis; what is small goes with other small gathers in one call.
     int n = ranks(whole.mesh, s.hop.over);
     auto size = find(node(s), s.hop.axis)->size;
-    bool all = version(s.in[0]).at.cut(s.hop.axis) == s.hop.over && s.at.cut(s.hop.axis).empty();
+    bool all = plan.version(s.in[0]).at.cut(s.hop.axis) == s.hop.over && s.at.cut(s.hop.axis).empty();
     if (!all || s.hop.over.size() != 1 || n > kMostRanks || size == 0 || size % n != 0 || bytes(s) <= kSmall) return false;
     auto dtype = contraction.dtype;
     if ((dtype != DType::f32 && dtype != DType::bf16) || contraction.in[0]->dtype != dtype || contraction.in[1]->dtype != dtype)
@@ -54,11 +53,11 @@ std::vector<std::vector<int>> readers_of(const Plan& plan) {
   };
   for (int r : plan.roots) read(r, -1);
   for (int k = 0; k < int(plan.versions.size()); ++k) {
-    auto& s = plan.versions[std::size_t(k)];
+    auto& s = plan.version(k);
     if (!s.live) continue;
     for (int x : s.in) read(x, k);
     if (s.kind != Version::Kind::loop) continue;
-    for (auto& v : plan.loops[std::size_t(s.loop)].value)
+    for (auto& v : plan.loop(s.loop).value)
       for (int x : v) read(x, -1);
   }
   return out;
@@ -67,7 +66,7 @@ std::vector<std::vector<int>> readers_of(const Plan& plan) {
 void ring(Plan& plan, const Whole& whole) {
   Ringing r{plan, whole, readers_of(plan)};
   for (int k = 0; k < int(plan.versions.size()); ++k)
-    if (r.goes_round(k)) r.version(k).ring = r.reader(k);
+    if (r.goes_round(k)) plan.version(k).ring = r.reader(k);
 }
 
 }  // namespace haliax::partitioning

@@ -36,7 +36,7 @@ Plan best(Whole& whole, Planner& planner, bool strict) {
   }
   // Ops that look the same, layer after layer, are decided together; what an op is said in terms of before the op itself.
   std::map<std::tuple<bool, std::string, int>, std::set<int>> alike;
-  for (auto& [n, k] : contested) alike[{n < given, looks(*whole.nodes[std::size_t(n)], k), k}].insert(n);
+  for (auto& [n, k] : contested) alike[{n < given, looks(whole.node(n), k), k}].insert(n);
   struct Declined {
     const std::set<int>& nodes;
     int way;

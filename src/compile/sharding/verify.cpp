@@ -12,8 +12,7 @@ struct Check {
   const Whole& whole;
   const char* after;
 
-  const Version& version(int k) const { return plan.versions[std::size_t(k)]; }
-  const Node& node(const Version& v) const { return *whole.nodes[std::size_t(v.node)]; }
+  const Node& node(const Version& v) const { return whole.node(v.node); }
   void must(bool ok, const Version& v, const std::string& why) const {
     if (!ok) fail_at(node(v).origin, "verify", std::string(node(v).op->name) + " after " + after + ": " + why);
   }
@@ -35,9 +34,9 @@ struct Check {
   void reads(const Version& v) const {
     for (int k : v.in) {
       if (k < 0) continue;
-      must(version(k).live, v, "an operand is never made");
+      must(plan.version(k).live, v, "an operand is never made");
       int body = v.body;
-      while (body >= 0 && body != version(k).body) body = plan.bodies[std::size_t(body)].parent;
+      while (body >= 0 && body != plan.version(k).body) body = plan.body(body).parent;
       must(body >= 0, v, "an operand is made in another body");
     }
   }
@@ -47,7 +46,7 @@ struct Check {
     auto& n = node(v);
     for (std::size_t k = 0; k < n.in.size(); ++k) {
       if (v.in[k] < 0 || only_waits(n, k)) continue;
-      auto& x = version(v.in[k]);
+      auto& x = plan.version(v.in[k]);
       for (auto& [name, cut] : x.at.dims) {
         auto rule = along(n, k, name);
         bool own = v.own_turns && k == 0;   // what a loop walks is cut as its turns are

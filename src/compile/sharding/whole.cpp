@@ -25,7 +25,7 @@ int Whole::find(const Node* n) const {
 int Whole::id(const NodePtr& n) {
   if (int known = find(n.get()); known >= 0) return known;
   std::vector<int> operands;
-  bool seen_through = rules::is_view(*n) || n->op == &prim::kSlice || n->op == &prim::kBarrier || n->op->kind == Kind::map;
+  bool seen_through = rules::is_view(*n) || n->op->kind == Kind::view || n->op == &prim::kBarrier || n->op->kind == Kind::map;
   for (std::size_t i = 0; i < n->in.size(); ++i) {
     auto& x = n->in[i];
     operands.push_back(x ? id(x) : -1);
@@ -44,10 +44,10 @@ const Whole::Level& Whole::level(int loop, std::size_t body) {
   auto [found, fresh] = levels_.try_emplace({loop, body});
   auto& s = found->second;
   if (!fresh) return s;
-  const Loop* l = loop < 0 ? nullptr : &loop_of(*nodes[std::size_t(loop)]);
+  const Loop* l = loop < 0 ? nullptr : &loop_of(node(loop));
   std::vector<int> todo;
   auto reach = [&](int n, int user) {
-    if (n < 0 || (l && !varies_in(*nodes[std::size_t(n)], *l, body))) return;
+    if (n < 0 || (l && !varies_in(node(n), *l, body))) return;
     auto [entry, is_new] = s.users.try_emplace(n);
     entry->second.push_back(user);
     if (is_new) todo.push_back(n), s.order.push_back(n);
@@ -61,14 +61,14 @@ const Whole::Level& Whole::level(int loop, std::size_t body) {
     todo.pop_back();
     for (int x : in[std::size_t(n)]) reach(x, n);
   }
-  std::sort(s.order.begin(), s.order.end(), [&](int a, int b) { return nodes[std::size_t(a)]->id < nodes[std::size_t(b)]->id; });
+  std::sort(s.order.begin(), s.order.end(), [&](int a, int b) { return ptr(a)->id < ptr(b)->id; });
   return s;
 }
 
 // Wishes travel back through ops that keep the axes, and never through a constraint, which has a wish of its own.
 void Whole::wish_for(int n, const Sharding& s) {
   auto& w = wish[std::size_t(n)];
-  for (auto& [name, cut] : s.on(nodes[std::size_t(n)]->axes).dims) {
+  for (auto& [name, cut] : s.on(ptr(n)->axes).dims) {
     bool taken = !w.cut(name).empty();
     for (int x : cut) taken |= w.cuts(x);
     if (!taken) w.set(name, cut);
@@ -78,11 +78,11 @@ void Whole::wishes(const std::vector<Sharding>& wanted) {
   for (std::size_t k = 0; k < roots.size(); ++k) wish_for(roots[k], wanted[k]);
   std::vector<int> order(nodes.size());
   for (std::size_t k = 0; k < order.size(); ++k) order[k] = int(k);
-  std::sort(order.begin(), order.end(), [&](int a, int b) { return nodes[std::size_t(a)]->id > nodes[std::size_t(b)]->id; });
+  std::sort(order.begin(), order.end(), [&](int a, int b) { return ptr(a)->id > ptr(b)->id; });
   for (int k : order) wish_below(k);
 }
 void Whole::wish_below(int k, int least) {
-  auto& n = *nodes[std::size_t(k)];
+  auto& n = node(k);
   auto mine = wish[std::size_t(k)];
   auto wish_of = [&](int x, const Sharding& s) {
     if (x >= least) wish_for(x, s);
