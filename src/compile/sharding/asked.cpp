@@ -11,8 +11,8 @@ namespace {
 Purposes purposes_of(const Whole& whole) {
   Nodes roots, inputs;
   for (int r : whole.roots) roots.push_back(whole.ptr(r));
-  for (auto& n : whole.nodes)
-    if (n->op == &prim::kInput) inputs.push_back(n);
+  for (auto& n : whole.values)
+    if (n.node->op == &prim::kInput) inputs.push_back(n.node);
   return Purposes(roots, inputs);
 }
 bool same_place(const Origin& a, const Origin& b) {
@@ -26,13 +26,13 @@ Requests::Requests(const Plan& plan, const Whole& whole, const Gradients* noted)
   find_parameters(noted);
 }
 void Requests::find_parameters(const Gradients* noted) {  // operands come first
-  for (std::size_t n = 0; n < whole_.nodes.size(); ++n) {
+  for (std::size_t n = 0; n < whole_.values.size(); ++n) {
     auto& me = node(int(n));
-    bool all = !whole_.in[n].empty() && me.op->kind != Kind::loop && me.op != &kResult, some = false;
-    for (std::size_t k = 0; k < whole_.in[n].size(); ++k) {
-      int x = whole_.in[n][k];
+    bool all = !whole_.values[n].in.empty() && me.op->kind != Kind::loop && me.op != &kResult, some = false;
+    for (std::size_t k = 0; k < whole_.values[n].in.size(); ++k) {
+      int x = whole_.values[n].in[k];
       if (x < 0 || only_waits(me, k)) continue;
-      all &= of_parameters_[std::size_t(x)] || whole_.free[std::size_t(x)];
+      all &= of_parameters_[std::size_t(x)] || whole_.at(x).generated;
       some |= bool(of_parameters_[std::size_t(x)]);
     }
     bool frozen = noted && noted->taken_by(me.origin.module);  // a gradient is taken by it, though none may reach it

@@ -12,7 +12,7 @@ class Requests {
   const Purposes purposes;
 
  private:
-  const Node& node(int n) const { return *whole_.nodes[std::size_t(n)]; }
+  const Node& node(int n) const { return whole_.node(n); }
   void find_parameters(const Gradients*);
   bool by_parameter(const Version&, const Node& cause) const;
   bool between_blocks(const Version&) const;

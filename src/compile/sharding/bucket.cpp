@@ -103,7 +103,7 @@ struct Bucketing {
     std::function<int(int)> soonest = [&](int k) {
       auto& s = plan.version(k);
       auto kind = whole.ptr(s.node)->op->kind;
-      bool light = s.kind == Version::Kind::regrow || s.kind == Version::Kind::result ||
+      bool light = s.kind == Version::Kind::generate || s.kind == Version::Kind::result ||
                    (s.kind == Version::Kind::compute && (kind == Kind::map || kind == Kind::view));
       if (!s.sums() && !light) return at[k];
       int last = -1;

@@ -40,7 +40,7 @@ Sharding Planned::work_of(int n, int follow) const {
   if (work.dims.empty())
     for (auto& [name, cut] : wish(n).dims) {  // but what is pending lands later, if it can
       bool pending = false;
-      for (int x : whole_.in[std::size_t(n)])
+      for (int x : whole_.at(n).in)
         if (x >= 0)
           for (int m : cut) pending |= first(x).pending(m);
       if (!pending) assign(me, work, name, cut);
@@ -80,7 +80,7 @@ std::pair<Name, Cut> Planned::landing(int n, int x) const {
   for (auto& [name, cut] : wish(n).dims)
     if (cut.has(x)) return {name, cut};
   // A sum that is made wider lands where the narrow one would.
-  if (int of = whole_.stands_for[std::size_t(n)]; of >= 0 && node(of).op == node(n).op && node(of).axes == node(n).axes)
+  if (int of = whole_.at(n).stands_for; of >= 0 && node(of).op == node(n).op && node(of).axes == node(n).axes)
     return landing(of, x);
   for (int u : users(n)) {
     if (u < 0 || node(u).op == &kLoop || node(u).op == &kResult || node(u).op == &prim::kPin) continue;
@@ -97,7 +97,7 @@ std::pair<Name, Cut> Planned::landing(int n, int x) const {
 // along an axis that the mapping cuts.
 std::optional<Sharding> Planned::otherwise_cut(int n, const Sharding& usual, int follow) const {
   auto& me = node(n);
-  auto& in = whole_.in[std::size_t(n)];
+  auto& in = whole_.at(n).in;
   auto other = work_of(n, follow);
   if (other == usual) return {};
   auto used = [&](const Sharding& s) {

@@ -89,7 +89,7 @@ class Emitter {
         if (auto& known = local(p.carry[s.result][0])) return known;  // bodies share it
         return prim::carry(turn_of(loop_of(whole_.node(p.node)).index[0]), axes_of(s), node(s)->dtype);
       }
-      case Version::Kind::regrow: return regrown(s);
+      case Version::Kind::generate: return generated(s);
       case Version::Kind::compute: return computed(s);
       case Version::Kind::shift: return shifted(s, {});
       case Version::Kind::regroup: return apart(s, kept(s));
@@ -101,11 +101,11 @@ class Emitter {
   }
 
   // ---- what no other device takes part in ----
-  NodePtr regrown(const Version& s) {  // what only numbers and positions make
+  NodePtr generated(const Version& s) {  // what only numbers and positions make
     std::vector<std::tuple<const Node*, Sharding, NodePtr>> known;  // one may be there under two names of an axis
-    return regrown(node(s), s.at, known);
+    return generated(node(s), s.at, known);
   }
-  NodePtr regrown(const NodePtr& x, const Sharding& at, std::vector<std::tuple<const Node*, Sharding, NodePtr>>& known) {
+  NodePtr generated(const NodePtr& x, const Sharding& at, std::vector<std::tuple<const Node*, Sharding, NodePtr>>& known) {
     for (auto& [n, how, made] : known)
       if (n == x.get() && how == at) return made;
     NodePtr made = x;
@@ -117,7 +117,7 @@ class Emitter {
       made = prim::add(own->second.first, prim::integer(own->second.second, x->dtype));
     } else if (x->op->kind != Kind::leaf) {
       Nodes in;
-      for (std::size_t k = 0; k < x->in.size(); ++k) in.push_back(regrown(x->in[k], rules::needed(*x, k, at, mesh_), known));
+      for (std::size_t k = 0; k < x->in.size(); ++k) in.push_back(generated(x->in[k], rules::needed(*x, k, at, mesh_), known));
       made = x->op == &prim::kFit ? prim::fit(in[0], axes) : make(*x->op, in, axes, x->dtype, x->attr);
     }
     known.push_back({x.get(), at, made});

@@ -44,9 +44,9 @@ const std::vector<int>& Planned::users(int n) const {
 }
 const Sharding& Planned::first(int n) const {
   static const Sharding whole;
-  if (alias(n) >= 0) return first(alias(n));
+  if (instead(n) >= 0) return first(instead(n));
   if (node(n).op == &prim::kPin && done(n)) return pins_.at(n);
-  if (free(n) || lazy(n) || versions(n).empty()) return whole;
+  if (generated(n) || lazy(n) || versions(n).empty()) return whole;
   return version(versions(n)[0]).at;
 }
 bool Planned::chosen(int n, int way) const {
@@ -55,12 +55,12 @@ bool Planned::chosen(int n, int way) const {
 }
 // A slice that a loop takes of a weight each turn: is the weight gathered as a whole, before?
 bool Planned::gathers_ahead(int n) const {
-  return whole_.parameter[std::size_t(operand(n, 0))] && !options_.regather;
+  return whole_.at(operand(n, 0)).parameter && !options_.regather;
 }
 
 Planned::Offer Planned::offer(int n, const Sharding& need, int depth) const {
-  if (alias(n) >= 0) return offer(alias(n), need, depth);
-  if (free(n) || lazy(n)) return {};
+  if (instead(n) >= 0) return offer(instead(n), need, depth);
+  if (generated(n) || lazy(n)) return {};
   Offer best;
   auto turns = turns_of(n);
   for (int v : versions(n)) {

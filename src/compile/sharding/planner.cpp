@@ -36,7 +36,7 @@ Run Planner::run(const Choices& choices, bool contests) {
   for (auto& i : inputs_) {
     int n = whole_.find(i.whole.get());
     if (n < 0) continue;
-    now_.done[std::size_t(n)] = true;
+    now_.at(n).done = true;
     versions(n) = {add({.kind = Version::Kind::given, .node = n, .at = i.at})};
   }
   for (int n : whole_.level(-1, 0).order) compute(n);
@@ -57,8 +57,7 @@ void Planner::put_first(int n, Version v, double points) {
   versions(n).insert(versions(n).begin(), made);
 }
 void Planner::fit_tables() {
-  auto n = whole_.nodes.size();
-  now_.of_node.resize(n), now_.lazy.resize(n, 0), now_.done.resize(n, 0), now_.alias.resize(n, -1);
+  now_.nodes.resize(whole_.values.size());
 }
 int Planner::add(Version s) {
   int k = int(now_.plan.versions.size());
@@ -69,10 +68,10 @@ int Planner::add(Version s) {
 }
 
 // ---- versions ----
-int Planner::regrown(int n, const Sharding& need) {
+int Planner::version_generated(int n, const Sharding& need) {
   for (int v : versions(n))
     if (version(v).at == need) return v;
-  int s = add({.kind = Version::Kind::regrow, .node = n, .at = need});
+  int s = add({.kind = Version::Kind::generate, .node = n, .at = need});
   versions(n).push_back(s);
   return s;
 }
@@ -111,14 +110,14 @@ int Planner::obtain_lazy(int n, const Sharding& need) {
   return made_now(n, can);
 }
 int Planner::obtain(int n, Sharding need) {
-  if (alias(n) >= 0) return obtain(alias(n), std::move(need));
+  if (instead(n) >= 0) return obtain(instead(n), std::move(need));
   need.dims = need.on(node(n).axes).dims;
   int from = -1;
-  if (free(n)) {
-    from = regrown(n, need.without_pending());
+  if (generated(n)) {
+    from = version_generated(n, need.without_pending());
   } else {
     if (!done(n)) compute(n, true);
-    if (alias(n) >= 0) return obtain(alias(n), std::move(need));
+    if (instead(n) >= 0) return obtain(instead(n), std::move(need));
     for (int v : versions(n))
       if (version(v).at == need) return v;
     if (lazy(n)) {
@@ -142,15 +141,15 @@ int Planner::obtain(int n, Sharding need) {
 
 // ---- ops ----
 void Planner::compute(int n, bool asked_for) {
-  if (done(n) || free(n)) return;
+  if (done(n) || generated(n)) return;
   auto& me = node(n);
   if (int x = asked_for ? -1 : awaited(n); x >= 0) {
     compute(x);
     if (put_off(n)) return;
   }
   Causing because(cause_, n);
-  now_.done[std::size_t(n)] = true;
-  auto in = whole_.in[std::size_t(n)];  // a copy: the whole may grow
+  now_.at(n).done = true;
+  auto in = whole_.at(n).in;  // a copy: the whole may grow
   for (int x : in)
     if (x >= 0) compute(x);
   if (me.op == &prim::kPin) {
@@ -162,7 +161,7 @@ void Planner::compute(int n, bool asked_for) {
   } else if (me.op->kind == Kind::leaf) {
     versions(n) = {add({.kind = Version::Kind::given, .node = n})};
   } else if (auto other = otherwise(n)) {
-    stand_in(n, other);
+    plan_instead(n, other);
   } else {
     compute_op(n);
   }
@@ -173,19 +172,17 @@ void Planner::pin(int n) {
     for (auto& [name, cut] : constraint(node(n), mesh_).dims)
       if (!cut.meets(taken(node(n)))) found->second.set(name, cut);
 }
-void Planner::stand_in(int n, const NodePtr& other) {
-  auto& found = whole_.nodes;
-  auto before = found.size();
-  int k = whole_.id(other);
-  auto& wished = whole_.wish[std::size_t(k)] = wish(n);
+void Planner::plan_instead(int n, const NodePtr& other) {
+  const int before = int(whole_.values.size()), k = whole_.id(other), end = int(whole_.values.size());
+  auto& wished = whole_.at(k).wish = wish(n);
   // What is placed in an array is made as the array lies.
-  if (int x = operand(n, 0); wished.dims.empty() && node(n).op == &prim::kScatter) wished.dims = first(x).dims;
-  for (auto i = found.size(); i-- > before;) whole_.wish_below(int(i), int(before));
+  if (wished.dims.empty() && rules::places(node(n))) wished.dims = first(operand(n, 0)).dims;
+  for (int i = end; i-- > before;) whole_.wish_below(i, before);
   fit_tables();
-  for (auto i = before; i < found.size(); ++i) whole_.stands_for[i] = n;
-  for (auto i = before; i < found.size(); ++i) compute(int(i));
+  for (int i = before; i < end; ++i) whole_.at(i).stands_for = n;
+  for (int i = before; i < end; ++i) compute(i);
   compute(k);
-  now_.alias[std::size_t(n)] = k;
+  now_.at(n).instead = k;
 }
 // A narrow sum that would be pending so, made wider and rounded once it is no longer pending; null: it stays as it is.
 NodePtr Planner::in_wider_sums(int n, const Sharding& made) {
@@ -201,12 +198,12 @@ bool Planner::leave_to_readers(int n) {
   auto& me = node(n);
   if (!rules::is_pointwise(me) && me.op->kind != Kind::reduce && !rules::places(me)) return false;
   int deep = 0;
-  for (int x : whole_.in[std::size_t(n)]) {
+  for (int x : whole_.at(n).in) {
     if (x < 0) continue;
     if (!first(x).whole()) return false;
-    deep = std::max(deep, int(now_.lazy[std::size_t(x)]));
+    deep = std::max(deep, int(now_.at(x).lazy));
   }
-  if (deep < kDeep) now_.lazy[std::size_t(n)] = char(deep + 1);
+  if (deep < kDeep) now_.at(n).lazy = char(deep + 1);
   return deep < kDeep;
 }
 // What is pending in each operand and stays so. The rest lands somewhere, which cuts more of the points: then all is decided anew.
@@ -216,7 +213,7 @@ Planner::Pending Planner::ride_or_land(int n, Sharding& work) {
   auto decide = [&] {
     keep.assign(me.in.size(), {});
     for (std::size_t k = 0; k < me.in.size(); ++k) {
-      int operand = whole_.in[std::size_t(n)][k];
+      int operand = whole_.at(n).in[k];
       if (operand < 0 || only_waits(me, k)) continue;
       for (auto [x, m] : first(operand).partial) {
         auto how = rides(n, k, x, m, work);
@@ -258,7 +255,7 @@ void Planner::compute_op(int n) {
     for (auto& [x, m] : k) kept.pend(x, m);
   auto made = rules::made(me, work);
   for (auto& [x, m] : kept.partial) made.pend(x, m);
-  if (auto wide = in_wider_sums(n, made)) return stand_in(n, wide);
+  if (auto wide = in_wider_sums(n, made)) return plan_instead(n, wide);
   if (regroup(n, work, kept)) return;
   double paid = now_.plan.bytes;
   compute_at(n, work, keep, kept, made);
@@ -268,7 +265,7 @@ void Planner::compute_op(int n) {
 }
 void Planner::compute_at(int n, const Sharding& work, const Pending& keep, const Sharding& kept, const Sharding& made) {
   auto& me = node(n);
-  const auto in = whole_.in[std::size_t(n)];  // a copy: the whole may grow
+  const auto in = whole_.at(n).in;  // a copy: the whole may grow
   Version s{.kind = Version::Kind::compute, .node = n, .at = made, .own_turns = !own_turns(n).empty()};
   for (std::size_t k = 0; k < in.size(); ++k) {
     if (in[k] < 0) {
@@ -289,7 +286,7 @@ void Planner::compute_at(int n, const Sharding& work, const Pending& keep, const
   put_first(n, std::move(s), local_size(rules::points(me), work, mesh_));
 }
 void Planner::contest_cuts(int n, const Sharding& usual) {
-  auto& in = whole_.in[std::size_t(n)];
+  auto& in = whole_.at(n).in;
   for (int k : {kMoved, kWish, 0, 1}) {
     bool can = k < 0 ? k != kMoved || !tells_little(node(n)) : k < int(in.size()) && in[std::size_t(k)] >= 0;
     if (contests_ && can && otherwise_cut(n, usual, k)) contest(n, k);

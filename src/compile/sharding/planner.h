@@ -17,7 +17,7 @@ struct Version {
   enum class Kind : std::uint8_t {
     given,   // an input, or an array that the graph captured
     carry,   // what a loop carries
-    regrow,  // of numbers and positions: made in place, in any sharding
+    generate,  // of numbers and positions: made in place, in any sharding
     compute,
     shift,    // positions moved along an axis, by an exchange or (bytes 0) by slices of what each device has
     regroup,  // an axis in parts, or parts in an axis, whose blocks do not lie in one another: an exchange
@@ -85,27 +85,32 @@ struct Whole {
     std::vector<int> order;
     std::unordered_map<int, std::vector<int>> users;
   };
-  std::vector<NodePtr> nodes;
-  std::vector<std::vector<int>> in;
-  std::vector<char> free;             // made of numbers and positions: made again anywhere, at no traffic
-  std::vector<char> parameter;        // an input, or views and casts of inputs alone
-  std::vector<int> stands_for;        // which op it helps to say in terms of others; -1: it is the user's own
-  std::vector<Sharding> wish;         // what later consumers will want it cut by
+  struct Value {
+    NodePtr node;
+    std::vector<int> in = {};   // operands; -1: none
+    bool generated = false;     // made of numbers and positions: anywhere, at no traffic
+    bool parameter = false;     // an input, or views and casts of inputs alone
+    int stands_for = -1;        // which op it helps to say in terms of others; -1: it is the user's own
+    Sharding wish = {};         // what later readers will want it cut by
+  };
+  std::vector<Value> values;
   std::vector<int> roots;
   const Mesh& mesh;
 
   Whole(const Nodes& roots, const std::vector<Sharding>& wanted, const Mesh&);
   int id(const NodePtr&);
-  const NodePtr& ptr(int n) const { return nodes[std::size_t(n)]; }
+  Value& at(int n) { return values[std::size_t(n)]; }
+  const Value& at(int n) const { return values[std::size_t(n)]; }
+  const NodePtr& ptr(int n) const { return at(n).node; }
   const Node& node(int n) const { return *ptr(n); }
   int find(const Node* n) const;                   // -1: not here
   const Node& written(int n) const {               // the op of the user's that it helps to make
-    while (stands_for[std::size_t(n)] >= 0) n = stands_for[std::size_t(n)];
+    while (at(n).stands_for >= 0) n = at(n).stands_for;
     return node(n);
   }
-  bool weight(int n) const { return parameter[std::size_t(n)] && is_float(ptr(n)->dtype); }
+  bool weight(int n) const { return at(n).parameter && is_float(node(n).dtype); }
   double bytes(int n, const Sharding& at) const {  // on one device
-    return local_size(ptr(n)->axes, at, mesh) * bytes_of(ptr(n)->dtype);
+    return local_size(node(n).axes, at, mesh) * bytes_of(node(n).dtype);
   }
   const Level& level(int loop, std::size_t body);  // loop -1: the top
   void wish_below(int n, int least = 0);           // what n is wanted as, of its operands, if they came as `least` or later
@@ -137,11 +142,16 @@ class Planned {
 
   struct State {  // all that a second attempt starts from again
     Plan plan;
-    std::vector<std::vector<int>> of_node;  // versions of each node; the first is the one that was computed
-    std::vector<char> lazy;                 // 0, or the length of the chain of nodes that readers make for themselves
-    std::vector<char> done;                 // planned
-    std::vector<int> alias;                 // what is planned in its place
+    struct Planning {                  // of a node
+      std::vector<int> versions = {};  // the first is the one that was computed
+      char lazy = 0;                   // 0, or the length of the chain of nodes that readers make for themselves
+      bool done = false;               // planned
+      int instead = -1;                // what is planned in its place
+    };
+    std::vector<Planning> nodes;
     std::vector<std::pair<int, int>> contested;
+    Planning& at(int n) { return nodes[std::size_t(n)]; }
+    const Planning& at(int n) const { return nodes[std::size_t(n)]; }
   };
   struct Open {
     int loop;
@@ -159,14 +169,14 @@ class Planned {
 
   const Node& node(int n) const { return whole_.node(n); }
   const NodePtr& ptr(int n) const { return whole_.ptr(n); }
-  int operand(int n, std::size_t k) const { return whole_.in[std::size_t(n)][k]; }
-  bool free(int n) const { return whole_.free[std::size_t(n)]; }
-  const Sharding& wish(int n) const { return whole_.wish[std::size_t(n)]; }
+  int operand(int n, std::size_t k) const { return whole_.at(n).in[k]; }
+  bool generated(int n) const { return whole_.at(n).generated; }
+  const Sharding& wish(int n) const { return whole_.at(n).wish; }
   const Version& version(int s) const { return now_.plan.version(s); }
-  const std::vector<int>& versions(int n) const { return now_.of_node[std::size_t(n)]; }
-  bool lazy(int n) const { return now_.lazy[std::size_t(n)]; }
-  bool done(int n) const { return now_.done[std::size_t(n)]; }
-  int alias(int n) const { return now_.alias[std::size_t(n)]; }
+  const std::vector<int>& versions(int n) const { return now_.at(n).versions; }
+  bool lazy(int n) const { return now_.at(n).lazy; }
+  bool done(int n) const { return now_.at(n).done; }
+  int instead(int n) const { return now_.at(n).instead; }
   bool chosen(int n, int way) const;  // over what is usual
   double bytes(int n, const Sharding& s) const { return whole_.bytes(n, s); }
   int body_of(int n) const;
@@ -224,7 +234,7 @@ class Planner : Planned {
 
  private:
   Version& version(int s) { return now_.plan.version(s); }
-  std::vector<int>& versions(int n) { return now_.of_node[std::size_t(n)]; }
+  std::vector<int>& versions(int n) { return now_.at(n).versions; }
   using Planned::version, Planned::versions;
   void fit_tables();  // after the whole has grown
   int add(Version);   // to the body that its node varies with
@@ -233,7 +243,7 @@ class Planner : Planned {
   int obtain(int n, Sharding need);           // the version that is so
   int obtain_lazy(int n, const Sharding& need);
   int made_now(int n, const Sharding& need);  // of operands that are whole, or seen through a view
-  int regrown(int n, const Sharding& need);
+  int version_generated(int n, const Sharding& need);
 
   // ---- ops ----
   void compute(int n, bool asked_for = false);
@@ -244,7 +254,7 @@ class Planner : Planned {
   Pending ride_or_land(int n, Sharding& work);
   void compute_at(int n, const Sharding& work, const Pending&, const Sharding& kept, const Sharding& made);
   void contest_cuts(int n, const Sharding& usual);
-  void stand_in(int n, const NodePtr& other);  // is planned in its place
+  void plan_instead(int n, const NodePtr& other);  // is planned in its place
   NodePtr in_wider_sums(int n, const Sharding& pending);
   NodePtr otherwise(int n);  // in terms of other ops, where an axis that it needs whole is cut; null: no
   void shift(int n, const Sharding& work);

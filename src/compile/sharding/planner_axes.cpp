@@ -34,16 +34,16 @@ void Planner::move_base(int x, const Sharding& need) {
     return std::any_of(u.begin(), u.end(), [&](int k) { return k < 0 || node(k).op->kind != Kind::map; });
   };
   int base = whole_.find(prim::pointwise_source(ptr(x), read_as_it_is).get());
-  if (base < 0 || base == x || alias(base) >= 0 || body_of(base) != body_of(x)) return;
+  if (base < 0 || base == x || instead(base) >= 0 || body_of(base) != body_of(x)) return;
   if (!users(base).empty() && !read_as_it_is(node(base))) return;
   if (offer(x, need).cost == 0 || offer(base, need).cost > offer(x, need).cost) return;
   make_again(x, base, need);
 }
 void Planner::make_again(int n, int base, const Sharding& need) {
-  if (n == base || free(n)) return;
+  if (n == base || generated(n)) return;
   for (int v : versions(n))
     if (version(v).at == need) return;
-  for (int x : whole_.in[std::size_t(n)]) make_again(x, base, need);
+  for (int x : whole_.at(n).in) make_again(x, base, need);
   made_now(n, need);
 }
 
@@ -51,7 +51,7 @@ void Planner::make_again(int n, int base, const Sharding& need) {
 // through.
 void Planner::shift(int n, const Sharding& work) {
   auto& me = node(n);
-  const auto in = whole_.in[std::size_t(n)];  // a copy: the whole may grow
+  const auto in = whole_.at(n).in;  // a copy: the whole may grow
   Name axis = rules::shifted(me);
   Version s{.kind = Version::Kind::shift, .node = n, .at = rules::made(me, work)};
   std::vector<Piece> moving;
@@ -62,7 +62,7 @@ void Planner::shift(int n, const Sharding& work) {
       r.from = below.from + r.from * below.step, r.step *= below.step, x = operand(x, 0);
     }
     auto need = rules::needed(me, 0, work, mesh_);
-    if (!free(x)) {
+    if (!generated(x)) {
       auto cut = first(x).cut(axis);
       // Where another axis is to be cut so too, x is sent from where it lies.
       if (std::any_of(need.dims.begin(), need.dims.end(), [&](auto& d) { return d.first != axis && d.second.meets(cut); }))
@@ -113,15 +113,15 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
     for (auto& p : parts) l.cuts.push_back(s.cut(p.name));
     return l;
   };
-  auto free = [&](const Cut& c, const Sharding& also) {
+  auto unused = [&](const Cut& c, const Sharding& also) {
     return !c.meets(taken(me)) &&
            std::none_of(c.begin(), c.end(), [&](int m) { return work.cuts(m) || also.cuts(m) || first(x).pending(m); });
   };
   auto over = flattens ? lie(left).over() : left.cut(flat);
-  if (left.dims.empty() || !free(over, {})) return false;
+  if (left.dims.empty() || !unused(over, {})) return false;
   // As it will be wanted; else the axis is cut as its parts were, and of the parts the first that is cut evenly, or the largest.
   for (auto& a : flattens ? Axes{*haliax::find(me, flat)} : parts)
-    if (auto c = wish(n).cut(a.name); !c.empty() && free(c, target)) target.set(a.name, c);
+    if (auto c = wish(n).cut(a.name); !c.empty() && unused(c, target)) target.set(a.name, c);
   if (target.dims.empty() && flattens) target.set(flat, over);
   if (target.dims.empty()) {
     auto even = std::find_if(parts.begin(), parts.end(), [&](auto& p) { return p.size % ranks(mesh_, over) == 0; });

@@ -65,9 +65,9 @@ Cut Planned::shared_turns(int n) const {
   if (shares_work(n, l.axis.name, turns)) return {};
   // Not at the price of a weight that the mapping cuts, gathered.
   for (int s : whole_.level(n, 0).order)
-    for (int x : whole_.in[std::size_t(s)]) {
+    for (int x : whole_.at(s).in) {
       auto& mapping = node(s).origin.mapping;
-      if (x < 0 || !mapping || !whole_.parameter[std::size_t(x)] || varies_in(node(x), l, 0)) continue;
+      if (x < 0 || !mapping || !whole_.at(x).parameter || varies_in(node(x), l, 0)) continue;
       for (auto& [name, cut] : first(x).dims)
         if (cut.meets(turns) && mapping->find(name) && !(walks(node(s)) && name == SliceAttr::of(node(s)).axis)) return {};
     }
@@ -77,7 +77,7 @@ Cut Planned::shared_turns(int n) const {
 }
 Sharding Planned::resolved(int n) const {
   auto at = first(n);
-  if (free(n) || lazy(n)) return wish(n).on(node(n).axes).without_pending();
+  if (generated(n) || lazy(n)) return wish(n).on(node(n).axes).without_pending();
   auto pending = at.partial;
   at.partial.clear();
   for (auto [x, m] : pending) {
@@ -126,7 +126,7 @@ std::vector<Sharding> Planner::carries_of(int n) {
     if (!l.results[k].carry) continue;
     // What is only added to may stay pending, if it need not be small.
     int start = whole_.id(l.results[k].start);
-    bool loose = free(start) || lazy(start);
+    bool loose = generated(start) || lazy(start);
     if (!loose || options_.regather || !accumulates(n, k, 0)) carried[k] = resolved(start);
   }
   return carried;
@@ -163,7 +163,7 @@ void Planner::plan_body(Attempt& a, std::size_t b) {
     fit_tables();
     a.plan.carry[k].push_back(add({.kind = Version::Kind::carry, .node = c, .at = a.carried[k], .loop = a.loop, .result = k}));
     versions(c) = {a.plan.carry[k].back()};
-    now_.done[std::size_t(c)] = true;
+    now_.at(c).done = true;
   }
   for (int x : whole_.level(a.n, b).order) compute(x);
   for (std::size_t k = 0; k < results.size(); ++k) plan_value(a, k, b);
@@ -175,7 +175,7 @@ void Planner::plan_value(Attempt& a, std::size_t k, std::size_t b) {
   auto& r = a.l.results[k];
   auto &inside = a.plan.inside[k], &at = a.plan.at[k], &carried = a.carried[k];
   int v = whole_.id(r.value[b]);
-  bool loose = free(v) || lazy(v), stacks = r.fold == Fold::stack;
+  bool loose = generated(v) || lazy(v), stacks = r.fold == Fold::stack;
   if (r.carry) {
     auto natural = loose ? carried : first(v);
     if (!a.last && carried.whole() && !natural.dims.empty()) carried.dims = natural.dims, a.changed = true;
@@ -199,10 +199,9 @@ void Planner::plan_value(Attempt& a, std::size_t k, std::size_t b) {
 }
 // What a body made belongs to this body alone.
 void Planner::forget_body(const Loop& l, std::size_t b) {
-  for (std::size_t x = 0; x < whole_.nodes.size(); ++x) {
-    if (!now_.done[x] && now_.of_node[x].empty()) continue;
-    if (!varies_in(*whole_.nodes[x], l, b)) continue;
-    now_.of_node[x].clear(), now_.done[x] = now_.lazy[x] = 0, now_.alias[x] = -1;
+  for (std::size_t x = 0; x < now_.nodes.size(); ++x) {
+    auto& known = now_.nodes[x];
+    if ((known.done || !known.versions.empty()) && varies_in(node(int(x)), l, b)) known = {};
   }
 }
 void Planner::finish_loop(Attempt& a) {
@@ -221,7 +220,7 @@ void Planner::finish_loop(Attempt& a) {
     int r = whole_.find(loop_result(ptr(a.n), k).get());
     if (r < 0) continue;
     versions(r) = {add({.kind = Version::Kind::result, .node = r, .at = at[k], .in = {s}, .loop = a.loop, .result = k})};
-    now_.done[std::size_t(r)] = true;
+    now_.at(r).done = true;
   }
 }
 

@@ -4,7 +4,7 @@
 namespace haliax::partitioning {
 namespace {
 
-const char* const kKinds[] = {"given", "carry", "regrow", "compute", "shift", "regroup", "hop", "loop", "result"};
+const char* const kKinds[] = {"given", "carry", "generate", "compute", "shift", "regroup", "hop", "loop", "result"};
 const char* const kHops[] = {"slice", "pend", "reduce-scatter", "exchange", "all-reduce", "all-gather"};
 
 struct Printer {

@@ -35,9 +35,9 @@ struct Moves {
   const Node& node(int n) const { return whole.node(n); }
   // The argument that a value is, seen otherwise (cast, sliced); null: it is something else.
   const Node* argument(int n) const {
-    while (whole.parameter[std::size_t(n)] && node(n).op != &prim::kInput) {
-      auto& in = whole.in[std::size_t(n)];
-      auto from = std::find_if(in.begin(), in.end(), [&](int x) { return x >= 0 && whole.parameter[std::size_t(x)]; });
+    while (whole.at(n).parameter && node(n).op != &prim::kInput) {
+      auto& in = whole.at(n).in;
+      auto from = std::find_if(in.begin(), in.end(), [&](int x) { return x >= 0 && whole.at(x).parameter; });
       if (from == in.end()) return nullptr;  // of numbers and positions alone
       n = *from;
     }
@@ -57,7 +57,7 @@ struct Moves {
   // The argument to which this result adds something.
   const Node* updated(int n) const {
     if (node(n).origin.backward || std::find(whole.roots.begin(), whole.roots.end(), n) == whole.roots.end()) return nullptr;
-    for (int x : whole.in[std::size_t(n)])
+    for (int x : whole.at(n).in)
       if (auto* a = x < 0 ? nullptr : argument(x); a && a->origin.module && same_names(*a, node(n))) return a;
     return nullptr;
   }
@@ -69,11 +69,11 @@ struct Moves {
   }
   // Gradients as they were traced, and what is made of them since. Operands come first.
   void find_gradients(const Gradients* noted) {
-    gradient.resize(whole.nodes.size());
+    gradient.resize(whole.values.size());
     if (!noted) return;
-    for (auto& n : whole.nodes)
-      if (n->op == &prim::kInput && n->origin.module) arguments[n->origin.module.text()] = n.get();
-    for (std::size_t n = 0; n < whole.nodes.size(); ++n) {
+    for (auto& n : whole.values)
+      if (n.node->op == &prim::kInput && n.node->origin.module) arguments[n.node->origin.module.text()] = n.node.get();
+    for (std::size_t n = 0; n < whole.values.size(); ++n) {
       auto& me = node(int(n));
       if (!requests.purposes.after(me)) continue;
       auto& mine = gradient[n] = noted->parameters(me);
@@ -92,7 +92,7 @@ struct Moves {
   }
   std::vector<int> made_of(int n) const {
     auto& me = node(n);
-    if (!is_loop_result(me)) return whole.in[std::size_t(n)];
+    if (!is_loop_result(me)) return whole.at(n).in;
     std::vector<int> out;
     for (auto& v : result_of(me).value) out.push_back(whole.find(v.get()));
     return out;

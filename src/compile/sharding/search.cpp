@@ -20,7 +20,7 @@ std::string looks(const Node& n, int decision) {
 // is free here, a reduction that will be merged with another costs once. Only what pays is tried.
 Plan best(Whole& whole, Planner& planner, bool strict) {
   Choices choices;
-  const int given = int(whole.nodes.size());
+  const int given = int(whole.values.size());
   auto [b, contested, asked] = planner.run(choices, true);
   auto most = b.points * 1.01;
   auto take = [&](const Choices& c) {
@@ -52,8 +52,8 @@ Plan best(Whole& whole, Planner& planner, bool strict) {
     decide(c, d);
     if (take(c)) continue;
     for (int n : nodes)
-      for (int x : whole.in[std::size_t(n)])
-        if (x >= 0 && !whole.free[std::size_t(x)] && !whole.weight(x)) d.read.insert(x);
+      for (int x : whole.at(n).in)
+        if (x >= 0 && !whole.at(x).generated && !whole.weight(x)) d.read.insert(x);
     declined.push_back(std::move(d));
   }
   // What two ops read may move for both, or for neither.

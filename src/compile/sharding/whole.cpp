@@ -29,14 +29,11 @@ int Whole::id(const NodePtr& n) {
   for (std::size_t i = 0; i < n->in.size(); ++i) {
     auto& x = n->in[i];
     operands.push_back(x ? id(x) : -1);
-    if (x && !only_waits(*n, i) && !(parameter[std::size_t(operands.back())] || free[std::size_t(operands.back())]))
-      seen_through = false;
+    if (x && !only_waits(*n, i)) seen_through &= at(operands.back()).parameter || at(operands.back()).generated;
   }
-  int k = int(nodes.size());
-  ids_[n.get()] = k;
-  nodes.push_back(n), in.push_back(std::move(operands)), stands_for.push_back(-1), wish.emplace_back();
-  free.push_back(is_free(n));
-  parameter.push_back(n->op == &prim::kInput || (seen_through && !free.back()));
+  int k = ids_[n.get()] = int(values.size());
+  bool generated = is_free(n);
+  values.push_back({n, std::move(operands), generated, n->op == &prim::kInput || (seen_through && !generated)});
   return k;
 }
 
@@ -59,7 +56,7 @@ const Whole::Level& Whole::level(int loop, std::size_t body) {
   while (!todo.empty()) {
     int n = todo.back();
     todo.pop_back();
-    for (int x : in[std::size_t(n)]) reach(x, n);
+    for (int x : at(n).in) reach(x, n);
   }
   std::sort(s.order.begin(), s.order.end(), [&](int a, int b) { return ptr(a)->id < ptr(b)->id; });
   return s;
@@ -67,8 +64,8 @@ const Whole::Level& Whole::level(int loop, std::size_t body) {
 
 // Wishes travel back through ops that keep the axes, and never through a constraint, which has a wish of its own.
 void Whole::wish_for(int n, const Sharding& s) {
-  auto& w = wish[std::size_t(n)];
-  for (auto& [name, cut] : s.on(ptr(n)->axes).dims) {
+  auto& w = at(n).wish;
+  for (auto& [name, cut] : s.on(node(n).axes).dims) {
     bool taken = !w.cut(name).empty();
     for (int x : cut) taken |= w.cuts(x);
     if (!taken) w.set(name, cut);
@@ -76,19 +73,19 @@ void Whole::wish_for(int n, const Sharding& s) {
 }
 void Whole::wishes(const std::vector<Sharding>& wanted) {
   for (std::size_t k = 0; k < roots.size(); ++k) wish_for(roots[k], wanted[k]);
-  std::vector<int> order(nodes.size());
+  std::vector<int> order(values.size());
   for (std::size_t k = 0; k < order.size(); ++k) order[k] = int(k);
   std::sort(order.begin(), order.end(), [&](int a, int b) { return ptr(a)->id > ptr(b)->id; });
   for (int k : order) wish_below(k);
 }
 void Whole::wish_below(int k, int least) {
   auto& n = node(k);
-  auto mine = wish[std::size_t(k)];
+  auto mine = at(k).wish;
   auto wish_of = [&](int x, const Sharding& s) {
     if (x >= least) wish_for(x, s);
   };
   if (n.op == &prim::kPin)
-    wish_of(in[std::size_t(k)][0], constraint(n, mesh));
+    wish_of(at(k).in[0], constraint(n, mesh));
   else if (is_loop_result(n)) {
     auto& r = result_of(n);
     auto of_turn = mine;
@@ -99,7 +96,7 @@ void Whole::wish_below(int k, int least) {
     for (std::size_t i = 0; i < n.in.size(); ++i) {
       if (!n.in[i] || only_waits(n, i)) continue;
       bool broadcast = prim::maps(n) && n.in[i]->axes.size() != n.axes.size();
-      if (!broadcast) wish_of(in[std::size_t(k)][i], rules::needed(n, i, mine, mesh));
+      if (!broadcast) wish_of(at(k).in[i], rules::needed(n, i, mine, mesh));
     }
   }
 }
