@@ -203,6 +203,33 @@ Sharding pending(int x) {
   return s;
 }
 
+// x, cut so, is sent, and is said to arrive so.
+std::string in_hop(const Sharding& from, const Hop& hop, const Sharding& arrives) {
+  auto x = array({A, B});
+  Whole whole({x}, {{}}, mesh);
+  Plan p;
+  p.bodies.emplace_back();
+  p.versions = {{.kind = Version::Kind::given, .node = 0, .at = from, .live = true},
+                {.kind = Version::Kind::hop, .node = 0, .at = arrives, .in = {0}, .hop = hop, .live = true}};
+  p.roots = {1};
+  return found([&] { verify(p, whole, "a pass"); });
+}
+// A loop over a that carries a row of x, started and left as said, and said to be `inside` and `at`.
+std::string in_loop(const Sharding& start, const Sharding& left, const Sharding& inside, const Sharding& at) {
+  auto row = array({B}), carry = prim::carry(turn(), {B}, DType::f32);
+  auto result = loop_of_one({Fold::carry, Monoid::sum, {prim::neg(carry)}, row, carry}, turn());
+  Whole whole({result}, {{}}, mesh);
+  auto id = [&](const NodePtr& n) { return whole.id(n); };
+  Plan p;
+  p.bodies = {{}, {.parent = 0, .loop = 0}};
+  p.loops = {{.node = id(result->in[0]), .bodies = {1}, .inside = {inside}, .at = {at}, .value = {{2}}, .carry = {{1}}, .start = {0}}};
+  p.versions = {{.kind = Version::Kind::given, .node = id(row), .at = start, .live = true},
+                {.kind = Version::Kind::carry, .node = id(carry), .body = 1, .at = inside, .loop = 0, .live = true},
+                {.kind = Version::Kind::compute, .node = id(prim::neg(carry)), .body = 1, .at = left, .in = {1}, .live = true},
+                {.kind = Version::Kind::loop, .node = id(result->in[0]), .in = {0}, .loop = 0, .live = true}};
+  return found([&] { verify(p, whole, "a pass"); });
+}
+
 }  // namespace
 
 TEST_CASE("verify finds a plan's faults") {
@@ -219,4 +246,19 @@ TEST_CASE("verify finds a plan's faults") {
   both.set("b", {0});
   CHECK(says(in_plan(prim::exp(x), both, both), "mesh axis data is used twice"));
   CHECK(says(in_plan(prim::exp(x), cut("a", {7}), cut("a", {7})), "the mesh has no axis number 7"));
+}
+
+TEST_CASE("verify finds a plan's faults: what is sent, and loops") {
+  using Way = Hop::Kind;
+  auto a = cut("a", {0});
+  CHECK(in_hop(pending(0), {Way::all_reduce, {}, {0}}, {}) == "");
+  CHECK(in_hop(a, {Way::all_gather, {}, {0}, "a"}, {}) == "");
+  CHECK(says(in_hop(pending(0), {Way::all_reduce, {}, {0}}, a), "it is not what it was sent as"));
+  CHECK(says(in_hop({}, {Way::all_reduce, {}, {0}}, {}), "it ends a sum that is not pending"));
+  CHECK(says(in_hop(pending(0), {Way::reduce_scatter, pending(0), {0}, "a"}, pending(0)), "it ends a sum that is not pending"));
+  CHECK(says(in_hop({}, {Way::all_gather, {}, {0}, "a"}, {}), "it gathers what is not cut"));
+  auto b = cut("b", {1});
+  CHECK(in_loop(b, b, b, b) == "");
+  CHECK(says(in_loop({}, b, {}, {}), "bodies make, or carry, a result in another sharding"));
+  CHECK(says(in_loop({}, b, b, b), "a result starts from another sharding"));
 }

@@ -9,7 +9,7 @@ struct Hop {
   enum class Kind : std::uint8_t { slice, pend, reduce_scatter, exchange, all_reduce, all_gather } kind = Kind::slice;
   Sharding to;
   Cut over;          // the mesh axes that talk
-  Name axis;         // cut by a reduce-scatter, joined by an all-gather
+  Name axis = {};    // cut by a reduce-scatter, joined by an all-gather
   double bytes = 0;  // sent per device on a ring
 };
 // First what is free, then what shrinks the data, then what grows it.

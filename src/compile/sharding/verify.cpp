@@ -64,13 +64,32 @@ struct Check {
     for (auto& [name, cut] : v.at.dims)
       must(along(n, kResultSide, name).way != Way::whole, v, "it makes all of axis " + std::string(name.text()) + ", which is cut");
   }
+  // What is sent arrives as it was meant to: a sum that ends was pending, what is gathered was cut.
+  void hop(const Version& v) const {
+    auto& x = plan.version(v.in[0]);
+    must(v.at == v.hop.to, v, "it is not what it was sent as");
+    for (int m : v.hop.over) {
+      if (v.sums()) must(x.at.pending(m) && !v.at.pending(m), v, "it ends a sum that is not pending");
+      if (v.gathers()) must(x.at.cut(v.hop.axis).has(m) && !v.at.cuts(m), v, "it gathers what is not cut");
+    }
+  }
+  // Bodies leave a result, and read a carry, in one sharding; what it starts from lies as it comes out.
+  void loop(const Version& v) const {
+    auto& l = plan.loop(v.loop);
+    for (std::size_t k = 0; k < l.at.size(); ++k) {
+      for (auto* made : {&l.value[k], &l.carry[k]})
+        for (int x : *made) must(plan.version(x).at == l.inside[k], v, "bodies make, or carry, a result in another sharding");
+      if (l.start[k] >= 0) must(plan.version(l.start[k]).at == l.at[k], v, "a result starts from another sharding");
+    }
+  }
   void run() const {
     for (auto& v : plan.versions) {
       if (!v.live) continue;
-      if (v.kind != Version::Kind::loop) legal(v);
       reads(v);
+      if (v.kind == Version::Kind::loop) loop(v);
+      else legal(v);
       if (v.kind == Version::Kind::compute) follows_rule(v);
-      if (v.kind == Version::Kind::hop) must(v.at == v.hop.to, v, "it is not what it was sent as");
+      if (v.kind == Version::Kind::hop) hop(v);
     }
   }
 };
