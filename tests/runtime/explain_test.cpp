@@ -484,3 +484,17 @@ TEST_CASE("strict: no activation is gathered because it is smaller than a weight
   CHECK(!unasked(bound));
   CHECK(bound.sent_bytes > free.sent_bytes);
 }
+
+TEST_CASE("explain: a gradient that is summed in a wider dtype is still the gradient of its parameter") {
+  const Axis Batch("batch", 8), In("in", 4), Out("out", 4);
+  struct Model {
+    NamedArray w;
+  };
+  auto loss = [&](const Model& m, const NamedArray& x) { return mean(square(dot(x, m.w, In)).astype(DType::f32)); };
+  for (std::optional<DType> reduce : {std::optional<DType>(), std::optional<DType>(DType::f32)}) {
+    auto step = named_jit([&](const Model& m, const NamedArray& x) { return grad(loss)(m, x); },
+                          {.mesh = Mesh{{{"data", 2}}}, .axis_resources = dp, .in = Mappings(dp), .out = Mappings(Mapping()), .reduce_dtype = reduce});
+    auto r = step.plan(Model{ones({In, Out}, DType::bf16)}, ones({Batch, In}, DType::bf16));
+    CHECK(summed(r).gradients == std::multiset<std::string>{"w"});
+  }
+}

@@ -67,6 +67,7 @@ struct Moves {
     if (auto field = of.rfind('.'); field != of.npos) return Name(of.substr(0, field));
     return node(n).op == &prim::kInput ? Name() : whole.written(n).origin.module;  // that of an input is its own path
   }
+  bool after(int n) const { return requests.purposes.after(whole.written(n)); }
   // Gradients as they were traced, and what is made of them since. Operands come first.
   void find_gradients(const Gradients* noted) {
     gradient.resize(whole.values.size());
@@ -75,11 +76,11 @@ struct Moves {
       if (n.node->op == &prim::kInput && n.node->origin.module) arguments[n.node->origin.module.text()] = n.node.get();
     for (std::size_t n = 0; n < whole.values.size(); ++n) {
       auto& me = node(int(n));
-      if (!requests.purposes.after(me)) continue;
+      if (!after(int(n))) continue;
       auto& mine = gradient[n] = noted->parameters(me);
       if (!mine.empty()) continue;
       for (int x : made_of(int(n))) {
-        if (x < 0 || !is_float(node(x).dtype) || !requests.purposes.after(node(x))) continue;
+        if (x < 0 || !is_float(node(x).dtype) || !after(x)) continue;
         auto& of = gradient[std::size_t(x)];
         if (!of.empty() && still_gradient(me, node(x), of)) {
           add_names(mine, of);
