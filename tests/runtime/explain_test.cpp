@@ -498,3 +498,21 @@ TEST_CASE("explain: a gradient that is summed in a wider dtype is still the grad
     CHECK(summed(r).gradients == std::multiset<std::string>{"w"});
   }
 }
+
+TEST_CASE("strict: an axis in parts is gathered as far as the result is whole") {
+  const Axis P("p", 384), A("a", 6), B("b", 64);
+  auto plan = [&](const Mapping& out, bool strict) {
+    auto split = [&](const NamedArray& x) { return unflatten_axis(x, "p", {A, B}); };
+    return named_jit(split, {.mesh = Mesh{{{"data", 2}, {"model", 2}}},
+                             .in = Mappings(Mapping{{"p", {"data", "model"}}}),
+                             .out = Mappings(out),
+                             .strict = strict})
+        .plan(zeros({P}));
+  };
+  for (bool strict : {false, true}) {
+    CHECK(plan({{"a", "data"}}, strict).sent_bytes == 384);      // of p over model
+    CHECK(plan({{"b", "model"}}, strict).sent_bytes == 512);     // blocks of p are none of b: each device gets what it lacks
+    CHECK(plan(Mapping(), strict).sent_bytes == 384 * 4 * 3 / 4);  // all of it, in one call
+    CHECK(plan(Mapping(), strict).calls == 1);
+  }
+}

@@ -52,11 +52,18 @@ bool Requests::by_parameter(const Version& v, const Node& cause) const {
     return std::find(shared->begin(), shared->end(), whole_.mesh.axes()[std::size_t(x)].first) != shared->end();
   });
 }
+// A view that is a result only shows it otherwise: what it gathers is asked for by how the result lies.
+bool Requests::by_view(const Version& v) const {
+  auto& shown = whole_.written(v.cause);
+  int n = whole_.find(&shown);
+  return (rules::is_view(shown) || rules::regroups(shown)) && std::count(whole_.roots.begin(), whole_.roots.end(), n) > 0 &&
+         std::none_of(v.hop.over.begin(), v.hop.over.end(), [&](int x) { return whole_.at(n).wish.cuts(x); });
+}
 // A gather is asked for by the sharding of a result; by a constraint; of a parameter by the mapping of the computation that reads
 // it: that one says that along this axis the devices do not share the work; of a cotangent if the value was reduced and cut; by an op
 // that goes by blocks.
 Asked Requests::by(const Version& v) const {
-  if (v.cause < 0) return Asked::result;
+  if (v.cause < 0 || by_view(v)) return Asked::result;
   auto& cause = whole_.written(v.cause);
   if (cause.op == &prim::kPin) return Asked::constraint;
   auto reduced = [&](const Version& other) {

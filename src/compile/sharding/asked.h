@@ -16,6 +16,7 @@ class Requests {
   void find_parameters(const Gradients*);
   bool by_parameter(const Version&, const Node& cause) const;
   bool between_blocks(const Version&) const;
+  bool by_view(const Version&) const;
   const Plan& plan_;
   const Whole& whole_;
   std::vector<char> of_parameters_;  // made of parameters alone, and positions

@@ -283,7 +283,7 @@ void Planner::compute_at(int n, const Sharding& work, const Pending& keep, const
     if (Sharding left; rules::wanted(me, k, first(in[k]), mesh_, &left), !left.dims.empty()) move_base(in[k], need);
     s.in.push_back(obtain(in[k], need));
   }
-  put_first(n, std::move(s), local_size(rules::points(me), work, mesh_));
+  put_first(n, std::move(s), me.op->kind == Kind::view ? 0 : local_size(rules::points(me), work, mesh_));
 }
 void Planner::contest_cuts(int n, const Sharding& usual) {
   auto& in = whole_.at(n).in;

@@ -97,7 +97,7 @@ void Planner::shift(int n, const Sharding& work) {
 // lacks. False: there is nothing of the kind to do.
 bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   auto& me = node(n);
-  if (!rules::regroups(me)) return false;
+  if (!rules::regroups(me) || chosen(n, kWhole)) return false;
   bool flattens = rules::flattens(me);
   const int x = operand(n, 0);
   auto attr = RegroupAttr::of(me);
@@ -119,6 +119,7 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   };
   auto over = flattens ? lie(left).over() : left.cut(flat);
   if (left.dims.empty() || !unused(over, {})) return false;
+  contest(n, kWhole);
   // As it will be wanted; else the axis is cut as its parts were, and of the parts the first that is cut evenly, or the largest.
   for (auto& a : flattens ? Axes{*haliax::find(me, flat)} : parts)
     if (auto c = wish(n).cut(a.name); !c.empty() && unused(c, target)) target.set(a.name, c);
@@ -142,8 +143,7 @@ bool Planner::regroup(int n, const Sharding& work, const Sharding& keep) {
   s.hop = {Hop::Kind::exchange, s.at, exchange_over(s.pieces, p.axes, s.at), flat,
            exchange_bytes(s.pieces, p.axes, s.at, bytes_of(me.dtype), mesh_)};
   now_.plan.bytes += s.hop.bytes * turns_of(n);
-  auto size = local_size(me.axes, s.at, mesh_);
-  put_first(n, std::move(s), size);
+  put_first(n, std::move(s), 0);  // a view computes nothing
   return true;
 }
 
