@@ -127,11 +127,13 @@ void run(Compilation& c, Stage first, Stage last) {
       c.partition = std::make_shared<Partition>(c.roots, c.options.out, std::move(inputs), *c.options.mesh, c.options.partition);
     }
     if (size < 0 || counted != p.on) size = size_of(c, p.on), counted = p.on;
+    auto before = c.roots;
     auto started = now();
     p.run(c);
-    PassReport r{p.name, size, 0, now() - started};
-    size = r.after = size_of(c, p.on);
-    c.log.push_back(std::move(r));
+    auto seconds = now() - started;
+    bool same = p.on != Stage::sharding && p.on != Stage::program && c.roots == before;   // then so is all below them
+    c.log.push_back({p.name, size, same ? size : size_of(c, p.on), seconds});
+    size = c.log.back().after;
     if (is_asked(p)) {
       auto device = c.partition && p.on > Stage::sharding ? fmt::format(", device {}", c.number) : "";
       std::fprintf(stderr, "---- after %s%s\n%s", p.name, device.c_str(), text_of(c, p.on).c_str());
