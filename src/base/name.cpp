@@ -68,9 +68,7 @@ std::string did_you_mean(std::string_view wanted, const std::vector<std::string>
   return near.empty() ? "" : "; did you mean " + near + "?";
 }
 std::string did_you_mean(Name wanted, const Axes& candidates) {
-  std::vector<std::string> names;
-  for (auto& a : candidates) names.emplace_back(a.name.text());
-  return did_you_mean(wanted.text(), names);
+  return did_you_mean(wanted.text(), candidates, [](auto& a) { return a.name.text(); });
 }
 
 }  // namespace haliax

@@ -1,5 +1,6 @@
 // The interned text behind a Name, and names that vmap makes.
 #pragma once
+#include <functional>
 #include <string>
 
 #include "haliax/axis.h"
@@ -18,5 +19,11 @@ Name fresh_hidden(Name shown);
 std::string nearest(std::string_view wanted, const std::vector<std::string>& candidates);
 std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& candidates);   // "; did you mean embed?" or ""
 std::string did_you_mean(Name wanted, const Axes& candidates);
+// Of the entries of a table; name(entry), or entry.*name: what it is called.
+template <class Table, class NameOf> std::string did_you_mean(std::string_view wanted, const Table& table, NameOf name) {
+  std::vector<std::string> names;
+  for (auto& entry : table) names.emplace_back(std::invoke(name, entry));
+  return did_you_mean(wanted, names);
+}
 
 }  // namespace haliax
