@@ -7,7 +7,7 @@ namespace haliax {
 
 void add_names(Names& to, const Names& more) {
   for (auto n : more)
-    if (std::find(to.begin(), to.end(), n) == to.end()) to.push_back(n);
+    if (!has(to, n)) to.push_back(n);
 }
 
 namespace {
