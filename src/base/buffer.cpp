@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -19,7 +18,6 @@ constexpr std::int64_t kKeep = 64;   // at most this many blocks of one size wai
 struct Pool {
   std::mutex lock;
   std::map<std::int64_t, std::vector<std::byte*>> idle;
-  std::atomic<std::int64_t> live{0};
 };
 Pool& pool() {
   static Pool* p = new Pool;
@@ -48,17 +46,14 @@ std::byte* take(std::int64_t bytes) {
     else if (size >= kHuge) madvise(got, std::size_t(size), MADV_HUGEPAGE);
   }
   if (!got) throw std::bad_alloc();
-  pool().live += size;
   return static_cast<std::byte*>(got);
 }
 void give_back(std::byte* data, std::int64_t bytes) {
-  auto& p = pool();
-  std::int64_t size = rounded(bytes);
-  p.live -= size;
+  const std::int64_t size = rounded(bytes);
   if (size < kPage) return std::free(data);
   if (size < (std::int64_t(1) << 28)) {
-    std::lock_guard hold(p.lock);
-    if (auto& idle = p.idle[size]; std::int64_t(idle.size()) < kKeep) return idle.push_back(data);
+    std::lock_guard hold(pool().lock);
+    if (auto& idle = pool().idle[size]; std::int64_t(idle.size()) < kKeep) return idle.push_back(data);
   }
   munmap(data, std::size_t(size));
 }
@@ -80,7 +75,6 @@ std::byte* Buffer::put_together() const {
   return whole;
 }
 
-std::int64_t live_buffer_bytes() { return pool().live; }
 void release_pool() {
   auto& p = pool();
   std::lock_guard hold(p.lock);
