@@ -15,9 +15,8 @@ struct NameData {
 // A name that prints like `shown` and equals no other name: the axis that an enclosing vmap hides.
 Name fresh_hidden(Name shown);
 
-// The candidate nearest to `wanted` in edit distance, if it is near enough to be a slip of the pen; else empty.
-std::string nearest(std::string_view wanted, const std::vector<std::string>& candidates);
-std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& candidates);   // "; did you mean embed?" or ""
+// The candidate nearest to `wanted` in edit distance, if it is near enough: "; did you mean embed?"; else "".
+std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& candidates);
 std::string did_you_mean(Name wanted, const Axes& candidates);
 // Of the entries of a table; name(entry), or entry.*name: what it is called.
 template <class Table, class NameOf> std::string did_you_mean(std::string_view wanted, const Table& table, NameOf name) {
