@@ -14,12 +14,6 @@
 namespace haliax {
 namespace {
 
-struct Call {   // for the length of a scope: a call is traced
-  Call() { ++context().chunked_calls; }
-  ~Call() { --context().chunked_calls; }
-  Call(const Call&) = delete;
-};
-
 // Can there be a gradient below x? Not below ids, a mask, a draw.
 bool has_gradient(const NodePtr& x) {
   bool found = false;
@@ -154,11 +148,9 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
   };
   call.after = kTraced;
   const auto traced = entered();
-  Leaves results;
-  {
-    Call around;
-    results = f(traced);
-  }
+  ++context().chunked_calls;   // an exception ends the Tracing around, which puts it back
+  auto results = f(traced);
+  --context().chunked_calls;
   auto outs = nodes_of(results);
   // What f has captured decides which region it is.
   call.after = calls_below(outs, call);

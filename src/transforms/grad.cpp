@@ -20,11 +20,6 @@ Axes axes_of(const Leaves& leaves) {
       if (!a.name.hidden() && !has(out, a.name)) out.push_back(a);
   return out;
 }
-Axes hidden_first(const Axes& axes) {
-  Axes out = axes;
-  std::stable_partition(out.begin(), out.end(), [](auto& a) { return a.name.hidden(); });
-  return out;
-}
 Axes with_hidden(const Axes& axes, const Axes& hidden) {
   Axes out;
   for (auto& h : hidden) if (!has(axes, h.name)) out.push_back(h);

@@ -13,7 +13,6 @@ template <class F> Leaves mapped(Leaves leaves, const F& f) {
 }
 Nodes nodes_of(const Leaves&);                                        // of the arrays that are there
 Axes axes_of(const Leaves&);                                          // all that users see, each once
-Axes hidden_first(const Axes&);                                       // else in their order
 Axes with_hidden(const Axes&, const Axes& hidden);                    // those that are not there, first
 bool same_axes(const NamedArray&, const NamedArray&);                 // in any order, of those that users see
 

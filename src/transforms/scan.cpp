@@ -3,7 +3,7 @@
 
 #include "base/name.h"
 #include "graph/fail.h"
-#include "ops/prim.h"
+#include "ops/named.h"
 #include "transforms/leaves.h"
 #include "transforms/rewrite.h"
 
@@ -49,21 +49,17 @@ std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count, cons
                                       const Leaves& init, const std::vector<std::string>& paths, const Leaves& xs,
                                       BodyFunction f) {
   Axis blocks(fmt::format("(blocks of {})", axis.name), count);
-  struct Block {
-    Axis axis;
-    const ScanOptions& options;
-    const std::vector<std::string>& paths;
-    BodyFunction f;
+  const Axis block = axis.resize(axis.size / count);
+  auto turn = [&](const Leaves& carry, const Leaves& x, Leaves& next, Leaves& out) {
+    std::tie(next, out) = scan(block, inside, carry, paths, x, f);
   };
-  Block block{axis.resize(axis.size / count), inside, paths, f};
   auto split = mapped(xs, [&](const NodePtr& x) {
-    return find(*x, axis.name) ? prim::unflatten(x, axis.name, {blocks, block.axis}) : x;
+    return find(*x, axis.name) ? prim::unflatten(x, axis.name, {blocks, block}) : x;
   });
-  auto [last, ys] = scan(blocks, around, init, paths, split,
-                         {&block, [](void* self, const Leaves& carry, const Leaves& x, Leaves& next, Leaves& out) {
-                            auto& b = *static_cast<Block*>(self);
-                            std::tie(next, out) = scan(b.axis, b.options, carry, b.paths, x, b.f);
-                          }});
+  auto call = [](void* self, const Leaves& carry, const Leaves& x, Leaves& next, Leaves& out) {
+    (*static_cast<decltype(turn)*>(self))(carry, x, next, out);
+  };
+  auto [last, ys] = scan(blocks, around, init, paths, split, {&turn, call});
   return {last, mapped(ys, [&](const NodePtr& y) { return prim::flatten(y, {blocks.name, axis.name}, axis); })};
 }
 
@@ -155,7 +151,7 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     auto last = mapped(start, [&](const NodePtr&) { return loop_result(loop, k++); });
     return {last, mapped(y, [&](const NodePtr&) {
               auto r = loop_result(loop, k++);
-              return prim::fit(r, hidden_first(r->axes));   // then the axis of the loop
+              return prim::fit(r, ops::kept(*r, {}));   // hidden axes come first, then that of the loop
             })};
   }
 }

@@ -13,19 +13,14 @@ bool Cut::has(int x) const { return std::find(begin(), end(), x) != end(); }
 bool Cut::meets(const Cut& o) const {
   return std::any_of(begin(), end(), [&](int x) { return o.has(x); });
 }
-Cut Cut::prefix(int n) const {
+Cut Cut::part(int first, int end) const {
   Cut c;
-  for (int k = 0; k < n; ++k) c.push_back(at_[std::size_t(k)]);
-  return c;
-}
-Cut Cut::from(int n) const {
-  Cut c;
-  for (int k = n; k < size_; ++k) c.push_back(at_[std::size_t(k)]);
+  for (int k = first; k < end; ++k) c.push_back((*this)[k]);
   return c;
 }
 int Cut::common(const Cut& o) const {
   int n = 0;
-  while (n < size_ && n < o.size_ && at_[std::size_t(n)] == o.at_[std::size_t(n)]) ++n;
+  while (n < size_ && n < o.size_ && (*this)[n] == o[n]) ++n;
   return n;
 }
 
@@ -122,23 +117,16 @@ std::string described(const Node& node) {
   return fmt::format("{} {}{}", what, n->axes, known ? "" : ", made at " + where + ",");
 }
 
-// The first two axes that are sent to one mesh axis.
-struct Clash {
-  Name first, second;
-  const std::string& mesh_axis;
-};
-std::optional<Clash> clash_of(const Axes& axes, const Mapping& mapping) {
-  std::map<std::string, Name> taken;
+// Raises if two axes of an array are sent to one mesh axis; array(): what it is, for people.
+template <class Array> void refuse_shared(const Axes& axes, const Mapping& mapping, const Array& array) {
+  std::map<std::string_view, Name> taken;
   for (auto& a : axes)
     if (auto* to = mapping.find(a.name))
       for (auto& mesh_axis : *to)
-        if (auto [first, is_new] = taken.emplace(mesh_axis, a.name); !is_new) return Clash{first->second, a.name, mesh_axis};
-  return {};
-}
-[[noreturn]] void refuse(const Clash& c, const std::string& array, const Mapping& mapping) {
-  fail("shard", "axes {} and {} of {} are both sent to mesh axis {} by the mapping {}; a mesh axis cuts an array once, so give "
-       "parameters and computation a mapping each, or let one of the axes be whole",
-       c.first, c.second, array, c.mesh_axis, mapping);
+        if (auto [first, is_new] = taken.emplace(mesh_axis, a.name); !is_new)
+          fail("shard", "axes {} and {} of {} are both sent to mesh axis {} by the mapping {}; a mesh axis cuts an array once, "
+               "so give parameters and computation a mapping each, or let one of the axes be whole",
+               first->second, a.name, array(), mesh_axis, mapping);
 }
 // Which axis of the mesh has the name; as many as there are: none.
 std::size_t number_of(const Mesh& mesh, const std::string& name) {
@@ -162,7 +150,7 @@ Sharding cut_by(const Axes& axes, const Mapping& mapping, const Mesh& mesh) {
 }  // namespace
 
 Sharding sharding_for(const Axes& axes, const Mapping& mapping, const Mesh& mesh, const std::string& what) {
-  if (auto c = clash_of(axes, mapping)) refuse(*c, what + " " + to_string(axes), mapping);
+  refuse_shared(axes, mapping, [&] { return fmt::format("{} {}", what, axes); });
   return cut_by(axes, mapping, mesh);
 }
 Sharding sharding_for(const Node& n, const Mapping& mapping, const Mesh& mesh) {
@@ -171,7 +159,7 @@ Sharding sharding_for(const Node& n, const Mapping& mapping, const Mesh& mesh) {
 }
 
 void refuse_shared(const Node& n, const Mapping& mapping) {
-  if (auto c = clash_of(n.axes, mapping)) refuse(*c, described(n), mapping);
+  refuse_shared(n.axes, mapping, [&] { return described(n); });
 }
 void require_axes(const char* op, const Mapping& mapping, const Mesh& mesh) {
   for (auto& e : mapping.entries())

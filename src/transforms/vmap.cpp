@@ -1,7 +1,6 @@
 // vmap hides an axis from what f sees, and shows it again, first, in the results.
-#include "base/name.h"
 #include "graph/fail.h"
-#include "ops/prim.h"
+#include "ops/named.h"
 #include "transforms/leaves.h"
 
 namespace haliax::detail {
@@ -13,7 +12,7 @@ Leaves Vmap::hide(const Leaves& in) {
     auto* mine = find(*n, axis.name);
     if (!mine) return n;
     if (size >= 0 && mine->size != size)
-      fail("vmap", "axis {} has size {} in {} and {} elsewhere", axis.name, mine->size, axes_of({NamedArray(n)}), size);
+      fail("vmap", "axis {} has size {} in {} and {} elsewhere", axis.name, mine->size, ops::visible(*n), size);
     size = mine->size;
     return prim::rename(n, {axis.name}, {hidden});
   });
@@ -24,8 +23,8 @@ Leaves Vmap::hide(const Leaves& in) {
 Leaves Vmap::show(const Leaves& in) {
   Here here(at);
   return mapped(in, [&](const NodePtr& n) {
-    if (has(n->axes, axis.name)) fail("vmap", "the result has axis {} already: {}", axis.name, axes_of({NamedArray(n)}));
-    auto axes = hidden_first(without_axes(n->axes, hidden));
+    if (has(n->axes, axis.name)) fail("vmap", "the result has axis {} already: {}", axis.name, ops::visible(*n));
+    auto axes = without_axes(ops::kept(*n, {}), hidden);
     auto shown = std::find_if(axes.begin(), axes.end(), [](auto& a) { return !a.name.hidden(); });
     axes.insert(shown, Axis(hidden, size));
     return prim::rename(prim::fit(n, axes), {hidden}, {axis.name});
