@@ -36,8 +36,8 @@ struct Along {
   Name point = {};
   Monoid monoid = Monoid::sum;
 };
-// Of an axis along which positions move: the result's positions [to, to + size) are positions from, from + step, ... of an operand. In order;
-// what lies between them is 0.
+// Of an axis along which positions move: the result's positions [to, to + size) are positions from, from + step, ... of an
+// operand. In order; what lies between them is 0.
 struct Stretch {
   std::size_t operand = 0;
   std::int64_t from = 0, to = 0, size = 0, step = 1;
