@@ -2,7 +2,6 @@
 
 #include <sys/mman.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -19,7 +18,6 @@ constexpr std::int64_t kKeep = 64;   // at most this many blocks of one size wai
 struct Pool {
   std::mutex lock;
   std::map<std::int64_t, std::vector<std::byte*>> idle;
-  std::atomic<std::int64_t> live{0};
 };
 Pool& pool() {
   static Pool* p = new Pool;
@@ -30,50 +28,32 @@ std::int64_t rounded(std::int64_t bytes) {
   return (std::max<std::int64_t>(bytes, 1) + unit - 1) / unit * unit;
 }
 
-}  // namespace
-
-namespace {
-
+// An idle block of this size; null: there is none.
+std::byte* reused(std::int64_t size) {
+  std::lock_guard hold(pool().lock);
+  auto found = pool().idle.find(size);
+  if (found == pool().idle.end() || found->second.empty()) return nullptr;
+  auto* kept = found->second.back();
+  found->second.pop_back();
+  return kept;
+}
 std::byte* take(std::int64_t bytes) {
-  auto& p = pool();
-  std::int64_t size = rounded(bytes);
-  p.live += size;
-  if (size < kPage) {
-    if (auto* got = std::aligned_alloc(64, std::size_t(size))) return static_cast<std::byte*>(got);
-    p.live -= size;
-    throw std::bad_alloc();
+  const std::int64_t size = rounded(bytes);
+  void* got = size < kPage ? std::aligned_alloc(64, std::size_t(size)) : reused(size);
+  if (!got && size >= kPage) {
+    got = mmap(nullptr, std::size_t(size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (got == MAP_FAILED) got = nullptr;
+    else if (size >= kHuge) madvise(got, std::size_t(size), MADV_HUGEPAGE);
   }
-  {
-    std::lock_guard hold(p.lock);
-    if (auto found = p.idle.find(size); found != p.idle.end() && !found->second.empty()) {
-      auto* kept = found->second.back();
-      found->second.pop_back();
-      return kept;
-    }
-  }
-  void* got = mmap(nullptr, std::size_t(size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (got == MAP_FAILED) {
-    p.live -= size;
-    throw std::bad_alloc();
-  }
-  if (size >= kHuge) madvise(got, std::size_t(size), MADV_HUGEPAGE);
+  if (!got) throw std::bad_alloc();
   return static_cast<std::byte*>(got);
 }
 void give_back(std::byte* data, std::int64_t bytes) {
-  auto& p = pool();
-  std::int64_t size = rounded(bytes);
-  p.live -= size;
-  if (size < kPage) {
-    std::free(data);
-    return;
-  }
-  {
-    std::lock_guard hold(p.lock);
-    auto& idle = p.idle[size];
-    if (std::int64_t(idle.size()) < kKeep && size < (std::int64_t(1) << 28)) {
-      idle.push_back(data);
-      return;
-    }
+  const std::int64_t size = rounded(bytes);
+  if (size < kPage) return std::free(data);
+  if (size < (std::int64_t(1) << 28)) {
+    std::lock_guard hold(pool().lock);
+    if (auto& idle = pool().idle[size]; std::int64_t(idle.size()) < kKeep) return idle.push_back(data);
   }
   munmap(data, std::size_t(size));
 }
@@ -95,7 +75,6 @@ std::byte* Buffer::put_together() const {
   return whole;
 }
 
-std::int64_t live_buffer_bytes() { return pool().live; }
 void release_pool() {
   auto& p = pool();
   std::lock_guard hold(p.lock);

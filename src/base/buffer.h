@@ -34,7 +34,6 @@ class Buffer {
 };
 using BufferPtr = std::shared_ptr<Buffer>;
 
-std::int64_t live_buffer_bytes();   // of all arrays that are alive: for tests and reports
-void release_pool();                // gives what the pool keeps back to the system
+void release_pool();   // gives what the pool keeps back to the system
 
 }  // namespace haliax

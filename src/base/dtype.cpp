@@ -1,9 +1,6 @@
 #include "haliax/dtype.h"
 
 #include <array>
-#include <string>
-#include <vector>
-
 #include "base/name.h"
 #include "base/where.h"
 #include "haliax/error.h"
@@ -46,13 +43,10 @@ bool is_integer(DType d) { return row(d).cls == Class::integer; }
 bool is_signed(DType d) { return is_integer(d) && row(d).is_signed; }
 
 DType dtype_of(std::string_view name, SourceLocation at) {
-  std::vector<std::string> known;
-  for (auto& r : kRows) {
+  for (auto& r : kRows)
     if (name == r.name || name == r.long_name) return r.dtype;
-    known.emplace_back(r.long_name);
-  }
   auto place = to_string(at);
-  throw Error("[dtype] no dtype is called " + std::string(name) + did_you_mean(name, known) +
+  throw Error("[dtype] no dtype is called " + std::string(name) + did_you_mean(name, kRows, &Row::long_name) +
               (place.empty() ? "" : "; " + place));
 }
 

@@ -56,21 +56,15 @@ Name fresh_hidden(Name shown) {
   return Name::of(&t.all.back());
 }
 
-std::string nearest(std::string_view wanted, const std::vector<std::string>& candidates) {
-  std::string best;
-  std::size_t least = std::max<std::size_t>(1, wanted.size() / 3) + 1;
-  for (auto& c : candidates)
-    if (auto d = edit_distance(wanted, c); d < least) least = d, best = c;
-  return best;
-}
 std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& candidates) {
-  auto near = nearest(wanted, candidates);
+  std::string near;
+  std::size_t least = std::max<std::size_t>(1, wanted.size() / 3) + 1;   // else no slip of the pen
+  for (auto& c : candidates)
+    if (auto d = edit_distance(wanted, c); d < least) least = d, near = c;
   return near.empty() ? "" : "; did you mean " + near + "?";
 }
 std::string did_you_mean(Name wanted, const Axes& candidates) {
-  std::vector<std::string> names;
-  for (auto& a : candidates) names.emplace_back(a.name.text());
-  return did_you_mean(wanted.text(), names);
+  return did_you_mean(wanted.text(), candidates, [](auto& a) { return a.name.text(); });
 }
 
 }  // namespace haliax

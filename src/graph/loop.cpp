@@ -1,8 +1,6 @@
 #include "graph/loop.h"
 
-#include <algorithm>
-#include <unordered_map>
-#include <unordered_set>
+#include "graph/walk.h"
 
 namespace haliax {
 
@@ -16,7 +14,12 @@ bool is_index(const Node& n) { return n.in.empty() && n.varies_with(&n); }
 bool is_cheap(const Op& op) {
   if (op.kind != Kind::map) return op.cheap;
   switch (op.code) {
-    case Code::exp: case Code::tanh: case Code::erfinv: case Code::threefry0: case Code::threefry1: case Code::threefry_xor: return false;
+    case Code::exp:
+    case Code::tanh:
+    case Code::erfinv:
+    case Code::threefry0:
+    case Code::threefry1:
+    case Code::threefry_xor: return false;
     default: return true;
   }
 }
@@ -24,13 +27,18 @@ bool is_cheap(const Op& op) {
 }  // namespace
 
 const Loop& loop_of(const Node& n) {
-  return static_cast<const Loop&>(*(n.op == &kResult ? n.in[0] : NodePtr(NodePtr(), &n))->attr.payload);
+  return static_cast<const Loop&>(*(n.op == &kResult ? *n.in[0] : n).attr.payload);
 }
 
 std::int64_t trips(const Loop& l, std::size_t body) {
   auto& ints = l.index[body]->attr.ints;   // size, start, chunk, depth
-  if (l.index.size() == 1) return ints[0] / ints[2];
   return body == 0 ? ints[0] / ints[2] : 1;
+}
+
+Nodes values_of(const Loop& l, std::size_t body) {
+  Nodes out;
+  for (auto& r : l.results) out.push_back(r.value[body]);
+  return out;
 }
 
 bool varies_in(const Node& n, const Loop& l, std::size_t body) {
@@ -43,41 +51,33 @@ bool is_free(const NodePtr& root) {
   while (!todo.empty()) {
     auto n = todo.back();
     todo.pop_back();
-    if (--budget < 0) return false;
-    if (!is_cheap(*n->op)) return false;
-    for (auto& x : n->in) todo.push_back(x);
+    if (--budget < 0 || !is_cheap(*n->op)) return false;
+    append(todo, n->in);
   }
   return true;
 }
 
 LoopInputs inputs_of(const Loop& l) {
-  std::unordered_set<const Node*> seen, listed;
+  std::unordered_set<const Node*> listed;
   LoopInputs out;
+  auto list = [&](Nodes& where, const NodePtr& n) {
+    if (listed.insert(n.get()).second) where.push_back(n);
+  };
   for (std::size_t b = 0; b < l.index.size(); ++b) {
-    auto* index = l.index[b].get();
-    Nodes todo;
-    for (auto& r : l.results) todo.push_back(r.value[b]);
-    while (!todo.empty()) {
-      auto n = todo.back();
-      todo.pop_back();
-      if (!seen.insert(n.get()).second) continue;
+    walk(values_of(l, b), [&](const NodePtr& n, Nodes& todo) {
+      auto& in = n->in;
       if (!varies_in(*n, l, b)) {
-        if (n->op->kind == Kind::leaf && n->op->cheap && !is_index(*n)) continue;
-        if (is_free(n) && !is_index(*n)) {   // an index is that of a loop around: this one varies with it
-          for (auto& x : n->in) todo.push_back(x);
-          continue;
-        }
-        if (listed.insert(n.get()).second) out.invariants.push_back(n);
-      } else if (n->op->kind == Kind::view && n->in.size() > 1 && n->in[1].get() == index && !varies_in(*n->in[0], l, b)) {
-        if (listed.insert(n->in[0].get()).second) out.slices.push_back(n->in[0]);
+        if (is_index(*n)) return list(out.invariants, n);   // that of a loop around, with which this one varies
+        if (n->op->kind == Kind::leaf && n->op->cheap) return;
+        is_free(n) ? append(todo, in) : list(out.invariants, n);
+      } else if (n->op->kind == Kind::view && in.size() > 1 && in[1] == l.index[b] && !varies_in(*in[0], l, b)) {
+        list(out.slices, in[0]);
       } else if (n->op->kind != Kind::leaf) {
-        for (auto& x : n->in) if (x) todo.push_back(x);
+        append(todo, in);
       }
-    }
+    });
   }
-  auto by_id = [](auto& a, auto& b) { return a->id < b->id; };
-  std::sort(out.slices.begin(), out.slices.end(), by_id);
-  std::sort(out.invariants.begin(), out.invariants.end(), by_id);
+  sort_by_age(out.slices), sort_by_age(out.invariants);
   return out;
 }
 

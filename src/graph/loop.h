@@ -1,5 +1,5 @@
-// A loop is one node. Its body is an open graph over the loop's index: what does not vary with the index lies outside by itself, so
-// nothing is captured by hand and nothing needs hoisting.
+// A loop is one node. Its body is an open graph over the loop's index: what does not vary with the index lies outside by itself,
+// so nothing is captured by hand and nothing needs hoisting.
 #pragma once
 #include "graph/node.h"
 
@@ -16,9 +16,7 @@ struct LoopResult {
   Nodes value;                     // one for each body
   NodePtr start = {};              // what a fold or a carry starts from (fold: may be empty)
   NodePtr carry = {};              // the placeholder
-  bool same(const LoopResult& o) const {
-    return fold == o.fold && monoid == o.monoid && value == o.value && start == o.start && carry == o.carry;
-  }
+  friend bool operator==(const LoopResult&, const LoopResult&) = default;
 };
 // What a loop keeps for its gradient.
 enum class Save : std::uint8_t { all, carries, nothing };
@@ -34,13 +32,14 @@ struct Loop : Payload {
   std::string form, why;           // for reports: what was decided about it
 };
 
-// The loop as a node: its operands are found by a walk over the bodies (what they read a slice of, what they read whole, the starts).
+// The loop as a node: its operands are found by a walk over the bodies (what they read a slice of, or whole; the starts).
 NodePtr make_loop(Loop);
 const Loop& loop_of(const Node&);                 // of a loop node or of a result
 NodePtr loop_result(const NodePtr& loop, std::size_t k);
 std::string to_string(const Nodes& roots);        // for people: one line a node, bodies of loops indented
 extern const Op kLoop, kResult;
 std::int64_t trips(const Loop&, std::size_t body);
+Nodes values_of(const Loop&, std::size_t body);   // what a turn of it makes, for each result
 // Is it made in each turn of this body? Bodies share the carries, which vary with the first index.
 bool varies_in(const Node&, const Loop&, std::size_t body);
 

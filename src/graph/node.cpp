@@ -1,11 +1,12 @@
 #include "graph/node.h"
 
-#include <algorithm>
+#include <bit>
 #include <mutex>
 #include <unordered_map>
 
 #include "base/name.h"
 #include "base/where.h"
+#include "graph/walk.h"
 
 namespace haliax {
 namespace {
@@ -20,37 +21,29 @@ std::uint64_t hash_of(const Op& op, const Nodes& in, const Axes& axes, DType dty
   for (auto& x : axes) h = mix(mix(h, std::uint64_t(x.name.data())), std::uint64_t(x.size));
   for (auto n : a.names) h = mix(h, std::uint64_t(n.data()));
   for (auto i : a.ints) h = mix(h, std::uint64_t(i));
-  std::uint64_t bits;
-  static_assert(sizeof bits == sizeof a.number);
-  __builtin_memcpy(&bits, &a.number, sizeof bits);
-  return mix(mix(h, bits), std::uint64_t(a.payload.get()));
+  return mix(mix(h, std::bit_cast<std::uint64_t>(a.number)), std::uint64_t(a.payload.get()));
 }
-bool same_number(const Attr& a, const Attr& b) { return __builtin_memcmp(&a.number, &b.number, sizeof a.number) == 0; }
+bool same_mapping(const Origin& a, const Origin& b) {
+  return a.mapping == b.mapping || (a.mapping && b.mapping && *a.mapping == *b.mapping);
+}
 
 }  // namespace
 
 // All nodes that can be equal to another, by hash. Holds no reference: a node takes itself out when it dies.
 struct Cons {
-  struct Entry { const Node* node; std::weak_ptr<const Node> handle; };
   std::mutex lock;
-  std::unordered_multimap<std::uint64_t, Entry> all;
+  std::unordered_multimap<std::uint64_t, const Node*> all;
   std::uint64_t next = 1;
 
   static Cons& table() {
     static Cons* t = new Cons;
     return *t;
   }
-  static bool same_mapping(const Origin& a, const Origin& b) {
-    return a.mapping == b.mapping || (a.mapping && b.mapping && *a.mapping == *b.mapping);
-  }
   void remove(Node& n) {
     if (!n.hash_) return;
     std::lock_guard hold(lock);
-    auto [i, end] = all.equal_range(n.hash_);
-    for (; i != end;) {
-      if (i->second.node == &n) i = all.erase(i);
-      else ++i;
-    }
+    auto [from, end] = all.equal_range(n.hash_);
+    all.erase(std::find_if(from, end, [&](auto& entry) { return entry.second == &n; }));
     n.hash_ = 0;
   }
 };
@@ -58,21 +51,15 @@ struct Cons {
 Node::~Node() {
   Cons::table().remove(*this);
   // Inputs that die with this node are taken apart here, one after another, not inside each other.
-  static thread_local std::vector<NodePtr>* queue = nullptr;
-  auto hand_over = [&](std::vector<NodePtr>& q) {
-    for (auto& x : in) if (x && x.use_count() == 1) q.push_back(std::move(x));
-  };
-  if (queue) {
-    hand_over(*queue);
-    return;
-  }
-  std::vector<NodePtr> mine;
-  queue = &mine;
-  hand_over(mine);
+  static thread_local Nodes* queue = nullptr;
+  Nodes mine;
+  const bool outermost = !queue;
+  if (outermost) queue = &mine;
+  for (auto& x : in) if (x && x.use_count() == 1) queue->push_back(std::move(x));
+  if (!outermost) return;
   while (!mine.empty()) {
     auto last = std::move(mine.back());
     mine.pop_back();
-    last.reset();
   }
   queue = nullptr;
 }
@@ -90,10 +77,9 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
   std::lock_guard hold(t.lock);
   auto [i, end] = t.all.equal_range(h);
   for (; i != end; ++i) {
-    auto& n = looked_at.emplace_back(i->second.handle.lock());
-    if (n && n->op == &op && n->in == in && n->axes == axes && n->dtype == dtype && n->attr.names == attr.names &&
-        n->attr.ints == attr.ints && same_number(n->attr, attr) && n->attr.payload == attr.payload &&
-        (!binds || Cons::same_mapping(n->origin, c.origin)))
+    auto& n = looked_at.emplace_back(i->second->weak_from_this().lock());
+    if (n && n->op == &op && n->in == in && n->axes == axes && n->dtype == dtype && n->attr == attr &&
+        (!binds || same_mapping(n->origin, c.origin)))
       return n;
   }
   auto n = std::make_shared<Node>();
@@ -105,35 +91,29 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
       for (auto* f : x->free)
         if (!n->varies_with(f)) n->free.push_back(f);
   std::sort(n->free.begin(), n->free.end(), [](auto* a, auto* b) { return a->id < b->id; });
-  t.all.emplace(h, Cons::Entry{n.get(), n});
+  t.all.emplace(h, n.get());
   return n;
 }
 
 Along along(const Node& n, std::size_t k, Name a) {
   using Way = Along::Way;
   if (n.op->along) return n.op->along(n, k, a);
-  bool kept = find(n, a) != nullptr;
-  switch (n.op->kind) {
-    case Kind::view:
-    case Kind::step: return {Way::whole, a};
-    case Kind::contract: return {kept ? Way::map : Way::fold, a};
-    case Kind::reduce:
-      switch (n.op->code) {
-        case Code::reduce_sum: return {kept ? Way::map : Way::fold, a, Monoid::sum};
-        case Code::reduce_prod: return {kept ? Way::map : Way::fold, a, Monoid::prod};
-        case Code::reduce_max: return {kept ? Way::map : Way::fold, a, Monoid::max};
-        case Code::reduce_min: return {kept ? Way::map : Way::fold, a, Monoid::min};
-        default: return {kept ? Way::map : Way::whole, a};
-      }
-    default: return {Way::map, a};
+  const auto kind = n.op->kind;
+  if (kind == Kind::view || kind == Kind::step) return {Way::whole, a};
+  if ((kind != Kind::contract && kind != Kind::reduce) || has(n.axes, a)) return {Way::map, a};
+  if (kind == Kind::contract) return {Way::fold, a};
+  switch (n.op->code) {
+    case Code::reduce_sum: return {Way::fold, a, Monoid::sum};
+    case Code::reduce_prod: return {Way::fold, a, Monoid::prod};
+    case Code::reduce_max: return {Way::fold, a, Monoid::max};
+    case Code::reduce_min: return {Way::fold, a, Monoid::min};
+    default: return {Way::whole, a};
   }
 }
 Linear linear_in(const Node& n, std::size_t k) { return n.op->linear_in ? n.op->linear_in(n, k) : n.op->linear; }
 bool only_waits(const Node& n, std::size_t k) { return n.op->kind == Kind::wrap && k > 0 && k != kResultSide; }
 
-namespace {
-const Op kData{.name = "data", .kind = Kind::leaf};
-}
+static const Op kData{.name = "data", .kind = Kind::leaf};
 
 NodePtr make_data(BufferPtr value, Axes axes, DType dtype) {
   auto& t = Cons::table();
@@ -155,17 +135,12 @@ void detach(const Node& node) {
 }
 
 Nodes topological(const Nodes& roots, bool (*stop)(const Node&)) {
-  std::unordered_map<const Node*, NodePtr> seen;
-  Nodes todo, out;
-  for (auto& r : roots) if (r) todo.push_back(r);
-  while (!todo.empty()) {
-    auto n = std::move(todo.back());
-    todo.pop_back();
-    if (!seen.emplace(n.get(), n).second) continue;
+  Nodes out;
+  walk(roots, [&](const NodePtr& n, Nodes& todo) {
     out.push_back(n);
-    if (!stop || !stop(*n)) for (auto& x : n->in) if (x) todo.push_back(x);
-  }
-  std::sort(out.begin(), out.end(), [](auto& a, auto& b) { return a->id < b->id; });
+    if (!stop || !stop(*n)) append(todo, n->in);
+  });
+  sort_by_age(out);
   return out;
 }
 
@@ -174,13 +149,15 @@ Context& context() {
   return c;
 }
 
-Here::Here(SourceLocation at, bool layer, const NamedArray* weight) : at_(context().origin.at), module_(context().origin.module), fixed_(context().fixed) {
+Here::Here(SourceLocation at, bool layer, const NamedArray* weight) {
   auto& c = context();
+  at_ = c.origin.at, module_ = c.origin.module, fixed_ = c.fixed;
   if (!c.fixed) c.origin.at = at;
   if (layer) c.fixed = true;
   if (!layer || !weight || weight->empty()) return;
   const Node* n = weight->node().get();   // down to what a trace has named: the path of the field
-  while (n->op->kind != Kind::leaf && n->op->name != std::string_view("tracer") && n->in.size() > 0 && n->in[0]) n = n->in[0].get();
+  while (n->op->kind != Kind::leaf && n->op->name != std::string_view("tracer") && !n->in.empty() && n->in[0])
+    n = n->in[0].get();
   std::string_view path = n->origin.module.text();
   if (auto dot = path.rfind('.'); dot != path.npos) c.origin.module = Name(path.substr(0, dot));
 }

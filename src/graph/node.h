@@ -1,8 +1,10 @@
 // The graph: frozen, hash-consed nodes. Equal nodes are the same node, so common subexpressions need no pass.
 //
-// Nodes speak of axes only by name. An operand may lack axes of the result (it is broadcast) or have them in another order; the order
-// of a node's axes is what users see, the layout in memory is the compiler's.
+// Nodes speak of axes only by name. An operand may lack axes of the result (it is broadcast) or have them in another order; the
+// order of a node's axes is what users see, the layout in memory is the compiler's.
 #pragma once
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -19,8 +21,8 @@ using program::Code;
 using program::Monoid;
 using Nodes = std::vector<NodePtr>;
 
-// What an op does along one axis of an operand (or of its result). To cut an op is to cut its points: these have the axes of the result and of
-// the operands, by names of the op's own, which are mostly theirs.
+// What an op does along one axis of an operand (or of its result). To cut an op is to cut its points: these have the axes of the
+// result and of the operands, by names of the op's own, which are mostly theirs.
 struct Along {
   enum class Way : std::uint8_t {
     map,       // position by position
@@ -34,8 +36,8 @@ struct Along {
   Name point = {};
   Monoid monoid = Monoid::sum;
 };
-// Of an axis along which positions move: the result's positions [to, to + size) are positions from, from + step, ... of an operand. In order;
-// what lies between them is 0.
+// Of an axis along which positions move: the result's positions [to, to + size) are positions from, from + step, ... of an
+// operand. In order; what lies between them is 0.
 struct Stretch {
   std::size_t operand = 0;
   std::int64_t from = 0, to = 0, size = 0, step = 1;
@@ -62,19 +64,19 @@ struct Op {
   Kind kind;
   Code code = Code::constant;                                        // map, reduce
   Linear linear = Linear::no;
-  Nodes (*grad)(const NodePtr& out, const NodePtr& g) = nullptr;     // cotangents of the inputs (null: none), in any axes that fit
+  Nodes (*grad)(const NodePtr& out, const NodePtr& g) = nullptr;     // cotangents of the inputs, in axes that fit; null: none
   Place (*view)(const Node&, const Place& in, Emit&) = nullptr;      // Kind::view
   void (*lower)(const Node&, Emit&) = nullptr;                       // Kind::step
-  // The rule along axes; null: by kind, see along(). What vmap, loops, chunks and meshes know of an op is this, `linear` and `by_blocks`.
+  // The rule along axes; null: by kind, see along(). Transforms and passes know of an op what this, `linear` and `by_blocks` say.
   Along (*along)(const Node&, std::size_t operand, Name axis) = nullptr;
   std::vector<Stretch> (*stretches)(const Node&) = nullptr;          // where `along` says shift
   Linear (*linear_in)(const Node&, std::size_t operand) = nullptr;   // where operands differ, or dtypes matter; null: `linear`
-  // The same value by ops that need only blocks of an axis which this one needs whole: so many blocks. Null: there is no such way.
+  // The same value by ops that need only blocks, so many, of an axis which this one needs whole. Null: there is no such way.
   NodePtr (*by_blocks)(const NodePtr&, Name axis, int blocks) = nullptr;
   bool cheap = false;                                                // leaf, view: made again wherever it is read
 };
-// Of an operand, or of the result (kResultSide). Point-wise ops map; reductions and contractions fold what the result lacks; a view or a
-// step that says nothing needs every axis whole.
+// Of an operand, or of the result (kResultSide). Point-wise ops map; reductions and contractions fold what the result lacks; a
+// view or a step that says nothing needs every axis whole.
 Along along(const Node&, std::size_t operand, Name axis);
 Linear linear_in(const Node&, std::size_t operand);
 bool only_waits(const Node&, std::size_t operand);                   // for the operand to be there, however it lies
@@ -94,10 +96,13 @@ struct Attr {
   std::vector<std::int64_t> ints = {};
   double number = 0;
   std::shared_ptr<const Payload> payload = {};
-  friend bool operator==(const Attr&, const Attr&) = default;
+  friend bool operator==(const Attr& a, const Attr& b) {             // numbers by their bits
+    return a.names == b.names && a.ints == b.ints && a.payload == b.payload &&
+           std::bit_cast<std::uint64_t>(a.number) == std::bit_cast<std::uint64_t>(b.number);
+  }
 };
 
-class Node {
+class Node : public std::enable_shared_from_this<Node> {
  public:
   const Op* op = nullptr;
   Nodes in;
@@ -150,7 +155,7 @@ struct Context {
 };
 Context& context();
 
-// Set for the length of a scope: where the user's code is. Inside a layer (`layer` true) the caller's place and the module's path hold.
+// Set for the length of a scope: where the user's code is. Inside a layer the caller's place and the module's path hold.
 class Here {
  public:
   [[nodiscard("give it a name")]] explicit Here(SourceLocation at, bool layer = false, const NamedArray* weight = nullptr);
@@ -186,5 +191,6 @@ Name module_path(std::string field);
 // Is this name an axis of the node; its size.
 inline const Axis* find(const Node& n, Name a) { return find_axis(n.axes, a); }
 inline bool has(const Axes& axes, Name a) { return find_axis(axes, a) != nullptr; }
+inline bool has(const Names& names, Name a) { return std::find(names.begin(), names.end(), a) != names.end(); }
 
 }  // namespace haliax

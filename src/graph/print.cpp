@@ -25,26 +25,22 @@ class Printer {
 
   std::string name(const NodePtr& n) const {
     if (!n) return "-";
-    auto known = number_.find(n.get());
-    return known == number_.end() ? "%?" : "%" + std::to_string(known->second);
+    return number_.count(n.get()) ? "%" + std::to_string(number_.at(n.get())) : "%?";
   }
   // What lies below the values, in the body with that index; null: at the top.
   void lines(const Nodes& values, const Node* index, const std::string& indent) {
     for (auto& n : topological(values)) {
       if (number_.count(n.get()) || (index && !n->varies_with(index))) continue;
-      auto number = number_.size();
-      number_[n.get()] = number;
-      text_ += indent + "%" + std::to_string(number) + " = " + n->op->name;
-      if (n->op == &kLoop)
-        loop(*n, indent);
-      else
-        line(*n);
+      number_.emplace(n.get(), number_.size());
+      text_ += indent + name(n) + " = " + n->op->name;
+      n->op == &kLoop ? loop(*n, indent) : line(*n);
     }
   }
   void line(const Node& n) {
     for (auto a : n.attr.names) text_ += " " + std::string(a.text());
     for (auto i : n.attr.ints) text_ += " " + std::to_string(i);
-    if (n.attr.ints.empty() && n.op->kind == Kind::leaf && n.attr.names.empty() && !n.value && n.axes.empty()) text_ += " " + std::to_string(n.attr.number);
+    bool number = n.op->kind == Kind::leaf && n.attr.ints.empty() && n.attr.names.empty() && !n.value && n.axes.empty();
+    if (number) text_ += " " + std::to_string(n.attr.number);
     for (auto& x : n.in) text_ += " " + name(x);
     text_ += "  " + std::string(name_of(n.dtype)) + to_string(n.axes);
     if (n.origin.module) text_ += "  in " + std::string(n.origin.module.text());
@@ -54,10 +50,8 @@ class Printer {
     auto& l = loop_of(n);
     text_ += " over " + to_string(l.axis) + (l.reverse ? ", the last turn first" : "") + (l.apart ? ", apart" : "") + "\n";
     for (std::size_t b = 0; b < l.index.size(); ++b) {
-      Nodes values;
-      for (auto& r : l.results) values.push_back(r.value[b]);
       text_ += indent + "  " + std::to_string(trips(l, b)) + " turns\n";
-      lines(values, l.index[b].get(), indent + "    ");
+      lines(values_of(l, b), l.index[b].get(), indent + "    ");
     }
     for (std::size_t k = 0; k < l.results.size(); ++k) {
       auto& r = l.results[k];

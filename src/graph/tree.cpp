@@ -1,4 +1,6 @@
 // What a walk over a tree collects, and the names of fields. The templates that find the fields are in haliax/tree.h.
+#include <fmt/format.h>
+
 #include "haliax/tree.h"
 
 namespace haliax {
@@ -55,8 +57,8 @@ void Walk::assign(const std::vector<NamedArray>& leaves) const {
 
 void Walk::check_count(const char* op, std::size_t given) const {
   if (given != arrays.size())
-    throw Error("[" + std::string(op) + "] the tree has " + std::to_string(arrays.size()) + " arrays, but " +
-                std::to_string(given) + " were given; the trees must have the same structure");
+    throw Error(fmt::format("[{}] the tree has {} arrays, but {} were given; the trees must have the same structure", op,
+                            arrays.size(), given));
 }
 
 void Walk::leaf(NamedArray& a) {
@@ -66,24 +68,17 @@ void Walk::leaf(NamedArray& a) {
 }
 
 void Walk::parts(const Part* parts, std::size_t count, WriteNames write_names) {
-  if (!with_paths) {
-    for (std::size_t i = 0; i < count; ++i) parts[i].visit(*this, parts[i].node);
-    return;
-  }
-  std::vector<std::string_view> names(count);
-  if (write_names) write_names(names.data(), count);
-  for (std::size_t i = 0; i < count; ++i) named(write_names ? names[i] : std::string_view(std::to_string(i)), parts[i]);
+  std::vector<std::string_view> names;
+  if (with_paths && write_names) names.resize(count), write_names(names.data(), count);
+  for (std::size_t i = 0; i < count; ++i) named(names.empty() ? std::string_view(std::to_string(i)) : names[i], parts[i]);
 }
 
 void Walk::items(void* first, std::size_t size_of_item, std::size_t count, void (*visit)(Walk&, void*)) {
-  for (std::size_t i = 0; i < count; ++i) {
-    Part item{static_cast<char*>(first) + i * size_of_item, visit};
-    if (with_paths) named(std::to_string(i), item);
-    else visit(*this, item.node);
-  }
+  for (std::size_t i = 0; i < count; ++i) named(std::to_string(i), {static_cast<char*>(first) + i * size_of_item, visit});
 }
 
 void Walk::named(std::string_view name, const Part& part) {
+  if (!with_paths) return part.visit(*this, part.node);
   const std::size_t mark = path.size();
   if (mark) path += '.';
   path += name;

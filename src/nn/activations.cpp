@@ -2,7 +2,7 @@
 #include <numbers>
 
 #include "base/name.h"
-#include "graph/node.h"
+#include "graph/fail.h"
 #include "haliax/nn.h"
 #include "ops/named.h"
 
@@ -85,7 +85,7 @@ NamedArray hard_tanh(Arr x) {
 NamedArray glu(Arr x, const AxisSelector& axis) {
   LayerScope scope(x);
   auto a = ops::axis_of("glu", ops::node_of("glu", x), axis);
-  if (a.size % 2) fail("glu", "axis " + to_string(a) + " has no two halves; its size must be even");
+  if (a.size % 2) fail("glu", "axis {} has no two halves; its size must be even", a);
   auto half = a.size / 2;
   return slice(x, a, 0, half) * sigmoid(slice(x, a, half, half));
 }
@@ -96,36 +96,17 @@ Activation activation(std::string_view name, SourceLocation at) {
     const char* name;
     Activation function;
   };
-  static const Entry known[] = {{"relu", relu},
-                                {"relu6", relu6},
-                                {"relu_squared", relu_squared},
-                                {"leaky_relu", leaky_relu},
-                                {"elu", elu},
-                                {"celu", celu},
-                                {"selu", selu},
-                                {"gelu", gelu_exact},
-                                {"gelu_exact", gelu_exact},
-                                {"gelu_new", gelu},
-                                {"gelu_pytorch_tanh", gelu},
-                                {"gelu_tanh", gelu},
-                                {"quick_gelu", quick_gelu},
-                                {"sigmoid", sigmoid},
-                                {"log_sigmoid", log_sigmoid},
-                                {"silu", silu},
-                                {"swish", silu},
-                                {"softplus", softplus},
-                                {"soft_sign", soft_sign},
-                                {"hard_sigmoid", hard_sigmoid},
-                                {"hard_silu", hard_silu},
-                                {"hard_swish", hard_silu},
-                                {"hard_tanh", hard_tanh},
-                                {"tanh", static_cast<Activation>(haliax::tanh)}};
-  std::vector<std::string> names;
-  for (auto& k : known) {
+  static const Entry known[] = {
+      {"relu", relu}, {"relu6", relu6}, {"relu_squared", relu_squared}, {"leaky_relu", leaky_relu},
+      {"elu", elu}, {"celu", celu}, {"selu", selu},
+      {"gelu", gelu_exact}, {"gelu_exact", gelu_exact}, {"gelu_new", gelu}, {"gelu_pytorch_tanh", gelu}, {"gelu_tanh", gelu},
+      {"quick_gelu", quick_gelu}, {"silu", silu}, {"swish", silu}, {"hard_silu", hard_silu}, {"hard_swish", hard_silu},
+      {"sigmoid", sigmoid}, {"log_sigmoid", log_sigmoid}, {"hard_sigmoid", hard_sigmoid},
+      {"softplus", softplus}, {"soft_sign", soft_sign}, {"hard_tanh", hard_tanh},
+      {"tanh", static_cast<Activation>(haliax::tanh)}};
+  for (auto& k : known)
     if (name == k.name) return k.function;
-    names.emplace_back(k.name);
-  }
-  fail("activation", "none is called " + std::string(name) + did_you_mean(name, names));
+  fail("activation", "none is called {}{}", name, did_you_mean(name, known, &Entry::name));
 }
 
 }  // namespace haliax::nn

@@ -1,20 +1,16 @@
-#include <algorithm>
 #include <bit>
 #include <cmath>
 
-#include "graph/node.h"
+#include "graph/fail.h"
 #include "haliax/nn.h"
 #include "ops/named.h"
 
 namespace haliax::nn {
 namespace {
 
-NamedArray positions(const Axis& axis, const Arr& start) { return arange(axis) + start; }
-
-// (QPos, KPos): where the position of the query compares so with that of the key.
+// (QPos, KPos): where the query's position is not before the key's.
 NamedArray not_before(const Axis& QPos, const Axis& KPos, const Arr& q_start, const Arr& k_start) {
-  auto q = broadcast_to(positions(QPos, q_start), {QPos, KPos});
-  return q >= positions(KPos, k_start);
+  return broadcast_to(arange(QPos) + q_start, {QPos, KPos}) >= arange(KPos) + k_start;
 }
 
 std::vector<double> alibi_slopes(std::int64_t heads, double bias_max) {
@@ -72,15 +68,12 @@ NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSe
   constexpr auto op = "attention";
   auto q_axes = query.axes(), k_axes = key.axes();
   auto need = [&](const char* whose, const Axes& axes, const AxisSelector& a) {
-    if (!find_axis(axes, a.name))
-      fail(op,
-           "axis " + std::string(a.name.text()) + " is not in the " + whose + " " + to_string(axes) + did_you_mean(a.name, axes));
+    if (!has(axes, a.name)) fail(op, "axis {} is not in the {} {}{}", a.name, whose, axes, did_you_mean(a.name, axes));
   };
   if (KPos.all()) fail(op, "say which axes are attended to");
   for (auto& a : KPos.items()) {
-    if (find_axis(q_axes, a.name))
-      fail(op, "the key position " + std::string(a.name.text()) + " is also in the query " + to_string(q_axes) +
-                   "; attended-to axes must be distinct, so rename one");
+    if (has(q_axes, a.name))
+      fail(op, "the key position {} is also in the query {}; attended-to axes must be distinct, so rename one", a.name, q_axes);
     need("key", k_axes, a);
   }
   need("query", q_axes, Key), need("key", k_axes, Key);

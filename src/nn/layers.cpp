@@ -1,23 +1,20 @@
 #include <cmath>
 
-#include "graph/node.h"
+#include "graph/fail.h"
 #include "haliax/nn.h"
 #include "ops/named.h"
 
 namespace haliax::nn {
 namespace {
 
-std::string text(Name n) { return std::string(n.text()); }
-
 // Every one of the axes is there, with its size.
 void expect(const char* op, const Arr& x, const AxisSpec& axes) {
   auto shown = x.axes();
   for (auto& a : axes) {
     auto* found = find_axis(shown, a.name);
-    if (!found) fail(op, "axis " + text(a.name) + " is not in the input " + to_string(shown) + did_you_mean(a.name, shown));
+    if (!found) fail(op, "axis {} is not in the input {}{}", a.name, shown, did_you_mean(a.name, shown));
     if (found->size != a.size)
-      fail(op, "axis " + text(a.name) + " has size " + std::to_string(found->size) + " in the input " + to_string(shown) +
-                   ", but the layer wants " + to_string(a));
+      fail(op, "axis {} has size {} in the input {}, but the layer wants {}", a.name, found->size, shown, a);
   }
 }
 
@@ -39,9 +36,7 @@ LayerScope::~LayerScope() = default;
 Linear Linear::init(const AxisSpec& In, const AxisSpec& Out, const Key& key, LinearOptions options, SourceLocation at) {
   Here here(at, true);
   for (auto& a : In)
-    if (find_axis(Out, a.name))
-      fail("linear",
-           "axis " + text(a.name) + " is both in " + to_string(In.axes()) + " and in " + to_string(Out.axes()) + "; alias one");
+    if (has(Out, a.name)) fail("linear", "axis {} is both in {} and in {}; alias one", a.name, In.axes(), Out.axes());
   auto axes = options.out_first ? concat_axes(Out, In) : concat_axes(In, Out);
   auto scale = options.init_scale / std::sqrt(double(axis_size(In)));
   Linear l{random::truncated_normal(key, axes, -3., 3.) * scale, {}, In, Out};
@@ -53,18 +48,21 @@ NamedArray Linear::operator()(Arr x) const {
   expect("linear", x, In);
   auto shown = x.axes();
   for (auto& a : Out)
-    if (find_axis(shown, a.name))
-      fail("linear", "the input " + to_string(shown) + " already has the output axis " + text(a.name) + "; rename it first");
+    if (has(shown, a.name)) fail("linear", "the input {} already has the output axis {}; rename it first", shown, a.name);
   auto y = dot(x, weight, In.axes());
   return bias ? y + *bias : y;
 }
 
-LayerNorm LayerNorm::init(const AxisSpec& axis, NormOptions options, SourceLocation at) {
-  Here here(at, true);
-  LayerNorm l{axis, {}, {}, options.eps};
+// A norm's weight of ones and bias of zeros, those that are asked for.
+template <class Norm> static Norm norm_of(const AxisSpec& axis, const NormOptions& options) {
+  Norm l{axis, {}, {}, options.eps};
   if (options.use_weight) l.weight = ones(axis);
   if (options.use_bias) l.bias = zeros(axis);
   return l;
+}
+LayerNorm LayerNorm::init(const AxisSpec& axis, NormOptions options, SourceLocation at) {
+  Here here(at, true);
+  return norm_of<LayerNorm>(axis, options);
 }
 NamedArray LayerNorm::operator()(Arr x) const {
   LayerScope scope(x, either(weight, bias));
@@ -75,10 +73,7 @@ NamedArray LayerNorm::operator()(Arr x) const {
 
 RmsNorm RmsNorm::init(const AxisSpec& axis, NormOptions options, SourceLocation at) {
   Here here(at, true);
-  RmsNorm l{axis, {}, {}, options.eps};
-  if (options.use_weight) l.weight = ones(axis);
-  if (options.use_bias) l.bias = zeros(axis);
-  return l;
+  return norm_of<RmsNorm>(axis, options);
 }
 NamedArray RmsNorm::operator()(Arr x) const {
   LayerScope scope(x, either(weight, bias));
@@ -90,11 +85,10 @@ NamedArray RmsNorm::operator()(Arr x) const {
 
 NamedArray Dropout::operator()(Arr x, const Key& key, std::optional<bool> inference_now) const {
   LayerScope scope(x);
-  if (!(pdrop >= 0 && pdrop <= 1)) fail("dropout", "pdrop is " + std::to_string(pdrop) + ", but it is a probability");
+  if (!(pdrop >= 0 && pdrop <= 1)) fail("dropout", "pdrop is {:f}, but it is a probability", pdrop);
   auto shown = x.axes();
   for (Name n : broadcast_axes)
-    if (!find_axis(shown, n))
-      fail("dropout", "the broadcast axis " + text(n) + " is not in " + to_string(shown) + did_you_mean(n, shown));
+    if (!has(shown, n)) fail("dropout", "the broadcast axis {} is not in {}{}", n, shown, did_you_mean(n, shown));
   if (inference_now.value_or(inference) || pdrop == 0) return x;
   if (pdrop == 1) return zeros_like(x);
   if (!key) fail("dropout", "needs a key when not in inference; pass one, or inference = true");
@@ -109,7 +103,7 @@ Embedding Embedding::init(const Axis& Vocab, const AxisSpec& Embed, const Key& k
 }
 NamedArray Embedding::embed(Arr ids) const {
   LayerScope scope(ids, weight);
-  if (!is_integer(ids.dtype())) fail("embedding", "ids are integers, but these are " + std::string(name_of(ids.dtype())));
+  if (!is_integer(ids.dtype())) fail("embedding", "ids are integers, but these are {}", ids.dtype());
   return take(weight, Vocab, ids);
 }
 NamedArray Embedding::unembed(Arr x) const {
@@ -121,7 +115,7 @@ NamedArray Embedding::unembed(Arr x) const {
 Mlp Mlp::init(const AxisSpec& In, const AxisSpec& Out, std::int64_t width, int depth, const Key& key, MlpOptions options,
               SourceLocation at) {
   Here here(at, true);
-  if (depth < 0) fail("mlp", "depth is " + std::to_string(depth) + "; it must be 0 or more");
+  if (depth < 0) fail("mlp", "depth is {}; it must be 0 or more", depth);
   auto keys = random::split(key, depth + 1);
   Mlp m{{}, options.activation};
   AxisSpec from = In;
@@ -143,7 +137,7 @@ NamedArray Mlp::operator()(Arr x) const {
 
 NamedArray detail::layer_of(const NamedArray& stacked, const Axis& Layers, std::int64_t i, SourceLocation where) {
   Here here(where);
-  if (i < 0 || i >= Layers.size) fail("get_layer", "there is no layer " + std::to_string(i) + " in " + to_string(Layers));
+  if (i < 0 || i >= Layers.size) fail("get_layer", "there is no layer {} in {}", i, Layers);
   return stacked.empty() ? stacked : haliax::at(stacked, Layers, i);
 }
 

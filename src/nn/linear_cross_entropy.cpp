@@ -1,10 +1,11 @@
 // The cross entropy of a linear head. All of it is written for whole arrays; chunked_reduce cuts it.
-#include <algorithm>
+#include <fmt/ranges.h>
+
 #include <cmath>
 #include <limits>
 
 #include "base/name.h"
-#include "graph/node.h"
+#include "graph/fail.h"
 #include "haliax/losses.h"
 #include "haliax/nn.h"
 #include "ops/named.h"
@@ -16,9 +17,6 @@ constexpr auto op = "linear_cross_entropy";
 using Options = LinearCrossEntropyOptions;
 using Result = LinearCrossEntropy;
 
-std::string text(Name n) { return std::string(n.text()); }
-std::string text(DType d) { return std::string(name_of(d)); }
-
 // All that may be cut; empty where it is not given.
 struct Arrays {
   NamedArray x, weight, targets, labels, bias, mask, weights, class_weights;  // labels (Vocab): 0, 1, 2, ..., like targets
@@ -27,21 +25,18 @@ struct Arrays {
   NamedArray here = {};   // (tokens), bool, in that order: those of this walk
 };
 Arrays arrays_of(const Arr& x, const Arr& weight, const Arr& targets, const Axis& Vocab, const Options& o) {
-  auto either = [](const std::optional<NamedArray>& a) { return a.value_or(NamedArray()); };
-  const NamedArray ids = targets;
-  const auto t = ids.dtype();
+  const NamedArray none;
+  const auto t = targets.dtype();
   const bool wide = is_integer(t) && (bytes_of(t) == 8 || t == DType::u32);
   const auto labels = wide ? NamedArray(prim::iota(Vocab, t)) : arange(Vocab);
-  Arrays a{.x = x,
-           .weight = weight,
-           .targets = ids,
-           .labels = labels,
-           .bias = either(o.bias),
-           .mask = either(o.mask),
-           .weights = either(o.weights),
-           .class_weights = either(o.class_weights)};
-  if (o.teacher) a.teacher_x = o.teacher->x, a.teacher_weight = o.teacher->weight, a.teacher_bias = either(o.teacher->bias);
+  Arrays a{x, weight, targets, labels, o.bias.value_or(none), o.mask.value_or(none), o.weights.value_or(none),
+           o.class_weights.value_or(none)};
+  if (auto& head = o.teacher) a.teacher_x = head->x, a.teacher_weight = head->weight, a.teacher_bias = head->bias.value_or(none);
   return a;
+}
+// Are the axes named, this one among them?
+bool is_named(const AxisSelection& s, Name n) {
+  return std::any_of(s.items().begin(), s.items().end(), [&](auto& a) { return a.name == n; });
 }
 
 // ---- what is asked, by name --------------------------------------------------------------------------------------------------
@@ -58,11 +53,9 @@ struct Problem {
     for (auto& a : axes) {
       auto* found = find_axis(allowed, a.name);
       if (!found)
-        fail(op, "axis " + text(a.name) + " of the " + what + " " + to_string(axes) + " is none of " + to_string(allowed) +
-                     did_you_mean(a.name, allowed));
+        fail(op, "axis {} of the {} {} is none of {}{}", a.name, what, axes, allowed, did_you_mean(a.name, allowed));
       if (found->size != a.size)
-        fail(op, "axis " + text(a.name) + " has size " + std::to_string(a.size) + " in the " + what + " " + to_string(axes) +
-                     " and " + std::to_string(found->size) + " in the logits " + to_string(allowed));
+        fail(op, "axis {} has size {} in the {} {} and {} in the logits {}", a.name, a.size, what, axes, found->size, allowed);
     }
   }
   // What has only some of the tokens' axes holds for all.
@@ -70,29 +63,27 @@ struct Problem {
     return a.empty() ? a : broadcast_axis(a, without_axes(tokens, a.axes()));
   }
   void expect_vocab(const char* what, const NamedArray& a) const {
-    if (a.axes() != Axes{Vocab})
-      fail(op, std::string(what) + " has the axes " + to_string(a.axes()) + "; it needs " + to_string(Axes{Vocab}));
+    if (!a.empty() && a.axes() != Axes{Vocab}) fail(op, "{} has the axes {}; it needs {}", what, a.axes(), Axes{Vocab});
   }
   void check(const Arrays& a) const {
     auto t = a.targets.dtype();
     auto axes = a.targets.axes(), with_vocab = concat_axes(tokens, {Vocab});
     const bool soft = is_float(t), has_vocab = find_axis(axes, Vocab.name);
-    if (!soft && !is_integer(t)) fail(op, "targets are ids or probabilities, but these are " + text(t));
+    if (!soft && !is_integer(t)) fail(op, "targets are ids or probabilities, but these are {}", t);
     if (soft && !has_vocab)
-      fail(op, "targets of " + text(t) + " are probabilities, but " + to_string(axes) + " has no axis " + text(Vocab.name) +
-                   "; ids must be integers");
+      fail(op, "targets of {} are probabilities, but {} has no axis {}; ids must be integers", t, axes, Vocab.name);
     if (!soft && has_vocab)
-      fail(op, "targets of " + text(t) + " are ids, which have no axis " + text(Vocab.name) + "; probabilities must be floats");
+      fail(op, "targets of {} are ids, which have no axis {}; probabilities must be floats", t, Vocab.name);
     expect_tokens("targets", axes, soft ? with_vocab : tokens);
     if (!a.mask.empty() && a.mask.dtype() != DType::boolean)
-      fail(op, "the mask is " + text(a.mask.dtype()) + "; it must be bool (floats are `weights`)");
+      fail(op, "the mask is {}; it must be bool (floats are `weights`)", a.mask.dtype());
     if (!a.weights.empty() && !is_float(a.weights.dtype()))
-      fail(op, "weights are floats, but these are " + text(a.weights.dtype()));
+      fail(op, "weights are floats, but these are {}", a.weights.dtype());
     if (!a.mask.empty()) expect_tokens("mask", a.mask.axes(), tokens);
     if (!a.weights.empty()) expect_tokens("weights", a.weights.axes(), tokens);
-    if (!a.bias.empty()) expect_vocab("the bias", a.bias);
-    if (!a.class_weights.empty()) expect_vocab("class_weights", a.class_weights);
-    if (!a.teacher_bias.empty()) expect_vocab("the teacher's bias", a.teacher_bias);
+    expect_vocab("the bias", a.bias);
+    expect_vocab("class_weights", a.class_weights);
+    expect_vocab("the teacher's bias", a.teacher_bias);
     if (!a.teacher_x.empty()) {
       ops::axis_of(op, ops::node_of(op, a.teacher_weight), Vocab);
       expect_tokens("teacher's x", without_axes(a.teacher_x.axes(), options.teacher->Embed), tokens);
@@ -100,11 +91,11 @@ struct Problem {
     if (!soft && options.ignore_index) {
       const auto above = *options.ignore_index >> std::min(63, 8 * bytes_of(t) - is_signed(t));   // what t has no bits for
       if (above != 0 && !(is_signed(t) && above == -1))
-        fail(op, "ignore_index is " + std::to_string(*options.ignore_index) + ", which targets of " + text(t) +
-                     " never are; cast them to i32 before ids to be ignored are put in, or give a mask");
+        fail(op, "ignore_index is {}, which targets of {} never are; cast them to i32 before ids to be ignored are put in, or "
+             "give a mask", *options.ignore_index, t);
     }
     auto number = [](const char* name, double v, bool good, const char* rule) {
-      if (!good) fail(op, std::string(name) + " is " + std::to_string(v) + "; it must be " + rule);
+      if (!good) fail(op, "{} is {:f}; it must be {}", name, v, rule);
     };
     number("temperature", options.temperature, options.temperature > 0, "greater than 0");
     number("soft_cap", options.soft_cap, options.soft_cap >= 0, "0 (no cap) or greater");
@@ -113,28 +104,23 @@ struct Problem {
     number("z_loss", options.z_loss, std::isfinite(options.z_loss), "a finite number");
     auto k = options.outputs.top_k;
     if (k < 0 || k > Vocab.size)
-      fail(op, "top_k is " + std::to_string(k) + "; it must be from 0 (none) to the size of " + to_string(Vocab));
-    auto is_vocab = [&](const AxisSelector& w) { return w.name == Vocab.name; };
-    const bool walks_vocab = options.vocab_chunk != 0 || (!options.walked.all() && std::any_of(options.walked.items().begin(),
-                                                                                               options.walked.items().end(), is_vocab));
-    if (k == Vocab.size && walks_vocab)
-      fail(op, "top_k is all of " + to_string(Vocab) + ", in order, which a walk over it does not hold; ask for fewer, or walk the tokens alone");
-    if (options.walked.all()) return;
-    for (auto& w : options.walked.items()) {
-      if (!find_axis(with_vocab, w.name))
-        fail(op, "the walked axis " + text(w.name) + " is none of the logits' " + to_string(with_vocab) +
-                     did_you_mean(w.name, with_vocab));
-      if (w.name == Vocab.name && options.vocab_chunk != 0)
-        fail(op, "axis " + text(w.name) + " is walked already; vocab_chunk cuts it inside chunks of tokens");
-    }
+      fail(op, "top_k is {}; it must be from 0 (none) to the size of {}", k, Vocab);
+    const bool walks_vocab = is_named(options.walked, Vocab.name);
+    if (k == Vocab.size && (walks_vocab || options.vocab_chunk != 0))
+      fail(op, "top_k is all of {}, in order, which a walk over it does not hold; ask for fewer, or walk the tokens alone",
+           Vocab);
+    for (auto& w : options.walked.items())
+      if (!has(with_vocab, w.name))
+        fail(op, "the walked axis {} is none of the logits' {}{}", w.name, with_vocab, did_you_mean(w.name, with_vocab));
+    if (walks_vocab && options.vocab_chunk != 0)
+      fail(op, "axis {} is walked already; vocab_chunk cuts it inside chunks of tokens", Vocab.name);
   }
 };
 
 // Is the value there, or to be had by computing? Not inside jit, vmap or scan.
 bool is_known(const NamedArray& a) {
   for (auto& n : topological({a.node()}, [](const Node& m) { return m.value != nullptr; })) {
-    for (auto& x : n->axes)
-      if (x.name.hidden()) return false;
+    if (std::any_of(n->axes.begin(), n->axes.end(), [](auto& x) { return x.name.hidden(); })) return false;
     if (!n->value && (n->op == &prim::kInput || n->op == &prim::kIndex || n->op == &prim::kCarry)) return false;
   }
   return true;
@@ -166,8 +152,8 @@ struct Tokens {
   void check(const Problem& p) const {
     if (wrong.empty() || !is_known(wrong)) return;
     if (auto n = std::int64_t(haliax::sum(wrong).item()))
-      fail(op, std::to_string(n) + " of " + std::to_string(wrong.size()) + " targets are no ids of " + to_string(p.Vocab) +
-                   (p.options.ignore_index ? ", nor ignore_index" : "; ignore_index says what does not count"));
+      fail(op, "{} of {} targets are no ids of {}{}", n, wrong.size(), p.Vocab,
+           p.options.ignore_index ? ", nor ignore_index" : "; ignore_index says what does not count");
   }
   // (tokens...) -> what does not count is exactly 0, the rest weighted.
   NamedArray weighted(NamedArray v) const {
@@ -254,9 +240,8 @@ Result walk(const Problem& p, const Arrays& a) {
     if (give.accuracy) r.accuracy.sum = sum(tokens.weighted(astype(best == labels.id, p.dtype)));
   }
   if (give.sample) {
-    auto axes = p.tokens;
-    axes.push_back(Vocab);
-    r.sample = argmax(logits + random::gumbel(give.sample, axes, p.dtype), Vocab);
+    auto noise = random::gumbel(give.sample, concat_axes(p.tokens, {Vocab}), p.dtype);
+    r.sample = argmax(logits + noise, Vocab);
   }
   if (give.top_k > 0) std::tie(r.top_logits, r.top_ids) = top_k(logits, Vocab, give.top_k, "top");
   if (auto& t = o.teacher) {
@@ -276,7 +261,7 @@ Result operator+(Result a, const Result& b) {
 }
 
 // ---- masked tokens -----------------------------------------------------------------------------------------------------------
-// Turns end early if nothing in them counts. Masked tokens that lie scattered among others come last, so that there are such turns.
+// Turns end early if nothing in them counts. Masked tokens that lie scattered among others come last: then there are such turns.
 
 class LiveFirst {
  public:
@@ -289,17 +274,11 @@ class LiveFirst {
     // And a norm may have captured, or draw, something for each token: it lines up with their own order.
     if (!masked || every_token || o.reduction == Reduction::none || o.norm || axis_size(p.tokens) == 0 || !plain(o)) return;
     if (std::any_of(p.tokens.begin(), p.tokens.end(), [](auto& t) { return is_shared(t.name); })) return;
-    std::string name;
-    for (auto& t : p.tokens) {
-      if (!o.walked.all() && !is_in(o.walked.items(), t.name)) continue;
-      if (!a.x.has_axis(t.name)) {
-        rows_.clear();
-        return;
-      }
-      rows_.push_back(t);
-      name += (name.empty() ? "" : ",") + text(t.name);
-    }
-    if (!rows_.empty()) walked_ = Axis(name, axis_size(rows_)), row_ = "row of " + name;
+    auto rows = p.tokens;
+    std::erase_if(rows, [&](auto& t) { return !o.walked.all() && !is_named(o.walked, t.name); });
+    if (rows.empty() || !a.x.has_axis(rows)) return;
+    auto name = fmt::format("{}", fmt::join(ops::names_of(rows), ","));
+    rows_ = rows, walked_ = Axis(name, axis_size(rows)), row_ = "row of " + name;
   }
 
   // The options' cut, with one axis in place of those.
@@ -307,17 +286,15 @@ class LiveFirst {
     const AxisSelection asked = o.walked.all() ? AxisSelection(tokens) : o.walked;
     if (rows_.empty()) return {asked, o.chunks};
     Names names;
-    auto chunks = o.chunks;
-    chunks.chunks.clear();
+    std::vector<std::int64_t> turn;
     for (std::size_t i = 0; i < asked.items().size(); ++i) {
-      auto name = asked.items()[i].name;
-      if (find_axis(rows_, name)) name = walked_.name;
-      auto at = std::size_t(std::find(names.begin(), names.end(), name) - names.begin());
-      if (at == names.size()) names.push_back(name);
-      if (i >= o.chunks.chunks.size()) continue;
-      if (at == chunks.chunks.size()) chunks.chunks.push_back(1);
-      chunks.chunks[at] *= o.chunks.chunks[i];
+      const auto name = has(rows_, asked.items()[i].name) ? walked_.name : asked.items()[i].name;
+      const auto at = std::size_t(std::find(names.begin(), names.end(), name) - names.begin());
+      if (at == names.size()) names.push_back(name), turn.push_back(1);
+      if (!o.chunks.chunks.empty()) turn[at] *= o.chunks.chunks[i];
     }
+    auto chunks = o.chunks;
+    if (!chunks.chunks.empty()) chunks.chunks = turn;
     return {names, chunks};
   }
   Problem in_order(Problem p) const {
@@ -336,9 +313,10 @@ class LiveFirst {
     if (!a.here.empty()) a.mask = !a.mask.empty() ? a.mask & a.here : a.here;
     return a;
   }
-  // Large turns are the fastest, but a mask saves whole turns: what does not fill a large one is left to small ones. How many positions make
-  // a large one, in the default budget; 0: all turns are alike, since somebody said what they hold, they are small, or more than tokens is
-  // cut. (So it is for a narrow head, whose gradient is summed in an array of its own that the budget seldom holds.)
+  // Large turns are the fastest, but a mask saves whole turns: what does not fill a large one is left to small ones. How many
+  // positions make a large one, in the default budget; 0: all turns are alike, since somebody said what they hold, they are
+  // small, or more than tokens is cut. (So it is for a narrow head, whose gradient is summed in an array of its own that the
+  // budget seldom holds.)
   std::int64_t large_turn(const Problem& p, const Arrays& a) const {
     auto& o = p.options;
     auto& c = o.chunks;
@@ -376,9 +354,6 @@ class LiveFirst {
       if (a.size >= 0 || std::count_if(items.begin(), items.end(), [&](auto& b) { return b.name == a.name; }) > 1) return false;
     return o.chunks.chunks.empty() || o.chunks.chunks.size() == items.size();
   }
-  static bool is_in(const std::vector<AxisSelector>& items, Name n) {
-    return std::any_of(items.begin(), items.end(), [&](auto& w) { return w.name == n; });
-  }
   static bool is_shared(Name axis) {   // devices hold a part of it each: tokens would go from one to another
     auto mesh = current_mesh();
     auto mapping = current_mapping();
@@ -402,14 +377,14 @@ LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const Ax
                                         const LinearCrossEntropyOptions& o) {
   LayerScope scope(x, weight);
   const Axis Vocab = ops::axis_of(op, ops::node_of(op, weight), vocab);
-  if (x.has_axis(Vocab.name))
-    fail(op, "x " + to_string(x.axes()) + " already has the axis " + text(Vocab.name) + "; rename it first");
+  if (x.has_axis(Vocab.name)) fail(op, "x {} already has the axis {}; rename it first", x.axes(), Vocab.name);
   const auto shape = dot(o.norm ? o.norm(x) : x.array(), weight, Embed);
   Problem p{o, Vocab, Embed, without_axes(shape.axes(), Vocab), o.logit_dtype.value_or(ops::wide_of(shape.dtype()))};
   auto arrays = arrays_of(x, weight, targets, Vocab, o);
   p.check(arrays);
   for (auto* a : {&arrays.targets, &arrays.mask, &arrays.weights}) *a = p.with_all_tokens(*a);
-  if (auto& ids = arrays.targets; is_integer(ids.dtype()) && bytes_of(ids.dtype()) < 4) ids = astype(ids, DType::i32);   // to count to Vocab
+  if (auto& ids = arrays.targets; is_integer(ids.dtype()) && bytes_of(ids.dtype()) < 4)
+    ids = astype(ids, DType::i32);   // to count to Vocab
   const Tokens tokens(p, arrays);
   tokens.check(p);
 
@@ -443,9 +418,10 @@ LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const Ax
 LinearCrossEntropy linear_next_token_loss(const AxisSelector& Pos, Arr x, Arr weight, Arr ids, const AxisSelection& Embed,
                                           const AxisSelector& Vocab, const LinearCrossEntropyOptions& options) {
   LayerScope scope(x, weight);
-  const auto pos = ops::axis_of("linear_next_token_loss", ops::node_of("linear_next_token_loss", ids), Pos);
-  if (!is_integer(ids.dtype())) fail("linear_next_token_loss", "ids are integers, but these are " + text(ids.dtype()));
-  if (pos.size < 2) fail("linear_next_token_loss", "axis " + to_string(pos) + " has no next position; two are needed");
+  constexpr auto op = "linear_next_token_loss";
+  const auto pos = ops::axis_of(op, ops::node_of(op, ids), Pos);
+  if (!is_integer(ids.dtype())) fail(op, "ids are integers, but these are {}", ids.dtype());
+  if (pos.size < 2) fail(op, "axis {} has no next position; two are needed", pos);
   auto o = options;
   if (o.checked && !o.ignore_index) o.ignore_index = -1;
   const auto next = where(arange(pos) < pos.size - 1, roll(astype(ids, DType::i32), -1, pos), o.ignore_index.value_or(-1));

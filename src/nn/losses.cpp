@@ -1,4 +1,4 @@
-#include "graph/node.h"
+#include "graph/fail.h"
 #include "haliax/losses.h"
 #include "haliax/nn.h"
 #include "ops/named.h"
@@ -31,15 +31,13 @@ std::pair<NamedArray, NamedArray> cross_entropy_loss_and_log_normalizers(Arr log
   auto t = targets.dtype();
   bool has_label = find_axis(targets.axes(), Label.name);
   if (is_integer(t) && has_label)
-    fail(op, "targets of " + std::string(name_of(t)) + " are ids, which have no axis " + std::string(Label.name.text()) +
-                 "; probabilities must be floats");
+    fail(op, "targets of {} are ids, which have no axis {}; probabilities must be floats", t, Label.name);
   if (is_integer(t)) {
-    auto ids = bytes_of(t) < 4 ? astype(targets, DType::i32) : NamedArray(targets);   // else Label may be more than they can count
+    auto ids = bytes_of(t) < 4 ? astype(targets, DType::i32) : NamedArray(targets);   // to count to Label
     return {where(inside(ids, Label), normalizers - picked(logits, Label, ids), 0.), normalizers};
   }
   if (!has_label)
-    fail(op, "targets of " + std::string(name_of(t)) + " are probabilities, but " + to_string(targets.axes()) + " has no axis " +
-                 std::string(Label.name.text()) + "; ids must be integers");
+    fail(op, "targets of {} are probabilities, but {} has no axis {}; ids must be integers", t, targets.axes(), Label.name);
   auto soft = is_float(t) ? NamedArray(targets) : astype(targets, logits.dtype());
   return {sum(soft * (normalizers - logits), Label), normalizers};
 }
@@ -57,7 +55,7 @@ NamedArray binary_cross_entropy_loss(Arr logits, Arr targets, LossOptions option
 NamedArray next_token_loss(const AxisSelector& Pos, const AxisSelector& Vocab, Arr logits, Arr ids) {
   LayerScope scope(logits);
   auto pos = ops::axis_of("next_token_loss", ops::node_of("next_token_loss", ids), Pos);
-  if (pos.size < 2) fail("next_token_loss", "axis " + to_string(pos) + " has no next position; two are needed");
+  if (pos.size < 2) fail("next_token_loss", "axis {} has no next position; two are needed", pos);
   return cross_entropy_loss(logits, Vocab, roll(ids, -1, pos), {.where = arange(pos) < pos.size - 1});
 }
 

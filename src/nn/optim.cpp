@@ -1,10 +1,9 @@
 #include "haliax/optim.h"
 
-#include <algorithm>
 #include <cmath>
 #include <numbers>
 
-#include "graph/node.h"
+#include "graph/fail.h"
 
 namespace haliax::optim {
 
@@ -22,15 +21,13 @@ namespace {
 
 void check_same(const Leaves& a, const char* what, const Leaves& b, const char* other) {
   if (a.size() != b.size())
-    fail("optim", "there are " + std::to_string(a.size()) + " " + what + ", but " + std::to_string(b.size()) + " " + other +
-                      "; the trees must have the same structure");
+    fail("optim", "there are {} {}, but {} {}; the trees must have the same structure", a.size(), what, b.size(), other);
   for (std::size_t i = 0; i < a.size(); ++i) {
     if (a[i].empty() || b[i].empty()) continue;
     auto x = a[i].axes(), y = b[i].axes();   // a smaller one would be broadcast; of sizes the ops tell
     auto same_name = [](const Axis& p, const Axis& q) { return p.name == q.name; };
     if (!std::is_permutation(x.begin(), x.end(), y.begin(), y.end(), same_name))
-      fail("optim", "array " + std::to_string(i) + " of the " + what + " is " + to_string(x) + ", that of the " + other + " " + to_string(y) +
-                        "; their axes must be the same");
+      fail("optim", "array {} of the {} is {}, that of the {} {}; their axes must be the same", i, what, x, other, y);
   }
 }
 // 1 - b^count, without losing digits where b is close to 1.

@@ -1,7 +1,5 @@
 // Functions with a backward pass of their own: checkpoint, custom_vjp. And those of which only the shape is asked.
-#include <algorithm>
-
-#include "haliax/transforms.h"
+#include "graph/fail.h"
 #include "ops/prim.h"
 #include "transforms/leaves.h"
 #include "transforms/rewrite.h"
@@ -10,27 +8,27 @@ namespace haliax {
 namespace {
 
 // A leaf that stands for x while a function is traced.
-NodePtr stand_in(const NodePtr& x) { return x ? prim::input(x->axes, x->dtype, x->origin.module) : x; }
+NodePtr stand_in(const NodePtr& x) { return prim::input(x->axes, x->dtype, x->origin.module); }
 
 // Nodes below the roots that do not depend on the inputs: what a function captured.
 Nodes captured(const Nodes& roots, const Nodes& inputs) {
-  std::unordered_set<const Node*> goals, seen;
-  for (auto& n : inputs) if (n) goals.insert(n.get());
+  std::unordered_set<const Node*> goals;
+  for (auto& n : inputs) goals.insert(n.get());
   auto depends = dependents(roots, goals);
-  Nodes out, todo(roots);
-  std::erase(todo, nullptr);
-  while (!todo.empty()) {
-    auto n = todo.back();
-    todo.pop_back();
-    if (goals.count(n.get()) || !seen.insert(n.get()).second) continue;
-    if (!depends.count(n.get())) {
-      if (is_float(n->dtype) && !is_free(n)) out.push_back(n);
-      continue;
-    }
-    for (auto& x : n->in) if (x) todo.push_back(x);
-  }
-  std::sort(out.begin(), out.end(), [](auto& a, auto& b) { return a->id < b->id; });
+  Nodes out;
+  walk(roots, [&](const NodePtr& n, Nodes& todo) {
+    if (goals.count(n.get())) return;
+    if (depends.count(n.get())) append(todo, n->in);
+    else if (is_float(n->dtype) && !is_free(n)) out.push_back(n);
+  });
+  sort_by_age(out);
   return out;
+}
+// The results of the node in the places of those that were traced.
+Leaves results_of(const std::shared_ptr<const Custom>& c, const Nodes& operands, const Leaves& traced) {
+  auto node = make_custom(operands, c);
+  std::size_t k = 0;
+  return mapped(traced, [&](const NodePtr&) { return custom_result(node, k++); });
 }
 
 struct Checkpointed : Custom {
@@ -50,21 +48,20 @@ struct ByHand : Custom {
   Leaves (*call)(void*, const Leaves&, const Leaves&, const Leaves&);
   std::vector<bool> given_in, given_out;   // which leaves are there
   Nodes backward(const Nodes& operands, const Nodes& gs) const override {
-    Leaves in, out, g;
-    std::size_t at = 0, gat = 0;
-    for (bool there : given_out) {
-      out.push_back(there ? NamedArray(operands[at++]) : NamedArray());
-      g.push_back(there ? NamedArray(gs[gat++]) : NamedArray());
-    }
-    for (bool there : given_in) in.push_back(there ? NamedArray(operands[at++]) : NamedArray());
-    auto back = call(self.get(), in, out, g);
-    if (back.size() != given_in.size()) fail("custom_vjp", "the backward gave " + std::to_string(back.size()) + " arrays for " + std::to_string(given_in.size()) + " arguments");
+    auto leaves = [](const std::vector<bool>& given, auto next) {
+      Leaves out;
+      for (bool there : given) out.push_back(there ? NamedArray(*next++) : NamedArray());
+      return out;
+    };
+    auto in = leaves(given_in, operands.begin() + std::ptrdiff_t(results));
+    auto back = call(self.get(), in, leaves(given_out, operands.begin()), leaves(given_out, gs.begin()));
+    if (back.size() != given_in.size())
+      fail("custom_vjp", "the backward gave {} arrays for {} arguments", back.size(), given_in.size());
     Nodes result;
     for (std::size_t k = 0; k < back.size(); ++k) {
       if (!given_in[k]) continue;
       if (!back[k].empty() && !same_axes(back[k], in[k]))
-        fail("custom_vjp", "the cotangent of argument array " + std::to_string(k) + " is " + to_string(back[k].axes()) +
-                               ", and the array is " + to_string(in[k].axes()));
+        fail("custom_vjp", "the cotangent of argument array {} is {}, and the array is {}", k, back[k].axes(), in[k].axes());
       result.push_back(back[k].node());
     }
     return result;
@@ -78,51 +75,33 @@ namespace detail {
 Leaves checkpoint(LeafFunction f, const Leaves& in) {
   Tracing tracing;
   auto c = std::make_shared<Checkpointed>();
-  Leaves inside;
-  Nodes given;
-  Rewrite to;
-  for (auto& a : in) {
-    auto s = stand_in(a.node());
-    inside.push_back(s ? NamedArray(s) : a);
-    if (s) c->inputs.push_back(s), given.push_back(a.node()), to[s.get()] = a.node();
-  }
+  auto inside = mapped(in, stand_in);
   auto traced = f(inside);
-  for (auto& a : traced) if (!a.empty()) c->outs.push_back(a.node());
-  c->results = c->outs.size();
-  for (auto& n : captured(c->outs, c->inputs)) c->inputs.push_back(n), given.push_back(n);
-  Nodes operands = substitute(c->outs, to);
-  operands.insert(operands.end(), given.begin(), given.end());
-  auto node = make_custom(operands, c);
-  Leaves out;
-  std::size_t k = 0;
-  for (auto& a : traced) out.push_back(a.empty() ? a : NamedArray(custom_result(node, k++)));
-  return out;
+  auto given = nodes_of(in);
+  c->inputs = nodes_of(inside), c->outs = nodes_of(traced), c->results = c->outs.size();
+  Rewrite to;
+  for (std::size_t k = 0; k < given.size(); ++k) to[c->inputs[k].get()] = given[k];
+  auto more = captured(c->outs, c->inputs);
+  append(c->inputs, more);
+  auto operands = substitute(c->outs, to);
+  append(operands, given), append(operands, more);
+  return results_of(c, operands, traced);
 }
-Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> self, Leaves (*call)(void*, const Leaves&, const Leaves&, const Leaves&)) {
+Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> self,
+                  Leaves (*call)(void*, const Leaves&, const Leaves&, const Leaves&)) {
   Tracing tracing;
   auto c = std::make_shared<ByHand>();
-  c->self = std::move(self), c->call = call;
   auto outs = forward(in);
-  Nodes operands;
-  for (auto& a : outs) c->given_out.push_back(!a.empty()), c->results += !a.empty();
-  for (auto& a : outs) if (!a.empty()) operands.push_back(a.node());
-  for (auto& a : in) {
-    c->given_in.push_back(!a.empty());
-    if (!a.empty()) operands.push_back(a.node());
-  }
-  auto node = make_custom(operands, c);
-  Leaves out;
-  std::size_t k = 0;
-  for (auto& a : outs) out.push_back(a.empty() ? a : NamedArray(custom_result(node, k++)));
-  return out;
+  auto operands = nodes_of(outs);
+  c->self = std::move(self), c->call = call, c->results = operands.size();
+  for (auto& a : outs) c->given_out.push_back(!a.empty());
+  for (auto& a : in) c->given_in.push_back(!a.empty());
+  append(operands, nodes_of(in));
+  return results_of(c, operands, outs);
 }
 Leaves eval_shape(LeafFunction f, const Leaves& in) {
   Tracing tracing;
-  Leaves inside;
-  for (auto& a : in) inside.push_back(a.empty() ? a : NamedArray(stand_in(a.node())));
-  Leaves out;
-  for (auto& a : f(inside)) out.push_back(a.empty() ? a : NamedArray(prim::input(a.node()->axes, a.dtype())));
-  return out;
+  return mapped(f(mapped(in, stand_in)), [](const NodePtr& n) { return prim::input(n->axes, n->dtype); });
 }
 
 }  // namespace detail

@@ -1,41 +1,28 @@
-// chunked_reduce. f is traced once, on the whole arrays (nothing runs), between two kinds of borders: what goes in `enter`s the region, what
-// comes out `leave`s it, and a cotangent enters where a value leaves. So the gradient is that of f, and forward and backward lie in one region
-// when it is cut into chunks, after differentiation. The result is that of f by construction: means divide by the full size, a draw in a chunk
-// is the slice of the full draw, and no metric depends on the chunk. An op that needs the whole axis is refused, by name.
+// chunked_reduce. f is traced once, on the whole arrays (nothing runs), between two kinds of borders: what goes in `enter`s the
+// region, what comes out `leave`s it, and a cotangent enters where a value leaves. So the gradient is that of f, and forward and
+// backward lie in one region when it is cut into chunks, after differentiation. The result is that of f by construction: means
+// divide by the full size, a draw in a chunk is the slice of the full draw, and no metric depends on the chunk. An op that needs
+// the whole axis is refused, by name.
 #include "transforms/chunked.h"
 
-#include "haliax/chunked.h"
-
-#include <algorithm>
-
 #include "base/name.h"
+#include "graph/fail.h"
 #include "ops/named.h"
 #include "ops/prim.h"
+#include "transforms/leaves.h"
 
 namespace haliax {
-
-using detail::LeafFunction;
-
 namespace {
-
-struct Call {   // for the length of a scope: a call is traced
-  Call() { ++context().chunked_calls; }
-  ~Call() { --context().chunked_calls; }
-  Call(const Call&) = delete;
-};
 
 // Can there be a gradient below x? Not below ids, a mask, a draw.
 bool has_gradient(const NodePtr& x) {
-  std::unordered_set<const Node*> seen;
-  Nodes todo{x};
-  while (!todo.empty()) {
-    auto n = todo.back();
-    todo.pop_back();
-    if (!n || !is_float(n->dtype) || !seen.insert(n.get()).second || prim::is_number(n) || n->op == &prim::kIota) continue;
-    if (n->op->kind != Kind::map && n->op->kind != Kind::view) return true;
-    todo.insert(todo.end(), n->in.begin(), n->in.end());
-  }
-  return false;
+  bool found = false;
+  walk({x}, [&](const NodePtr& n, Nodes& todo) {
+    if (found || !is_float(n->dtype) || prim::is_number(n) || n->op == &prim::kIota) return;
+    found = n->op->kind != Kind::map && n->op->kind != Kind::view;
+    append(todo, n->in);
+  });
+  return found;
 }
 constexpr int kTraced = -1;                      // `after` of a call that is being traced
 // How many alike calls, one after another, lie below: x waits for them. What they make is not of this call's region.
@@ -54,11 +41,10 @@ Nodes capturing(const Nodes& outs, const Attr& key) {
   std::unordered_set<const Node*> in;
   Rewrite captured;
   for (auto& n : level_of(outs, nullptr)) {
-    bool is_in = n->op == &prim::kEnter && n->attr == key;
-    for (auto& x : n->in) is_in |= x && in.count(x.get());
-    if (!is_in) continue;
+    bool border = n->op == &prim::kEnter && n->attr == key;
+    if (!border && std::none_of(n->in.begin(), n->in.end(), [&](auto& x) { return in.count(x.get()) > 0; })) continue;
     in.insert(n.get());
-    if (n->op == &prim::kEnter && n->attr == key) continue;
+    if (border) continue;
     for (auto& x : n->in)
       if (x && !in.count(x.get()) && x->free.empty() && has_gradient(x)) {
         auto border = prim::enter(x, key);
@@ -85,8 +71,10 @@ ChunkKey ChunkKey::of(const Attr& a) {
   return k;
 }
 bool ChunkKey::same_call(const ChunkKey& o) const {
-  return depth == o.depth && inside == o.inside && after == o.after && memory == o.memory && form == o.form && keep == o.keep && reverse == o.reverse &&
-         walked == o.walked && chunks == o.chunks;
+  auto call = [](const ChunkKey& k) {
+    return std::tie(k.depth, k.inside, k.after, k.memory, k.form, k.keep, k.reverse, k.walked, k.chunks);
+  };
+  return call(*this) == call(o);
 }
 
 int blocks_of(Name axis, const Mapping* mapping) {
@@ -96,19 +84,23 @@ int blocks_of(Name axis, const Mapping* mapping) {
     for (auto& a : *to) blocks *= mesh->size(a);
   return blocks;
 }
+
 namespace {
 
 constexpr auto op = "chunked_reduce";
 void check_options(const AxisSelection& selection, const ChunkOptions& options) {
   if (selection.all() || selection.items().empty()) fail(op, "name the axis to walk");
-  if (options.chunk && *options.chunk <= 0) fail(op, "a chunk of " + std::to_string(*options.chunk) + " positions; it must be positive");
-  if (options.memory < 0) fail(op, "a budget of " + std::to_string(options.memory) + " bytes; it must be positive");
+  auto positive = [](std::int64_t chunk) {
+    if (chunk <= 0) fail(op, "a chunk of {} positions; it must be positive", chunk);
+  };
+  if (options.chunk) positive(*options.chunk);
+  if (options.memory < 0) fail(op, "a budget of {} bytes; it must be positive", options.memory);
   if (options.chunk.has_value() + !options.chunks.empty() + (options.memory > 0) > 1)
     fail(op, "`chunk`, `chunks` and `memory` each say what a turn holds; give one of them");
-  auto& walked = selection.items();
-  if (!options.chunks.empty() && options.chunks.size() != walked.size())
-    fail(op, std::to_string(options.chunks.size()) + " chunks for " + std::to_string(walked.size()) + " walked axes");
-  for (auto c : options.chunks) if (c <= 0) fail(op, "a chunk of " + std::to_string(c) + " positions; it must be positive");
+  auto walked = selection.items().size();
+  if (!options.chunks.empty() && options.chunks.size() != walked)
+    fail(op, "{} chunks for {} walked axes", options.chunks.size(), walked);
+  for (auto c : options.chunks) positive(c);
 }
 // What the caller has said, and the size of each walked axis.
 ChunkKey key_of(const AxisSelection& selection, const ChunkOptions& options, const Leaves& xs, std::vector<std::int64_t>& sizes) {
@@ -117,14 +109,10 @@ ChunkKey key_of(const AxisSelection& selection, const ChunkOptions& options, con
   call.depth = context().loop_depth, call.inside = context().chunked_calls;
   for (auto& s : selection.items()) {
     std::int64_t size = -1;
-    Axes seen;
-    for (auto& x : xs) {
-      if (x.empty()) continue;
-      for (auto& a : x.axes()) if (!has(seen, a.name)) seen.push_back(a);
-      if (find(*x.node(), s.name)) size = ops::axis_of(op, x.node(), s).size;
-    }
-    if (size < 0) fail(op, "no array has the walked axis " + std::string(s.name.text()) + did_you_mean(s.name, seen));
-    if (std::find(call.walked.begin(), call.walked.end(), s.name) != call.walked.end()) fail(op, "axis " + std::string(s.name.text()) + " is named twice");
+    for (auto& n : nodes_of(xs))
+      if (has(n->axes, s.name)) size = ops::axis_of(op, n, s).size;
+    if (size < 0) fail(op, "no array has the walked axis {}{}", s.name, did_you_mean(s.name, axes_of(xs)));
+    if (has(call.walked, s.name)) fail(op, "axis {} is named twice", s.name);
     call.walked.push_back(s.name), sizes.push_back(size);
   }
   call.chunks = options.chunks;
@@ -143,7 +131,6 @@ ChunkKey key_of(const AxisSelection& selection, const ChunkOptions& options, con
 
 TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& options, const Leaves& xs, detail::LeafFunction f) {
   check_options(selection, options);
-  auto& walked = selection.items();
   std::vector<std::int64_t> sizes;
   auto call = key_of(selection, options, xs, sizes);
   std::vector<Attr> keys;
@@ -156,42 +143,38 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
       keys.push_back(call.attr());
     }
     Leaves inside = arguments;
-    for (auto& k : keys)
-      for (auto& x : inside) if (!x.empty()) x = NamedArray(prim::enter(x.node(), k));
+    for (auto& k : keys) inside = mapped(inside, [&](const NodePtr& x) { return prim::enter(x, k); });
     return inside;
   };
   call.after = kTraced;
   const auto traced = entered();
-  Leaves results;
-  {
-    Call around;
-    results = f(traced);
-  }
-  Nodes outs;
-  for (auto& r : results) if (!r.empty()) outs.push_back(r.node());
+  ++context().chunked_calls;   // an exception ends the Tracing around, which puts it back
+  auto results = f(traced);
+  --context().chunked_calls;
+  auto outs = nodes_of(results);
   // What f has captured decides which region it is.
   call.after = calls_below(outs, call);
   // In a loop around, what is walked changes from turn to turn if anything in the call does: a region is in one place.
   for (auto& n : topological(outs)) {
-    if (n->op != &prim::kIndex || std::none_of(outs.begin(), outs.end(), [&](auto& o) { return o->varies_with(n.get()); })) continue;
-    for (auto& x : arguments) {
-      bool walks = !x.empty() && std::any_of(walked.begin(), walked.end(), [&](auto& s) { return find(*x.node(), s.name); });
-      if (walks && !x.node()->varies_with(n.get())) x = NamedArray(prim::barrier(x.node(), n));
-    }
+    auto varies = [&](auto& o) { return o->varies_with(n.get()); };
+    if (n->op != &prim::kIndex || std::none_of(outs.begin(), outs.end(), varies)) continue;
+    arguments = mapped(arguments, [&](const NodePtr& x) {
+      bool walks = std::any_of(call.walked.begin(), call.walked.end(), [&](Name a) { return has(x->axes, a); });
+      return walks && !varies(x) ? prim::barrier(x, n) : x;
+    });
   }
   const auto inside = entered();
   Rewrite known;
   for (std::size_t i = 0; i < inside.size(); ++i)
-    if (!inside[i].empty() && inside[i].node() != traced[i].node()) known[traced[i].node().get()] = inside[i].node();
+    if (inside[i].node() != traced[i].node()) known[traced[i].node().get()] = inside[i].node();
   outs = substitute(outs, known);
   for (auto k = keys.rbegin(); k != keys.rend(); ++k) {
     for (auto& n : outs) n = prim::leave(n, *k);
     outs = capturing(outs, *k);
   }
-  Leaves out;
-  std::size_t k = 0;
-  for (auto& r : results) out.push_back(r.empty() ? r : NamedArray(outs[k++]));
-  return {out, outs, call, keys};
+  auto next = outs.begin();
+  results = mapped(results, [&](const NodePtr&) { return *next++; });
+  return {results, outs, call, keys};
 }
 
 }  // namespace haliax

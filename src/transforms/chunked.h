@@ -1,5 +1,5 @@
-// chunked_reduce, as it is traced: f on the whole arrays, between two kinds of borders. What goes in `enter`s the region, what comes out
-// `leave`s it, and a cotangent enters where a value leaves.
+// chunked_reduce, as it is traced: f on the whole arrays, between two kinds of borders. What goes in `enter`s the region, what
+// comes out `leave`s it, and a cotangent enters where a value leaves.
 #pragma once
 #include "haliax/chunked.h"
 #include "transforms/rewrite.h"

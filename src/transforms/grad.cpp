@@ -1,7 +1,5 @@
 // Gradients of functions of leaves: what grad, vjp and jvp of haliax/transforms.h call.
-#include <algorithm>
-
-#include "haliax/transforms.h"
+#include "graph/fail.h"
 #include "ops/prim.h"
 #include "transforms/gradient_names.h"
 #include "transforms/leaves.h"
@@ -9,6 +7,19 @@
 
 namespace haliax {
 
+Nodes nodes_of(const Leaves& leaves) {
+  Nodes out;
+  for (auto& a : leaves)
+    if (!a.empty()) out.push_back(a.node());
+  return out;
+}
+Axes axes_of(const Leaves& leaves) {
+  Axes out;
+  for (auto& n : nodes_of(leaves))
+    for (auto& a : n->axes)
+      if (!a.name.hidden() && !has(out, a.name)) out.push_back(a);
+  return out;
+}
 Axes with_hidden(const Axes& axes, const Axes& hidden) {
   Axes out;
   for (auto& h : hidden) if (!has(axes, h.name)) out.push_back(h);
@@ -17,14 +28,16 @@ Axes with_hidden(const Axes& axes, const Axes& hidden) {
 }
 bool same_axes(const NamedArray& a, const NamedArray& b) {
   auto x = a.axes(), y = b.axes();
-  return x.size() == y.size() &&
-         std::all_of(x.begin(), x.end(), [&](auto& v) { return std::find(y.begin(), y.end(), v) != y.end(); });
+  return std::is_permutation(x.begin(), x.end(), y.begin(), y.end());
 }
 
 namespace {
 
-// The path of a leaf that a gradient is taken by: that of the argument of jit which it is, or was before it was cast or updated; else
-// that in its own tree.
+bool is_tracer(const NodePtr& n) { return n->op == &prim::kTracer; }
+NodePtr or_zeros(const NodePtr& g, const NodePtr& like) { return g ? g : prim::zeros_like(like); }
+
+// The path of a leaf that a gradient is taken by: that of the argument of jit which it is, or was before it was cast or updated;
+// else that in its own tree.
 Name path_of(const NodePtr& leaf, const std::string& path) {
   for (auto n = leaf; n;) {
     if ((n->op == &prim::kTracer || n->op == &prim::kInput) && n->origin.module) return n->origin.module;
@@ -39,7 +52,7 @@ Name path_of(const NodePtr& leaf, const std::string& path) {
 
 namespace detail {
 
-// An exception may end a trace anywhere: what has changed since (axes that vmap hides, whose node is made) is as before when it ends.
+// An exception may end a trace anywhere: what has changed since (axes that vmap hides, whose node is made) is then as before.
 Tracing::Tracing() : before_(std::make_unique<Context>(context())) { ++context().tracing; }
 Tracing::~Tracing() { context() = std::move(*before_); }
 
@@ -58,31 +71,27 @@ Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen, const std:
 
 Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLocation at) {
   Here here(at);
-  if (ys.size() != gs.size())
-    fail("vjp", "the result has " + std::to_string(ys.size()) + " arrays and its cotangent " + std::to_string(gs.size()));
+  if (ys.size() != gs.size()) fail("vjp", "the result has {} arrays and its cotangent {}", ys.size(), gs.size());
   Nodes y, g, x;
   for (std::size_t k = 0; k < ys.size(); ++k) {
     if (ys[k].empty() || gs[k].empty()) continue;
     if (!same_axes(ys[k], gs[k]))
-      fail("vjp", "a cotangent is " + to_string(gs[k].axes()) + " and its array " + to_string(ys[k].axes()));
+      fail("vjp", "a cotangent is {} and its array {}", gs[k].axes(), ys[k].axes());
     y.push_back(ys[k].node()), g.push_back(gs[k].node());
   }
-  for (auto& a : wrt) if (!a.empty() && a.node()->op == &prim::kTracer) x.push_back(a.node());
+  for (auto& n : nodes_of(wrt))
+    if (is_tracer(n)) x.push_back(n);
   auto d = vjp(y, g, x);
-  Leaves out;
-  std::size_t next = 0;
-  for (auto& a : wrt) {
-    if (a.empty() || a.node()->op != &prim::kTracer) { out.emplace_back(); continue; }
-    auto& found = d[next++];
-    out.push_back(NamedArray(found ? found : prim::zeros_like(a.node())));
-  }
-  return out;
+  auto next = d.begin();
+  return mapped(wrt, [&](const NodePtr& n) { return is_tracer(n) ? or_zeros(*next++, n) : nullptr; });
 }
 Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation at) {
   Here here(at);
   if (loss.empty()) fail("grad", "the function gave no array");
-  if (loss.ndim() != 0) fail("grad", "only a 0-d array has a gradient; the function gave " + to_string(loss.axes()) + "; sum or mean it, or differentiate under vmap");
-  if (!is_float(loss.dtype())) fail("grad", "the function gave dtype " + std::string(name_of(loss.dtype())) + ", which has no gradient");
+  if (loss.ndim() != 0)
+    fail("grad", "only a 0-d array has a gradient; the function gave {}; sum or mean it, or differentiate under vmap",
+         loss.axes());
+  if (!is_float(loss.dtype())) fail("grad", "the function gave dtype {}, which has no gradient", loss.dtype());
   auto& n = loss.node();
   return pullback({loss}, {NamedArray(prim::filled(1, n->dtype, n->axes))}, wrt, at);
 }
@@ -90,19 +99,19 @@ Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation at) {
 std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leaves& tangents, SourceLocation at) {
   Here here(at);
   Tracing tracing;
-  if (primals.size() != tangents.size()) fail("jvp", "there are " + std::to_string(primals.size()) + " arrays and " + std::to_string(tangents.size()) + " tangents");
+  if (primals.size() != tangents.size())
+    fail("jvp", "there are {} arrays and {} tangents", primals.size(), tangents.size());
   auto x = tracers(primals, std::vector<bool>(primals.size()), std::vector<std::string>(primals.size()));
   auto ys = f(x);
   Nodes us, y, wrt, ts;
-  for (auto& a : ys)
-    if (!a.empty() && is_float(a.dtype())) y.push_back(a.node()), us.push_back(prim::input(a.node()->axes, a.dtype()));
+  for (auto& n : nodes_of(ys))
+    if (is_float(n->dtype)) y.push_back(n), us.push_back(prim::input(n->axes, n->dtype));
   for (std::size_t k = 0; k < x.size(); ++k) {
-    if (x[k].empty() || x[k].node()->op != &prim::kTracer) continue;
+    if (x[k].empty() || !is_tracer(x[k].node())) continue;
     wrt.push_back(x[k].node());
     if (!tangents[k].empty() && !same_axes(tangents[k], x[k]))
-      fail("jvp", "a tangent is " + to_string(tangents[k].axes()) + " and its array " + to_string(x[k].axes()));
-    auto t = tangents[k].empty() ? prim::zeros_like(wrt.back()) : tangents[k].node();
-    ts.push_back(prim::fit(t, wrt.back()->axes));
+      fail("jvp", "a tangent is {} and its array {}", tangents[k].axes(), x[k].axes());
+    ts.push_back(prim::fit(or_zeros(tangents[k].node(), wrt.back()), wrt.back()->axes));
   }
   auto g = vjp(y, us, wrt);
   Nodes gg, tt;
@@ -111,14 +120,8 @@ std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leave
   Rewrite gone;   // linear in the cotangents: their values do not matter where they are left
   for (auto& u : us) gone[u.get()] = prim::zeros_like(u);
   d = substitute(d, gone);
-  Leaves out;
-  std::size_t k = 0;
-  for (auto& a : ys) {
-    if (a.empty() || !is_float(a.dtype())) { out.emplace_back(); continue; }
-    out.push_back(NamedArray(d[k] ? d[k] : prim::zeros_like(a.node())));
-    ++k;
-  }
-  return {ys, out};
+  auto next = d.begin();
+  return {ys, mapped(ys, [&](const NodePtr& n) { return is_float(n->dtype) ? or_zeros(*next++, n) : nullptr; })};
 }
 
 }  // namespace detail

@@ -1,5 +1,6 @@
 #include "transforms/gradient_names.h"
 
+#include "graph/walk.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 
@@ -7,7 +8,7 @@ namespace haliax {
 
 void add_names(Names& to, const Names& more) {
   for (auto n : more)
-    if (std::find(to.begin(), to.end(), n) == to.end()) to.push_back(n);
+    if (!has(to, n)) to.push_back(n);
 }
 
 namespace {
@@ -17,37 +18,32 @@ std::optional<Nodes> operands(const Node& n) {
   if (n.op == &prim::kNumber || n.op == &prim::kIota || n.op == &prim::kIndex || n.op == &prim::kStop) return Nodes();
   if (n.op == &prim::kBarrier) return Nodes{n.in[0]};
   if (n.op == &kResult && n.in[0]->op == &kCustom) return Nodes{n.in[0]->in[result_number(n)]};
-  if (n.op == &kResult || n.op == &kLoop || n.op->kind == Kind::leaf) return {};
+  if (n.op == &prim::kTracer && n.origin.module) return Nodes();   // a parameter
+  if (n.op == &kResult || n.op == &kLoop || n.op == &prim::kTracer || n.op->kind == Kind::leaf) return {};
   return n.in;
 }
 
 }  // namespace
 
 const std::optional<Names>& Gradients::made_of(const NodePtr& root) {
-  Nodes todo;
-  if (!made_of_.count(root->id)) todo.push_back(root);
-  while (!todo.empty()) {
-    auto n = todo.back();
-    auto before = todo.size();
-    std::optional<Names> names;
-    if (n->op == &prim::kTracer) {
-      if (n->origin.module) names = Names{n->origin.module};
-    } else if (auto in = operands(*n)) {
-      names.emplace();
-      for (auto& x : *in) {
-        if (!x || !names) continue;
-        auto found = made_of_.find(x->id);
-        if (found == made_of_.end())
-          todo.push_back(x);
-        else if (found->second)
-          add_names(*names, *found->second);
-        else
-          names.reset();
-      }
+  Nodes order;
+  auto is_new = [&](const Node& n) { return !made_of_.count(n.id); };
+  walk({root}, is_new, [&](const NodePtr& n, Nodes& todo) {
+    order.push_back(n);
+    if (auto in = operands(*n)) append(todo, *in);
+  });
+  sort_by_age(order);
+  for (auto& n : order) {
+    auto& names = made_of_[n->id];
+    auto in = operands(*n);
+    if (!in) continue;
+    names.emplace();
+    if (n->op == &prim::kTracer) add_names(*names, {n->origin.module});
+    for (auto& x : *in) {
+      if (!x || !names) continue;
+      if (auto& more = made_of_.at(x->id)) add_names(*names, *more);
+      else names.reset();
     }
-    if (names && todo.size() > before) continue;  // its operands first
-    todo.resize(before - 1);
-    made_of_[n->id] = std::move(names);
   }
   return made_of_.at(root->id);
 }

@@ -1,6 +1,5 @@
 // Which values are gradients of which parameters, noted while a function is traced, for reports.
 #pragma once
-#include <algorithm>
 #include <optional>
 #include <unordered_map>
 
@@ -10,13 +9,13 @@ namespace haliax {
 
 void add_names(Names& to, const Names&);  // those that are not there yet
 
-// A parameter is what a gradient is taken by and has a path. What is made of parameters alone (a sum of two, a cast, a product with
-// an adapter) stands for all of them: its cotangent is (a step to) the gradient of each. Passes may put other nodes in place of
-// those that are noted: Origin::traced tells.
+// A parameter is what a gradient is taken by and has a path. What is made of parameters alone (a sum of two, a cast, a product
+// with an adapter) stands for all of them: its cotangent is (a step to) the gradient of each. Passes may put other nodes in place
+// of those that are noted: Origin::traced tells.
 class Gradients {
  public:
   void take_by(Name parameter) { add_names(taken_by_, {parameter}); }
-  bool taken_by(Name n) const { return n && std::find(taken_by_.begin(), taken_by_.end(), n) != taken_by_.end(); }
+  bool taken_by(Name n) const { return n && has(taken_by_, n); }
   void note(const NodePtr& of, const NodePtr& cotangent);  // a term, or all of it
   const Names& parameters(const Node& cotangent) const;    // none: it is no gradient
 

@@ -1,10 +1,18 @@
 // What transforms on leaves share.
 #pragma once
 #include "haliax/transforms.h"
-#include "graph/node.h"
+#include "graph/walk.h"
 
 namespace haliax {
 
+// f of the node of each array that is there, in its place; a node that is null makes no array.
+template <class F> Leaves mapped(Leaves leaves, const F& f) {
+  for (auto& a : leaves)
+    if (!a.empty()) a = NamedArray(f(a.node()));
+  return leaves;
+}
+Nodes nodes_of(const Leaves&);                                        // of the arrays that are there
+Axes axes_of(const Leaves&);                                          // all that users see, each once
 Axes with_hidden(const Axes&, const Axes& hidden);                    // those that are not there, first
 bool same_axes(const NamedArray&, const NamedArray&);                 // in any order, of those that users see
 

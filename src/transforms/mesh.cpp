@@ -1,14 +1,15 @@
 // Meshes, mappings, and the scopes that hold them.
 #include "haliax/mesh.h"
 
-#include <algorithm>
+#include <fmt/ranges.h>
+
 #include <atomic>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
 
 #include "base/name.h"
-#include "base/where.h"
+#include "graph/fail.h"
 #include "ops/named.h"
 #include "ops/prim.h"
 #include "transforms/sharding.h"
@@ -23,8 +24,7 @@ int devices_asked(const char* text) {
   const char* end = text + std::strlen(text);
   auto [read, error] = std::from_chars(text, end, n);
   if (error != std::errc() || read != end || n < 1 || n > most_devices)
-    throw Error("[devices] HALIAX_DEVICES is " + std::string(text) + "; it must be a number from 1 to " +
-                std::to_string(most_devices));
+    throw Error(fmt::format("[devices] HALIAX_DEVICES is {}; it must be a number from 1 to {}", text, most_devices));
   return n;
 }
 std::atomic<int>& device_count() {
@@ -33,16 +33,15 @@ std::atomic<int>& device_count() {
 }
 
 std::string joined(const std::vector<std::string>& parts, const char* between) {
-  std::string out;
-  for (auto& p : parts) out += (out.empty() ? "" : between) + p;
-  return out;
+  return fmt::format("{}", fmt::join(parts, between));
 }
+std::string shown(const std::vector<std::string>& mesh_axes) { return mesh_axes.empty() ? "None" : joined(mesh_axes, "+"); }
 
 }  // namespace
 
 // ---- devices ----
 void set_devices(int n) {
-  if (n < 1 || n > most_devices) throw Error("[devices] there cannot be " + std::to_string(n) + " devices");
+  if (n < 1 || n > most_devices) throw Error(fmt::format("[devices] there cannot be {} devices", n));
   device_count() = n;
 }
 int devices() { return device_count(); }
@@ -55,26 +54,22 @@ Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at) : 
   for (auto& a : axes_) {
     auto& [name, size] = a;
     if (name.empty()) fail("mesh", "a mesh axis has no name");
-    for (auto* b = axes_.data(); b != &a; ++b)
-      if (b->first == name) fail("mesh", "mesh axis " + name + " is there twice");
-    if (size == -1 && open)
-      fail("mesh", "mesh axes " + open->first + " and " + name + " both have size -1; one of them has to be known");
+    if (std::any_of(axes_.data(), &a, [&](auto& before) { return before.first == a.first; }))
+      fail("mesh", "mesh axis {} is there twice", name);
+    if (size == -1 && open) fail("mesh", "mesh axes {} and {} both have size -1; one of them has to be known", open->first, name);
     if (size == -1) {
       open = &a;
       continue;
     }
-    if (size < 1)
-      fail("mesh", "mesh axis " + name + " has size " + std::to_string(size) + "; it must be at least 1, or -1 for what is left");
+    if (size < 1) fail("mesh", "mesh axis {} has size {}; it must be at least 1, or -1 for what is left", name, size);
     others *= size, split += size > 1;
-    if (split >= Cut::most) fail("mesh", "a mesh has fewer than " + std::to_string(Cut::most) + " axes of more than one device");
-    if (others > most_devices)
-      fail("mesh", "the mesh " + to_string(*this) + " has more than " + std::to_string(most_devices) + " devices");
+    if (split >= Cut::most) fail("mesh", "a mesh has fewer than {} axes of more than one device", int(Cut::most));
+    if (others > most_devices) fail("mesh", "the mesh {} has more than {} devices", *this, int(most_devices));
   }
   if (!open) return;
   int all = haliax::devices();
   if (all % others)
-    fail("mesh", std::to_string(all) + " devices cannot be shared out as " + to_string(*this) +
-                     "; set_devices or HALIAX_DEVICES changes their number");
+    fail("mesh", "{} devices cannot be shared out as {}; set_devices or HALIAX_DEVICES changes their number", all, *this);
   open->second = int(all / others);
 }
 int Mesh::devices() const {
@@ -88,12 +83,12 @@ int Mesh::size(std::string_view axis) const {
     if (name == axis) return size;
     known.push_back(name);
   }
-  throw Error("[mesh] there is no mesh axis " + std::string(axis) + "; the mesh has " + joined(known, ", ") +
-              did_you_mean(axis, known));
+  throw Error(fmt::format("[mesh] there is no mesh axis {}; the mesh has {}{}", axis, joined(known, ", "),
+                          did_you_mean(axis, known)));
 }
 std::string to_string(const Mesh& m) {
   std::vector<std::string> out;
-  for (auto& [name, size] : m.axes()) out.push_back(name + "=" + std::to_string(size));
+  for (auto& [name, size] : m.axes()) out.push_back(fmt::format("{}={}", name, size));
   return joined(out, ", ");
 }
 
@@ -102,14 +97,14 @@ Mapping Mapping::of(std::vector<Entry> entries, SourceLocation at) {
   Here here(at);
   Mapping m;
   for (auto& e : entries) {
-    auto axis = std::string(e.axis.text());
-    if (axis.empty()) fail("mapping", "an axis has no name");
-    if (m.find(e.axis)) fail("mapping", "axis " + axis + " is there twice; for several mesh axes give a list of them");
+    auto axis = e.axis;
+    if (axis.text().empty()) fail("mapping", "an axis has no name");
+    if (m.find(axis)) fail("mapping", "axis {} is there twice; for several mesh axes give a list of them", axis);
     for (auto& mesh_axis : e.mesh_axes) {
       if (mesh_axis.empty())
-        fail("mapping", "axis " + axis + " is sent to a mesh axis without a name; nullopt says that it is whole");
+        fail("mapping", "axis {} is sent to a mesh axis without a name; nullopt says that it is whole", axis);
       if (std::count(e.mesh_axes.begin(), e.mesh_axes.end(), mesh_axis) > 1)
-        fail("mapping", "axis " + axis + " is sent to mesh axis " + mesh_axis + " twice");
+        fail("mapping", "axis {} is sent to mesh axis {} twice", axis, mesh_axis);
     }
     m.entries_.push_back(std::move(e));
   }
@@ -123,7 +118,7 @@ const std::vector<std::string>* Mapping::find(Name n) const {
 std::string to_string(const Mapping& m) {
   std::vector<std::string> out;
   for (auto& e : m.entries())
-    out.push_back(std::string(e.axis.text()) + ": " + (e.mesh_axes.empty() ? "None" : joined(e.mesh_axes, "+")));
+    out.push_back(fmt::format("{}: {}", e.axis, shown(e.mesh_axes)));
   return "{" + joined(out, ", ") + "}";
 }
 const Mapping* Mappings::of(std::size_t argument) const {
@@ -132,13 +127,9 @@ const Mapping* Mappings::of(std::size_t argument) const {
 }
 
 // ---- scopes ----
-namespace {
-
-void require_axes_here(const char* op, const Mapping& m) {
+static void require_axes_here(const char* op, const Mapping& m) {
   if (auto mesh = current_mesh()) require_axes(op, m, *mesh);
 }
-
-}  // namespace
 
 use_mesh::use_mesh(Mesh m) : outer_(context().mesh) { context().mesh = std::make_shared<const Mesh>(std::move(m)); }
 use_mesh::~use_mesh() { context().mesh = outer_; }
@@ -154,14 +145,14 @@ use_scopes::use_scopes(const Scopes& s) { context().mesh = s.mesh, context().ori
 use_scopes::~use_scopes() { context().mesh = outer_.mesh, context().origin.mapping = outer_.mapping; }
 
 // ---- where axes are ----
-namespace {
-
-std::vector<std::string> mesh_axes_of(Name axis, const Mapping& m) {
+static std::vector<std::string> mesh_axes_of(Name axis, const Mapping& m) {
   auto* to = m.find(axis);
   return to ? *to : std::vector<std::string>();
 }
-
-}  // namespace
+static Mapping mapping_in_scope() {
+  auto m = current_mapping();
+  return m ? *m : Mapping();
+}
 
 PartitionSpec pspec_for_axis(const AxisSelection& axes, const Mapping& m, SourceLocation at) {
   Here here(at);
@@ -172,12 +163,11 @@ PartitionSpec pspec_for_axis(const AxisSelection& axes, const Mapping& m, Source
   return out;
 }
 PartitionSpec pspec_for_axis(const AxisSelection& axes, SourceLocation at) {
-  auto m = current_mapping();
-  return pspec_for_axis(axes, m ? *m : Mapping(), at);
+  return pspec_for_axis(axes, mapping_in_scope(), at);
 }
 std::string to_string(const PartitionSpec& s) {
   std::vector<std::string> out;
-  for (auto& a : s.axes) out.push_back(a.empty() ? "None" : joined(a, "+"));
+  for (auto& a : s.axes) out.push_back(shown(a));
   return "P(" + joined(out, ", ") + ")";
 }
 std::vector<std::string> physical_axis_name(const AxisSelector& axis, const Mapping& m, SourceLocation at) {
@@ -186,8 +176,7 @@ std::vector<std::string> physical_axis_name(const AxisSelector& axis, const Mapp
   return mesh_axes_of(axis.name, m);
 }
 std::vector<std::string> physical_axis_name(const AxisSelector& axis, SourceLocation at) {
-  auto m = current_mapping();
-  return physical_axis_name(axis, m ? *m : Mapping(), at);
+  return physical_axis_name(axis, mapping_in_scope(), at);
 }
 std::optional<std::int64_t> physical_axis_size(const AxisSelector& axis, const Mapping& m, SourceLocation at) {
   Here here(at);
@@ -198,47 +187,36 @@ std::optional<std::int64_t> physical_axis_size(const AxisSelector& axis, const M
   return ranks(*mesh, sharding_for({Axis(axis.name, 1)}, m, *mesh, "an array").cut(axis.name));
 }
 std::optional<std::int64_t> physical_axis_size(const AxisSelector& axis, SourceLocation at) {
-  auto m = current_mapping();
-  return physical_axis_size(axis, m ? *m : Mapping(), at);
+  return physical_axis_size(axis, mapping_in_scope(), at);
 }
 Axis round_axis_for_partitioning(const Axis& axis, const Mapping& m, SourceLocation at) {
   auto pieces = physical_axis_size(axis, m, at);
   return pieces ? axis.resize((axis.size + *pieces - 1) / *pieces * *pieces, at) : axis;
 }
 Axis round_axis_for_partitioning(const Axis& axis, SourceLocation at) {
-  auto m = current_mapping();
-  return round_axis_for_partitioning(axis, m ? *m : Mapping(), at);
+  return round_axis_for_partitioning(axis, mapping_in_scope(), at);
 }
 
 // ---- constraints ----
-namespace {
-
 // Raises where the constraint is written: two axes on one mesh axis, and what the mesh in scope does not have.
-void check(const Node& x, const Mapping& m) {
+static void check(const Node& x, const Mapping& m) {
   refuse_shared(x, m);
   require_axes_here("shard", m);
 }
-NamedArray placed_or_pinned(const NodePtr& x, const std::shared_ptr<const Mapping>& m) {
-  check(*x, *m);
-  auto mesh = current_mesh();
-  if (context().tracing > 0) return NamedArray(prim::pin(x, m));
-  if (!mesh) {
-    auto waits = prim::pin(x, m);
-    const_cast<Node&>(*waits).placement = std::make_shared<const Placement>(Placement{{}, *m});
-    return NamedArray(waits);
-  }
-  require_devices("shard", *mesh);
-  NamedArray(x).eval(context().origin.at);
-  auto out = make_data(x->value, x->axes, x->dtype);  // the same memory
-  const_cast<Node&>(*out).placement = std::make_shared<const Placement>(Placement{*mesh, *m});
-  return NamedArray(out);
-}
-
-}  // namespace
-
 NamedArray shard(Arr x, const Mapping& m) {
   Here here(x.at());
-  return placed_or_pinned(ops::node_of("shard", x), std::make_shared<const Mapping>(m));
+  auto n = ops::node_of("shard", x);
+  check(*n, m);
+  auto by = std::make_shared<const Mapping>(m);
+  if (context().tracing > 0) return NamedArray(prim::pin(n, by));
+  auto mesh = current_mesh();
+  if (mesh) {
+    require_devices("shard", *mesh);
+    NamedArray(n).eval(context().origin.at);
+  }
+  auto out = mesh ? make_data(n->value, n->axes, n->dtype) : prim::pin(n, by);   // the same memory; or it waits for a mesh
+  const_cast<Node&>(*out).placement = std::make_shared<const Placement>(Placement{mesh ? *mesh : Mesh(), m});
+  return NamedArray(out);
 }
 NamedArray shard(Arr x) {
   auto m = current_mapping();

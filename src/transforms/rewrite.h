@@ -1,9 +1,9 @@
 // Graph to graph: walks, substitution, dependence, gradients.
 #pragma once
 #include <unordered_map>
-#include <unordered_set>
 
 #include "graph/loop.h"
+#include "graph/walk.h"
 
 namespace haliax {
 
@@ -14,19 +14,19 @@ using Rewrite = std::unordered_map<const Node*, NodePtr>;
 Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside = nullptr);
 NodePtr substitute(const NodePtr& root, Rewrite& to);
 
-// Which of the nodes below the roots depend on one of the goals (the goals themselves do). A loop depends on what its bodies name, as
-// far as those lie below the roots too.
+// Which of the nodes below the roots depend on one of the goals (the goals themselves do). A loop depends on what its bodies
+// name, as far as those lie below the roots too.
 std::unordered_set<const Node*> dependents(const Nodes& roots, const std::unordered_set<const Node*>& goals);
 
 // What a node reads; of a loop also what its bodies make and carry.
 void add_reads(const NodePtr&, Nodes& out);
 // Everything below the roots, loop bodies included; the operands of a body's outside nodes too.
 Nodes everything(const Nodes& roots);
-// The nodes of one level: the top (no index), or what varies in a body and the borders that it reads, which a cotangent that is the same in
-// all turns enters by; inputs first, with the bodies of their loops.
+// The nodes of one level: the top (no index), or what varies in a body and the borders that it reads, which a cotangent that is
+// the same in all turns enters by; inputs first, with the bodies of their loops.
 Nodes level_of(const Nodes& roots, const Node* index);
-// Tracers and custom gradients have done their work once a graph is traced: what is left is the value. Barriers and constraints stay; the
-// borders of regions stay if they are to be kept, until these are cut.
+// Tracers and custom gradients have done their work once a graph is traced: what is left is the value. Barriers and constraints
+// stay; the borders of regions stay if they are to be kept, until these are cut.
 Nodes strip_wraps(const Nodes& roots, bool keep_borders);
 // How many read each of these nodes: operands, results of loop bodies, roots.
 std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roots);

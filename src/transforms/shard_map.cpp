@@ -3,18 +3,15 @@
 // between devices.
 #include "haliax/shard.h"
 
-#include <algorithm>
-
 #include "base/name.h"
-#include "haliax/ops.h"
+#include "graph/fail.h"
 #include "ops/named.h"
 #include "ops/prim.h"
+#include "transforms/leaves.h"
 #include "transforms/sharding.h"
 
 namespace haliax {
 namespace {
-
-bool has_shards(const Node& n, const Axis& hidden) { return has(n.axes, hidden.name); }
 
 // The hidden axes that stand for mesh axes.
 Axes shards_of(const char* op, const AxisSelection& mesh_axes) {
@@ -23,57 +20,45 @@ Axes shards_of(const char* op, const AxisSelection& mesh_axes) {
   if (mesh_axes.all()) fail(op, "name one or more axes of the mesh");
   Axes out;
   for (auto& m : mesh_axes.items()) {
-    auto name = std::string(m.name.text());
-    auto found = std::find_if(all.begin(), all.end(), [&](auto& s) { return s.first == name; });
-    if (found == all.end()) {
-      std::vector<std::string> known;
-      for (auto& s : all) known.push_back(s.first);
-      fail(op, "the mesh has no axis " + name + did_you_mean(name, known));
-    }
-    if (has(out, found->second.name)) fail(op, "mesh axis " + name + " is named twice");
+    auto found = std::find_if(all.begin(), all.end(), [&](auto& s) { return s.first == m.name.text(); });
+    if (found == all.end())
+      fail(op, "the mesh has no axis {}{}", m.name, did_you_mean(m.name.text(), all, [](auto& s) { return s.first; }));
+    if (has(out, found->second.name)) fail(op, "mesh axis {} is named twice", m.name);
     out.push_back(found->second);
   }
   return out;
 }
-NodePtr folded(const char* op, Monoid m, Arr x, const AxisSelection& mesh_axes) {
+// Of the devices along some mesh axes.
+Axes of_mesh_axes(const Cut& cut) {
+  Axes out;
+  for (int x : cut) out.push_back(context().shards[std::size_t(x)].second);
+  return out;
+}
+NamedArray folded(const char* op, Monoid m, Arr x, const AxisSelection& mesh_axes) {
   Here here(x.at());
   auto over = shards_of(op, mesh_axes);
   auto n = ops::node_of(op, x);
   if (m == Monoid::sum && n->dtype == DType::boolean) n = prim::cast(n, DType::i32);
-  double copies = 1;  // of what is the same on all of them
-  Axes kept;
-  for (auto& a : over)
-    if (!has_shards(*n, a)) copies *= double(a.size);
-  for (auto& a : n->axes)
-    if (!has(over, a.name)) kept.push_back(a);
+  auto copies = double(axis_size(without_axes(over, n->axes)));  // of what is the same on all of them
+  auto kept = without_axes(n->axes, over);
   if (kept.size() != n->axes.size()) n = prim::reduce(m, n, kept);
-  return m == Monoid::sum && copies > 1 ? prim::scale(n, copies) : n;
+  return NamedArray(m == Monoid::sum && copies > 1 ? prim::scale(n, copies) : n);
 }
 // (..., hidden, local, ...) -> (..., whole, ...), in the place of the local one.
 NodePtr joined(const NodePtr& x, const Axes& outer, Name local) {
-  Axes side_by_side;
-  Names old;
-  std::int64_t size = 1;
-  for (auto& a : x->axes) {
-    if (has(outer, a.name)) continue;
-    if (a.name == local)
-      for (auto& o : outer) side_by_side.push_back(o), old.push_back(o.name), size *= o.size;
-    side_by_side.push_back(a);
-    if (a.name == local) old.push_back(local), size *= a.size;
-  }
-  return prim::flatten(prim::fit(x, side_by_side), old, Axis(local, size));
+  const Axis mine = *find(*x, local);
+  const auto parts = concat_axes(outer, {mine});
+  const auto side_by_side = replace_axis(without_axes(x->axes, outer), local, parts);
+  return prim::flatten(prim::fit(x, side_by_side), ops::names_of(parts), mine.resize(axis_size(parts)));
 }
 // The other way. Raises if the size does not divide.
 NodePtr split(const char* op, const NodePtr& x, const Axes& outer, Name axis, const std::string& what) {
   auto whole = *find_axis(x->axes, axis);
-  std::int64_t pieces = 1;
-  for (auto& o : outer) pieces *= o.size;
+  auto pieces = axis_size(outer);
   if (whole.size % pieces)
-    fail(op, "axis " + to_string(whole) + " of " + what + " does not divide among " + std::to_string(pieces) +
-                 " devices; round_axis_for_partitioning gives a size that does");
-  Axes parts = outer;
-  parts.push_back(whole.resize(whole.size / pieces));
-  return prim::unflatten(x, axis, parts);
+    fail(op, "axis {} of {} does not divide among {} devices; round_axis_for_partitioning gives a size that does", whole, what,
+         pieces);
+  return prim::unflatten(x, axis, concat_axes(outer, {whole.resize(whole.size / pieces)}));
 }
 
 }  // namespace
@@ -86,10 +71,11 @@ ShardMap::ShardMap(const JitOptions& options) : options_(options) {
   if (!mesh_) fail("shard_map", "there is no mesh; give one as an option, or put it in scope with use_mesh");
   auto outer = current_mesh();
   if (outer && !(*outer == *mesh_))
-    fail("shard_map", "the mesh (" + to_string(*mesh_) + ") is not that of the function around (" + to_string(*outer) + ")");
+    fail("shard_map", "the mesh ({}) is not that of the function around ({})", *mesh_, *outer);
   outside_ = options.axis_resources ? std::make_shared<const Mapping>(*options.axis_resources) : current_mapping();
   context().shards.clear();
-  for (auto& [name, size] : mesh_->axes()) context().shards.push_back({name, Axis(fresh_hidden(Name("shards of " + name)), size)});
+  for (auto& [name, size] : mesh_->axes())
+    context().shards.push_back({name, Axis(fresh_hidden(Name("shards of " + name)), size)});
 }
 const Mapping& ShardMap::mapping_of(const std::optional<Mappings>& own, int part) const {
   static const Mapping none;
@@ -109,9 +95,7 @@ Leaves ShardMap::enter(const Leaves& leaves, const Parts& arguments) {
     auto what = "argument " + std::to_string(argument);
     auto at = sharding_for(n->axes, mapping_of(options_.in, argument), *mesh_, what);
     for (auto& [name, cut] : at.dims) {
-      Axes outer;
-      for (int x : cut) outer.push_back(context().shards[std::size_t(x)].second);
-      n = split("shard_map", n, outer, name, what + " " + to_string(leaves[k].axes()));
+      n = split("shard_map", n, of_mesh_axes(cut), name, what + " " + to_string(leaves[k].axes()));
       for (int x : cut) {
         auto& [mesh_axis, hidden] = context().shards[std::size_t(x)];
         if (has(context().hidden, hidden.name)) continue;
@@ -136,16 +120,11 @@ Leaves ShardMap::leave(const Leaves& leaves, const Parts& result) const {
     auto& mapping = mapping_of(options_.out, result.of_leaf[k]);
     auto shown = out[k].axes();
     auto at = sharding_for(shown, mapping, *mesh_, "a result");
-    for (auto& [name, cut] : at.dims) {
-      Axes outer;
-      for (int x : cut) outer.push_back(context().shards[std::size_t(x)].second);
-      n = joined(n, outer, name);
-    }
+    for (auto& [name, cut] : at.dims) n = joined(n, of_mesh_axes(cut), name);
     for (auto& [mesh_axis, hidden] : context().shards)
-      if (has_shards(*n, hidden))
-        fail("shard_map", "a result " + to_string(shown) + " is another on each device along mesh axis " + mesh_axis +
-                              ", and the mapping " + to_string(mapping) + " cuts none of its axes by it; psum or pmean it over " +
-                              mesh_axis + ", or give `out` a mapping that cuts it");
+      if (has(n->axes, hidden.name))
+        fail("shard_map", "a result {} is another on each device along mesh axis {}, and the mapping {} cuts none of its axes by "
+             "it; psum or pmean it over {}, or give `out` a mapping that cuts it", shown, mesh_axis, mapping, mesh_axis);
     out[k] = NamedArray(at.dims.empty() ? n : prim::pin(n, std::make_shared<const Mapping>(mapping), "shard_map"));
   }
   return out;
@@ -153,14 +132,12 @@ Leaves ShardMap::leave(const Leaves& leaves, const Parts& result) const {
 
 }  // namespace detail
 
-NamedArray psum(Arr x, const AxisSelection& mesh_axes) { return NamedArray(folded("psum", Monoid::sum, x, mesh_axes)); }
-NamedArray pmax(Arr x, const AxisSelection& mesh_axes) { return NamedArray(folded("pmax", Monoid::max, x, mesh_axes)); }
-NamedArray pmin(Arr x, const AxisSelection& mesh_axes) { return NamedArray(folded("pmin", Monoid::min, x, mesh_axes)); }
+NamedArray psum(Arr x, const AxisSelection& mesh_axes) { return folded("psum", Monoid::sum, x, mesh_axes); }
+NamedArray pmax(Arr x, const AxisSelection& mesh_axes) { return folded("pmax", Monoid::max, x, mesh_axes); }
+NamedArray pmin(Arr x, const AxisSelection& mesh_axes) { return folded("pmin", Monoid::min, x, mesh_axes); }
 NamedArray pmean(Arr x, const AxisSelection& mesh_axes) {
   auto total = psum(x, mesh_axes);
-  double n = 1;
-  for (auto& a : shards_of("pmean", mesh_axes)) n *= double(a.size);
-  return total / n;
+  return total / double(axis_size(shards_of("pmean", mesh_axes)));
 }
 NamedArray all_gather(Arr x, const AxisSelector& axis, const AxisSelection& mesh_axes) {
   Here here(x.at());

@@ -1,9 +1,11 @@
 #include "transforms/sharding.h"
 
-#include <algorithm>
+#include <fmt/ranges.h>
+
+#include <map>
 
 #include "base/name.h"
-#include "graph/node.h"
+#include "graph/fail.h"
 
 namespace haliax {
 
@@ -11,19 +13,14 @@ bool Cut::has(int x) const { return std::find(begin(), end(), x) != end(); }
 bool Cut::meets(const Cut& o) const {
   return std::any_of(begin(), end(), [&](int x) { return o.has(x); });
 }
-Cut Cut::prefix(int n) const {
+Cut Cut::part(int first, int end) const {
   Cut c;
-  for (int k = 0; k < n; ++k) c.push_back(at_[std::size_t(k)]);
-  return c;
-}
-Cut Cut::from(int n) const {
-  Cut c;
-  for (int k = n; k < size_; ++k) c.push_back(at_[std::size_t(k)]);
+  for (int k = first; k < end; ++k) c.push_back((*this)[k]);
   return c;
 }
 int Cut::common(const Cut& o) const {
   int n = 0;
-  while (n < size_ && n < o.size_ && at_[std::size_t(n)] == o.at_[std::size_t(n)]) ++n;
+  while (n < size_ && n < o.size_ && (*this)[n] == o[n]) ++n;
   return n;
 }
 
@@ -76,13 +73,10 @@ std::string to_string(const Mesh& mesh, const Cut& cut) {
   return s;
 }
 std::string to_string(const Sharding& s) {
-  std::string out;
-  for (auto& [name, cut] : s.dims) {
-    out += (out.empty() ? "" : ", ") + std::string(name.text()) + ":";
-    for (int x : cut) out += " " + std::to_string(x);
-  }
-  for (auto& p : s.partial) out += (out.empty() ? "" : ", ") + std::string("pending: ") + std::to_string(p.first);
-  return "{" + out + "}";
+  std::vector<std::string> out;
+  for (auto& [name, cut] : s.dims) out.push_back(fmt::format("{}: {}", name, fmt::join(cut, " ")));
+  for (auto& p : s.partial) out.push_back(fmt::format("pending: {}", p.first));
+  return fmt::format("{{{}}}", fmt::join(out, ", "));
 }
 std::pair<std::int64_t, std::int64_t> block_of(const Axis& a, const Cut& cut, const Mesh& mesh, int device) {
   std::int64_t block = 0, blocks = 1;
@@ -112,12 +106,6 @@ bool nested(const Axis& a, const Cut& cut, int n, const Mesh& mesh) {
 
 namespace {
 
-std::string text(Name n) { return std::string(n.text()); }
-std::vector<std::string> names_of(const Mesh& mesh) {
-  std::vector<std::string> out;
-  for (auto& [name, size] : mesh.axes()) out.push_back(name);
-  return out;
-}
 // dot (batch=8, embed=12), made at model.cpp:41, in mlp; the place only where it is not the one that the error names anyway.
 std::string described(const Node& node) {
   auto* n = &node;
@@ -126,43 +114,35 @@ std::string described(const Node& node) {
   auto what = made ? n->op->name : n->origin.module ? std::string(n->origin.module.text()) : "an array";
   auto where = where_of(n->origin);
   bool known = !made || where.empty() || where == where_of(context().origin);
-  return what + " " + to_string(n->axes) + (known ? "" : ", made at " + where + ",");
+  return fmt::format("{} {}{}", what, n->axes, known ? "" : ", made at " + where + ",");
 }
 
-// The first two axes that are sent to one mesh axis.
-struct Clash {
-  Name first, second;
-  const std::string& mesh_axis;
-};
-std::optional<Clash> clash_of(const Axes& axes, const Mapping& mapping) {
-  for (auto b = axes.begin(); b != axes.end(); ++b) {
-    auto* of_b = mapping.find(b->name);
-    for (auto a = axes.begin(); of_b && a != b; ++a) {
-      auto* of_a = mapping.find(a->name);
-      for (std::size_t k = 0; of_a && k < of_b->size(); ++k)
-        if (std::find(of_a->begin(), of_a->end(), (*of_b)[k]) != of_a->end()) return Clash{a->name, b->name, (*of_b)[k]};
-    }
-  }
-  return {};
+// Raises if two axes of an array are sent to one mesh axis; array(): what it is, for people.
+template <class Array> void refuse_shared(const Axes& axes, const Mapping& mapping, const Array& array) {
+  std::map<std::string_view, Name> taken;
+  for (auto& a : axes)
+    if (auto* to = mapping.find(a.name))
+      for (auto& mesh_axis : *to)
+        if (auto [first, is_new] = taken.emplace(mesh_axis, a.name); !is_new)
+          fail("shard", "axes {} and {} of {} are both sent to mesh axis {} by the mapping {}; a mesh axis cuts an array once, "
+               "so give parameters and computation a mapping each, or let one of the axes be whole",
+               first->second, a.name, array(), mesh_axis, mapping);
 }
-[[noreturn]] void refuse(const Clash& c, const std::string& array, const Mapping& mapping) {
-  fail("shard", "axes " + text(c.first) + " and " + text(c.second) + " of " + array + " are both sent to mesh axis " +
-                    c.mesh_axis + " by the mapping " + to_string(mapping) + "; a mesh axis cuts an array once, so give " +
-                    "parameters and computation a mapping each, or let one of the axes be whole");
+// Which axis of the mesh has the name; as many as there are: none.
+std::size_t number_of(const Mesh& mesh, const std::string& name) {
+  std::size_t k = 0;
+  while (k < mesh.axes().size() && mesh.axes()[k].first != name) ++k;
+  return k;
 }
 Sharding cut_by(const Axes& axes, const Mapping& mapping, const Mesh& mesh) {
   require_axes("shard", mapping, mesh);
   Sharding s;
   for (auto& a : axes) {
-    auto* to = mapping.find(a.name);
-    if (!to) continue;
     Cut cut;
-    for (auto& name : *to) {
-      int k = 0;
-      while (mesh.axes()[std::size_t(k)].first != name) ++k;
-      if (mesh.axes()[std::size_t(k)].second > 1) cut.push_back(k);
-    }
-    if (!cut.empty()) s.set(a.name, cut);
+    if (auto* to = mapping.find(a.name))
+      for (auto& name : *to)
+        if (auto k = number_of(mesh, name); mesh.axes()[k].second > 1) cut.push_back(int(k));
+    s.set(a.name, cut);
   }
   return s;
 }
@@ -170,7 +150,7 @@ Sharding cut_by(const Axes& axes, const Mapping& mapping, const Mesh& mesh) {
 }  // namespace
 
 Sharding sharding_for(const Axes& axes, const Mapping& mapping, const Mesh& mesh, const std::string& what) {
-  if (auto c = clash_of(axes, mapping)) refuse(*c, what + " " + to_string(axes), mapping);
+  refuse_shared(axes, mapping, [&] { return fmt::format("{} {}", what, axes); });
   return cut_by(axes, mapping, mesh);
 }
 Sharding sharding_for(const Node& n, const Mapping& mapping, const Mesh& mesh) {
@@ -179,26 +159,26 @@ Sharding sharding_for(const Node& n, const Mapping& mapping, const Mesh& mesh) {
 }
 
 void refuse_shared(const Node& n, const Mapping& mapping) {
-  if (auto c = clash_of(n.axes, mapping)) refuse(*c, described(n), mapping);
+  refuse_shared(n.axes, mapping, [&] { return described(n); });
 }
 void require_axes(const char* op, const Mapping& mapping, const Mesh& mesh) {
   for (auto& e : mapping.entries())
     for (auto& name : e.mesh_axes)
-      if (std::none_of(mesh.axes().begin(), mesh.axes().end(), [&](auto& a) { return a.first == name; }))
-        fail(op, "the mapping " + to_string(mapping) + " sends axis " + text(e.axis) + " to mesh axis " + name +
-                     ", which the mesh (" + to_string(mesh) + ") does not have" + did_you_mean(name, names_of(mesh)));
+      if (number_of(mesh, name) == mesh.axes().size())
+        fail(op, "the mapping {} sends axis {} to mesh axis {}, which the mesh ({}) does not have{}", mapping, e.axis, name, mesh,
+             did_you_mean(name, mesh.axes(), [](auto& a) { return a.first; }));
 }
 void require_devices(const char* op, const Mesh& mesh) {
   int wanted = mesh.devices(), there = devices();
   if (wanted <= there) return;
-  auto n = std::to_string(wanted);
-  fail(op, "the mesh (" + to_string(mesh) + ") has " + n + " devices, and there are " + std::to_string(there) + "; set_devices(" +
-               n + ") or HALIAX_DEVICES=" + n + " gives more, as threads of this process, and plan() takes a mesh of any size");
+  fail(op, "the mesh ({0}) has {1} devices, and there are {2}; set_devices({1}) or HALIAX_DEVICES={1} gives more, as threads of "
+       "this process, and plan() takes a mesh of any size",
+       mesh, wanted, there);
 }
 void require_each(const char* op, const char* field, const std::optional<Mappings>& m, int count, const char* of_what) {
   if (!m || m->one() || int(m->each().size()) == count) return;
-  fail(op, std::string("`") + field + "` has " + std::to_string(m->each().size()) + " mappings, and the function has " +
-               std::to_string(count) + " " + of_what + "; give one mapping for all, or one for each");
+  fail(op, "`{}` has {} mappings, and the function has {} {}; give one mapping for all, or one for each", field, m->each().size(),
+       count, of_what);
 }
 
 }  // namespace haliax

@@ -30,8 +30,8 @@ class Cut {
   const std::int8_t* end() const { return at_.data() + size_; }
   bool has(int x) const;
   bool meets(const Cut&) const;  // do they have a mesh axis in common?
-  Cut prefix(int n) const;       // its first n
-  Cut from(int n) const;         // the others
+  Cut prefix(int n) const { return part(0, n); }      // its first n
+  Cut from(int n) const { return part(n, size_); }    // the others
   int common(const Cut&) const;  // how many of the first are the same
   bool starts_with(const Cut& p) const { return common(p) == p.size(); }
   friend Cut operator+(Cut a, const Cut& b) {
@@ -41,6 +41,7 @@ class Cut {
   friend bool operator==(const Cut&, const Cut&) = default;
 
  private:
+  Cut part(int first, int end) const;
   std::array<std::int8_t, most> at_{};
   std::int8_t size_ = 0;
 };

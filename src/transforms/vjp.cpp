@@ -1,5 +1,4 @@
 // The gradient: one walk, newest node first, so that every user of a node is done before the node.
-#include <algorithm>
 #include <map>
 
 #include "ops/attr.h"
@@ -15,61 +14,52 @@ struct Newest {
 };
 using Cotangents = std::vector<std::pair<NodePtr, NodePtr>>;   // of what, its value
 
-// Residuals: nodes of the forward body that the backward body reads are kept (stacked by the forward loop) or made again from what is
-// kept. Contractions, reductions and what a contraction reads anyway are kept; what lies elementwise above them is made again.
+// Residuals: nodes of the forward body that the backward body reads are kept (stacked by the forward loop) or made again from
+// what is kept. Contractions, reductions and what a contraction reads anyway are kept; what lies elementwise above them is not.
 struct Residuals {
   const Loop& l;
-  std::size_t body;
+  const Node* index;
   std::unordered_set<const Node*> forward = {};    // nodes of the forward body
   std::unordered_set<const Node*> read_by_dot = {}, in_region = {};
-  Rewrite to = {};
-  std::vector<NodePtr> kept = {};
 
-  Residuals(const Loop& loop, std::size_t b) : l(loop), body(b) {
-    auto* index = l.index[b].get();
-    Nodes todo;
-    for (auto& r : l.results) todo.push_back(r.value[b]);
-    while (!todo.empty()) {
-      auto n = todo.back();
-      todo.pop_back();
-      if (!n->varies_with(index) || !forward.insert(n.get()).second) continue;
-      for (auto& x : n->in) if (x) {
-        if (n->op->kind == Kind::contract || (n->op->kind == Kind::view && read_by_dot.count(n.get()))) read_by_dot.insert(x.get());
-        todo.push_back(x);
-      }
-    }
+  Residuals(const Loop& loop, std::size_t body) : l(loop), index(l.index[body].get()) {
+    auto varies = [&](const Node& n) { return n.varies_with(index); };
+    walk(values_of(l, body), varies, [&](const NodePtr& n, Nodes& todo) {
+      forward.insert(n.get());
+      bool of_dot = n->op->kind == Kind::contract || (n->op->kind == Kind::view && read_by_dot.count(n.get()));
+      for (auto& x : n->in) if (of_dot) read_by_dot.insert(x.get());
+      append(todo, n->in);
+    });
     // What lies inside a region that is computed in chunks is never kept whole.
-    Nodes order;
-    for (auto& r : l.results) order.push_back(r.value[b]);
-    for (auto& n : topological(order)) {
+    for (auto& n : topological(values_of(l, body))) {
       bool in = n->op == &prim::kEnter;
       for (auto& x : n->in) in |= x && x->op != &prim::kLeave && in_region.count(x.get());
       if (in) in_region.insert(n.get());
     }
   }
-  bool is_carry(const Node& n) const { return n.op == &prim::kCarry; }
   bool worth_keeping(const Node& n) const {
-    if (is_carry(n)) return true;
+    if (n.op == &prim::kCarry) return true;
     if (l.save != Save::all || in_region.count(&n)) return false;
-    if (is_slice_at(n, l.index[body].get()) && !n.in[0]->varies_with(l.index[body].get())) return false;   // there already
-    auto kind = n.op->kind;
-    if (kind == Kind::contract || kind == Kind::reduce || kind == Kind::step || kind == Kind::loop || kind == Kind::result) return true;
-    return kind == Kind::map && read_by_dot.count(&n) && n.size() > 1;
+    if (is_slice_at(n, index) && !n.in[0]->varies_with(index)) return false;   // there already
+    switch (n.op->kind) {
+      case Kind::contract:
+      case Kind::reduce:
+      case Kind::step:
+      case Kind::loop:
+      case Kind::result: return true;
+      case Kind::map: return read_by_dot.count(&n) && n.size() > 1;
+      default: return false;
+    }
   }
   // Walks down from what the backward body reads to what is to be kept.
-  void find(const Nodes& roots) {
-    auto* index = l.index[body].get();
-    std::unordered_set<const Node*> seen;
-    Nodes todo(roots);
-    std::erase(todo, nullptr);
-    while (!todo.empty()) {
-      auto n = todo.back();
-      todo.pop_back();
-      if (!n->varies_with(index) || !seen.insert(n.get()).second) continue;
-      if (forward.count(n.get()) && worth_keeping(*n)) { kept.push_back(n); continue; }
-      for (auto& x : n->in) if (x) todo.push_back(x);
-      if (n->op == &kLoop) for (auto& r : loop_of(*n).results) for (auto& v : r.value) todo.push_back(v);
-    }
+  Nodes kept(const Nodes& roots) const {
+    Nodes out;
+    auto varies = [&](const Node& n) { return n.varies_with(index); };
+    walk(roots, varies, [&](const NodePtr& n, Nodes& todo) {
+      if (forward.count(n.get()) && worth_keeping(*n)) out.push_back(n);
+      else add_reads(n, todo);
+    });
+    return out;
   }
 };
 
@@ -104,10 +94,7 @@ class Walk {
       }
     }
     Nodes out;
-    for (auto& x : wrt_) {
-      auto i = found_.find(x.get());
-      out.push_back(i == found_.end() ? nullptr : i->second);
-    }
+    for (auto& x : wrt_) out.push_back(found_[x.get()]);
     return out;
   }
 
@@ -155,35 +142,34 @@ class Walk {
     auto& c = static_cast<const Custom&>(*n->attr.payload);
     Nodes gs;
     auto& mine = of_results_[n.get()];
-    for (std::size_t k = 0; k < c.results; ++k) {
-      auto g = mine.find(k);
-      gs.push_back(g == mine.end() ? prim::zeros_like(n->in[k]) : g->second);
-    }
+    for (std::size_t k = 0; k < c.results; ++k) gs.push_back(mine.count(k) ? mine.at(k) : prim::zeros_like(n->in[k]));
     auto back = c.backward(n->in, gs);
     for (std::size_t k = 0; k < back.size(); ++k) give(n->in[c.results + k], back[k]);
   }
 
-  // The gradient of a loop is a loop backwards over the same index: slices give stacked cotangents, invariants give summed ones, a carry's
-  // cotangent is a carry. Its body names the nodes of the forward body themselves.
+  // The gradient of a loop is a loop backwards over the same index: slices give stacked cotangents, invariants give summed ones,
+  // a carry's cotangent is a carry. Its body names the nodes of the forward body themselves.
   Cotangents loop_vjp(const NodePtr& node) {
     const Loop& l = loop_of(*node);
     auto& g = of_results_[node.get()];
     auto inputs = inputs_of(l);
-    Nodes slices, whole;
-    for (auto& x : inputs.slices) if (is_float(x->dtype) && needed_.count(x.get())) slices.push_back(x);
-    for (auto& x : inputs.invariants) if (is_float(x->dtype) && needed_.count(x.get())) whole.push_back(x);
+    for (auto* nodes : {&inputs.slices, &inputs.invariants})
+      std::erase_if(*nodes, [&](auto& x) { return !is_float(x->dtype) || !needed_.count(x.get()); });
     std::vector<std::size_t> carries;   // that carry a gradient
     for (std::size_t k = 0; k < l.results.size(); ++k)
       if (l.results[k].fold == Fold::carry && is_float(l.results[k].carry->dtype)) carries.push_back(k);
 
-    Loop back;
-    back.axis = l.axis, back.index = l.index, back.drop = l.drop, back.reverse = carries.empty() ? l.reverse : !l.reverse, back.save = l.save;
-    for (auto& x : slices) back.results.push_back({Fold::stack, Monoid::sum, {}}), (void)x;
-    for (auto& x : whole) back.results.push_back({Fold::fold, Monoid::sum, {}}), (void)x;
+    Loop back = l;
+    back.results.clear(), back.apart = false;
+    if (!carries.empty()) back.reverse = !l.reverse;
+    Nodes of, of_carries;               // what its results are cotangents of; what it carries
+    for (auto& x : inputs.slices) of.push_back(x), back.results.push_back({Fold::stack, Monoid::sum, {}});
+    for (auto& x : inputs.invariants) of.push_back(x), back.results.push_back({Fold::fold, Monoid::sum, {}});
     for (auto k : carries) {
       auto& c = l.results[k].carry;
       auto start = g.count(k) ? g.at(k) : prim::zeros_like(c);
-      back.results.push_back({Fold::carry, Monoid::sum, {}, start, prim::carry(l.index[0], c->axes, c->dtype)});
+      of.push_back(l.results[k].start), of_carries.push_back(prim::carry(l.index[0], c->axes, c->dtype));
+      back.results.push_back({Fold::carry, Monoid::sum, {}, start, of_carries.back()});
     }
     Loop forward = l;                   // with what is kept for the backward
     for (std::size_t b = 0; b < l.index.size(); ++b) {
@@ -192,24 +178,19 @@ class Walk {
       for (std::size_t k = 0; k < l.results.size(); ++k) {
         auto& r = l.results[k];
         if (r.fold == Fold::carry || !g.count(k)) continue;
-        ys.push_back(r.value[b]);
-        if (r.fold == Fold::stack) gs.push_back(prim::slice_at(g.at(k), index, l.drop));
-        else
-          gs.push_back(g.at(k));  // only gradients make folds, and they sum
+        ys.push_back(r.value[b]);       // only gradients make folds, and they sum
+        gs.push_back(r.fold == Fold::stack ? prim::slice_at(g.at(k), index, l.drop) : g.at(k));
       }
-      for (std::size_t i = 0; i < carries.size(); ++i) {
-        ys.push_back(l.results[carries[i]].value[b]);
-        gs.push_back(back.results[slices.size() + whole.size() + i].carry);
-      }
-      for (auto& x : slices) wrt.push_back(prim::slice_at(x, index, l.drop));
-      for (auto& x : whole) wrt.push_back(x);
+      for (auto k : carries) ys.push_back(l.results[k].value[b]);
+      append(gs, of_carries);
+      for (auto& x : inputs.slices) wrt.push_back(prim::slice_at(x, index, l.drop));
+      append(wrt, inputs.invariants);
       for (auto k : carries) wrt.push_back(l.results[k].carry);
       auto d = vjp(ys, gs, wrt);
       for (std::size_t j = 0; j < d.size(); ++j) if (!d[j]) d[j] = prim::zeros_like(wrt[j]);
-      if (!carries.empty() || has_carry(l)) d = with_residuals(forward, l, b, d);
+      if (has_carry(l)) d = with_residuals(forward, l, b, d);
       for (std::size_t j = 0; j < d.size(); ++j) back.results[j].value.push_back(d[j]);
     }
-    back.of_chunks = l.of_chunks, back.form = l.form, back.why = l.why;
     auto loop = make_loop(std::move(back));
     if (forward.results.size() > l.results.size()) {   // the residuals are results of the loop that keeps them
       auto keeper = make_loop(forward);
@@ -219,10 +200,9 @@ class Walk {
     }
     residuals_.clear();
     Cotangents out;
-    for (std::size_t j = 0; j < slices.size(); ++j) out.push_back({slices[j], loop_result(loop, j)});
-    for (std::size_t j = 0; j < whole.size(); ++j) out.push_back({whole[j], loop_result(loop, slices.size() + j)});
-    for (std::size_t i = 0; i < carries.size(); ++i) out.push_back({l.results[carries[i]].start, loop_result(loop, slices.size() + whole.size() + i)});
-    for (auto& [k, gk] : g) if (l.results[k].fold == Fold::fold && l.results[k].start && l.results[k].monoid == Monoid::sum) out.push_back({l.results[k].start, gk});
+    for (std::size_t j = 0; j < of.size(); ++j) out.push_back({of[j], loop_result(loop, j)});
+    for (auto& [k, gk] : g)
+      if (auto& r = l.results[k]; r.fold == Fold::fold && r.start && r.monoid == Monoid::sum) out.push_back({r.start, gk});
     return out;
   }
   static bool has_carry(const Loop& l) {
@@ -230,13 +210,11 @@ class Walk {
   }
   // Each residual becomes one more stacked result of the forward loop; until that loop is made, an input stands for the stack.
   Nodes with_residuals(Loop& forward, const Loop& l, std::size_t b, const Nodes& d) {
-    Residuals r(l, b);
-    r.find(d);
     Rewrite to;
-    for (auto& n : r.kept) {
+    for (auto& n : Residuals(l, b).kept(d)) {
+      if (!l.drop) fail("scan", "a scan over chunks has no gradient yet");
       Axes axes = n->axes;
-      if (l.drop) axes.insert(axes.begin(), l.axis);
-      else fail("scan", "a scan over chunks has no gradient yet");
+      axes.insert(axes.begin(), l.axis);
       auto stack = prim::input(axes, n->dtype);
       residuals_.push_back(stack);
       forward.results.push_back({Fold::stack, Monoid::sum, {n}});

@@ -1,42 +1,34 @@
 // vmap hides an axis from what f sees, and shows it again, first, in the results.
-#include "base/name.h"
-#include "haliax/transforms.h"
-#include "ops/prim.h"
+#include "graph/fail.h"
+#include "ops/named.h"
+#include "transforms/leaves.h"
 
 namespace haliax::detail {
 
 Vmap::Vmap(const AxisSelector& a, SourceLocation where) : axis(a), at(where), hidden(fresh_hidden(a.name)), size(a.size) {}
 Leaves Vmap::hide(const Leaves& in) {
   Here here(at);
-  Leaves out = in;
-  for (auto& a : out) {
-    if (a.empty()) continue;
-    auto* mine = find(*a.node(), axis.name);
-    if (!mine) continue;
-    if (size >= 0 && mine->size != size) fail("vmap", "axis " + std::string(axis.name.text()) + " has size " + std::to_string(mine->size) + " in " + to_string(a.axes()) + " and " + std::to_string(size) + " elsewhere");
+  auto out = mapped(in, [&](const NodePtr& n) {
+    auto* mine = find(*n, axis.name);
+    if (!mine) return n;
+    if (size >= 0 && mine->size != size)
+      fail("vmap", "axis {} has size {} in {} and {} elsewhere", axis.name, mine->size, ops::visible(*n), size);
     size = mine->size;
-    a = NamedArray(prim::rename(a.node(), {axis.name}, {hidden}));
-  }
-  if (size < 0) fail("vmap", "no argument has axis " + std::string(axis.name.text()) + "; give an Axis with its size to map over a new one");
+    return prim::rename(n, {axis.name}, {hidden});
+  });
+  if (size < 0) fail("vmap", "no argument has axis {}; give an Axis with its size to map over a new one", axis.name);
   context().hidden.push_back(Axis(hidden, size));
   return out;
 }
 Leaves Vmap::show(const Leaves& in) {
   Here here(at);
-  Leaves out = in;
-  for (auto& a : out) {
-    if (a.empty()) continue;
-    if (find(*a.node(), axis.name)) fail("vmap", "the result has axis " + std::string(axis.name.text()) + " already: " + to_string(a.axes()));
-    Axes others, front;
-    for (auto& x : a.node()->axes) {
-      if (x.name == hidden) continue;
-      (x.name.hidden() ? front : others).push_back(x);
-    }
-    front.push_back(Axis(hidden, size));
-    front.insert(front.end(), others.begin(), others.end());
-    a = NamedArray(prim::rename(prim::fit(a.node(), front), {hidden}, {axis.name}));
-  }
-  return out;
+  return mapped(in, [&](const NodePtr& n) {
+    if (has(n->axes, axis.name)) fail("vmap", "the result has axis {} already: {}", axis.name, ops::visible(*n));
+    auto axes = without_axes(ops::kept(*n, {}), hidden);
+    auto shown = std::find_if(axes.begin(), axes.end(), [](auto& a) { return !a.name.hidden(); });
+    axes.insert(shown, Axis(hidden, size));
+    return prim::rename(prim::fit(n, axes), {hidden}, {axis.name});
+  });
 }
 
 }  // namespace haliax::detail

@@ -42,7 +42,7 @@ Nodes drop_dead_results(Nodes roots) {   // again and again, because a dropped r
       std::vector<std::pair<std::size_t, std::size_t>> moved;
       for (std::size_t k = 0; k < l.results.size(); ++k) {
         if (!keep[k]) continue;
-        auto same = std::find_if(out.results.begin(), out.results.end(), [&](auto& o) { return o.same(l.results[k]); });
+        auto same = std::find(out.results.begin(), out.results.end(), l.results[k]);
         moved.push_back({k, std::size_t(same - out.results.begin())});
         if (same == out.results.end()) out.results.push_back(l.results[k]);
       }

@@ -57,7 +57,7 @@ bool same_carries(const Loop& a, const Loop& b) {   // is one the other with mor
     for (auto& r : l->results) {
       if (!r.carry) continue;
       auto& other = l == &a ? b : a;
-      if (std::none_of(other.results.begin(), other.results.end(), [&](auto& o) { return o.same(r); })) return false;
+      if (std::find(other.results.begin(), other.results.end(), r) == other.results.end()) return false;
     }
   return true;
 }
@@ -89,7 +89,7 @@ NodePtr merged(const NodePtr& a, const NodePtr& b, const std::unordered_set<cons
   for (auto& r : lb.results) {
     LoopResult moved = r;
     for (auto& v : moved.value) v = substitute(v, to);
-    auto same = std::find_if(out.results.begin(), out.results.end(), [&](auto& o) { return o.same(moved); });
+    auto same = std::find(out.results.begin(), out.results.end(), moved);
     places.push_back(std::size_t(same - out.results.begin()));
     if (same == out.results.end()) out.results.push_back(moved);
   }

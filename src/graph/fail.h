@@ -1,0 +1,18 @@
+// Errors whose text is put together from parts: fail("sum", "axis {} is not in {}", name, axes).
+#pragma once
+#include "graph/node.h"
+#include "haliax/fmt.h"
+
+template <> struct fmt::formatter<haliax::Axes> : haliax::detail::TextFormatter<haliax::Axes> {};
+template <> struct fmt::formatter<haliax::Mesh> : haliax::detail::TextFormatter<haliax::Mesh> {};
+template <> struct fmt::formatter<haliax::Mapping> : haliax::detail::TextFormatter<haliax::Mapping> {};
+
+namespace haliax {
+
+template <class First, class... Rest>
+[[noreturn]] void fail(const std::string& op, fmt::format_string<const First&, const Rest&...> text, const First& first,
+                       const Rest&... rest) {
+  fail(op, fmt::format(text, first, rest...));
+}
+
+}  // namespace haliax
