@@ -155,11 +155,12 @@ const Op kScatter{.name = "scatter", .kind = Kind::step, .linear = Linear::no, .
   return out; }, .lower = scatter_lower, .along = scatter_along,
   .linear_in = [](const Node& n, std::size_t k) { return k == 1 && ScatterAttr::of(n).update == Update::add ? Linear::one : Linear::no; },
   .by_blocks = scatter_by_blocks};
-const Op kArgsort{.name = "argsort", .kind = Kind::step, .lower = sort_lower, .along = whole_along};
+const Op kArgsort{.name = "argsort", .kind = Kind::step, .lower = sort_lower, .along = whole_along, .by_blocks = sort_by_blocks};
 const Op kSort{.name = "sort", .kind = Kind::step, .grad = [](G o, G g) {
   auto& x = o->in[0];
   Name axis = o->attr.names[0];
-  return Nodes{scatter(filled(0, x->dtype, x->axes), g, {{axis, argsort(x, axis)}}, Update::add, false)}; }, .lower = sort_lower, .along = whole_along};
+  return Nodes{scatter(filled(0, x->dtype, x->axes), g, {{axis, argsort(x, axis)}}, Update::add, false)}; }, .lower = sort_lower, .along = whole_along,
+  .by_blocks = sort_by_blocks};
 const Op kCumulative{.name = "cumulative", .kind = Kind::step, .grad = [](G o, G g) {
   auto [axis, monoid, reverse] = CumulativeAttr::of(*o);
   if (monoid == Monoid::sum) return Nodes{cumulative(Monoid::sum, g, axis, !reverse)};
