@@ -10,6 +10,9 @@
 namespace haliax::prim {
 namespace {
 
+// What a sort puts last.
+NodePtr last_of(DType d) { return is_float(d) ? number(std::numeric_limits<double>::quiet_NaN(), d) : extreme(d, true); }
+
 struct Blocked {
   Name axis, blocks;
   std::int64_t size, count, step;  // of the axis; of blocks; of one block
@@ -88,7 +91,7 @@ struct First {
                                     // sent: of the base, what is picked so (..., axis = blocks * k); best: positions in it
   First(const NodePtr& top, const Blocked& blocked) : b(blocked), k(SliceAttr::of(*top).size) {
     auto& keys = top->in[0]->in[0];
-    auto last = is_float(keys->dtype) ? number(std::numeric_limits<double>::quiet_NaN(), keys->dtype) : extreme(keys->dtype, true);
+    auto last = last_of(keys->dtype);
     const auto each = std::min(k, b.step), there = b.size / b.step * each + std::min(b.size % b.step, each);
     base = base_at(keys);
     order = slice(argsort(b.split(keys, last), b.axis), b.axis, 0, each);
@@ -174,10 +177,12 @@ std::optional<SliceAttr> slice_of(const NodePtr& ids, const Axis& whole) {
   if (!run || run->step < 1 || run->start < 0 || run->start + (a->size - 1) * run->step >= whole.size) return {};
   return SliceAttr{whole.name, run->start, a->size, run->step};
 }
-std::int64_t where_on(const Node& n, Name axis) { return std::find(n.attr.names.begin(), n.attr.names.end(), axis) - n.attr.names.begin(); }
+std::int64_t where_on(const Node& n, Name axis) {
+  return std::find(n.attr.names.begin(), n.attr.names.end(), axis) - n.attr.names.begin();
+}
 
-// Another name for the axis of the ids: then the table's keeps its own, and the ids pick from blocks of it. Not where as much comes out
-// as there is.
+// Another name for the axis of the ids: then the table's keeps its own, and the ids pick from blocks of it. Not where as much
+// comes out as there is.
 NodePtr picked_apart(const NodePtr& n, Name axis) {
   if (n->bytes() >= n->in[0]->bytes()) return nullptr;
   auto attr = GatherAttr::of(*n);
@@ -202,8 +207,9 @@ NodePtr with_order(const NodePtr& x, Name axis, const NodePtr& order) {
   return gather(x, {{axis, order}}, x->axes, program::Outside::clamp);
 }
 
-// Columnsort (Leighton, 1985): blocks are the columns of a matrix. Each is sorted by itself, its positions are dealt out to all blocks in
-// turn, and after another sort dealt back: then nothing is more than half a block from its place, and neighbours sort what they share.
+// Columnsort (Leighton, 1985): blocks are the columns of a matrix. Each is sorted by itself, its positions are dealt out to all
+// blocks in turn, and after another sort dealt back: then nothing is more than half a block from its place, and neighbours sort
+// what they share.
 struct Columnsort {
   Nodes rows;              // keys, and where they come from: of equal ones the first goes first
   Nodes last;              // of each, what comes after all others
@@ -215,8 +221,8 @@ struct Columnsort {
     column = (b.step + unit - 1) / unit * unit;
     for (auto& x : rows) moved += x->bytes() / b.size;
   }
-  // Are columns long enough, and is less sent than the bytes that are gathered else? Twice each device sends all of a column but its own
-  // part, and twice half of one; what is missing in the columns before a device's block comes last.
+  // Are columns long enough, and is less sent than the bytes that are gathered else? Twice each device sends all of a column but
+  // its own part, and twice half of one; what is missing in the columns before a device's block comes last.
   bool pays(std::int64_t gathered) const {
     auto others = b.count - 1, late = b.count * (column - b.step) / 2;
     bool small = std::any_of(rows.begin(), rows.end(), [](auto& x) { return x->bytes() <= kSmall; });
@@ -234,19 +240,19 @@ struct Columnsort {
     rows = each([&](auto& x) { return with_order(x, along, by); });
   }
   Nodes run() {
-    const Name axis = b.axis, blocks = b.blocks, high("(high)");
+    const Name axis = b.axis, blocks = b.blocks, high("(high)"), low("(low)"), old("(old)");
     const Axis count(blocks, b.count), part(axis, column / b.count), half(axis, column / 2);
     for (std::size_t k = 0; k < rows.size(); ++k) rows[k] = pad(b.split(rows[k], last[k]), axis, 0, column - b.step, last[k]);
     order(axis);
     rows = each([&](auto& x) {   // (blocks, axis) -> (axis = blocks * high, blocks = axis % count)
-      auto dealt = rename(unflatten(x, axis, {Axis(high, part.size), Axis("(low)", b.count)}), {blocks, Name("(low)")}, {Name("(old)"), blocks});
-      return flatten(dealt, {Name("(old)"), high}, Axis(axis, column));
+      auto parts = unflatten(x, axis, {Axis(high, part.size), Axis(low, b.count)});
+      return flatten(rename(parts, {blocks, low}, {old, blocks}), {old, high}, Axis(axis, column));
     });
     order(axis);
     order(blocks);   // brings those that are dealt back to one column together
     rows = each([&](auto& x) {
-      auto dealt = rename(unflatten(x, axis, {Axis("(old)", b.count), Axis(high, part.size)}), {blocks, Name("(old)")}, {Name("(low)"), blocks});
-      return flatten(dealt, {high, Name("(low)")}, Axis(axis, column));
+      auto parts = unflatten(x, axis, {Axis(old, b.count), Axis(high, part.size)});
+      return flatten(rename(parts, {blocks, old}, {low, blocks}), {high, low}, Axis(axis, column));
     });
     order(axis);
     auto halves = rows;
@@ -267,8 +273,7 @@ struct Columnsort {
 NodePtr ordered(const NodePtr& n, Name axis, int blocks) {
   auto& x = n->in[0];
   if (has_another_axis(*n, axis, blocks)) return nullptr;
-  auto last = is_float(x->dtype) ? number(std::numeric_limits<double>::quiet_NaN(), x->dtype) : extreme(x->dtype, true);
-  Nodes rows{x}, lasts{last};
+  Nodes rows{x}, lasts{last_of(x->dtype)};
   if (n->op == &kArgsort) rows.push_back(fit(iota(*find(*x, axis)), x->axes)), lasts.push_back(extreme(DType::i32, true));
   Columnsort c(rows, lasts, *find(*x, axis), blocks);
   return c.pays(x->bytes()) ? c.run().back() : nullptr;
@@ -279,8 +284,8 @@ bool is_order(const Node& ids, Name axis) {
   if (ids.op == &kArgsort) return ids.attr.names[0] == axis;
   return ids.op == &kGather && ids.attr.names == Names{axis} && is_order(*ids.in[0], axis) && is_order(*ids.in[1], axis);
 }
-// What an order picks goes by way of a third block: of those that go from one block to another, the first by one, the next by the next. So each
-// block sends to each, and each hands on, as much: a part of a block, and for each block at most one position more.
+// What an order picks goes by way of a third block: of those that go from one block to another, the first by one, the next by the
+// next. So each block sends to each, and each hands on, as much: a part of a block, and for each block at most one position more.
 NodePtr reordered(const NodePtr& n, Name axis, int count) {
   Blocked b(*find(*n->in[0], axis), count);
   auto& order = n->in[1];
@@ -325,14 +330,15 @@ NodePtr reordered(const NodePtr& n, Name axis, int count) {
 NodePtr rolled_by(const Node& n, Name axis) {
   auto& ids = n.in[1];
   auto* a = find(*ids, axis);
-  if (n.in.size() != 2 || ids->op != &kMod || !a || a->size != find(*n.in[0], axis)->size || !is_number(ids->in[1], double(a->size))) return nullptr;
+  if (n.in.size() != 2 || ids->op != &kMod || !a || a->size != find(*n.in[0], axis)->size) return nullptr;
+  if (!is_number(ids->in[1], double(a->size))) return nullptr;
   auto& from = ids->in[0];
   bool counts = from->op == &kSub && from->in[0]->op == &kIota && from->in[0]->axes[0] == *a && !find(*from->in[1], axis);
   return counts ? from->in[1] : nullptr;
 }
-// Each device sends a part of its block to each: then all have the same part of all blocks, whole blocks move in place, and the parts go back
-// so that each device has all that its block is made of. What is before the start and what is after it come one by one, if the last block is
-// smaller.
+// Each device sends a part of its block to each: then all have the same part of all blocks, whole blocks move in place, and the
+// parts go back so that each device has all that its block is made of. What is before the start and what is after it come one by
+// one, if the last block is smaller.
 NodePtr rolled(const NodePtr& n, Name axis, int count) {
   Blocked b(*find(*n->in[0], axis), count);
   const bool even = b.size == b.step * count;
@@ -340,7 +346,7 @@ NodePtr rolled(const NodePtr& n, Name axis, int count) {
   auto whole = [](std::int64_t i) { return integer(i, DType::i32); };
   auto mod = [&](const NodePtr& x, std::int64_t size) { return map(kMod, {x, whole(size)}, DType::i32); };
   auto x = b.split(n->in[0], number(0, n->dtype));
-  auto axes = b.split(fit(n, n->axes), number(0, n->dtype))->axes;   // of the result, in blocks
+  auto axes = b.split(n, number(0, n->dtype))->axes;   // of the result, in blocks
   auto position = iota(Axis(axis, b.step));
   auto moved = [&](const NodePtr& by) {   // by less than all blocks
     auto blocks = map(kFloorDiv, {by, whole(b.step)}, DType::i32), rest = mod(by, b.step);
@@ -359,7 +365,8 @@ NodePtr rolled(const NodePtr& n, Name axis, int count) {
 
 }  // namespace
 
-// Likewise what is placed. At positions that are known, in a row, it is placed among zeros, and what the row covers is chosen from there.
+// Likewise what is placed. At positions that are known, in a row, it is placed among zeros, and what the row covers is chosen
+// from there.
 NodePtr scatter_by_blocks(const NodePtr& n, Name axis, int) {
   auto attr = ScatterAttr::of(*n);
   auto& base = n->in[0];
@@ -374,7 +381,8 @@ NodePtr scatter_by_blocks(const NodePtr& n, Name axis, int) {
       auto whole = *find(*base, c.axis);
       auto position = iota(whole, whole.size > std::numeric_limits<std::int32_t>::max() ? DType::i64 : DType::i32);
       auto number = [&](std::int64_t i) { return integer(i, position->dtype); };
-      auto in_row = map(kBitAnd, {less_equal(number(c.start), position), less(position, number(c.start + c.size))}, DType::boolean);
+      auto from = less_equal(number(c.start), position), before = less(position, number(c.start + c.size));
+      auto in_row = map(kBitAnd, {from, before}, DType::boolean);
       there = there ? map(kBitAnd, {there, in_row}, DType::boolean) : in_row;
       auto axes = updates->axes;
       for (auto& a : axes)

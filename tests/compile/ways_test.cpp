@@ -13,7 +13,8 @@ namespace {
 struct Sent {
   double value = 0, gradient = 0;
 };
-// f (x, others...) and its gradient by x are those of one device, with x cut along n among so many devices, and others by `theirs`.
+// f (x, others...) and its gradient by x are those of one device, with x cut along n among so many devices, and others by
+// `theirs`.
 template <class F, class... A>
 Sent sent(int devices, F f, const Mapping& out, const Mapping& theirs, const NamedArray& x, const A&... others) {
   const Mapping cut{{"n", "data"}};
