@@ -444,7 +444,8 @@ NodePtr place_by_blocks(const NodePtr& n, Name axis, int) {
 }
 NodePtr gather_by_blocks(const NodePtr& n, Name axis, int blocks) {
   if (picks_top_k(*n)) return First(n->in[1], Blocked(*find(*n->in[0], axis), blocks)).of(n->in[0]);
-  if (n->in.size() == 2 && is_order(*n->in[1], axis)) return reordered(n, axis, blocks);
+  bool all = n->in.size() == 2 && is_order(*n->in[1], axis) && find(*n->in[1], axis)->size == find(*n->in[0], axis)->size;
+  if (all) return reordered(n, axis, blocks);
   return rolled_by(*n, axis) ? rolled(n, axis, blocks) : picked_apart(n, axis);
 }
 NodePtr sort_by_blocks(const NodePtr& n, Name axis, int blocks) { return ordered(n, axis, blocks); }

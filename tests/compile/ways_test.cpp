@@ -160,6 +160,10 @@ TEST_CASE("ways: what is shuffled goes by way of a third device") {
       CHECK(sent(c.devices, f, cut, Mapping{}, x).value == doctest::Approx(c.bytes));
     }
   }
+  for (int size : {20000, 24001}) {  // by an order of the values; a shorter one, too
+    auto f = [=](const NamedArray& x) { return take(x, "n", argsort(slice(x, "n", 0, size), "n")); };
+    sent(4, f, cut, Mapping{}, (arange({Axis("n", 24001)}, {.dtype = DType::f32}) * 7919.f % 1000.f).eval());
+  }
 }
 
 TEST_CASE("ways: by ids that are cut, each device picks for all from its block, if that is less than the table") {
