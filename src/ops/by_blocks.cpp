@@ -10,6 +10,9 @@
 namespace haliax::prim {
 namespace {
 
+// What a sort puts last.
+NodePtr last_of(DType d) { return is_float(d) ? number(std::numeric_limits<double>::quiet_NaN(), d) : extreme(d, true); }
+
 struct Blocked {
   Name axis, blocks;
   std::int64_t size, count, step;  // of the axis; of blocks; of one block
@@ -88,7 +91,7 @@ struct First {
                                     // sent: of the base, what is picked so (..., axis = blocks * k); best: positions in it
   First(const NodePtr& top, const Blocked& blocked) : b(blocked), k(SliceAttr::of(*top).size) {
     auto& keys = top->in[0]->in[0];
-    auto last = is_float(keys->dtype) ? number(std::numeric_limits<double>::quiet_NaN(), keys->dtype) : extreme(keys->dtype, true);
+    auto last = last_of(keys->dtype);
     const auto each = std::min(k, b.step), there = b.size / b.step * each + std::min(b.size % b.step, each);
     base = base_at(keys);
     order = slice(argsort(b.split(keys, last), b.axis), b.axis, 0, each);
@@ -123,24 +126,25 @@ Axes with_name(Axes axes, Name from, Name to) {
     if (a.name == from) a.name = to;
   return axes;
 }
-// One position, or those from a start that is not known yet, picked by ids: the devices that hold them answer. The index of a loop is no such
-// start: its turns read all of the axis.
-NodePtr picked_slice(const NodePtr& n) {
-  auto& x = n->in[0];
-  auto c = SliceAttr::of(*n);
-  const bool known = n->in.size() == 1;
-  if (!known && n->in[1]->op == &kIndex) return nullptr;
-  auto size = find(*x, c.axis)->size;
-  const auto d = size > std::numeric_limits<std::int32_t>::max() ? DType::i64 : DType::i32;
+// Where a slice of this axis reads, moved to where it fits; null: at the index of a loop, whose turns read all of the axis.
+NodePtr positions_of(const Node& n, const Axis& whole, Name called) {
+  auto c = SliceAttr::of(n);
+  auto start = n.in.size() > 1 ? n.in[1] : nullptr;
+  if (start && start->op == &kIndex) return nullptr;
+  const auto d = whole.size > std::numeric_limits<std::int32_t>::max() ? DType::i64 : DType::i32;
   auto ids = integer(c.start, d);
+  if (!c.drop) ids = add(mul(iota(Axis(called, c.size), d), integer(c.step, d)), ids);
+  if (!start) return ids;
+  auto at = [&](std::int64_t i) { return integer(i, start->dtype); };
+  return add(ids, cast(max(min(start, at(whole.size - c.start - ((c.size - 1) * c.step + 1))), at(0)), d));
+}
+// One position, or those from a start that is not known yet, picked by ids: the devices that hold them answer.
+NodePtr picked_slice(const NodePtr& n) {
+  auto c = SliceAttr::of(*n);
   Name positions = positions_of(c.axis);
-  if (!c.drop) ids = add(mul(iota(Axis(positions, c.size), d), integer(c.step, d)), ids);
-  if (!known) {   // moved to where it fits, as the slice is
-    auto& start = n->in[1];
-    auto at = [&](std::int64_t i) { return integer(i, start->dtype); };
-    ids = add(ids, cast(max(min(start, at(size - c.start - ((c.size - 1) * c.step + 1))), at(0)), d));
-  }
-  auto out = gather(x, {{c.axis, ids}}, with_name(n->axes, c.axis, positions), program::Outside::zero);
+  auto ids = positions_of(*n, *find(*n->in[0], c.axis), positions);
+  if (!ids) return nullptr;
+  auto out = gather(n->in[0], {{c.axis, ids}}, with_name(n->axes, c.axis, positions), program::Outside::zero);
   return c.drop ? out : rename(out, {positions}, {c.axis});
 }
 
@@ -173,12 +177,14 @@ std::optional<SliceAttr> slice_of(const NodePtr& ids, const Axis& whole) {
   if (!run || run->step < 1 || run->start < 0 || run->start + (a->size - 1) * run->step >= whole.size) return {};
   return SliceAttr{whole.name, run->start, a->size, run->step};
 }
-std::int64_t where_on(const Node& n, Name axis) { return std::find(n.attr.names.begin(), n.attr.names.end(), axis) - n.attr.names.begin(); }
+std::int64_t where_on(const Node& n, Name axis) {
+  return std::find(n.attr.names.begin(), n.attr.names.end(), axis) - n.attr.names.begin();
+}
 
-// Another name for the axis of the ids: then the table's keeps its own, and the ids pick from blocks of it. Not where as much comes out
-// as there is.
+// Another name for the axis of the ids: then the table's keeps its own, and the ids pick from blocks of it. Not where as much
+// comes out as there is.
 NodePtr picked_apart(const NodePtr& n, Name axis) {
-  if (picks_in_order(*n) || n->bytes() >= n->in[0]->bytes()) return nullptr;
+  if (n->bytes() >= n->in[0]->bytes()) return nullptr;
   auto attr = GatherAttr::of(*n);
   auto whole = *find(*n->in[0], axis);
   auto slot = std::size_t(where_on(*n, axis));
@@ -190,9 +196,177 @@ NodePtr picked_apart(const NodePtr& n, Name axis) {
   return rename(gather(n->in[0], where, with_name(n->axes, axis, positions), attr.outside), {positions}, {axis});
 }
 
+// ---- a whole order, or a whole turn, of an axis that nothing else can be cut by ----
+constexpr std::int64_t kSmall = 64 * 1024;   // bytes that are sent about as fast as nothing: they are gathered at once
+
+// An axis of at least as many positions takes the cut for less.
+bool has_another_axis(const Node& x, Name axis, int blocks) {
+  return std::any_of(x.axes.begin(), x.axes.end(), [&](auto& a) { return a.name != axis && a.size >= blocks; });
+}
+NodePtr with_order(const NodePtr& x, Name axis, const NodePtr& order) {
+  return gather(x, {{axis, order}}, x->axes, program::Outside::clamp);
+}
+
+// Columnsort (Leighton, 1985): blocks are the columns of a matrix. Each is sorted by itself, its positions are dealt out to all
+// blocks in turn, and after another sort dealt back: then nothing is more than half a block from its place, and neighbours sort
+// what they share.
+struct Columnsort {
+  Nodes rows;              // keys, and where they come from: of equal ones the first goes first
+  Nodes last;              // of each, what comes after all others
+  Blocked b;
+  std::int64_t column, moved = 0;   // positions in a column, a multiple of the blocks and of 2; bytes of one position of all rows
+
+  Columnsort(Nodes r, Nodes l, const Axis& a, int blocks) : rows(std::move(r)), last(std::move(l)), b(a, blocks) {
+    auto unit = b.count % 2 ? 2 * b.count : b.count;
+    column = (b.step + unit - 1) / unit * unit;
+    for (auto& x : rows) moved += x->bytes() / b.size;
+  }
+  // Are columns long enough, and is less sent than the bytes that are gathered else? Twice each device sends all of a column but
+  // its own part, and twice half of one; what is missing in the columns before a device's block comes last.
+  bool pays(std::int64_t gathered) const {
+    auto others = b.count - 1, late = b.count * (column - b.step) / 2;
+    bool small = std::any_of(rows.begin(), rows.end(), [](auto& x) { return x->bytes() <= kSmall; });
+    return !small && column >= 2 * others * others && 3 * column * moved + late * moved < gathered;
+  }
+  Nodes each(const std::function<NodePtr(const NodePtr&)>& f) const {
+    Nodes out;
+    for (auto& x : rows) out.push_back(f(x));
+    return out;
+  }
+  void order(Name along) {
+    if (rows.size() == 1) return rows = {sort(rows[0], along)}, void();
+    auto by = argsort(rows[1], along);
+    by = with_order(by, along, argsort(with_order(rows[0], along, by), along));
+    rows = each([&](auto& x) { return with_order(x, along, by); });
+  }
+  Nodes run() {
+    const Name axis = b.axis, blocks = b.blocks, high("(high)"), low("(low)"), old("(old)");
+    const Axis count(blocks, b.count), part(axis, column / b.count), half(axis, column / 2);
+    for (std::size_t k = 0; k < rows.size(); ++k) rows[k] = pad(b.split(rows[k], last[k]), axis, 0, column - b.step, last[k]);
+    order(axis);
+    rows = each([&](auto& x) {   // (blocks, axis) -> (axis = blocks * high, blocks = axis % count)
+      auto parts = unflatten(x, axis, {Axis(high, part.size), Axis(low, b.count)});
+      return flatten(rename(parts, {blocks, low}, {old, blocks}), {old, high}, Axis(axis, column));
+    });
+    order(axis);
+    order(blocks);   // brings those that are dealt back to one column together
+    rows = each([&](auto& x) {
+      auto parts = unflatten(x, axis, {Axis(old, b.count), Axis(high, part.size)});
+      return flatten(rename(parts, {blocks, old}, {low, blocks}), {high, low}, Axis(axis, column));
+    });
+    order(axis);
+    auto halves = rows;
+    for (std::size_t k = 0; k < rows.size(); ++k) {   // the upper half of each column, and the lower one of the next
+      auto lower = slice(halves[k], axis, 0, half.size), none = slice(lower, blocks, 0, 1);
+      auto next = concat({slice(lower, blocks, 1, b.count - 1), fit(last[k], none->axes)}, count);
+      rows[k] = concat({slice(halves[k], axis, half.size, half.size), next}, Axis(axis, column));
+    }
+    order(axis);
+    for (std::size_t k = 0; k < rows.size(); ++k) {
+      auto first = slice(slice(halves[k], axis, 0, half.size), blocks, 0, 1);
+      auto lower = concat({first, slice(slice(rows[k], axis, half.size, half.size), blocks, 0, b.count - 1)}, count);
+      rows[k] = slice(b.joined(concat({lower, slice(rows[k], axis, 0, half.size)}, Axis(axis, column))), axis, 0, b.size);
+    }
+    return rows;
+  }
+};
+NodePtr ordered(const NodePtr& n, Name axis, int blocks) {
+  auto& x = n->in[0];
+  if (has_another_axis(*n, axis, blocks)) return nullptr;
+  Nodes rows{x}, lasts{last_of(x->dtype)};
+  if (n->op == &kArgsort) rows.push_back(fit(iota(*find(*x, axis)), x->axes)), lasts.push_back(extreme(DType::i32, true));
+  Columnsort c(rows, lasts, *find(*x, axis), blocks);
+  return c.pays(x->bytes()) ? c.run().back() : nullptr;
+}
+
+// Are these ids all positions of the axis, each once?
+bool is_order(const Node& ids, Name axis) {
+  if (ids.op == &kArgsort) return ids.attr.names[0] == axis;
+  return ids.op == &kGather && ids.attr.names == Names{axis} && is_order(*ids.in[0], axis) && is_order(*ids.in[1], axis);
+}
+// What an order picks goes by way of a third block: of those that go from one block to another, the first by one, the next by the
+// next. So each block sends to each, and each hands on, as much: a part of a block, and for each block at most one position more.
+NodePtr reordered(const NodePtr& n, Name axis, int count) {
+  Blocked b(*find(*n->in[0], axis), count);
+  auto& order = n->in[1];
+  const auto slots = b.step / count + count;
+  if (order->axes.size() > 1 || n->in[0]->bytes() <= kSmall || 2 * slots >= b.step) return nullptr;
+  const Axis blocks(b.blocks, count), part("(part)", count), slot("(slot)", slots), groups("(groups)", count * count);
+  auto whole = [](std::int64_t i) { return integer(i, DType::i32); };
+  auto div = [&](const NodePtr& x, std::int64_t by) { return map(kFloorDiv, {x, whole(by)}, DType::i32); };
+  auto mod = [&](const NodePtr& x, std::int64_t by) { return map(kMod, {x, whole(by)}, DType::i32); };
+  auto pair = [&](const NodePtr& x, const NodePtr& y, std::int64_t size) { return add(mul(x, whole(size)), y); };
+  auto rank = [&](const NodePtr& x, const NodePtr& y) {   // how many before it go the same way
+    auto group = pair(x, y, count);
+    auto before = reduce(Monoid::sum, cast(less(group, iota(groups)), DType::i32), {groups});
+    return sub(argsort(argsort(group, axis), axis), gather(before, {{groups.name, group}}, group->axes, program::Outside::clamp));
+  };
+  auto table = [&](const NodePtr& values, const Axes& axes, const Where& where) {
+    return scatter(filled(0, DType::i32, axes), values, where, program::Update::set, false);
+  };
+  auto from = div(order, b.step), to = div(iota(order->axes[0]), b.step);
+  auto by = mod(add(rank(from, to), add(from, to)), count), sent = rank(from, by), handed = rank(by, to);
+  auto sends = table(mod(order, b.step), {blocks, part, slot}, {{blocks.name, from}, {part.name, by}, {slot.name, sent}});
+  auto hands = table(pair(from, sent, slots), {part, blocks, slot}, {{part.name, by}, {blocks.name, to}, {slot.name, handed}});
+  auto keeps = pad(b.split(pair(by, handed, slots), whole(0)), axis, 0, count * slots - b.step, whole(0));   // (blocks, axis)
+
+  auto parted = [&](std::int64_t size) {   // (blocks, part of that size, slot); the last goes where it is picked from
+    Axes axes{blocks, part.resize(size), slot};
+    for (auto& a : n->axes) if (a.name != axis) axes.push_back(a);
+    return axes;
+  };
+  auto pick = [&](const NodePtr& x, Name of, const NodePtr& ids, const Axes& axes) {
+    return gather(x, {{of, div(ids, slots)}, {slot.name, mod(ids, slots)}}, axes, program::Outside::clamp);
+  };
+  auto x = gather(b.split(n->in[0], number(0, n->dtype)), {{axis, sends}}, parted(count), program::Outside::clamp);
+  x = pick(x, blocks.name, hands, parted(count));
+  auto axes = parted(count * slots);
+  axes.erase(axes.begin() + 2);
+  x = pick(x, part.name, rename(keeps, {axis}, {part.name}), axes);
+  return slice(b.joined(slice(rename(x, {part.name}, {axis}), axis, 0, b.step)), axis, 0, b.size);
+}
+
+// ids that count round an axis: (position - by) mod size, as `roll` has them; null: others.
+NodePtr rolled_by(const Node& n, Name axis) {
+  auto& ids = n.in[1];
+  auto* a = find(*ids, axis);
+  if (n.in.size() != 2 || ids->op != &kMod || !a || a->size != find(*n.in[0], axis)->size) return nullptr;
+  if (!is_number(ids->in[1], double(a->size))) return nullptr;
+  auto& from = ids->in[0];
+  bool counts = from->op == &kSub && from->in[0]->op == &kIota && from->in[0]->axes[0] == *a && !find(*from->in[1], axis);
+  return counts ? from->in[1] : nullptr;
+}
+// Each device sends a part of its block to each: then all have the same part of all blocks, whole blocks move in place, and the
+// parts go back so that each device has all that its block is made of. What is before the start and what is after it come one by
+// one, if the last block is smaller.
+NodePtr rolled(const NodePtr& n, Name axis, int count) {
+  Blocked b(*find(*n->in[0], axis), count);
+  const bool even = b.size == b.step * count;
+  if (n->in[0]->bytes() <= kSmall || b.step < count || (even ? 2 : 3) * b.step >= b.size) return nullptr;
+  auto whole = [](std::int64_t i) { return integer(i, DType::i32); };
+  auto mod = [&](const NodePtr& x, std::int64_t size) { return map(kMod, {x, whole(size)}, DType::i32); };
+  auto x = b.split(n->in[0], number(0, n->dtype));
+  auto axes = b.split(n, number(0, n->dtype))->axes;   // of the result, in blocks
+  auto position = iota(Axis(axis, b.step));
+  auto moved = [&](const NodePtr& by) {   // by less than all blocks
+    auto blocks = map(kFloorDiv, {by, whole(b.step)}, DType::i32), rest = mod(by, b.step);
+    auto carried = cast(less_equal(whole(b.step), add(position, rest)), DType::i32);
+    auto from = mod(sub(sub(iota(Axis(b.blocks, count)), blocks), carried), count);
+    auto there = gather(x, {{b.blocks, from}}, axes, program::Outside::clamp);
+    auto start = sub(position, rest);
+    auto here = select(less(start, whole(0)), add(start, whole(b.step)), start);
+    return slice(b.joined(gather(there, {{axis, here}}, axes, program::Outside::clamp)), axis, 0, b.size);
+  };
+  auto by = mod(rolled_by(*n, axis), b.size);
+  if (even) return moved(by);
+  auto before = moved(add(by, whole(b.step * count - b.size)));
+  return map(kSelect, {less(iota(Axis(axis, b.size)), by), before, moved(by)}, n->dtype, &before->axes);
+}
+
 }  // namespace
 
-// Likewise what is placed. At positions that are known, in a row, it is placed among zeros, and what the row covers is chosen from there.
+// Likewise what is placed. At positions that are known, in a row, it is placed among zeros, and what the row covers is chosen
+// from there.
 NodePtr scatter_by_blocks(const NodePtr& n, Name axis, int) {
   auto attr = ScatterAttr::of(*n);
   auto& base = n->in[0];
@@ -207,7 +381,8 @@ NodePtr scatter_by_blocks(const NodePtr& n, Name axis, int) {
       auto whole = *find(*base, c.axis);
       auto position = iota(whole, whole.size > std::numeric_limits<std::int32_t>::max() ? DType::i64 : DType::i32);
       auto number = [&](std::int64_t i) { return integer(i, position->dtype); };
-      auto in_row = map(kBitAnd, {less_equal(number(c.start), position), less(position, number(c.start + c.size))}, DType::boolean);
+      auto from = less_equal(number(c.start), position), before = less(position, number(c.start + c.size));
+      auto in_row = map(kBitAnd, {from, before}, DType::boolean);
       there = there ? map(kBitAnd, {there, in_row}, DType::boolean) : in_row;
       auto axes = updates->axes;
       for (auto& a : axes)
@@ -245,6 +420,7 @@ bool maps(const Node& n) {
         if (along(n, k, a.name).way != Along::Way::map) return false;
   return std::all_of(n.axes.begin(), n.axes.end(), [&](auto& a) { return along(n, kResultSide, a.name).way == Along::Way::map; });
 }
+bool tells_little(const Node& n) { return n.op == &kCumulative; }
 bool is_top_k(const Node& n) {
   return n.op == &kSlice && along(n, 0, n.attr.names[0]).way == Along::Way::shift && n.in[0]->op == &kArgsort &&
          n.attr.names[0] == n.in[0]->attr.names[0] && SliceAttr::of(n).start == 0 && SliceAttr::of(n).step == 1;
@@ -260,9 +436,19 @@ NodePtr extreme_by_blocks(const NodePtr& n, Name, int) { return extreme_position
 NodePtr slice_by_blocks(const NodePtr& n, Name axis, int blocks) {
   return is_top_k(*n) ? First(n, Blocked(*find(*n->in[0], axis), blocks)).positions() : picked_slice(n);
 }
-NodePtr gather_by_blocks(const NodePtr& n, Name axis, int blocks) {
-  return picks_top_k(*n) ? First(n->in[1], Blocked(*find(*n->in[0], axis), blocks)).of(n->in[0]) : picked_apart(n, axis);
+// One position among zeros.
+NodePtr place_by_blocks(const NodePtr& n, Name axis, int) {
+  auto whole = *find(*n, axis);
+  auto at = SliceAttr::of(*n).drop ? positions_of(*n, whole, axis) : nullptr;
+  return at ? map(kSelect, {equal(iota(whole, at->dtype), at), n->in[0], number(0, n->dtype)}, n->dtype, &n->axes) : nullptr;
 }
+NodePtr gather_by_blocks(const NodePtr& n, Name axis, int blocks) {
+  if (picks_top_k(*n)) return First(n->in[1], Blocked(*find(*n->in[0], axis), blocks)).of(n->in[0]);
+  bool all = n->in.size() == 2 && is_order(*n->in[1], axis) && find(*n->in[1], axis)->size == find(*n->in[0], axis)->size;
+  if (all) return reordered(n, axis, blocks);
+  return rolled_by(*n, axis) ? rolled(n, axis, blocks) : picked_apart(n, axis);
+}
+NodePtr sort_by_blocks(const NodePtr& n, Name axis, int blocks) { return ordered(n, axis, blocks); }
 
 NodePtr by_blocks(const NodePtr& n, Name axis, int blocks) {
   At due(n->origin);

@@ -1,5 +1,5 @@
-// Ops that need a whole axis, said in terms of ops that need only a block of it: each block is ordered or summed by itself, and what is left
-// to do is small.
+// Ops that need a whole axis, said in terms of ops that need only a block of it: each block is ordered or summed by itself, and
+// what is left to do is small.
 #pragma once
 #include <functional>
 
@@ -10,13 +10,16 @@ namespace haliax::prim {
 // What Op::by_blocks of these ops is.
 NodePtr cumulative_by_blocks(const NodePtr&, Name axis, int blocks);
 NodePtr extreme_by_blocks(const NodePtr&, Name axis, int blocks);   // argmax, argmin
-NodePtr slice_by_blocks(const NodePtr&, Name axis, int blocks);     // the first of an argsort; one position; from a start that is not known yet
+NodePtr sort_by_blocks(const NodePtr&, Name axis, int blocks);      // sort, argsort
+NodePtr slice_by_blocks(const NodePtr&, Name axis, int blocks);  // the first of an argsort; one position; from an unknown start
+NodePtr place_by_blocks(const NodePtr&, Name axis, int blocks);     // of one position
 NodePtr gather_by_blocks(const NodePtr&, Name axis, int blocks);    // what stands there; ids that have the axis
 NodePtr scatter_by_blocks(const NodePtr&, Name axis, int blocks);   // likewise
 
 // The op's own way, due to the op: its axes are the op's.
 NodePtr by_blocks(const NodePtr&, Name axis, int blocks);
 bool maps(const Node&);                                             // along every axis, position by position
+bool tells_little(const Node&);  // do its blocks send less to each other than any other way does?
 bool is_top_k(const Node&);                                         // the first of an argsort
 bool picks_top_k(const Node&);                                      // what stands there
 bool picks_in_order(const Node&);                                   // likewise, or at all of an argsort

@@ -21,7 +21,8 @@ program::View table_view(const Place& p, const Axes& axes, const Names& indexed,
     for (auto n : indexed) if (dims[d].name == n) v.strides[d] = 0;   // the name may come back as an axis of the ids
   return v;
 }
-std::vector<program::Indexed> indexed_of(const Node& n, std::size_t first, const Place& table, const Axes& table_axes, const Axes& dims, Emit& e) {
+std::vector<program::Indexed> indexed_of(const Node& n, std::size_t first, const Place& table, const Axes& table_axes,
+                                         const Axes& dims, Emit& e) {
   std::vector<program::Indexed> out;
   for (std::size_t k = 0; k < n.attr.names.size(); ++k) {
     std::size_t d = 0;
@@ -59,7 +60,8 @@ Where where_of(const Node& n, std::size_t first) {
 // ---- rules along axes ----
 using Way = Along::Way;
 bool is_in(const Names& names, Name a) { return std::find(names.begin(), names.end(), a) != names.end(); }
-// An axis that is picked from, or placed into, may come back as an axis of the ids: then its name means the latter, and the table's has none.
+// An axis that is picked from, or placed into, may come back as an axis of the ids: then its name means the latter, and the
+// table's has none.
 Along gather_along(const Node& n, std::size_t k, Name a) {
   if (k != 0 || !is_in(n.attr.names, a)) return {Way::map, a};
   if (has(n.axes, a)) return {Way::whole, {}};
@@ -134,9 +136,11 @@ void cumulative_lower(const Node& n, Emit& e) {
 const Op kGather{.name = "take", .kind = Kind::step, .linear = Linear::no, .grad = [](G o, G g) {
   auto& table = o->in[0];
   Nodes out(o->in.size());
-  out[0] = scatter(filled(0, table->dtype, table->axes), g, where_of(*o, 1), Update::add, GatherAttr::of(*o).outside == Outside::clamp);
+  bool clamp = GatherAttr::of(*o).outside == Outside::clamp;
+  out[0] = scatter(filled(0, table->dtype, table->axes), g, where_of(*o, 1), Update::add, clamp);
   return out; }, .lower = gather_lower, .along = gather_along,
-  .linear_in = [](const Node& n, std::size_t k) { return k == 0 && is_float(n.dtype) ? Linear::one : Linear::no; }, .by_blocks = gather_by_blocks};
+  .linear_in = [](const Node& n, std::size_t k) { return k == 0 && is_float(n.dtype) ? Linear::one : Linear::no; },
+  .by_blocks = gather_by_blocks};
 const Op kScatter{.name = "scatter", .kind = Kind::step, .linear = Linear::no, .grad = [](G o, G g) {
   auto where = where_of(*o, 2);
   auto& updates = o->in[1];
@@ -153,13 +157,14 @@ const Op kScatter{.name = "scatter", .kind = Kind::step, .linear = Linear::no, .
     default: fail("scatter", "the gradient of mul, min and max updates is not defined");
   }
   return out; }, .lower = scatter_lower, .along = scatter_along,
-  .linear_in = [](const Node& n, std::size_t k) { return k == 1 && ScatterAttr::of(n).update == Update::add ? Linear::one : Linear::no; },
+  .linear_in = [](const Node& n, std::size_t k) { return k == 1 && is_scatter_add(n) ? Linear::one : Linear::no; },
   .by_blocks = scatter_by_blocks};
-const Op kArgsort{.name = "argsort", .kind = Kind::step, .lower = sort_lower, .along = whole_along};
+const Op kArgsort{.name = "argsort", .kind = Kind::step, .lower = sort_lower, .along = whole_along, .by_blocks = sort_by_blocks};
 const Op kSort{.name = "sort", .kind = Kind::step, .grad = [](G o, G g) {
   auto& x = o->in[0];
   Name axis = o->attr.names[0];
-  return Nodes{scatter(filled(0, x->dtype, x->axes), g, {{axis, argsort(x, axis)}}, Update::add, false)}; }, .lower = sort_lower, .along = whole_along};
+  return Nodes{scatter(filled(0, x->dtype, x->axes), g, {{axis, argsort(x, axis)}}, Update::add, false)}; },
+  .lower = sort_lower, .along = whole_along, .by_blocks = sort_by_blocks};
 const Op kCumulative{.name = "cumulative", .kind = Kind::step, .grad = [](G o, G g) {
   auto [axis, monoid, reverse] = CumulativeAttr::of(*o);
   if (monoid == Monoid::sum) return Nodes{cumulative(Monoid::sum, g, axis, !reverse)};
@@ -198,13 +203,16 @@ NodePtr cumulative(Monoid m, G x, Name axis, bool reverse) {
 }
 
 // ---- wraps ----
-const Op kBarrier{.name = "barrier", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G, G g) { return Nodes{g, nullptr}; }};
+const Op kBarrier{.name = "barrier", .kind = Kind::wrap, .linear = Linear::moves,
+                  .grad = [](G, G g) { return Nodes{g, nullptr}; }};
 const Op kPin{.name = "shard", .kind = Kind::wrap, .grad = [](G, G g) { return Nodes{g}; }};
 const Op kTracer{.name = "tracer", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G, G g) { return Nodes{g}; }};
 
 // A cotangent enters where a value leaves.
-const Op kEnter{.name = "enter", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G o, G g) { return Nodes{leave(g, o->attr)}; }};
-const Op kLeave{.name = "leave", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G o, G g) { return Nodes{enter(g, o->attr)}; }};
+const Op kEnter{.name = "enter", .kind = Kind::wrap, .linear = Linear::moves,
+                .grad = [](G o, G g) { return Nodes{leave(g, o->attr)}; }};
+const Op kLeave{.name = "leave", .kind = Kind::wrap, .linear = Linear::moves,
+                .grad = [](G o, G g) { return Nodes{enter(g, o->attr)}; }};
 
 namespace {
 NodePtr border(const Op& op, G x, const Attr& region) {

@@ -165,7 +165,8 @@ const Op kPlace{.name = "place", .kind = Kind::step, .linear = Linear::moves, .g
   auto c = SliceAttr::of(*o);
   Nodes out{slice(g, c.axis, c.start, c.size, c.step, c.drop, dynamic_of(*o))};
   if (o->in.size() > 1) out.push_back(nullptr);
-  return out; }, .lower = place_lower, .along = place_along, .stretches = place_stretches, .linear_in = moves_first};
+  return out; }, .lower = place_lower, .along = place_along, .stretches = place_stretches, .linear_in = moves_first,
+  .by_blocks = place_by_blocks};
 const Op kFlatten{.name = "flatten", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
   auto r = RegroupAttr::of(*o);
   Axes parts;

@@ -13,7 +13,8 @@ namespace {
 struct Sent {
   double value = 0, gradient = 0;
 };
-// f (x, others...) and its gradient by x are those of one device, with x cut along n among so many devices, and others by `theirs`.
+// f (x, others...) and its gradient by x are those of one device, with x cut along n among so many devices, and others by
+// `theirs`.
 template <class F, class... A>
 Sent sent(int devices, F f, const Mapping& out, const Mapping& theirs, const NamedArray& x, const A&... others) {
   const Mapping cut{{"n", "data"}};
@@ -34,6 +35,11 @@ Sent sent(int devices, F f, const Mapping& out, const Mapping& theirs, const Nam
   auto gradient = named_jit(slope, on(cut));
   CHECK(difference(gradient(x, others...), jit(slope)(x, others...), 0) == "");
   return {value.report().sent_bytes, gradient.report().sent_bytes};
+}
+// Many are equal, and some are NaN.
+NamedArray disorder(const Axis& n) {
+  auto i = arange({n}, {.dtype = DType::i32}) * 7919 % 1000;
+  return where(i == 13, std::nan(""), i.astype(DType::f32)).eval();
 }
 NamedArray table(const Axis& n, const Axis& m) { return arange({n, m}, {.start = 1, .dtype = DType::f32}).eval(); }
 
@@ -74,6 +80,119 @@ TEST_CASE("ways: a slice from a start that is not known is picked from the block
         CHECK(one.value == row);
         CHECK(one.gradient == 0);
       }
+}
+
+TEST_CASE("ways: the gradient at one position of a cut axis is made block by block") {
+  const Axis N("n", 1000), M("m", 64);
+  const Mapping cut{{"n", "data"}};
+  auto x = table(N, M);
+  auto slope = [](const NamedArray& x) { return grad([&](const NamedArray& x) { return sum(square(at(x, "n", 7))); })(x); };
+  auto f = named_jit(
+      slope, JitOptions{.mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{}, .in = Mappings(cut), .out = Mappings(cut)});
+  CHECK(difference(f(x), jit(slope)(x), 0) == "");
+  CHECK(f.report().arena_bytes < 1000);  // beside the result, a row
+}
+
+TEST_CASE("ways: an axis is rolled by a number that is not known by moving parts of blocks") {
+  const Axis M("m", 3);
+  const Mapping cut{{"n", "data"}};
+  auto f = [](const NamedArray& x, const NamedArray& by) { return roll(x, by, "n"); };
+  for (int devices : {2, 3, 4, 8})
+    for (int size : {24000, 24001, 23999}) {
+      CAPTURE(devices);
+      CAPTURE(size);
+      const bool even = size % devices == 0;
+      const double others = double(devices - 1) / devices, all = 4. * size * others;
+      const double part = 4. * ((size + devices - 1) / devices) * others;
+      auto x = arange({Axis("n", size)}, {.dtype = DType::f32}).eval();
+      for (int by : {0, 1, -7001, size - 1, 5 * size + 3000}) {
+        CAPTURE(by);
+        auto s = sent(devices, f, cut, Mapping{}, x, full({}, by, DType::i32).eval());
+        CHECK(s.value == doctest::Approx(devices > 3 || (even && devices > 2) ? (even ? 2 : 3) * part : all));
+        CHECK(s.gradient == 0);
+      }
+      if (devices < 8) continue;
+      auto s = sent(devices, f, cut, Mapping{}, table(Axis("n", size), M), full({}, 777, DType::i32).eval());
+      CHECK(s.value == doctest::Approx(2 * M.size * part).epsilon(0.001));  // uneven: the cut moves to m and back
+    }
+  auto s = sent(4, f, cut, Mapping{}, table(Axis("n", 1000), M), full({}, 777, DType::i32).eval());
+  CHECK(s.value == 9000);  // little, at once
+}
+
+TEST_CASE("ways: an axis is sorted by blocks where that sends less than all of it") {
+  const Mapping cut{{"n", "data"}};
+  auto f = [](const NamedArray& x) { return sort(x, "n"); };
+  auto g = [](const NamedArray& x) { return argsort(x, "n"); };
+  struct Case {
+    int devices, size;
+    double sort, argsort;
+  };
+  for (auto& c : {Case{2, 24000, 48000, 48000}, Case{3, 24000, 64000, 64000}, Case{4, 24000, 54000, 72000},
+                  Case{4, 24001, 54054, 72003}, Case{5, 23997, 46080, 76790.4}, Case{8, 24000, 31500, 57750},
+                  Case{8, 24001, 31682, 58002}}) {
+    CAPTURE(c.devices);
+    CAPTURE(c.size);
+    auto x = disorder(Axis("n", c.size));
+    CHECK(sent(c.devices, f, cut, Mapping{}, x).value == doctest::Approx(c.sort));
+    auto order = named_jit(
+        g,
+        {.mesh = Mesh{{{"data", c.devices}}}, .axis_resources = Mapping{}, .in = Mappings(cut), .out = Mappings(cut)});
+    CHECK(difference(order(x), jit(g)(x), 0) == "");
+    CHECK(order.report().sent_bytes == doctest::Approx(c.argsort));
+  }
+  auto integers = [](const NamedArray& x) { return sort(x.astype(DType::i64) % 100, "n"); };
+  CHECK(sent(4, integers, cut, Mapping{}, arange({Axis("n", 24001)}, {.dtype = DType::f32}).eval()).value < 144006);
+}
+
+TEST_CASE("ways: what is shuffled goes by way of a third device") {
+  const Mapping cut{{"n", "data"}};
+  struct Case {
+    int devices, size;
+    double bytes;
+  };
+  for (auto& c : {Case{2, 24000, 48000}, Case{3, 24001, 42720}, Case{4, 24000, 36096}, Case{4, 23997, 36096},
+                  Case{8, 24001, 21448}}) {
+    CAPTURE(c.devices);
+    CAPTURE(c.size);
+    for (int seed : {0, 1}) {
+      auto f = [=](const NamedArray& x) { return random::permutation(random::key(seed), x, "n"); };
+      auto x = arange({Axis("n", c.size)}, {.dtype = DType::f32}).eval();
+      CHECK(sent(c.devices, f, cut, Mapping{}, x).value == doctest::Approx(c.bytes));
+    }
+  }
+  for (int size : {20000, 24001}) {  // by an order of the values; a shorter one, too
+    auto f = [=](const NamedArray& x) { return take(x, "n", argsort(slice(x, "n", 0, size), "n")); };
+    sent(4, f, cut, Mapping{}, (arange({Axis("n", 24001)}, {.dtype = DType::f32}) * 7919.f % 1000.f).eval());
+  }
+}
+
+TEST_CASE("ways: by ids that are cut, each device picks for all from its block, if that is less than the table") {
+  const Axis M("m", 6);
+  auto f = [](const NamedArray& x, const NamedArray& ids) { return take(x, "n", ids); };
+  for (const char* name : {"b", "n"})   // ids may have the name of the axis
+    for (int devices : {2, 4})
+      for (int picked : {100, 101, 4000}) {
+        CAPTURE(name);
+        CAPTURE(devices);
+        CAPTURE(picked);
+        auto x = table(Axis("n", 1001), M);
+        auto ids = (arange({Axis(name, picked)}, {.dtype = DType::i32}) * 37 % 1003).eval();  // some lie outside
+        auto s = sent(devices, f, Mapping{{name, "data"}}, Mapping{{name, "data"}}, x, ids);
+        const double others = double(devices - 1) / devices, asked = others * 4 * (picked + picked * M.size);
+        CHECK(s.value == doctest::Approx(std::min(asked, others * 4 * x.size())).epsilon(0.02));  // blocks of 101 are uneven
+      }
+}
+
+TEST_CASE("ways: a chunk clamps what is placed outside of the walked axis, as the whole does") {
+  auto x = arange({Axis("n", 10), Axis("m", 3)}, {.start = 1, .dtype = DType::f32}).eval();
+  auto ids = (arange({Axis("i", 5)}, {.dtype = DType::i32}) * 20 - 31).eval();  // -31, -11, 9, 29, 49
+  auto f = [&](const NamedArray& x) { return sum(square(index(x, {{Name("n"), ids}}))); };
+  for (int chunk : {3, 4, 10}) {
+    CAPTURE(chunk);
+    auto in_chunks = [&](const NamedArray& x) { return chunked_reduce("n", {.chunk = chunk}, f)(x); };
+    CHECK(difference(in_chunks(x), f(x), 1e-6) == "");
+    CHECK(difference(jit(grad(in_chunks))(x), jit(grad(f))(x), 1e-6) == "");
+  }
 }
 
 TEST_CASE("ways: what is written into a cut axis is written where it lies") {

@@ -12,7 +12,8 @@ bool of_region(const Loop& l) { return IndexAttr::of(*l.index[0]).depth >= kRegi
 
 }  // namespace
 
-// What a region of chunks sums is kept in f32. The gradient of an f32 parameter that is narrow only where it is multiplied is never narrow then.
+// What a region of chunks sums is kept in f32. The gradient of an f32 parameter that is narrow only where it is multiplied is
+// never narrow then.
 Nodes widen_gradients(const Nodes& roots) {
   std::unordered_set<const Node*> inside;        // a region
   auto all = everything(roots);

@@ -1,10 +1,10 @@
 // chunked_reduce: regions of a graph, computed chunk by chunk.
 //
 // In: a graph in which borders (prim::enter, prim::leave) mark what a call of chunked_reduce walks, forward and backward, after
-// differentiation. Out: loops over chunks in place of the regions, and no borders. Always: the values are those of the whole graph, as what
-// is cut is the graph of the whole function; what keeps the walked axis is made chunk by chunk, what folds it becomes a result of a loop,
-// what follows a fold reads its final value; a region whose op needs the whole axis is refused by name. Bytes beside results and gradients
-// stay within the budget of the call.
+// differentiation. Out: loops over chunks in place of the regions, and no borders. Always: the values are those of the whole
+// graph, as what is cut is the graph of the whole function; what keeps the walked axis is made chunk by chunk, what folds it
+// becomes a result of a loop, what follows a fold reads its final value; a region whose op needs the whole axis is refused by
+// name. Bytes beside results and gradients stay within the budget of the call.
 #pragma once
 #include "compile/chunk/search.h"
 

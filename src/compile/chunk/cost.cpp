@@ -10,7 +10,7 @@ using program::View;
 
 constexpr double kMultiplicationsPerByte = 8;    // of traffic with memory, on the machines at hand
 constexpr double kCache = 8 << 20;               // bytes: what is used turn after turn and fits stays
-constexpr double kNear = 2 << 20;                // bytes: what a step leaves in the caches of the cores, where the next one finds it
+constexpr double kNear = 2 << 20;  // bytes: what a step leaves in the caches of the cores, where the next one finds it
 constexpr double kMultiplicationsPerFarByte = 4; // of what is used again soon, but lies further away than that
 constexpr double kNarrow = 1. / 3;               // of a multiplication in bf16 or f16
 

@@ -15,12 +15,12 @@ std::string CutPlan::line() const {
   return "whole over " + axes + ": " + how.why;
 }
 
-
 Regions::Regions(const ChunkKey& call, const Nodes& roots, const Nodes& level) {
   for (auto& n : level) {
     if (n->op != &prim::kEnter) continue;
     auto k = ChunkKey::of(n->attr);
-    if (k.same_call(call) && std::none_of(keys.begin(), keys.end(), [&](auto& other) { return other.axis == k.axis; })) keys.push_back(k);
+    bool known = std::any_of(keys.begin(), keys.end(), [&](auto& other) { return other.axis == k.axis; });
+    if (k.same_call(call) && !known) keys.push_back(k);
   }
   auto place = [&](auto& k) { return std::find(call.walked.begin(), call.walked.end(), k.axis); };
   std::stable_sort(keys.begin(), keys.end(), [&](auto& a, auto& b) { return place(a) < place(b); });
@@ -30,7 +30,6 @@ bool Regions::contain(const NodePtr& n) const {
   return std::any_of(of.begin(), of.end(), [&](auto& r) { return r.contains(n); });
 }
 
-// The roots with borders along one more axis around the same regions.
 Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index, const Regions& regions, const ChunkKey& tile) {
   auto key = tile.attr();
   Rewrite in, out;                               // what nodes inside, and those outside, see of a node inside
@@ -44,13 +43,10 @@ Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index, const 
       else if (auto y = substitute({x}, out, index)[0]; enters || is_free(y)) operands.push_back(y);
       else operands.push_back(prim::enter(y, key));
     }
-    auto& origin = context().origin;
-    auto was = origin;
-    origin = n->origin;
+    At here(n->origin);
     auto made = operands == n->in ? n : make(*n->op, operands, n->axes, n->dtype, n->attr);
     in[n.get()] = enters ? prim::enter(made, key) : made;
     out[n.get()] = prim::leave(made, key);
-    origin = was;
   }
   return substitute(roots, out, index);
 }

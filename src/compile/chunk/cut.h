@@ -29,7 +29,8 @@ Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index, const 
 Nodes apply(const CutPlan&, const Nodes& roots, const Node* index);
 
 // The roots with the bodies of some loops of their level rewritten.
-template <class Wanted, class Rewritten> Nodes in_bodies(const Nodes& roots, const Node* index, const Wanted& wanted, const Rewritten& rewritten) {
+template <class Wanted, class Rewritten>
+Nodes in_bodies(const Nodes& roots, const Node* index, const Wanted& wanted, const Rewritten& rewritten) {
   Rewrite to;
   for (auto& n : level_of(roots, index)) {
     if (n->op != &kLoop || !wanted(loop_of(*n))) continue;

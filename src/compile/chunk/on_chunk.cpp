@@ -61,8 +61,10 @@ NodePtr Region::picked_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   auto ids = prim::BlockIds(part(n->in.back(), a, b), axis_.size, clamps).from(index_[b], prim::index_chunk(*index_[b]));
   auto axes = resized(n->axes, a, axis_.size, prim::index_chunk(*index_[b]));
   if (gathers) return prim::gather(part(n->in[0], a, b), {{a, ids}}, n->axes, program::Outside::zero);
-  auto base = prim::is_number(n->in[0]) ? prim::fit(n->in[0]->op == &prim::kFit ? n->in[0]->in[0] : n->in[0], axes) : part(n->in[0], a, b);
-  return prim::scatter(base, part(n->in[1], a, b), {{a, ids}}, ScatterAttr::of(*n).update, false);
+  auto& base = n->in[0];
+  auto number = base->op == &prim::kFit ? base->in[0] : base;
+  auto on_chunk = prim::is_number(base) ? prim::fit(number, axes) : part(base, a, b);
+  return prim::scatter(on_chunk, part(n->in[1], a, b), {{a, ids}}, ScatterAttr::of(*n).update, false);
 }
 
 // n on chunks of its operands. `a`: what the axis is called where n reads it.
@@ -131,7 +133,7 @@ Nodes Region::cut(const RegionCut& how) {
     for (std::size_t b = 0; b < index_.size(); ++b) made.push_back(made_on_chunk(n, name_in(*n), b));
     parts_[n.get()] = std::move(made);
   }
-  Rewrite finals;                                          // a fold, or what is stacked, or the part of it -> what is known of it afterwards
+  Rewrite finals;  // a fold, or what is stacked, or the part of it -> what is known of it afterwards
   for (auto& n : level_)                                   // what lies outside need not wait for what lies inside
     if (n->op == &prim::kBarrier && !contains(n) && contains(n->in[1])) finals[n.get()] = n->in[0];
   for (int s = 0; s < count; ++s) {
@@ -174,7 +176,8 @@ Nodes Region::cut(const RegionCut& how) {
       auto result = loop_result(loop, k);
       if (!on_chunk(n)) {
         auto v = result;
-        for (auto& x : result->axes) if (!find(*n, x.name)) v = prim::rename(result, {x.name}, {n->attr.names[0]});   // the first k
+        for (auto& x : result->axes)   // the first k
+          if (!find(*n, x.name)) v = prim::rename(result, {x.name}, {n->attr.names[0]});
         finals[n.get()] = finished(n, prim::fit(v, n->axes), finals);
         continue;
       }

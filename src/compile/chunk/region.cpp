@@ -2,6 +2,7 @@
 #include "compile/chunk/region.h"
 
 #include <algorithm>
+#include <set>
 
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
@@ -12,7 +13,10 @@ namespace {
 
 bool has_name(const Names& names, Name n) { return std::find(names.begin(), names.end(), n) != names.end(); }
 // Point by point along the axis, and no contraction: made again in a loop at no cost.
-bool bridges(const Node& n) { return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op == &prim::kFit || (n.op->kind == Kind::wrap && n.op != &kCustom); }
+bool wraps(const Node& n) { return n.op->kind == Kind::wrap && n.op != &kCustom; }
+bool bridges(const Node& n) {
+  return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op == &prim::kFit || wraps(n);
+}
 // The value of a barrier is made with the chunk, whatever it waits for.
 Nodes needed_by(const NodePtr& n) {
   if (n->op == &prim::kBarrier) return {n->in[0]};
@@ -24,7 +28,7 @@ constexpr std::int64_t kMostFirst = 64;   // taken one after another
 bool is_first_of(const Node& n) { return prim::is_top_k(n) && SliceAttr::of(n).size <= kMostFirst; }
 const NodePtr& stripped(const NodePtr& n) {   // without what changes neither values nor the greatest of them
   const NodePtr* x = &n;
-  while ((*x)->op == &prim::kStop || (*x)->op == &prim::kFit || ((*x)->op->kind == Kind::wrap && (*x)->op != &kCustom)) x = &(*x)->in[0];
+  while ((*x)->op == &prim::kStop || (*x)->op == &prim::kFit || wraps(**x)) x = &(*x)->in[0];
   return *x;
 }
 
@@ -54,7 +58,8 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
     for (auto& x : n->in) if (x && !is_first_of(*n)) first_only_.erase(x.get());
   for (auto& r : roots_) first_only_.erase(r.get());
   find_bridges();
-  for (auto known = stepping_.size() + 1; known != stepping_.size();) {   // again, for what turns out to lie in a loop along the axis
+  // again, for what turns out to lie in a loop along the axis
+  for (auto known = stepping_.size() + 1; known != stepping_.size();) {
     known = stepping_.size();
     inside_.clear(), along_.clear(), partial_.clear(), orders_.clear();
     for (bool more = true; more;) {   // again only for carries, which are older than what they become
@@ -135,7 +140,8 @@ bool Region::learn(const NodePtr& n) {
     for (auto& a : names) a = RenameAttr::of(*n).renamed(a);
   std::erase_if(names, [&](Name a) { return !has_axis(*n, a); });
   if (names.size() > 1)
-    refuse(*n, "pairs positions (" + std::string(names[0].text()) + " with " + std::string(names[1].text()) + "); rename outside of f what f shall see whole");
+    refuse(*n, "pairs positions (" + std::string(names[0].text()) + " with " + std::string(names[1].text()) +
+                   "); rename outside of f what f shall see whole");
   if (!names.empty()) along_[n.get()] = names[0];
   else if (in_body(*n) || (partial && !(is_loop_result(*n)))) partial_.insert(n.get());
   return true;
@@ -147,10 +153,11 @@ bool Region::in_body(const Node& n) const {
   return std::any_of(n.free.begin(), n.free.end(), [&](auto* i) { return inner_.count(i) > 0; });
 }
 
-// A fold of nothing but arguments, point by point (how many tokens count, say), that something inside waits for: on the whole arrays it costs
-// a pass, and inside it would cost a sweep.
+// A fold of nothing but arguments, point by point (how many tokens count, say), that something inside waits for: on the whole
+// arrays it costs a pass, and inside it would cost a sweep.
 void Region::leave_to_the_outside() {
-  std::unordered_map<const Node*, std::int64_t> widest;   // of what is made of arguments alone, point by point: the largest argument
+  // of what is made of arguments alone, point by point: the largest argument
+  std::unordered_map<const Node*, std::int64_t> widest;
   std::unordered_set<const Node*> awaited;
   for (auto i = level_.rbegin(); i != level_.rend(); ++i) {
     bool wanted = (contains(*i) && !leaves(**i)) || awaited.count(i->get());
@@ -187,7 +194,9 @@ bool Region::finds_position(const Node& n) const {
   return ((n.op == &prim::kArgmax || n.op == &prim::kArgmin) && n.attr.names.size() == 1) || is_first(n);
 }
 // Does it pick (or place) by index along the axis? Then a chunk holds what falls into it.
-bool Region::picks(const Node& n, Name a) const { return (n.op == &prim::kGather || n.op == &prim::kScatter) && n.attr.names == Names{a}; }
+bool Region::picks(const Node& n, Name a) const {
+  return (n.op == &prim::kGather || n.op == &prim::kScatter) && n.attr.names == Names{a};
+}
 
 // By which monoid the results of chunks are put together; none: they cannot be.
 std::optional<Monoid> Region::folds_by(const Node& n) const {
@@ -234,12 +243,14 @@ void Region::check(const NodePtr& n) const {
     if (op.kind == Kind::step && n->op == &prim::kScatter && !walks(n)) refuse(*n, "needs all positions at once");
     return;
   }
-  if (&op == &prim::kSlice && n->in.size() > 1 && n->in[1]->op == &prim::kIndex && has_name(n->attr.names, a)) refuse(*n, "goes from position to position");
+  bool at_index = &op == &prim::kSlice && n->in.size() > 1 && n->in[1]->op == &prim::kIndex;
+  if (at_index && SliceAttr::of(*n).axis == a) refuse(*n, "goes from position to position");
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     if (!n->in[k] || only_waits(*n, k) || !walks(n->in[k])) continue;
     using Way = Along::Way;
     auto way = along(*n, k, a).way;
-    if (way == Way::shift || way == Way::regroup || (way == Way::whole && op.linear == Linear::moves)) refuse(*n, "mixes positions");
+    bool moves = way == Way::whole && op.linear == Linear::moves;
+    if (way == Way::shift || way == Way::regroup || moves) refuse(*n, "mixes positions");
     if (way == Way::whole) refuse(*n, "needs all positions at once");
   }
 }
@@ -283,8 +294,8 @@ int Region::before(const NodePtr& n) const {
   return at;
 }
 
-// exp(x - s), where s is the max of x over the axis, or 0 where that is not finite: linear in it is what may be made with the max so far, and
-// scaled when the max grows.
+// exp(x - s), where s is the max of x over the axis, or 0 where that is not finite: linear in it is what may be made with the max
+// so far, and scaled when the max grows.
 Region::Streamed Region::streamed(const NodePtr& n) const {
   auto at = [&](const NodePtr& x) {
     auto i = streamed_.find(x.get());
@@ -368,11 +379,11 @@ int Region::sweeps(bool apart) {
   return sweeps;
 }
 
-// What a later sweep reads is stacked, not made again, if it comes from a loop along the axis; and, if small values are kept, where it took
-// work and is small beside the largest value (a row's logsumexp).
+// What a later sweep reads is stacked, not made again, if it comes from a loop along the axis; and, if small values are kept,
+// where it took work and is small beside the largest value (a row's logsumexp).
 void Region::keep_for_later(bool small) {
   auto most = largest_bytes();
-  std::map<std::pair<const Node*, int>, bool> seen;
+  std::set<std::pair<const Node*, int>> seen;
   std::vector<std::pair<NodePtr, int>> todo;
   for (auto& n : level_) {
     if (!contains(n)) continue;
@@ -384,14 +395,17 @@ void Region::keep_for_later(bool small) {
     auto [n, at] = todo.back();
     todo.pop_back();
     auto i = stage_.find(n.get());
-    if (i == stage_.end() || i->second >= at || in_body(*n) || enters(*n) || !seen.emplace(std::pair{n.get(), at}, true).second) continue;
+    if (i == stage_.end() || i->second >= at || in_body(*n) || enters(*n) || !seen.insert({n.get(), at}).second) continue;
     auto kind = n->op->kind;
     bool copies = n->op == &prim::kGather && !walks(n->in[0]);   // of what is there anyway
     bool work = kind == Kind::reduce || kind == Kind::contract || (kind == Kind::step && !copies) || kind == Kind::result;
     bool stepped = is_loop_result(*n) && goes_along(*n);
     auto& list = stacks_[i->second];
-    if (!stepped && (!small || !work || n->bytes() * 8 > most)) for (auto& x : n->in) { if (x && walks(x)) todo.push_back({x, at}); }
-    else if (std::find(list.begin(), list.end(), n) == list.end()) list.push_back(n);
+    if (!stepped && (!small || !work || n->bytes() * 8 > most)) {
+      for (auto& x : n->in) if (x && walks(x)) todo.push_back({x, at});
+    } else if (std::find(list.begin(), list.end(), n) == list.end()) {
+      list.push_back(n);
+    }
   }
 }
 

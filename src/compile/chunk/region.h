@@ -1,6 +1,6 @@
-// The region of a chunked_reduce along one axis: what lies between the borders `enter` and `leave`, and how it is cut into the turns of
-// loops. What keeps the axis is made chunk by chunk; what folds it away becomes a result of a loop; what follows a fold stays outside, on
-// the final value. Loops come in sweeps: what needs a final value of one is in the next.
+// The region of a chunked_reduce along one axis: what lies between the borders `enter` and `leave`, and how it is cut into the
+// turns of loops. What keeps the axis is made chunk by chunk; what folds it away becomes a result of a loop; what follows a fold
+// stays outside, on the final value. Loops come in sweeps: what needs a final value of one is in the next.
 #pragma once
 #include <map>
 #include <optional>
@@ -21,8 +21,8 @@ constexpr int kRegionDepth = 1 << 20;            // in place of a depth, for the
 
 class Region {
  public:
-  // `level`: the nodes among which the region lies, inputs first, the bodies of their loops included: all below the roots, or what varies
-  // with the index of the body that the roots are in.
+  // `level`: the nodes among which the region lies, inputs first, the bodies of their loops included: all below the roots, or
+  // what varies with the index of the body that the roots are in.
   Region(const Attr& key, const Nodes& roots, const Nodes& level, const Node* around = nullptr);
   bool empty() const { return inside_.empty(); }
   const Axis& axis() const { return axis_; }
@@ -30,15 +30,16 @@ class Region {
   bool walks(const NodePtr& n) const { return along_.count(n.get()) > 0 || enters(*n); }
   // How many loops it takes, one after another. Raises for what cannot be cut, by name.
   int sweeps(bool apart = false);
-  // Is x, which lies outside, point by point made of less than itself (a one-hot of ids, a mask or a random draw from positions)? Then it is
-  // made on each chunk, and never whole.
+  // Is x, which lies outside, point by point made of less than itself (a one-hot of ids, a mask or a random draw from positions)?
+  // Then it is made on each chunk, and never whole.
   bool grows(const NodePtr& x) const { return grows(x, axis_.name); }
   bool grows(const NodePtr& x, Name a) const;
   Nodes cut(const RegionCut&);                         // the roots, with loops in place of the region
   const Nodes& index() const { return index_; }  // of those loops: one for each body
 
  private:
-  struct Streamed { const Node* top = nullptr; int before = 0; };   // of a node that is linear in exp(x - max x): made with the running max
+  // of a node that is linear in exp(x - max x): made with the running max
+  struct Streamed { const Node* top = nullptr; int before = 0; };
 
   bool enters(const Node&) const;
   bool leaves(const Node&) const;
@@ -57,7 +58,8 @@ class Region {
   int stage_of(const NodePtr&, bool chunk) const;
   int before(const NodePtr&) const;
   Streamed streamed(const NodePtr&) const;
-  bool goes_along(const Node& loop) const { return stepping_.count(loop_of(loop).index[0].get()) > 0; }   // a loop over the walked axis
+  // a loop over the walked axis
+  bool goes_along(const Node& loop) const { return stepping_.count(loop_of(loop).index[0].get()) > 0; }
   bool in_step(const Node&) const;               // made at one position, in the body of such a loop
   void check_steps(const Node& loop, Name a) const;
   int sweep_towards(bool reverse, int at);       // the first from `at` on that goes this way
@@ -91,12 +93,13 @@ class Region {
   Axis axis_;
   Nodes roots_, level_, index_;
   std::unordered_set<const Node*> inside_, bridge_;
-  std::unordered_map<const Node*, Name> along_;            // nodes that have the axis -> what it is called there (vmap renames it)
+  std::unordered_map<const Node*, Name> along_;  // nodes that have the axis -> what it is called there (vmap renames it)
   std::unordered_set<const Node*> partial_;                // sums over the axis in the body of a loop: of a chunk only
   std::unordered_set<const Node*> inner_;                  // indices of the level's loops
   std::unordered_set<const Node*> stepping_;               // those of them that go along the walked axis
   std::unordered_map<const Node*, std::pair<NodePtr, std::size_t>> owner_;   // of a carry: its loop, which result
-  std::unordered_map<const Node*, int> stage_, ready_;     // of what is made on a chunk: its loop; of all: the loops that must be done before
+  // of what is made on a chunk: its loop; of all: the loops that must be done before
+  std::unordered_map<const Node*, int> stage_, ready_;
   std::map<int, Nodes> folds_, stacks_, steps_;            // steps_: the loops along the axis
   std::map<int, bool> towards_;                            // sweeps whose direction those decide: reversed?
   std::unordered_map<const Node*, Nodes> carried_;         // what such a loop carries from turn to turn

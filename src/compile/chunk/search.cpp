@@ -22,7 +22,8 @@ std::int64_t padded(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions) {
   std::unordered_set<const Node*> after, before, own, indices;   // below a region, above one; inside, or between sweeps
   for (auto& n : level)
-    if (regions.contain(n) || std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return x && after.count(x.get()); })) after.insert(n.get());
+    if (regions.contain(n) || std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return x && after.count(x.get()); }))
+      after.insert(n.get());
   for (auto i = level.rbegin(); i != level.rend(); ++i)
     if (regions.contain(*i) || before.count(i->get()))
       for (auto& x : (*i)->in) if (x) before.insert(x.get());
@@ -40,7 +41,8 @@ Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions) {
   for (auto& r : roots) last.insert(r.get());
   std::function<void(const NodePtr&)> read = [&](const NodePtr& x) {
     if (!x || own.count(x.get()) || to.count(x.get())) return;
-    for (auto* f : x->free) if (f->op == &prim::kIndex) to[f] = prim::integer(0, DType::i32);   // of a loop around: any turn will do
+    for (auto* f : x->free)   // of a loop around: any turn will do
+      if (f->op == &prim::kIndex) to[f] = prim::integer(0, DType::i32);
     if (is_free(x)) return;
     if (std::any_of(regions.of.begin(), regions.of.end(), [&](auto& r) { return r.grows(x); })) {
       for (auto& i : x->in) read(i);
@@ -71,7 +73,8 @@ Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions) {
   return out;
 }
 
-std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const Regions& regions) {   // the longest axis of the largest value
+// the longest axis of the largest value
+std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const Regions& regions) {
   const Node* widest = nullptr;
   for (auto& n : level) {
     if (!regions.contain(n)) continue;
@@ -187,7 +190,9 @@ class ChunkSearch {
     c.reverse = call_.reverse;
     return c;
   }
-  const char* rows_form() const { return !backward_ ? "forward" : ChunkForm(call_.form) == ChunkForm::recompute ? "recompute" : "sweep"; }
+  const char* rows_form() const {
+    return !backward_ ? "forward" : ChunkForm(call_.form) == ChunkForm::recompute ? "recompute" : "sweep";
+  }
 
   Trial trial(CutPlan plan) const {
     Trial t;
@@ -207,7 +212,8 @@ class ChunkSearch {
     p.how.why = (p.is_whole() ? "a chunk holds all of it" : text_of(p.cuts)) + ", as asked for";
     return p;
   }
-  // What takes several sweeps (a vocabulary, whose logsumexp comes first) goes inside of what takes fewer. Nobody asked for `tile_`.
+  // What takes several sweeps (a vocabulary, whose logsumexp comes first) goes inside of what takes fewer. Nobody asked for
+  // `tile_`.
   void sort_axes(bool tiles) {
     std::vector<int> sweeps;
     for (auto& r : regions_.of) sweeps.push_back(r.sweeps());
@@ -246,7 +252,8 @@ class ChunkSearch {
     return {call_, cuts, tile_, how(backward_ ? "recompute" : "forward")};
   }
 
-  // The most positions for which the plan fits. Bytes grow about linearly with them: the next guess lies between what fits and what does not.
+  // The most positions for which the plan fits. Bytes grow about linearly with them: the next guess lies between what fits and
+  // what does not.
   template <class Plan> std::optional<Trial> largest(std::int64_t size, const Plan& plan_of) const {
     std::optional<Trial> fits;
     std::int64_t low = 0, high = size + 1;                 // positions known to fit, and not to
@@ -269,7 +276,8 @@ class ChunkSearch {
     }
     return fits;
   }
-  static std::int64_t rounded(std::int64_t c, std::int64_t size) {   // turns of one size, or nearly, in units that suit the machine
+  // turns of one size, or nearly, in units that suit the machine
+  static std::int64_t rounded(std::int64_t c, std::int64_t size) {
     if (c >= size) return size;
     std::int64_t unit = c >= 512 ? 96 : c >= 96 ? 48 : c >= 64 ? 16 : c >= 16 ? 8 : 1;
     auto turns = (size + c - 1) / c;
@@ -296,10 +304,12 @@ class ChunkSearch {
     auto plan = t.plan;
     auto contractions = [](const Trial& x) {               // to a tenth, where a part of the turns keeps what others make again
       auto tenths = std::lround(10 * x.contractions);
-      return std::to_string(tenths / 10) + (tenths % 10 ? "." + std::to_string(tenths % 10) : "") + (tenths == 10 ? " contraction" : " contractions");
+      auto part = tenths % 10 ? "." + std::to_string(tenths % 10) : "";
+      return std::to_string(tenths / 10) + part + (tenths == 10 ? " contraction" : " contractions");
     };
     auto& why = plan.how.why;
-    why = (plan.is_whole() ? "all of it fits" : text_of(plan.cuts)) + ": " + contractions(t) + ", " + text_of(t.bytes) + " of " + text_of(budget_);
+    why = plan.is_whole() ? "all of it fits" : text_of(plan.cuts);
+    why += ": " + contractions(t) + ", " + text_of(t.bytes) + " of " + text_of(budget_);
     if (other && text_of(other->plan.cuts) != text_of(plan.cuts)) {
       auto percent = std::to_string(std::int64_t(std::lround(100 * (other->cost / t.cost - 1))));
       why += "; " + text_of(other->plan.cuts) + " would take " + contractions(*other) + " and about " + percent + "% longer";
@@ -311,8 +321,9 @@ class ChunkSearch {
   [[noreturn]] void refuse(const Trial& least) const {
     std::string axes;
     for (auto& k : regions_.keys) axes += (axes.empty() ? "" : ", ") + to_string(Axis(k.axis, k.size));
-    fail_at(origin_, "chunked_reduce", "one position of " + axes + " needs " + std::to_string(least.bytes) + " bytes, more than the " +
-                                           std::to_string(budget_) + " allowed" + (backward_ ? "" : "; its gradient may need more"));
+    fail_at(origin_, "chunked_reduce",
+            "one position of " + axes + " needs " + std::to_string(least.bytes) + " bytes, more than the " +
+                std::to_string(budget_) + " allowed" + (backward_ ? "" : "; its gradient may need more"));
   }
 
   ChunkKey call_;

@@ -1,5 +1,5 @@
-// In what chunks a call of chunked_reduce is cut: decided by planned bytes, which are exact, and an estimate of time. A cut is tried by
-// running the passes that follow on the regions alone.
+// In what chunks a call of chunked_reduce is cut: decided by planned bytes, which are exact, and an estimate of time. A cut is
+// tried by running the passes that follow on the regions alone.
 #pragma once
 #include <functional>
 
@@ -17,6 +17,7 @@ struct Tried {
 using Try = std::function<Tried(const Nodes& roots, const Nodes& inputs, int depth)>;
 
 CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try&);
-void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try&);   // raises if not even the smallest chunk fits
+// raises if not even the smallest chunk fits
+void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try&);
 
 }  // namespace haliax

@@ -1,5 +1,5 @@
-// Results of a walk that are carried from turn to turn: the max so far with the sums that are scaled by it, the greatest so far with where it
-// is, the first few of an order.
+// Results of a walk that are carried from turn to turn: the max so far with the sums that are scaled by it, the greatest so far
+// with where it is, the first few of an order.
 #include <algorithm>
 #include <limits>
 
@@ -17,6 +17,13 @@ NodePtr either(const NodePtr& a, const NodePtr& b) { return prim::map(prim::kBit
 NodePtr shift_of(const NodePtr& top) {
   return prim::select(prim::map(prim::kIsFinite, {top}, DType::boolean), top, prim::number(0, top->dtype));
 }
+// What a loop carries from turn to turn, from this start on.
+LoopResult carried(Monoid m, const NodePtr& start, const NodePtr& index) {
+  return {Fold::carry, m, {}, start, prim::carry(index, start->axes, start->dtype)};
+}
+NodePtr chosen(const NodePtr& which, const NodePtr& a, const NodePtr& b, const Axes& axes) {
+  return prim::map(prim::kSelect, {which, a, b}, a->dtype, &axes);
+}
 
 }  // namespace
 
@@ -27,13 +34,14 @@ NodePtr Region::steps_on_chunk(const NodePtr& n, std::size_t b) {
   l.axis.size = prim::index_chunk(*index_[b]);
   auto index = prim::index(l.axis, 0, 1, IndexAttr::of(*old).depth);
   Rewrite to{{old.get(), prim::add(index_[b], index)}};
-  for (auto& x : inputs_of(l).slices) to[prim::slice_at(x, old, true).get()] = prim::slice_at(part(x, l.axis.name, b), index, true);
-  auto& carried = carried_[n.get()];
-  bool first = carried.empty();
+  for (auto& x : inputs_of(l).slices)
+    to[prim::slice_at(x, old, true).get()] = prim::slice_at(part(x, l.axis.name, b), index, true);
+  auto& states = carried_[n.get()];
+  bool first = states.empty();
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = l.results[k];
-    if (first) carried.push_back(r.carry ? prim::carry(index_[0], r.carry->axes, r.carry->dtype) : nullptr);
-    r.start = carried[k];
+    if (first) states.push_back(r.carry ? prim::carry(index_[0], r.carry->axes, r.carry->dtype) : nullptr);
+    r.start = states[k];
     if (r.carry) r.carry = to[r.carry.get()] = prim::carry(index, r.carry->axes, r.carry->dtype);
   }
   for (auto& r : l.results) r.value = substitute(r.value, to, old.get());
@@ -69,7 +77,8 @@ NodePtr Region::streamed_part(const NodePtr& n, const Node* top, std::size_t b, 
   NodePtr out;
   if (n->op == &prim::kExp) {
     auto& sub = n->in[0];
-    out = make(*n->op, {make(*sub->op, {part(sub->in[0], a, b), shift}, on_chunk_axes(*sub), sub->dtype, sub->attr)}, on_chunk_axes(*n), n->dtype, n->attr);
+    auto shifted = make(*sub->op, {part(sub->in[0], a, b), shift}, on_chunk_axes(*sub), sub->dtype, sub->attr);
+    out = make(*n->op, {shifted}, on_chunk_axes(*n), n->dtype, n->attr);
   } else {
     Nodes in;
     for (auto& x : n->in) in.push_back(streamed_.count(x.get()) ? streamed_part(x, top, b, shift, memo) : part(x, a, b));
@@ -83,13 +92,10 @@ void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
   auto& folds = streams_.at(top.get());
   auto d = top->dtype;
   auto least = prim::number(-std::numeric_limits<double>::infinity(), d);
-  auto best = prim::carry(index_[0], top->axes, d);
-  LoopResult max{Fold::carry, Monoid::max, {}, prim::fit(least, top->axes), best};
+  auto max = carried(Monoid::max, prim::fit(least, top->axes), index_[0]);
+  auto& best = max.carry;
   std::vector<LoopResult> sums;
-  for (auto& n : folds) {
-    auto wide = widened(n)->dtype;
-    sums.push_back({Fold::carry, Monoid::sum, {}, prim::filled(0, wide, n->axes), prim::carry(index_[0], n->axes, wide)});
-  }
+  for (auto& n : folds) sums.push_back(carried(Monoid::sum, prim::filled(0, widened(n)->dtype, n->axes), index_[0]));
   for (std::size_t b = 0; b < index_.size(); ++b) {
     auto now = prim::max(best, made_on_chunk(top, name_in(*top), b));
     auto shift = shift_of(now);
@@ -114,11 +120,11 @@ void Region::stream_extreme(Loop& l, Nodes& of, const NodePtr& n) {
   auto d = n->in[0]->dtype;
   auto a = name_in(*n);
   auto& picked = picked_[n.get()];
-  auto best = prim::carry(index_[0], n->axes, d), at = prim::carry(index_[0], n->axes, DType::i32);
-  LoopResult values{Fold::carry, Monoid::max, {}, prim::fit(prim::extreme(d, !largest), n->axes), best};
-  LoopResult places{Fold::carry, Monoid::max, {}, prim::filled(-1, DType::i32, n->axes), at};
+  auto values = carried(Monoid::max, prim::fit(prim::extreme(d, !largest), n->axes), index_[0]);
+  auto places = carried(Monoid::max, prim::filled(-1, DType::i32, n->axes), index_[0]);
+  auto &best = values.carry, &at = places.carry;
   std::vector<LoopResult> there;
-  for (auto& p : picked) there.push_back({Fold::carry, Monoid::max, {}, prim::filled(0, p->dtype, p->axes), prim::carry(index_[0], p->axes, p->dtype)});
+  for (auto& p : picked) there.push_back(carried(Monoid::max, prim::filled(0, p->dtype, p->axes), index_[0]));
   for (std::size_t b = 0; b < index_.size(); ++b) {
     auto chunk = part(n->in[0], a, b);
     Axis piece(a, prim::index_chunk(*index_[b]));
@@ -134,7 +140,7 @@ void Region::stream_extreme(Loop& l, Nodes& of, const NodePtr& n) {
     places.value.push_back(prim::select(better, prim::add(here, index_[b]), at));
     for (std::size_t k = 0; k < picked.size(); ++k) {
       auto found = prim::gather(part(picked[k]->in[0], a, b), {{a, here}}, picked[k]->axes, program::Outside::clamp);
-      there[k].value.push_back(prim::map(prim::kSelect, {better, found, there[k].carry}, found->dtype, &picked[k]->axes));
+      there[k].value.push_back(chosen(better, found, there[k].carry, picked[k]->axes));
     }
   }
   l.results.push_back(std::move(values)), of.push_back(nullptr);
@@ -142,8 +148,8 @@ void Region::stream_extreme(Loop& l, Nodes& of, const NodePtr& n) {
   for (std::size_t k = 0; k < picked.size(); ++k) l.results.push_back(std::move(there[k])), of.push_back(picked[k]);
 }
 
-// The first k of an order: keys, positions and what lies there. Each turn takes them again, one after another, from those so far and the
-// chunk: the least (key, position) after the one taken before.
+// The first k of an order: keys, positions and what lies there. Each turn takes them again, one after another, from those so far
+// and the chunk: the least (key, position) after the one taken before.
 void Region::stream_first(Loop& l, Nodes& of, const NodePtr& n) {
   auto& keys = n->in[0]->in[0];
   auto first = SliceAttr::of(*n);
@@ -160,13 +166,11 @@ void Region::stream_first(Loop& l, Nodes& of, const NodePtr& n) {
   };
   Axes all = kept_axes(n->axes), rows(all.begin(), all.end() - 1);
   auto& picked = picked_[n.get()];
-  auto old_keys = prim::carry(index_[0], all, d), old_at = prim::carry(index_[0], all, DType::i32);
-  LoopResult key_result{Fold::carry, Monoid::min, {}, prim::fit(last_key, all), old_keys}, at_result{Fold::carry, Monoid::min, {}, prim::fit(far, all), old_at};
+  auto key_result = carried(Monoid::min, prim::fit(last_key, all), index_[0]);
+  auto at_result = carried(Monoid::min, prim::fit(far, all), index_[0]);
+  auto &old_keys = key_result.carry, &old_at = at_result.carry;
   std::vector<LoopResult> there;
-  for (auto& p : picked) {
-    auto axes = kept_axes(p->axes);
-    there.push_back({Fold::carry, Monoid::min, {}, prim::filled(0, p->dtype, axes), prim::carry(index_[0], axes, p->dtype)});
-  }
+  for (auto& p : picked) there.push_back(carried(Monoid::min, prim::filled(0, p->dtype, kept_axes(p->axes)), index_[0]));
   for (std::size_t b = 0; b < index_.size(); ++b) {
     auto chunk = part(keys, a, b);
     if (is_float(d)) chunk = prim::select(prim::map(prim::kIsNan, {chunk}, DType::boolean), last_key, chunk);
@@ -176,22 +180,27 @@ void Region::stream_first(Loop& l, Nodes& of, const NodePtr& n) {
     Nodes new_there;
     for (auto& r : there) new_there.push_back(prim::zeros_like(r.carry));
     for (std::int64_t i = 0; i < k; ++i) {
-      auto after = [&](const NodePtr& x, const NodePtr& p) { return either(prim::less(key, x), both(prim::equal(x, key), prim::less(position, p))); };
+      auto after = [&](const NodePtr& x, const NodePtr& p) {
+        return either(prim::less(key, x), both(prim::equal(x, key), prim::less(position, p)));
+      };
+      auto least_of = [&](const NodePtr& which, const NodePtr& x, const NodePtr& none) {
+        return prim::reduce(Monoid::min, prim::select(which, x, none), rows);
+      };
       auto in_chunk = after(chunk, at), in_old = after(old_keys, old_at);
-      auto least = prim::min(prim::reduce(Monoid::min, prim::select(in_chunk, chunk, last_key), rows),
-                             prim::reduce(Monoid::min, prim::select(in_old, old_keys, last_key), rows));
-      auto where = prim::min(prim::reduce(Monoid::min, prim::select(both(in_chunk, prim::equal(chunk, least)), at, far), rows),
-                             prim::reduce(Monoid::min, prim::select(both(in_old, prim::equal(old_keys, least)), old_at, far), rows));
+      auto least = prim::min(least_of(in_chunk, chunk, last_key), least_of(in_old, old_keys, last_key));
+      auto where = prim::min(least_of(both(in_chunk, prim::equal(chunk, least)), at, far),
+                             least_of(both(in_old, prim::equal(old_keys, least)), old_at, far));
       auto mine = prim::equal(prim::iota(Kept, DType::i32), prim::integer(i, DType::i32));
-      auto put = [&](const NodePtr& value, const NodePtr& to) { return prim::map(prim::kSelect, {mine, value, to}, to->dtype, &to->axes); };
+      auto put = [&](const NodePtr& value, const NodePtr& to) { return chosen(mine, value, to, to->axes); };
       new_keys = put(least, new_keys), new_at = put(where, new_at);
       for (std::size_t j = 0; j < picked.size(); ++j) {
         auto x = part(picked[j]->in[0], a, b);
         Axes row(new_there[j]->axes.begin(), new_there[j]->axes.end() - 1);
         auto zero = prim::number(0, x->dtype);
-        auto from_chunk = prim::reduce(Monoid::sum, prim::map(prim::kSelect, {prim::equal(at, where), x, zero}, x->dtype), row);
-        auto from_old = prim::reduce(Monoid::sum, prim::map(prim::kSelect, {prim::equal(old_at, where), there[j].carry, zero}, x->dtype), row);
-        new_there[j] = put(prim::add(from_chunk, from_old), new_there[j]);
+        auto at_place = [&](const NodePtr& places, const NodePtr& v) {
+          return prim::reduce(Monoid::sum, prim::map(prim::kSelect, {prim::equal(places, where), v, zero}, x->dtype), row);
+        };
+        new_there[j] = put(prim::add(at_place(at, x), at_place(old_at, there[j].carry)), new_there[j]);
       }
       key = least, position = where;
     }

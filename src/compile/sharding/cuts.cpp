@@ -37,6 +37,7 @@ Sharding Planned::work_of(int n, int follow) const {
     if (me.in[k]) operands.push_back(k);
   std::stable_sort(operands.begin(), operands.end(), [&](auto a, auto b) { return me.in[a]->bytes() > me.in[b]->bytes(); });
   for (auto k : operands) after(k);
+  if (follow == kMoved) displace(n, work, follow);
   if (work.dims.empty())
     for (auto& [name, cut] : wish(n).dims) {  // but what is pending lands later, if it can
       bool pending = false;
@@ -127,7 +128,8 @@ void Planned::displace(int n, Sharding& work, int follow) const {
       auto share = [&](const Axis& a) { return double((a.size + blocks - 1) / blocks) / double(a.size); };  // the largest block's
       const Axis* best = nullptr;
       for (auto& a : me.in[k]->axes) {
-        if (a.name == name || !has(me.axes, a.name) || a.size < 2 || !work.cut(a.name).empty()) continue;
+        bool stays = has(me.axes, a.name) && along(me, k, a.name).point == a.name;   // not an axis of ids of that name
+        if (a.name == name || !stays || a.size < 2 || !work.cut(a.name).empty()) continue;
         bool better = !best || share(a) < share(*best) || (share(a) == share(*best) && a.size > best->size);
         if (better && rules::may_cut(me, a.name, cut, work, mesh_)) best = &a;
       }
@@ -137,13 +139,6 @@ void Planned::displace(int n, Sharding& work, int follow) const {
 }
 
 // ---- axes that an op needs whole, and positions that move ----
-// Is what its blocks tell each other little, beside a result as large as its operand? A running sum.
-bool Planned::tells_little(const Node& n) const {
-  if (!n.op->by_blocks || n.op->kind != Kind::step || rules::picks(n) || n.bytes() < n.in[0]->bytes()) return false;
-  auto& axes = n.in[0]->axes;
-  return std::any_of(axes.begin(), axes.end(),
-                     [&](auto& a) { return has(n.axes, a.name) && along(n, 0, a.name).way == Along::Way::whole; });
-}
 // In how many blocks lies an axis that an op needs whole? 0: in one, or `least` is as much as a block has.
 int Planned::blocks_along(const Node& op, Name axis, std::int64_t least) const {
   int x = operand(whole_.find(&op), 0), blocks = ranks(mesh_, first(x).cut(axis));

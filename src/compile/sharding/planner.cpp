@@ -288,7 +288,7 @@ void Planner::compute_at(int n, const Sharding& work, const Pending& keep, const
 void Planner::contest_cuts(int n, const Sharding& usual) {
   auto& in = whole_.at(n).in;
   for (int k : {kMoved, kWish, 0, 1}) {
-    bool can = k < 0 ? k != kMoved || !tells_little(node(n)) : k < int(in.size()) && in[std::size_t(k)] >= 0;
+    bool can = k < 0 ? k != kMoved || !prim::tells_little(node(n)) : k < int(in.size()) && in[std::size_t(k)] >= 0;
     if (contests_ && can && otherwise_cut(n, usual, k)) contest(n, k);
   }
 }

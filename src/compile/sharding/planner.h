@@ -202,7 +202,6 @@ class Planned {
   int blocks_along(const Node& op, Name axis, std::int64_t least = 0) const;
   bool goes_by_blocks(const Node& op, Name axis, std::int64_t least = 0) const;
   bool first_in_blocks(const Node&) const;
-  bool tells_little(const Node&) const;
 
   // ---- loops ----
   bool accumulates(int loop, std::size_t k, std::size_t body) const;

@@ -15,7 +15,7 @@ NodePtr Planner::otherwise(int n) {
   auto by_blocks = [&](const Node& op, Name axis, std::int64_t least) -> NodePtr {
     int blocks = blocks_along(op, axis, least);
     auto made = goes_by_blocks(op, axis, least) ? prim::by_blocks(ptr(n), axis, blocks) : nullptr;
-    if (made && !tells_little(op))
+    if (made && !prim::tells_little(op))
       for (int way : {kWhole, kMoved}) contest(whole_.find(&op), way);
     return made;
   };
@@ -24,6 +24,9 @@ NodePtr Planner::otherwise(int n) {
   for (auto& a : me.in[0]->axes)
     if (along(me, 0, a.name).way == Along::Way::whole)
       if (auto made = by_blocks(me, a.name, me.in.size() == 1 && has(me.axes, a.name))) return made;
+  for (auto& [axis, cut] : wish(n).dims)   // all of an axis that its operand lacks
+    if (!has(me.in[0]->axes, axis) && along(me, kResultSide, axis).way == Along::Way::whole)
+      if (auto made = prim::by_blocks(ptr(n), axis, ranks(mesh_, cut))) return made;
   return nullptr;
 }
 
