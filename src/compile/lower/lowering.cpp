@@ -4,7 +4,6 @@
 
 #include "base/where.h"
 #include "compile/lower/kernel.h"
-#include "compile/lower/schedule.h"
 #include "ops/attr.h"
 #include "ops/collective.h"
 #include "ops/prim.h"
@@ -21,6 +20,10 @@ std::vector<std::int64_t> row_major(const Axes& axes) {
   std::int64_t n = 1;
   for (std::size_t i = axes.size(); i-- > 0;) s[i] = n, n *= axes[i].size;
   return s;
+}
+// Of the axis of that name, among strides that belong to these axes.
+std::int64_t stride_of(Name a, const std::vector<std::int64_t>& strides, const Axes& axes) {
+  return strides[std::size_t(find_axis(axes, a) - axes.data())];
 }
 std::string where_of(const Node& n) {
   auto s = to_string(n.origin.at);
@@ -44,8 +47,7 @@ Place Lowering::fresh_for(const NodePtr& n) {
   p_.slots.back().gathered = Purposes::gathered(*n);
   if (auto order = layouts_.find(n.get()); order != layouts_.end()) {
     auto strides = row_major(order->second);
-    for (std::size_t i = 0; i < n->axes.size(); ++i)
-      p.strides[i] = strides[std::size_t(find_axis(order->second, n->axes[i].name) - order->second.data())];
+    for (std::size_t i = 0; i < n->axes.size(); ++i) p.strides[i] = stride_of(n->axes[i].name, strides, order->second);
   }
   return p;
 }
@@ -86,33 +88,28 @@ bool Lowering::in_memory(const NodePtr& n) const {
 Place Lowering::home(const NodePtr& n) {
   if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end() && !t->second[0]->accumulate) return t->second[0]->place;
   if (auto known = joined_.find(n.get()); known != joined_.end()) return known->second;
-  if (auto piece = scope_->piece_of.find(n.get()); piece != scope_->piece_of.end()) return piece_place(n, piece->second);
+  if (auto part = scope_->joined.find(n.get()); part != scope_->joined.end()) return joined_place(n, part->second);
   return fresh_for(n);
 }
-Place Lowering::piece_place(const NodePtr& n, const Scope::Piece& piece) {
-  auto& whole = piece.whole;
-  Place all = home(whole);
-  joined_[whole.get()] = all;
-  std::vector<std::pair<Name, std::int64_t>> strides;   // by the names of the operand, then of what it shows
-  for (auto& a : piece.operand->axes) strides.push_back({a.name, all.strides[std::size_t(find(*whole, a.name) - whole->axes.data())]});
-  for (auto x = piece.operand; x != n; x = x->in[0]) {
-    if (x->op != &prim::kRename) continue;
-    auto shown = strides;
-    strides.clear();
-    for (std::size_t i = 0; i < x->axes.size(); ++i)
-      for (auto& [name, stride] : shown) if (name == x->axes[i].name) strides.push_back({x->in[0]->axes[i].name, stride});
-  }
-  Place p = all;
+Place Lowering::joined_place(const NodePtr& n, const Scope::Joined& part) {
+  auto& whole = *part.whole;
+  Place p = joined_[&whole] = home(part.whole);
+  auto stride = [&, all = p.strides](Name a) { return stride_of(a, all, whole.axes); };
+  p.offset += part.start * stride(whole.attr.names[0]);
+  std::vector<RenameAttr> renames;   // the outermost first
+  for (auto x = part.operand; x != n; x = x->in[0])
+    if (x->op == &prim::kRename) renames.push_back(RenameAttr::of(*x));
   p.strides.clear();
-  for (auto& a : n->axes)
-    for (auto& [name, stride] : strides) if (name == a.name) { p.strides.push_back(stride); break; }
-  p.offset += piece.start * all.strides[std::size_t(find(*whole, whole->attr.names[0]) - whole->axes.data())];
+  for (auto [name, size] : n->axes) {
+    for (auto by = renames.rbegin(); by != renames.rend(); ++by) name = by->renamed(name);
+    p.strides.push_back(stride(name));
+  }
   return p;
 }
 const Target* Lowering::accumulation(const NodePtr& n) const {
   auto t = scope_->targets.find(n.get());
-  if (t == scope_->targets.end() || t->second.size() != 1 || !t->second[0]->accumulate || scope_->in_memory.count(n.get())) return nullptr;
-  return t->second[0];
+  bool alone = t != scope_->targets.end() && t->second.size() == 1 && !scope_->in_memory.count(n.get());
+  return alone && t->second[0]->accumulate ? t->second[0] : nullptr;
 }
 
 // ---- Emit ----
@@ -139,7 +136,7 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
     else t.loop = variable, t.stride = prim::index_chunk(*start) * stride;
     return t;
   }
-  if (is_number_node(*start)) {
+  if (prim::is_number(start)) {
     t.stride = std::clamp<std::int64_t>(integer_of(*start), 0, limit) * stride;
     return t;
   }
@@ -155,7 +152,7 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
 
 // ---- units ----
 void Lowering::scope(const std::vector<Target>& targets) {
-  Scope s = make_scope(targets, places_, {options_.fuse});
+  Scope s = make_scope(targets, places_, options_.fuse);
   auto* outer = scope_;
   scope_ = &s;
   for (int u : schedule(s, places_, !options_.fuse)) unit(s.units[std::size_t(u)]);
@@ -200,10 +197,8 @@ void Lowering::collective(const NodePtr& n) {
     results.push_back(collective_result(n, k));
     places.push_back(home(results[k]));
     s.collective.out.push_back({sizes(w.out[k]), view(places[k], w.out[k], w.out[k])});
-    int dim = -1;
-    if (k < w.along.size())
-      for (std::size_t d = 0; d < w.out[k].size(); ++d) if (w.out[k][d].name == w.along[k]) dim = int(d);
-    s.collective.dim.push_back(dim);
+    auto* cut = k < w.along.size() ? find_axis(w.out[k], w.along[k]) : nullptr;
+    s.collective.dim.push_back(cut ? int(cut - w.out[k].data()) : -1);
   }
   push(std::move(s));
   for (std::size_t k = 0; k < results.size(); ++k) know(results[k].get(), places[k]);
@@ -276,7 +271,8 @@ void Lowering::kernel(const Unit& u) {
   for (auto& n : u.nodes) k.pending.insert(n.get());
   std::vector<std::pair<const Node*, Place>> stored;
   for (auto& n : u.nodes) {
-    int v = n->op->kind == Kind::reduce ? k.fold(n) : n->op->kind == Kind::map ? k.point(n, k.names(n->axes)) : k.make(n, k.names(n->axes));
+    auto env = k.names(n->axes);
+    int v = n->op->kind == Kind::reduce ? k.fold(n) : n->op->kind == Kind::map ? k.point(n, env) : k.make(n, env);
     k.made[n.get()] = v;
     bool placed = false;
     if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end())

@@ -1,8 +1,9 @@
-// Lowering at work: where values lie, and the steps that make them. One object writes one Program; scopes (the top, bodies of loops) nest.
+// Lowering at work: where values lie, and the steps that make them. One object writes one Program; scopes (the top, bodies of
+// loops) nest.
 #pragma once
+#include "compile/loops/loops.h"
 #include "compile/lower/fuse.h"
 #include "compile/lower/lower.h"
-#include "compile/loops/early_exit.h"
 #include "compile/memory/purpose.h"
 #include "graph/emit.h"
 
@@ -42,7 +43,7 @@ class Lowering final : public Emit {
   Place fresh_for(const NodePtr&);                        // in the order that suits its readers
   Place copied(const NodePtr&);                           // a view that strides cannot say
   Place home(const NodePtr&);                             // of what is made now: its first target, or memory of its own
-  Place piece_place(const NodePtr&, const Scope::Piece&); // a piece of a concatenation is made where it will lie
+  Place joined_place(const NodePtr&, const Scope::Joined&);   // a part of a concatenation is made where it will lie
   const Target* accumulation(const NodePtr&) const;       // the value is added to its one target, and lies nowhere else
   bool in_memory(const NodePtr&) const;
   void forget(std::size_t from);                          // what has been placed since
@@ -60,7 +61,7 @@ class Lowering final : public Emit {
   void body(const Turns&, std::size_t b);
   void part_of_turn(const TurnPart&, const Turns&, std::size_t b, Moves&);
   void start_from(const NodePtr& start, const Place& to, const Axes&);
-  Place block_of_turn(const Place& whole, const Loop&, const Node* index, const Axes& value);   // of a stacked result
+  Place block_of_turn(const Place& whole, const Loop&, const NodePtr& index, const Axes& value);   // of a stacked result
 
   program::Program& p_;
   const LowerOptions& options_;
