@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "compile/memory/memory.h"
 #include "ops/attr.h"
@@ -186,7 +187,7 @@ struct ScopeCheck {
 
 }  // namespace
 
-bool verifies() { return checks("HALIAX_VERIFY"); }
+bool verifies() { return checks(std::getenv("HALIAX_VERIFY")); }
 
 void verify(const Nodes& roots, const char* after) {
   for (auto& n : everything(roots)) {

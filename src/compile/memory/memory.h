@@ -26,7 +26,7 @@ void check_received(const program::Program&);
 void verify(const program::Program&, const char* after, bool placed);
 // All devices of a mesh make the same calls in the same order; raises.
 void verify_calls(const std::vector<const program::Program*>&);
-// Is this check on? In a debug build, unless the environment has VARIABLE=0; elsewhere with VARIABLE=1.
-bool checks(const char* variable);
+// Is a check on of which the environment says this? In a debug build unless it says 0 (null: nothing); elsewhere if it says 1.
+bool checks(const char* asked);
 
 }  // namespace haliax
