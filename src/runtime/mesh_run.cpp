@@ -18,12 +18,12 @@ using program::Dims;
 
 // Where a device's block of a whole array lies in it, in elements. The block is runs of elements that lie together, one for each
 // point of `outer`.
-struct Block {
+struct DeviceBlock {
   std::vector<std::int64_t> start, dims, strides;
   Dims outer;
   std::int64_t run = 1, first = 0;
 
-  Block(const Axes& axes, const Sharding& s, const Mesh& mesh, int device) : strides(axes.size()) {
+  DeviceBlock(const Axes& axes, const Sharding& s, const Mesh& mesh, int device) : strides(axes.size()) {
     std::int64_t n = 1;
     for (std::size_t i = axes.size(); i-- > 0;) strides[i] = n, n *= axes[i].size;
     for (auto& a : axes) {
@@ -65,7 +65,7 @@ void Shards::write(std::byte* whole) const {
   auto width = std::size_t(bytes_of(dtype));
   for (int d = 0; d < mesh.devices(); ++d) {
     if (!owns(at, mesh, d)) continue;
-    Block b(axes, at, mesh, d);
+    DeviceBlock b(axes, at, mesh, d);
     auto* mine = blocks[std::size_t(d)]->data();
     b.runs([&](std::int64_t o, std::int64_t p) {
       std::memcpy(whole + std::size_t(o) * width, mine + std::size_t(p) * width, std::size_t(b.run) * width);
@@ -94,7 +94,7 @@ std::vector<BufferPtr> MeshProgram::run(const std::vector<BufferPtr>& arguments,
       keeps = copied(*block);
     } else {
       auto& [axes, dtype] = inputs[k];
-      Block b(axes, in[k], mesh, device);
+      DeviceBlock b(axes, in[k], mesh, device);
       auto width = std::size_t(bytes_of(dtype));
       auto* whole = arguments[k]->data();
       if (!overwritten && b.in_one_piece()) return {nullptr, whole + std::size_t(b.first) * width};

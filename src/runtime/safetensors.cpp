@@ -114,7 +114,7 @@ class File {
 
 // ---- reading ----
 
-struct Entry {
+struct TensorEntry {
   Tensor tensor;
   std::int64_t begin = 0, end = 0;   // of its data
 };
@@ -135,13 +135,13 @@ class Reader {
     file_.read(header.data(), std::int64_t(header_bytes));
     const json root = parse(header);
 
-    std::vector<Entry> entries;
+    std::vector<TensorEntry> entries;
     for (const auto& [name, fields] : root.items()) {
       if (name == metadata_key) read_metadata(fields);
       else entries.push_back(entry(name, fields));
     }
     check_layout(entries, file_bytes - 8 - std::int64_t(header_bytes));
-    for (Entry& e : entries) {   // in the order of the file
+    for (TensorEntry& e : entries) {   // in the order of the file
       e.tensor.data.resize(std::size_t(e.end - e.begin));
       file_.read(e.tensor.data.data(), e.end - e.begin);
       if (e.tensor.dtype == DType::boolean && !is_boolean_data(e.tensor.data))
@@ -184,11 +184,11 @@ class Reader {
     }
   }
 
-  Entry entry(const std::string& name, const json& fields) const {
+  TensorEntry entry(const std::string& name, const json& fields) const {
     if (!fields.is_object() || fields.size() != 3 || !fields.contains("dtype") || !fields["dtype"].is_string() ||
         !fields.contains("shape") || !fields.contains("data_offsets"))
       fail(name, "is described by something else than dtype, shape and data_offsets");
-    Entry e;
+    TensorEntry e;
     e.tensor.name = name;
     const std::string dtype = fields["dtype"];
     const auto known = std::find_if(format_names.begin(), format_names.end(), [&](auto& n) { return dtype == n.second; });
@@ -213,12 +213,12 @@ class Reader {
   }
 
   // Sorts by place. Every byte of the data belongs to one tensor.
-  void check_layout(std::vector<Entry>& entries, std::int64_t data_bytes) const {
+  void check_layout(std::vector<TensorEntry>& entries, std::int64_t data_bytes) const {
     std::sort(entries.begin(), entries.end(),
               [](auto& a, auto& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
     std::int64_t at = 0;
     for (std::size_t i = 0; i < entries.size(); ++i) {
-      const Entry& e = entries[i];
+      const TensorEntry& e = entries[i];
       if (e.begin < at) fail(e.tensor.name, "overlaps tensor " + printable(entries[i - 1].tensor.name));
       if (e.begin > at) fail(e.tensor.name, "leaves a hole of " + std::to_string(e.begin - at) + " bytes before it");
       if (e.end > data_bytes)

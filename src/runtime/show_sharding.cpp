@@ -15,12 +15,12 @@ namespace {
 
 // An array in blocks: rows are those of the first axis that is cut, columns those of all others together.
 struct Grid {
-  struct Side {
+  struct Edge {
     std::vector<std::string> labels;  // embed 0..191
     std::vector<double> extents;      // shares of the whole
     std::string title;                // embed=768 by data
   };
-  Side rows, columns;
+  Edge rows, columns;
   std::vector<std::vector<std::vector<int>>> devices;  // [row][column]
 };
 
@@ -29,14 +29,14 @@ int block_number(const Cut& cut, const Mesh& mesh, int device) {
   for (int x : cut) n = n * mesh.axes()[std::size_t(x)].second + coordinate(mesh, device, x);
   return n;
 }
-Grid::Side side_of(const Axes& axes, const Sharding& at, const Mesh& mesh) {
-  Grid::Side s{{""}, {1}, ""};
+Grid::Edge side_of(const Axes& axes, const Sharding& at, const Mesh& mesh) {
+  Grid::Edge s{{""}, {1}, ""};
   for (auto& a : axes) {
     auto cut = at.cut(a.name);
     const std::int64_t blocks = ranks(mesh, cut), step = (a.size + blocks - 1) / blocks;
     auto name = std::string(a.name.text());
     s.title += (s.title.empty() ? "" : ", ") + to_string(a) + " by " + to_string(mesh, cut);
-    Grid::Side finer{{}, {}, s.title};
+    Grid::Edge finer{{}, {}, s.title};
     for (std::size_t k = 0; k < s.labels.size(); ++k)
       for (std::int64_t b = 0; b < blocks; ++b) {
         auto from = std::min(a.size, b * step), to = std::min(a.size, from + step);
@@ -129,7 +129,7 @@ std::string colour(std::size_t k, std::size_t n) {
 std::string picture_of(const Grid& g, const std::string& title, const std::string& below) {
   constexpr double left = 150, plot = 520, top = 92, right = 20;
   auto rows = shown(g.rows.labels.size(), 18), columns = shown(g.columns.labels.size(), 10);
-  auto total = [](const Grid::Side& s, const std::vector<std::size_t>& which) {
+  auto total = [](const Grid::Edge& s, const std::vector<std::size_t>& which) {
     double sum = 0;
     for (auto k : which) sum += s.extents[k];
     return sum > 0 ? sum : 1;
