@@ -71,7 +71,7 @@ struct Instr {
   std::int64_t integer = 0;
   int dim = -1;                     // iota
   std::int64_t stride = 1;          // iota
-  View view;                        // load, store; of iota only the loop terms
+  View view = {};                   // load, store; of iota only the loop terms
 };
 
 enum class Kind : std::uint8_t { fused, contract, gather, scatter, sort, cumulative, loop, collective, copy, skip, custom };
@@ -169,25 +169,25 @@ struct Loop {
   int variable = 0;                 // the number that terms refer to; -1: none do, it is a part of a turn that may end by itself
   std::int64_t trips = 0;
   bool reverse = false;
-  std::vector<Step> body;
+  std::vector<Step> body = {};
 };
 
 struct Step {
   Kind kind = Kind::fused;
   // One of these, by kind. (Plain members rather than a variant: a backend reads them by name, and a Program is small.)
-  Fused fused;
-  Contract contract;
-  Gather gather;
-  Scatter scatter;
-  Sort sort;
-  Cumulative cumulative;
-  Copy copy;
-  Skip skip;
-  Collective collective;
-  Custom custom;
-  Loop loop;
+  Fused fused = {};
+  Contract contract = {};
+  Gather gather = {};
+  Scatter scatter = {};
+  Sort sort = {};
+  Cumulative cumulative = {};
+  Copy copy = {};
+  Skip skip = {};
+  Collective collective = {};
+  Custom custom = {};
+  Loop loop = {};
   const char* why = "";             // op that it comes from
-  std::string where;                // file:line, module path: for reports
+  std::string where = {};           // file:line, module path: for reports
   std::int64_t scratch = -1;        // byte offset in the arena of `scratch_bytes` that this step may use
   std::int64_t scratch_bytes = 0;
 };

@@ -45,7 +45,7 @@ int Kernel::value(const NodePtr& n, Env env) {
 int Kernel::make(const NodePtr& n, const Env& env) {
   if (l_.is_placed(*n)) return load(n, env);
   if (n->op == &prim::kNumber)
-    return push({.code = Code::constant, .dtype = n->dtype, .number = n->attr.number, .integer = integer_of(*n), .view = {}});
+    return push({.code = Code::constant, .dtype = n->dtype, .number = n->attr.number, .integer = integer_of(*n)});
   if (n->op == &prim::kIota) return iota(n, int(env[0].second), 1);
   if (n->op == &prim::kIndex) return iota(n, -1, 0);
   if (n->op == &prim::kFit) return value(n->in[0], of(n->in[0], env));
@@ -59,7 +59,7 @@ int Kernel::make(const NodePtr& n, const Env& env) {
   return load(n, env);
 }
 int Kernel::point(const NodePtr& n, const Env& env) {
-  Instr i{.code = n->op->code, .dtype = n->dtype, .view = {}};
+  Instr i{.code = n->op->code, .dtype = n->dtype};
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     i.args[k] = value(n->in[k], of(n->in[k], env));
     i.inner |= is_inner(i.args[k]);
@@ -67,7 +67,7 @@ int Kernel::point(const NodePtr& n, const Env& env) {
   return push(std::move(i));
 }
 int Kernel::iota(const NodePtr& n, int d, std::int64_t stride) {
-  Instr i{.code = Code::iota, .dtype = n->dtype, .inner = d >= int(outer_), .dim = d, .stride = stride, .view = {}};
+  Instr i{.code = Code::iota, .dtype = n->dtype, .inner = d >= int(outer_), .dim = d, .stride = stride};
   if (d < 0) {
     auto t = l_.term(n, 1, 0);
     if (t.loop < 0) i.integer = t.stride;
@@ -88,8 +88,8 @@ int Kernel::load(const NodePtr& n, const Env& env) {
 int Kernel::fold(const NodePtr& n) {
   int v = value(n->in[0], names(n->in[0]->axes));
   if (!is_inner(v))   // the same at every inner point: said once for each of them
-    v = push({.code = Code::cast, .dtype = n->in[0]->dtype, .args = {v, -1, -1, -1}, .inner = true, .view = {}});
-  return push({.code = n->op->code, .dtype = n->dtype, .args = {v, -1, -1, -1}, .view = {}});
+    v = push({.code = Code::cast, .dtype = n->in[0]->dtype, .args = {v, -1, -1, -1}, .inner = true});
+  return push({.code = n->op->code, .dtype = n->dtype, .args = {v, -1, -1, -1}});
 }
 void Kernel::store(int v, const Place& p, const Axes& axes, bool accumulate, Monoid m) {
   Code c = !accumulate ? Code::store : m == Monoid::sum ? Code::store_add : m == Monoid::max ? Code::store_max : Code::store_min;
@@ -97,10 +97,7 @@ void Kernel::store(int v, const Place& p, const Axes& axes, bool accumulate, Mon
   push({.code = c, .dtype = p.dtype, .args = {v, -1, -1, -1}, .inner = inner, .view = Emit::view(p, axes, dims_)});
 }
 void Kernel::finish() {
-  program::Step s;
-  s.kind = program::Kind::fused;
-  s.fused = {Emit::sizes(dims_), int(outer_), std::move(code_)};
-  l_.push(std::move(s));
+  l_.push({.fused = {Emit::sizes(dims_), int(outer_), std::move(code_)}});
 }
 
 }  // namespace haliax

@@ -17,17 +17,6 @@ struct Lowering::Turns {
   bool may_end = false;                            // a turn, before it has stacked anything
 };
 
-namespace {
-
-Place fitted(const Place& p, const Axes& of, const Axes& as) {   // the same place, in another order of its axes
-  Place out = p;
-  out.strides.clear();
-  for (auto& a : as) out.strides.push_back(p.strides[std::size_t(find_axis(of, a.name) - of.data())]);
-  return out;
-}
-
-}  // namespace
-
 void Lowering::loop(const NodePtr& n) {
   auto& l = loop_of(*n);
   Turns t{l};
@@ -56,24 +45,19 @@ void Lowering::loop(const NodePtr& n) {
 
 void Lowering::body(const Turns& t, std::size_t b) {
   auto& l = t.l;
-  Step s;
-  s.kind = program::Kind::loop;
-  s.loop.trips = trips(l, b), s.loop.reverse = l.reverse;
+  Step s{.kind = program::Kind::loop, .loop = {.trips = trips(l, b), .reverse = l.reverse}};
   if (s.loop.trips == 0) return;
   s.loop.variable = p_.loops++;
   auto* index = l.index[b].get();
   variables_[index] = prim::index_start(*index) == 0 ? s.loop.variable : -1;
-  auto* outer = steps_;
-  steps_ = &s.loop.body;
+  auto* outer = std::exchange(steps_, &s.loop.body);
   auto mark = added_.size();
   Moves moves;
   for (std::size_t k = 0; k < l.results.size(); ++k)
     if (l.results[k].carry) know(l.results[k].carry.get(), t.places[k]);
   for (auto& part : t.parts[b]) {
     auto before = added_.size();
-    Step once;                                       // each of several parts may end by itself
-    once.kind = program::Kind::loop;
-    once.loop.trips = 1, once.loop.variable = -1;
+    Step once{.kind = program::Kind::loop, .loop = {.variable = -1, .trips = 1}};   // each of several parts may end by itself
     bool alone = t.parts[b].size() == 1;
     if (!alone) steps_ = &once.loop.body;
     part_of_turn(part, t, b, moves);
@@ -95,11 +79,9 @@ void Lowering::body(const Turns& t, std::size_t b) {
 
 void Lowering::part_of_turn(const TurnPart& part, const Turns& t, std::size_t b, Moves& moves) {
   if (part.flag) {
-    Step skip;
     auto flag = fresh({}, DType::boolean);
     scope({{part.flag, flag}});
-    skip.kind = program::Kind::skip, skip.skip = {view(flag, {}, {})};
-    push(std::move(skip));
+    push({.kind = program::Kind::skip, .skip = {view(flag, {}, {})}});
   }
   std::vector<Target> targets;
   for (auto& [k, value] : part.values) {
@@ -109,7 +91,7 @@ void Lowering::part_of_turn(const TurnPart& part, const Turns& t, std::size_t b,
       targets.push_back({value, block_of_turn(t.places[k], t.l, t.l.index[b], value->axes), t.added[k], Monoid::sum});
     else if (value != how.carry) {
       auto next = fresh(value->axes, value->dtype, purposes_.of(*value));
-      moves.push_back({next, fitted(t.places[k], how.carry->axes, value->axes)});
+      moves.push_back({next, reordered(t.places[k], how.carry->axes, value->axes)});
       targets.push_back({value, next});
     }
   }
@@ -119,7 +101,7 @@ void Lowering::part_of_turn(const TurnPart& part, const Turns& t, std::size_t b,
 void Lowering::start_from(const NodePtr& start, const Place& to, const Axes& axes) {
   if (in_memory(start)) {
     auto from = place_of(start);
-    return copy(start->axes == axes ? from : fitted(from, start->axes, axes), to, axes);
+    return copy(start->axes == axes ? from : reordered(from, start->axes, axes), to, axes);
   }
   Kernel k(*this, axes, {});
   k.store(k.value(start, k.names(start->axes)), to, axes, false, Monoid::sum);

@@ -1,6 +1,7 @@
 #include "compile/lower/lowering.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/where.h"
 #include "compile/lower/kernel.h"
@@ -21,10 +22,6 @@ std::vector<std::int64_t> row_major(const Axes& axes) {
   for (std::size_t i = axes.size(); i-- > 0;) s[i] = n, n *= axes[i].size;
   return s;
 }
-// Of the axis of that name, among strides that belong to these axes.
-std::int64_t stride_of(Name a, const std::vector<std::int64_t>& strides, const Axes& axes) {
-  return strides[std::size_t(find_axis(axes, a) - axes.data())];
-}
 std::string where_of(const Node& n) {
   auto s = to_string(n.origin.at);
   if (n.origin.module) s += ", " + std::string(n.origin.module.text());
@@ -42,14 +39,17 @@ Place Lowering::in_slot(int slot, const NodePtr& n) const { return {slot, n->dty
 Place Lowering::fresh(const Axes& axes, DType d, const char* purpose) {
   return {new_slot(axis_size(axes) * bytes_of(d), purpose), d, 0, row_major(axes), {}};
 }
+Place Lowering::reordered(Place p, const Axes& of, const Axes& as) {
+  p.strides = view(p, of, as).strides;
+  return p;
+}
 Place Lowering::fresh_for(const NodePtr& n) {
   auto p = fresh(n->axes, n->dtype, purposes_.of(*n));
   p_.slots.back().gathered = Purposes::gathered(*n);
-  if (auto order = layouts_.find(n.get()); order != layouts_.end()) {
-    auto strides = row_major(order->second);
-    for (std::size_t i = 0; i < n->axes.size(); ++i) p.strides[i] = stride_of(n->axes[i].name, strides, order->second);
-  }
-  return p;
+  auto order = layouts_.find(n.get());
+  if (order == layouts_.end()) return p;
+  p.strides = row_major(order->second);
+  return reordered(p, order->second, n->axes);
 }
 void Lowering::know(const Node* n, Place p) {
   places_[n] = std::move(p);
@@ -73,17 +73,14 @@ Place Lowering::place_of(const NodePtr& n) {
   return p;
 }
 Place Lowering::copied(const NodePtr& n) {
-  auto *was = now_;
-  auto before = result_;
-  now_ = n.get(), result_ = fresh(n->axes, n->dtype);
+  auto* was = std::exchange(now_, n.get());
+  auto before = std::exchange(result_, fresh(n->axes, n->dtype));
   n->op->lower(*n, *this);
-  auto p = result_;
-  now_ = was, result_ = before;
-  return p;
+  now_ = was;
+  return std::exchange(result_, before);
 }
 bool Lowering::in_memory(const NodePtr& n) const {
-  auto& base = base_of(n);
-  return places_.count(n.get()) || places_.count(base.get());
+  return places_.count(n.get()) || places_.count(base_of(n).get());
 }
 Place Lowering::home(const NodePtr& n) {
   if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end() && !t->second[0]->accumulate) return t->second[0]->place;
@@ -93,18 +90,15 @@ Place Lowering::home(const NodePtr& n) {
 }
 Place Lowering::joined_place(const NodePtr& n, const Scope::Joined& part) {
   auto& whole = *part.whole;
-  Place p = joined_[&whole] = home(part.whole);
-  auto stride = [&, all = p.strides](Name a) { return stride_of(a, all, whole.axes); };
-  p.offset += part.start * stride(whole.attr.names[0]);
+  Place all = joined_[&whole] = home(part.whole);
+  all.offset += part.start * view(all, whole.axes, {*find(whole, whole.attr.names[0])}).strides[0];
   std::vector<RenameAttr> renames;   // the outermost first
   for (auto x = part.operand; x != n; x = x->in[0])
     if (x->op == &prim::kRename) renames.push_back(RenameAttr::of(*x));
-  p.strides.clear();
-  for (auto [name, size] : n->axes) {
-    for (auto by = renames.rbegin(); by != renames.rend(); ++by) name = by->renamed(name);
-    p.strides.push_back(stride(name));
-  }
-  return p;
+  auto axes = n->axes;               // by their names in the whole
+  for (auto& a : axes)
+    for (auto by = renames.rbegin(); by != renames.rend(); ++by) a.name = by->renamed(a.name);
+  return reordered(all, whole.axes, axes);
 }
 const Target* Lowering::accumulation(const NodePtr& n) const {
   auto t = scope_->targets.find(n.get());
@@ -117,11 +111,7 @@ void Lowering::zero(const Place& p, const Axes& axes) { fill(p, axes, prim::numb
 void Lowering::copy(const Place& from, const Place& to, const Axes& axes) {
   bool there = from.slot == to.slot && from.offset == to.offset && from.terms == to.terms;   // made in its place
   for (std::size_t d = 0; d < axes.size(); ++d) there &= axes[d].size == 1 || from.strides[d] == to.strides[d];
-  if (there) return;
-  Step s;
-  s.kind = program::Kind::copy;
-  s.copy = {sizes(axes), view(from, axes, axes), view(to, axes, axes)};
-  push(std::move(s));
+  if (!there) push({.kind = program::Kind::copy, .copy = {sizes(axes), view(from, axes, axes), view(to, axes, axes)}});
 }
 void Lowering::push(Step s) {
   if (now_) s.why = now_->op->name, s.where = where_of(*now_);
@@ -153,14 +143,12 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
 // ---- units ----
 void Lowering::scope(const std::vector<Target>& targets) {
   Scope s = make_scope(targets, places_, options_.fuse);
-  auto* outer = scope_;
-  scope_ = &s;
+  auto* outer = std::exchange(scope_, &s);
   for (int u : schedule(s, places_, !options_.fuse)) unit(s.units[std::size_t(u)]);
   scope_ = outer;
 }
 void Lowering::unit(const Unit& u) {
-  auto* was = now_;
-  now_ = u.nodes.back().get();
+  auto* was = std::exchange(now_, u.nodes.back().get());
   if (u.type == Unit::Type::kernel) kernel(u);
   else if (u.type == Unit::Type::copy) into(u);
   else single(u.nodes[0]);
@@ -187,9 +175,7 @@ void Lowering::single(const NodePtr& n) {
 }
 void Lowering::collective(const NodePtr& n) {
   auto& w = wiring_of(*n);
-  Step s;
-  s.kind = program::Kind::collective;
-  s.collective = w.how;
+  Step s{.kind = program::Kind::collective, .collective = w.how};
   for (auto& x : n->in) s.collective.x.push_back({sizes(x->axes), view(place_of(x), x->axes, x->axes)});
   std::vector<Place> places;
   Nodes results;
@@ -214,16 +200,14 @@ void Lowering::ring(const NodePtr& n) {
   auto part = [&](Place p, Axes axes, std::int64_t turn) {   // what goes with the block of this turn
     for (std::size_t d = 0; d < axes.size(); ++d)
       if (axes[d].name == w.along[0]) p.offset += (w.rank + turn) % w.ranks * size * p.strides[d], axes[d].size = size;
-    return Part{p, axes};
+    return Placed{p, axes};
   };
   bool sums = !find(*result, w.along[0]);
   for (std::int64_t turn = 0; turn < w.ranks; ++turn) {
     if (turn > 0) {
       auto next = fresh(block->axes, block->dtype, "scratch");
       p_.slots.back().gathered = true;
-      Step s;
-      s.kind = program::Kind::collective;
-      s.collective = w.how;
+      Step s{.kind = program::Kind::collective, .collective = w.how};
       for (auto [side, place] : {std::pair{&s.collective.x, &mine}, {&s.collective.out, &next}})
         side->push_back({sizes(block->axes), view(*place, block->axes, block->axes)});
       s.collective.dim = {-1};
@@ -235,7 +219,7 @@ void Lowering::ring(const NodePtr& n) {
   know(result.get(), out);
   keep_.push_back(result);
 }
-void Lowering::contract(const Part& out, const Part& a, const Part& b, bool accumulate) {
+void Lowering::contract(const Placed& out, const Placed& a, const Placed& b, bool accumulate) {
   Axes batch, m, nn, k;
   for (auto& x : out.axes) {
     bool in_a = has(a.axes, x.name), in_b = has(b.axes, x.name);
@@ -245,11 +229,9 @@ void Lowering::contract(const Part& out, const Part& a, const Part& b, bool accu
     for (auto& x : side->axes) if (!has(out.axes, x.name) && !has(k, x.name)) k.push_back(x);
   Axes all = batch;
   for (auto* part : {&m, &nn, &k}) all.insert(all.end(), part->begin(), part->end());
-  Step s;
-  s.kind = program::Kind::contract;
-  auto of = [&](const Part& p) { return view(p.place, p.axes, all); };
-  s.contract = {sizes(batch), sizes(m), sizes(nn), sizes(k), of(a), of(b), of(out), accumulate};
-  push(std::move(s));
+  auto of = [&](const Placed& p) { return view(p.place, p.axes, all); };
+  push({.kind = program::Kind::contract,
+        .contract = {sizes(batch), sizes(m), sizes(nn), sizes(k), of(a), of(b), of(out), accumulate}});
 }
 void Lowering::into(const Unit& u) {
   auto& n = u.nodes[0];

@@ -32,14 +32,12 @@ class Lowering final : public Emit {
   program::Term term(const NodePtr& start, std::int64_t stride, std::int64_t limit) override;
 
  private:
-  struct Part {
-    Place place;
-    Axes axes;
-  };
+  struct Placed { Place place; Axes axes; };              // a value, or a part of one, and where it lies
   using Moves = std::vector<std::pair<Place, Place>>;     // of carries, at the end of a turn
 
   // ---- lowering.cpp ----
   Place fresh(const Axes&, DType, const char* purpose = "activations");
+  static Place reordered(Place, const Axes& of, const Axes& as);   // the same place, its axes in another order
   Place fresh_for(const NodePtr&);                        // in the order that suits its readers
   Place copied(const NodePtr&);                           // a view that strides cannot say
   Place home(const NodePtr&);                             // of what is made now: its first target, or memory of its own
@@ -51,7 +49,7 @@ class Lowering final : public Emit {
   void single(const NodePtr&);
   void collective(const NodePtr&);
   void ring(const NodePtr&);
-  void contract(const Part& out, const Part& a, const Part& b, bool accumulate);
+  void contract(const Placed& out, const Placed& a, const Placed& b, bool accumulate);
   void into(const Unit&);                                 // a value that is in memory, or a view of one, into a target
   void fill(const Place&, const Axes&, const NodePtr& number);
   void kernel(const Unit&);

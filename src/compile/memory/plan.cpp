@@ -1,6 +1,7 @@
 // Where everything lies. Slots that die give their memory to slots that come later; an elementwise step writes over an operand
 // that dies with it; a carry is updated in its place; a donated argument becomes the result that replaces it.
 #include <algorithm>
+#include <cstdlib>
 #include <limits>
 #include <map>
 #include <string_view>
@@ -194,9 +195,9 @@ struct MemoryPlanner {
   }
 
   // ---- places in the arena ----
-  struct Item { std::int64_t bytes; Life life; std::int64_t* offset; const char* purpose; };
+  struct ArenaItem { std::int64_t bytes; Life life; std::int64_t* offset; const char* purpose; };
   void place() {
-    std::vector<Item> items;
+    std::vector<ArenaItem> items;
     auto add = [&](std::int64_t bytes, Life l, std::int64_t& offset, const char* purpose) {
       items.push_back({bytes, reuse ? l : Life{0, last()}, &offset, purpose});
     };
@@ -207,7 +208,7 @@ struct MemoryPlanner {
       if (auto& s = *moments[std::size_t(at)].step; s.scratch_bytes > 0) add(s.scratch_bytes, {at, at}, s.scratch, "scratch");
     auto up = [](std::int64_t b) { return (b + kAlign - 1) / kAlign * kAlign; };
     if (reuse) std::stable_sort(items.begin(), items.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
-    std::vector<const Item*> placed;   // by offset
+    std::vector<const ArenaItem*> placed;   // by offset
     for (auto& item : items) {
       std::int64_t best = -1, best_gap = 0, end = 0;
       for (auto* o : placed) {
@@ -224,7 +225,7 @@ struct MemoryPlanner {
     report_peak(items);
   }
   // What is alive when most is; the rest of the arena are gaps.
-  void report_peak(const std::vector<Item>& items) {
+  void report_peak(const std::vector<ArenaItem>& items) {
     std::vector<std::int64_t> grows(moments.size() + 1);
     for (auto& i : items)
       grows[std::size_t(i.life.first)] += i.bytes, grows[std::size_t(std::min(i.life.last, last())) + 1] -= i.bytes;
@@ -251,12 +252,10 @@ struct MemoryPlanner {
       if (!p.slot(s).gathered || !free_to_share(s) || life_in(s).last < 0 || life_in(s).last > last()) continue;
       auto dtype = access[std::size_t(s)].front().view->dtype;
       if (!is_float(dtype)) continue;
-      Step fill;
-      fill.why = "poison", fill.where = "scratch, after its last reader";
-      fill.fused = {{p.slot(s).bytes / bytes_of(dtype)}, 1, {}};
-      fill.fused.code.push_back(
-          {.code = Code::constant, .dtype = dtype, .number = std::numeric_limits<double>::quiet_NaN(), .view = {}});
-      fill.fused.code.push_back({.code = Code::store, .dtype = dtype, .args = {0, -1, -1, -1}, .view = {s, dtype, 0, {1}, {}}});
+      Instr nan{.code = Code::constant, .dtype = dtype, .number = std::numeric_limits<double>::quiet_NaN()};
+      Instr store{.code = Code::store, .dtype = dtype, .args = {0, -1, -1, -1}, .view = {s, dtype, 0, {1}, {}}};
+      Step fill{.fused = {{p.slot(s).bytes / bytes_of(dtype)}, 1, {nan, store}}, .why = "poison"};
+      fill.where = "scratch, after its last reader";
       after[moments[std::size_t(life_in(s).last)].step].push_back(std::move(fill));
     }
     if (!after.empty()) insert(p.steps, after);
@@ -270,7 +269,7 @@ struct MemoryPlanner {
     for (int s = 0; s < int(p.slots.size()); ++s)
       if (!free_to_share(s)) p.slot(s).alias = find_root(s);
     place();
-    if (checks("HALIAX_POISON")) poison();
+    if (checks(std::getenv("HALIAX_POISON"))) poison();
     sweep(p.steps);
     check_received(p);
     p.donated.assign(std::size_t(p.arguments), -1);
