@@ -176,9 +176,7 @@ struct ScopeCheck {
     for (std::size_t b = 0; b < l.index.size(); ++b) {
       known.push_back(l.index[b].get());
       if (b > 0) known.push_back(l.index[0].get());   // the placeholder of a carry names the first body's
-      Nodes made;
-      for (auto& r : l.results) made.push_back(r.value[b]);
-      values(made, l.index[b].get());
+      values(values_of(l, b), l.index[b].get());
       known.resize(known.size() - (b > 0 ? 2 : 1));
     }
     known.resize(outer);

@@ -24,9 +24,7 @@ void JitCore::Impl::report_loops(const Compilation& compiled) {
     auto at = std::find_if(regions.begin(), regions.end(), same);
     if (at == regions.end()) at = regions.insert(regions.begin(), Walked{c});
     at->apart |= l.apart;
-    Nodes made;
-    for (auto& r : l.results) made.push_back(r.value[0]);
-    for (auto& x : everything(made))
+    for (auto& x : everything(values_of(l, 0)))
       if (x->op == &prim::kContract && x->varies_with(l.index[0].get())) ++at->contractions, at->distinct.insert(x.get());
   }
   std::string said;

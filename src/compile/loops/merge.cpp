@@ -105,11 +105,7 @@ std::unordered_map<const Node*, std::vector<std::size_t>> places_of_loops(const 
       in.push_back(i);
       if (in.size() > 1) continue;
       auto& l = loop_of(*n);
-      for (std::size_t b = 0; b < l.index.size(); ++b) {
-        Nodes inner;
-        for (auto& r : l.results) inner.push_back(r.value[b]);
-        bodies.push_back({inner, l.index[b].get()});
-      }
+      for (std::size_t b = 0; b < l.index.size(); ++b) bodies.push_back({values_of(l, b), l.index[b].get()});
     }
   return out;
 }

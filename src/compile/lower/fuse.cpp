@@ -40,9 +40,7 @@ int first_call(const Node& n) {
   int first = 0;
   auto& l = loop_of(n);
   for (std::size_t b = 0; b < l.index.size(); ++b) {
-    Nodes values;
-    for (auto& r : l.results) values.push_back(r.value[b]);
-    for (auto& x : topological(values))
+    for (auto& x : topological(values_of(l, b)))
       if (varies_in(*x, l, b))
         if (int call = first_call(*x); call && (!first || call < first)) first = call;
   }
@@ -77,11 +75,11 @@ struct Builder {
   void collect() {
     Nodes roots;
     for (auto& t : targets) roots.push_back(t.node);
-    walk_below(roots, [&](const NodePtr& n) {
+    walk(roots, [&](const NodePtr& n, Nodes& todo) {
       order.push_back(n);
-      return !outside(*n);
+      if (!outside(*n) && n->op->kind != Kind::leaf) append(todo, n->in);
     });
-    std::sort(order.begin(), order.end(), [](auto& a, auto& b) { return a->id < b->id; });
+    sort_by_age(order);
     for (auto& n : order)
       if (int call = outside(*n) ? 0 : first_call(*n)) calls[n.get()] = std::size_t(call);
     if (calls.size() > 1) order_calls();
@@ -352,10 +350,10 @@ struct Builder {
   // The units that make what lies below this node.
   std::vector<int> units_below(const NodePtr& n) const {
     std::vector<int> out;
-    walk_below({n}, [&](const NodePtr& x) {
-      int u = outside(*x) ? -1 : unit_of(x.get());
-      if (u >= 0) out.push_back(u);
-      return !outside(*x) && u < 0;
+    auto inside = [&](const Node& x) { return !outside(x); };
+    walk({n}, inside, [&](const NodePtr& x, Nodes& todo) {
+      if (int u = unit_of(x.get()); u >= 0) out.push_back(u);
+      else if (x->op->kind != Kind::leaf) append(todo, x->in);
     });
     return out;
   }

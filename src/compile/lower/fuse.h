@@ -2,10 +2,10 @@
 // Program, or a few.
 #pragma once
 #include <unordered_map>
-#include <unordered_set>
 
 #include "graph/emit.h"
 #include "graph/loop.h"
+#include "graph/walk.h"
 
 namespace haliax {
 
@@ -42,18 +42,6 @@ Scope make_scope(const std::vector<Target>& targets, const Places& known, bool f
 
 // In which order the units run. Any that keeps Unit::after is right; this one keeps little alive. `by_age`: as they were made.
 std::vector<int> schedule(const Scope&, const Places& known, bool by_age);
-
-// Nodes of a scope, from these down: enters(n) says whether to go on to what n reads.
-template <class F> void walk_below(Nodes todo, const F& enters) {
-  std::unordered_set<const Node*> seen;
-  while (!todo.empty()) {
-    auto n = std::move(todo.back());
-    todo.pop_back();
-    if (!seen.insert(n.get()).second || !enters(n) || n->op->kind == Kind::leaf) continue;
-    for (auto& x : n->in)
-      if (x) todo.push_back(x);
-  }
-}
 
 // Wraps and results of custom gradients are the value of another node: which one.
 bool shows_value(const Node&);

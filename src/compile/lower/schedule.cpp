@@ -21,15 +21,15 @@ std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
         for (std::size_t k = 0; k < wiring_of(*made).out.size(); ++k) writes[u] += collective_result(made, k)->bytes();
       if (made->op == &kLoop)
         for (std::size_t k = 0; k < loop_of(*made).results.size(); ++k) writes[u] += loop_result(made, k)->bytes();
-      for (auto& x : made->in) {   // what other units make, and lies in memory of this scope
-        if (!x) continue;
-        walk_below({x}, [&](const NodePtr& n) {
+      // What other units make, and lies in memory of this scope.
+      auto unknown = [&](const Node& x) { return !known.count(&x); };
+      for (auto& x : made->in)
+        walk({x}, unknown, [&](const NodePtr& n, Nodes& todo) {
           auto at = s.unit_of.find(n.get());
-          if (known.count(n.get()) || at == s.unit_of.end()) return !known.count(n.get());
-          if (at->second != int(u) && !s.targets.count(n.get())) reads[u].insert(n.get());
-          return false;
+          bool made_here = at == s.unit_of.end();   // with what reads it
+          if (made_here && n->op->kind != Kind::leaf) append(todo, n->in);
+          if (!made_here && at->second != int(u) && !s.targets.count(n.get())) reads[u].insert(n.get());
         });
-      }
     }
     for (auto* r : reads[u]) ++readers[r];
   }
