@@ -112,7 +112,6 @@ class JitCore {
   const JitOptions& options() const;
 
  private:
-  void give_up_donated(Entry&, const Walk& in, const std::vector<bool>& given) const;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -1,8 +1,11 @@
 #include "compile/verify.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstdlib>
 
+#include "compile/memory/memory.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
@@ -10,11 +13,8 @@
 namespace haliax {
 namespace {
 
-std::string text(Name n) { return std::string(n.text()); }
-std::string text(DType d) { return std::string(name_of(d)); }
-bool same_set(const Axes& a, const Axes& b) {
-  return a.size() == b.size() && std::all_of(a.begin(), a.end(), [&](auto& x) { return std::find(b.begin(), b.end(), x) != b.end(); });
-}
+bool same_set(const Axes& a, const Axes& b) { return std::is_permutation(a.begin(), a.end(), b.begin(), b.end()); }
+bool same_set(const NodePtr& a, const NodePtr& b) { return same_set(a->axes, b->axes) && a->dtype == b->dtype; }
 Axes without(Axes axes, Name n) {
   std::erase_if(axes, [&](auto& a) { return a.name == n; });
   return axes;
@@ -25,24 +25,29 @@ struct NodeCheck {
   const Node& n;
   const char* after;
 
-  [[noreturn]] void bad(const std::string& why) const { fail_at(n.origin, "verify", std::string(n.op->name) + " after " + after + ": " + why); }
-  void must(bool ok, const std::string& why) const {
-    if (!ok) bad(why);
+  // `why` with text for each {}, which takes its time only where something is wrong.
+  template <class... A> void must(bool ok, const char* why, const A&... a) const {
+    if (ok) return;
+    fail_at(n.origin, "verify", fmt::format("{} after {}: {}", n.op->name, after, fmt::format(fmt::runtime(why), text(a)...)));
   }
-  // Is this axis of the operand one of the result's, of the same size?
-  void fits(const Node& x, const Axis& a) const {
-    auto* mine = find(n, a.name);
-    must(mine && mine->size == a.size, "operand " + to_string(x.axes) + " does not fit " + to_string(n.axes));
-  }
+  static std::string text(Name name) { return std::string(name.text()); }
+  static std::string text(DType d) { return std::string(name_of(d)); }
+  static std::string text(const Axes& axes) { return to_string(axes); }
+  static std::string text(const Axis& axis) { return to_string(axis); }
+  static std::string text(std::int64_t number) { return std::to_string(number); }
+  static bool holds(const Axes& axes, const Axis& a) { return std::find(axes.begin(), axes.end(), a) != axes.end(); }
+
   void run() const {
-    for (std::size_t i = 0; i < n.axes.size(); ++i)
-      for (std::size_t j = 0; j < i; ++j) must(n.axes[i].name != n.axes[j].name, "axis " + text(n.axes[i].name) + " twice in " + to_string(n.axes));
+    for (auto& a : n.axes) {
+      auto same = [&](auto& b) { return a.name == b.name; };
+      must(std::count_if(n.axes.begin(), n.axes.end(), same) == 1, "axis {} twice in {}", a.name, n.axes);
+    }
     switch (n.op->kind) {
       case Kind::map: return map();
       case Kind::reduce: return reduce();
       case Kind::contract: return contract();
-      case Kind::view:
-      case Kind::step: return moves();
+      case Kind::step: mapped(); return moves();
+      case Kind::view: moves(); return result_is(n.in[0]->dtype);
       case Kind::wrap:
         if (n.op != &kCustom) must(n.axes == n.in[0]->axes && n.dtype == n.in[0]->dtype, "it is not like what it shows");
         return;
@@ -51,33 +56,36 @@ struct NodeCheck {
       case Kind::leaf: return;
     }
   }
+  void result_is(DType d) const { must(n.dtype == d, "the result is {}", n.dtype); }
+  // Are the axes of the operand some of the result's, of the same sizes?
+  void fits(const Node& x) const {
+    for (auto& a : x.axes) must(holds(n.axes, a), "operand {} does not fit {}", x.axes, n.axes);
+  }
   void map() const {
-    for (auto& x : n.in)
-      for (auto& a : x->axes) fits(*x, a);
+    for (auto& x : n.in) fits(*x);
     auto c = n.op->code;
-    bool compares = (c >= Code::less && c <= Code::not_equal) || c == Code::is_finite || c == Code::is_nan || c == Code::is_inf || c == Code::logical_not;
-    if (compares) must(n.dtype == DType::boolean, "a comparison is " + text(n.dtype));
-    else if (c == Code::select) must(n.in[0]->dtype == DType::boolean && n.in[1]->dtype == n.dtype && n.in[2]->dtype == n.dtype, "operands have other dtypes");
-    else if (c != Code::cast && c != Code::bitcast)
-      for (auto& x : n.in) must(x->dtype == n.dtype, "an operand is " + text(x->dtype) + ", the result " + text(n.dtype));
+    bool asks = c == Code::is_finite || c == Code::is_nan || c == Code::is_inf || c == Code::logical_not;
+    if (asks || (c >= Code::less && c <= Code::not_equal))
+      return must(n.dtype == DType::boolean, "a comparison is {}", n.dtype);
+    if (c == Code::select)
+      return must(n.in[0]->dtype == DType::boolean && n.in[1]->dtype == n.dtype && n.in[2]->dtype == n.dtype,
+                  "operands have other dtypes");
+    if (c == Code::cast || c == Code::bitcast) return;
+    for (auto& x : n.in) must(x->dtype == n.dtype, "an operand is {}, the result {}", x->dtype, n.dtype);
   }
   void reduce() const {
     auto& x = *n.in[0];
-    for (auto& a : n.axes) {
-      auto* its = find(x, a.name);
-      must(its && its->size == a.size, "result " + to_string(n.axes) + " is no part of " + to_string(x.axes));
-    }
-    bool position = n.op->code == Code::reduce_argmax || n.op->code == Code::reduce_argmin;
-    must(n.dtype == (position ? DType::i32 : x.dtype), "the result is " + text(n.dtype));
+    for (auto& a : n.axes) must(holds(x.axes, a), "result {} is no part of {}", n.axes, x.axes);
+    result_is(n.op->code == Code::reduce_argmax || n.op->code == Code::reduce_argmin ? DType::i32 : x.dtype);
   }
   void contract() const {
     auto &x = *n.in[0], &y = *n.in[1];
-    for (auto& a : n.axes) must(find(x, a.name) || find(y, a.name), "no operand has axis " + text(a.name));
+    for (auto& a : n.axes) must(find(x, a.name) || find(y, a.name), "no operand has axis {}", a.name);
     for (auto* operand : {&x, &y})
       for (auto& a : operand->axes) {
-        if (find(n, a.name)) fits(*operand, a);
+        if (has(n.axes, a.name)) must(holds(n.axes, a), "operand {} does not fit {}", operand->axes, n.axes);
         auto& other = operand == &x ? y : x;
-        if (auto* its = find(other, a.name)) must(its->size == a.size, "axis " + text(a.name) + " has two sizes");
+        if (has(other.axes, a.name)) must(holds(other.axes, a), "axis {} has two sizes", a.name);
       }
   }
   // What a step maps the result has.
@@ -87,37 +95,37 @@ struct NodeCheck {
         auto rule = along(n, k, a.name);
         if (rule.way != Along::Way::map) continue;
         auto* its = find(n, rule.point);
-        must(its && its->size == a.size, "it maps axis " + text(a.name) + " of " + to_string(n.in[k]->axes) + ", and makes " + to_string(n.axes));
+        must(its && its->size == a.size, "it maps axis {} of {}, and makes {}", a.name, n.in[k]->axes, n.axes);
       }
   }
   void moves() const {
-    if (n.op->kind == Kind::step) mapped();
+    if (n.in.empty()) return;
+    auto& x = *n.in[0];
     if (n.op == &prim::kFit) {
-      for (auto& a : n.in[0]->axes) fits(*n.in[0], a);
+      fits(x);
     } else if (n.op == &prim::kRename) {
-      must(n.in[0]->axes.size() == n.axes.size() && n.in[0]->size() == n.size(), "it renames " + to_string(n.in[0]->axes) + " to " + to_string(n.axes));
+      must(x.axes.size() == n.axes.size() && x.size() == n.size(), "it renames {} to {}", x.axes, n.axes);
     } else if (n.op == &prim::kFlatten || n.op == &prim::kUnflatten) {
-      must(n.in[0]->size() == n.size(), "it makes " + to_string(n.axes) + " of " + to_string(n.in[0]->axes));
+      must(x.size() == n.size(), "it makes {} of {}", n.axes, x.axes);
     } else if (n.op == &prim::kConcat) {
       std::int64_t size = 0;
       auto along = n.attr.names[0];
-      for (auto& x : n.in) {
-        must(same_set(without(x->axes, along), without(n.axes, along)), "part " + to_string(x->axes) + " does not fit " + to_string(n.axes));
-        size += find(*x, along)->size;
+      for (auto& part : n.in) {
+        must(same_set(without(part->axes, along), without(n.axes, along)), "part {} does not fit {}", part->axes, n.axes);
+        size += find(*part, along)->size;
       }
-      must(size == find(n, along)->size, "its parts have " + std::to_string(size) + " positions, it has " + to_string(n.axes));
+      must(size == find(n, along)->size, "its parts have {} positions, it has {}", size, n.axes);
     } else if (n.op == &prim::kSlice || n.op == &prim::kPlace) {
-      auto& part = n.op == &prim::kSlice ? n : *n.in[0];
-      auto& whole = n.op == &prim::kSlice ? *n.in[0] : n;
+      auto &part = n.op == &prim::kSlice ? n : x, &whole = n.op == &prim::kSlice ? x : n;
       auto c = SliceAttr::of(n);
       auto *all = find(whole, c.axis), *mine = find(part, c.axis);
-      must(all && same_set(without(part.axes, c.axis), without(whole.axes, c.axis)), to_string(part.axes) + " is no part of " + to_string(whole.axes));
-      must(c.drop ? !mine : mine && mine->size == c.size, "the part has " + to_string(part.axes) + ", and " + std::to_string(c.size) + " positions are taken");
+      bool alike = all && same_set(without(part.axes, c.axis), without(whole.axes, c.axis));
+      must(alike, "{} is no part of {}", part.axes, whole.axes);
+      must(c.drop ? !mine : mine && mine->size == c.size, "the part has {}, and {} positions are taken", part.axes, c.size);
       auto first = c.start, last = c.start + (c.size - 1) * c.step;
-      if (c.size > 0) must(std::min(first, last) >= 0 && std::max(first, last) < all->size, "it reaches outside of " + to_string(whole.axes));
+      bool inside = std::min(first, last) >= 0 && std::max(first, last) < all->size;
+      must(c.size == 0 || inside, "it reaches outside of {}", whole.axes);
     }
-    if (n.op->kind == Kind::view)
-      must(n.dtype == n.in[0]->dtype, "the result is " + text(n.dtype));
   }
   void loop() const {
     auto& l = loop_of(n);
@@ -125,25 +133,25 @@ struct NodeCheck {
     for (auto& r : l.results) {
       must(r.value.size() == l.index.size(), "a result has no value in one of its bodies");
       for (std::size_t b = 0; b < r.value.size(); ++b) body(l, r, b);
-      if (r.carry) must(r.start && same_set(r.start->axes, r.carry->axes) && r.start->dtype == r.carry->dtype, "a carry starts from another kind of array");
-      else if (r.start) must(same_set(r.start->axes, r.value[0]->axes) && r.start->dtype == r.value[0]->dtype, "a fold starts from another kind of array");
+      if (r.carry) must(r.start && same_set(r.start, r.carry), "a carry starts from another kind of array");
+      else if (r.start) must(same_set(r.start, r.value[0]), "a fold starts from another kind of array");
     }
   }
   void body(const Loop& l, const LoopResult& r, std::size_t b) const {
-    auto& v = *r.value[b];
-    must(v.dtype == r.value[0]->dtype, "bodies make values of different dtypes");
-    if (r.carry) return must(same_set(v.axes, r.carry->axes) && v.dtype == r.carry->dtype, "a turn leaves " + to_string(v.axes) + " where it carries " + to_string(r.carry->axes));
-    if (r.fold == Fold::fold) return must(same_set(v.axes, r.value[0]->axes), "bodies fold different axes");
-    auto* along = find(v, l.axis.name);
-    if (l.drop) must(!along, "a value of one position has the axis that is walked");
-    else must(along && along->size == prim::index_chunk(*l.index[b]), "a value that is stacked is no chunk of " + to_string(l.axis));
+    auto& v = r.value[b];
+    must(v->dtype == r.value[0]->dtype, "bodies make values of different dtypes");
+    if (r.carry) return must(same_set(v, r.carry), "a turn leaves {} where it carries {}", v->axes, r.carry->axes);
+    if (r.fold == Fold::fold) return must(same_set(v, r.value[0]), "bodies fold different axes");
+    auto* along = find(*v, l.axis.name);
+    if (l.drop) return must(!along, "a value of one position has the axis that is walked");
+    must(along && along->size == prim::index_chunk(*l.index[b]), "a value that is stacked is no chunk of {}", l.axis);
   }
   void result() const {
     if (n.in[0]->op != &kLoop) return;
     auto& l = loop_of(n);
     auto k = result_number(n);
-    must(k < l.results.size(), "its loop has no result " + std::to_string(k));
-    must(n.dtype == l.results[k].value[0]->dtype, "the result is " + text(n.dtype));
+    must(k < l.results.size(), "its loop has no result {}", std::int64_t(k));
+    result_is(l.results[k].value[0]->dtype);
   }
 };
 
@@ -156,49 +164,36 @@ struct ScopeCheck {
     for (auto& n : topological(roots)) {
       if (n->free.empty() && index) continue;   // of the top
       bool placeholder = n->op == &prim::kIndex || n->op == &prim::kCarry;
-      if (placeholder && std::find(known.begin(), known.end(), n.get()) == known.end())
-        NodeCheck{*n, after}.bad("it is read outside of its loop");
+      bool inside = std::find(known.begin(), known.end(), n.get()) != known.end();
+      NodeCheck{*n, after}.must(!placeholder || inside, "it is read outside of its loop");
       if (n->op == &kLoop) bodies(loop_of(*n));
     }
   }
   void bodies(const Loop& l) {
     auto outer = known.size();
-    for (auto& r : l.results) if (r.carry) known.push_back(r.carry.get());
+    for (auto& r : l.results)
+      if (r.carry) known.push_back(r.carry.get());
     for (std::size_t b = 0; b < l.index.size(); ++b) {
       known.push_back(l.index[b].get());
       if (b > 0) known.push_back(l.index[0].get());   // the placeholder of a carry names the first body's
-      Nodes made;
-      for (auto& r : l.results) made.push_back(r.value[b]);
-      values(made, l.index[b].get());
+      values(values_of(l, b), l.index[b].get());
       known.resize(known.size() - (b > 0 ? 2 : 1));
     }
     known.resize(outer);
   }
 };
 
-void check_border(const Node& n, const char* after) {
-  auto* axis = find(n, n.attr.names[0]);
-  if (!axis || axis->size != n.attr.ints[0]) NodeCheck{n, after}.bad("a border is around " + to_string(n.axes) + ", which lacks the walked axis");
-}
-
 }  // namespace
 
-bool verifies() {
-  static const bool on = [] {
-    auto* asked = std::getenv("HALIAX_VERIFY");
-#ifdef NDEBUG
-    return asked && *asked == '1';
-#else
-    return !asked || *asked != '0';
-#endif
-  }();
-  return on;
-}
+bool verifies() { return checks(std::getenv("HALIAX_VERIFY")); }
 
 void verify(const Nodes& roots, const char* after) {
   for (auto& n : everything(roots)) {
-    NodeCheck{*n, after}.run();
-    if (n->op == &prim::kEnter || n->op == &prim::kLeave) check_border(*n, after);
+    NodeCheck check{*n, after};
+    check.run();
+    if (n->op != &prim::kEnter && n->op != &prim::kLeave) continue;
+    auto* walked = find(*n, n->attr.names[0]);
+    check.must(walked && walked->size == n->attr.ints[0], "a border is around {}, which lacks the walked axis", n->axes);
   }
   ScopeCheck{after}.values(roots, nullptr);
 }

@@ -1,23 +1,45 @@
+#include <functional>
+#include <numeric>
+
 #include "program/program.h"
 
 namespace haliax::program {
 
+std::int64_t points(const Dims& dims) { return std::accumulate(dims.begin(), dims.end(), std::int64_t(1), std::multiplies<>()); }
+
+Dims dims_of(const Step& s) {
+  switch (s.kind) {
+    case Kind::fused: return s.fused.dims;
+    case Kind::gather: return s.gather.dims;
+    case Kind::scatter: return s.scatter.dims;
+    case Kind::sort: return s.sort.dims;
+    case Kind::cumulative: return s.cumulative.dims;
+    case Kind::copy: return s.copy.dims;
+    case Kind::custom: return s.custom.dims;
+    case Kind::contract: {
+      Dims all = s.contract.batch;
+      for (auto* part : {&s.contract.m, &s.contract.n, &s.contract.k}) all.insert(all.end(), part->begin(), part->end());
+      return all;
+    }
+    default: return {};
+  }
+}
+
 double multiplications(const std::vector<Step>& steps) {
   double sum = 0;
-  for (auto& s : steps) {
-    if (s.kind == Kind::loop) sum += double(s.loop.trips) * multiplications(s.loop.body);
-    if (s.kind != Kind::contract) continue;
-    double n = 1;
-    for (auto* part : {&s.contract.batch, &s.contract.m, &s.contract.n, &s.contract.k}) for (auto d : *part) n *= double(d);
-    sum += n;
-  }
+  for (auto& s : steps)
+    if (s.kind == Kind::loop) {
+      sum += double(s.loop.trips) * multiplications(s.loop.body);
+    } else if (s.kind == Kind::contract) {
+      double n = 1;
+      for (auto d : dims_of(s)) n *= double(d);
+      sum += n;
+    }
   return sum;
 }
-int count_contractions(const std::vector<Step>& steps, bool once) {
+int count_contractions(const std::vector<Step>& steps) {
   int n = 0;
-  for (auto& s : steps)
-    if (s.kind == Kind::contract) ++n;
-    else if (s.kind == Kind::loop) n += int(once ? 1 : s.loop.trips) * count_contractions(s.loop.body, once);
+  for (auto& s : steps) n += s.kind == Kind::contract ? 1 : count_contractions(s.loop.body);
   return n;
 }
 

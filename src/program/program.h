@@ -1,8 +1,8 @@
 // What a backend may see: steps over slots of memory. No axis, no name and no op of the graph is left here.
 //
 // Every value lives in a slot. A slot is an argument, a result, or a range of the arena whose place plan_memory has fixed.
-// A View says how a step walks over a slot. Loops are steps that hold steps. Numbers of a loop (its turns) reach the views and the
-// instructions inside it as terms: offset += value of the loop variable * stride.
+// A View says how a step walks over a slot. Loops are steps that hold steps. Numbers of a loop (its turns) reach the views and
+// the instructions inside it as terms: offset += value of the loop variable * stride.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -15,8 +15,8 @@ namespace haliax::program {
 
 using Dims = std::vector<std::int64_t>;
 
-// One point-wise instruction. The result has the dtype of the instruction; operands have been cast to what the code wants, so that
-// arithmetic has operands of its own dtype and comparisons have two operands of one dtype.
+// One point-wise instruction. The result has the dtype of the instruction; operands have been cast to what the code wants, so
+// that arithmetic has operands of its own dtype and comparisons have two operands of one dtype.
 enum class Code : std::uint8_t {
   // leaves
   constant,   // `number` (floats) or `integer` (integers, bool)
@@ -24,10 +24,11 @@ enum class Code : std::uint8_t {
   iota,       // position along iteration dimension `dim`, times `stride`, plus `integer`, plus loop terms of `view`
   // unary
   cast, neg, abs, sign, exp, exp2, expm1, log, log2, log1p, sqrt, rsqrt, cbrt, sin, cos, tan, asin, acos, atan, sinh, cosh, tanh,
-  asinh, acosh, atanh, erf, erfinv, lgamma, digamma, floor, ceil, round, trunc, logical_not, bit_not, is_finite, is_nan, is_inf, popcount, bitcast,
+  asinh, acosh, atanh, erf, erfinv, lgamma, digamma, floor, ceil, round, trunc, logical_not, bit_not, is_finite, is_nan, is_inf,
+  popcount, bitcast,
   // binary
   add, sub, mul, div, floor_div, mod, rem, pow, max, min, atan2, nextafter,
-  less, less_equal, equal, not_equal, bit_and, bit_or, bit_xor, shift_left, shift_right,   // logical and/or/xor are those of bits, on bool
+  less, less_equal, equal, not_equal, bit_and, bit_or, bit_xor, shift_left, shift_right,   // of bits; of bool: logical
   // ternary
   select,     // a ? b : c
   fma,        // a * b + c, rounded once
@@ -46,7 +47,7 @@ enum class Monoid : std::uint8_t { sum, prod, max, min };
 // offset of element (i0, i1, ...) = offset + sum(i * strides) + sum over terms; all in elements.
 struct Term {
   int loop = -1;              // a loop variable: its value, 0 ... trips-1 (counting down when the loop is reversed), times stride
-  int slot = -1;              // or a scalar in memory (i32, i64 or u32), read when the step runs, clamped to [0, limit], times stride
+  int slot = -1;              // or a scalar in memory (i32, i64 or u32) when the step runs, clamped to [0, limit], times stride
   DType slot_dtype = DType::i32;
   std::int64_t slot_offset = 0, limit = 0;
   std::int64_t stride = 0;
@@ -70,26 +71,28 @@ struct Instr {
   std::int64_t integer = 0;
   int dim = -1;                     // iota
   std::int64_t stride = 1;          // iota
-  View view;                        // load, store; of iota only the loop terms
+  View view = {};                   // load, store; of iota only the loop terms
 };
 
 enum class Kind : std::uint8_t { fused, contract, gather, scatter, sort, cumulative, loop, collective, copy, skip, custom };
 
-// Fused: for each outer point, run the instructions in order; inner ones over all inner points. dims = outer dims then inner dims.
+// For each outer point, runs the instructions in order; inner ones over all inner points. dims = outer dims, then inner dims.
 struct Fused {
   Dims dims;
   int outer = 0;                    // how many of dims are outer
   std::vector<Instr> code;
 };
-// out[batch, m, n] = (accumulate ? out : 0) + sum over k of a[batch, m, k] * b[batch, k, n]. Each of batch, m, n, k may be several
-// dims; view strides are in the order batch, m, n, k (0 where the operand lacks it). Sums are f32 for bf16 and f16, else of out's dtype.
+// out[batch, m, n] = (accumulate ? out : 0) + sum over k of a[batch, m, k] * b[batch, k, n]. Each of batch, m, n, k may be
+// several dims; view strides are in the order batch, m, n, k (0 where the operand lacks it). Sums are f32 for bf16 and f16, else
+// of out's dtype.
 struct Contract {
   Dims batch, m, n, k;
   View a, b, out;
   bool accumulate = false;
 };
-// out[...] = table[... with the indexed dims at the ids]. dims = the dims of out. For each indexed table axis: ids view (over dims),
-// the stride of that axis in the table, its size. mode: what an index outside [0, size) gives. Negative ones count from the end.
+// out[...] = table[... with the indexed dims at the ids]. dims = the dims of out. For each indexed table axis: ids view (over
+// dims), the stride of that axis in the table, its size. Outside: what an index outside of [0, size) gives; negative ones count
+// from the end.
 enum class Outside : std::uint8_t { fill, clamp, zero };  // fill: NaN, or the least integer (largest if unsigned)
 struct Indexed { View ids; std::int64_t stride = 0, size = 0; };
 struct Gather {
@@ -98,7 +101,8 @@ struct Gather {
   std::vector<Indexed> indexed;
   Outside outside = Outside::fill;
 };
-// target[... at ids] op= updates, in row-major order of dims; `dims` = the dims of updates. Indices outside are dropped (or clamped).
+// target[... at ids] op= updates, in row-major order of the dims, which are those of updates. Indices outside are dropped (or
+// clamped).
 enum class Update : std::uint8_t { set, add, mul, min, max };
 struct Scatter {
   Dims dims;
@@ -129,14 +133,14 @@ struct Operand {
   Dims dims;                        // on this device
   View view;
 };
-// A box of elements that goes from one device to another. To and from itself too: `sends` and `receives` of two devices that are about
-// each other stand in the same order.
+// A box of elements that goes from one device to another. To and from itself too: `sends` and `receives` of two devices that are
+// about each other stand in the same order.
 struct Parcel {
   int device = 0, array = 0;        // the other one; which of x (sends) or out (receives)
   Dims start, dims, step;           // in the sender's x, or in the receiver's out, where all steps are 1
 };
-// Several arrays at once, over the devices of one group of a mesh: all those that differ only along the mesh axes in `over`, in rank
-// order. An exchange is said box by box; the others make out[k] of x[k].
+// Several arrays at once, over the devices of one group of a mesh: all those that differ only along the mesh axes in `over`, in
+// rank order. An exchange is said box by box; the others make out[k] of x[k].
 struct Collective {
   Wire wire = Wire::all_reduce;
   std::vector<int> over;            // mesh axes, major to minor
@@ -151,8 +155,8 @@ struct Collective {
 struct Skip {
   View unless;
 };
-// A function of the user's (haliax/custom_op.h), called at each point of the first `outer` dims with the elements there of all arrays, the
-// sizes of the other dims, none of which is 0, and each array's strides along those. See program/custom.h.
+// A function of the user's (haliax/custom_op.h), called at each point of the first `outer` dims with the elements there of all
+// arrays, the sizes of the other dims, none of which is 0, and each array's strides along those. See program/custom.h.
 using CustomRun = void (*)(void* const* data, const std::int64_t* sizes, const std::int64_t* const* strides) noexcept;
 struct Custom {
   Dims dims;
@@ -165,25 +169,25 @@ struct Loop {
   int variable = 0;                 // the number that terms refer to; -1: none do, it is a part of a turn that may end by itself
   std::int64_t trips = 0;
   bool reverse = false;
-  std::vector<Step> body;
+  std::vector<Step> body = {};
 };
 
 struct Step {
   Kind kind = Kind::fused;
   // One of these, by kind. (Plain members rather than a variant: a backend reads them by name, and a Program is small.)
-  Fused fused;
-  Contract contract;
-  Gather gather;
-  Scatter scatter;
-  Sort sort;
-  Cumulative cumulative;
-  Copy copy;
-  Skip skip;
-  Collective collective;
-  Custom custom;
-  Loop loop;
+  Fused fused = {};
+  Contract contract = {};
+  Gather gather = {};
+  Scatter scatter = {};
+  Sort sort = {};
+  Cumulative cumulative = {};
+  Copy copy = {};
+  Skip skip = {};
+  Collective collective = {};
+  Custom custom = {};
+  Loop loop = {};
   const char* why = "";             // op that it comes from
-  std::string where;                // file:line, module path: for reports
+  std::string where = {};           // file:line, module path: for reports
   std::int64_t scratch = -1;        // byte offset in the arena of `scratch_bytes` that this step may use
   std::int64_t scratch_bytes = 0;
 };
@@ -217,23 +221,27 @@ struct Program {
   int loops = 0;                    // how many loop variables there are
   int device = 0;                   // which device of the mesh this program is for
   std::vector<std::int64_t> mesh;   // sizes of the mesh axes; empty: one device
+  Slot& slot(int k) { return slots[std::size_t(k)]; }
+  const Slot& slot(int k) const { return slots[std::size_t(k)]; }
 };
 
 std::string to_string(const Program&);
-double multiplications(const std::vector<Step>&);                                        // of contractions, turn by turn
-int count_contractions(const std::vector<Step>&, bool in_loops_once = true);
+std::int64_t points(const Dims&);                                   // their product
+Dims dims_of(const Step&);                                          // that all its views are walked over
+double multiplications(const std::vector<Step>&);                   // of contractions, turn by turn
+int count_contractions(const std::vector<Step>&);                   // the body of a loop counts once
 
 // A backend turns a Program into something that runs. A few virtual classes are all there is at this border.
-// One device of a mesh speaks to the others. Which of them take part in a call follows from the Collective and from the Program's mesh
-// and device number: all that differ from this one only along the mesh axes in `over`, in rank order. Every device makes its calls in
-// the order of its Program; calls over other mesh axes may lie between. Threads of one process are one implementation; processes or
-// accelerators with a library of their own are others. A simulated mesh has none: it is planned and never run.
+// One device of a mesh speaks to the others. Which of them take part in a call follows from the Collective and from the Program's
+// mesh and device number: all that differ from this one only along the mesh axes in `over`, in rank order. Every device makes its
+// calls in the order of its Program; calls over other mesh axes may lie between. Threads of one process are one implementation;
+// processes or accelerators with a library of their own are others. A simulated mesh has none: it is planned and never run.
 class Communicator {
  public:
   virtual ~Communicator() = default;
-  // x, out: element (0, 0, ...) of each array; memory of out is none of x. Blocks until done; takes strides as they are or packs, and
-  // keeps no pointer. Sums are taken in the arrays' dtype, of narrow floats in f32; in any order, but all ranks have the same bits, in
-  // every run (threads: in rank order). Raises if another device has failed, rather than wait.
+  // x, out: element (0, 0, ...) of each array; memory of out is none of x. Blocks until done; takes strides as they are or packs,
+  // and keeps no pointer. Sums are taken in the arrays' dtype, of narrow floats in f32; in any order, but all ranks have the same
+  // bits, in every run (threads: in rank order). Raises if another device has failed, rather than wait.
   virtual void run(const Collective&, const void* const* x, void* const* out) = 0;
   // This device will make no more calls, because of an error: those of others that wait for it raise.
   virtual void fail(const char* why) = 0;
@@ -249,10 +257,11 @@ class Device {
  public:
   virtual ~Device() = default;
   virtual const char* name() const = 0;
-  // Asked of each step before plan_memory: a Program with one that it cannot run is refused. Functions of the user's want memory of the host.
+  // Asked of each step before plan_memory: a Program with one that it cannot run is refused. Functions of the user's want memory
+  // of the host.
   virtual bool supports(const Step& s) const { return s.kind != Kind::custom; }
-  // Scratch that a step wants inside the plan, in bytes (oneDNN scratchpads, partial sums). Asked before plan_memory. `workers`: as if there
-  // were so many threads; 0: as many as there are.
+  // Scratch that a step wants inside the plan, in bytes (oneDNN scratchpads, partial sums). Asked before plan_memory. `workers`:
+  // as if there were so many threads; 0: as many as there are.
   virtual std::int64_t scratch_bytes(const Step&, [[maybe_unused]] int workers) const { return 0; }
   virtual std::unique_ptr<Executable> compile(std::shared_ptr<const Program>) = 0;
 };

@@ -6,7 +6,8 @@
 
 namespace haliax::detail {
 
-Leaves chunked_reduce(const AxisSelection& axes, const ChunkOptions& options, const Leaves& xs, LeafFunction f, SourceLocation at) {
+Leaves chunked_reduce(const AxisSelection& axes, const ChunkOptions& options, const Leaves& xs, LeafFunction f,
+                      SourceLocation at) {
   Here here(at);
   Tracing tracing;
   auto traced = trace_chunks(axes, options, xs, f);

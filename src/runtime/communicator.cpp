@@ -22,8 +22,8 @@ struct Elsewhere : Error {   // the cause lies on another device
   using Error::Error;
 };
 
-// What the threads of a mesh share: each says where its operand lies, all wait, each makes its own result, all wait again. A sum is taken
-// in rank order, so that every device has the same bits.
+// What the threads of a mesh share: each says where its operand lies, all wait, each makes its own result, all wait again. A sum
+// is taken in rank order, so that every device has the same bits.
 class Meeting {
  public:
   explicit Meeting(int n) : given(std::size_t(n)), devices_(n) {}
@@ -64,10 +64,10 @@ class Meeting {
   std::string why_;
 };
 
-std::int64_t offset(const program::View& v, const Dims& at) {
+std::int64_t offset(const program::View& v, const Dims& at) {   // of an element, in bytes
   std::int64_t o = 0;
   for (std::size_t d = 0; d < at.size(); ++d) o += at[d] * v.strides[d];
-  return o;
+  return o * bytes_of(v.dtype);
 }
 
 template <class T> T folded(Monoid m, T a, T b) {
@@ -86,18 +86,19 @@ class ThreadCommunicator final : public program::Communicator {
   void run(const Collective& c, const void* const* x, void* const* out) override {
     meeting_.given[std::size_t(device_)] = {&c, x};
     meeting_.wait();
-    for (int d : group_of(c)) {
+    auto group = group_of(c);
+    for (int d : group) {
       auto& other = *meeting_.given[std::size_t(d)].first;
       bool same = other.wire == c.wire && other.over == c.over && other.out.size() == c.out.size() && other.monoid == c.monoid;
       if (!same || other.size != c.size || other.sent_bytes != c.sent_bytes)
         throw Error("[mesh] device " + std::to_string(d) + " makes another call than device " + std::to_string(device_));
     }
-    if (c.wire == Wire::exchange) {
-      exchange(c, out);
-    } else {
-      auto group = group_of(c);
-      for (std::size_t k = 0; k < c.out.size(); ++k) c.wire == Wire::all_gather ? gather(c, k, group, out[k]) : reduce(c, k, group, out[k]);
-    }
+    if (c.wire == Wire::exchange) exchange(c, out);
+    else
+      for (std::size_t k = 0; k < c.out.size(); ++k) {
+        auto* mine = static_cast<std::byte*>(out[k]);
+        c.wire == Wire::all_gather ? gather(c, k, group, mine) : reduce(c, k, group, mine);
+      }
     meeting_.wait();
   }
   void fail(const char* why) override { meeting_.fail("device " + std::to_string(device_) + " has failed: " + why); }
@@ -106,40 +107,40 @@ class ThreadCommunicator final : public program::Communicator {
   // Where element `at` of array k of another device lies.
   const std::byte* theirs(int device, std::size_t k, const Dims& at) const {
     auto& [how, x] = meeting_.given[std::size_t(device)];
-    auto& view = how->x[k].view;
-    return static_cast<const std::byte*>(x[k]) + offset(view, at) * bytes_of(view.dtype);
+    return static_cast<const std::byte*>(x[k]) + offset(how->x[k].view, at);
   }
-  void gather(const Collective& c, std::size_t k, const std::vector<int>& group, void* out) const {
+  // Positions of the axis that is cut or joined in a block, of which the last may be short.
+  static std::int64_t block_size(const Collective& c, std::size_t k, const std::vector<int>& group) {
+    auto n = std::int64_t(group.size());
+    return (c.size[k] + n - 1) / n;
+  }
+  void gather(const Collective& c, std::size_t k, const std::vector<int>& group, std::byte* out) const {
     auto& to = c.out[k];
-    auto width = bytes_of(to.view.dtype);
     auto d = std::size_t(c.dim[k]);
-    auto step = (c.size[k] + std::int64_t(group.size()) - 1) / std::int64_t(group.size());
+    auto step = block_size(c, k, group);
     each_point(to.dims, [&](const Dims& at) {
       Dims from = at;
       from[d] = at[d] % step;
-      std::memcpy(static_cast<std::byte*>(out) + offset(to.view, at) * width, theirs(group[std::size_t(at[d] / step)], k, from), std::size_t(width));
+      auto* sent = theirs(group[std::size_t(at[d] / step)], k, from);
+      std::memcpy(out + offset(to.view, at), sent, std::size_t(bytes_of(to.view.dtype)));
     });
   }
-  void reduce(const Collective& c, std::size_t k, const std::vector<int>& group, void* out) const {
+  void reduce(const Collective& c, std::size_t k, const std::vector<int>& group, std::byte* out) const {
     auto& to = c.out[k];
     auto dtype = to.view.dtype;
-    auto width = bytes_of(dtype);
-    std::int64_t start = 0;
-    if (c.wire == Wire::reduce_scatter) {
-      auto rank = std::find(group.begin(), group.end(), device_) - group.begin();
-      start = rank * ((c.size[k] + std::int64_t(group.size()) - 1) / std::int64_t(group.size()));
-    }
+    bool scatters = c.wire == Wire::reduce_scatter;
+    auto rank = std::find(group.begin(), group.end(), device_) - group.begin();
     each_point(to.dims, [&](const Dims& at) {
       Dims from = at;
-      if (c.wire == Wire::reduce_scatter) from[std::size_t(c.dim[k])] += start;
-      auto value = [&](std::size_t g) { return scalar::load(dtype, theirs(group[g], k, from)); };
-      auto sum = value(0);
+      if (scatters) from[std::size_t(c.dim[k])] += rank * block_size(c, k, group);
+      auto sum = scalar::load(dtype, theirs(group[0], k, from));
       for (std::size_t g = 1; g < group.size(); ++g) {
-        auto v = value(g);
+        auto v = scalar::load(dtype, theirs(group[g], k, from));
         if (!is_float(dtype)) sum.whole = folded(c.monoid, sum.whole, v.whole);
-        else sum.real = dtype == DType::f64 ? folded(c.monoid, sum.real, v.real) : double(folded(c.monoid, float(sum.real), float(v.real)));
+        else if (dtype == DType::f64) sum.real = folded(c.monoid, sum.real, v.real);
+        else sum.real = folded(c.monoid, float(sum.real), float(v.real));
       }
-      scalar::store(dtype, static_cast<std::byte*>(out) + offset(to.view, at) * width, sum);
+      scalar::store(dtype, out + offset(to.view, at), sum);
     });
   }
   void exchange(const Collective& c, void* const* out) const {
@@ -149,13 +150,13 @@ class ThreadCommunicator final : public program::Communicator {
       auto& at = next[std::size_t(got.device)];
       while (sends[at].device != device_) ++at;
       auto& sent = sends[at++];
-      auto& to = c.out[std::size_t(got.array)];
-      auto width = bytes_of(to.view.dtype);
+      auto& to = c.out[std::size_t(got.array)].view;
+      auto* first = static_cast<std::byte*>(out[std::size_t(got.array)]);
       each_point(got.dims, [&](const Dims& i) {
         Dims from = sent.start, mine = got.start;
         for (std::size_t d = 0; d < i.size(); ++d) from[d] += i[d] * sent.step[d], mine[d] += i[d];
-        std::memcpy(static_cast<std::byte*>(out[std::size_t(got.array)]) + offset(to.view, mine) * width,
-                    theirs(got.device, std::size_t(sent.array), from), std::size_t(width));
+        auto* element = theirs(got.device, std::size_t(sent.array), from);
+        std::memcpy(first + offset(to, mine), element, std::size_t(bytes_of(to.dtype)));
       });
     }
   }
@@ -182,7 +183,7 @@ class Crew {
   void run(int n, const std::function<void(int)>& f) {
     std::lock_guard one(one_at_a_time_);
     std::unique_lock hold(lock_);
-    while (int(threads_.size()) + 1 < n) threads_.emplace_back([this, d = int(threads_.size()) + 1, seen = work_] { serve(d, seen); });
+    for (int d = int(threads_.size()) + 1; d < n; ++d) threads_.emplace_back([this, d, seen = work_] { serve(d, seen); });
     f_ = &f, n_ = n, busy_ = n - 1, ++work_;
     start_.notify_all();
     hold.unlock();

@@ -12,19 +12,13 @@
 namespace haliax {
 namespace {
 
-std::int64_t argument_bytes(const program::Program& p) {
-  std::int64_t n = 0;
-  for (int s : p.argument_slots) n += p.slots[std::size_t(s)].bytes;
-  return n;
-}
-
 // Arguments are there all the time, results that take over no argument from the start; of the arena what is alive at its peak.
 std::vector<MemoryReport> memory_of(const program::Program& p) {
   std::map<std::string, std::int64_t> bytes;
-  for (int s : p.argument_slots) bytes[p.slots[std::size_t(s)].purpose] += p.slots[std::size_t(s)].bytes;
+  for (int s : p.argument_slots) bytes[p.slot(s).purpose] += p.slot(s).bytes;
   for (int r = 0; r < p.results; ++r)
     if (std::find(p.donated.begin(), p.donated.end(), r) == p.donated.end()) {
-      auto& slot = p.slots[std::size_t(p.result_slots[std::size_t(r)])];
+      auto& slot = p.slot(p.result_slots[std::size_t(r)]);
       bytes[slot.purpose] += slot.bytes;
     }
   for (auto& use : p.at_peak) bytes[use.purpose] += use.bytes;
@@ -63,22 +57,6 @@ std::string number_of(double n) {
 }
 std::string seconds_of(double s) { return s >= 1 ? fmt::format("{:.2f} s", s) : fmt::format("{:.3g} ms", s * 1e3); }
 
-// Columns as wide as their widest entry; the last is not padded.
-std::string table(const std::vector<std::vector<std::string>>& rows) {
-  std::vector<std::size_t> width;
-  for (auto& r : rows)
-    for (std::size_t c = 0; c < r.size(); ++c) {
-      if (c == width.size()) width.push_back(0);
-      width[c] = std::max(width[c], r[c].size());
-    }
-  std::string out;
-  for (auto& r : rows) {
-    std::string line;
-    for (std::size_t c = 0; c < r.size(); ++c) line += fmt::format("{:<{}}  ", r[c], c + 1 == r.size() ? 0 : width[c]);
-    out += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
-  }
-  return out;
-}
 const char* name_of(Move::Kind k) {
   const char* const names[] = {"reduce-scatter", "all-to-all", "all-reduce", "all-gather", "ring", "permute"};
   return names[int(k)];
@@ -124,56 +102,34 @@ std::string what(const Move& m) {
   return fmt::format("{} and {} more", text, m.arrays.size() - 1);
 }
 
-}  // namespace
-
-void describe(JitReport& r, const program::Program& p, const MachineSpeed& speed) {
-  r.arena_bytes = p.arena_bytes, r.peak_bytes = p.peak_bytes, r.argument_bytes = argument_bytes(p);
-  r.contractions = count_contractions(p.steps), r.loops = p.loops;
-  r.flops = 2 * multiplications(p.steps), r.compute_s = speed.flops > 0 ? r.flops / speed.flops : 0;
-  r.memory = memory_of(p);
-  r.collectives.clear(), r.sent_bytes = r.calls = r.sending_s = 0;
-  r.program = program::to_string(p);
-}
-void describe(JitReport& r, const MeshProgram& m, const MachineSpeed& speed) {
-  describe(r, *m.devices[m.fullest].program, speed);
+void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& speed) {
   r.sent_bytes = m.sent_bytes, r.calls = m.calls;
+  std::vector<std::vector<std::string>> rows{{"collective", "over", "sends", "times", "what", "for", "asked by"}};
+  std::map<std::string, std::pair<double, double>> by_kind;  // calls, bytes
   for (auto& move : m.moves) {
     auto names = listed(move.arrays, [](auto& a) { return name_of(a); });
     auto axes = listed(move.arrays, [](auto& a) { return to_string(a.axes); });
     r.collectives.push_back({name_of(move.kind), to_string(m.mesh, move.over), names, axes, int(move.arrays.size()), move.bytes,
                              move.turns, loops_of(move, m.mesh), cause_of(move), where_of(move.origin), name_of(move.asked),
                              seconds(move, m.mesh, speed)});
-    r.sending_s += r.collectives.back().seconds;
-  }
-}
-
-namespace {
-
-void add_collectives(JitReport& r, const MeshProgram& m) {
-  auto& out = r.explain;
-  out += fmt::format("on a mesh of {} ({} devices), for each device:\n\n", to_string(m.mesh), m.mesh.devices());
-
-  std::vector<std::vector<std::string>> rows{{"collective", "over", "sends", "times", "what", "for", "asked by"}};
-  std::map<std::string, std::pair<double, double>> by_kind;  // calls, bytes
-  for (std::size_t k = 0; k < m.moves.size(); ++k) {
-    auto& c = r.collectives[k];
+    auto& c = r.collectives.back();
+    r.sending_s += c.seconds;
     auto times = c.turns == 1 ? "1" : fmt::format("{:.0f} ({})", c.turns, c.loop);
-    auto asked = !m.moves[k].gathers() ? "" : c.asked.empty() ? "NOBODY" : c.asked;
-    auto moves = what(m.moves[k]), cause = c.cause + (c.where.empty() ? "" : "; " + c.where);
-    rows.push_back({c.kind, c.over, size_of(c.bytes), times, moves, cause, asked});
+    auto asked = !move.gathers() ? "" : c.asked.empty() ? "NOBODY" : c.asked;
+    auto cause = c.cause + (c.where.empty() ? "" : "; " + c.where);
+    rows.push_back({c.kind, c.over, size_of(c.bytes), times, what(move), cause, asked});
     auto& [calls, bytes] = by_kind[c.kind];
     calls += c.turns, bytes += c.turns * c.bytes;
   }
-  if (r.collectives.empty())
-    out += "nothing is sent\n";
-  else
-    out += table(rows);
+  auto& out = r.explain;
+  out += fmt::format("on a mesh of {} ({} devices), for each device:\n\n", to_string(m.mesh), m.mesh.devices());
+  out += m.moves.empty() ? "nothing is sent\n" : table(rows);
   for (auto& [kind, sum] : by_kind) out += fmt::format("{}: {:.0f} calls, {}\n", kind, sum.first, size_of(sum.second));
   out += fmt::format("in all {:.0f} calls, {} sent\n\n", r.calls, size_of(r.sent_bytes));
 }
 
-// Memory on one of so many devices. inputs: axes and dtypes of the arguments on the whole.
-void add_memory(JitReport& r, const program::Program& p, const std::vector<std::pair<Axes, DType>>& inputs, int devices) {
+// Memory on one of so many devices. inputs: the arguments on the whole.
+void add_memory(JitReport& r, const program::Program& p, const Nodes& inputs, int devices) {
   auto& out = r.explain;
   std::vector<std::vector<std::string>> rows{{"memory at the peak", ""}};
   bool trains = false;
@@ -186,12 +142,11 @@ void add_memory(JitReport& r, const program::Program& p, const std::vector<std::
   // What training keeps for each parameter: its value, a gradient like it, and the optimiser's.
   double count = 0, whole = 0, mine = 0;
   for (std::size_t k = 0; k < inputs.size(); ++k) {
-    auto& [axes, dtype] = inputs[k];
-    auto& slot = p.slots[std::size_t(p.argument_slots[k])];
+    auto& slot = p.slot(p.argument_slots[k]);
     std::string purpose = slot.purpose;
-    double times = purpose == "parameters" ? 2 : purpose == "optimiser" ? 1 : 0, size = double(axis_size(axes));
+    double times = purpose == "parameters" ? 2 : purpose == "optimiser" ? 1 : 0, size = double(inputs[k]->size());
     if (purpose == "parameters") count += size;
-    whole += times * size * bytes_of(dtype), mine += times * double(slot.bytes);
+    whole += times * size * bytes_of(inputs[k]->dtype), mine += times * double(slot.bytes);
   }
   if (trains && count > 0)
     out += fmt::format("{} parameters x {:.3g} bytes (values, gradients, optimiser): {} on one device{}\n", number_of(count),
@@ -204,15 +159,39 @@ void add_memory(JitReport& r, const program::Program& p, const std::vector<std::
 
 }  // namespace
 
-void add_tables(JitReport& r, const MeshProgram& m) {
-  add_collectives(r, m);
-  add_memory(r, *m.devices[m.fullest].program, m.inputs, m.mesh.devices());
+std::int64_t argument_bytes(const program::Program& p) {
+  std::int64_t n = 0;
+  for (int s : p.argument_slots) n += p.slot(s).bytes;
+  return n;
 }
-void add_tables(JitReport& r, const program::Program& p, const Nodes& inputs) {
-  std::vector<std::pair<Axes, DType>> shapes;
-  for (auto& n : inputs) shapes.push_back({n->axes, n->dtype});
-  r.explain += "on one device, no collectives\n\n";
-  add_memory(r, p, shapes, 1);
+std::string table(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<std::size_t> width;
+  for (auto& r : rows)
+    for (std::size_t c = 0; c < r.size(); ++c) {
+      width.resize(std::max(width.size(), r.size()));
+      width[c] = std::max(width[c], r[c].size());
+    }
+  std::string out;
+  for (auto& r : rows) {
+    std::string line;
+    for (std::size_t c = 0; c < r.size(); ++c) line += fmt::format("{:<{}}  ", r[c], width[c]);
+    line.erase(line.find_last_not_of(' ') + 1);
+    if (!line.empty()) out += line + "\n";
+  }
+  return out;
+}
+
+void describe(JitReport& r, const Compilation& c, const MeshProgram* m, const MachineSpeed& speed) {
+  auto& p = m ? *m->devices[m->fullest].program : *c.program;
+  r.arena_bytes = p.arena_bytes, r.peak_bytes = p.peak_bytes, r.argument_bytes = argument_bytes(p);
+  r.contractions = count_contractions(p.steps), r.loops = p.loops;
+  r.flops = 2 * multiplications(p.steps), r.compute_s = speed.flops > 0 ? r.flops / speed.flops : 0;
+  r.memory = memory_of(p);
+  r.program = program::to_string(p);
+  r.collectives.clear(), r.sent_bytes = r.calls = r.sending_s = 0;
+  if (m) add_collectives(r, *m, speed);
+  else r.explain += "on one device, no collectives\n\n";
+  add_memory(r, p, c.inputs, m ? m->mesh.devices() : 1);
 }
 
 void refuse_gathers(const std::vector<Move>& moves, const Mesh& mesh) {

@@ -5,11 +5,12 @@
 
 namespace haliax {
 
-void describe(JitReport&, const program::Program&, const MachineSpeed&);  // for one device
-void describe(JitReport&, const MeshProgram&, const MachineSpeed&);
-// Tables of the collectives and of the memory, below what is said already.
-void add_tables(JitReport&, const MeshProgram&);
-void add_tables(JitReport&, const program::Program&, const Nodes& inputs);  // on one device
+// What was compiled, in numbers and, below what `explain` says already, in tables of the collectives and of the memory. The
+// programs of a mesh: null on one device.
+void describe(JitReport&, const Compilation&, const MeshProgram*, const MachineSpeed&);
+std::int64_t argument_bytes(const program::Program&);
+// Columns as wide as their widest entry; nothing stands behind the last, nor in place of an empty row.
+std::string table(const std::vector<std::vector<std::string>>& rows);
 
 // Raises for a gather that nobody asked for.
 void refuse_gathers(const std::vector<Move>&, const Mesh&);

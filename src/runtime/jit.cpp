@@ -15,17 +15,16 @@ namespace haliax::detail {
 namespace {
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-bool owns_memory(const Node& n) { return n.op != &prim::kNumber && n.op != &prim::kIota; }   // others are shared by all that are equal
+// Numbers and positions are shared by all that are equal.
+bool owns_memory(const Node& n) { return n.op != &prim::kNumber && n.op != &prim::kIota; }
 
 }  // namespace
 
 // ---- from a trace to a Program ----
-Compilation JitCore::Impl::graph_of(const Leaves& results, const Parts& parts, const std::string& backend_name) {
+Nodes JitCore::Impl::roots_of(const Leaves& results, const Parts& parts) {
   auto& e = *pending;
-  if (options.partition) {
-    Here here(options.at);
-    require_each("named_jit", "out", options.out, parts.count, "results");
-  }
+  Here here(options.at);
+  if (options.partition) require_each("named_jit", "out", options.out, parts.count, "results");
   Nodes roots;
   for (std::size_t k = 0; k < results.size(); ++k) {
     auto& r = results[k];
@@ -35,43 +34,49 @@ Compilation JitCore::Impl::graph_of(const Leaves& results, const Parts& parts, c
     e.part_of_result.push_back(parts.of_leaf[k]);
   }
   report.trace_s = now() - started;
-  if (options.strict && options.partition) {
-    Here here(options.at);
-    refuse_mappings(roots, e.inputs, given_mappings(), mesh() != nullptr);
-  }
-  Compilation c{std::move(roots), e.inputs, options_for(backend_name)};
+  if (options.strict && options.partition) refuse_mappings(roots, e.inputs, given_mappings(), mesh() != nullptr);
+  return roots;
+}
+void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simulated) {
+  auto& e = *pending;
+  auto name = options.backend.empty() ? default_backend() : options.backend;
+  auto t = now();
+  Compilation c{roots_of(results, parts), e.inputs, options_for(name)};
   c.options.donated = e.donated;
   haliax::run(c, Stage::graph, Stage::graph);
-  report_loops(c.roots, c.uncut);
-  return c;
+  report_loops(c);
+  if (auto mesh = this->mesh()) {
+    report_program(c, compile_on(*mesh, c, name, simulated));
+  } else {
+    e.compiled = haliax::finish(c, name, !simulated);
+    e.note_captured(e.compiled);
+    if (!simulated) e.arena = memory(c.program->arena_bytes);
+    report.not_donated.clear();
+    for (std::size_t k = 0; k < e.inputs.size(); ++k)
+      if (e.donated[k] && c.program->donated[k] < 0)
+        report.not_donated.push_back(e.names[k] + " " + to_string(e.inputs[k]->axes) +
+                                     ": no result of its size is made where it is last read");
+    report_program(c, nullptr);
+  }
+  report.compile_s = now() - t;
 }
-void JitCore::Impl::end_on(const Mesh& mesh, Compilation& c, const std::string& backend_name, bool simulated) {
+MeshProgram* JitCore::Impl::compile_on(const Mesh& mesh, Compilation& c, const std::string& backend_name, bool simulated) {
   auto& e = *pending;
-  auto t = now();
-  std::vector<Sharding> in, out;
-  for (auto k : e.leaf_of_input) in.push_back(e.signature.in[k]);
+  auto& o = options;
   if (!simulated) must_have_devices(mesh);
+  for (auto k : e.leaf_of_input) c.options.in.push_back(e.signature.in[k]);
   for (std::size_t k = 0; k < c.roots.size(); ++k) {
-    Here here(options.at);
-    auto* mapping = options.out ? options.out->of(std::size_t(e.part_of_result[k])) : usual(mapping_outside);
-    out.push_back(mapping ? sharding_for(c.roots[k]->axes, *mapping, mesh, e.name_of_result(k)) : Sharding());
+    Here here(o.at);
+    auto* mapping = o.out ? o.out->of(std::size_t(e.part_of_result[k])) : usual(mapping_outside);
+    c.options.out.push_back(mapping ? sharding_for(c.roots[k]->axes, *mapping, mesh, e.name_of_result(k)) : Sharding());
     e.placements.push_back(mapping ? std::make_shared<const Placement>(Placement{mesh, *mapping}) : nullptr);
   }
-  auto& o = options;
-  c.options.mesh = &mesh, c.options.in = std::move(in), c.options.out = std::move(out);
+  c.options.mesh = &mesh;
   c.options.partition = {.regather = o.regather, .ring = o.ring, .strict = o.strict, .reduce_dtype = o.reduce_dtype,
                          .gradients = context().gradients};
   e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(c, backend_name, simulated));
   for (auto& d : e.mesh->devices) e.note_captured(d);
-  report.compile_s = now() - t;
-  report_mesh(c, *e.mesh);
-}
-JitCore::Entry* JitCore::Impl::finish() {
-  tracing.reset();
-  entries.push_back(std::move(pending));
-  auto* made = entries.back().get();
-  lock.unlock();
-  return made;
+  return e.mesh.get();
 }
 
 // ---- calls ----
@@ -101,7 +106,7 @@ JitCore::Entry* JitCore::find(const Walk& w, const Parts& arguments) {
   std::lock_guard hold(impl_->lock);
   for (std::size_t i = impl_->entries.size(); i-- > 0;) {
     auto& e = impl_->entries[i];
-    if (Impl::same(e->signature, w) && impl_->same_scope(e->signature) && impl_->same_places(e->signature, w, arguments)) return e.get();
+    if (impl_->difference(e->signature, w, arguments).empty()) return e.get();
   }
   return nullptr;
 }
@@ -131,7 +136,7 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   m.lock.lock();
   m.started = now();
   ++m.report.traces;
-  m.report.why = m.difference(w, in);
+  m.report.why = m.entries.empty() ? "the first call" : m.difference(m.entries.back()->signature, w, arguments);
   m.pending = std::make_unique<Entry>();
   auto& e = *m.pending;
   e.signature = {w.statics, w.values, {}, {}, current_mesh(), current_mapping(), std::move(in)};
@@ -144,7 +149,6 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
     e.inputs.push_back(prim::input(n->axes, n->dtype, module_path(path(k))));
     e.leaf_of_input.push_back(k);
     e.names.push_back(names[k]);
-    e.part_of_input.push_back(owner[k]);
     e.donated.push_back(std::find(donate.begin(), donate.end(), owner[k]) != donate.end());
     out.push_back(NamedArray(e.inputs.back()));
   }
@@ -162,99 +166,72 @@ void JitCore::abandon() {
 
 JitCore::Entry* JitCore::end(const Leaves& results, const Parts& parts, std::shared_ptr<void> like) {
   auto& m = *impl_;
-  auto& e = *m.pending;
-  auto t = now();
-  auto name = m.backend_name();
-  auto c = m.graph_of(results, parts, name);
-  e.like = std::move(like);
-  if (auto mesh = m.mesh()) {
-    m.end_on(*mesh, c, name, false);
-    return m.finish();
-  }
-  e.compiled = haliax::finish(c, name);
-  e.note_captured(e.compiled);
-  auto& p = *e.compiled.program;
-  e.arena = memory(p.arena_bytes);
-  m.report.compile_s = now() - t;
-  m.report_alone(c);
-  m.report.not_donated.clear();
-  for (std::size_t k = 0; k < e.inputs.size(); ++k)
-    if (e.donated[k] && p.donated[k] < 0)
-      m.report.not_donated.push_back(e.names[k] + " " + to_string(e.inputs[k]->axes) +
-                                     ": no result of its size is made where it is last read");
-  return m.finish();
+  m.compile(results, parts, false);
+  m.pending->like = std::move(like);
+  m.entries.push_back(std::move(m.pending));
+  auto* made = m.entries.back().get();
+  abandon();
+  return made;
 }
 void JitCore::plan(const Leaves& results, const Parts& parts) {
-  auto& m = *impl_;
-  auto name = m.backend_name();
-  auto c = m.graph_of(results, parts, name);
-  if (auto mesh = m.mesh()) {
-    m.end_on(*mesh, c, name, true);
-  } else {
-    haliax::finish(c, name, false);
-    m.report_alone(c);
-  }
+  impl_->compile(results, parts, true);
   abandon();
 }
 
 Leaves JitCore::run(Entry* entry, const Walk& w) {
   auto& e = *entry;
   std::lock_guard hold(impl_->lock);
-  auto must_be_there = [&](const Node& n) {
-    Here here(impl_->options.at);
-    if (!n.donated.empty()) fail("jit", n.donated);
-  };
-  for (auto& n : e.captured) must_be_there(*n);
+  auto count = e.leaf_of_input.size();
+  auto input = [&](std::size_t i) -> const NodePtr& { return w.arrays[e.leaf_of_input[i]]->node(); };
   Nodes late;
-  for (auto k : e.leaf_of_input) {
-    auto& n = w.arrays[k]->node();
-    must_be_there(*n);
-    if (!n->value) late.push_back(n);
-  }
-  if (!late.empty()) {
+  {
     Here here(impl_->options.at);
+    auto must_be_there = [](const Node& n) {
+      if (!n.donated.empty()) fail("jit", n.donated);
+    };
+    for (auto& n : e.captured) must_be_there(*n);
+    for (std::size_t i = 0; i < count; ++i) {
+      must_be_there(*input(i));
+      if (!input(i)->value) late.push_back(input(i));
+    }
     evaluate(late);
   }
-  // An array that was lazy until now may be the node of another, equal one, and f may have captured an argument: such a value is
-  // lent, not given.
+  // What is donated, and may be. An array that was lazy until now may be the node of another, equal one, and f may have captured
+  // an argument: such a value is lent, not given.
   std::vector<bool> given;
-  for (auto k : e.leaf_of_input) {
-    auto& n = w.arrays[k]->node();
-    bool was_late = std::find(late.begin(), late.end(), n) != late.end();
+  for (std::size_t i = 0; i < count; ++i) {
+    auto& n = input(i);
+    auto times_late = std::count(late.begin(), late.end(), n);
     bool captured = std::find(e.captured.begin(), e.captured.end(), n) != e.captured.end();
-    given.push_back(owns_memory(*n) && !captured && !(was_late && n.use_count() > 1 + std::count(late.begin(), late.end(), n)));
+    given.push_back(e.donated[i] && owns_memory(*n) && !captured && !(times_late > 0 && n.use_count() > 1 + times_late));
   }
-  if (e.mesh) {
-    impl_->must_have_devices(e.mesh->mesh);   // set_devices may have taken some away
-    std::vector<BufferPtr> arguments;
-    std::vector<bool> may_take = given;
-    for (auto k : e.leaf_of_input) arguments.push_back(w.arrays[k]->node()->value);
-    for (std::size_t i = 0; i < may_take.size(); ++i) may_take[i] = given[i] && e.donated[i];
-    give_up_donated(e, w, given);
-    auto made = e.mesh->run(arguments, may_take);
-    impl_->report.split_bytes = e.mesh->split_bytes;
-    return e.assemble(made);
-  }
-  std::vector<Given> inputs;
-  for (std::size_t i = 0; i < e.leaf_of_input.size(); ++i) {
-    auto& n = w.arrays[e.leaf_of_input[i]]->node();
-    auto value = n->value;
+  std::vector<BufferPtr> arguments;
+  for (std::size_t i = 0; i < count; ++i) {
+    auto& n = input(i);
+    auto& value = arguments.emplace_back(n->value);
+    if (e.mesh || !e.donated[i]) continue;
     // What is donated will be written over: not if somebody else reads it too.
-    auto uses = std::count_if(e.leaf_of_input.begin(), e.leaf_of_input.end(), [&](auto j) { return w.arrays[j]->node() == n; });
-    if (e.donated[i] && (uses > 1 || value.use_count() > 2 || !given[i] || value->pieces())) value = copied(*value);
-    inputs.push_back({value, value->data()});
+    auto uses = 0;
+    for (std::size_t k = 0; k < count; ++k) uses += input(k) == n;
+    if (uses > 1 || value.use_count() > 2 || !given[i] || value->pieces()) value = copied(*value);
   }
-  give_up_donated(e, w, given);
-  return e.assemble(call(e.compiled, inputs, e.arena, nullptr));
-}
-// Before the program starts: whatever comes of it, results may be written over what was donated.
-void JitCore::give_up_donated(Entry& e, const Walk& w, const std::vector<bool>& given) const {
-  for (std::size_t i = 0; i < e.donated.size(); ++i) {
-    if (!e.donated[i] || !given[i]) continue;
-    auto& n = const_cast<Node&>(*w.arrays[e.leaf_of_input[i]]->node());
+  if (e.mesh) impl_->must_have_devices(e.mesh->mesh);   // set_devices may have taken some away
+  // Before the program starts: whatever comes of it, results may be written over what was donated.
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!given[i]) continue;
+    auto& n = const_cast<Node&>(*input(i));
     n.donated = "this array was donated to the call of jit at " + to_string(impl_->options.at) + " and cannot be used any more";
     n.value.reset();
   }
+  if (!e.mesh) {
+    std::vector<Given> inputs;
+    for (auto& value : arguments) inputs.push_back({value, value->data()});
+    arguments.clear();
+    return e.assemble(call(e.compiled, inputs, e.arena, nullptr));
+  }
+  auto made = e.mesh->run(arguments, given);
+  impl_->report.split_bytes = e.mesh->split_bytes;
+  return e.assemble(made);
 }
 
 void* JitCore::like(Entry* e) { return e->like.get(); }

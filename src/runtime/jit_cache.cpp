@@ -1,25 +1,16 @@
-#include "runtime/jit_impl.h"
-#include "runtime/explain.h"
+#include <fmt/format.h>
 
-#include "base/where.h"
+#include "runtime/explain.h"
+#include "runtime/jit_impl.h"
 
 namespace haliax::detail {
 namespace {
 
-template <class T> bool equal(const std::shared_ptr<const T>& a, const std::shared_ptr<const T>& b) { return a == b || (a && b && *a == *b); }
+template <class T> bool equal(const std::shared_ptr<const T>& a, const std::shared_ptr<const T>& b) {
+  return a == b || (a && b && *a == *b);
+}
 
 }  // namespace
-
-bool JitCore::Impl::same(const Signature& s, const Walk& w) {
-  if (s.statics != w.statics || !(s.values == w.values) || s.axes.size() != w.arrays.size()) return false;
-  for (std::size_t k = 0; k < w.arrays.size(); ++k) {
-    auto& n = w.arrays[k]->node();
-    if ((n ? int(n->dtype) : -1) != s.dtypes[k]) return false;
-    if (n && n->axes != s.axes[k]) return false;
-  }
-  return true;
-}
-bool JitCore::Impl::same_scope(const Signature& s) const { return equal(s.mesh, current_mesh()) && equal(s.mapping, current_mapping()); }
 
 Sharding JitCore::Impl::lies(const Node& n, int argument, const Mesh& mesh, const std::string& what) const {
   auto* mapping = options.in ? options.in->of(std::size_t(argument)) : usual(context().origin.mapping);
@@ -27,31 +18,28 @@ Sharding JitCore::Impl::lies(const Node& n, int argument, const Mesh& mesh, cons
   if (auto* p = n.placement.get(); !told && p && (p->mesh == mesh || waits(*p))) mapping = &p->mapping;
   return mapping ? sharding_for(n.axes, *mapping, mesh, what) : Sharding();
 }
-bool JitCore::Impl::same_places(const Signature& s, const Walk& w, const Parts& arguments) const {
-  if (s.in.empty() || (options.in && options.in->one())) return true;
+
+std::string JitCore::Impl::difference(const Signature& s, const Walk& w, const Parts& arguments) const {
+  if (!equal(s.mesh, current_mesh())) return "another mesh";
+  if (!equal(s.mapping, current_mapping())) return "another axis mapping";
+  if (s.axes.size() != w.arrays.size())
+    return fmt::format("another number of arrays: {}, not {}", w.arrays.size(), s.axes.size());
+  auto array = [&](std::size_t k) { return "array " + (k < w.paths.size() ? w.paths[k] : std::to_string(k)); };
+  for (std::size_t k = 0; k < w.arrays.size(); ++k) {
+    auto& n = w.arrays[k]->node();
+    if ((n ? int(n->dtype) : -1) != s.dtypes[k]) return array(k) + " has another dtype";
+    if (n && n->axes != s.axes[k]) return fmt::format("{} is {}, not {}", array(k), to_string(n->axes), to_string(s.axes[k]));
+  }
+  if (s.statics != w.statics || !(s.values == w.values))
+    return "a static field (a number, string, axis or function) differs";
+  if (s.in.empty() || (options.in && options.in->one())) return "";
   Here here(options.at);
   auto mesh = this->mesh();
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
     auto& n = w.arrays[k]->node();
-    if (n && !(lies(*n, arguments.of_leaf[k], *mesh, "an argument") == s.in[k])) return false;
+    if (n && !(lies(*n, arguments.of_leaf[k], *mesh, "an argument") == s.in[k])) return array(k) + " is placed otherwise";
   }
-  return true;
-}
-
-std::string JitCore::Impl::difference(const Walk& w, const std::vector<Sharding>& in) const {
-  if (entries.empty()) return "the first call";
-  auto& s = entries.back()->signature;
-  if (!equal(s.mesh, current_mesh())) return "another mesh";
-  if (!equal(s.mapping, current_mapping())) return "another axis mapping";
-  if (s.axes.size() != w.arrays.size()) return "another number of arrays: " + std::to_string(w.arrays.size()) + ", not " + std::to_string(s.axes.size());
-  for (std::size_t k = 0; k < w.arrays.size(); ++k) {
-    auto& n = w.arrays[k]->node();
-    auto name = k < w.paths.size() ? w.paths[k] : std::to_string(k);
-    if ((n ? int(n->dtype) : -1) != s.dtypes[k]) return "array " + name + " has another dtype";
-    if (n && n->axes != s.axes[k]) return "array " + name + " is " + to_string(n->axes) + ", not " + to_string(s.axes[k]);
-    if (k < in.size() && k < s.in.size() && !(in[k] == s.in[k])) return "array " + name + " is placed otherwise";
-  }
-  return "a static field (a number, string, axis or function) differs";
+  return "";
 }
 
 std::shared_ptr<const Mesh> JitCore::Impl::mesh() const {
@@ -68,8 +56,7 @@ void JitCore::Impl::check_call(int arguments) const {
   Here here(options.at);
   for (int d : options.donate)
     if (d < 0 || d >= arguments)
-      fail("jit", "argument " + std::to_string(d) + " is to be donated, but the function has " + std::to_string(arguments) +
-                      ", counted from 0");
+      fail("jit", fmt::format("argument {} is to be donated, but the function has {}, counted from 0", d, arguments));
   if (!options.partition) return;
   require_each("named_jit", "in", options.in, arguments, "arguments");
   auto mappings = given_mappings();

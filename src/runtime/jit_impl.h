@@ -23,7 +23,7 @@ struct JitCore::Entry {
   std::unique_ptr<MeshProgram> mesh;             // instead, on a mesh
   Nodes inputs;
   std::vector<std::size_t> leaf_of_input;        // inputs are the leaves that are not empty
-  std::vector<int> part_of_input, part_of_result;   // which argument, which part of the result
+  std::vector<int> part_of_result;
   std::vector<bool> donated;                     // by input
   Nodes captured;                                // by f: arrays that are no arguments
   std::vector<std::string> names;                // of the inputs, for people: argument 0, or argument 0: mlp.up.weight
@@ -38,10 +38,10 @@ struct JitCore::Entry {
       if (std::find(captured.begin(), captured.end(), n) == captured.end()) captured.push_back(n);
   }
   std::string name_of_result(std::size_t k) const {   // result 0, or result 0, array 3: its place in that part, from 0
-    auto part = part_of_result[k];
-    auto name = "result " + std::to_string(part);
-    if (std::count(part_of_result.begin(), part_of_result.end(), part) == 1) return name;
-    return name + ", array " + std::to_string(std::count(part_of_result.begin(), part_of_result.begin() + std::ptrdiff_t(k), part));
+    auto& all = part_of_result;
+    auto name = "result " + std::to_string(all[k]);
+    if (std::count(all.begin(), all.end(), all[k]) == 1) return name;
+    return name + ", array " + std::to_string(std::count(all.begin(), all.begin() + std::ptrdiff_t(k), all[k]));
   }
   Leaves assemble(const std::vector<BufferPtr>& made) const {
     Leaves out;
@@ -67,10 +67,8 @@ struct JitCore::Impl {
   std::recursive_mutex lock;
 
   // ---- jit_cache.cpp: which trace a call takes ----
-  static bool same(const Signature&, const Walk&);
-  bool same_scope(const Signature&) const;
-  bool same_places(const Signature&, const Walk&, const Parts& arguments) const;
-  std::string difference(const Walk&, const std::vector<Sharding>& in) const;   // from the call before
+  // In what a call is not like this signature, for people; empty: it takes that trace.
+  std::string difference(const Signature&, const Walk&, const Parts& arguments) const;
   // How an argument lies: as the caller says, or as it was made, or else by the usual mapping. Called outside of the trace.
   Sharding lies(const Node&, int argument, const Mesh&, const std::string& what) const;
   // The mapping of results, and of arguments that lie nowhere yet.
@@ -83,16 +81,14 @@ struct JitCore::Impl {
   void check_call(int arguments) const;
   void must_have_devices(const Mesh&) const;
 
-  // ---- jit.cpp: from a trace to a Program ----
-  std::string backend_name() const { return options.backend.empty() ? default_backend() : options.backend; }
-  Compilation graph_of(const Leaves& results, const Parts&, const std::string& backend_name);   // after the passes over the graph
-  void end_on(const Mesh&, Compilation&, const std::string& backend_name, bool simulated);      // a Program for each device
-  Entry* finish();
+  // ---- jit.cpp: from a trace to a Program, or one for each device of a mesh ----
+  void compile(const Leaves& results, const Parts&, bool simulated);
+  Nodes roots_of(const Leaves& results, const Parts&);
+  MeshProgram* compile_on(const Mesh&, Compilation&, const std::string& backend_name, bool simulated);
 
   // ---- jit_report.cpp ----
-  void report_loops(const Nodes& graph, const std::vector<std::string>& uncut);
-  void report_alone(const Compilation&);         // on one device
-  void report_mesh(const Compilation&, const MeshProgram&);
+  void report_loops(const Compilation&);
+  void report_program(const Compilation&, const MeshProgram*);
 };
 
 }  // namespace haliax::detail

@@ -6,7 +6,7 @@
 
 namespace haliax::detail {
 
-void JitCore::Impl::report_loops(const Nodes& graph, const std::vector<std::string>& uncut) {
+void JitCore::Impl::report_loops(const Compilation& compiled) {
   report.chunked.clear();
   report.explain.clear();
   struct Walked {                              // a region, in as many loops as it takes
@@ -16,7 +16,7 @@ void JitCore::Impl::report_loops(const Nodes& graph, const std::vector<std::stri
     std::unordered_set<const Node*> distinct = {};
   };
   std::vector<Walked> regions;
-  for (auto& n : everything(graph)) {
+  for (auto& n : everything(compiled.roots)) {
     if (n->op != &kLoop || loop_of(*n).form.empty()) continue;
     auto& l = loop_of(*n);
     ChunkReport c{std::string(l.axis.name.text()), l.form, prim::index_chunk(*l.index[0]), l.why};
@@ -24,9 +24,7 @@ void JitCore::Impl::report_loops(const Nodes& graph, const std::vector<std::stri
     auto at = std::find_if(regions.begin(), regions.end(), same);
     if (at == regions.end()) at = regions.insert(regions.begin(), Walked{c});
     at->apart |= l.apart;
-    Nodes made;
-    for (auto& r : l.results) made.push_back(r.value[0]);
-    for (auto& x : everything(made))
+    for (auto& x : everything(values_of(l, 0)))
       if (x->op == &prim::kContract && x->varies_with(l.index[0].get())) ++at->contractions, at->distinct.insert(x.get());
   }
   std::string said;
@@ -42,27 +40,13 @@ void JitCore::Impl::report_loops(const Nodes& graph, const std::vector<std::stri
     report.explain += c.form + " over " + c.axis + ": " + why + (c.why == said ? "" : "; " + c.why) + "\n";
     said = c.why;
   }
-  for (auto& line : uncut) report.explain += line + "\n";
+  for (auto& line : compiled.uncut) report.explain += line + "\n";
 }
 
-namespace {
-
-void report_passes(JitReport& r, const Compilation& c, bool in_words) {
-  r.passes = c.log;
-  if (in_words) r.explain += "\n" + to_string(c.log);
-}
-
-}  // namespace
-
-void JitCore::Impl::report_alone(const Compilation& c) {
-  describe(report, *c.program, options.speed);
-  add_tables(report, *c.program, pending->inputs);
-  report_passes(report, c, options.passes);
-}
-void JitCore::Impl::report_mesh(const Compilation& c, const MeshProgram& m) {
-  describe(report, m, options.speed);
-  add_tables(report, m);
-  report_passes(report, c, options.passes);
+void JitCore::Impl::report_program(const Compilation& c, const MeshProgram* m) {
+  describe(report, c, m, options.speed);
+  report.passes = c.log;
+  if (options.passes) report.explain += "\n" + to_string(c.log);
 }
 
 }  // namespace haliax::detail

@@ -1,6 +1,7 @@
 #include "runtime/mesh_run.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "compile/memory/memory.h"
@@ -15,14 +16,14 @@ namespace {
 
 using program::Dims;
 
-// Where a device's block of a whole array lies in it, in elements. The block is runs of elements that lie together, one for each point of
-// `outer`.
-struct Block {
+// Where a device's block of a whole array lies in it, in elements. The block is runs of elements that lie together, one for each
+// point of `outer`.
+struct DeviceBlock {
   std::vector<std::int64_t> start, dims, strides;
   Dims outer;
   std::int64_t run = 1, first = 0;
 
-  Block(const Axes& axes, const Sharding& s, const Mesh& mesh, int device) : strides(axes.size()) {
+  DeviceBlock(const Axes& axes, const Sharding& s, const Mesh& mesh, int device) : strides(axes.size()) {
     std::int64_t n = 1;
     for (std::size_t i = axes.size(); i-- > 0;) strides[i] = n, n *= axes[i].size;
     for (auto& a : axes) {
@@ -64,7 +65,7 @@ void Shards::write(std::byte* whole) const {
   auto width = std::size_t(bytes_of(dtype));
   for (int d = 0; d < mesh.devices(); ++d) {
     if (!owns(at, mesh, d)) continue;
-    Block b(axes, at, mesh, d);
+    DeviceBlock b(axes, at, mesh, d);
     auto* mine = blocks[std::size_t(d)]->data();
     b.runs([&](std::int64_t o, std::int64_t p) {
       std::memcpy(whole + std::size_t(o) * width, mine + std::size_t(p) * width, std::size_t(b.run) * width);
@@ -81,48 +82,43 @@ std::vector<BufferPtr> MeshProgram::run(const std::vector<BufferPtr>& arguments,
     if (s && s->mesh == mesh && s->at == in[k] && s->axes == inputs[k].first && s->dtype == inputs[k].second) there[k] = s;
     else arguments[k]->data();   // put together here, not by every device
   }
-  std::vector<std::int64_t> copied_bytes(n);
-  std::vector<std::vector<BufferPtr>> made(results.size(), std::vector<BufferPtr>(n));
-  on_devices(mesh, [&](int device, program::Communicator& communicator) {
-    auto d = std::size_t(device);
-    auto& mine = devices[d];
-    auto& p = *mine.program;
-    auto bytes = [&](int slot) { return p.slots[std::size_t(slot)].bytes; };
-    std::vector<Given> mine_of;
-    for (std::size_t k = 0; k < inputs.size(); ++k) {
-      auto size = bytes(p.argument_slots[k]);
-      bool overwritten = donated[k];   // by a result, or by what is made on the way
-      if (there[k]) {
-        auto& block = there[k]->blocks[d];
-        bool nobody_else = given[k] && arguments[k].use_count() == 1;
-        auto keeps = !overwritten || nobody_else ? block : copied(*block);
-        if (keeps != block) copied_bytes[d] += size;
-        mine_of.push_back({keeps, keeps->data()});
-        continue;
-      }
-      auto width = std::size_t(bytes_of(inputs[k].second));
-      Block b(inputs[k].first, in[k], mesh, device);
+  std::atomic<std::int64_t> bytes = 0;   // copied
+  // The block of an argument on a device.
+  auto given_to = [&](int device, std::size_t k) -> Given {
+    bool overwritten = donated[k];   // by a result, or by what is made on the way
+    BufferPtr keeps;
+    if (there[k]) {
+      auto& block = there[k]->blocks[std::size_t(device)];
+      bool nobody_else = given[k] && arguments[k].use_count() == 1;
+      if (!overwritten || nobody_else) return {block, block->data()};
+      keeps = copied(*block);
+    } else {
+      auto& [axes, dtype] = inputs[k];
+      DeviceBlock b(axes, in[k], mesh, device);
+      auto width = std::size_t(bytes_of(dtype));
       auto* whole = arguments[k]->data();
-      if (!overwritten && b.in_one_piece()) {
-        mine_of.push_back({nullptr, whole + std::size_t(b.first) * width});
-        continue;
-      }
-      auto keeps = memory(size);
+      if (!overwritten && b.in_one_piece()) return {nullptr, whole + std::size_t(b.first) * width};
+      keeps = memory(program::points(b.dims) * bytes_of(dtype));
       b.runs([&](std::int64_t o, std::int64_t q) {
         std::memcpy(keeps->data() + std::size_t(q) * width, whole + std::size_t(o) * width, std::size_t(b.run) * width);
       });
-      copied_bytes[d] += size;
-      mine_of.push_back({keeps, keeps->data()});
     }
-    auto results_of = call(mine, mine_of, arenas[d], &communicator);
-    for (std::size_t r = 0; r < results.size(); ++r) made[r][d] = std::move(results_of[r]);
+    bytes += keeps->bytes();
+    return {keeps, keeps->data()};
+  };
+  std::vector<std::vector<BufferPtr>> made(n);
+  on_devices(mesh, [&](int device, program::Communicator& communicator) {
+    auto d = std::size_t(device);
+    std::vector<Given> mine;
+    for (std::size_t k = 0; k < inputs.size(); ++k) mine.push_back(given_to(device, k));
+    made[d] = call(devices[d], mine, arenas[d], &communicator);
   });
-  split_bytes = 0;
-  for (auto b : copied_bytes) split_bytes += b;
+  split_bytes = bytes;
   std::vector<BufferPtr> out;
   for (std::size_t r = 0; r < results.size(); ++r) {
     auto s = std::make_shared<Shards>();
-    s->mesh = mesh, s->at = this->out[r], s->axes = results[r].first, s->dtype = results[r].second, s->blocks = std::move(made[r]);
+    s->mesh = mesh, s->at = this->out[r], s->axes = results[r].first, s->dtype = results[r].second;
+    for (auto& of_device : made) s->blocks.push_back(std::move(of_device[r]));
     out.push_back(std::make_shared<Buffer>(axis_size(s->axes) * bytes_of(s->dtype), std::move(s)));
   }
   return out;
@@ -145,9 +141,8 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
     auto local = on_device(c, d);
     m.devices.push_back(finish(local, backend, !simulated));
     auto& p = *m.devices.back().program;
-    std::int64_t bytes = p.peak_bytes;
-    for (int s : p.argument_slots) bytes += p.slots[std::size_t(s)].bytes;
-    if (bytes > most) most = bytes, m.fullest = std::size_t(d), of_fullest = local.log;
+    if (auto bytes = p.peak_bytes + argument_bytes(p); bytes > most)
+      most = bytes, m.fullest = std::size_t(d), of_fullest = local.log;
   }
   c.log.insert(c.log.end(), of_fullest.begin(), of_fullest.end());
   if (verifies()) {

@@ -4,8 +4,8 @@
 
 namespace haliax {
 
-// An array as it lies on a mesh: a block on each device. What a call on a mesh makes stays so, and is put together when somebody reads it;
-// the next call that wants it so takes the blocks.
+// An array as it lies on a mesh: a block on each device. What a call on a mesh makes stays so, and is put together when somebody
+// reads it; the next call that wants it so takes the blocks.
 struct Shards final : Pieces {
   Mesh mesh;
   Sharding at;
@@ -20,7 +20,7 @@ struct MeshProgram {
   std::vector<Sharding> in, out;                 // of inputs and results
   std::vector<bool> donated;                     // by input: their memory may be written over
   std::vector<std::pair<Axes, DType>> inputs, results;   // whole
-  std::vector<Compiled> devices;                 // simulated: the first alone, which has the largest blocks, and nothing that runs
+  std::vector<Compiled> devices;                 // simulated: the first alone, which has the largest blocks; nothing runs
   std::vector<Move> moves;
   double sent_bytes = 0, calls = 0;              // per device
   std::size_t fullest = 0;                       // the device that needs most memory
@@ -32,8 +32,8 @@ struct MeshProgram {
   std::vector<BufferPtr> run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given);
 };
 
-// What follows the stage of the graph, for a mesh: options.mesh, in, out and partition say how. Arrays that the graph captured are whole on
-// every device. `simulated`: planned, not run. Raises for a gather that nobody asked for, if the options are strict.
+// What follows the stage of the graph, for a mesh: options.mesh, in, out and partition say how. Arrays that the graph captured
+// are whole on every device. `simulated`: planned, not run. Raises for a gather that nobody asked for, if the options are strict.
 MeshProgram compile_for_mesh(Compilation&, const std::string& backend, bool simulated);
 
 }  // namespace haliax

@@ -1,12 +1,11 @@
 // Reading arrays out, and printing them.
-#include <algorithm>
+#include <fmt/format.h>
+
 #include <cmath>
-#include <cstdio>
-#include <cstring>
 #include <limits>
 #include <type_traits>
 
-#include "base/half.h"
+#include "base/scalar.h"
 #include "runtime/run.h"
 
 namespace haliax {
@@ -24,72 +23,29 @@ const Node& with_value(const NamedArray& a) {
   return n;
 }
 
-template <class T> double as_double(const std::byte* p) {
-  T v;
-  std::memcpy(&v, p, sizeof v);
-  return double(v);
-}
-double element(const std::byte* p, DType d) {
-  switch (d) {
-    case DType::f32: return as_double<float>(p);
-    case DType::f64: return as_double<double>(p);
-    case DType::bf16: { std::uint16_t v; std::memcpy(&v, p, 2); return double(from_bf16(v)); }
-    case DType::f16: { std::uint16_t v; std::memcpy(&v, p, 2); return double(from_f16(v)); }
-    case DType::i8: return as_double<std::int8_t>(p);
-    case DType::i16: return as_double<std::int16_t>(p);
-    case DType::i32: return as_double<std::int32_t>(p);
-    case DType::i64: return as_double<std::int64_t>(p);
-    case DType::u8: return as_double<std::uint8_t>(p);
-    case DType::u16: return as_double<std::uint16_t>(p);
-    case DType::u32: return as_double<std::uint32_t>(p);
-    case DType::u64: return as_double<std::uint64_t>(p);
-    case DType::boolean: return as_double<std::uint8_t>(p) != 0;
-  }
-  return 0;
-}
-template <class T>
-T element_as(const std::byte* p, DType d) {
-  if (d == DType::u64) {
-    std::uint64_t v;
-    std::memcpy(&v, p, sizeof v);
-    return std::is_integral_v<T> ? T(std::min<std::uint64_t>(v, std::numeric_limits<std::int64_t>::max())) : T(v);
-  }
-  if (d == DType::i64) {
-    std::int64_t v;
-    std::memcpy(&v, p, sizeof v);
-    return T(v);
-  }
-  auto v = element(p, d);
-  if constexpr (std::is_integral_v<T>) {
-    if (std::isnan(v)) return 0;
-    if (std::abs(v) >= 0x1p63) return v < 0 ? std::numeric_limits<T>::min() : std::numeric_limits<T>::max();
-  }
-  return T(v);
-}
+scalar::Value element(const Node& n, std::int64_t at) { return scalar::load(n.dtype, n.value->data() + at * bytes_of(n.dtype)); }
+// As double, float or int64_t; what is larger than any of these becomes the largest.
 template <class T> std::vector<T> converted(const Node& n) {
+  constexpr auto to = std::is_integral_v<T> ? DType::i64 : sizeof(T) == 8 ? DType::f64 : DType::f32;
   std::vector<T> out(std::size_t(n.size()));
-  for (std::size_t i = 0; i < out.size(); ++i)
-    out[i] = element_as<T>(n.value->data() + i * std::size_t(bytes_of(n.dtype)), n.dtype);
+  for (std::int64_t i = 0; i < n.size(); ++i) {
+    auto v = scalar::cast(element(n, i), n.dtype, to);
+    if constexpr (!std::is_integral_v<T>) out[std::size_t(i)] = T(v.real);
+    else out[std::size_t(i)] = n.dtype == DType::u64 && v.whole < 0 ? std::numeric_limits<T>::max() : v.whole;
+  }
   return out;
 }
 
-std::string text_of(const std::byte* p, DType d) {
-  if (d == DType::boolean) return element(p, d) != 0 ? "true" : "false";
-  if (d == DType::u64) {
-    std::uint64_t v;
-    std::memcpy(&v, p, sizeof v);
-    return std::to_string(v);
-  }
-  if (!is_float(d)) return std::to_string(element_as<std::int64_t>(p, d));
-  auto v = element(p, d);
-  if (std::isnan(v)) return "nan";  // whatever its sign
-  char text[32];
-  std::snprintf(text, sizeof text, "%.6g", v);
-  return text;
+std::string text_of(const Node& n, std::int64_t at) {
+  auto v = element(n, at);
+  if (n.dtype == DType::boolean) return v.whole ? "true" : "false";
+  if (n.dtype == DType::u64) return std::to_string(std::uint64_t(v.whole));
+  if (!is_float(n.dtype)) return std::to_string(v.whole);
+  return std::isnan(v.real) ? "nan" : fmt::format("{:.6g}", v.real);   // whatever the sign of a NaN
 }
 void print(std::string& s, const Node& n, std::size_t axis, std::int64_t at) {
   if (axis == n.axes.size()) {
-    s += text_of(n.value->data() + at * bytes_of(n.dtype), n.dtype);
+    s += text_of(n, at);
     return;
   }
   std::int64_t size = n.axes[axis].size, inner = 1;

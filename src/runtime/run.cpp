@@ -26,7 +26,8 @@ program::Device& backend(const std::string& name) {
   static auto* reference = reference::make_reference_device().release();
   if (name == "cpu") return *cpu;
   if (name == "reference") return *reference;
-  throw Error("[backend] there is no backend " + name + did_you_mean(name, std::vector<std::string>{"cpu", "reference"}) + "; there are cpu and reference");
+  throw Error("[backend] there is no backend " + name + did_you_mean(name, std::vector<std::string>{"cpu", "reference"}) +
+              "; there are cpu and reference");
 }
 void set_default_backend(const std::string& name) {
   backend(name);
@@ -61,7 +62,8 @@ BufferPtr copied(const Buffer& b) {
   return out;
 }
 
-std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, BufferPtr& arena, program::Communicator* communicator) {
+std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, BufferPtr& arena,
+                            program::Communicator* communicator) {
   auto& p = *c.program;
   std::vector<void*> arguments, results;
   std::vector<BufferPtr> made(std::size_t(p.results));
@@ -72,7 +74,7 @@ std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, 
   for (auto& n : c.captured) arguments.push_back(n->value->data());
   for (std::size_t r = 0; r < made.size(); ++r) {
     bool taken_over = bool(made[r]);
-    if (!taken_over) made[r] = memory(p.slots[std::size_t(p.result_slots[r])].bytes);
+    if (!taken_over) made[r] = memory(p.slot(p.result_slots[r]).bytes);
     results.push_back(taken_over ? nullptr : made[r]->data());
   }
   if (!arena) arena = memory(p.arena_bytes);
@@ -82,13 +84,10 @@ std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, 
 
 void evaluate(const Nodes& wanted) {
   Nodes roots;
-  for (auto& n : wanted) if (n && !n->value) roots.push_back(n);
+  for (auto& n : wanted)
+    if (n && !n->value) roots.push_back(n);
   if (roots.empty()) return;
   auto c = compile(roots, default_name());
-  for (auto& n : c.captured) {
-    if (!n->donated.empty()) fail("eval", n->donated);
-    if (!n->value) fail("eval", "a value is asked for inside jit, scan or vmap, where there is none yet");
-  }
   BufferPtr arena;
   auto made = call(c, {}, arena, nullptr);
   for (std::size_t i = 0; i < roots.size(); ++i) {

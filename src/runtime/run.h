@@ -24,8 +24,8 @@ struct Given {
   BufferPtr keeps;
   std::byte* data = nullptr;
 };
-// Runs it: the arguments, then what it captured; results get memory of their own, or that of the argument they take over. `arena`: made if it
-// is not there, and left for the next call.
+// Runs it: the arguments, then what it captured; results get memory of their own, or that of the argument they take over.
+// `arena`: made if it is not there, and left for the next call.
 std::vector<BufferPtr> call(const Compiled&, const std::vector<Given>&, BufferPtr& arena, program::Communicator*);
 BufferPtr copied(const Buffer&);
 

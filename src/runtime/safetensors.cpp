@@ -2,15 +2,16 @@
 //   {"wte.weight": {"dtype": "F32", "shape": [512, 32], "data_offsets": [0, 65536]}, ..., "__metadata__": {"format": "pt"}}
 // Offsets count from the end of the header; the data has no holes and nothing overlaps.
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -29,19 +30,10 @@ static_assert(std::endian::native == std::endian::little, "safetensors are littl
 constexpr std::int64_t max_header = 100'000'000;   // of the format's own reader
 constexpr const char* metadata_key = "__metadata__";
 
-struct FormatName {
-  DType dtype;
-  const char* text;
-};
-constexpr std::array format_names{
-    FormatName{DType::f32, "F32"}, FormatName{DType::f64, "F64"}, FormatName{DType::bf16, "BF16"}, FormatName{DType::f16, "F16"},
-    FormatName{DType::i8, "I8"},   FormatName{DType::i16, "I16"}, FormatName{DType::i32, "I32"},   FormatName{DType::i64, "I64"},
-    FormatName{DType::u8, "U8"},   FormatName{DType::u16, "U16"}, FormatName{DType::u32, "U32"},   FormatName{DType::u64, "U64"},
-    FormatName{DType::boolean, "BOOL"}};
-
-const char* format_name(DType dtype) {
-  return std::find_if(format_names.begin(), format_names.end(), [&](auto& n) { return n.dtype == dtype; })->text;
-}
+const std::map<DType, std::string> format_names{
+    {DType::f32, "F32"}, {DType::f64, "F64"}, {DType::bf16, "BF16"}, {DType::f16, "F16"}, {DType::i8, "I8"},
+    {DType::i16, "I16"}, {DType::i32, "I32"}, {DType::i64, "I64"},   {DType::u8, "U8"},   {DType::u16, "U16"},
+    {DType::u32, "U32"}, {DType::u64, "U64"}, {DType::boolean, "BOOL"}};
 
 // What a file says may be anything: printable and short, so that a message stays one sentence.
 std::string printable(std::string_view text) {
@@ -85,7 +77,7 @@ class File {
   std::int64_t size() const {
     struct stat status {};
     if (::fstat(descriptor_, &status) != 0) fail("cannot be read");
-    if (!S_ISREG(status.st_mode)) throw Error("[" + std::string(op_) + "] " + path_ + " is not a regular file");
+    if (!S_ISREG(status.st_mode)) throw Error(fmt::format("[{}] {} is not a regular file", op_, path_));
     return status.st_size;
   }
   void read(void* data, std::int64_t bytes) {
@@ -93,7 +85,7 @@ class File {
       const ssize_t n = ::read(descriptor_, at, std::size_t(bytes));
       if (n < 0 && errno == EINTR) continue;
       if (n < 0) fail("cannot be read");
-      if (n == 0) throw Error("[" + std::string(op_) + "] " + path_ + " became shorter while it was read");
+      if (n == 0) throw Error(fmt::format("[{}] {} became shorter while it was read", op_, path_));
       at += n, bytes -= n;
     }
   }
@@ -112,7 +104,7 @@ class File {
 
  private:
   [[noreturn]] void fail(const char* what) const {
-    throw Error("[" + std::string(op_) + "] " + path_ + " " + what + ": " + std::strerror(errno));
+    throw Error(fmt::format("[{}] {} {}: {}", op_, path_, what, std::strerror(errno)));
   }
 
   const char* op_;
@@ -122,7 +114,7 @@ class File {
 
 // ---- reading ----
 
-struct Entry {
+struct TensorEntry {
   Tensor tensor;
   std::int64_t begin = 0, end = 0;   // of its data
 };
@@ -134,22 +126,22 @@ class Reader {
   TensorFile read() {
     const std::int64_t file_bytes = file_.size();
     std::uint64_t header_bytes = 0;
-    if (file_bytes < 8) fail("is too short to be a safetensors file: " + std::to_string(file_bytes) + " bytes");
+    if (file_bytes < 8) fail(fmt::format("is too short to be a safetensors file: {} bytes", file_bytes));
     file_.read(&header_bytes, 8);
     if (header_bytes > std::uint64_t(max_header) || std::int64_t(header_bytes) > file_bytes - 8)
-      fail("is truncated or no safetensors file: it promises a header of " + std::to_string(header_bytes) + " bytes and has " +
-           std::to_string(file_bytes) + " in all");
+      fail(fmt::format("is truncated or no safetensors file: it promises a header of {} bytes and has {} in all", header_bytes,
+                       file_bytes));
     std::string header(header_bytes, '\0');
     file_.read(header.data(), std::int64_t(header_bytes));
     const json root = parse(header);
 
-    std::vector<Entry> entries;
+    std::vector<TensorEntry> entries;
     for (const auto& [name, fields] : root.items()) {
       if (name == metadata_key) read_metadata(fields);
       else entries.push_back(entry(name, fields));
     }
     check_layout(entries, file_bytes - 8 - std::int64_t(header_bytes));
-    for (Entry& e : entries) {   // in the order of the file
+    for (TensorEntry& e : entries) {   // in the order of the file
       e.tensor.data.resize(std::size_t(e.end - e.begin));
       file_.read(e.tensor.data.data(), e.end - e.begin);
       if (e.tensor.dtype == DType::boolean && !is_boolean_data(e.tensor.data))
@@ -192,16 +184,16 @@ class Reader {
     }
   }
 
-  Entry entry(const std::string& name, const json& fields) const {
+  TensorEntry entry(const std::string& name, const json& fields) const {
     if (!fields.is_object() || fields.size() != 3 || !fields.contains("dtype") || !fields["dtype"].is_string() ||
         !fields.contains("shape") || !fields.contains("data_offsets"))
       fail(name, "is described by something else than dtype, shape and data_offsets");
-    Entry e;
+    TensorEntry e;
     e.tensor.name = name;
     const std::string dtype = fields["dtype"];
-    const auto known = std::find_if(format_names.begin(), format_names.end(), [&](auto& n) { return dtype == n.text; });
+    const auto known = std::find_if(format_names.begin(), format_names.end(), [&](auto& n) { return dtype == n.second; });
     if (known == format_names.end()) fail(name, "has dtype " + printable(dtype) + ", which is not supported");
-    e.tensor.dtype = known->dtype;
+    e.tensor.dtype = known->first;
     e.tensor.shape = integers(name, "shape", fields["shape"]);
     const auto offsets = integers(name, "data_offsets", fields["data_offsets"]);
     if (offsets.size() != 2 || offsets[0] > offsets[1]) fail(name, "has data_offsets that are not a begin and an end");
@@ -209,34 +201,29 @@ class Reader {
     const auto wanted = bytes_of_shape(e.tensor.shape, e.tensor.dtype);
     if (!wanted) fail(name, "has a shape that is too large");
     if (*wanted != e.end - e.begin)
-      fail(name, "has " + std::to_string(e.end - e.begin) + " bytes of data, but its shape and dtype " + dtype + " need " +
-                     std::to_string(*wanted));
+      fail(name, fmt::format("has {} bytes of data, but its shape and dtype {} need {}", e.end - e.begin, dtype, *wanted));
     return e;
   }
 
   std::vector<std::int64_t> integers(const std::string& name, const char* field, const json& value) const {
-    std::vector<std::int64_t> out;
-    bool right = value.is_array();
-    for (std::size_t i = 0; right && i < value.size(); ++i) {
-      right = value[i].is_number_unsigned() && value[i].get<std::uint64_t>() <= std::uint64_t(INT64_MAX);
-      if (right) out.push_back(value[i].get<std::int64_t>());
-    }
-    if (!right) fail(name, std::string("has a ") + field + " that is not a list of sizes");
-    return out;
+    const auto is_size = [](const json& n) { return n.is_number_unsigned() && n.get<std::uint64_t>() <= INT64_MAX; };
+    if (!value.is_array() || !std::all_of(value.begin(), value.end(), is_size))
+      fail(name, fmt::format("has a {} that is not a list of sizes", field));
+    return value.get<std::vector<std::int64_t>>();
   }
 
   // Sorts by place. Every byte of the data belongs to one tensor.
-  void check_layout(std::vector<Entry>& entries, std::int64_t data_bytes) const {
+  void check_layout(std::vector<TensorEntry>& entries, std::int64_t data_bytes) const {
     std::sort(entries.begin(), entries.end(),
               [](auto& a, auto& b) { return std::pair(a.begin, a.end) < std::pair(b.begin, b.end); });
     std::int64_t at = 0;
     for (std::size_t i = 0; i < entries.size(); ++i) {
-      const Entry& e = entries[i];
+      const TensorEntry& e = entries[i];
       if (e.begin < at) fail(e.tensor.name, "overlaps tensor " + printable(entries[i - 1].tensor.name));
       if (e.begin > at) fail(e.tensor.name, "leaves a hole of " + std::to_string(e.begin - at) + " bytes before it");
       if (e.end > data_bytes)
-        fail(e.tensor.name, "ends at byte " + std::to_string(e.end) + " of the data, but there are only " +
-                                std::to_string(data_bytes) + ": the file is truncated");
+        fail(e.tensor.name,
+             fmt::format("ends at byte {} of the data, but there are only {}: the file is truncated", e.end, data_bytes));
       at = e.end;
     }
     if (at != data_bytes) fail("has " + std::to_string(data_bytes - at) + " bytes after the last tensor");
@@ -272,7 +259,7 @@ std::string header_of(const std::vector<const Tensor*>& order, const TensorFile&
     if (t->dtype == DType::boolean && !is_boolean_data(t->data)) fail(*t, "holds a bool that is not 0 or 1");
     if (t->name == metadata_key) fail(*t, "has a name that the format keeps for itself");
     if (root.contains(t->name)) fail(*t, "is there twice");
-    root[t->name] = {{"dtype", format_name(t->dtype)}, {"shape", t->shape}, {"data_offsets", {at, at + *wanted}}};
+    root[t->name] = {{"dtype", format_names.at(t->dtype)}, {"shape", t->shape}, {"data_offsets", {at, at + *wanted}}};
     at += *wanted;
   }
   for (const auto& [key, value] : file.metadata) root[metadata_key][key] = value;

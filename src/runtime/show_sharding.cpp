@@ -7,6 +7,7 @@
 
 #include "graph/node.h"
 #include "haliax/shard.h"
+#include "runtime/explain.h"
 #include "transforms/sharding.h"
 
 namespace haliax {
@@ -14,12 +15,12 @@ namespace {
 
 // An array in blocks: rows are those of the first axis that is cut, columns those of all others together.
 struct Grid {
-  struct Side {
+  struct Edge {
     std::vector<std::string> labels;  // embed 0..191
     std::vector<double> extents;      // shares of the whole
     std::string title;                // embed=768 by data
   };
-  Side rows, columns;
+  Edge rows, columns;
   std::vector<std::vector<std::vector<int>>> devices;  // [row][column]
 };
 
@@ -28,14 +29,14 @@ int block_number(const Cut& cut, const Mesh& mesh, int device) {
   for (int x : cut) n = n * mesh.axes()[std::size_t(x)].second + coordinate(mesh, device, x);
   return n;
 }
-Grid::Side side_of(const Axes& axes, const Sharding& at, const Mesh& mesh) {
-  Grid::Side s{{""}, {1}, ""};
+Grid::Edge side_of(const Axes& axes, const Sharding& at, const Mesh& mesh) {
+  Grid::Edge s{{""}, {1}, ""};
   for (auto& a : axes) {
     auto cut = at.cut(a.name);
     const std::int64_t blocks = ranks(mesh, cut), step = (a.size + blocks - 1) / blocks;
     auto name = std::string(a.name.text());
     s.title += (s.title.empty() ? "" : ", ") + to_string(a) + " by " + to_string(mesh, cut);
-    Grid::Side finer{{}, {}, s.title};
+    Grid::Edge finer{{}, {}, s.title};
     for (std::size_t k = 0; k < s.labels.size(); ++k)
       for (std::int64_t b = 0; b < blocks; ++b) {
         auto from = std::min(a.size, b * step), to = std::min(a.size, from + step);
@@ -103,18 +104,7 @@ std::string table_of(const Grid& g) {
   if (columns.size() < g.columns.labels.size())
     for (auto& line : cells)
       if (line.size() > 1) line.insert(line.end() - 1, "...");
-  std::vector<std::size_t> width;
-  for (auto& line : cells)
-    for (std::size_t c = 0; c < line.size(); ++c)
-      width.resize(std::max(width.size(), c + 1)), width[c] = std::max(width[c], line[c].size());
-  std::string out;
-  for (auto& line : cells) {
-    std::string text;
-    for (std::size_t c = 0; c < line.size(); ++c) text += fmt::format("{:<{}}  ", line[c], width[c]);
-    text.erase(text.find_last_not_of(' ') + 1);
-    if (!text.empty()) out += text + "\n";
-  }
-  return out;
+  return table(cells);
 }
 
 // ---- the picture ----
@@ -139,7 +129,7 @@ std::string colour(std::size_t k, std::size_t n) {
 std::string picture_of(const Grid& g, const std::string& title, const std::string& below) {
   constexpr double left = 150, plot = 520, top = 92, right = 20;
   auto rows = shown(g.rows.labels.size(), 18), columns = shown(g.columns.labels.size(), 10);
-  auto total = [](const Grid::Side& s, const std::vector<std::size_t>& which) {
+  auto total = [](const Grid::Edge& s, const std::vector<std::size_t>& which) {
     double sum = 0;
     for (auto k : which) sum += s.extents[k];
     return sum > 0 ? sum : 1;
@@ -228,13 +218,11 @@ namespace detail {
 std::string sharding_table(const Leaves& leaves, const std::vector<std::string>& paths, const Mapping& mapping, const Mesh& mesh,
                            SourceLocation at) {
   Here here(at);
-  struct Line {
-    std::string path, axes, spec;
-    double whole, mine;
-  };
-  std::vector<Line> lines;
+  std::vector<std::vector<std::string>> rows;
   double whole = 0, mine = 0;
-  std::size_t path_width = 3, axes_width = 0, spec_width = 0;
+  auto add = [&](const std::string& path, const std::string& held, const std::string& spec, double all, double each) {
+    rows.push_back({path, held, spec, fmt::format("{:>10}", bytes_text(all)), fmt::format("{:>10} a device", bytes_text(each))});
+  };
   for (std::size_t k = 0; k < leaves.size(); ++k) {
     if (leaves[k].empty()) continue;
     auto axes = leaves[k].axes();
@@ -242,23 +230,14 @@ std::string sharding_table(const Leaves& leaves, const std::vector<std::string>&
     std::string spec;
     for (auto& a : axes)
       if (auto cut = lies.cut(a.name); !cut.empty())
-        spec += (spec.empty() ? "" : ", ") + std::string(a.name.text()) + " by " + to_string(mesh, cut);
-    const double width = double(bytes_of(leaves[k].dtype()));
-    lines.push_back({paths[k], to_string(axes), spec.empty() ? "whole" : spec, double(axis_size(axes)) * width,
-                     double(axis_size(local_axes(axes, lies, mesh, 0))) * width});
-    auto& l = lines.back();
-    whole += l.whole, mine += l.mine;
-    path_width = std::max(path_width, l.path.size()), axes_width = std::max(axes_width, l.axes.size());
-    spec_width = std::max(spec_width, l.spec.size());
+        spec += fmt::format("{}{} by {}", spec.empty() ? "" : ", ", a.name.text(), to_string(mesh, cut));
+    auto bytes = [&](const Axes& of) { return double(axis_size(of)) * bytes_of(leaves[k].dtype()); };
+    auto all = bytes(axes), each = bytes(local_axes(axes, lies, mesh, 0));
+    add(paths[k], to_string(axes), spec.empty() ? "whole" : spec, all, each);
+    whole += all, mine += each;
   }
-  std::string out;
-  auto add = [&](const Line& l) {
-    out += fmt::format("{:<{}}  {:<{}}  {:<{}}  {:>10}  {:>10} a device\n", l.path, path_width, l.axes, axes_width, l.spec,
-                       spec_width, bytes_text(l.whole), bytes_text(l.mine));
-  };
-  for (auto& l : lines) add(l);
-  add({"all", "", "", whole, mine});
-  return out;
+  add("all", "", "", whole, mine);
+  return table(rows);
 }
 
 }  // namespace detail

@@ -1,5 +1,7 @@
 #include "haliax/state_dict.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <functional>
 #include <numeric>
@@ -19,11 +21,11 @@ std::string of_layer(const StateEntry& e, std::int64_t layer) {
 }
 std::int64_t tensors_of(const StateEntry& e) { return e.layers < 0 ? 1 : e.layers; }
 
-std::string shape_text(const std::vector<std::int64_t>& shape) {
-  std::string s = "(";
-  for (auto n : shape) s += (s.size() > 1 ? ", " : "") + std::to_string(n);
-  return s + ")";
+using Sizes = std::vector<std::int64_t>;
+std::int64_t product(Sizes::const_iterator from, Sizes::const_iterator to) {
+  return std::accumulate(from, to, std::int64_t(1), std::multiplies<>());
 }
+std::string shape_text(const Sizes& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
 
 }  // namespace
 
@@ -49,9 +51,8 @@ void StateWalk::add_matrix(std::string_view field, NamedArray& a, std::size_t ro
   named(
       field, [](StateWalk& w, void* array) { w.add(*static_cast<NamedArray*>(array)); }, &a);
   auto& stored = entries.back().shape;
-  auto product = [](auto from, auto to) { return std::accumulate(from, to, std::int64_t(1), std::multiplies<>()); };
   auto split = stored.begin() + std::ptrdiff_t(std::min(row_axes, stored.size()));
-  std::vector<std::int64_t> shape{product(split, stored.end())};
+  Sizes shape{product(split, stored.end())};
   if (row_axes > 0) shape.insert(shape.begin(), product(stored.begin(), split));
   stored = std::move(shape);
 }
@@ -108,12 +109,11 @@ std::vector<const Tensor*> taken_by(const StateEntry& e, const TensorFile& file,
       told.push_back(name + " is missing" + did_you_mean(name, there));
     } else if (t->shape != e.shape) {
       wrong.other_shape.push_back(name);
-      told.push_back(name + " has shape " + shape_text(t->shape) + ", but the model wants " + shape_text(e.shape));
+      told.push_back(fmt::format("{} has shape {}, but the model wants {}", name, shape_text(t->shape), shape_text(e.shape)));
       t = nullptr;
     } else if (t->dtype != e.array->dtype()) {
       wrong.other_dtype.push_back(name);
-      told.push_back(name + " is " + std::string(name_of(t->dtype)) + ", but the model wants " +
-                     std::string(name_of(e.array->dtype())));
+      told.push_back(fmt::format("{} is {}, but the model wants {}", name, name_of(t->dtype), name_of(e.array->dtype())));
     }
     out.push_back(t);
   }
@@ -153,8 +153,8 @@ std::vector<std::string> other_layers(const std::vector<StateEntry>& entries, co
       if (end != hole && end != t.name.npos && t.name[end] == '.') numbers.insert(t.name.substr(hole, end - hole));
     }
     if (!numbers.empty() && std::int64_t(numbers.size()) != e.layers)
-      out.push_back("the file has " + std::to_string(numbers.size()) + " layers " + e.path.substr(0, hole + 2) + ", the model " +
-                    std::to_string(e.layers));
+      out.push_back(
+          fmt::format("the file has {} layers {}, the model {}", numbers.size(), e.path.substr(0, hole + 2), e.layers));
   }
   return out;
 }
@@ -169,10 +169,10 @@ void load_state(const std::vector<StateEntry>& entries, const TensorFile& file, 
   std::set<std::string> unused;
   for (auto& t : file.tensors) {
     unused.insert(t.name);
-    if (auto size = std::accumulate(t.shape.begin(), t.shape.end(), std::int64_t(bytes_of(t.dtype)), std::multiplies<>());
-        std::int64_t(t.data.size()) != size)
-      fail("from_state_dict", "the tensor " + t.name + " has " + std::to_string(t.data.size()) + " bytes, not the " +
-                                  std::to_string(size) + " of " + shape_text(t.shape) + " " + std::string(name_of(t.dtype)));
+    auto size = bytes_of(t.dtype) * product(t.shape.begin(), t.shape.end());
+    if (std::int64_t(t.data.size()) != size)
+      fail("from_state_dict", fmt::format("the tensor {} has {} bytes, not the {} of {} {}", t.name, t.data.size(), size,
+                                          shape_text(t.shape), name_of(t.dtype)));
   }
   std::vector<std::vector<const Tensor*>> taken;
   for (auto& e : entries) taken.push_back(taken_by(e, file, wrong, told, unused));
@@ -181,7 +181,7 @@ void load_state(const std::vector<StateEntry>& entries, const TensorFile& file, 
   if (options.strict && !wrong.empty()) {
     constexpr std::size_t most = 10;
     auto count = told.size() - about_layers;
-    auto text = std::to_string(count) + (count == 1 ? " tensor does not fit:" : " tensors do not fit:");
+    auto text = fmt::format("{} tensor{} not fit:", count, count == 1 ? " does" : "s do");
     for (std::size_t i = 0; i < about_layers + std::min(count, most); ++i) text += "\n  " + told[i];
     if (count > most) text += "\n  and " + std::to_string(count - most) + " more";
     fail("from_state_dict", text + "\n{.strict = false} takes what fits and lists the rest");

@@ -1,5 +1,7 @@
 #include "haliax/view.h"
 
+#include <fmt/format.h>
+
 #include "graph/node.h"
 
 namespace haliax {
@@ -9,10 +11,9 @@ HostView host_view(const NamedArray& a, DType dtype, const std::vector<AxisSelec
   if (a.empty()) fail("host_view", "the NamedArray is empty: it was never given a value");
   auto mine = a.axes();
   if (a.dtype() != dtype)
-    fail("host_view",
-         "the array is " + std::string(name_of(a.dtype())) + ", not " + std::string(name_of(dtype)) + "; astype casts it");
+    fail("host_view", fmt::format("the array is {}, not {}; astype casts it", name_of(a.dtype()), name_of(dtype)));
   if (axes.size() != mine.size())
-    fail("host_view", std::to_string(axes.size()) + " axes are asked for, but the array has " + to_string(mine));
+    fail("host_view", fmt::format("{} axes are asked for, but the array has {}", axes.size(), to_string(mine)));
   HostView out;
   for (std::size_t i = 0; i < axes.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j)

@@ -5,38 +5,49 @@
 
 namespace haliax {
 
-// sum + array: the carry starts from the array, if that exists before the loop. sum + sum of one loop: one carry. No temporary of their size.
+namespace {
+
+bool is_sum(const LoopResult& r) { return r.fold == Fold::fold && r.monoid == Monoid::sum; }
+
+// n = r + other, as a result of the loop that makes r; null where it is none.
+NodePtr added_inside(const Node& n, const NodePtr& r, const NodePtr& other, std::unordered_map<const Node*, int>& users,
+                     Rewrite& to) {
+  if (!is_loop_result(*r) || users[r.get()] > 1 || r->axes != n.axes || other->axes != n.axes) return nullptr;
+  if (prim::is_number(other)) return nullptr;
+  Loop l = loop_of(*r);
+  auto& mine = l.results[result_number(*r)];
+  if (!is_sum(mine) || mine.start) return nullptr;
+  if (!depends_on(other, r->in[0])) {
+    mine.start = other;
+  } else {
+    if (other->op != &kResult || other->in != r->in || other == r || users[other.get()] != 1) return nullptr;
+    auto& second = l.results[result_number(*other)];
+    if (!is_sum(second)) return nullptr;
+    for (std::size_t b = 0; b < l.index.size(); ++b) mine.value[b] = prim::add(mine.value[b], second.value[b]);
+    mine.start = second.start;
+  }
+  return loop_result(replace_loop(r->in[0], std::move(l), to), result_number(*r));
+}
+
+}  // namespace
+
+// sum + array: the carry starts from the array, if that exists before the loop. sum + sum of one loop: one carry. No temporary of
+// their size.
 Nodes accumulate_folds(Nodes roots) {
   for (;;) {
     auto live = everything(roots);
     auto users = users_of(live, roots);
     Rewrite to;
-    for (auto& n : live) {
-      if (n->op != &prim::kAdd || !to.empty()) continue;
-      for (std::size_t side : {0u, 1u}) {
-        auto r = n->in[side], other = n->in[1 - side];
-        if (!is_loop_result(*r) || users[r.get()] > 1 || r->axes != n->axes || other->axes != n->axes) continue;
-        if (prim::is_number(other)) continue;
-        Loop l = loop_of(*r);
-        auto& mine = l.results[result_number(*r)];
-        if (mine.fold != Fold::fold || mine.monoid != Monoid::sum || mine.start) continue;
-        if (!depends_on(other, r->in[0])) mine.start = other;
-        else if (other->op == &kResult && other->in == r->in && other != r && users[other.get()] == 1) {
-          auto& second = l.results[result_number(*other)];
-          if (second.fold != Fold::fold || second.monoid != Monoid::sum) continue;
-          for (std::size_t b = 0; b < l.index.size(); ++b) mine.value[b] = prim::add(mine.value[b], second.value[b]);
-          mine.start = second.start;
-        } else continue;
-        to[n.get()] = loop_result(replace_loop(r->in[0], std::move(l), to), result_number(*r));
-        break;
-      }
-    }
+    for (auto& n : live)
+      for (std::size_t side = 0; side < 2 && n->op == &prim::kAdd && to.empty(); ++side)
+        if (auto sum = added_inside(*n, n->in[side], n->in[1 - side], users, to)) to[n.get()] = sum;
     if (to.empty()) return roots;
     roots = drop_dead_results(substitute(roots, to));
   }
 }
 
-// array + scatter into zeros: the updates are added to the array itself. No second array of its size (the gradient of a tied table).
+// array + scatter into zeros: the updates are added to the array itself. No second array of its size (the gradient of a tied
+// table).
 Nodes accumulate_updates(Nodes roots) {
   auto live = everything(roots);
   auto users = users_of(live, roots);
@@ -49,7 +60,7 @@ Nodes accumulate_updates(Nodes roots) {
       if (!adds || users[s.get()] > 1 || s->axes != n->axes || array->axes != n->axes || prim::is_number(array)) continue;
       Nodes in = s->in;
       in[0] = array;
-      for (auto& x : in) x = substitute(x, to);
+      in = substitute(in, to);
       to[n.get()] = make(*s->op, in, s->axes, s->dtype, s->attr);
       break;
     }

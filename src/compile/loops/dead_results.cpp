@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "compile/loops/loops.h"
 
@@ -9,50 +10,54 @@ NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite& to) {
   for (std::size_t k = 0; k < loop_of(*old).results.size(); ++k) to[loop_result(old, k).get()] = loop_result(made, k);
   return made;
 }
+std::size_t add_result(Loop& l, const LoopResult& r) {
+  auto same = std::find(l.results.begin(), l.results.end(), r);
+  auto k = std::size_t(same - l.results.begin());
+  if (k == l.results.size()) l.results.push_back(r);
+  return k;
+}
 bool depends_on(const NodePtr& n, const NodePtr& goal) { return dependents({n}, {goal.get()}).count(n.get()) > 0; }
+
+namespace {
+
+// A result lives if its last value is read, a carry also if the body of what lives reads it.
+std::vector<bool> living(const NodePtr& loop, const std::unordered_set<NodePtr>& read) {
+  auto& results = loop_of(*loop).results;
+  std::vector<bool> keep(results.size());
+  auto reads = [](const LoopResult& r, const NodePtr& carry) {
+    return std::any_of(r.value.begin(), r.value.end(), [&](auto& v) { return depends_on(v, carry); });
+  };
+  for (std::size_t k = 0; k < keep.size(); ++k) keep[k] = read.count(loop_result(loop, k)) > 0;
+  for (bool grew = true; grew;) {
+    grew = false;
+    for (std::size_t k = 0; k < keep.size(); ++k)
+      for (std::size_t j = 0; j < keep.size() && !keep[k] && results[k].carry; ++j)
+        if (keep[j] && reads(results[j], results[k].carry)) keep[k] = grew = true;
+  }
+  return keep;
+}
+
+}  // namespace
 
 Nodes drop_dead_results(Nodes roots) {   // again and again, because a dropped result may have been another loop's only user
   for (;;) {
     auto all = everything(roots);
-    std::unordered_set<const Node*> live;
-    for (auto& n : all) live.insert(n.get());
+    std::unordered_set<NodePtr> read(all.begin(), all.end());
     Rewrite to;
-    bool changed = false;
     for (auto& n : all) {
       if (n->op != &kLoop) continue;
-      auto& l = loop_of(*n);
-      // A carry lives if its last value is read, or if the body of what lives reads it.
-      std::vector<bool> keep(l.results.size());
-      auto reads = [&](std::size_t k, const NodePtr& carry) {
-        for (auto& v : l.results[k].value)
-          if (depends_on(v, carry)) return true;
-        return false;
-      };
-      for (std::size_t k = 0; k < l.results.size(); ++k) keep[k] = live.count(loop_result(n, k).get()) > 0;
-      for (bool grew = true; grew;) {
-        grew = false;
-        for (std::size_t k = 0; k < l.results.size(); ++k) {
-          if (keep[k] || !l.results[k].carry) continue;
-          for (std::size_t j = 0; j < l.results.size() && !keep[k]; ++j)
-            if (keep[j] && reads(j, l.results[k].carry)) keep[k] = grew = true;
-        }
-      }
-      Loop out = l;
-      out.results.clear();
+      Loop out = loop_of(*n);
+      auto results = std::exchange(out.results, {});
+      auto keep = living(n, read);
       std::vector<std::pair<std::size_t, std::size_t>> moved;
-      for (std::size_t k = 0; k < l.results.size(); ++k) {
-        if (!keep[k]) continue;
-        auto same = std::find(out.results.begin(), out.results.end(), l.results[k]);
-        moved.push_back({k, std::size_t(same - out.results.begin())});
-        if (same == out.results.end()) out.results.push_back(l.results[k]);
-      }
-      if (out.results.size() == l.results.size()) continue;
-      changed = true;
+      for (std::size_t k = 0; k < results.size(); ++k)
+        if (keep[k]) moved.push_back({k, add_result(out, results[k])});
+      if (out.results.size() == results.size()) continue;
       auto loop = make_loop(std::move(out));
       for (auto [from, at] : moved) to[loop_result(n, from).get()] = loop_result(loop, at);
       break;   // bodies of other loops may name this one: one at a time
     }
-    if (!changed) return roots;
+    if (to.empty()) return roots;
     roots = substitute(roots, to);
   }
 }

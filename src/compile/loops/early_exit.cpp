@@ -1,24 +1,22 @@
-#include "compile/loops/early_exit.h"
-
+// Turns of a loop that are not worth making.
 #include <algorithm>
 #include <utility>
 
+#include "compile/loops/loops.h"
 #include "ops/attr.h"
 #include "ops/collective.h"
 #include "ops/prim.h"
-#include "transforms/rewrite.h"
 
 namespace haliax {
 namespace {
+
+bool holds(const Nodes& list, const NodePtr& n) { return std::find(list.begin(), list.end(), n) != list.end(); }
 
 // Masks of a node: arrays of bool, of each of which is known: if it is false throughout, the node is 0 throughout.
 class Masks {
  public:
   explicit Masks(const Nodes& level) {
-    for (auto& n : level) {
-      auto m = learned(n);
-      if (!m.empty()) of_[n.get()] = std::move(m);
-    }
+    for (auto& n : level) of_[n.get()] = learned(n);
   }
   const Nodes& of(const NodePtr& n) const {
     static const Nodes none;
@@ -28,7 +26,8 @@ class Masks {
   // Of a sum of two, or of one or the other.
   static Nodes merged(const Nodes& a, const Nodes& b) {
     Nodes both;
-    for (auto& m : a) if (std::find(b.begin(), b.end(), m) != b.end()) both.push_back(m);
+    for (auto& m : a)
+      if (holds(b, m)) both.push_back(m);
     if (!both.empty() || a.empty() || b.empty()) return both;
     return {prim::map(prim::kBitOr, {smallest(a), smallest(b)}, DType::boolean)};
   }
@@ -38,7 +37,8 @@ class Masks {
 
  private:
   static Nodes joined(Nodes a, const Nodes& b) {   // of a product
-    for (auto& m : b) if (std::find(a.begin(), a.end(), m) == a.end() && a.size() < 8) a.push_back(m);
+    for (auto& m : b)
+      if (!holds(a, m) && a.size() < 8) a.push_back(m);
     return a;
   }
   // What is linear in an operand is 0 with it; of a sum all have to be.
@@ -76,7 +76,6 @@ class Masks {
   std::unordered_map<const Node*, Nodes> of_;
 };
 
-bool holds(const Nodes& list, const NodePtr& n) { return std::find(list.begin(), list.end(), n) != list.end(); }
 // What is added to a sum, one after another: all, or what then needs no temporary.
 Nodes terms_of(const NodePtr& value, bool all) {
   auto accumulates = [](const NodePtr& x) { return x->op->kind == Kind::contract || is_scatter_add(*x); };
@@ -109,7 +108,8 @@ struct Making {
     return std::any_of(products.begin(), products.end(), [&](auto* x) { return o.products.count(x) > 0; });
   }
   bool masked_alike(const Making& o) const {       // by what says most, which is the first of the masks
-    return masks.empty() || o.masks.empty() ? masks.empty() && o.masks.empty() : holds(masks, o.masks[0]) || holds(o.masks, masks[0]);
+    if (masks.empty() || o.masks.empty()) return masks.empty() && o.masks.empty();
+    return holds(masks, o.masks[0]) || holds(o.masks, masks[0]);
   }
 };
 template <class Alike> void join(std::vector<Making>& parts, const Alike& alike) {
@@ -153,7 +153,10 @@ std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) 
   join(parts, [](auto& a, auto& b) { return a.masked_alike(b); });
   std::vector<TurnPart> out;
   if (parts.size() == 1) parts[0].values = whole.values;
-  for (auto& p : parts) out.push_back({p.masks.empty() ? nullptr : prim::reduce(Monoid::max, Masks::smallest(p.masks), {}), std::move(p.values)});
+  for (auto& p : parts) {
+    auto flag = p.masks.empty() ? nullptr : prim::reduce(Monoid::max, Masks::smallest(p.masks), {});
+    out.push_back({flag, std::move(p.values)});
+  }
   return out;
 }
 

@@ -1,9 +1,9 @@
 // Passes over loops.
 //
-// In: a graph without borders of chunks; loops as they were traced or cut. Out: the same values from fewer loops, results and arrays.
-// Always: a loop's operands are what its bodies read from outside and what its carries start from (make_loop finds them); results of one
-// loop are told apart by number, so whoever changes results puts others in place of all of them; the order of turns, and of the terms of a
-// sum, is kept, so the bits are.
+// In: a graph without borders of chunks; loops as they were traced or cut. Out: the same values from fewer loops, results and
+// arrays. Always: a loop's operands are what its bodies read from outside and what its carries start from (make_loop finds them);
+// results of one loop are told apart by number, so whoever changes results puts others in place of all of them; the order of
+// turns, and of the terms of a sum, is kept, so the bits are.
 #pragma once
 #include "transforms/rewrite.h"
 
@@ -15,5 +15,16 @@ Nodes accumulate_folds(Nodes roots);     // sum over turns + array: the sum star
 Nodes accumulate_updates(Nodes roots);   // array + scatter into zeros: scattered into the array
 NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite&);   // result by result; `by` may have more
 bool depends_on(const NodePtr&, const NodePtr& goal);
+std::size_t add_result(Loop&, const LoopResult&);              // which result of the loop it is: a new one, if none is the same
+
+// What a turn makes, in parts that have no product in common and end by different masks: two heads in one walk, each with its own
+// tokens.
+struct TurnPart {
+  // Without axes: where it is false, all of this is 0, since it stands under masks that are false throughout. Null where that
+  // cannot be known, or not at a small price.
+  NodePtr flag = {};
+  std::vector<std::pair<std::size_t, NodePtr>> values = {};   // of which result; of a sum what is added to it, one after another
+};
+std::vector<TurnPart> turn_parts(const Loop&, std::size_t body, bool may_end);   // may_end off: one part, no flag
 
 }  // namespace haliax

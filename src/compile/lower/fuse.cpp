@@ -4,8 +4,8 @@
 #include <functional>
 #include <set>
 
-#include "ops/collective.h"
 #include "ops/attr.h"
+#include "ops/collective.h"
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
 
@@ -18,21 +18,19 @@ bool passes(const Node& n) { return is_view(n) || shows_value(n); }
 // Views that an expression can look through: they rename, reorder or broadcast.
 bool transparent(const Node& n) { return n.op == &prim::kFit || n.op == &prim::kRename || shows_value(n); }
 bool in_kernel(const Node& n) { return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op->kind == Kind::leaf; }
+bool is_step(const Node& n) { return n.op->kind == Kind::contract || n.op->kind == Kind::step || n.op->kind == Kind::loop; }
 bool costly(Code c) {
   switch (c) {
-    case Code::exp: case Code::exp2: case Code::expm1: case Code::log: case Code::log1p: case Code::tanh: case Code::erf: case Code::erfinv:
-    case Code::pow: case Code::sin: case Code::cos: case Code::threefry0: case Code::threefry1: case Code::threefry_xor: case Code::lgamma:
-    case Code::digamma: return true;
+    case Code::exp: case Code::exp2: case Code::expm1: case Code::log: case Code::log1p: case Code::tanh: case Code::erf:
+    case Code::erfinv: case Code::pow: case Code::sin: case Code::cos: case Code::threefry0: case Code::threefry1:
+    case Code::threefry_xor: case Code::lgamma: case Code::digamma: return true;
     default: return false;
   }
 }
-bool same_set(const Axes& a, const Axes& b) {
-  return a.size() == b.size() && std::all_of(a.begin(), a.end(), [&](auto& x) { return std::find(b.begin(), b.end(), x) != b.end(); });
-}
-Axes minus(const Axes& a, const Axes& b) {
-  Axes out;
-  for (auto& x : a) if (!has(b, x.name)) out.push_back(x);
-  return out;
+bool same_set(const Axes& a, const Axes& b) { return std::is_permutation(a.begin(), a.end(), b.begin(), b.end()); }
+Axes minus(Axes a, const Axes& b) {
+  std::erase_if(a, [&](auto& x) { return has(b, x.name); });
+  return a;
 }
 
 // When the first call that a node makes was planned, its own or one of a loop's bodies; 0: it makes none.
@@ -42,9 +40,7 @@ int first_call(const Node& n) {
   int first = 0;
   auto& l = loop_of(n);
   for (std::size_t b = 0; b < l.index.size(); ++b) {
-    Nodes values;
-    for (auto& r : l.results) values.push_back(r.value[b]);
-    for (auto& x : topological(values))
+    for (auto& x : topological(values_of(l, b)))
       if (varies_in(*x, l, b))
         if (int call = first_call(*x); call && (!first || call < first)) first = call;
   }
@@ -67,7 +63,7 @@ std::vector<std::size_t> sorted(const std::vector<std::vector<std::size_t>>& use
 struct Builder {
   const std::vector<Target>& targets;
   const Places& known;
-  const FuseOptions& options;
+  bool fuse;
   Scope scope = {};
   Nodes order = {};
   std::unordered_map<const Node*, int> users = {};
@@ -77,24 +73,19 @@ struct Builder {
   bool outside(const Node& n) const { return known.count(&n) > 0; }
 
   void collect() {
-    std::unordered_set<const Node*> seen;
-    Nodes todo;
-    for (auto& t : targets) todo.push_back(t.node);
-    while (!todo.empty()) {
-      auto n = std::move(todo.back());
-      todo.pop_back();
-      if (!seen.insert(n.get()).second) continue;
+    Nodes roots;
+    for (auto& t : targets) roots.push_back(t.node);
+    walk(roots, [&](const NodePtr& n, Nodes& todo) {
       order.push_back(n);
-      if (outside(*n) || n->op->kind == Kind::leaf) continue;
-      for (auto& x : n->in) if (x) todo.push_back(x);
-    }
-    std::sort(order.begin(), order.end(), [](auto& a, auto& b) { return a->id < b->id; });
+      if (!outside(*n) && n->op->kind != Kind::leaf) append(todo, n->in);
+    });
+    sort_by_age(order);
     for (auto& n : order)
       if (int call = outside(*n) ? 0 : first_call(*n)) calls[n.get()] = std::size_t(call);
     if (calls.size() > 1) order_calls();
   }
-  // All devices make their calls in one order: of those that may be next, the one that was planned first. Age does not tell, as a pass
-  // may have made some anew on one device alone.
+  // All devices make their calls in one order: of those that may be next, the one that was planned first. Age does not tell, as a
+  // pass may have made some anew on one device alone.
   void order_calls() {
     std::unordered_map<const Node*, std::size_t> at;
     for (std::size_t k = 0; k < order.size(); ++k) at[order[k].get()] = k;
@@ -103,48 +94,45 @@ struct Builder {
     for (std::size_t k = 0; k < order.size(); ++k) {
       auto call = calls.find(order[k].get());
       age[k] = k, planned[k] = call == calls.end() ? 0 : call->second;
-      if (outside(*order[k])) continue;
       for (auto& x : order[k]->in)
-        if (auto below = at.find(x.get()); below != at.end()) then[below->second].push_back(k);
+        if (auto below = at.find(x.get()); below != at.end() && !outside(*order[k])) then[below->second].push_back(k);
     }
     for (auto k : sorted(then, planned)) if (planned[k]) wanted.push_back(k);
     if (std::is_sorted(wanted.begin(), wanted.end())) return;
     for (std::size_t c = 1; c < wanted.size(); ++c) then[wanted[c - 1]].push_back(wanted[c]);
-    Nodes out;
-    for (auto k : sorted(then, age)) out.push_back(order[k]);
-    order = std::move(out);
+    auto by_age = std::exchange(order, {});
+    for (auto k : sorted(then, age)) order.push_back(by_age[k]);
   }
 
   // What must lie in memory, and how many read each node.
   void count() {
-    auto store = [&](const NodePtr& x) {
-      auto& base = base_of(x);
-      if (!outside(*base)) scope.in_memory.insert(base.get());
-    };
     for (auto& n : order) {
       if (outside(*n) || n->op->kind == Kind::leaf) continue;
       for (std::size_t k = 0; k < n->in.size(); ++k) {
         auto& x = n->in[k];
         if (!x) continue;
         ++users[x.get()];
-        bool memory = n->op->kind == Kind::contract || n->op->kind == Kind::step || n->op->kind == Kind::loop;
-        if (is_view(*n) && !transparent(*n)) memory = true;
-        if (n->op == &prim::kScatter && k == 0 && prim::is_number(x, 0)) memory = false;   // zeros are filled in, not read
-        if (n->op == &kLoop && prim::is_number(x)) memory = false;                         // what a carry starts from is filled in
-        if (x->op == &prim::kIndex || (n->op == &prim::kSlice && k == 1 && prim::is_number(x))) memory = false;   // terms of views
-        if (memory) store(x);
+        bool memory = is_step(*n) || (is_view(*n) && !transparent(*n));
+        // Filled in, not read: zeros, and what a carry starts from.
+        bool filled = (n->op == &prim::kScatter && k == 0 && prim::is_number(x, 0)) || (n->op == &kLoop && prim::is_number(x));
+        bool term = x->op == &prim::kIndex || (n->op == &prim::kSlice && k == 1 && prim::is_number(x));   // of a view
+        if (memory && !filled && !term) keep(x);
       }
     }
     for (auto& t : targets) ++users[t.node.get()], scope.targets[t.node.get()].push_back(&t);
+  }
+  void keep(const NodePtr& n) {   // what it shows lies in memory
+    if (auto& base = base_of(n); !outside(*base)) scope.in_memory.insert(base.get());
   }
 
   // How dear it is to make a map node again, and how many arrays that reads.
   void price(const NodePtr& n, int& cost, int& loads, int depth = 0) const {
     if (cost > 8 || loads > 3 || depth > 16) { cost = 99; return; }
-    if (prim::is_number(n) || n->op == &prim::kIota || n->op == &prim::kIndex) return;
-    if (outside(*n) || scope.in_memory.count(n.get()) || anchored.count(n.get()) || (n->op->kind != Kind::map && !transparent(*n))) { ++loads; return; }
-    if (n->op->kind == Kind::map) cost += costly(n->op->code) ? 99 : 1;
-    if (transparent(*n)) return price(shown_by(*n), cost, loads, depth + 1);
+    if (is_term(n)) return;
+    bool looks_through = transparent(*n), maps = n->op->kind == Kind::map;
+    if (outside(*n) || scope.in_memory.count(n.get()) || anchored.count(n.get()) || !(maps || looks_through)) { ++loads; return; }
+    if (looks_through) return price(shown_by(*n), cost, loads, depth + 1);
+    cost += costly(n->op->code) ? 99 : 1;
     for (auto& x : n->in) price(x, cost, loads, depth + 1);
   }
   bool cheap(const NodePtr& n) const {
@@ -153,25 +141,24 @@ struct Builder {
     return cost <= 4 && loads <= 2;
   }
 
+  static bool is_term(const NodePtr& n) { return prim::is_number(n) || n->op == &prim::kIota || n->op == &prim::kIndex; }
   void anchor() {
     std::unordered_map<const Node*, int> inlined;   // how many instructions reading this node takes
     for (auto& n : order) {
       if (outside(*n)) continue;
       auto& size = inlined[n.get()] = 1;
-      for (auto& x : n->in) if (x) if (auto i = inlined.find(x.get()); i != inlined.end() && !anchored.count(x.get()) && (in_kernel(*x) || passes(*x))) size += i->second;
-      bool needed = scope.in_memory.count(n.get()) > 0;
-      switch (n->op->kind) {
-        case Kind::leaf: if (needed && (prim::is_number(n) || n->op == &prim::kIota || n->op == &prim::kIndex)) anchored.insert(n.get()); break;
-        case Kind::map:
-          if (needed || !options.fuse || size > 64) anchored.insert(n.get());
-          else if (users[n.get()] > 1 && !(is_free(n) || cheap(n))) anchored.insert(n.get());
-          break;
-        case Kind::reduce: anchored.insert(n.get()); break;
-        default: break;
-      }
+      for (auto& x : n->in)
+        if (auto i = inlined.find(x.get()); i != inlined.end() && !anchored.count(x.get()) && (in_kernel(*x) || passes(*x)))
+          size += i->second;
+      bool needed = scope.in_memory.count(n.get()) > 0, shared = users[n.get()] > 1;
+      auto kind = n->op->kind;
+      if (kind == Kind::reduce || (kind == Kind::leaf && needed && is_term(n)) ||
+          (kind == Kind::map && (needed || !fuse || size > 64 || (shared && !is_free(n) && !cheap(n)))))
+        anchored.insert(n.get());
     }
     for (auto& t : targets)   // a target is made where it is wanted, not read back and copied
-      if (in_kernel(*t.node) && !outside(*t.node) && (t.node->op->kind != Kind::leaf || prim::is_number(t.node) || t.node->op == &prim::kIota)) anchored.insert(t.node.get());
+      if (auto& n = t.node; in_kernel(*n) && !outside(*n) && n->op != &prim::kIndex && (n->op->kind != Kind::leaf || is_term(n)))
+        anchored.insert(n.get());
   }
 
   // The anchored nodes that making n reads. `plain`: reached without passing a rename, so that names mean the same.
@@ -186,7 +173,8 @@ struct Builder {
       if (outside(*x)) return;
       if (anchored.count(x.get()) || !(in_kernel(*x) || passes(*x))) { out.push_back({x, how == plain}); return; }
       if (passes(*x) && x->in.size() > 1) after.push_back(x->in[1]);   // of a barrier, or where a slice starts
-      if (passes(*x)) return visit(shown_by(*x), !transparent(*x) ? viewed : x->op == &prim::kRename ? std::max(how, renamed) : how);
+      if (passes(*x))
+        return visit(shown_by(*x), !transparent(*x) ? viewed : x->op == &prim::kRename ? std::max(how, renamed) : how);
       for (auto& i : x->in) visit(i, how);
     };
     if (passes(*n)) return visit(n, plain);
@@ -204,7 +192,9 @@ struct Builder {
       int u = todo.back();
       todo.pop_back();
       if (u == goal || seen.size() > 4096) return true;
-      if (seen.insert(u).second) for (int a : scope.units[std::size_t(u)].after) todo.push_back(a);
+      if (!seen.insert(u).second) continue;
+      auto& after = scope.units[std::size_t(u)].after;
+      todo.insert(todo.end(), after.begin(), after.end());
     }
     return false;
   }
@@ -229,8 +219,10 @@ struct Builder {
     auto over = minus(n->in[0]->axes, n->axes);
     if (!inner.empty()) return same_set(over, inner);
     // Rows stay in cache only if the axes folded are the last ones of what the kernel stores.
-    for (auto& m : u.nodes)
-      if (m->axes.size() < over.size() || !same_set(Axes(m->axes.end() - std::ptrdiff_t(over.size()), m->axes.end()), over)) return false;
+    for (auto& m : u.nodes) {
+      auto inner = m->axes.size() - std::min(over.size(), m->axes.size());
+      if (!same_set(Axes(m->axes.begin() + std::ptrdiff_t(inner), m->axes.end()), over)) return false;
+    }
     outer = minus(all, over), inner = minus(all, outer);
     return true;
   }
@@ -240,13 +232,12 @@ struct Builder {
   void build() {
     for (auto& n : order) {
       if (outside(*n)) continue;
-      bool single = n->op->kind == Kind::contract || n->op->kind == Kind::step || n->op->kind == Kind::loop;
       if (n->op == &kResult && (n->in[0]->op == &kLoop || n->in[0]->op == &kCollective))
         scope.unit_of[n.get()] = scope.unit_of.at(n->in[0].get());
-      else if (single || anchored.count(n.get()))
+      else if (is_step(*n) || anchored.count(n.get()))
         put(n);
     }
-    if (options.fuse) find_pieces();
+    if (fuse) find_joined();
     for (auto& t : targets) put_into(t);
   }
   // The kernel that makes n too, whose points become `outer`, `inner`; -1: none.
@@ -288,7 +279,7 @@ struct Builder {
     Nodes after;
     reads(n, read, after);
     Axes outer, inner;
-    bool fuses = options.fuse && anchored.count(n.get()) && (n->op->kind == Kind::map || n->op->kind == Kind::reduce);
+    bool fuses = fuse && anchored.count(n.get()) && (n->op->kind == Kind::map || n->op->kind == Kind::reduce);
     int home = fuses ? kernel_for(n, read, after, outer, inner) : -1;
     if (home < 0) home = new_unit(n);
     else scope.units[std::size_t(home)].outer = outer, scope.units[std::size_t(home)].inner = inner;
@@ -301,8 +292,7 @@ struct Builder {
       int o = unit_of(r.node.get());
       if (o < 0 || o == home) continue;
       depend(home, o);
-      auto& base = base_of(r.node);
-      if (!outside(*base)) scope.in_memory.insert(base.get());
+      keep(r.node);
     }
     for (auto& a : after) for (int o : units_below(a)) depend(home, o);
     if (calls.count(n.get())) {
@@ -317,61 +307,54 @@ struct Builder {
     auto& n = t.node;
     int made = unit_of(n.get());
     bool direct = made >= 0 && !(is_view(*n)) && scope.targets[n.get()][0] == &t && (!t.accumulate || accumulates(n, t));
-    if (made >= 0 && scope.units[std::size_t(made)].type == Unit::Type::kernel) direct = true;   // a kernel may store a value many times
-    if (direct) return;
+    bool many = made >= 0 && scope.units[std::size_t(made)].type == Unit::Type::kernel;   // it may store a value many times
+    if (direct || many) return;
     Unit u;
     u.type = Unit::Type::copy, u.nodes = {n}, u.target = &t, u.order = std::int64_t(n->id);
-    if (auto& base = base_of(n); made >= 0 || unit_of(base.get()) >= 0) {
-      if (!outside(*base)) scope.in_memory.insert(base.get());
+    if (made >= 0 || unit_of(base_of(n).get()) >= 0) {
+      keep(n);
     } else {   // made here, from what others have made
       std::vector<Read> read;
       Nodes after;
       reads(n, read, after);
-      for (auto& r : read)
-        if (auto& below = base_of(r.node); !outside(*below)) scope.in_memory.insert(below.get());
+      for (auto& r : read) keep(r.node);
     }
     int id = add_unit(std::move(u));
     for (int o : units_below(n)) depend(id, o);
   }
-  void find_pieces() {
+  void find_joined() {
     for (auto& c : order) {
       if (c->op != &prim::kConcat || outside(*c)) continue;
       std::int64_t at = 0;
       for (auto& x : c->in) {
         auto start = at;
         at += find(*x, c->attr.names[0])->size;
-        const NodePtr* n = &x;
-        bool alone = true;
-        while (((*n)->op == &prim::kFit || (*n)->op == &prim::kRename) && (*n)->in[0]->size() == (*n)->size()) alone &= users[n->get()] == 1, n = &(*n)->in[0];
-        alone &= users[n->get()] == 1 && !outside(**n) && unit_of(n->get()) >= 0 && !scope.targets.count(n->get()) && (*n)->op->kind != Kind::leaf;
-        alone &= (*n)->op->kind == Kind::contract || (*n)->op->kind == Kind::map;
-        if (alone) scope.piece_of[n->get()] = {c, x, start};
+        auto n = x;
+        bool alone = users[n.get()] == 1;
+        while ((n->op == &prim::kFit || n->op == &prim::kRename) && n->in[0]->size() == n->size())
+          n = n->in[0], alone &= users[n.get()] == 1;
+        alone &= !outside(*n) && unit_of(n.get()) >= 0 && !scope.targets.count(n.get());
+        if (alone && (n->op->kind == Kind::contract || n->op->kind == Kind::map)) scope.joined[n.get()] = {c, x, start};
       }
     }
   }
   // A contraction or a scatter adds straight into its target if nobody else reads it.
   bool accumulates(const NodePtr& n, const Target& t) const {
-    if (n->op == &kResult && n->in[0]->op == &kLoop) {   // a loop in a loop: the inner one adds to the outer one's sum
+    if (t.monoid != Monoid::sum || users.at(n.get()) > 1 || scope.in_memory.count(n.get())) return false;
+    if (is_loop_result(*n)) {   // a loop in a loop: the inner one adds to the outer one's sum
       auto& r = result_of(*n);
-      bool adds = r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum && !r.start);
-      return adds && t.monoid == Monoid::sum && users.at(n.get()) == 1 && !scope.in_memory.count(n.get());
+      return r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum && !r.start);
     }
-    bool can = n->op->kind == Kind::contract || (n->op == &prim::kScatter && prim::is_number(n->in[0], 0) && ScatterAttr::of(*n).update == program::Update::add);
-    return can && t.monoid == Monoid::sum && users.at(n.get()) == 1 && !scope.in_memory.count(n.get());
+    return n->op->kind == Kind::contract || (is_scatter_add(*n) && prim::is_number(n->in[0], 0));
   }
   // The units that make what lies below this node.
   std::vector<int> units_below(const NodePtr& n) const {
     std::vector<int> out;
-    std::unordered_set<const Node*> seen;
-    Nodes todo{n};
-    while (!todo.empty()) {
-      auto x = todo.back();
-      todo.pop_back();
-      if (outside(*x) || !seen.insert(x.get()).second) continue;
-      int u = unit_of(x.get());
-      if (u >= 0) { out.push_back(u); continue; }
-      if (x->op->kind != Kind::leaf) for (auto& i : x->in) if (i) todo.push_back(i);
-    }
+    auto inside = [&](const Node& x) { return !outside(x); };
+    walk({n}, inside, [&](const NodePtr& x, Nodes& todo) {
+      if (int u = unit_of(x.get()); u >= 0) out.push_back(u);
+      else if (x->op->kind != Kind::leaf) append(todo, x->in);
+    });
     return out;
   }
 };
@@ -385,10 +368,9 @@ const NodePtr& base_of(const NodePtr& n) {
   while (passes(**x)) x = &shown_by(**x);
   return *x;
 }
-bool is_number_node(const Node& n) { return n.op == &prim::kNumber; }
 
-Scope make_scope(const std::vector<Target>& targets, const Places& known, const FuseOptions& options) {
-  Builder b{targets, known, options};
+Scope make_scope(const std::vector<Target>& targets, const Places& known, bool fuse) {
+  Builder b{targets, known, fuse};
   b.collect();
   b.count();
   b.anchor();

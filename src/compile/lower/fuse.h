@@ -1,10 +1,11 @@
-// Which nodes of a scope (the top, or one loop body) are computed together. A unit becomes one step of the Program, or a few.
+// Which nodes of a scope (the top, or one loop body) are computed together, and in which order. A unit becomes one step of the
+// Program, or a few.
 #pragma once
 #include <unordered_map>
-#include <unordered_set>
 
 #include "graph/emit.h"
 #include "graph/loop.h"
+#include "graph/walk.h"
 
 namespace haliax {
 
@@ -32,19 +33,20 @@ struct Scope {
   std::unordered_map<const Node*, int> unit_of;            // node -> the unit that makes it
   std::unordered_set<const Node*> in_memory;               // nodes that somebody reads from memory
   std::unordered_map<const Node*, std::vector<const Target*>> targets;
-  struct Piece { NodePtr whole, operand; std::int64_t start; };   // of `whole`, which shows it as `operand`
-  std::unordered_map<const Node*, Piece> piece_of;         // nodes that only a concatenation reads: they can be made in its place
+  struct Joined { NodePtr whole, operand; std::int64_t start; };   // in `whole`, which shows it as `operand`
+  std::unordered_map<const Node*, Joined> joined;          // nodes that only a concatenation reads: they can be made in its place
 };
 
-// `known`: nodes that lie in memory already.
-struct FuseOptions { bool fuse = true; };
-Scope make_scope(const std::vector<Target>& targets, const Places& known, const FuseOptions&);
+// `known`: nodes that lie in memory already. `fuse` off: each node is a unit of its own.
+Scope make_scope(const std::vector<Target>& targets, const Places& known, bool fuse);
+
+// In which order the units run. Any that keeps Unit::after is right; this one keeps little alive. `by_age`: as they were made.
+std::vector<int> schedule(const Scope&, const Places& known, bool by_age);
 
 // Wraps and results of custom gradients are the value of another node: which one.
 bool shows_value(const Node&);
 const NodePtr& shown_by(const Node&);                        // of a view too: what it shows
 // The node that a chain of views and wraps shows: what has to be in memory for the view to be there.
 const NodePtr& base_of(const NodePtr&);
-bool is_number_node(const Node&);
 
 }  // namespace haliax

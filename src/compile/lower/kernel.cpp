@@ -1,5 +1,7 @@
 #include "compile/lower/kernel.h"
 
+#include <algorithm>
+
 #include "ops/attr.h"
 #include "ops/prim.h"
 
@@ -13,11 +15,12 @@ Kernel::Kernel(Lowering& low, const Axes& outer, const Axes& inner) : l_(low), d
 Env Kernel::names(const Axes& axes) const {
   Env e;
   for (auto& a : axes)
-    for (std::size_t d = 0; d < dims_.size(); ++d) if (dims_[d].name == a.name) e.push_back({a.name, d});
+    if (auto* d = find_axis(dims_, a.name)) e.push_back({a.name, std::size_t(d - dims_.data())});
   return e;
 }
 std::size_t Kernel::dim(const Env& e, Name n) {
-  for (auto& [name, d] : e) if (name == n) return d;
+  for (auto& [name, d] : e)
+    if (name == n) return d;
   fail("lower", "axis " + std::string(n.text()) + " has no dimension");
 }
 // Where the axes of an operand lie, which has the names of its reader.
@@ -41,10 +44,8 @@ int Kernel::value(const NodePtr& n, Env env) {
 }
 int Kernel::make(const NodePtr& n, const Env& env) {
   if (l_.is_placed(*n)) return load(n, env);
-  if (n->op == &prim::kNumber) {
-    Instr i{.code = Code::constant, .dtype = n->dtype, .number = n->attr.number, .integer = integer_of(*n), .view = {}};
-    return push(std::move(i));
-  }
+  if (n->op == &prim::kNumber)
+    return push({.code = Code::constant, .dtype = n->dtype, .number = n->attr.number, .integer = integer_of(*n)});
   if (n->op == &prim::kIota) return iota(n, int(env[0].second), 1);
   if (n->op == &prim::kIndex) return iota(n, -1, 0);
   if (n->op == &prim::kFit) return value(n->in[0], of(n->in[0], env));
@@ -58,7 +59,7 @@ int Kernel::make(const NodePtr& n, const Env& env) {
   return load(n, env);
 }
 int Kernel::point(const NodePtr& n, const Env& env) {
-  Instr i{.code = n->op->code, .dtype = n->dtype, .view = {}};
+  Instr i{.code = n->op->code, .dtype = n->dtype};
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     i.args[k] = value(n->in[k], of(n->in[k], env));
     i.inner |= is_inner(i.args[k]);
@@ -66,7 +67,7 @@ int Kernel::point(const NodePtr& n, const Env& env) {
   return push(std::move(i));
 }
 int Kernel::iota(const NodePtr& n, int d, std::int64_t stride) {
-  Instr i{.code = Code::iota, .dtype = n->dtype, .inner = d >= int(outer_), .dim = d, .stride = stride, .view = {}};
+  Instr i{.code = Code::iota, .dtype = n->dtype, .inner = d >= int(outer_), .dim = d, .stride = stride};
   if (d < 0) {
     auto t = l_.term(n, 1, 0);
     if (t.loop < 0) i.integer = t.stride;
@@ -86,28 +87,17 @@ int Kernel::load(const NodePtr& n, const Env& env) {
 }
 int Kernel::fold(const NodePtr& n) {
   int v = value(n->in[0], names(n->in[0]->axes));
-  if (!is_inner(v)) {   // the same at every inner point: said once for each of them
-    Instr same{.code = Code::cast, .dtype = n->in[0]->dtype, .inner = true, .view = {}};
-    same.args[0] = v;
-    v = push(std::move(same));
-  }
-  Instr i{.code = n->op->code, .dtype = n->dtype, .view = {}};
-  i.args[0] = v;
-  return push(std::move(i));
+  if (!is_inner(v))   // the same at every inner point: said once for each of them
+    v = push({.code = Code::cast, .dtype = n->in[0]->dtype, .args = {v, -1, -1, -1}, .inner = true});
+  return push({.code = n->op->code, .dtype = n->dtype, .args = {v, -1, -1, -1}});
 }
 void Kernel::store(int v, const Place& p, const Axes& axes, bool accumulate, Monoid m) {
   Code c = !accumulate ? Code::store : m == Monoid::sum ? Code::store_add : m == Monoid::max ? Code::store_max : Code::store_min;
-  Instr i{.code = c, .dtype = p.dtype, .view = Emit::view(p, axes, dims_)};
-  i.args[0] = v;
-  for (auto& a : axes)
-    for (std::size_t d = outer_; d < dims_.size(); ++d) i.inner |= dims_[d].name == a.name;
-  push(std::move(i));
+  bool inner = std::any_of(dims_.begin() + std::ptrdiff_t(outer_), dims_.end(), [&](auto& d) { return has(axes, d.name); });
+  push({.code = c, .dtype = p.dtype, .args = {v, -1, -1, -1}, .inner = inner, .view = Emit::view(p, axes, dims_)});
 }
 void Kernel::finish() {
-  program::Step s;
-  s.kind = program::Kind::fused;
-  s.fused = {Emit::sizes(dims_), int(outer_), std::move(code_)};
-  l_.push(std::move(s));
+  l_.push({.fused = {Emit::sizes(dims_), int(outer_), std::move(code_)}});
 }
 
 }  // namespace haliax

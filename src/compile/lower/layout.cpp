@@ -12,7 +12,8 @@ namespace haliax {
 namespace {
 
 bool same_axes(const Node& a, const Node& b) {
-  return a.axes.size() == b.axes.size() && std::all_of(a.axes.begin(), a.axes.end(), [&](auto& x) { return find(b, x.name) != nullptr; });
+  auto in_b = [&](auto& x) { return has(b.axes, x.name); };
+  return a.axes.size() == b.axes.size() && std::all_of(a.axes.begin(), a.axes.end(), in_b);
 }
 // One result of a loop that is put together from a slice of each turn: its first axis is the loop's.
 bool is_stack(const Node& n) {
@@ -71,13 +72,14 @@ class Wishes {
     if (kind == Kind::leaf || n.value) return fix(&n);
     if (kind == Kind::contract) {
       Names batch;
-      for (auto& a : n.axes) if (find(*n.in[0], a.name) && find(*n.in[1], a.name)) batch.push_back(a.name);
+      for (auto& a : n.axes)
+        if (find(*n.in[0], a.name) && find(*n.in[1], a.name)) batch.push_back(a.name);
       std::sort(batch.begin(), batch.end(), [](auto& x, auto& y) { return x.text() < y.text(); });
       wish(&n, batch);
       wish(n.in[0].get(), batch), wish(n.in[1].get(), batch);
     } else if (is_stack(n)) {
       for (auto& v : result_of(n).value) unite(v.get(), &n);
-    } else if (n.op == &prim::kSlice && is_stack(*n.in[0]) && n.axes.size() + 1 == n.in[0]->axes.size() && !find(n, n.in[0]->axes[0].name)) {
+    } else if (n.op == &prim::kSlice && is_stack(*n.in[0]) && SliceAttr::of(n).drop && !has(n.axes, n.in[0]->axes[0].name)) {
       unite(&n, n.in[0].get());
     } else if (kind == Kind::map || kind == Kind::wrap) {
       for (auto& x : n.in) if (x && same_axes(n, *x)) unite(&n, x.get());
@@ -89,12 +91,10 @@ class Wishes {
     }
   }
   static Axes ordered(const Node& n, const Names& batch) {
-    Axes out, rest;
-    for (std::size_t i = 0; i < n.axes.size(); ++i) {
-      bool first = (i == 0 && is_stack(n)) || std::find(batch.begin(), batch.end(), n.axes[i].name) != batch.end();
-      (first ? out : rest).push_back(n.axes[i]);
-    }
-    out.insert(out.end(), rest.begin(), rest.end());
+    Axes out = n.axes;
+    std::stable_partition(out.begin() + is_stack(n), out.end(), [&](auto& a) {
+      return std::find(batch.begin(), batch.end(), a.name) != batch.end();
+    });
     return out;
   }
 };

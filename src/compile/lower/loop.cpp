@@ -17,17 +17,6 @@ struct Lowering::Turns {
   bool may_end = false;                            // a turn, before it has stacked anything
 };
 
-namespace {
-
-Place fitted(const Place& p, const Axes& of, const Axes& as) {   // the same place, in another order of its axes
-  Place out = p;
-  out.strides.clear();
-  for (auto& a : as) out.strides.push_back(p.strides[std::size_t(find_axis(of, a.name) - of.data())]);
-  return out;
-}
-
-}  // namespace
-
 void Lowering::loop(const NodePtr& n) {
   auto& l = loop_of(*n);
   Turns t{l};
@@ -37,13 +26,12 @@ void Lowering::loop(const NodePtr& n) {
   }
   Nodes results;
   for (std::size_t k = 0; k < l.results.size(); ++k) {
-    auto r = loop_result(n, k);
+    auto& r = results.emplace_back(loop_result(n, k));
     auto& how = l.results[k];
     bool adds = how.fold == Fold::stack || (how.fold == Fold::fold && how.monoid == Monoid::sum && !how.start);
     auto* add = adds ? accumulation(r) : nullptr;
     t.added.push_back(add != nullptr);
     t.places.push_back(add ? add->place : home(r));
-    results.push_back(r);
     if (add) continue;
     if (how.start) start_from(how.start, t.places[k], r->axes);
     else if (how.fold == Fold::stack && t.may_end) zero(t.places[k], r->axes);
@@ -57,29 +45,23 @@ void Lowering::loop(const NodePtr& n) {
 
 void Lowering::body(const Turns& t, std::size_t b) {
   auto& l = t.l;
-  Step s;
-  s.kind = program::Kind::loop;
-  s.loop.trips = trips(l, b), s.loop.reverse = l.reverse;
+  Step s{.kind = program::Kind::loop, .loop = {.trips = trips(l, b), .reverse = l.reverse}};
   if (s.loop.trips == 0) return;
   s.loop.variable = p_.loops++;
   auto* index = l.index[b].get();
   variables_[index] = prim::index_start(*index) == 0 ? s.loop.variable : -1;
-  auto* outer = steps_;
-  steps_ = &s.loop.body;
+  auto* outer = std::exchange(steps_, &s.loop.body);
   auto mark = added_.size();
   Moves moves;
-  for (std::size_t k = 0; k < l.results.size(); ++k) if (l.results[k].carry) know(l.results[k].carry.get(), t.places[k]);
+  for (std::size_t k = 0; k < l.results.size(); ++k)
+    if (l.results[k].carry) know(l.results[k].carry.get(), t.places[k]);
   for (auto& part : t.parts[b]) {
-    if (t.parts[b].size() == 1) {
-      part_of_turn(part, t, b, moves);
-      continue;
-    }
     auto before = added_.size();
-    Step once;                                       // each part may end by itself
-    once.kind = program::Kind::loop;
-    once.loop.trips = 1, once.loop.variable = -1;
-    steps_ = &once.loop.body;
+    Step once{.kind = program::Kind::loop, .loop = {.variable = -1, .trips = 1}};   // each of several parts may end by itself
+    bool alone = t.parts[b].size() == 1;
+    if (!alone) steps_ = &once.loop.body;
     part_of_turn(part, t, b, moves);
+    if (alone) continue;
     forget(before);
     steps_ = &s.loop.body;
     push(std::move(once));
@@ -97,20 +79,19 @@ void Lowering::body(const Turns& t, std::size_t b) {
 
 void Lowering::part_of_turn(const TurnPart& part, const Turns& t, std::size_t b, Moves& moves) {
   if (part.flag) {
-    Step skip;
     auto flag = fresh({}, DType::boolean);
     scope({{part.flag, flag}});
-    skip.kind = program::Kind::skip, skip.skip = {view(flag, {}, {})};
-    push(std::move(skip));
+    push({.kind = program::Kind::skip, .skip = {view(flag, {}, {})}});
   }
   std::vector<Target> targets;
   for (auto& [k, value] : part.values) {
     auto& how = t.l.results[k];
     if (how.fold == Fold::fold) targets.push_back({value, t.places[k], true, how.monoid});
-    else if (how.fold == Fold::stack) targets.push_back({value, block_of_turn(t.places[k], t.l, t.l.index[b].get(), value->axes), t.added[k], Monoid::sum});
+    else if (how.fold == Fold::stack)
+      targets.push_back({value, block_of_turn(t.places[k], t.l, t.l.index[b], value->axes), t.added[k], Monoid::sum});
     else if (value != how.carry) {
       auto next = fresh(value->axes, value->dtype, purposes_.of(*value));
-      moves.push_back({next, fitted(t.places[k], how.carry->axes, value->axes)});
+      moves.push_back({next, reordered(t.places[k], how.carry->axes, value->axes)});
       targets.push_back({value, next});
     }
   }
@@ -120,23 +101,18 @@ void Lowering::part_of_turn(const TurnPart& part, const Turns& t, std::size_t b,
 void Lowering::start_from(const NodePtr& start, const Place& to, const Axes& axes) {
   if (in_memory(start)) {
     auto from = place_of(start);
-    return copy(start->axes == axes ? from : fitted(from, start->axes, axes), to, axes);
+    return copy(start->axes == axes ? from : reordered(from, start->axes, axes), to, axes);
   }
   Kernel k(*this, axes, {});
   k.store(k.value(start, k.names(start->axes)), to, axes, false, Monoid::sum);
   k.finish();
 }
 
-Place Lowering::block_of_turn(const Place& whole, const Loop& l, const Node* index, const Axes& value) {
+Place Lowering::block_of_turn(const Place& whole, const Loop& l, const NodePtr& index, const Axes& value) {
   Place p = whole;
-  std::int64_t stride = 0;
-  if (l.drop) {
-    stride = p.strides[0];
-    p.strides.erase(p.strides.begin());
-  } else {
-    for (std::size_t i = 0; i < value.size(); ++i) if (value[i].name == l.axis.name) stride = p.strides[i];
-  }
-  auto t = term(NodePtr(NodePtr(), index), stride, 0);
+  auto along = l.drop ? 0 : find_axis(value, l.axis.name) - value.data();   // which axis the loop walks
+  auto t = term(index, p.strides[std::size_t(along)], 0);
+  if (l.drop) p.strides.erase(p.strides.begin());
   if (t.loop < 0) p.offset += t.stride;
   else p.terms.push_back(t);
   return p;

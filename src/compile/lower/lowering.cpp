@@ -1,10 +1,10 @@
 #include "compile/lower/lowering.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/where.h"
 #include "compile/lower/kernel.h"
-#include "compile/lower/schedule.h"
 #include "ops/attr.h"
 #include "ops/collective.h"
 #include "ops/prim.h"
@@ -39,15 +39,17 @@ Place Lowering::in_slot(int slot, const NodePtr& n) const { return {slot, n->dty
 Place Lowering::fresh(const Axes& axes, DType d, const char* purpose) {
   return {new_slot(axis_size(axes) * bytes_of(d), purpose), d, 0, row_major(axes), {}};
 }
+Place Lowering::reordered(Place p, const Axes& of, const Axes& as) {
+  p.strides = view(p, of, as).strides;
+  return p;
+}
 Place Lowering::fresh_for(const NodePtr& n) {
   auto p = fresh(n->axes, n->dtype, purposes_.of(*n));
   p_.slots.back().gathered = Purposes::gathered(*n);
-  if (auto order = layouts_.find(n.get()); order != layouts_.end()) {
-    auto strides = row_major(order->second);
-    for (std::size_t i = 0; i < n->axes.size(); ++i)
-      p.strides[i] = strides[std::size_t(find_axis(order->second, n->axes[i].name) - order->second.data())];
-  }
-  return p;
+  auto order = layouts_.find(n.get());
+  if (order == layouts_.end()) return p;
+  p.strides = row_major(order->second);
+  return reordered(p, order->second, n->axes);
 }
 void Lowering::know(const Node* n, Place p) {
   places_[n] = std::move(p);
@@ -71,48 +73,37 @@ Place Lowering::place_of(const NodePtr& n) {
   return p;
 }
 Place Lowering::copied(const NodePtr& n) {
-  auto *was = now_;
-  auto before = result_;
-  now_ = n.get(), result_ = fresh(n->axes, n->dtype);
+  auto* was = std::exchange(now_, n.get());
+  auto before = std::exchange(result_, fresh(n->axes, n->dtype));
   n->op->lower(*n, *this);
-  auto p = result_;
-  now_ = was, result_ = before;
-  return p;
+  now_ = was;
+  return std::exchange(result_, before);
 }
 bool Lowering::in_memory(const NodePtr& n) const {
-  auto& base = base_of(n);
-  return places_.count(n.get()) || places_.count(base.get());
+  return places_.count(n.get()) || places_.count(base_of(n).get());
 }
 Place Lowering::home(const NodePtr& n) {
   if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end() && !t->second[0]->accumulate) return t->second[0]->place;
   if (auto known = joined_.find(n.get()); known != joined_.end()) return known->second;
-  if (auto piece = scope_->piece_of.find(n.get()); piece != scope_->piece_of.end()) return piece_place(n, piece->second);
+  if (auto part = scope_->joined.find(n.get()); part != scope_->joined.end()) return joined_place(n, part->second);
   return fresh_for(n);
 }
-Place Lowering::piece_place(const NodePtr& n, const Scope::Piece& piece) {
-  auto& whole = piece.whole;
-  Place all = home(whole);
-  joined_[whole.get()] = all;
-  std::vector<std::pair<Name, std::int64_t>> strides;   // by the names of the operand, then of what it shows
-  for (auto& a : piece.operand->axes) strides.push_back({a.name, all.strides[std::size_t(find(*whole, a.name) - whole->axes.data())]});
-  for (auto x = piece.operand; x != n; x = x->in[0]) {
-    if (x->op != &prim::kRename) continue;
-    auto shown = strides;
-    strides.clear();
-    for (std::size_t i = 0; i < x->axes.size(); ++i)
-      for (auto& [name, stride] : shown) if (name == x->axes[i].name) strides.push_back({x->in[0]->axes[i].name, stride});
-  }
-  Place p = all;
-  p.strides.clear();
-  for (auto& a : n->axes)
-    for (auto& [name, stride] : strides) if (name == a.name) { p.strides.push_back(stride); break; }
-  p.offset += piece.start * all.strides[std::size_t(find(*whole, whole->attr.names[0]) - whole->axes.data())];
-  return p;
+Place Lowering::joined_place(const NodePtr& n, const Scope::Joined& part) {
+  auto& whole = *part.whole;
+  Place all = joined_[&whole] = home(part.whole);
+  all.offset += part.start * view(all, whole.axes, {*find(whole, whole.attr.names[0])}).strides[0];
+  std::vector<RenameAttr> renames;   // the outermost first
+  for (auto x = part.operand; x != n; x = x->in[0])
+    if (x->op == &prim::kRename) renames.push_back(RenameAttr::of(*x));
+  auto axes = n->axes;               // by their names in the whole
+  for (auto& a : axes)
+    for (auto by = renames.rbegin(); by != renames.rend(); ++by) a.name = by->renamed(a.name);
+  return reordered(all, whole.axes, axes);
 }
 const Target* Lowering::accumulation(const NodePtr& n) const {
   auto t = scope_->targets.find(n.get());
-  if (t == scope_->targets.end() || t->second.size() != 1 || !t->second[0]->accumulate || scope_->in_memory.count(n.get())) return nullptr;
-  return t->second[0];
+  bool alone = t != scope_->targets.end() && t->second.size() == 1 && !scope_->in_memory.count(n.get());
+  return alone && t->second[0]->accumulate ? t->second[0] : nullptr;
 }
 
 // ---- Emit ----
@@ -120,11 +111,7 @@ void Lowering::zero(const Place& p, const Axes& axes) { fill(p, axes, prim::numb
 void Lowering::copy(const Place& from, const Place& to, const Axes& axes) {
   bool there = from.slot == to.slot && from.offset == to.offset && from.terms == to.terms;   // made in its place
   for (std::size_t d = 0; d < axes.size(); ++d) there &= axes[d].size == 1 || from.strides[d] == to.strides[d];
-  if (there) return;
-  Step s;
-  s.kind = program::Kind::copy;
-  s.copy = {sizes(axes), view(from, axes, axes), view(to, axes, axes)};
-  push(std::move(s));
+  if (!there) push({.kind = program::Kind::copy, .copy = {sizes(axes), view(from, axes, axes), view(to, axes, axes)}});
 }
 void Lowering::push(Step s) {
   if (now_) s.why = now_->op->name, s.where = where_of(*now_);
@@ -139,7 +126,7 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
     else t.loop = variable, t.stride = prim::index_chunk(*start) * stride;
     return t;
   }
-  if (is_number_node(*start)) {
+  if (prim::is_number(start)) {
     t.stride = std::clamp<std::int64_t>(integer_of(*start), 0, limit) * stride;
     return t;
   }
@@ -155,15 +142,13 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
 
 // ---- units ----
 void Lowering::scope(const std::vector<Target>& targets) {
-  Scope s = make_scope(targets, places_, {options_.fuse});
-  auto* outer = scope_;
-  scope_ = &s;
+  Scope s = make_scope(targets, places_, options_.fuse);
+  auto* outer = std::exchange(scope_, &s);
   for (int u : schedule(s, places_, !options_.fuse)) unit(s.units[std::size_t(u)]);
   scope_ = outer;
 }
 void Lowering::unit(const Unit& u) {
-  auto* was = now_;
-  now_ = u.nodes.back().get();
+  auto* was = std::exchange(now_, u.nodes.back().get());
   if (u.type == Unit::Type::kernel) kernel(u);
   else if (u.type == Unit::Type::copy) into(u);
   else single(u.nodes[0]);
@@ -190,9 +175,7 @@ void Lowering::single(const NodePtr& n) {
 }
 void Lowering::collective(const NodePtr& n) {
   auto& w = wiring_of(*n);
-  Step s;
-  s.kind = program::Kind::collective;
-  s.collective = w.how;
+  Step s{.kind = program::Kind::collective, .collective = w.how};
   for (auto& x : n->in) s.collective.x.push_back({sizes(x->axes), view(place_of(x), x->axes, x->axes)});
   std::vector<Place> places;
   Nodes results;
@@ -200,10 +183,8 @@ void Lowering::collective(const NodePtr& n) {
     results.push_back(collective_result(n, k));
     places.push_back(home(results[k]));
     s.collective.out.push_back({sizes(w.out[k]), view(places[k], w.out[k], w.out[k])});
-    int dim = -1;
-    if (k < w.along.size())
-      for (std::size_t d = 0; d < w.out[k].size(); ++d) if (w.out[k][d].name == w.along[k]) dim = int(d);
-    s.collective.dim.push_back(dim);
+    auto* cut = k < w.along.size() ? find_axis(w.out[k], w.along[k]) : nullptr;
+    s.collective.dim.push_back(cut ? int(cut - w.out[k].data()) : -1);
   }
   push(std::move(s));
   for (std::size_t k = 0; k < results.size(); ++k) know(results[k].get(), places[k]);
@@ -219,16 +200,14 @@ void Lowering::ring(const NodePtr& n) {
   auto part = [&](Place p, Axes axes, std::int64_t turn) {   // what goes with the block of this turn
     for (std::size_t d = 0; d < axes.size(); ++d)
       if (axes[d].name == w.along[0]) p.offset += (w.rank + turn) % w.ranks * size * p.strides[d], axes[d].size = size;
-    return Part{p, axes};
+    return Placed{p, axes};
   };
   bool sums = !find(*result, w.along[0]);
   for (std::int64_t turn = 0; turn < w.ranks; ++turn) {
     if (turn > 0) {
       auto next = fresh(block->axes, block->dtype, "scratch");
       p_.slots.back().gathered = true;
-      Step s;
-      s.kind = program::Kind::collective;
-      s.collective = w.how;
+      Step s{.kind = program::Kind::collective, .collective = w.how};
       for (auto [side, place] : {std::pair{&s.collective.x, &mine}, {&s.collective.out, &next}})
         side->push_back({sizes(block->axes), view(*place, block->axes, block->axes)});
       s.collective.dim = {-1};
@@ -240,7 +219,7 @@ void Lowering::ring(const NodePtr& n) {
   know(result.get(), out);
   keep_.push_back(result);
 }
-void Lowering::contract(const Part& out, const Part& a, const Part& b, bool accumulate) {
+void Lowering::contract(const Placed& out, const Placed& a, const Placed& b, bool accumulate) {
   Axes batch, m, nn, k;
   for (auto& x : out.axes) {
     bool in_a = has(a.axes, x.name), in_b = has(b.axes, x.name);
@@ -250,11 +229,9 @@ void Lowering::contract(const Part& out, const Part& a, const Part& b, bool accu
     for (auto& x : side->axes) if (!has(out.axes, x.name) && !has(k, x.name)) k.push_back(x);
   Axes all = batch;
   for (auto* part : {&m, &nn, &k}) all.insert(all.end(), part->begin(), part->end());
-  Step s;
-  s.kind = program::Kind::contract;
-  auto of = [&](const Part& p) { return view(p.place, p.axes, all); };
-  s.contract = {sizes(batch), sizes(m), sizes(nn), sizes(k), of(a), of(b), of(out), accumulate};
-  push(std::move(s));
+  auto of = [&](const Placed& p) { return view(p.place, p.axes, all); };
+  push({.kind = program::Kind::contract,
+        .contract = {sizes(batch), sizes(m), sizes(nn), sizes(k), of(a), of(b), of(out), accumulate}});
 }
 void Lowering::into(const Unit& u) {
   auto& n = u.nodes[0];
@@ -276,7 +253,8 @@ void Lowering::kernel(const Unit& u) {
   for (auto& n : u.nodes) k.pending.insert(n.get());
   std::vector<std::pair<const Node*, Place>> stored;
   for (auto& n : u.nodes) {
-    int v = n->op->kind == Kind::reduce ? k.fold(n) : n->op->kind == Kind::map ? k.point(n, k.names(n->axes)) : k.make(n, k.names(n->axes));
+    auto env = k.names(n->axes);
+    int v = n->op->kind == Kind::reduce ? k.fold(n) : n->op->kind == Kind::map ? k.point(n, env) : k.make(n, env);
     k.made[n.get()] = v;
     bool placed = false;
     if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end())

@@ -1,8 +1,9 @@
-// Lowering at work: where values lie, and the steps that make them. One object writes one Program; scopes (the top, bodies of loops) nest.
+// Lowering at work: where values lie, and the steps that make them. One object writes one Program; scopes (the top, bodies of
+// loops) nest.
 #pragma once
+#include "compile/loops/loops.h"
 #include "compile/lower/fuse.h"
 #include "compile/lower/lower.h"
-#include "compile/loops/early_exit.h"
 #include "compile/memory/purpose.h"
 #include "graph/emit.h"
 
@@ -31,18 +32,16 @@ class Lowering final : public Emit {
   program::Term term(const NodePtr& start, std::int64_t stride, std::int64_t limit) override;
 
  private:
-  struct Part {
-    Place place;
-    Axes axes;
-  };
+  struct Placed { Place place; Axes axes; };              // a value, or a part of one, and where it lies
   using Moves = std::vector<std::pair<Place, Place>>;     // of carries, at the end of a turn
 
   // ---- lowering.cpp ----
   Place fresh(const Axes&, DType, const char* purpose = "activations");
+  static Place reordered(Place, const Axes& of, const Axes& as);   // the same place, its axes in another order
   Place fresh_for(const NodePtr&);                        // in the order that suits its readers
   Place copied(const NodePtr&);                           // a view that strides cannot say
   Place home(const NodePtr&);                             // of what is made now: its first target, or memory of its own
-  Place piece_place(const NodePtr&, const Scope::Piece&); // a piece of a concatenation is made where it will lie
+  Place joined_place(const NodePtr&, const Scope::Joined&);   // a part of a concatenation is made where it will lie
   const Target* accumulation(const NodePtr&) const;       // the value is added to its one target, and lies nowhere else
   bool in_memory(const NodePtr&) const;
   void forget(std::size_t from);                          // what has been placed since
@@ -50,7 +49,7 @@ class Lowering final : public Emit {
   void single(const NodePtr&);
   void collective(const NodePtr&);
   void ring(const NodePtr&);
-  void contract(const Part& out, const Part& a, const Part& b, bool accumulate);
+  void contract(const Placed& out, const Placed& a, const Placed& b, bool accumulate);
   void into(const Unit&);                                 // a value that is in memory, or a view of one, into a target
   void fill(const Place&, const Axes&, const NodePtr& number);
   void kernel(const Unit&);
@@ -60,7 +59,7 @@ class Lowering final : public Emit {
   void body(const Turns&, std::size_t b);
   void part_of_turn(const TurnPart&, const Turns&, std::size_t b, Moves&);
   void start_from(const NodePtr& start, const Place& to, const Axes&);
-  Place block_of_turn(const Place& whole, const Loop&, const Node* index, const Axes& value);   // of a stacked result
+  Place block_of_turn(const Place& whole, const Loop&, const NodePtr& index, const Axes& value);   // of a stacked result
 
   program::Program& p_;
   const LowerOptions& options_;

@@ -1,11 +1,12 @@
-// Products of a softmax and of the gradient of a cross entropy, made of e = exp(x - max x), which is written once while its rows are summed:
+// Products of a softmax and of the gradient of a cross entropy, made of e = exp(x - max x), which is written once while its rows
+// are summed:
 //
 //     sum_v (e_nv / s_n g_n) w_vd                 =  g_n / s_n sum_v e_nv w_vd
 //     sum_n (e_nv / s_n g_n) y_nd                 =  sum_n e_nv (g_n / s_n y_nd)
 //     e_nv / s_n g_n - [v = id_n] g_n             =  (e_nv - [v = id_n] s_n) g_n / s_n
 //
-// So the rows are not walked again once their sums are known. A label's -1 meets e before any product does: where e / s is 1, what is left is
-// 0. As e and s are those of a softmax, s >= 1 and a product of e is no more than s times that of the softmax.
+// So the rows are not walked again once their sums are known. A label's -1 meets e before any product does: where e / s is 1,
+// what is left is 0. As e and s are those of a softmax, s >= 1 and a product of e is no more than s times that of the softmax.
 #include <algorithm>
 
 #include "ops/prim.h"
@@ -24,7 +25,8 @@ bool is_sum_of(const NodePtr& n, const Node& e) {
   if (sum->op == &prim::kSelect && prim::is_number(sum->in[1], 1)) sum = sum->in[2].get();
   if (top->op == &prim::kSelect && prim::is_number(top->in[2], 0)) top = top->in[1].get();   // of rows that are infinite
   while (top->op == &prim::kStop || top->op == &prim::kFit) top = top->in[0].get();
-  return sum->op == &prim::kSum && sum->in[0].get() == &e && top->op == &prim::kMax && top->in[0] == e.in[0]->in[0] && top->axes == sum->axes;
+  return sum->op == &prim::kSum && sum->in[0].get() == &e && top->op == &prim::kMax && top->in[0] == e.in[0]->in[0] &&
+         top->axes == sum->axes;
 }
 
 bool is_smaller(const NodePtr& a, const NodePtr& b) { return a->size() < b->size(); }
@@ -66,15 +68,19 @@ class Taking {
     auto *op = x->op;
     if ((x->dtype != DType::f32 && x->dtype != DType::f64) || depth > 3) return {};
     auto fills = [&](const NodePtr& part) { return part->axes.size() == x->axes.size(); };   // it is not broadcast
-    auto alone = [&](const NodePtr& part) { return users_.at(part.get()) == 1 && fills(part) ? factored(part, depth + 1) : std::nullopt; };
-    if (op == &prim::kDiv && fills(x->in[0]) && is_sum_of(x->in[1], *x->in[0])) return Factored{x->in[0], prim::reciprocal(x->in[1])};
-    if (op == &prim::kMul || op == &prim::kDiv)
-      for (std::size_t side = 0; side < (op == &prim::kMul ? 2 : 1); ++side) {
+    auto alone = [&](const NodePtr& part) -> std::optional<Factored> {
+      if (users_.at(part.get()) > 1 || !fills(part)) return {};
+      return factored(part, depth + 1);
+    };
+    auto shares = [&](const NodePtr& part, const NodePtr& sum) { return fills(part) && is_sum_of(sum, *part); };
+    bool product = op == &prim::kMul;
+    if (op == &prim::kDiv && shares(x->in[0], x->in[1])) return Factored{x->in[0], prim::reciprocal(x->in[1])};
+    if (product || op == &prim::kDiv)
+      for (std::size_t side = 0; side < (product ? 2 : 1); ++side) {
         auto &part = x->in[side], &other = x->in[1 - side];
         if (!is_smaller(other, x)) continue;
-        if (op == &prim::kMul && other->op == &prim::kDiv && fills(part) && is_sum_of(other->in[1], *part)) return Factored{part, other};
-        auto f = alone(part);
-        if (f) return Factored{f->e, op == &prim::kMul ? prim::mul(f->factor, other) : prim::div(f->factor, other)};
+        if (product && other->op == &prim::kDiv && shares(part, other->in[1])) return Factored{part, other};
+        if (auto f = alone(part)) return Factored{f->e, product ? prim::mul(f->factor, other) : prim::div(f->factor, other)};
       }
     if (op == &prim::kAdd)
       for (std::size_t side : {0u, 1u})
@@ -86,7 +92,8 @@ class Taking {
   static NodePtr with_label(const Factored& f, const NodePtr& x) {
     if (x->op != &prim::kSelect || x->in[0]->op != &prim::kEqual || !prim::is_number(x->in[2], 0)) return nullptr;
     auto& weight = x->in[1];
-    if (f.factor->op != &prim::kDiv || weight->op != &prim::kNeg || weight->in[0] != f.factor->in[0] || f.e->op != &prim::kExp) return nullptr;
+    if (f.factor->op != &prim::kDiv || f.e->op != &prim::kExp) return nullptr;
+    if (weight->op != &prim::kNeg || weight->in[0] != f.factor->in[0]) return nullptr;
     for (std::size_t side : {0u, 1u}) {
       auto &id = x->in[0]->in[side], &position = x->in[0]->in[1 - side];
       auto& iota = position->op == &prim::kCast ? position->in[0] : position;
@@ -104,11 +111,9 @@ class Taking {
   }
   // The product of such an operand and y, made of e. Null where that is no less work, or takes memory.
   static NodePtr without(const Node& n, const Factored& f, const NodePtr& y) {
-    auto inside = [](const Axes& some, const Axes& of) { return std::all_of(some.begin(), some.end(), [&](auto& a) { return has(of, a.name); }); };
+    auto inside = [](const Axes& some, const Axes& of) { return without_axes(some, of).empty(); };
     if (y->dtype != f.e->dtype || n.dtype != f.e->dtype) return nullptr;
-    Axes summed;
-    for (auto& a : y->axes) if (!has(n.axes, a.name)) summed.push_back(a);
-    for (auto& a : f.e->axes) if (!has(n.axes, a.name) && !has(summed, a.name)) return nullptr;
+    if (!inside(without_axes(f.e->axes, n.axes), y->axes)) return nullptr;
     bool after = inside(f.factor->axes, n.axes);
     if (!after && !inside(f.factor->axes, y->axes)) return nullptr;
     auto product = prim::contract(f.e, after ? y : prim::mul(y, f.factor), n.axes, n.dtype);

@@ -1,10 +1,10 @@
 // Where everything of a Program lies.
 //
-// In: a Program whose steps speak of slots, the size and the home of each slot, and for each step the scratch that the device wants.
-// Out: the same steps, or fewer (copies that nobody needs), with slots that share memory and an offset for each slot of the arena;
-// arena_bytes, peak_bytes and at_peak are exact. Always: two slots overlap only if their lives do not, or if one is written over the
-// other place by place; what a donated argument becomes is said in Program::donated; what other devices sent shares memory with nothing
-// that is kept.
+// In: a Program whose steps speak of slots, the size and the home of each slot, and the scratch that the device wants for each
+// step. Out: the same steps, or fewer (copies that nobody needs), with slots that share memory and an offset for each slot of the
+// arena; arena_bytes, peak_bytes and at_peak are exact. Always: two slots overlap only if their lives do not, or if one is
+// written over the other place by place; what a donated argument becomes is said in Program::donated; what other devices sent
+// shares memory with nothing that is kept.
 #pragma once
 #include <optional>
 
@@ -16,13 +16,17 @@ namespace haliax {
 void plan_memory(program::Program&, const std::vector<bool>& donated, bool reuse);
 // The program with products kept from loop to loop in memory that lies idle, where there are any; before plan_memory.
 std::optional<program::Program> reuse_products(const program::Program&);
-// Raises if a value that other devices sent (Slot::gathered) is kept: as a result, as the carry of a loop, or by a loop for later.
+// Raises if a value that other devices sent (Slot::gathered) is kept: as a result, as the carry of a loop, or by a loop for
+// later.
 void check_received(const program::Program&);
 
-// The legality check of a Program; raises. Slots are written before they are read, views lie inside of their slots and count turns of loops
-// around them; where memory is `placed`, offsets lie inside of the arena, and nothing is read that something else was written over.
+// The legality check of a Program; raises. Slots are written before they are read, views lie inside of their slots and count
+// turns of loops around them; where memory is `placed`, offsets lie inside of the arena, and nothing is read that something else
+// was written over.
 void verify(const program::Program&, const char* after, bool placed);
 // All devices of a mesh make the same calls in the same order; raises.
 void verify_calls(const std::vector<const program::Program*>&);
+// Is a check on of which the environment says this? In a debug build unless it says 0 (null: nothing); elsewhere if it says 1.
+bool checks(const char* asked);
 
 }  // namespace haliax

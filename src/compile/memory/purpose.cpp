@@ -76,8 +76,7 @@ Purposes::Purposes(const Nodes& roots, const Nodes& inputs) {
 }
 bool Purposes::gradient(const Node& n) const { return after_.count(&n) > 0 && axes_.count(names(n.axes)) > 0; }
 bool Purposes::gathered(const Node& n) {
-  if (n.op != &kResult || n.in[0]->op != &kCollective) return false;
-  return static_cast<const Wiring&>(*n.in[0]->attr.payload).how.wire == program::Wire::all_gather;
+  return n.op == &kResult && n.in[0]->op == &kCollective && wiring_of(*n.in[0]).how.wire == program::Wire::all_gather;
 }
 const char* Purposes::of(const Node& n) const { return gathered(n) ? "scratch" : gradient(n) ? "gradients" : "activations"; }
 const char* Purposes::of_argument(const Node& n) const {

@@ -1,4 +1,6 @@
-// The legality check of a Program.
+// The legality checks of Programs.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -17,46 +19,9 @@ using program::Program;
 using program::Step;
 using program::View;
 
-// f(view, dims that it is walked over) of each view of a step.
-template <class F> void each_walked_view(const Step& s, F f) {
-  auto dims_of = [&]() -> Dims {
-    switch (s.kind) {
-      case Kind::fused: return s.fused.dims;
-      case Kind::gather: return s.gather.dims;
-      case Kind::scatter: return s.scatter.dims;
-      case Kind::sort: return s.sort.dims;
-      case Kind::cumulative: return s.cumulative.dims;
-      case Kind::copy: return s.copy.dims;
-      case Kind::custom: return s.custom.dims;
-      case Kind::contract: {
-        Dims all;
-        for (auto* part : {&s.contract.batch, &s.contract.m, &s.contract.n, &s.contract.k}) all.insert(all.end(), part->begin(), part->end());
-        return all;
-      }
-      default: return {};
-    }
-  };
-  if (s.kind == Kind::collective) {
-    for (auto& o : s.collective.x) f(o.view, o.dims);
-    for (auto& o : s.collective.out) f(o.view, o.dims);
-    return;
-  }
-  // Ids find nothing along an axis of size 0, so the table is not touched.
-  auto empty = [](const std::vector<program::Indexed>& indexed) {
-    return std::any_of(indexed.begin(), indexed.end(), [](auto& i) { return i.size == 0; });
-  };
-  auto untouched = [&](const View& v) {
-    return s.kind == Kind::gather    ? &v == &s.gather.table && empty(s.gather.indexed)
-           : s.kind == Kind::scatter ? &v == &s.scatter.target && empty(s.scatter.indexed)
-                                     : false;
-  };
-  auto dims = dims_of();
-  each_view(s, [&](const View& v, bool) {
-    if (!untouched(v)) f(v, dims);
-  });
-}
+std::string place_of(const Step& s) { return s.where.empty() ? "" : "; " + s.where; }
 
-struct Check {
+struct ProgramCheck {
   const Program& p;
   const char* after;
   bool placed;                               // slots have offsets
@@ -67,17 +32,17 @@ struct Check {
   int now = 0;
 
   [[noreturn]] void bad(const Step& s, const std::string& why) const {
-    throw Error("[verify] " + std::string(s.why) + " after " + after + ": " + why + (s.where.empty() ? "" : "; " + s.where));
+    throw Error(fmt::format("[verify] {} after {}: {}{}", s.why, after, why, place_of(s)));
   }
   int memory(int slot) const {   // the slot whose memory it lies in
-    while (p.slots[std::size_t(slot)].alias >= 0) slot = p.slots[std::size_t(slot)].alias;
+    while (p.slot(slot).alias >= 0) slot = p.slot(slot).alias;
     return slot;
   }
   // The elements that a view reaches lie in its slot.
   void inside(const Step& s, const View& v, const Dims& dims) const {
-    if (v.slot < 0 || std::find(dims.begin(), dims.end(), 0) != dims.end()) return;
-    if (v.slot >= int(p.slots.size())) bad(s, "there is no slot " + std::to_string(v.slot));
-    if (v.strides.size() != dims.size()) bad(s, "a view has " + std::to_string(v.strides.size()) + " strides for " + std::to_string(dims.size()) + " dims");
+    if (v.slot < 0 || program::points(dims) == 0) return;
+    if (v.slot >= int(p.slots.size())) bad(s, fmt::format("there is no slot {}", v.slot));
+    if (v.strides.size() != dims.size()) bad(s, fmt::format("a view has {} strides for {} dims", v.strides.size(), dims.size()));
     std::int64_t least = v.offset, most = v.offset;
     auto reach = [&](std::int64_t far) { (far < 0 ? least : most) += far; };
     for (std::size_t d = 0; d < dims.size(); ++d) reach((dims[d] - 1) * v.strides[d]);
@@ -86,18 +51,34 @@ struct Check {
       if (t.slot < 0 && known == turns.end()) bad(s, "a view counts the turns of a loop that is not around it");
       reach((t.slot >= 0 ? t.limit : known->second - 1) * t.stride);
     }
-    auto bytes = p.slots[std::size_t(v.slot)].bytes;
+    auto bytes = p.slot(v.slot).bytes;
     if (least < 0 || (most + 1) * bytes_of(v.dtype) > bytes)
-      bad(s, "elements " + std::to_string(least) + " to " + std::to_string(most) + " of slot " + std::to_string(v.slot) + ", which has " + std::to_string(bytes) + " bytes");
+      bad(s, fmt::format("elements {} to {} of slot {}, which has {} bytes", least, most, v.slot, bytes));
+  }
+  // Ids find nothing along an axis of size 0, so the table is not touched.
+  static const View* untouched(const Step& s) {
+    auto empty = [](auto& x) { return std::any_of(x.indexed.begin(), x.indexed.end(), [](auto& i) { return i.size == 0; }); };
+    return s.kind == Kind::gather && empty(s.gather)     ? &s.gather.table
+           : s.kind == Kind::scatter && empty(s.scatter) ? &s.scatter.target
+                                                         : nullptr;
+  }
+  void views(const Step& s) const {
+    for (auto* operands : {&s.collective.x, &s.collective.out})
+      for (auto& o : *operands) inside(s, o.view, o.dims);
+    if (s.kind == Kind::collective) return;
+    auto dims = dims_of(s);
+    auto* none = untouched(s);
+    each_view(s, [&](const View& v, bool) {
+      if (&v != none) inside(s, v, dims);
+    });
   }
   void read(const Step& s, int slot) const {
-    if (slot < 0) return;
     int mine = memory(slot);
-    if (!written.count(mine)) bad(s, "slot " + std::to_string(slot) + " is read before it is written");
+    if (!written.count(mine)) bad(s, fmt::format("slot {} is read before it is written", slot));
     if (!placed) return;
     for (int other : beside[std::size_t(mine)])
       if (last_write[std::size_t(other)] > last_write[std::size_t(mine)])
-        bad(s, "slot " + std::to_string(slot) + " is read, and slot " + std::to_string(other) + " was written over it");
+        bad(s, fmt::format("slot {} is read, and slot {} was written over it", slot, other));
   }
   void write(int slot) {
     written.insert(memory(slot));
@@ -107,80 +88,80 @@ struct Check {
     beside.resize(p.slots.size()), last_write.assign(p.slots.size(), -1);
     std::vector<int> in_arena;
     for (int k = 0; k < int(p.slots.size()); ++k) {
-      auto& s = p.slots[std::size_t(k)];
-      if (s.home == Home::arena && s.alias < 0 && s.offset >= 0 && s.bytes > 0) in_arena.push_back(k);
+      auto& s = p.slot(k);
+      if (s.home != Home::arena || s.alias >= 0 || s.offset < 0) continue;
+      if (s.offset + s.bytes > p.arena_bytes)
+        bad({}, fmt::format("a slot of {} bytes at {} lies outside of the arena", s.bytes, s.offset));
+      if (s.bytes > 0) in_arena.push_back(k);
     }
-    auto slot = [&](int k) -> auto& { return p.slots[std::size_t(k)]; };
-    std::sort(in_arena.begin(), in_arena.end(), [&](int a, int b) { return slot(a).offset < slot(b).offset; });
-    for (std::size_t i = 0; i < in_arena.size(); ++i)
-      for (auto j = i + 1; j < in_arena.size() && slot(in_arena[j]).offset < slot(in_arena[i]).offset + slot(in_arena[i]).bytes; ++j)
-        beside[std::size_t(in_arena[i])].push_back(in_arena[j]), beside[std::size_t(in_arena[j])].push_back(in_arena[i]);
-  }
-  void fused(const Step& s) {   // in the order of its code: what it stores it may read
-    for (auto& i : s.fused.code) {
-      for (auto& t : i.view.terms) read(s, t.slot);
-      if (i.code == program::Code::load || i.code > program::Code::store) read(s, i.view.slot);
-      if (i.code >= program::Code::store) write(i.view.slot);
-    }
+    std::sort(in_arena.begin(), in_arena.end(), [&](int a, int b) { return p.slot(a).offset < p.slot(b).offset; });
+    for (auto a = in_arena.begin(); a != in_arena.end(); ++a)
+      for (auto b = a + 1; b != in_arena.end() && p.slot(*b).offset < p.slot(*a).offset + p.slot(*a).bytes; ++b)
+        beside[std::size_t(*a)].push_back(*b), beside[std::size_t(*b)].push_back(*a);
   }
   void steps(const std::vector<Step>& all) {
     for (auto& s : all) {
       ++now;
-      // Of a fused step only loads and stores are views; an iota has terms alone.
-      if (s.kind != Kind::loop) each_walked_view(s, [&](const View& v, const Dims& dims) { inside(s, v, dims); });
-      if (s.kind == Kind::fused) {
-        fused(s);
-      } else {
-        each_view(s, [&](const View& v, bool writes) {
-          for (auto& t : v.terms) read(s, t.slot);
-          bool adds = (s.kind == Kind::contract && s.contract.accumulate) || s.kind == Kind::scatter;
-          if (!writes || adds) read(s, v.slot);
-        });
-        each_view(s, [&](const View& v, bool writes) {
-          if (writes && v.slot >= 0) write(v.slot);
-        });
-      }
-      if (placed && s.scratch_bytes > 0 && (s.scratch < 0 || s.scratch + s.scratch_bytes > p.arena_bytes)) bad(s, "its scratch lies outside of the arena");
+      views(s);
+      each_access(s, [&](int slot, bool writes, const View*) { writes ? write(slot) : read(s, slot); });
+      if (placed && s.scratch_bytes > 0 && (s.scratch < 0 || s.scratch + s.scratch_bytes > p.arena_bytes))
+        bad(s, "its scratch lies outside of the arena");
       if (s.kind != Kind::loop) continue;
       turns[s.loop.variable] = s.loop.trips;
       steps(s.loop.body);
-      if (placed && s.loop.trips > 1) steps(s.loop.body);   // once more: what the first turn has written over is read in the second
+      if (placed && s.loop.trips > 1) steps(s.loop.body);   // once more: what the first turn wrote over the second may read
       turns.erase(s.loop.variable);
     }
   }
   void run() {
-    for (auto& s : p.slots)
-      if (placed && s.home == Home::arena && s.alias < 0 && s.offset >= 0 && s.offset + s.bytes > p.arena_bytes)
-        bad({}, "a slot of " + std::to_string(s.bytes) + " bytes at " + std::to_string(s.offset) + " lies outside of the arena");
     if (placed) find_overlaps();
     for (int s : p.argument_slots) write(s);
     steps(p.steps);
     for (int s : p.result_slots)
-      if (p.slots[std::size_t(s)].bytes > 0 && !written.count(memory(s))) bad({}, "a result is never written");
+      if (p.slot(s).bytes > 0 && !written.count(memory(s))) bad({}, "a result is never written");
   }
 };
 
-}  // namespace
+// Memory of values that other devices sent is scratch.
+struct ScratchCheck {
+  const Program& p;
+  std::map<int, const Step*> made_in = {};   // by slot: the loop in which it is written first; null: in none
+  std::set<const Step*> over = {};           // loops
 
-void verify(const Program& p, const char* after, bool placed) { Check{p, after, placed}.run(); }
-
-namespace {
+  [[noreturn]] static void refuse(const Step& s, const std::string& what) {
+    throw Error("[scratch] " + what + ": what other devices send is read at once and never kept" + place_of(s));
+  }
+  void slots() const {
+    for (auto& s : p.slots) {
+      bool result = s.home == Home::result;
+      if (s.gathered && s.home != Home::arena) refuse({}, result ? "a result is scratch" : "an argument is scratch");
+      if (s.alias >= 0 && s.gathered != p.slot(s.alias).gathered)
+        refuse({}, std::string(result ? "a result" : "a value that is kept") + " shares memory with scratch");
+    }
+  }
+  void steps(const std::vector<Step>& all, const Step* loop) {
+    for (auto& s : all) {
+      each_access(s, [&](int slot, bool writes, const View*) {
+        if (!p.slot(slot).gathered) return;
+        auto made = writes ? made_in.try_emplace(slot, loop).first : made_in.find(slot);
+        if (made == made_in.end()) refuse(s, loop ? "a carry of a loop is scratch" : "scratch is read before it is written");
+        if (!writes && over.count(made->second)) refuse(s, "a value that a loop keeps is scratch");
+      });
+      if (s.kind == Kind::loop) steps(s.loop.body, &s), over.insert(&s);
+    }
+  }
+};
 
 // The calls of a Program in order, and the loops that hold some.
-std::vector<std::string> calls_of(const std::vector<Step>& steps, bool& any) {
+std::vector<std::string> calls_of(const std::vector<Step>& steps) {
   const char* const names[] = {"all-reduce", "reduce-scatter", "all-gather", "exchange"};
   std::vector<std::string> out;
   for (auto& s : steps) {
     if (s.kind == Kind::collective) {
-      auto& c = s.collective;
-      std::string call = names[int(c.wire)];
-      for (int x : c.over) call += " " + std::to_string(x);
-      out.push_back(call + " of " + std::to_string(c.out.size()) + "; " + s.where), any = true;
-    } else if (s.kind == Kind::loop) {
-      bool inside = false;
-      auto body = calls_of(s.loop.body, inside);
-      if (!inside) continue;
-      any = true;
+      std::string call = names[int(s.collective.wire)];
+      for (int x : s.collective.over) call += " " + std::to_string(x);
+      out.push_back(fmt::format("{} of {}; {}", call, s.collective.out.size(), s.where));
+    } else if (auto body = calls_of(s.loop.body); !body.empty()) {
       out.push_back(std::to_string(s.loop.trips) + " turns");
       out.insert(out.end(), body.begin(), body.end());
     }
@@ -190,17 +171,31 @@ std::vector<std::string> calls_of(const std::vector<Step>& steps, bool& any) {
 
 }  // namespace
 
+bool checks(const char* asked) {
+#ifdef NDEBUG
+  return asked && *asked == '1';
+#else
+  return !asked || *asked != '0';
+#endif
+}
+
+void verify(const Program& p, const char* after, bool placed) { ProgramCheck{p, after, placed}.run(); }
+
+void check_received(const Program& p) {
+  ScratchCheck c{p};
+  c.slots();
+  c.steps(p.steps, nullptr);
+}
+
 void verify_calls(const std::vector<const Program*>& devices) {
-  std::vector<std::string> first;
-  for (std::size_t d = 0; d < devices.size(); ++d) {
-    bool any = false;
-    auto mine = calls_of(devices[d]->steps, any);
-    if (d == 0) first = std::move(mine);
-    else if (mine != first) {
-      auto k = std::size_t(std::mismatch(mine.begin(), mine.end(), first.begin(), first.end()).first - mine.begin());
-      auto at = [&](auto& all) { return k < all.size() ? all[k] : std::string("nothing"); };
-      throw Error("[verify] call " + std::to_string(k) + " of device " + std::to_string(d) + " is " + at(mine) + ", that of device 0 " + at(first));
-    }
+  auto first = calls_of(devices[0]->steps);
+  for (std::size_t d = 1; d < devices.size(); ++d) {
+    auto mine = calls_of(devices[d]->steps);
+    if (mine == first) continue;
+    std::size_t k = 0;
+    while (k < std::min(mine.size(), first.size()) && mine[k] == first[k]) ++k;
+    auto at = [&](auto& all) { return k < all.size() ? all[k] : "nothing"; };
+    throw Error(fmt::format("[verify] call {} of device {} is {}, that of device 0 {}", k, d, at(mine), at(first)));
   }
 }
 

@@ -4,38 +4,67 @@
 
 namespace haliax {
 
-// f(view, writes) of each view of the step; of a loop nothing: its body holds steps of its own.
-template <class S, class F> void each_view(S& s, F f) {   // a Step, const or not
+// f(view, writes) of each view of the step, what it reads first; what it adds to it reads, then writes. Of a loop nothing: its
+// body holds steps of its own. A Step, const or not.
+template <class S, class F> void each_view(S& s, F f) {
   using program::Code;
+  using program::Kind;
+  auto ids = [&](auto& indexed) {
+    for (auto& i : indexed) f(i.ids, false);
+  };
   switch (s.kind) {
-    case program::Kind::fused:
+    case Kind::fused:
       for (auto& i : s.fused.code) {
-        if (i.code == Code::load || i.code == Code::iota) f(i.view, false);
+        if (i.code == Code::load || i.code == Code::iota || i.code > Code::store) f(i.view, false);
         if (i.code >= Code::store) f(i.view, true);
       }
       break;
-    case program::Kind::contract: f(s.contract.a, false), f(s.contract.b, false), f(s.contract.out, true); break;
-    case program::Kind::gather:
-      f(s.gather.table, false), f(s.gather.out, true);
-      for (auto& i : s.gather.indexed) f(i.ids, false);
+    case Kind::contract:
+      f(s.contract.a, false), f(s.contract.b, false);
+      if (s.contract.accumulate) f(s.contract.out, false);
+      f(s.contract.out, true);
       break;
-    case program::Kind::scatter:
-      f(s.scatter.updates, false), f(s.scatter.target, true);
-      for (auto& i : s.scatter.indexed) f(i.ids, false);
+    case Kind::gather: ids(s.gather.indexed), f(s.gather.table, false), f(s.gather.out, true); break;
+    case Kind::scatter:
+      ids(s.scatter.indexed), f(s.scatter.updates, false), f(s.scatter.target, false), f(s.scatter.target, true);
       break;
-    case program::Kind::sort: f(s.sort.x, false), f(s.sort.out, true), f(s.sort.indices, true); break;
-    case program::Kind::cumulative: f(s.cumulative.x, false), f(s.cumulative.out, true); break;
-    case program::Kind::copy: f(s.copy.x, false), f(s.copy.out, true); break;
-    case program::Kind::custom:
+    case Kind::sort: f(s.sort.x, false), f(s.sort.out, true), f(s.sort.indices, true); break;
+    case Kind::cumulative: f(s.cumulative.x, false), f(s.cumulative.out, true); break;
+    case Kind::copy: f(s.copy.x, false), f(s.copy.out, true); break;
+    case Kind::custom:
       for (auto& x : s.custom.arrays) f(x, &x == &s.custom.arrays.back());
       break;
-    case program::Kind::skip: f(s.skip.unless, false); break;
-    case program::Kind::collective:
+    case Kind::skip: f(s.skip.unless, false); break;
+    case Kind::collective:
       for (auto& o : s.collective.x) f(o.view, false);
       for (auto& o : s.collective.out) f(o.view, true);
       break;
-    case program::Kind::loop: break;
+    case Kind::loop: break;
   }
+}
+// f(slot, writes, view) in the same order; of a slot that a term reads there is no view.
+template <class F> void each_access(const program::Step& s, F f) {
+  each_view(s, [&](const program::View& v, bool writes) {
+    for (auto& t : v.terms)
+      if (t.slot >= 0) f(t.slot, false, nullptr);
+    if (v.slot >= 0) f(v.slot, writes, &v);
+  });
+}
+// f(step) of all steps, those of loops behind the loop.
+template <class Steps, class F> void each_step(Steps& steps, const F& f) {
+  for (auto& s : steps) f(s), each_step(s.loop.body, f);
+}
+
+// An access to a slot, `at` a step by its number. view: none where a term of another view reads it.
+struct Access {
+  int at;
+  const program::Step* step;
+  bool writes;
+  const program::View* view;
+};
+using Accesses = std::vector<std::vector<Access>>;   // by slot, in order
+inline void note(Accesses& all, const program::Step& s, int at) {
+  each_access(s, [&](int slot, bool writes, const program::View* v) { all[std::size_t(slot)].push_back({at, &s, writes, v}); });
 }
 
 }  // namespace haliax
