@@ -2,7 +2,7 @@
 #pragma once
 #include <chrono>
 #include <functional>
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 

@@ -1,4 +1,6 @@
 // A training step of the example's GPT-2 (forward, backward, AdamW), and what the library itself costs.
+#include <nlohmann/json.hpp>
+
 #include "bench.h"
 #include "examples/gpt2/train.h"
 
