@@ -97,7 +97,10 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
 
 Along along(const Node& n, std::size_t k, Name a) {
   using Way = Along::Way;
-  if (n.op->along) return n.op->along(n, k, a);
+  if (n.op->along) {
+    auto rule = n.op->along(n, k, a);
+    return rule.way == Way::pick && !n.op->on_block ? Along{Way::whole, a} : rule;
+  }
   const auto kind = n.op->kind;
   if (kind == Kind::view || kind == Kind::step) return {Way::whole, a};
   if ((kind != Kind::contract && kind != Kind::reduce) || has(n.axes, a)) return {Way::map, a};

@@ -42,6 +42,12 @@ struct Stretch {
   std::size_t operand = 0;
   std::int64_t from = 0, to = 0, size = 0, step = 1;
 };
+// A block of an axis: a device's, or a chunk.
+struct Block {
+  Name axis;
+  NodePtr start;
+  std::int64_t size = 0;
+};
 // In what an op is linear, hence which pending sums may ride through it: none; one operand at a time (product, sum over an axis);
 // all operands together (add); or it only moves data, whatever the monoid.
 enum class Linear : std::uint8_t { no, one, all, moves };
@@ -69,6 +75,10 @@ struct Op {
   void (*lower)(const Node&, Emit&) = nullptr;                       // Kind::step
   // The rule along axes; null: by kind, see along(). Transforms and passes know of an op what this, `linear` and `by_blocks` say.
   Along (*along)(const Node&, std::size_t operand, Name axis) = nullptr;
+  // Where `along` says pick: the op where of these axes of the table a block is at hand; operands and axes are those of the blocks.
+  NodePtr (*on_block)(const Node&, Nodes in, const Axes&, const std::vector<Block>&) = nullptr;
+  // Likewise: which of the ids are positions, where what lies outside of all blocks is filled in; null: nothing is.
+  NodePtr (*found)(const Node&, const Nodes& in) = nullptr;
   std::vector<Stretch> (*stretches)(const Node&) = nullptr;          // where `along` says shift
   Linear (*linear_in)(const Node&, std::size_t operand) = nullptr;   // where operands differ, or dtypes matter; null: `linear`
   // The same value by ops that need only blocks, so many, of an axis which this one needs whole. Null: there is no such way.

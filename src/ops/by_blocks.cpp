@@ -463,14 +463,56 @@ NodePtr within(const NodePtr& ids, std::int64_t end) {
   return map(kBitAnd, {less_equal(number(0), ids), less(ids, number(end))}, DType::boolean);
 }
 }  // namespace
-BlockIds::BlockIds(const NodePtr& of, std::int64_t n, bool clamp) : size(n), ids(signed_ids(of, n)) {
-  auto number = [&](std::int64_t v) { return integer(v, ids->dtype); };
-  if (clamp && size > 0) ids = min(max(ids, number(0)), number(size - 1));
+namespace {
+
+struct Picking {
+  bool gathers, clamps;
+  program::Outside outside;
+  explicit Picking(const Node& n)
+      : gathers(n.op == &kGather),
+        clamps(gathers ? GatherAttr::of(n).outside == program::Outside::clamp : ScatterAttr::of(n).clamp),
+        outside(gathers ? GatherAttr::of(n).outside : program::Outside::zero) {}
+  std::size_t first() const { return gathers ? 1 : 2; }   // of the ids among the operands
+  // From the start of an axis of this size, also those that were counted from its end; within it, if they are clamped.
+  NodePtr counted(const NodePtr& ids, std::int64_t size) const {
+    auto all = signed_ids(ids, size);
+    auto number = [&](std::int64_t v) { return integer(v, all->dtype); };
+    return clamps && size > 0 ? min(max(all, number(0)), number(size - 1)) : all;
+  }
+};
+
+}  // namespace
+
+NodePtr pick_on_block(const Node& n, Nodes in, const Axes& axes, const std::vector<Block>& blocks) {
+  Picking p(n);
+  for (std::size_t k = 0; k < n.attr.names.size(); ++k) {
+    auto size = find(*n.in[0], n.attr.names[k])->size;
+    auto& operand = in[p.first() + k];
+    auto ids = p.counted(operand, size);
+    auto number = [&](std::int64_t v) { return integer(v, ids->dtype); };
+    auto block = std::find_if(blocks.begin(), blocks.end(), [&](auto& b) { return b.axis == n.attr.names[k]; });
+    if (block != blocks.end()) {
+      auto shifted = sub(ids, cast(block->start, ids->dtype));
+      operand = select(within(shifted, block->size), shifted, number(block->size));
+    } else {   // not counted from the end twice
+      operand = p.clamps && size > 0 ? ids : select(within(ids, size), ids, number(size));
+    }
+  }
+  auto attr = p.gathers ? GatherAttr{n.attr.names, program::Outside::zero}.attr()
+                        : ScatterAttr{n.attr.names, ScatterAttr::of(n).update, false}.attr();
+  return make(*n.op, in, axes, n.dtype, attr);
 }
-NodePtr BlockIds::there() const { return within(ids, size); }
-NodePtr BlockIds::from(const NodePtr& start, std::int64_t length) const {
-  auto shifted = sub(ids, cast(start, ids->dtype));
-  return select(within(shifted, length), shifted, integer(length, ids->dtype));
+NodePtr found_ids(const Node& n, const Nodes& in) {
+  Picking p(n);
+  bool fills = p.outside == program::Outside::fill;
+  NodePtr all;
+  for (std::size_t k = 0; k < n.attr.names.size(); ++k) {
+    auto size = find(*n.in[0], n.attr.names[k])->size;
+    fills |= p.gathers && p.clamps && size == 0;   // there is no position to clamp to
+    auto there = within(p.counted(in[p.first() + k], size), size);
+    all = all ? map(kBitAnd, {all, there}, DType::boolean) : there;
+  }
+  return fills ? all : nullptr;
 }
 
 }  // namespace haliax::prim

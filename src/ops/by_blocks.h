@@ -27,13 +27,9 @@ bool picks_in_order(const Node&);                                   // likewise,
 NodePtr pointwise_source(
     const NodePtr&, const std::function<bool(const Node&)>& ends = [](const Node&) { return false; });
 
-// Ids of an axis of which only a block is at hand: on a device, or in a chunk.
-struct BlockIds {
-  std::int64_t size;  // of the axis
-  NodePtr ids;        // from its start, also those that were counted from its end; within it, if they are clamped
-  BlockIds(const NodePtr& ids, std::int64_t size, bool clamp);
-  NodePtr there() const;                                          // which of them are positions of the axis
-  NodePtr from(const NodePtr& start, std::int64_t length) const;  // from the block's start; elsewhere: `length`
-};
+// What Op::on_block and Op::found of gather and scatter are: ids count from a block's start, and what lies in other blocks is
+// nothing here.
+NodePtr pick_on_block(const Node&, Nodes in, const Axes&, const std::vector<Block>&);
+NodePtr found_ids(const Node&, const Nodes& in);
 
 }  // namespace haliax::prim

@@ -7,6 +7,7 @@
 
 #include "base/name.h"
 #include "graph/fail.h"
+#include "ops/attr.h"
 #include "ops/named.h"
 #include "ops/prim.h"
 #include "transforms/leaves.h"
@@ -35,6 +36,28 @@ int calls_below(const Nodes& x, ChunkKey call) {
     if (key.same_call(call)) count = std::max(count, key.after + 1);
   }
   return count;
+}
+// What a result calls the walked axis, which f may have renamed; empty: it has none of it.
+Name walked_name(const NodePtr& result, const Attr& key) {
+  std::unordered_map<const Node*, Name> names;
+  auto learn = [&](const Node& n, const NodePtr& x, std::size_t k) {
+    auto known = names.find(x.get());
+    if (known == names.end()) return;
+    auto rule = is_loop_result(n) ? Along{Along::Way::map, known->second} : along(n, k, known->second);
+    if (rule.way == Along::Way::map && has(n.axes, rule.point)) names[&n] = rule.point;
+  };
+  for (auto& n : everything({result})) {
+    if (n->op == &prim::kEnter && n->attr == key) names[n.get()] = key.names[0];
+    else if (is_loop_result(*n)) learn(*n, result_of(*n).value[0], 0);
+    else for (std::size_t k = 0; k < n->in.size(); ++k) if (n->in[k]) learn(*n, n->in[k], k);
+  }
+  return names[result.get()];
+}
+// The border lies where the axis has the name that all borders of the call have.
+NodePtr left(const NodePtr& n, const Attr& key) {
+  auto axis = key.names[0], mine = walked_name(n, key);
+  if (!mine || mine == axis) return prim::leave(n, key);
+  return prim::rename(prim::leave(prim::rename(n, {mine, axis}, {axis, mine}), key), {axis, mine}, {mine, axis});
 }
 // What f captured whole enters like an argument, so that its cotangent leaves.
 Nodes capturing(const Nodes& outs, const Attr& key) {
@@ -169,7 +192,7 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
     if (inside[i].node() != traced[i].node()) known[traced[i].node().get()] = inside[i].node();
   outs = substitute(outs, known);
   for (auto k = keys.rbegin(); k != keys.rend(); ++k) {
-    for (auto& n : outs) n = prim::leave(n, *k);
+    for (auto& n : outs) n = left(n, *k);
     outs = capturing(outs, *k);
   }
   auto next = outs.begin();

@@ -41,7 +41,7 @@ bool Region::grows(const NodePtr& x, Name a) const {
     auto [n, name] = todo.back();
     todo.pop_back();
     if (!has_axis(*n, name) || prim::is_number(n) || n->op == &prim::kIota || !seen.insert(n.get()).second) continue;
-    bool places = picks(*n, name) && n->op == &prim::kScatter && prim::is_number(n->in[0]);
+    bool places = picks(*n, name) && prim::is_number(n->in[0]);
     bool pointwise = !n->value && (n->op->kind == Kind::map || (n->op->kind == Kind::view && prim::maps(*n)) || places);
     if (!pointwise) {
       bytes += n->bytes();
@@ -54,19 +54,6 @@ bool Region::grows(const NodePtr& x, Name a) const {
   return seen.count(x.get()) > 0 && x->op->kind != Kind::leaf;
 }
 
-// A chunk holds what falls into it.
-NodePtr Region::picked_on_chunk(const NodePtr& n, Name a, std::size_t b) {
-  bool gathers = n->op == &prim::kGather;
-  bool clamps = gathers ? GatherAttr::of(*n).outside == program::Outside::clamp : ScatterAttr::of(*n).clamp;
-  auto ids = prim::BlockIds(part(n->in.back(), a, b), axis_.size, clamps).from(index_[b], prim::index_chunk(*index_[b]));
-  auto axes = resized(n->axes, a, axis_.size, prim::index_chunk(*index_[b]));
-  if (gathers) return prim::gather(part(n->in[0], a, b), {{a, ids}}, n->axes, program::Outside::zero);
-  auto& base = n->in[0];
-  auto number = base->op == &prim::kFit ? base->in[0] : base;
-  auto on_chunk = prim::is_number(base) ? prim::fit(number, axes) : part(base, a, b);
-  return prim::scatter(on_chunk, part(n->in[1], a, b), {{a, ids}}, ScatterAttr::of(*n).update, false);
-}
-
 // n on chunks of its operands. `a`: what the axis is called where n reads it.
 NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   At here(n->origin);
@@ -75,12 +62,16 @@ NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   if (n->op == &kResult) return loop_result(part(n->in[0], a, b), result_number(*n));
   auto size = prim::index_chunk(*index_[b]);
   if (n->op == &prim::kCarry) return prim::carry(n->in[0], resized(n->axes, a, axis_.size, size), n->dtype);
-  if (picks(*n, a)) return picked_on_chunk(n, a, b);
   Name inner = n->op == &prim::kRename ? RenameAttr::of(*n).original(a) : a;
   Nodes in;
-  for (auto& x : n->in) in.push_back(x ? part(x, inner, b) : x);
-  auto axes = resized(n->axes, a, axis_.size, size);
+  for (std::size_t k = 0; k < n->in.size(); ++k) {   // what lies outside may be read whole
+    auto& x = n->in[k];
+    bool whole = !x || (!contains(x) && has_axis(*x, inner) && along(*n, k, inner).way == Along::Way::whole);
+    in.push_back(whole ? x : part(x, inner, b));
+  }
+  auto axes = contains(n) && !walks(n) ? n->axes : resized(n->axes, a, axis_.size, size);
   if (n->op == &prim::kFit) return prim::fit(in[0], axes);
+  if (picks(*n, a)) return n->op->on_block(*n, in, axes, {{a, index_[b], size}});   // a chunk holds what falls into it
   if (n->op == &prim::kScatter && !walks(n)) in[0] = prim::zeros_like(in[0]);   // the base is the start of the fold
   return make(*n->op, in, axes, n->dtype, n->attr);
 }
@@ -110,12 +101,17 @@ LoopResult Region::folded(const NodePtr& n) {
   if (n->op == &prim::kScatter && !prim::is_number(n->in[0], 0)) r.start = prim::cast(n->in[0], r.value[0]->dtype);
   return r;
 }
+// With the name that the loop has for the walked axis in place of the value's own, and the other way round.
+NodePtr Region::swapped(const NodePtr& x, Name a) const { return prim::rename(x, {a, axis_.name}, {axis_.name, a}); }
+
 // The value of a fold, from the result of its loop, given what is known so far.
 NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Rewrite known) {
   auto v = prim::cast(result, n->dtype);
-  if (n->op != &prim::kGather || GatherAttr::of(*n).outside != program::Outside::fill) return v;
-  prim::BlockIds ids(substitute(Nodes{n->in.back()}, known, around_)[0], axis_.size, false);
-  auto there = ids.there();   // outside of the axis there is nothing to pick
+  if (!picks(*n, name_in(*n))) return v;
+  auto in = n->in;
+  for (std::size_t k = 1; k < in.size(); ++k) in[k] = substitute(Nodes{in[k]}, known, around_)[0];
+  auto there = n->op->found(*n, in);   // outside of the axis there is nothing to pick
+  if (!there) return v;
   auto none = prim::picked_outside(n->dtype);
   return prim::map(prim::kSelect, {there, v, none}, n->dtype, &n->axes);
 }
@@ -160,7 +156,7 @@ Nodes Region::cut(const RegionCut& how) {
     for (auto& n : stacks_[s]) {
       LoopResult r{Fold::stack, Monoid::sum, parts_.at(n.get()), {}, {}};
       auto a = along_.at(n.get());
-      for (auto& v : r.value) v = prim::rename(v, {a}, {axis_.name});
+      for (auto& v : r.value) v = swapped(v, a);
       add(std::move(r), n);
     }
     if (l.results.empty()) continue;
@@ -182,10 +178,10 @@ Nodes Region::cut(const RegionCut& how) {
         continue;
       }
       auto a = along_.at(n.get());
-      finals[n.get()] = prim::fit(prim::rename(result, {axis_.name}, {a}), n->axes);
+      finals[n.get()] = prim::fit(swapped(result, a), n->axes);
       for (std::size_t b = 0; b < index_.size(); ++b) {    // a later sweep reads it, and does not make it again
         auto& p = parts_.at(n.get())[b];
-        if (p->op != &prim::kSlice) finals[p.get()] = prim::rename(prim::slice_at(result, index_[b], false), {axis_.name}, {a});
+        if (p->op != &prim::kSlice) finals[p.get()] = swapped(prim::slice_at(result, index_[b], false), a);
       }
     }
   }

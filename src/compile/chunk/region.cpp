@@ -138,7 +138,13 @@ bool Region::learn(const NodePtr& n) {
   if (n->op == &kLoop) return true;
   if (n->op == &prim::kRename)
     for (auto& a : names) a = RenameAttr::of(*n).renamed(a);
-  std::erase_if(names, [&](Name a) { return !has_axis(*n, a); });
+  // An axis that is folded is none of the result's, though that may have one of its name: updates along it, placed into a table.
+  std::erase_if(names, [&](Name a) {
+    bool folded = false;
+    for (std::size_t k = 0; k < n->in.size() && n->op->kind == Kind::step; ++k)
+      folded |= n->in[k] && walks(n->in[k]) && along(*n, k, a).way == Along::Way::fold;
+    return folded || !has_axis(*n, a);
+  });
   if (names.size() > 1)
     refuse(*n, "pairs positions (" + std::string(names[0].text()) + " with " + std::string(names[1].text()) +
                    "); rename outside of f what f shall see whole");
@@ -195,7 +201,7 @@ bool Region::finds_position(const Node& n) const {
 }
 // Does it pick (or place) by index along the axis? Then a chunk holds what falls into it.
 bool Region::picks(const Node& n, Name a) const {
-  return (n.op == &prim::kGather || n.op == &prim::kScatter) && n.attr.names == Names{a};
+  return !n.in.empty() && n.in[0] && has_axis(*n.in[0], a) && along(n, 0, a).way == Along::Way::pick;
 }
 
 // By which monoid the results of chunks are put together; none: they cannot be.
@@ -209,7 +215,7 @@ std::optional<Monoid> Region::folds_by(const Node& n) const {
   for (std::size_t k = 0; k < n.in.size(); ++k) {
     if (!n.in[k] || only_waits(n, k) || !walks(n.in[k])) continue;
     auto rule = along(n, k, a);
-    if (rule.way == Along::Way::pick || (picks(n, a) && k == 0)) return Monoid::sum;   // what is picked lies in one chunk alone
+    if (rule.way == Along::Way::pick) return Monoid::sum;   // what is picked lies in one chunk alone
     bool into_base = n.op == &prim::kScatter && !is_scatter_add(n);   // a chunk has no base to multiply, or to compare with
     if (rule.way == Along::Way::fold && !into_base) return rule.monoid;
   }
@@ -236,12 +242,6 @@ void Region::check(const NodePtr& n) const {
   for (auto& x : n->in) {
     bool total = x && partial_.count(x.get()) && !partial_.count(n.get()) && n->op != &kResult;
     if (total) refuse(*n, "reads a total, in a loop,");
-  }
-  if (picks(*n, a)) {
-    auto& ids = n->in.back();
-    if (walks(ids) && walks(n->in[0])) refuse(*n, "needs all positions at once");
-    if (op.kind == Kind::step && n->op == &prim::kScatter && !walks(n)) refuse(*n, "needs all positions at once");
-    return;
   }
   bool at_index = &op == &prim::kSlice && n->in.size() > 1 && n->in[1]->op == &prim::kIndex;
   if (at_index && SliceAttr::of(*n).axis == a) refuse(*n, "goes from position to position");

@@ -74,7 +74,7 @@ class Region {
   NodePtr part(const NodePtr&, Name, std::size_t body);
   NodePtr made_on_chunk(const NodePtr&, Name, std::size_t body);
   NodePtr loop_on_chunk(const NodePtr&, std::size_t body);
-  NodePtr picked_on_chunk(const NodePtr&, Name, std::size_t body);
+  NodePtr swapped(const NodePtr&, Name) const;
   LoopResult folded(const NodePtr&);
   NodePtr finished(const NodePtr& fold, const NodePtr& result, Rewrite known);
 

@@ -152,49 +152,28 @@ class Emitter {
     for (int k : s.in) in.push_back(k < 0 ? nullptr : local(k));
     auto axes = axes_of(s);
     if (n.op == &prim::kFit) return prim::fit(in[0], axes);
-    if (n.op == &prim::kGather || n.op == &prim::kScatter) return picked(s, std::move(in), axes);
+    if (n.op->on_block) return picked(s, std::move(in), axes);
     if (n.op == &prim::kSlice)
       return prim::slice(in[0], SliceAttr::of(n), s.own_turns ? turn_of(n.in[1]) : in.size() > 1 ? in[1] : nullptr);
     return make(*n.op, in, axes, n.dtype, n.attr);
   }
-  // Picking from a table of which this device has a block: indices count from its start, and what lies in other blocks is nothing
-  // here.
+  // Picking from a table of which this device has a block, or writing into it.
   NodePtr picked(const Version& s, Nodes in, const Axes& axes) {
     auto& n = *node(s);
-    bool gathers = n.op == &prim::kGather;
-    auto& table_axes = n.in[0]->axes;
-    auto& table_at = gathers ? version(s.in[0]).at : s.at;
-    std::size_t first = gathers ? 1 : 2;
-    if (std::all_of(n.attr.names.begin(), n.attr.names.end(), [&](Name a) { return table_at.cut(a).empty(); }))
-      return make(*n.op, in, axes, n.dtype, n.attr);
-    const auto outside = gathers ? GatherAttr::of(n).outside : Outside::zero;
-    const bool clamps = gathers ? outside == Outside::clamp : ScatterAttr::of(n).clamp;
-    bool fills = outside == Outside::fill;
-    NodePtr valid;
-    for (std::size_t k = 0; k < n.attr.names.size(); ++k) {
-      Name a = n.attr.names[k];
-      auto size = find_axis(table_axes, a)->size;
-      prim::BlockIds ids(in[first + k], size, clamps);
-      fills |= gathers && clamps && size == 0;  // there is no position to clamp to
-      auto there = ids.there();
-      valid = valid ? prim::map(prim::kBitAnd, {valid, there}, DType::boolean) : there;
-      if (!table_at.cut(a).empty()) {
-        auto [start, length] = block(table_axes, table_at, a);
-        in[first + k] = ids.from(prim::integer(start, ids.ids->dtype), length);
-      } else if (clamps && size > 0) {
-        in[first + k] = ids.ids;
-      } else {  // not counted from the end twice
-        in[first + k] = prim::select(there, ids.ids, prim::integer(size, ids.ids->dtype));
-      }
+    auto& table = rules::places(n) ? s.at : version(s.in[0]).at;
+    std::vector<Block> blocks;
+    for (auto& [name, cut] : table.dims) {
+      if (along(n, 0, name).way != Along::Way::pick) continue;
+      auto [start, size] = block(n.in[0]->axes, table, name);
+      blocks.push_back({name, prim::integer(start, DType::i64), size});
     }
-    auto attr = gathers ? GatherAttr{n.attr.names, Outside::zero}.attr()
-                        : ScatterAttr{n.attr.names, ScatterAttr::of(n).update, false}.attr();
-    auto out = make(*n.op, in, axes, n.dtype, attr);
-    if (!fills) return out;
+    if (blocks.empty()) return make(*n.op, in, axes, n.dtype, n.attr);
+    auto out = n.op->on_block(n, in, axes, blocks), found = n.op->found(n, in);
+    if (!found) return out;
     bool mine = true;  // an index outside of all blocks: one device says so
     for (auto& [x, m] : s.at.partial) mine &= coordinate(mesh_, device_, x) == 0;
     auto none = mine ? prim::picked_outside(n.dtype) : prim::number(0, n.dtype);
-    return prim::map(prim::kSelect, {valid, out, none}, n.dtype, &axes);
+    return prim::map(prim::kSelect, {found, out, none}, n.dtype, &axes);
   }
   NodePtr loop(const Version& s) {
     auto& p = plan_.loop(s.loop);

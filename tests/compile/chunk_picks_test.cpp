@@ -1,0 +1,89 @@
+// Picking and placing by ids along the axis that chunked_reduce walks, and axes that f renames: right, or refused by name.
+#include <doctest/doctest.h>
+
+#include <functional>
+
+#include "haliax/haliax.h"
+#include "support/raises.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis N{"n", 6}, B{"b", 2}, I{"i", 3};
+using F = std::function<NamedArray(const NamedArray&)>;
+
+NamedArray ints(std::vector<std::int32_t> v, const Axis& a) { return array(v, {a}).eval(); }
+// f on chunks of n gives what f gives; or "" and the text of the error.
+void same(const char* what, const F& f, const NamedArray& x, const Name& axis = "n") {
+  CAPTURE(std::string(what));
+  auto want = f(x).doubles();
+  for (int chunk : {1, 2, 4, 6})
+    for (bool on_mesh : {false, true}) {
+      CAPTURE(chunk);
+      CAPTURE(on_mesh);
+      auto chunked = [&](const NamedArray& x) { return chunked_reduce(axis, {.chunk = chunk}, f)(x); };
+      JitOptions on;
+      if (on_mesh) on = {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{axis, "data"}}};
+      auto got = (on_mesh ? named_jit(chunked, on)(x) : jit(chunked)(x)).doubles();
+      CHECK(got == want);
+    }
+}
+void refused(const char* what, const F& f, const NamedArray& x, const std::string& why) {
+  CAPTURE(std::string(what));
+  raises([&] { jit([&](const NamedArray& x) { return chunked_reduce("n", {.chunk = 2}, f)(x); })(x); }, {"[chunked_reduce]", why.c_str(), "n=6"});
+}
+
+}  // namespace
+
+TEST_CASE("chunks: ids that have the walked axis need all of the table, wherever they come from") {
+  auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval();
+  auto ids = ints({5, 4, 3, 2, 1, 0}, N), start = at(ints({1, 0}, Axis("q", 2)), "q", 0).eval();
+  const std::string all = "take needs all positions at once";
+  refused("roll by an array", [&](const NamedArray& x) { return roll(x, start, "n"); }, x, all);
+  refused("captured ids", [&](const NamedArray& x) { return take(x, "n", ids); }, x, all);
+  refused("ids from positions", [&](const NamedArray& x) { return take(x, "n", 5 - arange(N)); }, x, all);
+  refused("its gradient",
+          [&](const NamedArray& x) { return grad([&](const NamedArray& x) { return sum(take(x, "n", ids) * x, "n"); })(x); }, x, all);
+  refused("written into the walked array", [&](const NamedArray& x) { return at_add(x, {{"n", Index(ids)}}, x * 100.); }, x,
+          "scatter needs all positions at once");
+  // A table that only lies outside is read whole, and updates along the axis are summed into one.
+  auto table = ints({3, 1, 4, 1, 5, 9}, N);
+  same("ids that are walked", [&](const NamedArray& x) { return take(table, "n", (x % 6.).astype(DType::i32)).astype(DType::f32) * x; }, x);
+  same("updates that are walked",
+       [&](const NamedArray& x) { return at_add(zeros(N), {{"n", Index((x % 3.).astype(DType::i32))}}, x); }, x);
+}
+
+TEST_CASE("chunks: several index arrays, one of them along the walked axis") {
+  auto x = arange({N, B}, {.start = 10, .dtype = DType::f32}).eval();
+  auto ids = ints({5, 1, -4}, I), b = ints({0, 1, -1}, I), far = ints({5, 7, 2}, I), wide = ints({0, 1, 2}, I);
+  auto pick = [&](const NamedArray& n, const NamedArray& b) { return [=](const NamedArray& x) { return index(x, {{"n", Index(n)}, {"b", Index(b)}}); }; };
+  same("picked", pick(ids, b), x);
+  same("some of them outside", [&](const NamedArray& x) { return where(isnan(pick(far, b)(x)), -1., pick(far, b)(x)); }, x);
+  same("of the other axis outside", [&](const NamedArray& x) { return where(isnan(pick(ids, wide)(x)), -1., pick(ids, wide)(x)); }, x);
+  same("added to", [&](const NamedArray& x) { return at_add(x, {{"n", Index(ids)}, {"b", Index(b)}}, 100.); }, x);
+  same("set", [&](const NamedArray& x) { return at_set(x, {{"n", Index(ids)}, {"b", Index(b)}}, 7.); }, x);
+  same("a gradient", [&](const NamedArray& x) { return grad([&](const NamedArray& x) { return sum(square(pick(ids, b)(x))); })(x); }, x);
+}
+
+TEST_CASE("chunks: f may rename the walked axis, and the caller goes on with it") {
+  const Axis D{"d", 4};
+  auto x = arange(D, {.start = 1, .dtype = DType::f64}).eval(), xb = arange({D, B}, {.start = 1, .dtype = DType::f64}).eval();
+  auto shift = at(ints({1, 0}, Axis("q", 2)), "q", 0).eval();
+  same("renamed", [](const NamedArray& x) { return rename(x, {{"d", "u"}}); }, x, "d");
+  same("made of what is renamed", [](const NamedArray& x) { return exp(rename(x, {{"d", "u"}})); }, x, "d");
+  same("folded under the new name", [](const NamedArray& x) { return sum(rename(x, {{"d", "u"}}), "u"); }, xb, "d");
+  same("two axes that change names", [](const NamedArray& x) { return rename(x, {{"d", "b"}, {"b", "d"}}); }, xb, "d");
+  auto then = [&](const char* what, const F& after) {
+    auto f = [](const NamedArray& x) { return rename(exp(x), {{"d", "u"}}); };
+    CAPTURE(std::string(what));
+    auto both = [&](const NamedArray& x) { return after(chunked_reduce("d", {.chunk = 2}, F(f))(x)); };
+    CHECK(jit(both)(x).doubles() == after(f(x)).doubles());
+    auto loss = [&](auto f) { return [=](const NamedArray& x) { return sum(square(after(f(x)))); }; };
+    auto chunked = [&](const NamedArray& x) { return grad(loss([&](const NamedArray& x) { return chunked_reduce("d", {.chunk = 2}, F(f))(x); }))(x); };
+    CHECK(max(abs(jit(chunked)(x) - grad(loss(f))(x))).item() < 1e-9);
+  };
+  then("flipped", [](const NamedArray& y) { return y * 2. + flip(y, "u"); });
+  then("rolled", [&](const NamedArray& y) { return roll(y, shift, "u"); });
+  then("sorted", [](const NamedArray& y) { return sort(y, "u"); });
+}
