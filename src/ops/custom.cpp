@@ -75,27 +75,17 @@ Nodes gradient(const NodePtr& o, const NodePtr& g) {
   return out;
 }
 
-// What a fold of nothing gives, or nothing; a device of a mesh may have an empty block.
-void push_identity(const Node& n, AxisRule rule, Emit& e) {
-  auto m = folds(rule) ? monoid_of(rule) : Monoid::sum;
-  auto number = prim::identity(m, n.dtype);
-  program::Step s;
-  s.fused = {Emit::sizes(n.axes), int(n.axes.size()), {}};
-  program::Instr value{.code = Code::constant, .dtype = n.dtype, .view = {}},
-      store{.code = Code::store, .dtype = n.dtype, .view = {}};
-  value.number = number->attr.number, value.integer = integer_of(*number);
-  store.args[0] = 0, store.view = Emit::view(e.result(), n.axes, n.axes);
-  s.fused.code = {std::move(value), std::move(store)};
-  e.push(std::move(s));
-}
 void lower(const Node& n, Emit& e) {
-  if (n.size() == 0) return push_identity(n, AxisRule::map, e);
+  // What a fold of nothing gives, or nothing; a device of a mesh may have an empty block.
+  auto fill = [&](Monoid m) { e.fill(e.result(), n.axes, prim::identity(m, n.dtype)); };
+  if (n.size() == 0) return fill(Monoid::sum);
   Axes dims = n.axes;  // mapped by the backend, then what the kernel sees
   std::erase_if(dims, [&](auto& a) { return has(n.attr.names, a.name); });
   auto outer = dims.size();
   for (auto name : n.attr.names) {
     dims.push_back(named(n, name));
-    if (dims.back().size == 0) return push_identity(n, rule_of(n, name), e);
+    auto rule = rule_of(n, name);
+    if (dims.back().size == 0) return fill(folds(rule) ? monoid_of(rule) : Monoid::sum);
   }
   if (n.attr.names.empty() && outer > 0) --outer;  // a row at once: calls cost something
   program::Step s;

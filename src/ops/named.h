@@ -12,6 +12,8 @@
 
 namespace haliax::ops {
 
+using G = const NodePtr&;
+inline NamedArray wrap(NodePtr n) { return NamedArray(std::move(n)); }
 inline std::string text(Name n) { return std::string(n.text()); }
 inline std::string text(DType d) { return std::string(name_of(d)); }
 

@@ -8,7 +8,6 @@ namespace haliax {
 namespace {
 
 using namespace ops;
-using G = const NodePtr&;
 
 DType as_is(DType d) { return d; }
 // Two operands in the dtype that they are computed in: what `rule` makes of the one that they promote to.

@@ -11,7 +11,6 @@ namespace {
 
 using namespace ops;
 using prim::number;
-using G = const NodePtr&;
 
 // An op on one array: what `result` makes of its node.
 NamedArray on(const char* name, const Arr& a, auto result) {

@@ -12,11 +12,8 @@ namespace {
 using namespace ops;
 using program::Outside;
 using program::Update;
-using G = const NodePtr&;
 
 using By = Index::Kind;
-
-NamedArray wrap(NodePtr n) { return NamedArray(std::move(n)); }
 
 std::int64_t from_start(std::int64_t i, const Axis& a) { return i < 0 ? i + a.size : i; }   // negative: counted from the end
 // A number given as a position; raises outside of the axis.

@@ -96,13 +96,11 @@ class Parser {
   Side side() {
     Side s;
     s.by_name = take("{");
-    while (true) {
+    while (!(s.by_name && take("}"))) {
       skip();
-      if (s.by_name && take("}")) break;
-      if (at_ >= spec_.size() || spec_.substr(at_, 2) == "->") {
-        if (s.by_name) error("the { is not closed");
-        break;
-      }
+      bool end = at_ >= spec_.size() || spec_.substr(at_, 2) == "->";
+      if (end && s.by_name) error("the { is not closed");
+      if (end) break;
       s.items.push_back(item());
     }
     return s;
@@ -122,8 +120,8 @@ class Rearrangement {
     auto [left, right] = parser_.run();
     match(left);
     check_right(right);
-    order();
-    merge(right);
+    x_ = prim::fit(x_, with_hidden({x_}, rearrange_for_partial_order(order_, visible(*x_), context().origin.at)));
+    merge();
     if (auto* label = bindings_.unused()) parser_.error("the binding of " + *label + " is not used");
     Axes result = visible(*x_);
     for (auto& a : result) a.name = wanted_.renamed(a.name);
@@ -227,11 +225,12 @@ class Rearrangement {
     bool dots = false;
     for (auto& item : right.items) {
       if (item.dots) dots = true, order_.push_back(ellipsis);
-      else if (!item.group) order_.push_back(captured(item.label));
-      else for (auto& p : item.parts) order_.push_back(captured(p));
-      if (item.group && item.label.empty()) {
+      if (!item.dots && !item.group) order_.push_back(captured(item.label));
+      if (!item.group) continue;
+      auto& merged = merges_.emplace_back(item.label, Names()).second;
+      for (auto& p : item.parts) merged.push_back(captured(p)), order_.push_back(merged.back());
+      if (item.label.empty())
         parser_.error(fmt::format("the merged axis ({0}) needs a name: (name: {0})", fmt::join(item.parts, " ")));
-      }
     }
     for (auto& c : captured_)
       if (!c.used) parser_.error("label " + c.label + " of the left side is not on the right side");
@@ -239,20 +238,13 @@ class Rearrangement {
       if (!dots && !has(order_, a.name))
         parser_.error("axis " + to_string(a) + " has no place on the right side; add ... there");
   }
-  void order() { x_ = prim::fit(x_, with_hidden({x_}, rearrange_for_partial_order(order_, visible(*x_), context().origin.at))); }
-  void merge(const Side& right) {
-    std::size_t next = 0;   // in order_
-    for (auto& item : right.items) {
-      auto count = item.group ? item.parts.size() : 1;
-      if (item.group) {
-        Names old(order_.begin() + std::ptrdiff_t(next), order_.begin() + std::ptrdiff_t(next + count));
-        std::int64_t size = 1;
-        for (auto n : old) size *= find(*x_, n)->size;
-        if (auto* b = bindings_.find(item.label); b && b->size >= 0 && b->size != size)
-          parser_.error(fmt::format("axis {} is bound to size {} but has {}", item.label, b->size, size));
-        x_ = prim::flatten(x_, old, {fresh(item.label, old), size});
-      }
-      next += count;
+  void merge() {
+    for (auto& [label, old] : merges_) {
+      std::int64_t size = 1;
+      for (auto n : old) size *= find(*x_, n)->size;
+      if (auto* b = bindings_.find(label); b && b->size >= 0 && b->size != size)
+        parser_.error(fmt::format("axis {} is bound to size {} but has {}", label, b->size, size));
+      x_ = prim::flatten(x_, old, {fresh(label, old), size});
     }
   }
 
@@ -261,6 +253,7 @@ class Rearrangement {
   Bindings bindings_;
   std::vector<Capture> captured_;
   Names order_;         // of the split axes, with ...
+  std::vector<std::pair<std::string, Names>> merges_;
   RenameAttr wanted_;   // names that were taken when an axis was made
 };
 

@@ -7,7 +7,6 @@ namespace haliax {
 namespace {
 
 using namespace ops;
-using G = const NodePtr&;
 
 // What a reduction reads: its operand, a mask, and the axes before and after.
 struct Fold {

@@ -11,10 +11,7 @@ namespace haliax {
 namespace {
 
 using namespace ops;
-using G = const NodePtr&;
 using Renames = std::vector<std::pair<AxisSelector, AxisSelector>>;
-
-NamedArray wrap(NodePtr n) { return NamedArray(std::move(n)); }
 
 NamedArray renamed(const Arr& array, const Renames& renames) {
   constexpr auto op = "rename";

@@ -14,7 +14,6 @@ namespace haliax::random {
 namespace {
 
 using namespace ops;
-using G = const NodePtr&;
 
 NodePtr u32(std::int64_t v) { return prim::integer(v, DType::u32); }
 Axis word_axis() { return {key_word, 2}; }
