@@ -21,6 +21,7 @@ class Emit {
   virtual Place operand(std::size_t k) = 0;                              // of in[k], in memory
   virtual Place result() = 0;                                            // of the node that is lowered
   virtual void zero(const Place&, const Axes&) = 0;                      // fills it
+  virtual void fill(const Place&, const Axes&, const NodePtr& number) = 0;
   virtual void copy(const Place& from, const Place& to, const Axes&) = 0;
   virtual void push(program::Step) = 0;
   // The offset that a scalar start (a loop index, or a number in memory) adds: start * stride, the start clamped to [0, limit].

@@ -277,7 +277,7 @@ class LiveFirst {
     auto rows = p.tokens;
     std::erase_if(rows, [&](auto& t) { return !o.walked.all() && !is_named(o.walked, t.name); });
     if (rows.empty() || !a.x.has_axis(rows)) return;
-    auto name = fmt::format("{}", fmt::join(ops::names_of(rows), ","));
+    auto name = fmt::format("{}", fmt::join(names_of(rows), ","));
     rows_ = rows, walked_ = Axis(name, axis_size(rows)), row_ = "row of " + name;
   }
 

@@ -2,8 +2,8 @@
 #include "haliax/array.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "haliax/fmt.h"
 #include "ops/named.h"
 
 namespace haliax {
@@ -15,14 +15,17 @@ const NodePtr& held(const char* op, const NodePtr& n) {
   if (!n) fail(op, "the NamedArray is empty: it was never given a value");
   return n;
 }
-NamedArray data(const char* op, const void* values, std::size_t count, DType dtype, const Axes& axes) {
+NamedArray data(const char* op, std::span<const std::byte> values, DType dtype, const Axes& axes) {
   check_unique(op, axes);
-  auto wanted = axis_size(axes);
-  if (std::int64_t(count) != wanted)
-    fail(op, std::to_string(count) + " values were given for " + to_string(axes) + ", which has " + std::to_string(wanted));
-  auto buffer = std::make_shared<Buffer>(wanted * bytes_of(dtype));
-  if (count) std::memcpy(buffer->data(), values, count * std::size_t(bytes_of(dtype)));
+  auto count = std::int64_t(values.size()) / bytes_of(dtype), wanted = axis_size(axes);
+  if (count != wanted) fail(op, fmt::format("{} values were given for {}, which has {}", count, to_string(axes), wanted));
+  auto buffer = std::make_shared<Buffer>(std::int64_t(values.size()));
+  std::copy(values.begin(), values.end(), buffer->data());
   return NamedArray(make_data(std::move(buffer), axes, dtype));
+}
+template <class T> NamedArray data(std::span<const T> values, DType dtype, const Axes& axes, SourceLocation at) {
+  Here here(at);
+  return data("array", std::as_bytes(values), dtype, axes);
 }
 
 }  // namespace
@@ -78,55 +81,42 @@ const NamedArray& Arr::array() const {
   return array_;
 }
 
-NamedArray array(std::span<const float> v, const AxisSpec& axes, SourceLocation at) {
-  Here here(at);
-  return data("array", v.data(), v.size(), DType::f32, axes);
-}
-NamedArray array(std::span<const double> v, const AxisSpec& axes, SourceLocation at) {
-  Here here(at);
-  return data("array", v.data(), v.size(), DType::f64, axes);
-}
+NamedArray array(std::span<const float> v, const AxisSpec& axes, SourceLocation at) { return data(v, DType::f32, axes, at); }
+NamedArray array(std::span<const double> v, const AxisSpec& axes, SourceLocation at) { return data(v, DType::f64, axes, at); }
 NamedArray array(std::span<const std::int32_t> v, const AxisSpec& axes, SourceLocation at) {
-  Here here(at);
-  return data("array", v.data(), v.size(), DType::i32, axes);
+  return data(v, DType::i32, axes, at);
 }
 NamedArray array(std::span<const std::int64_t> v, const AxisSpec& axes, SourceLocation at) {
-  Here here(at);
-  return data("array", v.data(), v.size(), DType::i64, axes);
+  return data(v, DType::i64, axes, at);
 }
 NamedArray array(std::span<const std::uint32_t> v, const AxisSpec& axes, SourceLocation at) {
-  Here here(at);
-  return data("array", v.data(), v.size(), DType::u32, axes);
+  return data(v, DType::u32, axes, at);
 }
 NamedArray array(std::initializer_list<double> v, const AxisSpec& axes, SourceLocation at) {
-  Here here(at);
-  std::vector<float> narrow;
-  for (double x : v) narrow.push_back(float(x));
-  return data("array", narrow.data(), narrow.size(), DType::f32, axes);
+  return array(std::vector<float>(v.begin(), v.end()), axes, at);
 }
 NamedArray from_bytes(std::span<const std::byte> v, DType dtype, const AxisSpec& axes, SourceLocation at) {
   Here here(at);
-  auto each = std::size_t(bytes_of(dtype));
-  if (v.size() % each) fail("from_bytes", std::to_string(v.size()) + " bytes are no whole number of " + text(dtype));
-  if (dtype != DType::boolean) return data("from_bytes", v.data(), v.size() / each, dtype, axes);
+  if (v.size() % std::size_t(bytes_of(dtype)))
+    fail("from_bytes", fmt::format("{} bytes are no whole number of {}", v.size(), dtype));
+  if (dtype != DType::boolean) return data("from_bytes", v, dtype, axes);
   std::vector<std::byte> bits(v.begin(), v.end());
   for (auto& b : bits) b = std::byte(b != std::byte(0));   // kernels rely on 0 and 1
-  return data("from_bytes", bits.data(), bits.size(), dtype, axes);
+  return data("from_bytes", bits, dtype, axes);
 }
 
 NamedArray named(const NamedArray& a, const AxisSpec& spec, SourceLocation at) {
-  Here here(at);
-  auto x = node_of("named", a);
+  auto [here, x] = Call("named", Arr(a, at));
   auto old = visible(*x);
   auto& axes = spec.axes();
   check_unique("named", axes);
   if (old.size() != axes.size())
-    fail("named", "the array has " + std::to_string(old.size()) + " axes, " + to_string(old) + ", but the names are " +
-                      std::to_string(axes.size()) + ": " + to_string(axes));
+    fail("named", fmt::format("the array has {} axes, {}, but the names are {}: {}", old.size(), to_string(old), axes.size(),
+                              to_string(axes)));
   for (std::size_t i = 0; i < axes.size(); ++i)
     if (old[i].size != axes[i].size)
-      fail("named", "axis " + text(axes[i].name) + " was given with size " + std::to_string(axes[i].size) +
-                        ", but the array has size " + std::to_string(old[i].size) + " there: " + to_string(old));
+      fail("named", fmt::format("axis {} was given with size {}, but the array has size {} there: {}", axes[i].name,
+                                axes[i].size, old[i].size, to_string(old)));
   return NamedArray(prim::rename(x, names_of(old), names_of(axes)));
 }
 

@@ -1,14 +1,12 @@
 // What ops say beside their operands, by name in place of numbers.
 #pragma once
-#include <algorithm>
-
 #include "graph/loop.h"
 #include "ops/prim.h"
 
 namespace haliax {
 
-// slice: `size` positions from `start` in steps; drop: one, and the axis goes. place: the same positions, written. A dynamic start, which is
-// added, is the last operand.
+// slice: `size` positions from `start` in steps; drop: one, and the axis goes. place: the same positions, written. A dynamic
+// start, which is added, is the last operand.
 struct SliceAttr {
   Name axis;
   std::int64_t start = 0, size = 1, step = 1;
@@ -29,7 +27,7 @@ struct RegroupAttr {
     return a;
   }
   static RegroupAttr of(const Node& n) { return {{n.attr.names.begin(), n.attr.names.end() - 1}, n.attr.names.back()}; }
-  bool is_part(Name a) const { return std::find(parts.begin(), parts.end(), a) != parts.end(); }   // `flat` may have the name of one
+  bool is_part(Name a) const { return has(parts, a); }   // `flat` may have the name of one
 };
 struct RenameAttr {
   Names from, to;

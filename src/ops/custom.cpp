@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <mutex>
+#include <set>
 
 #include "graph/emit.h"
+#include "haliax/fmt.h"
 #include "ops/attr.h"
 #include "ops/named.h"
 
@@ -12,7 +14,7 @@ namespace haliax {
 namespace {
 
 using Way = Along::Way;
-using ops::text;
+using namespace ops;
 
 // attr of a node: names = the axes that the call names, ints = which kernel.
 struct UserOp : Op {
@@ -44,7 +46,7 @@ Along along_rule(const Node& n, std::size_t, Name a) {
 }
 Linear linear_rule(const Node& n, std::size_t k) {
   auto& all = user_op(*n.op).linear;
-  return std::find(all.begin(), all.end(), int(k)) == all.end() ? Linear::no : Linear::one;
+  return std::count(all.begin(), all.end(), int(k)) ? Linear::one : Linear::no;
 }
 Nodes gradient(const NodePtr& o, const NodePtr& g) {
   auto& user = user_op(*o->op);
@@ -55,47 +57,35 @@ Nodes gradient(const NodePtr& o, const NodePtr& g) {
   for (auto a : o->attr.names) along.push_back(named(*o, a));
   auto made = user.grad({in, NamedArray(o), NamedArray(g), along});
   if (made.size() != in.size())
-    fail(o->op->name,
-         "its gradient gives " + std::to_string(made.size()) + " arrays for " + std::to_string(in.size()) + " operands");
+    fail(o->op->name, fmt::format("its gradient gives {} arrays for {} operands", made.size(), in.size()));
   Nodes out;
   for (std::size_t k = 0; k < made.size(); ++k) {
     auto& x = *o->in[k];
     for (auto& a : made[k].empty() ? Axes() : made[k].node()->axes) {
       auto *mine = find(x, a.name), *its = mine ? mine : find(*o, a.name);
       if (!its && !a.name.hidden())
-        fail(o->op->name, "the gradient of operand " + std::to_string(k) + " has axis " + text(a.name) + ", which neither that " +
-                              to_string(ops::visible(x)) + " nor the result " + to_string(ops::visible(*o)) + " has");
+        fail(o->op->name, fmt::format("the gradient of operand {} has axis {}, which neither that {} nor the result {} has", k,
+                                      a.name, to_string(visible(x)), to_string(visible(*o))));
       if (its && its->size != a.size)
-        fail(o->op->name, "axis " + text(a.name) + " has size " + std::to_string(a.size) + " in the gradient of operand " +
-                              std::to_string(k) + " and " + std::to_string(its->size) + " in the call");
+        fail(o->op->name, fmt::format("axis {} has size {} in the gradient of operand {} and {} in the call", a.name, a.size, k,
+                                      its->size));
     }
     out.push_back(made[k].node());
   }
   return out;
 }
 
-// What a fold of nothing gives, or nothing; a device of a mesh may have an empty block.
-void push_identity(const Node& n, AxisRule rule, Emit& e) {
-  auto m = folds(rule) ? monoid_of(rule) : Monoid::sum;
-  auto number = prim::identity(m, n.dtype);
-  program::Step s;
-  s.fused = {Emit::sizes(n.axes), int(n.axes.size()), {}};
-  program::Instr value{.code = Code::constant, .dtype = n.dtype, .view = {}},
-      store{.code = Code::store, .dtype = n.dtype, .view = {}};
-  value.number = number->attr.number, value.integer = integer_of(*number);
-  store.args[0] = 0, store.view = Emit::view(e.result(), n.axes, n.axes);
-  s.fused.code = {std::move(value), std::move(store)};
-  e.push(std::move(s));
-}
 void lower(const Node& n, Emit& e) {
-  if (n.size() == 0) return push_identity(n, AxisRule::map, e);
-  Axes dims;  // mapped by the backend, then what the kernel sees
-  for (auto& a : n.axes)
-    if (std::find(n.attr.names.begin(), n.attr.names.end(), a.name) == n.attr.names.end()) dims.push_back(a);
+  // What a fold of nothing gives, or nothing; a device of a mesh may have an empty block.
+  auto fill = [&](Monoid m) { e.fill(e.result(), n.axes, prim::identity(m, n.dtype)); };
+  if (n.size() == 0) return fill(Monoid::sum);
+  Axes dims = n.axes;  // mapped by the backend, then what the kernel sees
+  std::erase_if(dims, [&](auto& a) { return has(n.attr.names, a.name); });
   auto outer = dims.size();
   for (auto name : n.attr.names) {
     dims.push_back(named(n, name));
-    if (dims.back().size == 0) return push_identity(n, rule_of(n, name), e);
+    auto rule = rule_of(n, name);
+    if (dims.back().size == 0) return fill(folds(rule) ? monoid_of(rule) : Monoid::sum);
   }
   if (n.attr.names.empty() && outer > 0) --outer;  // a row at once: calls cost something
   program::Step s;
@@ -113,8 +103,7 @@ void lower(const Node& n, Emit& e) {
 
 // ---- a call ----
 std::string list_of(const std::vector<DType>& types, std::size_t count) {
-  std::string s;
-  for (std::size_t k = 0; k < count; ++k) s += (k ? ", " : "") + text(types[k]);
+  auto s = fmt::format("{}", fmt::join(types.begin(), types.begin() + std::ptrdiff_t(count), ", "));
   return count == 1 ? s : "(" + s + ")";
 }
 // The first kernel for these operands. A number is of any dtype.
@@ -122,11 +111,11 @@ std::size_t kernel_for(const Op& op, const std::vector<Arr>& operands) {
   auto& kernels = user_op(op).cpu;
   auto count = kernels[0].dtypes.size() - 1;
   if (operands.size() != count)
-    fail(op.name, "takes " + std::to_string(count) + (count == 1 ? " operand" : " operands") + ", and " +
-                      std::to_string(operands.size()) + (operands.size() == 1 ? " is" : " are") + " given");
+    fail(op.name, fmt::format("takes {} operand{}, and {} {} given", count, count == 1 ? "" : "s", operands.size(),
+                              operands.size() == 1 ? "is" : "are"));
   std::vector<DType> given;
   for (std::size_t k = 0; k < count; ++k)
-    given.push_back(operands[k].is_number() ? kernels[0].dtypes[k] : ops::node_of(op.name, operands[k])->dtype);
+    given.push_back(operands[k].is_number() ? kernels[0].dtypes[k] : node_of(op.name, operands[k])->dtype);
   std::string takes;
   for (std::size_t i = 0; i < kernels.size(); ++i) {
     bool fits = true;
@@ -142,59 +131,44 @@ Axes named_axes(const Op& op, const Nodes& in, const AxisSelection& selection) {
   std::vector<AxisSelector> named = selection.items();
   Axes theirs, out;
   for (auto& x : in) {
-    ops::check_sizes(op.name, theirs, ops::visible(*x));
-    for (auto& a : ops::visible(*x))
-      if (!has(theirs, a.name)) theirs.push_back(a);
+    check_sizes(op.name, theirs, visible(*x));
+    theirs = joined(theirs, visible(*x));
   }
   if (selection.all()) named.assign(theirs.begin(), theirs.end());
   if (named.size() != rules.size())
-    fail(op.name, "goes along " + std::to_string(rules.size()) + (rules.size() == 1 ? " axis" : " axes") +
-                      ", and the call names " + std::to_string(named.size()));
+    fail(op.name, fmt::format("goes along {} {}, and the call names {}", rules.size(), rules.size() == 1 ? "axis" : "axes",
+                              named.size()));
   for (std::size_t k = 0; k < rules.size(); ++k) {
     auto& s = named[k];
-    auto* a = find_axis(theirs, s.name);
     if (has(out, s.name)) fail(op.name, "axis " + text(s.name) + " is given twice");
     if (rules[k] == AxisRule::made) {
-      if (a) fail(op.name, "makes axis " + text(s.name) + ", which an operand has: " + to_string(theirs));
-      if (s.size < 0) fail(op.name, "makes axis " + text(s.name) + ", and no operand says its size; give an Axis");
+      if (has(theirs, s.name)) fail(op.name, fmt::format("makes axis {}, which an operand has: {}", s.name, to_string(theirs)));
+      if (s.size < 0) fail(op.name, fmt::format("makes axis {}, and no operand says its size; give an Axis", s.name));
       out.push_back(Axis(s.name, s.size));
       continue;
     }
-    if (!a || s.name.hidden())
-      fail(op.name, "axis " + text(s.name) + " is not in " + to_string(theirs) + did_you_mean(s.name, theirs));
-    if (s.size >= 0 && s.size != a->size)
-      fail(op.name, "axis " + text(s.name) + " has size " + std::to_string(a->size) + " in " + to_string(theirs) + ", not " +
-                        std::to_string(s.size));
-    if (rules[k] == AxisRule::gone && a->size == 0)
-      fail(op.name, "axis " + text(s.name) + " has size 0, and it needs a position");
-    out.push_back(*a);
+    out.push_back(axis_of(op.name, theirs, s));
+    if (rules[k] == AxisRule::gone && out.back().size == 0)
+      fail(op.name, fmt::format("axis {} has size 0, and it needs a position", s.name));
   }
   return out;
 }
 // Those of the largest operand, then what the others add, without what goes; then what is made.
 Axes result_axes(const Op& op, const Nodes& in, const Axes& named) {
   auto& rules = user_op(op).along;
-  auto goes = [&](Name a) {
-    for (std::size_t k = 0; k < named.size(); ++k)
-      if (named[k].name == a) return rules[k] == AxisRule::gone || folds(rules[k]);
-    return false;
-  };
+  Axes go, made, out;
+  for (std::size_t k = 0; k < named.size(); ++k)
+    if (rules[k] == AxisRule::made) made.push_back(named[k]);
+    else if (rules[k] == AxisRule::gone || folds(rules[k])) go.push_back(named[k]);
   std::vector<Axes> mapped, all;
   for (auto& x : in) {
-    all.push_back(ops::visible(*x));
-    mapped.emplace_back();
-    for (auto& a : all.back())
-      if (!has(named, a.name)) mapped.back().push_back(a);
+    all.push_back(visible(*x));
+    mapped.push_back(without(all.back(), named));
   }
-  ops::broadcast(op.name, mapped);  // raises where no operand has the mapped axes of all
+  broadcast(op.name, mapped);  // raises where no operand has the mapped axes of all
   std::stable_sort(all.begin(), all.end(), [](auto& a, auto& b) { return axis_size(a) > axis_size(b); });
-  Axes out;
-  for (auto& axes : all)
-    for (auto& a : axes)
-      if (!goes(a.name) && !has(out, a.name)) out.push_back(a);
-  for (std::size_t k = 0; k < named.size(); ++k)
-    if (rules[k] == AxisRule::made) out.push_back(named[k]);
-  return ops::with_hidden(in, out);
+  for (auto& axes : all) out = joined(out, axes);
+  return with_hidden(in, joined(without(out, go), made));
 }
 NamedArray call(const Op& op, const std::vector<Arr>& operands, const AxisSelection& along) {
   Here here(operands.empty() ? context().origin.at : operands[0].at());
@@ -202,10 +176,10 @@ NamedArray call(const Op& op, const std::vector<Arr>& operands, const AxisSelect
   auto& dtypes = user_op(op).cpu[kernel].dtypes;
   Nodes in;
   for (std::size_t k = 0; k < operands.size(); ++k)
-    in.push_back(operands[k].is_number() ? ops::node_of(op.name, operands[k], dtypes[k]) : ops::node_of(op.name, operands[k]));
+    in.push_back(operands[k].is_number() ? node_of(op.name, operands[k], dtypes[k]) : node_of(op.name, operands[k]));
   auto named = named_axes(op, in, along);
   auto axes = result_axes(op, in, named);
-  return NamedArray(make(op, in, axes, dtypes.back(), {.names = ops::names_of(named), .ints = {std::int64_t(kernel)}}));
+  return NamedArray(make(op, in, axes, dtypes.back(), {.names = names_of(named), .ints = {std::int64_t(kernel)}}));
 }
 
 void check(const CustomOp& user) {
@@ -213,21 +187,18 @@ void check(const CustomOp& user) {
   const std::string who = user.name;
   if (user.cpu.empty()) fail("custom_op", who + " has no kernel");
   auto count = user.cpu[0].dtypes.size();
-  std::vector<AxisRule> monoids;
-  for (auto r : user.along)
-    if (folds(r)) monoids.push_back(r);
-  for (auto r : monoids)
-    if (r != monoids[0]) fail("custom_op", who + " folds by two monoids; let it be two ops");
+  std::set<AxisRule> monoids;
+  std::copy_if(user.along.begin(), user.along.end(), std::inserter(monoids, monoids.end()), folds);
+  if (monoids.size() > 1) fail("custom_op", who + " folds by two monoids; let it be two ops");
+  bool numbers = monoids.contains(AxisRule::reduce_sum) || monoids.contains(AxisRule::reduce_prod);
   for (auto& k : user.cpu) {
     if (k.dtypes.size() != count) fail("custom_op", "kernels of " + who + " take different numbers of operands");
-    bool numbers = !monoids.empty() && (monoids[0] == AxisRule::reduce_sum || monoids[0] == AxisRule::reduce_prod);
     if (numbers && k.dtypes.back() == DType::boolean)
       fail("custom_op", who + " sums bools; reduce_max says whether any is true, reduce_min all");
   }
   for (int k : user.linear)
     if (k < 0 || k + 1 >= int(count))
-      fail("custom_op",
-           who + " is said to be linear in operand " + std::to_string(k) + ", and takes " + std::to_string(count - 1));
+      fail("custom_op", fmt::format("{} is said to be linear in operand {}, and takes {}", who, k, count - 1));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // einsum: "b d, d m -> b m" by position, "{embed} -> ..." by name, "-> batch mlp" by the result alone.
 #include <algorithm>
 
+#include "haliax/fmt.h"
 #include "haliax/mesh.h"
 #include "ops/named.h"
 
@@ -14,12 +15,13 @@ struct Token {
   std::size_t at = 0, length = 0;
   bool label = false;
 };
+bool is_dots(const Token& t) { return !t.label && t.text == "..."; }
 struct Operand {
   std::vector<Token> items;   // labels and "..."
   bool braces = false;
   Token where;                // for errors about the whole of it
+  bool has_dots() const { return std::any_of(items.begin(), items.end(), is_dots); }
 };
-bool is_dots(const Token& t) { return !t.label && t.text == "..."; }
 
 class Spec {
  public:
@@ -75,7 +77,7 @@ class Spec {
         open = false, closed = true;
       } else if (t.label || is_dots(t)) {
         if (closed) wrong(t, "nothing may follow the brace but a comma or ->");
-        if (is_dots(t) && std::any_of(o.items.begin(), o.items.end(), is_dots)) wrong(t, "only one ... is allowed in an operand");
+        if (is_dots(t) && o.has_dots()) wrong(t, "only one ... is allowed in an operand");
         o.items.push_back(t);
       } else if (t.text == "," && open) {
         continue;   // as good as a space
@@ -106,10 +108,9 @@ class Spec {
 
 class Einsum {
  public:
-  Einsum(std::string_view text, Nodes nodes, const std::vector<std::pair<std::string, AxisSelector>>& aliases)
-      : spec_(text), nodes_(std::move(nodes)), aliases_(aliases), used_(aliases.size()) {
-    for (auto& n : nodes_)
-      for (auto& a : visible(*n)) if (!has(all_, a.name)) all_.push_back(a);
+  Einsum(std::string_view text, Nodes nodes, const Bindings::List& aliases)
+      : spec_(text), nodes_(std::move(nodes)), aliases_(aliases) {
+    for (auto& n : nodes_) all_ = joined(all_, visible(*n));
   }
 
   // The axes of the result.
@@ -118,8 +119,7 @@ class Einsum {
     if (braces && spec_.left.size() > 1)
       spec_.wrong(spec_.left[1].where, "axes in braces are those of all the arrays together: one pair of braces is enough");
     auto out = spec_.left.empty() || braces ? by_name() : by_position();
-    for (std::size_t i = 0; i < aliases_.size(); ++i)
-      if (!used_[i]) fail("einsum", "the alias " + aliases_[i].first + " is not used in the string");
+    if (auto* label = aliases_.unused()) fail("einsum", "the alias " + *label + " is not used in the string");
     check_unique("einsum", out);
     return out;
   }
@@ -127,33 +127,24 @@ class Einsum {
  private:
   Spec spec_;
   Nodes nodes_;
-  const std::vector<std::pair<std::string, AxisSelector>>& aliases_;
-  std::vector<bool> used_;
+  Bindings aliases_;
   Axes all_;   // of all the arrays, by first appearance
 
-  const AxisSelector* alias(const Token& t) {
-    for (std::size_t i = 0; i < aliases_.size(); ++i)
-      if (aliases_[i].first == t.text) {
-        used_[i] = true;
-        return &aliases_[i].second;
-      }
-    return nullptr;
-  }
   Axis named_axis(const Token& t) {
-    auto* other = alias(t);
+    auto* other = aliases_.find(t.text);
     Name name = other ? other->name : Name(t.text);
     auto* a = find_axis(all_, name);
-    if (!a) spec_.wrong(t, "axis " + text(name) + " is in none of the arrays: " + to_string(all_) + did_you_mean(name, all_));
+    if (!a)
+      spec_.wrong(t, fmt::format("axis {} is in none of the arrays: {}{}", name, to_string(all_), did_you_mean(name, all_)));
     check_alias(t, *a);
     return *a;
   }
   void check_alias(const Token& t, const Axis& a) {
-    auto* s = alias(t);
+    auto* s = aliases_.find(t.text);
     if (!s) return;
-    if (s->name != a.name) spec_.wrong(t, "stands for axis " + text(a.name) + ", but the alias says " + text(s->name));
+    if (s->name != a.name) spec_.wrong(t, fmt::format("stands for axis {}, but the alias says {}", a.name, s->name));
     if (s->size >= 0 && s->size != a.size)
-      spec_.wrong(t, "axis " + text(a.name) + " has size " + std::to_string(a.size) + ", but the alias says " +
-                         std::to_string(s->size));
+      spec_.wrong(t, fmt::format("axis {} has size {}, but the alias says {}", a.name, a.size, s->size));
   }
 
   // The result as written: an axis for each label, and in the place of "..." the rest.
@@ -174,39 +165,29 @@ class Einsum {
   Axes by_name() {
     for (auto& a : nodes_)
       for (auto& b : nodes_) check_sizes("einsum", visible(*a), visible(*b));
-    auto& right = spec_.right.items;
-    bool right_dots = std::any_of(right.begin(), right.end(), is_dots);
     auto label = [&](const Token& t) { return named_axis(t); };
-    Axes said = written(label, {}), rest;
-    bool only_result = spec_.left.empty(), left_dots = only_result;
-    Axes summed;
-    if (!only_result)
-      for (auto& t : spec_.left[0].items) {
-        if (is_dots(t)) left_dots = true;
-        else summed.push_back(named_axis(t));
-      }
-    // Dots on the right keep whatever is not named there; dots on the left sum it.
-    for (auto& a : all_)
-      if (!has(said, a.name) && (right_dots || !(left_dots || has(summed, a.name)))) rest.push_back(a);
-    auto out = written(label, rest);
-    if (!right_dots) out.insert(out.begin(), rest.begin(), rest.end());   // as if the result began with dots
-    return out;
+    Axes said = written(label, {}), summed;
+    bool right_dots = spec_.right.has_dots(), left_dots = spec_.left.empty() || spec_.left[0].has_dots();
+    for (auto& o : spec_.left)
+      for (auto& t : o.items) if (!is_dots(t)) summed.push_back(named_axis(t));
+    // Dots on the right keep whatever is not named there; dots on the left sum it. With none the result begins with the rest.
+    if (right_dots) return written(label, without(all_, said));
+    return left_dots ? said : joined(without(without(all_, said), summed), said);
   }
 
   Axes by_position() {
     auto& left = spec_.left;
     if (left.size() != nodes_.size())
-      fail("einsum", "operands in the string: " + std::to_string(left.size()) + ", arrays given: " +
-                         std::to_string(nodes_.size()));
+      fail("einsum", fmt::format("operands in the string: {}, arrays given: {}", left.size(), nodes_.size()));
     std::vector<std::pair<std::string, Axis>> bound;
     Axes rest;   // what dots stand for
     auto bind = [&](const Token& t, const Axis& a) {
       check_alias(t, a);
       for (auto& [label, axis] : bound) {
         if (label == t.text && axis == a) return;
-        if (label == t.text) spec_.wrong(t, "label " + label + " stands for " + to_string(axis) + " and for " + to_string(a));
+        if (label == t.text) spec_.wrong(t, fmt::format("label {} stands for {} and for {}", label, axis, a));
         if (axis.name == a.name)
-          spec_.wrong(t, "labels " + label + " and " + t.text + " both stand for axis " + text(a.name) + "; give it one label");
+          spec_.wrong(t, fmt::format("labels {} and {} both stand for axis {}; give it one label", label, t.text, a.name));
       }
       bound.emplace_back(t.text, a);
     };
@@ -214,12 +195,11 @@ class Einsum {
       auto& items = left[k].items;
       auto axes = visible(*nodes_[k]);
       auto dots = std::size_t(std::find_if(items.begin(), items.end(), is_dots) - items.begin());
-      bool has_dots = dots < items.size();
+      bool has_dots = left[k].has_dots();
       auto labels = items.size() - has_dots;
       if (labels > axes.size() || (!has_dots && labels < axes.size()))
-        spec_.wrong(left[k].where, "array " + std::to_string(k + 1) + " has " + std::to_string(axes.size()) + " axes, " +
-                                       to_string(axes) + ", but " + std::to_string(labels) + " labels" +
-                                       (labels < axes.size() ? "; add ... for the others" : ""));
+        spec_.wrong(left[k].where, fmt::format("array {} has {} axes, {}, but {} labels{}", k + 1, axes.size(), to_string(axes),
+                                               labels, labels < axes.size() ? "; add ... for the others" : ""));
       auto after = has_dots ? items.size() - dots - 1 : 0;
       for (std::size_t i = 0; i < dots; ++i) bind(items[i], axes[i]);
       for (std::size_t i = 0; i < after; ++i) bind(items[dots + 1 + i], axes[axes.size() - after + i]);
@@ -227,10 +207,8 @@ class Einsum {
     }
     for (auto& [label, axis] : bound)
       if (has(rest, axis.name))
-        fail("einsum", "axis " + text(axis.name) + " has the label " + label + " in one array, and is among the ... of another");
-    bool any_dots = std::any_of(left.begin(), left.end(), [](auto& o) {
-      return std::any_of(o.items.begin(), o.items.end(), is_dots);
-    });
+        fail("einsum", fmt::format("axis {} has the label {} in one array, and is among the ... of another", axis.name, label));
+    bool any_dots = std::any_of(left.begin(), left.end(), [](auto& o) { return o.has_dots(); });
     for (auto& t : spec_.right.items)
       if (is_dots(t) && !any_dots) spec_.wrong(t, "no array has a ... to stand for");
     return written([&](const Token& t) -> Axis {
@@ -242,16 +220,11 @@ class Einsum {
 
 }  // namespace
 
-NamedArray einsum(std::string_view spec, std::initializer_list<Arr> operands,
-                  const std::vector<std::pair<std::string, AxisSelector>>& aliases) {
-  std::vector<Arr> arrays(operands);
-  Here here(arrays.empty() ? SourceLocation() : arrays[0].at());
-  if (arrays.empty()) fail("einsum", "there are no arrays to multiply");
-  auto dtype = promoted("einsum", arrays);
-  Nodes nodes;
-  for (auto& a : arrays) nodes.push_back(node_of("einsum", a, dtype));
+NamedArray einsum(std::string_view spec, std::initializer_list<Arr> arrays, const Bindings::List& aliases) {
+  Here here(arrays.size() ? arrays.begin()->at() : SourceLocation());
+  auto nodes = operands_of("einsum", arrays);
   auto out = Einsum(spec, nodes, aliases).result();
-  return constrained("einsum", NamedArray(contract_all("einsum", nodes, out, dtype)));
+  return constrained("einsum", NamedArray(contract_all("einsum", nodes, out, nodes[0]->dtype)));
 }
 
 }  // namespace haliax

@@ -1,5 +1,5 @@
-// Elementwise primitives: one block each. `g` is the cotangent of the result; what is returned may have more axes than the operand:
-// the gradient walk sums them away, once for all ops.
+// Elementwise primitives: one block each. `g` is the cotangent of the result; what is returned may have more axes than the
+// operand: the gradient walk sums them away, once for all ops.
 #include <cmath>
 #include <numbers>
 
@@ -10,10 +10,11 @@ namespace haliax::prim {
 namespace {
 
 using G = const NodePtr&;
-constexpr double kPi = std::numbers::pi;
+const double kRootPi = std::sqrt(std::numbers::pi);
 
-Op unary(const char* name, Code code, Nodes (*grad)(G o, G g), Linear linear = Linear::no) {
-  return {.name = name, .kind = Kind::map, .code = code, .linear = linear, .grad = grad};
+Op map_op(const char* name, Code code, Nodes (*grad)(G o, G g) = nullptr, Linear linear = Linear::no,
+          Linear (*linear_in)(const Node&, std::size_t operand) = nullptr) {
+  return {.name = name, .kind = Kind::map, .code = code, .linear = linear, .grad = grad, .linear_in = linear_in};
 }
 NodePtr one(G like) { return number(1, like->dtype); }
 G x(G o) { return o->in[0]; }
@@ -25,142 +26,126 @@ G y(G o) { return o->in[1]; }
 // Terms that are rounded, or made truth values, lose bits: a sum that is pending is cast once it is there.
 Linear cast_linear(const Node& n, std::size_t) {
   auto from = n.in[0]->dtype, to = n.dtype;
-  bool integers = !is_float(from) && !is_float(to) && from != DType::boolean && to != DType::boolean;   // sums that wrap, wrap alike
+  bool integers = !is_float(from) && !is_float(to) && from != DType::boolean && to != DType::boolean;   // sums wrap alike
   return integers || (is_float(from) && is_float(to) && bytes_of(to) >= bytes_of(from)) ? Linear::all : Linear::no;
 }
 const Op kCast{.name = "cast", .kind = Kind::map, .code = Code::cast, .linear = Linear::all,
                .grad = [](G o, G g) { return Nodes{cast(g, x(o)->dtype)}; }, .linear_in = cast_linear, .cheap = true};
-const Op kBitcast = unary("bitcast", Code::bitcast, nullptr);
-const Op kNeg = unary("neg", Code::neg, [](G, G g) { return Nodes{neg(g)}; }, Linear::all);
-const Op kStop{.name = "stop_gradient", .kind = Kind::map, .code = Code::cast, .linear_in = [](const Node&, std::size_t) { return Linear::moves; }};
-const Op kAbs = unary("abs", Code::abs, [](G o, G g) { return Nodes{mul(g, sign(x(o)))}; });
-const Op kSign = unary("sign", Code::sign, nullptr);
-const Op kExp = unary("exp", Code::exp, [](G o, G g) { return Nodes{mul(g, o)}; });
-const Op kExp2 = unary("exp2", Code::exp2, [](G o, G g) { return Nodes{scale(mul(g, o), std::log(2.0))}; });
-const Op kExpm1 = unary("expm1", Code::expm1, [](G o, G g) { return Nodes{mul(g, add(o, one(o)))}; });
-const Op kLog = unary("log", Code::log, [](G o, G g) { return Nodes{div(g, x(o))}; });
-const Op kLog2 = unary("log2", Code::log2, [](G o, G g) { return Nodes{div(g, scale(x(o), std::log(2.0)))}; });
-const Op kLog1p = unary("log1p", Code::log1p, [](G o, G g) { return Nodes{div(g, add(x(o), one(o)))}; });
-const Op kSqrt = unary("sqrt", Code::sqrt, [](G o, G g) { return Nodes{div(scale(g, 0.5), o)}; });
-const Op kRsqrt = unary("rsqrt", Code::rsqrt, [](G o, G g) { return Nodes{mul(scale(g, -0.5), div(o, x(o)))}; });
-const Op kCbrt = unary("cbrt", Code::cbrt, [](G o, G g) { return Nodes{div(scale(g, 1.0 / 3), square(o))}; });
-const Op kSin = unary("sin", Code::sin, [](G o, G g) { return Nodes{mul(g, cos(x(o)))}; });
-const Op kCos = unary("cos", Code::cos, [](G o, G g) { return Nodes{neg(mul(g, sin(x(o))))}; });
-const Op kTan = unary("tan", Code::tan, [](G o, G g) { return Nodes{mul(g, add(square(o), one(o)))}; });
-const Op kAsin = unary("arcsin", Code::asin, [](G o, G g) { return Nodes{mul(g, rsqrt(sub(one(o), square(x(o)))))}; });
-const Op kAcos = unary("arccos", Code::acos, [](G o, G g) { return Nodes{neg(mul(g, rsqrt(sub(one(o), square(x(o))))))}; });
-const Op kAtan = unary("arctan", Code::atan, [](G o, G g) { return Nodes{div(g, add(square(x(o)), one(o)))}; });
-extern const Op kSinh, kCosh;
-const Op kSinh = unary("sinh", Code::sinh, [](G o, G g) { return Nodes{mul(g, map(kCosh, {x(o)}, o->dtype))}; });
-const Op kCosh = unary("cosh", Code::cosh, [](G o, G g) { return Nodes{mul(g, map(kSinh, {x(o)}, o->dtype))}; });
-const Op kTanh = unary("tanh", Code::tanh, [](G o, G g) { return Nodes{mul(g, sub(one(o), square(o)))}; });
-const Op kAsinh = unary("arcsinh", Code::asinh, [](G o, G g) { return Nodes{mul(g, rsqrt(add(square(x(o)), one(o))))}; });
-const Op kAcosh = unary("arccosh", Code::acosh, [](G o, G g) { return Nodes{mul(g, rsqrt(sub(square(x(o)), one(o))))}; });
-const Op kAtanh = unary("arctanh", Code::atanh, [](G o, G g) { return Nodes{div(g, sub(one(o), square(x(o))))}; });
-const Op kErf = unary("erf", Code::erf, [](G o, G g) { return Nodes{mul(scale(g, 2 / std::sqrt(kPi)), exp(neg(square(x(o)))))}; });
-const Op kErfinv = unary("erfinv", Code::erfinv, [](G o, G g) { return Nodes{mul(scale(g, std::sqrt(kPi) / 2), exp(square(o)))}; });
-const Op kFloor = unary("floor", Code::floor, nullptr), kCeil = unary("ceil", Code::ceil, nullptr);
-const Op kRound = unary("round", Code::round, nullptr), kTrunc = unary("trunc", Code::trunc, nullptr);
-const Op kNot = unary("logical_not", Code::logical_not, nullptr), kBitNot = unary("bitwise_not", Code::bit_not, nullptr);
-const Op kIsFinite = unary("isfinite", Code::is_finite, nullptr), kIsNan = unary("isnan", Code::is_nan, nullptr),
-         kIsInf = unary("isinf", Code::is_inf, nullptr);
+const Op kBitcast = map_op("bitcast", Code::bitcast);
+const Op kNeg = map_op("neg", Code::neg, [](G, G g) { return Nodes{neg(g)}; }, Linear::all);
+const Op kStop = map_op("stop_gradient", Code::cast, nullptr, Linear::no, [](auto&, auto) { return Linear::moves; });
+const Op kAbs = map_op("abs", Code::abs, [](G o, G g) { return Nodes{mul(g, sign(x(o)))}; });
+const Op kSign = map_op("sign", Code::sign);
+const Op kExp = map_op("exp", Code::exp, [](G o, G g) { return Nodes{mul(g, o)}; });
+const Op kExp2 = map_op("exp2", Code::exp2, [](G o, G g) { return Nodes{scale(mul(g, o), std::log(2.0))}; });
+const Op kExpm1 = map_op("expm1", Code::expm1, [](G o, G g) { return Nodes{mul(g, add(o, one(o)))}; });
+const Op kLog = map_op("log", Code::log, [](G o, G g) { return Nodes{div(g, x(o))}; });
+const Op kLog2 = map_op("log2", Code::log2, [](G o, G g) { return Nodes{div(g, scale(x(o), std::log(2.0)))}; });
+const Op kLog1p = map_op("log1p", Code::log1p, [](G o, G g) { return Nodes{div(g, add(x(o), one(o)))}; });
+const Op kSqrt = map_op("sqrt", Code::sqrt, [](G o, G g) { return Nodes{div(scale(g, 0.5), o)}; });
+const Op kRsqrt = map_op("rsqrt", Code::rsqrt, [](G o, G g) { return Nodes{mul(scale(g, -0.5), div(o, x(o)))}; });
+const Op kCbrt = map_op("cbrt", Code::cbrt, [](G o, G g) { return Nodes{div(scale(g, 1.0 / 3), square(o))}; });
+const Op kSin = map_op("sin", Code::sin, [](G o, G g) { return Nodes{mul(g, cos(x(o)))}; });
+const Op kCos = map_op("cos", Code::cos, [](G o, G g) { return Nodes{neg(mul(g, sin(x(o))))}; });
+const Op kTan = map_op("tan", Code::tan, [](G o, G g) { return Nodes{mul(g, add(square(o), one(o)))}; });
+const Op kAsin = map_op("arcsin", Code::asin, [](G o, G g) { return Nodes{mul(g, rsqrt(sub(one(o), square(x(o)))))}; });
+const Op kAcos = map_op("arccos", Code::acos, [](G o, G g) { return Nodes{neg(mul(g, rsqrt(sub(one(o), square(x(o))))))}; });
+const Op kAtan = map_op("arctan", Code::atan, [](G o, G g) { return Nodes{div(g, add(square(x(o)), one(o)))}; });
+const Op kSinh = map_op("sinh", Code::sinh, [](G o, G g) { return Nodes{mul(g, map(kCosh, {x(o)}, o->dtype))}; });
+const Op kCosh = map_op("cosh", Code::cosh, [](G o, G g) { return Nodes{mul(g, map(kSinh, {x(o)}, o->dtype))}; });
+const Op kTanh = map_op("tanh", Code::tanh, [](G o, G g) { return Nodes{mul(g, sub(one(o), square(o)))}; });
+const Op kAsinh = map_op("arcsinh", Code::asinh, [](G o, G g) { return Nodes{mul(g, rsqrt(add(square(x(o)), one(o))))}; });
+const Op kAcosh = map_op("arccosh", Code::acosh, [](G o, G g) { return Nodes{mul(g, rsqrt(sub(square(x(o)), one(o))))}; });
+const Op kAtanh = map_op("arctanh", Code::atanh, [](G o, G g) { return Nodes{div(g, sub(one(o), square(x(o))))}; });
+const Op kErf = map_op("erf", Code::erf, [](G o, G g) { return Nodes{mul(scale(g, 2 / kRootPi), exp(neg(square(x(o)))))}; });
+const Op kErfinv = map_op("erfinv", Code::erfinv, [](G o, G g) { return Nodes{mul(scale(g, kRootPi / 2), exp(square(o)))}; });
+const Op kFloor = map_op("floor", Code::floor), kCeil = map_op("ceil", Code::ceil);
+const Op kRound = map_op("round", Code::round), kTrunc = map_op("trunc", Code::trunc);
+const Op kNot = map_op("logical_not", Code::logical_not), kBitNot = map_op("bitwise_not", Code::bit_not);
+const Op kIsFinite = map_op("isfinite", Code::is_finite), kIsNan = map_op("isnan", Code::is_nan);
+const Op kIsInf = map_op("isinf", Code::is_inf);
 
 // ---- two operands ----
-const Op kAdd{.name = "add", .kind = Kind::map, .code = Code::add, .linear = Linear::all, .grad = [](G, G g) { return Nodes{g, g}; }};
-const Op kSub{.name = "sub", .kind = Kind::map, .code = Code::sub, .linear = Linear::all, .grad = [](G, G g) { return Nodes{g, neg(g)}; }};
-const Op kMul{.name = "mul", .kind = Kind::map, .code = Code::mul, .linear = Linear::one,
-              .grad = [](G o, G g) { return Nodes{mul(g, y(o)), mul(g, x(o))}; }};
-const Op kDiv{.name = "div", .kind = Kind::map, .code = Code::div,
-              .grad = [](G o, G g) { auto d = div(g, y(o)); return Nodes{d, neg(mul(d, o))}; },
-              .linear_in = [](const Node&, std::size_t k) { return k == 0 ? Linear::one : Linear::no; }};
-extern const Op kPow;
-const Op kPow{.name = "pow", .kind = Kind::map, .code = Code::pow, .grad = [](G o, G g) {
+const Op kAdd = map_op("add", Code::add, [](G, G g) { return Nodes{g, g}; }, Linear::all);
+const Op kSub = map_op("sub", Code::sub, [](G, G g) { return Nodes{g, neg(g)}; }, Linear::all);
+const Op kMul = map_op("mul", Code::mul, [](G o, G g) { return Nodes{mul(g, y(o)), mul(g, x(o))}; }, Linear::one);
+const Op kDiv = map_op("div", Code::div, [](G o, G g) { auto d = div(g, y(o)); return Nodes{d, neg(mul(d, o))}; }, Linear::no,
+                       [](auto&, auto k) { return k == 0 ? Linear::one : Linear::no; });
+const Op kPow = map_op("pow", Code::pow, [](G o, G g) {
   // At x = 0 the derivative by y is 0, and by x it is 0 where y is 0.
   auto zero = number(0, o->dtype), base = select(equal(x(o), zero), one(o), x(o));
   auto dx = mul(g, mul(y(o), pow(x(o), select(equal(y(o), zero), one(o), sub(y(o), one(o))))));
-  return Nodes{dx, mul(g, mul(select(equal(x(o), zero), zero, log(base)), o))}; }};
-// Where both are equal each gets half of the cotangent, as in JAX.
-NodePtr winner(G o, G a, G b) {
+  return Nodes{dx, mul(g, mul(select(equal(x(o), zero), zero, log(base)), o))};
+});
+// To the one that won. Where both are equal each gets half of the cotangent, as in JAX.
+Nodes winners_grad(G o, G g) {
   auto half = number(0.5, o->dtype), none = number(0, o->dtype);
-  return select(equal(a, o), select(equal(b, o), half, one(o)), none);
+  auto share = [&](G a, G b) { return mul(g, select(equal(a, o), select(equal(b, o), half, one(o)), none)); };
+  return {share(x(o), y(o)), share(y(o), x(o))};
 }
-const Op kMaximum{.name = "maximum", .kind = Kind::map, .code = Code::max, .grad = [](G o, G g) {
-  return Nodes{mul(g, winner(o, x(o), y(o))), mul(g, winner(o, y(o), x(o)))}; }};
-const Op kMinimum{.name = "minimum", .kind = Kind::map, .code = Code::min, .grad = [](G o, G g) {
-  return Nodes{mul(g, winner(o, x(o), y(o))), mul(g, winner(o, y(o), x(o)))}; }};
-const Op kAtan2{.name = "arctan2", .kind = Kind::map, .code = Code::atan2, .grad = [](G o, G g) {
+const Op kMaximum = map_op("maximum", Code::max, winners_grad), kMinimum = map_op("minimum", Code::min, winners_grad);
+const Op kAtan2 = map_op("arctan2", Code::atan2, [](G o, G g) {
   auto d = div(g, add(square(x(o)), square(y(o))));
-  return Nodes{mul(d, y(o)), neg(mul(d, x(o)))}; }};
-const Op kRem{.name = "rem", .kind = Kind::map, .code = Code::rem, .grad = [](G o, G g) {
-  return Nodes{g, neg(mul(g, map(kTrunc, {div(x(o), y(o))}, o->dtype)))}; }};
-const Op kMod{.name = "mod", .kind = Kind::map, .code = Code::mod, .grad = [](G o, G g) {
-  return Nodes{g, neg(mul(g, map(kFloor, {div(x(o), y(o))}, o->dtype)))}; }};
-const Op kFloorDiv{.name = "floor_div", .kind = Kind::map, .code = Code::floor_div};
-const Op kNextafter{.name = "nextafter", .kind = Kind::map, .code = Code::nextafter};
-const Op kLess{.name = "less", .kind = Kind::map, .code = Code::less}, kLessEqual{.name = "less_equal", .kind = Kind::map, .code = Code::less_equal},
-    kEqual{.name = "equal", .kind = Kind::map, .code = Code::equal}, kNotEqual{.name = "not_equal", .kind = Kind::map, .code = Code::not_equal};
-const Op kBitAnd{.name = "bitwise_and", .kind = Kind::map, .code = Code::bit_and}, kBitOr{.name = "bitwise_or", .kind = Kind::map, .code = Code::bit_or},
-    kBitXor{.name = "bitwise_xor", .kind = Kind::map, .code = Code::bit_xor};
-const Op kShiftLeft{.name = "left_shift", .kind = Kind::map, .code = Code::shift_left},
-    kShiftRight{.name = "right_shift", .kind = Kind::map, .code = Code::shift_right};
+  return Nodes{mul(d, y(o)), neg(mul(d, x(o)))};
+});
+// x = y * q + r with a whole q, which does not change.
+Nodes remainder_grad(const Op& whole, G o, G g) { return {g, neg(mul(g, map(whole, {div(x(o), y(o))}, o->dtype)))}; }
+const Op kRem = map_op("rem", Code::rem, [](G o, G g) { return remainder_grad(kTrunc, o, g); });
+const Op kMod = map_op("mod", Code::mod, [](G o, G g) { return remainder_grad(kFloor, o, g); });
+const Op kFloorDiv = map_op("floor_div", Code::floor_div), kNextafter = map_op("nextafter", Code::nextafter);
+const Op kLess = map_op("less", Code::less), kLessEqual = map_op("less_equal", Code::less_equal);
+const Op kEqual = map_op("equal", Code::equal), kNotEqual = map_op("not_equal", Code::not_equal);
+const Op kBitAnd = map_op("bitwise_and", Code::bit_and), kBitOr = map_op("bitwise_or", Code::bit_or);
+const Op kBitXor = map_op("bitwise_xor", Code::bit_xor);
+const Op kShiftLeft = map_op("left_shift", Code::shift_left), kShiftRight = map_op("right_shift", Code::shift_right);
 
 // ---- three and four ----
-const Op kSelect{.name = "select", .kind = Kind::map, .code = Code::select, .grad = [](G o, G g) {
+Nodes select_grad(G o, G g) {
   auto none = number(0, o->dtype);
-  return Nodes{nullptr, select(x(o), g, none), select(x(o), none, g)}; },
-  .linear_in = [](const Node&, std::size_t k) { return k == 0 ? Linear::no : Linear::all; }};
-const Op kFma{.name = "fma", .kind = Kind::map, .code = Code::fma, .grad = [](G o, G g) { return Nodes{mul(g, y(o)), mul(g, x(o)), g}; }};
-const Op kThreefry0{.name = "threefry0", .kind = Kind::map, .code = Code::threefry0}, kThreefry1{.name = "threefry1", .kind = Kind::map, .code = Code::threefry1},
-    kThreefryXor{.name = "threefry_xor", .kind = Kind::map, .code = Code::threefry_xor};
+  return {nullptr, select(x(o), g, none), select(x(o), none, g)};
+}
+const Op kSelect = map_op("select", Code::select, select_grad, Linear::no,
+                          [](auto&, auto k) { return k == 0 ? Linear::no : Linear::all; });
+const Op kFma = map_op("fma", Code::fma, [](G o, G g) { return Nodes{mul(g, y(o)), mul(g, x(o)), g}; });
+const Op kThreefry0 = map_op("threefry0", Code::threefry0), kThreefry1 = map_op("threefry1", Code::threefry1);
+const Op kThreefryXor = map_op("threefry_xor", Code::threefry_xor);
 
 // ---- builders ----
 NodePtr map(const Op& op, Nodes in, DType dtype, const Axes* axes) {
   Axes out;
   if (axes) out = *axes;
-  else for (auto& n : in)
-    for (auto& a : n->axes)
-      if (!has(out, a.name)) out.push_back(a);
-  for (auto& n : in)
-    if (n->op == &kFit) n = n->in[0];   // operands are broadcast by name anyway
+  else for (auto& n : in) out = joined(out, n->axes);
+  for (auto& n : in) n = stripped(n);   // operands are broadcast by name anyway
   return make(op, std::move(in), std::move(out), dtype);
 }
 NodePtr cast(G a, DType d) {
   if (a->dtype == d) return a;
-  if (is_number(a)) {
-    auto& n = a->op == &kNumber ? a : a->in[0];
-    if (is_float(d) || !is_float(n->dtype)) {
-      auto v = is_float(n->dtype) ? number(n->attr.number, d) : integer(integer_of(*n), d);
-      return fit(v, a->axes);
-    }
-  }
-  return map(kCast, {a}, d, &a->axes);
+  auto& n = *stripped(a);
+  if (!is_number(a) || (is_float(a->dtype) && !is_float(d))) return map(kCast, {a}, d);
+  return fit(is_float(a->dtype) ? number(n.attr.number, d) : integer(integer_of(n), d), a->axes);
 }
-NodePtr bitcast(G a, DType d) { return map(kBitcast, {a}, d, &a->axes); }
-NodePtr stop_gradient(G a) { return map(kStop, {a}, a->dtype, &a->axes); }
-NodePtr neg(G a) { return is_number(a) && is_float(a->dtype) ? filled(-(a->op == &kNumber ? a : a->in[0])->attr.number, a->dtype, a->axes) : map(kNeg, {a}, a->dtype, &a->axes); }
-NodePtr exp(G a) { return map(kExp, {a}, a->dtype, &a->axes); }
-NodePtr log(G a) { return map(kLog, {a}, a->dtype, &a->axes); }
-NodePtr sqrt(G a) { return map(kSqrt, {a}, a->dtype, &a->axes); }
-NodePtr rsqrt(G a) { return map(kRsqrt, {a}, a->dtype, &a->axes); }
-NodePtr abs(G a) { return map(kAbs, {a}, a->dtype, &a->axes); }
-NodePtr sign(G a) { return map(kSign, {a}, a->dtype, &a->axes); }
-NodePtr tanh(G a) { return map(kTanh, {a}, a->dtype, &a->axes); }
-NodePtr sin(G a) { return map(kSin, {a}, a->dtype, &a->axes); }
-NodePtr cos(G a) { return map(kCos, {a}, a->dtype, &a->axes); }
+NodePtr bitcast(G a, DType d) { return map(kBitcast, {a}, d); }
+NodePtr neg(G a) {
+  if (is_number(a) && is_float(a->dtype)) return filled(-stripped(a)->attr.number, a->dtype, a->axes);
+  return map(kNeg, {a}, a->dtype);
+}
+NodePtr logical_not(G a) { return map(kNot, {a}, DType::boolean); }
+NodePtr stop_gradient(G a) { return map(kStop, {a}, a->dtype); }
+NodePtr exp(G a) { return map(kExp, {a}, a->dtype); }
+NodePtr log(G a) { return map(kLog, {a}, a->dtype); }
+NodePtr sqrt(G a) { return map(kSqrt, {a}, a->dtype); }
+NodePtr rsqrt(G a) { return map(kRsqrt, {a}, a->dtype); }
+NodePtr abs(G a) { return map(kAbs, {a}, a->dtype); }
+NodePtr sign(G a) { return map(kSign, {a}, a->dtype); }
+NodePtr tanh(G a) { return map(kTanh, {a}, a->dtype); }
+NodePtr sin(G a) { return map(kSin, {a}, a->dtype); }
+NodePtr cos(G a) { return map(kCos, {a}, a->dtype); }
 NodePtr square(G a) { return mul(a, a); }
-NodePtr logical_not(G a) { return map(kNot, {a}, DType::boolean, &a->axes); }
 NodePtr reciprocal(G a) { return div(one(a), a); }
 
 namespace {
-Axes joined(G a, G b) {
-  Axes out = a->axes;
-  for (auto& v : b->axes) if (!has(out, v.name)) out.push_back(v);
-  return out;
-}
-NodePtr binary(const Op& op, G a, G b) { auto axes = joined(a, b); return map(op, {a, b}, a->dtype, &axes); }
-}  // namespace
-
-namespace {
+NodePtr binary(const Op& op, G a, G b) { return map(op, {a, b}, a->dtype); }
+NodePtr fit_both(G value, G a, G b) { return fit(value, joined(a->axes, b->axes)); }
 // Two plain numbers: folded in the precision of their dtype.
 NodePtr folded(G a, G b, double (*f)(double, double)) {
   if (a->op != &kNumber || b->op != &kNumber || (a->dtype != DType::f32 && a->dtype != DType::f64)) return nullptr;
@@ -170,23 +155,23 @@ NodePtr folded(G a, G b, double (*f)(double, double)) {
 
 NodePtr add(G a, G b) {
   if (auto n = folded(a, b, [](double x, double y) { return x + y; })) return n;
-  if (is_number(a, 0)) return fit(b, joined(a, b));
-  if (is_number(b, 0)) return fit(a, joined(a, b));
+  if (is_number(a, 0)) return fit_both(b, a, b);
+  if (is_number(b, 0)) return fit_both(a, a, b);
   return binary(kAdd, a, b);
 }
 NodePtr sub(G a, G b) {
-  if (is_number(b, 0)) return fit(a, joined(a, b));
+  if (is_number(b, 0)) return fit_both(a, a, b);
   return binary(kSub, a, b);
 }
 NodePtr mul(G a, G b) {
   if (auto n = folded(a, b, [](double x, double y) { return x * y; })) return n;
-  if (is_number(a, 1)) return fit(b, joined(a, b));
-  if (is_number(b, 1)) return fit(a, joined(a, b));
+  if (is_number(a, 1)) return fit_both(b, a, b);
+  if (is_number(b, 1)) return fit_both(a, a, b);
   return binary(kMul, a, b);
 }
 NodePtr div(G a, G b) {
   if (auto n = folded(a, b, [](double x, double y) { return x / y; })) return n;
-  if (is_number(b, 1)) return fit(a, joined(a, b));
+  if (is_number(b, 1)) return fit_both(a, a, b);
   return binary(kDiv, a, b);
 }
 NodePtr scale(G a, double v) { return mul(a, number(v, a->dtype)); }
@@ -203,14 +188,11 @@ NodePtr threefry(Code word, G k0, G k1, G high, G low) {
   return map(op, {k0, k1, high, low}, DType::u32);
 }
 
-namespace {
-const bool registered = [] {
-  register_ops({&kCast, &kBitcast, &kNeg, &kStop, &kAbs, &kSign, &kExp, &kExp2, &kExpm1, &kLog, &kLog2, &kLog1p, &kSqrt, &kRsqrt, &kCbrt, &kSin, &kCos,
-                &kTan, &kAsin, &kAcos, &kAtan, &kSinh, &kCosh, &kTanh, &kAsinh, &kAcosh, &kAtanh, &kErf, &kErfinv, &kFloor, &kCeil, &kRound, &kTrunc,
-                &kNot, &kBitNot, &kIsFinite, &kIsNan, &kIsInf, &kAdd, &kSub, &kMul, &kDiv, &kPow, &kMaximum, &kMinimum, &kAtan2, &kRem, &kMod, &kFloorDiv,
-                &kNextafter, &kLess, &kLessEqual, &kEqual, &kNotEqual, &kBitAnd, &kBitOr, &kBitXor, &kShiftLeft, &kShiftRight, &kSelect, &kFma,
-                &kThreefry0, &kThreefry1, &kThreefryXor});
-  return true;
-}();
-}  // namespace
+const bool maps_registered = register_ops(
+    {&kCast, &kBitcast, &kNeg, &kStop, &kAbs, &kSign, &kExp, &kExp2, &kExpm1, &kLog, &kLog2, &kLog1p, &kSqrt, &kRsqrt, &kCbrt,
+     &kSin, &kCos, &kTan, &kAsin, &kAcos, &kAtan, &kSinh, &kCosh, &kTanh, &kAsinh, &kAcosh, &kAtanh, &kErf, &kErfinv, &kFloor,
+     &kCeil, &kRound, &kTrunc, &kNot, &kBitNot, &kIsFinite, &kIsNan, &kIsInf, &kAdd, &kSub, &kMul, &kDiv, &kPow, &kMaximum,
+     &kMinimum, &kAtan2, &kRem, &kMod, &kFloorDiv, &kNextafter, &kLess, &kLessEqual, &kEqual, &kNotEqual, &kBitAnd, &kBitOr,
+     &kBitXor, &kShiftLeft, &kShiftRight, &kSelect, &kFma, &kThreefry0, &kThreefry1, &kThreefryXor});
+
 }  // namespace haliax::prim

@@ -24,26 +24,11 @@ Nodes prod_grad(G o, G g) {
   auto vanishing = mul(sub(sum_to(zeros, o->axes), zeros), product);
   return {mul(g, select(equal(others, none), product, select(equal(others, number(1, x->dtype)), vanishing, none)))};
 }
-NodePtr stripped(G x) { return x->op == &kFit ? x->in[0] : x; }
-std::int64_t lost(const Axes& folded, const NodePtr& from) {   // how many equal terms a sum over axes that a broadcast made has
-  std::int64_t n = 1;
-  for (auto& a : folded) if (!find(*from, a.name)) n *= a.size;
-  return n;
-}
-Axes folded_axes(const Axes& all, const Axes& kept) {
-  Axes out;
-  for (auto& a : all) if (!has(kept, a.name)) out.push_back(a);
-  return out;
-}
-Axes common(const Axes& wanted, const Axes& available) {
-  Axes out;
-  for (auto& a : wanted) if (has(available, a.name)) out.push_back(a);
-  return out;
-}
 
 }  // namespace
 
-const Op kSum{.name = "sum", .kind = Kind::reduce, .code = Code::reduce_sum, .linear = Linear::one, .grad = [](G, G g) { return Nodes{g}; }};
+const Op kSum{.name = "sum", .kind = Kind::reduce, .code = Code::reduce_sum, .linear = Linear::one,
+              .grad = [](G, G g) { return Nodes{g}; }};
 const Op kProd{.name = "prod", .kind = Kind::reduce, .code = Code::reduce_prod, .grad = prod_grad};
 const Op kMax{.name = "max", .kind = Kind::reduce, .code = Code::reduce_max, .grad = extreme_grad};
 const Op kMin{.name = "min", .kind = Kind::reduce, .code = Code::reduce_min, .grad = extreme_grad};
@@ -61,54 +46,40 @@ const Op kContract{.name = "dot", .kind = Kind::contract, .linear = Linear::one,
   return Nodes{contract(ga, y, a->axes, a->dtype), contract(gb, x, b->axes, b->dtype)}; }};
 
 NodePtr reduce(Monoid m, G x, const Axes& kept) {
-  auto folded = folded_axes(x->axes, kept);
+  auto folded = without(x->axes, kept);
   if (folded.empty()) return fit(x, kept);
   const Op& op = m == Monoid::sum ? kSum : m == Monoid::prod ? kProd : m == Monoid::max ? kMax : kMin;
-  auto from = stripped(x);
-  auto times = lost(folded, from);
+  auto& from = stripped(x);
+  auto times = axis_size(without(folded, from->axes));   // how many equal terms a sum over axes that a broadcast made has
   if (times == 0 && m == Monoid::sum) return filled(0, x->dtype, kept);
   if (from == x || (times != 1 && m == Monoid::prod)) return make(op, {x}, kept, x->dtype);
   // Never store a broadcast in order to fold it.
   auto once = m == Monoid::sum && times != 1 ? scale(from, double(times)) : from;
   return fit(reduce(m, once, common(kept, from->axes)), kept);
 }
-NodePtr sum(G x, const Axes& over) { return reduce(Monoid::sum, x, folded_axes(x->axes, over)); }
+NodePtr sum(G x, const Axes& over) { return reduce(Monoid::sum, x, without(x->axes, over)); }
 NodePtr argreduce(bool largest, G x, const Axes& kept, const Axes& over) {
-  Attr attr;
-  for (auto& a : over) attr.names.push_back(a.name);
-  return make(largest ? kArgmax : kArgmin, {x}, kept, DType::i32, attr);
+  return make(largest ? kArgmax : kArgmin, {x}, kept, DType::i32, {.names = names_of(over)});
 }
 
 NodePtr contract(G a, G b, const Axes& kept) { return contract(a, b, kept, promote(a->dtype, b->dtype)); }
 NodePtr contract(G a, G b, const Axes& kept, DType out) {
   auto x = stripped(a), y = stripped(b);
-  Axes whole = a->axes, rest = x->axes;
-  for (auto& v : b->axes) if (!has(whole, v.name)) whole.push_back(v);
-  for (auto& v : y->axes) if (!has(rest, v.name)) rest.push_back(v);
-  std::int64_t times = 1;
-  for (auto& v : folded_axes(whole, kept)) if (!has(rest, v.name)) times *= v.size;
-  auto inner = common(kept, rest);
+  auto whole = joined(a->axes, b->axes), rest = joined(x->axes, y->axes), inner = common(kept, rest);
+  auto times = axis_size(without(without(whole, kept), rest));   // how often a broadcast repeats each term
   if (times == 0) return filled(0, out, kept);
   if (times != 1) return fit(scale(contract(x, y, inner, out), double(times)), kept);
-  if (folded_axes(rest, inner).empty() && out == x->dtype && out == y->dtype) return fit(mul(x, y), kept);
+  if (without(rest, inner).empty() && out == x->dtype && out == y->dtype) return fit(mul(x, y), kept);
   // A number, or an array that only some terms of the sum need, is a factor: sum the other one alone.
   if (x->axes.empty() || y->axes.empty()) {
     auto &one = x->axes.empty() ? x : y, &other = x->axes.empty() ? y : x;
     return fit(mul(cast(one, out), reduce(Monoid::sum, cast(other, out), inner)), kept);
   }
-  auto n = make(kContract, {x, y}, inner, out);
-  return fit(n, kept);
+  return fit(make(kContract, {x, y}, inner, out), kept);
 }
 
-NodePtr sum_to(G x, const Axes& axes) {
-  Axes kept = common(axes, x->axes);
-  return fit(reduce(Monoid::sum, x, kept), axes);
-}
+NodePtr sum_to(G x, const Axes& axes) { return fit(reduce(Monoid::sum, x, common(axes, x->axes)), axes); }
 
-namespace {
-const bool registered = [] {
-  register_ops({&kSum, &kProd, &kMax, &kMin, &kArgmax, &kArgmin, &kContract});
-  return true;
-}();
-}  // namespace
+const bool folds_registered = register_ops({&kSum, &kProd, &kMax, &kMin, &kArgmax, &kArgmin, &kContract});
+
 }  // namespace haliax::prim

@@ -46,12 +46,20 @@ NodePtr picked_outside(DType d) {
 }
 NodePtr filled(double v, DType dtype, const Axes& axes) { return fit(number(v, dtype), axes); }
 NodePtr zeros_like(const NodePtr& x) { return filled(0, x->dtype, x->axes); }
-bool is_number(const NodePtr& n) { return n->op == &kNumber || (n->op == &kFit && n->in[0]->op == &kNumber); }
-bool is_number(const NodePtr& n, double v) {
-  return is_number(n) && (n->op == &kNumber ? n : n->in[0])->attr.number == v;
-}
+const NodePtr& stripped(const NodePtr& n) { return n->op == &kFit ? n->in[0] : n; }
+bool is_number(const NodePtr& n) { return stripped(n)->op == &kNumber; }
+bool is_number(const NodePtr& n, double v) { return is_number(n) && stripped(n)->attr.number == v; }
 
 NodePtr iota(const Axis& axis, DType dtype) { return make(kIota, {}, {axis}, dtype); }
+NodePtr flat_position(const Axes& axes, DType dtype) {
+  auto sum = integer(0, dtype);
+  std::int64_t stride = axis_size(axes);
+  for (auto& a : axes) {
+    stride = a.size ? stride / a.size : 0;
+    sum = add(sum, mul(iota(a, dtype), integer(stride, dtype)));
+  }
+  return sum;
+}
 
 NodePtr index(const Axis& axis, std::int64_t start, std::int64_t chunk, int depth) {
   auto n = make(kIndex, {}, {}, DType::i32, IndexAttr{axis, start, chunk, depth}.attr());
@@ -64,15 +72,17 @@ std::int64_t index_chunk(const Node& n) { return IndexAttr::of(n).chunk; }
 
 NodePtr carry(const NodePtr& index, const Axes& axes, DType dtype) {
   // A node that varies with the index although it does not read it.
-  auto n = make(kCarry, {index}, axes, dtype, {.payload = std::make_shared<Unique>()});
-  return n;
+  return make(kCarry, {index}, axes, dtype, {.payload = std::make_shared<Unique>()});
 }
 
-std::vector<const Op*>& registry() {
+static std::vector<const Op*>& registry() {
   static std::vector<const Op*> ops;
   return ops;
 }
 std::vector<const Op*> all_ops() { return registry(); }
-void register_ops(std::initializer_list<const Op*> ops) { registry().insert(registry().end(), ops); }
+bool register_ops(std::initializer_list<const Op*> ops) {
+  registry().insert(registry().end(), ops);
+  return true;
+}
 
 }  // namespace haliax::prim

@@ -1,59 +1,51 @@
 // Elementwise ops on two and three arrays: numbers are weakly typed, axes broadcast by subset.
 #include <cmath>
 
+#include "haliax/fmt.h"
 #include "ops/named.h"
 
 namespace haliax {
 namespace {
 
 using namespace ops;
-using G = const NodePtr&;
 
-struct Operands {
-  NodePtr a, b;
+DType as_is(DType d) { return d; }
+// Two operands in the dtype that they are computed in: what `rule` makes of the one that they promote to.
+struct Call2 {
+  Here here;
   DType dtype;
+  NodePtr a, b;
+  Call2(const char* op, const Arr& a, const Arr& b, DType (*rule)(DType) = as_is)
+      : here(a.at()), dtype(rule(promoted(op, {a, b}))), a(node_of(op, a, dtype)), b(node_of(op, b, dtype)) {}
 };
-Operands both(const char* op, const Arr& a, const Arr& b, bool inexact = false) {
-  auto d = promoted(op, {a, b});
-  if (inexact) d = float_of(d);
-  return {node_of(op, a, d), node_of(op, b, d), d};
+NamedArray binary(const char* name, const Op& op, const Arr& a, const Arr& b, DType (*rule)(DType)) {
+  Call2 c(name, a, b, rule);
+  return pointwise(name, op, {c.a, c.b}, c.dtype);
 }
+NamedArray inexact(const char* name, const Op& op, const Arr& a, const Arr& b) { return binary(name, op, a, b, float_of); }
+// Whole quotients and remainders.
+NamedArray division(const char* name, const Op& op, const Arr& a, const Arr& b) { return binary(name, op, a, b, no_bool); }
 // Arithmetic; on bools what JAX makes of it (null: nothing).
 NamedArray arithmetic(const char* name, const Op& op, const Op* of_bools, const Arr& a, const Arr& b) {
-  Here here(a.at());
-  auto [x, y, dtype] = both(name, a, b);
-  if (dtype != DType::boolean) return NamedArray(pointwise(name, op, {x, y}, dtype));
+  Call2 c(name, a, b);
+  if (c.dtype != DType::boolean) return pointwise(name, op, {c.a, c.b}, c.dtype);
   if (!of_bools) fail(name, "is not defined for two bools; cast one to i32, or use the logical ops");
-  return NamedArray(pointwise(name, *of_bools, {x, y}, dtype));
-}
-NamedArray inexact(const char* name, const Op& op, const Arr& a, const Arr& b) {
-  Here here(a.at());
-  auto [x, y, dtype] = both(name, a, b, true);
-  return NamedArray(pointwise(name, op, {x, y}, dtype));
-}
-// Whole quotients and remainders; bools as i32.
-NamedArray division(const char* name, const Op& op, const Arr& a, const Arr& b) {
-  Here here(a.at());
-  auto dtype = promoted(name, {a, b});
-  if (dtype == DType::boolean) dtype = DType::i32;
-  return NamedArray(pointwise(name, op, {node_of(name, a, dtype), node_of(name, b, dtype)}, dtype));
+  return pointwise(name, *of_bools, {c.a, c.b}, c.dtype);
 }
 NamedArray comparison(const char* name, const Op& op, const Arr& a, const Arr& b, bool swapped = false) {
-  Here here(a.at());
-  auto [x, y, dtype] = both(name, a, b);
+  auto [here, dtype, x, y] = Call2(name, a, b);
   auto axes = broadcast(name, {x, y});
   return NamedArray(prim::map(op, swapped ? Nodes{y, x} : Nodes{x, y}, DType::boolean, &axes));
 }
 NamedArray logical(const char* name, const Op& op, const Arr& a, const Arr& b) {
   Here here(a.at());
-  return NamedArray(pointwise(name, op, {to_bool(node_of(name, a)), to_bool(node_of(name, b))}, DType::boolean));
+  return pointwise(name, op, {to_bool(node_of(name, a)), to_bool(node_of(name, b))}, DType::boolean);
 }
 NamedArray bits(const char* name, const Op& op, const Arr& a, const Arr& b, bool shift = false) {
   Here here(a.at());
-  auto dtype = promoted(name, {a, b});
-  if (is_float(dtype)) fail(name, "wants integers" + std::string(shift ? "" : " or bools") + ", not " + text(dtype));
-  if (shift && dtype == DType::boolean) dtype = DType::i32;
-  return NamedArray(pointwise(name, op, {node_of(name, a, dtype), node_of(name, b, dtype)}, dtype));
+  if (auto d = promoted(name, {a, b}); is_float(d))
+    fail(name, fmt::format("wants integers{}, not {}", shift ? "" : " or bools", d));
+  return binary(name, op, a, b, shift ? no_bool : as_is);
 }
 // c ? a : b, all of the axes.
 NodePtr choose(G c, G a, G b, const Axes& axes) { return prim::map(prim::kSelect, {c, a, b}, a->dtype, &axes); }
@@ -68,16 +60,14 @@ NodePtr whole_power(NodePtr x, std::int64_t n) {
 
 // in: the value, a, b. The derivatives are the shares of exp(a) and exp(b); composed, an infinite operand would make them NaN.
 NodePtr share(G x, G o) {
-  auto finite = prim::map(prim::kIsFinite, {o}, DType::boolean, &o->axes);
+  auto finite = prim::map(prim::kIsFinite, {o}, DType::boolean);
   auto top = prim::cast(prim::equal(x, prim::number(HUGE_VAL, x->dtype)), o->dtype);
   return prim::select(finite, prim::exp(prim::sub(x, o)), top);
 }
 const Op kLogaddexp{.name = "logaddexp", .kind = Kind::wrap, .grad = [](G o, G g) {
-  return Nodes{nullptr, prim::mul(g, share(o->in[1], o)), prim::mul(g, share(o->in[2], o))}; }};
-const bool registered = [] {
-  prim::register_ops({&kLogaddexp});
-  return true;
-}();
+  return Nodes{nullptr, prim::mul(g, share(o->in[1], o)), prim::mul(g, share(o->in[2], o))};
+}};
+const bool registered = prim::register_ops({&kLogaddexp});
 
 }  // namespace
 
@@ -95,36 +85,33 @@ NamedArray fmod(Arr a, Arr b) { return division("fmod", prim::kRem, a, b); }
 
 NamedArray power(Arr a, Arr b) {
   Here here(a.at());
-  auto dtype = promoted("power", {a, b});
-  if (dtype == DType::boolean) dtype = DType::i32;
+  auto dtype = no_bool(promoted("power", {a, b}));
   auto x = node_of("power", a, dtype);
   // A small whole exponent is a few products: exact, and right for a negative base.
   if (b.is_number() && b.number() == std::trunc(b.number()) && std::abs(b.number()) <= 16) {
     auto n = std::int64_t(b.number());
     if (n < 0 && !is_float(dtype))
-      fail("power", text(dtype) + " to the power " + std::to_string(n) + " is no integer; cast it to f32 first");
+      fail("power", fmt::format("{} to the power {} is no integer; cast it to f32 first", dtype, n));
     if (n == 0) return NamedArray(prim::filled(1, dtype, x->axes));
     auto p = whole_power(x, std::abs(n));
     return NamedArray(n < 0 ? prim::reciprocal(p) : p);
   }
-  return NamedArray(pointwise("power", prim::kPow, {x, node_of("power", b, dtype)}, dtype));
+  return pointwise("power", prim::kPow, {x, node_of("power", b, dtype)}, dtype);
 }
 
 NamedArray hypot(Arr a, Arr b) {
-  Here here(a.at());
-  auto [x, y, dtype] = both("hypot", a, b, true);
+  auto [here, dtype, x, y] = Call2("hypot", a, b, float_of);
   auto axes = broadcast("hypot", {x, y});
   // Scaled by the larger one, so that squares neither overflow nor vanish.
   auto u = prim::abs(x), v = prim::abs(y), large = prim::max(u, v), small = prim::min(u, v);
   auto zero = prim::number(0, dtype), one = prim::number(1, dtype);
-  auto plain = prim::logical_not(prim::map(prim::kIsInf, {large}, DType::boolean, &large->axes));
+  auto plain = prim::logical_not(prim::map(prim::kIsInf, {large}, DType::boolean));
   auto usual = prim::map(prim::kBitAnd, {plain, prim::less(zero, large)}, DType::boolean);
   auto ratio = prim::div(prim::select(usual, small, zero), prim::select(usual, large, one));
   return NamedArray(prim::fit(prim::mul(large, prim::sqrt(prim::add(one, prim::square(ratio)))), axes));
 }
 NamedArray logaddexp(Arr a, Arr b) {
-  Here here(a.at());
-  auto [x, y, dtype] = both("logaddexp", a, b, true);
+  auto [here, dtype, x, y] = Call2("logaddexp", a, b, float_of);
   auto axes = broadcast("logaddexp", {x, y});
   auto apart = prim::sub(x, y);   // NaN for two equal infinities: their sum is right then
   auto tail = prim::map(prim::kLog1p, {prim::exp(prim::neg(prim::abs(apart)))}, dtype);
@@ -164,14 +151,11 @@ NamedArray right_shift(Arr a, Arr b) { return bits("right_shift", prim::kShiftRi
 namespace {
 // a where it is the better one or b is NaN, else b.
 NamedArray ignoring_nan(const char* name, const Arr& a, const Arr& b, bool largest) {
-  Here here(a.at());
-  auto [x, y, dtype] = both(name, a, b);
+  auto [here, dtype, x, y] = Call2(name, a, b);
   auto axes = broadcast(name, {x, y});
   auto better = largest ? prim::less(y, x) : prim::less(x, y);
-  if (is_float(dtype)) {
-    auto nan = prim::map(prim::kIsNan, {y}, DType::boolean, &y->axes);
-    better = prim::map(prim::kBitOr, {better, nan}, DType::boolean, &axes);
-  }
+  if (is_float(dtype))
+    better = prim::map(prim::kBitOr, {better, prim::map(prim::kIsNan, {y}, DType::boolean)}, DType::boolean, &axes);
   return NamedArray(choose(better, x, y, axes));
 }
 }  // namespace
@@ -181,13 +165,12 @@ NamedArray fmin(Arr a, Arr b) { return ignoring_nan("fmin", a, b, false); }
 NamedArray where(Arr condition, Arr a, Arr b) {
   Here here(condition.at());
   auto c = to_bool(node_of("where", condition));
-  auto [x, y, dtype] = both("where", a, b);
-  return NamedArray(pointwise("where", prim::kSelect, {c, x, y}, dtype));
+  auto dtype = promoted("where", {a, b});
+  return pointwise("where", prim::kSelect, {c, node_of("where", a, dtype), node_of("where", b, dtype)}, dtype);
 }
 NamedArray clip(Arr a, std::optional<Arr> min, std::optional<Arr> max) {
   Here here(a.at());
-  auto dtype = promoted("clip", {a, min.value_or(a), max.value_or(a)});
-  if (dtype == DType::boolean) dtype = DType::i32;
+  auto dtype = no_bool(promoted("clip", {a, min.value_or(a), max.value_or(a)}));
   auto x = node_of("clip", a, dtype);
   Nodes all{x};
   if (min) all.push_back(node_of("clip", *min, dtype));

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "haliax/fmt.h"
 #include "haliax/mesh.h"
 #include "ops/named.h"
 
@@ -9,25 +10,15 @@ namespace haliax {
 namespace ops {
 namespace {
 
-Axes joined(const Axes& a, const Axes& b) {
-  Axes out = a;
-  for (auto& v : b) if (!has(out, v.name)) out.push_back(v);
-  return out;
-}
-
 struct Contraction {
   Nodes left;
   Axes out;   // with the hidden axes
-  bool needed(Name n, std::size_t i, std::size_t j) const {   // by the result, or by an operand other than these two
-    if (has(out, n)) return true;
-    for (std::size_t k = 0; k < left.size(); ++k)
-      if (k != i && k != j && find(*left[k], n)) return true;
-    return false;
-  }
+  // Of these two operands: what the result needs, or another operand.
   Axes surviving(std::size_t i, std::size_t j) const {
-    Axes axes;
-    for (auto& v : joined(left[i]->axes, left[j]->axes)) if (needed(v.name, i, j)) axes.push_back(v);
-    return axes;
+    auto needed = out;
+    for (std::size_t k = 0; k < left.size(); ++k)
+      if (k != i && k != j) needed = joined(needed, left[k]->axes);
+    return common(joined(left[i]->axes, left[j]->axes), needed);
   }
   // The pair with the fewest multiplications; of equals the one with the smaller result.
   std::pair<std::size_t, std::size_t> cheapest() const {
@@ -53,32 +44,33 @@ NodePtr contract_all(const char* op, Nodes nodes, const Axes& shown, DType dtype
   for (std::size_t i = 0; i < nodes.size(); ++i)
     for (std::size_t j = 0; j < i; ++j) check_sizes(op, nodes[j]->axes, nodes[i]->axes);
   auto axes = with_hidden(nodes, shown);
-  // Products of bools are counted in i32.
-  auto inner = dtype;
-  if (dtype == DType::boolean)
-    for (auto& n : nodes) n = prim::cast(n, inner = DType::i32);
+  auto inner = no_bool(dtype);
+  if (inner != dtype)
+    for (auto& n : nodes) n = prim::cast(n, inner);
   // What only one operand has is summed before any product.
   Contraction c{nodes, axes};
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    Axes mine;
-    for (auto& a : nodes[i]->axes) if (c.needed(a.name, i, i)) mine.push_back(a);
-    if (mine.size() < nodes[i]->axes.size()) c.left[i] = prim::reduce(Monoid::sum, prim::cast(nodes[i], inner), mine);
-  }
+  for (std::size_t i = 0; i < nodes.size(); ++i)
+    if (auto mine = c.surviving(i, i); mine.size() < nodes[i]->axes.size())
+      c.left[i] = prim::reduce(Monoid::sum, prim::cast(nodes[i], inner), mine);
   while (c.left.size() > 1) {
     auto [i, j] = c.cheapest();
     bool last = c.left.size() == 2;
     auto kept = last ? axes : c.surviving(i, j);
-    auto &a = c.left[i], &b = c.left[j];
+    auto& a = c.left[i];
+    auto b = c.left[j];
     bool product = joined(a->axes, b->axes).size() == kept.size();   // nothing is summed
-    NodePtr ab;
-    if (product) ab = prim::map(prim::kMul, {prim::cast(a, inner), prim::cast(b, inner)}, inner, &kept);
-    else if (a->dtype == b->dtype) ab = prim::contract(a, b, kept, inner);
-    else ab = prim::contract(prim::cast(a, inner), prim::cast(b, inner), kept, inner);
-    c.left[i] = ab;
+    if (product || a->dtype != b->dtype) a = prim::cast(a, inner), b = prim::cast(b, inner);
+    a = product ? prim::map(prim::kMul, {a, b}, inner, &kept) : prim::contract(a, b, kept, inner);
     c.left.erase(c.left.begin() + std::ptrdiff_t(j));
   }
-  auto result = prim::fit(prim::cast(c.left[0], inner), axes);
-  return dtype == DType::boolean ? to_bool(result) : result;
+  return cast(prim::fit(prim::cast(c.left[0], inner), axes), dtype);
+}
+Nodes operands_of(const char* op, const std::vector<Arr>& arrays) {
+  if (arrays.empty()) fail(op, "there are no arrays to multiply");
+  auto dtype = promoted(op, arrays);
+  Nodes nodes;
+  for (auto& a : arrays) nodes.push_back(node_of(op, a, dtype));
+  return nodes;
 }
 
 }  // namespace ops
@@ -89,35 +81,31 @@ using namespace ops;
 
 NamedArray dot(const std::vector<Arr>& arrays, const AxisSelection& axis, const DotOptions& options) {
   Here here(arrays.empty() ? SourceLocation() : arrays[0].at());
-  if (arrays.empty()) fail("dot", "there are no arrays to multiply");
-  auto dtype = promoted("dot", arrays);
-  Nodes nodes;
-  for (auto& a : arrays) nodes.push_back(node_of("dot", a, dtype));
-
+  auto nodes = operands_of("dot", arrays);
+  auto dtype = nodes[0]->dtype;
   Axes all;
   for (std::size_t i = 0; i < nodes.size(); ++i) {
     for (std::size_t j = 0; j < i; ++j) check_sizes("dot", visible(*nodes[j]), visible(*nodes[i]));
-    for (auto& a : visible(*nodes[i])) if (!has(all, a.name)) all.push_back(a);
+    all = joined(all, visible(*nodes[i]));
   }
   auto among = [&] {
-    std::string s;
-    for (auto& n : nodes) s += (s.empty() ? "" : ", ") + to_string(visible(*n));
-    return s;
+    std::vector<std::string> shapes;
+    for (auto& n : nodes) shapes.push_back(to_string(visible(*n)));
+    return fmt::format("{}", fmt::join(shapes, ", "));
   };
   Axes out = all;
   if (axis.all()) out.clear();
   for (auto& s : axis.items()) {
     auto* a = find_axis(all, s.name);
-    if (!a) fail("dot", "axis " + text(s.name) + " is in none of the arrays: " + among() + did_you_mean(s.name, all));
+    if (!a) fail("dot", fmt::format("axis {} is in none of the arrays: {}{}", s.name, among(), did_you_mean(s.name, all)));
     if (s.size >= 0 && s.size != a->size)
-      fail("dot", "axis " + text(s.name) + " has size " + std::to_string(a->size) + " in " + among() + ", not " +
-                      std::to_string(s.size));
+      fail("dot", fmt::format("axis {} has size {} in {}, not {}", s.name, a->size, among(), s.size));
     auto holders = std::count_if(nodes.begin(), nodes.end(), [&](auto& n) { return find(*n, s.name) != nullptr; });
     if (holders < 2 && nodes.size() > 1)
-      fail("dot", "axis " + text(s.name) + " is summed, but only one of the arrays has it: " + among() +
-                      "; to sum it anyway use sum or einsum");
+      fail("dot", fmt::format("axis {} is summed, but only one of the arrays has it: {}; to sum it anyway use sum or einsum",
+                              s.name, among()));
     if (!has(out, s.name)) fail("dot", "axis " + text(s.name) + " is given twice");
-    std::erase_if(out, [&](auto& v) { return v.name == s.name; });
+    out = without(out, {*a});
   }
   if (options.out_axes) out = rearrange_for_partial_order(*options.out_axes, out, context().origin.at);
   // With a wider result the operands stay as they are, and only the sums are wide.

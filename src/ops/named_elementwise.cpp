@@ -2,6 +2,7 @@
 #include <cmath>
 #include <numbers>
 
+#include "haliax/fmt.h"
 #include "haliax/mesh.h"
 #include "ops/named.h"
 
@@ -11,62 +12,55 @@ namespace {
 using namespace ops;
 using prim::number;
 
-NamedArray same(const Op& op, const NodePtr& x, DType dtype) { return NamedArray(prim::map(op, {x}, dtype, &x->axes)); }
+// An op on one array: what `result` makes of its node.
+NamedArray on(const char* name, const Arr& a, auto result) {
+  auto [here, x] = Call(name, a);
+  return NamedArray(result(x));
+}
+NodePtr same(const Op& op, G x) { return prim::map(op, {x}, x->dtype); }
+NodePtr truths(bool value, G x) { return prim::filled(value, DType::boolean, x->axes); }
+bool has_sign(G x) { return is_float(x->dtype) || is_signed(x->dtype); }
 
 // For functions that integers are not closed over.
 NamedArray inexact(const char* name, const Op& op, const Arr& a) {
-  Here here(a.at());
-  auto x = node_of(name, a);
-  x = prim::cast(x, float_of(x->dtype));
-  return same(op, x, x->dtype);
+  return on(name, a, [&](G x) { return same(op, prim::cast(x, float_of(x->dtype))); });
 }
 NamedArray scaled(const char* name, const Arr& a, double by) {
-  Here here(a.at());
-  auto x = node_of(name, a);
-  return NamedArray(prim::scale(prim::cast(x, float_of(x->dtype)), by));
+  return on(name, a, [&](G x) { return prim::scale(prim::cast(x, float_of(x->dtype)), by); });
 }
 // Integers are whole already.
 NamedArray rounding(const char* name, const Op& op, const Arr& a) {
-  Here here(a.at());
-  auto x = node_of(name, a);
-  return is_float(x->dtype) ? same(op, x, x->dtype) : NamedArray(x);
+  return on(name, a, [&](G x) { return is_float(x->dtype) ? same(op, x) : x; });
 }
 // A question that integers answer alike.
 NamedArray question(const char* name, const Op& op, const Arr& a, bool of_integers) {
-  Here here(a.at());
-  auto x = node_of(name, a);
-  if (is_float(x->dtype)) return same(op, x, DType::boolean);
-  return NamedArray(prim::filled(of_integers, DType::boolean, x->axes));
+  return on(name, a, [&](G x) { return is_float(x->dtype) ? prim::map(op, {x}, DType::boolean) : truths(of_integers, x); });
 }
 NamedArray is_value(const char* name, const Arr& a, double v) {
-  Here here(a.at());
-  auto x = node_of(name, a);
-  if (!is_float(x->dtype)) return NamedArray(prim::filled(0, DType::boolean, x->axes));
-  return NamedArray(prim::equal(x, number(v, x->dtype)));
+  return on(name, a, [&](G x) { return is_float(x->dtype) ? prim::equal(x, number(v, x->dtype)) : truths(false, x); });
+}
+NamedArray filled(const char* name, double v, DType dtype, const Axes& axes, SourceLocation at) {
+  Here here(at);
+  check_unique(name, axes);
+  return NamedArray(prim::filled(v, dtype, axes));
 }
 
 }  // namespace
 
 NamedArray abs(Arr a) {
-  Here here(a.at());
-  auto x = node_of("abs", a);
-  return is_float(x->dtype) || is_signed(x->dtype) ? same(prim::kAbs, x, x->dtype) : NamedArray(x);
+  return on("abs", a, [](G x) { return has_sign(x) ? same(prim::kAbs, x) : x; });
 }
 NamedArray sign(Arr a) {
-  Here here(a.at());
-  auto x = node_of("sign", a);
-  if (is_float(x->dtype) || is_signed(x->dtype)) return same(prim::kSign, x, x->dtype);
-  return NamedArray(prim::cast(to_bool(x), x->dtype));
+  return on("sign", a, [](G x) { return has_sign(x) ? same(prim::kSign, x) : prim::cast(to_bool(x), x->dtype); });
 }
 NamedArray negative(Arr a) {
-  Here here(a.at());
-  auto x = node_of("negative", a);
-  if (x->dtype == DType::boolean) fail("negative", "a bool has no negative; logical_not turns it round");
-  return NamedArray(prim::neg(x));
+  return on("negative", a, [](G x) {
+    if (x->dtype == DType::boolean) fail("negative", "a bool has no negative; logical_not turns it round");
+    return prim::neg(x);
+  });
 }
 NamedArray positive(Arr a) {
-  Here here(a.at());
-  return NamedArray(node_of("positive", a));
+  return on("positive", a, [](G x) { return x; });
 }
 NamedArray square(Arr a) { return multiply(a, a); }
 NamedArray reciprocal(Arr a) { return divide(Arr(1, a.at()), a); }
@@ -102,17 +96,13 @@ NamedArray floor(Arr a) { return rounding("floor", prim::kFloor, a); }
 NamedArray ceil(Arr a) { return rounding("ceil", prim::kCeil, a); }
 NamedArray trunc(Arr a) { return rounding("trunc", prim::kTrunc, a); }
 NamedArray round(Arr a, int decimals) {
-  Here here(a.at());
-  auto x = node_of("round", a);
-  if (!is_float(x->dtype)) {
-    if (decimals < 0)
-      fail("round", text(x->dtype) + " cannot be rounded to " + std::to_string(decimals) + " decimals; cast it to f32 first");
-    return NamedArray(x);
-  }
-  if (decimals == 0) return same(prim::kRound, x, x->dtype);
+  auto [here, x] = Call("round", a);
+  if (decimals < 0 && !is_float(x->dtype))
+    fail("round", fmt::format("{} cannot be rounded to {} decimals; cast it to f32 first", x->dtype, decimals));
+  if (decimals == 0 || !is_float(x->dtype)) return rounding("round", prim::kRound, a);
   auto wide = prim::cast(x, wide_of(x->dtype));
   auto factor = number(std::pow(10.0, decimals), wide->dtype);
-  auto whole = same(prim::kRound, prim::mul(wide, factor), wide->dtype).node();
+  auto whole = same(prim::kRound, prim::mul(wide, factor));
   return NamedArray(prim::cast(prim::div(whole, factor), x->dtype));
 }
 
@@ -122,44 +112,29 @@ NamedArray isinf(Arr a) { return question("isinf", prim::kIsInf, a, false); }
 NamedArray isneginf(Arr a) { return is_value("isneginf", a, -HUGE_VAL); }
 NamedArray isposinf(Arr a) { return is_value("isposinf", a, HUGE_VAL); }
 NamedArray signbit(Arr a) {
-  Here here(a.at());
-  auto x = node_of("signbit", a);
+  auto [here, x] = Call("signbit", a);
   if (x->dtype == DType::f64) x = prim::bitcast(x, DType::i64);
   else if (is_float(x->dtype)) x = prim::bitcast(prim::cast(x, DType::f32), DType::i32);   // -0.0 and NaN have a sign, too
-  else if (!is_signed(x->dtype)) return NamedArray(prim::filled(0, DType::boolean, x->axes));
+  else if (!is_signed(x->dtype)) return NamedArray(truths(false, x));
   return NamedArray(prim::less(x, prim::integer(0, x->dtype)));
 }
 NamedArray logical_not(Arr a) {
-  Here here(a.at());
-  return NamedArray(prim::logical_not(to_bool(node_of("logical_not", a))));
+  return on("logical_not", a, [](G x) { return prim::logical_not(to_bool(x)); });
 }
 NamedArray bitwise_not(Arr a) {
-  Here here(a.at());
-  auto x = node_of("bitwise_not", a);
-  if (is_float(x->dtype)) fail("bitwise_not", text(x->dtype) + " has no bits to turn round; use integers or bools");
-  return x->dtype == DType::boolean ? NamedArray(prim::logical_not(x)) : same(prim::kBitNot, x, x->dtype);
+  return on("bitwise_not", a, [](G x) {
+    if (is_float(x->dtype)) fail("bitwise_not", text(x->dtype) + " has no bits to turn round; use integers or bools");
+    return same(x->dtype == DType::boolean ? prim::kNot : prim::kBitNot, x);
+  });
 }
 NamedArray astype(Arr a, DType dtype) {
-  Here here(a.at());
-  auto x = node_of("astype", a);
-  return NamedArray(dtype == DType::boolean ? to_bool(x) : prim::cast(x, dtype));
+  return on("astype", a, [&](G x) { return cast(x, dtype); });
 }
-NamedArray stop_gradient(Arr a) {
-  Here here(a.at());
-  return NamedArray(prim::stop_gradient(node_of("stop_gradient", a)));
-}
+NamedArray stop_gradient(Arr a) { return on("stop_gradient", a, prim::stop_gradient); }
 
 // ---- making arrays ----
-NamedArray zeros(const AxisSpec& axes, DType dtype, SourceLocation at) {
-  Here here(at);
-  check_unique("zeros", axes);
-  return NamedArray(prim::filled(0, dtype, axes));
-}
-NamedArray ones(const AxisSpec& axes, DType dtype, SourceLocation at) {
-  Here here(at);
-  check_unique("ones", axes);
-  return NamedArray(prim::filled(1, dtype, axes));
-}
+NamedArray zeros(const AxisSpec& axes, DType dtype, SourceLocation at) { return filled("zeros", 0, dtype, axes, at); }
+NamedArray ones(const AxisSpec& axes, DType dtype, SourceLocation at) { return filled("ones", 1, dtype, axes, at); }
 NamedArray full(const AxisSpec& axes, Arr value, std::optional<DType> dtype) {
   Here here(value.at());
   check_unique("full", axes);
@@ -171,8 +146,7 @@ NamedArray full(const AxisSpec& axes, Arr value, std::optional<DType> dtype) {
 NamedArray zeros_like(Arr a, std::optional<DType> dtype) { return full_like(a, Arr(0, a.at()), dtype); }
 NamedArray ones_like(Arr a, std::optional<DType> dtype) { return full_like(a, Arr(1, a.at()), dtype); }
 NamedArray full_like(Arr a, Arr value, std::optional<DType> dtype) {
-  Here here(a.at());
-  auto x = node_of("full_like", a);
+  auto [here, x] = Call("full_like", a);
   return full(visible(*x), value, dtype.value_or(x->dtype));
 }
 
@@ -184,11 +158,8 @@ NamedArray arange(const AxisSpec& spec, ArangeOptions options, SourceLocation at
   bool fraction = !whole(options.start) || !whole(options.step);
   auto dtype = options.dtype.value_or(fraction ? DType::f32 : DType::i32);
   auto inner = !fraction ? (bytes_of(dtype) > 4 ? DType::i64 : DType::i32) : wide_of(dtype);   // to count in
-  NodePtr position = prim::integer(0, DType::i32);
-  std::int64_t stride = 1;
-  for (std::size_t d = axes.size(); d-- > 0; stride *= axes[d].size)
-    position = prim::add(position, prim::mul(prim::iota(axes[d]), prim::integer(stride, DType::i32)));
-  auto v = prim::add(prim::mul(prim::cast(position, inner), number(options.step, inner)), number(options.start, inner));
+  auto position = prim::cast(prim::flat_position(axes, DType::i32), inner);
+  auto v = prim::add(prim::mul(position, number(options.step, inner)), number(options.start, inner));
   return NamedArray(prim::fit(prim::cast(v, dtype), axes));
 }
 NamedArray linspace(const Axis& axis, LinspaceOptions options, SourceLocation at) {
@@ -199,8 +170,7 @@ NamedArray linspace(const Axis& axis, LinspaceOptions options, SourceLocation at
   return NamedArray(prim::add(prim::scale(rest, options.start), prim::scale(t, options.stop)));
 }
 NamedArray one_hot(Arr ids, const Axis& Class, DType dtype) {
-  Here here(ids.at());
-  auto x = node_of("one_hot", ids);
+  auto [here, x] = Call("one_hot", ids);
   if (!is_integer(x->dtype)) fail("one_hot", "the ids are " + text(x->dtype) + ", not integers");
   auto shown = visible(*x);
   check_free("one_hot", Class.name, shown);

@@ -5,14 +5,15 @@
 #include <algorithm>
 #include <cctype>
 
+#include "haliax/fmt.h"
 #include "haliax/mesh.h"
+#include "ops/attr.h"
 #include "ops/named.h"
 
 namespace haliax {
 namespace {
 
 using namespace ops;
-using Bindings = std::vector<std::pair<std::string, AxisSelector>>;
 constexpr auto op = "rearrange";
 
 struct Item {
@@ -42,8 +43,7 @@ class Parser {
     return {left, right};
   }
   [[noreturn]] void error(const std::string& what, std::size_t at = std::string_view::npos) const {
-    std::string place = at == spec_.npos ? "" : " at character " + std::to_string(at + 1);
-    fail(op, what + place + " in \"" + std::string(spec_) + "\"");
+    fail(op, fmt::format("{}{} in \"{}\"", what, at == spec_.npos ? "" : fmt::format(" at character {}", at + 1), spec_));
   }
 
  private:
@@ -96,13 +96,11 @@ class Parser {
   Side side() {
     Side s;
     s.by_name = take("{");
-    while (true) {
+    while (!(s.by_name && take("}"))) {
       skip();
-      if (s.by_name && take("}")) break;
-      if (at_ >= spec_.size() || spec_.substr(at_, 2) == "->") {
-        if (s.by_name) error("the { is not closed");
-        break;
-      }
+      bool end = at_ >= spec_.size() || spec_.substr(at_, 2) == "->";
+      if (end && s.by_name) error("the { is not closed");
+      if (end) break;
       s.items.push_back(item());
     }
     return s;
@@ -115,41 +113,31 @@ class Parser {
 // The array on its way: after splits, `captured` says which axis each label of the left side stands for.
 class Rearrangement {
  public:
-  Rearrangement(NodePtr x, std::string_view spec, const Bindings& bindings)
-      : parser_(spec), x_(std::move(x)), bindings_(bindings), used_(bindings.size()) {}
+  Rearrangement(NodePtr x, std::string_view spec, const Bindings::List& bindings)
+      : parser_(spec), x_(std::move(x)), bindings_(bindings) {}
 
   NodePtr run() {
     auto [left, right] = parser_.run();
     match(left);
     check_right(right);
-    order();
-    merge(right);
-    for (std::size_t i = 0; i < used_.size(); ++i)
-      if (!used_[i]) parser_.error("the binding of " + bindings_[i].first + " is not used");
+    x_ = prim::fit(x_, with_hidden({x_}, rearrange_for_partial_order(order_, visible(*x_), context().origin.at)));
+    merge();
+    if (auto* label = bindings_.unused()) parser_.error("the binding of " + *label + " is not used");
     Axes result = visible(*x_);
-    for (auto& a : result)
-      for (std::size_t i = 0; i < from_.size(); ++i) if (a.name == from_[i]) { a.name = to_[i]; break; }
+    for (auto& a : result) a.name = wanted_.renamed(a.name);
     check_unique(op, result);
-    return prim::rename(x_, from_, to_);
+    return prim::rename(x_, wanted_.from, wanted_.to);
   }
 
  private:
   struct Capture { std::string label; Name axis; bool used = false; };
 
-  const AxisSelector* binding(const std::string& label) {
-    for (std::size_t i = 0; i < bindings_.size(); ++i)
-      if (bindings_[i].first == label) {
-        used_[i] = true;
-        return &bindings_[i].second;
-      }
-    return nullptr;
-  }
   // A name for an axis that is made of `old` ones: the one wanted, or another for as long as that is taken.
   Name fresh(const std::string& label, const Names& old) {
-    auto* b = binding(label);
+    auto* b = bindings_.find(label);
     Name wanted = b ? b->name : Name(label), name = wanted;
-    while (has(x_->axes, name) && std::find(old.begin(), old.end(), name) == old.end()) name = Name("(" + text(name) + ")");
-    if (name != wanted) from_.push_back(name), to_.push_back(wanted);
+    while (has(x_->axes, name) && !has(old, name)) name = Name("(" + text(name) + ")");
+    if (name != wanted) wanted_.from.push_back(name), wanted_.to.push_back(wanted);
     return name;
   }
   void capture(const std::string& label, Name axis) {
@@ -162,9 +150,10 @@ class Rearrangement {
     if (!by_name) return axes[position];
     if (item.label.empty()) parser_.error("a group in braces needs the name of the axis that it splits: (axis: labels)");
     if (auto* a = find_axis(axes, Name(item.label))) return *a;
-    auto* b = binding(item.label);
+    auto* b = bindings_.find(item.label);
     auto* a = b ? find_axis(axes, b->name) : nullptr;
-    if (!a) fail(op, "axis " + item.label + " is not in " + to_string(axes) + did_you_mean(Name(item.label), axes));
+    if (!a)
+      fail(op, fmt::format("axis {} is not in {}{}", item.label, to_string(axes), did_you_mean(Name(item.label), axes)));
     return *a;
   }
   void match(const Side& left) {
@@ -172,10 +161,9 @@ class Rearrangement {
     auto dots = std::find_if(left.items.begin(), left.items.end(), [](auto& i) { return i.dots; });
     auto named = left.items.size() - (dots != left.items.end());
     if (!left.by_name && named > axes.size())
-      parser_.error(std::to_string(named) + " labels on the left side are too many for " + to_string(axes));
+      parser_.error(fmt::format("{} labels on the left side are too many for {}", named, to_string(axes)));
     if (!left.by_name && named < axes.size() && dots == left.items.end())
-      parser_.error(std::to_string(named) + " labels on the left side are too few for " + to_string(axes) +
-                    "; use ... for the rest");
+      parser_.error(fmt::format("{} labels on the left side are too few for {}; use ... for the rest", named, to_string(axes)));
     Names seen;
     std::size_t position = 0;
     for (auto& item : left.items) {
@@ -184,20 +172,18 @@ class Rearrangement {
         continue;
       }
       auto a = source(item, axes, position++, left.by_name);
-      if (std::find(seen.begin(), seen.end(), a.name) != seen.end())
-        parser_.error("axis " + text(a.name) + " is on the left side twice");
+      if (has(seen, a.name)) parser_.error("axis " + text(a.name) + " is on the left side twice");
       seen.push_back(a.name);
       if (item.group) split(item, a);
       else whole(item, a, left.by_name);
     }
   }
   void whole(const Item& item, const Axis& a, bool by_name) {
-    if (auto* b = binding(item.label)) {
+    if (auto* b = bindings_.find(item.label)) {
       if (b->size >= 0 && b->size != a.size)
-        parser_.error("label " + item.label + " is bound to size " + std::to_string(b->size) + ", but the axis there is " +
-                      to_string(a));
+        parser_.error(fmt::format("label {} is bound to size {}, but the axis there is {}", item.label, b->size, a));
       if (!by_name && b->name != a.name && b->name != Name(item.label))
-        parser_.error("label " + item.label + " is bound to " + text(b->name) + ", but the axis there is " + to_string(a));
+        parser_.error(fmt::format("label {} is bound to {}, but the axis there is {}", item.label, b->name, a));
     }
     capture(item.label, a.name);
   }
@@ -206,14 +192,14 @@ class Rearrangement {
     std::int64_t known = 1;
     std::string unknown;
     for (auto& p : item.parts) {
-      auto* b = binding(p);
+      auto* b = bindings_.find(p);
       sizes.push_back(b ? b->size : -1);
       if (sizes.back() >= 0) known *= sizes.back();
       else if (unknown.empty()) unknown = p;
       else parser_.error("the sizes of " + unknown + " and " + p + " are both unknown; bind one of them to a size");
     }
     bool divides = unknown.empty() ? known == a.size : known > 0 && a.size % known == 0;
-    if (!divides) parser_.error("axis " + to_string(a) + " does not divide into parts of " + std::to_string(known) + " elements");
+    if (!divides) parser_.error(fmt::format("axis {} does not divide into parts of {} elements", a, known));
     Axes parts;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       Name name = fresh(item.parts[i], {a.name});
@@ -239,53 +225,43 @@ class Rearrangement {
     bool dots = false;
     for (auto& item : right.items) {
       if (item.dots) dots = true, order_.push_back(ellipsis);
-      else if (!item.group) order_.push_back(captured(item.label));
-      else for (auto& p : item.parts) order_.push_back(captured(p));
-      if (item.group && item.label.empty()) {
-        std::string all;
-        for (auto& p : item.parts) all += (all.empty() ? "" : " ") + p;
-        parser_.error("the merged axis (" + all + ") needs a name: (name: " + all + ")");
-      }
+      if (!item.dots && !item.group) order_.push_back(captured(item.label));
+      if (!item.group) continue;
+      auto& merged = merges_.emplace_back(item.label, Names()).second;
+      for (auto& p : item.parts) merged.push_back(captured(p)), order_.push_back(merged.back());
+      if (item.label.empty())
+        parser_.error(fmt::format("the merged axis ({0}) needs a name: (name: {0})", fmt::join(item.parts, " ")));
     }
     for (auto& c : captured_)
       if (!c.used) parser_.error("label " + c.label + " of the left side is not on the right side");
-    if (dots) return;
     for (auto& a : visible(*x_))
-      if (std::find(order_.begin(), order_.end(), a.name) == order_.end())
+      if (!dots && !has(order_, a.name))
         parser_.error("axis " + to_string(a) + " has no place on the right side; add ... there");
   }
-  void order() { x_ = prim::fit(x_, with_hidden({x_}, rearrange_for_partial_order(order_, visible(*x_), context().origin.at))); }
-  void merge(const Side& right) {
-    std::size_t next = 0;   // in order_
-    for (auto& item : right.items) {
-      auto count = item.group ? item.parts.size() : 1;
-      if (item.group) {
-        Names old(order_.begin() + std::ptrdiff_t(next), order_.begin() + std::ptrdiff_t(next + count));
-        std::int64_t size = 1;
-        for (auto n : old) size *= find(*x_, n)->size;
-        if (auto* b = binding(item.label); b && b->size >= 0 && b->size != size)
-          parser_.error("axis " + item.label + " is bound to size " + std::to_string(b->size) + " but has " +
-                        std::to_string(size));
-        x_ = prim::flatten(x_, old, {fresh(item.label, old), size});
-      }
-      next += count;
+  void merge() {
+    for (auto& [label, old] : merges_) {
+      std::int64_t size = 1;
+      for (auto n : old) size *= find(*x_, n)->size;
+      if (auto* b = bindings_.find(label); b && b->size >= 0 && b->size != size)
+        parser_.error(fmt::format("axis {} is bound to size {} but has {}", label, b->size, size));
+      x_ = prim::flatten(x_, old, {fresh(label, old), size});
     }
   }
 
   Parser parser_;
   NodePtr x_;
-  const Bindings& bindings_;
-  std::vector<bool> used_;
+  Bindings bindings_;
   std::vector<Capture> captured_;
-  Names order_;        // of the split axes, with ...
-  Names from_, to_;    // names that were taken when an axis was made
+  Names order_;         // of the split axes, with ...
+  std::vector<std::pair<std::string, Names>> merges_;
+  RenameAttr wanted_;   // names that were taken when an axis was made
 };
 
 }  // namespace
 
-NamedArray rearrange(Arr x, std::string_view spec, const std::vector<std::pair<std::string, AxisSelector>>& bindings) {
-  Here here(x.at());
-  return constrained("rearrange", NamedArray(Rearrangement(node_of(op, x), spec, bindings).run()));
+NamedArray rearrange(Arr x, std::string_view spec, const Bindings::List& bindings) {
+  auto [here, n] = Call(op, x);
+  return constrained(op, NamedArray(Rearrangement(n, spec, bindings).run()));
 }
 
 }  // namespace haliax

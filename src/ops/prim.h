@@ -1,5 +1,7 @@
-// The primitives, as nodes with explicit axes. What users call (include/haliax/ops.h) is composed of these, and so are all gradients.
+// The primitives, as nodes with explicit axes. What users call (include/haliax/ops.h) is composed of these, and so are all
+// gradients.
 #pragma once
+#include "graph/axes.h"
 #include "graph/node.h"
 
 namespace haliax {
@@ -15,9 +17,10 @@ NodePtr integer(std::int64_t, DType);
 NodePtr filled(double, DType, const Axes&);                      // a number, broadcast
 NodePtr extreme(DType, bool largest);                            // of all values; of floats an infinity
 NodePtr identity(Monoid, DType);                                 // what a fold starts from
-NodePtr picked_outside(DType);                                   // what `take` gives for an index outside: NaN, or the least integer (largest if unsigned)
+NodePtr picked_outside(DType);    // what `take` gives for an index outside: NaN, or the least integer (largest if unsigned)
 NodePtr zeros_like(const NodePtr&);
 NodePtr iota(const Axis&, DType = DType::i32);                   // (axis): the position
+NodePtr flat_position(const Axes&, DType);                       // row-major, over all of the axes
 // The index of a loop over `axis`: turn t starts at `start` + t * chunk. Canonical: equal arguments give the same node.
 NodePtr index(const Axis&, std::int64_t start, std::int64_t chunk, int depth);
 std::int64_t index_chunk(const Node& index);
@@ -25,24 +28,25 @@ std::int64_t index_start(const Node& index);
 NodePtr carry(const NodePtr& index, const Axes&, DType);         // what a scan carries; never equal to another
 bool is_number(const NodePtr&, double value);                    // this number, possibly broadcast
 bool is_number(const NodePtr&);
+const NodePtr& stripped(const NodePtr&);                         // without the `fit` around it; of a broadcast number: itself
 extern const Op kInput, kNumber, kIota, kIndex, kCarry;
 
 // ---- map: result axes are those of the operands, by first appearance, unless given ----
 NodePtr map(const Op&, Nodes in, DType, const Axes* axes = nullptr);
 NodePtr cast(const NodePtr&, DType);
 NodePtr bitcast(const NodePtr&, DType);
-NodePtr neg(const NodePtr&), exp(const NodePtr&), log(const NodePtr&), sqrt(const NodePtr&), rsqrt(const NodePtr&), abs(const NodePtr&),
-    sign(const NodePtr&), tanh(const NodePtr&), sin(const NodePtr&), cos(const NodePtr&), square(const NodePtr&), logical_not(const NodePtr&),
-    stop_gradient(const NodePtr&), reciprocal(const NodePtr&);
+NodePtr neg(const NodePtr&), exp(const NodePtr&), log(const NodePtr&), sqrt(const NodePtr&), rsqrt(const NodePtr&),
+    abs(const NodePtr&), sign(const NodePtr&), tanh(const NodePtr&), sin(const NodePtr&), cos(const NodePtr&),
+    square(const NodePtr&), logical_not(const NodePtr&), stop_gradient(const NodePtr&), reciprocal(const NodePtr&);
 NodePtr add(const NodePtr&, const NodePtr&), sub(const NodePtr&, const NodePtr&), mul(const NodePtr&, const NodePtr&),
-    div(const NodePtr&, const NodePtr&), max(const NodePtr&, const NodePtr&), min(const NodePtr&, const NodePtr&), pow(const NodePtr&, const NodePtr&);
+    div(const NodePtr&, const NodePtr&), max(const NodePtr&, const NodePtr&), min(const NodePtr&, const NodePtr&),
+    pow(const NodePtr&, const NodePtr&);
 NodePtr scale(const NodePtr&, double);                           // times a number
 NodePtr less(const NodePtr&, const NodePtr&), less_equal(const NodePtr&, const NodePtr&), equal(const NodePtr&, const NodePtr&);
 NodePtr select(const NodePtr& c, const NodePtr& a, const NodePtr& b);
 NodePtr fma(const NodePtr& a, const NodePtr& b, const NodePtr& c);
 NodePtr threefry(Code word, const NodePtr& k0, const NodePtr& k1, const NodePtr& high, const NodePtr& low);
 extern const Op kCast, kAdd, kSub, kMul, kDiv, kStop, kSelect, kNeg;
-
 extern const Op kBitcast, kAbs, kSign, kExp, kExp2, kExpm1, kLog, kLog2, kLog1p, kSqrt, kRsqrt, kCbrt, kSin, kCos, kTan, kAsin,
     kAcos, kAtan, kSinh, kCosh, kTanh, kAsinh, kAcosh, kAtanh, kErf, kErfinv, kFloor, kCeil, kRound, kTrunc, kNot, kBitNot,
     kIsFinite, kIsNan, kIsInf;
@@ -51,23 +55,27 @@ extern const Op kPow, kMaximum, kMinimum, kAtan2, kRem, kMod, kFloorDiv, kNextaf
 
 // ---- folds and products ----
 NodePtr reduce(Monoid, const NodePtr&, const Axes& kept);        // axes not kept are folded away
-NodePtr argreduce(bool largest, const NodePtr&, const Axes& kept, const Axes& over);   // i32: flat position over `over`, in that order
+// i32: flat position over `over`, in that order.
+NodePtr argreduce(bool largest, const NodePtr&, const Axes& kept, const Axes& over);
 NodePtr sum(const NodePtr&, const Axes& over);
 NodePtr contract(const NodePtr&, const NodePtr&, const Axes& kept, DType out);
 NodePtr contract(const NodePtr&, const NodePtr&, const Axes& kept);
 extern const Op kSum, kProd, kMax, kMin, kArgmax, kArgmin, kContract;
 
 // ---- shape ----
-NodePtr fit(const NodePtr&, const Axes&);                        // the same values in these axes: reordered, broadcast to new ones
+NodePtr fit(const NodePtr&, const Axes&);    // the same values in these axes: reordered, broadcast to new ones
 NodePtr sum_to(const NodePtr&, const Axes&);                     // to these axes: the rest summed, new ones broadcast
 NodePtr rename(const NodePtr&, const Names& from, const Names& to);
 // `size` positions from `start` in steps; drop: size is 1 and the axis goes. `dynamic`: a scalar added to start.
-NodePtr slice(const NodePtr&, Name axis, std::int64_t start, std::int64_t size, std::int64_t step = 1, bool drop = false, NodePtr dynamic = {});
+NodePtr slice(const NodePtr&, Name axis, std::int64_t start, std::int64_t size, std::int64_t step = 1, bool drop = false,
+              NodePtr dynamic = {});
 NodePtr slice(const NodePtr&, const SliceAttr&, NodePtr dynamic = {});
-NodePtr slice_at(const NodePtr& x, const NodePtr& index, bool drop);   // the part that belongs to this turn of a loop; x itself if it lacks the axis
+// The part that belongs to this turn of a loop; x itself if it lacks the axis.
+NodePtr slice_at(const NodePtr& x, const NodePtr& index, bool drop);
 // Zeros of the whole axis with x placed where `slice` with the same arguments would read.
-NodePtr place(const NodePtr& x, const Axes& whole, Name axis, std::int64_t start, std::int64_t step, bool drop, NodePtr dynamic = {});
-NodePtr flatten(const NodePtr&, const Names& old, const Axis& flat);   // old, adjacent in the result: row-major in the order given
+NodePtr place(const NodePtr& x, const Axes& whole, Name axis, std::int64_t start, std::int64_t step, bool drop,
+              NodePtr dynamic = {});
+NodePtr flatten(const NodePtr&, const Names& old, const Axis& flat);   // row-major in the order given, in the place of the first
 NodePtr unflatten(const NodePtr&, Name flat, const Axes& parts);
 NodePtr concat(const Nodes&, const Axis& whole);
 NodePtr pad(const NodePtr&, Name axis, std::int64_t before, std::int64_t after, const NodePtr& value);
@@ -85,20 +93,21 @@ extern const Op kGather, kScatter, kArgsort, kSort, kCumulative;
 
 // ---- wraps: the value of in[0] ----
 NodePtr barrier(const NodePtr& x, const NodePtr& after);         // made again, not before `after` is there
-NodePtr pin(const NodePtr& x, std::shared_ptr<const Mapping>, const char* by = "shard");   // cut as the mapping says; by: the op that wants it
+// Cut as the mapping says. by: the op that wants it.
+NodePtr pin(const NodePtr& x, std::shared_ptr<const Mapping>, const char* by = "shard");
 struct Pin : Payload {
   std::shared_ptr<const Mapping> mapping;
   const char* by = "";
 };
 NodePtr tracer(const NodePtr& x, Name path = {});                // x, unlike any other node: what a gradient is taken by
-// The borders of a region that is computed chunk by chunk along an axis, around arrays that have it. Equal ones are the same region, so that
-// what two losses of one array share is shared. attr: a ChunkKey; names[0], ints[0]: the axis.
+// The borders of a region that is computed chunk by chunk along an axis, around arrays that have it. Equal ones are the same
+// region, so that what two losses of one array share is shared. attr: a ChunkKey; names[0], ints[0]: the axis.
 NodePtr enter(const NodePtr&, const Attr& region), leave(const NodePtr&, const Attr& region);
 extern const Op kBarrier, kPin, kTracer, kEnter, kLeave;
-extern const Op kLogsumexp;                                      // a wrap; operands: value, x, e = exp(x - top), sum of e, top; names: the axes
+extern const Op kLogsumexp;   // a wrap; operands: value, x, e = exp(x - top), sum of e, top; names: the axes
 
 // ---- all ops, for the registry test ----
 std::vector<const Op*> all_ops();
-void register_ops(std::initializer_list<const Op*>);
+bool register_ops(std::initializer_list<const Op*>);             // true
 
 }  // namespace haliax::prim

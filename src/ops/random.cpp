@@ -1,8 +1,11 @@
-// Random numbers. Every draw is point by point over positions, a hash of (key, position): vmap, loops and meshes need no rule for it.
+// Random numbers. Every draw is point by point over positions, a hash of (key, position): vmap, loops and meshes need no rule
+// for it.
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
+#include "base/scalar.h"
+#include "haliax/fmt.h"
 #include "haliax/mesh.h"
 #include "haliax/random.h"
 #include "ops/named.h"
@@ -11,7 +14,6 @@ namespace haliax::random {
 namespace {
 
 using namespace ops;
-using G = const NodePtr&;
 
 NodePtr u32(std::int64_t v) { return prim::integer(v, DType::u32); }
 Axis word_axis() { return {key_word, 2}; }
@@ -33,9 +35,8 @@ void check_key(const char* op, const Key& k) {
   if (!k) fail(op, "the key is empty: it stands for no randomness; pass a key, or call the layer in inference mode");
   auto* mine = find(*k.words.node(), key_word);
   if (!mine || mine->size != 2 || k.words.dtype() != DType::u32)
-    fail(op, "the words of a key are two u32 along key_word, not " + text(k.words.dtype()) + " " + to_string(k.words.axes()));
-  auto axes = without_axes(k.words.axes(), key_word);
-  if (!axes.empty())
+    fail(op, fmt::format("the words of a key are two u32 along key_word, not {} {}", k.words.dtype(), to_string(k.words.axes())));
+  if (auto axes = without(k.words.axes(), {word_axis()}); !axes.empty())
     fail(op, "this is an array of keys over " + to_string(axes) + "; use vmap or scan over it, to draw with each of them");
 }
 
@@ -44,15 +45,9 @@ struct Position { NodePtr high, low; };
 // The row-major position over `axes`, in 64 bits.
 Position position(const Axes& axes) {
   bool wide = double(axis_size(axes)) > 4294967296.0;
-  auto type = wide ? DType::u64 : DType::u32;
-  auto sum = prim::integer(0, type);
-  std::int64_t stride = axis_size(axes);
-  for (auto& a : axes) {
-    stride = a.size ? stride / a.size : 0;
-    sum = prim::add(sum, prim::mul(prim::iota(a, type), prim::integer(stride, type)));
-  }
-  if (!wide) return {u32(0), sum};
-  return {prim::cast((NamedArray(sum) >> 32).node(), DType::u32), prim::cast(sum, DType::u32)};
+  auto at = prim::flat_position(axes, wide ? DType::u64 : DType::u32);
+  if (!wide) return {u32(0), at};
+  return {prim::cast((NamedArray(at) >> 32).node(), DType::u32), prim::cast(at, DType::u32)};
 }
 NodePtr hash(Code word_or_xor, const Key& k, const Position& at) {
   return prim::threefry(word_or_xor, word(k, 0), word(k, 1), at.high, at.low);
@@ -71,10 +66,18 @@ NamedArray drawn(G x, const Axes& asked) {
   return constrained("random", NamedArray(prim::fit(x, with_hidden({x}, asked))));
 }
 
-// ---- floats ----
 void check_float(const char* op, DType d) {
   if (!is_float(d)) fail(op, "draws are floats, not " + text(d) + "; randint and bits give integers");
 }
+// What a draw begins with: for its length, errors say where it was called.
+struct Draw {
+  Here here;
+  Draw(const char* op, const Key& k, const Axes& axes, SourceLocation at, DType real = DType::f32) : here(at, true) {
+    check_key(op, k), check_unique(op, axes), check_float(op, real);
+  }
+};
+
+// ---- floats ----
 // In [0, 1): the mantissa is random. How many bits a dtype takes is JAX's choice (8 for bf16).
 NodePtr unit(const Key& k, const Axes& axes, DType d) {
   struct Layout { DType drawn, stored; int shift; std::int64_t one; };
@@ -92,10 +95,10 @@ NodePtr bound(const char* op, Arr a, DType d, const Axes& axes) {
   node_of(op, a);
   for (auto& b : a.axes()) {
     auto* mine = find_axis(axes, b.name);
-    if (!mine) fail(op, "a bound has axis " + text(b.name) + ", which is not in " + to_string(axes) + did_you_mean(b.name, axes));
+    if (!mine)
+      fail(op, fmt::format("a bound has axis {}, which is not in {}{}", b.name, to_string(axes), did_you_mean(b.name, axes)));
     if (mine->size != b.size)
-      fail(op, "axis " + text(b.name) + " has size " + std::to_string(b.size) + " in a bound and " + std::to_string(mine->size) +
-                   " in the draw");
+      fail(op, fmt::format("axis {} has size {} in a bound and {} in the draw", b.name, b.size, mine->size));
   }
   return prim::cast(a.node(), d);
 }
@@ -113,7 +116,7 @@ double smallest_normal(DType d) {
 double below_one(DType d) {
   return 1 - (d == DType::f64 ? 0x1p-53 : d == DType::f16 ? 0x1p-11 : d == DType::bf16 ? 0x1p-8 : 0x1p-24);
 }
-NodePtr from_erf(G u) { return prim::scale(erfinv(NamedArray(u)).node(), std::sqrt(2.0)); }
+NodePtr from_erf(G u) { return prim::scale(prim::map(prim::kErfinv, {u}, u->dtype), std::sqrt(2.0)); }
 NodePtr gumbel_of(const Key& k, const Axes& axes, DType d) {
   auto u = between(unit(k, axes, d), prim::number(smallest_normal(d), d), prim::number(1, d));
   return prim::neg(prim::log(prim::neg(prim::log(u))));
@@ -154,16 +157,15 @@ Key key(const NamedArray& words, SourceLocation at) {
   if (!find(*n, key_word)) n = prim::rename(n, {"word"}, {key_word});
   auto* mine = find(*n, key_word);
   if (!mine || mine->size != 2)
-    fail("random.key",
-         "a key has an axis " + std::string(key_word) + " (or word) of size 2; these words are " + to_string(words.axes()));
-  auto axes = without_axes(visible(*n), key_word);
-  axes.push_back(word_axis());
+    fail("random.key", fmt::format("a key has an axis {} (or word) of size 2; these words are {}", key_word,
+                                   to_string(words.axes())));
+  auto axes = joined(without(visible(*n), {*mine}), {*mine});
   return {NamedArray(prim::fit(n, with_hidden({n}, axes)))};
 }
 
 std::vector<Key> split(const Key& k, int n, SourceLocation at) {
   Here here(at);
-  if (n < 0) fail("random.split", "cannot make " + std::to_string(n) + " keys");
+  if (n < 0) fail("random.split", fmt::format("cannot make {} keys", n));
   std::vector<Key> keys(static_cast<std::size_t>(n));
   if (!k) return keys;
   check_key("random.split", k);
@@ -188,32 +190,26 @@ Key fold_in(const Key& k, Arr data) {
 }
 
 NamedArray bits(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
-  Here here(at, true);
-  check_key("random.bits", k);
-  check_unique("random.bits", spec);
+  Draw here("random.bits", k, spec, at);
   if (!is_integer(d) || is_signed(d)) fail("random.bits", "bits are u8, u16, u32 or u64, not " + text(d));
   return drawn(raw_bits(k, spec, d), spec);
 }
 NamedArray uniform(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, DType d, SourceLocation at) {
-  Here here(at, true);
   constexpr auto op = "random.uniform";
-  check_key(op, k), check_unique(op, spec), check_float(op, d);
+  Draw here(op, k, spec, at, d);
   return drawn(between(unit(k, spec, d), bound(op, minval, d, spec), bound(op, maxval, d, spec)), spec);
 }
 NamedArray normal(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
-  Here here(at, true);
-  constexpr auto op = "random.normal";
-  check_key(op, k), check_unique(op, spec), check_float(op, d);
+  Draw here("random.normal", k, spec, at, d);
   return drawn(from_erf(between(unit(k, spec, d), prim::number(-below_one(d), d), prim::number(1, d))), spec);
 }
 NamedArray truncated_normal(const Key& k, const AxisSpec& spec, Arr lower, Arr upper, DType d, SourceLocation at) {
-  Here here(at, true);
   constexpr auto op = "random.truncated_normal";
-  check_key(op, k), check_unique(op, spec), check_float(op, d);
+  Draw here(op, k, spec, at, d);
   auto low = bound(op, lower, d, spec), high = bound(op, upper, d, spec);
   auto below = [&](G b) {   // the share of the line below, as erf has it
     if (prim::is_number(b)) return prim::number(std::erf(value(b) * std::sqrt(0.5)), d);
-    return erf(NamedArray(prim::scale(b, std::sqrt(0.5)))).node();
+    return prim::map(prim::kErf, {prim::scale(b, std::sqrt(0.5))}, d);
   };
   auto towards = [&](G b, double end) {
     return nextafter(NamedArray(prim::stop_gradient(b)), NamedArray(prim::number(end, d))).node();
@@ -223,9 +219,8 @@ NamedArray truncated_normal(const Key& k, const AxisSpec& spec, Arr lower, Arr u
   return drawn(prim::min(prim::max(x, towards(low, infinity)), towards(high, -infinity)), spec);
 }
 NamedArray bernoulli(const Key& k, const AxisSpec& spec, Arr p, SourceLocation at) {
-  Here here(at, true);
   constexpr auto op = "random.bernoulli";
-  check_key(op, k), check_unique(op, spec);
+  Draw here(op, k, spec, at);
   if (p.is_number() && !(p.number() >= 0 && p.number() <= 1))
     fail(op, "a probability of " + std::to_string(p.number()) + " is not in [0, 1]");
   return drawn(prim::less(unit(k, spec, DType::f32), bound(op, p, DType::f32, spec)), spec);
@@ -233,9 +228,8 @@ NamedArray bernoulli(const Key& k, const AxisSpec& spec, Arr p, SourceLocation a
 
 // low + r mod span, with r of twice the bits of a word: (high word * 2^W + low word) mod span.
 NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, DType d, SourceLocation at) {
-  Here here(at, true);
   constexpr auto op = "random.randint";
-  check_key(op, k), check_unique(op, spec);
+  Draw here(op, k, spec, at);
   if (!is_integer(d)) fail(op, "draws are integers, not " + text(d));
   for (auto* b : {&minval, &maxval})
     if (!b->is_number() && !is_integer(b->dtype())) fail(op, "a bound is " + text(b->dtype()) + ", not an integer");
@@ -246,10 +240,9 @@ NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, D
   std::int64_t half = wide ? std::int64_t(1) << 32 : std::int64_t(1) << 16;
   if (minval.is_number() && maxval.is_number() && !wide) {
     auto lo = whole(op, minval), hi = whole(op, maxval);
-    std::int64_t least = is_signed(d) ? -(std::int64_t(1) << (8 * bytes_of(d) - 1)) : 0;
-    std::int64_t end = least + (std::int64_t(1) << (8 * bytes_of(d)));
-    if (lo < least || lo >= end) fail(op, "minval " + std::to_string(lo) + " does not fit " + text(d));
-    if (hi > end) fail(op, "maxval " + std::to_string(hi) + " is more than one past the greatest " + text(d));
+    auto least = scalar::lowest(d).whole, most = scalar::highest(d).whole;
+    if (lo < least || lo > most) fail(op, fmt::format("minval {} does not fit {}", lo, d));
+    if (hi > most + 1) fail(op, fmt::format("maxval {} is more than one past the greatest {}", hi, d));
     auto count = std::max<std::int64_t>(1, hi - lo);
     low = prim::integer(lo, work);
     if (count < (std::int64_t(1) << 32)) {
@@ -270,14 +263,12 @@ NamedArray randint(const Key& k, const AxisSpec& spec, Arr minval, Arr maxval, D
   return drawn(prim::cast(prim::add(low, prim::cast(offset, work)), d), spec);
 }
 NamedArray gumbel(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
-  Here here(at, true);
-  check_key("random.gumbel", k), check_unique("random.gumbel", spec), check_float("random.gumbel", d);
+  Draw here("random.gumbel", k, spec, at, d);
   return drawn(gumbel_of(k, spec, d), spec);
 }
 NamedArray exponential(const Key& k, const AxisSpec& spec, DType d, SourceLocation at) {
-  Here here(at, true);
-  check_key("random.exponential", k), check_unique("random.exponential", spec), check_float("random.exponential", d);
-  return drawn(prim::neg(log1p(NamedArray(prim::neg(unit(k, spec, d)))).node()), spec);
+  Draw here("random.exponential", k, spec, at, d);
+  return drawn(prim::neg(prim::map(prim::kLog1p, {prim::neg(unit(k, spec, d))}, d)), spec);
 }
 
 // The greatest of logits plus Gumbel noise is at i with probability softmax(logits)[i].
@@ -288,28 +279,18 @@ NamedArray categorical(const Key& k, Arr logits, const AxisSelector& axis, std::
   auto x = node_of(op, logits);
   auto along = axis_of(op, x, axis);
   check_float(op, x->dtype);
-  auto given = visible(*x);
-  if (along.size == 0) fail(op, "axis " + to_string(along) + " has nothing to choose from");
-  Axes asked, extra;
-  if (!shape) {
-    for (auto& a : given) if (a.name != along.name) asked.push_back(a);
-  } else {
-    asked = *shape;
-    check_unique(op, asked);
-    if (has(asked, along.name))
-      fail(op, "axis " + text(along.name) + " is chosen from; it cannot be in the shape " + to_string(asked));
-    for (auto& a : given) {
-      auto* mine = find_axis(asked, a.name);
-      if (a.name != along.name && (!mine || mine->size != a.size))
-        fail(op, "axis " + to_string(a) + " of the logits is not in the shape " + to_string(asked));
-    }
-    for (auto& a : asked) if (!has(given, a.name)) extra.push_back(a);
-  }
-  auto noise = gumbel_of(k, concat_axes(extra, given), x->dtype);   // (extra..., the logits' axes)
+  if (along.size == 0) fail(op, fmt::format("axis {} has nothing to choose from", along));
+  auto given = visible(*x), rest = without(given, {along});
+  Axes asked = shape ? shape->axes() : rest;
+  check_unique(op, asked);
+  if (has(asked, along.name))
+    fail(op, fmt::format("axis {} is chosen from; it cannot be in the shape {}", along.name, to_string(asked)));
+  for (auto& a : rest)
+    if (auto* mine = find_axis(asked, a.name); !mine || mine->size != a.size)
+      fail(op, fmt::format("axis {} of the logits is not in the shape {}", a, to_string(asked)));
+  auto noise = gumbel_of(k, joined(without(asked, given), given), x->dtype);   // (what the shape adds..., the logits' axes)
   auto score = prim::add(x, noise);
-  Axes kept;
-  for (auto& a : score->axes) if (a.name != along.name) kept.push_back(a);
-  return drawn(prim::argreduce(true, score, kept, {along}), asked);
+  return drawn(prim::argreduce(true, score, without(score->axes, {along}), {along}), asked);
 }
 
 NamedArray permutation(const Key& k, Arr x, const AxisSelector& axis, bool independent) {

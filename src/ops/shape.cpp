@@ -1,6 +1,4 @@
 // Shapes: what changes axes but no value. A view costs nothing; where strides cannot say it, one copy.
-#include <algorithm>
-
 #include "graph/emit.h"
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
@@ -10,6 +8,7 @@ namespace haliax::prim {
 namespace {
 
 using G = const NodePtr&;
+
 std::size_t position(const Axes& axes, Name n) {
   for (std::size_t i = 0; i < axes.size(); ++i) if (axes[i].name == n) return i;
   fail("shape", "axis " + std::string(n.text()) + " is not in " + to_string(axes));
@@ -17,15 +16,9 @@ std::size_t position(const Axes& axes, Name n) {
 
 Place fit_view(const Node& n, const Place& in, Emit&) {
   Place p = in;
-  p.strides.clear();
-  auto& from = n.in[0]->axes;
-  for (auto& a : n.axes) {
-    auto* mine = find_axis(from, a.name);
-    p.strides.push_back(mine ? in.strides[std::size_t(mine - from.data())] : 0);
-  }
+  p.strides = Emit::view(in, n.in[0]->axes, n.axes).strides;
   return p;
 }
-Place same_view(const Node&, const Place& in, Emit&) { return in; }
 
 Place cut_place(const SliceAttr& c, const Axes& whole, Place p, G dynamic, Emit& e) {
   auto d = position(whole, c.axis);
@@ -40,17 +33,17 @@ Place cut_place(const SliceAttr& c, const Axes& whole, Place p, G dynamic, Emit&
   else p.strides[d] = stride * c.step;
   return p;
 }
-G dynamic_of(const Node& n) {
-  static const NodePtr none;
-  return n.in.size() > 1 ? n.in[1] : none;
-}
+NodePtr dynamic_of(const Node& n) { return n.in.size() > 1 ? n.in[1] : nullptr; }
 Axes cut_axes(const Axes& whole, const SliceAttr& c) {
-  Axes out;
-  for (auto& a : whole) {
-    if (a.name != c.axis) out.push_back(a);
-    else if (!c.drop) out.push_back(a.resize(c.size));
-  }
-  return out;
+  return replaced(whole, c.axis, c.drop ? Axes{} : Axes{Axis(c.axis, c.size)});
+}
+NodePtr make_cut(const Op& op, G x, const Axes& axes, const SliceAttr& c, NodePtr dynamic) {
+  Nodes in{x};
+  if (dynamic) in.push_back(std::move(dynamic));
+  return make(op, std::move(in), axes, x->dtype, c.attr());
+}
+Place slice_view(const Node& n, const Place& in, Emit& e) {
+  return cut_place(SliceAttr::of(n), n.in[0]->axes, in, dynamic_of(n), e);
 }
 void place_lower(const Node& n, Emit& e) {
   e.zero(e.result(), n.axes);
@@ -60,7 +53,7 @@ void place_lower(const Node& n, Emit& e) {
 // The place of a flattened array, seen with its old axes.
 Place unflattened(const Place& p, const Axes& flat, const Axes& parts, const Names& old, Name flat_name) {
   Place out = p;
-  out.strides.assign(parts.size(), 0);
+  out.strides = Emit::view(p, flat, parts).strides;
   std::int64_t inner = 1;
   auto stride = p.strides[position(flat, flat_name)];
   for (std::size_t k = old.size(); k-- > 0;) {
@@ -68,8 +61,6 @@ Place unflattened(const Place& p, const Axes& flat, const Axes& parts, const Nam
     out.strides[d] = stride * inner;
     inner *= parts[d].size;
   }
-  for (std::size_t i = 0; i < parts.size(); ++i)
-    if (std::find(old.begin(), old.end(), parts[i].name) == old.end()) out.strides[i] = p.strides[position(flat, parts[i].name)];
   return out;
 }
 Place flatten_view(const Node& n, const Place& in, Emit&) {
@@ -103,11 +94,8 @@ Place unflatten_view(const Node& n, const Place& in, Emit&) {
 // ---- rules along axes ----
 using Way = Along::Way;
 Along fit_along(const Node&, std::size_t, Name a) { return {Way::map, a}; }
-Along rename_along(const Node& n, std::size_t k, Name a) { return {Way::map, k == kResultSide ? a : RenameAttr::of(n).renamed(a)}; }
-Along slice_along(const Node& n, std::size_t, Name a) {
-  auto c = SliceAttr::of(n);
-  bool known = n.in.size() == 1 && !c.drop;
-  return {a != c.axis ? Way::map : known ? Way::shift : Way::whole, a};
+Along rename_along(const Node& n, std::size_t k, Name a) {
+  return {Way::map, k == kResultSide ? a : RenameAttr::of(n).renamed(a)};
 }
 std::vector<Stretch> slice_stretches(const Node& n) {
   auto c = SliceAttr::of(n);
@@ -117,9 +105,9 @@ std::vector<Stretch> place_stretches(const Node& n) {
   auto c = SliceAttr::of(n);
   return {{0, 0, c.start, c.size}};
 }
-Along place_along(const Node& n, std::size_t, Name a) {
+Along cut_along(const Node& n, std::size_t, Name a) {
   auto c = SliceAttr::of(n);
-  bool known = n.in.size() == 1 && !c.drop && c.step == 1;
+  bool known = n.in.size() == 1 && !c.drop && (n.op == &kSlice || c.step == 1);
   return {a != c.axis ? Way::map : known ? Way::shift : Way::whole, a};
 }
 Linear moves_first(const Node&, std::size_t k) { return k == 0 ? Linear::moves : Linear::no; }
@@ -141,31 +129,30 @@ std::vector<Stretch> concat_stretches(const Node& n) {
 void concat_lower(const Node& n, Emit& e) {
   auto d = position(n.axes, n.attr.names[0]);
   for (auto& s : concat_stretches(n)) {
-    Place to = e.result(), piece = to;
-    piece.offset += s.to * to.strides[d];
-    piece.strides.clear();
-    for (auto& a : n.in[s.operand]->axes) piece.strides.push_back(to.strides[position(n.axes, a.name)]);
+    Place piece = e.result();
+    piece.offset += s.to * piece.strides[d];
+    piece.strides = Emit::view(piece, n.axes, n.in[s.operand]->axes).strides;
     e.copy(e.operand(s.operand), piece, n.in[s.operand]->axes);
   }
 }
 }  // namespace
 
-const Op kFit{.name = "fit", .kind = Kind::view, .linear = Linear::moves, .grad = [](G, G g) { return Nodes{g}; }, .view = fit_view,
-              .along = fit_along, .cheap = true};
+const Op kFit{.name = "fit", .kind = Kind::view, .linear = Linear::moves, .grad = [](G, G g) { return Nodes{g}; },
+              .view = fit_view, .along = fit_along, .cheap = true};
 const Op kRename{.name = "rename", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
   auto r = RenameAttr::of(*o);
-  return Nodes{rename(g, r.to, r.from)}; }, .view = same_view, .along = rename_along, .cheap = true};
+  return Nodes{rename(g, r.to, r.from)}; }, .view = [](const Node&, const Place& in, Emit&) { return in; },
+  .along = rename_along, .cheap = true};
 const Op kSlice{.name = "slice", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
   auto c = SliceAttr::of(*o);
-  Nodes out{place(g, o->in[0]->axes, c.axis, c.start, c.step, c.drop, dynamic_of(*o))};
-  if (o->in.size() > 1) out.push_back(nullptr);
-  return out; }, .view = [](const Node& n, const Place& in, Emit& e) { return cut_place(SliceAttr::of(n), n.in[0]->axes, in, dynamic_of(n), e); },
-  .along = slice_along, .stretches = slice_stretches, .linear_in = moves_first, .by_blocks = slice_by_blocks};
+  Nodes out(o->in.size());
+  out[0] = place(g, o->in[0]->axes, c.axis, c.start, c.step, c.drop, dynamic_of(*o));
+  return out; }, .view = slice_view, .along = cut_along, .stretches = slice_stretches, .linear_in = moves_first,
+  .by_blocks = slice_by_blocks};
 const Op kPlace{.name = "place", .kind = Kind::step, .linear = Linear::moves, .grad = [](G o, G g) {
-  auto c = SliceAttr::of(*o);
-  Nodes out{slice(g, c.axis, c.start, c.size, c.step, c.drop, dynamic_of(*o))};
-  if (o->in.size() > 1) out.push_back(nullptr);
-  return out; }, .lower = place_lower, .along = place_along, .stretches = place_stretches, .linear_in = moves_first,
+  Nodes out(o->in.size());
+  out[0] = slice(g, SliceAttr::of(*o), dynamic_of(*o));
+  return out; }, .lower = place_lower, .along = cut_along, .stretches = place_stretches, .linear_in = moves_first,
   .by_blocks = place_by_blocks};
 const Op kFlatten{.name = "flatten", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
   auto r = RegroupAttr::of(*o);
@@ -192,17 +179,13 @@ NodePtr rename(G x, const Names& from, const Names& to) {
   RenameAttr r;   // what there is to rename
   Axes axes = x->axes;
   for (auto& a : axes) {
-    auto at = std::find(from.begin(), from.end(), a.name);
-    auto now = at == from.end() ? a.name : to[std::size_t(at - from.begin())];
+    auto now = RenameAttr{from, to}.renamed(a.name);
     if (now == a.name) continue;
     r.from.push_back(a.name), r.to.push_back(now);
     a.name = now;
   }
   if (r.from.empty()) return x;
-  if (x->op == &kFit) {   // a broadcast stays a broadcast
-    auto& inner = x->in[0];
-    if (inner->axes.empty()) return fit(inner, axes);
-  }
+  if (x->op == &kFit && x->in[0]->axes.empty()) return fit(x->in[0], axes);   // a broadcast stays a broadcast
   if (x->op == &kRename && x->in[0]->axes == axes) return x->in[0];
   return make(kRename, {x}, axes, x->dtype, r.attr());
 }
@@ -215,56 +198,47 @@ NodePtr slice(G x, const SliceAttr& c, NodePtr dynamic) {
   if (!dynamic && c.start == 0 && c.size == whole && c.step == 1 && !c.drop) return x;
   auto axes = cut_axes(x->axes, c);
   if (x->op == &kFit && !find(*x->in[0], c.axis)) return fit(x->in[0], axes);   // never store a broadcast
-  Nodes in{x};
-  if (dynamic) in.push_back(dynamic);
-  return make(kSlice, in, axes, x->dtype, c.attr());
+  return make_cut(kSlice, x, axes, c, std::move(dynamic));
 }
 NodePtr slice_at(G x, G index, bool drop) {
   Name axis = index->attr.names[0];
   if (!find(*x, axis)) return x;
   auto chunk = index_chunk(*index);
-  if (x->op == &kIota && !drop) {   // positions need no memory
+  if (x->op == &kIota) {   // positions need no memory
+    if (drop) return cast(index, x->dtype);
     auto part = iota(Axis(axis, chunk), x->dtype);
     return add(part, cast(index, x->dtype));
   }
-  if (x->op == &kIota && drop) return cast(index, x->dtype);
   return slice(x, axis, 0, chunk, 1, drop, index);
 }
 NodePtr place(G x, const Axes& whole, Name axis, std::int64_t start, std::int64_t step, bool drop, NodePtr dynamic) {
   auto* part = find(*x, axis);
-  std::int64_t size = drop || !part ? 1 : part->size;
+  SliceAttr c{axis, start, drop || !part ? 1 : part->size, step, drop};
   // The result's other axes are those of x: a gradient may come in another order, never with other names.
-  Axes mine = cut_axes(whole, {axis, start, size, step, drop});
-  auto fitted = sum_to(x, mine);
+  auto fitted = sum_to(x, cut_axes(whole, c));
   if (is_number(fitted, 0)) return filled(0, x->dtype, whole);
-  Nodes in{fitted};
-  if (dynamic) in.push_back(dynamic);
-  return make(kPlace, in, whole, x->dtype, SliceAttr{axis, start, size, step, drop}.attr());
+  return make_cut(kPlace, fitted, whole, c, std::move(dynamic));
 }
 
 NodePtr flatten(G x, const Names& old, const Axis& flat) {
   Axes axes;
   bool done = false;
   for (auto& a : x->axes) {
-    bool merged = std::find(old.begin(), old.end(), a.name) != old.end();
+    bool merged = has(old, a.name);
     if (!merged) axes.push_back(a);
     else if (!done) axes.push_back(flat), done = true;
   }
-  if (is_number(x)) return fit(x->op == &kNumber ? x : x->in[0], axes);
+  if (is_number(x)) return fit(stripped(x), axes);
   return make(kFlatten, {x}, axes, x->dtype, RegroupAttr{old, flat.name}.attr());
 }
 NodePtr unflatten(G x, Name flat, const Axes& parts) {
   auto axes = replace_axis(x->axes, flat, parts, context().origin.at);
-  if (is_number(x)) return fit(x->op == &kNumber ? x : x->in[0], axes);
-  RegroupAttr r{{}, flat};
-  for (auto& p : parts) r.parts.push_back(p.name);
-  return make(kUnflatten, {x}, axes, x->dtype, r.attr());
+  if (is_number(x)) return fit(stripped(x), axes);
+  return make(kUnflatten, {x}, axes, x->dtype, RegroupAttr{names_of(parts), flat}.attr());
 }
 NodePtr concat(const Nodes& xs, const Axis& whole) {
   if (xs.size() == 1) return xs[0];
-  Axes axes = xs[0]->axes;
-  for (auto& a : axes) if (a.name == whole.name) a.size = whole.size;
-  return make(kConcat, xs, axes, xs[0]->dtype, {.names = {whole.name}});
+  return make(kConcat, xs, replaced(xs[0]->axes, whole.name, {whole}), xs[0]->dtype, {.names = {whole.name}});
 }
 NodePtr pad(G x, Name axis, std::int64_t before, std::int64_t after, G value) {
   Nodes parts;
@@ -276,10 +250,6 @@ NodePtr pad(G x, Name axis, std::int64_t before, std::int64_t after, G value) {
   return concat(parts, {axis, whole});
 }
 
-namespace {
-const bool registered = [] {
-  register_ops({&kFit, &kRename, &kSlice, &kPlace, &kFlatten, &kUnflatten, &kConcat});
-  return true;
-}();
-}  // namespace
+const bool shapes_registered = register_ops({&kFit, &kRename, &kSlice, &kPlace, &kFlatten, &kUnflatten, &kConcat});
+
 }  // namespace haliax::prim

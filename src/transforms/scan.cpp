@@ -151,7 +151,7 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     auto last = mapped(start, [&](const NodePtr&) { return loop_result(loop, k++); });
     return {last, mapped(y, [&](const NodePtr&) {
               auto r = loop_result(loop, k++);
-              return prim::fit(r, ops::kept(*r, {}));   // hidden axes come first, then that of the loop
+              return prim::fit(r, ops::with_hidden({r}, ops::visible(*r)));   // hidden axes come first, then that of the loop
             })};
   }
 }

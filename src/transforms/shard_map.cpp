@@ -49,7 +49,7 @@ NodePtr joined(const NodePtr& x, const Axes& outer, Name local) {
   const Axis mine = *find(*x, local);
   const auto parts = concat_axes(outer, {mine});
   const auto side_by_side = replace_axis(without_axes(x->axes, outer), local, parts);
-  return prim::flatten(prim::fit(x, side_by_side), ops::names_of(parts), mine.resize(axis_size(parts)));
+  return prim::flatten(prim::fit(x, side_by_side), names_of(parts), mine.resize(axis_size(parts)));
 }
 // The other way. Raises if the size does not divide.
 NodePtr split(const char* op, const NodePtr& x, const Axes& outer, Name axis, const std::string& what) {

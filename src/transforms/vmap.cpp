@@ -24,7 +24,7 @@ Leaves Vmap::show(const Leaves& in) {
   Here here(at);
   return mapped(in, [&](const NodePtr& n) {
     if (has(n->axes, axis.name)) fail("vmap", "the result has axis {} already: {}", axis.name, ops::visible(*n));
-    auto axes = without_axes(ops::kept(*n, {}), hidden);
+    auto axes = without_axes(ops::with_hidden({n}, ops::visible(*n)), hidden);
     auto shown = std::find_if(axes.begin(), axes.end(), [](auto& a) { return !a.name.hidden(); });
     axes.insert(shown, Axis(hidden, size));
     return prim::rename(prim::fit(n, axes), {hidden}, {axis.name});

@@ -27,6 +27,7 @@ class Lowering final : public Emit {
   Place operand(std::size_t k) override { return place_of(now_->in[k]); }
   Place result() override { return result_; }
   void zero(const Place&, const Axes&) override;
+  void fill(const Place&, const Axes&, const NodePtr& number) override;
   void copy(const Place& from, const Place& to, const Axes&) override;
   void push(program::Step) override;
   program::Term term(const NodePtr& start, std::int64_t stride, std::int64_t limit) override;
@@ -51,7 +52,6 @@ class Lowering final : public Emit {
   void ring(const NodePtr&);
   void contract(const Placed& out, const Placed& a, const Placed& b, bool accumulate);
   void into(const Unit&);                                 // a value that is in memory, or a view of one, into a target
-  void fill(const Place&, const Axes&, const NodePtr& number);
   void kernel(const Unit&);
   // ---- loop.cpp ----
   struct Turns;                                           // a loop while it is lowered

@@ -1,0 +1,36 @@
+// Axes and names as sets, by name alone. Where sizes may differ and users are to know, see haliax/axis.h.
+#pragma once
+#include <algorithm>
+
+#include "graph/node.h"
+
+namespace haliax {
+
+inline Names names_of(const Axes& axes) {
+  Names out;
+  for (auto& a : axes) out.push_back(a.name);
+  return out;
+}
+inline Axes without(Axes axes, const Axes& others) {
+  std::erase_if(axes, [&](auto& a) { return has(others, a.name); });
+  return axes;
+}
+inline Axes common(Axes axes, const Axes& others) {   // those of the first that the second has
+  std::erase_if(axes, [&](auto& a) { return !has(others, a.name); });
+  return axes;
+}
+inline Axes joined(Axes axes, const Axes& others) {   // the first, then what the second adds
+  for (auto& a : others)
+    if (!has(axes, a.name)) axes.push_back(a);
+  return axes;
+}
+// `parts` in the place of one of the axes.
+inline Axes replaced(const Axes& axes, Name old, const Axes& parts) {
+  Axes out;
+  for (auto& a : axes)
+    if (a.name == old) out.insert(out.end(), parts.begin(), parts.end());
+    else out.push_back(a);
+  return out;
+}
+
+}  // namespace haliax
