@@ -199,12 +199,12 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
   // What is donated, and may be. An array that was lazy until now may be the node of another, equal one, and f may have captured
   // an argument: such a value is lent, not given.
   std::vector<bool> given;
-  for (std::size_t i = 0; i < count; ++i) {
-    auto& n = input(i);
+  auto may_be_given = [&](const NodePtr& n) {
     auto times_late = std::count(late.begin(), late.end(), n);
     bool captured = std::find(e.captured.begin(), e.captured.end(), n) != e.captured.end();
-    given.push_back(e.donated[i] && owns_memory(*n) && !captured && !(times_late > 0 && n.use_count() > 1 + times_late));
-  }
+    return owns_memory(*n) && !captured && !(times_late > 0 && n.use_count() > 1 + times_late);
+  };
+  for (std::size_t i = 0; i < count; ++i) given.push_back(e.donated[i] && may_be_given(input(i)));
   std::vector<BufferPtr> arguments;
   for (std::size_t i = 0; i < count; ++i) {
     auto& n = input(i);

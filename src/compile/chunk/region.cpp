@@ -201,7 +201,10 @@ bool Region::finds_position(const Node& n) const {
 }
 // Does it pick (or place) by index along the axis? Then a chunk holds what falls into it.
 bool Region::picks(const Node& n, Name a) const {
-  return !n.in.empty() && n.in[0] && has_axis(*n.in[0], a) && along(n, 0, a).way == Along::Way::pick;
+  if (!n.op->on_block || !has_axis(*n.in[0], a)) return false;
+  // Ids may have an axis of that name which is not the walked one: the first few of an order.
+  bool clashes = std::any_of(n.in.begin() + 1, n.in.end(), [&](auto& x) { return has_axis(*x, a); });
+  return along(n, 0, a).way == Along::Way::pick || (has_name(n.attr.names, a) && !clashes);
 }
 
 // By which monoid the results of chunks are put together; none: they cannot be.
@@ -215,7 +218,7 @@ std::optional<Monoid> Region::folds_by(const Node& n) const {
   for (std::size_t k = 0; k < n.in.size(); ++k) {
     if (!n.in[k] || only_waits(n, k) || !walks(n.in[k])) continue;
     auto rule = along(n, k, a);
-    if (rule.way == Along::Way::pick) return Monoid::sum;   // what is picked lies in one chunk alone
+    if (k == 0 && picks(n, a)) return Monoid::sum;   // what is picked lies in one chunk alone
     bool into_base = n.op == &prim::kScatter && !is_scatter_add(n);   // a chunk has no base to multiply, or to compare with
     if (rule.way == Along::Way::fold && !into_base) return rule.monoid;
   }
@@ -248,6 +251,7 @@ void Region::check(const NodePtr& n) const {
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     if (!n->in[k] || only_waits(*n, k) || !walks(n->in[k])) continue;
     using Way = Along::Way;
+    if (k == 0 && picks(*n, a)) continue;
     auto way = along(*n, k, a).way;
     bool moves = way == Way::whole && op.linear == Linear::moves;
     if (way == Way::shift || way == Way::regroup || moves) refuse(*n, "mixes positions");
