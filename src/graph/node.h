@@ -77,7 +77,7 @@ struct Op {
   Along (*along)(const Node&, std::size_t operand, Name axis) = nullptr;
   // Where `along` says pick: the op where of these axes of the table a block is at hand; operands and axes are those of the blocks.
   NodePtr (*on_block)(const Node&, Nodes in, const Axes&, const std::vector<Block>&) = nullptr;
-  // Likewise: which of the ids are positions, where what lies outside of all blocks is filled in; null: nothing is.
+  // Likewise: which of the ids are positions, if what lies outside of all blocks is filled in; null: nothing is.
   NodePtr (*found)(const Node&, const Nodes& in) = nullptr;
   std::vector<Stretch> (*stretches)(const Node&) = nullptr;          // where `along` says shift
   Linear (*linear_in)(const Node&, std::size_t operand) = nullptr;   // where operands differ, or dtypes matter; null: `linear`

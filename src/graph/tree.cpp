@@ -67,18 +67,25 @@ void Walk::leaf(NamedArray& a) {
   if (with_paths) paths.push_back(path);
 }
 
+// Names are only put together where somebody wants them: every call of a jitted function walks its arguments.
 void Walk::parts(const Part* parts, std::size_t count, WriteNames write_names) {
   std::vector<std::string_view> names;
   if (with_paths && write_names) names.resize(count), write_names(names.data(), count);
-  for (std::size_t i = 0; i < count; ++i) named(names.empty() ? std::string_view(std::to_string(i)) : names[i], parts[i]);
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!with_paths) parts[i].visit(*this, parts[i].node);
+    else named(names.empty() ? std::string_view(std::to_string(i)) : names[i], parts[i]);
+  }
 }
 
 void Walk::items(void* first, std::size_t size_of_item, std::size_t count, void (*visit)(Walk&, void*)) {
-  for (std::size_t i = 0; i < count; ++i) named(std::to_string(i), {static_cast<char*>(first) + i * size_of_item, visit});
+  for (std::size_t i = 0; i < count; ++i) {
+    Part item{static_cast<char*>(first) + i * size_of_item, visit};
+    if (!with_paths) visit(*this, item.node);
+    else named(std::to_string(i), item);
+  }
 }
 
 void Walk::named(std::string_view name, const Part& part) {
-  if (!with_paths) return part.visit(*this, part.node);
   const std::size_t mark = path.size();
   if (mark) path += '.';
   path += name;

@@ -465,51 +465,48 @@ NodePtr within(const NodePtr& ids, std::int64_t end) {
 }  // namespace
 namespace {
 
-struct Picking {
-  bool gathers, clamps;
-  program::Outside outside;
-  explicit Picking(const Node& n)
-      : gathers(n.op == &kGather),
-        clamps(gathers ? GatherAttr::of(n).outside == program::Outside::clamp : ScatterAttr::of(n).clamp),
-        outside(gathers ? GatherAttr::of(n).outside : program::Outside::zero) {}
-  std::size_t first() const { return gathers ? 1 : 2; }   // of the ids among the operands
-  // From the start of an axis of this size, also those that were counted from its end; within it, if they are clamped.
-  NodePtr counted(const NodePtr& ids, std::int64_t size) const {
-    auto all = signed_ids(ids, size);
-    auto number = [&](std::int64_t v) { return integer(v, all->dtype); };
-    return clamps && size > 0 ? min(max(all, number(0)), number(size - 1)) : all;
-  }
-};
-
-}  // namespace
-
-NodePtr pick_on_block(const Node& n, Nodes in, const Axes& axes, const std::vector<Block>& blocks) {
-  Picking p(n);
+// From the start of an axis of this size, also those that were counted from its end; within it, if they are clamped.
+NodePtr counted(const NodePtr& ids, std::int64_t size, bool clamps) {
+  auto all = signed_ids(ids, size);
+  auto number = [&](std::int64_t v) { return integer(v, all->dtype); };
+  return clamps && size > 0 ? min(max(all, number(0)), number(size - 1)) : all;
+}
+// The operands with ids, from the first on, that count from the starts of blocks; of what lies elsewhere they find nothing.
+Nodes on_blocks(const Node& n, Nodes in, std::size_t first, bool clamps, const std::vector<Block>& blocks) {
   for (std::size_t k = 0; k < n.attr.names.size(); ++k) {
     auto size = find(*n.in[0], n.attr.names[k])->size;
-    auto& operand = in[p.first() + k];
-    auto ids = p.counted(operand, size);
+    auto ids = counted(in[first + k], size, clamps);
     auto number = [&](std::int64_t v) { return integer(v, ids->dtype); };
     auto block = std::find_if(blocks.begin(), blocks.end(), [&](auto& b) { return b.axis == n.attr.names[k]; });
     if (block != blocks.end()) {
       auto shifted = sub(ids, cast(block->start, ids->dtype));
-      operand = select(within(shifted, block->size), shifted, number(block->size));
+      in[first + k] = select(within(shifted, block->size), shifted, number(block->size));
     } else {   // not counted from the end twice
-      operand = p.clamps && size > 0 ? ids : select(within(ids, size), ids, number(size));
+      in[first + k] = clamps && size > 0 ? ids : select(within(ids, size), ids, number(size));
     }
   }
-  auto attr = p.gathers ? GatherAttr{n.attr.names, program::Outside::zero}.attr()
-                        : ScatterAttr{n.attr.names, ScatterAttr::of(n).update, false}.attr();
-  return make(*n.op, in, axes, n.dtype, attr);
+  return in;
 }
-NodePtr found_ids(const Node& n, const Nodes& in) {
-  Picking p(n);
-  bool fills = p.outside == program::Outside::fill;
+
+}  // namespace
+
+NodePtr gather_on_block(const Node& n, Nodes in, const Axes& axes, const std::vector<Block>& blocks) {
+  auto [names, outside] = GatherAttr::of(n);
+  in = on_blocks(n, std::move(in), 1, outside == program::Outside::clamp, blocks);
+  return make(*n.op, in, axes, n.dtype, GatherAttr{names, program::Outside::zero}.attr());
+}
+NodePtr scatter_on_block(const Node& n, Nodes in, const Axes& axes, const std::vector<Block>& blocks) {
+  auto [names, update, clamps] = ScatterAttr::of(n);
+  return make(*n.op, on_blocks(n, std::move(in), 2, clamps, blocks), axes, n.dtype, ScatterAttr{names, update, false}.attr());
+}
+NodePtr gather_found(const Node& n, const Nodes& in) {
+  auto [names, outside] = GatherAttr::of(n);
+  bool clamps = outside == program::Outside::clamp, fills = outside == program::Outside::fill;
   NodePtr all;
-  for (std::size_t k = 0; k < n.attr.names.size(); ++k) {
-    auto size = find(*n.in[0], n.attr.names[k])->size;
-    fills |= p.gathers && p.clamps && size == 0;   // there is no position to clamp to
-    auto there = within(p.counted(in[p.first() + k], size), size);
+  for (std::size_t k = 0; k < names.size(); ++k) {
+    auto size = find(*n.in[0], names[k])->size;
+    fills |= clamps && size == 0;   // there is no position to clamp to
+    auto there = within(counted(in[1 + k], size, clamps), size);
     all = all ? map(kBitAnd, {all, there}, DType::boolean) : there;
   }
   return fills ? all : nullptr;

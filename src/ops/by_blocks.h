@@ -29,7 +29,8 @@ NodePtr pointwise_source(
 
 // What Op::on_block and Op::found of gather and scatter are: ids count from a block's start, and what lies in other blocks is
 // nothing here.
-NodePtr pick_on_block(const Node&, Nodes in, const Axes&, const std::vector<Block>&);
-NodePtr found_ids(const Node&, const Nodes& in);
+NodePtr gather_on_block(const Node&, Nodes in, const Axes&, const std::vector<Block>&);
+NodePtr scatter_on_block(const Node&, Nodes in, const Axes&, const std::vector<Block>&);
+NodePtr gather_found(const Node&, const Nodes& in);
 
 }  // namespace haliax::prim

@@ -138,7 +138,7 @@ const Op kGather{.name = "take", .kind = Kind::step, .linear = Linear::no, .grad
   Nodes out(o->in.size());
   bool clamp = GatherAttr::of(*o).outside == Outside::clamp;
   out[0] = scatter(filled(0, table->dtype, table->axes), g, where_of(*o, 1), Update::add, clamp);
-  return out; }, .lower = gather_lower, .along = gather_along, .on_block = pick_on_block, .found = found_ids,
+  return out; }, .lower = gather_lower, .along = gather_along, .on_block = gather_on_block, .found = gather_found,
   .linear_in = [](const Node& n, std::size_t k) { return k == 0 && is_float(n.dtype) ? Linear::one : Linear::no; },
   .by_blocks = gather_by_blocks};
 const Op kScatter{.name = "scatter", .kind = Kind::step, .linear = Linear::no, .grad = [](G o, G g) {
@@ -156,7 +156,7 @@ const Op kScatter{.name = "scatter", .kind = Kind::step, .linear = Linear::no, .
       break;
     default: fail("scatter", "the gradient of mul, min and max updates is not defined");
   }
-  return out; }, .lower = scatter_lower, .along = scatter_along, .on_block = pick_on_block, .found = found_ids,
+  return out; }, .lower = scatter_lower, .along = scatter_along, .on_block = scatter_on_block,
   .linear_in = [](const Node& n, std::size_t k) { return k == 1 && is_scatter_add(n) ? Linear::one : Linear::no; },
   .by_blocks = scatter_by_blocks};
 const Op kArgsort{.name = "argsort", .kind = Kind::step, .lower = sort_lower, .along = whole_along, .by_blocks = sort_by_blocks};

@@ -204,11 +204,13 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     bool captured = std::find(e.captured.begin(), e.captured.end(), n) != e.captured.end();
     return owns_memory(*n) && !captured && !(times_late > 0 && n.use_count() > 1 + times_late);
   };
+  given.reserve(count);
   for (std::size_t i = 0; i < count; ++i) given.push_back(e.donated[i] && may_be_given(input(i)));
-  std::vector<BufferPtr> arguments;
+  std::vector<Given> arguments;
+  arguments.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
     auto& n = input(i);
-    auto& value = arguments.emplace_back(n->value);
+    auto& value = arguments.emplace_back(Given{n->value}).keeps;
     if (e.mesh || !e.donated[i]) continue;
     // What is donated will be written over: not if somebody else reads it too.
     auto uses = 0;
@@ -224,12 +226,12 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     n.value.reset();
   }
   if (!e.mesh) {
-    std::vector<Given> inputs;
-    for (auto& value : arguments) inputs.push_back({value, value->data()});
-    arguments.clear();
-    return e.assemble(call(e.compiled, inputs, e.arena, nullptr));
+    for (auto& a : arguments) a.data = a.keeps->data();
+    return e.assemble(call(e.compiled, arguments, e.arena, nullptr));
   }
-  auto made = e.mesh->run(arguments, given);
+  std::vector<BufferPtr> values;
+  for (auto& a : arguments) values.push_back(std::move(a.keeps));
+  auto made = e.mesh->run(values, given);
   impl_->report.split_bytes = e.mesh->split_bytes;
   return e.assemble(made);
 }

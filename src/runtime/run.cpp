@@ -67,6 +67,7 @@ std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, 
   auto& p = *c.program;
   std::vector<void*> arguments, results;
   std::vector<BufferPtr> made(std::size_t(p.results));
+  arguments.reserve(given.size() + c.captured.size()), results.reserve(made.size());
   for (std::size_t k = 0; k < given.size(); ++k) {
     arguments.push_back(given[k].data);
     if (p.donated[k] >= 0) made[std::size_t(p.donated[k])] = given[k].keeps;

@@ -107,7 +107,7 @@ NodePtr Region::swapped(const NodePtr& x, Name a) const { return prim::rename(x,
 // The value of a fold, from the result of its loop, given what is known so far.
 NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Rewrite known) {
   auto v = prim::cast(result, n->dtype);
-  if (!picks(*n, name_in(*n))) return v;
+  if (!n->op->found || !picks(*n, name_in(*n))) return v;
   auto in = n->in;
   for (std::size_t k = 1; k < in.size(); ++k) in[k] = substitute(Nodes{in[k]}, known, around_)[0];
   auto there = n->op->found(*n, in);   // outside of the axis there is nothing to pick

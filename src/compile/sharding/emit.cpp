@@ -168,7 +168,7 @@ class Emitter {
       blocks.push_back({name, prim::integer(start, DType::i64), size});
     }
     if (blocks.empty()) return make(*n.op, in, axes, n.dtype, n.attr);
-    auto out = n.op->on_block(n, in, axes, blocks), found = n.op->found(n, in);
+    auto out = n.op->on_block(n, in, axes, blocks), found = n.op->found ? n.op->found(n, in) : nullptr;
     if (!found) return out;
     bool mine = true;  // an index outside of all blocks: one device says so
     for (auto& [x, m] : s.at.partial) mine &= coordinate(mesh_, device_, x) == 0;
