@@ -48,8 +48,8 @@ void check_carry(const Leaves& init, const Leaves& next, const std::vector<std::
 void check_given(const Leaves& y, const Axis& axis) {
   for (auto& a : y)
     if (!a.empty() && has(a.node()->axes, axis.name))
-      fail("scan", "what a turn gives has axis {} already: {}; only arguments are sliced, not what the function captures", axis.name,
-           a.axes());
+      fail("scan", "what a turn gives has axis {} already: {}; only arguments are sliced, not what the function captures",
+           axis.name, a.axes());
 }
 
 // A scan over blocks of positions, each of which is a scan of its own.
