@@ -33,6 +33,9 @@ class House(unittest.TestCase):
         folders = ("include", "src", "backends", "tests", "examples", "bench", "tools")
         self.none(f for f in files(*folders, suffixes=CODE | {".py"}) if len(f.read_text().splitlines()) > 800)
 
+    def test_no_line_of_the_library_is_over_130_columns(self):
+        self.none(at for at, text in lines("include", "src") if len(text) > 130)
+
     def test_the_reference_backend_stays_under_500_lines(self):
         total = sum(len(f.read_text().splitlines()) for f in files("backends/reference"))
         self.assertLess(total, 500)

@@ -74,7 +74,8 @@ class Arr {
   Arr(const NamedArray& a, SourceLocation at = SourceLocation::current()) : array_(a), at_(at) {}
   Arr(double v, SourceLocation at = SourceLocation::current()) : number_(v), kind_(Kind::real), at_(at) {}
   Arr(float v, SourceLocation at = SourceLocation::current()) : Arr(double(v), at) {}
-  Arr(std::int64_t v, SourceLocation at = SourceLocation::current()) : number_(double(v)), integer_(v), kind_(Kind::integer), at_(at) {}
+  Arr(std::int64_t v, SourceLocation at = SourceLocation::current())
+      : number_(double(v)), integer_(v), kind_(Kind::integer), at_(at) {}
   Arr(int v, SourceLocation at = SourceLocation::current()) : Arr(std::int64_t(v), at) {}
   Arr(std::uint32_t v, SourceLocation at = SourceLocation::current()) : Arr(std::int64_t(v), at) {}
   Arr(bool v, SourceLocation at = SourceLocation::current()) : number_(v), integer_(v), kind_(Kind::boolean), at_(at) {}
@@ -113,6 +114,7 @@ NamedArray array(std::span<const std::int64_t>, const AxisSpec&, SourceLocation 
 NamedArray array(std::span<const std::uint32_t>, const AxisSpec&, SourceLocation = SourceLocation::current());  // u32
 NamedArray array(std::initializer_list<double>, const AxisSpec&, SourceLocation = SourceLocation::current());   // f32
 NamedArray from_bytes(std::span<const std::byte>, DType, const AxisSpec&, SourceLocation = SourceLocation::current());
-NamedArray named(const NamedArray& a, const AxisSpec& axes, SourceLocation = SourceLocation::current());        // the same values, other names
+// The same values, other names.
+NamedArray named(const NamedArray& a, const AxisSpec& axes, SourceLocation = SourceLocation::current());
 
 }  // namespace haliax

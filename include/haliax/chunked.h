@@ -17,9 +17,11 @@ enum class ChunkKeep : std::uint8_t {
 };
 struct ChunkOptions {
   static constexpr bool is_static = true;
-  std::optional<std::int64_t> chunk = {};        // positions a turn, of all walked axes together, the last one first; none: from the memory
+  // Positions a turn, of all walked axes together, the last one first; none: from the memory.
+  std::optional<std::int64_t> chunk = {};
   std::vector<std::int64_t> chunks = {};         // or for each walked axis
-  std::int64_t memory = 0;                       // bytes beside results and gradients; 0: as much as the arrays that f reads, at least 32 MiB
+  // Bytes beside results and gradients; 0: as much as the arrays that f reads, at least 32 MiB.
+  std::int64_t memory = 0;
   ChunkForm form = ChunkForm::automatic;
   ChunkKeep keep = ChunkKeep::small;
   bool reverse = false;                          // the last chunk first; results stay in their places
@@ -30,15 +32,17 @@ namespace detail {
 Leaves chunked_reduce(const AxisSelection&, const ChunkOptions&, const Leaves& xs, LeafFunction, SourceLocation);
 }
 
-// f(xs...) -> tree, computed one chunk of the walked axes at a time, forward and backward. f is written for the whole arrays, and the result is
-// that of f on them: means divide by the full size, random draws are slices of the full draw, and an Axis that f captured is the whole one. A
-// value that keeps a walked axis is made chunk by chunk; one that folds it away (sum, mean, max, min, product, dot, logsumexp, argmax, top_k,
-// take) is accumulated; a fold or scan over it, which is how f reduces by an init and a combine of its own, goes on from chunk to chunk. What
-// follows a fold reads its final value, so it may be anything; what then needs the axis again, as softmax over it does, is one more sweep. An op
-// that needs all of the axis at once (sort, cumsum, roll) is refused by name. Chunks need not divide the axis. Of several axes the first is the
-// outermost. What it costs: one contraction with the head for the loss alone; three with gradients in one sweep, if no cotangent needs a final
-// result; else four in two sweeps. `chunk` counts positions of all walked axes together.
-template <class F> auto chunked_reduce(const AxisSelection& axes, ChunkOptions options, F f, SourceLocation at = SourceLocation::current()) {
+// f(xs...) -> tree, computed one chunk of the walked axes at a time, forward and backward. f is written for the whole arrays, and
+// the result is that of f on them: means divide by the full size, random draws are slices of the full draw, and an Axis that f
+// captured is the whole one. A value that keeps a walked axis is made chunk by chunk; one that folds it away (sum, mean, max,
+// min, product, dot, logsumexp, argmax, top_k, take) is accumulated; a fold or scan over it, which is how f reduces by an init
+// and a combine of its own, goes on from chunk to chunk. What follows a fold reads its final value, so it may be anything; what
+// then needs the axis again, as softmax over it does, is one more sweep. An op that needs all of the axis at once (sort, cumsum,
+// roll) is refused by name. Chunks need not divide the axis. Of several axes the first is the outermost. What it costs: one
+// contraction with the head for the loss alone; three with gradients in one sweep, if no cotangent needs a final result; else
+// four in two sweeps. `chunk` counts positions of all walked axes together.
+template <class F>
+auto chunked_reduce(const AxisSelection& axes, ChunkOptions options, F f, SourceLocation at = SourceLocation::current()) {
   return [f, axes, options, at](const auto&... xs) {
     using A = std::tuple<std::decay_t<decltype(xs)>...>;
     using R = std::decay_t<decltype(f(xs...))>;

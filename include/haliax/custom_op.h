@@ -105,9 +105,9 @@ struct CustomOp {
   const char* name = "";
   std::vector<AxisRule> along = {};  // for each axis that a call names
   std::vector<CpuKernel> cpu = {};   // the first whose dtypes are the operands' is taken
-  // Cotangents of the operands, in any axes that these or the result have: what is too many is summed, what lacks repeated. An
-  // empty one is none. Made of ordinary ops (or custom ones), so that there is a second derivative. Null: a gradient through the
-  // op raises.
+  // Cotangents of the operands, in any axes that an operand or the result has: what its own operand lacks is summed, what the
+  // cotangent lacks repeated. An empty one is none. Made of ordinary ops (or custom ones), so that there is a second derivative.
+  // Null: a gradient through the op raises.
   std::vector<NamedArray> (*grad)(const CustomCall&) = nullptr;
   std::vector<int> linear = {};  // the operands in each of which it is linear: sums that are pending on
                                  // a mesh may go through it

@@ -20,7 +20,8 @@ struct MachineSpeed {
 // A call of a collective.
 struct CollectiveReport {
   std::string kind, over;  // all-gather, reduce-scatter, all-reduce, all-to-all, permute or ring; mesh axes: data+model
-  std::string array;       // what moves: a parameter, "gradient of" some, "new" (updated), "part of" an op, or the op that made it
+  // What moves: a parameter, "gradient of" some, "new" (updated), "part of" an op, or the op that made it.
+  std::string array;
   std::string axes;        // of the whole array; where arrays share a call, of each
   int arrays = 1;
   double bytes = 0, turns = 1;  // sent per device on a ring, each time; how often

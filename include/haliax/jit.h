@@ -14,26 +14,27 @@ namespace haliax {
 struct JitOptions {
   std::vector<int> donate = {};  // arguments (from 0) whose memory the results may take; they cannot be used afterwards
   std::string backend = {};                      // "cpu" (the default) or "reference"
-  // Inside another trace mappings hold as they do outside; donate, backend, regather, ring, reduce_dtype and strict are those of the outermost.
+  // Inside another trace mappings hold as they do outside; donate, backend, regather, ring, reduce_dtype and strict are those of
+  // the outermost.
   // named_jit: the mesh in scope where it is called, if none is given. The mapping inside f, of its results, and of arguments
   // that lie nowhere yet (see placement): the mapping in scope there, if none is given.
   std::optional<Mesh> mesh = {};
   std::optional<Mapping> axis_resources = {};
   std::optional<Mappings> in = {}, out = {};     // of arguments, of results (of each part of a pair or tuple), where they differ;
                                                  // raises where there are not as many as of those
-  // A weight that a loop over layers reads turn by turn is gathered again in each loop, so that one layer is whole at a time; of weights
-  // read outside of loops up to 32 MiB wait for the backward pass, and others are gathered again. Off: all are gathered once, for less
-  // traffic and more memory.
+  // A weight that a loop over layers reads turn by turn is gathered again in each loop, so that one layer is whole at a time; of
+  // weights read outside of loops up to 32 MiB wait for the backward pass, and others are gathered again. Off: all are gathered
+  // once, for less traffic and more memory.
   bool regather = true;
   // A gathered weight that one contraction alone reads is never made whole: its blocks go round the ring of devices, and each is
-  // contracted with its part of the other operand as it comes. As many bytes in devices - 1 calls; two blocks of memory in place of
-  // all. Sums along the gathered axis are taken block by block. See docs/sharding.md for what is gathered as ever.
+  // contracted with its part of the other operand as it comes. As many bytes in devices - 1 calls; two blocks of memory in place
+  // of all. Sums along the gathered axis are taken block by block. See docs/sharding.md for what is gathered as ever.
   bool ring = false;
   // Sums of bf16 and f16 that are pending on the mesh (dot, sum, at_add along a cut axis) are made, sent and added up in f32, and
   // rounded once, for twice the bytes. Else each device rounds its own part first.
   std::optional<DType> reduce_dtype = {};
-  // Raises for a gather that nobody asked for (and chooses none for its bytes), a mapped axis that no array has, and a mapping that cuts
-  // where there is no mesh.
+  // Raises for a gather that nobody asked for (and chooses none for its bytes), a mapped axis that no array has, and a mapping
+  // that cuts where there is no mesh.
   bool strict = false;
   MachineSpeed speed = {};                       // for estimates of time
   bool passes = false;                           // `explain` lists the passes of the compiler
@@ -59,7 +60,8 @@ struct JitReport {
   std::string why;                               // why it was traced the last time: what differed from the call before
   std::vector<std::string> not_donated;          // donated arguments that no result could take, and why
   int contractions = 0, loops = 0;               // in the Program; the body of a loop counts once
-  std::int64_t arena_bytes = 0, peak_bytes = 0;  // planned, per device: all but arguments and results; with results that alias nothing
+  // Planned, per device: all but arguments and results; with results that alias nothing.
+  std::int64_t arena_bytes = 0, peak_bytes = 0;
   double sent_bytes = 0, calls = 0;              // by collectives, per device on a ring
   std::vector<CollectiveReport> collectives;     // in order
   std::int64_t argument_bytes = 0;               // per device
@@ -68,7 +70,8 @@ struct JitReport {
   double compute_s = 0, sending_s = 0;           // estimated, by JitOptions::speed
   std::int64_t split_bytes = 0;                  // that the last call copied to cut arguments for the devices
   double trace_s = 0, compile_s = 0;
-  std::vector<PassReport> passes;                // in order; on a mesh those of the device that needs most memory, after those of the whole
+  // In order; on a mesh those of the device that needs most memory, after those of the whole.
+  std::vector<PassReport> passes;
   std::vector<ChunkReport> chunked;              // outermost first
   std::string program;                           // printed
   std::string explain;                           // what was decided about loops, memory and collectives, for people
@@ -89,7 +92,8 @@ template <class... A> Walk walk_parts(Parts& parts, const A&... each) {
 }
 template <class R> Parts parts_of(const R& result) {
   Parts parts;
-  if constexpr (reflect::is_a<R, std::pair> || reflect::is_a<R, std::tuple>) std::apply([&](const auto&... p) { walk_parts(parts, p...); }, result);
+  if constexpr (reflect::is_a<R, std::pair> || reflect::is_a<R, std::tuple>)
+    std::apply([&](const auto&... p) { walk_parts(parts, p...); }, result);
   else walk_parts(parts, result);
   return parts;
 }

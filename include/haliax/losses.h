@@ -83,7 +83,8 @@ struct LinearCrossEntropyOptions {
   ArrayFunction norm = {};                // x -> x, computed in each chunk again: a final norm, a projection
   std::optional<NamedArray> bias = {};    // (Vocab)
   double soft_cap = 0, temperature = 1;   // 0: no cap
-  std::optional<DType> logit_dtype = {};  // what the product is cast to, and the dtype of results; if not given at least f32, summed in it
+  // What the product is cast to, and the dtype of results; if not given at least f32, summed in it.
+  std::optional<DType> logit_dtype = {};
 
   // The loss of a token: the sum over Vocab of -q * class_weights * log p, and z_loss * logsumexp^2.
   std::optional<NamedArray> class_weights = {};  // (Vocab)

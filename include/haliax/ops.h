@@ -33,9 +33,12 @@ NamedArray astype(Arr, DType);
 NamedArray stop_gradient(Arr);                                                     // the value, with no gradient
 
 // ---- elementwise, two or three inputs ------------------------------------------------------------------------------------
-// The axes of one must be a subset of the other's; the result has the larger one's axes in its order (the left one's, if equal sets).
-NamedArray add(Arr, Arr), subtract(Arr, Arr), multiply(Arr, Arr), divide(Arr, Arr), power(Arr, Arr), maximum(Arr, Arr), minimum(Arr, Arr);
-NamedArray floor_divide(Arr, Arr), mod(Arr, Arr), fmod(Arr, Arr), arctan2(Arr, Arr), hypot(Arr, Arr), logaddexp(Arr, Arr), nextafter(Arr, Arr);
+// The axes of one must be a subset of the other's; the result has the larger one's axes in its order (the left one's, if equal
+// sets).
+NamedArray add(Arr, Arr), subtract(Arr, Arr), multiply(Arr, Arr), divide(Arr, Arr), power(Arr, Arr);
+NamedArray maximum(Arr, Arr), minimum(Arr, Arr);
+NamedArray floor_divide(Arr, Arr), mod(Arr, Arr), fmod(Arr, Arr), arctan2(Arr, Arr), hypot(Arr, Arr), logaddexp(Arr, Arr);
+NamedArray nextafter(Arr, Arr);
 NamedArray equal(Arr, Arr), not_equal(Arr, Arr), less(Arr, Arr), less_equal(Arr, Arr), greater(Arr, Arr), greater_equal(Arr, Arr);
 NamedArray logical_and(Arr, Arr), logical_or(Arr, Arr), logical_xor(Arr, Arr);
 NamedArray bitwise_and(Arr, Arr), bitwise_or(Arr, Arr), bitwise_xor(Arr, Arr), left_shift(Arr, Arr), right_shift(Arr, Arr);
@@ -67,15 +70,20 @@ inline NamedArray operator<<(Arr a, Arr b) { return left_shift(a, b); }
 inline NamedArray operator>>(Arr a, Arr b) { return right_shift(a, b); }
 
 // ---- reductions: over the axes given, all of them if none is (Names{}: over none) ------------------------------------------
-struct ReduceOptions { std::optional<NamedArray> where = {}; std::optional<DType> dtype = {}; };   // where: a bool mask, broadcast by name
+struct ReduceOptions {
+  std::optional<NamedArray> where = {};   // a bool mask, broadcast by name
+  std::optional<DType> dtype = {};
+};
 NamedArray sum(Arr, const AxisSelection& = {}, ReduceOptions = {});    // bool and narrow integers sum as i32 (u32 if unsigned)
 NamedArray mean(Arr, const AxisSelection& = {}, ReduceOptions = {});   // of integers: f32; of a mask's selection
 NamedArray prod(Arr, const AxisSelection& = {}, ReduceOptions = {});
-NamedArray max(Arr, const AxisSelection& = {}, ReduceOptions = {}), min(Arr, const AxisSelection& = {}, ReduceOptions = {});   // NaN wins
+// NaN wins.
+NamedArray max(Arr, const AxisSelection& = {}, ReduceOptions = {}), min(Arr, const AxisSelection& = {}, ReduceOptions = {});
 struct VarOptions { std::optional<NamedArray> where = {}; int ddof = 0; };
 NamedArray var(Arr, const AxisSelection& = {}, VarOptions = {}), std_dev(Arr, const AxisSelection& = {}, VarOptions = {});
 NamedArray any(Arr, const AxisSelection& = {}, ReduceOptions = {}), all(Arr, const AxisSelection& = {}, ReduceOptions = {});
-NamedArray argmax(Arr, std::optional<AxisSelector> = {}), argmin(Arr, std::optional<AxisSelector> = {});   // i32; no axis: flat, in storage order
+// i32; no axis: flat, in storage order.
+NamedArray argmax(Arr, std::optional<AxisSelector> = {}), argmin(Arr, std::optional<AxisSelector> = {});
 NamedArray logsumexp(Arr, const AxisSelection& = {});
 
 // ---- along axes ----------------------------------------------------------------------------------------------------------
@@ -88,44 +96,54 @@ std::pair<NamedArray, NamedArray> top_k(Arr, const AxisSelector&, std::int64_t k
 
 // ---- contraction ---------------------------------------------------------------------------------------------------------
 // Sums over `axis` the product of all the arrays; other axes they share are batched. Result axes: in order of first appearance.
-// Every axis summed must be in at least two of the arrays (`einsum` says otherwise). dtype: promoted; sums are f32 inside for bf16.
+// Every axis summed must be in at least two of the arrays (`einsum` says otherwise). dtype: promoted; sums are f32 inside for
+// bf16.
 struct DotOptions { std::optional<Names> out_axes = {}; std::optional<DType> preferred_element_type = {}; };
 NamedArray dot(Arr, Arr, const AxisSelection& axis, DotOptions = {});
 NamedArray dot(std::initializer_list<Arr>, const AxisSelection& axis, DotOptions = {});
-NamedArray einsum(std::string_view spec, std::initializer_list<Arr>, const std::vector<std::pair<std::string, AxisSelector>>& aliases = {});
+NamedArray einsum(std::string_view spec, std::initializer_list<Arr>,
+                  const std::vector<std::pair<std::string, AxisSelector>>& aliases = {});
 
 // ---- shape ---------------------------------------------------------------------------------------------------------------
-NamedArray rename(Arr, std::initializer_list<std::pair<Name, Name>>);                    // simultaneous; raises for a name that is not there
+// Simultaneous; raises for a name that is not there.
+NamedArray rename(Arr, std::initializer_list<std::pair<Name, Name>>);
 NamedArray rename(Arr, const AxisSelector& from, const AxisSelector& to);
 NamedArray rename(Arr, const std::vector<std::pair<Name, Name>>&);
 NamedArray rearrange(Arr, const Names& order);                                           // "..." stands for what is not named
 NamedArray rearrange(Arr, std::string_view spec, const std::vector<std::pair<std::string, AxisSelector>>& bindings = {});
 NamedArray broadcast_axis(Arr, const AxisSpec&);                                         // new axes come first
 NamedArray broadcast_to(Arr, const AxisSpec&, bool ensure_order = true, bool enforce_no_extra_axes = true);
-NamedArray flatten_axes(Arr, const AxisSelection& old_axes, const AxisSelector& new_axis);   // row-major in the order given, in the place of the first
+// Row-major in the order given, in the place of the first.
+NamedArray flatten_axes(Arr, const AxisSelection& old_axes, const AxisSelector& new_axis);
 NamedArray unflatten_axis(Arr, const AxisSelector& axis, const AxisSpec& new_axes);
 NamedArray ravel(Arr, const AxisSelector& new_axis);
 std::vector<NamedArray> unbind(Arr, const AxisSelector&);                                // one array for each position
-std::vector<NamedArray> split(Arr, const AxisSelector&, const AxisSpec& pieces);         // pieces: sizes that add up, names of their own
-NamedArray stack(const AxisSelector& axis, const std::vector<NamedArray>&, SourceLocation = SourceLocation::current());   // the new axis comes first
+// Pieces: sizes that add up, names of their own.
+std::vector<NamedArray> split(Arr, const AxisSelector&, const AxisSpec& pieces);
+// The new axis comes first.
+NamedArray stack(const AxisSelector& axis, const std::vector<NamedArray>&, SourceLocation = SourceLocation::current());
 NamedArray concatenate(const AxisSelector& axis, const std::vector<NamedArray>&, SourceLocation = SourceLocation::current());
 NamedArray repeat(Arr, const AxisSelector&, std::int64_t n);                             // each element n times
 NamedArray tile(Arr, const std::vector<std::pair<Name, std::int64_t>>&);                 // a new name: a new first axis
 NamedArray roll(Arr, Arr shift, const AxisSelector&);
 NamedArray pad(Arr, const std::vector<std::pair<Name, std::pair<std::int64_t, std::int64_t>>>&, Arr value = 0);
 NamedArray flip(Arr, const AxisSelector&);
-NamedArray tril(Arr, const AxisSelector&, const AxisSelector&, int k = 0), triu(Arr, const AxisSelector&, const AxisSelector&, int k = 0);   // these two move last
+NamedArray tril(Arr, const AxisSelector&, const AxisSelector&, int k = 0);   // these two move last
+NamedArray triu(Arr, const AxisSelector&, const AxisSelector&, int k = 0);
 NamedArray trace(Arr, const AxisSelector&, const AxisSelector&, int offset = 0);
 
 // ---- picking and placing -------------------------------------------------------------------------------------------------
-// Rows of `axis` at the index; the index's axes take the place of the axis. Names they share are paired. Outside: NaN or the least integer.
+// Rows of `axis` at the index; the index's axes take the place of the axis. Names they share are paired. Outside: NaN or the
+// least integer.
 NamedArray take(Arr, const AxisSelector& axis, Arr index);
-// `length` positions from `start` (a number or a 0-d integer array; clamped so that the slice fits). new_axis names the result's axis.
+// `length` positions from `start` (a number or a 0-d integer array; clamped so that the slice fits). new_axis names the result's
+// axis.
 NamedArray slice(Arr, const AxisSelector& axis, Arr start, std::int64_t length, std::optional<Name> new_axis = {});
 NamedArray at(Arr, const AxisSelector& axis, Arr position);                              // one position; the axis is dropped
 NamedArray updated_slice(Arr, const std::vector<std::pair<Name, NamedArray>>& start, Arr update);
 
-// What an index of one axis may be: a position (the axis goes), a range, or an array of positions (its axes take the axis's place).
+// What an index of one axis may be: a position (the axis goes), a range, or an array of positions (its axes take the axis's
+// place).
 // As Python's start:stop:step, but a bound outside of the axis raises.
 struct Slice { std::optional<std::int64_t> start = {}, stop = {}; std::int64_t step = 1; };
 struct DSlice { Arr start; std::int64_t length; std::optional<Name> name = {}; };        // dynamic start, static length
@@ -144,9 +162,11 @@ struct Index {
   Index(const NamedArray& a) : kind(Kind::array), array(a) {}
 };
 using Indices = std::vector<std::pair<Name, Index>>;
-NamedArray index(Arr, const Indices&);                                                   // numpy's rules by name; outside: clamped
+// Numpy's rules by name; outside: clamped.
+NamedArray index(Arr, const Indices&);
 // at_set(x, {{"embed", 3}}, update): x with the indexed part set (added to, ...); the update is broadcast to that part.
-NamedArray at_set(Arr, const Indices&, Arr update), at_add(Arr, const Indices&, Arr update), at_mul(Arr, const Indices&, Arr update),
-    at_min(Arr, const Indices&, Arr update), at_max(Arr, const Indices&, Arr update);
+NamedArray at_set(Arr, const Indices&, Arr update), at_add(Arr, const Indices&, Arr update);
+NamedArray at_mul(Arr, const Indices&, Arr update);
+NamedArray at_min(Arr, const Indices&, Arr update), at_max(Arr, const Indices&, Arr update);
 
 }  // namespace haliax

@@ -1,5 +1,5 @@
-// Random numbers: Threefry-2x32 with JAX's partitionable layout, bit for bit. A draw is a pure function of (key, position), so that
-// the numbers are the same on every mesh and in every chunk. The position is row-major in the order of the axes asked for.
+// Random numbers: Threefry-2x32 with JAX's partitionable layout, bit for bit. A draw is a pure function of (key, position), so
+// that the numbers are the same on every mesh and in every chunk. The position is row-major in the order of the axes asked for.
 #pragma once
 #include <array>
 #include <optional>
@@ -36,11 +36,14 @@ Key fold_in(const Key&, Arr data);
 
 // dtype of bits: u8, u16, u32 or u64. Floats: f32, f64, bf16, f16.
 NamedArray bits(const Key&, const AxisSpec&, DType = DType::u32, SourceLocation = SourceLocation::current());
-NamedArray uniform(const Key&, const AxisSpec&, Arr minval = 0., Arr maxval = 1., DType = DType::f32, SourceLocation = SourceLocation::current());
+NamedArray uniform(const Key&, const AxisSpec&, Arr minval = 0., Arr maxval = 1., DType = DType::f32,
+                   SourceLocation = SourceLocation::current());
 NamedArray normal(const Key&, const AxisSpec&, DType = DType::f32, SourceLocation = SourceLocation::current());
-NamedArray truncated_normal(const Key&, const AxisSpec&, Arr lower, Arr upper, DType = DType::f32, SourceLocation = SourceLocation::current());
+NamedArray truncated_normal(const Key&, const AxisSpec&, Arr lower, Arr upper, DType = DType::f32,
+                            SourceLocation = SourceLocation::current());
 NamedArray bernoulli(const Key&, const AxisSpec&, Arr p = 0.5, SourceLocation = SourceLocation::current());
-NamedArray randint(const Key&, const AxisSpec&, Arr minval, Arr maxval, DType = DType::i32, SourceLocation = SourceLocation::current());
+NamedArray randint(const Key&, const AxisSpec&, Arr minval, Arr maxval, DType = DType::i32,
+                   SourceLocation = SourceLocation::current());
 NamedArray gumbel(const Key&, const AxisSpec&, DType = DType::f32, SourceLocation = SourceLocation::current());
 NamedArray exponential(const Key&, const AxisSpec&, DType = DType::f32, SourceLocation = SourceLocation::current());
 NamedArray categorical(const Key&, Arr logits, const AxisSelector& axis, std::optional<AxisSpec> shape = {});

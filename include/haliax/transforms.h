@@ -59,7 +59,8 @@ class Tracing {                                  // something is being traced, a
  private:
   std::unique_ptr<Context> before_;
 };
-// Leaves that no other array equals, with the same values: what a gradient is taken by. Others than floats, and frozen ones, stay.
+// Leaves that no other array equals, with the same values: what a gradient is taken by. Others than floats, and frozen ones,
+// stay.
 Leaves tracers(const Leaves&, const std::vector<bool>& frozen, const std::vector<std::string>& paths);
 // Cotangents of wrt (empty: none); wrt that are no tracers give empty ones.
 Leaves gradients(const NamedArray& loss, const Leaves& wrt, SourceLocation);
@@ -74,8 +75,8 @@ struct Vmap {                                    // one axis hidden from what f 
   Name hidden;
   std::int64_t size = -1;
 };
-std::pair<Leaves, Leaves> scan(const AxisSelector&, const ScanOptions&, const Leaves& init, const std::vector<std::string>& paths, const Leaves& xs,
-                               BodyFunction);
+std::pair<Leaves, Leaves> scan(const AxisSelector&, const ScanOptions&, const Leaves& init, const std::vector<std::string>& paths,
+                               const Leaves& xs, BodyFunction);
 Leaves checkpoint(LeafFunction, const Leaves& in);
 Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> backward,
                   Leaves (*call)(void*, const Leaves& in, const Leaves& out, const Leaves& cotangents));
@@ -95,8 +96,8 @@ template <class A> struct with_aux<std::pair<NamedArray, A>> : std::true_type {}
 }  // namespace detail
 
 // ---- gradients: with respect to the first argument, a tree ----------------------------------------------------------------
-// f(model, args...) -> a 0-d array, or a pair of it and anything else. The gradient has the type of the model; leaves that are no floats
-// (and Frozen ones) have empty gradients.
+// f(model, args...) -> a 0-d array, or a pair of it and anything else. The gradient has the type of the model; leaves that are no
+// floats (and Frozen ones) have empty gradients.
 template <class F> auto value_and_grad(F f, SourceLocation at = SourceLocation::current()) {
   return [f, at](const auto& model, const auto&... args) {
     detail::Tracing tracing;
@@ -144,7 +145,8 @@ template <class F, class T> auto jvp(F f, const T& primal, const T& tangent, Sou
 }
 
 // ---- vmap: f written for one, run for all positions of an axis -----------------------------------------------------------
-// Arrays that have the axis are seen without it; others are passed whole. Results have it first. An Axis that no argument has is fine.
+// Arrays that have the axis are seen without it; others are passed whole. Results have it first. An Axis that no argument has is
+// fine.
 template <class F> auto vmap(F f, const AxisSelector& axis, SourceLocation at = SourceLocation::current()) {
   return [f, axis, at](const auto&... args) {
     detail::Tracing tracing;
@@ -160,8 +162,9 @@ template <class F> auto vmap(F f, const AxisSelector& axis, SourceLocation at = 
 }
 
 // ---- loops ---------------------------------------------------------------------------------------------------------------
-// scan(f, axis)(init, xs...): f(carry, xs at one position...) -> (carry, y). Arrays of xs that have the axis are sliced, others (and the
-// carry) passed whole. The carry keeps its axes, their order and its dtypes. Result: the last carry, and the y with the axis first.
+// scan(f, axis)(init, xs...): f(carry, xs at one position...) -> (carry, y). Arrays of xs that have the axis are sliced, others
+// (and the carry) passed whole. The carry keeps its axes, their order and its dtypes. Result: the last carry, and the y with the
+// axis first.
 template <class F> auto scan(F f, const AxisSelector& axis, ScanOptions options = {}) {
   return [f, axis, options](const auto& init, const auto&... xs) {
     using C = std::decay_t<decltype(init)>;
@@ -170,14 +173,14 @@ template <class F> auto scan(F f, const AxisSelector& axis, ScanOptions options 
     using Y = std::decay_t<decltype(std::declval<R>().second)>;
     struct Call { const F* f; C carry; X xs; std::optional<Y> y; } call{&f, init, X(xs...), {}};
     Walk c = walk_of(init, {.paths = true});
-    auto [last, ys] = detail::scan(axis, options, c.leaves(), c.paths, flatten(call.xs), {&call, [](void* self, const Leaves& carry, const Leaves& in,
-                                                                                                   Leaves& next, Leaves& out) {
+    auto turn = [](void* self, const Leaves& carry, const Leaves& in, Leaves& next, Leaves& out) {
       auto& s = *static_cast<Call*>(self);
       auto here = unflatten(s.xs, in);
       auto r = std::apply([&](const auto&... x) { return (*s.f)(unflatten(s.carry, carry), x...); }, here);
       next = flatten(r.first), out = flatten(r.second);
       s.y = std::move(r.second);
-    }});
+    };
+    auto [last, ys] = detail::scan(axis, options, c.leaves(), c.paths, flatten(call.xs), {&call, turn});
     return std::pair{unflatten(init, last), unflatten(std::move(*call.y), ys)};
   };
 }
@@ -210,12 +213,15 @@ template <class F> NamedArray reduce(F f, AxisHere axis, const NamedArray& xs) {
   return fold(f, axis.axis.name, {.at = axis.at})(first, rest);
 }
 // All running results of an associative f(a, b) in log2(size) steps. xs: an array or a tree of arrays that all have the axis.
-template <class F, class T> T associative_scan(F f, const AxisSelector& axis, const T& xs, bool reverse = false, SourceLocation at = SourceLocation::current()) {
+template <class F, class T>
+T associative_scan(F f, const AxisSelector& axis, const T& xs, bool reverse = false,
+                   SourceLocation at = SourceLocation::current()) {
   struct Call { F* f; T like; } call{&f, xs};
-  return unflatten(xs, detail::associative_scan_leaves(axis, flatten(xs), {&call, [](void* self, const Leaves& a, const Leaves& b, Leaves& out, Leaves&) {
+  auto combine = [](void* self, const Leaves& a, const Leaves& b, Leaves& out, Leaves&) {
     auto& c = *static_cast<Call*>(self);
     out = flatten((*c.f)(unflatten(c.like, a), unflatten(c.like, b)));
-  }}, reverse, at));
+  };
+  return unflatten(xs, detail::associative_scan_leaves(axis, flatten(xs), {&call, combine}, reverse, at));
 }
 
 // ---- what is kept for the gradient, and gradients by hand ----------------------------------------------------------------

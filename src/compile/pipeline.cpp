@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 
 #include "compile/chunk/chunk.h"
 #include "compile/loops/loops.h"
@@ -29,15 +28,18 @@ const Pass kPasses[] = {
      [](Compilation& c) { c.roots = strip_wraps(c.roots, false); }},
     {"drop_dead", "drops results and carries of loops that nobody reads", Stage::graph, true,
      [](Compilation& c) { rewrite(c, drop_dead_results); }},
-    {"merge_loops", "makes one loop of two over the same index", Stage::graph, true, [](Compilation& c) { rewrite(c, merge_loops); }},
-    {"drop_merged", "drops what only merged loops read", Stage::graph, true, [](Compilation& c) { rewrite(c, drop_dead_results); }},
+    {"merge_loops", "makes one loop of two over the same index", Stage::graph, true,
+     [](Compilation& c) { rewrite(c, merge_loops); }},
+    {"drop_merged", "drops what only merged loops read", Stage::graph, true,
+     [](Compilation& c) { rewrite(c, drop_dead_results); }},
     {"accumulate_folds", "starts sums over turns from what they are added to", Stage::graph, true,
      [](Compilation& c) { rewrite(c, accumulate_folds); }},
     // ---- a mesh ----
     {"plan", "says how each value is cut, and what is sent", Stage::sharding, false, [](Compilation& c) { c.partition->plan(); }},
     {"residuals", "keeps what a later loop would have to send again", Stage::sharding, false,
      [](Compilation& c) { c.partition->residuals(); }},
-    {"regather", "gathers weights again for the backward pass", Stage::sharding, false, [](Compilation& c) { c.partition->regather(); }},
+    {"regather", "gathers weights again for the backward pass", Stage::sharding, false,
+     [](Compilation& c) { c.partition->regather(); }},
     {"ring", "takes gathers that one contraction reads block by block", Stage::sharding, false,
      [](Compilation& c) { c.partition->ring(); }},
     {"bucket", "makes one call of collectives that are needed together", Stage::sharding, false,
@@ -81,13 +83,22 @@ const Pass kPasses[] = {
 };
 
 // ---- behind each pass ----
+// The name of a pass, "all", or nothing.
+std::string printed() {
+  const char* asked = std::getenv("HALIAX_PRINT");
+  std::string wanted = asked ? asked : "", names;
+  bool known = wanted.empty() || wanted == "all";
+  for (auto& p : kPasses) known |= wanted == p.name, names += std::string(" ") + p.name;
+  if (!known) std::fprintf(stderr, "haliax: HALIAX_PRINT=%s: there is no such pass, but all%s\n", asked, names.c_str());
+  return wanted;
+}
 bool is_asked(const Pass& p) {
-  static const char* wanted = std::getenv("HALIAX_PRINT");
-  return wanted && (std::strcmp(wanted, p.name) == 0 || std::strcmp(wanted, "all") == 0);
+  static const std::string wanted = printed();   // read once
+  return wanted == p.name || wanted == "all";
 }
 std::string text_of(const Compilation& c, Stage on) {
   if (on == Stage::sharding) return c.partition->text();
-  return on == Stage::program ? program::to_string(*c.program) : to_string(c.roots);
+  return on == Stage::program ? program::to_string(*c.program) : to_string(c.roots, c.layouts);
 }
 std::int64_t size_of(const std::vector<program::Step>& steps) {
   auto n = std::int64_t(steps.size());

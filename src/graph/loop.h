@@ -1,6 +1,8 @@
 // A loop is one node. Its body is an open graph over the loop's index: what does not vary with the index lies outside by itself,
 // so nothing is captured by hand and nothing needs hoisting.
 #pragma once
+#include <unordered_map>
+
 #include "graph/node.h"
 
 namespace haliax {
@@ -36,7 +38,8 @@ struct Loop : Payload {
 NodePtr make_loop(Loop);
 const Loop& loop_of(const Node&);                 // of a loop node or of a result
 NodePtr loop_result(const NodePtr& loop, std::size_t k);
-std::string to_string(const Nodes& roots);        // for people: one line a node, bodies of loops indented
+// For people: one line a node, bodies of loops indented. `memory`: the axes of some nodes in the order in which they lie.
+std::string to_string(const Nodes& roots, const std::unordered_map<const Node*, Axes>& memory = {});
 extern const Op kLoop, kResult;
 std::int64_t trips(const Loop&, std::size_t body);
 Nodes values_of(const Loop&, std::size_t body);   // what a turn of it makes, for each result

@@ -75,7 +75,8 @@ struct Op {
   void (*lower)(const Node&, Emit&) = nullptr;                       // Kind::step
   // The rule along axes; null: by kind, see along(). Transforms and passes know of an op what this, `linear` and `by_blocks` say.
   Along (*along)(const Node&, std::size_t operand, Name axis) = nullptr;
-  // Where `along` says pick: the op where of these axes of the table a block is at hand; operands and axes are those of the blocks.
+  // Where `along` says pick: the op where of these axes of the table a block is at hand; operands and axes are those of the
+  // blocks.
   NodePtr (*on_block)(const Node&, Nodes in, const Axes&, const std::vector<Block>&) = nullptr;
   // Likewise: which of the ids are positions, if what lies outside of all blocks is filled in; null: nothing is.
   NodePtr (*found)(const Node&, const Nodes& in) = nullptr;

@@ -1,6 +1,5 @@
 // A graph as text: one line a node, numbered in order, bodies of loops indented. The same graph gives the same text in every run.
 #include <algorithm>
-#include <unordered_map>
 
 #include "base/where.h"
 #include "graph/loop.h"
@@ -12,6 +11,7 @@ const char* const kMonoids[] = {"sum", "prod", "max", "min"};
 
 class Printer {
  public:
+  explicit Printer(const std::unordered_map<const Node*, Axes>& memory) : memory_(memory) {}
   std::string run(const Nodes& roots) {
     lines(roots, nullptr, "");
     text_ += "results";
@@ -20,6 +20,7 @@ class Printer {
   }
 
  private:
+  const std::unordered_map<const Node*, Axes>& memory_;
   std::string text_;
   std::unordered_map<const Node*, std::size_t> number_;
 
@@ -43,6 +44,7 @@ class Printer {
     if (number) text_ += " " + std::to_string(n.attr.number);
     for (auto& x : n.in) text_ += " " + name(x);
     text_ += "  " + std::string(name_of(n.dtype)) + to_string(n.axes);
+    if (auto at = memory_.find(&n); at != memory_.end()) text_ += "  in memory " + to_string(at->second);
     if (n.origin.module) text_ += "  in " + std::string(n.origin.module.text());
     text_ += "\n";
   }
@@ -66,6 +68,8 @@ class Printer {
 
 }  // namespace
 
-std::string to_string(const Nodes& roots) { return Printer().run(roots); }
+std::string to_string(const Nodes& roots, const std::unordered_map<const Node*, Axes>& memory) {
+  return Printer(memory).run(roots);
+}
 
 }  // namespace haliax

@@ -60,12 +60,13 @@ Nodes gradient(const NodePtr& o, const NodePtr& g) {
     fail(o->op->name, fmt::format("its gradient gives {} arrays for {} operands", made.size(), in.size()));
   Nodes out;
   for (std::size_t k = 0; k < made.size(); ++k) {
-    auto& x = *o->in[k];
-    for (auto& a : made[k].empty() ? Axes() : made[k].node()->axes) {
-      auto *mine = find(x, a.name), *its = mine ? mine : find(*o, a.name);
+    for (auto& a : made[k].empty() ? Axes() : made[k].node()->axes) {   // the walk sums those that the operand lacks
+      auto* its = find(*o, a.name);
+      for (auto& x : o->in)
+        if (!its) its = find(*x, a.name);
       if (!its && !a.name.hidden())
-        fail(o->op->name, fmt::format("the gradient of operand {} has axis {}, which neither that {} nor the result {} has", k,
-                                      a.name, to_string(visible(x)), to_string(visible(*o))));
+        fail(o->op->name, fmt::format("the gradient of operand {} has axis {}, which neither an operand nor the result {} has", k,
+                                      a.name, to_string(visible(*o))));
       if (its && its->size != a.size)
         fail(o->op->name, fmt::format("axis {} has size {} in the gradient of operand {} and {} in the call", a.name, a.size, k,
                                       its->size));

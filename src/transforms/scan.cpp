@@ -44,6 +44,14 @@ void check_carry(const Leaves& init, const Leaves& next, const std::vector<std::
   }
 }
 
+// What a turn gives is stacked along the axis, so it must not have it: as it does when f captures an array instead of taking it.
+void check_given(const Leaves& y, const Axis& axis) {
+  for (auto& a : y)
+    if (!a.empty() && has(a.node()->axes, axis.name))
+      fail("scan", "what a turn gives has axis {} already: {}; only arguments are sliced, not what the function captures",
+           axis.name, a.axes());
+}
+
 // A scan over blocks of positions, each of which is a scan of its own.
 std::pair<Leaves, Leaves> scan_blocks(const Axis& axis, std::int64_t count, const ScanOptions& around, const ScanOptions& inside,
                                       const Leaves& init, const std::vector<std::string>& paths, const Leaves& xs,
@@ -104,7 +112,7 @@ struct Scan {
       auto at = options.reverse ? axis.size - 1 - i : i;
       Leaves next, y;
       f.call(f.self, carry, walked([&](const NodePtr& x) { return prim::slice(x, axis.name, at, 1, 1, true); }), next, y);
-      check_carry(init, next, paths);
+      check_carry(init, next, paths), check_given(y, axis);
       carry = next;
       out.resize(y.size(), Nodes(std::size_t(axis.size)));
       for (std::size_t k = 0; k < y.size(); ++k) out[k][std::size_t(at)] = y[k].node();
@@ -127,7 +135,7 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     ++c.loop_depth;   // an exception ends the Tracing around, and so puts it back
     f.call(f.self, carry, slices, next, y);
     --c.loop_depth;
-    check_carry(start, next, paths);
+    check_carry(start, next, paths), check_given(y, axis);
     bool widened = false;   // a carry that starts without an axis that vmap hides may gain it in the first turn
     for (std::size_t k = 0; k < start.size(); ++k) {
       if (start[k].empty()) continue;

@@ -1,6 +1,7 @@
 // The gradient: one walk, newest node first, so that every user of a node is done before the node.
 #include <map>
 
+#include "base/name.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 #include "transforms/gradient_names.h"
@@ -213,12 +214,16 @@ class Walk {
     Rewrite to;
     for (auto& n : Residuals(l, b).kept(d)) {
       if (!l.drop) fail("scan", "a scan over chunks has no gradient yet");
-      Axes axes = n->axes;
+      auto kept = n;   // what the body captured may have an axis of the same name: in the stack it has another
+      Name own = l.axis.name, aside = has(n->axes, own) ? fresh_hidden(own) : own;
+      if (aside != own) kept = prim::rename(n, {own}, {aside});
+      Axes axes = kept->axes;
       axes.insert(axes.begin(), l.axis);
       auto stack = prim::input(axes, n->dtype);
       residuals_.push_back(stack);
-      forward.results.push_back({Fold::stack, Monoid::sum, {n}});
-      to[n.get()] = prim::slice_at(stack, l.index[b], l.drop);
+      forward.results.push_back({Fold::stack, Monoid::sum, {kept}});
+      auto turn = prim::slice_at(stack, l.index[b], l.drop);
+      to[n.get()] = aside != own ? prim::rename(turn, {aside}, {own}) : turn;
     }
     return substitute(d, to, l.index[b].get());
   }

@@ -3,6 +3,7 @@
 
 #include "haliax/haliax.h"
 #include "support/near.h"
+#include "support/raises.h"
 
 using namespace haliax;
 
@@ -49,6 +50,11 @@ void check_same(const std::string& what, const Problem& got, const Problem& want
   CHECK(difference(got.weight, want.weight, tolerance) == "");
   CHECK(difference(got.xs, want.xs, tolerance) == "");
 }
+
+struct Whole {   // a block that gives all layers, not its own
+  NamedArray own;
+  std::pair<NamedArray, NamedArray> operator()(const NamedArray& c) const { return {c, own * values({Time, Embed}, 1, 2)}; }
+};
 
 std::vector<ScanOptions> ways() {
   std::vector<ScanOptions> out;
@@ -146,6 +152,59 @@ TEST_CASE("scan: refusals") {
   auto reads = [](const NamedArray& c, const NamedArray& v) { return c + v.item(); };
   CHECK_THROWS_AS(fold(reads, "time")(zeros({}, DType::f64), values({Time})), Error);
   CHECK(difference(fold(add, "time")(zeros({Embed}, DType::f64), x), sum(x, "time"), 1e-13) == "");   // still in working order
+}
+
+TEST_CASE("scan: what a turn gives must not have the walked axis, whichever way it is asked") {
+  auto x = values({Time, Embed}), whole = values({Time, Embed}, 1, 2);
+  auto refused = [](auto f) {
+    raises(f, {"[scan] what a turn gives has axis time already: (time=6, embed=3); only arguments", "transforms_loops_test.cpp"});
+  };
+  auto one = [&](const NamedArray& v) { return v * whole; };
+  auto two = [&](const NamedArray& c, const NamedArray& v) { return std::pair{c + sum(v), v * whole}; };
+  auto zero = zeros({}, DType::f64);
+  for (auto& o : ways()) {
+    CAPTURE(int(o.checkpoint.policy));
+    CAPTURE(o.unroll);
+    refused([&] { return map(one, "time", o)(x); });
+    refused([&] { return scan(two, "time", o)(zero, x).second; });
+    refused([&] { return jit([&](const NamedArray& xs) { return map(one, "time", o)(xs); })(x); });
+  }
+  refused([&] { return map([&] { return whole; }, Axis("time", 6))(); });
+  refused([&] { return map([&](const NamedArray& v) { return std::pair{v, whole * v}; }, "time")(x).first; });
+  refused([&] { return nn::Stacked<Whole>{{x}, Time}.scan(zero).second; });
+  CHECK(difference(map([](const NamedArray& v, const NamedArray& w) { return v * w; }, "time")(x, whole), x * whole, 1e-13) == "");
+}
+
+TEST_CASE("scan: a carry, and what a turn makes, may have an axis of the walked one's name") {
+  auto x = values({Time, Embed}), whole = values({Time, Embed}, 1, 2), row = values({Time}, 0.5, 1.5);
+  using In = const NamedArray&;
+  auto carried = [](In xs, In, In r, const ScanOptions& o) {
+    return fold([&](In c, In v) { return sin(c * sum(v)) + r; }, "time", o)(r, xs);
+  };
+  auto between = [](In xs, In w, In r, const ScanOptions& o) {
+    auto turn = [&](In c, In v) { return c * dot(sin(dot(v * c, w, "embed")), r, "time") + sum(sin(cumsum(v * w, "time"))); };
+    return fold(turn, "time", o)(full({}, 0.5, DType::f64), xs);
+  };
+  auto nested = [](In xs, In w, In, const ScanOptions& o) {   // the loop inside keeps for its gradient, and the one around keeps that
+    auto turn = [&](In c, In v) { return fold([&](In d, In u) { return sin(d * sum(u * v)); }, "time", o)(c, w); };
+    return fold(turn, "time", o)(full({}, 0.5, DType::f64), xs);
+  };
+  auto check = [&](auto f) {
+    for (auto& o : ways()) {
+      CAPTURE(int(o.checkpoint.policy));
+      CAPTURE(o.reverse);
+      CAPTURE(o.unroll);
+      ScanOptions flat{.reverse = o.reverse, .unroll = 100};   // no loop at all
+      auto loss = [&](const ScanOptions& how) {
+        return [&, how](const std::vector<NamedArray>& in) { return sum(square(f(in[0], in[1], in[2], how))); };
+      };
+      std::vector<NamedArray> in{x, whole, row};
+      auto got = grad(loss(o))(in), want = grad(loss(flat))(in);
+      CHECK(difference(loss(o)(in), loss(flat)(in), 1e-12) == "");
+      for (std::size_t k = 0; k < in.size(); ++k) CHECK(difference(got[k], want[k], 1e-11) == "");
+    }
+  };
+  check(carried), check(between), check(nested);
 }
 
 TEST_CASE("scan: nested, and under vmap and grad") {

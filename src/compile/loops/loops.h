@@ -3,7 +3,7 @@
 // In: a graph without borders of chunks; loops as they were traced or cut. Out: the same values from fewer loops, results and
 // arrays. Always: a loop's operands are what its bodies read from outside and what its carries start from (make_loop finds them);
 // results of one loop are told apart by number, so whoever changes results puts others in place of all of them; the order of
-// turns, and of the terms of a sum, is kept, so the bits are.
+// turns is kept, and of the terms of a sum, so the bits are, but where a sum starts from the array that it was added to.
 #pragma once
 #include "transforms/rewrite.h"
 

@@ -1,10 +1,10 @@
 // Where everything of a Program lies.
 //
 // In: a Program whose steps speak of slots, the size and the home of each slot, and the scratch that the device wants for each
-// step. Out: the same steps, or fewer (copies that nobody needs), with slots that share memory and an offset for each slot of the
-// arena; arena_bytes, peak_bytes and at_peak are exact. Always: two slots overlap only if their lives do not, or if one is
-// written over the other place by place; what a donated argument becomes is said in Program::donated; what other devices sent
-// shares memory with nothing that is kept.
+// step. Out: the same steps, less the copies that nobody needs and the products that reuse_products keeps (whose loops it divides
+// in two), with slots that share memory and an offset for each slot of the arena; arena_bytes, peak_bytes and at_peak are exact.
+// Always: two slots overlap only if their lives do not, or if one is written over the other place by place; what a donated
+// argument becomes is said in Program::donated; what other devices sent shares memory with nothing that is kept.
 #pragma once
 #include <optional>
 

@@ -4,8 +4,8 @@
 
 namespace haliax {
 
-// f(view, writes) of each view of the step, what it reads first; what it adds to it reads, then writes. Of a loop nothing: its
-// body holds steps of its own. A Step, const or not.
+// f(view, writes) of each view of the step, what it reads first (a fused step: in the order of its code); what it adds to it
+// reads, then writes. Of a loop nothing: its body holds steps of its own. A Step, const or not.
 template <class S, class F> void each_view(S& s, F f) {
   using program::Code;
   using program::Kind;

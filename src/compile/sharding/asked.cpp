@@ -43,7 +43,8 @@ void Requests::find_parameters(const Gradients* noted) {  // operands come first
 // What an op that goes by blocks makes on the way, and then reads itself: sums of blocks, their first few.
 bool Requests::between_blocks(const Version& v) const {
   auto& op = whole_.written(v.cause);
-  return &op != &node(v.cause) && &op != &node(v.node) && &op == &whole_.written(v.node) && node(v.node).bytes() < op.in[0]->bytes();
+  bool written = &op != &node(v.cause) && &op != &node(v.node) && &op == &whole_.written(v.node);
+  return written && node(v.node).bytes() < op.in[0]->bytes();
 }
 bool Requests::by_parameter(const Version& v, const Node& cause) const {
   if (!of_parameters_[std::size_t(v.node)] || !cause.origin.mapping) return false;
@@ -60,8 +61,8 @@ bool Requests::by_view(const Version& v) const {
          std::none_of(v.hop.over.begin(), v.hop.over.end(), [&](int x) { return whole_.at(n).wish.cuts(x); });
 }
 // A gather is asked for by the sharding of a result; by a constraint; of a parameter by the mapping of the computation that reads
-// it: that one says that along this axis the devices do not share the work; of a cotangent if the value was reduced and cut; by an op
-// that goes by blocks.
+// it: that one says that along this axis the devices do not share the work; of a cotangent if the value was reduced and cut; by
+// an op that goes by blocks.
 Asked Requests::by(const Version& v) const {
   if (v.cause < 0 || by_view(v)) return Asked::result;
   auto& cause = whole_.written(v.cause);

@@ -61,8 +61,8 @@ struct Bucketing {
     for (auto k = versions.rbegin(); k != versions.rend(); ++k)
       for (int x : reads[std::size_t(*k)])
         if (here(x)) late[x] = std::max(late[x], late[*k] + talks[std::size_t(*k)]);
-    // Reductions as late as possible, in the order in which there is something to reduce: gradients and the loss meet at the end, or
-    // whenever a bucket is full.
+    // Reductions as late as possible, in the order in which there is something to reduce: gradients and the loss meet at the end,
+    // or whenever a bucket is full.
     auto ready = ready_at(versions);
     std::vector<int> by_time;
     for (int k : versions)
@@ -131,7 +131,8 @@ struct Bucketing {
     for (auto& [u, all] : members)
       for (int k : all)
         for (int x : reads[std::size_t(k)])
-          if (plan.version(x).body == r && plan.version(x).live && unit(x) != u) users[unit(x)].insert(u), waits[u].insert(unit(x));
+          if (plan.version(x).body == r && plan.version(x).live && unit(x) != u)
+            users[unit(x)].insert(u), waits[u].insert(unit(x));
     std::set<std::pair<int, int>> ready;
     std::map<int, std::size_t> left;
     for (auto& [u, at] : place) {

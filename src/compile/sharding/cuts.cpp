@@ -151,8 +151,8 @@ bool Planned::goes_by_blocks(const Node& op, Name axis, std::int64_t least) cons
 bool Planned::first_in_blocks(const Node& n) const {
   return prim::is_top_k(n) && goes_by_blocks(*n.in[0], SliceAttr::of(n).axis, SliceAttr::of(n).size);
 }
-// An order of which others read only the first few, and those if others pick by them, are made with what reads them, block by block.
-// So is a slice that others put in a row: its positions move once.
+// An order of which others read only the first few, and those if others pick by them, are made with what reads them, block by
+// block. So is a slice that others put in a row: its positions move once.
 int Planned::awaited(int n) const {
   if (done(n)) return -1;
   auto& me = node(n);

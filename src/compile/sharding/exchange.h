@@ -7,8 +7,8 @@ namespace haliax {
 
 void hand_on(Wiring&, const Axes& block, const Cut& over, const Mesh&, int device);  // makes a ring of it, and says who sends
 
-// How the positions of an axis lie on a mesh: the axis is the row-major product of `parts`, each cut by mesh axes of its own. Mostly there is
-// one part, the axis itself.
+// How the positions of an axis lie on a mesh: the axis is the row-major product of `parts`, each cut by mesh axes of its own.
+// Mostly there is one part, the axis itself.
 struct Lie {
   Axes parts = {};
   std::vector<Cut> cuts = {};                        // of each part
@@ -29,7 +29,8 @@ struct Piece {
 // The parcels of one device, for a result (of the whole graph: `axes`, cut as `at`) that goes to out[k].
 void pack(program::Collective&, const std::vector<Piece>&, int first_array, int out, const Axes& axes, const Sharding& at,
           const Mesh&, int device);
-// Of a piece in parts of which all that a device gets is its own: where in its block, and how many positions, in the result's order.
+// Of a piece in parts of which all that a device gets is its own: where in its block, and how many positions, in the result's
+// order.
 std::vector<std::pair<std::int64_t, std::int64_t>> own_runs(const Piece&, const Sharding& at, const Mesh&, int device);
 // Bytes that a device sends to others, on average.
 double exchange_bytes(const std::vector<Piece>&, const Axes& axes, const Sharding& at, int width, const Mesh&);

@@ -24,7 +24,8 @@ struct Partition::Impl {
     Planner planner(*whole, options, inputs, wanted);
     plan = best(*whole, planner, options.strict);
   }
-  // What is kept may let more be kept; or it takes the place of what was kept before, round and round: then the best round counts.
+  // What is kept may let more be kept; or it takes the place of what was kept before, round and round: then the best round
+  // counts.
   void keep_residuals() {
     constexpr int most_idle = 4;   // rounds that send no less
     auto best = roots;

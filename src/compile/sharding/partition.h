@@ -1,9 +1,10 @@
 // One mapping shards everything: from the graph of the whole to the graph of one device, with collectives.
 //
-// In: the graph of the whole; the sharding of each input and root; constraints (prim::pin) and the mapping in the origin of each node.
-// Out: for each device a graph of local arrays and collectives. Always: how an op may be cut follows from its rule along axes
-// (Along, in graph/node.h) alone, and what it has no rule for is gathered, never cut; all devices make the same calls in the same order; the values are
-// those of the graph of the whole, up to the order in which sums over a cut axis are taken (by rank).
+// In: the graph of the whole; the sharding of each input and root; constraints (prim::pin) and the mapping in the origin of each
+// node. Out: for each device a graph of local arrays and collectives. Always: how an op may be cut follows from its rule along
+// axes (Along, in graph/node.h) alone, and what it has no rule for is gathered, never cut; all devices make the same calls in the
+// same order; the values are those of the graph of the whole, up to the order in which sums over a cut axis are taken (by rank),
+// and that of narrow floats each device rounds its own (see reduce_dtype).
 #pragma once
 #include <map>
 #include <optional>

@@ -206,7 +206,8 @@ bool Planner::leave_to_readers(int n) {
   if (deep < kDeep) now_.at(n).lazy = char(deep + 1);
   return deep < kDeep;
 }
-// What is pending in each operand and stays so. The rest lands somewhere, which cuts more of the points: then all is decided anew.
+// What is pending in each operand and stays so. The rest lands somewhere, which cuts more of the points: then all is decided
+// anew.
 Planner::Pending Planner::ride_or_land(int n, Sharding& work) {
   auto& me = node(n);
   Pending keep;

@@ -129,7 +129,7 @@ constexpr double kBucket = 32 << 20;  // bytes on one device: waiting for more w
 // whole and that is cut; what stays pending; which version of a value a loop stacks.
 constexpr int kWish = -2, kUsual = -1;   // else the number of an operand
 constexpr int kWhole = -3, kMoved = -4;  // not block by block; the cut moves to another axis, however little there is to move
-constexpr int kRides = -5;               // stays pending when it is placed into a larger array: more bytes, but other terms are as large
+constexpr int kRides = -5;               // stays pending when placed into a larger array: more bytes, but other terms are as big
 struct Choices {
   std::map<int, int> follow;
   std::map<std::pair<int, std::size_t>, Sharding> stack;

@@ -106,8 +106,8 @@ struct Regather {
       return &other != &g && other.home != r && loop(towards(r, other.home)).axis == loop(towards(r, g.home)).axis;
     });
   }
-  // Whether the devices that gather together are in the same turn, one position of what is walked: chunks, of which there are many,
-  // share what was gathered.
+  // Whether the devices that gather together are in the same turn, one position of what is walked: chunks, of which there are
+  // many, share what was gathered.
   bool may_enter(const Gathered& g, int r) const {
     auto& turns = plan.loop(plan.body(r).loop).turns;
     return loop(r).drop && std::none_of(g.made.begin(), g.made.end(), [&](int k) {

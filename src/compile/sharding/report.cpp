@@ -98,8 +98,8 @@ struct Moves {
     for (auto& v : result_of(me).value) out.push_back(whole.find(v.get()));
     return out;
   }
-  // Is n one too, which is made of the gradient x? If it is moved, or put together turn by turn; after the backward pass also if it
-  // is made point by point, or summed to the axes of the parameter.
+  // Is n one too, which is made of the gradient x? If it is moved, or put together turn by turn; after the backward pass also if
+  // it is made point by point, or summed to the axes of the parameter.
   bool still_gradient(const Node& n, const Node& x, const Names& of) const {
     if (n.op == &prim::kFit) return same_names(n, x);
     if (n.op->linear == Linear::moves || n.op->kind == Kind::wrap || n.op == &kResult) return true;

@@ -1,6 +1,6 @@
 // What a layer makes again in the backward pass must not be sent again: a value that a loop over layers has summed over devices,
-// and that a later loop makes again and would have to sum again, is one more thing that the first loop keeps. So is what a chunk of
-// a loss has summed, if it is no larger than what the loop walks: logits are not kept.
+// and that a later loop makes again and would have to sum again, is one more thing that the first loop keeps. So is what a chunk
+// of a loss has summed, if it is no larger than what the loop walks: logits are not kept.
 #include <algorithm>
 
 #include "ops/attr.h"

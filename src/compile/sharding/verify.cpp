@@ -25,7 +25,8 @@ struct Check {
       must(used.insert(x).second, v, "mesh axis " + whole.mesh.axes()[std::size_t(x)].first + " is used twice");
     };
     for (auto& [name, cut] : v.at.dims) {
-      must(find_axis(node(v).axes, name), v, "axis " + std::string(name.text()) + ", which is cut, is not in " + to_string(node(v).axes));
+      must(find_axis(node(v).axes, name), v,
+           "axis " + std::string(name.text()) + ", which is cut, is not in " + to_string(node(v).axes));
       for (int x : cut) use(x);
     }
     for (auto& [x, m] : v.at.partial) use(x);
@@ -62,7 +63,8 @@ struct Check {
       }
     }
     for (auto& [name, cut] : v.at.dims)
-      must(along(n, kResultSide, name).way != Way::whole, v, "it makes all of axis " + std::string(name.text()) + ", which is cut");
+      must(along(n, kResultSide, name).way != Way::whole, v,
+           "it makes all of axis " + std::string(name.text()) + ", which is cut");
   }
   // What is sent arrives as it was meant to: a sum that ends was pending, what is gathered was cut.
   void hop(const Version& v) const {
