@@ -56,7 +56,7 @@ TEST_CASE("verify finds a graph's faults: axes and dtypes") {
   CHECK(says(in_graph(make(prim::kAdd, {y, whole}, {A}, DType::f32)), "an operand is i32, the result f32"));
   CHECK(says(in_graph(make(prim::kLess, {y, y}, {A}, DType::f32)), "a comparison is f32"));
   CHECK(says(in_graph(make(prim::kSelect, {y, y, y}, {A}, DType::f32)), "operands have other dtypes"));
-  CHECK(says(in_graph(make(prim::kSum, {y}, {B}, DType::f32)), "result (b=3) is no part of (a=4)"));
+  CHECK(says(in_graph(make(prim::kSum, {y}, {B}, DType::f32)), "no operand has axis b"));
   CHECK(says(in_graph(make(prim::kSum, {y}, {}, DType::f64)), "the result is f64"));
   CHECK(says(in_graph(make(prim::kContract, {x, y}, {Axis("c", 2)}, DType::f32)), "no operand has axis c"));
   CHECK(says(in_graph(make(prim::kContract, {x, array({Axis("a", 5)})}, {B}, DType::f32)), "axis a has two sizes"));
@@ -70,9 +70,9 @@ TEST_CASE("verify finds a graph's faults: what moves") {
   CHECK(slice({"a", 1, 2, -1}, {Axis("a", 2), B}) == "");
   CHECK(says(slice({"a", 0, 2, -1}, {Axis("a", 2), B}), "it reaches outside"));
   CHECK(says(slice({"a", 1, 2}, {Axis("a", 3), B}), "the part has (a=3, b=3), and 2 positions are taken"));
-  CHECK(says(slice({"a", 1, 2}, {Axis("a", 2)}), "(a=2) is no part of (a=4, b=3)"));
+  CHECK(says(slice({"a", 1, 2}, {Axis("a", 2)}), "operand (a=4, b=3) does not fit (a=2)"));
   CHECK(says(in_graph(make(prim::kFit, {x}, {A}, DType::f32)), "operand (a=4, b=3) does not fit (a=4)"));
-  CHECK(says(in_graph(make(prim::kRename, {x}, {A}, DType::f32, RenameAttr{{"b"}, {"c"}}.attr())), "it renames"));
+  CHECK(says(in_graph(make(prim::kRename, {x}, {A}, DType::f32, RenameAttr{{"b"}, {"c"}}.attr())), "operand (a=4, b=3) does not fit (a=4)"));
   CHECK(says(in_graph(make(prim::kFlatten, {x}, {Axis("c", 11)}, DType::f32, RegroupAttr{{"a", "b"}, "c"}.attr())), "it makes (c=11) of (a=4, b=3)"));
   CHECK(says(in_graph(make(prim::kConcat, {x, x}, {Axis("a", 9), B}, DType::f32, {.names = {"a"}})), "its parts have 8 positions"));
   CHECK(says(in_graph(make(prim::kTracer, {x}, {A}, DType::f32)), "it is not like what it shows"));
@@ -224,7 +224,7 @@ std::string in_loop(const Sharding& start, const Sharding& left, const Sharding&
   p.bodies = {{}, {.parent = 0, .loop = 0}};
   p.loops = {{.node = id(result->in[0]), .bodies = {1}, .inside = {inside}, .at = {at}, .value = {{2}}, .carry = {{1}}, .start = {0}}};
   p.versions = {{.kind = Version::Kind::given, .node = id(row), .at = start, .live = true},
-                {.kind = Version::Kind::carry, .node = id(carry), .body = 1, .at = inside, .loop = 0, .live = true},
+                {.kind = Version::Kind::carry, .node = id(carry), .body = 1, .at = left, .loop = 0, .live = true},
                 {.kind = Version::Kind::compute, .node = id(prim::neg(carry)), .body = 1, .at = left, .in = {1}, .live = true},
                 {.kind = Version::Kind::loop, .node = id(result->in[0]), .in = {0}, .loop = 0, .live = true}};
   return found([&] { verify(p, whole, "a pass"); });
@@ -236,11 +236,11 @@ TEST_CASE("verify finds a plan's faults") {
   auto x = array({A, B});
   CHECK(in_plan(prim::exp(x), cut("a", {0}), cut("a", {0})) == "");
   CHECK(in_plan(prim::sum(x, {A}), cut("a", {0}), pending(0)) == "");
-  CHECK(says(in_plan(prim::sum(x, {A}), cut("a", {0}), {}), "axis a is cut, folded, and not pending"));
-  CHECK(says(in_plan(prim::sort(x, "a"), cut("a", {0}), cut("a", {0})), "it needs all of axis a, which is cut"));
+  CHECK(says(in_plan(prim::sum(x, {A}), cut("a", {0}), {}), "it is {}, and pending in it is {pending: 0}"));
+  CHECK(says(in_plan(prim::sort(x, "a"), cut("a", {0}), {}), "axis a of operand 0 is data, and should be whole"));
   CHECK(says(in_plan(prim::sort(x, "a"), {}, cut("a", {0})), "it makes all of axis a, which is cut"));
   CHECK(says(in_plan(prim::exp(x), pending(0), pending(0)), "a sum is pending in what it is not linear in"));
-  CHECK(says(in_plan(prim::neg(x), pending(0), {}), "a pending sum is lost"));
+  CHECK(says(in_plan(prim::neg(x), pending(0), {}), "it is {}, and pending in it is {pending: 0}"));
   CHECK(says(in_plan(prim::exp(x), cut("c", {0}), {}), "axis c, which is cut, is not in (a=4, b=3)"));
   auto both = cut("a", {0});
   both.set("b", {0});
@@ -255,8 +255,8 @@ TEST_CASE("verify finds a plan's faults: what is sent, and loops") {
   CHECK(in_hop(a, {Way::all_gather, {}, {0}, "a"}, {}) == "");
   CHECK(says(in_hop(pending(0), {Way::all_reduce, {}, {0}}, a), "it is not what it was sent as"));
   CHECK(says(in_hop({}, {Way::all_reduce, {}, {0}}, {}), "it ends a sum that is not pending"));
-  CHECK(says(in_hop(pending(0), {Way::reduce_scatter, pending(0), {0}, "a"}, pending(0)), "it ends a sum that is not pending"));
-  CHECK(says(in_hop({}, {Way::all_gather, {}, {0}, "a"}, {}), "it gathers what is not cut"));
+  CHECK(says(in_hop(pending(0), {Way::reduce_scatter, pending(0), {0}, "a"}, pending(0)), "axis a is whole, and arrives whole"));
+  CHECK(says(in_hop({}, {Way::all_gather, {}, {0}, "a"}, {}), "axis a is whole, and arrives whole"));
   auto b = cut("b", {1});
   CHECK(in_loop(b, b, b, b) == "");
   CHECK(says(in_loop({}, b, {}, {}), "bodies make, or carry, a result in another sharding"));
