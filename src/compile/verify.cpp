@@ -77,7 +77,7 @@ struct NodeCheck {
         auto p = std::find_if(points.begin(), points.end(), [&](auto& p) { return p.name == rule.point; });
         if (p == points.end()) p = points.insert(p, {rule.point, a.size, false, true});
         bool fits = rule.way == Way::shift || rule.way == Way::regroup || p->size == a.size;
-        must(p->kept ? fits : rule.way != Way::map, "operand {} does not fit {}", x.axes, n.axes);
+        must(p->kept ? fits : rule.way != Way::map, "it maps axis {} of {}, and makes {}", a.name, x.axes, n.axes);
         must(fits, "axis {} has two sizes", a.name);
         must(rule.way != Way::fold || !p->kept, "it folds axis {} of {}, and makes {}", a.name, x.axes, n.axes);
         p->made = true;
@@ -90,6 +90,8 @@ struct NodeCheck {
     bool compares = c >= Code::less && c <= Code::not_equal;
     if (compares) must(n.in[0]->dtype == n.in[1]->dtype, "operands have other dtypes");
     if (asks || compares) return must(n.dtype == DType::boolean, "a comparison is {}", n.dtype);
+    bool bits = c == Code::bit_not || (c >= Code::bit_and && c <= Code::shift_right);
+    must(!bits || !is_float(n.dtype), "bits of {}", n.dtype);
     if (c == Code::select)
       return must(n.in[0]->dtype == DType::boolean && n.in[1]->dtype == n.dtype && n.in[2]->dtype == n.dtype,
                   "operands have other dtypes");
@@ -103,6 +105,7 @@ struct NodeCheck {
     for (auto& x : n.in) must(is_float(x->dtype) == is_float(n.dtype), "an operand is {}, the result {}", x->dtype, n.dtype);
   }
   void moves() const {
+    if (n.op->stretches && along(n, kResultSide, n.attr.names[0]).way == Along::Way::shift) shifts(n.attr.names[0]);
     bool scatters = n.op == &prim::kScatter, counts = n.op == &prim::kArgsort, joins = n.op == &prim::kConcat;
     bool along_one = counts || n.op == &prim::kSort || n.op == &prim::kCumulative;
     bool picks = scatters || n.op == &prim::kGather || n.op == &prim::kPlace, user = n.op->kind == Kind::step && !joins;
@@ -117,7 +120,6 @@ struct NodeCheck {
     if (along_one) must(has(n.axes, n.attr.names[0]), "it has no axis {}", n.attr.names[0]);
     if (n.op == &prim::kFlatten || n.op == &prim::kUnflatten) regroups();
     if (n.op == &prim::kSlice || n.op == &prim::kPlace) cuts();
-    if (n.op->stretches && along(n, kResultSide, n.attr.names[0]).way == Along::Way::shift) shifts(n.attr.names[0]);
   }
   void regroups() const {
     auto [parts, flat] = RegroupAttr::of(n);
