@@ -15,10 +15,6 @@ namespace {
 
 bool same_set(const Axes& a, const Axes& b) { return std::is_permutation(a.begin(), a.end(), b.begin(), b.end()); }
 bool same_set(const NodePtr& a, const NodePtr& b) { return same_set(a->axes, b->axes) && a->dtype == b->dtype; }
-Axes without(Axes axes, Name n) {
-  std::erase_if(axes, [&](auto& a) { return a.name == n; });
-  return axes;
-}
 
 // One node by itself: its axes and dtype are what its op makes of its operands.
 struct NodeCheck {
@@ -43,11 +39,11 @@ struct NodeCheck {
       must(std::count_if(n.axes.begin(), n.axes.end(), same) == 1, "axis {} twice in {}", a.name, n.axes);
     }
     switch (n.op->kind) {
-      case Kind::map: return map();
-      case Kind::reduce: return reduce();
-      case Kind::contract: return contract();
-      case Kind::step: mapped(); return moves();
-      case Kind::view: moves(); return result_is(n.in[0]->dtype);
+      case Kind::map: axes(); return map();
+      case Kind::reduce: axes(); return reduce();
+      case Kind::contract: axes(); return contract();
+      case Kind::view:
+      case Kind::step: axes(); return moves();
       case Kind::wrap:
         if (n.op != &kCustom) must(n.axes == n.in[0]->axes && n.dtype == n.in[0]->dtype, "it is not like what it shows");
         return;
@@ -57,16 +53,45 @@ struct NodeCheck {
     }
   }
   void result_is(DType d) const { must(n.dtype == d, "the result is {}", n.dtype); }
-  // Are the axes of the operand some of the result's, of the same sizes?
-  void fits(const Node& x) const {
-    for (auto& a : x.axes) must(holds(n.axes, a), "operand {} does not fit {}", x.axes, n.axes);
+  // What the op's rule says of each axis of an operand: it is one of the result's, of its size, or folded away, and so on. What
+  // the result has beside those is a broadcast, or what an op makes of all of an axis.
+  void axes() const {
+    using Way = Along::Way;
+    if (n.op->kind == Kind::step && !n.op->along) return;   // a collective
+    struct Point {
+      Name name;
+      std::int64_t size;
+      bool kept, made;
+    };
+    std::vector<Point> points;
+    auto parts = n.op == &prim::kUnflatten ? RegroupAttr::of(n).parts : Names();
+    for (auto& a : n.axes) {
+      auto rule = along(n, kResultSide, a.name);
+      bool made = rule.way == Way::whole || n.op->kind == Kind::map || n.op == &prim::kFit || haliax::has(parts, a.name);
+      if (rule.point && !(n.op->stretches && rule.way != Way::map)) points.push_back({rule.point, a.size, true, made});
+    }
+    for (std::size_t k = 0; k < n.in.size(); ++k)
+      for (auto& x = *n.in[k]; auto& a : x.axes) {
+        auto rule = along(n, k, a.name);
+        if (!rule.point) continue;
+        auto p = std::find_if(points.begin(), points.end(), [&](auto& p) { return p.name == rule.point; });
+        if (p == points.end()) p = points.insert(p, {rule.point, a.size, false, true});
+        bool fits = rule.way == Way::shift || rule.way == Way::regroup || p->size == a.size;
+        must(p->kept ? fits : rule.way != Way::map, "it maps axis {} of {}, and makes {}", a.name, x.axes, n.axes);
+        must(fits, "axis {} has two sizes", a.name);
+        must(rule.way != Way::fold || !p->kept, "it folds axis {} of {}, and makes {}", a.name, x.axes, n.axes);
+        p->made = true;
+      }
+    for (auto& p : points) must(p.made, "no operand has axis {}", p.name);
   }
   void map() const {
-    for (auto& x : n.in) fits(*x);
     auto c = n.op->code;
     bool asks = c == Code::is_finite || c == Code::is_nan || c == Code::is_inf || c == Code::logical_not;
-    if (asks || (c >= Code::less && c <= Code::not_equal))
-      return must(n.dtype == DType::boolean, "a comparison is {}", n.dtype);
+    bool compares = c >= Code::less && c <= Code::not_equal;
+    if (compares) must(n.in[0]->dtype == n.in[1]->dtype, "operands have other dtypes");
+    if (asks || compares) return must(n.dtype == DType::boolean, "a comparison is {}", n.dtype);
+    bool bits = c == Code::bit_not || (c >= Code::bit_and && c <= Code::shift_right);
+    must(!bits || !is_float(n.dtype), "bits of {}", n.dtype);
     if (c == Code::select)
       return must(n.in[0]->dtype == DType::boolean && n.in[1]->dtype == n.dtype && n.in[2]->dtype == n.dtype,
                   "operands have other dtypes");
@@ -74,62 +99,70 @@ struct NodeCheck {
     for (auto& x : n.in) must(x->dtype == n.dtype, "an operand is {}, the result {}", x->dtype, n.dtype);
   }
   void reduce() const {
-    auto& x = *n.in[0];
-    for (auto& a : n.axes) must(holds(x.axes, a), "result {} is no part of {}", n.axes, x.axes);
-    result_is(n.op->code == Code::reduce_argmax || n.op->code == Code::reduce_argmin ? DType::i32 : x.dtype);
+    result_is(n.op->code == Code::reduce_argmax || n.op->code == Code::reduce_argmin ? DType::i32 : n.in[0]->dtype);
   }
-  void contract() const {
-    auto &x = *n.in[0], &y = *n.in[1];
-    for (auto& a : n.axes) must(find(x, a.name) || find(y, a.name), "no operand has axis {}", a.name);
-    for (auto* operand : {&x, &y})
-      for (auto& a : operand->axes) {
-        if (has(n.axes, a.name)) must(holds(n.axes, a), "operand {} does not fit {}", operand->axes, n.axes);
-        auto& other = operand == &x ? y : x;
-        if (has(other.axes, a.name)) must(holds(other.axes, a), "axis {} has two sizes", a.name);
-      }
-  }
-  // What a step maps the result has.
-  void mapped() const {
-    for (std::size_t k = 0; k < n.in.size(); ++k)
-      for (auto& a : n.in[k]->axes) {
-        auto rule = along(n, k, a.name);
-        if (rule.way != Along::Way::map) continue;
-        auto* its = find(n, rule.point);
-        must(its && its->size == a.size, "it maps axis {} of {}, and makes {}", a.name, n.in[k]->axes, n.axes);
-      }
+  void contract() const {   // of narrower operands than the result, or of wider ones
+    for (auto& x : n.in) must(is_float(x->dtype) == is_float(n.dtype), "an operand is {}, the result {}", x->dtype, n.dtype);
   }
   void moves() const {
-    if (n.in.empty()) return;
-    auto& x = *n.in[0];
-    if (n.op == &prim::kFit) {
-      fits(x);
-    } else if (n.op == &prim::kRename) {
-      must(x.axes.size() == n.axes.size() && x.size() == n.size(), "it renames {} to {}", x.axes, n.axes);
-    } else if (n.op == &prim::kFlatten || n.op == &prim::kUnflatten) {
-      must(x.size() == n.size(), "it makes {} of {}", n.axes, x.axes);
-    } else if (n.op == &prim::kConcat) {
-      std::int64_t size = 0;
-      auto along = n.attr.names[0];
-      for (auto& part : n.in) {
-        must(same_set(without(part->axes, along), without(n.axes, along)), "part {} does not fit {}", part->axes, n.axes);
-        size += find(*part, along)->size;
-      }
-      must(size == find(n, along)->size, "its parts have {} positions, it has {}", size, n.axes);
-    } else if (n.op == &prim::kSlice || n.op == &prim::kPlace) {
-      auto &part = n.op == &prim::kSlice ? n : x, &whole = n.op == &prim::kSlice ? x : n;
-      auto c = SliceAttr::of(n);
-      auto *all = find(whole, c.axis), *mine = find(part, c.axis);
-      bool alike = all && same_set(without(part.axes, c.axis), without(whole.axes, c.axis));
-      must(alike, "{} is no part of {}", part.axes, whole.axes);
-      must(c.drop ? !mine : mine && mine->size == c.size, "the part has {}, and {} positions are taken", part.axes, c.size);
-      auto first = c.start, last = c.start + (c.size - 1) * c.step;
-      bool inside = std::min(first, last) >= 0 && std::max(first, last) < all->size;
-      must(c.size == 0 || inside, "it reaches outside of {}", whole.axes);
+    if (n.op->stretches && along(n, kResultSide, n.attr.names[0]).way == Along::Way::shift) shifts(n.attr.names[0]);
+    bool scatters = n.op == &prim::kScatter, counts = n.op == &prim::kArgsort, joins = n.op == &prim::kConcat;
+    bool along_one = counts || n.op == &prim::kSort || n.op == &prim::kCumulative;
+    bool picks = scatters || n.op == &prim::kGather || n.op == &prim::kPlace, user = n.op->kind == Kind::step && !joins;
+    if (user && !picks && !along_one) return;   // its kernel says which dtypes
+    const std::size_t ids = joins ? n.in.size() : scatters ? 2 : 1;
+    for (std::size_t k = 0; k < n.in.size(); ++k) {
+      auto d = n.in[k]->dtype;
+      if (k >= ids) must(!is_float(d) && d != DType::boolean, "ids are {}", d);
+      else must(counts ? n.dtype == DType::i32 : d == n.dtype, "an operand is {}, the result {}", d, n.dtype);
     }
+    if (scatters || along_one) must(same_set(n.axes, n.in[0]->axes), "it makes {} of {}", n.axes, n.in[0]->axes);
+    if (along_one) must(has(n.axes, n.attr.names[0]), "it has no axis {}", n.attr.names[0]);
+    if (n.op == &prim::kFlatten || n.op == &prim::kUnflatten) regroups();
+    if (n.op == &prim::kSlice || n.op == &prim::kPlace) cuts();
+  }
+  void regroups() const {
+    auto [parts, flat] = RegroupAttr::of(n);
+    auto &x = *n.in[0], &apart = n.op == &prim::kFlatten ? x : n;
+    auto *whole = find(&apart == &n ? x : n, flat), *part = whole;
+    std::int64_t size = 1;
+    for (auto p : parts)
+      if (part && (part = find(apart, p))) size *= part->size;
+    must(part && size == whole->size, "it makes {} of {}", n.axes, x.axes);
+  }
+  void cuts() const {
+    auto &part = n.op == &prim::kSlice ? n : *n.in[0], &whole = n.op == &prim::kSlice ? *n.in[0] : n;
+    auto c = SliceAttr::of(n);
+    auto *all = find(whole, c.axis), *mine = find(part, c.axis);
+    must(all, "{} is no part of {}", part.axes, whole.axes);
+    must(c.drop ? !mine : mine && mine->size == c.size, "the part has {}, and {} positions are taken", part.axes, c.size);
+    auto first = c.start, last = c.start + (c.size - 1) * c.step;
+    bool inside = std::min(first, last) >= 0 && std::max(first, last) < all->size;
+    must(part.size() == 0 || inside, "it reaches outside of {}", whole.axes);
+  }
+  // Positions that move: stretches in order, inside of what they are read from and of the result.
+  void shifts(Name axis) const {
+    std::int64_t done = 0;
+    for (auto& x : n.in) must(find(*x, axis), "part {} does not fit {}", x->axes, n.axes);
+    for (auto& s : n.op->stretches(n)) {
+      auto last = s.from + (s.size - 1) * s.step;
+      bool inside = std::min(s.from, last) >= 0 && std::max(s.from, last) < find(*n.in[s.operand], axis)->size;
+      must(n.size() == 0 || s.size == 0 || inside, "it reaches outside of {}", n.in[s.operand]->axes);
+      must(s.size >= 0 && s.to >= done, "it writes position {} of {} twice", s.to, n.axes);
+      done = s.to + s.size;
+    }
+    auto size = find(n, axis)->size;
+    must(n.op == &prim::kConcat ? done == size : done <= size, "its parts have {} positions, it has {}", done, n.axes);
   }
   void loop() const {
     auto& l = loop_of(n);
     must(!l.index.empty(), "it has no body");
+    std::int64_t walked = 0;
+    for (std::size_t b = 0; b < l.index.size(); ++b) {
+      must(prim::index_start(*l.index[b]) == walked, "a body does not start after {} positions", walked);
+      walked += trips(l, b) * prim::index_chunk(*l.index[b]);
+    }
+    must(walked == l.axis.size, "its bodies walk {} positions of {}", walked, l.axis);
     for (auto& r : l.results) {
       must(r.value.size() == l.index.size(), "a result has no value in one of its bodies");
       for (std::size_t b = 0; b < r.value.size(); ++b) body(l, r, b);
@@ -151,7 +184,9 @@ struct NodeCheck {
     auto& l = loop_of(n);
     auto k = result_number(n);
     must(k < l.results.size(), "its loop has no result {}", std::int64_t(k));
-    result_is(l.results[k].value[0]->dtype);
+    auto whole = loop_result(n.in[0], k);
+    result_is(whole->dtype);
+    must(same_set(n.axes, whole->axes), "it is {}, and its loop makes {}", n.axes, whole->axes);
   }
 };
 

@@ -4,7 +4,9 @@
 #include "compile/memory/memory.h"
 #include "compile/sharding/planner.h"
 #include "compile/verify.h"
+#include "haliax/custom_op.h"
 #include "haliax/ops.h"
+#include "haliax/transforms.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 #include "support/raises.h"
@@ -51,12 +53,12 @@ TEST_CASE("verify finds a graph's faults: axes and dtypes") {
   auto x = array({A, B}), y = array({A}), whole = array({A}, DType::i32);
   CHECK(in_graph(prim::add(x, y)) == "");
   CHECK(says(in_graph(make(prim::kAdd, {x, x}, {A, B, A}, DType::f32)), "axis a twice"));
-  CHECK(says(in_graph(make(prim::kAdd, {x, y}, {A}, DType::f32)), "operand (a=4, b=3) does not fit (a=4)"));
-  CHECK(says(in_graph(make(prim::kAdd, {x, y}, {A, Axis("b", 5)}, DType::f32)), "operand (a=4, b=3) does not fit"));
+  CHECK(says(in_graph(make(prim::kAdd, {x, y}, {A}, DType::f32)), "it maps axis b of (a=4, b=3), and makes (a=4)"));
+  CHECK(says(in_graph(make(prim::kAdd, {x, y}, {A, Axis("b", 5)}, DType::f32)), "it maps axis b of (a=4, b=3)"));
   CHECK(says(in_graph(make(prim::kAdd, {y, whole}, {A}, DType::f32)), "an operand is i32, the result f32"));
   CHECK(says(in_graph(make(prim::kLess, {y, y}, {A}, DType::f32)), "a comparison is f32"));
   CHECK(says(in_graph(make(prim::kSelect, {y, y, y}, {A}, DType::f32)), "operands have other dtypes"));
-  CHECK(says(in_graph(make(prim::kSum, {y}, {B}, DType::f32)), "result (b=3) is no part of (a=4)"));
+  CHECK(says(in_graph(make(prim::kSum, {y}, {B}, DType::f32)), "no operand has axis b"));
   CHECK(says(in_graph(make(prim::kSum, {y}, {}, DType::f64)), "the result is f64"));
   CHECK(says(in_graph(make(prim::kContract, {x, y}, {Axis("c", 2)}, DType::f32)), "no operand has axis c"));
   CHECK(says(in_graph(make(prim::kContract, {x, array({Axis("a", 5)})}, {B}, DType::f32)), "axis a has two sizes"));
@@ -70,14 +72,88 @@ TEST_CASE("verify finds a graph's faults: what moves") {
   CHECK(slice({"a", 1, 2, -1}, {Axis("a", 2), B}) == "");
   CHECK(says(slice({"a", 0, 2, -1}, {Axis("a", 2), B}), "it reaches outside"));
   CHECK(says(slice({"a", 1, 2}, {Axis("a", 3), B}), "the part has (a=3, b=3), and 2 positions are taken"));
-  CHECK(says(slice({"a", 1, 2}, {Axis("a", 2)}), "(a=2) is no part of (a=4, b=3)"));
-  CHECK(says(in_graph(make(prim::kFit, {x}, {A}, DType::f32)), "operand (a=4, b=3) does not fit (a=4)"));
-  CHECK(says(in_graph(make(prim::kRename, {x}, {A}, DType::f32, RenameAttr{{"b"}, {"c"}}.attr())), "it renames"));
+  CHECK(says(slice({"a", 1, 2}, {Axis("a", 2)}), "it maps axis b of (a=4, b=3), and makes (a=2)"));
+  CHECK(says(in_graph(make(prim::kFit, {x}, {A}, DType::f32)), "it maps axis b of (a=4, b=3), and makes (a=4)"));
+  CHECK(says(in_graph(make(prim::kRename, {x}, {A}, DType::f32, RenameAttr{{"b"}, {"c"}}.attr())), "it maps axis b of (a=4, b=3), and makes (a=4)"));
   CHECK(says(in_graph(make(prim::kFlatten, {x}, {Axis("c", 11)}, DType::f32, RegroupAttr{{"a", "b"}, "c"}.attr())), "it makes (c=11) of (a=4, b=3)"));
   CHECK(says(in_graph(make(prim::kConcat, {x, x}, {Axis("a", 9), B}, DType::f32, {.names = {"a"}})), "its parts have 8 positions"));
   CHECK(says(in_graph(make(prim::kTracer, {x}, {A}, DType::f32)), "it is not like what it shows"));
   Attr border{.names = {"a", "a"}, .ints = {5, 0, 0, 0, 0, 0, 0, 1, 0}};
   CHECK(says(in_graph(make(prim::kEnter, {x}, x->axes, DType::f32, border)), "a border is around (a=4, b=3)"));
+}
+
+TEST_CASE("verify finds a graph's faults: axes against the op's rule") {
+  const Axis I{"i", 2};
+  auto x = array({A, B}), ids = array({I}, DType::i32);
+  auto says_of = [&](const NodePtr& n, const char* what) { return says(in_graph(n), what); };
+  auto order = [&](const Op& op, const Axes& axes, DType d, Name axis) { return make(op, {x}, axes, d, {.names = {axis}}); };
+  CHECK(in_graph(prim::sort(x, "a")) == "");
+  CHECK(says_of(order(prim::kSort, {A, B}, DType::i32, "a"), "an operand is f32, the result i32"));
+  CHECK(says_of(order(prim::kArgsort, {A, B}, DType::f32, "a"), "an operand is f32, the result f32"));
+  CHECK(says_of(order(prim::kSort, {A, B}, DType::f32, "q"), "it has no axis q"));
+  CHECK(says_of(order(prim::kSort, {B}, DType::f32, "a"), "it makes (b=3) of (a=4, b=3)"));
+  CHECK(says_of(order(prim::kArgsort, {Axis("a", 7), B}, DType::i32, "a"), "it maps axis a of (a=4, b=3), and makes (a=7, b=3)"));
+  auto taken = [&](const NodePtr& at, const Axes& axes, DType d) { return make(prim::kGather, {x, at}, axes, d, GatherAttr{{"a"}}.attr()); };
+  CHECK(in_graph(taken(ids, {I, B}, DType::f32)) == "");
+  CHECK(says_of(taken(array({I}), {I, B}, DType::f32), "ids are f32"));
+  CHECK(says_of(taken(ids, {I, B}, DType::i32), "an operand is f32, the result i32"));
+  CHECK(says_of(taken(ids, {A, B}, DType::f32), "it maps axis i of (i=2), and makes (a=4, b=3)"));
+  auto placed = [&](const NodePtr& what, const Axes& axes) { return make(prim::kScatter, {x, what, ids}, axes, DType::f32, ScatterAttr{{"a"}}.attr()); };
+  CHECK(in_graph(placed(array({I, B}), {A, B})) == "");
+  CHECK(says_of(placed(array({I, B}), {A}), "it maps axis b of (a=4, b=3), and makes (a=4)"));
+  CHECK(says_of(placed(array({Axis("i", 5), B}), {A, B}), "axis i has two sizes"));
+  CHECK(says_of(placed(array({I, B}, DType::i32), {A, B}), "an operand is i32, the result f32"));
+  auto renamed = [&](const Axes& axes) { return make(prim::kRename, {x}, axes, DType::f32, RenameAttr{{"a"}, {"c"}}.attr()); };
+  CHECK(in_graph(renamed({Axis("c", 4), B})) == "");
+  CHECK(says_of(renamed({Axis("z", 4), B}), "it maps axis a of (a=4, b=3), and makes (z=4, b=3)"));
+  CHECK(says_of(renamed({Axis("c", 3), Axis("b", 4)}), "it maps axis a of (a=4, b=3), and makes (c=3, b=4)"));
+  auto flat = [&](const Names& parts, const Axes& axes) { return make(prim::kFlatten, {x}, axes, DType::f32, RegroupAttr{parts, "c"}.attr()); };
+  CHECK(in_graph(flat({"a", "b"}, {Axis("c", 12)})) == "");
+  CHECK(says_of(flat({"q", "r"}, {Axis("c", 12)}), "it maps axis a of (a=4, b=3), and makes (c=12)"));
+  CHECK(says_of(flat({"a", "b", "q"}, {Axis("c", 12)}), "it makes (c=12) of (a=4, b=3)"));
+  CHECK(says_of(flat({"a"}, {Axis("c", 4)}), "it maps axis b of (a=4, b=3)"));
+  auto apart = [&](const Axes& axes) { return make(prim::kUnflatten, {x}, axes, DType::f32, RegroupAttr{{"p", "q"}, "a"}.attr()); };
+  CHECK(in_graph(apart({Axis("p", 2), Axis("q", 2), B})) == "");
+  CHECK(says_of(apart({Axis("p", 2), Axis("r", 2), B}), "no operand has axis r"));
+  auto joined = [&](const NodePtr& y, const Axes& axes) { return make(prim::kConcat, {x, y}, axes, DType::f32, {.names = {"a"}}); };
+  CHECK(says_of(joined(array({A, B}, DType::i32), {Axis("a", 8), B}), "an operand is i32, the result f32"));
+  CHECK(says_of(joined(array({B}), {Axis("a", 8), B}), "part (b=3) does not fit (a=8, b=3)"));
+  CHECK(says_of(joined(array({A}), {Axis("a", 8)}), "it maps axis b of (a=4, b=3), and makes (a=8)"));
+  CHECK(says_of(make(prim::kContract, {x, ids}, {B, I}, DType::f32), "an operand is i32, the result f32"));
+  CHECK(says_of(make(prim::kBitAnd, {x, x}, {A, B}, DType::f32), "bits of f32"));
+  CHECK(says_of(make(prim::kLess, {x, ids}, {A, B, I}, DType::boolean), "operands have other dtypes"));
+  auto foldy = custom_op({.name = "foldy", .along = {AxisRule::reduce_sum}, .cpu = {[](Strided<const float>, Strided<float>) {}}});
+  auto fold = foldy(NamedArray(x), "a").node();
+  CHECK(in_graph(fold) == "");
+  CHECK(says_of(make(*fold->op, {x}, {A, B}, DType::f32, fold->attr), "it folds axis a of (a=4, b=3), and makes (a=4, b=3)"));
+  CHECK(says_of(make(*fold->op, {x}, {}, DType::f32, fold->attr), "it maps axis b of (a=4, b=3), and makes ()"));
+}
+
+// An op of our own whose positions move as its attribute says.
+TEST_CASE("verify finds stretches that overlap, or reach outside") {
+  auto x = array({A});
+  Op op{.name = "mover", .kind = Kind::step, .linear = Linear::moves};
+  op.along = [](const Node&, std::size_t, Name a) { return Along{Along::Way::shift, a}; };
+  op.stretches = [](const Node& n) {
+    auto& i = n.attr.ints;
+    return std::vector<Stretch>{{0, i[0], 0, 2}, {0, 0, i[1], i[2]}};
+  };
+  auto moved = [&](std::vector<std::int64_t> ints) {
+    return in_graph(make(op, {x}, {A}, DType::f32, {.names = {"a"}, .ints = std::move(ints)}));
+  };
+  CHECK(moved({2, 2, 2}) == "");
+  CHECK(says(moved({3, 2, 2}), "it reaches outside of (a=4)"));
+  CHECK(says(moved({2, 1, 2}), "it writes position 1 of (a=4) twice"));
+  CHECK(says(moved({2, 2, 3}), "its parts have 5 positions, it has (a=4)"));
+}
+
+TEST_CASE("verify: a slice of nothing reaches nowhere") {
+  auto x = array({Axis("z", 0), A});
+  CHECK(in_graph(make(prim::kSlice, {x}, {Axis("z", 0), Axis("a", 2)}, DType::f32, SliceAttr{"a", 3, 2}.attr())) == "");
+  const Axis Z("z", 0), N("n", 6);
+  auto f = named_jit([](const NamedArray& x) { return slice(x, "n", 1, 4); },
+                     {.mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{{"n", "data"}}});
+  CHECK(f(zeros({Z, N})).axes() == Axes{Z, Axis("n", 4)});
 }
 
 TEST_CASE("verify finds a graph's faults: loops") {
@@ -93,6 +169,18 @@ TEST_CASE("verify finds a graph's faults: loops") {
   CHECK(says(in_graph(loop_of_one({Fold::fold, Monoid::sum, {row}, array({A})}, turn())), "a fold starts from another kind of array"));
   CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {prim::mul(row, array({A}))}}, turn())), "a value of one position has the axis that is walked"));
   CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {row, row}}, turn())), "a result has no value in one of its bodies"));
+  auto stack = loop_of_one({Fold::stack, Monoid::sum, {row}}, turn())->in[0];
+  CHECK(says(in_graph(make(kResult, {stack}, {Axis("z", 9)}, DType::f32, {.ints = {0}})), "it is (z=9), and its loop makes (a=4, b=3)"));
+  auto bodies = [&](const NodePtr& second) {
+    Loop l;
+    l.axis = A, l.index = {prim::index(A, 0, 3, 0), second};
+    l.results = {{Fold::fold, Monoid::sum, {}}};
+    for (auto& i : l.index) l.results[0].value.push_back(prim::sum(prim::slice_at(x, i, false), {A}));
+    return in_graph(loop_result(make_loop(std::move(l)), 0));
+  };
+  CHECK(bodies(prim::index(A, 3, 1, 0)) == "");
+  CHECK(says(bodies(prim::index(A, 2, 1, 0)), "a body does not start after 3 positions"));
+  CHECK(says(bodies(prim::index(A, 3, 2, 0)), "its bodies walk 5 positions of a=4"));
 }
 
 // ---- programs ----
@@ -182,14 +270,33 @@ using namespace partitioning;
 
 const Mesh mesh{{{"data", 2}, {"model", 2}}};
 
-// x, cut so, goes into n, which is said to be made so.
-std::string in_plan(const NodePtr& n, const Sharding& operand, const Sharding& made) {
+// Operands, cut so, go into n, which is said to be made so.
+std::string in_plan_of(const NodePtr& n, const std::vector<Sharding>& operands, const Sharding& made) {
   Whole whole({n}, {{}}, mesh);
   Plan p;
   p.bodies.emplace_back();
-  p.versions = {{.kind = Version::Kind::given, .node = whole.find(n->in[0].get()), .at = operand, .live = true},
-                {.kind = Version::Kind::compute, .node = whole.find(n.get()), .at = made, .in = {0}, .live = true}};
-  p.roots = {1};
+  Version of{.kind = Version::Kind::compute, .node = whole.find(n.get()), .at = made, .live = true};
+  for (std::size_t k = 0; k < n->in.size(); ++k) {
+    p.versions.push_back({.kind = Version::Kind::given, .node = whole.find(n->in[k].get()), .at = operands[k], .live = true});
+    of.in.push_back(int(k));
+  }
+  p.versions.push_back(of);
+  p.roots = {int(n->in.size())};
+  return found([&] { verify(p, whole, "a pass"); });
+}
+std::string in_plan(const NodePtr& n, const Sharding& operand, const Sharding& made) { return in_plan_of(n, {operand}, made); }
+// What the planner makes of n, whose operand x comes as `at`, is right; then the first version of that kind is damaged.
+template <class F> std::string damaged(const NodePtr& n, const NodePtr& x, const Sharding& at, const Sharding& wanted, Version::Kind kind, F damage) {
+  const std::vector<Sharding> out{wanted};
+  const std::vector<PartitionInput> inputs{{x, at}};
+  const PartitionOptions options;
+  Whole whole({n}, out, mesh);
+  Planner planner(whole, options, inputs, out);
+  auto p = best(whole, planner, false);
+  CHECK(found([&] { verify(p, whole, "a pass"); }) == "");
+  auto v = std::find_if(p.versions.begin(), p.versions.end(), [&](auto& v) { return v.live && v.kind == kind; });
+  REQUIRE(v != p.versions.end());
+  damage(*v, p);
   return found([&] { verify(p, whole, "a pass"); });
 }
 Sharding cut(Name a, const Cut& c) {
@@ -197,9 +304,9 @@ Sharding cut(Name a, const Cut& c) {
   s.set(a, c);
   return s;
 }
-Sharding pending(int x) {
+Sharding pending(int x, Monoid m = Monoid::sum) {
   Sharding s;
-  s.pend(x, Monoid::sum);
+  s.pend(x, m);
   return s;
 }
 
@@ -224,7 +331,7 @@ std::string in_loop(const Sharding& start, const Sharding& left, const Sharding&
   p.bodies = {{}, {.parent = 0, .loop = 0}};
   p.loops = {{.node = id(result->in[0]), .bodies = {1}, .inside = {inside}, .at = {at}, .value = {{2}}, .carry = {{1}}, .start = {0}}};
   p.versions = {{.kind = Version::Kind::given, .node = id(row), .at = start, .live = true},
-                {.kind = Version::Kind::carry, .node = id(carry), .body = 1, .at = inside, .loop = 0, .live = true},
+                {.kind = Version::Kind::carry, .node = id(carry), .body = 1, .at = left, .loop = 0, .live = true},
                 {.kind = Version::Kind::compute, .node = id(prim::neg(carry)), .body = 1, .at = left, .in = {1}, .live = true},
                 {.kind = Version::Kind::loop, .node = id(result->in[0]), .in = {0}, .loop = 0, .live = true}};
   return found([&] { verify(p, whole, "a pass"); });
@@ -236,16 +343,99 @@ TEST_CASE("verify finds a plan's faults") {
   auto x = array({A, B});
   CHECK(in_plan(prim::exp(x), cut("a", {0}), cut("a", {0})) == "");
   CHECK(in_plan(prim::sum(x, {A}), cut("a", {0}), pending(0)) == "");
-  CHECK(says(in_plan(prim::sum(x, {A}), cut("a", {0}), {}), "axis a is cut, folded, and not pending"));
-  CHECK(says(in_plan(prim::sort(x, "a"), cut("a", {0}), cut("a", {0})), "it needs all of axis a, which is cut"));
+  CHECK(says(in_plan(prim::sum(x, {A}), cut("a", {0}), {}), "pending in it is {pending: 0}, and not {}"));
+  CHECK(says(in_plan(prim::sort(x, "a"), cut("a", {0}), {}), "axis a of operand 0 is data, and should be whole"));
   CHECK(says(in_plan(prim::sort(x, "a"), {}, cut("a", {0})), "it makes all of axis a, which is cut"));
   CHECK(says(in_plan(prim::exp(x), pending(0), pending(0)), "a sum is pending in what it is not linear in"));
-  CHECK(says(in_plan(prim::neg(x), pending(0), {}), "a pending sum is lost"));
+  CHECK(says(in_plan(prim::neg(x), pending(0), {}), "pending in it is {pending: 0}, and not {}"));
   CHECK(says(in_plan(prim::exp(x), cut("c", {0}), {}), "axis c, which is cut, is not in (a=4, b=3)"));
   auto both = cut("a", {0});
   both.set("b", {0});
   CHECK(says(in_plan(prim::exp(x), both, both), "mesh axis data is used twice"));
   CHECK(says(in_plan(prim::exp(x), cut("a", {7}), cut("a", {7})), "the mesh has no axis number 7"));
+}
+
+TEST_CASE("verify finds a plan's faults: operands that do not fit the result") {
+  auto x = array({A, B}), y = array({A, B}), v = array({A});
+  auto a = cut("a", {0});
+  CHECK(in_plan_of(prim::add(x, v), {a, a}, a) == "");
+  CHECK(says(in_plan(prim::exp(x), a, cut("b", {0})), "axis a of operand 0 is data, and should be whole"));
+  CHECK(says(in_plan(prim::exp(x), {}, a), "axis a of operand 0 is whole, and should be data"));
+  CHECK(says(in_plan(prim::exp(x), cut("a", {0, 1}), cut("a", {1, 0})), "axis a of operand 0 is data+model, and should be model+data"));
+  CHECK(says(in_plan_of(prim::mul(x, y), {a, cut("a", {1})}, a), "axis a of operand 1 is model, and should be data"));
+  CHECK(says(in_plan_of(prim::contract(v, array({A}), {}), {a, {}}, pending(0)), "axis a of operand 1 is whole, and should be data"));
+  auto renamed = prim::rename(x, {"a"}, {"c"});
+  CHECK(in_plan(renamed, a, cut("c", {0})) == "");
+  CHECK(says(in_plan(renamed, a, cut("b", {0})), "axis a of operand 0 is data, and should be whole"));
+  auto flat = prim::flatten(x, {"a", "b"}, Axis("f", 12));
+  CHECK(in_plan(flat, a, cut("f", {0})) == "");
+  CHECK(says(in_plan(flat, cut("b", {0}), cut("f", {0})), "axis f is not cut in blocks of a"));
+  CHECK(says(in_plan(prim::slice(x, "a", 1, 3), a, {}), "axis a of operand 0 is data, and should be whole"));
+  CHECK(says(in_plan(prim::slice(x, "a", 1, 3), {}, a), "it makes all of axis a, which is cut"));
+}
+
+TEST_CASE("verify finds a plan's faults: what is pending") {
+  const Axis I{"i", 2};
+  auto x = array({A, B}), y = array({A, B}), ids = array({I}, DType::i32);
+  auto one = pending(0), max = pending(0, Monoid::max);
+  const Sharding none, a = cut("a", {0});
+  auto wrong = "pending in it is";
+  CHECK(in_plan(prim::reduce(Monoid::max, x, {B}), a, max) == "");
+  CHECK(says(in_plan(prim::reduce(Monoid::max, x, {B}), a, one), wrong));
+  CHECK(says(in_plan(prim::sum(x, {A}), a, max), wrong));
+  CHECK(says(in_plan(prim::neg(x), none, one), wrong));
+  CHECK(in_plan(prim::rename(x, {"a"}, {"c"}), max, max) == "");
+  CHECK(says(in_plan(prim::neg(x), max, max), "a sum is pending in what it is not linear in"));
+  CHECK(in_plan_of(prim::add(x, y), {one, one}, one) == "");
+  CHECK(says(in_plan_of(prim::add(x, y), {one, none}, one), "a sum is pending in operand 0, and not in operand 1"));
+  CHECK(says(in_plan_of(prim::concat({x, y}, Axis("a", 8)), {none, max}, max), "a sum is pending in operand 1, and not in operand 0"));
+  CHECK(in_plan_of(prim::mul(x, y), {one, none}, one) == "");
+  CHECK(says(in_plan_of(prim::mul(x, y), {one, one}, one), "a sum is pending in operand 0, and also in operand 1"));
+  CHECK(says(in_plan_of(prim::contract(array({A, I}), array({A}), {I}), {a, a}, none), wrong));
+  auto taken = prim::gather(x, {{"a", ids}}, {I, B}, program::Outside::fill);
+  CHECK(in_plan_of(taken, {a, none}, one) == "");
+  CHECK(says(in_plan_of(taken, {a, none}, none), wrong));
+  auto added = prim::scatter(x, array({I, B}), {{"a", ids}}, program::Update::add, false);
+  CHECK(in_plan_of(added, {one, cut("i", {0}), cut("i", {0})}, one) == "");
+  CHECK(says(in_plan_of(added, {none, cut("i", {0}), cut("i", {0})}, one), "what it places into does not count once"));
+}
+
+TEST_CASE("verify finds a plan's faults: positions that move, and what is made in place") {
+  using Kind = Version::Kind;
+  auto x = array({A, B});
+  auto a = cut("a", {0});
+  auto moved = [&](auto damage) {
+    return damaged(prim::slice(x, "a", 1, 3), x, a, a, Kind::shift, [&](Version& v, Plan&) { damage(v); });
+  };
+  CHECK(says(moved([](auto& v) { v.pieces[0].to = 1; }), "position 1 comes after 0"));
+  CHECK(says(moved([](auto& v) { v.pieces[0].from = 2; }), "it reaches outside of (a=4, b=3)"));
+  CHECK(says(moved([](auto& v) { v.pieces[0].size = 2; }), "2 positions come"));
+  CHECK(says(moved([](auto& v) { v.pieces[0].at = {}; }), "it is {a: 0}, made of {a: 0}"));
+  CHECK(says(moved([](auto& v) { v.at.pend(1, Monoid::sum); }), "it is {a: 0, pending: 1}, made of {a: 0}"));
+  CHECK(says(moved([](auto& v) { v.at.set("b", {1}), v.hop.bytes = 0; }), "axis b lies otherwise"));
+  auto odd = array({Axis("a", 3), Axis("b", 2)});
+  auto flat = [&](auto damage) {
+    return damaged(prim::flatten(odd, {"a", "b"}, Axis("p", 6)), odd, a, cut("p", {0, 1}), Kind::regroup,
+                   [&](Version& v, Plan&) { damage(v); });
+  };
+  CHECK(says(flat([](auto& v) { v.pieces[0].given.cuts[0] = {1}; }), "part a lies otherwise"));
+  auto made = damaged(prim::add(prim::iota(A, DType::f32), x), x, a, a, Kind::generate, [](Version& v, Plan&) { v.at.pend(1, Monoid::sum); });
+  CHECK(says(made, "it is not made of numbers and positions alone"));
+}
+
+TEST_CASE("verify finds a plan's faults: turns that devices share") {
+  using Kind = Version::Kind;
+  auto x = array({A, B});
+  auto a = cut("a", {0});
+  auto stack = [&](Kind kind, auto damage) {
+    auto n = loop_of_one({Fold::stack, Monoid::sum, {prim::exp(prim::slice_at(x, turn(), true))}}, turn());
+    return damaged(n, x, a, a, kind, damage);
+  };
+  CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).at[0] = {}; }), "a result is {}, and its turns make it {a: 0}"));
+  CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).turns = {}; }), "axis a of operand 0 is data, and should be whole"));
+  CHECK(says(stack(Kind::result, [](Version& v, Plan&) { v.at = {}; }), "its loop leaves it in another sharding"));
+  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.own_turns = false; }), "axis a of operand 0 is data, and should be whole"));
+  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.at.set("b", {0}); }), "mesh axis data is used twice"));
 }
 
 TEST_CASE("verify finds a plan's faults: what is sent, and loops") {
@@ -255,9 +445,18 @@ TEST_CASE("verify finds a plan's faults: what is sent, and loops") {
   CHECK(in_hop(a, {Way::all_gather, {}, {0}, "a"}, {}) == "");
   CHECK(says(in_hop(pending(0), {Way::all_reduce, {}, {0}}, a), "it is not what it was sent as"));
   CHECK(says(in_hop({}, {Way::all_reduce, {}, {0}}, {}), "it ends a sum that is not pending"));
-  CHECK(says(in_hop(pending(0), {Way::reduce_scatter, pending(0), {0}, "a"}, pending(0)), "it ends a sum that is not pending"));
-  CHECK(says(in_hop({}, {Way::all_gather, {}, {0}, "a"}, {}), "it gathers what is not cut"));
-  auto b = cut("b", {1});
+  CHECK(says(in_hop(pending(0), {Way::reduce_scatter, pending(0), {0}, "a"}, pending(0)), "axis a is whole, and arrives whole"));
+  CHECK(says(in_hop({}, {Way::all_gather, {}, {0}, "a"}, {}), "axis a is whole, and arrives whole"));
+  auto b = cut("b", {1}), both = pending(0);
+  both.pend(1, Monoid::max);
+  CHECK(says(in_hop(a, {Way::slice, cut("a", {1}), {1}, {}}, cut("a", {1})), "axis a is data, and arrives model"));
+  CHECK(says(in_hop(pending(0), {Way::slice, {}, {}, {}}, {}), "what was {pending: 0} arrives as {}"));
+  CHECK(says(in_hop(pending(0), {Way::exchange, a, {0}, {}}, a), "what was {pending: 0} arrives as {a: 0}"));
+  CHECK(says(in_hop(cut("a", {0, 1}), {Way::all_gather, cut("a", {1}), {0}, "a"}, cut("a", {1})), "axis a is data+model, and arrives model"));
+  CHECK(says(in_hop(both, {Way::all_reduce, {}, {0}}, {}), "what was {pending: 0, pending: 1} arrives as {}"));
+  CHECK(says(in_hop(both, {Way::all_reduce, {}, {0, 1}}, {}), "it ends sums of two kinds"));
+  CHECK(says(in_hop({}, {Way::slice, pending(0), {}, {}}, pending(0)), "it arrives as {pending: 0}, and was no sum"));
+  CHECK(in_hop({}, {Way::pend, pending(0), {}, {}}, pending(0)) == "");
   CHECK(in_loop(b, b, b, b) == "");
   CHECK(says(in_loop({}, b, {}, {}), "bodies make, or carry, a result in another sharding"));
   CHECK(says(in_loop({}, b, b, b), "a result starts from another sharding"));

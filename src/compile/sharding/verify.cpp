@@ -3,6 +3,8 @@
 #include <set>
 
 #include "compile/sharding/planner.h"
+#include "graph/fail.h"
+#include "ops/attr.h"
 
 namespace haliax::partitioning {
 namespace {
@@ -13,20 +15,27 @@ struct Check {
   const char* after;
 
   const Node& node(const Version& v) const { return whole.node(v.node); }
-  void must(bool ok, const Version& v, const std::string& why) const {
-    if (!ok) fail_at(node(v).origin, "verify", std::string(node(v).op->name) + " after " + after + ": " + why);
+  // `why` with text for each {}, which takes its time only where something is wrong.
+  template <class... A> void must(bool ok, const Version& v, const char* why, const A&... a) const {
+    if (ok) return;
+    auto& n = node(v);
+    fail_at(n.origin, "verify", fmt::format("{} after {}: {}", n.op->name, after, fmt::format(fmt::runtime(why), text(a)...)));
   }
+  template <class A> static const A& text(const A& a) { return a; }
+  std::string text(const Cut& c) const { return c.empty() ? "whole" : to_string(whole.mesh, c); }
+  std::string text(const Sharding& s) const { return haliax::to_string(s); }
 
-  // Axes that the value has, each mesh axis once, those that a sum is pending over among them.
+  // Axes that the value has, each mesh axis once: those that cut it, that a sum is pending over, or that share the turns around.
   void legal(const Version& v) const {
     std::set<int> used;
     auto use = [&](int x) {
-      must(x >= 0 && x < int(whole.mesh.axes().size()), v, "the mesh has no axis number " + std::to_string(x));
-      must(used.insert(x).second, v, "mesh axis " + whole.mesh.axes()[std::size_t(x)].first + " is used twice");
+      must(x >= 0 && x < int(whole.mesh.axes().size()), v, "the mesh has no axis number {}", x);
+      must(used.insert(x).second, v, "mesh axis {} is used twice", whole.mesh.axes()[std::size_t(x)].first);
     };
+    for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
+      for (int x : plan.loop(body->loop).turns) use(x);
     for (auto& [name, cut] : v.at.dims) {
-      must(find_axis(node(v).axes, name), v,
-           "axis " + std::string(name.text()) + ", which is cut, is not in " + to_string(node(v).axes));
+      must(find_axis(node(v).axes, name), v, "axis {}, which is cut, is not in {}", name, node(v).axes);
       for (int x : cut) use(x);
     }
     for (auto& [x, m] : v.at.partial) use(x);
@@ -41,57 +50,164 @@ struct Check {
       must(body >= 0, v, "an operand is made in another body");
     }
   }
-  // An axis is cut only where the op's rule has it map, fold, shift or pick; what is pending rides only through what is linear.
-  void follows_rule(const Version& v) const {
+  Cut turns_of(const Version& v, const Node& index) const {   // that are counted by it
+    for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
+      if (auto& l = plan.loop(body->loop); loop_of(whole.node(l.node)).index[body->number].get() == &index) return l.turns;
+    return {};
+  }
+  // How the points of an op are cut: as the result is, and as the operands are where it lacks them; then it is pending. All are
+  // cut alike, and none where the op needs all of an axis.
+  Sharding points(const Version& v, Sharding& made) const {
     using Way = Along::Way;
     auto& n = node(v);
+    Sharding work;
+    Names known;
+    for (auto& a : n.axes) {
+      auto rule = along(n, kResultSide, a.name);
+      bool maps = rule.way == Way::map;
+      must(maps || v.at.cut(a.name).empty(), v, "it makes all of axis {}, which is cut", a.name);
+      if (maps) known.push_back(rule.point), work.set(rule.point, v.at.cut(a.name));
+    }
     for (std::size_t k = 0; k < n.in.size(); ++k) {
       if (v.in[k] < 0 || only_waits(n, k)) continue;
-      auto& x = plan.version(v.in[k]);
-      for (auto& [name, cut] : x.at.dims) {
-        auto rule = along(n, k, name);
-        bool own = v.own_turns && k == 0;   // what a loop walks is cut as its turns are
-        must(rule.way != Way::whole || own, v, "it needs all of axis " + std::string(name.text()) + ", which is cut");
-        bool kept = std::any_of(v.at.dims.begin(), v.at.dims.end(), [&](auto& d) { return d.second.meets(cut); });
-        bool folds = std::all_of(cut.begin(), cut.end(), [&](int m) { return v.at.pending(m); });
-        must(own || kept || folds, v, "axis " + std::string(name.text()) + " is cut, folded, and not pending");
-      }
-      for (auto& [m, monoid] : x.at.partial) {
-        auto how = linear_in(n, k);
-        must(how != Linear::no || (rules::places(n) && k == 0), v, "a sum is pending in what it is not linear in");
-        must(v.at.pending(m), v, "a pending sum is lost");
+      for (auto& a : n.in[k]->axes) {
+        auto cut = plan.version(v.in[k]).at.cut(a.name);
+        auto rule = along(n, k, a.name);
+        if (rule.way == Way::regroup) continue;
+        bool apart = rule.way == Way::whole || rule.way == Way::shift;
+        if (!apart && !has(known, rule.point)) {
+          known.push_back(rule.point), work.set(rule.point, cut);
+          for (int m : cut) made.pend(m, rule.monoid);
+        }
+        // What a loop walks is cut as its turns are.
+        auto should = !apart ? work.cut(rule.point) : v.own_turns && k == 0 ? turns_of(v, *n.in[1]) : Cut();
+        must(cut == should, v, "axis {} of operand {} is {}, and should be {}", a.name, k, cut, should);
       }
     }
+    return work;
+  }
+  // The blocks of an axis are blocks of its parts.
+  void regroups(const Version& v) const {
+    auto& n = node(v);
+    auto r = RegroupAttr::of(n);
+    bool flattens = rules::flattens(n);
+    auto &x = plan.version(v.in[0]).at, &apart = flattens ? x : v.at;
+    Axes parts;
+    for (auto p : r.parts) parts.push_back(*find_axis(flattens ? n.in[0]->axes : n.axes, p));
+    auto even = rules::spread((flattens ? v.at : x).cut(r.flat), parts, whole.mesh);
+    for (std::size_t p = 0; p < parts.size(); ++p)
+      must(even && apart.cut(parts[p].name) == (*even)[p], v, "axis {} is not cut in blocks of {}", r.flat, parts[p].name);
+  }
+  // The result is pending over what is folded, and what rides: through one operand of a product, or all that are added or moved.
+  void computed(const Version& v) const {
+    auto& n = node(v);
+    Sharding made;
+    const auto work = points(v, made);
+    if (rules::regroups(n)) regroups(v);
+    const bool places = rules::places(n);
+    auto pending = [&](std::size_t k) -> auto& { return plan.version(v.in[k]).at.partial; };
+    auto counts = [&](std::size_t k) { return v.in[k] >= 0 && !only_waits(n, k) && !(places && k == 0); };
+    must(!places || pending(0) == v.at.partial, v, "what it places into does not count once");
+    for (std::size_t k = 0; k < n.in.size(); ++k) {
+      if (!counts(k)) continue;
+      for (auto& p : pending(k)) {
+        auto how = linear_in(n, k);
+        bool rides = how == Linear::moves || (how != Linear::no && p.second == Monoid::sum), all = how != Linear::one;
+        must(rides && !work.cuts(p.first), v, "a sum is pending in what it is not linear in");
+        for (std::size_t j = 0; j < n.in.size(); ++j) {
+          if (j == k || !counts(j) || (all && linear_in(n, j) == Linear::no)) continue;
+          bool too = std::count(pending(j).begin(), pending(j).end(), p) > 0;
+          must(too == all, v, "a sum is pending in operand {}, and {} in operand {}", k, too ? "also" : "not", j);
+        }
+        made.pend(p.first, p.second);
+      }
+    }
+<<<<<<< HEAD
     for (auto& [name, cut] : v.at.dims)
       must(along(n, kResultSide, name).way != Way::whole, v,
            "it makes all of axis " + std::string(name.text()) + ", which is cut");
+=======
+    must(made.partial == v.at.partial, v, "pending in it is {}, and not {}", made, v.at);
+>>>>>>> checks
   }
-  // What is sent arrives as it was meant to: a sum that ends was pending, what is gathered was cut.
-  void hop(const Version& v) const {
-    auto& x = plan.version(v.in[0]);
-    must(v.at == v.hop.to, v, "it is not what it was sent as");
-    for (int m : v.hop.over) {
-      if (v.sums()) must(x.at.pending(m) && !v.at.pending(m), v, "it ends a sum that is not pending");
-      if (v.gathers()) must(x.at.cut(v.hop.axis).has(m) && !v.at.cuts(m), v, "it gathers what is not cut");
+  // Positions that move, or lie in parts, come from what lies as it says, and fill the result in order; all else lies as before.
+  void moved(const Version& v) const {
+    std::int64_t done = 0;
+    for (auto& p : v.pieces) {
+      auto& x = plan.version(v.in[std::size_t(p.array)]).at;
+      must(p.at == x && x.partial == v.at.partial, v, "it is {}, made of {}", v.at, x);
+      bool comes = v.kind == Version::Kind::shift && v.talks() && !x.cut(p.axis).empty();   // from other devices
+      for (auto& a : p.axes)
+        must(comes || a.name == p.axis || x.cut(a.name) == v.at.cut(a.name), v, "axis {} lies otherwise", a.name);
+      for (auto& [lie, at] : {std::pair(&p.given, &x), std::pair(&p.taken, &v.at)})
+        for (std::size_t k = 0; k < lie->parts.size(); ++k)
+          must(lie->cuts[k] == at->cut(lie->parts[k].name), v, "part {} lies otherwise", lie->parts[k].name);
+      auto last = p.from + (p.size - 1) * p.step, size = find_axis(p.axes, p.axis)->size;
+      must(p.size == 0 || (std::min(p.from, last) >= 0 && std::max(p.from, last) < size), v, "it reaches outside of {}", p.axes);
+      must(p.to == done, v, "position {} comes after {}", p.to, done);
+      done += p.size;
     }
+    must(v.kind == Version::Kind::regroup || done == find_axis(node(v).axes, v.hop.axis)->size, v, "{} positions come", done);
   }
-  // Bodies leave a result, and read a carry, in one sharding; what it starts from lies as it comes out.
+  // What is sent arrives as it was meant to: a sum that ends was pending, what is gathered was cut, and all else is as before.
+  void hop(const Version& v) const {
+    using Kind = Hop::Kind;
+    auto& from = plan.version(v.in[0]).at;
+    auto& h = v.hop;
+    must(v.at == h.to, v, "it is not what it was sent as");
+    for (auto& a : node(v).axes) {
+      auto was = from.cut(a.name), is = v.at.cut(a.name);
+      bool finer = is.starts_with(was) && nested(a, is, was.size(), whole.mesh);
+      bool joins = was == is + h.over && nested(a, was, is.size(), whole.mesh), mine = a.name == h.axis;
+      bool talks = mine && (h.kind == Kind::all_gather ? joins : finer && is == was + h.over);
+      bool sent = talks || h.kind == Kind::exchange || (h.kind == Kind::slice && finer);
+      must(sent || (is == was && !mine), v, "axis {} is {}, and arrives {}", a.name, was, is);
+    }
+    for (int m : h.over) must(!v.sums() || from.pending(m), v, "it ends a sum that is not pending");
+    std::set<Monoid> kinds;
+    auto left = v.at;
+    for (auto& p : from.partial) {
+      bool ends = v.sums() && h.over.has(p.first);
+      if (ends) kinds.insert(p.second);
+      must(ends != (std::count(v.at.partial.begin(), v.at.partial.end(), p) > 0), v, "what was {} arrives as {}", from, v.at);
+      left.resolve(p.first);
+    }
+    must(kinds.size() < 2, v, "it ends sums of two kinds");
+    must(h.kind == Kind::pend || left.partial.empty(), v, "it arrives as {}, and was no sum", v.at);
+  }
+  // Bodies leave a result, and read a carry, in one sharding; what it starts from lies as it comes out, with the turns of all
+  // devices side by side, or still to be summed.
   void loop(const Version& v) const {
     auto& l = plan.loop(v.loop);
+    auto& of = loop_of(node(v));
     for (std::size_t k = 0; k < l.at.size(); ++k) {
       for (auto* made : {&l.value[k], &l.carry[k]})
         for (int x : *made) must(plan.version(x).at == l.inside[k], v, "bodies make, or carry, a result in another sharding");
+      auto& r = of.results[k];
+      auto at = l.inside[k];
+      bool stacks = r.fold == Fold::stack && !r.carry;
+      must(!stacks || at.cut(of.axis.name).empty(), v, "it stacks what is cut along {}", of.axis);
+      if (stacks)
+        at.set(of.axis.name, l.turns);
+      else
+        for (int x : l.turns) at.pend(x, r.carry ? Monoid::sum : r.monoid);
+      must(at == l.at[k], v, "a result is {}, and its turns make it {}", l.at[k], at);
       if (l.start[k] >= 0) must(plan.version(l.start[k]).at == l.at[k], v, "a result starts from another sharding");
     }
   }
   void run() const {
+    using Kind = Version::Kind;
     for (auto& v : plan.versions) {
       if (!v.live) continue;
       reads(v);
-      if (v.kind == Version::Kind::loop) loop(v);
+      if (v.kind == Kind::loop) loop(v);
       else legal(v);
-      if (v.kind == Version::Kind::compute) follows_rule(v);
-      if (v.kind == Version::Kind::hop) hop(v);
+      if (v.kind == Kind::compute) computed(v);
+      if (v.kind == Kind::hop) hop(v);
+      if (v.moves()) moved(v);
+      bool freely = v.kind != Kind::generate || (whole.at(v.node).generated && v.at.partial.empty());
+      must(freely, v, "it is not made of numbers and positions alone");
+      if (v.kind == Kind::result) must(v.at == plan.loop(v.loop).at[v.result], v, "its loop leaves it in another sharding");
     }
   }
 };
