@@ -122,13 +122,7 @@ struct Check {
         made.pend(p.first, p.second);
       }
     }
-<<<<<<< HEAD
-    for (auto& [name, cut] : v.at.dims)
-      must(along(n, kResultSide, name).way != Way::whole, v,
-           "it makes all of axis " + std::string(name.text()) + ", which is cut");
-=======
     must(made.partial == v.at.partial, v, "pending in it is {}, and not {}", made, v.at);
->>>>>>> checks
   }
   // Positions that move, or lie in parts, come from what lies as it says, and fill the result in order; all else lies as before.
   void moved(const Version& v) const {
