@@ -64,14 +64,16 @@ NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   if (n->op == &prim::kCarry) return prim::carry(n->in[0], resized(n->axes, a, axis_.size, size), n->dtype);
   Name inner = n->op == &prim::kRename ? RenameAttr::of(*n).original(a) : a;
   Nodes in;
-  for (std::size_t k = 0; k < n->in.size(); ++k) {   // what lies outside may be read whole
+  bool on_block = picks(*n, a);
+  for (std::size_t k = 0; k < n->in.size(); ++k) {   // what lies outside may be read whole, but for the table of a pick
     auto& x = n->in[k];
-    bool whole = !x || (!contains(x) && has_axis(*x, inner) && along(*n, k, inner).way == Along::Way::whole);
+    bool table = on_block && k == 0;
+    bool whole = !x || (!table && !contains(x) && has_axis(*x, inner) && along(*n, k, inner).way == Along::Way::whole);
     in.push_back(whole ? x : part(x, inner, b));
   }
   auto axes = contains(n) && !walks(n) ? n->axes : resized(n->axes, a, axis_.size, size);
   if (n->op == &prim::kFit) return prim::fit(in[0], axes);
-  if (picks(*n, a)) return n->op->on_block(*n, in, axes, {{a, index_[b], size}});   // a chunk holds what falls into it
+  if (on_block) return n->op->on_block(*n, in, axes, {{a, index_[b], size}});   // a chunk holds what falls into it
   if (n->op == &prim::kScatter && !walks(n)) in[0] = prim::zeros_like(in[0]);   // the base is the start of the fold
   return make(*n->op, in, axes, n->dtype, n->attr);
 }

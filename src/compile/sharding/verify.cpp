@@ -33,7 +33,8 @@ struct Check {
       must(used.insert(x).second, v, "mesh axis {} is used twice", whole.mesh.axes()[std::size_t(x)].first);
     };
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
-      for (int x : plan.loop(body->loop).turns) use(x);
+      for (int x : plan.loop(body->loop).turns)
+        if (whole.mesh.axes()[std::size_t(x)].second > 1) use(x);   // one device has all turns
     for (auto& [name, cut] : v.at.dims) {
       must(find_axis(node(v).axes, name), v, "axis {}, which is cut, is not in {}", name, node(v).axes);
       for (int x : cut) use(x);
