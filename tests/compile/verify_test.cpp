@@ -5,8 +5,8 @@
 #include "compile/sharding/planner.h"
 #include "compile/verify.h"
 #include "haliax/custom_op.h"
+#include "haliax/jit.h"
 #include "haliax/ops.h"
-#include "haliax/transforms.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 #include "support/raises.h"
@@ -453,7 +453,7 @@ TEST_CASE("verify finds a plan's faults: what is sent, and loops") {
   CHECK(says(in_hop(pending(0), {Way::slice, {}, {}, {}}, {}), "what was {pending: 0} arrives as {}"));
   CHECK(says(in_hop(pending(0), {Way::exchange, a, {0}, {}}, a), "what was {pending: 0} arrives as {a: 0}"));
   CHECK(says(in_hop(cut("a", {0, 1}), {Way::all_gather, cut("a", {1}), {0}, "a"}, cut("a", {1})), "axis a is data+model, and arrives model"));
-  CHECK(says(in_hop(both, {Way::all_reduce, {}, {0}}, {}), "what was {pending: 0, pending: 1} arrives as {}"));
+  CHECK(says(in_hop(both, {Way::all_reduce, {}, {0}}, {}), "what was {pending: 0, pending: 1}, of maxima arrives as {}"));
   CHECK(says(in_hop(both, {Way::all_reduce, {}, {0, 1}}, {}), "it ends sums of two kinds"));
   CHECK(says(in_hop({}, {Way::slice, pending(0), {}, {}}, pending(0)), "it arrives as {pending: 0}, and was no sum"));
   CHECK(in_hop({}, {Way::pend, pending(0), {}, {}}, pending(0)) == "");

@@ -23,7 +23,12 @@ struct Check {
   }
   template <class A> static const A& text(const A& a) { return a; }
   std::string text(const Cut& c) const { return c.empty() ? "whole" : to_string(whole.mesh, c); }
-  std::string text(const Sharding& s) const { return haliax::to_string(s); }
+  std::string text(const Sharding& s) const {
+    static const char* const monoids[] = {"", ", of products", ", of maxima", ", of minima"};
+    auto out = haliax::to_string(s);
+    for (auto& p : s.partial) out += monoids[int(p.second)];
+    return out;
+  }
 
   // Axes that the value has, each mesh axis once: those that cut it, that a sum is pending over, or that share the turns around.
   void legal(const Version& v) const {
