@@ -30,16 +30,13 @@ struct Check {
     return out;
   }
 
-  // Axes that the value has, each mesh axis once: those that cut it, that a sum is pending over, or that share the turns around.
+  // Axes that the value has, each mesh axis once: those that cut it, or that a sum is pending over.
   void legal(const Version& v) const {
     std::set<int> used;
     auto use = [&](int x) {
       must(x >= 0 && x < int(whole.mesh.axes().size()), v, "the mesh has no axis number {}", x);
       must(used.insert(x).second, v, "mesh axis {} is used twice", whole.mesh.axes()[std::size_t(x)].first);
     };
-    for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
-      for (int x : plan.loop(body->loop).turns)
-        if (whole.mesh.axes()[std::size_t(x)].second > 1) use(x);   // one device has all turns
     for (auto& [name, cut] : v.at.dims) {
       must(find_axis(node(v).axes, name), v, "axis {}, which is cut, is not in {}", name, node(v).axes);
       for (int x : cut) use(x);
