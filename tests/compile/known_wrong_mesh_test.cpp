@@ -236,3 +236,17 @@ TEST_CASE("partition sums: reduce_dtype = f32 makes, sends and adds narrow sums 
   raises([&] { named_jit(sums, {.mesh = Mesh{{{"data", 4}}}, .axis_resources = n, .reduce_dtype = DType::f64}).plan(zeros({B, N})); },
          {"[named_jit]", "reduce_dtype is f32", "f64"});
 }
+
+TEST_CASE("partition scatter: the array that ids of its own axis' name are added into counts once") {
+  const Axis N("n", 6), B("b", 4);
+  auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval(), u = arange({B, N}, {.start = 1, .dtype = DType::f32}).eval();
+  auto ids = ((arange({B, N}) * 5) % 6).eval();
+  auto add = [](const NamedArray& x, const NamedArray& ids, const NamedArray& u) { return at_add(x, {{"n", Index(ids)}}, u); };
+  for (auto& at : {Mapping{{"b", "data"}}, Mapping{{"n", "data"}}, Mapping{}}) {
+    auto on_mesh = named_jit(add, {.mesh = Mesh{{{"data", 2}}},
+                                   .axis_resources = Mapping{{"b", "data"}},
+                                   .in = Mappings(at),
+                                   .out = Mappings(Mapping())});
+    CHECK(on_mesh(x, ids, u).floats() == add(x, ids, u).floats());
+  }
+}

@@ -435,6 +435,7 @@ TEST_CASE("verify finds a plan's faults: turns that devices share") {
   CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).turns = {}; }), "axis a of operand 0 is data, and should be whole"));
   CHECK(says(stack(Kind::result, [](Version& v, Plan&) { v.at = {}; }), "its loop leaves it in another sharding"));
   CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.own_turns = false; }), "axis a of operand 0 is data, and should be whole"));
+  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.at.set("b", {0}); }), "mesh axis data is used twice"));
 }
 
 TEST_CASE("verify finds a plan's faults: what is sent, and loops") {

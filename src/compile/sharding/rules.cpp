@@ -169,8 +169,11 @@ bool picks(const Node& n) { return has_way(n, Way::pick); }
 bool regroups(const Node& n) { return has_way(n, Way::regroup); }
 bool flattens(const Node& n) { return regroup_of(n)->flattens; }
 bool places(const Node& n) {
+  // Also where an axis of the ids has the name of the one that is placed along, and so both need all of it.
   return !n.in.empty() && n.in[0] && std::any_of(n.in[0]->axes.begin(), n.in[0]->axes.end(), [&](auto& a) {
-    return has(n.axes, a.name) && along(n, 0, a.name).way == Way::pick;
+    if (!n.op->on_block || !has(n.axes, a.name)) return false;
+    auto way = along(n, 0, a.name).way;
+    return way == Way::pick || (way == Way::whole && along(n, kResultSide, a.name).way == Way::whole);
   });
 }
 bool is_view(const Node& n) {

@@ -30,13 +30,17 @@ struct Check {
     return out;
   }
 
-  // Axes that the value has, each mesh axis once: those that cut it, or that a sum is pending over.
+  // Axes that the value has, each mesh axis once: those that cut it, that a sum is pending over, or that share its turns.
   void legal(const Version& v) const {
     std::set<int> used;
     auto use = [&](int x) {
       must(x >= 0 && x < int(whole.mesh.axes().size()), v, "the mesh has no axis number {}", x);
       must(used.insert(x).second, v, "mesh axis {} is used twice", whole.mesh.axes()[std::size_t(x)].first);
     };
+    for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
+      if (auto& l = plan.loop(body->loop); varies_in(node(v), loop_of(whole.node(l.node)), body->number))
+        for (int x : l.turns)
+          if (whole.mesh.axes()[std::size_t(x)].second > 1) use(x);   // one device has all turns
     for (auto& [name, cut] : v.at.dims) {
       must(find_axis(node(v).axes, name), v, "axis {}, which is cut, is not in {}", name, node(v).axes);
       for (int x : cut) use(x);
