@@ -18,17 +18,8 @@ namespace {
 const Axis A{"a", 4}, B{"b", 3};
 NodePtr array(const Axes& axes, DType d = DType::f32) { return prim::input(axes, d); }
 
-template <class F>
-std::string found(F f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "";
-}
 std::string in_graph(const NodePtr& n) {
-  return found([&] { verify(Nodes{n}, "a pass"); });
+  return message_of([&] { verify(Nodes{n}, "a pass"); });
 }
 bool says(const std::string& text, const std::string& part) {
   CAPTURE(text);
@@ -200,7 +191,7 @@ Program copies(std::int64_t elements, std::int64_t offset = 0) {
   return p;
 }
 std::string in_program(const Program& p, bool placed = false) {
-  return found([&] { verify(p, "a pass", placed); });
+  return message_of([&] { verify(p, "a pass", placed); });
 }
 program::Step all_reduce(std::vector<int> over) {
   program::Step s;
@@ -230,7 +221,7 @@ TEST_CASE("verify finds a program's faults") {
   CHECK(in_program(p) == "");
   p = copies(4);
   p.steps.clear();
-  CHECK(found([&] { verify(p, "a pass", false); }).find("a result is never written") != std::string::npos);
+  CHECK(message_of([&] { verify(p, "a pass", false); }).find("a result is never written") != std::string::npos);
   p = copies(4);
   p.steps[0].scratch_bytes = 64, p.steps[0].scratch = 0;
   CHECK(in_program(p) == "");
@@ -257,10 +248,10 @@ TEST_CASE("verify finds devices that make other calls") {
   Program a, b, c;
   a.steps = b.steps = {all_reduce({0}), all_reduce({1})};
   c.steps = {all_reduce({1}), all_reduce({0})};
-  CHECK(found([&] { verify_calls({&a, &b}); }) == "");
-  CHECK(found([&] { verify_calls({&a, &c}); }).find("call 0 of device 1 is all-reduce 1") != std::string::npos);
+  CHECK(message_of([&] { verify_calls({&a, &b}); }) == "");
+  CHECK(message_of([&] { verify_calls({&a, &c}); }).find("call 0 of device 1 is all-reduce 1") != std::string::npos);
   b.steps.pop_back();
-  CHECK(found([&] { verify_calls({&a, &b}); }).find("call 1 of device 1 is nothing") != std::string::npos);
+  CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 1 of device 1 is nothing") != std::string::npos);
 }
 
 // ---- plans of shardings ----
@@ -282,7 +273,7 @@ std::string in_plan_of(const NodePtr& n, const std::vector<Sharding>& operands, 
   }
   p.versions.push_back(of);
   p.roots = {int(n->in.size())};
-  return found([&] { verify(p, whole, "a pass"); });
+  return message_of([&] { verify(p, whole, "a pass"); });
 }
 std::string in_plan(const NodePtr& n, const Sharding& operand, const Sharding& made) { return in_plan_of(n, {operand}, made); }
 // What the planner makes of n, whose operand x comes as `at`, is right; then the first version of that kind is damaged.
@@ -293,11 +284,11 @@ template <class F> std::string damaged(const NodePtr& n, const NodePtr& x, const
   Whole whole({n}, out, mesh);
   Planner planner(whole, options, inputs, out);
   auto p = best(whole, planner, false);
-  CHECK(found([&] { verify(p, whole, "a pass"); }) == "");
+  CHECK(message_of([&] { verify(p, whole, "a pass"); }) == "");
   auto v = std::find_if(p.versions.begin(), p.versions.end(), [&](auto& v) { return v.live && v.kind == kind; });
   REQUIRE(v != p.versions.end());
   damage(*v, p);
-  return found([&] { verify(p, whole, "a pass"); });
+  return message_of([&] { verify(p, whole, "a pass"); });
 }
 Sharding cut(Name a, const Cut& c) {
   Sharding s;
@@ -319,7 +310,7 @@ std::string in_hop(const Sharding& from, const Hop& hop, const Sharding& arrives
   p.versions = {{.kind = Version::Kind::given, .node = 0, .at = from, .live = true},
                 {.kind = Version::Kind::hop, .node = 0, .at = arrives, .in = {0}, .hop = hop, .live = true}};
   p.roots = {1};
-  return found([&] { verify(p, whole, "a pass"); });
+  return message_of([&] { verify(p, whole, "a pass"); });
 }
 // A loop over a that carries a row of x, started and left as said, and said to be `inside` and `at`.
 std::string in_loop(const Sharding& start, const Sharding& left, const Sharding& inside, const Sharding& at) {
@@ -334,7 +325,7 @@ std::string in_loop(const Sharding& start, const Sharding& left, const Sharding&
                 {.kind = Version::Kind::carry, .node = id(carry), .body = 1, .at = left, .loop = 0, .live = true},
                 {.kind = Version::Kind::compute, .node = id(prim::neg(carry)), .body = 1, .at = left, .in = {1}, .live = true},
                 {.kind = Version::Kind::loop, .node = id(result->in[0]), .in = {0}, .loop = 0, .live = true}};
-  return found([&] { verify(p, whole, "a pass"); });
+  return message_of([&] { verify(p, whole, "a pass"); });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 
 #include "haliax/haliax.h"
 #include "support/golden_dir.h"
+#include "support/raises.h"
 
 using namespace haliax;
 
@@ -15,14 +16,6 @@ namespace {
 
 const Axis Batch("batch", 4), Embed("embed", 8), Mlp("mlp", 16);
 
-template <class F> std::string message_of(F f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 // All the words in the message, and that it begins with the op and ends with the place.
 void check_message(const std::string& message, const char* op, std::initializer_list<const char*> words, int line) {
   CAPTURE(message);

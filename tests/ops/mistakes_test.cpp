@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "haliax/haliax.h"
+#include "support/raises.h"
 
 using namespace haliax;
 
@@ -14,14 +15,6 @@ namespace {
 
 const Axis N("n", 3);
 
-template <class F> std::string message_of(F f) {
-  try {
-    f();
-  } catch (const Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
 bool says(const std::string& message, std::initializer_list<std::string> words) {
   for (auto& w : words) {
     if (message.find(w) != message.npos) continue;

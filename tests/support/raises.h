@@ -6,6 +6,8 @@
 #include <initializer_list>
 #include <string>
 
+#include "haliax/error.h"
+
 inline bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 // What f raises says; empty: nothing is raised.
 template <class F>
@@ -13,6 +15,14 @@ std::string error_of(F f) {
   try {
     (void)f();
   } catch (const std::exception& e) { return e.what(); }
+  return "";
+}
+// Likewise, of the library's own errors alone: others go on to the caller.
+template <class F>
+std::string message_of(F f) {
+  try {
+    (void)f();
+  } catch (const haliax::Error& e) { return e.what(); }
   return "";
 }
 // f raises one of the library's own errors, and the message has all these parts.
