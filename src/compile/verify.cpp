@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "compile/memory/memory.h"
+#include "graph/axes.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
@@ -13,7 +14,6 @@
 namespace haliax {
 namespace {
 
-bool same_set(const Axes& a, const Axes& b) { return std::is_permutation(a.begin(), a.end(), b.begin(), b.end()); }
 bool same_set(const NodePtr& a, const NodePtr& b) { return same_set(a->axes, b->axes) && a->dtype == b->dtype; }
 
 // One node by itself: its axes and dtype are what its op makes of its operands.
@@ -226,7 +226,7 @@ void verify(const Nodes& roots, const char* after) {
   for (auto& n : everything(roots)) {
     NodeCheck check{*n, after};
     check.run();
-    if (n->op != &prim::kEnter && n->op != &prim::kLeave) continue;
+    if (!is_border(*n)) continue;
     auto* walked = find(*n, n->attr.names[0]);
     check.must(walked && walked->size == n->attr.ints[0], "a border is around {}, which lacks the walked axis", n->axes);
   }

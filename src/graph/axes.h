@@ -24,6 +24,10 @@ inline Axes joined(Axes axes, const Axes& others) {   // the first, then what th
     if (!has(axes, a.name)) axes.push_back(a);
   return axes;
 }
+inline bool same_set(const Axes& a, const Axes& b) { return std::is_permutation(a.begin(), a.end(), b.begin(), b.end()); }
+inline bool same_names(const Axes& a, const Axes& b) {
+  return a.size() == b.size() && std::all_of(a.begin(), a.end(), [&](auto& x) { return has(b, x.name); });
+}
 // `parts` in the place of one of the axes.
 inline Axes replaced(const Axes& axes, Name old, const Axes& parts) {
   Axes out;

@@ -13,7 +13,7 @@ void add_reads(const NodePtr& n, Nodes& out) {
   }
 }
 
-static bool is_border(const Node& n) { return n.op == &prim::kEnter || n.op == &prim::kLeave; }
+bool is_border(const Node& n) { return n.op == &prim::kEnter || n.op == &prim::kLeave; }
 
 // Those below the roots that are wanted, by way of those that are wanted, loop bodies included; inputs first.
 template <class Want> static Nodes below(const Nodes& roots, const Want& want) {

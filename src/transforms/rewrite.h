@@ -25,6 +25,7 @@ Nodes everything(const Nodes& roots);
 // The nodes of one level: the top (no index), or what varies in a body and the borders that it reads, which a cotangent that is
 // the same in all turns enters by; inputs first, with the bodies of their loops.
 Nodes level_of(const Nodes& roots, const Node* index);
+bool is_border(const Node&);   // of a region of chunks: enter, or leave
 // Tracers and custom gradients have done their work once a graph is traced: what is left is the value. Barriers and constraints
 // stay; the borders of regions stay if they are to be kept, until these are cut.
 Nodes strip_wraps(const Nodes& roots, bool keep_borders);

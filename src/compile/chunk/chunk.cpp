@@ -29,7 +29,7 @@ Nodes widen_gradients(const Nodes& roots) {
     if (n->op != &prim::kCast || !narrower(n->in[0]->dtype, n->dtype)) continue;
     Nodes borders;
     auto x = n->in[0];
-    for (; users[x.get()] == 1 && (x->op == &prim::kEnter || x->op == &prim::kLeave); x = x->in[0]) borders.push_back(x);
+    for (; users[x.get()] == 1 && is_border(*x); x = x->in[0]) borders.push_back(x);
     if (x->op != &prim::kContract || !x->origin.backward || users[x.get()] > 1 || !inside.count(x.get())) continue;
     auto wide = make(*x->op, substitute(x->in, to), x->axes, n->dtype, x->attr);
     for (auto b = borders.rbegin(); b != borders.rend(); ++b) wide = make(*(*b)->op, {wide}, (*b)->axes, n->dtype, (*b)->attr);

@@ -54,7 +54,7 @@ namespace {
 Nodes without_borders(const Nodes& roots, const ChunkKey& call, const Node* index) {
   Rewrite to;
   for (auto& n : level_of(roots, index)) {
-    bool border = (n->op == &prim::kEnter || n->op == &prim::kLeave) && ChunkKey::of(n->attr).same_call(call);
+    bool border = is_border(*n) && ChunkKey::of(n->attr).same_call(call);
     if (border) to[n.get()] = substitute({n->in[0]}, to, index)[0];
   }
   return to.empty() ? roots : substitute(roots, to, index);

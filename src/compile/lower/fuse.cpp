@@ -4,6 +4,7 @@
 #include <functional>
 #include <set>
 
+#include "graph/axes.h"
 #include "ops/attr.h"
 #include "ops/collective.h"
 #include "ops/prim.h"
@@ -27,7 +28,6 @@ bool costly(Code c) {
     default: return false;
   }
 }
-bool same_set(const Axes& a, const Axes& b) { return std::is_permutation(a.begin(), a.end(), b.begin(), b.end()); }
 Axes minus(Axes a, const Axes& b) {
   std::erase_if(a, [&](auto& x) { return has(b, x.name); });
   return a;

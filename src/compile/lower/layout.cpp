@@ -4,6 +4,7 @@
 #include <optional>
 #include <unordered_set>
 
+#include "graph/axes.h"
 #include "graph/loop.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
@@ -11,10 +12,6 @@
 namespace haliax {
 namespace {
 
-bool same_axes(const Node& a, const Node& b) {
-  auto in_b = [&](auto& x) { return has(b.axes, x.name); };
-  return a.axes.size() == b.axes.size() && std::all_of(a.axes.begin(), a.axes.end(), in_b);
-}
 // One result of a loop that is put together from a slice of each turn: its first axis is the loop's.
 bool is_stack(const Node& n) {
   if (n.op != &kResult || n.in[0]->op != &kLoop || n.in[0]->value) return false;
@@ -82,7 +79,7 @@ class Wishes {
     } else if (n.op == &prim::kSlice && is_stack(*n.in[0]) && SliceAttr::of(n).drop && !has(n.axes, n.in[0]->axes[0].name)) {
       unite(&n, n.in[0].get());
     } else if (kind == Kind::map || kind == Kind::wrap) {
-      for (auto& x : n.in) if (x && same_axes(n, *x)) unite(&n, x.get());
+      for (auto& x : n.in) if (x && same_names(n.axes, x->axes)) unite(&n, x.get());
     } else if (kind == Kind::loop) {   // what it reads a slice of, or whole, is seen in its body
       for (auto& r : loop_of(n).results) if (r.start) fix(r.start.get());
     } else if (kind != Kind::reduce) {

@@ -1,6 +1,7 @@
 // What a plan sends, and why, as data for reports.
 #include <algorithm>
 
+#include "graph/axes.h"
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
 #include "ops/prim.h"
@@ -10,10 +11,6 @@
 namespace haliax::partitioning {
 namespace {
 
-bool same_names(const Node& a, const Node& b) {
-  return a.axes.size() == b.axes.size() &&
-         std::all_of(a.axes.begin(), a.axes.end(), [&](auto& x) { return has(b.axes, x.name); });
-}
 // As users know it.
 const char* said(const Node& n) {
   if (prim::is_top_k(n) || prim::picks_top_k(n)) return "top_k";
@@ -58,7 +55,7 @@ struct Moves {
   const Node* updated(int n) const {
     if (node(n).origin.backward || std::find(whole.roots.begin(), whole.roots.end(), n) == whole.roots.end()) return nullptr;
     for (int x : whole.at(n).in)
-      if (auto* a = x < 0 ? nullptr : argument(x); a && a->origin.module && same_names(*a, node(n))) return a;
+      if (auto* a = x < 0 ? nullptr : argument(x); a && a->origin.module && same_names(a->axes, node(n).axes)) return a;
     return nullptr;
   }
   Name module_of(int n) const {
@@ -84,7 +81,8 @@ struct Moves {
         auto& of = gradient[std::size_t(x)];
         if (!of.empty() && still_gradient(me, node(x), of)) {
           add_names(mine, of);
-        } else if (of.empty() && same_names(me, node(x))) {  // mixed with what is none: the norm of all, and a scalar's own
+        } else if (of.empty() && same_names(me.axes, node(x).axes)) {
+          // mixed with what is none: the norm of all, and a scalar's own
           mine.clear();
           break;
         }
@@ -101,13 +99,13 @@ struct Moves {
   // Is n one too, which is made of the gradient x? If it is moved, or put together turn by turn; after the backward pass also if
   // it is made point by point, or summed to the axes of the parameter.
   bool still_gradient(const Node& n, const Node& x, const Names& of) const {
-    if (n.op == &prim::kFit) return same_names(n, x);
+    if (n.op == &prim::kFit) return same_names(n.axes, x.axes);
     if (n.op->linear == Linear::moves || n.op->kind == Kind::wrap || n.op == &kResult) return true;
     if (n.origin.backward) return false;
-    if (n.op->kind == Kind::map) return same_names(n, x);
+    if (n.op->kind == Kind::map) return same_names(n.axes, x.axes);
     auto parameter = arguments.find(of[0].text());
     return (n.op->kind == Kind::reduce || n.op->kind == Kind::contract) && parameter != arguments.end() &&
-           same_names(n, *parameter->second);
+           same_names(n.axes, parameter->second->axes);
   }
   Move::Kind kind_of(const Version& s) const {
     if (s.ring >= 0) return Move::Kind::ring;
