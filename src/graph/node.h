@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -64,6 +65,7 @@ enum class Kind : std::uint8_t {
 
 class Emit;
 struct Place;
+struct Turns;
 inline constexpr std::size_t kResultSide = std::size_t(-1);           // in place of the number of an operand
 struct Op {
   const char* name;
@@ -75,8 +77,8 @@ struct Op {
   void (*lower)(const Node&, Emit&) = nullptr;                       // Kind::step
   // The rule along axes; null: by kind, see along(). Transforms and passes know of an op what this, `linear` and `by_blocks` say.
   Along (*along)(const Node&, std::size_t operand, Name axis) = nullptr;
-  // Where `along` says pick: the op where of these axes of the table a block is at hand; operands and axes are those of the
-  // blocks.
+  // The op where of these axes a block is at hand, if `along` says pick: of the table; or if there are no operands. Operands and
+  // axes are those of the blocks.
   NodePtr (*on_block)(const Node&, Nodes in, const Axes&, const std::vector<Block>&) = nullptr;
   // Likewise: which of the ids are positions, if what lies outside of all blocks is filled in; null: nothing is.
   NodePtr (*found)(const Node&, const Nodes& in) = nullptr;
@@ -84,6 +86,7 @@ struct Op {
   Linear (*linear_in)(const Node&, std::size_t operand) = nullptr;   // where operands differ, or dtypes matter; null: `linear`
   // The same value by ops that need only blocks, so many, of an axis which this one needs whole. Null: there is no such way.
   NodePtr (*by_blocks)(const NodePtr&, Name axis, int blocks) = nullptr;
+  std::optional<Turns> (*in_turns)(const NodePtr&, const Nodes& picked) = nullptr;   // likewise, in one walk: ops/in_turns.h
   bool cheap = false;                                                // leaf, view: made again wherever it is read
 };
 // Of an operand, or of the result (kResultSide). Point-wise ops map; reductions and contractions fold what the result lacks; a

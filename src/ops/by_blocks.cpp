@@ -79,7 +79,7 @@ NodePtr again(const NodePtr& n, const NodePtr& base, const NodePtr& now) {
   for (auto& x : n->in) in.push_back(again(x, base, now));
   auto axes = n->axes;
   for (auto& a : axes) a = *find(*now, a.name);
-  return make(*n->op, std::move(in), axes, n->dtype, n->attr);
+  return remade(*n, std::move(in), axes);
 }
 
 // Each block gives its own first k; the first k of those are the first k of all. What is sent is what the keys are made of, if it

@@ -1,5 +1,6 @@
 // Folds over axes, and the product of two arrays summed over axes. An axis of an operand that the result lacks is folded away.
 #include "ops/by_blocks.h"
+#include "ops/in_turns.h"
 #include "ops/prim.h"
 
 namespace haliax::prim {
@@ -32,8 +33,10 @@ const Op kSum{.name = "sum", .kind = Kind::reduce, .code = Code::reduce_sum, .li
 const Op kProd{.name = "prod", .kind = Kind::reduce, .code = Code::reduce_prod, .grad = prod_grad};
 const Op kMax{.name = "max", .kind = Kind::reduce, .code = Code::reduce_max, .grad = extreme_grad};
 const Op kMin{.name = "min", .kind = Kind::reduce, .code = Code::reduce_min, .grad = extreme_grad};
-const Op kArgmax{.name = "argmax", .kind = Kind::reduce, .code = Code::reduce_argmax, .by_blocks = extreme_by_blocks};
-const Op kArgmin{.name = "argmin", .kind = Kind::reduce, .code = Code::reduce_argmin, .by_blocks = extreme_by_blocks};
+const Op kArgmax{.name = "argmax", .kind = Kind::reduce, .code = Code::reduce_argmax, .by_blocks = extreme_by_blocks,
+                 .in_turns = extreme_in_turns};
+const Op kArgmin{.name = "argmin", .kind = Kind::reduce, .code = Code::reduce_argmin, .by_blocks = extreme_by_blocks,
+                 .in_turns = extreme_in_turns};
 // Asking for the primal's axis order costs a contraction nothing: no transposed copy of a weight's gradient.
 const Op kContract{.name = "dot", .kind = Kind::contract, .linear = Linear::one, .grad = [](G o, G g) {
   auto &a = o->in[0], &b = o->in[1];

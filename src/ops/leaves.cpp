@@ -9,7 +9,10 @@ namespace haliax::prim {
 
 const Op kInput{.name = "input", .kind = Kind::leaf};
 const Op kNumber{.name = "number", .kind = Kind::leaf, .cheap = true};
-const Op kIota{.name = "iota", .kind = Kind::leaf, .cheap = true};
+const Op kIota{.name = "iota", .kind = Kind::leaf,
+               .on_block = [](const Node& n, Nodes, const Axes& axes, const std::vector<Block>& blocks) {
+  auto all = iota(axes[0], n.dtype);
+  return blocks.empty() ? all : add(all, cast(blocks[0].start, n.dtype)); }, .cheap = true};
 const Op kIndex{.name = "index", .kind = Kind::leaf, .cheap = true};
 const Op kCarry{.name = "carry", .kind = Kind::leaf};
 

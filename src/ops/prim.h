@@ -64,6 +64,7 @@ extern const Op kSum, kProd, kMax, kMin, kArgmax, kArgmin, kContract;
 
 // ---- shape ----
 NodePtr fit(const NodePtr&, const Axes&);    // the same values in these axes: reordered, broadcast to new ones
+NodePtr remade(const Node&, Nodes in, const Axes&);              // the same op of other operands, in other sizes of its axes
 NodePtr sum_to(const NodePtr&, const Axes&);                     // to these axes: the rest summed, new ones broadcast
 NodePtr rename(const NodePtr&, const Names& from, const Names& to);
 // `size` positions from `start` in steps; drop: size is 1 and the axis goes. `dynamic`: a scalar added to start.

@@ -2,6 +2,7 @@
 #include "graph/emit.h"
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
+#include "ops/in_turns.h"
 #include "ops/prim.h"
 
 namespace haliax::prim {
@@ -148,7 +149,7 @@ const Op kSlice{.name = "slice", .kind = Kind::view, .linear = Linear::moves, .g
   Nodes out(o->in.size());
   out[0] = place(g, o->in[0]->axes, c.axis, c.start, c.step, c.drop, dynamic_of(*o));
   return out; }, .view = slice_view, .along = cut_along, .stretches = slice_stretches, .linear_in = moves_first,
-  .by_blocks = slice_by_blocks};
+  .by_blocks = slice_by_blocks, .in_turns = first_in_turns};
 const Op kPlace{.name = "place", .kind = Kind::step, .linear = Linear::moves, .grad = [](G o, G g) {
   Nodes out(o->in.size());
   out[0] = slice(g, SliceAttr::of(*o), dynamic_of(*o));
@@ -174,6 +175,11 @@ NodePtr fit(G x, const Axes& axes) {
       fail("fit", "axis " + std::string(a.name.text()) + " of " + to_string(x->axes) + " has another size in " + to_string(axes));
   if (x->op == &kFit) return fit(x->in[0], axes);
   return make(kFit, {x}, axes, x->dtype);
+}
+NodePtr remade(const Node& n, Nodes in, const Axes& axes) {
+  if (n.op == &kFit) return fit(in[0], axes);
+  if (n.op == &kSlice) return slice(in[0], SliceAttr::of(n), in.size() > 1 ? in[1] : nullptr);
+  return make(*n.op, std::move(in), axes, n.dtype, n.attr);
 }
 NodePtr rename(G x, const Names& from, const Names& to) {
   RenameAttr r;   // what there is to rename

@@ -87,3 +87,12 @@ TEST_CASE("chunks: f may rename the walked axis, and the caller goes on with it"
   then("rolled", [&](const NamedArray& y) { return roll(y, shift, "u"); });
   then("sorted", [](const NamedArray& y) { return sort(y, "u"); });
 }
+
+TEST_CASE("chunks: in the body of a loop nothing is known of the chunks before") {
+  auto x = random::normal(random::key(3), {B, N}).eval();
+  auto each = [](const F& f) {
+    return [=](const NamedArray& x) { return map([&](const NamedArray& row) { return f(row); }, B)(x); };
+  };
+  refused("argmax", each([](const NamedArray& row) { return argmax(row, "n").astype(DType::f32); }), x, "argmax needs all positions at once");
+  refused("cumsum", each([](const NamedArray& row) { return cumsum(row, "n"); }), x, "cumulative needs all positions at once");
+}

@@ -14,6 +14,8 @@ Axes resized(Axes axes, Name a, std::int64_t whole, std::int64_t size) {
   return axes;
 }
 
+bool is_position(const Node& n) { return n.op->kind == Kind::leaf && n.op->on_block; }
+
 }  // namespace
 
 // The part of x that belongs to a turn: made on the chunk, or a slice of what lies outside.
@@ -25,7 +27,7 @@ NodePtr Region::part(const NodePtr& x, Name a, std::size_t b) {
   if (made.empty()) {
     for (std::size_t k = 0; k < index_.size(); ++k) {
       auto size = prim::index_chunk(*index_[k]);
-      if (x->op == &prim::kIota) made.push_back(prim::add(prim::iota(Axis(a, size), x->dtype), prim::cast(index_[k], x->dtype)));
+      if (is_position(*x)) made.push_back(x->op->on_block(*x, {}, resized(x->axes, a, axis_.size, size), {{a, index_[k], size}}));
       else if (grows(x, a)) made.push_back(made_on_chunk(x, a, k));
       else made.push_back(prim::slice(x, a, 0, size, 1, false, index_[k]));
     }
@@ -40,7 +42,7 @@ bool Region::grows(const NodePtr& x, Name a) const {
   while (!todo.empty()) {
     auto [n, name] = todo.back();
     todo.pop_back();
-    if (!has_axis(*n, name) || prim::is_number(n) || n->op == &prim::kIota || !seen.insert(n.get()).second) continue;
+    if (!has_axis(*n, name) || prim::is_number(n) || is_position(*n) || !seen.insert(n.get()).second) continue;
     bool places = picks(*n, name) && prim::is_number(n->in[0]);
     bool pointwise = !n->value && (n->op->kind == Kind::map || (n->op->kind == Kind::view && prim::maps(*n)) || places);
     if (!pointwise) {
@@ -72,10 +74,9 @@ NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
     in.push_back(whole ? x : part(x, inner, b));
   }
   auto axes = contains(n) && !walks(n) ? n->axes : resized(n->axes, a, axis_.size, size);
-  if (n->op == &prim::kFit) return prim::fit(in[0], axes);
   if (on_block) return n->op->on_block(*n, in, axes, {{a, index_[b], size}});   // a chunk holds what falls into it
   if (n->op == &prim::kScatter && !walks(n)) in[0] = prim::zeros_like(in[0]);   // the base is the start of the fold
-  return make(*n->op, in, axes, n->dtype, n->attr);
+  return prim::remade(*n, std::move(in), axes);
 }
 NodePtr Region::loop_on_chunk(const NodePtr& n, std::size_t b) {
   if (goes_along(*n)) return steps_on_chunk(n, b);
@@ -148,8 +149,8 @@ Nodes Region::cut(const RegionCut& how) {
       if (auto with = streams_.find(n.get()); with != streams_.end()) {
         stream(l, of, n);
         for (auto& x : with->second) done.insert(x.get());
-      } else if (finds_position(*n)) {
-        is_first(*n) ? stream_first(l, of, n) : stream_extreme(l, of, n);
+      } else if (turns(*n)) {
+        stream_turns(l, of, n);
         for (auto& x : picked_[n.get()]) done.insert(x.get());
       } else if (!done.count(n.get())) {
         add(folded(n), n);
@@ -174,8 +175,8 @@ Nodes Region::cut(const RegionCut& how) {
       auto result = loop_result(loop, k);
       if (!on_chunk(n)) {
         auto v = result;
-        for (auto& x : result->axes)   // the first k
-          if (!find(*n, x.name)) v = prim::rename(result, {x.name}, {n->attr.names[0]});
+        for (auto& [x, t] : turns_)
+          if (t.positions && find(*result, t.positions)) v = prim::rename(result, {t.positions}, {t.axis});
         finals[n.get()] = finished(n, prim::fit(v, n->axes), finals);
         continue;
       }

@@ -17,15 +17,6 @@ bool wraps(const Node& n) { return n.op->kind == Kind::wrap && n.op != &kCustom;
 bool bridges(const Node& n) {
   return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op == &prim::kFit || wraps(n);
 }
-// The value of a barrier is made with the chunk, whatever it waits for.
-Nodes needed_by(const NodePtr& n) {
-  if (n->op == &prim::kBarrier) return {n->in[0]};
-  Nodes out;
-  add_reads(n, out);
-  return out;
-}
-constexpr std::int64_t kMostFirst = 64;   // taken one after another
-bool is_first_of(const Node& n) { return prim::is_top_k(n) && SliceAttr::of(n).size <= kMostFirst; }
 const NodePtr& stripped(const NodePtr& n) {   // without what changes neither values nor the greatest of them
   const NodePtr* x = &n;
   while ((*x)->op == &prim::kStop || (*x)->op == &prim::kFit || wraps(**x)) x = &(*x)->in[0];
@@ -53,15 +44,21 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
   }
   if (!border) return;
   axis_ = *find(*border, key.names[0]);
-  for (auto& n : level_) if (n->op == &prim::kArgsort) first_only_.insert(n.get());
-  for (auto& n : level_)
-    for (auto& x : n->in) if (x && !is_first_of(*n)) first_only_.erase(x.get());
-  for (auto& r : roots_) first_only_.erase(r.get());
+  std::unordered_set<const Node*> read;
+  for (auto& r : roots_) read.insert(r.get());
+  for (auto& n : level_) {
+    auto turns = n->op->in_turns ? n->op->in_turns(n, {}) : std::nullopt;
+    for (auto& x : n->in) {
+      bool past = turns && std::find(turns->reads.begin(), turns->reads.end(), x) == turns->reads.end();
+      (past ? passed_ : read).insert(x.get());
+    }
+  }
+  std::erase_if(passed_, [&](auto* x) { return read.count(x) > 0; });
   find_bridges();
   // again, for what turns out to lie in a loop along the axis
   for (auto known = stepping_.size() + 1; known != stepping_.size();) {
     known = stepping_.size();
-    inside_.clear(), along_.clear(), partial_.clear(), orders_.clear();
+    inside_.clear(), along_.clear(), partial_.clear(), unmade_.clear(), turns_.clear();
     for (bool more = true; more;) {   // again only for carries, which are older than what they become
       more = false;
       for (auto& n : level_) more |= learn(n) && !owner_.empty();
@@ -88,12 +85,37 @@ void Region::find_bridges() {
   for (auto* n : from_leave) if (to_enter.count(n)) bridge_.insert(n);
 }
 
+// The value of a barrier is made with the chunk, whatever it waits for.
+Nodes Region::needed_by(const NodePtr& n) const {
+  if (auto* t = turns(*n)) return t->reads;
+  if (n->op == &prim::kBarrier) return {n->in[0]};
+  Nodes out;
+  add_reads(n, out);
+  return out;
+}
+const Turns* Region::turns(const Node& n) const {
+  auto i = turns_.find(&n);
+  return i == turns_.end() ? nullptr : &i->second;
+}
+// Does it need the axis whole, but go along it from chunk to chunk? Not in the body of a loop, whose turns would each have to
+// know what came before.
+bool Region::makes_by_turns(const NodePtr& n) {
+  auto t = n->op->in_turns && !in_body(*n) ? n->op->in_turns(n, {}) : std::nullopt;
+  if (!t) return false;
+  bool goes = std::all_of(t->reads.begin(), t->reads.end(), [&](auto& x) {
+    return contains(x) && walks(x) && !is_out(x, *n) && (enters(*x) ? axis_.name : along_.at(x.get())) == t->axis;
+  });
+  if (goes) turns_[n.get()] = std::move(*t);
+  return goes;
+}
+
 bool Region::is_out(const NodePtr& x, const Node& reader) const {
   return (leaves(*x) || bridge_.count(x.get())) && !bridge_.count(&reader) && !enters(reader);
 }
 // Is n inside, and what is the axis called there? True if something new was found out.
 bool Region::learn(const NodePtr& n) {
   if (inside_.count(n.get()) || in_step(*n)) return false;
+  if (makes_by_turns(n)) return inside_.insert(n.get()).second;
   Names names;
   bool partial = false;
   auto from = [&](const NodePtr& x) {
@@ -122,19 +144,17 @@ bool Region::learn(const NodePtr& n) {
   } else {
     for (auto& x : needed_by(n)) from(x);
   }
-  bool first = is_first(*n);
-  if (names.empty() && !partial && !first) return false;
+  if (names.empty() && !partial) return false;
   bool at_index = n->op == &prim::kSlice && n->in.size() > 1 && inner_.count(n->in[1].get());
   if (at_index && Names{SliceAttr::of(*n).axis} == names && SliceAttr::of(*n).drop) {
     stepping_.insert(n->in[1].get());
     return false;
   }
   inside_.insert(n.get());
-  if (first_only_.count(n.get()) && has_name(names, n->attr.names[0])) {
-    orders_.insert(n.get());
+  if (passed_.count(n.get()) && !names.empty() && along(*n, 0, names[0]).way == Along::Way::whole) {
+    unmade_.insert(n.get());
     return true;
   }
-  if (first) return true;
   if (n->op == &kLoop) return true;
   if (n->op == &prim::kRename)
     for (auto& a : names) a = RenameAttr::of(*n).renamed(a);
@@ -192,16 +212,13 @@ void Region::leave_to_the_outside() {
 
 Name Region::name_in(const Node& n) const {
   if (auto i = along_.find(&n); i != along_.end()) return i->second;
+  if (auto* t = turns(n)) return t->axis;
   for (auto& x : n.in) if (x && walks(x)) return enters(*x) ? axis_.name : along_.at(x.get());
   return axis_.name;
 }
-bool Region::is_first(const Node& n) const { return is_first_of(n) && orders_.count(n.in[0].get()); }
-bool Region::finds_position(const Node& n) const {
-  return ((n.op == &prim::kArgmax || n.op == &prim::kArgmin) && n.attr.names.size() == 1) || is_first(n);
-}
 // Does it pick (or place) by index along the axis? Then a chunk holds what falls into it.
 bool Region::picks(const Node& n, Name a) const {
-  if (!n.op->on_block || !has_axis(*n.in[0], a)) return false;
+  if (!n.op->on_block || n.in.empty() || !has_axis(*n.in[0], a)) return false;
   // Ids may have an axis of that name which is not the walked one: the first few of an order.
   bool clashes = std::any_of(n.in.begin() + 1, n.in.end(), [&](auto& x) { return has_axis(*x, a); });
   return along(n, 0, a).way == Along::Way::pick || (has_name(n.attr.names, a) && !clashes);
@@ -229,10 +246,21 @@ void Region::check(const NodePtr& n) const {
   auto a = name_in(*n);
   auto& op = *n->op;
   if (&op == &kCustom) refuse(*n, "cannot be cut into chunks");
-  if (finds_position(*n)) return;
+  if (turns(*n)) return;
   if (&op == &kLoop) {
     if (loop_of(*n).axis.name == a) check_steps(*n, a);
     return;
+  }
+  bool at_index = &op == &prim::kSlice && n->in.size() > 1 && n->in[1]->op == &prim::kIndex;
+  if (at_index && SliceAttr::of(*n).axis == a) refuse(*n, "goes from position to position");
+  for (std::size_t k = 0; k < n->in.size(); ++k) {
+    if (!n->in[k] || only_waits(*n, k) || !walks(n->in[k])) continue;
+    using Way = Along::Way;
+    if (k == 0 && picks(*n, a)) continue;
+    auto way = along(*n, k, a).way;
+    bool moves = way == Way::whole && op.linear == Linear::moves;
+    if (way == Way::shift || way == Way::regroup || moves) refuse(*n, "mixes positions");
+    if (way == Way::whole) refuse(*n, "needs all positions at once");
   }
   if (partial_.count(n.get())) {   // in the body of a loop: what is left to do must be linear, for chunks are added afterwards
     bool sums = false;
@@ -245,17 +273,6 @@ void Region::check(const NodePtr& n) const {
   for (auto& x : n->in) {
     bool total = x && partial_.count(x.get()) && !partial_.count(n.get()) && n->op != &kResult;
     if (total) refuse(*n, "reads a total, in a loop,");
-  }
-  bool at_index = &op == &prim::kSlice && n->in.size() > 1 && n->in[1]->op == &prim::kIndex;
-  if (at_index && SliceAttr::of(*n).axis == a) refuse(*n, "goes from position to position");
-  for (std::size_t k = 0; k < n->in.size(); ++k) {
-    if (!n->in[k] || only_waits(*n, k) || !walks(n->in[k])) continue;
-    using Way = Along::Way;
-    if (k == 0 && picks(*n, a)) continue;
-    auto way = along(*n, k, a).way;
-    bool moves = way == Way::whole && op.linear == Linear::moves;
-    if (way == Way::shift || way == Way::regroup || moves) refuse(*n, "mixes positions");
-    if (way == Way::whole) refuse(*n, "needs all positions at once");
   }
 }
 
@@ -342,7 +359,7 @@ int Region::sweeps(bool apart) {
   int sweeps = 0;
   for (auto& n : level_) {
     int at = before(n);
-    if (!contains(n) || orders_.count(n.get())) { ready_[n.get()] = at; continue; }
+    if (!contains(n) || unmade_.count(n.get())) { ready_[n.get()] = at; continue; }
     if (apart && n->origin.backward) at = std::max(at, 1);
     check(n);
     if (n->op == &kLoop && goes_along(*n)) at = sweep_towards(loop_of(*n).reverse, at), steps_[at].push_back(n);
@@ -353,12 +370,13 @@ int Region::sweeps(bool apart) {
       if (leaves(*n)) stacks_[at].push_back(n), sweeps = std::max(sweeps, at + 1);
       continue;
     }
-    if (!finds_position(*n) && !folds_by(*n)) refuse(*n, "is no sum, product, max or min");
-    if (n->op == &prim::kGather) {   // what lies where a position is found comes with it
-      auto& ids = stripped(n->in.back());
-      auto found = fold_stage.find(ids.get());
-      if (found != fold_stage.end() && finds_position(*ids) && walks(n->in[0]) && stage_of(n->in[0], true) <= found->second) {
-        at = found->second;
+    if (!turns(*n) && !folds_by(*n)) refuse(*n, "is no sum, product, max or min");
+    if (n->in.size() == 2 && picks(*n, name_in(*n))) {   // what lies where a position is found comes with it
+      auto& ids = stripped(n->in[1]);
+      auto* found = turns(*ids);
+      bool there = found && walks(n->in[0]) && name_in(*n) == found->axis;
+      if (there && stage_of(n->in[0], true) <= fold_stage.at(ids.get())) {
+        at = fold_stage.at(ids.get());
         picked_[ids.get()].push_back(n);
       }
     }

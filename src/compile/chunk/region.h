@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 
+#include "ops/in_turns.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {
@@ -67,8 +68,9 @@ class Region {
   void keep_for_later(bool small);
   std::int64_t largest_bytes() const;            // of the values inside
   bool picks(const Node&, Name) const;
-  bool is_first(const Node&) const;              // the first k of an order along the axis
-  bool finds_position(const Node&) const;        // argmax, argmin, or those
+  const Turns* turns(const Node&) const;         // of an op that needs the axis whole, but goes by turns; null: others
+  bool makes_by_turns(const NodePtr&);
+  Nodes needed_by(const NodePtr&) const;         // to make it on a chunk
 
   // ---- on_chunk.cpp ----
   NodePtr part(const NodePtr&, Name, std::size_t body);
@@ -84,8 +86,7 @@ class Region {
   void stream_steps(Loop&, Nodes& of, const NodePtr& loop);
   void stream(Loop&, Nodes& of, const NodePtr& top);
   NodePtr streamed_part(const NodePtr&, const Node* top, std::size_t body, const NodePtr& shift, Parts& memo);
-  void stream_extreme(Loop&, Nodes& of, const NodePtr&);   // in the order of the loop
-  void stream_first(Loop&, Nodes& of, const NodePtr&);
+  void stream_turns(Loop&, Nodes& of, const NodePtr&);   // in the order of the loop
 
   Attr key_;
   const Node* around_;
@@ -105,8 +106,9 @@ class Region {
   std::unordered_map<const Node*, Nodes> carried_;         // what such a loop carries from turn to turn
   std::unordered_map<const Node*, Streamed> streamed_;
   std::unordered_map<const Node*, Nodes> streams_;         // top -> the folds that are made with it
+  std::unordered_map<const Node*, Turns> turns_;
   std::unordered_map<const Node*, Nodes> picked_;          // positions (argmax, top_k) -> what is picked there
-  std::unordered_set<const Node*> first_only_, orders_;    // argsorts of which only the first few are read; those along the axis
+  std::unordered_set<const Node*> passed_, unmade_;        // read by nobody but whom turns take past it; those along the axis
   std::unordered_map<const Node*, Nodes> parts_;           // a node that is made on a chunk -> its part, for each body
   std::map<std::pair<const Node*, const NameData*>, Nodes> outer_;   // a node outside, by what it calls the axis -> likewise
 };

@@ -1,9 +1,8 @@
-// Results of a walk that are carried from turn to turn: the max so far with the sums that are scaled by it, the greatest so far
-// with where it is, the first few of an order.
+// Results of a walk that are carried from turn to turn: the max so far with the sums that are scaled by it, what a loop along the
+// axis has left, and what ops say that go by turns.
 #include <algorithm>
 #include <limits>
 
-#include "base/name.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 #include "compile/chunk/region.h"
@@ -11,8 +10,6 @@
 namespace haliax {
 namespace {
 
-NodePtr both(const NodePtr& a, const NodePtr& b) { return prim::map(prim::kBitAnd, {a, b}, DType::boolean); }
-NodePtr either(const NodePtr& a, const NodePtr& b) { return prim::map(prim::kBitOr, {a, b}, DType::boolean); }
 // What exp(x - top) subtracts: the max, or 0 where that is not finite.
 NodePtr shift_of(const NodePtr& top) {
   return prim::select(prim::map(prim::kIsFinite, {top}, DType::boolean), top, prim::number(0, top->dtype));
@@ -20,9 +17,6 @@ NodePtr shift_of(const NodePtr& top) {
 // What a loop carries from turn to turn, from this start on.
 LoopResult carried(Monoid m, const NodePtr& start, const NodePtr& index) {
   return {Fold::carry, m, {}, start, prim::carry(index, start->axes, start->dtype)};
-}
-NodePtr chosen(const NodePtr& which, const NodePtr& a, const NodePtr& b, const Axes& axes) {
-  return prim::map(prim::kSelect, {which, a, b}, a->dtype, &axes);
 }
 
 }  // namespace
@@ -82,7 +76,7 @@ NodePtr Region::streamed_part(const NodePtr& n, const Node* top, std::size_t b, 
   } else {
     Nodes in;
     for (auto& x : n->in) in.push_back(streamed_.count(x.get()) ? streamed_part(x, top, b, shift, memo) : part(x, a, b));
-    out = n->op == &prim::kFit ? prim::fit(in[0], on_chunk_axes(*n)) : make(*n->op, in, on_chunk_axes(*n), n->dtype, n->attr);
+    out = prim::remade(*n, std::move(in), on_chunk_axes(*n));
   }
   return memo[n.get()] = out;
 }
@@ -113,103 +107,23 @@ void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
   for (std::size_t k = 0; k < folds.size(); ++k) l.results.push_back(std::move(sums[k])), of.push_back(folds[k]);
 }
 
-// The extreme so far, where it is, and what else lies there; the first of equals wins, from whichever end the walk comes.
-void Region::stream_extreme(Loop& l, Nodes& of, const NodePtr& n) {
-  bool largest = n->op == &prim::kArgmax;
-  auto beats = [&](const NodePtr& a, const NodePtr& b) { return l.reverse ? prim::less_equal(a, b) : prim::less(a, b); };
-  auto d = n->in[0]->dtype;
-  auto a = name_in(*n);
+// What is known so far of what needs the whole axis, and of what is picked where it says.
+void Region::stream_turns(Loop& l, Nodes& of, const NodePtr& n) {
   auto& picked = picked_[n.get()];
-  auto values = carried(Monoid::max, prim::fit(prim::extreme(d, !largest), n->axes), index_[0]);
-  auto places = carried(Monoid::max, prim::filled(-1, DType::i32, n->axes), index_[0]);
-  auto &best = values.carry, &at = places.carry;
-  std::vector<LoopResult> there;
-  for (auto& p : picked) there.push_back(carried(Monoid::max, prim::filled(0, p->dtype, p->axes), index_[0]));
+  auto& t = turns_[n.get()] = *n->op->in_turns(n, picked);
+  std::vector<LoopResult> states;
+  Nodes known;
+  for (auto& x : t.start) states.push_back(carried(Monoid::sum, x, index_[0])), known.push_back(states.back().carry);
   for (std::size_t b = 0; b < index_.size(); ++b) {
-    auto chunk = part(n->in[0], a, b);
-    Axis piece(a, prim::index_chunk(*index_[b]));
-    auto here = prim::argreduce(largest, chunk, n->axes, {piece});
-    auto value = prim::reduce(largest ? Monoid::max : Monoid::min, chunk, n->axes);
-    auto better = largest ? beats(best, value) : beats(value, best);
-    if (is_float(d)) {   // NaN wins
-      auto nan = [&](const NodePtr& x) { return prim::map(prim::kIsNan, {x}, DType::boolean); };
-      better = either(better, l.reverse ? nan(value) : both(nan(value), prim::logical_not(nan(best))));
-    }
-    better = either(better, prim::less(at, prim::integer(0, DType::i32)));
-    values.value.push_back(prim::select(better, value, best));
-    places.value.push_back(prim::select(better, prim::add(here, index_[b]), at));
-    for (std::size_t k = 0; k < picked.size(); ++k) {
-      auto found = prim::gather(part(picked[k]->in[0], a, b), {{a, here}}, picked[k]->axes, program::Outside::clamp);
-      there[k].value.push_back(chosen(better, found, there[k].carry, picked[k]->axes));
-    }
+    Nodes blocks;
+    for (auto& x : t.reads) blocks.push_back(part(x, t.axis, b));
+    auto now = t.next(known, blocks, {t.axis, index_[b], prim::index_chunk(*index_[b])}, l.reverse);
+    for (std::size_t k = 0; k < states.size(); ++k) states[k].value.push_back(now[k]);
   }
-  l.results.push_back(std::move(values)), of.push_back(nullptr);
-  l.results.push_back(std::move(places)), of.push_back(n);
-  for (std::size_t k = 0; k < picked.size(); ++k) l.results.push_back(std::move(there[k])), of.push_back(picked[k]);
-}
-
-// The first k of an order: keys, positions and what lies there. Each turn takes them again, one after another, from those so far
-// and the chunk: the least (key, position) after the one taken before.
-void Region::stream_first(Loop& l, Nodes& of, const NodePtr& n) {
-  auto& keys = n->in[0]->in[0];
-  auto first = SliceAttr::of(*n);
-  auto a = first.axis;
-  auto k = first.size;
-  auto d = keys->dtype;
-  Axis Kept(fresh_hidden(a), k);
-  auto far = prim::integer(std::numeric_limits<std::int32_t>::max(), DType::i32), last_key = prim::extreme(d, true);
-  auto kept_axes = [&](const Axes& axes) {   // of what has the k positions along a
-    Axes out;
-    for (auto& v : axes) if (v.name != a) out.push_back(v);
-    out.push_back(Kept);
-    return out;
-  };
-  Axes all = kept_axes(n->axes), rows(all.begin(), all.end() - 1);
-  auto& picked = picked_[n.get()];
-  auto key_result = carried(Monoid::min, prim::fit(last_key, all), index_[0]);
-  auto at_result = carried(Monoid::min, prim::fit(far, all), index_[0]);
-  auto &old_keys = key_result.carry, &old_at = at_result.carry;
-  std::vector<LoopResult> there;
-  for (auto& p : picked) there.push_back(carried(Monoid::min, prim::filled(0, p->dtype, kept_axes(p->axes)), index_[0]));
-  for (std::size_t b = 0; b < index_.size(); ++b) {
-    auto chunk = part(keys, a, b);
-    if (is_float(d)) chunk = prim::select(prim::map(prim::kIsNan, {chunk}, DType::boolean), last_key, chunk);
-    auto at = prim::add(prim::iota(Axis(a, prim::index_chunk(*index_[b])), DType::i32), index_[b]);
-    auto key = prim::fit(prim::extreme(d, false), rows), position = prim::filled(-1, DType::i32, rows);
-    auto new_keys = prim::fit(last_key, all), new_at = prim::fit(far, all);
-    Nodes new_there;
-    for (auto& r : there) new_there.push_back(prim::zeros_like(r.carry));
-    for (std::int64_t i = 0; i < k; ++i) {
-      auto after = [&](const NodePtr& x, const NodePtr& p) {
-        return either(prim::less(key, x), both(prim::equal(x, key), prim::less(position, p)));
-      };
-      auto least_of = [&](const NodePtr& which, const NodePtr& x, const NodePtr& none) {
-        return prim::reduce(Monoid::min, prim::select(which, x, none), rows);
-      };
-      auto in_chunk = after(chunk, at), in_old = after(old_keys, old_at);
-      auto least = prim::min(least_of(in_chunk, chunk, last_key), least_of(in_old, old_keys, last_key));
-      auto where = prim::min(least_of(both(in_chunk, prim::equal(chunk, least)), at, far),
-                             least_of(both(in_old, prim::equal(old_keys, least)), old_at, far));
-      auto mine = prim::equal(prim::iota(Kept, DType::i32), prim::integer(i, DType::i32));
-      auto put = [&](const NodePtr& value, const NodePtr& to) { return chosen(mine, value, to, to->axes); };
-      new_keys = put(least, new_keys), new_at = put(where, new_at);
-      for (std::size_t j = 0; j < picked.size(); ++j) {
-        auto x = part(picked[j]->in[0], a, b);
-        Axes row(new_there[j]->axes.begin(), new_there[j]->axes.end() - 1);
-        auto zero = prim::number(0, x->dtype);
-        auto at_place = [&](const NodePtr& places, const NodePtr& v) {
-          return prim::reduce(Monoid::sum, prim::map(prim::kSelect, {prim::equal(places, where), v, zero}, x->dtype), row);
-        };
-        new_there[j] = put(prim::add(at_place(at, x), at_place(old_at, there[j].carry)), new_there[j]);
-      }
-      key = least, position = where;
-    }
-    key_result.value.push_back(new_keys), at_result.value.push_back(new_at);
-    for (std::size_t j = 0; j < there.size(); ++j) there[j].value.push_back(new_there[j]);
+  for (std::size_t k = 0; k < states.size(); ++k) {
+    l.results.push_back(std::move(states[k]));
+    of.push_back(k < t.value ? nullptr : k == t.value ? n : picked[k - t.value - 1]);
   }
-  l.results.push_back(std::move(key_result)), of.push_back(nullptr);
-  l.results.push_back(std::move(at_result)), of.push_back(n);
-  for (std::size_t j = 0; j < picked.size(); ++j) l.results.push_back(std::move(there[j])), of.push_back(picked[j]);
 }
 
 }  // namespace haliax

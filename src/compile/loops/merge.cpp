@@ -45,7 +45,7 @@ struct PullIn {
     auto axes = x->axes;
     for (auto& a : axes)
       if (a.name == l.axis.name) a.size = prim::index_chunk(*l.index[body]);
-    return x->op == &prim::kFit ? prim::fit(in[0], axes) : make(*x->op, in, axes, x->dtype, x->attr);
+    return prim::remade(*x, std::move(in), axes);
   }
 };
 

@@ -110,15 +110,19 @@ class Emitter {
       if (n == x.get() && how == at) return made;
     NodePtr made = x;
     auto axes = local_axes(x->axes, at, mesh_, device_);
-    if (x->op == &prim::kIota) {
-      auto start = block(x->axes, at, x->axes[0].name).first;
-      made = prim::add(prim::iota(axes[0], x->dtype), prim::integer(start, x->dtype));
+    if (x->op->kind == Kind::leaf && x->op->on_block) {
+      std::vector<Block> blocks;
+      for (auto& a : x->axes) {
+        auto [start, size] = block(x->axes, at, a.name);
+        blocks.push_back({a.name, prim::integer(start, x->dtype), size});
+      }
+      made = x->op->on_block(*x, {}, axes, blocks);
     } else if (auto own = own_turns_.find(x.get()); own != own_turns_.end()) {
       made = prim::add(own->second.first, prim::integer(own->second.second, x->dtype));
     } else if (x->op->kind != Kind::leaf) {
       Nodes in;
       for (std::size_t k = 0; k < x->in.size(); ++k) in.push_back(generated(x->in[k], rules::needed(*x, k, at, mesh_), known));
-      made = x->op == &prim::kFit ? prim::fit(in[0], axes) : make(*x->op, in, axes, x->dtype, x->attr);
+      made = prim::remade(*x, std::move(in), axes);
     }
     known.push_back({x.get(), at, made});
     return made;
@@ -151,11 +155,9 @@ class Emitter {
     Nodes in;
     for (int k : s.in) in.push_back(k < 0 ? nullptr : local(k));
     auto axes = axes_of(s);
-    if (n.op == &prim::kFit) return prim::fit(in[0], axes);
     if (n.op->on_block) return picked(s, std::move(in), axes);
-    if (n.op == &prim::kSlice)
-      return prim::slice(in[0], SliceAttr::of(n), s.own_turns ? turn_of(n.in[1]) : in.size() > 1 ? in[1] : nullptr);
-    return make(*n.op, in, axes, n.dtype, n.attr);
+    if (s.own_turns) in.back() = turn_of(n.in.back());
+    return prim::remade(n, std::move(in), axes);
   }
   // Picking from a table of which this device has a block, or writing into it.
   NodePtr picked(const Version& s, Nodes in, const Axes& axes) {
