@@ -44,11 +44,7 @@ NodePtr running(const NodePtr& n, const Blocked& b) {
     if (a.name == b.blocks) a.size = 1;
   auto first = fit(nothing, one), others = slice(sums, b.blocks, reverse ? 1 : 0, b.count - 1);
   auto before = concat(reverse ? Nodes{others, first} : Nodes{first, others}, Axis(b.blocks, b.count));
-  const Op& op = m == Monoid::sum    ? kAdd
-                 : m == Monoid::prod ? kMul
-                 : m == Monoid::max  ? kMaximum
-                                     : kMinimum;
-  auto all = b.joined(map(op, {y, before}, n->dtype, &y->axes));
+  auto all = b.joined(map(pairwise(m), {y, before}, n->dtype, &y->axes));
   return fit(slice(all, b.axis, 0, b.size), n->axes);
 }
 

@@ -60,6 +60,9 @@ NodePtr reduce(Monoid m, G x, const Axes& kept) {
   auto once = m == Monoid::sum && times != 1 ? scale(from, double(times)) : from;
   return fit(reduce(m, once, common(kept, from->axes)), kept);
 }
+const Op& pairwise(Monoid m) {
+  return m == Monoid::sum ? kAdd : m == Monoid::prod ? kMul : m == Monoid::max ? kMaximum : kMinimum;
+}
 NodePtr sum(G x, const Axes& over) { return reduce(Monoid::sum, x, without(x->axes, over)); }
 NodePtr argreduce(bool largest, G x, const Axes& kept, const Axes& over) {
   return make(largest ? kArgmax : kArgmin, {x}, kept, DType::i32, {.names = names_of(over)});

@@ -113,4 +113,19 @@ std::optional<Turns> first_in_turns(const NodePtr& n, const Nodes& picked) {
   return t;
 }
 
+// The running total goes on from the last position of the block before; narrow floats are added in f32, as in one piece.
+std::optional<Turns> cumulative_in_turns(const NodePtr& n, const Nodes&) {
+  auto [axis, m, reverse] = CumulativeAttr::of(*n);
+  auto d = is_float(n->dtype) && bytes_of(n->dtype) < 4 ? DType::f32 : n->dtype;
+  Axes rest = n->axes;
+  std::erase_if(rest, [a = axis](auto& x) { return x.name == a; });
+  Turns t{.axis = axis, .reads = n->in, .start = {fit(identity(m, d), rest)}, .running = true, .reverse = reverse};
+  t.next = [n, axis = axis, m = m, d](const Nodes& known, const Nodes& blocks, const Block& block, bool reverse) {
+    auto inside = cumulative(m, cast(blocks[0], d), axis, reverse);
+    auto value = map(pairwise(m), {inside, known[0]}, d, &inside->axes);
+    return Nodes{slice(value, axis, reverse ? 0 : block.size - 1, 1, 1, true), cast(value, n->dtype)};
+  };
+  return t;
+}
+
 }  // namespace haliax::prim

@@ -1,5 +1,5 @@
-// Ops that need a whole axis, in one walk along it: what is known so far is carried from block to block. `by_blocks` folds instead
-// what all blocks say, which suits blocks that are there at once; in a walk each such fold would be a walk of its own.
+// Ops that need a whole axis, in one walk along it: what is known so far is carried from block to block. `by_blocks` folds what
+// all blocks say, which suits blocks that are there at once, as on a mesh; in chunks each such fold would be a walk of its own.
 #pragma once
 #include <functional>
 #include <optional>

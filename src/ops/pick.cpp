@@ -5,6 +5,7 @@
 #include "graph/emit.h"
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
+#include "ops/in_turns.h"
 #include "ops/prim.h"
 
 namespace haliax::prim {
@@ -170,7 +171,7 @@ const Op kCumulative{.name = "cumulative", .kind = Kind::step, .grad = [](G o, G
   if (monoid == Monoid::sum) return Nodes{cumulative(Monoid::sum, g, axis, !reverse)};
   if (monoid == Monoid::prod) return Nodes{cumprod_grad(o->in[0], o, g, axis, reverse)};
   fail("cumulative", "the gradient of a running max or min is not defined"); }, .lower = cumulative_lower, .along = whole_along,
-  .by_blocks = cumulative_by_blocks};
+  .by_blocks = cumulative_by_blocks, .in_turns = cumulative_in_turns};
 
 NodePtr signed_ids(G ids, std::int64_t size) {
   bool wide = bytes_of(ids->dtype) == 8 || ids->dtype == DType::u32 || 2 * size > std::numeric_limits<std::int32_t>::max();

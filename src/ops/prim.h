@@ -58,6 +58,7 @@ NodePtr reduce(Monoid, const NodePtr&, const Axes& kept);        // axes not kep
 // i32: flat position over `over`, in that order.
 NodePtr argreduce(bool largest, const NodePtr&, const Axes& kept, const Axes& over);
 NodePtr sum(const NodePtr&, const Axes& over);
+const Op& pairwise(Monoid);                                      // what it does with two: add, multiply, maximum, minimum
 NodePtr contract(const NodePtr&, const NodePtr&, const Axes& kept, DType out);
 NodePtr contract(const NodePtr&, const NodePtr&, const Axes& kept);
 extern const Op kSum, kProd, kMax, kMin, kArgmax, kArgmin, kContract;

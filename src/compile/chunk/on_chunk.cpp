@@ -61,6 +61,7 @@ NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   At here(n->origin);
   if (enters(*n) || leaves(*n) || n->op == &prim::kBarrier) return part(n->in[0], a, b);
   if (n->op == &kLoop) return loop_on_chunk(n, b);
+  if (turns(*n)) return running_on_chunk(n, b);
   if (n->op == &kResult) return loop_result(part(n->in[0], a, b), result_number(*n));
   auto size = prim::index_chunk(*index_[b]);
   if (n->op == &prim::kCarry) return prim::carry(n->in[0], resized(n->axes, a, axis_.size, size), n->dtype);
@@ -143,7 +144,9 @@ Nodes Region::cut(const RegionCut& how) {
     Nodes of;
     std::unordered_set<const Node*> done;
     auto add = [&](LoopResult r, const NodePtr& n) { l.results.push_back(std::move(r)), of.push_back(n); };
-    for (auto& n : steps_[s]) stream_steps(l, of, n);
+    for (auto& n : steps_[s])
+      if (!turns(*n)) stream_steps(l, of, n);
+      else for (auto& r : known_.at(n.get())) add(r, nullptr);
     for (auto& n : folds_[s]) {
       if (n->op == &kResult && goes_along(*n) && result_of(*n).carry) continue;
       if (auto with = streams_.find(n.get()); with != streams_.end()) {

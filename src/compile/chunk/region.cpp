@@ -93,6 +93,10 @@ Nodes Region::needed_by(const NodePtr& n) const {
   add_reads(n, out);
   return out;
 }
+bool Region::goes_on(const Node& n) const {
+  if (auto* t = turns(n)) return t->running;
+  return n.op == &kLoop && goes_along(n);
+}
 const Turns* Region::turns(const Node& n) const {
   auto i = turns_.find(&n);
   return i == turns_.end() ? nullptr : &i->second;
@@ -105,8 +109,10 @@ bool Region::makes_by_turns(const NodePtr& n) {
   bool goes = std::all_of(t->reads.begin(), t->reads.end(), [&](auto& x) {
     return contains(x) && walks(x) && !is_out(x, *n) && (enters(*x) ? axis_.name : along_.at(x.get())) == t->axis;
   });
-  if (goes) turns_[n.get()] = std::move(*t);
-  return goes;
+  if (!goes) return false;
+  if (t->running) along_[n.get()] = t->axis;
+  turns_[n.get()] = std::move(*t);
+  return true;
 }
 
 bool Region::is_out(const NodePtr& x, const Node& reader) const {
@@ -362,7 +368,7 @@ int Region::sweeps(bool apart) {
     if (!contains(n) || unmade_.count(n.get())) { ready_[n.get()] = at; continue; }
     if (apart && n->origin.backward) at = std::max(at, 1);
     check(n);
-    if (n->op == &kLoop && goes_along(*n)) at = sweep_towards(loop_of(*n).reverse, at), steps_[at].push_back(n);
+    if (goes_on(*n)) at = sweep_towards(turns(*n) ? *turns(*n)->reverse : loop_of(*n).reverse, at), steps_[at].push_back(n);
     auto s = streamed(n);
     if (on_chunk(n)) {
       stage_[n.get()] = at, ready_[n.get()] = at + 1;
@@ -401,7 +407,7 @@ int Region::sweeps(bool apart) {
   return sweeps;
 }
 
-// What a later sweep reads is stacked, not made again, if it comes from a loop along the axis; and, if small values are kept,
+// What a later sweep reads is stacked, not made again, if it goes on from chunk to chunk; and, if small values are kept,
 // where it took work and is small beside the largest value (a row's logsumexp).
 void Region::keep_for_later(bool small) {
   auto most = largest_bytes();
@@ -421,7 +427,7 @@ void Region::keep_for_later(bool small) {
     auto kind = n->op->kind;
     bool copies = n->op == &prim::kGather && !walks(n->in[0]);   // of what is there anyway
     bool work = kind == Kind::reduce || kind == Kind::contract || (kind == Kind::step && !copies) || kind == Kind::result;
-    bool stepped = is_loop_result(*n) && goes_along(*n);
+    bool stepped = goes_on(is_loop_result(*n) ? *n->in[0] : *n);
     auto& list = stacks_[i->second];
     if (!stepped && (!small || !work || n->bytes() * 8 > most)) {
       for (auto& x : n->in) if (x && walks(x)) todo.push_back({x, at});

@@ -70,6 +70,7 @@ class Region {
   bool picks(const Node&, Name) const;
   const Turns* turns(const Node&) const;         // of an op that needs the axis whole, but goes by turns; null: others
   bool makes_by_turns(const NodePtr&);
+  bool goes_on(const Node&) const;               // from chunk to chunk, making what has the axis: such an op, a loop along it
   Nodes needed_by(const NodePtr&) const;         // to make it on a chunk
 
   // ---- on_chunk.cpp ----
@@ -86,7 +87,10 @@ class Region {
   void stream_steps(Loop&, Nodes& of, const NodePtr& loop);
   void stream(Loop&, Nodes& of, const NodePtr& top);
   NodePtr streamed_part(const NodePtr&, const Node* top, std::size_t body, const NodePtr& shift, Parts& memo);
-  void stream_turns(Loop&, Nodes& of, const NodePtr&);   // in the order of the loop
+  void stream_turns(Loop&, Nodes& of, const NodePtr&);     // in the order of the loop
+  NodePtr running_on_chunk(const NodePtr&, std::size_t body);
+  std::vector<LoopResult> known_by(const Turns&) const;
+  NodePtr turn_of(const Turns&, std::vector<LoopResult>& known, std::size_t body, bool reverse);
 
   Attr key_;
   const Node* around_;
@@ -101,9 +105,10 @@ class Region {
   std::unordered_map<const Node*, std::pair<NodePtr, std::size_t>> owner_;   // of a carry: its loop, which result
   // of what is made on a chunk: its loop; of all: the loops that must be done before
   std::unordered_map<const Node*, int> stage_, ready_;
-  std::map<int, Nodes> folds_, stacks_, steps_;            // steps_: the loops along the axis
+  std::map<int, Nodes> folds_, stacks_, steps_;            // steps_: what goes on from chunk to chunk
   std::map<int, bool> towards_;                            // sweeps whose direction those decide: reversed?
-  std::unordered_map<const Node*, Nodes> carried_;         // what such a loop carries from turn to turn
+  std::unordered_map<const Node*, Nodes> carried_;         // what that carries from turn to turn
+  std::unordered_map<const Node*, std::vector<LoopResult>> known_;   // likewise, of an op
   std::unordered_map<const Node*, Streamed> streamed_;
   std::unordered_map<const Node*, Nodes> streams_;         // top -> the folds that are made with it
   std::unordered_map<const Node*, Turns> turns_;

@@ -107,21 +107,34 @@ void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
   for (std::size_t k = 0; k < folds.size(); ++k) l.results.push_back(std::move(sums[k])), of.push_back(folds[k]);
 }
 
-// What is known so far of what needs the whole axis, and of what is picked where it says.
+// What an op knows that goes by turns: carried from chunk to chunk.
+std::vector<LoopResult> Region::known_by(const Turns& t) const {
+  std::vector<LoopResult> out;
+  for (auto& x : t.start) out.push_back(carried(Monoid::sum, x, index_[0]));
+  return out;
+}
+// After a turn of this body it knows more; the last of it, if it makes a block of its value.
+NodePtr Region::turn_of(const Turns& t, std::vector<LoopResult>& known, std::size_t b, bool reverse) {
+  Nodes before, blocks;
+  for (auto& r : known) before.push_back(r.carry);
+  for (auto& x : t.reads) blocks.push_back(part(x, t.axis, b));
+  auto now = t.next(before, blocks, {t.axis, index_[b], prim::index_chunk(*index_[b])}, reverse);
+  for (std::size_t k = 0; k < known.size(); ++k) known[k].value.push_back(now[k]);
+  return now.back();
+}
+NodePtr Region::running_on_chunk(const NodePtr& n, std::size_t b) {
+  auto& t = *turns(*n);
+  auto& known = known_[n.get()];
+  if (known.empty()) known = known_by(t);
+  return turn_of(t, known, b, *t.reverse);
+}
 void Region::stream_turns(Loop& l, Nodes& of, const NodePtr& n) {
   auto& picked = picked_[n.get()];
   auto& t = turns_[n.get()] = *n->op->in_turns(n, picked);
-  std::vector<LoopResult> states;
-  Nodes known;
-  for (auto& x : t.start) states.push_back(carried(Monoid::sum, x, index_[0])), known.push_back(states.back().carry);
-  for (std::size_t b = 0; b < index_.size(); ++b) {
-    Nodes blocks;
-    for (auto& x : t.reads) blocks.push_back(part(x, t.axis, b));
-    auto now = t.next(known, blocks, {t.axis, index_[b], prim::index_chunk(*index_[b])}, l.reverse);
-    for (std::size_t k = 0; k < states.size(); ++k) states[k].value.push_back(now[k]);
-  }
-  for (std::size_t k = 0; k < states.size(); ++k) {
-    l.results.push_back(std::move(states[k]));
+  auto known = known_by(t);
+  for (std::size_t b = 0; b < index_.size(); ++b) turn_of(t, known, b, l.reverse);
+  for (std::size_t k = 0; k < known.size(); ++k) {
+    l.results.push_back(std::move(known[k]));
     of.push_back(k < t.value ? nullptr : k == t.value ? n : picked[k - t.value - 1]);
   }
 }
