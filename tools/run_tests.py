@@ -88,6 +88,11 @@ def golden_jobs(build, word, brief):
     if word in ("", "golden", "mesh"):
         for seed in range(1, 6):
             jobs[f"golden on meshes of seed {seed}"] = program + ["--mesh", str(seed)]
+    if word in ("", "golden", "cuda") and not brief:   # CUDA's kernels, simulated
+        on_cuda = ["--backend", "cuda-sim"]
+        for group in groups:
+            jobs[f"golden {group} on cuda-sim"] = program + [group] + on_cuda
+        jobs["golden scan, chunked on meshes, on cuda-sim"] = program + ["scan", "chunked", "--mesh", "1"] + on_cuda
     return {title: (run, command, GOLDEN) for title, command in jobs.items()}
 
 
@@ -105,6 +110,8 @@ def jobs(build, suites, word, brief):
         if room in suites:
             command = [str(build / "tests" / room), "-nv", f"-sf=*/{room}/{file.name}"] + [f"-tc=*{word}*"] * bool(word)
             found[f"{room}/{file.name}"] = run_file, command, word
+            if file.name in ("cpu_fused_test.cpp", "cpu_backend_test.cpp") and not brief:
+                found[f"{room}/{file.name} on cuda-sim"] = run_file, ["env", "HALIAX_BACKEND=cuda-sim", *command], word
     return found
 
 
@@ -122,6 +129,7 @@ def main():
     parser.add_argument("--brief", action="store_true", help="without what takes very long under sanitizers")
     options = parser.parse_args()
     build, word = (ROOT / options.build).resolve(), options.filter
+    os.environ.setdefault("HALIAX_CACHE", str(build / "kernels"))   # what was compiled for cuda-sim is compiled once
 
     # The longest first, as they took the last time; what is new comes before all others.
     times_file = build / "test_times.json"

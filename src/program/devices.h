@@ -12,3 +12,7 @@ void set_threads(int);
 namespace haliax::reference {
 std::unique_ptr<program::Device> make_reference_device();
 }
+
+namespace haliax::cuda {
+std::unique_ptr<program::Device> make_simulated_device();   // CUDA's kernels on the host
+}

@@ -26,6 +26,10 @@ program::Device& backend(const std::string& name) {
   static auto* reference = reference::make_reference_device().release();
   if (name == "cpu") return *cpu;
   if (name == "reference") return *reference;
+  if (name == "cuda-sim") {
+    static auto* simulated = cuda::make_simulated_device().release();
+    return *simulated;
+  }
   throw Error("[backend] there is no backend " + name + did_you_mean(name, std::vector<std::string>{"cpu", "reference"}) +
               "; there are cpu and reference");
 }

@@ -6,7 +6,7 @@
 
 namespace haliax {
 
-program::Device& backend(const std::string& name);        // "cpu", "reference"; raises with the near name
+program::Device& backend(const std::string& name);        // "cpu", "reference"; raises with the near name; also "cuda-sim"
 
 struct Compiled {
   std::shared_ptr<const program::Program> program;

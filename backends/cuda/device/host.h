@@ -1,0 +1,46 @@
+// CUDA's words for the host's compiler: kernels that are simulated. Threads that wait for each other are fibers (sim/fibers.cpp);
+// others run one after the other.
+#pragma once
+
+extern "C" {
+float expf(float), exp2f(float), expm1f(float), logf(float), log2f(float), log1pf(float), sqrtf(float), cbrtf(float), sinf(float),
+    cosf(float), tanf(float), asinf(float), acosf(float), atanf(float), sinhf(float), coshf(float), tanhf(float), asinhf(float),
+    acoshf(float), atanhf(float), erff(float), erfcf(float), lgammaf(float), floorf(float), ceilf(float), rintf(float),
+    truncf(float), fabsf(float), fmodf(float, float), powf(float, float), atan2f(float, float), copysignf(float, float),
+    nextafterf(float, float), fmaf(float, float, float);
+double exp(double), exp2(double), expm1(double), log(double), log2(double), log1p(double), sqrt(double), cbrt(double),
+    sin(double), cos(double), tan(double), asin(double), acos(double), atan(double), sinh(double), cosh(double), tanh(double),
+    asinh(double), acosh(double), atanh(double), erf(double), erfc(double), lgamma(double), floor(double), ceil(double),
+    rint(double), trunc(double), fabs(double), fmod(double, double), pow(double, double), atan2(double, double),
+    copysign(double, double), nextafter(double, double), fma(double, double, double);
+}
+
+#define __global__
+#define __device__
+#define __launch_bounds__(...)
+#define HALIAX_SHARED(name) unsigned char* name = haliax_thread->shared
+
+// What a simulated thread knows of itself, and how it waits for others; as sim/fibers.h has it.
+struct HaliaxThread {
+  unsigned x, block, threads, blocks;
+  unsigned char* shared;
+  void (*wait_for_block)();
+  unsigned long long (*from_lane)(unsigned long long value, int lane);
+};
+static thread_local HaliaxThread* haliax_thread;
+extern "C" void haliax_set_thread(HaliaxThread* t) { haliax_thread = t; }
+#define threadIdx_x (haliax_thread->x)
+#define blockIdx_x (haliax_thread->block)
+#define blockDim_x (haliax_thread->threads)
+#define gridDim_x (haliax_thread->blocks)
+inline void __syncthreads() { haliax_thread->wait_for_block(); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+template <class T>
+inline T __shfl_xor_sync(unsigned, T v, int by) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  using Bits = unsigned long long;
+  if constexpr (sizeof(T) == 8)
+    return __builtin_bit_cast(T, haliax_thread->from_lane(__builtin_bit_cast(Bits, v), int(threadIdx_x & 31) ^ by));
+  else
+    return __builtin_bit_cast(T, unsigned(haliax_thread->from_lane(__builtin_bit_cast(unsigned, v), int(threadIdx_x & 31) ^ by)));
+}

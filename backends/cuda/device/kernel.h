@@ -1,0 +1,313 @@
+// What generated kernels are made of: elements as they lie in memory and as numbers, codes, folds across threads. It stands
+// behind std.h, base/half.h and base/arithmetic.h.
+#pragma once
+
+#ifndef HALIAX_SHARED  // CUDA itself
+#define HALIAX_SHARED(name)                        \
+  extern __shared__ unsigned char haliax_shared[]; \
+  unsigned char* name = haliax_shared
+#define threadIdx_x threadIdx.x
+#define blockIdx_x blockIdx.x
+#define blockDim_x blockDim.x
+#define gridDim_x gridDim.x
+#endif
+
+namespace haliax::kernel {
+
+using Word = long long;  // an argument: an address, a number, or the bits of one
+
+// ---- elements: how they lie in memory, and the numbers that they are ----------------------------------------------------------
+struct bf16 {
+  std::uint16_t bits;
+};
+struct f16 {
+  std::uint16_t bits;
+};
+template <class S>
+inline constexpr bool is_narrow = std::is_same_v<S, bf16> || std::is_same_v<S, f16>;
+template <class S, bool narrow>
+struct NumberOf {
+  using type = S;
+};
+template <class S>
+struct NumberOf<S, true> {
+  using type = float;
+};
+template <class S>
+using Number = typename NumberOf<S, is_narrow<S>>::type;
+template <class S>
+inline constexpr bool is_float = std::is_floating_point_v<Number<S>>;
+
+template <class S>
+inline S element(Number<S> x) {
+  if constexpr (std::is_same_v<S, bf16>)
+    return {to_bf16(x)};
+  else if constexpr (std::is_same_v<S, f16>)
+    return {to_f16(x)};
+  else
+    return x;
+}
+template <class S>
+inline Number<S> number(S x) {
+  if constexpr (std::is_same_v<S, bf16>)
+    return from_bf16(x.bits);
+  else if constexpr (std::is_same_v<S, f16>)
+    return from_f16(x.bits);
+  else
+    return x;
+}
+// Integers below 32 bits, and bools, are computed in 32.
+template <class T>
+inline auto wide(T x) {
+  if constexpr (sizeof(T) >= 4)
+    return x;
+  else
+    return std::conditional_t<std::is_signed_v<T>, std::int32_t, std::uint32_t>(x);
+}
+template <class S>
+using Wide = decltype(wide(Number<S>()));
+// What an instruction of this dtype gives: rounded, or wrapped around.
+template <class S, class T>
+inline Number<S> result(T x) {
+  if constexpr (is_narrow<S>)
+    return number(element<S>(float(x)));
+  else if constexpr (std::is_same_v<S, bool>)
+    return x != 0;
+  else
+    return Number<S>(x);
+}
+template <class S>
+inline Number<S> constant(Word w) {  // by its bits
+  if constexpr (std::is_same_v<S, double>)
+    return std::bit_cast<double>(w);
+  else if constexpr (is_float<S>)
+    return std::bit_cast<float>(std::uint32_t(w));
+  else
+    return S(w);
+}
+template <class S>
+inline Word bits(Number<S> x) {
+  auto e = element<S>(x);
+  if constexpr (sizeof(S) == 8)
+    return std::bit_cast<Word>(e);
+  else if constexpr (sizeof(S) == 4)
+    return std::bit_cast<std::uint32_t>(e);
+  else if constexpr (sizeof(S) == 2)
+    return std::bit_cast<std::uint16_t>(e);
+  else
+    return std::bit_cast<std::uint8_t>(e);
+}
+template <class S>
+inline Number<S> of_bits(Word w) {
+  if constexpr (sizeof(S) == 8)
+    return number(std::bit_cast<S>(w));
+  else if constexpr (sizeof(S) == 4)
+    return number(std::bit_cast<S>(std::uint32_t(w)));
+  else if constexpr (sizeof(S) == 2)
+    return number(std::bit_cast<S>(std::uint16_t(w)));
+  else
+    return number(std::bit_cast<S>(std::uint8_t(w)));
+}
+template <class To, class From>
+inline Number<To> cast(Number<From> x) {
+  if constexpr (std::is_same_v<To, bool> || is_float<To> || !is_float<From>) {
+    return result<To>(x);
+  } else if constexpr (std::is_same_v<To, std::uint64_t>) {
+    return scalar::saturate<std::uint64_t>(x);
+  } else {
+    auto v = scalar::saturate<std::int64_t>(x);
+    constexpr auto low = std::int64_t(std::numeric_limits<To>::min()), high = std::int64_t(std::numeric_limits<To>::max());
+    return To(v < low ? low : v > high ? high : v);
+  }
+}
+
+// ---- codes whose operands are wide numbers; a number of the instruction's dtype is made of what comes out
+// ----------------------
+template <class T>
+inline T add(T x, T y) {
+  if constexpr (std::is_floating_point_v<T>)
+    return x + y;
+  else
+    return T(std::make_unsigned_t<T>(x) + std::make_unsigned_t<T>(y));
+}
+template <class T>
+inline T sub(T x, T y) {
+  if constexpr (std::is_floating_point_v<T>)
+    return x - y;
+  else
+    return T(std::make_unsigned_t<T>(x) - std::make_unsigned_t<T>(y));
+}
+template <class T>
+inline T mul(T x, T y) {
+  if constexpr (std::is_floating_point_v<T>)
+    return x * y;
+  else
+    return T(std::make_unsigned_t<T>(x) * std::make_unsigned_t<T>(y));
+}
+template <class T>
+inline T fma(T x, T y, T z) {
+  if constexpr (std::is_floating_point_v<T>)
+    return std::fma(x, y, z);
+  else
+    return add(mul(x, y), z);
+}
+template <class T>
+inline T abs(T x) {
+  if constexpr (std::is_floating_point_v<T>)
+    return std::fabs(x);
+  else
+    return x < 0 ? scalar::negate(x) : x;
+}
+template <class T>
+inline T power(T x, T y) {
+  if constexpr (std::is_floating_point_v<T>)
+    return std::pow(x, y);
+  else
+    return scalar::power(x, y);
+}
+template <class T>
+inline bool is_nan(T x) {
+  return x != x;
+}
+template <class T>
+inline bool is_finite(T x) {
+  if constexpr (std::is_floating_point_v<T>)
+    return x - x == 0;
+  else
+    return true;
+}
+template <class T>
+inline bool is_inf(T x) {
+  if constexpr (std::is_floating_point_v<T>)
+    return std::fabs(x) == std::numeric_limits<T>::infinity();
+  else
+    return false;
+}
+template <class T>
+inline T erfinv(T x) {
+  return T(scalar::erfinv(x));
+}
+template <class T>
+inline T log1p(T x) {
+  if constexpr (std::is_same_v<T, double>)
+    return std::log1p(x);
+  else
+    return scalar::log1p(x);
+}
+template <class T>
+inline T digamma(T x) {
+  return T(scalar::digamma(double(x)));
+}
+template <class T>
+inline T rsqrt(T x) {
+  return 1 / std::sqrt(x);
+}
+template <class S>
+inline Number<S> nextafter(Number<S> x, Number<S> y) {
+  if constexpr (!is_narrow<S>) {
+    return std::nextafter(x, y);
+  } else {
+    if (x != x || y != y || x == y) return x == y ? y : x + y;
+    if (x == 0) return of_bits<S>(y > 0 ? 0x0001 : 0x8001);
+    return of_bits<S>(bits<S>(x) + ((x < y) == (x > 0) ? 1 : -1));
+  }
+}
+
+inline std::uint32_t xor_of(scalar::Words w) { return w.a ^ w.b; }
+
+// ---- views --------------------------------------------------------------------------------------------------------------------
+template <class S>
+inline Number<S> load(Word base, long long at) {
+  return number(reinterpret_cast<const S*>(base)[at]);
+}
+template <class S>
+inline void store(Word base, long long at, Number<S> x) {
+  reinterpret_cast<S*>(base)[at] = element<S>(x);
+}
+// A scalar in memory that moves a view.
+template <class S>
+inline long long term(Word at, Word limit) {
+  auto i = (long long)(*reinterpret_cast<const S*>(at));
+  return i < 0 ? 0 : i > limit ? limit : i;
+}
+// A position that an id names: counted from the end where it is negative, a u64 never. Outside of the axis: -1, or the nearest.
+template <class S>
+inline long long position(Word base, long long at, Word size, bool clamps) {
+  auto id = (long long)(reinterpret_cast<const S*>(base)[at]);
+  if (id < 0) id = std::is_same_v<S, std::uint64_t> ? size : id + size;
+  if (clamps && size > 0) return id < 0 ? 0 : id >= size ? size - 1 : id;
+  return id < 0 || id >= size ? -1 : id;
+}
+
+// ---- folds --------------------------------------------------------------------------------------------------------------------
+struct Sum {
+  template <class T>
+  T operator()(T x, T y) const {
+    return add(x, y);
+  }
+};
+struct Prod {
+  template <class T>
+  T operator()(T x, T y) const {
+    return mul(x, y);
+  }
+};
+struct Max {
+  template <class T>
+  T operator()(T x, T y) const {
+    return scalar::max(x, y);
+  }
+};
+struct Min {
+  template <class T>
+  T operator()(T x, T y) const {
+    return scalar::min(x, y);
+  }
+};
+// The first position of the extreme; a NaN wins.
+template <class T>
+struct Best {
+  T value;
+  long long at;
+};
+struct First {
+  bool largest;
+  template <class T>
+  Best<T> operator()(Best<T> x, Best<T> y) const {
+    bool nan = is_nan(x.value), other = is_nan(y.value);
+    bool better = nan || other ? nan && !other : largest ? x.value > y.value : x.value < y.value;
+    bool same = nan == other && (nan || x.value == y.value);
+    return better || (same && x.at < y.at) ? x : y;
+  }
+};
+
+// From the lane whose number differs in these bits.
+template <class T>
+inline T exchanged(T x, int by) {
+  if constexpr (sizeof(T) >= 4)
+    return __shfl_xor_sync(0xffffffffu, x, by);
+  else
+    return T(__shfl_xor_sync(0xffffffffu, int(x), by));
+}
+template <class T>
+inline Best<T> exchanged(Best<T> x, int by) {
+  return {exchanged(x.value, by), exchanged(x.at, by)};
+}
+// Over `group` threads (a power of 2) that stand side by side, in an order that does not depend on anything else. All get it.
+// `shared`: room for one T of each warp.
+template <int group, class T, class F>
+inline T folded(T x, F f, unsigned char* shared) {
+  for (int by = 1; by < group && by < 32; by *= 2) x = f(x, exchanged(x, by));
+  if constexpr (group > 32) {
+    constexpr unsigned warps = group / 32;
+    auto* of_warp = reinterpret_cast<T*>(shared);
+    __syncthreads();  // what a fold before has left there is read
+    if (threadIdx_x % 32 == 0) of_warp[threadIdx_x / 32] = x;
+    __syncthreads();
+    x = of_warp[threadIdx_x / group * warps + threadIdx_x % warps];
+    for (unsigned by = 1; by < warps; by *= 2) x = f(x, exchanged(x, by));
+  }
+  return x;
+}
+
+}  // namespace haliax::kernel

@@ -1,0 +1,10 @@
+"""embed.py OUT HEADER...: the headers as strings, without what a compiler of kernels cannot include."""
+import pathlib
+import sys
+
+out, *headers = sys.argv[1:]
+text = ""
+for header in map(pathlib.Path, headers):
+    lines = [line for line in header.read_text().splitlines() if not line.startswith(("#include", "#pragma once"))]
+    text += f'const char {header.stem}_h[] = R"text(' + "\n".join(lines) + '\n)text";\n'
+pathlib.Path(out).write_text(text)

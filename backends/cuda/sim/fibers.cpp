@@ -1,0 +1,145 @@
+#include "fibers.h"
+
+#include <fmt/format.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "haliax/error.h"
+
+namespace haliax::cuda {
+namespace {
+
+constexpr std::size_t stack_bytes = 64 << 10;
+constexpr unsigned warp = 32;
+
+// ---- switching: callee-saved registers only where we know them, else what the system has -------------------------------------
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+extern "C" void haliax_switch_fiber(void** from, void* to);
+asm(R"(
+.text
+.globl haliax_switch_fiber
+.hidden haliax_switch_fiber
+.type haliax_switch_fiber, @function
+haliax_switch_fiber:
+  push %rbp; push %rbx; push %r12; push %r13; push %r14; push %r15
+  mov %rsp, (%rdi)
+  mov %rsi, %rsp
+  pop %r15; pop %r14; pop %r13; pop %r12; pop %rbx; pop %rbp
+  ret
+.size haliax_switch_fiber, .-haliax_switch_fiber
+)");
+struct Place {
+  void* top = nullptr;
+  void begin(std::byte* stack, void (*entry)()) {
+    auto** p = reinterpret_cast<void**>((reinterpret_cast<std::uintptr_t>(stack) + stack_bytes) & ~std::uintptr_t(15));
+    *--p = nullptr;  // where entry would return to: it never does
+    *--p = reinterpret_cast<void*>(entry);
+    for (int k = 0; k < 6; ++k) *--p = nullptr;
+    top = p;
+  }
+  void go_to(Place& to) { haliax_switch_fiber(&top, to.top); }
+};
+#else
+struct Place {
+  ucontext_t context = {};
+  void begin(std::byte* stack, void (*entry)()) {
+    getcontext(&context);
+    context.uc_stack.ss_sp = stack, context.uc_stack.ss_size = stack_bytes, context.uc_link = nullptr;
+    makecontext(&context, entry, 0);
+  }
+  void go_to(Place& to) { swapcontext(&context, &to.context); }
+};
+#endif
+
+enum class State { ready, at_block, at_warp, done };
+struct Fiber {
+  Place place;
+  std::unique_ptr<std::byte[]> stack{new std::byte[stack_bytes]};
+  State state = State::ready;
+  unsigned long long given = 0;     // to the other lanes
+  unsigned long long seen[2] = {};  // by turns: a fast lane may give again before a slow one has looked
+  int turn = 0;
+};
+
+struct Block {
+  std::vector<std::unique_ptr<Fiber>> fibers;
+  Place outside;
+  unsigned current = 0;
+  const std::function<void()>* thread = nullptr;
+  Fiber& mine() { return *fibers[current]; }
+  void wait(State s) {
+    mine().state = s;
+    mine().place.go_to(outside);
+  }
+};
+Block& block() {
+  static thread_local Block b;
+  return b;
+}
+void enter() {
+  (*block().thread)();
+  block().wait(State::done);
+}
+void wait_for_block() { block().wait(State::at_block); }
+unsigned long long from_lane(unsigned long long value, int lane) {
+  auto& b = block();
+  auto& me = b.mine();
+  const int turn = me.turn ^= 1;
+  me.seen[turn] = value;
+  const unsigned first = b.current / warp * warp;
+  b.wait(State::at_warp);
+  return b.fibers[first + unsigned(lane)]->seen[turn];
+}
+
+}  // namespace
+
+void run_block(SimulatedThread& at, const std::function<void()>& thread, std::uint64_t seed) {
+  auto& b = block();
+  const unsigned n = at.threads;
+  while (b.fibers.size() < n) b.fibers.push_back(std::make_unique<Fiber>());
+  b.thread = &thread;
+  at.wait_for_block = wait_for_block, at.from_lane = from_lane;
+  for (unsigned k = 0; k < n; ++k) {
+    auto& f = *b.fibers[k];
+    f.state = State::ready, f.turn = 0;
+    f.place.begin(f.stack.get(), enter);
+  }
+  std::vector<unsigned> order(n);
+  std::iota(order.begin(), order.end(), 0u);
+  std::shuffle(order.begin(), order.end(), std::mt19937_64(seed));
+  auto count = [&](unsigned from, unsigned to, State s) {
+    unsigned out = 0;
+    for (auto k = from; k < to; ++k) out += b.fibers[k]->state == s;
+    return out;
+  };
+  auto release = [&](unsigned from, unsigned to) {
+    for (auto k = from; k < to; ++k) b.fibers[k]->state = State::ready;
+  };
+  for (;;) {
+    for (auto k : order) {
+      if (b.fibers[k]->state != State::ready) continue;
+      b.current = k, at.x = k;
+      b.outside.go_to(b.fibers[k]->place);
+    }
+    const auto done = count(0, n, State::done);
+    if (done == n) return;
+    bool moved = false;
+    for (unsigned first = 0; first < n; first += warp) {
+      const auto end = std::min(first + warp, n);
+      if (count(first, end, State::at_warp) == end - first) release(first, end), moved = true;
+    }
+    if (moved) continue;
+    const auto waiting = count(0, n, State::at_block);
+    if (waiting < n)
+      throw Error(fmt::format("[cuda] {} of {} threads of a block wait for all, {} for their warp, {} are done", waiting, n,
+                              count(0, n, State::at_warp), done));
+    release(0, n);
+  }
+}
+
+}  // namespace haliax::cuda

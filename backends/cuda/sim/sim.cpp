@@ -1,0 +1,115 @@
+// CUDA on the host: the text of kernels is compiled by the host's compiler, memory is the host's, threads that wait for each
+// other are fibers.
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <mutex>
+#include <unordered_map>
+
+#include "../api.h"
+#include "fibers.h"
+#include "haliax/error.h"
+
+namespace haliax::cuda {
+namespace {
+
+struct Compiled {
+  void (*run)(const void* words) = nullptr;
+  void (*set_thread)(SimulatedThread*) = nullptr;
+};
+
+// Where texts and what is made of them lie: for good, if somebody says where.
+std::filesystem::path folder() {
+  static const std::filesystem::path made = [] {
+    if (auto* cache = std::getenv("HALIAX_CACHE"); cache && *cache) {
+      std::filesystem::create_directories(cache);
+      return std::filesystem::path(cache);
+    }
+    auto pattern = (std::filesystem::temp_directory_path() / "haliax-XXXXXX").string();
+    if (!mkdtemp(pattern.data()))
+      throw Error("[cuda] no folder can be made in " + std::filesystem::temp_directory_path().string());
+    static const struct Removed {
+      std::string at;
+      ~Removed() {
+        std::error_code ignored;
+        std::filesystem::remove_all(at, ignored);
+      }
+    } removed{pattern};
+    return std::filesystem::path(pattern);
+  }();
+  return made;
+}
+// Compiled, or as it was compiled before: by the text and how it is compiled. It appears at once or not at all, and what cannot
+// be opened is made anew.
+void* library_of(const std::string& text) {
+  auto* asked = std::getenv("HALIAX_CXX");
+  const auto compiler = fmt::format("{} -std=c++20 -O1 -w -ffp-contract=off -fPIC -shared", asked && *asked ? asked : "c++");
+  const auto name = folder() / fmt::format("sim-{:016x}", std::hash<std::string>()(compiler + text));
+  const auto library = name.string() + ".so", mine = fmt::format("{}-{}", name.string(), getpid());
+  if (auto* known = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL)) return known;
+  std::ofstream(mine + ".cpp") << text;
+  const auto command = fmt::format("{0} '{1}.cpp' -o '{1}.so'", compiler, mine);
+  const bool made = std::system(command.c_str()) == 0;
+  std::filesystem::remove(mine + ".cpp");
+  if (!made) throw Error("[cuda] the host's compiler refuses a kernel: " + command);
+  std::filesystem::rename(mine + ".so", library);
+  auto* opened = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (!opened) throw Error(std::string("[cuda] ") + dlerror());
+  return opened;
+}
+
+std::vector<void*> compile(const std::vector<Kernel>& kernels) {
+  static std::mutex lock;
+  static auto* known = new std::unordered_map<std::string, Compiled>;
+  std::lock_guard hold(lock);
+  auto text = prelude(true);
+  std::vector<std::string> added;
+  for (auto& k : kernels) {
+    if (known->count(k.name) || std::count(added.begin(), added.end(), k.name)) continue;
+    added.push_back(k.name);
+    text +=
+        k.text + fmt::format("extern \"C\" void {0}_run(const void* w) {{ {0}(*static_cast<const {0}_words*>(w)); }}\n", k.name);
+  }
+  if (!added.empty()) {
+    text += "}\n";
+    auto* library = library_of(text);
+    auto symbol = [&](const std::string& name) { return dlsym(library, name.c_str()); };
+    for (auto& name : added)
+      (*known)[name] = {reinterpret_cast<void (*)(const void*)>(symbol(name + "_run")),
+                        reinterpret_cast<void (*)(SimulatedThread*)>(symbol("haliax_set_thread"))};
+  }
+  std::vector<void*> out;
+  for (auto& k : kernels) out.push_back(&known->at(k.name));
+  return out;
+}
+
+void launch(void* kernel, const Launch& l, const std::int64_t* words) {
+  auto& k = *static_cast<Compiled*>(kernel);
+  std::vector<std::int64_t> copy(words, words + std::max<std::size_t>(l.words.size(), 1));
+  std::vector<unsigned char> shared(std::size_t(l.shared) + 16);
+  SimulatedThread at{0, 0, unsigned(l.threads), unsigned(l.blocks), shared.data(), nullptr, nullptr};
+  k.set_thread(&at);
+  for (at.block = 0; at.block < at.blocks; ++at.block) {
+    std::memset(shared.data(), 0xff, shared.size());  // NaN: nobody has written it yet
+    if (l.waits)
+      run_block(
+          at, [&] { k.run(copy.data()); }, at.block);
+    else
+      for (at.x = 0; at.x < at.threads; ++at.x) k.run(copy.data());
+  }
+}
+
+}  // namespace
+
+const Api& simulated() {
+  static const Api api{"cuda-sim", compile, launch};
+  return api;
+}
+
+}  // namespace haliax::cuda

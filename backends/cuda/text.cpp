@@ -1,0 +1,102 @@
+#include "text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "base/scalar.h"
+
+namespace haliax::cuda {
+
+using program::Dims;
+using program::View;
+
+const char* element_of(DType d) {
+  switch (d) {
+    case DType::f32: return "float";
+    case DType::f64: return "double";
+    case DType::bf16: return "bf16";
+    case DType::f16: return "f16";
+    case DType::i8: return "std::int8_t";
+    case DType::i16: return "std::int16_t";
+    case DType::i32: return "std::int32_t";
+    case DType::i64: return "std::int64_t";
+    case DType::u8: return "std::uint8_t";
+    case DType::u16: return "std::uint16_t";
+    case DType::u32: return "std::uint32_t";
+    case DType::u64: return "std::uint64_t";
+    case DType::boolean: return "bool";
+  }
+  return "";
+}
+std::int64_t bits_of(DType d, double number, std::int64_t integer) {
+  auto v = scalar::rounded(d, {number, integer});
+  if (d == DType::f64) return std::bit_cast<std::int64_t>(v.real);
+  return is_float(d) ? std::int64_t(std::bit_cast<std::uint32_t>(float(v.real))) : v.whole;
+}
+
+std::string Writer::word(Word w) {
+  words_.push_back(std::move(w));
+  return fmt::format("a.w[{}]", words_.size() - 1);
+}
+std::string Writer::base(const View& v) {
+  Word w{v.slot, v.offset * bytes_of(v.dtype)};
+  for (auto& t : v.terms)
+    if (t.loop >= 0) w.loops.push_back({t.loop, t.stride * bytes_of(v.dtype)});
+  return word(std::move(w));
+}
+std::string Writer::sum_of(const Dims& strides) {
+  std::string out;
+  for (std::size_t d = 0; d < strides.size(); ++d) {
+    if (strides[d] == 0) continue;
+    out += out.empty() ? "" : " + ";
+    out += strides[d] == 1 ? fmt::format("i{}", d) : fmt::format("i{} * I({})", d, word(strides[d]));
+  }
+  return out;
+}
+std::string Writer::at(const View& v, const Dims& strides) {
+  auto out = sum_of(strides);
+  for (auto& t : v.terms) {
+    if (t.slot < 0) continue;
+    auto place = word(Word{t.slot, t.slot_offset * bytes_of(t.slot_dtype)});
+    out += fmt::format("{}term<{}>({}, {}) * {}", out.empty() ? "" : " + ", element_of(t.slot_dtype), place, word(t.limit),
+                       word(t.stride));
+  }
+  return out.empty() ? "0" : out;
+}
+void Writer::indices(const std::string& position, const Dims& dims, std::size_t first) {
+  if (dims.empty()) return;
+  auto left = fmt::format("r{}", first);
+  if (dims.size() > 1) line(fmt::format("I {} = {};", left, position));
+  for (std::size_t d = dims.size(); d-- > 1;) {
+    auto size = word(dims[d]);
+    line(fmt::format("const I i{0} = {1} % I({2}); {1} /= I({2});", first + d, left, size));
+  }
+  line(fmt::format("const I i{} = {};", first, dims.size() > 1 ? left : position));
+}
+Launch Writer::launch(std::int64_t points, bool waits) {
+  constexpr int threads = 256;
+  constexpr std::int64_t most = 1 << 20;  // blocks: each goes on from there
+  Launch out;
+  out.text = fmt::format(
+      "struct NAME_words {{ Word w[{}]; }};\n"
+      "extern \"C\" __global__ void __launch_bounds__(1024) NAME(const NAME_words a) {{\n"
+      "  using I = {};\n{}}}\n",
+      std::max<std::size_t>(words_.size(), 1), far ? "std::int64_t" : "std::int32_t", body_);
+  out.words = words_;
+  out.blocks = std::min(most, (points + threads - 1) / threads), out.threads = threads, out.waits = waits;
+  return out;
+}
+bool needs_64_bits(const Dims& dims, const std::vector<const View*>& views) {
+  constexpr std::int64_t most = std::int64_t(1) << 30;  // a step beyond the end does not wrap either
+  if (program::points(dims) >= most) return true;
+  return std::any_of(views.begin(), views.end(), [&](auto* v) {
+    std::int64_t reach = 0;
+    for (std::size_t d = 0; d < std::min(dims.size(), v->strides.size()); ++d)
+      reach += std::abs(v->strides[d]) * std::max<std::int64_t>(dims[d], 1);
+    return reach >= most;
+  });
+}
+
+}  // namespace haliax::cuda

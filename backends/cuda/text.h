@@ -1,0 +1,60 @@
+// A step of a Program as kernels: their text, and with what they are launched. The text depends on the codes, the dtypes and
+// which strides are 0, 1 or other; sizes, strides, places and numbers are arguments, so steps that are alike share a kernel.
+#pragma once
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "program/program.h"
+
+namespace haliax::cuda {
+
+// An argument of a kernel: a number, or an address in a slot. What loops add to it depends on their turns.
+struct Word {
+  int slot = -1;
+  std::int64_t value = 0;                                // bytes from the start of the slot
+  std::vector<std::pair<int, std::int64_t>> loops = {};  // loop variable, what a turn adds
+};
+struct Launch {
+  std::string text;  // of the kernel, which is called NAME
+  std::vector<Word> words;
+  std::int64_t blocks = 1;
+  int threads = 1;
+  std::int64_t shared = 0;  // bytes, of each block
+  bool waits = false;       // its threads wait for each other
+};
+
+// One after the other. Nothing for steps without points. Raises for steps that are no kernels: loops, collectives, custom ones.
+std::vector<Launch> launches_of(const program::Step&);
+
+// ---- for those who write them ----
+const char* element_of(DType);                                     // its type in a kernel
+std::int64_t bits_of(DType, double number, std::int64_t integer);  // as kernel.h's constant() takes them
+
+class Writer {
+ public:
+  // Its place among the arguments, as text.
+  std::string word(Word);
+  std::string word(std::int64_t value) { return word(Word{-1, value}); }
+  void line(const std::string& text) { body_ += std::string(std::size_t(2 * depth_), ' ') + text + "\n"; }
+  void open(const std::string& text) { line(text + " {"), ++depth_; }
+  void close() { --depth_, line("}"); }
+  // The address of the view's first element, and its offset at a point of which the indices are i0, i1, ...
+  std::string base(const program::View&);
+  std::string at(const program::View&, const program::Dims& strides);
+  std::string sum_of(const program::Dims& strides);  // of the indices times these; empty: 0
+  // Declares i0, i1, ... from a position among their points, the last one fastest; first: the number of the first.
+  void indices(const std::string& position, const program::Dims&, std::size_t first = 0);
+  Launch launch(std::int64_t points, bool waits = false);  // 256 threads a block, as many blocks as there is work for
+  bool far = false;                                        // positions need 64 bits
+
+ private:
+  std::string body_;
+  std::vector<Word> words_;
+  int depth_ = 1;
+};
+bool needs_64_bits(const program::Dims&, const std::vector<const program::View*>&);
+
+Launch fused_launch(const program::Fused&);  // blocks 0: nothing to do
+
+}  // namespace haliax::cuda
