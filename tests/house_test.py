@@ -52,6 +52,12 @@ class House(unittest.TestCase):
         text = (ROOT / "include/haliax/haliax.h").read_text()
         self.assertNotRegex(text, r"#include \"haliax/(fmt|eigen)\.h\"")
 
+    def test_public_headers_export_what_they_declare(self):
+        opens = 'namespace [[gnu::visibility("default")]] haliax {'
+        self.none(f for f in files("include") if f.name != "haliax.h" and f.name != "fmt.h" and opens not in f.read_text())
+        self.none(at for at, text in lines("include") if re.match(r"namespace haliax(::\w+)? \{\s*[^c\s]", text)
+                  and "fmt.h" not in at)
+
     def test_headers_are_included_once(self):
         self.none(f for f in files("include", "src", "backends", suffixes={".h"}) if "#pragma once" not in f.read_text())
 

@@ -29,6 +29,7 @@ class Outcome(typing.NamedTuple):
     failed: int
     skipped: int
     text: str   # what the job printed
+    reasons: tuple = ()   # why tests were skipped, where that is known
 
 
 def run(command, summary):
@@ -70,7 +71,8 @@ def scripts(word):
     text = io.StringIO()
     result = unittest.TextTestRunner(stream=text, verbosity=1).run(suite)
     failed, skipped = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses), len(result.skipped)
-    return Outcome(result.testsRun - failed - skipped, failed, skipped, text.getvalue())
+    reasons = tuple(sorted({why for _, why in result.skipped}))
+    return Outcome(result.testsRun - failed - skipped, failed, skipped, text.getvalue(), reasons)
 
 
 def golden_jobs(build, word, brief):
@@ -149,6 +151,8 @@ def main():
                 print(f"{title}\n{done.text}", end="")
             elif done.passed or done.skipped:
                 print(f"{title}: {done.passed} passed" + f", {done.skipped} skipped" * bool(done.skipped) + f", {seconds:.1f} s")
+                for why in done.reasons:
+                    print(f"    skipped: {why}")
             sys.stdout.flush()
     if not word:
         times_file.write_text(json.dumps(times, indent=1, sort_keys=True))

@@ -12,7 +12,7 @@
 #include "haliax/error.h"
 #include "haliax/where.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 class Node;
 using NodePtr = std::shared_ptr<const Node>;

@@ -8,7 +8,7 @@
 
 #include "haliax/where.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 struct NameData;  // the interned text; see src/base/name.h
 
@@ -37,8 +37,9 @@ struct Axis {
 
   Axis() = default;
   // Raises for an empty name, a negative size and one beyond 2^60.
-  Axis(Name name, std::int64_t size, SourceLocation = SourceLocation::current());
-  Axis(const char* name, std::int64_t size, SourceLocation at = SourceLocation::current()) : Axis(Name(name), size, at) {}
+  Axis(Name, std::int64_t positions, SourceLocation = SourceLocation::current());
+  Axis(const char* text, std::int64_t positions, SourceLocation at = SourceLocation::current())
+      : Axis(Name(text), positions, at) {}
   // The same size under another name; the same name with another size.
   Axis alias(Name other, SourceLocation at = SourceLocation::current()) const { return {other, size, at}; }
   Axis resize(std::int64_t other, SourceLocation at = SourceLocation::current()) const { return {name, other, at}; }

@@ -2,7 +2,7 @@
 #pragma once
 #include "haliax/transforms.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 enum class ChunkForm : std::uint8_t {
   automatic,   // the fastest that fits

@@ -9,7 +9,7 @@
 
 #include "haliax/array.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 struct Op;
 

@@ -5,7 +5,7 @@
 
 #include "haliax/where.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 enum class DType : std::uint8_t { f32, f64, bf16, f16, i8, i16, i32, i64, u8, u16, u32, u64, boolean };
 

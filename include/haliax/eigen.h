@@ -5,7 +5,7 @@
 
 #include "haliax/view.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 namespace detail {
 
 template <class T> constexpr DType eigen_dtype() {

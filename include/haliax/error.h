@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 class Error : public std::runtime_error {
  public:

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 // How fast a device and its links are. 0: not known, and then it takes no time.
 struct LinkSpeed {

@@ -9,7 +9,7 @@
 
 #include "haliax/dtype.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 // A tensor as a file holds it: row-major, little-endian, its dimensions without names.
 struct Tensor {

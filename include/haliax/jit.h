@@ -9,7 +9,7 @@
 #include "haliax/mesh.h"
 #include "haliax/transforms.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 struct JitOptions {
   std::vector<int> donate = {};  // arguments (from 0) whose memory the results may take; they cannot be used afterwards

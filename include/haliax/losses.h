@@ -9,7 +9,8 @@
 #include "haliax/ops.h"
 #include "haliax/random.h"
 
-namespace haliax::nn {
+namespace [[gnu::visibility("default")]] haliax {
+namespace nn {
 
 enum class Reduction : std::uint8_t { none, sum, mean };
 struct LossOptions {
@@ -128,4 +129,5 @@ struct LinearLossOptions {
 NamedArray chunked_cross_entropy(Arr x, Arr weight, Arr targets, const AxisSelection& Embed, const AxisSelector& Vocab,
                                  const AxisSelector& walked, LinearLossOptions = {});
 
-}  // namespace haliax::nn
+}  // namespace nn
+}  // namespace haliax

@@ -7,7 +7,7 @@
 
 #include "haliax/array.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 // ---- devices ---------------------------------------------------------------------------------------------------------------
 // The virtual devices of this process are threads. A mesh that runs may have at most so many; one that is

@@ -12,7 +12,7 @@
 #include "haliax/transforms.h"
 #include "haliax/tree.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 class Here;
 

@@ -5,7 +5,7 @@
 
 #include "haliax/array.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 // ---- making arrays -------------------------------------------------------------------------------------------------------
 NamedArray zeros(const AxisSpec&, DType = DType::f32, SourceLocation = SourceLocation::current());

@@ -13,7 +13,8 @@
 namespace haliax {
 class Here;
 }
-namespace haliax::optim {
+namespace [[gnu::visibility("default")]] haliax {
+namespace optim {
 
 namespace detail {
 
@@ -220,4 +221,5 @@ auto adamw(S schedule, AdamWOptions o) {
                ScaleBySchedule<Negative<S>>{{std::move(schedule)}});
 }
 
-}  // namespace haliax::optim
+}  // namespace optim
+}  // namespace haliax

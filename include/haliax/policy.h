@@ -7,7 +7,7 @@
 #include "haliax/ops.h"
 #include "haliax/tree.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 struct Policy {
   static constexpr bool is_static = true;

@@ -7,7 +7,7 @@
 #include "haliax/ops.h"
 #include "haliax/transforms.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 // A key: two u32 words along the axis `key_word`, which comes last; other axes make it an array of keys, mapped by name in vmap,
 // scan and Stacked. An empty key stands for "no randomness" (inference): it splits into empty keys.

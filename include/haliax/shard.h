@@ -10,7 +10,7 @@
 #include "haliax/mesh.h"
 #include "haliax/tree.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 // ---- trees ---------------------------------------------------------------------------------------------------------------
 // Every array of a tree by one mapping; see `shard` of an array.

@@ -8,7 +8,7 @@
 #include "haliax/io.h"
 #include "haliax/nn.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 // An array of a model, as a checkpoint stores it: Stacked ones layer by layer (`{}` in the path is the number), Linear's as a
 // matrix, those of norms as a vector, others as they are.

@@ -11,7 +11,7 @@
 #include "haliax/array.h"
 #include "haliax/tree.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 // What a loop keeps for its gradient, or makes again in the backward pass.
 struct ScanCheckpoint {

@@ -15,7 +15,7 @@
 #include "haliax/axis.h"
 #include "haliax/error.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 // Arrays that are carried but never trained: leaves for jit, sharding and saving, skipped by grad and the optimisers.
 template <class T> struct Frozen {
@@ -88,9 +88,9 @@ template <class T, std::size_t... I> constexpr bool has_c_array(std::index_seque
 
 // Calls visit(field0, field1, ...). The one ugly ladder; C++26 reflection deletes it and leaves user code unchanged.
 template <class T, class Visit> constexpr decltype(auto) apply(T& node, Visit&& visit) {
-  constexpr std::size_t n = field_count<std::remove_const_t<T>>;
-  if constexpr (n == 0) return visit();
-#define HALIAX_CASE(N, ...) else if constexpr (n == N) { auto& [__VA_ARGS__] = node; return visit(__VA_ARGS__); }
+  constexpr std::size_t fields = field_count<std::remove_const_t<T>>;
+  if constexpr (fields == 0) return visit();
+#define HALIAX_CASE(N, ...) else if constexpr (fields == N) { auto& [__VA_ARGS__] = node; return visit(__VA_ARGS__); }
   HALIAX_CASE(1, a) HALIAX_CASE(2, a, b) HALIAX_CASE(3, a, b, c) HALIAX_CASE(4, a, b, c, d) HALIAX_CASE(5, a, b, c, d, e)
   HALIAX_CASE(6, a, b, c, d, e, f) HALIAX_CASE(7, a, b, c, d, e, f, g) HALIAX_CASE(8, a, b, c, d, e, f, g, h)
   HALIAX_CASE(9, a, b, c, d, e, f, g, h, i) HALIAX_CASE(10, a, b, c, d, e, f, g, h, i, j)

@@ -5,7 +5,7 @@
 
 #include "haliax/array.h"
 
-namespace haliax {
+namespace [[gnu::visibility("default")]] haliax {
 
 struct HostView {
   const void* data = nullptr;                // valid while the array lives and is not donated

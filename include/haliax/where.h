@@ -1,29 +1,27 @@
 // Where in the user's code an array was made: file, line, and the path of the module that made it.
 #pragma once
 #include <cstdint>
-#include <version>
-#if defined(__cpp_lib_source_location)
-#include <source_location>
-#endif
 
-namespace haliax {
+// Headers open the namespace with this attribute: what they declare, and nothing else, the shared library exports.
+namespace [[gnu::visibility("default")]] haliax {
 
-#if defined(__cpp_lib_source_location)
-using SourceLocation = std::source_location;
-#else
-// The same thing for a compiler whose standard library lacks it (clang 14 on libstdc++).
-struct SourceLocation {
-  const char* file = "";
-  const char* function = "";
-  std::uint_least32_t at = 0;
+// std::source_location as each compiler has it: one type for all, so that what one compiler built another one can link.
+class SourceLocation {
+ public:
   static constexpr SourceLocation current(const char* file = __builtin_FILE(), const char* function = __builtin_FUNCTION(),
                                           std::uint_least32_t line = __builtin_LINE()) {
-    return {file, function, line};
+    SourceLocation here;
+    here.file_ = file, here.function_ = function, here.line_ = line;
+    return here;
   }
-  constexpr const char* file_name() const { return file; }
-  constexpr const char* function_name() const { return function; }
-  constexpr std::uint_least32_t line() const { return at; }
+  constexpr const char* file_name() const { return file_; }
+  constexpr const char* function_name() const { return function_; }
+  constexpr std::uint_least32_t line() const { return line_; }
+
+ private:
+  const char* file_ = "";
+  const char* function_ = "";
+  std::uint_least32_t line_ = 0;
 };
-#endif
 
 }  // namespace haliax

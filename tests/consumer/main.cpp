@@ -1,0 +1,60 @@
+// A project that uses what is installed: every header, most kinds of template, an error caught where it was made.
+#include <haliax/eigen.h>
+#include <haliax/fmt.h>
+#include <haliax/haliax.h>
+#include <haliax/state_dict.h>
+#include <haliax/view.h>
+
+#include <cstdio>
+#include <string>
+
+using namespace haliax;
+
+struct FeedForward {
+  nn::LayerNorm norm;
+  nn::Linear up, down;
+  static FeedForward init(const Axis& Embed, const Axis& Mlp, const Key& key) {
+    auto [k_up, k_down] = random::split<2>(key);
+    return {nn::LayerNorm::init(Embed), nn::Linear::init(Embed, Mlp, k_up), nn::Linear::init(Mlp, Embed, k_down)};
+  }
+  NamedArray operator()(const NamedArray& x) const { return x + down(nn::gelu(up(norm(x)))); }
+};
+
+double trained(const Axis& Batch, const Axis& Embed) {
+  auto loss = [](const FeedForward& model, const NamedArray& x) { return mean(square(model(x) - 1.)); };
+  auto optimizer = optim::adamw({.learning_rate = 1e-2});
+  auto step = named_jit([=](const FeedForward& model, const auto& state, const NamedArray& x) {
+    auto [value, grads] = value_and_grad(loss)(model, x);
+    auto [updates, next] = optimizer.update(grads, state, model);
+    return std::tuple(optim::apply_updates(model, updates), next, value);
+  });
+  auto model = FeedForward::init(Embed, {"mlp", 8}, random::key(0));
+  auto state = optimizer.init(model);
+  double last = 0;
+  for (int k = 0; k < 20; ++k) {
+    auto [next, next_state, value] = step(model, state, ones({Batch, Embed}));
+    model = next, state = next_state, last = value.item();
+  }
+  return last;
+}
+
+int main() {
+  const Axis Batch{"batch", 2}, Embed{"embed", 3};
+  const auto x = arange({Batch, Embed}) * 1.5;
+  const auto sums = vmap([](const NamedArray& row) { return sum(row); }, Batch)(x);
+  const auto [total, each] = scan([](const NamedArray& c, const NamedArray& row) { return std::pair(c + sum(row), row); },
+                                  Batch)(NamedArray(0.), x);
+  const auto matrix = as_matrix<float>(x, Batch, Embed);
+  const bool right = sums.floats() == std::vector<float>{4.5f, 18.f} && total.item() == 22.5 && matrix(1, 2) == 7.5f &&
+                     fmt::format("{}", Embed) == "embed=3" && trained(Batch, Embed) < .5;
+  std::string said;
+  const int line = __LINE__ + 2;
+  try {
+    sum(x, "embd");
+  } catch (const Error& e) {
+    said = e.what();
+  }
+  const bool told = said.find("did you mean embed?; main.cpp:" + std::to_string(line)) != said.npos;
+  std::puts(right && told ? "right" : said.c_str());
+  return right && told ? 0 : 1;
+}
