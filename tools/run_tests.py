@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Runs every test of a build folder: run_tests.py BUILD [--suite NAME ...] [--filter WORD] [--brief].
+"""Runs every test of a build folder: run_tests.py BUILD [--suite NAME ...] [--filter WORD] [--brief] [--sanitized PROGRAM].
 
-The last line is `N passed, N failed`. The suites are the rooms (folders of *_test.cpp), golden and scripts.
+The last line is `N passed, N failed`. The suites are the rooms (folders of *_test.cpp), golden, scripts, and sanitized: a
+part of the rooms in a program that was built with sanitizers.
 """
 import argparse
 import concurrent.futures
@@ -102,9 +103,11 @@ def rooms():
     return sorted({f.parent.name for f in TESTS.glob("*/*_test.cpp")})
 
 
-def jobs(build, suites, word, brief):
+def jobs(build, suites, word, brief, sanitized):
     """title -> (function, arguments). A process for each file, so that the cores stay busy to the end."""
     found = golden_jobs(build, word, brief) if "golden" in suites else {}
+    if "sanitized" in suites and sanitized and not word:
+        found["sanitized"] = run, [str(pathlib.Path(sanitized).resolve()), "-nv"], DOCTEST
     if "scripts" in suites:
         found["scripts"] = scripts, word
     for file in sorted(TESTS.glob("*/*_test.cpp")):
@@ -123,12 +126,13 @@ def timed(job, *arguments):
 
 
 def main():
-    suites = [*rooms(), "golden", "scripts"]
+    suites = [*rooms(), "golden", "scripts", "sanitized"]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build")
     parser.add_argument("--suite", action="append", choices=suites, help="may be given more than once; all without it")
     parser.add_argument("--filter", default="", metavar="WORD")
     parser.add_argument("--brief", action="store_true", help="without what takes very long under sanitizers")
+    parser.add_argument("--sanitized", default="", metavar="PROGRAM", help="what the suite of that name runs")
     options = parser.parse_args()
     build, word = (ROOT / options.build).resolve(), options.filter
     os.environ.setdefault("HALIAX_CACHE", str(build / "kernels"))   # what was compiled for cuda-sim is compiled once
@@ -136,7 +140,7 @@ def main():
     # The longest first, as they took the last time; what is new comes before all others.
     times_file = build / "test_times.json"
     times = json.loads(times_file.read_text()) if times_file.is_file() else {}
-    todo = sorted(jobs(build, options.suite or suites, word, options.brief).items(), key=lambda job: -times.get(job[0], math.inf))
+    todo = sorted(jobs(build, options.suite or suites, word, options.brief, options.sanitized).items(), key=lambda job: -times.get(job[0], math.inf))
     passed = failed = 0
     # Programs with a few threads each, so not more of them at a time than cores.
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

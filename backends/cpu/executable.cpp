@@ -139,6 +139,25 @@ class SkipStep final : public CompiledStep {
   Place flag_;
 };
 
+class HostStep final : public CompiledStep {
+ public:
+  HostStep(const program::Host& what, const Context& context) : what_(what), idle_(what.once && context.program.device > 0) {
+    for (auto& array : what.arrays) arrays_.emplace_back(array.view);
+    data_.resize(arrays_.size());
+  }
+  void run(Frame& frame) override {
+    if (idle_) return;
+    for (std::size_t k = 0; k < arrays_.size(); ++k) data_[k] = arrays_[k].at(frame);
+    what_.call->run(what_.arrays, data_.data());
+  }
+
+ private:
+  const program::Host& what_;
+  bool idle_;
+  std::vector<Place> arrays_;
+  std::vector<const void*> data_;
+};
+
 std::unique_ptr<CompiledStep> compile_one(const Step& step, const Context& context) {
   switch (step.kind) {
     case Kind::fused: return make_fused(step, context);
@@ -150,6 +169,7 @@ std::unique_ptr<CompiledStep> compile_one(const Step& step, const Context& conte
     case Kind::copy: return make_copy(step, context);
     case Kind::skip: return std::make_unique<SkipStep>(step.skip);
     case Kind::custom: return make_custom(step);
+    case Kind::host: return std::make_unique<HostStep>(step.host, context);
     case Kind::collective: return std::make_unique<CollectiveStep>(step.collective);
     case Kind::loop: return std::make_unique<LoopStep>(step.loop, context);
   }

@@ -80,6 +80,7 @@ class Run {
         case Kind::skip: if (get(s.skip.unless, start(s.skip.unless)).whole) break; else return;
         case Kind::custom: run(s.custom); break;
         case Kind::collective: run(s.collective); break;
+        case Kind::host: if (!s.host.once || program_.device == 0) s.host.call->run(s.host.arrays, first(s.host.arrays).data()); break;
         case Kind::loop:
           for (std::int64_t t = 0; t < s.loop.trips; ++t) {
             if (s.loop.variable >= 0) loops_.at(std::size_t(s.loop.variable)) = s.loop.reverse ? s.loop.trips - 1 - t : t;
@@ -302,14 +303,14 @@ class Run {
     CustomCalls calls(c);
     calls.run(first.data(), 0, calls.points());
   }
+  std::vector<void*> first(const std::vector<Operand>& arrays) const {   // of each, its element (0, 0, ...)
+    std::vector<void*> out;
+    for (auto& [dims, v] : arrays) out.push_back(count(dims) ? at(v.slot, v.dtype, start(v)) : nullptr);
+    return out;
+  }
   void run(const Collective& c) const {
     require(comm_, "the program talks to other devices, but there is no communicator; run it on a mesh");
-    auto first = [&](const Operand& o) { return count(o.dims) ? at(o.view.slot, o.view.dtype, start(o.view)) : nullptr; };
-    std::vector<const void*> x;
-    std::vector<void*> out;
-    for (auto& o : c.x) x.push_back(first(o));
-    for (auto& o : c.out) out.push_back(first(o));
-    comm_->run(c, x.data(), out.data());
+    comm_->run(c, first(c.x).data(), first(c.out).data());
   }
 
   const Program& program_;

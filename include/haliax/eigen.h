@@ -9,17 +9,9 @@ namespace [[gnu::visibility("default")]] haliax {
 namespace detail {
 
 template <class T> constexpr DType eigen_dtype() {
-  if constexpr (std::is_same_v<T, bool>) return DType::boolean;
-  else if constexpr (std::is_same_v<T, float>) return DType::f32;
-  else if constexpr (std::is_same_v<T, double>) return DType::f64;
-  else if constexpr (std::is_same_v<T, Eigen::bfloat16>) return DType::bf16;
+  if constexpr (std::is_same_v<T, Eigen::bfloat16>) return DType::bf16;
   else if constexpr (std::is_same_v<T, Eigen::half>) return DType::f16;
-  else {
-    static_assert(std::is_integral_v<T>, "haliax: an array has no such elements");
-    constexpr DType types[2][4] = {{DType::u8, DType::u16, DType::u32, DType::u64},
-                                   {DType::i8, DType::i16, DType::i32, DType::i64}};
-    return types[std::is_signed_v<T>][sizeof(T) == 1 ? 0 : sizeof(T) == 2 ? 1 : sizeof(T) == 4 ? 2 : 3];
-  }
+  else return element_dtype<T>();
 }
 
 template <class T> using RowMajor = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;

@@ -1,4 +1,4 @@
-// Tensors in files: the safetensors format, as Hugging Face stores checkpoints.
+// Tensors in files: the safetensors format, as Hugging Face stores checkpoints, and NumPy's .npy and .npz.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "haliax/array.h"
 #include "haliax/dtype.h"
 
 namespace [[gnu::visibility("default")]] haliax {
@@ -32,5 +33,18 @@ TensorFile read_safetensors(const std::string& path);
 
 // All or nothing: the file appears under its name when it is complete and on the disk; until then an older one stays.
 void write_safetensors(const std::string& path, const TensorFile& file);
+
+// ---- NumPy: np.save, np.savez and np.savez_compressed ----
+// Any order of axes and of bytes; row-major and little-endian when read. Raise, naming the file and what is in it, for one that
+// is truncated or corrupt and for dtypes that are not ours (objects, text, complex numbers, structs).
+Tensor read_npy(const std::string& path);            // without a name
+TensorFile read_npz(const std::string& path);        // names without .npy
+// All or nothing, as write_safetensors. Raise for bf16, which NumPy has not.
+void write_npy(const std::string& path, const Tensor&);
+void write_npz(const std::string& path, const TensorFile&);   // not compressed; metadata is not written
+
+// The values with names for the dimensions, in order, and back. Copies. Raises if the sizes differ.
+NamedArray from_tensor(const Tensor&, const AxisSpec& axes, SourceLocation = SourceLocation::current());
+Tensor to_tensor(const NamedArray&, std::string name = {}, SourceLocation = SourceLocation::current());
 
 }  // namespace haliax

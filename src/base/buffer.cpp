@@ -62,8 +62,10 @@ void give_back(std::byte* data, std::int64_t bytes) {
 
 Buffer::Buffer(std::int64_t bytes) : data_(take(bytes)), bytes_(bytes) {}
 Buffer::Buffer(std::int64_t bytes, std::shared_ptr<const Pieces> pieces) : bytes_(bytes), pieces_(std::move(pieces)) {}
+Buffer::Buffer(std::byte* data, std::int64_t bytes, std::shared_ptr<void> owner)
+    : data_(data), bytes_(bytes), owner_(std::move(owner)) {}
 Buffer::~Buffer() {
-  if (auto* mine = data_.load()) give_back(mine, bytes_);
+  if (auto* mine = data_.load(); mine && !owner_) give_back(mine, bytes_);
 }
 std::byte* Buffer::put_together() const {
   static std::mutex lock;

@@ -17,6 +17,7 @@ class Buffer {
  public:
   explicit Buffer(std::int64_t bytes);
   Buffer(std::int64_t bytes, std::shared_ptr<const Pieces>);   // takes memory, and is put together, when it is first read
+  Buffer(std::byte* data, std::int64_t bytes, std::shared_ptr<void> owner);   // memory of somebody else's, to read
   ~Buffer();
   Buffer(const Buffer&) = delete;
   std::byte* data() const {
@@ -25,12 +26,14 @@ class Buffer {
   }
   std::int64_t bytes() const { return bytes_; }
   const Pieces* pieces() const { return pieces_.get(); }
+  bool is_borrowed() const { return owner_ != nullptr; }
 
  private:
   std::byte* put_together() const;
   mutable std::atomic<std::byte*> data_{nullptr};
   std::int64_t bytes_;
   std::shared_ptr<const Pieces> pieces_;
+  std::shared_ptr<void> owner_;
 };
 using BufferPtr = std::shared_ptr<Buffer>;
 

@@ -60,8 +60,13 @@ const Pass kPasses[] = {
     // ---- the Program ----
     {"lower", "fuses, schedules and writes the steps, scope by scope", Stage::program, false,
      [](Compilation& c) {
-       auto low = lower(c.roots, c.inputs, {.fuse = c.options.optional}, c.layouts);
+       auto low = lower(c.roots, c.inputs, {.fuse = c.options.optional && !checks_finite()}, c.layouts);
        c.program = std::move(low.program), c.captured = std::move(low.captured);
+       c.program->device = c.number;
+     }},
+    {"check_finite", "with HALIAX_NANS=1: stops behind a step that makes NaN or inf", Stage::program, false,
+     [](Compilation& c) {
+       if (checks_finite()) check_finite(*c.program);
      }},
     {"scratch", "asks the device what scratch each step wants", Stage::program, false,
      [](Compilation& c) {

@@ -18,6 +18,8 @@ struct LoopResult {
   Nodes value;                     // one for each body
   NodePtr start = {};              // what a fold or a carry starts from (fold: may be empty)
   NodePtr carry = {};              // the placeholder
+  bool decides = false;            // a flag, carried as it starts: where it is false, the loop makes no turn
+  bool effect = false;             // no value: keeps what a turn does to the world outside alive, and in order
   friend bool operator==(const LoopResult&, const LoopResult&) = default;
 };
 // What a loop keeps for its gradient.

@@ -166,6 +166,8 @@ struct Context {
   int chunked_calls = 0;     // of chunked_reduce, around
   std::shared_ptr<const Mesh> mesh = {};       // in scope; the mapping is the origin's
   std::shared_ptr<Gradients> gradients = {};   // those that are taken are noted there, if anybody wants to know
+  bool in_jit = false;       // what is made runs later, and more than once
+  NodePtr effect = {};       // the newest of what is to be done (see ops/effect.h); null: nothing is
 };
 Context& context();
 

@@ -61,6 +61,7 @@ class Printer {
       text_ += r.carry ? "carry " + name(r.carry) : r.fold == Fold::stack ? "stack" : kMonoids[int(r.monoid)];
       for (auto& v : r.value) text_ += " " + name(v);
       if (r.start) text_ += " from " + name(r.start);
+      if (r.decides) text_ += ", without which there is no turn";
       text_ += "\n";
     }
   }

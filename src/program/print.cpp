@@ -70,6 +70,7 @@ std::string text(const Program& p, const Step& s, const std::string& indent) {
     }
     case Kind::skip: return "skip the rest unless " + of(s.skip.unless);
     case Kind::collective: return kWires[int(s.collective.wire)] + of(s.collective.x) + " to" + of(s.collective.out);
+    case Kind::host: return "host" + of(s.host.arrays);
     case Kind::loop: break;
   }
   auto& l = s.loop;

@@ -74,7 +74,7 @@ struct Instr {
   View view = {};                   // load, store; of iota only the loop terms
 };
 
-enum class Kind : std::uint8_t { fused, contract, gather, scatter, sort, cumulative, loop, collective, copy, skip, custom };
+enum class Kind : std::uint8_t { fused, contract, gather, scatter, sort, cumulative, loop, collective, copy, skip, custom, host };
 
 // For each outer point, runs the instructions in order; inner ones over all inner points. dims = outer dims, then inner dims.
 struct Fused {
@@ -164,6 +164,16 @@ struct Custom {
   std::vector<View> arrays;         // operands, and last the result, which shares no memory with them
   CustomRun run = nullptr;
 };
+// What the host is asked to do with values, such as to print them. It may raise; the program ends then.
+struct HostCall {
+  virtual ~HostCall() = default;
+  virtual void run(const std::vector<Operand>&, const void* const* data) const = 0;   // of each, its element (0, 0, ...)
+};
+struct Host {
+  std::vector<Operand> arrays;
+  std::shared_ptr<const HostCall> call;
+  bool once = true;                 // by the first device of a mesh; else by each
+};
 struct Step;
 struct Loop {
   int variable = 0;                 // the number that terms refer to; -1: none do, it is a part of a turn that may end by itself
@@ -185,6 +195,7 @@ struct Step {
   Skip skip = {};
   Collective collective = {};
   Custom custom = {};
+  Host host = {};
   Loop loop = {};
   const char* why = "";             // op that it comes from
   std::string where = {};           // file:line, module path: for reports

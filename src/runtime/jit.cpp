@@ -33,6 +33,7 @@ Nodes JitCore::Impl::roots_of(const Leaves& results, const Parts& parts) {
     roots.push_back(r.node()), e.results.push_back({r.node()->axes, r.dtype()});
     e.part_of_result.push_back(parts.of_leaf[k]);
   }
+  if (auto& effect = context().effect) roots.push_back(effect);   // a result that nobody is given
   report.trace_s = now() - started;
   if (options.strict && options.partition) refuse_mappings(roots, e.inputs, given_mappings(), mesh() != nullptr);
   return roots;
@@ -67,7 +68,8 @@ MeshProgram* JitCore::Impl::compile_on(const Mesh& mesh, Compilation& c, const s
   for (auto k : e.leaf_of_input) c.options.in.push_back(e.signature.in[k]);
   for (std::size_t k = 0; k < c.roots.size(); ++k) {
     Here here(o.at);
-    auto* mapping = o.out ? o.out->of(std::size_t(e.part_of_result[k])) : usual(mapping_outside);
+    bool given = k < e.results.size();
+    auto* mapping = !given ? nullptr : o.out ? o.out->of(std::size_t(e.part_of_result[k])) : usual(mapping_outside);
     c.options.out.push_back(mapping ? sharding_for(c.roots[k]->axes, *mapping, mesh, e.name_of_result(k)) : Sharding());
     e.placements.push_back(mapping ? std::make_shared<const Placement>(Placement{mesh, *mapping}) : nullptr);
   }
@@ -154,6 +156,7 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   }
   m.mapping_outside = context().origin.mapping;
   m.tracing.emplace();
+  context().in_jit = true, context().effect = nullptr;
   if (auto mesh = m.mesh()) context().mesh = std::move(mesh), context().gradients = std::make_shared<Gradients>();
   if (m.options.axis_resources) context().origin.mapping = std::make_shared<const Mapping>(*m.options.axis_resources);
   return out;
@@ -215,7 +218,7 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     // What is donated will be written over: not if somebody else reads it too.
     auto uses = 0;
     for (std::size_t k = 0; k < count; ++k) uses += input(k) == n;
-    if (uses > 1 || value.use_count() > 2 || !given[i] || value->pieces()) value = copied(*value);
+    if (uses > 1 || value.use_count() > 2 || !given[i] || value->pieces() || value->is_borrowed()) value = copied(*value);
   }
   if (e.mesh) impl_->must_have_devices(e.mesh->mesh);   // set_devices may have taken some away
   // Before the program starts: whatever comes of it, results may be written over what was donated.

@@ -1,25 +1,20 @@
 // safetensors: eight bytes with the size of a JSON header, the header, then the tensors' data side by side.
 //   {"wte.weight": {"dtype": "F32", "shape": [512, 32], "data_offsets": [0, 65536]}, ..., "__metadata__": {"format": "pt"}}
 // Offsets count from the end of the header; the data has no holes and nothing overlaps.
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
-#include <utility>
+#include <span>
 
 #include "base/name.h"
 #include "haliax/error.h"
 #include "haliax/io.h"
+#include "runtime/file.h"
 
 namespace haliax {
 namespace {
@@ -35,82 +30,9 @@ const std::map<DType, std::string> format_names{
     {DType::i16, "I16"}, {DType::i32, "I32"}, {DType::i64, "I64"},   {DType::u8, "U8"},   {DType::u16, "U16"},
     {DType::u32, "U32"}, {DType::u64, "U64"}, {DType::boolean, "BOOL"}};
 
-// What a file says may be anything: printable and short, so that a message stays one sentence.
-std::string printable(std::string_view text) {
-  std::string out(text.substr(0, 80));
-  for (char& c : out)
-    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = '?';
-  return text.size() > 80 ? out + "..." : out;
-}
-
-// The bytes of a shape, or nothing if it is negative or too large to be real.
-std::optional<std::int64_t> bytes_of_shape(const std::vector<std::int64_t>& shape, DType dtype) {
-  std::int64_t elements = 1;
-  bool empty = false;
-  for (std::int64_t size : shape) {
-    if (size < 0) return {};
-    if (size == 0) empty = true;
-    else if (__builtin_mul_overflow(elements, size, &elements)) return {};
-  }
-  std::int64_t bytes = 0;
-  if (__builtin_mul_overflow(empty ? 0 : elements, std::int64_t(bytes_of(dtype)), &bytes)) return {};
-  return bytes;
-}
-
 bool is_boolean_data(const std::vector<std::byte>& data) {
   return std::all_of(data.begin(), data.end(), [](std::byte b) { return b <= std::byte{1}; });
 }
-
-// An open file. Every failure names the path and the reason that the system gives.
-class File {
- public:
-  File(const char* op, const std::string& path, int flags)
-      : op_(op), path_(path), descriptor_(::open(path.c_str(), flags | O_CLOEXEC, 0666)) {
-    if (descriptor_ < 0) fail("cannot be opened");
-  }
-  ~File() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  std::int64_t size() const {
-    struct stat status {};
-    if (::fstat(descriptor_, &status) != 0) fail("cannot be read");
-    if (!S_ISREG(status.st_mode)) throw Error(fmt::format("[{}] {} is not a regular file", op_, path_));
-    return status.st_size;
-  }
-  void read(void* data, std::int64_t bytes) {
-    for (auto* at = static_cast<char*>(data); bytes > 0;) {
-      const ssize_t n = ::read(descriptor_, at, std::size_t(bytes));
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) fail("cannot be read");
-      if (n == 0) throw Error(fmt::format("[{}] {} became shorter while it was read", op_, path_));
-      at += n, bytes -= n;
-    }
-  }
-  void write(const void* data, std::size_t bytes) {
-    for (auto* at = static_cast<const char*>(data); bytes > 0;) {
-      const ssize_t n = ::write(descriptor_, at, bytes);
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) fail("cannot be written");
-      at += n, bytes -= std::size_t(n);
-    }
-  }
-  void sync_and_close() {
-    if (::fsync(descriptor_) != 0) fail("cannot be written");
-    if (::close(std::exchange(descriptor_, -1)) != 0) fail("cannot be written");
-  }
-
- private:
-  [[noreturn]] void fail(const char* what) const {
-    throw Error(fmt::format("[{}] {} {}: {}", op_, path_, what, std::strerror(errno)));
-  }
-
-  const char* op_;
-  std::string path_;
-  int descriptor_;
-};
 
 // ---- reading ----
 
@@ -121,7 +43,7 @@ struct TensorEntry {
 
 class Reader {
  public:
-  explicit Reader(const std::string& path) : path_(path), file_("read_safetensors", path, O_RDONLY | O_NONBLOCK) {}
+  explicit Reader(const std::string& path) : path_(path), file_("read_safetensors", path) {}
 
   TensorFile read() {
     const std::int64_t file_bytes = file_.size();
@@ -230,7 +152,7 @@ class Reader {
   }
 
   std::string path_;
-  File file_;
+  InputFile file_;
   TensorFile result_;
 };
 
@@ -294,26 +216,9 @@ void write_safetensors(const std::string& path, const TensorFile& file) {
   const std::string header = header_of(order, file);
   const std::uint64_t header_bytes = header.size();
 
-  const std::string unfinished = path + ".tmp." + std::to_string(::getpid());
-  try {
-    File out("write_safetensors", unfinished, O_WRONLY | O_CREAT | O_TRUNC);
-    out.write(&header_bytes, 8);
-    out.write(header.data(), header.size());
-    for (const Tensor* t : order) out.write(t->data.data(), t->data.size());
-    out.sync_and_close();
-    if (std::rename(unfinished.c_str(), path.c_str()) != 0)
-      throw Error("[write_safetensors] " + path + " cannot be written: " + std::strerror(errno));
-  } catch (...) {
-    ::unlink(unfinished.c_str());
-    throw;
-  }
-  // The new name is in the folder: make that last too, where the file system can.
-  const auto slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  if (const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); descriptor >= 0) {
-    ::fsync(descriptor);
-    ::close(descriptor);
-  }
+  std::vector<std::span<const std::byte>> parts{std::as_bytes(std::span(&header_bytes, 1)), std::as_bytes(std::span(header))};
+  for (const Tensor* t : order) parts.push_back(t->data);
+  replace_file("write_safetensors", path, parts);
 }
 
 }  // namespace haliax

@@ -1,5 +1,6 @@
 // Functions with a backward pass of their own: checkpoint, custom_vjp. And those of which only the shape is asked.
 #include "graph/fail.h"
+#include "ops/effect.h"
 #include "ops/prim.h"
 #include "transforms/leaves.h"
 #include "transforms/rewrite.h"
@@ -81,10 +82,12 @@ Leaves checkpoint(LeafFunction f, const Leaves& in) {
   c->inputs = nodes_of(inside), c->outs = nodes_of(traced), c->results = c->outs.size();
   Rewrite to;
   for (std::size_t k = 0; k < given.size(); ++k) to[c->inputs[k].get()] = given[k];
+  if (auto& effect = context().effect) effect = substitute(effect, to);
   auto more = captured(c->outs, c->inputs);
   append(c->inputs, more);
   auto operands = substitute(c->outs, to);
   append(operands, given), append(operands, more);
+  settle_effects();
   return results_of(c, operands, traced);
 }
 Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> self,
@@ -101,7 +104,10 @@ Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> 
 }
 Leaves eval_shape(LeafFunction f, const Leaves& in) {
   Tracing tracing;
-  return mapped(f(mapped(in, stand_in)), [](const NodePtr& n) { return prim::input(n->axes, n->dtype); });
+  auto before = context().effect;
+  auto out = mapped(f(mapped(in, stand_in)), [](const NodePtr& n) { return prim::input(n->axes, n->dtype); });
+  context().effect = before;
+  return out;
 }
 
 }  // namespace detail

@@ -1,4 +1,6 @@
 // Gradients of functions of leaves: what grad, vjp and jvp of haliax/transforms.h call.
+#include <exception>
+
 #include "graph/fail.h"
 #include "ops/prim.h"
 #include "transforms/gradient_names.h"
@@ -54,7 +56,13 @@ namespace detail {
 
 // An exception may end a trace anywhere: what has changed since (axes that vmap hides, whose node is made) is then as before.
 Tracing::Tracing() : before_(std::make_unique<Context>(context())) { ++context().tracing; }
-Tracing::~Tracing() { context() = std::move(*before_); }
+// Effects go on around it, but for those of a program of its own, and of a trace that an exception has ended.
+Tracing::~Tracing() {
+  auto& c = context();
+  bool ours = c.in_jit == before_->in_jit && std::uncaught_exceptions() == 0;
+  if (ours) before_->effect = std::move(c.effect);
+  c = std::move(*before_);
+}
 
 Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen, const std::vector<std::string>& paths) {
   Leaves out = leaves;

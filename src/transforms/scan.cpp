@@ -3,6 +3,7 @@
 
 #include "base/name.h"
 #include "graph/fail.h"
+#include "ops/effect.h"
 #include "ops/named.h"
 #include "transforms/leaves.h"
 #include "transforms/rewrite.h"
@@ -132,9 +133,11 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
   for (int attempt = 0;; ++attempt) {
     Leaves next, y;
     const auto carry = mapped(start, [&](const NodePtr& a) { return prim::carry(index, a->axes, a->dtype); });
+    LoopEffects effects(index);
     ++c.loop_depth;   // an exception ends the Tracing around, and so puts it back
     f.call(f.self, carry, slices, next, y);
     --c.loop_depth;
+    effects.close();
     check_carry(start, next, paths), check_given(y, axis);
     bool widened = false;   // a carry that starts without an axis that vmap hides may gain it in the first turn
     for (std::size_t k = 0; k < start.size(); ++k) {
@@ -154,7 +157,10 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
       l.results.push_back({Fold::carry, Monoid::sum, {prim::fit(next[k].node(), from->axes)}, from, carry[k].node()});
     }
     for (auto& n : nodes_of(y)) l.results.push_back({Fold::stack, Monoid::sum, {n}});
+    effects.add_to(l);
     auto loop = make_loop(std::move(l));
+    LoopEffects::after(loop);
+    settle_effects();
     std::size_t k = 0;
     auto last = mapped(start, [&](const NodePtr&) { return loop_result(loop, k++); });
     return {last, mapped(y, [&](const NodePtr&) {

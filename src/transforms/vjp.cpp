@@ -192,8 +192,12 @@ class Walk {
       if (has_carry(l)) d = with_residuals(forward, l, b, d);
       for (std::size_t j = 0; j < d.size(); ++j) back.results[j].value.push_back(d[j]);
     }
+    for (auto& r : l.results)
+      if (r.decides) back.results.push_back(r);
     auto loop = make_loop(std::move(back));
     if (forward.results.size() > l.results.size()) {   // the residuals are results of the loop that keeps them
+      for (auto& r : forward.results)
+        if (r.effect) std::fill(r.value.begin(), r.value.end(), r.carry);   // the loop that is differentiated has it
       auto keeper = make_loop(forward);
       Rewrite to;
       for (std::size_t k = 0; k < residuals_.size(); ++k) to[residuals_[k].get()] = loop_result(keeper, l.results.size() + k);

@@ -27,7 +27,7 @@ std::vector<bool> living(const NodePtr& loop, const std::unordered_set<NodePtr>&
   auto reads = [](const LoopResult& r, const NodePtr& carry) {
     return std::any_of(r.value.begin(), r.value.end(), [&](auto& v) { return depends_on(v, carry); });
   };
-  for (std::size_t k = 0; k < keep.size(); ++k) keep[k] = read.count(loop_result(loop, k)) > 0;
+  for (std::size_t k = 0; k < keep.size(); ++k) keep[k] = results[k].decides || read.count(loop_result(loop, k)) > 0;
   for (bool grew = true; grew;) {
     grew = false;
     for (std::size_t k = 0; k < keep.size(); ++k)

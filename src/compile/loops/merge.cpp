@@ -52,7 +52,8 @@ struct PullIn {
 // Has the other loop all carries of this one?
 bool has_carries_of(const Loop& other, const Loop& l) {
   return std::all_of(l.results.begin(), l.results.end(), [&](auto& r) {
-    return !r.carry || std::count(other.results.begin(), other.results.end(), r) > 0;
+    bool idle = r.effect && r.value[0] == r.carry;
+    return !r.carry || idle || std::count(other.results.begin(), other.results.end(), r) > 0;
   });
 }
 bool has_carry(const Loop& l) { return std::any_of(l.results.begin(), l.results.end(), [](auto& r) { return bool(r.carry); }); }

@@ -24,6 +24,7 @@ void Lowering::loop(const NodePtr& n) {
     t.parts.push_back(turn_parts(l, b, options_.fuse && l.of_chunks));
     for (auto& p : t.parts[b]) t.may_end |= p.flag != nullptr;
   }
+  for (auto& r : l.results) t.may_end |= r.decides;
   Nodes results;
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = results.emplace_back(loop_result(n, k));
@@ -54,7 +55,10 @@ void Lowering::body(const Turns& t, std::size_t b) {
   auto mark = added_.size();
   Moves moves;
   for (std::size_t k = 0; k < l.results.size(); ++k)
-    if (l.results[k].carry) know(l.results[k].carry.get(), t.places[k]);
+    if (auto& r = l.results[k]; r.carry) {
+      know(r.carry.get(), t.places[k]);
+      if (r.decides) push({.kind = program::Kind::skip, .skip = {view(t.places[k], {}, {})}});
+    }
   for (auto& part : t.parts[b]) {
     auto before = added_.size();
     Step once{.kind = program::Kind::loop, .loop = {.variable = -1, .trips = 1}};   // each of several parts may end by itself

@@ -20,6 +20,10 @@ std::optional<program::Program> reuse_products(const program::Program&);
 // later.
 void check_received(const program::Program&);
 
+// HALIAX_NANS=1: behind each step that computes, one that raises if it has made NaN or inf, and names op, line and module.
+bool checks_finite();
+void check_finite(program::Program&);
+
 // The legality check of a Program; raises. Slots are written before they are read, views lie inside of their slots and count
 // turns of loops around them; where memory is `placed`, offsets lie inside of the arena, and nothing is read that something else
 // was written over.

@@ -63,9 +63,9 @@ struct ProgramCheck {
                                                          : nullptr;
   }
   void views(const Step& s) const {
-    for (auto* operands : {&s.collective.x, &s.collective.out})
+    for (auto* operands : {&s.collective.x, &s.collective.out, &s.host.arrays})
       for (auto& o : *operands) inside(s, o.view, o.dims);
-    if (s.kind == Kind::collective) return;
+    if (s.kind == Kind::collective || s.kind == Kind::host) return;
     auto dims = dims_of(s);
     auto* none = untouched(s);
     each_view(s, [&](const View& v, bool) {

@@ -39,6 +39,9 @@ template <class S, class F> void each_view(S& s, F f) {
       for (auto& o : s.collective.x) f(o.view, false);
       for (auto& o : s.collective.out) f(o.view, true);
       break;
+    case Kind::host:
+      for (auto& o : s.host.arrays) f(o.view, false);
+      break;
     case Kind::loop: break;
   }
 }

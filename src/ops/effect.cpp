@@ -1,0 +1,66 @@
+#include "ops/effect.h"
+
+#include "graph/emit.h"
+#include "graph/walk.h"
+#include "ops/prim.h"
+
+namespace haliax {
+namespace {
+
+void lower(const Node& n, Emit& e) {
+  program::Step s;
+  s.kind = program::Kind::host;
+  s.host.call = static_cast<const Effect&>(*n.attr.payload).call;
+  for (std::size_t k = 0; k + 1 < n.in.size(); ++k) {
+    auto& axes = n.in[k]->axes;
+    s.host.arrays.push_back({Emit::sizes(axes), Emit::view(e.operand(k), axes, axes)});
+  }
+  e.zero(e.result(), {});
+  e.push(std::move(s));
+}
+NodePtr nothing_yet() { return prim::integer(0, DType::i32); }
+
+// Does nothing below depend on an argument, or on a turn, that is not known yet?
+bool is_known(const NodePtr& root) {
+  bool known = true;
+  walk({root}, [](const Node& n) { return !n.value; }, [&](const NodePtr& n, Nodes& todo) {
+    known &= n->op != &prim::kInput && n->free.empty();
+    append(todo, n->in);
+  });
+  return known;
+}
+
+}  // namespace
+
+const Op kEffect{.name = "effect", .kind = Kind::step, .lower = lower};
+
+void add_effect(Nodes values, std::shared_ptr<const program::HostCall> call) {
+  auto& last = context().effect;
+  auto payload = std::make_shared<Effect>();
+  payload->call = std::move(call);
+  values.push_back(last ? last : nothing_yet());
+  last = make(kEffect, std::move(values), {}, DType::i32, {.payload = std::move(payload)});
+}
+void settle_effects() {
+  auto& c = context();
+  if (!c.effect || c.in_jit || !is_known(c.effect)) return;
+  NamedArray(std::exchange(c.effect, nullptr)).eval(c.origin.at);
+}
+
+LoopEffects::LoopEffects(const NodePtr& index)
+    : before_(context().effect), carry_(prim::carry(index, {}, DType::i32)) {
+  context().effect = carry_;
+}
+void LoopEffects::close() { last_ = std::exchange(context().effect, before_); }
+void LoopEffects::add_to(Loop& l) const {
+  if (!any()) return;
+  auto& before = context().effect;
+  l.results.push_back({Fold::carry, Monoid::sum, {last_}, before ? before : nothing_yet(), carry_, false, true});
+}
+void LoopEffects::after(const NodePtr& loop) {
+  auto& results = loop_of(*loop).results;
+  for (std::size_t k = 0; k < results.size(); ++k)
+    if (results[k].effect) context().effect = loop_result(loop, k);
+}
+
+}  // namespace haliax

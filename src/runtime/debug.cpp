@@ -1,0 +1,105 @@
+// Printing and checking what runs later.
+#include "haliax/debug.h"
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+
+#include "graph/fail.h"
+#include "ops/effect.h"
+#include "ops/prim.h"
+
+namespace haliax::debug {
+namespace {
+
+using program::Operand;
+
+std::atomic<void (*)(std::string_view)> output{nullptr};
+
+// Row-major, wherever it lies.
+void gather_rows(const Operand& x, const std::byte* from, std::size_t dim, std::byte*& to) {
+  const auto width = std::int64_t(bytes_of(x.view.dtype));
+  if (dim == x.dims.size()) {
+    std::memcpy(to, from, std::size_t(width));
+    to += width;
+    return;
+  }
+  for (std::int64_t k = 0; k < x.dims[dim]; ++k) gather_rows(x, from + k * x.view.strides[dim] * width, dim + 1, to);
+}
+// Names of axes that vmap hides read as those that they hide.
+Axes shown(const Axes& axes) {
+  Axes out;
+  for (auto& a : axes) out.emplace_back(Name(a.name.text()), a.size);
+  return out;
+}
+
+// The text between the values: what stands before each {}, and behind the last.
+std::vector<std::string> pieces_of(std::string_view text) {
+  std::vector<std::string> out(1);
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    bool pair = i + 1 < text.size();
+    if (pair && (text[i] == '{' || text[i] == '}') && text[i + 1] == text[i]) out.back() += text[i++];
+    else if (pair && text[i] == '{' && text[i + 1] == '}') out.emplace_back(), ++i;
+    else out.back() += text[i];
+  }
+  return out;
+}
+
+struct Print : program::HostCall {
+  std::vector<std::string> pieces;
+  std::vector<Axes> axes;
+  void run(const std::vector<Operand>& arrays, const void* const* data) const override {
+    std::string line = pieces[0];
+    for (std::size_t k = 0; k < arrays.size(); ++k) {
+      auto dtype = arrays[k].view.dtype;
+      auto values = std::make_shared<Buffer>(axis_size(axes[k]) * bytes_of(dtype));
+      auto* to = values->data();
+      gather_rows(arrays[k], static_cast<const std::byte*>(data[k]), 0, to);
+      line += NamedArray(make_data(std::move(values), axes[k], dtype)).to_string() + pieces[k + 1];
+    }
+    if (auto* write = output.load()) return write(line);
+    line += '\n';
+    std::fwrite(line.data(), 1, line.size(), stdout);   // at once: other threads print too
+    std::fflush(stdout);
+  }
+};
+struct Check : program::HostCall {
+  Origin origin;
+  std::string text;
+  void run(const std::vector<Operand>&, const void* const* data) const override {
+    if (*static_cast<const std::byte*>(data[0]) == std::byte{0}) fail_at(origin, "check", text);
+  }
+};
+
+}  // namespace
+
+void set_output(void (*line)(std::string_view)) { output = line; }
+
+void print_all(const Text& text, const std::vector<NamedArray>& values) {
+  Here here(text.at);
+  auto call = std::make_shared<Print>();
+  call->pieces = pieces_of(text.text);
+  if (call->pieces.size() != values.size() + 1)
+    fail("print", "the text has {} places for values, {{}}, and there are {} values", call->pieces.size() - 1, values.size());
+  if (context().chunked_calls > 0) fail("print", "inside chunked_reduce no value is ever whole; print what it gives");
+  Nodes nodes;
+  for (auto& a : values) {
+    if (a.empty()) fail("print", "a NamedArray is empty: it was never given a value");
+    nodes.push_back(a.node()), call->axes.push_back(shown(a.node()->axes));
+  }
+  add_effect(std::move(nodes), std::move(call));
+  settle_effects();
+}
+
+void check(const NamedArray& condition, const Text& text) {
+  Here here(text.at);
+  if (condition.empty()) fail("check", "the NamedArray is empty: it was never given a value");
+  if (condition.dtype() != DType::boolean) fail("check", "the condition is {}, not bool", condition.dtype());
+  if (context().chunked_calls > 0) fail("check", "inside chunked_reduce no value is ever whole; check what it gives");
+  auto call = std::make_shared<Check>();
+  call->origin = context().origin, call->text = text.text;
+  add_effect({prim::reduce(Monoid::min, condition.node(), {})}, std::move(call));
+  settle_effects();
+}
+
+}  // namespace haliax::debug

@@ -1,0 +1,122 @@
+#include "runtime/file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+#include "haliax/error.h"
+
+namespace haliax {
+namespace {
+
+[[noreturn]] void fail(const char* op, const std::string& path, const char* what) {
+  throw Error(fmt::format("[{}] {} {}: {}", op, path, what, std::strerror(errno)));
+}
+
+class OutputFile {
+ public:
+  OutputFile(const char* op, const std::string& path)
+      : op_(op), path_(path), descriptor_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+    if (descriptor_ < 0) fail(op_, path_, "cannot be opened");
+  }
+  ~OutputFile() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
+  void write(std::span<const std::byte> data) {
+    while (!data.empty()) {
+      const ssize_t n = ::write(descriptor_, data.data(), data.size());
+      if (n < 0 && errno == EINTR) continue;
+      if (n < 0) fail(op_, path_, "cannot be written");
+      data = data.subspan(std::size_t(n));
+    }
+  }
+  void sync_and_close() {
+    if (::fsync(descriptor_) != 0) fail(op_, path_, "cannot be written");
+    if (::close(std::exchange(descriptor_, -1)) != 0) fail(op_, path_, "cannot be written");
+  }
+
+ private:
+  const char* op_;
+  std::string path_;
+  int descriptor_;
+};
+
+}  // namespace
+
+InputFile::InputFile(const char* op, const std::string& path)
+    : op_(op), path_(path), descriptor_(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)) {
+  if (descriptor_ < 0) fail(op_, path_, "cannot be opened");
+}
+InputFile::~InputFile() { ::close(descriptor_); }
+std::int64_t InputFile::size() const {
+  struct stat status {};
+  if (::fstat(descriptor_, &status) != 0) fail(op_, path_, "cannot be read");
+  if (!S_ISREG(status.st_mode)) throw Error(fmt::format("[{}] {} is not a regular file", op_, path_));
+  return status.st_size;
+}
+void InputFile::read(void* data, std::int64_t bytes) {
+  for (auto* at = static_cast<char*>(data); bytes > 0;) {
+    const ssize_t n = ::read(descriptor_, at, std::size_t(bytes));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail(op_, path_, "cannot be read");
+    if (n == 0) throw Error(fmt::format("[{}] {} became shorter while it was read", op_, path_));
+    at += n, bytes -= n;
+  }
+}
+
+std::vector<std::byte> contents_of(const char* op, const std::string& path) {
+  InputFile file(op, path);
+  std::vector<std::byte> out(std::size_t(file.size()));
+  file.read(out.data(), std::int64_t(out.size()));
+  return out;
+}
+
+void replace_file(const char* op, const std::string& path, const std::vector<std::span<const std::byte>>& parts) {
+  const std::string unfinished = path + ".tmp." + std::to_string(::getpid());
+  try {
+    OutputFile out(op, unfinished);
+    for (auto& part : parts) out.write(part);
+    out.sync_and_close();
+    if (std::rename(unfinished.c_str(), path.c_str()) != 0) fail(op, path, "cannot be written");
+  } catch (...) {
+    ::unlink(unfinished.c_str());
+    throw;
+  }
+  // The new name is in the folder: make that last too, where the file system can.
+  const auto slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  if (const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); descriptor >= 0) {
+    ::fsync(descriptor);
+    ::close(descriptor);
+  }
+}
+
+std::string printable(std::string_view text) {
+  std::string out(text.substr(0, 80));
+  for (char& c : out)
+    if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = '?';
+  return text.size() > 80 ? out + "..." : out;
+}
+
+std::optional<std::int64_t> bytes_of_shape(const std::vector<std::int64_t>& shape, DType dtype) {
+  std::int64_t elements = 1;
+  bool empty = false;
+  for (std::int64_t size : shape) {
+    if (size < 0) return {};
+    if (size == 0) empty = true;
+    else if (__builtin_mul_overflow(elements, size, &elements)) return {};
+  }
+  std::int64_t bytes = 0;
+  if (__builtin_mul_overflow(empty ? 0 : elements, std::int64_t(bytes_of(dtype)), &bytes)) return {};
+  return bytes;
+}
+
+}  // namespace haliax

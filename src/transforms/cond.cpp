@@ -1,0 +1,134 @@
+// One side of several. A side is the body of a loop of one turn, and a flag that the loop carries says whether it is made: so
+// gradients, meshes and memory are those of loops.
+#include "graph/fail.h"
+#include "haliax/control.h"
+#include "ops/attr.h"
+#include "ops/effect.h"
+#include "ops/named.h"
+#include "transforms/leaves.h"
+#include "transforms/rewrite.h"
+
+namespace haliax::detail {
+namespace {
+
+// A side as it was traced.
+struct Traced {
+  Leaves values;
+  std::shared_ptr<LoopEffects> effects;
+};
+
+// What a side reads that was there before it is read in the turn: all that is made of it is made there, or not at all.
+Nodes inside_turn(const Nodes& roots, const NodePtr& index, std::uint64_t newest) {
+  Rewrite to;
+  walk(roots, [&](const NodePtr& n, Nodes& todo) {
+    if (n->id > newest) return add_reads(n, todo);
+    if (n->op->kind == Kind::leaf && n->op->cheap) return;
+    to[n.get()] = prim::barrier(n, index);
+  });
+  return substitute(roots, to);
+}
+
+void check_sides(const Sides& sides, const std::vector<Traced>& traced) {
+  auto text = [](const NamedArray& a) {
+    return a.empty() ? std::string("no array") : fmt::format("{} {}", a.dtype(), a.axes());
+  };
+  auto& first = traced[0].values;
+  for (std::size_t s = 1; s < traced.size(); ++s) {
+    auto& other = traced[s].values;
+    if (first.size() != other.size()) fail(sides.word, "one side gives {} arrays, another {}", first.size(), other.size());
+    for (std::size_t k = 0; k < first.size(); ++k) {
+      auto &a = first[k], &b = other[k];
+      bool alike = a.empty() ? b.empty() : !b.empty() && a.dtype() == b.dtype() && same_axes(a, b);
+      if (!alike)
+        fail(sides.word, "one side gives {} where another gives {}; both give the same axes and dtypes", text(a), text(b));
+    }
+  }
+}
+
+// Is it this side? Of a number the first takes all below, and the last all above.
+NodePtr is_side(const NodePtr& which, std::size_t k, std::size_t count) {
+  auto flag = [](const Op& op, Nodes in) { return prim::map(op, std::move(in), DType::boolean); };
+  if (which->dtype == DType::boolean) return k == 0 ? which : flag(prim::kNot, {which});
+  auto number = prim::integer(std::int64_t(k), which->dtype);
+  if (count == 1) return prim::integer(1, DType::boolean);
+  if (k == 0) return flag(prim::kLessEqual, {which, number});
+  return k + 1 < count ? flag(prim::kEqual, {which, number}) : flag(prim::kLessEqual, {number, which});
+}
+
+// All sides run, and what they give is picked position by position.
+Leaves picked(const NodePtr& which, const Sides& sides) {
+  std::vector<Traced> traced;
+  for (std::size_t s = 0; s < sides.count; ++s) traced.push_back({sides.each[s]({}), nullptr});
+  check_sides(sides, traced);
+  Leaves out = traced[0].values;
+  for (std::size_t s = 1; s < traced.size(); ++s)
+    for (std::size_t k = 0; k < out.size(); ++k)
+      if (!out[k].empty()) out[k] = where(NamedArray(is_side(which, s, sides.count)), traced[s].values[k], out[k]);
+  return out;
+}
+
+// A loop for each side, which starts from what the one before has left.
+Leaves one_run(const NodePtr& which, const Sides& sides) {
+  auto& c = context();
+  const Axis turn("(turn)", 1);
+  const auto index = prim::index(turn, 0, 1, c.loop_depth);
+  const auto newest = prim::input({}, DType::f32)->id;   // what the sides make is newer
+  std::vector<Traced> traced;
+  ++c.loop_depth;
+  for (std::size_t s = 0; s < sides.count; ++s) {
+    auto effects = std::make_shared<LoopEffects>(index);
+    auto values = sides.each[s]({});
+    effects->close();
+    traced.push_back({std::move(values), std::move(effects)});
+  }
+  --c.loop_depth;
+  check_sides(sides, traced);
+  Axes hidden;
+  for (auto& t : traced)
+    for (auto& n : nodes_of(t.values))
+      for (auto& a : n->axes)
+        if (has(c.hidden, a.name) && !has(hidden, a.name)) hidden.push_back(a);
+  auto out = mapped(traced[0].values, [&](const NodePtr& n) {
+    return prim::filled(0, n->dtype, with_hidden(n->axes, hidden));
+  });
+  for (std::size_t s = 0; s < traced.size(); ++s) {
+    auto& effects = *traced[s].effects;
+    auto roots = nodes_of(traced[s].values);
+    if (effects.any()) roots.push_back(effects.last());
+    roots = inside_turn(roots, index, newest);
+    if (effects.any()) effects.replace_last(roots.back());
+    Loop l;
+    l.axis = turn, l.index = {index}, l.drop = true;
+    auto flag = prim::carry(index, {}, DType::boolean);
+    l.results.push_back({Fold::carry, Monoid::sum, {flag}, is_side(which, s, sides.count), flag, true});
+    std::size_t k = 0;
+    for (auto& a : nodes_of(out)) {
+      auto carry = prim::carry(index, a->axes, a->dtype);
+      l.results.push_back({Fold::carry, Monoid::sum, {prim::fit(roots[k++], a->axes)}, a, carry});
+    }
+    effects.add_to(l);
+    auto loop = make_loop(std::move(l));
+    LoopEffects::after(loop);
+    k = 1;
+    out = mapped(out, [&](const NodePtr&) { return loop_result(loop, k++); });
+  }
+  return out;
+}
+
+}  // namespace
+
+Leaves chosen(const NamedArray& given, const Sides& sides) {
+  Here here(sides.at);
+  Tracing tracing;
+  if (given.empty()) fail(sides.word, "the NamedArray that decides is empty: it was never given a value");
+  bool is_flag = sides.word == std::string_view("cond");
+  if (given.ndim() != 0) fail(sides.word, "what decides has axes {}; one value decides, where picks by many", given.axes());
+  if (is_flag ? given.dtype() != DType::boolean : !is_integer(given.dtype()))
+    fail(sides.word, "what decides is {}, not {}", given.dtype(), is_flag ? "bool" : "an integer");
+  auto& which = given.node();
+  auto out = which->axes.empty() ? one_run(which, sides) : picked(which, sides);   // it has an axis that vmap hides
+  settle_effects();
+  return out;
+}
+
+}  // namespace haliax::detail

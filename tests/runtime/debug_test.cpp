@@ -1,0 +1,212 @@
+// Looking inside: prints and checks of what runs later, and HALIAX_NANS.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <mutex>
+
+#include "haliax/haliax.h"
+#include "support/raises.h"
+
+using namespace haliax;
+using Lines = std::vector<std::string>;
+
+namespace {
+
+const Axis Batch("batch", 4), Embed("embed", 2);
+Lines lines;
+std::mutex lock;
+struct Caught {   // what is printed while this lives
+  Caught() {
+    lines.clear();
+    debug::set_output([](std::string_view line) {
+      std::lock_guard hold(lock);
+      lines.emplace_back(line);
+    });
+  }
+  ~Caught() { debug::set_output(nullptr); }
+};
+std::string text(const NamedArray& a) { return a.to_string(); }
+NamedArray number(double v) { return NamedArray(v); }
+
+struct Nans {
+  Nans() { ::setenv("HALIAX_NANS", "1", 1); }
+  ~Nans() { ::unsetenv("HALIAX_NANS"); }
+};
+
+}  // namespace
+
+TEST_CASE("print happens at once outside of jit, and in each call inside") {
+  Caught caught;
+  auto x = arange(Embed) * 2.;
+  auto f = [](const NamedArray& a) {
+    auto y = a + 1.;
+    debug::print("y is {}, {{a}} is {}", y, a);
+    debug::print("and no more");
+    return sum(y);
+  };
+  f(x);
+  const Lines once{"y is " + text(x + 1.) + ", {a} is " + text(x), "and no more"};
+  CHECK(lines == once);
+  auto compiled = jit(f);
+  compiled(x), lines.clear();
+  compiled(x), compiled(x);
+  CHECK(lines == Lines{once[0], once[1], once[0], once[1]});
+  jit(f, {.backend = "reference"})(x);
+  CHECK(lines.size() == 6);
+  eval_shape(f, x);
+  CHECK(lines.size() == 6);
+}
+
+TEST_CASE("print is in order and once in each turn of a loop, whatever is read") {
+  Caught caught;
+  auto turn = [](const NamedArray& c, const NamedArray& x) {
+    debug::print("{}", x);
+    return std::pair(c + x, x * 2.);
+  };
+  auto x = arange(Batch) * 1.;
+  auto f = [&](const NamedArray& v) {
+    debug::print("before");
+    auto out = scan(turn, "batch")(number(0), v).first;
+    debug::print("after {}", out);
+    return v;
+  };
+  const Lines wanted{"before", text(number(0)), text(number(1)), text(number(2)), text(number(3)), "after " + text(number(6))};
+  jit(f)(x);
+  CHECK(lines == wanted);
+  lines.clear(), jit(f, {.backend = "reference"})(x);
+  CHECK(lines == wanted);
+  lines.clear(), f(x);
+  CHECK(lines == wanted);
+}
+
+TEST_CASE("gradients print what the function prints, once") {
+  Caught caught;
+  auto x = arange(Batch) * 1.;
+  auto loss = [](const NamedArray& w) {
+    auto inside = checkpoint([](const NamedArray& v) {
+      auto y = exp(v);
+      debug::print("inside {}", sum(y));
+      return y;
+    });
+    auto turn = [](const NamedArray& c, const NamedArray& v) {
+      debug::print("turn");
+      return tanh(c * v) + v;
+    };
+    return fold(turn, "batch")(number(1), inside(w));
+  };
+  const auto sums = "inside " + text(sum(exp(x)));
+  for (auto* backend : {"cpu", "reference"}) {
+    lines.clear(), jit(value_and_grad(loss), {.backend = backend})(x);
+    CHECK(lines == Lines{sums, "turn", "turn", "turn", "turn"});
+  }
+  lines.clear(), grad(loss)(x);
+  CHECK(lines == Lines{sums, "turn", "turn", "turn", "turn"});
+}
+
+TEST_CASE("on a mesh print happens once, with values whole") {
+  Caught caught;
+  Mesh mesh{{{"data", 2}}};
+  auto x = arange({Batch, Embed}) * 1.;
+  auto f = [](const NamedArray& v) {
+    debug::print("{} {}", v * 2., sum(v));
+    return v + 1.;
+  };
+  named_jit(f, {.mesh = mesh, .axis_resources = Mapping{{"batch", "data"}}})(x);
+  CHECK(lines == Lines{text(x * 2.) + " " + text(sum(x))});
+}
+
+TEST_CASE("under vmap all positions are printed, by one side of cond where it runs") {
+  Caught caught;
+  auto x = arange({Batch, Embed}) * 1.;
+  auto row = [](const NamedArray& v) {
+    debug::print("{}", v);
+    return sum(v);
+  };
+  vmap(row, "batch")(x);
+  CHECK(lines == Lines{text(x)});
+  lines.clear(), jit(vmap(row, "batch"))(x);
+  CHECK(lines == Lines{text(x)});
+  auto f = [](const NamedArray& v) {
+    auto side = [](const char* name) {
+      return [name](const NamedArray& a) {
+        debug::print(name);
+        return a;
+      };
+    };
+    return cond(sum(v) > 0., side("one"), side("other"))(v);
+  };
+  lines.clear(), jit(f)(x), jit(f)(-x), f(x);
+  CHECK(lines == Lines{"one", "other", "one"});
+}
+
+TEST_CASE("check raises where it was written, in jit and on a mesh too") {
+  auto x = arange(Batch) * 1.;
+  auto f = [](const NamedArray& v) {
+    debug::check(v < 3., "a value is too large");
+    return v * 2.;
+  };
+  raises([&] { return f(x); }, {"[check] a value is too large; debug_test.cpp:"});
+  auto compiled = jit(f);
+  raises([&] { return compiled(x); }, {"[check] a value is too large; debug_test.cpp:"});
+  CHECK(compiled(x - 1.).floats() == std::vector<float>{-2, 0, 2, 4});
+  Mesh mesh{{{"data", 2}}};
+  auto on_mesh = named_jit(f, {.mesh = mesh, .axis_resources = Mapping{{"batch", "data"}}});
+  raises([&] { return on_mesh(x); }, {"[check] a value is too large; debug_test.cpp:"});
+  CHECK(on_mesh(x - 1.).floats() == std::vector<float>{-2, 0, 2, 4});
+}
+
+TEST_CASE("what print and check refuse") {
+  auto x = arange(Batch) * 1.;
+  raises([&] { debug::print("{} {}", x); return 0; }, {"[print] the text has 2 places for values, {}, and there are 1 values"});
+  raises([&] { debug::check(x, "no"); return 0; }, {"[check] the condition is f32, not bool"});
+  auto chunks = [&] {
+    return chunked_reduce("batch", {}, [](const NamedArray& v) {
+      debug::print("{}", v);
+      return sum(v);
+    })(x);
+  };
+  raises(chunks, {"[print] inside chunked_reduce no value is ever whole"});
+}
+
+TEST_CASE("HALIAX_NANS stops at the step that makes a NaN or an infinity") {
+  Nans nans;
+  auto x = arange(Batch) * 1.;
+  raises([&] { return log(x).floats(); }, {"[log] makes inf out of finite numbers; debug_test.cpp:"});
+  raises([&] { return jit([](const NamedArray& v) { return sum(sqrt(v - 1.)) * 2.; })(x); },
+         {"[sqrt] makes NaN out of finite numbers; debug_test.cpp:"});
+  auto f = [](const NamedArray& v) {
+    return fold([](const NamedArray& c, const NamedArray& a) { return c + exp(a * 100.); }, "batch")(number(0), v);
+  };
+  for (auto* backend : {"cpu", "reference"})
+    raises([&] { return jit(f, {.backend = backend})(x); }, {"[exp] makes inf out of finite numbers; debug_test.cpp:"});
+  // What is infinite already, and what was written so, passes; a mask of -inf is no mistake.
+  auto masked = [](const NamedArray& v) { return softmax(where(v > 1., v, -1. / 0.), "batch"); };
+  CHECK(jit(masked)(x).floats()[0] == 0);
+  const auto infinite = array({1. / 0., 1.}, Embed);
+  CHECK(jit([](const NamedArray& v) { return max(v / 2.) + 1.; })(infinite).item() > 1e30);
+  Mesh mesh{{{"data", 2}}};
+  const Mapping mapping{{"batch", "data"}};
+  auto on_mesh = named_jit([](const NamedArray& v) { return log(v); }, {.mesh = mesh, .axis_resources = mapping});
+  raises([&] { return on_mesh(x); }, {"[log] makes inf"});
+  struct Layer {
+    nn::Linear up;
+    NamedArray operator()(const NamedArray& v) const { return log(up(v)); }
+  };
+  const Axis Mlp("mlp", 2);
+  Layer layer{nn::Linear::init(Batch, Mlp, random::key(0))};
+  raises([&] { return jit([](const Layer& l, const NamedArray& v) { return l(v); })(layer, x * 0.); }, {"[log] makes inf"});
+}
+
+TEST_CASE("what docs/inspect.md shows") {
+  Caught caught;
+  auto step = [](const NamedArray& state, const NamedArray& x) {
+    auto next = tanh(state + x);
+    debug::print("next is {}, its mean {}", next, mean(next));
+    debug::check(max(next) < 1., "the state saturates");
+    return next;
+  };
+  auto last = jit([&](const NamedArray& xs) { return fold(step, "time")(zeros(Embed), xs); });
+  last(ones({Axis("time", 3), Embed}));
+  CHECK(lines.size() == 3);
+  raises([&] { return last(ones({Axis("time", 3), Embed}) * 1000.); }, {"[check] the state saturates; debug_test.cpp:"});
+}
