@@ -181,3 +181,16 @@ TEST_CASE("what cond and switch_ refuse") {
   raises([&] { return cond(any(x > 0.), up, [](const NamedArray& v) { return v > 0.; })(x); },
          {"[cond] one side gives f32", "bool"});
 }
+
+TEST_CASE("cond in chunks: each chunk runs one side, backward too") {
+  auto x = values({Batch, Embed});
+  auto f = [](const NamedArray& v, const NamedArray& flag) {
+    return chunked_reduce("batch", {.chunk = 3}, [&](const NamedArray& rows) { return sum(either(flag, rows)); })(v);
+  };
+  for (bool on : {true, false}) {
+    auto flag = NamedArray(on ? 1. : -1.) > 0.;
+    CHECK(difference(jit(f)(x, flag), sum(on ? up(x) : down(x)), 1e-5) == "");
+    auto g = jit(grad([&](const NamedArray& v) { return f(v, flag); }))(x);
+    CHECK(difference(g, on ? up(x) : x * 2., 1e-5) == "");
+  }
+}

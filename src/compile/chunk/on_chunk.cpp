@@ -28,7 +28,7 @@ NodePtr Region::part(const NodePtr& x, Name a, std::size_t b) {
     for (std::size_t k = 0; k < index_.size(); ++k) {
       auto size = prim::index_chunk(*index_[k]);
       if (is_position(*x)) made.push_back(x->op->on_block(*x, {}, resized(x->axes, a, axis_.size, size), {{a, index_[k], size}}));
-      else if (grows(x, a)) made.push_back(made_on_chunk(x, a, k));
+      else if (grows(x, a) || owner_.count(x.get())) made.push_back(made_on_chunk(x, a, k));
       else made.push_back(prim::slice(x, a, 0, size, 1, false, index_[k]));
     }
   }
@@ -43,6 +43,7 @@ bool Region::grows(const NodePtr& x, Name a) const {
     auto [n, name] = todo.back();
     todo.pop_back();
     if (!has_axis(*n, name) || prim::is_number(n) || is_position(*n) || !seen.insert(n.get()).second) continue;
+    if (owner_.count(n.get())) continue;   // the carry of a loop that is made anew
     bool places = picks(*n, name) && prim::is_number(n->in[0]);
     bool pointwise = !n->value && (n->op->kind == Kind::map || (n->op->kind == Kind::view && prim::maps(*n)) || places);
     if (!pointwise) {
@@ -59,6 +60,8 @@ bool Region::grows(const NodePtr& x, Name a) const {
 // n on chunks of its operands. `a`: what the axis is called where n reads it.
 NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   At here(n->origin);
+  bool in_turn = n->op == &prim::kBarrier && n->in[1]->op == &prim::kIndex;   // of a side of cond
+  if (in_turn) return prim::barrier(part(n->in[0], a, b), n->in[1]);
   if (enters(*n) || leaves(*n) || n->op == &prim::kBarrier) return part(n->in[0], a, b);
   if (n->op == &kLoop) return loop_on_chunk(n, b);
   if (turns(*n)) return running_on_chunk(n, b);
