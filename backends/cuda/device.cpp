@@ -63,7 +63,7 @@ class Queue : public Executable {
       Item item{&s};
       if (s.kind == Kind::loop)
         item.body = items_of(s.loop.body);
-      else if (s.kind != Kind::skip && s.kind != Kind::collective)
+      else if (s.kind != Kind::skip && s.kind != Kind::collective && s.kind != Kind::host)
         for (auto& l : launches_of(s)) item.launches.push_back({std::move(l)});
       out.push_back(std::move(item));
     }
@@ -98,6 +98,7 @@ class Queue : public Executable {
         auto& s = *i.step;
         if (s.kind == Kind::skip && !*reinterpret_cast<const bool*>(first(s.skip.unless))) return;
         if (s.kind == Kind::collective) talk(s.collective);
+        if (s.kind == Kind::host && !(s.host.once && queue.program_->device > 0)) ask(s.host);
         for (auto& l : i.launches) {
           words.clear();
           for (auto& w : l.launch.words) words.push_back(value_of(w));
@@ -108,6 +109,11 @@ class Queue : public Executable {
           run(i.body);
         }
       }
+    }
+    void ask(const Host& h) const {
+      std::vector<const void*> data;
+      for (auto& o : h.arrays) data.push_back(first(o.view));
+      h.call->run(h.arrays, data.data());
     }
     void talk(const Collective& c) const {
       if (!comm) throw Error("[cuda] the program talks to other devices, but there is no communicator; run it on a mesh");

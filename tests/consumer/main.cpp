@@ -1,4 +1,5 @@
 // A project that uses what is installed: every header, most kinds of template, an error caught where it was made.
+#include <haliax/dlpack.h>
 #include <haliax/eigen.h>
 #include <haliax/fmt.h>
 #include <haliax/haliax.h>
@@ -44,9 +45,12 @@ int main() {
   const auto sums = vmap([](const NamedArray& row) { return sum(row); }, Batch)(x);
   const auto [total, each] = scan([](const NamedArray& c, const NamedArray& row) { return std::pair(c + sum(row), row); },
                                   Batch)(NamedArray(0.), x);
+  const auto chosen = cond(any(x > 7.), [](const NamedArray& a) { return a * 2.; }, [](const NamedArray& a) { return -a; })(x);
+  debug::check(chosen >= 0., "the wrong side");
+  const auto lent = from_dlpack(to_dlpack(chosen), {Batch, Embed});
   const auto matrix = as_matrix<float>(x, Batch, Embed);
   const bool right = sums.floats() == std::vector<float>{4.5f, 18.f} && total.item() == 22.5 && matrix(1, 2) == 7.5f &&
-                     fmt::format("{}", Embed) == "embed=3" && trained(Batch, Embed) < .5;
+                     as_span<float>(lent)[5] == 15.f && fmt::format("{}", Embed) == "embed=3" && trained(Batch, Embed) < .5;
   std::string said;
   const int line = __LINE__ + 2;
   try {
