@@ -93,13 +93,36 @@ std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, boo
   return {std::move(grads), std::move(trace)};
 }
 
-Leaves decayed(Leaves updates, const Leaves& params, const std::vector<std::string>& paths, double weight_decay, Mask mask) {
+Leaves decayed(Leaves updates, const Walk& params, double weight_decay, const LeafFilter& mask) {
   if (weight_decay == 0) return updates;
-  check_same(params, "params", updates, "updates");
+  check_same(params.leaves(), "params", updates, "updates");
+  auto decays = mask.all() ? std::vector<bool>(updates.size(), true) : mask.chosen("add_decayed_weights", params, context().origin.at);
   for (std::size_t i = 0; i < updates.size(); ++i)
-    if (!updates[i].empty() && (!mask || mask(paths[i], params[i])))
-      updates[i] = updates[i] + astype(weight_decay * params[i], updates[i].dtype());
+    if (!updates[i].empty() && !params.arrays[i]->empty() && decays[i])
+      updates[i] = updates[i] + astype(weight_decay * *params.arrays[i], updates[i].dtype());
   return updates;
+}
+
+Leaves chosen_or(const Leaves& mine, const std::vector<bool>& chosen, Leaves others) {
+  for (std::size_t i = 0; i < others.size(); ++i)
+    if (chosen[i]) others[i] = mine[i];
+  return others;
+}
+std::vector<int> group_of(const Walk& params, std::initializer_list<LeafFilter> filters) {
+  std::vector<int> group(params.arrays.size(), -1);
+  int which = 0;
+  for (auto& f : filters) {
+    auto chosen = f.chosen("groups", params, context().origin.at);
+    for (std::size_t i = 0; i < group.size(); ++i)
+      if (chosen[i] && group[i] < 0) group[i] = which;
+    ++which;
+  }
+  return group;
+}
+Leaves of_group(Leaves leaves, const std::vector<int>& group, int which) {
+  for (std::size_t i = 0; i < leaves.size(); ++i)
+    if (group[i] != which) leaves[i] = {};
+  return leaves;
 }
 
 Leaves applied(Leaves params, const Leaves& updates) {

@@ -54,7 +54,11 @@ namespace detail {
 
 // An exception may end a trace anywhere: what has changed since (axes that vmap hides, whose node is made) is then as before.
 Tracing::Tracing() : before_(std::make_unique<Context>(context())) { ++context().tracing; }
-Tracing::~Tracing() { context() = std::move(*before_); }
+Tracing::~Tracing() {
+  auto& c = context();
+  if (c.trace != before_->trace) c.trace->last = newest_id();
+  c = std::move(*before_);
+}
 
 Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen, const std::vector<std::string>& paths) {
   Leaves out = leaves;
