@@ -96,7 +96,8 @@ std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, boo
 Leaves decayed(Leaves updates, const Walk& params, double weight_decay, const LeafFilter& mask) {
   if (weight_decay == 0) return updates;
   check_same(params.leaves(), "params", updates, "updates");
-  auto decays = mask.all() ? std::vector<bool>(updates.size(), true) : mask.chosen("add_decayed_weights", params, context().origin.at);
+  auto decays = std::vector<bool>(updates.size(), true);
+  if (!mask.all()) decays = mask.chosen("add_decayed_weights", params, context().origin.at);
   for (std::size_t i = 0; i < updates.size(); ++i)
     if (!updates[i].empty() && !params.arrays[i]->empty() && decays[i])
       updates[i] = updates[i] + astype(weight_decay * *params.arrays[i], updates[i].dtype());
