@@ -30,6 +30,13 @@ void check_same(const Leaves& a, const char* what, const Leaves& b, const char* 
       fail("optim", "array {} of the {} is {}, that of the {} {}; their axes must be the same", i, what, x, other, y);
   }
 }
+void check_states(const Leaves& state, const char* what, const Leaves& grads) {
+  check_same(state, what, grads, "gradients");
+  for (std::size_t i = 0; i < grads.size(); ++i)
+    if (!grads[i].empty() && state[i].empty())
+      fail("optim", "array {} {} has a gradient, but the state was made without it; take gradients by the same part of the model, "
+           "as value_and_grad(loss, \"lora\") does", i, grads[i].axes());
+}
 // 1 - b^count, without losing digits where b is close to 1.
 NamedArray correction(double b, const NamedArray& count) {
   if (b == 0) return 1.;
@@ -71,7 +78,7 @@ Leaves clipped(Leaves grads, double max_norm) {
 }
 
 Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double b1, double b2, double eps) {
-  check_same(mu, "moments", grads, "gradients");
+  check_states(mu, "moments", grads);
   auto c1 = correction(b1, count), c2 = correction(b2, count);
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (grads[i].empty()) continue;
@@ -84,7 +91,7 @@ Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double
 }
 
 std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, bool nesterov) {
-  check_same(trace, "traces", grads, "gradients");
+  check_states(trace, "traces", grads);
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (grads[i].empty()) continue;
     trace[i] = grads[i] + decay * trace[i];

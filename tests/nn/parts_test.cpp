@@ -137,6 +137,8 @@ TEST_CASE("parts: LoRA: only adapters train, and only they have a state") {
     return loss(combine(part, rest), in, out);
   };
   CHECK(same_values(grad(by_part)(mine, x, y), grad(loss, "lora")(before, x, y)));
+  raises([&] { return t.optimizer.update(grad(loss)(before, x, y), t.state, before).first; },
+         {"[optim] array 0 (embed=6) has a gradient, but the state was made without it", "parts_test.cpp"});
   raises([&] { return value_and_grad(loss, "loar")(t.model, x, y); }, {"[grad] there is no array with loar", "parts_test.cpp"});
 }
 
