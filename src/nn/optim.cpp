@@ -34,8 +34,8 @@ void check_states(const Leaves& state, const char* what, const Leaves& grads) {
   check_same(state, what, grads, "gradients");
   for (std::size_t i = 0; i < grads.size(); ++i)
     if (!grads[i].empty() && state[i].empty())
-      fail("optim", "array {} {} has a gradient, but the state was made without it; take gradients by the same part of the model, "
-           "as value_and_grad(loss, \"lora\") does", i, grads[i].axes());
+      fail("optim", "array {} {} has a gradient, but the state was made without it; take gradients by the same part of the "
+           "model, as value_and_grad(loss, \"lora\") does", i, grads[i].axes());
 }
 // 1 - b^count, without losing digits where b is close to 1.
 NamedArray correction(double b, const NamedArray& count) {
