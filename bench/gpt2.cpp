@@ -29,7 +29,9 @@ std::string shape_of(const Size& s) {
          part(",V", s.vocab);
 }
 
-auto optimizer() { return optim::adamw({.learning_rate = 1e-4}); }
+using Optimizer = optim::AdamW;
+using State = gpt2::OptState<Optimizer>;
+Optimizer optimizer() { return optim::adamw({.learning_rate = 1e-4}); }
 
 // A model, its optimiser and a batch, taking steps.
 class Training {
@@ -43,13 +45,13 @@ class Training {
     compile();
   }
   // The next step traces and compiles anew.
-  void compile() { step_.emplace(jit(gpt2::make_train_step(optimizer(), loss_), {.donate = {0, 1}})); }
+  void compile() { step_ = jit(gpt2::make_train_step(optimizer(), loss_), {.donate = {0, 1}}); }
   void step() {
-    auto after = (*step_)(model_, state_, ids_, keys_);
+    auto after = step_(model_, state_, ids_, keys_);
     model_ = std::move(after.model), state_ = std::move(after.opt_state);
     last_loss_ = after.loss.item();
   }
-  JitReport report() const { return step_->report(); }
+  JitReport report() const { return step_.report(); }
   nlohmann::json facts() const {
     auto r = report();
     return {{"loss", last_loss_}, {"planned_bytes", r.peak_bytes}, {"trace_s", r.trace_s}, {"compile_s", r.compile_s},
@@ -68,10 +70,10 @@ class Training {
   Axis batch_;
   gpt2::LossOptions loss_;
   gpt2::Gpt2LMHeadModel model_;
-  decltype(optimizer().init(model_)) state_;
+  State state_;
   NamedArray ids_;
   Key keys_;
-  std::optional<Jitted<decltype(gpt2::make_train_step(optimizer(), {}))>> step_;
+  Jitted<gpt2::Stepped<Optimizer>(const gpt2::Gpt2LMHeadModel&, const State&, const NamedArray&, const Key&)> step_;
   double last_loss_ = 0;
 };
 
@@ -105,7 +107,7 @@ Case call_with_model() {
     auto state = optimizer().init(model);
     for (auto& a : flatten(state))
       if (!a.empty()) a.eval();
-    auto f = jit([](const decltype(model)&, const decltype(state)& s) { return std::get<0>(s).count + 1; });
+    auto f = jit([](const gpt2::Gpt2LMHeadModel&, const State& s) { return std::get<0>(s).count + 1; });
     return Prepared{timed([=] { for (int i = 0; i < 1000; ++i) f(model, state); })};
   };
   return {"call_model", "1000 calls", DType::f32, 1000, "us/op", prepare};

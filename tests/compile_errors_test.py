@@ -39,6 +39,49 @@ void f() {
   axis_mapping mapping{Mapping{}};
 }
 """
+# Mistakes in types, and what is said of each: one error, in fewer than 30 lines, that names the field and its type.
+HEAD = """
+#include <unordered_map>
+#include "haliax/haliax.h"
+using namespace haliax;
+const Axis N("n", 3);
+class Rate { double r_; public: explicit Rate(double r) : r_(r) {} };
+NamedArray plus(const NamedArray& a, const NamedArray& b) { return a + b; }
+"""
+MISTAKES = {
+    "a pointer": ("struct Layer { NamedArray w; const char* title = \"\"; }; struct Model { std::vector<Layer> layers; };"
+                  "void f(Model m) { jit([](const Model& x) { return x; })(m); }",
+                  ["must not be a raw pointer to data", "Module = Layer", "Type = const char*", '"title"']),
+    "a class with a constructor": ("struct Model { nn::Linear up; std::optional<Rate> rate; };"
+                                   "void f(Model m) { optim::adamw().init(m); }",
+                                   ["a module must be a plain struct", "Module = Model", "std::optional<Rate>", '"rate"']),
+    "an Arr": ("struct Model { Arr x; }; void f(Model m) { flatten(m); }",
+               ["make the field a NamedArray", "Type = haliax::Arr", '"x"']),
+    "a field of a listed class": ("class Model { nn::Linear up_; int* step_; public: HALIAX_FIELDS(up_, step_) };"
+                                  "void f(Model m) { tree_paths(m); }",
+                                  ["must not be a raw pointer", "Type = int*", "step_"]),
+    "an unordered map": ("struct Model { std::unordered_map<std::string, nn::Linear> heads; }; void f(Model m) { flatten(m); }",
+                         ["a std::map with keys of std::string", "Module = Model", '"heads"']),
+    "a closure": ("void f() { double by = 2; auto scale = [by](const NamedArray& x) { return x * by; };"
+                  "struct Model { decltype(scale) s; }; Model m{scale}; flatten(m); }",
+                  ["haliax::StaticFunction", "Model", '"s"']),
+    "a result that holds a pointer": ("struct Out { NamedArray y; const NamedArray* of; };"
+                                      "auto f() { return jit([](const NamedArray& x) { return Out{x, &x}; })(ones(N)); }",
+                                      ["must not be a raw pointer", "Module = Out", '"of"']),
+    "a carry that starts as a number": ("auto f() { auto turn = [](const NamedArray& c, const NamedArray& x) {"
+                                        "return std::pair{c + x, x}; }; return scan(turn, N)(0., ones(N)); }",
+                                        ["the next carry, which has the type of the first one", "C = double"]),
+    "a turn that gives no pair": ("auto f() { return scan(plus, N)(zeros({}), ones(N)); }", ["gives a std::pair: the next carry"]),
+    "a turn that takes something else": ("auto f() { return scan(plus, N)(zeros({}), ones(N), ones(N)); }",
+                                         ["takes the carry, and then a position"]),
+    "a fold to another type": ("auto f() { return fold([](const auto& c, const NamedArray& x) { return c + x; }, N)(0., ones(N)); }",
+                               ["the next carry, which has the type of the first one"]),
+    "a loss that is a number": ("auto f() { return grad([](const NamedArray& x) { return sum(x).item(); })(ones(N)); }",
+                                ["gives a NamedArray, or a std::pair of it"]),
+    "a jitted function without a result": ("void f() { NamedArray y; jit([&](const NamedArray& x) { y = x; })(ones(N)); }",
+                                           ["a jitted function gives its results"]),
+    "a call that lacks an argument": ("void f() { jit(plus)(ones(N)); }", ["called with what the function takes"]),
+}
 
 
 def compiled(code):
@@ -66,6 +109,19 @@ class CompileErrors(unittest.TestCase):
         self.assertEqual(len(warnings), 3, out.stderr)
         for line in warnings:
             self.assertIn("give it a name", line)
+
+    def test_mistakes_in_types_are_told_in_one_sentence(self):
+        for name, (code, words) in MISTAKES.items():
+            with self.subTest(name):
+                out = compiled(HEAD + code)
+                lines = out.stderr.splitlines()
+                self.assertNotEqual(out.returncode, 0)
+                self.assertLess(len(lines), 30, out.stderr)
+                errors = [line for line in lines if "error:" in line]
+                self.assertIn("haliax: ", errors[0], out.stderr)
+                self.assertEqual(len(errors), 1, out.stderr)
+                for word in words:
+                    self.assertIn(word, out.stderr)
 
 
 if __name__ == "__main__":

@@ -14,16 +14,16 @@ struct RateFromState {
   }
   template <class T>
   std::pair<T, NamedArray> update(const T& updates, const NamedArray& rate, const T&) const {
-    return {tree_map([&](const NamedArray& u) { return u.empty() ? u : u * -rate; }, updates), rate};
+    return {tree_map([&](const NamedArray& u) { return u * -rate; }, updates), rate};
   }
 };
 // Matrices, but neither norms nor biases.
 bool decays(std::string_view path, const NamedArray&) { return path.ends_with("weight") && path.find("ln_") == path.npos; }
-auto make_optimizer(const RunOptions& o) {
+using Optimizer = optim::Chain<optim::ClipByGlobalNorm, optim::ScaleByAdam, optim::AddDecayedWeights, RateFromState>;
+Optimizer make_optimizer(const RunOptions& o) {
   return optim::chain(optim::clip_by_global_norm(1), optim::scale_by_adam(0.9, 0.95),
                       optim::add_decayed_weights(o.weight_decay, decays), RateFromState{});
 }
-using Optimizer = decltype(make_optimizer(std::declval<RunOptions>()));
 
 Gpt2Config config_of(const RunOptions& o) {
   Gpt2Config c{.seq_len = o.seq_len, .hidden_dim = o.embed, .num_layers = o.layers, .num_heads = o.heads};
@@ -49,7 +49,9 @@ NamedArray integers(const std::vector<std::int32_t>& values, const AxisSpec& axe
 }
 
 // (model, state, ids (batch, position), key, steps made so far, learning rate) -> model, state, loss
-auto jitted_step(const RunOptions& o) {
+using Step = Jitted<Stepped<Optimizer>(const Gpt2LMHeadModel&, const OptState<Optimizer>&, const NamedArray&, const Key&,
+                                       const NamedArray&, const NamedArray&)>;
+Step jitted_step(const RunOptions& o) {
   auto step = make_train_step(make_optimizer(o),
                               {.policy = Policy(o.policy), .full_logits = o.full_logits, .chunks = {.memory = o.loss_memory}});
   return jit(
@@ -63,7 +65,9 @@ auto jitted_step(const RunOptions& o) {
       {.donate = {0, 1}, .backend = o.backend});
 }
 // (model, ids (position), the last position that counts, key, tokens drawn so far, temperature) -> id
-auto jitted_next_token(const RunOptions& o) {
+using NextToken = Jitted<NamedArray(const Gpt2LMHeadModel&, const NamedArray&, const NamedArray&, const Key&, const NamedArray&,
+                                    const NamedArray&)>;
+NextToken jitted_next_token(const RunOptions& o) {
   return jit(
       [policy = Policy(o.policy)](const Gpt2LMHeadModel& model, const NamedArray& ids, const NamedArray& last, const Key& key,
                                   const NamedArray& count, const NamedArray& temperature) {
@@ -105,8 +109,8 @@ struct Run::Impl {
   std::array<Key, 3> keys;  // of the weights, of training, of samples
   Gpt2LMHeadModel model;
   OptState<Optimizer> opt_state;
-  decltype(jitted_step({})) step;
-  decltype(jitted_next_token({})) next_token;
+  Step step;
+  NextToken next_token;
   std::int32_t steps = 0;
 };
 

@@ -35,7 +35,7 @@ inline NamedArray train_batch_loss(const Gpt2LMHeadModel& model, const NamedArra
 }
 
 template <class Optimizer>
-using OptState = decltype(std::declval<const Optimizer&>().init(std::declval<const Gpt2LMHeadModel&>()));
+using OptState = optim::State<Optimizer, Gpt2LMHeadModel>;
 template <class Optimizer>
 struct Stepped {
   Gpt2LMHeadModel model;

@@ -68,8 +68,8 @@ inline NamedArray train_batch_loss(const Layout& layout, const Model& model, con
 }
 using BatchLoss = NamedArray (*)(const Layout&, const Model&, const NamedArray&, const Key&);
 
-inline auto optimizer() { return optim::adamw({.learning_rate = 1e-2}); }
-using OptState = decltype(optimizer().init(std::declval<const Model&>()));
+inline optim::AdamW optimizer() { return optim::adamw({.learning_rate = 1e-2}); }
+using OptState = optim::State<optim::AdamW, Model>;
 struct Stepped {
   NamedArray loss;
   Model model;

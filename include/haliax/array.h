@@ -1,6 +1,7 @@
 // NamedArray: an array whose dimensions have names. A handle on a frozen node of the graph; values are made when they are read.
 #pragma once
 #include <cstdint>
+#include <iosfwd>
 #include <memory>
 #include <span>
 #include <string>
@@ -17,6 +18,10 @@ namespace [[gnu::visibility("default")]] haliax {
 class Node;
 using NodePtr = std::shared_ptr<const Node>;
 class Arr;
+class Picks;           // of haliax/ops.h, as these
+class PickedPart;
+struct ReduceOptions;
+struct VarOptions;
 
 class NamedArray {
  public:
@@ -36,10 +41,13 @@ class NamedArray {
   explicit operator bool() const;
   const NodePtr& node() const { return node_; }
 
-  Axes axes() const;                                       // without those that an enclosing vmap hides
-  DType dtype() const;
-  std::int64_t ndim() const, size() const, nbytes() const;
-  bool has_axis(const AxisSelection&) const;               // all of them
+  // These raise for an empty array.
+  Axes axes(SourceLocation = SourceLocation::current()) const;   // without those that an enclosing vmap hides
+  DType dtype(SourceLocation = SourceLocation::current()) const;
+  std::int64_t ndim(SourceLocation = SourceLocation::current()) const;
+  std::int64_t size(SourceLocation = SourceLocation::current()) const;
+  std::int64_t nbytes(SourceLocation = SourceLocation::current()) const;
+  bool has_axis(const AxisSelection&, SourceLocation = SourceLocation::current()) const;   // all of them
   // Raise for an axis that is missing, naming the nearest, or of another size.
   std::int64_t axis_size(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
   Axis resolve_axis(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
@@ -52,14 +60,68 @@ class NamedArray {
   std::vector<std::int64_t> integers(SourceLocation = SourceLocation::current()) const;
   std::vector<std::byte> bytes(SourceLocation = SourceLocation::current()) const;  // row-major, as stored
   const NamedArray& eval(SourceLocation = SourceLocation::current()) const;        // computes now
-  // NamedArray(f32, (batch=2, embed=3), [[1, 2, 3], ...]); without values where there are none (while tracing, or donated).
+  // NamedArray(f32, (batch=2, embed=3), [[1, 2, 3], [4, 5, 6]]). Of more than 1000 elements the first and the last three along
+  // each axis. What has no value says so: while it is traced, or donated.
   std::string to_string() const;
-
-  NamedArray rename(std::initializer_list<std::pair<Name, Name>> renames, SourceLocation = SourceLocation::current()) const;
-  std::vector<NamedArray> unbind(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
-  NamedArray astype(DType, SourceLocation = SourceLocation::current()) const;
-  NamedArray dot(const NamedArray& other, const AxisSelection&, SourceLocation = SourceLocation::current()) const;
+  friend std::ostream& operator<<(std::ostream&, const NamedArray&);
   const NamedArray& scalar(SourceLocation = SourceLocation::current()) const;   // itself if it is 0-d, else raises
+
+  // x += y is x = x + y: this handle holds the sum from then on, with its axes and dtype; others keep what they hold.
+  NamedArray &operator+=(const Arr&) &, &operator-=(const Arr&) &, &operator*=(const Arr&) &, &operator/=(const Arr&) &;
+  NamedArray &operator%=(const Arr&) &, &operator&=(const Arr&) &, &operator|=(const Arr&) &, &operator^=(const Arr&) &;
+
+  // x[{"batch", 3}], x[{Pos, Slice{0, 4}}], x[{"vocab", ids}], x[{{"batch", 3}, {"pos", ds(i, 4)}}]: index of haliax/ops.h.
+  NamedArray operator[](const Picks&) const;
+  PickedPart at(const Picks&) const;                       // x.at({"batch", 3}).set(y), .add(y), ...: x with that part changed
+
+  // ---- ops of haliax/ops.h as methods: x.sum("embed") is sum(x, "embed") ----
+  NamedArray sum(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
+  NamedArray sum(const AxisSelection&, const ReduceOptions&, SourceLocation = SourceLocation::current()) const;
+  NamedArray mean(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
+  NamedArray mean(const AxisSelection&, const ReduceOptions&, SourceLocation = SourceLocation::current()) const;
+  NamedArray prod(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
+  NamedArray prod(const AxisSelection&, const ReduceOptions&, SourceLocation = SourceLocation::current()) const;
+  NamedArray max(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
+  NamedArray max(const AxisSelection&, const ReduceOptions&, SourceLocation = SourceLocation::current()) const;
+  NamedArray min(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
+  NamedArray min(const AxisSelection&, const ReduceOptions&, SourceLocation = SourceLocation::current()) const;
+  NamedArray any(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
+  NamedArray any(const AxisSelection&, const ReduceOptions&, SourceLocation = SourceLocation::current()) const;
+  NamedArray all(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
+  NamedArray all(const AxisSelection&, const ReduceOptions&, SourceLocation = SourceLocation::current()) const;
+  NamedArray var(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
+  NamedArray var(const AxisSelection&, const VarOptions&, SourceLocation = SourceLocation::current()) const;
+  NamedArray std_dev(const AxisSelection& = {}, SourceLocation = SourceLocation::current()) const;
+  NamedArray std_dev(const AxisSelection&, const VarOptions&, SourceLocation = SourceLocation::current()) const;
+  NamedArray argmax(SourceLocation = SourceLocation::current()) const;
+  NamedArray argmax(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
+  NamedArray argmin(SourceLocation = SourceLocation::current()) const;
+  NamedArray argmin(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
+  NamedArray cumsum(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
+  NamedArray cumprod(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
+  NamedArray sort(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
+  NamedArray argsort(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
+  NamedArray astype(DType, SourceLocation = SourceLocation::current()) const;
+  NamedArray clip(const Arr& min, const Arr& max, SourceLocation = SourceLocation::current()) const;
+  NamedArray round(int decimals = 0, SourceLocation = SourceLocation::current()) const;
+  NamedArray trace(const AxisSelector&, const AxisSelector&, int offset = 0, SourceLocation = SourceLocation::current()) const;
+  NamedArray dot(const NamedArray& other, const AxisSelection&, SourceLocation = SourceLocation::current()) const;
+  NamedArray rename(std::initializer_list<std::pair<Name, Name>>, SourceLocation = SourceLocation::current()) const;
+  NamedArray rename(const AxisSelector& from, const AxisSelector& to, SourceLocation = SourceLocation::current()) const;
+  NamedArray rearrange(const Names& order, SourceLocation = SourceLocation::current()) const;
+  NamedArray rearrange(std::string_view spec, SourceLocation = SourceLocation::current()) const;
+  NamedArray broadcast_axis(const AxisSpec&, SourceLocation = SourceLocation::current()) const;
+  NamedArray broadcast_to(const AxisSpec&, SourceLocation = SourceLocation::current()) const;
+  NamedArray flatten_axes(const AxisSelection& old_axes, const AxisSelector& new_axis,
+                          SourceLocation = SourceLocation::current()) const;
+  NamedArray unflatten_axis(const AxisSelector&, const AxisSpec& new_axes, SourceLocation = SourceLocation::current()) const;
+  NamedArray ravel(const AxisSelector& new_axis, SourceLocation = SourceLocation::current()) const;
+  NamedArray take(const AxisSelector&, const Arr& index, SourceLocation = SourceLocation::current()) const;
+  NamedArray slice(const AxisSelector&, const Arr& start, std::int64_t length, SourceLocation = SourceLocation::current()) const;
+  NamedArray updated_slice(const std::vector<std::pair<Name, NamedArray>>& start, const Arr& update,
+                           SourceLocation = SourceLocation::current()) const;
+  std::vector<NamedArray> unbind(const AxisSelector&, SourceLocation = SourceLocation::current()) const;
+  std::vector<NamedArray> split(const AxisSelector&, const AxisSpec& pieces, SourceLocation = SourceLocation::current()) const;
 
  private:
   NodePtr node_;
@@ -90,9 +152,9 @@ class Arr {
   bool is_real() const { return kind_ == Kind::real; }
   bool is_boolean() const { return kind_ == Kind::boolean; }
 
-  Axes axes() const { return array().axes(); }
-  DType dtype() const { return array().dtype(); }
-  bool has_axis(const AxisSelection& a) const { return array().has_axis(a); }
+  Axes axes() const { return array().axes(at_); }
+  DType dtype() const { return array().dtype(at_); }
+  bool has_axis(const AxisSelection& a) const { return array().has_axis(a, at_); }
   Axis resolve_axis(const AxisSelector& a) const { return array().resolve_axis(a, at_); }
   const NodePtr& node() const { return array().node(); }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstdint>
 #include <initializer_list>
+#include <iosfwd>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -101,6 +102,9 @@ inline const char* const ellipsis = "...";   // in a partial order: whatever is 
 
 std::string to_string(const Axis&);                                   // batch=8
 std::string to_string(const Axes&);                                   // (batch=8, embed=768)
+std::ostream& operator<<(std::ostream&, const Name&);
+std::ostream& operator<<(std::ostream&, const Axis&);
+std::ostream& operator<<(std::ostream&, const Axes&);                 // of an AxisSpec, too
 std::int64_t axis_size(const Axes&);                                  // the product of the sizes
 const Axis* find_axis(const Axes&, Name);                             // null if there is none
 bool selects_axis(const AxisSelection&, const Axes&);                 // is every one of the axes selected?

@@ -1,6 +1,7 @@
 // Element types, and how they combine.
 #pragma once
 #include <cstdint>
+#include <iosfwd>
 #include <string_view>
 
 #include "haliax/where.h"
@@ -11,6 +12,7 @@ enum class DType : std::uint8_t { f32, f64, bf16, f16, i8, i16, i32, i64, u8, u1
 
 int bytes_of(DType);                     // of one element
 std::string_view name_of(DType);         // "f32", "bf16", "bool", ...
+std::ostream& operator<<(std::ostream&, DType);
 // By that name; also "float32", "bfloat16", ...; raises for any other.
 DType dtype_of(std::string_view name, SourceLocation = SourceLocation::current());
 bool is_float(DType);

@@ -9,6 +9,7 @@
 
 #include "haliax/array.h"
 #include "haliax/dtype.h"
+#include "haliax/where.h"
 
 namespace [[gnu::visibility("default")]] haliax {
 
@@ -25,14 +26,15 @@ struct TensorFile {
   std::vector<std::pair<std::string, std::string>> metadata;
 
   const Tensor* find(std::string_view name) const;   // null if there is none
-  const Tensor& at(std::string_view name) const;     // raises if there is none
+  // Raises if there is none.
+  const Tensor& at(std::string_view name, SourceLocation = SourceLocation::current()) const;
 };
 
 // Raises, naming the tensor, for a file that is truncated or corrupt or has a dtype that is not ours.
-TensorFile read_safetensors(const std::string& path);
+TensorFile read_safetensors(const std::string& path, SourceLocation = SourceLocation::current());
 
 // All or nothing: the file appears under its name when it is complete and on the disk; until then an older one stays.
-void write_safetensors(const std::string& path, const TensorFile& file);
+void write_safetensors(const std::string& path, const TensorFile& file, SourceLocation = SourceLocation::current());
 
 // ---- NumPy: np.save, np.savez and np.savez_compressed ----
 // Any order of axes and of bytes; row-major and little-endian when read. Raise, naming the file and what is in it, for one that

@@ -98,6 +98,20 @@ template <class R> Parts parts_of(const R& result) {
   return parts;
 }
 
+// What f gives for such arguments.
+template <class F, class... A> constexpr auto call_result() {
+  constexpr bool takes = std::is_invocable_v<const F&, const A&...>;
+  static_assert(takes, "haliax: a jitted function is called with what the function takes; arguments are passed as const.");
+  if constexpr (takes) {
+    using R = std::decay_t<std::invoke_result_t<const F&, const A&...>>;
+    static_assert(!std::is_void_v<R>, "haliax: a jitted function gives its results; what it assigns to captures has no value.");
+    return std::type_identity<R>();
+  } else {
+    return std::type_identity<void>();
+  }
+}
+template <class F, class... A> using CallResult = typename decltype(call_result<F, A...>())::type;
+
 class JitCore {
  public:
   explicit JitCore(JitOptions);
@@ -106,7 +120,7 @@ class JitCore {
   // The entry for these arguments, or null: then begin, trace f on what it gives, end.
   Entry* find(const Walk& in, const Parts& arguments);
   Leaves begin(const Walk& in, const Parts& arguments);
-  Entry* end(const Leaves& results, const Parts&, std::shared_ptr<void> like);
+  Entry* end(const Leaves& results, const Parts&, std::shared_ptr<void> like, const std::vector<std::string>& paths);
   void plan(const Leaves& results, const Parts&);   // instead of end: compiled for a report, and forgotten
   void abandon();                                // the trace raised
   Leaves run(Entry*, const Walk& in);
@@ -125,19 +139,21 @@ template <class F> class Jitted {
  public:
   Jitted(F f, JitOptions options) : f_(std::move(f)), core_(std::make_shared<detail::JitCore>(std::move(options))) {}
   template <class... A> auto operator()(const A&... args) const {
-    using R = std::decay_t<std::invoke_result_t<const F&, const A&...>>;
-    if (detail::is_tracing()) return inside<R>(args...);
-    auto [entry, w] = compiled<R>(args...);
-    return unflatten(*static_cast<const R*>(detail::JitCore::like(entry)), core_->run(entry, w));
+    using R = detail::CallResult<F, A...>;
+    if constexpr (!std::is_void_v<R>) {
+      if (detail::is_tracing()) return inside<R>(args...);
+      auto [entry, w] = compiled<R>(args...);
+      return unflatten(*static_cast<const R*>(detail::JitCore::like(entry)), core_->run(entry, w));
+    }
   }
   // Traces and compiles for arguments like these without running anything: the report says what a call takes.
   template <class... A> JitReport compile(const A&... args) const {
-    compiled<std::decay_t<std::invoke_result_t<const F&, const A&...>>>(args...);
+    compiled<detail::CallResult<F, A...>>(args...);
     return report();
   }
   // The same for one device, which stands for all: a mesh may be of any size, and the arguments shapes alone (see eval_shape).
   template <class... A> JitReport plan(const A&... args) const {
-    using R = std::decay_t<std::invoke_result_t<const F&, const A&...>>;
+    using R = detail::CallResult<F, A...>;
     detail::Parts parts;
     detail::walk_parts(parts, args...);
     traced(parts, args...)([&](const R& out, const Leaves& leaves) { core_->plan(leaves, detail::parts_of(out)); });
@@ -169,9 +185,9 @@ template <class F> class Jitted {
     if (!entry) {
       traced(parts, args...)([&](const R& out, const Leaves& leaves) {
         auto like = std::make_shared<R>(out);
-        Walk o = walk_of(*like);
+        Walk o = walk_of(*like, {.paths = true});
         o.assign(Leaves(leaves.size()));
-        entry = core_->end(leaves, detail::parts_of(out), like);
+        entry = core_->end(leaves, detail::parts_of(out), like, o.paths);
       });
     }
     return {entry, std::move(w)};
@@ -193,6 +209,41 @@ template <class F> class Jitted {
   std::shared_ptr<detail::JitCore> core_;
 };
 
+// A jitted function by its signature, as a member of a class has to spell it; what `jit` and `named_jit` give becomes one:
+//   Jitted<Stepped(const Model&, const State&, const NamedArray&)> step = jit(train_step);
+template <class R, class... A> class Jitted<R(A...)> {
+ public:
+  Jitted() = default;                            // empty; calling it raises
+  template <class F> requires(std::is_invocable_r_v<R, const F&, A...>)
+  Jitted(Jitted<F> f) : f_(std::make_shared<const Jitted<F>>(std::move(f))), calls_(&calls<F>) {}
+  R operator()(A... args) const { return there().run(f_.get(), args...); }
+  JitReport compile(A... args) const { return there().compile(f_.get(), args...); }
+  JitReport plan(A... args) const { return there().plan(f_.get(), args...); }
+  JitReport report() const { return there().report(f_.get()); }
+  explicit operator bool() const { return f_ != nullptr; }
+
+ private:
+  struct Calls {
+    R (*run)(const void*, const std::decay_t<A>&...);
+    JitReport (*compile)(const void*, const std::decay_t<A>&...);
+    JitReport (*plan)(const void*, const std::decay_t<A>&...);
+    JitReport (*report)(const void*);
+  };
+  template <class F> static const Jitted<F>& of(const void* f) { return *static_cast<const Jitted<F>*>(f); }
+  template <class F> static constexpr Calls calls{
+      [](const void* f, const std::decay_t<A>&... args) -> R { return of<F>(f)(args...); },
+      [](const void* f, const std::decay_t<A>&... args) { return of<F>(f).compile(args...); },
+      [](const void* f, const std::decay_t<A>&... args) { return of<F>(f).plan(args...); },
+      [](const void* f) { return of<F>(f).report(); }};
+  const Calls& there() const {
+    if (!f_) throw Error("[jit] this Jitted is empty: it was never given what jit returns");
+    return *calls_;
+  }
+
+  std::shared_ptr<const void> f_;
+  const Calls* calls_ = nullptr;
+};
+
 template <class F> Jitted<F> jit(F f, JitOptions options = {}) { return {std::move(f), std::move(options)}; }
 // jit on a mesh: arguments, results and the inside of f are cut by the mappings; collectives are placed by the library. Of a
 // function that makes a model: each device makes only its part. Traced anew for another mesh, mapping, or placement of an
@@ -206,7 +257,7 @@ template <class F> Jitted<F> named_jit(F f, JitOptions options = {}) {
 template <class F> std::string explain(const Jitted<F>& f) { return f.report().explain; }
 
 // Which backend evaluates what is read outside jit: "cpu" unless told; "reference" is the oracle of the tests.
-void set_default_backend(const std::string& name);
+void set_default_backend(const std::string& name, SourceLocation = SourceLocation::current());   // raises for any other
 std::string default_backend();
 void set_threads(int);                           // of the cpu backend; results do not depend on it
 

@@ -32,6 +32,7 @@ class Mesh {
   std::vector<std::pair<std::string, int>> axes_;
 };
 std::string to_string(const Mesh&);                    // data=4, model=2
+std::ostream& operator<<(std::ostream&, const Mesh&);  // Mesh(data=4, model=2)
 
 // Axis name -> mesh axes, major to minor: ("data", "model") puts the first piece on the first device of a row-major mesh and the
 // second on the next, ("model", "data") does not. An axis that is not named, or has nullopt, is whole on every device, and a name
@@ -64,6 +65,7 @@ class Mapping {
   std::vector<Entry> entries_;
 };
 std::string to_string(const Mapping&);                 // {batch: data, embed: data+model}
+std::ostream& operator<<(std::ostream&, const Mapping&);
 
 // One mapping for all arguments (or results) of a function, or one for each; an empty optional says nothing about its argument.
 class Mappings {
@@ -130,6 +132,7 @@ struct PartitionSpec {
   friend bool operator==(const PartitionSpec&, const PartitionSpec&) = default;
 };
 std::string to_string(const PartitionSpec&);           // P(data, None, data+model)
+std::ostream& operator<<(std::ostream&, const PartitionSpec&);
 // Says what the mapping says: whether one array may be cut so (two axes by one mesh axis) is seen where one is.
 // A mesh axis that the mesh in scope does not have raises, in all four.
 PartitionSpec pspec_for_axis(const AxisSelection&, SourceLocation = SourceLocation::current());

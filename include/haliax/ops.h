@@ -52,6 +52,7 @@ inline NamedArray operator*(Arr a, Arr b) { return multiply(a, b); }
 inline NamedArray operator/(Arr a, Arr b) { return divide(a, b); }
 inline NamedArray operator%(Arr a, Arr b) { return mod(a, b); }
 inline NamedArray operator-(Arr a) { return negative(a); }
+inline NamedArray operator+(Arr a) { return positive(a); }
 inline NamedArray operator==(Arr a, Arr b) { return equal(a, b); }
 inline NamedArray operator!=(Arr a, Arr b) { return not_equal(a, b); }
 inline NamedArray operator<(Arr a, Arr b) { return less(a, b); }
@@ -161,12 +162,37 @@ struct Index {
   Index(const DSlice& d) : kind(Kind::window), array(d.start.array()), length(d.length), name(d.name.value_or(Name())) {}
   Index(const NamedArray& a) : kind(Kind::array), array(a) {}
 };
-using Indices = std::vector<std::pair<Name, Index>>;
+using Indices = std::vector<std::pair<AxisSelector, Index>>;
 // Numpy's rules by name; outside: clamped.
 NamedArray index(Arr, const Indices&);
 // at_set(x, {{"embed", 3}}, update): x with the indexed part set (added to, ...); the update is broadcast to that part.
 NamedArray at_set(Arr, const Indices&, Arr update), at_add(Arr, const Indices&, Arr update);
 NamedArray at_mul(Arr, const Indices&, Arr update);
 NamedArray at_min(Arr, const Indices&, Arr update), at_max(Arr, const Indices&, Arr update);
+
+// What stands between the brackets of x[...]: one axis and its index, or a list of such pairs.
+class Picks {
+ public:
+  Picks(AxisSelector axis, Index index, SourceLocation = SourceLocation::current());
+  Picks(std::initializer_list<std::pair<AxisSelector, Index>>, SourceLocation = SourceLocation::current());
+  Picks(Indices, SourceLocation = SourceLocation::current());
+  const Indices& indices() const { return indices_; }
+  SourceLocation where() const { return where_; }
+
+ private:
+  Indices indices_;
+  SourceLocation where_;
+};
+// What x.at(...) gives: `set` makes x with that part replaced, as at_set(x, ...) does; the others likewise.
+class PickedPart {
+ public:
+  PickedPart(NamedArray x, Picks picks) : x_(std::move(x)), picks_(std::move(picks)) {}
+  NamedArray set(const Arr& update) const, add(const Arr& update) const, mul(const Arr& update) const;
+  NamedArray min(const Arr& update) const, max(const Arr& update) const;
+
+ private:
+  NamedArray x_;
+  Picks picks_;
+};
 
 }  // namespace haliax

@@ -36,10 +36,13 @@ Leaves scaled(Leaves, const NamedArray& by);
 Leaves clipped(Leaves, double max_norm);
 Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double b1, double b2, double eps);
 std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, bool nesterov);
-using Mask = bool (*)(std::string_view path, const NamedArray& param);
-Leaves decayed(Leaves updates, const Leaves& params, const std::vector<std::string>& paths, double weight_decay, Mask);
+Leaves decayed(Leaves updates, const Walk& params, double weight_decay, const LeafFilter& mask);
 Leaves applied(Leaves params, const Leaves& updates);
 NamedArray first_step();  // 0, i32
+Leaves chosen_or(const Leaves& mine, const std::vector<bool>& chosen, Leaves others);  // mine where chosen, else the others
+// For each array the first of the filters that chooses it, or -1. Raises for a text that is in no path.
+std::vector<int> group_of(const Walk& params, std::initializer_list<LeafFilter>);
+Leaves of_group(Leaves, const std::vector<int>& group, int which);  // the others are empty
 
 }  // namespace detail
 
@@ -108,18 +111,18 @@ struct Momentum {
   }
 };
 
-// updates + weight_decay * params, where the mask says so by the leaf's path and shape; everywhere, if there is none.
+// updates + weight_decay * params, where the mask says so by the leaf's path and array; everywhere, if there is none.
 struct AddDecayedWeights {
   double weight_decay = 0;
-  detail::Mask mask = nullptr;
+  LeafFilter mask = {};
   template <class T>
   Empty init(const T&) const {
     return {};
   }
   template <class T>
   std::pair<T, Empty> update(const T& updates, const Empty&, const T& params) const {
-    Walk w = walk_of(params, {.paths = mask != nullptr});
-    return {unflatten(updates, detail::decayed(flatten(updates), w.leaves(), w.paths, weight_decay, mask)), {}};
+    Walk w = walk_of(params, {.paths = !mask.all()});
+    return {unflatten(updates, detail::decayed(flatten(updates), w, weight_decay, mask)), {}};
   }
 };
 
@@ -167,7 +170,8 @@ struct Chain {
   std::tuple<Steps...> steps;
 
   template <class T>
-  auto init(const T& params) const {
+  auto init(const T& params, SourceLocation at = SourceLocation::current()) const {
+    detail::UpdateScope scope(at);
     return std::apply([&](const auto&... s) { return std::tuple(s.init(params)...); }, steps);
   }
   template <class T, class State>
@@ -187,10 +191,110 @@ Chain<Steps...> chain(Steps... steps) {
   return {{std::move(steps)...}};
 }
 
+// ---- parts of a model -----------------------------------------------------------------------------------------------------
+// A transformation of some updates alone; the others pass as they are, and have no state. As Optax's.
+template <class Inner>
+struct Masked {
+  LeafFilter which;
+  Inner inner;
+
+  template <class T>
+  auto init(const T& params, SourceLocation at = SourceLocation::current()) const {
+    detail::UpdateScope scope(at);
+    return inner.init(filter(params, which));
+  }
+  template <class T, class State>
+  std::pair<T, State> update(const T& updates, const State& state, const T& params,
+                             SourceLocation at = SourceLocation::current()) const {
+    detail::UpdateScope scope(at);
+    Walk w = walk_of(params, {.paths = true});
+    auto chosen = which.chosen("masked", w, at);
+    auto mine = [&](const T& tree) { return unflatten(tree, haliax::detail::only_leaves(flatten(tree), chosen)); };
+    auto [next, after] = inner.update(mine(updates), state, mine(params));
+    return {unflatten(updates, detail::chosen_or(flatten(next), chosen, flatten(updates))), after};
+  }
+};
+template <class Inner>
+Masked<Inner> masked(Inner inner, LeafFilter which) {
+  return {std::move(which), std::move(inner)};
+}
+
+// Rates, decay and rules by path: each array is updated by the first group that its path is of, and stays as it is if there is
+// none. A group has states of its own arrays alone.
+//   optim::groups(optim::group("lora", optim::adamw({.learning_rate = 1e-3})), optim::group("norm", optim::sgd()))
+template <class Optimizer>
+struct Group {
+  LeafFilter which;
+  Optimizer optimizer;
+};
+template <class Optimizer>
+Group<Optimizer> group(LeafFilter which, Optimizer optimizer) {
+  return {std::move(which), std::move(optimizer)};
+}
+template <class... Optimizers>
+struct Groups {
+  std::tuple<Group<Optimizers>...> all;
+
+  template <class T>
+  auto init(const T& params, SourceLocation at = SourceLocation::current()) const {
+    detail::UpdateScope scope(at);
+    auto group = groups_of(params);
+    return each([&](auto i, const auto& g) { return g.optimizer.init(part(params, group, int(i))); });
+  }
+  template <class T, class State>
+  std::pair<T, State> update(const T& grads, const State& state, const T& params,
+                             SourceLocation at = SourceLocation::current()) const {
+    detail::UpdateScope scope(at);
+    auto group = groups_of(params);
+    Leaves updates(group.size());
+    State next = state;
+    each([&](auto i, const auto& g) {
+      auto& mine = std::get<i>(next);
+      auto [u, after] = g.optimizer.update(part(grads, group, int(i)), mine, part(params, group, int(i)));
+      updates = haliax::detail::merged_leaves(detail::of_group(flatten(u), group, int(i)), updates);
+      mine = after;
+      return 0;
+    });
+    return {unflatten(grads, updates), next};
+  }
+
+ private:
+  template <class F>
+  auto each(const F& f) const {
+    return [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return std::tuple{f(std::integral_constant<std::size_t, I>(), std::get<I>(all))...};
+    }
+    (std::index_sequence_for<Optimizers...>{});
+  }
+  template <class T>
+  std::vector<int> groups_of(const T& params) const {
+    Walk w = walk_of(params, {.paths = true});
+    return std::apply([&](const auto&... g) { return detail::group_of(w, {g.which...}); }, all);
+  }
+  template <class T>
+  static T part(const T& tree, const std::vector<int>& group, int which) {
+    return unflatten(tree, detail::of_group(flatten(tree), group, which));
+  }
+};
+template <class... Optimizers>
+Groups<Optimizers...> groups(Group<Optimizers>... all) {
+  return {{std::move(all)...}};
+}
+
+// ---- types, for members of classes -----------------------------------------------------------------------------------------
+// What an optimiser keeps of a model: State<AdamW, Model>.
+template <class Optimizer, class Model>
+using State = decltype(std::declval<const Optimizer&>().init(std::declval<const Model&>()));
+using Sgd = Chain<Momentum, Scale>;
+using Adam = Chain<ScaleByAdam, Scale>;
+using AdamW = Chain<ScaleByAdam, AddDecayedWeights, Scale>;
+template <class Schedule>
+using ScheduledAdamW = Chain<ScaleByAdam, AddDecayedWeights, ScaleBySchedule<Negative<Schedule>>>;
+
 // ---- by their usual names ------------------------------------------------------------------------------------------------
 inline ClipByGlobalNorm clip_by_global_norm(double max_norm) { return {max_norm}; }
 inline ScaleByAdam scale_by_adam(double b1 = 0.9, double b2 = 0.999, double eps = 1e-8) { return {b1, b2, eps}; }
-inline AddDecayedWeights add_decayed_weights(double weight_decay, detail::Mask mask = nullptr) { return {weight_decay, mask}; }
+inline AddDecayedWeights add_decayed_weights(double weight_decay, LeafFilter mask = {}) { return {weight_decay, mask}; }
 inline Scale scale(double factor) { return {factor}; }
 template <class S>
 ScaleBySchedule<S> scale_by_schedule(S schedule) {
@@ -202,21 +306,21 @@ struct AdamOptions {
 };
 struct AdamWOptions {
   double learning_rate = 1e-3, b1 = 0.9, b2 = 0.999, eps = 1e-8, weight_decay = 1e-4;
-  detail::Mask mask = nullptr;
+  LeafFilter mask = {};  // what decays
 };
 struct SgdOptions {
   double learning_rate = 1e-2, momentum = 0;
   bool nesterov = false;
 };
-inline auto sgd(SgdOptions o = {}) { return chain(Momentum{o.momentum, o.nesterov}, Scale{-o.learning_rate}); }
-inline auto adam(AdamOptions o = {}) { return chain(ScaleByAdam{o.b1, o.b2, o.eps}, Scale{-o.learning_rate}); }
+inline Sgd sgd(SgdOptions o = {}) { return chain(Momentum{o.momentum, o.nesterov}, Scale{-o.learning_rate}); }
+inline Adam adam(AdamOptions o = {}) { return chain(ScaleByAdam{o.b1, o.b2, o.eps}, Scale{-o.learning_rate}); }
 // p - learning_rate * (m / (sqrt(v) + eps) + weight_decay * p)
-inline auto adamw(AdamWOptions o = {}) {
+inline AdamW adamw(AdamWOptions o = {}) {
   return chain(ScaleByAdam{o.b1, o.b2, o.eps}, AddDecayedWeights{o.weight_decay, o.mask}, Scale{-o.learning_rate});
 }
 // The same with a schedule in place of the learning rate.
 template <class S>
-auto adamw(S schedule, AdamWOptions o) {
+ScheduledAdamW<S> adamw(S schedule, AdamWOptions o) {
   return chain(ScaleByAdam{o.b1, o.b2, o.eps}, AddDecayedWeights{o.weight_decay, o.mask},
                ScaleBySchedule<Negative<S>>{{std::move(schedule)}});
 }

@@ -16,6 +16,8 @@ struct Key {
   explicit operator bool() const { return !words.empty(); }
 };
 inline const char* const key_word = "key_word";
+std::string to_string(const Key&);   // Key(0, 42): its words; of an array of keys Key((layers=4))
+std::ostream& operator<<(std::ostream&, const Key&);
 
 namespace random {
 

@@ -38,12 +38,14 @@ namespace detail {
 
 struct StateWalk {
   const StateNames& names;
+  SourceLocation at;
   std::vector<StateEntry> entries = {};
   std::string path = {};
   std::int64_t layers = -1;
 
   using Visit = void (*)(StateWalk&, void*);
   void named(std::string_view field, Visit visit, void* node);
+  void check_no_layers() const;                                                  // around: raises
   void add(NamedArray& a);                                                       // as stored
   void add_matrix(std::string_view field, NamedArray& a, std::size_t row_axes);  // without row axes: a vector
   void add(nn::Linear&);
@@ -63,7 +65,7 @@ void collect_state(StateWalk& w, void* address) {
   } else if constexpr (std::is_same_v<T, nn::LayerNorm> || std::is_same_v<T, nn::RmsNorm>) {
     w.add_norm(node.weight, node.bias);
   } else if constexpr (requires { node.stacked, node.Layers; }) {
-    if (w.layers >= 0) throw Error("[state_dict] layers inside layers have no place in a checkpoint: " + w.path);
+    w.check_no_layers();
     w.layers = node.Layers.size;
     w.path += ".{}";
     collect_state<std::remove_reference_t<decltype(node.stacked)>>(w, &node.stacked);
@@ -79,6 +81,8 @@ void collect_state(StateWalk& w, void* address) {
     using Item = typename T::value_type;
     if constexpr (!std::is_same_v<Item, bool>)
       for (std::size_t i = 0; i < node.size(); ++i) w.named(std::to_string(i), &collect_state<Item>, &node[i]);
+  } else if constexpr (kind == Kind::map) {
+    for (auto& [key, value] : node) w.named(key, &collect_state<typename T::mapped_type>, &value);
   } else if constexpr (kind == Kind::tuple) {
     std::size_t i = 0;
     std::apply([&](auto&... part) { (visit(std::to_string(i++), part), ...); }, node);
@@ -95,28 +99,28 @@ void collect_state(StateWalk& w, void* address) {
   }
 }
 
-TensorFile save_state(const std::vector<StateEntry>&);
+TensorFile save_state(const std::vector<StateEntry>&, SourceLocation);
 void load_state(const std::vector<StateEntry>&, const TensorFile&, const StateOptions&);
 
 }  // namespace detail
 
 // The entries point into the model.
 template <class T>
-std::vector<StateEntry> state_entries(T& model, const StateNames& names = {}) {
-  detail::StateWalk w{names};
+std::vector<StateEntry> state_entries(T& model, const StateNames& names = {}, SourceLocation at = SourceLocation::current()) {
+  detail::StateWalk w{names, at};
   detail::collect_state<T>(w, &model);
   return std::move(w.entries);
 }
 template <class T>
-TensorFile to_state_dict(T model, const StateNames& names = {}) {
-  return detail::save_state(state_entries(model, names));
+TensorFile to_state_dict(T model, const StateNames& names = {}, SourceLocation at = SourceLocation::current()) {
+  return detail::save_state(state_entries(model, names, at), at);
 }
 // `like` with the arrays of the file. Raises for tensors that are missing, left over, of another shape or dtype, and lists the
 // first ten. With {.strict = false} what is missing or has another shape stays as it is in `like` (layer by layer), and another
 // dtype is cast.
 template <class T, std::same_as<StateNames> N>   // never deduced from braces: those are options
 T from_state_dict(const TensorFile& file, T like, const N& names, const StateOptions& options = {}) {
-  detail::load_state(state_entries(like, names), file, options);
+  detail::load_state(state_entries(like, names, options.at), file, options);
   return like;
 }
 template <class T>

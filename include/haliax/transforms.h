@@ -85,39 +85,63 @@ std::pair<NamedArray, NamedArray> first_and_rest(const NamedArray&, const AxisSe
                                                  SourceLocation);  // the first position; the others
 Leaves associative_scan_leaves(const AxisSelector&, const Leaves& xs, BodyFunction, bool reverse, SourceLocation);
 
-template <class T> Walk traced(T& tree) {        // `tree` with tracers in place of its float arrays
+// `tree` with tracers in place of its float arrays, or of those of them that are chosen.
+template <class T> Walk traced(T& tree, const LeafFilter& wrt = {}, SourceLocation at = {}) {
   Walk w = walk_of(tree, {.paths = true});
-  w.assign(tracers(w.leaves(), w.frozen, w.paths));
+  auto left_out = w.frozen;
+  if (!wrt.all()) left_out = trainable_of(w, wrt.chosen("grad", w, at)), left_out.flip();
+  w.assign(tracers(w.leaves(), left_out, w.paths));
   return w;
 }
 template <class T> struct with_aux : std::false_type {};
 template <class A> struct with_aux<std::pair<NamedArray, A>> : std::true_type {};
 
+// Does a turn of a scan take and give what it must? One sentence if not.
+template <class R, class C> struct is_turn : std::false_type {};
+template <class C, class Y> struct is_turn<std::pair<C, Y>, C> : std::true_type {};
+template <class F, class C, class... X> constexpr bool check_turn() {
+  constexpr bool takes = std::is_invocable_v<const F&, const C&, const X&...>;
+  static_assert(takes, "haliax: the function of a scan takes the carry, and then a position of each of the arrays scanned.");
+  if constexpr (takes) {
+    constexpr bool gives = is_turn<std::decay_t<std::invoke_result_t<const F&, const C&, const X&...>>, C>::value;
+    static_assert(gives, "haliax: the function of a scan gives a std::pair: the next carry, which has the type of the first one "
+                         "(start from a NamedArray, not from a number), and what is stacked.");
+    return gives;
+  }
+  return false;
+}
+
 }  // namespace detail
 
 // ---- gradients: with respect to the first argument, a tree ----------------------------------------------------------------
 // f(model, args...) -> a 0-d array, or a pair of it and anything else. The gradient has the type of the model; leaves that are no
-// floats (and Frozen ones) have empty gradients.
-template <class F> auto value_and_grad(F f, SourceLocation at = SourceLocation::current()) {
-  return [f, at](const auto& model, const auto&... args) {
+// floats (and Frozen ones) have empty gradients, and with `wrt` all others that it does not choose: value_and_grad(loss, "lora").
+template <class F> auto value_and_grad(F f, const LeafFilter& wrt, SourceLocation at = SourceLocation::current()) {
+  return [f, wrt, at](const auto& model, const auto&... args) {
     detail::Tracing tracing;
     auto mine = model;
-    Walk w = detail::traced(mine);
+    Walk w = detail::traced(mine, wrt, at);
     auto value = f(std::as_const(mine), args...);
-    const NamedArray* loss;
+    static_assert(std::is_same_v<decltype(value), NamedArray> || detail::with_aux<decltype(value)>::value,
+                  "haliax: what a gradient is taken of gives a NamedArray, or a std::pair of it and anything else.");
+    const NamedArray* loss = nullptr;
     if constexpr (detail::with_aux<decltype(value)>::value) loss = &value.first;
-    else loss = &value;
+    else if constexpr (std::is_same_v<decltype(value), NamedArray>) loss = &value;
     auto g = detail::gradients(*loss, w.leaves(), at);
     return std::pair{std::move(value), unflatten(model, g)};
   };
 }
-template <class F> auto grad(F f, SourceLocation at = SourceLocation::current()) {
-  return [vg = value_and_grad(f, at)](const auto& model, const auto&... args) {
+template <class F> auto value_and_grad(F f, SourceLocation at = SourceLocation::current()) {
+  return value_and_grad(std::move(f), LeafFilter(), at);
+}
+template <class F> auto grad(F f, const LeafFilter& wrt, SourceLocation at = SourceLocation::current()) {
+  return [vg = value_and_grad(f, wrt, at)](const auto& model, const auto&... args) {
     auto r = vg(model, args...);
     if constexpr (detail::with_aux<decltype(r.first)>::value) return std::pair{r.second, r.first.second};
     else return r.second;
   };
 }
+template <class F> auto grad(F f, SourceLocation at = SourceLocation::current()) { return grad(std::move(f), LeafFilter(), at); }
 // f(x) and its pullback: a function from cotangents of the result, which have its axes, to the cotangent of x.
 template <class F, class T>
 auto vjp(F f, const T& x, SourceLocation at = SourceLocation::current()) {
@@ -169,26 +193,38 @@ template <class F> auto scan(F f, const AxisSelector& axis, ScanOptions options 
   return [f, axis, options](const auto& init, const auto&... xs) {
     using C = std::decay_t<decltype(init)>;
     using X = std::tuple<std::decay_t<decltype(xs)>...>;
-    using R = std::decay_t<decltype(f(init, xs...))>;
-    using Y = std::decay_t<decltype(std::declval<R>().second)>;
-    struct Call { const F* f; C carry; X xs; std::optional<Y> y; } call{&f, init, X(xs...), {}};
-    Walk c = walk_of(init, {.paths = true});
-    auto turn = [](void* self, const Leaves& carry, const Leaves& in, Leaves& next, Leaves& out) {
-      auto& s = *static_cast<Call*>(self);
-      auto here = unflatten(s.xs, in);
-      auto r = std::apply([&](const auto&... x) { return (*s.f)(unflatten(s.carry, carry), x...); }, here);
-      next = flatten(r.first), out = flatten(r.second);
-      s.y = std::move(r.second);
-    };
-    auto [last, ys] = detail::scan(axis, options, c.leaves(), c.paths, flatten(call.xs), {&call, turn});
-    return std::pair{unflatten(init, last), unflatten(std::move(*call.y), ys)};
+    if constexpr (detail::check_turn<F, C, std::decay_t<decltype(xs)>...>()) {
+      using R = std::decay_t<decltype(f(init, xs...))>;
+      using Y = typename R::second_type;
+      struct Call { const F* f; C carry; X xs; std::optional<Y> y; } call{&f, init, X(xs...), {}};
+      Walk c = walk_of(init, {.paths = true});
+      auto turn = [](void* self, const Leaves& carry, const Leaves& in, Leaves& next, Leaves& out) {
+        auto& s = *static_cast<Call*>(self);
+        auto here = unflatten(s.xs, in);
+        auto r = std::apply([&](const auto&... x) { return (*s.f)(unflatten(s.carry, carry), x...); }, here);
+        next = flatten(r.first), out = flatten(r.second);
+        s.y = std::move(r.second);
+      };
+      auto [last, ys] = detail::scan(axis, options, c.leaves(), c.paths, flatten(call.xs), {&call, turn});
+      return std::pair{unflatten(init, last), unflatten(std::move(*call.y), ys)};
+    } else {
+      return std::pair{init, init};
+    }
   };
 }
 struct Nothing {};                               // a tree without leaves
 // f(carry, xs...) -> carry. Result: the last carry.
 template <class F> auto fold(F f, const AxisSelector& axis, ScanOptions options = {}) {
   return [f, axis, options](const auto& init, const auto&... xs) {
-    auto g = [&f](const auto& carry, const auto&... x) { return std::pair{f(carry, x...), Nothing{}}; };
+    auto g = [&f](const auto& carry, const auto&... x) {
+      using C = std::decay_t<decltype(carry)>;
+      auto next = f(carry, x...);
+      constexpr bool keeps = std::is_same_v<decltype(next), C>;
+      static_assert(keeps, "haliax: the function of a fold gives the next carry, which has the type of the first one (start from "
+                           "a NamedArray, not from a number).");
+      if constexpr (keeps) return std::pair{std::move(next), Nothing{}};
+      else return std::pair{carry, Nothing{}};
+    };
     return scan(g, axis, options)(init, xs...).first;
   };
 }

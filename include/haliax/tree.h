@@ -2,6 +2,8 @@
 // no base class, no registration, and no field can be forgotten. Arrays are the leaves; everything else is static.
 #pragma once
 #include <array>
+#include <concepts>
+#include <iosfwd>
 #include <memory>
 #include <optional>
 #include <string>
@@ -176,9 +178,22 @@ template <class T, std::size_t N> inline constexpr bool is_std_array<std::array<
 template <class T, class... U> inline constexpr bool is_one_of = (std::is_same_v<T, U> || ...);
 
 enum class Kind {
-  leaf, frozen, plain, value, nothing, optional, sequence, tuple, listed, fields,
-  arr, pointer, static_array, incomparable, inherited, base, c_array, too_many, unknown                        // refused, and why
+  leaf, frozen, plain, value, nothing, function, optional, sequence, map, tuple, listed, fields,
+  arr, pointer, static_array, incomparable, inherited, base, c_array, too_many, unordered, unknown             // refused, and why
 };
+
+// std::map<std::string, T> and std::function<R(A...)>, known by what they have: their headers are not included here.
+template <class T> concept AMap = requires(T& t, const typename T::key_type& key) {
+  { t.find(key)->second } -> std::same_as<typename T::mapped_type&>;
+};
+template <class T> inline constexpr bool is_text_map =
+    AMap<T> && requires { requires std::same_as<typename T::key_type, std::string>; typename T::key_compare; };
+template <class T> inline constexpr bool is_function = false;
+template <template <class> class Of, class R, class... A> inline constexpr bool is_function<Of<R(A...)>> =
+    requires(const Of<R(A...)>& f) { f.target_type(), f.template target<R (*)(A...)>(); };
+template <template <class> class Of, class R, class... A> R (*const* target_of(const Of<R(A...)>& f))(A...) {
+  return f.template target<R (*)(A...)>();
+}
 
 // Does a static type hold an array: in a field, a container, an optional, a tuple? Private parts are not seen.
 // `Seen`: the types around it, which may come again inside.
@@ -221,6 +236,8 @@ template <class T> constexpr Kind kind_of() {
   else if constexpr (is_static<T>)
     return holds_array<T>() ? Kind::static_array : requires(const T& a) { bool(a == a); } ? Kind::value : Kind::incomparable;
   else if constexpr (Access::listed<T>) return Access::own<T> ? Kind::listed : Kind::inherited;
+  else if constexpr (is_function<T>) return Kind::function;
+  else if constexpr (AMap<T>) return is_text_map<T> ? Kind::map : Kind::unordered;
   else if constexpr (is_a<T, std::optional>) return Kind::optional;
   else if constexpr (is_a<T, std::vector> || is_std_array<T>) return Kind::sequence;
   else if constexpr (is_a<T, std::tuple> || is_a<T, std::pair>) return Kind::tuple;
@@ -235,8 +252,51 @@ template <class T> constexpr Kind kind_of() {
 }
 template <class T> inline constexpr Kind kind = kind_of<std::remove_const_t<T>>();
 
-// One sentence on what is wrong with T and what to do; the compiler's notes name T and the way to it.
-template <Kind kind> constexpr void explain() {
+// ---- what is refused, and the sentence that says so ----
+
+constexpr bool is_refused(Kind k) { return k >= Kind::arr; }
+// What is wrong with a type of a field, in itself or in what it contains; `nothing`: nothing is. Structs speak for themselves.
+template <class T> constexpr Kind fault_of();
+template <class T> inline constexpr Kind fault_of_parts = Kind::nothing;
+template <template <class...> class Of, class... A>
+inline constexpr Kind fault_of_parts<Of<A...>> = [] {
+  Kind first = Kind::nothing;
+  ((first = first == Kind::nothing ? fault_of<A>() : first), ...);
+  return first;
+}();
+template <class T> constexpr Kind fault_of() {
+  constexpr Kind k = kind<T>;
+  if constexpr (is_refused(k)) return k;
+  else if constexpr (k == Kind::frozen || k == Kind::optional || k == Kind::tuple) return fault_of_parts<std::remove_const_t<T>>;
+  else if constexpr (k == Kind::sequence) return fault_of<typename T::value_type>();
+  else if constexpr (k == Kind::map) return fault_of<typename T::mapped_type>();
+  else return Kind::nothing;
+}
+
+// A name that a compiler writes out where it says which template went wrong.
+template <std::size_t N> struct Text { char text[N + 1] = {}; };
+template <class T, std::size_t I> constexpr std::string_view field_name() {
+  if constexpr (Access::listed<T>) {
+    std::string_view all = Access::text<T>;
+    for (std::size_t i = 0; i < I; ++i) all.remove_prefix(all.find(',') + 1);
+    return all.substr(0, all.find(','));
+  } else {
+    auto s = spelled<slot<I>(members<T>())>();
+    auto end = s.rfind(")}");
+    if (end == s.npos) end = s.rfind("}]");
+    s = s.substr(0, end);
+    return s.substr(s.find_last_of(":.") + 1);
+  }
+}
+template <class T, std::size_t I> constexpr auto field_text() {
+  constexpr auto name = field_name<T, I>();
+  Text<name.size()> out;
+  for (std::size_t i = 0; i < name.size(); ++i) out.text[i] = name[i];
+  return out;
+}
+
+// One sentence on what is wrong with `Type` and what to do; the compiler says beside it of which field of which module.
+template <Kind kind, class Type, class Module = Type, auto field = 0> constexpr void refuse() {
   static_assert(kind != Kind::arr, "haliax: Arr is a parameter type; make the field a NamedArray.");
   static_assert(kind != Kind::pointer, "haliax: a field must not be a raw pointer to data: hold the value itself, a "
                 "std::string for text, or a std::optional for what may be absent. Pointers to functions are fine.");
@@ -251,15 +311,49 @@ template <Kind kind> constexpr void explain() {
   static_assert(kind != Kind::c_array, "haliax: a field must not be a C array (x[3]); use std::array.");
   static_assert(kind != Kind::too_many, "haliax: a module has at most 32 fields; group some into a nested struct, or list "
                 "them with HALIAX_FIELDS(...).");
+  static_assert(kind != Kind::unordered, "haliax: of maps only a std::map with keys of std::string can be a field: its keys "
+                "are names in paths, and their order is always the same.");
   static_assert(kind != Kind::unknown, "haliax: a module must be a plain struct: no constructor, base, virtual or private "
                 "member; give it a static init(), or list its fields with HALIAX_FIELDS(...). A field that is not a "
-                "parameter says `static constexpr bool is_static = true;` and has an operator==.");
+                "parameter says `static constexpr bool is_static = true;` and has an operator==. A lambda that captures is "
+                "held in a haliax::StaticFunction<R(A...)>.");
+}
+template <class Module, class... Field> constexpr void check_fields() {
+  [&]<std::size_t... I>(std::index_sequence<I...>) {
+    ([] {
+      constexpr Kind fault = fault_of<Field>();
+      if constexpr (is_refused(fault)) refuse<fault, Field, Module, field_text<Module, I>()>();
+    }(), ...);
+  }(std::index_sequence_for<Field...>{});
 }
 
 }  // namespace reflect
 
 // What can be walked, as far as its own type says; its fields are checked when it is walked.
-template <class T> concept Tree = reflect::kind<T> < reflect::Kind::arr;
+template <class T> concept Tree = !reflect::is_refused(reflect::kind<T>);
+
+// A function as a field of a module, captures included. Part of the structure: copies are equal, and two that were made apart are
+// not, so that jit traces anew where another is put in its place. Arrays that it captures are no parameters.
+template <class Signature> class StaticFunction;
+template <class R, class... A> class StaticFunction<R(A...)> {
+ public:
+  static constexpr bool is_static = true;
+  StaticFunction() = default;
+  template <class F> requires(std::is_invocable_r_v<R, const F&, A...> && !std::is_same_v<F, StaticFunction>)
+  StaticFunction(F f) : f_(std::make_shared<const F>(std::move(f))), call_([](const void* self, A... a) -> R {
+    return (*static_cast<const F*>(self))(std::forward<A>(a)...);
+  }) {}
+  R operator()(A... a) const {
+    if (!f_) throw Error("[StaticFunction] it is empty: it was never given a function");
+    return call_(f_.get(), std::forward<A>(a)...);
+  }
+  explicit operator bool() const { return f_ != nullptr; }
+  friend bool operator==(const StaticFunction& a, const StaticFunction& b) { return a.f_ == b.f_; }
+
+ private:
+  std::shared_ptr<const void> f_;
+  R (*call_)(const void*, A...) = nullptr;
+};
 
 // A value of a static type that has no bytes to compare: compared by type and ==.
 class StaticValue {
@@ -290,14 +384,15 @@ struct Walk {
   // the presence of their optionals are equal. Which arrays are empty is not part of it.
   std::string statics;
   std::vector<StaticValue> values;
+  std::vector<std::string> unequal;  // paths of functions of which nobody can say whether they are equal, of statics
 
   Walk();
   Walk(Walk&&) noexcept;
   ~Walk();
   bool same_statics(const Walk& other) const;
   std::vector<NamedArray> leaves() const;
-  void assign(const std::vector<NamedArray>& leaves) const;              // raises if the number differs
-  void check_count(const char* op, std::size_t given) const;
+  // Raises if the number differs.
+  void assign(const std::vector<NamedArray>& leaves, SourceLocation = SourceLocation::current()) const;
 
   // ---- called while walking; no templates, so that a module adds little code of its own and compiles quickly ----
   struct Part { void* node; void (*visit)(Walk&, void* node); };
@@ -319,20 +414,31 @@ struct Walk {
   void add(const AxisSpec&);
   void add(const AxisSelection&);
   void add(StaticValue);
+  void add_unequal() { unequal.push_back(path); }
 };
 
 // Adds what `tree` holds to `w`.
 template <class T> void walk(Walk& w, T& tree);
 
-// The same by address: one function per type, whatever is done with the leaves.
+// The same by address: one function per type, whatever is done with the leaves. Null for what a field must not be.
+template <class T> void visit(Walk& w, void* address);
+template <class T> constexpr auto visitor() -> void (*)(Walk&, void*) {
+  if constexpr (reflect::is_refused(reflect::fault_of<T>())) return nullptr;
+  else return &visit<T>;
+}
 template <class T> void visit(Walk& w, void* address) {
   using reflect::Kind;
   constexpr Kind kind = reflect::kind<T>;
   T& node = *static_cast<T*>(address);
   auto erase = [](const void* p) { return const_cast<void*>(p); };
-  auto parts = [&](Walk::WriteNames names, auto&... part) {
-    const Walk::Part table[] = {{erase(&part), &visit<std::remove_reference_t<decltype(part)>>}..., {nullptr, nullptr}};
-    w.parts(table, sizeof...(part), names);
+  auto parts = [&]<class... P>(P&... part) {
+    const Walk::Part table[] = {{erase(&part), &visit<P>}..., {nullptr, nullptr}};
+    w.parts(table, sizeof...(part), nullptr);
+  };
+  auto fields = [&]<class... P>(P&... part) {
+    reflect::check_fields<std::remove_const_t<T>, std::remove_const_t<P>...>();
+    const Walk::Part table[] = {{erase(&part), visitor<P>()}..., {nullptr, nullptr}};
+    w.parts(table, sizeof...(part), &reflect::write_names<std::remove_const_t<T>>);
   };
   if constexpr (kind == Kind::leaf) {
     static_assert(!std::is_const_v<T>, "haliax: a field that holds arrays must not be const, or no new tree could be made.");
@@ -345,9 +451,22 @@ template <class T> void visit(Walk& w, void* address) {
     if (w.with_statics) w.add(node);
   } else if constexpr (kind == Kind::value) {
     if (w.with_statics) w.add(StaticValue::of(node));
+  } else if constexpr (kind == Kind::function) {
+    if (!w.with_statics) return;
+    auto* plain = reflect::target_of(node);   // a pointer to a function can be compared
+    w.add(plain != nullptr);
+    if (plain) w.add(*plain);
+    else if (node) w.add_unequal();
   } else if constexpr (kind == Kind::optional) {
     if (w.with_statics) w.add(node.has_value());
     if (node) walk(w, *node);
+  } else if constexpr (kind == Kind::map) {
+    if (w.with_statics) w.add(node.size());
+    for (auto& [key, value] : node) {
+      if (w.with_statics) w.add(key);
+      Walk::Part item{erase(&value), &visit<std::remove_reference_t<decltype(value)>>};
+      w.named(key, item);
+    }
   } else if constexpr (kind == Kind::sequence) {
     using Item = typename T::value_type;
     if (w.with_statics) w.add(node.size());
@@ -357,15 +476,13 @@ template <class T> void visit(Walk& w, void* address) {
       w.items(erase(node.data()), sizeof(Item), node.size(), &visit<std::remove_pointer_t<decltype(node.data())>>);
     }
   } else if constexpr (kind == Kind::tuple) {
-    std::apply([&](auto&... part) { parts(nullptr, part...); }, node);
+    std::apply(parts, node);
   } else if constexpr (kind == Kind::listed) {
-    constexpr Walk::WriteNames names = &reflect::write_names<std::remove_const_t<T>>;
-    std::apply([&](auto&... part) { parts(names, part...); }, reflect::Access::fields(node));
+    std::apply(fields, reflect::Access::fields(node));
   } else if constexpr (kind == Kind::fields) {
-    constexpr Walk::WriteNames names = &reflect::write_names<std::remove_const_t<T>>;
-    reflect::apply(node, [&](auto&... part) { parts(names, part...); });
+    reflect::apply(node, fields);
   } else if constexpr (kind != Kind::nothing) {
-    reflect::explain<kind>();
+    reflect::refuse<kind, std::remove_const_t<T>>();
   }
 }
 
@@ -388,21 +505,46 @@ using Leaves = std::vector<NamedArray>;
 template <class T> Leaves flatten(const T& tree) { return walk_of(tree).leaves(); }
 
 // `like` with other arrays, in the order of flatten.
-template <class T> T unflatten(T like, const Leaves& leaves) {
-  walk_of(like).assign(leaves);
+template <class T> T unflatten(T like, const Leaves& leaves, SourceLocation at = SourceLocation::current()) {
+  walk_of(like).assign(leaves, at);
   return like;
 }
 
-// f(leaf, the same leaf of the other trees...) in place of each leaf.
-template <class F, class T, class... Ts> T tree_map(F&& f, T tree, const Ts&... trees) {
+namespace detail {
+// Raises unless both have as many arrays, naming the first path that one of them lacks; the walks have paths.
+void check_alike(const char* op, const Walk&, const Walk&, SourceLocation);
+template <class T, class U> Walk walk_alike(const char* op, const Walk& w, const T& tree, const U& other, SourceLocation at) {
+  Walk o = walk_of(other);
+  if (o.arrays.size() != w.arrays.size()) check_alike(op, walk_of(tree, {.paths = true}), walk_of(other, {.paths = true}), at);
+  return o;
+}
+template <class F, class T, class... Ts> T tree_mapped(F& f, T tree, [[maybe_unused]] SourceLocation at, const Ts&... trees) {
   Walk w = walk_of(tree);
   auto map = [&](const auto&... other) {
-    (w.check_count("tree_map", other.arrays.size()), ...);
     for (std::size_t i = 0; i < w.arrays.size(); ++i)
-      *w.arrays[i] = f(std::as_const(*w.arrays[i]), std::as_const(*other.arrays[i])...);
+      if (!(w.arrays[i]->empty() || ... || other.arrays[i]->empty()))
+        *w.arrays[i] = f(std::as_const(*w.arrays[i]), std::as_const(*other.arrays[i])...);
   };
-  map(walk_of(trees)...);
+  map(walk_alike("tree_map", w, tree, trees, at)...);
   return tree;
+}
+}  // namespace detail
+
+// f(leaf, the same leaf of the other trees...) in place of each leaf. One that is empty in any of them stays as it is.
+template <class F, class T> T tree_map(F&& f, T tree, SourceLocation at = SourceLocation::current()) {
+  return detail::tree_mapped(f, std::move(tree), at);
+}
+template <class F, class T, class T2>
+T tree_map(F&& f, T tree, const T2& second, SourceLocation at = SourceLocation::current()) {
+  return detail::tree_mapped(f, std::move(tree), at, second);
+}
+template <class F, class T, class T2, class T3>
+T tree_map(F&& f, T tree, const T2& second, const T3& third, SourceLocation at = SourceLocation::current()) {
+  return detail::tree_mapped(f, std::move(tree), at, second, third);
+}
+template <class F, class T, class T2, class T3, class T4>
+T tree_map(F&& f, T tree, const T2& second, const T3& third, const T4& fourth, SourceLocation at = SourceLocation::current()) {
+  return detail::tree_mapped(f, std::move(tree), at, second, third, fourth);
 }
 
 // f(path, leaf, frozen) for each leaf; the leaves may be assigned if the tree is not const.
@@ -416,5 +558,84 @@ template <class T, class F> void for_each_leaf(T& tree, F&& f) {
 template <class T> std::vector<std::string> tree_paths(const T& tree) {
   return walk_of(tree, {.paths = true}).paths;
 }
+
+// ---- parts of trees ------------------------------------------------------------------------------------------------------
+// Which arrays of a tree: those that have a text in their path ("lora", "blocks.attn"), as tree_paths has it or as errors and
+// checkpoints do, without the level that Stacked adds; or those for which a function of path and array is true. {}: all.
+class LeafFilter {
+ public:
+  LeafFilter() = default;
+  LeafFilter(const char* part) : part_(part) {}
+  LeafFilter(std::string part) : part_(std::move(part)) {}
+  template <class F> requires(std::is_invocable_r_v<bool, const F&, const std::string&, const NamedArray&> &&
+                              !std::is_same_v<F, LeafFilter>)
+  LeafFilter(F f) : f_(std::make_shared<const F>(std::move(f))),
+                    call_([](const void* g, const std::string& path, const NamedArray& leaf) -> bool {
+                      return (*static_cast<const F*>(g))(path, leaf);
+                    }) {}
+  LeafFilter operator!() const;                                          // all others
+  bool operator()(const std::string& path, const NamedArray& leaf) const;
+  bool all() const { return part_.empty() && !f_ && !inverted_; }
+  // Which of the arrays, of those that are not empty; the walk has paths. Raises for a text that is in no path.
+  std::vector<bool> chosen(const char* op, const Walk&, SourceLocation) const;
+
+ private:
+  std::string part_;
+  std::shared_ptr<const void> f_;
+  bool (*call_)(const void*, const std::string&, const NamedArray&) = nullptr;
+  bool inverted_ = false;
+};
+
+namespace detail {
+Leaves only_leaves(Leaves, const std::vector<bool>&);                           // the others are empty
+Leaves merged_leaves(Leaves, const Leaves&);                                    // in place of empty ones those of the second
+std::vector<bool> trainable_of(const Walk&, std::vector<bool> chosen);   // of these the floats that are not Frozen
+}  // namespace detail
+
+// The tree with those arrays alone; the others are empty. Jit, optimisers and tree_map leave what is empty alone.
+template <class T> T filter(const T& tree, const LeafFilter& keep, SourceLocation at = SourceLocation::current()) {
+  Walk w = walk_of(tree, {.paths = true});
+  return unflatten(tree, detail::only_leaves(w.leaves(), keep.chosen("filter", w, at)));
+}
+// Those, and all others.
+template <class T>
+std::pair<T, T> partition(const T& tree, const LeafFilter& first, SourceLocation at = SourceLocation::current()) {
+  return {filter(tree, first, at), filter(tree, !first, at)};
+}
+// What was apart put together: where `first` is empty, the array of the second.
+template <class T> T combine(const T& first, const T& second, SourceLocation at = SourceLocation::current()) {
+  auto others = detail::walk_alike("combine", walk_of(first), first, second, at).leaves();
+  return unflatten(first, detail::merged_leaves(flatten(first), others));
+}
+// What a gradient can be taken by, of those arrays: floats that are not Frozen.
+template <class T> T trainable(const T& model, const LeafFilter& keep = {}, SourceLocation at = SourceLocation::current()) {
+  Walk w = walk_of(model, {.paths = true});
+  return unflatten(model, detail::only_leaves(w.leaves(), detail::trainable_of(w, keep.chosen("trainable", w, at))));
+}
+
+// ---- trees as text -------------------------------------------------------------------------------------------------------
+namespace detail {
+std::string tree_text(const Walk&);
+std::string summary(const Walk&, int depth);
+std::ostream& write(std::ostream&, const std::string&);
+}  // namespace detail
+
+// For each array a line: its path, dtype and axes, elements, bytes; then their sums. Values are not shown.
+template <class T> std::string tree_to_string(const T& tree) { return detail::tree_text(walk_of(tree, {.paths = true})); }
+// A table: for each module how many arrays and parameters it has, of them frozen ones, and their bytes. `depth`: levels shown.
+template <class T> std::string summary(const T& model, int depth = -1) {
+  return detail::summary(walk_of(model, {.paths = true}), depth);
+}
+
+// Modules, states of optimisers, and other trees that hold arrays.
+template <class T> concept ArrayTree =
+    Tree<T> && (reflect::kind<T> == reflect::Kind::frozen || reflect::kind<T> >= reflect::Kind::optional) &&
+    reflect::holds_array<std::remove_cv_t<T>>();
+template <ArrayTree T> std::ostream& operator<<(std::ostream& out, const T& tree) {
+  return detail::write(out, tree_to_string(tree));
+}
+
+namespace nn { using haliax::operator<<; }      // found by the namespace of what is printed
+namespace optim { using haliax::operator<<; }
 
 }  // namespace haliax

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <ostream>
 
 namespace haliax {
 
@@ -11,6 +12,9 @@ std::string to_string(const Axes& axes) {
   for (auto& a : axes) s += (s.size() > 1 ? ", " : "") + to_string(a);
   return s + ")";
 }
+std::ostream& operator<<(std::ostream& out, const Name& n) { return out << n.text(); }
+std::ostream& operator<<(std::ostream& out, const Axis& a) { return out << to_string(a); }
+std::ostream& operator<<(std::ostream& out, const Axes& a) { return out << to_string(a); }
 std::int64_t axis_size(const Axes& axes) {
   std::int64_t n = 1;
   for (auto& a : axes)

@@ -1,6 +1,8 @@
 #include "haliax/dtype.h"
 
 #include <array>
+#include <ostream>
+
 #include "base/name.h"
 #include "base/where.h"
 #include "haliax/error.h"
@@ -38,6 +40,7 @@ const Row& row(DType d) { return kRows[std::size_t(d)]; }
 
 int bytes_of(DType d) { return row(d).bytes; }
 std::string_view name_of(DType d) { return row(d).name; }
+std::ostream& operator<<(std::ostream& out, DType d) { return out << name_of(d); }
 bool is_float(DType d) { return row(d).cls == Class::real; }
 bool is_integer(DType d) { return row(d).cls == Class::integer; }
 bool is_signed(DType d) { return is_integer(d) && row(d).is_signed; }

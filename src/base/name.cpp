@@ -49,10 +49,10 @@ Name::Name(std::string_view text) {
 std::string_view Name::text() const { return data_ ? std::string_view(data_->text) : std::string_view(); }
 bool Name::hidden() const { return data_ && data_->hidden; }
 
-Name fresh_hidden(Name shown) {
+Name fresh_hidden(Name shown, SourceLocation by) {
   auto& t = table();
   std::lock_guard hold(t.lock);
-  t.all.push_back({std::string(shown.text()), true});
+  t.all.push_back({std::string(shown.text()), true, by});
   return Name::of(&t.all.back());
 }
 

@@ -4,16 +4,18 @@
 #include <string>
 
 #include "haliax/axis.h"
+#include "haliax/where.h"
 
 namespace haliax {
 
 struct NameData {
   std::string text;
   bool hidden = false;
+  SourceLocation by = {};   // of a hidden one: where the vmap was written
 };
 
 // A name that prints like `shown` and equals no other name: the axis that an enclosing vmap hides.
-Name fresh_hidden(Name shown);
+Name fresh_hidden(Name shown, SourceLocation by = {});
 
 // The candidate nearest to `wanted` in edit distance, if it is near enough: "; did you mean embed?"; else "".
 std::string did_you_mean(std::string_view wanted, const std::vector<std::string>& candidates);

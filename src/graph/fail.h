@@ -3,10 +3,6 @@
 #include "graph/node.h"
 #include "haliax/fmt.h"
 
-template <> struct fmt::formatter<haliax::Axes> : haliax::detail::TextFormatter<haliax::Axes> {};
-template <> struct fmt::formatter<haliax::Mesh> : haliax::detail::TextFormatter<haliax::Mesh> {};
-template <> struct fmt::formatter<haliax::Mapping> : haliax::detail::TextFormatter<haliax::Mapping> {};
-
 namespace haliax {
 
 template <class First, class... Rest>

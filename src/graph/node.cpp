@@ -127,6 +127,12 @@ NodePtr make_data(BufferPtr value, Axes axes, DType dtype) {
   return n;
 }
 
+std::uint64_t newest_id() {
+  auto& t = Cons::table();
+  std::lock_guard hold(t.lock);
+  return t.next - 1;
+}
+
 void detach(const Node& node) {
   auto& n = const_cast<Node&>(node);
   if (n.op->kind == Kind::leaf) return;
@@ -154,7 +160,7 @@ Context& context() {
 
 Here::Here(SourceLocation at, bool layer, const NamedArray* weight) {
   auto& c = context();
-  at_ = c.origin.at, module_ = c.origin.module, fixed_ = c.fixed;
+  at_ = c.origin.at, made_ = c.made, module_ = c.origin.module, fixed_ = c.fixed;
   if (!c.fixed) c.origin.at = at;
   if (layer) c.fixed = true;
   if (!layer || !weight || weight->empty()) return;
@@ -162,11 +168,13 @@ Here::Here(SourceLocation at, bool layer, const NamedArray* weight) {
   while (n->op->kind != Kind::leaf && n->op->name != std::string_view("tracer") && !n->in.empty() && n->in[0])
     n = n->in[0].get();
   std::string_view path = n->origin.module.text();
-  if (auto dot = path.rfind('.'); dot != path.npos) c.origin.module = Name(path.substr(0, dot));
+  auto dot = path.rfind('.');
+  if (dot != path.npos) c.origin.module = Name(path.substr(0, dot));
+  c.made = path.empty() ? weight->node()->origin.at : SourceLocation();
 }
 Here::~Here() {
   auto& c = context();
-  c.origin.at = at_, c.origin.module = module_, c.fixed = fixed_;
+  c.origin.at = at_, c.made = made_, c.origin.module = module_, c.fixed = fixed_;
 }
 
 Name module_path(std::string field) {
@@ -183,6 +191,11 @@ void fail_at(const Origin& o, const std::string& op, const std::string& text) {
   auto where = where_of(o);
   throw Error("[" + op + "] " + text + (where.empty() ? "" : "; " + where));
 }
-void fail(const std::string& op, const std::string& text) { fail_at(context().origin, op, text); }
+void fail(const std::string& op, const std::string& text) {
+  auto& c = context();
+  auto made = to_string(c.made);
+  if (c.origin.module || made.empty()) fail_at(c.origin, op, text);
+  throw Error("[" + op + "] " + text + "; " + where_of(c.origin) + ", in a layer whose weight was made at " + made);
+}
 
 }  // namespace haliax

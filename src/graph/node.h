@@ -150,12 +150,20 @@ NodePtr make(const Op&, Nodes in, Axes, DType, Attr = {});
 inline constexpr std::int64_t most_elements = std::int64_t(1) << 60;  // of an axis or an array: numbers of bytes do not overflow
 NodePtr make_data(BufferPtr, Axes, DType);                           // never equal to another
 void detach(const Node&);                                            // a node with a value forgets how it was made
+std::uint64_t newest_id();
 
 // Nodes that the roots depend on, inputs first. Loop bodies are not entered. `stop(n)`: n is listed, but not what it depends on.
 Nodes topological(const Nodes& roots, bool (*stop)(const Node&) = nullptr);
 
 // ---- what is being traced, on this thread ----
 class Gradients;
+// A function that is called with stand-ins for its arguments: they, and what becomes of them, have no values outside of it.
+struct Trace {
+  const char* by;                             // jit, checkpoint, eval_shape
+  SourceLocation at;                          // where the user called it; empty: not known
+  std::shared_ptr<const Trace> outer;
+  mutable std::uint64_t last = 0;             // when it ended: the id of the newest node
+};
 struct Context {
   Origin origin = {};
   bool fixed = false;        // a layer has said where its caller is
@@ -163,6 +171,8 @@ struct Context {
   Axes hidden = {};          // by the vmaps around, outermost first
   std::vector<std::pair<std::string, Axis>> shards = {};   // inside shard_map: what stands for each mesh axis, hidden
   int tracing = 0;           // inside grad, vmap, scan or jit: values may be asked for, but nothing is forgotten
+  std::shared_ptr<const Trace> trace = {};    // the innermost
+  SourceLocation made = {};  // of a layer whose weight no trace has named: where that was made
   int chunked_calls = 0;     // of chunked_reduce, around
   std::shared_ptr<const Mesh> mesh = {};       // in scope; the mapping is the origin's
   std::shared_ptr<Gradients> gradients = {};   // those that are taken are noted there, if anybody wants to know
@@ -179,7 +189,7 @@ class Here {
   Here(const Here&) = delete;
 
  private:
-  SourceLocation at_;
+  SourceLocation at_, made_;
   Name module_;
   bool fixed_;
 };

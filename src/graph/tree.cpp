@@ -1,7 +1,10 @@
 // What a walk over a tree collects, and the names of fields. The templates that find the fields are in haliax/tree.h.
-#include <fmt/format.h>
-
 #include "haliax/tree.h"
+
+#include <algorithm>
+
+#include "base/name.h"
+#include "graph/fail.h"
 
 namespace haliax {
 namespace reflect {
@@ -50,15 +53,13 @@ std::vector<NamedArray> Walk::leaves() const {
   return all;
 }
 
-void Walk::assign(const std::vector<NamedArray>& leaves) const {
-  check_count("unflatten", leaves.size());
+void Walk::assign(const std::vector<NamedArray>& leaves, SourceLocation at) const {
+  if (leaves.size() != arrays.size()) {
+    Here here(at);
+    fail("unflatten", "the tree has {} arrays, but {} were given; the trees must have the same structure", arrays.size(),
+         leaves.size());
+  }
   for (std::size_t i = 0; i < leaves.size(); ++i) *arrays[i] = leaves[i];
-}
-
-void Walk::check_count(const char* op, std::size_t given) const {
-  if (given != arrays.size())
-    throw Error(fmt::format("[{}] the tree has {} arrays, but {} were given; the trees must have the same structure", op,
-                            arrays.size(), given));
 }
 
 void Walk::leaf(NamedArray& a) {
@@ -108,6 +109,72 @@ void Walk::add(const AxisSpec& s) {
 void Walk::add(const AxisSelection& s) {
   add(s.all()), add(s.items().size());
   for (const AxisSelector& a : s.items()) add(a);
+}
+
+// ---- parts of trees ----
+namespace detail {
+
+void check_alike(const char* op, const Walk& a, const Walk& b, SourceLocation at) {
+  Here here(at);
+  auto lacks = [](const Walk& from, const Walk& in) {
+    auto missing = std::find_if(from.paths.begin(), from.paths.end(), [&](auto& p) {
+      return std::find(in.paths.begin(), in.paths.end(), p) == in.paths.end();
+    });
+    return missing == from.paths.end() || missing->empty() ? std::string() : "; only one of them has " + *missing;
+  };
+  auto missing = lacks(a, b);
+  if (missing.empty()) missing = lacks(b, a);
+  fail(op, "the first tree has {} arrays and another {}{}; the trees must have the same structure", a.arrays.size(),
+       b.arrays.size(), missing);
+}
+Leaves only_leaves(Leaves leaves, const std::vector<bool>& keep) {
+  for (std::size_t i = 0; i < leaves.size(); ++i)
+    if (!keep[i]) leaves[i] = {};
+  return leaves;
+}
+Leaves merged_leaves(Leaves leaves, const Leaves& others) {
+  for (std::size_t i = 0; i < leaves.size(); ++i)
+    if (leaves[i].empty()) leaves[i] = others[i];
+  return leaves;
+}
+std::vector<bool> trainable_of(const Walk& w, std::vector<bool> chosen) {
+  for (std::size_t i = 0; i < chosen.size(); ++i)
+    chosen[i] = chosen[i] && !w.frozen[i] && is_float(w.arrays[i]->node()->dtype);
+  return chosen;
+}
+
+}  // namespace detail
+
+// For people a path has no level that Stacked adds.
+static std::string without_stacked(const std::string& path) { return std::string(module_path(path).text()); }
+
+LeafFilter LeafFilter::operator!() const {
+  auto others = *this;
+  others.inverted_ = !inverted_;
+  return others;
+}
+bool LeafFilter::operator()(const std::string& path, const NamedArray& leaf) const {
+  bool is = f_ ? call_(f_.get(), path, leaf)
+               : path.find(part_) != path.npos || without_stacked(path).find(part_) != path.npos;
+  return is != inverted_;
+}
+std::vector<bool> LeafFilter::chosen(const char* op, const Walk& w, SourceLocation at) const {
+  std::vector<bool> out(w.arrays.size());
+  bool found = false;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (w.arrays[i]->empty()) continue;
+    out[i] = (*this)(w.paths[i], *w.arrays[i]);
+    found = found || out[i] != inverted_;
+  }
+  if (found || f_ || part_.empty() || out.empty()) return out;
+  Here here(at);
+  std::vector<std::string> levels;   // the words of which paths are made
+  for (auto& p : w.paths)
+    for (std::size_t from = 0, to = 0; to != p.npos; from = to + 1) {
+      to = p.find('.', from);
+      levels.push_back(p.substr(from, to == p.npos ? to : to - from));
+    }
+  fail(op, "there is no array with {} in its path{}; paths are like {}", part_, did_you_mean(part_, levels), w.paths.front());
 }
 
 }  // namespace haliax

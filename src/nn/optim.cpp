@@ -30,6 +30,13 @@ void check_same(const Leaves& a, const char* what, const Leaves& b, const char* 
       fail("optim", "array {} of the {} is {}, that of the {} {}; their axes must be the same", i, what, x, other, y);
   }
 }
+void check_states(const Leaves& state, const char* what, const Leaves& grads) {
+  check_same(state, what, grads, "gradients");
+  for (std::size_t i = 0; i < grads.size(); ++i)
+    if (!grads[i].empty() && state[i].empty())
+      fail("optim", "array {} {} has a gradient, but the state was made without it; take gradients by the same part of the "
+           "model, as value_and_grad(loss, \"lora\") does", i, grads[i].axes());
+}
 // 1 - b^count, without losing digits where b is close to 1.
 NamedArray correction(double b, const NamedArray& count) {
   if (b == 0) return 1.;
@@ -71,7 +78,7 @@ Leaves clipped(Leaves grads, double max_norm) {
 }
 
 Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double b1, double b2, double eps) {
-  check_same(mu, "moments", grads, "gradients");
+  check_states(mu, "moments", grads);
   auto c1 = correction(b1, count), c2 = correction(b2, count);
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (grads[i].empty()) continue;
@@ -84,7 +91,7 @@ Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double
 }
 
 std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, bool nesterov) {
-  check_same(trace, "traces", grads, "gradients");
+  check_states(trace, "traces", grads);
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (grads[i].empty()) continue;
     trace[i] = grads[i] + decay * trace[i];
@@ -93,13 +100,37 @@ std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, boo
   return {std::move(grads), std::move(trace)};
 }
 
-Leaves decayed(Leaves updates, const Leaves& params, const std::vector<std::string>& paths, double weight_decay, Mask mask) {
+Leaves decayed(Leaves updates, const Walk& params, double weight_decay, const LeafFilter& mask) {
   if (weight_decay == 0) return updates;
-  check_same(params, "params", updates, "updates");
+  check_same(params.leaves(), "params", updates, "updates");
+  auto decays = std::vector<bool>(updates.size(), true);
+  if (!mask.all()) decays = mask.chosen("add_decayed_weights", params, context().origin.at);
   for (std::size_t i = 0; i < updates.size(); ++i)
-    if (!updates[i].empty() && (!mask || mask(paths[i], params[i])))
-      updates[i] = updates[i] + astype(weight_decay * params[i], updates[i].dtype());
+    if (!updates[i].empty() && !params.arrays[i]->empty() && decays[i])
+      updates[i] = updates[i] + astype(weight_decay * *params.arrays[i], updates[i].dtype());
   return updates;
+}
+
+Leaves chosen_or(const Leaves& mine, const std::vector<bool>& chosen, Leaves others) {
+  for (std::size_t i = 0; i < others.size(); ++i)
+    if (chosen[i]) others[i] = mine[i];
+  return others;
+}
+std::vector<int> group_of(const Walk& params, std::initializer_list<LeafFilter> filters) {
+  std::vector<int> group(params.arrays.size(), -1);
+  int which = 0;
+  for (auto& f : filters) {
+    auto chosen = f.chosen("groups", params, context().origin.at);
+    for (std::size_t i = 0; i < group.size(); ++i)
+      if (chosen[i] && group[i] < 0) group[i] = which;
+    ++which;
+  }
+  return group;
+}
+Leaves of_group(Leaves leaves, const std::vector<int>& group, int which) {
+  for (std::size_t i = 0; i < leaves.size(); ++i)
+    if (group[i] != which) leaves[i] = {};
+  return leaves;
 }
 
 Leaves applied(Leaves params, const Leaves& updates) {

@@ -35,13 +35,21 @@ NamedArray::NamedArray(double value, SourceLocation at) {
   node_ = prim::number(value, DType::f32);
 }
 
-Axes NamedArray::axes() const { return visible(*held("axes", node_)); }
-DType NamedArray::dtype() const { return held("dtype", node_)->dtype; }
-std::int64_t NamedArray::ndim() const { return std::int64_t(axes().size()); }
-std::int64_t NamedArray::size() const { return haliax::axis_size(axes()); }
-std::int64_t NamedArray::nbytes() const { return size() * bytes_of(dtype()); }
-bool NamedArray::has_axis(const AxisSelection& selection) const {
-  auto mine = axes();
+Axes NamedArray::axes(SourceLocation at) const {
+  if (node_) return visible(*node_);
+  Here here(at);
+  return visible(*held("axes", node_));
+}
+DType NamedArray::dtype(SourceLocation at) const {
+  if (node_) return node_->dtype;
+  Here here(at);
+  return held("dtype", node_)->dtype;
+}
+std::int64_t NamedArray::ndim(SourceLocation at) const { return std::int64_t(axes(at).size()); }
+std::int64_t NamedArray::size(SourceLocation at) const { return haliax::axis_size(axes(at)); }
+std::int64_t NamedArray::nbytes(SourceLocation at) const { return size(at) * bytes_of(dtype(at)); }
+bool NamedArray::has_axis(const AxisSelection& selection, SourceLocation at) const {
+  auto mine = axes(at);
   return std::all_of(selection.items().begin(), selection.items().end(), [&](auto& s) {
     auto* a = find_axis(mine, s.name);
     return a && (s.size < 0 || s.size == a->size);
@@ -56,16 +64,6 @@ Axis NamedArray::resolve_axis(const AxisSelector& s, SourceLocation at) const {
   return axis_of("resolve_axis", held("resolve_axis", node_), s);
 }
 
-NamedArray NamedArray::rename(std::initializer_list<std::pair<Name, Name>> renames, SourceLocation at) const {
-  return haliax::rename(Arr(*this, at), renames);
-}
-std::vector<NamedArray> NamedArray::unbind(const AxisSelector& axis, SourceLocation at) const {
-  return haliax::unbind(Arr(*this, at), axis);
-}
-NamedArray NamedArray::astype(DType dtype, SourceLocation at) const { return haliax::astype(Arr(*this, at), dtype); }
-NamedArray NamedArray::dot(const NamedArray& other, const AxisSelection& axis, SourceLocation at) const {
-  return haliax::dot(Arr(*this, at), Arr(other, at), axis);
-}
 const NamedArray& NamedArray::scalar(SourceLocation at) const {
   Here here(at);
   if (auto mine = visible(*held("scalar", node_)); !mine.empty())

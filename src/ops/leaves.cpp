@@ -18,12 +18,20 @@ const Op kCarry{.name = "carry", .kind = Kind::leaf};
 
 namespace {
 struct Unique : Payload {};   // makes a node unlike any other
+struct Input : Payload {
+  std::shared_ptr<const Trace> trace;
+};
 }
 
-NodePtr input(const Axes& axes, DType dtype, Name path) {
+NodePtr input(const Axes& axes, DType dtype, Name path, std::shared_ptr<const Trace> trace) {
   At here;
   if (path) context().origin.module = path;
-  return make(kInput, {}, axes, dtype, {.payload = std::make_shared<Unique>()});
+  auto payload = std::make_shared<Input>();
+  payload->trace = trace ? std::move(trace) : context().trace;
+  return make(kInput, {}, axes, dtype, {.payload = std::move(payload)});
+}
+const std::shared_ptr<const Trace>& trace_of(const Node& input) {
+  return static_cast<const Input&>(*input.attr.payload).trace;
 }
 
 NodePtr number(double v, DType dtype) {

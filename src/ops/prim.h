@@ -11,7 +11,9 @@ struct SliceAttr;
 namespace haliax::prim {
 
 // ---- leaves ----
-NodePtr input(const Axes&, DType, Name path = {});               // never equal to another
+// Never equal to another. Of the trace that is given, or the innermost.
+NodePtr input(const Axes&, DType, Name path = {}, std::shared_ptr<const Trace> = {});
+const std::shared_ptr<const Trace>& trace_of(const Node& input);
 NodePtr number(double, DType);                                   // a scalar of any dtype
 NodePtr integer(std::int64_t, DType);
 NodePtr filled(double, DType, const Axes&);                      // a number, broadcast

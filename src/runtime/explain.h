@@ -11,6 +11,7 @@ void describe(JitReport&, const Compilation&, const MeshProgram*, const MachineS
 std::int64_t argument_bytes(const program::Program&);
 // Columns as wide as their widest entry; nothing stands behind the last, nor in place of an empty row.
 std::string table(const std::vector<std::vector<std::string>>& rows);
+std::string bytes_text(double);                          // 12 B, 1.5 KiB, 2.0 MiB
 
 // Raises for a gather that nobody asked for.
 void refuse_gathers(const std::vector<Move>&, const Mesh&);

@@ -10,13 +10,13 @@
 #include <cstring>
 #include <utility>
 
-#include "haliax/error.h"
+#include "graph/node.h"
 
 namespace haliax {
 namespace {
 
 [[noreturn]] void fail(const char* op, const std::string& path, const char* what) {
-  throw Error(fmt::format("[{}] {} {}: {}", op, path, what, std::strerror(errno)));
+  haliax::fail(op, fmt::format("{} {}: {}", path, what, std::strerror(errno)));
 }
 
 class OutputFile {
@@ -59,7 +59,7 @@ InputFile::~InputFile() { ::close(descriptor_); }
 std::int64_t InputFile::size() const {
   struct stat status {};
   if (::fstat(descriptor_, &status) != 0) fail(op_, path_, "cannot be read");
-  if (!S_ISREG(status.st_mode)) throw Error(fmt::format("[{}] {} is not a regular file", op_, path_));
+  if (!S_ISREG(status.st_mode)) haliax::fail(op_, path_ + " is not a regular file");
   return status.st_size;
 }
 void InputFile::read(void* data, std::int64_t bytes) {
@@ -67,7 +67,7 @@ void InputFile::read(void* data, std::int64_t bytes) {
     const ssize_t n = ::read(descriptor_, at, std::size_t(bytes));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail(op_, path_, "cannot be read");
-    if (n == 0) throw Error(fmt::format("[{}] {} became shorter while it was read", op_, path_));
+    if (n == 0) haliax::fail(op_, path_ + " became shorter while it was read");
     at += n, bytes -= n;
   }
 }

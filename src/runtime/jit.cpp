@@ -33,6 +33,7 @@ Nodes JitCore::Impl::roots_of(const Leaves& results, const Parts& parts) {
     roots.push_back(r.node()), e.results.push_back({r.node()->axes, r.dtype()});
     e.part_of_result.push_back(parts.of_leaf[k]);
   }
+  refuse_tracers(roots, e.inputs);
   if (auto& effect = context().effect) roots.push_back(effect);   // a result that nobody is given
   report.trace_s = now() - started;
   if (options.strict && options.partition) refuse_mappings(roots, e.inputs, given_mappings(), mesh() != nullptr);
@@ -41,6 +42,10 @@ Nodes JitCore::Impl::roots_of(const Leaves& results, const Parts& parts) {
 void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simulated) {
   auto& e = *pending;
   auto name = options.backend.empty() ? default_backend() : options.backend;
+  {
+    Here here(options.at);
+    backend(name);
+  }
   auto t = now();
   Compilation c{roots_of(results, parts), e.inputs, options_for(name)};
   c.options.donated = e.donated;
@@ -105,6 +110,7 @@ Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) c
   return out;
 }
 JitCore::Entry* JitCore::find(const Walk& w, const Parts& arguments) {
+  if (!w.unequal.empty()) return nullptr;
   std::lock_guard hold(impl_->lock);
   for (std::size_t i = impl_->entries.size(); i-- > 0;) {
     auto& e = impl_->entries[i];
@@ -116,6 +122,13 @@ JitCore::Entry* JitCore::find(const Walk& w, const Parts& arguments) {
 Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   auto& m = *impl_;
   m.check_call(arguments.count);
+  if (!w.unequal.empty()) {
+    Here here(m.options.at);
+    auto& field = w.unequal.front();   // after the number of the argument
+    auto dot = field.find('.');
+    fail("jit", "nobody can tell whether the std::function " + (dot == field.npos ? "argument " + field : field.substr(dot + 1)) +
+                    " is the same in the next call; hold it as a haliax::StaticFunction");
+  }
   auto& donate = m.options.donate;
   auto& owner = arguments.of_leaf;
   std::vector<std::string> paths, names;                     // of a leaf in its argument; for people
@@ -143,12 +156,13 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   auto& e = *m.pending;
   e.signature = {w.statics, w.values, {}, {}, current_mesh(), current_mapping(), std::move(in)};
   Leaves out;
+  auto trace = std::make_shared<const Trace>(Trace{"jit", m.options.at, context().trace});
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
     auto& n = w.arrays[k]->node();
     e.signature.axes.push_back(n ? n->axes : Axes());
     e.signature.dtypes.push_back(n ? int(n->dtype) : -1);
     if (!n) { out.emplace_back(); continue; }
-    e.inputs.push_back(prim::input(n->axes, n->dtype, module_path(path(k))));
+    e.inputs.push_back(prim::input(n->axes, n->dtype, module_path(path(k)), trace));
     e.leaf_of_input.push_back(k);
     e.names.push_back(names[k]);
     e.donated.push_back(std::find(donate.begin(), donate.end(), owner[k]) != donate.end());
@@ -157,6 +171,7 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   m.mapping_outside = context().origin.mapping;
   m.tracing.emplace();
   context().in_jit = true, context().effect = nullptr;
+  context().trace = std::move(trace);
   if (auto mesh = m.mesh()) context().mesh = std::move(mesh), context().gradients = std::make_shared<Gradients>();
   if (m.options.axis_resources) context().origin.mapping = std::make_shared<const Mapping>(*m.options.axis_resources);
   return out;
@@ -167,8 +182,14 @@ void JitCore::abandon() {
   impl_->lock.unlock();
 }
 
-JitCore::Entry* JitCore::end(const Leaves& results, const Parts& parts, std::shared_ptr<void> like) {
+JitCore::Entry* JitCore::end(const Leaves& results, const Parts& parts, std::shared_ptr<void> like,
+                             const std::vector<std::string>& paths) {
   auto& m = *impl_;
+  for (auto& path : paths) {
+    auto dot = path.find('.');                               // of several parts without the number of the part
+    auto own = parts.count < 2 ? path : dot == path.npos ? "" : path.substr(dot + 1);
+    m.pending->paths.push_back(module_path(own));
+  }
   m.compile(results, parts, false);
   m.pending->like = std::move(like);
   m.entries.push_back(std::move(m.pending));

@@ -28,6 +28,7 @@ struct JitCore::Entry {
   Nodes captured;                                // by f: arrays that are no arguments
   std::vector<std::string> names;                // of the inputs, for people: argument 0, or argument 0: mlp.up.weight
   std::vector<int> result_of_leaf;               // of the results: -1 empty
+  Names paths;                                   // of the results' leaves: what a layer among them is called in errors
   std::vector<std::pair<Axes, DType>> results;
   std::vector<std::shared_ptr<const Placement>> placements;   // of the results
   std::shared_ptr<void> like;
@@ -45,10 +46,12 @@ struct JitCore::Entry {
   }
   Leaves assemble(const std::vector<BufferPtr>& made) const {
     Leaves out;
-    for (int r : result_of_leaf) {
+    for (std::size_t k = 0; k < result_of_leaf.size(); ++k) {
+      auto r = result_of_leaf[k];
       if (r < 0) { out.emplace_back(); continue; }
       auto& [axes, dtype] = results[std::size_t(r)];
       auto n = make_data(made[std::size_t(r)], axes, dtype);
+      const_cast<Node&>(*n).origin.module = paths[k];
       if (!placements.empty()) const_cast<Node&>(*n).placement = placements[std::size_t(r)];
       out.push_back(NamedArray(n));
     }

@@ -1,6 +1,4 @@
-// Reading arrays out, and printing them.
-#include <fmt/format.h>
-
+// Reading arrays out.
 #include <cmath>
 #include <limits>
 #include <type_traits>
@@ -15,10 +13,6 @@ const Node& with_value(const NamedArray& a) {
   if (a.empty()) fail("eval", "the NamedArray is empty: it was never given a value");
   auto& n = *a.node();
   if (!n.donated.empty()) fail("eval", n.donated);
-  for (auto& x : n.axes)
-    if (x.name.hidden())
-      fail("eval", "a value is asked for inside vmap over " + std::string(x.name.text()) + ", where there is none yet");
-  if (!n.value && !n.free.empty()) fail("eval", "a value is asked for inside scan, where there is none yet");
   if (!n.value) evaluate({a.node()});
   return n;
 }
@@ -34,29 +28,6 @@ template <class T> std::vector<T> converted(const Node& n) {
     else out[std::size_t(i)] = n.dtype == DType::u64 && v.whole < 0 ? std::numeric_limits<T>::max() : v.whole;
   }
   return out;
-}
-
-std::string text_of(const Node& n, std::int64_t at) {
-  auto v = element(n, at);
-  if (n.dtype == DType::boolean) return v.whole ? "true" : "false";
-  if (n.dtype == DType::u64) return std::to_string(std::uint64_t(v.whole));
-  if (!is_float(n.dtype)) return std::to_string(v.whole);
-  return std::isnan(v.real) ? "nan" : fmt::format("{:.6g}", v.real);   // whatever the sign of a NaN
-}
-void print(std::string& s, const Node& n, std::size_t axis, std::int64_t at) {
-  if (axis == n.axes.size()) {
-    s += text_of(n, at);
-    return;
-  }
-  std::int64_t size = n.axes[axis].size, inner = 1;
-  for (std::size_t a = axis + 1; a < n.axes.size(); ++a) inner *= n.axes[a].size;
-  s += "[";
-  for (std::int64_t i = 0; i < size; ++i) {
-    if (i) s += ", ";
-    if (size > 8 && i == 4) s += "..., ", i = size - 4;
-    print(s, n, axis + 1, at + i * inner);
-  }
-  s += "]";
 }
 
 }  // namespace
@@ -94,15 +65,6 @@ std::vector<std::byte> NamedArray::bytes(SourceLocation at) const {
   Here here(at);
   auto& n = with_value(*this);
   return {n.value->data(), n.value->data() + n.bytes()};
-}
-std::string NamedArray::to_string() const {
-  if (!node_) return "NamedArray()";
-  std::string s = "NamedArray(" + std::string(name_of(dtype())) + ", " + haliax::to_string(axes());
-  try {
-    if (context().tracing == 0) with_value(*this);
-  } catch (const Error&) {}  // a value that cannot be had is not shown
-  if (node_->value) s += ", ", print(s, *node_, 0, 0);
-  return s + ")";
 }
 
 }  // namespace haliax

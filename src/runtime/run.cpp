@@ -30,10 +30,11 @@ program::Device& backend(const std::string& name) {
     static auto* simulated = cuda::make_simulated_device().release();
     return *simulated;
   }
-  throw Error("[backend] there is no backend " + name + did_you_mean(name, std::vector<std::string>{"cpu", "reference"}) +
-              "; there are cpu and reference");
+  fail("backend", "there is no backend " + name + did_you_mean(name, std::vector<std::string>{"cpu", "reference"}) +
+                      "; there are cpu and reference");
 }
-void set_default_backend(const std::string& name) {
+void set_default_backend(const std::string& name, SourceLocation at) {
+  Here here(at);
   backend(name);
   default_name() = name;
 }
@@ -92,6 +93,7 @@ void evaluate(const Nodes& wanted) {
   for (auto& n : wanted)
     if (n && !n->value) roots.push_back(n);
   if (roots.empty()) return;
+  require_values(roots);
   auto c = compile(roots, default_name());
   BufferPtr arena;
   auto made = call(c, {}, arena, nullptr);

@@ -1,5 +1,6 @@
 // Compiling and running graphs: which backend, with what memory.
 #pragma once
+#include <optional>
 #include <string>
 
 #include "compile/pipeline.h"
@@ -30,6 +31,17 @@ std::vector<BufferPtr> call(const Compiled&, const std::vector<Given>&, BufferPt
 BufferPtr copied(const Buffer&);
 
 void evaluate(const Nodes& roots);                         // gives each of them a value
+
+// An argument of a function that is traced, or was, or the axis that a vmap hides: what has a value inside of it alone.
+struct Tracer {
+  std::string inside;                                      // jit (train.cpp:12), vmap over batch (train.cpp:12)
+  bool left = false;                                       // that function, which is traced no longer
+  bool shape = false;                                      // made by eval_shape: no function has a value for it
+  std::uint64_t last = 0;                                  // the newest node that was made in it; 0: not known
+};
+std::optional<Tracer> tracer_below(const NodePtr&);        // of which the array is made, if of any
+void require_values(const Nodes&);                         // raises for an array that is made of tracers
+void refuse_tracers(const Nodes& roots, const Nodes& inputs);   // raises for those of another trace than the inputs'
 BufferPtr memory(std::int64_t bytes);                      // raises where there is not enough
 
 }  // namespace haliax

@@ -12,7 +12,7 @@
 #include <span>
 
 #include "base/name.h"
-#include "haliax/error.h"
+#include "graph/node.h"
 #include "haliax/io.h"
 #include "runtime/file.h"
 
@@ -75,9 +75,9 @@ class Reader {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& what) const { throw Error("[read_safetensors] " + path_ + " " + what); }
+  [[noreturn]] void fail(const std::string& what) const { haliax::fail("read_safetensors", path_ + " " + what); }
   [[noreturn]] void fail(std::string_view tensor, const std::string& what) const {
-    throw Error("[read_safetensors] " + path_ + ": tensor " + printable(tensor) + " " + what);
+    haliax::fail("read_safetensors", path_ + ": tensor " + printable(tensor) + " " + what);
   }
 
   // The header is at most three levels deep and names nothing twice (JSON parsers keep the last silently).
@@ -170,7 +170,7 @@ std::vector<const Tensor*> in_file_order(const TensorFile& file) {
 
 std::string header_of(const std::vector<const Tensor*>& order, const TensorFile& file) {
   const auto fail = [](const Tensor& t, const std::string& what) {
-    throw Error("[write_safetensors] tensor " + printable(t.name) + " " + what);
+    haliax::fail("write_safetensors", "tensor " + printable(t.name) + " " + what);
   };
   json root = json::object();
   std::int64_t at = 0;
@@ -188,10 +188,11 @@ std::string header_of(const std::vector<const Tensor*>& order, const TensorFile&
   try {
     std::string header = root.dump();
     header.resize((header.size() + 7) / 8 * 8, ' ');   // the data starts aligned
-    if (std::int64_t(header.size()) > max_header) throw Error("[write_safetensors] the header is larger than the format allows");
+    if (std::int64_t(header.size()) > max_header)
+      haliax::fail("write_safetensors", "the header is larger than the format allows");
     return header;
   } catch (const json::exception&) {
-    throw Error("[write_safetensors] a name or a metadata entry is not UTF-8");
+    haliax::fail("write_safetensors", "a name or a metadata entry is not UTF-8");
   }
 }
 
@@ -202,16 +203,21 @@ const Tensor* TensorFile::find(std::string_view name) const {
   return found == tensors.end() ? nullptr : &*found;
 }
 
-const Tensor& TensorFile::at(std::string_view name) const {
+const Tensor& TensorFile::at(std::string_view name, SourceLocation at) const {
   if (const Tensor* found = find(name)) return *found;
   std::vector<std::string> names;
   for (const Tensor& t : tensors) names.push_back(t.name);
-  throw Error("[read_safetensors] there is no tensor " + printable(name) + did_you_mean(name, names));
+  Here here(at);
+  fail("read_safetensors", "there is no tensor " + printable(name) + did_you_mean(name, names));
 }
 
-TensorFile read_safetensors(const std::string& path) { return Reader(path).read(); }
+TensorFile read_safetensors(const std::string& path, SourceLocation at) {
+  Here here(at);
+  return Reader(path).read();
+}
 
-void write_safetensors(const std::string& path, const TensorFile& file) {
+void write_safetensors(const std::string& path, const TensorFile& file, SourceLocation at) {
+  Here here(at);
   const auto order = in_file_order(file);
   const std::string header = header_of(order, file);
   const std::uint64_t header_bytes = header.size();

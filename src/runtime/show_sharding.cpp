@@ -176,14 +176,14 @@ std::string picture_of(const Grid& g, const std::string& title, const std::strin
          "</svg>\n";
 }
 
+}  // namespace
+
 std::string bytes_text(double b) {
   const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   int u = 0;
   while (b >= 1024 && u < 4) b /= 1024, ++u;
   return u == 0 ? fmt::format("{:.0f} B", b) : fmt::format("{:.1f} {}", b, units[u]);
 }
-
-}  // namespace
 
 std::string visualize_sharding(const AxisSpec& spec, const Mapping& mapping, const Mesh& mesh, const std::string& svg,
                                SourceLocation at) {

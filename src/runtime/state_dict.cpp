@@ -39,6 +39,11 @@ void StateWalk::named(std::string_view field, Visit visit, void* node) {
   path.resize(mark);
 }
 
+void StateWalk::check_no_layers() const {
+  Here here(at);
+  if (layers >= 0) fail("state_dict", "layers inside layers have no place in a checkpoint: " + path);
+}
+
 void StateWalk::add(NamedArray& a) {
   if (a.empty()) return;
   auto axes = a.axes();
@@ -68,10 +73,11 @@ void StateWalk::add_norm(std::optional<NamedArray>& weight, std::optional<NamedA
   if (bias) add_matrix("bias", *bias, 0);
 }
 
-TensorFile save_state(const std::vector<StateEntry>& entries) {
+TensorFile save_state(const std::vector<StateEntry>& entries, SourceLocation at) {
+  Here here(at);
   std::vector<NamedArray> all;
   for (auto& e : entries) all.push_back(*e.array);
-  eval(all);
+  eval(all, at);
   TensorFile file;
   file.metadata = {{"format", "pt"}};
   std::set<std::string> seen;
@@ -82,7 +88,7 @@ TensorFile save_state(const std::vector<StateEntry>& entries) {
     for (std::int64_t i = 0; i < n; ++i) {
       auto name = of_layer(e, i);
       if (!seen.insert(name).second)
-        throw Error("[state_dict] two arrays are called " + name + "; give their fields other names");
+        fail("state_dict", "two arrays are called " + name + "; give their fields other names");
       auto from = bytes.begin() + std::ptrdiff_t(each) * i;
       file.tensors.push_back({name, e.array->dtype(), e.shape, {from, from + std::ptrdiff_t(each)}});
     }

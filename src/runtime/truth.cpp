@@ -1,21 +1,8 @@
 // An array as a truth value: what `if`, `?:`, `assert` and std::max ask of a comparison.
 #include "haliax/array.h"
-#include "ops/prim.h"
+#include "runtime/run.h"
 
 namespace haliax {
-namespace {
-
-// Does it depend on what has no value yet: an argument of jit, the carry of a loop, an axis hidden by vmap?
-bool is_traced(const NodePtr& root) {
-  for (auto& a : root->axes)
-    if (a.name.hidden()) return true;
-  if (!root->value && !root->free.empty()) return true;
-  for (auto& n : topological({root}, [](const Node& n) { return n.value != nullptr; }))
-    if (n->op == &prim::kInput && !n->value && n->donated.empty()) return true;
-  return false;
-}
-
-}  // namespace
 
 NamedArray::operator bool() const {
   if (!node_) fail("bool", "an empty NamedArray is neither true nor false; x.empty() asks whether there is an array");
@@ -27,7 +14,8 @@ NamedArray::operator bool() const {
   try {
     return item(origin.at) != 0;
   } catch (const Error&) {
-    if (!is_traced(node_)) throw;
+    auto tracer = tracer_below(node_);
+    if (!tracer || tracer->left || tracer->shape) throw;
     fail_at(origin, "bool", "C++ cannot decide by a value that is not computed until this function has been traced; "
                             "where(condition, a, b) picks between two values");
   }

@@ -11,6 +11,11 @@ namespace {
 // A leaf that stands for x while a function is traced.
 NodePtr stand_in(const NodePtr& x) { return prim::input(x->axes, x->dtype, x->origin.module); }
 
+void begin_trace(const char* by) {   // until the Tracing around ends
+  auto& c = context();
+  c.trace = std::make_shared<const Trace>(Trace{by, {}, c.trace});
+}
+
 // Nodes below the roots that do not depend on the inputs: what a function captured.
 Nodes captured(const Nodes& roots, const Nodes& inputs) {
   std::unordered_set<const Node*> goals;
@@ -75,6 +80,7 @@ namespace detail {
 
 Leaves checkpoint(LeafFunction f, const Leaves& in) {
   Tracing tracing;
+  begin_trace("checkpoint");
   auto c = std::make_shared<Checkpointed>();
   auto inside = mapped(in, stand_in);
   auto traced = f(inside);
@@ -104,10 +110,13 @@ Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> 
 }
 Leaves eval_shape(LeafFunction f, const Leaves& in) {
   Tracing tracing;
+  begin_trace("eval_shape");
   auto before = context().effect;
-  auto out = mapped(f(mapped(in, stand_in)), [](const NodePtr& n) { return prim::input(n->axes, n->dtype); });
+  auto shapes = f(mapped(in, stand_in));
   context().effect = before;
-  return out;
+  context().trace->last = newest_id();
+  begin_trace("shape");   // results, too, have axes and a dtype alone
+  return mapped(shapes, [](const NodePtr& n) { return prim::input(n->axes, n->dtype); });
 }
 
 }  // namespace detail

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <ostream>
 
 #include "base/name.h"
 #include "graph/fail.h"
@@ -86,6 +87,9 @@ int Mesh::size(std::string_view axis) const {
   throw Error(fmt::format("[mesh] there is no mesh axis {}; the mesh has {}{}", axis, joined(known, ", "),
                           did_you_mean(axis, known)));
 }
+std::ostream& operator<<(std::ostream& out, const Mesh& m) { return out << "Mesh(" << to_string(m) << ")"; }
+std::ostream& operator<<(std::ostream& out, const Mapping& m) { return out << to_string(m); }
+std::ostream& operator<<(std::ostream& out, const PartitionSpec& s) { return out << to_string(s); }
 std::string to_string(const Mesh& m) {
   std::vector<std::string> out;
   for (auto& [name, size] : m.axes()) out.push_back(fmt::format("{}={}", name, size));

@@ -75,7 +75,7 @@ ShardMap::ShardMap(const JitOptions& options) : options_(options) {
   outside_ = options.axis_resources ? std::make_shared<const Mapping>(*options.axis_resources) : current_mapping();
   context().shards.clear();
   for (auto& [name, size] : mesh_->axes())
-    context().shards.push_back({name, Axis(fresh_hidden(Name("shards of " + name)), size)});
+    context().shards.push_back({name, Axis(fresh_hidden(Name("shards of " + name), options.at), size)});
 }
 const Mapping& ShardMap::mapping_of(const std::optional<Mappings>& own, int part) const {
   static const Mapping none;

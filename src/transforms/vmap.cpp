@@ -5,7 +5,7 @@
 
 namespace haliax::detail {
 
-Vmap::Vmap(const AxisSelector& a, SourceLocation where) : axis(a), at(where), hidden(fresh_hidden(a.name)), size(a.size) {}
+Vmap::Vmap(const AxisSelector& a, SourceLocation where) : axis(a), at(where), hidden(fresh_hidden(a.name, where)), size(a.size) {}
 Leaves Vmap::hide(const Leaves& in) {
   Here here(at);
   auto out = mapped(in, [&](const NodePtr& n) {

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdio>
+#include <sstream>
 
 #include <haliax/haliax.h>
 #include <haliax/state_dict.h>
@@ -100,14 +101,35 @@ TEST_CASE("docs/cheatsheet.md: indexing, nn and random") {
   CHECK(same(index(x, {{"pos", 3}}), sum(where(arange(Pos) == 3, x, 0.), "pos")));
   CHECK(same(index(x, {{"pos", Slice{1, 4}}}), slice(x, "pos", 1, 3)));
   CHECK(names(index(x, {{"vocab", ids}})) == Names{"pos", "batch"});
+  CHECK(same(x[{"pos", 3}], index(x, {{"pos", 3}})));
+  CHECK(same(x[{"pos", Slice{1, 4}}], index(x, {{"pos", Slice{1, 4}}})));
+  CHECK(same(x[{"vocab", ids}], index(x, {{"vocab", ids}})));
   {
     auto i = NamedArray(1).astype(DType::i32);
     CHECK(same(index(x, {{"pos", ds(i, Axis("pos", 4))}}), slice(x, "pos", 1, 4)));
+    auto pairs = broadcast_axis(x, Axis("batch", 2));
+    auto same_part = [&](const NamedArray& x) { return x[{{"batch", 0}, {"pos", ds(i, Axis("pos", 4))}}]; };
+    CHECK(same(same_part(pairs), slice(x, "pos", 1, 4)));
   }
   CHECK(same(take(x, "vocab", ids), index(x, {{"vocab", ids}})));
   auto u = ones(Vocab);
   CHECK(index(at_set(x, {{"pos", 3}}, u), {{"pos", 3}}).floats() == u.floats());
   CHECK(same(at_add(x, {{"pos", 3}}, u) - x, where(arange(Pos) == 3, 1., zeros_like(x))));
+  CHECK(same(x.at({"pos", 3}).set(u), at_set(x, {{"pos", 3}}, u)));
+  CHECK(same(x.at({"pos", 3}).add(u), at_add(x, {{"pos", 3}}, u)));
+  const auto mask = arange(Pos) < 3;
+  CHECK(same(x.sum("pos"), sum(x, "pos")));
+  CHECK(same(x.mean("pos", {.where = mask}), mean(x, "pos", {.where = mask})));
+  {
+    auto y = x;
+    auto x = y;
+    x += y;
+    CHECK(same(x, y * 2));
+    struct Model { NamedArray w; } model{x};
+    std::ostringstream out;
+    out << x << model << summary(model);
+    CHECK(out.str().find("f32 (pos=6, vocab=5)") != std::string::npos);
+  }
 
   CHECK(same(sum(softmax(x, Vocab), Vocab), ones(Pos)));
   CHECK(all(nn::relu(x) >= nn::gelu(x) - 1.).item() == 1);

@@ -198,6 +198,11 @@ TEST_CASE("errors: the messages of docs/errors.md") {
     for (auto& text : {message_of([&] { dot(x, w, "embd"); }), message_of([&] { x + zeros(Axis("embed", 4)); }),
                        message_of([&] {
                          jit([](const Model& m, const NamedArray& y) { return m.blocks.mlp.up(y); })(model, zeros({Batch, Mlp4}));
+                       }),
+                       message_of([&] {
+                         NamedArray kept;
+                         jit([&](const NamedArray& y) { return kept = y * 2.; })(x);
+                         kept.floats();
                        })})
       all += text + "\n";
     return all;

@@ -63,16 +63,16 @@ TEST_CASE("printing shows dtype, axes and a few values, where there can be any")
     return v * 2;
   };
   jit(show)(x);
-  CHECK(inside == "NamedArray(f32, (batch=2, embed=3))");
+  CHECK(inside.starts_with("NamedArray(f32, (batch=2, embed=3), traced by jit (lazy_test.cpp:"));
   vmap(show, "batch")(x);
-  CHECK(inside == "NamedArray(f32, (embed=3))");
+  CHECK(inside.starts_with("NamedArray(f32, (embed=3), traced by vmap over batch (lazy_test.cpp:"));
   CHECK(eval_shape(show, x).to_string() == "NamedArray(f32, (batch=2, embed=3))");
   Axis n("n", 3);
   CHECK(array(std::vector<std::int64_t>{(1LL << 53) + 1, -1, 2}, n).to_string() ==
         "NamedArray(i64, (n=3), [9007199254740993, -1, 2])");
   CHECK((zeros(n) / zeros(n)).to_string() == "NamedArray(f32, (n=3), [nan, nan, nan])");
   CHECK((x > 3).eval().to_string() == "NamedArray(bool, (batch=2, embed=3), [[false, false, false], [true, true, true]])");
-  CHECK(arange(Axis("n", 20)).eval().to_string() == "NamedArray(i32, (n=20), [0, 1, 2, 3, ..., 16, 17, 18, 19])");
+  CHECK(arange(Axis("n", 2000)).eval().to_string() == "NamedArray(i32, (n=2000), [0, 1, 2, ..., 1997, 1998, 1999])");
   CHECK(NamedArray(1.5).eval().to_string() == "NamedArray(f32, (), 1.5)");
   CHECK(NamedArray().to_string() == "NamedArray()");
 }

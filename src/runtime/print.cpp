@@ -1,0 +1,118 @@
+// Arrays and keys as text.
+#include <fmt/format.h>
+
+#include <cmath>
+#include <ostream>
+
+#include "base/scalar.h"
+#include "haliax/random.h"
+#include "ops/prim.h"
+#include "runtime/run.h"
+
+namespace haliax {
+namespace {
+
+// As NumPy: of more elements only the first and the last few along each axis.
+constexpr std::int64_t threshold = 1000, edge = 3;
+constexpr std::size_t width = 100;   // of a line
+
+std::string element_text(const Buffer& value, DType dtype, std::int64_t at) {
+  auto v = scalar::load(dtype, value.data() + at * bytes_of(dtype));
+  if (dtype == DType::boolean) return v.whole ? "true" : "false";
+  if (dtype == DType::u64) return std::to_string(std::uint64_t(v.whole));
+  if (!is_float(dtype)) return std::to_string(v.whole);
+  return std::isnan(v.real) ? "nan" : fmt::format("{:.6g}", v.real);   // whatever the sign of a NaN
+}
+
+// The values of an array, row-major in the order of its axes: [[1, 2], [3, 4]].
+class Values {
+ public:
+  Values(const Node& n, const Buffer& value) : axes_(n.axes), value_(value), dtype_(n.dtype), short_(n.size() > threshold) {}
+  // In one line, or, if that is too long for what stands before it, one for each row, indented.
+  std::string text(std::size_t before) {
+    std::string line;
+    write(line, 0, 0, "");
+    if (line.size() + before <= width || axes_.empty()) return " " + line;
+    rows_ = true;
+    longest_ = 0;
+    std::string measured, rows;
+    write(measured, 0, 0, "");   // learns how wide elements are, so that columns stand below each other
+    aligned_ = true;
+    write(rows, 0, 0, "   ");
+    return "\n  " + rows;
+  }
+
+ private:
+  const Axes& axes_;
+  const Buffer& value_;
+  DType dtype_;
+  bool short_, rows_ = false, aligned_ = false;
+  std::size_t longest_ = 0;
+
+  void write(std::string& s, std::size_t axis, std::int64_t at, const std::string& indent) {
+    if (axis == axes_.size()) {
+      auto text = element_text(value_, dtype_, at);
+      longest_ = std::max(longest_, text.size());
+      s += aligned_ ? fmt::format("{:>{}}", text, longest_) : text;
+      return;
+    }
+    std::int64_t size = axes_[axis].size, inner = 1;
+    for (std::size_t a = axis + 1; a < axes_.size(); ++a) inner *= axes_[a].size;
+    bool innermost = axis + 1 == axes_.size();
+    auto line = s.size();   // where this line begins, of the innermost axis
+    s += "[";
+    for (std::int64_t i = 0; i < size; ++i) {
+      if (i && rows_ && !innermost) s += ",\n" + indent;
+      else if (i && rows_ && s.size() - line + longest_ > width) s += ",\n" + indent, line = s.size();
+      else if (i) s += ", ";
+      if (short_ && size > 2 * edge && i == edge) {
+        s += "...";
+        s += rows_ && !innermost ? ",\n" + indent : ", ";
+        i = size - edge;
+      }
+      write(s, axis + 1, at + i * inner, indent + " ");
+    }
+    s += "]";
+  }
+};
+
+// The value, if it can be had. While something is traced nothing is remembered: printing leaves no trace in a program.
+BufferPtr value_of(const NodePtr& n) {
+  if (n->value) return n->value;
+  if (!n->donated.empty() || tracer_below(n)) return nullptr;
+  try {
+    auto made = context().tracing == 0 ? n : prim::tracer(n);
+    evaluate({made});
+    return made->value;
+  } catch (const Error&) { return nullptr; }   // what cannot be computed is not shown
+}
+
+}  // namespace
+
+std::string NamedArray::to_string() const {
+  if (!node_) return "NamedArray()";
+  auto s = "NamedArray(" + std::string(name_of(dtype())) + ", " + haliax::to_string(axes());
+  if (auto value = value_of(node_)) return s + "," + Values(*node_, *value).text(s.size() + 3) + ")";
+  auto tracer = tracer_below(node_);
+  if (!node_->donated.empty()) return s + ", donated)";
+  if (!tracer || tracer->shape) return s + ")";
+  return s + (tracer->left ? ", left behind by " : ", traced by ") + tracer->inside + ")";
+}
+std::ostream& operator<<(std::ostream& out, const NamedArray& a) { return out << a.to_string(); }
+
+std::string to_string(const Key& k) {
+  if (!k) return "Key()";
+  auto& n = k.words.node();
+  if (n->size() == 2 && find(*n, key_word))
+    if (auto value = value_of(n))
+      return fmt::format("Key({}, {})", element_text(*value, n->dtype, 0), element_text(*value, n->dtype, 1));
+  auto axes = k.words.axes();
+  std::erase_if(axes, [](auto& a) { return a.name == Name(key_word); });
+  auto tracer = tracer_below(n);
+  auto traced = tracer && !tracer->shape ? (tracer->left ? "left behind by " : "traced by ") + tracer->inside : "";
+  if (axes.empty()) return "Key(" + traced + ")";
+  return "Key(" + to_string(axes) + (traced.empty() ? "" : ", " + traced) + ")";
+}
+std::ostream& operator<<(std::ostream& out, const Key& k) { return out << to_string(k); }
+
+}  // namespace haliax

@@ -1,0 +1,74 @@
+// Arrays that have no value: they are made of the arguments of a function that is being traced, or was.
+#include "base/name.h"
+#include "base/where.h"
+#include "ops/prim.h"
+#include "runtime/run.h"
+#include "transforms/rewrite.h"
+
+namespace haliax {
+namespace {
+
+std::string inside_of(const std::string& by, SourceLocation at) {
+  auto place = to_string(at);
+  return by + (place.empty() ? "" : " (" + place + ")");
+}
+bool is_input(const Node& n) { return n.op == &prim::kInput && !n.value && n.donated.empty(); }
+Tracer tracer_of(const Node& input) {
+  auto* mine = prim::trace_of(input).get();
+  if (!mine) return {"a function that is traced", true};
+  auto* t = context().trace.get();
+  while (t && t != mine) t = t->outer.get();
+  return {inside_of(mine->by, mine->at), !t, mine->by == std::string_view("shape"), mine->last};
+}
+// An axis that a vmap hides, a position of a scan.
+std::optional<Tracer> position_of(const Node& n) {
+  for (auto& a : n.axes) {
+    if (!a.name.hidden()) continue;
+    bool around = has(context().hidden, a.name);
+    return Tracer{inside_of("vmap over " + std::string(a.name.text()), a.name.data()->by), !around};
+  }
+  if (n.free.empty()) return {};
+  return Tracer{inside_of("scan", n.free.front()->origin.at), context().loop_depth == 0};
+}
+// What has left the function: the newest node below that was made in it.
+const Node& left_of(const NodePtr& root, const Tracer& t) {
+  if (t.last == 0 || root->id <= t.last) return *root;
+  const Node* last = root.get();
+  for (auto& n : topological({root}, [](const Node& n) { return n.value != nullptr; }))   // by age
+    if (n->id <= t.last && n->op->kind != Kind::leaf) last = n.get();
+  return *last;
+}
+[[noreturn]] void refuse(const NodePtr& n, const Tracer& t) {
+  if (t.shape) fail("eval", "this array has axes and a dtype, but no value: eval_shape has made it");
+  if (!t.left) fail("eval", "a value is asked for inside " + t.inside + ", where there is none yet");
+  auto made = to_string(left_of(n, t).origin.at);
+  fail("eval", "this array is a tracer that has left its function: it was made " + (made.empty() ? "" : "at " + made + " ") +
+                   "inside " + t.inside + " and has a value only there; return it from that function");
+}
+
+}  // namespace
+
+std::optional<Tracer> tracer_below(const NodePtr& root) {
+  if (root->value) return {};
+  if (auto position = position_of(*root)) return position;
+  for (auto& n : topological({root}, [](const Node& n) { return n.value != nullptr; }))
+    if (is_input(*n)) return tracer_of(*n);
+  return {};
+}
+void require_values(const Nodes& roots) {
+  for (auto& r : roots)
+    if (auto t = tracer_below(r)) refuse(r, *t);
+}
+void refuse_tracers(const Nodes& roots, const Nodes& inputs) {
+  for (auto& r : roots)
+    if (auto t = position_of(*r)) refuse(r, *t);
+  for (auto& n : everything(roots)) {   // inputs first
+    auto foreign = [&](const NodePtr& x) {
+      return x && is_input(*x) && std::find(inputs.begin(), inputs.end(), x) == inputs.end();
+    };
+    if (auto x = std::find_if(n->in.begin(), n->in.end(), foreign); x != n->in.end()) refuse(n, tracer_of(**x));
+    if (foreign(n) && std::find(roots.begin(), roots.end(), n) != roots.end()) refuse(n, tracer_of(*n));
+  }
+}
+
+}  // namespace haliax

@@ -1,0 +1,118 @@
+// A leaked tracer says that it is one, of which function, and where it got out; errors of trees, files and backends name a line.
+#include <doctest/doctest.h>
+
+#include "haliax/haliax.h"
+#include "haliax/state_dict.h"
+#include "support/raises.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis N("n", 4), M("m", 3);
+NamedArray leaked;
+std::string line(int offset = 0, int of = __builtin_LINE()) { return "tracers_test.cpp:" + std::to_string(of + offset); }
+
+NamedArray keep(const NamedArray& v) {
+  leaked = v * 2.;
+  return v;
+}
+const std::string made = line(-3);
+
+// "... it was made at MADE inside BY ... ; READ"
+void left(const std::string& message, const std::string& by, const std::string& read) {
+  CAPTURE(message);
+  CHECK(has(message, "[eval] this array is a tracer that has left its function: it was made at " + made + " inside " + by));
+  CHECK(has(message, "return it from that function; " + read));
+}
+
+}  // namespace
+
+TEST_CASE("tracers: one that has left jit names the line of jit, where it was made and where it is read") {
+  auto x = ones(N);
+  auto f = jit(keep);   auto at = line();
+  f(x);
+  left(message_of([&] { leaked.floats(); }), "jit (" + at + ")", line());
+  left(message_of([&] { sum(leaked + 1.).item(); }), "jit (" + at + ")", line());   // what left, not what was made of it
+  left(message_of([&] { eval(std::vector{leaked}); }), "jit (" + at + ")", line());
+  CHECK(has(message_of([&] { (void)bool(sum(leaked) > 1.); }), "a tracer that has left its function"));
+  CHECK(has(leaked.to_string(), "left behind by jit (" + at));
+  auto g = jit([](const NamedArray& v) { return v + leaked; });   auto at_g = line();
+  left(message_of([&] { g(x); }), "jit (" + at + ")", at_g);
+  left(message_of([&] { f(leaked); }), "jit (" + at + ")", at);
+  CHECK(g.report().traces == 1);
+  leaked = x;
+  CHECK(g(x).floats() == std::vector<float>(4, 2));   // works after what went wrong
+  jit(grad([](const NamedArray& v) { return sum(keep(v)); }))(x);
+  left(message_of([&] { leaked.floats(); }), "jit (" + line(-1) + ")", line());
+  set_devices(2);
+  named_jit(keep, {.mesh = Mesh{{{"d", 2}}}, .axis_resources = Mapping{{"n", "d"}}})(x);
+  left(message_of([&] { leaked.floats(); }), "jit (" + line(-1) + ")", line());
+  set_devices(8);
+}
+
+TEST_CASE("tracers: of vmap, scan, shapes and checkpoints") {
+  auto x = array({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, {N, M});
+  vmap(keep, N)(x);
+  left(message_of([&] { leaked.floats(); }), "vmap over n (" + line(-1) + ")", line());
+  CHECK(has(message_of([&] { (leaked + x).floats(); }), "inside vmap over n"));
+  haliax::map(keep, N, {.at = SourceLocation::current()})(x);
+  left(message_of([&] { leaked.floats(); }), "scan (" + line(-1) + ")", line());
+  jit([](const NamedArray& v) { return v * 3.; })(x);   // none of it is live here
+  CHECK(has(message_of([&] { jit([](const NamedArray& v) { return v + leaked; })(x); }), "a tracer that has left"));
+  eval_shape(keep, x);
+  left(message_of([&] { leaked.floats(); }), "eval_shape", line());
+  CHECK(has(message_of([&] { eval_shape(keep, x).floats(); }), "eval_shape has made it"));
+  checkpoint(keep)(x);
+  left(message_of([&] { leaked.floats(); }), "checkpoint", line());
+  grad([](const NamedArray& v) { return sum(keep(v)); })(x);   // what is computed at once has values
+  CHECK(leaked.floats()[0] == 2);
+  leaked = {};
+}
+
+TEST_CASE("tracers: inside of the function the message says so") {
+  auto x = array({1, 2, 3, 4}, N);
+  CHECK(has(message_of([&] { jit([](const NamedArray& v) { return v * v.floats()[0]; })(x); }), "a value is asked for inside jit ("));
+  CHECK(has(message_of([&] { vmap([](const NamedArray& v) { return v * v.item(); }, N)(x); }), "inside vmap over n ("));
+  CHECK(has(message_of([&] { haliax::map([](const NamedArray& v) { return v * v.item(); }, N)(x); }), "inside scan ("));
+  auto nested = jit([](const NamedArray& v) {
+    return vmap([&](const NamedArray& one) { return one * sum(v).item(); }, N)(v);   // an argument of jit, inside vmap
+  });
+  CHECK(has(message_of([&] { nested(x); }), "a value is asked for inside jit ("));
+}
+
+TEST_CASE("tracers: errors that had no line") {
+  CHECK(has(message_of([&] { set_default_backend("gpu"); }), "there is no backend gpu"));
+  CHECK(has(message_of([&] { set_default_backend("gpu"); }), line()));
+  CHECK(has(message_of([&] { jit([](const NamedArray& v) { return v; }, {.backend = "cpi"})(ones(N)); }), line()));
+  CHECK(has(message_of([&] { read_safetensors("/nowhere/x"); }), line()));
+  CHECK(has(message_of([&] { write_safetensors("/nowhere/x", {}); }), line()));
+  CHECK(has(message_of([&] { TensorFile().at("w"); }), line()));
+  auto l = nn::Linear::init(N, M, random::key(0));
+  CHECK(has(message_of([&] { from_state_dict(TensorFile(), l); }), line()));
+  CHECK(has(message_of([&] { from_state_dict(TensorFile(), l, StateNames{{"weight", "w"}}); }), line()));
+  CHECK(has(message_of([&] { to_state_dict(std::pair(l, l), {{"0", ""}, {"1", ""}}); }), line()));
+  CHECK(has(message_of([&] { NamedArray().axes(); }), line()));
+}
+
+namespace {
+struct Model {
+  nn::Linear up;
+  nn::Linear down;
+};
+}  // namespace
+
+TEST_CASE("tracers: a layer that is called outside of grad and jit says which one it is") {
+  auto made_at = line(1);
+  auto l = nn::Linear::init(N, M, random::key(0));
+  auto said = message_of([&] { l(ones(M)); });
+  CHECK(has(said, "[linear] axis n is not in the input (m=3)"));
+  CHECK(has(said, line(-2) + ", in a layer whose weight was made at " + made_at));
+  // What jit has made knows its path.
+  auto init = jit([](const Key& k) { return Model{nn::Linear::init(N, M, k), nn::Linear::init(M, N, k)}; });
+  auto m = init(random::key(0));
+  CHECK(has(message_of([&] { m.down(ones(N)); }), line() + ", in down"));
+  auto step = jit([](const Model& model, const NamedArray& x) { return std::tuple(model, sum(model.up(x))); });
+  auto [after, loss] = step(m, ones(N));
+  CHECK(has(message_of([&, &trained = after] { trained.down(ones(N)); }), line() + ", in down"));
+}
