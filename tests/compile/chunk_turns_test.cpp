@@ -56,3 +56,15 @@ TEST_CASE("chunks: a loop whose state is made of what lies outside of the region
   };
   same("of positions", {"n"}, {2}, f);
 }
+
+TEST_CASE("loops: a concatenation that two loops make lies in the turns of each") {
+  auto f = [](const NamedArray& x) {
+    auto turn = [](const NamedArray& s) {
+      auto y = concatenate("n", {s, s * 2.});
+      return std::pair{y, take(y, "n", argmin(y, "n"))};
+    };
+    auto [y, z] = map(turn, M)(x);
+    return sum(square(y)) + sum(square(z));
+  };
+  CHECK(max(abs(jit(grad(f))(input()) - grad(f)(input()))).item() < 1e-12);
+}
