@@ -42,7 +42,15 @@ std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roo
 }
 
 Nodes level_of(const Nodes& roots, const Node* index) {
-  return below(roots, [&](const Node& n) { return !index || is_border(n) || n.varies_with(index); });
+  if (!index) return everything(roots);
+  // What the body of a loop of this level makes of its own carries varies with that loop's index alone.
+  std::unordered_set<const Node*> within{index};
+  return below(roots, [&](const Node& n) {
+    bool in = is_border(n) || std::any_of(n.free.begin(), n.free.end(), [&](auto* i) { return within.count(i) > 0; });
+    if (in && n.op == &kLoop)
+      for (auto& i : loop_of(n).index) within.insert(i.get());
+    return in;
+  });
 }
 
 Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {

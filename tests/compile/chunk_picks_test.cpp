@@ -54,6 +54,23 @@ TEST_CASE("chunks: ids that have the walked axis need all of the table, wherever
        [&](const NamedArray& x) { return at_add(zeros(N), {{"n", Index((x % 3.).astype(DType::i32))}}, x); }, x);
 }
 
+TEST_CASE("chunks: what is picked where an argument has its extreme") {
+  auto x = array({3, 1, 4, 1, 5, 9}, {N}).eval(), table = array({10, 11, 12, 13, 14, 15}, {N}).eval();
+  same("of itself", [](const NamedArray& x) { return take(x, "n", argmax(x, "n")); }, x);
+  same("of a table", [&](const NamedArray& x) { return take(table, "n", argmin(x, "n")); }, x);
+  same("and used again", [](const NamedArray& x) { return x * take(x, "n", argmax(x, "n")); }, x);
+}
+
+TEST_CASE("chunks: ids that are the walked axis under another name pair positions") {
+  auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval(), table = arange(N, {.start = 1, .dtype = DType::f32}).eval();
+  auto ids = [](const NamedArray& x) { return rename((x % 6.).astype(DType::i32), {{"n", "m"}}); };
+  const std::string pairs = "pairs positions (n with m)";
+  refused("picked", [&](const NamedArray& x) { return take(x, "n", ids(x)); }, x, pairs);
+  refused("picked by index", [&](const NamedArray& x) { return index(x, {{"n", Index(ids(x))}}); }, x, pairs);
+  refused("of a table that f captured", [&](const NamedArray& x) { return take(table, "n", ids(x)); }, x, pairs);
+  refused("added to", [&](const NamedArray& x) { return at_add(x, {{"n", Index(ids(x))}}, 1.); }, x, pairs);
+}
+
 TEST_CASE("chunks: several index arrays, one of them along the walked axis") {
   auto x = arange({N, B}, {.start = 10, .dtype = DType::f32}).eval();
   auto ids = ints({5, 1, -4}, I), b = ints({0, 1, -1}, I), far = ints({5, 7, 2}, I), wide = ints({0, 1, 2}, I);

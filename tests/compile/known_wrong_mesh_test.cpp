@@ -250,3 +250,12 @@ TEST_CASE("partition scatter: the array that ids of its own axis' name are added
     CHECK(on_mesh(x, ids, u).floats() == add(x, ids, u).floats());
   }
 }
+
+TEST_CASE("partition loops: a device that has nothing makes the calls of all loops around, as often as the others") {
+  const Axis M("m", 4), N("n", 4), B("b", 4);   // of b the third device has nothing
+  auto x = sin(arange({M, N, B}, {.dtype = DType::f64}) * 1.3).eval();
+  auto running = [](const NamedArray& x) { return cumsum(x, "b"); };
+  auto chunked = [&](const NamedArray& x) { return chunked_reduce({"m", "n"}, {.chunks = {1, 2}}, running)(x); };
+  auto on_mesh = named_jit(chunked, {.mesh = Mesh{{{"data", 3}}}, .axis_resources = Mapping{{"b", "data"}}});
+  CHECK(max(abs(on_mesh(x) - running(x))).item() < 1e-12);
+}

@@ -190,7 +190,7 @@ Nodes Region::cut(const RegionCut& how) {
       finals[n.get()] = prim::fit(swapped(result, a), n->axes);
       for (std::size_t b = 0; b < index_.size(); ++b) {    // a later sweep reads it, and does not make it again
         auto& p = parts_.at(n.get())[b];
-        if (p->op != &prim::kSlice) finals[p.get()] = swapped(prim::slice_at(result, index_[b], false), a);
+        if (!is_slice_at(*p, index_[b].get())) finals[p.get()] = swapped(prim::slice_at(result, index_[b], false), a);
       }
     }
   }

@@ -139,6 +139,8 @@ bool Region::learn(const NodePtr& n) {
     auto& r = loop_of(*of->second.first).results[of->second.second];
     for (auto& v : r.value) from(v);
     from(r.start);
+    // What is made of what lies outside, in a loop that is made on a chunk, is too.
+    if (names.empty() && contains(of->second.first)) names = {name_in(*of->second.first)};
     std::erase_if(names, [&](Name a) { return !has_axis(*n, a); });
     partial = false;
   } else if (n->op == &kResult && contains(n->in[0]) && goes_along(*n->in[0])) {
@@ -162,6 +164,9 @@ bool Region::learn(const NodePtr& n) {
     return true;
   }
   if (n->op == &kLoop) return true;
+  if (names.size() > 1)
+    refuse(*n, "pairs positions (" + std::string(names[0].text()) + " with " + std::string(names[1].text()) +
+                   "); rename outside of f what f shall see whole");
   if (n->op == &prim::kRename)
     for (auto& a : names) a = RenameAttr::of(*n).renamed(a);
   // An axis that is folded is none of the result's, though that may have one of its name: updates along it, placed into a table.
@@ -171,9 +176,6 @@ bool Region::learn(const NodePtr& n) {
       folded |= n->in[k] && walks(n->in[k]) && along(*n, k, a).way == Along::Way::fold;
     return folded || !has_axis(*n, a);
   });
-  if (names.size() > 1)
-    refuse(*n, "pairs positions (" + std::string(names[0].text()) + " with " + std::string(names[1].text()) +
-                   "); rename outside of f what f shall see whole");
   if (!names.empty()) along_[n.get()] = names[0];
   else if (in_body(*n) || (partial && !(is_loop_result(*n)))) partial_.insert(n.get());
   return true;
@@ -213,7 +215,7 @@ void Region::leave_to_the_outside() {
     if (!fold) widest[n.get()] = most;
     else if (awaited.count(n.get())) out.push_back(n);
   }
-  for (auto& n : out) inside_.erase(n.get());
+  for (auto& n : out) inside_.erase(n.get()), turns_.erase(n.get());
 }
 
 Name Region::name_in(const Node& n) const {
@@ -407,17 +409,19 @@ int Region::sweeps(bool apart) {
   return sweeps;
 }
 
-// What a later sweep reads is stacked, not made again, if it goes on from chunk to chunk; and, if small values are kept,
-// where it took work and is small beside the largest value (a row's logsumexp).
+// What a later sweep reads, be it in the body of a loop, is stacked, not made again, if it goes on from chunk to chunk; and, if
+// small values are kept, where it took work and is small beside the largest value (a row's logsumexp).
 void Region::keep_for_later(bool small) {
   auto most = largest_bytes();
   std::set<std::pair<const Node*, int>> seen;
   std::vector<std::pair<NodePtr, int>> todo;
+  auto read_by = [&](const NodePtr& n, int at) {
+    for (auto& x : needed_by(n)) if (walks(x) || (x->op == &kLoop && contains(x))) todo.push_back({x, at});
+  };
   for (auto& n : level_) {
     if (!contains(n)) continue;
     auto i = stage_.find(n.get());
-    int at = i != stage_.end() ? i->second : ready_.at(n.get()) - 1;
-    for (auto& x : n->in) if (x && walks(x)) todo.push_back({x, at});
+    read_by(n, i != stage_.end() ? i->second : ready_.at(n.get()) - 1);
   }
   while (!todo.empty()) {
     auto [n, at] = todo.back();
@@ -429,8 +433,8 @@ void Region::keep_for_later(bool small) {
     bool work = kind == Kind::reduce || kind == Kind::contract || (kind == Kind::step && !copies) || kind == Kind::result;
     bool stepped = goes_on(is_loop_result(*n) ? *n->in[0] : *n);
     auto& list = stacks_[i->second];
-    if (!stepped && (!small || !work || n->bytes() * 8 > most)) {
-      for (auto& x : n->in) if (x && walks(x)) todo.push_back({x, at});
+    if (n->op == &kLoop || (!stepped && (!small || !work || n->bytes() * 8 > most))) {
+      read_by(n, at);
     } else if (std::find(list.begin(), list.end(), n) == list.end()) {
       list.push_back(n);
     }

@@ -56,7 +56,7 @@ void Lowering::know(const Node* n, Place p) {
   added_.push_back(n);
 }
 void Lowering::forget(std::size_t from) {
-  while (added_.size() > from) places_.erase(added_.back()), added_.pop_back();
+  for (; added_.size() > from; added_.pop_back()) places_.erase(added_.back()), joined_.erase(added_.back());
 }
 Place Lowering::place_of(const NodePtr& n) {
   if (auto known = places_.find(n.get()); known != places_.end()) return known->second;
@@ -91,6 +91,7 @@ Place Lowering::home(const NodePtr& n) {
 Place Lowering::joined_place(const NodePtr& n, const Scope::Joined& part) {
   auto& whole = *part.whole;
   Place all = joined_[&whole] = home(part.whole);
+  added_.push_back(&whole);   // in another scope it lies elsewhere
   all.offset += part.start * view(all, whole.axes, {*find(whole, whole.attr.names[0])}).strides[0];
   std::vector<RenameAttr> renames;   // the outermost first
   for (auto x = part.operand; x != n; x = x->in[0])

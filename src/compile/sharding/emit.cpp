@@ -263,11 +263,10 @@ class Emitter {
     }
   }
   NodePtr call(int body, Nodes x, Wiring w) {
-    // A device whose operand is the same in all turns makes the call in each of them, as the others do.
-    if (auto index = index_of(body)) {
+    // A device whose operand is the same in all turns makes the call in each of them, as the others do; of all loops around.
+    for (int b = body; auto index = index_of(b); b = plan_.body(b).parent)
       if (std::none_of(x.begin(), x.end(), [&](auto& v) { return v->varies_with(index.get()); }))
         x[0] = prim::barrier(x[0], index);
-    }
     w.number = ++made_calls_;
     calls_[body].push_back(make_collective(std::move(x), std::move(w)));
     return calls_[body].back();

@@ -1,0 +1,70 @@
+// Loops and running totals in chunks: what a deeper walk, or a later sweep, makes again of them.
+#include <doctest/doctest.h>
+
+#include <functional>
+
+#include "haliax/haliax.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis M{"m", 3}, N{"n", 5};
+using F = std::function<NamedArray(const NamedArray&)>;
+
+NamedArray input() { return sin(arange({M, N}, {.dtype = DType::f64}) * 1.3).eval(); }
+// f on chunks gives what f gives, and so does its gradient.
+void same(const char* what, const Names& axes, const std::vector<std::int64_t>& chunks, const F& f) {
+  CAPTURE(std::string(what));
+  auto x = input();
+  auto chunked = [=](const NamedArray& x) { return chunked_reduce(axes, {.chunks = chunks}, f)(x); };
+  CHECK(max(abs(jit(chunked)(x) - f(x))).item() < 1e-12);
+  auto gradient = [](const F& f) { return grad([=](const NamedArray& x) { return sum(square(f(x))); }); };
+  CHECK(max(abs(jit(gradient(chunked))(x) - gradient(f)(x))).item() < 1e-12);
+}
+// Over the axis: a state that what it keeps for the gradient depends on.
+F folded(const char* axis) {
+  return [=](const NamedArray& x) {
+    return fold([](const NamedArray& c, const NamedArray& p) { return tanh(c + p); }, axis)(zeros_like(sum(x, axis)), x);
+  };
+}
+
+}  // namespace
+
+TEST_CASE("chunks of two axes: a loop along the outer one has a state with the inner one") {
+  same("chunks of one position", {"m", "n"}, {1, 2}, folded("m"));
+  same("chunks of several", {"m", "n"}, {2, 2}, folded("m"));
+  same("and the other way round", {"n", "m"}, {2, 2}, folded("m"));
+  same("what it leaves is used", {"m", "n"}, {1, 3}, [](const NamedArray& x) { return folded("m")(x) * 2.; });
+}
+
+TEST_CASE("chunks: a later sweep makes a loop again that reads a running total") {
+  auto f = [](const NamedArray& x) { return folded("m")(cumsum(x, "n")); };
+  for (int chunk : {1, 2, 3}) same("a fold", {"n"}, {chunk}, f);
+  // What of it is a result, and a slice, is no slice of what lies outside.
+  same("flipped", {"n"}, {2}, [](const NamedArray& x) { return flip(cumsum(x, "n"), "m"); });
+  same("a slice", {"n"}, {2}, [](const NamedArray& x) { return slice(cumsum(x, "n"), "m", 1, 2); });
+}
+
+TEST_CASE("chunks: a loop whose state is made of what lies outside of the region") {
+  auto f = [](const NamedArray& x) {
+    auto turn = [](const NamedArray& c, const NamedArray& p, const NamedArray& q) {
+      auto next = c * 0.5 + p;
+      return std::pair{next, next * q};
+    };
+    return scan(turn, M)(zeros(N, DType::f64), arange({M, N}, {.dtype = DType::f64}), sum(x, "m")).second;
+  };
+  same("of positions", {"n"}, {2}, f);
+}
+
+TEST_CASE("loops: a concatenation that two loops make lies in the turns of each") {
+  auto f = [](const NamedArray& x) {
+    auto turn = [](const NamedArray& s) {
+      auto y = concatenate("n", {s, s * 2.});
+      return std::pair{y, take(y, "n", argmin(y, "n"))};
+    };
+    auto [y, z] = map(turn, M)(x);
+    return sum(square(y)) + sum(square(z));
+  };
+  CHECK(max(abs(jit(grad(f))(input()) - grad(f)(input()))).item() < 1e-12);
+}
