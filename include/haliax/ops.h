@@ -91,7 +91,7 @@ NamedArray logsumexp(Arr, const AxisSelection& = {});
 NamedArray softmax(Arr, const AxisSelection&), log_softmax(Arr, const AxisSelection&);   // over all the axes jointly
 NamedArray standardize(Arr, const AxisSelection&, double epsilon = 1e-5);                // (x - mean) / sqrt(var + epsilon)
 NamedArray cumsum(Arr, const AxisSelector&), cumprod(Arr, const AxisSelector&);
-NamedArray sort(Arr, const AxisSelector&), argsort(Arr, const AxisSelector&);            // ascending, stable, NaN last; i32 or i64
+NamedArray sort(Arr, const AxisSelector&), argsort(Arr, const AxisSelector&);   // ascending, stable, NaN last; i32 or i64
 // values, indices (i32 or i64), greatest first; the axis shrinks to k in its place, or is replaced by new_axis.
 std::pair<NamedArray, NamedArray> top_k(Arr, const AxisSelector&, std::int64_t k, std::optional<Name> new_axis = {});
 

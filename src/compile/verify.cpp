@@ -115,7 +115,8 @@ struct NodeCheck {
     for (std::size_t k = 0; k < n.in.size(); ++k) {
       auto d = n.in[k]->dtype;
       if (k >= ids) must(!is_float(d) && d != DType::boolean, "ids are {}", d);
-      else must(n.dtype == (counts ? prim::position_dtype(find(n, n.attr.names[0])->size) : d), "an operand is {}, the result {}", d, n.dtype);
+      else must(n.dtype == (counts ? prim::position_dtype(find(n, n.attr.names[0])->size) : d), "an operand is {}, the result {}",
+                d, n.dtype);
     }
     if (scatters || along_one) must(same_set(n.axes, n.in[0]->axes), "it makes {} of {}", n.axes, n.in[0]->axes);
     if (along_one) must(has(n.axes, n.attr.names[0]), "it has no axis {}", n.attr.names[0]);

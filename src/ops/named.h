@@ -32,7 +32,7 @@ void check_free(const char* op, Name, const Axes& taken);            // raises i
 void check_sizes(const char* op, const Axes& a, const Axes& b);      // raises if a name has two sizes
 
 // ---- operands ----
-NodePtr node_of(const char* op, const Arr&);                         // a number: f32, i32 (i64 if it needs that) or bool; raises if empty
+NodePtr node_of(const char* op, const Arr&);                         // a number: f32, i32 (or i64) or bool; raises if it is empty
 NodePtr node_of(const char* op, const Arr&, DType);                  // in this dtype; raises for an integer that does not fit
 NodePtr node_of(const char* op, const NamedArray&);
 // What an op begins with: for its length, errors say where it was called; its operand; the axis that it goes along.

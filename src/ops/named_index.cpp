@@ -211,7 +211,7 @@ prim::Where ids_of(const std::vector<Part>& parts, bool all) {
     auto number = [&](std::int64_t v) { return prim::integer(v, d); };
     auto ids = p.is(By::window)     ? window_ids(p.ids, p.axis, p.left[0])
                : p.is(By::position) ? number(p.range.start)
-                                      : prim::add(prim::mul(prim::iota(p.left[0], d), number(p.range.step)), number(p.range.start));
+                                    : prim::add(prim::mul(prim::iota(p.left[0], d), number(p.range.step)), number(p.range.start));
     where.push_back({p.axis.name, ids});
   }
   return where;

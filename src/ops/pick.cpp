@@ -174,8 +174,8 @@ const Op kCumulative{.name = "cumulative", .kind = Kind::step, .grad = [](G o, G
   .by_blocks = cumulative_by_blocks, .in_turns = cumulative_in_turns};
 
 NodePtr signed_ids(G ids, std::int64_t size) {
-  bool wide = bytes_of(ids->dtype) == 8 || ids->dtype == DType::u32;
-  auto x = cast(ids->dtype == DType::u64 ? min(ids, integer(size, DType::u64)) : ids, wide ? DType::i64 : position_dtype(2 * size));
+  auto d = bytes_of(ids->dtype) == 8 || ids->dtype == DType::u32 ? DType::i64 : position_dtype(2 * size);
+  auto x = cast(ids->dtype == DType::u64 ? min(ids, integer(size, DType::u64)) : ids, d);
   return select(less(x, integer(0, x->dtype)), add(x, integer(size, x->dtype)), x);
 }
 NodePtr gather(G table, const Where& where, const Axes& out, Outside outside) {

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/where.h"
+#include "compile/memory/memory.h"
 #include "ops/prim.h"
 #include "runtime/explain.h"
 #include "runtime/jit_impl.h"
@@ -54,8 +55,8 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
     report.not_donated.clear();
     for (std::size_t k = 0; k < e.inputs.size(); ++k)
       if (e.donated[k] && c.program->donated[k] < 0)
-        report.not_donated.push_back(e.names[k] + " " + to_string(e.inputs[k]->axes) +
-                                     ": no result of its size is made where it is last read");
+        report.not_donated.push_back(e.names[k] + " " + to_string(e.inputs[k]->axes) + ": " +
+                                     why_not_donated(*c.program, int(k)));
     report_program(c, nullptr);
   }
   report.compile_s = now() - t;

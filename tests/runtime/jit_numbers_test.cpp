@@ -108,6 +108,18 @@ TEST_CASE("the code of docs/jit.md") {
   auto slower = jit([](const auto& x, auto by) { return x * by; });
   for (int step = 0; step < 5; ++step) slower(x, 0.01 * step);    // five: `by` is a double
 
+  auto decode = jit([](const NamedArray& cache, const NamedArray& keys, const NamedArray& position) {
+    auto layer = [&](const NamedArray& h, const NamedArray& c, const NamedArray& k) {   // c (position, embed): of one layer
+      auto next = updated_slice(c, {{"position", position}}, k);
+      return std::pair(h + dot(softmax(dot(next, h, "embed"), "position"), next, "position"), next);
+    };
+    return scan(layer, Axis("layers", 4))(zeros(Axis("embed", 16)), cache, keys);       // next: (layers, position, embed)
+  }, {.donate = {0}});
+
+  const Axis L("layers", 4), E("embed", 16);
+  decode(zeros({L, Axis("position", 64), E}).eval(), ones({L, E}), NamedArray(3.).astype(DType::i32));
+  CHECK(decode.report().not_donated.empty());
+  CHECK(decode.report().peak_bytes < 64 * 16 * 4);
   CHECK(scale.report().traces == 1);
   CHECK(slower.report().traces == 5);
   CHECK(slower.report().why == "the static argument 1 is 0.04, not 0.03");
