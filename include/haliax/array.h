@@ -144,7 +144,7 @@ class Arr {
   Arr(const void*, SourceLocation = SourceLocation::current()) = delete;
 
   bool is_number() const { return kind_ != Kind::array; }
-  const NamedArray& array() const;                         // a number becomes a scalar array: f32, i32 or bool
+  const NamedArray& array() const;                         // a number becomes a scalar array: f32, i32 (or i64) or bool
   operator const NamedArray&() const { return array(); }
   SourceLocation at() const { return at_; }
   double number() const { return number_; }

@@ -36,6 +36,9 @@ struct JitOptions {
   // Raises for a gather that nobody asked for (and chooses none for its bytes), a mapped axis that no array has, and a mapping
   // that cuts where there is no mesh.
   bool strict = false;
+  // A function that is traced for the 8th time because static values differ (numbers, strings, functions that are arguments or
+  // fields) says which, once, on stderr. Set: that call raises instead. See docs/jit.md.
+  bool refuse_retraces = false;
   MachineSpeed speed = {};                       // for estimates of time
   bool passes = false;                           // `explain` lists the passes of the compiler
   bool partition = false;                        // set by named_jit
@@ -79,6 +82,27 @@ struct JitReport {
 
 namespace detail {
 bool is_tracing();                               // inside grad, vmap, scan or jit
+
+// Does f take a NamedArray as its argument I? False where it cannot be seen: of a template (a lambda with auto), of overloads.
+template <std::size_t I, class... P> constexpr bool is_array_at() {
+  if constexpr (I < sizeof...(P))
+    return std::is_same_v<std::remove_cvref_t<std::tuple_element_t<I, std::tuple<P...>>>, NamedArray>;
+  else return false;
+}
+template <std::size_t I, class R, class C, class... P> std::bool_constant<is_array_at<I, P...>()> takes(R (C::*)(P...) const);
+template <std::size_t I, class R, class... P> std::bool_constant<is_array_at<I, P...>()> takes(R (*)(P...));
+template <class F, std::size_t I> constexpr bool takes_array() {
+  if constexpr (std::is_pointer_v<F>) return decltype(takes<I>(std::declval<F>()))::value;
+  else if constexpr (requires { takes<I>(&F::operator()); }) return decltype(takes<I>(&F::operator()))::value;
+  else return false;
+}
+// A plain number that f takes as an array is one: its value is no part of the trace.
+NamedArray number_argument(double);
+template <class F, std::size_t I, class A> decltype(auto) argument(const A& a) {
+  if constexpr (std::is_arithmetic_v<A> && takes_array<F, I>()) return number_argument(double(a));
+  else return (a);
+}
+
 // Arguments, or the parts of a result: how many, and to which each leaf belongs.
 struct Parts {
   int count = 0;
@@ -138,30 +162,43 @@ class JitCore {
 template <class F> class Jitted {
  public:
   Jitted(F f, JitOptions options) : f_(std::move(f)), core_(std::make_shared<detail::JitCore>(std::move(options))) {}
+  // A plain number is traced as a scalar array where f takes a NamedArray (and f is one function: no lambda with auto, no
+  // overloads). All that is no array is static: f is traced anew for another value.
   template <class... A> auto operator()(const A&... args) const {
     using R = detail::CallResult<F, A...>;
     if constexpr (!std::is_void_v<R>) {
       if (detail::is_tracing()) return inside<R>(args...);
-      auto [entry, w] = compiled<R>(args...);
-      return unflatten(*static_cast<const R*>(detail::JitCore::like(entry)), core_->run(entry, w));
+      return with_arrays(args...)([&](const auto&... all) {
+        auto [entry, w] = compiled<R>(all...);
+        return unflatten(*static_cast<const R*>(detail::JitCore::like(entry)), core_->run(entry, w));
+      });
     }
   }
   // Traces and compiles for arguments like these without running anything: the report says what a call takes.
   template <class... A> JitReport compile(const A&... args) const {
-    compiled<detail::CallResult<F, A...>>(args...);
+    with_arrays(args...)([&](const auto&... all) { compiled<detail::CallResult<F, A...>>(all...); });
     return report();
   }
   // The same for one device, which stands for all: a mesh may be of any size, and the arguments shapes alone (see eval_shape).
   template <class... A> JitReport plan(const A&... args) const {
     using R = detail::CallResult<F, A...>;
-    detail::Parts parts;
-    detail::walk_parts(parts, args...);
-    traced(parts, args...)([&](const R& out, const Leaves& leaves) { core_->plan(leaves, detail::parts_of(out)); });
+    with_arrays(args...)([&](const auto&... all) {
+      detail::Parts parts;
+      detail::walk_parts(parts, all...);
+      traced(parts, all...)([&](const R& out, const Leaves& leaves) { core_->plan(leaves, detail::parts_of(out)); });
+    });
     return report();
   }
   JitReport report() const { return core_->report(); }
 
  private:
+  template <class... A> auto with_arrays(const A&... args) const {
+    return [&](auto use) {
+      return [&]<std::size_t... I>(std::index_sequence<I...>) {
+        return use(detail::argument<F, I>(args)...);
+      }(std::index_sequence_for<A...>());
+    };
+  }
   // In another trace f is part of that graph, under its own mapping, between arguments and results that are cut as said.
   template <class R, class... A> R inside(const A&... args) const {
     auto place = [&](auto& tree, const detail::Parts& parts, bool results) {

@@ -14,7 +14,8 @@ NamedArray full(const AxisSpec&, Arr value, std::optional<DType> = {});         
 NamedArray zeros_like(Arr, std::optional<DType> = {});
 NamedArray ones_like(Arr, std::optional<DType> = {});
 NamedArray full_like(Arr, Arr value, std::optional<DType> = {});
-struct ArangeOptions { double start = 0, step = 1; std::optional<DType> dtype = {}; };   // i32 unless start or step is a fraction
+// f32 if start or step is a fraction, else i32, or i64 where that does not hold both ends; raises where the dtype does not.
+struct ArangeOptions { double start = 0, step = 1; std::optional<DType> dtype = {}; };
 NamedArray arange(const AxisSpec&, ArangeOptions = {}, SourceLocation = SourceLocation::current());   // several axes: row-major
 struct LinspaceOptions { double start = 0, stop = 1; bool endpoint = true; };
 NamedArray linspace(const Axis&, LinspaceOptions = {}, SourceLocation = SourceLocation::current());
@@ -83,7 +84,7 @@ NamedArray max(Arr, const AxisSelection& = {}, ReduceOptions = {}), min(Arr, con
 struct VarOptions { std::optional<NamedArray> where = {}; int ddof = 0; };
 NamedArray var(Arr, const AxisSelection& = {}, VarOptions = {}), std_dev(Arr, const AxisSelection& = {}, VarOptions = {});
 NamedArray any(Arr, const AxisSelection& = {}, ReduceOptions = {}), all(Arr, const AxisSelection& = {}, ReduceOptions = {});
-// i32; no axis: flat, in storage order.
+// i32, of more than 2^31 - 1 positions i64; no axis: flat, in storage order.
 NamedArray argmax(Arr, std::optional<AxisSelector> = {}), argmin(Arr, std::optional<AxisSelector> = {});
 NamedArray logsumexp(Arr, const AxisSelection& = {});
 
@@ -91,8 +92,8 @@ NamedArray logsumexp(Arr, const AxisSelection& = {});
 NamedArray softmax(Arr, const AxisSelection&), log_softmax(Arr, const AxisSelection&);   // over all the axes jointly
 NamedArray standardize(Arr, const AxisSelection&, double epsilon = 1e-5);                // (x - mean) / sqrt(var + epsilon)
 NamedArray cumsum(Arr, const AxisSelector&), cumprod(Arr, const AxisSelector&);
-NamedArray sort(Arr, const AxisSelector&), argsort(Arr, const AxisSelector&);            // ascending, stable, NaN last; i32
-// values, indices (i32), greatest first; the axis shrinks to k in its place, or is replaced by new_axis.
+NamedArray sort(Arr, const AxisSelector&), argsort(Arr, const AxisSelector&);   // ascending, stable, NaN last; i32 or i64
+// values, indices (i32 or i64), greatest first; the axis shrinks to k in its place, or is replaced by new_axis.
 std::pair<NamedArray, NamedArray> top_k(Arr, const AxisSelector&, std::int64_t k, std::optional<Name> new_axis = {});
 
 // ---- contraction ---------------------------------------------------------------------------------------------------------

@@ -385,6 +385,9 @@ struct Walk {
   std::string statics;
   std::vector<StaticValue> values;
   std::vector<std::string> unequal;  // paths of functions of which nobody can say whether they are equal, of statics
+  // With paths and statics: each static value, for people. Its bytes end at `end` of `statics`, or it is a number of `values`.
+  struct Told { std::string path, text; std::size_t end = 0; int value = -1; };
+  std::vector<Told> told;
 
   Walk();
   Walk(Walk&&) noexcept;
@@ -406,9 +409,17 @@ struct Walk {
   void items(void* first, std::size_t size_of_item, std::size_t count, void (*visit)(Walk&, void*));
   void named(std::string_view name, const Part&);
   void add_bytes(const void*, std::size_t size);
-  template <class T> void add(const T& x) { add_bytes(&x, sizeof x); }   // numbers, pointers, names
+  template <class T> void add(const T& x) {                              // numbers and pointers
+    add_bytes(&x, sizeof x);
+    if constexpr (std::is_floating_point_v<T>) note(double(x));
+    else if constexpr (std::is_integral_v<T> || std::is_enum_v<T>) note(std::int64_t(x));
+    else note("");
+  }
+  void add_length(std::size_t);                                          // of a vector
+  void note(double), note(std::int64_t), note(const char*);              // what was added last, for people
   void add(const std::string&);
   void add(std::string_view);
+  void add(Name);
   void add(const Axis&);
   void add(const AxisSelector&);
   void add(const AxisSpec&);
@@ -461,7 +472,7 @@ template <class T> void visit(Walk& w, void* address) {
     if (w.with_statics) w.add(node.has_value());
     if (node) walk(w, *node);
   } else if constexpr (kind == Kind::map) {
-    if (w.with_statics) w.add(node.size());
+    if (w.with_statics) w.add_length(node.size());
     for (auto& [key, value] : node) {
       if (w.with_statics) w.add(key);
       Walk::Part item{erase(&value), &visit<std::remove_reference_t<decltype(value)>>};
@@ -469,7 +480,7 @@ template <class T> void visit(Walk& w, void* address) {
     }
   } else if constexpr (kind == Kind::sequence) {
     using Item = typename T::value_type;
-    if (w.with_statics) w.add(node.size());
+    if (w.with_statics) w.add_length(node.size());
     if constexpr (std::is_same_v<Item, bool>) {   // those of a std::vector<bool> are no objects
       if (w.with_statics) for (bool x : node) w.add(x);
     } else {

@@ -99,7 +99,8 @@ struct NodeCheck {
     for (auto& x : n.in) must(x->dtype == n.dtype, "an operand is {}, the result {}", x->dtype, n.dtype);
   }
   void reduce() const {
-    result_is(n.op->code == Code::reduce_argmax || n.op->code == Code::reduce_argmin ? DType::i32 : n.in[0]->dtype);
+    bool counts = n.op->code == Code::reduce_argmax || n.op->code == Code::reduce_argmin;
+    result_is(!counts ? n.in[0]->dtype : prim::position_dtype(axis_size(without(n.in[0]->axes, n.axes))));
   }
   void contract() const {   // of narrower operands than the result, or of wider ones
     for (auto& x : n.in) must(is_float(x->dtype) == is_float(n.dtype), "an operand is {}, the result {}", x->dtype, n.dtype);
@@ -114,7 +115,8 @@ struct NodeCheck {
     for (std::size_t k = 0; k < n.in.size(); ++k) {
       auto d = n.in[k]->dtype;
       if (k >= ids) must(!is_float(d) && d != DType::boolean, "ids are {}", d);
-      else must(counts ? n.dtype == DType::i32 : d == n.dtype, "an operand is {}, the result {}", d, n.dtype);
+      else must(n.dtype == (counts ? prim::position_dtype(find(n, n.attr.names[0])->size) : d), "an operand is {}, the result {}",
+                d, n.dtype);
     }
     if (scatters || along_one) must(same_set(n.axes, n.in[0]->axes), "it makes {} of {}", n.axes, n.in[0]->axes);
     if (along_one) must(has(n.axes, n.attr.names[0]), "it has no axis {}", n.attr.names[0]);

@@ -94,20 +94,48 @@ void Walk::named(std::string_view name, const Part& part) {
   path.resize(mark);
 }
 
+// ---- static values ----
+// Every call of a jitted function walks its arguments: text is made only where somebody wants it.
+void Walk::note(const char* text) {
+  if (with_paths) told.push_back({path, text, statics.size()});
+}
+void Walk::note(double v) {
+  if (with_paths) note(fmt::format("{}", v).c_str());
+}
+void Walk::note(std::int64_t v) {
+  if (with_paths) note(fmt::format("{}", v).c_str());
+}
 void Walk::add_bytes(const void* p, std::size_t size) { statics.append(static_cast<const char*>(p), size); }
-void Walk::add(std::string_view s) { add(s.size()), add_bytes(s.data(), s.size()); }
+void Walk::add_length(std::size_t n) {
+  add_bytes(&n, sizeof n);
+  if (with_paths) note(fmt::format("of {} items", n).c_str());
+}
+void Walk::add(std::string_view s) {
+  const auto n = s.size();
+  add_bytes(&n, sizeof n), add_bytes(s.data(), n);
+  if (with_paths) note(fmt::format("\"{}\"", s).c_str());
+}
 void Walk::add(const std::string& s) { add(std::string_view(s)); }
-void Walk::add(const Axis& a) { add(a.name), add(a.size); }
-void Walk::add(const AxisSelector& a) { add(a.name), add(a.size); }
-void Walk::add(StaticValue v) { values.push_back(std::move(v)); }
-
+void Walk::add(Name n) {
+  add_bytes(&n, sizeof n);
+  if (with_paths) note(std::string(n.text()).c_str());
+}
+void Walk::add(const Axis& a) { add(AxisSelector(a)); }
+void Walk::add(const AxisSelector& a) {
+  add_bytes(&a.name, sizeof a.name), add_bytes(&a.size, sizeof a.size);
+  if (with_paths) note((a.size < 0 ? std::string(a.name.text()) : to_string(Axis(a.name, a.size))).c_str());
+}
+void Walk::add(StaticValue v) {
+  values.push_back(std::move(v));
+  note("");
+  if (!told.empty()) told.back().value = int(values.size()) - 1;
+}
 void Walk::add(const AxisSpec& s) {
-  add(s.axes().size());
+  add_length(s.axes().size());
   for (const Axis& a : s) add(a);
 }
-
 void Walk::add(const AxisSelection& s) {
-  add(s.all()), add(s.items().size());
+  add(s.all()), add_length(s.items().size());
   for (const AxisSelector& a : s.items()) add(a);
 }
 

@@ -333,7 +333,7 @@ class LiveFirst {
   }
   // (tokens), in order: those that fill large turns.
   NamedArray filling(std::int64_t turn, const NamedArray& live) const {
-    auto count = sum(astype(of_rows(live), DType::i32));
+    auto count = sum(of_rows(live));
     return arange(walked_) < where(count == walked_.size, count, count - mod(count, turn));
   }
   static constexpr std::int64_t small_turn = 128;

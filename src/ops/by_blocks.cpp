@@ -447,6 +447,10 @@ NodePtr gather_by_blocks(const NodePtr& n, Name axis, int blocks) {
 NodePtr sort_by_blocks(const NodePtr& n, Name axis, int blocks) { return ordered(n, axis, blocks); }
 
 NodePtr by_blocks(const NodePtr& n, Name axis, int blocks) {
+  // Positions are counted in i32 here: of an axis that has more, all is taken at once.
+  auto* a = find(*n->in[0], axis);
+  bool counts = is_top_k(*n) || picks_in_order(*n) || n->op == &kArgmax || n->op == &kArgmin || n->op == &kArgsort;
+  if (a && position_dtype(a->size) != DType::i32 && (counts || (n->op == &kGather && rolled_by(*n, axis)))) return nullptr;
   At due(n->origin);
   context().origin.mapping = {};  // it binds the result, not how it is made
   auto out = n->op->by_blocks(n, axis, blocks);

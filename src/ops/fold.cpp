@@ -65,7 +65,7 @@ const Op& pairwise(Monoid m) {
 }
 NodePtr sum(G x, const Axes& over) { return reduce(Monoid::sum, x, without(x->axes, over)); }
 NodePtr argreduce(bool largest, G x, const Axes& kept, const Axes& over) {
-  return make(largest ? kArgmax : kArgmin, {x}, kept, DType::i32, {.names = names_of(over)});
+  return make(largest ? kArgmax : kArgmin, {x}, kept, position_dtype(axis_size(over)), {.names = names_of(over)});
 }
 
 NodePtr contract(G a, G b, const Axes& kept) { return contract(a, b, kept, promote(a->dtype, b->dtype)); }

@@ -1,7 +1,5 @@
 #include "ops/in_turns.h"
 
-#include <limits>
-
 #include "base/name.h"
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
@@ -24,8 +22,8 @@ Nodes joined(Nodes a, const Nodes& b) {
   a.insert(a.end(), b.begin(), b.end());
   return a;
 }
-NodePtr positions_in(const Block& b, Name axis) {
-  return add(iota(Axis(axis, b.size), DType::i32), b.start);
+NodePtr positions_in(const Block& b, Name axis, DType d) {
+  return add(iota(Axis(axis, b.size), d), cast(b.start, d));
 }
 
 }  // namespace
@@ -36,7 +34,7 @@ std::optional<Turns> extreme_in_turns(const NodePtr& n, const Nodes& picked) {
   if (n->attr.names.size() != 1) return {};
   const bool largest = n->op == &kArgmax;
   Turns t{.axis = n->attr.names[0], .reads = joined({x}, tables_of(picked)), .value = 1};
-  t.start = {fit(extreme(x->dtype, !largest), n->axes), filled(-1, DType::i32, n->axes)};
+  t.start = {fit(extreme(x->dtype, !largest), n->axes), filled(-1, n->dtype, n->axes)};
   for (auto& p : picked) t.start.push_back(filled(0, p->dtype, p->axes));
   t.next = [=, axis = t.axis](const Nodes& known, const Nodes& blocks, const Block& block, bool reverse) {
     auto &best = known[0], &at = known[1];
@@ -46,8 +44,8 @@ std::optional<Turns> extreme_in_turns(const NodePtr& n, const Nodes& picked) {
     auto better = largest ? beats(best, value) : beats(value, best);
     if (is_float(value->dtype))   // NaN wins
       better = either(better, reverse ? is_nan(value) : both(is_nan(value), logical_not(is_nan(best))));
-    better = either(better, less(at, integer(0, DType::i32)));
-    Nodes out{select(better, value, best), select(better, add(here, block.start), at)};
+    better = either(better, less(at, integer(0, at->dtype)));
+    Nodes out{select(better, value, best), select(better, add(cast(here, at->dtype), cast(block.start, at->dtype)), at)};
     for (std::size_t k = 0; k < picked.size(); ++k) {
       auto found = gather(blocks[1 + k], {{axis, here}}, picked[k]->axes, program::Outside::clamp);
       out.push_back(chosen(better, found, known[2 + k], picked[k]->axes));
@@ -72,15 +70,15 @@ std::optional<Turns> first_in_turns(const NodePtr& n, const Nodes& picked) {
     axes.push_back(Kept);
     return axes;
   };
-  auto far = integer(std::numeric_limits<std::int32_t>::max(), DType::i32), last_key = extreme(d, true);
+  auto far = extreme(n->dtype, true), last_key = extreme(d, true);
   const Axes all = kept(n->axes), rows(all.begin(), all.end() - 1);
   t.start = {fit(last_key, all), fit(far, all)};
   for (auto& p : picked) t.start.push_back(filled(0, p->dtype, kept(p->axes)));
   t.next = [=, a = a, k = k](const Nodes& known, const Nodes& blocks, const Block& block, bool) {
     auto &old_keys = known[0], &old_at = known[1];
     auto chunk = is_float(d) ? select(is_nan(blocks[0]), last_key, blocks[0]) : blocks[0];
-    auto at = positions_in(block, a);
-    auto key = fit(extreme(d, false), rows), position = filled(-1, DType::i32, rows);
+    auto at = positions_in(block, a, old_at->dtype);
+    auto key = fit(extreme(d, false), rows), position = filled(-1, at->dtype, rows);
     Nodes out = {fit(last_key, all), fit(far, all)};
     for (std::size_t j = 2; j < known.size(); ++j) out.push_back(zeros_like(known[j]));
     for (std::int64_t i = 0; i < k; ++i) {

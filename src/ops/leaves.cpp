@@ -61,7 +61,11 @@ const NodePtr& stripped(const NodePtr& n) { return n->op == &kFit ? n->in[0] : n
 bool is_number(const NodePtr& n) { return stripped(n)->op == &kNumber; }
 bool is_number(const NodePtr& n, double v) { return is_number(n) && stripped(n)->attr.number == v; }
 
+DType position_dtype(std::int64_t size) {
+  return size > std::numeric_limits<std::int32_t>::max() ? DType::i64 : DType::i32;
+}
 NodePtr iota(const Axis& axis, DType dtype) { return make(kIota, {}, {axis}, dtype); }
+NodePtr iota(const Axis& axis) { return iota(axis, position_dtype(axis.size)); }
 NodePtr flat_position(const Axes& axes, DType dtype) {
   auto sum = integer(0, dtype);
   std::int64_t stride = axis_size(axes);
@@ -73,7 +77,7 @@ NodePtr flat_position(const Axes& axes, DType dtype) {
 }
 
 NodePtr index(const Axis& axis, std::int64_t start, std::int64_t chunk, int depth) {
-  auto n = make(kIndex, {}, {}, DType::i32, IndexAttr{axis, start, chunk, depth}.attr());
+  auto n = make(kIndex, {}, {}, position_dtype(axis.size), IndexAttr{axis, start, chunk, depth}.attr());
   auto& node = const_cast<Node&>(*n);
   if (node.free.empty()) node.free = {n.get()};
   return n;

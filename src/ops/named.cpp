@@ -65,9 +65,13 @@ void check_sizes(const char* op, const Axes& a, const Axes& b) {
 }
 
 // ---- operands ----
+bool holds(DType d, std::int64_t v) { return is_float(d) || (scalar::whole(d, v).whole == v && (v >= 0 || is_signed(d))); }
 namespace {
 
-DType dtype_of_number(const Arr& a) { return a.is_real() ? DType::f32 : a.is_boolean() ? DType::boolean : DType::i32; }
+DType dtype_of_number(const Arr& a) {
+  if (a.is_real() || a.is_boolean()) return a.is_real() ? DType::f32 : DType::boolean;
+  return holds(DType::i32, a.integer()) ? DType::i32 : DType::i64;
+}
 
 NodePtr number_of(const char* op, const Arr& a, DType d) {
   if (is_float(d)) return prim::number(a.number(), d);
@@ -75,7 +79,7 @@ NodePtr number_of(const char* op, const Arr& a, DType d) {
   if (a.is_real() && !(std::abs(a.number()) < 9e18 && a.number() == std::trunc(a.number())))
     fail(op, "the number " + std::to_string(a.number()) + " is not a whole number, as " + text(d) + " wants");
   auto v = a.is_real() ? std::int64_t(a.number()) : a.integer();
-  if (scalar::whole(d, v).whole != v || (v < 0 && !is_signed(d)))   // it would wrap around
+  if (!holds(d, v))   // it would wrap around
     fail(op, fmt::format("the number {} does not fit in {}", v, d));
   return prim::integer(v, d);
 }
@@ -120,9 +124,11 @@ DType promoted(const char* op, const std::vector<Arr>& operands) {
   return is_float(weak) && !is_float(*out) ? DType::f32 : *out;
 }
 
-DType sum_dtype(DType d) {
+DType sum_dtype(DType d, std::int64_t count) {
   if (is_float(d) || bytes_of(d) >= 4) return d;
-  return is_signed(d) || d == DType::boolean ? DType::i32 : DType::u32;
+  auto wide = prim::position_dtype(count);
+  if (is_signed(d) || d == DType::boolean) return wide;
+  return wide == DType::i64 ? DType::u64 : DType::u32;
 }
 NodePtr to_bool(const NodePtr& x) {
   if (x->dtype == DType::boolean) return x;

@@ -32,7 +32,7 @@ void check_free(const char* op, Name, const Axes& taken);            // raises i
 void check_sizes(const char* op, const Axes& a, const Axes& b);      // raises if a name has two sizes
 
 // ---- operands ----
-NodePtr node_of(const char* op, const Arr&);                         // a number: f32, i32 or bool; raises for an empty array
+NodePtr node_of(const char* op, const Arr&);                         // a number: f32, i32 (or i64) or bool; raises if it is empty
 NodePtr node_of(const char* op, const Arr&, DType);                  // in this dtype; raises for an integer that does not fit
 NodePtr node_of(const char* op, const NamedArray&);
 // What an op begins with: for its length, errors say where it was called; its operand; the axis that it goes along.
@@ -52,7 +52,9 @@ DType promoted(const char* op, const std::vector<Arr>&);
 inline DType float_of(DType d) { return is_float(d) ? d : DType::f32; }      // for functions that integers are not closed over
 inline DType wide_of(DType d) { return is_float(d) && bytes_of(d) >= 4 ? d : DType::f32; }   // to compute in: f32 for bf16
 inline DType no_bool(DType d) { return d == DType::boolean ? DType::i32 : d; }                 // to count in
-DType sum_dtype(DType);                                              // i32 for bools and narrow integers, u32 for unsigned ones
+// Of a sum of so many: i32 for bools and narrow integers, u32 for unsigned ones; i64, u64 where that is too small to count them.
+DType sum_dtype(DType, std::int64_t count);
+bool holds(DType, std::int64_t);                                     // is there such a number? Of floats: about
 NodePtr to_bool(const NodePtr&);                                     // x != 0
 inline NodePtr cast(const NodePtr& x, DType d) { return d == DType::boolean ? to_bool(x) : prim::cast(x, d); }
 NodePtr mask_of(const char* op, const NamedArray& mask, const Node& x);   // raises if it is not bool or has an axis that x lacks

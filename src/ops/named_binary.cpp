@@ -58,6 +58,20 @@ NodePtr whole_power(NodePtr x, std::int64_t n) {
   return out;
 }
 
+// The float of 16 bits after x towards y. Backends compute in f32, where the next one is nearer.
+NodePtr narrow_next(G x, G y) {
+  const auto d = x->dtype;
+  auto bits = [](std::int64_t v) { return prim::integer(v, DType::u16); };
+  auto test = [](const Op& op, const Nodes& in) { return prim::map(op, in, DType::boolean); };
+  auto zero = prim::number(0, d), mine = prim::bitcast(x, DType::u16);
+  auto inwards = test(prim::kBitXor, {prim::less(x, y), prim::less(zero, x)});   // towards 0
+  auto moved = prim::select(inwards, prim::sub(mine, bits(1)), prim::add(mine, bits(1)));
+  auto least = prim::select(prim::less(zero, y), bits(1), bits(0x8001));         // of either sign
+  auto next = prim::bitcast(prim::select(prim::equal(x, zero), least, moved), d);
+  auto nan = test(prim::kBitOr, {test(prim::kIsNan, {x}), test(prim::kIsNan, {y})});
+  return prim::select(nan, prim::add(x, y), prim::select(prim::equal(x, y), y, next));
+}
+
 // in: the value, a, b. The derivatives are the shares of exp(a) and exp(b); composed, an infinite operand would make them NaN.
 NodePtr share(G x, G o) {
   auto finite = prim::map(prim::kIsFinite, {o}, DType::boolean);
@@ -78,7 +92,12 @@ NamedArray maximum(Arr a, Arr b) { return arithmetic("maximum", prim::kMaximum, 
 NamedArray minimum(Arr a, Arr b) { return arithmetic("minimum", prim::kMinimum, &prim::kBitAnd, a, b); }
 NamedArray divide(Arr a, Arr b) { return inexact("divide", prim::kDiv, a, b); }
 NamedArray arctan2(Arr a, Arr b) { return inexact("arctan2", prim::kAtan2, a, b); }
-NamedArray nextafter(Arr a, Arr b) { return inexact("nextafter", prim::kNextafter, a, b); }
+NamedArray nextafter(Arr a, Arr b) {
+  Call2 c("nextafter", a, b, float_of);
+  if (bytes_of(c.dtype) > 2) return pointwise("nextafter", prim::kNextafter, {c.a, c.b}, c.dtype);
+  auto axes = broadcast("nextafter", {c.a, c.b});
+  return NamedArray(prim::fit(narrow_next(c.a, c.b), axes));
+}
 NamedArray floor_divide(Arr a, Arr b) { return division("floor_divide", prim::kFloorDiv, a, b); }
 NamedArray mod(Arr a, Arr b) { return division("mod", prim::kMod, a, b); }
 NamedArray fmod(Arr a, Arr b) { return division("fmod", prim::kRem, a, b); }

@@ -156,9 +156,17 @@ NamedArray arange(const AxisSpec& spec, ArangeOptions options, SourceLocation at
   check_unique("arange", axes);
   auto whole = [](double v) { return v == std::trunc(v) && std::abs(v) < 9e15; };
   bool fraction = !whole(options.start) || !whole(options.step);
-  auto dtype = options.dtype.value_or(fraction ? DType::f32 : DType::i32);
-  auto inner = !fraction ? (bytes_of(dtype) > 4 ? DType::i64 : DType::i32) : wide_of(dtype);   // to count in
-  auto position = prim::cast(prim::flat_position(axes, DType::i32), inner);
+  const auto size = axis_size(axes);
+  double last = options.start + options.step * double(std::max<std::int64_t>(0, size - 1));
+  auto fit = [&](DType d) {   // both ends
+    return std::abs(last) < 9e18 && holds(d, std::int64_t(options.start)) && holds(d, std::int64_t(last));
+  };
+  auto dtype = options.dtype.value_or(fraction ? DType::f32 : fit(DType::i32) ? DType::i32 : DType::i64);
+  if (!fraction && size > 0 && !is_float(dtype) && dtype != DType::boolean && !fit(dtype))
+    fail("arange", fmt::format("{:.0f} to {:.0f} do not fit in {}", options.start, last, dtype));
+  bool narrow = bytes_of(dtype) <= 4 && fit(DType::i32);
+  auto inner = !fraction ? (narrow ? DType::i32 : DType::i64) : wide_of(dtype);   // to count in
+  auto position = prim::cast(prim::flat_position(axes, prim::position_dtype(size)), inner);
   auto v = prim::add(prim::mul(position, number(options.step, inner)), number(options.start, inner));
   return NamedArray(prim::fit(prim::cast(v, dtype), axes));
 }
@@ -175,7 +183,9 @@ NamedArray one_hot(Arr ids, const Axis& Class, DType dtype) {
   auto shown = visible(*x);
   check_free("one_hot", Class.name, shown);
   shown.push_back(Class);
-  if (bytes_of(x->dtype) < 4) x = prim::cast(x, DType::i32);   // the positions may not fit in the dtype of the ids
+  // The positions may not fit in the dtype of the ids.
+  if (!holds(x->dtype, Class.size)) x = prim::cast(x, prim::position_dtype(Class.size));
+  else if (bytes_of(x->dtype) < 4) x = prim::cast(x, DType::i32);
   auto axes = with_hidden({x}, shown);
   return NamedArray(prim::cast(prim::map(prim::kEqual, {x, prim::iota(Class, x->dtype)}, DType::boolean, &axes), dtype));
 }

@@ -35,10 +35,17 @@ std::optional<std::int64_t> known(const char* op, G n) {
   if (v != std::floor(v) || std::abs(v) > 0x1p53) check_integer(op, n);
   return std::int64_t(v);
 }
+// In [0, most], in the dtype of positions of which there are so many.
+NodePtr clamped(G start, std::int64_t most) {
+  auto d = prim::position_dtype(most);
+  if (bytes_of(start->dtype) > 4 || start->dtype == DType::u32) d = start->dtype;   // else the cast would cut it
+  auto x = prim::cast(start, d);
+  return prim::cast(prim::max(prim::integer(0, d), prim::min(x, prim::integer(most, d))), prim::position_dtype(most));
+}
 // Positions start, start + 1, ... of a window of the axis, moved to where it fits in.   (the start's axes, window)
 NodePtr window_ids(G start, const Axis& whole, const Axis& window) {
-  auto most = prim::integer(whole.size - window.size, DType::i32), first = prim::cast(start, DType::i32);
-  return prim::add(prim::max(prim::integer(0, DType::i32), prim::min(first, most)), prim::iota(window));
+  auto first = clamped(start, whole.size - window.size);
+  return prim::add(first, prim::iota(window, first->dtype));
 }
 void check_length(const char* op, const Axis& a, std::int64_t length) {
   if (length < 0 || length > a.size) fail(op, fmt::format("a slice of length {} does not fit axis {}", length, a));
@@ -51,6 +58,7 @@ void check_start(const char* op, G start) {
 NodePtr window_of(G x, const Axis& a, G start, std::int64_t length) {
   if (start->axes.empty()) {
     bool as_is = start->dtype == DType::i32 || start->dtype == DType::i64 || start->dtype == DType::u32;
+    if (start->dtype == DType::u64) return prim::slice(x, a.name, 0, length, 1, false, clamped(start, a.size - length));
     return prim::slice(x, a.name, 0, length, 1, false, as_is ? start : prim::cast(start, DType::i32));
   }
   auto window = a.resize(length);
@@ -199,10 +207,11 @@ prim::Where ids_of(const std::vector<Part>& parts, bool all) {
     if (p.is(By::array)) where.push_back({p.axis.name, p.ids});
   for (auto& p : parts) {
     if (!all || !p.index || p.is(By::array)) continue;
-    auto number = [](std::int64_t v) { return prim::integer(v, DType::i32); };
+    const auto d = prim::position_dtype(p.axis.size);
+    auto number = [&](std::int64_t v) { return prim::integer(v, d); };
     auto ids = p.is(By::window)     ? window_ids(p.ids, p.axis, p.left[0])
                : p.is(By::position) ? number(p.range.start)
-                                      : prim::add(prim::mul(prim::iota(p.left[0]), number(p.range.step)), number(p.range.start));
+                                    : prim::add(prim::mul(prim::iota(p.left[0], d), number(p.range.step)), number(p.range.start));
     where.push_back({p.axis.name, ids});
   }
   return where;
@@ -287,7 +296,7 @@ NamedArray updated_slice(Arr x, const std::vector<std::pair<Name, NamedArray>>& 
       auto from = from_start(*at, a);
       if (from < 0 || from + window.size > a.size)
         fail(op, fmt::format("an update of {} from {} does not fit axis {}", window, *at, a));
-      s = prim::integer(from, DType::i32);
+      s = prim::integer(from, prim::position_dtype(a.size));
     } else {
       check_integer(op, s);
     }
@@ -310,7 +319,7 @@ NamedArray updated_slice(Arr x, const std::vector<std::pair<Name, NamedArray>>& 
 namespace {
 NamedArray running(const char* op, Arr x, const AxisSelector& axis, Monoid m) {
   auto [here, n, a] = CallAlong(op, x, axis);
-  return wrap(prim::cumulative(m, prim::cast(n, sum_dtype(n->dtype)), a.name, false));
+  return wrap(prim::cumulative(m, prim::cast(n, sum_dtype(n->dtype, m == Monoid::sum ? a.size : 1)), a.name, false));
 }
 // A key that sorts ascending where the values go descending; NaN first, as the greatest.
 NodePtr descending(G x) {

@@ -1,6 +1,7 @@
 // Reductions, and what normalises along axes. Hidden axes are never folded.
 #include <cmath>
 
+#include "haliax/fmt.h"
 #include "ops/named.h"
 
 namespace haliax {
@@ -32,7 +33,8 @@ struct Fold {
   // How many are summed: a number, or with a mask an array.
   NodePtr count(DType d) const {
     if (!mask) return prim::number(double(axis_size(over)), d);
-    return prim::cast(prim::reduce(Monoid::sum, prim::cast(prim::fit(mask, whole), DType::i32), rest), d);
+    auto counted = prim::cast(prim::fit(mask, whole), prim::position_dtype(axis_size(over)));
+    return prim::cast(prim::reduce(Monoid::sum, counted, rest), d);
   }
   NodePtr centred(G v) const { return prim::sub(v, prim::div(sum(v), count(wide))); }
   // In the wide dtype: two passes.
@@ -61,7 +63,7 @@ NamedArray truth(const char* op, Monoid m, const Arr& a, const AxisSelection& se
 NamedArray position(const char* op, bool largest, const Arr& a, const std::optional<AxisSelector>& axis) {
   Fold f(op, a, axis ? AxisSelection{*axis} : AxisSelection());
   f.check_not_empty();
-  if (f.over.empty()) return NamedArray(prim::filled(0, DType::i32, f.rest));
+  if (f.over.empty()) return NamedArray(prim::filled(0, prim::position_dtype(1), f.rest));
   return NamedArray(prim::argreduce(largest, prim::cast(f.x, no_bool(f.x->dtype)), f.rest, f.over));
 }
 
@@ -86,8 +88,12 @@ const Op prim::kLogsumexp{.name = "logsumexp", .kind = Kind::wrap, .grad = [](G 
 
 NamedArray sum(Arr a, const AxisSelection& axis, ReduceOptions options) {
   Fold f("sum", a, axis, options.where);
-  auto dtype = options.dtype.value_or(sum_dtype(f.x->dtype));
+  auto count = axis_size(f.over);
+  auto dtype = options.dtype.value_or(sum_dtype(f.x->dtype, count));
   if (dtype == DType::boolean) return any(a, axis, options);
+  if (f.x->dtype == DType::boolean && !holds(dtype, count))
+    fail(f.op, fmt::format("{} bools of {} may be more than {} can count; leave the dtype out, or ask for i64", count,
+                           to_string(f.over), dtype));
   return NamedArray(f.sum(prim::cast(f.x, dtype)));
 }
 NamedArray mean(Arr a, const AxisSelection& axis, ReduceOptions options) {
@@ -97,7 +103,7 @@ NamedArray mean(Arr a, const AxisSelection& axis, ReduceOptions options) {
 }
 NamedArray prod(Arr a, const AxisSelection& axis, ReduceOptions options) {
   Fold f("prod", a, axis, options.where);
-  auto dtype = options.dtype.value_or(sum_dtype(f.x->dtype));
+  auto dtype = options.dtype.value_or(sum_dtype(f.x->dtype, 1));
   if (dtype == DType::boolean) return all(a, axis, options);
   return NamedArray(f.by(Monoid::prod, prim::cast(f.x, dtype)));
 }

@@ -90,7 +90,8 @@ struct Square {
   Square(const char* op, const char* what, G x, const AxisSelector& s1, const AxisSelector& s2, int offset)
       : a(axis_of(op, x, s1)), b(axis_of(op, x, s2)) {
     if (a.name == b.name) fail(op, fmt::format("axis {} is given twice; a {} needs two axes", a.name, what));
-    row = prim::add(prim::iota(a), prim::integer(offset, DType::i32)), column = prim::iota(b);
+    const auto d = prim::position_dtype(std::max(a.size, b.size) + std::abs(std::int64_t(offset)));
+    row = prim::add(prim::iota(a, d), prim::integer(offset, d)), column = prim::iota(b, d);
   }
 };
 NodePtr kept_where(G inside, G x, const Axes& axes) {   // zero elsewhere
@@ -231,10 +232,9 @@ NamedArray roll(Arr x, Arr shift, const AxisSelector& axis) {
   auto s = node_of(op, shift);
   if (!visible(*s).empty() || !is_integer(s->dtype))
     fail(op, fmt::format("the shift is a number or a 0-d integer array, not {} {}", s->dtype, to_string(visible(*s))));
-  auto size = prim::integer(a.size, DType::i32);
-  auto wide = prim::map(prim::kMod, {prim::cast(s, DType::i64), prim::integer(a.size, DType::i64)}, DType::i64);
-  auto by = prim::cast(wide, DType::i32);
-  auto from = prim::map(prim::kMod, {prim::sub(prim::iota(a), by), size}, DType::i32);
+  const auto d = prim::position_dtype(a.size), in = s->dtype == DType::u64 ? DType::u64 : DType::i64;
+  auto by = prim::cast(prim::map(prim::kMod, {prim::cast(s, in), prim::integer(a.size, in)}, in), d);
+  auto from = prim::map(prim::kMod, {prim::sub(prim::iota(a, d), by), prim::integer(a.size, d)}, d);
   return wrap(prim::gather(n, {{a.name, from}}, with_hidden({from, n}, visible(*n)), program::Outside::clamp));
 }
 NamedArray pad(Arr x, const std::vector<std::pair<Name, std::pair<std::int64_t, std::int64_t>>>& widths, Arr value) {

@@ -174,8 +174,8 @@ const Op kCumulative{.name = "cumulative", .kind = Kind::step, .grad = [](G o, G
   .by_blocks = cumulative_by_blocks, .in_turns = cumulative_in_turns};
 
 NodePtr signed_ids(G ids, std::int64_t size) {
-  bool wide = bytes_of(ids->dtype) == 8 || ids->dtype == DType::u32 || 2 * size > std::numeric_limits<std::int32_t>::max();
-  auto x = cast(ids->dtype == DType::u64 ? min(ids, integer(size, DType::u64)) : ids, wide ? DType::i64 : DType::i32);
+  auto d = bytes_of(ids->dtype) == 8 || ids->dtype == DType::u32 ? DType::i64 : position_dtype(2 * size);
+  auto x = cast(ids->dtype == DType::u64 ? min(ids, integer(size, DType::u64)) : ids, d);
   return select(less(x, integer(0, x->dtype)), add(x, integer(size, x->dtype)), x);
 }
 NodePtr gather(G table, const Where& where, const Axes& out, Outside outside) {
@@ -197,7 +197,7 @@ NodePtr scatter(G base, G updates, const Where& where, Update update, bool clamp
   for (auto& [axis, ids] : where) attr.axes.push_back(axis), in.push_back(ids);
   return make(kScatter, in, base->axes, base->dtype, attr.attr());
 }
-NodePtr argsort(G x, Name axis) { return make(kArgsort, {x}, x->axes, DType::i32, {.names = {axis}}); }
+NodePtr argsort(G x, Name axis) { return make(kArgsort, {x}, x->axes, position_dtype(find(*x, axis)->size), {.names = {axis}}); }
 NodePtr sort(G x, Name axis) { return make(kSort, {x}, x->axes, x->dtype, {.names = {axis}}); }
 NodePtr cumulative(Monoid m, G x, Name axis, bool reverse) {
   return make(kCumulative, {x}, x->axes, x->dtype, CumulativeAttr{axis, m, reverse}.attr());

@@ -21,7 +21,8 @@ NodePtr extreme(DType, bool largest);                            // of all value
 NodePtr identity(Monoid, DType);                                 // what a fold starts from
 NodePtr picked_outside(DType);    // what `take` gives for an index outside: NaN, or the least integer (largest if unsigned)
 NodePtr zeros_like(const NodePtr&);
-NodePtr iota(const Axis&, DType = DType::i32);                   // (axis): the position
+DType position_dtype(std::int64_t size);                         // to count to `size` in: i32, or i64 where that is too small
+NodePtr iota(const Axis&, DType), iota(const Axis&);             // (axis): the position, in that dtype
 NodePtr flat_position(const Axes&, DType);                       // row-major, over all of the axes
 // The index of a loop over `axis`: turn t starts at `start` + t * chunk. Canonical: equal arguments give the same node.
 NodePtr index(const Axis&, std::int64_t start, std::int64_t chunk, int depth);
@@ -57,7 +58,7 @@ extern const Op kPow, kMaximum, kMinimum, kAtan2, kRem, kMod, kFloorDiv, kNextaf
 
 // ---- folds and products ----
 NodePtr reduce(Monoid, const NodePtr&, const Axes& kept);        // axes not kept are folded away
-// i32: flat position over `over`, in that order.
+// Flat position over `over`, in that order, in position_dtype.
 NodePtr argreduce(bool largest, const NodePtr&, const Axes& kept, const Axes& over);
 NodePtr sum(const NodePtr&, const Axes& over);
 const Op& pairwise(Monoid);                                      // what it does with two: add, multiply, maximum, minimum

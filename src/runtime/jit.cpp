@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/where.h"
+#include "compile/memory/memory.h"
 #include "ops/prim.h"
 #include "runtime/explain.h"
 #include "runtime/jit_impl.h"
@@ -60,8 +61,8 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
     report.not_donated.clear();
     for (std::size_t k = 0; k < e.inputs.size(); ++k)
       if (e.donated[k] && c.program->donated[k] < 0)
-        report.not_donated.push_back(e.names[k] + " " + to_string(e.inputs[k]->axes) +
-                                     ": no result of its size is made where it is last read");
+        report.not_donated.push_back(e.names[k] + " " + to_string(e.inputs[k]->axes) + ": " +
+                                     why_not_donated(*c.program, int(k)));
     report_program(c, nullptr);
   }
   report.compile_s = now() - t;
@@ -88,6 +89,11 @@ MeshProgram* JitCore::Impl::compile_on(const Mesh& mesh, Compilation& c, const s
 
 // ---- calls ----
 bool is_tracing() { return context().tracing > 0; }
+// With memory of its own at once: a number of the graph would have to be evaluated first.
+NamedArray number_argument(double value) {
+  const float v = float(value);
+  return array(std::span(&v, 1), Axes{});
+}
 
 JitCore::JitCore(JitOptions options) : impl_(std::make_unique<Impl>()) { impl_->options = std::move(options); }
 JitCore::~JitCore() = default;
@@ -129,13 +135,14 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
     fail("jit", "nobody can tell whether the std::function " + (dot == field.npos ? "argument " + field : field.substr(dot + 1)) +
                     " is the same in the next call; hold it as a haliax::StaticFunction");
   }
+  m.tell_retraces(w);
   auto& donate = m.options.donate;
   auto& owner = arguments.of_leaf;
   std::vector<std::string> paths, names;                     // of a leaf in its argument; for people
-  for (std::size_t k = 0; k < w.paths.size(); ++k) {
-    auto dot = w.paths[k].find('.');                         // without the number of the argument
-    paths.push_back(dot == std::string::npos ? "" : w.paths[k].substr(dot + 1));
-    names.push_back("argument " + std::to_string(owner[k]) + (paths[k].empty() ? "" : ": " + paths[k]));
+  for (auto& p : w.paths) {
+    auto dot = p.find('.');                                  // without the number of the argument
+    paths.push_back(dot == std::string::npos ? "" : p.substr(dot + 1));
+    names.push_back(argument_name(p));
   }
   std::map<std::string, std::set<int>> owners;               // by path: where several have one, it says of which it is
   for (std::size_t k = 0; k < paths.size(); ++k) owners[paths[k]].insert(owner[k]);
@@ -154,7 +161,7 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   m.report.why = m.entries.empty() ? "the first call" : m.difference(m.entries.back()->signature, w, arguments);
   m.pending = std::make_unique<Entry>();
   auto& e = *m.pending;
-  e.signature = {w.statics, w.values, {}, {}, current_mesh(), current_mapping(), std::move(in)};
+  e.signature = {w.statics, w.values, w.told, {}, {}, current_mesh(), current_mapping(), std::move(in)};
   Leaves out;
   auto trace = std::make_shared<const Trace>(Trace{"jit", m.options.at, context().trace});
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {

@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 
+#include <cstdio>
+
 #include "runtime/explain.h"
 #include "runtime/jit_impl.h"
 
@@ -19,27 +21,98 @@ Sharding JitCore::Impl::lies(const Node& n, int argument, const Mesh& mesh, cons
   return mapping ? sharding_for(n.axes, *mapping, mesh, what) : Sharding();
 }
 
-std::string JitCore::Impl::difference(const Signature& s, const Walk& w, const Parts& arguments) const {
+std::string argument_name(const std::string& path) {
+  auto dot = path.find('.');
+  return "argument " + path.substr(0, dot) + (dot == path.npos ? "" : ": " + path.substr(dot + 1));
+}
+
+// ---- what differs ----
+namespace {
+
+// Static value k of two signatures, or of one and a walk.
+template <class A, class B> bool same_static(const A& a, const B& b, std::size_t k) {
+  auto &x = a.told[k], &y = b.told[k];
+  if (x.path != y.path || (x.value < 0) != (y.value < 0)) return false;
+  if (x.value >= 0) return a.values[std::size_t(x.value)] == b.values[std::size_t(y.value)];
+  auto bytes = [&](auto& of) {
+    auto from = k ? of.told[k - 1].end : 0;
+    return std::string_view(of.statics).substr(from, of.told[k].end - from);
+  };
+  return bytes(a) == bytes(b);
+}
+// The first static value that differs. Without what a walk tells of them: that there is one.
+std::string static_difference(const Signature& s, const Walk& w) {
+  if (s.statics == w.statics && s.values == w.values) return "";
+  for (std::size_t k = 0; k < std::min(s.told.size(), w.told.size()); ++k) {
+    if (same_static(s, w, k)) continue;
+    auto &was = s.told[k], &is = w.told[k];
+    if (is.path != was.path) break;
+    auto name = "the static " + argument_name(is.path);
+    return is.text == was.text ? name + " is another" : fmt::format("{} is {}, not {}", name, is.text, was.text);
+  }
+  return "a static argument or field (a number, string, axis or function) differs";
+}
+
+}  // namespace
+
+std::string JitCore::Impl::array_difference(const Signature& s, const Walk& w) const {
   if (!equal(s.mesh, current_mesh())) return "another mesh";
   if (!equal(s.mapping, current_mapping())) return "another axis mapping";
   if (s.axes.size() != w.arrays.size())
     return fmt::format("another number of arrays: {}, not {}", w.arrays.size(), s.axes.size());
-  auto array = [&](std::size_t k) { return "array " + (k < w.paths.size() ? w.paths[k] : std::to_string(k)); };
+  auto array = [&](std::size_t k) { return k < w.paths.size() ? argument_name(w.paths[k]) : fmt::format("array {}", k); };
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
     auto& n = w.arrays[k]->node();
-    if ((n ? int(n->dtype) : -1) != s.dtypes[k]) return array(k) + " has another dtype";
+    if (int now = n ? int(n->dtype) : -1, was = s.dtypes[k]; now != was) {
+      if (now < 0 || was < 0) return array(k) + (now < 0 ? " is empty" : " is not empty");
+      return fmt::format("the dtype of {} is {}, not {}", array(k), name_of(DType(now)), name_of(DType(was)));
+    }
     if (n && n->axes != s.axes[k]) return fmt::format("{} is {}, not {}", array(k), to_string(n->axes), to_string(s.axes[k]));
   }
-  if (s.statics != w.statics || !(s.values == w.values))
-    return "a static field (a number, string, axis or function) differs";
+  return "";
+}
+std::string JitCore::Impl::difference(const Signature& s, const Walk& w, const Parts& arguments) const {
+  if (auto differs = array_difference(s, w); !differs.empty()) return differs;
+  if (auto differs = static_difference(s, w); !differs.empty()) return differs;
   if (s.in.empty() || (options.in && options.in->one())) return "";
   Here here(options.at);
   auto mesh = this->mesh();
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
     auto& n = w.arrays[k]->node();
-    if (n && !(lies(*n, arguments.of_leaf[k], *mesh, "an argument") == s.in[k])) return array(k) + " is placed otherwise";
+    if (!n || lies(*n, arguments.of_leaf[k], *mesh, "an argument") == s.in[k]) continue;
+    return (k < w.paths.size() ? argument_name(w.paths[k]) : fmt::format("array {}", k)) + " is placed otherwise";
   }
   return "";
+}
+void JitCore::Impl::tell_retraces(const Walk& w) {
+  constexpr std::size_t often = 8;
+  std::lock_guard hold(lock);
+  if (told_retraces && !options.refuse_retraces) return;
+  std::vector<const Signature*> others;          // that differ from this call in static values alone
+  for (auto& e : entries)
+    if (auto& s = e->signature; s.told.size() == w.told.size() && array_difference(s, w).empty()) others.push_back(&s);
+  if (others.size() + 1 < often) return;
+  std::string which;
+  for (std::size_t k = 0; k < w.told.size(); ++k) {
+    std::vector<std::string> values;
+    bool differs = false;
+    auto note = [&](const std::string& text) {
+      if (std::find(values.begin(), values.end(), text) == values.end()) values.push_back(text);
+    };
+    for (auto* s : others) differs |= !same_static(*s, w, k), note(s->told[k].text);
+    note(w.told[k].text);
+    if (!differs) continue;
+    if (values.size() > 4) values.erase(values.begin() + 2, values.end() - 1), values.insert(values.end() - 1, "...");
+    which += fmt::format("{}{}{}", which.empty() ? "" : "; ", argument_name(w.told[k].path),
+                         values[0].empty() ? "" : fmt::format(" ({})", fmt::join(values, ", ")));
+  }
+  if (which.empty()) return;
+  auto text = fmt::format("traced {} times, each time for other static values: {}; a number is traced once where the function "
+                          "takes a NamedArray (not auto, not a field of another type)", others.size() + 1, which);
+  Here here(options.at);
+  if (options.refuse_retraces) fail("jit", text);
+  told_retraces = true;
+  fmt::print(stderr, "haliax: warning: [jit] {}; this is said once; {}\n", text, where_of(context().origin));
 }
 
 std::shared_ptr<const Mesh> JitCore::Impl::mesh() const {

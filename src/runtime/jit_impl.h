@@ -11,6 +11,7 @@ namespace haliax::detail {
 struct Signature {
   std::string statics;
   std::vector<StaticValue> values;
+  std::vector<Walk::Told> told;                  // of both, for people
   std::vector<Axes> axes;
   std::vector<int> dtypes;                       // -1: empty
   std::shared_ptr<const Mesh> mesh;
@@ -59,6 +60,9 @@ struct JitCore::Entry {
   }
 };
 
+// For people: argument 0, or argument 0: mlp.up.weight. The path is that in all arguments: 0.mlp.up.weight.
+std::string argument_name(const std::string& path);
+
 struct JitCore::Impl {
   JitOptions options;
   std::vector<std::unique_ptr<Entry>> entries;
@@ -67,11 +71,15 @@ struct JitCore::Impl {
   std::shared_ptr<const Mapping> mapping_outside;   // of what is being traced
   JitReport report;
   double started = 0;
+  bool told_retraces = false;
   std::recursive_mutex lock;
 
   // ---- jit_cache.cpp: which trace a call takes ----
   // In what a call is not like this signature, for people; empty: it takes that trace.
   std::string difference(const Signature&, const Walk&, const Parts& arguments) const;
+  std::string array_difference(const Signature&, const Walk&) const;
+  // Says so, or raises, if static values alone have made this function be traced often.
+  void tell_retraces(const Walk&);
   // How an argument lies: as the caller says, or as it was made, or else by the usual mapping. Called outside of the trace.
   Sharding lies(const Node&, int argument, const Mesh&, const std::string& what) const;
   // The mapping of results, and of arguments that lie nowhere yet.

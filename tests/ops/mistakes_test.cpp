@@ -2,11 +2,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdio>
-#include <unistd.h>
 
 #include "haliax/haliax.h"
+#include "support/output.h"
 #include "support/raises.h"
 
 using namespace haliax;
@@ -24,17 +23,6 @@ bool says(const std::string& message, std::initializer_list<std::string> words) 
   return true;
 }
 std::string line(int offset = 0, int of = __builtin_LINE()) { return "mistakes_test.cpp:" + std::to_string(of + offset); }
-
-// What the command says, on both streams.
-std::string output_of(const std::string& command) {
-  std::array<char, 256> part;
-  std::string out;
-  auto* pipe = popen((command + " 2>&1").c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  while (std::fgets(part.data(), int(part.size()), pipe)) out += part.data();
-  pclose(pipe);
-  return out;
-}
 
 }  // namespace
 
@@ -141,7 +129,7 @@ TEST_CASE("mistakes: f64 and f32 are mixed" * doctest::skip()) {
   std::fprintf(stderr, "line %d\n", __LINE__ - 2);
 }
 TEST_CASE("mistakes: a mix of f64 with f32 is told once") {
-  auto out = output_of("/proc/" + std::to_string(getpid()) + "/exe --no-skip -tc='mistakes: f64 and f32 are mixed'");
+  auto out = output_of_case("mistakes: f64 and f32 are mixed");
   auto at = out.find("haliax: warning: [multiply] f64 (n=3) meets f32 (n=3)");
   CAPTURE(out);
   REQUIRE(at != out.npos);

@@ -1,6 +1,7 @@
 // The code of docs/sharding.md, compiled and run; tests/house_test.py checks that what the page shows stands here.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <regex>
@@ -113,4 +114,55 @@ TEST_CASE("the table of collectives in docs/sharding.md is what explain prints")
   const auto want = table_in(printed);
   CHECK(want.find(" asked by\n") != want.npos);
   CHECK(table_in(page) == want);
+}
+
+// Fully sharded on 8 devices, with f32 parameters and bf16 inside: bytes, and how far from one device.
+TEST_CASE("docs/sharding.md: what reduce_dtype costs and gives") {
+  const Axis Rows("batch", 64), Narrow("embed", 64), Wide("mlp", 256);
+  auto [k_up, k_down] = random::split<2>(random::key(0));
+  const Model net{nn::Linear::init(Narrow, Wide, k_up), nn::Linear::init(Wide, Narrow, k_down)};
+  auto x = random::normal(random::key(3), {Rows, Narrow}).eval(), y = random::normal(random::key(4), {Rows, Narrow}).eval();
+  const auto optimizer = optim::adamw({.learning_rate = 1e-3});
+  const Mapping weights{{"embed", "data"}}, batch{{"batch", "data"}};
+  struct Ran { double sent; NamedArray gradient, weight; };
+  auto run = [&](int devices, const char* spec) {
+    const Policy policy(spec);
+    auto slope = grad([=](const Model& m, const NamedArray& u, const NamedArray& v) {
+      return mean(square(policy.cast_to_compute(m)(policy.cast_to_compute(u)).astype(DType::f32) - v));
+    });
+    JitOptions o{.mesh = Mesh{{{"data", devices}}}, .axis_resources = batch, .in = Mappings({weights, batch, batch}),
+                 .out = Mappings(weights), .reduce_dtype = policy.reduce};
+    auto once = named_jit(slope, o);
+    auto g = once(net, x, y);
+    o.in = Mappings({weights, weights, batch, batch});
+    auto step = named_jit([=](const Model& m, const auto& s, const NamedArray& u, const NamedArray& v) {
+      auto [updates, next] = optimizer.update(slope(m, u, v), s, m);
+      return std::pair(optim::apply_updates(m, updates), next);
+    }, o);
+    auto m = net;
+    auto s = optimizer.init(net);
+    for (int i = 0; i < 50; ++i) std::tie(m, s) = step(m, s, x, y);
+    return Ran{once.report().sent_bytes, g.up.weight, m.up.weight};
+  };
+  auto error = [](const NamedArray& a, const NamedArray& b) {
+    return std::sqrt(sum(square(a - b)).item() / sum(square(b)).item());
+  };
+  auto one = run(1, "p=f32,c=bf16"), narrow = run(8, "p=f32,c=bf16"), wide = run(8, "p=f32,c=bf16,r=f32");
+  CHECK(narrow.sent == 115808);
+  CHECK(wide.sent == 146160);
+  CHECK(error(narrow.gradient, one.gradient) == doctest::Approx(2.6e-3).epsilon(0.1));
+  CHECK(error(wide.gradient, one.gradient) < 1e-5);
+  CHECK(error(narrow.weight, one.weight) == doctest::Approx(7.1e-4).epsilon(0.2));
+  CHECK(error(wide.weight, one.weight) < 1e-4);
+
+  const auto input = random::normal(random::key(1), {Batch, Embed}), target = roll(input, 1, Embed);
+  const Model model = Model::init(random::key(0));
+  use_mesh on(mesh);
+  Policy policy("p=f32,c=bf16,r=f32");
+  auto narrow_loss = [=](const Model& m, const NamedArray& x, const NamedArray& y) {
+    return train_batch_loss(policy.cast_to_compute(m), policy.cast_to_compute(x), y);
+  };
+  auto gradients = named_jit([=](const Model& m, const NamedArray& x, const NamedArray& y) { return grad(narrow_loss)(m, x, y); },
+                             {.axis_resources = compute, .reduce_dtype = policy.reduce});
+  CHECK(gradients(model, input, target).up.weight.dtype() == DType::f32);
 }

@@ -237,7 +237,7 @@ TEST_CASE("sharding: traced anew for another mesh, mapping or placement, and for
     CHECK(traces() == 5);
     x = shard(x, by_batch);
     CHECK(traces() == 6);
-    CHECK(why() == "array 0 is placed otherwise");
+    CHECK(why() == "argument 0 is placed otherwise");
     x = shard(x * 1., Mapping{{"batch", "data"}, {"nobody", "model"}});  // the same place, said otherwise
     CHECK(traces() == 6);
     use_mesh same(Mesh{{{"data", 4}, {"model", 2}}});

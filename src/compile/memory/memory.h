@@ -7,6 +7,7 @@
 // argument becomes is said in Program::donated; what other devices sent shares memory with nothing that is kept.
 #pragma once
 #include <optional>
+#include <string>
 
 #include "program/program.h"
 
@@ -14,6 +15,9 @@ namespace haliax {
 
 // Where everything lies: in-place updates, donated arguments, and offsets in one arena.
 void plan_memory(program::Program&, const std::vector<bool>& donated, bool reuse);
+// Of an argument that was donated, and that no result took the place of, behind plan_memory: the line that stands in the way, and
+// what would mend it.
+std::string why_not_donated(const program::Program&, int argument);
 // The program with products kept from loop to loop in memory that lies idle, where there are any; before plan_memory.
 std::optional<program::Program> reuse_products(const program::Program&);
 // Raises if a value that other devices sent (Slot::gathered) is kept: as a result, as the carry of a loop, or by a loop for

@@ -1,5 +1,6 @@
 // Where everything lies. Slots that die give their memory to slots that come later; an elementwise step writes over an operand
-// that dies with it; a carry is updated in its place; a donated argument becomes the result that replaces it.
+// that dies with it; a carry is updated in its place, and so is what a loop goes through block by block; a donated argument
+// becomes the result that replaces it.
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
@@ -7,6 +8,7 @@
 #include <string_view>
 
 #include "compile/memory/memory.h"
+#include "compile/memory/turns.h"
 #include "compile/memory/views.h"
 
 namespace haliax {
@@ -23,9 +25,6 @@ using program::View;
 constexpr std::int64_t kAlign = 64;
 constexpr int kForever = 1 << 30;
 
-bool same_place(const View& a, const View& b) {
-  return a.offset == b.offset && a.strides == b.strides && a.terms == b.terms && a.dtype == b.dtype;
-}
 void drop(Step& s) { s.kind = Kind::fused, s.fused = {}; }   // swept out afterwards
 void sweep(std::vector<Step>& steps) {
   std::erase_if(steps, [](auto& s) { return s.kind == Kind::fused && s.fused.code.empty(); });
@@ -185,13 +184,104 @@ struct MemoryPlanner {
       return counts_by(i.view, over) || (reads && (!same_place(i.view, store->view) || i.inner != store->inner));
     });
   }
+
+  // ---- what a loop reads block by block, and makes so: one memory, if each turn has read its block before it writes there ----
+  // Of all slots in one memory, what the loop touches.
+  struct InTurns {
+    Blocks blocks;
+    int first_write = kForever, last_read = -1;
+  };
+  std::vector<std::vector<int>> members = {};   // slots that lie in one memory, by its root
+  Trips trips_at(int loop) const {
+    Trips trips;
+    auto span = spans[std::size_t(loop)];
+    for (auto& s : spans)   // those around the loop, and those inside of it
+      if ((s.begin <= span.begin && s.end >= span.end) || (s.begin > span.begin && s.end < span.end))
+        trips[moments[std::size_t(s.begin)].step->loop.variable] = moments[std::size_t(s.begin)].step->loop.trips;
+    return trips;
+  }
+  // None: it goes elsewhere than through blocks.
+  std::optional<InTurns> in_turns(int memory, int loop, const Trips& trips) const {
+    auto span = spans[std::size_t(loop)];
+    const int variable = moments[std::size_t(span.begin)].step->loop.variable;
+    InTurns out;
+    for (int slot : members[std::size_t(memory)]) {
+      for (auto& a : access[std::size_t(slot)]) {
+        if (a.at <= span.begin || a.at >= span.end) continue;
+        auto b = a.view ? blocks_of(*a.step, *a.view, variable, trips) : std::nullopt;
+        if (!b || (out.blocks.count > 0 && out.blocks != *b)) return {};
+        out.blocks = *b;
+        if (a.writes) out.first_write = std::min(out.first_write, a.at);
+        else out.last_read = std::max(out.last_read, a.at);
+      }
+    }
+    return out.blocks.count > 0 ? std::optional(out) : std::nullopt;
+  }
+  // Reads `over` only where it writes `made`: whatever block that is.
+  bool writes_over(const Step& s, int made, int over) const {
+    if (s.kind != Kind::copy) return is_elementwise(s, made, over);
+    return find_root(s.copy.out.slot) == find_root(made) && find_root(s.copy.x.slot) == over && same_place(s.copy.x, s.copy.out);
+  }
+  bool shares_turns(int x, int o, int loop, const Trips& trips) const {
+    auto span = spans[std::size_t(loop)];
+    int rx = find_root(x);
+    auto home = p.slot(o).home;
+    bool may = rx != o && free_to_share(o) && home != Home::argument && shareable(rx) && alike(rx, o) &&
+               (home == Home::arena || is_donated(rx) || p.slot(rx).home == Home::arena);
+    if (!may || p.slot(rx).bytes != p.slot(o).bytes || life[std::size_t(rx)].last > span.end ||
+        life[std::size_t(o)].first < span.begin || access[std::size_t(o)].front().at <= span.begin)
+      return false;
+    auto from = in_turns(rx, loop, trips), to = in_turns(o, loop, trips);
+    if (!from || !to || from->blocks != to->blocks) return false;
+    if (from->first_write != kForever || from->last_read > to->first_write) return false;
+    auto write = to->first_write;
+    bool inner = std::any_of(spans.begin(), spans.end(), [&](auto& s) {   // which would come back to the block
+      return s.begin > span.begin && s.end < span.end && s.begin < write && s.end > write && from->last_read > s.begin;
+    });
+    return !inner && (from->last_read < write || writes_over(*moments[std::size_t(write)].step, o, rx));
+  }
+  void share_turns() {
+    members.resize(p.slots.size());
+    for (int s = 0; s < int(p.slots.size()); ++s) members[std::size_t(find_root(s))].push_back(s);
+    for (int loop = 0; loop < int(spans.size()); ++loop) {
+      auto span = spans[std::size_t(loop)];
+      if (moments[std::size_t(span.begin)].step->loop.variable < 0) continue;
+      auto touched = [&](int slot, bool writes) {
+        auto& all = access[std::size_t(slot)];
+        return std::any_of(all.begin(), all.end(), [&](auto& a) {
+          return a.at > span.begin && a.at < span.end && a.writes == writes && a.view && !a.view->terms.empty();
+        });
+      };
+      std::vector<int> made, read;
+      for (int s = 0; s < int(p.slots.size()); ++s) {
+        if (free_to_share(s) && p.slot(s).home != Home::argument && touched(s, true)) made.push_back(s);
+        if (touched(s, false) && shareable(find_root(s)) && life[std::size_t(find_root(s))].last <= span.end) read.push_back(s);
+      }
+      if (made.empty() || read.empty()) continue;
+      auto trips = trips_at(loop);
+      for (int o : made) {
+        auto x = std::find_if(read.begin(), read.end(), [&](int s) { return shares_turns(s, o, loop, trips); });
+        if (x == read.end()) continue;
+        bool into = p.slot(o).home == Home::arena || is_donated(find_root(*x));
+        auto [slot, with] = into ? std::pair(o, find_root(*x)) : std::pair(find_root(*x), o);
+        share(slot, with);
+        auto &mine = members[std::size_t(slot)], &its = members[std::size_t(with)];
+        its.insert(its.end(), mine.begin(), mine.end());
+        mine.clear();
+      }
+    }
+  }
+
   void share_all() {
     for (int at = 1; at <= last(); ++at)
       if (auto& s = *moments[std::size_t(at)].step; s.kind == Kind::fused) in_place(s.fused, at);
     for (int at = 1; at <= last(); ++at)
       if (auto [s, loop] = moments[std::size_t(at)]; s->kind == Kind::copy && joins(*s, at, loop)) drop(*s);
+    share_turns();
     for (auto& [s, loop] : moments)   // of the old value, over which the new one is made now
-      if (s && s->kind == Kind::copy && covers(s->copy) && find_root(s->copy.x.slot) == find_root(s->copy.out.slot)) drop(*s);
+      if (s && s->kind == Kind::copy && same_place(s->copy.x, s->copy.out) &&
+          find_root(s->copy.x.slot) == find_root(s->copy.out.slot))
+        drop(*s);
   }
 
   // ---- places in the arena ----

@@ -118,7 +118,7 @@ class Emitter {
       }
       made = x->op->on_block(*x, {}, axes, blocks);
     } else if (auto own = own_turns_.find(x.get()); own != own_turns_.end()) {
-      made = prim::add(own->second.first, prim::integer(own->second.second, x->dtype));
+      made = prim::add(prim::cast(own->second.first, x->dtype), prim::integer(own->second.second, x->dtype));
     } else if (x->op->kind != Kind::leaf) {
       Nodes in;
       for (std::size_t k = 0; k < x->in.size(); ++k) in.push_back(generated(x->in[k], rules::needed(*x, k, at, mesh_), known));

@@ -1,0 +1,57 @@
+#include "compile/memory/turns.h"
+
+#include <vector>
+
+namespace haliax {
+namespace {
+
+using program::Kind;
+using program::Step;
+using program::View;
+
+struct Reach { std::int64_t size, stride; };
+// Along what a view of a step reaches: dims, positions that ids pick, and what terms add.
+std::vector<Reach> reaches(const Step& s, const View& v, int variable, const Trips& trips) {
+  std::vector<Reach> out;
+  auto dims = program::dims_of(s);
+  for (std::size_t d = 0; d < dims.size(); ++d) out.push_back({dims[d], v.strides[d]});
+  auto picks = [&](auto& step, const View& table) {
+    if (&v != &table) return;
+    for (auto& i : step.indexed) out.push_back({i.size, i.stride});
+  };
+  if (s.kind == Kind::gather) picks(s.gather, s.gather.table);
+  if (s.kind == Kind::scatter) picks(s.scatter, s.scatter.target);
+  for (auto& t : v.terms)
+    if (t.slot >= 0) out.push_back({t.limit + 1, t.stride});
+    else if (t.loop != variable && t.loop >= 0) out.push_back({trips.at(t.loop), t.stride});
+  return out;
+}
+
+}  // namespace
+
+std::optional<Blocks> blocks_of(const Step& s, const View& v, int variable, const Trips& trips) {
+  if (s.kind == program::Kind::collective || s.kind == program::Kind::custom) return {};
+  const program::Term* turn = nullptr;
+  for (auto& t : v.terms) {
+    if (t.loop != variable) continue;
+    if (turn) return {};
+    turn = &t;
+  }
+  if (!turn || turn->stride <= 0 || v.offset < 0) return {};
+  const Blocks b{turn->stride, trips.at(variable)};
+  if (v.offset / b.stride % b.count != 0) return {};
+  auto inside = v.offset % b.stride;                      // how far it reaches inside of a block
+  for (auto& r : reaches(s, v, variable, trips)) {
+    if (r.size <= 1 || r.stride == 0) continue;
+    if (r.stride < 0) return {};
+    if (r.stride % (b.stride * b.count) == 0) continue;   // to the same block of another row of blocks
+    inside += (r.size - 1) * r.stride;
+  }
+  return inside < b.stride ? std::optional(b) : std::nullopt;
+}
+
+bool same_place(const View& a, const View& b) {
+  return a.offset == b.offset && a.strides == b.strides && a.terms == b.terms && a.dtype == b.dtype;
+}
+
+}  // namespace haliax

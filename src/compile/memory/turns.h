@@ -1,0 +1,21 @@
+// Loops that go through a slot block by block: in turn t they touch nothing of it but block t.
+#pragma once
+#include <map>
+#include <optional>
+
+#include "program/program.h"
+
+namespace haliax {
+
+// The blocks: elements whose number, over `stride`, modulo `count`, is the turn.
+struct Blocks {
+  std::int64_t stride = 0, count = 0;
+  friend bool operator==(const Blocks&, const Blocks&) = default;
+};
+using Trips = std::map<int, std::int64_t>;                           // of loops, by variable
+// Those that a view of the step goes through in the turns of the loop that counts by `variable`; none: it goes elsewhere, too, or
+// that cannot be seen. trips: of the loops around the step.
+std::optional<Blocks> blocks_of(const program::Step&, const program::View&, int variable, const Trips& trips);
+bool same_place(const program::View&, const program::View&);         // but for the slot
+
+}  // namespace haliax

@@ -1,0 +1,148 @@
+// A donated array that a loop slices, and makes anew slice by slice, is one array; and why another is copied.
+#include <doctest/doctest.h>
+
+#include "haliax/haliax.h"
+#include "support/near.h"
+#include "support/raises.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis L("layers", 4), B("batch", 2), P("position", 64), D("d", 16);
+using In = const NamedArray&;
+using Turn = std::pair<NamedArray, NamedArray> (*)(In h, In c, In w, In pos);
+
+NamedArray attended(In h, In c) { return dot(softmax(dot(c, h, "d"), "position"), c, "position"); }
+NamedArray written(In c, In k, In pos) { return updated_slice(c, {{"position", pos}}, k); }
+
+struct Run {
+  JitReport report;
+  std::vector<double> h, cache;
+};
+Run run(Turn turn, JitOptions options, bool reverse = false) {
+  auto step = [=](In cache, In w, In x, In pos) {
+    auto body = [&](In h, In c, In l) { return turn(h, c, l, pos); };
+    return scan(body, L, {.reverse = reverse})(x, cache, w);
+  };
+  auto f = jit(step, options);
+  auto cache = random::normal(random::key(1), {L, B, P, D}).eval(), w = random::normal(random::key(2), {L, D}).eval();
+  auto [h, next] = f(cache, w, random::normal(random::key(3), {B, D}).eval(), sum(arange(Axis("n", 3))).eval());
+  return {f.report(), h.doubles(), next.doubles()};
+}
+// Donated, in how many bytes, with the values of the reference.
+std::int64_t planned(Turn turn, bool reverse = false) {
+  auto want = run(turn, {.backend = "reference"}, reverse), given = run(turn, {.donate = {0}, .backend = "cpu"}, reverse);
+  auto near = [](auto& a, auto& b) {
+    for (std::size_t k = 0; k < a.size(); ++k)
+      if (!(std::abs(a[k] - b[k]) < 1e-5)) return false;
+    return a.size() == b.size();
+  };
+  CHECK(near(given.h, want.h));
+  CHECK(near(given.cache, want.cache));
+  CAPTURE(given.report.program);
+  for (auto& n : given.report.not_donated) MESSAGE(n);
+  CHECK(given.report.not_donated.empty() == (given.report.peak_bytes < L.size * B.size * P.size * D.size * 4));
+  return given.report.peak_bytes;
+}
+
+constexpr std::int64_t cache_bytes = 4 * 2 * 64 * 16 * 4;
+
+}  // namespace
+
+TEST_CASE("donated loops: a cache that a scan slices and stacks is changed in its place") {
+  Turn after = [](In h, In c, In w, In pos) {
+    auto next = written(c, h * w, pos);
+    return std::pair(h + attended(h, next), next);
+  };
+  CHECK(planned(after) < cache_bytes / 8);
+  CHECK(planned(after, true) < cache_bytes / 8);
+  Turn before = [](In h, In c, In w, In pos) {   // what is read is there as long as it is read
+    auto o = attended(h, c);
+    return std::pair(h + o, written(c, o * w, pos));
+  };
+  CHECK(planned(before) < cache_bytes / 8);
+  Turn all = [](In h, In c, In w, In) { return std::pair(h * w, c * 0.9 + h * w); };
+  CHECK(planned(all) < cache_bytes / 8);
+  Turn placed = [](In h, In c, In w, In pos) {
+    return std::pair(h, at_add(c, {{"position", pos}}, h * w));
+  };
+  CHECK(planned(placed) < cache_bytes / 8);
+  Turn rolled = [](In h, In c, In w, In) {   // each turn reads its block at other places than it writes: through a copy of the block
+    auto next = roll(c, 1, P);
+    return std::pair(h + attended(h, next) * w, next);
+  };
+  CHECK(planned(rolled) > 0);
+  Turn both = [](In h, In c, In w, In pos) {   // the old block after the new one is there
+    auto next = written(c, h * w, pos);
+    return std::pair(h + attended(attended(h, next), c), next);
+  };
+  CHECK(planned(both) > 0);
+}
+
+TEST_CASE("donated loops: two caches through Stacked::scan, and one loop behind another") {
+  struct Layer {
+    NamedArray w;
+    std::pair<NamedArray, std::pair<NamedArray, NamedArray>> operator()(In h, In k, In v, In pos) const {
+      auto keys = written(k, h * w, pos), values = written(v, h - w, pos);
+      return {h + dot(softmax(dot(keys, h, "d"), "position"), values, "position"), {keys, values}};
+    }
+  };
+  nn::Stacked<Layer> layers{{random::normal(random::key(2), {L, D}).eval()}, L};
+  auto step = [](const nn::Stacked<Layer>& m, In k, In v, In h, In pos) { return m.scan(h, k, v, pos); };
+  auto f = jit(step, {.donate = {1, 2}, .backend = "cpu"}), plain = jit(step, {.backend = "reference"});
+  auto cache = [](int n) { return random::normal(random::key(n), {L, B, P, D}).eval(); };
+  auto h = random::normal(random::key(3), {B, D}).eval(), pos = NamedArray(5.).astype(DType::i32).eval();
+  auto got = f(layers, cache(4), cache(5), h, pos), want = plain(layers, cache(4), cache(5), h, pos);
+  CHECK(difference(got.first, want.first, 1e-5) == "");
+  CHECK(difference(got.second.first, want.second.first, 1e-6) == "");
+  CHECK(difference(got.second.second, want.second.second, 1e-6) == "");
+  CHECK(f.report().not_donated.empty());
+  CHECK(f.report().peak_bytes < cache_bytes / 8);
+
+  auto twice = [](In c, In w) {
+    auto once = [&](In x) {
+      auto turn = [](In h, In b, In l) {
+        auto next = b * 0.5 + l * h;
+        return std::pair(h + sum(next), next);
+      };
+      return scan(turn, L)(zeros(Axes{}), x, w);
+    };
+    auto first = once(c);
+    auto second = once(first.second * first.first);
+    return std::pair(second.first, second.second);
+  };
+  auto w = layers.stacked.w;
+  auto g = jit(twice, {.donate = {0}, .backend = "cpu"});
+  CHECK(difference(g(cache(6), w).second, jit(twice, {.backend = "cpu"})(cache(6), w).second, 0) == "");
+  CHECK(g.report().not_donated.empty());
+  CHECK(g.report().peak_bytes < cache_bytes / 8);
+}
+
+TEST_CASE("donated loops: a turn that reads more than its own block keeps the array, and the report says where") {
+  auto whole = [](In cache, In x) {   // captured, so each turn reads all of it
+    return scan([&](In h, In c) { return std::pair(h + sum(cache), c * 2. + h); }, L)(x, cache);
+  };
+  auto made = [] { return random::normal(random::key(1), {L, P, D}).eval(); };
+  auto f = jit(whole, {.donate = {0}, .backend = "cpu"});
+  auto got = f(made(), NamedArray(1.)), want = jit(whole, {.backend = "reference"})(made(), NamedArray(1.));
+  CHECK(difference(got.second, want.second, 1e-3) == "");
+
+  auto late = jit([](In a) { auto b = cumsum(a, "d"); return std::pair(b, sum(b) * sum(b * a)); }, {.donate = {0}, .backend = "cpu"});
+  const int line = __LINE__ - 1;
+  late(made());
+  REQUIRE(late.report().not_donated.size() == 1);
+  auto why = late.report().not_donated[0];
+  CAPTURE(why);
+  CHECK(has(why, "argument 0 (layers=4, position=64, d=16): result 0 is first written by "));
+  CHECK(has(why, "read after that by"));
+  CHECK(has(why, "donated_loops_test.cpp:" + std::to_string(line)));
+  CHECK(has(why, "read it before, or read the new value"));
+  auto moved = jit([](In a) { return flip(a, "d"); }, {.donate = {0}, .backend = "cpu"});
+  moved(made());
+  REQUIRE(moved.report().not_donated.size() == 1);
+  CHECK(has(moved.report().not_donated[0], "reads it at other places than it writes"));
+  auto shrinks = jit([](In a) { return sum(a); }, {.donate = {0}, .backend = "cpu"});
+  shrinks(made());
+  CHECK(shrinks.report().not_donated[0] == "argument 0 (layers=4, position=64, d=16): no result has its 16384 bytes");
+}

@@ -1,0 +1,23 @@
+// What another process says.
+#pragma once
+#include <doctest/doctest.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstdio>
+#include <string>
+
+// Of the command, on both streams.
+inline std::string output_of(const std::string& command) {
+  std::array<char, 256> part;
+  std::string out;
+  auto* pipe = popen((command + " 2>&1").c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  while (std::fgets(part.data(), int(part.size()), pipe)) out += part.data();
+  pclose(pipe);
+  return out;
+}
+// Of a test case of this program, which is skipped otherwise.
+inline std::string output_of_case(const std::string& name) {
+  return output_of("/proc/" + std::to_string(getpid()) + "/exe --no-skip -tc='" + name + "'");
+}

@@ -1,0 +1,48 @@
+// Fuzzing: what comes from outside (files, strings, sizes) is either taken or refused with an Error, and one-op programs on extreme
+// values give one answer on both backends.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace fuzz {
+
+using Bytes = std::vector<std::uint8_t>;
+
+// Reads choices from the bytes of an input; zeros behind their end.
+class Choices {
+ public:
+  explicit Choices(std::span<const std::uint8_t> bytes) : left_(bytes) {}
+  std::uint8_t byte() {
+    if (left_.empty()) return 0;
+    auto b = left_[0];
+    left_ = left_.subspan(1);
+    return b;
+  }
+  std::int64_t below(std::int64_t n) { return n <= 1 ? 0 : std::int64_t(byte() | byte() << 8) % n; }
+  template <class T> const T& of(const std::vector<T>& all) { return all[std::size_t(below(std::int64_t(all.size())))]; }
+  template <class T> T any(std::initializer_list<T> all) { return all.begin()[below(std::int64_t(all.size()))]; }
+  std::string rest() {
+    std::string s(left_.begin(), left_.end());
+    left_ = {};
+    return s;
+  }
+  bool empty() const { return left_.empty(); }
+
+ private:
+  std::span<const std::uint8_t> left_;
+};
+
+struct Target {
+  const char* name;
+  void (*run)(std::span<const std::uint8_t>);   // raises haliax::Error for what it refuses; anything else is a find
+  std::vector<std::string> seeds;               // to start from
+};
+const std::vector<Target>& targets();
+
+void one_op(std::span<const std::uint8_t>);     // ops.cpp
+
+}  // namespace fuzz
