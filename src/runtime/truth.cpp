@@ -10,7 +10,8 @@ bool is_traced(const NodePtr& root) {
   for (auto& a : root->axes)
     if (a.name.hidden()) return true;
   if (!root->value && !root->free.empty()) return true;
-  for (auto& n : topological({root}, [](const Node& n) { return n.value != nullptr; }))
+  GraphReader reader;
+  for (auto& n : topological({root}, [](const Node& n) { return bool(n.value); }))
     if (n->op == &prim::kInput && !n->value && n->donated.empty()) return true;
   return false;
 }

@@ -86,6 +86,43 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
 }
 NodePtr substitute(const NodePtr& root, Rewrite& to) { return substitute(Nodes{root}, to)[0]; }
 
+Nodes copied(const Nodes& roots) {
+  Nodes order;
+  walk(roots, [&](const NodePtr& n, Nodes& todo) {
+    order.push_back(n);
+    if (n->value) return;
+    if (n->op->kind != Kind::leaf && !n->donated.empty()) fail_at(n->origin, "eval", n->donated);
+    add_reads(n, todo);
+  });
+  sort_by_age(order);
+  Rewrite to;
+  auto now = [&](const NodePtr& n) { return n ? to.at(n.get()) : n; };
+  At follow;
+  for (auto& n : order) {
+    follow(n->origin);
+    auto& mine = to[n.get()];
+    if (n->op->kind == Kind::leaf && n->op != &prim::kCarry && !n->op->cheap) { mine = n; continue; }
+    if (n->value && n->op->kind != Kind::leaf) { mine = make_data(n->value.get(), n->axes, n->dtype); continue; }
+    Nodes in;
+    in.reserve(n->in.size());
+    for (auto& x : n->in) in.push_back(now(x));
+    Attr attr = n->attr;
+    if (n->op == &kLoop) {
+      auto l = std::make_shared<Loop>(loop_of(*n));
+      for (auto& i : l->index) i = prim::index_of(i->attr);
+      for (auto& r : l->results) {
+        for (auto& v : r.value) v = now(v);
+        r.start = now(r.start), r.carry = now(r.carry);
+      }
+      attr.payload = std::move(l);
+    }
+    mine = n->op == &prim::kIndex ? prim::index_of(n->attr) : make(*n->op, std::move(in), n->axes, n->dtype, std::move(attr));
+  }
+  Nodes out;
+  for (auto& r : roots) out.push_back(now(r));
+  return out;
+}
+
 NodePtr widened(const NodePtr& n) {
   if (!is_float(n->dtype) || bytes_of(n->dtype) >= 4) return n;
   auto d = DType::f32;

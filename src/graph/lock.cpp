@@ -1,0 +1,60 @@
+#include "graph/lock.h"
+
+#include <atomic>
+#include <cstdint>
+
+namespace haliax {
+namespace {
+
+// How many read, and whether somebody wants to write, or does: then no more come in. Constant-initialized, never destroyed.
+constexpr std::uint32_t kWriter = 1u << 31;
+constinit std::atomic<std::uint32_t> state{0};
+thread_local int depth = 0;
+
+void lock_shared() noexcept {
+  auto now = state.load(std::memory_order_relaxed);
+  for (;;) {
+    if (now & kWriter) state.wait(now, std::memory_order_relaxed), now = state.load(std::memory_order_relaxed);
+    else if (state.compare_exchange_weak(now, now + 1, std::memory_order_acquire, std::memory_order_relaxed)) return;
+  }
+}
+void unlock_shared() noexcept {
+  if (state.fetch_sub(1, std::memory_order_release) == (kWriter | 1)) state.notify_all();   // the writer waits for the last
+}
+
+}  // namespace
+
+void GraphReader::enter() noexcept {
+  if (depth++ == 0) lock_shared();
+}
+void GraphReader::leave() noexcept {
+  if (--depth == 0) unlock_shared();
+}
+
+GraphWriter::GraphWriter() noexcept {
+  for (;;) {
+    auto before = state.fetch_or(kWriter, std::memory_order_acquire);
+    if (!(before & kWriter)) break;
+    state.wait(before, std::memory_order_relaxed);
+  }
+  for (;;) {
+    auto now = state.load(std::memory_order_acquire);
+    if (now == kWriter) return;
+    state.wait(now, std::memory_order_relaxed);
+  }
+}
+GraphWriter::~GraphWriter() {
+  state.fetch_and(~kWriter, std::memory_order_release);
+  state.notify_all();
+}
+
+OutsideGraph::OutsideGraph() noexcept : depth_(depth) {
+  depth = 0;
+  if (depth_ > 0) unlock_shared();
+}
+OutsideGraph::~OutsideGraph() {
+  if (depth_ > 0) lock_shared();
+  depth = depth_;
+}
+
+}  // namespace haliax

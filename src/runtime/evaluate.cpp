@@ -1,0 +1,86 @@
+// Reading values outside of jit: who computes what, and what is kept of it.
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <unordered_set>
+
+#include "runtime/run.h"
+
+namespace haliax {
+namespace {
+
+// What is being computed. Never destroyed: threads may compute after main.
+struct Running {
+  std::mutex lock;
+  std::condition_variable changed;
+  std::unordered_set<const Node*> nodes;
+  static Running& now() {
+    static auto* r = new Running;
+    return *r;
+  }
+};
+thread_local int computing = 0;   // calls of compute, around: a kernel of the user's that reads arrays
+
+// What this thread is to compute of those that have no value: all that nobody else does. If that is none, the others have been
+// waited for. A thread that computes something already does not wait, or two might for each other, but computes it too.
+class Claim {
+ public:
+  explicit Claim(const Nodes& wanted) {
+    auto& r = Running::now();
+    std::unique_lock hold(r.lock);
+    for (;;) {
+      bool others = false;
+      for (auto& n : wanted) {
+        if (!n || n->value || std::find(mine.begin(), mine.end(), n) != mine.end()) continue;
+        bool is_new = r.nodes.insert(n.get()).second;
+        if (is_new) entered_.push_back(n.get());
+        if (is_new || computing > 0) mine.push_back(n);
+        else others = true;
+      }
+      if (!mine.empty() || !others) return;
+      r.changed.wait(hold);
+    }
+  }
+  ~Claim() {
+    auto& r = Running::now();
+    {
+      std::lock_guard hold(r.lock);
+      for (auto* n : entered_) r.nodes.erase(n);
+    }
+    if (!entered_.empty()) r.changed.notify_all();
+  }
+  Claim(const Claim&) = delete;
+  Nodes mine;
+
+ private:
+  std::vector<const Node*> entered_;
+};
+
+void compute(const Nodes& roots) {
+  struct Count {
+    Count() { ++computing; }
+    ~Count() { --computing; }
+  } count;
+  auto made = call(compile(roots, default_backend()), {}, nullptr);
+  Forgotten recipes;   // gone when others may read again
+  GraphWriter alone;
+  for (std::size_t i = 0; i < roots.size(); ++i) {
+    auto& n = const_cast<Node&>(*roots[i]);
+    if (!n.value) n.value.set(std::move(made[i]));
+    if (context().tracing == 0) detach(n, recipes);
+  }
+}
+
+}  // namespace
+
+void evaluate(const Nodes& wanted) {
+  if (std::all_of(wanted.begin(), wanted.end(), [](auto& n) { return !n || n->value; })) return;
+  OutsideGraph outside;
+  for (;;) {
+    Claim claim(wanted);
+    if (claim.mine.empty()) return;
+    compute(claim.mine);
+  }
+}
+
+}  // namespace haliax
