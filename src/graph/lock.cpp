@@ -9,7 +9,7 @@ namespace {
 // How many read, and whether somebody wants to write, or does: then no more come in. Constant-initialized, never destroyed.
 constexpr std::uint32_t kWriter = 1u << 31;
 constinit std::atomic<std::uint32_t> state{0};
-thread_local int depth = 0;
+[[gnu::tls_model("initial-exec")]] thread_local int depth = 0;   // in the static block: read by every op
 
 void lock_shared() noexcept {
   auto now = state.load(std::memory_order_relaxed);

@@ -163,7 +163,7 @@ std::uint64_t fresh_domain() {
   return next.fetch_add(1, std::memory_order_relaxed);
 }
 // What runs when a thread, or the process, ends may still compute: it gets another context, which is never destroyed.
-static thread_local Context* of_thread = nullptr;
+[[gnu::tls_model("initial-exec")]] static thread_local Context* of_thread = nullptr;
 static thread_local bool thread_ends = false;
 Context& context() {
   struct End {

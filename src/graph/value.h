@@ -12,34 +12,20 @@ class Value {
  public:
   Value() = default;
   Value(const Value&) = delete;
-  explicit operator bool() const { return state_.load(std::memory_order_acquire) & kThere; }
-  BufferPtr get() const {                        // null: there is none
-    if (!*this) return nullptr;
-    hold();
-    BufferPtr out = buffer_;
-    release();
-    return out;
-  }
-  BufferPtr operator->() const { return get(); }
-  void set(BufferPtr b) {                        // once; by one thread
+  explicit operator bool() const { return there_.load(std::memory_order_acquire); }
+  // In a GraphReader, as it may be given away. Null: there is none.
+  BufferPtr get() const { return *this ? buffer_ : nullptr; }
+  void set(BufferPtr b) {                        // once; in a GraphWriter, if others know the node
     buffer_ = std::move(b);
-    if (buffer_) state_.fetch_or(kThere, std::memory_order_release);
+    if (buffer_) there_.store(true, std::memory_order_release);
   }
-  BufferPtr take() {                             // null: it is gone already
-    hold();
-    BufferPtr out = std::move(buffer_);
-    state_.fetch_and(std::uint8_t(~kThere), std::memory_order_relaxed);
-    release();
-    return out;
+  void give_away() {                             // in a GraphWriter
+    there_.store(false, std::memory_order_relaxed);
+    buffer_ = nullptr;
   }
 
  private:
-  static constexpr std::uint8_t kThere = 1, kHeld = 2;
-  void hold() const {                            // for as long as a pointer is copied
-    while (state_.fetch_or(kHeld, std::memory_order_acquire) & kHeld) {}
-  }
-  void release() const { state_.fetch_and(std::uint8_t(~kHeld), std::memory_order_release); }
-  mutable std::atomic<std::uint8_t> state_{0};
+  std::atomic<bool> there_{false};
   BufferPtr buffer_;
 };
 

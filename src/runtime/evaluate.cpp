@@ -4,6 +4,8 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "graph/walk.h"
+#include "runtime/keep.h"
 #include "runtime/run.h"
 
 namespace haliax {
@@ -50,25 +52,53 @@ class Claim {
     if (!entered_.empty()) r.changed.notify_all();
   }
   Claim(const Claim&) = delete;
+  // Of others that this thread computes on the way, those that nobody else does; whoever wants them waits.
+  Nodes also(const Nodes& more) {
+    auto& r = Running::now();
+    std::lock_guard hold(r.lock);
+    Nodes out;
+    for (auto& n : more)
+      if (!n->value && r.nodes.insert(n.get()).second) entered_.push_back(n.get()), out.push_back(n);
+    return out;
+  }
   Nodes mine;
 
  private:
   std::vector<const Node*> entered_;
 };
 
-void compute(const Nodes& roots) {
+std::vector<BufferPtr> results_of(const Nodes& roots) {
   struct Count {
     Count() { ++computing; }
     ~Count() { --computing; }
   } count;
-  auto made = call(compile(roots, default_backend()), {}, nullptr);
-  Forgotten recipes;   // gone when others may read again
+  return call(compile(roots, default_backend()), {}, nullptr);
+}
+void compute(Claim& claim) {
+  const bool forgets = context().tracing == 0;   // else all that is below may still be asked for
+  Nodes roots = claim.mine;
+  Keep keep;
+  if (forgets) {
+    GraphReader reader;
+    keep = what_to_keep(roots);
+  }
+  append(roots, claim.also(keep.more));
+  std::vector<BufferPtr> made;
+  try {
+    made = results_of(roots);
+  } catch (const Error&) {
+    if (roots.size() == claim.mine.size()) throw;
+    roots = claim.mine;                          // there may be memory for these alone
+    made = results_of(roots);
+  }
+  Forgotten recipes;                             // gone when others may read again
   GraphWriter alone;
   for (std::size_t i = 0; i < roots.size(); ++i) {
     auto& n = const_cast<Node&>(*roots[i]);
-    if (!n.value) n.value.set(std::move(made[i]));
-    if (context().tracing == 0) detach(n, recipes);
+    if (!n.value && n.donated.empty()) n.value.set(std::move(made[i]));
+    if (forgets && !keep.bound.count(&n)) detach(n, recipes);
   }
+  for (auto& n : keep.free) detach(*n, recipes);
 }
 
 }  // namespace
@@ -79,7 +109,7 @@ void evaluate(const Nodes& wanted) {
   for (;;) {
     Claim claim(wanted);
     if (claim.mine.empty()) return;
-    compute(claim.mine);
+    compute(claim);
   }
 }
 

@@ -206,32 +206,35 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
   }
   if (e.mesh) impl_->must_have_devices(e.mesh->mesh);   // set_devices may have taken some away
   std::vector<bool> given;
-  auto values = e.donates() ? impl_->taken(e, w, late, given) : std::vector<BufferPtr>();
-  for (std::size_t i = values.size(); i < count; ++i) {
-    values.push_back(input(i)->value.get());
-    if (!values.back()) must_be_there(*input(i));        // another thread has donated it since
+  std::vector<Given> arguments;
+  if (e.donates()) {
+    arguments = impl_->taken(e, w, late, given);
+  } else {
+    arguments.reserve(count);
+    GraphReader reader;
+    for (std::size_t i = 0; i < count; ++i) {
+      arguments.push_back({input(i)->value.get()});
+      if (!arguments.back().keeps) must_be_there(*input(i));   // another thread has donated it since
+    }
   }
-  given.resize(count);
   if (e.mesh) {
+    given.resize(count);
+    std::vector<BufferPtr> values;
+    for (auto& a : arguments) values.push_back(std::move(a.keeps));
     auto made = e.mesh->run(values, given);
     impl_->split_bytes = made.split_bytes;
     return e.assemble(made.results);
   }
-  std::vector<Given> arguments;
-  arguments.reserve(count);
-  for (auto& v : values) {
-    auto* data = v->data();
-    arguments.push_back({std::move(v), data});
-  }
+  for (auto& a : arguments) a.data = a.keeps->data();
   return e.assemble(call(e.compiled, arguments, nullptr));
 }
 
 // The values of the arguments. What is donated, and may be, is no longer there from here on: whatever comes of the call, results may
 // be written over it. What may not is copied: it will be written over too.
-std::vector<BufferPtr> JitCore::Impl::taken(const Entry& e, const Walk& w, const Nodes& late, std::vector<bool>& given) const {
+std::vector<Given> JitCore::Impl::taken(const Entry& e, const Walk& w, const Nodes& late, std::vector<bool>& given) const {
   auto count = e.leaf_of_input.size();
   auto input = [&](std::size_t i) -> const NodePtr& { return w.arrays[e.leaf_of_input[i]]->node(); };
-  std::vector<BufferPtr> values;
+  std::vector<Given> values;
   std::vector<int> uses;
   {
     GraphWriter alone;                             // two calls do not take one array
@@ -248,7 +251,7 @@ std::vector<BufferPtr> JitCore::Impl::taken(const Entry& e, const Walk& w, const
     };
     for (std::size_t i = 0; i < count; ++i) {
       given.push_back(e.donated[i] && may_be_given(input(i)));
-      values.push_back(input(i)->value.get());
+      values.push_back({input(i)->value.get()});
       uses.push_back(0);
       for (std::size_t k = 0; k < count; ++k) uses.back() += input(k) == input(i);
     }
@@ -256,12 +259,12 @@ std::vector<BufferPtr> JitCore::Impl::taken(const Entry& e, const Walk& w, const
       if (!given[i]) continue;
       auto& n = const_cast<Node&>(*input(i));
       n.donated.set("this array was donated to the call of jit at " + to_string(options.at) + " and cannot be used any more");
-      n.value.take();
+      n.value.give_away();
     }
   }
   for (std::size_t i = 0; i < count; ++i) {
     if (e.mesh || !e.donated[i]) continue;
-    auto& v = values[i];
+    auto& v = values[i].keeps;
     if (uses[i] > 1 || !given[i] || v->pieces() || !held_by(v, 1)) v = copied(*v);   // somebody else reads it too
   }
   return values;

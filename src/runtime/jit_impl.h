@@ -93,7 +93,7 @@ struct JitCore::Impl {
   // ---- jit.cpp: from a trace to a Program, or one for each device of a mesh ----
   void compile(const Leaves& results, const Parts&, bool simulated);
   Nodes roots_of(const Leaves& results, const Parts&);
-  std::vector<BufferPtr> taken(const Entry&, const Walk&, const Nodes& late, std::vector<bool>& given) const;
+  std::vector<Given> taken(const Entry&, const Walk&, const Nodes& late, std::vector<bool>& given) const;
   MeshProgram* compile_on(const Mesh&, Compilation&, const std::string& backend_name, bool simulated);
 
   // ---- jit_report.cpp ----

@@ -11,7 +11,11 @@
 namespace haliax {
 namespace {
 
-const Node& with_value(const NamedArray& a) {
+struct Known {
+  const Node& node;
+  BufferPtr value;
+};
+Known with_value(const NamedArray& a) {
   if (a.empty()) fail("eval", "the NamedArray is empty: it was never given a value");
   auto& n = *a.node();
   if (!n.donated.empty()) fail("eval", n.donated);
@@ -20,32 +24,39 @@ const Node& with_value(const NamedArray& a) {
       fail("eval", "a value is asked for inside vmap over " + std::string(x.name.text()) + ", where there is none yet");
   if (!n.value && !n.free.empty()) fail("eval", "a value is asked for inside scan, where there is none yet");
   if (!n.value) evaluate({a.node()});
-  return n;
+  auto value = n.value.get();
+  if (!value) fail("eval", n.donated);   // by another thread, meanwhile
+  return {n, std::move(value)};
 }
 
-scalar::Value element(const Node& n, std::int64_t at) { return scalar::load(n.dtype, n.value->data() + at * bytes_of(n.dtype)); }
+scalar::Value element(const Known& k, std::int64_t at) {
+  return scalar::load(k.node.dtype, k.value->data() + at * bytes_of(k.node.dtype));
+}
 // As double, float or int64_t; what is larger than any of these becomes the largest.
-template <class T> std::vector<T> converted(const Node& n) {
+template <class T> std::vector<T> converted(const Known& k) {
+  auto& n = k.node;
   constexpr auto to = std::is_integral_v<T> ? DType::i64 : sizeof(T) == 8 ? DType::f64 : DType::f32;
   std::vector<T> out(std::size_t(n.size()));
   for (std::int64_t i = 0; i < n.size(); ++i) {
-    auto v = scalar::cast(element(n, i), n.dtype, to);
+    auto v = scalar::cast(element(k, i), n.dtype, to);
     if constexpr (!std::is_integral_v<T>) out[std::size_t(i)] = T(v.real);
     else out[std::size_t(i)] = n.dtype == DType::u64 && v.whole < 0 ? std::numeric_limits<T>::max() : v.whole;
   }
   return out;
 }
 
-std::string text_of(const Node& n, std::int64_t at) {
-  auto v = element(n, at);
+std::string text_of(const Known& k, std::int64_t at) {
+  auto& n = k.node;
+  auto v = element(k, at);
   if (n.dtype == DType::boolean) return v.whole ? "true" : "false";
   if (n.dtype == DType::u64) return std::to_string(std::uint64_t(v.whole));
   if (!is_float(n.dtype)) return std::to_string(v.whole);
   return std::isnan(v.real) ? "nan" : fmt::format("{:.6g}", v.real);   // whatever the sign of a NaN
 }
-void print(std::string& s, const Node& n, std::size_t axis, std::int64_t at) {
+void print(std::string& s, const Known& k, std::size_t axis, std::int64_t at) {
+  auto& n = k.node;
   if (axis == n.axes.size()) {
-    s += text_of(n, at);
+    s += text_of(k, at);
     return;
   }
   std::int64_t size = n.axes[axis].size, inner = 1;
@@ -54,7 +65,7 @@ void print(std::string& s, const Node& n, std::size_t axis, std::int64_t at) {
   for (std::int64_t i = 0; i < size; ++i) {
     if (i) s += ", ";
     if (size > 8 && i == 4) s += "..., ", i = size - 4;
-    print(s, n, axis + 1, at + i * inner);
+    print(s, k, axis + 1, at + i * inner);
   }
   s += "]";
 }
@@ -74,9 +85,9 @@ void eval(std::span<const NamedArray> arrays, SourceLocation at) {
 }
 double NamedArray::item(SourceLocation at) const {
   Here here(at);
-  auto& n = with_value(*this);
-  if (n.size() != 1) fail("item", "expected one value, got " + haliax::to_string(n.axes));
-  return converted<double>(n)[0];
+  auto known = with_value(*this);
+  if (known.node.size() != 1) fail("item", "expected one value, got " + haliax::to_string(known.node.axes));
+  return converted<double>(known)[0];
 }
 std::vector<float> NamedArray::floats(SourceLocation at) const {
   Here here(at);
@@ -92,16 +103,17 @@ std::vector<std::int64_t> NamedArray::integers(SourceLocation at) const {
 }
 std::vector<std::byte> NamedArray::bytes(SourceLocation at) const {
   Here here(at);
-  auto& n = with_value(*this);
-  return {n.value->data(), n.value->data() + n.bytes()};
+  auto known = with_value(*this);
+  return {known.value->data(), known.value->data() + known.node.bytes()};
 }
 std::string NamedArray::to_string() const {
   if (!node_) return "NamedArray()";
   std::string s = "NamedArray(" + std::string(name_of(dtype())) + ", " + haliax::to_string(axes());
+  GraphReader reader;
   try {
     if (context().tracing == 0) with_value(*this);
   } catch (const Error&) {}  // a value that cannot be had is not shown
-  if (node_->value) s += ", ", print(s, *node_, 0, 0);
+  if (auto value = node_->value.get()) s += ", ", print(s, {*node_, std::move(value)}, 0, 0);
   return s + ")";
 }
 

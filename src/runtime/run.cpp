@@ -86,10 +86,13 @@ std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, 
     arguments.push_back(given[k].data);
     if (p.donated[k] >= 0) made[std::size_t(p.donated[k])] = given[k].keeps;
   }
-  for (auto& n : c.captured) {
-    captured.push_back(n->value.get());
-    if (!captured.back()) fail_at(n->origin, "eval", n->donated);
-    arguments.push_back(captured.back()->data());
+  if (!c.captured.empty()) {
+    GraphReader reader;
+    for (auto& n : c.captured) {
+      captured.push_back(n->value.get());
+      if (!captured.back()) fail_at(n->origin, "eval", n->donated);
+      arguments.push_back(captured.back()->data());
+    }
   }
   for (std::size_t r = 0; r < made.size(); ++r) {
     bool taken_over = bool(made[r]);

@@ -81,7 +81,7 @@ TEST_CASE("threads: one lazy array that all read is computed once") {
     std::vector<const std::byte*> where(4);
     CHECK(at_once(4, [&](int k) {
             must(y.item() == 85344. * round * round + 64, "the sum of squares");
-            where[std::size_t(k)] = y.node()->value->data();
+            where[std::size_t(k)] = y.node()->value.get()->data();
             return 0;
           }) == "");
     for (auto* p : where) CHECK(p == where[0]);
