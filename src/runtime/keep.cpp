@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "graph/loop.h"
+#include "ops/attr.h"
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
 
@@ -17,7 +18,7 @@ struct Seen {
   long references = 0;                      // from nodes that were seen too
   bool computed = false;                    // or only below what has a value
   bool bound = false, wanted = false;
-  int borders = 0;                          // of regions of chunks, around: what is in there need never exist as a whole
+  Names walked;                             // axes of it that are walked in chunks: it need never exist as a whole
   int views = 0;
 };
 
@@ -81,21 +82,39 @@ class Search {
   void learn(const Node& n) {
     auto& me = seen_.at(&n);
     me.bound = n.op == &prim::kTracer && referred_to(n);
-    auto add = [&](const Node* x) {
-      if (auto at = seen_.find(x); at != seen_.end())
-        me.bound |= at->second.bound, me.borders = std::max(me.borders, at->second.borders);
+    auto add = [&](const NodePtr& x) {
+      if (x) me.bound |= seen_.at(x.get()).bound;
     };
-    for (auto& x : n.in) add(x.get());
+    for (auto& x : n.in) add(x);
     if (n.op == &kLoop)
       for (auto& r : loop_of(n).results)
-        for (auto& v : r.value) add(v.get());
-    if (n.op == &prim::kEnter) ++me.borders;
-    if (n.op == &prim::kLeave) --me.borders;
+        for (auto& v : r.value) add(v);
+    me.walked = walked(n);
     if (passes_on(n) && !n.in.empty() && n.in[0]) me.views = n.value ? 0 : seen_.at(n.in[0].get()).views + 1;
     if (me.bound) out_.bound.insert(&n);
     else if (n.value && n.op->kind != Kind::leaf && context().tracing == 0) out_.free.push_back(n.shared_from_this());
-    bool stored = me.computed && n.free.empty() && me.borders == 0 && is_stored(n);
+    bool stored = me.computed && n.free.empty() && me.walked.empty() && is_stored(n);
     if (stored || roots_.count(&n) || n.value) stored_ += n.bytes();
+  }
+  Names walked(const Node& n) const {
+    Names out;
+    auto add = [&](Name a) {
+      if (has(n.axes, a) && !has(out, a)) out.push_back(a);
+    };
+    if (n.op == &kResult) {
+      auto& from = n.in[0]->op == &kLoop ? result_of(n).value[0] : n.in[0]->in[result_number(n)];
+      for (auto a : seen_.at(from.get()).walked) add(a);
+      return out;
+    }
+    for (std::size_t k = 0; n.op != &kLoop && k < n.in.size(); ++k)
+      if (n.in[k])
+        for (auto a : seen_.at(n.in[k].get()).walked) {
+          auto rule = along(n, k, a);
+          add(rule.way == Along::Way::map ? rule.point : a);
+        }
+    if (n.op == &prim::kEnter) add(n.attr.names[0]);
+    if (n.op == &prim::kLeave) std::erase(out, n.attr.names[0]);
+    return out;
   }
   static bool is_stored(const Node& n) {         // or is point by point, and so may never be in memory
     auto kind = n.op->kind;
@@ -110,7 +129,7 @@ class Search {
     if (passes_on(n) && (n.op->kind == Kind::wrap || (me.views <= kViews && n.bytes() >= n.in[0]->bytes()))) {
       for (auto& x : n.in)
         if (x) seen_.at(x.get()).wanted = true;
-    } else if (n.free.empty() && me.borders == 0 && n.bytes() <= most() && !is_free(n.shared_from_this())) {
+    } else if (n.free.empty() && me.walked.empty() && n.bytes() <= most() && !is_free(n.shared_from_this())) {
       chosen_.push_back(&n);
     }
   }
