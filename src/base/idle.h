@@ -8,6 +8,8 @@
 
 namespace haliax {
 
+extern std::mutex idle_lock;                     // one for all, as it is seldom taken, and must be held over a fork
+
 template <class T> class Idle {
  public:
   Idle() = default;
@@ -20,7 +22,7 @@ template <class T> class Idle {
   ~Idle() { delete one_.load(); }
   std::unique_ptr<T> take() {                    // null: all are in use
     if (auto* got = one_.exchange(nullptr, std::memory_order_acquire)) return std::unique_ptr<T>(got);
-    std::lock_guard hold(lock_);
+    std::lock_guard hold(idle_lock);
     if (more_.empty()) return nullptr;
     auto got = std::move(more_.back());
     more_.pop_back();
@@ -32,13 +34,12 @@ template <class T> class Idle {
       used.release();
       return;
     }
-    std::lock_guard hold(lock_);
+    std::lock_guard hold(idle_lock);
     more_.push_back(std::move(used));
   }
 
  private:
   std::atomic<T*> one_{nullptr};                 // without the lock, as there mostly is one caller
-  std::mutex lock_;
   std::vector<std::unique_ptr<T>> more_;
 };
 

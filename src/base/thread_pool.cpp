@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/fork.h"
 #include "haliax/error.h"
 
 namespace haliax {
@@ -141,13 +142,16 @@ class Pool {   // never destroyed: threads may compute after main
   std::vector<std::thread> workers_;
 };
 
-std::mutex making;
-std::atomic<Pool*> current{nullptr};
+constinit std::mutex making;
+constinit std::atomic<Pool*> current{nullptr};
+std::atomic<int> asked{0};   // by set_threads
+// A child makes a pool of its own: the threads of this one are not there.
+const bool forks = at_fork({kForkRest, [] { making.lock(); }, [] { making.unlock(); }, [] { current.store(nullptr); }});
 
-Pool& pool(int count = 0) {
+Pool& pool() {
   if (Pool* p = current.load(std::memory_order_acquire)) return *p;
   std::lock_guard lock(making);
-  if (!current.load()) current.store(new Pool(wanted_threads(count)));
+  if (!current.load()) current.store(new Pool(wanted_threads(asked)));
   return *current.load();
 }
 
@@ -155,8 +159,8 @@ Pool& pool(int count = 0) {
 
 void set_threads(int count) {
   if (in_block) throw Error("[set_threads] is called by a function that runs on these threads; call it outside");
-  count = wanted_threads(count);
-  pool(count).resize(count);
+  asked = count;
+  pool().resize(wanted_threads(count));
 }
 
 int threads() { return pool().size(); }

@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "base/fork.h"
+
 namespace haliax {
 namespace {
 
@@ -31,7 +33,7 @@ void GraphReader::leave() noexcept {
   if (--depth == 0) unlock_shared();
 }
 
-GraphWriter::GraphWriter() noexcept {
+static void lock_alone() noexcept {
   for (;;) {
     auto before = state.fetch_or(kWriter, std::memory_order_acquire);
     if (!(before & kWriter)) break;
@@ -43,10 +45,14 @@ GraphWriter::GraphWriter() noexcept {
     state.wait(now, std::memory_order_relaxed);
   }
 }
-GraphWriter::~GraphWriter() {
+static void unlock_alone() noexcept {
   state.fetch_and(~kWriter, std::memory_order_release);
   state.notify_all();
 }
+static const bool forks = at_fork({kForkGraph, lock_alone, unlock_alone});
+
+GraphWriter::GraphWriter() noexcept { lock_alone(); }
+GraphWriter::~GraphWriter() { unlock_alone(); }
 
 OutsideGraph::OutsideGraph() noexcept : depth_(depth) {
   depth = 0;

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "base/fork.h"
 #include "base/name.h"
 #include "base/where.h"
 #include "graph/walk.h"
@@ -54,6 +55,10 @@ struct Cons {
     n.hash_ = 0;
   }
 };
+
+static const bool forks = at_fork({kForkNodes,
+                                   [] { for (std::uint64_t k = 0; k < Cons::kParts; ++k) Cons::part(k << 60).lock.lock(); },
+                                   [] { for (std::uint64_t k = 0; k < Cons::kParts; ++k) Cons::part(k << 60).lock.unlock(); }});
 
 Node::~Node() {
   Cons::remove(*this);

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/fork.h"
 #include "base/idle.h"
 #include "base/scalar.h"
 #include "runtime/walk_dims.h"
@@ -221,6 +222,7 @@ Idle<Crew>& crews() {
   static auto* all = new Idle<Crew>;   // never destroyed: their threads are not
   return *all;
 }
+const bool forks = at_fork({kForkRest, nullptr, nullptr, [] { new (&crews()) Idle<Crew>; }});   // a child has none of their threads
 
 }  // namespace
 

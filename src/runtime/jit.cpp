@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <mutex>
+#include <new>
 #include <set>
 
+#include "base/fork.h"
 #include "base/where.h"
 #include "ops/prim.h"
 #include "runtime/explain.h"
@@ -108,7 +111,18 @@ Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) c
       out[k] = shard(Arr(out[k], o.at), *mapping);
   return out;
 }
-JitCore::Turn::Turn(JitCore& core) : core_(core) { core.impl_->turn.lock(); }
+static constinit std::mutex showing;   // of all: it is held to copy a report
+static const bool forks = at_fork({kForkRest, [] { showing.lock(); }, [] { showing.unlock(); }});
+
+JitCore::Turn::Turn(JitCore& core) : core_(core) {
+  auto& m = *core.impl_;
+  if (!m.turn.lock()) return;
+  // What a lost thread was at is left where it is: its context, which the end of its trace would put back, is not this thread's.
+  new (&m.pending) std::unique_ptr<Entry>;
+  new (&m.tracing) std::optional<Tracing>;
+  new (&m.mapping_outside) std::shared_ptr<const Mapping>;
+  new (&m.report) JitReport(m.shown);
+}
 JitCore::Turn::~Turn() { core_.impl_->turn.unlock(); }
 JitCore::Entry* JitCore::find(const Walk& w, const Parts& arguments) const {
   for (auto* e = impl_->newest.load(std::memory_order_acquire); e; e = e->older)
@@ -166,7 +180,7 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
 void JitCore::abandon() {
   impl_->tracing.reset();
   impl_->pending.reset();
-  std::lock_guard hold(impl_->shown_lock);
+  std::lock_guard hold(showing);
   impl_->shown = impl_->report;
 }
 
@@ -272,7 +286,7 @@ std::vector<Given> JitCore::Impl::taken(const Entry& e, const Walk& w, const Nod
 
 void* JitCore::like(Entry* e) { return e->like.get(); }
 JitReport JitCore::report() const {
-  std::lock_guard hold(impl_->shown_lock);
+  std::lock_guard hold(showing);
   auto out = impl_->shown;
   out.split_bytes = impl_->split_bytes;
   return out;

@@ -1,10 +1,11 @@
 // What JitCore holds: the traces that it keeps, the one that is being made, and what it reports.
 #pragma once
 #include <atomic>
-#include <mutex>
+#include <utility>
 
 #include "haliax/jit.h"
 #include "runtime/mesh_run.h"
+#include "runtime/turn.h"
 
 namespace haliax::detail {
 
@@ -61,15 +62,14 @@ struct JitCore::Entry {
 struct JitCore::Impl {
   JitOptions options;
   std::atomic<Entry*> newest{nullptr};           // of the list of entries, which is read without a lock and grows by a turn
-  std::recursive_mutex turn;                     // to trace: what is below belongs to who has it
+  TurnLock turn;                                 // to trace: what is below belongs to who has it
   std::unique_ptr<Entry> pending;                // being traced, as long as `tracing` is there
   std::optional<Tracing> tracing;
   std::shared_ptr<const Mapping> mapping_outside;   // of what is being traced
   JitReport report;
   double started = 0;
 
-  std::mutex shown_lock;
-  JitReport shown;                               // of the last turn
+  JitReport shown;                               // of the last turn; under a lock of its own
   std::atomic<std::int64_t> split_bytes{0};      // of the last run
   ~Impl() {
     for (auto* e = newest.load(); e;) delete std::exchange(e, e->older);
