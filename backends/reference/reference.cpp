@@ -301,6 +301,7 @@ class Run {
     for (auto& v : c.arrays) first.push_back(at(v.slot, v.dtype, start(v)));
     CustomCalls calls(c);
     calls.run(first.data(), 0, calls.points());
+    calls.throw_on();
   }
   void run(const Collective& c) const {
     require(comm_, "the program talks to other devices, but there is no communicator; run it on a mesh");

@@ -262,3 +262,27 @@ TEST_CASE("threads: functions that are traced may wait for other threads") {
   auto by_hand = custom_vjp([](const NamedArray& v) { return v * 1.; }, [&](const auto&, const auto&, const NamedArray& g) { return f(g); });
   CHECK(grad([&](const NamedArray& v) { return sum(by_hand(v)); })(x).floats()[0] == 66);
 }
+
+TEST_CASE("threads: what a kernel of the user's throws on a worker reaches the caller") {
+  static const auto refuses = custom_op({.name = "refuses",
+                                         .along = {AxisRule::whole},
+                                         .cpu = {[](Strided<const float> x, Strided<float> out) {
+                                           for (std::int64_t i = 0; i < x.size(0); ++i) {
+                                             if (x(i) == 77) throw Error("[refuses] no 77");
+                                             out(i) = x(i);
+                                           }
+                                         }}});
+  const Axis Many("many", 4096);
+  auto x = broadcast_axis(arange(I, {.dtype = DType::f32}), Many), bad = x + 20. * (arange(Many) % 64. == 63.);
+  for (auto* backend : {"cpu", "reference"}) {
+    auto f = jit([](const NamedArray& v) { return refuses(v, "i"); }, {.backend = backend});
+    CHECK(error_of([&] { return f(bad); }) == "[refuses] no 77");
+    CHECK(f(x).floats()[7] == 7);                                // and the next call is none the worse for it
+  }
+  CHECK(error_of([&] { return refuses(bad, "i").eval(); }) == "[refuses] no 77");
+  Devices devices(4);
+  auto f = named_jit([](const NamedArray& v) { return refuses(v, "i"); },
+                     {.mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{{"many", "data"}}});
+  CHECK(error_of([&] { return f(bad); }) == "[refuses] no 77");
+  CHECK(f(x).floats()[7] == 7);
+}
