@@ -80,7 +80,8 @@ class House(unittest.TestCase):
             return " ".join(text.split())
         compiled = {"README.md": "tests/proofs/readme_test.cpp", "docs/losses.md": "tests/proofs/losses_docs_test.cpp",
                     "docs/sharding.md": "tests/proofs/sharding_docs_test.cpp",
-                    "docs/custom_op.md": "tests/transforms/custom_op_test.cpp"}
+                    "docs/custom_op.md": "tests/transforms/custom_op_test.cpp",
+                    "docs/eager.md": "tests/runtime/eager_test.cpp"}
         shown = {page.relative_to(ROOT).as_posix(): re.findall(r"```cpp\n(.*?)```", page.read_text(), re.DOTALL)
                  for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
         self.assertEqual({page for page, blocks in shown.items() if blocks}, set(compiled))

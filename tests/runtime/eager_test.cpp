@@ -1,4 +1,5 @@
-// Loops without jit: what is kept when a value is read, and what is not.
+// Loops without jit: what is kept when a value is read, and what is not. docs/eager.md shows some; tests/house_test.py checks that
+// what the page shows stands here.
 #include <doctest/doctest.h>
 
 #include "haliax/haliax.h"
@@ -140,4 +141,20 @@ TEST_CASE("eager: nothing forgets how it was made while there may be a gradient 
   CHECK(sum(y).item() == 110);
   CHECK(pull(ones(In)).floats() == std::vector<float>{0, 4, 8, 12, 16, 20});
   CHECK(pull(ones(In)).floats() == std::vector<float>{0, 4, 8, 12, 16, 20});
+}
+
+TEST_CASE("docs/eager.md") {
+  auto x = arange(In, {.dtype = DType::f32}).eval();
+  auto y = exp(x * 2.);        // nothing runs
+  auto z = sum(y * y);         // nothing runs
+  CHECK(!y.node()->value);
+  double total = z.item();     // one program runs: it makes z, and y, which is remembered too
+  CHECK(total > 0);
+  CHECK(y.node()->value);
+  NamedArray average = x, steps = 0.;
+  for (int i = 0; i < 3; ++i) average = average * 0.9 + x * 0.1, steps = steps + 1.;
+  std::vector<NamedArray> now{average, steps};
+  eval(now);                   // both from here on are values
+  CHECK(average.node()->value);
+  CHECK(steps.item() == 3);
 }
