@@ -28,14 +28,16 @@ template <class T> class Idle {
     more_.pop_back();
     return got;
   }
-  void leave(std::unique_ptr<T> used) {
+  void leave(std::unique_ptr<T> used) noexcept {   // where there is no memory to note it in, it goes
     T* none = nullptr;
     if (one_.compare_exchange_strong(none, used.get(), std::memory_order_release, std::memory_order_relaxed)) {
       used.release();
       return;
     }
     std::lock_guard hold(idle_lock);
-    more_.push_back(std::move(used));
+    try {
+      more_.push_back(std::move(used));
+    } catch (...) {}
   }
 
  private:

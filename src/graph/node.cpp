@@ -142,6 +142,10 @@ NodePtr make_data(BufferPtr value, Axes axes, DType dtype) {
 void detach(const Node& node, Forgotten& recipe) {
   auto& n = const_cast<Node&>(node);
   if (n.op->kind == Kind::leaf) return;
+  auto make_room = [](auto& list, std::size_t more) {   // before anything changes
+    if (list.capacity() - list.size() < more) list.reserve(2 * list.size() + more);
+  };
+  make_room(recipe.in, n.in.size()), make_room(recipe.payloads, n.attr.payload ? 1 : 0);
   Cons::remove(n);           // the table finds it no longer: an equal computation later is a new node
   n.op = &kData;
   recipe.in.insert(recipe.in.end(), std::make_move_iterator(n.in.begin()), std::make_move_iterator(n.in.end()));

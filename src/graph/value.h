@@ -15,6 +15,7 @@ class Value {
   explicit operator bool() const { return there_.load(std::memory_order_acquire); }
   // In a GraphReader, as it may be given away. Null: there is none.
   BufferPtr get() const { return *this ? buffer_ : nullptr; }
+  BufferPtr operator->() const { return get(); }
   void set(BufferPtr b) {                        // once; in a GraphWriter, if others know the node
     buffer_ = std::move(b);
     if (buffer_) there_.store(true, std::memory_order_release);

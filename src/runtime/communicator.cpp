@@ -186,37 +186,41 @@ std::atomic<int> threads_started{0};
 class Crew {
  public:
   void run(int n, const std::function<void(int)>& f) {
-    std::unique_lock hold(lock_);
-    for (int d = started_ + 1; d < n; ++d) {
-      std::thread([this, d, seen = work_] { serve(d, seen); }).detach();   // ends with the process
-      ++started_, ++threads_started;
+    auto& c = crew_;
+    std::unique_lock hold(c.lock);
+    for (int d = c.started + 1; d < n; ++d) {
+      std::thread([&c, d, seen = c.work] { c.serve(d, seen); }).detach();
+      ++c.started, ++threads_started;
     }
-    f_ = &f, n_ = n, busy_ = n - 1, ++work_;
-    start_.notify_all();
+    c.f = &f, c.n = n, c.busy = n - 1, ++c.work;
+    c.start.notify_all();
     hold.unlock();
     f(0);
     hold.lock();
-    done_.wait(hold, [&] { return busy_ == 0; });
+    c.done.wait(hold, [&] { return c.busy == 0; });
   }
 
  private:
-  [[noreturn]] void serve(int device, std::uint64_t seen) {
-    std::unique_lock hold(lock_);
-    for (;;) {
-      start_.wait(hold, [&] { return work_ != seen; });
-      seen = work_;
-      if (device >= n_) continue;
-      hold.unlock();
-      (*f_)(device);
-      hold.lock();
-      if (--busy_ == 0) done_.notify_one();
+  struct State {
+    [[noreturn]] void serve(int device, std::uint64_t seen) {
+      std::unique_lock hold(lock);
+      for (;;) {
+        start.wait(hold, [&] { return work != seen; });
+        seen = work;
+        if (device >= n) continue;
+        hold.unlock();
+        (*f)(device);
+        hold.lock();
+        if (--busy == 0) done.notify_one();
+      }
     }
-  }
-  std::mutex lock_;
-  std::condition_variable start_, done_;
-  const std::function<void(int)>* f_ = nullptr;
-  int started_ = 0, n_ = 0, busy_ = 0;
-  std::uint64_t work_ = 0;
+    std::mutex lock;
+    std::condition_variable start, done;
+    const std::function<void(int)>* f = nullptr;
+    int started = 0, n = 0, busy = 0;
+    std::uint64_t work = 0;
+  };
+  State& crew_ = *new State;   // never destroyed: its threads end with the process
 };
 Idle<Crew>& crews() {
   static auto* all = new Idle<Crew>;   // never destroyed: their threads are not

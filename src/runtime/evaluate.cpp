@@ -32,8 +32,10 @@ thread_local int computing = 0;   // calls of compute, around: a kernel of the u
 // waited for. A thread that computes something already does not wait, or two might for each other, but computes it too.
 class Claim {
  public:
-  explicit Claim(const Nodes& wanted) {
+  Claim() = default;
+  void take(const Nodes& wanted) {
     auto& r = Running::now();
+    mine.reserve(wanted.size()), entered_.reserve(wanted.size());
     std::unique_lock hold(r.lock);
     for (;;) {
       bool others = false;
@@ -60,8 +62,9 @@ class Claim {
   // Of others that this thread computes on the way, those that nobody else does; whoever wants them waits.
   Nodes also(const Nodes& more) {
     auto& r = Running::now();
-    std::lock_guard hold(r.lock);
     Nodes out;
+    out.reserve(more.size()), entered_.reserve(entered_.size() + more.size());
+    std::lock_guard hold(r.lock);
     for (auto& n : more)
       if (!n->value && r.nodes.insert(n.get()).second) entered_.push_back(n.get()), out.push_back(n);
     return out;
@@ -112,7 +115,8 @@ void evaluate(const Nodes& wanted) {
   if (std::all_of(wanted.begin(), wanted.end(), [](auto& n) { return !n || n->value; })) return;
   OutsideGraph outside;
   for (;;) {
-    Claim claim(wanted);
+    Claim claim;
+    claim.take(wanted);
     if (claim.mine.empty()) return;
     compute(claim);
   }

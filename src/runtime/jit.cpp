@@ -181,7 +181,9 @@ void JitCore::abandon() {
   impl_->tracing.reset();
   impl_->pending.reset();
   std::lock_guard hold(showing);
-  impl_->shown = impl_->report;
+  try {
+    impl_->shown = impl_->report;
+  } catch (const std::bad_alloc&) {}               // called where something has been raised
 }
 
 JitCore::Entry* JitCore::end(const Leaves& results, const Parts& parts, std::shared_ptr<void> like) {

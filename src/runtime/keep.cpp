@@ -1,6 +1,8 @@
 #include "runtime/keep.h"
 
 #include <algorithm>
+#include <span>
+#include <tuple>
 #include <unordered_map>
 
 #include "graph/loop.h"
@@ -15,103 +17,105 @@ constexpr std::int64_t kSmall = 64 << 20;   // bytes that are kept, whatever a c
 constexpr int kViews = 4;                   // of a view of a view ... so many are made again where they are read
 
 struct Seen {
+  const Node* node = nullptr;
+  std::uint32_t first = 0, count = 0;       // of what it refers to, in `refers_`: its operands, and what its payload holds
   long references = 0;                      // from nodes that were seen too
-  bool computed = false;                    // or only below what has a value
+  bool is_root = false, computed = false;   // or only below what has a value
   bool bound = false, wanted = false;
-  Names walked;                             // axes of it that are walked in chunks: it need never exist as a whole
   int views = 0;
+  Names walked = {};                        // axes of it that are walked in chunks: it need never exist as a whole
 };
 
 class Search {
  public:
   explicit Search(const Nodes& roots) {
-    for (auto& r : roots) roots_.insert(r.get()), visit(r.get(), true);
-    while (!todo_.empty()) {
-      auto [n, computed] = todo_.back();
-      todo_.pop_back();
-      go_below(*n, computed);
-    }
-    std::sort(order_.begin(), order_.end(), [](auto* a, auto* b) { return a->id < b->id; });
+    for (auto& r : roots) all_[number_of(r.get())].is_root = true;
+    for (std::uint32_t k = 0; k < all_.size(); ++k) refer(k);
+    for (std::uint32_t k = 0; k < all_.size(); ++k) by_age_.push_back(k);
+    auto older = [&](auto a, auto b) { return all_[a].node->id < all_[b].node->id; };
+    std::sort(by_age_.begin(), by_age_.end(), older);
+    for (auto k = by_age_.rbegin(); k != by_age_.rend(); ++k) ask(all_[*k]);
   }
   Keep run() {
-    for (auto* n : order_) learn(*n);
-    for (std::size_t k = order_.size(); k-- > 0;) choose(*order_[k]);
-    auto better = [&](auto* a, auto* b) { return rank(*a) < rank(*b); };
-    std::stable_sort(chosen_.begin(), chosen_.end(), better);
+    for (auto k : by_age_) learn(all_[k]);
+    for (auto k = by_age_.rbegin(); k != by_age_.rend(); ++k) choose(all_[*k]);
+    std::stable_sort(chosen_.begin(), chosen_.end(), [](auto* a, auto* b) { return rank(*a) < rank(*b); });
     std::int64_t left = 2 * most();
-    for (auto* n : chosen_) {
-      if (n->bytes() > left) continue;
-      left -= n->bytes();
-      out_.more.push_back(n->shared_from_this());
+    for (auto* s : chosen_) {
+      if (s->node->bytes() > left) continue;
+      left -= s->node->bytes();
+      out_.more.push_back(s->node->shared_from_this());
     }
     return std::move(out_);
   }
 
  private:
-  void visit(const Node* n, bool computed) {
-    auto [at, is_new] = seen_.try_emplace(n);
-    if (is_new) order_.push_back(n);
-    bool more = computed && !at->second.computed;
-    at->second.computed |= computed;
-    if (is_new || more) todo_.push_back({n, computed});
+  std::uint32_t number_of(const Node* n) {
+    auto [at, is_new] = numbers_.try_emplace(n, std::uint32_t(all_.size()));
+    if (is_new) all_.emplace_back().node = n;
+    return at->second;
   }
-  // Counts the references of a node when it is first seen; a node below a value may turn out to be computed after all.
-  void go_below(const Node& n, bool computed) {
-    bool first = counted_.insert(&n).second;
-    bool below = computed && !n.value;
-    auto refer = [&](const Node* x) {
-      if (!x) return;
-      visit(x, below);
-      if (first) ++seen_.at(x).references;
+  void refer(std::uint32_t k) {
+    auto& n = *all_[k].node;
+    auto first = refers_.size();
+    auto add = [&](const Node* x, bool counts) {
+      auto to = number_of(x);
+      refers_.push_back(to);
+      all_[to].references += counts;
     };
-    for (auto& x : n.in) refer(x.get());
-    auto* payload = n.attr.payload.get();
-    if (!payload) return;
-    bool counts = first && payloads_.insert(payload).second;
-    for (auto* x : payload->held()) {
-      visit(x, below && n.op == &kLoop);
-      if (counts) ++seen_.at(x).references;
-    }
+    for (auto& x : n.in)
+      if (x) add(x.get(), true);
+    if (auto* payload = n.attr.payload.get())
+      if (auto held = payload->held(); !held.empty()) {
+        bool counts = payloads_.insert(payload).second;
+        for (auto* x : held) add(x, counts);
+      }
+    all_[k].first = std::uint32_t(first), all_[k].count = std::uint32_t(refers_.size() - first);
   }
-  bool referred_to(const Node& n) const { return n.weak_from_this().use_count() > seen_.at(&n).references; }
+  std::span<const std::uint32_t> refers(const Seen& s) const { return {refers_.data() + s.first, s.count}; }
+  static bool referred_to(const Seen& s) { return s.node->weak_from_this().use_count() > s.references; }
   static bool passes_on(const Node& n) {         // the value of in[0], or a view of it
     return n.op->kind == Kind::view || (n.op->kind == Kind::wrap && n.op != &kCustom && n.op != &prim::kLeave);
   }
-
-  // Inputs first.
-  void learn(const Node& n) {
-    auto& me = seen_.at(&n);
-    me.bound = n.op == &prim::kTracer && referred_to(n);
-    auto add = [&](const NodePtr& x) {
-      if (x) me.bound |= seen_.at(x.get()).bound;
-    };
-    for (auto& x : n.in) add(x);
-    if (n.op == &kLoop)
-      for (auto& r : loop_of(n).results)
-        for (auto& v : r.value) add(v);
-    me.walked = walked(n);
-    if (passes_on(n) && !n.in.empty() && n.in[0]) me.views = n.value ? 0 : seen_.at(n.in[0].get()).views + 1;
-    if (me.bound) out_.bound.insert(&n);
-    else if (n.value && n.op->kind != Kind::leaf && context().tracing == 0) out_.free.push_back(n.shared_from_this());
-    bool stored = me.computed && n.free.empty() && me.walked.empty() && is_stored(n);
-    if (stored || roots_.count(&n) || n.value) stored_ += n.bytes();
+  void ask(Seen& me) {                           // users first
+    me.computed |= me.is_root;
+    if (!me.computed || me.node->value) return;
+    auto below = refers(me);
+    if (me.node->op == &kCustom) below = below.first(me.node->in.size());   // not what its backward is made of
+    for (auto x : below) all_[x].computed = true;
   }
-  Names walked(const Node& n) const {
+
+  void learn(Seen& me) {                         // inputs first
+    auto& n = *me.node;
+    me.bound = n.op == &prim::kTracer && referred_to(me);
+    for (auto x : refers(me)) me.bound |= all_[x].bound;
+    regions_ |= n.op == &prim::kEnter;
+    if (regions_) me.walked = walked(me);
+    if (passes_on(n) && !n.value && !n.in.empty() && n.in[0]) me.views = all_[refers(me)[0]].views + 1;
+    if (me.bound) out_.bound.insert(&n);
+    else if (n.value && n.op->kind != Kind::leaf) out_.free.push_back(n.shared_from_this());
+    bool stored = me.computed && n.free.empty() && me.walked.empty() && is_stored(n);
+    if (stored || me.is_root || n.value) stored_ += n.bytes();
+  }
+  Names walked(const Seen& me) const {
+    auto& n = *me.node;
     Names out;
     auto add = [&](Name a) {
       if (has(n.axes, a) && !has(out, a)) out.push_back(a);
     };
     if (n.op == &kResult) {
       auto& from = n.in[0]->op == &kLoop ? result_of(n).value[0] : n.in[0]->in[result_number(n)];
-      for (auto a : seen_.at(from.get()).walked) add(a);
+      for (auto a : all_[numbers_.at(from.get())].walked) add(a);
       return out;
     }
-    for (std::size_t k = 0; n.op != &kLoop && k < n.in.size(); ++k)
-      if (n.in[k])
-        for (auto a : seen_.at(n.in[k].get()).walked) {
-          auto rule = along(n, k, a);
-          add(rule.way == Along::Way::map ? rule.point : a);
-        }
+    auto next = refers(me).begin();
+    for (std::size_t k = 0; n.op != &kLoop && k < n.in.size(); ++k) {
+      if (!n.in[k]) continue;
+      for (auto a : all_[*next++].walked) {
+        auto rule = along(n, k, a);
+        add(rule.way == Along::Way::map ? rule.point : a);
+      }
+    }
     if (n.op == &prim::kEnter) add(n.attr.names[0]);
     if (n.op == &prim::kLeave) std::erase(out, n.attr.names[0]);
     return out;
@@ -120,28 +124,26 @@ class Search {
     auto kind = n.op->kind;
     return kind == Kind::contract || kind == Kind::step || kind == Kind::result;
   }
-  // Users first.
-  void choose(const Node& n) {
-    auto& me = seen_.at(&n);
-    if (!me.computed || n.value || n.op->kind == Kind::leaf || n.op->kind == Kind::loop || n.op == &kCustom) return;
-    me.wanted |= referred_to(n);
-    if (!me.wanted || roots_.count(&n)) return;
+  void choose(Seen& me) {                        // users first
+    auto& n = *me.node;
+    if (!me.computed || me.is_root || n.value || n.op->kind == Kind::leaf || n.op->kind == Kind::loop || n.op == &kCustom) return;
+    if (!me.wanted && !referred_to(me)) return;
     if (passes_on(n) && (n.op->kind == Kind::wrap || (me.views <= kViews && n.bytes() >= n.in[0]->bytes()))) {
-      for (auto& x : n.in)
-        if (x) seen_.at(x.get()).wanted = true;
+      for (auto x : refers(me)) all_[x].wanted = true;
     } else if (n.free.empty() && me.walked.empty() && n.bytes() <= most() && !is_free(n.shared_from_this())) {
-      chosen_.push_back(&n);
+      chosen_.push_back(&me);
     }
   }
   std::int64_t most() const { return std::max(kSmall, stored_); }
-  std::tuple<bool, bool, std::int64_t> rank(const Node& n) const { return {seen_.at(&n).bound, !is_stored(n), n.bytes()}; }
+  static std::tuple<bool, bool, std::int64_t> rank(const Seen& s) { return {s.bound, !is_stored(*s.node), s.node->bytes()}; }
 
-  std::unordered_map<const Node*, Seen> seen_;
-  std::unordered_set<const Node*> roots_, counted_;
+  std::unordered_map<const Node*, std::uint32_t> numbers_;
+  std::vector<Seen> all_;
+  std::vector<std::uint32_t> refers_, by_age_;
   std::unordered_set<const Payload*> payloads_;
-  std::vector<const Node*> order_, chosen_;
-  std::vector<std::pair<const Node*, bool>> todo_;
+  std::vector<const Seen*> chosen_;
   std::int64_t stored_ = 0;
+  bool regions_ = false;
   Keep out_;
 };
 
