@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/fork.h"
+#include "graph/threads.h"
 
 namespace haliax {
 namespace {
@@ -11,6 +12,8 @@ namespace {
 // How many read, and whether somebody wants to write, or does: then no more come in. Constant-initialized, never destroyed.
 constexpr std::uint32_t kWriter = 1u << 31;
 constinit std::atomic<std::uint32_t> state{0};
+constinit std::atomic<int> threads{0};   // that have read
+[[gnu::tls_model("initial-exec")]] thread_local bool known = false;
 [[gnu::tls_model("initial-exec")]] thread_local int depth = 0;   // in the static block: read by every op
 
 void lock_shared() noexcept {
@@ -26,8 +29,21 @@ void unlock_shared() noexcept {
 
 }  // namespace
 
+static void lock_alone() noexcept;
+static void unlock_alone() noexcept;
+// The first time that a thread reads: nobody reads meanwhile, as what others do depends on how many there are.
+static void meet() noexcept {
+  lock_alone();
+  threads.fetch_add(1, std::memory_order_relaxed);
+  unlock_alone();
+  known = true;
+}
+bool one_thread() { return threads.load(std::memory_order_relaxed) == 1; }
+
 void GraphReader::enter() noexcept {
-  if (depth++ == 0) lock_shared();
+  if (depth++ > 0) return;
+  if (!known) meet();
+  lock_shared();
 }
 void GraphReader::leave() noexcept {
   if (--depth == 0) unlock_shared();

@@ -12,8 +12,8 @@
 #include "ops/prim.h"
 #include "runtime/explain.h"
 #include "runtime/jit_impl.h"
+#include "runtime/own_graph.h"
 #include "transforms/gradient_names.h"
-#include "transforms/rewrite.h"
 
 namespace haliax::detail {
 namespace {
@@ -45,12 +45,8 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
   auto& e = *pending;
   auto name = options.backend.empty() ? default_backend() : options.backend;
   auto t = now();
-  OwnNodes own;
-  Compilation c{roots_of(results, parts), e.inputs, options_for(name)};
-  {
-    GraphReader reader;
-    c.roots = copied(c.roots);
-  }
+  OwnGraph own(roots_of(results, parts));
+  Compilation c{own.roots, e.inputs, options_for(name)};
   c.options.donated = e.donated;
   haliax::run(c, Stage::graph, Stage::graph);
   report_loops(c);

@@ -6,9 +6,9 @@
 #include <new>
 
 #include "program/devices.h"
+#include "runtime/own_graph.h"
 #include "base/name.h"
 #include "haliax/jit.h"
-#include "transforms/rewrite.h"
 
 namespace haliax {
 namespace {
@@ -47,12 +47,8 @@ Compiled finish(Compilation& c, const std::string& name, bool executable) {
 }
 
 Compiled compile(const Nodes& roots, const std::string& name) {
-  OwnNodes own;
-  Compilation c{{}, {}, options_for(name)};
-  {
-    GraphReader reader;
-    c.roots = copied(roots);
-  }
+  OwnGraph own(roots);
+  Compilation c{own.roots, {}, options_for(name)};
   run(c, Stage::graph, Stage::graph);
   return finish(c, name);
 }
