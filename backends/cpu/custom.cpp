@@ -21,6 +21,7 @@ class CustomStep final : public CompiledStep {
     parallel_for((points + per_block_ - 1) / per_block_, workers_, [&](std::int64_t block, int worker) {
       calls_.run(first_.data(), block * per_block_, std::min(points, (block + 1) * per_block_), worker);
     });
+    calls_.throw_on();
   }
 
  private:

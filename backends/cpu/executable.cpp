@@ -1,8 +1,8 @@
 // The device, and programs as lists of compiled steps.
 #include <algorithm>
-#include <mutex>
 #include <string>
 
+#include "base/idle.h"
 #include "base/thread_pool.h"
 #include "cpu.h"
 #include "haliax/error.h"
@@ -182,27 +182,19 @@ Steps compile_all(const std::vector<Step>& steps, const Context& context) {
   return compiled;
 }
 
-// One run at a time: a second one waits.
-class CpuExecutable final : public program::Executable {
+// What a run works with: the compiled steps, some of which hold what they do, and where everything lies.
+class Run {
  public:
-  explicit CpuExecutable(std::shared_ptr<const Program> program)
-      : program_(std::move(program)),
-        slots_(program_->slots.size() + 1),
-        loops_(static_cast<std::size_t>(program_->loops) + 1),
-        steps_(compile_all(program_->steps, Context{*program_, static_cast<int>(program_->slots.size())})) {
-    for (std::size_t s = 0; s < program_->slots.size(); ++s) {
-      const Slot& slot = program_->slots[static_cast<std::size_t>(root_of(*program_, static_cast<int>(s)))];
+  explicit Run(const Program& program)
+      : slots_(program.slots.size() + 1),
+        loops_(static_cast<std::size_t>(program.loops) + 1),
+        steps_(compile_all(program.steps, Context{program, static_cast<int>(program.slots.size())})) {
+    for (std::size_t s = 0; s < program.slots.size(); ++s) {
+      const Slot& slot = program.slots[static_cast<std::size_t>(root_of(program, static_cast<int>(s)))];
       sources_.push_back({slot.home, slot.home == Home::arena ? slot.offset : slot.index});
     }
   }
-
-  void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
-           program::Communicator* wire) override {
-    if (static_cast<int>(arguments.size()) != program_->arguments || static_cast<int>(results.size()) != program_->results)
-      throw Error("[run] the program takes " + std::to_string(program_->arguments) + " arguments and gives " +
-                  std::to_string(program_->results) + " results; got " + std::to_string(arguments.size()) + " and " +
-                  std::to_string(results.size()));
-    std::lock_guard lock(busy_);
+  void operator()(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, program::Communicator* wire) {
     std::byte* const memory = static_cast<std::byte*>(arena);
     for (std::size_t s = 0; s < sources_.size(); ++s) {
       const Source& source = sources_[s];
@@ -221,12 +213,33 @@ class CpuExecutable final : public program::Executable {
     Home home;
     std::int64_t at;  // offset in the arena, or which argument or result
   };
-  std::shared_ptr<const Program> program_;
   std::vector<std::byte*> slots_;
   std::vector<std::int64_t> loops_;
   std::vector<Source> sources_;
   Steps steps_;
-  std::mutex busy_;
+};
+
+// The first call that finds all runs in use makes one more.
+class CpuExecutable final : public program::Executable {
+ public:
+  explicit CpuExecutable(std::shared_ptr<const Program> program) : program_(std::move(program)) {
+    runs_.leave(std::make_unique<Run>(*program_));
+  }
+  void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
+           program::Communicator* wire) override {
+    if (static_cast<int>(arguments.size()) != program_->arguments || static_cast<int>(results.size()) != program_->results)
+      throw Error("[run] the program takes " + std::to_string(program_->arguments) + " arguments and gives " +
+                  std::to_string(program_->results) + " results; got " + std::to_string(arguments.size()) + " and " +
+                  std::to_string(results.size()));
+    auto mine = runs_.take();
+    if (!mine) mine = std::make_unique<Run>(*program_);
+    (*mine)(arguments, results, arena, wire);  // one that has raised is not used again
+    runs_.leave(std::move(mine));
+  }
+
+ private:
+  std::shared_ptr<const Program> program_;
+  Idle<Run> runs_;
 };
 
 class CpuDevice final : public program::Device {

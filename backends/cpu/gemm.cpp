@@ -1,10 +1,12 @@
 #include "gemm.h"
 
 #include <dnnl.hpp>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <string_view>
 
+#include "base/fork.h"
 #include "haliax/error.h"
 #include "kernels.h"
 
@@ -32,9 +34,12 @@ class OneThread {
 };
 
 const dnnl::engine& engine() {
-  static const dnnl::engine cpu(dnnl::engine::kind::cpu, 0);
+  static const auto& cpu = *new dnnl::engine(dnnl::engine::kind::cpu, 0);
   return cpu;
 }
+
+constinit std::mutex making;   // held while oneDNN makes something, which takes locks of its own
+const bool forks = at_fork({kForkProducts, [] { making.lock(); }, [] { making.unlock(); }});
 
 bool has_type(DType dtype) { return dtype == DType::f32 || dtype == DType::bf16; }
 dnnl::memory::data_type type_of(DType dtype) {
@@ -87,10 +92,13 @@ class Gemm {
   }
   // Its code, made when it is first to run: plans that are tried ask for scratch alone.
   const dnnl::primitive& primitive() const {
-    std::call_once(made_, [&] {
+    if (made_.load(std::memory_order_acquire)) return primitive_;
+    std::lock_guard lock(making);
+    if (!made_.load(std::memory_order_relaxed)) {
       OneThread alone;
       primitive_ = dnnl::matmul(described);
-    });
+      made_.store(true, std::memory_order_release);
+    }
     return primitive_;
   }
   GemmShape shape;
@@ -98,16 +106,15 @@ class Gemm {
   dnnl::matmul::primitive_desc described;
 
  private:
-  mutable std::once_flag made_;
+  mutable std::atomic<bool> made_{false};
   mutable dnnl::primitive primitive_;
 };
 
 std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
-  static std::mutex mutex;
-  static std::map<GemmShape, std::weak_ptr<const Gemm>> all;
+  static auto& all = *new std::map<GemmShape, std::weak_ptr<const Gemm>>;
   if (!has_type(shape.a) || shape.a != shape.b || !has_type(shape.out) || (shape.a == DType::f32 && shape.out != DType::f32))
     return nullptr;
-  std::lock_guard lock(mutex);
+  std::lock_guard lock(making);
   auto& known = all[shape];
   auto gemm = known.lock();
   if (gemm) return gemm;

@@ -302,6 +302,7 @@ class Run {
     for (auto& v : c.arrays) first.push_back(at(v.slot, v.dtype, start(v)));
     CustomCalls calls(c);
     calls.run(first.data(), 0, calls.points());
+    calls.throw_on();
   }
   std::vector<void*> first(const std::vector<Operand>& arrays) const {   // of each, its element (0, 0, ...)
     std::vector<void*> out;

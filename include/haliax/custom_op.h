@@ -64,6 +64,7 @@ constexpr DType dtype_of_kernel() {
   else
     return sizeof(T) == 1 ? DType::u8 : sizeof(T) == 2 ? DType::u16 : sizeof(T) == 4 ? DType::u32 : DType::u64;
 }
+void kernel_has_thrown() noexcept;  // what is being caught goes to whoever runs the program
 template <class F>
 struct KernelCall;
 template <class F, class... T>
@@ -76,15 +77,18 @@ struct KernelCall<void (F::*)(Strided<T>...) const> {
                 "a kernel takes Strided<const T> for each operand, then Strided<T>, the result");
   static std::vector<DType> dtypes() { return {dtype_of_kernel<std::remove_const_t<T>>()...}; }
   static void run(void* const* data, const std::int64_t* sizes, const std::int64_t* const* strides) noexcept {
-    [&]<std::size_t... k>(std::index_sequence<k...>) { F{}(Strided<T>(static_cast<T*>(data[k]), sizes, strides[k])...); }
-    (std::index_sequence_for<T...>());
+    try {
+      [&]<std::size_t... k>(std::index_sequence<k...>) { F{}(Strided<T>(static_cast<T*>(data[k]), sizes, strides[k])...); }
+      (std::index_sequence_for<T...>());
+    } catch (...) { kernel_has_thrown(); }
   }
 };
 
 }  // namespace detail
 
 // A lambda without captures: [](Strided<const float> x, Strided<float> out) {...}, operands first. Its types say for which dtypes
-// it is. It runs on several threads at once, at different positions of the mapped axes, and must not throw.
+// it is. It runs on several threads at once, at different positions of the mapped axes; what it throws ends the call of the program
+// and is thrown there.
 struct CpuKernel {
   std::vector<DType> dtypes;  // of the operands, then of the result
   void (*run)(void* const* data, const std::int64_t* sizes, const std::int64_t* const* strides) noexcept;

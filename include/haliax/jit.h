@@ -141,8 +141,19 @@ class JitCore {
   explicit JitCore(JitOptions);
   ~JitCore();
   struct Entry;
-  // The entry for these arguments, or null: then begin, trace f on what it gives, end.
-  Entry* find(const Walk& in, const Parts& arguments);
+  // One thread traces at a time, and compiles; programs that are there run meanwhile.
+  class Turn {
+   public:
+    explicit Turn(JitCore&);
+    ~Turn();
+    Turn(const Turn&) = delete;
+
+   private:
+    JitCore& core_;
+  };
+  // The entry for these arguments, or null: then, when it is this thread's turn and it is still null, begin, trace f on what it
+  // gives, end.
+  Entry* find(const Walk& in, const Parts& arguments) const;
   Leaves begin(const Walk& in, const Parts& arguments);
   Entry* end(const Leaves& results, const Parts&, std::shared_ptr<void> like, const std::vector<std::string>& paths);
   void plan(const Leaves& results, const Parts&);   // instead of end: compiled for a report, and forgotten
@@ -185,6 +196,7 @@ template <class F> class Jitted {
     with_arrays(args...)([&](const auto&... all) {
       detail::Parts parts;
       detail::walk_parts(parts, all...);
+      detail::JitCore::Turn turn(*core_);
       traced(parts, all...)([&](const R& out, const Leaves& leaves) { core_->plan(leaves, detail::parts_of(out)); });
     });
     return report();
@@ -219,6 +231,9 @@ template <class F> class Jitted {
     detail::Parts parts;
     Walk w = detail::walk_parts(parts, args...);
     auto* entry = core_->find(w, parts);
+    if (entry) return {entry, std::move(w)};
+    detail::JitCore::Turn turn(*core_);
+    entry = core_->find(w, parts);                 // another thread may have traced it meanwhile
     if (!entry) {
       traced(parts, args...)([&](const R& out, const Leaves& leaves) {
         auto like = std::make_shared<R>(out);

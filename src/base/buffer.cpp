@@ -8,6 +8,8 @@
 #include <new>
 #include <vector>
 
+#include "base/fork.h"
+
 namespace haliax {
 namespace {
 
@@ -67,9 +69,12 @@ Buffer::Buffer(std::byte* data, std::int64_t bytes, std::shared_ptr<void> owner)
 Buffer::~Buffer() {
   if (auto* mine = data_.load(); mine && !owner_) give_back(mine, bytes_);
 }
+static constinit std::mutex putting_together;
+static const bool pieces_fork =
+    at_fork({kForkPieces, [] { putting_together.lock(); }, [] { putting_together.unlock(); }});
+static const bool memory_forks = at_fork({kForkMemory, [] { pool().lock.lock(); }, [] { pool().lock.unlock(); }});
 std::byte* Buffer::put_together() const {
-  static std::mutex lock;
-  std::lock_guard hold(lock);
+  std::lock_guard hold(putting_together);
   if (auto* known = data_.load()) return known;
   auto* whole = take(bytes_);
   pieces_->write(whole);

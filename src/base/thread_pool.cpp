@@ -8,6 +8,9 @@
 #include <thread>
 #include <vector>
 
+#include "base/fork.h"
+#include "haliax/error.h"
+
 namespace haliax {
 namespace {
 
@@ -50,19 +53,22 @@ class Share {
   alignas(64) std::atomic<std::uint64_t> range_{0};
 };
 
-class Pool {
+thread_local bool in_block = false;   // work of the pool runs on this thread
+
+class Pool {   // never destroyed: threads may compute after main
  public:
-  explicit Pool(int count) : shares_(static_cast<std::size_t>(count)) {
-    workers_.reserve(static_cast<std::size_t>(count) - 1);
-    for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { work(i); });
-  }
-  ~Pool() {
+  explicit Pool(int count) { start(count); }
+  int size() const { return size_.load(std::memory_order_relaxed); }
+  void resize(int count) {   // when what runs is done
+    std::lock_guard lock(busy_);
+    if (count == size()) return;
     stop_.store(true);
     epoch_.fetch_add(1);
     epoch_.notify_all();
     for (std::thread& worker : workers_) worker.join();
+    stop_.store(false);
+    start(count);
   }
-  int size() const { return static_cast<int>(workers_.size()) + 1; }
 
   // False when another caller has the pool.
   bool run(std::int64_t blocks, int workers, BlockTask task, void* context) {
@@ -88,6 +94,13 @@ class Pool {
   }
 
  private:
+  void start(int count) {
+    shares_ = std::vector<Share>(static_cast<std::size_t>(count));
+    workers_.clear();
+    workers_.reserve(static_cast<std::size_t>(count) - 1);
+    for (int i = 1; i < count; ++i) workers_.emplace_back([this, i] { work(i); });
+    size_.store(count, std::memory_order_relaxed);
+  }
   void take_blocks(int worker) {
     for (int i = 0; i < limit_; ++i) {
       Share& share = shares_[static_cast<std::size_t>((worker + i) % limit_)];
@@ -97,6 +110,7 @@ class Pool {
   void work(int worker) {
     constexpr int spin_turns = 1 << 13;  // tens of microseconds: steps follow each other faster than that
     std::uint32_t seen = 0;
+    in_block = true;
     for (;;) {
       for (int spins = 0; epoch_.load() == seen; ++spins) {
         if (spins < spin_turns) {
@@ -116,6 +130,7 @@ class Pool {
   }
 
   std::mutex busy_;
+  std::atomic<int> size_{1};
   BlockTask task_ = nullptr;
   void* context_ = nullptr;
   int limit_ = 0;
@@ -127,29 +142,25 @@ class Pool {
   std::vector<std::thread> workers_;
 };
 
-std::mutex pool_mutex;
-std::unique_ptr<Pool> the_pool;
-std::atomic<Pool*> current{nullptr};
-thread_local bool in_block = false;
+constinit std::mutex making;
+constinit std::atomic<Pool*> current{nullptr};
+std::atomic<int> asked{0};   // by set_threads
+// A child makes a pool of its own: the threads of this one are not there.
+const bool forks = at_fork({kForkRest, [] { making.lock(); }, [] { making.unlock(); }, [] { current.store(nullptr); }});
 
 Pool& pool() {
   if (Pool* p = current.load(std::memory_order_acquire)) return *p;
-  std::lock_guard lock(pool_mutex);
-  if (!the_pool) the_pool = std::make_unique<Pool>(wanted_threads(0));
-  current.store(the_pool.get(), std::memory_order_release);
-  return *the_pool;
+  std::lock_guard lock(making);
+  if (!current.load()) current.store(new Pool(wanted_threads(asked)));
+  return *current.load();
 }
 
 }  // namespace
 
 void set_threads(int count) {
-  std::lock_guard lock(pool_mutex);
-  count = wanted_threads(count);
-  if (the_pool && the_pool->size() == count) return;
-  current.store(nullptr);
-  the_pool.reset();
-  the_pool = std::make_unique<Pool>(count);
-  current.store(the_pool.get());
+  if (in_block) throw Error("[set_threads] is called by a function that runs on these threads; call it outside");
+  asked = count;
+  pool().resize(wanted_threads(count));
 }
 
 int threads() { return pool().size(); }
@@ -157,7 +168,7 @@ int threads() { return pool().size(); }
 void parallel_for(std::int64_t blocks, int workers, BlockTask task, void* context) {
   if (blocks > 1 && workers > 1 && !in_block) {
     Pool& p = pool();
-    in_block = true;  // a nested call on this thread runs alone; on a worker it finds the pool taken
+    in_block = true;  // a nested call runs alone
     bool done = p.size() > 1 && p.run(blocks, workers, task, context);
     in_block = false;
     if (done) return;

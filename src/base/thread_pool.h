@@ -5,7 +5,7 @@
 
 namespace haliax {
 
-// 0: as many as HALIAX_THREADS says, or else all cores. Not while work is running.
+// 0: as many as HALIAX_THREADS says, or else all cores. Waits for work that is running; raises inside of it.
 void set_threads(int count);
 int threads();
 

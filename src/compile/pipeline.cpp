@@ -98,7 +98,7 @@ std::string printed() {
   return wanted;
 }
 bool is_asked(const Pass& p) {
-  static const std::string wanted = printed();   // read once
+  static const auto& wanted = *new std::string(printed());   // read once; never destroyed, as threads may compute after main
   return wanted == p.name || wanted == "all";
 }
 std::string text_of(const Compilation& c, Stage on) {

@@ -26,6 +26,19 @@ bool is_cheap(const Op& op) {
 
 }  // namespace
 
+std::vector<const Node*> Loop::held() const {
+  std::vector<const Node*> out;
+  auto add = [&](const NodePtr& n) {
+    if (n) out.push_back(n.get());
+  };
+  for (auto& n : index) add(n);
+  for (auto& r : results) {
+    for (auto& v : r.value) add(v);
+    add(r.start), add(r.carry);
+  }
+  return out;
+}
+
 const Loop& loop_of(const Node& n) {
   return static_cast<const Loop&>(*(n.op == &kResult ? *n.in[0] : n).attr.payload);
 }

@@ -34,6 +34,7 @@ struct Loop : Payload {
   bool of_chunks = false;          // of a region, or its gradient: what masks make 0 in a turn is skipped
   std::vector<LoopResult> results;
   std::string form, why;           // for reports: what was decided about it
+  std::vector<const Node*> held() const override;
 };
 
 // The loop as a node: its operands are found by a walk over the bodies (what they read a slice of, or whole; the starts).

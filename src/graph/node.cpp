@@ -1,9 +1,11 @@
 #include "graph/node.h"
 
+#include <atomic>
 #include <bit>
 #include <mutex>
 #include <unordered_map>
 
+#include "base/fork.h"
 #include "base/name.h"
 #include "base/where.h"
 #include "graph/walk.h"
@@ -29,27 +31,38 @@ bool same_mapping(const Origin& a, const Origin& b) {
 
 }  // namespace
 
-// All nodes that can be equal to another, by hash. Holds no reference: a node takes itself out when it dies.
+// All nodes that can be equal to another, by hash; in parts, so that threads seldom wait for each other. Holds no reference: a node
+// takes itself out when it dies. Never destroyed: nodes may die after main.
 struct Cons {
   std::mutex lock;
   std::unordered_multimap<std::uint64_t, const Node*> all;
-  std::uint64_t next = 1;
 
-  static Cons& table() {
-    static Cons* t = new Cons;
-    return *t;
+  static constexpr int kParts = 16;
+  static Cons& part(std::uint64_t hash) {
+    static auto* parts = new Cons[kParts];
+    return parts[hash >> 60];
   }
-  void remove(Node& n) {
+  static std::atomic<std::uint64_t>& ids() {
+    static std::atomic<std::uint64_t> next{1};
+    return next;
+  }
+  static std::uint64_t next() { return ids().fetch_add(1, std::memory_order_relaxed); }
+  static void remove(Node& n) {
     if (!n.hash_) return;
-    std::lock_guard hold(lock);
-    auto [from, end] = all.equal_range(n.hash_);
-    all.erase(std::find_if(from, end, [&](auto& entry) { return entry.second == &n; }));
+    auto& t = part(n.hash_);
+    std::lock_guard hold(t.lock);
+    auto [from, end] = t.all.equal_range(n.hash_);
+    t.all.erase(std::find_if(from, end, [&](auto& entry) { return entry.second == &n; }));
     n.hash_ = 0;
   }
 };
 
+static const bool forks = at_fork({kForkNodes,
+                                   [] { for (std::uint64_t k = 0; k < Cons::kParts; ++k) Cons::part(k << 60).lock.lock(); },
+                                   [] { for (std::uint64_t k = 0; k < Cons::kParts; ++k) Cons::part(k << 60).lock.unlock(); }});
+
 Node::~Node() {
-  Cons::table().remove(*this);
+  Cons::remove(*this);
   // Inputs that die with this node are taken apart here, one after another, not inside each other.
   static thread_local Nodes* queue = nullptr;
   Nodes mine;
@@ -67,16 +80,17 @@ Node::~Node() {
 bool Node::varies_with(const Node* index) const { return std::find(free.begin(), free.end(), index) != free.end(); }
 
 NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
-  auto& t = Cons::table();
   auto& c = context();
   if (axis_size(axes) > most_elements) fail(op.name, "the result would have more than 2^60 elements: " + to_string(axes));
-  std::uint64_t h = hash_of(op, in, axes, dtype, attr);
+  std::uint64_t h = mix(hash_of(op, in, axes, dtype, attr), c.domain);
   if (h == 0) h = 1;
+  auto& t = Cons::part(h);
   bool binds = op.kind == Kind::contract || op.kind == Kind::step;   // only these read the mapping they were made under
   Nodes looked_at;   // released after the lock is: one of them may die with it
   std::lock_guard hold(t.lock);
   auto [i, end] = t.all.equal_range(h);
   for (; i != end; ++i) {
+    if (i->second->domain_ != c.domain) continue;
     auto& n = looked_at.emplace_back(i->second->weak_from_this().lock());
     if (n && n->op == &op && n->in == in && n->axes == axes && n->dtype == dtype && n->attr == attr &&
         (!binds || same_mapping(n->origin, c.origin)))
@@ -84,7 +98,7 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
   }
   auto n = std::make_shared<Node>();
   n->op = &op, n->in = std::move(in), n->axes = std::move(axes), n->dtype = dtype, n->attr = std::move(attr);
-  n->id = t.next++, n->hash_ = h, n->origin = c.origin;
+  n->id = Cons::next(), n->hash_ = h, n->domain_ = c.domain, n->origin = c.origin;
   if (n->origin.traced == 0) n->origin.traced = n->id;
   for (auto& x : n->in)
     if (x)
@@ -119,28 +133,31 @@ bool only_waits(const Node& n, std::size_t k) { return n.op->kind == Kind::wrap 
 static const Op kData{.name = "data", .kind = Kind::leaf};
 
 NodePtr make_data(BufferPtr value, Axes axes, DType dtype) {
-  auto& t = Cons::table();
   auto n = std::make_shared<Node>();
-  n->op = &kData, n->axes = std::move(axes), n->dtype = dtype, n->value = std::move(value), n->origin = context().origin;
-  std::lock_guard hold(t.lock);
-  n->id = n->origin.traced = t.next++;
+  n->op = &kData, n->axes = std::move(axes), n->dtype = dtype, n->origin = context().origin;
+  n->value.set(std::move(value));
+  n->id = n->origin.traced = Cons::next();
   return n;
 }
 
-std::uint64_t newest_id() {
-  auto& t = Cons::table();
-  std::lock_guard hold(t.lock);
-  return t.next - 1;
-}
+std::uint64_t newest_id() { return Cons::ids().load(std::memory_order_relaxed) - 1; }
 
-void detach(const Node& node) {
+void detach(const Node& node, Forgotten& recipe) {
   auto& n = const_cast<Node&>(node);
   if (n.op->kind == Kind::leaf) return;
-  Cons::table().remove(n);   // the table finds it no longer: an equal computation later is a new node
+  auto make_room = [](auto& list, std::size_t more) {   // before anything changes
+    if (list.capacity() - list.size() < more) list.reserve(2 * list.size() + more);
+  };
+  make_room(recipe.in, n.in.size()), make_room(recipe.payloads, n.attr.payload ? 1 : 0);
+  Cons::remove(n);           // the table finds it no longer: an equal computation later is a new node
   n.op = &kData;
-  n.attr = {};
+  recipe.in.insert(recipe.in.end(), std::make_move_iterator(n.in.begin()), std::make_move_iterator(n.in.end()));
+  if (n.attr.payload) recipe.payloads.push_back(std::move(n.attr.payload));
+  n.in = {}, n.attr = {};
+}
+Forgotten::~Forgotten() {
   Node last;                 // its destructor takes the inputs apart without recursion
-  last.in.swap(n.in);
+  last.in.swap(in);
 }
 
 Nodes topological(const Nodes& roots, bool (*stop)(const Node&)) {
@@ -153,17 +170,34 @@ Nodes topological(const Nodes& roots, bool (*stop)(const Node&)) {
   return out;
 }
 
+std::uint64_t fresh_domain() {
+  static std::atomic<std::uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+// What runs when a thread, or the process, ends may still compute: it gets another context, which is never destroyed.
+[[gnu::tls_model("initial-exec")]] static thread_local Context* of_thread = nullptr;
+static thread_local bool thread_ends = false;
 Context& context() {
-  static thread_local Context c;
-  return c;
+  struct End {
+    ~End() { delete std::exchange(of_thread, nullptr), thread_ends = true; }
+  };
+  if (of_thread) return *of_thread;
+  of_thread = new Context;
+  if (!thread_ends) {
+    static thread_local End end;
+    (void)end;
+  }
+  return *of_thread;
 }
 
 Here::Here(SourceLocation at, bool layer, const NamedArray* weight) {
   auto& c = context();
-  at_ = c.origin.at, made_ = c.made, module_ = c.origin.module, fixed_ = c.fixed;
+  at_ = c.origin.at, made_ = c.made, module_ = c.origin.module, fixed_ = c.fixed, reads_ = !layer;
+  if (reads_) GraphReader::enter();
   if (!c.fixed) c.origin.at = at;
   if (layer) c.fixed = true;
   if (!layer || !weight || weight->empty()) return;
+  GraphReader reader;
   const Node* n = weight->node().get();   // down to what a trace has named: the path of the field
   while (n->op->kind != Kind::leaf && n->op->name != std::string_view("tracer") && !n->in.empty() && n->in[0])
     n = n->in[0].get();
@@ -175,6 +209,7 @@ Here::Here(SourceLocation at, bool layer, const NamedArray* weight) {
 Here::~Here() {
   auto& c = context();
   c.origin.at = at_, c.made = made_, c.origin.module = module_, c.fixed = fixed_;
+  if (reads_) GraphReader::leave();
 }
 
 Name module_path(std::string field) {

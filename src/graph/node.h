@@ -1,4 +1,5 @@
-// The graph: frozen, hash-consed nodes. Equal nodes are the same node, so common subexpressions need no pass.
+// The graph: frozen, hash-consed nodes. On one thread equal nodes are the same node, so common subexpressions need no pass; what a
+// thread makes does not depend on what others do.
 //
 // Nodes speak of axes only by name. An operand may lack axes of the result (it is broadcast) or have them in another order; the
 // order of a node's axes is what users see, the layout in memory is the compiler's.
@@ -11,7 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "base/buffer.h"
+#include "graph/lock.h"
+#include "graph/value.h"
 #include "haliax/array.h"
 #include "haliax/mesh.h"
 #include "program/program.h"
@@ -104,7 +106,10 @@ struct Origin {
   std::uint64_t traced = 0;   // the node as it was traced, which passes put others in place of: its id
 };
 
-struct Payload { virtual ~Payload() = default; };                    // what only some ops carry: a loop, a custom gradient
+struct Payload {                                                     // what only some ops carry: a loop, a custom gradient
+  virtual ~Payload() = default;
+  virtual std::vector<const Node*> held() const { return {}; }       // nodes that it holds, as often as it does
+};
 struct Attr {
   Names names = {};
   std::vector<std::int64_t> ints = {};
@@ -128,8 +133,8 @@ class Node : public std::enable_shared_from_this<Node> {
   Origin origin;
 
   // The one thing that changes: a value, once computed, is kept; a donated one is gone for good, and says where to.
-  BufferPtr value;
-  std::string donated;
+  Value value;
+  Donation donated;
   std::shared_ptr<const Placement> placement;                        // of a value that a mesh made; null: whole
 
   std::int64_t size() const { return axis_size(axes); }
@@ -141,7 +146,7 @@ class Node : public std::enable_shared_from_this<Node> {
 
  private:
   friend NodePtr make(const Op&, Nodes, Axes, DType, Attr);
-  std::uint64_t hash_ = 0;
+  std::uint64_t hash_ = 0, domain_ = 0;                              // equal to none of another domain
   friend struct Cons;
 };
 
@@ -149,7 +154,13 @@ class Node : public std::enable_shared_from_this<Node> {
 NodePtr make(const Op&, Nodes in, Axes, DType, Attr = {});
 inline constexpr std::int64_t most_elements = std::int64_t(1) << 60;  // of an axis or an array: numbers of bytes do not overflow
 NodePtr make_data(BufferPtr, Axes, DType);                           // never equal to another
-void detach(const Node&);                                            // a node with a value forgets how it was made
+// What nodes forget, which may die with it: let go outside of a GraphWriter.
+struct Forgotten {
+  Nodes in = {};
+  std::vector<std::shared_ptr<const Payload>> payloads = {};
+  ~Forgotten();                                                      // without recursion
+};
+void detach(const Node&, Forgotten&);                                // a node with a value forgets how it was made; in a GraphWriter
 std::uint64_t newest_id();
 
 // Nodes that the roots depend on, inputs first. Loop bodies are not entered. `stop(n)`: n is listed, but not what it depends on.
@@ -164,7 +175,9 @@ struct Trace {
   std::shared_ptr<const Trace> outer;
   mutable std::uint64_t last = 0;             // when it ended: the id of the newest node
 };
+std::uint64_t fresh_domain();
 struct Context {
+  std::uint64_t domain = fresh_domain();   // nodes are equal to others of it: of this thread, or of what is being compiled
   Origin origin = {};
   bool fixed = false;        // a layer has said where its caller is
   int loop_depth = 0;        // of the traced loops: keeps an index apart from an equal one around it
@@ -181,7 +194,19 @@ struct Context {
 };
 Context& context();
 
-// Set for the length of a scope: where the user's code is. Inside a layer the caller's place and the module's path hold.
+// Nodes made in the scope equal none from outside of it.
+class OwnNodes {
+ public:
+  OwnNodes() { context().domain = fresh_domain(); }
+  ~OwnNodes() { context().domain = outer_; }
+  OwnNodes(const OwnNodes&) = delete;
+
+ private:
+  std::uint64_t outer_ = context().domain;
+};
+
+// Set for the length of a scope: where the user's code is. Inside a layer the caller's place and the module's path hold. But for a
+// layer, whose inside may be the user's code, its graph is read in the scope (graph/lock.h).
 class Here {
  public:
   [[nodiscard("give it a name")]] explicit Here(SourceLocation at, bool layer = false, const NamedArray* weight = nullptr);
@@ -191,7 +216,7 @@ class Here {
  private:
   SourceLocation at_, made_;
   Name module_;
-  bool fixed_;
+  bool fixed_, reads_;
 };
 
 // Set for the length of a scope: nodes made in it are due to others, whose origins they take.

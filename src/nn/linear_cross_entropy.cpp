@@ -119,7 +119,7 @@ struct Problem {
 
 // Is the value there, or to be had by computing? Not inside jit, vmap or scan.
 bool is_known(const NamedArray& a) {
-  for (auto& n : topological({a.node()}, [](const Node& m) { return m.value != nullptr; })) {
+  for (auto& n : topological({a.node()}, [](const Node& m) { return bool(m.value); })) {
     if (std::any_of(n->axes.begin(), n->axes.end(), [](auto& x) { return x.name.hidden(); })) return false;
     if (!n->value && (n->op == &prim::kInput || n->op == &prim::kIndex || n->op == &prim::kCarry)) return false;
   }

@@ -5,6 +5,7 @@
 #include <mutex>
 #include <set>
 
+#include "base/fork.h"
 #include "graph/emit.h"
 #include "haliax/fmt.h"
 #include "ops/attr.h"
@@ -55,7 +56,11 @@ Nodes gradient(const NodePtr& o, const NodePtr& g) {
   for (auto& x : o->in) in.push_back(NamedArray(x));
   Axes along;
   for (auto a : o->attr.names) along.push_back(named(*o, a));
-  auto made = user.grad({in, NamedArray(o), NamedArray(g), along});
+  std::vector<NamedArray> made;
+  {
+    OutsideGraph outside;
+    made = user.grad({in, NamedArray(o), NamedArray(g), along});
+  }
   if (made.size() != in.size())
     fail(o->op->name, fmt::format("its gradient gives {} arrays for {} operands", made.size(), in.size()));
   Nodes out;
@@ -209,10 +214,11 @@ NamedArray CustomFunction::operator()(const std::vector<Arr>& operands, const Ax
   return call(*op_, operands, along);
 }
 
+static constinit std::mutex making;
+static const bool forks = at_fork({kForkOps, [] { making.lock(); }, [] { making.unlock(); }});
 CustomFunction custom_op(CustomOp user, SourceLocation at) {
   Here here(at);
   check(user);
-  static std::mutex lock;
   static auto* all = new std::vector<std::unique_ptr<UserOp>>;  // nodes may outlive whoever made the op
   auto op = std::make_unique<UserOp>();
   op->label = user.name;
@@ -220,7 +226,7 @@ CustomFunction custom_op(CustomOp user, SourceLocation at) {
   op->name = op->user.name = op->label.c_str();
   op->kind = Kind::step;
   op->grad = gradient, op->lower = lower, op->along = along_rule, op->linear_in = linear_rule;
-  std::lock_guard hold(lock);
+  std::lock_guard hold(making);
   all->push_back(std::move(op));
   return CustomFunction(all->back().get());
 }

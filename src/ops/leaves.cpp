@@ -77,7 +77,10 @@ NodePtr flat_position(const Axes& axes, DType dtype) {
 }
 
 NodePtr index(const Axis& axis, std::int64_t start, std::int64_t chunk, int depth) {
-  auto n = make(kIndex, {}, {}, position_dtype(axis.size), IndexAttr{axis, start, chunk, depth}.attr());
+  return index_of(IndexAttr{axis, start, chunk, depth}.attr());
+}
+NodePtr index_of(const Attr& attr) {
+  auto n = make(kIndex, {}, {}, position_dtype(attr.ints[0]), attr);
   auto& node = const_cast<Node&>(*n);
   if (node.free.empty()) node.free = {n.get()};
   return n;

@@ -26,6 +26,7 @@ NodePtr iota(const Axis&, DType), iota(const Axis&);             // (axis): the 
 NodePtr flat_position(const Axes&, DType);                       // row-major, over all of the axes
 // The index of a loop over `axis`: turn t starts at `start` + t * chunk. Canonical: equal arguments give the same node.
 NodePtr index(const Axis&, std::int64_t start, std::int64_t chunk, int depth);
+NodePtr index_of(const Attr&);                                    // of the same loop, in the domain in scope
 std::int64_t index_chunk(const Node& index);
 std::int64_t index_start(const Node& index);
 NodePtr carry(const NodePtr& index, const Axes&, DType);         // what a scan carries; never equal to another

@@ -2,15 +2,26 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <utility>
 
-namespace haliax::program {
+#include "haliax/custom_op.h"
+
+namespace haliax {
+
+static thread_local std::exception_ptr* thrown = nullptr;   // by the calls that this thread makes
+void detail::kernel_has_thrown() noexcept {
+  if (thrown) *thrown = std::current_exception();
+}
+
+namespace program {
 
 CustomCalls::CustomCalls(const Custom& what, int workers)
     : what_(what),
       outer_(std::size_t(what.outer)),
       arrays_(what.arrays.size()),
       at_(arrays_ * std::size_t(workers)),
-      index_(outer_ * std::size_t(workers)) {
+      index_(outer_ * std::size_t(workers)),
+      thrown_(std::size_t(workers)) {
   for (std::size_t d = 0; d < outer_; ++d) points_ *= what.dims[d];
   for (auto& v : what.arrays) {
     inner_.push_back(v.strides.data() + outer_);
@@ -27,7 +38,9 @@ void CustomCalls::run(void* const* first, std::int64_t from, std::int64_t to, in
   std::copy(first, first + arrays_, at);
   auto rest = from;
   for (std::size_t d = outer_; d-- > 0; rest /= what_.dims[d]) move(d, index[d] = rest % what_.dims[d]);
-  for (; from < to; ++from) {
+  auto& mine = thrown_[std::size_t(worker)];
+  auto* around = std::exchange(thrown, &mine);
+  for (; from < to && !mine; ++from) {
     what_.run(at, what_.dims.data() + outer_, inner_.data());
     for (std::size_t d = outer_; d-- > 0;) {
       if (++index[d] < what_.dims[d]) {
@@ -38,6 +51,14 @@ void CustomCalls::run(void* const* first, std::int64_t from, std::int64_t to, in
       index[d] = 0;
     }
   }
+  thrown = around;
+}
+void CustomCalls::throw_on() {
+  std::exception_ptr first;
+  for (auto& t : thrown_)
+    if (auto mine = std::exchange(t, nullptr); mine && !first) first = mine;
+  if (first) std::rethrow_exception(first);
 }
 
-}  // namespace haliax::program
+}  // namespace program
+}  // namespace haliax

@@ -261,7 +261,8 @@ class Executable {
  public:
   virtual ~Executable() = default;
   // Pointers for each argument and each result (null for a result that aliases a donated argument). The arena is
-  // arena_bytes large and 64-byte aligned. Makes no allocation.
+  // arena_bytes large and 64-byte aligned. Several threads may call it at once, with an arena each; it makes no allocation, but
+  // where more of them do than ever before.
   virtual void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Communicator*) = 0;
 };
 class Device {

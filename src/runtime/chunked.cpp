@@ -3,6 +3,7 @@
 
 #include "compile/chunk/chunk.h"
 #include "compile/pipeline.h"
+#include "transforms/rewrite.h"
 
 namespace haliax::detail {
 
@@ -11,7 +12,10 @@ Leaves chunked_reduce(const AxisSelection& axes, const ChunkOptions& options, co
   Here here(at);
   Tracing tracing;
   auto traced = trace_chunks(axes, options, xs, f);
-  check_chunks(traced.outs, traced.call, traced.borders, chunk_trial(nullptr));
+  OwnNodes own;
+  auto outs = copied(traced.outs);
+  OutsideGraph outside;
+  check_chunks(outs, traced.call, traced.borders, chunk_trial(nullptr));
   return traced.results;
 }
 

@@ -1,12 +1,15 @@
 #include "runtime/communicator.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <exception>
 #include <mutex>
 #include <thread>
 
+#include "base/fork.h"
+#include "base/idle.h"
 #include "base/scalar.h"
 #include "runtime/walk_dims.h"
 #include "transforms/sharding.h"
@@ -177,53 +180,57 @@ class ThreadCommunicator final : public program::Communicator {
   int device_;
 };
 
-// Threads that wait for work: as many as the largest mesh so far has devices beside the caller's.
+std::atomic<int> threads_started{0};
+
+// Threads that wait for work: as many as the largest mesh so far has devices beside the caller's. One call at a time.
 class Crew {
  public:
   void run(int n, const std::function<void(int)>& f) {
-    std::lock_guard one(one_at_a_time_);
-    std::unique_lock hold(lock_);
-    for (int d = int(threads_.size()) + 1; d < n; ++d) threads_.emplace_back([this, d, seen = work_] { serve(d, seen); });
-    f_ = &f, n_ = n, busy_ = n - 1, ++work_;
-    start_.notify_all();
+    auto& c = crew_;
+    std::unique_lock hold(c.lock);
+    for (int d = c.started + 1; d < n; ++d) {
+      std::thread([&c, d, seen = c.work] { c.serve(d, seen); }).detach();
+      ++c.started, ++threads_started;
+    }
+    c.f = &f, c.n = n, c.busy = n - 1, ++c.work;
+    c.start.notify_all();
     hold.unlock();
     f(0);
     hold.lock();
-    done_.wait(hold, [&] { return busy_ == 0; });
-  }
-  int size() {
-    std::lock_guard hold(lock_);
-    return int(threads_.size());
+    c.done.wait(hold, [&] { return c.busy == 0; });
   }
 
  private:
-  void serve(int device, std::uint64_t seen) {
-    std::unique_lock hold(lock_);
-    for (;;) {
-      start_.wait(hold, [&] { return work_ != seen; });
-      seen = work_;
-      if (device >= n_) continue;
-      hold.unlock();
-      (*f_)(device);
-      hold.lock();
-      if (--busy_ == 0) done_.notify_one();
+  struct State {
+    [[noreturn]] void serve(int device, std::uint64_t seen) {
+      std::unique_lock hold(lock);
+      for (;;) {
+        start.wait(hold, [&] { return work != seen; });
+        seen = work;
+        if (device >= n) continue;
+        hold.unlock();
+        (*f)(device);
+        hold.lock();
+        if (--busy == 0) done.notify_one();
+      }
     }
-  }
-  std::mutex one_at_a_time_, lock_;
-  std::condition_variable start_, done_;
-  std::vector<std::thread> threads_;
-  const std::function<void(int)>* f_ = nullptr;
-  int n_ = 0, busy_ = 0;
-  std::uint64_t work_ = 0;
+    std::mutex lock;
+    std::condition_variable start, done;
+    const std::function<void(int)>* f = nullptr;
+    int started = 0, n = 0, busy = 0;
+    std::uint64_t work = 0;
+  };
+  State& crew_ = *new State;   // never destroyed: its threads end with the process
 };
-Crew& crew() {
-  static Crew* c = new Crew;   // its threads end with the process
-  return *c;
+Idle<Crew>& crews() {
+  static auto* all = new Idle<Crew>;   // never destroyed: their threads are not
+  return *all;
 }
+const bool forks = at_fork({kForkRest, nullptr, nullptr, [] { new (&crews()) Idle<Crew>; }});   // a child has none of their threads
 
 }  // namespace
 
-int device_threads() { return crew().size(); }
+int device_threads() { return threads_started; }
 
 void on_devices(const Mesh& mesh, const std::function<void(int, program::Communicator&)>& work) {
   int n = mesh.devices();
@@ -236,7 +243,9 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
     if (!error || (elsewhere && !by_another)) error = std::current_exception(), elsewhere = by_another;
   };
   const Scopes scopes;
-  crew().run(n, [&](int d) {
+  auto crew = crews().take();
+  if (!crew) crew = std::make_unique<Crew>();
+  crew->run(n, [&](int d) {
     use_scopes here(scopes);
     ThreadCommunicator mine(meeting, mesh, d);
     try {
@@ -252,6 +261,7 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
       mine.fail("for a reason that is not known");
     }
   });
+  crews().leave(std::move(crew));
   if (error) std::rethrow_exception(error);
 }
 

@@ -67,7 +67,7 @@ DLManagedTensor* to_dlpack(const NamedArray& a, SourceLocation at) {
   Here here(at);
   auto& node = *a.eval(at).node();
   auto lent = std::make_unique<Lent>();
-  lent->value = node.value;
+  lent->value = node.value.get();
   for (auto& axis : a.axes()) lent->sizes.push_back(axis.size);
   lent->strides = row_major(lent->sizes);
   auto& t = lent->tensor.dl_tensor;

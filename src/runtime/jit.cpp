@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <mutex>
+#include <new>
 #include <set>
 
+#include "base/fork.h"
 #include "base/where.h"
 #include "compile/memory/memory.h"
 #include "ops/prim.h"
 #include "runtime/explain.h"
 #include "runtime/jit_impl.h"
+#include "runtime/own_graph.h"
 #include "transforms/gradient_names.h"
 
 namespace haliax::detail {
@@ -48,7 +52,8 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
     backend(name);
   }
   auto t = now();
-  Compilation c{roots_of(results, parts), e.inputs, options_for(name)};
+  OwnGraph own(roots_of(results, parts));
+  Compilation c{own.roots, e.inputs, options_for(name)};
   c.options.donated = e.donated;
   haliax::run(c, Stage::graph, Stage::graph);
   report_loops(c);
@@ -57,7 +62,7 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
   } else {
     e.compiled = haliax::finish(c, name, !simulated);
     e.note_captured(e.compiled);
-    if (!simulated) e.arena = memory(c.program->arena_bytes);
+    if (!simulated) e.compiled.arenas.leave(arena(c.program->arena_bytes));
     report.not_donated.clear();
     for (std::size_t k = 0; k < e.inputs.size(); ++k)
       if (e.donated[k] && c.program->donated[k] < 0)
@@ -115,13 +120,23 @@ Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) c
       out[k] = shard(Arr(out[k], o.at), *mapping);
   return out;
 }
-JitCore::Entry* JitCore::find(const Walk& w, const Parts& arguments) {
+static constinit std::mutex showing;   // of all: it is held to copy a report
+static const bool forks = at_fork({kForkRest, [] { showing.lock(); }, [] { showing.unlock(); }});
+
+JitCore::Turn::Turn(JitCore& core) : core_(core) {
+  auto& m = *core.impl_;
+  if (!m.turn.lock()) return;
+  // What a lost thread was at is left where it is: its context, which the end of its trace would put back, is not this thread's.
+  new (&m.pending) std::unique_ptr<Entry>;
+  new (&m.tracing) std::optional<Tracing>;
+  new (&m.mapping_outside) std::shared_ptr<const Mapping>;
+  new (&m.report) JitReport(m.shown);
+}
+JitCore::Turn::~Turn() { core_.impl_->turn.unlock(); }
+JitCore::Entry* JitCore::find(const Walk& w, const Parts& arguments) const {
   if (!w.unequal.empty()) return nullptr;
-  std::lock_guard hold(impl_->lock);
-  for (std::size_t i = impl_->entries.size(); i-- > 0;) {
-    auto& e = impl_->entries[i];
-    if (impl_->difference(e->signature, w, arguments).empty()) return e.get();
-  }
+  for (auto* e = impl_->newest.load(std::memory_order_acquire); e; e = e->older)
+    if (impl_->difference(e->signature, w, arguments).empty()) return e;
   return nullptr;
 }
 
@@ -155,10 +170,10 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
       in.push_back(n ? m.lies(*n, owner[k], *mesh, names[k]) : Sharding());
     }
   }
-  m.lock.lock();
   m.started = now();
   ++m.report.traces;
-  m.report.why = m.entries.empty() ? "the first call" : m.difference(m.entries.back()->signature, w, arguments);
+  auto* last = m.newest.load();
+  m.report.why = last ? m.difference(last->signature, w, arguments) : "the first call";
   m.pending = std::make_unique<Entry>();
   auto& e = *m.pending;
   e.signature = {w.statics, w.values, w.told, {}, {}, current_mesh(), current_mapping(), std::move(in)};
@@ -186,7 +201,10 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
 void JitCore::abandon() {
   impl_->tracing.reset();
   impl_->pending.reset();
-  impl_->lock.unlock();
+  std::lock_guard hold(showing);
+  try {
+    impl_->shown = impl_->report;
+  } catch (const std::bad_alloc&) {}               // called where something has been raised
 }
 
 JitCore::Entry* JitCore::end(const Leaves& results, const Parts& parts, std::shared_ptr<void> like,
@@ -199,8 +217,9 @@ JitCore::Entry* JitCore::end(const Leaves& results, const Parts& parts, std::sha
   }
   m.compile(results, parts, false);
   m.pending->like = std::move(like);
-  m.entries.push_back(std::move(m.pending));
-  auto* made = m.entries.back().get();
+  auto* made = m.pending.release();
+  made->older = m.newest.load();
+  m.newest.store(made, std::memory_order_release);
   abandon();
   return made;
 }
@@ -211,64 +230,96 @@ void JitCore::plan(const Leaves& results, const Parts& parts) {
 
 Leaves JitCore::run(Entry* entry, const Walk& w) {
   auto& e = *entry;
-  std::lock_guard hold(impl_->lock);
   auto count = e.leaf_of_input.size();
   auto input = [&](std::size_t i) -> const NodePtr& { return w.arrays[e.leaf_of_input[i]]->node(); };
-  Nodes late;
-  {
+  auto must_be_there = [&](const Node& n) {
+    if (n.donated.empty()) return;
     Here here(impl_->options.at);
-    auto must_be_there = [](const Node& n) {
-      if (!n.donated.empty()) fail("jit", n.donated);
-    };
-    for (auto& n : e.captured) must_be_there(*n);
-    for (std::size_t i = 0; i < count; ++i) {
-      must_be_there(*input(i));
-      if (!input(i)->value) late.push_back(input(i));
-    }
+    fail("jit", n.donated);
+  };
+  Nodes late;
+  for (auto& n : e.captured) must_be_there(*n);
+  for (std::size_t i = 0; i < count; ++i) {
+    must_be_there(*input(i));
+    if (!input(i)->value) late.push_back(input(i));
+  }
+  if (!late.empty()) {
+    Here here(impl_->options.at);
     evaluate(late);
   }
-  // What is donated, and may be. An array that was lazy until now may be the node of another, equal one, and f may have captured
-  // an argument: such a value is lent, not given.
-  std::vector<bool> given;
-  auto may_be_given = [&](const NodePtr& n) {
-    auto times_late = std::count(late.begin(), late.end(), n);
-    bool captured = std::find(e.captured.begin(), e.captured.end(), n) != e.captured.end();
-    return owns_memory(*n) && !captured && !(times_late > 0 && n.use_count() > 1 + times_late);
-  };
-  given.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) given.push_back(e.donated[i] && may_be_given(input(i)));
-  std::vector<Given> arguments;
-  arguments.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    auto& n = input(i);
-    auto& value = arguments.emplace_back(Given{n->value}).keeps;
-    if (e.mesh || !e.donated[i]) continue;
-    // What is donated will be written over: not if somebody else reads it too.
-    auto uses = 0;
-    for (std::size_t k = 0; k < count; ++k) uses += input(k) == n;
-    if (uses > 1 || value.use_count() > 2 || !given[i] || value->pieces() || value->is_borrowed()) value = copied(*value);
-  }
   if (e.mesh) impl_->must_have_devices(e.mesh->mesh);   // set_devices may have taken some away
-  // Before the program starts: whatever comes of it, results may be written over what was donated.
+  std::vector<bool> given;
+  std::vector<Given> arguments;
+  if (e.donates()) {
+    arguments = impl_->taken(e, w, late, given);
+  } else {
+    arguments.reserve(count);
+    GraphReader reader;
+    for (std::size_t i = 0; i < count; ++i) {
+      arguments.push_back({input(i)->value.get()});
+      if (!arguments.back().keeps) must_be_there(*input(i));   // another thread has donated it since
+    }
+  }
+  if (e.mesh) {
+    given.resize(count);
+    std::vector<BufferPtr> values;
+    for (auto& a : arguments) values.push_back(std::move(a.keeps));
+    auto made = e.mesh->run(values, given);
+    impl_->split_bytes = made.split_bytes;
+    return e.assemble(made.results);
+  }
+  for (auto& a : arguments) a.data = a.keeps->data();
+  return e.assemble(call(e.compiled, arguments, nullptr));
+}
+
+// The values of the arguments. What is donated, and may be, is no longer there from here on: whatever comes of the call, results may
+// be written over it. What may not is copied: it will be written over too.
+std::vector<Given> JitCore::Impl::taken(const Entry& e, const Walk& w, const Nodes& late, std::vector<bool>& given) const {
+  auto count = e.leaf_of_input.size();
+  auto input = [&](std::size_t i) -> const NodePtr& { return w.arrays[e.leaf_of_input[i]]->node(); };
+  std::vector<Given> values;
+  std::vector<int> uses;
+  {
+    GraphWriter alone;                             // two calls do not take one array
+    Origin called;
+    called.at = options.at;
+    for (std::size_t i = 0; i < count; ++i)
+      if (!input(i)->value) fail_at(called, "jit", input(i)->donated);
+    // An array that was lazy until now may be the node of another, equal one, and f may have captured an argument: such a value is
+    // lent, not given.
+    auto may_be_given = [&](const NodePtr& n) {
+      auto times_late = std::count(late.begin(), late.end(), n);
+      bool captured = std::find(e.captured.begin(), e.captured.end(), n) != e.captured.end();
+      return owns_memory(*n) && !captured && !(times_late > 0 && n.use_count() > 1 + times_late);
+    };
+    for (std::size_t i = 0; i < count; ++i) {
+      given.push_back(e.donated[i] && may_be_given(input(i)));
+      values.push_back({input(i)->value.get()});
+      uses.push_back(0);
+      for (std::size_t k = 0; k < count; ++k) uses.back() += input(k) == input(i);
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      if (!given[i]) continue;
+      auto& n = const_cast<Node&>(*input(i));
+      n.donated.set("this array was donated to the call of jit at " + to_string(options.at) + " and cannot be used any more");
+      n.value.give_away();
+    }
+  }
   for (std::size_t i = 0; i < count; ++i) {
-    if (!given[i]) continue;
-    auto& n = const_cast<Node&>(*input(i));
-    n.donated = "this array was donated to the call of jit at " + to_string(impl_->options.at) + " and cannot be used any more";
-    n.value.reset();
+    if (e.mesh || !e.donated[i]) continue;
+    auto& v = values[i].keeps;
+    if (uses[i] > 1 || !given[i] || v->pieces() || v->is_borrowed() || !held_by(v, 1)) v = copied(*v);   // somebody else reads it too
   }
-  if (!e.mesh) {
-    for (auto& a : arguments) a.data = a.keeps->data();
-    return e.assemble(call(e.compiled, arguments, e.arena, nullptr));
-  }
-  std::vector<BufferPtr> values;
-  for (auto& a : arguments) values.push_back(std::move(a.keeps));
-  auto made = e.mesh->run(values, given);
-  impl_->report.split_bytes = e.mesh->split_bytes;
-  return e.assemble(made);
+  return values;
 }
 
 void* JitCore::like(Entry* e) { return e->like.get(); }
-JitReport JitCore::report() const { return impl_->report; }
+JitReport JitCore::report() const {
+  std::lock_guard hold(showing);
+  auto out = impl_->shown;
+  out.split_bytes = impl_->split_bytes;
+  return out;
+}
 const JitOptions& JitCore::options() const { return impl_->options; }
 
 }  // namespace haliax::detail

@@ -1,9 +1,11 @@
 // What JitCore holds: the traces that it keeps, the one that is being made, and what it reports.
 #pragma once
-#include <mutex>
+#include <atomic>
+#include <utility>
 
 #include "haliax/jit.h"
 #include "runtime/mesh_run.h"
+#include "runtime/turn.h"
 
 namespace haliax::detail {
 
@@ -33,12 +35,13 @@ struct JitCore::Entry {
   std::vector<std::pair<Axes, DType>> results;
   std::vector<std::shared_ptr<const Placement>> placements;   // of the results
   std::shared_ptr<void> like;
-  BufferPtr arena;
+  Entry* older = nullptr;                        // made before this one
 
   void note_captured(const Compiled& c) {
     for (auto& n : c.captured)
       if (std::find(captured.begin(), captured.end(), n) == captured.end()) captured.push_back(n);
   }
+  bool donates() const { return std::find(donated.begin(), donated.end(), true) != donated.end(); }
   std::string name_of_result(std::size_t k) const {   // result 0, or result 0, array 3: its place in that part, from 0
     auto& all = part_of_result;
     auto name = "result " + std::to_string(all[k]);
@@ -65,14 +68,20 @@ std::string argument_name(const std::string& path);
 
 struct JitCore::Impl {
   JitOptions options;
-  std::vector<std::unique_ptr<Entry>> entries;
+  std::atomic<Entry*> newest{nullptr};           // of the list of entries, which is read without a lock and grows by a turn
+  TurnLock turn;                                 // to trace: what is below belongs to who has it
   std::unique_ptr<Entry> pending;                // being traced, as long as `tracing` is there
   std::optional<Tracing> tracing;
   std::shared_ptr<const Mapping> mapping_outside;   // of what is being traced
   JitReport report;
   double started = 0;
   bool told_retraces = false;
-  std::recursive_mutex lock;
+
+  JitReport shown;                               // of the last turn; under a lock of its own
+  std::atomic<std::int64_t> split_bytes{0};      // of the last run
+  ~Impl() {
+    for (auto* e = newest.load(); e;) delete std::exchange(e, e->older);
+  }
 
   // ---- jit_cache.cpp: which trace a call takes ----
   // In what a call is not like this signature, for people; empty: it takes that trace.
@@ -95,6 +104,7 @@ struct JitCore::Impl {
   // ---- jit.cpp: from a trace to a Program, or one for each device of a mesh ----
   void compile(const Leaves& results, const Parts&, bool simulated);
   Nodes roots_of(const Leaves& results, const Parts&);
+  std::vector<Given> taken(const Entry&, const Walk&, const Nodes& late, std::vector<bool>& given) const;
   MeshProgram* compile_on(const Mesh&, Compilation&, const std::string& backend_name, bool simulated);
 
   // ---- jit_report.cpp ----

@@ -73,9 +73,8 @@ void Shards::write(std::byte* whole) const {
   }
 }
 
-std::vector<BufferPtr> MeshProgram::run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given) {
+MeshProgram::Made MeshProgram::run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given) const {
   auto n = devices.size();
-  arenas.resize(n);
   std::vector<const Shards*> there(inputs.size());   // cut already as it is wanted
   for (std::size_t k = 0; k < inputs.size(); ++k) {
     auto* s = dynamic_cast<const Shards*>(arguments[k]->pieces());
@@ -89,7 +88,7 @@ std::vector<BufferPtr> MeshProgram::run(const std::vector<BufferPtr>& arguments,
     BufferPtr keeps;
     if (there[k]) {
       auto& block = there[k]->blocks[std::size_t(device)];
-      bool nobody_else = given[k] && arguments[k].use_count() == 1;
+      bool nobody_else = given[k] && held_by(arguments[k], 1);
       if (!overwritten || nobody_else) return {block, block->data()};
       keeps = copied(*block);
     } else {
@@ -111,9 +110,8 @@ std::vector<BufferPtr> MeshProgram::run(const std::vector<BufferPtr>& arguments,
     auto d = std::size_t(device);
     std::vector<Given> mine;
     for (std::size_t k = 0; k < inputs.size(); ++k) mine.push_back(given_to(device, k));
-    made[d] = call(devices[d], mine, arenas[d], &communicator);
+    made[d] = call(devices[d], mine, &communicator);
   });
-  split_bytes = bytes;
   std::vector<BufferPtr> out;
   for (std::size_t r = 0; r < results.size(); ++r) {
     auto s = std::make_shared<Shards>();
@@ -121,7 +119,7 @@ std::vector<BufferPtr> MeshProgram::run(const std::vector<BufferPtr>& arguments,
     for (auto& of_device : made) s->blocks.push_back(std::move(of_device[r]));
     out.push_back(std::make_shared<Buffer>(axis_size(s->axes) * bytes_of(s->dtype), std::move(s)));
   }
-  return out;
+  return {std::move(out), bytes};
 }
 
 MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool simulated) {

@@ -25,11 +25,13 @@ struct MeshProgram {
   double sent_bytes = 0, calls = 0;              // per device
   std::size_t fullest = 0;                       // the device that needs most memory
 
-  std::vector<BufferPtr> arenas = {};            // by device, from the first call on
-  std::int64_t split_bytes = 0;                  // that the last call copied to give each device its block
   // A device takes its block of each argument: where it lies, if it was left there by an earlier call or is in one piece; else a
   // copy. Of what is donated it takes no memory but blocks that the caller gives up (`given`) and nobody else has.
-  std::vector<BufferPtr> run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given);
+  struct Made {
+    std::vector<BufferPtr> results;
+    std::int64_t split_bytes = 0;                // copied to give each device its block
+  };
+  Made run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given) const;
 };
 
 // What follows the stage of the graph, for a mesh: options.mesh, in, out and partition say how. Arrays that the graph captured

@@ -78,12 +78,13 @@ class Values {
 
 // The value, if it can be had. While something is traced nothing is remembered: printing leaves no trace in a program.
 BufferPtr value_of(const NodePtr& n) {
-  if (n->value) return n->value;
+  GraphReader reader;
+  if (auto known = n->value.get()) return known;
   if (!n->donated.empty() || tracer_below(n)) return nullptr;
   try {
     auto made = context().tracing == 0 ? n : prim::tracer(n);
     evaluate({made});
-    return made->value;
+    return made->value.get();
   } catch (const Error&) { return nullptr; }   // what cannot be computed is not shown
 }
 

@@ -9,21 +9,30 @@
 namespace haliax {
 namespace {
 
-const Node& with_value(const NamedArray& a) {
+struct Known {
+  const Node& node;
+  BufferPtr value;
+};
+Known with_value(const NamedArray& a) {
   if (a.empty()) fail("eval", "the NamedArray is empty: it was never given a value");
   auto& n = *a.node();
   if (!n.donated.empty()) fail("eval", n.donated);
   if (!n.value) evaluate({a.node()});
-  return n;
+  auto value = n.value.get();
+  if (!value) fail("eval", n.donated);   // by another thread, meanwhile
+  return {n, std::move(value)};
 }
 
-scalar::Value element(const Node& n, std::int64_t at) { return scalar::load(n.dtype, n.value->data() + at * bytes_of(n.dtype)); }
+scalar::Value element(const Known& k, std::int64_t at) {
+  return scalar::load(k.node.dtype, k.value->data() + at * bytes_of(k.node.dtype));
+}
 // As double, float or int64_t; what is larger than any of these becomes the largest.
-template <class T> std::vector<T> converted(const Node& n) {
+template <class T> std::vector<T> converted(const Known& k) {
+  auto& n = k.node;
   constexpr auto to = std::is_integral_v<T> ? DType::i64 : sizeof(T) == 8 ? DType::f64 : DType::f32;
   std::vector<T> out(std::size_t(n.size()));
   for (std::int64_t i = 0; i < n.size(); ++i) {
-    auto v = scalar::cast(element(n, i), n.dtype, to);
+    auto v = scalar::cast(element(k, i), n.dtype, to);
     if constexpr (!std::is_integral_v<T>) out[std::size_t(i)] = T(v.real);
     else out[std::size_t(i)] = n.dtype == DType::u64 && v.whole < 0 ? std::numeric_limits<T>::max() : v.whole;
   }
@@ -45,9 +54,9 @@ void eval(std::span<const NamedArray> arrays, SourceLocation at) {
 }
 double NamedArray::item(SourceLocation at) const {
   Here here(at);
-  auto& n = with_value(*this);
-  if (n.size() != 1) fail("item", "expected one value, got " + haliax::to_string(n.axes));
-  return converted<double>(n)[0];
+  auto known = with_value(*this);
+  if (known.node.size() != 1) fail("item", "expected one value, got " + haliax::to_string(known.node.axes));
+  return converted<double>(known)[0];
 }
 std::vector<float> NamedArray::floats(SourceLocation at) const {
   Here here(at);
@@ -63,8 +72,8 @@ std::vector<std::int64_t> NamedArray::integers(SourceLocation at) const {
 }
 std::vector<std::byte> NamedArray::bytes(SourceLocation at) const {
   Here here(at);
-  auto& n = with_value(*this);
-  return {n.value->data(), n.value->data() + n.bytes()};
+  auto known = with_value(*this);
+  return {known.value->data(), known.value->data() + known.node.bytes()};
 }
 
 }  // namespace haliax

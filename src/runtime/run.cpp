@@ -1,20 +1,22 @@
 #include "runtime/run.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <new>
 
 #include "program/devices.h"
+#include "runtime/own_graph.h"
 #include "base/name.h"
 #include "haliax/jit.h"
 
 namespace haliax {
 namespace {
 
-std::string& default_name() {
-  static std::string name = [] {
+std::atomic<const std::string*>& default_name() {
+  static std::atomic<const std::string*> name = [] {
     auto* asked = std::getenv("HALIAX_BACKEND");
-    return std::string(asked && *asked ? asked : "cpu");
+    return new std::string(asked && *asked ? asked : "cpu");
   }();
   return name;
 }
@@ -36,9 +38,9 @@ program::Device& backend(const std::string& name) {
 void set_default_backend(const std::string& name, SourceLocation at) {
   Here here(at);
   backend(name);
-  default_name() = name;
+  default_name() = new std::string(name);   // the one before may be read by another thread
 }
-std::string default_backend() { return default_name(); }
+std::string default_backend() { return *default_name().load(); }
 
 CompileOptions options_for(const std::string& name) { return {.optional = name != "reference", .device = &backend(name)}; }
 
@@ -50,15 +52,24 @@ Compiled finish(Compilation& c, const std::string& name, bool executable) {
 }
 
 Compiled compile(const Nodes& roots, const std::string& name) {
-  Compilation c{roots, {}, options_for(name)};
+  OwnGraph own(roots);
+  Compilation c{own.roots, {}, options_for(name)};
   run(c, Stage::graph, Stage::graph);
   return finish(c, name);
 }
 
+[[noreturn]] static void no_memory(std::int64_t bytes) {
+  fail("memory", std::to_string(bytes) + " bytes are wanted, and there are not as many");
+}
 BufferPtr memory(std::int64_t bytes) {
   try {
     return std::make_shared<Buffer>(bytes);
-  } catch (const std::bad_alloc&) { fail("memory", std::to_string(bytes) + " bytes are wanted, and there are not as many"); }
+  } catch (const std::bad_alloc&) { no_memory(bytes); }
+}
+std::unique_ptr<Buffer> arena(std::int64_t bytes) {
+  try {
+    return std::make_unique<Buffer>(bytes);
+  } catch (const std::bad_alloc&) { no_memory(bytes); }
 }
 
 BufferPtr copied(const Buffer& b) {
@@ -67,41 +78,33 @@ BufferPtr copied(const Buffer& b) {
   return out;
 }
 
-std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, BufferPtr& arena,
-                            program::Communicator* communicator) {
+std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, program::Communicator* communicator) {
   auto& p = *c.program;
   std::vector<void*> arguments, results;
-  std::vector<BufferPtr> made(std::size_t(p.results));
-  arguments.reserve(given.size() + c.captured.size()), results.reserve(made.size());
+  std::vector<BufferPtr> made(std::size_t(p.results)), captured;
+  arguments.reserve(given.size() + c.captured.size()), results.reserve(made.size()), captured.reserve(c.captured.size());
   for (std::size_t k = 0; k < given.size(); ++k) {
     arguments.push_back(given[k].data);
     if (p.donated[k] >= 0) made[std::size_t(p.donated[k])] = given[k].keeps;
   }
-  for (auto& n : c.captured) arguments.push_back(n->value->data());
+  if (!c.captured.empty()) {
+    GraphReader reader;
+    for (auto& n : c.captured) {
+      captured.push_back(n->value.get());
+      if (!captured.back()) fail_at(n->origin, "eval", n->donated);
+      arguments.push_back(captured.back()->data());
+    }
+  }
   for (std::size_t r = 0; r < made.size(); ++r) {
     bool taken_over = bool(made[r]);
     if (!taken_over) made[r] = memory(p.slot(p.result_slots[r]).bytes);
     results.push_back(taken_over ? nullptr : made[r]->data());
   }
-  if (!arena) arena = memory(p.arena_bytes);
-  c.executable->run(arguments, results, arena->data(), communicator);
+  auto mine = c.arenas.take();
+  if (!mine) mine = arena(p.arena_bytes);
+  c.executable->run(arguments, results, mine->data(), communicator);
+  c.arenas.leave(std::move(mine));
   return made;
-}
-
-void evaluate(const Nodes& wanted) {
-  Nodes roots;
-  for (auto& n : wanted)
-    if (n && !n->value) roots.push_back(n);
-  if (roots.empty()) return;
-  require_values(roots);
-  auto c = compile(roots, default_name());
-  BufferPtr arena;
-  auto made = call(c, {}, arena, nullptr);
-  for (std::size_t i = 0; i < roots.size(); ++i) {
-    auto& n = const_cast<Node&>(*roots[i]);
-    n.value = made[i];
-    if (context().tracing == 0) detach(n);
-  }
 }
 
 }  // namespace haliax

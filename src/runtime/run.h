@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 
+#include "base/idle.h"
 #include "compile/pipeline.h"
 
 namespace haliax {
@@ -13,8 +14,9 @@ struct Compiled {
   std::shared_ptr<const program::Program> program;
   std::unique_ptr<program::Executable> executable;
   Nodes captured;                                          // arrays of the graph, given after the inputs
+  mutable Idle<Buffer> arenas = {};                        // one for each call at a time
 };
-// For one device, all stages.
+// For one device, all stages. The graph below the roots is copied.
 Compiled compile(const Nodes& roots, const std::string& backend_name);
 CompileOptions options_for(const std::string& backend_name);
 // The last stages, and what runs it. `executable` off: the Program alone, planned for this backend.
@@ -25,12 +27,13 @@ struct Given {
   BufferPtr keeps;
   std::byte* data = nullptr;
 };
-// Runs it: the arguments, then what it captured; results get memory of their own, or that of the argument they take over.
-// `arena`: made if it is not there, and left for the next call.
-std::vector<BufferPtr> call(const Compiled&, const std::vector<Given>&, BufferPtr& arena, program::Communicator*);
+// Runs it: the arguments, then what it captured; results get memory of their own, or that of the argument they take over. Several
+// threads may run one at once.
+std::vector<BufferPtr> call(const Compiled&, const std::vector<Given>&, program::Communicator*);
 BufferPtr copied(const Buffer&);
 
-void evaluate(const Nodes& roots);                         // gives each of them a value
+// Gives each of them a value (evaluate.cpp). What other threads are computing is waited for.
+void evaluate(const Nodes& roots);
 
 // An argument of a function that is traced, or was, or the axis that a vmap hides: what has a value inside of it alone.
 struct Tracer {
@@ -43,5 +46,6 @@ std::optional<Tracer> tracer_below(const NodePtr&);        // of which the array
 void require_values(const Nodes&);                         // raises for an array that is made of tracers
 void refuse_tracers(const Nodes& roots, const Nodes& inputs);   // raises for those of another trace than the inputs'
 BufferPtr memory(std::int64_t bytes);                      // raises where there is not enough
+std::unique_ptr<Buffer> arena(std::int64_t bytes);         // likewise
 
 }  // namespace haliax

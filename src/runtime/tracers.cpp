@@ -34,7 +34,7 @@ std::optional<Tracer> position_of(const Node& n) {
 const Node& left_of(const NodePtr& root, const Tracer& t) {
   if (t.last == 0 || root->id <= t.last) return *root;
   const Node* last = root.get();
-  for (auto& n : topological({root}, [](const Node& n) { return n.value != nullptr; }))   // by age
+  for (auto& n : topological({root}, [](const Node& n) { return bool(n.value); }))   // by age
     if (n->id <= t.last && n->op->kind != Kind::leaf) last = n.get();
   return *last;
 }
@@ -49,9 +49,10 @@ const Node& left_of(const NodePtr& root, const Tracer& t) {
 }  // namespace
 
 std::optional<Tracer> tracer_below(const NodePtr& root) {
+  GraphReader reader;
   if (root->value) return {};
   if (auto position = position_of(*root)) return position;
-  for (auto& n : topological({root}, [](const Node& n) { return n.value != nullptr; }))
+  for (auto& n : topological({root}, [](const Node& n) { return bool(n.value); }))
     if (is_input(*n)) return tracer_of(*n);
   return {};
 }

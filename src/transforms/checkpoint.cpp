@@ -48,6 +48,12 @@ struct Checkpointed : Custom {
     }
     return vjp(substitute(outs, to), gs, again);
   }
+  std::vector<const Node*> held() const override {
+    std::vector<const Node*> out;
+    for (auto* nodes : {&outs, &inputs})
+      for (auto& n : *nodes) out.push_back(n.get());
+    return out;
+  }
 };
 struct ByHand : Custom {
   std::shared_ptr<void> self;
@@ -60,7 +66,11 @@ struct ByHand : Custom {
       return out;
     };
     auto in = leaves(given_in, operands.begin() + std::ptrdiff_t(results));
-    auto back = call(self.get(), in, leaves(given_out, operands.begin()), leaves(given_out, gs.begin()));
+    Leaves back;
+    {
+      OutsideGraph outside;
+      back = call(self.get(), in, leaves(given_out, operands.begin()), leaves(given_out, gs.begin()));
+    }
     if (back.size() != given_in.size())
       fail("custom_vjp", "the backward gave {} arrays for {} arguments", back.size(), given_in.size());
     Nodes result;
@@ -81,9 +91,10 @@ namespace detail {
 Leaves checkpoint(LeafFunction f, const Leaves& in) {
   Tracing tracing;
   begin_trace("checkpoint");
+  GraphReader reader;
   auto c = std::make_shared<Checkpointed>();
   auto inside = mapped(in, stand_in);
-  auto traced = f(inside);
+  auto traced = called(f, inside);
   auto given = nodes_of(in);
   c->inputs = nodes_of(inside), c->outs = nodes_of(traced), c->results = c->outs.size();
   Rewrite to;
@@ -99,8 +110,9 @@ Leaves checkpoint(LeafFunction f, const Leaves& in) {
 Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> self,
                   Leaves (*call)(void*, const Leaves&, const Leaves&, const Leaves&)) {
   Tracing tracing;
+  GraphReader reader;
   auto c = std::make_shared<ByHand>();
-  auto outs = forward(in);
+  auto outs = called(forward, in);
   auto operands = nodes_of(outs);
   c->self = std::move(self), c->call = call, c->results = operands.size();
   for (auto& a : outs) c->given_out.push_back(!a.empty());
@@ -111,8 +123,9 @@ Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> 
 Leaves eval_shape(LeafFunction f, const Leaves& in) {
   Tracing tracing;
   begin_trace("eval_shape");
+  GraphReader reader;
   auto before = context().effect;
-  auto shapes = f(mapped(in, stand_in));
+  auto shapes = called(f, mapped(in, stand_in));
   context().effect = before;
   context().trace->last = newest_id();
   begin_trace("shape");   // results, too, have axes and a dtype alone

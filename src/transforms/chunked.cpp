@@ -172,7 +172,7 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
   call.after = kTraced;
   const auto traced = entered();
   ++context().chunked_calls;   // an exception ends the Tracing around, which puts it back
-  auto results = f(traced);
+  auto results = called(f, traced);
   --context().chunked_calls;
   auto outs = nodes_of(results);
   // What f has captured decides which region it is.

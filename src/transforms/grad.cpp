@@ -66,6 +66,7 @@ Tracing::~Tracing() {
 }
 
 Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen, const std::vector<std::string>& paths) {
+  GraphReader reader;
   Leaves out = leaves;
   for (std::size_t k = 0; k < out.size(); ++k) {
     auto& n = leaves[k].node();
@@ -111,7 +112,7 @@ std::pair<Leaves, Leaves> jvp(LeafFunction f, const Leaves& primals, const Leave
   if (primals.size() != tangents.size())
     fail("jvp", "there are {} arrays and {} tangents", primals.size(), tangents.size());
   auto x = tracers(primals, std::vector<bool>(primals.size()), std::vector<std::string>(primals.size()));
-  auto ys = f(x);
+  auto ys = called(f, x);
   Nodes us, y, wrt, ts;
   for (auto& n : nodes_of(ys))
     if (is_float(n->dtype)) y.push_back(n), us.push_back(prim::input(n->axes, n->dtype));

@@ -11,6 +11,15 @@ template <class F> Leaves mapped(Leaves leaves, const F& f) {
     if (!a.empty()) a = NamedArray(f(a.node()));
   return leaves;
 }
+// A function of the user's, which runs outside of the graph's lock.
+inline Leaves called(const detail::LeafFunction& f, const Leaves& in) {
+  OutsideGraph outside;
+  return f(in);
+}
+inline void called(const detail::BodyFunction& f, const Leaves& carry, const Leaves& xs, Leaves& next, Leaves& out) {
+  OutsideGraph outside;
+  f.call(f.self, carry, xs, next, out);
+}
 Nodes nodes_of(const Leaves&);                                        // of the arrays that are there
 Axes axes_of(const Leaves&);                                          // all that users see, each once
 Axes with_hidden(const Axes&, const Axes& hidden);                    // those that are not there, first

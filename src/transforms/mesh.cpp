@@ -218,7 +218,7 @@ NamedArray shard(Arr x, const Mapping& m) {
     require_devices("shard", *mesh);
     NamedArray(n).eval(context().origin.at);
   }
-  auto out = mesh ? make_data(n->value, n->axes, n->dtype) : prim::pin(n, by);   // the same memory; or it waits for a mesh
+  auto out = mesh ? make_data(n->value.get(), n->axes, n->dtype) : prim::pin(n, by);   // the same memory; or it waits for a mesh
   const_cast<Node&>(*out).placement = std::make_shared<const Placement>(Placement{mesh ? *mesh : Mesh(), m});
   return NamedArray(out);
 }

@@ -94,6 +94,52 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
 }
 NodePtr substitute(const NodePtr& root, Rewrite& to) { return substitute(Nodes{root}, to)[0]; }
 
+Nodes copied(const Nodes& roots) {
+  std::unordered_map<const Node*, NodePtr> to;
+  std::vector<const Node*> order;
+  auto visit = [&](const Node* n) {
+    if (n && to.try_emplace(n).second) order.push_back(n);
+  };
+  for (auto& r : roots) visit(r.get());
+  for (std::size_t k = 0; k < order.size(); ++k) {
+    auto& n = *order[k];
+    if (n.value) continue;
+    if (n.op->kind != Kind::leaf && !n.donated.empty()) fail_at(n.origin, "eval", n.donated);
+    for (auto& x : n.in) visit(x.get());
+    if (n.op == &kLoop)
+      for (auto* x : loop_of(n).held()) visit(x);
+  }
+  std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->id < b->id; });
+  auto now = [&](const NodePtr& n) { return n ? to.find(n.get())->second : n; };
+  auto copy = [&](const Node& n) {
+    if (n.op->kind == Kind::leaf && n.op != &prim::kCarry && !n.op->cheap) return n.shared_from_this();
+    if (n.value && n.op->kind != Kind::leaf) return make_data(n.value.get(), n.axes, n.dtype);
+    if (n.op == &prim::kIndex) return prim::index_of(n.attr);
+    Nodes in;
+    in.reserve(n.in.size());
+    for (auto& x : n.in) in.push_back(now(x));
+    Attr attr = n.attr;
+    if (n.op == &kLoop) {
+      auto l = std::make_shared<Loop>(loop_of(n));
+      for (auto& i : l->index) i = now(i);
+      for (auto& r : l->results) {
+        for (auto& v : r.value) v = now(v);
+        r.start = now(r.start), r.carry = now(r.carry);
+      }
+      attr.payload = std::move(l);
+    }
+    return make(*n.op, std::move(in), n.axes, n.dtype, std::move(attr));
+  };
+  At follow;
+  for (auto* n : order) {
+    follow(n->origin);
+    to.find(n)->second = copy(*n);
+  }
+  Nodes out;
+  for (auto& r : roots) out.push_back(now(r));
+  return out;
+}
+
 NodePtr widened(const NodePtr& n) {
   if (!is_float(n->dtype) || bytes_of(n->dtype) >= 4) return n;
   auto d = DType::f32;

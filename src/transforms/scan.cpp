@@ -112,7 +112,7 @@ struct Scan {
     for (std::int64_t i = 0; i < axis.size; ++i) {
       auto at = options.reverse ? axis.size - 1 - i : i;
       Leaves next, y;
-      f.call(f.self, carry, walked([&](const NodePtr& x) { return prim::slice(x, axis.name, at, 1, 1, true); }), next, y);
+      called(f, carry, walked([&](const NodePtr& x) { return prim::slice(x, axis.name, at, 1, 1, true); }), next, y);
       check_carry(init, next, paths), check_given(y, axis);
       carry = next;
       out.resize(y.size(), Nodes(std::size_t(axis.size)));
@@ -135,7 +135,7 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     const auto carry = mapped(start, [&](const NodePtr& a) { return prim::carry(index, a->axes, a->dtype); });
     LoopEffects effects(index);
     ++c.loop_depth;   // an exception ends the Tracing around, and so puts it back
-    f.call(f.self, carry, slices, next, y);
+    called(f, carry, slices, next, y);
     --c.loop_depth;
     effects.close();
     check_carry(start, next, paths), check_given(y, axis);
@@ -227,7 +227,7 @@ Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, B
   for (std::int64_t d = 1; d < axis.size; d *= 2) {   // after a step each position holds the result of the 2d positions up to it
     Leaves combined, none;
     auto before = part(y, 0, axis.size - d);
-    f.call(f.self, before, part(y, d, axis.size - d), combined, none);
+    called(f, before, part(y, d, axis.size - d), combined, none);
     if (combined.size() != y.size())
       fail("associative_scan", "the function gave {} arrays for {}", combined.size(), y.size());
     auto head = part(y, 0, d);

@@ -20,7 +20,7 @@ struct Ready {
 
   explicit Ready(const Leaves& results)
       : compiled(compile(roots_of(results), "cpu")), arena(compiled.program->arena_bytes) {
-    for (auto& n : compiled.captured) arguments.push_back(n->value->data());
+    for (auto& n : compiled.captured) arguments.push_back(n->value.get()->data());
     for (int slot : compiled.program->result_slots) {
       memory.push_back(std::make_unique<Buffer>(compiled.program->slots[std::size_t(slot)].bytes));
       outs.push_back(memory.back()->data());

@@ -41,10 +41,10 @@ TEST_CASE("equal values are one node; values are made once") {
   CHECK(array({1, 2}, Axis("n", 2)).node() != array({1, 2}, Axis("n", 2)).node());   // data: never equal
   CHECK(!a.node()->value);
   a.eval();
-  auto made = a.node()->value;
+  auto made = a.node()->value.get();
   REQUIRE(made);
   CHECK(b.floats()[0] == 1);
-  CHECK(b.node()->value == made);
+  CHECK(b.node()->value.get() == made);
   CHECK(a.node()->in.empty());                            // a value forgets how it was made
   auto both = std::vector{x + 1, x + 2};
   eval(both);

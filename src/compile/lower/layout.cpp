@@ -99,7 +99,7 @@ class Wishes {
 }  // namespace
 
 std::vector<Nodes> bodies_of(const Nodes& roots) {
-  auto stop = [](const Node& n) { return n.value != nullptr && n.op->kind != Kind::leaf; };
+  auto stop = [](const Node& n) { return bool(n.value) && n.op->kind != Kind::leaf; };
   std::vector<Nodes> bodies{topological(roots, stop)};
   std::unordered_set<const Node*> entered;   // loops: several bodies may read one
   for (std::size_t i = 0; i < bodies.size(); ++i)

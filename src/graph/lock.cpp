@@ -1,0 +1,82 @@
+#include "graph/lock.h"
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/fork.h"
+#include "graph/threads.h"
+
+namespace haliax {
+namespace {
+
+// How many read, and whether somebody wants to write, or does: then no more come in. Constant-initialized, never destroyed.
+constexpr std::uint32_t kWriter = 1u << 31;
+constinit std::atomic<std::uint32_t> state{0};
+constinit std::atomic<int> threads{0};   // that have read
+[[gnu::tls_model("initial-exec")]] thread_local bool known = false;
+[[gnu::tls_model("initial-exec")]] thread_local int depth = 0;   // in the static block: read by every op
+
+void lock_shared() noexcept {
+  auto now = state.load(std::memory_order_relaxed);
+  for (;;) {
+    if (now & kWriter) state.wait(now, std::memory_order_relaxed), now = state.load(std::memory_order_relaxed);
+    else if (state.compare_exchange_weak(now, now + 1, std::memory_order_acquire, std::memory_order_relaxed)) return;
+  }
+}
+void unlock_shared() noexcept {
+  if (state.fetch_sub(1, std::memory_order_release) == (kWriter | 1)) state.notify_all();   // the writer waits for the last
+}
+
+}  // namespace
+
+static void lock_alone() noexcept;
+static void unlock_alone() noexcept;
+// The first time that a thread reads: nobody reads meanwhile, as what others do depends on how many there are.
+static void meet() noexcept {
+  lock_alone();
+  threads.fetch_add(1, std::memory_order_relaxed);
+  unlock_alone();
+  known = true;
+}
+bool one_thread() { return threads.load(std::memory_order_relaxed) == 1; }
+
+void GraphReader::enter() noexcept {
+  if (depth++ > 0) return;
+  if (!known) meet();
+  lock_shared();
+}
+void GraphReader::leave() noexcept {
+  if (--depth == 0) unlock_shared();
+}
+
+static void lock_alone() noexcept {
+  for (;;) {
+    auto before = state.fetch_or(kWriter, std::memory_order_acquire);
+    if (!(before & kWriter)) break;
+    state.wait(before, std::memory_order_relaxed);
+  }
+  for (;;) {
+    auto now = state.load(std::memory_order_acquire);
+    if (now == kWriter) return;
+    state.wait(now, std::memory_order_relaxed);
+  }
+}
+static void unlock_alone() noexcept {
+  state.fetch_and(~kWriter, std::memory_order_release);
+  state.notify_all();
+}
+static const bool forks = at_fork({kForkGraph, lock_alone, unlock_alone});
+
+GraphWriter::GraphWriter() noexcept { lock_alone(); }
+GraphWriter::~GraphWriter() { unlock_alone(); }
+
+OutsideGraph::OutsideGraph() noexcept : depth_(depth) {
+  depth = 0;
+  if (depth_ > 0) unlock_shared();
+}
+OutsideGraph::~OutsideGraph() {
+  if (depth_ > 0) lock_shared();
+  depth = depth_;
+}
+
+}  // namespace haliax

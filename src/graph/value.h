@@ -1,0 +1,58 @@
+// The value of a node, which any thread may read while another makes it, or gives its memory away.
+#pragma once
+#include <atomic>
+#include <string>
+#include <utility>
+
+#include "base/buffer.h"
+
+namespace haliax {
+
+class Value {
+ public:
+  Value() = default;
+  Value(const Value&) = delete;
+  explicit operator bool() const { return there_.load(std::memory_order_acquire); }
+  // In a GraphReader, as it may be given away. Null: there is none.
+  BufferPtr get() const { return *this ? buffer_ : nullptr; }
+  BufferPtr operator->() const { return get(); }
+  void set(BufferPtr b) {                        // once; in a GraphWriter, if others know the node
+    buffer_ = std::move(b);
+    if (buffer_) there_.store(true, std::memory_order_release);
+  }
+  void give_away() {                             // in a GraphWriter
+    there_.store(false, std::memory_order_relaxed);
+    buffer_ = nullptr;
+  }
+
+ private:
+  std::atomic<bool> there_{false};
+  BufferPtr buffer_;
+};
+
+// Says to where an array was donated; empty: it was not.
+class Donation {
+ public:
+  Donation() = default;
+  Donation(const Donation&) = delete;
+  ~Donation() { delete text_.load(std::memory_order_relaxed); }
+  bool empty() const { return !text_.load(std::memory_order_acquire); }
+  operator const std::string&() const { return *text_.load(std::memory_order_acquire); }   // of one that is not empty
+  void set(std::string to) {
+    const std::string* none = nullptr;
+    auto* mine = new std::string(std::move(to));
+    if (!text_.compare_exchange_strong(none, mine, std::memory_order_acq_rel)) delete mine;
+  }
+
+ private:
+  std::atomic<const std::string*> text_{nullptr};
+};
+
+// Does nobody else hold it? What others did with it before they let it go has then happened.
+template <class T> bool held_by(const std::shared_ptr<T>& p, long owners) {
+  if (p.use_count() != owners) return false;
+  std::shared_ptr<T> after = p;                  // what counts the owners orders memory; what reads the count does not
+  return true;
+}
+
+}  // namespace haliax

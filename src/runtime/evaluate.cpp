@@ -1,0 +1,132 @@
+// Reading values outside of jit: who computes what, and what is kept of it.
+#include <algorithm>
+#include <condition_variable>
+#include <mutex>
+#include <new>
+#include <unordered_set>
+
+#include "base/fork.h"
+#include "graph/walk.h"
+#include "runtime/keep.h"
+#include "runtime/run.h"
+
+namespace haliax {
+namespace {
+
+// What is being computed. Never destroyed: threads may compute after main.
+struct Running {
+  std::mutex lock;
+  std::condition_variable changed;
+  std::unordered_set<const Node*> nodes;
+  static Running& now() {
+    static auto* r = new Running;
+    return *r;
+  }
+};
+// In a child nobody computes; the threads that waited are not there either.
+const bool forks = at_fork({kForkRest, [] { Running::now().lock.lock(); }, [] { Running::now().lock.unlock(); },
+                            [] { new (&Running::now()) Running; }});
+thread_local int computing = 0;   // calls of compute, around: a kernel of the user's that reads arrays
+
+// What this thread is to compute of those that have no value: all that nobody else does. If that is none, the others have been
+// waited for. A thread that computes something already does not wait, or two might for each other, but computes it too.
+class Claim {
+ public:
+  Claim() = default;
+  void take(const Nodes& wanted) {
+    auto& r = Running::now();
+    mine.reserve(wanted.size()), entered_.reserve(wanted.size());
+    std::unique_lock hold(r.lock);
+    for (;;) {
+      bool others = false;
+      for (auto& n : wanted) {
+        if (!n || n->value || std::find(mine.begin(), mine.end(), n) != mine.end()) continue;
+        bool is_new = r.nodes.insert(n.get()).second;
+        if (is_new) entered_.push_back(n.get());
+        if (is_new || computing > 0) mine.push_back(n);
+        else others = true;
+      }
+      if (!mine.empty() || !others) return;
+      r.changed.wait(hold);
+    }
+  }
+  ~Claim() {
+    auto& r = Running::now();
+    {
+      std::lock_guard hold(r.lock);
+      for (auto* n : entered_) r.nodes.erase(n);
+    }
+    if (!entered_.empty()) r.changed.notify_all();
+  }
+  Claim(const Claim&) = delete;
+  // Of others that this thread computes on the way, those that nobody else does; whoever wants them waits.
+  Nodes also(const Nodes& more) {
+    auto& r = Running::now();
+    Nodes out;
+    out.reserve(more.size()), entered_.reserve(entered_.size() + more.size());
+    std::lock_guard hold(r.lock);
+    for (auto& n : more)
+      if (!n->value && r.nodes.insert(n.get()).second) entered_.push_back(n.get()), out.push_back(n);
+    return out;
+  }
+  Nodes mine;
+
+ private:
+  std::vector<const Node*> entered_;
+};
+
+std::vector<BufferPtr> results_of(const Nodes& roots) {
+  struct Count {
+    Count() { ++computing; }
+    ~Count() { --computing; }
+  } count;
+  return call(compile(roots, default_backend()), {}, nullptr);
+}
+void compute(Claim& claim) {
+  const bool forgets = context().tracing == 0;   // else all that is below may still be asked for
+  Nodes roots = claim.mine;
+  Keep keep;
+  if (forgets) {
+    GraphReader reader;
+    keep = what_to_keep(roots);
+  }
+  append(roots, claim.also(keep.more));
+  std::vector<BufferPtr> made;
+  try {
+    made = results_of(roots);
+  } catch (const Error&) {
+    if (roots.size() == claim.mine.size()) throw;
+    roots = claim.mine;                          // there may be memory for these alone
+    made = results_of(roots);
+  }
+  Forgotten recipes;                             // gone when others may read again
+  GraphWriter alone;
+  for (std::size_t i = 0; i < roots.size(); ++i) {
+    auto& n = const_cast<Node&>(*roots[i]);
+    if (!n.value && n.donated.empty()) n.value.set(std::move(made[i]));
+    if (forgets && !keep.bound.count(&n)) detach(n, recipes);
+  }
+  for (auto& n : keep.free) detach(*n, recipes);
+}
+
+}  // namespace
+
+void evaluate(const Nodes& wanted) {
+  Nodes missing;
+  for (auto& n : wanted)
+    if (n && !n->value) missing.push_back(n);
+  if (missing.empty()) return;
+  {
+    GraphReader reader;
+    require_values(missing);
+  }
+  OutsideGraph outside;
+  for (;;) {
+    Claim claim;
+    claim.take(wanted);
+    if (claim.mine.empty()) return;
+    compute(claim);
+  }
+}
+
+}  // namespace haliax

@@ -1,0 +1,30 @@
+// What is compiled: a copy of the graph, which no other thread knows; or the graph itself, if there is no other thread.
+#pragma once
+#include <optional>
+
+#include "graph/threads.h"
+#include "transforms/rewrite.h"
+
+namespace haliax {
+
+// For the length of a compilation, of which nodes that it makes are its own.
+class OwnGraph {
+ public:
+  explicit OwnGraph(const Nodes& of) {
+    reader_.emplace();
+    if (one_thread()) {
+      roots = of;
+    } else {
+      own_.emplace();
+      roots = copied(of);
+      reader_.reset();
+    }
+  }
+  Nodes roots;
+
+ private:
+  std::optional<GraphReader> reader_;
+  std::optional<OwnNodes> own_;
+};
+
+}  // namespace haliax

@@ -1,0 +1,160 @@
+// Loops without jit: what is kept when a value is read, and what is not. docs/eager.md shows some; tests/house_test.py checks that
+// what the page shows stands here.
+#include <doctest/doctest.h>
+
+#include "haliax/haliax.h"
+#include "support/memory.h"
+#include "support/near.h"
+#include "transforms/rewrite.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis B("batch", 8), In("in", 6), Out("out", 3), Layers("layers", 3), Hidden("hidden", 6);
+
+// Nodes that are not yet computed, below all arrays of the trees.
+template <class... T> std::size_t pending(const T&... trees) {
+  Nodes roots, out;
+  ((roots = [&] {
+     for (auto& a : flatten(trees))
+       if (!a.empty()) roots.push_back(a.node());
+     return roots;
+   }()), ...);
+  walk(roots, [&](const NodePtr& n, Nodes& todo) {
+    if (n->value) return;
+    out.push_back(n);
+    add_reads(n, todo);
+  });
+  return out.size();
+}
+
+struct Block {
+  nn::Linear up, down;
+  NamedArray operator()(Arr x) const { return x + down(nn::gelu(up(x))); }
+};
+struct Model {
+  nn::Linear in;
+  nn::Stacked<Block> blocks;
+  nn::Linear out;
+  static Model init(const Key& key) {
+    auto [a, b, c] = random::split<3>(key);
+    const Axis wide("wide", 12);
+    auto block = [&](const Key& k) {
+      auto [u, d] = random::split<2>(k);
+      return Block{nn::Linear::init(Hidden, wide, u), nn::Linear::init(wide, Hidden, d)};
+    };
+    return {nn::Linear::init(In, Hidden, a), nn::Stacked<Block>::init(Layers, block, random::split(b, Layers)),
+            nn::Linear::init(Hidden, Out, c)};
+  }
+  NamedArray operator()(const NamedArray& x) const { return out(blocks.fold(in(x))); }
+};
+NamedArray plain(const Model& m, const NamedArray& x, const NamedArray& y) { return mean(square(m(x) - y)); }
+
+// The nodes that step `at` computes when its loss is read, before or after the update, and those that are left behind.
+template <class Loss, class Optimizer>
+std::vector<std::size_t> sizes(const Loss& loss_of, const Optimizer& optimizer, bool read_first, const std::vector<int>& at) {
+  auto model = Model::init(random::key(0));
+  auto state = optimizer.init(model);
+  NamedArray total = 0.;
+  std::vector<std::size_t> out;
+  for (int i = 0; i <= at.back(); ++i) {
+    auto x = random::normal(random::key(2 * i), {B, In}), y = random::normal(random::key(2 * i + 1), {B, Out});
+    auto [loss, g] = value_and_grad([&](const Model& m) { return loss_of(m, x, y); })(model);
+    if (read_first) loss.eval();
+    auto [updates, next] = optimizer.update(g, state, model);
+    model = optim::apply_updates(model, updates), state = next;
+    total = total + loss * 0.5;
+    auto before = pending(loss);
+    CHECK(loss.item() > 0);
+    if (std::find(at.begin(), at.end(), i) == at.end()) continue;
+    out.push_back(before), out.push_back(pending(model, state, loss));
+  }
+  return out;
+}
+template <class Loss, class Optimizer> void check_constant(const Loss& loss, const Optimizer& optimizer) {
+  for (bool read_first : {false, true}) {
+    CAPTURE(read_first);
+    auto s = sizes(loss, optimizer, read_first, {10, 60});
+    CHECK(s[0] == s[2]);
+    CHECK(s[1] == s[3]);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("eager: a training loop that reads its loss alone computes as much at each step") {
+  check_constant(plain, optim::adamw());
+  check_constant(plain, optim::sgd({.momentum = 0.9}));
+  check_constant(plain, optim::chain(optim::ClipByGlobalNorm{1.0}, optim::ScaleByAdam{}, optim::Scale{-1e-3}));
+}
+
+TEST_CASE("eager: the same with checkpoints, chunks and a backward of one's own") {
+  check_constant([](const Model& m, const NamedArray& x, const NamedArray& y) { return checkpoint(plain)(m, x, y); }, optim::adamw());
+  check_constant([](const Model& m, const NamedArray& x, const NamedArray& y) {
+    return chunked_reduce(B, {.chunk = 3}, plain)(m, x, y);
+  }, optim::adamw());
+  auto twice = custom_vjp([](const NamedArray& v) { return v * 2.; },
+                          [](const auto&, const NamedArray&, const NamedArray& g) { return std::tuple{g * 2.}; });
+  check_constant([&](const Model& m, const NamedArray& x, const NamedArray& y) { return twice(plain(m, x, y)); }, optim::adamw());
+}
+
+TEST_CASE("eager: memory stays as it is") {
+  const Axis n("n", 1 << 18);                             // 1 MiB
+  auto x = ones(n).eval();
+  std::int64_t first = 0;
+  for (int i = 0; i < 400; ++i) {
+    x = x * 0.999 + cos(x) * 0.001;
+    CHECK(sum(x).item() > 0);
+    if (i == 20) first = resident_bytes();
+  }
+  CHECK(resident_bytes() - first < 8 << 20);
+}
+
+TEST_CASE("eager: what is computed on the way is remembered where it is still referred to, and only there") {
+  auto x = arange(In, {.dtype = DType::f32}).eval();
+  auto y = exp(x), z = sum(y * 3.);
+  z.eval();
+  CHECK(y.node()->value);
+  CHECK(y.node()->in.empty());
+  auto view = y.rename({{"in", "other"}});
+  auto w = exp(exp(x) * 2.);
+  sum(w.rename({{"in", "other"}})).eval();                // a view is none: what it is of
+  CHECK(w.node()->value);
+  CHECK(!view.node()->value);
+  // What would have to be stored for this alone, and is much larger than all else, is not.
+  const Axis a("a", 4500), b("b", 4500);
+  auto from = random::uniform(random::key(0), a).eval(), to = random::uniform(random::key(1), b).eval();
+  auto d = broadcast_axis(from, b) - to;                  // 77 MiB
+  CHECK(max(d * d, {a, b}).item() <= 1);
+  CHECK(!d.node()->value);
+}
+
+TEST_CASE("eager: nothing forgets how it was made while there may be a gradient to take by it") {
+  auto x = arange(In, {.dtype = DType::f32}).eval();
+  auto [y, pull] = vjp([](const NamedArray& v) {
+    auto square = v * v;
+    CHECK(sum(square).item() == 55);                      // read, where the function is being differentiated
+    CHECK(v.floats()[5] == 5);
+    return square * 2.;
+  }, x);
+  CHECK(sum(y).item() == 110);
+  CHECK(pull(ones(In)).floats() == std::vector<float>{0, 4, 8, 12, 16, 20});
+  CHECK(pull(ones(In)).floats() == std::vector<float>{0, 4, 8, 12, 16, 20});
+}
+
+TEST_CASE("docs/eager.md") {
+  auto x = arange(In, {.dtype = DType::f32}).eval();
+  auto y = exp(x * 2.);        // nothing runs
+  auto z = sum(y * y);         // nothing runs
+  CHECK(!y.node()->value);
+  double total = z.item();     // one program runs: it makes z, and y, which is remembered too
+  CHECK(total > 0);
+  CHECK(y.node()->value);
+  NamedArray average = x, steps = 0.;
+  for (int i = 0; i < 3; ++i) average = average * 0.9 + x * 0.1, steps = steps + 1.;
+  std::vector<NamedArray> now{average, steps};
+  eval(now);                   // both from here on are values
+  CHECK(average.node()->value);
+  CHECK(steps.item() == 3);
+}
