@@ -87,8 +87,8 @@ struct KernelCall<void (F::*)(Strided<T>...) const> {
 }  // namespace detail
 
 // A lambda without captures: [](Strided<const float> x, Strided<float> out) {...}, operands first. Its types say for which dtypes
-// it is. It runs on several threads at once, at different positions of the mapped axes; what it throws ends the call of the program
-// and is thrown there.
+// it is. It runs on several threads at once, at different positions of the mapped axes; what it throws ends the call of the
+// program, and is thrown there.
 struct CpuKernel {
   std::vector<DType> dtypes;  // of the operands, then of the result
   void (*run)(void* const* data, const std::int64_t* sizes, const std::int64_t* const* strides) noexcept;

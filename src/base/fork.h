@@ -10,7 +10,9 @@ struct AtFork {
   void (*let_go)() = nullptr;    // in both
   void (*in_child)() = nullptr;  // all of them are let go by then
 };
-enum ForkOrder : int { kForkGraph, kForkOps, kForkProducts, kForkIdle, kForkPieces, kForkNodes, kForkNames, kForkMemory, kForkRest };
+enum ForkOrder : int {
+  kForkGraph, kForkOps, kForkProducts, kForkIdle, kForkPieces, kForkNodes, kForkNames, kForkMemory, kForkRest
+};
 bool at_fork(const AtFork&);     // for good; when the library is loaded
 
 }  // namespace haliax

@@ -31,8 +31,8 @@ bool same_mapping(const Origin& a, const Origin& b) {
 
 }  // namespace
 
-// All nodes that can be equal to another, by hash; in parts, so that threads seldom wait for each other. Holds no reference: a node
-// takes itself out when it dies. Never destroyed: nodes may die after main.
+// All nodes that can be equal to another, by hash; in parts, so that threads seldom wait for each other. Holds no reference: a
+// node takes itself out when it dies. Never destroyed: nodes may die after main.
 struct Cons {
   std::mutex lock;
   std::unordered_multimap<std::uint64_t, const Node*> all;

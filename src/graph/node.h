@@ -1,5 +1,5 @@
-// The graph: frozen, hash-consed nodes. On one thread equal nodes are the same node, so common subexpressions need no pass; what a
-// thread makes does not depend on what others do.
+// The graph: frozen, hash-consed nodes. On one thread equal nodes are the same node, so common subexpressions need no pass; what
+// a thread makes does not depend on what others do.
 //
 // Nodes speak of axes only by name. An operand may lack axes of the result (it is broadcast) or have them in another order; the
 // order of a node's axes is what users see, the layout in memory is the compiler's.
@@ -160,7 +160,7 @@ struct Forgotten {
   std::vector<std::shared_ptr<const Payload>> payloads = {};
   ~Forgotten();                                                      // without recursion
 };
-void detach(const Node&, Forgotten&);                                // a node with a value forgets how it was made; in a GraphWriter
+void detach(const Node&, Forgotten&);                                // in a GraphWriter: a node with a value forgets its recipe
 std::uint64_t newest_id();
 
 // Nodes that the roots depend on, inputs first. Loop bodies are not entered. `stop(n)`: n is listed, but not what it depends on.
@@ -205,8 +205,8 @@ class OwnNodes {
   std::uint64_t outer_ = context().domain;
 };
 
-// Set for the length of a scope: where the user's code is. Inside a layer the caller's place and the module's path hold. But for a
-// layer, whose inside may be the user's code, its graph is read in the scope (graph/lock.h).
+// Set for the length of a scope: where the user's code is. Inside a layer the caller's place and the module's path hold. But for
+// a layer, whose inside may be the user's code, its graph is read in the scope (graph/lock.h).
 class Here {
  public:
   [[nodiscard("give it a name")]] explicit Here(SourceLocation at, bool layer = false, const NamedArray* weight = nullptr);

@@ -226,7 +226,8 @@ Idle<Crew>& crews() {
   static auto* all = new Idle<Crew>;   // never destroyed: their threads are not
   return *all;
 }
-const bool forks = at_fork({kForkRest, nullptr, nullptr, [] { new (&crews()) Idle<Crew>; }});   // a child has none of their threads
+// A child has none of their threads.
+const bool forks = at_fork({kForkRest, nullptr, nullptr, [] { new (&crews()) Idle<Crew>; }});
 
 }  // namespace
 

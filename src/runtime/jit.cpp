@@ -272,8 +272,8 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
   return e.assemble(call(e.compiled, arguments, nullptr));
 }
 
-// The values of the arguments. What is donated, and may be, is no longer there from here on: whatever comes of the call, results may
-// be written over it. What may not is copied: it will be written over too.
+// The values of the arguments. What is donated, and may be, is no longer there from here on: whatever comes of the call, results
+// may be written over it. What may not is copied: it will be written over too.
 std::vector<Given> JitCore::Impl::taken(const Entry& e, const Walk& w, const Nodes& late, std::vector<bool>& given) const {
   auto count = e.leaf_of_input.size();
   auto input = [&](std::size_t i) -> const NodePtr& { return w.arrays[e.leaf_of_input[i]]->node(); };
@@ -285,8 +285,8 @@ std::vector<Given> JitCore::Impl::taken(const Entry& e, const Walk& w, const Nod
     called.at = options.at;
     for (std::size_t i = 0; i < count; ++i)
       if (!input(i)->value) fail_at(called, "jit", input(i)->donated);
-    // An array that was lazy until now may be the node of another, equal one, and f may have captured an argument: such a value is
-    // lent, not given.
+    // An array that was lazy until now may be the node of another, equal one, and f may have captured an argument: such a value
+    // is lent, not given.
     auto may_be_given = [&](const NodePtr& n) {
       auto times_late = std::count(late.begin(), late.end(), n);
       bool captured = std::find(e.captured.begin(), e.captured.end(), n) != e.captured.end();
@@ -307,8 +307,8 @@ std::vector<Given> JitCore::Impl::taken(const Entry& e, const Walk& w, const Nod
   }
   for (std::size_t i = 0; i < count; ++i) {
     if (e.mesh || !e.donated[i]) continue;
-    auto& v = values[i].keeps;
-    if (uses[i] > 1 || !given[i] || v->pieces() || v->is_borrowed() || !held_by(v, 1)) v = copied(*v);   // somebody else reads it too
+    auto& v = values[i].keeps;   // somebody else may read it too
+    if (uses[i] > 1 || !given[i] || v->pieces() || v->is_borrowed() || !held_by(v, 1)) v = copied(*v);
   }
   return values;
 }

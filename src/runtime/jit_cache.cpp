@@ -90,6 +90,7 @@ void JitCore::Impl::tell_retraces(const Walk& w) {
   std::vector<const Signature*> others;          // that differ from this call in static values alone
   for (auto* e = newest.load(); e; e = e->older)
     if (auto& s = e->signature; s.told.size() == w.told.size() && array_difference(s, w).empty()) others.push_back(&s);
+  std::reverse(others.begin(), others.end());    // the oldest first
   if (others.size() + 1 < often) return;
   std::string which;
   for (std::size_t k = 0; k < w.told.size(); ++k) {

@@ -8,8 +8,8 @@
 namespace haliax {
 
 struct Keep {
-  // Values that are made on the way, and that an array of the user's or another graph still refers to: each is a result too. As far
-  // as they are made of memory anyway, or are small beside what is.
+  // Values that are made on the way, and that an array of the user's or another graph still refers to: each is a result too. As
+  // far as they are made of memory anyway, or are small beside what is.
   Nodes more;
   // What may not forget how it was made: there may be a gradient to take by what it is made of.
   std::unordered_set<const Node*> bound;

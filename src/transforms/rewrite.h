@@ -13,8 +13,9 @@ using Rewrite = std::unordered_map<const Node*, NodePtr>;
 // `inside`: only in the body of the loop with that index; another loop over it, whose results the body reads, is left alone.
 Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside = nullptr);
 NodePtr substitute(const NodePtr& root, Rewrite& to);
-// The graph below the roots as nodes of the domain in scope (OwnNodes), loop bodies included: what is compiled, while other threads
-// read values and so make nodes forget how they were made. What has a value is data; data and inputs stay. In a GraphReader.
+// The graph below the roots as nodes of the domain in scope (OwnNodes), loop bodies included: what is compiled, while other
+// threads read values and so make nodes forget how they were made. What has a value is data; data and inputs stay. In a
+// GraphReader.
 Nodes copied(const Nodes& roots);
 
 // Which of the nodes below the roots depend on one of the goals (the goals themselves do). A loop depends on what its bodies
