@@ -143,19 +143,18 @@ class HostStep final : public CompiledStep {
  public:
   HostStep(const program::Host& what, const Context& context) : what_(what), idle_(what.once && context.program.device > 0) {
     for (auto& array : what.arrays) arrays_.emplace_back(array.view);
-    data_.resize(arrays_.size());
   }
   void run(Frame& frame) override {
     if (idle_) return;
-    for (std::size_t k = 0; k < arrays_.size(); ++k) data_[k] = arrays_[k].at(frame);
-    what_.call->run(what_.arrays, data_.data());
+    std::vector<const void*> data;
+    for (auto& array : arrays_) data.push_back(array.at(frame));
+    what_.call->run(what_.arrays, data.data());
   }
 
  private:
   const program::Host& what_;
   bool idle_;
   std::vector<Place> arrays_;
-  std::vector<const void*> data_;
 };
 
 std::unique_ptr<CompiledStep> compile_one(const Step& step, const Context& context) {
