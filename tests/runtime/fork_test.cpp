@@ -18,7 +18,7 @@ using namespace haliax;
 namespace {
 
 const Axis I("i", 64), J("j", 64);
-const Mesh mesh{{{"data", 2}, {"model", 2}}};
+const Mesh& mesh = *new Mesh{{{"data", 2}, {"model", 2}}};   // never destroyed: threads that compute at exit read it
 
 // How a child that does f ends: 0, or what is wrong with it. One that hangs is ended.
 template <class F> int in_child(const F& f) {
