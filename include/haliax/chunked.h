@@ -35,12 +35,13 @@ Leaves chunked_reduce(const AxisSelection&, const ChunkOptions&, const Leaves& x
 // f(xs...) -> tree, computed one chunk of the walked axes at a time, forward and backward. f is written for the whole arrays, and
 // the result is that of f on them: means divide by the full size, random draws are slices of the full draw, and an Axis that f
 // captured is the whole one. A value that keeps a walked axis is made chunk by chunk; one that folds it away (sum, mean, max,
-// min, product, dot, logsumexp, argmax, top_k, take) is accumulated; a running total (cumsum, cumprod), and a fold or scan over
-// the axis, which is how f reduces by an init and a combine of its own, go on from chunk to chunk. What follows a fold reads its
-// final value, so it may be anything; what then needs the axis again, as softmax over it does, is one more sweep. An op that
-// needs all of the axis at once (sort, roll) is refused by name. Chunks need not divide the axis. Of several axes the first is
-// the outermost. What it costs: one contraction with the head for the loss alone; three with gradients in one sweep, if no
-// cotangent needs a final result; else four in two sweeps. `chunk` counts positions of all walked axes together.
+// min, product, dot, logsumexp, argmax, top_k, take) is accumulated; a running total (cumsum; cumprod, but not its gradient), and
+// a fold or scan over the axis, which is how f reduces by an init and a combine of its own, go on from chunk to chunk. What
+// follows a fold reads its final value, so it may be anything; what then needs the axis again, as softmax over it does, is one
+// more sweep. An op that needs all of the axis at once (sort, roll) is refused by name. Chunks need not divide the axis. Of
+// several axes the first is the outermost. What it costs: one contraction with the head for the loss alone; three with gradients
+// in one sweep, if no cotangent needs a final result; else four in two sweeps. `chunk` counts positions of all walked axes
+// together.
 template <class F>
 auto chunked_reduce(const AxisSelection& axes, ChunkOptions options, F f, SourceLocation at = SourceLocation::current()) {
   return [f, axes, options, at](const auto&... xs) {
