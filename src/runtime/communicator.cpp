@@ -90,11 +90,14 @@ class ThreadCommunicator final : public program::Communicator {
     meeting_.given[std::size_t(device_)] = {&c, x};
     meeting_.wait();
     auto group = group_of(c);
-    for (int d : group) {
+    auto differs = std::find_if(group.begin(), group.end(), [&](int d) {
       auto& other = *meeting_.given[std::size_t(d)].first;
       bool same = other.wire == c.wire && other.over == c.over && other.out.size() == c.out.size() && other.monoid == c.monoid;
-      if (!same || other.size != c.size || other.sent_bytes != c.sent_bytes)
-        throw Error("[mesh] device " + std::to_string(d) + " makes another call than device " + std::to_string(device_));
+      return !same || other.size != c.size || other.sent_bytes != c.sent_bytes;
+    });
+    if (differs != group.end()) {
+      meeting_.wait();   // others still look at this call
+      throw Error("[mesh] device " + std::to_string(*differs) + " makes another call than device " + std::to_string(device_));
     }
     if (c.wire == Wire::exchange) exchange(c, out);
     else
