@@ -12,6 +12,7 @@
 #include "haliax/dlpack.h"
 #include "haliax/haliax.h"
 #include "haliax/view.h"
+#include "support/folder.h"
 #include "support/raises.h"
 
 using namespace haliax;
@@ -19,16 +20,6 @@ namespace fs = std::filesystem;
 
 namespace {
 
-struct Folder {   // goes away with the test
-  fs::path path;
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "haliax-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~Folder() { fs::remove_all(path); }
-  std::string operator/(const char* name) const { return (path / name).string(); }
-};
 std::string slurp(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(in), {}};

@@ -12,25 +12,13 @@
 
 #include "haliax/error.h"
 #include "haliax/io.h"
+#include "support/folder.h"
 #include "support/golden_dir.h"
 
 using namespace haliax;
 namespace fs = std::filesystem;
 
 namespace {
-
-// A folder that goes away with the test.
-struct Folder {
-  fs::path path;
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "haliax-XXXXXX").string();
-    REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path = name;
-  }
-  ~Folder() { fs::remove_all(path); }
-  std::string operator/(const char* name) const { return (path / name).string(); }
-  std::size_t files() const { return std::size_t(std::distance(fs::directory_iterator(path), {})); }
-};
 
 template <class T>
 Tensor tensor(std::string name, DType dtype, std::vector<std::int64_t> shape, std::vector<T> values) {
