@@ -81,22 +81,14 @@ const char* operator_of(Code c) {
     default: return nullptr;
   }
 }
-constexpr int kTerms = 8;  // of a sum of a thread, before it is added to the others
-const char* fold_of(Code c) {
-  switch (c) {
-    case Code::reduce_sum: return "Sum()";
-    case Code::reduce_prod: return "Prod()";
-    case Code::reduce_max: return "Max()";
-    case Code::reduce_min: return "Min()";
-    case Code::reduce_argmax: return "First{true}";
-    default: return "First{false}";
-  }
+constexpr int kTerms = 8;            // of a sum of a thread, before it is added to the others
+program::Monoid monoid_of(Code c) {  // of a fold; what a position is searched by
+  if (is_arg(c)) return c == Code::reduce_argmax ? program::Monoid::max : program::Monoid::min;
+  return program::Monoid(int(c) - int(Code::reduce_sum));
 }
-std::int64_t start_bits(Code c, DType d) {  // what a fold starts from
-  if (c == Code::reduce_sum) return 0;
-  if (c == Code::reduce_prod) return bits_of(d, 1, 1);
-  auto v = c == Code::reduce_max || c == Code::reduce_argmax ? scalar::lowest(d) : scalar::highest(d);
-  return bits_of(d, v.real, v.whole);
+std::string fold_of(Code c) {
+  if (is_arg(c)) return c == Code::reduce_argmax ? "First{true}" : "First{false}";
+  return cuda::fold_of(monoid_of(c));
 }
 
 class FusedText {
@@ -105,16 +97,14 @@ class FusedText {
     read(f);
     merge();
     for (std::size_t i = 0; i < code_.size(); ++i) look_at(i);
-    for (std::size_t i = 0; i < code_.size(); ++i)
-      if (is_store(code_[i].code) && code_[i].inner) last_ = std::max(last_, info_[i].level);
   }
 
   Launch make() {
     const auto all = program::points(dims_), rows = program::points(part(0, outer_)),
                inner = program::points(part(outer_, dims_.size()));
     if (rows == 0) return {{}, {}, 0};
-    for (std::size_t i = 0; i < code_.size(); ++i) far_ |= reach(i) >= std::int64_t(1) << 30;
-    text_.far = far_ || all >= std::int64_t(1) << 30;
+    text_.far = all >= most_near;
+    for (std::size_t i = 0; i < code_.size(); ++i) text_.far |= reach(i) >= most_near;
     mark_needed(inner);
     if (inner == 1 || (!folds_ && !stores_rows_)) return points(all);
     return in_rows(rows, inner);
@@ -337,7 +327,7 @@ class FusedText {
     return out;
   }
   int levels() const {
-    int most = last_;
+    int most = 0;
     for (auto& x : info_) most = std::max(most, x.level);
     return most;
   }
@@ -400,16 +390,18 @@ class FusedText {
     text_.close();
   }
   int last_walk() const {  // in which values are stored: when all folds are done whose results they, or other walks, need
-    int most = last_;
-    for (std::size_t i = 0; i < code_.size(); ++i)
+    int most = 0;
+    for (std::size_t i = 0; i < code_.size(); ++i) {
+      if (is_store(code_[i].code) && code_[i].inner) most = std::max(most, info_[i].level);
       if (is_fold(code_[i].code) && info_[i].needed) most = std::max(most, info_[i].level - 1);
+    }
     return most;
   }
   DType folded_dtype(const Instr& in) const { return is_arg(in.code) ? code_[std::size_t(in.args[0])].dtype : in.dtype; }
   void start(std::size_t i) {
     auto& in = code_[i];
     auto d = folded_dtype(in);
-    auto from = fmt::format("constant<{}>({})", element_of(d), text_.word(start_bits(in.code, d)));
+    auto from = fmt::format("constant<{}>({})", element_of(d), text_.word(start_bits(monoid_of(in.code), d)));
     if (is_arg(in.code))
       text_.line(fmt::format("Best<Number<{}>> fold{}{{{}, 0x7fffffffffffffff}};", element_of(d), i, from));
     else
@@ -441,8 +433,7 @@ class FusedText {
   std::vector<Info> info_;
   Dims dims_;
   std::size_t outer_ = 0;
-  bool folds_ = false, stores_rows_ = false, serial_ = false, waits_ = false, far_ = false, empty_ = false;
-  int last_ = 0;
+  bool folds_ = false, stores_rows_ = false, serial_ = false, waits_ = false, empty_ = false;
   std::string points_;
   Writer text_;
 };

@@ -150,16 +150,11 @@ Launch cumulative(const Cumulative& c) {
   auto row = [&](const View& v) { return w.at(v, Dims(v.strides.begin(), v.strides.end() - 1)); };
   auto x = w.base(c.x), x_at = row(c.x), out = w.base(c.out), out_at = row(c.out);
   auto x_step = w.word(c.x.strides.back()), out_step = w.word(c.out.strides.back()), n = w.word(c.dims.back());
-  auto from = c.monoid == Monoid::max    ? scalar::lowest(c.out.dtype)
-              : c.monoid == Monoid::min  ? scalar::highest(c.out.dtype)
-              : c.monoid == Monoid::prod ? scalar::Value{1, 1}
-                                         : scalar::Value{};
-  constexpr const char* folds[] = {"Sum()", "Prod()", "Max()", "Min()"};
-  w.line(fmt::format("auto sum = wide(constant<{}>({}));", S, w.word(bits_of(c.out.dtype, from.real, from.whole))));
+  w.line(fmt::format("auto sum = wide(constant<{}>({}));", S, w.word(start_bits(c.monoid, c.out.dtype))));
   w.open(fmt::format("for (I t = 0; t < I({}); ++t)", n));
   w.line(c.reverse ? fmt::format("const I q = I({}) - 1 - t;", n) : "const I q = t;");
-  w.line(fmt::format("sum = {}(sum, wide(cast<{}, {}>(load<{}>({}, {} + q * {}))));", folds[int(c.monoid)], S, X, X, x, x_at,
-                     x_step));
+  w.line(
+      fmt::format("sum = {}(sum, wide(cast<{}, {}>(load<{}>({}, {} + q * {}))));", fold_of(c.monoid), S, X, X, x, x_at, x_step));
   w.line(fmt::format("store<{0}>({1}, {2} + q * {3}, result<{0}>(sum));", S, out, out_at, out_step));
   w.close(), w.close();
   return w.launch(points(rows));

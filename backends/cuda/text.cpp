@@ -36,6 +36,17 @@ std::int64_t bits_of(DType d, double number, std::int64_t integer) {
   return is_float(d) ? std::int64_t(std::bit_cast<std::uint32_t>(float(v.real))) : v.whole;
 }
 
+std::string fold_of(program::Monoid m) {
+  constexpr const char* names[] = {"Sum()", "Prod()", "Max()", "Min()"};
+  return names[int(m)];
+}
+std::int64_t start_bits(program::Monoid m, DType d) {
+  if (m == program::Monoid::sum) return 0;
+  if (m == program::Monoid::prod) return bits_of(d, 1, 1);
+  auto v = m == program::Monoid::max ? scalar::lowest(d) : scalar::highest(d);
+  return bits_of(d, v.real, v.whole);
+}
+
 std::string Writer::word(Word w) {
   words_.push_back(std::move(w));
   return fmt::format("a.w[{}]", words_.size() - 1);
@@ -89,13 +100,12 @@ Launch Writer::launch(std::int64_t points, bool waits) {
   return out;
 }
 bool needs_64_bits(const Dims& dims, const std::vector<const View*>& views) {
-  constexpr std::int64_t most = std::int64_t(1) << 30;  // a step beyond the end does not wrap either
-  if (program::points(dims) >= most) return true;
+  if (program::points(dims) >= most_near) return true;
   return std::any_of(views.begin(), views.end(), [&](auto* v) {
     std::int64_t reach = 0;
     for (std::size_t d = 0; d < std::min(dims.size(), v->strides.size()); ++d)
       reach += std::abs(v->strides[d]) * std::max<std::int64_t>(dims[d], 1);
-    return reach >= most;
+    return reach >= most_near;
   });
 }
 

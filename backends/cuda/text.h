@@ -31,6 +31,11 @@ std::vector<Launch> launches_of(const program::Step&);
 const char* element_of(DType);                                     // its type in a kernel
 std::int64_t bits_of(DType, double number, std::int64_t integer);  // as kernel.h's constant() takes them
 
+std::string fold_of(program::Monoid);             // kernel.h's
+std::int64_t start_bits(program::Monoid, DType);  // what it starts from
+// Positions up to here, and a step beyond the end, fit in 32 bits.
+inline constexpr std::int64_t most_near = std::int64_t(1) << 30;
+
 class Writer {
  public:
   // Its place among the arguments, as text.
