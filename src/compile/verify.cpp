@@ -26,6 +26,7 @@ struct NodeCheck {
     if (ok) return;
     fail_at(n.origin, "verify", fmt::format("{} after {}: {}", n.op->name, after, fmt::format(fmt::runtime(why), text(a)...)));
   }
+  static const std::string& text(const std::string& s) { return s; }
   static std::string text(Name name) { return std::string(name.text()); }
   static std::string text(DType d) { return std::string(name_of(d)); }
   static std::string text(const Axes& axes) { return to_string(axes); }
@@ -64,10 +65,10 @@ struct NodeCheck {
       bool kept, made;
     };
     std::vector<Point> points;
-    auto parts = n.op == &prim::kUnflatten ? RegroupAttr::of(n).parts : Names();
+    auto parts = is_parted() ? RegroupAttr::of(n).parts : Names();
     for (auto& a : n.axes) {
       auto rule = along(n, kResultSide, a.name);
-      bool made = rule.way == Way::whole || n.op->kind == Kind::map || n.op == &prim::kFit || haliax::has(parts, a.name);
+      bool made = rule.way == Way::whole || n.op->kind == Kind::map || keeps_names(n) || haliax::has(parts, a.name);
       if (rule.point && !(n.op->stretches && rule.way != Way::map)) points.push_back({rule.point, a.size, true, made});
     }
     for (std::size_t k = 0; k < n.in.size(); ++k)
@@ -83,6 +84,12 @@ struct NodeCheck {
         p->made = true;
       }
     for (auto& p : points) must(p.made, "no operand has axis {}", p.name);
+  }
+  bool is_parted() const {   // an axis of an operand, in the result
+    return !n.in.empty() && std::any_of(n.in[0]->axes.begin(), n.in[0]->axes.end(), [&](auto& a) {
+      auto rule = along(n, 0, a.name);
+      return rule.way == Along::Way::regroup && !rule.point;
+    });
   }
   void map() const {
     auto c = n.op->code;
@@ -107,40 +114,8 @@ struct NodeCheck {
   }
   void moves() const {
     if (n.op->stretches && along(n, kResultSide, n.attr.names[0]).way == Along::Way::shift) shifts(n.attr.names[0]);
-    bool scatters = n.op == &prim::kScatter, counts = n.op == &prim::kArgsort, joins = n.op == &prim::kConcat;
-    bool along_one = counts || n.op == &prim::kSort || n.op == &prim::kCumulative;
-    bool picks = scatters || n.op == &prim::kGather || n.op == &prim::kPlace, user = n.op->kind == Kind::step && !joins;
-    if (user && !picks && !along_one) return;   // its kernel says which dtypes
-    const std::size_t ids = joins ? n.in.size() : scatters ? 2 : 1;
-    for (std::size_t k = 0; k < n.in.size(); ++k) {
-      auto d = n.in[k]->dtype;
-      if (k >= ids) must(!is_float(d) && d != DType::boolean, "ids are {}", d);
-      else must(n.dtype == (counts ? prim::position_dtype(find(n, n.attr.names[0])->size) : d), "an operand is {}, the result {}",
-                d, n.dtype);
-    }
-    if (scatters || along_one) must(same_set(n.axes, n.in[0]->axes), "it makes {} of {}", n.axes, n.in[0]->axes);
-    if (along_one) must(has(n.axes, n.attr.names[0]), "it has no axis {}", n.attr.names[0]);
-    if (n.op == &prim::kFlatten || n.op == &prim::kUnflatten) regroups();
-    if (n.op == &prim::kSlice || n.op == &prim::kPlace) cuts();
-  }
-  void regroups() const {
-    auto [parts, flat] = RegroupAttr::of(n);
-    auto &x = *n.in[0], &apart = n.op == &prim::kFlatten ? x : n;
-    auto *whole = find(&apart == &n ? x : n, flat), *part = whole;
-    std::int64_t size = 1;
-    for (auto p : parts)
-      if (part && (part = find(apart, p))) size *= part->size;
-    must(part && size == whole->size, "it makes {} of {}", n.axes, x.axes);
-  }
-  void cuts() const {
-    auto &part = n.op == &prim::kSlice ? n : *n.in[0], &whole = n.op == &prim::kSlice ? *n.in[0] : n;
-    auto c = SliceAttr::of(n);
-    auto *all = find(whole, c.axis), *mine = find(part, c.axis);
-    must(all, "{} is no part of {}", part.axes, whole.axes);
-    must(c.drop ? !mine : mine && mine->size == c.size, "the part has {}, and {} positions are taken", part.axes, c.size);
-    auto first = c.start, last = c.start + (c.size - 1) * c.step;
-    bool inside = std::min(first, last) >= 0 && std::max(first, last) < all->size;
-    must(part.size() == 0 || inside, "it reaches outside of {}", whole.axes);
+    auto wrong = n.op->fault ? n.op->fault(n) : std::string();
+    must(wrong.empty(), "{}", wrong);
   }
   // Positions that move: stretches in order, inside of what they are read from and of the result.
   void shifts(Name axis) const {
@@ -154,7 +129,7 @@ struct NodeCheck {
       done = s.to + s.size;
     }
     auto size = find(n, axis)->size;
-    must(n.op == &prim::kConcat ? done == size : done <= size, "its parts have {} positions, it has {}", done, n.axes);
+    must(done <= size, "its parts have {} positions, it has {}", done, n.axes);
   }
   void loop() const {
     auto& l = loop_of(n);

@@ -128,6 +128,33 @@ Along along(const Node& n, std::size_t k, Name a) {
   }
 }
 Linear linear_in(const Node& n, std::size_t k) { return n.op->linear_in ? n.op->linear_in(n, k) : n.op->linear; }
+Linear zero_in(const Node& n, std::size_t k) { return n.op->zero_in ? n.op->zero_in(n, k) : linear_in(n, k); }
+bool accumulates(const Node& n, Monoid m) { return n.op->accumulates && n.op->accumulates(n) == m; }
+bool maps(const Node& n) {
+  auto by_position = [&](std::size_t k, const Axes& axes) {
+    return std::all_of(axes.begin(), axes.end(), [&](auto& a) { return along(n, k, a.name).way == Along::Way::map; });
+  };
+  for (std::size_t k = 0; k < n.in.size(); ++k)
+    if (n.in[k] && !only_waits(n, k) && !by_position(k, n.in[k]->axes)) return false;
+  return by_position(kResultSide, n.axes);
+}
+bool is_seen_through(const Node& n) { return n.op->kind == Kind::view && n.in.size() == 1 && maps(n); }
+bool keeps_names(const Node& n) {
+  if (!is_seen_through(n)) return false;
+  auto& axes = n.in[0]->axes;
+  return std::all_of(axes.begin(), axes.end(), [&](auto& a) { return along(n, 0, a.name).point == a.name; });
+}
+// Of these axes, on that side of the op, the one whose points it goes along. An axis that is not mapped has none.
+static Name by_point(const Node& n, std::size_t side, const Axes& axes, const Along& rule, Name otherwise) {
+  if (rule.way != Along::Way::map) return otherwise;
+  for (auto& a : axes)
+    if (auto its = along(n, side, a.name); its.way == Along::Way::map && its.point == rule.point) return a.name;
+  return otherwise;
+}
+Name name_in_operand(const Node& n, std::size_t k, Name a) {
+  return by_point(n, k, n.in[k]->axes, along(n, kResultSide, a), a);
+}
+Name name_in_result(const Node& n, std::size_t k, Name a) { return by_point(n, kResultSide, n.axes, along(n, k, a), a); }
 bool only_waits(const Node& n, std::size_t k) { return n.op->kind == Kind::wrap && k > 0 && k != kResultSide; }
 
 static const Op kData{.name = "data", .kind = Kind::leaf};

@@ -86,6 +86,12 @@ struct Op {
   NodePtr (*found)(const Node&, const Nodes& in) = nullptr;
   std::vector<Stretch> (*stretches)(const Node&) = nullptr;          // where `along` says shift
   Linear (*linear_in)(const Node&, std::size_t operand) = nullptr;   // where operands differ, or dtypes matter; null: `linear`
+  // It is 0 wherever it would be if it were linear so; null: `linear_in`.
+  Linear (*zero_in)(const Node&, std::size_t operand) = nullptr;
+  // It starts as in[0], which it may write over, and takes in what the others say by this monoid; none: it puts it in its place.
+  std::optional<Monoid> (*accumulates)(const Node&) = nullptr;
+  // What is wrong with a node of it, beside what `along` says of its axes; empty: nothing. For the verifier.
+  std::string (*fault)(const Node&) = nullptr;
   // The same value by ops that need only blocks, so many, of an axis which this one needs whole. Null: there is no such way.
   NodePtr (*by_blocks)(const NodePtr&, Name axis, int blocks) = nullptr;
   std::optional<Turns> (*in_turns)(const NodePtr&, const Nodes& picked) = nullptr;   // likewise, in one walk: ops/in_turns.h
@@ -95,6 +101,13 @@ struct Op {
 // view or a step that says nothing needs every axis whole.
 Along along(const Node&, std::size_t operand, Name axis);
 Linear linear_in(const Node&, std::size_t operand);
+Linear zero_in(const Node&, std::size_t operand);
+bool accumulates(const Node&, Monoid);
+bool maps(const Node&);                                              // along every axis, position by position
+bool is_seen_through(const Node&);   // a view that maps: its operand's values, under other names or spread over more axes
+bool keeps_names(const Node&);       // and calls axes what they are called there
+// What an operand calls an axis of the result, and the other way round, where the op maps along it; else the name itself.
+Name name_in_operand(const Node&, std::size_t operand, Name), name_in_result(const Node&, std::size_t operand, Name);
 bool only_waits(const Node&, std::size_t operand);                   // for the operand to be there, however it lies
 
 // Where a node was made, and under which compute mapping.

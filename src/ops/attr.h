@@ -75,8 +75,13 @@ struct IndexAttr {
     return {Axis(n.attr.names[0], i[0]), i[1], i[2], int(i[3])};
   }
 };
+inline std::optional<SliceAttr> slice_of(const Node& n) {
+  return n.op == &prim::kSlice ? std::optional(SliceAttr::of(n)) : std::nullopt;
+}
+// From where a value says, such as the index of a loop.
+inline bool is_dynamic_slice(const Node& n) { return n.op == &prim::kSlice && n.in.size() > 1; }
 inline bool is_slice_at(const Node& n, const Node* index) {  // what a turn sees of an array that the loop walks
-  return n.op == &prim::kSlice && n.in.size() > 1 && n.in[1].get() == index;
+  return is_dynamic_slice(n) && n.in[1].get() == index;
 }
 inline bool is_scatter_add(const Node& n) { return n.op == &prim::kScatter && ScatterAttr::of(n).update == program::Update::add; }
 inline std::size_t result_number(const Node& result) { return std::size_t(result.attr.ints[0]); }

@@ -409,13 +409,6 @@ NodePtr pointwise_source(const NodePtr& n, const std::function<bool(const Node&)
   auto base = below(below, n, 0);
   return bytes_of(base->dtype) > bytes_of(n->dtype) ? n : base;
 }
-bool maps(const Node& n) {
-  for (std::size_t k = 0; k < n.in.size(); ++k)
-    if (n.in[k] && !only_waits(n, k))
-      for (auto& a : n.in[k]->axes)
-        if (along(n, k, a.name).way != Along::Way::map) return false;
-  return std::all_of(n.axes.begin(), n.axes.end(), [&](auto& a) { return along(n, kResultSide, a.name).way == Along::Way::map; });
-}
 bool tells_little(const Node& n) { return n.op == &kCumulative; }
 bool is_top_k(const Node& n) {
   return n.op == &kSlice && along(n, 0, n.attr.names[0]).way == Along::Way::shift && n.in[0]->op == &kArgsort &&
@@ -425,6 +418,12 @@ bool picks_top_k(const Node& n) {
   return n.op == &kGather && n.in.size() == 2 && is_top_k(*n.in[1]) && n.attr.names[0] == n.in[1]->attr.names[0];
 }
 
+const char* user_name(const Node& n) {
+  if (is_top_k(n) || picks_top_k(n)) return "top_k";
+  if (n.op != &kCumulative) return n.op->name;
+  auto m = CumulativeAttr::of(n).monoid;
+  return m == Monoid::sum ? "cumsum" : m == Monoid::prod ? "cumprod" : n.op->name;
+}
 bool picks_in_order(const Node& n) { return picks_top_k(n) || (n.op == &kGather && n.in[1]->op == &kArgsort); }
 
 NodePtr cumulative_by_blocks(const NodePtr& n, Name axis, int blocks) { return running(n, Blocked(*find(*n, axis), blocks)); }

@@ -13,8 +13,10 @@ using G = const NodePtr&;
 const double kRootPi = std::sqrt(std::numbers::pi);
 
 Op map_op(const char* name, Code code, Nodes (*grad)(G o, G g) = nullptr, Linear linear = Linear::no,
-          Linear (*linear_in)(const Node&, std::size_t operand) = nullptr) {
-  return {.name = name, .kind = Kind::map, .code = code, .linear = linear, .grad = grad, .linear_in = linear_in};
+          Linear (*linear_in)(const Node&, std::size_t operand) = nullptr,
+          Linear (*zero_in)(const Node&, std::size_t operand) = nullptr) {
+  return {.name = name, .kind = Kind::map, .code = code, .linear = linear, .grad = grad, .linear_in = linear_in,
+          .zero_in = zero_in};
 }
 NodePtr one(G like) { return number(1, like->dtype); }
 G x(G o) { return o->in[0]; }
@@ -30,7 +32,8 @@ Linear cast_linear(const Node& n, std::size_t) {
   return integers || (is_float(from) && is_float(to) && bytes_of(to) >= bytes_of(from)) ? Linear::all : Linear::no;
 }
 const Op kCast{.name = "cast", .kind = Kind::map, .code = Code::cast, .linear = Linear::all,
-               .grad = [](G o, G g) { return Nodes{cast(g, x(o)->dtype)}; }, .linear_in = cast_linear, .cheap = true};
+               .grad = [](G o, G g) { return Nodes{cast(g, x(o)->dtype)}; }, .linear_in = cast_linear,
+               .zero_in = [](auto&, auto) { return Linear::all; }, .cheap = true};
 const Op kBitcast = map_op("bitcast", Code::bitcast);
 const Op kNeg = map_op("neg", Code::neg, [](G, G g) { return Nodes{neg(g)}; }, Linear::all);
 const Op kStop = map_op("stop_gradient", Code::cast, nullptr, Linear::no, [](auto&, auto) { return Linear::moves; });
@@ -95,7 +98,8 @@ const Op kMod = map_op("mod", Code::mod, [](G o, G g) { return remainder_grad(kF
 const Op kFloorDiv = map_op("floor_div", Code::floor_div), kNextafter = map_op("nextafter", Code::nextafter);
 const Op kLess = map_op("less", Code::less), kLessEqual = map_op("less_equal", Code::less_equal);
 const Op kEqual = map_op("equal", Code::equal), kNotEqual = map_op("not_equal", Code::not_equal);
-const Op kBitAnd = map_op("bitwise_and", Code::bit_and), kBitOr = map_op("bitwise_or", Code::bit_or);
+const Op kBitAnd = map_op("bitwise_and", Code::bit_and, nullptr, Linear::no, nullptr, [](auto&, auto) { return Linear::one; });
+const Op kBitOr = map_op("bitwise_or", Code::bit_or);
 const Op kBitXor = map_op("bitwise_xor", Code::bit_xor);
 const Op kShiftLeft = map_op("left_shift", Code::shift_left), kShiftRight = map_op("right_shift", Code::shift_right);
 
@@ -104,8 +108,14 @@ Nodes select_grad(G o, G g) {
   auto none = number(0, o->dtype);
   return {nullptr, select(x(o), g, none), select(x(o), none, g)};
 }
+// Where one side is 0, the condition and the other side are factors, as it were.
+Linear select_zero_in(const Node& n, std::size_t k) {
+  if (is_number(n.in[2], 0)) return k < 2 ? Linear::one : Linear::no;
+  if (is_number(n.in[1], 0)) return k == 2 ? Linear::one : Linear::no;
+  return k == 0 ? Linear::no : Linear::all;
+}
 const Op kSelect = map_op("select", Code::select, select_grad, Linear::no,
-                          [](auto&, auto k) { return k == 0 ? Linear::no : Linear::all; });
+                          [](auto&, auto k) { return k == 0 ? Linear::no : Linear::all; }, select_zero_in);
 const Op kFma = map_op("fma", Code::fma, [](G o, G g) { return Nodes{mul(g, y(o)), mul(g, x(o)), g}; });
 const Op kThreefry0 = map_op("threefry0", Code::threefry0), kThreefry1 = map_op("threefry1", Code::threefry1);
 const Op kThreefryXor = map_op("threefry_xor", Code::threefry_xor);

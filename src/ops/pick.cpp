@@ -5,6 +5,7 @@
 #include "graph/emit.h"
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
+#include "ops/fault.h"
 #include "ops/in_turns.h"
 #include "ops/prim.h"
 
@@ -85,6 +86,13 @@ Along scatter_along(const Node& n, std::size_t k, Name a) {
   if (has(n.axes, a) && !clashes) return {Way::map, a};
   return {ScatterAttr::of(n).update == Update::set ? Way::whole : Way::fold, a, monoid_of(n)};   // of two, the last one sets
 }
+std::optional<Monoid> scatter_monoid(const Node& n) {
+  return ScatterAttr::of(n).update == Update::set ? std::nullopt : std::optional(monoid_of(n));
+}
+Linear scatter_zero_in(const Node& n, std::size_t k) {
+  if (k > 1 || scatter_monoid(n) != Monoid::sum) return Linear::no;
+  return !is_number(n.in[0], 0) ? Linear::all : k == 1 ? Linear::one : Linear::no;
+}
 Along whole_along(const Node& n, std::size_t, Name a) { return {a == n.attr.names[0] ? Way::whole : Way::map, a}; }
 
 Axes axis_last(const Axes& axes, Name last) {
@@ -132,6 +140,24 @@ void cumulative_lower(const Node& n, Emit& e) {
   e.push(std::move(s));
 }
 
+// ---- for the verifier ----
+std::string gather_fault(const Node& n) { return fault_of_dtypes(n, 1); }
+std::string scatter_fault(const Node& n) {
+  auto wrong = fault_of_dtypes(n, 2);
+  return wrong.empty() && !same_set(n.axes, n.in[0]->axes) ? fault_of_sizes(n) : wrong;
+}
+// Of what goes along one axis: sort, argsort, a running sum.
+std::string along_fault(const Node& n, DType dtype) {
+  if (n.dtype != dtype) return fmt::format("an operand is {}, the result {}", n.in[0]->dtype, n.dtype);
+  if (!same_set(n.axes, n.in[0]->axes)) return fault_of_sizes(n);
+  return has(n.axes, n.attr.names[0]) ? "" : fmt::format("it has no axis {}", n.attr.names[0]);
+}
+std::string same_fault(const Node& n) { return along_fault(n, n.in[0]->dtype); }
+std::string argsort_fault(const Node& n) {
+  auto* axis = find(*n.in[0], n.attr.names[0]);
+  return along_fault(n, position_dtype(axis ? axis->size : 0));
+}
+
 }  // namespace
 
 const Op kGather{.name = "take", .kind = Kind::step, .linear = Linear::no, .grad = [](G o, G g) {
@@ -141,6 +167,7 @@ const Op kGather{.name = "take", .kind = Kind::step, .linear = Linear::no, .grad
   out[0] = scatter(filled(0, table->dtype, table->axes), g, where_of(*o, 1), Update::add, clamp);
   return out; }, .lower = gather_lower, .along = gather_along, .on_block = gather_on_block, .found = gather_found,
   .linear_in = [](const Node& n, std::size_t k) { return k == 0 && is_float(n.dtype) ? Linear::one : Linear::no; },
+  .fault = gather_fault,
   .by_blocks = gather_by_blocks};
 const Op kScatter{.name = "scatter", .kind = Kind::step, .linear = Linear::no, .grad = [](G o, G g) {
   auto where = where_of(*o, 2);
@@ -159,19 +186,21 @@ const Op kScatter{.name = "scatter", .kind = Kind::step, .linear = Linear::no, .
   }
   return out; }, .lower = scatter_lower, .along = scatter_along, .on_block = scatter_on_block,
   .linear_in = [](const Node& n, std::size_t k) { return k == 1 && is_scatter_add(n) ? Linear::one : Linear::no; },
+  .zero_in = scatter_zero_in, .accumulates = scatter_monoid, .fault = scatter_fault,
   .by_blocks = scatter_by_blocks};
-const Op kArgsort{.name = "argsort", .kind = Kind::step, .lower = sort_lower, .along = whole_along, .by_blocks = sort_by_blocks};
+const Op kArgsort{.name = "argsort", .kind = Kind::step, .lower = sort_lower, .along = whole_along, .fault = argsort_fault,
+                  .by_blocks = sort_by_blocks};
 const Op kSort{.name = "sort", .kind = Kind::step, .grad = [](G o, G g) {
   auto& x = o->in[0];
   Name axis = o->attr.names[0];
   return Nodes{scatter(filled(0, x->dtype, x->axes), g, {{axis, argsort(x, axis)}}, Update::add, false)}; },
-  .lower = sort_lower, .along = whole_along, .by_blocks = sort_by_blocks};
+  .lower = sort_lower, .along = whole_along, .fault = same_fault, .by_blocks = sort_by_blocks};
 const Op kCumulative{.name = "cumulative", .kind = Kind::step, .grad = [](G o, G g) {
   auto [axis, monoid, reverse] = CumulativeAttr::of(*o);
   if (monoid == Monoid::sum) return Nodes{cumulative(Monoid::sum, g, axis, !reverse)};
   if (monoid == Monoid::prod) return Nodes{cumprod_grad(o->in[0], o, g, axis, reverse)};
   fail("cumulative", "the gradient of a running max or min is not defined"); }, .lower = cumulative_lower, .along = whole_along,
-  .by_blocks = cumulative_by_blocks, .in_turns = cumulative_in_turns};
+  .fault = same_fault, .by_blocks = cumulative_by_blocks, .in_turns = cumulative_in_turns};
 
 NodePtr signed_ids(G ids, std::int64_t size) {
   auto d = bytes_of(ids->dtype) == 8 || ids->dtype == DType::u32 ? DType::i64 : position_dtype(2 * size);

@@ -2,6 +2,7 @@
 #include "graph/emit.h"
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
+#include "ops/fault.h"
 #include "ops/in_turns.h"
 #include "ops/prim.h"
 
@@ -136,37 +137,76 @@ void concat_lower(const Node& n, Emit& e) {
     e.copy(e.operand(s.operand), piece, n.in[s.operand]->axes);
   }
 }
+
+// ---- for the verifier ----
+std::string view_fault(const Node& n) { return fault_of_dtypes(n, 1); }
+// The part has the positions that are taken, and they lie in the whole.
+std::string cut_fault(const Node& n, const Axes& whole, const Axes& part) {
+  if (auto wrong = fault_of_dtypes(n, 1); !wrong.empty()) return wrong;
+  auto c = SliceAttr::of(n);
+  auto *all = find_axis(whole, c.axis), *mine = find_axis(part, c.axis);
+  if (!all) return fmt::format("{} is no part of {}", part, whole);
+  if (c.drop ? mine != nullptr : !mine || mine->size != c.size)
+    return fmt::format("the part has {}, and {} positions are taken", part, c.size);
+  auto first = c.start, last = c.start + (c.size - 1) * c.step;
+  bool inside = std::min(first, last) >= 0 && std::max(first, last) < all->size;
+  return axis_size(part) == 0 || inside ? "" : "it reaches outside of " + to_string(whole);
+}
+std::string slice_fault(const Node& n) { return cut_fault(n, n.in[0]->axes, n.axes); }
+std::string place_fault(const Node& n) { return cut_fault(n, n.axes, n.in[0]->axes); }
+// The parts, which one side has, are as many positions as the axis that the other has.
+std::string regroup_fault(const Node& n, const Axes& apart, const Axes& together) {
+  if (auto wrong = fault_of_dtypes(n, 1); !wrong.empty()) return wrong;
+  auto [parts, flat] = RegroupAttr::of(n);
+  auto *whole = find_axis(together, flat), *part = whole;
+  std::int64_t size = 1;
+  for (auto p : parts)
+    if (part && (part = find_axis(apart, p))) size *= part->size;
+  return part && size == whole->size ? "" : fault_of_sizes(n);
+}
+std::string flatten_fault(const Node& n) { return regroup_fault(n, n.in[0]->axes, n.axes); }
+std::string unflatten_fault(const Node& n) { return regroup_fault(n, n.axes, n.in[0]->axes); }
+std::string concat_fault(const Node& n) {
+  if (auto wrong = fault_of_dtypes(n, n.in.size()); !wrong.empty()) return wrong;
+  std::int64_t done = 0;
+  for (auto& x : n.in)
+    if (auto* part = find(*x, n.attr.names[0])) done += part->size;
+  auto size = find(n, n.attr.names[0])->size;
+  return done == size ? "" : fmt::format("its parts have {} positions, it has {}", done, size);
+}
 }  // namespace
 
 const Op kFit{.name = "fit", .kind = Kind::view, .linear = Linear::moves, .grad = [](G, G g) { return Nodes{g}; },
-              .view = fit_view, .along = fit_along, .cheap = true};
+              .view = fit_view, .along = fit_along, .fault = view_fault, .cheap = true};
 const Op kRename{.name = "rename", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
   auto r = RenameAttr::of(*o);
   return Nodes{rename(g, r.to, r.from)}; }, .view = [](const Node&, const Place& in, Emit&) { return in; },
-  .along = rename_along, .cheap = true};
+  .along = rename_along, .fault = view_fault, .cheap = true};
 const Op kSlice{.name = "slice", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
   auto c = SliceAttr::of(*o);
   Nodes out(o->in.size());
   out[0] = place(g, o->in[0]->axes, c.axis, c.start, c.step, c.drop, dynamic_of(*o));
   return out; }, .view = slice_view, .along = cut_along, .stretches = slice_stretches, .linear_in = moves_first,
-  .by_blocks = slice_by_blocks, .in_turns = first_in_turns};
+  .fault = slice_fault, .by_blocks = slice_by_blocks, .in_turns = first_in_turns};
 const Op kPlace{.name = "place", .kind = Kind::step, .linear = Linear::moves, .grad = [](G o, G g) {
   Nodes out(o->in.size());
   out[0] = slice(g, SliceAttr::of(*o), dynamic_of(*o));
   return out; }, .lower = place_lower, .along = cut_along, .stretches = place_stretches, .linear_in = moves_first,
-  .by_blocks = place_by_blocks};
+  .fault = place_fault, .by_blocks = place_by_blocks};
 const Op kFlatten{.name = "flatten", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
   auto r = RegroupAttr::of(*o);
   Axes parts;
   for (auto p : r.parts) parts.push_back(*find(*o->in[0], p));
-  return Nodes{unflatten(g, r.flat, parts)}; }, .view = flatten_view, .lower = flatten_lower, .along = flatten_along};
+  return Nodes{unflatten(g, r.flat, parts)}; }, .view = flatten_view, .lower = flatten_lower, .along = flatten_along,
+  .fault = flatten_fault};
 const Op kUnflatten{.name = "unflatten", .kind = Kind::view, .linear = Linear::moves, .grad = [](G o, G g) {
   auto r = RegroupAttr::of(*o);
-  return Nodes{flatten(g, r.parts, *find(*o->in[0], r.flat))}; }, .view = unflatten_view, .along = unflatten_along};
+  return Nodes{flatten(g, r.parts, *find(*o->in[0], r.flat))}; }, .view = unflatten_view, .along = unflatten_along,
+  .fault = unflatten_fault};
 const Op kConcat{.name = "concatenate", .kind = Kind::step, .linear = Linear::moves, .grad = [](G o, G g) {
   Nodes out;
   for (auto& s : concat_stretches(*o)) out.push_back(slice(g, o->attr.names[0], s.to, s.size));
-  return out; }, .lower = concat_lower, .along = concat_along, .stretches = concat_stretches};
+  return out; }, .lower = concat_lower, .along = concat_along, .stretches = concat_stretches, .fault = concat_fault};
 
 NodePtr fit(G x, const Axes& axes) {
   if (x->axes == axes) return x;

@@ -84,8 +84,7 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
     } else if (changed) {
       auto& made = to[n.get()];
       if (n->op == &kResult && in[0]->op == &kLoop) made = loop_result(in[0], result_number(*n));
-      else if (n->op == &prim::kSlice) made = prim::slice(in[0], SliceAttr::of(*n), in.size() > 1 ? in[1] : nullptr);
-      else made = make(*n->op, in, n->axes, n->dtype, n->attr);
+      else made = prim::remade(*n, std::move(in), n->axes);
     }
   }
   Nodes out;
@@ -143,9 +142,10 @@ Nodes copied(const Nodes& roots) {
 NodePtr widened(const NodePtr& n) {
   if (!is_float(n->dtype) || bytes_of(n->dtype) >= 4) return n;
   auto d = DType::f32;
-  if (n->op == &prim::kContract) return make(*n->op, n->in, n->axes, d, n->attr);
-  if (n->op == &prim::kSum) return make(*n->op, {prim::cast(n->in[0], d)}, n->axes, d, n->attr);
-  if (is_scatter_add(*n)) {
+  if (n->op->kind == Kind::contract) return make(*n->op, n->in, n->axes, d, n->attr);
+  if (n->op->kind == Kind::reduce && n->op->code == Code::reduce_sum)
+    return make(*n->op, {prim::cast(n->in[0], d)}, n->axes, d, n->attr);
+  if (accumulates(*n, Monoid::sum)) {
     Nodes in = n->in;
     for (std::size_t k : {0u, 1u}) in[k] = prim::cast(in[k], d);
     return make(*n->op, std::move(in), n->axes, d, n->attr);

@@ -30,7 +30,7 @@ Nodes widen_gradients(const Nodes& roots) {
     Nodes borders;
     auto x = n->in[0];
     for (; users[x.get()] == 1 && is_border(*x); x = x->in[0]) borders.push_back(x);
-    if (x->op != &prim::kContract || !x->origin.backward || users[x.get()] > 1 || !inside.count(x.get())) continue;
+    if (x->op->kind != Kind::contract || !x->origin.backward || users[x.get()] > 1 || !inside.count(x.get())) continue;
     auto wide = make(*x->op, substitute(x->in, to), x->axes, n->dtype, x->attr);
     for (auto b = borders.rbegin(); b != borders.rend(); ++b) wide = make(*(*b)->op, {wide}, (*b)->axes, n->dtype, (*b)->attr);
     to[n.get()] = wide;

@@ -45,14 +45,13 @@ bool Region::grows(const NodePtr& x, Name a) const {
     if (!has_axis(*n, name) || prim::is_number(n) || is_position(*n) || !seen.insert(n.get()).second) continue;
     if (owner_.count(n.get())) continue;   // the carry of a loop that is made anew
     bool places = picks(*n, name) && prim::is_number(n->in[0]);
-    bool pointwise = !n->value && (n->op->kind == Kind::map || (n->op->kind == Kind::view && prim::maps(*n)) || places);
+    bool pointwise = !n->value && (n->op->kind == Kind::map || is_seen_through(*n) || places);
     if (!pointwise) {
       bytes += n->bytes();
       if (bytes >= x->bytes()) return false;
       continue;
     }
-    if (n->op == &prim::kRename) name = RenameAttr::of(*n).original(name);
-    for (auto& i : n->in) todo.push_back({i, name});
+    for (std::size_t k = 0; k < n->in.size(); ++k) todo.push_back({n->in[k], name_in_operand(*n, k, name)});
   }
   return seen.count(x.get()) > 0 && x->op->kind != Kind::leaf;
 }
@@ -68,7 +67,7 @@ NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   if (n->op == &kResult) return loop_result(part(n->in[0], a, b), result_number(*n));
   auto size = prim::index_chunk(*index_[b]);
   if (n->op == &prim::kCarry) return prim::carry(n->in[0], resized(n->axes, a, axis_.size, size), n->dtype);
-  Name inner = n->op == &prim::kRename ? RenameAttr::of(*n).original(a) : a;
+  Name inner = is_seen_through(*n) ? name_in_operand(*n, 0, a) : a;
   Nodes in;
   bool on_block = picks(*n, a);
   for (std::size_t k = 0; k < n->in.size(); ++k) {   // what lies outside may be read whole, but for the table of a pick
@@ -79,7 +78,8 @@ NodePtr Region::made_on_chunk(const NodePtr& n, Name a, std::size_t b) {
   }
   auto axes = contains(n) && !walks(n) ? n->axes : resized(n->axes, a, axis_.size, size);
   if (on_block) return n->op->on_block(*n, in, axes, {{a, index_[b], size}});   // a chunk holds what falls into it
-  if (n->op == &prim::kScatter && !walks(n)) in[0] = prim::zeros_like(in[0]);   // the base is the start of the fold
+  if (auto m = n->op->accumulates ? n->op->accumulates(*n) : std::nullopt; m && !walks(n))
+    in[0] = prim::fit(prim::identity(*m, n->dtype), n->axes);   // what it starts as is the start of the fold
   return prim::remade(*n, std::move(in), axes);
 }
 NodePtr Region::loop_on_chunk(const NodePtr& n, std::size_t b) {
@@ -105,7 +105,8 @@ LoopResult Region::folded(const NodePtr& n) {
     for (auto& v : r.value) v = prim::map(prim::kMul, {r.carry, v}, n->dtype, &n->axes);
   }
   if (n->op == &kResult && goes_along(*n)) r.start = result_of(*n).start;
-  if (n->op == &prim::kScatter && !prim::is_number(n->in[0], 0)) r.start = prim::cast(n->in[0], r.value[0]->dtype);
+  bool from_zeros = r.monoid == Monoid::sum && prim::is_number(n->in[0], 0);
+  if (n->op->accumulates && !from_zeros) r.start = prim::cast(n->in[0], r.value[0]->dtype);
   return r;
 }
 // With the name that the loop has for the walked axis in place of the value's own, and the other way round.

@@ -7,6 +7,7 @@
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
 #include "ops/prim.h"
+#include "ops/shifted_exp.h"
 
 namespace haliax {
 namespace {
@@ -15,12 +16,7 @@ bool has_name(const Names& names, Name n) { return std::find(names.begin(), name
 // Point by point along the axis, and no contraction: made again in a loop at no cost.
 bool wraps(const Node& n) { return n.op->kind == Kind::wrap && n.op != &kCustom; }
 bool bridges(const Node& n) {
-  return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op == &prim::kFit || wraps(n);
-}
-const NodePtr& stripped(const NodePtr& n) {   // without what changes neither values nor the greatest of them
-  const NodePtr* x = &n;
-  while ((*x)->op == &prim::kStop || (*x)->op == &prim::kFit || wraps(**x)) x = &(*x)->in[0];
-  return *x;
+  return n.op->kind == Kind::map || n.op->kind == Kind::reduce || keeps_names(n) || wraps(n);
 }
 
 }  // namespace
@@ -153,7 +149,7 @@ bool Region::learn(const NodePtr& n) {
     for (auto& x : needed_by(n)) from(x);
   }
   if (names.empty() && !partial) return false;
-  bool at_index = n->op == &prim::kSlice && n->in.size() > 1 && inner_.count(n->in[1].get());
+  bool at_index = is_dynamic_slice(*n) && inner_.count(n->in[1].get());
   if (at_index && Names{SliceAttr::of(*n).axis} == names && SliceAttr::of(*n).drop) {
     stepping_.insert(n->in[1].get());
     return false;
@@ -167,8 +163,8 @@ bool Region::learn(const NodePtr& n) {
   if (names.size() > 1)
     refuse(*n, "pairs positions (" + std::string(names[0].text()) + " with " + std::string(names[1].text()) +
                    "); rename outside of f what f shall see whole");
-  if (n->op == &prim::kRename)
-    for (auto& a : names) a = RenameAttr::of(*n).renamed(a);
+  if (is_seen_through(*n))
+    for (auto& a : names) a = name_in_result(*n, 0, a);
   // An axis that is folded is none of the result's, though that may have one of its name: updates along it, placed into a table.
   std::erase_if(names, [&](Name a) {
     bool folded = false;
@@ -201,7 +197,7 @@ void Region::leave_to_the_outside() {
   for (auto& n : level_) {
     if (!contains(n)) continue;
     bool border = enters(*n), fold = n->op->kind == Kind::reduce && !walks(n) && !in_body(*n);
-    if (!border && !fold && n->op->kind != Kind::map && n->op != &prim::kFit) continue;
+    if (!border && !fold && n->op->kind != Kind::map && !keeps_names(*n)) continue;
     std::int64_t most = border ? n->bytes() : 0;
     bool plain = true;
     if (!border)
@@ -244,8 +240,7 @@ std::optional<Monoid> Region::folds_by(const Node& n) const {
     if (!n.in[k] || only_waits(n, k) || !walks(n.in[k])) continue;
     auto rule = along(n, k, a);
     if (k == 0 && picks(n, a)) return Monoid::sum;   // what is picked lies in one chunk alone
-    bool into_base = n.op == &prim::kScatter && !is_scatter_add(n);   // a chunk has no base to multiply, or to compare with
-    if (rule.way == Along::Way::fold && !into_base) return rule.monoid;
+    if (rule.way == Along::Way::fold) return rule.monoid;
   }
   return {};
 }
@@ -259,7 +254,7 @@ void Region::check(const NodePtr& n) const {
     if (loop_of(*n).axis.name == a) check_steps(*n, a);
     return;
   }
-  bool at_index = &op == &prim::kSlice && n->in.size() > 1 && n->in[1]->op == &prim::kIndex;
+  bool at_index = is_dynamic_slice(*n) && n->in[1]->op == &prim::kIndex;
   if (at_index && SliceAttr::of(*n).axis == a) refuse(*n, "goes from position to position");
   for (std::size_t k = 0; k < n->in.size(); ++k) {
     if (!n->in[k] || only_waits(*n, k) || !walks(n->in[k])) continue;
@@ -332,14 +327,12 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
   };
   auto stage = [&](const NodePtr& x) { return stage_of(x, contains(x) && on_chunk(x)); };
   auto* op = n->op;
-  if (op == &prim::kExp && n->in[0]->op == &prim::kSub) {
-    auto x = n->in[0]->in[0], s = stripped(n->in[0]->in[1]);
-    if (s->op == &prim::kSelect && prim::is_number(s->in[2], 0)) s = stripped(s->in[1]);
-    bool shifted = s->op == &prim::kMax && contains(s) && !walks(s) && stripped(s->in[0]) == stripped(x);
-    return shifted ? Streamed{s.get(), stage(x)} : Streamed{};
+  if (auto e = prim::shifted_exp(*n)) {
+    bool streams = contains(e->top) && !walks(e->top);
+    return streams ? Streamed{e->top.get(), stage(e->x)} : Streamed{};
   }
   auto kind = op->kind;
-  if (kind != Kind::map && kind != Kind::reduce && kind != Kind::contract && !(kind == Kind::view && prim::maps(*n))) return {};
+  if (kind != Kind::map && kind != Kind::reduce && kind != Kind::contract && !is_seen_through(*n)) return {};
   Streamed out;
   int others = 0;
   for (std::size_t k = 0; k < n->in.size(); ++k) {
@@ -380,7 +373,7 @@ int Region::sweeps(bool apart) {
     }
     if (!turns(*n) && !folds_by(*n)) refuse(*n, "is no sum, product, max or min");
     if (n->in.size() == 2 && picks(*n, name_in(*n))) {   // what lies where a position is found comes with it
-      auto& ids = stripped(n->in[1]);
+      auto& ids = prim::same_values(n->in[1]);
       auto* found = turns(*ids);
       bool there = found && walks(n->in[0]) && name_in(*n) == found->axis;
       if (there && stage_of(n->in[0], true) <= fold_stage.at(ids.get())) {
@@ -429,7 +422,7 @@ void Region::keep_for_later(bool small) {
     auto i = stage_.find(n.get());
     if (i == stage_.end() || i->second >= at || in_body(*n) || enters(*n) || !seen.insert({n.get(), at}).second) continue;
     auto kind = n->op->kind;
-    bool copies = n->op == &prim::kGather && !walks(n->in[0]);   // of what is there anyway
+    bool copies = n->op->found && !walks(n->in[0]);   // of what is there anyway
     bool work = kind == Kind::reduce || kind == Kind::contract || (kind == Kind::step && !copies) || kind == Kind::result;
     bool stepped = goes_on(is_loop_result(*n) ? *n->in[0] : *n);
     auto& list = stacks_[i->second];

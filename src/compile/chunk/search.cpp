@@ -125,7 +125,7 @@ int contractions_of(const Nodes& roots, const Node* index) {
     auto n = std::move(todo.back());
     todo.pop_back();
     if (!n || (index && !n->varies_with(index)) || !seen.insert(n.get()).second) continue;
-    count += n->op == &prim::kContract;
+    count += n->op->kind == Kind::contract;
     todo.insert(todo.end(), n->in.begin(), n->in.end());
     if (n->op != &kLoop) continue;
     auto& l = loop_of(*n);

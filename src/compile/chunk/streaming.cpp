@@ -5,6 +5,7 @@
 
 #include "ops/attr.h"
 #include "ops/prim.h"
+#include "ops/shifted_exp.h"
 #include "compile/chunk/region.h"
 
 namespace haliax {
@@ -69,7 +70,7 @@ NodePtr Region::streamed_part(const NodePtr& n, const Node* top, std::size_t b, 
     return axes;
   };
   NodePtr out;
-  if (n->op == &prim::kExp) {
+  if (prim::shifted_exp(*n)) {
     auto& sub = n->in[0];
     auto shifted = make(*sub->op, {part(sub->in[0], a, b), shift}, on_chunk_axes(*sub), sub->dtype, sub->attr);
     out = make(*n->op, {shifted}, on_chunk_axes(*n), n->dtype, n->attr);

@@ -41,31 +41,23 @@ class Masks {
       if (!holds(a, m) && a.size() < 8) a.push_back(m);
     return a;
   }
-  // What is linear in an operand is 0 with it; of a sum all have to be.
-  Nodes by_linearity(const Node& n) const {
+  // Of a sum all have to be 0.
+  Nodes by_operands(const Node& n) const {
     Nodes out;
     bool sums = false;
     for (std::size_t k = 0; k < n.in.size(); ++k) {
-      auto how = linear_in(n, k);
+      auto how = zero_in(n, k);
       if (how == Linear::no) continue;
       out = how == Linear::all && std::exchange(sums, true) ? merged(out, of(n.in[k])) : joined(std::move(out), of(n.in[k]));
     }
     return out;
   }
   Nodes learned(const NodePtr& n) const {
-    auto* op = n->op;
-    auto in = [&](std::size_t k) -> const Nodes& { return of(n->in[k]); };
-    auto zero = [&](std::size_t k) { return prim::is_number(n->in[k], 0); };
-    bool moves = op->kind == Kind::view;
-    if (n->dtype == DType::boolean) {
-      if (op == &prim::kBitAnd) return joined(joined({n}, in(0)), in(1));
-      return moves && !in(0).empty() ? in(0) : Nodes{n};
-    }
-    if (op == &prim::kSelect) return zero(2) ? joined(in(0), in(1)) : zero(1) ? in(2) : merged(in(1), in(2));
-    if (is_scatter_add(*n)) return zero(0) ? in(1) : merged(in(0), in(1));
-    if (op == &prim::kCast) return in(0);          // also to integers
-    if (moves || op->kind == Kind::map || op->kind == Kind::contract || op->kind == Kind::reduce) return by_linearity(*n);
-    if (!is_loop_result(*n)) return {};
+    auto kind = n->op->kind;
+    bool says = kind == Kind::view || kind == Kind::map || kind == Kind::contract || kind == Kind::reduce || n->op->zero_in;
+    auto known = says ? by_operands(*n) : Nodes();
+    if (n->dtype == DType::boolean) return kind == Kind::view && !known.empty() ? known : joined({n}, known);
+    if (says || !is_loop_result(*n)) return known;
     auto& r = result_of(*n);                       // of a loop inside: what does not change with its turns
     if (r.carry || r.start || r.monoid != Monoid::sum) return {};
     Nodes out = of(r.value[0]);
@@ -78,14 +70,14 @@ class Masks {
 
 // What is added to a sum, one after another: all, or what then needs no temporary.
 Nodes terms_of(const NodePtr& value, bool all) {
-  auto accumulates = [](const NodePtr& x) { return x->op->kind == Kind::contract || is_scatter_add(*x); };
+  auto adds = [](const NodePtr& x) { return x->op->kind == Kind::contract || accumulates(*x, Monoid::sum); };
   auto in = value->in;
-  if (is_scatter_add(*value) && accumulates(in[0])) {
+  if (accumulates(*value, Monoid::sum) && adds(in[0])) {
     auto base = std::exchange(in[0], prim::zeros_like(in[0]));
     in = {base, make(*value->op, in, value->axes, value->dtype, value->attr)};
   } else {
-    bool sum = value->op == &prim::kAdd && in[0]->axes == value->axes && in[1]->axes == value->axes;
-    if (!sum || !(all || accumulates(in[0]) || accumulates(in[1]))) return {value};
+    bool sum = value->op == &prim::pairwise(Monoid::sum) && in[0]->axes == value->axes && in[1]->axes == value->axes;
+    if (!sum || !(all || adds(in[0]) || adds(in[1]))) return {value};
   }
   auto terms = terms_of(in[0], all);
   for (auto& t : terms_of(in[1], all)) terms.push_back(t);
@@ -142,7 +134,7 @@ std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) 
     Making p{{v}, {}, masks.of(v.second)};
     for (auto& n : level_of({v.second}, index)) {
       if (n->op == &kCollective) return {whole};   // others wait for it
-      if (n->op == &prim::kContract) p.products.insert(n.get());
+      if (n->op->kind == Kind::contract) p.products.insert(n.get());
       p.largest = std::max(p.largest, n->size());
     }
     parts.push_back(std::move(p));

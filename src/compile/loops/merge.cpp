@@ -34,8 +34,8 @@ struct PullIn {
       auto& r = result_of(*x);
       return r.fold == Fold::stack ? r.value[body] : nullptr;
     }
-    bool maps = x->op->kind == Kind::map || x->op == &prim::kFit;
-    if (!maps || l.drop) return nullptr;          // a contraction, done twice, would cost more than it saves
+    bool by_point = x->op->kind == Kind::map || keeps_names(*x);
+    if (!by_point || l.drop) return nullptr;          // a contraction, done twice, would cost more than it saves
     Nodes in;
     for (auto& i : x->in) {
       auto p = (*this)(i);

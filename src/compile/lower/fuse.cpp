@@ -17,7 +17,7 @@ bool is_view(const Node& n) { return n.op->kind == Kind::view; }
 bool is_custom_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kCustom; }
 bool passes(const Node& n) { return is_view(n) || shows_value(n); }
 // Views that an expression can look through: they rename, reorder or broadcast.
-bool transparent(const Node& n) { return n.op == &prim::kFit || n.op == &prim::kRename || shows_value(n); }
+bool transparent(const Node& n) { return is_seen_through(n) || shows_value(n); }
 bool in_kernel(const Node& n) { return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op->kind == Kind::leaf; }
 bool is_step(const Node& n) { return n.op->kind == Kind::contract || n.op->kind == Kind::step || n.op->kind == Kind::loop; }
 bool costly(Code c) {
@@ -114,8 +114,8 @@ struct Builder {
         ++users[x.get()];
         bool memory = is_step(*n) || (is_view(*n) && !transparent(*n));
         // Filled in, not read: zeros, and what a carry starts from.
-        bool filled = (n->op == &prim::kScatter && k == 0 && prim::is_number(x, 0)) || (n->op == &kLoop && prim::is_number(x));
-        bool term = x->op == &prim::kIndex || (n->op == &prim::kSlice && k == 1 && prim::is_number(x));   // of a view
+        bool filled = (n->op->accumulates && k == 0 && prim::is_number(x, 0)) || (n->op == &kLoop && prim::is_number(x));
+        bool term = x->op == &prim::kIndex || (is_view(*n) && k > 0 && prim::is_number(x));
         if (memory && !filled && !term) keep(x);
       }
     }
@@ -174,7 +174,7 @@ struct Builder {
       if (anchored.count(x.get()) || !(in_kernel(*x) || passes(*x))) { out.push_back({x, how == plain}); return; }
       if (passes(*x) && x->in.size() > 1) after.push_back(x->in[1]);   // of a barrier, or where a slice starts
       if (passes(*x))
-        return visit(shown_by(*x), !transparent(*x) ? viewed : x->op == &prim::kRename ? std::max(how, renamed) : how);
+        return visit(shown_by(*x), !transparent(*x) ? viewed : is_view(*x) && !keeps_names(*x) ? std::max(how, renamed) : how);
       for (auto& i : x->in) visit(i, how);
     };
     if (passes(*n)) return visit(n, plain);
@@ -324,17 +324,17 @@ struct Builder {
   }
   void find_joined() {
     for (auto& c : order) {
-      if (c->op != &prim::kConcat || outside(*c)) continue;
-      std::int64_t at = 0;
-      for (auto& x : c->in) {
-        auto start = at;
-        at += find(*x, c->attr.names[0])->size;
+      if (c->op->kind != Kind::step || !c->op->stretches || outside(*c)) continue;
+      auto parts = c->op->stretches(*c);
+      if (parts.size() < 2) continue;            // a place among zeros
+      for (auto& part : parts) {
+        auto& x = c->in[part.operand];
         auto n = x;
         bool alone = users[n.get()] == 1;
-        while ((n->op == &prim::kFit || n->op == &prim::kRename) && n->in[0]->size() == n->size())
+        while (is_seen_through(*n) && n->in[0]->size() == n->size())
           n = n->in[0], alone &= users[n.get()] == 1;
         alone &= !outside(*n) && unit_of(n.get()) >= 0 && !scope.targets.count(n.get());
-        if (alone && (n->op->kind == Kind::contract || n->op->kind == Kind::map)) scope.joined[n.get()] = {c, x, start};
+        if (alone && (n->op->kind == Kind::contract || n->op->kind == Kind::map)) scope.joined[n.get()] = {c, x, part.to};
       }
     }
   }
@@ -345,7 +345,7 @@ struct Builder {
       auto& r = result_of(*n);
       return r.fold == Fold::stack || (r.fold == Fold::fold && r.monoid == Monoid::sum && !r.start);
     }
-    return n->op->kind == Kind::contract || (is_scatter_add(*n) && prim::is_number(n->in[0], 0));
+    return n->op->kind == Kind::contract || (haliax::accumulates(*n, Monoid::sum) && prim::is_number(n->in[0], 0));
   }
   // The units that make what lies below this node.
   std::vector<int> units_below(const NodePtr& n) const {

@@ -48,10 +48,9 @@ int Kernel::make(const NodePtr& n, const Env& env) {
     return push({.code = Code::constant, .dtype = n->dtype, .number = n->attr.number, .integer = integer_of(*n)});
   if (n->op == &prim::kIota) return iota(n, int(env[0].second), 1);
   if (n->op == &prim::kIndex) return iota(n, -1, 0);
-  if (n->op == &prim::kFit) return value(n->in[0], of(n->in[0], env));
-  if (n->op == &prim::kRename) {
+  if (is_seen_through(*n)) {
     Env in;
-    for (std::size_t k = 0; k < n->axes.size(); ++k) in.push_back({n->in[0]->axes[k].name, dim(env, n->axes[k].name)});
+    for (auto& a : n->in[0]->axes) in.push_back({a.name, dim(env, name_in_result(*n, 0, a.name))});
     return value(n->in[0], in);
   }
   if (shows_value(*n)) return value(shown_by(*n), env);

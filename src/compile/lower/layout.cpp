@@ -65,7 +65,7 @@ class Wishes {
 
   void visit(const Node& n) {
     auto kind = n.op->kind;
-    if (n.op == &prim::kFit && !n.value) return;   // repeats: nothing in memory
+    if (keeps_names(n) && !n.value) return;        // repeats: nothing in memory
     if (kind == Kind::leaf || n.value) return fix(&n);
     if (kind == Kind::contract) {
       Names batch;
@@ -76,7 +76,7 @@ class Wishes {
       wish(n.in[0].get(), batch), wish(n.in[1].get(), batch);
     } else if (is_stack(n)) {
       for (auto& v : result_of(n).value) unite(v.get(), &n);
-    } else if (n.op == &prim::kSlice && is_stack(*n.in[0]) && SliceAttr::of(n).drop && !has(n.axes, n.in[0]->axes[0].name)) {
+    } else if (auto cut = slice_of(n); cut && cut->drop && is_stack(*n.in[0]) && cut->axis == n.in[0]->axes[0].name) {
       unite(&n, n.in[0].get());
     } else if (kind == Kind::map || kind == Kind::wrap) {
       for (auto& x : n.in) if (x && same_names(n.axes, x->axes)) unite(&n, x.get());

@@ -93,12 +93,11 @@ Place Lowering::joined_place(const NodePtr& n, const Scope::Joined& part) {
   Place all = joined_[&whole] = home(part.whole);
   added_.push_back(&whole);   // in another scope it lies elsewhere
   all.offset += part.start * view(all, whole.axes, {*find(whole, whole.attr.names[0])}).strides[0];
-  std::vector<RenameAttr> renames;   // the outermost first
-  for (auto x = part.operand; x != n; x = x->in[0])
-    if (x->op == &prim::kRename) renames.push_back(RenameAttr::of(*x));
+  Nodes views;                       // between the part and what is made, the outermost first
+  for (auto x = part.operand; x != n; x = x->in[0]) views.push_back(x);
   auto axes = n->axes;               // by their names in the whole
   for (auto& a : axes)
-    for (auto by = renames.rbegin(); by != renames.rend(); ++by) a.name = by->renamed(a.name);
+    for (auto by = views.rbegin(); by != views.rend(); ++by) a.name = name_in_result(**by, 0, a.name);
   return reordered(all, whole.axes, axes);
 }
 const Target* Lowering::accumulation(const NodePtr& n) const {
@@ -158,7 +157,7 @@ void Lowering::unit(const Unit& u) {
 void Lowering::single(const NodePtr& n) {
   if (n->op == &kLoop) return loop(n);
   if (n->op == &kCollective) return wiring_of(*n).ranks > 0 ? ring(n) : collective(n);
-  auto* add = n->op->kind == Kind::contract || n->op == &prim::kScatter ? accumulation(n) : nullptr;
+  auto* add = n->op->kind == Kind::contract || n->op->accumulates ? accumulation(n) : nullptr;
   result_ = add ? add->place : home(n);
   if (n->op->kind == Kind::contract) {
     auto &a = n->in[0], &b = n->in[1];

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "ops/prim.h"
+#include "ops/shifted_exp.h"
 #include "compile/lower/lower.h"
 #include "transforms/rewrite.h"
 
@@ -20,13 +21,10 @@ struct Factored { NodePtr e, factor; };           // their product
 
 // The sum of e = exp(x - max x) along its rows, or what stands in for one that is 0.
 bool is_sum_of(const NodePtr& n, const Node& e) {
-  if (e.op != &prim::kExp || e.in[0]->op != &prim::kSub) return false;
-  const Node *sum = n.get(), *top = e.in[0]->in[1].get();
+  auto shifted = prim::shifted_exp(e);
+  const Node* sum = n.get();
   if (sum->op == &prim::kSelect && prim::is_number(sum->in[1], 1)) sum = sum->in[2].get();
-  if (top->op == &prim::kSelect && prim::is_number(top->in[2], 0)) top = top->in[1].get();   // of rows that are infinite
-  while (top->op == &prim::kStop || top->op == &prim::kFit) top = top->in[0].get();
-  return sum->op == &prim::kSum && sum->in[0].get() == &e && top->op == &prim::kMax && top->in[0] == e.in[0]->in[0] &&
-         top->axes == sum->axes;
+  return shifted && sum->op == &prim::kSum && sum->in[0].get() == &e && shifted->top->axes == sum->axes;
 }
 
 bool is_smaller(const NodePtr& a, const NodePtr& b) { return a->size() < b->size(); }

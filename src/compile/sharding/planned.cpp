@@ -82,7 +82,7 @@ Planned::Offer Planned::offer(int n, const Sharding& need, int depth) const {
   double cost = 0;
   for (std::size_t k = 0; k < me.in.size(); ++k)
     if (!only_waits(me, k)) cost += offer(operand(n, k), needed(n, k, need), depth + 1).cost;
-  bool sliced = me.op == &prim::kSlice && me.in.size() > 1 && body_of(n) != body_of(operand(n, 0));
+  bool sliced = is_dynamic_slice(me) && body_of(n) != body_of(operand(n, 0));
   bool ahead = sliced && gathers_ahead(n);
   if (best.version < 0 || cost < best.cost - 0.5 || (ahead && cost <= best.cost + 0.5))
     if (!sliced || ahead || cost == 0 || best.version < 0) return {cost, -1, true, 0};

@@ -124,8 +124,7 @@ int Planner::obtain(int n, Sharding need) {
       from = obtain_lazy(n, need);
     } else {
       auto o = offer(n, need);
-      bool sliced = node(n).op == &prim::kSlice && node(n).in.size() > 1;
-      if (o.cost > 0 && sliced && !options_.regather)
+      if (o.cost > 0 && is_dynamic_slice(node(n)) && !options_.regather)
         if (auto& of = node(operand(n, 0)); is_loop_result(of)) asked_[{whole_.find(of.in[0].get()), result_number(of)}] = need;
       from = o.remake ? made_now(n, need.without_pending()) : o.version;
     }

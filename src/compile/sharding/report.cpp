@@ -13,11 +13,7 @@ namespace {
 
 // As users know it.
 const char* said(const Node& n) {
-  if (prim::is_top_k(n) || prim::picks_top_k(n)) return "top_k";
-  if (n.op == &prim::kPin) return static_cast<const prim::Pin&>(*n.attr.payload).by;
-  if (n.op != &prim::kCumulative) return n.op->name;
-  auto m = CumulativeAttr::of(n).monoid;
-  return m == Monoid::sum ? "cumsum" : m == Monoid::prod ? "cumprod" : n.op->name;
+  return n.op == &prim::kPin ? static_cast<const prim::Pin&>(*n.attr.payload).by : prim::user_name(n);
 }
 
 struct Moves {
@@ -99,7 +95,7 @@ struct Moves {
   // Is n one too, which is made of the gradient x? If it is moved, or put together turn by turn; after the backward pass also if
   // it is made point by point, or summed to the axes of the parameter.
   bool still_gradient(const Node& n, const Node& x, const Names& of) const {
-    if (n.op == &prim::kFit) return same_names(n.axes, x.axes);
+    if (keeps_names(n)) return same_names(n.axes, x.axes);
     if (n.op->linear == Linear::moves || n.op->kind == Kind::wrap || n.op == &kResult) return true;
     if (n.origin.backward) return false;
     if (n.op->kind == Kind::map) return same_names(n.axes, x.axes);

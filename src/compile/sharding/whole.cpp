@@ -95,7 +95,7 @@ void Whole::wish_below(int k, int least) {
   } else if (!mine.dims.empty() && (n.op->kind == Kind::map || n.op->linear == Linear::moves || rules::places(n))) {
     for (std::size_t i = 0; i < n.in.size(); ++i) {
       if (!n.in[i] || only_waits(n, i)) continue;
-      bool broadcast = prim::maps(n) && n.in[i]->axes.size() != n.axes.size();
+      bool broadcast = maps(n) && n.in[i]->axes.size() != n.axes.size();
       if (!broadcast) wish_of(at(k).in[i], rules::needed(n, i, mine, mesh));
     }
   }

@@ -1,0 +1,22 @@
+#include "ops/shifted_exp.h"
+
+#include "graph/loop.h"
+
+namespace haliax::prim {
+
+const NodePtr& same_values(const NodePtr& n) {
+  const NodePtr* x = &n;
+  auto shows = [](const Node& m) { return m.op->kind == Kind::wrap && m.op != &kCustom; };
+  while ((*x)->op == &kStop || keeps_names(**x) || shows(**x)) x = &(*x)->in[0];
+  return *x;
+}
+std::optional<ShiftedExp> shifted_exp(const Node& n) {
+  if (n.op != &kExp || n.in[0]->op != &kSub) return {};
+  auto& x = n.in[0]->in[0];
+  auto* top = &same_values(n.in[0]->in[1]);
+  if ((*top)->op == &kSelect && is_number((*top)->in[2], 0)) top = &same_values((*top)->in[1]);
+  if ((*top)->op != &kMax || same_values((*top)->in[0]) != same_values(x)) return {};
+  return ShiftedExp{x, *top};
+}
+
+}  // namespace haliax::prim
