@@ -54,6 +54,21 @@ TEST_CASE("chunks: ids that have the walked axis need all of the table, wherever
        [&](const NamedArray& x) { return at_add(zeros(N), {{"n", Index((x % 3.).astype(DType::i32))}}, x); }, x);
 }
 
+TEST_CASE("chunks: updates go on from chunk to chunk, by whatever monoid, from what they are made onto") {
+  const Axis V("v", 3);
+  auto x = array({3, -1, 4, 1, -5, 9}, {N}).eval(), base = array({2, 0, -7}, {V}).eval();
+  auto ids = [](const NamedArray& x) { return Index((abs(x) % 2.).astype(DType::i32)); };
+  same("added", [&](const NamedArray& x) { return at_add(base, {{"v", ids(x)}}, x); }, x);
+  same("multiplied", [&](const NamedArray& x) { return at_mul(base, {{"v", ids(x)}}, x); }, x);
+  same("multiplied onto zeros", [&](const NamedArray& x) { return at_mul(zeros(V), {{"v", ids(x)}}, x); }, x);
+  same("the least", [&](const NamedArray& x) { return at_min(base, {{"v", ids(x)}}, x); }, x);
+  same("the greatest", [&](const NamedArray& x) { return at_max(base, {{"v", ids(x)}}, x); }, x);
+  same("the greatest of whole numbers",
+       [&](const NamedArray& x) { return at_max(zeros(V, DType::i32) - 3, {{"v", ids(x)}}, x.astype(DType::i32)).astype(DType::f32); }, x);
+  same("any", [&](const NamedArray& x) { return at_add(zeros(V, DType::boolean), {{"v", ids(x)}}, x > 3.).astype(DType::f32); }, x);
+  refused("put there", [&](const NamedArray& x) { return at_set(base, {{"v", ids(x)}}, x); }, x, "scatter needs all positions at once");
+}
+
 TEST_CASE("chunks: what is picked where an argument has its extreme") {
   auto x = array({3, 1, 4, 1, 5, 9}, {N}).eval(), table = array({10, 11, 12, 13, 14, 15}, {N}).eval();
   same("of itself", [](const NamedArray& x) { return take(x, "n", argmax(x, "n")); }, x);
