@@ -14,9 +14,10 @@ std::optional<ShiftedExp> shifted_exp(const Node& n) {
   if (n.op != &kExp || n.in[0]->op != &kSub) return {};
   auto& x = n.in[0]->in[0];
   auto* top = &same_values(n.in[0]->in[1]);
-  if ((*top)->op == &kSelect && is_number((*top)->in[2], 0)) top = &same_values((*top)->in[1]);
+  bool guarded = (*top)->op == &kSelect && is_number((*top)->in[2], 0);
+  if (guarded) top = &same_values((*top)->in[1]);
   if ((*top)->op != &kMax || same_values((*top)->in[0]) != same_values(x)) return {};
-  return ShiftedExp{x, *top};
+  return ShiftedExp{x, *top, guarded};
 }
 
 }  // namespace haliax::prim

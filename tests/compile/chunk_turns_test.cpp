@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <functional>
+#include <limits>
 
 #include "haliax/haliax.h"
 
@@ -67,4 +68,29 @@ TEST_CASE("loops: a concatenation that two loops make lies in the turns of each"
     return sum(square(y)) + sum(square(z));
   };
   CHECK(max(abs(jit(grad(f))(input()) - grad(f)(input()))).item() < 1e-12);
+}
+
+TEST_CASE("chunks: the softmax of a row without a finite maximum is that of the whole row") {
+  const Axis N("n", 5), V("v", 8), D("d", 1);
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> v(40, 1);
+  v[9] = inf, v[18] = -inf, v[27] = nan;                   // rows 1, 2, 3
+  std::fill(v.begin() + 32, v.end(), -inf);                // and 4
+  auto x = array(v, {N, V, D}).eval(), ones = full({D}, 1.f).eval();
+  auto alike = [](const NamedArray& a, const NamedArray& b) {
+    return all(isnan(a) == isnan(b) && (isnan(a) || a == b || abs(a - b) < 1e-6)).item() != 0;
+  };
+  auto scores = [&](const NamedArray& x) { return dot(x, ones, "d"); };   // made in each chunk
+  auto f = [&](const NamedArray& x) { return std::pair{softmax(scores(x), "v"), logsumexp(scores(x), "v")}; };
+  auto [p, l] = f(x);
+  for (int chunk : {1, 3, 8}) {
+    CAPTURE(chunk);
+    auto [q, m] = chunked_reduce("v", {.chunk = chunk}, f)(x);
+    CHECK(alike(p, q));
+    CHECK(alike(l, m));
+    auto each = chunked_reduce("v", {.chunk = chunk}, [&](const NamedArray& x) {
+      return sum(softmax(scores(x), "v") * 3.f, "v");
+    })(x);
+    CHECK(alike(sum(p * 3.f, "v"), each));
+  }
 }

@@ -1,5 +1,6 @@
 // A region on one chunk, and the loops over all chunks.
 #include <algorithm>
+#include <cmath>
 
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
@@ -14,6 +15,7 @@ Axes resized(Axes axes, Name a, std::int64_t whole, std::int64_t size) {
   return axes;
 }
 
+bool holds(const Nodes& list, const NodePtr& n) { return std::find(list.begin(), list.end(), n) != list.end(); }
 bool is_position(const Node& n) { return n.op->kind == Kind::leaf && n.op->on_block; }
 
 }  // namespace
@@ -115,6 +117,10 @@ NodePtr Region::swapped(const NodePtr& x, Name a) const { return prim::rename(x,
 // The value of a fold, from the result of its loop, given what is known so far.
 NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Rewrite known) {
   auto v = prim::cast(result, n->dtype);
+  if (auto s = streamed(n); !s.guarded && streams_.count(s.top) && holds(streams_.at(s.top), n)) {
+    auto finite = prim::map(prim::kIsFinite, {known.at(s.top)}, DType::boolean);
+    v = prim::map(prim::kSelect, {finite, v, prim::number(std::nan(""), n->dtype)}, n->dtype, &n->axes);
+  }
   if (!n->op->found || !picks(*n, name_in(*n))) return v;
   auto in = n->in;
   for (std::size_t k = 1; k < in.size(); ++k) in[k] = substitute(Nodes{in[k]}, known, around_)[0];

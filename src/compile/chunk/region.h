@@ -40,7 +40,11 @@ class Region {
 
  private:
   // of a node that is linear in exp(x - max x): made with the running max
-  struct Streamed { const Node* top = nullptr; int before = 0; };
+  struct Streamed {
+    const Node* top = nullptr;
+    int before = 0;
+    bool guarded = true;                         // else it is NaN where the max is not finite
+  };
 
   bool enters(const Node&) const;
   bool leaves(const Node&) const;
