@@ -20,8 +20,8 @@ const Pass kPasses[] = {
     // ---- the graph of the whole ----
     {"strip_wraps", "drops tracers and custom gradients; borders of chunks stay", Stage::graph, false,
      [](Compilation& c) { c.roots = strip_wraps(c.roots, c.options.optional); }},
-    {"widen_gradients", "makes narrow products that chunks sum in f32", Stage::graph, true,
-     [](Compilation& c) { c.roots = widen_gradients(c.roots); }},
+    {"widen_products", "makes narrow products f32 that are read so from chunks", Stage::graph, true,
+     [](Compilation& c) { c.roots = widen_products(c.roots); }},
     {"chunk", "cuts regions of chunked_reduce into loops over chunks", Stage::graph, true,
      [](Compilation& c) { c.roots = cut_chunks(c.roots, chunk_trial(c.options.device), c.options.chunk_depth, &c.uncut); }},
     {"strip_borders", "drops borders of regions that stay whole", Stage::graph, true,

@@ -12,17 +12,23 @@ bool of_region(const Loop& l) { return IndexAttr::of(*l.index[0]).depth >= kRegi
 
 }  // namespace
 
-// What a region of chunks sums is kept in f32. The gradient of an f32 parameter that is narrow only where it is multiplied is
-// never narrow then.
-Nodes widen_gradients(const Nodes& roots) {
-  std::unordered_set<const Node*> inside;        // a region
+// What a region of chunks sums, or gives, is kept in f32 if it is read so. The gradient of an f32 parameter that is narrow only
+// where it is multiplied is never narrow then.
+Nodes widen_products(const Nodes& roots) {
+  std::unordered_set<const Node*> inside, given;   // a region; what leaves it
+  Names walked;
   auto all = everything(roots);
   auto users = users_of(all, roots);
   for (auto& n : all) {
     bool in = n->op == &prim::kEnter;
+    if (in) walked.push_back(n->attr.names[0]);
     for (auto& x : n->in) in |= x && x->op != &prim::kLeave && inside.count(x.get());
     if (in) inside.insert(n.get());
+    if (n->op == &prim::kLeave && users[n->in[0].get()] == 1) given.insert(n->in[0].get());
   }
+  auto folds = [&](const Node& n) {
+    return std::any_of(walked.begin(), walked.end(), [&](Name a) { return has(n.in[0]->axes, a) && !has(n.axes, a); });
+  };
   auto narrower = [](DType a, DType b) { return is_float(a) && is_float(b) && bytes_of(a) < bytes_of(b); };
   Rewrite to;
   for (auto& n : all) {
@@ -30,7 +36,8 @@ Nodes widen_gradients(const Nodes& roots) {
     Nodes borders;
     auto x = n->in[0];
     for (; users[x.get()] == 1 && is_border(*x); x = x->in[0]) borders.push_back(x);
-    if (x->op->kind != Kind::contract || !x->origin.backward || users[x.get()] > 1 || !inside.count(x.get())) continue;
+    if (x->op->kind != Kind::contract || users[x.get()] > 1 || !inside.count(x.get())) continue;
+    if (borders.empty() && !given.count(n.get()) && !folds(*x)) continue;
     auto wide = make(*x->op, substitute(x->in, to), x->axes, n->dtype, x->attr);
     for (auto b = borders.rbegin(); b != borders.rend(); ++b) wide = make(*(*b)->op, {wide}, (*b)->axes, n->dtype, (*b)->attr);
     to[n.get()] = wide;

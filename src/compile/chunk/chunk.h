@@ -10,8 +10,8 @@
 
 namespace haliax {
 
-// Products that are narrow and summed over a region are made in f32 and cast once.
-Nodes widen_gradients(const Nodes& roots);
+// Products that are narrow, but read as f32 from a region, which sums them or gives them out, are made so.
+Nodes widen_products(const Nodes& roots);
 // Regions of calls in `depth` loops, and in deeper ones, become loops. `uncut`: lines for people, of calls that stay whole.
 Nodes cut_chunks(const Nodes& roots, const Try&, int depth, std::vector<std::string>* uncut);
 // Raises, where the call is written, if what lies between these borders cannot be cut, or not in the bytes given.
