@@ -22,7 +22,7 @@ bool is_position(const Node& n) { return n.op->kind == Kind::leaf && n.op->on_bl
 
 // The part of x that belongs to a turn: made on the chunk, or a slice of what lies outside.
 NodePtr Region::part(const NodePtr& x, Name a, std::size_t b) {
-  if (auto known = parts_.find(x.get()); known != parts_.end()) return known->second[b];
+  if (auto& known = known_of(*x).parts; !known.empty()) return known[b];
   if (enters(*x)) return part(x->in[0], axis_.name, b);
   if (!has_axis(*x, a)) return x;
   auto& made = outer_[{x.get(), a.data()}];
@@ -117,7 +117,7 @@ NodePtr Region::swapped(const NodePtr& x, Name a) const { return prim::rename(x,
 // The value of a fold, from the result of its loop, given what is known so far.
 NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Rewrite known) {
   auto v = prim::cast(result, n->dtype);
-  if (auto s = streamed(n); !s.guarded && streams_.count(s.top) && holds(streams_.at(s.top), n)) {
+  if (auto s = streamed(n); !s.guarded && holds(known_of(*s.top).order.streams, n)) {
     auto finite = prim::map(prim::kIsFinite, {known.at(s.top)}, DType::boolean);
     v = prim::map(prim::kSelect, {finite, v, prim::number(std::nan(""), n->dtype)}, n->dtype, &n->axes);
   }
@@ -141,7 +141,7 @@ Nodes Region::cut(const RegionCut& how) {
     if (!contains(n) || !on_chunk(n)) continue;
     Nodes made;
     for (std::size_t b = 0; b < index_.size(); ++b) made.push_back(made_on_chunk(n, name_in(*n), b));
-    parts_[n.get()] = std::move(made);
+    member(*n).parts = std::move(made);
   }
   Rewrite finals;  // a fold, or what is stacked, or the part of it -> what is known of it afterwards
   for (auto& n : level_)                                   // what lies outside need not wait for what lies inside
@@ -156,22 +156,23 @@ Nodes Region::cut(const RegionCut& how) {
     auto add = [&](LoopResult r, const NodePtr& n) { l.results.push_back(std::move(r)), of.push_back(n); };
     for (auto& n : steps_[s])
       if (!turns(*n)) stream_steps(l, of, n);
-      else for (auto& r : known_.at(n.get())) add(r, nullptr);
+      else for (auto& r : known_of(*n).known) add(r, nullptr);
     for (auto& n : folds_[s]) {
       if (n->op == &kResult && goes_along(*n) && result_of(*n).carry) continue;
-      if (auto with = streams_.find(n.get()); with != streams_.end()) {
+      auto& order = known_of(*n).order;
+      if (!order.streams.empty()) {
         stream(l, of, n);
-        for (auto& x : with->second) done.insert(x.get());
+        for (auto& x : order.streams) done.insert(x.get());
       } else if (turns(*n)) {
         stream_turns(l, of, n);
-        for (auto& x : picked_[n.get()]) done.insert(x.get());
+        for (auto& x : order.picked) done.insert(x.get());
       } else if (!done.count(n.get())) {
         add(folded(n), n);
       }
     }
     for (auto& n : stacks_[s]) {
-      LoopResult r{Fold::stack, Monoid::sum, parts_.at(n.get()), {}, {}};
-      auto a = along_.at(n.get());
+      LoopResult r{Fold::stack, Monoid::sum, known_of(*n).parts, {}, {}};
+      auto a = known_of(*n).place.axis;
       for (auto& v : r.value) v = swapped(v, a);
       add(std::move(r), n);
     }
@@ -188,15 +189,16 @@ Nodes Region::cut(const RegionCut& how) {
       auto result = loop_result(loop, k);
       if (!on_chunk(n)) {
         auto v = result;
-        for (auto& [x, t] : turns_)
-          if (t.positions && find(*result, t.positions)) v = prim::rename(result, {t.positions}, {t.axis});
+        for (auto& [x, m] : members_)
+          if (auto* t = turns(*x); t && t->positions && find(*result, t->positions))
+            v = prim::rename(result, {t->positions}, {t->axis});
         finals[n.get()] = finished(n, prim::fit(v, n->axes), finals);
         continue;
       }
-      auto a = along_.at(n.get());
+      auto a = known_of(*n).place.axis;
       finals[n.get()] = prim::fit(swapped(result, a), n->axes);
       for (std::size_t b = 0; b < index_.size(); ++b) {    // a later sweep reads it, and does not make it again
-        auto& p = parts_.at(n.get())[b];
+        auto& p = known_of(*n).parts[b];
         if (!is_slice_at(*p, index_[b].get())) finals[p.get()] = swapped(prim::slice_at(result, index_[b], false), a);
       }
     }

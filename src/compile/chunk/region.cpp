@@ -46,21 +46,24 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
     auto turns = n->op->in_turns ? n->op->in_turns(n, {}) : std::nullopt;
     for (auto& x : n->in) {
       bool past = turns && std::find(turns->reads.begin(), turns->reads.end(), x) == turns->reads.end();
-      (past ? passed_ : read).insert(x.get());
+      if (past) member(*x).passed = true;
+      else if (x) read.insert(x.get());
     }
   }
-  std::erase_if(passed_, [&](auto* x) { return read.count(x) > 0; });
+  for (auto* x : read)
+    if (known_of(*x).passed) member(*x).passed = false;
   find_bridges();
   // again, for what turns out to lie in a loop along the axis
   for (auto known = stepping_.size() + 1; known != stepping_.size();) {
     known = stepping_.size();
-    inside_.clear(), along_.clear(), partial_.clear(), unmade_.clear(), turns_.clear();
+    for (auto& [n, m] : members_) m.place = {};
     for (bool more = true; more;) {   // again only for carries, which are older than what they become
       more = false;
       for (auto& n : level_) more |= learn(n) && !owner_.empty();
     }
   }
   leave_to_the_outside();
+  empty_ = std::none_of(members_.begin(), members_.end(), [](auto& m) { return m.second.place.inside; });
 }
 
 void Region::refuse(const Node& n, const std::string& why) const {
@@ -78,7 +81,7 @@ void Region::find_bridges() {
   for (auto i = level_.rbegin(); i != level_.rend(); ++i)
     if (enters(**i) || (to_enter.count(i->get()) && may(*i)))
       for (auto& x : (*i)->in) if (x && has_axis(*x, axis_.name)) to_enter.insert(x.get());
-  for (auto* n : from_leave) if (to_enter.count(n)) bridge_.insert(n);
+  for (auto* n : from_leave) if (to_enter.count(n)) member(*n).bridge = true;
 }
 
 // The value of a barrier is made with the chunk, whatever it waits for.
@@ -94,8 +97,8 @@ bool Region::goes_on(const Node& n) const {
   return n.op == &kLoop && goes_along(n);
 }
 const Turns* Region::turns(const Node& n) const {
-  auto i = turns_.find(&n);
-  return i == turns_.end() ? nullptr : &i->second;
+  auto& t = known_of(n).place.turns;
+  return t ? &*t : nullptr;
 }
 // Does it need the axis whole, but go along it from chunk to chunk? Not in the body of a loop, whose turns would each have to
 // know what came before.
@@ -103,29 +106,31 @@ bool Region::makes_by_turns(const NodePtr& n) {
   auto t = n->op->in_turns && !in_body(*n) ? n->op->in_turns(n, {}) : std::nullopt;
   if (!t) return false;
   bool goes = std::all_of(t->reads.begin(), t->reads.end(), [&](auto& x) {
-    return contains(x) && walks(x) && !is_out(x, *n) && (enters(*x) ? axis_.name : along_.at(x.get())) == t->axis;
+    return contains(x) && walks(x) && !is_out(x, *n) && (enters(*x) ? axis_.name : known_of(*x).place.axis) == t->axis;
   });
   if (!goes) return false;
-  if (t->running) along_[n.get()] = t->axis;
-  turns_[n.get()] = std::move(*t);
+  auto& place = member(*n).place;
+  if (t->running) place.axis = t->axis;
+  place.turns = std::move(*t);
   return true;
 }
 
 bool Region::is_out(const NodePtr& x, const Node& reader) const {
-  return (leaves(*x) || bridge_.count(x.get())) && !bridge_.count(&reader) && !enters(reader);
+  return (leaves(*x) || known_of(*x).bridge) && !known_of(reader).bridge && !enters(reader);
 }
 // Is n inside, and what is the axis called there? True if something new was found out.
 bool Region::learn(const NodePtr& n) {
-  if (inside_.count(n.get()) || in_step(*n)) return false;
-  if (makes_by_turns(n)) return inside_.insert(n.get()).second;
+  if (contains(n) || in_step(*n)) return false;
+  if (makes_by_turns(n)) return member(*n).place.inside = true;
   Names names;
   bool partial = false;
   auto from = [&](const NodePtr& x) {
     if (!x) return;
-    partial |= partial_.count(x.get()) > 0;
+    auto& its = known_of(*x).place;
+    partial |= its.partial;
     Name name;
     if (enters(*x)) name = axis_.name;
-    else if (auto i = along_.find(x.get()); i != along_.end() && !is_out(x, *n)) name = i->second;
+    else if (its.axis && !is_out(x, *n)) name = its.axis;
     if (name && !has_name(names, name)) names.push_back(name);
   };
   if (enters(*n)) names = {axis_.name};
@@ -140,9 +145,9 @@ bool Region::learn(const NodePtr& n) {
     std::erase_if(names, [&](Name a) { return !has_axis(*n, a); });
     partial = false;
   } else if (n->op == &kResult && contains(n->in[0]) && goes_along(*n->in[0])) {
-    inside_.insert(n.get());
-    if (result_of(*n).fold == Fold::stack) along_[n.get()] = loop_of(*n).axis.name;
-    return true;
+    auto& place = member(*n).place;
+    if (result_of(*n).fold == Fold::stack) place.axis = loop_of(*n).axis.name;
+    return place.inside = true;
   } else if (is_loop_result(*n)) {
     from(result_of(*n).value[0]);
   } else {
@@ -154,11 +159,9 @@ bool Region::learn(const NodePtr& n) {
     stepping_.insert(n->in[1].get());
     return false;
   }
-  inside_.insert(n.get());
-  if (passed_.count(n.get()) && !names.empty() && along(*n, 0, names[0]).way == Along::Way::whole) {
-    unmade_.insert(n.get());
-    return true;
-  }
+  auto& me = member(*n);
+  me.place.inside = true;
+  if (me.passed && !names.empty() && along(*n, 0, names[0]).way == Along::Way::whole) return me.place.unmade = true;
   if (n->op == &kLoop) return true;
   if (names.size() > 1)
     refuse(*n, "pairs positions (" + std::string(names[0].text()) + " with " + std::string(names[1].text()) +
@@ -172,8 +175,8 @@ bool Region::learn(const NodePtr& n) {
       folded |= n->in[k] && walks(n->in[k]) && along(*n, k, a).way == Along::Way::fold;
     return folded || !has_axis(*n, a);
   });
-  if (!names.empty()) along_[n.get()] = names[0];
-  else if (in_body(*n) || (partial && !(is_loop_result(*n)))) partial_.insert(n.get());
+  if (!names.empty()) me.place.axis = names[0];
+  else me.place.partial = in_body(*n) || (partial && !is_loop_result(*n));
   return true;
 }
 bool Region::in_step(const Node& n) const {
@@ -211,13 +214,13 @@ void Region::leave_to_the_outside() {
     if (!fold) widest[n.get()] = most;
     else if (awaited.count(n.get())) out.push_back(n);
   }
-  for (auto& n : out) inside_.erase(n.get()), turns_.erase(n.get());
+  for (auto& n : out) member(*n).place = {};
 }
 
 Name Region::name_in(const Node& n) const {
-  if (auto i = along_.find(&n); i != along_.end()) return i->second;
+  if (auto a = known_of(n).place.axis) return a;
   if (auto* t = turns(n)) return t->axis;
-  for (auto& x : n.in) if (x && walks(x)) return enters(*x) ? axis_.name : along_.at(x.get());
+  for (auto& x : n.in) if (x && walks(x)) return enters(*x) ? axis_.name : known_of(*x).place.axis;
   return axis_.name;
 }
 // Does it pick (or place) by index along the axis? Then a chunk holds what falls into it.
@@ -265,16 +268,17 @@ void Region::check(const NodePtr& n) const {
     if (way == Way::shift || way == Way::regroup || moves) refuse(*n, "mixes positions");
     if (way == Way::whole) refuse(*n, "needs all positions at once");
   }
-  if (partial_.count(n.get())) {   // in the body of a loop: what is left to do must be linear, for chunks are added afterwards
+  auto partial = [&](const NodePtr& x) { return x && known_of(*x).place.partial; };
+  if (partial(n)) {   // in the body of a loop: what is left to do must be linear, for chunks are added afterwards
     bool sums = false;
     for (auto& x : n->in) sums |= x && walks(x);
     bool fold = sums && folds_by(*n) == Monoid::sum;
     bool moves = !sums && (op.linear == Linear::all || op.linear == Linear::moves);
-    for (auto& x : n->in) moves &= !x || partial_.count(x.get()) || !is_float(x->dtype) || x->op->kind == Kind::leaf;
+    for (auto& x : n->in) moves &= !x || partial(x) || !is_float(x->dtype) || x->op->kind == Kind::leaf;
     if (!fold && !moves && n->op != &kResult) refuse(*n, "reads a total, in a loop,");
   }
   for (auto& x : n->in) {
-    bool total = x && partial_.count(x.get()) && !partial_.count(n.get()) && n->op != &kResult;
+    bool total = partial(x) && !partial(n) && n->op != &kResult;
     if (total) refuse(*n, "reads a total, in a loop,");
   }
 }
@@ -304,9 +308,8 @@ bool Region::goes_back(int sweep) const {
 
 // The loop that makes x; or, of what is read whole, how many loops must be done before.
 int Region::stage_of(const NodePtr& x, bool chunk) const {
-  auto& known = chunk ? stage_ : ready_;
-  auto i = known.find(x.get());
-  return i == known.end() ? 0 : i->second;
+  auto& known = known_of(*x).order;
+  return chunk ? std::max(known.stage, 0) : known.ready;
 }
 // The loops that must be done before n is made.
 int Region::before(const NodePtr& n) const {
@@ -321,10 +324,6 @@ int Region::before(const NodePtr& n) const {
 // exp(x - s), where s is the max of x over the axis, or 0 where that is not finite: linear in it is what may be made with the max
 // so far, and scaled when the max grows.
 Region::Streamed Region::streamed(const NodePtr& n) const {
-  auto at = [&](const NodePtr& x) {
-    auto i = streamed_.find(x.get());
-    return i == streamed_.end() ? Streamed{} : i->second;
-  };
   auto stage = [&](const NodePtr& x) { return stage_of(x, contains(x) && on_chunk(x)); };
   auto* op = n->op;
   if (auto e = prim::shifted_exp(*n)) {
@@ -336,7 +335,7 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
   Streamed out;
   int others = 0;
   for (std::size_t k = 0; k < n->in.size(); ++k) {
-    auto s = at(n->in[k]);
+    auto& s = known_of(*n->in[k]).order.streamed;
     // A term that is rounded is scaled like any other.
     auto how = op == &prim::kCast && is_float(n->dtype) ? Linear::all : linear_in(*n, k);
     if (s.top && (how == Linear::no || (out.top && (how != Linear::all || out.top != s.top)))) return {};
@@ -351,23 +350,27 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
 
 int Region::sweeps(bool apart) {
   for (auto* m : {&folds_, &stacks_, &steps_}) m->clear();
-  towards_.clear(), stage_.clear(), ready_.clear(), streamed_.clear(), streams_.clear(), picked_.clear();
+  for (auto& [n, m] : members_) m.order = {};
+  towards_.clear();
   std::unordered_map<const Node*, int> fold_stage;
   auto fold = [&](const NodePtr& n, int at) {
     folds_[at].push_back(n);
-    fold_stage[n.get()] = at, ready_[n.get()] = at + 1;
+    fold_stage[n.get()] = at, member(*n).order.ready = at + 1;
   };
   int sweeps = 0;
   for (auto& n : level_) {
     int at = before(n);
-    if (!contains(n) || unmade_.count(n.get())) { ready_[n.get()] = at; continue; }
+    if (!contains(n) || known_of(*n).place.unmade) {
+      if (at > 0) member(*n).order.ready = at;
+      continue;
+    }
     if (apart && n->origin.backward) at = std::max(at, 1);
     check(n);
     if (goes_on(*n)) at = sweep_towards(turns(*n) ? *turns(*n)->reverse : loop_of(*n).reverse, at), steps_[at].push_back(n);
     auto s = streamed(n);
     if (on_chunk(n)) {
-      stage_[n.get()] = at, ready_[n.get()] = at + 1;
-      if (s.top) streamed_[n.get()] = s;
+      auto& order = member(*n).order;
+      order.stage = at, order.ready = at + 1, order.streamed = s;
       if (leaves(*n)) stacks_[at].push_back(n), sweeps = std::max(sweeps, at + 1);
       continue;
     }
@@ -378,7 +381,7 @@ int Region::sweeps(bool apart) {
       bool there = found && walks(n->in[0]) && name_in(*n) == found->axis;
       if (there && stage_of(n->in[0], true) <= fold_stage.at(ids.get())) {
         at = fold_stage.at(ids.get());
-        picked_[ids.get()].push_back(n);
+        member(*ids).order.picked.push_back(n);
       }
     }
     // A fold with the running max, if its rows are those of the max (so that they can be scaled) and nothing else makes it wait.
@@ -387,7 +390,7 @@ int Region::sweeps(bool apart) {
       bool rows = std::all_of(s.top->axes.begin(), s.top->axes.end(), [&](auto& a) { return find(*n, a.name); });
       if (top != fold_stage.end() && top->second == s.before && rows && is_float(n->dtype)) {
         at = s.before;
-        streams_[s.top].push_back(n);
+        member(*s.top).order.streams.push_back(n);
       }
     }
     fold(n, at);
@@ -395,9 +398,10 @@ int Region::sweeps(bool apart) {
   }
   for (auto& r : roots_)
     if (contains(r) && walks(r) && !leaves(*r) && r->op != &prim::kEnter) {
-      auto& list = stacks_[stage_.at(r.get())];
+      auto at = stage_of(r, true);
+      auto& list = stacks_[at];
       if (std::find(list.begin(), list.end(), r) == list.end()) list.push_back(r);
-      sweeps = std::max(sweeps, stage_.at(r.get()) + 1);
+      sweeps = std::max(sweeps, at + 1);
     }
   return sweeps;
 }
@@ -413,19 +417,19 @@ void Region::keep_for_later(bool small) {
   };
   for (auto& n : level_) {
     if (!contains(n)) continue;
-    auto i = stage_.find(n.get());
-    read_by(n, i != stage_.end() ? i->second : ready_.at(n.get()) - 1);
+    auto& order = known_of(*n).order;
+    read_by(n, order.stage >= 0 ? order.stage : order.ready - 1);
   }
   while (!todo.empty()) {
     auto [n, at] = todo.back();
     todo.pop_back();
-    auto i = stage_.find(n.get());
-    if (i == stage_.end() || i->second >= at || in_body(*n) || enters(*n) || !seen.insert({n.get(), at}).second) continue;
+    auto stage = known_of(*n).order.stage;
+    if (stage < 0 || stage >= at || in_body(*n) || enters(*n) || !seen.insert({n.get(), at}).second) continue;
     auto kind = n->op->kind;
     bool copies = n->op->found && !walks(n->in[0]);   // of what is there anyway
     bool work = kind == Kind::reduce || kind == Kind::contract || (kind == Kind::step && !copies) || kind == Kind::result;
     bool stepped = goes_on(is_loop_result(*n) ? *n->in[0] : *n);
-    auto& list = stacks_[i->second];
+    auto& list = stacks_[stage];
     if (n->op == &kLoop || (!stepped && (!small || !work || n->bytes() * 8 > most))) {
       read_by(n, at);
     } else if (std::find(list.begin(), list.end(), n) == list.end()) {

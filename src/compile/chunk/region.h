@@ -25,10 +25,10 @@ class Region {
   // `level`: the nodes among which the region lies, inputs first, the bodies of their loops included: all below the roots, or
   // what varies with the index of the body that the roots are in.
   Region(const Attr& key, const Nodes& roots, const Nodes& level, const Node* around = nullptr);
-  bool empty() const { return inside_.empty(); }
+  bool empty() const { return empty_; }
   const Axis& axis() const { return axis_; }
-  bool contains(const NodePtr& n) const { return inside_.count(n.get()) > 0; }
-  bool walks(const NodePtr& n) const { return along_.count(n.get()) > 0 || enters(*n); }
+  bool contains(const NodePtr& n) const { return n && known_of(*n).place.inside; }
+  bool walks(const NodePtr& n) const { return known_of(*n).place.axis || enters(*n); }
   // How many loops it takes, one after another. Raises for what cannot be cut, by name.
   int sweeps(bool apart = false);
   // Is x, which lies outside, point by point made of less than itself (a one-hot of ids, a mask or a random draw from positions)?
@@ -39,12 +39,40 @@ class Region {
   const Nodes& index() const { return index_; }  // of those loops: one for each body
 
  private:
-  // of a node that is linear in exp(x - max x): made with the running max
+  // Of a node that is linear in exp(x - max x): it is made with the max so far.
   struct Streamed {
     const Node* top = nullptr;
     int before = 0;
     bool guarded = true;                         // else it is NaN where the max is not finite
   };
+  // What is known of a node.
+  struct Member {
+    bool bridge = false;                         // lies between a leave and an enter
+    bool passed = false;                         // is read by nobody but whom turns take past it
+    struct Place {                               // what lies inside is found out first,
+      bool inside = false;
+      Name axis = {};                            // the walked axis, as it is called there (vmap renames it); none: it lacks it
+      bool partial = false;                      // a sum over the axis in the body of a loop: of a chunk only
+      bool unmade = false;                       // passed, with the axis
+      std::optional<Turns> turns = {};           // of an op that needs the axis whole, but goes by turns
+    } place = {};
+    struct Order {                               // then the sweep in which each is made,
+      int stage = -1;                            // of what is made on a chunk: its loop
+      int ready = 0;                             // of all: the loops that must be done before
+      Streamed streamed = {};
+      Nodes streams = {};                        // of a max: the folds that are made with it
+      Nodes picked = {};                         // of positions (argmax, top_k): what is picked there
+    } order = {};
+    Nodes parts = {};                            // then the part of it that each body makes,
+    Nodes carried = {};                          // and what it carries from turn to turn, as a loop
+    std::vector<LoopResult> known = {};          // or as an op
+  };
+  const Member& known_of(const Node& n) const {
+    static const Member nothing;
+    auto i = members_.find(&n);
+    return i == members_.end() ? nothing : i->second;
+  }
+  Member& member(const Node& n) { return members_[&n]; }
 
   bool enters(const Node&) const;
   bool leaves(const Node&) const;
@@ -56,7 +84,7 @@ class Region {
   bool learn(const NodePtr&);
   void leave_to_the_outside();
   bool in_body(const Node&) const;
-  bool on_chunk(const NodePtr& x) const { return walks(x) || partial_.count(x.get()) || (x->op == &kLoop && contains(x)); }
+  bool on_chunk(const NodePtr& x) const { return walks(x) || known_of(*x).place.partial || (x->op == &kLoop && contains(x)); }
   Name name_in(const Node&) const;               // what the axis is called where this node reads it
   void check(const NodePtr&) const;
   std::optional<Monoid> folds_by(const Node&) const;
@@ -98,28 +126,16 @@ class Region {
 
   Attr key_;
   const Node* around_;
-  bool reverse_ = false;
+  bool reverse_ = false, empty_ = true;
   Axis axis_;
   Nodes roots_, level_, index_;
-  std::unordered_set<const Node*> inside_, bridge_;
-  std::unordered_map<const Node*, Name> along_;  // nodes that have the axis -> what it is called there (vmap renames it)
-  std::unordered_set<const Node*> partial_;                // sums over the axis in the body of a loop: of a chunk only
+  std::unordered_map<const Node*, Member> members_;
   std::unordered_set<const Node*> inner_;                  // indices of the level's loops
   std::unordered_set<const Node*> stepping_;               // those of them that go along the walked axis
   std::unordered_map<const Node*, std::pair<NodePtr, std::size_t>> owner_;   // of a carry: its loop, which result
-  // of what is made on a chunk: its loop; of all: the loops that must be done before
-  std::unordered_map<const Node*, int> stage_, ready_;
-  std::map<int, Nodes> folds_, stacks_, steps_;            // steps_: what goes on from chunk to chunk
+  std::map<int, Nodes> folds_, stacks_, steps_;            // by sweep; steps_: what goes on from chunk to chunk
   std::map<int, bool> towards_;                            // sweeps whose direction those decide: reversed?
-  std::unordered_map<const Node*, Nodes> carried_;         // what that carries from turn to turn
-  std::unordered_map<const Node*, std::vector<LoopResult>> known_;   // likewise, of an op
-  std::unordered_map<const Node*, Streamed> streamed_;
-  std::unordered_map<const Node*, Nodes> streams_;         // top -> the folds that are made with it
-  std::unordered_map<const Node*, Turns> turns_;
-  std::unordered_map<const Node*, Nodes> picked_;          // positions (argmax, top_k) -> what is picked there
-  std::unordered_set<const Node*> passed_, unmade_;        // read by nobody but whom turns take past it; those along the axis
-  std::unordered_map<const Node*, Nodes> parts_;           // a node that is made on a chunk -> its part, for each body
-  std::map<std::pair<const Node*, const NameData*>, Nodes> outer_;   // a node outside, by what it calls the axis -> likewise
+  std::map<std::pair<const Node*, const NameData*>, Nodes> outer_;   // of a node outside, by what it calls the axis: its parts
 };
 
 }  // namespace haliax

@@ -31,7 +31,7 @@ NodePtr Region::steps_on_chunk(const NodePtr& n, std::size_t b) {
   Rewrite to{{old.get(), prim::add(index_[b], index)}};
   for (auto& x : inputs_of(l).slices)
     to[prim::slice_at(x, old, true).get()] = prim::slice_at(part(x, l.axis.name, b), index, true);
-  auto& states = carried_[n.get()];
+  auto& states = member(*n).carried;
   bool first = states.empty();
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = l.results[k];
@@ -48,8 +48,8 @@ void Region::stream_steps(Loop& out, Nodes& of, const NodePtr& n) {
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = l.results[k];
     if (!r.carry) continue;
-    LoopResult state{Fold::carry, r.monoid, {}, r.start, carried_.at(n.get())[k]};
-    for (auto& made : parts_.at(n.get())) state.value.push_back(loop_result(made, k));
+    LoopResult state{Fold::carry, r.monoid, {}, r.start, known_of(*n).carried[k]};
+    for (auto& made : known_of(*n).parts) state.value.push_back(loop_result(made, k));
     auto last = loop_result(n, k);
     out.results.push_back(std::move(state)), of.push_back(contains(last) ? last : nullptr);
   }
@@ -57,11 +57,11 @@ void Region::stream_steps(Loop& out, Nodes& of, const NodePtr& n) {
 
 // n, which is linear in exp(x - top), with the shift so far in place of the final one.
 NodePtr Region::streamed_part(const NodePtr& n, const Node* top, std::size_t b, const NodePtr& shift, Parts& memo) {
-  auto& fold = streams_.at(top);
+  auto& fold = known_of(*top).order.streams;
   bool mine = std::find(fold.begin(), fold.end(), n) != fold.end();
-  auto s = streamed_.find(n.get());
+  auto& s = known_of(*n).order.streamed;
   auto a = name_in(*n);
-  if (!mine && (s == streamed_.end() || s->second.top != top)) return part(n, a, b);
+  if (!mine && s.top != top) return part(n, a, b);
   if (auto known = memo.find(n.get()); known != memo.end()) return known->second;
   auto chunk = prim::index_chunk(*index_[b]);
   auto on_chunk_axes = [&](const Node& x) {
@@ -76,7 +76,7 @@ NodePtr Region::streamed_part(const NodePtr& n, const Node* top, std::size_t b, 
     out = make(*n->op, {shifted}, on_chunk_axes(*n), n->dtype, n->attr);
   } else {
     Nodes in;
-    for (auto& x : n->in) in.push_back(streamed_.count(x.get()) ? streamed_part(x, top, b, shift, memo) : part(x, a, b));
+    for (auto& x : n->in) in.push_back(known_of(*x).order.streamed.top ? streamed_part(x, top, b, shift, memo) : part(x, a, b));
     out = prim::remade(*n, std::move(in), on_chunk_axes(*n));
   }
   return memo[n.get()] = out;
@@ -84,7 +84,7 @@ NodePtr Region::streamed_part(const NodePtr& n, const Node* top, std::size_t b, 
 
 // The running max, and the sums that are linear in exp(x - max): scaled whenever it grows.
 void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
-  auto& folds = streams_.at(top.get());
+  auto& folds = known_of(*top).order.streams;
   auto d = top->dtype;
   auto least = prim::number(-std::numeric_limits<double>::infinity(), d);
   auto max = carried(Monoid::max, prim::fit(least, top->axes), index_[0]);
@@ -125,13 +125,13 @@ NodePtr Region::turn_of(const Turns& t, std::vector<LoopResult>& known, std::siz
 }
 NodePtr Region::running_on_chunk(const NodePtr& n, std::size_t b) {
   auto& t = *turns(*n);
-  auto& known = known_[n.get()];
+  auto& known = member(*n).known;
   if (known.empty()) known = known_by(t);
   return turn_of(t, known, b, *t.reverse);
 }
 void Region::stream_turns(Loop& l, Nodes& of, const NodePtr& n) {
-  auto& picked = picked_[n.get()];
-  auto& t = turns_[n.get()] = *n->op->in_turns(n, picked);
+  auto& picked = known_of(*n).order.picked;
+  auto& t = member(*n).place.turns.emplace(*n->op->in_turns(n, picked));
   auto known = known_by(t);
   for (std::size_t b = 0; b < index_.size(); ++b) turn_of(t, known, b, l.reverse);
   for (std::size_t k = 0; k < known.size(); ++k) {
