@@ -1,6 +1,5 @@
-// Contractions. Any number of batch, m, n and k dimensions with any strides becomes a set of matrix products: neighbours merge
-// where strides allow, one dimension of each kind makes the matrices, what is left of m and n joins the batch, what is left of k
-// is summed by accumulating. Only where no such choice has unit strides is an operand copied first.
+// Contractions. Any number of batch, m, n and k dimensions with any strides becomes a set of matrix products (program/matrices.h)
+// in blocks, by oneDNN or our own kernel.
 #include <algorithm>
 #include <optional>
 #include <string>
@@ -8,6 +7,7 @@
 #include "base/thread_pool.h"
 #include "gemm.h"
 #include "kernels.h"
+#include "program/matrices.h"
 #include "walk.h"
 #include "workspace.h"
 
@@ -15,136 +15,19 @@ namespace haliax::cpu {
 namespace {
 
 using program::Contract;
-
-struct Dim {
-  std::int64_t n = 1, a = 0, b = 0, out = 0;  // size, strides
-};
-using DimList = std::vector<Dim>;
-
-std::int64_t points(const DimList& dims) {
-  std::int64_t n = 1;
-  for (const Dim& d : dims) n *= d.n;
-  return n;
-}
-
-struct Shape4 {
-  DimList batch, m, n, k;
-};
-
-// Orders each kind by strides, largest first, and merges neighbours.
-void normalize(DimList& dims) {
-  std::erase_if(dims, [](const Dim& d) { return d.n == 1; });
-  std::stable_sort(dims.begin(), dims.end(), [](const Dim& x, const Dim& y) {
-    return std::abs(x.out) != std::abs(y.out) ? std::abs(x.out) > std::abs(y.out)
-                                              : std::abs(x.a) + std::abs(x.b) > std::abs(y.a) + std::abs(y.b);
-  });
-  DimList merged;
-  for (const Dim& d : dims) {
-    if (!merged.empty() && merged.back().a == d.a * d.n && merged.back().b == d.b * d.n && merged.back().out == d.out * d.n) {
-      const std::int64_t n = merged.back().n;
-      merged.back() = d;
-      merged.back().n = n * d.n;
-    } else {
-      merged.push_back(d);
-    }
-  }
-  dims = std::move(merged);
-}
-Shape4 read(const Contract& c) {
-  Shape4 s;
-  std::size_t at = 0;
-  auto take = [&](DimList& list, const Dims& sizes) {
-    for (std::int64_t n : sizes) {
-      list.push_back({n, c.a.strides.at(at), c.b.strides.at(at), c.out.strides.at(at)});
-      ++at;
-    }
-  };
-  take(s.batch, c.batch);
-  take(s.m, c.m);
-  take(s.n, c.n);
-  take(s.k, c.k);
-  return s;
-}
-
-// Rows or columns of a matrix with a unit stride and no overlap: what a matrix product can read.
-bool is_matrix(std::int64_t rows, std::int64_t row_stride, std::int64_t cols, std::int64_t col_stride) {
-  auto dense = [](std::int64_t n, std::int64_t stride, std::int64_t inner) { return n == 1 || stride >= inner; };
-  return ((cols == 1 || col_stride == 1) && dense(rows, row_stride, cols)) ||
-         ((rows == 1 || row_stride == 1) && dense(cols, col_stride, rows));
-}
-
-struct Choice {
-  Dim m, n, k;             // of the matrices
-  DimList outer, k_outer;  // walked by us
-};
-
-// The largest matrices that can be made without a copy.
-std::optional<Choice> choose(const Shape4& s, bool k_whole) {
-  std::optional<Choice> best;
-  const DimList one{Dim{}};
-  const DimList &ms = s.m.empty() ? one : s.m, &ns = s.n.empty() ? one : s.n, &ks = s.k.empty() ? one : s.k;
-  if (k_whole && ks.size() > 1) return best;
-  std::int64_t best_size = 0;
-  for (const Dim& m : ms)
-    for (const Dim& n : ns)
-      for (const Dim& k : ks) {
-        const bool fits = is_matrix(m.n, m.a, k.n, k.a) && is_matrix(k.n, k.b, n.n, n.b) && (n.n == 1 || n.out == 1) &&
-                          (m.n == 1 || m.out >= n.n);
-        if (!fits || m.n * n.n * k.n <= best_size) continue;
-        best_size = m.n * n.n * k.n;
-        best = Choice{m, n, k, s.batch, {}};
-        for (const Dim& d : s.m)
-          if (&d != &m) best->outer.push_back(d);
-        for (const Dim& d : s.n)
-          if (&d != &n) best->outer.push_back(d);
-        for (const Dim& d : s.k)
-          if (&d != &k) best->k_outer.push_back(d);
-      }
-  return best;
-}
-
-// How an operand is laid out anew: dense, in the order batch, m (or n), k.
-struct Packing {
-  bool used = false;
-  Dims dims, from, to;
-  std::int64_t elements = 0;
-};
-Packing pack(Shape4& s, std::int64_t Dim::*stride, DimList Shape4::*own) {
-  Packing p;
-  p.used = true;
-  std::vector<Dim*> walked;
-  for (DimList* list : {&s.batch, &(s.*own), &s.k})
-    for (Dim& d : *list)
-      if (d.*stride != 0 && d.n > 1) walked.push_back(&d);
-  std::int64_t dense = 1;
-  for (std::size_t i = walked.size(); i-- > 0;) {
-    p.dims.insert(p.dims.begin(), walked[i]->n);
-    p.from.insert(p.from.begin(), walked[i]->*stride);
-    p.to.insert(p.to.begin(), dense);
-    walked[i]->*stride = dense;
-    dense *= walked[i]->n;
-  }
-  p.elements = dense;
-  return p;
-}
-
-void swap_operands(Shape4& s) {
-  std::swap(s.m, s.n);
-  for (DimList* list : {&s.batch, &s.m, &s.n, &s.k})
-    for (Dim& d : *list) std::swap(d.a, d.b);
-}
-void normalize(Shape4& s) {
-  for (DimList* list : {&s.batch, &s.m, &s.n, &s.k}) normalize(*list);
-}
+using program::ContractDims;
+using program::MatrixDim;
+using program::MatrixDims;
+using program::MatrixStride;
+using program::offset_at;
+using program::points;
 
 struct MatmulPlan {
-  bool swapped = false;  // b a in place of a b
   bool ours = false;     // by our own kernel
-  Choice choice;
-  Packing pack_a, pack_b;  // of the operands as they are after the swap
+  program::MatrixProducts choice;
   std::int64_t group = 1, outer_points = 1, k_points = 1;
   std::int64_t m_block = 1, n_block = 1, m_blocks = 1, n_blocks = 1, groups = 1;
-  Dim group_dim;                            // the batch dim inside a primitive (stride 0 where group == 1)
+  MatrixDim group_dim;                            // the batch dim inside a primitive (stride 0 where group == 1)
   std::shared_ptr<const Gemm> gemms[4][2];  // [edge of m or of the group + 2 * edge of n][accumulate]
   std::int64_t slice = 0;                   // scratch of one worker
   int threads = 1, workers = 1;
@@ -160,7 +43,7 @@ std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1)
 // Blocks for our own kernel, about one for each thread, as its bits do not depend on them: those of the shortest time. A block packs its part
 // of b, which costs some 24 multiplications an element, and reads its rows of a.
 void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) {
-  const Choice& c = p.choice;
+  const auto& c = p.choice;
   auto count = [](std::int64_t n, std::int64_t block) { return (n + block - 1) / block; };
   auto block = [&](std::int64_t n, std::int64_t parts, std::int64_t unit) { return parts == 1 ? n : round_up(count(n, parts), unit); };
   const std::int64_t parts = std::clamp<std::int64_t>(count(p.threads, matrices), 1, count(macs, 1 << 22));
@@ -179,10 +62,10 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) 
 }
 // Blocks depend on the problem only. Columns are cut first: a block of them then reads its part of b once.
 void choose_blocks(MatmulPlan& p) {
-  Choice& c = p.choice;
+  auto& c = p.choice;
   const std::int64_t macs = c.m.n * c.n.n * c.k.n;
   if (macs < (1 << 19) && !c.outer.empty()) {  // small matrices: several in one call
-    auto widest = std::max_element(c.outer.begin(), c.outer.end(), [](const Dim& x, const Dim& y) { return x.n < y.n; });
+    auto widest = std::max_element(c.outer.begin(), c.outer.end(), [](auto& x, auto& y) { return x.n < y.n; });
     if (widest->out != 0) {
       p.group_dim = *widest;
       c.outer.erase(widest);
@@ -208,7 +91,7 @@ void choose_blocks(MatmulPlan& p) {
 }
 
 GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std::int64_t m, std::int64_t n, bool accumulate) {
-  const Choice& x = p.choice;
+  const auto& x = p.choice;
   GemmShape s;
   s.g = g, s.m = m, s.n = n, s.k = x.k.n;
   // The stride of a dimension of size 1 says nothing: make it that of a dense matrix.
@@ -224,8 +107,8 @@ GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std
   dense(s.a_stride, p.group_dim.a, m, x.m.a, s.k, x.k.a);
   dense(s.b_stride, p.group_dim.b, s.k, x.k.b, n, x.n.b);
   dense(s.out_stride, p.group_dim.out, m, x.m.out, n, x.n.out);
-  s.a = p.swapped ? c.b.dtype : c.a.dtype;
-  s.b = p.swapped ? c.a.dtype : c.b.dtype;
+  s.a = p.choice.swapped ? c.b.dtype : c.a.dtype;
+  s.b = p.choice.swapped ? c.a.dtype : c.b.dtype;
   s.out = c.out.dtype;
   s.accumulate = accumulate;
   s.ours = p.ours;
@@ -235,29 +118,13 @@ GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std
 // Null: do it by our own loops.
 std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   const bool dtypes = c.a.dtype == c.b.dtype && (c.a.dtype == DType::f32 || c.a.dtype == DType::bf16);
-  Shape4 s = read(c);
+  const auto s = program::dims_of(c);
   const std::int64_t total = points(s.batch) * points(s.m) * points(s.n) * points(s.k);
   if (!dtypes || total <= tiny) return nullptr;
-  const bool k_whole = c.out.dtype != DType::f32;  // partial sums must not be rounded
+  auto choice = program::matrix_products(c, c.out.dtype != DType::f32);  // partial sums must not be rounded
+  if (!choice) return nullptr;
   auto p = std::make_unique<MatmulPlan>();
   p->threads = threads;
-  auto unit = [](const DimList& dims) {
-    return std::any_of(dims.begin(), dims.end(), [](const Dim& d) { return d.n > 1 && d.out == 1; });
-  };
-  std::optional<Choice> choice;
-  for (int packs = 0; packs < 4 && !choice; ++packs) {  // nothing, a, b, both
-    s = read(c);
-    p->swapped = !unit(s.n) && unit(s.m);
-    if (p->swapped) swap_operands(s);
-    normalize(s);
-    p->pack_a = packs & 1 ? pack(s, &Dim::a, &Shape4::m) : Packing{};
-    p->pack_b = packs & 2 ? pack(s, &Dim::b, &Shape4::n) : Packing{};
-    normalize(s);
-    choice = choose(s, k_whole);
-    // Matrices so thin that a copy is better.
-    if (choice && packs < 3 && choice->m.n * choice->n.n * choice->k.n <= 4096 && choice->k_outer.size() > 0) choice.reset();
-  }
-  if (!choice) return nullptr;
   p->choice = *choice;
   p->ours = is_ours(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, false));
   choose_blocks(*p);
@@ -274,20 +141,10 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
       p->slice = std::max(p->slice, round_up(scratch_bytes(*p->gemms[edge][accumulate]), 64));
     }
   const std::int64_t bytes = haliax::bytes_of(c.a.dtype);
-  p->packed_a_bytes = p->pack_a.used ? round_up(p->pack_a.elements * bytes, 64) : 0;
-  p->packed_b_bytes = p->pack_b.used ? round_up(p->pack_b.elements * bytes, 64) : 0;
+  p->packed_a_bytes = p->choice.pack_a.used ? round_up(p->choice.pack_a.elements * bytes, 64) : 0;
+  p->packed_b_bytes = p->choice.pack_b.used ? round_up(p->choice.pack_b.elements * bytes, 64) : 0;
   p->workers = static_cast<int>(std::clamp<std::int64_t>(p->tasks(), 1, p->threads));
   return p;
-}
-
-// The offset of operand `stride` at a flat index over dims.
-std::int64_t offset_at(const DimList& dims, std::int64_t Dim::*stride, std::int64_t i) {
-  std::int64_t sum = 0;
-  for (std::size_t d = dims.size(); d-- > 0;) {
-    sum += i % dims[d].n * (dims[d].*stride);
-    i /= dims[d].n;
-  }
-  return sum;
 }
 
 class MatmulStep final : public CompiledStep {
@@ -295,14 +152,14 @@ class MatmulStep final : public CompiledStep {
   MatmulStep(const program::Step& step, const Context& context, std::unique_ptr<MatmulPlan> plan)
       : plan_(std::move(plan)),
         contract_(step.contract),
-        a_(plan_->swapped ? contract_.b : contract_.a),
-        b_(plan_->swapped ? contract_.a : contract_.b),
+        a_(plan_->choice.swapped ? contract_.b : contract_.a),
+        b_(plan_->choice.swapped ? contract_.a : contract_.b),
         out_(contract_.out),
         scratch_(step, context.arena_slot, plan_->scratch()),
         in_bytes_(haliax::bytes_of(contract_.a.dtype)),
         out_bytes_(haliax::bytes_of(contract_.out.dtype)) {
-    if (plan_->pack_a.used) copy_a_ = Copier(plan_->pack_a.dims, plan_->pack_a.from, plan_->pack_a.to, in_bytes_);
-    if (plan_->pack_b.used) copy_b_ = Copier(plan_->pack_b.dims, plan_->pack_b.from, plan_->pack_b.to, in_bytes_);
+    if (plan_->choice.pack_a.used) copy_a_ = Copier(plan_->choice.pack_a.dims, plan_->choice.pack_a.from, plan_->choice.pack_a.to, in_bytes_);
+    if (plan_->choice.pack_b.used) copy_b_ = Copier(plan_->choice.pack_b.dims, plan_->choice.pack_b.from, plan_->choice.pack_b.to, in_bytes_);
     calls_.resize(static_cast<std::size_t>(plan_->workers) * 8);
     for (std::size_t i = 0; i < calls_.size(); ++i)
       if (auto& gemm = plan_->gemms[i / 2 % 4][i % 2]) calls_[i].emplace(gemm);
@@ -312,22 +169,22 @@ class MatmulStep final : public CompiledStep {
     std::byte* scratch = p.scratch() ? scratch_.at(frame) : nullptr;
     const std::byte *a = a_.at(frame), *b = b_.at(frame);
     std::byte* out = out_.at(frame);
-    if (p.pack_a.used) a = packed(copy_a_, a, scratch);
-    if (p.pack_b.used) b = packed(copy_b_, b, scratch + p.packed_a_bytes);
+    if (p.choice.pack_a.used) a = packed(copy_a_, a, scratch);
+    if (p.choice.pack_b.used) b = packed(copy_b_, b, scratch + p.packed_a_bytes);
     parallel_for(p.tasks(), p.workers, [&](std::int64_t task, int worker) {
       const std::int64_t im = task % p.m_blocks, in = task / p.m_blocks % p.n_blocks, rest = task / p.m_blocks / p.n_blocks;
       const std::int64_t ig = rest % p.groups, outer = rest / p.groups;
-      const Choice& c = p.choice;
+      const auto& c = p.choice;
       const std::int64_t m = im * p.m_block, n = in * p.n_block, g = ig * p.group;
       const int edge = ((p.group > 1 ? ig == p.groups - 1 : im == p.m_blocks - 1) ? 1 : 0) + (in == p.n_blocks - 1 ? 2 : 0);
-      const std::int64_t at_a = offset_at(c.outer, &Dim::a, outer) + g * p.group_dim.a + m * c.m.a;
-      const std::int64_t at_b = offset_at(c.outer, &Dim::b, outer) + g * p.group_dim.b + n * c.n.b;
-      const std::int64_t at_out = offset_at(c.outer, &Dim::out, outer) + g * p.group_dim.out + m * c.m.out + n * c.n.out;
+      const std::int64_t at_a = offset_at(c.outer, &MatrixDim::a, outer) + g * p.group_dim.a + m * c.m.a;
+      const std::int64_t at_b = offset_at(c.outer, &MatrixDim::b, outer) + g * p.group_dim.b + n * c.n.b;
+      const std::int64_t at_out = offset_at(c.outer, &MatrixDim::out, outer) + g * p.group_dim.out + m * c.m.out + n * c.n.out;
       std::byte* slice = scratch + p.packed_a_bytes + p.packed_b_bytes + worker * p.slice;
       for (std::int64_t k = 0; k < p.k_points; ++k) {
         const bool accumulate = contract_.accumulate || k > 0;
         calls_[static_cast<std::size_t>(worker * 8 + edge * 2 + accumulate)]->run(
-            a + (at_a + offset_at(c.k_outer, &Dim::a, k)) * in_bytes_, b + (at_b + offset_at(c.k_outer, &Dim::b, k)) * in_bytes_,
+            a + (at_a + offset_at(c.k_outer, &MatrixDim::a, k)) * in_bytes_, b + (at_b + offset_at(c.k_outer, &MatrixDim::b, k)) * in_bytes_,
             out + at_out * out_bytes_, slice);
       }
     });
@@ -351,8 +208,8 @@ class MatmulStep final : public CompiledStep {
 class LoopContractStep final : public CompiledStep {
  public:
   explicit LoopContractStep(const Contract& c)
-      : contract_(c), a_(c.a), b_(c.b), out_(c.out), lane_(lane_of(c.out.dtype)), shape_(read(c)) {
-    normalize(shape_);
+      : contract_(c), a_(c.a), b_(c.b), out_(c.out), lane_(lane_of(c.out.dtype)), shape_(program::dims_of(c)) {
+    shape_.normalize();
     m_ = points(shape_.m), n_ = points(shape_.n), k_ = points(shape_.k), batch_ = points(shape_.batch);
     if (c.out.dtype == DType::f32 && batch_ * m_ * n_ * k_ <= tiny) lane_ = Lane::f64;  // exact sums cost nothing here
     m_blocks_ = (m_ + rows - 1) / rows;
@@ -378,25 +235,25 @@ class LoopContractStep final : public CompiledStep {
     std::byte* sum = workspace();
     std::byte* left = sum + rows * cols * width;
     std::byte* right = left + rows * depth * width;
-    const std::int64_t at_a = offset_at(shape_.batch, &Dim::a, batch), at_b = offset_at(shape_.batch, &Dim::b, batch);
-    const std::int64_t at_out = offset_at(shape_.batch, &Dim::out, batch);
+    const std::int64_t at_a = offset_at(shape_.batch, &MatrixDim::a, batch), at_b = offset_at(shape_.batch, &MatrixDim::b, batch);
+    const std::int64_t at_out = offset_at(shape_.batch, &MatrixDim::out, batch);
     std::memset(sum, 0, static_cast<std::size_t>(rows * cols * width));
     if (contract_.accumulate)
       for (std::int64_t r = 0; r < mm; ++r)
-        load(contract_.out.dtype, sum + r * cols * width, out, at_out + offset_at(shape_.m, &Dim::out, m + r), shape_.n,
-             &Dim::out, n, nn);
+        load(contract_.out.dtype, sum + r * cols * width, out, at_out + offset_at(shape_.m, &MatrixDim::out, m + r), shape_.n,
+             &MatrixDim::out, n, nn);
     for (std::int64_t k = 0; k < k_; k += depth) {
       const std::int64_t kk = std::min(depth, k_ - k);
       for (std::int64_t r = 0; r < mm; ++r)
-        load(contract_.a.dtype, left + r * kk * width, a, at_a + offset_at(shape_.m, &Dim::a, m + r), shape_.k, &Dim::a, k, kk);
+        load(contract_.a.dtype, left + r * kk * width, a, at_a + offset_at(shape_.m, &MatrixDim::a, m + r), shape_.k, &MatrixDim::a, k, kk);
       if (nn < cols) std::memset(right, 0, static_cast<std::size_t>(kk * cols * width));
       for (std::int64_t r = 0; r < kk; ++r)
-        load(contract_.b.dtype, right + r * cols * width, b, at_b + offset_at(shape_.k, &Dim::b, k + r), shape_.n, &Dim::b, n,
+        load(contract_.b.dtype, right + r * cols * width, b, at_b + offset_at(shape_.k, &MatrixDim::b, k + r), shape_.n, &MatrixDim::b, n,
              nn);
       kernels().multiply(lane_, sum, left, right, mm, kk);
     }
     for (std::int64_t r = 0; r < mm; ++r)
-      each_run(shape_.n, &Dim::out, n, nn, [&](std::int64_t done, std::int64_t offset, std::int64_t stride, std::int64_t count) {
+      each_run(shape_.n, &MatrixDim::out, n, nn, [&](std::int64_t done, std::int64_t offset, std::int64_t stride, std::int64_t count) {
         const std::int64_t bytes = haliax::bytes_of(contract_.out.dtype);
         const std::byte* row = sum + (r * cols + done) * width;
         if (lane_of(contract_.out.dtype) != lane_) {
@@ -404,15 +261,15 @@ class LoopContractStep final : public CompiledStep {
           kernels().cast(lane_, contract_.out.dtype)(left, in, count);
           row = left;
         }
-        kernels().store(contract_.out.dtype)(out + (at_out + offset_at(shape_.m, &Dim::out, m + r) + offset) * bytes, row,
+        kernels().store(contract_.out.dtype)(out + (at_out + offset_at(shape_.m, &MatrixDim::out, m + r) + offset) * bytes, row,
                                              stride, count);
       });
   }
   // Runs of constant stride: f(position, offset, stride, count) over [first, first + n) of the flat dims.
   template <class F>
-  static void each_run(const DimList& dims, std::int64_t Dim::*stride, std::int64_t first, std::int64_t n, const F& f) {
+  static void each_run(const MatrixDims& dims, MatrixStride stride, std::int64_t first, std::int64_t n, const F& f) {
     if (dims.empty()) return f(std::int64_t{0}, std::int64_t{0}, std::int64_t{1}, n);
-    const Dim& last = dims.back();
+    auto& last = dims.back();
     for (std::int64_t done = 0; done < n;) {
       const std::int64_t i = first + done, count = std::min(n - done, last.n - i % last.n);
       f(done, offset_at(dims, stride, i), last.*stride, count);
@@ -420,8 +277,8 @@ class LoopContractStep final : public CompiledStep {
     }
   }
   // Values of any dtype into a register of our lane.
-  void load(DType dtype, std::byte* reg, const std::byte* memory, std::int64_t offset, const DimList& dims,
-            std::int64_t Dim::*stride, std::int64_t first, std::int64_t n) const {
+  void load(DType dtype, std::byte* reg, const std::byte* memory, std::int64_t offset, const MatrixDims& dims,
+            MatrixStride stride, std::int64_t first, std::int64_t n) const {
     const int width = cpu::bytes_of(lane_), bytes = haliax::bytes_of(dtype);
     each_run(dims, stride, first, n, [&](std::int64_t done, std::int64_t at, std::int64_t step, std::int64_t count) {
       const std::byte* from = memory + (offset + at) * bytes;
@@ -443,7 +300,7 @@ class LoopContractStep final : public CompiledStep {
   const Contract& contract_;
   Place a_, b_, out_;
   Lane lane_;
-  Shape4 shape_;
+  ContractDims shape_;
   std::int64_t m_ = 1, n_ = 1, k_ = 1, batch_ = 1, m_blocks_ = 1, n_blocks_ = 1;
   int workers_ = 1;
 };

@@ -1,0 +1,142 @@
+#include "program/matrices.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace haliax::program {
+
+std::int64_t points(const MatrixDims& dims) {
+  std::int64_t n = 1;
+  for (auto& d : dims) n *= d.n;
+  return n;
+}
+std::int64_t offset_at(const MatrixDims& dims, MatrixStride stride, std::int64_t position) {
+  std::int64_t sum = 0;
+  for (std::size_t d = dims.size(); d-- > 0;) {
+    sum += position % dims[d].n * (dims[d].*stride);
+    position /= dims[d].n;
+  }
+  return sum;
+}
+
+namespace {
+
+void merge(MatrixDims& dims) {
+  std::erase_if(dims, [](auto& d) { return d.n == 1; });
+  std::stable_sort(dims.begin(), dims.end(), [](auto& x, auto& y) {
+    return std::abs(x.out) != std::abs(y.out) ? std::abs(x.out) > std::abs(y.out)
+                                              : std::abs(x.a) + std::abs(x.b) > std::abs(y.a) + std::abs(y.b);
+  });
+  MatrixDims merged;
+  for (auto& d : dims) {
+    auto* last = merged.empty() ? nullptr : &merged.back();
+    if (last && last->a == d.a * d.n && last->b == d.b * d.n && last->out == d.out * d.n) {
+      auto n = last->n;
+      *last = d, last->n = n * d.n;
+    } else {
+      merged.push_back(d);
+    }
+  }
+  dims = std::move(merged);
+}
+
+// Rows or columns of a matrix with a unit stride and no overlap: what a product of matrices can read.
+bool is_matrix(std::int64_t rows, std::int64_t row_stride, std::int64_t cols, std::int64_t col_stride) {
+  auto dense = [](std::int64_t n, std::int64_t stride, std::int64_t inner) { return n == 1 || stride >= inner; };
+  return ((cols == 1 || col_stride == 1) && dense(rows, row_stride, cols)) ||
+         ((rows == 1 || row_stride == 1) && dense(cols, col_stride, rows));
+}
+
+// The largest matrices that can be made without a copy.
+bool choose(MatrixProducts& p, const ContractDims& s, bool k_whole) {
+  const MatrixDims one{MatrixDim{}};
+  const MatrixDims &ms = s.m.empty() ? one : s.m, &ns = s.n.empty() ? one : s.n, &ks = s.k.empty() ? one : s.k;
+  if (k_whole && ks.size() > 1) return false;
+  std::int64_t best_size = 0;
+  for (auto& m : ms)
+    for (auto& n : ns)
+      for (auto& k : ks) {
+        const bool fits = is_matrix(m.n, m.a, k.n, k.a) && is_matrix(k.n, k.b, n.n, n.b) && (n.n == 1 || n.out == 1) &&
+                          (m.n == 1 || m.out >= n.n);
+        if (!fits || m.n * n.n * k.n <= best_size) continue;
+        best_size = m.n * n.n * k.n;
+        p.m = m, p.n = n, p.k = k, p.outer = s.batch, p.k_outer = {};
+        for (auto& d : s.m)
+          if (&d != &m) p.outer.push_back(d);
+        for (auto& d : s.n)
+          if (&d != &n) p.outer.push_back(d);
+        for (auto& d : s.k)
+          if (&d != &k) p.k_outer.push_back(d);
+      }
+  return best_size > 0;
+}
+
+Packing pack(ContractDims& s, MatrixStride stride, MatrixDims ContractDims::*own) {
+  Packing p;
+  p.used = true;
+  std::vector<MatrixDim*> walked;
+  for (auto* list : {&s.batch, &(s.*own), &s.k})
+    for (auto& d : *list)
+      if (d.*stride != 0 && d.n > 1) walked.push_back(&d);
+  std::int64_t dense = 1;
+  for (std::size_t i = walked.size(); i-- > 0;) {
+    p.dims.insert(p.dims.begin(), walked[i]->n);
+    p.from.insert(p.from.begin(), walked[i]->*stride);
+    p.to.insert(p.to.begin(), dense);
+    walked[i]->*stride = dense;
+    dense *= walked[i]->n;
+  }
+  p.elements = dense;
+  return p;
+}
+
+void swap_operands(ContractDims& s) {
+  std::swap(s.m, s.n);
+  for (auto* list : {&s.batch, &s.m, &s.n, &s.k})
+    for (auto& d : *list) std::swap(d.a, d.b);
+}
+
+}  // namespace
+
+void ContractDims::normalize() {
+  for (auto* list : {&batch, &m, &n, &k}) merge(*list);
+}
+ContractDims dims_of(const Contract& c) {
+  ContractDims s;
+  std::size_t at = 0;
+  auto take = [&](MatrixDims& list, const Dims& sizes) {
+    for (auto n : sizes) {
+      list.push_back({n, c.a.strides.at(at), c.b.strides.at(at), c.out.strides.at(at)});
+      ++at;
+    }
+  };
+  take(s.batch, c.batch), take(s.m, c.m), take(s.n, c.n), take(s.k, c.k);
+  return s;
+}
+
+std::optional<MatrixProducts> matrix_products(const Contract& c, bool k_whole, bool must_pack_a, bool must_pack_b) {
+  auto unit = [](const MatrixDims& dims) {
+    return std::any_of(dims.begin(), dims.end(), [](auto& d) { return d.n > 1 && d.out == 1; });
+  };
+  auto whole = dims_of(c);
+  const bool swapped = !unit(whole.n) && unit(whole.m);
+  if (swapped) swap_operands(whole), std::swap(must_pack_a, must_pack_b);
+  for (int packs = 0; packs < 4; ++packs) {      // nothing, a, b, both
+    const bool a = packs & 1, b = packs & 2;
+    if ((must_pack_a && !a) || (must_pack_b && !b)) continue;
+    auto s = whole;
+    s.normalize();
+    MatrixProducts p;
+    p.swapped = swapped;
+    if (a) p.pack_a = pack(s, &MatrixDim::a, &ContractDims::m);
+    if (b) p.pack_b = pack(s, &MatrixDim::b, &ContractDims::n);
+    s.normalize();
+    if (!choose(p, s, k_whole)) continue;
+    // Matrices so thin that a copy is better.
+    if (packs < 3 && p.m.n * p.n.n * p.k.n <= 4096 && !p.k_outer.empty()) continue;
+    return p;
+  }
+  return {};
+}
+
+}  // namespace haliax::program
