@@ -121,7 +121,7 @@ Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) c
   return out;
 }
 static constinit std::mutex showing;   // of all: it is held to copy a report
-static const bool forks = at_fork({kForkRest, [] { showing.lock(); }, [] { showing.unlock(); }});
+static const bool showing_forks = at_fork({kForkRest, [] { showing.lock(); }, [] { showing.unlock(); }});
 
 JitCore::Turn::Turn(JitCore& core) : core_(core) {
   auto& m = *core.impl_;
