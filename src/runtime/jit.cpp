@@ -25,6 +25,8 @@ bool owns_memory(const Node& n) { return n.op != &prim::kNumber && n.op != &prim
 
 }  // namespace
 
+void Parts::end(const Walk& w) { of_leaf.resize(w.arrays.size(), count++); }
+
 // ---- from a trace to a Program ----
 Nodes JitCore::Impl::roots_of(const Leaves& results, const Parts& parts) {
   auto& e = *pending;
