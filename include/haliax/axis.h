@@ -64,14 +64,14 @@ struct AxisSelector {
 class AxisSelection {
  public:
   AxisSelection() = default;
-  AxisSelection(Name n) : all_(false), items_{n} {}
-  AxisSelection(const char* n) : all_(false), items_{n} {}
-  AxisSelection(const std::string& n) : all_(false), items_{n} {}
-  AxisSelection(const Axis& a) : all_(false), items_{a} {}
-  AxisSelection(const AxisSelector& s) : all_(false), items_{s} {}
-  AxisSelection(const Axes& axes) : all_(false), items_(axes.begin(), axes.end()) {}
-  AxisSelection(const Names& names) : all_(false), items_(names.begin(), names.end()) {}
-  AxisSelection(std::initializer_list<AxisSelector> items) : all_(false), items_(items) {}
+  AxisSelection(Name);
+  AxisSelection(const char*);
+  AxisSelection(const std::string&);
+  AxisSelection(const Axis&);
+  AxisSelection(const AxisSelector&);
+  AxisSelection(const Axes&);
+  AxisSelection(const Names&);
+  AxisSelection(std::initializer_list<AxisSelector>);
   bool all() const { return all_; }
   const std::vector<AxisSelector>& items() const { return items_; }
 
@@ -84,9 +84,9 @@ class AxisSelection {
 class AxisSpec {
  public:
   AxisSpec() = default;
-  AxisSpec(const Axis& a) : axes_{a} {}
-  AxisSpec(Axes axes) : axes_(std::move(axes)) {}
-  AxisSpec(std::initializer_list<Axis> axes) : axes_(axes) {}
+  AxisSpec(const Axis&);
+  AxisSpec(Axes);
+  AxisSpec(std::initializer_list<Axis>);
   const Axes& axes() const { return axes_; }
   operator const Axes&() const { return axes_; }
   auto begin() const { return axes_.begin(); }

@@ -107,11 +107,12 @@ template <class F, std::size_t I, class A> decltype(auto) argument(const A& a) {
 struct Parts {
   int count = 0;
   std::vector<int> of_leaf = {};
+  void end(const Walk&);                         // of the part that was walked last
 };
 template <class... A> Walk walk_parts(Parts& parts, const A&... each) {
   Walk w;
   w.with_statics = true;
-  ((walk(w, const_cast<A&>(each)), parts.of_leaf.resize(w.arrays.size(), parts.count++)), ...);
+  ((walk(w, const_cast<A&>(each)), parts.end(w)), ...);
   return w;
 }
 template <class R> Parts parts_of(const R& result) {

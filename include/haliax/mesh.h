@@ -45,17 +45,17 @@ class Mapping {
   struct Entry {
     Name axis;
     std::vector<std::string> mesh_axes;
-    Entry(Name a, const char* m) : axis(a), mesh_axes{m} {}
-    Entry(const char* a, const char* m) : axis(a), mesh_axes{m} {}
-    Entry(const Axis& a, const char* m) : axis(a.name), mesh_axes{m} {}
-    Entry(Name a, std::vector<std::string> m) : axis(a), mesh_axes(std::move(m)) {}
-    Entry(const Axis& a, std::vector<std::string> m) : axis(a.name), mesh_axes(std::move(m)) {}
-    Entry(Name a, std::nullopt_t) : axis(a) {}
+    Entry(Name, const char* mesh_axis);
+    Entry(const char*, const char* mesh_axis);
+    Entry(const Axis&, const char* mesh_axis);
+    Entry(Name, std::vector<std::string> mesh_axes);
+    Entry(const Axis&, std::vector<std::string> mesh_axes);
+    Entry(Name, std::nullopt_t);
     friend bool operator==(const Entry&, const Entry&) = default;
   };
   Mapping() = default;
   // Raises for an axis that is named twice, a mesh axis that is there twice for one axis, and names that are empty.
-  Mapping(std::initializer_list<Entry> e, SourceLocation at = SourceLocation::current()) : Mapping(of(e, at)) {}
+  Mapping(std::initializer_list<Entry>, SourceLocation = SourceLocation::current());
   static Mapping of(std::vector<Entry>, SourceLocation = SourceLocation::current());
   const std::vector<Entry>& entries() const { return entries_; }
   const std::vector<std::string>* find(Name) const;    // null: not mapped
@@ -70,9 +70,9 @@ std::ostream& operator<<(std::ostream&, const Mapping&);
 // One mapping for all arguments (or results) of a function, or one for each; an empty optional says nothing about its argument.
 class Mappings {
  public:
-  Mappings(Mapping all) : each_{std::move(all)}, one_(true) {}
-  Mappings(std::vector<std::optional<Mapping>> e) : each_(std::move(e)) {}
-  static Mappings of_each(std::vector<std::optional<Mapping>> e) { return Mappings(std::move(e)); }
+  Mappings(Mapping all);
+  Mappings(std::vector<std::optional<Mapping>>);
+  static Mappings of_each(std::vector<std::optional<Mapping>>);
   const std::vector<std::optional<Mapping>>& each() const { return each_; }
   bool one() const { return one_; }                    // for all
   const Mapping* of(std::size_t argument) const;       // null: nothing is said

@@ -292,10 +292,10 @@ template <class Schedule>
 using ScheduledAdamW = Chain<ScaleByAdam, AddDecayedWeights, ScaleBySchedule<Negative<Schedule>>>;
 
 // ---- by their usual names ------------------------------------------------------------------------------------------------
-inline ClipByGlobalNorm clip_by_global_norm(double max_norm) { return {max_norm}; }
-inline ScaleByAdam scale_by_adam(double b1 = 0.9, double b2 = 0.999, double eps = 1e-8) { return {b1, b2, eps}; }
-inline AddDecayedWeights add_decayed_weights(double weight_decay, LeafFilter mask = {}) { return {weight_decay, mask}; }
-inline Scale scale(double factor) { return {factor}; }
+ClipByGlobalNorm clip_by_global_norm(double max_norm);
+ScaleByAdam scale_by_adam(double b1 = 0.9, double b2 = 0.999, double eps = 1e-8);
+AddDecayedWeights add_decayed_weights(double weight_decay, LeafFilter mask = {});
+Scale scale(double factor);
 template <class S>
 ScaleBySchedule<S> scale_by_schedule(S schedule) {
   return {std::move(schedule)};
@@ -312,12 +312,10 @@ struct SgdOptions {
   double learning_rate = 1e-2, momentum = 0;
   bool nesterov = false;
 };
-inline Sgd sgd(SgdOptions o = {}) { return chain(Momentum{o.momentum, o.nesterov}, Scale{-o.learning_rate}); }
-inline Adam adam(AdamOptions o = {}) { return chain(ScaleByAdam{o.b1, o.b2, o.eps}, Scale{-o.learning_rate}); }
+Sgd sgd(SgdOptions = {});
+Adam adam(AdamOptions = {});
 // p - learning_rate * (m / (sqrt(v) + eps) + weight_decay * p)
-inline AdamW adamw(AdamWOptions o = {}) {
-  return chain(ScaleByAdam{o.b1, o.b2, o.eps}, AddDecayedWeights{o.weight_decay, o.mask}, Scale{-o.learning_rate});
-}
+AdamW adamw(AdamWOptions = {});
 // The same with a schedule in place of the learning rate.
 template <class S>
 ScheduledAdamW<S> adamw(S schedule, AdamWOptions o) {

@@ -31,10 +31,12 @@ requires(!std::is_convertible_v<const T&, Arr>) T shard(const T& tree, SourceLoc
 // ---- two mappings ---------------------------------------------------------------------------------------------------------
 // Fully sharded data parallelism: arguments and results lie as `params` says, what is computed as `compute` says. The same as
 // named_jit(f, {.axis_resources = compute, .in = params, .out = params}).
+namespace detail {
+JitOptions fsdp_options(Mapping params, Mapping compute, JitOptions);
+}
 template <class F>
 Jitted<F> fsdp(F f, Mapping params, Mapping compute, JitOptions options = {}) {
-  options.in = params, options.out = std::move(params), options.axis_resources = std::move(compute);
-  return named_jit(std::move(f), std::move(options));
+  return named_jit(std::move(f), detail::fsdp_options(std::move(params), std::move(compute), std::move(options)));
 }
 
 // ---- functions of local shards ----------------------------------------------------------------------------------------------

@@ -425,7 +425,7 @@ struct Walk {
   void add(const AxisSpec&);
   void add(const AxisSelection&);
   void add(StaticValue);
-  void add_unequal() { unequal.push_back(path); }
+  void add_unequal();
 };
 
 // Adds what `tree` holds to `w`.

@@ -6,6 +6,18 @@
 
 namespace haliax {
 
+AxisSelection::AxisSelection(Name n) : all_(false), items_{n} {}
+AxisSelection::AxisSelection(const char* n) : all_(false), items_{n} {}
+AxisSelection::AxisSelection(const std::string& n) : all_(false), items_{n} {}
+AxisSelection::AxisSelection(const Axis& a) : all_(false), items_{a} {}
+AxisSelection::AxisSelection(const AxisSelector& s) : all_(false), items_{s} {}
+AxisSelection::AxisSelection(const Axes& axes) : all_(false), items_(axes.begin(), axes.end()) {}
+AxisSelection::AxisSelection(const Names& names) : all_(false), items_(names.begin(), names.end()) {}
+AxisSelection::AxisSelection(std::initializer_list<AxisSelector> items) : all_(false), items_(items) {}
+AxisSpec::AxisSpec(const Axis& a) : axes_{a} {}
+AxisSpec::AxisSpec(Axes axes) : axes_(std::move(axes)) {}
+AxisSpec::AxisSpec(std::initializer_list<Axis> axes) : axes_(axes) {}
+
 std::string to_string(const Axis& a) { return std::string(a.name.text()) + "=" + std::to_string(a.size); }
 std::string to_string(const Axes& axes) {
   std::string s = "(";

@@ -65,7 +65,7 @@ static void unlock_alone() noexcept {
   state.fetch_and(~kWriter, std::memory_order_release);
   state.notify_all();
 }
-static const bool forks = at_fork({kForkGraph, lock_alone, unlock_alone});
+static const bool graph_forks = at_fork({kForkGraph, lock_alone, unlock_alone});
 
 GraphWriter::GraphWriter() noexcept { lock_alone(); }
 GraphWriter::~GraphWriter() { unlock_alone(); }

@@ -106,6 +106,7 @@ void Walk::note(std::int64_t v) {
   if (with_paths) note(fmt::format("{}", v).c_str());
 }
 void Walk::add_bytes(const void* p, std::size_t size) { statics.append(static_cast<const char*>(p), size); }
+void Walk::add_unequal() { unequal.push_back(path); }
 void Walk::add_length(std::size_t n) {
   add_bytes(&n, sizeof n);
   if (with_paths) note(fmt::format("of {} items", n).c_str());

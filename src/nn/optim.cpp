@@ -16,6 +16,16 @@ NamedArray WarmupCosine::operator()(const NamedArray& count) const {
   return where(step < double(warmup), step * (peak / double(warmup)), down);
 }
 
+ClipByGlobalNorm clip_by_global_norm(double max_norm) { return {max_norm}; }
+ScaleByAdam scale_by_adam(double b1, double b2, double eps) { return {b1, b2, eps}; }
+AddDecayedWeights add_decayed_weights(double weight_decay, LeafFilter mask) { return {weight_decay, std::move(mask)}; }
+Scale scale(double factor) { return {factor}; }
+Sgd sgd(SgdOptions o) { return chain(Momentum{o.momentum, o.nesterov}, Scale{-o.learning_rate}); }
+Adam adam(AdamOptions o) { return chain(ScaleByAdam{o.b1, o.b2, o.eps}, Scale{-o.learning_rate}); }
+AdamW adamw(AdamWOptions o) {
+  return chain(ScaleByAdam{o.b1, o.b2, o.eps}, AddDecayedWeights{o.weight_decay, o.mask}, Scale{-o.learning_rate});
+}
+
 namespace detail {
 namespace {
 

@@ -7,7 +7,7 @@
 namespace haliax {
 namespace {
 
-void lower(const Node& n, Emit& e) {
+void lower_effect(const Node& n, Emit& e) {
   program::Step s;
   s.kind = program::Kind::host;
   s.host.call = static_cast<const Effect&>(*n.attr.payload).call;
@@ -32,7 +32,7 @@ bool is_known(const NodePtr& root) {
 
 }  // namespace
 
-const Op kEffect{.name = "effect", .kind = Kind::step, .lower = lower};
+const Op kEffect{.name = "effect", .kind = Kind::step, .lower = lower_effect};
 
 void add_effect(Nodes values, std::shared_ptr<const program::HostCall> call) {
   auto& last = context().effect;

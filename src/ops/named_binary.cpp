@@ -81,7 +81,7 @@ NodePtr share(G x, G o) {
 const Op kLogaddexp{.name = "logaddexp", .kind = Kind::wrap, .grad = [](G o, G g) {
   return Nodes{nullptr, prim::mul(g, share(o->in[1], o)), prim::mul(g, share(o->in[2], o))};
 }};
-const bool registered = prim::register_ops({&kLogaddexp});
+const bool logaddexp_registered = prim::register_ops({&kLogaddexp});
 
 }  // namespace
 

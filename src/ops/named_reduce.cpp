@@ -10,14 +10,14 @@ namespace {
 using namespace ops;
 
 // What a reduction reads: its operand, a mask, and the axes before and after.
-struct Fold {
+struct Reduced {
   const char* op;
   Here here;
   NodePtr x, mask;
   Axes over, whole, rest;   // folded; with the hidden axes of the mask; what is left of them
   DType narrow, wide;       // of a float result; to compute it in
 
-  Fold(const char* name, const Arr& a, const AxisSelection& selection, const std::optional<NamedArray>& where = {})
+  Reduced(const char* name, const Arr& a, const AxisSelection& selection, const std::optional<NamedArray>& where = {})
       : op(name), here(a.at()), x(node_of(op, a)), over(axes_of(op, x, selection)) {
     Nodes operands{x};
     if (where) operands.push_back(mask = mask_of(op, *where, *x));
@@ -52,16 +52,16 @@ struct Fold {
 };
 
 NamedArray extreme(const char* op, Monoid m, const Arr& a, const AxisSelection& selection, const ReduceOptions& options) {
-  Fold f(op, a, selection, options.where);
+  Reduced f(op, a, selection, options.where);
   f.check_not_empty();
   return NamedArray(cast(f.by(m, f.x), options.dtype.value_or(f.x->dtype)));
 }
 NamedArray truth(const char* op, Monoid m, const Arr& a, const AxisSelection& selection, const ReduceOptions& options) {
-  Fold f(op, a, selection, options.where);
+  Reduced f(op, a, selection, options.where);
   return NamedArray(cast(f.by(m, to_bool(f.x)), options.dtype.value_or(DType::boolean)));
 }
 NamedArray position(const char* op, bool largest, const Arr& a, const std::optional<AxisSelector>& axis) {
-  Fold f(op, a, axis ? AxisSelection{*axis} : AxisSelection());
+  Reduced f(op, a, axis ? AxisSelection{*axis} : AxisSelection());
   f.check_not_empty();
   if (f.over.empty()) return NamedArray(prim::filled(0, prim::position_dtype(1), f.rest));
   return NamedArray(prim::argreduce(largest, prim::cast(f.x, no_bool(f.x->dtype)), f.rest, f.over));
@@ -74,7 +74,7 @@ const Op kSoftmax{.name = "softmax", .kind = Kind::wrap, .grad = [](G o, G g) {
   auto slope = prim::mul(g, o);
   return Nodes{nullptr, prim::sub(slope, prim::mul(o, prim::sum(slope, over)))};
 }};
-const bool registered = prim::register_ops({&prim::kLogsumexp, &kSoftmax});
+const bool reductions_registered = prim::register_ops({&prim::kLogsumexp, &kSoftmax});
 
 }  // namespace
 
@@ -87,7 +87,7 @@ const Op prim::kLogsumexp{.name = "logsumexp", .kind = Kind::wrap, .grad = [](G 
 }};
 
 NamedArray sum(Arr a, const AxisSelection& axis, ReduceOptions options) {
-  Fold f("sum", a, axis, options.where);
+  Reduced f("sum", a, axis, options.where);
   auto count = axis_size(f.over);
   auto dtype = options.dtype.value_or(sum_dtype(f.x->dtype, count));
   if (dtype == DType::boolean) return any(a, axis, options);
@@ -97,12 +97,12 @@ NamedArray sum(Arr a, const AxisSelection& axis, ReduceOptions options) {
   return NamedArray(f.sum(prim::cast(f.x, dtype)));
 }
 NamedArray mean(Arr a, const AxisSelection& axis, ReduceOptions options) {
-  Fold f("mean", a, axis, options.where);
+  Reduced f("mean", a, axis, options.where);
   auto dtype = options.dtype.value_or(f.narrow), wide = wide_of(dtype);
   return NamedArray(cast(prim::fit(prim::div(f.sum(prim::cast(f.x, wide)), f.count(wide)), f.rest), dtype));
 }
 NamedArray prod(Arr a, const AxisSelection& axis, ReduceOptions options) {
-  Fold f("prod", a, axis, options.where);
+  Reduced f("prod", a, axis, options.where);
   auto dtype = options.dtype.value_or(sum_dtype(f.x->dtype, 1));
   if (dtype == DType::boolean) return all(a, axis, options);
   return NamedArray(f.by(Monoid::prod, prim::cast(f.x, dtype)));
@@ -110,11 +110,11 @@ NamedArray prod(Arr a, const AxisSelection& axis, ReduceOptions options) {
 NamedArray max(Arr a, const AxisSelection& axis, ReduceOptions options) { return extreme("max", Monoid::max, a, axis, options); }
 NamedArray min(Arr a, const AxisSelection& axis, ReduceOptions options) { return extreme("min", Monoid::min, a, axis, options); }
 NamedArray var(Arr a, const AxisSelection& axis, VarOptions options) {
-  Fold f("var", a, axis, options.where);
+  Reduced f("var", a, axis, options.where);
   return f.result(f.variance(options.ddof));
 }
 NamedArray std_dev(Arr a, const AxisSelection& axis, VarOptions options) {
-  Fold f("std_dev", a, axis, options.where);
+  Reduced f("std_dev", a, axis, options.where);
   return f.result(prim::sqrt(f.variance(options.ddof)));
 }
 NamedArray any(Arr a, const AxisSelection& axis, ReduceOptions options) { return truth("any", Monoid::max, a, axis, options); }
@@ -123,26 +123,26 @@ NamedArray argmax(Arr a, std::optional<AxisSelector> axis) { return position("ar
 NamedArray argmin(Arr a, std::optional<AxisSelector> axis) { return position("argmin", false, a, axis); }
 
 NamedArray logsumexp(Arr a, const AxisSelection& axis) {
-  Fold f("logsumexp", a, axis);
+  Reduced f("logsumexp", a, axis);
   auto x = prim::cast(f.x, f.wide), top = f.greatest(x);
   auto shift = prim::select(prim::map(prim::kIsFinite, {top}, DType::boolean), top, prim::number(0, f.wide));
   auto e = prim::exp(prim::sub(x, shift)), total = f.sum(e), value = prim::add(prim::log(total), shift);
   return f.result(make(prim::kLogsumexp, {value, x, e, total, top}, f.rest, f.wide, {.names = names_of(f.over)}));
 }
 NamedArray softmax(Arr a, const AxisSelection& axis) {
-  Fold f("softmax", a, axis);
+  Reduced f("softmax", a, axis);
   auto x = prim::fit(prim::cast(f.x, f.wide), f.whole), e = prim::exp(prim::sub(x, f.greatest(x)));
   auto value = prim::mul(e, prim::reciprocal(f.sum(e)));
   return f.result(make(kSoftmax, {value, x}, f.whole, f.wide, {.names = names_of(f.over)}));
 }
 // Not x - logsumexp(x): far from zero the two would agree in all digits that matter.
 NamedArray log_softmax(Arr a, const AxisSelection& axis) {
-  Fold f("log_softmax", a, axis);
+  Reduced f("log_softmax", a, axis);
   auto x = prim::fit(prim::cast(f.x, f.wide), f.whole), shifted = prim::sub(x, f.greatest(x));
   return f.result(prim::sub(shifted, prim::log(f.sum(prim::exp(shifted)))));
 }
 NamedArray standardize(Arr a, const AxisSelection& axis, double epsilon) {
-  Fold f("standardize", a, axis);
+  Reduced f("standardize", a, axis);
   auto centred = f.centred(prim::cast(f.x, f.wide));
   auto scale = prim::rsqrt(prim::add(f.variance(0), prim::number(epsilon, f.wide)));
   return f.result(prim::fit(prim::mul(centred, scale), f.whole));

@@ -230,7 +230,7 @@ Idle<Crew>& crews() {
   return *all;
 }
 // A child has none of their threads.
-const bool forks = at_fork({kForkRest, nullptr, nullptr, [] { new (&crews()) Idle<Crew>; }});
+const bool crew_forks = at_fork({kForkRest, nullptr, nullptr, [] { new (&crews()) Idle<Crew>; }});
 
 }  // namespace
 

@@ -24,8 +24,8 @@ struct Running {
   }
 };
 // In a child nobody computes; the threads that waited are not there either.
-const bool forks = at_fork({kForkRest, [] { Running::now().lock.lock(); }, [] { Running::now().lock.unlock(); },
-                            [] { new (&Running::now()) Running; }});
+const bool running_forks = at_fork({kForkRest, [] { Running::now().lock.lock(); }, [] { Running::now().lock.unlock(); },
+                                    [] { new (&Running::now()) Running; }});
 thread_local int computing = 0;   // calls of compute, around: a kernel of the user's that reads arrays
 
 // What this thread is to compute of those that have no value: all that nobody else does. If that is none, the others have been

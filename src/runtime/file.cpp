@@ -15,7 +15,7 @@
 namespace haliax {
 namespace {
 
-[[noreturn]] void fail(const char* op, const std::string& path, const char* what) {
+[[noreturn]] void fail_on(const char* op, const std::string& path, const char* what) {
   haliax::fail(op, fmt::format("{} {}: {}", path, what, std::strerror(errno)));
 }
 
@@ -23,7 +23,7 @@ class OutputFile {
  public:
   OutputFile(const char* op, const std::string& path)
       : op_(op), path_(path), descriptor_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
-    if (descriptor_ < 0) fail(op_, path_, "cannot be opened");
+    if (descriptor_ < 0) fail_on(op_, path_, "cannot be opened");
   }
   ~OutputFile() {
     if (descriptor_ >= 0) ::close(descriptor_);
@@ -34,13 +34,13 @@ class OutputFile {
     while (!data.empty()) {
       const ssize_t n = ::write(descriptor_, data.data(), data.size());
       if (n < 0 && errno == EINTR) continue;
-      if (n < 0) fail(op_, path_, "cannot be written");
+      if (n < 0) fail_on(op_, path_, "cannot be written");
       data = data.subspan(std::size_t(n));
     }
   }
   void sync_and_close() {
-    if (::fsync(descriptor_) != 0) fail(op_, path_, "cannot be written");
-    if (::close(std::exchange(descriptor_, -1)) != 0) fail(op_, path_, "cannot be written");
+    if (::fsync(descriptor_) != 0) fail_on(op_, path_, "cannot be written");
+    if (::close(std::exchange(descriptor_, -1)) != 0) fail_on(op_, path_, "cannot be written");
   }
 
  private:
@@ -53,12 +53,12 @@ class OutputFile {
 
 InputFile::InputFile(const char* op, const std::string& path)
     : op_(op), path_(path), descriptor_(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC)) {
-  if (descriptor_ < 0) fail(op_, path_, "cannot be opened");
+  if (descriptor_ < 0) fail_on(op_, path_, "cannot be opened");
 }
 InputFile::~InputFile() { ::close(descriptor_); }
 std::int64_t InputFile::size() const {
   struct stat status {};
-  if (::fstat(descriptor_, &status) != 0) fail(op_, path_, "cannot be read");
+  if (::fstat(descriptor_, &status) != 0) fail_on(op_, path_, "cannot be read");
   if (!S_ISREG(status.st_mode)) haliax::fail(op_, path_ + " is not a regular file");
   return status.st_size;
 }
@@ -66,7 +66,7 @@ void InputFile::read(void* data, std::int64_t bytes) {
   for (auto* at = static_cast<char*>(data); bytes > 0;) {
     const ssize_t n = ::read(descriptor_, at, std::size_t(bytes));
     if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail(op_, path_, "cannot be read");
+    if (n < 0) fail_on(op_, path_, "cannot be read");
     if (n == 0) haliax::fail(op_, path_ + " became shorter while it was read");
     at += n, bytes -= n;
   }
@@ -85,7 +85,7 @@ void replace_file(const char* op, const std::string& path, const std::vector<std
     OutputFile out(op, unfinished);
     for (auto& part : parts) out.write(part);
     out.sync_and_close();
-    if (std::rename(unfinished.c_str(), path.c_str()) != 0) fail(op, path, "cannot be written");
+    if (std::rename(unfinished.c_str(), path.c_str()) != 0) fail_on(op, path, "cannot be written");
   } catch (...) {
     ::unlink(unfinished.c_str());
     throw;

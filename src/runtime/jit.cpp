@@ -25,6 +25,8 @@ bool owns_memory(const Node& n) { return n.op != &prim::kNumber && n.op != &prim
 
 }  // namespace
 
+void Parts::end(const Walk& w) { of_leaf.resize(w.arrays.size(), count++); }
+
 // ---- from a trace to a Program ----
 Nodes JitCore::Impl::roots_of(const Leaves& results, const Parts& parts) {
   auto& e = *pending;
@@ -121,7 +123,7 @@ Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) c
   return out;
 }
 static constinit std::mutex showing;   // of all: it is held to copy a report
-static const bool forks = at_fork({kForkRest, [] { showing.lock(); }, [] { showing.unlock(); }});
+static const bool showing_forks = at_fork({kForkRest, [] { showing.lock(); }, [] { showing.unlock(); }});
 
 JitCore::Turn::Turn(JitCore& core) : core_(core) {
   auto& m = *core.impl_;

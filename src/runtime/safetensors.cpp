@@ -25,7 +25,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors are littl
 constexpr std::int64_t max_header = 100'000'000;   // of the format's own reader
 constexpr const char* metadata_key = "__metadata__";
 
-const std::map<DType, std::string> format_names{
+const std::map<DType, std::string> safetensors_names{
     {DType::f32, "F32"}, {DType::f64, "F64"}, {DType::bf16, "BF16"}, {DType::f16, "F16"}, {DType::i8, "I8"},
     {DType::i16, "I16"}, {DType::i32, "I32"}, {DType::i64, "I64"},   {DType::u8, "U8"},   {DType::u16, "U16"},
     {DType::u32, "U32"}, {DType::u64, "U64"}, {DType::boolean, "BOOL"}};
@@ -113,8 +113,8 @@ class Reader {
     TensorEntry e;
     e.tensor.name = name;
     const std::string dtype = fields["dtype"];
-    const auto known = std::find_if(format_names.begin(), format_names.end(), [&](auto& n) { return dtype == n.second; });
-    if (known == format_names.end()) fail(name, "has dtype " + printable(dtype) + ", which is not supported");
+    const auto known = std::find_if(safetensors_names.begin(), safetensors_names.end(), [&](auto& n) { return dtype == n.second; });
+    if (known == safetensors_names.end()) fail(name, "has dtype " + printable(dtype) + ", which is not supported");
     e.tensor.dtype = known->first;
     e.tensor.shape = integers(name, "shape", fields["shape"]);
     const auto offsets = integers(name, "data_offsets", fields["data_offsets"]);
@@ -181,7 +181,7 @@ std::string header_of(const std::vector<const Tensor*>& order, const TensorFile&
     if (t->dtype == DType::boolean && !is_boolean_data(t->data)) fail(*t, "holds a bool that is not 0 or 1");
     if (t->name == metadata_key) fail(*t, "has a name that the format keeps for itself");
     if (root.contains(t->name)) fail(*t, "is there twice");
-    root[t->name] = {{"dtype", format_names.at(t->dtype)}, {"shape", t->shape}, {"data_offsets", {at, at + *wanted}}};
+    root[t->name] = {{"dtype", safetensors_names.at(t->dtype)}, {"shape", t->shape}, {"data_offsets", {at, at + *wanted}}};
     at += *wanted;
   }
   for (const auto& [key, value] : file.metadata) root[metadata_key][key] = value;

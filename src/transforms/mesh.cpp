@@ -97,6 +97,13 @@ std::string to_string(const Mesh& m) {
 }
 
 // ---- mappings ----
+Mapping::Entry::Entry(Name a, const char* m) : axis(a), mesh_axes{m} {}
+Mapping::Entry::Entry(const char* a, const char* m) : axis(a), mesh_axes{m} {}
+Mapping::Entry::Entry(const Axis& a, const char* m) : axis(a.name), mesh_axes{m} {}
+Mapping::Entry::Entry(Name a, std::vector<std::string> m) : axis(a), mesh_axes(std::move(m)) {}
+Mapping::Entry::Entry(const Axis& a, std::vector<std::string> m) : axis(a.name), mesh_axes(std::move(m)) {}
+Mapping::Entry::Entry(Name a, std::nullopt_t) : axis(a) {}
+Mapping::Mapping(std::initializer_list<Entry> e, SourceLocation at) : Mapping(of(e, at)) {}
 Mapping Mapping::of(std::vector<Entry> entries, SourceLocation at) {
   Here here(at);
   Mapping m;
@@ -125,6 +132,9 @@ std::string to_string(const Mapping& m) {
     out.push_back(fmt::format("{}: {}", e.axis, shown(e.mesh_axes)));
   return "{" + joined(out, ", ") + "}";
 }
+Mappings::Mappings(Mapping all) : each_{std::move(all)}, one_(true) {}
+Mappings::Mappings(std::vector<std::optional<Mapping>> e) : each_(std::move(e)) {}
+Mappings Mappings::of_each(std::vector<std::optional<Mapping>> e) { return Mappings(std::move(e)); }
 const Mapping* Mappings::of(std::size_t argument) const {
   auto k = one_ ? 0 : argument;
   return k < each_.size() && each_[k] ? &*each_[k] : nullptr;

@@ -65,6 +65,10 @@ NodePtr split(const char* op, const NodePtr& x, const Axes& outer, Name axis, co
 
 namespace detail {
 
+JitOptions fsdp_options(Mapping params, Mapping compute, JitOptions options) {
+  options.in = params, options.out = std::move(params), options.axis_resources = std::move(compute);
+  return options;
+}
 ShardMap::ShardMap(const JitOptions& options) : options_(options) {
   Here here(options.at);
   mesh_ = options.mesh ? std::make_shared<const Mesh>(*options.mesh) : current_mesh();

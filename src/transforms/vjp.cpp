@@ -64,9 +64,9 @@ struct Residuals {
   }
 };
 
-class Walk {
+class Backward {
  public:
-  Walk(const Nodes& ys, const Nodes& gs, const Nodes& wrt) : wrt_(wrt) {
+  Backward(const Nodes& ys, const Nodes& gs, const Nodes& wrt) : wrt_(wrt) {
     for (auto& x : wrt) goals_.insert(x.get());
     needed_ = dependents(ys, goals_);
     for (std::size_t k = 0; k < ys.size(); ++k) give(ys[k], gs[k]);
@@ -242,6 +242,6 @@ class Walk {
 
 }  // namespace
 
-Nodes vjp(const Nodes& ys, const Nodes& gs, const Nodes& wrt) { return Walk(ys, gs, wrt).run(); }
+Nodes vjp(const Nodes& ys, const Nodes& gs, const Nodes& wrt) { return Backward(ys, gs, wrt).run(); }
 
 }  // namespace haliax

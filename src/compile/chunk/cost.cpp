@@ -30,7 +30,7 @@ double bringing(const View& v, const program::Dims& dims) {
   bool walks = std::any_of(v.terms.begin(), v.terms.end(), [](auto& t) { return t.loop >= 0; });
   return n * (walks || n > kCache ? kMultiplicationsPerByte : n > kNear ? kMultiplicationsPerFarByte : 0);
 }
-double cost_of(const program::Contract& c) {
+double cost_of_product(const program::Contract& c) {
   program::Dims dims;
   for (auto* part : {&c.batch, &c.m, &c.n, &c.k}) dims.insert(dims.end(), part->begin(), part->end());
   double m = product(c.m), n = product(c.n), k = product(c.k);
@@ -43,7 +43,7 @@ double cost_of(const program::Contract& c) {
   }
   return std::max(work, memory) + std::min(work, memory) / 4 + waits;   // memory is read ahead, mostly
 }
-double cost_of(const program::Fused& f) {
+double cost_of_kernel(const program::Fused& f) {
   double outer = 1, inner = 1, points = 0;
   for (std::size_t d = 0; d < f.dims.size(); ++d) (int(d) < f.outer ? outer : inner) *= double(f.dims[d]);
   for (auto& i : f.code) {
@@ -60,8 +60,8 @@ double cost_of(const std::vector<Step>& steps) {
   double sum = 0;
   for (auto& s : steps) {
     if (s.kind == program::Kind::loop) sum += double(s.loop.trips) * cost_of(s.loop.body);
-    else if (s.kind == program::Kind::contract) sum += cost_of(s.contract);
-    else if (s.kind == program::Kind::fused) sum += cost_of(s.fused);
+    else if (s.kind == program::Kind::contract) sum += cost_of_product(s.contract);
+    else if (s.kind == program::Kind::fused) sum += cost_of_kernel(s.fused);
   }
   return sum;
 }

@@ -13,6 +13,8 @@
 
 namespace haliax {
 
+inline constexpr std::int64_t kAlign = 64;   // bytes; where what lies in the arena begins
+
 // Where everything lies: in-place updates, donated arguments, and offsets in one arena.
 void plan_memory(program::Program&, const std::vector<bool>& donated, bool reuse);
 // Of an argument that was donated, and that no result took the place of, behind plan_memory: the line that stands in the way, and

@@ -22,7 +22,6 @@ using program::Program;
 using program::Step;
 using program::View;
 
-constexpr std::int64_t kAlign = 64;
 constexpr int kForever = 1 << 30;
 
 void drop(Step& s) { s.kind = Kind::fused, s.fused = {}; }   // swept out afterwards

@@ -26,7 +26,6 @@ using program::View;
 using program::points;
 
 constexpr std::int64_t kFewest = 96;   // multiplications an element, from which to make it costs more than to keep it
-constexpr std::int64_t kAlign = 64;    // bytes
 
 // From the first element that a view of the step reaches in a turn to behind the last one; none if that cannot be said.
 std::optional<std::int64_t> extent(const View& v, const Step& s) {

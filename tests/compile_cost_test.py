@@ -1,0 +1,63 @@
+"""What the headers cost those who include them: counted in what the compiler allocates, which does not vary, and in seconds."""
+import os
+import re
+import resource
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+GCC = next((c for c in ("g++-12", "g++") if shutil.which(c)), None)
+COMPILERS = [c for c in (GCC, next((c for c in ("clang++-14", "clang++") if shutil.which(c)), None)) if c]
+# What the public headers need of the standard library, less what is small.
+NEEDED = "".join(f"#include <{name}>\n" for name in ("memory", "optional", "string", "tuple", "vector"))
+
+
+@unittest.skipUnless(COMPILERS, "there is no compiler")
+class CompileCost(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+
+    def compiled(self, compiler, source, *flags):
+        """What the compiler said, and its seconds of a processor."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run([compiler, "-std=c++20", "-I", ROOT / "include", "-c", source, "-o", self.folder / "made.o", *flags],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ, LC_ALL="C"))
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        self.assertEqual(done.returncode, 0, done.stdout)
+        return done.stdout, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+    def source(self, name, code):
+        (self.folder / name).write_text(code)
+        return self.folder / name
+
+    def megabytes(self, code):
+        report, _ = self.compiled(GCC, self.source("measured.cpp", code), "-fsyntax-only", "-ftime-report")
+        size, unit = re.search(r"^ TOTAL .* (\d+)([kMG])$", report, re.MULTILINE).groups()
+        return int(size) * {"k": 1e-3, "M": 1, "G": 1e3}[unit]
+
+    @unittest.skipUnless(GCC, "there is no g++")
+    def test_the_umbrella_header_costs_little_more_than_what_it_needs(self):
+        ratio = self.megabytes('#include "haliax/haliax.h"\n') / self.megabytes(NEEDED)
+        self.assertLess(ratio, 1.85, "haliax.h has become dearer: clang++ -ftime-trace shows what it instantiates")
+
+    def test_a_llama_compiles_in_three_seconds(self):
+        needed = self.source("needed.cpp", NEEDED)
+        for compiler in COMPILERS:
+            with self.subTest(compiler):
+                seconds, slow = [], []
+                for _ in range(4):   # other programs run, too: the best of some
+                    slow.append(self.compiled(compiler, needed, "-fsyntax-only")[1])
+                    seconds.append(self.compiled(compiler, ROOT / "examples/llama/main.cpp", "-O2")[1])
+                    if min(seconds) < 3:
+                        break
+                # Where the standard headers take more than a third of a second, the machine is slower than what is meant.
+                self.assertLess(min(seconds), 3 * max(1, min(slow) / 0.33))
+
+
+if __name__ == "__main__":
+    unittest.main()

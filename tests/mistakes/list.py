@@ -1,0 +1,165 @@
+"""Each mistake of README.md gives what is said there: compiled as a user would, with g++ and clang, and run with what is installed."""
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+import typing
+import unittest
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+ROOT = FOLDER.parent.parent
+BUILD = ROOT / "build"
+KINDS = ("Gives", "Raises", "Says", "Refused", "Warned")
+COMPILERS = [found for found in (next((c for c in names if shutil.which(c)), None) for names in (
+    ("g++-12", "g++"), ("clang++-14", "clang++"))) if found]
+HEAD = """
+#include <sys/wait.h>
+#include <unistd.h>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <thread>
+#include <unordered_map>
+#include "haliax/haliax.h"
+#include "haliax/state_dict.h"
+using namespace haliax;
+"""
+SETUP = """
+[[maybe_unused]] const Axis N("n", 3);
+[[maybe_unused]] const auto x = arange(N, {.dtype = DType::f32}), y = x + 1;
+"""
+MAIN = """
+template <class T> void show(const T& v) {
+  if constexpr (std::is_same_v<T, NamedArray>) for (bool first = true; float e : v.floats()) std::cout << (first ? "" : " ") << e, first = false;
+  else std::cout << v;
+}
+template <class F> void run(F f) {
+  try {
+    if constexpr (std::is_void_v<decltype(f())>) f();
+    else show(f());
+  } catch (const Error& e) {
+    std::cout << "raises " << e.what();
+  }
+  std::cout << std::endl;
+}
+"""
+
+
+class Mistake(typing.NamedTuple):
+    number: int
+    title: str
+    line: int      # of README.md, where the code begins
+    code: str
+    kind: str
+    words: list
+
+    def whole(self):
+        """With functions of its own, the one that runs called f; else it is the body of f."""
+        at = f'#line {self.line} "README.md"\n'
+        return at + self.code if re.search(r"^(auto|void) f\(", self.code, re.MULTILINE) else f"auto f() {{\n{at}{self.code}}}\n"
+
+
+def mistakes():
+    text = (FOLDER / "README.md").read_text()
+    form = re.compile(r"^### ([^\n]*)\n```cpp\n(.*?)```\n(\w+) ([^\n]*)\n", re.MULTILINE | re.DOTALL)
+    found = []
+    for entry in form.finditer(text):
+        title, code, kind, words = entry.groups()
+        line = text.count("\n", 0, entry.start()) + 3
+        words = [quoted or f"README.md:{line + int(row) - 1}" for quoted, row in re.findall(r"`([^`]*)`|line (\d+)", words)]
+        found.append(Mistake(len(found), title, line, code, kind, words))
+    return found
+
+
+class Compiler:
+    """One compiler, with the headers compiled once."""
+
+    def __init__(self, name, folder):
+        self.name, self.folder = name, pathlib.Path(folder) / name
+        self.folder.mkdir()
+        header = self.folder / "head.h"
+        header.write_text(HEAD + SETUP)
+        self.flags = ["-std=c++20", "-Wall", "-I", ROOT / "include"]
+        clang = "clang" in name
+        made = header.with_suffix(".pch" if clang else ".h.gch")
+        done = self.call("-x", "c++-header", header, "-o", made)
+        assert done.returncode == 0, done.stdout
+        self.flags += ["-include-pch", made] if clang else ["-include", header]
+
+    def call(self, *arguments):
+        return subprocess.run([self.name, *map(str, [*self.flags, *arguments])], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                              text=True, env=dict(os.environ, LC_ALL="C"))
+
+    def checked(self, mistake):
+        source = self.folder / f"{mistake.number}.cpp"
+        source.write_text(mistake.whole())
+        return self.call("-fsyntax-only", source)
+
+    def program(self, those):
+        source, made = self.folder / "all.cpp", self.folder / "all"
+        cases = "".join(f"    case {m.number}: run([] {{ return mistake_{m.number}::f(); }}); break;\n" for m in those)
+        source.write_text("".join(f"namespace mistake_{m.number} {{\n{m.whole()}}}\n" for m in those) + MAIN
+                          + f"int main(int, char** argv) {{\n  switch (std::atoi(argv[1])) {{\n{cases}  }}\n}}\n")
+        done = self.call("-w", source, "-o", made, f"-L{BUILD}", "-lhaliax", f"-Wl,-rpath,{BUILD}", "-pthread")
+        assert done.returncode == 0, done.stdout
+        return made
+
+
+class Mistakes(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.folder, cls.all = pathlib.Path(folder.name), mistakes()
+        cls.compilers = [Compiler(name, folder.name) for name in COMPILERS]
+        cls.pool = concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0)))
+        cls.addClassCleanup(cls.pool.shutdown)
+
+    def test_the_list_is_whole(self):
+        text = (FOLDER / "README.md").read_text()
+        self.assertEqual(len(self.all), len(re.findall("^### ", text, re.MULTILINE)))
+        self.assertGreaterEqual(len(self.all), 40)
+        self.assertEqual([m.title for m in self.all if m.kind not in KINDS or not m.words], [])
+
+    def says(self, mistake, text):
+        for word in mistake.words:
+            self.assertIn(word, text)
+
+    def test_what_does_not_compile_and_what_warns(self):
+        those = [m for m in self.all if m.kind in ("Refused", "Warned")]
+        for compiler in self.compilers:
+            for mistake, done in zip(those, self.pool.map(compiler.checked, those)):
+                with self.subTest(mistake.title, compiler=compiler.name):
+                    lines = done.stdout.splitlines()
+                    told = [line for line in lines if re.search(r"error:|warning:", line)]
+                    self.assertEqual(done.returncode != 0, mistake.kind == "Refused", done.stdout)
+                    self.assertEqual(len(told), 1, done.stdout)
+                    self.assertIn("haliax: " if mistake.kind == "Refused" else mistake.words[0], told[0])
+                    self.assertLess(len(lines), 30, done.stdout)
+                    self.says(mistake, done.stdout)
+
+    @unittest.skipUnless((BUILD / "libhaliax.so").exists(), "build/ has no shared library: tools/build")
+    def test_what_raises_or_gives_what_it_says(self):
+        those = [m for m in self.all if m.kind in ("Gives", "Raises", "Says")]
+        for compiler, program in zip(self.compilers, self.pool.map(lambda c: c.program(those), self.compilers)):
+            run = lambda m: subprocess.run([program, str(m.number)], capture_output=True, text=True, cwd=self.folder)
+            for mistake, done in zip(those, self.pool.map(run, those)):
+                with self.subTest(mistake.title, compiler=compiler.name):
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    told = done.stdout.rstrip("\n")
+                    self.assertEqual(told.startswith("raises "), mistake.kind == "Raises", told)
+                    if mistake.kind == "Says":
+                        self.says(mistake, done.stderr)
+                    elif mistake.kind == "Raises" or len(mistake.words) > 1:
+                        self.says(mistake, told)
+                    else:
+                        self.assertEqual([told], mistake.words)
+                    if mistake.kind != "Says":
+                        self.assertEqual(done.stderr, "")
+
+
+if __name__ == "__main__":
+    unittest.main()
