@@ -11,6 +11,7 @@
 
 namespace [[gnu::visibility("default")]] haliax {
 
+inline constexpr std::int64_t most_bytes = std::int64_t(1) << 62;
 struct JitOptions {
   std::vector<int> donate = {};  // arguments (from 0) whose memory the results may take; they cannot be used afterwards
   std::string backend = {};                      // "cpu" (the default) or "reference"
@@ -30,6 +31,10 @@ struct JitOptions {
   // contracted with its part of the other operand as it comes. As many bytes in devices - 1 calls; two blocks of memory in place
   // of all. Sums along the gathered axis are taken block by block. See docs/sharding.md for what is gathered as ever.
   bool ring = false;
+  // Scores (a product of queries and keys that only a softmax, or another function of each query, and a sum over the keys read)
+  // of more bytes than this are never whole: queries are walked in chunks, as chunked_reduce would, in the gradient too. None:
+  // than HALIAX_SCORES says, or else than 32 MiB and the queries and keys themselves. 0: all scores; most_bytes: no scores.
+  std::optional<std::int64_t> scores_budget = {};
   // Sums of bf16 and f16 that are pending on the mesh (dot, sum, at_add along a cut axis) are made, sent and added up in f32, and
   // rounded once, for twice the bytes. Else each device rounds its own part first.
   std::optional<DType> reduce_dtype = {};

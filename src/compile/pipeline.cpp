@@ -10,6 +10,7 @@
 #include "compile/loops/loops.h"
 #include "compile/memory/memory.h"
 #include "compile/verify.h"
+#include "transforms/scores.h"
 
 namespace haliax {
 namespace {
@@ -20,6 +21,8 @@ const Pass kPasses[] = {
     // ---- the graph of the whole ----
     {"strip_wraps", "drops tracers and custom gradients; borders of chunks stay", Stage::graph, false,
      [](Compilation& c) { c.roots = strip_wraps(c.roots, c.options.optional); }},
+    {"scores", "puts borders around scores that are too large to be whole", Stage::graph, true,
+     [](Compilation& c) { c.roots = with_score_borders(c.roots, c.options.scores_budget, c.options.chunk_depth); }},
     {"widen_products", "makes narrow products f32 that are read so from chunks", Stage::graph, true,
      [](Compilation& c) { c.roots = widen_products(c.roots); }},
     {"chunk", "cuts regions of chunked_reduce into loops over chunks", Stage::graph, true,

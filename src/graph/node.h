@@ -200,6 +200,7 @@ struct Context {
   std::shared_ptr<const Trace> trace = {};    // the innermost
   SourceLocation made = {};  // of a layer whose weight no trace has named: where that was made
   int chunked_calls = 0;     // of chunked_reduce, around
+  std::optional<std::int64_t> scores_budget = {};   // of the jit around: see JitOptions
   std::shared_ptr<const Mesh> mesh = {};       // in scope; the mapping is the origin's
   std::shared_ptr<Gradients> gradients = {};   // those that are taken are noted there, if anybody wants to know
   bool in_jit = false;       // what is made runs later, and more than once

@@ -57,6 +57,7 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
   OwnGraph own(roots_of(results, parts));
   Compilation c{own.roots, e.inputs, options_for(name)};
   c.options.donated = e.donated;
+  c.options.scores_budget = options.scores_budget;
   haliax::run(c, Stage::graph, Stage::graph);
   report_loops(c);
   if (auto mesh = this->mesh()) {
@@ -195,6 +196,7 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   m.mapping_outside = context().origin.mapping;
   m.tracing.emplace();
   context().in_jit = true, context().effect = nullptr;
+  context().scores_budget = m.options.scores_budget;
   context().trace = std::move(trace);
   if (auto mesh = m.mesh()) context().mesh = std::move(mesh), context().gradients = std::make_shared<Gradients>();
   if (m.options.axis_resources) context().origin.mapping = std::make_shared<const Mapping>(*m.options.axis_resources);

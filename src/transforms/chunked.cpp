@@ -26,17 +26,6 @@ bool has_gradient(const NodePtr& x) {
   return found;
 }
 constexpr int kTraced = -1;                      // `after` of a call that is being traced
-// How many alike calls, one after another, lie below: x waits for them. What they make is not of this call's region.
-int calls_below(const Nodes& x, ChunkKey call) {
-  int count = 0;
-  for (auto& n : level_of(x, nullptr)) {
-    if (n->op != &prim::kEnter) continue;
-    auto key = ChunkKey::of(n->attr);
-    call.after = key.after;
-    if (key.same_call(call)) count = std::max(count, key.after + 1);
-  }
-  return count;
-}
 // What a result calls the walked axis, which f may have renamed; empty: it has none of it.
 Name walked_name(const NodePtr& result, const Attr& key) {
   std::unordered_map<const Node*, Name> names;
@@ -79,6 +68,36 @@ Nodes capturing(const Nodes& outs, const Attr& key) {
 
 }  // namespace
 
+int calls_below(const Nodes& x, ChunkKey call) {
+  int count = 0;
+  for (auto& n : level_of(x, nullptr)) {
+    if (n->op != &prim::kEnter) continue;
+    auto key = ChunkKey::of(n->attr);
+    call.after = key.after;
+    if (key.same_call(call)) count = std::max(count, key.after + 1);
+  }
+  return count;
+}
+Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index, const std::function<bool(const NodePtr&)>& inside,
+               const Attr& key) {
+  Rewrite in, out;                               // what nodes inside, and those outside, see of a node inside
+  for (auto& n : level) {
+    if (!inside(n)) continue;
+    Nodes operands;
+    bool enters = n->op == &prim::kEnter;        // the new border comes after the old one
+    for (auto& x : n->in) {
+      if (!x) operands.push_back(x);
+      else if (inside(x)) operands.push_back(in.count(x.get()) ? in.at(x.get()) : x);
+      else if (auto y = substitute({x}, out, index)[0]; enters || is_free(y)) operands.push_back(y);
+      else operands.push_back(prim::enter(y, key));
+    }
+    At here(n->origin);
+    auto made = operands == n->in ? n : make(*n->op, operands, n->axes, n->dtype, n->attr);
+    in[n.get()] = enters ? prim::enter(made, key) : made;
+    out[n.get()] = prim::leave(made, key);
+  }
+  return substitute(roots, out, index);
+}
 Attr ChunkKey::attr() const {
   Attr a{.names = {axis}, .ints = {size, depth, memory, form, keep, inside, reverse, blocks, after}};
   a.names.insert(a.names.end(), walked.begin(), walked.end());

@@ -1,11 +1,14 @@
 // chunked_reduce, as it is traced: f on the whole arrays, between two kinds of borders. What goes in `enter`s the region, what
 // comes out `leave`s it, and a cotangent enters where a value leaves.
 #pragma once
+#include <functional>
+
 #include "haliax/chunked.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {
 
+inline constexpr int kOfScores = 1 << 20;          // ChunkKey::inside of borders that nobody wrote: they may be dropped
 // What the borders of a chunked_reduce say. Equal ones are the same region, so that what two losses of one array share is shared.
 struct ChunkKey {
   Name axis;                                     // of this border
@@ -22,6 +25,11 @@ struct ChunkKey {
   bool same_call(const ChunkKey&) const;
 };
 
+// How many alike calls, one after another, lie below: x waits for them. What they make is not of this call's region.
+int calls_below(const Nodes& x, ChunkKey call);
+// The roots, of one level, with borders around what lies inside: the new ones come after the old ones.
+Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index, const std::function<bool(const NodePtr&)>& inside,
+               const Attr& key);
 int blocks_of(Name axis, const Mapping*);          // devices of the mesh in scope that the mapping cuts it for
 
 // f, traced between borders: its results, the same as nodes, and what the borders say.

@@ -6,6 +6,7 @@
 #include "transforms/gradient_names.h"
 #include "transforms/leaves.h"
 #include "transforms/rewrite.h"
+#include "transforms/scores.h"
 
 namespace haliax {
 
@@ -91,6 +92,7 @@ Leaves pullback(const Leaves& ys, const Leaves& gs, const Leaves& wrt, SourceLoc
   }
   for (auto& n : nodes_of(wrt))
     if (is_tracer(n)) x.push_back(n);
+  if (!x.empty()) y = with_score_borders(y, context().scores_budget, context().loop_depth, x);
   auto d = vjp(y, g, x);
   auto next = d.begin();
   return mapped(wrt, [&](const NodePtr& n) { return is_tracer(n) ? or_zeros(*next++, n) : nullptr; });

@@ -91,6 +91,11 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
   for (auto& r : roots) out.push_back(now(r));
   return out;
 }
+NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite& to) {
+  auto made = make_loop(std::move(by));
+  for (std::size_t k = 0; k < loop_of(*old).results.size(); ++k) to[loop_result(old, k).get()] = loop_result(made, k);
+  return made;
+}
 NodePtr substitute(const NodePtr& root, Rewrite& to) { return substitute(Nodes{root}, to)[0]; }
 
 Nodes copied(const Nodes& roots) {

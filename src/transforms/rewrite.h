@@ -40,6 +40,32 @@ std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roo
 // primal's axis order restored, here, once for every op. Nodes of a loop's body keep their identity in the backward body.
 Nodes vjp(const Nodes& ys, const Nodes& gs, const Nodes& wrt);
 
+NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite&);   // result by result; `by` may have more
+// The roots with the bodies of some loops of their level rewritten.
+template <class Wanted, class Rewritten>
+Nodes in_bodies(const Nodes& roots, const Node* index, const Wanted& wanted, const Rewritten& rewritten) {
+  Rewrite to;
+  for (auto& n : level_of(roots, index)) {
+    if (n->op != &kLoop || !wanted(loop_of(*n))) continue;
+    Loop l = loop_of(*n);
+    bool changed = false;
+    Rewrite before = to;                         // an earlier loop, whose results this one reads, has changed
+    for (std::size_t b = 0; b < l.index.size(); ++b) {
+      Nodes values;
+      for (auto& r : l.results) values.push_back(r.value[b]);
+      auto now = rewritten(substitute(values, before, index), l.index[b].get());
+      for (std::size_t k = 0; k < now.size(); ++k) changed |= now[k] != values[k], l.results[k].value[b] = now[k];
+    }
+    for (auto& r : l.results)
+      if (r.start) {
+        auto start = substitute(Nodes{r.start}, before, index)[0];
+        changed |= start != r.start, r.start = start;
+      }
+    if (changed) replace_loop(n, std::move(l), to);
+  }
+  return to.empty() ? roots : substitute(roots, to, index);
+}
+
 // Sums of narrow floats, as f32: what is kept from chunk to chunk, or sent between devices, and rounded once, at the end.
 NodePtr widened(const NodePtr&);
 

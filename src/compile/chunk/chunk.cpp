@@ -67,9 +67,15 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, std::vector<
         auto level = level_of(roots, index);
         auto call = next(level, depth);
         if (!call) break;
-        auto plan = plan_cuts(*call, roots, level, attempt);
-        if (uncut && plan.is_whole()) uncut->push_back(plan.line());
-        roots = apply(plan, roots, index);
+        try {
+          auto plan = plan_cuts(*call, roots, level, attempt);
+          if (uncut && plan.is_whole()) uncut->push_back(plan.line());
+          roots = apply(plan, roots, index);
+        } catch (const Error& e) {
+          if (call->inside != kOfScores) throw;
+          if (uncut) uncut->push_back(std::string("scores stay whole: ") + e.what());
+          roots = without_borders(roots, *call, index);
+        }
         roots = inside(true, depth);
       }
       return inside(false, depth + 1);

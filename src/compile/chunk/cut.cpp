@@ -30,27 +30,9 @@ bool Regions::contain(const NodePtr& n) const {
   return std::any_of(of.begin(), of.end(), [&](auto& r) { return r.contains(n); });
 }
 
-Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index, const Regions& regions, const ChunkKey& tile) {
-  auto key = tile.attr();
-  Rewrite in, out;                               // what nodes inside, and those outside, see of a node inside
-  for (auto& n : level) {
-    if (!regions.contain(n)) continue;
-    Nodes operands;
-    bool enters = n->op == &prim::kEnter;        // the new border comes after the old one
-    for (auto& x : n->in) {
-      if (!x) operands.push_back(x);
-      else if (regions.contain(x)) operands.push_back(in.count(x.get()) ? in.at(x.get()) : x);
-      else if (auto y = substitute({x}, out, index)[0]; enters || is_free(y)) operands.push_back(y);
-      else operands.push_back(prim::enter(y, key));
-    }
-    At here(n->origin);
-    auto made = operands == n->in ? n : make(*n->op, operands, n->axes, n->dtype, n->attr);
-    in[n.get()] = enters ? prim::enter(made, key) : made;
-    out[n.get()] = prim::leave(made, key);
-  }
-  return substitute(roots, out, index);
+Nodes tiled(const Nodes& roots, const Nodes& level, const Node* index, const Regions& regions, const ChunkKey& tile) {
+  return bordered(roots, level, index, [&](const NodePtr& n) { return regions.contain(n); }, tile.attr());
 }
-namespace {
 Nodes without_borders(const Nodes& roots, const ChunkKey& call, const Node* index) {
   Rewrite to;
   for (auto& n : level_of(roots, index)) {
@@ -59,6 +41,7 @@ Nodes without_borders(const Nodes& roots, const ChunkKey& call, const Node* inde
   }
   return to.empty() ? roots : substitute(roots, to, index);
 }
+namespace {
 Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::size_t from) {
   while (from < plan.cuts.size() && plan.cuts[from].second >= plan.cuts[from].first.size) ++from;
   if (from == plan.cuts.size()) return roots;
@@ -75,7 +58,7 @@ Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::
 
 Nodes apply(const CutPlan& plan, const Nodes& roots, const Node* index) {
   auto level = level_of(roots, index);
-  auto in = plan.tile ? bordered(roots, level, index, Regions(plan.call, roots, level), *plan.tile) : roots;
+  auto in = plan.tile ? tiled(roots, level, index, Regions(plan.call, roots, level), *plan.tile) : roots;
   return without_borders(cut_from(plan, in, index, 0), plan.call, index);
 }
 

@@ -23,34 +23,10 @@ struct Regions {
   bool contain(const NodePtr&) const;
 };
 
-// The roots with borders along one more axis around the same regions.
-Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index, const Regions&, const ChunkKey& tile);
+// The roots with borders along one more axis around the same regions; without those of a call.
+Nodes tiled(const Nodes& roots, const Nodes& level, const Node* index, const Regions&, const ChunkKey& tile);
+Nodes without_borders(const Nodes& roots, const ChunkKey& call, const Node* index);
 // The roots, of one level, with loops in place of the regions, and without borders.
 Nodes apply(const CutPlan&, const Nodes& roots, const Node* index);
-
-// The roots with the bodies of some loops of their level rewritten.
-template <class Wanted, class Rewritten>
-Nodes in_bodies(const Nodes& roots, const Node* index, const Wanted& wanted, const Rewritten& rewritten) {
-  Rewrite to;
-  for (auto& n : level_of(roots, index)) {
-    if (n->op != &kLoop || !wanted(loop_of(*n))) continue;
-    Loop l = loop_of(*n);
-    bool changed = false;
-    Rewrite before = to;                         // an earlier loop, whose results this one reads, has changed
-    for (std::size_t b = 0; b < l.index.size(); ++b) {
-      Nodes values;
-      for (auto& r : l.results) values.push_back(r.value[b]);
-      auto now = rewritten(substitute(values, before, index), l.index[b].get());
-      for (std::size_t k = 0; k < now.size(); ++k) changed |= now[k] != values[k], l.results[k].value[b] = now[k];
-    }
-    for (auto& r : l.results)
-      if (r.start) {
-        auto start = substitute(Nodes{r.start}, before, index)[0];
-        changed |= start != r.start, r.start = start;
-      }
-    if (changed) replace_loop(n, std::move(l), to);
-  }
-  return to.empty() ? roots : substitute(roots, to, index);
-}
 
 }  // namespace haliax

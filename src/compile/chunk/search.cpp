@@ -177,7 +177,7 @@ class ChunkSearch {
     // What is summed over rows in a wider dtype than it has in the end is whole while rows are walked one by one.
     if (!inner_.empty())
       if (auto all = trial(tiled(positions(outer_), 1)); all.bytes < t.bytes) t = std::move(all);
-    if (t.bytes > budget_) refuse(t);
+    if (t.bytes > budget_ && call_.inside != kOfScores) refuse(t);
     return t;
   }
 
@@ -224,7 +224,7 @@ class ChunkSearch {
     if (tiles) tile_ = tile_of(call_, level, alone);
     if (!tile_) return;
     try {
-      auto roots = bordered(alone_.roots, level, nullptr, alone, *tile_);
+      auto roots = haliax::tiled(alone_.roots, level, nullptr, alone, *tile_);
       if (Region(tile_->attr(), roots, level_of(roots, nullptr)).sweeps() < least) inner_ = std::exchange(outer_, {*tile_});
       else inner_.push_back(*tile_);
     } catch (const Error&) {                               // what lies inside cannot be cut along that axis

@@ -5,11 +5,6 @@
 
 namespace haliax {
 
-NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite& to) {
-  auto made = make_loop(std::move(by));
-  for (std::size_t k = 0; k < loop_of(*old).results.size(); ++k) to[loop_result(old, k).get()] = loop_result(made, k);
-  return made;
-}
 std::size_t add_result(Loop& l, const LoopResult& r) {
   auto same = std::find(l.results.begin(), l.results.end(), r);
   auto k = std::size_t(same - l.results.begin());

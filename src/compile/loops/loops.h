@@ -13,7 +13,6 @@ Nodes drop_dead_results(Nodes roots);    // results and carries that nobody read
 Nodes merge_loops(Nodes roots);          // loops over one index, of which the later needs no final result of the other
 Nodes accumulate_folds(Nodes roots);     // sum over turns + array: the sum starts from the array
 Nodes accumulate_updates(Nodes roots);   // array + scatter into zeros: scattered into the array
-NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite&);   // result by result; `by` may have more
 bool depends_on(const NodePtr&, const NodePtr& goal);
 std::size_t add_result(Loop&, const LoopResult&);              // which result of the loop it is: a new one, if none is the same
 

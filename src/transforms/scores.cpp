@@ -1,0 +1,155 @@
+#include "transforms/scores.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "ops/attr.h"
+#include "ops/prim.h"
+#include "transforms/chunked.h"
+
+namespace haliax {
+namespace {
+
+constexpr std::int64_t kAlways = std::int64_t(32) << 20;   // bytes that scores may take
+using Set = std::unordered_set<const Node*>;
+
+bool reads(const Node& n, const Set& some) {
+  return std::any_of(n.in.begin(), n.in.end(), [&](auto& x) { return x && some.count(x.get()) > 0; });
+}
+// Made position by position along an axis, which all operands that have it call the same.
+bool goes_along(const Node& n, Name a) {
+  if (!has(n.axes, a) || n.op == &kCustom || n.op->kind == Kind::loop || n.op->kind == Kind::result) return false;
+  for (std::size_t k = 0; k < n.in.size(); ++k) {
+    auto& x = n.in[k];
+    if (!x || only_waits(n, k)) continue;
+    for (auto& its : x->axes) {
+      auto rule = along(n, k, its.name);
+      bool same = rule.point == a;               // the axis, or one that becomes it
+      if ((same || its.name == a) && !(same && its.name == a && rule.way == Along::Way::map)) return false;
+    }
+  }
+  return true;
+}
+
+// The nodes of one level, and what is made of some scores among them.
+class Level {
+ public:
+  Level(const Nodes& roots, const Node* index, const Nodes& of) : all_(level_of(roots, index)) {
+    for (auto& r : roots) given_.insert(r.get());
+    Set inner;                                   // indices and carries of loops inside
+    for (auto& n : all_)
+      if (n->op == &kLoop)
+        for (auto* x : loop_of(*n).held())
+          if (x->op == &prim::kIndex || x->op == &prim::kCarry) inner.insert(x);
+    std::erase_if(all_, [&](auto& n) {
+      return std::any_of(n->free.begin(), n->free.end(), [&](auto* f) { return inner.count(f) > 0; });
+    });
+    for (auto& n : all_) {                       // what lies between borders already
+      bool in = n->op == &prim::kEnter;
+      for (auto& x : n->in) in |= x && x->op != &prim::kLeave && bordered_.count(x.get());
+      if (in) bordered_.insert(n.get());
+    }
+    if (!of.empty()) {
+      Set goals;
+      for (auto& n : of) goals.insert(n.get());
+      allowed_ = dependents(roots, goals);
+    }
+  }
+  const Nodes& all() const { return all_; }
+  bool is_large(const Node& n, std::optional<std::int64_t> budget) const {
+    if (n.op->kind != Kind::contract || bordered_.count(&n) || n.in[0] == n.in[1]) return false;
+    if (!allowed_.empty() && !allowed_.count(&n)) return false;
+    return n.bytes() > budget.value_or(std::max(kAlways, n.in[0]->bytes() + n.in[1]->bytes()));
+  }
+  // What lies between borders around the scores along an axis of the queries; empty: they cannot be walked so.
+  Set region(const Node& scores, Name queries, const Axes& keys) const {
+    auto is_score = [&](const Node& n) {
+      return has(n.axes, queries) && std::all_of(keys.begin(), keys.end(), [&](auto& k) { return has(n.axes, k.name); });
+    };
+    Set made{&scores}, after{&scores}, rows, outs;   // scores; all that depends on them; of a query each; sums over the keys
+    for (auto& n : all_) {
+      if (!reads(*n, after)) continue;
+      after.insert(n.get());
+      bool of_scores = reads(*n, made);
+      bool inside = std::all_of(n->in.begin(), n->in.end(), [&](auto& x) {
+        return !x || !after.count(x.get()) || made.count(x.get()) || rows.count(x.get());
+      });
+      bool point = goes_along(*n, queries);
+      if (of_scores && (!inside || !point || given_.count(n->in[0].get()))) return {};
+      if (inside && point && is_score(*n) && n->op->kind != Kind::contract) made.insert(n.get());
+      else if (of_scores && n->op->kind == Kind::contract) outs.insert(n.get());
+      else if (inside && point && n->op->kind != Kind::contract) rows.insert(n.get());
+      else if (of_scores) return {};
+    }
+    for (auto* n : made)
+      if (given_.count(n)) return {};
+    Set needed;                                  // rows that scores, or sums over the keys, are made of; or that scores give
+    for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
+      auto* n = i->get();
+      if (rows.count(n) && (needed.count(n) || reads(*n, made))) needed.insert(n);
+      if (!needed.count(n) && !made.count(n) && !outs.count(n)) continue;
+      for (auto& x : n->in)
+        if (x && rows.count(x.get())) needed.insert(x.get());
+    }
+    if (outs.empty()) return {};
+    made.insert(needed.begin(), needed.end()), made.insert(outs.begin(), outs.end());
+    return made;
+  }
+
+ private:
+  Nodes all_;
+  Set given_, bordered_, allowed_;
+};
+
+struct Walker {
+  std::optional<std::int64_t> budget;
+  const Nodes& of;
+
+  std::optional<Nodes> bordered_once(const Nodes& roots, const Node* index, int depth) const {
+    Level level(roots, index, index ? Nodes() : of);
+    for (auto& s : level.all()) {
+      if (!level.is_large(*s, budget)) continue;
+      for (std::size_t side : {0u, 1u}) {
+        auto &mine = s->in[side]->axes, &other = s->in[1 - side]->axes;
+        Axes keys;
+        for (auto& a : s->axes)
+          if (has(other, a.name) && !has(mine, a.name)) keys.push_back(a);
+        for (auto& a : s->axes) {
+          if (has(other, a.name) || !has(mine, a.name) || keys.empty()) continue;
+          auto inside = level.region(*s, a.name, keys);
+          if (inside.empty()) continue;
+          auto contains = [&](const NodePtr& n) { return inside.count(n.get()) > 0; };
+          return haliax::bordered(roots, level.all(), index, contains, key_of(*s, a, depth).attr());
+        }
+      }
+    }
+    return {};
+  }
+  // Regions of scores below these, one after another, are each a region of its own.
+  ChunkKey key_of(const Node& scores, const Axis& queries, int depth) const {
+    ChunkKey k;
+    k.axis = queries.name, k.size = queries.size, k.depth = depth, k.inside = kOfScores, k.walked = {queries.name};
+    k.blocks = blocks_of(queries.name, scores.origin.mapping.get());
+    if (budget && *budget <= 0) k.chunks = {(queries.size + 2) / 3};
+    else if (budget) k.memory = *budget;
+    for (auto& x : scores.in) k.after = std::max(k.after, calls_below({x}, k));
+    return k;
+  }
+  Nodes operator()(Nodes roots, const Node* index, int depth) const {
+    while (auto now = bordered_once(roots, index, depth)) roots = std::move(*now);
+    return in_bodies(roots, index, [](const Loop&) { return true; },
+                     [&](const Nodes& values, const Node* i) { return (*this)(values, i, depth + 1); });
+  }
+};
+
+}  // namespace
+
+Nodes with_score_borders(const Nodes& roots, std::optional<std::int64_t> budget, int depth, const Nodes& of) {
+  static const auto usual = [] {
+    auto* asked = std::getenv("HALIAX_SCORES");
+    return asked && *asked ? std::optional<std::int64_t>(std::atoll(asked)) : std::nullopt;
+  }();
+  return Walker{budget ? budget : usual, of}(roots, nullptr, depth);
+}
+
+}  // namespace haliax
