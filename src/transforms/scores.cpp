@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "graph/axes.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 #include "transforms/chunked.h"
@@ -111,11 +112,10 @@ struct Walker {
       if (!level.is_large(*s, budget)) continue;
       for (std::size_t side : {0u, 1u}) {
         auto &mine = s->in[side]->axes, &other = s->in[1 - side]->axes;
-        Axes keys;
-        for (auto& a : s->axes)
-          if (has(other, a.name) && !has(mine, a.name)) keys.push_back(a);
-        for (auto& a : s->axes) {
-          if (has(other, a.name) || !has(mine, a.name) || keys.empty()) continue;
+        auto keys = without(common(s->axes, other), mine);
+        auto queries = without(common(s->axes, mine), other);
+        std::stable_sort(queries.begin(), queries.end(), [](auto& a, auto& b) { return a.size > b.size; });
+        for (auto& a : keys.empty() ? Axes() : queries) {
           auto inside = level.region(*s, a.name, keys);
           if (inside.empty()) continue;
           auto contains = [&](const NodePtr& n) { return inside.count(n.get()) > 0; };

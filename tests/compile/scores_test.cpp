@@ -1,0 +1,164 @@
+// Scores that are never whole: attention of many kinds, walked by its queries, is what it is as a whole, with its gradients.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <functional>
+
+#include "haliax/haliax.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis B{"b", 2}, H{"heads", 3}, Q{"q", 13}, K{"k", 13}, D{"d", 4};
+struct Parts {
+  NamedArray query, key, value, bias;
+  HALIAX_FIELDS(query, key, value, bias)
+};
+using Attention = std::function<NamedArray(const Parts&)>;
+
+NamedArray draw(int seed, const Axes& axes, DType dtype = DType::f32) { return random::normal(random::key(seed), axes).astype(dtype).eval(); }
+Parts parts(DType dtype = DType::f32) {
+  return {draw(1, {B, H, Q, D}, dtype), draw(2, {B, H, K, D}, dtype), draw(3, {B, H, K, D}, dtype), draw(4, {H, Q, K}, dtype)};
+}
+// Loss, what is returned beside it, and gradients.
+Leaves all_of(const Attention& f, const Parts& p) {
+  auto loss = [&](const Parts& p) {
+    auto y = f(p).astype(DType::f32);
+    return std::pair{sum(sin(y) * y), sum(y, "heads")};
+  };
+  auto [both, g] = value_and_grad(loss)(p);
+  return {both.first, both.second, g.query, g.key, g.value, g.bias};
+}
+void same(const Leaves& got, const Leaves& want, double tolerance) {
+  REQUIRE(got.size() == want.size());
+  for (std::size_t k = 0; k < got.size(); ++k) {
+    CAPTURE(k);
+    auto x = got[k].astype(DType::f64), y = want[k].astype(DType::f64);
+    CHECK(max(abs(x - y)).item() <= tolerance * (1 + max(abs(y)).item()));
+  }
+}
+// Tiled it is what it is as a whole, and no array of the size of the scores is planned.
+void walked(const char* what, const Attention& f, const Parts& p = parts(), double tolerance = 2e-6) {
+  CAPTURE(std::string(what));
+  auto whole = jit([&](const Parts& p) { return all_of(f, p); }, {.scores_budget = most_bytes});
+  auto tiled = jit([&](const Parts& p) { return all_of(f, p); }, {.scores_budget = 0});
+  auto want = whole(p);
+  same(tiled(p), want, tolerance);
+  CHECK(whole.report().chunked.empty());
+  REQUIRE(tiled.report().chunked.size() > 0);
+  CHECK(tiled.report().explain.find("over q") != std::string::npos);
+  same(jit([&](const Parts& p) { return all_of(f, p); }, {.backend = "reference", .scores_budget = 0})(p), want, tolerance * 4);
+}
+NamedArray scores(const Parts& p) { return dot(p.query, p.key, "d") / 2.f; }
+NamedArray causal() { return nn::causal_mask(Q, K); }
+
+}  // namespace
+
+TEST_CASE("scores: attention of many kinds") {
+  walked("plain", [](const Parts& p) { return nn::dot_product_attention("k", "d", p.query, p.key, p.value); });
+  walked("causal", [](const Parts& p) {
+    return nn::dot_product_attention("k", "d", p.query, p.key, p.value, {.mask = nn::causal_mask(Q, K)});
+  });
+  walked("by hand", [](const Parts& p) {
+    auto s = scores(p);
+    auto e = exp(s - stop_gradient(max(s, "k")));
+    return dot(e / sum(e, "k"), p.value, "k");
+  });
+  walked("divided afterwards", [](const Parts& p) {
+    auto e = exp(scores(p));
+    return dot(e, p.value, "k") / sum(e, "k");
+  });
+  walked("bias and mask", [](const Parts& p) { return dot(softmax(where(causal(), scores(p) + p.bias, -1e9f), "k"), p.value, "k"); });
+  walked("soft cap", [](const Parts& p) { return dot(softmax(tanh(scores(p) / 3.f) * 3.f, "k"), p.value, "k"); });
+  walked("alibi", [](const Parts& p) {
+    return nn::dot_product_attention("k", "d", p.query, p.key, p.value, {.bias = nn::alibi_attention_bias(H, K)});
+  });
+  walked("a sink", [](const Parts& p) {
+    auto s = scores(p);
+    auto m = maximum(max(s, "k"), 0.f);
+    auto e = exp(s - m);
+    return dot(e, p.value, "k") / (sum(e, "k") + exp(-m));
+  });
+  walked("no softmax", [](const Parts& p) { return dot(square(scores(p)), p.value, "k"); });
+  walked("dropout by position", [](const Parts& p) {
+    auto keep = random::bernoulli(random::key(7), {B, H, Q, K}, 0.8);
+    return dot(where(keep, softmax(scores(p), "k"), 0.f) / 0.8f, p.value, "k");
+  });
+  walked("rows that see nothing", [](const Parts& p) { return dot(softmax(where(broadcast_axis(arange(Q) > 3, K), scores(p), -1e30f), "k"), p.value, "k"); });
+  walked("bf16, scores in f32", [](const Parts& p) {
+    return nn::dot_product_attention("k", "d", p.query, p.key, p.value, {.attention_dtype = DType::f32});
+  }, parts(DType::bf16), 2e-2);
+}
+
+TEST_CASE("scores: grouped heads, other orders of axes, two layers, a scan over layers, vmap, checkpoint") {
+  const Axis G{"group", 3};
+  walked("one key and value for all heads", [](const Parts& p) {
+    return nn::dot_product_attention("k", "d", p.query, mean(p.key, "heads"), mean(p.value, "heads"));
+  });
+  walked("queries last", [](const Parts& p) {
+    return rearrange(nn::dot_product_attention("k", "d", rearrange(p.query, {"d", "heads", "b", "q"}), p.key, p.value), {"q", "b", "heads", "d"});
+  });
+  auto layer = [](const NamedArray& x) {
+    auto along_keys = rename(x, {{"q", "k"}});
+    return x + nn::dot_product_attention("k", "d", x, along_keys, along_keys * 2.f, {.mask = nn::causal_mask(Q, K)});
+  };
+  walked("two layers", [=](const Parts& p) { return layer(layer(p.query)); });
+  const Axis L{"layer", 3};
+  auto in_scan = [=](const Parts& p, ScanOptions o) {
+    return fold([=](const NamedArray& x, const NamedArray& w) { return layer(x * w); }, L, o)(p.query, arange(L, {.start = 1, .dtype = DType::f32}) / 3.f);
+  };
+  walked("a scan", [=](const Parts& p) { return in_scan(p, {}); });
+  walked("a scan that keeps carries", [=](const Parts& p) { return in_scan(p, {.checkpoint = true}); });
+  walked("vmap", [=](const Parts& p) {
+    return vmap([=](const NamedArray& q, const NamedArray& k, const NamedArray& v) { return nn::dot_product_attention("k", "d", q, k, v); },
+                B)(p.query, p.key, p.value);
+  });
+  walked("checkpoint", [=](const Parts& p) { return checkpoint(layer)(p.query); });
+}
+
+TEST_CASE("scores: what is no attention stays whole, and the scores themselves may be a result") {
+  auto whole = [](const Attention& f) {
+    auto g = jit([&](const Parts& p) { return all_of(f, p); }, {.scores_budget = 0});
+    auto want = jit([&](const Parts& p) { return all_of(f, p); }, {.scores_budget = most_bytes})(parts());
+    same(g(parts()), want, 2e-6);
+    CHECK(g.report().chunked.empty());
+  };
+  whole([](const Parts& p) { return softmax(scores(p), "k"); });                                   // given out
+  whole([](const Parts& p) { return dot(cumsum(softmax(scores(p), "k"), "q"), p.value, "k"); });   // goes along the queries
+  whole([](const Parts& p) { return dot(scores(p) / sum(scores(p), {"q", "k"}), p.value, "k"); });  // a sum over both
+}
+
+TEST_CASE("scores: second derivatives, and on meshes") {
+  auto f = [](const NamedArray& q) {
+    auto k = rename(q, {{"q", "k"}});
+    return sum(square(nn::dot_product_attention("k", "d", q, k, k)));
+  };
+  auto x = draw(5, {Q, D});
+  auto hessian = [&](const NamedArray& x) { return grad([&](const NamedArray& x) { return sum(square(grad(f)(x))); })(x); };
+  same({jit(hessian, {.scores_budget = 0})(x)}, {jit(hessian, {.scores_budget = most_bytes})(x)}, 1e-5);
+
+  auto attention = [](const Parts& p) { return nn::dot_product_attention("k", "d", p.query, p.key, p.value, {.mask = nn::causal_mask(Q, K)}); };
+  auto want = jit([&](const Parts& p) { return all_of(attention, p); })(parts());
+  for (auto& mapping : {Mapping{{"heads", "data"}}, Mapping{{"b", "data"}}, Mapping{{"q", "data"}}, Mapping{{"k", "data"}}, Mapping{{"q", "data"}, {"k", "model"}}}) {
+    CAPTURE(to_string(mapping));
+    JitOptions on{.mesh = Mesh{{{"data", 2}, {"model", 2}}}, .axis_resources = mapping, .scores_budget = 0};
+    same(named_jit([&](const Parts& p) { return all_of(attention, p); }, on)(parts()), want, 5e-6);
+  }
+}
+
+TEST_CASE("scores: memory does not grow with the square of the text") {
+  auto arena = [](std::int64_t positions) {
+    const Axis Pos("pos", positions), KPos("kpos", positions), Heads("heads", 4), Head("head", 64);
+    using Three = std::array<NamedArray, 3>;
+    auto loss = [=](const Three& p) {
+      auto k = rename(p[1], {{"pos", "kpos"}}), v = rename(p[2], {{"pos", "kpos"}});
+      return sum(square(nn::dot_product_attention("kpos", "head", p[0], k, v, {.mask = nn::causal_mask(Pos, KPos)})));
+    };
+    auto x = zeros({Heads, Pos, Head});
+    return jit([=](const Three& p) { return grad(loss)(p); }).plan(Three{x, x, x}).arena_bytes;
+  };
+  // Four heads at 8,192 positions: a matrix of scores is 1 GiB.
+  CHECK(arena(8192) < (std::int64_t(64) << 20));
+  CHECK(arena(16384) < (std::int64_t(128) << 20));
+}
