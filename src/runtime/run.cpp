@@ -28,6 +28,10 @@ program::Device& backend(const std::string& name) {
   static auto* reference = reference::make_reference_device().release();
   if (name == "cpu") return *cpu;
   if (name == "reference") return *reference;
+  if (name == "apart") {
+    static auto* apart = apart::make_apart_device().release();
+    return *apart;
+  }
   if (name == "cuda-sim") {
     static auto* simulated = cuda::make_simulated_device().release();
     return *simulated;
