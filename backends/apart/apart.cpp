@@ -9,7 +9,6 @@
 #include <cstring>
 #include <deque>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <mutex>
 #include <new>
@@ -242,10 +241,7 @@ std::unique_ptr<Device> make_apart_device() {
   static_cast<void>(all);
   return std::make_unique<ApartDevice>();
 }
-Counts counts(int device) {
-  make_apart_device();
-  return unit(device).counts();
-}
+Counts counts(int device) { return make_apart_device(), unit(device).counts(); }
 void plant_error(int device, const char* what) { unit(device).plant(what); }
 
 }  // namespace haliax::apart

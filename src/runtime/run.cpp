@@ -4,9 +4,7 @@
 #include <atomic>
 #include <cstdlib>
 
-#include "program/devices.h"
 #include "runtime/own_graph.h"
-#include "base/name.h"
 #include "base/where.h"
 #include "haliax/jit.h"
 
@@ -23,22 +21,6 @@ std::atomic<const std::string*>& default_name() {
 
 }  // namespace
 
-program::Device& backend(const std::string& name) {
-  static auto* cpu = cpu::make_cpu_device(0).release();
-  static auto* reference = reference::make_reference_device().release();
-  if (name == "cpu") return *cpu;
-  if (name == "reference") return *reference;
-  if (name == "apart") {
-    static auto* apart = apart::make_apart_device().release();
-    return *apart;
-  }
-  if (name == "cuda-sim") {
-    static auto* simulated = cuda::make_simulated_device().release();
-    return *simulated;
-  }
-  fail("backend", "there is no backend " + name + did_you_mean(name, std::vector<std::string>{"cpu", "reference"}) +
-                      "; there are cpu and reference");
-}
 void set_default_backend(const std::string& name, SourceLocation at) {
   Here here(at);
   backend(name);
