@@ -96,11 +96,24 @@ def golden_jobs(build, word, brief):
         for group in groups:
             jobs[f"golden {group} on cuda-sim"] = program + [group] + on_cuda
         jobs["golden scan, chunked on meshes, on cuda-sim"] = program + ["scan", "chunked", "--mesh", "1"] + on_cuda
+    if word in ("", "golden", "apart") and not brief:
+        on_apart = ["--backend", "apart"]
+        jobs["golden on apart"] = program + [g for g in groups if g != "gpt2"] + on_apart
+        jobs["golden scan, chunked on meshes, on apart"] = program + ["scan", "chunked", "--mesh", "1"] + on_apart
     return {title: (run, command, GOLDEN) for title, command in jobs.items()}
 
 
 def rooms():
     return sorted({f.parent.name for f in TESTS.glob("*/*_test.cpp")})
+
+
+# Files that run on the backend `apart` too, whose memory the host may not touch.
+ON_APART = ("debug_test.cpp", "eager_test.cpp", "fork_test.cpp", "lazy_test.cpp", "mesh_run_test.cpp")
+NOT_ON_APART = {   # test cases, and why
+    "*is not cut again": "says what is copied in the host's memory",
+    "*are read where they are": "says what is not copied in the host's memory",
+    "*kernel of the user's*": "the user's functions want memory of the host: refused by name",
+}
 
 
 def jobs(build, suites, word, brief, sanitized):
@@ -117,6 +130,9 @@ def jobs(build, suites, word, brief, sanitized):
             found[f"{room}/{file.name}"] = run_file, command, word
             if file.name in ("cpu_fused_test.cpp", "cpu_backend_test.cpp") and not brief:
                 found[f"{room}/{file.name} on cuda-sim"] = run_file, ["env", "HALIAX_BACKEND=cuda-sim", *command], word
+            if room == "runtime" and file.name in ON_APART and not brief:
+                skipped = "-tce=" + ",".join(NOT_ON_APART)
+                found[f"{room}/{file.name} on apart"] = run_file, ["env", "HALIAX_BACKEND=apart", *command, skipped], word
     return found
 
 

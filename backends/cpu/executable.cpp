@@ -84,16 +84,18 @@ namespace {
 
 class CollectiveStep final : public CompiledStep {
  public:
-  explicit CollectiveStep(const program::Collective& what) : what_(what), from_(what.x.size()), to_(what.out.size()) {
-    for (auto& o : what.x) x_.emplace_back(o.view);
-    for (auto& o : what.out) out_.emplace_back(o.view);
+  CollectiveStep(const Step& step, const Context& context)
+      : what_(step.collective), from_(what_.x.size()), to_(what_.out.size()), scratch_(step, context.arena_slot, 0),
+        scratch_bytes_(step.scratch_bytes) {
+    for (auto& o : what_.x) x_.emplace_back(o.view);
+    for (auto& o : what_.out) out_.emplace_back(o.view);
   }
   void run(Frame& frame) override {
     if (!frame.wire)
       throw Error("[collective] the program talks to other devices, but there is no communicator; run it on a mesh");
     for (std::size_t k = 0; k < x_.size(); ++k) from_[k] = x_[k].at(frame);
     for (std::size_t k = 0; k < out_.size(); ++k) to_[k] = out_[k].at(frame);
-    frame.wire->run(what_, from_.data(), to_.data());
+    frame.wire->run(what_, from_.data(), to_.data(), scratch_bytes_ > 0 ? scratch_.at(frame) : nullptr, scratch_bytes_);
   }
 
  private:
@@ -101,6 +103,8 @@ class CollectiveStep final : public CompiledStep {
   std::vector<Place> x_, out_;
   std::vector<const void*> from_;
   std::vector<void*> to_;
+  Scratch scratch_;
+  std::int64_t scratch_bytes_;
 };
 
 using Steps = std::vector<std::unique_ptr<CompiledStep>>;
@@ -169,7 +173,7 @@ std::unique_ptr<CompiledStep> compile_one(const Step& step, const Context& conte
     case Kind::skip: return std::make_unique<SkipStep>(step.skip);
     case Kind::custom: return make_custom(step);
     case Kind::host: return std::make_unique<HostStep>(step.host, context);
-    case Kind::collective: return std::make_unique<CollectiveStep>(step.collective);
+    case Kind::collective: return std::make_unique<CollectiveStep>(step, context);
     case Kind::loop: return std::make_unique<LoopStep>(step.loop, context);
   }
   throw Error("[compile] an unknown kind of step");

@@ -45,7 +45,7 @@ class Queue : public Executable {
     for (std::size_t k = 0; k < made.size(); ++k) waiting[k]->kernel = made[k];
   }
   void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Communicator* comm) override {
-    Call call{*this, {}, std::vector<std::int64_t>(std::size_t(program_->loops)), comm};
+    Call call{*this, {}, std::vector<std::int64_t>(std::size_t(program_->loops)), static_cast<std::byte*>(arena), comm};
     for (auto& s : program_->slots) {
       auto* root = &s;
       while (root->alias >= 0) root = &program_->slot(root->alias);
@@ -80,6 +80,7 @@ class Queue : public Executable {
     const Queue& queue;
     std::vector<std::byte*> memory;   // of each slot
     std::vector<std::int64_t> loops;  // the loop variables
+    std::byte* arena;
     Communicator* comm;
     std::vector<std::int64_t> words = {};
 
@@ -97,7 +98,7 @@ class Queue : public Executable {
       for (auto& i : items) {
         auto& s = *i.step;
         if (s.kind == Kind::skip && !*reinterpret_cast<const bool*>(first(s.skip.unless))) return;
-        if (s.kind == Kind::collective) talk(s.collective);
+        if (s.kind == Kind::collective) talk(s);
         if (s.kind == Kind::host && !(s.host.once && queue.program_->device > 0)) ask(s.host);
         for (auto& l : i.launches) {
           words.clear();
@@ -115,13 +116,14 @@ class Queue : public Executable {
       for (auto& o : h.arrays) data.push_back(first(o.view));
       h.call->run(h.arrays, data.data());
     }
-    void talk(const Collective& c) const {
+    void talk(const Step& s) const {
+      auto& c = s.collective;
       if (!comm) throw Error("[cuda] the program talks to other devices, but there is no communicator; run it on a mesh");
       std::vector<const void*> x;
       std::vector<void*> out;
       for (auto& o : c.x) x.push_back(first(o.view));
       for (auto& o : c.out) out.push_back(first(o.view));
-      comm->run(c, x.data(), out.data());
+      comm->run(c, x.data(), out.data(), s.scratch_bytes > 0 ? arena + s.scratch : nullptr, s.scratch_bytes);
     }
   };
 

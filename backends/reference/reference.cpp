@@ -311,7 +311,7 @@ class Run {
   }
   void run(const Collective& c) const {
     require(comm_, "the program talks to other devices, but there is no communicator; run it on a mesh");
-    comm_->run(c, first(c.x).data(), first(c.out).data());
+    comm_->run(c, first(c.x).data(), first(c.out).data(), nullptr, 0);   // it asks for no scratch
   }
 
   const Program& program_;

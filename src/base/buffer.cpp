@@ -63,11 +63,21 @@ void give_back(std::byte* data, std::int64_t bytes) {
 }  // namespace
 
 Buffer::Buffer(std::int64_t bytes) : data_(take(bytes)), bytes_(bytes) {}
-Buffer::Buffer(std::int64_t bytes, std::shared_ptr<const Pieces> pieces) : bytes_(bytes), pieces_(std::move(pieces)) {}
+Buffer::Buffer(std::int64_t bytes, std::unique_ptr<const Pieces> pieces) : bytes_(bytes), pieces_(pieces.release()) {}
 Buffer::Buffer(std::byte* data, std::int64_t bytes, std::shared_ptr<void> owner)
     : data_(data), bytes_(bytes), owner_(std::move(owner)) {}
+Buffer::Buffer(Buffer&& o) noexcept : data_(o.data_.exchange(nullptr)), bytes_(o.bytes_), owner_(std::move(o.owner_)) {}
 Buffer::~Buffer() {
   if (auto* mine = data_.load(); mine && !owner_) give_back(mine, bytes_);
+  delete pieces_.load();
+}
+void Buffer::keep(std::unique_ptr<Pieces> more) const {
+  auto* mine = more.release();
+  auto* before = pieces_.load(std::memory_order_relaxed);
+  do {
+    mine->next.release();                        // of the attempt before
+    mine->next.reset(before);
+  } while (!pieces_.compare_exchange_weak(before, mine, std::memory_order_acq_rel, std::memory_order_relaxed));
 }
 static constinit std::mutex putting_together;
 static const bool pieces_fork =
@@ -77,7 +87,7 @@ std::byte* Buffer::put_together() const {
   std::lock_guard hold(putting_together);
   if (auto* known = data_.load()) return known;
   auto* whole = take(bytes_);
-  pieces_->write(whole);
+  pieces()->write(whole);
   data_.store(whole, std::memory_order_release);
   return whole;
 }

@@ -1,5 +1,5 @@
-// Host memory of one array: 64-byte aligned, from a pool that keeps pages warm (a fresh large result costs several times its
-// computation in page faults).
+// The value of one array, which is written before others know it, and never again. In host memory, 64-byte aligned, from a pool
+// that keeps pages warm (a fresh large result costs several times its computation in page faults); or elsewhere; or both.
 #pragma once
 #include <atomic>
 #include <cstddef>
@@ -8,31 +8,34 @@
 
 namespace haliax {
 
-// An array that does not lie in one piece, such as the blocks of the devices of a mesh.
+// Where a value lies that is not, or not only, in host memory in one piece: on a device, or in blocks on the devices of a mesh.
 struct Pieces {
   virtual ~Pieces() = default;
   virtual void write(std::byte* whole) const = 0;
+  std::unique_ptr<const Pieces> next = {};       // others of the same value
 };
 class Buffer {
  public:
   explicit Buffer(std::int64_t bytes);
-  Buffer(std::int64_t bytes, std::shared_ptr<const Pieces>);   // takes memory, and is put together, when it is first read
+  Buffer(std::int64_t bytes, std::unique_ptr<const Pieces>);   // takes memory, and is put together, when it is first read
   Buffer(std::byte* data, std::int64_t bytes, std::shared_ptr<void> owner);   // memory of somebody else's, to read
+  Buffer(Buffer&&) noexcept;                     // its host memory, to write over: what lies beside it is not of the new one
   ~Buffer();
-  Buffer(const Buffer&) = delete;
   std::byte* data() const {
     auto* known = data_.load(std::memory_order_acquire);
     return known ? known : put_together();
   }
+  bool on_host() const { return data_.load(std::memory_order_acquire) != nullptr; }   // or else data() brings it there
   std::int64_t bytes() const { return bytes_; }
-  const Pieces* pieces() const { return pieces_.get(); }
+  const Pieces* pieces() const { return pieces_.load(std::memory_order_acquire); }
+  void keep(std::unique_ptr<Pieces>) const;      // beside what is there, as long as this lives; any thread may
   bool is_borrowed() const { return owner_ != nullptr; }
 
  private:
   std::byte* put_together() const;
   mutable std::atomic<std::byte*> data_{nullptr};
   std::int64_t bytes_;
-  std::shared_ptr<const Pieces> pieces_;
+  mutable std::atomic<const Pieces*> pieces_{nullptr};
   std::shared_ptr<void> owner_;
 };
 using BufferPtr = std::shared_ptr<Buffer>;

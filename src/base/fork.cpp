@@ -8,7 +8,7 @@ namespace haliax {
 namespace {
 
 // Filled while the library is loaded, by one thread.
-constinit AtFork all[16];
+constinit AtFork all[32];
 constinit int count = 0;
 
 void before() {

@@ -11,6 +11,7 @@ struct AtFork {
   void (*in_child)() = nullptr;  // all of them are let go by then
 };
 enum ForkOrder : int {
+  kForkDevices,                  // which wait for work that may want any of the others
   kForkGraph, kForkOps, kForkProducts, kForkIdle, kForkPieces, kForkNodes, kForkNames, kForkMemory, kForkRest
 };
 bool at_fork(const AtFork&);     // for good; when the library is loaded

@@ -173,7 +173,7 @@ Try chunk_trial(program::Device* device) {
   return [device](const Nodes& roots, const Nodes& inputs, int depth) {
     Compilation c{roots, inputs, {.device = device, .workers = workers, .chunk_depth = depth, .from = "chunk"}};
     run(c);
-    return Tried{c.roots, c.program, c.spared};
+    return Tried{c.roots, c.program, c.spared, device ? device->machine() : program::Machine()};
   };
 }
 

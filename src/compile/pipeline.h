@@ -24,7 +24,8 @@ enum class Stage : std::uint8_t {
 
 struct CompileOptions {
   bool optional = true;                          // off: only the passes that meaning needs, and every node is a step of its own
-  program::Device* device = nullptr;             // whose scratch is planned; none: none
+  program::Device* device = nullptr;             // whose scratch is planned, and whose machine; none: no scratch
+  std::string called = {};                       // Program::called
   std::vector<bool> donated = {};                // by input
   int workers = 0;                               // scratch is planned for so many threads; 0: as many as there are
   int chunk_depth = 0;                           // regions in so many loops, and in more, are cut

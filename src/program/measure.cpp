@@ -7,6 +7,13 @@ namespace haliax::program {
 
 std::int64_t points(const Dims& dims) { return std::accumulate(dims.begin(), dims.end(), std::int64_t(1), std::multiplies<>()); }
 
+Dims row_major(const Dims& dims) {
+  Dims strides(dims.size());
+  std::int64_t n = 1;
+  for (std::size_t d = dims.size(); d-- > 0; n *= dims[d]) strides[d] = n;
+  return strides;
+}
+
 Dims dims_of(const Step& s) {
   switch (s.kind) {
     case Kind::fused: return s.fused.dims;

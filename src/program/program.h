@@ -232,17 +232,44 @@ struct Program {
   int loops = 0;                    // how many loop variables there are
   int device = 0;                   // which device of the mesh this program is for
   std::vector<std::int64_t> mesh;   // sizes of the mesh axes; empty: one device
+  std::string called = {};          // what runs it, as errors that are found late name it: jit at train.cpp:12
   Slot& slot(int k) { return slots[std::size_t(k)]; }
   const Slot& slot(int k) const { return slots[std::size_t(k)]; }
 };
 
 std::string to_string(const Program&);
 std::int64_t points(const Dims&);                                   // their product
+Dims row_major(const Dims&);                                        // strides of an array that lies in one piece
 Dims dims_of(const Step&);                                          // that all its views are walked over
 double multiplications(const std::vector<Step>&);                   // of contractions, turn by turn
 int count_contractions(const std::vector<Step>&);                   // the body of a loop counts once
 
 // A backend turns a Program into something that runs. A few virtual classes are all there is at this border.
+
+// Memory of a device: its address, 64-byte aligned, which the host may not touch unless the device says so. When the last holder
+// lets go it is given back, in order with the device's work: what was asked of the device before may still use it.
+using Memory = std::shared_ptr<void>;
+// The elements at the points of dims, in two arrays that share no memory; strides in elements, from the element (0, 0, ...).
+struct Box {
+  Dims dims;
+  std::int64_t width = 1;           // of an element, in bytes
+  void* to = nullptr;
+  Dims to_strides;
+  const void* from = nullptr;
+  Dims from_strides;
+};
+void copy_on_host(const Box&);
+
+// What time costs on a device, in multiplications, for estimates: what a product is bound by, and what finds its data in caches.
+struct Machine {
+  double multiplications_per_byte = 8;      // of traffic with memory
+  double multiplications_per_far_byte = 4;  // of what is used again soon, but lies further away than `near`
+  double cache = 8 << 20;                   // bytes: what is used turn after turn and fits stays
+  double near = 2 << 20;                    // bytes: what a step leaves in the caches of the cores, where the next one finds it
+  double narrow = 1. / 3;                   // of a multiplication in bf16 or f16
+  double step = 0;                          // of each step that is run, whatever it does
+};
+
 // One device of a mesh speaks to the others. Which of them take part in a call follows from the Collective and from the Program's
 // mesh and device number: all that differ from this one only along the mesh axes in `over`, in rank order. Every device makes its
 // calls in the order of its Program; calls over other mesh axes may lie between. Threads of one process are one implementation;
@@ -250,21 +277,26 @@ int count_contractions(const std::vector<Step>&);                   // the body 
 class Communicator {
  public:
   virtual ~Communicator() = default;
-  // x, out: element (0, 0, ...) of each array; memory of out is none of x. Blocks until done; takes strides as they are or packs,
-  // and keeps no pointer. Sums are taken in the arrays' dtype, of narrow floats in f32; in any order, but all ranks have the same
-  // bits, in every run (threads: in rank order). Raises if another device has failed, rather than wait.
-  virtual void run(const Collective&, const void* const* x, void* const* out) = 0;
+  // x, out: element (0, 0, ...) of each array; memory of out is none of x. scratch: of the step, as the Device has asked for it.
+  // In order with the device's work: blocks until done, or is queued where the work is. Takes strides as they are or packs, and
+  // keeps no pointer for longer. Sums are taken in the arrays' dtype, of narrow floats in f32; in any order, but all ranks have
+  // the same bits, in every run (threads: in rank order). Raises if another device has failed, rather than wait.
+  virtual void run(const Collective&, const void* const* x, void* const* out, void* scratch, std::int64_t scratch_bytes) = 0;
   // This device will make no more calls, because of an error: those of others that wait for it raise.
   virtual void fail(const char* why) = 0;
 };
 class Executable {
  public:
-  virtual ~Executable() = default;
-  // Pointers for each argument and each result (null for a result that aliases a donated argument). The arena is
-  // arena_bytes large and 64-byte aligned. Several threads may call it at once, with an arena each; it makes no allocation, but
-  // where more of them do than ever before.
+  virtual ~Executable() = default;                          // also where what was run is still queued
+  // Pointers for each argument and each result (null for a result that aliases a donated argument), in the device's memory. The
+  // arena is arena_bytes large and 64-byte aligned. Several threads may call it at once, with an arena each; it makes no
+  // allocation, but where more of them do than ever before.
+  // Where the device is not the host it may return early: results are there for `get`, `copy` and later runs, in order. An error
+  // that is found late raises at the next run or get on that device, and names what was called (Program::called) and the step, if
+  // known; so do all that follow. With a step of kind host, or a Communicator that blocks, it returns when it is done.
   virtual void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Communicator*) = 0;
 };
+// One or several devices of a kind. Device d of a mesh is number d of them, and Program::device says so.
 class Device {
  public:
   virtual ~Device() = default;
@@ -275,7 +307,23 @@ class Device {
   // Scratch that a step wants inside the plan, in bytes (oneDNN scratchpads, partial sums). Asked before plan_memory. `workers`:
   // as if there were so many threads; 0: as many as there are.
   virtual std::int64_t scratch_bytes(const Step&, [[maybe_unused]] int workers) const { return 0; }
+  virtual Machine machine() const { return {}; }
   virtual std::unique_ptr<Executable> compile(std::shared_ptr<const Program>) = 0;
+
+  // Is its memory the host's? Then a mesh may have any number of them, runs return when they are done, and nothing below is
+  // asked.
+  virtual bool is_host() const { return true; }
+  virtual int devices() const { return 1; }
+  // What follows is for a device, by its number, and may be called by several threads at once. put, get and copy are in order
+  // with its runs, and raise as they do.
+  virtual Memory take(std::int64_t bytes, int device);      // not written yet; raises where there is not enough
+  virtual void put(const Box&, int device);                 // from the host, whose memory may change when it returns
+  virtual void get(const Box&, int device);                 // to the host; waits for what was asked for before
+  virtual void copy(const Box&, int device);                // both are its own
+  // Speaks to the others of a mesh with these sizes of axes, all of which ask at the same time. Null: the runtime's threads do.
+  virtual std::shared_ptr<Communicator> communicator([[maybe_unused]] const Dims& mesh, [[maybe_unused]] int device) {
+    return nullptr;
+  }
 };
 
 }  // namespace haliax::program

@@ -86,7 +86,7 @@ template <class T> T folded(Monoid m, T a, T b) {
 class ThreadCommunicator final : public program::Communicator {
  public:
   ThreadCommunicator(Meeting& m, const Mesh& mesh, int device) : meeting_(m), mesh_(mesh), device_(device) {}
-  void run(const Collective& c, const void* const* x, void* const* out) override {
+  void run(const Collective& c, const void* const* x, void* const* out, void*, std::int64_t) override {
     meeting_.given[std::size_t(device_)] = {&c, x};
     meeting_.wait();
     auto group = group_of(c);
@@ -236,7 +236,9 @@ const bool crew_forks = at_fork({kForkRest, nullptr, nullptr, [] { new (&crews()
 
 int device_threads() { return threads_started; }
 
-void on_devices(const Mesh& mesh, const std::function<void(int, program::Communicator&)>& work) {
+void on_devices(const Mesh& mesh, const std::function<void(int, program::Communicator&)>& work, program::Device* backend) {
+  program::Dims sizes;
+  for (auto& [name, size] : mesh.axes()) sizes.push_back(size);
   int n = mesh.devices();
   Meeting meeting(n);
   std::mutex lock;
@@ -251,18 +253,22 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
   if (!crew) crew = std::make_unique<Crew>();
   crew->run(n, [&](int d) {
     use_scopes here(scopes);
-    ThreadCommunicator mine(meeting, mesh, d);
+    ThreadCommunicator threads(meeting, mesh, d);
+    std::shared_ptr<program::Communicator> own;
+    program::Communicator* mine = &threads;
     try {
-      work(d, mine);
+      if (backend && !backend->is_host()) own = backend->communicator(sizes, d);
+      if (own) mine = own.get();
+      work(d, *mine);
       meeting.leave();
     } catch (const Elsewhere&) {
       keep(true);
     } catch (const std::exception& e) {
       keep(false);
-      mine.fail(e.what());
+      mine->fail(e.what());
     } catch (...) {
       keep(false);
-      mine.fail("for a reason that is not known");
+      mine->fail("for a reason that is not known");
     }
   });
   crews().leave(std::move(crew));

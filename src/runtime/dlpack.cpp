@@ -32,13 +32,6 @@ struct Lent {
   BufferPtr value;
   std::vector<std::int64_t> sizes, strides;
 };
-std::vector<std::int64_t> row_major(const std::vector<std::int64_t>& sizes) {
-  std::vector<std::int64_t> out(sizes.size());
-  std::int64_t n = 1;
-  for (std::size_t d = sizes.size(); d-- > 0;) out[d] = n, n *= sizes[d];
-  return out;
-}
-
 void copy_rows(const DLTensor& t, std::size_t width, std::size_t d, const std::byte* from, std::byte*& to) {
   if (d == std::size_t(t.ndim)) {
     to = std::copy(from, from + width, to);
@@ -69,7 +62,7 @@ DLManagedTensor* to_dlpack(const NamedArray& a, SourceLocation at) {
   auto lent = std::make_unique<Lent>();
   lent->value = node.value.get();
   for (auto& axis : a.axes()) lent->sizes.push_back(axis.size);
-  lent->strides = row_major(lent->sizes);
+  lent->strides = program::row_major(lent->sizes);
   auto& t = lent->tensor.dl_tensor;
   t.data = node.value->data(), t.device = {kDLCPU, 0}, t.ndim = std::int32_t(lent->sizes.size()), t.dtype = code_of(node.dtype);
   t.shape = lent->sizes.data(), t.strides = lent->strides.data();
@@ -89,7 +82,7 @@ NamedArray from_dlpack(DLManagedTensor* given, const AxisSpec& axes, SourceLocat
   auto* data = static_cast<std::byte*>(t.data) + t.byte_offset;
   const auto bytes = axis_size(axes) * std::int64_t(width);
   const std::vector<std::int64_t> sizes(t.shape, t.shape + t.ndim);
-  const auto straight = row_major(sizes);
+  const auto straight = program::row_major(sizes);
   bool as_it_lies = bytes > 0 && reinterpret_cast<std::uintptr_t>(data) % width == 0;
   for (std::size_t d = 0; t.strides && d < sizes.size(); ++d) as_it_lies &= sizes[d] == 1 || t.strides[d] == straight[d];
   bool odd = *dtype == DType::boolean && as_it_lies &&

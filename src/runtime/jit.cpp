@@ -55,7 +55,7 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
   }
   auto t = now();
   OwnGraph own(roots_of(results, parts));
-  Compilation c{own.roots, e.inputs, options_for(name)};
+  Compilation c{own.roots, e.inputs, options_for(name, "jit at " + to_string(options.at))};
   c.options.donated = e.donated;
   c.options.scores_budget = options.scores_budget;
   haliax::run(c, Stage::graph, Stage::graph);
@@ -65,7 +65,7 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
   } else {
     e.compiled = haliax::finish(c, name, !simulated);
     e.note_captured(e.compiled);
-    if (!simulated) e.compiled.arenas.leave(arena(c.program->arena_bytes));
+    if (!simulated) e.compiled.arenas.leave(e.compiled.memory.arena(c.program->arena_bytes));
     report.not_donated.clear();
     for (std::size_t k = 0; k < e.inputs.size(); ++k)
       if (e.donated[k] && c.program->donated[k] < 0)
@@ -78,7 +78,7 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
 MeshProgram* JitCore::Impl::compile_on(const Mesh& mesh, Compilation& c, const std::string& backend_name, bool simulated) {
   auto& e = *pending;
   auto& o = options;
-  if (!simulated) must_have_devices(mesh);
+  if (!simulated) must_have_devices(mesh, backend(backend_name));
   for (auto k : e.leaf_of_input) c.options.in.push_back(e.signature.in[k]);
   for (std::size_t k = 0; k < c.roots.size(); ++k) {
     Here here(o.at);
@@ -251,7 +251,8 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     Here here(impl_->options.at);
     evaluate(late);
   }
-  if (e.mesh) impl_->must_have_devices(e.mesh->mesh);   // set_devices may have taken some away
+  if (e.mesh)   // set_devices may have taken some away
+    impl_->must_have_devices(e.mesh->mesh, e.mesh->devices[0].memory.device());
   std::vector<bool> given;
   std::vector<Given> arguments;
   if (e.donates()) {
@@ -272,7 +273,7 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
     impl_->split_bytes = made.split_bytes;
     return e.assemble(made.results);
   }
-  for (auto& a : arguments) a.data = a.keeps->data();
+  for (auto& a : arguments) a.data = e.compiled.memory.address(*a.keeps);
   return e.assemble(call(e.compiled, arguments, nullptr));
 }
 
@@ -312,7 +313,8 @@ std::vector<Given> JitCore::Impl::taken(const Entry& e, const Walk& w, const Nod
   for (std::size_t i = 0; i < count; ++i) {
     if (e.mesh || !e.donated[i]) continue;
     auto& v = values[i].keeps;   // somebody else may read it too
-    if (uses[i] > 1 || !given[i] || v->pieces() || v->is_borrowed() || !held_by(v, 1)) v = copied(*v);
+    bool alone = uses[i] == 1 && given[i] && held_by(v, 1);
+    v = alone ? e.compiled.memory.taken_over(*v) : e.compiled.memory.copied(*v);
   }
   return values;
 }

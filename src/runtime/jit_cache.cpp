@@ -143,9 +143,13 @@ void JitCore::Impl::check_call(int arguments) const {
   for (auto& l : options.speed.links)
     if (mesh && !l.axis.empty()) mesh->size(l.axis);
 }
-void JitCore::Impl::must_have_devices(const Mesh& mesh) const {
+void JitCore::Impl::must_have_devices(const Mesh& mesh, program::Device& backend) const {
   Here here(options.at);
   require_devices("named_jit", mesh);
+  if (int wanted = mesh.devices(), there = backend.is_host() ? wanted : backend.devices(); wanted > there)
+    fail("named_jit", fmt::format("the mesh ({}) has {} devices, and backend {} has {}; JitOptions::backend or HALIAX_BACKEND "
+                                  "sets another, and plan() takes a mesh of any size",
+                                  to_string(mesh), wanted, backend.name(), there));
 }
 
 }  // namespace haliax::detail

@@ -99,7 +99,7 @@ struct JitCore::Impl {
   std::vector<const Mapping*> given_mappings() const;   // null: not given
   // Raises for what the caller has said about the mesh and this function's arguments, before anything is traced.
   void check_call(int arguments) const;
-  void must_have_devices(const Mesh&) const;
+  void must_have_devices(const Mesh&, program::Device&) const;
 
   // ---- jit.cpp: from a trace to a Program, or one for each device of a mesh ----
   void compile(const Leaves& results, const Parts&, bool simulated);

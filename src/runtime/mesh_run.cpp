@@ -2,54 +2,37 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 
 #include "compile/memory/memory.h"
 #include "compile/verify.h"
 #include "ops/prim.h"
 #include "runtime/communicator.h"
 #include "runtime/explain.h"
-#include "runtime/walk_dims.h"
 
 namespace haliax {
 namespace {
 
 using program::Dims;
 
-// Where a device's block of a whole array lies in it, in elements. The block is runs of elements that lie together, one for each
-// point of `outer`.
+// A device's block of a whole array: the box that it is there, and where in it the block begins.
 struct DeviceBlock {
-  std::vector<std::int64_t> start, dims, strides;
-  Dims outer;
-  std::int64_t run = 1, first = 0;
+  program::Box in_whole;                         // of `from`, without addresses
+  std::int64_t offset = 0;                       // in bytes
+  bool in_one_piece = true;
 
-  DeviceBlock(const Axes& axes, const Sharding& s, const Mesh& mesh, int device) : strides(axes.size()) {
-    std::int64_t n = 1;
-    for (std::size_t i = axes.size(); i-- > 0;) strides[i] = n, n *= axes[i].size;
+  DeviceBlock(const Axes& axes, DType dtype, const Sharding& s, const Mesh& mesh, int device) {
+    Dims sizes, start;
     for (auto& a : axes) {
       auto [from, size] = block_of(a, s.cut(a.name), mesh, device);
-      start.push_back(from), dims.push_back(size);
+      sizes.push_back(a.size), start.push_back(from), in_whole.dims.push_back(size);
     }
-    auto d = axes.size();
-    while (d > 0) {
-      --d;
-      run *= dims[d];
-      if (dims[d] != axes[d].size) break;
+    in_whole.width = bytes_of(dtype), in_whole.from_strides = program::row_major(sizes);
+    std::int64_t outer = 1;                      // points of the dims before this one
+    for (std::size_t d = 0; d < sizes.size(); ++d) {
+      offset += start[d] * in_whole.from_strides[d] * in_whole.width;
+      in_one_piece &= outer == 1 || in_whole.dims[d] == sizes[d];
+      outer *= in_whole.dims[d];
     }
-    outer.assign(dims.begin(), dims.begin() + std::ptrdiff_t(d));
-    for (std::size_t k = 0; k < axes.size(); ++k) first += start[k] * strides[k];
-  }
-  bool in_one_piece() const {
-    return std::all_of(outer.begin(), outer.end(), [](auto d) { return d == 1; });
-  }
-  // copy(offset in the whole, offset in the block)
-  template <class F> void runs(F copy) const {
-    std::int64_t at_part = 0;
-    each_point(outer, [&](const Dims& at) {
-      auto o = first;
-      for (std::size_t k = 0; k < at.size(); ++k) o += at[k] * strides[k];
-      copy(o, at_part), at_part += run;
-    });
   }
 };
 
@@ -59,67 +42,103 @@ bool owns(const Sharding& s, const Mesh& mesh, int device) {   // of several dev
   return true;
 }
 
+std::unique_ptr<Shards> shards(const Mesh& mesh, const Sharding& at, const Axes& axes, DType dtype,
+                               std::vector<BufferPtr> blocks) {
+  auto s = std::make_unique<Shards>();
+  s->mesh = mesh, s->at = at, s->axes = axes, s->dtype = dtype, s->blocks = std::move(blocks);
+  return s;
+}
+
 }  // namespace
 
 void Shards::write(std::byte* whole) const {
-  auto width = std::size_t(bytes_of(dtype));
   for (int d = 0; d < mesh.devices(); ++d) {
     if (!owns(at, mesh, d)) continue;
-    DeviceBlock b(axes, at, mesh, d);
-    auto* mine = blocks[std::size_t(d)]->data();
-    b.runs([&](std::int64_t o, std::int64_t p) {
-      std::memcpy(whole + std::size_t(o) * width, mine + std::size_t(p) * width, std::size_t(b.run) * width);
-    });
+    DeviceBlock b(axes, dtype, at, mesh, d);
+    auto box = b.in_whole;
+    box.to = whole + b.offset, box.to_strides = std::move(box.from_strides);
+    read(*blocks[std::size_t(d)], std::move(box));
   }
 }
 
-MeshProgram::Made MeshProgram::run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given) const {
-  auto n = devices.size();
-  std::vector<const Shards*> there(inputs.size());   // cut already as it is wanted
-  for (std::size_t k = 0; k < inputs.size(); ++k) {
-    auto* s = dynamic_cast<const Shards*>(arguments[k]->pieces());
-    if (s && s->mesh == mesh && s->at == in[k] && s->axes == inputs[k].first && s->dtype == inputs[k].second) there[k] = s;
-    else arguments[k]->data();   // put together here, not by every device
-  }
-  std::atomic<std::int64_t> bytes = 0;   // copied
-  // The block of an argument on a device.
-  auto given_to = [&](int device, std::size_t k) -> Given {
-    bool overwritten = donated[k];   // by a result, or by what is made on the way
-    BufferPtr keeps;
-    if (there[k]) {
-      auto& block = there[k]->blocks[std::size_t(device)];
-      bool nobody_else = given[k] && held_by(arguments[k], 1);
-      if (!overwritten || nobody_else) return {block, block->data()};
-      keeps = copied(*block);
-    } else {
-      auto& [axes, dtype] = inputs[k];
-      DeviceBlock b(axes, in[k], mesh, device);
-      auto width = std::size_t(bytes_of(dtype));
-      auto* whole = arguments[k]->data();
-      if (!overwritten && b.in_one_piece()) return {nullptr, whole + std::size_t(b.first) * width};
-      keeps = memory(program::points(b.dims) * bytes_of(dtype));
-      b.runs([&](std::int64_t o, std::int64_t q) {
-        std::memcpy(keeps->data() + std::size_t(q) * width, whole + std::size_t(o) * width, std::size_t(b.run) * width);
-      });
+// One call: what each argument is on each device.
+class MeshProgram::Call {
+ public:
+  Call(const MeshProgram& m, const std::vector<BufferPtr>& arguments, const std::vector<bool>& given)
+      : m_(m), arguments_(arguments), given_(given), there_(m.inputs.size()), brought_(m.inputs.size()) {
+    for (std::size_t k = 0; k < m.inputs.size(); ++k) {
+      there_[k] = cut_as_wanted(k);
+      if (!there_[k]) arguments[k]->data();      // put together here, not by every device
+      brought_[k].resize(m.devices.size());
     }
-    bytes += keeps->bytes();
-    return {keeps, keeps->data()};
-  };
-  std::vector<std::vector<BufferPtr>> made(n);
-  on_devices(mesh, [&](int device, program::Communicator& communicator) {
+  }
+  // The block of an argument on a device.
+  Given block(std::size_t device, std::size_t k) {
+    auto& memory = m_.devices[device].memory;
+    bool overwritten = m_.donated[k];            // by a result, or by what is made on the way
+    auto keeps = there_[k] ? there_[k]->blocks[device] : nullptr;
+    if (keeps && !overwritten) return {keeps, memory.address(*keeps)};
+    if (keeps && given_[k] && held_by(arguments_[k], 1)) {
+      keeps = memory.taken_over(*keeps);
+    } else {
+      auto& [axes, dtype] = m_.inputs[k];
+      DeviceBlock b(axes, dtype, m_.in[k], m_.mesh, int(device));
+      auto* first = keeps ? nullptr : arguments_[k]->data() + b.offset;
+      if (first && !overwritten && memory.is_host() && b.in_one_piece) return {nullptr, first};
+      b.in_whole.from = first;
+      keeps = keeps ? memory.copied(*keeps) : memory.part(std::move(b.in_whole));
+      copied_bytes += keeps->bytes();
+      if (!overwritten) brought_[k][device] = keeps;
+    }
+    return {keeps, memory.address(*keeps)};
+  }
+  // What was brought to devices stays there, for the next call.
+  void keep_brought() {
+    for (std::size_t k = 0; k < brought_.size(); ++k) {
+      auto& blocks = brought_[k];
+      if (m_.devices[0].memory.is_host() || m_.donated[k] || there_[k]) continue;
+      auto& [axes, dtype] = m_.inputs[k];
+      arguments_[k]->keep(shards(m_.mesh, m_.in[k], axes, dtype, std::move(blocks)));
+    }
+  }
+  std::atomic<std::int64_t> copied_bytes = 0;
+
+ private:
+  const Shards* cut_as_wanted(std::size_t k) const {
+    for (auto* p = arguments_[k]->pieces(); p; p = p->next.get()) {
+      auto* s = dynamic_cast<const Shards*>(p);
+      bool same = s && s->mesh == m_.mesh && s->at == m_.in[k] && s->axes == m_.inputs[k].first;
+      if (same && s->dtype == m_.inputs[k].second) return s;
+    }
+    return nullptr;
+  }
+  const MeshProgram& m_;
+  const std::vector<BufferPtr>& arguments_;
+  const std::vector<bool>& given_;
+  std::vector<const Shards*> there_;             // cut already as it is wanted
+  std::vector<std::vector<BufferPtr>> brought_;  // of each argument, by device
+};
+
+MeshProgram::Made MeshProgram::run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given) const {
+  Call mine(*this, arguments, given);
+  std::vector<std::vector<BufferPtr>> made(devices.size());
+  auto work = [&](int device, program::Communicator& communicator) {
     auto d = std::size_t(device);
-    std::vector<Given> mine;
-    for (std::size_t k = 0; k < inputs.size(); ++k) mine.push_back(given_to(device, k));
-    made[d] = call(devices[d], mine, &communicator);
-  });
+    std::vector<Given> blocks;
+    for (std::size_t k = 0; k < inputs.size(); ++k) blocks.push_back(mine.block(d, k));
+    made[d] = call(devices[d], blocks, &communicator);
+  };
+  on_devices(mesh, work, &devices[0].memory.device());
+  mine.keep_brought();
   std::vector<BufferPtr> out;
   for (std::size_t r = 0; r < results.size(); ++r) {
-    auto s = std::make_shared<Shards>();
-    s->mesh = mesh, s->at = this->out[r], s->axes = results[r].first, s->dtype = results[r].second;
-    for (auto& of_device : made) s->blocks.push_back(std::move(of_device[r]));
-    out.push_back(std::make_shared<Buffer>(axis_size(s->axes) * bytes_of(s->dtype), std::move(s)));
+    auto& [axes, dtype] = results[r];
+    std::vector<BufferPtr> blocks;
+    for (auto& of_device : made) blocks.push_back(std::move(of_device[r]));
+    auto whole = shards(mesh, this->out[r], axes, dtype, std::move(blocks));
+    out.push_back(std::make_shared<Buffer>(axis_size(axes) * bytes_of(dtype), std::move(whole)));
   }
-  return {std::move(out), bytes};
+  return {std::move(out), mine.copied_bytes};
 }
 
 MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool simulated) {

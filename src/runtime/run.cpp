@@ -3,11 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <new>
 
-#include "program/devices.h"
 #include "runtime/own_graph.h"
-#include "base/name.h"
+#include "base/where.h"
 #include "haliax/jit.h"
 
 namespace haliax {
@@ -23,18 +21,6 @@ std::atomic<const std::string*>& default_name() {
 
 }  // namespace
 
-program::Device& backend(const std::string& name) {
-  static auto* cpu = cpu::make_cpu_device(0).release();
-  static auto* reference = reference::make_reference_device().release();
-  if (name == "cpu") return *cpu;
-  if (name == "reference") return *reference;
-  if (name == "cuda-sim") {
-    static auto* simulated = cuda::make_simulated_device().release();
-    return *simulated;
-  }
-  fail("backend", "there is no backend " + name + did_you_mean(name, std::vector<std::string>{"cpu", "reference"}) +
-                      "; there are cpu and reference");
-}
 void set_default_backend(const std::string& name, SourceLocation at) {
   Here here(at);
   backend(name);
@@ -42,40 +28,24 @@ void set_default_backend(const std::string& name, SourceLocation at) {
 }
 std::string default_backend() { return *default_name().load(); }
 
-CompileOptions options_for(const std::string& name) { return {.optional = name != "reference", .device = &backend(name)}; }
+CompileOptions options_for(const std::string& name, std::string called) {
+  return {.optional = name != "reference", .device = &backend(name), .called = std::move(called)};
+}
 
 Compiled finish(Compilation& c, const std::string& name, bool executable) {
   run(c, Stage::device, Stage::program);
-  Compiled out{c.program, nullptr, c.captured};
-  if (executable) out.executable = backend(name).compile(out.program);
+  c.program->called = c.options.called;
+  auto& device = backend(name);
+  Compiled out{c.program, nullptr, {device, c.program->device}, c.captured};
+  if (executable) out.executable = device.compile(out.program);
   return out;
 }
 
 Compiled compile(const Nodes& roots, const std::string& name) {
   OwnGraph own(roots);
-  Compilation c{own.roots, {}, options_for(name)};
+  Compilation c{own.roots, {}, options_for(name, "eval at " + to_string(context().origin.at))};
   run(c, Stage::graph, Stage::graph);
   return finish(c, name);
-}
-
-[[noreturn]] static void no_memory(std::int64_t bytes) {
-  fail("memory", std::to_string(bytes) + " bytes are wanted, and there are not as many");
-}
-BufferPtr memory(std::int64_t bytes) {
-  try {
-    return std::make_shared<Buffer>(bytes);
-  } catch (const std::bad_alloc&) { no_memory(bytes); }
-}
-std::unique_ptr<Buffer> arena(std::int64_t bytes) {
-  try {
-    return std::make_unique<Buffer>(bytes);
-  } catch (const std::bad_alloc&) { no_memory(bytes); }
-}
-
-BufferPtr copied(const Buffer& b) {
-  auto out = memory(b.bytes());
-  std::copy(b.data(), b.data() + b.bytes(), out->data());
-  return out;
 }
 
 std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, program::Communicator* communicator) {
@@ -92,17 +62,17 @@ std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, 
     for (auto& n : c.captured) {
       captured.push_back(n->value.get());
       if (!captured.back()) fail_at(n->origin, "eval", n->donated);
-      arguments.push_back(captured.back()->data());
     }
   }
+  for (auto& b : captured) arguments.push_back(c.memory.address(*b));
   for (std::size_t r = 0; r < made.size(); ++r) {
     bool taken_over = bool(made[r]);
-    if (!taken_over) made[r] = memory(p.slot(p.result_slots[r]).bytes);
-    results.push_back(taken_over ? nullptr : made[r]->data());
+    if (!taken_over) made[r] = c.memory.fresh(p.slot(p.result_slots[r]).bytes);
+    results.push_back(taken_over ? nullptr : c.memory.address(*made[r]));
   }
   auto mine = c.arenas.take();
-  if (!mine) mine = arena(p.arena_bytes);
-  c.executable->run(arguments, results, mine->data(), communicator);
+  if (!mine) mine = c.memory.arena(p.arena_bytes);
+  c.executable->run(arguments, results, c.memory.address(*mine), communicator);
   c.arenas.leave(std::move(mine));
   return made;
 }

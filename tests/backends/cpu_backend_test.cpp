@@ -212,3 +212,31 @@ TEST_CASE("cpu: a collective without a communicator, and the wrong number of arg
 }
 
 }  // namespace
+
+TEST_CASE("collectives: the communicator is given the step's scratch") {
+  struct Recorder : Communicator {
+    void run(const Collective&, const void* const*, void* const*, void* at, std::int64_t n) override { scratch = at, bytes = n; }
+    void fail(const char*) override {}
+    void* scratch = nullptr;
+    std::int64_t bytes = -1;
+  } recorder;
+  Program p;
+  p.slots = {{4, Home::argument, 0}, {4, Home::result, 0}};
+  p.arguments = p.results = 1, p.argument_slots = {0}, p.result_slots = {1}, p.donated = {-1}, p.arena_bytes = 256;
+  Step s;
+  s.kind = Kind::collective, s.scratch = 128, s.scratch_bytes = 100;
+  s.collective.x = {{{1}, {0, DType::f32, 0, {1}, {}}}}, s.collective.out = {{{1}, {1, DType::f32, 0, {1}, {}}}};
+  p.steps = {s};
+  alignas(64) std::byte arena[256];
+  float x = 1, out = 0;
+  auto run = [&] {
+    tested_device()->compile(std::make_shared<Program>(p))->run({&x}, {&out}, arena, &recorder);
+  };
+  run();
+  CHECK(recorder.scratch == arena + 128);
+  CHECK(recorder.bytes == 100);
+  p.steps[0].scratch = -1, p.steps[0].scratch_bytes = 0;
+  run();
+  CHECK(recorder.scratch == nullptr);
+  CHECK(recorder.bytes == 0);
+}

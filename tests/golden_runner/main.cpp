@@ -1,4 +1,4 @@
-// golden DIR [GROUP ...] [--backend cpu|reference|cuda-sim|both] [--case TEXT] [--list-skipped] [--variants] [--mesh SEED]
+// golden DIR [GROUP ...] [--backend cpu|reference|apart|cuda-sim|both] [--case TEXT] [--list-skipped] [--variants] [--mesh SEED]
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -16,7 +16,7 @@ namespace golden {
 namespace {
 
 const char* const usage =
-    "usage: golden DIR [GROUP ...] [--backend cpu|reference|cuda-sim|both] [--case TEXT] [--list-skipped] [--variants] [--mesh SEED]";
+    "usage: golden DIR [GROUP ...] [--backend cpu|reference|apart|cuda-sim|both] [--case TEXT] [--list-skipped] [--variants] [--mesh SEED]";
 const char* const all_groups[] = {"ops", "grads", "nn", "random", "scan", "chunked", "errors", "gpt2"};
 
 struct Options {
@@ -51,7 +51,7 @@ Options parse(int argc, char** argv) {
       o.only = value(i);
     } else if (a == "--backend") {
       const std::string b = value(i);
-      if (b == "cpu" || b == "reference" || b == "cuda-sim")
+      if (b == "cpu" || b == "reference" || b == "apart" || b == "cuda-sim")
         o.backends = {b};
       else if (b != "both")
         throw BadData("there is no backend " + b + "; " + usage);

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <map>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -37,7 +38,7 @@ TEST_CASE("devices: sums over some axes of a mesh, in rank order, of strided arr
     auto how = sum_of(2, {0}, 2);
     const void* in = x[d];
     void* to = out[std::size_t(d)].data();
-    c.run(how, &in, &to);
+    c.run(how, &in, &to, nullptr, 0);
   });
   CHECK(out[0] == std::vector<float>{0, 2});
   CHECK(out[1] == std::vector<float>{6, 8});
@@ -49,7 +50,7 @@ TEST_CASE("devices: sums over some axes of a mesh, in rank order, of strided arr
       auto how = sum_of(1, {0, 1});
       const void* in = &y[d];
       void* to = &sums[d];
-      c.run(how, &in, &to);
+      c.run(how, &in, &to, nullptr, 0);
     });
     for (float s : sums) REQUIRE(s == 1);
   }
@@ -71,7 +72,7 @@ TEST_CASE("devices: what one raises ends all, and is what the caller gets") {
           for (int k = 0; k < 5; ++k) {
             if (d == bad && k == calls) throw Error("[test] device " + std::to_string(d) + " cannot go on");
             auto how = sum_of(1, {0, 1});
-            c.run(how, &x, &to);
+            c.run(how, &x, &to, nullptr, 0);
           }
         });
       });
@@ -89,7 +90,7 @@ TEST_CASE("devices: calls that differ are an error, and nobody waits for ever") 
         void* to = out;
         for (int k = 0; k < calls(d); ++k) {
           auto how = sum_of(d == 2 ? size : 1, d == 1 && size > 1 ? std::vector{0} : std::vector{0, 1});
-          c.run(how, &x, &to);
+          c.run(how, &x, &to, nullptr, 0);
         }
       });
     });
@@ -113,6 +114,38 @@ TEST_CASE("devices: threads are kept from call to call") {
   for (int again = 0; again < 5; ++again) on_devices(four, note);
   CHECK(seen.size() == 4);
   CHECK(device_threads() == started);
+}
+
+TEST_CASE("devices: a backend that can speaks to the others itself") {
+  struct Own : program::Communicator {
+    void run(const program::Collective&, const void* const*, void* const*, void*, std::int64_t) override {}
+    void fail(const char* why) override { failed = why; }
+    std::string failed;
+  };
+  struct Device : program::Device {
+    const char* name() const override { return "own"; }
+    bool is_host() const override { return false; }
+    std::unique_ptr<program::Executable> compile(std::shared_ptr<const program::Program>) override { return nullptr; }
+    std::shared_ptr<program::Communicator> communicator(const program::Dims& mesh, int d) override {
+      std::lock_guard hold(lock);
+      asked.push_back(mesh);
+      return given[d] = std::make_shared<Own>();
+    }
+    std::mutex lock;
+    std::vector<program::Dims> asked;
+    std::map<int, std::shared_ptr<Own>> given;
+  } device;
+  const Mesh mesh{{{"data", 2}, {"model", 2}}};
+  auto text = error_of([&] {
+    on_devices(mesh, [&](int d, program::Communicator& c) {
+      if (&c != device.given[d].get()) throw Error("[test] another communicator");
+      if (d == 2) throw Error("[test] so it is");
+    }, &device);
+    return 0;
+  });
+  CHECK(text == "[test] so it is");
+  CHECK(device.asked == std::vector<program::Dims>(4, {2, 2}));
+  CHECK(device.given[2]->failed == "[test] so it is");
 }
 
 TEST_CASE("mesh: what a call leaves on the devices is not cut again") {

@@ -198,7 +198,7 @@ class ChunkSearch {
     Trial t;
     auto tried = attempt_(apply(plan, alone_.roots, nullptr), alone_.inputs, call_.depth);
     t.bytes = tried.program->arena_bytes + alone_.outside;
-    t.cost = cost_of(tried.program->steps);
+    t.cost = cost_of(tried.program->steps, tried.machine);
     t.contractions = contractions_of(tried.graph, nullptr) * (1 - tried.spared);
     t.plan = std::move(plan);
     return t;

@@ -13,6 +13,7 @@ struct Tried {
   Nodes graph;                                   // before it is lowered
   std::shared_ptr<program::Program> program;
   double spared = 0;                             // of its multiplications, the share that is not done
+  program::Machine machine = {};                 // that it is for
 };
 using Try = std::function<Tried(const Nodes& roots, const Nodes& inputs, int depth)>;
 

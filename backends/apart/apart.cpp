@@ -1,0 +1,247 @@
+// The cpu's steps on devices that share no memory with the host: a test of all that the border asks of such devices, on machines
+// that have none. Their memory is protected except while they work on it; what was never written is NaN. A thread for each device
+// does in order what was asked of it, while the caller goes on.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <new>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "base/fork.h"
+#include "haliax/error.h"
+#include "program/devices.h"
+
+namespace haliax::apart {
+namespace {
+
+using namespace program;
+
+// A range of addresses that nobody may touch who has not opened it.
+class Protected {
+ public:
+  Protected() {
+    auto* got = mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (got == MAP_FAILED) throw std::bad_alloc();
+    base_ = static_cast<std::byte*>(got);
+  }
+  std::byte* take(std::int64_t bytes) {          // first fit; null: there is no place
+    std::lock_guard hold(lock_);
+    auto found = std::find_if(free_.begin(), free_.end(), [&](auto& f) { return f.second >= bytes; });
+    if (found == free_.end()) return nullptr;
+    auto [at, size] = *found;
+    free_.erase(found);
+    if (size > bytes) free_.emplace(at + bytes, size - bytes);
+    in_use_ += bytes;
+    return base_ + at;
+  }
+  void give_back(std::byte* data, std::int64_t bytes) {
+    std::lock_guard hold(lock_);
+    std::int64_t at = data - base_;
+    if (auto first = (at + 4095) / 4096 * 4096, end = (at + bytes) / 4096 * 4096; end - first >= (1 << 20))
+      madvise(base_ + first, std::size_t(end - first), MADV_DONTNEED);
+    in_use_ -= bytes;
+    auto next = free_.lower_bound(at);
+    if (next != free_.end() && at + bytes == next->first) bytes += next->second, next = free_.erase(next);
+    auto before = next == free_.begin() ? free_.end() : std::prev(next);
+    if (before != free_.end() && before->first + before->second == at) before->second += bytes;
+    else free_.emplace(at, bytes);
+  }
+  std::int64_t in_use() {
+    std::lock_guard hold(lock_);
+    return in_use_;
+  }
+  template <class F> void opened(const F& f) {   // several threads may have it open at once
+    struct Open {
+      explicit Open(Protected& p) : of(p) { of.open(1); }
+      ~Open() { of.open(-1); }
+      Protected& of;
+    } open(*this);
+    f();
+  }
+  void hold() { lock_.lock(); }
+  void let_go() { lock_.unlock(); }
+
+ private:
+  void open(int by) {
+    std::lock_guard hold(lock_);
+    bool was = opened_ > 0, is = (opened_ += by) > 0;
+    if (is != was) mprotect(base_, kBytes, is ? PROT_READ | PROT_WRITE : PROT_NONE);
+  }
+  static constexpr std::size_t kBytes = std::size_t(1) << 36;
+  std::byte* base_ = nullptr;
+  std::int64_t in_use_ = 0;
+  int opened_ = 0;
+  std::map<std::int64_t, std::int64_t> free_{{0, kBytes}};   // offset, size
+  std::mutex lock_;
+};
+
+class Unit {                                     // one device
+ public:
+  int number = 0;
+  void post(std::function<void()> work) {        // returns at once; the work raises nothing
+    std::lock_guard hold(lock_);
+    if (!started_) std::thread([this] { serve(); }).detach();
+    started_ = true;
+    work_.push_back(std::move(work)), ++posted_;
+    changed_.notify_all();
+  }
+  void wait() {                                  // for all that was posted so far
+    std::unique_lock hold(lock_);
+    changed_.wait(hold, [this, mine = posted_] { return done_ >= mine; });
+  }
+  // Behind what was posted, on the caller's thread: it may wait for other devices, whose threads may have to do other work first.
+  template <class F> void here(const F& work) {
+    wait();
+    memory_.opened(work);
+  }
+  // Counts a call. If one has failed before, so does this.
+  void begin(std::int64_t Counts::*what) {
+    if (what == &Counts::gets) wait();
+    std::lock_guard hold(lock_);
+    ++(counts_.*what);
+    if (!failed_.empty() && (what == &Counts::runs || what == &Counts::gets)) throw Error(failed_);
+  }
+  void run_late(const std::string& called, std::function<void()> run) {
+    post([this, called, run = std::move(run)] {
+      try {
+        std::unique_lock hold(lock_);
+        if (!failed_.empty()) return;
+        if (auto planted = std::exchange(planted_, ""); !planted.empty()) throw Error(planted);
+        hold.unlock();
+        run();
+      } catch (const std::exception& e) {
+        std::lock_guard hold(lock_);
+        failed_ = "[apart] device " + std::to_string(number) + " has failed in the call of " + called + ": " + e.what() +
+                  "; it runs nothing more";
+      }
+    });
+  }
+  Memory take(std::int64_t bytes) {
+    const auto size = (std::max<std::int64_t>(bytes, 1) + 63) / 64 * 64;
+    auto* got = memory_.take(size);
+    if (!got) wait(), got = memory_.take(size);  // what is given back comes in order
+    if (!got) throw Error("[memory] " + std::to_string(bytes) + " bytes are wanted, and apart has not as many on device " +
+                          std::to_string(number));
+    post([got, size] { std::memset(got, 0xff, std::size_t(size)); });
+    return Memory(got, [this, size](void* p) {
+      post([this, p, size] { memory_.give_back(static_cast<std::byte*>(p), size); });
+    });
+  }
+  Counts counts() {
+    wait();
+    std::lock_guard hold(lock_);
+    counts_.bytes = memory_.in_use();
+    return counts_;
+  }
+  void plant(const char* what) {
+    wait();
+    std::lock_guard hold(lock_);
+    planted_ = what ? what : "";
+    if (!what) failed_.clear();
+  }
+  void hold() { lock_.lock(), memory_.hold(); }  // over a fork
+  void let_go() { memory_.let_go(), lock_.unlock(); }
+  void in_child() {                              // its thread is not there; what that was at counts as done
+    new (&changed_) std::condition_variable;
+    started_ = false, done_ = posted_ - std::int64_t(work_.size());
+    if (!work_.empty()) post([] {});
+  }
+
+ private:
+  [[noreturn]] void serve() {
+    std::unique_lock hold(lock_);
+    for (;; ++done_, changed_.notify_all()) {
+      changed_.wait(hold, [this] { return !work_.empty(); });
+      auto work = std::move(work_.front());
+      work_.pop_front();
+      hold.unlock();
+      memory_.opened(work);
+      work = nullptr;
+      hold.lock();
+    }
+  }
+  Protected memory_;
+  std::mutex lock_;                              // of all below
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> work_;
+  std::int64_t posted_ = 0, done_ = 0;
+  bool started_ = false;
+  std::string failed_, planted_;
+  Counts counts_;
+};
+
+using Units = std::array<Unit, 64>;
+constinit Units* units = nullptr;                // never destroyed: memory may be given back after main
+Unit& unit(int d) { return units->at(std::size_t(d)); }
+template <void (Unit::*F)()> void each_unit() {
+  for (int d = 0; units && d < int(units->size()); ++d) (unit(d).*F)();
+}
+const bool waits = at_fork({kForkDevices, each_unit<&Unit::wait>});
+const bool forks = at_fork({kForkRest, each_unit<&Unit::hold>, each_unit<&Unit::let_go>, each_unit<&Unit::in_child>});
+
+bool blocks(const std::vector<Step>& steps) {    // asks other devices, or the host
+  return std::any_of(steps.begin(), steps.end(), [](auto& s) {
+    return s.kind == Kind::collective || s.kind == Kind::host || blocks(s.loop.body);
+  });
+}
+class Late final : public Executable {
+ public:
+  Late(std::shared_ptr<Executable> steps, const Program& p)
+      : steps_(std::move(steps)), called_(p.called), unit_(unit(p.device)), blocks_(blocks(p.steps)) {}
+  void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Communicator* comm) override {
+    if (blocks_) unit_.wait();
+    unit_.begin(&Counts::runs);
+    if (blocks_) return unit_.here([&] { steps_->run(arguments, results, arena, comm); });
+    unit_.run_late(called_, [=, steps = steps_] { steps->run(arguments, results, arena, nullptr); });
+  }
+
+ private:
+  std::shared_ptr<Executable> steps_;            // kept by what is queued, too
+  std::string called_;
+  Unit& unit_;
+  bool blocks_;
+};
+
+class ApartDevice final : public Device {
+ public:
+  const char* name() const override { return "apart"; }
+  std::int64_t scratch_bytes(const Step& s, int workers) const override { return cpu_->scratch_bytes(s, workers); }
+  Machine machine() const override { return cpu_->machine(); }
+  std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {
+    return std::make_unique<Late>(cpu_->compile(p), *p);
+  }
+  bool is_host() const override { return false; }
+  int devices() const override { return int(units->size()); }
+  Memory take(std::int64_t bytes, int d) override { return unit(d).take(bytes); }
+  void put(const Box& b, int d) override { unit(d).begin(&Counts::puts), unit(d).here([&] { copy_on_host(b); }); }
+  void get(const Box& b, int d) override { unit(d).begin(&Counts::gets), unit(d).here([&] { copy_on_host(b); }); }
+  void copy(const Box& b, int d) override { unit(d).begin(&Counts::copies), unit(d).post([b] { copy_on_host(b); }); }
+
+ private:
+  std::unique_ptr<Device> cpu_ = cpu::make_cpu_device(0);
+};
+
+}  // namespace
+
+std::unique_ptr<Device> make_apart_device() {
+  static auto* all = units = [] {
+    auto* u = new Units;
+    for (std::size_t d = 0; d < u->size(); ++d) (*u)[d].number = int(d);
+    return u;
+  }();
+  static_cast<void>(all);
+  return std::make_unique<ApartDevice>();
+}
+Counts counts(int device) { return make_apart_device(), unit(device).counts(); }
+void plant_error(int device, const char* what) { unit(device).plant(what); }
+
+}  // namespace haliax::apart

@@ -1,0 +1,65 @@
+// What the backend `cuda` says where it cannot run. What a machine without cards can produce is produced; the rest is told to it.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "backends/cuda/card.h"
+#include "haliax/haliax.h"
+#include "runtime/run.h"
+#include "support/raises.h"
+
+using namespace haliax;
+using cuda::Cards;
+
+namespace {
+
+std::string said_of(const Cards& c) {
+  return error_of([&] { return cuda::require_cards(c), 0; });
+}
+bool is_built() {
+  auto at = std::filesystem::canonical("/proc/self/exe").parent_path().parent_path();
+  return std::filesystem::exists(at / "libhaliax_cuda.so");
+}
+
+}  // namespace
+
+TEST_CASE("cuda: what a machine lacks") {
+  Cards c{13000, 13000, "", {{"NVIDIA H100", 90}}};
+  CHECK(said_of(c) == "");
+  c.cards.push_back({"Tesla T4", 75});
+  CHECK(has(said_of(c), "[cuda] GPU 1 (Tesla T4) is of sm_75, and sm_80 or newer is needed"));
+  c.cards.clear();
+  CHECK(has(said_of(c), "[cuda] no GPU is visible; CUDA_VISIBLE_DEVICES"));
+  c.says = "out of order";
+  CHECK(has(said_of(c), "[cuda] the cards cannot be asked for: out of order"));
+  c.driver = 12020;
+  CHECK(has(said_of(c), "[cuda] the driver is too old: it is for CUDA 12.2, and CUDA 13.0 is needed"));
+  c.driver = 0;
+  CHECK(has(said_of(c), "[cuda] there is no NVIDIA driver (libcuda.so.1) on this machine"));
+  CHECK(said_of({13020, 13000, "", {{"NVIDIA A100", 80}}}) == "");
+}
+
+TEST_CASE("cuda: the words of HALIAX_CUDA") {
+  CHECK_FALSE(cuda::words_of(nullptr).sync);
+  CHECK_FALSE(cuda::words_of("").sync);
+  auto w = cuda::words_of("sync, tf32,keep");
+  CHECK((w.sync && w.tf32 && w.keep));
+  CHECK_FALSE((w.eager || w.exact || w.tune));
+  auto more = cuda::words_of("eager exact tune");
+  CHECK((more.eager && more.exact && more.tune && !more.sync));
+  CHECK(error_of([] { return cuda::words_of("sync,fast"), 0; }) ==
+        "[cuda] HALIAX_CUDA has the word fast, which is none of sync, eager, keep, exact, tf32, tune");
+}
+
+TEST_CASE("cuda: the plugin plans without a card, and says why it does not run" * doctest::skip(!is_built())) {
+  ::setenv("HALIAX_CUDA", "fast", 1);
+  CHECK(has(error_of([] { return backend("cuda").name(); }), "HALIAX_CUDA has the word fast"));
+  ::unsetenv("HALIAX_CUDA");
+  auto f = jit([](const NamedArray& x) { return sum(exp(x) * 2.); }, {.backend = "cuda"});
+  auto x = arange(Axis("n", 1000), {.dtype = DType::f32});
+  f.plan(x);
+  CHECK(f.report().peak_bytes > 0);
+  auto said = error_of([&] { return f(x); });
+  CHECK(said.starts_with("[cuda] "));
+}
