@@ -92,6 +92,7 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
   return out;
 }
 NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite& to) {
+  At follow(old->origin);
   auto made = make_loop(std::move(by));
   for (std::size_t k = 0; k < loop_of(*old).results.size(); ++k) to[loop_result(old, k).get()] = loop_result(made, k);
   return made;

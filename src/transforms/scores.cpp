@@ -76,7 +76,7 @@ class Level {
         return !x || !after.count(x.get()) || made.count(x.get()) || rows.count(x.get());
       });
       bool point = goes_along(*n, queries);
-      if (of_scores && (!inside || !point || given_.count(n->in[0].get()))) return {};
+      if (of_scores && (!inside || !point)) return {};
       if (inside && point && is_score(*n) && n->op->kind != Kind::contract) made.insert(n.get());
       else if (of_scores && n->op->kind == Kind::contract) outs.insert(n.get());
       else if (inside && point && n->op->kind != Kind::contract) rows.insert(n.get());
@@ -92,7 +92,11 @@ class Level {
       for (auto& x : n->in)
         if (x && rows.count(x.get())) needed.insert(x.get());
     }
-    if (outs.empty()) return {};
+    // A function of all that a query scores, such as a softmax: without one it is a layer's hidden values.
+    bool weighs = std::any_of(needed.begin(), needed.end(), [&](auto* n) {
+      return n->op->kind == Kind::reduce && made.count(n->in[0].get()) && common(n->axes, keys).empty();
+    });
+    if (outs.empty() || !weighs) return {};
     made.insert(needed.begin(), needed.end()), made.insert(outs.begin(), outs.end());
     return made;
   }

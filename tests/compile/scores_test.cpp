@@ -80,7 +80,6 @@ TEST_CASE("scores: attention of many kinds") {
     auto e = exp(s - m);
     return dot(e, p.value, "k") / (sum(e, "k") + exp(-m));
   });
-  walked("no softmax", [](const Parts& p) { return dot(square(scores(p)), p.value, "k"); });
   walked("dropout by position", [](const Parts& p) {
     auto keep = random::bernoulli(random::key(7), {B, H, Q, K}, 0.8);
     return dot(where(keep, softmax(scores(p), "k"), 0.f) / 0.8f, p.value, "k");
@@ -124,6 +123,7 @@ TEST_CASE("scores: what is no attention stays whole, and the scores themselves m
     same(g(parts()), want, 2e-6);
     CHECK(g.report().chunked.empty());
   };
+  whole([](const Parts& p) { return dot(square(scores(p)), p.value, "k"); });                      // a layer's hidden values
   whole([](const Parts& p) { return softmax(scores(p), "k"); });                                   // given out
   whole([](const Parts& p) { return dot(cumsum(softmax(scores(p), "k"), "q"), p.value, "k"); });   // goes along the queries
   whole([](const Parts& p) { return dot(scores(p) / sum(scores(p), {"q", "k"}), p.value, "k"); });  // a sum over both

@@ -17,6 +17,7 @@ struct Alone {
   Nodes roots, inputs;
   std::int64_t outside = 0;                      // bytes of the values that what follows reads, beside gradients
 };
+constexpr std::int64_t kUsualBudget = std::int64_t(32) << 20;   // bytes
 std::int64_t padded(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions) {
@@ -153,7 +154,7 @@ class ChunkSearch {
     alone_ = isolated(roots, level, regions_);
     std::int64_t read = 0;
     for (auto& n : alone_.inputs) read += n->bytes();
-    budget_ = call.memory > 0 ? call.memory : std::max<std::int64_t>(std::int64_t(32) << 20, read);
+    budget_ = call.memory > 0 ? call.memory : std::max(kUsualBudget, read);
     auto form = ChunkForm(call.form);
     sort_axes(form == ChunkForm::automatic || form == ChunkForm::tile);
   }
@@ -161,6 +162,8 @@ class ChunkSearch {
     if (!call_.chunks.empty()) return asked();
     auto form = ChunkForm(call_.form);
     auto whole = trial({call_, {}, {}, how("whole")});
+    // What lies between the sweeps over scores, such as the layers behind them, is planned with them: it is nobody's budget.
+    if (call_.inside == kOfScores && whole.bytes > budget_) budget_ = std::max(budget_, least().bytes + kUsualBudget);
     if (whole.bytes <= budget_) return explained(whole, {});
     std::optional<Trial> rows, tiles;
     if (form != ChunkForm::tile) rows = by_rows();
