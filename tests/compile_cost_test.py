@@ -25,8 +25,9 @@ class CompileCost(unittest.TestCase):
     def compiled(self, compiler, source, *flags):
         """What the compiler said, and its seconds of a processor."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run([compiler, "-std=c++20", "-I", ROOT / "include", "-c", source, "-o", self.folder / "made.o", *flags],
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ, LC_ALL="C"))
+        command = [compiler, "-std=c++20", "-I", ROOT / "include", "-c", source, "-o", self.folder / "made.o", *flags]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              env=dict(os.environ, LC_ALL="C"))
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         self.assertEqual(done.returncode, 0, done.stdout)
         return done.stdout, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime

@@ -4,6 +4,7 @@ import pathlib
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 
@@ -76,6 +77,11 @@ class Consumer(unittest.TestCase):
         (made / "CMakeLists.txt").write_text((SOURCES / "CMakeLists.txt").read_text().replace("haliax 0.1", "haliax 0.2"))
         with self.assertRaisesRegex(AssertionError, 'requested\\s+version "0.2"'):
             run("cmake", "-S", made, "-B", made / "build", f"-DCMAKE_PREFIX_PATH={self.prefix}")
+
+    def test_the_shared_library_is_loaded_by_a_program_that_runs(self):
+        for load in (f"import ctypes; ctypes.CDLL('{LIBRARY}')",   # as extensions of Python are, also from a thread
+                     f"import ctypes, threading; t = threading.Thread(target=ctypes.CDLL, args=('{LIBRARY}',)); t.start(); t.join()"):
+            self.assertEqual(run(sys.executable, "-c", load), "")
 
     def test_the_shared_library_has_a_version_and_exports_public_names_alone(self):
         self.assertIn("libhaliax.so.0.1]", run("readelf", "-d", LIBRARY))

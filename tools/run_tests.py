@@ -64,11 +64,11 @@ def run_file(command, word):
     return done._replace(skipped=0)
 
 
-def scripts(word):
+def scripts(word, folder=TESTS, pattern="*_test.py"):
     """The Python tests: the direction of includes, the house rules, what is sent."""
     loader = unittest.TestLoader()
     loader.testNamePatterns = [f"*{word}*"] if word else None
-    suite = loader.discover(str(TESTS), pattern="*_test.py")
+    suite = loader.discover(str(folder), pattern=pattern)
     text = io.StringIO()
     result = unittest.TextTestRunner(stream=text, verbosity=1).run(suite)
     failed, skipped = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses), len(result.skipped)
@@ -123,6 +123,8 @@ def jobs(build, suites, word, brief, sanitized):
         found["sanitized"] = run, [str(pathlib.Path(sanitized).resolve()), "-nv"], DOCTEST
     if "scripts" in suites:
         found["scripts"] = scripts, word
+    if "mistakes" in suites and not brief:
+        found["mistakes/README.md"] = scripts, word, TESTS / "mistakes", "list.py"
     for file in sorted(TESTS.glob("*/*_test.cpp")):
         room = file.parent.name
         if room in suites:

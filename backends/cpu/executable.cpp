@@ -1,6 +1,9 @@
 // The device, and programs as lists of compiled steps.
 #include <algorithm>
+#include <cstdlib>
+#include <new>
 #include <string>
+#include <utility>
 
 #include "base/idle.h"
 #include "base/thread_pool.h"
@@ -51,8 +54,19 @@ Scratch::Scratch(const Step& step, int arena_slot, std::int64_t bytes) : arena_s
   aligned_ = own_.get() + (64 - reinterpret_cast<std::uintptr_t>(own_.get()) % 64) % 64;
 }
 
+// Not in the thread's own block, which has no room for it where the library is loaded by a program that runs (Python). What
+// computes while a thread ends finds it gone, and makes it anew.
 std::byte* workspace() {
-  alignas(4096) static thread_local std::byte memory[workspace_bytes];
+  constinit static thread_local std::byte* memory = nullptr;
+  struct End {
+    ~End() { std::free(std::exchange(memory, nullptr)); }
+  };
+  if (!memory) {
+    static thread_local End end;
+    static_cast<void>(&end);
+    memory = static_cast<std::byte*>(std::aligned_alloc(4096, workspace_bytes));
+    if (!memory) throw std::bad_alloc();
+  }
   return memory;
 }
 

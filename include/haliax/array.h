@@ -157,6 +157,7 @@ class Arr {
   bool has_axis(const AxisSelection& a) const { return array().has_axis(a, at_); }
   Axis resolve_axis(const AxisSelector& a) const { return array().resolve_axis(a, at_); }
   const NodePtr& node() const { return array().node(); }
+  friend std::ostream& operator<<(std::ostream&, const Arr&);   // a number as it is
 
  private:
   enum class Kind : std::uint8_t { array, real, integer, boolean };

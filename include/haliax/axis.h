@@ -105,6 +105,9 @@ std::string to_string(const Axes&);                                   // (batch=
 std::ostream& operator<<(std::ostream&, const Name&);
 std::ostream& operator<<(std::ostream&, const Axis&);
 std::ostream& operator<<(std::ostream&, const Axes&);                 // of an AxisSpec, too
+std::ostream& operator<<(std::ostream&, const Names&);                // (batch, embed)
+std::ostream& operator<<(std::ostream&, const AxisSelector&);         // embed, or embed=768
+std::ostream& operator<<(std::ostream&, const AxisSelection&);        // (batch, embed=768), or all
 std::int64_t axis_size(const Axes&);                                  // the product of the sizes
 const Axis* find_axis(const Axes&, Name);                             // null if there is none
 bool selects_axis(const AxisSelection&, const Axes&);                 // is every one of the axes selected?

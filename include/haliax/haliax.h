@@ -1,5 +1,7 @@
 // Everything a model needs. `haliax/fmt.h` and `haliax/eigen.h` are separate.
 #pragma once
+#include "haliax/tree.h"   // first: most compile errors are about it, and name each header on the way to it
+
 #include "haliax/array.h"
 #include "haliax/axis.h"
 #include "haliax/chunked.h"
@@ -18,4 +20,3 @@
 #include "haliax/random.h"
 #include "haliax/shard.h"
 #include "haliax/transforms.h"
-#include "haliax/tree.h"

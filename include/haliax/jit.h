@@ -117,7 +117,7 @@ struct Parts {
 template <class... A> Walk walk_parts(Parts& parts, const A&... each) {
   Walk w;
   w.with_statics = true;
-  ((walk(w, const_cast<A&>(each)), parts.end(w)), ...);
+  ((visit<A>(w, const_cast<A*>(&each)), parts.end(w)), ...);
   return w;
 }
 template <class R> Parts parts_of(const R& result) {

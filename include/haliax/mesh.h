@@ -81,6 +81,7 @@ class Mappings {
   std::vector<std::optional<Mapping>> each_;
   bool one_ = false;
 };
+std::ostream& operator<<(std::ostream&, const Mappings&);   // the mapping; [{batch: data}, none] of each
 
 // ---- scopes: thread-local; the innermost holds. `axis_mapping` replaces the one around it -------------------------------------
 class use_mesh {
@@ -161,6 +162,7 @@ struct Placement {
   Mapping mapping;
   friend bool operator==(const Placement&, const Placement&) = default;
 };
+std::ostream& operator<<(std::ostream&, const Placement&);                 // {batch: data} on Mesh(data=4)
 std::shared_ptr<const Placement> placement(const NamedArray&);             // null: whole, on no mesh, or waiting for one
 
 }  // namespace haliax

@@ -36,4 +36,6 @@ struct Policy {
   }
 };
 
+std::ostream& operator<<(std::ostream&, const Policy&);   // p=f32,c=bf16,o=f32
+
 }  // namespace haliax

@@ -111,6 +111,18 @@ template <class F, class C, class... X> constexpr bool check_turn() {
   return false;
 }
 
+template <class F, class C, class... X> constexpr bool check_fold() {
+  constexpr bool takes = std::is_invocable_v<const F&, const C&, const X&...>;
+  static_assert(takes, "haliax: the function of a fold takes the carry, and then a position of each of the arrays.");
+  if constexpr (takes) {
+    constexpr bool keeps = std::is_same_v<std::invoke_result_t<const F&, const C&, const X&...>, C>;
+    static_assert(keeps, "haliax: the function of a fold gives the next carry, which has the type of the first one (start from "
+                         "a NamedArray, not from a number).");
+    return keeps;
+  }
+  return false;
+}
+
 }  // namespace detail
 
 // ---- gradients: with respect to the first argument, a tree ----------------------------------------------------------------
@@ -216,16 +228,10 @@ struct Nothing {};                               // a tree without leaves
 // f(carry, xs...) -> carry. Result: the last carry.
 template <class F> auto fold(F f, const AxisSelector& axis, ScanOptions options = {}) {
   return [f, axis, options](const auto& init, const auto&... xs) {
-    auto g = [&f](const auto& carry, const auto&... x) {
-      using C = std::decay_t<decltype(carry)>;
-      auto next = f(carry, x...);
-      constexpr bool keeps = std::is_same_v<decltype(next), C>;
-      static_assert(keeps, "haliax: the function of a fold gives the next carry, which has the type of the first one (start from "
-                           "a NamedArray, not from a number).");
-      if constexpr (keeps) return std::pair{std::move(next), Nothing{}};
-      else return std::pair{carry, Nothing{}};
-    };
-    return scan(g, axis, options)(init, xs...).first;
+    auto g = [&f](const auto& carry, const auto&... x) { return std::pair{f(carry, x...), Nothing{}}; };
+    if constexpr (detail::check_fold<F, std::decay_t<decltype(init)>, std::decay_t<decltype(xs)>...>())
+      return scan(g, axis, options)(init, xs...).first;
+    else return init;
   };
 }
 // f(xs...) -> y at each position by itself, one after the other. Result: y with the axis first.

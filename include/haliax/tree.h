@@ -273,13 +273,12 @@ template <class T> constexpr Kind fault_of() {
   else return Kind::nothing;
 }
 
-// A name that a compiler writes out where it says which template went wrong.
-template <std::size_t N> struct Text { char text[N + 1] = {}; };
 template <class T, std::size_t I> constexpr std::string_view field_name() {
   if constexpr (Access::listed<T>) {
     std::string_view all = Access::text<T>;
     for (std::size_t i = 0; i < I; ++i) all.remove_prefix(all.find(',') + 1);
-    return all.substr(0, all.find(','));
+    all = all.substr(0, all.find(','));
+    return all.substr(all.find_first_not_of(' '));
   } else {
     auto s = spelled<slot<I>(members<T>())>();
     auto end = s.rfind(")}");
@@ -288,15 +287,20 @@ template <class T, std::size_t I> constexpr std::string_view field_name() {
     return s.substr(s.find_last_of(":.") + 1);
   }
 }
-template <class T, std::size_t I> constexpr auto field_text() {
-  constexpr auto name = field_name<T, I>();
-  Text<name.size()> out;
-  for (std::size_t i = 0; i < name.size(); ++i) out.text[i] = name[i];
-  return out;
-}
+// The name as a type, which a compiler writes out where it says which template went wrong: Field<{"title"}>.
+#if defined(__clang__)   // Field<'t', 'i', 't', 'l', 'e'>: of a text it writes the codes
+template <char...> struct Field {};
+template <class T, std::size_t I, std::size_t... K> Field<field_name<T, I>()[K]...> field_of(std::index_sequence<K...>);
+#else
+template <std::size_t N> struct Text { char text[N + 1] = {}; };
+template <Text> struct Field {};
+template <class T, std::size_t I, std::size_t... K>
+Field<Text<sizeof...(K)>{{field_name<T, I>()[K]...}}> field_of(std::index_sequence<K...>);
+#endif
+template <class T, std::size_t I> using FieldOf = decltype(field_of<T, I>(std::make_index_sequence<field_name<T, I>().size()>()));
 
 // One sentence on what is wrong with `Type` and what to do; the compiler says beside it of which field of which module.
-template <Kind kind, class Type, class Module = Type, auto field = 0> constexpr void refuse() {
+template <Kind kind, class Type, class Module = Type, class Field = void> constexpr void refuse() {
   static_assert(kind != Kind::arr, "haliax: Arr is a parameter type; make the field a NamedArray.");
   static_assert(kind != Kind::pointer, "haliax: a field must not be a raw pointer to data: hold the value itself, a "
                 "std::string for text, or a std::optional for what may be absent. Pointers to functions are fine.");
@@ -318,13 +322,17 @@ template <Kind kind, class Type, class Module = Type, auto field = 0> constexpr 
                 "parameter says `static constexpr bool is_static = true;` and has an operator==. A lambda that captures is "
                 "held in a haliax::StaticFunction<R(A...)>.");
 }
-template <class Module, class... Field> constexpr void check_fields() {
-  [&]<std::size_t... I>(std::index_sequence<I...>) {
-    ([] {
-      constexpr Kind fault = fault_of<Field>();
-      if constexpr (is_refused(fault)) refuse<fault, Field, Module, field_text<Module, I>()>();
-    }(), ...);
-  }(std::index_sequence_for<Field...>{});
+// Refuses the first field that must not be. Few templates lie between the user's line and the sentence: clang tells of each.
+template <class...> struct Types {};
+template <class Module, class... F> constexpr void check_fields(Types<F...>) {
+  constexpr Kind faults[] = {fault_of<F>()..., Kind::unknown};
+  constexpr std::size_t first = [&] {
+    std::size_t i = 0;
+    while (!is_refused(faults[i])) ++i;
+    return i;
+  }();
+  if constexpr (first < sizeof...(F))
+    refuse<faults[first], std::tuple_element_t<first, std::tuple<F...>>, Module, FieldOf<Module, first>>();
 }
 
 }  // namespace reflect
@@ -447,9 +455,9 @@ template <class T> void visit(Walk& w, void* address) {
     w.parts(table, sizeof...(part), nullptr);
   };
   auto fields = [&]<class... P>(P&... part) {
-    reflect::check_fields<std::remove_const_t<T>, std::remove_const_t<P>...>();
     const Walk::Part table[] = {{erase(&part), visitor<P>()}..., {nullptr, nullptr}};
     w.parts(table, sizeof...(part), &reflect::write_names<std::remove_const_t<T>>);
+    return reflect::Types<std::remove_const_t<P>...>();
   };
   if constexpr (kind == Kind::leaf) {
     static_assert(!std::is_const_v<T>, "haliax: a field that holds arrays must not be const, or no new tree could be made.");
@@ -489,9 +497,9 @@ template <class T> void visit(Walk& w, void* address) {
   } else if constexpr (kind == Kind::tuple) {
     std::apply(parts, node);
   } else if constexpr (kind == Kind::listed) {
-    std::apply(fields, reflect::Access::fields(node));
+    reflect::check_fields<std::remove_const_t<T>>(std::apply(fields, reflect::Access::fields(node)));
   } else if constexpr (kind == Kind::fields) {
-    reflect::apply(node, fields);
+    reflect::check_fields<std::remove_const_t<T>>(reflect::apply(node, fields));
   } else if constexpr (kind != Kind::nothing) {
     reflect::refuse<kind, std::remove_const_t<T>>();
   }
@@ -505,7 +513,7 @@ struct WalkOptions { bool paths = false, statics = false; };
 template <class T> Walk walk_of(const T& tree, WalkOptions options = {}) {
   Walk w;
   w.with_paths = options.paths, w.with_statics = options.statics;
-  walk(w, const_cast<T&>(tree));
+  visit<T>(w, const_cast<T*>(&tree));
   return w;
 }
 

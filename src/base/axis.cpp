@@ -27,6 +27,17 @@ std::string to_string(const Axes& axes) {
 std::ostream& operator<<(std::ostream& out, const Name& n) { return out << n.text(); }
 std::ostream& operator<<(std::ostream& out, const Axis& a) { return out << to_string(a); }
 std::ostream& operator<<(std::ostream& out, const Axes& a) { return out << to_string(a); }
+template <class Items> static std::ostream& listed(std::ostream& out, const Items& items) {
+  out << "(";
+  for (bool first = true; auto& item : items) out << (first ? "" : ", ") << item, first = false;
+  return out << ")";
+}
+std::ostream& operator<<(std::ostream& out, const Names& names) { return listed(out, names); }
+std::ostream& operator<<(std::ostream& out, const AxisSelector& s) {
+  out << s.name;
+  return s.size < 0 ? out : out << "=" << s.size;
+}
+std::ostream& operator<<(std::ostream& out, const AxisSelection& s) { return s.all() ? out << "all" : listed(out, s.items()); }
 std::int64_t axis_size(const Axes& axes) {
   std::int64_t n = 1;
   for (auto& a : axes)

@@ -57,11 +57,10 @@ struct Cons {
   }
 };
 
-static const bool node_forks = at_fork({kForkNodes,
-                                        [] { for (std::uint64_t k = 0; k < Cons::kParts; ++k) Cons::part(k << 60).lock.lock(); },
-                                        [] {
-                                          for (std::uint64_t k = 0; k < Cons::kParts; ++k) Cons::part(k << 60).lock.unlock();
-                                        }});
+static const bool node_forks =
+    at_fork({kForkNodes,
+             [] { for (std::uint64_t k = 0; k < Cons::kParts; ++k) Cons::part(k << 60).lock.lock(); },
+             [] { for (std::uint64_t k = 0; k < Cons::kParts; ++k) Cons::part(k << 60).lock.unlock(); }});
 
 Node::~Node() {
   Cons::remove(*this);

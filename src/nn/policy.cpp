@@ -1,5 +1,7 @@
 #include "haliax/policy.h"
 
+#include <ostream>
+
 #include "base/name.h"
 #include "graph/fail.h"
 
@@ -53,6 +55,11 @@ Policy::Policy(std::string_view spec, SourceLocation at) {
     if (rest.find(',') == rest.npos) break;
   }
   param = params.value_or(param), compute = computation.value_or(compute), output = outputs.value_or(output);
+}
+
+std::ostream& operator<<(std::ostream& out, const Policy& p) {
+  out << "p=" << p.param << ",c=" << p.compute << ",o=" << p.output;
+  return p.reduce ? out << ",r=" << *p.reduce : out;
 }
 
 }  // namespace haliax

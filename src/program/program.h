@@ -179,7 +179,7 @@ struct Loop {
   int variable = 0;                 // the number that terms refer to; -1: none do, it is a part of a turn that may end by itself
   std::int64_t trips = 0;
   bool reverse = false;
-  std::vector<Step> body = {};
+  std::vector<Step> body;           // (without an initializer: clang wants the whole type for one)
 };
 
 struct Step {

@@ -113,8 +113,8 @@ class Reader {
     TensorEntry e;
     e.tensor.name = name;
     const std::string dtype = fields["dtype"];
-    const auto known = std::find_if(safetensors_names.begin(), safetensors_names.end(),
-                                    [&](auto& n) { return dtype == n.second; });
+    const auto known =
+        std::find_if(safetensors_names.begin(), safetensors_names.end(), [&](auto& n) { return dtype == n.second; });
     if (known == safetensors_names.end()) fail(name, "has dtype " + printable(dtype) + ", which is not supported");
     e.tensor.dtype = known->first;
     e.tensor.shape = integers(name, "shape", fields["shape"]);

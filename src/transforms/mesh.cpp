@@ -89,6 +89,13 @@ int Mesh::size(std::string_view axis) const {
 }
 std::ostream& operator<<(std::ostream& out, const Mesh& m) { return out << "Mesh(" << to_string(m) << ")"; }
 std::ostream& operator<<(std::ostream& out, const Mapping& m) { return out << to_string(m); }
+std::ostream& operator<<(std::ostream& out, const Mappings& m) {
+  if (m.one()) return out << *m.of(0);
+  std::vector<std::string> each;
+  for (auto& mapping : m.each()) each.push_back(mapping ? to_string(*mapping) : "none");
+  return out << "[" << joined(each, ", ") << "]";
+}
+std::ostream& operator<<(std::ostream& out, const Placement& p) { return out << p.mapping << " on " << p.mesh; }
 std::ostream& operator<<(std::ostream& out, const PartitionSpec& s) { return out << to_string(s); }
 std::string to_string(const Mesh& m) {
   std::vector<std::string> out;

@@ -55,6 +55,18 @@ TEST_CASE("small things print as their text") {
   CHECK(shown(random::key(42)) == "Key(0, 42)");
   CHECK(shown(random::split(random::key(0), N)) == "Key((n=3))");
   CHECK(shown(Key()) == "Key()");
+  CHECK(shown(Names{"a", "b"}) == "(a, b)");
+  CHECK(shown(AxisSelector("a")) == "a");
+  CHECK(shown(AxisSelector(N)) == "n=3");
+  CHECK(shown(AxisSelection{"a", N}) == "(a, n=3)");
+  CHECK(shown(AxisSelection()) == "all");
+  CHECK(shown(Mappings(Mapping{{"n", "data"}})) == "{n: data}");
+  CHECK(shown(Mappings::of_each({Mapping{{"n", "data"}}, {}})) == "[{n: data}, none]");
+  CHECK(shown(Placement{Mesh{{{"data", 4}}}, Mapping{{"n", "data"}}}) == "{n: data} on Mesh(data=4)");
+  CHECK(shown(Policy("p=f32,c=bf16,o=f32,r=f32")) == "p=f32,c=bf16,o=f32,r=f32");
+  CHECK(shown(Policy("bf16")) == "p=bf16,c=bf16,o=bf16");
+  CHECK(shown(Arr(arange(N))) == "NamedArray(i32, (n=3), [0, 1, 2])");
+  CHECK(shown(Arr(0.5)) + shown(Arr(2)) + shown(Arr(true)) == "0.52true");
   CHECK(fmt::format("{} {} {} {}", Axes{N}, Mesh{{{"data", 4}}}, Mapping{{"n", "data"}}, random::key(1)) ==
         "(n=3) data=4 {n: data} Key(0, 1)");
   std::ostringstream left;   // a stream is no array to shift

@@ -46,7 +46,7 @@ void Lowering::loop(const NodePtr& n) {
 
 void Lowering::body(const Turns& t, std::size_t b) {
   auto& l = t.l;
-  Step s{.kind = program::Kind::loop, .loop = {.trips = trips(l, b), .reverse = l.reverse}};
+  Step s{.kind = program::Kind::loop, .loop = {.trips = trips(l, b), .reverse = l.reverse, .body = {}}};
   if (s.loop.trips == 0) return;
   s.loop.variable = p_.loops++;
   auto* index = l.index[b].get();
@@ -61,7 +61,8 @@ void Lowering::body(const Turns& t, std::size_t b) {
     }
   for (auto& part : t.parts[b]) {
     auto before = added_.size();
-    Step once{.kind = program::Kind::loop, .loop = {.variable = -1, .trips = 1}};   // each of several parts may end by itself
+    // Each of several parts may end by itself.
+    Step once{.kind = program::Kind::loop, .loop = {.variable = -1, .trips = 1, .body = {}}};
     bool alone = t.parts[b].size() == 1;
     if (!alone) steps_ = &once.loop.body;
     part_of_turn(part, t, b, moves);

@@ -23,7 +23,7 @@ Plan best(Whole& whole, Planner& planner, bool strict) {
   const int given = int(whole.values.size());
   auto [b, contested, asked] = planner.run(choices, true);
   auto most = b.points * 1.01;
-  auto take = [&](const Choices& c) {
+  auto take = [&, &b = b](const Choices& c) {
     Plan p = planner.run(c, false).plan;
     if (p.bytes >= b.bytes - 1 || p.points > most || (strict && unasked(p, whole) > unasked(b, whole))) return false;
     b = std::move(p), choices = c;
