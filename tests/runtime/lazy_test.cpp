@@ -126,7 +126,7 @@ TEST_CASE("reading: one value, no value, axes") {
 
 TEST_CASE("memory: a chain of large arrays takes a few of them, and gives them back") {
   Axis n("n", 1 << 20);                                   // 4 MiB
-  const std::int64_t mib = 1 << 20;
+  const std::int64_t mib = resident_per_byte << 20;
   auto before = resident_bytes();
   {
     auto x = ones(n).eval();
