@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
-#include <deque>
 #include <functional>
+#include <iterator>
+#include <list>
 #include <map>
 #include <mutex>
 #include <new>
@@ -37,38 +39,34 @@ class Protected {
     std::lock_guard hold(lock_);
     auto found = std::find_if(free_.begin(), free_.end(), [&](auto& f) { return f.second >= bytes; });
     if (found == free_.end()) return nullptr;
-    auto [at, size] = *found;
-    free_.erase(found);
-    if (size > bytes) free_.emplace(at + bytes, size - bytes);
+    const auto at = found->first;
+    used_.emplace(at, bytes);
+    auto rest = free_.extract(found);
+    rest.key() += bytes, rest.mapped() -= bytes;
+    if (rest.mapped() > 0) free_.insert(std::move(rest));
     in_use_ += bytes;
     return base_ + at;
   }
-  void give_back(std::byte* data, std::int64_t bytes) {
+  void give_back(std::byte* data) {              // allocates nothing
     std::lock_guard hold(lock_);
-    std::int64_t at = data - base_;
+    auto gone = used_.extract(data - base_);
+    const auto at = gone.key(), bytes = gone.mapped();
     if (auto first = (at + 4095) / 4096 * 4096, end = (at + bytes) / 4096 * 4096; end - first >= (1 << 20))
       madvise(base_ + first, std::size_t(end - first), MADV_DONTNEED);
     in_use_ -= bytes;
     auto next = free_.lower_bound(at);
-    if (next != free_.end() && at + bytes == next->first) bytes += next->second, next = free_.erase(next);
+    if (next != free_.end() && at + bytes == next->first) gone.mapped() += next->second, next = free_.erase(next);
     auto before = next == free_.begin() ? free_.end() : std::prev(next);
-    if (before != free_.end() && before->first + before->second == at) before->second += bytes;
-    else free_.emplace(at, bytes);
+    if (before != free_.end() && before->first + before->second == at) before->second += gone.mapped();
+    else free_.insert(std::move(gone));
   }
-  std::int64_t in_use() {
-    std::lock_guard hold(lock_);
-    return in_use_;
-  }
+  std::int64_t in_use() const { return in_use_; }
   template <class F> void opened(const F& f) {   // several threads may have it open at once
-    struct Open {
-      explicit Open(Protected& p) : of(p) { of.open(1); }
-      ~Open() { of.open(-1); }
-      Protected& of;
-    } open(*this);
+    open(1);
+    std::unique_ptr<Protected, void (*)(Protected*)> closed(this, [](Protected* p) { p->open(-1); });
     f();
   }
-  void hold() { lock_.lock(); }
-  void let_go() { lock_.unlock(); }
+  std::mutex& lock() { return lock_; }           // held over a fork
 
  private:
   void open(int by) {
@@ -78,20 +76,21 @@ class Protected {
   }
   static constexpr std::size_t kBytes = std::size_t(1) << 36;
   std::byte* base_ = nullptr;
-  std::int64_t in_use_ = 0;
+  std::atomic<std::int64_t> in_use_{0};
   int opened_ = 0;
-  std::map<std::int64_t, std::int64_t> free_{{0, kBytes}};   // offset, size
+  std::map<std::int64_t, std::int64_t> free_{{0, kBytes}}, used_;   // offset, size
   std::mutex lock_;
 };
 
 class Unit {                                     // one device
  public:
   int number = 0;
-  void post(std::function<void()> work) {        // returns at once; the work raises nothing
+  using Work = std::list<std::function<void()>>;
+  void post(Work one) {                          // returns at once; the work raises nothing
     std::lock_guard hold(lock_);
     if (!started_) std::thread([this] { serve(); }).detach();
     started_ = true;
-    work_.push_back(std::move(work)), ++posted_;
+    work_.splice(work_.end(), one), ++posted_;
     changed_.notify_all();
   }
   void wait() {                                  // for all that was posted so far
@@ -111,7 +110,7 @@ class Unit {                                     // one device
     if (!failed_.empty() && (what == &Counts::runs || what == &Counts::gets)) throw Error(failed_);
   }
   void run_late(const std::string& called, std::function<void()> run) {
-    post([this, called, run = std::move(run)] {
+    post({[this, called, run = std::move(run)] {
       try {
         std::unique_lock hold(lock_);
         if (!failed_.empty()) return;
@@ -123,18 +122,20 @@ class Unit {                                     // one device
         failed_ = "[apart] device " + std::to_string(number) + " has failed in the call of " + called + ": " + e.what() +
                   "; it runs nothing more";
       }
-    });
+    }});
   }
   Memory take(std::int64_t bytes) {
     const auto size = (std::max<std::int64_t>(bytes, 1) + 63) / 64 * 64;
+    Work fill{[] {}}, back{[] {}};               // who gives memory back has none to ask for it
     auto* got = memory_.take(size);
     if (!got) wait(), got = memory_.take(size);  // what is given back comes in order
     if (!got) throw Error("[memory] " + std::to_string(bytes) + " bytes are wanted, and apart has not as many on device " +
                           std::to_string(number));
-    post([got, size] { std::memset(got, 0xff, std::size_t(size)); });
-    return Memory(got, [this, size](void* p) {
-      post([this, p, size] { memory_.give_back(static_cast<std::byte*>(p), size); });
-    });
+    fill.front() = [got, size] { std::memset(got, 0xff, std::size_t(size)); };
+    back.front() = [this, got] { memory_.give_back(got); };
+    Memory out(got, [this, back = std::move(back)](void*) mutable { post(std::move(back)); });
+    post(std::move(fill));
+    return out;
   }
   Counts counts() {
     wait();
@@ -148,12 +149,12 @@ class Unit {                                     // one device
     planted_ = what ? what : "";
     if (!what) failed_.clear();
   }
-  void hold() { lock_.lock(), memory_.hold(); }  // over a fork
-  void let_go() { memory_.let_go(), lock_.unlock(); }
+  void hold() { lock_.lock(), memory_.lock().lock(); }
+  void let_go() { memory_.lock().unlock(), lock_.unlock(); }
   void in_child() {                              // its thread is not there; what that was at counts as done
     new (&changed_) std::condition_variable;
     started_ = false, done_ = posted_ - std::int64_t(work_.size());
-    if (!work_.empty()) post([] {});
+    if (!work_.empty()) post({[] {}});
   }
 
  private:
@@ -172,7 +173,7 @@ class Unit {                                     // one device
   Protected memory_;
   std::mutex lock_;                              // of all below
   std::condition_variable changed_;
-  std::deque<std::function<void()>> work_;
+  Work work_;
   std::int64_t posted_ = 0, done_ = 0;
   bool started_ = false;
   std::string failed_, planted_;
@@ -200,8 +201,8 @@ class Late final : public Executable {
   void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Communicator* comm) override {
     if (blocks_) unit_.wait();
     unit_.begin(&Counts::runs);
-    if (blocks_) return unit_.here([&] { steps_->run(arguments, results, arena, comm); });
-    unit_.run_late(called_, [=, steps = steps_] { steps->run(arguments, results, arena, nullptr); });
+    if (blocks_) unit_.here([&] { steps_->run(arguments, results, arena, comm); });
+    else unit_.run_late(called_, [=, steps = steps_] { steps->run(arguments, results, arena, nullptr); });
   }
 
  private:
@@ -224,7 +225,7 @@ class ApartDevice final : public Device {
   Memory take(std::int64_t bytes, int d) override { return unit(d).take(bytes); }
   void put(const Box& b, int d) override { unit(d).begin(&Counts::puts), unit(d).here([&] { copy_on_host(b); }); }
   void get(const Box& b, int d) override { unit(d).begin(&Counts::gets), unit(d).here([&] { copy_on_host(b); }); }
-  void copy(const Box& b, int d) override { unit(d).begin(&Counts::copies), unit(d).post([b] { copy_on_host(b); }); }
+  void copy(const Box& b, int d) override { unit(d).begin(&Counts::copies), unit(d).post({[b] { copy_on_host(b); }}); }
 
  private:
   std::unique_ptr<Device> cpu_ = cpu::make_cpu_device(0);
@@ -233,12 +234,11 @@ class ApartDevice final : public Device {
 }  // namespace
 
 std::unique_ptr<Device> make_apart_device() {
-  static auto* all = units = [] {
-    auto* u = new Units;
-    for (std::size_t d = 0; d < u->size(); ++d) (*u)[d].number = int(d);
-    return u;
-  }();
-  static_cast<void>(all);
+  static std::once_flag once;
+  std::call_once(once, [] {
+    units = new Units;
+    for (std::size_t d = 0; d < units->size(); ++d) unit(int(d)).number = int(d);
+  });
   return std::make_unique<ApartDevice>();
 }
 Counts counts(int device) { return make_apart_device(), unit(device).counts(); }

@@ -5,6 +5,7 @@
 
 #include <csignal>
 
+#include "support/allocations.h"
 #include "support/programs.h"
 #include "support/raises.h"
 
@@ -105,7 +106,7 @@ TEST_CASE("apart: what was never written is NaN, also where others had it before
 
 TEST_CASE("apart: memory comes back, behind the work that still reads it") {
   Apart a;
-  const std::int64_t n = 1 << 16;
+  const std::int64_t n = 1 << 19;                // of so many bytes that the system has them back at once
   auto before = apart::counts(kUnit).bytes;
   auto out = a.device->take(n * 4, kUnit);
   {
@@ -136,4 +137,22 @@ TEST_CASE("apart: an error that is found late is raised by the next run or get, 
   apart::plant_error(kUnit, nullptr);
   a.run(*f, x, y);
   CHECK(a.get(y, 1) == Floats{2});
+}
+
+TEST_CASE("apart: memory is given back where there is no memory to ask for it") {
+  if (!owns_operator_new) return;
+  Apart a;
+  auto before = apart::counts(kUnit).bytes;
+  for (long n = 0, failed = 1; failed; ++n) {
+    REQUIRE(n < 100);
+    FailingAllocation one(n);
+    error_of([&] { return a.device->take(100, kUnit); });
+    failed = one.happened();
+  }
+  auto memory = a.device->take(100, kUnit);
+  {
+    FailingAllocation next(0);
+    memory = nullptr;
+  }
+  CHECK(apart::counts(kUnit).bytes == before);
 }
