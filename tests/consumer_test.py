@@ -1,6 +1,7 @@
 """Other projects that use what is installed: by pkg-config and CMake, shared and static, with g++ and clang."""
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import subprocess
@@ -16,6 +17,18 @@ GCC = next((c for c in ("g++-12", "g++") if shutil.which(c)), None)
 CLANG = next((c for c in ("clang++-14", "clang++") if shutil.which(c)), None)
 
 
+def install(folder):
+    """(prefix, libdir) of what tools/build has made, as if it had been installed below this folder."""
+    meson = ROOT / ".venv/bin/meson" if (ROOT / ".venv/bin/meson").exists() else "meson"
+    run(meson, "install", "-C", ROOT / "build", "--no-rebuild", "--destdir", folder)
+    files = list(pathlib.Path(folder).rglob("haliax*.pc"))
+    wanted = files[0].read_text().split("prefix=")[1].split("\n")[0]
+    prefix = pathlib.Path(f"{folder}{wanted}")
+    for file in files:
+        file.write_text(file.read_text().replace(f"prefix={wanted}", f"prefix={prefix}"))
+    return prefix, files[0].parent.parent
+
+
 def run(*command, **options):
     done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
     if done.returncode:
@@ -29,13 +42,7 @@ class Consumer(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.addClassCleanup(cls.folder.cleanup)
-        meson = ROOT / ".venv/bin/meson" if (ROOT / ".venv/bin/meson").exists() else "meson"
-        run(meson, "install", "-C", ROOT / "build", "--no-rebuild", "--destdir", cls.folder.name)
-        files = list(pathlib.Path(cls.folder.name).rglob("haliax*.pc"))
-        wanted = files[0].read_text().split("prefix=")[1].split("\n")[0]
-        cls.prefix, cls.libdir = pathlib.Path(cls.folder.name + wanted), files[0].parent.parent
-        for file in files:   # as if it had been installed here
-            file.write_text(file.read_text().replace(f"prefix={wanted}", f"prefix={cls.prefix}"))
+        cls.prefix, cls.libdir = install(cls.folder.name)
 
     def pkg_config(self, *arguments):
         path = dict(os.environ, PKG_CONFIG_PATH=self.libdir / "pkgconfig")
@@ -91,6 +98,22 @@ class Consumer(unittest.TestCase):
         self.assertTrue(any(n.startswith("haliax::sum(") for n in names))
         inside = ("haliax::prim::", "haliax::ops::", "haliax::program::", "haliax::cpu::", "haliax::make(", "haliax::Buffer")
         self.assertEqual([n for n in names if n.startswith(inside)], [])
+
+    def test_all_that_tests_use_of_public_headers_alone_is_exported(self):
+        def public(source):
+            own = re.findall(r'#include "([^"]+)"', source.read_text()) if source.exists() else [""]
+            return all(name.startswith("haliax/") or (name and public(ROOT / "tests" / name)) for name in own)
+        sources = [s for s in (ROOT / "tests").glob("*/*_test.cpp") if public(s)]
+        objects = [ROOT / f"build/tests/libroom_objects.a.p/{s.parent.name}_{s.name}.o" for s in sources]
+        objects = [o for o in objects if o.exists()]
+        self.assertGreater(len(objects), 20)
+        exported = set(names_of("-D", "--defined-only", LIBRARY))
+        inside = set(names_of("--defined-only", ROOT / "build/libhaliax.a"))
+        self.assertEqual([n for n in names_of("--undefined-only", *objects) if n in inside - exported], [])
+
+
+def names_of(*arguments):
+    return sorted({line.split()[-1] for line in run("nm", *arguments).splitlines() if re.match(r"[\da-f ]+ \w \S+$", line)})
 
 
 if __name__ == "__main__":

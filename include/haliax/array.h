@@ -63,7 +63,6 @@ class NamedArray {
   // NamedArray(f32, (batch=2, embed=3), [[1, 2, 3], [4, 5, 6]]). Of more than 1000 elements the first and the last three along
   // each axis. What has no value says so: while it is traced, or donated.
   std::string to_string() const;
-  friend std::ostream& operator<<(std::ostream&, const NamedArray&);
   const NamedArray& scalar(SourceLocation = SourceLocation::current()) const;   // itself if it is 0-d, else raises
 
   // x += y is x = x + y: this handle holds the sum from then on, with its axes and dtype; others keep what they hold.
@@ -126,6 +125,8 @@ class NamedArray {
  private:
   NodePtr node_;
 };
+
+std::ostream& operator<<(std::ostream&, const NamedArray&);   // as to_string
 
 void eval(std::span<const NamedArray> arrays, SourceLocation = SourceLocation::current());  // all at once, as one program
 

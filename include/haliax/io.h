@@ -39,11 +39,12 @@ void write_safetensors(const std::string& path, const TensorFile& file, SourceLo
 // ---- NumPy: np.save, np.savez and np.savez_compressed ----
 // Any order of axes and of bytes; row-major and little-endian when read. Raise, naming the file and what is in it, for one that
 // is truncated or corrupt and for dtypes that are not ours (objects, text, complex numbers, structs).
-Tensor read_npy(const std::string& path);            // without a name
-TensorFile read_npz(const std::string& path);        // names without .npy
+Tensor read_npy(const std::string& path, SourceLocation = SourceLocation::current());       // without a name
+TensorFile read_npz(const std::string& path, SourceLocation = SourceLocation::current());   // names without .npy
 // All or nothing, as write_safetensors. Raise for bf16, which NumPy has not.
-void write_npy(const std::string& path, const Tensor&);
-void write_npz(const std::string& path, const TensorFile&);   // not compressed; metadata is not written
+void write_npy(const std::string& path, const Tensor&, SourceLocation = SourceLocation::current());
+// Not compressed; metadata is not written.
+void write_npz(const std::string& path, const TensorFile&, SourceLocation = SourceLocation::current());
 
 // The values with names for the dimensions, in order, and back. Copies. Raises if the sizes differ.
 NamedArray from_tensor(const Tensor&, const AxisSpec& axes, SourceLocation = SourceLocation::current());

@@ -12,7 +12,7 @@ namespace [[gnu::visibility("default")]] haliax {
 // ---- devices ---------------------------------------------------------------------------------------------------------------
 // The virtual devices of this process are threads. A mesh that runs may have at most so many; one that is
 // only planned (Jitted::plan) may have any number.
-void set_devices(int);                                 // raises for less than 1
+void set_devices(int, SourceLocation = SourceLocation::current());   // raises for less than 1
 int devices();                                         // as set; else the environment's HALIAX_DEVICES, or it raises; else 8
 
 // A grid of devices. Row-major: the last axis runs fastest, as JAX numbers devices.
@@ -25,7 +25,8 @@ class Mesh {
   Mesh(std::vector<std::pair<std::string, int>> axes, SourceLocation = SourceLocation::current());
   const std::vector<std::pair<std::string, int>>& axes() const { return axes_; }   // names and sizes
   int devices() const;
-  int size(std::string_view axis) const;               // raises for an unknown axis, naming the mesh
+  // Raises for an unknown axis, naming the mesh.
+  int size(std::string_view axis, SourceLocation = SourceLocation::current()) const;
   friend bool operator==(const Mesh&, const Mesh&) = default;
 
  private:

@@ -24,6 +24,7 @@ struct Updated {
 class UpdateScope {  // what goes wrong inside is reported where the update was called
  public:
   explicit UpdateScope(SourceLocation);
+  UpdateScope(const Walk& params, SourceLocation);   // from here on messages name the fields of the params; the walk has paths
   ~UpdateScope();
   UpdateScope(const UpdateScope&) = delete;
 
@@ -171,7 +172,7 @@ struct Chain {
 
   template <class T>
   auto init(const T& params, SourceLocation at = SourceLocation::current()) const {
-    detail::UpdateScope scope(at);
+    detail::UpdateScope scope(walk_of(params, {.paths = true}), at);
     return std::apply([&](const auto&... s) { return std::tuple(s.init(params)...); }, steps);
   }
   template <class T, class State>

@@ -121,6 +121,7 @@ TensorFile to_state_dict(T model, const StateNames& names = {}, SourceLocation a
 template <class T, std::same_as<StateNames> N>   // never deduced from braces: those are options
 T from_state_dict(const TensorFile& file, T like, const N& names, const StateOptions& options = {}) {
   detail::load_state(state_entries(like, names, options.at), file, options);
+  detail::note_fields(walk_of(like, {.paths = true}));
   return like;
 }
 template <class T>

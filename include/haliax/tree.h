@@ -530,6 +530,8 @@ template <class T> T unflatten(T like, const Leaves& leaves, SourceLocation at =
 }
 
 namespace detail {
+// From here on messages about these arrays name their fields; the walk has paths.
+void note_fields(const Walk&);
 // Raises unless both have as many arrays, naming the first path that one of them lacks; the walks have paths.
 void check_alike(const char* op, const Walk&, const Walk&, SourceLocation);
 template <class T, class U> Walk walk_alike(const char* op, const Walk& w, const T& tree, const U& other, SourceLocation at) {

@@ -10,6 +10,7 @@
 
 #include "base/fork.h"
 #include "haliax/error.h"
+#include "haliax/jit.h"
 
 namespace haliax {
 namespace {

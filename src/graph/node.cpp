@@ -94,8 +94,10 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
     if (i->second->domain_ != c.domain) continue;
     auto& n = looked_at.emplace_back(i->second->weak_from_this().lock());
     if (n && n->op == &op && n->in == in && n->axes == axes && n->dtype == dtype && n->attr == attr &&
-        (!binds || same_mapping(n->origin, c.origin)))
+        (!binds || same_mapping(n->origin, c.origin))) {
+      if (!n->free.empty()) n->asked.store(newest_id(), std::memory_order_relaxed);
       return n;
+    }
   }
   auto n = std::make_shared<Node>();
   n->op = &op, n->in = std::move(in), n->axes = std::move(axes), n->dtype = dtype, n->attr = std::move(attr);
@@ -168,6 +170,24 @@ NodePtr make_data(BufferPtr value, Axes axes, DType dtype) {
   return n;
 }
 
+void Field::note(Name path) {
+  if (!path) return;
+  const NameData* seen = nullptr;
+  auto* both = path.data();
+  while (!path_.compare_exchange_strong(seen, both, std::memory_order_acq_rel)) {
+    std::string_view a = seen->text, b = path.text();
+    std::size_t same = 0, fields = 0;              // what both end with; of that, whole fields
+    while (same < std::min(a.size(), b.size()) && a[a.size() - 1 - same] == b[b.size() - 1 - same])
+      if (a[a.size() - 1 - same++] == '.') fields = same - 1;
+    auto ends = [&](std::string_view s) { return same == s.size() || s[s.size() - 1 - same] == '.'; };
+    if (ends(a) && ends(b)) fields = same;
+    auto common = b.substr(b.size() - fields);
+    both = Name(fields == a.size() || common.find('.') != common.npos ? common : "").data();
+    if (both == seen) return;
+  }
+}
+
+std::uint64_t fresh_id() { return Cons::next(); }
 std::uint64_t newest_id() { return Cons::ids().load(std::memory_order_relaxed) - 1; }
 
 void detach(const Node& node, Forgotten& recipe) {
@@ -218,25 +238,31 @@ Context& context() {
   return *of_thread;
 }
 
+// What a trace has put in place of an array.
+static bool stands_for(const Node& n) {
+  std::string_view op = n.op->name;
+  return op == "tracer" || op == "input";
+}
+
 Here::Here(SourceLocation at, bool layer, const NamedArray* weight) {
   auto& c = context();
-  at_ = c.origin.at, made_ = c.made, module_ = c.origin.module, fixed_ = c.fixed, reads_ = !layer;
+  at_ = c.origin.at, module_ = c.origin.module, made_ = c.origin.made, fixed_ = c.fixed, reads_ = !layer;
   if (reads_) GraphReader::enter();
   if (!c.fixed) c.origin.at = at;
   if (layer) c.fixed = true;
   if (!layer || !weight || weight->empty()) return;
   GraphReader reader;
-  const Node* n = weight->node().get();   // down to what a trace has named: the path of the field
-  while (n->op->kind != Kind::leaf && n->op->name != std::string_view("tracer") && !n->in.empty() && n->in[0])
-    n = n->in[0].get();
-  std::string_view path = n->origin.module.text();
-  auto dot = path.rfind('.');
-  if (dot != path.npos) c.origin.module = Name(path.substr(0, dot));
-  c.made = path.empty() ? weight->node()->origin.at : SourceLocation();
+  // Down to what a trace has named, or what has been seen in a field.
+  auto seen = [](const Node& n) { return stands_for(n) ? n.origin.module : n.field.path(); };
+  const Node* n = weight->node().get();
+  while (!seen(*n) && !stands_for(*n) && !n->in.empty() && n->in[0]) n = n->in[0].get();
+  auto path = seen(*n).text();
+  if (path.rfind('.') != path.npos) c.origin.module = Name(path.substr(0, path.rfind('.')));
+  c.origin.made = path.empty() ? Name(to_string(weight->node()->origin.at)) : Name();
 }
 Here::~Here() {
   auto& c = context();
-  c.origin.at = at_, c.made = made_, c.origin.module = module_, c.fixed = fixed_;
+  c.origin.at = at_, c.origin.module = module_, c.origin.made = made_, c.fixed = fixed_;
   if (reads_) GraphReader::leave();
 }
 
@@ -247,18 +273,15 @@ Name module_path(std::string field) {
 }
 std::string where_of(const Origin& o) {
   auto s = to_string(o.at);
-  if (o.module) s += (s.empty() ? "in " : ", in ") + std::string(o.module.text());
+  std::string in(o.module.text());
+  if (in.empty() && o.made) in = "a layer whose weight was made at " + std::string(o.made.text());
+  if (!in.empty()) s += (s.empty() ? "in " : ", in ") + in;
   return s;
 }
 void fail_at(const Origin& o, const std::string& op, const std::string& text) {
   auto where = where_of(o);
   throw Error("[" + op + "] " + text + (where.empty() ? "" : "; " + where));
 }
-void fail(const std::string& op, const std::string& text) {
-  auto& c = context();
-  auto made = to_string(c.made);
-  if (c.origin.module || made.empty()) fail_at(c.origin, op, text);
-  throw Error("[" + op + "] " + text + "; " + where_of(c.origin) + ", in a layer whose weight was made at " + made);
-}
+void fail(const std::string& op, const std::string& text) { fail_at(context().origin, op, text); }
 
 }  // namespace haliax

@@ -5,6 +5,7 @@
 // order of a node's axes is what users see, the layout in memory is the compiler's.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <memory>
@@ -114,6 +115,7 @@ bool only_waits(const Node&, std::size_t operand);                   // for the 
 struct Origin {
   SourceLocation at;
   Name module;
+  Name made = {};             // of a layer that no path is known of: where its weight was made
   std::shared_ptr<const Mapping> mapping;
   bool backward = false;
   std::uint64_t traced = 0;   // the node as it was traced, which passes put others in place of: its id
@@ -148,6 +150,8 @@ class Node : public std::enable_shared_from_this<Node> {
   // The one thing that changes: a value, once computed, is kept; a donated one is gone for good, and says where to.
   Value value;
   Donation donated;
+  mutable Field field;                                               // for messages
+  mutable std::atomic<std::uint64_t> asked{0};                       // when an equal one was last made: the newest id then
   std::shared_ptr<const Placement> placement;                        // of a value that a mesh made; null: whole
 
   std::int64_t size() const { return axis_size(axes); }
@@ -175,6 +179,7 @@ struct Forgotten {
 };
 void detach(const Node&, Forgotten&);                                // in a GraphWriter: a node with a value forgets its recipe
 std::uint64_t newest_id();
+std::uint64_t fresh_id();                                            // of no node: all that are made from here on are newer
 
 // Nodes that the roots depend on, inputs first. Loop bodies are not entered. `stop(n)`: n is listed, but not what it depends on.
 Nodes topological(const Nodes& roots, bool (*stop)(const Node&) = nullptr);
@@ -198,7 +203,6 @@ struct Context {
   std::vector<std::pair<std::string, Axis>> shards = {};   // inside shard_map: what stands for each mesh axis, hidden
   int tracing = 0;           // inside grad, vmap, scan or jit: values may be asked for, but nothing is forgotten
   std::shared_ptr<const Trace> trace = {};    // the innermost
-  SourceLocation made = {};  // of a layer whose weight no trace has named: where that was made
   int chunked_calls = 0;     // of chunked_reduce, around
   std::optional<std::int64_t> scores_budget = {};   // of the jit around: see JitOptions
   std::shared_ptr<const Mesh> mesh = {};       // in scope; the mapping is the origin's
@@ -228,8 +232,8 @@ class Here {
   Here(const Here&) = delete;
 
  private:
-  SourceLocation at_, made_;
-  Name module_;
+  SourceLocation at_;
+  Name module_, made_;
   bool fixed_, reads_;
 };
 

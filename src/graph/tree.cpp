@@ -140,6 +140,11 @@ void Walk::add(const AxisSelection& s) {
   for (const AxisSelector& a : s.items()) add(a);
 }
 
+void detail::note_fields(const Walk& w) {
+  for (std::size_t k = 0; k < w.arrays.size(); ++k)
+    if (auto& n = w.arrays[k]->node()) n->field.note(module_path(w.paths[k]));
+}
+
 // ---- parts of trees ----
 namespace detail {
 
@@ -188,6 +193,7 @@ bool LeafFilter::operator()(const std::string& path, const NamedArray& leaf) con
   return is != inverted_;
 }
 std::vector<bool> LeafFilter::chosen(const char* op, const Walk& w, SourceLocation at) const {
+  detail::note_fields(w);
   std::vector<bool> out(w.arrays.size());
   bool found = false;
   for (std::size_t i = 0; i < out.size(); ++i) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/buffer.h"
+#include "base/name.h"
 
 namespace haliax {
 
@@ -46,6 +47,22 @@ class Donation {
 
  private:
   std::atomic<const std::string*> text_{nullptr};
+};
+
+// The field of a module in which an array has been seen: blocks.up.weight. If in several, what their paths end with; none, if
+// that is the name of the last field alone.
+class Field {
+ public:
+  Field() = default;
+  Field(const Field&) = delete;
+  Name path() const {
+    auto* seen = path_.load(std::memory_order_acquire);
+    return seen && !seen->text.empty() ? Name::of(seen) : Name();
+  }
+  void note(Name path);
+
+ private:
+  std::atomic<const NameData*> path_{nullptr};
 };
 
 // Does nobody else hold it? What others did with it before they let it go has then happened.

@@ -85,7 +85,7 @@ NamedArray RmsNorm::operator()(Arr x) const {
 
 NamedArray Dropout::operator()(Arr x, const Key& key, std::optional<bool> inference_now) const {
   LayerScope scope(x);
-  if (!(pdrop >= 0 && pdrop <= 1)) fail("dropout", "pdrop is {:f}, but it is a probability", pdrop);
+  if (!(pdrop >= 0 && pdrop <= 1)) fail("dropout", "pdrop is {}, but it is a probability", pdrop);
   auto shown = x.axes();
   for (Name n : broadcast_axes)
     if (!has(shown, n)) fail("dropout", "the broadcast axis {} is not in {}{}", n, shown, did_you_mean(n, shown));

@@ -56,6 +56,7 @@ NamedArray correction(double b, const NamedArray& count) {
 }  // namespace
 
 UpdateScope::UpdateScope(SourceLocation at) : here_(std::make_unique<Here>(at, true)) {}
+UpdateScope::UpdateScope(const Walk& params, SourceLocation at) : UpdateScope(at) { haliax::detail::note_fields(params); }
 UpdateScope::~UpdateScope() = default;
 
 NamedArray first_step() { return zeros({}, DType::i32); }
@@ -145,8 +146,12 @@ Leaves of_group(Leaves leaves, const std::vector<int>& group, int which) {
 
 Leaves applied(Leaves params, const Leaves& updates) {
   check_same(params, "params", updates, "updates");
-  for (std::size_t i = 0; i < params.size(); ++i)
-    if (!updates[i].empty()) params[i] = astype(params[i] + updates[i], params[i].dtype());
+  for (std::size_t i = 0; i < params.size(); ++i) {
+    if (updates[i].empty()) continue;
+    auto next = astype(params[i] + updates[i], params[i].dtype());
+    if (!params[i].empty()) next.node()->field.note(params[i].node()->field.path());
+    params[i] = next;
+  }
   return params;
 }
 

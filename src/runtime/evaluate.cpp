@@ -75,12 +75,12 @@ class Claim {
   std::vector<const Node*> entered_;
 };
 
-std::vector<BufferPtr> results_of(const Nodes& roots) {
+std::vector<BufferPtr> results_of(const Nodes& roots, bool& began) {
   struct Count {
     Count() { ++computing; }
     ~Count() { --computing; }
   } count;
-  return call(compile(roots, default_backend()), {}, nullptr);
+  return call(compile(roots, default_backend()), {}, nullptr, &began);
 }
 void compute(Claim& claim) {
   const bool forgets = context().tracing == 0;   // else all that is below may still be asked for
@@ -92,12 +92,13 @@ void compute(Claim& claim) {
   }
   append(roots, claim.also(keep.more));
   std::vector<BufferPtr> made;
+  bool began = false;                            // what has begun may have printed, and does not run twice
   try {
-    made = results_of(roots);
+    made = results_of(roots, began);
   } catch (const Error&) {
-    if (roots.size() == claim.mine.size()) throw;
+    if (began || roots.size() == claim.mine.size()) throw;
     roots = claim.mine;                          // there may be memory for these alone
-    made = results_of(roots);
+    made = results_of(roots, began);
   }
   Forgotten recipes;                             // gone when others may read again
   GraphWriter alone;

@@ -187,6 +187,7 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
     e.signature.axes.push_back(n ? n->axes : Axes());
     e.signature.dtypes.push_back(n ? int(n->dtype) : -1);
     if (!n) { out.emplace_back(); continue; }
+    n->field.note(module_path(paths[k]));
     e.inputs.push_back(prim::input(n->axes, n->dtype, module_path(path(k)), trace));
     e.leaf_of_input.push_back(k);
     e.names.push_back(names[k]);

@@ -56,6 +56,7 @@ struct JitCore::Entry {
       auto& [axes, dtype] = results[std::size_t(r)];
       auto n = make_data(made[std::size_t(r)], axes, dtype);
       const_cast<Node&>(*n).origin.module = paths[k];
+      n->field.note(paths[k]);
       if (!placements.empty()) const_cast<Node&>(*n).placement = placements[std::size_t(r)];
       out.push_back(NamedArray(n));
     }

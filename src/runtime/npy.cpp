@@ -10,8 +10,7 @@
 #include <map>
 #include <span>
 
-#include "graph/node.h"
-#include "haliax/error.h"
+#include "graph/fail.h"
 #include "haliax/io.h"
 #include "runtime/file.h"
 #include "runtime/zip.h"
@@ -58,7 +57,7 @@ class HeaderReader {
   }
 
  private:
-  [[noreturn]] void fail(const std::string& what) const { throw Error(fmt::format("[read_npy] {} {}", file_, what)); }
+  [[noreturn]] void fail(const std::string& what) const { haliax::fail("read_npy", "{} {}", file_, what); }
   [[noreturn]] void corrupt() const { fail("has a header that is corrupt: " + printable(text_)); }
   void space() {
     while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n')) ++at_;
@@ -146,7 +145,7 @@ std::vector<std::byte> row_major(Bytes data, const std::vector<std::int64_t>& sh
 }
 
 Tensor tensor_in(Bytes file, const std::string& name) {
-  auto fail = [&](const std::string& what) { throw Error(fmt::format("[read_npy] {} {}", name, what)); };
+  auto fail = [&](const std::string& what) { haliax::fail("read_npy", "{} {}", name, what); };
   auto text = [&](std::size_t from, std::size_t n) {
     return std::string_view(reinterpret_cast<const char*>(file.data()) + from, n);
   };
@@ -184,9 +183,9 @@ std::string head_of(const char* op, const Tensor& t) {
   auto known = std::find_if(npy_names.begin(), npy_names.end(), [&](auto& f) { return f.second == t.dtype; });
   auto what = t.name.empty() ? std::string("the tensor") : "tensor " + printable(t.name);
   if (known == npy_names.end())
-    throw Error(fmt::format("[{}] {} is {}, which NumPy has not; cast it to f32", op, what, name_of(t.dtype)));
+    fail(op, "{} is {}, which NumPy has not; cast it to f32", what, name_of(t.dtype));
   if (bytes_of_shape(t.shape, t.dtype) != std::int64_t(t.data.size()))
-    throw Error(fmt::format("[{}] {} has {} bytes of data, which is not what its shape and dtype need", op, what, t.data.size()));
+    fail(op, "{} has {} bytes of data, which is not what its shape and dtype need", what, t.data.size());
   std::string sizes;
   for (auto n : t.shape) sizes += std::to_string(n) + ", ";
   if (t.shape.size() > 1) sizes.resize(sizes.size() - 2);
@@ -203,9 +202,13 @@ std::string head_of(const char* op, const Tensor& t) {
 
 }  // namespace
 
-Tensor read_npy(const std::string& path) { return tensor_in(contents_of("read_npy", path), path); }
+Tensor read_npy(const std::string& path, SourceLocation at) {
+  Here here(at);
+  return tensor_in(contents_of("read_npy", path), path);
+}
 
-TensorFile read_npz(const std::string& path) {
+TensorFile read_npz(const std::string& path, SourceLocation at) {
+  Here here(at);
   const auto archive = contents_of("read_npz", path);
   TensorFile out;
   std::string reading = path;
@@ -218,25 +221,27 @@ TensorFile read_npz(const std::string& path) {
       out.tensors.push_back(std::move(t));
     }
   } catch (const zip::Broken& broken) {
-    throw Error(fmt::format("[read_npz] {} {}", reading, broken.what));
+    fail("read_npz", "{} {}", reading, broken.what);
   }
   std::sort(out.tensors.begin(), out.tensors.end(), [](auto& a, auto& b) { return a.name < b.name; });
   return out;
 }
 
-void write_npy(const std::string& path, const Tensor& t) {
+void write_npy(const std::string& path, const Tensor& t, SourceLocation at) {
+  Here here(at);
   const auto head = head_of("write_npy", t);
   replace_file("write_npy", path, {std::as_bytes(std::span(head)), t.data});
 }
 
-void write_npz(const std::string& path, const TensorFile& file) {
+void write_npz(const std::string& path, const TensorFile& file, SourceLocation at) {
+  Here here(at);
   std::vector<std::string> heads;
   for (auto& t : file.tensors) heads.push_back(head_of("write_npz", t));
   std::vector<zip::Stored> entries;
   for (std::size_t k = 0; k < heads.size(); ++k) {
     auto& t = file.tensors[k];
     if (t.name.empty() || file.find(t.name) != &t)
-      throw Error("[write_npz] " + (t.name.empty() ? "a tensor has no name" : "tensor " + printable(t.name) + " is there twice"));
+      fail("write_npz", t.name.empty() ? "a tensor has no name" : "tensor " + printable(t.name) + " is there twice");
     entries.push_back({t.name + ".npy", {std::as_bytes(std::span(heads[k])), t.data}});
   }
   const auto frame = zip::frame_of(entries);

@@ -36,6 +36,7 @@ std::string lines(const std::vector<std::vector<std::string>>& rows) {
 std::ostream& write(std::ostream& out, const std::string& text) { return out << text; }
 
 std::string tree_text(const Walk& w) {
+  note_fields(w);
   std::vector<std::vector<std::string>> rows;
   Sums all;
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
@@ -54,6 +55,7 @@ std::string tree_text(const Walk& w) {
 }
 
 std::string summary(const Walk& w, int depth) {
+  note_fields(w);
   // Modules in the order in which they come; each before its parts.
   std::vector<std::pair<std::string, Sums>> modules{{"", {}}};
   bool any_frozen = false;

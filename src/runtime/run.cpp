@@ -48,7 +48,8 @@ Compiled compile(const Nodes& roots, const std::string& name) {
   return finish(c, name);
 }
 
-std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, program::Communicator* communicator) {
+std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, program::Communicator* communicator,
+                            bool* began) {
   auto& p = *c.program;
   std::vector<void*> arguments, results;
   std::vector<BufferPtr> made(std::size_t(p.results)), captured;
@@ -72,6 +73,7 @@ std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, 
   }
   auto mine = c.arenas.take();
   if (!mine) mine = c.memory.arena(p.arena_bytes);
+  if (began) *began = true;
   c.executable->run(arguments, results, c.memory.address(*mine), communicator);
   c.arenas.leave(std::move(mine));
   return made;

@@ -31,8 +31,8 @@ struct Given {
   void* data = nullptr;
 };
 // Runs it: the arguments, then what it captured; results get memory of their own, or that of the argument they take over. Several
-// threads may run one at once.
-std::vector<BufferPtr> call(const Compiled&, const std::vector<Given>&, program::Communicator*);
+// threads may run one at once. `began`: becomes true when there is memory for all, and the first step is next.
+std::vector<BufferPtr> call(const Compiled&, const std::vector<Given>&, program::Communicator*, bool* began = nullptr);
 
 // Gives each of them a value (evaluate.cpp). What other threads are computing is waited for.
 void evaluate(const Nodes& roots);

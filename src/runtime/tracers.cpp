@@ -3,6 +3,7 @@
 #include "base/where.h"
 #include "ops/prim.h"
 #include "runtime/run.h"
+#include "transforms/leaves.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {
@@ -28,6 +29,7 @@ std::optional<Tracer> position_of(const Node& n) {
     return Tracer{inside_of("vmap over " + std::string(a.name.text()), a.name.data()->by), !around};
   }
   if (n.free.empty()) return {};
+  if (auto s = scan_of(n.shared_from_this())) return Tracer{inside_of("scan", s->at), s->end != 0, false, s->end};
   return Tracer{inside_of("scan", n.free.front()->origin.at), context().loop_depth == 0};
 }
 // What has left the function: the newest node below that was made in it.

@@ -48,7 +48,8 @@ Name path_of(const NodePtr& leaf, const std::string& path) {
     auto from = std::find_if(n->in.begin(), n->in.end(), [&](auto& x) { return x && x->size() == n->size(); });
     n = goes_on && from != n->in.end() ? *from : nullptr;
   }
-  return path.empty() ? leaf->origin.module : module_path(path);
+  if (!path.empty()) return module_path(path);
+  return leaf->field.path() ? leaf->field.path() : leaf->origin.module;
 }
 
 }  // namespace
@@ -74,6 +75,7 @@ Leaves tracers(const Leaves& leaves, const std::vector<bool>& frozen, const std:
     if (!n || frozen[k] || !is_float(n->dtype)) continue;
     // Inside vmap each position has a gradient of its own, also by what is shared.
     auto path = path_of(n, paths[k]);
+    if (!paths[k].empty()) n->field.note(module_path(paths[k]));
     if (auto& noted = context().gradients) noted->take_by(path);
     out[k] = NamedArray(prim::tracer(prim::fit(n, with_hidden(n->axes, context().hidden)), path));
   }

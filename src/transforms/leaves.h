@@ -1,5 +1,7 @@
 // What transforms on leaves share.
 #pragma once
+#include <optional>
+
 #include "haliax/transforms.h"
 #include "graph/walk.h"
 
@@ -20,6 +22,14 @@ inline void called(const detail::BodyFunction& f, const Leaves& carry, const Lea
   OutsideGraph outside;
   f.call(f.self, carry, xs, next, out);
 }
+// A scan that this thread has traced, or traces (`end` is 0). Equal scans share an index, so a value of a turn does not show by
+// itself of which it is; when it was made does.
+struct TracedScan {
+  const Node* index = nullptr;
+  SourceLocation at;
+  std::uint64_t begin = 0, end = 0;   // ids: what its function makes lies between
+};
+std::optional<TracedScan> scan_of(const NodePtr&);                    // of a value of a turn; none: it was long ago
 Nodes nodes_of(const Leaves&);                                        // of the arrays that are there
 Axes axes_of(const Leaves&);                                          // all that users see, each once
 Axes with_hidden(const Axes&, const Axes& hidden);                    // those that are not there, first

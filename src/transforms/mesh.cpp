@@ -41,8 +41,9 @@ std::string shown(const std::vector<std::string>& mesh_axes) { return mesh_axes.
 }  // namespace
 
 // ---- devices ----
-void set_devices(int n) {
-  if (n < 1 || n > most_devices) throw Error(fmt::format("[devices] there cannot be {} devices", n));
+void set_devices(int n, SourceLocation at) {
+  Here here(at);
+  if (n < 1 || n > most_devices) fail("devices", "there cannot be {} devices", n);
   device_count() = n;
 }
 int devices() { return device_count(); }
@@ -78,14 +79,14 @@ int Mesh::devices() const {
   for (auto& [name, size] : axes_) n *= size;
   return n;
 }
-int Mesh::size(std::string_view axis) const {
+int Mesh::size(std::string_view axis, SourceLocation at) const {
   std::vector<std::string> known;
   for (auto& [name, size] : axes_) {
     if (name == axis) return size;
     known.push_back(name);
   }
-  throw Error(fmt::format("[mesh] there is no mesh axis {}; the mesh has {}{}", axis, joined(known, ", "),
-                          did_you_mean(axis, known)));
+  Here here(at);
+  fail("mesh", "there is no mesh axis {}; the mesh has {}{}", axis, joined(known, ", "), did_you_mean(axis, known));
 }
 std::ostream& operator<<(std::ostream& out, const Mesh& m) { return out << "Mesh(" << to_string(m) << ")"; }
 std::ostream& operator<<(std::ostream& out, const Mapping& m) { return out << to_string(m); }

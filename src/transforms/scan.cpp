@@ -1,7 +1,9 @@
 // Loops over an axis, traced once.
 #include <cmath>
+#include <utility>
 
 #include "base/name.h"
+#include "base/where.h"
 #include "graph/fail.h"
 #include "ops/effect.h"
 #include "ops/named.h"
@@ -17,6 +19,77 @@ ScanCheckpoint::ScanCheckpoint(const char* name, SourceLocation at) {
   else if (s == "carries" || s == "full" || s == "recompute") policy = Policy::carries;
   else if (s == "nested") policy = Policy::nested;
   else fail("checkpoint", "there is no policy {}{}", s, did_you_mean(s, {"none", "carries", "full", "recompute", "nested"}));
+}
+
+namespace {
+
+// The newest scans of this thread, for messages. What runs when the thread ends may still trace: it gets another list.
+std::vector<TracedScan>& traced_scans() {
+  static thread_local std::vector<TracedScan>* all = nullptr;
+  static thread_local bool thread_ends = false;
+  struct End {
+    ~End() { delete std::exchange(all, nullptr), thread_ends = true; }
+  };
+  if (all) return *all;
+  all = new std::vector<TracedScan>;
+  if (!thread_ends) {
+    static thread_local End end;
+    (void)end;
+  }
+  return *all;
+}
+// For the length of a trace.
+class Traced {
+ public:
+  explicit Traced(const Node* index) : begin_(fresh_id()) {
+    auto& all = traced_scans();
+    constexpr std::size_t most = 64;
+    if (all.size() >= most) {
+      const auto old = all[all.size() / 2].begin;
+      std::erase_if(all, [&](auto& s) { return s.end != 0 && s.begin < old; });
+    }
+    all.push_back({index, context().origin.at, begin_, 0});
+  }
+  ~Traced() {
+    for (auto& s : traced_scans())
+      if (s.begin == begin_) s.end = newest_id();
+  }
+  Traced(const Traced&) = delete;
+  // What varies with the index was made in this trace, or another one has left it behind.
+  void check(const Nodes& made, const Node* index) const {
+    walk(made, [&](const Node& n) { return n.varies_with(index); }, [&](const NodePtr& n, Nodes& todo) {
+      if (n.get() != index && made_at(*n) < begin_) refuse(n);
+      add_reads(n, todo);
+    });
+  }
+  static std::uint64_t made_at(const Node& n) { return std::max(n.id, n.asked.load(std::memory_order_relaxed)); }
+
+ private:
+  [[noreturn]] static void refuse(const NodePtr& n) {
+    auto from = scan_of(n);
+    auto made = to_string(n->origin.at), scan = to_string(from ? from->at : n->free.front()->origin.at);
+    fail("scan", "the function reads a tracer that has left its function: it was made{} inside scan{} and has a value only "
+         "there; return it from that function", made.empty() ? "" : " at " + made, scan.empty() ? "" : " (" + scan + ")");
+  }
+  std::uint64_t begin_;
+};
+
+}  // namespace
+
+std::optional<TracedScan> scan_of(const NodePtr& n) {
+  std::optional<TracedScan> out;
+  for (auto& s : traced_scans()) {
+    if (!n->varies_with(s.index)) continue;
+    std::uint64_t first = 0;                         // of what was made in a turn, the oldest
+    auto varies = [&](const Node& x) { return !x.value && x.varies_with(s.index); };
+    walk({n}, varies, [&](const NodePtr& x, Nodes& todo) {
+      auto made = Traced::made_at(*x);
+      if (x.get() != s.index && (first == 0 || made < first)) first = made;
+      append(todo, x->in);
+    });
+    if (first >= s.begin && (s.end == 0 || first <= s.end)) out = s;
+  }
+  return out;
 }
 
 namespace detail {
@@ -129,6 +202,7 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
   auto& c = context();
   auto index = prim::index(axis, 0, 1, c.loop_depth);
   Leaves start = init;
+  const Traced trace(index.get());
   const auto slices = walked([&](const NodePtr& x) { return prim::slice_at(x, index, true); });
   for (int attempt = 0;; ++attempt) {
     Leaves next, y;
@@ -138,6 +212,10 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     called(f, carry, slices, next, y);
     --c.loop_depth;
     effects.close();
+    auto made = nodes_of(next);
+    append(made, nodes_of(y));
+    if (effects.any()) made.push_back(effects.last());
+    trace.check(made, index.get());
     check_carry(start, next, paths), check_given(y, axis);
     bool widened = false;   // a carry that starts without an axis that vmap hides may gain it in the first turn
     for (std::size_t k = 0; k < start.size(); ++k) {
@@ -160,13 +238,14 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     effects.add_to(l);
     auto loop = make_loop(std::move(l));
     LoopEffects::after(loop);
-    settle_effects();
     std::size_t k = 0;
     auto last = mapped(start, [&](const NodePtr&) { return loop_result(loop, k++); });
-    return {last, mapped(y, [&](const NodePtr&) {
-              auto r = loop_result(loop, k++);
-              return prim::fit(r, ops::with_hidden({r}, ops::visible(*r)));   // hidden axes come first, then that of the loop
-            })};
+    auto each = mapped(y, [&](const NodePtr&) {
+      auto r = loop_result(loop, k++);
+      return prim::fit(r, ops::with_hidden({r}, ops::visible(*r)));   // hidden axes come first, then that of the loop
+    });
+    settle_effects();                                // which remembers what is made with them
+    return {last, each};
   }
 }
 

@@ -1,5 +1,8 @@
-// A donated array that a loop slices, and makes anew slice by slice, is one array; and why another is copied.
+// A donated array that a loop slices, and makes anew slice by slice, is one array; what is returned as it is, is given back; why
+// another is copied.
 #include <doctest/doctest.h>
+
+#include <algorithm>
 
 #include "haliax/haliax.h"
 #include "support/near.h"
@@ -145,4 +148,71 @@ TEST_CASE("donated loops: a turn that reads more than its own block keeps the ar
   auto shrinks = jit([](In a) { return sum(a); }, {.donate = {0}, .backend = "cpu"});
   shrinks(made());
   CHECK(shrinks.report().not_donated[0] == "argument 0 (layers=4, position=64, d=16): no result has its 16384 bytes");
+}
+
+TEST_CASE("donated: what is returned as it is, is given back without a copy") {
+  using Results = std::vector<NamedArray>;
+  using Function = Results (*)(In x, In w);
+  const std::int64_t one = P.size * D.size * 4;
+  auto made = [](int n) { return random::normal(random::key(n), {P, D}).eval(); };
+  auto copies = [](const JitReport& r) {
+    int n = 0;
+    for (auto at = r.program.find("copy ["); at != r.program.npos; at = r.program.find("copy [", at + 1)) ++n;
+    return n;
+  };
+  struct Case {
+    const char* name;
+    Function f;
+    std::int64_t most;   // bytes beside the arguments
+    int copies = 0;
+  } cases[] = {
+      {"alone", [](In x, In) { return Results{x}; }, 0},
+      {"read later", [](In x, In w) { return Results{x, sum(cumsum(x * w, "d")), sum(cumsum(x, "position"))}; }, 2 * one + 256},
+      {"the other is made of it", [](In x, In w) { return Results{x, x + w}; }, one},
+      {"twice", [](In x, In w) { return Results{x, x, x * w}; }, 2 * one, 1},
+      {"in a loop", [](In x, In w) {
+         return Results{fold([&](In c, In row) { return c + sum(x * row); }, P)(NamedArray(0.), w), x};
+       }, 256},
+      {"in chunks", [](In x, In w) {
+         return Results{chunked_reduce(P, {.chunk = 16}, [](In a, In b) { return sum(exp(a) * b); })(x, w), x};
+       }, one},
+  };
+  for (auto& c : cases) {
+    CAPTURE(c.name);
+    auto f = jit(c.f, {.donate = {0}, .backend = "cpu"}), plain = jit(c.f, {.backend = "reference"});
+    auto kept = jit(c.f, {.backend = "cpu"});
+    auto x = made(1), w = made(2);
+    auto want = plain(made(1), w), same = kept(x, w);
+    CHECK(difference(x, made(1), 0) == "");                  // not donated: still there, and as it was
+    for (int turn = 0; turn < 3; ++turn) {
+      auto got = f(x, w);
+      for (std::size_t k = 0; k < want.size(); ++k) CHECK(difference(got[k], want[k], 1e-3) == "");
+      for (std::size_t k = 0; k < want.size(); ++k) CHECK(difference(got[k], same[k], 0) == "");
+      CHECK_THROWS_AS(x.floats(), Error);
+      x = *std::find_if(got.begin(), got.end(), [](In r) { return r.ndim() == 2; });   // what it was
+    }
+    CHECK(f.report().not_donated.empty());
+    CHECK(f.report().peak_bytes <= c.most);
+    CAPTURE(f.report().program);
+    CHECK(copies(f.report()) == c.copies);
+  }
+  // One array for two arguments, and its places changed: neither is written over.
+  auto swap = jit([](In a, In b) { return std::tuple(b, a, a + b); }, {.donate = {0, 1}, .backend = "cpu"});
+  auto x = made(1);
+  auto [b, a, total] = swap(x, x);
+  CHECK(difference(a, made(1), 0) == "");
+  CHECK(difference(b, made(1), 0) == "");
+  CHECK(difference(total, made(1) * 2., 0) == "");
+  // On a mesh each device gives its block back.
+  auto later = [](In v, In w) { return std::pair(v, sum(cumsum(v * w, "position"))); };
+  auto on_mesh = named_jit(later, {.donate = {0}, .mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{{"d", "data"}}});
+  auto kept = made(1), w = made(2);
+  for (int turn = 0; turn < 3; ++turn) {
+    NamedArray value;
+    std::tie(kept, value) = on_mesh(kept, w);
+    CHECK(value.item() == doctest::Approx(sum(cumsum(made(1) * w, "position")).item()).epsilon(1e-4));
+  }
+  CHECK(difference(kept, made(1), 0) == "");
+  CHECK(on_mesh.report().not_donated.empty());
+  CHECK(copies(on_mesh.report()) == 0);
 }

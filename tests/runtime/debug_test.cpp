@@ -1,8 +1,11 @@
 // Looking inside: prints and checks of what runs later, and HALIAX_NANS.
 #include <doctest/doctest.h>
 
+#include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <mutex>
+#include <thread>
 
 #include "haliax/haliax.h"
 #include "support/raises.h"
@@ -155,6 +158,120 @@ TEST_CASE("check raises where it was written, in jit and on a mesh too") {
   CHECK(on_mesh(x - 1.).floats() == std::vector<float>{-2, 0, 2, 4});
 }
 
+TEST_CASE("outside of jit what is printed comes once and in order, however results are read") {
+  Caught caught;
+  auto x = (arange(Batch) * 1.).eval();
+  auto turn = [](const NamedArray& c, const NamedArray& v) {
+    debug::print("turn {}", v);
+    return std::pair(c + v, v * 2.);
+  };
+  struct Read {
+    const char* name;
+    void (*of)(const NamedArray& last, const NamedArray& each);
+  } reads[] = {{"the carry", [](const NamedArray& last, const NamedArray&) { CHECK(last.item() == 6); }},
+               {"each", [](const NamedArray&, const NamedArray& each) { CHECK(each.floats()[3] == 6); }},
+               {"one after the other", [](const NamedArray& last, const NamedArray& each) {
+                  CHECK(each.floats()[3] == 6);
+                  CHECK(last.item() == 6);
+                  CHECK(sum(each + last).item() == 36);
+                }},
+               {"both at once", [](const NamedArray& last, const NamedArray& each) { eval(std::vector{last, each}); }},
+               {"part of what is made of them", [](const NamedArray& last, const NamedArray& each) {
+                  auto y = each * last, z = sum(y) + 1.;
+                  CHECK(z.item() == 73);
+                  CHECK(y.floats()[1] == 12);
+                }}};
+  const Lines turns{"before", "turn " + text(number(0)), "turn " + text(number(1)), "turn " + text(number(2)),
+                    "turn " + text(number(3)), "behind"};
+  for (std::string backend : {"cpu", "reference"}) {
+    set_default_backend(backend);
+    for (auto& read : reads) {
+      CAPTURE(backend);
+      CAPTURE(read.name);
+      lines.clear();
+      auto lazy = x * 1.;
+      debug::print("before");
+      auto [last, each] = scan(turn, "batch")(number(0), lazy);
+      debug::print("behind");
+      read.of(last, each);
+      CHECK(lines == turns);
+      auto y = exp(each);
+      debug::print("side");
+      auto side = y * 2.;
+      auto yes = [](const NamedArray& a) {
+        debug::print("yes");
+        return a;
+      };
+      auto picked = cond(last > 0., yes, [](const NamedArray& a) { return -a; })(side);
+      sum(picked).item(), y.floats(), picked.floats();
+      Lines more = turns;
+      more.insert(more.end(), {"side", "yes"});
+      CHECK(lines == more);
+    }
+  }
+  set_default_backend("cpu");
+}
+
+TEST_CASE("a check that is false prints nothing twice, and what was computed with it can still be read") {
+  Caught caught;
+  auto x = (arange(Batch) * 1.).eval();
+  auto kept = exp(x * 3.), other = sum(kept * x);   // both are made on the way, and referred to
+  auto turn = [&](const NamedArray& c, const NamedArray& v) {
+    debug::print("turn {}", v);
+    debug::check(v < 2., "too large");
+    return c + v * other + sum(kept);
+  };
+  raises([&] { return fold(turn, "batch")(number(0), x); }, {"[check] too large; debug_test.cpp:"});
+  CHECK(lines == Lines{"turn " + text(number(0)), "turn " + text(number(1)), "turn " + text(number(2))});
+  debug::print("{}", other > 0.);
+  CHECK(lines.size() == 4);
+  CHECK(kept.floats()[0] == 1);
+}
+
+TEST_CASE("threads print each for itself, in order, whatever they share") {
+  Caught caught;
+  auto x = arange(Batch) * 1., shared = tanh(x);
+  const auto [last, each] = scan([](const NamedArray& c, const NamedArray& v) {
+    debug::print("shared {}", v);
+    return std::pair(c + v, v * 2.);
+  }, "batch")(number(0), shared);
+  auto compiled = jit([](const NamedArray& v, const NamedArray& by) {
+    debug::print("{}", by);
+    return v * by;
+  });
+  constexpr int threads = 4, steps = 20;
+  std::vector<std::thread> all;
+  std::atomic<int> wrong{0};
+  for (int t = 0; t < threads; ++t)
+    all.emplace_back([&, t] {
+      for (int k = 0; k < steps; ++k) {
+        auto mine = shared * double(k + 1) + last;
+        debug::print("{} {}", number(t), sum(mine) * 0. + double(k));
+        compiled(each, number(100 + 100 * t + k));
+        wrong += !(std::abs(each.floats()[1] - 2 * std::tanh(1)) < 1e-6);
+      }
+    });
+  for (auto& t : all) t.join();
+  CHECK(wrong == 0);
+  int of_shared = 0;
+  std::vector<Lines> by(threads);
+  auto eager = [](int t, int k) { return text(number(t)) + " " + text(number(k)); };
+  auto jitted = [](int t, int k) { return text(number(100 + 100 * t + k)); };
+  for (auto& line : lines) {
+    of_shared += line.starts_with("shared");
+    for (int t = 0; t < threads; ++t)
+      for (int k = 0; k < steps; ++k)
+        if (line == eager(t, k) || line == jitted(t, k)) by[std::size_t(t)].push_back(line);
+  }
+  CHECK(of_shared == 4);
+  CHECK(lines.size() == std::size_t(4 + threads * steps * 2));
+  for (int t = 0; t < threads; ++t) {
+    Lines wanted;
+    for (int k = 0; k < steps; ++k) wanted.push_back(eager(t, k)), wanted.push_back(jitted(t, k));
+    CHECK(by[std::size_t(t)] == wanted);
+  }
+}
+
 TEST_CASE("what print and check refuse") {
   auto x = arange(Batch) * 1.;
   raises([&] { debug::print("{} {}", x); return 0; }, {"[print] the text has 2 places for values, {}, and there are 1 values"});
@@ -195,6 +312,11 @@ TEST_CASE("HALIAX_NANS stops at the step that makes a NaN or an infinity") {
   const Axis Mlp("mlp", 2);
   Layer layer{nn::Linear::init(Batch, Mlp, random::key(0))};
   raises([&] { return jit([](const Layer& l, const NamedArray& v) { return l(v); })(layer, x * 0.); }, {"[log] makes inf"});
+  // In a layer, of which module; outside of jit, too.
+  layer.up = nn::Linear::init(Batch, Mlp, random::key(1), {.init_scale = 1e38});
+  raises([&] { return layer.up(x + 1e3).floats(); }, {"[dot] makes inf", ", in a layer whose weight was made at debug_test.cpp:"});
+  (void)summary(layer);
+  raises([&] { return layer.up(x + 1e3).floats(); }, {"[dot] makes inf", "debug_test.cpp:", ", in up"});
 }
 
 TEST_CASE("what docs/inspect.md shows") {

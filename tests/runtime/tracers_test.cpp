@@ -1,6 +1,8 @@
 // A leaked tracer says that it is one, of which function, and where it got out; errors of trees, files and backends name a line.
 #include <doctest/doctest.h>
 
+#include <functional>
+
 #include "haliax/haliax.h"
 #include "haliax/state_dict.h"
 #include "support/raises.h"
@@ -70,6 +72,48 @@ TEST_CASE("tracers: of vmap, scan, shapes and checkpoints") {
   leaked = {};
 }
 
+TEST_CASE("tracers: what a scan leaves behind is no value of the next one over that axis") {
+  auto x = array({1, 2, 3, 4}, N);
+  auto other = haliax::map([](const NamedArray& v) { return v * 3.; }, N)(x);   // its slices are equal, and alive all the time
+  CHECK(haliax::map(keep, N)(x).floats() == x.floats());
+  auto at = line(-1);
+  auto left_in = [&](auto f, std::string where) {
+    auto said = message_of(f);
+    CAPTURE(said);
+    CHECK(has(said, "[scan] the function reads a tracer that has left its function: it was made at " + made + " inside scan (" + at +
+                        ") and has a value only there"));
+    CHECK(has(said, "return it from that function; " + where));
+  };
+  auto reads = [](const NamedArray& v) { return v + leaked; };
+  left_in([&] { return haliax::map(reads, N)(x); }, line());
+  left_in([&] { return fold([](const NamedArray& c, const NamedArray&) { return c + leaked; }, N)(NamedArray(0.), x); }, line());
+  left_in([&] { return jit([&](const NamedArray& v) { return haliax::map(reads, N)(v); })(x); }, line());
+  left_in([&] { return grad([&](const NamedArray& v) { return sum(haliax::map(reads, N)(v)); })(x); }, line());
+  auto nested = [&](const NamedArray& v) { return v * haliax::map(reads, M)(ones(M)); };
+  left_in([&] { return haliax::map(nested, N)(x); }, line());
+  // One over another axis does not take it either, and what is read of it says where it is from.
+  left(message_of([&] { haliax::map(reads, M)(ones(M)).floats(); }), "scan (" + at + ")", line());
+  haliax::map([&](const NamedArray& v) {
+    left(message_of([&] { leaked.floats(); }), "scan (" + at + ")", line());
+    return v;
+  }, N)(x);
+  // A turn's own values are new in each scan, though they equal others.
+  leaked = {};
+  auto again = haliax::map([](const NamedArray& v) { return v * 3.; }, N)(x);
+  CHECK(again.floats() == other.floats());
+  auto twice = [&](const NamedArray& v) {
+    auto turn = [&](const NamedArray& c, const NamedArray& a) { return c * 0.5 + a * a; };
+    return fold(turn, N)(NamedArray(1.), v) + fold(turn, N)(NamedArray(1.), v * 2.);
+  };
+  auto eager = grad(twice)(x).floats();
+  CHECK(eager == jit(grad(twice))(x).floats());
+  NamedArray carried;
+  auto turn = [&](const NamedArray& c, const NamedArray& a) { return carried = c, c + a; };
+  fold(turn, N)(NamedArray(0.), x);
+  CHECK(has(message_of([&] { fold([&](const NamedArray& c, const NamedArray&) { return c + carried; }, N)(NamedArray(0.), x); }),
+            "a tracer that has left its function"));
+}
+
 TEST_CASE("tracers: inside of the function the message says so") {
   auto x = array({1, 2, 3, 4}, N);
   CHECK(has(message_of([&] { jit([](const NamedArray& v) { return v * v.floats()[0]; })(x); }), "a value is asked for inside jit ("));
@@ -88,6 +132,12 @@ TEST_CASE("tracers: errors that had no line") {
   CHECK(has(message_of([&] { read_safetensors("/nowhere/x"); }), line()));
   CHECK(has(message_of([&] { write_safetensors("/nowhere/x", {}); }), line()));
   CHECK(has(message_of([&] { TensorFile().at("w"); }), line()));
+  CHECK(has(message_of([&] { read_npy("/nowhere/x"); }), line()));
+  CHECK(has(message_of([&] { read_npz("/nowhere/x"); }), line()));
+  CHECK(has(message_of([&] { write_npy("/nowhere/x", to_tensor(ones(N))); }), line()));
+  CHECK(has(message_of([&] { write_npz("/nowhere/x", {{to_tensor(ones(N))}, {}}); }), line()));
+  CHECK(has(message_of([&] { set_devices(0); return 0; }), line()));
+  CHECK(has(message_of([&] { Mesh{{{"data", 2}}}.size("model"); }), line()));
   auto l = nn::Linear::init(N, M, random::key(0));
   CHECK(has(message_of([&] { from_state_dict(TensorFile(), l); }), line()));
   CHECK(has(message_of([&] { from_state_dict(TensorFile(), l, StateNames{{"weight", "w"}}); }), line()));
@@ -115,4 +165,47 @@ TEST_CASE("tracers: a layer that is called outside of grad and jit says which on
   auto step = jit([](const Model& model, const NamedArray& x) { return std::tuple(model, sum(model.up(x))); });
   auto [after, loss] = step(m, ones(N));
   CHECK(has(message_of([&, &trained = after] { trained.down(ones(N)); }), line() + ", in down"));
+}
+
+TEST_CASE("tracers: whatever sees a model as a whole makes its layers known") {
+  struct Net {
+    Model a, b;
+  };
+  auto model = [](int seed) {
+    auto k = random::key(seed);
+    return Model{nn::Linear::init(N, M, k), nn::Linear::init(M, N, k)};
+  };
+  auto made = [&] { return Net{model(1), model(2)}; };
+  auto where = [](const nn::Linear& l) { return message_of([&] { l(ones(Axis("other", 2))); }); };
+  const Net alone = made();
+  CHECK(has(where(alone.b.down), "in a layer whose weight was made at " + line(-5)));
+
+  auto loss = [](const Net& n) { return sum(n.a.up(ones(N))); };
+  Net kept;
+  std::function<void(const Net&)> seen_by[] = {[](const Net& n) { optim::adamw().init(n); },
+                                              [](const Net& n) { summary(n); },
+                                              [](const Net& n) { tree_to_string(n); },
+                                              [](const Net& n) { trainable(n, "up"); },
+                                              [&](const Net& n) { grad(loss)(n); },
+                                              [&](const Net& n) { jit(loss)(n); },
+                                              [&](const Net& n) { jit(loss).plan(n); }};
+  for (auto& see : seen_by) {
+    const Net n = made();
+    see(n);
+    CHECK(has(where(n.b.down), ", in b.down"));
+    kept = n;
+  }
+  CHECK(has(where(from_state_dict(to_state_dict(made()), made()).b.up), ", in b.up"));
+  // An update stays where it was; a part of another tree is still known by what both paths end with.
+  auto updated = optim::apply_updates(kept, kept);
+  CHECK(has(where(updated.a.down), ", in a.down"));
+  eval(flatten(updated));
+  CHECK(has(where(updated.a.down), ", in a.down"));
+  summary(std::pair(0, updated));
+  CHECK(has(where(updated.a.down), ", in a.down"));
+  // Nobody says which of two it is.
+  const auto shared = nn::Linear::init(N, M, random::key(3));
+  const Model both{shared, shared};
+  summary(both);
+  CHECK(has(where(both.up), "in a layer whose weight was made at " + line(-3)));
 }

@@ -16,13 +16,14 @@ bool depends_on(const NodePtr& n, const NodePtr& goal) { return dependents({n}, 
 namespace {
 
 // A result lives if its last value is read, a carry also if the body of what lives reads it.
-std::vector<bool> living(const NodePtr& loop, const std::unordered_set<NodePtr>& read) {
+std::vector<bool> living(const NodePtr& loop, const std::unordered_set<NodePtr>& read, bool effects_alone) {
   auto& results = loop_of(*loop).results;
   std::vector<bool> keep(results.size());
   auto reads = [](const LoopResult& r, const NodePtr& carry) {
     return std::any_of(r.value.begin(), r.value.end(), [&](auto& v) { return depends_on(v, carry); });
   };
-  for (std::size_t k = 0; k < keep.size(); ++k) keep[k] = results[k].decides || read.count(loop_result(loop, k)) > 0;
+  for (std::size_t k = 0; k < keep.size(); ++k)
+    keep[k] = results[k].decides || (effects_alone && !results[k].effect) || read.count(loop_result(loop, k)) > 0;
   for (bool grew = true; grew;) {
     grew = false;
     for (std::size_t k = 0; k < keep.size(); ++k)
@@ -32,9 +33,8 @@ std::vector<bool> living(const NodePtr& loop, const std::unordered_set<NodePtr>&
   return keep;
 }
 
-}  // namespace
-
-Nodes drop_dead_results(Nodes roots) {   // again and again, because a dropped result may have been another loop's only user
+// Again and again, because a dropped result may have been another loop's only user.
+Nodes drop_dead(Nodes roots, bool effects_alone) {
   for (;;) {
     auto all = everything(roots);
     std::unordered_set<NodePtr> read(all.begin(), all.end());
@@ -43,7 +43,7 @@ Nodes drop_dead_results(Nodes roots) {   // again and again, because a dropped r
       if (n->op != &kLoop) continue;
       Loop out = loop_of(*n);
       auto results = std::exchange(out.results, {});
-      auto keep = living(n, read);
+      auto keep = living(n, read, effects_alone);
       std::vector<std::pair<std::size_t, std::size_t>> moved;
       for (std::size_t k = 0; k < results.size(); ++k)
         if (keep[k]) moved.push_back({k, add_result(out, results[k])});
@@ -56,5 +56,10 @@ Nodes drop_dead_results(Nodes roots) {   // again and again, because a dropped r
     roots = substitute(roots, to);
   }
 }
+
+}  // namespace
+
+Nodes drop_dead_results(Nodes roots) { return drop_dead(std::move(roots), false); }
+Nodes drop_dead_effects(Nodes roots) { return drop_dead(std::move(roots), true); }
 
 }  // namespace haliax

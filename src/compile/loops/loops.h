@@ -10,6 +10,7 @@
 namespace haliax {
 
 Nodes drop_dead_results(Nodes roots);    // results and carries that nobody reads
+Nodes drop_dead_effects(Nodes roots);    // of these the effects alone: what has been printed is not printed again
 Nodes merge_loops(Nodes roots);          // loops over one index, of which the later needs no final result of the other
 Nodes accumulate_folds(Nodes roots);     // sum over turns + array: the sum starts from the array
 Nodes accumulate_updates(Nodes roots);   // array + scatter into zeros: scattered into the array

@@ -22,11 +22,6 @@ std::vector<std::int64_t> row_major(const Axes& axes) {
   for (std::size_t i = axes.size(); i-- > 0;) s[i] = n, n *= axes[i].size;
   return s;
 }
-std::string where_of(const Node& n) {
-  auto s = to_string(n.origin.at);
-  if (n.origin.module) s += ", " + std::string(n.origin.module.text());
-  return s;
-}
 
 }  // namespace
 
@@ -114,7 +109,7 @@ void Lowering::copy(const Place& from, const Place& to, const Axes& axes) {
   if (!there) push({.kind = program::Kind::copy, .copy = {sizes(axes), view(from, axes, axes), view(to, axes, axes)}});
 }
 void Lowering::push(Step s) {
-  if (now_) s.why = now_->op->name, s.where = where_of(*now_);
+  if (now_) s.why = now_->op->name, s.where = where_of(now_->origin);
   steps_->push_back(std::move(s));
 }
 Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limit) {

@@ -140,6 +140,18 @@ struct MemoryPlanner {
     return same_place(c.x, c.out) && c.x.offset == 0 && c.x.terms.empty() && n == p.slot(c.x.slot).bytes &&
            n == p.slot(c.out.slot).bytes;
   }
+  // A donated argument that is a result as it is: the result lies where it lies, and nothing is made over it.
+  void hand_back() {
+    for (auto& [s, loop] : moments) {
+      if (!s || s->kind != Kind::copy || loop >= 0 || !covers(s->copy)) continue;
+      int x = s->copy.x.slot, o = s->copy.out.slot;
+      auto& all = access[std::size_t(o)];
+      bool made_here = std::count_if(all.begin(), all.end(), [](auto& a) { return a.writes; }) == 1;
+      bool first = is_donated(x) && life_in(x).last != kForever;   // of the results that it is
+      bool may = first && made_here && p.slot(o).home == Home::result && free_to_share(o) && alike(x, o);
+      if (may) share(o, x), drop(*s);
+    }
+  }
   // Makes both sides of a copy one memory, if that may be.
   bool joins(const Step& step, int position, int loop) {
     auto& copy = step.copy;
@@ -272,6 +284,7 @@ struct MemoryPlanner {
   }
 
   void share_all() {
+    hand_back();
     for (int at = 1; at <= last(); ++at)
       if (auto& s = *moments[std::size_t(at)].step; s.kind == Kind::fused) in_place(s.fused, at);
     for (int at = 1; at <= last(); ++at)
