@@ -16,6 +16,7 @@ struct Api {
   std::vector<void*> (*compile)(const std::vector<Kernel>&);
   // In order with everything else on this queue. words: one for each argument.
   void (*launch)(void* kernel, const Launch&, const std::int64_t* words);
+  void (*multiply)(const Product&, const void* a, const void* b, void* out);   // likewise
 };
 const Api& simulated();  // sim/sim.cpp
 

@@ -71,7 +71,8 @@ class Queue : public Executable {
   }
   static void collect(std::vector<Item>& items, std::vector<Kernel>& kernels, std::vector<Ready*>& waiting) {
     for (auto& i : items) {
-      for (auto& l : i.launches) kernels.push_back(named(l.launch.text)), waiting.push_back(&l);
+      for (auto& l : i.launches)
+        if (!l.launch.product) kernels.push_back(named(l.launch.text)), waiting.push_back(&l);
       collect(i.body, kernels, waiting);
     }
   }
@@ -87,6 +88,7 @@ class Queue : public Executable {
     std::int64_t value_of(const Word& w) const {
       auto v = w.value;
       for (auto& [loop, stride] : w.loops) v += loops[std::size_t(loop)] * stride;
+      if (w.slot == kArenaSlot) return std::int64_t(reinterpret_cast<std::intptr_t>(arena)) + v;
       return w.slot < 0 ? v : std::int64_t(reinterpret_cast<std::intptr_t>(memory[std::size_t(w.slot)])) + v;
     }
     std::byte* first(const View& v) const {
@@ -103,7 +105,9 @@ class Queue : public Executable {
         for (auto& l : i.launches) {
           words.clear();
           for (auto& w : l.launch.words) words.push_back(value_of(w));
-          queue.api_.launch(l.kernel, l.launch, words.data());
+          auto address = [&](std::size_t k) { return reinterpret_cast<void*>(std::intptr_t(words[k])); };
+          if (auto& p = l.launch.product) queue.api_.multiply(*p, address(0), address(1), address(2));
+          else queue.api_.launch(l.kernel, l.launch, words.data());
         }
         for (std::int64_t t = 0; s.kind == Kind::loop && t < s.loop.trips; ++t) {
           if (s.loop.variable >= 0) loops[std::size_t(s.loop.variable)] = s.loop.reverse ? s.loop.trips - 1 - t : t;
@@ -136,6 +140,9 @@ class CudaDevice : public Device {
  public:
   explicit CudaDevice(const Api& api) : api_(api) {}
   const char* name() const override { return api_.name; }
+  std::int64_t scratch_bytes(const Step& s, int) const override {
+    return s.kind == Kind::contract ? product_scratch(s.contract) : 0;
+  }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {
     return std::make_unique<Queue>(api_, std::move(p));
   }

@@ -160,7 +160,7 @@ Launch cumulative(const Cumulative& c) {
   return w.launch(points(rows));
 }
 
-// Each thread makes one element; for what the library of products does not take.
+// Each thread makes one element; for what the library does not take (product.h).
 Launch product(const Contract& c) {
   Dims all = c.batch;
   for (auto* d : {&c.m, &c.n}) all.insert(all.end(), d->begin(), d->end());
@@ -206,7 +206,10 @@ std::vector<Launch> launches_of(const Step& s) {
   };
   switch (s.kind) {
     case Kind::fused: add(fused_launch(s.fused)); break;
-    case Kind::contract: add(product(s.contract)); break;
+    case Kind::contract:
+      if (auto products = products_of(s)) out = std::move(*products);
+      else add(product(s.contract));
+      break;
     case Kind::gather: add(move(s.gather.dims, s.gather.table, s.gather.out, s.gather.indexed, s.gather.outside)); break;
     case Kind::scatter: add(scatter(s.scatter)); break;
     case Kind::sort: add(sort(s.sort)); break;

@@ -5,10 +5,11 @@
 #include <utility>
 #include <vector>
 
-#include "program/program.h"
+#include "product.h"
 
 namespace haliax::cuda {
 
+inline constexpr int kArenaSlot = -2;   // in place of a slot: the arena, where scratch lies
 // An argument of a kernel: a number, or an address in a slot. What loops add to it depends on their turns.
 struct Word {
   int slot = -1;
@@ -16,12 +17,13 @@ struct Word {
   std::vector<std::pair<int, std::int64_t>> loops = {};  // loop variable, what a turn adds
 };
 struct Launch {
-  std::string text;  // of the kernel, which is called NAME
-  std::vector<Word> words;
+  std::string text = {};  // of the kernel, which is called NAME
+  std::vector<Word> words = {};
   std::int64_t blocks = 1;
   int threads = 1;
   std::int64_t shared = 0;  // bytes, of each block
   bool waits = false;       // its threads wait for each other
+  std::optional<Product> product = {};  // instead, of the library: words are where a, b and out lie
 };
 
 // One after the other. Nothing for steps without points. Raises for steps that are no kernels: loops, collectives, custom ones.

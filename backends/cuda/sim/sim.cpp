@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "../api.h"
+#include "base/scalar.h"
 #include "fibers.h"
 #include "haliax/error.h"
 
@@ -105,10 +106,58 @@ void launch(void* kernel, const Launch& l, const std::int64_t* words) {
   }
 }
 
+// What cuBLASLt is told is taken at its word.
+template <class Sum> std::vector<Sum> wide(const Matrix& m, const void* from, std::int64_t at) {
+  std::vector<Sum> out(std::size_t(m.rows * m.cols));
+  auto* p = static_cast<const std::byte*>(from);
+  for (std::int64_t c = 0; c < m.cols; ++c)
+    for (std::int64_t r = 0; r < m.rows; ++r)
+      out[std::size_t(m.transposed ? r * m.cols + c : c * m.rows + r)] =
+          Sum(scalar::load(m.dtype, p + (at + c * m.ld + r) * bytes_of(m.dtype)).real);
+  return out;
+}
+template <class Sum> void multiply_as(const Product& p, const void* a, const void* b, void* out) {
+  const auto m = p.out.rows, n = p.out.cols, k = p.a.transposed ? p.a.rows : p.a.cols;
+  for (std::int64_t i = 0; i < p.batch; ++i) {
+    auto x = wide<Sum>(p.a, a, i * p.a.step), y = wide<Sum>(p.b, b, i * p.b.step);   // (m, k) and (k, n), column by column
+    std::vector<Sum> column(static_cast<std::size_t>(m));
+    std::vector<double> some(column.size());               // a card rounds a product and its sum at once
+    for (std::int64_t c = 0; c < n; ++c) {
+      auto* to = static_cast<std::byte*>(out) + (i * p.out.step + c * p.out.ld) * bytes_of(p.out.dtype);
+      auto each = [&](auto f) {
+        for (std::int64_t r = 0; r < m; ++r) f(column[std::size_t(r)], to + r * bytes_of(p.out.dtype));
+      };
+      each([&](Sum& s, std::byte* e) { s = p.accumulate ? Sum(scalar::load(p.out.dtype, e).real) : 0; });
+      for (std::int64_t from = 0; from < k; from += 32) {   // sums of few terms are summed, as a card's are
+        std::fill(some.begin(), some.end(), 0);
+        for (std::int64_t q = from; q < std::min(k, from + 32); ++q)
+          for (std::int64_t r = 0; r < m; ++r) some[std::size_t(r)] += double(x[std::size_t(q * m + r)]) * double(y[std::size_t(c * k + q)]);
+        for (std::int64_t r = 0; r < m; ++r) column[std::size_t(r)] += Sum(some[std::size_t(r)]);
+      }
+      each([&](Sum& s, std::byte* e) { scalar::store(p.out.dtype, e, {double(s), 0}); });
+    }
+  }
+}
+void multiply(const Product& p, const void* a, const void* b, void* out) {
+  auto [k, depth] = std::pair{p.a.transposed ? p.a.rows : p.a.cols, p.b.transposed ? p.b.cols : p.b.rows};
+  auto [m, n] = std::pair{p.a.transposed ? p.a.cols : p.a.rows, p.b.transposed ? p.b.rows : p.b.cols};
+  auto refuse = [](const char* why) { throw Error(std::string("[cuda] a product of matrices ") + why); };
+  if (k != depth || m != p.out.rows || n != p.out.cols || p.out.transposed) refuse("has sizes that do not fit");
+  for (auto* x : {&p.a, &p.b, &p.out})
+    if (x->ld < x->rows) refuse("has a leading dimension of less than its rows");
+  if (p.batch > 1 && p.out.step == 0) refuse("writes a batch into one matrix");
+  for (auto [x, at] : {std::pair{&p.a, a}, std::pair{&p.b, b}, std::pair<const Matrix*, const void*>{&p.out, out}}) {
+    auto bytes = x->step * bytes_of(x->dtype);
+    if (reinterpret_cast<std::uintptr_t>(at) % std::uintptr_t(x->alignment) != 0 || bytes % x->alignment != 0)
+      refuse("lies less aligned than it says");
+  }
+  p.out.dtype == DType::f64 ? multiply_as<double>(p, a, b, out) : multiply_as<float>(p, a, b, out);
+}
+
 }  // namespace
 
 const Api& simulated() {
-  static const Api api{"cuda-sim", compile, launch};
+  static const Api api{"cuda-sim", compile, launch, multiply};
   return api;
 }
 

@@ -1,0 +1,143 @@
+#include "cublas.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include "haliax/error.h"
+
+namespace haliax::cuda {
+namespace {
+
+// The part of cuBLASLt's interface that is used here, by its numbers, which have not changed since CUDA 11.
+enum Dtype { kF32 = 0, kF64 = 1, kF16 = 2, kBf16 = 14 };
+enum Compute { kComputeF32 = 68, kComputeF64 = 70 };
+enum DescriptorField { kTransposeA = 3, kTransposeB = 4 };
+enum LayoutField { kType = 0, kRows = 2, kCols = 3, kLd = 4, kBatch = 5, kStep = 6 };
+enum PreferenceField { kWorkspace = 1, kReductions = 3, kAlignA = 5, kAlignB = 6, kAlignC = 7, kAlignD = 8 };
+constexpr std::uint32_t kNone = 0, kInComputeType = 2;   // partial sums: their bits in a mask
+constexpr std::uint64_t kWorkspaceBytes = std::uint64_t(32) << 20;
+
+struct Cublas {
+  using Handle = void*;
+  int (*make_descriptor)(Handle*, int compute, int scale) = nullptr;
+  int (*free_descriptor)(Handle) = nullptr;
+  int (*set_descriptor)(Handle, int field, const void*, std::size_t) = nullptr;
+  int (*get_descriptor)(Handle, int field, void*, std::size_t, std::size_t*) = nullptr;
+  int (*make_layout)(Handle*, int type, std::uint64_t rows, std::uint64_t cols, std::int64_t ld) = nullptr;
+  int (*free_layout)(Handle) = nullptr;
+  int (*set_layout)(Handle, int field, const void*, std::size_t) = nullptr;
+  int (*get_layout)(Handle, int field, void*, std::size_t, std::size_t*) = nullptr;
+  int (*make_preference)(Handle*) = nullptr;
+  int (*free_preference)(Handle) = nullptr;
+  int (*set_preference)(Handle, int field, const void*, std::size_t) = nullptr;
+  int (*get_preference)(Handle, int field, void*, std::size_t, std::size_t*) = nullptr;
+  bool there = false;
+
+  Cublas() {
+    void* library = nullptr;
+    for (auto* name : {"libcublasLt.so.13", "libcublasLt.so.12"})
+      if (!library) library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!library) return;
+    auto find = [&](auto& f, const char* name) {
+      f = reinterpret_cast<std::remove_reference_t<decltype(f)>>(dlsym(library, name));
+      return f != nullptr;
+    };
+    there = find(make_descriptor, "cublasLtMatmulDescCreate") && find(free_descriptor, "cublasLtMatmulDescDestroy") &&
+            find(set_descriptor, "cublasLtMatmulDescSetAttribute") && find(get_descriptor, "cublasLtMatmulDescGetAttribute") &&
+            find(make_layout, "cublasLtMatrixLayoutCreate") && find(free_layout, "cublasLtMatrixLayoutDestroy") &&
+            find(set_layout, "cublasLtMatrixLayoutSetAttribute") && find(get_layout, "cublasLtMatrixLayoutGetAttribute") &&
+            find(make_preference, "cublasLtMatmulPreferenceCreate") && find(free_preference, "cublasLtMatmulPreferenceDestroy") &&
+            find(set_preference, "cublasLtMatmulPreferenceSetAttribute") &&
+            find(get_preference, "cublasLtMatmulPreferenceGetAttribute");
+  }
+};
+const Cublas& cublas() {
+  static const Cublas one;
+  return one;
+}
+
+void must(int status, const char* what) {
+  if (status != 0) throw Error(fmt::format("[cuda] cuBLASLt refuses {} (status {})", what, status));
+}
+int type_of(DType d) {
+  return d == DType::f32 ? kF32 : d == DType::f64 ? kF64 : d == DType::f16 ? kF16 : kBf16;
+}
+DType dtype_of(int type) {
+  return type == kF32 ? DType::f32 : type == kF64 ? DType::f64 : type == kF16 ? DType::f16 : DType::bf16;
+}
+
+}  // namespace
+
+bool has_cublas() { return cublas().there; }
+
+struct CublasProduct::Impl {
+  using Set = int (*)(Cublas::Handle, int, const void*, std::size_t);
+  using Get = int (*)(Cublas::Handle, int, void*, std::size_t, std::size_t*);
+  const Cublas& lib = cublas();
+  Cublas::Handle descriptor = nullptr, a = nullptr, b = nullptr, out = nullptr, preference = nullptr;
+
+  template <class T> void set(Set f, Cublas::Handle h, int field, T value, const char* what) {
+    must(f(h, field, &value, sizeof value), what);
+  }
+  template <class T> T get(Get f, Cublas::Handle h, int field, const char* what) const {
+    T value{};
+    std::size_t written = 0;
+    must(f(h, field, &value, sizeof value, &written), what);
+    return value;
+  }
+  void lay(Cublas::Handle& h, const Matrix& m, std::int64_t batch) {
+    must(lib.make_layout(&h, type_of(m.dtype), std::uint64_t(m.rows), std::uint64_t(m.cols), m.ld), "a matrix");
+    set(lib.set_layout, h, kBatch, std::int32_t(batch), "a batch");
+    set(lib.set_layout, h, kStep, m.step, "the step of a batch");
+  }
+  Matrix laid(Cublas::Handle h, int alignment, bool transposed) const {
+    auto number = [&](int field) { return get<std::int64_t>(lib.get_layout, h, field, "to say what a matrix is"); };
+    auto type = get<std::int32_t>(lib.get_layout, h, kType, "to say a dtype");
+    return {dtype_of(type), number(kRows), number(kCols), number(kLd), number(kStep), alignment, transposed};
+  }
+  bool transposed(int field) const {
+    return get<std::int32_t>(lib.get_descriptor, descriptor, field, "to say what is transposed") != 0;
+  }
+  int alignment(int field) const {
+    return int(get<std::uint32_t>(lib.get_preference, preference, field, "to say an alignment"));
+  }
+};
+
+CublasProduct::CublasProduct(const Product& p) : impl_(std::make_unique<Impl>()) {
+  auto& i = *impl_;
+  if (!i.lib.there)
+    throw Error("[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit; is it in the loader's path?");
+  bool wide = p.out.dtype == DType::f64;
+  must(i.lib.make_descriptor(&i.descriptor, wide ? kComputeF64 : kComputeF32, wide ? kF64 : kF32), "a product");
+  i.set(i.lib.set_descriptor, i.descriptor, kTransposeA, std::int32_t(p.a.transposed), "a transpose");
+  i.set(i.lib.set_descriptor, i.descriptor, kTransposeB, std::int32_t(p.b.transposed), "a transpose");
+  i.lay(i.a, p.a, p.batch), i.lay(i.b, p.b, p.batch), i.lay(i.out, p.out, p.batch);
+  // By itself it takes for granted that all pointers are aligned to 256 bytes, and may put partial sums together in the dtype of
+  // the result.
+  must(i.lib.make_preference(&i.preference), "a preference");
+  i.set(i.lib.set_preference, i.preference, kWorkspace, kWorkspaceBytes, "a workspace");
+  i.set(i.lib.set_preference, i.preference, kReductions, kNone | kInComputeType, "how partial sums are put together");
+  for (auto [field, m] : {std::pair{kAlignA, &p.a}, {kAlignB, &p.b}, {kAlignC, &p.out}, {kAlignD, &p.out}})
+    i.set(i.lib.set_preference, i.preference, field, std::uint32_t(m->alignment), "an alignment");
+}
+CublasProduct::~CublasProduct() {
+  auto& i = *impl_;
+  if (i.preference) i.lib.free_preference(i.preference);
+  for (auto h : {i.a, i.b, i.out})
+    if (h) i.lib.free_layout(h);
+  if (i.descriptor) i.lib.free_descriptor(i.descriptor);
+}
+Product CublasProduct::told() const {
+  auto& i = *impl_;
+  Product p;
+  p.a = i.laid(i.a, i.alignment(kAlignA), i.transposed(kTransposeA));
+  p.b = i.laid(i.b, i.alignment(kAlignB), i.transposed(kTransposeB));
+  p.out = i.laid(i.out, i.alignment(kAlignD), false);
+  p.batch = i.get<std::int32_t>(i.lib.get_layout, i.out, kBatch, "to say a batch");
+  return p;
+}
+unsigned CublasProduct::reduction_schemes() const {
+  return impl_->get<std::uint32_t>(impl_->lib.get_preference, impl_->preference, kReductions, "to say how sums are put together");
+}
+
+}  // namespace haliax::cuda

@@ -1,0 +1,115 @@
+#include "product.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "program/matrices.h"
+#include "text.h"
+
+namespace haliax::cuda {
+namespace {
+
+using namespace program;
+
+constexpr std::int64_t kMostProducts = 64;       // of one step: more are faster by one kernel of our own
+constexpr std::int64_t kAligned = 64;            // slots and scratch
+
+std::int64_t padded(std::int64_t bytes) { return (bytes + kAligned - 1) / kAligned * kAligned; }
+bool reads_slot(const View& v) {                 // its place is known on the device alone
+  return std::any_of(v.terms.begin(), v.terms.end(), [](auto& t) { return t.slot >= 0; });
+}
+bool is_for_library(const Contract& c) {
+  auto d = c.a.dtype;
+  bool narrow = d == DType::bf16 || d == DType::f16;
+  bool fits = is_float(d) && d == c.b.dtype && (c.out.dtype == d || (narrow && c.out.dtype == DType::f32));
+  return fits && !reads_slot(c.out) && points(c.batch) * points(c.m) * points(c.n) * points(c.k) > 0;
+}
+std::optional<MatrixProducts> plan_of(const Contract& c) {
+  if (!is_for_library(c)) return {};
+  bool k_whole = c.out.dtype != DType::f32 && c.out.dtype != DType::f64;   // partial sums must not be rounded
+  return matrix_products(c, k_whole, reads_slot(c.a), reads_slot(c.b));
+}
+
+struct Maker {
+  const Step& step;
+  const MatrixProducts& p;
+  MatrixDim batch = {};
+  std::vector<Launch> out = {};
+
+  // The largest power of two, up to that of slots, that divides all these distances in bytes.
+  static int alignment(const View& v, std::initializer_list<std::int64_t> elements) {
+    auto all = std::gcd(kAligned, v.offset * bytes_of(v.dtype));
+    for (auto e : elements) all = std::gcd(all, e * bytes_of(v.dtype));
+    for (auto& t : v.terms) all = std::gcd(all, t.stride * bytes_of(v.dtype));
+    return int(all);
+  }
+  // x (rows, cols) of row-major products, with these strides, as its transpose or itself in columns.
+  static Matrix matrix(const View& v, std::int64_t rows, std::int64_t row, std::int64_t cols, std::int64_t col, std::int64_t step,
+                       std::int64_t at) {
+    Matrix m{.dtype = v.dtype, .step = step, .alignment = alignment(v, {step, at})};
+    bool by_rows = cols == 1 ? rows == 1 || row != 1 : col == 1;
+    m.rows = by_rows ? cols : rows, m.cols = by_rows ? rows : cols;
+    m.ld = std::max(m.cols == 1 ? m.rows : by_rows ? row : col, m.rows);
+    m.transposed = !by_rows;
+    return m;
+  }
+  static Word word(const View& v, std::int64_t at) {
+    Word w{v.slot, (v.offset + at) * bytes_of(v.dtype)};
+    for (auto& t : v.terms) w.loops.push_back({t.loop, t.stride * bytes_of(v.dtype)});
+    return w;
+  }
+  // Copied into scratch, `at` bytes from its start.
+  View packed(const View& v, const Packing& how, std::int64_t at) {
+    View from = v, to{kArenaSlot, v.dtype, (step.scratch + at) / bytes_of(v.dtype), how.to, {}};
+    from.strides = how.from;
+    for (auto& l : launches_of({.kind = Kind::copy, .copy = {how.dims, from, to}})) out.push_back(std::move(l));
+    return to;
+  }
+  void make() {
+    auto& c = step.contract;
+    View x = p.swapped ? c.b : c.a, y = p.swapped ? c.a : c.b;
+    const auto x_bytes = p.pack_a.used ? padded(p.pack_a.elements * bytes_of(x.dtype)) : 0;
+    if (p.pack_a.used) x = packed(x, p.pack_a, 0);
+    if (p.pack_b.used) y = packed(y, p.pack_b, x_bytes);
+    auto walked = p.outer;
+    auto most = std::max_element(walked.begin(), walked.end(),
+                                 [](auto& a, auto& b) { return (a.out != 0) * a.n < (b.out != 0) * b.n; });
+    if (most != walked.end() && most->out != 0) batch = *most, walked.erase(most);
+    for (std::int64_t o = 0; o < points(walked); ++o)
+      for (std::int64_t k = 0; k < points(p.k_outer); ++k) {
+        auto at = [&](MatrixStride s) { return offset_at(walked, s, o) + offset_at(p.k_outer, s, k); };
+        add(x, at(&MatrixDim::a), y, at(&MatrixDim::b), at(&MatrixDim::out), c.accumulate || k > 0);
+      }
+  }
+  void add(const View& x, std::int64_t x_at, const View& y, std::int64_t y_at, std::int64_t out_at, bool accumulate) {
+    auto& to = step.contract.out;
+    Product w;                                   // in columns: out^T (n, m) = y^T (n, k) x^T (k, m)
+    w.batch = batch.n, w.accumulate = accumulate;
+    w.a = matrix(y, p.k.n, p.k.b, p.n.n, p.n.b, batch.b, y_at);
+    w.b = matrix(x, p.m.n, p.m.a, p.k.n, p.k.a, batch.a, x_at);
+    const auto ld = std::max(p.m.n == 1 ? p.n.n : p.m.out, p.n.n);
+    w.out = {to.dtype, p.n.n, p.m.n, ld, batch.out, alignment(to, {batch.out, out_at})};
+    out.push_back({.words = {word(y, y_at), word(x, x_at), word(to, out_at)}, .product = w});
+  }
+};
+
+}  // namespace
+
+std::optional<std::vector<Launch>> products_of(const Step& s) {
+  auto p = plan_of(s.contract);
+  if (!p) return {};
+  Maker m{s, *p};
+  auto all = points(p->outer) * points(p->k_outer), widest = std::int64_t(1);
+  for (auto& d : p->outer) widest = std::max(widest, d.out != 0 ? d.n : 1);
+  if (all / widest > kMostProducts) return {};
+  m.make();
+  return std::move(m.out);
+}
+std::int64_t product_scratch(const Contract& c) {
+  auto p = plan_of(c);
+  if (!p) return 0;
+  auto bytes = [&](const Packing& pack) { return pack.used ? padded(pack.elements * bytes_of(c.a.dtype)) : 0; };
+  return bytes(p->pack_a) + bytes(p->pack_b);
+}
+
+}  // namespace haliax::cuda

@@ -1,0 +1,107 @@
+// Contractions as cuBLASLt is told of them: what it says that it was told, what the simulation refuses, how many calls there are.
+#include <doctest/doctest.h>
+
+#include "backends/cuda/api.h"
+#include "backends/cuda/cublas.h"
+#include "support/programs.h"
+#include "support/raises.h"
+
+namespace {
+
+using namespace haliax;
+using namespace haliax::program;
+using namespace haliax::testing;
+
+Dims random_sizes(Case& c, int most) {
+  Dims out;
+  for (std::int64_t i = c.random.below(most + 1); i > 0; --i) out.push_back(1 + c.random.below(9));
+  return out;
+}
+std::vector<cuda::Product> products_of(const Step& s) {
+  std::vector<cuda::Product> out;
+  if (auto launches = cuda::products_of(s))
+    for (auto& l : *launches)
+      if (l.product) out.push_back(*l.product);
+  return out;
+}
+// x (batch, m, k) and y (batch, k, n), row by row, one after the other; batch may lie anywhere.
+Step step_of(Dims batch, std::int64_t m, std::int64_t n, std::int64_t k, Dims x_batch, Dims y_batch, Dims out_batch, DType in, DType out) {
+  Step s{.kind = Kind::contract};
+  auto view = [](int slot, DType d, Dims strides, Dims more) {
+    strides.insert(strides.end(), more.begin(), more.end());
+    return View{slot, d, 0, strides, {}};
+  };
+  s.contract = {batch, {m}, {n}, {k}, view(0, in, x_batch, {k, 0, 1}), view(1, in, y_batch, {0, 1, n}),
+                view(2, out, out_batch, {n, 1, 0}), false};
+  s.scratch = 0;
+  return s;
+}
+
+}  // namespace
+
+TEST_CASE("cuda: cuBLASLt is told what the simulation takes at its word") {
+  if (!cuda::has_cublas()) MESSAGE("no cuBLASLt here: nothing was read back");
+  int told = 0;
+  for (unsigned seed = 0; seed < 300; ++seed) {
+    Case c(seed);
+    constexpr DType dtypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16};
+    auto in = dtypes[seed % 4], out = seed % 3 == 0 && bytes_of(in) == 2 ? DType::f32 : in;
+    random_contract(c, random_sizes(c, 2), random_sizes(c, 2), random_sizes(c, 2), random_sizes(c, 2), in, out, c.random.coin(),
+                    c.random.coin());
+    c.program.steps[0].scratch = 0;
+    for (auto& p : products_of(c.program.steps[0])) {
+      ++told;
+      if (!cuda::has_cublas()) continue;
+      CAPTURE(seed);
+      cuda::CublasProduct there(p);
+      auto read = there.told();
+      read.accumulate = p.accumulate;            // is said with each call
+      CHECK(read == p);
+      CHECK(there.reduction_schemes() == 2);     // none, or in the dtype that is computed in
+    }
+  }
+  CHECK(told > 300);
+}
+
+TEST_CASE("cuda: a product that says what is not so is refused") {
+  std::vector<float> x(64, 1), y(64, 1), out(64);
+  auto multiply = [&](const cuda::Product& p, std::size_t at = 0) { cuda::simulated().multiply(p, x.data() + at, y.data(), out.data()); };
+  cuda::Product p;
+  p.a = {DType::f32, 3, 4, 3, 0, 4, false}, p.b = {DType::f32, 4, 5, 4, 0, 4, false}, p.out = {DType::f32, 3, 5, 3, 0, 4, false};
+  multiply(p);
+  CHECK(out[14] == 4);
+  CHECK(out[15] == 0);
+  auto refused = [&](auto change, const char* why) {
+    auto q = p;
+    change(q);
+    raises([&] { multiply(q, 1); }, {"[cuda] a product of matrices", why});
+  };
+  refused([](auto& q) { q.a.ld = 2; }, "leading dimension");
+  refused([](auto& q) { q.b.rows = 3; }, "sizes that do not fit");
+  refused([](auto& q) { q.a.transposed = true; }, "sizes that do not fit");
+  refused([](auto& q) { q.a.alignment = 256; }, "less aligned than it says");
+  refused([](auto& q) { q.batch = 2; }, "a batch into one matrix");
+}
+
+TEST_CASE("cuda: a contraction is one product where strides allow, and packs where they do not") {
+  // (batch pos, in) times a weight: one product.
+  auto dense = step_of({}, 64, 48, 32, {}, {}, {}, DType::bf16, DType::bf16);
+  auto all = products_of(dense);
+  REQUIRE(all.size() == 1);
+  CHECK(all[0].batch == 1);
+  CHECK(cuda::product_scratch(dense.contract) == 0);
+  // Scores of 4 x 3 heads, the heads apart from the batch: 12 matrices, in as many calls as there are heads, or sequences.
+  auto heads = step_of({4, 3}, 16, 16, 8, {16 * 24, 8}, {16 * 24, 8}, {3 * 256, 256}, DType::bf16, DType::bf16);
+  heads.contract.a.strides[2] = 24, heads.contract.b.strides[3] = 24, heads.contract.b.strides[4] = 1;
+  all = products_of(heads);
+  REQUIRE(all.size() == 3);
+  CHECK(all[0].batch == 4);
+  CHECK(cuda::product_scratch(heads.contract) == 0);
+  // Every other element of x: packed.
+  auto gaps = step_of({}, 64, 48, 32, {}, {}, {}, DType::f32, DType::f32);
+  gaps.contract.a.strides = {64, 0, 2};
+  CHECK(cuda::product_scratch(gaps.contract) == 64 * 32 * 4);
+  CHECK(cuda::products_of(gaps)->size() == 2);
+  // Integers are for our own kernel.
+  CHECK_FALSE(cuda::products_of(step_of({}, 4, 4, 4, {}, {}, {}, DType::i32, DType::i32)));
+}
