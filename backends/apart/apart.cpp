@@ -1,6 +1,6 @@
-// The cpu's steps on devices that share no memory with the host: a test of all that the border asks of such devices, on machines
-// that have none. Their memory is protected except while they work on it; what was never written is NaN. A thread for each device
-// does in order what was asked of it, while the caller goes on.
+// The steps of a device of the host on devices that share no memory with it: a test of all that the border asks of such, on
+// machines that have none. Their memory is protected except while they work on it; what was never written is NaN. A thread for
+// each device does in order what was asked of it, while the caller goes on.
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -214,11 +214,12 @@ class Late final : public Executable {
 
 class ApartDevice final : public Device {
  public:
-  const char* name() const override { return "apart"; }
-  std::int64_t scratch_bytes(const Step& s, int workers) const override { return cpu_->scratch_bytes(s, workers); }
-  Machine machine() const override { return cpu_->machine(); }
+  ApartDevice(std::unique_ptr<Device> steps, const char* name) : steps_(std::move(steps)), name_(name) {}
+  const char* name() const override { return name_; }
+  std::int64_t scratch_bytes(const Step& s, int workers) const override { return steps_->scratch_bytes(s, workers); }
+  Machine machine() const override { return steps_->machine(); }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {
-    return std::make_unique<Late>(cpu_->compile(p), *p);
+    return std::make_unique<Late>(steps_->compile(p), *p);
   }
   bool is_host() const override { return false; }
   int devices() const override { return int(units->size()); }
@@ -228,19 +229,21 @@ class ApartDevice final : public Device {
   void copy(const Box& b, int d) override { unit(d).begin(&Counts::copies), unit(d).post({[b] { copy_on_host(b); }}); }
 
  private:
-  std::unique_ptr<Device> cpu_ = cpu::make_cpu_device(0);
+  std::unique_ptr<Device> steps_;
+  const char* name_;
 };
 
 }  // namespace
 
-std::unique_ptr<Device> make_apart_device() {
+std::unique_ptr<Device> make_apart_device(std::unique_ptr<Device> steps, const char* name) {
   static std::once_flag once;
   std::call_once(once, [] {
     units = new Units;
     for (std::size_t d = 0; d < units->size(); ++d) unit(int(d)).number = int(d);
   });
-  return std::make_unique<ApartDevice>();
+  return std::make_unique<ApartDevice>(std::move(steps), name);
 }
+std::unique_ptr<Device> make_apart_device() { return make_apart_device(cpu::make_cpu_device(0), "apart"); }
 Counts counts(int device) { return make_apart_device(), unit(device).counts(); }
 void plant_error(int device, const char* what) { unit(device).plant(what); }
 

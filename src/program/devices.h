@@ -13,9 +13,10 @@ namespace haliax::reference {
 std::unique_ptr<program::Device> make_reference_device();
 }
 
-// The cpu's steps, in memory that the host may not touch: for tests.
+// Steps in memory that the host may not touch: for tests.
 namespace haliax::apart {
-std::unique_ptr<program::Device> make_apart_device();
+std::unique_ptr<program::Device> make_apart_device();   // the cpu's
+std::unique_ptr<program::Device> make_apart_device(std::unique_ptr<program::Device> steps, const char* name);
 struct Counts {
   std::int64_t runs = 0, puts = 0, gets = 0, copies = 0, bytes = 0;   // asked for so far; in use
 };
