@@ -108,11 +108,10 @@ def rooms():
 
 
 # Files that run on the backend `apart` too, whose memory the host may not touch.
-ON_APART = ("debug_test.cpp", "eager_test.cpp", "fork_test.cpp", "lazy_test.cpp", "mesh_run_test.cpp")
+ON_APART = ("debug_test.cpp", "fork_test.cpp", "mesh_run_test.cpp")
 NOT_ON_APART = {   # test cases, and why
     "*is not cut again": "says what is copied in the host's memory",
     "*are read where they are": "says what is not copied in the host's memory",
-    "*kernel of the user's*": "the user's functions want memory of the host: refused by name",
 }
 
 
