@@ -238,14 +238,13 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     effects.add_to(l);
     auto loop = make_loop(std::move(l));
     LoopEffects::after(loop);
+    settle_effects();
     std::size_t k = 0;
     auto last = mapped(start, [&](const NodePtr&) { return loop_result(loop, k++); });
-    auto each = mapped(y, [&](const NodePtr&) {
-      auto r = loop_result(loop, k++);
-      return prim::fit(r, ops::with_hidden({r}, ops::visible(*r)));   // hidden axes come first, then that of the loop
-    });
-    settle_effects();                                // which remembers what is made with them
-    return {last, each};
+    return {last, mapped(y, [&](const NodePtr&) {
+              auto r = loop_result(loop, k++);
+              return prim::fit(r, ops::with_hidden({r}, ops::visible(*r)));   // hidden axes come first, then that of the loop
+            })};
   }
 }
 
