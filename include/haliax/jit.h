@@ -67,7 +67,9 @@ struct JitReport {
   int traces = 0;                                // how often f was traced
   std::string why;                               // why it was traced the last time: what differed from the call before
   std::vector<std::string> not_donated;          // donated arguments that no result could take, and why
-  int contractions = 0, loops = 0;               // in the Program; the body of a loop counts once
+  // Steps of the Program, those of a loop's body once. A smaller last chunk is a loop of its own, and so is each part of a loop
+  // that `reuse_products` divides: they count again.
+  int contractions = 0, loops = 0;
   // Planned, per device: all but arguments and results; with results that alias nothing.
   std::int64_t arena_bytes = 0, peak_bytes = 0;
   double sent_bytes = 0, calls = 0;              // by collectives, per device on a ring

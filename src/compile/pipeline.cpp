@@ -82,6 +82,7 @@ const Pass kPasses[] = {
        auto donated = c.options.donated;
        donated.resize(std::size_t(c.program->arguments));   // what the graph captured is not
        plan_memory(*c.program, donated, c.options.optional);
+       c.placed = true;
        if (!c.alternative) return;
        plan_memory(*c.alternative, donated, true);
        if (c.alternative->peak_bytes > c.program->peak_bytes) return;
@@ -120,7 +121,7 @@ std::int64_t size_of(const Compilation& c, Stage on) {
 }
 void verify_after(const Pass& p, const Compilation& c) {
   if (p.on == Stage::program)
-    verify(*c.program, p.name, p.name == std::string_view("plan_memory"));
+    verify(*c.program, p.name, c.placed);
   else if (p.on == Stage::sharding)
     c.partition->verify(p.name);
   else

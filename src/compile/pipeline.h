@@ -17,7 +17,7 @@ namespace haliax {
 
 enum class Stage : std::uint8_t {
   graph,      // the graph of the whole
-  sharding,   // how it is cut for the devices of a mesh; only on one
+  sharding,   // how it is cut for the devices of a mesh; these passes run only where there is one
   device,     // the graph of one device
   program,
 };
@@ -46,6 +46,7 @@ struct Compilation {
   int number = 0;                                // of the device
   Layouts layouts = {};
   std::shared_ptr<program::Program> program = {};
+  bool placed = false;                           // the Program's slots have offsets: plan_memory has run
   Nodes captured = {};                           // arrays of the graph, which the Program is given after the inputs
   double spared = 0;                             // of the multiplications of the graph, the share that reuse_products spares
   std::optional<program::Program> alternative = {};   // with products kept: taken if it needs no more memory

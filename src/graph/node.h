@@ -34,7 +34,7 @@ struct Along {
     whole,     // needs all of it at once
     shift,     // positions move by numbers that are known: a slice, a concatenation, a place among zeros
     pick,      // of a table: ids say which positions are read, or written; what is not there gives the identity of the monoid
-    regroup,   // it is cut in parts, or a part of another axis (RegroupAttr)
+    regroup,   // becomes several axes (unflatten), or a part of one axis (flatten): RegroupAttr
   };
   Way way = Way::map;
   Name point = {};
@@ -80,8 +80,8 @@ struct Op {
   void (*lower)(const Node&, Emit&) = nullptr;                       // Kind::step
   // The rule along axes; null: by kind, see along(). Transforms and passes know of an op what this, `linear` and `by_blocks` say.
   Along (*along)(const Node&, std::size_t operand, Name axis) = nullptr;
-  // The op where of these axes a block is at hand, if `along` says pick: of the table; or if there are no operands. Operands and
-  // axes are those of the blocks.
+  // The op given only blocks: of the table, if `along` says pick; of the result, if it has no operands (iota). Operands and axes
+  // are those of the blocks.
   NodePtr (*on_block)(const Node&, Nodes in, const Axes&, const std::vector<Block>&) = nullptr;
   // Likewise: which of the ids are positions, if what lies outside of all blocks is filled in; null: nothing is.
   NodePtr (*found)(const Node&, const Nodes& in) = nullptr;
@@ -89,7 +89,7 @@ struct Op {
   Linear (*linear_in)(const Node&, std::size_t operand) = nullptr;   // where operands differ, or dtypes matter; null: `linear`
   // It is 0 wherever it would be if it were linear so; null: `linear_in`.
   Linear (*zero_in)(const Node&, std::size_t operand) = nullptr;
-  // It starts as in[0], which it may write over, and takes in what the others say by this monoid; none: it puts it in its place.
+  // It starts from in[0], which it may write over, and adds what its other operands say by this monoid; none: it sets it.
   std::optional<Monoid> (*accumulates)(const Node&) = nullptr;
   // What is wrong with a node of it, beside what `along` says of its axes; empty: nothing. For the verifier.
   std::string (*fault)(const Node&) = nullptr;
@@ -118,7 +118,7 @@ struct Origin {
   Name made = {};             // of a layer that no path is known of: where its weight was made
   std::shared_ptr<const Mapping> mapping;
   bool backward = false;
-  std::uint64_t traced = 0;   // the node as it was traced, which passes put others in place of: its id
+  std::uint64_t traced = 0;   // id of the node that the user's code made; what passes put in its place keeps it
 };
 
 struct Payload {                                                     // what only some ops carry: a loop, a custom gradient

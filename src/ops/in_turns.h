@@ -14,7 +14,7 @@ struct Turns {
   Nodes start = {};                  // what is known before the first turn
   std::size_t value = 0;             // which of what is known in the end is the op's value; behind it, what is picked there
   bool running = false;              // instead each turn makes a block of the value: the last that `next` gives
-  Name positions = {};               // what is known has the first few positions, which the op calls `axis`, along this
+  Name positions = {};               // name under which the positions found so far lie in `start` and `next` (the op says `axis`)
   std::optional<bool> reverse = {};  // the last block first? None: whichever comes
   std::function<Nodes(const Nodes& known, const Nodes& blocks, const Block&, bool reverse)> next = {};
 };

@@ -63,6 +63,11 @@ void check_sizes(const char* op, const Axes& a, const Axes& b) {
       fail(op, fmt::format("axis {} has size {} in {} and {} in {}", x.name, x.size, to_string(visible(a)), y->size,
                            to_string(visible(b))));
 }
+NodePtr renamed(const char* op, G x, const Axis& a, Name name) {
+  if (!name || name == a.name) return x;
+  check_free(op, name, x->axes);
+  return prim::rename(x, {a.name}, {name});
+}
 
 // ---- operands ----
 bool holds(DType d, std::int64_t v) { return is_float(d) || (scalar::whole(d, v).whole == v && (v >= 0 || is_signed(d))); }

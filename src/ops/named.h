@@ -30,6 +30,7 @@ Axes axes_of(const char* op, const NodePtr&, const AxisSelection&);
 void check_unique(const char* op, const Axes&);                      // raises if a name is in there twice
 void check_free(const char* op, Name, const Axes& taken);            // raises if the name is taken
 void check_sizes(const char* op, const Axes& a, const Axes& b);      // raises if a name has two sizes
+NodePtr renamed(const char* op, const NodePtr&, const Axis&, Name);  // that axis; raises if the name is taken; empty: as it is
 
 // ---- operands ----
 NodePtr node_of(const char* op, const Arr&);                         // a number: f32, i32 (or i64) or bool; raises if it is empty

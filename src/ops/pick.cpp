@@ -1,4 +1,4 @@
-// Picking by index, placing by index, and what orders values along an axis.
+// Picking by index, placing by index, and what goes along an axis: sorts and running sums.
 #include <algorithm>
 #include <limits>
 
@@ -232,43 +232,7 @@ NodePtr cumulative(Monoid m, G x, Name axis, bool reverse) {
   return make(kCumulative, {x}, x->axes, x->dtype, CumulativeAttr{axis, m, reverse}.attr());
 }
 
-// ---- wraps ----
-const Op kBarrier{.name = "barrier", .kind = Kind::wrap, .linear = Linear::moves,
-                  .grad = [](G, G g) { return Nodes{g, nullptr}; }};
-const Op kPin{.name = "shard", .kind = Kind::wrap, .grad = [](G, G g) { return Nodes{g}; }};
-const Op kTracer{.name = "tracer", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G, G g) { return Nodes{g}; }};
-
-// A cotangent enters where a value leaves.
-const Op kEnter{.name = "enter", .kind = Kind::wrap, .linear = Linear::moves,
-                .grad = [](G o, G g) { return Nodes{leave(g, o->attr)}; }};
-const Op kLeave{.name = "leave", .kind = Kind::wrap, .linear = Linear::moves,
-                .grad = [](G o, G g) { return Nodes{enter(g, o->attr)}; }};
-
 namespace {
-NodePtr border(const Op& op, G x, const Attr& region) {
-  auto* axis = find(*x, region.names[0]);
-  return axis && axis->size == region.ints[0] ? make(op, {x}, x->axes, x->dtype, region) : x;
-}
-}  // namespace
-NodePtr enter(G x, const Attr& region) { return border(kEnter, x, region); }
-NodePtr leave(G x, const Attr& region) { return border(kLeave, x, region); }
-NodePtr tracer(G x, Name path) {
-  struct Unique : Payload {};
-  At here;
-  if (path) context().origin.module = path;
-  return make(kTracer, {x}, x->axes, x->dtype, {.payload = std::make_shared<Unique>()});
-}
-NodePtr barrier(G x, G after) { return make(kBarrier, {x, after}, x->axes, x->dtype); }
-NodePtr pin(G x, std::shared_ptr<const Mapping> mapping, const char* by) {
-  auto p = std::make_shared<Pin>();
-  p->mapping = std::move(mapping), p->by = by;
-  return make(kPin, {x}, x->axes, x->dtype, {.payload = p});
-}
-
-namespace {
-const bool registered = [] {
-  register_ops({&kGather, &kScatter, &kArgsort, &kSort, &kCumulative, &kBarrier, &kPin, &kTracer, &kEnter, &kLeave});
-  return true;
-}();
+const bool picks_registered = register_ops({&kGather, &kScatter, &kArgsort, &kSort, &kCumulative});
 }  // namespace
 }  // namespace haliax::prim

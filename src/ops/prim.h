@@ -87,7 +87,7 @@ NodePtr concat(const Nodes&, const Axis& whole);
 NodePtr pad(const NodePtr&, Name axis, std::int64_t before, std::int64_t after, const NodePtr& value);
 extern const Op kFit, kRename, kSlice, kPlace, kFlatten, kUnflatten, kConcat;
 
-// ---- picking ----
+// ---- picking, order, running sums (pick.cpp) ----
 using Where = std::vector<std::pair<Name, NodePtr>>;             // axis of the table, ids
 // Counted from the start of an axis of this size, in a signed dtype that tells positions from what lies outside.
 NodePtr signed_ids(const NodePtr& ids, std::int64_t size);
@@ -97,7 +97,7 @@ NodePtr argsort(const NodePtr&, Name axis), sort(const NodePtr&, Name axis);
 NodePtr cumulative(Monoid, const NodePtr&, Name axis, bool reverse);
 extern const Op kGather, kScatter, kArgsort, kSort, kCumulative;
 
-// ---- wraps: the value of in[0] ----
+// ---- wraps: the value of in[0] (wraps.cpp) ----
 NodePtr barrier(const NodePtr& x, const NodePtr& after);         // made again, not before `after` is there
 // Cut as the mapping says. by: the op that wants it.
 NodePtr pin(const NodePtr& x, std::shared_ptr<const Mapping>, const char* by = "shard");

@@ -28,8 +28,12 @@ Dims dims_of(const Step& s) {
       for (auto* part : {&s.contract.m, &s.contract.n, &s.contract.k}) all.insert(all.end(), part->begin(), part->end());
       return all;
     }
-    default: return {};
+    case Kind::loop:         // views of these have dims of their own, or none
+    case Kind::collective:
+    case Kind::skip:
+    case Kind::host: break;
   }
+  return {};
 }
 
 double multiplications(const std::vector<Step>& steps) {

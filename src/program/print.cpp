@@ -1,6 +1,8 @@
 // A Program as text: one line a step. For people, reports and tests.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "program/program.h"
 
 namespace haliax::program {
@@ -17,16 +19,19 @@ const char* const kCodes[] = {
 const char* const kWires[] = {"all_reduce", "reduce_scatter", "all_gather", "exchange"};
 
 std::string text(const Dims& d) { return fmt::format("[{}]", fmt::join(d, " ")); }
+std::string name(const Program& p, int slot) {
+  auto& s = p.slot(slot);
+  return s.home == Home::argument ? fmt::format("arg{}", s.index)
+         : s.home == Home::result ? fmt::format("out{}", s.index)
+                                  : fmt::format("%{}", slot);
+}
 std::string text(const Program& p, const View& v) {
   if (v.slot < 0) return "-";
-  auto& s = p.slot(v.slot);
-  auto out = s.home == Home::argument ? fmt::format("arg{}", s.index)
-             : s.home == Home::result ? fmt::format("out{}", s.index)
-                                      : fmt::format("%{}", v.slot);
-  if (s.alias >= 0) out += fmt::format("=%{}", s.alias);
+  auto out = name(p, v.slot);
+  if (int with = p.slot(v.slot).alias; with >= 0) out += "=" + name(p, with);
   if (v.offset) out += fmt::format("+{}", v.offset);
   for (auto& t : v.terms)
-    out += t.loop >= 0 ? fmt::format("+i{}*{}", t.loop, t.stride) : fmt::format("+[%{}]*{}", t.slot, t.stride);
+    out += t.loop >= 0 ? fmt::format("+i{}*{}", t.loop, t.stride) : fmt::format("+[{}]*{}", name(p, t.slot), t.stride);
   return out + text(v.strides);
 }
 std::string text(const Program& p, const std::vector<Operand>& operands) {
@@ -87,11 +92,28 @@ std::string text(const Program& p, const std::vector<Step>& steps, const std::st
   return out;
 }
 
+// Where each slot lies, once plan_memory has said it; a slot that no step touches any more lies nowhere.
+std::string places(const Program& p) {
+  auto has_place = [](const Slot& s) { return s.offset >= 0 || s.alias >= 0; };
+  if (std::none_of(p.slots.begin(), p.slots.end(), has_place)) return "";
+  std::string out;
+  for (int k = 0; k < int(p.slots.size()); ++k) {
+    auto& s = p.slot(k);
+    if (s.home == Home::arena && !has_place(s)) continue;
+    out += fmt::format("slot {}: ", k);
+    if (s.home != Home::arena) out += name(p, k) + ", ";
+    out += s.alias >= 0 ? "in " + name(p, s.alias) : fmt::format("{} bytes", s.bytes);
+    if (s.offset >= 0) out += fmt::format(" at {}", s.offset);
+    out += fmt::format(", {}{}\n", s.purpose, s.gathered ? ", gathered" : "");
+  }
+  return out;
+}
+
 }  // namespace
 
 std::string to_string(const Program& p) {
-  return fmt::format("{} arguments, {} results, arena {} bytes, peak {} bytes\n{}", p.arguments, p.results, p.arena_bytes,
-                     p.peak_bytes, text(p, p.steps));
+  return fmt::format("{} arguments, {} results, arena {} bytes, peak {} bytes\n{}{}", p.arguments, p.results, p.arena_bytes,
+                     p.peak_bytes, places(p), text(p, p.steps));
 }
 
 }  // namespace haliax::program

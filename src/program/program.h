@@ -199,19 +199,21 @@ struct Step {
   Loop loop = {};
   const char* why = "";             // op that it comes from
   std::string where = {};           // file:line, module path: for reports
-  std::int64_t scratch = -1;        // byte offset in the arena of `scratch_bytes` that this step may use
+  std::int64_t scratch = -1;        // byte offset in the arena, aligned, of `scratch_bytes` that this step may use
   std::int64_t scratch_bytes = 0;
 };
 
+inline constexpr std::int64_t kAlignment = 64;                     // of offsets in the arena, and of the arena itself
+constexpr std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 enum class Home : std::uint8_t { argument, result, arena };
 struct Slot {
   std::int64_t bytes = 0;
   Home home = Home::arena;
   int index = -1;                   // which argument or result
-  std::int64_t offset = -1;         // in the arena, 64-byte aligned; set by plan_memory
-  int alias = -1;                   // shares the memory of this slot (an in-place update; a donated argument)
+  std::int64_t offset = -1;         // in the arena, aligned; set by plan_memory
+  int alias = -1;                   // the slot in whose memory it lies (an in-place update; a donated argument); -1: its own
   const char* purpose = "";         // parameters, activations, ...: for reports
-  bool gathered = false;            // what other devices sent: read in the turn that it comes in, never kept (see check_received)
+  bool gathered = false;            // what a gather or a ring brought: read in that turn, never kept (see check_gathered)
 };
 
 struct Use {
@@ -242,7 +244,7 @@ std::int64_t points(const Dims&);                                   // their pro
 Dims row_major(const Dims&);                                        // strides of an array that lies in one piece
 Dims dims_of(const Step&);                                          // that all its views are walked over
 double multiplications(const std::vector<Step>&);                   // of contractions, turn by turn
-int count_contractions(const std::vector<Step>&);                   // the body of a loop counts once
+int count_contractions(const std::vector<Step>&);                   // steps, those of each loop's body once
 
 // A backend turns a Program into something that runs. A few virtual classes are all there is at this border.
 

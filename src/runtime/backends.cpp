@@ -96,12 +96,12 @@ Device& from_plugin(const std::string& name) {
 }
 
 // Those that were asked for. Never destroyed; found without a lock, as every call asks.
-struct Known {
+struct Registered {
   std::string name;
   Device* device;
-  const Known* next;
+  const Registered* next;
 };
-constinit std::atomic<const Known*> known{nullptr};
+constinit std::atomic<const Registered*> known{nullptr};
 constinit std::mutex making;
 const bool forks = at_fork({kForkDevices, [] { making.lock(); }, [] { making.unlock(); }});
 
@@ -119,7 +119,7 @@ Device& backend(const std::string& name) {
   if (auto* device = known_as(name)) return *device;
   auto found = std::find_if(std::begin(linked), std::end(linked), [&](auto& l) { return l.name == name; });
   auto& device = found != std::end(linked) ? *found->make().release() : from_plugin(name);
-  known.store(new Known{name, &device, known.load()}, std::memory_order_release);
+  known.store(new Registered{name, &device, known.load()}, std::memory_order_release);
   return device;
 }
 

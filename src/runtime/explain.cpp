@@ -61,10 +61,6 @@ const char* name_of(Move::Kind k) {
   const char* const names[] = {"reduce-scatter", "all-to-all", "all-reduce", "all-gather", "ring", "permute"};
   return names[int(k)];
 }
-const char* name_of(Asked a) {
-  const char* const names[] = {"", "result", "constraint", "parameter", "gradient", "blocks"};
-  return names[int(a)];
-}
 std::string name_of(const Moved& a) {
   auto name = [&](std::size_t k) { return std::string(a.names[k].text()); };
   switch (a.what) {
@@ -110,12 +106,12 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
     auto names = listed(move.arrays, [](auto& a) { return name_of(a); });
     auto axes = listed(move.arrays, [](auto& a) { return to_string(a.axes); });
     r.collectives.push_back({name_of(move.kind), to_string(m.mesh, move.over), names, axes, int(move.arrays.size()), move.bytes,
-                             move.turns, loops_of(move, m.mesh), cause_of(move), where_of(move.origin), name_of(move.asked),
-                             seconds(move, m.mesh, speed)});
+                             move.turns, loops_of(move, m.mesh), cause_of(move), where_of(move.origin),
+                             move.asked == Asked::nobody ? "" : name_of(move.asked), seconds(move, m.mesh, speed)});
     auto& c = r.collectives.back();
     r.sending_s += c.seconds;
     auto times = c.turns == 1 ? "1" : fmt::format("{:.0f} ({})", c.turns, c.loop);
-    auto asked = !move.gathers() ? "" : c.asked.empty() ? "NOBODY" : c.asked;
+    auto asked = move.gathers() ? name_of(move.asked) : "";
     auto cause = c.cause + (c.where.empty() ? "" : "; " + c.where);
     rows.push_back({c.kind, c.over, size_of(c.bytes), times, what(move), cause, asked});
     auto& [calls, bytes] = by_kind[c.kind];

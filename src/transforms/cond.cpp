@@ -12,7 +12,7 @@ namespace haliax::detail {
 namespace {
 
 // A side as it was traced.
-struct Traced {
+struct TracedSide {
   Leaves values;
   std::shared_ptr<LoopEffects> effects;
 };
@@ -28,7 +28,7 @@ Nodes inside_turn(const Nodes& roots, const NodePtr& index, std::uint64_t newest
   return substitute(roots, to);
 }
 
-void check_sides(const Sides& sides, const std::vector<Traced>& traced) {
+void check_sides(const Sides& sides, const std::vector<TracedSide>& traced) {
   auto text = [](const NamedArray& a) {
     return a.empty() ? std::string("no array") : fmt::format("{} {}", a.dtype(), a.axes());
   };
@@ -57,7 +57,7 @@ NodePtr is_side(const NodePtr& which, std::size_t k, std::size_t count) {
 
 // All sides run, and what they give is picked position by position.
 Leaves picked(const NodePtr& which, const Sides& sides) {
-  std::vector<Traced> traced;
+  std::vector<TracedSide> traced;
   for (std::size_t s = 0; s < sides.count; ++s) traced.push_back({sides.each[s]({}), nullptr});
   check_sides(sides, traced);
   Leaves out = traced[0].values;
@@ -73,7 +73,7 @@ Leaves one_run(const NodePtr& which, const Sides& sides) {
   const Axis turn("(turn)", 1);
   const auto index = prim::index(turn, 0, 1, c.loop_depth);
   const auto newest = prim::input({}, DType::f32)->id;   // what the sides make is newer
-  std::vector<Traced> traced;
+  std::vector<TracedSide> traced;
   ++c.loop_depth;
   for (std::size_t s = 0; s < sides.count; ++s) {
     auto effects = std::make_shared<LoopEffects>(index);

@@ -6,6 +6,7 @@
 
 #include "base/name.h"
 #include "graph/fail.h"
+#include "ops/by_blocks.h"
 
 namespace haliax {
 
@@ -111,7 +112,7 @@ std::string described(const Node& node) {
   auto* n = &node;
   while (n->op->kind == Kind::wrap) n = n->in[0].get();  // a constraint: what is constrained
   bool made = n->op->kind != Kind::leaf;
-  auto what = made ? n->op->name : n->origin.module ? std::string(n->origin.module.text()) : "an array";
+  auto what = made ? prim::user_name(*n) : n->origin.module ? std::string(n->origin.module.text()) : "an array";
   auto where = where_of(n->origin);
   bool known = !made || where.empty() || where == where_of(context().origin);
   return fmt::format("{} {}{}", what, n->axes, known ? "" : ", made at " + where + ",");

@@ -126,5 +126,5 @@ TEST_CASE("chunks: in the body of a loop nothing is known of the chunks before")
     return [=](const NamedArray& x) { return map([&](const NamedArray& row) { return f(row); }, B)(x); };
   };
   refused("argmax", each([](const NamedArray& row) { return argmax(row, "n").astype(DType::f32); }), x, "argmax needs all positions at once");
-  refused("cumsum", each([](const NamedArray& row) { return cumsum(row, "n"); }), x, "cumulative needs all positions at once");
+  refused("cumsum", each([](const NamedArray& row) { return cumsum(row, "n"); }), x, "cumsum needs all positions at once");
 }

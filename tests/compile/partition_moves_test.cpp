@@ -206,9 +206,10 @@ TEST_CASE("partition moves: parts of an axis whose blocks are no blocks of the w
     for (std::int64_t i = 0; i < rows; ++i) n += had(i) != wanted(i);
     return n / 4;
   };
-  for (int size : {16, 10, 6, 3}) {
+  for (auto [size, positions] : {std::pair(16, 24), {10, 24}, {6, 24}, {3, 24}, {16, 5}, {10, 5}, {6, 5}, {3, 5}}) {
     CAPTURE(size);
-    const Axis Part("batch", size);
+    CAPTURE(positions);
+    const Axis Part("batch", size), Pos("position", positions);
     const auto rows = size * Pos.size;
     auto block = [](std::int64_t i, std::int64_t size) { return i / ((size + 3) / 4); };
     auto by_row = [&](auto i) { return block(i, rows); };
@@ -216,7 +217,10 @@ TEST_CASE("partition moves: parts of an axis whose blocks are no blocks of the w
     auto by_position = [&](auto i) { return block(i % Pos.size, Pos.size); };
     auto flat = [](const NamedArray& x) { return flatten_axes(x, {"batch", "position"}, "rows"); };
     auto parts = [=](const NamedArray& x) { return unflatten_axis(x, "rows", {Part, Pos}); };
-    auto check = [](const JitReport& r, double bytes) { sends(r, bytes, bytes > 0); };
+    auto check = [](const JitReport& r, double bytes) {
+      sends(r, bytes, bytes > 0);
+      for (auto& c : r.collectives) CHECK(c.kind == "all-to-all");
+    };
     const double row = double(Embed.size * 4);
     auto in_parts = shape({Part, Pos, Embed}), at_once = shape({Axis("rows", rows), Embed});
     check(planned({{batch}, whole, whole}, flat, in_parts), row * lacking(rows, by_batch, by_row));

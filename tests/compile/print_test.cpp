@@ -7,6 +7,8 @@
 
 #include "compile/pipeline.h"
 #include "haliax/haliax.h"
+#include "ops/prim.h"
+#include "transforms/sharding.h"
 
 using namespace haliax;
 
@@ -57,4 +59,60 @@ TEST_CASE("print: what a pass left, how values lie in memory, and a word about a
   CHECK(wrong.starts_with("haliax: HALIAX_PRINT=layuot: there is no such pass, but all strip_wraps "));
   CHECK(times(wrong, "\n") == 1);
   for (auto& p : passes()) CHECK(times(wrong, std::string(" ") + p.name) > 0);
+}
+
+TEST_CASE("print: a Program says where its slots lie, once they lie somewhere, and in whose memory") {
+  program::Program p;
+  p.arguments = p.results = 1, p.argument_slots = {0}, p.result_slots = {1};
+  p.slots = {{16, program::Home::argument, 0}, {16, program::Home::result, 0}, {16}, {16}};
+  p.slots[0].purpose = "inputs", p.slots[1].purpose = "results", p.slots[2].purpose = "activations";
+  auto copy = [](int from, int to) {
+    return program::Step{.kind = program::Kind::copy, .copy = {{4}, {from, DType::f32, 0, {1}, {}}, {to, DType::f32, 0, {1}, {}}}};
+  };
+  p.steps = {copy(0, 2), copy(2, 1)};
+  CHECK(to_string(p) == "1 arguments, 1 results, arena 0 bytes, peak 0 bytes\ncopy [4] arg0[1] to %2[1]\ncopy [4] %2[1] to out0[1]\n");
+  p.slots[1].alias = 0, p.slots[2].offset = 64, p.slots[2].gathered = true;   // nothing touches the last one
+  p.arena_bytes = p.peak_bytes = 128;
+  CHECK(to_string(p) == "1 arguments, 1 results, arena 128 bytes, peak 128 bytes\n"
+                        "slot 0: arg0, 16 bytes, inputs\n"
+                        "slot 1: out0, in arg0, results\n"
+                        "slot 2: 16 bytes at 64, activations, gathered\n"
+                        "copy [4] arg0[1] to %2[1]\ncopy [4] %2[1] to out0=arg0[1]\n");
+  CHECK(times(printed(kHeads, "plan_memory"), " bytes at 0, activations\n") >= 2);   // of both
+  CHECK(times(printed(kHeads, "reuse_products"), "slot ") == 0);
+}
+
+TEST_CASE("print: slots are verified as placed from plan_memory on") {
+  const Axis b("b", 3), n("n", 8);
+  auto x = prim::input({b, n}, DType::f32);
+  Compilation c{{prim::sum(prim::tanh(x), {n})}, {x}};
+  run(c, Stage::graph, Stage::device);
+  CHECK(!c.placed);
+  run(c, Stage::program, Stage::program);
+  CHECK(c.placed);
+}
+
+TEST_CASE("print: a plan names arguments by their paths, and says what asked for a gather") {
+  const Axis Batch("batch", 64), Layers("layers", 3), Embed("embed", 16);
+  const Mesh mesh{{{"data", 2}}};
+  const Mapping batch{{"batch", "data"}}, embed{{"embed", "data"}};
+  use_mesh on(mesh);
+  axis_mapping by(batch);
+  detail::Tracing tracing;
+  Compilation c{{}, {}, {.mesh = &mesh}};
+  auto input = [&](const Axes& axes, const Mapping& at, const char* path) {
+    c.inputs.push_back(prim::input(axes, DType::f32, Name(path)));
+    c.options.in.push_back(sharding_for(axes, at, mesh, path));
+    return NamedArray(c.inputs.back());
+  };
+  auto x = input({Batch, Embed}, batch, "x"), w = input({Layers, Embed, Embed.alias("next")}, embed, "layers.up.weight");
+  auto layer = [](const NamedArray& x, const NamedArray& w) { return cumsum(rename(dot(x, w, "embed"), {{"next", "embed"}}), "embed"); };
+  c.roots = {fold(layer, Layers)(x, w).node()};
+  c.options.out = {sharding_for(c.roots[0]->axes, batch, mesh, "a result")};
+  run(c, Stage::graph, Stage::sharding);
+  auto text = c.partition->text();
+  CAPTURE(text);
+  CHECK(times(text, " given input layers.up.weight f32(layers=3, embed=16, next=16)") == 1);
+  CHECK(times(text, " all-gather slice of layers.up.weight f32(embed=16, next=16)") == 1);
+  CHECK(times(text, "  for dot, asked by parameter") == 1);
 }

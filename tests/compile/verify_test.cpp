@@ -226,6 +226,8 @@ TEST_CASE("verify finds a program's faults") {
   p.steps[0].scratch_bytes = 64, p.steps[0].scratch = 0;
   CHECK(in_program(p) == "");
   CHECK(says(in_program(p, true), "its scratch lies outside of the arena"));
+  p.steps[0].scratch = 32, p.arena_bytes = 128;
+  CHECK(says(in_program(p, true), "its scratch lies at 32, which is not aligned"));
 }
 
 TEST_CASE("verify finds memory that is written over before it is read") {
@@ -239,9 +241,11 @@ TEST_CASE("verify finds memory that is written over before it is read") {
   };
   p.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
   CHECK(in_program(p, true) == "");
-  p.slots[3].offset = 8;
+  p.slots[3].offset = 0;
   CHECK(in_program(p, false) == "");
   CHECK(says(in_program(p, true), "slot 2 is read, and slot 3 was written over it"));
+  p.slots[3].offset = 72;
+  CHECK(says(in_program(p, true), "slot 3 lies at 72, which is not aligned"));
 }
 
 TEST_CASE("verify finds devices that make other calls") {
@@ -388,7 +392,7 @@ TEST_CASE("verify finds a plan's faults: what is pending") {
   CHECK(says(in_plan_of(taken, {a, none}, none), wrong));
   auto added = prim::scatter(x, array({I, B}), {{"a", ids}}, program::Update::add, false);
   CHECK(in_plan_of(added, {one, cut("i", {0}), cut("i", {0})}, one) == "");
-  CHECK(says(in_plan_of(added, {none, cut("i", {0}), cut("i", {0})}, one), "what it places into does not count once"));
+  CHECK(says(in_plan_of(added, {none, cut("i", {0}), cut("i", {0})}, one), "what it writes into does not count once"));
 }
 
 TEST_CASE("verify finds a plan's faults: positions that move, and what is made in place") {
@@ -423,7 +427,7 @@ TEST_CASE("verify finds a plan's faults: turns that devices share") {
     return damaged(n, x, a, a, kind, damage);
   };
   CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).at[0] = {}; }), "a result is {}, and its turns make it {a: 0}"));
-  CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).turns = {}; }), "axis a of operand 0 is data, and should be whole"));
+  CHECK(says(stack(Kind::loop, [](Version& v, Plan& p) { p.loop(v.loop).shared_by = {}; }), "axis a of operand 0 is data, and should be whole"));
   CHECK(says(stack(Kind::result, [](Version& v, Plan&) { v.at = {}; }), "its loop leaves it in another sharding"));
   CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.own_turns = false; }), "axis a of operand 0 is data, and should be whole"));
   CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.at.set("b", {0}); }), "mesh axis data is used twice"));

@@ -289,6 +289,7 @@ TEST_CASE("HALIAX_NANS stops at the step that makes a NaN or an infinity") {
   Nans nans;
   auto x = arange(Batch) * 1.;
   raises([&] { return log(x).floats(); }, {"[log] makes inf out of finite numbers; debug_test.cpp:"});
+  raises([&] { return cumsum(x * 1e38, Batch).floats(); }, {"[cumsum] makes inf out of finite numbers; debug_test.cpp:"});
   raises([&] { return jit([](const NamedArray& v) { return sum(sqrt(v - 1.)) * 2.; })(x); },
          {"[sqrt] makes NaN out of finite numbers; debug_test.cpp:"});
   auto f = [](const NamedArray& v) {

@@ -129,6 +129,7 @@ TEST_CASE("mistakes: two axes of one array on one mesh axis name the array and w
     raises([&] { return shard(std::pair{Embed.size * 1., y}, both); }, {"axes batch and embed of tanh"});
     axis_mapping scope(both);
     raises([&] { return auto_sharded(y); }, {"axes batch and embed of tanh"});
+    raises([&] { return auto_sharded(cumsum(x, "batch")); }, {"axes batch and embed of cumsum"});
     raises([&] { return jit([](const NamedArray& v) { return auto_sharded(v * 2.); })(x); }, {"axes batch and embed of mul"});
   };
   check();

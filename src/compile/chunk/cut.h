@@ -1,4 +1,7 @@
 // A call of chunked_reduce, cut as a plan says: loops in place of its regions.
+//
+// In: the roots of one level, with borders. Out: the same values, without the borders of this call; those of others stay. Always:
+// of the axes that are cut, the first is the outermost loop.
 #pragma once
 #include "compile/chunk/region.h"
 #include "compile/loops/loops.h"

@@ -132,7 +132,7 @@ NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Rewrite known)
 
 Nodes Region::cut(const RegionCut& how) {
   reverse_ = how.reverse;
-  int count = sweeps(how.apart);
+  int count = sweeps(how.recompute);
   keep_for_later(how.keep);
   const auto chunk = std::min(how.chunk, axis_.size);   // a chunk of a call around may be shorter than one of this call
   index_ = {prim::index(axis_, 0, chunk, kRegionDepth)};
@@ -149,7 +149,7 @@ Nodes Region::cut(const RegionCut& how) {
   for (int s = 0; s < count; ++s) {
     Loop l;
     l.axis = axis_, l.index = index_, l.save = Save::nothing, l.reverse = goes_back(s);
-    l.apart = s > 0 && how.apart;
+    l.apart = s > 0 && how.recompute;
     l.of_chunks = true, l.form = how.form, l.why = how.why;
     Nodes of;
     std::unordered_set<const Node*> done;

@@ -67,7 +67,7 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
 }
 
 void Region::refuse(const Node& n, const std::string& why) const {
-  fail_at(n.origin, "chunked_reduce", std::string(n.op->name) + " " + why + " over the walked axis " + to_string(axis_));
+  fail_at(n.origin, "chunked_reduce", std::string(prim::user_name(n)) + " " + why + " over the walked axis " + to_string(axis_));
 }
 
 // Between a leave and an enter: a token's cotangent may be computed from its own loss.
@@ -348,7 +348,7 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
   return out;
 }
 
-int Region::sweeps(bool apart) {
+int Region::sweeps(bool recompute) {
   for (auto* m : {&folds_, &stacks_, &steps_}) m->clear();
   for (auto& [n, m] : members_) m.order = {};
   towards_.clear();
@@ -364,7 +364,7 @@ int Region::sweeps(bool apart) {
       if (at > 0) member(*n).order.ready = at;
       continue;
     }
-    if (apart && n->origin.backward) at = std::max(at, 1);
+    if (recompute && n->origin.backward) at = std::max(at, 1);
     check(n);
     if (goes_on(*n)) at = sweep_towards(turns(*n) ? *turns(*n)->reverse : loop_of(*n).reverse, at), steps_[at].push_back(n);
     auto s = streamed(n);

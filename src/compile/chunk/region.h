@@ -13,7 +13,7 @@ namespace haliax {
 struct RegionCut {                                // how a region is cut
   std::int64_t chunk = 1;                        // positions a turn
   bool keep = true;                              // small values that a later sweep reads are kept, not made again
-  bool apart = false;                            // the backward makes its chunks again in a sweep of its own
+  bool recompute = false;                        // the backward makes its chunks again in a sweep of its own (Loop::apart)
   bool reverse = false;                          // the last chunk first
   std::string form = {}, why = {};               // for reports
 };
@@ -30,7 +30,7 @@ class Region {
   bool contains(const NodePtr& n) const { return n && known_of(*n).place.inside; }
   bool walks(const NodePtr& n) const { return known_of(*n).place.axis || enters(*n); }
   // How many loops it takes, one after another. Raises for what cannot be cut, by name.
-  int sweeps(bool apart = false);
+  int sweeps(bool recompute = false);
   // Is x, which lies outside, point by point made of less than itself (a one-hot of ids, a mask or a random draw from positions)?
   // Then it is made on each chunk, and never whole.
   bool grows(const NodePtr& x) const { return grows(x, axis_.name); }
@@ -48,12 +48,12 @@ class Region {
   // What is known of a node.
   struct Member {
     bool bridge = false;                         // lies between a leave and an enter
-    bool passed = false;                         // is read by nobody but whom turns take past it
+    bool passed = false;                         // operand of an op by turns that does not read it (see unmade), nor does another
     struct Place {                               // what lies inside is found out first,
       bool inside = false;
       Name axis = {};                            // the walked axis, as it is called there (vmap renames it); none: it lacks it
       bool partial = false;                      // a sum over the axis in the body of a loop: of a chunk only
-      bool unmade = false;                       // passed, with the axis
+      bool unmade = false;                       // such a one that has the axis (top_k's argsort): it is made nowhere
       std::optional<Turns> turns = {};           // of an op that needs the axis whole, but goes by turns
     } place = {};
     struct Order {                               // then the sweep in which each is made,

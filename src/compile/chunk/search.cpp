@@ -18,7 +18,6 @@ struct Alone {
   std::int64_t outside = 0;                      // bytes of the values that what follows reads, beside gradients
 };
 constexpr std::int64_t kUsualBudget = std::int64_t(32) << 20;   // bytes
-std::int64_t padded(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions) {
   std::unordered_set<const Node*> after, before, own, indices;   // below a region, above one; inside, or between sweeps
@@ -68,7 +67,7 @@ Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions) {
   for (auto& n : level) {
     if (!own.count(n.get()) || n->op == &kLoop || !(exits.count(n.get()) || last.count(n.get()))) continue;
     ends.push_back(n);
-    if (!n->origin.backward && !last.count(n.get())) out.outside += padded(n->bytes());
+    if (!n->origin.backward && !last.count(n.get())) out.outside += program::aligned(n->bytes());
   }
   out.roots = substitute(ends, to);
   return out;
@@ -117,7 +116,7 @@ std::string text_of(std::int64_t bytes) {
   return std::to_string(tenths / 10) + "." + std::to_string(tenths % 10) + (large ? " MiB" : " KiB");
 }
 
-// How many contractions a position takes part in: the smaller turn that is left over does the same for others.
+// How many contractions a position takes part in: those of a loop's first body, as a smaller last chunk has the same for others.
 int contractions_of(const Nodes& roots, const Node* index) {
   std::unordered_set<const Node*> seen;
   Nodes todo(roots);
@@ -188,7 +187,7 @@ class ChunkSearch {
   RegionCut how(const char* form) const {
     RegionCut c;
     c.form = form;
-    c.apart = ChunkForm(call_.form) == ChunkForm::recompute;
+    c.recompute = ChunkForm(call_.form) == ChunkForm::recompute;
     c.keep = ChunkKeep(call_.keep) != ChunkKeep::nothing;
     c.reverse = call_.reverse;
     return c;

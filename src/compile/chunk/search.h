@@ -1,5 +1,6 @@
 // In what chunks a call of chunked_reduce is cut: decided by planned bytes, which are exact, and an estimate of time. A cut is
-// tried by running the passes that follow on the regions alone.
+// tried by running the passes that follow on the regions alone. Always: what is chosen follows from the graph, the call and the
+// kind of device, so it is the same in every run.
 #pragma once
 #include <functional>
 

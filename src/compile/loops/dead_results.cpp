@@ -1,3 +1,4 @@
+// drop_dead_results, and what all passes over loops use.
 #include <algorithm>
 #include <utility>
 

@@ -1,5 +1,8 @@
 // Which nodes of a scope (the top, or one loop body) are computed together, and in which order. A unit becomes one step of the
 // Program, or a few.
+//
+// In: the targets of a scope. Out: its units. Always: what is read from memory is made by one unit, and by no other; the rest is
+// made where it is read, in each kernel that reads it; a unit comes after all in Unit::after.
 #pragma once
 #include <unordered_map>
 

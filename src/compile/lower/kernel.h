@@ -1,4 +1,8 @@
 // One fused step: an SSA program over outer and inner points.
+//
+// In: the nodes of a kernel unit; what else they read lies in memory, or is made here again. Out: one step, written by finish().
+// Always: an instruction comes after its operands; it is inner if a value that it reads is, or its place along an inner dimension
+// counts; of one node along the same dimensions there is one instruction.
 #pragma once
 #include <set>
 

@@ -1,4 +1,5 @@
-// How values of our own lie in memory.
+// How values of our own lie in memory. Always: arguments, results, what carries start from and what steps read lie in the order
+// of their axes.
 #pragma once
 #include <unordered_map>
 

@@ -1,6 +1,9 @@
 // From the graph of one device to a Program: units to steps, values to slots, loops to steps that hold steps.
 //
-// In: a graph without borders and tracers (other wraps, such as barriers, are their operand); inputs that stand for arguments.
+// Two passes prepare it, on that graph: softmax_products, below, and `layout` (layout.h), whose layouts `lower` is given.
+//
+// In: a graph without borders and tracers (other wraps, such as barriers, are lowered as what they wrap); inputs that stand for
+// arguments.
 // Out: a Program whose slots have no place yet.
 // Always: a scope (the top, or a body of a loop) is fused into units, the units are scheduled so that little is alive, and each
 // is written as a step (single), one fused step (kernel) or a copy; what is read from memory was written by an earlier step of
@@ -12,7 +15,7 @@
 
 namespace haliax {
 
-Nodes softmax_products(const Nodes& roots);   // products of a softmax, made of what it divides
+Nodes softmax_products(const Nodes& roots);   // products of a softmax, made of what it divides: the same values, up to rounding
 
 struct LowerOptions {
   bool fuse = true;                          // off: every node is a step of its own, in the order in which they were made

@@ -6,6 +6,7 @@
 #include "base/where.h"
 #include "compile/lower/kernel.h"
 #include "ops/attr.h"
+#include "ops/by_blocks.h"
 #include "ops/collective.h"
 #include "ops/prim.h"
 
@@ -109,7 +110,7 @@ void Lowering::copy(const Place& from, const Place& to, const Axes& axes) {
   if (!there) push({.kind = program::Kind::copy, .copy = {sizes(axes), view(from, axes, axes), view(to, axes, axes)}});
 }
 void Lowering::push(Step s) {
-  if (now_) s.why = now_->op->name, s.where = where_of(now_->origin);
+  if (now_) s.why = prim::user_name(*now_), s.where = where_of(now_->origin);
   steps_->push_back(std::move(s));
 }
 Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limit) {

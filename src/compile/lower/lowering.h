@@ -1,5 +1,5 @@
 // Lowering at work: where values lie, and the steps that make them. One object writes one Program; scopes (the top, bodies of
-// loops) nest.
+// loops) nest. Always: a place is known from when its steps are written to the end of the scope; what steps read has a place.
 #pragma once
 #include "compile/loops/loops.h"
 #include "compile/lower/fuse.h"

@@ -1,3 +1,4 @@
+// In which order the units of a scope run.
 #include "compile/lower/fuse.h"
 
 #include <set>

@@ -4,7 +4,7 @@
 // step. Out: the same steps, less the copies that nobody needs and the products that reuse_products keeps (whose loops it divides
 // in two), with slots that share memory and an offset for each slot of the arena; arena_bytes, peak_bytes and at_peak are exact.
 // Always: two slots overlap only if their lives do not, or if one is written over the other place by place; what a donated
-// argument becomes is said in Program::donated; what other devices sent shares memory with nothing that is kept.
+// argument becomes is said in Program::donated; what a gather or a ring brought shares memory with nothing that is kept.
 #pragma once
 #include <optional>
 #include <string>
@@ -13,8 +13,6 @@
 
 namespace haliax {
 
-inline constexpr std::int64_t kAlign = 64;   // bytes; where what lies in the arena begins
-
 // Where everything lies: in-place updates, donated arguments, and offsets in one arena.
 void plan_memory(program::Program&, const std::vector<bool>& donated, bool reuse);
 // Of an argument that was donated, and that no result took the place of, behind plan_memory: the line that stands in the way, and
@@ -22,17 +20,16 @@ void plan_memory(program::Program&, const std::vector<bool>& donated, bool reuse
 std::string why_not_donated(const program::Program&, int argument);
 // The program with products kept from loop to loop in memory that lies idle, where there are any; before plan_memory.
 std::optional<program::Program> reuse_products(const program::Program&);
-// Raises if a value that other devices sent (Slot::gathered) is kept: as a result, as the carry of a loop, or by a loop for
-// later.
-void check_received(const program::Program&);
+// Raises if a gathered value (Slot::gathered) is kept: as a result, as the carry of a loop, or by a loop for later.
+void check_gathered(const program::Program&);
 
 // HALIAX_NANS=1: behind each step that computes, one that raises if it has made NaN or inf, and names op, line and module.
 bool checks_finite();
 void check_finite(program::Program&);
 
 // The legality check of a Program; raises. Slots are written before they are read, views lie inside of their slots and count
-// turns of loops around them; where memory is `placed`, offsets lie inside of the arena, and nothing is read that something else
-// was written over.
+// turns of loops around them; where memory is `placed`, offsets are aligned and lie inside of the arena, and nothing is read that
+// something else was written over.
 void verify(const program::Program&, const char* after, bool placed);
 // All devices of a mesh make the same calls in the same order; raises.
 void verify_calls(const std::vector<const program::Program*>&);

@@ -65,8 +65,21 @@ Operand reached(const program::Program& p, const Step& s, const program::View& v
 }
 
 bool computes(Kind k) {
-  return k == Kind::fused || k == Kind::contract || k == Kind::gather || k == Kind::scatter || k == Kind::cumulative ||
-         k == Kind::custom;
+  switch (k) {
+    case Kind::fused:
+    case Kind::contract:
+    case Kind::gather:
+    case Kind::scatter:
+    case Kind::cumulative:
+    case Kind::custom: return true;
+    case Kind::sort:
+    case Kind::loop:
+    case Kind::collective:
+    case Kind::copy:
+    case Kind::skip:
+    case Kind::host: break;
+  }
+  return false;
 }
 Step look_at(const program::Program& p, const Step& s) {
   std::vector<Operand> made, read;

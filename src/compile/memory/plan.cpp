@@ -21,6 +21,7 @@ using program::Kind;
 using program::Program;
 using program::Step;
 using program::View;
+using program::aligned;
 
 constexpr int kForever = 1 << 30;
 
@@ -92,8 +93,8 @@ struct MemoryPlanner {
     auto& s = p.slot(slot);
     return s.home == Home::argument && donated[std::size_t(s.index)];
   }
-  // What came from other devices shares memory with nothing else, or that would be kept in scratch.
-  bool alike(int a, int b) const { return p.slot(find_root(a)).gathered == p.slot(find_root(b)).gathered; }
+  // What is gathered shares memory with nothing else: that is not kept.
+  bool may_share_memory(int a, int b) const { return p.slot(find_root(a)).gathered == p.slot(find_root(b)).gathered; }
   bool shareable(int slot) const { return p.slot(slot).home == Home::arena || is_donated(slot); }
   bool free_to_share(int slot) const { return find_root(slot) == slot; }
   void share(int slot, int with) {   // slot lies in the memory of `with`
@@ -124,7 +125,7 @@ struct MemoryPlanner {
     int i = load.view.slot, r = find_root(i), o = store.view.slot;
     auto home = p.slot(o).home;
     bool may = (home == Home::result && is_donated(r)) || (home == Home::arena && shareable(r));
-    if (i == o || !alike(i, o) || !may || life_in(r).last != position) return false;
+    if (i == o || !may_share_memory(i, o) || !may || life_in(r).last != position) return false;
     auto bytes = p.slot(o).bytes;
     if (p.slot(i).bytes != bytes || p.slot(r).bytes != bytes || !same_place(load.view, store.view)) return false;
     if (load.inner != store.inner && f.outer < int(f.dims.size())) return false;
@@ -148,7 +149,7 @@ struct MemoryPlanner {
       auto& all = access[std::size_t(o)];
       bool made_here = std::count_if(all.begin(), all.end(), [](auto& a) { return a.writes; }) == 1;
       bool first = is_donated(x) && life_in(x).last != kForever;   // of the results that it is
-      bool may = first && made_here && p.slot(o).home == Home::result && free_to_share(o) && alike(x, o);
+      bool may = first && made_here && p.slot(o).home == Home::result && free_to_share(o) && may_share_memory(x, o);
       if (may) share(o, x), drop(*s);
     }
   }
@@ -156,11 +157,12 @@ struct MemoryPlanner {
   bool joins(const Step& step, int position, int loop) {
     auto& copy = step.copy;
     int x = copy.x.slot, o = copy.out.slot, rx = find_root(x), ro = find_root(o);
-    if (!covers(copy) || !alike(x, o)) return false;
+    if (!covers(copy) || !may_share_memory(x, o)) return false;
     if (rx == ro) return true;
     auto home = p.slot(o).home;
     if (home == Home::argument) return false;
-    // What nobody reads again: the start of a carry becomes the carry, a result is made in its own memory.
+    // x is read for the last time here, o first written here: they become one. So the start of a carry becomes the carry, and a
+    // result is made in its own memory.
     if (life_in(rx).last == position && life_in(ro).first == position && free_to_share(o) && shareable(rx)) {
       home == Home::arena || is_donated(rx) ? share(o, x) : share(rx, o);
       return true;
@@ -237,7 +239,7 @@ struct MemoryPlanner {
     auto span = spans[std::size_t(loop)];
     int rx = find_root(x);
     auto home = p.slot(o).home;
-    bool may = rx != o && free_to_share(o) && home != Home::argument && shareable(rx) && alike(rx, o) &&
+    bool may = rx != o && free_to_share(o) && home != Home::argument && shareable(rx) && may_share_memory(rx, o) &&
                (home == Home::arena || is_donated(rx) || p.slot(rx).home == Home::arena);
     if (!may || p.slot(rx).bytes != p.slot(o).bytes || life[std::size_t(rx)].last > span.end ||
         life[std::size_t(o)].first < span.begin || access[std::size_t(o)].front().at <= span.begin)
@@ -308,7 +310,6 @@ struct MemoryPlanner {
         add(slot.bytes, life_in(s), slot.offset, slot.purpose);
     for (int at = 1; at <= last(); ++at)
       if (auto& s = *moments[std::size_t(at)].step; s.scratch_bytes > 0) add(s.scratch_bytes, {at, at}, s.scratch, "scratch");
-    auto up = [](std::int64_t b) { return (b + kAlign - 1) / kAlign * kAlign; };
     if (reuse) std::stable_sort(items.begin(), items.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
     std::vector<const ArenaItem*> placed;   // by offset
     for (auto& item : items) {
@@ -316,11 +317,11 @@ struct MemoryPlanner {
       for (auto* o : placed) {
         if (o->life.last < item.life.first || o->life.first > item.life.last) continue;
         auto gap = *o->offset - end;
-        if (gap >= up(item.bytes) && (best < 0 || gap < best_gap)) best = end, best_gap = gap;
-        end = std::max(end, *o->offset + up(o->bytes));
+        if (gap >= aligned(item.bytes) && (best < 0 || gap < best_gap)) best = end, best_gap = gap;
+        end = std::max(end, *o->offset + aligned(o->bytes));
       }
       *item.offset = best < 0 ? end : best;
-      p.arena_bytes = std::max(p.arena_bytes, *item.offset + up(item.bytes));
+      p.arena_bytes = std::max(p.arena_bytes, *item.offset + aligned(item.bytes));
       auto lower = [](auto* a, auto* b) { return *a->offset < *b->offset; };
       placed.insert(std::upper_bound(placed.begin(), placed.end(), &item, lower), &item);
     }
@@ -357,7 +358,7 @@ struct MemoryPlanner {
       Instr nan{.code = Code::constant, .dtype = dtype, .number = std::numeric_limits<double>::quiet_NaN()};
       Instr store{.code = Code::store, .dtype = dtype, .args = {0, -1, -1, -1}, .view = {s, dtype, 0, {1}, {}}};
       Step fill{.fused = {{p.slot(s).bytes / bytes_of(dtype)}, 1, {nan, store}}, .why = "poison"};
-      fill.where = "scratch, after its last reader";
+      fill.where = "gathered, after its last reader";
       after[moments[std::size_t(life_in(s).last)].step].push_back(std::move(fill));
     }
     if (!after.empty()) insert(p.steps, after);
@@ -373,7 +374,7 @@ struct MemoryPlanner {
     place();
     if (checks(std::getenv("HALIAX_POISON"))) poison();
     sweep(p.steps);
-    check_received(p);
+    check_gathered(p);
     p.donated.assign(std::size_t(p.arguments), -1);
     p.peak_bytes = p.arena_bytes;
     for (int r = 0; r < p.results; ++r) {

@@ -11,7 +11,7 @@ namespace haliax {
 //   parameters   arguments that a gradient is taken by: it depends on them, and has their axes. Without a gradient: of a module
 //   optimiser    arguments that meet gradients alone: no gradient depends on them, nor a result that no gradient reaches
 //   inputs       other arguments
-//   gradients    made by the backward pass or of what it made, with the axes of a parameter, or without one that a loop walks
+//   gradients    made by the backward pass or of what it made, with the axes of a parameter, or those less one that a loop walks
 //   scratch      gathered from other devices
 //   activations  everything else; results, if they are neither arguments nor gradients
 class Purposes {

@@ -23,6 +23,8 @@ using program::Kind;
 using program::Program;
 using program::Step;
 using program::View;
+using program::aligned;
+using program::kAlignment;
 using program::points;
 
 constexpr std::int64_t kFewest = 96;   // multiplications an element, from which to make it costs more than to keep it
@@ -97,10 +99,10 @@ struct ReuseSearch {
       auto bytes = bytes_of(a.view->dtype);
       end = std::max(end, (a.view->offset + *reach) * bytes), step = std::max(step, a.view->terms[0].stride * bytes);
     }
-    std::int64_t unit = bytes_of(product.contract.out.dtype), all = host.bytes / kAlign * kAlign, room = all - end;
+    std::int64_t unit = bytes_of(product.contract.out.dtype), all = host.bytes / kAlignment * kAlignment, room = all - end;
     auto reach = extent(product.contract.out, product);
     if (!reach) return r;
-    auto each = (*reach * unit + kAlign - 1) / kAlign * kAlign;
+    auto each = aligned(*reach * unit);
     // room >= turns * each, and so that the last turn's write ends before what that turn keeps:
     // room >= each + (turns - 1) * max(each, step)
     if (room < each) return r;

@@ -1,4 +1,5 @@
-// Loops that go through a slot block by block: in turn t they touch nothing of it but block t.
+// Loops that go through a slot block by block: in turn t they touch nothing of it but block t. Blocks are found only where
+// strides and terms prove that; where they do not, it costs memory and nothing else.
 #pragma once
 #include <map>
 #include <optional>

@@ -90,6 +90,7 @@ struct ProgramCheck {
     for (int k = 0; k < int(p.slots.size()); ++k) {
       auto& s = p.slot(k);
       if (s.home != Home::arena || s.alias >= 0 || s.offset < 0) continue;
+      if (s.offset % program::kAlignment) bad({}, fmt::format("slot {} lies at {}, which is not aligned", k, s.offset));
       if (s.offset + s.bytes > p.arena_bytes)
         bad({}, fmt::format("a slot of {} bytes at {} lies outside of the arena", s.bytes, s.offset));
       if (s.bytes > 0) in_arena.push_back(k);
@@ -106,6 +107,8 @@ struct ProgramCheck {
       each_access(s, [&](int slot, bool writes, const View*) { writes ? write(slot) : read(s, slot); });
       if (placed && s.scratch_bytes > 0 && (s.scratch < 0 || s.scratch + s.scratch_bytes > p.arena_bytes))
         bad(s, "its scratch lies outside of the arena");
+      if (placed && s.scratch_bytes > 0 && s.scratch % program::kAlignment)
+        bad(s, fmt::format("its scratch lies at {}, which is not aligned", s.scratch));
       if (s.kind != Kind::loop) continue;
       turns[s.loop.variable] = s.loop.trips;
       steps(s.loop.body);
@@ -122,21 +125,21 @@ struct ProgramCheck {
   }
 };
 
-// Memory of values that other devices sent is scratch.
-struct ScratchCheck {
+// Where a gathered value lies, nothing is kept.
+struct GatheredCheck {
   const Program& p;
   std::map<int, const Step*> made_in = {};   // by slot: the loop in which it is written first; null: in none
   std::set<const Step*> over = {};           // loops
 
   [[noreturn]] static void refuse(const Step& s, const std::string& what) {
-    throw Error("[scratch] " + what + ": what other devices send is read at once and never kept" + place_of(s));
+    throw Error("[gathered] " + what + ": what a gather brings is read at once and never kept" + place_of(s));
   }
   void slots() const {
     for (auto& s : p.slots) {
       bool result = s.home == Home::result;
-      if (s.gathered && s.home != Home::arena) refuse({}, result ? "a result is scratch" : "an argument is scratch");
+      if (s.gathered && s.home != Home::arena) refuse({}, result ? "a result is gathered" : "an argument is gathered");
       if (s.alias >= 0 && s.gathered != p.slot(s.alias).gathered)
-        refuse({}, std::string(result ? "a result" : "a value that is kept") + " shares memory with scratch");
+        refuse({}, std::string(result ? "a result" : "a value that is kept") + " shares memory with what is gathered");
     }
   }
   void steps(const std::vector<Step>& all, const Step* loop) {
@@ -144,8 +147,8 @@ struct ScratchCheck {
       each_access(s, [&](int slot, bool writes, const View*) {
         if (!p.slot(slot).gathered) return;
         auto made = writes ? made_in.try_emplace(slot, loop).first : made_in.find(slot);
-        if (made == made_in.end()) refuse(s, loop ? "a carry of a loop is scratch" : "scratch is read before it is written");
-        if (!writes && over.count(made->second)) refuse(s, "a value that a loop keeps is scratch");
+        if (made == made_in.end()) refuse(s, loop ? "a carry of a loop is gathered" : "it is read before it is written");
+        if (!writes && over.count(made->second)) refuse(s, "a value that a loop keeps is gathered");
       });
       if (s.kind == Kind::loop) steps(s.loop.body, &s), over.insert(&s);
     }
@@ -181,8 +184,8 @@ bool checks(const char* asked) {
 
 void verify(const Program& p, const char* after, bool placed) { ProgramCheck{p, after, placed}.run(); }
 
-void check_received(const Program& p) {
-  ScratchCheck c{p};
+void check_gathered(const Program& p) {
+  GatheredCheck c{p};
   c.slots();
   c.steps(p.steps, nullptr);
 }

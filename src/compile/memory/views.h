@@ -1,11 +1,11 @@
-// The memory that a step reads and writes.
+// The memory that a step reads and writes: the one list by kind that planning, sharing, reports and checks go by.
 #pragma once
 #include "program/program.h"
 
 namespace haliax {
 
-// f(view, writes) of each view of the step, what it reads first (a fused step: in the order of its code); what it adds to it
-// reads, then writes. Of a loop nothing: its body holds steps of its own. A Step, const or not.
+// f(view, writes) of each view of the step, what it reads first (a fused step: in the order of its code). A view that is added to
+// comes twice: as read, then as written. Of a loop nothing: its body holds steps of its own. A Step, const or not.
 template <class S, class F> void each_view(S& s, F f) {
   using program::Code;
   using program::Kind;

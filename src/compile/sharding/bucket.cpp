@@ -1,4 +1,5 @@
-// Collectives of one kind that are needed at the same time go in one call.
+// Collectives of one kind that are needed at the same time go in one call. Afterwards versions of one bucket stand side by side
+// in their body, behind all that any of them reads.
 #include <algorithm>
 #include <map>
 #include <set>

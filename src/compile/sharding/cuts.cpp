@@ -28,7 +28,7 @@ Sharding Planned::work_of(int n, int follow) const {
   };
   if (follow >= 0) after(std::size_t(follow));
   if (follow == kWish) wished();
-  bool picks = rules::picks(me) && !rules::places(me), in_order = prim::picks_in_order(me);
+  bool picks = rules::picks(me) && !rules::writes_into(me), in_order = prim::picks_in_order(me);
   bool binds = me.op->kind == Kind::contract || (picks && !in_order);
   if (binds && me.origin.mapping)
     for (auto& [name, cut] : sharding_for(me, *me.origin.mapping, mesh_).dims) assign(me, work, name, cut);
@@ -73,8 +73,8 @@ Planned::Rides Planned::rides(int n, std::size_t k, int x, Monoid m, const Shard
       if (j != k && first(operand(n, j)).pending(x))
         terms += bytes(operand(n, j), first(operand(n, j)));
   if (bytes(n, rules::made(me, work)) <= terms * 1.001) return Rides::yes;
-  bool places = me.op->kind == Kind::step && how == Linear::moves && !rules::together(me);  // into a larger array
-  return places ? Rides::larger : Rides::no;
+  bool larger = me.op->kind == Kind::step && how == Linear::moves && !rules::together(me);  // `place`, among zeros
+  return larger ? Rides::larger : Rides::no;
 }
 // Where something pending over x should land: on the axis that an output, a constraint or any consumer will have cut by x.
 std::pair<Name, Cut> Planned::landing(int n, int x) const {

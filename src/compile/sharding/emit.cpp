@@ -92,7 +92,7 @@ class Emitter {
       case Version::Kind::generate: return generated(s);
       case Version::Kind::compute: return computed(s);
       case Version::Kind::shift: return shifted(s, {});
-      case Version::Kind::regroup: return apart(s, kept(s));
+      case Version::Kind::regroup: return regrouped(s, kept(s));
       case Version::Kind::hop: return s.hop.kind == Hop::Kind::pend ? pended(s) : sliced(s);
       case Version::Kind::loop: return loop(s);
       case Version::Kind::result: return loop_result(local(s.in[0]), s.result);
@@ -162,7 +162,7 @@ class Emitter {
   // Picking from a table of which this device has a block, or writing into it.
   NodePtr picked(const Version& s, Nodes in, const Axes& axes) {
     auto& n = *node(s);
-    auto& table = rules::places(n) ? s.at : version(s.in[0]).at;
+    auto& table = rules::writes_into(n) ? s.at : version(s.in[0]).at;
     std::vector<Block> blocks;
     for (auto& [name, cut] : table.dims) {
       if (along(n, 0, name).way != Along::Way::pick) continue;
@@ -180,8 +180,8 @@ class Emitter {
   NodePtr loop(const Version& s) {
     auto& p = plan_.loop(s.loop);
     Loop out = loop_of(*node(s));
-    if (!p.turns.empty()) {
-      auto [start, size] = block_of(out.axis, p.turns, mesh_, device_);
+    if (!p.shared_by.empty()) {
+      auto [start, size] = block_of(out.axis, p.shared_by, mesh_, device_);
       auto& index = out.index[0];
       auto turn = prim::index(out.axis.resize(size), 0, prim::index_chunk(*index), IndexAttr::of(*index).depth);
       own_turns_[index.get()] = {turn, start};
@@ -258,7 +258,7 @@ class Emitter {
       auto& s = version(members[i]);
       auto part = collective_result(made, i);
       local_[std::size_t(members[i])] = s.kind == Version::Kind::shift     ? shifted(s, part)
-                                        : s.kind == Version::Kind::regroup ? apart(s, part)
+                                        : s.kind == Version::Kind::regroup ? regrouped(s, part)
                                                                         : part;
     }
   }
@@ -311,7 +311,7 @@ class Emitter {
     for (auto& a : p.given.parts) names.push_back(a.name);
     return prim::flatten(local(s.in[0]), names, Axis(p.axis, p.given.size(mesh_, device_)));
   }
-  NodePtr apart(const Version& s, const NodePtr& x) const {
+  NodePtr regrouped(const Version& s, const NodePtr& x) const {
     auto& p = s.pieces[0];
     if (p.taken.parts.empty()) return prim::fit(x, axes_of(s));
     Axes parts;

@@ -1,4 +1,7 @@
 // Who sends what to whom, when positions of an axis move between the devices of a mesh.
+//
+// In: the pieces that a result is put together of. Out: the parcels of one device. Always: what one device sends is what the
+// other receives, in the same order.
 #pragma once
 #include "ops/collective.h"
 #include "transforms/sharding.h"

@@ -82,7 +82,7 @@ Partition::Device Partition::on(int device) const {
 
 std::vector<Move> Partition::moves() const { return moves_of(impl_->plan, *impl_->whole, impl_->options.gradients.get()); }
 double Partition::sent_bytes() const { return impl_->plan.bytes; }
-std::string Partition::text() const { return to_string(impl_->plan, *impl_->whole); }
+std::string Partition::text() const { return to_string(impl_->plan, *impl_->whole, impl_->options.gradients.get()); }
 std::int64_t Partition::size() const {
   return std::count_if(impl_->plan.versions.begin(), impl_->plan.versions.end(), [](auto& s) { return s.live; });
 }

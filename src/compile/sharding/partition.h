@@ -15,7 +15,7 @@
 namespace haliax {
 
 struct PartitionOptions {
-  bool regather = true;  // a weight gathered in a loop is gathered again in the next one; else once for all, before
+  bool regather = true;  // each loop gathers its weights anew; off: they are gathered once, before the first loop
   bool ring = false;     // a gather that one contraction reads: block by block, see ring
   bool strict = false;   // no gather is chosen for its bytes if nobody asked for it
   std::optional<DType> reduce_dtype = {};  // of pending sums of narrower floats
@@ -33,6 +33,7 @@ struct Moved {
   Axes axes = {};       // on the whole
 };
 enum class Asked : std::uint8_t { nobody, result, constraint, parameter, gradient, blocks };  // by what a gather was asked for
+const char* name_of(Asked);  // as reports say it
 struct Move {
   enum class Kind : std::uint8_t { reduce_scatter, all_to_all, all_reduce, all_gather, ring, permute } kind = Kind::all_to_all;
   Cut over = {};                   // mesh axes

@@ -18,14 +18,15 @@ int Planned::body_of(int n) const {
 Cut Planned::taken(const Node& n) const {
   Cut out;
   for (auto& o : open_)
-    if (!o.turns.empty() && varies_in(n, loop_of(node(o.loop)), o.number)) out = out + o.turns;
+    if (!o.shared_by.empty() && varies_in(n, loop_of(node(o.loop)), o.number)) out = out + o.shared_by;
   return out;
 }
 Cut Planned::own_turns(int n) const {
   auto& me = node(n);
   for (auto& o : open_) {
     auto& l = loop_of(node(o.loop));
-    if (!o.turns.empty() && is_slice_at(me, l.index[o.number].get()) && !varies_in(*me.in[0], l, o.number)) return o.turns;
+    bool walked = is_slice_at(me, l.index[o.number].get()) && !varies_in(*me.in[0], l, o.number);
+    if (walked && !o.shared_by.empty()) return o.shared_by;
   }
   return {};
 }
@@ -55,7 +56,7 @@ bool Planned::chosen(int n, int way) const {
 }
 // A slice that a loop takes of a weight each turn: is the weight gathered as a whole, before?
 bool Planned::gathers_ahead(int n) const {
-  return whole_.at(operand(n, 0)).parameter && !options_.regather;
+  return whole_.at(operand(n, 0)).of_inputs && !options_.regather;
 }
 
 Planned::Offer Planned::offer(int n, const Sharding& need, int depth) const {

@@ -11,7 +11,7 @@ namespace haliax::partitioning {
 
 namespace {
 
-constexpr int kDeep = 64;             // of what may be left to be made where it is read
+constexpr int kDeep = 64;             // the longest chain of ops that is left for each reader to make (Planning::lazy)
 
 struct Causing {  // for the length of a scope
   int &cause, outer;
@@ -97,7 +97,7 @@ int Planner::made_now(int n, const Sharding& need) {
 // Of what is left to be made where it is read.
 int Planner::obtain_lazy(int n, const Sharding& need) {
   for (int v : versions(n)) {
-    bool cut_free = !rules::is_pointwise(node(n));  // of what is there, by slices alone; else it need not be there at all
+    bool cut_free = !rules::made_anywhere(node(n));  // of what is there, by slices alone; else it need not be there at all
     for (auto& h : reshard(mesh_, node(n).axes, node(n).dtype, version(v).at, need)) cut_free &= h.bytes == 0;
     if (cut_free) return v;
   }
@@ -175,7 +175,7 @@ void Planner::plan_instead(int n, const NodePtr& other) {
   const int before = int(whole_.values.size()), k = whole_.id(other), end = int(whole_.values.size());
   auto& wished = whole_.at(k).wish = wish(n);
   // What is placed in an array is made as the array lies.
-  if (wished.dims.empty() && rules::places(node(n))) wished.dims = first(operand(n, 0)).dims;
+  if (wished.dims.empty() && rules::writes_into(node(n))) wished.dims = first(operand(n, 0)).dims;
   for (int i = end; i-- > before;) whole_.wish_below(i, before);
   fit_tables();
   for (int i = before; i < end; ++i) whole_.at(i).stands_for = n;
@@ -195,7 +195,7 @@ NodePtr Planner::in_wider_sums(int n, const Sharding& made) {
 // Of what is whole, what is cheaply made is made where it is read, in the sharding that is wanted there.
 bool Planner::leave_to_readers(int n) {
   auto& me = node(n);
-  if (!rules::is_pointwise(me) && me.op->kind != Kind::reduce && !rules::places(me)) return false;
+  if (!rules::made_anywhere(me) && me.op->kind != Kind::reduce && !rules::writes_into(me)) return false;
   int deep = 0;
   for (int x : whole_.at(n).in) {
     if (x < 0) continue;
@@ -279,7 +279,7 @@ void Planner::compute_at(int n, const Sharding& work, const Pending& keep, const
     auto need = needed(n, k, work);
     for (auto& [x, m] : keep[k]) need.pend(x, m);
     if (rules::together(me) && linear_in(me, k) != Linear::no) need.partial = kept.partial;
-    if (rules::places(me) && k == 0) need.partial = made.partial;  // the base counts once
+    if (rules::writes_into(me) && k == 0) need.partial = made.partial;  // the base counts once
     if (Sharding left; rules::wanted(me, k, first(in[k]), mesh_, &left), !left.dims.empty()) move_base(in[k], need);
     s.in.push_back(obtain(in[k], need));
   }

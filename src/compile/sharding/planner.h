@@ -1,5 +1,8 @@
-// The partition pass at work. A plan says, for all devices alike, which versions of each value there are (whole, cut, pending),
-// which is made of which, and what is sent; `emit` makes one device's graph of it.
+// What the passes plan, residuals, regather, ring and bucket work on. A plan says, for all devices alike, which versions of each
+// value there are (whole, cut, pending), which is made of which, and what is sent; `emit` makes one device's graph of it.
+//
+// Always: in the list of its body, or of one around it, what a version reads comes before it; a plan cuts, and leaves pending,
+// only what the rules allow (verify.cpp).
 #pragma once
 #include <functional>
 #include <map>
@@ -51,7 +54,7 @@ struct Body {  // the top, or a body of a loop
 struct LoopPlan {
   int node = -1;
   std::vector<int> bodies = {};                // of each body
-  Cut turns = {};                              // mesh axes that share the turns among them: each device walks its own block
+  Cut shared_by = {};                          // mesh axes that share the turns: each device walks its own block of them
   std::vector<Sharding> inside = {}, at = {};  // of each result, in a turn and after the last
   std::vector<std::vector<int>> value = {};    // [result][body]: versions
   std::vector<std::vector<int>> carry = {};    // likewise, the placeholders
@@ -80,6 +83,7 @@ struct Plan {
 std::vector<std::vector<int>> readers_of(const Plan&);
 
 // The graph of the whole, and what is known of it before anything is cut. Grows when an op is said in terms of others.
+// (whole.cpp)
 struct Whole {
   struct Level {  // the top, or a body: its nodes, inputs first, and who reads them there (-1: what comes out)
     std::vector<int> order;
@@ -89,7 +93,7 @@ struct Whole {
     NodePtr node;
     std::vector<int> in = {};   // operands; -1: none
     bool generated = false;     // made of numbers and positions: anywhere, at no traffic
-    bool parameter = false;     // an input, or views and casts of inputs alone
+    bool of_inputs = false;     // an input of any kind, or made of inputs alone by views and point by point
     int stands_for = -1;        // which op it helps to say in terms of others; -1: it is the user's own
     Sharding wish = {};         // what later readers will want it cut by
   };
@@ -108,12 +112,13 @@ struct Whole {
     while (at(n).stands_for >= 0) n = at(n).stands_for;
     return node(n);
   }
-  bool weight(int n) const { return at(n).parameter && is_float(node(n).dtype); }
+  bool weight(int n) const { return at(n).of_inputs && is_float(node(n).dtype); }
+  const Node* input(int n) const;                  // that it is, or that it is made of (of_inputs); null: it is something else
   double bytes(int n, const Sharding& at) const {  // on one device
     return local_size(node(n).axes, at, mesh) * bytes_of(node(n).dtype);
   }
   const Level& level(int loop, std::size_t body);  // loop -1: the top
-  void wish_below(int n, int least = 0);           // what n is wanted as, of its operands, if they came as `least` or later
+  void wish_below(int n, int least = 0);           // hands n's wish to its operands, those numbered `least` or later
 
  private:
   std::unordered_map<const Node*, int> ids_;
@@ -128,14 +133,14 @@ constexpr double kBucket = 32 << 20;  // bytes on one device: waiting for more w
 // What may be decided otherwise, if fewer bytes are sent: whose cuts an op follows first; how it comes by an axis that it needs
 // whole and that is cut; what stays pending; which version of a value a loop stacks.
 constexpr int kWish = -2, kUsual = -1;   // else the number of an operand
-constexpr int kWhole = -3, kMoved = -4;  // not block by block; the cut moves to another axis, however little there is to move
-constexpr int kRides = -5;               // stays pending when placed into a larger array: more bytes, but other terms are as big
+constexpr int kWhole = -3, kMoved = -4;  // gathered: no blocks, no exchange; the cut moves to another axis, however small
+constexpr int kRides = -5;               // a pending sum rides through `place`, which makes it larger: other terms are as large
 struct Choices {
   std::map<int, int> follow;
   std::map<std::pair<int, std::size_t>, Sharding> stack;
 };
 
-// What is planned so far, and questions about it; no question changes anything.
+// What is planned so far, and questions about it; no question changes anything. (planned.cpp)
 class Planned {
  protected:
   Planned(Whole&, const PartitionOptions&);
@@ -144,7 +149,7 @@ class Planned {
     Plan plan;
     struct Planning {                  // of a node
       std::vector<int> versions = {};  // the first is the one that was computed
-      char lazy = 0;                   // 0, or the length of the chain of nodes that readers make for themselves
+      char lazy = 0;                   // 0, or how many ops deep what each reader makes for itself is
       bool done = false;               // planned
       int instead = -1;                // what is planned in its place
     };
@@ -157,7 +162,7 @@ class Planned {
     int loop;
     std::size_t number;
     int body;
-    Cut turns = {};
+    Cut shared_by = {};
   };
   struct Offer {
     double cost = 0;
@@ -189,7 +194,7 @@ class Planned {
   Offer offer(int n, const Sharding& need, int depth = 0) const;
   bool gathers_ahead(int n) const;
 
-  // ---- how an op may be cut ----
+  // ---- how an op may be cut (cuts.cpp) ----
   Sharding work_of(int n, int follow) const;
   std::optional<Sharding> otherwise_cut(int n, const Sharding& usual, int follow) const;
   void assign(const Node&, Sharding& work, Name, const Cut&) const;
@@ -203,7 +208,7 @@ class Planned {
   bool goes_by_blocks(const Node& op, Name axis, std::int64_t least = 0) const;
   bool first_in_blocks(const Node&) const;
 
-  // ---- loops ----
+  // ---- loops (planner_loops.cpp) ----
   bool accumulates(int loop, std::size_t k, std::size_t body) const;
   bool shares_work(int loop, Name walked, const Cut& devices) const;
   Cut shared_turns(int loop) const;
@@ -226,6 +231,7 @@ struct Run {
   std::map<std::pair<int, std::size_t>, Sharding> asked;
 };
 
+// The plan in the making: each op in turn. (planner.cpp)
 class Planner : Planned {
  public:
   Planner(Whole&, const PartitionOptions&, const std::vector<PartitionInput>&, const std::vector<Sharding>& wanted);
@@ -255,13 +261,15 @@ class Planner : Planned {
   void contest_cuts(int n, const Sharding& usual);
   void plan_instead(int n, const NodePtr& other);  // is planned in its place
   NodePtr in_wider_sums(int n, const Sharding& pending);
+
+  // ---- along an axis that is cut (planner_axes.cpp) ----
   NodePtr otherwise(int n);  // in terms of other ops, where an axis that it needs whole is cut; null: no
   void shift(int n, const Sharding& work);
   bool regroup(int n, const Sharding& work, const Sharding& keep);
   void move_base(int x, const Sharding& need);
   void make_again(int n, int base, const Sharding& need);
 
-  // ---- loops ----
+  // ---- loops (planner_loops.cpp) ----
   void loop(int n);
   std::vector<Sharding> carries_of(int n);
   struct Attempt;
@@ -278,18 +286,20 @@ class Planner : Planned {
   int cause_ = -1;                                // what is being made
 };
 
-Sharding constraint(const Node& pin, const Mesh&);  // what `shard` asks for; raises where it was written
+// ---- each in the file of its name; best: search.cpp, unasked: asked.cpp, said, moves_of: report.cpp ----
+Sharding constraint(const Node& pin, const Mesh&);  // what `shard` asks for; raises where it was written (whole.cpp)
+const char* said(const Node&);                      // the op as users know it; of a constraint, the op that wants it
 // The run that sends least, of those that are fair; strict: of those with no more gathers that nobody asked for.
 Plan best(Whole&, Planner&, bool strict);
 std::ptrdiff_t unasked(const Plan&, const Whole&);   // gathers that nobody asked for
-std::string to_string(const Plan&, const Whole&);    // for people
+std::string to_string(const Plan&, const Whole&, const Gradients* = nullptr);   // for people (print.cpp)
 void verify(const Plan&, const Whole&, const char* after);   // raises
-// The roots, with loops that keep what later loops would have to send again.
+// The roots, with loops that keep what later loops would have to send again. (residuals.cpp)
 Nodes with_residuals(const Nodes& roots, const Plan&, Whole&, bool gathers_too);
 void regather(Plan&, const Whole&);  // weights, in each turn over microbatches, and for the backward pass
 void ring(Plan&, const Whole&);          // gathers that one contraction reads are taken block by block
 void bucket(Plan&, const Whole&);        // collectives that can be one call are
-void drop_dead(Plan&);
+void drop_dead(Plan&);                   // (bucket.cpp)
 std::vector<Move> moves_of(const Plan&, const Whole&, const Gradients* = nullptr);  // in order
 Nodes emit(const Plan&, const Whole&, const std::vector<PartitionInput>&, const Mesh&, int device, Nodes& placeholders);
 

@@ -67,7 +67,7 @@ Cut Planned::shared_turns(int n) const {
   for (int s : whole_.level(n, 0).order)
     for (int x : whole_.at(s).in) {
       auto& mapping = node(s).origin.mapping;
-      if (x < 0 || !mapping || !whole_.at(x).parameter || varies_in(node(x), l, 0)) continue;
+      if (x < 0 || !mapping || !whole_.at(x).of_inputs || varies_in(node(x), l, 0)) continue;
       for (auto& [name, cut] : first(x).dims)
         if (cut.meets(turns) && mapping->find(name) && !(walks(node(s)) && name == SliceAttr::of(node(s)).axis)) return {};
     }
@@ -140,7 +140,7 @@ void Planner::loop(int n) {
   for (auto& c : carried) c = without(c, blocked);
   for (int attempt = 1;; ++attempt) {
     auto before = now_;
-    Attempt a{n, l, int(now_.plan.loops.size()), blocked, attempt == kAttempts, carried, {.node = n, .turns = turns}};
+    Attempt a{n, l, int(now_.plan.loops.size()), blocked, attempt == kAttempts, carried, {.node = n, .shared_by = turns}};
     now_.plan.loops.push_back({.node = n});
     a.plan.inside.resize(count), a.plan.at.resize(count), a.plan.value.resize(count), a.plan.carry.resize(count);
     a.plan.start.assign(count, -1);
@@ -153,10 +153,10 @@ void Planner::loop(int n) {
 void Planner::plan_body(Attempt& a, std::size_t b) {
   auto& results = a.l.results;
   int parent = body_of(a.n), body = int(now_.plan.bodies.size());
-  auto own = double(trips(a.l, b)) / ranks(mesh_, a.plan.turns);
+  auto own = double(trips(a.l, b)) / ranks(mesh_, a.plan.shared_by);
   now_.plan.bodies.push_back({parent, a.loop, b, now_.plan.body(parent).turns * own, {}});
   a.plan.bodies.push_back(body);
-  open_.push_back({a.n, b, body, a.plan.turns});
+  open_.push_back({a.n, b, body, a.plan.shared_by});
   for (std::size_t k = 0; k < results.size(); ++k) {
     if (!results[k].carry) continue;
     int c = whole_.id(results[k].carry);
@@ -193,9 +193,9 @@ void Planner::plan_value(Attempt& a, std::size_t k, std::size_t b) {
   a.plan.value[k].push_back(obtain(v, inside));
   at = inside;
   if (stacks && !r.carry)
-    at.set(a.l.axis.name, a.plan.turns);
+    at.set(a.l.axis.name, a.plan.shared_by);
   else
-    for (int x : a.plan.turns) at.pend(x, r.carry ? Monoid::sum : r.monoid);
+    for (int x : a.plan.shared_by) at.pend(x, r.carry ? Monoid::sum : r.monoid);
 }
 // What a body made belongs to this body alone.
 void Planner::forget_body(const Loop& l, std::size_t b) {

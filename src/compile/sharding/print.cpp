@@ -1,5 +1,5 @@
 // A plan as text: one line a version, bodies of loops indented.
-#include "compile/sharding/planner.h"
+#include "compile/sharding/asked.h"
 
 namespace haliax::partitioning {
 namespace {
@@ -10,6 +10,7 @@ const char* const kHops[] = {"slice", "pend", "reduce-scatter", "exchange", "all
 struct Printer {
   const Plan& plan;
   const Whole& whole;
+  const Requests requests;
   std::string text = {};
 
   std::string at(const Version& s) const {
@@ -18,20 +19,29 @@ struct Printer {
     for (auto& [x, m] : s.at.partial) out += " pending over " + whole.mesh.axes()[std::size_t(x)].first;
     return out;
   }
+  // The op; of an argument, and of what is made of one, which: layers.mlp.up.
+  std::string op(int k) const {
+    auto& n = whole.node(k);
+    auto* of = whole.input(k);
+    if (!of || !of->origin.module) return n.op->name;
+    return n.op->name + std::string(of == &n ? " " : " of ") + std::string(of->origin.module.text());
+  }
   void line(int k, const std::string& indent) {
     auto& s = plan.version(k);
     auto& n = whole.node(s.node);
     auto* kind = s.kind == Version::Kind::hop ? kHops[int(s.hop.kind)] : kKinds[int(s.kind)];
     text += indent + "#" + std::to_string(k) + " " + kind;
-    text += std::string(" ") + n.op->name + " " + std::string(name_of(n.dtype)) + to_string(n.axes) + at(s);
+    text += " " + op(s.node) + " " + std::string(name_of(n.dtype)) + to_string(n.axes) + at(s);
     for (int x : s.in) text += x < 0 ? " -" : " #" + std::to_string(x);
     if (s.hop.bytes > 0) text += "  " + std::to_string(std::int64_t(s.hop.bytes)) + " bytes";
     if (s.bucket > 0) text += "  call " + std::to_string(s.bucket);
     if (s.ring >= 0) text += "  block by block into #" + std::to_string(s.ring);
+    auto& cause = whole.written(s.talks() && s.cause >= 0 ? s.cause : s.node);
     if (s.talks()) {
-      auto& cause = whole.written(s.cause < 0 ? s.node : s.cause);
-      text += std::string("  for ") + (s.cause < 0 ? "a result" : cause.op->name) + "    # " + where_of(cause.origin);
+      text += std::string("  for ") + (s.cause < 0 ? "a result" : said(cause));
+      if (s.gathers()) text += std::string(", asked by ") + name_of(requests.by(s));
     }
+    if (auto where = where_of(cause.origin); !where.empty() && &cause != whole.input(s.node)) text += "    # " + where;
     text += "\n";
   }
   void in_body(int r, const std::string& indent) {
@@ -46,8 +56,8 @@ struct Printer {
 
 }  // namespace
 
-std::string to_string(const Plan& plan, const Whole& whole) {
-  Printer p{plan, whole};
+std::string to_string(const Plan& plan, const Whole& whole, const Gradients* noted) {
+  Printer p{plan, whole, Requests(plan, whole, noted)};
   p.in_body(0, "");
   p.text += "results";
   for (int r : plan.roots) p.text += " #" + std::to_string(r);

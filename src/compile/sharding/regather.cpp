@@ -4,6 +4,7 @@
 //   others in each turn.
 // - Of what both passes read, as much waits for the backward pass as one call may hold; the others are gathered again. What was
 //   read last is read again first.
+// Afterwards a gather may have twins: versions of one node in one sharding, each read at its own time.
 #include <algorithm>
 #include <set>
 
@@ -109,7 +110,7 @@ struct Regather {
   // Whether the devices that gather together are in the same turn, one position of what is walked: chunks, of which there are
   // many, share what was gathered.
   bool may_enter(const Gathered& g, int r) const {
-    auto& turns = plan.loop(plan.body(r).loop).turns;
+    auto& turns = plan.loop(plan.body(r).loop).shared_by;
     return loop(r).drop && std::none_of(g.made.begin(), g.made.end(), [&](int k) {
              return std::any_of(turns.begin(), turns.end(), [&](int m) { return plan.version(k).hop.over.has(m); });
            });

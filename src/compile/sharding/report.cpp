@@ -11,11 +11,6 @@
 namespace haliax::partitioning {
 namespace {
 
-// As users know it.
-const char* said(const Node& n) {
-  return n.op == &prim::kPin ? static_cast<const prim::Pin&>(*n.attr.payload).by : prim::user_name(n);
-}
-
 struct Moves {
   const Plan& plan;
   const Whole& whole;
@@ -26,21 +21,11 @@ struct Moves {
   std::map<int, std::size_t> of_bucket = {};
 
   const Node& node(int n) const { return whole.node(n); }
-  // The argument that a value is, seen otherwise (cast, sliced); null: it is something else.
-  const Node* argument(int n) const {
-    while (whole.at(n).parameter && node(n).op != &prim::kInput) {
-      auto& in = whole.at(n).in;
-      auto from = std::find_if(in.begin(), in.end(), [&](int x) { return x >= 0 && whole.at(x).parameter; });
-      if (from == in.end()) return nullptr;  // of numbers and positions alone
-      n = *from;
-    }
-    return node(n).op == &prim::kInput ? &node(n) : nullptr;
-  }
   Moved moved(const Version& s) const {
     int n = s.node;
     auto& me = node(n);
     using What = Moved::What;
-    if (auto* a = argument(n); a && a->origin.module) return {What::argument, {a->origin.module}, "", me.axes};
+    if (auto* a = whole.input(n); a && a->origin.module) return {What::argument, {a->origin.module}, "", me.axes};
     auto& of = gradient[std::size_t(n)];
     if (!of.empty() && (s.sums() || me.origin.backward)) return {What::gradient, of, "", me.axes};
     if (auto* p = of.empty() ? nullptr : updated(n)) return {What::updated, {p->origin.module}, "", me.axes};
@@ -51,7 +36,7 @@ struct Moves {
   const Node* updated(int n) const {
     if (node(n).origin.backward || std::find(whole.roots.begin(), whole.roots.end(), n) == whole.roots.end()) return nullptr;
     for (int x : whole.at(n).in)
-      if (auto* a = x < 0 ? nullptr : argument(x); a && a->origin.module && same_names(a->axes, node(n).axes)) return a;
+      if (auto* a = x < 0 ? nullptr : whole.input(x); a && a->origin.module && same_names(a->axes, node(n).axes)) return a;
     return nullptr;
   }
   Name module_of(int n) const {
@@ -152,6 +137,9 @@ struct Moves {
 
 }  // namespace
 
+const char* said(const Node& n) {
+  return n.op == &prim::kPin ? static_cast<const prim::Pin&>(*n.attr.payload).by : prim::user_name(n);
+}
 std::vector<Move> moves_of(const Plan& plan, const Whole& whole, const Gradients* gradients) {
   Moves m{plan, whole, Requests(plan, whole, gradients)};
   m.find_gradients(gradients);
@@ -160,3 +148,8 @@ std::vector<Move> moves_of(const Plan& plan, const Whole& whole, const Gradients
 }
 
 }  // namespace haliax::partitioning
+
+const char* haliax::name_of(Asked a) {
+  const char* const names[] = {"NOBODY", "result", "constraint", "parameter", "gradient", "blocks"};
+  return names[int(a)];
+}

@@ -1,4 +1,5 @@
-// From one sharding of a value to another.
+// From one sharding of a value to another. Out: hops, each from where the one before has led, the last to what is wanted; none if
+// they are the same. Always: on all devices alike.
 #pragma once
 #include "compile/sharding/exchange.h"
 

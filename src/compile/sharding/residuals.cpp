@@ -1,6 +1,7 @@
 // What a layer makes again in the backward pass must not be sent again: a value that a loop over layers has summed over devices,
 // and that a later loop makes again and would have to sum again, is one more thing that the first loop keeps. So is what a chunk
-// of a loss has summed, if it is no larger than what the loop walks: logits are not kept.
+// of a loss has summed, if it is no larger than what the loop walks: logits are not kept. Afterwards the graph of the whole has
+// other roots, and is planned anew.
 #include <algorithm>
 
 #include "ops/attr.h"

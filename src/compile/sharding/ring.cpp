@@ -1,4 +1,5 @@
 // A gather that one contraction alone reads is never made whole: its blocks go round, and each is contracted as it comes.
+// Afterwards a version with ring >= 0 is never made: emit makes it and the contraction it names one node.
 #include <algorithm>
 
 #include "ops/prim.h"

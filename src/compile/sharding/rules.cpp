@@ -168,7 +168,7 @@ Name shifted(const Node& n) {
 bool picks(const Node& n) { return has_way(n, Way::pick); }
 bool regroups(const Node& n) { return has_way(n, Way::regroup); }
 bool flattens(const Node& n) { return regroup_of(n)->flattens; }
-bool places(const Node& n) {
+bool writes_into(const Node& n) {
   // Also where an axis of the ids has the name of the one that is placed along, and so both need all of it.
   return !n.in.empty() && n.in[0] && std::any_of(n.in[0]->axes.begin(), n.in[0]->axes.end(), [&](auto& a) {
     if (!n.op->on_block || !has(n.axes, a.name)) return false;
@@ -180,7 +180,7 @@ bool is_view(const Node& n) {
   if (n.op->kind == Kind::view) return !shifted(n);
   return n.op->kind == Kind::map ? n.op->cheap : n.op->kind == Kind::wrap && n.in.size() == 1;
 }
-bool is_pointwise(const Node& n) {
+bool made_anywhere(const Node& n) {
   return n.op->kind == Kind::map || (n.op->kind == Kind::view && !has_way(n, Way::shift) && !has_way(n, Way::whole));
 }
 bool together(const Node& n) {

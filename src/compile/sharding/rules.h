@@ -1,4 +1,7 @@
 // What follows from an op's rule along axes for the cuts of its points, operands and result. No op is known here by name.
+//
+// In: a node, and how its points are cut (`work`), or how an operand is. Out: how the rest is then. Always: if each operand is
+// cut as `needed` says, each device has what its block of the points reads, and the result lies as `made` says.
 #pragma once
 #include <optional>
 
@@ -18,11 +21,11 @@ Sharding wanted(const Node&, std::size_t k, const Sharding& operand, const Mesh&
 // Does it, along some axis,
 Name shifted(const Node&);                    // the axis along which it moves positions by known numbers; empty: none
 bool picks(const Node&);                      // pick positions, or write them, by ids?
-bool places(const Node&);                     // write them into an array that is its first operand?
+bool writes_into(const Node&);                // write them into an array that is its first operand (scatter)?
 bool regroups(const Node&), flattens(const Node&);  // put parts in one axis, or an axis in parts? Is it the former?
 bool together(const Node&);                   // Must all operands be pending, if one is?
 bool is_view(const Node&);                    // costs nothing to make again from another version of its operand
-bool is_pointwise(const Node&);               // can be made in any sharding from operands that are whole
+bool made_anywhere(const Node&);              // can be made in any sharding from operands that are whole
 std::optional<std::vector<Cut>> spread(const Cut&, const Axes& parts, const Mesh&);  // of a flattened axis over its parts
 
 }  // namespace haliax::rules

@@ -39,7 +39,7 @@ struct Check {
     };
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
       if (auto& l = plan.loop(body->loop); varies_in(node(v), loop_of(whole.node(l.node)), body->number))
-        for (int x : l.turns)
+        for (int x : l.shared_by)
           if (whole.mesh.axes()[std::size_t(x)].second > 1) use(x);   // one device has all turns
     for (auto& [name, cut] : v.at.dims) {
       must(find_axis(node(v).axes, name), v, "axis {}, which is cut, is not in {}", name, node(v).axes);
@@ -59,7 +59,7 @@ struct Check {
   }
   Cut turns_of(const Version& v, const Node& index) const {   // that are counted by it
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
-      if (auto& l = plan.loop(body->loop); loop_of(whole.node(l.node)).index[body->number].get() == &index) return l.turns;
+      if (auto& l = plan.loop(body->loop); loop_of(whole.node(l.node)).index[body->number].get() == &index) return l.shared_by;
     return {};
   }
   // How the points of an op are cut: as the result is, and as the operands are where it lacks them; then it is pending. All are
@@ -111,10 +111,10 @@ struct Check {
     Sharding made;
     const auto work = points(v, made);
     if (rules::regroups(n)) regroups(v);
-    const bool places = rules::places(n);
+    const bool writes = rules::writes_into(n);
     auto pending = [&](std::size_t k) -> auto& { return plan.version(v.in[k]).at.partial; };
-    auto counts = [&](std::size_t k) { return v.in[k] >= 0 && !only_waits(n, k) && !(places && k == 0); };
-    must(!places || pending(0) == v.at.partial, v, "what it places into does not count once");
+    auto counts = [&](std::size_t k) { return v.in[k] >= 0 && !only_waits(n, k) && !(writes && k == 0); };
+    must(!writes || pending(0) == v.at.partial, v, "what it writes into does not count once");
     for (std::size_t k = 0; k < n.in.size(); ++k) {
       if (!counts(k)) continue;
       for (auto& p : pending(k)) {
@@ -189,9 +189,9 @@ struct Check {
       bool stacks = r.fold == Fold::stack && !r.carry;
       must(!stacks || at.cut(of.axis.name).empty(), v, "it stacks what is cut along {}", of.axis);
       if (stacks)
-        at.set(of.axis.name, l.turns);
+        at.set(of.axis.name, l.shared_by);
       else
-        for (int x : l.turns) at.pend(x, r.carry ? Monoid::sum : r.monoid);
+        for (int x : l.shared_by) at.pend(x, r.carry ? Monoid::sum : r.monoid);
       must(at == l.at[k], v, "a result is {}, and its turns make it {}", l.at[k], at);
       if (l.start[k] >= 0) must(plan.version(l.start[k]).at == l.at[k], v, "a result starts from another sharding");
     }

@@ -29,12 +29,21 @@ int Whole::id(const NodePtr& n) {
   for (std::size_t i = 0; i < n->in.size(); ++i) {
     auto& x = n->in[i];
     operands.push_back(x ? id(x) : -1);
-    if (x && !only_waits(*n, i)) seen_through &= at(operands.back()).parameter || at(operands.back()).generated;
+    if (x && !only_waits(*n, i)) seen_through &= at(operands.back()).of_inputs || at(operands.back()).generated;
   }
   int k = ids_[n.get()] = int(values.size());
   bool generated = is_free(n);
   values.push_back({n, std::move(operands), generated, n->op == &prim::kInput || (seen_through && !generated)});
   return k;
+}
+const Node* Whole::input(int n) const {
+  while (at(n).of_inputs && node(n).op != &prim::kInput) {
+    auto& in = at(n).in;
+    auto from = std::find_if(in.begin(), in.end(), [&](int x) { return x >= 0 && at(x).of_inputs; });
+    if (from == in.end()) return nullptr;  // of numbers and positions alone
+    n = *from;
+  }
+  return node(n).op == &prim::kInput ? &node(n) : nullptr;
 }
 
 const Whole::Level& Whole::level(int loop, std::size_t body) {
@@ -92,7 +101,7 @@ void Whole::wish_below(int k, int least) {
     if (r.fold == Fold::stack && !r.carry) of_turn.set(loop_of(n).axis.name, {});
     for (auto& v : r.value) wish_of(id(v), of_turn);
     if (r.start) wish_of(id(r.start), mine);
-  } else if (!mine.dims.empty() && (n.op->kind == Kind::map || n.op->linear == Linear::moves || rules::places(n))) {
+  } else if (!mine.dims.empty() && (n.op->kind == Kind::map || n.op->linear == Linear::moves || rules::writes_into(n))) {
     for (std::size_t i = 0; i < n.in.size(); ++i) {
       if (!n.in[i] || only_waits(n, i)) continue;
       bool broadcast = maps(n) && n.in[i]->axes.size() != n.axes.size();

@@ -1,4 +1,4 @@
-// What other devices send is scratch: refused where it would be kept, and poisoned after its last reader.
+// What a gather brings is read at once: refused where it would be kept, and poisoned after its last reader.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -17,7 +17,7 @@ using program::Step;
 
 namespace {
 
-// Slots: 0 an argument, 1 scratch, 2 a result, 3 a value that is kept; all of four floats.
+// Slots: 0 an argument, 1 gathered, 2 a result, 3 a value that is kept; all of four floats.
 Program start() {
   Program p;
   p.arguments = p.results = 1;
@@ -49,7 +49,7 @@ Step loop(std::vector<Step> body) {
 }
 std::string refused(const Program& p) {
   try {
-    check_received(p);
+    check_gathered(p);
   } catch (const Error& e) { return e.what(); }
   return "";
 }
@@ -61,38 +61,38 @@ struct Poison {   // for the length of a scope
 
 }  // namespace
 
-TEST_CASE("scratch: what is read in its turn is legal") {
+TEST_CASE("gathered: what is read in its turn is legal") {
   auto p = start();
   p.steps = {gathered(0, 1), loop({copied(1, 3)}), copied(3, 2)};
   CHECK(refused(p) == "");
   p.steps = {loop({gathered(0, 1), copied(1, 3)}), copied(3, 2)};
   CHECK(refused(p) == "");
 }
-TEST_CASE("scratch: no output, carry or residual") {
+TEST_CASE("gathered: no output, carry or residual") {
   auto p = start();
   p.steps = {gathered(0, 2)};
   p.slots[2].gathered = true;
-  CHECK(refused(p).find("a result is scratch") != std::string::npos);
+  CHECK(refused(p).find("a result is gathered") != std::string::npos);
 
   p = start();
   p.steps = {gathered(0, 1), copied(1, 2)};
   p.slots[2].alias = 1;
-  CHECK(refused(p).find("a result shares memory with scratch") != std::string::npos);
+  CHECK(refused(p).find("a result shares memory with what is gathered") != std::string::npos);
 
   p = start();
   p.steps = {loop({copied(1, 2), gathered(0, 1)})};   // the next turn reads what this one gathers
-  CHECK(refused(p).find("a carry of a loop is scratch") != std::string::npos);
+  CHECK(refused(p).find("a carry of a loop is gathered") != std::string::npos);
 
   p = start();
   p.steps = {loop({gathered(0, 1)}), copied(1, 2)};
-  CHECK(refused(p).find("a value that a loop keeps is scratch") != std::string::npos);
+  CHECK(refused(p).find("a value that a loop keeps is gathered") != std::string::npos);
 
   p = start();
   p.steps = {gathered(0, 1), copied(1, 3), copied(3, 2)};
   p.slots[3].alias = 1;
-  CHECK(refused(p).find("a value that is kept shares memory with scratch") != std::string::npos);
+  CHECK(refused(p).find("a value that is kept shares memory with what is gathered") != std::string::npos);
 }
-TEST_CASE("scratch: the plan keeps nothing in its memory, and poisons it after the last reader") {
+TEST_CASE("gathered: the plan keeps nothing in its memory, and poisons it after the last reader") {
   for (bool poisoned : {false, true}) {
     auto p = start();
     p.steps = {copied(0, 1), copied(1, 3), copied(3, 2)};   // a copy of all of it could take over its memory
@@ -112,7 +112,7 @@ TEST_CASE("scratch: the plan keeps nothing in its memory, and poisons it after t
     for (std::size_t i = 0; i < 4; ++i) CHECK(std::isnan(arena[std::size_t(p.slots[1].offset) / 4 + i]) == poisoned);
   }
 }
-TEST_CASE("scratch: poison changes no result") {
+TEST_CASE("gathered: poison changes no result") {
   Axis Layers{"layers", 3}, Embed{"embed", 4}, Batch{"batch", 6};
   auto loss = [=](const NamedArray& w, const NamedArray& x) {
     axis_mapping inside(Mapping{{"batch", "data"}});

@@ -1,0 +1,43 @@
+// Order along an axis, and running sums.
+#include "haliax/fmt.h"
+#include "ops/named.h"
+
+namespace haliax {
+
+using namespace ops;
+
+namespace {
+NamedArray running(const char* op, Arr x, const AxisSelector& axis, Monoid m) {
+  auto [here, n, a] = CallAlong(op, x, axis);
+  return wrap(prim::cumulative(m, prim::cast(n, sum_dtype(n->dtype, m == Monoid::sum ? a.size : 1)), a.name, false));
+}
+// A key that sorts ascending where the values go descending; NaN first, as the greatest.
+NodePtr descending(G x) {
+  if (x->dtype == DType::boolean) return prim::logical_not(x);
+  if (is_integer(x->dtype)) return prim::map(prim::kBitNot, {x}, x->dtype);   // -1 - x, or most - x: no overflow
+  auto nan = prim::map(prim::kIsNan, {x}, DType::boolean);
+  return prim::select(nan, prim::extreme(x->dtype, false), prim::neg(x));
+}
+}  // namespace
+
+NamedArray cumsum(Arr x, const AxisSelector& axis) { return running("cumsum", x, axis, Monoid::sum); }
+NamedArray cumprod(Arr x, const AxisSelector& axis) { return running("cumprod", x, axis, Monoid::prod); }
+NamedArray sort(Arr x, const AxisSelector& axis) {
+  auto [here, n, a] = CallAlong("sort", x, axis);
+  return wrap(prim::sort(n, a.name));
+}
+NamedArray argsort(Arr x, const AxisSelector& axis) {
+  auto [here, n, a] = CallAlong("argsort", x, axis);
+  return wrap(prim::argsort(n, a.name));
+}
+std::pair<NamedArray, NamedArray> top_k(Arr x, const AxisSelector& axis, std::int64_t k, std::optional<Name> new_axis) {
+  constexpr auto op = "top_k";
+  auto [here, n, a] = CallAlong(op, x, axis);
+  if (k < 0 || k > a.size) fail(op, fmt::format("the {} greatest of axis {} cannot be taken", k, a));
+  auto first = prim::slice(prim::argsort(descending(n), a.name), a.name, 0, k);   // (..., axis = k)
+  auto values = prim::gather(n, {{a.name, first}}, first->axes, program::Outside::clamp);
+  auto name = new_axis.value_or(a.name);
+  return {wrap(renamed(op, values, a, name)), wrap(renamed(op, first, a, name))};
+}
+
+}  // namespace haliax

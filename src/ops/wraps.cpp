@@ -1,0 +1,44 @@
+// Wraps: the value of in[0], and a word to a transform or a pass. kCustom is in graph/loop.cpp, kLogsumexp in named_reduce.cpp.
+#include "ops/prim.h"
+
+namespace haliax::prim {
+namespace {
+using G = const NodePtr&;
+}  // namespace
+
+const Op kBarrier{.name = "barrier", .kind = Kind::wrap, .linear = Linear::moves,
+                  .grad = [](G, G g) { return Nodes{g, nullptr}; }};
+const Op kPin{.name = "shard", .kind = Kind::wrap, .grad = [](G, G g) { return Nodes{g}; }};
+const Op kTracer{.name = "tracer", .kind = Kind::wrap, .linear = Linear::moves, .grad = [](G, G g) { return Nodes{g}; }};
+
+// A cotangent enters where a value leaves.
+const Op kEnter{.name = "enter", .kind = Kind::wrap, .linear = Linear::moves,
+                .grad = [](G o, G g) { return Nodes{leave(g, o->attr)}; }};
+const Op kLeave{.name = "leave", .kind = Kind::wrap, .linear = Linear::moves,
+                .grad = [](G o, G g) { return Nodes{enter(g, o->attr)}; }};
+
+namespace {
+NodePtr border(const Op& op, G x, const Attr& region) {
+  auto* axis = find(*x, region.names[0]);
+  return axis && axis->size == region.ints[0] ? make(op, {x}, x->axes, x->dtype, region) : x;
+}
+}  // namespace
+NodePtr enter(G x, const Attr& region) { return border(kEnter, x, region); }
+NodePtr leave(G x, const Attr& region) { return border(kLeave, x, region); }
+NodePtr tracer(G x, Name path) {
+  struct Unique : Payload {};
+  At here;
+  if (path) context().origin.module = path;
+  return make(kTracer, {x}, x->axes, x->dtype, {.payload = std::make_shared<Unique>()});
+}
+NodePtr barrier(G x, G after) { return make(kBarrier, {x, after}, x->axes, x->dtype); }
+NodePtr pin(G x, std::shared_ptr<const Mapping> mapping, const char* by) {
+  auto p = std::make_shared<Pin>();
+  p->mapping = std::move(mapping), p->by = by;
+  return make(kPin, {x}, x->axes, x->dtype, {.payload = p});
+}
+
+namespace {
+const bool wraps_registered = register_ops({&kBarrier, &kPin, &kTracer, &kEnter, &kLeave});
+}  // namespace
+}  // namespace haliax::prim
