@@ -9,11 +9,11 @@
 namespace haliax {
 namespace {
 
-struct Known {
+struct KnownNode {
   const Node& node;
   BufferPtr value;
 };
-Known with_value(const NamedArray& a) {
+KnownNode with_value(const NamedArray& a) {
   if (a.empty()) fail("eval", "the NamedArray is empty: it was never given a value");
   auto& n = *a.node();
   if (!n.donated.empty()) fail("eval", n.donated);
@@ -23,11 +23,11 @@ Known with_value(const NamedArray& a) {
   return {n, std::move(value)};
 }
 
-scalar::Value element(const Known& k, std::int64_t at) {
+scalar::Value element(const KnownNode& k, std::int64_t at) {
   return scalar::load(k.node.dtype, k.value->data() + at * bytes_of(k.node.dtype));
 }
 // As double, float or int64_t; what is larger than any of these becomes the largest.
-template <class T> std::vector<T> converted(const Known& k) {
+template <class T> std::vector<T> converted(const KnownNode& k) {
   auto& n = k.node;
   constexpr auto to = std::is_integral_v<T> ? DType::i64 : sizeof(T) == 8 ? DType::f64 : DType::f32;
   std::vector<T> out(std::size_t(n.size()));

@@ -39,9 +39,9 @@ std::vector<TracedScan>& traced_scans() {
   return *all;
 }
 // For the length of a trace.
-class Traced {
+class TracedTurn {
  public:
-  explicit Traced(const Node* index) : begin_(fresh_id()) {
+  explicit TracedTurn(const Node* index) : begin_(fresh_id()) {
     auto& all = traced_scans();
     constexpr std::size_t most = 64;
     if (all.size() >= most) {
@@ -50,11 +50,11 @@ class Traced {
     }
     all.push_back({index, context().origin.at, begin_, 0});
   }
-  ~Traced() {
+  ~TracedTurn() {
     for (auto& s : traced_scans())
       if (s.begin == begin_) s.end = newest_id();
   }
-  Traced(const Traced&) = delete;
+  TracedTurn(const TracedTurn&) = delete;
   // What varies with the index was made in this trace, or another one has left it behind.
   void check(const Nodes& made, const Node* index) const {
     walk(made, [&](const Node& n) { return n.varies_with(index); }, [&](const NodePtr& n, Nodes& todo) {
@@ -83,7 +83,7 @@ std::optional<TracedScan> scan_of(const NodePtr& n) {
     std::uint64_t first = 0;                         // of what was made in a turn, the oldest
     auto varies = [&](const Node& x) { return !x.value && x.varies_with(s.index); };
     walk({n}, varies, [&](const NodePtr& x, Nodes& todo) {
-      auto made = Traced::made_at(*x);
+      auto made = TracedTurn::made_at(*x);
       if (x.get() != s.index && (first == 0 || made < first)) first = made;
       append(todo, x->in);
     });
@@ -202,7 +202,7 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
   auto& c = context();
   auto index = prim::index(axis, 0, 1, c.loop_depth);
   Leaves start = init;
-  const Traced trace(index.get());
+  const TracedTurn trace(index.get());
   const auto slices = walked([&](const NodePtr& x) { return prim::slice_at(x, index, true); });
   for (int attempt = 0;; ++attempt) {
     Leaves next, y;

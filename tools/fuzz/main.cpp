@@ -45,7 +45,7 @@ char crash_file[512];
 void write_input(const char* path) {
   if (auto* f = std::fopen(path, "wb")) std::fwrite(input->data(), 1, input->size(), f), std::fclose(f);
 }
-void on_signal(int signal) {
+[[maybe_unused]] void on_signal(int signal) {   // libFuzzer has its own
   write_input(crash_file);
   std::fprintf(stderr, "%s: signal %d; the input is %s\n", now->name, signal, crash_file);
   std::_Exit(2);
@@ -88,7 +88,7 @@ Bytes changed(Bytes b, std::mt19937_64& random) {
   }
   return b;
 }
-long run(const Target& t, const Options& o) {
+[[maybe_unused]] long run(const Target& t, const Options& o) {
   std::vector<Bytes> seeds;
   for (auto& s : t.seeds) seeds.emplace_back(s.begin(), s.end());
   long finds = 0, runs = 0;
@@ -117,7 +117,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   if (!target) std::fprintf(stderr, "HALIAX_FUZZ names no target\n"), std::_Exit(1);
   try {
     target->run({data, size});
-  } catch (const haliax::Error&) {}   // anything else goes on, and libFuzzer keeps the input
+  } catch (const haliax::Error& e) {   // anything else goes on, and libFuzzer keeps the input
+    if (e.what()[0] != '[') throw;
+  }
   return 0;
 }
 
