@@ -97,7 +97,7 @@ struct Maker {
 
 std::optional<std::vector<Launch>> products_of(const Step& s) {
   auto p = plan_of(s.contract);
-  if (!p) return {};
+  if (!p || (s.scratch < 0 && (p->pack_a.used || p->pack_b.used))) return {};
   Maker m{s, *p};
   auto all = points(p->outer) * points(p->k_outer), widest = std::int64_t(1);
   for (auto& d : p->outer) widest = std::max(widest, d.out != 0 ? d.n : 1);

@@ -100,7 +100,8 @@ std::string NamedArray::to_string() const {
   return s + (tracer->left ? ", left behind by " : ", traced by ") + tracer->inside + ")";
 }
 std::ostream& operator<<(std::ostream& out, const NamedArray& a) { return out << a.to_string(); }
-std::ostream& operator<<(std::ostream& out, const Arr& a) {
+// What a class declares alone is exported where it is defined.
+[[gnu::visibility("default")]] std::ostream& operator<<(std::ostream& out, const Arr& a) {
   if (!a.is_number()) return out << a.array();
   if (a.is_real()) return out << a.number();
   return a.is_boolean() ? out << (a.integer() ? "true" : "false") : out << a.integer();

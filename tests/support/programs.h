@@ -5,9 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <random>
 #include <string>
@@ -22,6 +24,11 @@ namespace haliax::testing {
 using namespace program;
 
 using Bytes = std::vector<std::byte>;
+struct AlignedDelete {
+  void operator()(void* p) const { ::operator delete(p, std::align_val_t(64)); }
+};
+using Aligned = std::unique_ptr<void, AlignedDelete>;
+inline Aligned aligned_bytes(std::size_t n) { return Aligned(::operator new(n, std::align_val_t(64))); }
 inline constexpr DType all_dtypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i8,  DType::i16,    DType::i32,
                                 DType::i64, DType::u8,  DType::u16,  DType::u32, DType::u64, DType::boolean};
 
@@ -100,12 +107,21 @@ struct Case {
   std::vector<Bytes> run(Device& device, std::vector<Bytes>* arguments_after = nullptr) const {
     auto executable = device.compile(std::make_shared<const Program>(program));
     std::vector<Bytes> in = arguments, out = results;
-    std::vector<void*> in_pointers, out_pointers;
-    for (Bytes& b : in) in_pointers.push_back(b.data());
-    for (Bytes& b : out) out_pointers.push_back(b.data());
-    const auto size = static_cast<std::size_t>((program.arena_bytes + 127) / 64 * 64);
-    const std::unique_ptr<void, decltype(&std::free)> arena(std::aligned_alloc(64, size), &std::free);  // run may raise
+    std::vector<Aligned> aligned;                // as what devices are given is
+    auto placed = [&](const std::vector<Bytes>& all) {
+      std::vector<void*> pointers;
+      for (auto& b : all) {
+        aligned.push_back(aligned_bytes(b.size()));
+        std::memcpy(aligned.back().get(), b.data(), b.size());
+        pointers.push_back(aligned.back().get());
+      }
+      return pointers;
+    };
+    const auto in_pointers = placed(in), out_pointers = placed(out);
+    const auto arena = aligned_bytes(std::size_t(program.arena_bytes));
     executable->run(in_pointers, out_pointers, arena.get(), nullptr);
+    for (std::size_t k = 0; k < out.size(); ++k) std::memcpy(out[k].data(), out_pointers[k], out[k].size());
+    for (std::size_t k = 0; k < in.size(); ++k) std::memcpy(in[k].data(), in_pointers[k], in[k].size());
     if (arguments_after) *arguments_after = in;
     return out;
   }
