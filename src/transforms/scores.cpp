@@ -141,7 +141,16 @@ struct Walker {
   }
   Nodes operator()(Nodes roots, const Node* index, int depth) const {
     while (auto now = bordered_once(roots, index, depth)) roots = std::move(*now);
-    return in_bodies(roots, index, [](const Loop&) { return true; },
+    // What a gradient is taken by must stay the node that it is: nothing below it changes.
+    std::unordered_set<const Loop*> kept;
+    if (!index && !of.empty()) {
+      Set goals;
+      for (auto& n : of) goals.insert(n.get());
+      auto above = dependents(roots, goals);
+      for (auto& n : level_of(roots, nullptr))
+        if (n->op == &kLoop && !above.count(n.get())) kept.insert(&loop_of(*n));
+    }
+    return in_bodies(roots, index, [&](const Loop& l) { return !kept.count(&l); },
                      [&](const Nodes& values, const Node* i) { return (*this)(values, i, depth + 1); });
   }
 };

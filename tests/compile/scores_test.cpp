@@ -147,6 +147,25 @@ TEST_CASE("scores: second derivatives, and on meshes") {
   }
 }
 
+TEST_CASE("scores: what lies below the arguments of a gradient stays as it is") {
+  auto attend = [](const NamedArray& x) {
+    auto k = rename(x, {{"q", "k"}});
+    return x + nn::dot_product_attention("k", "d", x, k, k);
+  };
+  auto looped = [=](const NamedArray& x) {
+    const Axis L("layer", 2);
+    return fold([=](const NamedArray& x, const NamedArray& w) { return attend(x * w); }, L)(x, arange(L, {.start = 1, .dtype = DType::f32}));
+  };
+  auto both = [=](const NamedArray& x) {
+    auto w = looped(attend(x));                  // made by attention, and an argument
+    return std::pair(w, grad([=](const NamedArray& w) { return sum(square(looped(attend(w)))); })(w));
+  };
+  auto x = draw(6, {Q, D});
+  auto want = jit(both, {.scores_budget = most_bytes})(x), got = jit(both, {.scores_budget = 0})(x);
+  same({got.first, got.second}, {want.first, want.second}, 1e-5);
+  CHECK(max(abs(want.second)).item() > 0);
+}
+
 TEST_CASE("scores: memory does not grow with the square of the text") {
   auto arena = [](std::int64_t positions) {
     const Axis Pos("pos", positions), KPos("kpos", positions), Heads("heads", 4), Head("head", 64);
