@@ -11,10 +11,23 @@
 namespace haliax {
 namespace {
 
+// Names that were the default's once: other threads may read them. Never destroyed, and found without a lock.
+struct Used {
+  std::string name;
+  const Used* next;
+};
+const std::string* kept(const std::string& name) {
+  static constinit std::atomic<const Used*> all{nullptr};
+  for (auto* u = all.load(); u; u = u->next)
+    if (u->name == name) return &u->name;
+  auto* mine = new Used{name, all.load()};
+  while (!all.compare_exchange_weak(mine->next, mine)) {}
+  return &mine->name;
+}
 std::atomic<const std::string*>& default_name() {
   static std::atomic<const std::string*> name = [] {
     auto* asked = std::getenv("HALIAX_BACKEND");
-    return new std::string(asked && *asked ? asked : "cpu");
+    return kept(asked && *asked ? asked : "cpu");
   }();
   return name;
 }
@@ -24,7 +37,7 @@ std::atomic<const std::string*>& default_name() {
 void set_default_backend(const std::string& name, SourceLocation at) {
   Here here(at);
   backend(name);
-  default_name() = new std::string(name);   // the one before may be read by another thread
+  default_name() = kept(name);
 }
 std::string default_backend() { return *default_name().load(); }
 
