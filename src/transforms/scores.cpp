@@ -162,7 +162,12 @@ Nodes with_score_borders(const Nodes& roots, std::optional<std::int64_t> budget,
     auto* asked = std::getenv("HALIAX_SCORES");
     return asked && *asked ? std::optional<std::int64_t>(std::atoll(asked)) : std::nullopt;
   }();
-  return Walker{budget ? budget : usual, of}(roots, nullptr, depth);
+  if (!budget) budget = usual;
+  auto all = everything(roots);
+  bool large = std::any_of(all.begin(), all.end(), [&](auto& n) {
+    return n->op->kind == Kind::contract && n->bytes() > budget.value_or(kAlways);
+  });
+  return large ? Walker{budget, of}(roots, nullptr, depth) : roots;   // few graphs have any
 }
 
 }  // namespace haliax
