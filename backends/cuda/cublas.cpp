@@ -1,9 +1,9 @@
 #include "cublas.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include "haliax/error.h"
+#include "library.h"
 
 namespace haliax::cuda {
 namespace {
@@ -34,14 +34,8 @@ struct Cublas {
   bool there = false;
 
   Cublas() {
-    void* library = nullptr;
-    for (auto* name : {"libcublasLt.so.13", "libcublasLt.so.12"})
-      if (!library) library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (!library) return;
-    auto find = [&](auto& f, const char* name) {
-      f = reinterpret_cast<std::remove_reference_t<decltype(f)>>(dlsym(library, name));
-      return f != nullptr;
-    };
+    const Library library({"libcublasLt.so.13", "libcublasLt.so.12"});
+    auto find = [&](auto& f, const char* name) { return library.find(f, name); };
     there = find(make_descriptor, "cublasLtMatmulDescCreate") && find(free_descriptor, "cublasLtMatmulDescDestroy") &&
             find(set_descriptor, "cublasLtMatmulDescSetAttribute") && find(get_descriptor, "cublasLtMatmulDescGetAttribute") &&
             find(make_layout, "cublasLtMatrixLayoutCreate") && find(free_layout, "cublasLtMatrixLayoutDestroy") &&

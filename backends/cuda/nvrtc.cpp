@@ -1,12 +1,12 @@
 #include "nvrtc.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <memory>
 #include <vector>
 
 #include "haliax/error.h"
+#include "library.h"
 
 namespace haliax::cuda {
 namespace {
@@ -24,14 +24,8 @@ struct Nvrtc {
   bool there = false;
 
   Nvrtc() {
-    void* library = nullptr;
-    for (auto* name : {"libnvrtc.so.13", "libnvrtc.so.12"})
-      if (!library) library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (!library) return;
-    auto find = [&](auto& f, const char* name) {
-      f = reinterpret_cast<std::remove_reference_t<decltype(f)>>(dlsym(library, name));
-      return f != nullptr;
-    };
+    const Library library({"libnvrtc.so.13", "libnvrtc.so.12"});
+    auto find = [&](auto& f, const char* name) { return library.find(f, name); };
     there = find(create, "nvrtcCreateProgram") && find(compile, "nvrtcCompileProgram") &&
             find(log_size, "nvrtcGetProgramLogSize") && find(log, "nvrtcGetProgramLog") &&
             find(cubin_size, "nvrtcGetCUBINSize") && find(cubin, "nvrtcGetCUBIN") && find(destroy, "nvrtcDestroyProgram");

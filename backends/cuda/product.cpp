@@ -12,9 +12,7 @@ namespace {
 using namespace program;
 
 constexpr std::int64_t kMostProducts = 64;       // of one step: more are faster by one kernel of our own
-constexpr std::int64_t kAligned = 64;            // slots and scratch
 
-std::int64_t padded(std::int64_t bytes) { return (bytes + kAligned - 1) / kAligned * kAligned; }
 bool reads_slot(const View& v) {                 // its place is known on the device alone
   return std::any_of(v.terms.begin(), v.terms.end(), [](auto& t) { return t.slot >= 0; });
 }
@@ -38,7 +36,7 @@ struct Maker {
 
   // The largest power of two, up to that of slots, that divides all these distances in bytes.
   static int alignment(const View& v, std::initializer_list<std::int64_t> elements) {
-    auto all = std::gcd(kAligned, v.offset * bytes_of(v.dtype));
+    auto all = std::gcd(kAlignment, v.offset * bytes_of(v.dtype));
     for (auto e : elements) all = std::gcd(all, e * bytes_of(v.dtype));
     for (auto& t : v.terms) all = std::gcd(all, t.stride * bytes_of(v.dtype));
     return int(all);
@@ -68,7 +66,7 @@ struct Maker {
   void make() {
     auto& c = step.contract;
     View x = p.swapped ? c.b : c.a, y = p.swapped ? c.a : c.b;
-    const auto x_bytes = p.pack_a.used ? padded(p.pack_a.elements * bytes_of(x.dtype)) : 0;
+    const auto x_bytes = p.pack_a.used ? aligned(p.pack_a.elements * bytes_of(x.dtype)) : 0;
     if (p.pack_a.used) x = packed(x, p.pack_a, 0);
     if (p.pack_b.used) y = packed(y, p.pack_b, x_bytes);
     auto walked = p.outer;
@@ -108,7 +106,7 @@ std::optional<std::vector<Launch>> products_of(const Step& s) {
 std::int64_t product_scratch(const Contract& c) {
   auto p = plan_of(c);
   if (!p) return 0;
-  auto bytes = [&](const Packing& pack) { return pack.used ? padded(pack.elements * bytes_of(c.a.dtype)) : 0; };
+  auto bytes = [&](const Packing& pack) { return pack.used ? aligned(pack.elements * bytes_of(c.a.dtype)) : 0; };
   return bytes(p->pack_a) + bytes(p->pack_b);
 }
 

@@ -8,6 +8,7 @@
 
 namespace haliax {
 
+inline constexpr std::int64_t kUsualBudget = std::int64_t(32) << 20;   // bytes, or what is read if that is more
 inline constexpr int kOfScores = 1 << 20;          // ChunkKey::inside of borders that nobody wrote: they may be dropped
 // What the borders of a chunked_reduce say. Equal ones are the same region, so that what two losses of one array share is shared.
 struct ChunkKey {

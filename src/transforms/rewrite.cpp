@@ -14,6 +14,15 @@ void add_reads(const NodePtr& n, Nodes& out) {
 }
 
 bool is_border(const Node& n) { return n.op == &prim::kEnter || n.op == &prim::kLeave; }
+std::unordered_set<const Node*> between_borders(const Nodes& all) {
+  std::unordered_set<const Node*> out;
+  for (auto& n : all) {
+    bool in = n->op == &prim::kEnter;
+    for (auto& x : n->in) in |= x && x->op != &prim::kLeave && out.count(x.get());
+    if (in) out.insert(n.get());
+  }
+  return out;
+}
 
 // Those below the roots that are wanted, by way of those that are wanted, loop bodies included; inputs first.
 template <class Want> static Nodes below(const Nodes& roots, const Want& want) {

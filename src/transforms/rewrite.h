@@ -30,6 +30,8 @@ Nodes everything(const Nodes& roots);
 // the same in all turns enters by; inputs first, with the bodies of their loops.
 Nodes level_of(const Nodes& roots, const Node* index);
 bool is_border(const Node&);   // of a region of chunks: enter, or leave
+// What lies in a region of chunks, of nodes with inputs first: made of what enters one, and has not left.
+std::unordered_set<const Node*> between_borders(const Nodes&);
 // Tracers and custom gradients have done their work once a graph is traced: what is left is the value. Barriers and constraints
 // stay; the borders of regions stay if they are to be kept, until these are cut.
 Nodes strip_wraps(const Nodes& roots, bool keep_borders);

@@ -11,11 +11,15 @@
 namespace haliax {
 namespace {
 
-constexpr std::int64_t kAlways = std::int64_t(32) << 20;   // bytes that scores may take
 using Set = std::unordered_set<const Node*>;
 
 bool reads(const Node& n, const Set& some) {
   return std::any_of(n.in.begin(), n.in.end(), [&](auto& x) { return x && some.count(x.get()) > 0; });
+}
+Set made_of(const Nodes& roots, const Nodes& of) {
+  Set goals;
+  for (auto& n : of) goals.insert(n.get());
+  return dependents(roots, goals);
 }
 // Made position by position along an axis, which all operands that have it call the same.
 bool goes_along(const Node& n, Name a) {
@@ -45,22 +49,14 @@ class Level {
     std::erase_if(all_, [&](auto& n) {
       return std::any_of(n->free.begin(), n->free.end(), [&](auto* f) { return inner.count(f) > 0; });
     });
-    for (auto& n : all_) {                       // what lies between borders already
-      bool in = n->op == &prim::kEnter;
-      for (auto& x : n->in) in |= x && x->op != &prim::kLeave && bordered_.count(x.get());
-      if (in) bordered_.insert(n.get());
-    }
-    if (!of.empty()) {
-      Set goals;
-      for (auto& n : of) goals.insert(n.get());
-      allowed_ = dependents(roots, goals);
-    }
+    bordered_ = between_borders(all_);           // already
+    if (!of.empty()) allowed_ = made_of(roots, of);
   }
   const Nodes& all() const { return all_; }
   bool is_large(const Node& n, std::optional<std::int64_t> budget) const {
     if (n.op->kind != Kind::contract || bordered_.count(&n) || n.in[0] == n.in[1]) return false;
     if (!allowed_.empty() && !allowed_.count(&n)) return false;
-    return n.bytes() > budget.value_or(std::max(kAlways, n.in[0]->bytes() + n.in[1]->bytes()));
+    return n.bytes() > budget.value_or(std::max(kUsualBudget, n.in[0]->bytes() + n.in[1]->bytes()));
   }
   // What lies between borders around the scores along an axis of the queries; empty: they cannot be walked so.
   Set region(const Node& scores, Name queries, const Axes& keys) const {
@@ -144,9 +140,7 @@ struct Walker {
     // What a gradient is taken by must stay the node that it is: nothing below it changes.
     std::unordered_set<const Loop*> kept;
     if (!index && !of.empty()) {
-      Set goals;
-      for (auto& n : of) goals.insert(n.get());
-      auto above = dependents(roots, goals);
+      auto above = made_of(roots, of);
       for (auto& n : level_of(roots, nullptr))
         if (n->op == &kLoop && !above.count(n.get())) kept.insert(&loop_of(*n));
     }
@@ -165,7 +159,7 @@ Nodes with_score_borders(const Nodes& roots, std::optional<std::int64_t> budget,
   if (!budget) budget = usual;
   auto all = everything(roots);
   bool large = std::any_of(all.begin(), all.end(), [&](auto& n) {
-    return n->op->kind == Kind::contract && n->bytes() > budget.value_or(kAlways);
+    return n->op->kind == Kind::contract && n->bytes() > budget.value_or(kUsualBudget);
   });
   return large ? Walker{budget, of}(roots, nullptr, depth) : roots;   // few graphs have any
 }

@@ -32,11 +32,7 @@ struct Residuals {
       append(todo, n->in);
     });
     // What lies inside a region that is computed in chunks is never kept whole.
-    for (auto& n : topological(values_of(l, body))) {
-      bool in = n->op == &prim::kEnter;
-      for (auto& x : n->in) in |= x && x->op != &prim::kLeave && in_region.count(x.get());
-      if (in) in_region.insert(n.get());
-    }
+    in_region = between_borders(topological(values_of(l, body)));
   }
   bool worth_keeping(const Node& n) const {
     if (n.op == &prim::kCarry) return true;

@@ -15,15 +15,13 @@ bool of_region(const Loop& l) { return IndexAttr::of(*l.index[0]).depth >= kRegi
 // What a region of chunks sums, or gives, is kept in f32 if it is read so. The gradient of an f32 parameter that is narrow only
 // where it is multiplied is never narrow then.
 Nodes widen_products(const Nodes& roots) {
-  std::unordered_set<const Node*> inside, given;   // a region; what leaves it
-  Names walked;
   auto all = everything(roots);
   auto users = users_of(all, roots);
+  auto inside = between_borders(all);
+  std::unordered_set<const Node*> given;         // what leaves a region
+  Names walked;
   for (auto& n : all) {
-    bool in = n->op == &prim::kEnter;
-    if (in) walked.push_back(n->attr.names[0]);
-    for (auto& x : n->in) in |= x && x->op != &prim::kLeave && inside.count(x.get());
-    if (in) inside.insert(n.get());
+    if (n->op == &prim::kEnter) walked.push_back(n->attr.names[0]);
     if (n->op == &prim::kLeave && users[n->in[0].get()] == 1) given.insert(n->in[0].get());
   }
   auto folds = [&](const Node& n) {

@@ -17,7 +17,6 @@ struct Alone {
   Nodes roots, inputs;
   std::int64_t outside = 0;                      // bytes of the values that what follows reads, beside gradients
 };
-constexpr std::int64_t kUsualBudget = std::int64_t(32) << 20;   // bytes
 
 Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions) {
   std::unordered_set<const Node*> after, before, own, indices;   // below a region, above one; inside, or between sweeps
