@@ -18,5 +18,6 @@
 #include "haliax/optim.h"
 #include "haliax/policy.h"
 #include "haliax/random.h"
+#include "haliax/ranks.h"
 #include "haliax/shard.h"
 #include "haliax/transforms.h"

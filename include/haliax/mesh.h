@@ -10,10 +10,11 @@
 namespace [[gnu::visibility("default")]] haliax {
 
 // ---- devices ---------------------------------------------------------------------------------------------------------------
-// The virtual devices of this process are threads. A mesh that runs may have at most so many; one that is
-// only planned (Jitted::plan) may have any number.
-void set_devices(int, SourceLocation = SourceLocation::current());   // raises for less than 1
-int devices();                                         // as set; else the environment's HALIAX_DEVICES, or it raises; else 8
+// The virtual devices of a process are threads. A mesh that runs may have at most so many; where several processes run the
+// program together (haliax/ranks.h) it has exactly those of all. One that is only planned (Jitted::plan) may have any number.
+void set_devices(int, SourceLocation = SourceLocation::current());   // of this process; raises for less than 1
+// Of all processes. Each has as many as were set; else as HALIAX_DEVICES says, or it raises; else 8, and a rank 1.
+int devices();
 
 // A grid of devices. Row-major: the last axis runs fastest, as JAX numbers devices.
 class Mesh {

@@ -1,18 +1,22 @@
-// A backend in a shared library of its own, libhaliax_NAME.so, that nothing links: it is opened when NAME is first asked for. It
-// and this library must have been built alike; what they speak to each other is program.h.
+// A shared library of its own, libhaliax_NAME.so, that nothing links: it is opened when it is first asked for, and brings a
+// backend, or what carries messages between ranks. It and this library must have been built alike; what they speak to each other
+// is program.h and ranks.h.
 #pragma once
 
 namespace haliax::program {
 
 class Device;
+class Ranks;
 
 struct Plugin {
   const char* version;              // library_version() and border_hash(), as it was built
   const char* border;
-  Device* (*device)();              // never destroyed; raises if it cannot be made. It may plan where it cannot run
+  // Null: it has none. Neither is ever destroyed; both raise if they cannot be made. A device may plan where it cannot run.
+  Device* (*device)() = nullptr;
+  Ranks* (*ranks)() = nullptr;
 };
 const char* library_version();
-const char* border_hash();          // of program.h
+const char* border_hash();          // of program.h and ranks.h
 const char* plugin_folder();        // where plugins are installed
 
 }  // namespace haliax::program

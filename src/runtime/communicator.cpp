@@ -6,11 +6,14 @@
 #include <cstring>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "base/fork.h"
 #include "base/idle.h"
 #include "base/scalar.h"
+#include "runtime/fold.h"
+#include "runtime/rank_communicator.h"
 #include "runtime/walk_dims.h"
 #include "transforms/sharding.h"
 
@@ -20,10 +23,6 @@ namespace {
 using program::Collective;
 using program::Dims;
 using program::Wire;
-
-struct Elsewhere : Error {   // the cause lies on another device
-  using Error::Error;
-};
 
 // What the threads of a mesh share: each says where its operand lies, all wait, each makes its own result, all wait again. A sum
 // is taken in rank order, so that every device has the same bits.
@@ -73,23 +72,13 @@ std::int64_t offset(const program::View& v, const Dims& at) {   // of an element
   return o * bytes_of(v.dtype);
 }
 
-template <class T> T folded(Monoid m, T a, T b) {
-  switch (m) {
-    case Monoid::sum: return T(a + b);
-    case Monoid::prod: return T(a * b);
-    case Monoid::max: return a != a || a > b ? a : b;
-    case Monoid::min: return a != a || a < b ? a : b;
-  }
-  return a;
-}
-
 class ThreadCommunicator final : public program::Communicator {
  public:
   ThreadCommunicator(Meeting& m, const Mesh& mesh, int device) : meeting_(m), mesh_(mesh), device_(device) {}
   void run(const Collective& c, const void* const* x, void* const* out, void*, std::int64_t) override {
     meeting_.given[std::size_t(device_)] = {&c, x};
     meeting_.wait();
-    auto group = group_of(c);
+    auto group = group_of(mesh_, c.over, device_);
     auto differs = std::find_if(group.begin(), group.end(), [&](int d) {
       auto& other = *meeting_.given[std::size_t(d)].first;
       bool same = other.wire == c.wire && other.over == c.over && other.out.size() == c.out.size() && other.monoid == c.monoid;
@@ -166,18 +155,6 @@ class ThreadCommunicator final : public program::Communicator {
       });
     }
   }
-  std::vector<int> group_of(const Collective& c) const {   // in rank order: the mesh axes in `over`, major to minor
-    std::vector<int> group{device_};
-    for (int axis : c.over) {
-      std::vector<int> wider;
-      int size = mesh_.axes()[std::size_t(axis)].second, stride = 1;
-      for (std::size_t k = std::size_t(axis) + 1; k < mesh_.axes().size(); ++k) stride *= mesh_.axes()[k].second;
-      for (int g : group)
-        for (int r = 0; r < size; ++r) wider.push_back(g + (r - coordinate(mesh_, g, axis)) * stride);
-      group = wider;
-    }
-    return group;
-  }
   Meeting& meeting_;
   const Mesh& mesh_;
   int device_;
@@ -236,11 +213,19 @@ const bool crew_forks = at_fork({kForkRest, nullptr, nullptr, [] { new (&crews()
 
 int device_threads() { return threads_started; }
 
-void on_devices(const Mesh& mesh, const std::function<void(int, program::Communicator&)>& work, program::Device* backend) {
+DevicesHere devices_here(const Mesh& mesh) {
+  auto* ranks = mesh.devices() > 1 ? peers() : nullptr;
+  if (!ranks) return {nullptr, 0, mesh.devices()};
+  int each = mesh.devices() / ranks->count();
+  return {ranks, ranks->rank() * each, each};
+}
+
+void on_devices(const Mesh& mesh, const std::function<void(int, program::Communicator&)>& work, program::Device* backend,
+                const std::string& what) {
   program::Dims sizes;
   for (auto& [name, size] : mesh.axes()) sizes.push_back(size);
-  int n = mesh.devices();
-  Meeting meeting(n);
+  auto here = devices_here(mesh);
+  Meeting meeting(here.count);
   std::mutex lock;
   std::exception_ptr error;
   bool elsewhere = false;
@@ -248,16 +233,21 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
     std::lock_guard hold(lock);
     if (!error || (elsewhere && !by_another)) error = std::current_exception(), elsewhere = by_another;
   };
+  std::optional<Peers::Call> together;
+  if (here.ranks) together.emplace(*here.ranks, what);
   const Scopes scopes;
   auto crew = crews().take();
   if (!crew) crew = std::make_unique<Crew>();
-  crew->run(n, [&](int d) {
-    use_scopes here(scopes);
+  crew->run(here.count, [&](int k) {
+    use_scopes scoped(scopes);
+    int d = here.first + k;
     ThreadCommunicator threads(meeting, mesh, d);
+    std::optional<RankCommunicator> messages;
     std::shared_ptr<program::Communicator> own;
     program::Communicator* mine = &threads;
     try {
-      if (backend && !backend->is_host()) own = backend->communicator(sizes, d);
+      if (here.ranks) mine = &messages.emplace(*here.ranks, *together, mesh, d);
+      else if (backend && !backend->is_host()) own = backend->communicator(sizes, d);
       if (own) mine = own.get();
       work(d, *mine);
       meeting.leave();

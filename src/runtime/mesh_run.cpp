@@ -2,10 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
+#include <map>
+#include <set>
 
 #include "compile/memory/memory.h"
 #include "compile/verify.h"
+#include "haliax/fmt.h"
 #include "ops/prim.h"
+#include "program/plugin.h"
 #include "runtime/communicator.h"
 #include "runtime/explain.h"
 
@@ -36,29 +41,92 @@ struct DeviceBlock {
   }
 };
 
-bool owns(const Sharding& s, const Mesh& mesh, int device) {   // of several devices with the same block, the first
-  for (int x = 0; x < int(mesh.axes().size()); ++x)
-    if (!s.cuts(x) && coordinate(mesh, device, x) != 0) return false;
-  return true;
-}
-
-std::unique_ptr<Shards> shards(const Mesh& mesh, const Sharding& at, const Axes& axes, DType dtype,
+std::unique_ptr<Shards> shards(const Mesh& mesh, const Sharding& at, const Axes& axes, DType dtype, int first,
                                std::vector<BufferPtr> blocks) {
   auto s = std::make_unique<Shards>();
-  s->mesh = mesh, s->at = at, s->axes = axes, s->dtype = dtype, s->blocks = std::move(blocks);
+  s->mesh = mesh, s->at = at, s->axes = axes, s->dtype = dtype, s->first = first, s->blocks = std::move(blocks);
   return s;
 }
+
+// The blocks of an array that ranks share, from those who have them to those who lack them.
+class SharedRead {
+ public:
+  SharedRead(const Shards& s, Peers& ranks) : s_(s), ranks_(ranks), each_(s.mesh.devices() / ranks.count()) {
+    for (int d = 0; d < s.mesh.devices(); ++d) holders_[owner_of(s.at, s.mesh, d)].insert(d / each_);
+  }
+  bool all_have_all() const {
+    return std::all_of(holders_.begin(), holders_.end(), [&](auto& h) { return int(h.second.size()) == ranks_.count(); });
+  }
+  // put(device, bytes of its block)
+  void run(const std::function<void(int, const std::byte*)>& put) {
+    Peers::Call call(ranks_, "the reading of an array " + to_string(s_.axes) + " that lies on all of them");
+    auto kept = std::make_unique<std::vector<std::unique_ptr<std::byte[]>>>();
+    std::vector<Peers::Pending> sends;
+    try {
+      for (auto& [owner, ranks] : holders_)
+        for (int r = 0; owner / each_ == ranks_.rank() && r < ranks_.count(); ++r)
+          if (!ranks.count(r)) move(bytes_of_block(owner), [&](auto from, auto n) {
+            auto* block = s_.blocks[std::size_t(owner - s_.first)]->data();
+            sends.push_back(ranks_.send(Peers::kItself, {r}, call.number(), block + from, n));
+          });
+      for (auto& [owner, ranks] : holders_) {
+        if (ranks.count(ranks_.rank())) continue;
+        auto bytes = bytes_of_block(owner);
+        kept->push_back(std::make_unique_for_overwrite<std::byte[]>(std::size_t(bytes)));
+        std::vector<Peers::Pending> receives;
+        move(bytes, [&](auto from, auto n) {
+          receives.push_back(ranks_.receive({owner / each_}, Peers::kItself, call.number(), kept->back().get() + from, n));
+        });
+        ranks_.wait(receives);
+        put(owner, kept->back().get());
+        kept->clear();
+      }
+      ranks_.wait(sends);
+    } catch (const std::exception& e) {
+      (void)kept.release();                      // what carries the messages may still write there,
+      new std::vector<BufferPtr>(s_.blocks);     // and read here
+      ranks_.fail(e.what());
+      throw;
+    }
+  }
+
+ private:
+  std::int64_t bytes_of_block(int device) const {
+    return axis_size(local_axes(s_.axes, s_.at, s_.mesh, device)) * bytes_of(s_.dtype);
+  }
+  template <class F> static void move(std::int64_t bytes, F f) {   // in messages that any carrier takes
+    constexpr std::int64_t most = 64 << 20;
+    for (std::int64_t from = 0; from < bytes; from += most) f(from, std::min(most, bytes - from));
+  }
+  const Shards& s_;
+  Peers& ranks_;
+  int each_;
+  std::map<int, std::set<int>> holders_;         // of each block, by its owner: the ranks that have it
+};
 
 }  // namespace
 
 void Shards::write(std::byte* whole) const {
-  for (int d = 0; d < mesh.devices(); ++d) {
-    if (!owns(at, mesh, d)) continue;
-    DeviceBlock b(axes, dtype, at, mesh, d);
+  auto put = [&](int device, const auto& copy) {
+    DeviceBlock b(axes, dtype, at, mesh, device);
     auto box = b.in_whole;
     box.to = whole + b.offset, box.to_strides = std::move(box.from_strides);
-    read(*blocks[std::size_t(d)], std::move(box));
-  }
+    copy(std::move(box));
+  };
+  std::set<int> there;
+  for (std::size_t k = 0; k < blocks.size(); ++k)
+    if (int owner = owner_of(at, mesh, first + int(k)); there.insert(owner).second)
+      put(owner, [&](program::Box box) { read(*blocks[k], std::move(box)); });
+  auto* ranks = devices_here(mesh).ranks;
+  if (!ranks || int(blocks.size()) == mesh.devices()) return;
+  SharedRead shared(*this, *ranks);
+  if (shared.all_have_all()) return;
+  shared.run([&](int device, const std::byte* block) {
+    put(device, [&](program::Box box) {
+      box.from = block, box.from_strides = program::row_major(box.dims);
+      program::copy_on_host(box);
+    });
+  });
 }
 
 // One call: what each argument is on each device.
@@ -72,7 +140,7 @@ class MeshProgram::Call {
       brought_[k].resize(m.devices.size());
     }
   }
-  // The block of an argument on a device.
+  // The block of an argument on a device of this process.
   Given block(std::size_t device, std::size_t k) {
     auto& memory = m_.devices[device].memory;
     bool overwritten = m_.donated[k];            // by a result, or by what is made on the way
@@ -82,7 +150,7 @@ class MeshProgram::Call {
       keeps = memory.taken_over(*keeps);
     } else {
       auto& [axes, dtype] = m_.inputs[k];
-      DeviceBlock b(axes, dtype, m_.in[k], m_.mesh, int(device));
+      DeviceBlock b(axes, dtype, m_.in[k], m_.mesh, m_.first + int(device));
       auto* first = keeps ? nullptr : arguments_[k]->data() + b.offset;
       if (first && !overwritten && memory.is_host() && b.in_one_piece) return {nullptr, first};
       b.in_whole.from = first;
@@ -98,7 +166,7 @@ class MeshProgram::Call {
       auto& blocks = brought_[k];
       if (m_.devices[0].memory.is_host() || m_.donated[k] || there_[k]) continue;
       auto& [axes, dtype] = m_.inputs[k];
-      arguments_[k]->keep(shards(m_.mesh, m_.in[k], axes, dtype, std::move(blocks)));
+      arguments_[k]->keep(shards(m_.mesh, m_.in[k], axes, dtype, m_.first, std::move(blocks)));
     }
   }
   std::atomic<std::int64_t> copied_bytes = 0;
@@ -107,7 +175,7 @@ class MeshProgram::Call {
   const Shards* cut_as_wanted(std::size_t k) const {
     for (auto* p = arguments_[k]->pieces(); p; p = p->next.get()) {
       auto* s = dynamic_cast<const Shards*>(p);
-      bool same = s && s->mesh == m_.mesh && s->at == m_.in[k] && s->axes == m_.inputs[k].first;
+      bool same = s && s->mesh == m_.mesh && s->first == m_.first && s->at == m_.in[k] && s->axes == m_.inputs[k].first;
       if (same && s->dtype == m_.inputs[k].second) return s;
     }
     return nullptr;
@@ -123,22 +191,39 @@ MeshProgram::Made MeshProgram::run(const std::vector<BufferPtr>& arguments, cons
   Call mine(*this, arguments, given);
   std::vector<std::vector<BufferPtr>> made(devices.size());
   auto work = [&](int device, program::Communicator& communicator) {
-    auto d = std::size_t(device);
+    auto d = std::size_t(device - first);
     std::vector<Given> blocks;
     for (std::size_t k = 0; k < inputs.size(); ++k) blocks.push_back(mine.block(d, k));
     made[d] = call(devices[d], blocks, &communicator);
   };
-  on_devices(mesh, work, &devices[0].memory.device());
+  on_devices(mesh, work, &devices[0].memory.device(), devices[0].program->called);
   mine.keep_brought();
   std::vector<BufferPtr> out;
   for (std::size_t r = 0; r < results.size(); ++r) {
     auto& [axes, dtype] = results[r];
     std::vector<BufferPtr> blocks;
     for (auto& of_device : made) blocks.push_back(std::move(of_device[r]));
-    auto whole = shards(mesh, this->out[r], axes, dtype, std::move(blocks));
+    auto whole = shards(mesh, this->out[r], axes, dtype, first, std::move(blocks));
     out.push_back(std::make_shared<Buffer>(axis_size(axes) * bytes_of(dtype), std::move(whole)));
   }
   return {std::move(out), mine.copied_bytes};
+}
+
+// All ranks must mean the same, or they wait for each other in vain.
+static void agree(Peers& ranks, const MeshProgram& m, const Compilation& c) {
+  std::string in, out;
+  for (std::size_t k = 0; k < m.inputs.size(); ++k)
+    in += fmt::format("{} {} {}; ", m.inputs[k].first, name_of(m.inputs[k].second), to_string(m.in[k]));
+  for (std::size_t k = 0; k < m.results.size(); ++k)
+    out += fmt::format("{} {} {}; ", m.results[k].first, name_of(m.results[k].second), to_string(m.out[k]));
+  auto hash = [](const std::string& text) { return std::to_string(std::hash<std::string>()(text)); };
+  Peers::Call call(ranks, "the first call of a function");
+  ranks.agree({{"version of haliax", std::string(program::library_version()) + " " + program::border_hash()},
+               {"call", c.options.called},
+               {"mesh", to_string(m.mesh)},
+               {"arguments", hash(in), false},
+               {"results", hash(out), false},
+               {"plan", hash(c.partition->text()), false}});
 }
 
 MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool simulated) {
@@ -152,19 +237,29 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
   m.moves = c.partition->moves(), m.sent_bytes = c.partition->sent_bytes();
   for (auto& move : m.moves) m.calls += move.turns;
   if (c.options.partition.strict) refuse_gathers(m.moves, mesh);
+  auto here = simulated ? DevicesHere() : devices_here(mesh);
+  if (here.ranks) agree(*here.ranks, m, c);
+  m.first = here.first;
   std::int64_t most = -1;
   std::vector<PassReport> of_fullest;
-  for (int d = 0; d < (simulated ? 1 : mesh.devices()); ++d) {
+  for (int d = here.first; d < here.first + here.count; ++d) {
     auto local = on_device(c, d);
     m.devices.push_back(finish(local, backend, !simulated));
     auto& p = *m.devices.back().program;
     if (auto bytes = p.peak_bytes + argument_bytes(p); bytes > most)
-      most = bytes, m.fullest = std::size_t(d), of_fullest = local.log;
+      most = bytes, m.fullest = m.devices.size() - 1, of_fullest = local.log;
   }
   c.log.insert(c.log.end(), of_fullest.begin(), of_fullest.end());
   if (verifies()) {
-    std::vector<const program::Program*> programs;
-    for (auto& d : m.devices) programs.push_back(d.program.get());
+    std::vector<Compiled> elsewhere;
+    for (int d = 0; here.ranks && d < mesh.devices(); ++d) {
+      if (d >= here.first && d < here.first + here.count) continue;
+      auto local = on_device(c, d);
+      elsewhere.push_back(finish(local, backend, false));
+    }
+    std::vector<const program::Program*> programs(simulated ? 1 : std::size_t(mesh.devices()));
+    for (auto* of : {&m.devices, &elsewhere})
+      for (auto& d : *of) programs.at(std::size_t(d.program->device)) = d.program.get();
     verify_calls(programs);
   }
   return m;

@@ -1,17 +1,19 @@
-// A program for each device of a mesh, run by threads of this process.
+// A program for each device of a mesh that this process has, run by its threads.
 #pragma once
 #include "runtime/run.h"
 
 namespace haliax {
 
 // An array as it lies on a mesh: a block on each device. What a call on a mesh makes stays so, and is put together when somebody
-// reads it; the next call that wants it so takes the blocks.
+// reads it; the next call that wants it so takes the blocks. Where ranks share the mesh each has its devices' blocks, and an
+// array of which one lacks a part is read by all of them together.
 struct Shards final : Pieces {
   Mesh mesh;
   Sharding at;
   Axes axes;                                     // whole
   DType dtype = DType::f32;
-  std::vector<BufferPtr> blocks;                 // by device
+  int first = 0;                                 // of this process's devices
+  std::vector<BufferPtr> blocks;                 // of them
   void write(std::byte* whole) const override;
 };
 
@@ -20,10 +22,11 @@ struct MeshProgram {
   std::vector<Sharding> in, out;                 // of inputs and results
   std::vector<bool> donated;                     // by input: their memory may be written over
   std::vector<std::pair<Axes, DType>> inputs, results;   // whole
-  std::vector<Compiled> devices;                 // simulated: the first alone, which has the largest blocks; nothing runs
+  int first = 0;                                 // of this process's devices
+  std::vector<Compiled> devices;                 // those; simulated: the first alone, which has the largest blocks; nothing runs
   std::vector<Move> moves;
   double sent_bytes = 0, calls = 0;              // per device
-  std::size_t fullest = 0;                       // the device that needs most memory
+  std::size_t fullest = 0;                       // of them, the one that needs most memory
 
   // A device takes its block of each argument: where it lies, if it was left there by an earlier call or is in one piece; else a
   // copy. Of what is donated it takes no memory but blocks that the caller gives up (`given`) and nobody else has.

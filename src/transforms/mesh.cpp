@@ -3,10 +3,6 @@
 
 #include <fmt/ranges.h>
 
-#include <atomic>
-#include <charconv>
-#include <cstdlib>
-#include <cstring>
 #include <ostream>
 
 #include "base/name.h"
@@ -18,35 +14,12 @@
 namespace haliax {
 namespace {
 
-constexpr int most_devices = 1 << 24;
-int devices_asked(const char* text) {
-  if (!text || !*text) return 8;
-  int n = 0;
-  const char* end = text + std::strlen(text);
-  auto [read, error] = std::from_chars(text, end, n);
-  if (error != std::errc() || read != end || n < 1 || n > most_devices)
-    throw Error(fmt::format("[devices] HALIAX_DEVICES is {}; it must be a number from 1 to {}", text, most_devices));
-  return n;
-}
-std::atomic<int>& device_count() {
-  static std::atomic<int> count = devices_asked(std::getenv("HALIAX_DEVICES"));
-  return count;
-}
-
 std::string joined(const std::vector<std::string>& parts, const char* between) {
   return fmt::format("{}", fmt::join(parts, between));
 }
 std::string shown(const std::vector<std::string>& mesh_axes) { return mesh_axes.empty() ? "None" : joined(mesh_axes, "+"); }
 
 }  // namespace
-
-// ---- devices ----
-void set_devices(int n, SourceLocation at) {
-  Here here(at);
-  if (n < 1 || n > most_devices) fail("devices", "there cannot be {} devices", n);
-  device_count() = n;
-}
-int devices() { return device_count(); }
 
 Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at) : axes_(std::move(given)) {
   Here here(at);
@@ -66,7 +39,7 @@ Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at) : 
     if (size < 1) fail("mesh", "mesh axis {} has size {}; it must be at least 1, or -1 for what is left", name, size);
     others *= size, split += size > 1;
     if (split >= Cut::most) fail("mesh", "a mesh has fewer than {} axes of more than one device", int(Cut::most));
-    if (others > most_devices) fail("mesh", "the mesh {} has more than {} devices", *this, int(most_devices));
+    if (others > kMostDevices) fail("mesh", "the mesh {} has more than {} devices", *this, int(kMostDevices));
   }
   if (!open) return;
   int all = haliax::devices();

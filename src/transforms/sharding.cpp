@@ -6,6 +6,7 @@
 
 #include "base/name.h"
 #include "graph/fail.h"
+#include "haliax/ranks.h"
 #include "ops/by_blocks.h"
 
 namespace haliax {
@@ -87,6 +88,12 @@ std::pair<std::int64_t, std::int64_t> block_of(const Axis& a, const Cut& cut, co
   }
   std::int64_t step = (a.size + blocks - 1) / blocks, from = std::min(a.size, block * step);
   return {from, std::min(a.size, from + step) - from};
+}
+int owner_of(const Sharding& s, const Mesh& mesh, int device) {
+  int stride = 1, owner = device;
+  for (int x = int(mesh.axes().size()); x-- > 0; stride *= mesh.axes()[std::size_t(x)].second)
+    if (!s.cuts(x)) owner -= coordinate(mesh, device, x) * stride;
+  return owner;
 }
 Axes local_axes(const Axes& axes, const Sharding& s, const Mesh& mesh, int device) {
   Axes out = axes;
@@ -171,7 +178,11 @@ void require_axes(const char* op, const Mapping& mapping, const Mesh& mesh) {
 }
 void require_devices(const char* op, const Mesh& mesh) {
   int wanted = mesh.devices(), there = devices();
-  if (wanted <= there) return;
+  if (wanted == 1 || (rank_count() == 1 ? wanted <= there : wanted == there)) return;
+  if (rank_count() > 1)
+    fail(op, "the mesh ({}) has {} devices, and {} ranks of {} each have {}; a mesh lies on all of them: start as many ranks, or "
+         "set how many devices each has with set_devices or HALIAX_DEVICES",
+         mesh, wanted, rank_count(), there / rank_count(), there);
   fail(op, "the mesh ({0}) has {1} devices, and there are {2}; set_devices({1}) or HALIAX_DEVICES={1} gives more, as threads of "
        "this process, and plan() takes a mesh of any size",
        mesh, wanted, there);

@@ -14,6 +14,8 @@ namespace haliax {
 using program::Monoid;
 class Node;
 
+constexpr int kMostDevices = 1 << 24;            // of a mesh
+
 // Mesh axes by number, major to minor: what cuts one axis of an array.
 class Cut {
  public:
@@ -69,6 +71,7 @@ std::string to_string(const Mesh&, const Cut&);  // data+model
 std::string to_string(const Sharding&);          // by the numbers of mesh axes
 // First position and length of this device's block of an axis: ceil blocks, the last may be short or empty.
 std::pair<std::int64_t, std::int64_t> block_of(const Axis&, const Cut&, const Mesh&, int device);
+int owner_of(const Sharding&, const Mesh&, int device);   // of the devices that have the same block, the first
 Axes local_axes(const Axes&, const Sharding&, const Mesh&, int device);
 double local_size(const Axes&, const Sharding&, const Mesh&);  // elements on one device, on average
 // Are the blocks of `cut` parts of the blocks of its first `n` mesh axes?

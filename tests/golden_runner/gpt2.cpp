@@ -4,7 +4,9 @@
 #include <cmath>
 
 #include "examples/gpt2/model.h"
+#include "haliax/ranks.h"
 #include "haliax/state_dict.h"
+#include "runtime/ranks.h"
 
 namespace golden {
 
@@ -203,7 +205,7 @@ Gpt2Run run_gpt2(const Group& g, const Value& c, const Variant& variant, const s
   };
   compare_values("losses", losses, first(expected["losses"]), Tolerance(tol["losses"]), problems);
   compare_values("gradient norms", norms, first(expected["gradient_norms"]), Tolerance(tol["losses"]), problems);
-  result.step = step.report();
+  result.step = step.report(), result.losses = losses;
   if (steps < all_steps) return result;
   compare_weights(
       "final weights", model, g, c, "final",
@@ -220,6 +222,34 @@ Gpt2Run run_gpt2(const Group& g, const Value& c, const Variant& variant, const s
                    exact, problems);
   }
   return result;
+}
+
+Problems run_gpt2_on_ranks(const Group& g, const Value& c, const std::string& backend) {
+  const int n = devices(), each = n / rank_count(), model = n % 2 ? 1 : 2;
+  const Layout layouts[] = {
+      {Mesh{{{"data", n}}}, {}, {{"batch", "data"}}},
+      {Mesh{{{"data", n}}}, {{"embed", "data"}}, {{"batch", "data"}}},
+      {Mesh{{{"data", n / model}, {"model", model}}},
+       {{"embed", "data"}, {"mlp", "model"}, {"heads", "model"}},
+       {{"batch", "data"}, {"mlp", "model"}, {"heads", "model"}}}};
+  Problems all;
+  for (const Layout& layout : layouts) {
+    Variant v;
+    v.layout = layout;
+    const auto here = run_gpt2(g, c, v, backend);
+    set_devices(n);
+    const auto threads = [&] {
+      const alone by_itself;
+      return run_gpt2(g, c, v, backend);
+    }();
+    set_devices(each);
+    for (const auto& problem : here.problems) all.push_back(to_string(layout.mesh) + ": " + problem);
+    if (here.losses.size() != threads.losses.size() || here.losses != threads.losses)
+      all.push_back(to_string(layout.mesh) + ": losses of ranks and of threads differ in their bits");
+    if (here.step.peak_bytes > threads.step.peak_bytes || here.step.sent_bytes != threads.step.sent_bytes)
+      all.push_back(to_string(layout.mesh) + ": ranks and threads are planned with other bytes");
+  }
+  return all;
 }
 
 }  // namespace golden

@@ -29,9 +29,13 @@ inline const Variant variants[] = {{.name = "vmap", .vmap = true},
 
 struct Gpt2Run {
   Problems problems;
+  std::vector<double> losses;
   haliax::JitReport step;  // of the training step
 };
 // Logits, loss, every gradient, the training steps, final weights and greedy tokens of one case of the group.
 Gpt2Run run_gpt2(const Group&, const Value& c, const Variant&, const std::string& backend);
+
+// The layouts of docs/sharding.md on a mesh of all ranks: the case's numbers, and the bits of the same mesh as threads.
+Problems run_gpt2_on_ranks(const Group&, const Value& c, const std::string& backend);
 
 }  // namespace golden

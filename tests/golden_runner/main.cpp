@@ -1,4 +1,4 @@
-// golden DIR [GROUP ...] [--backend cpu|reference|apart|cuda-sim|both] [--case TEXT] [--list-skipped] [--variants] [--mesh SEED]
+// golden DIR [GROUP ...] [--backend cpu|reference|apart|cuda-sim|both] [--case TEXT] [--list-skipped] [--variants] [--mesh SEED | --ranks]
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -9,6 +9,7 @@
 #include "gpt2.h"
 #include "haliax/error.h"
 #include "haliax/jit.h"
+#include "haliax/ranks.h"
 #include "mesh.h"
 #include "table.h"
 
@@ -16,7 +17,7 @@ namespace golden {
 namespace {
 
 const char* const usage =
-    "usage: golden DIR [GROUP ...] [--backend cpu|reference|apart|cuda-sim|both] [--case TEXT] [--list-skipped] [--variants] [--mesh SEED]";
+    "usage: golden DIR [GROUP ...] [--backend cpu|reference|apart|cuda-sim|both] [--case TEXT] [--list-skipped] [--variants] [--mesh SEED | --ranks]";
 const char* const all_groups[] = {"ops", "grads", "nn", "random", "scan", "chunked", "errors", "gpt2"};
 
 struct Options {
@@ -24,6 +25,7 @@ struct Options {
   std::vector<std::string> groups, backends{"reference", "cpu"};
   std::string only;  // of the cases, those whose id contains this
   bool list_skipped = false, variants = false;
+  bool ranks = false;  // the group gpt2 on meshes of all ranks that mpirun has started
   std::optional<std::uint64_t> mesh;  // each case once, on a mesh drawn from this seed; so is the backend, if not told
 };
 
@@ -45,6 +47,8 @@ Options parse(int argc, char** argv) {
       o.list_skipped = true;
     } else if (a == "--variants") {
       o.variants = true;
+    } else if (a == "--ranks") {
+      o.ranks = true;
     } else if (a == "--mesh") {
       o.mesh = seed_of(value(i));
     } else if (a == "--case") {
@@ -69,6 +73,7 @@ Options parse(int argc, char** argv) {
   }
   if (o.dir.empty()) throw BadData(usage);
   if (o.groups.empty()) o.groups.assign(std::begin(all_groups), std::end(all_groups));
+  if (o.ranks) o.groups = {"gpt2"}, o.backends = {"cpu"};
   return o;
 }
 
@@ -90,7 +95,8 @@ class Runner {
     }
     if (options_.list_skipped)
       for (const auto& [what, count] : skips_) std::printf("skipped: %s x%d\n", what.c_str(), count);
-    std::printf("%d passed, %d failed, %d skipped\n", passed_, failed_, skipped_);
+    if (!options_.ranks || haliax::this_rank() == 0)
+      std::printf("%d passed, %d failed, %d skipped\n", passed_, failed_, skipped_);
     return failed_ ? 1 : 0;
   }
 
@@ -126,6 +132,7 @@ class Runner {
   void one(const Group& g, const Value& c) {
     const std::string id = g.name + "/" + c["id"].as_text();
     if (options_.mesh) return on_mesh(g, c, id);
+    if (options_.ranks) return attempt(id, [&](const std::string& backend) { return run_gpt2_on_ranks(g, c, backend); });
     if (g.name == "errors") {
       attempt(id, [&](const std::string&) { return check_error(c); });
     } else if (g.name == "gpt2") {

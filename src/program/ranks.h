@@ -1,0 +1,40 @@
+// Ranks: processes that run one program together, each with some of the devices of every mesh. What carries messages between them
+// is a plugin's (backends/mpi); what is sent, and how sums are taken, is the runtime's: a carrier adds nothing up.
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace haliax::program {
+
+// Calls come from several threads at once, and none of them waits for another rank.
+class Ranks {
+ public:
+  virtual ~Ranks() = default;
+  virtual int rank() const = 0;     // of this process
+  virtual int count() const = 0;
+  virtual std::string where() const = 0;   // this process, for people: its host
+  // Tags of messages lie below it; it is at least 1 << 15.
+  virtual int tags() const = 0;
+
+  // Messages of data are kept apart from those by which ranks look after each other.
+  enum class Channel { data, care };
+  // Of one channel, one tag and one sender they arrive in the order in which they were sent, each as long as its receiver says.
+  // Their memory stays as it is until they are done.
+  struct Message {
+    void* handle = nullptr;         // null: it is done
+  };
+  virtual Message send(Channel, int to, int tag, const void*, std::int64_t bytes) = 0;
+  virtual Message receive(Channel, int from, int tag, void*, std::int64_t bytes) = 0;
+  virtual bool done(Message&) = 0;   // raises for one that was longer than its receiver said
+  // A message that is here and that nobody has asked for, from that rank (-1: any), with that tag (-1: any).
+  struct Envelope {
+    int from = 0, tag = 0;
+    std::int64_t bytes = 0;
+  };
+  virtual std::optional<Envelope> waiting(Channel, int from, int tag) = 0;
+  // The end of this process: `together`, when all ranks are at theirs; else by itself. Nothing is sent after it.
+  virtual void leave(bool together) = 0;
+};
+
+}  // namespace haliax::program

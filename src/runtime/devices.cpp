@@ -1,0 +1,71 @@
+// How many devices there are, in this process and in all ranks; and what lies on those of this one.
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+
+#include "graph/fail.h"
+#include "haliax/mesh.h"
+#include "haliax/ranks.h"
+#include "runtime/mesh_run.h"
+#include "runtime/ranks.h"
+#include "transforms/sharding.h"
+
+namespace haliax {
+namespace {
+
+int devices_asked(const char* text) {
+  if (!text || !*text) return peers() ? 1 : 8;
+  int n = 0;
+  const char* end = text + std::strlen(text);
+  auto [read, error] = std::from_chars(text, end, n);
+  if (error != std::errc() || read != end || n < 1 || n > kMostDevices)
+    throw Error(fmt::format("[devices] HALIAX_DEVICES is {}; it must be a number from 1 to {}", text, kMostDevices));
+  return n;
+}
+std::atomic<int>& in_this_process() {
+  static std::atomic<int> count = devices_asked(std::getenv("HALIAX_DEVICES"));
+  return count;
+}
+
+}  // namespace
+
+void set_devices(int n, SourceLocation at) {
+  Here here(at);
+  if (n < 1 || n > kMostDevices) fail("devices", "there cannot be {} devices", n);
+  in_this_process() = n;
+}
+int devices() { return in_this_process() * rank_count(); }
+
+int this_rank() {
+  auto* p = peers();
+  return p ? p->rank() : 0;
+}
+int rank_count() {
+  auto* p = peers();
+  return p ? p->count() : 1;
+}
+
+std::vector<LocalShard> local_shards(const NamedArray& a, SourceLocation at) {
+  Here here(at);
+  if (a.empty()) fail("local_shards", "the array is empty");
+  a.eval(at);
+  auto& n = *a.node();
+  auto value = n.value.get();
+  for (auto* p = value->pieces(); p; p = p->next.get()) {
+    auto* s = dynamic_cast<const Shards*>(p);
+    if (!s || s->blocks.empty() || !s->blocks[0]) continue;
+    std::vector<LocalShard> out;
+    for (std::size_t k = 0; k < s->blocks.size(); ++k) {
+      LocalShard one;
+      one.device = s->first + int(k), one.first = owner_of(s->at, s->mesh, one.device) == one.device;
+      for (auto& axis : n.axes) one.start.push_back(block_of(axis, s->at.cut(axis.name), s->mesh, one.device).first);
+      one.value = NamedArray(make_data(s->blocks[k], local_axes(n.axes, s->at, s->mesh, one.device), n.dtype));
+      out.push_back(std::move(one));
+    }
+    return out;
+  }
+  return {{0, std::vector<std::int64_t>(n.axes.size()), a, true}};
+}
+
+}  // namespace haliax

@@ -1,0 +1,312 @@
+#include "runtime/rank_communicator.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "runtime/fold.h"
+#include "transforms/sharding.h"
+
+namespace haliax {
+namespace {
+
+using program::Collective;
+using program::Dims;
+using program::Wire;
+
+constexpr std::int64_t kStaging = 8 << 20;        // bytes of packed messages that a device has at a time, about
+
+// Elements [from, from + count) of a box in memory, in row-major order.
+struct Patch {
+  std::byte* at = nullptr;
+  Dims dims, strides;
+  DType dtype = DType::f32;
+  std::int64_t from = 0, count = 0;
+  std::int64_t bytes() const { return count * bytes_of(dtype); }
+};
+using Patches = std::vector<Patch>;
+std::int64_t bytes_in(const Patches& all) {
+  std::int64_t n = 0;
+  for (auto& p : all) n += p.bytes();
+  return n;
+}
+
+// f(where they lie, bytes) for its stretches that lie in one piece, in order.
+template <class F> void each_stretch(const Patch& p, F f) {
+  std::int64_t width = bytes_of(p.dtype), run = 1;
+  std::size_t outer = p.dims.size();
+  for (; outer > 0 && (p.dims[outer - 1] == 1 || p.strides[outer - 1] == run); --outer) run *= p.dims[outer - 1];
+  Dims at(outer);
+  std::int64_t rest = p.from / run, skipped = p.from % run, offset = 0;
+  for (auto d = outer; d-- > 0; rest /= p.dims[d]) at[d] = rest % p.dims[d], offset += at[d] * p.strides[d];
+  for (auto left = p.count; left > 0;) {
+    auto n = std::min(left, run - skipped);
+    f(p.at + (offset + skipped) * width, n * width);
+    left -= n, skipped = 0;
+    for (auto d = outer; d-- > 0;) {
+      offset += p.strides[d];
+      if (++at[d] < p.dims[d]) break;
+      offset -= at[d] * p.strides[d], at[d] = 0;
+    }
+  }
+}
+void pack(const Patches& all, std::byte* to) {
+  for (auto& p : all) each_stretch(p, [&](std::byte* at, std::int64_t n) { std::memcpy(to, at, std::size_t(n)), to += n; });
+}
+void unpack(const std::byte* from, const Patches& all) {
+  for (auto& p : all) each_stretch(p, [&](std::byte* at, std::int64_t n) { std::memcpy(at, from, std::size_t(n)), from += n; });
+}
+// In pieces of at most so many bytes: the same at both ends, as they hold as many elements of the same dtypes.
+std::vector<Patches> pieces_of(const Patches& all, std::int64_t most) {
+  std::vector<Patches> out;
+  std::int64_t room = 0;
+  for (auto p : all) {
+    while (p.count > 0) {
+      if (room < bytes_of(p.dtype)) out.emplace_back(), room = most;
+      auto part = p;
+      part.count = std::min(p.count, room / bytes_of(p.dtype));
+      out.back().push_back(part);
+      p.from += part.count, p.count -= part.count, room -= part.bytes();
+    }
+  }
+  return out;
+}
+
+Patch whole(void* at, const program::Operand& o) {
+  return {static_cast<std::byte*>(at), o.dims, o.view.strides, o.view.dtype, 0, program::points(o.dims)};
+}
+Patch box(void* at, const program::Operand& o, const Dims& start, const Dims& dims, const Dims* step) {
+  auto p = whole(at, o);
+  std::int64_t offset = 0;
+  for (std::size_t d = 0; d < dims.size(); ++d) {
+    offset += start[d] * p.strides[d];
+    if (step) p.strides[d] *= (*step)[d];
+  }
+  p.at += offset * bytes_of(p.dtype), p.dims = dims, p.count = program::points(dims);
+  return p;
+}
+Patch slice(void* at, const program::Operand& o, int dim, std::int64_t from, std::int64_t size) {
+  Dims start(o.dims.size()), dims = o.dims;
+  start[std::size_t(dim)] = from, dims[std::size_t(dim)] = size;
+  return box(at, o, start, dims, nullptr);
+}
+
+std::uint64_t mix(std::uint64_t h, std::uint64_t v) {
+  h ^= v + 0x9e3779b97f4a7c15 + (h << 6) + (h >> 2);
+  return h * 0xbf58476d1ce4e5b9;
+}
+
+}  // namespace
+
+std::vector<int> group_of(const Mesh& mesh, const std::vector<int>& over, int device) {
+  std::vector<int> group{device};
+  for (int axis : over) {
+    std::vector<int> wider;
+    int size = mesh.axes()[std::size_t(axis)].second, stride = 1;
+    for (std::size_t k = std::size_t(axis) + 1; k < mesh.axes().size(); ++k) stride *= mesh.axes()[k].second;
+    for (int g : group)
+      for (int r = 0; r < size; ++r) wider.push_back(g + (r - coordinate(mesh, g, axis)) * stride);
+    group = wider;
+  }
+  return group;
+}
+
+// One collective: lanes of messages, one to and one from each other device.
+class RankCommunicator::Run {
+ public:
+  Run(RankCommunicator& c, const Collective& how, const void* const* x, void* const* out)
+      : c_(c), how_(how), group_(group_of(c.mesh_, how.over, c.device_)), staging_(std::make_unique<Staging>()) {
+    mine_ = std::size_t(std::find(group_.begin(), group_.end(), c.device_) - group_.begin());
+    for (std::size_t k = 0; k < how.x.size(); ++k) x_.push_back(const_cast<void*>(x[k]));   // only read
+    out_.assign(out, out + how.out.size());
+    piece_ = std::clamp<std::int64_t>(kStaging / std::int64_t(4 * group_.size()), 1 << 14, 1 << 20);
+  }
+  void run() {
+    try {
+      switch (how_.wire) {
+        case Wire::exchange: return move(parcels(how_.sends, true), parcels(how_.receives, false));
+        case Wire::all_gather: return move({group_.size(), mine()}, blocks_of_out());
+        case Wire::reduce_scatter: return reduce(blocks_of_x(), mine_of_out(), nullptr);
+        case Wire::all_reduce: {
+          auto parts = stretches(out_, how_.out);
+          return reduce(stretches(x_, how_.x), parts[mine_], &parts);
+        }
+      }
+    } catch (...) {
+      (void)staging_.release();     // what carries the messages may still use it
+      throw;
+    }
+  }
+
+ private:
+  using Staging = std::vector<std::unique_ptr<std::byte[]>>;
+  using Lanes = std::vector<Patches>;            // by place in the group
+
+  // ---- what goes where ----
+  std::int64_t ranks() const { return std::int64_t(group_.size()); }
+  std::int64_t block(std::size_t k) const { return (how_.size[k] + ranks() - 1) / ranks(); }
+  std::pair<std::int64_t, std::int64_t> block_of(std::size_t k, std::size_t g) const {   // first position, how many
+    auto from = std::min(std::int64_t(g) * block(k), how_.size[k]);
+    return {from, std::min(block(k), how_.size[k] - from)};
+  }
+  Patches mine() const {
+    Patches all;
+    for (std::size_t k = 0; k < x_.size(); ++k) all.push_back(whole(x_[k], how_.x[k]));
+    return all;
+  }
+  Patches mine_of_out() const {
+    Patches all;
+    for (std::size_t k = 0; k < out_.size(); ++k) all.push_back(whole(out_[k], how_.out[k]));
+    return all;
+  }
+  Lanes blocks(const std::vector<void*>& at, const std::vector<program::Operand>& of) const {
+    Lanes lanes(group_.size());
+    for (std::size_t g = 0; g < group_.size(); ++g)
+      for (std::size_t k = 0; k < at.size(); ++k) {
+        auto [from, size] = block_of(k, g);
+        lanes[g].push_back(slice(at[k], of[k], how_.dim[k], from, size));
+      }
+    return lanes;
+  }
+  Lanes blocks_of_out() const { return blocks(out_, how_.out); }
+  Lanes blocks_of_x() const { return blocks(x_, how_.x); }
+  // Each device sums as many elements.
+  Lanes stretches(const std::vector<void*>& at, const std::vector<program::Operand>& of) const {
+    Lanes lanes(group_.size());
+    for (std::size_t k = 0; k < at.size(); ++k) {
+      auto n = program::points(of[k].dims), share = (n + ranks() - 1) / ranks();
+      for (std::size_t g = 0; g < group_.size(); ++g) {
+        auto p = whole(at[k], of[k]);
+        p.from = std::min(n, std::int64_t(g) * share), p.count = std::min(share, n - p.from);
+        lanes[g].push_back(p);
+      }
+    }
+    return lanes;
+  }
+  Lanes parcels(const std::vector<program::Parcel>& all, bool sends) const {
+    Lanes lanes(group_.size());
+    for (auto& p : all) {
+      auto g = std::size_t(std::find(group_.begin(), group_.end(), p.device) - group_.begin());
+      auto k = std::size_t(p.array);
+      lanes[g].push_back(sends ? box(x_[k], how_.x[k], p.start, p.dims, &p.step)
+                               : box(out_[k], how_.out[k], p.start, p.dims, nullptr));
+    }
+    return lanes;
+  }
+
+  // ---- messages ----
+  std::byte* room(const Patches& p) {
+    staging_->push_back(std::make_unique_for_overwrite<std::byte[]>(std::size_t(std::max<std::int64_t>(bytes_in(p), 1))));
+    return staging_->back().get();
+  }
+  Peers::End end(std::size_t g) const {
+    int local = c_.mesh_.devices() / c_.peers_.count();
+    return {group_[g] / local, group_[g] % local};
+  }
+  int here() const { return end(mine_).device; }
+  void post_send(std::size_t g, int part, const std::byte* data, std::int64_t bytes) {
+    pending_.push_back(c_.peers_.send(here(), end(g), mix(c_.key_, std::uint64_t(part)), data, bytes));
+  }
+  void post_receive(std::size_t g, int part, std::byte* data, std::int64_t bytes) {
+    pending_.push_back(c_.peers_.receive(end(g), here(), mix(c_.key_, std::uint64_t(part)), data, bytes));
+  }
+  std::vector<std::vector<Patches>> in_pieces(const Lanes& lanes) const {
+    std::vector<std::vector<Patches>> out;
+    for (auto& l : lanes) out.push_back(pieces_of(l, piece_));
+    return out;
+  }
+
+  void move(const Lanes& from, const Lanes& to) {
+    auto sends = in_pieces(from), receives = in_pieces(to);
+    for (std::size_t round = 0;; ++round) {
+      std::vector<std::pair<const std::byte*, const Patches*>> got;
+      staging_->clear();
+      for (std::size_t g = 0; g < group_.size(); ++g) {
+        bool own = g == mine_, in = round < receives[g].size(), out = round < sends[g].size();
+        if (in && !own) {
+          auto* to = room(receives[g][round]);
+          post_receive(g, 0, to, bytes_in(receives[g][round]));
+          got.push_back({to, &receives[g][round]});
+        }
+        if (!out) continue;
+        auto* packed = room(sends[g][round]);
+        pack(sends[g][round], packed);
+        if (own) unpack(packed, receives[g].at(round));
+        else post_send(g, 0, packed, bytes_in(sends[g][round]));
+      }
+      if (staging_->empty()) return;
+      c_.peers_.wait(pending_);
+      for (auto& [at, patches] : got) unpack(at, *patches);
+    }
+  }
+  // x: what each device sums of what this one has. Sums are taken here for `mine`; and where `all` have them, they are sent on.
+  void reduce(const Lanes& x, const Patches& mine, const Lanes* all) {
+    auto sends = in_pieces(x);
+    auto sums = pieces_of(mine, piece_);
+    auto others = all ? in_pieces(*all) : std::vector<std::vector<Patches>>(group_.size());
+    for (std::size_t round = 0;; ++round) {
+      staging_->clear();
+      bool sum = round < sums.size();
+      std::vector<const std::byte*> parts(group_.size());
+      std::vector<std::pair<const std::byte*, const Patches*>> got;
+      for (std::size_t g = 0; g < group_.size(); ++g) {
+        if (sum && g != mine_) {
+          auto* to = room(sums[round]);
+          post_receive(g, 0, to, bytes_in(sums[round]));
+          parts[g] = to;
+        }
+        if (round >= sends[g].size()) continue;
+        auto* packed = room(sends[g][round]);
+        pack(sends[g][round], packed);
+        if (g == mine_) parts[g] = packed;
+        else post_send(g, 0, packed, bytes_in(sends[g][round]));
+      }
+      if (staging_->empty()) return;
+      c_.peers_.wait(pending_);
+      for (std::size_t g = 0; g < group_.size(); ++g) {
+        if (g == mine_ || round >= others[g].size()) continue;
+        auto* to = room(others[g][round]);
+        post_receive(g, 1, to, bytes_in(others[g][round]));
+        got.push_back({to, &others[g][round]});
+      }
+      if (sum) {
+        auto* total = room(sums[round]);
+        std::int64_t at = 0;
+        for (auto& p : sums[round]) {
+          std::vector<const std::byte*> from;
+          for (auto* part : parts) from.push_back(part + at);
+          fold(how_.monoid, p.dtype, from, total + at, p.count);
+          at += p.bytes();
+        }
+        unpack(total, sums[round]);
+        for (std::size_t g = 0; all && g < group_.size(); ++g)
+          if (g != mine_) post_send(g, 1, total, at);
+      }
+      c_.peers_.wait(pending_);
+      for (auto& [at, patches] : got) unpack(at, *patches);
+    }
+  }
+
+  RankCommunicator& c_;
+  const Collective& how_;
+  std::vector<int> group_;
+  std::size_t mine_ = 0;
+  std::vector<void*> x_, out_;
+  std::int64_t piece_;
+  std::unique_ptr<Staging> staging_;
+  std::vector<Peers::Pending> pending_;
+};
+
+RankCommunicator::RankCommunicator(Peers& peers, const Peers::Call& call, const Mesh& mesh, int device)
+    : peers_(peers), mesh_(mesh), device_(device), key_(mix(17, call.number())) {}
+void RankCommunicator::run(const Collective& c, const void* const* x, void* const* out, void*, std::int64_t) {
+  key_ = mix(key_, std::uint64_t(c.wire) * 8 + std::uint64_t(c.monoid));
+  for (auto axis : c.over) key_ = mix(key_, std::uint64_t(axis));
+  for (auto size : c.size) key_ = mix(key_, std::uint64_t(size));
+  Run(*this, c, x, out).run();
+}
+void RankCommunicator::fail(const char* why) { peers_.fail(fmt::format("device {}: {}", device_, why)); }
+
+}  // namespace haliax

@@ -1,0 +1,30 @@
+// How the devices of a mesh speak to each other where they lie in several ranks: by messages.
+#pragma once
+#include "haliax/mesh.h"
+#include "program/program.h"
+#include "runtime/ranks.h"
+
+namespace haliax {
+
+// Every block goes straight to who wants it, and sums are taken by who wants them, in rank order: the bytes that a ring would
+// send, and the bits of threads. What is sent is packed, a few MiB at a time.
+class RankCommunicator final : public program::Communicator {
+ public:
+  // device: of the mesh. Each rank has as many as this one, one after the other.
+  RankCommunicator(Peers&, const Peers::Call&, const Mesh&, int device);
+  void run(const program::Collective&, const void* const* x, void* const* out, void* scratch,
+           std::int64_t scratch_bytes) override;
+  void fail(const char* why) override;
+
+ private:
+  class Run;
+  Peers& peers_;
+  const Mesh& mesh_;
+  const int device_;
+  std::uint64_t key_;               // of the call, and of the collectives so far
+};
+
+// All devices that differ from this one only along these mesh axes, major to minor: in rank order.
+std::vector<int> group_of(const Mesh&, const std::vector<int>& over, int device);
+
+}  // namespace haliax

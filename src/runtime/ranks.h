@@ -1,0 +1,127 @@
+// The ranks that run this program (program/ranks.h), as one of them sees them: who is there, who has failed, and how messages are
+// waited for.
+//
+// In: what carries messages. Out: calls that all ranks make together, each in the same order. Always: a rank that raises, ends
+// early, dies or stands still becomes an error of all others that names it; nobody waits for ever.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "haliax/error.h"
+#include "program/ranks.h"
+
+namespace haliax {
+
+struct Elsewhere : Error {   // the cause lies on another device
+  using Error::Error;
+};
+
+class Peers {
+ public:
+  // patience: how long a rank may be silent before it counts as lost; 0: for ever.
+  Peers(program::Ranks&, std::chrono::milliseconds patience);
+  ~Peers();
+  Peers(const Peers&) = delete;
+  int rank() const { return me_; }
+  int count() const { return count_; }
+
+  // What all ranks do together; one at a time, other threads wait. Raises if another rank has failed.
+  class Call {
+   public:
+    Call(Peers&, std::string what);   // the same on all ranks; for people: "jit at train.cpp:12"
+    Call(const Call&) = delete;
+    std::uint64_t number() const { return peers_.calls_; }   // the same on all ranks
+
+   private:
+    Peers& peers_;
+    std::unique_lock<std::mutex> turn_;
+  };
+
+  // ---- messages within a call ----
+  // From whom, or to whom: a device, by its number among those of its rank, or the rank itself.
+  static constexpr int kItself = 31;
+  struct End {
+    int rank = 0, device = kItself;
+  };
+  struct Pending {
+    program::Ranks::Message message = {};
+    End other = {};
+    int tag = 0;
+    bool receives = false;
+  };
+  // key: what it is about, the same at both ends; messages of one key between two ends arrive in order.
+  Pending send(int device, End to, std::uint64_t key, const void*, std::int64_t bytes);
+  Pending receive(End from, int device, std::uint64_t key, void*, std::int64_t bytes);
+  // Until all are done. What raises here leaves the memory of what is not done to the carrier: it must stay where it is.
+  void wait(std::vector<Pending>&);
+
+  // Each rank says what it is about to do; where a field differs from that of rank 0, all raise. A long text may be given as its
+  // hash: then it is not shown.
+  struct Field {
+    std::string name, text;
+    bool shown = true;
+  };
+  void agree(const std::vector<Field>&);
+
+  // This rank goes no further: all others raise, from now on.
+  void fail(const std::string& why) noexcept;
+  void check() const;               // raises what another rank failed with
+  // The end of this process: waits for the others, unless one has failed.
+  void leave();
+  std::int64_t sent_bytes() const { return sent_; }   // of data, to other ranks
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  enum Care : int { beats, failures, ends, waits };   // tags of messages by which ranks look after each other
+  struct Note {
+    program::Ranks::Message message = {};
+    std::string text;
+  };
+  int tag(int from, int to, std::uint64_t key) const;
+  void suspect(const std::vector<Pending>&, Clock::time_point since);
+  void look_after();                // the thread: beats, and what others say
+  void hear();
+  void tell(int rank, Care, std::string text);
+  void tell_all(Care, const std::string& text);
+  void note_failure(std::string why);
+  std::string named() const;        // rank 2 (host, process 17)
+
+  program::Ranks& carrier_;
+  const int me_, count_, kinds_;    // kinds_: so many calls are told apart
+  const std::chrono::milliseconds patience_;
+  std::mutex calling_;
+  std::uint64_t calls_ = 0;
+  int call_ = 0;                    // as messages name it
+  std::atomic<std::int64_t> sent_{0};
+  mutable std::mutex lock_;         // of all below
+  std::string doing_;               // the call, for people
+  std::atomic<bool> waiting_{false};   // for long already
+  Clock::time_point asked_;         // when this one last told another that it waits for it
+  std::condition_variable changed_;
+  std::string failure_;             // of another rank, or what this one told
+  std::atomic<bool> failed_{false};
+  std::vector<char> ended_;         // by rank
+  std::list<Note> notes_;           // on their way
+  Clock::time_point heard_;         // from the rank before this one
+  bool stop_ = false;
+  std::thread care_;
+};
+
+// Those of this process; null: it runs by itself. Opened when first asked for: under mpirun, or where HALIAX_RANKS=mpi asks.
+Peers* peers();
+// While one lives, meshes of this thread lie in this process alone: their devices are its threads, whatever ranks there are.
+class alone {
+ public:
+  [[nodiscard]] alone();
+  ~alone();
+  alone(const alone&) = delete;
+};
+
+}  // namespace haliax

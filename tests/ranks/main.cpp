@@ -1,0 +1,154 @@
+// ranks WHAT: what tests/ranks_test.py lets several processes do together.
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+
+#include "haliax/fmt.h"
+#include "haliax/haliax.h"
+#include "runtime/ranks.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis Batch{"batch", 12}, Embed{"embed", 24}, Mlp{"mlp", 40};
+
+struct Layer {
+  NamedArray up, down;
+  auto fields() { return std::tie(up, down); }
+};
+Layer layer() {
+  auto keys = random::split(random::key(1), 2);
+  return {random::normal(keys[0], {Embed, Mlp}), random::normal(keys[1], {Mlp, Embed})};
+}
+auto step_on(const Mesh& mesh, Mapping parameters, Mapping inside) {
+  auto step = [inside](const Layer& w, const NamedArray& x) {
+    axis_mapping scope(inside);
+    auto loss = [&](const Layer& w) { return mean(square(dot({tanh(dot({auto_sharded(x), w.up}, Embed)), w.down}, Mlp))); };
+    auto [value, g] = value_and_grad(loss)(w);
+    return std::pair(value, Layer{w.up - 0.1 * g.up, w.down - 0.1 * g.down});
+  };
+  return named_jit(step, {.donate = {0}, .mesh = mesh, .axis_resources = parameters});
+}
+
+// Losses and bytes are those of the same mesh as threads; what is sent is what was planned.
+int traffic() {
+  const int n = devices();
+  const Mesh mesh = n % 2 ? Mesh{{{"data", n}, {"model", 1}}} : Mesh{{{"data", n / 2}, {"model", 2}}};
+  const std::pair<Mapping, Mapping> layouts[] = {
+      {{}, {{"batch", "data"}}},
+      {{{"embed", "data"}}, {{"batch", "data"}}},
+      {{{"embed", "data"}, {"mlp", "model"}}, {{"batch", "data"}, {"mlp", "model"}}},
+      {{{"mlp", {"data", "model"}}}, {{"mlp", {"data", "model"}}}}};
+  int wrong = 0;
+  for (auto& [parameters, inside] : layouts) {
+    auto train = [&, &parameters = parameters, &inside = inside](JitReport& report, double& sent) {
+      auto step = step_on(mesh, parameters, inside);
+      auto w = layer();
+      const auto x = random::normal(random::key(2), {Batch, Embed});
+      std::vector<double> losses;
+      for (int i = 0; i < 5; ++i) {
+        const auto before = peers() ? peers()->sent_bytes() : 0;
+        auto [loss, next] = step(w, x);
+        sent = peers() ? double(peers()->sent_bytes() - before) : 0;
+        w = std::move(next);
+        losses.push_back(loss.item());
+      }
+      const auto all = w.up.doubles();
+      losses.insert(losses.end(), all.begin(), all.end());
+      report = step.report();
+      return losses;
+    };
+    JitReport here, threads;
+    double sent = 0, none = 0;
+    const auto mine = train(here, sent);
+    set_devices(n);
+    const auto theirs = [&] {
+      const alone by_itself;
+      return train(threads, none);
+    }();
+    set_devices(n / rank_count());
+    auto tell = [&](bool good, const char* what) {
+      if (!good) fmt::print("rank {}: parameters {}, inside {}: {}\n", this_rank(), parameters, inside, what), ++wrong;
+    };
+    tell(mine == theirs, "not the bits of threads");
+    tell(here.sent_bytes == threads.sent_bytes && here.peak_bytes <= threads.peak_bytes, "other planned bytes");
+    // All that left a rank, of one device each; the plan says what a device sends on average.
+    Axis Rank{"rank", rank_count()};
+    auto total = named_jit([=](const NamedArray& x) { return sum(x, Rank); },
+                           {.mesh = mesh, .axis_resources = Mapping{{"rank", {"data", "model"}}}});
+    std::vector<float> own(std::size_t(rank_count()), 0.f);
+    own[std::size_t(this_rank())] = float(sent);
+    const auto all = total(array(own, {Rank})).item();   // each rank's device holds its own number
+    if (n == rank_count()) tell(std::abs(all - here.sent_bytes * n) <= 8. * n, "what was sent is not what was planned");
+  }
+  fmt::print("rank {}: {} wrong\n", this_rank(), wrong);
+  return wrong ? 1 : 0;
+}
+
+// What a program does with arrays that lie on all ranks.
+int arrays() {
+  const Mesh mesh{{{"data", -1}}};
+  use_mesh on(mesh);
+  const auto x = arange(Axis{"batch", 2 * devices() + 1});
+  const auto [y, total] = named_jit([](const NamedArray& x) { return std::pair(x * 2, sum(x)); },
+                                    {.axis_resources = Mapping{{"batch", "data"}}})(x);
+  if (this_rank() == 0) fmt::print("total {}\n", total.item());   // each has all of it
+  for (auto& s : local_shards(y)) fmt::print("device {}: {} from {}\n", s.device, s.value, s.start[0]);
+  const auto all = y.integers();
+  fmt::print("rank {}: {} of {} right\n", this_rank(), std::count_if(all.begin(), all.end(), [&, k = 0](auto v) mutable { return v == 2 * k++; }), all.size());
+  return 0;
+}
+
+int fault(const std::string& how) {
+  const Mesh mesh{{{"data", -1}}};
+  use_mesh on(mesh);
+  axis_mapping scope({{"batch", "data"}});
+  auto x = random::normal(random::key(1), {Axis{"batch", 8}, Axis{"embed", 1 << 16}});
+  auto step = named_jit([](const NamedArray& x) { return std::pair(sum(x), x * 2.); });
+  for (int i = 0; i < 6; ++i) {
+    auto [s, y] = step(x);
+    if (i == 3 && this_rank() == 1) {
+      if (how == "killed") kill(getpid(), SIGKILL);
+      if (how == "stopped") kill(getpid(), SIGSTOP);
+      if (how == "raises") throw Error("[data] the disk is full");
+      if (how == "ends") return 0;
+      if (how == "reads") (void)y.floats();
+      if (how == "calls") (void)named_jit([](const NamedArray& x) { return x * sum(x); })(x);
+    }
+    x = y;
+  }
+  fmt::print("rank {}: nothing went wrong\n", this_rank());
+  return 0;
+}
+int differs(const std::string& what) {
+  const bool other = this_rank() == 1;
+  const int n = devices();
+  const Mesh mesh = what == "mesh" && other ? Mesh{{{"model", n}}} : Mesh{{{"data", n}}};
+  const Mapping mapping = what == "mapping" && other ? Mapping{{"embed", mesh.axes()[0].first.c_str()}} : Mapping{{"batch", mesh.axes()[0].first.c_str()}};
+  const auto x = random::normal(random::key(1), {Batch, Embed}, what == "dtype" && other ? DType::bf16 : DType::f32);
+  const double factor = what == "program" && other ? 3 : 2;
+  (void)named_jit([=](const NamedArray& x) { return factor > 2 ? sum(x * x, Batch) : sum(x * factor, Batch); },
+                  {.mesh = mesh, .axis_resources = mapping})(x);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string what = argc > 1 ? argv[1] : "", how = argc > 2 ? argv[2] : "";
+  try {
+    if (what == "traffic") return traffic();
+    if (what == "arrays") return arrays();
+    if (what == "fault") return fault(how);
+    if (what == "differs") return differs(how);
+    throw Error("[test] ranks traffic|arrays|fault HOW|differs WHAT");
+  } catch (const std::exception& e) {
+    std::printf("rank %s: %s\n", std::getenv("OMPI_COMM_WORLD_RANK") ? std::getenv("OMPI_COMM_WORLD_RANK") : "0", e.what());
+    std::fflush(stdout);
+    return 1;
+  }
+}
