@@ -78,6 +78,7 @@ SavedArray array_in(const Json& j, const Manifest& m, Whole whole_arrays) {
   a.shape = j.at("shape").get<std::vector<std::int64_t>>(), a.layers = j.at("layers").get<std::int64_t>();
   auto whole = a.shape;
   if (a.layers >= 0) whole.insert(whole.begin(), a.layers);
+  if (a.layers >= 0 && (a.axes.empty() || a.axes[0].size != a.layers)) throw Damaged(a.name + " has other layers than its axes");
   std::vector<std::int64_t> sizes;
   for (auto& axis : a.axes) sizes.push_back(axis.size);
   const auto bytes = bytes_of_shape(sizes, a.dtype);
@@ -117,16 +118,17 @@ SavedArray saved_array(const StateEntry& e) {
   return {e.path, e.array->dtype(), e.array->axes(), e.shape, e.layers};
 }
 std::vector<TensorHead> tensors_of(const SavedArray& a, const Part& part) {
-  if (!part.is_all_of(a.axes)) {
-    std::string which;
-    for (std::size_t d = 0; d < a.axes.size(); ++d)
-      if (part.sizes[d] != a.axes[d].size)
-        which += fmt::format("{}{}={}:{}", which.empty() ? "" : ",", a.axes[d].name.text(), part.start[d],
-                             part.start[d] + part.sizes[d]);
-    return {{a.name + "[" + which + "]", a.dtype, part.sizes}};
-  }
+  std::string cut;
+  for (std::size_t d = a.layers < 0 ? 0 : 1; d < a.axes.size(); ++d)
+    if (auto from = part.start[d], size = part.sizes[d]; size != a.axes[d].size)
+      cut += fmt::format("{}{}={}:{}", cut.empty() ? "" : ",", a.axes[d].name.text(), from, from + size);
   std::vector<TensorHead> out;
-  for (std::int64_t i = 0; i < (a.layers < 0 ? 1 : a.layers); ++i) out.push_back({name_of_layer(a.name, i), a.dtype, a.shape});
+  if (a.layers < 0 && cut.empty()) return {{a.name, a.dtype, a.shape}};
+  if (a.layers < 0) return {{a.name + "[" + cut + "]", a.dtype, part.sizes}};
+  const auto first = part.start[0], end = first + part.sizes[0];
+  const auto of_one = cut.empty() ? a.shape : program::Dims(part.sizes.begin() + 1, part.sizes.end());
+  for (auto layer = first; layer < end; ++layer)
+    out.push_back({name_of_layer(a.name, layer) + (cut.empty() ? "" : "[" + cut + "]"), a.dtype, of_one});
   return out;
 }
 

@@ -3,9 +3,9 @@
 //   step-00000200/state.safetensors                  of one process; of several state-00001-of-00004.safetensors, ...
 //   step-00000200/manifest.json                      which block of which array lies where, and checksums
 //
-// A block that is all of its array lies as the tensors that to_state_dict makes of it, layer by layer: row-major, one after the
-// other. Any other block is one tensor, name[embed=0:64]. Each file is row after row of blocks, so that a manifest says where in
-// the file a block begins, and its checksums are those of pieces of 256 KiB from there on: a reader of a part checks what it reads.
+// A block lies row-major, as the tensors that to_state_dict makes of the array, layer by layer; where an axis is cut the block is in
+// their names, and their dims are its axes: h.0.attn.weight[embed=0:64]. The manifest says where in its file a block begins. Its
+// checksums are those of pieces of 256 KiB from there on, so that who reads a part can check what it reads.
 #pragma once
 #include <optional>
 #include <stdexcept>

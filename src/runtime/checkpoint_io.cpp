@@ -146,37 +146,59 @@ struct CheckpointReader::Source {
   }
 };
 
-// Runs of elements that lie side by side in the block and in the part: the last dims, as far as both have all of them.
-void CheckpointReader::read(const SavedArray& a, const Part& wanted, std::byte* to) const {
-  const auto width = bytes_of(a.dtype);
-  const auto dims = a.axes.size();
-  for (auto& block : a.blocks) {
-    const auto both = intersection(block.part, wanted);
-    if (both.size() == 0) continue;
-    const auto from_strides = program::row_major(block.part.sizes), to_strides = program::row_major(wanted.sizes);
-    auto outer = dims;                           // dims that are walked; those behind them are one run
-    std::int64_t run = width;
-    while (outer > 0) {
-      --outer;
-      run *= both.sizes[outer];
-      if (both.sizes[outer] != block.part.sizes[outer] || both.sizes[outer] != wanted.sizes[outer]) break;
+namespace {
+
+// What a block and a part have in common, as runs of bytes that lie side by side in both, in the order of the block.
+class Runs {
+ public:
+  Runs(const Part& block, const PartedArray::ToFill& part, std::int64_t width) : data_(part.data) {
+    const auto both = intersection(block, part.part);
+    if (both.size() == 0) return;
+    const auto from = program::row_major(block.sizes), to = program::row_major(part.part.sizes);
+    bytes_ = width;
+    bool joined = true;                          // the last dims, as far as both have all of them, and one more
+    for (auto d = both.sizes.size(); d-- > 0;) {
+      from_ += (both.start[d] - block.start[d]) * from[d] * width, to_ += (both.start[d] - part.part.start[d]) * to[d] * width;
+      if (joined) bytes_ *= both.sizes[d];
+      else outer_.push_back({both.sizes[d], from[d] * width, to[d] * width, 0});
+      joined &= both.sizes[d] == block.sizes[d] && both.sizes[d] == part.part.sizes[d];
     }
-    std::int64_t from = 0, at = 0;
-    for (std::size_t d = 0; d < dims; ++d) {
-      from += (both.start[d] - block.part.start[d]) * from_strides[d] * width;
-      at += (both.start[d] - wanted.start[d]) * to_strides[d] * width;
+  }
+  bool done() const { return bytes_ == 0; }
+  std::int64_t from() const { return from_; }
+  std::byte* to() const { return data_ + to_; }
+  std::int64_t bytes() const { return bytes_; }
+  void next() {
+    for (auto& d : outer_) {
+      from_ += d.from, to_ += d.to;
+      if (++d.index < d.size) return;
+      from_ -= d.size * d.from, to_ -= d.size * d.to, d.index = 0;
     }
-    Source source{*this, a, block};
-    program::Dims index(outer, 0);
-    for (bool more = true; more;) {
-      source.copy(from, to + at, run);
-      more = false;
-      for (auto d = outer; !more && d-- > 0;) {
-        from += from_strides[d] * width, at += to_strides[d] * width;
-        more = ++index[d] < both.sizes[d];
-        if (!more) from -= both.sizes[d] * from_strides[d] * width, at -= both.sizes[d] * to_strides[d] * width, index[d] = 0;
-      }
-    }
+    bytes_ = 0;
+  }
+
+ private:
+  struct Dim {
+    std::int64_t size, from, to, index;
+  };
+  std::vector<Dim> outer_;                       // fastest first
+  std::byte* data_;
+  std::int64_t from_ = 0, to_ = 0, bytes_ = 0;
+};
+
+}  // namespace
+
+void CheckpointReader::read(const SavedArray& a, const SavedBlock& block, std::span<const PartedArray::ToFill> parts) const {
+  std::vector<Runs> all;
+  for (auto& p : parts) all.emplace_back(block.part, p, bytes_of(a.dtype));
+  std::erase_if(all, [](auto& runs) { return runs.done(); });
+  if (all.empty()) return;
+  Source source{*this, a, block};
+  while (!all.empty()) {
+    auto first = std::min_element(all.begin(), all.end(), [](auto& x, auto& y) { return x.from() < y.from(); });
+    source.copy(first->from(), first->to(), first->bytes());
+    first->next();
+    if (first->done()) all.erase(first);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <span>
 
 #include "runtime/checkpoint_format.h"
 #include "runtime/file.h"
@@ -24,8 +25,9 @@ class CheckpointReader {
  public:
   CheckpointReader(std::string folder, std::int64_t step);
   const Manifest& manifest() const { return manifest_; }
-  // A part of an array, row-major. Of blocks that it meets, the pieces that it meets are read and compared with their checksums.
-  void read(const SavedArray&, const Part&, std::byte* to) const;
+  // What of these parts of an array lies in one of its blocks. Pieces of the block that any of them meets are read, once, and
+  // compared with their checksums.
+  void read(const SavedArray&, const SavedBlock&, std::span<const PartedArray::ToFill>) const;
   std::int64_t bytes_read() const { return bytes_read_; }
 
  private:

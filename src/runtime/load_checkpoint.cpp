@@ -50,23 +50,23 @@ std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, c
   throw Error("[load_checkpoint] " + text);
 }
 
-// All parts of all arrays, by the threads of the pool.
+// All parts of all arrays, block by block, by the threads of the pool.
 void read_all(const CheckpointReader& reader, const std::vector<const SavedArray*>& arrays, const std::vector<PartedArray>& made) {
   struct Task {
-    const SavedArray* array;
-    const PartedArray::ToFill* part;
+    std::size_t array;
+    const SavedBlock* block;
   };
   std::vector<Task> tasks;
   for (std::size_t k = 0; k < made.size(); ++k)
-    for (auto& part : made[k].to_fill()) tasks.push_back({arrays[k], &part});
+    for (auto& block : arrays[k]->blocks) tasks.push_back({k, &block});
   // The largest first, so that no thread is left alone with it.
-  std::stable_sort(tasks.begin(), tasks.end(), [](auto& a, auto& b) { return a.part->part.size() > b.part->part.size(); });
+  std::stable_sort(tasks.begin(), tasks.end(), [](auto& a, auto& b) { return a.block->sums.size() > b.block->sums.size(); });
   std::mutex telling;
   std::exception_ptr wrong;
   parallel_for(std::int64_t(tasks.size()), threads(), [&](std::int64_t k, int) {
     auto& t = tasks[std::size_t(k)];
     try {
-      reader.read(*t.array, t.part->part, t.part->data);
+      reader.read(*arrays[t.array], *t.block, made[t.array].to_fill());
     } catch (...) {
       std::lock_guard hold(telling);
       if (!wrong) wrong = std::current_exception();
@@ -210,7 +210,8 @@ void write_one_file(const std::string& folder, std::int64_t step, const std::str
       file.write(std::as_bytes(std::span(head)));
       for (auto* a : order) {
         Buffer whole(a->bytes());
-        reader.read(*a, whole_part(a->axes), whole.data());
+        const PartedArray::ToFill all{whole_part(a->axes), whole.data()};
+        for (auto& block : a->blocks) reader.read(*a, block, {&all, 1});
         file.write({whole.data(), std::size_t(a->bytes())});
       }
       file.sync_and_close();

@@ -18,11 +18,6 @@ std::int64_t Part::size() const {
   for (auto s : sizes) n *= s;
   return n;
 }
-bool Part::is_all_of(const Axes& axes) const {
-  for (std::size_t d = 0; d < axes.size(); ++d)
-    if (sizes[d] != axes[d].size) return false;
-  return true;
-}
 Part whole_part(const Axes& axes) {
   Part out;
   for (auto& a : axes) out.start.push_back(0), out.sizes.push_back(a.size);
@@ -69,7 +64,7 @@ std::vector<HeldPart> first_copies(const Node& n, const ProcessGroup& group) {
     for (int d = 0; d < s->mesh.devices(); ++d)
       if (auto part = part_on(n.axes, s->at, s->mesh, d);
           group.rank_of(s->mesh, d) == group.rank && has_first_copy(s->at, s->mesh, d) && part.size() > 0)
-        out.push_back({std::move(part), s->blocks[std::size_t(d)]});
+        out.push_back({std::move(part), s->blocks[std::size_t(d)], value});
   } else if (group.rank == 0 && n.size() > 0) {
     out.push_back({whole_part(n.axes), std::move(value)});
   }

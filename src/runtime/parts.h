@@ -14,7 +14,6 @@ namespace haliax {
 struct Part {
   program::Dims start, sizes;
   std::int64_t size() const;                     // elements
-  bool is_all_of(const Axes&) const;
   friend bool operator==(const Part&, const Part&) = default;
 };
 Part whole_part(const Axes&);
@@ -26,6 +25,7 @@ Part intersection(const Part&, const Part&);
 struct HeldPart {
   Part part;
   BufferPtr data;
+  BufferPtr of = nullptr;                        // held too: who alone holds a value may write over its blocks
 };
 // The parts of which this process has the first copy (that of the device with the lowest number), so that those of all processes
 // together are each element once. Nothing is copied. Not inside a GraphWriter; raises for an array without a value.
