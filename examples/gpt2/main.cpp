@@ -165,8 +165,11 @@ int run(int argc, char** argv) {
   t->add_option("--weights", c.weights, "start from these weights (safetensors); sizes come from the file");
   t->add_option("--save", c.save, "write the weights here (safetensors, with Hugging Face's names)");
   auto* folder = t->add_option("--checkpoint", c.checkpoint,
-                               "save the state of the training into this folder: now and then, on Ctrl-C and SIGTERM, and at the end");
-  t->add_option("--every", c.every, "steps from one checkpoint to the next")->check(positive)->capture_default_str()->needs(folder);
+                               "save the state of the training here: now and then, on Ctrl-C and SIGTERM, and at the end");
+  t->add_option("--every", c.every, "steps from one checkpoint to the next")
+      ->check(positive)
+      ->capture_default_str()
+      ->needs(folder);
   t->add_option("--keep", c.keep, "checkpoints that stay, the last ones; 0: all")
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str()

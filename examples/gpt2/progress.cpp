@@ -57,8 +57,8 @@ void Progress::draw(bool last) {
   double speed = n > 1 && drawn_ > first_ ? double((n - 1) * tokens_per_step_) / (drawn_ - first_) : 0, share = done();
   std::string left = share > 0 ? clock_text(drawn_ / share * (1 - share)) : "?";
   char text[160];
-  std::snprintf(text, sizeof text, "step %lld  loss %.4f  %.0f tokens/s  %s left  %.0f MiB", static_cast<long long>(step()), smooth_,
-                speed, left.c_str(), resident_mib());
+  std::snprintf(text, sizeof text, "step %lld  loss %.4f  %.0f tokens/s  %s left  %.0f MiB", static_cast<long long>(step()),
+                smooth_, speed, left.c_str(), resident_mib());
   if (!terminal_) {
     std::fprintf(stderr, "%s\n", text);
     return;

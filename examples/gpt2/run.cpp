@@ -204,7 +204,8 @@ std::int64_t Run::open_checkpoints(const std::string& folder, int keep, bool res
                 "; go on from it with --resume, or give another folder");
   auto found = latest_checkpoint(folder, Trained{r.model, r.opt_state, r.keys[1]}, checkpoint_options(keep));
   if (!found) return 0;
-  r.model = std::move(found->state.model), r.opt_state = std::move(found->state.opt_state), r.keys[1] = std::move(found->state.key);
+  auto& state = found->state;
+  r.model = std::move(state.model), r.opt_state = std::move(state.opt_state), r.keys[1] = std::move(state.key);
   r.steps = std::int32_t(found->step), position = found->number("position");
   return r.steps;
 }

@@ -39,8 +39,8 @@ std::int64_t number_in(const CheckpointNumbers&, std::string_view name, SourceLo
 // finds, under the same names; each process writes the blocks that lie on its devices, once each, and no array is put together.
 class Checkpoints {
  public:
-  // Makes the folder where there is none, and sweeps up what a save that was killed has left. Raises if it cannot be written, or if
-  // another job, or another object of this one, writes it.
+  // Makes the folder where there is none, and sweeps up what a save that was killed has left. Raises if it cannot be written,
+  // or if another job, or another object of this one, writes it.
   explicit Checkpoints(std::string folder, CheckpointOptions = {}, SourceLocation = SourceLocation::current());
   ~Checkpoints();                        // waits; an error that nobody has been told yet becomes a warning
   Checkpoints(const Checkpoints&) = delete;
@@ -79,10 +79,10 @@ struct Restored {
   }
 };
 
-// `like`, which may be of eval_shape, with the arrays of a checkpoint. Each lies as that in `like` is placed, else as mesh and mapping
-// in scope say, whatever mesh has saved it, and only what the devices of this process hold is read. Raises for an array that is
-// missing, left over, or has other axes or another dtype, and lists the first ten; and for one that is damaged: what was read is
-// compared with its checksums. Nothing is loaded then.
+// `like`, which may be of eval_shape, with the arrays of a checkpoint. Each lies as that in `like` is placed, else as mesh and
+// mapping in scope say, whatever mesh has saved it, and only what the devices of this process hold is read. Raises for an array
+// that is missing, left over, or has other axes or another dtype, and lists the first ten; and for one that is damaged: what was
+// read is compared with its checksums. Nothing is loaded then.
 template <class T>
 Restored<T> load_checkpoint(const std::string& folder, std::int64_t step, T like, const CheckpointOptions& options = {},
                             SourceLocation at = SourceLocation::current()) {
@@ -103,7 +103,8 @@ std::optional<Restored<T>> latest_checkpoint(const std::string& folder, T like, 
 }
 
 // One safetensors file of a checkpoint, whatever mesh has saved it: whole tensors, as write_safetensors(path, to_state_dict(...))
-// gives. `prefix`: only of arrays whose names begin so ("model."), without it. One array is held at a time. Raises as load_checkpoint.
+// gives. `prefix`: only of arrays whose names begin so ("model."), without it. One array is held at a time. Raises as
+// load_checkpoint, for a prefix that no array has, and for a file that cannot be written.
 void write_one_file(const std::string& folder, std::int64_t step, const std::string& path, const std::string& prefix = {},
                     SourceLocation = SourceLocation::current());
 

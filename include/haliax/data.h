@@ -1,5 +1,5 @@
-// Batches of tokens from files that are mapped into memory, shuffled by a formula: any example is found at once, so that a training
-// resumes at any position, on any mesh, with the same order. docs/checkpoints.md. haliax.h does not include this.
+// Batches of tokens from files that are mapped into memory, shuffled by a formula: any example is found at once, so that a
+// training resumes at any position, on any mesh, with the same order. docs/checkpoints.md. haliax.h does not include this.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -18,8 +18,8 @@ struct ProcessGroup;   // src/runtime/process_group.h
 // Tokens that lie one after another in each of several files, or in memory. A handle: copies share them.
 class Tokens {
  public:
-  // A .npy file of one axis (u8, u16, u32, i32 or i64), or else nothing but tokens of this dtype, u8, u16 or u32, little-endian. Files
-  // must stay as they are while they are used. Raises for one that cannot be read, is cut short or holds something else.
+  // A .npy file of one axis (u8, u16, u32, i32 or i64), or else nothing but tokens of this dtype, u8, u16 or u32, little-endian.
+  // Files must stay as they are while they are used. Raises for one that cannot be read, is cut short or holds something else.
   explicit Tokens(const std::vector<std::string>& paths, DType raw = DType::u16, SourceLocation = SourceLocation::current());
   static Tokens of_bytes(std::string text);      // each byte is a token
   std::int64_t size() const;                     // in all files
@@ -45,8 +45,8 @@ class TokenLoader {
  public:
   // Raises if no file has tokens for one example, and for a stride below 0.
   TokenLoader(Tokens, const Axis& Batch, const Axis& Pos, TokenLoaderOptions = {}, SourceLocation = SourceLocation::current());
-  // (batch, position), i32: the next examples. On a mesh each device's rows alone are read, and only those of devices of this process.
-  // Raises for a token beyond the vocabulary, or 2^31, and says where it is; the position stays then.
+  // (batch, position), i32: the next examples. On a mesh each device's rows alone are read, and only those of devices of this
+  // process. Raises for a token beyond the vocabulary, or 2^31, and says where it is; the position stays then.
   NamedArray next(SourceLocation = SourceLocation::current());
   std::int64_t position() const { return position_; }   // examples that were taken so far, in all epochs: all that a resume needs
   void seek(std::int64_t position, SourceLocation = SourceLocation::current());   // raises below 0

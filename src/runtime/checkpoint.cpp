@@ -103,6 +103,7 @@ void Checkpoints::Impl::open() {
     std::error_code why;
     fs::create_directories(folder, why);
     if (why || !fs::is_directory(folder)) cannot(folder, "made", why ? why : std::make_error_code(std::errc::not_a_directory));
+    sync_folder(fs::path(folder).parent_path().empty() ? "." : fs::path(folder).parent_path().string());
     lock = std::make_unique<FolderLock>(folder);
     std::vector<std::string> left;               // by a job that was killed
     for (auto it = fs::directory_iterator(folder, why); !why && it != fs::directory_iterator(); it.increment(why))

@@ -68,7 +68,8 @@ SavedBlock block_in(const Json& j, const SavedArray& a, const Manifest& m) {
     throw Damaged(a.name + " has a block that lies in no file");
   if (std::int64_t(sums.size()) != (bytes + kPieceBytes - 1) / kPieceBytes * std::int64_t(kSumDigits))
     throw Damaged(a.name + " has a block with too few checksums, or too many");
-  for (std::size_t i = 0; i < sums.size(); i += kSumDigits) b.sums.push_back(sum_in(std::string_view(sums).substr(i, kSumDigits)));
+  for (std::string_view left = sums; !left.empty(); left.remove_prefix(kSumDigits))
+    b.sums.push_back(sum_in(left.substr(0, kSumDigits)));
   return b;
 }
 SavedArray array_in(const Json& j, const Manifest& m, Whole whole_arrays) {
@@ -142,8 +143,10 @@ Manifest manifest_in(const std::string& text, Whole whole) {
     auto root = Json::parse(text);
     if (signed_text(root.at("checkpoint")) != text) throw Damaged("is not as it was written (checksum)");
     return manifest_of(root.at("checkpoint"), whole);
-  } catch (const Json::exception&) { throw Damaged("is not as it was written"); } catch (const Error& e) {   // of a dtype, an axis
-    throw Damaged(std::string("says what cannot be: ") + e.what());
+  } catch (const Json::exception&) {
+    throw Damaged("is not as it was written");
+  } catch (const Error& e) {                     // of a dtype, or an axis
+    throw Damaged("says what cannot be: " + without_op(e.what()));
   }
 }
 void add(Manifest& to, const Manifest& from, int rank) {

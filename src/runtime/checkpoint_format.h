@@ -3,9 +3,9 @@
 //   step-00000200/state.safetensors                  of one process; of several state-00001-of-00004.safetensors, ...
 //   step-00000200/manifest.json                      which block of which array lies where, and checksums
 //
-// A block lies row-major, as the tensors that to_state_dict makes of the array, layer by layer; where an axis is cut the block is in
-// their names, and their dims are its axes: h.0.attn.weight[embed=0:64]. The manifest says where in its file a block begins. Its
-// checksums are those of pieces of 256 KiB from there on, so that who reads a part can check what it reads.
+// A block lies row-major, as the tensors that to_state_dict makes of the array, layer by layer; where an axis is cut the block is
+// in their names, and their dims are its axes: h.0.attn.weight[embed=0:64]. The manifest says where in its file a block begins.
+// Its checksums are those of pieces of 256 KiB from there on, so that who reads a part can check what it reads.
 #pragma once
 #include <optional>
 #include <stdexcept>
@@ -56,8 +56,8 @@ SavedArray saved_array(const StateEntry&);       // without blocks
 struct TensorHead;
 std::vector<TensorHead> tensors_of(const SavedArray&, const Part&);
 
-// The text has a checksum of itself. manifest_in raises Damaged for whatever text_of has not written, and where blocks are missing,
-// unless it is what one process says of its own.
+// The text has a checksum of itself. manifest_in raises Damaged for whatever text_of has not written, and where blocks are
+// missing, unless it is what one process says of its own.
 enum class Whole : bool { no, yes };
 std::string text_of(const Manifest&);
 Manifest manifest_in(const std::string& text, Whole = Whole::yes);

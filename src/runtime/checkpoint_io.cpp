@@ -89,21 +89,21 @@ CheckpointReader::CheckpointReader(std::string folder, std::int64_t step) : fold
   if (manifest_.step != step) throw Damaged(fmt::format("it is a checkpoint of step {}", manifest_.step));
 }
 
-const InputFile& CheckpointReader::file(std::size_t k) const {
+std::shared_ptr<const InputFile> CheckpointReader::file(std::size_t k) const {
+  constexpr std::size_t most_open = 256;
   std::lock_guard hold(opening_);
-  auto& known = files_[k];
-  if (known) return *known;
+  if (auto known = files_.find(k); known != files_.end()) return known->second;
+  if (files_.size() >= most_open) files_.clear();
   auto& f = manifest_.files[k];
   const auto path = folder_ + "/" + f.name;
   if (::access(path.c_str(), F_OK) != 0) throw Damaged("there is no " + f.name);
-  auto opened = std::make_unique<InputFile>(kLoading, path);
+  auto opened = std::make_shared<InputFile>(kLoading, path);
   if (auto bytes = opened->size(); bytes != f.bytes)
     throw Damaged(fmt::format("{} has {} bytes, and {} were written", f.name, bytes, f.bytes));
   std::vector<std::byte> head(std::size_t(f.head_bytes));
   opened->read_at(0, head.data(), f.head_bytes);
   if (xxh64(head) != f.head_sum) throw Damaged(f.name + ": its header is not as it was written (checksum)");
-  known = std::move(opened);
-  return *known;
+  return files_[k] = std::move(opened);
 }
 
 // The bytes of a block, in order: each piece that is wanted is read once and checked.
@@ -111,7 +111,7 @@ struct CheckpointReader::Source {
   const CheckpointReader& reader;
   const SavedArray& array;
   const SavedBlock& block;
-  const InputFile& file = reader.file(block.file);
+  std::shared_ptr<const InputFile> file = reader.file(block.file);
   std::int64_t bytes = block.part.size() * bytes_of(array.dtype);
   std::int64_t there = -1;                       // the piece that is in `piece`
   std::vector<std::byte> piece = {};
@@ -119,7 +119,7 @@ struct CheckpointReader::Source {
   void fetch(std::int64_t k, std::byte* to, std::int64_t size) {
     const auto from = block.begin + k * kPieceBytes;
     try {
-      file.read_at(from, to, size);
+      file->read_at(from, to, size);
     } catch (const Error& e) { throw Damaged(without_op(e.what())); }   // a disk that has lost it
     reader.bytes_read_ += size;
     if (xxh64({to, std::size_t(size)}) == block.sums[std::size_t(k)]) return;

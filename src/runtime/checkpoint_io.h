@@ -16,8 +16,8 @@ struct ToSave {
   SavedArray array;
   std::vector<HeldPart> parts;
 };
-// Writes them to folder/name, as they lie in memory, and to the disk. A block that is on no host is read into memory of its own, one
-// at a time. Returns what a manifest says about it.
+// Writes them to folder/name, as they lie in memory, and to the disk. A block that is not on the host is read into memory of its
+// own, one at a time. Returns what a manifest says about it.
 Manifest write_blocks(const std::string& folder, const std::string& name, std::int64_t step, const std::vector<ToSave>&);
 
 // A checkpoint that is read; Damaged where it is not as it was written. Any thread.
@@ -32,11 +32,11 @@ class CheckpointReader {
 
  private:
   struct Source;                                 // a piece after the other of one block
-  const InputFile& file(std::size_t) const;      // opened and checked when it is first wanted
+  std::shared_ptr<const InputFile> file(std::size_t) const;   // opened and checked when it is first wanted
   std::string folder_;
   Manifest manifest_;
   mutable std::mutex opening_;
-  mutable std::map<std::size_t, std::unique_ptr<InputFile>> files_;
+  mutable std::map<std::size_t, std::shared_ptr<const InputFile>> files_;   // not too many at a time
   mutable std::atomic<std::int64_t> bytes_read_{0};
 };
 

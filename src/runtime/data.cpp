@@ -48,8 +48,8 @@ class TokenFile {
       take_header(npy_header(file_bytes, path));
     } else {
       if (bytes % bytes_of(raw) != 0)
-        throw Error(fmt::format("[Tokens] {} has {} bytes, which is no whole number of {} tokens; it is cut short, or of another dtype",
-                                path, bytes, name_of(raw)));
+        throw Error(fmt::format("[Tokens] {} has {} bytes, which is no whole number of {} tokens; it is cut short, or of another "
+                                "dtype", path, bytes, name_of(raw)));
       size_ = bytes / bytes_of(raw);
     }
   }
@@ -78,7 +78,8 @@ class TokenFile {
       throw Error(fmt::format("[Tokens] {} holds {}{}, and tokens are u8, u16, u32, i32 or i64, little-endian", name_,
                               name_of(h.dtype), h.swapped ? ", big-endian" : ""));
     if (h.shape.size() != 1)
-      throw Error(fmt::format("[Tokens] {} has {} axes, and tokens lie along one; np.save(path, tokens.ravel())", name_, h.shape.size()));
+      throw Error(fmt::format("[Tokens] {} has {} axes, and tokens lie along one; np.save(path, tokens.ravel())", name_,
+                              h.shape.size()));
     dtype_ = h.dtype, first_ += h.begin, size_ = h.shape[0];
   }
   template <class T>
@@ -160,8 +161,8 @@ TokenLoader::TokenLoader(Tokens tokens, const Axis& Batch, const Axis& Pos, Toke
     longest = std::max(longest, f.size());
   }
   if (examples() == 0)
-    fail(kLoader, "an example takes {} tokens, but the longest of {} files has {}; give more text or a shorter axis {}", pos_.size,
-         tokens_.data_->files.size(), longest, pos_);
+    fail(kLoader, "an example takes {} tokens, but the longest of {} files has {}; give more text or a shorter axis {}",
+         pos_.size, tokens_.data_->files.size(), longest, pos_);
 }
 std::int64_t TokenLoader::examples() const { return examples_before_.back(); }
 void TokenLoader::seek(std::int64_t position, SourceLocation at) {

@@ -34,9 +34,11 @@ std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, c
     auto& a = *found->second;
     auto axes = e.array->axes();
     auto dtype = e.array->dtype();
-    if (a.axes != axes) told.push_back(fmt::format("{} is {}, but the model wants {}", e.path, to_string(a.axes), to_string(axes)));
-    else if (a.dtype != dtype)
-      told.push_back(fmt::format("{} is {}, but the model wants {}", e.path, name_of(a.dtype), name_of(dtype)));
+    auto differs = [&](auto is, auto wanted) {
+      told.push_back(fmt::format("{} is {}, but the model wants {}", e.path, is, wanted));
+    };
+    if (a.axes != axes) differs(to_string(a.axes), to_string(axes));
+    else if (a.dtype != dtype) differs(name_of(a.dtype), name_of(dtype));
     out.push_back(&a);
     left.erase(found);
   }
@@ -51,7 +53,8 @@ std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, c
 }
 
 // All parts of all arrays, block by block, by the threads of the pool.
-void read_all(const CheckpointReader& reader, const std::vector<const SavedArray*>& arrays, const std::vector<PartedArray>& made) {
+void read_all(const CheckpointReader& reader, const std::vector<const SavedArray*>& arrays,
+              const std::vector<PartedArray>& made) {
   struct Task {
     std::size_t array;
     const SavedBlock* block;
@@ -76,8 +79,8 @@ void read_all(const CheckpointReader& reader, const std::vector<const SavedArray
 }
 
 // Nothing is changed but `loaded`, and that only if all is well.
-std::int64_t read_state(const std::string& path, std::int64_t step, const std::vector<StateEntry>& entries, const ProcessGroup& group,
-                        std::vector<NamedArray>& loaded, CheckpointNumbers& numbers) {
+std::int64_t read_state(const std::string& path, std::int64_t step, const std::vector<StateEntry>& entries,
+                        const ProcessGroup& group, std::vector<NamedArray>& loaded, CheckpointNumbers& numbers) {
   CheckpointReader reader(path, step);
   const auto arrays = matched(entries, reader.manifest(), path);
   std::vector<PartedArray> made;

@@ -225,7 +225,8 @@ void write_safetensors(const std::string& path, const TensorFile& file, SourceLo
   for (const Tensor* t : order) {
     const auto wanted = bytes_of_shape(t->shape, t->dtype);
     if (!wanted || *wanted != std::int64_t(t->data.size()))
-      fail_writing(t->name, "has " + std::to_string(t->data.size()) + " bytes of data, which is not what its shape and dtype need");
+      fail_writing(t->name,
+                   "has " + std::to_string(t->data.size()) + " bytes of data, which is not what its shape and dtype need");
     if (t->dtype == DType::boolean && !is_boolean_data(t->data)) fail_writing(t->name, "holds a bool that is not 0 or 1");
     heads.push_back({t->name, t->dtype, t->shape});
   }

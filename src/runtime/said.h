@@ -21,7 +21,8 @@ auto said_at(const char* op, SourceLocation at, const F& f) {
   }
 }
 
-// Each process does f, and gets what f gives in all of them, by rank. Raises in all of them if it raises in any, and says in which.
+// Each process does f, and gets what f gives in all of them, by rank. Raises in all of them if it raises in any, and says in
+// which.
 std::vector<std::string> together(const ProcessGroup&, std::string (*call)(void*), void* f);
 template <class F>
 std::vector<std::string> together(const ProcessGroup& group, F f) {

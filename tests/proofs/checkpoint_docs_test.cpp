@@ -27,8 +27,8 @@ using State = optim::State<optim::AdamW, Model>;
 
 struct Training {
   Model model;
-  State state;   // of the optimiser
-  Key key;       // what the next step draws from
+  State state;  // of the optimiser
+  Key key;      // what the next step draws from
 };
 Training init() {
   auto model = Model::init(random::key(0));
@@ -87,7 +87,7 @@ TEST_CASE("the programs of docs/checkpoints.md") {
   CHECK(placement(loaded.state.model.head.weight)->mapping == params);
 
   std::filesystem::current_path(temporary.path);
-  write_one_file(folder, 20, "model.safetensors", "model.");   // the arrays of the field `model`, without the prefix
+  write_one_file(folder, 20, "model.safetensors", "model.");  // the arrays of the field `model`, without the prefix
   auto model = from_state_dict(read_safetensors("model.safetensors"), Model::init(random::key(5)));
   std::filesystem::current_path("/");
   CHECK(model.head.weight.bytes() == loaded.state.model.head.weight.bytes());

@@ -30,8 +30,8 @@ namespace {
 
 struct DiskFault {
   enum Kind { none, full, killed } kind = none;
-  long calls = 0;                                // that go well
-  std::size_t amid = 0;                          // of the bytes of the next write so many are written
+  long calls = 0;        // that go well
+  std::size_t amid = 0;  // of the bytes of the next write so many are written
 };
 std::atomic<DiskFault*> of_all{nullptr};
 thread_local DiskFault* of_this_thread = nullptr;
@@ -71,7 +71,7 @@ int mkdir(const char* path, mode_t mode) noexcept {
 }
 int unlinkat(int folder, const char* path, int flags) noexcept {
   auto* f = fault_now();
-  return f && f->kind == DiskFault::killed ? failed(*f) : int(syscall(SYS_unlinkat, folder, path, flags));   // a full disk lets go
+  return f && f->kind == DiskFault::killed ? failed(*f) : int(syscall(SYS_unlinkat, folder, path, flags));  // a full disk lets go
 }
 }
 
@@ -129,7 +129,7 @@ struct TwoSaved {
     CHECK(has(warned, reason));
     CHECK(bytes_of_all(like) == bytes[1]);
   }
-  int loads() const {   // the step of the latest that is whole
+  int loads() const {  // the step of the latest that is whole
     int step = -1;
     warnings_of([&] {
       auto got = latest_checkpoint(run, first);
@@ -161,8 +161,8 @@ TEST_CASE("files of checkpoints: one is missing, is cut short or has too much, w
     }
   restore();
   spill(state, slurp(saved.step(1) / "state.safetensors"));
-  saved.check_second_is_refused("header is not as it was written (checksum)");   // which says the step
-  auto data = good_state;   // the same header, data of the other
+  saved.check_second_is_refused("header is not as it was written (checksum)");  // which says the step
+  auto data = good_state;                                                       // the same header, data of the other
   auto other = slurp(saved.step(1) / "state.safetensors");
   std::copy(other.end() - 200, other.end(), data.end() - 200);
   restore();
@@ -175,7 +175,8 @@ TEST_CASE("files of checkpoints: one is missing, is cut short or has too much, w
   CHECK(saved.loads() == 2);
   fs::remove(state), fs::remove(saved.step(1) / "state.safetensors");
   warnings_of([&] {
-    raises([&] { latest_checkpoint(saved.run, saved.first); }, {"no checkpoint is whole:", "step-00000002 is", "step-00000001 is"});
+    raises([&] { latest_checkpoint(saved.run, saved.first); },
+           {"no checkpoint is whole:", "step-00000002 is", "step-00000001 is"});
   });
 }
 
@@ -209,7 +210,7 @@ TEST_CASE("files of checkpoints: a full disk raises at the next save, leaves no 
   const long calls = disk_calls;
   CHECK(calls > 5);
   fs::remove_all(saved.step(3));
-  for (long n = 0; n + 1 < calls; ++n) {   // the last call makes the name last: what fails then has been saved
+  for (long n = 0; n + 1 < calls; ++n) {  // the last call makes the name last: what fails then has been saved
     CAPTURE(n);
     Checkpoints saves(saved.run, {.keep = 0});
     DiskFault full{DiskFault::full, n, 100};
@@ -217,7 +218,7 @@ TEST_CASE("files of checkpoints: a full disk raises at the next save, leaves no 
     saves.save(3, third);
     std::string text = error_of([&] { saves.wait(); });
     of_all = nullptr;
-    if (text.empty()) break;   // of the calls that follow the rename
+    if (text.empty()) break;  // of the calls that follow the rename
     CHECK(has(text, "[Checkpoints]"));
     CHECK(has(text, "No space left on device"));
     CHECK(has(text, "checkpoint_faults_test"));
@@ -232,7 +233,7 @@ TEST_CASE("files of checkpoints: a full disk raises at the next save, leaves no 
   while (fs::exists(fs::path(saved.run) / ".saving-step-00000003") || full.calls >= 0) std::this_thread::yield();
   of_all = nullptr;
   raises([&] { saves.save(3, third); }, {"[Checkpoints]", "No space left on device"});
-  saves.save(4, third);   // told once
+  saves.save(4, third);  // told once
   saves.wait();
   CHECK(checkpoint_steps(saved.run) == std::vector<std::int64_t>{1, 2, 4});
 }
@@ -273,7 +274,7 @@ TEST_CASE("files of checkpoints: whenever a save is killed, the last whole one l
   }
   CHECK(killed > 8);
   CHECK(killed == n);
-  CHECK(whole > 1);   // killed while older ones go
+  CHECK(whole > 1);  // killed while older ones go
 }
 
 // ---- several processes, as threads of this one ----
@@ -330,7 +331,8 @@ void check_blocks(const NamedArray& got, const NamedArray& whole, const ProcessG
     if (!has_it) continue;
     Axes local = local_axes(s->axes, s->at, s->mesh, d);
     auto part = from_bytes(all, s->dtype, s->axes);
-    for (auto& a : s->axes) part = slice(part, a, block_of(a, s->at.cut(a.name), s->mesh, d).first, find_axis(local, a.name)->size);
+    for (auto& a : s->axes)
+      part = slice(part, a, block_of(a, s->at.cut(a.name), s->mesh, d).first, find_axis(local, a.name)->size);
     auto wanted = part.bytes();
     CHECK(std::equal(wanted.begin(), wanted.end(), block->data()));
   }
@@ -356,7 +358,8 @@ TEST_CASE("processes: each writes its blocks once, and any others, or one, load 
   for (int r = 1; r <= 4; ++r) {
     auto file = read_safetensors(folder / ("run/step-00000002/state-0000" + std::to_string(r) + "-of-00004.safetensors").c_str());
     for (auto& tensor : file.tensors) there += std::int64_t(tensor.data.size());
-    CHECK(file.find("model.blocks.1.up.weight[mlp=" + std::string(r % 2 ? "0:6" : "6:12") + ",embed=" + (r < 3 ? "0:4]" : "4:8]")));
+    CHECK(
+        file.find("model.blocks.1.up.weight[mlp=" + std::string(r % 2 ? "0:6" : "6:12") + ",embed=" + (r < 3 ? "0:4]" : "4:8]")));
   }
   CHECK(there == bytes);
   CHECK(bytes_of_all(load_checkpoint(folder / "run", 2, born(all[0])).state) == bytes_of_all(t));
@@ -379,7 +382,7 @@ TEST_CASE("processes: each reads the bytes of its part") {
   struct Large {
     NamedArray x;
   };
-  const Axis Rows("rows", 1024), Columns("columns", 2048);   // 8 MiB
+  const Axis Rows("rows", 1024), Columns("columns", 2048);  // 8 MiB
   auto make = [&] { return Large{random::normal(random::key(0), {Rows, Columns})}; };
   const std::int64_t all = 8 << 20;
   Folder folder(memory_folder());
@@ -400,10 +403,10 @@ TEST_CASE("processes: each reads the bytes of its part") {
   save(1, by_rows);
   Checkpoints(folder / "run").save(2, jit(make)());
   save(3, by_columns);
-  CHECK(most_read(1, by_rows) == all / 4);        // of the same mesh
-  CHECK(most_read(2, by_rows) == all / 4);        // of one process
+  CHECK(most_read(1, by_rows) == all / 4);  // of the same mesh
+  CHECK(most_read(2, by_rows) == all / 4);  // of one process
   CHECK(most_read(3, by_columns) == all / 4);
-  CHECK(most_read(3, by_rows) == all / 4);        // a quarter of each block
+  CHECK(most_read(3, by_rows) == all / 4);  // a quarter of each block
   CHECK(load_checkpoint(folder / "run", 3, make()).bytes_read == all);
   CHECK(load_checkpoint(folder / "run", 1, by_columns).bytes_read == all);
 }
@@ -434,9 +437,8 @@ TEST_CASE("processes: what goes wrong in one is told by all, and what is damaged
   spill(one, bytes);
   std::vector<std::int64_t> steps(4);
   auto warned = warnings_of([&] {
-    CHECK(no_errors(four.run([&](const ProcessGroup& g) {
-      steps[std::size_t(g.rank)] = latest_checkpoint(folder / "run", t, {.group = &g})->step;
-    })));
+    CHECK(no_errors(four.run(
+        [&](const ProcessGroup& g) { steps[std::size_t(g.rank)] = latest_checkpoint(folder / "run", t, {.group = &g})->step; })));
   });
   CHECK(steps == std::vector<std::int64_t>(4, 1));
   CHECK(has(warned, "step-00000003 is damaged and passed over: process 3: state-00004-of-00004.safetensors"));
@@ -448,8 +450,10 @@ TEST_CASE("processes: what goes wrong in one is told by all, and what is damaged
 
   auto others = four.run([&](const ProcessGroup& g) {
     Checkpoints saves(folder / "run", {.background = false, .group = &g});
-    if (g.rank == 3) saves.save(4, t.model);
-    else saves.save(4, t);
+    if (g.rank == 3)
+      saves.save(4, t.model);
+    else
+      saves.save(4, t);
   });
   for (auto& text : others) CHECK(has(text, "process 3 saves another state or step than process 0"));
 }

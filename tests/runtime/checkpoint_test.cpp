@@ -144,14 +144,15 @@ TEST_CASE("checkpoints: steps that are donated what is being saved do not change
       trained(t, step, 3);
     }
     saves.wait();
-    for (int i = 0; i < 6; ++i) CHECK(bytes_of_all(load_checkpoint(folder / "run", i, born(layout)).state) == wanted[std::size_t(i)]);
+    for (int i = 0; i < 6; ++i)
+      CHECK(bytes_of_all(load_checkpoint(folder / "run", i, born(layout)).state) == wanted[std::size_t(i)]);
   }
 }
 
 TEST_CASE("checkpoints: the last ones stay, and one of the same step is replaced") {
   Folder folder(memory_folder());
   auto t = born(layouts()[0]);
-  CHECK_FALSE(latest_checkpoint(folder / "run", t).has_value());   // no folder
+  CHECK_FALSE(latest_checkpoint(folder / "run", t).has_value());  // no folder
   Checkpoints saves(folder / "run", {.keep = 2});
   CHECK_FALSE(latest_checkpoint(folder / "run", t).has_value());
   for (int step : {1, 5, 30}) saves.save(step, t);
@@ -167,7 +168,8 @@ TEST_CASE("checkpoints: the last ones stay, and one of the same step is replaced
   std::size_t folders = 0;
   for (auto& e : fs::directory_iterator(folder / "run")) folders += e.is_directory();
   CHECK(folders == 2);
-  raises([&] { load_checkpoint(folder / "run", 1, t); }, {"[load_checkpoint]", "no checkpoint of step 1", "5, 30", "checkpoint_test"});
+  raises([&] { load_checkpoint(folder / "run", 1, t); },
+         {"[load_checkpoint]", "no checkpoint of step 1", "5, 30", "checkpoint_test"});
 }
 
 TEST_CASE("checkpoints: one of another model is refused, and the first ten differences are told") {
@@ -178,9 +180,12 @@ TEST_CASE("checkpoints: one of another model is refused, and the first ten diffe
     Net model;
     Key keys;
   };
-  raises([&] { load_checkpoint(folder / "run", 1, Other{t.model, t.key}); },
-         {"[load_checkpoint]", "is of another model", "keys.words is missing; did you mean key.words?", "state.0.mu.norm", "is left over",
-          "more; checkpoint_test.cpp:"});
+  raises(
+      [&] {
+        load_checkpoint(folder / "run", 1, Other{t.model, t.key});
+      },
+      {"[load_checkpoint]", "is of another model", "keys.words is missing; did you mean key.words?", "state.0.mu.norm",
+       "is left over", "more; checkpoint_test.cpp:"});
   auto narrow = t;
   narrow.model = tree_map([](const NamedArray& a) { return a.astype(DType::bf16); }, t.model);
   narrow.model.norm.weight = ones({Mlp});
@@ -189,7 +194,7 @@ TEST_CASE("checkpoints: one of another model is refused, and the first ten diffe
   CHECK(has(text, "6 arrays do not fit"));
   CHECK(has(text, "model.norm.weight is (embed=8), but the model wants (mlp=12)"));
   CHECK(has(text, "model.blocks.{}.up.bias is f32, but the model wants bf16"));
-  CHECK(bytes_of_all(narrow) == before);   // nothing is half loaded
+  CHECK(bytes_of_all(narrow) == before);  // nothing is half loaded
 }
 
 TEST_CASE("checkpoints: one job writes into a folder, until it ends") {
@@ -200,7 +205,7 @@ TEST_CASE("checkpoints: one job writes into a folder, until it ends") {
   first->wait();
   raises([&] { Checkpoints(folder / "run"); },
          {"[Checkpoints]", "is written by another job (process ", "give this one another folder", "checkpoint_test"});
-  CHECK(latest_checkpoint(folder / "run", t)->step == 1);   // reading needs no right to write
+  CHECK(latest_checkpoint(folder / "run", t)->step == 1);  // reading needs no right to write
   first = nullptr;
   int ready[2];
   REQUIRE(pipe(ready) == 0);
@@ -215,7 +220,7 @@ TEST_CASE("checkpoints: one job writes into a folder, until it ends") {
   raises([&] { Checkpoints(folder / "run"); }, {("process " + std::to_string(child)).c_str()});
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
-  Checkpoints(folder / "run").save(2, t);   // its death lets the folder go
+  Checkpoints(folder / "run").save(2, t);  // its death lets the folder go
   CHECK(latest_checkpoint(folder / "run", t)->step == 2);
 }
 
@@ -251,19 +256,21 @@ TEST_CASE("checkpoints: what cannot be saved") {
   };
   Checkpoints same(folder / "same", {.names = {{"a", "m"}, {"b", "m"}}});
   raises([&] { same.save(1, Twice{t.model, t.model}); }, {"[Checkpoints] two arrays are called m.", "checkpoint_test"});
-  raises([&] { jit([&](const Net& m) { return saves.save(1, m), m.norm(ones({Embed})); })(t.model); }, {"jit"});   // no values there
+  raises([&] { jit([&](const Net& m) { return saves.save(1, m), m.norm(ones({Embed})); })(t.model); },
+         {"jit"});  // no values there
   CHECK(checkpoint_steps(folder / "run").empty());
 }
 
 TEST_CASE("checkpoints: a folder that may not be written") {
   Folder folder(memory_folder());
   fs::create_directory(folder / "run");
-  fs::permissions(folder / "run", fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_read | fs::perms::others_exec);
+  fs::permissions(folder / "run",
+                  fs::perms::owner_read | fs::perms::owner_exec | fs::perms::others_read | fs::perms::others_exec);
   fs::permissions(folder.path, fs::perms::all);
   auto child = fork();
   if (child == 0) {
     alarm(60);
-    if (getuid() == 0 && setuid(65534) != 0) _exit(3);   // who may write everywhere
+    if (getuid() == 0 && setuid(65534) != 0) _exit(3);  // who may write everywhere
     auto text = message_of([&] { Checkpoints(folder / "run"); });
     _exit(has(text, "run/.lock cannot be opened: Permission denied") ? 0 : 1);
   }
@@ -294,16 +301,18 @@ TEST_CASE("checkpoints: one file of all") {
 }
 
 TEST_CASE("checkpoints: what saving and loading hold beside the state") {
-  const Axis Rows("rows", 4096), Columns("columns", 2048);   // 32 MiB each
+  const Axis Rows("rows", 4096), Columns("columns", 2048);  // 32 MiB each
   const std::int64_t mib = 1 << 20, each = 32 * mib, slack = 6 * mib;
-  auto make = [&] { return Large{random::normal(random::key(0), {Rows, Columns}), random::normal(random::key(1), {Rows, Columns})}; };
+  auto make = [&] {
+    return Large{random::normal(random::key(0), {Rows, Columns}), random::normal(random::key(1), {Rows, Columns})};
+  };
   Folder folder(memory_folder());
   Mesh mesh{{{"data", 4}}};
   Mapping cut{{"columns", "data"}};
   auto t = named_jit(make, {.mesh = mesh, .axis_resources = cut})();
   Checkpoints saves(folder / "run");
   auto save = [&] { saves.save(1, t), saves.wait(); };
-  CHECK(peak_growth_of(save) < slack * resident_per_byte);   // blocks are written from where they lie
+  CHECK(peak_growth_of(save) < slack * resident_per_byte);  // blocks are written from where they lie
   auto step = named_jit([](const Large& l) { return tree_map([](const NamedArray& a) { return a * 0.5; }, l); },
                         {.donate = {0}, .mesh = mesh, .axis_resources = cut});
   t = step(t);
@@ -312,10 +321,10 @@ TEST_CASE("checkpoints: what saving and loading hold beside the state") {
     t = step(t);
     saves.wait();
   };
-  CHECK(peak_growth_of(and_step) < (2 * each + slack) * resident_per_byte);   // one copy of the state
+  CHECK(peak_growth_of(and_step) < (2 * each + slack) * resident_per_byte);  // one copy of the state
   t = {};
   use_mesh here(mesh);
   axis_mapping mapping(cut);
   auto load = [&] { t = load_checkpoint(folder / "run", 1, eval_shape(make)).state; };
-  CHECK(peak_growth_of(load) < (2 * each + slack) * resident_per_byte);       // the state itself
+  CHECK(peak_growth_of(load) < (2 * each + slack) * resident_per_byte);  // the state itself
 }

@@ -22,7 +22,8 @@ using Ids = std::vector<std::int64_t>;
 
 template <class T>
 std::string write(const std::string& path, std::vector<T> tokens) {
-  std::ofstream(path, std::ios::binary).write(reinterpret_cast<const char*>(tokens.data()), std::streamsize(tokens.size() * sizeof(T)));
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(tokens.data()), std::streamsize(tokens.size() * sizeof(T)));
   return path;
 }
 std::vector<std::uint16_t> counted(int n, int from = 0) {
@@ -57,7 +58,7 @@ TEST_CASE("data: a permutation by formula, another for each key") {
       stays += to == i, same += to == permuted(i, n, 8);
     }
     CHECK(std::int64_t(seen.size()) == n);
-    if (n >= 1000) CHECK(std::max(stays, same) < 10);   // 1 is to be expected
+    if (n >= 1000) CHECK(std::max(stays, same) < 10);  // 1 is to be expected
   }
   // Any two places are as likely as any others.
   std::vector<int> first(8), pairs(64);
@@ -67,16 +68,17 @@ TEST_CASE("data: a permutation by formula, another for each key") {
   }
   for (int count : first) CHECK(std::abs(count - 1000) < 150);
   for (int k = 0; k < 64; ++k) CHECK(std::abs(pairs[std::size_t(k)] - (k % 9 == 0 ? 0 : 143)) < 60);
-  auto far = permuted(123456789012345, 200000000000000, 3);   // without walking there
+  auto far = permuted(123456789012345, 200000000000000, 3);  // without walking there
   CHECK((far >= 0 && far < 200000000000000));
 }
 
 TEST_CASE("data: each example once in an epoch, in another order in each, from any position on") {
   Folder folder(memory_folder());
-  Tokens tokens({write(folder / "a.bin", counted(42)), write(folder / "b.bin", counted(3, 100)), write(folder / "c.bin", counted(23, 200))});
+  Tokens tokens({write(folder / "a.bin", counted(42)), write(folder / "b.bin", counted(3, 100)),
+                 write(folder / "c.bin", counted(23, 200))});
   CHECK(tokens.size() == 68);
   TokenLoader plain(tokens, Batch, Pos);
-  CHECK(plain.examples() == 15);   // 10, none and 5: no example lies in two files
+  CHECK(plain.examples() == 15);  // 10, none and 5: no example lies in two files
   CHECK(firsts(plain, 2) == Ids{0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 200, 204, 208, 212, 216, 0});
   CHECK(plain.epoch() == 1);
 
@@ -120,7 +122,7 @@ TEST_CASE("data: every mesh has the same batches, and reads only the rows of its
       loader.seek(i * 8);
       auto batch = loader.next();
       CHECK(placement(batch)->mesh == mesh);
-      CHECK_FALSE(batch.node()->value->on_host());   // a block on each device
+      CHECK_FALSE(batch.node()->value->on_host());  // a block on each device
       CHECK(batch.integers() == wanted[std::size_t(i)]);
     }
     CHECK(loader.tokens_read() == 4 * 32);
@@ -137,7 +139,7 @@ TEST_CASE("data: every mesh has the same batches, and reads only the rows of its
     CHECK(placement(batch)->mapping == by_batch);
     auto first = sums(batch).integers();
     CHECK(first[0] == wanted[0][0] + wanted[0][1] + wanted[0][2] + wanted[0][3]);
-    CHECK(sums.report().split_bytes == 0);   // each device takes the block that lies there
+    CHECK(sums.report().split_bytes == 0);  // each device takes the block that lies there
   }
   // One of two processes: half of the rows.
   ProcessGroup second;
@@ -165,7 +167,8 @@ TEST_CASE("data: .npy files and raw ones of each width") {
     CHECK(loader.examples() == 10);
     CHECK(firsts(loader, 1) == Ids{0, 4, 8, 12, 16, 20, 24, 28});
   }
-  TokenLoader wide(Tokens({write(folder / "wide.bin", std::vector<std::uint32_t>{70000, 70001, 70002, 70003})}, DType::u32), {"batch", 1}, Pos);
+  TokenLoader wide(Tokens({write(folder / "wide.bin", std::vector<std::uint32_t>{70000, 70001, 70002, 70003})}, DType::u32),
+                   {"batch", 1}, Pos);
   CHECK(wide.next().integers() == Ids{70000, 70001, 70002, 70003});
   raises([&] { Tokens({npy("f.npy", DType::f32)}); }, {"[Tokens]", "f.npy holds f32, and tokens are u8, u16", "data_test.cpp"});
   write_npy(folder / "two.npy", to_tensor(zeros({Batch, Pos}, DType::i32)));
@@ -180,20 +183,26 @@ TEST_CASE("data: files that are too short, and tokens beyond the vocabulary") {
   raises([&] { Tokens({folder.path.string()}); }, {"[Tokens]", "is not a regular file"});
   raises([&] { Tokens(std::vector<std::string>()); }, {"[Tokens] no file"});
   raises([&] { Tokens({write<std::uint8_t>(folder / "empty.bin", {})}); }, {"[Tokens]", "empty.bin is empty"});
-  raises([&] { Tokens({write<std::uint8_t>(folder / "odd.bin", {1, 2, 3})}); }, {"[Tokens]", "odd.bin has 3 bytes, which is no whole number of u16"});
+  raises(
+      [&] {
+        Tokens({write<std::uint8_t>(folder / "odd.bin", {1, 2, 3})});
+      },
+      {"[Tokens]", "odd.bin has 3 bytes, which is no whole number of u16"});
   raises([&] { Tokens({folder / "odd.bin"}, DType::f32); }, {"[Tokens] raw tokens are u8, u16 or u32, not f32"});
   Tokens few({write(folder / "few.bin", counted(3))});
   raises([&] { TokenLoader(few, Batch, Pos); },
          {"[TokenLoader] an example takes 4 tokens, but the longest of 1 files has 3", "position=4", "data_test.cpp"});
   Tokens tokens({write(folder / "some.bin", counted(40))});
   raises([&] { TokenLoader(tokens, Batch, Pos, {.stride = -1}); }, {"[TokenLoader] a stride of -1"});
-  raises([&] { TokenLoader(tokens, Batch, Pos, {.key = random::split(random::key(0), Batch)}); }, {"[TokenLoader] the order has one key"});
+  raises([&] { TokenLoader(tokens, Batch, Pos, {.key = random::split(random::key(0), Batch)}); },
+         {"[TokenLoader] the order has one key"});
   TokenLoader loader(tokens, {"batch", 2}, Pos, {.vocab = 9});
   CHECK(loader.next().integers() == Ids{0, 1, 2, 3, 4, 5, 6, 7});
-  for (int i = 0; i < 2; ++i)   // the position stays
+  for (int i = 0; i < 2; ++i)  // the position stays
     raises([&] { loader.next(); }, {"[TokenLoader] token 9 of ", "some.bin is 9, and the vocabulary has 9", "data_test.cpp"});
   CHECK(loader.position() == 2);
   raises([&] { loader.seek(-1); }, {"[TokenLoader] position -1 is negative"});
-  TokenLoader huge(Tokens({write(folder / "huge.bin", std::vector<std::uint32_t>{1, 2, 3, 1u << 31})}, DType::u32), {"batch", 1}, Pos);
+  TokenLoader huge(Tokens({write(folder / "huge.bin", std::vector<std::uint32_t>{1, 2, 3, 1u << 31})}, DType::u32), {"batch", 1},
+                   Pos);
   raises([&] { huge.next(); }, {"token 3 of", "is 2147483648, and tokens are below 2147483648"});
 }

@@ -50,7 +50,7 @@ inline std::vector<Layout> layouts() {
   return {{"one device"},
           {"data=4", Mesh{{{"data", 4}}}, {{"embed", "data"}}},
           {"data=2,model=2", Mesh{{{"data", 2}, {"model", 2}}}, {{"embed", "data"}, {"mlp", "model"}}},
-          {"data=3", Mesh{{{"data", 3}}}, {{"embed", "data"}}},   // blocks of 3, 3 and 2
+          {"data=3", Mesh{{{"data", 3}}}, {{"embed", "data"}}},  // blocks of 3, 3 and 2
           {"layers", Mesh{{{"stage", 2}, {"model", 2}}}, {{"layers", "stage"}}},
           {"copies", Mesh{{{"data", 2}}}, Mapping{}}};
 }
@@ -84,7 +84,7 @@ std::vector<double> trained(Training& t, const Step& step, int steps) {
   }
   return losses;
 }
-// The bytes of all arrays, in the order of the tree. It puts arrays together: of copies, if their blocks are looked at afterwards.
+// The bytes of all arrays, in the order of the tree. It puts arrays together.
 template <class T>
 std::vector<std::vector<std::byte>> bytes_of_all(const T& tree) {
   std::vector<std::vector<std::byte>> out;

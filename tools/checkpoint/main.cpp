@@ -1,5 +1,5 @@
-// checkpoint DIR: which checkpoints a folder has. checkpoint DIR --one FILE: one safetensors file of the arrays of one of them, as
-// Python reads it.
+// checkpoint DIR: which checkpoints a folder has. checkpoint DIR --one FILE: one safetensors file of the arrays of one of them,
+// as Python reads it.
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <string>
