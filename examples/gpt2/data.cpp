@@ -8,6 +8,8 @@
 #include <iterator>
 #include <stdexcept>
 
+#include <haliax/view.h>
+
 namespace gpt2 {
 namespace {
 
@@ -57,21 +59,20 @@ std::string read_text(const std::vector<std::string>& paths) {
   return all;
 }
 
-Batches::Batches(std::string text, std::int64_t batch, std::int64_t seq_len, std::uint64_t seed)
-    : text_(std::move(text)), batch_(batch), seq_len_(seq_len), random_(seed) {
-  if (std::int64_t(text_.size()) < seq_len)
-    throw std::runtime_error("the text has " + std::to_string(text_.size()) + " bytes, but an example takes " +
+static std::string checked(std::string text, std::int64_t seq_len) {
+  if (std::int64_t(text.size()) < seq_len)
+    throw std::runtime_error("the text has " + std::to_string(text.size()) + " bytes, but an example takes " +
                              std::to_string(seq_len) + "; give more text or a smaller --seq");
+  return text;
 }
+Batches::Batches(std::string text, std::int64_t batch, std::int64_t seq_len, std::int64_t seed)
+    : loader_(haliax::Tokens::of_bytes(checked(std::move(text), seq_len)), {"batch", batch}, {"position", seq_len},
+              {.stride = 1, .key = haliax::random::key(seed)}) {}
 
 std::vector<std::int32_t> Batches::next() {
-  std::vector<std::int32_t> ids;
-  ids.reserve(std::size_t(batch_ * seq_len_));
-  for (std::int64_t b = 0; b < batch_; ++b) {
-    auto start = random_() % (text_.size() - std::size_t(seq_len_) + 1);  // the same on every machine
-    for (std::int64_t i = 0; i < seq_len_; ++i) ids.push_back(static_cast<unsigned char>(text_[start + std::size_t(i)]));
-  }
-  return ids;
+  auto ids = loader_.next();
+  auto all = haliax::as_span<std::int32_t>(ids);
+  return {all.begin(), all.end()};
 }
 
 }  // namespace gpt2

@@ -1,9 +1,10 @@
 // Text as tokens: its bytes.
 #pragma once
 #include <cstdint>
-#include <random>
 #include <string>
 #include <vector>
+
+#include <haliax/data.h>
 
 namespace gpt2 {
 
@@ -11,17 +12,17 @@ namespace gpt2 {
 // text.
 std::string read_text(const std::vector<std::string>& paths);
 
-// Windows of the text at random places.
+// Windows of the text, each byte of it the first of one, in random order: all of them once before any comes again.
 class Batches {
  public:
   Batches(std::string text, std::int64_t batch, std::int64_t seq_len,
-          std::uint64_t seed);       // raises for a text shorter than a window
+          std::int64_t seed);        // raises for a text shorter than a window
   std::vector<std::int32_t> next();  // (batch, position)
+  std::int64_t position() const { return loader_.position(); }
+  void seek(std::int64_t position) { loader_.seek(position); }
 
  private:
-  std::string text_;
-  std::int64_t batch_, seq_len_;
-  std::mt19937_64 random_;
+  haliax::TokenLoader loader_;
 };
 
 }  // namespace gpt2

@@ -2,6 +2,7 @@
 // samples.
 #include <CLI/CLI.hpp>
 #include <cmath>
+#include <csignal>
 #include <cstdio>
 #include <numbers>
 
@@ -14,11 +15,21 @@ namespace {
 struct Command {
   gpt2::RunOptions run;
   std::vector<std::string> paths;
-  std::string weights, save, curve = "loss.svg", prompt = "\n";
-  std::int64_t steps = 0, sample_seed = 0;
+  std::string weights, save, curve = "loss.svg", prompt = "\n", checkpoint;
+  std::int64_t steps = 0, sample_seed = 0, every = 100;
   double seconds = 0, temperature = 0.8, loss_mib = 0;
-  int tokens = 400;
+  int tokens = 400, keep = 3;
+  bool resume = false;
 };
+
+// Ctrl-C, or a scheduler's warning: the step that is running is finished and saved. A second one ends the program at once.
+volatile std::sig_atomic_t stopped_by = 0;
+void stop_at(int signal) {
+  struct sigaction action {};
+  action.sa_handler = [](int s) { stopped_by = s; };
+  action.sa_flags = int(SA_RESETHAND | SA_RESTART);
+  sigaction(signal, &action, nullptr);
+}
 
 // A tenth of the way up (20 steps), then down along half a cosine.
 double rate(double peak, double done, std::size_t step) {
@@ -46,42 +57,67 @@ void print_planned(const gpt2::Run& run, const gpt2::RunOptions& o) {
               o.full_logits ? "" : " (this run)", mib(full), logits, o.full_logits ? " (this run)" : "");
 }
 
-void train(Command c) {
+void print_losses(const std::vector<double>& losses, std::int64_t before) {
+  std::printf("losses:");
+  for (std::size_t i = 0; i < 10; ++i)
+    if (auto step = i * (losses.size() - 1) / 9; i == 0 || step > (i - 1) * (losses.size() - 1) / 9)
+      std::printf("  %.3f (step %lld)", losses[step], static_cast<long long>(before) + static_cast<long long>(step));
+  std::printf("\n");
+}
+
+// The losses of the steps that are left.
+std::vector<double> train_steps(gpt2::Run& run, gpt2::Batches& batches, const gpt2::RunOptions& o, const Command& c,
+                                std::int64_t before) {
+  const bool saves = !c.checkpoint.empty();
+  gpt2::Progress progress(c.steps, c.seconds, o.batch * o.seq_len, before);
+  while (!stopped_by && (progress.step() == 0 || progress.done() < 1)) {
+    double loss = run.step(batches.next(), rate(o.learning_rate, progress.done(), std::size_t(progress.step())));
+    progress.add(loss);
+    if (!std::isfinite(loss)) {
+      progress.finish();
+      throw std::runtime_error("the loss is not finite after " + std::to_string(progress.step()) + " steps; try a smaller --lr");
+    }
+    if (saves && progress.step() % c.every == 0) run.save_checkpoint(batches.position());
+  }
+  progress.finish();
+  if (saves && !progress.losses().empty() && progress.step() % c.every != 0) run.save_checkpoint(batches.position());
+  if (saves) run.finish_checkpoints();
+  if (stopped_by)
+    std::printf("stopped by signal %d after step %lld; the same command with --resume goes on from there\n", int(stopped_by),
+                static_cast<long long>(progress.step()));
+  return progress.losses();
+}
+
+int train(Command c) {
   if (c.steps <= 0 && c.seconds <= 0) c.seconds = 60;
   auto text = gpt2::read_text(c.paths);
   auto size = text.size();
   auto o = c.weights.empty() ? c.run : gpt2::sizes_of(c.weights, c.run);
   o.loss_memory = std::int64_t(c.loss_mib * (1 << 20));
-  gpt2::Batches batches(std::move(text), o.batch, o.seq_len, std::uint64_t(o.seed));
+  gpt2::Batches batches(std::move(text), o.batch, o.seq_len, o.seed);
   gpt2::Run run(o);
   if (!c.weights.empty()) run.load(c.weights);
+  std::int64_t before = 0, position = 0;
+  if (!c.checkpoint.empty()) {
+    before = run.open_checkpoints(c.checkpoint, c.keep, c.resume, position);
+    batches.seek(position);
+    stop_at(SIGINT), stop_at(SIGTERM);
+  }
   std::printf("%.2f MB of text; %lld layers, %lld heads, embed %lld, %lld positions: %.2f million parameters\n",
               double(size) / 1e6, static_cast<long long>(o.layers), static_cast<long long>(o.heads),
               static_cast<long long>(o.embed), static_cast<long long>(o.seq_len), double(run.parameters()) / 1e6);
   print_planned(run, o);
+  if (before > 0) std::printf("resumed after step %lld\n", static_cast<long long>(before));
   std::fflush(stdout);
 
-  gpt2::Progress progress(c.steps, c.seconds, o.batch * o.seq_len);
-  while (progress.losses().empty() || progress.done() < 1) {
-    double loss = run.step(batches.next(), rate(o.learning_rate, progress.done(), progress.losses().size()));
-    progress.add(loss);
-    if (!std::isfinite(loss)) {
-      progress.finish();
-      throw std::runtime_error("the loss is not finite after " + std::to_string(progress.losses().size()) +
-                               " steps; try a smaller --lr");
-    }
-  }
-  progress.finish();
-
-  auto& losses = progress.losses();
-  std::printf("losses:");
-  for (std::size_t i = 0; i < 10; ++i)
-    if (auto step = i * (losses.size() - 1) / 9; i == 0 || step > (i - 1) * (losses.size() - 1) / 9)
-      std::printf("  %.3f (step %zu)", losses[step], step);
-  std::printf("\n");
-  if (!c.curve.empty()) gpt2::write_loss_curve(c.curve, losses), std::printf("loss curve: %s\n", c.curve.c_str());
+  auto losses = train_steps(run, batches, o, c, before);
+  if (!losses.empty()) print_losses(losses, before);
+  if (stopped_by) return 128 + int(stopped_by);
+  if (!c.curve.empty() && !losses.empty())
+    gpt2::write_loss_curve(c.curve, losses), std::printf("loss curve: %s\n", c.curve.c_str());
   if (!c.save.empty()) run.save(c.save), std::printf("weights: %s\n", c.save.c_str());
   if (c.tokens > 0) std::printf("---- a sample ----\n"), print_sample(run, c);
+  return 0;
 }
 
 void add_common(CLI::App& app, Command& c) {
@@ -128,6 +164,17 @@ int run(int argc, char** argv) {
   t->add_option("--seed", c.run.seed)->capture_default_str();
   t->add_option("--weights", c.weights, "start from these weights (safetensors); sizes come from the file");
   t->add_option("--save", c.save, "write the weights here (safetensors, with Hugging Face's names)");
+  auto* folder = t->add_option("--checkpoint", c.checkpoint,
+                               "save the state of the training here: now and then, on Ctrl-C and SIGTERM, and at the end");
+  t->add_option("--every", c.every, "steps from one checkpoint to the next")
+      ->check(positive)
+      ->capture_default_str()
+      ->needs(folder);
+  t->add_option("--keep", c.keep, "checkpoints that stay, the last ones; 0: all")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str()
+      ->needs(folder);
+  t->add_flag("--resume", c.resume, "go on from the last whole checkpoint, if there is one")->needs(folder);
   t->add_option("--curve", c.curve, "write a drawing of the losses here; \"\" for none")->capture_default_str();
   add_common(*t, c);
 
@@ -141,13 +188,10 @@ int run(int argc, char** argv) {
     std::fprintf(stderr, "gpt2: %s\n", e.what());
     return 2;
   }
-  if (*t) {
-    train(c);
-  } else {
-    gpt2::Run run(gpt2::sizes_of(c.weights, c.run));
-    run.load(c.weights);
-    print_sample(run, c);
-  }
+  if (*t) return train(c);
+  gpt2::Run run(gpt2::sizes_of(c.weights, c.run));
+  run.load(c.weights);
+  print_sample(run, c);
   return 0;
 }
 

@@ -27,16 +27,17 @@ std::string clock_text(double seconds) {
 
 }  // namespace
 
-Progress::Progress(std::int64_t steps, double seconds, std::int64_t tokens_per_step)
+Progress::Progress(std::int64_t steps, double seconds, std::int64_t tokens_per_step, std::int64_t before)
     : steps_(steps),
       tokens_per_step_(tokens_per_step),
+      before_(before),
       seconds_(seconds),
       terminal_(isatty(STDERR_FILENO)),
       start_(std::chrono::steady_clock::now()) {}
 
 double Progress::elapsed() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
 double Progress::done() const {
-  double by_steps = steps_ > 0 ? double(losses_.size()) / double(steps_) : 0, by_time = seconds_ > 0 ? elapsed() / seconds_ : 0;
+  double by_steps = steps_ > 0 ? double(step()) / double(steps_) : 0, by_time = seconds_ > 0 ? elapsed() / seconds_ : 0;
   return std::min(1.0, std::max(by_steps, by_time));
 }
 
@@ -56,8 +57,8 @@ void Progress::draw(bool last) {
   double speed = n > 1 && drawn_ > first_ ? double((n - 1) * tokens_per_step_) / (drawn_ - first_) : 0, share = done();
   std::string left = share > 0 ? clock_text(drawn_ / share * (1 - share)) : "?";
   char text[160];
-  std::snprintf(text, sizeof text, "step %lld  loss %.4f  %.0f tokens/s  %s left  %.0f MiB", static_cast<long long>(n), smooth_,
-                speed, left.c_str(), resident_mib());
+  std::snprintf(text, sizeof text, "step %lld  loss %.4f  %.0f tokens/s  %s left  %.0f MiB", static_cast<long long>(step()),
+                smooth_, speed, left.c_str(), resident_mib());
   if (!terminal_) {
     std::fprintf(stderr, "%s\n", text);
     return;

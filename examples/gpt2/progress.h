@@ -8,17 +8,19 @@ namespace gpt2 {
 
 class Progress {
  public:
-  Progress(std::int64_t steps, double seconds, std::int64_t tokens_per_step);  // 0: no limit of that kind
+  // 0: no limit of that kind. `before`: steps of the run that is resumed, which count; seconds do not.
+  Progress(std::int64_t steps, double seconds, std::int64_t tokens_per_step, std::int64_t before = 0);
   double elapsed() const;
   double done() const;  // 0 ... 1, by the limit that is nearer
   void add(double loss);
   void finish();
+  std::int64_t step() const { return before_ + std::int64_t(losses_.size()); }   // made so far
   const std::vector<double>& losses() const { return losses_; }
 
  private:
   void draw(bool last);
 
-  std::int64_t steps_, tokens_per_step_;
+  std::int64_t steps_, tokens_per_step_, before_;
   double seconds_, smooth_ = 0, drawn_ = -1e9, first_ = 0;
   bool terminal_;
   std::vector<double> losses_;

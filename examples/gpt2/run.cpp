@@ -1,5 +1,7 @@
 #include "run.h"
 
+#include <haliax/checkpoint.h>
+
 #include "train.h"
 #include "weights.h"
 
@@ -83,6 +85,13 @@ Gpt2LMHeadModel new_model(const RunOptions& o, const Key& key) {
       [Vocab = Axis("vocab", o.vocab), config = config_of(o)](const Key& k) { return Gpt2LMHeadModel::init(Vocab, config, k); },
       {.backend = o.backend})(key);
 }
+// What a checkpoint holds. The arrays of the model are model.h.0.attn.c_attn.weight, ...
+struct Trained {
+  Gpt2LMHeadModel model;
+  OptState<Optimizer> opt_state;
+  Key key;
+};
+CheckpointOptions checkpoint_options(int keep) { return {.keep = keep, .names = hugging_face_names("")}; }
 const RunOptions& checked(const RunOptions& o) {
   if (o.vocab < 1) throw Error("[gpt2] a vocabulary needs tokens");
   if (o.batch < 1) throw Error("[gpt2] a batch needs examples");
@@ -112,6 +121,7 @@ struct Run::Impl {
   Step step;
   NextToken next_token;
   std::int32_t steps = 0;
+  std::optional<Checkpoints> checkpoints;
 };
 
 RunOptions sizes_of(const std::string& weights, RunOptions o) {
@@ -185,5 +195,24 @@ void Run::save(const std::string& path) const {
   file.metadata.push_back({"activation", impl_->options.activation});
   write_safetensors(path, file);
 }
+
+std::int64_t Run::open_checkpoints(const std::string& folder, int keep, bool resume, std::int64_t& position) {
+  auto& r = *impl_;
+  r.checkpoints.emplace(folder, checkpoint_options(keep));
+  if (auto there = checkpoint_steps(folder); !there.empty() && !resume)
+    throw Error("[gpt2] " + folder + " has a checkpoint of step " + std::to_string(there.back()) +
+                "; go on from it with --resume, or give another folder");
+  auto found = latest_checkpoint(folder, Trained{r.model, r.opt_state, r.keys[1]}, checkpoint_options(keep));
+  if (!found) return 0;
+  auto& state = found->state;
+  r.model = std::move(state.model), r.opt_state = std::move(state.opt_state), r.keys[1] = std::move(state.key);
+  r.steps = std::int32_t(found->step), position = found->number("position");
+  return r.steps;
+}
+void Run::save_checkpoint(std::int64_t position) {
+  auto& r = *impl_;
+  r.checkpoints->save(r.steps, Trained{r.model, r.opt_state, r.keys[1]}, {{"position", position}});
+}
+void Run::finish_checkpoints() { impl_->checkpoints->wait(); }
 
 }  // namespace gpt2

@@ -41,6 +41,13 @@ class Run {
   std::vector<std::int32_t> sample(std::vector<std::int32_t> prompt, int count, double temperature, std::int64_t seed) const;
   void save(const std::string& path) const;
 
+  // ---- checkpoints: weights, optimiser, steps made, position in the text, random numbers ----
+  // From here on into this folder, into which no other job may write. With `resume` the last one there is loaded, if there is
+  // any: returns its steps, and `position` gets that of the data. Without it raises if there is one.
+  std::int64_t open_checkpoints(const std::string& folder, int keep, bool resume, std::int64_t& position);
+  void save_checkpoint(std::int64_t position);   // in the background; raises what went wrong with the one before
+  void finish_checkpoints();                     // until the last is on the disk
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;

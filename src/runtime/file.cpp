@@ -19,36 +19,6 @@ namespace {
   haliax::fail(op, fmt::format("{} {}: {}", path, what, std::strerror(errno)));
 }
 
-class OutputFile {
- public:
-  OutputFile(const char* op, const std::string& path)
-      : op_(op), path_(path), descriptor_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
-    if (descriptor_ < 0) fail_on(op_, path_, "cannot be opened");
-  }
-  ~OutputFile() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-  }
-  OutputFile(const OutputFile&) = delete;
-  OutputFile& operator=(const OutputFile&) = delete;
-  void write(std::span<const std::byte> data) {
-    while (!data.empty()) {
-      const ssize_t n = ::write(descriptor_, data.data(), data.size());
-      if (n < 0 && errno == EINTR) continue;
-      if (n < 0) fail_on(op_, path_, "cannot be written");
-      data = data.subspan(std::size_t(n));
-    }
-  }
-  void sync_and_close() {
-    if (::fsync(descriptor_) != 0) fail_on(op_, path_, "cannot be written");
-    if (::close(std::exchange(descriptor_, -1)) != 0) fail_on(op_, path_, "cannot be written");
-  }
-
- private:
-  const char* op_;
-  std::string path_;
-  int descriptor_;
-};
-
 }  // namespace
 
 InputFile::InputFile(const char* op, const std::string& path)
@@ -72,11 +42,48 @@ void InputFile::read(void* data, std::int64_t bytes) {
   }
 }
 
+void InputFile::read_at(std::int64_t offset, void* data, std::int64_t bytes) const {
+  for (auto* at = static_cast<char*>(data); bytes > 0;) {
+    const ssize_t n = ::pread(descriptor_, at, std::size_t(bytes), offset);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_on(op_, path_, "cannot be read");
+    if (n == 0) haliax::fail(op_, path_ + " became shorter while it was read");
+    at += n, bytes -= n, offset += n;
+  }
+}
+
 std::vector<std::byte> contents_of(const char* op, const std::string& path) {
   InputFile file(op, path);
   std::vector<std::byte> out(std::size_t(file.size()));
   file.read(out.data(), std::int64_t(out.size()));
   return out;
+}
+
+OutputFile::OutputFile(const char* op, const std::string& path)
+    : op_(op), path_(path), descriptor_(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+  if (descriptor_ < 0) fail_on(op_, path_, "cannot be opened");
+}
+OutputFile::~OutputFile() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+void OutputFile::write(std::span<const std::byte> data) {
+  while (!data.empty()) {
+    const ssize_t n = ::write(descriptor_, data.data(), data.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_on(op_, path_, "cannot be written");
+    data = data.subspan(std::size_t(n));
+  }
+}
+void OutputFile::sync_and_close() {
+  if (::fsync(descriptor_) != 0) fail_on(op_, path_, "cannot be written");
+  if (::close(std::exchange(descriptor_, -1)) != 0) fail_on(op_, path_, "cannot be written");
+}
+
+void sync_folder(const std::string& path) {
+  if (const int descriptor = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); descriptor >= 0) {
+    ::fsync(descriptor);
+    ::close(descriptor);
+  }
 }
 
 void replace_file(const char* op, const std::string& path, const std::vector<std::span<const std::byte>>& parts) {
@@ -90,13 +97,13 @@ void replace_file(const char* op, const std::string& path, const std::vector<std
     ::unlink(unfinished.c_str());
     throw;
   }
-  // The new name is in the folder: make that last too, where the file system can.
   const auto slash = path.rfind('/');
-  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
-  if (const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); descriptor >= 0) {
-    ::fsync(descriptor);
-    ::close(descriptor);
-  }
+  sync_folder(slash == std::string::npos ? "." : path.substr(0, slash + 1));
+}
+
+std::string without_op(std::string_view message) {
+  const auto end = message.starts_with('[') ? message.find("] ") : message.npos;
+  return std::string(end == message.npos ? message : message.substr(end + 2));
 }
 
 std::string printable(std::string_view text) {

@@ -13,6 +13,7 @@
 #include "graph/fail.h"
 #include "haliax/io.h"
 #include "runtime/file.h"
+#include "runtime/npy.h"
 #include "runtime/zip.h"
 
 namespace haliax {
@@ -26,17 +27,11 @@ const std::map<std::string_view, DType> npy_names{
     {"f4", DType::f32}, {"f8", DType::f64}, {"f2", DType::f16}, {"i1", DType::i8},  {"i2", DType::i16}, {"i4", DType::i32},
     {"i8", DType::i64}, {"u1", DType::u8},  {"u2", DType::u16}, {"u4", DType::u32}, {"u8", DType::u64}, {"b1", DType::boolean}};
 
-struct Header {
-  DType dtype = DType::f32;
-  bool swapped = false, fortran = false;
-  std::vector<std::int64_t> shape;
-};
-
 // The header is a literal of Python: names, texts, True and False, numbers, and brackets.
 class HeaderReader {
  public:
   HeaderReader(std::string_view text, std::string file) : text_(text), file_(std::move(file)) {}
-  Header read() {
+  NpyHeader read() {
     bool has_dtype = false, has_order = false, has_shape = false;
     expect('{');
     while (!next_is('}')) {
@@ -124,7 +119,7 @@ class HeaderReader {
   std::string_view text_;
   std::size_t at_ = 0;
   std::string file_;
-  Header out_;
+  NpyHeader out_;
 };
 
 // The first axis is the fastest in memory: out row-major.
@@ -144,7 +139,9 @@ std::vector<std::byte> row_major(Bytes data, const std::vector<std::int64_t>& sh
   return out;
 }
 
-Tensor tensor_in(Bytes file, const std::string& name) {
+}  // namespace
+
+NpyHeader npy_header(Bytes file, const std::string& name) {
   auto fail = [&](const std::string& what) { haliax::fail("read_npy", "{} {}", name, what); };
   auto text = [&](std::size_t from, std::size_t n) {
     return std::string_view(reinterpret_cast<const char*>(file.data()) + from, n);
@@ -158,13 +155,21 @@ Tensor tensor_in(Bytes file, const std::string& name) {
   for (auto k = start; k-- > 8;) size = size << 8 | std::size_t(file[k]);
   if (const auto left = file.size() - start; size > left)
     fail(fmt::format("is truncated: its header has {} bytes, and {} follow", size, left));
-  const auto header = HeaderReader(text(start, size), name).read();
-  auto data = file.subspan(start + size);
+  auto header = HeaderReader(text(start, size), name).read();
+  header.begin = start + size;
   const auto wanted = bytes_of_shape(header.shape, header.dtype);
   if (!wanted) fail("has a shape that is too large");
-  const auto found = std::int64_t(data.size());
+  const auto found = std::int64_t(file.size() - header.begin);
   if (*wanted > found) fail(fmt::format("is truncated: its values need {} bytes, and {} follow", *wanted, found));
   if (*wanted < found) fail(fmt::format("has {} bytes after its values", found - *wanted));
+  return header;
+}
+
+namespace {
+
+Tensor tensor_in(Bytes file, const std::string& name) {
+  const auto header = npy_header(file, name);
+  const auto data = file.subspan(header.begin);
   const auto width = std::size_t(bytes_of(header.dtype));
   Tensor out;
   out.dtype = header.dtype, out.shape = header.shape;

@@ -15,6 +15,7 @@
 #include "graph/node.h"
 #include "haliax/io.h"
 #include "runtime/file.h"
+#include "runtime/safetensors.h"
 
 namespace haliax {
 namespace {
@@ -169,35 +170,35 @@ std::vector<const Tensor*> in_file_order(const TensorFile& file) {
   return order;
 }
 
-std::string header_of(const std::vector<const Tensor*>& order, const TensorFile& file) {
-  const auto fail = [](const Tensor& t, const std::string& what) {
-    haliax::fail("write_safetensors", "tensor " + printable(t.name) + " " + what);
-  };
-  json root = json::object();
-  std::int64_t at = 0;
-  for (const Tensor* t : order) {
-    const auto wanted = bytes_of_shape(t->shape, t->dtype);
-    if (!wanted || *wanted != std::int64_t(t->data.size()))
-      fail(*t, "has " + std::to_string(t->data.size()) + " bytes of data, which is not what its shape and dtype need");
-    if (t->dtype == DType::boolean && !is_boolean_data(t->data)) fail(*t, "holds a bool that is not 0 or 1");
-    if (t->name == metadata_key) fail(*t, "has a name that the format keeps for itself");
-    if (root.contains(t->name)) fail(*t, "is there twice");
-    root[t->name] = {{"dtype", safetensors_names.at(t->dtype)}, {"shape", t->shape}, {"data_offsets", {at, at + *wanted}}};
-    at += *wanted;
-  }
-  for (const auto& [key, value] : file.metadata) root[metadata_key][key] = value;
-  try {
-    std::string header = root.dump();
-    header.resize((header.size() + 7) / 8 * 8, ' ');   // the data starts aligned
-    if (std::int64_t(header.size()) > max_header)
-      haliax::fail("write_safetensors", "the header is larger than the format allows");
-    return header;
-  } catch (const json::exception&) {
-    haliax::fail("write_safetensors", "a name or a metadata entry is not UTF-8");
-  }
+[[noreturn]] void fail_writing(const std::string& tensor, const std::string& what) {
+  fail("write_safetensors", "tensor " + printable(tensor) + " " + what);
 }
 
 }  // namespace
+
+std::string safetensors_head(const std::vector<TensorHead>& order,
+                             const std::vector<std::pair<std::string, std::string>>& metadata) {
+  json root = json::object();
+  std::int64_t at = 0;
+  for (const TensorHead& t : order) {
+    const auto bytes = bytes_of_shape(t.shape, t.dtype);
+    if (!bytes) fail_writing(t.name, "has a shape that is too large");
+    if (t.name == metadata_key) fail_writing(t.name, "has a name that the format keeps for itself");
+    if (root.contains(t.name)) fail_writing(t.name, "is there twice");
+    root[t.name] = {{"dtype", safetensors_names.at(t.dtype)}, {"shape", t.shape}, {"data_offsets", {at, at + *bytes}}};
+    at += *bytes;
+  }
+  for (const auto& [key, value] : metadata) root[metadata_key][key] = value;
+  try {
+    std::string header = root.dump();
+    header.resize((header.size() + 7) / 8 * 8, ' ');   // the data starts aligned
+    if (std::int64_t(header.size()) > max_header) fail("write_safetensors", "the header is larger than the format allows");
+    const std::uint64_t header_bytes = header.size();
+    return std::string(reinterpret_cast<const char*>(&header_bytes), 8) + header;
+  } catch (const json::exception&) {
+    fail("write_safetensors", "a name or a metadata entry is not UTF-8");
+  }
+}
 
 const Tensor* TensorFile::find(std::string_view name) const {
   const auto found = std::find_if(tensors.begin(), tensors.end(), [&](auto& t) { return t.name == name; });
@@ -220,10 +221,17 @@ TensorFile read_safetensors(const std::string& path, SourceLocation at) {
 void write_safetensors(const std::string& path, const TensorFile& file, SourceLocation at) {
   Here here(at);
   const auto order = in_file_order(file);
-  const std::string header = header_of(order, file);
-  const std::uint64_t header_bytes = header.size();
-
-  std::vector<std::span<const std::byte>> parts{std::as_bytes(std::span(&header_bytes, 1)), std::as_bytes(std::span(header))};
+  std::vector<TensorHead> heads;
+  for (const Tensor* t : order) {
+    const auto wanted = bytes_of_shape(t->shape, t->dtype);
+    if (!wanted || *wanted != std::int64_t(t->data.size()))
+      fail_writing(t->name,
+                   "has " + std::to_string(t->data.size()) + " bytes of data, which is not what its shape and dtype need");
+    if (t->dtype == DType::boolean && !is_boolean_data(t->data)) fail_writing(t->name, "holds a bool that is not 0 or 1");
+    heads.push_back({t->name, t->dtype, t->shape});
+  }
+  const std::string head = safetensors_head(heads, file.metadata);
+  std::vector<std::span<const std::byte>> parts{std::as_bytes(std::span(head))};
   for (const Tensor* t : order) parts.push_back(t->data);
   replace_file("write_safetensors", path, parts);
 }

@@ -10,15 +10,11 @@
 #include "base/name.h"
 #include "graph/node.h"
 #include "haliax/ops.h"
+#include "runtime/state_names.h"
 
 namespace haliax::detail {
 namespace {
 
-std::string of_layer(const StateEntry& e, std::int64_t layer) {
-  auto name = e.path;
-  if (auto hole = name.find("{}"); hole != name.npos) name.replace(hole, 2, std::to_string(layer));
-  return name;
-}
 std::int64_t tensors_of(const StateEntry& e) { return e.layers < 0 ? 1 : e.layers; }
 
 using Sizes = std::vector<std::int64_t>;
@@ -86,7 +82,7 @@ TensorFile save_state(const std::vector<StateEntry>& entries, SourceLocation at)
     auto n = tensors_of(e);
     auto each = n ? bytes.size() / std::size_t(n) : 0;
     for (std::int64_t i = 0; i < n; ++i) {
-      auto name = of_layer(e, i);
+      auto name = name_of_layer(e.path, i);
       if (!seen.insert(name).second)
         fail("state_dict", "two arrays are called " + name + "; give their fields other names");
       auto from = bytes.begin() + std::ptrdiff_t(each) * i;
@@ -105,7 +101,7 @@ std::vector<const Tensor*> taken_by(const StateEntry& e, const TensorFile& file,
   std::vector<std::string> there;
   std::vector<const Tensor*> out;
   for (std::int64_t i = 0; i < tensors_of(e); ++i) {
-    auto name = of_layer(e, i);
+    auto name = name_of_layer(e.path, i);
     auto* t = file.find(name);
     unused.erase(name);
     if (!t) {

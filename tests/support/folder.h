@@ -6,10 +6,15 @@
 #include <filesystem>
 #include <string>
 
+// Where files are not synced to a disk, for tests that write many; where there is none, as others.
+inline std::filesystem::path memory_folder() {
+  return std::filesystem::exists("/dev/shm") ? "/dev/shm" : std::filesystem::temp_directory_path();
+}
+
 struct Folder {
   std::filesystem::path path;
-  Folder() {
-    std::string name = (std::filesystem::temp_directory_path() / "haliax-XXXXXX").string();
+  explicit Folder(const std::filesystem::path& inside = std::filesystem::temp_directory_path()) {
+    std::string name = (inside / "haliax-XXXXXX").string();
     REQUIRE(::mkdtemp(name.data()) != nullptr);
     path = name;
   }

@@ -1,0 +1,123 @@
+#include "runtime/parts.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "graph/fail.h"
+#include "runtime/mesh_run.h"
+
+namespace haliax {
+
+const ProcessGroup& all_processes() {
+  static const ProcessGroup* one = new ProcessGroup;
+  return *one;
+}
+
+std::int64_t Part::size() const {
+  std::int64_t n = 1;
+  for (auto s : sizes) n *= s;
+  return n;
+}
+Part whole_part(const Axes& axes) {
+  Part out;
+  for (auto& a : axes) out.start.push_back(0), out.sizes.push_back(a.size);
+  return out;
+}
+Part part_on(const Axes& axes, const Sharding& s, const Mesh& mesh, int device) {
+  Part out;
+  for (auto& a : axes) {
+    auto [from, size] = block_of(a, s.cut(a.name), mesh, device);
+    out.start.push_back(from), out.sizes.push_back(size);
+  }
+  return out;
+}
+Part intersection(const Part& a, const Part& b) {
+  Part out;
+  for (std::size_t d = 0; d < a.sizes.size(); ++d) {
+    auto from = std::max(a.start[d], b.start[d]);
+    auto to = std::min(a.start[d] + a.sizes[d], b.start[d] + b.sizes[d]);
+    out.start.push_back(from), out.sizes.push_back(std::max<std::int64_t>(0, to - from));
+  }
+  return out;
+}
+
+static bool has_first_copy(const Sharding& s, const Mesh& mesh, int device) {
+  for (int x = 0; x < int(mesh.axes().size()); ++x)
+    if (!s.cuts(x) && coordinate(mesh, device, x) != 0) return false;
+  return true;
+}
+static const Shards* blocks_in(const Buffer& b) {
+  for (auto* p = b.pieces(); p; p = p->next.get())
+    if (auto* s = dynamic_cast<const Shards*>(p)) return s;
+  return nullptr;
+}
+
+std::vector<HeldPart> first_copies(const Node& n, const ProcessGroup& group) {
+  BufferPtr value;
+  {
+    GraphReader reader;
+    value = n.value.get();
+  }
+  if (!value) fail("eval", n.donated.empty() ? "the array has no value" : std::string(n.donated));
+  std::vector<HeldPart> out;
+  if (auto* s = blocks_in(*value)) {
+    for (int d = 0; d < s->mesh.devices(); ++d)
+      if (auto part = part_on(n.axes, s->at, s->mesh, d);
+          group.rank_of(s->mesh, d) == group.rank && has_first_copy(s->at, s->mesh, d) && part.size() > 0)
+        out.push_back({std::move(part), s->blocks[std::size_t(d)], value});
+  } else if (group.rank == 0 && n.size() > 0) {
+    out.push_back({whole_part(n.axes), std::move(value)});
+  }
+  return out;
+}
+
+PartedArray::PartedArray(Axes axes, DType dtype, std::shared_ptr<const Placement> placed, const ProcessGroup& group)
+    : axes_(std::move(axes)), dtype_(dtype), placed_(std::move(placed)) {
+  auto fresh = [&](Part part) {
+    auto buffer = std::make_shared<Buffer>(part.size() * bytes_of(dtype_));
+    if (part.size() > 0) to_fill_.push_back({std::move(part), buffer->data()});
+    return buffer;
+  };
+  if (placed_) at_ = sharding_for(axes_, placed_->mapping, placed_->mesh, "the array");
+  if (!placed_ || (at_.whole() && group.count == 1)) {   // one process has no need of one for each device before they want it
+    whole_ = fresh(whole_part(axes_));
+    return;
+  }
+  std::vector<std::pair<Part, BufferPtr>> made;
+  for (int d = 0; d < placed_->mesh.devices(); ++d) {
+    if (group.rank_of(placed_->mesh, d) != group.rank) {
+      blocks_.push_back(nullptr);
+      continue;
+    }
+    auto part = part_on(axes_, at_, placed_->mesh, d);
+    auto known = std::find_if(made.begin(), made.end(), [&](auto& m) { return m.first == part; });
+    if (known == made.end()) {
+      blocks_.push_back(fresh(part));
+      made.push_back({std::move(part), blocks_.back()});
+    } else {   // memory of its own: a device may write over it
+      blocks_.push_back(std::make_shared<Buffer>(known->second->bytes()));
+      same_.push_back({known->second, blocks_.back()});
+    }
+  }
+}
+NamedArray PartedArray::finish() {
+  for (auto& s : same_) std::memcpy(s.to->data(), s.from->data(), std::size_t(s.from->bytes()));
+  auto value = std::move(whole_);
+  if (!value) {
+    auto s = std::make_unique<Shards>();
+    s->mesh = placed_->mesh, s->at = at_, s->axes = axes_, s->dtype = dtype_, s->blocks = std::move(blocks_);
+    value = std::make_shared<Buffer>(axis_size(axes_) * bytes_of(dtype_), std::move(s));
+  }
+  auto n = make_data(std::move(value), axes_, dtype_);
+  const_cast<Node&>(*n).placement = std::move(placed_);
+  return NamedArray(n);
+}
+
+std::shared_ptr<const Placement> placement_like(const NamedArray& like) {
+  if (auto placed = placement(like)) return placed;
+  auto mesh = current_mesh();
+  auto mapping = current_mapping();
+  return mesh && mapping ? std::make_shared<const Placement>(Placement{*mesh, *mapping}) : nullptr;
+}
+
+}  // namespace haliax

@@ -1,0 +1,63 @@
+// Arrays by the parts that lie on devices: what of them this process has, and new ones made part by part, never whole.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "base/buffer.h"
+#include "graph/node.h"
+#include "runtime/process_group.h"
+#include "transforms/sharding.h"
+
+namespace haliax {
+
+// First position and length along each axis.
+struct Part {
+  program::Dims start, sizes;
+  std::int64_t size() const;                     // elements
+  friend bool operator==(const Part&, const Part&) = default;
+};
+Part whole_part(const Axes&);
+Part part_on(const Axes&, const Sharding&, const Mesh&, int device);
+// What both have; of size 0: nothing.
+Part intersection(const Part&, const Part&);
+
+// A part of a value, row-major in memory of its own.
+struct HeldPart {
+  Part part;
+  BufferPtr data;
+  BufferPtr of = nullptr;                        // held too: who alone holds a value may write over its blocks
+};
+// The parts of which this process has the first copy (that of the device with the lowest number), so that those of all processes
+// together are each element once. Nothing is copied. Not inside a GraphWriter; raises for an array without a value.
+std::vector<HeldPart> first_copies(const Node&, const ProcessGroup&);
+
+// An array that is made part by part: those of the devices that this process has.
+class PartedArray {
+ public:
+  // Cut as `placed` says; null: in one piece.
+  PartedArray(Axes, DType, std::shared_ptr<const Placement> placed, const ProcessGroup&);
+  // The different ones among them, to be written, row-major.
+  struct ToFill {
+    Part part;
+    std::byte* data;
+  };
+  const std::vector<ToFill>& to_fill() const { return to_fill_; }
+  NamedArray finish();                           // when they are written: gives each device its own
+
+ private:
+  struct Same {                                  // as the part of another device
+    BufferPtr from, to;
+  };
+  Axes axes_;
+  DType dtype_;
+  std::shared_ptr<const Placement> placed_;
+  Sharding at_;
+  BufferPtr whole_;                              // or blocks
+  std::vector<BufferPtr> blocks_;                // by device; null: of another process
+  std::vector<ToFill> to_fill_;
+  std::vector<Same> same_;
+};
+// How a new array lies that stands for `like`: as that one, else by mesh and mapping in scope; null: in one piece.
+std::shared_ptr<const Placement> placement_like(const NamedArray& like);
+
+}  // namespace haliax
