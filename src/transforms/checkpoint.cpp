@@ -88,7 +88,7 @@ struct ByHand : Custom {
 
 namespace detail {
 
-static Leaves traced_checkpoint(LeafFunction f, const Leaves& in) {
+Leaves checkpoint(LeafFunction f, const Leaves& in) {
   Tracing tracing;
   begin_trace("checkpoint");
   GraphReader reader;
@@ -104,12 +104,8 @@ static Leaves traced_checkpoint(LeafFunction f, const Leaves& in) {
   append(c->inputs, more);
   auto operands = substitute(c->outs, to);
   append(operands, given), append(operands, more);
+  settle_effects();
   return results_of(c, operands, traced);
-}
-Leaves checkpoint(LeafFunction f, const Leaves& in) {
-  auto out = traced_checkpoint(f, in);
-  settle_effects(out);
-  return out;
 }
 Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> self,
                   Leaves (*call)(void*, const Leaves&, const Leaves&, const Leaves&)) {

@@ -254,8 +254,9 @@ TEST_CASE("outside of jit nothing is computed again because it is printed") {
             return last.floats()[0] + each.floats()[0];
           }) == layers);
     auto side = [](const NamedArray& h) {
-      debug::print("{}", h);
-      return layer(h, "batch");
+      auto y = layer(h, "batch");
+      debug::print("{}", y);
+      return y;
     };
     CHECK(runs([&] { return cond(x.sum() > 0., side, side)(x).floats(); }) == 1);
     auto whole = checkpoint([&](const NamedArray& h) {
