@@ -168,13 +168,14 @@ class JitCore {
   void abandon();                                // the trace raised
   Leaves run(Entry*, const Walk& in);
   Leaves placed_inside(const Walk&, const Parts&, bool results) const;   // arguments or results, in another trace
+  std::shared_ptr<const void> mapping_inside() const;   // the mapping of the options holds as long as this does
   static void* like(Entry*);
   JitReport report() const;
   const JitOptions& options() const;
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;
 };
 }  // namespace detail
 
@@ -229,8 +230,7 @@ template <class F> class Jitted {
     detail::walk_parts(parts, args...);
     std::tuple<A...> mine(args...);
     place(mine, parts, false);
-    std::optional<axis_mapping> scope;
-    if (auto& m = core_->options().axis_resources) scope.emplace(*m, core_->options().at);
+    auto scope = core_->mapping_inside();
     R out = std::apply(f_, std::as_const(mine));
     place(out, detail::parts_of(out), true);
     return out;
@@ -276,10 +276,10 @@ template <class R, class... A> class Jitted<R(A...)> {
   Jitted() = default;                            // empty; calling it raises
   template <class F> requires(std::is_invocable_r_v<R, const F&, A...>)
   Jitted(Jitted<F> f) : f_(std::make_shared<const Jitted<F>>(std::move(f))), calls_(&calls<F>) {}
-  R operator()(A... args) const { return there().run(f_.get(), args...); }
-  JitReport compile(A... args) const { return there().compile(f_.get(), args...); }
-  JitReport plan(A... args) const { return there().plan(f_.get(), args...); }
-  JitReport report() const { return there().report(f_.get()); }
+  R operator()(A... args, SourceLocation at = SourceLocation::current()) const { return there(at).run(f_.get(), args...); }
+  JitReport compile(A... args, SourceLocation at = SourceLocation::current()) const { return there(at).compile(f_.get(), args...); }
+  JitReport plan(A... args, SourceLocation at = SourceLocation::current()) const { return there(at).plan(f_.get(), args...); }
+  JitReport report(SourceLocation at = SourceLocation::current()) const { return there(at).report(f_.get()); }
   explicit operator bool() const { return f_ != nullptr; }
 
  private:
@@ -295,8 +295,8 @@ template <class R, class... A> class Jitted<R(A...)> {
       [](const void* f, const std::decay_t<A>&... args) { return of<F>(f).compile(args...); },
       [](const void* f, const std::decay_t<A>&... args) { return of<F>(f).plan(args...); },
       [](const void* f) { return of<F>(f).report(); }};
-  const Calls& there() const {
-    if (!f_) throw Error("[jit] this Jitted is empty: it was never given what jit returns");
+  const Calls& there(SourceLocation at) const {
+    if (!f_) detail::refuse_empty("jit", "this Jitted is empty: it was never given what jit returns", at);
     return *calls_;
   }
 
@@ -319,6 +319,7 @@ template <class F> std::string explain(const Jitted<F>& f) { return f.report().e
 // Which backend evaluates what is read outside jit: "cpu" unless told; "reference" is the oracle of the tests.
 void set_default_backend(const std::string& name, SourceLocation = SourceLocation::current());   // raises for any other
 std::string default_backend();
-void set_threads(int);                           // of the cpu backend; results do not depend on it
+// Of the cpu backend; results do not depend on it. 0: as many as HALIAX_THREADS says, or all cores. Raises in a kernel of your own.
+void set_threads(int, SourceLocation = SourceLocation::current());
 
 }  // namespace haliax

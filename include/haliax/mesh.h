@@ -13,7 +13,8 @@ namespace [[gnu::visibility("default")]] haliax {
 // The virtual devices of this process are threads. A mesh that runs may have at most so many; one that is
 // only planned (Jitted::plan) may have any number.
 void set_devices(int, SourceLocation = SourceLocation::current());   // raises for less than 1
-int devices();                                         // as set; else the environment's HALIAX_DEVICES, or it raises; else 8
+// As set; else the environment's HALIAX_DEVICES, or it raises; else 8.
+int devices(SourceLocation = SourceLocation::current());
 
 // A grid of devices. Row-major: the last axis runs fastest, as JAX numbers devices.
 class Mesh {

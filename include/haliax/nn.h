@@ -27,7 +27,7 @@ class LayerScope {
   LayerScope(const LayerScope&) = delete;
 
  private:
-  std::unique_ptr<Here> here_;
+  std::shared_ptr<Here> here_;
 };
 
 // ---- activations ---------------------------------------------------------------------------------------------------------

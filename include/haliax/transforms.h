@@ -57,7 +57,7 @@ class Tracing {                                  // something is being traced, a
   Tracing(const Tracing&) = delete;
 
  private:
-  std::unique_ptr<Context> before_;
+  std::shared_ptr<Context> before_;
 };
 // Leaves that no other array equals, with the same values: what a gradient is taken by. Others than floats, and frozen ones,
 // stay.

@@ -4,11 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <atomic>
-#include <charconv>
-#include <cstdlib>
-#include <cstring>
 #include <ostream>
 
+#include "base/environment.h"
 #include "base/name.h"
 #include "graph/fail.h"
 #include "ops/named.h"
@@ -19,19 +17,7 @@ namespace haliax {
 namespace {
 
 constexpr int most_devices = 1 << 24;
-int devices_asked(const char* text) {
-  if (!text || !*text) return 8;
-  int n = 0;
-  const char* end = text + std::strlen(text);
-  auto [read, error] = std::from_chars(text, end, n);
-  if (error != std::errc() || read != end || n < 1 || n > most_devices)
-    throw Error(fmt::format("[devices] HALIAX_DEVICES is {}; it must be a number from 1 to {}", text, most_devices));
-  return n;
-}
-std::atomic<int>& device_count() {
-  static std::atomic<int> count = devices_asked(std::getenv("HALIAX_DEVICES"));
-  return count;
-}
+std::atomic<int> device_count = 0;   // 0: nobody has asked yet
 
 std::string joined(const std::vector<std::string>& parts, const char* between) {
   return fmt::format("{}", fmt::join(parts, between));
@@ -44,9 +30,16 @@ std::string shown(const std::vector<std::string>& mesh_axes) { return mesh_axes.
 void set_devices(int n, SourceLocation at) {
   Here here(at);
   if (n < 1 || n > most_devices) fail("devices", "there cannot be {} devices", n);
-  device_count() = n;
+  device_count = n;
 }
-int devices() { return device_count(); }
+int devices(SourceLocation at) {
+  Here here(at);
+  if (device_count == 0) {
+    int unset = 0;
+    device_count.compare_exchange_strong(unset, int(number_asked("HALIAX_DEVICES", 1, most_devices, context().origin.at).value_or(8)));
+  }
+  return device_count;
+}
 
 Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at) : axes_(std::move(given)) {
   Here here(at);
@@ -69,7 +62,7 @@ Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at) : 
     if (others > most_devices) fail("mesh", "the mesh {} has more than {} devices", *this, int(most_devices));
   }
   if (!open) return;
-  int all = haliax::devices();
+  int all = haliax::devices(at);
   if (all % others)
     fail("mesh", "{} devices cannot be shared out as {}; set_devices or HALIAX_DEVICES changes their number", all, *this);
   open->second = int(all / others);
