@@ -130,20 +130,6 @@ template <class R> Parts parts_of(const R& result) {
   return parts;
 }
 
-// What f gives for such arguments.
-template <class F, class... A> constexpr auto call_result() {
-  constexpr bool takes = std::is_invocable_v<const F&, const A&...>;
-  static_assert(takes, "haliax: a jitted function is called with what the function takes; arguments are passed as const.");
-  if constexpr (takes) {
-    using R = std::decay_t<std::invoke_result_t<const F&, const A&...>>;
-    static_assert(!std::is_void_v<R>, "haliax: a jitted function gives its results; what it assigns to captures has no value.");
-    return std::type_identity<R>();
-  } else {
-    return std::type_identity<void>();
-  }
-}
-template <class F, class... A> using CallResult = typename decltype(call_result<F, A...>())::type;
-
 class JitCore {
  public:
   explicit JitCore(JitOptions);
@@ -185,7 +171,7 @@ template <class F> class Jitted {
   // A plain number is traced as a scalar array where f takes a NamedArray (and f is one function: no lambda with auto, no
   // overloads). All that is no array is static: f is traced anew for another value.
   template <class... A> auto operator()(const A&... args) const {
-    using R = detail::CallResult<F, A...>;
+    using R = detail::CallResult<const F&, A...>;
     if constexpr (!std::is_void_v<R>) {
       if (detail::is_tracing()) return inside<R>(args...);
       return with_arrays(args...)([&](const auto&... all) {
@@ -196,12 +182,12 @@ template <class F> class Jitted {
   }
   // Traces and compiles for arguments like these without running anything: the report says what a call takes.
   template <class... A> JitReport compile(const A&... args) const {
-    with_arrays(args...)([&](const auto&... all) { compiled<detail::CallResult<F, A...>>(all...); });
+    with_arrays(args...)([&](const auto&... all) { compiled<detail::CallResult<const F&, A...>>(all...); });
     return report();
   }
   // The same for one device, which stands for all: a mesh may be of any size, and the arguments shapes alone (see eval_shape).
   template <class... A> JitReport plan(const A&... args) const {
-    using R = detail::CallResult<F, A...>;
+    using R = detail::CallResult<const F&, A...>;
     with_arrays(args...)([&](const auto&... all) {
       detail::Parts parts;
       detail::walk_parts(parts, all...);
