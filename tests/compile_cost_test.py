@@ -44,7 +44,7 @@ class CompileCost(unittest.TestCase):
     @unittest.skipUnless(GCC, "there is no g++")
     def test_the_umbrella_header_costs_little_more_than_what_it_needs(self):
         ratio = self.megabytes('#include "haliax/haliax.h"\n') / self.megabytes(NEEDED)
-        self.assertLess(ratio, 1.85, "haliax.h has become dearer: clang++ -ftime-trace shows what it instantiates")
+        self.assertLess(ratio, 1.79, "haliax.h has become dearer: clang++ -ftime-trace shows what it instantiates")
 
     def test_a_llama_compiles_in_three_seconds(self):
         needed = self.source("needed.cpp", NEEDED)

@@ -283,7 +283,7 @@ std::unique_ptr<program::Device> make_cpu_device(int threads) {
   if (threads > 0) set_threads(threads);
   return std::make_unique<CpuDevice>();
 }
-void set_threads(int count) { haliax::set_threads(count); }
+void set_threads(int count) { haliax::set_threads(count, SourceLocation()); }
 
 const Kernels& kernels() {
   static const Kernels& best = [&]() -> const Kernels& {

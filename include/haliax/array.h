@@ -29,8 +29,12 @@ class NamedArray {
   explicit NamedArray(NodePtr node);
   NamedArray(const NamedArray&);
   NamedArray(NamedArray&&) noexcept;
-  NamedArray& operator=(const NamedArray&);
-  NamedArray& operator=(NamedArray&&) noexcept;
+  NamedArray& operator=(const NamedArray&) &;
+  NamedArray& operator=(NamedArray&&) & noexcept;
+  template <class T> void operator=(const T&) && {         // x[{"n", 3}] = 1. would change nothing
+    static_assert(sizeof(T) == 0, "haliax: what is assigned to is a new array, which nobody holds; x = x.at({\"n\", 3}).set(y) "
+                                  "changes a part of x.");
+  }
   ~NamedArray();
   // A scalar of dtype f32, so that numbers can be fields, results and what a scan starts from.
   NamedArray(double value, SourceLocation = SourceLocation::current());

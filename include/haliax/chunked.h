@@ -46,14 +46,16 @@ template <class F>
 auto chunked_reduce(const AxisSelection& axes, ChunkOptions options, F f, SourceLocation at = SourceLocation::current()) {
   return [f, axes, options, at](const auto&... xs) {
     using A = std::tuple<std::decay_t<decltype(xs)>...>;
-    using R = std::decay_t<decltype(f(xs...))>;
-    struct Call { const F* f; A like; std::optional<R> out; } call{&f, A(xs...), {}};
-    auto out = detail::chunked_reduce(axes, options, flatten(call.like), {&call, [](void* self, const Leaves& in) {
-      auto& c = *static_cast<Call*>(self);
-      c.out = std::apply(*c.f, unflatten(c.like, in));
-      return flatten(*c.out);
-    }}, at);
-    return unflatten(std::move(*call.out), out);
+    using R = detail::CallResult<const F&, std::decay_t<decltype(xs)>...>;
+    if constexpr (!std::is_void_v<R>) {
+      struct Call { const F* f; A like; std::optional<R> out; } call{&f, A(xs...), {}};
+      auto out = detail::chunked_reduce(axes, options, flatten(call.like), {&call, [](void* self, const Leaves& in) {
+        auto& c = *static_cast<Call*>(self);
+        c.out = std::apply(*c.f, unflatten(c.like, in));
+        return flatten(*c.out);
+      }}, at);
+      return unflatten(std::move(*call.out), out);
+    }
   };
 }
 

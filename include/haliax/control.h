@@ -38,17 +38,20 @@ template <class... F> struct Chooser {
   const char* word;
   SourceLocation at;
   template <class... A> auto operator()(const A&... args) const {
-    using R = std::decay_t<std::invoke_result_t<const std::tuple_element_t<0, std::tuple<F...>>&, const A&...>>;
-    static_assert((std::is_same_v<R, std::decay_t<std::invoke_result_t<const F&, const A&...>>> && ...),
-                  "haliax: all sides of cond and switch_ return the same type");
-    std::tuple<const A&...> in(args...);
-    return std::apply([&](const F&... f) {
-      std::array<Side<R, A...>, sizeof...(F)> calls{Side<R, A...>{&f, &in}...};
-      std::size_t k = 0;
-      std::array<LeafFunction, sizeof...(F)> each{LeafFunction{&calls[k++], &Side<R, A...>::template run<F>}...};
-      auto out = chosen(which, {each.data(), each.size(), word, at});
-      return unflatten(*calls[0].out, out);
-    }, sides);
+    using R = CallResult<const std::tuple_element_t<0, std::tuple<F...>>&, A...>;
+    constexpr bool called = (!std::is_void_v<CallResult<const F&, A...>> && ...);
+    constexpr bool same = (std::is_same_v<R, CallResult<const F&, A...>> && ...);
+    static_assert(same || !called, "haliax: all sides of cond and switch_ give the same type.");
+    if constexpr (called && same) {
+      std::tuple<const A&...> in(args...);
+      return std::apply([&](const F&... f) {
+        std::array<Side<R, A...>, sizeof...(F)> calls{Side<R, A...>{&f, &in}...};
+        std::size_t k = 0;
+        std::array<LeafFunction, sizeof...(F)> each{LeafFunction{&calls[k++], &Side<R, A...>::template run<F>}...};
+        auto out = chosen(which, {each.data(), each.size(), word, at});
+        return unflatten(*calls[0].out, out);
+      }, sides);
+    }
   }
 };
 

@@ -130,20 +130,6 @@ template <class R> Parts parts_of(const R& result) {
   return parts;
 }
 
-// What f gives for such arguments.
-template <class F, class... A> constexpr auto call_result() {
-  constexpr bool takes = std::is_invocable_v<const F&, const A&...>;
-  static_assert(takes, "haliax: a jitted function is called with what the function takes; arguments are passed as const.");
-  if constexpr (takes) {
-    using R = std::decay_t<std::invoke_result_t<const F&, const A&...>>;
-    static_assert(!std::is_void_v<R>, "haliax: a jitted function gives its results; what it assigns to captures has no value.");
-    return std::type_identity<R>();
-  } else {
-    return std::type_identity<void>();
-  }
-}
-template <class F, class... A> using CallResult = typename decltype(call_result<F, A...>())::type;
-
 class JitCore {
  public:
   explicit JitCore(JitOptions);
@@ -168,13 +154,14 @@ class JitCore {
   void abandon();                                // the trace raised
   Leaves run(Entry*, const Walk& in);
   Leaves placed_inside(const Walk&, const Parts&, bool results) const;   // arguments or results, in another trace
+  std::shared_ptr<const void> mapping_inside() const;   // the mapping of the options holds as long as this does
   static void* like(Entry*);
   JitReport report() const;
   const JitOptions& options() const;
 
  private:
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;
 };
 }  // namespace detail
 
@@ -184,7 +171,7 @@ template <class F> class Jitted {
   // A plain number is traced as a scalar array where f takes a NamedArray (and f is one function: no lambda with auto, no
   // overloads). All that is no array is static: f is traced anew for another value.
   template <class... A> auto operator()(const A&... args) const {
-    using R = detail::CallResult<F, A...>;
+    using R = detail::CallResult<const F&, A...>;
     if constexpr (!std::is_void_v<R>) {
       if (detail::is_tracing()) return inside<R>(args...);
       return with_arrays(args...)([&](const auto&... all) {
@@ -195,12 +182,12 @@ template <class F> class Jitted {
   }
   // Traces and compiles for arguments like these without running anything: the report says what a call takes.
   template <class... A> JitReport compile(const A&... args) const {
-    with_arrays(args...)([&](const auto&... all) { compiled<detail::CallResult<F, A...>>(all...); });
+    with_arrays(args...)([&](const auto&... all) { compiled<detail::CallResult<const F&, A...>>(all...); });
     return report();
   }
   // The same for one device, which stands for all: a mesh may be of any size, and the arguments shapes alone (see eval_shape).
   template <class... A> JitReport plan(const A&... args) const {
-    using R = detail::CallResult<F, A...>;
+    using R = detail::CallResult<const F&, A...>;
     with_arrays(args...)([&](const auto&... all) {
       detail::Parts parts;
       detail::walk_parts(parts, all...);
@@ -229,8 +216,7 @@ template <class F> class Jitted {
     detail::walk_parts(parts, args...);
     std::tuple<A...> mine(args...);
     place(mine, parts, false);
-    std::optional<axis_mapping> scope;
-    if (auto& m = core_->options().axis_resources) scope.emplace(*m, core_->options().at);
+    auto scope = core_->mapping_inside();
     R out = std::apply(f_, std::as_const(mine));
     place(out, detail::parts_of(out), true);
     return out;
@@ -276,10 +262,10 @@ template <class R, class... A> class Jitted<R(A...)> {
   Jitted() = default;                            // empty; calling it raises
   template <class F> requires(std::is_invocable_r_v<R, const F&, A...>)
   Jitted(Jitted<F> f) : f_(std::make_shared<const Jitted<F>>(std::move(f))), calls_(&calls<F>) {}
-  R operator()(A... args) const { return there().run(f_.get(), args...); }
-  JitReport compile(A... args) const { return there().compile(f_.get(), args...); }
-  JitReport plan(A... args) const { return there().plan(f_.get(), args...); }
-  JitReport report() const { return there().report(f_.get()); }
+  R operator()(A... args, SourceLocation at = SourceLocation::current()) const { return there(at).run(f_.get(), args...); }
+  JitReport compile(A... args, SourceLocation at = SourceLocation::current()) const { return there(at).compile(f_.get(), args...); }
+  JitReport plan(A... args, SourceLocation at = SourceLocation::current()) const { return there(at).plan(f_.get(), args...); }
+  JitReport report(SourceLocation at = SourceLocation::current()) const { return there(at).report(f_.get()); }
   explicit operator bool() const { return f_ != nullptr; }
 
  private:
@@ -295,8 +281,8 @@ template <class R, class... A> class Jitted<R(A...)> {
       [](const void* f, const std::decay_t<A>&... args) { return of<F>(f).compile(args...); },
       [](const void* f, const std::decay_t<A>&... args) { return of<F>(f).plan(args...); },
       [](const void* f) { return of<F>(f).report(); }};
-  const Calls& there() const {
-    if (!f_) throw Error("[jit] this Jitted is empty: it was never given what jit returns");
+  const Calls& there(SourceLocation at) const {
+    if (!f_) detail::refuse_empty("jit", "this Jitted is empty: it was never given what jit returns", at);
     return *calls_;
   }
 
@@ -319,6 +305,7 @@ template <class F> std::string explain(const Jitted<F>& f) { return f.report().e
 // Which backend evaluates what is read outside jit: "cpu" unless told; "reference" is the oracle of the tests.
 void set_default_backend(const std::string& name, SourceLocation = SourceLocation::current());   // raises for any other
 std::string default_backend();
-void set_threads(int);                           // of the cpu backend; results do not depend on it
+// Of the cpu backend; results do not depend on it. 0: as many as HALIAX_THREADS says, or all cores. Raises in a kernel of your own.
+void set_threads(int, SourceLocation = SourceLocation::current());
 
 }  // namespace haliax

@@ -14,7 +14,7 @@ namespace [[gnu::visibility("default")]] haliax {
 // program together (haliax/ranks.h) it has exactly those of all. One that is only planned (Jitted::plan) may have any number.
 void set_devices(int, SourceLocation = SourceLocation::current());   // of this process; raises for less than 1
 // Of all processes. Each has as many as were set; else as HALIAX_DEVICES says, or it raises; else 8, and a rank 1.
-int devices();
+int devices(SourceLocation = SourceLocation::current());
 
 // A grid of devices. Row-major: the last axis runs fastest, as JAX numbers devices.
 class Mesh {

@@ -27,7 +27,7 @@ class LayerScope {
   LayerScope(const LayerScope&) = delete;
 
  private:
-  std::unique_ptr<Here> here_;
+  std::shared_ptr<Here> here_;
 };
 
 // ---- activations ---------------------------------------------------------------------------------------------------------
@@ -171,15 +171,28 @@ struct Stacked {
   }
 
  private:
+  template <class Carry, class... Args> static constexpr bool takes() {
+    constexpr bool called = std::is_invocable_v<const Block&, const Carry&, const Args&...>;
+    static_assert(called, "haliax: a Stacked calls its blocks: a block takes what fold or scan is given.");
+    return called;
+  }
   template <class Carry, class... Args>
   Carry fold_from(const Carry& x, SourceLocation at, const Args&... args) const {
-    auto step = [](const Carry& c, const Block& block, const Args&... a) { return Carry(block(c, a...)); };
-    return haliax::fold(step, Layers, {.checkpoint = gradient_checkpointing, .at = at})(x, stacked, args...);
+    if constexpr (takes<Carry, Args...>()) {
+      auto step = [](const Carry& c, const Block& block, const Args&... a) { return Carry(block(c, a...)); };
+      return haliax::fold(step, Layers, {.checkpoint = gradient_checkpointing, .at = at})(x, stacked, args...);
+    } else {
+      return x;
+    }
   }
   template <class Carry, class... Args>
   auto scan_from(const Carry& x, SourceLocation at, const Args&... args) const {
-    auto step = [](const Carry& c, const Block& block, const Args&... a) { return block(c, a...); };
-    return haliax::scan(step, Layers, {.checkpoint = gradient_checkpointing, .at = at})(x, stacked, args...);
+    if constexpr (takes<Carry, Args...>()) {
+      auto step = [](const Carry& c, const Block& block, const Args&... a) { return block(c, a...); };
+      return haliax::scan(step, Layers, {.checkpoint = gradient_checkpointing, .at = at})(x, stacked, args...);
+    } else {
+      return std::pair{x, x};
+    }
   }
 };
 

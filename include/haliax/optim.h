@@ -29,7 +29,7 @@ class UpdateScope {  // what goes wrong inside is reported where the update was 
   UpdateScope(const UpdateScope&) = delete;
 
  private:
-  std::unique_ptr<Here> here_;
+  std::shared_ptr<Here> here_;
 };
 Leaves trainable_zeros(const Leaves&, const std::vector<bool>& frozen);
 NamedArray norm(const Leaves&);

@@ -63,17 +63,21 @@ class ShardMap {  // mesh axes hidden from what f sees, each the outer part of t
 template <class F>
 auto shard_map(F f, JitOptions options = {}) {
   auto whole = [f = std::move(f), options](const auto&... args) {
-    detail::Tracing tracing;
-    detail::ShardMap local(options);
-    std::tuple<std::decay_t<decltype(args)>...> in(args...);
-    detail::Parts parts;
-    detail::walk_parts(parts, args...);
-    Walk w = walk_of(in);
-    w.assign(local.enter(w.leaves(), parts));
-    auto out = std::apply(f, std::as_const(in));
-    Walk r = walk_of(out);
-    r.assign(local.leave(r.leaves(), detail::parts_of(out)));
-    return out;
+    if constexpr (!std::is_void_v<detail::CallResult<const F&, std::decay_t<decltype(args)>...>>) {
+      detail::Tracing tracing;
+      detail::ShardMap local(options);
+      std::tuple<std::decay_t<decltype(args)>...> in(args...);
+      detail::Parts parts;
+      detail::walk_parts(parts, args...);
+      Walk w = walk_of(in);
+      w.assign(local.enter(w.leaves(), parts));
+      auto out = std::apply(f, std::as_const(in));
+      Walk r = walk_of(out);
+      r.assign(local.leave(r.leaves(), detail::parts_of(out)));
+      return out;
+    } else {
+      return Nothing{};
+    }
   };
   return named_jit(std::move(whole), options);
 }

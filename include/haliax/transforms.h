@@ -57,7 +57,7 @@ class Tracing {                                  // something is being traced, a
   Tracing(const Tracing&) = delete;
 
  private:
-  std::unique_ptr<Context> before_;
+  std::shared_ptr<Context> before_;
 };
 // Leaves that no other array equals, with the same values: what a gradient is taken by. Others than floats, and frozen ones,
 // stay.
@@ -93,6 +93,20 @@ template <class T> Walk traced(T& tree, const LeafFilter& wrt = {}, SourceLocati
   w.assign(tracers(w.leaves(), left_out, w.paths));
   return w;
 }
+// What f gives for such arguments; void, and one sentence, where it cannot be called so.
+template <class F, class... A> constexpr auto call_result() {
+  constexpr bool takes = std::is_invocable_v<F, const A&...>;
+  static_assert(takes, "haliax: a function that is traced is called with what it takes; arguments are passed as const.");
+  if constexpr (takes) {
+    using R = std::decay_t<std::invoke_result_t<F, const A&...>>;
+    static_assert(!std::is_void_v<R>, "haliax: a function that is traced gives its results; what it assigns to captures has no "
+                                      "value.");
+    return std::type_identity<R>();
+  } else {
+    return std::type_identity<void>();
+  }
+}
+template <class F, class... A> using CallResult = typename decltype(call_result<F, A...>())::type;
 template <class T> struct with_aux : std::false_type {};
 template <class A> struct with_aux<std::pair<NamedArray, A>> : std::true_type {};
 
@@ -170,14 +184,16 @@ auto vjp(F f, const T& x, SourceLocation at = SourceLocation::current()) {
 }
 // f(x) and its derivative along the tangent, which has the axes of x: the gradient of the gradient, so that every op has one.
 template <class F, class T> auto jvp(F f, const T& primal, const T& tangent, SourceLocation at = SourceLocation::current()) {
-  using R = std::decay_t<std::invoke_result_t<F, const T&>>;
-  struct Call { F* f; T like; std::optional<R> out; } c{&f, primal, {}};
-  auto [ys, ts] = detail::jvp({&c, [](void* self, const Leaves& in) {
-    auto& call = *static_cast<Call*>(self);
-    call.out = (*call.f)(unflatten(call.like, in));
-    return flatten(*call.out);
-  }}, flatten(primal), flatten(tangent), at);
-  return std::pair{unflatten(*c.out, ys), unflatten(*c.out, ts)};
+  using R = detail::CallResult<F&, T>;
+  if constexpr (!std::is_void_v<R>) {
+    struct Call { F* f; T like; std::optional<R> out; } c{&f, primal, {}};
+    auto [ys, ts] = detail::jvp({&c, [](void* self, const Leaves& in) {
+      auto& call = *static_cast<Call*>(self);
+      call.out = (*call.f)(unflatten(call.like, in));
+      return flatten(*call.out);
+    }}, flatten(primal), flatten(tangent), at);
+    return std::pair{unflatten(*c.out, ys), unflatten(*c.out, ts)};
+  }
 }
 
 // ---- vmap: f written for one, run for all positions of an axis -----------------------------------------------------------
@@ -185,15 +201,17 @@ template <class F, class T> auto jvp(F f, const T& primal, const T& tangent, Sou
 // fine.
 template <class F> auto vmap(F f, const AxisSelector& axis, SourceLocation at = SourceLocation::current()) {
   return [f, axis, at](const auto&... args) {
-    detail::Tracing tracing;
-    detail::Vmap v(axis, at);
-    std::tuple<std::decay_t<decltype(args)>...> in(args...);
-    Walk w = walk_of(in);
-    w.assign(v.hide(w.leaves()));
-    auto out = std::apply(f, std::as_const(in));
-    Walk r = walk_of(out);
-    r.assign(v.show(r.leaves()));
-    return out;
+    if constexpr (!std::is_void_v<detail::CallResult<const F&, std::decay_t<decltype(args)>...>>) {
+      detail::Tracing tracing;
+      detail::Vmap v(axis, at);
+      std::tuple<std::decay_t<decltype(args)>...> in(args...);
+      Walk w = walk_of(in);
+      w.assign(v.hide(w.leaves()));
+      auto out = std::apply(f, std::as_const(in));
+      Walk r = walk_of(out);
+      r.assign(v.show(r.leaves()));
+      return out;
+    }
   };
 }
 
@@ -237,8 +255,10 @@ template <class F> auto fold(F f, const AxisSelector& axis, ScanOptions options 
 // f(xs...) -> y at each position by itself, one after the other. Result: y with the axis first.
 template <class F> auto map(F f, const AxisSelector& axis, ScanOptions options = {}) {
   return [f, axis, options](const auto&... xs) {
-    auto g = [&f](const Nothing& n, const auto&... x) { return std::pair{n, f(x...)}; };
-    return scan(g, axis, options)(Nothing{}, xs...).second;
+    if constexpr (!std::is_void_v<detail::CallResult<const F&, std::decay_t<decltype(xs)>...>>) {
+      auto g = [&f](const Nothing& n, const auto&... x) { return std::pair{n, f(x...)}; };
+      return scan(g, axis, options)(Nothing{}, xs...).second;
+    }
   };
 }
 // fold; without an init it starts from the first position.
@@ -271,14 +291,16 @@ T associative_scan(F f, const AxisSelector& axis, const T& xs, bool reverse = fa
 template <class F> auto checkpoint(F f) {
   return [f](const auto&... args) {
     using A = std::tuple<std::decay_t<decltype(args)>...>;
-    using R = std::decay_t<decltype(f(args...))>;
-    struct Call { const F* f; A like; std::optional<R> out; } call{&f, A(args...), {}};
-    auto out = detail::checkpoint({&call, [](void* self, const Leaves& in) {
-      auto& c = *static_cast<Call*>(self);
-      c.out = std::apply(*c.f, unflatten(c.like, in));
-      return flatten(*c.out);
-    }}, flatten(call.like));
-    return unflatten(std::move(*call.out), out);
+    using R = detail::CallResult<const F&, std::decay_t<decltype(args)>...>;
+    if constexpr (!std::is_void_v<R>) {
+      struct Call { const F* f; A like; std::optional<R> out; } call{&f, A(args...), {}};
+      auto out = detail::checkpoint({&call, [](void* self, const Leaves& in) {
+        auto& c = *static_cast<Call*>(self);
+        c.out = std::apply(*c.f, unflatten(c.like, in));
+        return flatten(*c.out);
+      }}, flatten(call.like));
+      return unflatten(std::move(*call.out), out);
+    }
   };
 }
 // forward(args...) -> out, with backward(args as a tuple, out, cotangent of out) -> cotangents of args, as a tuple: empty, or
@@ -286,34 +308,40 @@ template <class F> auto checkpoint(F f) {
 template <class F, class B> auto custom_vjp(F forward, B backward) {
   return [forward, backward](const auto&... args) {
     using A = std::tuple<std::decay_t<decltype(args)>...>;
-    using R = std::decay_t<decltype(forward(args...))>;
-    struct Call { const F* f; A like; std::optional<R> out; } call{&forward, A(args...), {}};
-    struct Back { B b; A like; std::optional<R> out; };
-    auto back = std::make_shared<Back>(Back{backward, call.like, {}});
-    auto out = detail::custom_vjp({&call, [](void* self, const Leaves& in) {
-      auto& c = *static_cast<Call*>(self);
-      c.out = std::apply(*c.f, unflatten(c.like, in));
-      return flatten(*c.out);
-    }}, flatten(call.like), back, [](void* self, const Leaves& in, const Leaves& result, const Leaves& g) {
-      auto& b = *static_cast<Back*>(self);
-      return flatten(A(b.b(unflatten(b.like, in), unflatten(*b.out, result), unflatten(*b.out, g))));
-    });
-    back->out = *call.out;
-    Walk given = walk_of(back->like), made = walk_of(*back->out);   // their structure is all that is kept
-    given.assign(Leaves(given.arrays.size())), made.assign(Leaves(made.arrays.size()));
-    return unflatten(std::move(*call.out), out);
+    using R = detail::CallResult<const F&, std::decay_t<decltype(args)>...>;
+    constexpr bool back_takes = std::is_void_v<R> || std::is_invocable_v<B&, A, R, R>;
+    static_assert(back_takes, "haliax: the backward of custom_vjp takes the arguments as a tuple, the result, and its cotangent.");
+    if constexpr (!std::is_void_v<R> && back_takes) {
+      struct Call { const F* f; A like; std::optional<R> out; } call{&forward, A(args...), {}};
+      struct Back { B b; A like; std::optional<R> out; };
+      auto back = std::make_shared<Back>(Back{backward, call.like, {}});
+      auto out = detail::custom_vjp({&call, [](void* self, const Leaves& in) {
+        auto& c = *static_cast<Call*>(self);
+        c.out = std::apply(*c.f, unflatten(c.like, in));
+        return flatten(*c.out);
+      }}, flatten(call.like), back, [](void* self, const Leaves& in, const Leaves& result, const Leaves& g) {
+        auto& b = *static_cast<Back*>(self);
+        return flatten(A(b.b(unflatten(b.like, in), unflatten(*b.out, result), unflatten(*b.out, g))));
+      });
+      back->out = *call.out;
+      Walk given = walk_of(back->like), made = walk_of(*back->out);   // their structure is all that is kept
+      given.assign(Leaves(given.arrays.size())), made.assign(Leaves(made.arrays.size()));
+      return unflatten(std::move(*call.out), out);
+    }
   };
 }
 // The axes and dtypes of f's result, computed without values: its arrays cannot be read.
 template <class F, class... A> auto eval_shape(F f, const A&... args) {
-  using R = std::decay_t<decltype(f(args...))>;
-  struct Call { F* f; std::tuple<A...> like; std::optional<R> out; } call{&f, std::tuple<A...>(args...), {}};
-  auto out = detail::eval_shape({&call, [](void* self, const Leaves& in) {
-    auto& c = *static_cast<Call*>(self);
-    c.out = std::apply(*c.f, unflatten(c.like, in));
-    return flatten(*c.out);
-  }}, flatten(call.like));
-  return unflatten(std::move(*call.out), out);
+  using R = detail::CallResult<F&, A...>;
+  if constexpr (!std::is_void_v<R>) {
+    struct Call { F* f; std::tuple<A...> like; std::optional<R> out; } call{&f, std::tuple<A...>(args...), {}};
+    auto out = detail::eval_shape({&call, [](void* self, const Leaves& in) {
+      auto& c = *static_cast<Call*>(self);
+      c.out = std::apply(*c.f, unflatten(c.like, in));
+      return flatten(*c.out);
+    }}, flatten(call.like));
+    return unflatten(std::move(*call.out), out);
+  }
 }
 
 }  // namespace haliax

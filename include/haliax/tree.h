@@ -340,6 +340,10 @@ template <class Module, class... F> constexpr void check_fields(Types<F...>) {
 // What can be walked, as far as its own type says; its fields are checked when it is walked.
 template <class T> concept Tree = !reflect::is_refused(reflect::kind<T>);
 
+namespace detail {
+[[noreturn]] void refuse_empty(const char* op, const char* what, SourceLocation);
+}
+
 // A function as a field of a module, captures included. Part of the structure: copies are equal, and two that were made apart are
 // not, so that jit traces anew where another is put in its place. Arrays that it captures are no parameters.
 template <class Signature> class StaticFunction;
@@ -351,8 +355,8 @@ template <class R, class... A> class StaticFunction<R(A...)> {
   StaticFunction(F f) : f_(std::make_shared<const F>(std::move(f))), call_([](const void* self, A... a) -> R {
     return (*static_cast<const F*>(self))(std::forward<A>(a)...);
   }) {}
-  R operator()(A... a) const {
-    if (!f_) throw Error("[StaticFunction] it is empty: it was never given a function");
+  R operator()(A... a, SourceLocation at = SourceLocation::current()) const {
+    if (!f_) detail::refuse_empty("StaticFunction", "it is empty: it was never given a function", at);
     return call_(f_.get(), std::forward<A>(a)...);
   }
   explicit operator bool() const { return f_ != nullptr; }

@@ -2,13 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include "base/environment.h"
 #include "base/fork.h"
+#include "base/where.h"
 #include "haliax/error.h"
 #include "haliax/jit.h"
 
@@ -23,14 +25,7 @@ void relax() {
 #endif
 }
 
-int wanted_threads(int count) {
-  if (count <= 0) {
-    const char* text = std::getenv("HALIAX_THREADS");
-    count = text ? std::atoi(text) : 0;
-  }
-  if (count <= 0) count = static_cast<int>(std::thread::hardware_concurrency());
-  return std::clamp(count, 1, 1024);
-}
+constexpr int kMost = 1024;
 
 // The blocks that a worker has left: it takes the first, others the last.
 class Share {
@@ -145,36 +140,45 @@ class Pool {   // never destroyed: threads may compute after main
 
 constinit std::mutex making;
 constinit std::atomic<Pool*> current{nullptr};
-std::atomic<int> asked{0};   // by set_threads
+std::atomic<int> told{0};   // by set_threads
 // A child makes a pool of its own: the threads of this one are not there.
 const bool forks = at_fork({kForkRest, [] { making.lock(); }, [] { making.unlock(); }, [] { current.store(nullptr); }});
 
 Pool& pool() {
   if (Pool* p = current.load(std::memory_order_acquire)) return *p;
   std::lock_guard lock(making);
-  if (!current.load()) current.store(new Pool(wanted_threads(asked)));
+  if (!current.load()) current.store(new Pool(told > 0 ? told.load() : threads_asked()));
   return *current.load();
 }
 
 }  // namespace
 
-void set_threads(int count) {
-  if (in_block) throw Error("[set_threads] is called by a function that runs on these threads; call it outside");
-  asked = count;
-  pool().resize(wanted_threads(count));
+void set_threads(int count, SourceLocation at) {
+  auto refuse = [&](const std::string& what) {
+    auto place = to_string(at);
+    throw Error("[set_threads] " + what + (place.empty() ? "" : "; " + place));
+  };
+  if (in_block) refuse("is called by a function that runs on these threads; call it outside");
+  if (count < 0 || count > kMost)
+    refuse("there cannot be " + std::to_string(count) + " threads, but 1 to " + std::to_string(kMost) + ", or 0: as many as usual");
+  const int now = count > 0 ? count : threads_asked(at);
+  told = count;
+  pool().resize(now);
+}
+
+int threads_asked(SourceLocation at) {
+  const int cores = std::clamp(int(std::thread::hardware_concurrency()), 1, kMost);
+  return int(number_asked("HALIAX_THREADS", 1, kMost, at).value_or(cores));
 }
 
 int threads() { return pool().size(); }
 
 void parallel_for(std::int64_t blocks, int workers, BlockTask task, void* context) {
-  if (blocks > 1 && workers > 1 && !in_block) {
-    Pool& p = pool();
-    in_block = true;  // a nested call runs alone
-    bool done = p.size() > 1 && p.run(blocks, workers, task, context);
-    in_block = false;
-    if (done) return;
-  }
-  for (std::int64_t block = 0; block < blocks; ++block) task(context, block, 0);
+  Pool* p = blocks > 1 && workers > 1 && !in_block ? &pool() : nullptr;
+  const bool outer = std::exchange(in_block, true);  // a nested call runs alone
+  if (!p || p->size() == 1 || !p->run(blocks, workers, task, context))
+    for (std::int64_t block = 0; block < blocks; ++block) task(context, block, 0);
+  in_block = outer;
 }
 
 }  // namespace haliax

@@ -3,11 +3,14 @@
 #pragma once
 #include <cstdint>
 
+#include "haliax/where.h"
+
 namespace haliax {
 
-// 0: as many as HALIAX_THREADS says, or else all cores. Waits for work that is running; raises inside of it.
-void set_threads(int count);
+// 0: as many as usual. Waits for work that is running; raises inside of it, and for a count that cannot be.
+void set_threads(int count, SourceLocation);
 int threads();
+int threads_asked(SourceLocation = {});   // what is usual: as HALIAX_THREADS says, or it raises, or else all cores
 
 // What a block gets: its number, and which worker runs it (0 is the caller), for scratch of its own.
 using BlockTask = void (*)(void* context, std::int64_t block, int worker);

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/environment.h"
 #include "compile/chunk/chunk.h"
 #include "compile/loops/loops.h"
 #include "compile/memory/memory.h"
@@ -98,7 +99,7 @@ std::string printed() {
   std::string wanted = asked ? asked : "", names;
   bool known = wanted.empty() || wanted == "all";
   for (auto& p : kPasses) known |= wanted == p.name, names += std::string(" ") + p.name;
-  if (!known) std::fprintf(stderr, "haliax: HALIAX_PRINT=%s: there is no such pass, but all%s\n", asked, names.c_str());
+  if (!known) refuse_asked("HALIAX_PRINT", wanted, "all or a pass:" + names, context().origin.at);
   return wanted;
 }
 bool is_asked(const Pass& p) {

@@ -7,8 +7,8 @@ NamedArray::NamedArray() noexcept = default;
 NamedArray::NamedArray(NodePtr node) : node_(std::move(node)) {}
 NamedArray::NamedArray(const NamedArray&) = default;
 NamedArray::NamedArray(NamedArray&&) noexcept = default;
-NamedArray& NamedArray::operator=(const NamedArray&) = default;
-NamedArray& NamedArray::operator=(NamedArray&&) noexcept = default;
+NamedArray& NamedArray::operator=(const NamedArray&) & = default;
+NamedArray& NamedArray::operator=(NamedArray&&) & noexcept = default;
 NamedArray::~NamedArray() = default;
 
 }  // namespace haliax

@@ -249,6 +249,7 @@ Here::Here(SourceLocation at, bool layer, const NamedArray* weight) {
   at_ = c.origin.at, module_ = c.origin.module, made_ = c.origin.made, fixed_ = c.fixed, reads_ = !layer;
   if (reads_) GraphReader::enter();
   if (!c.fixed) c.origin.at = at;
+  if (!c.fixed && at.line() > 0) c.last = at;
   if (layer) c.fixed = true;
   if (!layer || !weight || weight->empty()) return;
   GraphReader reader;
@@ -282,6 +283,10 @@ void fail_at(const Origin& o, const std::string& op, const std::string& text) {
   auto where = where_of(o);
   throw Error("[" + op + "] " + text + (where.empty() ? "" : "; " + where));
 }
-void fail(const std::string& op, const std::string& text) { fail_at(context().origin, op, text); }
+void fail(const std::string& op, const std::string& text) {
+  auto& c = context();
+  auto before = where_of(c.origin).empty() ? to_string(c.last) : "";   // a conversion to bool is not told where it stands
+  fail_at(c.origin, op, before.empty() ? text : text + "; after the call at " + before);
+}
 
 }  // namespace haliax

@@ -198,6 +198,7 @@ struct Context {
   std::uint64_t domain = fresh_domain();   // nodes are equal to others of it: of this thread, or of what is being compiled
   Origin origin = {};
   bool fixed = false;        // a layer has said where its caller is
+  SourceLocation last = {};  // where the user's code called the library the last time
   int loop_depth = 0;        // of the traced loops: keeps an index apart from an equal one around it
   Axes hidden = {};          // by the vmaps around, outermost first
   std::vector<std::pair<std::string, Axis>> shards = {};   // inside shard_map: what stands for each mesh axis, hidden

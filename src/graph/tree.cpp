@@ -212,4 +212,9 @@ std::vector<bool> LeafFilter::chosen(const char* op, const Walk& w, SourceLocati
   fail(op, "there is no array with {} in its path{}; paths are like {}", part_, did_you_mean(part_, levels), w.paths.front());
 }
 
+void detail::refuse_empty(const char* op, const char* what, SourceLocation at) {
+  Here here(at);
+  fail(op, std::string(what));
+}
+
 }  // namespace haliax

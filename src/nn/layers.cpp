@@ -30,7 +30,7 @@ const NamedArray& either(const std::optional<NamedArray>& a, const std::optional
 
 }  // namespace
 
-LayerScope::LayerScope(const Arr& input, const NamedArray& weight) : here_(std::make_unique<Here>(input.at(), true, &weight)) {}
+LayerScope::LayerScope(const Arr& input, const NamedArray& weight) : here_(std::make_shared<Here>(input.at(), true, &weight)) {}
 LayerScope::~LayerScope() = default;
 
 Linear Linear::init(const AxisSpec& In, const AxisSpec& Out, const Key& key, LinearOptions options, SourceLocation at) {

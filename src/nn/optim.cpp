@@ -55,7 +55,7 @@ NamedArray correction(double b, const NamedArray& count) {
 
 }  // namespace
 
-UpdateScope::UpdateScope(SourceLocation at) : here_(std::make_unique<Here>(at, true)) {}
+UpdateScope::UpdateScope(SourceLocation at) : here_(std::make_shared<Here>(at, true)) {}
 UpdateScope::UpdateScope(const Walk& params, SourceLocation at) : UpdateScope(at) { haliax::detail::note_fields(params); }
 UpdateScope::~UpdateScope() = default;
 

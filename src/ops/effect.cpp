@@ -1,5 +1,7 @@
 #include "ops/effect.h"
 
+#include <algorithm>
+
 #include "graph/emit.h"
 #include "graph/walk.h"
 #include "ops/prim.h"
@@ -41,10 +43,15 @@ void add_effect(Nodes values, std::shared_ptr<const program::HostCall> call) {
   values.push_back(last ? last : nothing_yet());
   last = make(kEffect, std::move(values), {}, DType::i32, {.payload = std::move(payload)});
 }
-void settle_effects() {
+void settle_effects(const std::vector<NamedArray>& made) {
   auto& c = context();
   if (!c.effect || c.in_jit || !is_known(c.effect)) return;
-  NamedArray(std::exchange(c.effect, nullptr)).eval(c.origin.at);
+  std::vector<NamedArray> now{NamedArray(std::exchange(c.effect, nullptr))};
+  for (auto& a : made) {
+    auto hidden = [](const Axis& x) { return x.name.hidden(); };
+    if (!a.empty() && std::none_of(a.node()->axes.begin(), a.node()->axes.end(), hidden) && is_known(a.node())) now.push_back(a);
+  }
+  eval(now, c.origin.at);
 }
 
 LoopEffects::LoopEffects(const NodePtr& index)

@@ -7,6 +7,7 @@
 
 #include "base/fork.h"
 #include "base/name.h"
+#include "base/thread_pool.h"
 #include "program/devices.h"
 #include "runtime/plugins.h"
 #include "runtime/run.h"
@@ -34,8 +35,10 @@ Device& from_plugin(const std::string& name) {
   std::vector<std::string> there;
   for (auto& l : linked)
     if (l.told) there.push_back(l.name);
-  fail("backend", fmt::format("there is no backend {}{}; there are {}, and {}; HALIAX_PLUGINS=FOLDER says where it lies", name,
-                              did_you_mean(name, there), fmt::join(there, " and "), in_plugin_folders(name)));
+  const char* asked = std::getenv("HALIAX_BACKEND");
+  fail("backend", fmt::format("there is no backend {}{}{}; there are {}, and {}; HALIAX_PLUGINS=FOLDER says where it lies", name,
+                              asked && asked == name ? " (as HALIAX_BACKEND says)" : "", did_you_mean(name, there),
+                              fmt::join(there, " and "), in_plugin_folders(name)));
 }
 
 // Those that were asked for. Never destroyed; found without a lock, as every call asks.
@@ -60,6 +63,7 @@ Device& backend(const std::string& name) {
   if (auto* device = known_as(name)) return *device;
   std::lock_guard hold(making);
   if (auto* device = known_as(name)) return *device;
+  (void)threads_asked(context().origin.at);   // it raises here, where the place is known
   auto found = std::find_if(std::begin(linked), std::end(linked), [&](auto& l) { return l.name == name; });
   auto& device = found != std::end(linked) ? *found->make().release() : from_plugin(name);
   known.store(new Registered{name, &device, known.load()}, std::memory_order_release);

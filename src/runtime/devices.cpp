@@ -1,9 +1,7 @@
 // How many devices there are, in this process and in all ranks; and what lies on those of this one.
 #include <atomic>
-#include <charconv>
-#include <cstdlib>
-#include <cstring>
 
+#include "base/environment.h"
 #include "graph/fail.h"
 #include "haliax/mesh.h"
 #include "haliax/ranks.h"
@@ -14,28 +12,24 @@
 namespace haliax {
 namespace {
 
-int devices_asked(const char* text) {
-  if (!text || !*text) return peers() ? 1 : 8;
-  int n = 0;
-  const char* end = text + std::strlen(text);
-  auto [read, error] = std::from_chars(text, end, n);
-  if (error != std::errc() || read != end || n < 1 || n > kMostDevices)
-    throw Error(fmt::format("[devices] HALIAX_DEVICES is {}; it must be a number from 1 to {}", text, kMostDevices));
-  return n;
-}
-std::atomic<int>& in_this_process() {
-  static std::atomic<int> count = devices_asked(std::getenv("HALIAX_DEVICES"));
-  return count;
-}
+std::atomic<int> in_this_process = 0;            // 0: nobody has asked yet
 
 }  // namespace
 
 void set_devices(int n, SourceLocation at) {
   Here here(at);
   if (n < 1 || n > kMostDevices) fail("devices", "there cannot be {} devices", n);
-  in_this_process() = n;
+  in_this_process = n;
 }
-int devices() { return in_this_process() * rank_count(); }
+int devices(SourceLocation at) {
+  Here here(at);
+  if (in_this_process == 0) {
+    int unset = 0;
+    auto asked = number_asked("HALIAX_DEVICES", 1, kMostDevices, context().origin.at);
+    in_this_process.compare_exchange_strong(unset, int(asked.value_or(peers() ? 1 : 8)));
+  }
+  return in_this_process * rank_count();
+}
 
 int this_rank() {
   auto* p = peers();

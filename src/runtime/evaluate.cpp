@@ -83,10 +83,10 @@ std::vector<BufferPtr> results_of(const Nodes& roots, bool& began) {
   return call(compile(roots, default_backend()), {}, nullptr, &began);
 }
 void compute(Claim& claim) {
-  const bool forgets = context().tracing == 0;   // else all that is below may still be asked for
+  const bool forgets = context().tracing == 0;   // how it was made; else there may be a gradient to take by all that is below
   Nodes roots = claim.mine;
   Keep keep;
-  if (forgets) {
+  {
     GraphReader reader;
     keep = what_to_keep(roots);
   }
@@ -107,6 +107,7 @@ void compute(Claim& claim) {
     if (!n.value && n.donated.empty()) n.value.set(std::move(made[i]));
     if (forgets && !keep.bound.count(&n)) detach(n, recipes);
   }
+  if (!forgets) return;
   for (auto& n : keep.free) detach(*n, recipes);
 }
 

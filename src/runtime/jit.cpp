@@ -103,7 +103,7 @@ NamedArray number_argument(double value) {
   return array(std::span(&v, 1), Axes{});
 }
 
-JitCore::JitCore(JitOptions options) : impl_(std::make_unique<Impl>()) { impl_->options = std::move(options); }
+JitCore::JitCore(JitOptions options) : impl_(std::make_shared<Impl>()) { impl_->options = std::move(options); }
 JitCore::~JitCore() = default;
 
 Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) const {
@@ -122,6 +122,10 @@ Leaves JitCore::placed_inside(const Walk& w, const Parts& parts, bool results) c
     if (auto* mapping = each->of(std::size_t(parts.of_leaf[k])); mapping && !out[k].empty())
       out[k] = shard(Arr(out[k], o.at), *mapping);
   return out;
+}
+std::shared_ptr<const void> JitCore::mapping_inside() const {
+  auto& o = impl_->options;
+  return o.axis_resources ? std::make_shared<const axis_mapping>(*o.axis_resources, o.at) : nullptr;
 }
 static constinit std::mutex showing;   // of all: it is held to copy a report
 static const bool showing_forks = at_fork({kForkRest, [] { showing.lock(); }, [] { showing.unlock(); }});

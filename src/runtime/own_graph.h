@@ -1,4 +1,5 @@
-// What is compiled: a copy of the graph, which no other thread knows; or the graph itself, if there is no other thread.
+// What is compiled: a copy of the graph, which no other thread knows; or the graph itself, if there is no other thread. What has a
+// value is data in either.
 #pragma once
 #include <optional>
 
@@ -13,7 +14,7 @@ class OwnGraph {
   explicit OwnGraph(const Nodes& of) {
     reader_.emplace();
     if (one_thread()) {
-      roots = of;
+      roots = with_values_as_data(of);
     } else {
       own_.emplace();
       roots = copied(of);

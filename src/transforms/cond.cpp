@@ -117,8 +117,7 @@ Leaves one_run(const NodePtr& which, const Sides& sides) {
 
 }  // namespace
 
-Leaves chosen(const NamedArray& given, const Sides& sides) {
-  Here here(sides.at);
+static Leaves traced_sides(const NamedArray& given, const Sides& sides) {
   Tracing tracing;
   if (given.empty()) fail(sides.word, "the NamedArray that decides is empty: it was never given a value");
   bool is_flag = sides.word == std::string_view("cond");
@@ -126,8 +125,12 @@ Leaves chosen(const NamedArray& given, const Sides& sides) {
   if (is_flag ? given.dtype() != DType::boolean : !is_integer(given.dtype()))
     fail(sides.word, "what decides is {}, not {}", given.dtype(), is_flag ? "bool" : "an integer");
   auto& which = given.node();
-  auto out = which->axes.empty() ? one_run(which, sides) : picked(which, sides);   // it has an axis that vmap hides
-  settle_effects();
+  return which->axes.empty() ? one_run(which, sides) : picked(which, sides);   // it has an axis that vmap hides
+}
+Leaves chosen(const NamedArray& given, const Sides& sides) {
+  Here here(sides.at);
+  auto out = traced_sides(given, sides);
+  settle_effects(out);
   return out;
 }
 

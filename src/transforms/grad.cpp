@@ -57,12 +57,13 @@ Name path_of(const NodePtr& leaf, const std::string& path) {
 namespace detail {
 
 // An exception may end a trace anywhere: what has changed since (axes that vmap hides, whose node is made) is then as before.
-Tracing::Tracing() : before_(std::make_unique<Context>(context())) { ++context().tracing; }
+Tracing::Tracing() : before_(std::make_shared<Context>(context())) { ++context().tracing; }
 // Effects go on around it, but for those of a program of its own, and of a trace that an exception has ended.
 Tracing::~Tracing() {
   auto& c = context();
   bool ours = c.in_jit == before_->in_jit && std::uncaught_exceptions() == 0;
   if (ours) before_->effect = std::move(c.effect);
+  before_->last = c.last;
   if (c.trace != before_->trace) c.trace->last = newest_id();
   c = std::move(*before_);
 }

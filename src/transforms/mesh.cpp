@@ -5,6 +5,7 @@
 
 #include <ostream>
 
+#include "base/environment.h"
 #include "base/name.h"
 #include "graph/fail.h"
 #include "ops/named.h"
@@ -42,7 +43,7 @@ Mesh::Mesh(std::vector<std::pair<std::string, int>> given, SourceLocation at) : 
     if (others > kMostDevices) fail("mesh", "the mesh {} has more than {} devices", *this, int(kMostDevices));
   }
   if (!open) return;
-  int all = haliax::devices();
+  int all = haliax::devices(at);
   if (all % others)
     fail("mesh", "{} devices cannot be shared out as {}; set_devices or HALIAX_DEVICES changes their number", all, *this);
   open->second = int(all / others);

@@ -108,6 +108,14 @@ NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite& to) {
 }
 NodePtr substitute(const NodePtr& root, Rewrite& to) { return substitute(Nodes{root}, to)[0]; }
 
+Nodes with_values_as_data(const Nodes& roots) {
+  Rewrite to;
+  walk(roots, [&](const NodePtr& n, Nodes& todo) {
+    if (n->value && n->op->kind != Kind::leaf) to[n.get()] = make_data(n->value.get(), n->axes, n->dtype);
+    else add_reads(n, todo);
+  });
+  return to.empty() ? roots : substitute(roots, to);
+}
 Nodes copied(const Nodes& roots) {
   std::unordered_map<const Node*, NodePtr> to;
   std::vector<const Node*> order;

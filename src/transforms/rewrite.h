@@ -17,6 +17,8 @@ NodePtr substitute(const NodePtr& root, Rewrite& to);
 // threads read values and so make nodes forget how they were made. What has a value is data; data and inputs stay. In a
 // GraphReader.
 Nodes copied(const Nodes& roots);
+// The roots with data in place of what has a value and remembers how it was made, as it does inside grad.
+Nodes with_values_as_data(const Nodes& roots);
 
 // Which of the nodes below the roots depend on one of the goals (the goals themselves do). A loop depends on what its bodies
 // name, as far as those lie below the roots too.

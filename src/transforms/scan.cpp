@@ -238,7 +238,6 @@ std::pair<Leaves, Leaves> Scan::as_loop(const Leaves& init) const {
     effects.add_to(l);
     auto loop = make_loop(std::move(l));
     LoopEffects::after(loop);
-    settle_effects();
     std::size_t k = 0;
     auto last = mapped(start, [&](const NodePtr&) { return loop_result(loop, k++); });
     return {last, mapped(y, [&](const NodePtr&) {
@@ -265,9 +264,8 @@ Axis walked_axis(const AxisSelector& selector, const Leaves& xs) {
 
 }  // namespace
 
-std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& options, const Leaves& init,
-                               const std::vector<std::string>& paths, const Leaves& xs, BodyFunction f) {
-  Here here(options.at);
+static std::pair<Leaves, Leaves> traced_scan(const AxisSelector& selector, const ScanOptions& options, const Leaves& init,
+                                             const std::vector<std::string>& paths, const Leaves& xs, BodyFunction f) {
   Tracing tracing;
   if (options.unroll < 1) fail("scan", "unroll must be at least 1; got {}", options.unroll);
   Scan s{walked_axis(selector, xs), options, paths, xs, f};
@@ -283,6 +281,15 @@ std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& 
   }
   if (options.unroll > 1 && options.unroll < size) return s.in_blocks(init);
   return options.unroll >= size && size > 0 ? s.unrolled(init) : s.as_loop(init);
+}
+std::pair<Leaves, Leaves> scan(const AxisSelector& selector, const ScanOptions& options, const Leaves& init,
+                               const std::vector<std::string>& paths, const Leaves& xs, BodyFunction f) {
+  Here here(options.at);
+  auto out = traced_scan(selector, options, init, paths, xs, f);
+  auto made = out.first;
+  made.insert(made.end(), out.second.begin(), out.second.end());
+  settle_effects(made);
+  return out;
 }
 
 std::pair<NamedArray, NamedArray> first_and_rest(const NamedArray& a, const AxisSelector& axis, SourceLocation at) {

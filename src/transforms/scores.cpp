@@ -1,9 +1,10 @@
 #include "transforms/scores.h"
 
 #include <algorithm>
-#include <cstdlib>
 
+#include "base/environment.h"
 #include "graph/axes.h"
+#include "haliax/jit.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 #include "transforms/chunked.h"
@@ -152,10 +153,7 @@ struct Walker {
 }  // namespace
 
 Nodes with_score_borders(const Nodes& roots, std::optional<std::int64_t> budget, int depth, const Nodes& of) {
-  static const auto usual = [] {
-    auto* asked = std::getenv("HALIAX_SCORES");
-    return asked && *asked ? std::optional<std::int64_t>(std::atoll(asked)) : std::nullopt;
-  }();
+  static const auto usual = number_asked("HALIAX_SCORES", 0, most_bytes, context().origin.at);
   if (!budget) budget = usual;
   auto all = everything(roots);
   bool large = std::any_of(all.begin(), all.end(), [&](auto& n) {

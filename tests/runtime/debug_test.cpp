@@ -212,6 +212,62 @@ TEST_CASE("outside of jit what is printed comes once and in order, however resul
   set_default_backend("cpu");
 }
 
+TEST_CASE("outside of jit nothing is computed again because it is printed") {
+  Caught caught;
+  static std::atomic<int> ran;
+  static const auto layer = custom_op({.name = "layer",
+                                       .along = {AxisRule::whole},
+                                       .cpu = {[](Strided<const float> x, Strided<float> y) {
+                                         ++ran;
+                                         for (std::int64_t i = 0; i < x.size(); ++i) y(i) = x(i) / 2;
+                                       }},
+                                       .grad = [](const CustomCall& c) { return std::vector{c.g / 2.}; }});
+  const auto x = (arange(Batch) * 1.).eval();
+  constexpr int layers = 6;
+  auto net = [](NamedArray h) {
+    for (int i = 0; i < layers; ++i) {
+      h = layer(h, "batch");
+      debug::print("{}", sum(h));
+      debug::check(h >= 0., "negative");
+    }
+    return sum(square(h));
+  };
+  auto runs = [](auto f) {
+    ran = 0, f();
+    return ran.load();
+  };
+  CHECK(runs([&] { return net(x).item(); }) == layers);
+  for (bool other_threads : {false, true}) {   // with which a graph is compiled in another way
+    CAPTURE(other_threads);
+    if (other_threads) std::thread([&] { net(x).item(); }).join();
+    CHECK(runs([&] {
+            auto [loss, slope] = value_and_grad(net)(x);
+            return loss.item() + slope.floats()[0];
+          }) == layers);
+    auto turn = [](const NamedArray& h, const NamedArray&) {
+      auto next = layer(h, "batch");
+      debug::print("{}", next);
+      return std::pair(next, sum(next));
+    };
+    CHECK(runs([&] {
+            auto [last, each] = scan(turn, Axis("turn", layers))(x, zeros(Axis("turn", layers)));
+            return last.floats()[0] + each.floats()[0];
+          }) == layers);
+    auto side = [](const NamedArray& h) {
+      auto y = layer(h, "batch");
+      debug::print("{}", y);
+      return y;
+    };
+    CHECK(runs([&] { return cond(x.sum() > 0., side, side)(x).floats(); }) == 1);
+    auto whole = checkpoint([&](const NamedArray& h) {
+      auto y = layer(h, "batch");
+      debug::print("{}", y);
+      return y + 1.;
+    });
+    CHECK(runs([&] { return whole(x).floats(); }) == 1);
+  }
+}
+
 TEST_CASE("what raises outside of jit is not run a second time") {
   static std::atomic<int> ran;
   static const auto refuses = custom_op({.name = "refuses",

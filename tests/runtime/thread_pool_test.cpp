@@ -7,6 +7,8 @@
 #include <thread>
 #include <vector>
 
+#include "haliax/jit.h"
+
 namespace {
 
 struct Threads {

@@ -143,6 +143,41 @@ TEST_CASE("tracers: errors that had no line") {
   CHECK(has(message_of([&] { from_state_dict(TensorFile(), l, StateNames{{"weight", "w"}}); }), line()));
   CHECK(has(message_of([&] { to_state_dict(std::pair(l, l), {{"0", ""}, {"1", ""}}); }), line()));
   CHECK(has(message_of([&] { NamedArray().axes(); }), line()));
+  Jitted<NamedArray(const NamedArray&)> none;
+  CHECK(has(message_of([&] { none(ones(N)); }), line()));
+  CHECK(has(message_of([&] { none.plan(ones(N)); }), line()));
+  CHECK(has(message_of([&] { none.report(); }), line()));
+  CHECK(has(message_of([&] { StaticFunction<NamedArray(Arr)>()(1.); }), line()));
+  for (int count : {-1, 2000}) CHECK(has(message_of([&] { set_threads(count); }), line()));
+  CHECK(message_of([&] { set_threads(2000); }).find("[set_threads] there cannot be 2000 threads, but 1 to 1024, or 0") == 0);
+}
+
+TEST_CASE("tracers: threads cannot be set by what runs on them") {
+  static const auto sets = custom_op({.name = "sets", .along = {AxisRule::whole}, .cpu = {[](Strided<const float>, Strided<float>) {
+                                        set_threads(2);
+                                      }}});
+  const auto set_at = line(-2);
+  auto said = message_of([&] { sets(ones({M, N}), "n").eval(); });
+  CAPTURE(said);
+  CHECK(said.find("[set_threads] is called by a function that runs on these threads; call it outside") == 0);
+  CHECK(has(said, set_at));
+}
+
+TEST_CASE("tracers: a conversion to bool, which is not told where it stands, says behind which call") {
+  NamedArray none;
+  (void)ones(N);
+  const auto before = line(-1);
+  CHECK(message_of([&] { return bool(none); }) ==
+        "[bool] an empty NamedArray is neither true nor false; x.empty() asks whether there is an array; after the call at " + before);
+  CHECK(has(message_of([&] { return !none; }), "after the call at " + before));
+  auto traced = message_of([&] {
+    return jit([&](const NamedArray& v) {
+      auto twice = v * 2.;
+      return none ? v : twice;
+    })(ones(N));
+  });
+  CHECK(has(traced, "[bool] an empty NamedArray is neither true nor false"));
+  CHECK(has(traced, "tracers_test.cpp:"));
 }
 
 namespace {

@@ -13,6 +13,7 @@
 #include <unordered_map>
 
 #include "../api.h"
+#include "base/environment.h"
 #include "base/scalar.h"
 #include "fibers.h"
 #include "haliax/error.h"
@@ -29,7 +30,9 @@ struct Compiled {
 std::filesystem::path folder() {
   static const std::filesystem::path made = [] {
     if (auto* cache = std::getenv("HALIAX_CACHE"); cache && *cache) {
-      std::filesystem::create_directories(cache);
+      std::error_code failed;
+      std::filesystem::create_directories(cache, failed);
+      if (failed) refuse_asked("HALIAX_CACHE", cache, "a folder, or one that can be made (" + failed.message() + ")");
       return std::filesystem::path(cache);
     }
     auto pattern = (std::filesystem::temp_directory_path() / "haliax-XXXXXX").string();
@@ -58,7 +61,7 @@ void* library_of(const std::string& text) {
   const auto command = fmt::format("{0} '{1}.cpp' -o '{1}.so'", compiler, mine);
   const bool made = std::system(command.c_str()) == 0;
   std::filesystem::remove(mine + ".cpp");
-  if (!made) throw Error("[cuda] the host's compiler refuses a kernel: " + command);
+  if (!made) throw Error("[cuda] the host's compiler (HALIAX_CXX, or else c++) refuses a kernel: " + command);
   std::filesystem::rename(mine + ".so", library);
   auto* opened = dlopen(library.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (!opened) throw Error(std::string("[cuda] ") + dlerror());

@@ -33,7 +33,7 @@ void check_finite(program::Program&);
 void verify(const program::Program&, const char* after, bool placed);
 // All devices of a mesh make the same calls in the same order; raises.
 void verify_calls(const std::vector<const program::Program*>&);
-// Is a check on of which the environment says this? In a debug build unless it says 0 (null: nothing); elsewhere if it says 1.
-bool checks(const char* asked);
+// Is the check on that this variable of the environment asks for? In a debug build unless it is 0; elsewhere if it is 1.
+bool checks(const char* variable);
 
 }  // namespace haliax

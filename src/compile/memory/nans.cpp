@@ -3,11 +3,12 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 
+#include "base/environment.h"
 #include "base/scalar.h"
 #include "compile/memory/memory.h"
 #include "compile/memory/views.h"
+#include "graph/node.h"
 #include "haliax/error.h"
 
 namespace haliax {
@@ -116,10 +117,7 @@ void check(const program::Program& p, std::vector<Step>& steps) {
 
 }  // namespace
 
-bool checks_finite() {
-  const char* asked = std::getenv("HALIAX_NANS");
-  return asked && *asked && *asked != '0';
-}
+bool checks_finite() { return flag_asked("HALIAX_NANS", false, context().origin.at); }
 void check_finite(program::Program& p) { check(p, p.steps); }
 
 }  // namespace haliax

@@ -2,7 +2,6 @@
 // that dies with it; a carry is updated in its place, and so is what a loop goes through block by block; a donated argument
 // becomes the result that replaces it.
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
 #include <map>
 #include <string_view>
@@ -372,7 +371,7 @@ struct MemoryPlanner {
     for (int s = 0; s < int(p.slots.size()); ++s)
       if (!free_to_share(s)) p.slot(s).alias = find_root(s);
     place();
-    if (checks(std::getenv("HALIAX_POISON"))) poison();
+    if (checks("HALIAX_POISON")) poison();
     sweep(p.steps);
     check_gathered(p);
     p.donated.assign(std::size_t(p.arguments), -1);

@@ -5,8 +5,10 @@
 #include <map>
 #include <set>
 
+#include "base/environment.h"
 #include "compile/memory/memory.h"
 #include "compile/memory/views.h"
+#include "graph/node.h"
 #include "haliax/error.h"
 
 namespace haliax {
@@ -174,12 +176,13 @@ std::vector<std::string> calls_of(const std::vector<Step>& steps) {
 
 }  // namespace
 
-bool checks(const char* asked) {
+bool checks(const char* variable) {
 #ifdef NDEBUG
-  return asked && *asked == '1';
+  const bool usual = false;
 #else
-  return !asked || *asked != '0';
+  const bool usual = true;
 #endif
+  return flag_asked(variable, usual, context().origin.at);
 }
 
 void verify(const Program& p, const char* after, bool placed) { ProgramCheck{p, after, placed}.run(); }

@@ -1,0 +1,39 @@
+#include "base/environment.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <cstdlib>
+
+#include "base/where.h"
+#include "haliax/error.h"
+
+namespace haliax {
+
+static std::string_view value_of(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text ? text : "";
+}
+
+void refuse_asked(const char* variable, std::string_view value, std::string_view allowed, SourceLocation at) {
+  auto place = to_string(at);
+  throw Error(fmt::format("[environment] {} is {}; it must be {}{}{}", variable, value, allowed, place.empty() ? "" : "; ", place));
+}
+std::optional<std::int64_t> number_asked(const char* variable, std::int64_t least, std::int64_t most, SourceLocation at) {
+  const auto text = value_of(variable);
+  if (text.empty()) return std::nullopt;
+  std::int64_t n = 0;
+  const char* end = text.data() + text.size();
+  auto [read, error] = std::from_chars(text.data(), end, n);
+  if (error != std::errc() || read != end || n < least || n > most)
+    refuse_asked(variable, text, fmt::format("a number from {} to {}", least, most), at);
+  return n;
+}
+bool flag_asked(const char* variable, bool otherwise, SourceLocation at) {
+  const auto text = value_of(variable);
+  if (text.empty()) return otherwise;
+  if (text != "0" && text != "1") refuse_asked(variable, text, "0 or 1", at);
+  return text == "1";
+}
+
+}  // namespace haliax
