@@ -76,9 +76,9 @@ class Ranks(unittest.TestCase):
 
     def test_what_is_asked_for_and_is_not_there(self):
         status, said, _ = run(2, "arrays", HALIAX_PLUGINS="/none", HALIAX_RANKS="pvm")
-        self.assertIn("HALIAX_RANKS is pvm; it may be mpi or none", said)
+        self.assertIn("HALIAX_RANKS is pvm; it must be mpi or none", said)
         status, said, _ = run(3, "arrays", HALIAX_DEVICES="2", HALIAX_PATIENCE="soon")
-        self.assertIn("HALIAX_PATIENCE is soon; it must be a number of seconds", said)
+        self.assertIn("HALIAX_PATIENCE is soon; it must be a number from 0 to 86400", said)
         status, said, _ = run(2, "arrays", HALIAX_RANKS="none", HALIAX_DEVICES="2")
         self.assertEqual((status, said.count("total 10")), (0, 2), said)   # each by itself
 

@@ -33,19 +33,19 @@ class MpiRanks final : public program::Ranks {
     if (provided < MPI_THREAD_SERIALIZED)
       throw Error("[ranks] MPI was started for one thread alone; call MPI_Init_thread with MPI_THREAD_SERIALIZED, or leave it to haliax");
     ours_ = !there;
-    for (auto* c : {&data_, &care_}) {
-      require(MPI_Comm_dup(MPI_COMM_WORLD, c), "communicator");
-      MPI_Comm_set_errhandler(*c, MPI_ERRORS_RETURN);
+    for (auto& c : channels_) {
+      require(MPI_Comm_dup(MPI_COMM_WORLD, &c), "communicator");
+      MPI_Comm_set_errhandler(c, MPI_ERRORS_RETURN);
     }
-    MPI_Comm_rank(data_, &rank_);
-    MPI_Comm_size(data_, &count_);
+    MPI_Comm_rank(channels_[0], &rank_);
+    MPI_Comm_size(channels_[0], &count_);
     char name[MPI_MAX_PROCESSOR_NAME];
     int length = 0;
     MPI_Get_processor_name(name, &length);
     where_.assign(name, std::size_t(length));
     int* most = nullptr;
     int found = 0;
-    MPI_Comm_get_attr(data_, MPI_TAG_UB, &most, &found);
+    MPI_Comm_get_attr(channels_[0], MPI_TAG_UB, &most, &found);
     tags_ = found && *most < INT_MAX ? *most + 1 : INT_MAX;
   }
   int rank() const override { return rank_; }
@@ -89,7 +89,7 @@ class MpiRanks final : public program::Ranks {
     if (bytes > INT_MAX) throw Error("[ranks] a message of " + std::to_string(bytes) + " bytes is too long for MPI");
     return int(bytes);
   }
-  MPI_Comm on(Channel c) const { return c == Channel::data ? data_ : care_; }
+  MPI_Comm on(Channel c) const { return channels_[int(c)]; }
   template <class F> Message begin(F f, const char* what) {
     auto request = std::make_unique<MPI_Request>();
     std::lock_guard hold(lock_);
@@ -97,7 +97,7 @@ class MpiRanks final : public program::Ranks {
     return {request.release()};
   }
   std::mutex lock_;
-  MPI_Comm data_ = MPI_COMM_NULL, care_ = MPI_COMM_NULL;
+  MPI_Comm channels_[3] = {MPI_COMM_NULL, MPI_COMM_NULL, MPI_COMM_NULL};
   int rank_ = 0, count_ = 1, tags_ = 0;
   std::string where_;
   bool ours_ = true;

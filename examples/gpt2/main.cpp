@@ -4,7 +4,10 @@
 #include <cmath>
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <numbers>
+
+#include <haliax/ranks.h>
 
 #include "data.h"
 #include "progress.h"
@@ -15,7 +18,7 @@ namespace {
 struct Command {
   gpt2::RunOptions run;
   std::vector<std::string> paths;
-  std::string weights, save, curve = "loss.svg", prompt = "\n", checkpoint;
+  std::string weights, save, curve = "loss.svg", prompt = "\n", checkpoint, rank_logs;
   std::int64_t steps = 0, sample_seed = 0, every = 100;
   double seconds = 0, temperature = 0.8, loss_mib = 0;
   int tokens = 400, keep = 3;
@@ -70,7 +73,8 @@ std::vector<double> train_steps(gpt2::Run& run, gpt2::Batches& batches, const gp
                                 std::int64_t before) {
   const bool saves = !c.checkpoint.empty();
   gpt2::Progress progress(c.steps, c.seconds, o.batch * o.seq_len, before);
-  while (!stopped_by && (progress.step() == 0 || progress.done() < 1)) {
+  auto stops = [&] { return haliax::on_any_rank(stopped_by != 0); };   // all at the same step
+  while (!stops() && (progress.step() == 0 || progress.done() < 1)) {
     double loss = run.step(batches.next(), rate(o.learning_rate, progress.done(), std::size_t(progress.step())));
     progress.add(loss);
     if (!std::isfinite(loss)) {
@@ -88,8 +92,21 @@ std::vector<double> train_steps(gpt2::Run& run, gpt2::Batches& batches, const gp
   return progress.losses();
 }
 
+// Of several ranks the first speaks; the others into files of their own, if that is asked for.
+void speak_alone(const std::string& logs) {
+  const int rank = haliax::this_rank();
+  if (rank == 0) return;
+  const auto file = logs.empty() ? "/dev/null" : logs + "/rank-" + std::to_string(rank) + ".log";
+  if (!logs.empty()) std::filesystem::create_directories(logs);
+  if (!std::freopen(file.c_str(), "w", stdout)) throw std::runtime_error("cannot write " + file);
+}
+
 int train(Command c) {
+  const int ranks = haliax::rank_count();
+  if (ranks > 1 && c.steps <= 0) throw std::runtime_error("several ranks stop after so many --steps, as their clocks differ");
   if (c.steps <= 0 && c.seconds <= 0) c.seconds = 60;
+  if (ranks > 1) c.seconds = 0;
+  speak_alone(c.rank_logs);
   auto text = gpt2::read_text(c.paths);
   auto size = text.size();
   auto o = c.weights.empty() ? c.run : gpt2::sizes_of(c.weights, c.run);
@@ -113,7 +130,8 @@ int train(Command c) {
   auto losses = train_steps(run, batches, o, c, before);
   if (!losses.empty()) print_losses(losses, before);
   if (stopped_by) return 128 + int(stopped_by);
-  if (!c.curve.empty() && !losses.empty())
+  const bool writes = haliax::this_rank() == 0;
+  if (writes && !c.curve.empty() && !losses.empty())
     gpt2::write_loss_curve(c.curve, losses), std::printf("loss curve: %s\n", c.curve.c_str());
   if (!c.save.empty()) run.save(c.save), std::printf("weights: %s\n", c.save.c_str());
   if (c.tokens > 0) std::printf("---- a sample ----\n"), print_sample(run, c);
@@ -156,6 +174,8 @@ int run(int argc, char** argv) {
   t->add_option("--activation", c.run.activation)->capture_default_str();
   t->add_option("--checkpointing", c.run.checkpointing, "what is made again in the backward pass: none, carries, nested")
       ->capture_default_str();
+  t->add_option("--mesh", c.run.mesh, "devices, as data=4,model=2: threads, or the ranks that mpirun starts");
+  t->add_option("--rank-logs", c.rank_logs, "folder for what ranks after the first say");
   t->add_flag("--untied", c.run.untied, "a head of its own instead of the token embeddings");
   t->add_flag("--full-logits", c.run.full_logits, "hold all logits of a batch at once");
   t->add_option("--loss-memory", c.loss_mib, "MiB of logits in a chunk of the loss; 0: chosen by the library")

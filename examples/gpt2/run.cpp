@@ -2,6 +2,7 @@
 
 #include <haliax/checkpoint.h>
 
+#include "layout.h"
 #include "train.h"
 #include "weights.h"
 
@@ -50,26 +51,33 @@ NamedArray integers(const std::vector<std::int32_t>& values, const AxisSpec& axe
   return array(std::span<const std::int32_t>(values), axes);
 }
 
+// Weights, wherever they come in or out, lie as the layout says.
+JitOptions on(const Layout& layout, JitOptions o) {
+  if (layout.mesh.devices() > 1) o.mesh = layout.mesh, o.axis_resources = layout.parameters, o.partition = true;
+  return o;
+}
+
 // (model, state, ids (batch, position), key, steps made so far, learning rate) -> model, state, loss
 using Step = Jitted<Stepped<Optimizer>(const Gpt2LMHeadModel&, const OptState<Optimizer>&, const NamedArray&, const Key&,
                                        const NamedArray&, const NamedArray&)>;
-Step jitted_step(const RunOptions& o) {
+Step jitted_step(const RunOptions& o, const Layout& layout) {
   auto step = make_train_step(make_optimizer(o),
                               {.policy = Policy(o.policy), .full_logits = o.full_logits, .chunks = {.memory = o.loss_memory}});
   return jit(
-      [step, Batch = Axis("batch", o.batch)](const Gpt2LMHeadModel& model, const OptState<Optimizer>& state,
+      [step, Batch = Axis("batch", o.batch), inside = layout.inside](const Gpt2LMHeadModel& model, const OptState<Optimizer>& state,
                                              const NamedArray& ids, const Key& key, const NamedArray& count,
                                              const NamedArray& rate) {
+        axis_mapping scope(inside);
         auto now = state;
         std::get<NamedArray>(now) = rate;
         return step(model, now, ids, random::split(random::fold_in(key, count), Batch));
       },
-      {.donate = {0, 1}, .backend = o.backend});
+      on(layout, {.donate = {0, 1}, .backend = o.backend}));
 }
 // (model, ids (position), the last position that counts, key, tokens drawn so far, temperature) -> id
 using NextToken = Jitted<NamedArray(const Gpt2LMHeadModel&, const NamedArray&, const NamedArray&, const Key&, const NamedArray&,
                                     const NamedArray&)>;
-NextToken jitted_next_token(const RunOptions& o) {
+NextToken jitted_next_token(const RunOptions& o, const Layout& layout) {
   return jit(
       [policy = Policy(o.policy)](const Gpt2LMHeadModel& model, const NamedArray& ids, const NamedArray& last, const Key& key,
                                   const NamedArray& count, const NamedArray& temperature) {
@@ -78,12 +86,12 @@ NextToken jitted_next_token(const RunOptions& o) {
         auto drawn = random::categorical(random::fold_in(key, count), logits / maximum(temperature, 1e-6), "vocab");
         return where(temperature > 0., drawn, argmax(logits, "vocab"));
       },
-      {.backend = o.backend});
+      on(layout, {.backend = o.backend}));
 }
-Gpt2LMHeadModel new_model(const RunOptions& o, const Key& key) {
+Gpt2LMHeadModel new_model(const RunOptions& o, const Layout& layout, const Key& key) {
   return jit(
       [Vocab = Axis("vocab", o.vocab), config = config_of(o)](const Key& k) { return Gpt2LMHeadModel::init(Vocab, config, k); },
-      {.backend = o.backend})(key);
+      on(layout, {.backend = o.backend}))(key);
 }
 // What a checkpoint holds. The arrays of the model are model.h.0.attn.c_attn.weight, ...
 struct Trained {
@@ -108,14 +116,16 @@ struct Run::Impl {
         Batch("batch", o.batch),
         Pos("position", o.seq_len),
         keys(random::split<3>(random::key(o.seed))),
-        model(new_model(o, keys[0])),
-        opt_state(make_optimizer(o).init(model)),
-        step(jitted_step(o)),
-        next_token(jitted_next_token(o)) {}
+        layout(layout_of(o.mesh)),
+        model(new_model(o, layout, keys[0])),
+        opt_state(jit([o](const Gpt2LMHeadModel& m) { return make_optimizer(o).init(m); }, on(layout, {.backend = o.backend}))(model)),
+        step(jitted_step(o, layout)),
+        next_token(jitted_next_token(o, layout)) {}
 
   RunOptions options;
   Axis Batch, Pos;
   std::array<Key, 3> keys;  // of the weights, of training, of samples
+  Layout layout;
   Gpt2LMHeadModel model;
   OptState<Optimizer> opt_state;
   Step step;
@@ -157,7 +167,7 @@ Planned Run::planned() const {
     auto o = r.options;
     o.full_logits = full_logits;
     auto ids = zeros({r.Batch, r.Pos}, DType::i32).eval();
-    auto step = jitted_step(o);
+    auto step = jitted_step(o, r.layout);
     return step.compile(r.model, r.opt_state, ids, r.keys[1], integers({0}, {}), NamedArray(0.)).peak_bytes;
   };
   return {peak(false), peak(true)};
@@ -193,7 +203,7 @@ void Run::save(const std::string& path) const {
   auto file = to_hugging_face(impl_->model);
   file.metadata.push_back({"heads", std::to_string(impl_->options.heads)});
   file.metadata.push_back({"activation", impl_->options.activation});
-  write_safetensors(path, file);
+  if (this_rank() == 0) write_safetensors(path, file);   // all have read it
 }
 
 std::int64_t Run::open_checkpoints(const std::string& folder, int keep, bool resume, std::int64_t& position) {

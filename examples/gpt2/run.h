@@ -15,6 +15,7 @@ struct RunOptions {
   std::int64_t loss_memory = 0;   // bytes of logits in a chunk; 0: chosen by the library
   std::string policy = "f32", checkpointing = "none", activation = "gelu_new", backend = "cpu";
   int threads = 0;
+  std::string mesh;               // data=4,model=2: see layout.h; empty: one device
 };
 
 // The options with the sizes of the model in a file: one of `save`, or a GPT-2 of Hugging Face, whose heads are taken to be 64

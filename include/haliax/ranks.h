@@ -10,6 +10,9 @@ namespace [[gnu::visibility("default")]] haliax {
 int this_rank();                                       // 0 where there is one
 int rank_count();                                      // 1 where a process runs by itself
 
+// True on all ranks where it is true on one: that a training ends, say. All ranks ask, in the same place.
+bool on_any_rank(bool mine, SourceLocation = SourceLocation::current());
+
 // A device's block of an array.
 struct LocalShard {
   int device = 0;                                      // of the mesh

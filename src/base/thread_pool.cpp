@@ -1,7 +1,10 @@
 #include "base/thread_pool.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -26,6 +29,18 @@ void relax() {
 }
 
 constexpr int kMost = 1024;
+
+// Those that this process may use; where several were started together on this machine, and none is bound to some, its share.
+int cores_here() {
+  const auto all = int(std::thread::hardware_concurrency());
+  int mine = all, together = 1;
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) mine = CPU_COUNT(&set);
+#endif
+  if (const char* text = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE")) together = std::atoi(text);
+  return std::clamp(mine < all ? mine : all / std::max(together, 1), 1, kMost);
+}
 
 // The blocks that a worker has left: it takes the first, others the last.
 class Share {
@@ -167,7 +182,7 @@ void set_threads(int count, SourceLocation at) {
 }
 
 int threads_asked(SourceLocation at) {
-  const int cores = std::clamp(int(std::thread::hardware_concurrency()), 1, kMost);
+  const int cores = cores_here();
   return int(number_asked("HALIAX_THREADS", 1, kMost, at).value_or(cores));
 }
 

@@ -40,6 +40,12 @@ int rank_count() {
   return p ? p->count() : 1;
 }
 
+bool on_any_rank(bool mine, SourceLocation at) {
+  Here here(at);
+  auto* p = peers();
+  return p ? p->any(mine) : mine;
+}
+
 std::vector<LocalShard> local_shards(const NamedArray& a, SourceLocation at) {
   Here here(at);
   if (a.empty()) fail("local_shards", "the array is empty");

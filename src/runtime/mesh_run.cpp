@@ -118,7 +118,8 @@ void Shards::write(std::byte* whole) const {
     if (int owner = owner_of(at, mesh, first + int(k)); there.insert(owner).second)
       put(owner, [&](program::Box box) { read(*blocks[k], std::move(box)); });
   auto* ranks = devices_here(mesh).ranks;
-  if (!ranks || int(blocks.size()) == mesh.devices()) return;
+  if (int(blocks.size()) == mesh.devices()) return;
+  if (!ranks) throw Error("[mesh] parts of this array lie in other processes");
   SharedRead shared(*this, *ranks);
   if (shared.all_have_all()) return;
   shared.run([&](int device, const std::byte* block) {
@@ -175,7 +176,7 @@ class MeshProgram::Call {
   const Shards* cut_as_wanted(std::size_t k) const {
     for (auto* p = arguments_[k]->pieces(); p; p = p->next.get()) {
       auto* s = dynamic_cast<const Shards*>(p);
-      bool same = s && s->mesh == m_.mesh && s->first == m_.first && s->at == m_.in[k] && s->axes == m_.inputs[k].first;
+      bool same = s && s->mesh == m_.mesh && s->blocks.size() == m_.devices.size() && s->first == m_.first && s->at == m_.in[k] && s->axes == m_.inputs[k].first;
       if (same && s->dtype == m_.inputs[k].second) return s;
     }
     return nullptr;

@@ -5,12 +5,23 @@
 
 #include "graph/fail.h"
 #include "runtime/mesh_run.h"
+#include "runtime/ranks.h"
 
 namespace haliax {
 
 const ProcessGroup& all_processes() {
-  static const ProcessGroup* one = new ProcessGroup;
-  return *one;
+  static const ProcessGroup* all = [] {
+    auto* g = new ProcessGroup;                  // never destroyed: a save may still ask it at the end
+    if (auto* ranks = peers()) {
+      g->rank = ranks->rank(), g->count = ranks->count();
+      g->rank_of = [ranks](const Mesh& mesh, int device) {
+        return mesh.devices() > 1 ? device / (mesh.devices() / ranks->count()) : ranks->rank();   // or each has one of its own
+      };
+      g->exchange = [ranks](const std::string& mine) { return ranks->exchange(mine); };
+    }
+    return g;
+  }();
+  return *all;
 }
 
 std::int64_t Part::size() const {
@@ -41,11 +52,6 @@ Part intersection(const Part& a, const Part& b) {
   return out;
 }
 
-static bool has_first_copy(const Sharding& s, const Mesh& mesh, int device) {
-  for (int x = 0; x < int(mesh.axes().size()); ++x)
-    if (!s.cuts(x) && coordinate(mesh, device, x) != 0) return false;
-  return true;
-}
 static const Shards* blocks_in(const Buffer& b) {
   for (auto* p = b.pieces(); p; p = p->next.get())
     if (auto* s = dynamic_cast<const Shards*>(p)) return s;
@@ -61,10 +67,10 @@ std::vector<HeldPart> first_copies(const Node& n, const ProcessGroup& group) {
   if (!value) fail("eval", n.donated.empty() ? "the array has no value" : std::string(n.donated));
   std::vector<HeldPart> out;
   if (auto* s = blocks_in(*value)) {
-    for (int d = 0; d < s->mesh.devices(); ++d)
+    for (int d = s->first; d < s->first + int(s->blocks.size()); ++d)
       if (auto part = part_on(n.axes, s->at, s->mesh, d);
-          group.rank_of(s->mesh, d) == group.rank && has_first_copy(s->at, s->mesh, d) && part.size() > 0)
-        out.push_back({std::move(part), s->blocks[std::size_t(d)], value});
+          group.rank_of(s->mesh, d) == group.rank && owner_of(s->at, s->mesh, d) == d && part.size() > 0)
+        out.push_back({std::move(part), s->blocks[std::size_t(d - s->first)], value});
   } else if (group.rank == 0 && n.size() > 0) {
     out.push_back({whole_part(n.axes), std::move(value)});
   }
@@ -85,10 +91,8 @@ PartedArray::PartedArray(Axes axes, DType dtype, std::shared_ptr<const Placement
   }
   std::vector<std::pair<Part, BufferPtr>> made;
   for (int d = 0; d < placed_->mesh.devices(); ++d) {
-    if (group.rank_of(placed_->mesh, d) != group.rank) {
-      blocks_.push_back(nullptr);
-      continue;
-    }
+    if (group.rank_of(placed_->mesh, d) != group.rank) continue;
+    if (blocks_.empty()) first_ = d;
     auto part = part_on(axes_, at_, placed_->mesh, d);
     auto known = std::find_if(made.begin(), made.end(), [&](auto& m) { return m.first == part; });
     if (known == made.end()) {
@@ -105,7 +109,7 @@ NamedArray PartedArray::finish() {
   auto value = std::move(whole_);
   if (!value) {
     auto s = std::make_unique<Shards>();
-    s->mesh = placed_->mesh, s->at = at_, s->axes = axes_, s->dtype = dtype_, s->blocks = std::move(blocks_);
+    s->mesh = placed_->mesh, s->at = at_, s->axes = axes_, s->dtype = dtype_, s->first = first_, s->blocks = std::move(blocks_);
     value = std::make_shared<Buffer>(axis_size(axes_) * bytes_of(dtype_), std::move(s));
   }
   auto n = make_data(std::move(value), axes_, dtype_);

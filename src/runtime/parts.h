@@ -53,7 +53,8 @@ class PartedArray {
   std::shared_ptr<const Placement> placed_;
   Sharding at_;
   BufferPtr whole_;                              // or blocks
-  std::vector<BufferPtr> blocks_;                // by device; null: of another process
+  int first_ = 0;                                // of the devices that this process has
+  std::vector<BufferPtr> blocks_;                // of those
   std::vector<ToFill> to_fill_;
   std::vector<Same> same_;
 };

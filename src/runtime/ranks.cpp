@@ -9,6 +9,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "base/environment.h"
 #include "graph/fail.h"
 #include "runtime/plugins.h"
 
@@ -177,45 +178,83 @@ void Peers::suspect(const std::vector<Pending>& all, Clock::time_point since) {
   if (!waiting_.exchange(true) || Clock::now() - asked_ > 3s) tell(all.front().other.rank, waits, doing_), asked_ = Clock::now();
 }
 
-// ---- do all mean the same? ----
-void Peers::agree(const std::vector<Field>& mine) {
-  constexpr std::uint64_t ask = 1, answer = 2;
-  auto exchange = [&](Pending p) {
-    std::vector<Pending> one{p};
+// ---- texts ----
+// Beside calls, or where a call begins: how long it is, then the text.
+void Peers::wait_for(Ranks::Message m, int rank) {
+  auto since = Clock::now();
+  for (int idle = 0; !carrier_.done(m); ++idle) {
+    check();
+    if (idle > 100) std::this_thread::sleep_for(50us);
+    std::unique_lock hold(lock_);
+    if (ended_[std::size_t(rank)] && Clock::now() - since > 2s)
+      throw Error(fmt::format("[ranks] rank {} has ended, and rank {} waits for it; all ranks do the same", rank, me_));
+  }
+}
+void Peers::give(bool beside, int to, const std::string& text) {
+  auto part = [&](const void* data, std::int64_t bytes) {
+    if (beside) return wait_for(carrier_.send(Channel::beside, to, 0, data, bytes), to);
+    std::vector<Pending> one{send(kItself, {to}, 0, data, bytes)};
     wait(one);
   };
-  auto give = [&](int to, std::uint64_t key, const std::string& text) {
-    auto bytes = std::int64_t(text.size());
-    exchange(send(kItself, {to}, key, &bytes, 8));
-    exchange(send(kItself, {to}, key, text.data(), bytes));
-  };
-  auto take = [&](int from, std::uint64_t key) {
-    std::int64_t bytes = 0;
-    exchange(receive({from}, kItself, key, &bytes, 8));
-    std::string text(std::size_t(bytes), '\0');
-    exchange(receive({from}, kItself, key, text.data(), bytes));
-    return text;
-  };
-  std::vector<std::vector<std::string>> fields;
-  for (auto& f : mine) fields.push_back({f.name, f.text});
-  std::string verdict;
-  if (me_ > 0) {
-    give(0, ask, nlohmann::json(fields).dump());
-    verdict = take(0, answer);
-  } else {
-    for (int r = 1; r < count_; ++r) {
-      auto theirs = nlohmann::json::parse(take(r, ask)).get<decltype(fields)>();
-      for (std::size_t k = 0; verdict.empty() && k < fields.size(); ++k) {
-        if (k < theirs.size() && theirs[k] == fields[k]) continue;
-        bool shown = mine[k].shown && k < theirs.size();
-        auto both = shown ? fmt::format(": {}, and not {}", theirs[k][1], fields[k][1]) : "";
-        verdict = fmt::format("rank {} has another {} than rank 0{}; all ranks run the same program, with the same arguments and "
-                              "environment", r, mine[k].name, both);
+  auto bytes = std::int64_t(text.size());
+  part(&bytes, 8);
+  part(text.data(), bytes);
+}
+std::string Peers::take(bool beside, int from) {
+  auto part = [&](std::int64_t bytes) {
+    auto text = std::make_unique<std::string>(std::size_t(bytes), '\0');
+    try {
+      if (beside) {
+        wait_for(carrier_.receive(Channel::beside, from, 0, text->data(), bytes), from);
+      } else {
+        std::vector<Pending> one{receive({from}, kItself, 0, text->data(), bytes)};
+        wait(one);
       }
+    } catch (...) {
+      (void)text.release();                      // the message may still come
+      throw;
     }
-    for (int r = 1; r < count_; ++r) give(r, answer, verdict);
+    return std::move(*text);
+  };
+  std::int64_t bytes = 0;
+  std::memcpy(&bytes, part(8).data(), 8);
+  return part(bytes);
+}
+std::vector<std::string> Peers::said_by_all(bool beside, const std::string& mine) {
+  std::vector<std::string> all{mine};
+  if (me_ > 0) {
+    give(beside, 0, mine);
+    return nlohmann::json::parse(take(beside, 0)).get<std::vector<std::string>>();
   }
-  if (!verdict.empty()) haliax::fail("ranks", verdict);
+  for (int r = 1; r < count_; ++r) all.push_back(take(beside, r));
+  const auto text = nlohmann::json(all).dump();
+  for (int r = 1; r < count_; ++r) give(beside, r, text);
+  return all;
+}
+std::vector<std::string> Peers::exchange(const std::string& mine) {
+  check();
+  return said_by_all(true, mine);
+}
+void Peers::agree(const std::vector<Field>& mine) {
+  std::vector<std::string> texts;
+  for (auto& f : mine) texts.push_back(f.text);
+  auto all = said_by_all(false, nlohmann::json(texts).dump());
+  auto fields = [&](int r) { return nlohmann::json::parse(all[std::size_t(r)]).get<std::vector<std::string>>(); };
+  const auto first = fields(0);
+  for (int r = 1; r < count_; ++r) {
+    const auto theirs = fields(r);
+    for (std::size_t k = 0; k < mine.size(); ++k) {
+      if (k < theirs.size() && k < first.size() && theirs[k] == first[k]) continue;
+      bool shown = mine[k].shown && k < theirs.size() && k < first.size();
+      haliax::fail("ranks", "rank {} has another {} than rank 0{}; all ranks run the same program, with the same arguments and "
+                   "environment", r, mine[k].name, shown ? fmt::format(": {}, and not {}", theirs[k], first[k]) : "");
+    }
+  }
+}
+bool Peers::any(bool mine) {
+  Call call(*this, "a question to all ranks");
+  auto all = said_by_all(false, mine ? "1" : "0");
+  return std::find(all.begin(), all.end(), "1") != all.end();
 }
 
 // ---- those of this process ----
@@ -231,20 +270,10 @@ int started_together() {                         // as what started this process
   if (int n = number_in(std::getenv("PMI_SIZE"))) return n;
   return std::getenv("PMIX_RANK") ? number_in(std::getenv("SLURM_NTASKS")) : 0;
 }
-std::chrono::milliseconds patience() {
-  const char* text = std::getenv("HALIAX_PATIENCE");
-  if (!text || !*text) return 20s;
-  double s = -1;
-  auto [end, error] = std::from_chars(text, text + std::strlen(text), s);
-  if (error != std::errc() || *end || !(s >= 0 && s < 1e6))
-    fail("ranks", "HALIAX_PATIENCE is {}; it must be a number of seconds, after which a rank that says nothing is lost; 0: never",
-         std::string(text));
-  return std::chrono::milliseconds(std::int64_t(1000 * s));
-}
 Peers* opened() {
   const char* text = std::getenv("HALIAX_RANKS");
   const std::string asked = text ? text : "";
-  if (asked != "" && asked != "mpi" && asked != "none") fail("ranks", "HALIAX_RANKS is {}; it may be mpi or none", asked);
+  if (asked != "" && asked != "mpi" && asked != "none") refuse_asked("HALIAX_RANKS", asked, "mpi or none", context().origin.at);
   int n = started_together();
   if (asked == "none" || (asked.empty() && n < 2)) return nullptr;
   auto* found = plugin("ranks", "mpi");
@@ -253,7 +282,8 @@ Peers* opened() {
     fail("ranks", "{}, and there is {}; it is built where MPI is installed, and HALIAX_PLUGINS=FOLDER says where it lies; "
                   "HALIAX_RANKS=none lets each process run by itself", why, in_plugin_folders("mpi"));
   }
-  auto* mine = new Peers(*found->ranks(), patience());   // never destroyed: leaves at the end
+  const auto patience = std::chrono::seconds(number_asked("HALIAX_PATIENCE", 0, 86400, context().origin.at).value_or(20));
+  auto* mine = new Peers(*found->ranks(), patience);   // never destroyed: leaves at the end
   static Peers* leaving;
   leaving = mine;
   std::atexit([] { leaving->leave(); });

@@ -69,6 +69,9 @@ class Peers {
     bool shown = true;
   };
   void agree(const std::vector<Field>&);
+  // Beside calls, by one thread of each rank at a time: what each says, by rank. Returns when all have spoken.
+  std::vector<std::string> exchange(const std::string& mine);
+  bool any(bool mine);              // a call of its own
 
   // This rank goes no further: all others raise, from now on.
   void fail(const std::string& why) noexcept;
@@ -85,6 +88,10 @@ class Peers {
     std::string text;
   };
   int tag(int from, int to, std::uint64_t key) const;
+  std::vector<std::string> said_by_all(bool beside, const std::string& mine);
+  void give(bool beside, int to, const std::string&);   // a text, beside calls or in one
+  std::string take(bool beside, int from);
+  void wait_for(program::Ranks::Message, int rank);
   void suspect(const std::vector<Pending>&, Clock::time_point since);
   void look_after();                // the thread: beats, and what others say
   void hear();
