@@ -32,6 +32,8 @@ constexpr const char* kOp = "Checkpoints";
   throw Error(fmt::format("[{}] {} cannot be {}: {}", kOp, path, what, why.message()));
 }
 
+}  // namespace
+
 // The right to write into a folder.
 class FolderLock {
  public:
@@ -58,6 +60,8 @@ class FolderLock {
  private:
   int descriptor_;
 };
+
+namespace {
 
 void remove_all(const std::string& path) {
   std::error_code why;

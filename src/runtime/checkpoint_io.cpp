@@ -69,6 +69,7 @@ Manifest write_blocks(const std::string& folder, const std::string& name, std::i
       for (auto left = now; !left.empty(); left = left.subspan(std::min(std::size_t(kPieceBytes), left.size())))
         block.sums.push_back(xxh64(left.first(std::min(std::size_t(kPieceBytes), left.size()))));
       file.write(now);
+      file.start_sync();                         // the disk writes while the next ones are summed up
     }
     out.arrays[o.array].blocks.push_back(std::move(block));
   }

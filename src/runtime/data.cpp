@@ -30,6 +30,8 @@ std::uint64_t stirred(std::uint64_t x) {
   return x ^ x >> 31;
 }
 
+}  // namespace
+
 // A file, or text, and the tokens in it.
 class TokenFile {
  public:
@@ -94,8 +96,6 @@ class TokenFile {
   std::int64_t size_ = 0;
   std::shared_ptr<void> mapped_;
 };
-
-}  // namespace
 
 std::uint64_t key_of(std::uint64_t key, std::uint64_t number) {
   return stirred(key + 0x9E3779B97F4A7C15 * (number + 1));

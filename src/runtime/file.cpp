@@ -71,8 +71,13 @@ void OutputFile::write(std::span<const std::byte> data) {
     const ssize_t n = ::write(descriptor_, data.data(), data.size());
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_on(op_, path_, "cannot be written");
-    data = data.subspan(std::size_t(n));
+    data = data.subspan(std::size_t(n)), written_ += n;
   }
+}
+void OutputFile::start_sync() {
+  // What goes wrong with the disk is said by fsync.
+  static_cast<void>(::sync_file_range(descriptor_, syncing_, written_ - syncing_, SYNC_FILE_RANGE_WRITE));
+  syncing_ = written_;
 }
 void OutputFile::sync_and_close() {
   if (::fsync(descriptor_) != 0) fail_on(op_, path_, "cannot be written");

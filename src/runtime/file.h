@@ -36,12 +36,14 @@ class OutputFile {                               // made anew; an older one is w
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
   void write(std::span<const std::byte>);
+  void start_sync();                             // of what is written so far; waits for nothing
   void sync_and_close();                         // or else it may be lost
 
  private:
   const char* op_;
   std::string path_;
   int descriptor_;
+  std::int64_t written_ = 0, syncing_ = 0;
 };
 // The names in a folder last too, where the file system can.
 void sync_folder(const std::string& path);

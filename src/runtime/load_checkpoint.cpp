@@ -17,7 +17,7 @@
 namespace haliax {
 namespace {
 
-constexpr const char* kOp = "load_checkpoint";
+constexpr const char* kReading = "load_checkpoint";
 
 // For each entry its array in the checkpoint. Raises if any does not fit.
 std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, const Manifest& m, const std::string& which) {
@@ -148,7 +148,7 @@ bool load(const std::string& folder, std::optional<std::int64_t> step, const std
   const auto all = candidates(folder, step, group);
   if (all.empty() && !step) return false;
   if (all.empty())
-    throw Error(fmt::format("[{}] {} has no checkpoint of step {}; of steps it has {}", kOp, folder, *step,
+    throw Error(fmt::format("[{}] {} has no checkpoint of step {}; of steps it has {}", kReading, folder, *step,
                             listed(checkpoint_steps(folder))));
   std::string damaged;
   for (auto& candidate : all) {
@@ -161,16 +161,16 @@ bool load(const std::string& folder, std::optional<std::int64_t> step, const std
     }
     damaged += fmt::format("\n  {} is damaged: {}", path, got.damage);
     if (!step && group.rank == 0)
-      fmt::print(stderr, "haliax: warning: [{}] {} is damaged and passed over: {}\n", kOp, path, got.damage);
+      fmt::print(stderr, "haliax: warning: [{}] {} is damaged and passed over: {}\n", kReading, path, got.damage);
   }
-  throw Error(fmt::format("[{}] no checkpoint is whole:{}", kOp, damaged));
+  throw Error(fmt::format("[{}] no checkpoint is whole:{}", kReading, damaged));
 }
 
 }  // namespace
 
 bool detail::load_checkpoint(const std::string& folder, std::optional<std::int64_t> step, const std::vector<StateEntry>& entries,
                              const CheckpointOptions& options, LoadedCheckpoint& loaded, SourceLocation at) {
-  return said_at(kOp, at, [&] { return load(folder, step, entries, options.group ? *options.group : all_processes(), loaded); });
+  return said_at(kReading, at, [&] { return load(folder, step, entries, options.group ? *options.group : all_processes(), loaded); });
 }
 std::int64_t detail::number_in(const CheckpointNumbers& numbers, std::string_view name, SourceLocation at) {
   for (auto& [known, value] : numbers)
@@ -178,7 +178,7 @@ std::int64_t detail::number_in(const CheckpointNumbers& numbers, std::string_vie
   std::vector<std::string> names;
   for (auto& n : numbers) names.push_back(n.first);
   Here here(at);
-  fail(kOp, "there is no number {} in the checkpoint{}", printable(name), did_you_mean(name, names));
+  fail(kReading, "there is no number {} in the checkpoint{}", printable(name), did_you_mean(name, names));
 }
 std::vector<std::int64_t> checkpoint_steps(const std::string& folder) {
   std::vector<std::int64_t> out;
@@ -192,7 +192,7 @@ void write_one_file(const std::string& folder, std::int64_t step, const std::str
   said_at("write_one_file", at, [&] {
     auto found = step_folders(folder);
     std::erase_if(found, [&](auto& s) { return s.step != step; });
-    if (found.empty()) throw Error(fmt::format("[{}] {} has no checkpoint of step {}", kOp, folder, step));
+    if (found.empty()) throw Error(fmt::format("[{}] {} has no checkpoint of step {}", kReading, folder, step));
     const auto name = folder + "/" + found.back().name();
     const auto unfinished = path + ".tmp." + std::to_string(::getpid());
     try {
@@ -200,7 +200,7 @@ void write_one_file(const std::string& folder, std::int64_t step, const std::str
       std::vector<const SavedArray*> order;
       for (auto& a : reader.manifest().arrays)
         if (a.name.starts_with(prefix)) order.push_back(&a);
-      if (order.empty()) throw Error(fmt::format("[{}] {} has no array that begins with {}", kOp, name, printable(prefix)));
+      if (order.empty()) throw Error(fmt::format("[{}] {} has no array that begins with {}", kReading, name, printable(prefix)));
       std::stable_sort(order.begin(), order.end(), [](auto* a, auto* b) { return bytes_of(a->dtype) > bytes_of(b->dtype); });
       std::vector<TensorHead> heads;
       for (auto* a : order)
@@ -221,7 +221,7 @@ void write_one_file(const std::string& folder, std::int64_t step, const std::str
       if (std::rename(unfinished.c_str(), path.c_str()) != 0) throw Error("[write_one_file] " + path + " cannot be written");
     } catch (const Damaged& e) {
       ::unlink(unfinished.c_str());
-      throw Error(fmt::format("[{}] {} is damaged: {}", kOp, name, e.what()));
+      throw Error(fmt::format("[{}] {} is damaged: {}", kReading, name, e.what()));
     } catch (...) {
       ::unlink(unfinished.c_str());
       throw;

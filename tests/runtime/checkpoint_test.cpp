@@ -105,27 +105,30 @@ TEST_CASE("checkpoints: shapes are enough to load into, on the mesh in scope") {
 }
 
 TEST_CASE("checkpoints: 2 steps and 2 after a resume are 4: the same bits on the same mesh, 1e-6 on another") {
-  for (auto& from : layouts()) {
+  const auto all = layouts();
+  std::vector<decltype(step_on(all[0]))> step;
+  std::vector<Training> likes;
+  for (auto& layout : all) step.push_back(step_on(layout)), likes.push_back(born(layout));
+  for (std::size_t from = 0; from < all.size(); ++from) {
     Folder folder(memory_folder());
-    auto step = step_on(from);
-    auto t = born(from);
-    trained(t, step, 2);
+    auto t = born(all[from]);
+    trained(t, step[from], 2);
     Checkpoints(folder / "run").save(2, t);
-    const auto rest = trained(t, step, 2);
+    const auto rest = trained(t, step[from], 2);
     const auto wanted = bytes_of_all(t);
-    for (auto& to : layouts()) {
-      CAPTURE(from.name);
-      CAPTURE(to.name);
-      auto resumed = latest_checkpoint(folder / "run", born(to));
+    for (std::size_t to = 0; to < all.size(); ++to) {
+      if (to != from && from != 0 && from != 2) continue;   // each to itself, these two to all
+      CAPTURE(all[from].name);
+      CAPTURE(all[to].name);
+      auto resumed = latest_checkpoint(folder / "run", likes[to]);
       REQUIRE(resumed.has_value());
       CHECK(resumed->step == 2);
-      auto again = trained(resumed->state, step_on(to), 2);
-      if (from.name == to.name) {
-        CHECK(again == rest);
-        CHECK(bytes_of_all(resumed->state) == wanted);
-      }
+      auto again = trained(resumed->state, step[to], 2);
+      if (from == to) CHECK(again == rest);
+      if (from == to) CHECK(bytes_of_all(resumed->state) == wanted);
       for (std::size_t i = 0; i < rest.size(); ++i) CHECK(std::abs(again[i] - rest[i]) <= 1e-6 * std::abs(rest[i]));
     }
+    CHECK(step[from].report().traces == 1);   // what is loaded lies as what was there
   }
 }
 
