@@ -29,7 +29,7 @@ struct Linked {
 const Linked linked[] = {{"cpu", [] { return cpu::make_cpu_device(0); }, true},
                          {"reference", reference::make_reference_device, true},
                          {"apart", [] { return apart::make_apart_device(); }, false},
-                         {"cuda-sim", [] { return apart::make_apart_device(cuda::make_simulated_device(), "cuda-sim"); }, false}};
+                         {"cuda-sim", cuda::make_simulated_device, false}};
 
 // Where plugins may lie: where HALIAX_PLUGINS says, beside the program or the library, one folder above (a folder of builds),
 // where they are installed.

@@ -248,6 +248,10 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
     std::lock_guard hold(lock);
     if (!error || (elsewhere && !by_another)) error = std::current_exception(), elsewhere = by_another;
   };
+  // What devices queue for each other meets in the order of calls, which must be the same on all of them.
+  static std::recursive_mutex in_turn;
+  std::unique_lock turn(in_turn, std::defer_lock);
+  if (backend && !backend->is_host()) turn.lock();
   const Scopes scopes;
   auto crew = crews().take();
   if (!crew) crew = std::make_unique<Crew>();
