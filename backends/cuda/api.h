@@ -47,6 +47,7 @@ struct Api {
 
   // Streams: what is asked of one is done in order, what is asked of two in any.
   Handle (*make_stream)(int device);
+  void (*end_stream)(Handle);                                        // with nothing left to do
   void (*wait)(Handle stream);                                       // the host, until all is done; raises a Fault
   void (*mark)(Handle stream, std::int64_t* host, std::int64_t);     // in order: stores a number where the host sees it at once
 

@@ -231,7 +231,7 @@ CublasProduct::Algorithm fastest(Device& d, const CublasProduct& told, const Pro
     times.emplace_back(mine[3], how);
   }
   for (auto m : memory) drv.give(m, stream);
-  drv.wait(stream), drv.end_event(from), drv.end_event(to);
+  drv.wait(stream), drv.end_event(from), drv.end_event(to), drv.end_stream(stream);
   return std::min_element(times.begin(), times.end(), [](auto& a, auto& b) { return a.first < b.first; })->second;
 }
 void multiply(Handle s, Handle product, const void* a, const void* b, void* out, void* workspace) {
@@ -275,6 +275,10 @@ Api table() {
     CUstream made = nullptr;
     must(driver().make_stream(&made, CU_STREAM_NON_BLOCKING), "a stream");
     return new Stream{made, &card};
+  };
+  a.end_stream = [](Handle s) {
+    driver().end_stream(static_cast<Stream*>(s)->stream);
+    delete static_cast<Stream*>(s);
   };
   a.wait = [](Handle s) { must(driver().wait(on(s).stream), "to wait"); };
   a.mark = [](Handle s, std::int64_t* to, std::int64_t n) {

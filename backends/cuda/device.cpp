@@ -22,12 +22,12 @@ std::int64_t next_number() {
 
 }  // namespace
 
-Rank::Rank(Lane& lane, Handle communicator) : number(next_number()), lane_(lane), communicator_(communicator) {}
-Rank::~Rank() { lane_.api.leave(communicator_); }
+Rank::Rank(std::shared_ptr<Lane> lane, Handle communicator) : number(next_number()), lane_(std::move(lane)), communicator_(communicator) {}
+Rank::~Rank() { lane_->api.leave(communicator_); }
 void Rank::run(const Collective&, const void* const*, void* const*, void*, std::int64_t) {
-  throw Error(fmt::format("[{}] collectives are parts of this backend's programs, and of no others", lane_.api.name));
+  throw Error(fmt::format("[{}] collectives are parts of this backend's programs, and of no others", lane_->api.name));
 }
-void Rank::fail(const char*) { failed_ = true, lane_.api.abort(communicator_); }
+void Rank::fail(const char*) { failed_ = true, lane_->api.abort(communicator_); }
 
 namespace {
 
@@ -40,15 +40,15 @@ class CudaDevice final : public Device {
   }
   Machine machine() const override { return machine_; }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {
-    auto& mine = lane(p->device);
-    return make_executable(mine, words_, std::move(p));
+    auto mine = lane(p->device);
+    return make_executable(std::move(mine), words_, std::move(p));
   }
   bool is_host() const override { return false; }
   int devices() const override { return int(cards().cards.size()); }
-  Memory take(std::int64_t bytes, int d) override { return lane(d).take(bytes); }
-  void put(const Box& b, int d) override { lane(d).put(b); }
-  void get(const Box& b, int d) override { lane(d).get(b); }
-  void copy(const Box& b, int d) override { lane(d).copy(b); }
+  Memory take(std::int64_t bytes, int d) override { return lane(d)->take(bytes); }
+  void put(const Box& b, int d) override { lane(d)->put(b); }
+  void get(const Box& b, int d) override { lane(d)->get(b); }
+  void copy(const Box& b, int d) override { lane(d)->copy(b); }
   // The calling threads, one for each device of the mesh, ask at the same time; the first makes the id.
   std::shared_ptr<Communicator> communicator(const Dims& mesh, int device) override {
     const auto ranks = int(points(mesh));
@@ -80,20 +80,19 @@ class CudaDevice final : public Device {
     require_cards(all);
     return all;
   }
-  Lane& lane(int d) {
+  std::shared_ptr<Lane> lane(int d) {
     std::lock_guard hold(lock_);
     auto& lane = lanes_[d];
-    if (lane) return *lane;
+    if (lane) return lane;
     const auto count = int(cards().cards.size());
     if (d >= count) throw Error(fmt::format("[{}] device {} is asked for, and there are {}", api_.name, d, count));
-    lane = new Lane(api_, d);
-    return *lane;
+    return lane = std::make_shared<Lane>(api_, d);
   }
   const Api& api_;
   const Words words_;
   const Machine machine_;
   std::mutex lock_;
-  std::map<int, Lane*> lanes_;                   // never destroyed: memory may be given back after main
+  std::map<int, std::shared_ptr<Lane>> lanes_;
   std::map<Dims, Ranks> meshes_;
 };
 

@@ -20,6 +20,7 @@ Driver opened() {
   find(d.get_pool, "cuMemPoolGetAttribute"), find(d.take, "cuMemAllocAsync"), find(d.give, "cuMemFreeAsync");
   find(d.take_host, "cuMemHostAlloc"), find(d.give_host, "cuMemFreeHost"), find(d.put, "cuMemcpyHtoDAsync_v2");
   find(d.get, "cuMemcpyDtoHAsync_v2"), find(d.copy, "cuMemcpyDtoDAsync_v2"), find(d.make_stream, "cuStreamCreate");
+  find(d.end_stream, "cuStreamDestroy_v2");
   find(d.wait, "cuStreamSynchronize"), find(d.mark, "cuStreamWriteValue64_v2"), find(d.follow, "cuStreamWaitEvent");
   find(d.make_event, "cuEventCreate"), find(d.end_event, "cuEventDestroy_v2"), find(d.record, "cuEventRecord");
   find(d.wait_event, "cuEventSynchronize"), find(d.elapsed, "cuEventElapsedTime_v2");

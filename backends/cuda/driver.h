@@ -26,6 +26,7 @@ struct Driver {
   decltype(&cuMemcpyDtoHAsync) get = nullptr;
   decltype(&cuMemcpyDtoDAsync) copy = nullptr;
   decltype(&cuStreamCreate) make_stream = nullptr;
+  decltype(&cuStreamDestroy) end_stream = nullptr;
   decltype(&cuStreamSynchronize) wait = nullptr;
   decltype(&cuStreamWriteValue64) mark = nullptr;
   decltype(&cuStreamWaitEvent) follow = nullptr;

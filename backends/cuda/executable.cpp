@@ -23,8 +23,8 @@ std::int64_t number(const void* p) { return std::int64_t(reinterpret_cast<std::i
 
 class CudaExecutable final : public Executable {
  public:
-  CudaExecutable(Lane& lane, const Words& words, std::shared_ptr<const Program> p)
-      : lane_(lane), api_(lane.api), words_(words), program_(std::move(p)), sequence_(sequence_of(*program_)) {
+  CudaExecutable(std::shared_ptr<Lane> lane, const Words& words, std::shared_ptr<const Program> p)
+      : kept_(std::move(lane)), lane_(*kept_), api_(lane_.api), words_(words), program_(std::move(p)), sequence_(sequence_of(*program_)) {
     require_memory();
     make(sequence_.items);
     auto kernels = api_.compile(lane_.device, kernels_);
@@ -290,6 +290,7 @@ class CudaExecutable final : public Executable {
     std::vector<Beside> beside_;
   };
 
+  const std::shared_ptr<Lane> kept_;
   Lane& lane_;
   const Api& api_;
   const Words words_;
@@ -308,8 +309,8 @@ class CudaExecutable final : public Executable {
 
 }  // namespace
 
-std::unique_ptr<Executable> make_executable(Lane& lane, const Words& words, std::shared_ptr<const Program> p) {
-  return std::make_unique<CudaExecutable>(lane, words, std::move(p));
+std::unique_ptr<Executable> make_executable(std::shared_ptr<Lane> lane, const Words& words, std::shared_ptr<const Program> p) {
+  return std::make_unique<CudaExecutable>(std::move(lane), words, std::move(p));
 }
 
 }  // namespace haliax::cuda

@@ -41,6 +41,17 @@ Lane::Lane(const Api& a, int d)
   *done_ = 0;
 }
 
+Lane::~Lane() {
+  try {
+    api.wait(stream);
+  } catch (const Error&) {}
+  if (workspace_) api.give(stream, workspace_);
+  for (auto& h : halves_)
+    if (h.data) api.end_event(h.event), api.give_host(h.data);
+  api.give_host(done_);
+  for (auto s : {stream, side, graph, graph_side}) api.end_stream(s);
+}
+
 // ---- faults -------------------------------------------------------------------------------------------------------------------
 void Lane::refuse_if_failed() {
   std::lock_guard hold(failing_);
@@ -78,15 +89,18 @@ void Lane::settle(std::int64_t run) noexcept {
 
 // ---- memory -------------------------------------------------------------------------------------------------------------------
 Memory Lane::take(std::int64_t bytes) {
+  return {taken(bytes), [lane = shared_from_this()](void* p) { lane->api.give(lane->stream, p); }};
+}
+void* Lane::taken(std::int64_t bytes) {
   auto* got = asked([&] { return api.take(stream, std::max<std::int64_t>(bytes, 1)); });
   if (!got)
     throw Error(fmt::format("[memory] {} bytes are wanted, and device {} of {} has {} free", bytes, device, api.name,
                             api.free_bytes(device)));
-  return {got, [this](void* p) { api.give(stream, p); }};
+  return got;
 }
 void* Lane::workspace() {
-  if (!workspace_) workspace_ = take(api.workspace());
-  return workspace_.get();
+  if (!workspace_) workspace_ = taken(api.workspace());
+  return workspace_;
 }
 
 // ---- copies -------------------------------------------------------------------------------------------------------------------

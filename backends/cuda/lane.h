@@ -10,9 +10,10 @@
 
 namespace haliax::cuda {
 
-class Lane {
+class Lane : public std::enable_shared_from_this<Lane> {   // whoever has memory of it keeps it, too
  public:
-  Lane(const Api&, int device);                  // never destroyed: memory may be given back after main
+  Lane(const Api&, int device);
+  ~Lane();
 
   const Api& api;
   const int device;
@@ -58,6 +59,7 @@ class Lane {
   void refuse_if_failed();
   [[noreturn]] void fail(const std::string& why);
   std::int64_t done() const;
+  void* taken(std::int64_t bytes);
   Half& half(std::int64_t k);
   void put_bytes(std::byte* to, const std::byte* from, std::int64_t bytes);
   void get_bytes(std::byte* to, const std::byte* from, std::int64_t bytes);
@@ -65,7 +67,7 @@ class Lane {
 
   std::mutex copying_;
   std::array<Half, 2> halves_ = {};
-  program::Memory workspace_;
+  void* workspace_ = nullptr;
   std::int64_t runs_ = 0;
   std::int64_t* done_ = nullptr;                 // the number of the last run that the device has ended
   std::array<std::shared_ptr<const program::Program>, 256> last_ = {};   // by number

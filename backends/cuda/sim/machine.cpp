@@ -78,6 +78,11 @@ Stream* Machine::make_stream(int d) {
   streams_.push_back(std::make_unique<Stream>(Stream{.device = d}));
   return streams_.back().get();
 }
+void Machine::end_stream(Stream* s) {
+  std::lock_guard hold(lock_);
+  waiting_ -= std::int64_t(s->queue.size());
+  std::erase_if(streams_, [&](auto& x) { return x.get() == s; });
+}
 Event* Machine::make_event(int d) {
   std::lock_guard hold(lock_);
   events_.push_back(std::make_unique<Event>(Event{.device = d}));
@@ -281,6 +286,7 @@ std::byte* Machine::take(Stream* s, std::int64_t bytes) {
     auto& d = device(s->device);
     if (d.used + whole(bytes) > d.limit || !(got = d.memory.take(whole(bytes)))) return nullptr;
     d.used += whole(bytes);
+    if (auto* end = got + whole(bytes); end > d.end) d.end = end, ++grown_;
     d.taken[got] = {bytes, number = ++pieces_};
   }
   ask(s, {.run = [this, d = s->device, got, bytes, number] {

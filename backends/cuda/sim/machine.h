@@ -69,6 +69,7 @@ class Machine {
   static Machine& instance();                    // never destroyed
 
   Stream* make_stream(int device);
+  void end_stream(Stream*);
   Event* make_event(int device);
   void end_event(Event*);
   void ask(Stream*, Work);
@@ -83,6 +84,7 @@ class Machine {
   std::byte* take(Stream*, std::int64_t bytes);
   void give(Stream*, std::byte*);
   std::int64_t free_bytes(int device);
+  std::int64_t grown() const { return grown_; }
   void set_memory(int device, std::int64_t bytes);
   void refuse_in_graph(const char* what) const;  // on a thread that writes one down
   void fail(int device, const std::string& why); // as a kernel's fault does; empty: it is as new
@@ -104,6 +106,7 @@ class Machine {
     Protected memory;
     std::map<std::byte*, Piece> taken;
     std::int64_t limit = std::int64_t(32) << 30, used = 0;
+    std::byte* end = nullptr;                    // of all that was taken so far
     std::string failed;
   };
   struct Choice {
@@ -133,6 +136,7 @@ class Machine {
   std::mt19937_64 random_;
   std::int64_t waiting_ = 0;                     // in all queues
   std::int64_t pieces_ = 0;                      // taken so far
+  std::int64_t grown_ = 0;                       // pieces where no memory was before
 };
 
 }  // namespace haliax::cuda::sim

@@ -29,6 +29,11 @@
 namespace haliax::cuda {
 namespace {
 
+struct Counters {
+  std::atomic<std::int64_t> kernels{0}, products{0}, copies{0}, exchanges{0}, texts{0}, instances{0}, updates{0}, graphs{0}, taken{0},
+      waits{0};
+} counters;
+
 struct Compiled {
   void (*run)(const void* words) = nullptr;
   void (*set_thread)(SimulatedThread*) = nullptr;
@@ -82,7 +87,7 @@ std::vector<void*> compile(const std::vector<Kernel>& kernels) {
   std::vector<std::string> added;
   for (auto& k : kernels) {
     if (known->count(k.name) || std::count(added.begin(), added.end(), k.name)) continue;
-    added.push_back(k.name);
+    added.push_back(k.name), ++counters.texts;
     text +=
         k.text + fmt::format("extern \"C\" void {0}_run(const void* w) {{ {0}(*static_cast<const {0}_words*>(w)); }}\n", k.name);
   }
@@ -170,10 +175,6 @@ void run_product(const Product& p, const void* a, const void* b, void* out, bool
 }
 
 // ---- the table ----------------------------------------------------------------------------------------------------------------
-struct Counters {
-  std::atomic<std::int64_t> kernels{0}, products{0}, copies{0}, exchanges{0}, texts{0}, instances{0}, updates{0}, graphs{0}, taken{0},
-      waits{0};
-} counters;
 sim::Machine& machine() { return sim::Machine::instance(); }
 sim::Stream* stream(Handle h) { return static_cast<sim::Stream*>(h); }
 sim::Event* event(Handle h) { return static_cast<sim::Event*>(h); }
@@ -286,6 +287,7 @@ Api table() {
   a.get = [](Handle s, void* to, const void* from, std::int64_t n) { must_be_pinned(to, n), move(s, to, from, n); };
   a.copy = move;
   a.make_stream = [](int d) -> Handle { return machine().make_stream(d); };
+  a.end_stream = [](Handle s) { machine().end_stream(stream(s)); };
   a.wait = [](Handle s) { ++counters.waits, machine().wait(stream(s)); };
   a.mark = [](Handle s, std::int64_t* to, std::int64_t n) { machine().ask(stream(s), {.run = [=] { *to = n; }}); };
   a.make_event = [](int d) -> Handle { return machine().make_event(d); };
@@ -329,7 +331,7 @@ std::unique_ptr<program::Device> make_simulated_device() {
 }
 Asked asked() {
   auto& c = counters;
-  return {c.kernels, c.products, c.copies, c.exchanges, c.texts, c.instances, c.updates, c.graphs, c.taken, c.waits};
+  return {c.kernels, c.products, c.copies, c.exchanges, c.texts, c.instances, c.updates, c.graphs, c.taken, machine().grown(), c.waits};
 }
 void set_simulated_memory(int device, std::int64_t bytes) { machine().set_memory(device, bytes); }
 void plant_fault(int device, const std::string& why) { machine().fail(device, why); }
