@@ -1,17 +1,12 @@
 // The steps of a device of the host on devices that share no memory with it: a test of all that the border asks of such, on
 // machines that have none. Their memory is protected except while they work on it; what was never written is NaN. A thread for
 // each device does in order what was asked of it, while the caller goes on.
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <functional>
-#include <iterator>
 #include <list>
-#include <map>
 #include <mutex>
 #include <new>
 #include <string>
@@ -19,6 +14,7 @@
 #include <utility>
 
 #include "base/fork.h"
+#include "base/protected.h"
 #include "haliax/error.h"
 #include "program/devices.h"
 
@@ -26,61 +22,6 @@ namespace haliax::apart {
 namespace {
 
 using namespace program;
-
-// A range of addresses that nobody may touch who has not opened it.
-class Protected {
- public:
-  Protected() {
-    auto* got = mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (got == MAP_FAILED) throw std::bad_alloc();
-    base_ = static_cast<std::byte*>(got);
-  }
-  std::byte* take(std::int64_t bytes) {          // first fit; null: there is no place
-    std::lock_guard hold(lock_);
-    auto found = std::find_if(free_.begin(), free_.end(), [&](auto& f) { return f.second >= bytes; });
-    if (found == free_.end()) return nullptr;
-    const auto at = found->first;
-    used_.emplace(at, bytes);
-    auto rest = free_.extract(found);
-    rest.key() += bytes, rest.mapped() -= bytes;
-    if (rest.mapped() > 0) free_.insert(std::move(rest));
-    in_use_ += bytes;
-    return base_ + at;
-  }
-  void give_back(std::byte* data) {              // allocates nothing
-    std::lock_guard hold(lock_);
-    auto gone = used_.extract(data - base_);
-    const auto at = gone.key(), bytes = gone.mapped();
-    if (auto first = (at + 4095) / 4096 * 4096, end = (at + bytes) / 4096 * 4096; end - first >= (1 << 20))
-      madvise(base_ + first, std::size_t(end - first), MADV_DONTNEED);
-    in_use_ -= bytes;
-    auto next = free_.lower_bound(at);
-    if (next != free_.end() && at + bytes == next->first) gone.mapped() += next->second, next = free_.erase(next);
-    auto before = next == free_.begin() ? free_.end() : std::prev(next);
-    if (before != free_.end() && before->first + before->second == at) before->second += gone.mapped();
-    else free_.insert(std::move(gone));
-  }
-  std::int64_t in_use() const { return in_use_; }
-  template <class F> void opened(const F& f) {   // several threads may have it open at once
-    open(1);
-    std::unique_ptr<Protected, void (*)(Protected*)> closed(this, [](Protected* p) { p->open(-1); });
-    f();
-  }
-  std::mutex& lock() { return lock_; }           // held over a fork
-
- private:
-  void open(int by) {
-    std::lock_guard hold(lock_);
-    bool was = opened_ > 0, is = (opened_ += by) > 0;
-    if (is != was) mprotect(base_, kBytes, is ? PROT_READ | PROT_WRITE : PROT_NONE);
-  }
-  static constexpr std::size_t kBytes = std::size_t(1) << 36;
-  std::byte* base_ = nullptr;
-  std::atomic<std::int64_t> in_use_{0};
-  int opened_ = 0;
-  std::map<std::int64_t, std::int64_t> free_{{0, kBytes}}, used_;   // offset, size
-  std::mutex lock_;
-};
 
 class Unit {                                     // one device
  public:
@@ -214,8 +155,7 @@ class Late final : public Executable {
 
 class ApartDevice final : public Device {
  public:
-  ApartDevice(std::unique_ptr<Device> steps, const char* name) : steps_(std::move(steps)), name_(name) {}
-  const char* name() const override { return name_; }
+  const char* name() const override { return "apart"; }
   std::int64_t scratch_bytes(const Step& s, int workers) const override { return steps_->scratch_bytes(s, workers); }
   Machine machine() const override { return steps_->machine(); }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {
@@ -229,21 +169,19 @@ class ApartDevice final : public Device {
   void copy(const Box& b, int d) override { unit(d).begin(&Counts::copies), unit(d).post({[b] { copy_on_host(b); }}); }
 
  private:
-  std::unique_ptr<Device> steps_;
-  const char* name_;
+  std::unique_ptr<Device> steps_ = cpu::make_cpu_device(0);
 };
 
 }  // namespace
 
-std::unique_ptr<Device> make_apart_device(std::unique_ptr<Device> steps, const char* name) {
+std::unique_ptr<Device> make_apart_device() {
   static std::once_flag once;
   std::call_once(once, [] {
     units = new Units;
     for (std::size_t d = 0; d < units->size(); ++d) unit(int(d)).number = int(d);
   });
-  return std::make_unique<ApartDevice>(std::move(steps), name);
+  return std::make_unique<ApartDevice>();
 }
-std::unique_ptr<Device> make_apart_device() { return make_apart_device(cpu::make_cpu_device(0), "apart"); }
 Counts counts(int device) { return make_apart_device(), unit(device).counts(); }
 void plant_error(int device, const char* what) { unit(device).plant(what); }
 

@@ -1,26 +1,94 @@
-// What the backend asks of a machine: a table of functions with two fillings, CUDA itself and a simulation on the host.
+// What the backend asks of a machine: a table of functions with two fillings, CUDA itself (card/) and a simulation on the host
+// (sim/). Nothing above it knows which. All of them raise with the machine's own words.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <vector>
 
+#include "card.h"
+#include "haliax/error.h"
 #include "text.h"
 
 namespace haliax::cuda {
 
+using Handle = void*;      // of what the machine keeps; null: none
 struct Kernel {
   std::string name, text;  // of the generated part; the same text has the same name
 };
+// Part of a group of sends and receives.
+struct Transfer {
+  int peer = 0;            // the other's rank
+  bool sends = false;
+  void* at = nullptr;
+  std::int64_t bytes = 0;
+};
+// A fault that is found behind the call that caused it: the device runs nothing more.
+struct Fault : Error {
+  using Error::Error;
+};
+
 struct Api {
-  const char* name;
-  // Handles, one for each kernel. What was compiled before is not compiled again.
-  std::vector<void*> (*compile)(const std::vector<Kernel>&);
-  // In order with everything else on this queue. words: one for each argument.
-  void (*launch)(void* kernel, const Launch&, const std::int64_t* words);
-  void (*multiply)(const Product&, const void* a, const void* b, void* out);   // likewise
+  const char* name;                                                  // of the backend
+
+  // The machine.
+  Cards (*cards)();                                                  // which there are, and what is in their way; asked anew
+  std::int64_t (*free_bytes)(int device);                            // of its memory
+
+  // Memory, aligned to 256 bytes. Taken and given back in the order of a stream: whoever takes it next, there, may write at once.
+  void* (*take)(Handle stream, std::int64_t bytes);                  // null: there is not enough
+  void (*give)(Handle stream, void*);                                // raises nothing
+  void* (*take_host)(std::int64_t bytes);                            // of the host, for copies; at once
+  void (*give_host)(void*);                                          // at once: no copy may be under way
+
+  // Copies, in the order of a stream. Host memory is take_host's.
+  void (*put)(Handle stream, void* to, const void* from_host, std::int64_t bytes);
+  void (*get)(Handle stream, void* to_host, const void* from, std::int64_t bytes);
+  void (*copy)(Handle stream, void* to, const void* from, std::int64_t bytes);
+
+  // Streams: what is asked of one is done in order, what is asked of two in any.
+  Handle (*make_stream)(int device);
+  void (*end_stream)(Handle);                                        // with nothing left to do
+  void (*wait)(Handle stream);                                       // the host, until all is done; raises a Fault
+  void (*mark)(Handle stream, std::int64_t* host, std::int64_t);     // in order: stores a number where the host sees it at once
+
+  // Events: a point in a stream, the one where it was recorded last.
+  Handle (*make_event)(int device);
+  void (*end_event)(Handle);
+  void (*record)(Handle event, Handle stream);                       // in order
+  void (*follow)(Handle stream, Handle event);                       // in order: what comes behind waits for it
+  void (*wait_event)(Handle event);                                  // the host; at once if it was never recorded
+  double (*milliseconds)(Handle from, Handle to);                    // between two that are done
+
+  // Kernels: a handle for each. What was compiled before is not compiled again.
+  std::vector<Handle> (*compile)(int device, const std::vector<Kernel>&);
+  void (*launch)(Handle stream, Handle kernel, const Launch&, const std::int64_t* words);   // in order; words are copied
+
+  // Products of matrices (product.h): what it takes to make one is found out once.
+  Handle (*make_product)(int device, const Product&, const Words&);  // lives as long as the program
+  std::int64_t (*workspace)();                                       // bytes that multiply may write
+  void (*multiply)(Handle stream, Handle product, const void* a, const void* b, void* out, void* workspace);   // in order
+
+  // Graphs: what is asked of a stream, and of those that follow it, is written down instead of done. Meanwhile this thread must not
+  // wait, nor take or give memory.
+  void (*begin_graph)(Handle stream);
+  Handle (*end_graph)(Handle stream);
+  void (*drop_graph)(Handle graph);
+  Handle (*instantiate)(Handle graph);                               // of that, something to run
+  bool (*update)(Handle instance, Handle graph);                     // the same steps at other addresses; false: they are others
+  void (*run_graph)(Handle stream, Handle instance);                 // in order, as often as one likes
+  void (*end_instance)(Handle instance);
+
+  // Speaking to other devices. Those that join with the same id are ranks 0, 1, ... of one communicator, and wait for each other.
+  std::string (*make_id)();
+  Handle (*join)(const std::string& id, int ranks, int rank, int device);
+  void (*exchange)(Handle communicator, Handle stream, const std::vector<Transfer>&);   // in order: all at once
+  void (*abort)(Handle communicator);                                // what is under way ends somehow; none is run any more
+  void (*leave)(Handle communicator);                                // frees it
 };
 const Api& simulated();  // sim/sim.cpp
 
 // All that a kernel's text stands on, by its compiler's needs.
 std::string prelude(bool host);
+Kernel named(const std::string& text);   // by its text
 
 }  // namespace haliax::cuda

@@ -10,15 +10,26 @@ namespace {
 
 // The part of cuBLASLt's interface that is used here, by its numbers, which have not changed since CUDA 11.
 enum Dtype { kF32 = 0, kF64 = 1, kF16 = 2, kBf16 = 14 };
-enum Compute { kComputeF32 = 68, kComputeF64 = 70 };
-enum DescriptorField { kTransposeA = 3, kTransposeB = 4 };
+enum Compute { kComputeF32 = 68, kComputeF64 = 70, kComputeTf32 = 77 };
+enum DescriptorField { kCompute = 0, kTransposeA = 3, kTransposeB = 4 };
 enum LayoutField { kType = 0, kRows = 2, kCols = 3, kLd = 4, kBatch = 5, kStep = 6 };
 enum PreferenceField { kWorkspace = 1, kReductions = 3, kAlignA = 5, kAlignB = 6, kAlignC = 7, kAlignD = 8 };
 constexpr std::uint32_t kNone = 0, kInComputeType = 2;   // partial sums: their bits in a mask
-constexpr std::uint64_t kWorkspaceBytes = std::uint64_t(32) << 20;
 
+struct Guess {                                   // the library's, as it lies there
+  CublasProduct::Algorithm algorithm;
+  std::size_t workspace;
+  int state;
+  float waves;
+  int reserved[4];
+};
 struct Cublas {
   using Handle = void*;
+  int (*make)(Handle*) = nullptr;
+  int (*guess)(Handle, Handle product, Handle a, Handle b, Handle c, Handle d, Handle preference, int most, Guess*, int* found) = nullptr;
+  int (*multiply)(Handle, Handle product, const void* alpha, const void* a, Handle, const void* b, Handle, const void* beta,
+                  const void* c, Handle, void* d, Handle, const CublasProduct::Algorithm*, void* workspace, std::size_t,
+                  void* stream) = nullptr;
   int (*make_descriptor)(Handle*, int compute, int scale) = nullptr;
   int (*free_descriptor)(Handle) = nullptr;
   int (*set_descriptor)(Handle, int field, const void*, std::size_t) = nullptr;
@@ -42,7 +53,8 @@ struct Cublas {
             find(set_layout, "cublasLtMatrixLayoutSetAttribute") && find(get_layout, "cublasLtMatrixLayoutGetAttribute") &&
             find(make_preference, "cublasLtMatmulPreferenceCreate") && find(free_preference, "cublasLtMatmulPreferenceDestroy") &&
             find(set_preference, "cublasLtMatmulPreferenceSetAttribute") &&
-            find(get_preference, "cublasLtMatmulPreferenceGetAttribute");
+            find(get_preference, "cublasLtMatmulPreferenceGetAttribute") && find(make, "cublasLtCreate") &&
+            find(guess, "cublasLtMatmulAlgoGetHeuristic") && find(multiply, "cublasLtMatmul");
   }
 };
 const Cublas& cublas() {
@@ -69,6 +81,7 @@ struct CublasProduct::Impl {
   using Get = int (*)(Cublas::Handle, int, void*, std::size_t, std::size_t*);
   const Cublas& lib = cublas();
   Cublas::Handle descriptor = nullptr, a = nullptr, b = nullptr, out = nullptr, preference = nullptr;
+  bool wide = false, accumulate = false;         // in f64; onto what is there
 
   template <class T> void set(Set f, Cublas::Handle h, int field, T value, const char* what) {
     must(f(h, field, &value, sizeof value), what);
@@ -97,24 +110,27 @@ struct CublasProduct::Impl {
   }
 };
 
-CublasProduct::CublasProduct(const Product& p) : impl_(std::make_unique<Impl>()) {
+CublasProduct::CublasProduct(const Product& p, bool tf32) : impl_(std::make_unique<Impl>()) {
   auto& i = *impl_;
   if (!i.lib.there)
     throw Error("[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit; is it in the loader's path?");
-  bool wide = p.out.dtype == DType::f64;
-  must(i.lib.make_descriptor(&i.descriptor, wide ? kComputeF64 : kComputeF32, wide ? kF64 : kF32), "a product");
+  i.wide = p.out.dtype == DType::f64, i.accumulate = p.accumulate;
+  const auto compute = i.wide ? kComputeF64 : tf32 && p.a.dtype == DType::f32 ? kComputeTf32 : kComputeF32;
+  must(i.lib.make_descriptor(&i.descriptor, compute, i.wide ? kF64 : kF32), "a product");
   i.set(i.lib.set_descriptor, i.descriptor, kTransposeA, std::int32_t(p.a.transposed), "a transpose");
   i.set(i.lib.set_descriptor, i.descriptor, kTransposeB, std::int32_t(p.b.transposed), "a transpose");
   i.lay(i.a, p.a, p.batch), i.lay(i.b, p.b, p.batch), i.lay(i.out, p.out, p.batch);
   // By itself it takes for granted that all pointers are aligned to 256 bytes, and may put partial sums together in the dtype of
   // the result.
   must(i.lib.make_preference(&i.preference), "a preference");
-  i.set(i.lib.set_preference, i.preference, kWorkspace, kWorkspaceBytes, "a workspace");
+  i.set(i.lib.set_preference, i.preference, kWorkspace, std::uint64_t(kCublasWorkspace), "a workspace");
   i.set(i.lib.set_preference, i.preference, kReductions, kNone | kInComputeType, "how partial sums are put together");
   for (auto [field, m] : {std::pair{kAlignA, &p.a}, {kAlignB, &p.b}, {kAlignC, &p.out}, {kAlignD, &p.out}})
     i.set(i.lib.set_preference, i.preference, field, std::uint32_t(m->alignment), "an alignment");
 }
+CublasProduct::CublasProduct(CublasProduct&&) noexcept = default;
 CublasProduct::~CublasProduct() {
+  if (!impl_) return;
   auto& i = *impl_;
   if (i.preference) i.lib.free_preference(i.preference);
   for (auto h : {i.a, i.b, i.out})
@@ -132,6 +148,38 @@ Product CublasProduct::told() const {
 }
 unsigned CublasProduct::reduction_schemes() const {
   return impl_->get<std::uint32_t>(impl_->lib.get_preference, impl_->preference, kReductions, "to say how sums are put together");
+}
+
+bool CublasProduct::in_tf32() const {
+  return impl_->get<std::int32_t>(impl_->lib.get_descriptor, impl_->descriptor, kCompute, "to say what it computes in") == kComputeTf32;
+}
+std::vector<CublasProduct::Algorithm> CublasProduct::algorithms(void* library, int most) const {
+  auto& i = *impl_;
+  std::vector<Guess> guesses(static_cast<std::size_t>(most));
+  int found = 0;
+  must(i.lib.guess(library, i.descriptor, i.a, i.b, i.out, i.out, i.preference, most, guesses.data(), &found), "every algorithm");
+  std::vector<Algorithm> out;
+  for (int k = 0; k < found; ++k)
+    if (guesses[std::size_t(k)].state == 0) out.push_back(guesses[std::size_t(k)].algorithm);
+  if (out.empty()) throw Error("[cuda] cuBLASLt has no algorithm for a product");
+  return out;
+}
+void CublasProduct::run(void* library, void* stream, const Algorithm& how, const void* a, const void* b, void* out,
+                        void* workspace) const {
+  auto& i = *impl_;
+  const double one = 1, beta = i.accumulate ? 1 : 0;
+  const float one_f32 = 1, beta_f32 = float(beta);
+  const void* scale[] = {i.wide ? static_cast<const void*>(&one) : &one_f32, i.wide ? static_cast<const void*>(&beta) : &beta_f32};
+  must(i.lib.multiply(library, i.descriptor, scale[0], a, i.a, b, i.b, scale[1], out, i.out, out, i.out, &how, workspace,
+                      std::size_t(kCublasWorkspace), stream),
+       "to multiply");
+}
+void* make_cublas() {
+  if (!cublas().there)
+    throw Error("[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit; is it in the loader's path?");
+  void* library = nullptr;
+  must(cublas().make(&library), "to begin");
+  return library;
 }
 
 }  // namespace haliax::cuda

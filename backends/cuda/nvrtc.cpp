@@ -21,6 +21,7 @@ struct Nvrtc {
   int (*cubin_size)(Program, std::size_t*) = nullptr;
   int (*cubin)(Program, char*) = nullptr;
   int (*destroy)(Program*) = nullptr;
+  int (*version)(int* major, int* minor) = nullptr;
   bool there = false;
 
   Nvrtc() {
@@ -28,7 +29,8 @@ struct Nvrtc {
     auto find = [&](auto& f, const char* name) { return library.find(f, name); };
     there = find(create, "nvrtcCreateProgram") && find(compile, "nvrtcCompileProgram") &&
             find(log_size, "nvrtcGetProgramLogSize") && find(log, "nvrtcGetProgramLog") &&
-            find(cubin_size, "nvrtcGetCUBINSize") && find(cubin, "nvrtcGetCUBIN") && find(destroy, "nvrtcDestroyProgram");
+            find(cubin_size, "nvrtcGetCUBINSize") && find(cubin, "nvrtcGetCUBIN") && find(destroy, "nvrtcDestroyProgram") &&
+            find(version, "nvrtcVersion");
   }
 };
 const Nvrtc& nvrtc() {
@@ -40,16 +42,28 @@ const Nvrtc& nvrtc() {
 
 bool has_nvrtc() { return nvrtc().there; }
 
-Cubin compile_for_card(const std::string& text, int sm) {
+int nvrtc_version() {
+  int major = 0, minor = 0;
+  if (has_nvrtc()) nvrtc().version(&major, &minor);
+  return 1000 * major + 10 * minor;
+}
+std::vector<std::string> nvrtc_options(int sm, bool exact) {
+  std::vector<std::string> out{fmt::format("--gpu-architecture=sm_{}", sm), "--std=c++20", "--device-as-default-execution-space",
+                               "--ptxas-options=-v", "--diag-suppress=177"};
+  if (exact) out.push_back("--fmad=false");
+  return out;
+}
+
+Cubin compile_for_card(const std::string& text, int sm, bool exact) {
   auto& api = nvrtc();
   if (!api.there)
     throw Error("[cuda] libnvrtc.so.13 (or .12) is not found: it is part of the CUDA toolkit; is it in the loader's path?");
   Nvrtc::Program program = nullptr;
   api.create(&program, text.c_str(), "kernels.cu", 0, nullptr, nullptr);
   const std::unique_ptr<Nvrtc::Program, int (*)(Nvrtc::Program*)> destroyed(&program, api.destroy);
-  const auto arch = fmt::format("--gpu-architecture=sm_{}", sm);
-  const std::vector<const char*> options{arch.c_str(), "--std=c++20", "--device-as-default-execution-space", "--ptxas-options=-v",
-                                         "--diag-suppress=177"};
+  const auto asked = nvrtc_options(sm, exact);
+  std::vector<const char*> options;
+  for (auto& o : asked) options.push_back(o.c_str());
   const int status = api.compile(program, int(options.size()), options.data());
   auto text_of = [&](auto size_of, auto get) {
     std::size_t size = 0;

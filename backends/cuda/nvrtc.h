@@ -1,14 +1,24 @@
 // NVRTC, opened when it is first needed: it compiles kernels with no GPU and no driver.
 #pragma once
+#include <cstdint>
 #include <string>
+#include <vector>
 
 namespace haliax::cuda {
 
 bool has_nvrtc();
+int nvrtc_version();                                               // 13000 is 13.0; 0: it is not there
+std::vector<std::string> nvrtc_options(int sm, bool exact);
 struct Cubin {
   std::string bytes, log;  // log: what ptxas says of registers, stack and spills
 };
-// sm: of the card, 90 for an H100. Raises with the compiler's own words, or where the library is missing.
-Cubin compile_for_card(const std::string& text, int sm);
+// sm: of the card, 90 for an H100; exact: no contracted multiply-adds. Raises with the compiler's own words, or where the library
+// is missing.
+Cubin compile_for_card(const std::string& text, int sm, bool exact = false);
+
+// The same, from the folder HALIAX_CACHE, if there is one and it was made before: by text, options, compiler and architecture. A
+// file appears at once or not at all; one that is damaged is made anew.
+std::string cached_cubin(const std::string& text, int sm, bool exact);
+std::int64_t cubins_made();  // and not found, so far
 
 }  // namespace haliax::cuda

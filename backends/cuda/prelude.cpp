@@ -1,4 +1,7 @@
+#include <fmt/format.h>
+
 #include "api.h"
+#include "hash.h"
 
 namespace haliax::cuda {
 namespace {
@@ -10,6 +13,12 @@ namespace {
 
 std::string prelude(bool host) {
   return (host ? std::string(host_h) : std::string()) + std_h + half_h + arithmetic_h + kernel_h + "namespace haliax::kernel {\n";
+}
+Kernel named(const std::string& text) {
+  Kernel k{fmt::format("k{:016x}", hash_of(text)), text};
+  for (std::size_t at = 0; (at = k.text.find("NAME", at)) != std::string::npos; at += k.name.size())
+    k.text.replace(at, 4, k.name);
+  return k;
 }
 
 }  // namespace haliax::cuda

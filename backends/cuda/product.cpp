@@ -1,5 +1,7 @@
 #include "product.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -102,6 +104,16 @@ std::optional<std::vector<Launch>> products_of(const Step& s) {
   if (all / widest > kMostProducts) return {};
   m.make();
   return std::move(m.out);
+}
+std::string to_string(const Product& p) {
+  auto one = [](const Matrix& m) {
+    return fmt::format("{} {}x{} ld {} step {} align {}{}", name_of(m.dtype), m.rows, m.cols, m.ld, m.step, m.alignment,
+                       m.transposed ? " transposed" : "");
+  };
+  return fmt::format("{} = {} by {}, {}{}", one(p.out), one(p.a), one(p.b), p.batch, p.accumulate ? " added" : "");
+}
+std::int64_t bytes_of(const Matrix& m, std::int64_t batch) {
+  return ((batch - 1) * m.step + (m.cols - 1) * m.ld + m.rows) * bytes_of(m.dtype);
 }
 std::int64_t product_scratch(const Contract& c) {
   auto p = plan_of(c);

@@ -26,6 +26,9 @@ struct Product {
   friend bool operator==(const Product&, const Product&) = default;
 };
 
+std::string to_string(const Product&);           // all of it
+std::int64_t bytes_of(const Matrix&, std::int64_t batch);   // from the first element to the last
+
 struct Launch;
 // A contraction as products, after copies into the step's scratch where no stride fits. Nothing: it is for our own kernel
 // (integers, dtypes that differ, many small products).

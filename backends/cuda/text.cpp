@@ -12,6 +12,16 @@ namespace haliax::cuda {
 using program::Dims;
 using program::View;
 
+namespace {
+
+constexpr const char* head = "extern \"C\" __global__ void __launch_bounds__(1024) NAME(const NAME_words a) {\n";
+
+std::string text_of(std::size_t words, const std::string& body) {
+  return fmt::format("struct NAME_words {{ Word w[{}]; }};\n{}{}}}\n", std::max<std::size_t>(words, 1), head, body);
+}
+
+}  // namespace
+
 const char* element_of(DType d) {
   switch (d) {
     case DType::f32: return "float";
@@ -86,15 +96,18 @@ void Writer::indices(const std::string& position, const Dims& dims, std::size_t 
   }
   line(fmt::format("const I i{} = {};", first, dims.size() > 1 ? left : position));
 }
+Launch guarded(Launch l, Word flag) {
+  const auto begin = l.text.find(head) + std::string(head).size(), end = l.text.rfind("}\n");
+  const auto test = fmt::format("  if (!load<bool>(a.w[{}], 0)) return;\n", l.words.size());
+  l.words.push_back(std::move(flag));
+  l.text = text_of(l.words.size(), test + l.text.substr(begin, end - begin));
+  return l;
+}
 Launch Writer::launch(std::int64_t points, bool waits) {
   constexpr int threads = 256;
   constexpr std::int64_t most = 1 << 20;  // blocks: each goes on from there
   Launch out;
-  out.text = fmt::format(
-      "struct NAME_words {{ Word w[{}]; }};\n"
-      "extern \"C\" __global__ void __launch_bounds__(1024) NAME(const NAME_words a) {{\n"
-      "  using I = {};\n{}}}\n",
-      std::max<std::size_t>(words_.size(), 1), far ? "std::int64_t" : "std::int32_t", body_);
+  out.text = text_of(words_.size(), fmt::format("  using I = {};\n{}", far ? "std::int64_t" : "std::int32_t", body_));
   out.words = words_;
   out.blocks = std::min(most, (points + threads - 1) / threads), out.threads = threads, out.waits = waits;
   return out;

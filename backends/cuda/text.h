@@ -27,7 +27,9 @@ struct Launch {
 };
 
 // One after the other. Nothing for steps without points. Raises for steps that are no kernels: loops, collectives, custom ones.
-std::vector<Launch> launches_of(const program::Step&);
+// library: products may be for the library.
+std::vector<Launch> launches_of(const program::Step&, bool library = true);
+Launch guarded(Launch, Word flag);   // that does nothing where the bool there is false
 
 // ---- for those who write them ----
 const char* element_of(DType);                                     // its type in a kernel

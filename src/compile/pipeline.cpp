@@ -67,6 +67,8 @@ const Pass kPasses[] = {
        auto low = lower(c.roots, c.inputs, {.fuse = c.options.optional && !checks_finite()}, c.layouts);
        c.program = std::move(low.program), c.captured = std::move(low.captured);
        c.program->device = c.number;
+       if (c.options.mesh)
+         for (auto& [name, size] : c.options.mesh->axes()) c.program->mesh.push_back(size);
      }},
     {"check_finite", "with HALIAX_NANS=1: stops behind a step that makes NaN or inf", Stage::program, false,
      [](Compilation& c) {

@@ -16,7 +16,6 @@ std::unique_ptr<program::Device> make_reference_device();
 // Steps in memory that the host may not touch: for tests.
 namespace haliax::apart {
 std::unique_ptr<program::Device> make_apart_device();   // the cpu's
-std::unique_ptr<program::Device> make_apart_device(std::unique_ptr<program::Device> steps, const char* name);
 struct Counts {
   std::int64_t runs = 0, puts = 0, gets = 0, copies = 0, bytes = 0;   // asked for so far; in use
 };
@@ -26,5 +25,5 @@ void plant_error(int device, const char* what);
 }  // namespace haliax::apart
 
 namespace haliax::cuda {
-std::unique_ptr<program::Device> make_simulated_device();   // CUDA's kernels on the host
+std::unique_ptr<program::Device> make_simulated_device();   // CUDA on the host
 }

@@ -144,6 +144,7 @@ struct Parcel {
 struct Collective {
   Wire wire = Wire::all_reduce;
   std::vector<int> over;            // mesh axes, major to minor
+  int ranks = 1;                    // how many devices their product is (of an exchange: not said)
   Monoid monoid = Monoid::sum;
   std::vector<Operand> x, out;
   std::vector<int> dim;             // for each array: which dim is cut (reduce_scatter) or joined (all_gather)

@@ -26,7 +26,7 @@ struct Linked {
 const Linked linked[] = {{"cpu", [] { return cpu::make_cpu_device(0); }, true},
                          {"reference", reference::make_reference_device, true},
                          {"apart", [] { return apart::make_apart_device(); }, false},
-                         {"cuda-sim", [] { return apart::make_apart_device(cuda::make_simulated_device(), "cuda-sim"); }, false}};
+                         {"cuda-sim", cuda::make_simulated_device, false}};
 
 Device& from_plugin(const std::string& name) {
   auto* found = plugin("backend", name);

@@ -225,6 +225,8 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
   program::Dims sizes;
   for (auto& [name, size] : mesh.axes()) sizes.push_back(size);
   auto here = devices_here(mesh);
+  if (here.ranks && backend && !backend->is_host())
+    throw Error(std::string("[ranks] backend ") + backend->name() + " cannot run on a mesh of several processes; the cpu can");
   Meeting meeting(here.count);
   std::mutex lock;
   std::exception_ptr error;
@@ -235,6 +237,10 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
   };
   std::optional<Peers::Call> together;
   if (here.ranks) together.emplace(*here.ranks, what);
+  // What devices queue for each other meets in the order of calls, which must be the same on all of them.
+  static std::recursive_mutex in_turn;
+  std::unique_lock turn(in_turn, std::defer_lock);
+  if (backend && !backend->is_host()) turn.lock();
   const Scopes scopes;
   auto crew = crews().take();
   if (!crew) crew = std::make_unique<Crew>();

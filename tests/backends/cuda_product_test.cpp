@@ -3,6 +3,7 @@
 
 #include "backends/cuda/api.h"
 #include "backends/cuda/cublas.h"
+#include "backends/cuda/sim/sim.h"
 #include "support/programs.h"
 #include "support/raises.h"
 
@@ -65,7 +66,15 @@ TEST_CASE("cuda: cuBLASLt is told what the simulation takes at its word") {
 
 TEST_CASE("cuda: a product that says what is not so is refused") {
   std::vector<float> x(64, 1), y(64, 1), out(64);
-  auto multiply = [&](const cuda::Product& p, std::size_t at = 0) { cuda::simulated().multiply(p, x.data() + at, y.data(), out.data()); };
+  constexpr int device = 41;                     // that no other test uses
+  auto& api = cuda::simulated();
+  const auto stream = api.make_stream(device);
+  std::vector<std::byte> workspace(std::size_t(api.workspace()));
+  auto multiply = [&](const cuda::Product& p, std::size_t at = 0) {
+    cuda::plant_fault(device, "");
+    api.multiply(stream, api.make_product(device, p, {}), x.data() + at, y.data(), out.data(), workspace.data());
+    api.wait(stream);
+  };
   cuda::Product p;
   p.a = {DType::f32, 3, 4, 3, 0, 4, false}, p.b = {DType::f32, 4, 5, 4, 0, 4, false}, p.out = {DType::f32, 3, 5, 3, 0, 4, false};
   multiply(p);

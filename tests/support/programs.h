@@ -107,6 +107,7 @@ struct Case {
   std::vector<Bytes> run(Device& device, std::vector<Bytes>* arguments_after = nullptr) const {
     auto executable = device.compile(std::make_shared<const Program>(program));
     std::vector<Bytes> in = arguments, out = results;
+    if (!device.is_host()) return run_there(device, *executable, std::move(in), std::move(out), arguments_after);
     std::vector<Aligned> aligned;                // as what devices are given is
     auto placed = [&](const std::vector<Bytes>& all) {
       std::vector<void*> pointers;
@@ -123,6 +124,27 @@ struct Case {
     for (std::size_t k = 0; k < out.size(); ++k) std::memcpy(out[k].data(), out_pointers[k], out[k].size());
     for (std::size_t k = 0; k < in.size(); ++k) std::memcpy(in[k].data(), in_pointers[k], in[k].size());
     if (arguments_after) *arguments_after = in;
+    return out;
+  }
+  std::vector<Bytes> run_there(Device& device, Executable& executable, std::vector<Bytes> in, std::vector<Bytes> out,
+                               std::vector<Bytes>* arguments_after) const {
+    std::vector<Memory> kept;
+    auto box = [](void* to, const void* from, std::size_t n) { return Box{{std::int64_t(n)}, 1, to, {1}, from, {1}}; };
+    auto there = [&](const std::vector<Bytes>& all) {
+      std::vector<void*> pointers;
+      for (auto& b : all) {
+        kept.push_back(device.take(std::int64_t(b.size()), 0));
+        pointers.push_back(kept.back().get());
+        device.put(box(pointers.back(), b.data(), b.size()), 0);
+      }
+      return pointers;
+    };
+    const auto in_there = there(in), out_there = there(out);
+    const auto arena = device.take(program.arena_bytes, 0);
+    executable.run(in_there, out_there, arena.get(), nullptr);
+    for (std::size_t k = 0; k < out.size(); ++k) device.get(box(out[k].data(), out_there[k], out[k].size()), 0);
+    for (std::size_t k = 0; k < in.size(); ++k) device.get(box(in[k].data(), in_there[k], in[k].size()), 0);
+    if (arguments_after) *arguments_after = std::move(in);
     return out;
   }
 };

@@ -5,21 +5,35 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <list>
+#include <map>
 #include <mutex>
+#include <new>
 #include <unordered_map>
 
-#include "../api.h"
+#include "../engine.h"
 #include "base/environment.h"
 #include "base/scalar.h"
 #include "fibers.h"
-#include "haliax/error.h"
+#include "machine.h"
+#include "network.h"
+#include "program/devices.h"
+#include "sim.h"
 
 namespace haliax::cuda {
 namespace {
+
+struct Counters {
+  std::atomic<std::int64_t> kernels{0}, products{0}, copies{0}, exchanges{0}, texts{0}, instances{0}, updates{0}, graphs{0}, taken{0},
+      waits{0};
+} counters;
 
 struct Compiled {
   void (*run)(const void* words) = nullptr;
@@ -76,7 +90,7 @@ std::vector<void*> compile(const std::vector<Kernel>& kernels) {
   std::vector<std::string> added;
   for (auto& k : kernels) {
     if (known->count(k.name) || std::count(added.begin(), added.end(), k.name)) continue;
-    added.push_back(k.name);
+    added.push_back(k.name), ++counters.texts;
     text +=
         k.text + fmt::format("extern \"C\" void {0}_run(const void* w) {{ {0}(*static_cast<const {0}_words*>(w)); }}\n", k.name);
   }
@@ -93,9 +107,7 @@ std::vector<void*> compile(const std::vector<Kernel>& kernels) {
   return out;
 }
 
-void launch(void* kernel, const Launch& l, const std::int64_t* words) {
-  auto& k = *static_cast<Compiled*>(kernel);
-  std::vector<std::int64_t> copy(words, words + std::max<std::size_t>(l.words.size(), 1));
+void run_kernel(const Compiled& k, const Launch& l, const std::vector<std::int64_t>& words) {
   std::vector<unsigned char> shared(std::size_t(l.shared) + 16);
   SimulatedThread at{0, 0, unsigned(l.threads), unsigned(l.blocks), shared.data(), nullptr, nullptr};
   k.set_thread(&at);
@@ -103,26 +115,34 @@ void launch(void* kernel, const Launch& l, const std::int64_t* words) {
     std::memset(shared.data(), 0xff, shared.size());  // NaN: nobody has written it yet
     if (l.waits)
       run_block(
-          at, [&] { k.run(copy.data()); }, at.block);
+          at, [&] { k.run(words.data()); }, at.block);
     else
-      for (at.x = 0; at.x < at.threads; ++at.x) k.run(copy.data());
+      for (at.x = 0; at.x < at.threads; ++at.x) k.run(words.data());
   }
 }
 
 // What cuBLASLt is told is taken at its word.
-template <class Sum> std::vector<Sum> wide(const Matrix& m, const void* from, std::int64_t at) {
+constexpr std::int64_t kWorkspace = 1 << 10;
+float in_tf32(float x) {                         // 10 bits of its mantissa, to the nearest even
+  auto bits = std::bit_cast<std::uint32_t>(x);
+  if (x - x == 0) bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+  return std::bit_cast<float>(bits);
+}
+template <class Sum> std::vector<Sum> wide(const Matrix& m, const void* from, std::int64_t at, bool tf32) {
   std::vector<Sum> out(std::size_t(m.rows * m.cols));
   auto* p = static_cast<const std::byte*>(from);
   for (std::int64_t c = 0; c < m.cols; ++c)
     for (std::int64_t r = 0; r < m.rows; ++r)
       out[std::size_t(m.transposed ? r * m.cols + c : c * m.rows + r)] =
           Sum(scalar::load(m.dtype, p + (at + c * m.ld + r) * bytes_of(m.dtype)).real);
+  if (tf32)
+    for (auto& x : out) x = Sum(in_tf32(float(x)));
   return out;
 }
-template <class Sum> void multiply_as(const Product& p, const void* a, const void* b, void* out) {
+template <class Sum> void multiply_as(const Product& p, const void* a, const void* b, void* out, bool tf32) {
   const auto m = p.out.rows, n = p.out.cols, k = p.a.transposed ? p.a.rows : p.a.cols;
   for (std::int64_t i = 0; i < p.batch; ++i) {
-    auto x = wide<Sum>(p.a, a, i * p.a.step), y = wide<Sum>(p.b, b, i * p.b.step);   // (m, k) and (k, n), column by column
+    auto x = wide<Sum>(p.a, a, i * p.a.step, tf32), y = wide<Sum>(p.b, b, i * p.b.step, tf32);   // (m, k) and (k, n), column by column
     std::vector<Sum> column(static_cast<std::size_t>(m));
     std::vector<double> some(column.size());               // a card rounds a product and its sum at once
     for (std::int64_t c = 0; c < n; ++c) {
@@ -141,7 +161,7 @@ template <class Sum> void multiply_as(const Product& p, const void* a, const voi
     }
   }
 }
-void multiply(const Product& p, const void* a, const void* b, void* out) {
+void run_product(const Product& p, const void* a, const void* b, void* out, bool tf32) {
   auto [k, depth] = std::pair{p.a.transposed ? p.a.rows : p.a.cols, p.b.transposed ? p.b.cols : p.b.rows};
   auto [m, n] = std::pair{p.a.transposed ? p.a.cols : p.a.rows, p.b.transposed ? p.b.rows : p.b.cols};
   auto refuse = [](const char* why) { throw Error(std::string("[cuda] a product of matrices ") + why); };
@@ -154,14 +174,169 @@ void multiply(const Product& p, const void* a, const void* b, void* out) {
     if (reinterpret_cast<std::uintptr_t>(at) % std::uintptr_t(x->alignment) != 0 || bytes % x->alignment != 0)
       refuse("lies less aligned than it says");
   }
-  p.out.dtype == DType::f64 ? multiply_as<double>(p, a, b, out) : multiply_as<float>(p, a, b, out);
+  p.out.dtype == DType::f64 ? multiply_as<double>(p, a, b, out, false) : multiply_as<float>(p, a, b, out, tf32);
+}
+
+// ---- the table ----------------------------------------------------------------------------------------------------------------
+sim::Machine& machine() { return sim::Machine::instance(); }
+sim::Stream* stream(Handle h) { return static_cast<sim::Stream*>(h); }
+sim::Event* event(Handle h) { return static_cast<sim::Event*>(h); }
+using SharedGraph = std::shared_ptr<const sim::Graph>;
+SharedGraph& graph(Handle h) { return *static_cast<SharedGraph*>(h); }
+
+Cards cards() {
+  Cards c{.driver = 13000, .needed = 13000};
+  for (int d = 0; d < 64; ++d) c.cards.push_back({"simulated", 90});
+  return c;
+}
+
+// Memory of the host's that copies may go by.
+std::mutex pinned_lock;
+std::map<std::byte*, std::int64_t>& pinned() {
+  static auto* all = new std::map<std::byte*, std::int64_t>;
+  return *all;
+}
+void* take_host(std::int64_t bytes) {
+  machine().refuse_in_graph("takes memory");
+  auto* got = static_cast<std::byte*>(::operator new(std::size_t(bytes) + 1));
+  std::lock_guard hold(pinned_lock);
+  pinned()[got] = bytes;
+  return got;
+}
+void give_host(void* p) {
+  std::lock_guard hold(pinned_lock);
+  pinned().erase(static_cast<std::byte*>(p));
+  ::operator delete(p);
+}
+void must_be_pinned(const void* p, std::int64_t bytes) {
+  std::lock_guard hold(pinned_lock);
+  auto* at = static_cast<std::byte*>(const_cast<void*>(p));
+  auto next = pinned().upper_bound(at);
+  if (next != pinned().begin() && at + bytes <= std::prev(next)->first + std::prev(next)->second) return;
+  throw Error("[cuda-sim] a copy goes by memory of the host that was not taken for it");
+}
+void move(Handle s, void* to, const void* from, std::int64_t bytes) {
+  ++counters.copies;
+  if (bytes > 0) machine().ask(stream(s), {.run = [=] { std::memcpy(to, from, std::size_t(bytes)); }});
+}
+
+void launch(Handle s, Handle kernel, const Launch& l, const std::int64_t* words) {
+  ++counters.kernels;
+  auto& k = *static_cast<Compiled*>(kernel);
+  Launch how{.blocks = l.blocks, .threads = l.threads, .shared = l.shared, .waits = l.waits};
+  std::vector<std::int64_t> copied(words, words + l.words.size());
+  copied.resize(std::max<std::size_t>(copied.size(), 1));
+  machine().ask(stream(s), {.run = [&k, how, copied] { run_kernel(k, how, copied); }});
+}
+struct Multiplier {
+  Product product;
+  bool tf32 = false;
+};
+Handle make_product(int, const Product& p, const Words& w) {             // kept: equal ones are one
+  static std::mutex lock;
+  static auto* all = new std::list<Multiplier>;
+  std::lock_guard hold(lock);
+  const bool tf32 = w.tf32 && p.out.dtype == DType::f32;
+  for (auto& m : *all)
+    if (m.product == p && m.tf32 == tf32) return &m;
+  return &all->emplace_back(Multiplier{p, tf32});
+}
+void multiply(Handle s, Handle product, const void* a, const void* b, void* out, void* workspace) {
+  ++counters.products;
+  auto& m = *static_cast<Multiplier*>(product);
+  machine().ask(stream(s), {.run = [&m, a, b, out, workspace] {
+    std::memset(workspace, 0xff, kWorkspace);
+    run_product(m.product, a, b, out, m.tf32);
+  }});
+}
+
+bool update(Handle instance, Handle with) {
+  auto &old = *graph(instance), &next = *graph(with);
+  auto kind = [](auto& w) { return w.kind; };
+  std::vector<sim::Work::Kind> before, after;
+  for (auto& w : old.work) before.push_back(kind(w));
+  for (auto& w : next.work) after.push_back(kind(w));
+  if (before != after || old.then != next.then) return false;
+  ++counters.updates;
+  graph(instance) = graph(with);
+  return true;
+}
+
+struct Member {
+  std::shared_ptr<sim::Network> network;
+  int rank;
+};
+Handle join(const std::string& id, int ranks, int rank, int device) {
+  return new Member{machine().join(id, ranks, rank, device), rank};
+}
+void exchange(Handle communicator, Handle s, const std::vector<Transfer>& all) {
+  ++counters.exchanges;
+  auto& m = *static_cast<Member*>(communicator);
+  machine().ask(stream(s), {.kind = sim::Work::Kind::exchange, .network = m.network, .rank = m.rank, .transfers = all});
+}
+std::string make_id() {
+  static std::atomic<int> last{0};
+  return std::to_string(++last);
+}
+
+Api table() {
+  Api a;
+  a.name = "cuda-sim", a.cards = cards;
+  a.free_bytes = [](int d) { return machine().free_bytes(d); };
+  a.take = [](Handle s, std::int64_t n) -> void* { return ++counters.taken, machine().take(stream(s), n); };
+  a.give = [](Handle s, void* p) { machine().give(stream(s), static_cast<std::byte*>(p)); };
+  a.take_host = take_host, a.give_host = give_host;
+  a.put = [](Handle s, void* to, const void* from, std::int64_t n) { must_be_pinned(from, n), move(s, to, from, n); };
+  a.get = [](Handle s, void* to, const void* from, std::int64_t n) { must_be_pinned(to, n), move(s, to, from, n); };
+  a.copy = move;
+  a.make_stream = [](int d) -> Handle { return machine().make_stream(d); };
+  a.end_stream = [](Handle s) { machine().end_stream(stream(s)); };
+  a.wait = [](Handle s) { ++counters.waits, machine().wait(stream(s)); };
+  a.mark = [](Handle s, std::int64_t* to, std::int64_t n) { machine().ask(stream(s), {.run = [=] { *to = n; }}); };
+  a.make_event = [](int d) -> Handle { return machine().make_event(d); };
+  a.end_event = [](Handle e) { machine().end_event(event(e)); };
+  a.record = [](Handle e, Handle s) { machine().record(event(e), stream(s)); };
+  a.follow = [](Handle s, Handle e) { machine().follow(stream(s), event(e)); };
+  a.wait_event = [](Handle e) { ++counters.waits, machine().wait(event(e)); };
+  a.milliseconds = [](Handle from, Handle to) { return event(to)->at - event(from)->at; };
+  a.compile = [](int, const std::vector<Kernel>& all) { return compile(all); };
+  a.launch = launch;
+  a.make_product = make_product, a.multiply = multiply;
+  a.workspace = [] { return kWorkspace; };
+  a.begin_graph = [](Handle s) { machine().begin_graph(stream(s)); };
+  a.end_graph = [](Handle s) -> Handle { return new SharedGraph(machine().end_graph(stream(s))); };
+  a.drop_graph = [](Handle g) { delete &graph(g); };
+  a.instantiate = [](Handle g) -> Handle {
+    machine().refuse_in_graph("makes an instance of one");
+    return ++counters.instances, new SharedGraph(graph(g));
+  };
+  a.update = update;
+  a.run_graph = [](Handle s, Handle i) { ++counters.graphs, machine().run_graph(stream(s), graph(i)); };
+  a.end_instance = [](Handle i) { delete &graph(i); };
+  a.make_id = make_id, a.join = join, a.exchange = exchange;
+  a.abort = [](Handle c) { machine().abort(*static_cast<Member*>(c)->network); };
+  a.leave = [](Handle c) {
+    auto* m = static_cast<Member*>(c);
+    machine().leave(*m->network);
+    delete m;
+  };
+  return a;
 }
 
 }  // namespace
 
 const Api& simulated() {
-  static const Api api{"cuda-sim", compile, launch, multiply};
+  static const Api api = table();
   return api;
 }
+std::unique_ptr<program::Device> make_simulated_device() {
+  return make_device(simulated(), words_of(std::getenv("HALIAX_CUDA")), {});
+}
+Asked asked() {
+  auto& c = counters;
+  return {c.kernels, c.products, c.copies, c.exchanges, c.texts, c.instances, c.updates, c.graphs, c.taken, machine().grown(), c.waits};
+}
+void set_simulated_memory(int device, std::int64_t bytes) { machine().set_memory(device, bytes); }
+void plant_fault(int device, const std::string& why) { machine().fail(device, why); }
 
 }  // namespace haliax::cuda

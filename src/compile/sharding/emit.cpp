@@ -219,7 +219,7 @@ class Emitter {
                  : h.kind == Hop::Kind::all_gather     ? Wire::all_gather
                  : h.kind == Hop::Kind::reduce_scatter ? Wire::reduce_scatter
                                                        : Wire::exchange;
-    for (int m : h.over) w.how.over.push_back(m);
+    for (int m : h.over) w.how.over.push_back(m), w.how.ranks *= mesh_.axes()[std::size_t(m)].second;
     for (int k : members) {
       auto& s = version(k);
       auto& n = *node(s);

@@ -1,0 +1,331 @@
+// The table as CUDA fills it: the driver, NVRTC, cuBLASLt, NCCL. All calls on a device are made in its primary context, which other
+// libraries of the process share.
+#include "card_api.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <list>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include "cublas.h"
+#include "driver.h"
+#include "nccl.h"
+#include "nvrtc.h"
+#include "tuned.h"
+
+namespace haliax::cuda {
+namespace {
+
+// ---- what goes wrong ----------------------------------------------------------------------------------------------------------
+bool ends_device(CUresult r) {                   // nothing runs in its context any more
+  switch (r) {
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_ECC_UNCORRECTABLE: return true;
+    default: return false;
+  }
+}
+std::string says(CUresult r) {
+  const char* text = nullptr;
+  if (driver().says(r, &text) != CUDA_SUCCESS || !text) return fmt::format("error {}", int(r));
+  return text;
+}
+void must(CUresult r, const char* what) {
+  if (r == CUDA_SUCCESS) return;
+  if (ends_device(r)) throw Fault(says(r) + "; HALIAX_CUDA=sync finds the step");
+  throw Error(fmt::format("[cuda] the driver refuses {}: {}", what, says(r)));
+}
+
+// ---- devices ------------------------------------------------------------------------------------------------------------------
+struct Device {
+  CUdevice id = 0;
+  CUcontext context = nullptr;
+  CUmemoryPool pool = nullptr;
+  int sm = 0;
+  void* cublas = nullptr;                        // made when it is first wanted
+};
+struct Stream {
+  CUstream stream;
+  const Device* device;
+};
+struct Event {
+  CUevent event;
+  const Device* device;
+};
+int sm_of(CUdevice id) {
+  int major = 0, minor = 0;
+  must(driver().attribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, id), "what a card can do");
+  must(driver().attribute(&minor, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, id), "what a card can do");
+  return 10 * major + minor;
+}
+std::mutex lock;                                 // of what is made once
+Device& device(int d) {                          // and its context is this thread's
+  static auto* all = new std::map<int, Device>;
+  std::lock_guard hold(lock);
+  auto& found = (*all)[d];
+  if (!found.context) {
+    must(driver().device(&found.id, d), "a card");
+    found.sm = sm_of(found.id);
+    must(driver().pool(&found.pool, found.id), "a card's memory");
+    cuuint64_t all_of_it = ~cuuint64_t(0);       // what is given back is kept for the next
+    must(driver().set_pool(found.pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &all_of_it), "to keep memory");
+    must(driver().context(&found.context, found.id), "a context");
+  }
+  must(driver().set_context(found.context), "a context");
+  return found;
+}
+const Stream& on(Handle h) {
+  auto& s = *static_cast<Stream*>(h);
+  must(driver().set_context(s.device->context), "a context");
+  return s;
+}
+const Event& event(Handle h) {
+  auto& e = *static_cast<Event*>(h);
+  must(driver().set_context(e.device->context), "a context");
+  return e;
+}
+CUdeviceptr address(const void* p) { return CUdeviceptr(reinterpret_cast<std::uintptr_t>(p)); }
+
+Cards cards() {
+  Cards c;
+  auto& d = driver();
+  if (d.missing && !d.version) return c;
+  c.needed = CUDA_VERSION;
+  d.version(&c.driver);
+  if (c.driver / 1000 < c.needed / 1000) return c;
+  int count = 0;
+  if (auto r = d.missing ? CUDA_ERROR_NOT_FOUND : d.init(0); r != CUDA_SUCCESS) {
+    if (r != CUDA_ERROR_NO_DEVICE) c.says = d.missing ? std::string("the driver has no ") + d.missing : says(r);
+    return c;
+  }
+  must(d.count(&count), "to count cards");
+  for (int k = 0; k < count; ++k) {
+    CUdevice id = 0;
+    char name[256] = "";
+    must(d.device(&id, k), "a card"), must(d.device_name(name, sizeof name, id), "a card's name");
+    c.cards.push_back({name, sm_of(id)});
+  }
+  return c;
+}
+std::int64_t free_bytes(int d) {
+  auto& card = device(d);
+  std::size_t free = 0, all = 0;
+  cuuint64_t reserved = 0, used = 0;             // what the pool keeps is free for us
+  must(driver().memory(&free, &all), "to say how much memory is free");
+  must(driver().get_pool(card.pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved), "to say how much memory is kept");
+  must(driver().get_pool(card.pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used), "to say how much memory is in use");
+  return std::int64_t(free + reserved - used);
+}
+
+// ---- memory and copies --------------------------------------------------------------------------------------------------------
+void* take(Handle s, std::int64_t bytes) {
+  CUdeviceptr got = 0;
+  const auto r = driver().take(&got, std::size_t(bytes), on(s).stream);
+  if (r == CUDA_ERROR_OUT_OF_MEMORY) return nullptr;
+  must(r, "memory");
+  return reinterpret_cast<void*>(got);
+}
+void give(Handle s, void* p) {                   // with a fault, or at the end of the process, nobody can say what went wrong
+  auto& at = *static_cast<Stream*>(s);
+  if (driver().set_context(at.device->context) == CUDA_SUCCESS) driver().give(address(p), at.stream);
+}
+void* take_host(std::int64_t bytes) {
+  void* got = nullptr;
+  must(driver().take_host(&got, std::size_t(bytes), CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP), "memory of the host");
+  return got;
+}
+
+// ---- kernels ------------------------------------------------------------------------------------------------------------------
+bool exact = false;                              // no contracted multiply-adds: HALIAX_CUDA
+std::vector<Handle> compile(int d, const std::vector<Kernel>& kernels) {
+  static std::mutex compiling;
+  static auto* known = new std::map<std::pair<int, std::string>, CUkernel>;   // by architecture and name; for all devices
+  const int sm = device(d).sm;
+  std::lock_guard hold(compiling);
+  auto text = prelude(false);
+  std::vector<std::string> added;
+  for (auto& k : kernels)
+    if (known->emplace(std::pair{sm, k.name}, nullptr).second) added.push_back(k.name), text += k.text;
+  if (!added.empty()) {
+    try {
+      const auto cubin = cached_cubin(text + "}\n", sm, exact);
+      CUlibrary library = nullptr;
+      must(driver().load(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), "kernels");
+      for (auto& name : added) must(driver().kernel(&known->at({sm, name}), library, name.c_str()), "a kernel");
+    } catch (...) {
+      for (auto& name : added) known->erase({sm, name});
+      throw;
+    }
+  }
+  std::vector<Handle> out;
+  for (auto& k : kernels) out.push_back(known->at({sm, k.name}));
+  return out;
+}
+void launch(Handle s, Handle kernel, const Launch& l, const std::int64_t* words) {
+  void* arguments[] = {const_cast<std::int64_t*>(words)};   // one struct, whose size the kernel knows
+  must(driver().launch(static_cast<CUfunction>(kernel), unsigned(l.blocks), 1, 1, unsigned(l.threads), 1, 1, unsigned(l.shared),
+                       on(s).stream, arguments, nullptr),
+       "a launch");
+}
+
+// ---- products -----------------------------------------------------------------------------------------------------------------
+struct Multiplier {
+  int device;
+  Product product;
+  bool tf32;
+  CublasProduct told;
+  CublasProduct::Algorithm how;
+};
+void* library_of(Device& d) {
+  std::lock_guard hold(lock);
+  if (!d.cublas) d.cublas = make_cublas();
+  return d.cublas;
+}
+CublasProduct::Algorithm fastest(Device&, const CublasProduct&, const Product&);
+Handle make_product(int d, const Product& p, const Words& words) {
+  static std::mutex making;
+  static auto* all = new std::list<Multiplier>;  // equal ones are one
+  std::lock_guard hold(making);
+  for (auto& m : *all)
+    if (m.device == d && m.product == p && m.tf32 == words.tf32) return &m;
+  auto& card = device(d);
+  CublasProduct told(p, words.tf32);
+  const auto what = fmt::format("sm_{} {}{}", card.sm, to_string(p), words.tf32 ? " tf32" : "");
+  auto how = tuned(what);
+  if (!how) how = words.tune ? fastest(card, told, p) : told.algorithms(library_of(card), 1)[0];
+  if (words.tune) keep_tuned(what, *how);
+  return &all->emplace_back(Multiplier{d, p, words.tf32, std::move(told), *how});
+}
+// Of the library's first guesses, timed: the median of several runs, with operands of their own.
+CublasProduct::Algorithm fastest(Device& d, const CublasProduct& told, const Product& p) {
+  auto& drv = driver();
+  CUstream stream = nullptr;
+  CUevent from = nullptr, to = nullptr;
+  must(drv.make_stream(&stream, CU_STREAM_NON_BLOCKING), "a stream");
+  must(drv.make_event(&from, CU_EVENT_DEFAULT), "an event"), must(drv.make_event(&to, CU_EVENT_DEFAULT), "an event");
+  std::vector<CUdeviceptr> memory;
+  for (auto bytes : {bytes_of(p.a, p.batch), bytes_of(p.b, p.batch), bytes_of(p.out, p.batch), kCublasWorkspace})
+    must(drv.take(&memory.emplace_back(), std::size_t(bytes), stream), "memory to tune with");
+  auto at = [&](std::size_t k) { return reinterpret_cast<void*>(memory[k]); };
+  std::vector<std::pair<float, CublasProduct::Algorithm>> times;
+  for (auto& how : told.algorithms(library_of(d), 8)) {
+    std::vector<float> mine;
+    for (int k = 0; k < 7; ++k) {
+      float ms = 0;
+      must(drv.record(from, stream), "an event");
+      told.run(library_of(d), stream, how, at(0), at(1), at(2), at(3));
+      must(drv.record(to, stream), "an event"), must(drv.wait(stream), "to wait"), must(drv.elapsed(&ms, from, to), "a time");
+      mine.push_back(ms);
+    }
+    std::nth_element(mine.begin(), mine.begin() + 3, mine.end());
+    times.emplace_back(mine[3], how);
+  }
+  for (auto m : memory) drv.give(m, stream);
+  drv.wait(stream), drv.end_event(from), drv.end_event(to), drv.end_stream(stream);
+  return std::min_element(times.begin(), times.end(), [](auto& a, auto& b) { return a.first < b.first; })->second;
+}
+void multiply(Handle s, Handle product, const void* a, const void* b, void* out, void* workspace) {
+  auto& m = *static_cast<Multiplier*>(product);
+  auto& stream = on(s);
+  m.told.run(stream.device->cublas, stream.stream, m.how, a, b, out, workspace);
+}
+
+// ---- graphs -------------------------------------------------------------------------------------------------------------------
+Handle end_graph(Handle s) {
+  CUgraph graph = nullptr;
+  must(driver().end_graph(on(s).stream, &graph), "to end a graph");
+  return graph;
+}
+Handle instantiate(Handle graph) {
+  CUgraphExec made = nullptr;
+  must(driver().instantiate(&made, static_cast<CUgraph>(graph), 0), "a graph");
+  return made;
+}
+bool update(Handle instance, Handle graph) {
+  CUgraphExecUpdateResultInfo info{};
+  return driver().update(static_cast<CUgraphExec>(instance), static_cast<CUgraph>(graph), &info) == CUDA_SUCCESS;
+}
+
+Api table() {
+  Api a;
+  a.name = "cuda", a.cards = cards, a.free_bytes = free_bytes;
+  a.take = take, a.give = give, a.take_host = take_host;
+  a.give_host = [](void* p) { driver().give_host(p); };
+  a.put = [](Handle s, void* to, const void* from, std::int64_t n) {
+    must(driver().put(address(to), from, std::size_t(n), on(s).stream), "a copy");
+  };
+  a.get = [](Handle s, void* to, const void* from, std::int64_t n) {
+    must(driver().get(to, address(from), std::size_t(n), on(s).stream), "a copy");
+  };
+  a.copy = [](Handle s, void* to, const void* from, std::int64_t n) {
+    must(driver().copy(address(to), address(from), std::size_t(n), on(s).stream), "a copy");
+  };
+  a.make_stream = [](int d) -> Handle {
+    auto& card = device(d);
+    CUstream made = nullptr;
+    must(driver().make_stream(&made, CU_STREAM_NON_BLOCKING), "a stream");
+    return new Stream{made, &card};
+  };
+  a.end_stream = [](Handle s) {
+    driver().end_stream(static_cast<Stream*>(s)->stream);
+    delete static_cast<Stream*>(s);
+  };
+  a.wait = [](Handle s) { must(driver().wait(on(s).stream), "to wait"); };
+  a.mark = [](Handle s, std::int64_t* to, std::int64_t n) {
+    must(driver().mark(on(s).stream, address(to), cuuint64_t(n), CU_STREAM_WRITE_VALUE_DEFAULT), "a mark");
+  };
+  a.make_event = [](int d) -> Handle {
+    auto& card = device(d);
+    CUevent made = nullptr;
+    must(driver().make_event(&made, CU_EVENT_DEFAULT), "an event");
+    return new Event{made, &card};
+  };
+  a.end_event = [](Handle e) {
+    driver().end_event(static_cast<Event*>(e)->event);
+    delete static_cast<Event*>(e);
+  };
+  a.record = [](Handle e, Handle s) { must(driver().record(event(e).event, on(s).stream), "an event"); };
+  a.follow = [](Handle s, Handle e) {
+    must(driver().follow(on(s).stream, static_cast<Event*>(e)->event, CU_EVENT_WAIT_DEFAULT), "to wait for an event");
+  };
+  a.wait_event = [](Handle e) { must(driver().wait_event(event(e).event), "to wait for an event"); };
+  a.milliseconds = [](Handle from, Handle to) {
+    float ms = 0;
+    must(driver().elapsed(&ms, event(from).event, event(to).event), "a time");
+    return double(ms);
+  };
+  a.compile = compile, a.launch = launch;
+  a.make_product = make_product, a.multiply = multiply;
+  a.workspace = [] { return kCublasWorkspace; };
+  a.begin_graph = [](Handle s) { must(driver().begin_graph(on(s).stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "a graph"); };
+  a.end_graph = end_graph;
+  a.drop_graph = [](Handle g) { driver().drop_graph(static_cast<CUgraph>(g)); };
+  a.instantiate = instantiate, a.update = update;
+  a.run_graph = [](Handle s, Handle i) { must(driver().run_graph(static_cast<CUgraphExec>(i), on(s).stream), "to run a graph"); };
+  a.end_instance = [](Handle i) { driver().end_instance(static_cast<CUgraphExec>(i)); };
+  a.make_id = nccl_id;
+  a.join = [](const std::string& id, int ranks, int rank, int d) { return device(d), nccl_join(id, ranks, rank); };
+  a.exchange = [](Handle c, Handle s, const std::vector<Transfer>& all) { nccl_exchange(c, on(s).stream, all); };
+  a.abort = nccl_abort, a.leave = nccl_leave;
+  return a;
+}
+
+}  // namespace
+
+const Api& card(const Words& words) {
+  static const Api api = table();
+  exact = words.exact;
+  return api;
+}
+
+}  // namespace haliax::cuda

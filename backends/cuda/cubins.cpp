@@ -1,0 +1,61 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+
+#include "hash.h"
+#include "nvrtc.h"
+
+namespace haliax::cuda {
+namespace {
+
+std::atomic<std::int64_t> made{0};
+
+// A line that says what follows, and what follows.
+std::string head_of(const std::string& key, const std::string& bytes) {
+  return fmt::format("haliax cubin {} {} {:016x}\n", key, bytes.size(), hash_of(bytes));
+}
+std::string read(const std::filesystem::path& file, const std::string& key) {   // empty: there is none that is whole
+  std::ifstream in(file, std::ios::binary);
+  std::string head, bytes;
+  if (!std::getline(in, head)) return {};
+  bytes.assign(std::istreambuf_iterator<char>(in), {});
+  return head + "\n" == head_of(key, bytes) ? bytes : std::string();
+}
+void write(const std::filesystem::path& file, const std::string& all) {
+  static std::atomic<int> number{0};
+  const auto mine = fmt::format("{}-{}-{}", file.string(), getpid(), ++number);
+  std::error_code failed;
+  {
+    std::ofstream out(mine, std::ios::binary);
+    out << all;
+    if (!out.flush()) failed = std::make_error_code(std::errc::io_error);
+  }
+  if (!failed) std::filesystem::rename(mine, file, failed);
+  if (failed) std::filesystem::remove(mine, failed);                            // the next one compiles it again
+}
+
+}  // namespace
+
+std::int64_t cubins_made() { return made; }
+
+std::string cached_cubin(const std::string& text, int sm, bool exact) {
+  auto* asked = std::getenv("HALIAX_CACHE");
+  auto compiled = [&] { return ++made, compile_for_card(text, sm, exact).bytes; };
+  if (!asked || !*asked) return compiled();
+  const auto all = fmt::format("{} {} {}\n{}", nvrtc_version(), sm, fmt::join(nvrtc_options(sm, exact), " "), text);
+  const auto key = fmt::format("{:016x}{:016x}", hash_of(all), hash_of(all, 0x9e3779b97f4a7c15));
+  std::filesystem::create_directories(asked);
+  const auto file = std::filesystem::path(asked) / ("cubin-" + key);
+  if (auto known = read(file, key); !known.empty()) return known;
+  auto bytes = compiled();
+  write(file, head_of(key, bytes) + bytes);
+  return bytes;
+}
+
+}  // namespace haliax::cuda

@@ -1,0 +1,52 @@
+// The driver of NVIDIA's cards, opened at run time: nothing is linked to it.
+#pragma once
+#include <cuda.h>
+
+namespace haliax::cuda {
+
+struct Driver {
+  decltype(&cuInit) init = nullptr;
+  decltype(&cuDriverGetVersion) version = nullptr;
+  decltype(&cuGetErrorString) says = nullptr;
+  decltype(&cuDeviceGetCount) count = nullptr;
+  decltype(&cuDeviceGet) device = nullptr;
+  decltype(&cuDeviceGetName) device_name = nullptr;
+  decltype(&cuDeviceGetAttribute) attribute = nullptr;
+  decltype(&cuDevicePrimaryCtxRetain) context = nullptr;
+  decltype(&cuCtxSetCurrent) set_context = nullptr;
+  decltype(&cuMemGetInfo) memory = nullptr;
+  decltype(&cuDeviceGetDefaultMemPool) pool = nullptr;
+  decltype(&cuMemPoolSetAttribute) set_pool = nullptr;
+  decltype(&cuMemPoolGetAttribute) get_pool = nullptr;
+  decltype(&cuMemAllocAsync) take = nullptr;
+  decltype(&cuMemFreeAsync) give = nullptr;
+  decltype(&cuMemHostAlloc) take_host = nullptr;
+  decltype(&cuMemFreeHost) give_host = nullptr;
+  decltype(&cuMemcpyHtoDAsync) put = nullptr;
+  decltype(&cuMemcpyDtoHAsync) get = nullptr;
+  decltype(&cuMemcpyDtoDAsync) copy = nullptr;
+  decltype(&cuStreamCreate) make_stream = nullptr;
+  decltype(&cuStreamDestroy) end_stream = nullptr;
+  decltype(&cuStreamSynchronize) wait = nullptr;
+  decltype(&cuStreamWriteValue64) mark = nullptr;
+  decltype(&cuStreamWaitEvent) follow = nullptr;
+  decltype(&cuEventCreate) make_event = nullptr;
+  decltype(&cuEventDestroy) end_event = nullptr;
+  decltype(&cuEventRecord) record = nullptr;
+  decltype(&cuEventSynchronize) wait_event = nullptr;
+  decltype(&cuEventElapsedTime) elapsed = nullptr;
+  decltype(&cuLibraryLoadData) load = nullptr;
+  decltype(&cuLibraryGetKernel) kernel = nullptr;
+  decltype(&cuLaunchKernel) launch = nullptr;
+  decltype(&cuStreamBeginCapture) begin_graph = nullptr;
+  decltype(&cuStreamEndCapture) end_graph = nullptr;
+  decltype(&cuGraphDestroy) drop_graph = nullptr;
+  decltype(&cuGraphInstantiate) instantiate = nullptr;
+  decltype(&cuGraphExecUpdate) update = nullptr;
+  decltype(&cuGraphLaunch) run_graph = nullptr;
+  decltype(&cuGraphExecDestroy) end_instance = nullptr;
+  const char* missing = nullptr;                 // what is not there: the library, or a function of it
+};
+const Driver& driver();
+
+}  // namespace haliax::cuda

@@ -1,0 +1,316 @@
+// A run asks for all that a Program's sequence says, and returns. Where nobody has to wait on the way, that is written down as a
+// graph the first time, and run again at the same addresses; at others the graph is written down anew and put in the place of
+// the one that was used longest ago (Api::update): its steps are the same, and making an instance costs many times as much.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <utility>
+
+#include "engine.h"
+#include "sequence.h"
+
+namespace haliax::cuda {
+namespace {
+
+using namespace program;
+
+constexpr std::int64_t kMostInGraph = 20000;     // steps: what has more is asked for step by step
+constexpr std::size_t kMostInstances = 4;        // of one Program, at different addresses
+
+std::int64_t number(const void* p) { return std::int64_t(reinterpret_cast<std::intptr_t>(p)); }
+
+class CudaExecutable final : public Executable {
+ public:
+  CudaExecutable(std::shared_ptr<Lane> lane, const Words& words, std::shared_ptr<const Program> p)
+      : kept_(std::move(lane)), lane_(*kept_), api_(lane_.api), words_(words), program_(std::move(p)), sequence_(sequence_of(*program_)) {
+    require_memory();
+    make(sequence_.items);
+    auto kernels = api_.compile(lane_.device, kernels_);
+    for (std::size_t k = 0; k < kernels.size(); ++k) waiting_[k]->made = kernels[k];
+    kernels_.clear(), waiting_.clear();
+    if (sequence_.flags > 0) flags_ = lane_.take(sequence_.flags);
+    in_graphs_ = !words_.eager && !words_.sync && !sequence_.asks_host && steps_in_graph(sequence_.items) <= kMostInGraph;
+  }
+  ~CudaExecutable() override {
+    lane_.settle(last_);
+    for (auto& i : instances_) api_.end_instance(i.handle);
+    for (auto e : events_) api_.end_event(e);
+  }
+
+  void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Communicator* comm) override {
+    auto* rank = dynamic_cast<Rank*>(comm);
+    if (sequence_.speaks && !rank)
+      throw Error(fmt::format("[{}] the program speaks to other devices, and has no communicator that can; run it on a mesh",
+                              api_.name));
+    std::lock_guard hold(lane_.running);
+    lane_.asked([&] {
+      Lane::Run mine(lane_, program_);
+      last_ = mine.number;
+      if (in_graphs_) {
+        run_graph(arguments, results, arena, rank);
+      } else {
+        Call call(*this, lane_.stream, lane_.side, arguments, results, arena, rank);
+        call.run(sequence_.items), call.end();
+      }
+      mine.end();
+      if (sequence_.asks_host || words_.sync) api_.wait(lane_.stream);
+    });
+  }
+
+ private:
+  // Before anything runs: what the plan says beside what lies there already.
+  void require_memory() const {
+    const auto free = api_.free_bytes(lane_.device);
+    auto& p = *program_;
+    if (p.peak_bytes <= free) return;
+    auto uses = p.at_peak;
+    std::stable_sort(uses.begin(), uses.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
+    std::string largest;
+    for (std::size_t k = 0; k < std::min<std::size_t>(uses.size(), 3); ++k)
+      largest += fmt::format("{}{} {}", k ? ", " : "; when it needs most these are ", uses[k].purpose, uses[k].bytes);
+    throw Error(fmt::format("[memory] {} is planned with {} bytes beside its arguments, and device {} of {} has {} free{}", p.called,
+                            p.peak_bytes, lane_.device, api_.name, free, largest));
+  }
+  void make(std::vector<Item>& items) {
+    for (auto& i : items) {
+      if (i.kind == Item::Kind::launch) kernels_.push_back(named(i.launch.text)), waiting_.push_back(&i);
+      if (i.kind == Item::Kind::product) i.made = api_.make_product(lane_.device, *i.launch.product, words_);
+      if (i.kind == Item::Kind::collective)
+        for (auto* e : {&i.before, &i.behind}) events_.push_back(*e = api_.make_event(lane_.device));
+      make(i.body);
+    }
+  }
+
+  // ---- graphs ----
+  struct Instance {
+    std::vector<std::int64_t> at;                // arguments, results, arena; which communicator
+    Handle handle = nullptr;
+    std::int64_t used = 0;                       // by which run
+  };
+  void run_graph(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Rank* rank) {
+    at_.clear();
+    for (auto* all : {&arguments, &results})
+      for (auto* p : *all) at_.push_back(number(p));
+    at_.push_back(number(arena)), at_.push_back(sequence_.speaks ? rank->number : 0);
+    auto known = std::find_if(instances_.begin(), instances_.end(), [&](auto& i) { return i.at == at_; });
+    if (known == instances_.end()) known = write_down(arguments, results, arena, rank);
+    known->used = ++runs_;
+    api_.run_graph(lane_.stream, known->handle);
+  }
+  std::vector<Instance>::iterator write_down(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
+                                             Rank* rank) {
+    if (sequence_.multiplies) lane_.workspace();   // taken before: nothing is while a graph is written down
+    api_.begin_graph(lane_.graph);
+    try {
+      Call call(*this, lane_.graph, lane_.graph_side, arguments, results, arena, rank);
+      call.run(sequence_.items), call.end();
+    } catch (...) {
+      api_.drop_graph(api_.end_graph(lane_.graph));
+      throw;
+    }
+    const auto graph = api_.end_graph(lane_.graph);
+    const std::unique_ptr<void, void (*)(Handle)> dropped(graph, api_.drop_graph);
+    auto at = std::min_element(instances_.begin(), instances_.end(), [](auto& a, auto& b) { return a.used < b.used; });
+    if (instances_.size() < kMostInstances) {
+      instances_.push_back({at_, api_.instantiate(graph)});
+      return instances_.end() - 1;
+    }
+    at->at.clear();
+    if (!api_.update(at->handle, graph)) {
+      auto next = api_.instantiate(graph);
+      api_.end_instance(std::exchange(at->handle, next));
+    }
+    at->at = at_;
+    return at;
+  }
+
+  // ---- one run, or one graph ----
+  class Call {
+   public:
+    Call(const CudaExecutable& e, Handle stream, Handle side, const std::vector<void*>& arguments, const std::vector<void*>& results,
+         void* arena, Rank* rank)
+        : e_(e), api_(e.api_), program_(*e.program_), stream_(stream), side_(side), arena_(static_cast<std::byte*>(arena)),
+          rank_(rank), loops_(std::size_t(program_.loops)) {
+      for (auto& s : program_.slots) {
+        auto* root = &s;
+        while (root->alias >= 0) root = &program_.slot(root->alias);
+        auto index = std::size_t(root->index);
+        auto* at = root->home == Home::argument ? arguments.at(index) : root->home == Home::result ? results.at(index) : arena;
+        slots_.push_back({static_cast<std::byte*>(at) + (at && root->home == Home::arena ? root->offset : 0), root->bytes});
+      }
+    }
+    void run(const std::vector<Item>& items) {
+      for (auto& i : items) {
+        switch (i.kind) {
+          case Item::Kind::loop: loop(i); break;
+          case Item::Kind::host: ask(i); break;
+          case Item::Kind::collective: collective(i); break;
+          default: one(i);
+        }
+      }
+    }
+    void end() {                                 // all is in order again
+      for (auto& p : beside_) api_.follow(stream_, p.behind);
+      beside_.clear();
+    }
+
+   private:
+    struct Range {
+      std::byte* at = nullptr;
+      std::int64_t bytes = 0;
+      bool meets(const Range& o) const { return at < o.at + o.bytes && o.at < at + bytes; }
+    };
+    struct Beside {                              // a collective that may not have ended
+      Handle behind = nullptr;
+      std::vector<Range> ranges = {};
+    };
+
+    std::int64_t value_of(const Word& w) const {
+      auto v = w.value;
+      for (auto& [loop, stride] : w.loops) v += loops_[std::size_t(loop)] * stride;
+      if (w.slot == kArenaSlot) return number(arena_) + v;
+      if (w.slot == kFlagSlot) return number(e_.flags_.get()) + v;
+      return w.slot < 0 ? v : number(slots_[std::size_t(w.slot)].at) + v;
+    }
+    std::byte* place(const View& v) const {      // of its first element; no scalar in memory moves it
+      Word w{v.slot, v.offset * bytes_of(v.dtype)};
+      for (auto& t : v.terms) w.loops.push_back({t.loop, t.stride * bytes_of(v.dtype)});
+      return reinterpret_cast<std::byte*>(value_of(w));
+    }
+
+    // The plan has one step end before the next begins: what a collective has to do with must not be touched meanwhile.
+    void each_range(const Item& i, const std::function<void(const Range&)>& f) const {
+      auto of_word = [&](const Word& w) {
+        if (w.slot >= 0) f(slots_[std::size_t(w.slot)]);
+        if (w.slot == kArenaSlot) f({arena_ + i.step->scratch, i.step->scratch_bytes});
+      };
+      for (auto& w : i.launch.words) of_word(w);
+      for (auto& m : i.messages) of_word(m.at);
+      for (auto& part : i.body) each_range(part, f);
+    }
+    void settle(const Item& i) {
+      if (beside_.empty()) return;
+      std::vector<Range> mine;
+      each_range(i, [&](const Range& r) { mine.push_back(r); });
+      auto meets = [&](const Beside& b) {
+        return std::any_of(b.ranges.begin(), b.ranges.end(), [&](auto& r) {
+          return std::any_of(mine.begin(), mine.end(), [&](auto& o) { return o.meets(r); });
+        });
+      };
+      auto last = std::find_if(beside_.rbegin(), beside_.rend(), meets).base();   // those before it have ended, too
+      if (last == beside_.begin()) return;
+      api_.follow(stream_, std::prev(last)->behind);
+      beside_.erase(beside_.begin(), last);
+    }
+    void collective(const Item& i) {
+      if (!is_wanted(i)) return;
+      api_.record(i.before, stream_);
+      api_.follow(side_, i.before);
+      const auto main = std::exchange(stream_, side_);
+      auto others = std::exchange(beside_, {});
+      run(i.body);
+      beside_ = std::move(others), stream_ = main;
+      api_.record(i.behind, side_);
+      Beside mine{i.behind};
+      each_range(i, [&](const Range& r) { mine.ranges.push_back(r); });
+      std::erase_if(beside_, [&](auto& b) { return b.behind == i.behind; });   // of the turn before: this one ends behind it
+      beside_.push_back(std::move(mine));
+    }
+
+    void one(const Item& i) {
+      settle(i);
+      if (i.kind == Item::Kind::exchange) {
+        std::vector<Transfer> all;
+        for (auto& m : i.messages) all.push_back({m.peer, m.sends, reinterpret_cast<void*>(value_of(m.at)), m.bytes});
+        rank_->exchange(stream_, all);
+      } else {
+        values_.clear();
+        for (auto& w : i.launch.words) values_.push_back(value_of(w));
+        auto at = [&](std::size_t k) { return reinterpret_cast<void*>(std::intptr_t(values_[k])); };
+        if (i.kind == Item::Kind::launch) api_.launch(stream_, i.made, i.launch, values_.data());
+        else api_.multiply(stream_, i.made, at(0), at(1), at(2), e_.lane_.workspace());
+      }
+      if (e_.words_.sync) wait_for(i);
+    }
+    void wait_for(const Item& i) {
+      try {
+        api_.wait(stream_);
+      } catch (const Fault& f) {
+        throw Fault(fmt::format("{} ({}) has failed: {}", i.step->why, i.step->where, f.what()));
+      }
+    }
+    void loop(const Item& i) {
+      auto& l = i.step->loop;
+      for (std::int64_t t = 0; t < l.trips; ++t) {
+        if (l.variable >= 0) loops_[std::size_t(l.variable)] = l.reverse ? l.trips - 1 - t : t;
+        run(i.body);
+      }
+    }
+
+    // ---- what the host has to do with: it waits ----
+    template <class T> std::vector<T> read(const void* from, std::int64_t n) {
+      std::vector<T> out(static_cast<std::size_t>(n));
+      const std::unique_ptr<void, void (*)(void*)> here(api_.take_host(n * std::int64_t(sizeof(T))), api_.give_host);
+      api_.get(stream_, here.get(), from, n * std::int64_t(sizeof(T)));
+      api_.wait(stream_);
+      std::memcpy(out.data(), here.get(), std::size_t(n) * sizeof(T));
+      return out;
+    }
+    bool is_wanted(const Item& i) {
+      if (i.flag < 0) return true;
+      return read<char>(static_cast<std::byte*>(e_.flags_.get()) + i.flag, 1)[0] != 0;
+    }
+    void ask(const Item& i) {
+      end();
+      if (!is_wanted(i)) return;
+      auto arrays = i.step->host.arrays;
+      std::vector<std::vector<std::byte>> bytes;
+      std::vector<const void*> data;
+      for (auto& a : arrays) {                   // the whole stretch that its elements lie in
+        std::int64_t low = 0, high = 0, width = bytes_of(a.view.dtype);
+        for (std::size_t d = 0; d < a.dims.size(); ++d)
+          (a.view.strides[d] < 0 ? low : high) += a.view.strides[d] * std::max<std::int64_t>(a.dims[d] - 1, 0);
+        const auto n = points(a.dims) > 0 ? (high - low + 1) * width : 0;
+        bytes.push_back(read<std::byte>(place(a.view) + low * width, n));
+        data.push_back(bytes.back().data() - low * width);
+      }
+      i.step->host.call->run(arrays, data.data());
+    }
+
+    const CudaExecutable& e_;
+    const Api& api_;
+    const Program& program_;
+    Handle stream_, side_;
+    std::byte* arena_;
+    Rank* rank_;
+    std::vector<std::int64_t> loops_, values_;   // loop variables; words
+    std::vector<Range> slots_;
+    std::vector<Beside> beside_;
+  };
+
+  const std::shared_ptr<Lane> kept_;
+  Lane& lane_;
+  const Api& api_;
+  const Words words_;
+  const std::shared_ptr<const Program> program_;
+  Sequence sequence_;
+  std::vector<Kernel> kernels_;                  // while it is made
+  std::vector<Item*> waiting_;
+  Memory flags_;
+  bool in_graphs_ = false;
+  std::vector<Handle> events_;
+  std::vector<Instance> instances_;
+  std::vector<std::int64_t> at_;
+  std::int64_t runs_ = 0;
+  std::int64_t last_ = 0;                        // run, as the lane counts them
+};
+
+}  // namespace
+
+std::unique_ptr<Executable> make_executable(std::shared_ptr<Lane> lane, const Words& words, std::shared_ptr<const Program> p) {
+  return std::make_unique<CudaExecutable>(std::move(lane), words, std::move(p));
+}
+
+}  // namespace haliax::cuda

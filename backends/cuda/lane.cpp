@@ -1,0 +1,196 @@
+#include "lane.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+namespace haliax::cuda {
+
+using namespace program;
+
+namespace {
+
+bool in_one_piece(const Dims& dims, const Dims& strides) {
+  const auto want = row_major(dims);
+  for (std::size_t d = 0; d < dims.size(); ++d)
+    if (dims[d] > 1 && strides[d] != want[d]) return false;
+  return true;
+}
+// The same elements as numbers that kernels know.
+struct Units {
+  Dims dims, to, from;
+  DType dtype = DType::u8;
+  explicit Units(const Box& b) : dims(b.dims), to(b.to_strides), from(b.from_strides) {
+    const std::int64_t width = std::gcd(b.width, 8), each = b.width / width;
+    dtype = width == 8 ? DType::u64 : width == 4 ? DType::u32 : width == 2 ? DType::u16 : DType::u8;
+    for (auto* strides : {&to, &from})
+      for (auto& s : *strides) s *= each;
+    dims.push_back(each), to.push_back(1), from.push_back(1);
+  }
+};
+Memory host_memory(std::int64_t bytes) { return {::operator new(std::size_t(bytes)), [](void* p) { ::operator delete(p); }}; }
+
+}  // namespace
+
+Lane::Lane(const Api& a, int d)
+    : api(a), device(d), stream(a.make_stream(d)), side(a.make_stream(d)), graph(a.make_stream(d)), graph_side(a.make_stream(d)) {
+  done_ = static_cast<std::int64_t*>(api.take_host(sizeof *done_));
+  *done_ = 0;
+}
+
+Lane::~Lane() {
+  try {
+    api.wait(stream);
+  } catch (const Error&) {}
+  if (workspace_) api.give(stream, workspace_);
+  for (auto& h : halves_)
+    if (h.data) api.end_event(h.event), api.give_host(h.data);
+  api.give_host(done_);
+  for (auto s : {stream, side, graph, graph_side}) api.end_stream(s);
+}
+
+// ---- faults -------------------------------------------------------------------------------------------------------------------
+void Lane::refuse_if_failed() {
+  std::lock_guard hold(failing_);
+  if (!failed_.empty()) throw Error(failed_);
+}
+void Lane::fail(const std::string& why) {
+  std::lock_guard hold(failing_);
+  if (failed_.empty()) {
+    const auto run = done() + 1;
+    auto& program = last_[std::size_t(run) % last_.size()];
+    const bool known = program && run <= runs_ && runs_ - run < std::int64_t(last_.size());
+    failed_ = fmt::format("[{}] device {} has failed{}: {}; it runs nothing more", api.name, device,
+                          known ? " in the call of " + program->called : "", why);
+  }
+  throw Error(failed_);
+}
+Lane::Run::Run(Lane& l, const std::shared_ptr<const Program>& p) : number(++l.runs_), lane_(l) {
+  lane_.last_[std::size_t(number) % lane_.last_.size()] = p;
+}
+Lane::Run::~Run() {
+  try {
+    if (!ended_) end();
+  } catch (const Error&) {}                      // there was one before
+}
+void Lane::Run::end() {
+  ended_ = true;
+  lane_.api.mark(lane_.stream, lane_.done_, number);
+}
+std::int64_t Lane::done() const { return *static_cast<const volatile std::int64_t*>(done_); }
+void Lane::settle(std::int64_t run) noexcept {
+  try {
+    if (done() < run) api.wait(stream);
+  } catch (const Error&) {}
+}
+
+// ---- memory -------------------------------------------------------------------------------------------------------------------
+Memory Lane::take(std::int64_t bytes) {
+  return {taken(bytes), [lane = shared_from_this()](void* p) { lane->api.give(lane->stream, p); }};
+}
+void* Lane::taken(std::int64_t bytes) {
+  auto* got = asked([&] { return api.take(stream, std::max<std::int64_t>(bytes, 1)); });
+  if (!got)
+    throw Error(fmt::format("[memory] {} bytes are wanted, and device {} of {} has {} free", bytes, device, api.name,
+                            api.free_bytes(device)));
+  return got;
+}
+void* Lane::workspace() {
+  if (!workspace_) workspace_ = taken(api.workspace());
+  return workspace_;
+}
+
+// ---- copies -------------------------------------------------------------------------------------------------------------------
+Lane::Half& Lane::half(std::int64_t k) {
+  auto& h = halves_[std::size_t(k % 2)];
+  if (!h.data) h.data = static_cast<std::byte*>(api.take_host(kHalf)), h.event = api.make_event(device);
+  api.wait_event(h.event);
+  return h;
+}
+void Lane::put_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  for (std::int64_t at = 0, k = 0; at < bytes; at += kHalf, ++k) {
+    auto& h = half(k);
+    const auto n = std::min(kHalf, bytes - at);
+    std::memcpy(h.data, from + at, std::size_t(n));
+    api.put(stream, to + at, h.data, n);
+    api.record(h.event, stream);
+  }
+}
+void Lane::get_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
+  auto ask = [&](std::int64_t at) {
+    auto& h = half(at / kHalf);
+    api.get(stream, h.data, from + at, std::min(kHalf, bytes - at));
+    api.record(h.event, stream);
+  };
+  if (bytes > 0) ask(0);
+  for (std::int64_t at = 0; at < bytes; at += kHalf) {
+    if (at + kHalf < bytes) ask(at + kHalf);
+    std::memcpy(to + at, half(at / kHalf).data, std::size_t(std::min(kHalf, bytes - at)));
+  }
+}
+void Lane::copy_there(const Box& b) {
+  if (in_one_piece(b.dims, b.to_strides) && in_one_piece(b.dims, b.from_strides))
+    return api.copy(stream, b.to, b.from, points(b.dims) * b.width);
+  const Units u(b);
+  Step s{.kind = Kind::copy, .copy = {u.dims, {0, u.dtype, 0, u.from, {}}, {1, u.dtype, 0, u.to, {}}}};
+  for (auto& l : launches_of(s)) {
+    std::vector<std::int64_t> words;
+    for (auto& w : l.words) {
+      auto* base = w.slot < 0 ? nullptr : w.slot == 0 ? static_cast<const std::byte*>(b.from) : static_cast<std::byte*>(b.to);
+      words.push_back(std::int64_t(reinterpret_cast<std::intptr_t>(base)) + w.value);
+    }
+    api.launch(stream, api.compile(device, {named(l.text)})[0], l, words.data());
+  }
+}
+void Lane::put(const Box& b) {
+  std::lock_guard hold(copying_);
+  asked([&] {
+    const auto bytes = points(b.dims) * b.width;
+    auto packed = b;
+    Memory here, there;
+    if (!in_one_piece(b.dims, b.from_strides)) {
+      here = host_memory(bytes);
+      packed.to = here.get(), packed.to_strides = row_major(b.dims);
+      copy_on_host(packed);
+      packed.from = here.get(), packed.from_strides = packed.to_strides;
+      packed.to = b.to, packed.to_strides = b.to_strides;
+    }
+    if (in_one_piece(b.dims, b.to_strides))
+      return put_bytes(static_cast<std::byte*>(b.to), static_cast<const std::byte*>(packed.from), bytes);
+    there = take(bytes);
+    put_bytes(static_cast<std::byte*>(there.get()), static_cast<const std::byte*>(packed.from), bytes);
+    packed.from = there.get(), packed.from_strides = row_major(b.dims);
+    copy_there(packed);
+  });
+}
+void Lane::get(const Box& b) {
+  std::lock_guard hold(copying_);
+  asked([&] {
+    const auto bytes = points(b.dims) * b.width;
+    auto packed = b;
+    Memory here, there;
+    packed.from_strides = row_major(b.dims);
+    if (!in_one_piece(b.dims, b.from_strides)) {
+      there = take(bytes);
+      packed.to = there.get(), packed.to_strides = packed.from_strides;
+      packed.from_strides = b.from_strides;
+      copy_there(packed);
+      packed.from = there.get(), packed.from_strides = packed.to_strides;
+      packed.to = b.to, packed.to_strides = b.to_strides;
+    }
+    const bool direct = in_one_piece(b.dims, b.to_strides);
+    if (!direct) here = host_memory(bytes);
+    get_bytes(static_cast<std::byte*>(direct ? b.to : here.get()), static_cast<const std::byte*>(packed.from), bytes);
+    if (bytes == 0) api.wait(stream);
+    packed.from = here.get();
+    if (!direct) copy_on_host(packed);
+  });
+}
+void Lane::copy(const Box& b) {
+  asked([&] { copy_there(b); });
+}
+
+}  // namespace haliax::cuda

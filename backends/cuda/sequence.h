@@ -1,0 +1,54 @@
+// A Program as what is asked of a device, in order: launches, products, groups of sends and receives, and what the host does.
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "api.h"
+#include "program/program.h"
+
+namespace haliax::cuda {
+
+struct Message {                                         // a transfer, at a place that is known when the program runs
+  int peer = 0;
+  bool sends = false;
+  Word at = {};
+  std::int64_t bytes = 0;
+};
+struct Item {
+  enum class Kind : std::uint8_t { launch, product, exchange, loop, collective, host };
+  Kind kind = Kind::launch;
+  const program::Step* step = nullptr;                   // what it comes from
+  Launch launch = {};
+  Handle made = nullptr;                                 // its kernel, or its product
+  std::vector<Message> messages = {};                     // of an exchange
+  std::vector<Item> body = {};                           // of a loop; of a collective, which has a stream of its own
+  int flag = -1;                                         // host, collective: not done where this flag is false
+  Handle before = nullptr, behind = nullptr;             // of a collective: events
+};
+
+// Turns that may end early (Skip) have a flag each, in memory of the executable: a Word's slot in place of a slot. Kernels look at
+// it by themselves. Products of the library cannot: in such turns our own kernel makes them.
+inline constexpr int kFlagSlot = -3;
+
+struct Sequence {
+  std::vector<Item> items;
+  int flags = 0;                                         // bytes of them
+  bool asks_host = false;                                // a step of the host's, or one that the host must look at flags for
+  bool speaks = false;                                   // to other devices
+  bool multiplies = false;                               // by the library
+};
+Sequence sequence_of(const program::Program&);           // without handles
+std::int64_t steps_in_graph(const std::vector<Item>&);   // with all turns of loops
+
+// What a collective is made of, by steps of these kinds: copies, fused steps, exchanges. Only they need the places of a step's
+// scratch, `scratch` bytes.
+struct Part {
+  program::Step step = {};
+  std::vector<Message> messages = {};                     // instead
+};
+std::vector<Part> parts_of(const program::Step&, const program::Program&);
+std::int64_t collective_scratch(const program::Collective&);
+
+}  // namespace haliax::cuda

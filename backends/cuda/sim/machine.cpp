@@ -1,0 +1,351 @@
+#include "machine.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+
+#include "base/fork.h"
+#include "network.h"
+
+namespace haliax::cuda::sim {
+namespace {
+
+constexpr std::int64_t kBehind = 256;            // bytes behind each piece of memory that nobody may write
+constexpr unsigned char kNobody = 0xa5;
+constexpr std::int64_t kMostWaiting = 512;       // things in queues, before whoever asks for more does some
+constexpr auto kPatience = std::chrono::seconds(30);
+thread_local int writing = 0;                    // graphs that this thread writes down
+
+std::uint64_t seed() {
+  auto* asked = std::getenv("HALIAX_SIMSEED");
+  return asked ? std::strtoull(asked, nullptr, 10) : 0;
+}
+double now() {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+std::int64_t whole(std::int64_t bytes) { return (bytes + 255) / 256 * 256 + kBehind; }
+
+const bool forks = at_fork({kForkDevices, [] { Machine::instance().hold(); }, [] { Machine::instance().let_go(); }});
+
+}  // namespace
+
+Machine& Machine::instance() {
+  static auto* one = new Machine;
+  return *one;
+}
+Machine::Machine() : random_(seed()) {}
+Machine::Device& Machine::device(int d) {
+  auto& found = devices_[d];
+  if (!found) {
+    found = std::make_unique<Device>();
+    found->memory.open(working_);
+  }
+  return *found;
+}
+void Machine::hold() {
+  lock_.lock();
+  std::unique_lock held(lock_, std::adopt_lock);
+  changed_.wait(held, [&] { return std::none_of(streams_.begin(), streams_.end(), [](auto& s) { return s->busy; }); });
+  held.release();
+  for (auto& [d, x] : devices_) x->memory.lock().lock();
+}
+void Machine::let_go() {
+  for (auto& [d, x] : devices_) x->memory.lock().unlock();
+  lock_.unlock();
+}
+void Machine::open(int by) {
+  working_ += by;
+  for (auto& [d, x] : devices_) x->memory.open(by);
+}
+
+int Graph::add(Work w, const std::vector<int>& behind) {
+  const int n = int(work.size());
+  work.push_back(std::move(w)), after.push_back(int(behind.size())), then.emplace_back();
+  for (int b : behind) then[std::size_t(b)].push_back(n);
+  return n;
+}
+Running::Running(std::shared_ptr<const Graph> g) : graph(std::move(g)), left(graph->after), met(graph->work.size()) {
+  for (std::size_t k = 0; k < left.size(); ++k)
+    if (left[k] == 0) ready.push_back(int(k));
+}
+
+// ---- what is asked for --------------------------------------------------------------------------------------------------------
+Stream* Machine::make_stream(int d) {
+  std::lock_guard hold(lock_);
+  streams_.push_back(std::make_unique<Stream>(Stream{.device = d}));
+  return streams_.back().get();
+}
+void Machine::end_stream(Stream* s) {
+  std::lock_guard hold(lock_);
+  waiting_ -= std::int64_t(s->queue.size());
+  std::erase_if(streams_, [&](auto& x) { return x.get() == s; });
+}
+Event* Machine::make_event(int d) {
+  std::lock_guard hold(lock_);
+  events_.push_back(std::make_unique<Event>(Event{.device = d}));
+  return events_.back().get();
+}
+void Machine::end_event(Event* e) {
+  std::lock_guard hold(lock_);
+  std::erase_if(events_, [&](auto& x) { return x.get() == e; });
+}
+void Machine::refuse_if_failed(int d) {
+  if (auto& why = device(d).failed; !why.empty()) throw Fault(why);
+}
+void Machine::refuse_in_graph(const char* what) const {
+  if (writing > 0) throw Error(fmt::format("[cuda-sim] this thread writes down a graph, and {} meanwhile", what));
+}
+void Machine::put_in(Stream* s, std::shared_ptr<const Graph> g) {
+  std::unique_lock held(lock_);
+  refuse_if_failed(s->device);
+  if (s->graph) throw Error("[cuda-sim] a graph is run in a stream that is being written down");
+  if (g->work.empty()) return;
+  s->queue.emplace_back(std::move(g));
+  ++waiting_;
+  changed_.notify_all();
+  if (waiting_ > kMostWaiting && writing == 0)
+    work_until(held, -1, [&] { return waiting_ <= kMostWaiting / 2; });
+}
+void Machine::ask(Stream* s, Work w) {
+  {
+    std::lock_guard hold(lock_);
+    if (s->graph) {
+      s->tips = {s->graph->add(std::move(w), s->tips)};
+      return;
+    }
+  }
+  auto one = std::make_shared<Graph>();
+  one->add(std::move(w), {});
+  put_in(s, std::move(one));
+}
+void Machine::record(Event* e, Stream* s) {
+  {
+    std::lock_guard hold(lock_);
+    if ((e->graph = s->graph)) {
+      e->nodes = s->tips;
+      return;
+    }
+    ++e->recorded;
+  }
+  ask(s, {.run = [this, e, times = e->recorded] {
+    std::lock_guard hold(lock_);
+    e->done = std::max(e->done, times), e->at = now();
+  }});
+}
+void Machine::follow(Stream* s, Event* e) {
+  {
+    std::lock_guard hold(lock_);
+    if (e->graph) {
+      if (s->graph && s->graph != e->graph) throw Error("[cuda-sim] a stream follows an event of another graph");
+      if (!s->graph) e->graph->streams.push_back(s), s->tips.clear();
+      s->graph = e->graph;
+      for (int n : e->nodes)
+        if (std::count(s->tips.begin(), s->tips.end(), n) == 0) s->tips.push_back(n);
+      return;
+    }
+    if (s->graph) throw Error("[cuda-sim] a stream that is being written down follows an event that is not");
+  }
+  ask(s, {.kind = Work::Kind::follow, .event = e, .times = e->recorded});
+}
+
+// ---- graphs -------------------------------------------------------------------------------------------------------------------
+void Machine::begin_graph(Stream* s) {
+  std::lock_guard hold(lock_);
+  if (s->graph || !s->queue.empty()) throw Error("[cuda-sim] a stream is written down that has work left");
+  s->graph = new Graph, s->tips.clear();
+  s->graph->streams = {s};
+  ++writing;
+}
+std::shared_ptr<const Graph> Machine::end_graph(Stream* s) {
+  std::lock_guard hold(lock_);
+  --writing;
+  std::shared_ptr<Graph> g(s->graph);
+  const auto tips = s->tips;
+  for (auto* other : g->streams) other->graph = nullptr, other->tips.clear();
+  g->streams.clear();
+  for (auto& e : events_)
+    if (e->graph == g.get()) e->graph = nullptr;
+  for (std::size_t n = 0; n < g->work.size(); ++n)
+    if (g->then[n].empty() && std::count(tips.begin(), tips.end(), int(n)) == 0)
+      throw Error("[cuda-sim] a graph ends, and a stream of it that nobody follows has work left");
+  return g;
+}
+void Machine::run_graph(Stream* s, std::shared_ptr<const Graph> g) { put_in(s, std::move(g)); }
+
+// ---- doing it -----------------------------------------------------------------------------------------------------------------
+bool Machine::is_ready(Running& r, int node) {
+  auto& w = r.graph->work[std::size_t(node)];
+  if (w.kind == Work::Kind::follow) return w.event->done >= w.times;
+  auto& met = r.met[std::size_t(node)];
+  return w.kind == Work::Kind::plain || !met || !w.network->failed.empty() || w.network->has_ended(*met);
+}
+std::vector<Machine::Choice> Machine::choices() {
+  std::vector<Choice> out;
+  for (auto& s : streams_) {
+    if (s->busy || s->queue.empty()) continue;
+    auto& r = s->queue.front();
+    for (std::size_t k = 0; k < r.ready.size(); ++k)
+      if (is_ready(r, r.ready[k])) out.push_back({s.get(), k});
+  }
+  return out;
+}
+void Machine::finish(Stream* s, Running& r, std::size_t at, int node) {
+  r.ready.erase(r.ready.begin() + std::ptrdiff_t(at));
+  for (int k : r.graph->then[std::size_t(node)])
+    if (--r.left[std::size_t(k)] == 0) r.ready.push_back(k);
+  if (++r.done == r.left.size()) s->queue.pop_front(), --waiting_;
+}
+void Machine::work_on(std::unique_lock<std::mutex>& held, Choice c) {
+  auto& r = c.stream->queue.front();
+  const int node = r.ready[c.at];
+  auto& w = r.graph->work[std::size_t(node)];
+  const int d = c.stream->device;
+  try {
+    if (w.kind == Work::Kind::exchange) {
+      auto& met = r.met[std::size_t(node)];
+      if (!w.network->failed.empty()) throw Error(w.network->failed);
+      if (!met) met = w.network->begin(w.rank, w.transfers);
+      changed_.notify_all();
+      if (!w.network->has_ended(*met)) return;
+    } else if (w.kind == Work::Kind::plain) {
+      c.stream->busy = true;
+      held.unlock();
+      try {
+        w.run();
+      } catch (...) {
+        held.lock();
+        c.stream->busy = false;
+        throw;
+      }
+      held.lock();
+      c.stream->busy = false;
+    }
+    finish(c.stream, r, c.at, node);
+    if (auto& why = device(d).failed; !why.empty()) failed(d, why);   // by another stream's work
+  } catch (const std::exception& e) {
+    failed(d, e.what());
+  }
+  changed_.notify_all();
+}
+void Machine::failed(int d, const std::string& why) {
+  device(d).failed = why;
+  for (auto& s : streams_)
+    if (s->device == d && !s->busy) waiting_ -= std::int64_t(s->queue.size()), s->queue.clear();
+  for (auto& [id, n] : networks_)
+    if (n->failed.empty() && std::count(n->devices.begin(), n->devices.end(), d) > 0)
+      n->failed = fmt::format("device {} has failed: {}", d, why);
+  changed_.notify_all();
+}
+// of_device: whose work is wanted; -1: anybody's, as far as it goes.
+void Machine::work_until(std::unique_lock<std::mutex>& held, int of_device, const std::function<bool()>& done) {
+  struct Opened {
+    Machine& m;
+    explicit Opened(Machine& machine) : m(machine) { m.open(1); }
+    ~Opened() { m.open(-1); }
+  };
+  {
+    Opened all_memory(*this);
+    while (!done() && (of_device < 0 || device(of_device).failed.empty())) {
+      if (auto all = choices(); !all.empty()) {
+        work_on(held, all[random_() % all.size()]);
+        continue;
+      }
+      if (of_device < 0) return;
+      auto busy = std::any_of(streams_.begin(), streams_.end(), [](auto& s) { return s->busy; });
+      if (changed_.wait_for(held, kPatience) == std::cv_status::timeout && !busy && choices().empty())
+        failed(of_device, "what it waits for does not come: another device has not asked for its part");
+    }
+    if (of_device >= 0) check_behind(of_device);
+  }
+  if (of_device >= 0) refuse_if_failed(of_device);
+}
+void Machine::wait(Stream* s) {
+  refuse_in_graph("waits");
+  std::unique_lock held(lock_);
+  refuse_if_failed(s->device);
+  work_until(held, s->device, [&] { return s->queue.empty(); });
+}
+void Machine::wait(Event* e) {
+  refuse_in_graph("waits");
+  std::unique_lock held(lock_);
+  refuse_if_failed(e->device);
+  work_until(held, e->device, [e, times = e->recorded] { return e->done >= times; });
+}
+
+// ---- memory -------------------------------------------------------------------------------------------------------------------
+std::byte* Machine::take(Stream* s, std::int64_t bytes) {
+  refuse_in_graph("takes memory");
+  std::byte* got = nullptr;
+  std::int64_t number = 0;
+  {
+    std::lock_guard hold(lock_);
+    refuse_if_failed(s->device);
+    auto& d = device(s->device);
+    if (d.used + whole(bytes) > d.limit || !(got = d.memory.take(whole(bytes)))) return nullptr;
+    d.used += whole(bytes);
+    if (auto* end = got + whole(bytes); end > d.end) d.end = end, ++grown_;
+    d.taken[got] = {bytes, number = ++pieces_};
+  }
+  ask(s, {.run = [this, d = s->device, got, bytes, number] {
+    std::memset(got, 0xff, std::size_t(bytes));  // NaN: nobody has written it yet
+    std::memset(got + bytes, kNobody, std::size_t(whole(bytes) - bytes));
+    std::lock_guard hold(lock_);
+    auto& taken = device(d).taken;
+    if (auto piece = taken.find(got); piece != taken.end() && piece->second.number == number) piece->second.written = true;
+  }});
+  return got;
+}
+void Machine::check_behind(int d) {
+  for (auto& [at, piece] : device(d).taken) {
+    const auto bytes = piece.bytes;
+    auto* from = reinterpret_cast<const unsigned char*>(at) + bytes;
+    const auto n = whole(bytes) - bytes;
+    if (!piece.written || std::all_of(from, from + n, [](unsigned char c) { return c == kNobody; })) continue;
+    failed(d, fmt::format("something was written behind the end of {} bytes of memory", bytes));
+  }
+}
+void Machine::give(Stream* s, std::byte* at) {
+  std::lock_guard hold(lock_);
+  auto& d = device(s->device);
+  auto found = d.taken.find(at);
+  d.used -= whole(found->second.bytes);
+  d.taken.erase(found);
+  d.memory.give_back(at, false);                 // what lies in queues may still use it
+}
+std::int64_t Machine::free_bytes(int d) {
+  std::lock_guard hold(lock_);
+  return device(d).limit - device(d).used;
+}
+void Machine::set_memory(int d, std::int64_t bytes) {
+  std::lock_guard hold(lock_);
+  device(d).limit = bytes;
+}
+void Machine::fail(int d, const std::string& why) {
+  std::lock_guard hold(lock_);
+  why.empty() ? device(d).failed.clear() : failed(d, why);
+}
+
+// ---- networks -----------------------------------------------------------------------------------------------------------------
+std::shared_ptr<Network> Machine::join(const std::string& id, int ranks, int rank, int d) {
+  std::lock_guard hold(lock_);
+  auto& n = networks_[id];
+  if (!n) n = std::make_shared<Network>(), n->devices.assign(std::size_t(ranks), -1);
+  if (n->devices.at(std::size_t(rank)) != -1 || std::count(n->devices.begin(), n->devices.end(), d) > 0)
+    throw Error(fmt::format("[cuda-sim] device {} joins as rank {}, and that rank, or that device, is there already", d, rank));
+  n->devices[std::size_t(rank)] = d, ++n->here;
+  return n;
+}
+void Machine::abort(Network& n) {
+  std::lock_guard hold(lock_);
+  n.aborted = true, n.sides.clear();
+  changed_.notify_all();
+}
+void Machine::leave(Network& n) {
+  std::lock_guard hold(lock_);
+  if (--n.here == 0) std::erase_if(networks_, [&](auto& x) { return x.second.get() == &n; });
+}
+
+}  // namespace haliax::cuda::sim

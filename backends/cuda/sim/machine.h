@@ -1,0 +1,142 @@
+// Streams, events and graphs of simulated devices. What is asked for waits in queues, until somebody waits: then it is done by the
+// threads that wait, in an order that is drawn anew each time from all those that are legal.
+#pragma once
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "../api.h"
+#include "base/protected.h"
+
+namespace haliax::cuda::sim {
+
+struct Network;            // network.h
+struct Meeting;
+struct Stream;
+struct Graph;
+
+struct Event {
+  int device = 0;
+  std::int64_t recorded = 0, done = 0;           // how often
+  double at = 0;                                 // milliseconds, of the last
+  Graph* graph = nullptr;                        // where it was recorded last, if that was into a graph
+  std::vector<int> nodes = {};
+};
+// One thing to do. Raises where the device would fail.
+struct Work {
+  enum class Kind : std::uint8_t { plain, follow, exchange };
+  Kind kind = Kind::plain;
+  std::function<void()> run = {};
+  Event* event = nullptr;                        // follow: until it was done so often
+  std::int64_t times = 0;
+  std::shared_ptr<Network> network = {};         // exchange
+  int rank = 0;
+  std::vector<Transfer> transfers = {};
+};
+struct Graph {
+  std::vector<Work> work;
+  std::vector<int> after;                        // of each, how many things must be done before
+  std::vector<std::vector<int>> then;            // of each, what comes behind it
+  std::vector<Stream*> streams = {};             // that are written down
+  int add(Work, const std::vector<int>& behind);
+};
+// What lies in a stream: a graph that is under way; a thing by itself is a graph of one.
+struct Running {
+  std::shared_ptr<const Graph> graph;
+  std::vector<int> left;                         // of each node: how many things must still be done before
+  std::vector<int> ready;                        // nodes
+  std::vector<std::shared_ptr<Meeting>> met;     // of exchanges that have begun
+  std::size_t done = 0;
+  explicit Running(std::shared_ptr<const Graph>);
+};
+struct Stream {
+  int device = 0;
+  std::deque<Running> queue = {};
+  bool busy = false;                             // a thread is at it
+  Graph* graph = nullptr;                        // it is written down there, behind these nodes
+  std::vector<int> tips = {};
+};
+
+class Machine {
+ public:
+  static Machine& instance();                    // never destroyed
+
+  Stream* make_stream(int device);
+  void end_stream(Stream*);
+  Event* make_event(int device);
+  void end_event(Event*);
+  void ask(Stream*, Work);
+  void record(Event*, Stream*);
+  void follow(Stream*, Event*);
+  void wait(Stream*);
+  void wait(Event*);
+  void begin_graph(Stream*);
+  std::shared_ptr<const Graph> end_graph(Stream*);
+  void run_graph(Stream*, std::shared_ptr<const Graph>);
+
+  std::byte* take(Stream*, std::int64_t bytes);
+  void give(Stream*, std::byte*);
+  std::int64_t free_bytes(int device);
+  std::int64_t grown() const { return grown_; }
+  void set_memory(int device, std::int64_t bytes);
+  void refuse_in_graph(const char* what) const;  // on a thread that writes one down
+  void fail(int device, const std::string& why); // as a kernel's fault does; empty: it is as new
+
+  std::shared_ptr<Network> join(const std::string& id, int ranks, int rank, int device);
+  void abort(Network&);
+  void leave(Network&);
+
+  void hold();                                   // over a fork: nothing is under way
+  void let_go();
+
+ private:
+  struct Piece {
+    std::int64_t bytes = 0;                      // without what lies behind
+    std::int64_t number = 0;                     // no two have the same
+    bool written = false;                        // for the first time
+  };
+  struct Device {
+    Protected memory;
+    std::map<std::byte*, Piece> taken;
+    std::int64_t limit = std::int64_t(32) << 30, used = 0;
+    std::byte* end = nullptr;                    // of all that was taken so far
+    std::string failed;
+  };
+  struct Choice {
+    Stream* stream = nullptr;
+    std::size_t at = 0;                          // in ready
+  };
+  Machine();
+  Device& device(int d);
+  void refuse_if_failed(int d);
+  void put_in(Stream*, std::shared_ptr<const Graph>);
+  bool is_ready(Running&, int node);
+  std::vector<Choice> choices();
+  void finish(Stream*, Running&, std::size_t at, int node);
+  void work_until(std::unique_lock<std::mutex>&, int of_device, const std::function<bool()>& done);
+  void open(int by);
+  void work_on(std::unique_lock<std::mutex>&, Choice);
+  void check_behind(int d);
+  void failed(int d, const std::string& why);
+
+  std::mutex lock_;
+  int working_ = 0;                              // threads: all memory is open
+  std::condition_variable changed_;
+  std::vector<std::unique_ptr<Stream>> streams_;
+  std::vector<std::unique_ptr<Event>> events_;
+  std::map<int, std::unique_ptr<Device>> devices_;
+  std::map<std::string, std::shared_ptr<Network>> networks_;
+  std::mt19937_64 random_;
+  std::int64_t waiting_ = 0;                     // in all queues
+  std::int64_t pieces_ = 0;                      // taken so far
+  std::int64_t grown_ = 0;                       // pieces where no memory was before
+};
+
+}  // namespace haliax::cuda::sim

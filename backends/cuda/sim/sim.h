@@ -1,0 +1,20 @@
+// What tests ask of the simulated machine.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace haliax::cuda {
+
+// So far, in this process.
+struct Asked {
+  std::int64_t kernels = 0, products = 0, copies = 0, exchanges = 0;   // asked for, also where a graph is written down
+  std::int64_t texts = 0;                                              // that differ
+  std::int64_t instances = 0, updates = 0, graphs = 0;                 // made, changed, run
+  std::int64_t taken = 0, grown = 0;                                   // pieces of memory; of those, where there was none before
+  std::int64_t waits = 0;                                              // of the host
+};
+Asked asked();
+void set_simulated_memory(int device, std::int64_t bytes);
+void plant_fault(int device, const std::string& why);                  // the device fails; empty: it is as new
+
+}  // namespace haliax::cuda

@@ -1,0 +1,77 @@
+// What is kept of kernels: cubins by what they were made of, and the fastest algorithms.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+
+#include "backends/cuda/api.h"
+#include "backends/cuda/nvrtc.h"
+#include "backends/cuda/tuned.h"
+#include "support/folder.h"
+
+using namespace haliax;
+
+namespace {
+
+struct Cache {                                   // a folder of its own, for the length of a test
+  Folder folder;
+  std::string before;
+  Cache() {
+    if (auto* b = std::getenv("HALIAX_CACHE")) before = b;
+    ::setenv("HALIAX_CACHE", folder.path.c_str(), 1);
+  }
+  ~Cache() { before.empty() ? ::unsetenv("HALIAX_CACHE") : ::setenv("HALIAX_CACHE", before.c_str(), 1); }
+};
+std::string text_of(const char* body) {
+  return cuda::prelude(false) + "extern \"C\" __global__ void f(float* x) { " + body + " }\n}\n";
+}
+std::string read(const std::filesystem::path& file) {
+  std::ifstream in(file, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+}  // namespace
+
+TEST_CASE("cuda: a cubin is kept by text, options and architecture, and one that is damaged is made anew") {
+  if (!cuda::has_nvrtc()) {
+    MESSAGE("no NVRTC here: nothing was compiled");
+    return;
+  }
+  Cache cache;
+  const auto text = text_of("x[0] = x[1] * x[2] + x[3];");
+  const auto from = cuda::cubins_made();
+  auto made = [&] { return cuda::cubins_made() - from; };
+  const auto cubin = cuda::cached_cubin(text, 90, false);
+  CHECK(cubin.substr(1, 3) == "ELF");
+  CHECK(cuda::cached_cubin(text, 90, false) == cubin);
+  CHECK(made() == 1);
+  CHECK(cache.folder.files() == 1);              // nothing half-written beside it
+  const auto file = std::filesystem::directory_iterator(cache.folder.path)->path();
+  const auto whole = read(file);
+  for (auto damaged : {std::string(), whole.substr(0, 20), whole.substr(0, whole.size() - 1), whole + "x",
+                       whole.substr(0, whole.size() / 2) + "?" + whole.substr(whole.size() / 2 + 1)}) {
+    std::ofstream(file, std::ios::binary) << damaged;
+    const auto so_far = made();
+    CHECK(cuda::cached_cubin(text, 90, false) == cubin);
+    CHECK(made() == so_far + 1);
+    CHECK(read(file) == whole);
+  }
+  CHECK(cuda::cached_cubin(text, 90, true) != cubin);   // no contracted multiply-add
+  CHECK(cuda::cached_cubin(text, 80, false) != cubin);
+  cuda::cached_cubin(text_of("x[0] = 1;"), 90, false);
+  CHECK(cache.folder.files() == 4);
+}
+
+TEST_CASE("cuda: the fastest algorithm of a product is written down, and read again") {
+  Cache cache;
+  CHECK_FALSE(cuda::tuned("sm_90 this"));
+  cuda::keep_tuned("sm_90 this", {1, 2, 3, 4, 5, 6, 7, ~std::uint64_t(0)});
+  cuda::keep_tuned("sm_90 that", {8});
+  CHECK(cuda::tuned("sm_90 this") == cuda::CublasProduct::Algorithm{1, 2, 3, 4, 5, 6, 7, ~std::uint64_t(0)});
+  CHECK(cuda::tuned("sm_90 that") == cuda::CublasProduct::Algorithm{8});
+  CHECK(cache.folder.files() == 1);
+  std::ofstream(cache.folder / "tuned", std::ios::app) << "sm_90 other: 12 34\nnothing\n";
+  CHECK_FALSE(cuda::tuned("sm_90 other"));
+  CHECK(cuda::tuned("sm_90 that"));
+}

@@ -1,0 +1,249 @@
+// Collectives of simulated cards: the bits of the threads' communicator, whatever the wire, the dtype and the strides; and what is
+// found where sends and receives do not fit.
+#include <doctest/doctest.h>
+
+#include <chrono>
+
+#include "support/raises.h"
+#include "support/simulated.h"
+
+using namespace haliax;
+using namespace haliax::program;
+using namespace haliax::testing;
+
+namespace {
+
+std::vector<Case> cases(int n) {
+  std::vector<Case> out;
+  for (int d = 0; d < n; ++d) out.emplace_back(unsigned(d));
+  return out;
+}
+// The same layouts on all devices, and values of their own.
+struct Drawn {
+  const Mesh& mesh;
+  unsigned seed;
+  Collective how = {};
+  std::vector<Case> of_device = cases(mesh.devices());
+  std::int64_t ranks() const {
+    std::int64_t n = 1;
+    for (int axis : how.over) n *= mesh.axes()[std::size_t(axis)].second;
+    return n;
+  }
+  std::int64_t rank(int d) const {
+    std::int64_t r = 0;
+    for (int axis : how.over) {
+      std::int64_t stride = 1;
+      for (std::size_t k = std::size_t(axis) + 1; k < mesh.axes().size(); ++k) stride *= mesh.axes()[k].second;
+      auto size = mesh.axes()[std::size_t(axis)].second;
+      r = r * size + d / stride % size;
+    }
+    return r;
+  }
+  // x and out of an array, of which dim is cut: whole here, a block there.
+  void add(DType dtype, Dims whole, int dim, bool x_cut, bool out_cut, Case::Layout x, Case::Layout out) {
+    const auto size = dim < 0 ? 0 : whole[std::size_t(dim)], step = dim < 0 ? 0 : (size + ranks() - 1) / ranks();
+    how.dim.push_back(dim), how.size.push_back(size);
+    for (int d = 0; d < mesh.devices(); ++d) {
+      auto& c = of_device[std::size_t(d)];
+      auto dims = [&](bool cut) {
+        auto mine = whole;
+        if (cut) mine[std::size_t(dim)] = std::clamp<std::int64_t>(size - rank(d) * step, 0, step);
+        return mine;
+      };
+      c.random = Random(seed + unsigned(how.dim.size()));   // layouts are alike
+      Operand from{dims(x_cut), c.view(false, dtype, dims(x_cut), x)}, to{dims(out_cut), c.view(true, dtype, dims(out_cut), out)};
+      c.random = Random(seed + 100 * unsigned(d + 1));
+      c.fill(c.arguments.back(), dtype);
+      if (c.program.steps.empty()) c.add(Kind::collective).collective.wire = how.wire;
+      auto& mine = c.program.steps[0].collective;
+      mine.x.push_back(from), mine.out.push_back(to);
+    }
+  }
+  void finish() {
+    for (auto& c : of_device) {
+      auto& mine = c.program.steps[0].collective;
+      auto x = mine.x, out = mine.out;
+      mine = how, mine.x = x, mine.out = out, mine.ranks = int(ranks());
+    }
+  }
+};
+
+// By the threads, in memory of the host.
+std::vector<std::vector<Bytes>> by_threads(const Mesh& mesh, const std::vector<Case>& cases) {
+  auto cpu = cpu::make_cpu_device();
+  std::vector<std::vector<Bytes>> out(cases.size());
+  on_devices(mesh, [&](int d, Communicator& c) {
+    auto& of = cases[std::size_t(d)];
+    auto in = of.arguments;
+    auto& results = out[std::size_t(d)] = of.results;
+    auto& how = of.program.steps[0].collective;
+    std::vector<const void*> x;
+    std::vector<void*> to;
+    for (std::size_t k = 0; k < how.x.size(); ++k)
+      x.push_back(in[k].data() + how.x[k].view.offset * bytes_of(how.x[k].view.dtype));
+    for (std::size_t k = 0; k < how.out.size(); ++k)
+      to.push_back(results[k].data() + how.out[k].view.offset * bytes_of(how.out[k].view.dtype));
+    c.run(how, x.data(), to.data(), nullptr, 0);
+  });
+  return out;
+}
+const Mesh four{{{"data", 2}, {"model", 2}}};
+const Mesh three{{{"data", 3}}};
+
+Drawn sum_in_order(const std::vector<float>& values) {   // of a device each
+  static const Mesh all{{{"data", 4}}};
+  Drawn drawn{all, 1};
+  drawn.how.over = {0};
+  drawn.add(DType::f32, {4}, -1, false, false, Case::dense, Case::dense);
+  drawn.finish();
+  for (std::size_t d = 0; d < 4; ++d) {
+    auto& c = drawn.of_device[d];
+    auto& v = c.program.steps[0].collective.x[0].view;
+    for (std::int64_t i = 0; i < 4; ++i) scalar::store(DType::f32, &c.arguments[0][std::size_t(v.offset + i) * 4], {values[d], 0});
+  }
+  return drawn;
+}
+
+}  // namespace
+
+TEST_CASE("cuda: collectives have the bits of the threads'") {
+  auto device = cuda::make_simulated_device();
+  for (unsigned seed = 0; seed < 60; ++seed) {
+    CAPTURE(seed);
+    Random random(seed);
+    Drawn drawn{seed % 3 ? four : three, seed};
+    drawn.how.wire = Wire(seed % 3 == 0 ? seed / 3 % 3 : seed % 4 % 3);
+    drawn.how.monoid = Monoid(random.below(4));
+    drawn.how.over = seed % 3 == 0 ? std::vector{0} : seed % 2 ? std::vector{0, 1} : std::vector{int(random.below(2))};
+    const auto wire = drawn.how.wire;
+    for (std::int64_t k = 0; k <= random.below(3); ++k) {
+      Dims whole{1 + random.below(6), 1 + random.below(9), 1 + random.below(5)};
+      auto layout = [&] { return random.coin() ? Case::dense : Case::Layout(random.below(4)); };
+      const int dim = wire == Wire::all_reduce ? -1 : int(random.below(3));
+      drawn.add(all_dtypes[random.below(13)], whole, dim, wire == Wire::all_gather, wire == Wire::reduce_scatter, layout(), layout());
+    }
+    drawn.finish();
+    CHECK((run_on_mesh(*device, drawn.mesh, drawn.of_device, 2) == by_threads(drawn.mesh, drawn.of_device)));
+  }
+}
+
+TEST_CASE("cuda: boxes go from device to device, and to the device itself") {
+  auto device = cuda::make_simulated_device();
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    CAPTURE(seed);
+    Random random(seed);
+    auto all = cases(4);
+    const Dims dims{6, 5};
+    for (auto& c : all) {
+      auto& how = c.add(Kind::collective).collective;
+      how.wire = Wire::exchange, how.over = {0, 1};
+      how.x = {{dims, c.view(false, DType::f32, dims, Case::Layout(seed % 4))}};
+      how.out = {{dims, c.view(true, DType::f32, dims, Case::Layout(seed / 4 % 4))}};
+    }
+    for (int k = 0; k < 6; ++k) {
+      const auto from = random.below(4), to = k < 2 ? from : random.below(4);
+      const Dims box{1, 1 + random.below(3)}, step{1 + random.below(2), 2};   // no two come to one place
+      all[std::size_t(from)].program.steps[0].collective.sends.push_back({int(to), 0, {random.below(6), random.below(1)}, box, step});
+      all[std::size_t(to)].program.steps[0].collective.receives.push_back({int(from), 0, {k, random.below(3)}, box, {1, 1}});
+    }
+    CHECK((run_on_mesh(*device, four, all) == by_threads(four, all)));
+  }
+}
+
+TEST_CASE("cuda: another order of the ranks in a sum is seen") {
+  const auto drawn = sum_in_order({1e8f, 1, -1e8f, 1});   // in rank order the first 1 is lost, the second is not
+  const auto want = by_threads(drawn.mesh, drawn.of_device);
+  CHECK((run_on_mesh(*cuda::make_simulated_device(), drawn.mesh, drawn.of_device) == want));
+  auto& api = faulty();
+  api.exchange = [](cuda::Handle c, cuda::Handle s, const std::vector<cuda::Transfer>& all) {
+    auto turned = all;                           // what comes from the last rank lies where the first one's should
+    std::vector<std::size_t> come;
+    for (std::size_t k = 0; k < all.size(); ++k)
+      if (!all[k].sends) come.push_back(k);
+    for (std::size_t k = 0; k < come.size(); ++k) turned[come[k]].at = all[come[come.size() - 1 - k]].at;
+    cuda::simulated().exchange(c, s, turned);
+  };
+  CHECK_FALSE((run_on_mesh(*device_of(api), drawn.mesh, drawn.of_device) == want));
+}
+
+TEST_CASE("cuda: a parcel that is too short is found, and all devices name who has failed") {
+  const auto drawn = sum_in_order({1, 2, 3, 4});
+  auto& api = faulty();
+  api.exchange = [](cuda::Handle c, cuda::Handle s, const std::vector<cuda::Transfer>& all) {
+    auto shorter = all;
+    for (auto& t : shorter)
+      if (t.sends) t.bytes -= 1;
+    cuda::simulated().exchange(c, s, shorter);
+  };
+  auto device = device_of(api);
+  auto said = error_of([&] { return run_on_mesh(*device, drawn.mesh, drawn.of_device); });
+  CHECK(has(said, "in the call of jit at mesh.cpp:1"));
+  CHECK(has(said, "sends 3 bytes to rank"));
+  CHECK(has(said, "which receives 4"));
+  for (int d = 0; d < 4; ++d) {
+    CAPTURE(d);
+    auto of_device = error_of([&] { return get(*device, device->take(4, d), 4, d); });
+    CHECK(has(of_device, "[cuda-sim] device " + std::to_string(d) + " has failed"));
+    cuda::plant_fault(d, "");
+  }
+}
+
+TEST_CASE("cuda: a device that fails ends what others wait for; one that raises leaves them as they are") {
+  auto drawn = sum_in_order({1, 2, 3, 4});
+  auto device = cuda::make_simulated_device();
+  const auto want = by_threads(drawn.mesh, drawn.of_device);
+  auto raised = error_of([&] {
+    on_devices(drawn.mesh, [&](int d, Communicator&) {
+      if (d == 2) throw Error("[test] device 2 cannot go on");
+    }, device.get());
+    return 0;
+  });
+  CHECK(raised == "[test] device 2 cannot go on");
+  CHECK((run_on_mesh(*device, drawn.mesh, drawn.of_device) == want));
+  // The others have asked for their part, and are told while they wait.
+  const auto began = std::chrono::steady_clock::now();
+  auto& api = faulty();
+  api.exchange = [](cuda::Handle c, cuda::Handle s, const std::vector<cuda::Transfer>& all) {
+    static int calls = 0;
+    if (++calls == 1) cuda::plant_fault(1, "a planted fault");
+    cuda::simulated().exchange(c, s, all);
+  };
+  auto said = error_of([&] { return run_on_mesh(*device_of(api), drawn.mesh, drawn.of_device); });
+  CHECK(has(said, "device 1 has failed"));
+  CHECK(has(said, "a planted fault"));
+  CHECK(std::chrono::steady_clock::now() - began < std::chrono::seconds(25));
+  for (int d = 0; d < 4; ++d) cuda::plant_fault(d, "");
+}
+
+TEST_CASE("cuda: a missing edge between streams is found") {
+  // A sum over devices, and beside it a kernel that writes where it lies.
+  auto wrong = [](const cuda::Api& api, const char* words) {
+    int found = 0;
+    for (unsigned k = 0; k < 12; ++k) {
+      auto drawn = sum_in_order({1, 2, 3, 4});
+      for (auto& c : drawn.of_device) {
+        const auto out = c.program.steps[0].collective.out[0].view, twice = c.view(true, DType::f32, {4}, Case::dense);
+        auto& f = c.add(Kind::fused).fused;
+        f.dims = {4}, f.outer = 1;
+        f.code = {load(out), op(Code::add, DType::f32, {0, 0}), store(twice, 1)};
+      }
+      auto got = error_of([&] {
+        auto all = run_on_mesh(*device_of(api, words), drawn.mesh, drawn.of_device);
+        for (std::size_t d = 0; d < all.size(); ++d) {
+          auto& v = drawn.of_device[d].program.steps[1].fused.code[2].view;
+          if (floats_of(all[d][1])[std::size_t(v.offset)] != 20) throw Error("[test] another sum");
+        }
+        return 0;
+      });
+      found += !got.empty();
+      for (int d = 0; d < 4; ++d) cuda::plant_fault(d, "");
+    }
+    return found;
+  };
+  CHECK(wrong(cuda::simulated(), "") == 0);
+  CHECK(wrong(cuda::simulated(), "eager") == 0);
+  auto& api = faulty();
+  api.follow = [](cuda::Handle, cuda::Handle) {};
+  CHECK(wrong(api, "eager") > 0);
+  CHECK(wrong(api, "") > 0);
+}

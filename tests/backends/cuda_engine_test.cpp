@@ -1,0 +1,314 @@
+// The engine of the cuda backends on simulated cards: memory and copies, graphs, late errors, the words of HALIAX_CUDA, what the
+// host is asked to do, and numbers that need no card.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <thread>
+
+#include "backends/cuda/sim/machine.h"
+#include "haliax/haliax.h"
+#include "support/raises.h"
+#include "support/simulated.h"
+
+using namespace haliax;
+using namespace haliax::program;
+using namespace haliax::testing;
+using Doubles = std::vector<double>;
+using Floats = std::vector<float>;
+
+namespace {
+
+const Axis N("n", 4), Batch("batch", 8), Embed("embed", 6);
+
+// What was asked of the machine since this was made.
+struct Since {
+  cuda::Asked from = cuda::asked();
+  std::int64_t operator()(std::int64_t cuda::Asked::*what) const { return cuda::asked().*what - from.*what; }
+};
+using cuda::Asked;
+NamedArray numbers(const Axis& a, double from = 0) {
+  return jit([=] { return arange(a, {.dtype = DType::f32}) + from; }, {.backend = "cpu"})();
+}
+// out[i] = x[i] + 1, so often one after the other.
+Case adds_one(std::int64_t n, std::int64_t turns = 1) {
+  Case c(1);
+  const auto x = c.view(false, DType::f32, {n}, Case::dense), out = c.view(true, DType::f32, {n}, Case::dense);
+  Step s;
+  s.why = "add", s.where = "model.cpp:3";
+  s.fused.dims = {n}, s.fused.outer = 1;
+  s.fused.code = {load(x), constant(DType::f32, 1), op(Code::add, DType::f32, {0, 1}), store(out, 2)};
+  Step again = s;                                // out += 1
+  again.fused.code[0].view = out;
+  Step loop{.kind = Kind::loop, .loop = {.variable = 0, .trips = turns - 1, .body = {again}}};
+  c.program.steps = {s, loop}, c.program.loops = 1, c.program.called = "jit at there.cpp:7";
+  return c;
+}
+template <class F> int ends_by(const F& f) {     // the signal that ends a child which does f; 0: none
+  auto child = fork();
+  if (child == 0) {
+    for (int s : {SIGSEGV, SIGBUS}) std::signal(s, SIG_DFL);
+    f();
+    _exit(0);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+}
+// A run of the case on a device with such words, and what comes back.
+struct Run {
+  const Case& c;
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Executable> executable = device->compile(std::make_shared<Program>(c.program));
+  Memory x = put(*device, c.arguments[0]), out = device->take(std::int64_t(c.results[0].size()), 0);
+  explicit Run(const Case& of, const char* words = "", const cuda::Api& api = cuda::simulated()) : c(of), device(device_of(api, words)) {}
+  void run() { executable->run({x.get()}, {out.get()}, nullptr, nullptr); }
+  Bytes result() { return get(*device, out, c.results[0].size()); }
+};
+
+}  // namespace
+
+TEST_CASE("cuda engine: the host dies where it touches a card's memory; what was never written is NaN") {
+  auto device = cuda::make_simulated_device();
+  for (int again = 0; again < 2; ++again) {
+    auto memory = device->take(4000, 0);
+    CHECK(reinterpret_cast<std::uintptr_t>(memory.get()) % 256 == 0);
+    CHECK(ends_by([&] { (void)*static_cast<const volatile float*>(memory.get()); }) == SIGSEGV);
+    for (float v : floats_of(get(*device, memory, 4000))) REQUIRE(std::isnan(v));
+    CHECK(ends_by([&] { *static_cast<volatile float*>(memory.get()) = 1; }) == SIGSEGV);
+    const Floats ones(1000, 1);
+    device->put(bytes_between(memory.get(), ones.data(), 4000), 0);
+  }
+}
+
+TEST_CASE("cuda engine: boxes of any strides go there, back, and from place to place") {
+  auto device = cuda::make_simulated_device();
+  for (unsigned seed = 0; seed < 40; ++seed) {
+    CAPTURE(seed);
+    Case c(seed);
+    const Dims dims{1 + c.random.below(5), 1 + c.random.below(40), 1 + c.random.below(3)};
+    const auto d = all_dtypes[c.random.below(13)];
+    const auto x = c.any_view(false, d, dims), y = c.any_view(true, d, dims), z = c.any_view(true, d, dims);
+    auto at = [&](void* base, const View& v) { return static_cast<std::byte*>(base) + v.offset * bytes_of(d); };
+    auto box = [&](void* to, const View& into, void* from, const View& of) {
+      return Box{dims, bytes_of(d), at(to, into), into.strides, at(from, of), of.strides};
+    };
+    auto want = c.results, got = c.results;
+    copy_on_host(box(want[0].data(), y, c.arguments[0].data(), x)), copy_on_host(box(want[1].data(), z, want[0].data(), y));
+    auto there = put(*device, c.results[0]), other = put(*device, c.results[1]);
+    device->put(box(there.get(), y, c.arguments[0].data(), x), 0);
+    device->copy(box(other.get(), z, there.get(), y), 0);
+    CHECK(get(*device, there, want[0].size()) == want[0]);
+    CHECK(get(*device, other, want[1].size()) == want[1]);
+    device->get(box(got[1].data(), z, there.get(), y), 0);
+    CHECK(got[1] == want[1]);
+  }
+  Bytes large((std::size_t(9) << 20) + 5);       // in several parts
+  for (std::size_t i = 0; i < large.size(); ++i) large[i] = std::byte(i * 2654435761u >> 13);
+  CHECK(get(*device, put(*device, large), large.size()) == large);
+}
+
+TEST_CASE("cuda engine: over 100 small steps 4 graphs at most are made, memory is taken in place of old memory, nobody waits") {
+  auto step = [](const NamedArray& w, const NamedArray& x) {
+    auto loss = [&](const NamedArray& w) { return mean(square(dot(x, w, Embed) - 1.)); };
+    auto [value, slope] = value_and_grad(loss)(w);
+    return std::pair{w - slope * 0.01, value};
+  };
+  for (bool donate : {true, false}) {
+    CAPTURE(donate);
+    auto f = jit(step, {.donate = donate ? std::vector{0} : std::vector<int>{}, .backend = "cuda-sim"});
+    auto w = numbers(Embed), x = random::normal(random::key(1), {Batch, Embed}).eval();
+    auto first = f(w + 0., x);
+    auto now = first.first, last = first.second;
+    for (int k = 0; k < 4; ++k) std::tie(now, last) = f(now, x);
+    Since since;
+    for (int k = 0; k < 100; ++k) std::tie(now, last) = f(now, x);
+    CHECK(since(&Asked::graphs) == 100);
+    CHECK(since(&Asked::instances) <= 4);
+    CHECK(since(&Asked::grown) == 0);
+    CHECK(since(&Asked::waits) == 0);
+    CHECK(since(&Asked::copies) == 0);
+    CHECK(since(&Asked::kernels) == 0);          // not even written down anew
+    CHECK(last.item() < first.second.item());
+  }
+}
+
+TEST_CASE("cuda engine: a graph at other addresses takes the place of the oldest") {
+  auto f = jit([](const NamedArray& x) { return x * 2. + 1.; }, {.backend = "cuda-sim"});
+  std::vector<NamedArray> kept;
+  auto x = numbers(N);
+  Since since;
+  for (int k = 0; k < 12; ++k) kept.push_back(f(x));   // each result has memory of its own
+  CHECK(since(&Asked::instances) == 4);
+  CHECK(since(&Asked::updates) == 8);
+  for (auto& y : kept) CHECK(y.doubles() == Doubles{1, 3, 5, 7});
+}
+
+TEST_CASE("cuda engine: what has too many steps for a graph is asked for step by step, and nobody waits") {
+  for (auto [turns, graphs] : {std::pair{100, 1}, {20000, 1}, {20001, 0}}) {
+    const auto c = adds_one(3, turns);
+    Run r(c);
+    Since since;
+    r.run();
+    CHECK(since(&Asked::graphs) == graphs);
+    CHECK(since(&Asked::waits) == 0);
+    const auto offset = std::size_t(c.program.steps[0].fused.code[3].view.offset);
+    const auto from = std::size_t(c.program.steps[0].fused.code[0].view.offset);
+    CHECK(floats_of(r.result())[offset] == doctest::Approx(floats_of(c.arguments[0])[from] + turns));
+  }
+}
+
+TEST_CASE("cuda engine: turns that are left out are looked up on the card") {
+  auto both = [](const NamedArray& x, const NamedArray& flag) {
+    return cond(flag, [](const NamedArray& v) { return dot(v, v, N) + v; }, [](const NamedArray& v) { return v * 3.; })(x);
+  };
+  auto f = jit(both, {.backend = "cuda-sim"}), on_host = jit(both, {.backend = "cpu"});
+  auto x = numbers(N, 1);
+  for (bool flag : {true, false, true}) {
+    auto which = jit([=](const NamedArray& v) { return sum(v) > (flag ? 0. : 1000.); }, {.backend = "cpu"})(x);
+    auto want = on_host(x, which).doubles();
+    f(x, which);
+    Since since;
+    auto y = f(x, which);
+    CHECK(since(&Asked::graphs) == 1);
+    CHECK(since(&Asked::waits) == 0);
+    CHECK(y.doubles() == want);
+  }
+}
+
+TEST_CASE("cuda engine: an error that is found late names the call, with HALIAX_CUDA=sync the step, and stays") {
+  const auto c = adds_one(3);
+  auto& api = faulty();
+  api.launch = [](cuda::Handle s, cuda::Handle, const cuda::Launch&, const std::int64_t*) {
+    cuda::sim::Machine::instance().ask(static_cast<cuda::sim::Stream*>(s), {.run = [] { throw Error("a planted fault"); }});
+  };
+  {
+    Run good(c), bad(c, "", api);
+    good.run(), bad.run();                       // returns
+    const std::string want = "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: a planted fault; it runs nothing more";
+    CHECK(error_of([&] { return bad.result(); }) == want);
+    CHECK(error_of([&] { return bad.run(), 0; }) == want);
+    CHECK(error_of([&] { return bad.device->take(4, 0); }) == want);
+  }
+  cuda::plant_fault(0, "");
+  {
+    Run bad(c, "sync", api);
+    CHECK(has(error_of([&] { return bad.run(), 0; }), "jit at there.cpp:7: add (model.cpp:3) has failed: a planted fault"));
+  }
+  cuda::plant_fault(0, "");
+  Run good(c);
+  good.run();
+  CHECK(floats_of(good.result()).size() > 0);
+}
+
+TEST_CASE("cuda engine: words of HALIAX_CUDA") {
+  const auto c = adds_one(3);
+  for (auto* words : {"eager", "sync"}) {
+    Run r(c, words);
+    Since since;
+    r.run();
+    CHECK(since(&Asked::graphs) == 0);
+    CHECK(since(&Asked::kernels) == 1);
+    CHECK((since(&Asked::waits) > 0) == (std::string(words) == "sync"));
+  }
+  // tf32 has 10 bits of mantissa: 1 + 2^-12 is 1 there.
+  Case product(2);
+  const auto x = product.view(false, DType::f32, {4, 4}, Case::dense), y = product.view(false, DType::f32, {4, 4}, Case::dense);
+  const auto out = product.view(true, DType::f32, {4, 4}, Case::dense);
+  auto at = [](View v, Dims strides) { return v.strides = std::move(strides), v; };
+  product.add(Kind::contract).contract = {{}, {4}, {4}, {4}, at(x, {4, 0, 1}), at(y, {0, 1, 4}), at(out, {4, 1, 0}), false};
+  for (std::size_t k : {0, 1})
+    for (std::size_t i = 0; i < product.arguments[k].size(); i += 4)
+      scalar::store(DType::f32, &product.arguments[k][i], {k ? 1 : 1 + std::exp2(-12), 0});
+  auto first = [&](const char* words) { return floats_of(product.run(*device_of(cuda::simulated(), words))[0])[std::size_t(out.offset)]; };
+  CHECK(first("") == float(4 + std::exp2(-10)));
+  CHECK(first("tf32") == 4);
+}
+
+TEST_CASE("cuda engine: too little memory is said before anything runs") {
+  const std::int64_t all = std::int64_t(32) << 30;
+  auto f = [] { return jit([](const NamedArray& x) { return exp(x) * 2.; }, {.backend = "cuda-sim"}); };
+  auto x = numbers(Axis("n", 1 << 20));
+  auto here = f();
+  here(x);
+  cuda::set_simulated_memory(0, 0);
+  auto there = f();
+  Since since;
+  const auto said = error_of([&] { return there(x); });
+  CHECK(has(said, "[memory] jit at cuda_engine_test.cpp"));
+  CHECK(has(said, "is planned with"));
+  CHECK(has(said, "device 0 of cuda-sim has"));
+  CHECK(since(&Asked::kernels) == 0);
+  CHECK(has(error_of([&] { return here(x); }), "bytes are wanted, and device 0 of cuda-sim has"));
+  cuda::set_simulated_memory(0, all);
+  CHECK(there(x).doubles()[0] == 2);
+}
+
+TEST_CASE("cuda engine: of a plan that is too large the largest purposes are named") {
+  auto c = adds_one(3);
+  c.program.arena_bytes = 0, c.program.peak_bytes = std::int64_t(1) << 50;
+  c.program.at_peak = {{"scratch", 5}, {"activations", 900}, {"gradients", 70}, {"gaps", 1}};
+  const auto said = error_of([&] { return cuda::make_simulated_device()->compile(std::make_shared<Program>(c.program)); });
+  CHECK(has(said, "jit at there.cpp:7 is planned with 1125899906842624 bytes beside its arguments"));
+  CHECK(has(said, "activations 900, gradients 70, scratch 5"));
+}
+
+TEST_CASE("cuda engine: what a program prints is in order, and done when the call is; a check that fails leaves the card as it is") {
+  static std::vector<std::string> lines;
+  auto printing = [](const NamedArray& x) {
+    debug::print("x {}", x.slice("n", 1, 2));
+    auto y = x * 2.;
+    debug::print("y {}", y);
+    debug::check(sum(y) < 100., "too much");
+    return y;
+  };
+  auto f = jit(printing, {.backend = "cuda-sim"}), on_host = jit(printing, {.backend = "cpu"});
+  auto x = numbers(N);
+  debug::set_output([](std::string_view line) { lines.emplace_back(line); });
+  on_host(on_host(x));
+  const auto want = std::exchange(lines, {});
+  f(f(x));
+  CHECK(want.size() == 4);
+  CHECK(lines == want);
+  CHECK(has(error_of([&] { return f(x * 100.); }), "[check] too much"));
+  CHECK(f(x).doubles() == Doubles{0, 2, 4, 6});
+  debug::set_output(nullptr);
+}
+
+TEST_CASE("cuda engine: donated on one side, an array has no old value on the other") {
+  auto next = [](const NamedArray& x) { return x + 1.; };
+  for (const char* first : {"cuda-sim", "cpu"})
+    for (const char* second : {"cuda-sim", "cpu"}) {
+      CAPTURE(first);
+      CAPTURE(second);
+      auto x = numbers(N, 10);
+      jit(next, {.backend = "cuda-sim"})(x).doubles();   // lies on both
+      auto y = jit(next, {.donate = {0}, .backend = first})(x);
+      auto z = jit(next, {.donate = {0}, .backend = second})(y);
+      for (const char* reader : {"cuda-sim", "cpu"}) CHECK(jit(next, {.backend = reader})(z).doubles() == Doubles{13, 14, 15, 16});
+      CHECK(z.doubles() == Doubles{12, 13, 14, 15});
+      CHECK_THROWS_AS(x.doubles(), Error);
+    }
+}
+
+TEST_CASE("cuda engine: several threads on one card, and a mesh beside them") {
+  auto f = jit([](const NamedArray& x) { return x * 2. + 1.; }, {.backend = "cuda-sim"});
+  auto on_mesh = named_jit([](const NamedArray& x) { return sum(x); },
+                           {.backend = "cuda-sim", .mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{{"n", "data"}}});
+  std::vector<std::thread> threads;
+  std::vector<std::string> wrong(4);
+  for (int k = 0; k < 4; ++k)
+    threads.emplace_back([&, k] {
+      wrong[std::size_t(k)] = error_of([&] {
+        for (int i = 0; i < 20; ++i) {
+          auto x = numbers(N, k);
+          if (f(f(x)).doubles()[3] != 4. * (k + 3) + 3) throw Error("[test] wrong");
+          if (on_mesh(x).item() != 6 + 4 * k) throw Error("[test] wrong on a mesh");
+        }
+        return 0;
+      });
+    });
+  for (auto& t : threads) t.join();
+  CHECK(wrong == std::vector<std::string>(4));
+}

@@ -1,0 +1,203 @@
+// Faults that are planted into texts of kernels, into what the library is told, and into what is asked of a simulated card: each
+// must be found.
+#include <doctest/doctest.h>
+
+#include "backends/cuda/sim/machine.h"
+#include "support/raises.h"
+#include "support/simulated.h"
+
+using namespace haliax;
+using namespace haliax::program;
+using namespace haliax::testing;
+
+namespace {
+
+constexpr int device = 42;                       // that no other test uses
+
+// One line of text by another; it must be there.
+std::string changed(std::string text, const std::string& what, const std::string& by) {
+  const auto at = text.find(what);
+  REQUIRE(at != text.npos);
+  return text.replace(at, what.size(), by);
+}
+// What kernels of a step make of the case's arguments, after `plant` has changed their text. Raises what the device does.
+std::vector<Bytes> made(const Case& c, const std::function<std::string(std::string)>& plant = nullptr) {
+  auto& api = cuda::simulated();
+  cuda::plant_fault(device, "");
+  static const auto stream = api.make_stream(device);
+  struct Pieces : std::vector<void*> {
+    ~Pieces() {
+      for (auto* m : *this) cuda::simulated().give(stream, m);
+    }
+  } memory;
+  for (auto* all : {&c.arguments, &c.results})
+    for (auto& b : *all) {
+      memory.push_back(api.take(stream, std::int64_t(b.size())));
+      const std::unique_ptr<void, void (*)(void*)> host(api.take_host(std::int64_t(b.size())), api.give_host);
+      std::memcpy(host.get(), b.data(), b.size());
+      api.put(stream, memory.back(), host.get(), std::int64_t(b.size()));
+      api.wait(stream);
+    }
+  auto place = [&](int slot) {
+    auto& s = c.program.slots[std::size_t(slot)];
+    return memory[std::size_t(s.index) + (s.home == Home::result ? c.arguments.size() : 0)];
+  };
+  for (auto l : cuda::launches_of(c.program.steps[0])) {
+    if (plant) l.text = plant(l.text);
+    std::vector<std::int64_t> words;
+    for (auto& w : l.words) words.push_back(w.value + (w.slot < 0 ? 0 : std::int64_t(reinterpret_cast<std::intptr_t>(place(w.slot)))));
+    api.launch(stream, api.compile(device, {cuda::named(l.text)})[0], l, words.data());
+  }
+  std::vector<Bytes> out;
+  for (std::size_t k = 0; k < memory.size(); ++k) {
+    auto& b = k < c.arguments.size() ? c.arguments[k] : c.results[k - c.arguments.size()];
+    const std::unique_ptr<void, void (*)(void*)> host(api.take_host(std::int64_t(b.size())), api.give_host);
+    api.get(stream, host.get(), memory[k], std::int64_t(b.size()));
+    api.wait(stream);
+    auto* from = static_cast<std::byte*>(host.get());
+    out.emplace_back(from, from + b.size());
+  }
+  return out;
+}
+// Rows of x (8, 1000), divided by their sums in place; and beside it the sum of the distances to the largest.
+Case rows() {
+  Case c(1);
+  const auto x = c.view(false, DType::f32, {8, 1000}, Case::dense);
+  auto total = c.view(true, DType::f32, {8}, Case::dense);
+  auto& f = c.add(Kind::fused).fused;
+  f.dims = {8, 1000}, f.outer = 1;
+  f.code = {load(x, true), op(Code::reduce_sum, DType::f32, {0}), op(Code::div, DType::f32, {0, 1}, true),
+            op(Code::reduce_max, DType::f32, {2}), op(Code::sub, DType::f32, {2, 3}, true), op(Code::reduce_sum, DType::f32, {4}),
+            store(x, 2, true), store(total, 5)};
+  return c;
+}
+// out (m, n) = x (m, k) y (k, n), from an offset of 16 elements.
+Case product(DType d = DType::f32) {
+  Case c(2);
+  const std::int64_t m = 5, n = 6, k = 7;
+  auto view = [&](bool result, const Dims& dims, Dims strides) {
+    View v{c.slot(result, d, 16 + points(dims)), d, 16, std::move(strides), {}};
+    return v;
+  };
+  const auto x = view(false, {m, k}, {k, 0, 1}), y = view(false, {k, n}, {0, 1, n}), out = view(true, {m, n}, {n, 1, 0});
+  c.add(Kind::contract).contract = {{}, {m}, {n}, {k}, x, y, out, false};
+  return c;
+}
+// Is it seen: an error, or other bits?
+bool is_found(const Case& c, const cuda::Api& api) {
+  const auto want = c.run(*cuda::make_simulated_device());
+  std::vector<Bytes> got;
+  const auto said = error_of([&] { return got = c.run(*device_of(api)), 0; });
+  cuda::plant_fault(0, "");
+  return !said.empty() || got != want;
+}
+std::function<void(cuda::Product&)> told;        // what becomes of a product before it is told
+cuda::Api& telling(std::function<void(cuda::Product&)> change) {
+  told = std::move(change);
+  auto& api = faulty();
+  api.make_product = [](int d, const cuda::Product& p, const cuda::Words& w) {
+    auto other = p;
+    told(other);
+    return cuda::simulated().make_product(d, other, w);
+  };
+  return api;
+}
+
+}  // namespace
+
+TEST_CASE("cuda faults: nothing is found where nothing is planted") {
+  CHECK(made(rows()) == made(rows()));
+  CHECK_FALSE(is_found(product(), cuda::simulated()));
+  CHECK_FALSE(is_found(product(), telling([](auto&) {})));
+}
+TEST_CASE("cuda faults: a missing barrier") {
+  const std::string without = R"(
+template <int group, class T, class F> inline T hasty(T x, F f, unsigned char* shared) {
+  for (int by = 1; by < group && by < 32; by *= 2) x = f(x, exchanged(x, by));
+  constexpr unsigned warps = group / 32;
+  auto* of_warp = reinterpret_cast<T*>(shared);
+  if (threadIdx_x % 32 == 0) of_warp[threadIdx_x / 32] = x;
+  x = of_warp[threadIdx_x / group * warps + threadIdx_x % warps];
+  for (unsigned by = 1; by < warps; by *= 2) x = f(x, exchanged(x, by));
+  return x;
+}
+)";
+  const auto got = made(rows(), [&](std::string text) { return without + changed(std::move(text), "folded<256>", "hasty<256>"); });
+  CHECK(got != made(rows()));
+}
+TEST_CASE("cuda faults: a store one past the end") {
+  Case c(3);
+  const auto x = c.view(false, DType::f32, {500}, Case::dense), out = c.view(true, DType::f32, {500}, Case::dense);
+  auto tight = [](View v, Case& in) { return in.program.slot(v.slot).bytes = (v.offset + 500) * 4, v; };
+  tight(out, c);
+  c.results[0].resize(std::size_t(out.offset + 500) * 4);
+  auto& f = c.add(Kind::fused).fused;
+  f.dims = {500}, f.outer = 1;
+  f.code = {load(x), op(Code::exp, DType::f32, {0}), store(out, 1)};
+  CHECK(error_of([&] { return made(c), 0; }) == "");
+  const auto said = error_of([&] {
+    return made(c, [](std::string text) { return changed(std::move(text), "p < I(", "p <= I("); }), 0;
+  });
+  CHECK(has(said, "written behind the end of"));
+}
+TEST_CASE("cuda faults: a store a sweep early") {
+  const auto early = [](std::string text) {
+    const auto from = text.rfind("store<float>", text.rfind("store<float>") - 1);
+    const auto line = text.substr(from, text.find(";\n", from) + 2 - from);
+    const auto fold = text.find("Max()(fold3");
+    REQUIRE(fold != text.npos);
+    return text.insert(text.find('\n', fold) + 1, line);
+  };
+  CHECK(made(rows(), early) != made(rows()));
+}
+TEST_CASE("cuda faults: a wrong leading dimension") {
+  CHECK(is_found(product(), telling([](auto& p) { ++p.a.ld; })));
+  CHECK(is_found(product(), telling([](auto& p) { ++p.b.ld; })));
+  CHECK(is_found(product(), telling([](auto& p) { ++p.out.ld; })));
+  CHECK(is_found(product(), telling([](auto& p) { p.a.ld = p.a.rows - 1; })));
+}
+TEST_CASE("cuda faults: an alignment of 256 bytes is claimed") {
+  CHECK(is_found(product(), telling([](auto& p) { p.a.alignment = 256; })));
+  CHECK(is_found(product(), telling([](auto& p) { p.b.alignment = 256; })));
+  CHECK(is_found(product(), telling([](auto& p) { p.out.alignment = 256; })));
+}
+TEST_CASE("cuda faults: partial sums in the dtype of the result") {
+  // 256 + 1 + 1 + ...: in bf16 the ones are lost one by one.
+  Case c = product(DType::bf16);
+  for (auto& b : c.arguments)
+    for (std::size_t i = 0; i < b.size(); i += 2) scalar::store(DType::bf16, &b[i], {1, 0});
+  for (std::size_t i = 0; i < 5; ++i) scalar::store(DType::bf16, &c.arguments[0][(16 + 7 * i) * 2], {256, 0});
+  static cuda::Product whole;                    // in columns: a is (n, k), b is (k, m)
+  auto& api = telling([](auto& p) { whole = p; });
+  api.multiply = [](cuda::Handle s, cuda::Handle, const void* a, const void* b, void* out, void* workspace) {
+    auto part = whole;
+    part.a.cols = part.b.rows = 1;
+    for (std::int64_t k = 0; k < whole.b.rows; ++k) {
+      part.accumulate = k > 0, part.a.alignment = part.b.alignment = 2;
+      cuda::simulated().multiply(s, cuda::simulated().make_product(0, part, {}), static_cast<const char*>(a) + k * part.a.ld * 2,
+                                 static_cast<const char*>(b) + k * 2, out, workspace);
+    }
+  };
+  CHECK(is_found(c, api));
+}
+TEST_CASE("cuda faults: memory is taken, or the host waits, while a graph is written down") {
+  auto& api = cuda::simulated();
+  const auto stream = api.make_stream(device), other = api.make_stream(device);
+  cuda::plant_fault(device, "");
+  api.begin_graph(stream);
+  CHECK(has(error_of([&] { return api.take(stream, 4); }), "writes down a graph, and takes memory"));
+  CHECK(has(error_of([&] { return api.take_host(4); }), "writes down a graph, and takes memory"));
+  CHECK(has(error_of([&] { return api.wait(other), 0; }), "writes down a graph, and waits"));
+  api.drop_graph(api.end_graph(stream));
+  // A stream that joins, and that nobody follows.
+  const auto event = api.make_event(device);
+  auto* memory = api.take(other, 256);
+  api.begin_graph(stream);
+  api.record(event, stream), api.follow(other, event);
+  api.copy(other, static_cast<char*>(memory) + 128, memory, 128);
+  CHECK(has(error_of([&] { return api.end_graph(stream); }), "nobody follows"));
+  api.wait(other);
+  api.give(other, memory);
+  CHECK(has(error_of([&] { return api.put(stream, memory, &api, 8), 0; }), "not taken for it"));
+  api.end_event(event), api.end_stream(stream), api.end_stream(other);
+}

@@ -1,0 +1,70 @@
+// Programs on simulated cards, of which a function may have a fault.
+#pragma once
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backends/cuda/engine.h"
+#include "backends/cuda/sim/sim.h"
+#include "runtime/communicator.h"
+#include "support/programs.h"
+
+namespace haliax::testing {
+
+// The simulation's functions, for a test to put others in their places. As long as the process lives.
+inline cuda::Api& faulty() { return *new cuda::Api(cuda::simulated()); }
+inline std::unique_ptr<Device> device_of(const cuda::Api& api, const char* words = "") {
+  return cuda::make_device(api, cuda::words_of(words), {});
+}
+inline Box bytes_between(void* to, const void* from, std::size_t n) { return {{std::int64_t(n)}, 1, to, {1}, from, {1}}; }
+inline Memory put(Device& device, const Bytes& bytes, int d = 0) {
+  auto out = device.take(std::int64_t(bytes.size()), d);
+  device.put(bytes_between(out.get(), bytes.data(), bytes.size()), d);
+  return out;
+}
+inline Bytes get(Device& device, const Memory& memory, std::size_t n, int d = 0) {
+  Bytes out(n);
+  device.get(bytes_between(out.data(), memory.get(), n), d);
+  return out;
+}
+inline Bytes bytes_of_floats(const std::vector<float>& x) {
+  Bytes out(x.size() * 4);
+  std::memcpy(out.data(), x.data(), out.size());
+  return out;
+}
+inline std::vector<float> floats_of(const Bytes& x) {
+  std::vector<float> out(x.size() / 4);
+  std::memcpy(out.data(), x.data(), x.size());
+  return out;
+}
+
+// A program for each device of a mesh, with scratch as the device asks for it; what goes in, and the results.
+inline std::vector<std::vector<Bytes>> run_on_mesh(Device& device, const Mesh& mesh, const std::vector<Case>& cases, int times = 1) {
+  std::vector<std::vector<Bytes>> out(cases.size());
+  on_devices(mesh, [&](int d, Communicator& c) {
+    auto& of = cases[std::size_t(d)];
+    auto p = std::make_shared<Program>(of.program);
+    p->device = d, p->called = "jit at mesh.cpp:1";
+    for (auto& [name, size] : mesh.axes()) p->mesh.push_back(size);
+    for (auto& s : p->steps) {
+      s.scratch_bytes = device.scratch_bytes(s, 0), s.scratch = p->arena_bytes;
+      p->arena_bytes += aligned(s.scratch_bytes);
+    }
+    auto executable = device.compile(p);
+    std::vector<Memory> kept;
+    auto there = [&](const std::vector<Bytes>& all) {
+      std::vector<void*> at;
+      for (auto& b : all) kept.push_back(put(device, b, d)), at.push_back(kept.back().get());
+      return at;
+    };
+    const auto in = there(of.arguments), results = there(of.results);
+    const auto arena = device.take(p->arena_bytes, d);
+    for (int k = 0; k < times; ++k) executable->run(in, results, arena.get(), &c);
+    for (std::size_t k = 0; k < of.results.size(); ++k)
+      out[std::size_t(d)].push_back(get(device, kept[of.arguments.size() + k], of.results[k].size(), d));
+  }, &device);
+  return out;
+}
+
+}  // namespace haliax::testing
