@@ -36,7 +36,8 @@ int devices(SourceLocation at) {
   Here here(at);
   if (device_count == 0) {
     int unset = 0;
-    device_count.compare_exchange_strong(unset, int(number_asked("HALIAX_DEVICES", 1, most_devices, context().origin.at).value_or(8)));
+    auto asked = number_asked("HALIAX_DEVICES", 1, most_devices, context().origin.at);
+    device_count.compare_exchange_strong(unset, int(asked.value_or(8)));
   }
   return device_count;
 }
