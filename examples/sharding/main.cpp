@@ -59,7 +59,7 @@ void compare(const std::vector<Row>& rows) {
                 kib(double(r.step.argument_bytes + r.step.peak_bytes)).c_str(), kib(r.step.sent_bytes).c_str(), r.step.calls,
                 r.losses.back());
   for (auto& [name, r] : rows) {
-    const double tolerance = name == "mixed precision" ? 1e-2 : 1e-4, first = rows[0].ran.losses.back();
+    const double tolerance = name.starts_with("mixed") ? 1e-2 : 1e-4, first = rows[0].ran.losses.back();
     if (!(std::abs(r.losses.back() - first) <= tolerance * first)) throw Error("[sharding] the loss of " + name + " is another");
   }
 }
@@ -74,7 +74,7 @@ void largest(const Command& c) {
               16 * n / gb / c.devices, c.devices);
   std::printf("\n%-18s %10s %10s %10s %12s %10s %10s   %s\n", "GB on each device", "parameters", "optimiser", "gradients",
               "activations", "all", "sent", "planned in");
-  for (auto& layout : {data_parallel(), fully_sharded(), mixed_precision(), tensor_parallel(c.model_axis_size)}) {
+  for (auto& layout : {data_parallel(), fully_sharded(), mixed_precision(), wider_sums(), tensor_parallel(c.model_axis_size)}) {
     auto r = plan(layout, xl);
     auto held = [&](const std::string& purpose) {
       double bytes = 0;
@@ -128,6 +128,8 @@ void tell(const Command& c) {
 
   chapter("mixed precision", "The same, computed in bf16: a weight is cast before it is sent.");
   rows.push_back(trained(mixed_precision(), c));
+  std::printf("Each device rounds its part of a gradient to bf16. With r=f32 in the policy the parts are summed in f32.\n");
+  rows.push_back(trained(wider_sums(), c));
 
   chapter("tensor parallel", "A second mesh axis cuts the heads and the hidden units of each layer, within one example.");
   show(visualize_sharding({Embed, Mlp}, *tp.params, *tp.mesh));

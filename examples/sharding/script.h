@@ -22,7 +22,9 @@ struct Layout {
   Policy policy = {};
 
   JitOptions options() const { return {.mesh = mesh, .axis_resources = params}; }
-  JitOptions step_options() const { return {.donate = {0, 1}, .mesh = mesh, .axis_resources = params, .in = in, .out = out}; }
+  JitOptions step_options() const {
+    return {.donate = {0, 1}, .mesh = mesh, .axis_resources = params, .in = in, .out = out, .reduce_dtype = policy.reduce};
+  }
 };
 inline Layout one_device() { return {.name = "one device"}; }
 // For all devices that there are; -1 stands for as many.
@@ -39,9 +41,14 @@ inline Layout fully_sharded() {
           .params = Mapping{{"embed", "data"}},
           .compute = Mapping{{"batch", "data"}}};
 }
-inline Layout mixed_precision() {
+inline Layout mixed_precision(const char* policy = "compute=bfloat16,parameter=f32,output=f32") {
   auto layout = fully_sharded();
-  layout.name = "mixed precision", layout.policy = Policy("compute=bfloat16,parameter=f32,output=f32");
+  layout.name = "mixed precision", layout.policy = Policy(policy);
+  return layout;
+}
+inline Layout wider_sums() {   // gradients are summed in f32
+  auto layout = mixed_precision("compute=bfloat16,parameter=f32,output=f32,reduce=f32");
+  layout.name = "mixed, sums in f32";
   return layout;
 }
 inline Layout tensor_parallel(int model_axis_size = 2) {

@@ -263,7 +263,9 @@ template <class R, class... A> class Jitted<R(A...)> {
   template <class F> requires(std::is_invocable_r_v<R, const F&, A...>)
   Jitted(Jitted<F> f) : f_(std::make_shared<const Jitted<F>>(std::move(f))), calls_(&calls<F>) {}
   R operator()(A... args, SourceLocation at = SourceLocation::current()) const { return there(at).run(f_.get(), args...); }
-  JitReport compile(A... args, SourceLocation at = SourceLocation::current()) const { return there(at).compile(f_.get(), args...); }
+  JitReport compile(A... args, SourceLocation at = SourceLocation::current()) const {
+    return there(at).compile(f_.get(), args...);
+  }
   JitReport plan(A... args, SourceLocation at = SourceLocation::current()) const { return there(at).plan(f_.get(), args...); }
   JitReport report(SourceLocation at = SourceLocation::current()) const { return there(at).report(f_.get()); }
   explicit operator bool() const { return f_ != nullptr; }
@@ -305,7 +307,8 @@ template <class F> std::string explain(const Jitted<F>& f) { return f.report().e
 // Which backend evaluates what is read outside jit: "cpu" unless told; "reference" is the oracle of the tests.
 void set_default_backend(const std::string& name, SourceLocation = SourceLocation::current());   // raises for any other
 std::string default_backend();
-// Of the cpu backend; results do not depend on it. 0: as many as HALIAX_THREADS says, or all cores. Raises in a kernel of your own.
+// Of the cpu backend; results do not depend on it. 0: as many as HALIAX_THREADS says, or all cores. Raises for a number that
+// cannot be, and in a kernel of your own.
 void set_threads(int, SourceLocation = SourceLocation::current());
 
 }  // namespace haliax

@@ -310,7 +310,8 @@ template <class F, class B> auto custom_vjp(F forward, B backward) {
     using A = std::tuple<std::decay_t<decltype(args)>...>;
     using R = detail::CallResult<const F&, std::decay_t<decltype(args)>...>;
     constexpr bool back_takes = std::is_void_v<R> || std::is_invocable_v<B&, A, R, R>;
-    static_assert(back_takes, "haliax: the backward of custom_vjp takes the arguments as a tuple, the result, and its cotangent.");
+    static_assert(back_takes, "haliax: the backward of custom_vjp takes the arguments as a tuple, the result, and its "
+                              "cotangent.");
     if constexpr (!std::is_void_v<R> && back_takes) {
       struct Call { const F* f; A like; std::optional<R> out; } call{&forward, A(args...), {}};
       struct Back { B b; A like; std::optional<R> out; };

@@ -175,7 +175,8 @@ void set_threads(int count, SourceLocation at) {
   };
   if (in_block) refuse("is called by a function that runs on these threads; call it outside");
   if (count < 0 || count > kMost)
-    refuse("there cannot be " + std::to_string(count) + " threads, but 1 to " + std::to_string(kMost) + ", or 0: as many as usual");
+    refuse("there cannot be " + std::to_string(count) + " threads, but 1 to " + std::to_string(kMost) +
+           ", or 0: as many as usual");
   const int now = count > 0 ? count : threads_asked(at);
   told = count;
   pool().resize(now);

@@ -17,8 +17,8 @@ class Ranks {
   // Tags of messages lie below it; it is at least 1 << 15.
   virtual int tags() const = 0;
 
-  // What is sent in one never meets what is sent in another: the data of calls; what ranks say beside them, in an order of its own;
-  // and that by which they look after each other.
+  // What is sent in one never meets what is sent in another: the data of calls; what ranks say beside them, in an order of its
+  // own; and that by which they look after each other.
   enum class Channel { data, beside, care };
   // Of one channel, one tag and one sender they arrive in the order in which they were sent, each as long as its receiver says.
   // Their memory stays as it is until they are done.

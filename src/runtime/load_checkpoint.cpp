@@ -170,7 +170,8 @@ bool load(const std::string& folder, std::optional<std::int64_t> step, const std
 
 bool detail::load_checkpoint(const std::string& folder, std::optional<std::int64_t> step, const std::vector<StateEntry>& entries,
                              const CheckpointOptions& options, LoadedCheckpoint& loaded, SourceLocation at) {
-  return said_at(kReading, at, [&] { return load(folder, step, entries, options.group ? *options.group : all_processes(), loaded); });
+  auto& group = options.group ? *options.group : all_processes();
+  return said_at(kReading, at, [&] { return load(folder, step, entries, group, loaded); });
 }
 std::int64_t detail::number_in(const CheckpointNumbers& numbers, std::string_view name, SourceLocation at) {
   for (auto& [known, value] : numbers)

@@ -176,7 +176,8 @@ class MeshProgram::Call {
   const Shards* cut_as_wanted(std::size_t k) const {
     for (auto* p = arguments_[k]->pieces(); p; p = p->next.get()) {
       auto* s = dynamic_cast<const Shards*>(p);
-      bool same = s && s->mesh == m_.mesh && s->blocks.size() == m_.devices.size() && s->first == m_.first && s->at == m_.in[k] && s->axes == m_.inputs[k].first;
+      bool here = s && s->mesh == m_.mesh && s->first == m_.first && s->blocks.size() == m_.devices.size();
+      bool same = here && s->at == m_.in[k] && s->axes == m_.inputs[k].first;
       if (same && s->dtype == m_.inputs[k].second) return s;
     }
     return nullptr;
