@@ -94,7 +94,7 @@ class House(unittest.TestCase):
             return " ".join(text.split())
         compiled = {"README.md": "tests/proofs/readme_test.cpp", "docs/losses.md": "tests/proofs/losses_docs_test.cpp",
                     "docs/sharding.md": "tests/proofs/sharding_docs_test.cpp",
-                    "docs/checkpoints.md": "tests/proofs/checkpoint_docs_test.cpp",
+                    "docs/checkpoints.md": "tests/proofs/checkpoint_docs_test.cpp", "docs/clusters.md": "tests/ranks/main.cpp",
                     "docs/custom_op.md": "tests/transforms/custom_op_test.cpp", "docs/modules.md": "tests/nn/parts_test.cpp",
                     "docs/exchange.md": "tests/runtime/numpy_test.cpp", "docs/inspect.md": "tests/runtime/debug_test.cpp",
                     "docs/jit.md": "tests/runtime/jit_numbers_test.cpp", "docs/eager.md": "tests/runtime/eager_test.cpp"}

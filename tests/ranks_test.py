@@ -41,7 +41,7 @@ class Ranks(unittest.TestCase):
         self.assertEqual(said.count("total"), 1, said)
         for k in range(3):
             self.assertIn(f"rank {k}: 7 of 7 right", said)
-            self.assertRegex(said, rf"device {k}: .* from {3 * k}")
+            self.assertRegex(said, rf"device {k} of rank {k}: .*batch={3 if k < 2 else 1}.* from \[{3 * k}\]")
 
     def faulty(self, how, *, names, within=30, **variables):
         """All ranks but the second end with an error that names it."""

@@ -1,5 +1,7 @@
 #include "layout.h"
 
+#include <haliax/ranks.h>
+
 #include <charconv>
 
 namespace gpt2 {

@@ -1,5 +1,6 @@
 #include "progress.h"
 
+#include <haliax/ranks.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,7 +33,8 @@ Progress::Progress(std::int64_t steps, double seconds, std::int64_t tokens_per_s
       tokens_per_step_(tokens_per_step),
       before_(before),
       seconds_(seconds),
-      terminal_(isatty(STDERR_FILENO)),
+      out_(haliax::this_rank() == 0 ? stderr : stdout),
+      terminal_(isatty(fileno(out_))),
       start_(std::chrono::steady_clock::now()) {}
 
 double Progress::elapsed() const { return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count(); }
@@ -48,11 +50,11 @@ void Progress::add(double loss) {
   if (elapsed() - drawn_ >= (terminal_ ? 0.1 : 5)) draw(false);
 }
 void Progress::finish() {
-  if (!losses_.empty()) draw(true);
+  if (!losses_.empty() && (terminal_ || drawn_step_ != step())) draw(true);
 }
 
 void Progress::draw(bool last) {
-  drawn_ = elapsed();
+  drawn_ = elapsed(), drawn_step_ = step();
   auto n = std::int64_t(losses_.size());
   double speed = n > 1 && drawn_ > first_ ? double((n - 1) * tokens_per_step_) / (drawn_ - first_) : 0, share = done();
   std::string left = share > 0 ? clock_text(drawn_ / share * (1 - share)) : "?";
@@ -60,13 +62,14 @@ void Progress::draw(bool last) {
   std::snprintf(text, sizeof text, "step %lld  loss %.4f  %.0f tokens/s  %s left  %.0f MiB", static_cast<long long>(step()),
                 smooth_, speed, left.c_str(), resident_mib());
   if (!terminal_) {
-    std::fprintf(stderr, "%s\n", text);
+    std::fprintf(out_, "%s\n", text);
+    std::fflush(out_);
     return;
   }
   constexpr int width = 30;
   auto filled = int(share * width + 0.5);
   std::string bar(std::size_t(filled), '#');
-  std::fprintf(stderr, "\r[%s%*s] %s\x1b[K%s", bar.c_str(), width - filled, "", text, last ? "\n" : "");
+  std::fprintf(out_, "\r[%s%*s] %s\x1b[K%s", bar.c_str(), width - filled, "", text, last ? "\n" : "");
 }
 
 void write_loss_curve(const std::string& path, const std::vector<double>& losses) {

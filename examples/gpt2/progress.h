@@ -1,6 +1,7 @@
 // What a person sees while a model trains: a bar on a terminal, a line now and then elsewhere; and the curve of the losses.
 #pragma once
 #include <chrono>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,8 @@ class Progress {
 
   std::int64_t steps_, tokens_per_step_, before_;
   double seconds_, smooth_ = 0, drawn_ = -1e9, first_ = 0;
+  std::int64_t drawn_step_ = -1;
+  std::FILE* out_;                   // the errors' place; of other ranks than the first their log's
   bool terminal_;
   std::vector<double> losses_;
   std::chrono::steady_clock::time_point start_;

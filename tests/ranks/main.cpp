@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include <fmt/ranges.h>
+
 #include "haliax/fmt.h"
 #include "haliax/haliax.h"
 #include "runtime/ranks.h"
@@ -93,11 +95,15 @@ int traffic() {
 int arrays() {
   const Mesh mesh{{{"data", -1}}};
   use_mesh on(mesh);
-  const auto x = arange(Axis{"batch", 2 * devices() + 1});
+  const auto positions = arange(Axis{"batch", 2 * devices() + 1});
   const auto [y, total] = named_jit([](const NamedArray& x) { return std::pair(x * 2, sum(x)); },
-                                    {.axis_resources = Mapping{{"batch", "data"}}})(x);
+                                    {.axis_resources = Mapping{{"batch", "data"}}})(positions);
   if (this_rank() == 0) fmt::print("total {}\n", total.item());   // each has all of it
-  for (auto& s : local_shards(y)) fmt::print("device {}: {} from {}\n", s.device, s.value, s.start[0]);
+  auto& x = y;
+  // docs/clusters.md shows this.
+  for (auto& shard : local_shards(x))   // without a word to other ranks
+    fmt::print("device {} of rank {}: {} from {}\n", shard.device, this_rank(), shard.value.axes(), shard.start);
+  if (!on_any_rank(this_rank() == rank_count() - 1) || on_any_rank(false)) return 1;
   const auto all = y.integers();
   fmt::print("rank {}: {} of {} right\n", this_rank(), std::count_if(all.begin(), all.end(), [&, k = 0](auto v) mutable { return v == 2 * k++; }), all.size());
   return 0;
