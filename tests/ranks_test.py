@@ -3,7 +3,9 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
+import tempfile
 import time
 import unittest
 
@@ -43,6 +45,51 @@ class Ranks(unittest.TestCase):
             self.assertIn(f"rank {k}: 7 of 7 right", said)
             self.assertRegex(said, rf"device {k} of rank {k}: .*batch={3 if k < 2 else 1}.* from \[{3 * k}\]")
 
+    def train(self, folder, steps, *words, ranks=2):
+        text = folder / "text.txt"
+        text.write_text("to be or not to be, that is the question. " * 400)
+        return run(ranks, "train", str(text), "--steps", str(steps), "--layers", "1", "--embed", "32", "--seq", "16", "--tokens", "0",
+                   "--curve", "", *words, program="examples/gpt2")
+
+    def test_a_training_is_resumed_bit_for_bit_and_on_other_ranks(self):
+        with tempfile.TemporaryDirectory() as at:
+            folder = pathlib.Path(at)
+            saved = {}
+            for name in "straight", "resumed":
+                status, said, _ = self.train(folder, 12, "--mesh", "data=2", "--checkpoint", f"{folder}/{name}", "--every", "6", "--resume",
+                                             "--save", f"{folder}/{name}.safetensors")
+                self.assertEqual(status, 0, said)
+                self.assertEqual(said.count("parameters"), 1, said)   # one rank speaks
+                saved[name] = (folder / f"{name}.safetensors").read_bytes()
+                if name == "straight":
+                    shutil.copytree(folder / "straight/step-00000006", folder / "resumed/step-00000006")
+            self.assertIn("resumed after step 6", said)
+            self.assertTrue(saved["straight"] == saved["resumed"])
+            files = sorted(f.name for f in (folder / "straight/step-00000012").iterdir())
+            self.assertEqual(files, ["manifest.json", "state-00001-of-00002.safetensors", "state-00002-of-00002.safetensors"])
+            status, said, _ = self.train(folder, 14, "--mesh", "data=2,model=2", "--checkpoint", f"{folder}/resumed", "--resume", ranks=4)
+            self.assertEqual(status, 0, said)
+            self.assertIn("resumed after step 12", said)
+            self.assertGreater(float(re.search(r"losses: +([\d.]+)", said)[1]), 0)
+
+    def test_one_rank_that_is_told_to_end_lets_all_save(self):
+        with tempfile.TemporaryDirectory() as at:
+            folder = pathlib.Path(at)
+            (folder / "text.txt").write_text("to be or not to be. " * 400)
+            words = [str(BUILD / "examples/gpt2"), "train", str(folder / "text.txt"), "--steps", "100000", "--layers", "1", "--embed",
+                     "32", "--seq", "16", "--tokens", "0", "--curve", "", "--mesh", "data=2", "--checkpoint", f"{folder}/run",
+                     "--every", "5"]
+            job = subprocess.Popen(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2", *words], stdout=subprocess.PIPE,
+                                   stderr=subprocess.STDOUT, text=True, env={**os.environ, "HALIAX_THREADS": "1"})
+            while not list(folder.glob("run/step-*")) and job.poll() is None:
+                time.sleep(0.05)
+            ranks = subprocess.run(["pgrep", "-P", str(job.pid)], stdout=subprocess.PIPE, text=True).stdout.split()
+            os.kill(int(ranks[-1]), signal.SIGTERM)
+            said, _ = job.communicate(timeout=60)
+            told = re.search(r"stopped by signal \d+ after step (\d+)", said)
+            self.assertTrue(told, said)
+            self.assertTrue((folder / f"run/step-{int(told[1]):08}/manifest.json").exists(), said)
+
     def faulty(self, how, *, names, within=30, **variables):
         """All ranks but the second end with an error that names it."""
         status, said, took = run(4, "fault", how, **variables)
@@ -67,9 +114,10 @@ class Ranks(unittest.TestCase):
 
     def test_ranks_that_do_not_mean_the_same(self):
         for what, says in (("mesh", "rank 1 has another mesh than rank 0: model=2, and not data=2"), ("mapping", "another arguments"),
-                           ("dtype", "another arguments"), ("program", "another plan")):
+                           ("dtype", "another arguments"), ("program", "another plan"),
+                           ("environment", "another environment than rank 0: HALIAX_SCORES=1000 .*, and not HALIAX_VERIFY=0;")):
             with self.subTest(what):
-                status, said, took = run(2, "differs", what)
+                status, said, took = run(2, "differs", what, HALIAX_VERIFY="0")
                 self.assertNotEqual(status, 0, said)
                 self.assertEqual(len(re.findall(rf"^rank [01]: \[ranks\] .*{says}", said, re.M)), 2, said)
                 self.assertLess(took, 20)

@@ -73,7 +73,11 @@ std::vector<double> train_steps(gpt2::Run& run, gpt2::Batches& batches, const gp
                                 std::int64_t before) {
   const bool saves = !c.checkpoint.empty();
   gpt2::Progress progress(c.steps, c.seconds, o.batch * o.seq_len, before);
-  auto stops = [&] { return haliax::on_any_rank(stopped_by != 0); };   // all at the same step
+  auto stops = [] {   // all ranks at the same step, though one alone was told
+    if (!haliax::on_any_rank(stopped_by != 0)) return false;
+    if (!stopped_by) stopped_by = SIGTERM;
+    return true;
+  };
   while (!stops() && (progress.step() == 0 || progress.done() < 1)) {
     double loss = run.step(batches.next(), rate(o.learning_rate, progress.done(), std::size_t(progress.step())));
     progress.add(loss);

@@ -1,5 +1,8 @@
 #include "runtime/mesh_run.h"
 
+#include <fmt/ranges.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -211,6 +214,17 @@ MeshProgram::Made MeshProgram::run(const std::vector<BufferPtr>& arguments, cons
   return {std::move(out), mine.copied_bytes};
 }
 
+// What the environment asks of the library, but for what may differ from rank to rank.
+static std::string environment() {
+  std::set<std::string> all;
+  for (auto** v = environ; v && *v; ++v) {
+    std::string said = *v;
+    auto name = said.substr(0, said.find('='));
+    bool own = name == "HALIAX_THREADS" || name == "HALIAX_PRINT" || name == "HALIAX_CACHE" || name == "HALIAX_PLUGINS";
+    if (name.starts_with("HALIAX_") && !own) all.insert(std::move(said));
+  }
+  return all.empty() ? "nothing" : fmt::format("{}", fmt::join(all, " "));
+}
 // All ranks must mean the same, or they wait for each other in vain.
 static void agree(Peers& ranks, const MeshProgram& m, const Compilation& c) {
   std::string in, out;
@@ -221,6 +235,7 @@ static void agree(Peers& ranks, const MeshProgram& m, const Compilation& c) {
   auto hash = [](const std::string& text) { return std::to_string(std::hash<std::string>()(text)); };
   Peers::Call call(ranks, "the first call of a function");
   ranks.agree({{"version of haliax", std::string(program::library_version()) + " " + program::border_hash()},
+               {"environment", environment()},
                {"call", c.options.called},
                {"mesh", to_string(m.mesh)},
                {"arguments", hash(in), false},

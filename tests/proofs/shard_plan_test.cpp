@@ -45,3 +45,25 @@ TEST_CASE("proof: a training step on 2048 devices is planned in a moment, with l
   CHECK(report.peak_bytes > 32 * stream);
   CHECK(report.peak_bytes < 6e9);
 }
+
+TEST_CASE("proof: what a rank plans of 4096 devices takes as long as what it plans of 8") {
+  const testing::Gpt2 gpt({.seq_len = 512,
+                           .hidden_dim = 1024,
+                           .num_layers = 64,
+                           .num_heads = 16,
+                           .gradient_checkpointing = ScanCheckpoint(true)},
+                          50304, 4096);
+  const Mapping parameters{{"embed", "data"}, {"mlp", "model"}, {"heads", "model"}},
+      inside{{"batch", "data"}, {"mlp", "model"}, {"heads", "model"}};
+  auto seconds = [&](int data, int model) {
+    double best = 1e9;
+    for (int again = 0; again < 3; ++again) {
+      const auto r = testing::plan_training(gpt, Mesh{{{"data", data}, {"model", model}}}, parameters, inside, {});
+      best = std::min(best, r.trace_s + r.compile_s);
+    }
+    return best;
+  };
+  const double many = seconds(512, 8), few = seconds(4, 2);
+  CHECK(many < 3);
+  CHECK(many < 1.5 * few);
+}

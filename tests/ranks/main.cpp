@@ -132,6 +132,7 @@ int fault(const std::string& how) {
 }
 int differs(const std::string& what) {
   const bool other = this_rank() == 1;
+  if (what == "environment" && other) ::setenv("HALIAX_SCORES", "1000", 1);
   const int n = devices();
   const Mesh mesh = what == "mesh" && other ? Mesh{{{"model", n}}} : Mesh{{{"data", n}}};
   const Mapping mapping = what == "mapping" && other ? Mapping{{"embed", mesh.axes()[0].first.c_str()}} : Mapping{{"batch", mesh.axes()[0].first.c_str()}};

@@ -325,10 +325,10 @@ void check_blocks(const NamedArray& got, const NamedArray& whole, const ProcessG
   mine->mesh = s->mesh, mine->at = s->at, mine->axes = s->axes, mine->dtype = s->dtype;
   auto all = whole.bytes();
   for (int d = 0; d < s->mesh.devices(); ++d) {
-    auto& block = s->blocks[std::size_t(d)];
-    const bool has_it = group.rank_of(s->mesh, d) == group.rank;
-    CHECK((block != nullptr) == has_it);
+    const bool has_it = d >= s->first && d < s->first + int(s->blocks.size());
+    CHECK(has_it == (group.rank_of(s->mesh, d) == group.rank));
     if (!has_it) continue;
+    auto& block = s->blocks[std::size_t(d - s->first)];
     Axes local = local_axes(s->axes, s->at, s->mesh, d);
     auto part = from_bytes(all, s->dtype, s->axes);
     for (auto& a : s->axes)
