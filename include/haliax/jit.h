@@ -119,7 +119,7 @@ struct Parts {
 template <class... A> Walk walk_parts(Parts& parts, const A&... each) {
   Walk w;
   w.with_statics = true;
-  ((visit<A>(w, const_cast<A*>(&each)), parts.end(w)), ...);
+  ((haliax::visit<A>(w, const_cast<A*>(&each)), parts.end(w)), ...);
   return w;
 }
 template <class R> Parts parts_of(const R& result) {

@@ -137,7 +137,7 @@ template <std::size_t I, class P> constexpr Member<P> slot(const Slot<I, P>& s) 
 
 // A function and no variable: one of a local T would be emitted, and would not link for want of `fake`.
 template <class T> constexpr auto members() {
-  return apply(fake<T>.value, [](const auto&... field) {
+  return reflect::apply(fake<T>.value, [](const auto&... field) {
     return Slots<std::make_index_sequence<sizeof...(field)>, decltype(&field)...>{{{&field}}...};
   });
 }
@@ -220,7 +220,7 @@ template <class T, class... Seen> constexpr bool holds_array() {
   else if constexpr (field_count<T> > most_fields || has_base<T> || has_c_array<T>(std::make_index_sequence<field_count<T>>{}))
     return takes_array<T>(std::make_index_sequence<field_count<T>>{});
   else
-    return parts_hold_array<decltype(apply(std::declval<T&>(), [](auto&... f) { return std::tie(f...); })), T, Seen...>;
+    return parts_hold_array<decltype(reflect::apply(std::declval<T&>(), [](auto&... f) { return std::tie(f...); })), T, Seen...>;
 }
 
 template <class T> constexpr Kind kind_of() {
@@ -509,7 +509,7 @@ template <class T> void visit(Walk& w, void* address) {
   }
 }
 
-template <class T> void walk(Walk& w, T& tree) { visit<T>(w, const_cast<void*>(static_cast<const void*>(&tree))); }
+template <class T> void walk(Walk& w, T& tree) { haliax::visit<T>(w, const_cast<void*>(static_cast<const void*>(&tree))); }
 
 struct WalkOptions { bool paths = false, statics = false; };
 
@@ -517,7 +517,7 @@ struct WalkOptions { bool paths = false, statics = false; };
 template <class T> Walk walk_of(const T& tree, WalkOptions options = {}) {
   Walk w;
   w.with_paths = options.paths, w.with_statics = options.statics;
-  visit<T>(w, const_cast<T*>(&tree));
+  haliax::visit<T>(w, const_cast<T*>(&tree));   // not what is found beside T: std::visit
   return w;
 }
 

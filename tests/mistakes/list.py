@@ -18,13 +18,17 @@ COMPILERS = [found for found in (next((c for c in names if shutil.which(c)), Non
 HEAD = """
 #include <sys/wait.h>
 #include <unistd.h>
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
+#include <functional>
 #include <map>
+#include <numeric>
 #include <thread>
 #include <unordered_map>
+#include <variant>
 #include "haliax/haliax.h"
 #include "haliax/state_dict.h"
 using namespace haliax;
