@@ -4,7 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <utility>
 
@@ -27,10 +30,12 @@ class CudaExecutable final : public Executable {
       : kept_(std::move(lane)), lane_(*kept_), api_(lane_.api), words_(words), program_(std::move(p)), sequence_(sequence_of(*program_)) {
     require_memory();
     make(sequence_.items);
+    if (words_.keep) keep_texts();
     auto kernels = api_.compile(lane_.device, kernels_);
     for (std::size_t k = 0; k < kernels.size(); ++k) waiting_[k]->made = kernels[k];
     kernels_.clear(), waiting_.clear();
     if (sequence_.flags > 0) flags_ = lane_.take(sequence_.flags);
+    if (sequence_.beside > 0) beside_ = lane_.take(sequence_.beside);
     in_graphs_ = !words_.eager && !words_.sync && !sequence_.asks_host && steps_in_graph(sequence_.items) <= kMostInGraph;
   }
   ~CudaExecutable() override {
@@ -72,6 +77,13 @@ class CudaExecutable final : public Executable {
       largest += fmt::format("{}{} {}", k ? ", " : "; when it needs most these are ", uses[k].purpose, uses[k].bytes);
     throw Error(fmt::format("[memory] {} is planned with {} bytes beside its arguments, and device {} of {} has {} free{}", p.called,
                             p.peak_bytes, lane_.device, api_.name, free, largest));
+  }
+  // In the folder HALIAX_CACHE, or else where the process is.
+  void keep_texts() const {
+    auto* asked = std::getenv("HALIAX_CACHE");
+    const std::filesystem::path folder = asked && *asked ? asked : ".";
+    std::filesystem::create_directories(folder);
+    for (auto& k : kernels_) std::ofstream(folder / (k.name + ".cu")) << prelude(false) << k.text << "}\n";
   }
   void make(std::vector<Item>& items) {
     for (auto& i : items) {
@@ -172,6 +184,7 @@ class CudaExecutable final : public Executable {
       for (auto& [loop, stride] : w.loops) v += loops_[std::size_t(loop)] * stride;
       if (w.slot == kArenaSlot) return number(arena_) + v;
       if (w.slot == kFlagSlot) return number(e_.flags_.get()) + v;
+      if (w.slot == kBesideSlot) return number(e_.beside_.get()) + v;
       return w.slot < 0 ? v : number(slots_[std::size_t(w.slot)].at) + v;
     }
     std::byte* place(const View& v) const {      // of its first element; no scalar in memory moves it
@@ -298,7 +311,7 @@ class CudaExecutable final : public Executable {
   Sequence sequence_;
   std::vector<Kernel> kernels_;                  // while it is made
   std::vector<Item*> waiting_;
-  Memory flags_;
+  Memory flags_, beside_;
   bool in_graphs_ = false;
   std::vector<Handle> events_;
   std::vector<Instance> instances_;

@@ -9,6 +9,7 @@
 
 #include "backends/cuda/sim/machine.h"
 #include "haliax/haliax.h"
+#include "support/folder.h"
 #include "support/raises.h"
 #include "support/simulated.h"
 
@@ -177,6 +178,30 @@ TEST_CASE("cuda engine: turns that are left out are looked up on the card") {
   }
 }
 
+TEST_CASE("cuda engine: products of turns that are left out leave what others see as it is") {
+  for (unsigned seed = 0; seed < 24; ++seed) {
+    CAPTURE(seed);
+    Case c(seed);
+    const auto d = seed % 2 ? DType::bf16 : DType::f32;
+    const std::int64_t turns = 5;
+    const auto flags = c.view(false, DType::boolean, {turns}, Case::dense);
+    for (std::int64_t t = 0; t < turns; ++t) c.arguments[0][std::size_t(flags.offset + t)] = std::byte(c.random.coin());
+    random_contract(c, {2}, {3}, {4}, {5}, d, d, c.random.coin(), seed % 3 == 0);
+    auto step = c.program.steps[0];
+    step.scratch = -1;
+    Step skip{.kind = Kind::skip, .skip = {{flags.slot, DType::boolean, flags.offset, {}, {Term{.loop = 0, .stride = 1}}}}};
+    std::vector<Step> body{skip, step};
+    if (seed % 4 == 3) {                         // in a part of the turn alone
+      Step part{.kind = Kind::loop, .loop = {.variable = -1, .trips = 1, .body = body}};
+      body = {part};
+    }
+    c.program.steps = {{.kind = Kind::loop, .loop = {.variable = 0, .trips = turns, .body = body}}};
+    c.program.loops = 1;
+    const auto got = c.run(*cuda::make_simulated_device()), want = c.run(*reference::make_reference_device());
+    CHECK(difference(d, got[0], want[0], 5 * tolerance(d)) == "");
+  }
+}
+
 TEST_CASE("cuda engine: an error that is found late names the call, with HALIAX_CUDA=sync the step, and stays") {
   const auto c = adds_one(3);
   auto& api = faulty();
@@ -212,6 +237,17 @@ TEST_CASE("cuda engine: words of HALIAX_CUDA") {
     CHECK(since(&Asked::kernels) == 1);
     CHECK((since(&Asked::waits) > 0) == (std::string(words) == "sync"));
   }
+  // keep: texts as a card's compiler takes them.
+  Folder folder;
+  const std::string before = std::getenv("HALIAX_CACHE") ? std::getenv("HALIAX_CACHE") : "";
+  ::setenv("HALIAX_CACHE", folder.path.c_str(), 1);
+  {
+    Run r(c, "keep");
+  }
+  before.empty() ? ::unsetenv("HALIAX_CACHE") : ::setenv("HALIAX_CACHE", before.c_str(), 1);
+  int texts = 0;
+  for (auto& f : std::filesystem::directory_iterator(folder.path)) texts += f.path().extension() == ".cu";
+  CHECK(texts == 1);
   // tf32 has 10 bits of mantissa: 1 + 2^-12 is 1 there.
   Case product(2);
   const auto x = product.view(false, DType::f32, {4, 4}, Case::dense), y = product.view(false, DType::f32, {4, 4}, Case::dense);

@@ -93,9 +93,6 @@ class Machine {
   void abort(Network&);
   void leave(Network&);
 
-  void hold();                                   // over a fork: nothing is under way
-  void let_go();
-
  private:
   struct Piece {
     std::int64_t bytes = 0;                      // without what lies behind
