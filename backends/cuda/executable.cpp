@@ -27,7 +27,8 @@ std::int64_t number(const void* p) { return std::int64_t(reinterpret_cast<std::i
 class CudaExecutable final : public Executable {
  public:
   CudaExecutable(std::shared_ptr<Lane> lane, const Words& words, std::shared_ptr<const Program> p)
-      : kept_(std::move(lane)), lane_(*kept_), api_(lane_.api), words_(words), program_(std::move(p)), sequence_(sequence_of(*program_)) {
+      : kept_(std::move(lane)), lane_(*kept_), api_(lane_.api), words_(words), program_(std::move(p)),
+        sequence_(sequence_of(*program_)) {
     require_memory();
     make(sequence_.items);
     if (words_.keep) keep_texts();
@@ -75,8 +76,8 @@ class CudaExecutable final : public Executable {
     std::string largest;
     for (std::size_t k = 0; k < std::min<std::size_t>(uses.size(), 3); ++k)
       largest += fmt::format("{}{} {}", k ? ", " : "; when it needs most these are ", uses[k].purpose, uses[k].bytes);
-    throw Error(fmt::format("[memory] {} is planned with {} bytes beside its arguments, and device {} of {} has {} free{}", p.called,
-                            p.peak_bytes, lane_.device, api_.name, free, largest));
+    throw Error(fmt::format("[memory] {} is planned with {} bytes beside its arguments, and device {} of {} has {} free{}",
+                            p.called, p.peak_bytes, lane_.device, api_.name, free, largest));
   }
   // In the folder HALIAX_CACHE, or else where the process is.
   void keep_texts() const {
@@ -141,8 +142,8 @@ class CudaExecutable final : public Executable {
   // ---- one run, or one graph ----
   class Call {
    public:
-    Call(const CudaExecutable& e, Handle stream, Handle side, const std::vector<void*>& arguments, const std::vector<void*>& results,
-         void* arena, Rank* rank)
+    Call(const CudaExecutable& e, Handle stream, Handle side, const std::vector<void*>& arguments,
+         const std::vector<void*>& results, void* arena, Rank* rank)
         : e_(e), api_(e.api_), program_(*e.program_), stream_(stream), side_(side), arena_(static_cast<std::byte*>(arena)),
           rank_(rank), loops_(std::size_t(program_.loops)) {
       for (auto& s : program_.slots) {

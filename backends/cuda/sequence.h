@@ -28,9 +28,9 @@ struct Item {
   Handle before = nullptr, behind = nullptr;             // of a collective: events
 };
 
-// Turns that may end early (Skip) have a flag each, in memory of the executable: a Word's slot in place of a slot. Kernels look at
-// it by themselves. Products of the library cannot, and are made in vain; where their result is seen from outside of what is left
-// out, they are made in memory of the executable, too, and a kernel takes them from there.
+// Turns that may end early (Skip) have a flag each, in memory of the executable: a Word's slot in place of a slot. Kernels look
+// at it by themselves. Products of the library cannot, and are made in vain; where their result is seen from outside of what is
+// left out, they are made in memory of the executable, too, and a kernel takes them from there.
 inline constexpr int kFlagSlot = -3, kBesideSlot = -4;
 
 struct Sequence {

@@ -63,7 +63,8 @@ struct Run {
   std::unique_ptr<Device> device;
   std::unique_ptr<Executable> executable = device->compile(std::make_shared<Program>(c.program));
   Memory x = put(*device, c.arguments[0]), out = device->take(std::int64_t(c.results[0].size()), 0);
-  explicit Run(const Case& of, const char* words = "", const cuda::Api& api = cuda::simulated()) : c(of), device(device_of(api, words)) {}
+  explicit Run(const Case& of, const char* words = "", const cuda::Api& api = cuda::simulated())
+      : c(of), device(device_of(api, words)) {}
   void run() { executable->run({x.get()}, {out.get()}, nullptr, nullptr); }
   Bytes result() { return get(*device, out, c.results[0].size()); }
 };
@@ -211,7 +212,8 @@ TEST_CASE("cuda engine: an error that is found late names the call, with HALIAX_
   {
     Run good(c), bad(c, "", api);
     good.run(), bad.run();                       // returns
-    const std::string want = "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: a planted fault; it runs nothing more";
+    const std::string want =
+        "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: a planted fault; it runs nothing more";
     CHECK(error_of([&] { return bad.result(); }) == want);
     CHECK(error_of([&] { return bad.run(), 0; }) == want);
     CHECK(error_of([&] { return bad.device->take(4, 0); }) == want);
@@ -257,7 +259,9 @@ TEST_CASE("cuda engine: words of HALIAX_CUDA") {
   for (std::size_t k : {0, 1})
     for (std::size_t i = 0; i < product.arguments[k].size(); i += 4)
       scalar::store(DType::f32, &product.arguments[k][i], {k ? 1 : 1 + std::exp2(-12), 0});
-  auto first = [&](const char* words) { return floats_of(product.run(*device_of(cuda::simulated(), words))[0])[std::size_t(out.offset)]; };
+  auto first = [&](const char* words) {
+    return floats_of(product.run(*device_of(cuda::simulated(), words))[0])[std::size_t(out.offset)];
+  };
   CHECK(first("") == float(4 + std::exp2(-10)));
   CHECK(first("tf32") == 4);
 }
@@ -290,7 +294,7 @@ TEST_CASE("cuda engine: of a plan that is too large the largest purposes are nam
   CHECK(has(said, "activations 900, gradients 70, scratch 5"));
 }
 
-TEST_CASE("cuda engine: what a program prints is in order, and done when the call is; a check that fails leaves the card as it is") {
+TEST_CASE("cuda engine: prints are in order, and done when the call is; a check that fails leaves the card as it is") {
   static std::vector<std::string> lines;
   auto printing = [](const NamedArray& x) {
     debug::print("x {}", x.slice("n", 1, 2));
@@ -322,7 +326,8 @@ TEST_CASE("cuda engine: donated on one side, an array has no old value on the ot
       jit(next, {.backend = "cuda-sim"})(x).doubles();   // lies on both
       auto y = jit(next, {.donate = {0}, .backend = first})(x);
       auto z = jit(next, {.donate = {0}, .backend = second})(y);
-      for (const char* reader : {"cuda-sim", "cpu"}) CHECK(jit(next, {.backend = reader})(z).doubles() == Doubles{13, 14, 15, 16});
+      for (const char* reader : {"cuda-sim", "cpu"})
+        CHECK(jit(next, {.backend = reader})(z).doubles() == Doubles{13, 14, 15, 16});
       CHECK(z.doubles() == Doubles{12, 13, 14, 15});
       CHECK_THROWS_AS(x.doubles(), Error);
     }

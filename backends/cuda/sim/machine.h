@@ -1,5 +1,5 @@
-// Streams, events and graphs of simulated devices. What is asked for waits in queues, until somebody waits: then it is done by the
-// threads that wait, in an order that is drawn anew each time from all those that are legal.
+// Streams, events and graphs of simulated devices. What is asked for waits in queues, until somebody waits: then it is done by
+// the threads that wait, in an order that is drawn anew each time from all those that are legal.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
