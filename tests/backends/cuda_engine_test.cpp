@@ -316,6 +316,31 @@ TEST_CASE("cuda engine: prints are in order, and done when the call is; a check 
   debug::set_output(nullptr);
 }
 
+TEST_CASE("cuda engine: on a mesh as many bytes are sent as are planned, and a call is asked for once") {
+  auto step = [](const NamedArray& w, const NamedArray& x) {
+    auto [value, slope] = value_and_grad([&](const NamedArray& v) { return mean(square(dot(x, v, "embed"))); })(w);
+    return std::pair{w - slope * 0.01, value};
+  };
+  const Axis Wide("embed", 64), Rows("batch", 32);
+  for (auto* cut : {"batch", "embed"}) {
+    CAPTURE(cut);
+    auto f = named_jit(step, {.donate = {0}, .backend = "cuda-sim", .mesh = Mesh{{{"data", 4}}},
+                              .axis_resources = Mapping{{cut, "data"}}});
+    auto x = random::normal(random::key(1), {Rows, Wide}).eval();
+    auto now = f(numbers(Wide), x).first;
+    for (int k = 0; k < 3; ++k) now = f(now, x).first;
+    now.doubles();
+    Since since;
+    for (int k = 0; k < 5; ++k) now = f(now, x).first;
+    CHECK(since(&Asked::waits) == 0);
+    CHECK(since(&Asked::exchanges) == 0);        // they are in graphs that are there
+    CHECK(since(&Asked::graphs) == 5 * 4);
+    now.doubles();
+    CHECK(f.report().sent_bytes > 0);
+    CHECK(double(since(&Asked::sent)) == 5 * 4 * f.report().sent_bytes);
+  }
+}
+
 TEST_CASE("cuda engine: donated on one side, an array has no old value on the other") {
   auto next = [](const NamedArray& x) { return x + 1.; };
   for (const char* first : {"cuda-sim", "cpu"})

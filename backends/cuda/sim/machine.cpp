@@ -193,7 +193,10 @@ void Machine::work_on(std::unique_lock<std::mutex>& held, Choice c) {
     if (w.kind == Work::Kind::exchange) {
       auto& met = r.met[std::size_t(node)];
       if (!w.network->failed.empty()) throw Error(w.network->failed);
-      if (!met) met = w.network->begin(w.rank, w.transfers);
+      if (!met) {
+        met = w.network->begin(w.rank, w.transfers);
+        for (auto& t : w.transfers) sent_ += t.sends ? t.bytes : 0;
+      }
       changed_.notify_all();
       if (!w.network->has_ended(*met)) return;
     } else if (w.kind == Work::Kind::plain) {

@@ -85,6 +85,7 @@ class Machine {
   void give(Stream*, std::byte*);
   std::int64_t free_bytes(int device);
   std::int64_t grown() const { return grown_; }
+  std::int64_t sent() const { return sent_; }
   void set_memory(int device, std::int64_t bytes);
   void refuse_in_graph(const char* what) const;  // on a thread that writes one down
   void fail(int device, const std::string& why); // as a kernel's fault does; empty: it is as new
@@ -134,6 +135,7 @@ class Machine {
   std::int64_t waiting_ = 0;                     // in all queues
   std::int64_t pieces_ = 0;                      // taken so far
   std::int64_t grown_ = 0;                       // pieces where no memory was before
+  std::int64_t sent_ = 0;                        // bytes
 };
 
 }  // namespace haliax::cuda::sim

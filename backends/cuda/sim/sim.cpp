@@ -337,7 +337,7 @@ std::unique_ptr<program::Device> make_simulated_device() {
 Asked asked() {
   auto& c = counters;
   return {c.kernels, c.products, c.copies, c.exchanges, c.texts, c.instances, c.updates, c.graphs, c.taken, machine().grown(),
-          c.waits};
+          c.waits, machine().sent()};
 }
 void set_simulated_memory(int device, std::int64_t bytes) { machine().set_memory(device, bytes); }
 void plant_fault(int device, const std::string& why) { machine().fail(device, why); }
