@@ -107,9 +107,9 @@ def rooms():
     return sorted({f.parent.name for f in TESTS.glob("*/*_test.cpp")})
 
 
-# Files that run on the backend `apart` too, whose memory the host may not touch.
-ON_APART = ("debug_test.cpp", "fork_test.cpp", "mesh_run_test.cpp")
-NOT_ON_APART = {   # test cases, and why
+# Files that run on backends too whose memory the host may not touch. (A card does not outlive a fork.)
+ON_DEVICES = {"apart": ("debug_test.cpp", "fork_test.cpp", "mesh_run_test.cpp"), "cuda-sim": ("debug_test.cpp", "mesh_run_test.cpp")}
+NOT_ON_DEVICES = {   # test cases, and why
     "*is not cut again": "says what is copied in the host's memory",
     "*are read where they are": "says what is not copied in the host's memory",
 }
@@ -131,9 +131,10 @@ def jobs(build, suites, word, brief, sanitized):
             found[f"{room}/{file.name}"] = run_file, command, word
             if file.name in ("cpu_fused_test.cpp", "cpu_backend_test.cpp") and not brief:
                 found[f"{room}/{file.name} on cuda-sim"] = run_file, ["env", "HALIAX_BACKEND=cuda-sim", *command], word
-            if room == "runtime" and file.name in ON_APART and not brief:
-                skipped = "-tce=" + ",".join(NOT_ON_APART)
-                found[f"{room}/{file.name} on apart"] = run_file, ["env", "HALIAX_BACKEND=apart", *command, skipped], word
+            for backend, files in ON_DEVICES.items():
+                if room == "runtime" and file.name in files and not brief:
+                    skipped = "-tce=" + ",".join(NOT_ON_DEVICES)
+                    found[f"{room}/{file.name} on {backend}"] = run_file, ["env", f"HALIAX_BACKEND={backend}", *command, skipped], word
     return found
 
 

@@ -68,8 +68,8 @@ struct Api {
   std::int64_t (*workspace)();                                       // bytes that multiply may write
   void (*multiply)(Handle stream, Handle product, const void* a, const void* b, void* out, void* workspace);   // in order
 
-  // Graphs: what is asked of a stream, and of those that follow it, is written down instead of done. Meanwhile this thread must not
-  // wait, nor take or give memory.
+  // Graphs: what is asked of a stream, and of those that follow it, is written down instead of done. Meanwhile this thread must
+  // not wait, nor take or give memory.
   void (*begin_graph)(Handle stream);
   Handle (*end_graph)(Handle stream);
   void (*drop_graph)(Handle graph);

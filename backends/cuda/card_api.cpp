@@ -1,13 +1,15 @@
-// The table as CUDA fills it: the driver, NVRTC, cuBLASLt, NCCL. All calls on a device are made in its primary context, which other
-// libraries of the process share.
+// The table as CUDA fills it: the driver, NVRTC, cuBLASLt, NCCL. All calls on a device are made in its primary context, which
+// other libraries of the process share.
 #include "card_api.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <chrono>
 #include <list>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <utility>
 
 #include "cublas.h"
@@ -125,6 +127,60 @@ std::int64_t free_bytes(int d) {
   must(driver().get_pool(card.pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, &reserved), "to say how much memory is kept");
   must(driver().get_pool(card.pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT, &used), "to say how much memory is in use");
   return std::int64_t(free + reserved - used);
+}
+
+// ---- waiting: a card that has failed leaves the others in the middle of what they exchange with it ----------------------------
+struct Member {                                  // of a communicator
+  Handle nccl;
+  const Device* device;
+};
+std::mutex joined_lock;
+std::list<Member*>& joined() {
+  static auto* all = new std::list<Member*>;
+  return *all;
+}
+// Ends what is exchanged if one of the cards that take part has failed, and says which.
+void look_at_others(const Device& mine) {
+  std::lock_guard hold(joined_lock);
+  for (auto* m : joined()) {
+    if (m->device == &mine || driver().set_context(m->device->context) != CUDA_SUCCESS) continue;
+    const auto r = driver().is_done(nullptr);
+    if (!ends_device(r)) continue;
+    for (auto* other : joined()) nccl_abort(other->nccl);
+    throw Fault(fmt::format("device {} has failed: {}", int(m->device->id), says(r)));
+  }
+}
+void wait(Handle s) {
+  auto& at = on(s);
+  bool alone = true;
+  {
+    std::lock_guard hold(joined_lock);
+    alone = joined().empty();
+  }
+  while (!alone) {
+    const auto r = driver().is_done(at.stream);
+    if (r != CUDA_ERROR_NOT_READY) break;
+    look_at_others(*at.device);
+    must(driver().set_context(at.device->context), "a context");
+    std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+  must(driver().wait(at.stream), "to wait");
+}
+Handle join(const std::string& id, int ranks, int rank, int d) {
+  auto& card = device(d);
+  auto* mine = new Member{nccl_join(id, ranks, rank), &card};
+  std::lock_guard hold(joined_lock);
+  joined().push_back(mine);
+  return mine;
+}
+void leave(Handle h) {
+  auto* mine = static_cast<Member*>(h);
+  {
+    std::lock_guard hold(joined_lock);
+    joined().remove(mine);
+  }
+  nccl_leave(mine->nccl);
+  delete mine;
 }
 
 // ---- memory and copies --------------------------------------------------------------------------------------------------------
@@ -280,7 +336,7 @@ Api table() {
     driver().end_stream(static_cast<Stream*>(s)->stream);
     delete static_cast<Stream*>(s);
   };
-  a.wait = [](Handle s) { must(driver().wait(on(s).stream), "to wait"); };
+  a.wait = wait;
   a.mark = [](Handle s, std::int64_t* to, std::int64_t n) {
     must(driver().mark(on(s).stream, address(to), cuuint64_t(n), CU_STREAM_WRITE_VALUE_DEFAULT), "a mark");
   };
@@ -314,9 +370,11 @@ Api table() {
   a.run_graph = [](Handle s, Handle i) { must(driver().run_graph(static_cast<CUgraphExec>(i), on(s).stream), "to run a graph"); };
   a.end_instance = [](Handle i) { driver().end_instance(static_cast<CUgraphExec>(i)); };
   a.make_id = nccl_id;
-  a.join = [](const std::string& id, int ranks, int rank, int d) { return device(d), nccl_join(id, ranks, rank); };
-  a.exchange = [](Handle c, Handle s, const std::vector<Transfer>& all) { nccl_exchange(c, on(s).stream, all); };
-  a.abort = nccl_abort, a.leave = nccl_leave;
+  a.join = join, a.leave = leave;
+  a.exchange = [](Handle c, Handle s, const std::vector<Transfer>& all) {
+    nccl_exchange(static_cast<Member*>(c)->nccl, on(s).stream, all);
+  };
+  a.abort = [](Handle c) { nccl_abort(static_cast<Member*>(c)->nccl); };
   return a;
 }
 

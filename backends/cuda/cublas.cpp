@@ -26,7 +26,8 @@ struct Guess {                                   // the library's, as it lies th
 struct Cublas {
   using Handle = void*;
   int (*make)(Handle*) = nullptr;
-  int (*guess)(Handle, Handle product, Handle a, Handle b, Handle c, Handle d, Handle preference, int most, Guess*, int* found) = nullptr;
+  int (*guess)(Handle, Handle product, Handle a, Handle b, Handle c, Handle d, Handle preference, int most, Guess*,
+               int* found) = nullptr;
   int (*multiply)(Handle, Handle product, const void* alpha, const void* a, Handle, const void* b, Handle, const void* beta,
                   const void* c, Handle, void* d, Handle, const CublasProduct::Algorithm*, void* workspace, std::size_t,
                   void* stream) = nullptr;
@@ -151,7 +152,8 @@ unsigned CublasProduct::reduction_schemes() const {
 }
 
 bool CublasProduct::in_tf32() const {
-  return impl_->get<std::int32_t>(impl_->lib.get_descriptor, impl_->descriptor, kCompute, "to say what it computes in") == kComputeTf32;
+  auto& i = *impl_;
+  return i.get<std::int32_t>(i.lib.get_descriptor, i.descriptor, kCompute, "to say what it computes in") == kComputeTf32;
 }
 std::vector<CublasProduct::Algorithm> CublasProduct::algorithms(void* library, int most) const {
   auto& i = *impl_;
@@ -169,7 +171,8 @@ void CublasProduct::run(void* library, void* stream, const Algorithm& how, const
   auto& i = *impl_;
   const double one = 1, beta = i.accumulate ? 1 : 0;
   const float one_f32 = 1, beta_f32 = float(beta);
-  const void* scale[] = {i.wide ? static_cast<const void*>(&one) : &one_f32, i.wide ? static_cast<const void*>(&beta) : &beta_f32};
+  const void* scale[] = {&one_f32, &beta_f32};
+  if (i.wide) scale[0] = &one, scale[1] = &beta;
   must(i.lib.multiply(library, i.descriptor, scale[0], a, i.a, b, i.b, scale[1], out, i.out, out, i.out, &how, workspace,
                       std::size_t(kCublasWorkspace), stream),
        "to multiply");

@@ -1,5 +1,5 @@
-// What cuBLASLt is told of a product. Its library is found when the program runs; nothing is linked to it, and it says what it was
-// told on machines without a card too.
+// What cuBLASLt is told of a product. Its library is found when the program runs; nothing is linked to it, and it says what it
+// was told on machines without a card too.
 #pragma once
 #include <array>
 #include <cstdint>

@@ -22,7 +22,8 @@ std::int64_t next_number() {
 
 }  // namespace
 
-Rank::Rank(std::shared_ptr<Lane> lane, Handle communicator) : number(next_number()), lane_(std::move(lane)), communicator_(communicator) {}
+Rank::Rank(std::shared_ptr<Lane> lane, Handle communicator)
+    : number(next_number()), lane_(std::move(lane)), communicator_(communicator) {}
 Rank::~Rank() { lane_->api.leave(communicator_); }
 void Rank::run(const Collective&, const void* const*, void* const*, void*, std::int64_t) {
   throw Error(fmt::format("[{}] collectives are parts of this backend's programs, and of no others", lane_->api.name));
@@ -36,7 +37,8 @@ class CudaDevice final : public Device {
   CudaDevice(const Api& api, const Words& words, const Machine& machine) : api_(api), words_(words), machine_(machine) {}
   const char* name() const override { return api_.name; }
   std::int64_t scratch_bytes(const Step& s, int) const override {
-    return s.kind == Kind::contract ? product_scratch(s.contract) : s.kind == Kind::collective ? collective_scratch(s.collective) : 0;
+    if (s.kind == Kind::collective) return collective_scratch(s.collective);
+    return s.kind == Kind::contract ? product_scratch(s.contract) : 0;
   }
   Machine machine() const override { return machine_; }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {
@@ -58,7 +60,8 @@ class CudaDevice final : public Device {
       auto& all = meshes_[mesh];
       all.ranks.resize(std::size_t(ranks));
       auto failed = [](auto& r) { return r && r->failed(); };
-      if (all.missing == 0 && std::any_of(all.ranks.begin(), all.ranks.end(), failed)) all.ranks.assign(std::size_t(ranks), nullptr);
+      if (all.missing == 0 && std::any_of(all.ranks.begin(), all.ranks.end(), failed))
+        all.ranks.assign(std::size_t(ranks), nullptr);
       if (auto& mine = all.ranks[std::size_t(device)]) return mine;
       if (all.missing == 0) all.id = api_.make_id(), all.missing = ranks;
       --all.missing;

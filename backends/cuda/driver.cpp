@@ -21,7 +21,8 @@ Driver opened() {
   find(d.take_host, "cuMemHostAlloc"), find(d.give_host, "cuMemFreeHost"), find(d.put, "cuMemcpyHtoDAsync_v2");
   find(d.get, "cuMemcpyDtoHAsync_v2"), find(d.copy, "cuMemcpyDtoDAsync_v2"), find(d.make_stream, "cuStreamCreate");
   find(d.end_stream, "cuStreamDestroy_v2");
-  find(d.wait, "cuStreamSynchronize"), find(d.mark, "cuStreamWriteValue64_v2"), find(d.follow, "cuStreamWaitEvent");
+  find(d.is_done, "cuStreamQuery"), find(d.wait, "cuStreamSynchronize");
+  find(d.mark, "cuStreamWriteValue64_v2"), find(d.follow, "cuStreamWaitEvent");
   find(d.make_event, "cuEventCreate"), find(d.end_event, "cuEventDestroy_v2"), find(d.record, "cuEventRecord");
   find(d.wait_event, "cuEventSynchronize"), find(d.elapsed, "cuEventElapsedTime_v2");
   find(d.load, "cuLibraryLoadData"), find(d.kernel, "cuLibraryGetKernel"), find(d.launch, "cuLaunchKernel");

@@ -27,6 +27,7 @@ struct Driver {
   decltype(&cuMemcpyDtoDAsync) copy = nullptr;
   decltype(&cuStreamCreate) make_stream = nullptr;
   decltype(&cuStreamDestroy) end_stream = nullptr;
+  decltype(&cuStreamQuery) is_done = nullptr;
   decltype(&cuStreamSynchronize) wait = nullptr;
   decltype(&cuStreamWriteValue64) mark = nullptr;
   decltype(&cuStreamWaitEvent) follow = nullptr;

@@ -24,7 +24,8 @@ class Rank final : public program::Communicator {
   bool failed_ = false;
 };
 
-std::unique_ptr<program::Executable> make_executable(std::shared_ptr<Lane>, const Words&, std::shared_ptr<const program::Program>);
+std::unique_ptr<program::Executable> make_executable(std::shared_ptr<Lane>, const Words&,
+                                                     std::shared_ptr<const program::Program>);
 // words: of HALIAX_CUDA. The table lives for ever.
 std::unique_ptr<program::Device> make_device(const Api&, const Words&, const program::Machine&);
 

@@ -4,7 +4,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <utility>
 
@@ -24,13 +27,16 @@ std::int64_t number(const void* p) { return std::int64_t(reinterpret_cast<std::i
 class CudaExecutable final : public Executable {
  public:
   CudaExecutable(std::shared_ptr<Lane> lane, const Words& words, std::shared_ptr<const Program> p)
-      : kept_(std::move(lane)), lane_(*kept_), api_(lane_.api), words_(words), program_(std::move(p)), sequence_(sequence_of(*program_)) {
+      : kept_(std::move(lane)), lane_(*kept_), api_(lane_.api), words_(words), program_(std::move(p)),
+        sequence_(sequence_of(*program_)) {
     require_memory();
     make(sequence_.items);
+    if (words_.keep) keep_texts();
     auto kernels = api_.compile(lane_.device, kernels_);
     for (std::size_t k = 0; k < kernels.size(); ++k) waiting_[k]->made = kernels[k];
     kernels_.clear(), waiting_.clear();
     if (sequence_.flags > 0) flags_ = lane_.take(sequence_.flags);
+    if (sequence_.beside > 0) beside_ = lane_.take(sequence_.beside);
     in_graphs_ = !words_.eager && !words_.sync && !sequence_.asks_host && steps_in_graph(sequence_.items) <= kMostInGraph;
   }
   ~CudaExecutable() override {
@@ -70,8 +76,15 @@ class CudaExecutable final : public Executable {
     std::string largest;
     for (std::size_t k = 0; k < std::min<std::size_t>(uses.size(), 3); ++k)
       largest += fmt::format("{}{} {}", k ? ", " : "; when it needs most these are ", uses[k].purpose, uses[k].bytes);
-    throw Error(fmt::format("[memory] {} is planned with {} bytes beside its arguments, and device {} of {} has {} free{}", p.called,
-                            p.peak_bytes, lane_.device, api_.name, free, largest));
+    throw Error(fmt::format("[memory] {} is planned with {} bytes beside its arguments, and device {} of {} has {} free{}",
+                            p.called, p.peak_bytes, lane_.device, api_.name, free, largest));
+  }
+  // In the folder HALIAX_CACHE, or else where the process is.
+  void keep_texts() const {
+    auto* asked = std::getenv("HALIAX_CACHE");
+    const std::filesystem::path folder = asked && *asked ? asked : ".";
+    std::filesystem::create_directories(folder);
+    for (auto& k : kernels_) std::ofstream(folder / (k.name + ".cu")) << prelude(false) << k.text << "}\n";
   }
   void make(std::vector<Item>& items) {
     for (auto& i : items) {
@@ -129,8 +142,8 @@ class CudaExecutable final : public Executable {
   // ---- one run, or one graph ----
   class Call {
    public:
-    Call(const CudaExecutable& e, Handle stream, Handle side, const std::vector<void*>& arguments, const std::vector<void*>& results,
-         void* arena, Rank* rank)
+    Call(const CudaExecutable& e, Handle stream, Handle side, const std::vector<void*>& arguments,
+         const std::vector<void*>& results, void* arena, Rank* rank)
         : e_(e), api_(e.api_), program_(*e.program_), stream_(stream), side_(side), arena_(static_cast<std::byte*>(arena)),
           rank_(rank), loops_(std::size_t(program_.loops)) {
       for (auto& s : program_.slots) {
@@ -172,6 +185,7 @@ class CudaExecutable final : public Executable {
       for (auto& [loop, stride] : w.loops) v += loops_[std::size_t(loop)] * stride;
       if (w.slot == kArenaSlot) return number(arena_) + v;
       if (w.slot == kFlagSlot) return number(e_.flags_.get()) + v;
+      if (w.slot == kBesideSlot) return number(e_.beside_.get()) + v;
       return w.slot < 0 ? v : number(slots_[std::size_t(w.slot)].at) + v;
     }
     std::byte* place(const View& v) const {      // of its first element; no scalar in memory moves it
@@ -298,7 +312,7 @@ class CudaExecutable final : public Executable {
   Sequence sequence_;
   std::vector<Kernel> kernels_;                  // while it is made
   std::vector<Item*> waiting_;
-  Memory flags_;
+  Memory flags_, beside_;
   bool in_graphs_ = false;
   std::vector<Handle> events_;
   std::vector<Instance> instances_;

@@ -199,7 +199,7 @@ Launch product(const Contract& c) {
 
 }  // namespace
 
-std::vector<Launch> launches_of(const Step& s, bool library) {
+std::vector<Launch> launches_of(const Step& s) {
   std::vector<Launch> out;
   auto add = [&](Launch l) {
     if (l.blocks > 0) out.push_back(std::move(l));
@@ -207,7 +207,7 @@ std::vector<Launch> launches_of(const Step& s, bool library) {
   switch (s.kind) {
     case Kind::fused: add(fused_launch(s.fused)); break;
     case Kind::contract:
-      if (auto products = library ? products_of(s) : std::nullopt) out = std::move(*products);
+      if (auto products = products_of(s)) out = std::move(*products);
       else add(product(s.contract));
       break;
     case Kind::gather: add(move(s.gather.dims, s.gather.table, s.gather.out, s.gather.indexed, s.gather.outside)); break;

@@ -32,8 +32,8 @@ struct Nccl {
     const Library library({"libnccl.so.2"});
     auto find = [&](auto& f, const char* name) { return library.find(f, name); };
     there = find(make_id, "ncclGetUniqueId") && find(join, "ncclCommInitRank") && find(begin_group, "ncclGroupStart") &&
-            find(end_group, "ncclGroupEnd") && find(send, "ncclSend") && find(receive, "ncclRecv") && find(abort, "ncclCommAbort") &&
-            find(destroy, "ncclCommDestroy") && find(says, "ncclGetErrorString");
+            find(end_group, "ncclGroupEnd") && find(send, "ncclSend") && find(receive, "ncclRecv") &&
+            find(abort, "ncclCommAbort") && find(destroy, "ncclCommDestroy") && find(says, "ncclGetErrorString");
   }
 };
 const Nccl& nccl() {

@@ -1,4 +1,4 @@
-// The plugin libhaliax_cuda: the backend `cuda`. It plans on any machine; what it cannot run, and why, it says when it is asked to.
+// The plugin libhaliax_cuda: the backend `cuda`. It plans on any machine; what it cannot run, and why, it says when asked to.
 #include <cstdlib>
 
 #include "card_api.h"

@@ -1,5 +1,7 @@
 #include "sequence.h"
 
+#include <algorithm>
+#include <set>
 #include <utility>
 
 namespace haliax::cuda {
@@ -21,14 +23,53 @@ Launch look_at(const View& unless, int so_far, int flag) {
 
 class Maker {
  public:
-  explicit Maker(const Program& p) : program_(p) { out.items = items_of(p.steps, -1); }
+  explicit Maker(const Program& p) : program_(p) {
+    for (bool again = true; again;) {
+      out = {}, around_.clear(), in_vain_.clear(), touched_.assign(p.slots.size(), {});
+      out.items = items_of(p.steps, -1);
+      look(out.items);
+      again = false;
+      for (auto& [step, flag] : in_vain_)
+        if (!stays_inside(step->contract.out.slot, flag)) again |= beside_.insert(step).second;
+    }
+  }
   Sequence out;
 
  private:
+  // ---- which slots are touched where turns may end early: by the flags of those turns ----
+  void touch(int slot, int flag) {
+    if (slot < 0) return;
+    while (program_.slot(slot).alias >= 0) slot = program_.slot(slot).alias;
+    touched_[std::size_t(slot)].insert(flag);
+  }
+  void touch(const View& v, int flag) {
+    touch(v.slot, flag);
+    for (auto& t : v.terms) touch(t.slot, flag);
+  }
+  void look(const std::vector<Item>& items) {
+    for (auto& i : items) {
+      for (auto& w : i.launch.words) touch(w.slot, i.flag);
+      for (auto& m : i.messages) touch(m.at.slot, i.flag);
+      if (i.kind == Item::Kind::host)
+        for (auto& a : i.step->host.arrays) touch(a.view, i.flag);
+      look(i.body);
+    }
+  }
+  bool stays_inside(int slot, int flag) const {
+    while (program_.slot(slot).alias >= 0) slot = program_.slot(slot).alias;
+    if (program_.slot(slot).home != Home::arena) return false;
+    auto inside = [&](int f) {
+      while (f >= 0 && f != flag) f = around_[std::size_t(f)];
+      return f == flag;
+    };
+    auto& all = touched_[std::size_t(slot)];
+    return std::all_of(all.begin(), all.end(), inside);
+  }
+
   std::vector<Item> items_of(const std::vector<Step>& steps, int flag) {
     std::vector<Item> items;
     for (auto& s : steps) {
-      Item i{.step = &s};
+      Item i{.step = &s, .flag = flag};
       switch (s.kind) {
         case Kind::loop:
           i.kind = Item::Kind::loop, i.body = items_of(s.loop.body, flag);
@@ -37,15 +78,15 @@ class Maker {
         case Kind::skip:
           i.launch = look_at(s.skip.unless, flag, out.flags);
           items.push_back(std::move(i));
-          flag = out.flags++;
+          around_.push_back(flag), flag = out.flags++;
           break;
         case Kind::host:
           if (s.host.once && program_.device > 0) break;
-          i.kind = Item::Kind::host, i.flag = flag, out.asks_host = true;
+          i.kind = Item::Kind::host, out.asks_host = true;
           items.push_back(std::move(i));
           break;
         case Kind::collective:
-          i.kind = Item::Kind::collective, i.flag = flag, i.body = parts(s);
+          i.kind = Item::Kind::collective, i.body = parts(s, flag);
           out.speaks = true, out.asks_host |= flag >= 0;
           items.push_back(std::move(i));
           break;
@@ -55,22 +96,54 @@ class Maker {
     return items;
   }
   void add(std::vector<Item>& items, const Step& what, const Step& of, int flag) {
-    for (auto& l : launches_of(what, flag < 0)) {
-      Item i{.kind = l.product ? Item::Kind::product : Item::Kind::launch, .step = &of};
-      i.launch = flag < 0 ? std::move(l) : guarded(std::move(l), {kFlagSlot, flag});
+    if (beside_.count(&what) > 0) return add_beside(items, what, flag);
+    for (auto& l : launches_of(what)) {
+      Item i{.kind = l.product ? Item::Kind::product : Item::Kind::launch, .step = &of, .flag = flag};
+      if (l.product && flag >= 0 && &what == &of) in_vain_.insert({&what, flag});
+      i.launch = flag < 0 || l.product ? std::move(l) : guarded(std::move(l), {kFlagSlot, flag});
       out.multiplies |= i.launch.product.has_value();
       items.push_back(std::move(i));
     }
   }
-  std::vector<Item> parts(const Step& s) {
+  // The product beside its place, and from there: out = (accumulate ? out : 0) + that, rounded once.
+  void add_beside(std::vector<Item>& items, const Step& s, int flag) {
+    auto& c = s.contract;
+    Dims dims = c.batch;
+    for (auto* part : {&c.m, &c.n}) dims.insert(dims.end(), part->begin(), part->end());
+    const auto d = is_float(c.out.dtype) && c.out.dtype != DType::f64 ? DType::f32 : c.out.dtype;
+    Step product = s;
+    product.contract.accumulate = false;
+    product.contract.out = {kBesideSlot, d, 0, row_major(dims), {}};
+    const View from = product.contract.out;
+    product.contract.out.strides.resize(dims.size() + c.k.size());
+    View to = c.out;
+    to.strides.resize(dims.size());
+    out.beside = std::max(out.beside, points(dims) * bytes_of(d));
+    Step rest{.kind = Kind::fused};
+    rest.fused.dims = dims, rest.fused.outer = int(dims.size());
+    rest.fused.code.push_back({.code = Code::load, .dtype = d, .view = from});
+    if (c.accumulate) {
+      rest.fused.code.push_back({.code = Code::load, .dtype = d, .view = to});
+      rest.fused.code.push_back({.code = Code::add, .dtype = d, .args = {1, 0, -1, -1}});
+    }
+    const int value = int(rest.fused.code.size()) - 1;
+    rest.fused.code.push_back({.code = Code::store, .dtype = to.dtype, .args = {value, -1, -1, -1}, .view = to});
+    add(items, product, s, flag), add(items, rest, s, flag);
+  }
+  std::vector<Item> parts(const Step& s, int flag) {
     std::vector<Item> items;
     for (auto& part : parts_of(s, program_)) {
-      if (part.messages.empty()) add(items, part.step, s, -1);
+      if (part.messages.empty()) add(items, part.step, s, -1);   // the host looks
       else items.push_back({.kind = Item::Kind::exchange, .step = &s, .messages = std::move(part.messages)});
     }
+    for (auto& i : items) i.flag = flag;
     return items;
   }
   const Program& program_;
+  std::vector<int> around_;                      // of each flag, that of the turn around; -1: none
+  std::vector<std::set<int>> touched_;           // by slot
+  std::set<std::pair<const Step*, int>> in_vain_;
+  std::set<const Step*> beside_;                 // contractions
 };
 
 }  // namespace

@@ -24,17 +24,19 @@ struct Item {
   Handle made = nullptr;                                 // its kernel, or its product
   std::vector<Message> messages = {};                     // of an exchange
   std::vector<Item> body = {};                           // of a loop; of a collective, which has a stream of its own
-  int flag = -1;                                         // host, collective: not done where this flag is false
+  int flag = -1;                                         // of its turn; the host looks at it before its own steps and collectives
   Handle before = nullptr, behind = nullptr;             // of a collective: events
 };
 
-// Turns that may end early (Skip) have a flag each, in memory of the executable: a Word's slot in place of a slot. Kernels look at
-// it by themselves. Products of the library cannot: in such turns our own kernel makes them.
-inline constexpr int kFlagSlot = -3;
+// Turns that may end early (Skip) have a flag each, in memory of the executable: a Word's slot in place of a slot. Kernels look
+// at it by themselves. Products of the library cannot, and are made in vain; where their result is seen from outside of what is
+// left out, they are made in memory of the executable, too, and a kernel takes them from there.
+inline constexpr int kFlagSlot = -3, kBesideSlot = -4;
 
 struct Sequence {
   std::vector<Item> items;
   int flags = 0;                                         // bytes of them
+  std::int64_t beside = 0;                               // bytes for such products
   bool asks_host = false;                                // a step of the host's, or one that the host must look at flags for
   bool speaks = false;                                   // to other devices
   bool multiplies = false;                               // by the library

@@ -27,8 +27,7 @@ struct Launch {
 };
 
 // One after the other. Nothing for steps without points. Raises for steps that are no kernels: loops, collectives, custom ones.
-// library: products may be for the library.
-std::vector<Launch> launches_of(const program::Step&, bool library = true);
+std::vector<Launch> launches_of(const program::Step&);
 Launch guarded(Launch, Word flag);   // that does nothing where the bool there is false
 
 // ---- for those who write them ----

@@ -1,5 +1,5 @@
-// Which algorithm of the library's was the fastest: written down under HALIAX_CUDA=tune, and read by later runs, whether they tune
-// or not, so that runs agree. The file `tuned` in the folder HALIAX_CACHE: a line for each product.
+// Which algorithm of the library's was the fastest: written down under HALIAX_CUDA=tune, and read by later runs, whether they
+// tune or not, so that runs agree. The file `tuned` in the folder HALIAX_CACHE: a line for each product.
 #pragma once
 #include <optional>
 #include <string>

@@ -1,5 +1,5 @@
-// Collectives of simulated cards: the bits of the threads' communicator, whatever the wire, the dtype and the strides; and what is
-// found where sends and receives do not fit.
+// Collectives of simulated cards: the bits of the threads' communicator, whatever the wire, the dtype and the strides; and what
+// is found where sends and receives do not fit.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -99,7 +99,8 @@ Drawn sum_in_order(const std::vector<float>& values) {   // of a device each
   for (std::size_t d = 0; d < 4; ++d) {
     auto& c = drawn.of_device[d];
     auto& v = c.program.steps[0].collective.x[0].view;
-    for (std::int64_t i = 0; i < 4; ++i) scalar::store(DType::f32, &c.arguments[0][std::size_t(v.offset + i) * 4], {values[d], 0});
+    for (std::int64_t i = 0; i < 4; ++i)
+      scalar::store(DType::f32, &c.arguments[0][std::size_t(v.offset + i) * 4], {values[d], 0});
   }
   return drawn;
 }
@@ -120,7 +121,8 @@ TEST_CASE("cuda: collectives have the bits of the threads'") {
       Dims whole{1 + random.below(6), 1 + random.below(9), 1 + random.below(5)};
       auto layout = [&] { return random.coin() ? Case::dense : Case::Layout(random.below(4)); };
       const int dim = wire == Wire::all_reduce ? -1 : int(random.below(3));
-      drawn.add(all_dtypes[random.below(13)], whole, dim, wire == Wire::all_gather, wire == Wire::reduce_scatter, layout(), layout());
+      drawn.add(all_dtypes[random.below(13)], whole, dim, wire == Wire::all_gather, wire == Wire::reduce_scatter, layout(),
+                layout());
     }
     drawn.finish();
     CHECK((run_on_mesh(*device, drawn.mesh, drawn.of_device, 2) == by_threads(drawn.mesh, drawn.of_device)));
@@ -143,8 +145,9 @@ TEST_CASE("cuda: boxes go from device to device, and to the device itself") {
     for (int k = 0; k < 6; ++k) {
       const auto from = random.below(4), to = k < 2 ? from : random.below(4);
       const Dims box{1, 1 + random.below(3)}, step{1 + random.below(2), 2};   // no two come to one place
-      all[std::size_t(from)].program.steps[0].collective.sends.push_back({int(to), 0, {random.below(6), random.below(1)}, box, step});
-      all[std::size_t(to)].program.steps[0].collective.receives.push_back({int(from), 0, {k, random.below(3)}, box, {1, 1}});
+      auto of = [&](std::int64_t d) -> Collective& { return all[std::size_t(d)].program.steps[0].collective; };
+      of(from).sends.push_back({int(to), 0, {random.below(6), 0}, box, step});
+      of(to).receives.push_back({int(from), 0, {k, random.below(3)}, box, {1, 1}});
     }
     CHECK((run_on_mesh(*device, four, all) == by_threads(four, all)));
   }

@@ -9,6 +9,7 @@
 
 #include "backends/cuda/sim/machine.h"
 #include "haliax/haliax.h"
+#include "support/folder.h"
 #include "support/raises.h"
 #include "support/simulated.h"
 
@@ -62,7 +63,8 @@ struct Run {
   std::unique_ptr<Device> device;
   std::unique_ptr<Executable> executable = device->compile(std::make_shared<Program>(c.program));
   Memory x = put(*device, c.arguments[0]), out = device->take(std::int64_t(c.results[0].size()), 0);
-  explicit Run(const Case& of, const char* words = "", const cuda::Api& api = cuda::simulated()) : c(of), device(device_of(api, words)) {}
+  explicit Run(const Case& of, const char* words = "", const cuda::Api& api = cuda::simulated())
+      : c(of), device(device_of(api, words)) {}
   void run() { executable->run({x.get()}, {out.get()}, nullptr, nullptr); }
   Bytes result() { return get(*device, out, c.results[0].size()); }
 };
@@ -177,6 +179,30 @@ TEST_CASE("cuda engine: turns that are left out are looked up on the card") {
   }
 }
 
+TEST_CASE("cuda engine: products of turns that are left out leave what others see as it is") {
+  for (unsigned seed = 0; seed < 24; ++seed) {
+    CAPTURE(seed);
+    Case c(seed);
+    const auto d = seed % 2 ? DType::bf16 : DType::f32;
+    const std::int64_t turns = 5;
+    const auto flags = c.view(false, DType::boolean, {turns}, Case::dense);
+    for (std::int64_t t = 0; t < turns; ++t) c.arguments[0][std::size_t(flags.offset + t)] = std::byte(c.random.coin());
+    random_contract(c, {2}, {3}, {4}, {5}, d, d, c.random.coin(), seed % 3 == 0);
+    auto step = c.program.steps[0];
+    step.scratch = -1;
+    Step skip{.kind = Kind::skip, .skip = {{flags.slot, DType::boolean, flags.offset, {}, {Term{.loop = 0, .stride = 1}}}}};
+    std::vector<Step> body{skip, step};
+    if (seed % 4 == 3) {                         // in a part of the turn alone
+      Step part{.kind = Kind::loop, .loop = {.variable = -1, .trips = 1, .body = body}};
+      body = {part};
+    }
+    c.program.steps = {{.kind = Kind::loop, .loop = {.variable = 0, .trips = turns, .body = body}}};
+    c.program.loops = 1;
+    const auto got = c.run(*cuda::make_simulated_device()), want = c.run(*reference::make_reference_device());
+    CHECK(difference(d, got[0], want[0], 5 * tolerance(d)) == "");
+  }
+}
+
 TEST_CASE("cuda engine: an error that is found late names the call, with HALIAX_CUDA=sync the step, and stays") {
   const auto c = adds_one(3);
   auto& api = faulty();
@@ -186,7 +212,8 @@ TEST_CASE("cuda engine: an error that is found late names the call, with HALIAX_
   {
     Run good(c), bad(c, "", api);
     good.run(), bad.run();                       // returns
-    const std::string want = "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: a planted fault; it runs nothing more";
+    const std::string want =
+        "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: a planted fault; it runs nothing more";
     CHECK(error_of([&] { return bad.result(); }) == want);
     CHECK(error_of([&] { return bad.run(), 0; }) == want);
     CHECK(error_of([&] { return bad.device->take(4, 0); }) == want);
@@ -212,6 +239,17 @@ TEST_CASE("cuda engine: words of HALIAX_CUDA") {
     CHECK(since(&Asked::kernels) == 1);
     CHECK((since(&Asked::waits) > 0) == (std::string(words) == "sync"));
   }
+  // keep: texts as a card's compiler takes them.
+  Folder folder;
+  const std::string before = std::getenv("HALIAX_CACHE") ? std::getenv("HALIAX_CACHE") : "";
+  ::setenv("HALIAX_CACHE", folder.path.c_str(), 1);
+  {
+    Run r(c, "keep");
+  }
+  before.empty() ? ::unsetenv("HALIAX_CACHE") : ::setenv("HALIAX_CACHE", before.c_str(), 1);
+  int texts = 0;
+  for (auto& f : std::filesystem::directory_iterator(folder.path)) texts += f.path().extension() == ".cu";
+  CHECK(texts == 1);
   // tf32 has 10 bits of mantissa: 1 + 2^-12 is 1 there.
   Case product(2);
   const auto x = product.view(false, DType::f32, {4, 4}, Case::dense), y = product.view(false, DType::f32, {4, 4}, Case::dense);
@@ -221,7 +259,9 @@ TEST_CASE("cuda engine: words of HALIAX_CUDA") {
   for (std::size_t k : {0, 1})
     for (std::size_t i = 0; i < product.arguments[k].size(); i += 4)
       scalar::store(DType::f32, &product.arguments[k][i], {k ? 1 : 1 + std::exp2(-12), 0});
-  auto first = [&](const char* words) { return floats_of(product.run(*device_of(cuda::simulated(), words))[0])[std::size_t(out.offset)]; };
+  auto first = [&](const char* words) {
+    return floats_of(product.run(*device_of(cuda::simulated(), words))[0])[std::size_t(out.offset)];
+  };
   CHECK(first("") == float(4 + std::exp2(-10)));
   CHECK(first("tf32") == 4);
 }
@@ -254,7 +294,7 @@ TEST_CASE("cuda engine: of a plan that is too large the largest purposes are nam
   CHECK(has(said, "activations 900, gradients 70, scratch 5"));
 }
 
-TEST_CASE("cuda engine: what a program prints is in order, and done when the call is; a check that fails leaves the card as it is") {
+TEST_CASE("cuda engine: prints are in order, and done when the call is; a check that fails leaves the card as it is") {
   static std::vector<std::string> lines;
   auto printing = [](const NamedArray& x) {
     debug::print("x {}", x.slice("n", 1, 2));
@@ -276,6 +316,31 @@ TEST_CASE("cuda engine: what a program prints is in order, and done when the cal
   debug::set_output(nullptr);
 }
 
+TEST_CASE("cuda engine: on a mesh as many bytes are sent as are planned, and a call is asked for once") {
+  auto step = [](const NamedArray& w, const NamedArray& x) {
+    auto [value, slope] = value_and_grad([&](const NamedArray& v) { return mean(square(dot(x, v, "embed"))); })(w);
+    return std::pair{w - slope * 0.01, value};
+  };
+  const Axis Wide("embed", 64), Rows("batch", 32);
+  for (auto* cut : {"batch", "embed"}) {
+    CAPTURE(cut);
+    auto f = named_jit(step, {.donate = {0}, .backend = "cuda-sim", .mesh = Mesh{{{"data", 4}}},
+                              .axis_resources = Mapping{{cut, "data"}}});
+    auto x = random::normal(random::key(1), {Rows, Wide}).eval();
+    auto now = f(numbers(Wide), x).first;
+    for (int k = 0; k < 3; ++k) now = f(now, x).first;
+    now.doubles();
+    Since since;
+    for (int k = 0; k < 5; ++k) now = f(now, x).first;
+    CHECK(since(&Asked::waits) == 0);
+    CHECK(since(&Asked::exchanges) == 0);        // they are in graphs that are there
+    CHECK(since(&Asked::graphs) == 5 * 4);
+    now.doubles();
+    CHECK(f.report().sent_bytes > 0);
+    CHECK(double(since(&Asked::sent)) == 5 * 4 * f.report().sent_bytes);
+  }
+}
+
 TEST_CASE("cuda engine: donated on one side, an array has no old value on the other") {
   auto next = [](const NamedArray& x) { return x + 1.; };
   for (const char* first : {"cuda-sim", "cpu"})
@@ -286,7 +351,8 @@ TEST_CASE("cuda engine: donated on one side, an array has no old value on the ot
       jit(next, {.backend = "cuda-sim"})(x).doubles();   // lies on both
       auto y = jit(next, {.donate = {0}, .backend = first})(x);
       auto z = jit(next, {.donate = {0}, .backend = second})(y);
-      for (const char* reader : {"cuda-sim", "cpu"}) CHECK(jit(next, {.backend = reader})(z).doubles() == Doubles{13, 14, 15, 16});
+      for (const char* reader : {"cuda-sim", "cpu"})
+        CHECK(jit(next, {.backend = reader})(z).doubles() == Doubles{13, 14, 15, 16});
       CHECK(z.doubles() == Doubles{12, 13, 14, 15});
       CHECK_THROWS_AS(x.doubles(), Error);
     }

@@ -45,7 +45,8 @@ std::vector<Bytes> made(const Case& c, const std::function<std::string(std::stri
   for (auto l : cuda::launches_of(c.program.steps[0])) {
     if (plant) l.text = plant(l.text);
     std::vector<std::int64_t> words;
-    for (auto& w : l.words) words.push_back(w.value + (w.slot < 0 ? 0 : std::int64_t(reinterpret_cast<std::intptr_t>(place(w.slot)))));
+    for (auto& w : l.words)
+      words.push_back(w.value + (w.slot < 0 ? 0 : std::int64_t(reinterpret_cast<std::intptr_t>(place(w.slot)))));
     api.launch(stream, api.compile(device, {cuda::named(l.text)})[0], l, words.data());
   }
   std::vector<Bytes> out;
@@ -122,7 +123,9 @@ template <int group, class T, class F> inline T hasty(T x, F f, unsigned char* s
   return x;
 }
 )";
-  const auto got = made(rows(), [&](std::string text) { return without + changed(std::move(text), "folded<256>", "hasty<256>"); });
+  const auto got = made(rows(), [&](std::string text) {
+    return without + changed(std::move(text), "folded<256>", "hasty<256>");
+  });
   CHECK(got != made(rows()));
 }
 TEST_CASE("cuda faults: a store one past the end") {

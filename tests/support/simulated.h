@@ -40,7 +40,8 @@ inline std::vector<float> floats_of(const Bytes& x) {
 }
 
 // A program for each device of a mesh, with scratch as the device asks for it; what goes in, and the results.
-inline std::vector<std::vector<Bytes>> run_on_mesh(Device& device, const Mesh& mesh, const std::vector<Case>& cases, int times = 1) {
+inline std::vector<std::vector<Bytes>> run_on_mesh(Device& device, const Mesh& mesh, const std::vector<Case>& cases,
+                                                   int times = 1) {
   std::vector<std::vector<Bytes>> out(cases.size());
   on_devices(mesh, [&](int d, Communicator& c) {
     auto& of = cases[std::size_t(d)];

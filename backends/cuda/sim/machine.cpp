@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "base/fork.h"
 #include "network.h"
 
 namespace haliax::cuda::sim {
@@ -28,8 +27,6 @@ double now() {
 }
 std::int64_t whole(std::int64_t bytes) { return (bytes + 255) / 256 * 256 + kBehind; }
 
-const bool forks = at_fork({kForkDevices, [] { Machine::instance().hold(); }, [] { Machine::instance().let_go(); }});
-
 }  // namespace
 
 Machine& Machine::instance() {
@@ -44,17 +41,6 @@ Machine::Device& Machine::device(int d) {
     found->memory.open(working_);
   }
   return *found;
-}
-void Machine::hold() {
-  lock_.lock();
-  std::unique_lock held(lock_, std::adopt_lock);
-  changed_.wait(held, [&] { return std::none_of(streams_.begin(), streams_.end(), [](auto& s) { return s->busy; }); });
-  held.release();
-  for (auto& [d, x] : devices_) x->memory.lock().lock();
-}
-void Machine::let_go() {
-  for (auto& [d, x] : devices_) x->memory.lock().unlock();
-  lock_.unlock();
 }
 void Machine::open(int by) {
   working_ += by;
@@ -207,7 +193,10 @@ void Machine::work_on(std::unique_lock<std::mutex>& held, Choice c) {
     if (w.kind == Work::Kind::exchange) {
       auto& met = r.met[std::size_t(node)];
       if (!w.network->failed.empty()) throw Error(w.network->failed);
-      if (!met) met = w.network->begin(w.rank, w.transfers);
+      if (!met) {
+        met = w.network->begin(w.rank, w.transfers);
+        for (auto& t : w.transfers) sent_ += t.sends ? t.bytes : 0;
+      }
       changed_.notify_all();
       if (!w.network->has_ended(*met)) return;
     } else if (w.kind == Work::Kind::plain) {

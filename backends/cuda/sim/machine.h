@@ -1,5 +1,5 @@
-// Streams, events and graphs of simulated devices. What is asked for waits in queues, until somebody waits: then it is done by the
-// threads that wait, in an order that is drawn anew each time from all those that are legal.
+// Streams, events and graphs of simulated devices. What is asked for waits in queues, until somebody waits: then it is done by
+// the threads that wait, in an order that is drawn anew each time from all those that are legal.
 #pragma once
 #include <condition_variable>
 #include <cstdint>
@@ -85,6 +85,7 @@ class Machine {
   void give(Stream*, std::byte*);
   std::int64_t free_bytes(int device);
   std::int64_t grown() const { return grown_; }
+  std::int64_t sent() const { return sent_; }
   void set_memory(int device, std::int64_t bytes);
   void refuse_in_graph(const char* what) const;  // on a thread that writes one down
   void fail(int device, const std::string& why); // as a kernel's fault does; empty: it is as new
@@ -92,9 +93,6 @@ class Machine {
   std::shared_ptr<Network> join(const std::string& id, int ranks, int rank, int device);
   void abort(Network&);
   void leave(Network&);
-
-  void hold();                                   // over a fork: nothing is under way
-  void let_go();
 
  private:
   struct Piece {
@@ -137,6 +135,7 @@ class Machine {
   std::int64_t waiting_ = 0;                     // in all queues
   std::int64_t pieces_ = 0;                      // taken so far
   std::int64_t grown_ = 0;                       // pieces where no memory was before
+  std::int64_t sent_ = 0;                        // bytes
 };
 
 }  // namespace haliax::cuda::sim

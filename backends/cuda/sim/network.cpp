@@ -17,8 +17,8 @@ std::shared_ptr<Meeting> Network::begin(int rank, const std::vector<Transfer>& a
     while (!side.sends.empty() && !side.receives.empty()) {
       auto &from = side.sends.front(), &to = side.receives.front();
       if (from.transfer.bytes != to.transfer.bytes)
-        throw Error(fmt::format("rank {} sends {} bytes to rank {}, which receives {}", key.first, from.transfer.bytes, key.second,
-                                to.transfer.bytes));
+        throw Error(fmt::format("rank {} sends {} bytes to rank {}, which receives {}", key.first, from.transfer.bytes,
+                                key.second, to.transfer.bytes));
       std::memcpy(to.transfer.at, from.transfer.at, std::size_t(from.transfer.bytes));
       --from.meeting->left, --to.meeting->left;
       side.sends.pop_front(), side.receives.pop_front();

@@ -31,8 +31,8 @@ namespace haliax::cuda {
 namespace {
 
 struct Counters {
-  std::atomic<std::int64_t> kernels{0}, products{0}, copies{0}, exchanges{0}, texts{0}, instances{0}, updates{0}, graphs{0}, taken{0},
-      waits{0};
+  std::atomic<std::int64_t> kernels{0}, products{0}, copies{0}, exchanges{0}, texts{0}, instances{0}, updates{0}, graphs{0},
+      taken{0}, waits{0};
 } counters;
 
 struct Compiled {
@@ -142,7 +142,8 @@ template <class Sum> std::vector<Sum> wide(const Matrix& m, const void* from, st
 template <class Sum> void multiply_as(const Product& p, const void* a, const void* b, void* out, bool tf32) {
   const auto m = p.out.rows, n = p.out.cols, k = p.a.transposed ? p.a.rows : p.a.cols;
   for (std::int64_t i = 0; i < p.batch; ++i) {
-    auto x = wide<Sum>(p.a, a, i * p.a.step, tf32), y = wide<Sum>(p.b, b, i * p.b.step, tf32);   // (m, k) and (k, n), column by column
+    // (m, k) and (k, n), column by column
+    const auto x = wide<Sum>(p.a, a, i * p.a.step, tf32), y = wide<Sum>(p.b, b, i * p.b.step, tf32);
     std::vector<Sum> column(static_cast<std::size_t>(m));
     std::vector<double> some(column.size());               // a card rounds a product and its sum at once
     for (std::int64_t c = 0; c < n; ++c) {
@@ -154,7 +155,8 @@ template <class Sum> void multiply_as(const Product& p, const void* a, const voi
       for (std::int64_t from = 0; from < k; from += 32) {   // sums of few terms are summed, as a card's are
         std::fill(some.begin(), some.end(), 0);
         for (std::int64_t q = from; q < std::min(k, from + 32); ++q)
-          for (std::int64_t r = 0; r < m; ++r) some[std::size_t(r)] += double(x[std::size_t(q * m + r)]) * double(y[std::size_t(c * k + q)]);
+          for (std::int64_t r = 0; r < m; ++r)
+            some[std::size_t(r)] += double(x[std::size_t(q * m + r)]) * double(y[std::size_t(c * k + q)]);
         for (std::int64_t r = 0; r < m; ++r) column[std::size_t(r)] += Sum(some[std::size_t(r)]);
       }
       each([&](Sum& s, std::byte* e) { scalar::store(p.out.dtype, e, {double(s), 0}); });
@@ -334,7 +336,8 @@ std::unique_ptr<program::Device> make_simulated_device() {
 }
 Asked asked() {
   auto& c = counters;
-  return {c.kernels, c.products, c.copies, c.exchanges, c.texts, c.instances, c.updates, c.graphs, c.taken, machine().grown(), c.waits};
+  return {c.kernels, c.products, c.copies, c.exchanges, c.texts, c.instances, c.updates, c.graphs, c.taken, machine().grown(),
+          c.waits, machine().sent()};
 }
 void set_simulated_memory(int device, std::int64_t bytes) { machine().set_memory(device, bytes); }
 void plant_fault(int device, const std::string& why) { machine().fail(device, why); }

@@ -12,6 +12,7 @@ struct Asked {
   std::int64_t instances = 0, updates = 0, graphs = 0;                 // made, changed, run
   std::int64_t taken = 0, grown = 0;                                   // pieces of memory; of those, where there was none before
   std::int64_t waits = 0;                                              // of the host
+  std::int64_t sent = 0;                                               // bytes, from card to card
 };
 Asked asked();
 void set_simulated_memory(int device, std::int64_t bytes);
