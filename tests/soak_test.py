@@ -1,5 +1,6 @@
 """tools/soak for a short while; and what examples/gpt2 says about checkpoints."""
 import pathlib
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -18,6 +19,13 @@ class Soak(unittest.TestCase):
 
     def test_kills_and_resumes(self):
         done = subprocess.run([ROOT / "tools/soak", "--kills", "4", "--steps", "60"], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+        self.assertIn("the same weights each time", done.stdout)
+
+    @unittest.skipUnless((ROOT / "build/libhaliax_mpi.so").exists() and shutil.which("mpirun"), "MPI is not here")
+    def test_kills_and_resumes_of_ranks(self):
+        done = subprocess.run([ROOT / "tools/soak", "--ranks", "2", "--kills", "2", "--steps", "30"], stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True)
         self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
         self.assertIn("the same weights each time", done.stdout)

@@ -321,21 +321,21 @@ const Shards* blocks_of(const NamedArray& a) { return dynamic_cast<const Shards*
 void check_blocks(const NamedArray& got, const NamedArray& whole, const ProcessGroup& group) {
   auto* s = blocks_of(got);
   REQUIRE(s != nullptr);
-  auto mine = std::make_unique<Shards>();
-  mine->mesh = s->mesh, mine->at = s->at, mine->axes = s->axes, mine->dtype = s->dtype;
-  auto all = whole.bytes();
+  const auto all = from_bytes(whole.bytes(), s->dtype, s->axes);
+  int mine = 0;
   for (int d = 0; d < s->mesh.devices(); ++d) {
-    const bool has_it = d >= s->first && d < s->first + int(s->blocks.size());
-    CHECK(has_it == (group.rank_of(s->mesh, d) == group.rank));
-    if (!has_it) continue;
-    auto& block = s->blocks[std::size_t(d - s->first)];
-    Axes local = local_axes(s->axes, s->at, s->mesh, d);
-    auto part = from_bytes(all, s->dtype, s->axes);
-    for (auto& a : s->axes)
-      part = slice(part, a, block_of(a, s->at.cut(a.name), s->mesh, d).first, find_axis(local, a.name)->size);
+    if (group.rank_of(s->mesh, d) != group.rank) continue;
+    ++mine;
+    REQUIRE((d >= s->first && d < s->first + int(s->blocks.size())));
+    auto part = all;
+    for (auto& a : s->axes) {
+      auto [from, size] = block_of(a, s->at.cut(a.name), s->mesh, d);
+      part = slice(part, a, from, size);
+    }
     auto wanted = part.bytes();
-    CHECK(std::equal(wanted.begin(), wanted.end(), block->data()));
+    CHECK(std::equal(wanted.begin(), wanted.end(), s->blocks[std::size_t(d - s->first)]->data()));
   }
+  CHECK(mine == int(s->blocks.size()));
 }
 
 }  // namespace
