@@ -120,7 +120,9 @@ class CudaExecutable final : public Executable {
       Call call(*this, lane_.graph, lane_.graph_side, arguments, results, arena, rank);
       call.run(sequence_.items), call.end();
     } catch (...) {
-      api_.drop_graph(api_.end_graph(lane_.graph));
+      try {
+        api_.drop_graph(api_.end_graph(lane_.graph));
+      } catch (const Error&) {}                  // the first one counts
       throw;
     }
     const auto graph = api_.end_graph(lane_.graph);
