@@ -44,7 +44,7 @@ std::string says(CUresult r) {
 }
 void must(CUresult r, const char* what) {
   if (r == CUDA_SUCCESS) return;
-  if (ends_device(r)) throw Fault(says(r) + "; HALIAX_CUDA=sync finds the step");
+  if (ends_device(r)) throw Fault(says(r));
   throw Error(fmt::format("[cuda] the driver refuses {}: {}", what, says(r)));
 }
 

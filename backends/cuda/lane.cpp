@@ -38,8 +38,9 @@ Memory host_memory(std::int64_t bytes) { return {::operator new(std::size_t(byte
 
 }  // namespace
 
-Lane::Lane(const Api& a, int d)
-    : api(a), device(d), stream(a.make_stream(d)), side(a.make_stream(d)), graph(a.make_stream(d)), graph_side(a.make_stream(d)) {
+Lane::Lane(const Api& a, int d, bool sync)
+    : api(a), device(d), stream(a.make_stream(d)), side(a.make_stream(d)), graph(a.make_stream(d)), graph_side(a.make_stream(d)),
+      sync_(sync) {
   done_ = static_cast<std::int64_t*>(api.take_host(sizeof *done_));
   *done_ = 0;
 }
@@ -66,8 +67,9 @@ void Lane::fail(const std::string& why) {
     const auto run = done() + 1;
     auto& program = last_[std::size_t(run) % last_.size()];
     const bool known = program && run <= runs_ && runs_ - run < std::int64_t(last_.size());
-    failed_ = fmt::format("[{}] device {} has failed{}: {}; it runs nothing more", api.name, device,
-                          known ? " in the call of " + program->called : "", why);
+    failed_ = fmt::format("[{}] device {} has failed{}: {}; it runs nothing more{}", api.name, device,
+                          known ? " in the call of " + program->called : "", why,
+                          sync_ ? "" : "; HALIAX_CUDA=sync finds the step");
   }
   throw Error(failed_);
 }
