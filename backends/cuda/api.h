@@ -57,7 +57,6 @@ struct Api {
   void (*record)(Handle event, Handle stream);                       // in order
   void (*follow)(Handle stream, Handle event);                       // in order: what comes behind waits for it
   void (*wait_event)(Handle event);                                  // the host; at once if it was never recorded
-  double (*milliseconds)(Handle from, Handle to);                    // between two that are done
 
   // Kernels: a handle for each. What was compiled before is not compiled again.
   std::vector<Handle> (*compile)(int device, const std::vector<Kernel>&);

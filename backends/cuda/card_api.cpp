@@ -44,7 +44,7 @@ std::string says(CUresult r) {
 }
 void must(CUresult r, const char* what) {
   if (r == CUDA_SUCCESS) return;
-  if (ends_device(r)) throw Fault(says(r) + "; HALIAX_CUDA=sync finds the step");
+  if (ends_device(r)) throw Fault(says(r));
   throw Error(fmt::format("[cuda] the driver refuses {}: {}", what, says(r)));
 }
 
@@ -103,7 +103,10 @@ Cards cards() {
   auto& d = driver();
   if (d.missing && !d.version) return c;
   c.needed = CUDA_VERSION;
-  d.version(&c.driver);
+  if (auto r = d.version(&c.driver); r != CUDA_SUCCESS) {
+    c.driver = c.needed, c.says = d.says ? says(r) : fmt::format("error {}", int(r));
+    return c;
+  }
   if (c.driver / 1000 < c.needed / 1000) return c;
   int count = 0;
   if (auto r = d.missing ? CUDA_ERROR_NOT_FOUND : d.init(0); r != CUDA_SUCCESS) {
@@ -355,11 +358,6 @@ Api table() {
     must(driver().follow(on(s).stream, static_cast<Event*>(e)->event, CU_EVENT_WAIT_DEFAULT), "to wait for an event");
   };
   a.wait_event = [](Handle e) { must(driver().wait_event(event(e).event), "to wait for an event"); };
-  a.milliseconds = [](Handle from, Handle to) {
-    float ms = 0;
-    must(driver().elapsed(&ms, event(from).event, event(to).event), "a time");
-    return double(ms);
-  };
   a.compile = compile, a.launch = launch;
   a.make_product = make_product, a.multiply = multiply;
   a.workspace = [] { return kCublasWorkspace; };

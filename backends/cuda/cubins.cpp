@@ -8,6 +8,8 @@
 #include <fstream>
 #include <iterator>
 
+#include "base/environment.h"
+#include "cache.h"
 #include "hash.h"
 #include "nvrtc.h"
 
@@ -42,16 +44,23 @@ void write(const std::filesystem::path& file, const std::string& all) {
 
 }  // namespace
 
+std::filesystem::path cache_folder() {
+  auto* asked = std::getenv("HALIAX_CACHE");
+  if (!asked || !*asked) return {};
+  std::error_code failed;
+  std::filesystem::create_directories(asked, failed);
+  if (failed) refuse_asked("HALIAX_CACHE", asked, "a folder, or one that can be made (" + failed.message() + ")");
+  return asked;
+}
 std::int64_t cubins_made() { return made; }
 
 std::string cached_cubin(const std::string& text, int sm, bool exact) {
-  auto* asked = std::getenv("HALIAX_CACHE");
+  const auto folder = cache_folder();
   auto compiled = [&] { return ++made, compile_for_card(text, sm, exact).bytes; };
-  if (!asked || !*asked) return compiled();
+  if (folder.empty()) return compiled();
   const auto all = fmt::format("{} {} {}\n{}", nvrtc_version(), sm, fmt::join(nvrtc_options(sm, exact), " "), text);
   const auto key = fmt::format("{:016x}{:016x}", hash_of(all), hash_of(all, 0x9e3779b97f4a7c15));
-  std::filesystem::create_directories(asked);
-  const auto file = std::filesystem::path(asked) / ("cubin-" + key);
+  const auto file = folder / ("cubin-" + key);
   if (auto known = read(file, key); !known.empty()) return known;
   auto bytes = compiled();
   write(file, head_of(key, bytes) + bytes);

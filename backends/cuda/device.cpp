@@ -89,7 +89,7 @@ class CudaDevice final : public Device {
     if (lane) return lane;
     const auto count = int(cards().cards.size());
     if (d >= count) throw Error(fmt::format("[{}] device {} is asked for, and there are {}", api_.name, d, count));
-    return lane = std::make_shared<Lane>(api_, d);
+    return lane = std::make_shared<Lane>(api_, d, words_.sync);
   }
   const Api& api_;
   const Words words_;

@@ -4,13 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <utility>
 
+#include "cache.h"
 #include "engine.h"
 #include "sequence.h"
 
@@ -81,9 +81,7 @@ class CudaExecutable final : public Executable {
   }
   // In the folder HALIAX_CACHE, or else where the process is.
   void keep_texts() const {
-    auto* asked = std::getenv("HALIAX_CACHE");
-    const std::filesystem::path folder = asked && *asked ? asked : ".";
-    std::filesystem::create_directories(folder);
+    const auto cache = cache_folder(), folder = cache.empty() ? "." : cache;
     for (auto& k : kernels_) std::ofstream(folder / (k.name + ".cu")) << prelude(false) << k.text << "}\n";
   }
   void make(std::vector<Item>& items) {
@@ -120,7 +118,9 @@ class CudaExecutable final : public Executable {
       Call call(*this, lane_.graph, lane_.graph_side, arguments, results, arena, rank);
       call.run(sequence_.items), call.end();
     } catch (...) {
-      api_.drop_graph(api_.end_graph(lane_.graph));
+      try {
+        api_.drop_graph(api_.end_graph(lane_.graph));
+      } catch (const Error&) {}                  // the first one counts
       throw;
     }
     const auto graph = api_.end_graph(lane_.graph);

@@ -31,12 +31,16 @@ struct Units {
     dims.push_back(each), to.push_back(1), from.push_back(1);
   }
 };
+// The box from, or to, memory where it lies in one piece.
+Box from_packed(Box b, const void* data) { return b.from = data, b.from_strides = row_major(b.dims), b; }
+Box to_packed(Box b, void* data) { return b.to = data, b.to_strides = row_major(b.dims), b; }
 Memory host_memory(std::int64_t bytes) { return {::operator new(std::size_t(bytes)), [](void* p) { ::operator delete(p); }}; }
 
 }  // namespace
 
-Lane::Lane(const Api& a, int d)
-    : api(a), device(d), stream(a.make_stream(d)), side(a.make_stream(d)), graph(a.make_stream(d)), graph_side(a.make_stream(d)) {
+Lane::Lane(const Api& a, int d, bool sync)
+    : api(a), device(d), stream(a.make_stream(d)), side(a.make_stream(d)), graph(a.make_stream(d)), graph_side(a.make_stream(d)),
+      sync_(sync) {
   done_ = static_cast<std::int64_t*>(api.take_host(sizeof *done_));
   *done_ = 0;
 }
@@ -63,8 +67,9 @@ void Lane::fail(const std::string& why) {
     const auto run = done() + 1;
     auto& program = last_[std::size_t(run) % last_.size()];
     const bool known = program && run <= runs_ && runs_ - run < std::int64_t(last_.size());
-    failed_ = fmt::format("[{}] device {} has failed{}: {}; it runs nothing more", api.name, device,
-                          known ? " in the call of " + program->called : "", why);
+    failed_ = fmt::format("[{}] device {} has failed{}: {}; it runs nothing more{}", api.name, device,
+                          known ? " in the call of " + program->called : "", why,
+                          sync_ ? "" : "; HALIAX_CUDA=sync finds the step");
   }
   throw Error(failed_);
 }
@@ -149,44 +154,27 @@ void Lane::put(const Box& b) {
   std::lock_guard hold(copying_);
   asked([&] {
     const auto bytes = points(b.dims) * b.width;
-    auto packed = b;
+    const bool as_it_is = in_one_piece(b.dims, b.from_strides), direct = in_one_piece(b.dims, b.to_strides);
     Memory here, there;
-    if (!in_one_piece(b.dims, b.from_strides)) {
-      here = host_memory(bytes);
-      packed.to = here.get(), packed.to_strides = row_major(b.dims);
-      copy_on_host(packed);
-      packed.from = here.get(), packed.from_strides = packed.to_strides;
-      packed.to = b.to, packed.to_strides = b.to_strides;
-    }
-    if (in_one_piece(b.dims, b.to_strides))
-      return put_bytes(static_cast<std::byte*>(b.to), static_cast<const std::byte*>(packed.from), bytes);
-    there = take(bytes);
-    put_bytes(static_cast<std::byte*>(there.get()), static_cast<const std::byte*>(packed.from), bytes);
-    packed.from = there.get(), packed.from_strides = row_major(b.dims);
-    copy_there(packed);
+    if (!as_it_is) here = host_memory(bytes), copy_on_host(to_packed(b, here.get()));
+    if (!direct) there = take(bytes);
+    put_bytes(static_cast<std::byte*>(direct ? b.to : there.get()),
+              static_cast<const std::byte*>(as_it_is ? b.from : here.get()), bytes);
+    if (!direct) copy_there(from_packed(b, there.get()));
   });
 }
 void Lane::get(const Box& b) {
   std::lock_guard hold(copying_);
   asked([&] {
     const auto bytes = points(b.dims) * b.width;
-    auto packed = b;
+    const bool as_it_is = in_one_piece(b.dims, b.from_strides), direct = in_one_piece(b.dims, b.to_strides);
     Memory here, there;
-    packed.from_strides = row_major(b.dims);
-    if (!in_one_piece(b.dims, b.from_strides)) {
-      there = take(bytes);
-      packed.to = there.get(), packed.to_strides = packed.from_strides;
-      packed.from_strides = b.from_strides;
-      copy_there(packed);
-      packed.from = there.get(), packed.from_strides = packed.to_strides;
-      packed.to = b.to, packed.to_strides = b.to_strides;
-    }
-    const bool direct = in_one_piece(b.dims, b.to_strides);
+    if (!as_it_is) there = take(bytes), copy_there(to_packed(b, there.get()));
     if (!direct) here = host_memory(bytes);
-    get_bytes(static_cast<std::byte*>(direct ? b.to : here.get()), static_cast<const std::byte*>(packed.from), bytes);
+    get_bytes(static_cast<std::byte*>(direct ? b.to : here.get()),
+              static_cast<const std::byte*>(as_it_is ? b.from : there.get()), bytes);
     if (bytes == 0) api.wait(stream);
-    packed.from = here.get();
-    if (!direct) copy_on_host(packed);
+    if (!direct) copy_on_host(from_packed(b, here.get()));
   });
 }
 void Lane::copy(const Box& b) {

@@ -12,7 +12,7 @@ namespace haliax::cuda {
 
 class Lane : public std::enable_shared_from_this<Lane> {   // whoever has memory of it keeps it, too
  public:
-  Lane(const Api&, int device);
+  Lane(const Api&, int device, bool sync);       // sync: faults name their step, as runs wait for each
   ~Lane();
 
   const Api& api;
@@ -71,6 +71,7 @@ class Lane : public std::enable_shared_from_this<Lane> {   // whoever has memory
   std::int64_t runs_ = 0;
   std::int64_t* done_ = nullptr;                 // the number of the last run that the device has ended
   std::array<std::shared_ptr<const program::Program>, 256> last_ = {};   // by number
+  const bool sync_;
   std::string failed_;
   std::mutex failing_;
 };

@@ -3,12 +3,13 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <mutex>
 #include <sstream>
+
+#include "cache.h"
 
 namespace haliax::cuda {
 namespace {
@@ -16,9 +17,9 @@ namespace {
 using Choices = std::map<std::string, CublasProduct::Algorithm>;
 std::mutex lock;
 
-std::filesystem::path file() {
-  auto* folder = std::getenv("HALIAX_CACHE");
-  return folder && *folder ? std::filesystem::path(folder) / "tuned" : std::filesystem::path();
+std::filesystem::path file() {                   // empty: there is no folder
+  const auto folder = cache_folder();
+  return folder.empty() ? folder : folder / "tuned";
 }
 Choices read() {                                 // what is no whole line is left out
   Choices out;
@@ -49,7 +50,6 @@ void keep_tuned(const std::string& what, const CublasProduct::Algorithm& how) {
   std::lock_guard hold(lock);
   auto all = read();
   all[what] = how;
-  std::filesystem::create_directories(file().parent_path());
   const auto mine = fmt::format("{}-{}", file().string(), getpid());
   {
     std::ofstream out(mine);

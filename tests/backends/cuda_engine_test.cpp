@@ -213,7 +213,8 @@ TEST_CASE("cuda engine: an error that is found late names the call, with HALIAX_
     Run good(c), bad(c, "", api);
     good.run(), bad.run();                       // returns
     const std::string want =
-        "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: a planted fault; it runs nothing more";
+        "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: a planted fault; it runs nothing more; "
+        "HALIAX_CUDA=sync finds the step";
     CHECK(error_of([&] { return bad.result(); }) == want);
     CHECK(error_of([&] { return bad.run(), 0; }) == want);
     CHECK(error_of([&] { return bad.device->take(4, 0); }) == want);
@@ -221,7 +222,8 @@ TEST_CASE("cuda engine: an error that is found late names the call, with HALIAX_
   cuda::plant_fault(0, "");
   {
     Run bad(c, "sync", api);
-    CHECK(has(error_of([&] { return bad.run(), 0; }), "jit at there.cpp:7: add (model.cpp:3) has failed: a planted fault"));
+    CHECK(error_of([&] { return bad.run(), 0; }) == "[cuda-sim] device 0 has failed in the call of jit at there.cpp:7: add "
+                                                    "(model.cpp:3) has failed: a planted fault; it runs nothing more");
   }
   cuda::plant_fault(0, "");
   Run good(c);

@@ -4,9 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <cstring>
+#include <limits>
 
+#include "base/environment.h"
 #include "network.h"
 
 namespace haliax::cuda::sim {
@@ -19,11 +20,7 @@ constexpr auto kPatience = std::chrono::seconds(30);
 thread_local int writing = 0;                    // graphs that this thread writes down
 
 std::uint64_t seed() {
-  auto* asked = std::getenv("HALIAX_SIMSEED");
-  return asked ? std::strtoull(asked, nullptr, 10) : 0;
-}
-double now() {
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  return std::uint64_t(number_asked("HALIAX_SIMSEED", 0, std::numeric_limits<std::int64_t>::max()).value_or(0));
 }
 std::int64_t whole(std::int64_t bytes) { return (bytes + 255) / 256 * 256 + kBehind; }
 
@@ -118,7 +115,7 @@ void Machine::record(Event* e, Stream* s) {
   }
   ask(s, {.run = [this, e, times = e->recorded] {
     std::lock_guard hold(lock_);
-    e->done = std::max(e->done, times), e->at = now();
+    e->done = std::max(e->done, times);
   }});
 }
 void Machine::follow(Stream* s, Event* e) {

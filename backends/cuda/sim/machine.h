@@ -25,7 +25,6 @@ struct Graph;
 struct Event {
   int device = 0;
   std::int64_t recorded = 0, done = 0;           // how often
-  double at = 0;                                 // milliseconds, of the last
   Graph* graph = nullptr;                        // where it was recorded last, if that was into a graph
   std::vector<int> nodes = {};
 };

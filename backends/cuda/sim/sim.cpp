@@ -18,8 +18,8 @@
 #include <new>
 #include <unordered_map>
 
+#include "../cache.h"
 #include "../engine.h"
-#include "base/environment.h"
 #include "base/scalar.h"
 #include "fibers.h"
 #include "machine.h"
@@ -43,12 +43,7 @@ struct Compiled {
 // Where texts and what is made of them lie: for good, if somebody says where.
 std::filesystem::path folder() {
   static const std::filesystem::path made = [] {
-    if (auto* cache = std::getenv("HALIAX_CACHE"); cache && *cache) {
-      std::error_code failed;
-      std::filesystem::create_directories(cache, failed);
-      if (failed) refuse_asked("HALIAX_CACHE", cache, "a folder, or one that can be made (" + failed.message() + ")");
-      return std::filesystem::path(cache);
-    }
+    if (auto cache = cache_folder(); !cache.empty()) return cache;
     auto pattern = (std::filesystem::temp_directory_path() / "haliax-XXXXXX").string();
     if (!mkdtemp(pattern.data()))
       throw Error("[cuda] no folder can be made in " + std::filesystem::temp_directory_path().string());
@@ -300,7 +295,6 @@ Api table() {
   a.record = [](Handle e, Handle s) { machine().record(event(e), stream(s)); };
   a.follow = [](Handle s, Handle e) { machine().follow(stream(s), event(e)); };
   a.wait_event = [](Handle e) { ++counters.waits, machine().wait(event(e)); };
-  a.milliseconds = [](Handle from, Handle to) { return event(to)->at - event(from)->at; };
   a.compile = [](int, const std::vector<Kernel>& all) { return compile(all); };
   a.launch = launch;
   a.make_product = make_product, a.multiply = multiply;
