@@ -36,13 +36,13 @@ Training init() {
 }
 auto step = jit(
     [](const Training& t, const NamedArray& ids) {
-      auto [now, next] = random::split<2>(t.key);
+      auto keys = random::split<2>(t.key);
       auto noisy = [&](const Model& m) {
-        return nn::next_token_loss("position", Vocab, m(ids) + random::normal(now, {Batch, Pos, Vocab}) * 0.01, ids);
+        return nn::next_token_loss("position", Vocab, m(ids) + random::normal(keys[0], {Batch, Pos, Vocab}) * 0.01, ids);
       };
       auto [loss, grads] = value_and_grad(noisy)(t.model);
       auto [updates, state] = optim::adamw().update(grads, t.state, t.model);
-      return std::pair(Training{optim::apply_updates(t.model, updates), state, next}, loss);
+      return std::pair(Training{optim::apply_updates(t.model, updates), state, keys[1]}, loss);
     },
     {.donate = {0}});
 
