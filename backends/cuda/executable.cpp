@@ -154,6 +154,11 @@ class CudaExecutable final : public Executable {
         slots_.push_back({static_cast<std::byte*>(at) + (at && root->home == Home::arena ? root->offset : 0), root->bytes});
       }
     }
+    ~Call() {                                    // also where it is given up
+      try {
+        end();
+      } catch (const Error&) {}
+    }
     void run(const std::vector<Item>& items) {
       for (auto& i : items) {
         switch (i.kind) {

@@ -68,7 +68,7 @@ void Machine::end_stream(Stream* s) {
 }
 Event* Machine::make_event(int d) {
   std::lock_guard hold(lock_);
-  events_.push_back(std::make_unique<Event>(Event{.device = d}));
+  events_.push_back(std::make_shared<Event>(d));
   return events_.back().get();
 }
 void Machine::end_event(Event* e) {
@@ -113,7 +113,7 @@ void Machine::record(Event* e, Stream* s) {
     }
     ++e->recorded;
   }
-  ask(s, {.run = [this, e, times = e->recorded] {
+  ask(s, {.run = [this, e = e->shared_from_this(), times = e->recorded] {
     std::lock_guard hold(lock_);
     e->done = std::max(e->done, times);
   }});
@@ -131,7 +131,7 @@ void Machine::follow(Stream* s, Event* e) {
     }
     if (s->graph) throw Error("[cuda-sim] a stream that is being written down follows an event that is not");
   }
-  ask(s, {.kind = Work::Kind::follow, .event = e, .times = e->recorded});
+  ask(s, {.kind = Work::Kind::follow, .event = e->shared_from_this(), .times = e->recorded});
 }
 
 // ---- graphs -------------------------------------------------------------------------------------------------------------------

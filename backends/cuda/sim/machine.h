@@ -22,7 +22,8 @@ struct Meeting;
 struct Stream;
 struct Graph;
 
-struct Event {
+struct Event : std::enable_shared_from_this<Event> {   // lives as long as something in a queue has to do with it
+  explicit Event(int d) : device(d) {}
   int device = 0;
   std::int64_t recorded = 0, done = 0;           // how often
   Graph* graph = nullptr;                        // where it was recorded last, if that was into a graph
@@ -33,7 +34,7 @@ struct Work {
   enum class Kind : std::uint8_t { plain, follow, exchange };
   Kind kind = Kind::plain;
   std::function<void()> run = {};
-  Event* event = nullptr;                        // follow: until it was done so often
+  std::shared_ptr<Event> event = {};             // follow: until it was done so often
   std::int64_t times = 0;
   std::shared_ptr<Network> network = {};         // exchange
   int rank = 0;
@@ -127,7 +128,7 @@ class Machine {
   int working_ = 0;                              // threads: all memory is open
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Stream>> streams_;
-  std::vector<std::unique_ptr<Event>> events_;
+  std::vector<std::shared_ptr<Event>> events_;
   std::map<int, std::unique_ptr<Device>> devices_;
   std::map<std::string, std::shared_ptr<Network>> networks_;
   std::mt19937_64 random_;
