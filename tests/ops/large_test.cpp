@@ -1,5 +1,5 @@
 // More than 2^31 elements: positions and counts are i64 where i32 is too small. What is planned is looked at always; what runs on
-// 2.2 billion elements (2 to 5 GB, a minute), with HALIAX_LARGE=1.
+// 2.2 billion elements (2 to 5 GB, but 21 GB to roll by an array), with HALIAX_LARGE=1.
 #include <doctest/doctest.h>
 
 #include <cstdlib>
