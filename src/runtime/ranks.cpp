@@ -114,8 +114,9 @@ void Peers::leave() {
     ended_[std::size_t(me_)] = true;
     if (!failed_) tell_all(ends, {});
     changed_.wait(hold, [&] { return failed_ || std::count(ended_.begin(), ended_.end(), 0) == 0; });
-    // What was told is on its way for a while; then others find out by themselves.
-    changed_.wait_for(hold, failed_ ? 2s : 10s, [&] { return notes_.empty(); });
+    // What was told is on its way for a while. The first to go may take all others with it (mpirun ends the job): they are given
+    // time to say why.
+    changed_.wait_for(hold, failed_ ? 2s : 10s, [&] { return notes_.empty() && !failed_; });
     stop_ = true;
     changed_.notify_all();
   }

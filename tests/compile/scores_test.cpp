@@ -181,3 +181,26 @@ TEST_CASE("scores: memory does not grow with the square of the text") {
   CHECK(arena(8192) < (std::int64_t(64) << 20));
   CHECK(arena(16384) < (std::int64_t(128) << 20));
 }
+
+TEST_CASE("scores: a scan over layers makes them once for the value and what the gradient keeps") {
+  const Axis Layers("layers", 3), Pos("pos", 512), Embed("embed", 32);
+  const auto w = draw(1, {Layers, Embed, D}), x = draw(2, {Pos, Embed});
+  auto loss = [=](const NamedArray& w) {
+    auto layer = [=](const NamedArray& x, const NamedArray& w) {
+      auto h = dot({x, w}, Embed), k = rename(h, "pos", "key_pos");
+      auto scores = softmax(dot({h, k}, D) + where(nn::causal_mask(Pos, Pos.alias("key_pos")), 0., -1e9), "key_pos");
+      return x + dot({dot({scores, k}, "key_pos"), w}, D);
+    };
+    return mean(square(fold(layer, Layers)(x, w)));
+  };
+  auto planned = [&](bool value) {
+    JitOptions o;
+    o.scores_budget = 0;
+    return value ? jit(value_and_grad(loss), o).plan(w) : jit(grad(loss), o).plan(w);
+  };
+  const auto both = planned(true), alone = planned(false);
+  CHECK(both.flops == alone.flops);
+  CHECK(both.peak_bytes <= alone.peak_bytes + 64);
+  auto whole = jit(value_and_grad(loss), {.scores_budget = most_bytes}).plan(w);
+  CHECK(both.flops < 1.45 * whole.flops);         // the scores are made again, and what they multiply, but no layer is
+}

@@ -61,10 +61,11 @@ bool has_carry(const Loop& l) { return std::any_of(l.results.begin(), l.results.
 // One loop for two, or null where b needs a final result of a (which is older, so it cannot need b), or where nothing would be
 // shared.
 NodePtr merged(const NodePtr& a, const NodePtr& b, const std::unordered_set<const Node*>& after_a,
-               std::vector<std::size_t>& places) {
+               std::vector<std::size_t>& places, bool carried_alone) {
   auto &la = loop_of(*a), &lb = loop_of(*b);
   if (la.index != lb.index || la.drop != lb.drop || la.apart || lb.apart) return nullptr;
   bool carried = has_carry(la) || has_carry(lb);
+  if (carried_alone && !carried) return nullptr;
   if (carried && (la.reverse != lb.reverse || !has_carries_of(la, lb) || !has_carries_of(lb, la))) return nullptr;
   auto ia = inputs_of(la), ib = inputs_of(lb);
   auto shares = [&](auto& x) { return after_a.count(x.get()) || std::count(ia.slices.begin(), ia.slices.end(), x); };
@@ -111,9 +112,7 @@ std::unordered_map<const Node*, std::vector<std::size_t>> places_of_loops(const 
   return out;
 }
 
-}  // namespace
-
-Nodes merge_loops(Nodes roots) {
+Nodes merge(Nodes roots, bool carried_alone) {
   for (;;) {
     auto loops = loops_of(roots);
     auto places = places_of_loops(roots);
@@ -125,7 +124,7 @@ Nodes merge_loops(Nodes roots) {
         if (loop_of(*a).index != loop_of(*b).index || places[a.get()] != places[b.get()]) continue;
         if (after.empty()) after = dependents(everything(roots), {a.get()});
         std::vector<std::size_t> moved;
-        auto m = merged(a, b, after, moved);
+        auto m = merged(a, b, after, moved, carried_alone);
         if (!m) continue;
         for (std::size_t k = 0; k < loop_of(*a).results.size(); ++k) to[loop_result(a, k).get()] = loop_result(m, k);
         for (std::size_t k = 0; k < moved.size(); ++k) to[loop_result(b, k).get()] = loop_result(m, moved[k]);
@@ -135,5 +134,10 @@ Nodes merge_loops(Nodes roots) {
     roots = substitute(roots, to);
   }
 }
+
+}  // namespace
+
+Nodes merge_loops(Nodes roots) { return merge(std::move(roots), false); }
+Nodes merge_carried(Nodes roots) { return merge(std::move(roots), true); }
 
 }  // namespace haliax
