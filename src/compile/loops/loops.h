@@ -1,9 +1,10 @@
 // Passes over loops.
 //
-// In: a graph without borders of chunks (merge_carried takes them as they are); loops as they were traced or cut. Out: the same values from fewer loops, results and
-// arrays. Always: a loop's operands are what its bodies read from outside and what its carries start from (make_loop finds them);
-// results of one loop are told apart by number, so whoever changes results puts others in place of all of them; the order of
-// turns is kept, and of the terms of a sum, so the bits are, but where a sum starts from the array that it was added to.
+// In: a graph, without borders of chunks but for merge_carried; loops as they were traced or cut. Out: the same values from fewer
+// loops, results and arrays. Always: a loop's operands are what its bodies read from outside and what its carries start from
+// (make_loop finds them); results of one loop are told apart by number, so whoever changes results puts others in place of all of
+// them; the order of turns is kept, and of the terms of a sum, so the bits are, but where a sum starts from the array that it was
+// added to.
 #pragma once
 #include "transforms/rewrite.h"
 
@@ -12,7 +13,7 @@ namespace haliax {
 Nodes drop_dead_results(Nodes roots);    // results and carries that nobody reads
 Nodes drop_dead_effects(Nodes roots);    // of these the effects alone: what has been printed is not printed again
 Nodes merge_loops(Nodes roots);          // loops over one index, of which the later needs no final result of the other
-Nodes merge_carried(Nodes roots);        // of these those alone that carry the same, as a loop and what its gradient keeps of it do
+Nodes merge_carried(Nodes roots);        // of these those that carry the same: a loop, and what its gradient keeps of it
 Nodes accumulate_folds(Nodes roots);     // sum over turns + array: the sum starts from the array
 Nodes accumulate_updates(Nodes roots);   // array + scatter into zeros: scattered into the array
 bool depends_on(const NodePtr&, const NodePtr& goal);
