@@ -14,6 +14,7 @@
 #include "base/scalar.h"
 #include "runtime/fold.h"
 #include "runtime/rank_communicator.h"
+#include "runtime/turn.h"
 #include "runtime/walk_dims.h"
 #include "transforms/sharding.h"
 
@@ -238,7 +239,7 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
   std::optional<Peers::Call> together;
   if (here.ranks) together.emplace(*here.ranks, what);
   // What devices queue for each other meets in the order of calls, which must be the same on all of them.
-  static std::recursive_mutex in_turn;
+  static TurnLock in_turn;
   std::unique_lock turn(in_turn, std::defer_lock);
   if (backend && !backend->is_host()) turn.lock();
   const Scopes scopes;
