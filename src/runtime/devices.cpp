@@ -6,6 +6,7 @@
 #include "haliax/mesh.h"
 #include "haliax/ranks.h"
 #include "runtime/mesh_run.h"
+#include "runtime/parts.h"
 #include "runtime/ranks.h"
 #include "transforms/sharding.h"
 
@@ -52,20 +53,17 @@ std::vector<LocalShard> local_shards(const NamedArray& a, SourceLocation at) {
   a.eval(at);
   auto& n = *a.node();
   auto value = n.value.get();
-  for (auto* p = value->pieces(); p; p = p->next.get()) {
-    auto* s = dynamic_cast<const Shards*>(p);
-    if (!s || s->blocks.empty() || !s->blocks[0]) continue;
-    std::vector<LocalShard> out;
-    for (std::size_t k = 0; k < s->blocks.size(); ++k) {
-      LocalShard one;
-      one.device = s->first + int(k), one.first = owner_of(s->at, s->mesh, one.device) == one.device;
-      for (auto& axis : n.axes) one.start.push_back(block_of(axis, s->at.cut(axis.name), s->mesh, one.device).first);
-      one.value = NamedArray(make_data(s->blocks[k], local_axes(n.axes, s->at, s->mesh, one.device), n.dtype));
-      out.push_back(std::move(one));
-    }
-    return out;
+  auto* s = shards_in(*value);
+  if (!s) return {{0, std::vector<std::int64_t>(n.axes.size()), a, true}};
+  std::vector<LocalShard> out;
+  for (std::size_t k = 0; k < s->blocks.size(); ++k) {
+    LocalShard one;
+    one.device = s->first + int(k), one.first = owner_of(s->at, s->mesh, one.device) == one.device;
+    one.start = part_on(n.axes, s->at, s->mesh, one.device).start;
+    one.value = NamedArray(make_data(s->blocks[k], local_axes(n.axes, s->at, s->mesh, one.device), n.dtype));
+    out.push_back(std::move(one));
   }
-  return {{0, std::vector<std::int64_t>(n.axes.size()), a, true}};
+  return out;
 }
 
 }  // namespace haliax

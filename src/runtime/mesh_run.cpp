@@ -133,6 +133,12 @@ void Shards::write(std::byte* whole) const {
   });
 }
 
+const Shards* shards_in(const Buffer& b) {
+  for (auto* p = b.pieces(); p; p = p->next.get())
+    if (auto* s = dynamic_cast<const Shards*>(p)) return s;
+  return nullptr;
+}
+
 // One call: what each argument is on each device.
 class MeshProgram::Call {
  public:

@@ -17,6 +17,8 @@ struct Shards final : Pieces {
   void write(std::byte* whole) const override;
 };
 
+const Shards* shards_in(const Buffer&);         // null: it does not lie in blocks
+
 struct MeshProgram {
   Mesh mesh;
   std::vector<Sharding> in, out;                 // of inputs and results

@@ -52,11 +52,6 @@ Part intersection(const Part& a, const Part& b) {
   return out;
 }
 
-static const Shards* blocks_in(const Buffer& b) {
-  for (auto* p = b.pieces(); p; p = p->next.get())
-    if (auto* s = dynamic_cast<const Shards*>(p)) return s;
-  return nullptr;
-}
 
 std::vector<HeldPart> first_copies(const Node& n, const ProcessGroup& group) {
   BufferPtr value;
@@ -66,7 +61,7 @@ std::vector<HeldPart> first_copies(const Node& n, const ProcessGroup& group) {
   }
   if (!value) fail("eval", n.donated.empty() ? "the array has no value" : std::string(n.donated));
   std::vector<HeldPart> out;
-  if (auto* s = blocks_in(*value)) {
+  if (auto* s = shards_in(*value)) {
     for (int d = s->first; d < s->first + int(s->blocks.size()); ++d)
       if (auto part = part_on(n.axes, s->at, s->mesh, d);
           group.rank_of(s->mesh, d) == group.rank && owner_of(s->at, s->mesh, d) == d && part.size() > 0)

@@ -1,11 +1,10 @@
 // The device `apart` by itself: memory that the host may not touch, work that is queued, errors that are found late.
 #include <doctest/doctest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <csignal>
 
 #include "support/allocations.h"
+#include "support/ends_by.h"
 #include "support/programs.h"
 #include "support/raises.h"
 
@@ -50,18 +49,6 @@ struct Apart {
   }
   void run(Executable& e, const Memory& x, const Memory& out) { e.run({x.get()}, {out.get()}, nullptr, nullptr); }
 };
-// The signal that ends a child which does f; 0: none.
-template <class F> int ends_by(const F& f) {
-  auto child = fork();
-  if (child == 0) {
-    for (int s : {SIGSEGV, SIGBUS}) std::signal(s, SIG_DFL);
-    f();
-    _exit(0);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
-}
 
 }  // namespace
 

@@ -1,14 +1,13 @@
 // The engine of the cuda backends on simulated cards: memory and copies, graphs, late errors, the words of HALIAX_CUDA, what the
 // host is asked to do, and numbers that need no card.
 #include <doctest/doctest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <thread>
 
 #include "backends/cuda/sim/machine.h"
 #include "haliax/haliax.h"
+#include "support/ends_by.h"
 #include "support/folder.h"
 #include "support/raises.h"
 #include "support/simulated.h"
@@ -45,17 +44,6 @@ Case adds_one(std::int64_t n, std::int64_t turns = 1) {
   Step loop{.kind = Kind::loop, .loop = {.variable = 0, .trips = turns - 1, .body = {again}}};
   c.program.steps = {s, loop}, c.program.loops = 1, c.program.called = "jit at there.cpp:7";
   return c;
-}
-template <class F> int ends_by(const F& f) {     // the signal that ends a child which does f; 0: none
-  auto child = fork();
-  if (child == 0) {
-    for (int s : {SIGSEGV, SIGBUS}) std::signal(s, SIG_DFL);
-    f();
-    _exit(0);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFSIGNALED(status) ? WTERMSIG(status) : 0;
 }
 // A run of the case on a device with such words, and what comes back.
 struct Run {

@@ -47,6 +47,8 @@ class Random {
   std::mt19937_64 engine_;
 };
 
+inline Box bytes_between(void* to, const void* from, std::size_t n) { return {{std::int64_t(n)}, 1, to, {1}, from, {1}}; }
+
 // A program with arguments and results only, and what goes in.
 struct Case {
   Program program;
@@ -129,21 +131,20 @@ struct Case {
   std::vector<Bytes> run_there(Device& device, Executable& executable, std::vector<Bytes> in, std::vector<Bytes> out,
                                std::vector<Bytes>* arguments_after) const {
     std::vector<Memory> kept;
-    auto box = [](void* to, const void* from, std::size_t n) { return Box{{std::int64_t(n)}, 1, to, {1}, from, {1}}; };
     auto there = [&](const std::vector<Bytes>& all) {
       std::vector<void*> pointers;
       for (auto& b : all) {
         kept.push_back(device.take(std::int64_t(b.size()), 0));
         pointers.push_back(kept.back().get());
-        device.put(box(pointers.back(), b.data(), b.size()), 0);
+        device.put(bytes_between(pointers.back(), b.data(), b.size()), 0);
       }
       return pointers;
     };
     const auto in_there = there(in), out_there = there(out);
     const auto arena = device.take(program.arena_bytes, 0);
     executable.run(in_there, out_there, arena.get(), nullptr);
-    for (std::size_t k = 0; k < out.size(); ++k) device.get(box(out[k].data(), out_there[k], out[k].size()), 0);
-    for (std::size_t k = 0; k < in.size(); ++k) device.get(box(in[k].data(), in_there[k], in[k].size()), 0);
+    for (std::size_t k = 0; k < out.size(); ++k) device.get(bytes_between(out[k].data(), out_there[k], out[k].size()), 0);
+    for (std::size_t k = 0; k < in.size(); ++k) device.get(bytes_between(in[k].data(), in_there[k], in[k].size()), 0);
     if (arguments_after) *arguments_after = std::move(in);
     return out;
   }

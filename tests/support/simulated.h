@@ -17,7 +17,6 @@ inline cuda::Api& faulty() { return *new cuda::Api(cuda::simulated()); }
 inline std::unique_ptr<Device> device_of(const cuda::Api& api, const char* words = "") {
   return cuda::make_device(api, cuda::words_of(words), {});
 }
-inline Box bytes_between(void* to, const void* from, std::size_t n) { return {{std::int64_t(n)}, 1, to, {1}, from, {1}}; }
 inline Memory put(Device& device, const Bytes& bytes, int d = 0) {
   auto out = device.take(std::int64_t(bytes.size()), d);
   device.put(bytes_between(out.get(), bytes.data(), bytes.size()), d);
