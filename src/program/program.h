@@ -285,6 +285,15 @@ class Communicator {
   // keeps no pointer for longer. Sums are taken in the arrays' dtype, of narrow floats in f32; in any order, but all ranks have
   // the same bits, in every run (threads: in rank order). Raises if another device has failed, rather than wait.
   virtual void run(const Collective&, const void* const* x, void* const* out, void* scratch, std::int64_t scratch_bytes) = 0;
+  // As run, beside the work where the communicator can: it may return before x is read and out is written, and the caller touches
+  // neither until it has finished that call. Calls are made in the order in which they are started or run. Returns the call's
+  // number, larger each time.
+  virtual std::int64_t start(const Collective& c, const void* const* x, void* const* out, void* scratch,
+                             std::int64_t scratch_bytes) {
+    return run(c, x, out, scratch, scratch_bytes), 0;
+  }
+  // Waits until all calls up to this number are done, and raises what went wrong in them.
+  virtual void finish([[maybe_unused]] std::int64_t call) {}
   // This device will make no more calls, because of an error: those of others that wait for it raise.
   virtual void fail(const char* why) = 0;
 };
