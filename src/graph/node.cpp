@@ -96,6 +96,7 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
     if (n && n->op == &op && n->in == in && n->axes == axes && n->dtype == dtype && n->attr == attr &&
         (!binds || same_mapping(n->origin, c.origin))) {
       if (!n->free.empty()) n->asked.store(newest_id(), std::memory_order_relaxed);
+      if (!c.origin.backward && c.origin.at.line() > 0) n->origin.backward.never();
       return n;
     }
   }

@@ -111,13 +111,27 @@ bool keeps_names(const Node&);       // and calls axes what they are called ther
 Name name_in_operand(const Node&, std::size_t operand, Name), name_in_result(const Node&, std::size_t operand, Name);
 bool only_waits(const Node&, std::size_t operand);                   // for the operand to be there, however it lies
 
+// Was a node made by the walk for gradients alone? That does not depend on who made it first: where a line of forward code makes
+// an equal node, before or after, it was not. (Passes have no line of their own, and say nothing.)
+class BackwardOnly {
+ public:
+  BackwardOnly(bool on = false) : on_(on) {}
+  BackwardOnly(const BackwardOnly& other) : on_(bool(other)) {}
+  BackwardOnly& operator=(const BackwardOnly& other) { return on_.store(bool(other), std::memory_order_relaxed), *this; }
+  operator bool() const { return on_.load(std::memory_order_relaxed); }
+  void never() const { if (*this) on_.store(false, std::memory_order_relaxed); }
+
+ private:
+  mutable std::atomic<bool> on_;
+};
+
 // Where a node was made, and under which compute mapping.
 struct Origin {
   SourceLocation at;
   Name module;
   Name made = {};             // of a layer that no path is known of: where its weight was made
   std::shared_ptr<const Mapping> mapping;
-  bool backward = false;
+  BackwardOnly backward = {};
   std::uint64_t traced = 0;   // id of the node that the user's code made; what passes put in its place keeps it
 };
 

@@ -267,6 +267,24 @@ TEST_CASE("grad: products with zeros among the factors") {
           std::vector<double>{10, 5 * first, 2 * first});
 }
 
+TEST_CASE("a node is of the backward pass alone unless forward code makes an equal one, before or after") {
+  Axis I{"i", 4};
+  auto x = (arange(I) * 0.5).node();
+  Origin line, back;
+  line.at = back.at = SourceLocation::current(), back.backward = true;
+  for (bool forward_first : {false, true}) {
+    auto made = [&](const Origin& by) {
+      At here(by);
+      return prim::add(x, prim::number(forward_first ? 3. : 5., x->dtype));
+    };
+    auto first = made(forward_first ? line : back);
+    CHECK(first->origin.backward == !forward_first);
+    auto second = made(forward_first ? back : line);
+    CHECK(second == first);
+    CHECK_FALSE(first->origin.backward);
+  }
+}
+
 TEST_CASE("stop_gradient and eval_shape") {
   auto x = values({In});
   CHECK(difference(grad([](const NamedArray& v) { return sum(v * stop_gradient(v)); })(x), x, 0) == "");
