@@ -109,7 +109,9 @@ class CollectiveStep final : public CompiledStep {
       throw Error("[collective] the program talks to other devices, but there is no communicator; run it on a mesh");
     for (std::size_t k = 0; k < x_.size(); ++k) from_[k] = x_[k].at(frame);
     for (std::size_t k = 0; k < out_.size(); ++k) to_[k] = out_[k].at(frame);
-    frame.wire->run(what_, from_.data(), to_.data(), scratch_bytes_ > 0 ? scratch_.at(frame) : nullptr, scratch_bytes_);
+    auto* scratch = scratch_bytes_ > 0 ? scratch_.at(frame) : nullptr;
+    if (what_.call < 0) frame.wire->run(what_, from_.data(), to_.data(), scratch, scratch_bytes_);
+    else frame.calls[what_.call] = frame.wire->start(what_, from_.data(), to_.data(), scratch, scratch_bytes_);
   }
 
  private:
@@ -119,6 +121,17 @@ class CollectiveStep final : public CompiledStep {
   std::vector<void*> to_;
   Scratch scratch_;
   std::int64_t scratch_bytes_;
+};
+
+class FinishStep final : public CompiledStep {
+ public:
+  explicit FinishStep(int call) : call_(call) {}
+  void run(Frame& frame) override {
+    if (auto call = std::exchange(frame.calls[call_], 0)) frame.wire->finish(call);
+  }
+
+ private:
+  int call_;
 };
 
 using Steps = std::vector<std::unique_ptr<CompiledStep>>;
@@ -188,6 +201,7 @@ std::unique_ptr<CompiledStep> compile_one(const Step& step, const Context& conte
     case Kind::custom: return make_custom(step);
     case Kind::host: return std::make_unique<HostStep>(step.host, context);
     case Kind::collective: return std::make_unique<CollectiveStep>(step, context);
+    case Kind::finish: return std::make_unique<FinishStep>(step.finish.call);
     case Kind::loop: return std::make_unique<LoopStep>(step.loop, context);
   }
   throw Error("[compile] an unknown kind of step");
@@ -205,6 +219,7 @@ class Run {
   explicit Run(const Program& program)
       : slots_(program.slots.size() + 1),
         loops_(static_cast<std::size_t>(program.loops) + 1),
+        calls_(static_cast<std::size_t>(program.calls)),
         steps_(compile_all(program.steps, Context{program, static_cast<int>(program.slots.size())})) {
     for (std::size_t s = 0; s < program.slots.size(); ++s) {
       const Slot& slot = program.slots[static_cast<std::size_t>(root_of(program, static_cast<int>(s)))];
@@ -221,17 +236,28 @@ class Run {
                                                   : static_cast<std::byte*>(results[at]);
     }
     slots_.back() = memory;
-    Frame frame{slots_.data(), loops_.data(), wire};
-    for (auto& step : steps_) step->run(frame);
+    Frame frame{slots_.data(), loops_.data(), wire, calls_.data()};
+    try {
+      for (auto& step : steps_) step->run(frame);
+    } catch (...) {
+      for (auto call : calls_) wait_for(wire, call);
+      throw;
+    }
   }
 
  private:
+  // A call that still goes on has to do with memory that is about to be given back.
+  static void wait_for(program::Communicator* wire, std::int64_t call) {
+    try {
+      if (call) wire->finish(call);
+    } catch (...) {}   // what came first is raised
+  }
   struct Source {
     Home home;
     std::int64_t at;  // offset in the arena, or which argument or result
   };
   std::vector<std::byte*> slots_;
-  std::vector<std::int64_t> loops_;
+  std::vector<std::int64_t> loops_, calls_;
   std::vector<Source> sources_;
   Steps steps_;
 };

@@ -15,6 +15,7 @@ struct Frame {
   std::byte* const* slots = nullptr;  // where each slot lies
   std::int64_t* loops = nullptr;      // the value of each loop variable
   program::Communicator* wire = nullptr;
+  std::int64_t* calls = nullptr;      // of each number, the call that goes on; 0: none does
   bool turn_is_over = false;          // the rest of this turn is skipped
 };
 

@@ -85,6 +85,7 @@ class Maker {
           i.kind = Item::Kind::host, out.asks_host = true;
           items.push_back(std::move(i));
           break;
+        case Kind::finish: break;   // what touches a call's arrays waits for it anyway
         case Kind::collective:
           i.kind = Item::Kind::collective, i.body = parts(s, flag);
           out.speaks = true, out.asks_host |= flag >= 0;

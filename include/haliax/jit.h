@@ -15,8 +15,8 @@ inline constexpr std::int64_t most_bytes = std::int64_t(1) << 62;
 struct JitOptions {
   std::vector<int> donate = {};  // arguments (from 0) whose memory the results may take; they cannot be used afterwards
   std::string backend = {};                      // "cpu" (the default) or "reference"
-  // Inside another trace mappings hold as they do outside; donate, backend, regather, ring, reduce_dtype and strict are those of
-  // the outermost.
+  // Inside another trace mappings hold as they do outside; donate, backend, regather, ring, overlap, reduce_dtype and strict are
+  // those of the outermost.
   // named_jit: the mesh in scope where it is called, if none is given. The mapping inside f, of its results, and of arguments
   // that lie nowhere yet (see placement): the mapping in scope there, if none is given.
   std::optional<Mesh> mesh = {};
@@ -31,6 +31,10 @@ struct JitOptions {
   // contracted with its part of the other operand as it comes. As many bytes in devices - 1 calls; two blocks of memory in place
   // of all. Sums along the gathered axis are taken block by block. See docs/sharding.md for what is gathered as ever.
   bool ring = false;
+  // Collectives go on beside the work: gathers in a loop over layers are asked for a turn ahead, sums of gradients are waited for a
+  // turn later. As many bytes; the memory that they read and write is their own for the length of the loop, and planned. What is
+  // gained depends on who carries them: ranks do, threads of one process do not.
+  bool overlap = false;
   // Scores (a product of queries and keys that only a softmax, or another function of each query, and a sum over the keys read)
   // of more bytes than this are never whole: queries are walked in chunks, as chunked_reduce would, in the gradient too. None:
   // than HALIAX_SCORES says, or else than 32 MiB and the queries and keys themselves. 0: all scores; most_bytes: no scores.

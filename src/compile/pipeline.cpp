@@ -82,6 +82,12 @@ const Pass kPasses[] = {
      }},
     {"reuse_products", "keeps products from loop to loop in idle memory", Stage::program, true,
      [](Compilation& c) { c.alternative = reuse_products(*c.program); }},
+    {"overlap", "starts collectives early, and finishes each where it is needed", Stage::program, false,
+     [](Compilation& c) {
+       if (!c.options.partition.overlap || !c.partition || !c.partition->even()) return;
+       overlap(*c.program);
+       if (c.alternative) overlap(*c.alternative);
+     }},
     {"plan_memory", "shares memory, drops copies, gives each slot an offset", Stage::program, false,
      [](Compilation& c) {
        auto donated = c.options.donated;

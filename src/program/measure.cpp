@@ -30,6 +30,7 @@ Dims dims_of(const Step& s) {
     }
     case Kind::loop:         // views of these have dims of their own, or none
     case Kind::collective:
+    case Kind::finish:
     case Kind::skip:
     case Kind::host: break;
   }

@@ -74,7 +74,11 @@ std::string text(const Program& p, const Step& s, const std::string& indent) {
       return out;
     }
     case Kind::skip: return "skip the rest unless " + of(s.skip.unless);
-    case Kind::collective: return kWires[int(s.collective.wire)] + of(s.collective.x) + " to" + of(s.collective.out);
+    case Kind::collective: {
+      auto& c = s.collective;
+      return (c.call < 0 ? "" : fmt::format("start {}: ", c.call)) + kWires[int(c.wire)] + of(c.x) + " to" + of(c.out);
+    }
+    case Kind::finish: return fmt::format("finish {}", s.finish.call);
     case Kind::host: return "host" + of(s.host.arrays);
     case Kind::loop: break;
   }

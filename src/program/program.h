@@ -74,7 +74,9 @@ struct Instr {
   View view = {};                   // load, store; of iota only the loop terms
 };
 
-enum class Kind : std::uint8_t { fused, contract, gather, scatter, sort, cumulative, loop, collective, copy, skip, custom, host };
+enum class Kind : std::uint8_t {
+  fused, contract, gather, scatter, sort, cumulative, loop, collective, finish, copy, skip, custom, host
+};
 
 // For each outer point, runs the instructions in order; inner ones over all inner points. dims = outer dims, then inner dims.
 struct Fused {
@@ -151,6 +153,13 @@ struct Collective {
   std::vector<std::int64_t> size;   // and its whole size: blocks are ceil(size / ranks), the last may be short
   std::vector<Parcel> sends, receives;
   double sent_bytes = 0;            // per device on a ring
+  int call = -1;                    // only started here: done where the step Finish of this number is; -1: done here
+};
+// Waits for the call of this number that was started last, if one was. From its start to here no step writes x or touches out.
+// Who has no calls that go on beside the work makes them where they start, and has nothing to do here.
+struct Finish {
+  int call = 0;
+  std::vector<View> x, out;         // the call's arrays, without dims
 };
 // The rest of a loop's turn is left out where the flag (bool, without dims) is false.
 struct Skip {
@@ -195,6 +204,7 @@ struct Step {
   Copy copy = {};
   Skip skip = {};
   Collective collective = {};
+  Finish finish = {};
   Custom custom = {};
   Host host = {};
   Loop loop = {};
@@ -233,6 +243,7 @@ struct Program {
   std::int64_t peak_bytes = 0;      // arena + results that alias nothing
   std::vector<Use> at_peak;         // of the arena when most of it is in use, and the gaps: all together arena_bytes
   int loops = 0;                    // how many loop variables there are
+  int calls = 0;                    // how many numbers of calls that are started and finished
   int device = 0;                   // which device of the mesh this program is for
   std::vector<std::int64_t> mesh;   // sizes of the mesh axes; empty: one device
   std::string called = {};          // what runs it, as errors that are found late name it: jit at train.cpp:12

@@ -88,8 +88,8 @@ MeshProgram* JitCore::Impl::compile_on(const Mesh& mesh, Compilation& c, const s
     e.placements.push_back(mapping ? std::make_shared<const Placement>(Placement{mesh, *mapping}) : nullptr);
   }
   c.options.mesh = &mesh;
-  c.options.partition = {.regather = o.regather, .ring = o.ring, .strict = o.strict, .reduce_dtype = o.reduce_dtype,
-                         .gradients = context().gradients};
+  c.options.partition = {.regather = o.regather, .ring = o.ring, .overlap = o.overlap, .strict = o.strict,
+                         .reduce_dtype = o.reduce_dtype, .gradients = context().gradients};
   e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(c, backend_name, simulated));
   for (auto& d : e.mesh->devices) e.note_captured(d);
   return e.mesh.get();

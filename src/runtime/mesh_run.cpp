@@ -273,6 +273,10 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
       most = bytes, m.fullest = m.devices.size() - 1, of_fullest = local.log;
   }
   c.log.insert(c.log.end(), of_fullest.begin(), of_fullest.end());
+  if (here.ranks && c.options.partition.overlap) {   // calls have other places than the plan has given them
+    Peers::Call call(*here.ranks, "the first call of a function");
+    here.ranks->agree({{"calls", std::to_string(std::hash<std::string>()(text_of_calls(*m.devices[0].program))), false}});
+  }
   if (verifies()) {
     std::vector<Compiled> elsewhere;
     for (int d = 0; here.ranks && d < mesh.devices(); ++d) {

@@ -76,6 +76,7 @@ bool computes(Kind k) {
     case Kind::sort:
     case Kind::loop:
     case Kind::collective:
+    case Kind::finish:
     case Kind::copy:
     case Kind::skip:
     case Kind::host: break;

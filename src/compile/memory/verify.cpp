@@ -1,9 +1,11 @@
 // The legality checks of Programs.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "base/environment.h"
 #include "compile/memory/memory.h"
@@ -31,6 +33,10 @@ struct ProgramCheck {
   std::set<int> written = {};                // memory that holds something
   std::vector<std::vector<int>> beside = {}; // of a slot of the arena: those whose bytes overlap its own
   std::vector<int> last_write = {};          // of a slot, by step
+  struct Open { std::set<int> x, out; };     // memory
+  std::map<int, Open> open = {};             // calls that were started, by number
+  bool last = false;                         // the last turn of the loop around is walked
+  bool skips = false;                        // in a part of a turn that the last turn leaves out
   int now = 0;
 
   [[noreturn]] void bad(const Step& s, const std::string& why) const {
@@ -86,6 +92,24 @@ struct ProgramCheck {
     written.insert(memory(slot));
     if (placed) last_write[std::size_t(memory(slot))] = now;
   }
+  // Calls that go on beside the work have their arrays to themselves.
+  bool shares(const std::set<int>& all, int slot) const {
+    int mine = memory(slot);
+    auto overlaps = [&](int other) { return all.count(other) > 0; };
+    return overlaps(mine) || std::any_of(beside[std::size_t(mine)].begin(), beside[std::size_t(mine)].end(), overlaps);
+  }
+  void calls(const Step& s) {
+    if (s.kind == Kind::finish) open.erase(s.finish.call);
+    each_access(s, [&](int slot, bool writes, const View*) {
+      for (auto& [call, arrays] : open)
+        if (shares(arrays.out, slot) || (writes && shares(arrays.x, slot)))
+          bad(s, fmt::format("slot {} is {}, and call {} is not finished", slot, writes ? "written" : "read", call));
+    });
+    if (s.kind != Kind::collective || s.collective.call < 0 || skips) return;
+    auto& mine = open[s.collective.call];
+    for (auto& x : s.collective.x) mine.x.insert(memory(x.view.slot));
+    for (auto& o : s.collective.out) mine.out.insert(memory(o.view.slot));
+  }
   void find_overlaps() {
     beside.resize(p.slots.size()), last_write.assign(p.slots.size(), -1);
     std::vector<int> in_arena;
@@ -106,15 +130,26 @@ struct ProgramCheck {
     for (auto& s : all) {
       ++now;
       views(s);
+      if (placed) calls(s);
+      if (s.kind == Kind::finish) continue;
       each_access(s, [&](int slot, bool writes, const View*) { writes ? write(slot) : read(s, slot); });
       if (placed && s.scratch_bytes > 0 && (s.scratch < 0 || s.scratch + s.scratch_bytes > p.arena_bytes))
         bad(s, "its scratch lies outside of the arena");
       if (placed && s.scratch_bytes > 0 && s.scratch % program::kAlignment)
         bad(s, fmt::format("its scratch lies at {}, which is not aligned", s.scratch));
       if (s.kind != Kind::loop) continue;
+      if (s.loop.variable < 0) {
+        auto outer = std::exchange(skips, last);
+        steps(s.loop.body);
+        skips = outer;
+        continue;
+      }
       turns[s.loop.variable] = s.loop.trips;
+      auto outer = std::exchange(last, false);
       steps(s.loop.body);
-      if (placed && s.loop.trips > 1) steps(s.loop.body);   // once more: what the first turn wrote over the second may read
+      last = true;   // once more: what the first turn wrote over the second may read
+      if (placed && s.loop.trips > 1) steps(s.loop.body);
+      last = outer;
       turns.erase(s.loop.variable);
     }
   }
@@ -192,6 +227,8 @@ void check_gathered(const Program& p) {
   c.slots();
   c.steps(p.steps, nullptr);
 }
+
+std::string text_of_calls(const Program& p) { return fmt::format("{}\n", fmt::join(calls_of(p.steps), "\n")); }
 
 void verify_calls(const std::vector<const Program*>& devices) {
   auto first = calls_of(devices[0]->steps);

@@ -39,6 +39,10 @@ template <class S, class F> void each_view(S& s, F f) {
       for (auto& o : s.collective.x) f(o.view, false);
       for (auto& o : s.collective.out) f(o.view, true);
       break;
+    case Kind::finish:   // what it waits for was written where it was started
+      for (auto* views : {&s.finish.x, &s.finish.out})
+        for (auto& v : *views) f(v, false);
+      break;
     case Kind::host:
       for (auto& o : s.host.arrays) f(o.view, false);
       break;

@@ -32,6 +32,7 @@ std::vector<std::vector<int>> reads_of(const Plan& plan) {
 struct Bucketing {
   Plan& plan;
   const Whole& whole;
+  bool overlap;   // calls go on beside the work: what is small, and made early and late in a turn, does not hold up what is large
   std::vector<std::vector<int>> reads = reads_of(plan);
   std::vector<char> talks = std::vector<char>(plan.versions.size());  // the version itself sends, or something in its bodies does
   int buckets = 0;
@@ -69,7 +70,7 @@ struct Bucketing {
     for (int k : versions)
       if (plan.version(k).kind == Version::Kind::hop && plan.version(k).talks() && plan.version(k).ring < 0) by_time.push_back(k);
     std::stable_sort(by_time.begin(), by_time.end(), [&](int a, int b) { return ready[a] < ready[b]; });
-    using Key = std::tuple<int, std::string, int, int, int>;
+    using Key = std::tuple<int, std::string, int, int, int, bool>;
     std::map<Key, std::pair<int, double>> open;
     std::map<std::string, std::pair<int, double>> gathers;
     for (int k : by_time) {
@@ -80,8 +81,9 @@ struct Bucketing {
         int monoid = 0;
         for (auto& [m, how] : from.partial)
           if (s.hop.over.has(m)) monoid = int(how);
-        auto& [bucket, full] = open[{int(s.hop.kind), over, int(whole.ptr(s.node)->dtype), monoid, late[k]}];
         auto b = whole.bytes(s.node, from);
+        bool apart = overlap && b <= kSmall;
+        auto& [bucket, full] = open[{int(s.hop.kind), over, int(whole.ptr(s.node)->dtype), monoid, late[k], apart}];
         if (full == 0 || full + b > kBucket) bucket = ++buckets, full = 0;
         s.bucket = bucket, full += b;
       } else if (s.hop.kind == Hop::Kind::all_gather && early[k] == 0) {
@@ -155,7 +157,7 @@ struct Bucketing {
 
 }  // namespace
 
-void bucket(Plan& plan, const Whole& whole) { Bucketing{plan, whole}.run(); }
+void bucket(Plan& plan, const Whole& whole, bool overlap) { Bucketing{plan, whole, overlap}.run(); }
 
 // What nothing reads is not made, nor sent.
 void drop_dead(Plan& plan) {

@@ -72,7 +72,7 @@ void Partition::regather() {
 void Partition::ring() {
   if (impl_->options.ring) partitioning::ring(impl_->plan, *impl_->whole);
 }
-void Partition::bucket() { partitioning::bucket(impl_->plan, *impl_->whole); }
+void Partition::bucket() { partitioning::bucket(impl_->plan, *impl_->whole, impl_->options.overlap); }
 
 Partition::Device Partition::on(int device) const {
   Device d;
@@ -82,6 +82,16 @@ Partition::Device Partition::on(int device) const {
 
 std::vector<Move> Partition::moves() const { return moves_of(impl_->plan, *impl_->whole, impl_->options.gradients.get()); }
 double Partition::sent_bytes() const { return impl_->plan.bytes; }
+bool Partition::even() const {
+  auto& m = *impl_;
+  auto divides = [&](const Axis& a, const Cut& by) { return a.size % ranks(m.mesh, by) == 0; };
+  auto is_even = [&](const Version& v) {
+    auto& n = m.whole->node(v.node);
+    bool turns = v.kind != Version::Kind::loop || divides(loop_of(n).axis, m.plan.loop(v.loop).shared_by);
+    return turns && std::all_of(n.axes.begin(), n.axes.end(), [&](auto& a) { return divides(a, v.at.cut(a.name)); });
+  };
+  return std::all_of(m.plan.versions.begin(), m.plan.versions.end(), [&](auto& v) { return !v.live || is_even(v); });
+}
 std::string Partition::text() const { return to_string(impl_->plan, *impl_->whole, impl_->options.gradients.get()); }
 std::int64_t Partition::size() const {
   return std::count_if(impl_->plan.versions.begin(), impl_->plan.versions.end(), [](auto& s) { return s.live; });

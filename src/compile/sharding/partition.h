@@ -17,6 +17,7 @@ namespace haliax {
 struct PartitionOptions {
   bool regather = true;  // each loop gathers its weights anew; off: they are gathered once, before the first loop
   bool ring = false;     // a gather that one contraction reads: block by block, see ring
+  bool overlap = false;  // collectives go on beside the work, see JitOptions
   bool strict = false;   // no gather is chosen for its bytes if nobody asked for it
   std::optional<DType> reduce_dtype = {};  // of pending sums of narrower floats
   std::shared_ptr<const Gradients> gradients = {};  // noted as the graph was traced, for reports
@@ -66,6 +67,7 @@ class Partition {
 
   std::vector<Move> moves() const;
   double sent_bytes() const;
+  bool even() const;                         // all blocks of an axis have one size: the devices' graphs are alike
   std::int64_t size() const;                 // versions
   std::string text() const;                  // for people
   void verify(const char* after) const;      // raises

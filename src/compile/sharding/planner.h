@@ -298,7 +298,7 @@ void verify(const Plan&, const Whole&, const char* after);   // raises
 Nodes with_residuals(const Nodes& roots, const Plan&, Whole&, bool gathers_too);
 void regather(Plan&, const Whole&);  // weights, in each turn over microbatches, and for the backward pass
 void ring(Plan&, const Whole&);          // gathers that one contraction reads are taken block by block
-void bucket(Plan&, const Whole&);        // collectives that can be one call are
+void bucket(Plan&, const Whole&, bool overlap);   // collectives that can be one call are
 void drop_dead(Plan&);                   // (bucket.cpp)
 std::vector<Move> moves_of(const Plan&, const Whole&, const Gradients* = nullptr);  // in order
 Nodes emit(const Plan&, const Whole&, const std::vector<PartitionInput>&, const Mesh&, int device, Nodes& placeholders);

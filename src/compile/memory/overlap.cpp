@@ -1,0 +1,244 @@
+// Collectives that go on beside the work: a call starts where its operands are there, and what first touches its arrays waits for
+// it.
+// - In a loop a call goes on into the next turn, up to the step that touches its arrays again.
+// - What a turn gathers is asked for a turn ahead, as soon as the turn before has read its own: that one is gathered before the
+//   loop, and each turn but the last asks for the next.
+// The price is memory: what a call writes or reads in a loop is its own for the whole loop. No byte more is sent, and calls keep
+// one order on all devices.
+#include <algorithm>
+#include <optional>
+#include <set>
+
+#include "compile/memory/memory.h"
+#include "compile/memory/views.h"
+
+namespace haliax {
+namespace {
+
+using program::Code;
+using program::Instr;
+using program::Kind;
+using program::Loop;
+using program::Program;
+using program::Step;
+using program::Term;
+using program::View;
+
+using Slots = std::set<int>;
+struct Touched { Slots reads, writes; };
+void touch(const Step& s, Touched& out) {
+  each_access(s, [&](int slot, bool writes, const View*) { (writes ? out.writes : out.reads).insert(slot); });
+  for (auto& inner : s.loop.body) touch(inner, out);
+}
+Touched touched_by(const Step& s) {
+  Touched out;
+  touch(s, out);
+  return out;
+}
+bool meet(const Slots& a, const Slots& b) {
+  return std::any_of(a.begin(), a.end(), [&](int s) { return b.count(s) > 0; });
+}
+
+// A call that has been started.
+struct Open {
+  Step finish;
+  Slots x, out;
+  bool ahead = false;   // for the next turn; after the last turn there is none
+  bool meets(const Touched& t) const { return meet(x, t.writes) || meet(out, t.writes) || meet(out, t.reads); }
+};
+Open started(const Step& s, bool ahead) {
+  Open o{.finish = {.kind = Kind::finish, .why = s.why, .where = s.where}, .x = {}, .out = {}, .ahead = ahead};
+  o.finish.finish.call = s.collective.call;
+  auto note = [](auto& operands, Slots& slots, std::vector<View>& views) {
+    for (auto& op : operands)
+      if (slots.insert(op.view.slot).second) views.push_back({op.view.slot, op.view.dtype, 0, {}, {}});
+  };
+  note(s.collective.x, o.x, o.finish.finish.x), note(s.collective.out, o.out, o.finish.finish.out);
+  return o;
+}
+
+constexpr double kWorthIt = 256;   // bytes sent
+
+class Overlap {
+ public:
+  explicit Overlap(Program& p) : p_(p) {
+    each_step(p.steps, [&](const Step& s) { count(s); });
+  }
+  void run() {
+    for (auto& o : in_list(p_.steps)) p_.steps.push_back(o.finish);
+  }
+
+ private:
+  Program& p_;
+  std::vector<int> accesses_ = std::vector<int>(p_.slots.size());   // in the whole Program, by slot
+
+  void count(const Step& s) {
+    each_access(s, [&](int slot, bool, const View*) { ++accesses_[std::size_t(slot)]; });
+  }
+  int fresh(DType dtype) {
+    p_.slots.push_back({.bytes = bytes_of(dtype), .purpose = "scratch"});
+    accesses_.push_back(0);
+    return int(p_.slots.size()) - 1;
+  }
+
+  // Starts the calls of a list, and finishes each before what touches its arrays. Returns those that go on behind it.
+  std::vector<Open> in_list(std::vector<Step>& list) {
+    std::vector<Step> out;
+    std::vector<Open> open;
+    auto push = [&](Step s) {
+      auto t = touched_by(s);
+      std::erase_if(open, [&](Open& o) {
+        if (!o.meets(t)) return false;
+        if (out.back().kind == Kind::collective && out.back().collective.call == o.finish.finish.call) out.back().collective.call = -1;
+        else out.push_back(o.finish);
+        return true;
+      });
+      out.push_back(std::move(s));
+    };
+    for (auto& s : list) {
+      std::vector<Open> more;
+      if (s.kind == Kind::loop) {
+        for (auto& first : asked_ahead(s.loop)) push(std::move(first));
+        more = in_body(s.loop);
+      } else if (s.kind == Kind::collective) {
+        bool ahead = s.collective.call >= 0;
+        if (!ahead && s.collective.sent_bytes >= kWorthIt) s.collective.call = p_.calls++;
+        if (s.collective.call >= 0) more.push_back(started(s, ahead));
+      }
+      push(std::move(s));
+      open.insert(open.end(), more.begin(), more.end());
+    }
+    list = std::move(out);
+    return open;
+  }
+  // What a turn leaves open is finished in the next one, or behind the loop.
+  std::vector<Open> in_body(Loop& l) {
+    auto open = in_list(l.body);
+    if (l.variable < 0) return open;   // a part of a turn
+    auto left = open;
+    std::vector<Step> out;
+    for (auto& s : l.body) {
+      auto t = touched_by(s);
+      std::erase_if(left, [&](Open& o) { return o.meets(t) && (out.push_back(o.finish), true); });
+      out.push_back(std::move(s));
+    }
+    l.body = std::move(out);
+    std::erase_if(open, [](auto& o) { return o.ahead; });
+    return open;
+  }
+
+  // ---- gathers, a turn ahead ----
+  struct Next { int turn, there; };   // slots: which turn follows (i32), and whether one does
+  // A gather of a body, with the steps that make its operand there.
+  struct Gathering {
+    std::set<std::size_t> steps;
+    std::size_t last = 0;   // of the body: what reads it last
+  };
+  // Of steps of the body alone, none of which what else happens in a turn has to do with: only with what is gathered.
+  std::optional<Gathering> gathering(const Loop& l, const std::vector<Touched>& touched, std::size_t i) const {
+    auto& s = l.body[i];
+    if (s.kind != Kind::collective || s.collective.wire != program::Wire::all_gather || s.collective.call >= 0 ||
+        s.collective.sent_bytes < kWorthIt)
+      return {};
+    Gathering g;
+    std::vector<std::size_t> todo{i};
+    while (!todo.empty()) {
+      auto k = todo.back();
+      todo.pop_back();
+      if (!g.steps.insert(k).second) continue;
+      for (int slot : touched[k].reads)
+        for (std::size_t j = 0; j < l.body.size(); ++j) {
+          if (!touched[j].writes.count(slot)) continue;
+          auto kind = l.body[j].kind;
+          if (j >= i || (kind != Kind::fused && kind != Kind::copy && kind != Kind::gather)) return {};
+          todo.push_back(j);
+        }
+    }
+    for (auto k : g.steps)
+      for (int slot : touched[k].writes) {
+        int mine = 0, here = 0;
+        for (std::size_t j = 0; j < l.body.size(); ++j) {
+          auto times = accesses_to(l.body[j], slot);
+          here += times, mine += g.steps.count(j) > 0 ? times : 0;
+          bool reads = times > 0 && g.steps.count(j) == 0;
+          if (reads && (k != i || j < i || touched[j].writes.count(slot))) return {};
+          if (reads) g.last = std::max(g.last, j);
+        }
+        if (here != accesses_[std::size_t(slot)] || p_.slot(slot).home != program::Home::arena) return {};
+      }
+    return g.last > i ? std::optional(g) : std::nullopt;
+  }
+  static int accesses_to(const Step& s, int slot) {
+    int n = 0;
+    each_access(s, [&](int k, bool, const View*) { n += k == slot; });
+    for (auto& inner : s.loop.body) n += accesses_to(inner, slot);
+    return n;
+  }
+  // Takes gathers out of the body, and asks for each behind its last reader for the turn that follows. Returns the steps that
+  // gather for the first turn.
+  std::vector<Step> asked_ahead(Loop& l) {
+    std::vector<Step> first;
+    if (l.variable < 0 || l.trips < 2) return first;
+    std::optional<Next> next;
+    for (std::size_t i = 0; i < l.body.size(); ++i) {
+      std::vector<Touched> touched;
+      for (auto& s : l.body) touched.push_back(touched_by(s));
+      auto g = gathering(l, touched, i);
+      if (!g) continue;
+      if (!next) next = Next{fresh(DType::i32), fresh(DType::boolean)};
+      int call = p_.calls++;
+      auto& gather = l.body[i];
+      Step part{.kind = Kind::loop, .loop = {.variable = -1, .trips = 1, .body = {}}, .why = gather.why, .where = gather.where};
+      part.loop.body.push_back({.kind = Kind::skip, .skip = {{next->there, DType::boolean, 0, {}, {}}}, .why = "skip"});
+      for (auto k : g->steps) {
+        l.body[k].collective.call = l.body[k].kind == Kind::collective ? call : -1;
+        first.push_back(at_turn(l.body[k], l.variable, [&](View& v, const Term& t) {
+          v.offset += t.stride * (l.reverse ? l.trips - 1 : 0);
+        }));
+        part.loop.body.push_back(at_turn(l.body[k], l.variable, [&](View& v, const Term& t) {
+          v.terms.push_back({.slot = next->turn, .slot_dtype = DType::i32, .limit = l.trips - 1, .stride = t.stride});
+        }));
+        count(first.back());
+      }
+      std::vector<Step> body;
+      for (std::size_t k = 0; k < l.body.size(); ++k) {
+        if (!g->steps.count(k)) body.push_back(std::move(l.body[k]));
+        if (k == g->last) body.push_back(part);
+      }
+      l.body = std::move(body);
+      i -= g->steps.size();   // those are gone
+    }
+    if (next) l.body.insert(l.body.begin(), next_turn(l, *next));
+    return first;
+  }
+  static Step next_turn(const Loop& l, const Next& next) {
+    Step s{.kind = Kind::fused, .why = "index"};
+    View turn{-1, DType::i32, 0, {}, {{.loop = l.variable, .stride = 1}}};
+    Instr follows{.code = Code::iota, .dtype = DType::i32, .integer = l.reverse ? -1 : 1, .stride = 0, .view = turn};
+    Instr end{.code = Code::constant, .dtype = DType::i32, .integer = l.reverse ? -1 : l.trips};
+    Instr there{.code = Code::not_equal, .dtype = DType::boolean, .args = {0, 1, -1, -1}};
+    Instr keep{.code = Code::store, .dtype = DType::i32, .args = {0, -1, -1, -1}, .view = {next.turn, DType::i32, 0, {}, {}}};
+    Instr say{.code = Code::store, .dtype = DType::boolean, .args = {2, -1, -1, -1},
+              .view = {next.there, DType::boolean, 0, {}, {}}};
+    s.fused.code = {follows, end, there, keep, say};
+    return s;
+  }
+  // The step with the turn of that loop put otherwise: f(view, the term that counted it).
+  template <class F> static Step at_turn(Step s, int loop, F f) {
+    each_view(s, [&](View& v, bool) {
+      auto terms = std::move(v.terms);
+      v.terms.clear();
+      for (auto& t : terms) {
+        if (t.slot < 0 && t.loop == loop) f(v, t);
+        else v.terms.push_back(t);
+      }
+    });
+    return s;
+  }
+};
+
+}  // namespace
+
+void overlap(Program& p) { Overlap(p).run(); }
+
+}  // namespace haliax
