@@ -71,11 +71,6 @@ class RankCommunicator::Run {
 
   // ---- what goes where ----
   std::int64_t ranks() const { return std::int64_t(group_.size()); }
-  std::int64_t block(std::size_t k) const { return (how_.size[k] + ranks() - 1) / ranks(); }
-  std::pair<std::int64_t, std::int64_t> block_of(std::size_t k, std::size_t g) const {   // first position, how many
-    auto from = std::min(std::int64_t(g) * block(k), how_.size[k]);
-    return {from, std::min(block(k), how_.size[k] - from)};
-  }
   Patches mine() const {
     Patches all;
     for (std::size_t k = 0; k < x_.size(); ++k) all.push_back(whole_patch(x_[k], how_.x[k]));
@@ -90,7 +85,7 @@ class RankCommunicator::Run {
     Lanes lanes(group_.size());
     for (std::size_t g = 0; g < group_.size(); ++g)
       for (std::size_t k = 0; k < at.size(); ++k) {
-        auto [from, size] = block_of(k, g);
+        auto [from, size] = block_in_group(how_, k, group_.size(), g);
         lanes[g].push_back(slice_patch(at[k], of[k], how_.dim[k], from, size));
       }
     return lanes;
