@@ -1,22 +1,15 @@
 // Sums (or products, maxima, minima) of what several devices hold, element by element in the order given: every device that takes
-// them so has the same bits. Narrow floats are taken in f32, and rounded once.
+// them so has the same bits. Narrow floats are taken in f32, and rounded once; integers wrap around; a NaN wins.
 #pragma once
 #include <vector>
 
-#include "program/program.h"
+#include "runtime/packing.h"
 
 namespace haliax {
 
-template <class T> T folded(program::Monoid m, T a, T b) {
-  switch (m) {
-    case program::Monoid::sum: return T(a + b);
-    case program::Monoid::prod: return T(a * b);
-    case program::Monoid::max: return a != a || a > b ? a : b;
-    case program::Monoid::min: return a != a || a < b ? a : b;
-  }
-  return a;
-}
 // n elements of each part into out, which may be one of them.
 void fold(program::Monoid, DType, const std::vector<const std::byte*>& parts, std::byte* out, std::int64_t n);
+// As they lie.
+void fold(program::Monoid, const Patches& parts, const Patch& out);
 
 }  // namespace haliax

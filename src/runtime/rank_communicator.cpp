@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 
 #include "runtime/fold.h"
+#include "runtime/packing.h"
 #include "transforms/sharding.h"
 
 namespace haliax {
@@ -17,81 +17,6 @@ using program::Dims;
 using program::Wire;
 
 constexpr std::int64_t kStaging = 8 << 20;        // bytes of packed messages that a device has at a time, about
-
-// Elements [from, from + count) of a box in memory, in row-major order.
-struct Patch {
-  std::byte* at = nullptr;
-  Dims dims, strides;
-  DType dtype = DType::f32;
-  std::int64_t from = 0, count = 0;
-  std::int64_t bytes() const { return count * bytes_of(dtype); }
-};
-using Patches = std::vector<Patch>;
-std::int64_t bytes_in(const Patches& all) {
-  std::int64_t n = 0;
-  for (auto& p : all) n += p.bytes();
-  return n;
-}
-
-// f(where they lie, bytes) for its stretches that lie in one piece, in order.
-template <class F> void each_stretch(const Patch& p, F f) {
-  std::int64_t width = bytes_of(p.dtype), run = 1;
-  std::size_t outer = p.dims.size();
-  for (; outer > 0 && (p.dims[outer - 1] == 1 || p.strides[outer - 1] == run); --outer) run *= p.dims[outer - 1];
-  Dims at(outer);
-  std::int64_t rest = p.from / run, skipped = p.from % run, offset = 0;
-  for (auto d = outer; d-- > 0; rest /= p.dims[d]) at[d] = rest % p.dims[d], offset += at[d] * p.strides[d];
-  for (auto left = p.count; left > 0;) {
-    auto n = std::min(left, run - skipped);
-    f(p.at + (offset + skipped) * width, n * width);
-    left -= n, skipped = 0;
-    for (auto d = outer; d-- > 0;) {
-      offset += p.strides[d];
-      if (++at[d] < p.dims[d]) break;
-      offset -= at[d] * p.strides[d], at[d] = 0;
-    }
-  }
-}
-void pack(const Patches& all, std::byte* to) {
-  for (auto& p : all) each_stretch(p, [&](std::byte* at, std::int64_t n) { std::memcpy(to, at, std::size_t(n)), to += n; });
-}
-void unpack(const std::byte* from, const Patches& all) {
-  for (auto& p : all) each_stretch(p, [&](std::byte* at, std::int64_t n) { std::memcpy(at, from, std::size_t(n)), from += n; });
-}
-// In pieces of at most so many bytes: the same at both ends, as they hold as many elements of the same dtypes.
-std::vector<Patches> pieces_of(const Patches& all, std::int64_t most) {
-  std::vector<Patches> out;
-  std::int64_t room = 0;
-  for (auto p : all) {
-    while (p.count > 0) {
-      if (room < bytes_of(p.dtype)) out.emplace_back(), room = most;
-      auto part = p;
-      part.count = std::min(p.count, room / bytes_of(p.dtype));
-      out.back().push_back(part);
-      p.from += part.count, p.count -= part.count, room -= part.bytes();
-    }
-  }
-  return out;
-}
-
-Patch whole(void* at, const program::Operand& o) {
-  return {static_cast<std::byte*>(at), o.dims, o.view.strides, o.view.dtype, 0, program::points(o.dims)};
-}
-Patch box(void* at, const program::Operand& o, const Dims& start, const Dims& dims, const Dims* step) {
-  auto p = whole(at, o);
-  std::int64_t offset = 0;
-  for (std::size_t d = 0; d < dims.size(); ++d) {
-    offset += start[d] * p.strides[d];
-    if (step) p.strides[d] *= (*step)[d];
-  }
-  p.at += offset * bytes_of(p.dtype), p.dims = dims, p.count = program::points(dims);
-  return p;
-}
-Patch slice(void* at, const program::Operand& o, int dim, std::int64_t from, std::int64_t size) {
-  Dims start(o.dims.size()), dims = o.dims;
-  start[std::size_t(dim)] = from, dims[std::size_t(dim)] = size;
-  return box(at, o, start, dims, nullptr);
-}
 
 std::uint64_t mix(std::uint64_t h, std::uint64_t v) {
   h ^= v + 0x9e3779b97f4a7c15 + (h << 6) + (h >> 2);
@@ -146,27 +71,22 @@ class RankCommunicator::Run {
 
   // ---- what goes where ----
   std::int64_t ranks() const { return std::int64_t(group_.size()); }
-  std::int64_t block(std::size_t k) const { return (how_.size[k] + ranks() - 1) / ranks(); }
-  std::pair<std::int64_t, std::int64_t> block_of(std::size_t k, std::size_t g) const {   // first position, how many
-    auto from = std::min(std::int64_t(g) * block(k), how_.size[k]);
-    return {from, std::min(block(k), how_.size[k] - from)};
-  }
   Patches mine() const {
     Patches all;
-    for (std::size_t k = 0; k < x_.size(); ++k) all.push_back(whole(x_[k], how_.x[k]));
+    for (std::size_t k = 0; k < x_.size(); ++k) all.push_back(whole_patch(x_[k], how_.x[k]));
     return all;
   }
   Patches mine_of_out() const {
     Patches all;
-    for (std::size_t k = 0; k < out_.size(); ++k) all.push_back(whole(out_[k], how_.out[k]));
+    for (std::size_t k = 0; k < out_.size(); ++k) all.push_back(whole_patch(out_[k], how_.out[k]));
     return all;
   }
   Lanes blocks(const std::vector<void*>& at, const std::vector<program::Operand>& of) const {
     Lanes lanes(group_.size());
     for (std::size_t g = 0; g < group_.size(); ++g)
       for (std::size_t k = 0; k < at.size(); ++k) {
-        auto [from, size] = block_of(k, g);
-        lanes[g].push_back(slice(at[k], of[k], how_.dim[k], from, size));
+        auto [from, size] = block_in_group(how_, k, group_.size(), g);
+        lanes[g].push_back(slice_patch(at[k], of[k], how_.dim[k], from, size));
       }
     return lanes;
   }
@@ -178,7 +98,7 @@ class RankCommunicator::Run {
     for (std::size_t k = 0; k < at.size(); ++k) {
       auto n = program::points(of[k].dims), share = (n + ranks() - 1) / ranks();
       for (std::size_t g = 0; g < group_.size(); ++g) {
-        auto p = whole(at[k], of[k]);
+        auto p = whole_patch(at[k], of[k]);
         p.from = std::min(n, std::int64_t(g) * share), p.count = std::min(share, n - p.from);
         lanes[g].push_back(p);
       }
@@ -190,8 +110,8 @@ class RankCommunicator::Run {
     for (auto& p : all) {
       auto g = std::size_t(std::find(group_.begin(), group_.end(), p.device) - group_.begin());
       auto k = std::size_t(p.array);
-      lanes[g].push_back(sends ? box(x_[k], how_.x[k], p.start, p.dims, &p.step)
-                               : box(out_[k], how_.out[k], p.start, p.dims, nullptr));
+      lanes[g].push_back(sends ? box_patch(x_[k], how_.x[k], p.start, p.dims, &p.step)
+                               : box_patch(out_[k], how_.out[k], p.start, p.dims, nullptr));
     }
     return lanes;
   }

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -111,21 +112,33 @@ std::vector<std::string> on_ranks(int n, const std::function<void(Peers&, Simula
 struct Array {                                   // on one device
   program::Operand how;
   Bytes memory;
+  std::int64_t first = 0;                        // byte of element (0, 0, ...)
 };
+// Any order of dims in memory, gaps, dims that run backwards; what is only read may also repeat along a dim.
 Array made(const Dims& dims, DType dtype, std::mt19937& dice, bool filled) {
   Array a;
   a.how.dims = dims, a.how.view.dtype = dtype;
   std::vector<std::size_t> order(dims.size());
   for (std::size_t d = 0; d < order.size(); ++d) order[d] = d;
-  std::shuffle(order.begin(), order.end(), dice);
+  if (dice() % 2) std::shuffle(order.begin(), order.end(), dice);
+  else std::reverse(order.begin(), order.end());
   a.how.view.strides.resize(dims.size());
   std::int64_t stride = 1;
-  for (auto d : order) a.how.view.strides[d] = stride, stride *= dims[d] + std::int64_t(dice() % 3 == 0);
+  for (auto d : order) {
+    auto& of_dim = a.how.view.strides[d];
+    of_dim = stride;
+    if (filled && dice() % 10 == 0) of_dim = 0;
+    else stride *= dims[d] + std::int64_t(dice() % 3 == 0);
+    if (dice() % 10 == 0 && dims[d] > 0) a.first -= (dims[d] - 1) * (of_dim = -of_dim);
+  }
   a.memory.resize(std::size_t(std::max<std::int64_t>(stride, 1) * bytes_of(dtype)));
+  a.first *= bytes_of(dtype);
   for (std::size_t i = 0; filled && i < a.memory.size(); i += std::size_t(bytes_of(dtype))) {
     auto v = double(int(dice() % 2001)) / 100 - 10;
     if (dice() % 50 == 0) v *= 1e6;
-    scalar::store(dtype, a.memory.data() + i, {v, std::int64_t(v * 10)});
+    if (dice() % 50 == 0) v = NAN;
+    auto whole = std::uint64_t(dice()) << 32 | dice();
+    scalar::store(dtype, a.memory.data() + i, {v, std::int64_t(dice() % 2 ? whole : whole % 100)});
   }
   return a;
 }
@@ -134,8 +147,38 @@ struct Exchange {
   std::vector<Collective> how;                   // by device
   std::vector<std::vector<Array>> x, out;
 };
-Exchange drawn(const Mesh& mesh, std::mt19937& dice) {
-  static const DType dtypes[] = {DType::f32, DType::bf16, DType::f64, DType::f16, DType::i32, DType::u8, DType::boolean};
+Dims drawn_dims(std::mt19937& dice) {
+  Dims whole;
+  for (auto d = 1 + dice() % 3; d > 0; --d) whole.push_back(std::int64_t(1 + dice() % 9));
+  if (dice() % 6 == 0) whole.back() = 1'000 + std::int64_t(dice() % 300);
+  if (dice() % 24 == 0) whole = {70'000, 2};     // several messages
+  return whole;
+}
+void add_array(Exchange& e, int device, const Dims& x, const Dims& out, DType dtype, std::mt19937& dice) {
+  auto d = std::size_t(device);
+  e.x[d].push_back(made(x, dtype, dice, true)), e.out[d].push_back(made(out, dtype, dice, false));
+  e.how[d].x.push_back(e.x[d].back().how), e.how[d].out.push_back(e.out[d].back().how);
+}
+// Every device has an array of its own size, and sends boxes of it, a step apart, to any; together they make what those have.
+void draw_boxes(Exchange& e, const Mesh& mesh, const std::vector<int>& over, std::mt19937& dice) {
+  const int n = mesh.devices();
+  const auto dtype = DType(dice() % 13);
+  const auto rows = std::int64_t(1 + dice() % 40), columns = std::int64_t(1 + dice() % 9);
+  std::vector<std::int64_t> got(std::size_t(n), 0);   // positions of the results that are taken
+  std::vector<std::tuple<int, int, program::Parcel, program::Parcel>> all;
+  for (int from = 0; from < n; ++from)
+    for (int to : group_of(mesh, over, from))
+      for (auto parcels = dice() % 3; parcels > 0; --parcels) {
+        const auto step = std::int64_t(1 + dice() % 3), start = std::int64_t(dice()) % rows;
+        const Dims dims{1 + std::int64_t(dice()) % ((rows - start + step - 1) / step), columns};
+        all.push_back({from, to, {to, 0, {start, 0}, dims, {step, 1}}, {from, 0, {got[std::size_t(to)], 0}, dims, {1, 1}}});
+        got[std::size_t(to)] += dims[0];
+      }
+  for (int d = 0; d < n; ++d) add_array(e, d, {rows, columns}, {std::max<std::int64_t>(got[std::size_t(d)], 1), columns}, dtype, dice);
+  for (auto& [from, to, sent, received] : all)
+    e.how[std::size_t(from)].sends.push_back(sent), e.how[std::size_t(to)].receives.push_back(received);
+}
+Exchange drawn(const Mesh& mesh, std::mt19937& dice, int kinds = 3) {
   Exchange e;
   const int n = mesh.devices();
   e.how.resize(std::size_t(n)), e.x.resize(std::size_t(n)), e.out.resize(std::size_t(n));
@@ -143,14 +186,14 @@ Exchange drawn(const Mesh& mesh, std::mt19937& dice) {
   for (int a = 0; a < int(mesh.axes().size()); ++a)
     if (over.empty() || dice() % 2) over.push_back(a);
   if (dice() % 2) std::reverse(over.begin(), over.end());
-  const auto wire = Wire(dice() % 3);
+  const auto wire = Wire(dice() % unsigned(kinds));
   const auto monoid = program::Monoid(dice() % 4);
+  for (auto& how : e.how) how.wire = wire, how.over = over, how.monoid = monoid;
+  if (wire == Wire::exchange) return draw_boxes(e, mesh, over, dice), e;
   const auto ranks = std::int64_t(group_of(mesh, over, 0).size());
   for (auto arrays = 1 + dice() % 3; arrays > 0; --arrays) {
-    const auto dtype = dtypes[dice() % std::size(dtypes)];
-    Dims whole;
-    for (auto d = 1 + dice() % 3; d > 0; --d) whole.push_back(std::int64_t(1 + dice() % 9));
-    if (dice() % 8 == 0) whole[0] = 70'000;      // several messages
+    const auto dtype = DType(dice() % 13);
+    const auto whole = drawn_dims(dice);
     const auto dim = std::size_t(dice() % whole.size());
     const auto step = (whole[dim] + ranks - 1) / ranks;
     for (int d = 0; d < n; ++d) {
@@ -158,21 +201,81 @@ Exchange drawn(const Mesh& mesh, std::mt19937& dice) {
       const auto at = std::int64_t(std::find(group.begin(), group.end(), d) - group.begin());
       Dims block = whole;
       block[dim] = std::clamp<std::int64_t>(whole[dim] - at * step, 0, step);
-      auto& how = e.how[std::size_t(d)];
-      how.wire = wire, how.over = over, how.monoid = monoid;
-      how.dim.push_back(int(dim)), how.size.push_back(whole[dim]);
-      e.x[std::size_t(d)].push_back(made(wire == Wire::all_gather ? block : whole, dtype, dice, true));
-      e.out[std::size_t(d)].push_back(made(wire == Wire::reduce_scatter ? block : whole, dtype, dice, false));
-      how.x.push_back(e.x[std::size_t(d)].back().how), how.out.push_back(e.out[std::size_t(d)].back().how);
+      e.how[std::size_t(d)].dim.push_back(int(dim)), e.how[std::size_t(d)].size.push_back(whole[dim]);
+      add_array(e, d, wire == Wire::all_gather ? block : whole, wire == Wire::reduce_scatter ? block : whole, dtype, dice);
     }
   }
   return e;
 }
+// What the devices get, one element after the other.
+std::byte* element(Array& a, const Dims& at) {
+  auto offset = a.first;
+  for (std::size_t d = 0; d < at.size(); ++d) offset += at[d] * a.how.view.strides[d] * bytes_of(a.how.view.dtype);
+  return a.memory.data() + offset;
+}
+template <class F> void each_point(const Dims& dims, F f) {
+  for (std::int64_t k = 0; k < program::points(dims); ++k) {
+    Dims at(dims.size());
+    auto rest = k;
+    for (auto d = dims.size(); d-- > 0; rest /= dims[d]) at[d] = rest % dims[d];
+    f(at);
+  }
+}
+void fold_in(program::Monoid m, DType dtype, scalar::Value& sum, scalar::Value v) {
+  const bool wide = dtype == DType::f64;
+  auto number = [&](double x) { return wide ? x : double(float(x)); };
+  switch (m) {
+    case program::Monoid::sum: sum = {number(sum.real + v.real), std::int64_t(std::uint64_t(sum.whole) + std::uint64_t(v.whole))}; return;
+    case program::Monoid::prod: sum = {number(sum.real * v.real), std::int64_t(std::uint64_t(sum.whole) * std::uint64_t(v.whole))}; return;
+    case program::Monoid::max:
+    case program::Monoid::min:
+      if (scalar::is_nan(dtype, sum)) return;
+      if (scalar::is_nan(dtype, v) || (m == program::Monoid::max ? scalar::less(dtype, sum, v) : scalar::less(dtype, v, sum))) sum = v;
+  }
+}
+void by_elements(Exchange& e, const Mesh& mesh) {
+  for (int device = 0; device < mesh.devices(); ++device) {
+    auto& how = e.how[std::size_t(device)];
+    const auto group = group_of(mesh, how.over, device);
+    const auto mine = std::int64_t(std::find(group.begin(), group.end(), device) - group.begin());
+    std::map<int, std::size_t> next;
+    for (auto& got : how.receives) {
+      auto& sends = e.how[std::size_t(got.device)].sends;
+      while (sends[next[got.device]].device != device) ++next[got.device];
+      auto& sent = sends[next[got.device]++];
+      each_point(got.dims, [&](const Dims& i) {
+        Dims from = sent.start, to = got.start;
+        for (std::size_t d = 0; d < i.size(); ++d) from[d] += i[d] * sent.step[d], to[d] += i[d];
+        std::memcpy(element(e.out[std::size_t(device)][0], to), element(e.x[std::size_t(got.device)][0], from),
+                    std::size_t(bytes_of(how.out[0].view.dtype)));
+      });
+    }
+    for (std::size_t k = 0; how.wire != Wire::exchange && k < how.out.size(); ++k) {
+      const auto dtype = how.out[k].view.dtype;
+      const auto dim = std::size_t(how.dim[k]);
+      const auto step = (how.size[k] + std::int64_t(group.size()) - 1) / std::int64_t(group.size());
+      auto x = [&](std::int64_t g) -> Array& { return e.x[std::size_t(group[std::size_t(g)])][k]; };
+      each_point(how.out[k].dims, [&](const Dims& at) {
+        auto from = at;
+        auto* to = element(e.out[std::size_t(device)][k], at);
+        if (how.wire == Wire::all_gather) {
+          from[dim] %= step;
+          std::memcpy(to, element(x(at[dim] / step), from), std::size_t(bytes_of(dtype)));
+          return;
+        }
+        if (how.wire == Wire::reduce_scatter) from[dim] += mine * step;
+        auto sum = scalar::load(dtype, element(x(0), from));
+        for (std::int64_t g = 1; g < std::int64_t(group.size()); ++g) fold_in(how.monoid, dtype, sum, scalar::load(dtype, element(x(g), from)));
+        scalar::store(dtype, to, sum);
+      });
+    }
+  }
+}
 void run(Exchange& e, int device, program::Communicator& c) {
   std::vector<const void*> x;
   std::vector<void*> out;
-  for (auto& a : e.x[std::size_t(device)]) x.push_back(a.memory.data());
-  for (auto& a : e.out[std::size_t(device)]) out.push_back(a.memory.data());
+  for (auto& a : e.x[std::size_t(device)]) x.push_back(a.memory.data() + a.first);
+  for (auto& a : e.out[std::size_t(device)]) out.push_back(a.memory.data() + a.first);
   c.run(e.how[std::size_t(device)], x.data(), out.data(), nullptr, 0);
 }
 // What all devices together send on a ring, in bytes.
@@ -193,14 +296,25 @@ std::int64_t ring_bytes(const Exchange& e, const Mesh& mesh) {
 
 }  // namespace
 
-TEST_CASE("ranks: collectives have the bits of threads, and send what a ring sends") {
+TEST_CASE("ranks: collectives have the bits of threads and of sums by element, and send what a ring sends") {
   const Mesh meshes[] = {Mesh{{{"a", 2}}}, Mesh{{{"a", 3}}}, Mesh{{{"a", 2}, {"b", 2}}}, Mesh{{{"a", 2}, {"b", 3}}}, Mesh{{{"a", 5}}}};
   std::mt19937 dice(7);
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < 120; ++round) {
     const auto& mesh = meshes[std::size_t(round) % std::size(meshes)];
-    auto wanted = drawn(mesh, dice);
-    auto got = wanted;
-    on_devices(mesh, [&](int d, program::Communicator& c) { run(wanted, d, c); });
+    auto wanted = drawn(mesh, dice, 4);
+    auto got = wanted, threads = wanted;
+    by_elements(wanted, mesh);
+    on_devices(mesh, [&](int d, program::Communicator& c) { run(threads, d, c); });
+    auto same = [&](const Exchange& e) {
+      for (int d = 0; d < mesh.devices(); ++d)
+        for (std::size_t k = 0; k < e.out[std::size_t(d)].size(); ++k) {
+          auto& how = e.how[std::size_t(d)];
+          INFO("round ", round, ", wire ", int(how.wire), ", monoid ", int(how.monoid), ", array ", k, ": ",
+               name_of(how.out[k].view.dtype));
+          REQUIRE(e.out[std::size_t(d)][k].memory == wanted.out[std::size_t(d)][k].memory);
+        }
+    };
+    same(threads);
     const int each = mesh.devices() % 2 == 0 && round % 2 ? 2 : 1;   // devices a rank
     std::atomic<std::int64_t> sent = 0;
     const auto said = on_ranks(mesh.devices() / each, [&](Peers& peers, SimulatedRanks&) {
@@ -216,10 +330,8 @@ TEST_CASE("ranks: collectives have the bits of threads, and send what a ring sen
       sent += peers.sent_bytes();
     }, 0ms, round % 3 ? 1 << 30 : 1 << 15);
     for (auto& s : said) REQUIRE(s == "");
-    for (int d = 0; d < mesh.devices(); ++d)
-      for (std::size_t k = 0; k < got.out[std::size_t(d)].size(); ++k)
-        REQUIRE(got.out[std::size_t(d)][k].memory == wanted.out[std::size_t(d)][k].memory);
-    if (each == 1) REQUIRE(sent == ring_bytes(got, mesh));
+    same(got);
+    if (each == 1 && got.how[0].wire != Wire::exchange) REQUIRE(sent == ring_bytes(got, mesh));
   }
 }
 
