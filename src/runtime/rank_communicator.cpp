@@ -3,7 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <exception>
 #include <memory>
+#include <mutex>
+#include <thread>
 
 #include "runtime/fold.h"
 #include "runtime/packing.h"
@@ -41,8 +46,8 @@ std::vector<int> group_of(const Mesh& mesh, const std::vector<int>& over, int de
 // One collective: lanes of messages, one to and one from each other device.
 class RankCommunicator::Run {
  public:
-  Run(RankCommunicator& c, const Collective& how, const void* const* x, void* const* out)
-      : c_(c), how_(how), group_(group_of(c.mesh_, how.over, c.device_)), staging_(std::make_unique<Staging>()) {
+  Run(RankCommunicator& c, std::uint64_t key, const Collective& how, const void* const* x, void* const* out)
+      : c_(c), key_(key), how_(how), group_(group_of(c.mesh_, how.over, c.device_)), staging_(std::make_unique<Staging>()) {
     mine_ = std::size_t(std::find(group_.begin(), group_.end(), c.device_) - group_.begin());
     for (std::size_t k = 0; k < how.x.size(); ++k) x_.push_back(const_cast<void*>(x[k]));   // only read
     out_.assign(out, out + how.out.size());
@@ -127,10 +132,10 @@ class RankCommunicator::Run {
   }
   int here() const { return end(mine_).device; }
   void post_send(std::size_t g, int part, const std::byte* data, std::int64_t bytes) {
-    pending_.push_back(c_.peers_.send(here(), end(g), mix(c_.key_, std::uint64_t(part)), data, bytes));
+    pending_.push_back(c_.peers_.send(here(), end(g), mix(key_, std::uint64_t(part)), data, bytes));
   }
   void post_receive(std::size_t g, int part, std::byte* data, std::int64_t bytes) {
-    pending_.push_back(c_.peers_.receive(end(g), here(), mix(c_.key_, std::uint64_t(part)), data, bytes));
+    pending_.push_back(c_.peers_.receive(end(g), here(), mix(key_, std::uint64_t(part)), data, bytes));
   }
   std::vector<std::vector<Patches>> in_pieces(const Lanes& lanes) const {
     std::vector<std::vector<Patches>> out;
@@ -210,6 +215,7 @@ class RankCommunicator::Run {
   }
 
   RankCommunicator& c_;
+  const std::uint64_t key_;         // of the messages
   const Collective& how_;
   std::vector<int> group_;
   std::size_t mine_ = 0;
@@ -219,13 +225,86 @@ class RankCommunicator::Run {
   std::vector<Peers::Pending> pending_;
 };
 
+// Calls in the order in which they are added. After one that raises none is made.
+class RankCommunicator::Queue {
+ public:
+  struct Item {
+    const Collective* how;
+    std::uint64_t key;
+    std::vector<const void*> x;
+    std::vector<void*> out;
+  };
+  explicit Queue(RankCommunicator& c) : thread_([this, &c] { serve(c); }) {}
+  ~Queue() {
+    {
+      std::lock_guard hold(lock_);
+      stop_ = true;
+      changed_.notify_all();
+    }
+    thread_.join();
+  }
+  std::int64_t add(Item i) {
+    std::lock_guard hold(lock_);
+    items_.push_back(std::move(i));
+    changed_.notify_all();
+    return ++added_;
+  }
+  void wait(std::int64_t call) {
+    std::unique_lock hold(lock_);
+    changed_.wait(hold, [&] { return done_ >= call || error_; });
+    if (done_ < call) std::rethrow_exception(error_);
+  }
+
+ private:
+  void serve(RankCommunicator& c) {
+    std::unique_lock hold(lock_);
+    for (;;) {
+      changed_.wait(hold, [&] { return stop_ || !items_.empty(); });
+      if (items_.empty()) return;
+      auto i = std::move(items_.front());
+      items_.pop_front();
+      hold.unlock();
+      std::exception_ptr error;
+      try {
+        Run(c, i.key, *i.how, i.x.data(), i.out.data()).run();
+      } catch (...) {
+        error = std::current_exception();
+      }
+      hold.lock();
+      if (error) error_ = error;
+      else ++done_;
+      changed_.notify_all();
+      if (error) return;
+    }
+  }
+  std::mutex lock_;
+  std::condition_variable changed_;
+  std::deque<Item> items_;
+  std::int64_t added_ = 0, done_ = 0;
+  bool stop_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;              // last: it uses all above
+};
+
 RankCommunicator::RankCommunicator(Peers& peers, const Peers::Call& call, const Mesh& mesh, int device)
     : peers_(peers), mesh_(mesh), device_(device), key_(mix(17, call.number())) {}
-void RankCommunicator::run(const Collective& c, const void* const* x, void* const* out, void*, std::int64_t) {
+RankCommunicator::~RankCommunicator() = default;
+std::uint64_t RankCommunicator::next_key(const Collective& c) {
   key_ = mix(key_, std::uint64_t(c.wire) * 8 + std::uint64_t(c.monoid));
   for (auto axis : c.over) key_ = mix(key_, std::uint64_t(axis));
   for (auto size : c.size) key_ = mix(key_, std::uint64_t(size));
-  Run(*this, c, x, out).run();
+  return key_;
+}
+void RankCommunicator::run(const Collective& c, const void* const* x, void* const* out, void* scratch, std::int64_t bytes) {
+  if (queue_) return finish(start(c, x, out, scratch, bytes));
+  Run(*this, next_key(c), c, x, out).run();
+}
+std::int64_t RankCommunicator::start(const Collective& c, const void* const* x, void* const* out, void*, std::int64_t) {
+  if (!queue_) queue_ = std::make_unique<Queue>(*this);
+  return queue_->add({&c, next_key(c), {x, x + c.x.size()}, {out, out + c.out.size()}});
+}
+void RankCommunicator::finish(std::int64_t call) {
+  if (queue_) queue_->wait(call);
 }
 void RankCommunicator::fail(const char* why) { peers_.fail(fmt::format("device {}: {}", device_, why)); }
 
