@@ -172,7 +172,7 @@ struct NodeCheck {
   }
 };
 
-// What varies with a loop is read in its bodies only; borders of regions are around what they say.
+// What varies with a loop is read in its bodies only.
 struct ScopeCheck {
   const char* after;
   std::vector<const Node*> known = {};   // indices and carries of the loops around
@@ -200,18 +200,45 @@ struct ScopeCheck {
   }
 };
 
+// What enters a region leaves it before it is a result, or its walked axis is folded away.
+void check_borders(const Nodes& all, const Nodes& roots, const char* after) {
+  std::unordered_map<const Node*, std::vector<const Attr*>> inside;   // which regions a node lies in
+  auto contains = [](auto& regions, const Attr& r) {
+    return std::any_of(regions.begin(), regions.end(), [&](auto* other) { return *other == r; });
+  };
+  for (auto& n : all) {
+    Nodes reads;
+    add_reads(n, reads);
+    std::vector<const Attr*> mine;
+    for (auto& x : reads)
+      for (auto* r : inside[x.get()])
+        if (!contains(mine, *r)) mine.push_back(r);
+    if (n->op == &prim::kEnter && !contains(mine, n->attr)) mine.push_back(&n->attr);
+    std::erase_if(mine, [&](auto* r) {
+      auto* walked = find(*n, r->names[0]);
+      return !walked || walked->size != r->ints[0] || (n->op == &prim::kLeave && *r == n->attr);
+    });
+    inside[n.get()] = std::move(mine);
+  }
+  for (auto& r : roots) NodeCheck{*r, after}.must(inside[r.get()].empty(), "it lies in a region that it never leaves");
+}
+
 }  // namespace
 
 bool verifies() { return checks("HALIAX_VERIFY"); }
 
 void verify(const Nodes& roots, const char* after) {
-  for (auto& n : everything(roots)) {
+  const auto all = everything(roots);
+  bool regions = false;
+  for (auto& n : all) {
     NodeCheck check{*n, after};
     check.run();
     if (!is_border(*n)) continue;
+    regions = true;
     auto* walked = find(*n, n->attr.names[0]);
     check.must(walked && walked->size == n->attr.ints[0], "a border is around {}, which lacks the walked axis", n->axes);
   }
+  if (regions) check_borders(all, roots, after);
   ScopeCheck{after}.values(roots, nullptr);
 }
 
