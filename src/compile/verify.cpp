@@ -142,10 +142,15 @@ struct NodeCheck {
     for (auto& r : l.results) {
       must(r.value.size() == l.index.size(), "a result has no value in one of its bodies");
       for (std::size_t b = 0; b < r.value.size(); ++b) body(l, r, b);
-      if (r.decides) must(r.carry && r.value[0] == r.carry && r.carry->axes.empty(), "what decides about turns is no flag");
+      bool same = r.carry && behind_barriers(r.value[0]) == r.carry;
+      if (r.decides) must(same && r.carry->axes.empty(), "what decides about turns is no flag");
       if (r.carry) must(r.start && same_set(r.start, r.carry), "a carry starts from another kind of array");
       else if (r.start) must(same_set(r.start, r.value[0]), "a fold starts from another kind of array");
     }
+  }
+  static NodePtr behind_barriers(NodePtr value) {   // barriers only wait: for calls that other devices make too
+    while (value->op == &prim::kBarrier) value = value->in[0];
+    return value;
   }
   void body(const Loop& l, const LoopResult& r, std::size_t b) const {
     auto& v = r.value[b];
@@ -167,7 +172,7 @@ struct NodeCheck {
   }
 };
 
-// What varies with a loop is read in its bodies only; borders of regions are around what they say.
+// What varies with a loop is read in its bodies only.
 struct ScopeCheck {
   const char* after;
   std::vector<const Node*> known = {};   // indices and carries of the loops around
@@ -195,18 +200,45 @@ struct ScopeCheck {
   }
 };
 
+// What enters a region leaves it before it is a result, or its walked axis is folded away.
+void check_borders(const Nodes& all, const Nodes& roots, const char* after) {
+  std::unordered_map<const Node*, std::vector<const Attr*>> inside;   // which regions a node lies in
+  auto contains = [](auto& regions, const Attr& r) {
+    return std::any_of(regions.begin(), regions.end(), [&](auto* other) { return *other == r; });
+  };
+  for (auto& n : all) {
+    Nodes reads;
+    add_reads(n, reads);
+    std::vector<const Attr*> mine;
+    for (auto& x : reads)
+      for (auto* r : inside[x.get()])
+        if (!contains(mine, *r)) mine.push_back(r);
+    if (n->op == &prim::kEnter && !contains(mine, n->attr)) mine.push_back(&n->attr);
+    std::erase_if(mine, [&](auto* r) {
+      auto* walked = find(*n, r->names[0]);
+      return !walked || walked->size != r->ints[0] || (n->op == &prim::kLeave && *r == n->attr);
+    });
+    inside[n.get()] = std::move(mine);
+  }
+  for (auto& r : roots) NodeCheck{*r, after}.must(inside[r.get()].empty(), "it lies in a region that it never leaves");
+}
+
 }  // namespace
 
 bool verifies() { return checks("HALIAX_VERIFY"); }
 
 void verify(const Nodes& roots, const char* after) {
-  for (auto& n : everything(roots)) {
+  const auto all = everything(roots);
+  bool regions = false;
+  for (auto& n : all) {
     NodeCheck check{*n, after};
     check.run();
     if (!is_border(*n)) continue;
+    regions = true;
     auto* walked = find(*n, n->attr.names[0]);
     check.must(walked && walked->size == n->attr.ints[0], "a border is around {}, which lacks the walked axis", n->axes);
   }
+  if (regions) check_borders(all, roots, after);
   ScopeCheck{after}.values(roots, nullptr);
 }
 

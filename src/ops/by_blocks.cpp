@@ -56,14 +56,9 @@ NodePtr extreme_position(const NodePtr& n) {
   auto both = [](const Op& op, const NodePtr& a, const NodePtr& b) { return map(op, {a, b}, DType::boolean); };
   auto hit = equal(x, top);
   if (is_float(x->dtype)) hit = both(kBitOr, hit, both(kBitAnd, nan(x), nan(top)));
-  NodePtr position = integer(0, DType::i32);
-  std::int64_t stride = 1;
-  for (std::size_t k = n->attr.names.size(); k-- > 0;) {
-    auto a = *find(*x, n->attr.names[k]);
-    position = add(position, mul(iota(a), integer(stride, DType::i32)));
-    stride *= a.size;
-  }
-  auto candidate = select(hit, position, extreme(DType::i32, true));
+  Axes over;
+  for (auto name : n->attr.names) over.push_back(*find(*x, name));
+  auto candidate = select(hit, flat_position(over, n->dtype), extreme(n->dtype, true));
   return reduce(Monoid::min, candidate, n->axes);
 }
 
@@ -448,7 +443,7 @@ NodePtr sort_by_blocks(const NodePtr& n, Name axis, int blocks) { return ordered
 NodePtr by_blocks(const NodePtr& n, Name axis, int blocks) {
   // Positions are counted in i32 here: of an axis that has more, all is taken at once.
   auto* a = find(*n->in[0], axis);
-  bool counts = is_top_k(*n) || picks_in_order(*n) || n->op == &kArgmax || n->op == &kArgmin || n->op == &kArgsort;
+  bool counts = is_top_k(*n) || picks_in_order(*n) || n->op == &kArgsort;
   if (a && position_dtype(a->size) != DType::i32 && (counts || (n->op == &kGather && rolled_by(*n, axis)))) return nullptr;
   At due(n->origin);
   context().origin.mapping = {};  // it binds the result, not how it is made

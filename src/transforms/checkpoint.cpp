@@ -1,4 +1,6 @@
 // Functions with a backward pass of their own: checkpoint, custom_vjp. And those of which only the shape is asked.
+#include <unordered_set>
+
 #include "graph/fail.h"
 #include "ops/effect.h"
 #include "ops/prim.h"
@@ -46,7 +48,11 @@ struct Checkpointed : Custom {
       again.push_back(prim::barrier(operands[results + k], gs[0]));   // not before the cotangent is there
       to[inputs[k].get()] = again.back();
     }
-    return vjp(substitute(outs, to), gs, again);
+    auto back = vjp(substitute(outs, to), gs, again);
+    std::unordered_set<const Node*> counted;   // an array that is two operands has one cotangent, of both
+    for (std::size_t k = 0; k < back.size(); ++k)
+      if (!counted.insert(again[k].get()).second) back[k] = nullptr;
+    return back;
   }
   std::vector<const Node*> held() const override {
     std::vector<const Node*> out;

@@ -259,3 +259,16 @@ TEST_CASE("partition loops: a device that has nothing makes the calls of all loo
   auto on_mesh = named_jit(chunked, {.mesh = Mesh{{{"data", 3}}}, .axis_resources = Mapping{{"b", "data"}}});
   CHECK(max(abs(on_mesh(x) - running(x))).item() < 1e-12);
 }
+
+TEST_CASE("partition: a device that has nothing of what a side of cond sends makes the call, if the side is taken") {
+  const Devices four(4);
+  const Axis n("n", 6);   // blocks of 2, 2, 2 and 0
+  auto x = array({3., 1, 4, 1, 5, 9}, n).eval();
+  auto f = [](const NamedArray& x) {
+    auto two = [](const NamedArray& v) { return sum(index(v, {{"n", Slice{5, {}, -3}}})); };
+    return cond(sum(x) > 5., two, [](const NamedArray& v) { return max(v); })(x);
+  };
+  auto step = named_jit(f, {.mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{{"n", "data"}}});
+  CHECK(step(x).item() == 13);
+  CHECK(step((x - 10.).eval()).item() == -1);
+}

@@ -56,7 +56,7 @@ TEST_CASE("verify finds a graph's faults: axes and dtypes") {
 }
 
 TEST_CASE("verify finds a graph's faults: what moves") {
-  auto x = array({A, B});
+  auto x = array({A, B}), y = array({A});
   auto slice = [&](SliceAttr c, const Axes& axes) { return in_graph(make(prim::kSlice, {x}, axes, DType::f32, c.attr())); };
   CHECK(slice({"a", 1, 2}, {Axis("a", 2), B}) == "");
   CHECK(says(slice({"a", 1, 4}, {Axis("a", 4), B}), "it reaches outside of (a=4, b=3)"));
@@ -71,6 +71,12 @@ TEST_CASE("verify finds a graph's faults: what moves") {
   CHECK(says(in_graph(make(prim::kTracer, {x}, {A}, DType::f32)), "it is not like what it shows"));
   Attr border{.names = {"a", "a"}, .ints = {5, 0, 0, 0, 0, 0, 0, 1, 0}};
   CHECK(says(in_graph(make(prim::kEnter, {x}, x->axes, DType::f32, border)), "a border is around (a=4, b=3)"));
+  border.ints[0] = 4;
+  auto border_of = [&](const Op& op, const NodePtr& y) { return make(op, {y}, y->axes, DType::f32, border); };
+  auto entered = prim::add(border_of(prim::kEnter, x), y);
+  CHECK(in_graph(border_of(prim::kLeave, entered)) == "");
+  CHECK(says(in_graph(entered), "it lies in a region that it never leaves"));
+  CHECK(says(in_graph(prim::add(entered, border_of(prim::kLeave, entered))), "it lies in a region that it never leaves"));
 }
 
 TEST_CASE("verify finds a graph's faults: axes against the op's rule") {

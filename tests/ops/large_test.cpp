@@ -89,6 +89,9 @@ TEST_CASE("large: programs over such an axis are planned and verified") {
   auto cut = named_jit([=](In v) { return std::tuple(by_chunks(v, v), argmax(v, Big), sum(v > 0), top_k(v, Big, 2), argsort(v, Big)); },
                        {.mesh = mesh, .axis_resources = Mapping{{"big", "data"}}});
   CHECK(cut.plan(x).peak_bytes > 0);
+  // Positions over two axes, each of which i32 could count.
+  auto flat = named_jit([](In v) { return argmax(v); }, {.mesh = mesh, .axis_resources = Mapping{{"a", "data"}}, .strict = true});
+  CHECK(flat.plan(rows).program.find("out0, 8 bytes") != std::string::npos);
 }
 
 // ---- on real elements ----

@@ -193,6 +193,16 @@ TEST_CASE("checkpoint: the same values and gradients, with the inside made again
       twice([&](const NamedArray& v) { return sum(inside(v)); }), 1e-13) == "");
 }
 
+TEST_CASE("checkpoint: an array that comes in twice, or is captured too, has one gradient") {
+  auto x = values({In});
+  auto by = [&](auto f) { return grad([&](const NamedArray& v) { return sum(f(v)); })(x); };
+  auto f = [](const NamedArray& a, const NamedArray& b) { return sin(a) * b; };
+  auto want = by([&](const NamedArray& v) { return f(v, v); });
+  CHECK(difference(by([&](const NamedArray& v) { return checkpoint(f)(v, v); }), want, 1e-14) == "");
+  auto captured = [&](const NamedArray& v) { return checkpoint([&](const NamedArray& a) { return f(a, v); })(v); };
+  CHECK(difference(by(captured), want, 1e-14) == "");
+}
+
 TEST_CASE("custom_vjp: the gradient given by hand is used, once and for all") {
   auto x = values({In});
   // Straight through: rounds, but lets gradients pass.
