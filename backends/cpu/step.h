@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "program/program.h"
+#include "program/profile.h"
 
 namespace haliax::cpu {
 
@@ -15,6 +15,7 @@ struct Frame {
   std::byte* const* slots = nullptr;  // where each slot lies
   std::int64_t* loops = nullptr;      // the value of each loop variable
   program::Communicator* wire = nullptr;
+  program::Recorder* recorder = nullptr;  // who is told what runs; mostly nobody
   bool turn_is_over = false;          // the rest of this turn is skipped
 };
 
