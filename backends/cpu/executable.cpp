@@ -134,22 +134,34 @@ class FinishStep final : public CompiledStep {
   int call_;
 };
 
-using Steps = std::vector<std::unique_ptr<CompiledStep>>;
-Steps compile_all(const std::vector<Step>&, const Context&);
+// Steps in their order.
+class Steps {
+ public:
+  Steps(const std::vector<Step>&, const Context&);
+  void run(Frame& frame) {
+    for (std::size_t k = 0; k < compiled_.size(); ++k) {
+      if (frame.recorder) frame.recorder->begin(steps_[k]);
+      compiled_[k]->run(frame);
+      if (frame.recorder) frame.recorder->end(steps_[k]);
+      if (frame.turn_is_over) break;
+    }
+  }
+
+ private:
+  const std::vector<Step>& steps_;
+  std::vector<std::unique_ptr<CompiledStep>> compiled_;
+};
 
 class LoopStep final : public CompiledStep {
  public:
   LoopStep(const program::Loop& loop, const Context& context)
-      : variable_(loop.variable), trips_(loop.trips), reverse_(loop.reverse), body_(compile_all(loop.body, context)) {
+      : variable_(loop.variable), trips_(loop.trips), reverse_(loop.reverse), body_(loop.body, context) {
     if (variable_ < -1 || variable_ >= context.program.loops) throw Error("[loop] an unknown loop variable");
   }
   void run(Frame& frame) override {
     for (std::int64_t turn = 0; turn < trips_; ++turn) {
       if (variable_ >= 0) frame.loops[variable_] = reverse_ ? trips_ - 1 - turn : turn;
-      for (auto& step : body_) {
-        step->run(frame);
-        if (frame.turn_is_over) break;
-      }
+      body_.run(frame);
       frame.turn_is_over = false;
     }
   }
@@ -206,11 +218,9 @@ std::unique_ptr<CompiledStep> compile_one(const Step& step, const Context& conte
   }
   throw Error("[compile] an unknown kind of step");
 }
-Steps compile_all(const std::vector<Step>& steps, const Context& context) {
-  Steps compiled;
-  compiled.reserve(steps.size());
-  for (const Step& step : steps) compiled.push_back(compile_one(step, context));
-  return compiled;
+Steps::Steps(const std::vector<Step>& steps, const Context& context) : steps_(steps) {
+  compiled_.reserve(steps.size());
+  for (const Step& step : steps) compiled_.push_back(compile_one(step, context));
 }
 
 // What a run works with: the compiled steps, some of which hold what they do, and where everything lies.
@@ -220,13 +230,14 @@ class Run {
       : slots_(program.slots.size() + 1),
         loops_(static_cast<std::size_t>(program.loops) + 1),
         calls_(static_cast<std::size_t>(program.calls)),
-        steps_(compile_all(program.steps, Context{program, static_cast<int>(program.slots.size())})) {
+        steps_(program.steps, Context{program, static_cast<int>(program.slots.size())}) {
     for (std::size_t s = 0; s < program.slots.size(); ++s) {
       const Slot& slot = program.slots[static_cast<std::size_t>(root_of(program, static_cast<int>(s)))];
       sources_.push_back({slot.home, slot.home == Home::arena ? slot.offset : slot.index});
     }
   }
-  void operator()(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, program::Communicator* wire) {
+  void operator()(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, program::Communicator* wire,
+                  program::Recorder* recorder) {
     std::byte* const memory = static_cast<std::byte*>(arena);
     for (std::size_t s = 0; s < sources_.size(); ++s) {
       const Source& source = sources_[s];
@@ -236,9 +247,9 @@ class Run {
                                                   : static_cast<std::byte*>(results[at]);
     }
     slots_.back() = memory;
-    Frame frame{slots_.data(), loops_.data(), wire, calls_.data()};
+    Frame frame{slots_.data(), loops_.data(), wire, calls_.data(), recorder};
     try {
-      for (auto& step : steps_) step->run(frame);
+      steps_.run(frame);
     } catch (...) {
       for (auto call : calls_) wait_for(wire, call);
       throw;
@@ -263,24 +274,33 @@ class Run {
 };
 
 // The first call that finds all runs in use makes one more.
-class CpuExecutable final : public program::Executable {
+class CpuExecutable final : public program::Executable, public program::Recordable {
  public:
   explicit CpuExecutable(std::shared_ptr<const Program> program) : program_(std::move(program)) {
     runs_.leave(std::make_unique<Run>(*program_));
   }
   void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
            program::Communicator* wire) override {
+    start(arguments, results, arena, wire, nullptr);
+  }
+  void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, program::Communicator* wire,
+           program::Recorder& recorder) override {
+    start(arguments, results, arena, wire, &recorder);
+  }
+
+ private:
+  void start(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, program::Communicator* wire,
+             program::Recorder* recorder) {
     if (static_cast<int>(arguments.size()) != program_->arguments || static_cast<int>(results.size()) != program_->results)
       throw Error("[run] the program takes " + std::to_string(program_->arguments) + " arguments and gives " +
                   std::to_string(program_->results) + " results; got " + std::to_string(arguments.size()) + " and " +
                   std::to_string(results.size()));
     auto mine = runs_.take();
     if (!mine) mine = std::make_unique<Run>(*program_);
-    (*mine)(arguments, results, arena, wire);  // one that has raised is not used again
+    (*mine)(arguments, results, arena, wire, recorder);  // one that has raised is not used again
     runs_.leave(std::move(mine));
   }
 
- private:
   std::shared_ptr<const Program> program_;
   Idle<Run> runs_;
 };

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "program/program.h"
+#include "program/profile.h"
 
 namespace haliax::cpu {
 
@@ -16,6 +16,7 @@ struct Frame {
   std::int64_t* loops = nullptr;      // the value of each loop variable
   program::Communicator* wire = nullptr;
   std::int64_t* calls = nullptr;      // of each number, the call that goes on; 0: none does
+  program::Recorder* recorder = nullptr;  // who is told what runs; mostly nobody
   bool turn_is_over = false;          // the rest of this turn is skipped
 };
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "program/program.h"
+#include "program/profile.h"
 
 namespace haliax::program {
 namespace {
@@ -16,6 +16,8 @@ const char* const kCodes[] = {
     "less", "less_equal", "equal", "not_equal", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right", "select", "fma",
     "threefry0", "threefry1", "threefry_xor", "reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_argmax",
     "reduce_argmin", "store", "store_add", "store_max", "store_min"};
+const char* const kKinds[] = {"fused", "contract", "gather", "scatter", "sort", "cumulative",
+                              "loop", "collective", "finish", "copy", "skip", "custom", "host"};
 const char* const kWires[] = {"all_reduce", "reduce_scatter", "all_gather", "exchange"};
 
 std::string text(const Dims& d) { return fmt::format("[{}]", fmt::join(d, " ")); }
@@ -44,7 +46,7 @@ std::string text(const Program& p, const Fused& f, const std::string& indent) {
   auto out = "fused " + text(outer) + (inner.empty() ? "" : text(inner));
   for (std::size_t k = 0; k < f.code.size(); ++k) {
     auto& i = f.code[k];
-    out += fmt::format("\n{}    {}{} {} {}", indent, k, i.inner ? ':' : '.', kCodes[int(i.code)], name_of(i.dtype));
+    out += fmt::format("\n{}    {}{} {} {}", indent, k, i.inner ? ':' : '.', name_of(i.code), name_of(i.dtype));
     for (int a : i.args)
       if (a >= 0) out += fmt::format(" {}", a);
     if (i.code == Code::constant) out += fmt::format(" {:f}", i.number);
@@ -114,6 +116,9 @@ std::string places(const Program& p) {
 }
 
 }  // namespace
+
+const char* name_of(Kind k) { return kKinds[int(k)]; }
+const char* name_of(Code c) { return kCodes[int(c)]; }
 
 std::string to_string(const Program& p) {
   return fmt::format("{} arguments, {} results, arena {} bytes, peak {} bytes\n{}{}", p.arguments, p.results, p.arena_bytes,

@@ -14,6 +14,7 @@
 #include "runtime/explain.h"
 #include "runtime/jit_impl.h"
 #include "runtime/own_graph.h"
+#include "runtime/profile.h"
 #include "transforms/gradient_names.h"
 
 namespace haliax::detail {
@@ -303,7 +304,7 @@ std::vector<Given> JitCore::Impl::taken(const Entry& e, const Walk& w, const Nod
       return owns_memory(*n) && !captured && !(times_late > 0 && n.use_count() > 1 + times_late);
     };
     for (std::size_t i = 0; i < count; ++i) {
-      given.push_back(e.donated[i] && may_be_given(input(i)));
+      given.push_back(e.donated[i] && !asked_profiler() && may_be_given(input(i)));
       values.push_back({input(i)->value.get()});
       uses.push_back(0);
       for (std::size_t k = 0; k < count; ++k) uses.back() += input(k) == input(i);
@@ -315,12 +316,14 @@ std::vector<Given> JitCore::Impl::taken(const Entry& e, const Walk& w, const Nod
       n.value.give_away();
     }
   }
+  auto began = now();
   for (std::size_t i = 0; i < count; ++i) {
     if (e.mesh || !e.donated[i]) continue;
     auto& v = values[i].keeps;   // somebody else may read it too
     bool alone = uses[i] == 1 && given[i] && held_by(v, 1);
     v = alone ? e.compiled.memory.taken_over(*v) : e.compiled.memory.copied(*v);
   }
+  if (auto* p = asked_profiler()) p->leave_out(now() - began);
   return values;
 }
 

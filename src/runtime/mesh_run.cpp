@@ -16,6 +16,7 @@
 #include "program/plugin.h"
 #include "runtime/communicator.h"
 #include "runtime/explain.h"
+#include "runtime/profile.h"
 
 namespace haliax {
 namespace {
@@ -201,7 +202,8 @@ class MeshProgram::Call {
 MeshProgram::Made MeshProgram::run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given) const {
   Call mine(*this, arguments, given);
   std::vector<std::vector<BufferPtr>> made(devices.size());
-  auto work = [&](int device, program::Communicator& communicator) {
+  auto work = [&, told = asked_profiler()](int device, program::Communicator& communicator) {
+    Profiling scope(told);
     auto d = std::size_t(device - first);
     std::vector<Given> blocks;
     for (std::size_t k = 0; k < inputs.size(); ++k) blocks.push_back(mine.block(d, k));
@@ -226,7 +228,8 @@ static std::string environment() {
   for (auto** v = environ; v && *v; ++v) {
     std::string said = *v;
     auto name = said.substr(0, said.find('='));
-    bool own = name == "HALIAX_THREADS" || name == "HALIAX_PRINT" || name == "HALIAX_CACHE" || name == "HALIAX_PLUGINS";
+    bool own = name == "HALIAX_THREADS" || name == "HALIAX_PRINT" || name == "HALIAX_CACHE" || name == "HALIAX_PLUGINS" ||
+               name == "HALIAX_PROFILE";
     if (name.starts_with("HALIAX_") && !own) all.insert(std::move(said));
   }
   return all.empty() ? "nothing" : fmt::format("{}", fmt::join(all, " "));

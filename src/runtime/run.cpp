@@ -7,6 +7,7 @@
 #include "runtime/own_graph.h"
 #include "base/where.h"
 #include "haliax/jit.h"
+#include "runtime/profile.h"
 
 namespace haliax {
 namespace {
@@ -87,7 +88,8 @@ std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, 
   auto mine = c.arenas.take();
   if (!mine) mine = c.memory.arena(p.arena_bytes);
   if (began) *began = true;
-  c.executable->run(arguments, results, c.memory.address(*mine), communicator);
+  if (auto* told = profiler()) told->run(c, arguments, results, c.memory.address(*mine), communicator);
+  else c.executable->run(arguments, results, c.memory.address(*mine), communicator);
   c.arenas.leave(std::move(mine));
   return made;
 }

@@ -59,6 +59,7 @@ struct Script {
     JitOptions o;
     o.backend = backend;
     if (const auto& l = variant.layout) o.mesh = l->mesh, o.axis_resources = l->parameters, o.partition = true;
+    o.overlap = variant.overlap;
     return o;
   }
 
@@ -244,6 +245,11 @@ Problems run_gpt2_on_ranks(const Group& g, const Value& c, const std::string& ba
     }();
     set_devices(each);
     for (const auto& problem : here.problems) all.push_back(to_string(layout.mesh) + ": " + problem);
+    v.overlap = true;
+    const auto beside = run_gpt2(g, c, v, backend);
+    for (const auto& problem : beside.problems) all.push_back(to_string(layout.mesh) + ", overlapped: " + problem);
+    if (beside.losses != here.losses || beside.step.sent_bytes != here.step.sent_bytes)
+      all.push_back(to_string(layout.mesh) + ": calls beside the work change losses or what is sent");
     if (here.losses.size() != threads.losses.size() || here.losses != threads.losses)
       all.push_back(to_string(layout.mesh) + ": losses of ranks and of threads differ in their bits");
     if (here.step.peak_bytes > threads.step.peak_bytes || here.step.sent_bytes != threads.step.sent_bytes)

@@ -17,6 +17,7 @@ struct Variant {
   bool vmap = false;                  // a loss for each example, each with its own key, mapped over the batch
   std::optional<Layout> layout = {};  // none: one device
   bool chunked = false;               // a loss that never holds all logits
+  bool overlap = false;               // calls go on beside the work
   std::int64_t most_steps = 1000;     // of training; with fewer than there are, nothing is said about final weights
 };
 inline const Variant plain{};

@@ -1,0 +1,26 @@
+// What a backend says while it runs, to who asks how long each step takes.
+#pragma once
+#include "program/program.h"
+
+namespace haliax::program {
+
+// Told on the thread that called run. The steps of a loop's body begin and end between begin and end of the loop, in each turn.
+class Recorder {
+ public:
+  virtual ~Recorder() = default;
+  virtual void begin(const Step&) = 0;
+  virtual void end(const Step&) = 0;                        // of the step that began last and has not ended
+};
+// An Executable that can say so is this too. Of one that cannot a run is timed as a whole.
+class Recordable {
+ public:
+  virtual ~Recordable() = default;
+  // As Executable::run; the steps are those of the Program that was compiled. run itself must cost no more for it.
+  virtual void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Communicator*,
+                   Recorder&) = 0;
+};
+
+const char* name_of(Kind);                                  // fused, contract, ...
+const char* name_of(Code);                                  // constant, load, ...
+
+}  // namespace haliax::program

@@ -1,0 +1,241 @@
+#include "runtime/profile.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "base/fork.h"
+#include "graph/fail.h"
+
+namespace haliax {
+namespace {
+
+using program::Code;
+using program::Dims;
+using program::Step;
+
+// Of all events, and of those in loops that one run may add: a trace stays small enough to be looked at.
+constexpr std::size_t kMostEvents = 100'000, kMostInLoops = 5'000;
+
+constinit std::mutex recording;                  // of all profilers: it is taken once a run
+const bool recording_forks = at_fork({kForkRest, [] { recording.lock(); }, [] { recording.unlock(); }});
+constinit thread_local Profiler* asked = nullptr;
+
+std::string dims_text(const Dims& d) { return d.empty() ? "1" : fmt::format("{}", fmt::join(d, " ")); }
+std::string step_shape(const Step& s) {
+  if (s.kind == program::Kind::contract) {
+    auto& c = s.contract;
+    auto batch = c.batch.empty() ? std::string() : "[" + dims_text(c.batch) + "] ";
+    return batch + dims_text(c.m) + " x " + dims_text(c.n) + " x " + dims_text(c.k);
+  }
+  if (s.kind == program::Kind::collective) {
+    std::vector<std::string> all;
+    for (auto& x : s.collective.x) all.push_back(dims_text(x.dims));
+    if (all.size() > 1) return fmt::format("{} arrays", all.size());
+    return all.empty() ? "" : all[0];
+  }
+  if (s.kind == program::Kind::loop) return fmt::format("{} turns", s.loop.trips);
+  return s.kind == program::Kind::skip || s.kind == program::Kind::host ? "" : dims_text(program::dims_of(s));
+}
+// What a fused step computes, each once, in its order; without what only moves.
+std::string computed_by(const program::Fused& f) {
+  std::vector<std::string> names;
+  for (auto& i : f.code) {
+    std::string name = program::name_of(i.code);
+    bool moves = i.code <= Code::cast || i.code == Code::store;
+    if (!moves && std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  }
+  constexpr std::size_t most = 12;
+  bool more = names.size() > most;
+  names.resize(std::min(names.size(), most));
+  return fmt::format("{}{}", fmt::join(names, " "), more ? " ..." : "");
+}
+
+}  // namespace
+
+double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// ---- what runs ----
+class Profiler::Recording final : public program::Recorder {
+ public:
+  Recording(const Known& known, std::size_t room) : known_(known), room_(room) {}
+  void begin(const Step& s) override { open_.push_back({known_.row_of.at(&s), seconds_now(), 0}); }
+  void end(const Step&) override {
+    auto now = seconds_now();
+    auto o = open_.back();
+    open_.pop_back();
+    note(o.row, o.began, now, now - o.began - o.inside);
+    if (!open_.empty()) open_.back().inside += now - o.began;
+  }
+  void note(int row, double began, double ended, double own) {
+    auto& all = spent[row];
+    all.calls += 1, all.seconds += own;
+    bool fits = events.size() < room_ && (open_.empty() || in_loops_ < kMostInLoops);
+    if (!fits) { ++left_out; return; }
+    in_loops_ += !open_.empty();
+    events.push_back({row, known_.program->device, 0, began, ended - began});
+  }
+  struct Spent {
+    double calls = 0, seconds = 0;
+  };
+  std::unordered_map<int, Spent> spent;          // by row
+  std::vector<Event> events;
+  std::int64_t left_out = 0;
+
+ private:
+  struct Open {                                  // a step that runs
+    int row;
+    double began, inside;                        // seconds of the steps of its body
+  };
+  const Known& known_;
+  std::size_t room_, in_loops_ = 0;
+  std::vector<Open> open_;
+};
+
+void Profiler::run(const Compiled& c, const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
+                   program::Communicator* communicator) {
+  const Known* mine;
+  std::size_t room;
+  {
+    std::lock_guard hold(recording);
+    mine = &known(c);
+    room = keep_events ? kMostEvents - std::min(kMostEvents, events_.size()) : 0;
+  }
+  Recording told(*mine, room);
+  auto began = seconds_now();
+  if (auto* tells = dynamic_cast<program::Recordable*>(c.executable.get()))
+    tells->run(arguments, results, arena, communicator, told);
+  else
+    c.executable->run(arguments, results, arena, communicator);
+  auto ended = seconds_now();
+  told.note(mine->call, began, ended, ended - began);
+  std::lock_guard hold(recording);
+  for (auto& [row, spent] : told.spent) {
+    auto& r = rows_[std::size_t(row)];
+    r.calls += spent.calls, r.seconds += spent.seconds;
+  }
+  if (!keep_events) return;
+  auto id = std::hash<std::thread::id>()(std::this_thread::get_id());
+  auto thread = threads_.emplace(id, int(threads_.size())).first->second;
+  for (auto& e : told.events) e.thread = thread;
+  events_.insert(events_.end(), told.events.begin(), told.events.end());
+  events_left_out_ += told.left_out;
+}
+
+// ---- rows ----
+const Profiler::Known& Profiler::known(const Compiled& c) {
+  auto& at = programs_[c.program.get()];
+  if (at) return *at;
+  auto mine = std::make_unique<Known>();
+  mine->program = c.program;                     // so that no other has its address
+  Row whole;
+  whole.called = c.program->called, whole.is_call = true;
+  mine->call = row(whole);
+  measure(rates_, c.memory.device(), "");
+  describe(*c.program, c.program->steps, 0, *mine);
+  for (auto& r : rows_)
+    if (!r.products.empty()) measure(rates_, c.memory.device(), r.products);
+  at = std::move(mine);
+  auto& out = *at;
+  if (programs_.size() % 256 == 0)               // those that nobody can run again
+    std::erase_if(programs_, [&](auto& p) { return p.second.get() != &out && p.second->program.use_count() == 1; });
+  return out;
+}
+void Profiler::describe(const program::Program& p, const std::vector<Step>& steps, int loops, Known& known) {
+  for (auto& s : steps) {
+    Row r;
+    r.kind = program::name_of(s.kind), r.op = s.why, r.shape = step_shape(s), r.called = p.called, r.loops = loops;
+    if (s.kind == program::Kind::fused) r.holds = computed_by(s.fused);
+    auto in = s.where.find("in ");
+    bool has = in != s.where.npos && (in == 0 || s.where.compare(in - 2, 2, ", ") == 0);
+    r.where = has ? s.where.substr(0, in < 2 ? 0 : in - 2) : s.where;
+    if (has) r.module = s.where.substr(in + 3);
+    auto moved = traffic_of(s, p);
+    r.read = moved.read, r.written = moved.written;
+    if (s.kind == program::Kind::contract) {
+      auto &a = s.contract.a, &b = s.contract.b;
+      r.flops = 2 * program::multiplications({s});
+      r.products = name_of(bytes_of(a.dtype) >= bytes_of(b.dtype) ? a.dtype : b.dtype);
+    }
+    known.row_of[&s] = row(std::move(r));
+    describe(p, s.loop.body, loops + 1, known);
+  }
+}
+// That one, or an older one that says the same.
+int Profiler::row(Row r) {
+  auto key = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}\n{} {} {} {} {} {}", r.called, r.kind, r.op, r.holds, r.shape, r.where,
+                         r.module, r.loops, r.read, r.written, r.flops, r.products, r.is_call);
+  auto [at, is_new] = row_of_.emplace(std::move(key), int(rows_.size()));
+  if (is_new) rows_.push_back(std::move(r));
+  return at->second;
+}
+void Profiler::forget_times() {
+  std::lock_guard hold(recording);
+  for (auto& r : rows_) r.calls = r.seconds = 0;
+  left_out_ = 0;
+}
+void Profiler::leave_out(double seconds) {
+  std::lock_guard hold(recording);
+  left_out_ += seconds;
+}
+
+// ---- sums ----
+static void add_cost(ProfileCost& sum, const ProfileCost& c) {
+  sum.calls += c.calls, sum.seconds += c.seconds, sum.read += c.read, sum.written += c.written;
+  sum.flops += c.flops, sum.bound_s += c.bound_s;
+}
+static std::vector<ProfileSum> dearest_first(std::map<std::string, ProfileSum> sums) {
+  std::vector<ProfileSum> out;
+  for (auto& [name, sum] : sums) out.push_back(std::move(sum)), out.back().name = name;
+  std::stable_sort(out.begin(), out.end(), [](auto& a, auto& b) { return a.seconds > b.seconds; });
+  return out;
+}
+Profile Profiler::summary(int runs, double wall_s) const {
+  std::lock_guard hold(recording);
+  Profile p;
+  p.runs = runs, p.machine = rates_;
+  std::map<std::string, ProfileSum> kinds, modules;
+  for (auto& r : rows_) {
+    if (r.calls == 0) continue;
+    if (r.is_call) { if (runs == 0) p.wall_s += r.seconds; continue; }
+    StepProfile s = r;
+    s.bound_s = bound_of(r, r.products, rates_);
+    const double turns = r.calls / std::max(1, runs);
+    s.calls = turns, s.seconds /= std::max(1, runs);
+    for (double* each : {&s.read, &s.written, &s.flops, &s.bound_s}) *each *= turns;
+    p.steps_s += s.seconds;
+    add_cost(kinds[s.kind], s);
+    add_cost(modules[s.module], s);
+    for (auto dot = s.module.rfind('.'); dot != s.module.npos && dot > 0; dot = s.module.rfind('.', dot - 1))
+      add_cost(modules[s.module.substr(0, dot)], s);
+    p.steps.push_back(std::move(s));
+  }
+  if (runs > 0) p.wall_s = wall_s / runs;
+  p.by_kind = dearest_first(std::move(kinds)), p.by_module = dearest_first(std::move(modules));
+  return p;
+}
+
+// ---- who asks ----
+Profiler* profiler() { return asked ? asked : profiler_of_process(); }
+Profiler* asked_profiler() { return asked; }
+Profiling::Profiling(Profiler* p) : before_(std::exchange(asked, p)) {}
+Profiling::~Profiling() { asked = before_; }
+
+namespace detail {
+Profile profiled(void (*call)(const void*), const void* f) {
+  if (is_tracing()) fail("profile", "nothing runs inside of jit, grad, vmap or scan; profile the function that jit returned");
+  constexpr int runs = 3;
+  Profiler mine;
+  Profiling told(&mine);
+  call(f);
+  mine.forget_times();
+  auto began = seconds_now();
+  for (int k = 0; k < runs; ++k) call(f);
+  return mine.summary(runs, seconds_now() - began - mine.left_out());
+}
+}  // namespace detail
+
+}  // namespace haliax

@@ -1,0 +1,88 @@
+// Who is told how long steps take: what profile(...) asks for on its thread, or HALIAX_PROFILE for the whole process.
+//
+// In: each run of an Executable. Out: a row for each step at each line (Profile), and the first runs as events in time. Rows
+// outlive Programs, which come and go with every array that is read.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "haliax/profile.h"
+#include "program/profile.h"
+#include "runtime/run.h"
+
+namespace haliax {
+
+double seconds_now();
+
+class Profiler {
+ public:
+  Profiler() : start_(seconds_now()) {}
+  // As c.executable->run.
+  void run(const Compiled& c, const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
+           program::Communicator*);
+  void forget_times();                           // what follows is warm
+  void leave_out(double seconds);                // of the time of calls: what would not be done but for the profile
+  double left_out() const { return left_out_; }
+  Profile summary(int runs, double wall_s) const;
+  bool keep_events = false;
+  std::string trace(const std::string& process) const;   // JSON that Chrome and Perfetto open
+
+ private:
+  struct Known {                                 // a Program whose rows are there
+    std::shared_ptr<const program::Program> program;
+    std::unordered_map<const program::Step*, int> row_of;
+    int call = 0;                                // the row of whole calls
+  };
+  struct Row : StepProfile {
+    std::string products;                        // dtype of a contraction
+    bool is_call = false;
+  };
+  struct Event {
+    int row = 0, device = 0, thread = 0;
+    double began = 0, seconds = 0;
+  };
+  class Recording;
+  const Known& known(const Compiled&);
+  void describe(const program::Program&, const std::vector<program::Step>&, int loops, Known&);
+  int row(Row);
+
+  double start_, left_out_ = 0;
+  std::unordered_map<const program::Program*, std::unique_ptr<Known>> programs_;
+  std::vector<Row> rows_;
+  std::map<std::string, int> row_of_;            // by all that a row says
+  std::vector<Event> events_;
+  std::int64_t events_left_out_ = 0;
+  std::map<std::uint64_t, int> threads_;         // numbers of threads, in the order in which they came
+  MachineRates rates_;
+};
+
+// Whom this thread tells; null: nobody. Raises if HALIAX_PROFILE names a file that cannot be written.
+Profiler* profiler();
+Profiler* profiler_of_process();                 // that of HALIAX_PROFILE
+// While one lives, this thread tells that one.
+class Profiling {
+ public:
+  explicit Profiling(Profiler*);
+  ~Profiling();
+  Profiling(const Profiling&) = delete;
+
+ private:
+  Profiler* before_;
+};
+// That of the scope, which a thread that works for this one is given. While there is one donated arguments stay.
+Profiler* asked_profiler();
+
+// What a step reads and writes of memory, in bytes, each element once; of a loop: nothing.
+struct Traffic {
+  double read = 0, written = 0;
+};
+Traffic traffic_of(const program::Step&, const program::Program&);
+// Measures what is not known yet. dtype: of products; empty: memory alone.
+void measure(MachineRates&, program::Device&, const std::string& dtype);
+double bound_of(const ProfileCost&, const std::string& dtype, const MachineRates&);
+
+}  // namespace haliax
