@@ -301,7 +301,7 @@ void RankCommunicator::run(const Collective& c, const void* const* x, void* cons
 }
 std::int64_t RankCommunicator::start(const Collective& c, const void* const* x, void* const* out, void*, std::int64_t) {
   if (!queue_) queue_ = std::make_unique<Queue>(*this);
-  return queue_->add({&c, next_key(c), {x, x + c.x.size()}, {out, out + c.out.size()}});
+  return queue_->add({&c, next_key(c), std::vector<const void*>(x, x + c.x.size()), std::vector<void*>(out, out + c.out.size())});
 }
 void RankCommunicator::finish(std::int64_t call) {
   if (queue_) queue_->wait(call);
