@@ -79,8 +79,7 @@ class Run {
         case Kind::copy: run(Gather{s.copy.dims, s.copy.x, s.copy.out, {}}); break;
         case Kind::skip: if (get(s.skip.unless, start(s.skip.unless)).whole) break; else return;
         case Kind::custom: run(s.custom); break;
-        case Kind::collective: run(s.collective); break;
-        case Kind::finish: break;
+        case Kind::collective: run(s.collective); [[fallthrough]]; case Kind::finish: break;
         case Kind::host: if (!s.host.once || program_.device == 0) s.host.call->run(s.host.arrays, first(s.host.arrays).data()); break;
         case Kind::loop:
           for (std::int64_t t = 0; t < s.loop.trips; ++t) {

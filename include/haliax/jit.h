@@ -31,9 +31,9 @@ struct JitOptions {
   // contracted with its part of the other operand as it comes. As many bytes in devices - 1 calls; two blocks of memory in place
   // of all. Sums along the gathered axis are taken block by block. See docs/sharding.md for what is gathered as ever.
   bool ring = false;
-  // Collectives go on beside the work: gathers in a loop over layers are asked for a turn ahead, sums of gradients are waited for a
-  // turn later. As many bytes; the memory that they read and write is their own for the length of the loop, and planned. What is
-  // gained depends on who carries them: ranks do, threads of one process do not.
+  // Collectives go on beside the work: gathers in a loop over layers are asked for a turn ahead, sums of gradients are waited for
+  // a turn later. As many bytes; the memory that they read and write is their own for the length of the loop, and planned. It
+  // gains where ranks speak to each other; threads of one process do not wait less for it.
   bool overlap = false;
   // Scores (a product of queries and keys that only a softmax, or another function of each query, and a sum over the keys read)
   // of more bytes than this are never whole: queries are walked in chunks, as chunked_reduce would, in the gradient too. None:

@@ -21,8 +21,8 @@ namespace {
 using program::Collective;
 using program::Wire;
 
-// What the threads of a mesh share: each says where its operands and results lie, all wait, each makes its own results out of what
-// the others have, where it lies, and all wait again. A sum is taken in rank order, so that every device has the same bits.
+// What the threads of a mesh share: each says where its operands and results lie, all wait, each makes its own results out of
+// what the others have, where it lies, and all wait again. A sum is taken in rank order, so that every device has the same bits.
 class Meeting {
  public:
   struct Call {
@@ -154,7 +154,8 @@ class ThreadCommunicator final : public program::Communicator {
     for (std::size_t k = 0; k < c.out.size(); ++k)
       for (std::size_t g = 0; g < group_.size(); ++g) {
         auto& from = call_of(group_[g]);
-        if (g != mine_) copy_patch(stretch(in_order(from.out[k], from.how->out[k], k), g), stretch(in_order(out[k], c.out[k], k), g));
+        auto theirs = in_order(from.out[k], from.how->out[k], k), here = in_order(out[k], c.out[k], k);
+        if (g != mine_) copy_patch(stretch(theirs, g), stretch(here, g));
       }
   }
   void exchange(const Collective& c, void* const* out) const {

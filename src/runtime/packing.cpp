@@ -151,7 +151,8 @@ std::vector<std::size_t> order_in_memory(const Dims& strides) {
   return order;
 }
 
-std::pair<std::int64_t, std::int64_t> block_in_group(const program::Collective& c, std::size_t k, std::size_t ranks, std::size_t g) {
+std::pair<std::int64_t, std::int64_t> block_in_group(const program::Collective& c, std::size_t k, std::size_t ranks,
+                                                     std::size_t g) {
   auto block = (c.size[k] + std::int64_t(ranks) - 1) / std::int64_t(ranks), from = std::min(std::int64_t(g) * block, c.size[k]);
   return {from, std::min(block, c.size[k] - from)};
 }

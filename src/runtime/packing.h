@@ -19,9 +19,10 @@ struct Patch {
 using Patches = std::vector<Patch>;
 std::int64_t bytes_in(const Patches&);
 
-// Of the axis that a collective cuts or joins in array k, what belongs to place g of a group of so many: first position, how many.
-// Blocks are equally large, and the last ones may be short or empty.
-std::pair<std::int64_t, std::int64_t> block_in_group(const program::Collective&, std::size_t k, std::size_t ranks, std::size_t g);
+// Of the axis that a collective cuts or joins in array k, what belongs to place g of a group of so many: first position, how
+// many. Blocks are equally large, and the last ones may be short or empty.
+std::pair<std::int64_t, std::int64_t> block_in_group(const program::Collective&, std::size_t k, std::size_t ranks,
+                                                     std::size_t g);
 
 Patch whole_patch(void* at, const program::Operand&);
 // step: how far its elements lie apart along each dim of the operand; null: they are neighbours.
@@ -39,8 +40,8 @@ void unpack(const std::byte* from, const Patches&);
 // In pieces of at most so many bytes: the same at both ends, as they hold as many elements of the same dtypes.
 std::vector<Patches> pieces_of(const Patches&, std::int64_t most);
 
-// f(out, parts, how many elements) for one block after the other of patches of the same count and dtype: where it lies, if it does in one
-// piece; else parts are packed before, and out is unpacked behind. out may be written where parts have been read.
+// f(out, parts, how many elements) for one block after the other of patches of the same count and dtype: where it lies, if it
+// does in one piece; else parts are packed before, and out is unpacked behind. out may be written where parts have been read.
 using OnBlock = std::function<void(std::byte* out, const std::vector<const std::byte*>& parts, std::int64_t n)>;
 void each_block(const Patch& out, const Patches& parts, const OnBlock& f);
 void copy_patch(const Patch& from, const Patch& to);

@@ -16,98 +16,16 @@
 #include "runtime/communicator.h"
 #include "runtime/rank_communicator.h"
 #include "support/raises.h"
+#include "support/simulated_ranks.h"
 
 using namespace haliax;
+using namespace test;
 using namespace std::chrono_literals;
 using program::Collective;
 using program::Dims;
 using program::Wire;
 
 namespace {
-
-using Bytes = std::vector<std::byte>;
-
-// Messages lie in the order in which they were sent until somebody asks for them.
-struct Post {
-  struct Letter {
-    int from, tag;
-    Bytes text;
-  };
-  std::mutex lock;
-  std::map<std::pair<int, int>, std::deque<Letter>> boxes;   // by channel and receiver
-};
-class SimulatedRanks final : public program::Ranks {
- public:
-  SimulatedRanks(Post& post, int rank, int count, int tags) : post_(post), rank_(rank), count_(count), tags_(tags) {}
-  int rank() const override { return rank_; }
-  int count() const override { return count_; }
-  std::string where() const override { return "here"; }
-  int tags() const override { return tags_; }
-  Message send(Channel c, int to, int tag, const void* data, std::int64_t bytes) override {
-    REQUIRE((tag >= 0 && tag < tags_));
-    auto* p = static_cast<const std::byte*>(data);
-    std::lock_guard hold(post_.lock);
-    if (!silent) post_.boxes[{int(c), to}].push_back({rank_, tag, Bytes(p, p + bytes)});
-    return {};
-  }
-  Message receive(Channel c, int from, int tag, void* data, std::int64_t bytes) override {
-    return {new Wanted{c, from, tag, data, bytes}};
-  }
-  bool done(Message& m) override {
-    if (!m.handle) return true;
-    auto& w = *static_cast<Wanted*>(m.handle);
-    std::lock_guard hold(post_.lock);
-    auto& box = post_.boxes[{int(w.channel), rank_}];
-    auto found = std::find_if(box.begin(), box.end(), [&](auto& l) { return l.from == w.from && l.tag == w.tag; });
-    if (found == box.end()) return false;
-    if (std::int64_t(found->text.size()) != w.bytes) throw Error("[ranks] a message of another length");
-    if (w.bytes > 0) std::memcpy(w.data, found->text.data(), found->text.size());
-    box.erase(found);
-    delete &w;
-    m.handle = nullptr;
-    return true;
-  }
-  std::optional<Envelope> waiting(Channel c, int from, int tag) override {
-    std::lock_guard hold(post_.lock);
-    for (auto& l : post_.boxes[{int(c), rank_}])
-      if ((from < 0 || l.from == from) && (tag < 0 || l.tag == tag)) return Envelope{l.from, l.tag, std::int64_t(l.text.size())};
-    return {};
-  }
-  void leave(bool) override {}
-  std::atomic<bool> silent = false;                           // nothing leaves any more
-
- private:
-  struct Wanted {
-    Channel channel;
-    int from, tag;
-    void* data;
-    std::int64_t bytes;
-  };
-  Post& post_;
-  int rank_, count_, tags_;
-};
-
-// f(its peers, its carrier) on each of n ranks at once; gives what each raised.
-std::vector<std::string> on_ranks(int n, const std::function<void(Peers&, SimulatedRanks&)>& f,
-                                  std::chrono::milliseconds patience = 0ms, int tags = 1 << 30) {
-  Post post;
-  std::vector<std::string> said(static_cast<std::size_t>(n));
-  std::vector<std::thread> threads;
-  for (int r = 0; r < n; ++r)
-    threads.emplace_back([&, r] {
-      SimulatedRanks carrier(post, r, n, tags);
-      Peers peers(carrier, patience);
-      try {
-        f(peers, carrier);
-      } catch (const std::exception& e) {
-        said[std::size_t(r)] = e.what();
-        if (!dynamic_cast<const Elsewhere*>(&e)) peers.fail(e.what());
-      }
-      peers.leave();
-    });
-  for (auto& t : threads) t.join();
-  return said;
-}
 
 struct Array {                                   // on one device
   program::Operand how;

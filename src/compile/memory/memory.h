@@ -20,8 +20,8 @@ void plan_memory(program::Program&, const std::vector<bool>& donated, bool reuse
 std::string why_not_donated(const program::Program&, int argument);
 // The program with products kept from loop to loop in memory that lies idle, where there are any; before plan_memory.
 std::optional<program::Program> reuse_products(const program::Program&);
-// Starts collectives where their operands are there, and finishes each before what touches its arrays: in the next turn of a loop,
-// if nothing does in this one; and gathers a turn ahead. Before plan_memory, as calls that go on hold their memory.
+// Starts collectives where their operands are there, and finishes each before what touches its arrays: in the next turn of a
+// loop, if nothing does in this one; and gathers a turn ahead. Before plan_memory, as calls that go on hold their memory.
 void overlap(program::Program&);
 // Raises if a gathered value (Slot::gathered) is kept: as a result, as the carry of a loop, or by a loop for later.
 void check_gathered(const program::Program&);

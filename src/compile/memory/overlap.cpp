@@ -1,5 +1,6 @@
 // Collectives that go on beside the work: a call starts where its operands are there, and what first touches its arrays waits for
 // it.
+// - A call moves up to what makes its operands, past two contractions at most.
 // - In a loop a call goes on into the next turn, up to the step that touches its arrays again.
 // - What a turn gathers is asked for a turn ahead, as soon as the turn before has read its own: that one is gathered before the
 //   loop, and each turn but the last asks for the next.
@@ -58,6 +59,7 @@ Open started(const Step& s, bool ahead) {
 }
 
 constexpr double kWorthIt = 256;   // bytes sent
+constexpr int kEarlier = 2;        // contractions: what is started sooner holds its memory for longer, and gains no more
 
 class Overlap {
  public:
@@ -81,15 +83,32 @@ class Overlap {
     return int(p_.slots.size()) - 1;
   }
 
+  // Moves calls up to what makes their operands, or near it. They keep their order.
+  static void sooner(std::vector<Step>& list) {
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (list[i].kind != Kind::collective || list[i].collective.sent_bytes < kWorthIt) continue;
+      auto call = started(list[i], false);
+      auto k = i;
+      for (int passed = 0; k > 0; --k) {
+        auto& before = list[k - 1];
+        passed += before.kind == Kind::contract;
+        bool stays = before.kind == Kind::collective || before.kind == Kind::loop || before.kind == Kind::skip;
+        if (stays || passed > kEarlier || call.meets(touched_by(before))) break;
+      }
+      std::rotate(list.begin() + std::ptrdiff_t(k), list.begin() + std::ptrdiff_t(i), list.begin() + std::ptrdiff_t(i) + 1);
+    }
+  }
   // Starts the calls of a list, and finishes each before what touches its arrays. Returns those that go on behind it.
   std::vector<Open> in_list(std::vector<Step>& list) {
+    sooner(list);
     std::vector<Step> out;
     std::vector<Open> open;
     auto push = [&](Step s) {
       auto t = touched_by(s);
       std::erase_if(open, [&](Open& o) {
-        if (!o.meets(t)) return false;
-        if (out.back().kind == Kind::collective && out.back().collective.call == o.finish.finish.call) out.back().collective.call = -1;
+        if (!o.meets(t) && s.kind != Kind::skip) return false;   // what follows a skip may be left out
+        bool at_once = out.back().kind == Kind::collective && out.back().collective.call == o.finish.finish.call;
+        if (at_once) out.back().collective.call = -1;
         else out.push_back(o.finish);
         return true;
       });
