@@ -132,7 +132,8 @@ class ThreadCommunicator final : public program::Communicator {
       auto sum = scalar::load(dtype, theirs(group[0], k, from));
       for (std::size_t g = 1; g < group.size(); ++g) {
         auto v = scalar::load(dtype, theirs(group[g], k, from));
-        if (!is_float(dtype)) sum.whole = folded(c.monoid, sum.whole, v.whole);
+        if (dtype == DType::u64) sum.whole = std::int64_t(folded(c.monoid, std::uint64_t(sum.whole), std::uint64_t(v.whole)));
+        else if (!is_float(dtype)) sum.whole = folded(c.monoid, sum.whole, v.whole);
         else if (dtype == DType::f64) sum.real = folded(c.monoid, sum.real, v.real);
         else sum.real = folded(c.monoid, float(sum.real), float(v.real));
       }

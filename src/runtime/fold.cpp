@@ -57,6 +57,7 @@ void fold(Monoid m, DType dtype, const std::vector<const std::byte*>& parts, std
   switch (dtype) {
     case DType::f32: return as(float());
     case DType::f64: return as(double());
+    case DType::u64: return as(std::uint64_t());   // more than i64 holds
     case DType::bf16: return narrow([](std::uint16_t v) { return from_bf16(v); }, [](float v) { return to_bf16(v); });
     case DType::f16: return narrow([](std::uint16_t v) { return from_f16(v); }, [](float v) { return to_f16(v); });
     default:
