@@ -3,6 +3,7 @@
 #include <map>
 #include <numeric>
 
+#include "base/scalar.h"
 #include "fused.h"
 #include "haliax/error.h"
 #include "one_hot.h"
@@ -39,6 +40,7 @@ class Planner {
       : fused_(fused), context_(context), tile_(tile), may_join_(may_join), may_keep_(may_keep) {}
 
   FusedPlan make() {
+    fold_nothing();
     mark_needed();
     choose_rows();
     read_views();
@@ -72,9 +74,19 @@ class Planner {
     return n;
   }
 
+  // The max of nothing is the least of its dtype, which a lane of more bits would not start from.
+  void fold_nothing() {
+    no_inner_ = std::find(fused_.dims.begin() + fused_.outer, fused_.dims.end(), 0) != fused_.dims.end();
+    if (!no_inner_) return;
+    for (auto& in : fused_.code) {
+      const bool max = in.code == Code::reduce_max, narrow = in.dtype == DType::i8 || in.dtype == DType::i16;
+      if (!narrow || !(max || in.code == Code::reduce_min)) continue;
+      const auto least = scalar::lowest(in.dtype).whole;
+      in = {.code = Code::constant, .dtype = in.dtype, .number = double(max ? least : ~least), .integer = max ? least : ~least};
+    }
+  }
   void mark_needed() {
     info_.resize(fused_.code.size());
-    no_inner_ = std::find(fused_.dims.begin() + fused_.outer, fused_.dims.end(), 0) != fused_.dims.end();
     for (int i = count() - 1; i >= 0; --i) {
       if (is_store(instr(i).code)) info(i).needed = !(no_inner_ && instr(i).inner);
       if (!info(i).needed || (no_inner_ && is_reduce(instr(i).code))) continue;  // a reduction of nothing reads nothing

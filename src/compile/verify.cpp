@@ -8,7 +8,7 @@
 #include "graph/axes.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
-#include "transforms/rewrite.h"
+#include "transforms/chunked.h"
 
 namespace haliax {
 namespace {
@@ -215,8 +215,9 @@ void check_borders(const Nodes& all, const Nodes& roots, const char* after) {
         if (!contains(mine, *r)) mine.push_back(r);
     if (n->op == &prim::kEnter && !contains(mine, n->attr)) mine.push_back(&n->attr);
     std::erase_if(mine, [&](auto* r) {
-      auto* walked = find(*n, r->names[0]);
-      return !walked || walked->size != r->ints[0] || (n->op == &prim::kLeave && *r == n->attr);
+      auto key = ChunkKey::of(*r);
+      auto* walked = find(*n, key.axis);
+      return !walked || walked->size != key.size || (n->op == &prim::kLeave && *r == n->attr);
     });
     inside[n.get()] = std::move(mine);
   }
@@ -235,8 +236,9 @@ void verify(const Nodes& roots, const char* after) {
     check.run();
     if (!is_border(*n)) continue;
     regions = true;
-    auto* walked = find(*n, n->attr.names[0]);
-    check.must(walked && walked->size == n->attr.ints[0], "a border is around {}, which lacks the walked axis", n->axes);
+    auto key = ChunkKey::of(n->attr);
+    auto* walked = find(*n, key.axis);
+    check.must(walked && walked->size == key.size, "a border is around {}, which lacks the walked axis", n->axes);
   }
   if (regions) check_borders(all, roots, after);
   ScopeCheck{after}.values(roots, nullptr);

@@ -188,8 +188,6 @@ NodePtr picked_apart(const NodePtr& n, Name axis) {
 }
 
 // ---- a whole order, or a whole turn, of an axis that nothing else can be cut by ----
-constexpr std::int64_t kSmall = 64 * 1024;   // bytes that are sent about as fast as nothing: they are gathered at once
-
 // An axis of at least as many positions takes the cut for less.
 bool has_another_axis(const Node& x, Name axis, int blocks) {
   return std::any_of(x.axes.begin(), x.axes.end(), [&](auto& a) { return a.name != axis && a.size >= blocks; });

@@ -7,6 +7,8 @@
 
 namespace haliax::prim {
 
+constexpr std::int64_t kSmall = 64 * 1024;   // bytes that are sent about as fast as nothing: not worth another way or call
+
 // What Op::by_blocks of these ops is.
 NodePtr cumulative_by_blocks(const NodePtr&, Name axis, int blocks);
 NodePtr extreme_by_blocks(const NodePtr&, Name axis, int blocks);   // argmax, argmin

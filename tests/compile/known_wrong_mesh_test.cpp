@@ -272,3 +272,22 @@ TEST_CASE("partition: a device that has nothing of what a side of cond sends mak
   CHECK(step(x).item() == 13);
   CHECK(step((x - 10.).eval()).item() == -1);
 }
+
+TEST_CASE("partition: what is written into counts once, also where it is made again of what is sent in its place") {
+  const Devices four(4);
+  const Axis d("d", 1), n("n", 3), k("k", 2);
+  auto flags = array({1., 0, 1}, {d, n}).astype(DType::boolean).eval();
+  auto ids = array({0., 2, 1, 2, 2, 0}, {k, n}).astype(DType::i32).eval();
+  auto f = [](const NamedArray& flags, const NamedArray& ids) {
+    auto y = at_add(flags.astype(DType::f32), {{"n", Index(ids)}}, 1.);
+    auto z = tile(rename(y, {{"d", "e"}}), {{"e", 2}});
+    auto sums = map([](const NamedArray& v) { return cumsum(v, "e"); }, "n")(z);
+    return std::tuple(y, sums, flags);   // who reads the flags too
+  };
+  auto step = named_jit(f, {.mesh = Mesh{{{"model", 2}, {"replica", 2}}}, .axis_resources = Mapping{{"k", "model"}},
+                            .in = Mapping{{"k", "model"}, {"n", "replica"}}, .out = Mapping{}});
+  auto want = f(flags, ids);
+  auto got = step(flags, ids);
+  CHECK(difference(std::get<0>(got), std::get<0>(want), 0) == "");
+  CHECK(difference(std::get<1>(got), std::get<1>(want), 0) == "");
+}

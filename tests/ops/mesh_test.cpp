@@ -115,6 +115,26 @@ TEST_CASE("a position that is pending is added up before it is read, however sma
   CHECK(at_max.item() == 70);
 }
 
+TEST_CASE("the largest and the least of blocks, some of which are empty, in every dtype") {
+  const Axis N("n", 4), One("one", 1);   // one is cut for devices that have none of it
+  auto both = [](const NamedArray& x) {
+    bool flags = x.dtype() == DType::boolean;
+    return std::pair{flags ? any(x, "one") : max(x, "one"), flags ? all(x, "one") : min(x, "one")};
+  };
+  for (int k = 0; k <= int(DType::boolean); ++k) {
+    auto d = DType(k);
+    auto small = array({1., 0, 3, 2}, {N, One}).astype(d).eval(), other = small;
+    if (d != DType::boolean) other = (is_float(d) || is_signed(d) ? small - full({}, 100, d) : bitwise_not(small)).eval();
+    for (auto& x : {small, other})
+      for (auto* backend : {"cpu", "reference"}) {
+        auto step = named_jit(both, {.backend = backend, .mesh = mesh, .axis_resources = Mapping{{"one", "data"}}, .out = Mapping{}});
+        auto [most, least] = step(x);
+        CHECK_MESSAGE(difference(most, at(x, "one", 0), 0) == "", name_of(d) << " " << backend);
+        CHECK_MESSAGE(difference(least, at(x, "one", 0), 0) == "", name_of(d) << " " << backend);
+      }
+  }
+}
+
 TEST_CASE("every op is cut on a mesh: each entry has an axis, and each primitive comes in one") {
   std::set<const Op*> reached;
   for (auto& e : all_entries()) {

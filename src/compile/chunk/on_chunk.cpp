@@ -172,7 +172,7 @@ Nodes Region::cut(const RegionCut& how) {
     }
     for (auto& n : stacks_[s]) {
       LoopResult r{Fold::stack, Monoid::sum, known_of(*n).parts, {}, {}};
-      auto a = known_of(*n).place.axis;
+      auto a = known_of(*n).role.axis;
       for (auto& v : r.value) v = swapped(v, a);
       add(std::move(r), n);
     }
@@ -195,7 +195,7 @@ Nodes Region::cut(const RegionCut& how) {
         finals[n.get()] = finished(n, prim::fit(v, n->axes), finals);
         continue;
       }
-      auto a = known_of(*n).place.axis;
+      auto a = known_of(*n).role.axis;
       finals[n.get()] = prim::fit(swapped(result, a), n->axes);
       for (std::size_t b = 0; b < index_.size(); ++b) {    // a later sweep reads it, and does not make it again
         auto& p = known_of(*n).parts[b];

@@ -56,14 +56,14 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
   // again, for what turns out to lie in a loop along the axis
   for (auto known = stepping_.size() + 1; known != stepping_.size();) {
     known = stepping_.size();
-    for (auto& [n, m] : members_) m.place = {};
+    for (auto& [n, m] : members_) m.role = {};
     for (bool more = true; more;) {   // again only for carries, which are older than what they become
       more = false;
       for (auto& n : level_) more |= learn(n) && !owner_.empty();
     }
   }
   leave_to_the_outside();
-  empty_ = std::none_of(members_.begin(), members_.end(), [](auto& m) { return m.second.place.inside; });
+  empty_ = std::none_of(members_.begin(), members_.end(), [](auto& m) { return m.second.role.inside; });
 }
 
 void Region::refuse(const Node& n, const std::string& why) const {
@@ -97,7 +97,7 @@ bool Region::goes_on(const Node& n) const {
   return n.op == &kLoop && goes_along(n);
 }
 const Turns* Region::turns(const Node& n) const {
-  auto& t = known_of(n).place.turns;
+  auto& t = known_of(n).role.turns;
   return t ? &*t : nullptr;
 }
 // Does it need the axis whole, but go along it from chunk to chunk? Not in the body of a loop, whose turns would each have to
@@ -106,10 +106,10 @@ bool Region::makes_by_turns(const NodePtr& n) {
   auto t = n->op->in_turns && !in_body(*n) ? n->op->in_turns(n, {}) : std::nullopt;
   if (!t) return false;
   bool goes = std::all_of(t->reads.begin(), t->reads.end(), [&](auto& x) {
-    return contains(x) && walks(x) && !is_out(x, *n) && (enters(*x) ? axis_.name : known_of(*x).place.axis) == t->axis;
+    return contains(x) && walks(x) && !is_out(x, *n) && (enters(*x) ? axis_.name : known_of(*x).role.axis) == t->axis;
   });
   if (!goes) return false;
-  auto& place = member(*n).place;
+  auto& place = member(*n).role;
   if (t->running) place.axis = t->axis;
   place.turns = std::move(*t);
   return true;
@@ -121,12 +121,12 @@ bool Region::is_out(const NodePtr& x, const Node& reader) const {
 // Is n inside, and what is the axis called there? True if something new was found out.
 bool Region::learn(const NodePtr& n) {
   if (contains(n) || in_step(*n)) return false;
-  if (makes_by_turns(n)) return member(*n).place.inside = true;
+  if (makes_by_turns(n)) return member(*n).role.inside = true;
   Names names;
   bool partial = false;
   auto from = [&](const NodePtr& x) {
     if (!x) return;
-    auto& its = known_of(*x).place;
+    auto& its = known_of(*x).role;
     partial |= its.partial;
     Name name;
     if (enters(*x)) name = axis_.name;
@@ -145,7 +145,7 @@ bool Region::learn(const NodePtr& n) {
     std::erase_if(names, [&](Name a) { return !has_axis(*n, a); });
     partial = false;
   } else if (n->op == &kResult && contains(n->in[0]) && goes_along(*n->in[0])) {
-    auto& place = member(*n).place;
+    auto& place = member(*n).role;
     if (result_of(*n).fold == Fold::stack) place.axis = loop_of(*n).axis.name;
     return place.inside = true;
   } else if (is_loop_result(*n)) {
@@ -160,8 +160,8 @@ bool Region::learn(const NodePtr& n) {
     return false;
   }
   auto& me = member(*n);
-  me.place.inside = true;
-  if (me.passed && !names.empty() && along(*n, 0, names[0]).way == Along::Way::whole) return me.place.unmade = true;
+  me.role.inside = true;
+  if (me.passed && !names.empty() && along(*n, 0, names[0]).way == Along::Way::whole) return me.role.unmade = true;
   if (n->op == &kLoop) return true;
   if (names.size() > 1)
     refuse(*n, "pairs positions (" + std::string(names[0].text()) + " with " + std::string(names[1].text()) +
@@ -175,8 +175,8 @@ bool Region::learn(const NodePtr& n) {
       folded |= n->in[k] && walks(n->in[k]) && along(*n, k, a).way == Along::Way::fold;
     return folded || !has_axis(*n, a);
   });
-  if (!names.empty()) me.place.axis = names[0];
-  else me.place.partial = in_body(*n) || (partial && !is_loop_result(*n));
+  if (!names.empty()) me.role.axis = names[0];
+  else me.role.partial = in_body(*n) || (partial && !is_loop_result(*n));
   return true;
 }
 bool Region::in_step(const Node& n) const {
@@ -214,13 +214,13 @@ void Region::leave_to_the_outside() {
     if (!fold) widest[n.get()] = most;
     else if (awaited.count(n.get())) out.push_back(n);
   }
-  for (auto& n : out) member(*n).place = {};
+  for (auto& n : out) member(*n).role = {};
 }
 
 Name Region::name_in(const Node& n) const {
-  if (auto a = known_of(n).place.axis) return a;
+  if (auto a = known_of(n).role.axis) return a;
   if (auto* t = turns(n)) return t->axis;
-  for (auto& x : n.in) if (x && walks(x)) return enters(*x) ? axis_.name : known_of(*x).place.axis;
+  for (auto& x : n.in) if (x && walks(x)) return enters(*x) ? axis_.name : known_of(*x).role.axis;
   return axis_.name;
 }
 // Does it pick (or place) by index along the axis? Then a chunk holds what falls into it.
@@ -268,7 +268,7 @@ void Region::check(const NodePtr& n) const {
     if (way == Way::shift || way == Way::regroup || moves) refuse(*n, "mixes positions");
     if (way == Way::whole) refuse(*n, "needs all positions at once");
   }
-  auto partial = [&](const NodePtr& x) { return x && known_of(*x).place.partial; };
+  auto partial = [&](const NodePtr& x) { return x && known_of(*x).role.partial; };
   if (partial(n)) {   // in the body of a loop: what is left to do must be linear, for chunks are added afterwards
     bool sums = false;
     for (auto& x : n->in) sums |= x && walks(x);
@@ -360,7 +360,7 @@ int Region::sweeps(bool recompute) {
   int sweeps = 0;
   for (auto& n : level_) {
     int at = before(n);
-    if (!contains(n) || known_of(*n).place.unmade) {
+    if (!contains(n) || known_of(*n).role.unmade) {
       if (at > 0) member(*n).order.ready = at;
       continue;
     }

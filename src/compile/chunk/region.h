@@ -27,8 +27,8 @@ class Region {
   Region(const Attr& key, const Nodes& roots, const Nodes& level, const Node* around = nullptr);
   bool empty() const { return empty_; }
   const Axis& axis() const { return axis_; }
-  bool contains(const NodePtr& n) const { return n && known_of(*n).place.inside; }
-  bool walks(const NodePtr& n) const { return known_of(*n).place.axis || enters(*n); }
+  bool contains(const NodePtr& n) const { return n && known_of(*n).role.inside; }
+  bool walks(const NodePtr& n) const { return known_of(*n).role.axis || enters(*n); }
   // How many loops it takes, one after another. Raises for what cannot be cut, by name.
   int sweeps(bool recompute = false);
   // Is x, which lies outside, point by point made of less than itself (a one-hot of ids, a mask or a random draw from positions)?
@@ -49,13 +49,13 @@ class Region {
   struct Member {
     bool bridge = false;                         // lies between a leave and an enter
     bool passed = false;                         // operand of an op by turns that does not read it (see unmade), nor does another
-    struct Place {                               // what lies inside is found out first,
+    struct Role {                                // what lies inside is found out first,
       bool inside = false;
       Name axis = {};                            // the walked axis, as it is called there (vmap renames it); none: it lacks it
       bool partial = false;                      // a sum over the axis in the body of a loop: of a chunk only
       bool unmade = false;                       // such a one that has the axis (top_k's argsort): it is made nowhere
       std::optional<Turns> turns = {};           // of an op that needs the axis whole, but goes by turns
-    } place = {};
+    } role = {};
     struct Order {                               // then the sweep in which each is made,
       int stage = -1;                            // of what is made on a chunk: its loop
       int ready = 0;                             // of all: the loops that must be done before
@@ -84,7 +84,7 @@ class Region {
   bool learn(const NodePtr&);
   void leave_to_the_outside();
   bool in_body(const Node&) const;
-  bool on_chunk(const NodePtr& x) const { return walks(x) || known_of(*x).place.partial || (x->op == &kLoop && contains(x)); }
+  bool on_chunk(const NodePtr& x) const { return walks(x) || known_of(*x).role.partial || (x->op == &kLoop && contains(x)); }
   Name name_in(const Node&) const;               // what the axis is called where this node reads it
   void check(const NodePtr&) const;
   std::optional<Monoid> folds_by(const Node&) const;

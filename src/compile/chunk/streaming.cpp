@@ -131,7 +131,7 @@ NodePtr Region::running_on_chunk(const NodePtr& n, std::size_t b) {
 }
 void Region::stream_turns(Loop& l, Nodes& of, const NodePtr& n) {
   auto& picked = known_of(*n).order.picked;
-  auto& t = member(*n).place.turns.emplace(*n->op->in_turns(n, picked));
+  auto& t = member(*n).role.turns.emplace(*n->op->in_turns(n, picked));
   auto known = known_by(t);
   for (std::size_t b = 0; b < index_.size(); ++b) turn_of(t, known, b, l.reverse);
   for (std::size_t k = 0; k < known.size(); ++k) {

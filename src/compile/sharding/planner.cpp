@@ -280,7 +280,8 @@ void Planner::compute_at(int n, const Sharding& work, const Pending& keep, const
     for (auto& [x, m] : keep[k]) need.pend(x, m);
     if (rules::together(me) && linear_in(me, k) != Linear::no) need.partial = kept.partial;
     if (rules::writes_into(me) && k == 0) need.partial = made.partial;  // the base counts once
-    if (Sharding left; rules::wanted(me, k, first(in[k]), mesh_, &left), !left.dims.empty()) move_base(in[k], need);
+    if (Sharding left; rules::wanted(me, k, first(in[k]), mesh_, &left), !left.dims.empty())
+      move_base(in[k], need.without_pending());
     s.in.push_back(obtain(in[k], need));
   }
   put_first(n, std::move(s), me.op->kind == Kind::view ? 0 : local_size(rules::points(me), work, mesh_));

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "graph/loop.h"
+#include "ops/by_blocks.h"
 #include "compile/sharding/partition.h"
 #include "compile/sharding/rules.h"
 #include "compile/sharding/reshard.h"
@@ -127,7 +128,7 @@ struct Whole {
   void wishes(const std::vector<Sharding>& wanted);
 };
 
-constexpr double kSmall = 64 * 1024;  // bytes that are sent about as fast as nothing: not worth a second collective
+using prim::kSmall;
 constexpr double kBucket = 32 << 20;  // bytes on one device: waiting for more would keep too much alive
 
 // What may be decided otherwise, if fewer bytes are sent: whose cuts an op follows first; how it comes by an axis that it needs
