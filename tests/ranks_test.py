@@ -45,6 +45,15 @@ class Ranks(unittest.TestCase):
             self.assertIn(f"rank {k}: 7 of 7 right", said)
             self.assertRegex(said, rf"device {k} of rank {k}: .*batch={3 if k < 2 else 1}.* from \[{3 * k}\]")
 
+    def test_a_rank_holds_little_beside_the_plan(self):
+        status, said, _ = run(4, "memory")
+        self.assertEqual(status, 0, said)
+        held = [(float(a), float(b)) for a, b in re.findall(r"planned ([\d.]+) MiB, held ([\d.]+) MiB", said)]
+        self.assertEqual(len(held), 4, said)
+        for planned, most in held:
+            self.assertGreater(planned, 64, said)
+            self.assertLess(most, planned + 40, said)
+
     def train(self, folder, steps, *words, ranks=2):
         text = folder / "text.txt"
         text.write_text("to be or not to be, that is the question. " * 400)

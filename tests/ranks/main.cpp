@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
+#include <string>
 
 #include <fmt/ranges.h>
 
@@ -91,6 +93,36 @@ int traffic() {
   return wrong ? 1 : 0;
 }
 
+// What a rank holds beside what is planned, at most, in a training that is born on the mesh.
+int memory() {
+  const Axis In{"in", 2048}, Hidden{"hidden", 4096}, Rows{"rows", 1024};
+  const Mesh mesh{{{"data", devices()}}};
+  const Mapping parameters{{"in", "data"}}, inside{{"rows", "data"}};
+  const JitOptions on_mesh{.mesh = mesh, .axis_resources = parameters};
+  auto init = named_jit([=](const Key& key) { return Layer{random::normal(key, {In, Hidden}), random::normal(key, {Hidden, In})}; }, on_mesh);
+  auto step = named_jit([=](const Layer& w, const Key& key) {
+    axis_mapping scope(inside);
+    const auto x = random::normal(key, {Rows, In});
+    auto loss = [&](const Layer& w) { return mean(square(dot({tanh(dot({x, w.up}, In)), w.down}, Hidden))); };
+    auto [value, g] = value_and_grad(loss)(w);
+    return std::pair(value, Layer{w.up - 0.1 * g.up, w.down - 0.1 * g.down});
+  }, {.donate = {0}, .mesh = mesh, .axis_resources = parameters});
+  auto w = init(random::key(1));
+  for (int i = 0; i < 3; ++i) {
+    auto [loss, next] = step(w, random::key(std::uint64_t(i)));
+    w = std::move(next);
+    (void)loss.item();
+  }
+  std::ifstream status("/proc/self/status");
+  std::string line;
+  double most = 0;
+  while (std::getline(status, line))
+    if (line.starts_with("VmHWM:")) most = std::atof(line.c_str() + 6) / 1024;
+  const auto report = step.report();
+  fmt::print("rank {}: planned {:.1f} MiB, held {:.1f} MiB\n", this_rank(), double(report.argument_bytes + report.peak_bytes) / (1 << 20), most);
+  return 0;
+}
+
 // What a program does with arrays that lie on all ranks.
 int arrays() {
   const Mesh mesh{{{"data", -1}}};
@@ -150,9 +182,10 @@ int main(int argc, char** argv) {
   try {
     if (what == "traffic") return traffic();
     if (what == "arrays") return arrays();
+    if (what == "memory") return memory();
     if (what == "fault") return fault(how);
     if (what == "differs") return differs(how);
-    throw Error("[test] ranks traffic|arrays|fault HOW|differs WHAT");
+    throw Error("[test] ranks traffic|arrays|memory|fault HOW|differs WHAT");
   } catch (const std::exception& e) {
     std::printf("rank %s: %s\n", std::getenv("OMPI_COMM_WORLD_RANK") ? std::getenv("OMPI_COMM_WORLD_RANK") : "0", e.what());
     std::fflush(stdout);

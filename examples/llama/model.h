@@ -1,0 +1,139 @@
+// A Llama: rotary positions, heads in groups that share keys, RmsNorm, SwiGLU.
+#pragma once
+#include <cmath>
+
+#include "haliax/haliax.h"
+
+namespace llama {
+
+using namespace haliax;
+
+// How the hidden states lie between attention and MLP, where layers are cut along heads and the MLP's axis: whole, so that what a layer adds is
+// summed for all devices (all-reduce), or cut along an axis of their own (reduce-scatter), as sequence parallel has it.
+struct Stream {
+  static constexpr bool is_static = true;
+  std::optional<Mapping> cut = {};
+  bool again = false;   // what was put together for a layer is so again for its gradient; else it is kept
+  bool operator==(const Stream&) const = default;
+
+  NamedArray between_layers(const NamedArray& x) const { return cut ? shard(x, *cut) : x; }
+  // project(x) of what lies between layers: several arrays, made by contractions.
+  template <class F> auto into_layer(const NamedArray& x, F project) const {
+    auto whole = [=, *this](const NamedArray& x) { return project(cut ? auto_sharded(x) : x); };
+    return again ? checkpoint(whole)(x) : whole(x);
+  }
+};
+
+struct Config {
+  static constexpr bool is_static = true;
+  Axis Vocab{"vocab", 64}, Batch{"batch", 16}, Pos{"pos", 32};
+  Axis Layers{"layers", 2}, Embed{"embed", 64}, Mlp{"mlp", 128};
+  Axis KvHeads{"kv_heads", 4}, Group{"group", 2}, HeadSize{"head_size", 8};   // a group of heads shares keys and values
+  double rotary_base = 10000;
+  Stream stream = {};
+  bool operator==(const Config&) const = default;
+};
+
+// Turns each pair of features by an angle that grows with the position. x (..., pos, head_size) -> the same
+inline NamedArray rotary(const Config& c, const NamedArray& x) {
+  Axis Half("half", c.HeadSize.size / 2);
+  auto speed = exp(arange(Half) * (-std::log(c.rotary_base) / double(Half.size)));
+  auto angle = broadcast_axis(arange(c.Pos), Half) * speed;                     // (half, pos)
+  auto pair = unbind(unflatten_axis(x, "head_size", {Axis("pair", 2), Half}), "pair");
+  auto turned = stack("pair", {pair[0] * cos(angle) - pair[1] * sin(angle), pair[1] * cos(angle) + pair[0] * sin(angle)});
+  return flatten_axes(turned, {"pair", "half"}, "head_size");
+}
+
+struct Attention {
+  Config config;
+  nn::Linear query, key, value, out;
+
+  static Attention init(const Config& c, const Key& k) {
+    auto [k_query, k_key, k_value, k_out] = random::split<4>(k);
+    nn::LinearOptions plain{.use_bias = false};
+    return {.config = c,
+            .query = nn::Linear::init(c.Embed, {c.KvHeads, c.Group, c.HeadSize}, k_query, plain),
+            .key = nn::Linear::init(c.Embed, {c.KvHeads, c.HeadSize}, k_key, plain),
+            .value = nn::Linear::init(c.Embed, {c.KvHeads, c.HeadSize}, k_value, plain),
+            .out = nn::Linear::init({c.KvHeads, c.Group, c.HeadSize}, c.Embed, k_out, plain)};
+  }
+  // x (..., pos, embed) -> (..., pos, embed)
+  NamedArray operator()(const NamedArray& x) const {
+    auto KPos = config.Pos.alias("key_pos");
+    auto project = [this](const NamedArray& x) { return std::tuple(query(x), key(x), value(x)); };
+    auto [q, k, v] = config.stream.into_layer(x, project);
+    q = rotary(config, q), k = rename(rotary(config, k), "pos", "key_pos"), v = rename(v, "pos", "key_pos");
+    return out(nn::dot_product_attention(KPos, "head_size", q, k, v, {.mask = nn::causal_mask(config.Pos, KPos)}));
+  }
+};
+
+struct SwiGlu {
+  Stream stream;
+  nn::Linear gate, up, down;
+
+  static SwiGlu init(const Config& c, const Key& k) {
+    auto [k_gate, k_up, k_down] = random::split<3>(k);
+    nn::LinearOptions plain{.use_bias = false};
+    return {.stream = c.stream,
+            .gate = nn::Linear::init(c.Embed, c.Mlp, k_gate, plain),
+            .up = nn::Linear::init(c.Embed, c.Mlp, k_up, plain),
+            .down = nn::Linear::init(c.Mlp, c.Embed, k_down, plain)};
+  }
+  NamedArray operator()(const NamedArray& x) const {
+    auto [g, u] = stream.into_layer(x, [this](const NamedArray& x) { return std::pair(gate(x), up(x)); });
+    return down(nn::silu(g) * u);
+  }
+};
+
+struct Block {
+  nn::RmsNorm before_attention, before_mlp;
+  Attention attention;
+  SwiGlu mlp;
+
+  static Block init(const Config& c, const Key& k) {
+    auto [k_attention, k_mlp] = random::split<2>(k);
+    return {.before_attention = nn::RmsNorm::init(c.Embed, {.use_bias = false}),
+            .before_mlp = nn::RmsNorm::init(c.Embed, {.use_bias = false}),
+            .attention = Attention::init(c, k_attention),
+            .mlp = SwiGlu::init(c, k_mlp)};
+  }
+  NamedArray operator()(const NamedArray& x) const {
+    auto& s = mlp.stream;
+    auto h = x + s.between_layers(attention(before_attention(x)));
+    return s.between_layers(h + s.between_layers(mlp(before_mlp(h))));
+  }
+};
+
+struct Llama {
+  Stream stream;
+  nn::Embedding tokens;
+  nn::Stacked<Block> blocks;
+  nn::RmsNorm norm;
+  nn::Linear head;
+
+  static Llama init(const Config& c, const Key& k) {
+    auto [k_tokens, k_blocks, k_head] = random::split<3>(k);
+    auto block = [c](const Key& of_layer) { return Block::init(c, of_layer); };
+    return {.stream = c.stream,
+            .tokens = nn::Embedding::init(c.Vocab, c.Embed, k_tokens),
+            .blocks = nn::Stacked<Block>::init(c.Layers, block, random::split(k_blocks, c.Layers)),
+            .norm = nn::RmsNorm::init(c.Embed, {.use_bias = false}),
+            .head = nn::Linear::init(c.Embed, c.Vocab, k_head, {.use_bias = false})};
+  }
+  // ids (..., pos) -> logits (..., pos, vocab)
+  NamedArray operator()(const NamedArray& ids) const {
+    auto hidden = norm(blocks.fold(stream.between_layers(tokens(ids))));
+    return stream.into_layer(hidden, [this](const NamedArray& x) { return head(x); });
+  }
+};
+
+inline NamedArray loss(const Llama& model, const NamedArray& ids) { return nn::next_token_loss("pos", "vocab", model(ids), ids); }
+
+// Each row starts anywhere and goes on by a step of its own: the step is to be seen in the row. (batch, pos)
+inline NamedArray rows(const Config& c, const Key& key) {
+  auto [k_start, k_step] = random::split<2>(key);
+  auto start = random::randint(k_start, c.Batch, 0, c.Vocab.size), step = random::randint(k_step, c.Batch, 1, 8);
+  return (broadcast_axis(start, c.Pos) + broadcast_axis(step, c.Pos) * arange(c.Pos)) % c.Vocab.size;
+}
+
+}  // namespace llama

@@ -1,0 +1,43 @@
+// What --mesh says in the examples.
+#pragma once
+#include <haliax/mesh.h>
+#include <haliax/ranks.h>
+
+#include <algorithm>
+#include <charconv>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace examples {
+
+// data=4,model=2; empty: one device. Makes so many devices, where this process is alone. Raises for what is no mesh, for other
+// names than data (examples) and model (heads, and the MLP), and where there are other devices than the mesh has.
+inline haliax::Mesh mesh_option(const std::string& program, const std::string& text) {
+  using namespace haliax;
+  const auto refuse = [&](const std::string& why) { throw Error("[" + program + "] --mesh is " + (text.empty() ? "not given" : text) + why); };
+  std::vector<std::pair<std::string, int>> axes;
+  for (std::size_t from = 0; from < text.size();) {
+    const auto end = std::min(text.find(',', from), text.size()), equals = text.find('=', from);
+    const auto name = text.substr(from, std::min(equals, end) - from);
+    int size = 0;
+    const char *first = text.data() + std::min(equals, end), *last = text.data() + end;
+    if (equals < end) ++first;
+    const auto [read, error] = std::from_chars(first, last, size);
+    if (equals >= end || error != std::errc() || read != last || size < 1)
+      refuse("; it must be names and sizes, as data=4,model=2");
+    if (name != "data" && name != "model")
+      refuse("; its axes may be data (examples, and weights) and model (heads, and the MLP)");
+    axes.push_back({name, size});
+    from = end + 1;
+  }
+  const Mesh mesh(axes);
+  const int wanted = mesh.devices();
+  if (rank_count() == 1) set_devices(wanted);
+  else if (wanted != devices())
+    refuse(", " + std::to_string(wanted) + " devices, and " + std::to_string(rank_count()) + " ranks have " +
+           std::to_string(devices()) + "; --mesh data=" + std::to_string(devices()) + " has as many");
+  return mesh;
+}
+
+}  // namespace examples
