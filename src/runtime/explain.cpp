@@ -1,12 +1,14 @@
 #include "runtime/explain.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
 
 #include "base/name.h"
 #include "base/where.h"
+#include "compile/memory/memory.h"
 #include "ops/prim.h"
 
 namespace haliax {
@@ -122,6 +124,8 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
   out += m.moves.empty() ? "nothing is sent\n" : table(rows);
   for (auto& [kind, sum] : by_kind) out += fmt::format("{}: {:.0f} calls, {}\n", kind, sum.first, size_of(sum.second));
   out += fmt::format("in all {:.0f} calls, {} sent\n\n", r.calls, size_of(r.sent_bytes));
+  if (auto lines = overlapped(*m.devices[m.fullest].program); !lines.empty())
+    out += fmt::format("beside the work:\n  {}\n\n", fmt::join(lines, "\n  "));
 }
 
 // Memory on one of so many devices. inputs: the arguments on the whole.

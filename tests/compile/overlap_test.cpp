@@ -67,6 +67,10 @@ TEST_CASE("overlap: gathers are asked for a turn ahead, sums are waited for a tu
   CHECK(count(text, "start 2: reduce_scatter") == 1);
   CHECK(count(text, "\n  finish 2") == 1);   // before the next turn makes another one,
   CHECK(count(text, "\nfinish 2") == 1);     // and behind the last
+  CHECK(plain.explain.find("beside the work") == plain.explain.npos);
+  CHECK(count(beside.explain, "all-gather of 3 arrays.*, asked for a turn ahead, finished before mul") == 1);
+  CHECK(count(beside.explain, "all-gather of 3 arrays.*, asked for a turn ahead, finished before dot") == 1);
+  CHECK(count(beside.explain, "reduce-scatter of 3 arrays.*, finished before .* of the next turn") == 1);
   // What is gathered and what is summed have places of their own.
   CHECK(plain.peak_bytes == 162308);
   CHECK(beside.peak_bytes == 226180);

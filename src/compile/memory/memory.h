@@ -23,6 +23,8 @@ std::optional<program::Program> reuse_products(const program::Program&);
 // Starts collectives where their operands are there, and finishes each before what touches its arrays: in the next turn of a
 // loop, if nothing does in this one; and gathers a turn ahead. Before plan_memory, as calls that go on hold their memory.
 void overlap(program::Program&);
+// Of each call that goes on beside the work a line for people: what it is, and what waits for it.
+std::vector<std::string> overlapped(const program::Program&);
 // Raises if a gathered value (Slot::gathered) is kept: as a result, as the carry of a loop, or by a loop for later.
 void check_gathered(const program::Program&);
 

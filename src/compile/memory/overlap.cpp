@@ -6,7 +6,10 @@
 //   loop, and each turn but the last asks for the next.
 // The price is memory: what a call writes or reads in a loop is its own for the whole loop. No byte more is sent, and calls keep
 // one order on all devices.
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <set>
 
@@ -256,8 +259,47 @@ class Overlap {
   }
 };
 
+// What is said of a call: its first start, and the first step that waits for it.
+struct Said {
+  const Step *start = nullptr, *waits = nullptr;
+  bool ahead = false, next_turn = false;
+};
+void look(const std::vector<Step>& steps, bool part, std::map<int, Said>& calls) {
+  for (std::size_t k = 0; k < steps.size(); ++k) {
+    auto& s = steps[k];
+    if (s.kind == Kind::collective && s.collective.call >= 0) {
+      auto& c = calls[s.collective.call];
+      c.ahead |= part && c.start, c.next_turn |= c.waits && !c.ahead;
+      if (!c.start) c.start = &s;
+    } else if (s.kind == Kind::finish) {
+      auto next = k + 1;
+      while (next < steps.size() && steps[next].kind == Kind::finish) ++next;
+      auto& waits = calls[s.finish.call].waits;
+      if (!waits && next < steps.size()) waits = &steps[next];
+    }
+    look(s.loop.body, s.kind == Kind::loop && s.loop.variable < 0, calls);
+  }
+}
+
 }  // namespace
 
 void overlap(Program& p) { Overlap(p).run(); }
+
+std::vector<std::string> overlapped(const Program& p) {
+  const char* const names[] = {"all-reduce", "reduce-scatter", "all-gather", "exchange"};
+  std::map<int, Said> calls;
+  look(p.steps, false, calls);
+  std::vector<std::string> out;
+  auto place = [](const Step& s) { return s.where.empty() ? "" : " (" + s.where + ")"; };
+  for (auto& [number, c] : calls) {
+    if (!c.start) continue;
+    auto& how = c.start->collective;
+    out.push_back(fmt::format("{} of {} arrays{}{}, finished before {}{}", names[int(how.wire)], how.x.size(), place(*c.start),
+                              c.ahead ? ", asked for a turn ahead" : "",
+                              !c.waits ? "the end" : std::string(c.waits->why) + place(*c.waits),
+                              c.next_turn ? " of the next turn" : ""));
+  }
+  return out;
+}
 
 }  // namespace haliax
