@@ -72,6 +72,7 @@ class NamedArray {
   // x += y is x = x + y: this handle holds the sum from then on, with its axes and dtype; others keep what they hold.
   NamedArray &operator+=(const Arr&) &, &operator-=(const Arr&) &, &operator*=(const Arr&) &, &operator/=(const Arr&) &;
   NamedArray &operator%=(const Arr&) &, &operator&=(const Arr&) &, &operator|=(const Arr&) &, &operator^=(const Arr&) &;
+  NamedArray &operator<<=(const Arr&) &, &operator>>=(const Arr&) &;
 
   // x[{"batch", 3}], x[{Pos, Slice{0, 4}}], x[{"vocab", ids}], x[{{"batch", 3}, {"pos", ds(i, 4)}}]: index of haliax/ops.h.
   NamedArray operator[](const Picks&) const;
@@ -141,10 +142,13 @@ class Arr {
   Arr(const NamedArray& a, SourceLocation at = SourceLocation::current()) : array_(a), at_(at) {}
   Arr(double v, SourceLocation at = SourceLocation::current()) : number_(v), kind_(Kind::real), at_(at) {}
   Arr(float v, SourceLocation at = SourceLocation::current()) : Arr(double(v), at) {}
-  Arr(std::int64_t v, SourceLocation at = SourceLocation::current())
+  Arr(long v, SourceLocation at = SourceLocation::current())
       : number_(double(v)), integer_(v), kind_(Kind::integer), at_(at) {}
-  Arr(int v, SourceLocation at = SourceLocation::current()) : Arr(std::int64_t(v), at) {}
-  Arr(std::uint32_t v, SourceLocation at = SourceLocation::current()) : Arr(std::int64_t(v), at) {}
+  Arr(int v, SourceLocation at = SourceLocation::current()) : Arr(long(v), at) {}
+  Arr(long long v, SourceLocation at = SourceLocation::current()) : Arr(long(v), at) {}
+  Arr(unsigned v, SourceLocation at = SourceLocation::current()) : Arr(long(v), at) {}
+  Arr(unsigned long v, SourceLocation = SourceLocation::current());   // std::size_t; raises for what i64 does not hold
+  Arr(unsigned long long v, SourceLocation at = SourceLocation::current()) : Arr(static_cast<unsigned long>(v), at) {}
   Arr(bool v, SourceLocation at = SourceLocation::current()) : number_(v), integer_(v), kind_(Kind::boolean), at_(at) {}
   Arr(const void*, SourceLocation = SourceLocation::current()) = delete;
 

@@ -44,7 +44,7 @@ Leaves chunked_reduce(const AxisSelection&, const ChunkOptions&, const Leaves& x
 // together.
 template <class F>
 auto chunked_reduce(const AxisSelection& axes, ChunkOptions options, F f, SourceLocation at = SourceLocation::current()) {
-  return [f, axes, options, at](const auto&... xs) {
+  return detail::transform_of<F>([f, axes, options, at](const auto&... xs) {
     using A = std::tuple<std::decay_t<decltype(xs)>...>;
     using R = detail::CallResult<const F&, std::decay_t<decltype(xs)>...>;
     if constexpr (!std::is_void_v<R>) {
@@ -56,7 +56,7 @@ auto chunked_reduce(const AxisSelection& axes, ChunkOptions options, F f, Source
       }}, at);
       return unflatten(std::move(*call.out), out);
     }
-  };
+  });
 }
 
 }  // namespace haliax

@@ -60,17 +60,12 @@ template <class... F> struct Chooser {
 // cond(flag, f, g)(args...): f(args...) where the flag (bool, no axes) is true, else g(args...). Both are traced, one of them
 // runs. They give the same type, with the same axes and dtypes. Under vmap, where the flag has the mapped axis, both run, and
 // `where` picks; so it is for gradients there, too: keep the side that is not picked finite.
-template <class F, class G> auto cond(const NamedArray& flag, F f, G g, SourceLocation at = SourceLocation::current()) {
-  return detail::Chooser<F, G>{flag, {std::move(f), std::move(g)}, "cond", at};
+template <class F, class G> auto cond(const Arr& flag, F f, G g) {
+  return detail::Chooser<F, G>{flag.array(), {std::move(f), std::move(g)}, "cond", flag.at()};
 }
 // switch_(which, f, g, ...)(args...): the side of that number (an integer, no axes), the first or the last if there is none.
-struct Which {                                   // a number, and where the caller has written the choice
-  NamedArray number;
-  SourceLocation at;
-  Which(const NamedArray& n, SourceLocation l = SourceLocation::current()) : number(n), at(l) {}
-};
-template <class... F> auto switch_(const Which& which, F... sides) {
-  return detail::Chooser<F...>{which.number, {std::move(sides)...}, "switch_", which.at};
+template <class... F> auto switch_(const Arr& which, F... sides) {
+  return detail::Chooser<F...>{which.array(), {std::move(sides)...}, "switch_", which.at()};
 }
 // while_loop(goes_on, f, most)(init): f again and again while goes_on(state) (bool, no axes) is true, at most as often as `most`
 // has positions. The state keeps its type, axes and dtypes. A turn that is not needed costs next to nothing. Its gradient keeps
@@ -80,11 +75,11 @@ template <class P, class F> auto while_loop(P goes_on, F f, const Axis& most, Sc
     using T = std::decay_t<decltype(init)>;
     using State = std::pair<T, NamedArray>;
     auto turn = [&](const State& s) {
-      return cond(s.second, [&](const State& now) {
+      return cond(Arr(s.second, options.at), [&](const State& now) {
         T next = f(now.first);
         NamedArray on = goes_on(next);
         return State{std::move(next), on};
-      }, [](const State& now) { return now; }, options.at)(s);
+      }, [](const State& now) { return now; })(s);
     };
     return fold(turn, most, options)(State{init, goes_on(init)}).first;
   };

@@ -2,6 +2,7 @@
 #pragma once
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "haliax/array.h"
@@ -21,11 +22,13 @@ void print_all(const Text&, const std::vector<NamedArray>&);
 // once on a mesh, with values whole. The backward pass of checkpoint prints nothing again. Under vmap all positions are printed
 // at once. Raises inside chunked_reduce, where nothing is whole, and if there are not as many {} as values.
 template <class... A> void print(Text text, const A&... values) {
-  print_all(text, {Arr(values, text.at).array()...});
+  constexpr bool printable = (std::is_constructible_v<Arr, const A&, SourceLocation> && ...);
+  static_assert(printable, "haliax: debug::print takes arrays and numbers; all else belongs into its text.");
+  if constexpr (printable) print_all(text, {Arr(values, text.at).array()...});
 }
 // Raises `[check] text; file:line, in module` when the condition, a bool array, is false anywhere. In jit the call raises then,
 // and its results and what was donated to it are lost.
-void check(const NamedArray& condition, const Text&);
+void check(const Arr& condition, const Text&);
 // Who gets the lines that are printed, without their newline. Null: the standard output.
 void set_output(void (*line)(std::string_view));
 

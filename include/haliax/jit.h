@@ -94,16 +94,21 @@ struct JitReport {
 namespace detail {
 bool is_tracing();                               // inside grad, vmap, scan or jit
 
-// Does f take a NamedArray as its argument I? False where it cannot be seen: of a template (a lambda with auto), of overloads.
+// Does f take a NamedArray (or an optional one) as its argument I? False where it cannot be seen: of a template (a lambda with
+// auto), of overloads.
 template <std::size_t I, class... P> constexpr bool is_array_at() {
-  if constexpr (I < sizeof...(P))
-    return std::is_same_v<std::remove_cvref_t<std::tuple_element_t<I, std::tuple<P...>>>, NamedArray>;
-  else return false;
+  if constexpr (I < sizeof...(P)) {
+    using A = std::remove_cvref_t<std::tuple_element_t<I, std::tuple<P...>>>;
+    return std::is_same_v<A, NamedArray> || std::is_same_v<A, std::optional<NamedArray>>;
+  } else {
+    return false;
+  }
 }
 template <std::size_t I, class R, class C, class... P> std::bool_constant<is_array_at<I, P...>()> takes(R (C::*)(P...) const);
 template <std::size_t I, class R, class... P> std::bool_constant<is_array_at<I, P...>()> takes(R (*)(P...));
 template <class F, std::size_t I> constexpr bool takes_array() {
-  if constexpr (std::is_pointer_v<F>) return decltype(takes<I>(std::declval<F>()))::value;
+  if constexpr (requires { typename F::TransformedFunction; }) return takes_array<typename F::TransformedFunction, I>();
+  else if constexpr (std::is_pointer_v<F>) return decltype(takes<I>(std::declval<F>()))::value;
   else if constexpr (requires { takes<I>(&F::operator()); }) return decltype(takes<I>(&F::operator()))::value;
   else return false;
 }
@@ -171,6 +176,7 @@ class JitCore {
 
 template <class F> class Jitted {
  public:
+  using TransformedFunction = F;
   Jitted(F f, JitOptions options) : f_(std::move(f)), core_(std::make_shared<detail::JitCore>(std::move(options))) {}
   // A plain number is traced as a scalar array where f takes a NamedArray (and f is one function: no lambda with auto, no
   // overloads). All that is no array is static: f is traced anew for another value.

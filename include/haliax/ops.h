@@ -158,7 +158,10 @@ struct Index {
   std::int64_t length = 0;
   Name name = {};
   Index(int i) : kind(Kind::position), position(i) {}
-  Index(std::int64_t i) : kind(Kind::position), position(i) {}
+  Index(long i) : kind(Kind::position), position(i) {}
+  Index(long long i) : Index(long(i)) {}
+  Index(unsigned i) : Index(long(i)) {}
+  Index(std::size_t i) : Index(long(i)) {}
   Index(Slice s) : kind(Kind::range), range(s) {}
   Index(const DSlice& d) : kind(Kind::window), array(d.start.array()), length(d.length), name(d.name.value_or(Name())) {}
   Index(const NamedArray& a) : kind(Kind::array), array(a) {}
@@ -188,8 +191,8 @@ class Picks {
 class PickedPart {
  public:
   PickedPart(NamedArray x, Picks picks) : x_(std::move(x)), picks_(std::move(picks)) {}
-  NamedArray set(const Arr& update) const, add(const Arr& update) const, mul(const Arr& update) const;
-  NamedArray min(const Arr& update) const, max(const Arr& update) const;
+  [[nodiscard("x stays as it is; x = x.at(...).set(y) keeps the new array")]] NamedArray set(const Arr& update) const,
+      add(const Arr& update) const, mul(const Arr& update) const, min(const Arr& update) const, max(const Arr& update) const;
 
  private:
   NamedArray x_;

@@ -62,7 +62,7 @@ class ShardMap {  // mesh axes hidden from what f sees, each the outer part of t
 // be differentiated, inside and outside. Other options as for named_jit.
 template <class F>
 auto shard_map(F f, JitOptions options = {}) {
-  auto whole = [f = std::move(f), options](const auto&... args) {
+  auto whole = detail::transform_of<F>([f = std::move(f), options](const auto&... args) {
     if constexpr (!std::is_void_v<detail::CallResult<const F&, std::decay_t<decltype(args)>...>>) {
       detail::Tracing tracing;
       detail::ShardMap local(options);
@@ -78,7 +78,7 @@ auto shard_map(F f, JitOptions options = {}) {
     } else {
       return Nothing{};
     }
-  };
+  });
   return named_jit(std::move(whole), options);
 }
 // Inside shard_map, over one or more mesh axes. Sums, means and extremes of what the devices along them have; all have the

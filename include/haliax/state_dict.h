@@ -67,9 +67,7 @@ void collect_state(StateWalk& w, void* address) {
   } else if constexpr (requires { node.stacked, node.Layers; }) {
     w.check_no_layers();
     w.layers = node.Layers.size;
-    w.path += ".{}";
-    collect_state<std::remove_reference_t<decltype(node.stacked)>>(w, &node.stacked);
-    w.path.resize(w.path.size() - 3);
+    w.named("{}", &collect_state<std::remove_reference_t<decltype(node.stacked)>>, &node.stacked);
     w.layers = -1;
   } else if constexpr (kind == Kind::leaf) {
     w.add(node);

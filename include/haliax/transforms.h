@@ -77,7 +77,7 @@ struct Vmap {                                    // one axis hidden from what f 
 };
 std::pair<Leaves, Leaves> scan(const AxisSelector&, const ScanOptions&, const Leaves& init, const std::vector<std::string>& paths,
                                const Leaves& xs, BodyFunction);
-Leaves checkpoint(LeafFunction, const Leaves& in);
+Leaves checkpoint(LeafFunction, const Leaves& in, SourceLocation);
 Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> backward,
                   Leaves (*call)(void*, const Leaves& in, const Leaves& out, const Leaves& cotangents));
 Leaves eval_shape(LeafFunction, const Leaves& in);
@@ -107,6 +107,9 @@ template <class F, class... A> constexpr auto call_result() {
   }
 }
 template <class F, class... A> using CallResult = typename decltype(call_result<F, A...>())::type;
+// What a transform makes of f: it takes what f takes, and jit, which asks for that, finds f here.
+template <class F, class Call> struct TransformOf : Call { using TransformedFunction = F; };
+template <class F, class Call> TransformOf<F, Call> transform_of(Call call) { return {std::move(call)}; }
 template <class T> struct with_aux : std::false_type {};
 template <class A> struct with_aux<std::pair<NamedArray, A>> : std::true_type {};
 
@@ -143,7 +146,7 @@ template <class F, class C, class... X> constexpr bool check_fold() {
 // f(model, args...) -> a 0-d array, or a pair of it and anything else. The gradient has the type of the model; leaves that are no
 // floats (and Frozen ones) have empty gradients, and with `wrt` all others that it does not choose: value_and_grad(loss, "lora").
 template <class F> auto value_and_grad(F f, const LeafFilter& wrt, SourceLocation at = SourceLocation::current()) {
-  return [f, wrt, at](const auto& model, const auto&... args) {
+  return detail::transform_of<F>([f, wrt, at](const auto& model, const auto&... args) {
     detail::Tracing tracing;
     auto mine = model;
     Walk w = detail::traced(mine, wrt, at);
@@ -155,17 +158,17 @@ template <class F> auto value_and_grad(F f, const LeafFilter& wrt, SourceLocatio
     else if constexpr (std::is_same_v<decltype(value), NamedArray>) loss = &value;
     auto g = detail::gradients(*loss, w.leaves(), at);
     return std::pair{std::move(value), unflatten(model, g)};
-  };
+  });
 }
 template <class F> auto value_and_grad(F f, SourceLocation at = SourceLocation::current()) {
   return value_and_grad(std::move(f), LeafFilter(), at);
 }
 template <class F> auto grad(F f, const LeafFilter& wrt, SourceLocation at = SourceLocation::current()) {
-  return [vg = value_and_grad(f, wrt, at)](const auto& model, const auto&... args) {
+  return detail::transform_of<F>([vg = value_and_grad(f, wrt, at)](const auto& model, const auto&... args) {
     auto r = vg(model, args...);
     if constexpr (detail::with_aux<decltype(r.first)>::value) return std::pair{r.second, r.first.second};
     else return r.second;
-  };
+  });
 }
 template <class F> auto grad(F f, SourceLocation at = SourceLocation::current()) { return grad(std::move(f), LeafFilter(), at); }
 // f(x) and its pullback: a function from cotangents of the result, which have its axes, to the cotangent of x.
@@ -200,7 +203,7 @@ template <class F, class T> auto jvp(F f, const T& primal, const T& tangent, Sou
 // Arrays that have the axis are seen without it; others are passed whole. Results have it first. An Axis that no argument has is
 // fine.
 template <class F> auto vmap(F f, const AxisSelector& axis, SourceLocation at = SourceLocation::current()) {
-  return [f, axis, at](const auto&... args) {
+  return detail::transform_of<F>([f, axis, at](const auto&... args) {
     if constexpr (!std::is_void_v<detail::CallResult<const F&, std::decay_t<decltype(args)>...>>) {
       detail::Tracing tracing;
       detail::Vmap v(axis, at);
@@ -212,7 +215,7 @@ template <class F> auto vmap(F f, const AxisSelector& axis, SourceLocation at = 
       r.assign(v.show(r.leaves()));
       return out;
     }
-  };
+  });
 }
 
 // ---- loops ---------------------------------------------------------------------------------------------------------------
@@ -254,12 +257,12 @@ template <class F> auto fold(F f, const AxisSelector& axis, ScanOptions options 
 }
 // f(xs...) -> y at each position by itself, one after the other. Result: y with the axis first.
 template <class F> auto map(F f, const AxisSelector& axis, ScanOptions options = {}) {
-  return [f, axis, options](const auto&... xs) {
+  return detail::transform_of<F>([f, axis, options](const auto&... xs) {
     if constexpr (!std::is_void_v<detail::CallResult<const F&, std::decay_t<decltype(xs)>...>>) {
       auto g = [&f](const Nothing& n, const auto&... x) { return std::pair{n, f(x...)}; };
       return scan(g, axis, options)(Nothing{}, xs...).second;
     }
-  };
+  });
 }
 // fold; without an init it starts from the first position.
 struct AxisHere {                                // an axis, and where the caller has named it
@@ -288,8 +291,8 @@ T associative_scan(F f, const AxisSelector& axis, const T& xs, bool reverse = fa
 
 // ---- what is kept for the gradient, and gradients by hand ----------------------------------------------------------------
 // f, whose inside is made again in the backward pass instead of being kept.
-template <class F> auto checkpoint(F f) {
-  return [f](const auto&... args) {
+template <class F> auto checkpoint(F f, SourceLocation at = SourceLocation::current()) {
+  return detail::transform_of<F>([f, at](const auto&... args) {
     using A = std::tuple<std::decay_t<decltype(args)>...>;
     using R = detail::CallResult<const F&, std::decay_t<decltype(args)>...>;
     if constexpr (!std::is_void_v<R>) {
@@ -298,15 +301,15 @@ template <class F> auto checkpoint(F f) {
         auto& c = *static_cast<Call*>(self);
         c.out = std::apply(*c.f, unflatten(c.like, in));
         return flatten(*c.out);
-      }}, flatten(call.like));
+      }}, flatten(call.like), at);
       return unflatten(std::move(*call.out), out);
     }
-  };
+  });
 }
 // forward(args...) -> out, with backward(args as a tuple, out, cotangent of out) -> cotangents of args, as a tuple: empty, or
 // with the axes of the argument.
 template <class F, class B> auto custom_vjp(F forward, B backward) {
-  return [forward, backward](const auto&... args) {
+  return detail::transform_of<F>([forward, backward](const auto&... args) {
     using A = std::tuple<std::decay_t<decltype(args)>...>;
     using R = detail::CallResult<const F&, std::decay_t<decltype(args)>...>;
     constexpr bool back_takes = std::is_void_v<R> || std::is_invocable_v<B&, A, R, R>;
@@ -329,7 +332,7 @@ template <class F, class B> auto custom_vjp(F forward, B backward) {
       given.assign(Leaves(given.arrays.size())), made.assign(Leaves(made.arrays.size()));
       return unflatten(std::move(*call.out), out);
     }
-  };
+  });
 }
 // The axes and dtypes of f's result, computed without values: its arrays cannot be read.
 template <class F, class... A> auto eval_shape(F f, const A&... args) {

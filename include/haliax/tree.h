@@ -195,7 +195,8 @@ template <template <class> class Of, class R, class... A> R (*const* target_of(c
   return f.template target<R (*)(A...)>();
 }
 
-// Does a static type hold an array: in a field, a container, an optional, a tuple? Private parts are not seen.
+// Does a static type hold an array: in a field, a container, an optional, a tuple, behind a pointer? Private parts are not seen:
+// those jit finds when it copies a value.
 // `Seen`: the types around it, which may come again inside.
 struct AnArray { operator NamedArray() const; };
 template <class T, std::size_t... I> constexpr bool takes_array_after(std::index_sequence<I...>) {
@@ -213,6 +214,8 @@ inline constexpr bool parts_hold_array<std::array<T, N>, Seen...> = holds_array<
 template <class T, class... Seen> constexpr bool holds_array() {
   if constexpr (is_one_of<T, Seen...>) return false;
   else if constexpr (is_one_of<T, NamedArray, Arr>) return true;
+  else if constexpr (std::is_pointer_v<T> && requires { sizeof(std::remove_pointer_t<T>); })
+    return holds_array<std::remove_cv_t<std::remove_pointer_t<T>>, T, Seen...>();
   else if constexpr (!std::is_class_v<T> || std::is_empty_v<T>) return false;
   else if constexpr (Access::listed<T>) return parts_hold_array<decltype(Access::fields(std::declval<T&>())), T, Seen...>;
   else if constexpr (parts_hold_array<T, T, Seen...>) return true;
@@ -367,21 +370,28 @@ template <class R, class... A> class StaticFunction<R(A...)> {
   R (*call_)(const void*, A...) = nullptr;
 };
 
+namespace detail {
+std::uint64_t arrays_copied();                   // on this thread, so far
+}
 // A value of a static type that has no bytes to compare: compared by type and ==.
 class StaticValue {
  public:
   template <class T> static StaticValue of(const T& value) {
     StaticValue v;
+    const auto before = detail::arrays_copied();
     v.value_ = std::make_shared<const T>(value);
+    v.holds_array_ = detail::arrays_copied() != before;
     v.equal_ = [](const void* a, const void* b) { return bool(*static_cast<const T*>(a) == *static_cast<const T*>(b)); };
     return v;
   }
+  bool holds_array() const { return holds_array_; }   // in a private part, say
   friend bool operator==(const StaticValue& a, const StaticValue& b) {
     return a.equal_ == b.equal_ && (!a.equal_ || a.equal_(a.value_.get(), b.value_.get()));
   }
 
  private:
   std::shared_ptr<const void> value_;
+  bool holds_array_ = false;
   bool (*equal_)(const void*, const void*) = nullptr;   // one per type, so it stands for the type as well
 };
 
@@ -397,6 +407,7 @@ struct Walk {
   std::string statics;
   std::vector<StaticValue> values;
   std::vector<std::string> unequal;  // paths of functions of which nobody can say whether they are equal, of statics
+  std::vector<std::string> holding;  // paths of static values that hold arrays
   // With paths and statics: each static value, for people. Its bytes end at `end` of `statics`, or it is a number of `values`.
   struct Told { std::string path, text; std::size_t end = 0; int value = -1; };
   std::vector<Told> told;

@@ -1,13 +1,21 @@
 // NamedArray as a handle; kept out of the header, so that modules of many arrays compile quickly.
 #include "haliax/array.h"
+#include "haliax/tree.h"
 
 namespace haliax {
 
+[[gnu::tls_model("initial-exec")]] static thread_local std::uint64_t copied = 0;   // in the static block: counted by every copy
+std::uint64_t detail::arrays_copied() { return copied; }
+
 NamedArray::NamedArray() noexcept = default;
 NamedArray::NamedArray(NodePtr node) : node_(std::move(node)) {}
-NamedArray::NamedArray(const NamedArray&) = default;
+NamedArray::NamedArray(const NamedArray& a) : node_(a.node_) { ++copied; }
 NamedArray::NamedArray(NamedArray&&) noexcept = default;
-NamedArray& NamedArray::operator=(const NamedArray&) & = default;
+NamedArray& NamedArray::operator=(const NamedArray& a) & {
+  node_ = a.node_;
+  ++copied;
+  return *this;
+}
 NamedArray& NamedArray::operator=(NamedArray&&) & noexcept = default;
 NamedArray::~NamedArray() = default;
 

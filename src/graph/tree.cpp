@@ -127,6 +127,7 @@ void Walk::add(const AxisSelector& a) {
   if (with_paths) note((a.size < 0 ? std::string(a.name.text()) : to_string(Axis(a.name, a.size))).c_str());
 }
 void Walk::add(StaticValue v) {
+  if (v.holds_array()) holding.push_back(path);
   values.push_back(std::move(v));
   note("");
   if (!told.empty()) told.back().value = int(values.size()) - 1;

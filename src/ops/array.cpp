@@ -71,6 +71,11 @@ const NamedArray& NamedArray::scalar(SourceLocation at) const {
   return *this;
 }
 
+Arr::Arr(unsigned long v, SourceLocation at) : Arr(long(v), at) {
+  if (v <= static_cast<unsigned long>(std::numeric_limits<long>::max())) return;
+  Here here(at);
+  fail("number", std::to_string(v) + " does not fit in i64");
+}
 const NamedArray& Arr::array() const {
   if (is_number() && array_.empty()) {
     Here here(at_);

@@ -10,11 +10,12 @@ namespace haliax::prim {
 namespace {
 
 using G = const NodePtr&;
-const double kRootPi = std::sqrt(std::numbers::pi);
+constexpr double kRootPi = 1 / std::numbers::inv_sqrtpi;
 
-Op map_op(const char* name, Code code, Nodes (*grad)(G o, G g) = nullptr, Linear linear = Linear::no,
-          Linear (*linear_in)(const Node&, std::size_t operand) = nullptr,
-          Linear (*zero_in)(const Node&, std::size_t operand) = nullptr) {
+// constexpr: ops are there before anything runs, so that a program may compute while its own globals are made.
+constexpr Op map_op(const char* name, Code code, Nodes (*grad)(G o, G g) = nullptr, Linear linear = Linear::no,
+                    Linear (*linear_in)(const Node&, std::size_t operand) = nullptr,
+                    Linear (*zero_in)(const Node&, std::size_t operand) = nullptr) {
   return {.name = name, .kind = Kind::map, .code = code, .linear = linear, .grad = grad, .linear_in = linear_in,
           .zero_in = zero_in};
 }

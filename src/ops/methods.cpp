@@ -115,6 +115,8 @@ NamedArray& NamedArray::operator%=(const Arr& b) & { return *this = mod(Arr(*thi
 NamedArray& NamedArray::operator&=(const Arr& b) & { return *this = bitwise_and(Arr(*this, b.at()), b); }
 NamedArray& NamedArray::operator|=(const Arr& b) & { return *this = bitwise_or(Arr(*this, b.at()), b); }
 NamedArray& NamedArray::operator^=(const Arr& b) & { return *this = bitwise_xor(Arr(*this, b.at()), b); }
+NamedArray& NamedArray::operator<<=(const Arr& b) & { return *this = left_shift(Arr(*this, b.at()), b); }
+NamedArray& NamedArray::operator>>=(const Arr& b) & { return *this = right_shift(Arr(*this, b.at()), b); }
 
 Picks::Picks(AxisSelector axis, Index index, SourceLocation at) : indices_{{std::move(axis), std::move(index)}}, where_(at) {}
 Picks::Picks(std::initializer_list<std::pair<AxisSelector, Index>> all, SourceLocation at) : indices_(all), where_(at) {}

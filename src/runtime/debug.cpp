@@ -91,8 +91,9 @@ void print_all(const Text& text, const std::vector<NamedArray>& values) {
   settle_effects();
 }
 
-void check(const NamedArray& condition, const Text& text) {
+void check(const Arr& given, const Text& text) {
   Here here(text.at);
+  auto& condition = given.array();
   if (condition.empty()) fail("check", "the NamedArray is empty: it was never given a value");
   if (condition.dtype() != DType::boolean) fail("check", "the condition is {}, not bool", condition.dtype());
   if (context().chunked_calls > 0) fail("check", "inside chunked_reduce no value is ever whole; check what it gives");

@@ -10,6 +10,7 @@
 #include "base/fork.h"
 #include "base/where.h"
 #include "compile/memory/memory.h"
+#include "graph/fail.h"
 #include "ops/prim.h"
 #include "runtime/explain.h"
 #include "runtime/jit_impl.h"
@@ -142,7 +143,7 @@ JitCore::Turn::Turn(JitCore& core) : core_(core) {
 }
 JitCore::Turn::~Turn() { core_.impl_->turn.unlock(); }
 JitCore::Entry* JitCore::find(const Walk& w, const Parts& arguments) const {
-  if (!w.unequal.empty()) return nullptr;
+  if (!w.unequal.empty() || !w.holding.empty()) return nullptr;   // what begin refuses
   for (auto* e = impl_->newest.load(std::memory_order_acquire); e; e = e->older)
     if (impl_->difference(e->signature, w, arguments).empty()) return e;
   return nullptr;
@@ -151,12 +152,17 @@ JitCore::Entry* JitCore::find(const Walk& w, const Parts& arguments) const {
 Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   auto& m = *impl_;
   m.check_call(arguments.count);
-  if (!w.unequal.empty()) {
+  if (!w.unequal.empty() || !w.holding.empty()) {
     Here here(m.options.at);
-    auto& field = w.unequal.front();   // after the number of the argument
+    auto& field = w.unequal.empty() ? w.holding.front() : w.unequal.front();   // after the number of the argument
     auto dot = field.find('.');
-    fail("jit", "nobody can tell whether the std::function " + (dot == field.npos ? "argument " + field : field.substr(dot + 1)) +
-                    " is the same in the next call; hold it as a haliax::StaticFunction");
+    auto name = dot == field.npos ? "argument " + field : field.substr(dot + 1);
+    if (!w.unequal.empty())
+      fail("jit", "nobody can tell whether the std::function {} is the same in the next call; hold it as a "
+                  "haliax::StaticFunction", name);
+    fail("jit", "{} is of a type with is_static = true and holds a NamedArray: static values are compared to find the program "
+                "for a call, and the values of arrays are not known then; leave is_static out, and list private fields with "
+                "HALIAX_FIELDS(...)", name);
   }
   m.tell_retraces(w);
   auto& donate = m.options.donate;

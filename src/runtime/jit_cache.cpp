@@ -59,8 +59,10 @@ std::string static_difference(const Signature& s, const Walk& w) {
 std::string JitCore::Impl::array_difference(const Signature& s, const Walk& w) const {
   if (!equal(s.mesh, current_mesh())) return "another mesh";
   if (!equal(s.mapping, current_mapping())) return "another axis mapping";
-  if (s.axes.size() != w.arrays.size())
-    return fmt::format("another number of arrays: {}, not {}", w.arrays.size(), s.axes.size());
+  if (s.axes.size() != w.arrays.size()) {
+    auto why = static_difference(s, w);          // a vector of another length, an optional that is there
+    return why.empty() ? fmt::format("another number of arrays: {}, not {}", w.arrays.size(), s.axes.size()) : why;
+  }
   auto array = [&](std::size_t k) { return k < w.paths.size() ? argument_name(w.paths[k]) : fmt::format("array {}", k); };
   for (std::size_t k = 0; k < w.arrays.size(); ++k) {
     auto& n = w.arrays[k]->node();

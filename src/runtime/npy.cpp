@@ -7,7 +7,6 @@
 #include <bit>
 #include <cctype>
 #include <cstring>
-#include <map>
 #include <span>
 
 #include "graph/fail.h"
@@ -23,7 +22,7 @@ static_assert(std::endian::native == std::endian::little, "values are stored as 
 using Bytes = std::span<const std::byte>;
 constexpr std::string_view kMagic = "\x93NUMPY";
 
-const std::map<std::string_view, DType> npy_names{
+constexpr std::pair<std::string_view, DType> npy_names[] = {
     {"f4", DType::f32}, {"f8", DType::f64}, {"f2", DType::f16}, {"i1", DType::i8},  {"i2", DType::i16}, {"i4", DType::i32},
     {"i8", DType::i64}, {"u1", DType::u8},  {"u2", DType::u16}, {"u4", DType::u32}, {"u8", DType::u64}, {"b1", DType::boolean}};
 
@@ -91,8 +90,9 @@ class HeaderReader {
     auto name = quoted();
     char order = name.empty() ? ' ' : name[0];
     bool known = order == '<' || order == '>' || order == '|' || order == '=';
-    auto found = known ? npy_names.find(name.substr(1)) : npy_names.end();
-    if (found == npy_names.end())
+    auto width = name.substr(name.empty() ? 0 : 1);
+    auto found = std::find_if(std::begin(npy_names), std::end(npy_names), [&](auto& f) { return f.first == width; });
+    if (!known || found == std::end(npy_names))
       fail(fmt::format("holds elements of NumPy's dtype {}, which arrays here have not; cast it with astype before np.save",
                        printable(name)));
     out_.dtype = found->second, out_.swapped = order == '>' && bytes_of(out_.dtype) > 1;
@@ -185,9 +185,9 @@ Tensor tensor_in(Bytes file, const std::string& name) {
 
 // All but the values.
 std::string head_of(const char* op, const Tensor& t) {
-  auto known = std::find_if(npy_names.begin(), npy_names.end(), [&](auto& f) { return f.second == t.dtype; });
+  auto known = std::find_if(std::begin(npy_names), std::end(npy_names), [&](auto& f) { return f.second == t.dtype; });
   auto what = t.name.empty() ? std::string("the tensor") : "tensor " + printable(t.name);
-  if (known == npy_names.end())
+  if (known == std::end(npy_names))
     fail(op, "{} is {}, which NumPy has not; cast it to f32", what, name_of(t.dtype));
   if (bytes_of_shape(t.shape, t.dtype) != std::int64_t(t.data.size()))
     fail(op, "{} has {} bytes of data, which is not what its shape and dtype need", what, t.data.size());

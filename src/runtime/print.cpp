@@ -1,6 +1,7 @@
 // Arrays and keys as text.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <ostream>
 
@@ -76,16 +77,20 @@ class Values {
   }
 };
 
-// The value, if it can be had. While something is traced nothing is remembered: printing leaves no trace in a program.
+bool needs_donated(const NodePtr& root) {
+  GraphReader reader;
+  auto below = topological({root}, [](const Node& n) { return bool(n.value); });
+  return std::any_of(below.begin(), below.end(), [](auto& n) { return !n->donated.empty(); });
+}
+// The value, if there is one: an error on the way is one of whoever prints. While something is traced nothing is remembered:
+// printing leaves no trace in a program.
 BufferPtr value_of(const NodePtr& n) {
   GraphReader reader;
   if (auto known = n->value.get()) return known;
-  if (!n->donated.empty() || tracer_below(n)) return nullptr;
-  try {
-    auto made = context().tracing == 0 ? n : prim::tracer(n);
-    evaluate({made});
-    return made->value.get();
-  } catch (const Error&) { return nullptr; }   // what cannot be computed is not shown
+  if (tracer_below(n) || needs_donated(n)) return nullptr;
+  auto made = context().tracing == 0 ? n : prim::tracer(n);
+  evaluate({made});
+  return made->value.get();
 }
 
 }  // namespace
@@ -96,6 +101,7 @@ std::string NamedArray::to_string() const {
   if (auto value = value_of(node_)) return s + "," + Values(*node_, *value).text(s.size() + 3) + ")";
   auto tracer = tracer_below(node_);
   if (!node_->donated.empty()) return s + ", donated)";
+  if (!tracer && needs_donated(node_)) return s + ", made of what was donated)";
   if (!tracer || tracer->shape) return s + ")";
   return s + (tracer->left ? ", left behind by " : ", traced by ") + tracer->inside + ")";
 }

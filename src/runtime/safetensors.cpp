@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -26,7 +25,7 @@ static_assert(std::endian::native == std::endian::little, "safetensors are littl
 constexpr std::int64_t max_header = 100'000'000;   // of the format's own reader
 constexpr const char* metadata_key = "__metadata__";
 
-const std::map<DType, std::string> safetensors_names{
+constexpr std::pair<DType, std::string_view> safetensors_names[] = {
     {DType::f32, "F32"}, {DType::f64, "F64"}, {DType::bf16, "BF16"}, {DType::f16, "F16"}, {DType::i8, "I8"},
     {DType::i16, "I16"}, {DType::i32, "I32"}, {DType::i64, "I64"},   {DType::u8, "U8"},   {DType::u16, "U16"},
     {DType::u32, "U32"}, {DType::u64, "U64"}, {DType::boolean, "BOOL"}};
@@ -114,9 +113,9 @@ class Reader {
     TensorEntry e;
     e.tensor.name = name;
     const std::string dtype = fields["dtype"];
-    const auto known =
-        std::find_if(safetensors_names.begin(), safetensors_names.end(), [&](auto& n) { return dtype == n.second; });
-    if (known == safetensors_names.end()) fail(name, "has dtype " + printable(dtype) + ", which is not supported");
+    const auto known = std::find_if(std::begin(safetensors_names), std::end(safetensors_names),
+                                    [&](auto& n) { return dtype == n.second; });
+    if (known == std::end(safetensors_names)) fail(name, "has dtype " + printable(dtype) + ", which is not supported");
     e.tensor.dtype = known->first;
     e.tensor.shape = integers(name, "shape", fields["shape"]);
     const auto offsets = integers(name, "data_offsets", fields["data_offsets"]);
@@ -185,7 +184,9 @@ std::string safetensors_head(const std::vector<TensorHead>& order,
     if (!bytes) fail_writing(t.name, "has a shape that is too large");
     if (t.name == metadata_key) fail_writing(t.name, "has a name that the format keeps for itself");
     if (root.contains(t.name)) fail_writing(t.name, "is there twice");
-    root[t.name] = {{"dtype", safetensors_names.at(t.dtype)}, {"shape", t.shape}, {"data_offsets", {at, at + *bytes}}};
+    const auto known = std::find_if(std::begin(safetensors_names), std::end(safetensors_names),
+                                    [&](auto& n) { return n.first == t.dtype; });
+    root[t.name] = {{"dtype", known->second}, {"shape", t.shape}, {"data_offsets", {at, at + *bytes}}};
     at += *bytes;
   }
   for (const auto& [key, value] : metadata) root[metadata_key][key] = value;

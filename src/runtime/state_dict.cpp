@@ -58,7 +58,7 @@ void StateWalk::add_matrix(std::string_view field, NamedArray& a, std::size_t ro
   stored = std::move(shape);
 }
 void StateWalk::add(nn::Linear& l) {
-  auto axes = l.weight.axes();
+  auto axes = l.weight.empty() ? Axes() : l.weight.axes();   // empty: of another part of the model, see filter
   auto &in = l.In.axes(), &out = l.Out.axes();
   bool out_first = !out.empty() && axes.size() >= in.size() + out.size() && axes[axes.size() - in.size() - out.size()] == out[0];
   add_matrix("weight", l.weight, out_first ? out.size() : in.size());

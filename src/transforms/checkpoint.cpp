@@ -13,9 +13,9 @@ namespace {
 // A leaf that stands for x while a function is traced.
 NodePtr stand_in(const NodePtr& x) { return prim::input(x->axes, x->dtype, x->origin.module); }
 
-void begin_trace(const char* by) {   // until the Tracing around ends
+void begin_trace(const char* by, SourceLocation at = {}) {   // until the Tracing around ends
   auto& c = context();
-  c.trace = std::make_shared<const Trace>(Trace{by, {}, c.trace});
+  c.trace = std::make_shared<const Trace>(Trace{by, at, c.trace});
 }
 
 // Nodes below the roots that do not depend on the inputs: what a function captured.
@@ -94,9 +94,9 @@ struct ByHand : Custom {
 
 namespace detail {
 
-Leaves checkpoint(LeafFunction f, const Leaves& in) {
+Leaves checkpoint(LeafFunction f, const Leaves& in, SourceLocation at) {
   Tracing tracing;
-  begin_trace("checkpoint");
+  begin_trace("checkpoint", at);
   GraphReader reader;
   auto c = std::make_shared<Checkpointed>();
   auto inside = mapped(in, stand_in);

@@ -150,6 +150,53 @@ TEST_CASE("donated loops: a turn that reads more than its own block keeps the ar
   CHECK(shrinks.report().not_donated[0] == "argument 0 (layers=4, position=64, d=16): no result has its 16384 bytes");
 }
 
+TEST_CASE("donated loops: steps that carry a cache through a loop over layers change it in its place") {
+  const Axis Steps("steps", 3);
+  using State = std::pair<NamedArray, NamedArray>;   // of a step: h (batch, d), the cache (layers, batch, position, d)
+  struct Case {
+    const char* name;
+    Turn turn;
+    bool late;                                       // the step reads the old cache when the new one is made
+    bool in_place;
+  } cases[] = {
+      {"written, then read", [](In h, In c, In w, In pos) {
+         auto next = written(c, h * w, pos);
+         return std::pair(h + attended(h, next), next);
+       }, false, true},
+      {"read, then written", [](In h, In c, In w, In pos) {
+         auto o = attended(h, c);
+         return std::pair(h + o, written(c, o * w, pos));
+       }, false, true},
+      {"read too late in a turn", [](In h, In c, In w, In pos) {
+         auto next = written(c, h * w, pos);
+         return std::pair(h + attended(attended(h, next), c), next);
+       }, false, false},
+      {"read too late in a step", [](In h, In c, In w, In pos) {
+         auto next = written(c, h * w, pos);
+         return std::pair(h + attended(h, next), next);
+       }, true, false},
+  };
+  for (auto& c : cases) {
+    CAPTURE(c.name);
+    auto generate = [&](In cache, In w, In x) {
+      auto step = [&](const State& s, In pos) {
+        auto layer = [&](In h, In cached, In l) { return c.turn(h, cached, l, pos); };
+        auto [h, next] = scan(layer, L)(s.first, s.second, w);
+        return State(c.late ? h + mean(s.second * next, {"layers", "position"}) : h, next);
+      };
+      return fold(step, Steps)(State(x, cache), arange(Steps));
+    };
+    auto made = [] { return random::normal(random::key(1), {L, B, P, D}).eval(); };
+    auto w = random::normal(random::key(2), {L, D}).eval(), x = random::normal(random::key(3), {B, D}).eval();
+    auto f = jit(generate, {.donate = {0}, .backend = "cpu"});
+    auto got = f(made(), w, x), want = jit(generate, {.backend = "reference"})(made(), w, x);
+    CHECK(difference(got.first, want.first, 1e-4) == "");
+    CHECK(difference(got.second, want.second, 1e-4) == "");
+    CAPTURE(f.report().program);
+    CHECK((f.report().peak_bytes < cache_bytes) == c.in_place);
+  }
+}
+
 TEST_CASE("donated: what is returned as it is, is given back without a copy") {
   using Results = std::vector<NamedArray>;
   using Function = Results (*)(In x, In w);

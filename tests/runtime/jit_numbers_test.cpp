@@ -59,6 +59,33 @@ TEST_CASE("jit: a hundred calls with changing plain numbers are one trace") {
   CHECK(cut.report().traces == 1);
 }
 
+TEST_CASE("jit: numbers are traced through what transforms make of a function that takes arrays") {
+  auto x = arange(N).astype(DType::f32);
+  auto f = [](const NamedArray& v, const NamedArray& by) { return sum(v * v * by); };
+  Mesh mesh{{{"data", 2}}};
+  auto check = [&](auto g, auto&& want) {
+    for (int i = 1; i < 4; ++i) CHECK(difference(g(x, 0.5 * i), want(0.5 * i), 1e-5) == "");
+    CHECK(g.report().traces == 1);
+  };
+  auto slope = [&](double by) { return x * (2 * by); };
+  auto value = [&](double by) { return sum(x * x * by); };
+  check(jit(grad(f)), slope);
+  check(jit(grad(checkpoint(f))), slope);
+  check(jit(checkpoint(f)), value);
+  check(jit(jit(f)), value);
+  check(jit(chunked_reduce(N, {.chunk = 2}, f)), value);
+  check(jit(vmap(f, N)), [&](double by) { return x * x * by; });
+  check(jit(haliax::map(f, N)), [&](double by) { return x * x * by; });
+  check(jit(custom_vjp(f, [](const auto& in, const NamedArray&, const NamedArray&) { return in; })), value);
+  check(shard_map(f, {.mesh = mesh, .axis_resources = Mapping{}}), value);
+  auto both = jit(value_and_grad(f));
+  for (int i = 0; i < 3; ++i) CHECK(difference(both(x, i).second, slope(i), 1e-5) == "");
+  CHECK(both.report().traces == 1);
+  auto maybe = jit([](const NamedArray& v, const std::optional<NamedArray>& by) { return by ? v * *by : v; });
+  check(maybe, [&](double by) { return x * by; });
+  CHECK(difference(maybe(x, std::optional<NamedArray>()), x, 0) == "");
+}
+
 TEST_CASE("jit: other numbers are static, and `why` names argument and field") {
   auto x = arange(N).astype(DType::f32);
   auto generic = jit([](const auto& v, auto by) { return v * by; });
@@ -86,7 +113,7 @@ TEST_CASE("jit: other numbers are static, and `why` names argument and field") {
   m.layers[0].shape = tanh, f(m, x);
   CHECK(f.report().why == "the static argument 0: layers.0.shape is another");
   m.layers.pop_back(), f(m, x);
-  CHECK(f.report().why == "another number of arrays: 2, not 3");
+  CHECK(f.report().why == "the static argument 0: layers is of 1 items, not of 2 items");
   m.layers[0].weight = NamedArray(), m.layers[0].shape = tanh;
   m.layers[0].weight = ones(N), f(m, x);
   CHECK(f.report().why == "argument 0: layers.0.weight is (n=4), not ()");

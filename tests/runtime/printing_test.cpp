@@ -133,6 +133,11 @@ TEST_CASE("what has no value prints as the tracer that it is") {
   auto given = ones(N).eval();
   jit([](const NamedArray& v) { return v + 1.; }, {.donate = {0}})(given);
   CHECK(shown(given) == "NamedArray(f32, (n=3), donated)");
+  CHECK(shown(given * 2.) == "NamedArray(f32, (n=3), made of what was donated)");
+  // Printing reads: what cannot be computed raises.
+  ::setenv("HALIAX_NANS", "1", 1);
+  CHECK_THROWS_WITH_AS(shown(log(ones(N) - 2.)), doctest::Contains("[log] makes NaN out of finite numbers"), Error);
+  ::unsetenv("HALIAX_NANS");
   // What does not depend on arguments has a value; showing it changes nothing about the program.
   auto quiet = jit([](const NamedArray& v) { return v + arange(Axis("n", 3)) * 2.; });
   auto loud = jit([&](const NamedArray& v) {

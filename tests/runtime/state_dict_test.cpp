@@ -115,6 +115,21 @@ TEST_CASE("state dicts: layers too many or too few are named") {
   CHECK(same(layer(m, 3), layer(longer, 3)));
 }
 
+TEST_CASE("state dicts: of layers alone, and of a part of a model") {
+  const Axis Layers("layers", 2), In("in", 3), Out("out", 4);
+  auto layer = [&](const Key& k) { return nn::Linear::init(In, Out, k); };
+  auto layers = nn::Stacked<nn::Linear>::init(Layers, layer, random::split(random::key(0), Layers));
+  auto file = to_state_dict(layers);
+  REQUIRE(file.tensors.size() == 4);
+  CHECK(file.tensors[1].name == "0.weight");
+  CHECK(same(from_state_dict(file, layers).stacked.weight, layers.stacked.weight));
+  std::vector<nn::Linear> two{layer(random::key(1)), layer(random::key(2))};
+  auto part = to_state_dict(filter(two, "1.bias"));   // without those that are empty
+  REQUIRE(part.tensors.size() == 1);
+  CHECK(part.tensors[0].name == "1.bias");
+  CHECK(from_state_dict(part, filter(two, "1.bias"))[0].weight.empty());
+}
+
 TEST_CASE("state dicts: the first ten differences are listed") {
   auto file = to_state_dict(model(1, 1));
   for (int i = 10; i < 25; ++i) file.tensors.push_back({"extra" + std::to_string(i), DType::f32, {}, std::vector<std::byte>(4)});

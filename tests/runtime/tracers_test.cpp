@@ -66,7 +66,7 @@ TEST_CASE("tracers: of vmap, scan, shapes and checkpoints") {
   left(message_of([&] { leaked.floats(); }), "eval_shape", line());
   CHECK(has(message_of([&] { eval_shape(keep, x).floats(); }), "eval_shape has made it"));
   checkpoint(keep)(x);
-  left(message_of([&] { leaked.floats(); }), "checkpoint", line());
+  left(message_of([&] { leaked.floats(); }), "checkpoint (" + line(-1) + ")", line());
   grad([](const NamedArray& v) { return sum(keep(v)); })(x);   // what is computed at once has values
   CHECK(leaked.floats()[0] == 2);
   leaked = {};

@@ -243,14 +243,25 @@ struct MemoryPlanner {
     if (!may || p.slot(rx).bytes != p.slot(o).bytes || life[std::size_t(rx)].last > span.end ||
         life[std::size_t(o)].first < span.begin || access[std::size_t(o)].front().at <= span.begin)
       return false;
-    auto from = in_turns(rx, loop, trips), to = in_turns(o, loop, trips);
+    return reads_first(rx, o, loop, trips);
+  }
+  // Has each turn read its block of the memory `old` when it makes that block of `o`?
+  bool reads_first(int old, int o, int loop, const Trips& trips) const {
+    auto span = spans[std::size_t(loop)];
+    auto from = in_turns(old, loop, trips), to = in_turns(o, loop, trips);
     if (!from || !to || from->blocks != to->blocks) return false;
     if (from->first_write != kForever || from->last_read > to->first_write) return false;
     auto write = to->first_write;
     bool inner = std::any_of(spans.begin(), spans.end(), [&](auto& s) {   // which would come back to the block
       return s.begin > span.begin && s.end < span.end && s.begin < write && s.end > write && from->last_read > s.begin;
     });
-    return !inner && (from->last_read < write || writes_over(*moments[std::size_t(write)].step, o, rx));
+    return !inner && (from->last_read < write || writes_over(*moments[std::size_t(write)].step, o, old));
+  }
+  void share_memory(int slot, int with) {        // and their members
+    share(slot, with);
+    auto &mine = members[std::size_t(slot)], &its = members[std::size_t(with)];
+    its.insert(its.end(), mine.begin(), mine.end());
+    mine.clear();
   }
   void share_turns() {
     members.resize(p.slots.size());
@@ -275,13 +286,37 @@ struct MemoryPlanner {
         auto x = std::find_if(read.begin(), read.end(), [&](int s) { return shares_turns(s, o, loop, trips); });
         if (x == read.end()) continue;
         bool into = p.slot(o).home == Home::arena || is_donated(find_root(*x));
-        auto [slot, with] = into ? std::pair(o, find_root(*x)) : std::pair(find_root(*x), o);
-        share(slot, with);
-        auto &mine = members[std::size_t(slot)], &its = members[std::size_t(with)];
-        its.insert(its.end(), mine.begin(), mine.end());
-        mine.clear();
+        into ? share_memory(o, find_root(*x)) : share_memory(find_root(*x), o);
       }
     }
+  }
+  // The next value of a carry, which a loop inside makes block by block from the old one: a cache that each step of a loop gives
+  // to a loop over layers. It is made in the carry's place, if nothing else reads the old one from that loop on.
+  bool joins_turns(const Step& step, int loop) {
+    const int x = step.copy.x.slot, old = find_root(step.copy.out.slot);
+    bool may = covers(step.copy) && find_root(x) == x && x != old && p.slot(x).home == Home::arena && may_share_memory(x, old) &&
+               p.slot(x).bytes == p.slot(old).bytes;
+    if (!may) return false;
+    auto all = [&](int memory, auto good) {
+      auto& slots = members[std::size_t(memory)];
+      return std::all_of(slots.begin(), slots.end(), [&](int slot) {
+        return std::all_of(access[std::size_t(slot)].begin(), access[std::size_t(slot)].end(), good);
+      });
+    };
+    auto outer = spans[std::size_t(loop)];
+    for (int inside = 0; inside < int(spans.size()); ++inside) {
+      auto span = spans[std::size_t(inside)];
+      if (span.begin <= outer.begin || span.end >= outer.end) continue;
+      if (moments[std::size_t(span.begin)].step->loop.variable < 0) continue;
+      bool made_there = all(x, [&](const Access& a) {
+        return a.at > span.begin && a.at < outer.end && (!a.writes || a.at < span.end);
+      });
+      bool read_before = all(old, [&](const Access& a) { return a.at < span.end || a.at > outer.end || a.step == &step; });
+      if (!made_there || !read_before || !reads_first(old, x, inside, trips_at(inside))) continue;
+      share_memory(x, old);
+      return true;
+    }
+    return false;
   }
 
   void share_all() {
@@ -291,6 +326,8 @@ struct MemoryPlanner {
     for (int at = 1; at <= last(); ++at)
       if (auto [s, loop] = moments[std::size_t(at)]; s->kind == Kind::copy && joins(*s, at, loop)) drop(*s);
     share_turns();
+    for (auto& [s, loop] : moments)
+      if (s && s->kind == Kind::copy && loop >= 0) joins_turns(*s, loop);
     for (auto& [s, loop] : moments)   // of the old value, over which the new one is made now
       if (s && s->kind == Kind::copy && same_place(s->copy.x, s->copy.out) &&
           find_root(s->copy.x.slot) == find_root(s->copy.out.slot))
