@@ -31,15 +31,6 @@ TEST_CASE("a long chain has a gradient, and dies with it") {
   CHECK(g.doubles() == std::vector<double>(2, 20001.0));
 }
 
-// Made before main, and in a static program before the library's own globals.
-static const auto global_slope = grad([](const NamedArray& v) { return sum(tanh(v) + square(v)); })(zeros(Axis("n", 2)));
-static const double global_value = sum(exp(zeros(Axis("n", 3)))).item();
-
-TEST_CASE("a program computes while its globals are made") {
-  CHECK(global_value == 3);
-  CHECK(global_slope.floats() == std::vector<float>{1, 1});
-}
-
 TEST_CASE("equal values are one node; values are made once") {
   auto x = arange(Axis("n", 4), {.dtype = DType::f32}).eval();
   auto a = exp(x * 2), b = exp(x * 2);

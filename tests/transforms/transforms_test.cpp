@@ -295,6 +295,15 @@ TEST_CASE("a node is of the backward pass alone unless forward code makes an equ
   }
 }
 
+// Made before main, and in a static program before the library's own globals.
+static const auto global_slope = grad([](const NamedArray& v) { return sum(tanh(v) + square(v)); })(zeros(Axis("n", 2)));
+static const double global_value = sum(exp(zeros(Axis("n", 3)))).item();
+
+TEST_CASE("a program computes while its globals are made") {
+  CHECK(global_value == 3);
+  CHECK(global_slope.floats() == std::vector<float>{1, 1});
+}
+
 TEST_CASE("stop_gradient and eval_shape") {
   auto x = values({In});
   CHECK(difference(grad([](const NamedArray& v) { return sum(v * stop_gradient(v)); })(x), x, 0) == "");
