@@ -197,6 +197,21 @@ TEST_CASE("donated loops: steps that carry a cache through a loop over layers ch
   }
 }
 
+TEST_CASE("loops: what is as large as an array that is walked, but of wider elements, is not written over it") {
+  const Axis n("n", 6);
+  auto x = array({3., -1, 4, -1, 5, -9, 2, 6, -5, 3, -5, 8, 9, -7, 9, -3, 2, 3, -8, 4, 6, -2, 6, 4}, {Axis("rows", 4), n}).eval();
+  auto f = [](In x) {   // flags (rows, n) and sums (n) have 24 bytes each
+    auto turn = [](In c, In v) {
+      auto next = cumsum(c, "k");
+      return std::pair{next, std::pair{!v, max(next, "k")}};
+    };
+    return scan(turn, "n")(ones(Axis("k", 3)), square(x) > 10.).second;
+  };
+  auto got = jit(f, {.backend = "cpu"})(x);
+  CHECK(difference(got.first, rearrange(square(x) <= 10., Names{"n", "rows"}), 0) == "");
+  CHECK(got.second.floats() == std::vector<float>{3, 6, 10, 15, 21, 28});
+}
+
 TEST_CASE("donated: what is returned as it is, is given back without a copy") {
   using Results = std::vector<NamedArray>;
   using Function = Results (*)(In x, In w);

@@ -252,6 +252,15 @@ TEST_CASE("verify finds memory that is written over before it is read") {
   CHECK(says(in_program(p, true), "slot 2 is read, and slot 3 was written over it"));
   p.slots[3].offset = 72;
   CHECK(says(in_program(p, true), "slot 3 lies at 72, which is not aligned"));
+  p.steps = {copy(0, 2), copy(2, 3), copy(3, 1)};
+  p.slots[3].offset = 0;
+  CHECK(says(in_program(p, true), "it writes slot 3, which shares bytes with slot 2"));
+  p.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
+  p.slots[3].offset = 64;
+  p.steps[1].scratch_bytes = 64, p.steps[1].scratch = 0;
+  CHECK(says(in_program(p, true), "slot 2 is read, and scratch was written over it"));
+  p.steps[1].scratch = 64;
+  CHECK(says(in_program(p, true), "its scratch lies over slot 3, which it uses"));
 }
 
 TEST_CASE("verify finds devices that make other calls") {

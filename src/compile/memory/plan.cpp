@@ -363,7 +363,7 @@ struct MemoryPlanner {
     }
     report_peak(items);
   }
-  // What is alive when most is; the rest of the arena are gaps.
+  // By purpose, what is alive at the moment when most bytes are; what of the arena is not alive then are gaps.
   void report_peak(const std::vector<ArenaItem>& items) {
     std::vector<std::int64_t> grows(moments.size() + 1);
     for (auto& i : items)

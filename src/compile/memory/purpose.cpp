@@ -80,7 +80,7 @@ bool Purposes::gathered(const Node& n) {
 }
 const char* Purposes::of(const Node& n) const { return gathered(n) ? "scratch" : gradient(n) ? "gradients" : "activations"; }
 const char* Purposes::of_argument(const Node& n) const {
-  return parameters_.count(&n) ? "parameters" : optimiser_.count(&n) ? "optimiser" : "inputs";
+  return is_parameter(n) ? "parameters" : optimiser_.count(&n) ? "optimiser" : "inputs";
 }
 
 }  // namespace haliax

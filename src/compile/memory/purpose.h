@@ -19,6 +19,7 @@ class Purposes {
   Purposes(const Nodes& roots, const Nodes& inputs);
   const char* of(const Node&) const;
   const char* of_argument(const Node&) const;
+  bool is_parameter(const Node& n) const { return parameters_.count(&n) > 0; }
   bool after(const Node& n) const { return after_.count(&n) > 0; }  // made by the backward pass, or of what it made
   const char* of_result(const Node& n) const { return gradient(n) ? "gradients" : "results"; }
   static bool gathered(const Node&);

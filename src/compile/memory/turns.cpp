@@ -38,7 +38,7 @@ std::optional<Blocks> blocks_of(const Step& s, const View& v, int variable, cons
     turn = &t;
   }
   if (!turn || turn->stride <= 0 || v.offset < 0) return {};
-  const Blocks b{turn->stride, trips.at(variable)};
+  const Blocks b{turn->stride, trips.at(variable)};   // of elements
   if (v.offset / b.stride % b.count != 0) return {};
   auto inside = v.offset % b.stride;                      // how far it reaches inside of a block
   for (auto& r : reaches(s, v, variable, trips)) {
@@ -47,7 +47,8 @@ std::optional<Blocks> blocks_of(const Step& s, const View& v, int variable, cons
     if (r.stride % (b.stride * b.count) == 0) continue;   // to the same block of another row of blocks
     inside += (r.size - 1) * r.stride;
   }
-  return inside < b.stride ? std::optional(b) : std::nullopt;
+  const std::int64_t width = bytes_of(v.dtype);   // blocks of elements that are wider or narrower are others
+  return inside < b.stride ? std::optional(Blocks{b.stride * width, b.count}) : std::nullopt;
 }
 
 bool same_place(const View& a, const View& b) {

@@ -8,7 +8,7 @@
 
 namespace haliax {
 
-// The blocks: elements whose number, over `stride`, modulo `count`, is the turn.
+// The blocks: bytes whose number, over `stride`, modulo `count`, is the turn.
 struct Blocks {
   std::int64_t stride = 0, count = 0;
   friend bool operator==(const Blocks&, const Blocks&) = default;

@@ -31,8 +31,9 @@ struct ProgramCheck {
   bool placed;                               // slots have offsets
   std::map<int, std::int64_t> turns = {};    // of the loops around, by variable
   std::set<int> written = {};                // memory that holds something
+  std::vector<int> in_arena = {};            // slots that have bytes there, by offset
   std::vector<std::vector<int>> beside = {}; // of a slot of the arena: those whose bytes overlap its own
-  std::vector<int> last_write = {};          // of a slot, by step
+  std::vector<int> last_write = {}, last_scratch = {};   // of a slot, and of scratch over it, by step
   struct Open { std::set<int> x, out; };     // memory
   std::map<int, Open> open = {};             // calls that were started, by number
   bool last = false;                         // the last turn of the loop around is walked
@@ -87,6 +88,31 @@ struct ProgramCheck {
     for (int other : beside[std::size_t(mine)])
       if (last_write[std::size_t(other)] > last_write[std::size_t(mine)])
         bad(s, fmt::format("slot {} is read, and slot {} was written over it", slot, other));
+    if (last_scratch[std::size_t(mine)] > last_write[std::size_t(mine)])
+      bad(s, fmt::format("slot {} is read, and scratch was written over it", slot));
+  }
+  // What a step writes shares no bytes with what else it uses, but in place; its scratch with nothing of it.
+  void lies_apart(const Step& s) {
+    std::set<int> used, made;
+    each_access(s, [&](int slot, bool writes, const View*) {
+      used.insert(memory(slot));
+      if (writes) made.insert(memory(slot));
+    });
+    for (int m : made)
+      for (int other : beside[std::size_t(m)])
+        if (used.count(other)) bad(s, fmt::format("it writes slot {}, which shares bytes with slot {}", m, other));
+    if (s.scratch_bytes == 0) return;
+    if (s.scratch < 0 || s.scratch + s.scratch_bytes > p.arena_bytes) bad(s, "its scratch lies outside of the arena");
+    if (s.scratch % program::kAlignment) bad(s, fmt::format("its scratch lies at {}, which is not aligned", s.scratch));
+    for (int k : in_arena) {
+      auto& slot = p.slot(k);
+      if (slot.offset >= s.scratch + s.scratch_bytes || s.scratch >= slot.offset + slot.bytes) continue;
+      if (used.count(k)) bad(s, fmt::format("its scratch lies over slot {}, which it uses", k));
+      for (auto& [call, arrays] : open)
+        if (arrays.x.count(k) || arrays.out.count(k))
+          bad(s, fmt::format("its scratch lies over slot {}, and call {} is not finished", k, call));
+      last_scratch[std::size_t(k)] = now;
+    }
   }
   void write(int slot) {
     written.insert(memory(slot));
@@ -111,8 +137,7 @@ struct ProgramCheck {
     for (auto& o : s.collective.out) mine.out.insert(memory(o.view.slot));
   }
   void find_overlaps() {
-    beside.resize(p.slots.size()), last_write.assign(p.slots.size(), -1);
-    std::vector<int> in_arena;
+    beside.resize(p.slots.size()), last_write.assign(p.slots.size(), -1), last_scratch = last_write;
     for (int k = 0; k < int(p.slots.size()); ++k) {
       auto& s = p.slot(k);
       if (s.home != Home::arena || s.alias >= 0 || s.offset < 0) continue;
@@ -133,10 +158,7 @@ struct ProgramCheck {
       if (placed) calls(s);
       if (s.kind == Kind::finish) continue;
       each_access(s, [&](int slot, bool writes, const View*) { writes ? write(slot) : read(s, slot); });
-      if (placed && s.scratch_bytes > 0 && (s.scratch < 0 || s.scratch + s.scratch_bytes > p.arena_bytes))
-        bad(s, "its scratch lies outside of the arena");
-      if (placed && s.scratch_bytes > 0 && s.scratch % program::kAlignment)
-        bad(s, fmt::format("its scratch lies at {}, which is not aligned", s.scratch));
+      if (placed) lies_apart(s);
       if (s.kind != Kind::loop) continue;
       if (s.loop.variable < 0) {
         auto outer = std::exchange(skips, last);

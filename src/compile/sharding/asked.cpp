@@ -36,7 +36,7 @@ void Requests::find_parameters(const Gradients* noted) {  // operands come first
       some |= bool(of_parameters_[std::size_t(x)]);
     }
     bool frozen = noted && noted->taken_by(me.origin.module);  // a gradient is taken by it, though none may reach it
-    bool argument = frozen || purposes.of_argument(me) == std::string_view("parameters");
+    bool argument = frozen || purposes.is_parameter(me);
     of_parameters_.push_back(me.op == &prim::kInput ? argument : all && some);
   }
 }
