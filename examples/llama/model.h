@@ -38,7 +38,7 @@ inline NamedArray rotary(const Config& c, const NamedArray& x) {
   auto angle = broadcast_axis(arange(c.Pos), Half) * speed;                     // (half, pos)
   auto pair = unbind(unflatten_axis(x, "head_size", {Axis("pair", 2), Half}), "pair");
   auto turned = stack("pair", {pair[0] * cos(angle) - pair[1] * sin(angle), pair[1] * cos(angle) + pair[0] * sin(angle)});
-  return flatten_axes(turned, {"pair", "half"}, "head_size");
+  return flatten_axes(turned, {"pair", "half"}, "head_size").astype(x.dtype());
 }
 
 struct Attention {
@@ -73,7 +73,11 @@ struct SwiGlu {
             .up = nn::Linear::init(c.Embed, c.Mlp, k_up, plain),
             .down = nn::Linear::init(c.Mlp, c.Embed, k_down, plain)};
   }
-  NamedArray operator()(const NamedArray& x) const { return down(nn::silu(gate(x)) * up(x)); }
+  // For the gradient gate and up are kept; their product, as large as one of them, is made again.
+  NamedArray operator()(const NamedArray& x) const {
+    auto gated = [this](const NamedArray& g, const NamedArray& u) { return down(nn::silu(g) * u); };
+    return checkpoint(gated)(gate(x), up(x));
+  }
 };
 
 struct Block {
