@@ -26,9 +26,9 @@ inline std::string svg_begin(double width, double height) {
 
 struct MemoryPanel {
   std::string name;
-  std::vector<double> curve;        // bytes, at even distances
+  std::vector<double> curve = {};   // bytes, at even distances
   double length = 1, line = 0;      // of the curve, as a part of the width; bytes of the dashed line
-  std::string above, below;         // numbers beside it
+  std::string above = {}, below = {};   // numbers beside it
 };
 // At height y; so many bytes fill it.
 inline std::string memory_panel(const MemoryPanel& p, double y, double bytes) {

@@ -48,12 +48,14 @@ class CompileCost(unittest.TestCase):
 
     def test_a_llama_compiles_in_three_seconds(self):
         needed = self.source("needed.cpp", NEEDED)
+        llama = self.source("llama.cpp", f'#include "{ROOT}/examples/llama/train.h"\n'
+                                         "llama::Trained trained(const llama::Run& run) { return llama::train(run); }\n")
         for compiler in COMPILERS:
             with self.subTest(compiler):
                 seconds, slow = [], []
                 for _ in range(4):   # other programs run, too: the best of some
                     slow.append(self.compiled(compiler, needed, "-fsyntax-only")[1])
-                    seconds.append(self.compiled(compiler, ROOT / "examples/llama/main.cpp", "-O2")[1])
+                    seconds.append(self.compiled(compiler, llama, "-O2")[1])
                     if min(seconds) < 3:
                         break
                 # Where the standard headers take more than a third of a second, the machine is slower than what is meant.

@@ -1,130 +1,41 @@
-// llama [steps]: a Llama in one file (rotary positions, heads in groups that share keys, RmsNorm, SwiGLU), trained on numbers
-// that follow a rule.
-#include <cmath>
+// llama: a Llama trained on numbers that follow a rule, on one device or a mesh; `--modes` compares ways to lie there.
+#include <CLI/CLI.hpp>
 #include <cstdio>
-#include <cstdlib>
 
-#include "haliax/haliax.h"
+#include "examples/mesh_option.h"
+#include "modes.h"
 
 using namespace haliax;
 
-namespace {
-
-struct Config {
-  static constexpr bool is_static = true;
-  Axis Vocab{"vocab", 64}, Batch{"batch", 16}, Pos{"pos", 32};
-  Axis Layers{"layers", 2}, Embed{"embed", 64}, Mlp{"mlp", 128};
-  Axis KvHeads{"kv_heads", 2}, Group{"group", 2}, HeadSize{"head_size", 16};   // a group of heads shares keys and values
-  double rotary_base = 10000;
-  bool operator==(const Config&) const = default;
-};
-
-// Turns each pair of features by an angle that grows with the position. x (..., pos, head_size) -> the same
-NamedArray rotary(const Config& c, const NamedArray& x) {
-  Axis Half("half", c.HeadSize.size / 2);
-  auto speed = exp(arange(Half) * (-std::log(c.rotary_base) / double(Half.size)));
-  auto angle = broadcast_axis(arange(c.Pos), Half) * speed;                     // (half, pos)
-  auto pair = unbind(unflatten_axis(x, "head_size", {Axis("pair", 2), Half}), "pair");
-  auto turned = stack("pair", {pair[0] * cos(angle) - pair[1] * sin(angle), pair[1] * cos(angle) + pair[0] * sin(angle)});
-  return flatten_axes(turned, {"pair", "half"}, "head_size");
-}
-
-struct Attention {
-  Config config;
-  nn::Linear query, key, value, out;
-
-  static Attention init(const Config& c, const Key& k) {
-    auto [k_query, k_key, k_value, k_out] = random::split<4>(k);
-    nn::LinearOptions plain{.use_bias = false};
-    return {.config = c,
-            .query = nn::Linear::init(c.Embed, {c.KvHeads, c.Group, c.HeadSize}, k_query, plain),
-            .key = nn::Linear::init(c.Embed, {c.KvHeads, c.HeadSize}, k_key, plain),
-            .value = nn::Linear::init(c.Embed, {c.KvHeads, c.HeadSize}, k_value, plain),
-            .out = nn::Linear::init({c.KvHeads, c.Group, c.HeadSize}, c.Embed, k_out, plain)};
-  }
-  // x (..., pos, embed) -> (..., pos, embed)
-  NamedArray operator()(const NamedArray& x) const {
-    auto KPos = config.Pos.alias("key_pos");
-    auto q = rotary(config, query(x)), k = rename(rotary(config, key(x)), "pos", "key_pos");
-    auto v = rename(value(x), "pos", "key_pos");
-    return out(nn::dot_product_attention(KPos, "head_size", q, k, v, {.mask = nn::causal_mask(config.Pos, KPos)}));
-  }
-};
-
-struct SwiGlu {
-  nn::Linear gate, up, down;
-
-  static SwiGlu init(const Config& c, const Key& k) {
-    auto [k_gate, k_up, k_down] = random::split<3>(k);
-    nn::LinearOptions plain{.use_bias = false};
-    return {.gate = nn::Linear::init(c.Embed, c.Mlp, k_gate, plain),
-            .up = nn::Linear::init(c.Embed, c.Mlp, k_up, plain),
-            .down = nn::Linear::init(c.Mlp, c.Embed, k_down, plain)};
-  }
-  NamedArray operator()(const NamedArray& x) const { return down(nn::silu(gate(x)) * up(x)); }
-};
-
-struct Block {
-  nn::RmsNorm before_attention, before_mlp;
-  Attention attention;
-  SwiGlu mlp;
-
-  static Block init(const Config& c, const Key& k) {
-    auto [k_attention, k_mlp] = random::split<2>(k);
-    return {.before_attention = nn::RmsNorm::init(c.Embed, {.use_bias = false}),
-            .before_mlp = nn::RmsNorm::init(c.Embed, {.use_bias = false}),
-            .attention = Attention::init(c, k_attention),
-            .mlp = SwiGlu::init(c, k_mlp)};
-  }
-  NamedArray operator()(const NamedArray& x) const {
-    auto h = x + attention(before_attention(x));
-    return h + mlp(before_mlp(h));
-  }
-};
-
-struct Llama {
-  nn::Embedding tokens;
-  nn::Stacked<Block> blocks;
-  nn::RmsNorm norm;
-  nn::Linear head;
-
-  static Llama init(const Config& c, const Key& k) {
-    auto [k_tokens, k_blocks, k_head] = random::split<3>(k);
-    auto block = [c](const Key& of_layer) { return Block::init(c, of_layer); };
-    return {.tokens = nn::Embedding::init(c.Vocab, c.Embed, k_tokens),
-            .blocks = nn::Stacked<Block>::init(c.Layers, block, random::split(k_blocks, c.Layers)),
-            .norm = nn::RmsNorm::init(c.Embed, {.use_bias = false}),
-            .head = nn::Linear::init(c.Embed, c.Vocab, k_head, {.use_bias = false})};
-  }
-  // ids (..., pos) -> logits (..., pos, vocab)
-  NamedArray operator()(const NamedArray& ids) const { return head(norm(blocks.fold(tokens(ids)))); }
-};
-
-NamedArray loss(const Llama& model, const NamedArray& ids) { return nn::next_token_loss("pos", "vocab", model(ids), ids); }
-
-// Each row starts anywhere and goes on by a step of its own: the step is to be seen in the row. (batch, pos)
-NamedArray rows(const Config& c, const Key& key) {
-  auto [k_start, k_step] = random::split<2>(key);
-  auto start = random::randint(k_start, c.Batch, 0, c.Vocab.size), step = random::randint(k_step, c.Batch, 1, 8);
-  return (broadcast_axis(start, c.Pos) + broadcast_axis(step, c.Pos) * arange(c.Pos)) % c.Vocab.size;
-}
-
-}  // namespace
-
 int main(int argc, char** argv) {
-  const int steps = argc > 1 ? std::atoi(argv[1]) : 200;
-  const Config config;
-  auto model = jit([=](const Key& key) { return Llama::init(config, key); })(random::key(0));
-  auto optimizer = optim::adamw({.learning_rate = 3e-3});
-  auto state = optimizer.init(model);
-  auto step = named_jit([=](const Llama& m, const optim::State<optim::AdamW, Llama>& s, const NamedArray& ids) {
-    auto [l, grads] = value_and_grad(loss)(m, ids);
-    auto [updates, next] = optimizer.update(grads, s, m);
-    return std::tuple(optim::apply_updates(m, updates), next, l);
-  }, {.donate = {0, 1}});
-  NamedArray l;
-  for (int i = 0; i < steps; ++i) {
-    std::tie(model, state, l) = step(model, state, rows(config, random::fold_in(random::key(1), i)));
-    if (i % 20 == 0 || i == steps - 1) std::printf("step %d: loss %.3f\n", i, l.item());
+  llama::Run run;
+  run.steps = 200, run.speaks = true;
+  std::string mesh, svg;
+  std::int64_t pos = run.config.Pos.size, batch = run.config.Batch.size, embed = run.config.Embed.size, layers = run.config.Layers.size;
+  bool all = false;
+  CLI::App app("a Llama: rotary positions, heads in groups that share keys, RmsNorm, SwiGLU");
+  app.add_option("--steps", run.steps, "training steps")->check(CLI::Range(1, 1000000))->capture_default_str();
+  app.add_option("--lr", run.learning_rate, "learning rate")->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--policy", run.policy, "dtypes, as p=f32,c=bf16,r=f32")->capture_default_str();
+  app.add_option("--batch", batch, "examples")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  app.add_option("--pos", pos, "positions of an example")->check(CLI::Range(2, 1 << 20))->capture_default_str();
+  app.add_option("--embed", embed, "width of the model")->check(CLI::Range(1, 1 << 20))->capture_default_str();
+  app.add_option("--layers", layers, "layers")->check(CLI::Range(1, 1 << 10))->capture_default_str();
+  app.add_option("--mesh", mesh, "devices, as data=2,model=4: threads, or the ranks that mpirun starts");
+  app.add_flag("--scatters", run.mode.scatters, "between layers positions are cut along model (reduce-scatter); else all is whole (all-reduce)");
+  app.add_flag("--kept", run.mode.kept, "what is gathered for a layer waits for the backward pass; else it is gathered again");
+  app.add_flag("--overlap", run.mode.overlap, "collectives go on beside the work");
+  auto* modes = app.add_flag("--modes", all, "trains in all of these ways, and compares");
+  app.add_option("--svg", svg, "with --modes: a picture of memory over time")->needs(modes);
+  CLI11_PARSE(app, argc, argv);
+  auto& c = run.config;
+  c.Pos.size = pos, c.Batch.size = batch, c.Embed.size = embed, c.Mlp.size = 2 * embed, c.Layers.size = layers;
+  try {
+    if (!mesh.empty()) run.mesh = examples::mesh_option("llama", mesh);
+    if (all) llama::compare_modes(run, run.mesh ? *run.mesh : examples::mesh_option("llama", "model=4"), svg);
+    else llama::train(run);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "%s\n", e.what());
+    return 1;
   }
 }

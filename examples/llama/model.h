@@ -8,20 +8,17 @@ namespace llama {
 
 using namespace haliax;
 
-// How the hidden states lie between attention and MLP, where layers are cut along heads and the MLP's axis: whole, so that what a layer adds is
-// summed for all devices (all-reduce), or cut along an axis of their own (reduce-scatter), as sequence parallel has it.
+// Where layers are cut along heads and the MLP's axis: how the hidden states lie between attention and MLP. Whole, so that what a
+// layer adds is summed for all devices (all-reduce); or cut along an axis of their own (reduce-scatter), and put together for
+// each layer.
 struct Stream {
   static constexpr bool is_static = true;
   std::optional<Mapping> cut = {};
-  bool again = false;   // what was put together for a layer is so again for its gradient; else it is kept
+  bool kept = false;   // layers are written out: what was put together waits for the gradient. In a loop it is so again there
   bool operator==(const Stream&) const = default;
 
   NamedArray between_layers(const NamedArray& x) const { return cut ? shard(x, *cut) : x; }
-  // project(x) of what lies between layers: several arrays, made by contractions.
-  template <class F> auto into_layer(const NamedArray& x, F project) const {
-    auto whole = [=, *this](const NamedArray& x) { return project(cut ? auto_sharded(x) : x); };
-    return again ? checkpoint(whole)(x) : whole(x);
-  }
+  NamedArray into_layer(const NamedArray& x) const { return cut ? auto_sharded(x) : x; }
 };
 
 struct Config {
@@ -41,7 +38,7 @@ inline NamedArray rotary(const Config& c, const NamedArray& x) {
   auto angle = broadcast_axis(arange(c.Pos), Half) * speed;                     // (half, pos)
   auto pair = unbind(unflatten_axis(x, "head_size", {Axis("pair", 2), Half}), "pair");
   auto turned = stack("pair", {pair[0] * cos(angle) - pair[1] * sin(angle), pair[1] * cos(angle) + pair[0] * sin(angle)});
-  return flatten_axes(turned, {"pair", "half"}, "head_size");
+  return flatten_axes(turned, {"pair", "half"}, "head_size").astype(x.dtype());
 }
 
 struct Attention {
@@ -60,28 +57,26 @@ struct Attention {
   // x (..., pos, embed) -> (..., pos, embed)
   NamedArray operator()(const NamedArray& x) const {
     auto KPos = config.Pos.alias("key_pos");
-    auto project = [this](const NamedArray& x) { return std::tuple(query(x), key(x), value(x)); };
-    auto [q, k, v] = config.stream.into_layer(x, project);
-    q = rotary(config, q), k = rename(rotary(config, k), "pos", "key_pos"), v = rename(v, "pos", "key_pos");
+    auto q = rotary(config, query(x)), k = rename(rotary(config, key(x)), "pos", "key_pos");
+    auto v = rename(value(x), "pos", "key_pos");
     return out(nn::dot_product_attention(KPos, "head_size", q, k, v, {.mask = nn::causal_mask(config.Pos, KPos)}));
   }
 };
 
 struct SwiGlu {
-  Stream stream;
   nn::Linear gate, up, down;
 
   static SwiGlu init(const Config& c, const Key& k) {
     auto [k_gate, k_up, k_down] = random::split<3>(k);
     nn::LinearOptions plain{.use_bias = false};
-    return {.stream = c.stream,
-            .gate = nn::Linear::init(c.Embed, c.Mlp, k_gate, plain),
+    return {.gate = nn::Linear::init(c.Embed, c.Mlp, k_gate, plain),
             .up = nn::Linear::init(c.Embed, c.Mlp, k_up, plain),
             .down = nn::Linear::init(c.Mlp, c.Embed, k_down, plain)};
   }
+  // For the gradient gate and up are kept; their product, as large as one of them, is made again.
   NamedArray operator()(const NamedArray& x) const {
-    auto [g, u] = stream.into_layer(x, [this](const NamedArray& x) { return std::pair(gate(x), up(x)); });
-    return down(nn::silu(g) * u);
+    auto gated = [this](const NamedArray& g, const NamedArray& u) { return down(nn::silu(g) * u); };
+    return checkpoint(gated)(gate(x), up(x));
   }
 };
 
@@ -98,9 +93,9 @@ struct Block {
             .mlp = SwiGlu::init(c, k_mlp)};
   }
   NamedArray operator()(const NamedArray& x) const {
-    auto& s = mlp.stream;
-    auto h = x + s.between_layers(attention(before_attention(x)));
-    return s.between_layers(h + s.between_layers(mlp(before_mlp(h))));
+    auto& s = attention.config.stream;
+    auto h = x + s.between_layers(attention(s.into_layer(before_attention(x))));
+    return s.between_layers(h + s.between_layers(mlp(s.into_layer(before_mlp(h)))));
   }
 };
 
@@ -122,12 +117,16 @@ struct Llama {
   }
   // ids (..., pos) -> logits (..., pos, vocab)
   NamedArray operator()(const NamedArray& ids) const {
-    auto hidden = norm(blocks.fold(stream.between_layers(tokens(ids))));
-    return stream.into_layer(hidden, [this](const NamedArray& x) { return head(x); });
+    auto x = stream.between_layers(tokens(ids));
+    if (!stream.kept) x = blocks.fold(x);
+    else for (auto& block : blocks.unstacked()) x = block(x);
+    return head(stream.into_layer(norm(x)));
   }
 };
 
-inline NamedArray loss(const Llama& model, const NamedArray& ids) { return nn::next_token_loss("pos", "vocab", model(ids), ids); }
+inline NamedArray loss(const Llama& model, const NamedArray& ids) {
+  return nn::next_token_loss("pos", "vocab", model(ids).astype(DType::f32), ids);
+}
 
 // Each row starts anywhere and goes on by a step of its own: the step is to be seen in the row. (batch, pos)
 inline NamedArray rows(const Config& c, const Key& key) {

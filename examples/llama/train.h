@@ -1,5 +1,8 @@
 // A Llama trained on numbers that follow a rule, on one device or a mesh; and the ways to lay out its hidden states there.
 #pragma once
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,10 +15,9 @@ namespace llama {
 // between layers nothing (all-reduce) or the positions (reduce-scatter).
 struct Mode {
   std::string name;
-  bool scatters = false;
-  bool again = false;                   // see Stream
+  bool scatters = false, kept = false;  // see Stream
+  bool overlap = false;                 // see JitOptions
 };
-std::vector<Mode> modes();
 
 struct Run {
   Config config;
@@ -31,7 +33,94 @@ struct Trained {
   double seconds = 0;                   // of a step, the fastest
   JitReport report;
 };
-Trained train(const Run&);
-JitReport planned(const Run&);          // of a step that does not run
+using State = optim::State<optim::AdamW, Llama>;
+
+struct Layout {
+  Mapping parameters, inside;
+};
+inline Layout layout_of(const Mesh& mesh) {
+  std::vector<Mapping::Entry> parameters, inside;
+  for (auto& [name, size] : mesh.axes())
+    if (name == "data") {
+      parameters.emplace_back("embed", "data"), inside.emplace_back("batch", "data");
+    } else {
+      for (const char* axis : {"kv_heads", "mlp", "vocab"}) parameters.emplace_back(axis, "model"), inside.emplace_back(axis, "model");
+    }
+  return {Mapping::of(parameters), Mapping::of(inside)};
+}
+inline Config config_of(const Run& run) {
+  Config c = run.config;
+  if (!run.mesh) return c;
+  c.stream.kept = run.mode.kept;
+  if (!run.mode.scatters) return c;
+  std::vector<Mapping::Entry> cut;
+  for (auto& [name, size] : run.mesh->axes()) name == "data" ? cut.emplace_back("batch", "data") : cut.emplace_back("pos", "model");
+  c.stream.cut = Mapping::of(cut);
+  return c;
+}
+
+inline auto step_of(const Run& run, const optim::AdamW& optimizer) {
+  const auto layout = layout_of(run.mesh.value_or(Mesh()));
+  const Policy policy(run.policy);
+  auto batch_loss = [=, on_mesh = run.mesh.has_value()](const Llama& m, const NamedArray& ids) {
+    std::optional<axis_mapping> scope;
+    if (on_mesh) scope.emplace(layout.inside);
+    return loss(policy.cast_to_compute(m), ids);
+  };
+  auto step = [=](const Llama& m, const State& s, const NamedArray& ids) {
+    auto [l, grads] = value_and_grad(batch_loss)(m, ids);
+    auto [updates, next] = optimizer.update(grads, s, m);
+    return std::tuple(optim::apply_updates(m, updates), next, l);
+  };
+  JitOptions options{.donate = {0, 1}};
+  if (policy.compute != DType::f32) options.reduce_dtype = policy.reduce;
+  if (run.mesh) options.mesh = run.mesh, options.axis_resources = layout.parameters, options.overlap = run.mode.overlap;
+  return named_jit(step, options);
+}
+inline auto born(const Run& run) {
+  JitOptions options;
+  if (run.mesh) options.mesh = run.mesh, options.axis_resources = layout_of(*run.mesh).parameters;
+  return options;
+}
+
+inline std::vector<Mode> modes() {
+  std::vector<Mode> all;
+  for (bool scatters : {false, true})
+    for (bool kept : {false, true})
+      for (bool overlap : {false, true})
+        all.push_back({std::string(scatters ? "reduce-scatter" : "all-reduce") + (kept ? ", kept" : ", again") +
+                       (overlap ? ", overlapped" : ""), scatters, kept, overlap});
+  return all;
+}
+
+inline Trained train(const Run& run) {
+  const auto config = config_of(run);
+  const auto optimizer = optim::adamw({.learning_rate = run.learning_rate});
+  auto model = named_jit([=](const Key& key) { return Llama::init(config, key); }, born(run))(random::key(0));
+  auto state = named_jit([=](const Llama& m) { return optimizer.init(m); }, born(run))(model);
+  auto step = step_of(run, optimizer);
+  Trained out;
+  for (int i = 0; i < run.steps; ++i) {
+    const auto ids = rows(config, random::fold_in(random::key(1), i)).eval();
+    const auto begin = std::chrono::steady_clock::now();
+    NamedArray l;
+    std::tie(model, state, l) = step(model, state, ids);
+    out.losses.push_back(l.item());
+    const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    out.seconds = i == 0 ? took : std::min(out.seconds, took);
+    if (run.speaks && (i % 20 == 0 || i == run.steps - 1)) std::printf("step %d: loss %.3f\n", i, out.losses.back());
+  }
+  out.report = step.report();
+  return out;
+}
+// Of a step that does not run.
+inline JitReport planned(const Run& run) {
+  const auto config = config_of(run);
+  const auto optimizer = optim::adamw({.learning_rate = run.learning_rate});
+  auto model = eval_shape([&] { return Llama::init(config, random::key(0)); });
+  auto state = eval_shape([&] { return optimizer.init(model); });
+  auto ids = eval_shape([&] { return rows(config, random::key(1)); });
+  return step_of(run, optimizer).plan(model, state, ids);
+}
 
 }  // namespace llama

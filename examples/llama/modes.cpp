@@ -1,0 +1,86 @@
+#include "modes.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+
+#include "examples/memory_panel.h"
+
+namespace llama {
+namespace {
+
+constexpr double kMib = 1 << 20;
+
+struct Row {
+  Mode mode;
+  Trained trained;
+  double bytes() const { return double(trained.report.argument_bytes + trained.report.peak_bytes); }
+};
+
+// The largest relative difference of a loss.
+double difference(const std::vector<double>& a, const std::vector<double>& b) {
+  double worst = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double d = std::abs(a[i] - b[i]) / std::abs(b[i]);
+    worst = d <= worst ? worst : d;     // and NaN stays
+  }
+  return worst;
+}
+void write_picture(const std::string& path, const std::string& title, const std::vector<Row>& rows) {
+  constexpr double top = 56, width = examples::kNames + examples::kPlot + examples::kNumbers;
+  double most = 0;
+  for (auto& r : rows) most = std::max(most, r.bytes());
+  std::ofstream out(path);
+  out << examples::svg_begin(width, top + double(rows.size()) * (examples::kPanel + examples::kPanelGap) + 10)
+      << examples::svg_text(16, 22, title, "font-size=\"14\"")
+      << examples::svg_text(16, 42, "planned memory of a device, step after step of the program; dashed: its peak");
+  for (std::size_t k = 0; k < rows.size(); ++k) {
+    auto& r = rows[k].trained.report;
+    examples::MemoryPanel p{.name = rows[k].mode.name, .line = rows[k].bytes()};
+    p.curve.assign(r.memory_over_time.begin(), r.memory_over_time.end());
+    p.above = fmt::format("{:.2f} MiB", rows[k].bytes() / kMib), p.below = fmt::format("{:.0f} kB sent", r.sent_bytes / 1e3);
+    out << examples::memory_panel(p, top + double(k) * (examples::kPanel + examples::kPanelGap), most);
+  }
+  out << "</svg>\n";
+  out.close();
+  if (!out) throw Error("[llama] cannot write " + path);
+}
+
+}  // namespace
+
+void compare_modes(const Run& given, const Mesh& mesh, const std::string& svg) {
+  Run run = given;
+  run.mesh.reset(), run.speaks = false;
+  const bool tells = this_rank() == 0;
+  const double tolerance = Policy(run.policy).compute == DType::f32 ? 1e-5 : 2e-2;
+  const auto one = train(run);
+  if (tells) {
+    std::printf("%d steps, %s; one device: %.2f MiB, %.1f ms, last loss %.6f\n", run.steps, to_string(mesh).c_str(),
+                double(one.report.argument_bytes + one.report.peak_bytes) / kMib, one.seconds * 1e3, one.losses.back());
+    std::printf("%-36s %8s %8s %6s %8s   %s\n", "on each device", "MiB", "kB sent", "calls", "ms", "losses differ by");
+  }
+  std::vector<Row> rows;
+  run.mesh = mesh;
+  for (auto& mode : modes()) {
+    run.mode = mode;
+    rows.push_back({mode, train(run)});
+    auto& [_, t] = rows.back();
+    const double differs = difference(t.losses, one.losses);
+    if (tells) {
+      std::printf("%-36s %8.2f %8.1f %6.0f %8.1f   %.1e\n", mode.name.c_str(), rows.back().bytes() / kMib, t.report.sent_bytes / 1e3,
+                  t.report.calls, t.seconds * 1e3, differs);
+      std::fflush(stdout);
+    }
+    if (!(differs <= tolerance)) throw Error("[llama] " + mode.name + ": the losses are not those of one device");
+  }
+  if (svg.empty() || !tells) return;
+  auto& c = run.config;
+  write_picture(svg, fmt::format("a Llama of {} layers, embed {}, {} positions, a batch of {}, {}, on the mesh {}", c.Layers.size,
+                                 c.Embed.size, c.Pos.size, c.Batch.size, run.policy, to_string(mesh)), rows);
+  std::printf("memory over time: %s\n", svg.c_str());
+}
+
+}  // namespace llama
