@@ -7,6 +7,7 @@
 #include "base/thread_pool.h"
 #include "gemm.h"
 #include "kernels.h"
+#include "vector_product.h"
 #include "program/matrices.h"
 #include "walk.h"
 #include "workspace.h"
@@ -308,10 +309,12 @@ class LoopContractStep final : public CompiledStep {
 }  // namespace
 
 std::unique_ptr<CompiledStep> make_contract(const program::Step& step, const Context& context) {
+  if (auto made = make_vector_product(step, context)) return made;
   if (auto plan = plan_matmul(step.contract, threads())) return std::make_unique<MatmulStep>(step, context, std::move(plan));
   return std::make_unique<LoopContractStep>(step.contract);
 }
 std::int64_t contract_scratch(const program::Step& step, int workers) {
+  if (auto bytes = vector_product_scratch(step)) return *bytes;
   auto plan = plan_matmul(step.contract, workers);
   return plan ? plan->scratch() : 0;
 }

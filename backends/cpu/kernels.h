@@ -76,6 +76,17 @@ struct Product {
   bool accumulate;
 };
 
+// y[n] += sum over k of x[k] w[k, n]: w is f32 or bf16, its rows are those of k, or of n, `pitch` elements apart, and dense.
+struct VectorProduct {
+  std::int64_t n, k;
+  const float* x;
+  const void* w;
+  std::int64_t pitch;
+  DType type;
+  bool rows_are_n;
+  float* y;
+};
+
 struct Kernels {
   const char* name;
   // Null where there is none. `lane` is that of the operands; results of comparisons are u32.
@@ -92,6 +103,7 @@ struct Kernels {
   // Null where oneDNN is as good. Scratch: product_scratch bytes, at a cache line.
   void (*product)(const Product&, void* scratch);
   std::int64_t (*product_scratch)(const Product&);
+  void (*vector_product)(const VectorProduct&);
 };
 
 const Kernels& kernels();

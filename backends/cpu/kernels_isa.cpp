@@ -25,6 +25,8 @@ using program::Code;
 
 #include "kernels_reduce.inc"
 
+#include "kernels_vector.inc"
+
 #if defined(__AVX512F__)
 #include "kernels_product.inc"
 #else   // not where oneDNN is as good
@@ -45,7 +47,7 @@ constexpr const char* name_of_isa =
 
 const Kernels& table() {
   static constexpr Kernels kernels{name_of_isa, find_map,   exp_difference, find_cast,     find_wrap, count_up,
-                                   find_load,   find_store, find_reduction, multiply_lane, product,   product_scratch};
+                                   find_load,   find_store, find_reduction, multiply_lane, product,   product_scratch, vector_product};
   return kernels;
 }
 

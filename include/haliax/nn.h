@@ -218,5 +218,25 @@ NamedArray dot_product_attention_weights(const AxisSelection& KPos, const AxisSe
 NamedArray dot_product_attention(const AxisSelection& KPos, const AxisSelector& Key, Arr query, Arr key, Arr value,
                                  AttentionOptions = {});
 
+// The keys and values of a text so far, so that a token more costs its own row of scores. Give it to jit as a donated argument:
+// then rows are written where the cache lies. One for many layers has the layer axis among Batch, and goes through Stacked::scan.
+struct KVCache {
+  NamedArray keys, values;  // (Batch..., Heads..., Pos, HeadSize): of each head in one piece
+  NamedArray lengths;       // (Batch...) i32: how many positions are filled, from the first
+  Axis Pos;
+
+  // Empty, and zero. `each`: what keys and values have at a position, (Heads..., HeadSize). Raises where it has no axis.
+  static KVCache init(const Axis& Pos, const AxisSpec& each, const AxisSpec& Batch = {}, DType = DType::f32,
+                      SourceLocation = SourceLocation::current());
+  // With the keys and values (..., New, ...) of the positions that come next, cast to the cache's dtype; New has another name.
+  // `count` (0-d, or some of Batch; integers): that of them only so many count, all if it is not given; the next ones are
+  // written over the others. What finds no room is dropped. Raises for axes that are not the cache's.
+  KVCache append(Arr key, Arr value, const AxisSelector& New, std::optional<NamedArray> count = {}) const;
+  // (Batch..., New): where the positions that come next lie, from 0.
+  NamedArray positions(const Axis& New, SourceLocation = SourceLocation::current()) const;
+  // (Batch..., New, Pos): true where a query at one of those may look, once its own key is appended.
+  NamedArray mask(const Axis& New, SourceLocation = SourceLocation::current()) const;
+};
+
 }  // namespace nn
 }  // namespace haliax

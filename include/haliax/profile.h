@@ -38,7 +38,7 @@ struct ProfileSum : ProfileCost {
 };
 // Measured once in a process, by the library's own steps on large arrays, with all threads. 0: not known, and then no bound is.
 struct MachineRates {
-  double read = 0;                               // bytes per second, of a sum
+  double read = 0;                               // bytes per second, of a sum, or of a vector times a matrix
   double copy = 0;                               // bytes per second, read and written, of a copy
   std::vector<std::pair<std::string, double>> flops = {};   // per second, of a square product, by dtype
 };

@@ -58,6 +58,14 @@ Step sum_step(std::int64_t n) {                  // out (rows) of x (rows, colum
   s.fused.code.push_back({.code = Code::store, .args = {1, -1, -1, -1}, .view = row_major_view(1, DType::f32, {1})});
   return s;
 }
+Step vector_step(std::int64_t n) {               // out (rows) of x (k), w (rows, k)
+  const std::int64_t k = 1024, rows = n / k;
+  Step s;
+  s.kind = program::Kind::contract;
+  s.contract = {{}, {}, {rows}, {k}, row_major_view(0, DType::f32, {0, 1}), row_major_view(1, DType::f32, {k, 1}),
+                row_major_view(2, DType::f32, {1, 0})};
+  return s;
+}
 Step product_step(std::int64_t n, DType dtype) {   // out (m, n) of a (m, k), b (k, n)
   Step s;
   s.kind = program::Kind::contract;
@@ -120,7 +128,9 @@ void measure(MachineRates& rates, program::Device& device, const std::string& dt
     for (std::int64_t n = 1 << 16; n <= (1 << 25); n *= 8) {   // up to 128 MiB: more than caches hold
       auto bytes = n * bytes_of(DType::f32);
       double copying = seconds_of_step(device, copy_step(n), {bytes, bytes});
-      double reading = seconds_of_step(device, sum_step(n), {bytes, 256 * bytes_of(DType::f32)});
+      double adding = seconds_of_step(device, sum_step(n), {bytes, 256 * bytes_of(DType::f32)});
+      double multiplying = seconds_of_step(device, vector_step(n), {4096, bytes, n / 256});
+      double reading = std::min(adding, multiplying);
       rates.copy = 2 * double(bytes) / copying, rates.read = double(bytes) / reading;
       if (copying > 10 * kLongEnough) break;
     }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/cpu/vector_product.h"
 #include "haliax/error.h"
 #include "support/allocations.h"
 #include "support/product.h"
@@ -55,6 +56,31 @@ TEST_CASE("cpu: large contractions, with the same bits for any number of threads
     CHECK(difference(c.result_dtypes[0], got, want, 50 * tolerance(c.result_dtypes[0])) == "");
     same_bits(c);
   }
+}
+
+TEST_CASE("cpu: a vector times a matrix, in any layout, with the same bits for any number of threads") {
+  struct Sizes {
+    Dims batch, n, k;
+  };
+  const std::vector<Sizes> sizes = {{{}, {700}, {130}}, {{}, {64}, {3001}},    {{12}, {64}, {500}}, {{12}, {500}, {64}},
+                                    {{}, {33}, {1500}}, {{2, 3}, {5, 40}, {71}}, {{}, {4500}, {19}},  {{3}, {128}, {257}},
+                                    {{}, {32}, {4000}}, {{}, {2100}, {40}}};
+  int fast = 0;
+  for (unsigned seed = 0; seed < 120; ++seed) {
+    Case c(seed);
+    const auto& s = sizes[seed % sizes.size()];
+    const DType types[] = {DType::f32, DType::bf16};
+    const DType a = types[c.random.below(2)], b = types[c.random.below(2)], out = types[c.random.below(3) == 0];
+    const bool swapped = c.random.coin();
+    random_contract(c, s.batch, swapped ? s.n : Dims{1}, swapped ? Dims{} : s.n, s.k, a, out, c.random.below(3) == 0, seed % 4 != 0, b);
+    INFO("seed ", seed);
+    fast += cpu::vector_product_scratch(c.program.steps[0]).has_value();
+    const auto got = c.run(*cpu::make_cpu_device())[0];
+    const auto want = testing::product(c.program.steps[0].contract, c.arguments[0], c.arguments[1], c.results[0]);
+    CHECK(difference(c.result_dtypes[0], got, want, 50 * tolerance(c.result_dtypes[0])) == "");
+    same_bits(c);
+  }
+  CHECK(fast > 80);
 }
 
 // --- moves ---

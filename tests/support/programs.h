@@ -321,7 +321,8 @@ inline void random_fused(Case& c, const Dims& dims, int outer, DType dtype, int 
 }
 
 // A contraction of operands that lie densely, or anyhow.
-inline void random_contract(Case& c, Dims batch, Dims m, Dims n, Dims k, DType in, DType out, bool accumulate, bool dense) {
+inline void random_contract(Case& c, Dims batch, Dims m, Dims n, Dims k, DType in, DType out, bool accumulate, bool dense,
+                            std::optional<DType> in_b = {}) {
   auto& k_step = c.add(Kind::contract).contract;
   k_step.batch = batch, k_step.m = m, k_step.n = n, k_step.k = k;
   k_step.accumulate = accumulate;
@@ -342,7 +343,7 @@ inline void random_contract(Case& c, Dims batch, Dims m, Dims n, Dims k, DType i
     return v;
   };
   k_step.a = view(false, in, true, false, true);
-  k_step.b = view(false, in, false, true, true);
+  k_step.b = view(false, in_b.value_or(in), false, true, true);
   k_step.out = view(true, out, true, true, false);
 }
 
