@@ -65,7 +65,7 @@ class NamedArray {
   std::vector<std::byte> bytes(SourceLocation = SourceLocation::current()) const;  // row-major, as stored
   const NamedArray& eval(SourceLocation = SourceLocation::current()) const;        // computes now
   // NamedArray(f32, (batch=2, embed=3), [[1, 2, 3], [4, 5, 6]]). Of more than 1000 elements the first and the last three along
-  // each axis. What has no value says so: while it is traced, or donated.
+  // each axis. What has no value says so: while it is traced, or donated. Else it reads, and raises what reading raises.
   std::string to_string() const;
   const NamedArray& scalar(SourceLocation = SourceLocation::current()) const;   // itself if it is 0-d, else raises
 

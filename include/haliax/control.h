@@ -74,14 +74,22 @@ template <class P, class F> auto while_loop(P goes_on, F f, const Axis& most, Sc
   return [goes_on, f, most, options](const auto& init) {
     using T = std::decay_t<decltype(init)>;
     using State = std::pair<T, NamedArray>;
-    auto turn = [&](const State& s) {
-      return cond(Arr(s.second, options.at), [&](const State& now) {
-        T next = f(now.first);
-        NamedArray on = goes_on(next);
-        return State{std::move(next), on};
-      }, [](const State& now) { return now; })(s);
-    };
-    return fold(turn, most, options)(State{init, goes_on(init)}).first;
+    using Next = detail::CallResult<const F&, T>;
+    constexpr bool keeps = std::is_void_v<Next> || std::is_convertible_v<Next, T>;
+    static_assert(keeps, "haliax: the function of a while_loop gives the next state, which has the type of the first one (start "
+                         "from a NamedArray, not from a number).");
+    if constexpr (!std::is_void_v<Next> && keeps) {
+      auto turn = [&](const State& s) {
+        return cond(Arr(s.second, options.at), [&](const State& now) {
+          T next = f(now.first);
+          NamedArray on = goes_on(next);
+          return State{std::move(next), on};
+        }, [](const State& now) { return now; })(s);
+      };
+      return fold(turn, most, options)(State{init, goes_on(init)}).first;
+    } else {
+      return init;
+    }
   };
 }
 

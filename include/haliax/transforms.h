@@ -99,8 +99,9 @@ template <class F, class... A> constexpr auto call_result() {
   static_assert(takes, "haliax: a function that is traced is called with what it takes; arguments are passed as const.");
   if constexpr (takes) {
     using R = std::decay_t<std::invoke_result_t<F, const A&...>>;
-    static_assert(!std::is_void_v<R>, "haliax: a function that is traced gives its results; what it assigns to captures has no "
-                                      "value.");
+    constexpr bool told = requires { typename std::remove_cvref_t<F>::TransformedFunction; };   // a transform that gives nothing
+    static_assert(!std::is_void_v<R> || told, "haliax: a function that is traced gives its results; what it assigns to captures "
+                                              "has no value.");
     return std::type_identity<R>();
   } else {
     return std::type_identity<void>();
@@ -110,6 +111,8 @@ template <class F, class... A> using CallResult = typename decltype(call_result<
 // What a transform makes of f: it takes what f takes, and jit, which asks for that, finds f here.
 template <class F, class Call> struct TransformOf : Call { using TransformedFunction = F; };
 template <class F, class Call> TransformOf<F, Call> transform_of(Call call) { return {std::move(call)}; }
+// A gradient by a plain number is one by the scalar that it becomes.
+template <class T> using Differentiable = std::conditional_t<std::is_arithmetic_v<T>, NamedArray, T>;
 template <class T> struct with_aux : std::false_type {};
 template <class A> struct with_aux<std::pair<NamedArray, A>> : std::true_type {};
 
@@ -147,17 +150,20 @@ template <class F, class C, class... X> constexpr bool check_fold() {
 // floats (and Frozen ones) have empty gradients, and with `wrt` all others that it does not choose: value_and_grad(loss, "lora").
 template <class F> auto value_and_grad(F f, const LeafFilter& wrt, SourceLocation at = SourceLocation::current()) {
   return detail::transform_of<F>([f, wrt, at](const auto& model, const auto&... args) {
-    detail::Tracing tracing;
-    auto mine = model;
-    Walk w = detail::traced(mine, wrt, at);
-    auto value = f(std::as_const(mine), args...);
-    static_assert(std::is_same_v<decltype(value), NamedArray> || detail::with_aux<decltype(value)>::value,
-                  "haliax: what a gradient is taken of gives a NamedArray, or a std::pair of it and anything else.");
-    const NamedArray* loss = nullptr;
-    if constexpr (detail::with_aux<decltype(value)>::value) loss = &value.first;
-    else if constexpr (std::is_same_v<decltype(value), NamedArray>) loss = &value;
-    auto g = detail::gradients(*loss, w.leaves(), at);
-    return std::pair{std::move(value), unflatten(model, g)};
+    using T = detail::Differentiable<std::decay_t<decltype(model)>>;
+    if constexpr (!std::is_void_v<detail::CallResult<const F&, T, std::decay_t<decltype(args)>...>>) {
+      detail::Tracing tracing;
+      T mine = model;
+      Walk w = detail::traced(mine, wrt, at);
+      auto value = f(std::as_const(mine), args...);
+      static_assert(std::is_same_v<decltype(value), NamedArray> || detail::with_aux<decltype(value)>::value,
+                    "haliax: what a gradient is taken of gives a NamedArray, or a std::pair of it and anything else.");
+      const NamedArray* loss = nullptr;
+      if constexpr (detail::with_aux<decltype(value)>::value) loss = &value.first;
+      else if constexpr (std::is_same_v<decltype(value), NamedArray>) loss = &value;
+      auto g = detail::gradients(*loss, w.leaves(), at);
+      return std::pair{std::move(value), unflatten(T(model), g)};
+    }
   });
 }
 template <class F> auto value_and_grad(F f, SourceLocation at = SourceLocation::current()) {
@@ -165,20 +171,23 @@ template <class F> auto value_and_grad(F f, SourceLocation at = SourceLocation::
 }
 template <class F> auto grad(F f, const LeafFilter& wrt, SourceLocation at = SourceLocation::current()) {
   return detail::transform_of<F>([vg = value_and_grad(f, wrt, at)](const auto& model, const auto&... args) {
-    auto r = vg(model, args...);
-    if constexpr (detail::with_aux<decltype(r.first)>::value) return std::pair{r.second, r.first.second};
-    else return r.second;
+    if constexpr (!std::is_void_v<decltype(vg(model, args...))>) {
+      auto r = vg(model, args...);
+      if constexpr (detail::with_aux<decltype(r.first)>::value) return std::pair{r.second, r.first.second};
+      else return r.second;
+    }
   });
 }
 template <class F> auto grad(F f, SourceLocation at = SourceLocation::current()) { return grad(std::move(f), LeafFilter(), at); }
 // f(x) and its pullback: a function from cotangents of the result, which have its axes, to the cotangent of x.
 template <class F, class T>
 auto vjp(F f, const T& x, SourceLocation at = SourceLocation::current()) {
-  auto mine = std::make_shared<T>(x);
+  using X = detail::Differentiable<T>;
+  auto mine = std::make_shared<X>(x);
   Walk w = detail::traced(*mine);
   auto y = f(std::as_const(*mine));
-  auto pull = [mine, wrt = w.leaves(), ys = flatten(y), x, at](const decltype(y)& cotangent) {
-    return unflatten(x, detail::pullback(ys, flatten(cotangent), wrt, at));
+  auto pull = [mine, wrt = w.leaves(), ys = flatten(y), like = X(x), at](const decltype(y)& cotangent) {
+    return unflatten(like, detail::pullback(ys, flatten(cotangent), wrt, at));
   };
   // What the caller reads forgets how it was made; the pullback keeps the other one.
   Walk out = walk_of(y);
@@ -187,14 +196,15 @@ auto vjp(F f, const T& x, SourceLocation at = SourceLocation::current()) {
 }
 // f(x) and its derivative along the tangent, which has the axes of x: the gradient of the gradient, so that every op has one.
 template <class F, class T> auto jvp(F f, const T& primal, const T& tangent, SourceLocation at = SourceLocation::current()) {
-  using R = detail::CallResult<F&, T>;
+  using X = detail::Differentiable<T>;
+  using R = detail::CallResult<F&, X>;
   if constexpr (!std::is_void_v<R>) {
-    struct Call { F* f; T like; std::optional<R> out; } c{&f, primal, {}};
+    struct Call { F* f; X like; std::optional<R> out; } c{&f, X(primal), {}};
     auto [ys, ts] = detail::jvp({&c, [](void* self, const Leaves& in) {
       auto& call = *static_cast<Call*>(self);
       call.out = (*call.f)(unflatten(call.like, in));
       return flatten(*call.out);
-    }}, flatten(primal), flatten(tangent), at);
+    }}, flatten(c.like), flatten(X(tangent)), at);
     return std::pair{unflatten(*c.out, ys), unflatten(*c.out, ts)};
   }
 }
@@ -284,7 +294,7 @@ T associative_scan(F f, const AxisSelector& axis, const T& xs, bool reverse = fa
   struct Call { F* f; T like; } call{&f, xs};
   auto combine = [](void* self, const Leaves& a, const Leaves& b, Leaves& out, Leaves&) {
     auto& c = *static_cast<Call*>(self);
-    out = flatten((*c.f)(unflatten(c.like, a), unflatten(c.like, b)));
+    out = flatten(T((*c.f)(unflatten(c.like, a), unflatten(c.like, b))));
   };
   return unflatten(xs, detail::associative_scan_leaves(axis, flatten(xs), {&call, combine}, reverse, at));
 }

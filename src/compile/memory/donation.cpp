@@ -73,7 +73,8 @@ std::string why_not_donated(const Program& p, int argument) {
   if (read.loop >= 0 && read.loop == write.loop)
     return fmt::format("{}, in a loop that reads more of it in each turn than the part it makes: {}; take it as an argument of "
                        "scan, which slices it", made, told(*read.step));
-  return fmt::format("{}, and not from it: it is read last by {}", made, told(*read.step));
+  return fmt::format("{}, and not from it: it is read last by {}; updated_slice, at_set and a scan that slices it change an "
+                     "array in its place", made, told(*read.step));
 }
 
 }  // namespace haliax
