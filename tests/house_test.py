@@ -100,7 +100,8 @@ class House(unittest.TestCase):
                     "docs/checkpoints.md": "tests/proofs/checkpoint_docs_test.cpp", "docs/clusters.md": "tests/ranks/main.cpp",
                     "docs/custom_op.md": "tests/transforms/custom_op_test.cpp", "docs/modules.md": "tests/nn/parts_test.cpp",
                     "docs/exchange.md": "tests/runtime/numpy_test.cpp", "docs/inspect.md": "tests/runtime/debug_test.cpp",
-                    "docs/jit.md": "tests/runtime/jit_numbers_test.cpp", "docs/eager.md": "tests/runtime/eager_test.cpp"}
+                    "docs/jit.md": "tests/runtime/jit_numbers_test.cpp",
+                    "docs/performance.md": "tests/runtime/profile_test.cpp", "docs/eager.md": "tests/runtime/eager_test.cpp"}
         shown = {page.relative_to(ROOT).as_posix(): re.findall(r"```cpp\n(.*?)```", page.read_text(), re.DOTALL)
                  for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
         del shown["docs/tutorial.md"]   # tests/tutorial_test.py builds it, and runs it

@@ -60,14 +60,14 @@ TEST_CASE("profile: steps bear their line, module, bytes and products; what they
   const Axis Rows("batch", 2048), Wide("hidden", 1024);
   auto layer = nn::Linear::init(E, Wide, random::key(0));
   layer.weight.eval();
-  Model m{layer};
+  Model model{layer};
   auto x = random::normal(random::key(1), {Rows, E}).eval();
   int line = 0;
-  auto f = jit([&](const Model& m, const NamedArray& x) {
+  auto step = jit([&](const Model& m, const NamedArray& x) {
     line = __LINE__ + 1;
     return sum(exp(m.up(x)), Wide);
   });
-  auto p = profile(f, m, x);
+  auto p = profile(step, model, x);
   CAPTURE(to_string(p));
   auto* product = found(p, "contract", "up");
   REQUIRE(product);
@@ -84,7 +84,7 @@ TEST_CASE("profile: steps bear their line, module, bytes and products; what they
   REQUIRE(kernel);
   CHECK(kernel->where == here(line));
   CHECK(has(kernel->holds, "exp reduce_sum"));
-  CHECK(kernel->read == 4. * (2048 * 1024 + 1024 * (m.up.bias ? 1 : 0)));
+  CHECK(kernel->read == 4. * (2048 * 1024 + 1024 * (model.up.bias ? 1 : 0)));
   CHECK(kernel->written == 4. * 2048);
 
   double steps = 0, kinds = 0;
