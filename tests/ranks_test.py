@@ -51,8 +51,15 @@ class Ranks(unittest.TestCase):
         held = [(float(a), float(b)) for a, b in re.findall(r"planned ([\d.]+) MiB, held ([\d.]+) MiB", said)]
         self.assertEqual(len(held), 4, said)
         for planned, most in held:
-            self.assertGreater(planned, 64, said)
+            self.assertGreater(planned, 48, said)
             self.assertLess(most, planned + 40, said)
+
+    def test_a_llama_has_the_losses_of_one_device_in_every_mode(self):
+        status, said, _ = run(4, "--modes", "--steps", "10", "--batch", "4", "--pos", "16", "--embed", "32", program="examples/llama")
+        self.assertEqual(status, 0, said)
+        rows = re.findall(r"^(all-reduce|reduce-scatter), (again|kept)(, overlapped)? .* ([\d.e-]+)$", said, re.M)
+        self.assertEqual(len(rows), 8, said)   # one rank speaks
+        self.assertTrue(all(float(row[3]) <= 1e-5 for row in rows), said)
 
     def train(self, folder, steps, *words, ranks=2):
         text = folder / "text.txt"

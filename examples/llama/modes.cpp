@@ -55,7 +55,7 @@ void compare_modes(const Run& given, const Mesh& mesh, const std::string& svg) {
   Run run = given;
   run.mesh.reset(), run.speaks = false;
   const bool tells = this_rank() == 0;
-  const double tolerance = Policy(run.policy).compute == DType::f32 ? 1e-5 : 2e-2;
+  const double tolerance = Policy(run.policy).compute == DType::f32 ? 1e-5 : 5e-2;
   const auto one = train(run);
   if (tells) {
     std::printf("%d steps, %s; one device: %.2f MiB, %.1f ms, last loss %.6f\n", run.steps, to_string(mesh).c_str(),

@@ -89,6 +89,9 @@ struct JitReport {
   std::vector<ChunkReport> chunked;              // outermost first
   std::string program;                           // printed
   std::string explain;                           // what was decided about loops, memory and collectives, for people
+  // Planned bytes while each step of the Program runs, arguments included, in order: loops turn by turn, or, where that were more
+  // than 4096 steps, one turn of each. The most is argument_bytes + peak_bytes less the gaps.
+  std::vector<std::int64_t> memory_over_time;
 };
 
 namespace detail {

@@ -187,6 +187,8 @@ void describe(JitReport& r, const Compilation& c, const MeshProgram* m, const Ma
   r.contractions = count_contractions(p.steps), r.loops = p.loops;
   r.flops = 2 * multiplications(p.steps), r.compute_s = speed.flops > 0 ? r.flops / speed.flops : 0;
   r.memory = memory_of(p);
+  r.memory_over_time = arena_in_use(p);
+  for (auto& bytes : r.memory_over_time) bytes += r.argument_bytes + p.peak_bytes - p.arena_bytes;
   r.program = program::to_string(p);
   r.collectives.clear(), r.sent_bytes = r.calls = r.sending_s = 0;
   if (m) add_collectives(r, *m, speed);

@@ -106,6 +106,26 @@ TEST_CASE("proof: what a llama sends and keeps in each mode") {
   // gate and up, and not their product.
   CHECK(kept_by_layers(plans[4], 4 * layers * c.Batch.size * c.Pos.size * c.Mlp.size / 4) == 2);
 }
+TEST_CASE("proof: memory over time is what is planned, step by step") {
+  for (std::int64_t layers : {2, 2000}) {
+    auto run = small();
+    run.config.Layers.size = layers;
+    for (auto& mode : llama::modes()) {
+      if (layers > 2 && mode.kept) continue;     // written out
+      CAPTURE(mode.name);
+      CAPTURE(layers);
+      const auto plan = llama::planned(on_mesh(run, mode));
+      auto most = plan.argument_bytes + plan.peak_bytes;
+      for (auto& m : plan.memory)
+        if (m.purpose == "gaps") most -= m.bytes;
+      const auto& curve = plan.memory_over_time;
+      REQUIRE(!curve.empty());
+      CHECK(*std::max_element(curve.begin(), curve.end()) == most);
+      CHECK(*std::min_element(curve.begin(), curve.end()) >= plan.argument_bytes);
+      CHECK(curve.size() <= 4096);
+    }
+  }
+}
 TEST_CASE("proof: gradients of a llama are scattered as they are made, though they lie transposed") {
   auto run = small();
   run.mesh = Mesh{{{"data", 4}}};
