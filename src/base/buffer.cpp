@@ -87,7 +87,12 @@ std::byte* Buffer::put_together() const {
   std::lock_guard hold(putting_together);
   if (auto* known = data_.load()) return known;
   auto* whole = take(bytes_);
-  pieces()->write(whole);
+  try {
+    pieces()->write(whole);
+  } catch (...) {
+    give_back(whole, bytes_);
+    throw;
+  }
   data_.store(whole, std::memory_order_release);
   return whole;
 }

@@ -26,7 +26,7 @@ KVCache KVCache::append(Arr key, Arr value, const AxisSelector& New, std::option
   constexpr auto op = "kv_cache";
   auto Next = key.resolve_axis(New);
   if (Next.name == Pos.name) fail(op, "the new positions have the name {} of the cache's; rename them", Pos.name);
-  Indices where{{Pos, positions(Next)}};         // of each example its own: where that lies is an index, too
+  Indices where{{Pos, positions(Next)}};         // of each example its own: where that lies is an index
   for (auto& a : lengths.axes()) where.push_back({a, arange(a)});
   auto written = [&](const char* whose, const NamedArray& all, const NamedArray& x) {
     auto wanted = replaced(all.axes(), Pos.name, {Next});

@@ -55,7 +55,7 @@ std::string refused(const Program& p) {
 }
 
 struct Poison {   // for the length of a scope
-  Poison() { setenv("HALIAX_POISON", "1", 1); }
+  explicit Poison(bool on = true) { setenv("HALIAX_POISON", on ? "1" : "0", 1); }   // usual in a debug build
   ~Poison() { unsetenv("HALIAX_POISON"); }
 };
 
@@ -97,8 +97,7 @@ TEST_CASE("gathered: the plan keeps nothing in its memory, and poisons it after 
     auto p = start();
     p.steps = {copied(0, 1), copied(1, 3), copied(3, 2)};   // a copy of all of it could take over its memory
     {
-      std::optional<Poison> on;
-      if (poisoned) on.emplace();
+      const Poison how(poisoned);
       plan_memory(p, {false}, true);
     }
     CHECK(p.slots[3].alias != 1);

@@ -13,7 +13,10 @@
 namespace haliax::testing {
 
 // The simulation's functions, for a test to put others in their places. As long as the process lives.
-inline cuda::Api& faulty() { return *new cuda::Api(cuda::simulated()); }
+inline cuda::Api& faulty() {
+  static auto& all = *new std::vector<std::unique_ptr<cuda::Api>>;
+  return *all.emplace_back(std::make_unique<cuda::Api>(cuda::simulated()));
+}
 inline std::unique_ptr<Device> device_of(const cuda::Api& api, const char* words = "") {
   return cuda::make_device(api, cuda::words_of(words), {});
 }

@@ -9,6 +9,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -51,7 +52,8 @@ class SimulatedRanks final : public program::Ranks {
     return {};
   }
   Message receive(Channel c, int from, int tag, void* data, std::int64_t bytes) override {
-    return {new Wanted{c, from, tag, data, bytes}};
+    std::lock_guard hold(post_.lock);
+    return {wanted_.emplace_back(std::make_unique<Wanted>(Wanted{c, from, tag, data, bytes})).get()};
   }
   bool done(Message& m) override {
     if (!m.handle) return true;
@@ -63,7 +65,7 @@ class SimulatedRanks final : public program::Ranks {
     if (std::int64_t(found->text.size()) != w.bytes) throw Error("[ranks] a message of another length");
     if (w.bytes > 0) std::memcpy(w.data, found->text.data(), found->text.size());
     box.erase(found);
-    delete &w;
+    std::erase_if(wanted_, [&](auto& its) { return its.get() == &w; });
     m.handle = nullptr;
     return true;
   }
@@ -85,6 +87,7 @@ class SimulatedRanks final : public program::Ranks {
   };
   Post& post_;
   int rank_, count_, tags_;
+  std::vector<std::unique_ptr<Wanted>> wanted_;   // that has not come yet
 };
 
 // f(its peers, its carrier) on each of n ranks at once; gives what each raised.

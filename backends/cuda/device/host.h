@@ -27,8 +27,11 @@ struct HaliaxThread {
   void (*wait_for_block)();
   unsigned long long (*from_lane)(unsigned long long value, int lane);
 };
-static thread_local HaliaxThread* haliax_thread;
-extern "C" void haliax_set_thread(HaliaxThread* t) { haliax_thread = t; }
+// Asked of the simulation, so that a library of kernels has no memory of its own for each thread of the host: there are hundreds
+// of them, and the leak checker of g++ 12 loses its way in that.
+static HaliaxThread* (*haliax_find_thread)() __attribute__((const));
+extern "C" void haliax_find_thread_by(HaliaxThread* (*find)()) { haliax_find_thread = find; }
+#define haliax_thread (haliax_find_thread())
 #define threadIdx_x (haliax_thread->x)
 #define blockIdx_x (haliax_thread->block)
 #define blockDim_x (haliax_thread->threads)

@@ -37,8 +37,9 @@ struct Counters {
 
 struct Compiled {
   void (*run)(const void* words) = nullptr;
-  void (*set_thread)(SimulatedThread*) = nullptr;
 };
+thread_local SimulatedThread* running = nullptr;   // on this thread of the host
+SimulatedThread* running_here() { return running; }
 
 // Where texts and what is made of them lie: for good, if somebody says where.
 std::filesystem::path folder() {
@@ -93,9 +94,8 @@ std::vector<void*> compile(const std::vector<Kernel>& kernels) {
     text += "}\n";
     auto* library = library_of(text);
     auto symbol = [&](const std::string& name) { return dlsym(library, name.c_str()); };
-    for (auto& name : added)
-      (*known)[name] = {reinterpret_cast<void (*)(const void*)>(symbol(name + "_run")),
-                        reinterpret_cast<void (*)(SimulatedThread*)>(symbol("haliax_set_thread"))};
+    reinterpret_cast<void (*)(SimulatedThread* (*)())>(symbol("haliax_find_thread_by"))(running_here);
+    for (auto& name : added) (*known)[name] = {reinterpret_cast<void (*)(const void*)>(symbol(name + "_run"))};
   }
   std::vector<void*> out;
   for (auto& k : kernels) out.push_back(&known->at(k.name));
@@ -105,7 +105,7 @@ std::vector<void*> compile(const std::vector<Kernel>& kernels) {
 void run_kernel(const Compiled& k, const Launch& l, const std::vector<std::int64_t>& words) {
   std::vector<unsigned char> shared(std::size_t(l.shared) + 16);
   SimulatedThread at{0, 0, unsigned(l.threads), unsigned(l.blocks), shared.data(), nullptr, nullptr};
-  k.set_thread(&at);
+  running = &at;
   for (at.block = 0; at.block < at.blocks; ++at.block) {
     std::memset(shared.data(), 0xff, shared.size());  // NaN: nobody has written it yet
     if (l.waits)
