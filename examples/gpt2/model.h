@@ -67,20 +67,35 @@ struct Gpt2Attention {
   // hidden_states (position, embed) -> (position, embed)
   NamedArray operator()(const NamedArray& hidden_states, const NamedArray& layer_idx, const Key& key, bool inference) const {
     auto Pos = hidden_states.resolve_axis("position"), KeyPos = Pos.alias("key_position");
-    auto HeadSize = config.HeadSize();
     auto qkv = c_attn(hidden_states).unbind("qkv");
-    auto q = qkv[0], k = rename(qkv[1], Pos, KeyPos), v = rename(qkv[2], Pos, KeyPos);
+    auto k = rename(qkv[1], Pos, KeyPos), v = rename(qkv[2], Pos, KeyPos);
+    return attend(qkv[0], k, v, nn::causal_mask(Pos, KeyPos), layer_idx, key, inference);
+  }
+  // The same for positions behind those in the cache, of which `count` count; and the cache with them.
+  std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& hidden_states, const NamedArray& layer_idx,
+                                                const nn::KVCache& cache, const NamedArray& count) const {
+    auto Pos = hidden_states.resolve_axis("position");
+    auto qkv = c_attn(hidden_states).unbind("qkv");
+    auto next = cache.append(qkv[1], qkv[2], Pos, count);
+    return {attend(qkv[0], next.keys, next.values, cache.mask(Pos), layer_idx, {}, true), next};
+  }
 
+ private:
+  // q (position, ...), k, v (key_position, ...), where mask (position, key_position) is true -> (position, embed)
+  NamedArray attend(NamedArray q, NamedArray k, const NamedArray& v, const NamedArray& mask, const NamedArray& layer_idx,
+                    const Key& key, bool inference) const {
+    auto HeadSize = config.HeadSize();
+    auto dtype = q.dtype();
     // Scaled first, so that the products stay small.
     double scale = 1 / std::sqrt(double(HeadSize.size));
-    q = config.scale_by_inverse_layer_idx ? q * astype(scale / (layer_idx + 1.), q.dtype()) : q * scale;
+    q = config.scale_by_inverse_layer_idx ? q * astype(scale / (layer_idx + 1.), dtype) : q * scale;
     if (config.upcast_attention) q = q.astype(DType::f32), k = k.astype(DType::f32);
 
     auto scores = dot(q, k, HeadSize);  // (position, heads, key_position)
-    scores = where(nn::causal_mask(Pos, KeyPos), scores, -1e9);
-    auto weights = softmax(scores, KeyPos).astype(hidden_states.dtype());
+    scores = where(mask, scores, -1e9);
+    auto weights = softmax(scores, "key_position").astype(dtype);
     weights = dropout(weights, key, inference);
-    return c_proj(dot(weights, v, KeyPos));
+    return c_proj(dot(weights, v, "key_position"));
   }
 };
 
@@ -118,6 +133,12 @@ struct Gpt2Block {
     auto y = x + resid_dropout(attn(ln_1(x), layer_idx, k1, inference), k2, inference);
     return y + resid_dropout(mlp(ln_2(y)), k3, inference);
   }
+  std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& x, const NamedArray& layer_idx, const nn::KVCache& cache,
+                                                const NamedArray& count) const {
+    auto [attended, next] = attn(ln_1(x), layer_idx, cache, count);
+    auto y = x + attended;
+    return {y + mlp(ln_2(y)), next};
+  }
 };
 
 struct Gpt2Transformer {
@@ -134,6 +155,11 @@ struct Gpt2Transformer {
   NamedArray operator()(const NamedArray& x, const Key& key, bool inference) const {
     auto Layers = blocks.Layers;
     return ln_f(blocks.fold(x, arange(Layers), random::split(key, Layers), inference));
+  }
+  // The cache has the layers' axis first.
+  std::pair<NamedArray, nn::KVCache> operator()(const NamedArray& x, const nn::KVCache& cache, const NamedArray& count) const {
+    auto [y, next] = blocks.scan(x, arange(blocks.Layers), cache, count);
+    return {ln_f(y), next};
   }
 };
 
@@ -156,6 +182,10 @@ struct Gpt2Embeddings {
                   std::to_string(most));
     auto x = token_embeddings(input_ids) + slice(position_embeddings.weight, "position", 0, Pos.size);
     return dropout(x, key, inference);
+  }
+  // At these positions (position), for inference.
+  NamedArray operator()(const NamedArray& input_ids, const NamedArray& positions) const {
+    return token_embeddings(input_ids) + position_embeddings.weight.take("position", positions);
   }
 };
 
@@ -183,6 +213,17 @@ struct Gpt2LMHeadModel {
   NamedArray hidden_states(const NamedArray& input_ids, const Key& key = {}, bool inference = true) const {
     auto [k_embeddings, k_transformer] = random::split<2>(key);
     return transformer(embeddings(input_ids, k_embeddings, inference), k_transformer, inference);
+  }
+  // For a text that grows: all that its next tokens need of those before.
+  nn::KVCache cache(DType dtype) const {
+    auto& c = config();
+    return nn::KVCache::init(c.Pos().alias("key_position"), {c.Heads(), c.HeadSize()}, c.Layers(), dtype);
+  }
+  // The same for input_ids (position) behind what is in the cache, of which `count` count; and the cache with them.
+  std::pair<NamedArray, nn::KVCache> hidden_states(const NamedArray& input_ids, const nn::KVCache& cache,
+                                                   const NamedArray& count) const {
+    auto first = at(cache.lengths, "layers", 0);   // all layers have seen as much
+    return transformer(embeddings(input_ids, first + arange(input_ids.resolve_axis("position"))), cache, count);
   }
   // input_ids (position) -> logits (position, vocab)
   NamedArray operator()(const NamedArray& input_ids, const Key& key = {}, bool inference = true) const {

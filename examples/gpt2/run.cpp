@@ -74,19 +74,46 @@ Step jitted_step(const RunOptions& o, const Layout& layout) {
       },
       on(layout, {.donate = {0, 1}, .backend = o.backend}));
 }
-// (model, ids (position), the last position that counts, key, tokens drawn so far, temperature) -> id
-using NextToken = Jitted<NamedArray(const Gpt2LMHeadModel&, const NamedArray&, const NamedArray&, const Key&, const NamedArray&,
-                                    const NamedArray&)>;
-NextToken jitted_next_token(const RunOptions& o, const Layout& layout) {
+// How a token is drawn: the text's key, tokens drawn so far, temperature.
+struct Draw {
+  Key key;
+  NamedArray count, temperature;
+};
+struct Continued {
+  NamedArray id;
+  nn::KVCache cache;
+};
+// The token behind those ids (position), of which `count` count, and what is in the cache.
+Continued next_token(const Gpt2LMHeadModel& m, const NamedArray& ids, const NamedArray& count, const nn::KVCache& cache,
+                     const Draw& d) {
+  auto [hidden, next] = m.hidden_states(ids, cache, count);
+  auto logits = dot(at(hidden, "position", count - 1), m.head(), "embed").astype(DType::f32);
+  auto drawn = random::categorical(random::fold_in(d.key, d.count), logits / maximum(d.temperature, 1e-6), "vocab");
+  return {where(d.temperature > 0., drawn, argmax(logits, "vocab")), next};
+}
+// (model, ids (position), how many of them count, draw): a text that is new, in any length up to the window.
+using Prefill = Jitted<Continued(const Gpt2LMHeadModel&, const NamedArray&, const NamedArray&, const Draw&)>;
+Prefill jitted_prefill(const RunOptions& o, const Layout& layout) {
   return jit(
-      [policy = Policy(o.policy)](const Gpt2LMHeadModel& model, const NamedArray& ids, const NamedArray& last, const Key& key,
-                                  const NamedArray& count, const NamedArray& temperature) {
-        auto m = policy.cast_to_compute(model);
-        auto logits = dot(at(m.hidden_states(ids), "position", last), m.head(), "embed").astype(DType::f32);
-        auto drawn = random::categorical(random::fold_in(key, count), logits / maximum(temperature, 1e-6), "vocab");
-        return where(temperature > 0., drawn, argmax(logits, "vocab"));
+      [](const Gpt2LMHeadModel& model, const NamedArray& ids, const NamedArray& count, const Draw& d) {
+        return next_token(model, ids, count, model.cache(model.head().dtype()), d);
       },
       on(layout, {.backend = o.backend}));
+}
+// (model, the last id, cache, draw): a token more.
+using Decode = Jitted<Continued(const Gpt2LMHeadModel&, const NamedArray&, const nn::KVCache&, const Draw&)>;
+Decode jitted_decode(const RunOptions& o, const Layout& layout) {
+  return jit(
+      [](const Gpt2LMHeadModel& model, const NamedArray& id, const nn::KVCache& cache, const Draw& d) {
+        return next_token(model, broadcast_axis(id, Axis("position", 1)), ones({}, DType::i32), cache, d);
+      },
+      on(layout, {.donate = {2}, .backend = o.backend}));
+}
+// The model in the dtype that it computes in: cast once, not for each token.
+using Cast = Jitted<Gpt2LMHeadModel(const Gpt2LMHeadModel&)>;
+Cast jitted_cast(const RunOptions& o, const Layout& layout) {
+  return jit([policy = Policy(o.policy)](const Gpt2LMHeadModel& model) { return policy.cast_to_compute(model); },
+             on(layout, {.backend = o.backend}));
 }
 Gpt2LMHeadModel new_model(const RunOptions& o, const Layout& layout, const Key& key) {
   return jit(
@@ -120,7 +147,9 @@ struct Run::Impl {
         model(new_model(o, layout, keys[0])),
         opt_state(jit([o](const Gpt2LMHeadModel& m) { return make_optimizer(o).init(m); }, on(layout, {.backend = o.backend}))(model)),
         step(jitted_step(o, layout)),
-        next_token(jitted_next_token(o, layout)) {}
+        prefill(jitted_prefill(o, layout)),
+        decode(jitted_decode(o, layout)),
+        cast(jitted_cast(o, layout)) {}
 
   RunOptions options;
   Axis Batch, Pos;
@@ -129,7 +158,9 @@ struct Run::Impl {
   Gpt2LMHeadModel model;
   OptState<Optimizer> opt_state;
   Step step;
-  NextToken next_token;
+  Prefill prefill;
+  Decode decode;
+  Cast cast;
   std::int32_t steps = 0;
   std::optional<Checkpoints> checkpoints;
 };
@@ -187,13 +218,20 @@ std::vector<std::int32_t> Run::sample(std::vector<std::int32_t> prompt, int coun
   auto window = std::size_t(r.Pos.size);
   auto key = random::fold_in(r.keys[2], seed);
   const NamedArray heat = temperature;
+  const bool narrow = Policy(r.options.policy).compute != r.model.head().dtype();
+  const auto model = narrow ? r.cast(r.model) : r.model;
+  Continued last;
   for (int i = 0; i < count; ++i) {
-    // The last positions that the model can see; what is behind the last one is masked by causality.
-    auto seen = std::min(window, prompt.size());
-    std::vector<std::int32_t> ids(prompt.end() - std::ptrdiff_t(seen), prompt.end());
-    ids.resize(window);
-    auto next = r.next_token(r.model, integers(ids, r.Pos), integers({std::int32_t(seen) - 1}, {}), key, integers({i}, {}), heat);
-    prompt.push_back(std::int32_t(next.item()));
+    const Draw draw{key, integers({i}, {}), heat};
+    if (i > 0 && prompt.size() <= window) {
+      last = r.decode(model, last.id, last.cache, draw);
+    } else {                                     // beyond the window each position moves, and what was known of it is void
+      auto seen = std::min(window, prompt.size());
+      std::vector<std::int32_t> ids(prompt.end() - std::ptrdiff_t(seen), prompt.end());
+      ids.resize(window);                        // what is behind the last one is masked by causality
+      last = r.prefill(model, integers(ids, r.Pos), integers({std::int32_t(seen)}, {}), draw);
+    }
+    prompt.push_back(std::int32_t(last.id.item()));
   }
   prompt.erase(prompt.begin(), prompt.end() - count);
   return prompt;
