@@ -22,7 +22,6 @@ namespace {
 using program::Code;
 using program::Instr;
 using program::Kind;
-using program::Loop;
 using program::Program;
 using program::Step;
 using program::Term;
@@ -134,7 +133,7 @@ class Overlap {
     return open;
   }
   // What a turn leaves open is finished in the next one, or behind the loop.
-  std::vector<Open> in_body(Loop& l) {
+  std::vector<Open> in_body(program::Loop& l) {
     auto open = in_list(l.body);
     if (l.variable < 0) return open;   // a part of a turn
     auto left = open;
@@ -157,7 +156,7 @@ class Overlap {
     std::size_t last = 0;   // of the body: what reads it last
   };
   // Of steps of the body alone, none of which what else happens in a turn has to do with: only with what is gathered.
-  std::optional<Gathering> gathering(const Loop& l, const std::vector<Touched>& touched, std::size_t i) const {
+  std::optional<Gathering> gathering(const program::Loop& l, const std::vector<Touched>& touched, std::size_t i) const {
     auto& s = l.body[i];
     if (s.kind != Kind::collective || s.collective.wire != program::Wire::all_gather || s.collective.call >= 0 ||
         s.collective.sent_bytes < kWorthIt)
@@ -198,7 +197,7 @@ class Overlap {
   }
   // Takes gathers out of the body, and asks for each behind its last reader for the turn that follows. Returns the steps that
   // gather for the first turn.
-  std::vector<Step> asked_ahead(Loop& l) {
+  std::vector<Step> asked_ahead(program::Loop& l) {
     std::vector<Step> first;
     if (l.variable < 0 || l.trips < 2) return first;
     std::optional<Next> next;
@@ -233,7 +232,7 @@ class Overlap {
     if (next) l.body.insert(l.body.begin(), next_turn(l, *next));
     return first;
   }
-  static Step next_turn(const Loop& l, const Next& next) {
+  static Step next_turn(const program::Loop& l, const Next& next) {
     Step s{.kind = Kind::fused, .why = "index"};
     View turn{-1, DType::i32, 0, {}, {{.loop = l.variable, .stride = 1}}};
     Instr follows{.code = Code::iota, .dtype = DType::i32, .integer = l.reverse ? -1 : 1, .stride = 0, .view = turn};
