@@ -42,5 +42,6 @@ std::vector<Case> op_cases(haliax::DType);      // ops.cpp: elementwise, rows, p
 std::vector<Case> gemm_cases(haliax::DType);    // gemm.cpp
 std::vector<Case> call_cases();                 // calls.cpp: what the library itself costs
 std::vector<Case> gpt2_cases(haliax::DType);    // gpt2.cpp
+std::vector<Case> generate_cases(haliax::DType);   // generate.cpp
 
 }  // namespace bench

@@ -32,6 +32,7 @@ json record(const Case& c, const Prepared& p, double first_s, double median_s) {
             {"threads", haliax::threads()}, {"median_s", rounded(median_s)}, {"rate", rounded(rate)}, {"unit", c.unit},
             {"peak_bytes", peak_bytes()}, {"first_s", rounded(first_s)}};
   if (p.facts) r.update(p.facts());
+  if (r.contains("bound_s") && median_s > 0) r["share"] = rounded(r["bound_s"].get<double>() / median_s);
   return r;
 }
 void print(const json& r, bool as_json) {
@@ -79,7 +80,7 @@ int run(const Options& o) {
   if (!haliax::is_float(dtype)) throw haliax::Error("[bench] " + o.dtype + " is no float dtype");
   std::regex pattern(o.pattern);
   std::vector<Case> cases;
-  for (auto& kind : {op_cases(dtype), gemm_cases(dtype), call_cases(), gpt2_cases(dtype)})
+  for (auto& kind : {op_cases(dtype), gemm_cases(dtype), call_cases(), gpt2_cases(dtype), generate_cases(dtype)})
     for (auto& c : kind)
       if (std::regex_search(c.name, pattern)) cases.push_back(c);
   if (cases.empty()) throw haliax::Error("[bench] no case is called " + o.pattern + "; --list names them");
