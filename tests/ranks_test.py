@@ -81,6 +81,12 @@ class Ranks(unittest.TestCase):
             self.assertIn("resumed after step 12", said)
             self.assertGreater(float(re.search(r"losses: +([\d.]+)", said)[1]), 0)
 
+    def test_two_folders_are_written_side_by_side(self):
+        with tempfile.TemporaryDirectory() as folder:
+            status, said, _ = run(3, "folders", folder, HALIAX_PATIENCE="10")
+            self.assertEqual(status, 0, said)
+            self.assertEqual(said.count("[10, 11, 12] and [10, 11, 12] are there"), 3, said)
+
     def test_one_rank_that_is_told_to_end_lets_all_save(self):
         with tempfile.TemporaryDirectory() as at:
             folder = pathlib.Path(at)

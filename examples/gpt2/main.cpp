@@ -122,7 +122,7 @@ int train(Command c) {
   if (!c.checkpoint.empty()) {
     before = run.open_checkpoints(c.checkpoint, c.keep, c.resume, position);
     batches.seek(position);
-    stop_at(SIGINT), stop_at(SIGTERM);
+    stop_at(SIGINT), stop_at(SIGTERM), stop_at(SIGUSR1);
   }
   std::printf("%.2f MB of text; %lld layers, %lld heads, embed %lld, %lld positions: %.2f million parameters\n",
               double(size) / 1e6, static_cast<long long>(o.layers), static_cast<long long>(o.heads),
