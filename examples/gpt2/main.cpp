@@ -25,7 +25,8 @@ struct Command {
   bool resume = false;
 };
 
-// Ctrl-C, or a scheduler's warning: the step that is running is finished and saved. A second one ends the program at once.
+// Ctrl-C, or a scheduler's warning: SIGTERM, or SIGUSR1, which alone has mpirun wait for the ranks. The step that is running is
+// finished and saved. A second one ends the program at once.
 volatile std::sig_atomic_t stopped_by = 0;
 void stop_at(int signal) {
   struct sigaction action {};
