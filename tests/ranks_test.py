@@ -88,7 +88,14 @@ class Ranks(unittest.TestCase):
             self.assertIn("resumed after step 12", said)
             self.assertGreater(float(re.search(r"losses: +([\d.]+)", said)[1]), 0)
 
-    def test_one_rank_that_is_told_to_end_lets_all_save(self):
+    def test_two_folders_are_written_side_by_side(self):
+        with tempfile.TemporaryDirectory() as folder:
+            status, said, _ = run(3, "folders", folder, HALIAX_PATIENCE="10")
+            self.assertEqual(status, 0, said)
+            self.assertEqual(said.count("[10, 11, 12] and [10, 11, 12] are there"), 3, said)
+
+    def ended(self, warns):
+        """All save and end where one rank is told to, or mpirun."""
         with tempfile.TemporaryDirectory() as at:
             folder = pathlib.Path(at)
             (folder / "text.txt").write_text("to be or not to be. " * 400)
@@ -99,12 +106,21 @@ class Ranks(unittest.TestCase):
                                    stderr=subprocess.STDOUT, text=True, env={**os.environ, "HALIAX_THREADS": "1"})
             while not list(folder.glob("run/step-*")) and job.poll() is None:
                 time.sleep(0.05)
-            ranks = subprocess.run(["pgrep", "-P", str(job.pid)], stdout=subprocess.PIPE, text=True).stdout.split()
-            os.kill(int(ranks[-1]), signal.SIGTERM)
+            if warns:
+                job.send_signal(signal.SIGUSR1)   # mpirun hands it on, and waits
+            else:
+                ranks = subprocess.run(["pgrep", "-P", str(job.pid)], stdout=subprocess.PIPE, text=True).stdout.split()
+                os.kill(int(ranks[-1]), signal.SIGTERM)
             said, _ = job.communicate(timeout=60)
             told = re.search(r"stopped by signal \d+ after step (\d+)", said)
             self.assertTrue(told, said)
             self.assertTrue((folder / f"run/step-{int(told[1]):08}/manifest.json").exists(), said)
+
+    def test_one_rank_that_is_told_to_end_lets_all_save(self):
+        self.ended(False)
+
+    def test_all_save_at_a_scheduler_s_warning(self):
+        self.ended(True)
 
     def faulty(self, how, *, names, within=30, **variables):
         """All ranks but the second end with an error that names it."""

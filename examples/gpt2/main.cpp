@@ -25,7 +25,8 @@ struct Command {
   bool resume = false;
 };
 
-// Ctrl-C, or a scheduler's warning: the step that is running is finished and saved. A second one ends the program at once.
+// Ctrl-C, or a scheduler's warning: SIGTERM, or SIGUSR1, which alone has mpirun wait for the ranks. The step that is running is
+// finished and saved. A second one ends the program at once.
 volatile std::sig_atomic_t stopped_by = 0;
 void stop_at(int signal) {
   struct sigaction action {};
@@ -122,7 +123,7 @@ int train(Command c) {
   if (!c.checkpoint.empty()) {
     before = run.open_checkpoints(c.checkpoint, c.keep, c.resume, position);
     batches.seek(position);
-    stop_at(SIGINT), stop_at(SIGTERM);
+    stop_at(SIGINT), stop_at(SIGTERM), stop_at(SIGUSR1);
   }
   std::printf("%.2f MB of text; %lld layers, %lld heads, embed %lld, %lld positions: %.2f million parameters\n",
               double(size) / 1e6, static_cast<long long>(o.layers), static_cast<long long>(o.heads),

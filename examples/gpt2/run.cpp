@@ -246,7 +246,7 @@ void Run::save(const std::string& path) const {
 
 std::int64_t Run::open_checkpoints(const std::string& folder, int keep, bool resume, std::int64_t& position) {
   auto& r = *impl_;
-  r.checkpoints.emplace(folder, checkpoint_options(keep));
+  r.checkpoints.emplace(folder, checkpoint_options(keep), SourceLocation::current());
   if (auto there = checkpoint_steps(folder); !there.empty() && !resume)
     throw Error("[gpt2] " + folder + " has a checkpoint of step " + std::to_string(there.back()) +
                 "; go on from it with --resume, or give another folder");

@@ -83,6 +83,7 @@ struct Checkpoints::Impl {
   std::string folder;
   CheckpointOptions options;
   const ProcessGroup* group = nullptr;
+  ProcessGroup own;                              // of the thread that writes, which is not the only one that speaks
   std::unique_ptr<FolderLock> lock;              // of process 0
   std::thread writing;
   pid_t process = ::getpid();                    // a child of a fork has no thread that writes
@@ -176,6 +177,7 @@ Checkpoints::Checkpoints(std::string folder, CheckpointOptions options, SourceLo
   auto& m = *impl_;
   m.folder = std::move(folder), m.options = std::move(options);
   m.group = m.options.group ? m.options.group : &all_processes();
+  if (m.group->apart) m.own = m.group->apart(), m.group = &m.own;
   said_at(kOp, at, [&] { m.open(); });
 }
 Checkpoints::~Checkpoints() {

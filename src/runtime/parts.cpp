@@ -1,6 +1,7 @@
 #include "runtime/parts.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "graph/fail.h"
@@ -18,6 +19,11 @@ const ProcessGroup& all_processes() {
         return mesh.devices() > 1 ? device / (mesh.devices() / ranks->count()) : ranks->rank();   // or each has one of its own
       };
       g->exchange = [ranks](const std::string& mine) { return ranks->exchange(mine); };
+      g->apart = [g, ranks, last = std::make_shared<std::atomic<int>>(0)] {
+        auto own = *g;
+        own.exchange = [ranks, talk = ++*last](const std::string& mine) { return ranks->exchange(mine, talk); };
+        return own;
+      };
     }
     return g;
   }();

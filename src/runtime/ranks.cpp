@@ -191,9 +191,9 @@ void Peers::wait_for(Ranks::Message m, int rank) {
       throw Error(fmt::format("[ranks] rank {} has ended, and rank {} waits for it; all ranks do the same", rank, me_));
   }
 }
-void Peers::give(bool beside, int to, const std::string& text) {
+void Peers::give(int talk, int to, const std::string& text) {
   auto part = [&](const void* data, std::int64_t bytes) {
-    if (beside) return wait_for(carrier_.send(Channel::beside, to, 0, data, bytes), to);
+    if (talk != kInCall) return wait_for(carrier_.send(Channel::beside, to, talk % carrier_.tags(), data, bytes), to);
     std::vector<Pending> one{send(kItself, {to}, 0, data, bytes)};
     wait(one);
   };
@@ -201,12 +201,12 @@ void Peers::give(bool beside, int to, const std::string& text) {
   part(&bytes, 8);
   part(text.data(), bytes);
 }
-std::string Peers::take(bool beside, int from) {
+std::string Peers::take(int talk, int from) {
   auto part = [&](std::int64_t bytes) {
     auto text = std::make_unique<std::string>(std::size_t(bytes), '\0');
     try {
-      if (beside) {
-        wait_for(carrier_.receive(Channel::beside, from, 0, text->data(), bytes), from);
+      if (talk != kInCall) {
+        wait_for(carrier_.receive(Channel::beside, from, talk % carrier_.tags(), text->data(), bytes), from);
       } else {
         std::vector<Pending> one{receive({from}, kItself, 0, text->data(), bytes)};
         wait(one);
@@ -221,25 +221,25 @@ std::string Peers::take(bool beside, int from) {
   std::memcpy(&bytes, part(8).data(), 8);
   return part(bytes);
 }
-std::vector<std::string> Peers::said_by_all(bool beside, const std::string& mine) {
+std::vector<std::string> Peers::said_by_all(int talk, const std::string& mine) {
   std::vector<std::string> all{mine};
   if (me_ > 0) {
-    give(beside, 0, mine);
-    return nlohmann::json::parse(take(beside, 0)).get<std::vector<std::string>>();
+    give(talk, 0, mine);
+    return nlohmann::json::parse(take(talk, 0)).get<std::vector<std::string>>();
   }
-  for (int r = 1; r < count_; ++r) all.push_back(take(beside, r));
+  for (int r = 1; r < count_; ++r) all.push_back(take(talk, r));
   const auto text = nlohmann::json(all).dump();
-  for (int r = 1; r < count_; ++r) give(beside, r, text);
+  for (int r = 1; r < count_; ++r) give(talk, r, text);
   return all;
 }
-std::vector<std::string> Peers::exchange(const std::string& mine) {
+std::vector<std::string> Peers::exchange(const std::string& mine, int talk) {
   check();
-  return said_by_all(true, mine);
+  return said_by_all(talk, mine);
 }
 void Peers::agree(const std::vector<Field>& mine) {
   std::vector<std::string> texts;
   for (auto& f : mine) texts.push_back(f.text);
-  auto all = said_by_all(false, nlohmann::json(texts).dump());
+  auto all = said_by_all(kInCall, nlohmann::json(texts).dump());
   auto fields = [&](int r) { return nlohmann::json::parse(all[std::size_t(r)]).get<std::vector<std::string>>(); };
   const auto first = fields(0);
   for (int r = 1; r < count_; ++r) {
@@ -254,7 +254,7 @@ void Peers::agree(const std::vector<Field>& mine) {
 }
 bool Peers::any(bool mine) {
   Call call(*this, "a question to all ranks");
-  auto all = said_by_all(false, mine ? "1" : "0");
+  auto all = said_by_all(kInCall, mine ? "1" : "0");
   return std::find(all.begin(), all.end(), "1") != all.end();
 }
 

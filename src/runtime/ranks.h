@@ -69,8 +69,9 @@ class Peers {
     bool shown = true;
   };
   void agree(const std::vector<Field>&);
-  // Beside calls, by one thread of each rank at a time: what each says, by rank. Returns when all have spoken.
-  std::vector<std::string> exchange(const std::string& mine);
+  // Beside calls: what each says, by rank. Returns when all have spoken. `talk`: by one thread of each rank at a time; what is
+  // said in one does not meet what is said in another.
+  std::vector<std::string> exchange(const std::string& mine, int talk = 0);
   bool any(bool mine);              // a call of its own
 
   // This rank goes no further: all others raise, from now on.
@@ -88,9 +89,10 @@ class Peers {
     std::string text;
   };
   int tag(int from, int to, std::uint64_t key) const;
-  std::vector<std::string> said_by_all(bool beside, const std::string& mine);
-  void give(bool beside, int to, const std::string&);   // a text, beside calls or in one
-  std::string take(bool beside, int from);
+  static constexpr int kInCall = -1;                  // instead of a talk beside calls
+  std::vector<std::string> said_by_all(int talk, const std::string& mine);
+  void give(int talk, int to, const std::string&);
+  std::string take(int talk, int from);
   void wait_for(program::Ranks::Message, int rank);
   void suspect(const std::vector<Pending>&, Clock::time_point since);
   void look_after();                // the thread: beats, and what others say

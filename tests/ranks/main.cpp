@@ -10,6 +10,7 @@
 
 #include <fmt/ranges.h>
 
+#include "haliax/checkpoint.h"
 #include "haliax/fmt.h"
 #include "haliax/haliax.h"
 #include "runtime/ranks.h"
@@ -141,6 +142,24 @@ int arrays() {
   return 0;
 }
 
+// Two folders are written side by side, and read meanwhile: what ranks say about one is not taken for what they say about another.
+int folders(const std::string& in) {
+  const Mesh mesh{{{"data", -1}}};
+  use_mesh on(mesh);
+  const JitOptions by_batch{.axis_resources = Mapping{{"batch", "data"}}};
+  auto x = named_jit([](const Key& k) { return random::normal(k, {Batch, Axis{"embed", 1 << 14}}); }, by_batch)(random::key(1));
+  const auto next = named_jit([](const NamedArray& x) { return x * 1.5; }, by_batch);
+  Checkpoints last(in + "/last"), best(in + "/best");
+  for (int step = 1; step <= 12; ++step) {
+    last.save(step, x), best.save(step, x);
+    if (step % 4 == 0 && latest_checkpoint(in + "/last", x)->step < step - 1) throw Error("[test] an old one");
+    x = next(x);
+  }
+  last.wait(), best.wait();
+  fmt::print("rank {}: {} and {} are there\n", this_rank(), checkpoint_steps(in + "/last"), checkpoint_steps(in + "/best"));
+  return 0;
+}
+
 int fault(const std::string& how) {
   const Mesh mesh{{{"data", -1}}};
   use_mesh on(mesh);
@@ -183,9 +202,10 @@ int main(int argc, char** argv) {
     if (what == "traffic") return traffic();
     if (what == "arrays") return arrays();
     if (what == "memory") return memory();
+    if (what == "folders") return folders(how);
     if (what == "fault") return fault(how);
     if (what == "differs") return differs(how);
-    throw Error("[test] ranks traffic|arrays|memory|fault HOW|differs WHAT");
+    throw Error("[test] ranks traffic|arrays|memory|folders IN|fault HOW|differs WHAT");
   } catch (const std::exception& e) {
     std::printf("rank %s: %s\n", std::getenv("OMPI_COMM_WORLD_RANK") ? std::getenv("OMPI_COMM_WORLD_RANK") : "0", e.what());
     std::fflush(stdout);
