@@ -82,7 +82,7 @@ void remove_step(const std::string& folder, const StepFolder& step) {
 struct Checkpoints::Impl {
   std::string folder;
   CheckpointOptions options;
-  const ProcessGroup* group = nullptr;
+  const ProcessGroup *group = nullptr, *all = nullptr;   // all: for the thread that trains
   ProcessGroup own;                              // of the thread that writes, which is not the only one that speaks
   std::unique_ptr<FolderLock> lock;              // of process 0
   std::thread writing;
@@ -177,8 +177,9 @@ Checkpoints::Checkpoints(std::string folder, CheckpointOptions options, SourceLo
   auto& m = *impl_;
   m.folder = std::move(folder), m.options = std::move(options);
   m.group = m.options.group ? m.options.group : &all_processes();
-  if (m.group->apart) m.own = m.group->apart(), m.group = &m.own;
   said_at(kOp, at, [&] { m.open(); });
+  m.all = m.group;
+  if (m.group->apart) m.own = m.group->apart(), m.group = &m.own;
 }
 Checkpoints::~Checkpoints() {
   impl_->join();
@@ -199,6 +200,7 @@ void Checkpoints::save_entries(std::int64_t step, const std::vector<StateEntry>&
                                SourceLocation at) {
   wait(at);
   auto& m = *impl_;
+  if (m.all->apart) (void)m.all->exchange({});   // one that saves alone is told so, here
   std::vector<ToSave> all;
   std::vector<NamedArray> arrays;
   for (auto& e : entries) arrays.push_back(*e.array);

@@ -69,8 +69,8 @@ class Peers {
     bool shown = true;
   };
   void agree(const std::vector<Field>&);
-  // Beside calls: what each says, by rank. Returns when all have spoken. `talk`: by one thread of each rank at a time; what is
-  // said in one does not meet what is said in another.
+  // What each says, by rank. Returns when all have spoken. 0: a call of its own. Any other `talk` is beside calls, by one thread
+  // of each rank at a time, and what is said in one does not meet what is said in another.
   std::vector<std::string> exchange(const std::string& mine, int talk = 0);
   bool any(bool mine);              // a call of its own
 
