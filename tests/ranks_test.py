@@ -134,7 +134,8 @@ class Ranks(unittest.TestCase):
 
     def test_a_rank_that_raises_ends_or_does_something_else(self):
         for how, says in (("raises", "rank 1 has ended, and rank 0 waits"), ("ends", "rank 1 has ended, and rank 0 waits"),
-                          ("reads", "another call than rank|wait for each other"), ("calls", "another call than rank|wait for each other")):
+                          ("reads", "another call than rank|wait for each other"),
+                          ("opens", "another call than rank|wait for each other"), ("calls", "another call than rank|wait for each other")):
             with self.subTest(how):
                 said = self.faulty(how, names=[says])
                 self.assertGreaterEqual(len(re.findall(r"^rank [0-3]: \[ranks\]", said, re.M)), 3, said)

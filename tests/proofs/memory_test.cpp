@@ -11,12 +11,6 @@ using namespace haliax;
 
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool sanitized = true;
-#else
-constexpr bool sanitized = false;
-#endif
-
 struct Parameters {
   NamedArray x, w;
 };

@@ -23,7 +23,7 @@ TEST_CASE("proof: a training step on 2048 devices is planned in a moment, with l
   const auto grown = peak_growth_of([&] {
     report = testing::plan_training(gpt, Mesh{{{"data", 256}, {"model", 8}}}, parameters, inside, {}, chunked);
   });
-  CHECK(report.trace_s + report.compile_s < 2);
+  CHECK(report.trace_s + report.compile_s < (sanitized ? 20 : 2));
   CHECK(grown > 0);
   CHECK(grown < std::int64_t(1) << 30);
   CHECK(report.sent_bytes > 0);

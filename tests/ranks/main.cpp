@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <string>
 
@@ -174,6 +175,7 @@ int fault(const std::string& how) {
       if (how == "raises") throw Error("[data] the disk is full");
       if (how == "ends") return 0;
       if (how == "reads") (void)y.floats();
+      if (how == "opens") Checkpoints alone(std::filesystem::temp_directory_path() / "haliax-ranks-test");
       if (how == "calls") (void)named_jit([](const NamedArray& x) { return x * sum(x); })(x);
     }
     x = y;

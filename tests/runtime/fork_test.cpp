@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "haliax/haliax.h"
+#include "support/child.h"
 #include "support/devices.h"
 #include "support/raises.h"
 
@@ -40,6 +41,7 @@ template <class F> int in_child(const F& f) {
   auto child = fork();
   if (child == 0) {
     alarm(60);
+    test::is_child = true;
     leave_old_stacks();
     auto wrong = error_of([&] { return f(), 0; });
     if (!wrong.empty()) static_cast<void>(!write(2, wrong.c_str(), wrong.size()));

@@ -98,7 +98,7 @@ TEST_CASE("plugins: a library that one needs is missing") {
 TEST_CASE("plugins: what one makes is asked once, and what it raises is raised") {
   Folder folder;
   const std::string version = program::library_version(), border = program::border_hash();
-  folder.make("haliax_mine", "static int made = 0;\nstatic void* device() { return ++made == 1 ? &made : nullptr; }\n" +
+  folder.make("haliax_mine", "alignas(16) static int made = 0;\nstatic void* device() { return ++made == 1 ? &made : nullptr; }\n" +
                                  plugin_of(version, border, "device"));
   auto& first = backend("mine");
   CHECK(&backend("mine") == &first);

@@ -5,12 +5,18 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "support/child.h"
 #include "support/update.h"
 
 namespace {
 bool asked_to_update = false;
 }
 bool test::updates() { return asked_to_update; }
+
+bool test::is_child = false;
+#if defined(__SANITIZE_ADDRESS__)
+extern "C" int __lsan_is_turned_off() { return test::is_child; }
+#endif
 
 int main(int argc, char** argv) {
   setenv("HALIAX_VERIFY", "1", 0);   // behind every pass, unless somebody says otherwise

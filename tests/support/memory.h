@@ -14,9 +14,16 @@ inline std::int64_t status_bytes(const std::string& key) {
     if (std::int64_t kib = 0; word == key && status >> kib) return kib * 1024;
   return 0;
 }
-// Bytes that are resident for each that is used: the thread sanitizer keeps what it knows of memory beside it.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool sanitized = true;    // what takes time takes several times as long
+#else
+inline constexpr bool sanitized = false;
+#endif
+// Bytes that are resident for each that is used: sanitizers keep what they know of memory beside it.
 #if defined(__SANITIZE_THREAD__)
 inline constexpr std::int64_t resident_per_byte = 6;
+#elif defined(__SANITIZE_ADDRESS__)
+inline constexpr std::int64_t resident_per_byte = 2;
 #else
 inline constexpr std::int64_t resident_per_byte = 1;
 #endif
