@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include "base/buffer.h"
 #include "runtime/fold.h"
 #include "runtime/packing.h"
 #include "transforms/sharding.h"
@@ -71,7 +72,7 @@ class RankCommunicator::Run {
   }
 
  private:
-  using Staging = std::vector<std::unique_ptr<std::byte[]>>;
+  using Staging = std::vector<std::unique_ptr<Buffer>>;   // of memory that is there from the collective before
   using Lanes = std::vector<Patches>;            // by place in the group
 
   // ---- what goes where ----
@@ -123,8 +124,7 @@ class RankCommunicator::Run {
 
   // ---- messages ----
   std::byte* room(const Patches& p) {
-    staging_->push_back(std::make_unique_for_overwrite<std::byte[]>(std::size_t(std::max<std::int64_t>(bytes_in(p), 1))));
-    return staging_->back().get();
+    return staging_->emplace_back(std::make_unique<Buffer>(std::max<std::int64_t>(bytes_in(p), 1)))->data();
   }
   Peers::End end(std::size_t g) const {
     int local = c_.mesh_.devices() / c_.peers_.count();
