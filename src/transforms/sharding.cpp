@@ -180,9 +180,9 @@ void require_devices(const char* op, const Mesh& mesh) {
   int wanted = mesh.devices(), there = devices();
   if (wanted == 1 || (rank_count() == 1 ? wanted <= there : wanted == there)) return;
   if (rank_count() > 1)
-    fail(op, "the mesh ({}) has {} devices, and {} ranks of {} each have {}; a mesh lies on all of them: start as many ranks, or "
-         "set how many devices each has with set_devices or HALIAX_DEVICES",
-         mesh, wanted, rank_count(), there / rank_count(), there);
+    fail(op, "the mesh ({}) has {} devices, and {} ranks of {} each, as rank {} has, have {}; a mesh lies on all of them: start "
+         "as many ranks, or set how many devices each has, on all alike, with set_devices or HALIAX_DEVICES",
+         mesh, wanted, rank_count(), there / rank_count(), this_rank(), there);
   fail(op, "the mesh ({0}) has {1} devices, and there are {2}; set_devices({1}) or HALIAX_DEVICES={1} gives more, as threads of "
        "this process, and plan() takes a mesh of any size",
        mesh, wanted, there);
