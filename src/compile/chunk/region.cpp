@@ -109,9 +109,9 @@ bool Region::makes_by_turns(const NodePtr& n) {
     return contains(x) && walks(x) && !is_out(x, *n) && (enters(*x) ? axis_.name : known_of(*x).role.axis) == t->axis;
   });
   if (!goes) return false;
-  auto& place = member(*n).role;
-  if (t->running) place.axis = t->axis;
-  place.turns = std::move(*t);
+  auto& role = member(*n).role;
+  if (t->running) role.axis = t->axis;
+  role.turns = std::move(*t);
   return true;
 }
 
@@ -145,9 +145,9 @@ bool Region::learn(const NodePtr& n) {
     std::erase_if(names, [&](Name a) { return !has_axis(*n, a); });
     partial = false;
   } else if (n->op == &kResult && contains(n->in[0]) && goes_along(*n->in[0])) {
-    auto& place = member(*n).role;
-    if (result_of(*n).fold == Fold::stack) place.axis = loop_of(*n).axis.name;
-    return place.inside = true;
+    auto& role = member(*n).role;
+    if (result_of(*n).fold == Fold::stack) role.axis = loop_of(*n).axis.name;
+    return role.inside = true;
   } else if (is_loop_result(*n)) {
     from(result_of(*n).value[0]);
   } else {

@@ -285,7 +285,6 @@ void look(const std::vector<Step>& steps, bool part, std::map<int, Said>& calls)
 void overlap(Program& p) { Overlap(p).run(); }
 
 std::vector<std::string> overlapped(const Program& p) {
-  const char* const names[] = {"all-reduce", "reduce-scatter", "all-gather", "exchange"};
   std::map<int, Said> calls;
   look(p.steps, false, calls);
   std::vector<std::string> out;
@@ -293,7 +292,7 @@ std::vector<std::string> overlapped(const Program& p) {
   for (auto& [number, c] : calls) {
     if (!c.start) continue;
     auto& how = c.start->collective;
-    out.push_back(fmt::format("{} of {} arrays{}{}, finished before {}{}", names[int(how.wire)], how.x.size(), place(*c.start),
+    out.push_back(fmt::format("{} of {} arrays{}{}, finished before {}{}", name_of(how.wire), how.x.size(), place(*c.start),
                               c.ahead ? ", asked for a turn ahead" : "",
                               !c.waits ? "the end" : std::string(c.waits->why) + place(*c.waits),
                               c.next_turn ? " of the next turn" : ""));

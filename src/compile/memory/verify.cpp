@@ -216,11 +216,10 @@ struct GatheredCheck {
 
 // The calls of a Program in order, and the loops that hold some.
 std::vector<std::string> calls_of(const std::vector<Step>& steps) {
-  const char* const names[] = {"all-reduce", "reduce-scatter", "all-gather", "exchange"};
   std::vector<std::string> out;
   for (auto& s : steps) {
     if (s.kind == Kind::collective) {
-      std::string call = names[int(s.collective.wire)];
+      std::string call = name_of(s.collective.wire);
       for (int x : s.collective.over) call += " " + std::to_string(x);
       out.push_back(fmt::format("{} of {}; {}", call, s.collective.out.size(), s.where));
     } else if (auto body = calls_of(s.loop.body); !body.empty()) {

@@ -1,8 +1,14 @@
-// The memory that a step reads and writes: the one list by kind that planning, sharing, reports and checks go by.
+// The memory that a step reads and writes: the one list by kind that planning, sharing, reports and checks go by. And what people
+// call a collective.
 #pragma once
 #include "program/program.h"
 
 namespace haliax {
+
+inline const char* name_of(program::Wire w) {
+  const char* const names[] = {"all-reduce", "reduce-scatter", "all-gather", "exchange"};
+  return names[int(w)];
+}
 
 // f(view, writes) of each view of the step, what it reads first (a fused step: in the order of its code). A view that is added to
 // comes twice: as read, then as written. Of a loop nothing: its body holds steps of its own. A Step, const or not.
