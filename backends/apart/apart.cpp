@@ -157,6 +157,9 @@ class ApartDevice final : public Device {
  public:
   const char* name() const override { return "apart"; }
   std::int64_t scratch_bytes(const Step& s, int workers) const override { return steps_->scratch_bytes(s, workers); }
+  int lanes(const program::Loop& l, std::int64_t turns, std::int64_t lane_bytes, int workers) const override {
+    return steps_->lanes(l, turns, lane_bytes, workers);
+  }
   Machine machine() const override { return steps_->machine(); }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {
     return std::make_unique<Late>(steps_->compile(p), *p);

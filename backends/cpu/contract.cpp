@@ -310,7 +310,7 @@ class LoopContractStep final : public CompiledStep {
 
 std::unique_ptr<CompiledStep> make_contract(const program::Step& step, const Context& context) {
   if (auto made = make_vector_product(step, context)) return made;
-  if (auto plan = plan_matmul(step.contract, threads())) return std::make_unique<MatmulStep>(step, context, std::move(plan));
+  if (auto plan = plan_matmul(step.contract, context.workers)) return std::make_unique<MatmulStep>(step, context, std::move(plan));
   return std::make_unique<LoopContractStep>(step.contract);
 }
 std::int64_t contract_scratch(const program::Step& step, int workers) {

@@ -173,6 +173,65 @@ class LoopStep final : public CompiledStep {
   Steps body_;
 };
 
+// Turns side by side, of one loop or of several that hold nothing but each other. Each worker has steps of its own, and its lane.
+class LanesStep final : public CompiledStep {
+ public:
+  LanesStep(const program::Loop& outermost, const Context& context) : start_(outermost.lane_start), bytes_(outermost.lane_bytes) {
+    const program::Loop* loop = &outermost;
+    for (;; loop = &loop->body[0].loop) {
+      loops_.push_back({loop->variable, loop->trips, loop->reverse});
+      turns_ *= loop->trips;
+      if (loop->body.size() != 1 || loop->body[0].kind != Kind::loop || loop->body[0].loop.lanes == 0) break;
+    }
+    const auto& program = context.program;
+    for (std::size_t s = 0; s < program.slots.size(); ++s) {
+      const Slot& slot = program.slots[static_cast<std::size_t>(root_of(program, static_cast<int>(s)))];
+      if (slot.home == Home::arena && slot.offset >= start_ && slot.offset < start_ + bytes_) in_lane_.push_back(s);
+    }
+    in_lane_.push_back(static_cast<std::size_t>(context.arena_slot));   // scratch
+    Context alone = context;
+    alone.workers = 1;
+    const auto workers = std::clamp<std::int64_t>(turns_, 1, std::min(outermost.lanes, context.workers));
+    for (std::int64_t w = 0; w < workers; ++w)
+      lanes_.push_back({Steps(loop->body, alone), std::vector<std::byte*>(program.slots.size() + 1),
+                        std::vector<std::int64_t>(static_cast<std::size_t>(program.loops) + 1)});
+  }
+  void run(Frame& frame) override {
+    for (std::size_t w = 0; w < lanes_.size(); ++w) {
+      Lane& lane = lanes_[w];
+      std::copy_n(frame.slots, lane.slots.size(), lane.slots.begin());
+      std::copy_n(frame.loops, lane.loops.size(), lane.loops.begin());
+      for (auto s : in_lane_) lane.slots[s] += static_cast<std::int64_t>(w) * bytes_;
+    }
+    parallel_for(turns_, static_cast<int>(lanes_.size()), [&](std::int64_t turn, int worker) {
+      Lane& lane = lanes_[static_cast<std::size_t>(worker)];
+      for (auto l = loops_.rbegin(); l != loops_.rend(); ++l) {
+        lane.loops[static_cast<std::size_t>(l->variable)] = l->reverse ? l->trips - 1 - turn % l->trips : turn % l->trips;
+        turn /= l->trips;
+      }
+      Frame mine{lane.slots.data(), lane.loops.data()};
+      lane.steps.run(mine);
+    });
+  }
+
+ private:
+  struct Nested {
+    int variable;
+    std::int64_t trips;
+    bool reverse;
+  };
+  struct Lane {
+    Steps steps;
+    std::vector<std::byte*> slots;
+    std::vector<std::int64_t> loops;
+  };
+  std::vector<Nested> loops_;  // outermost first
+  std::int64_t turns_ = 1;
+  std::int64_t start_, bytes_;
+  std::vector<std::size_t> in_lane_;  // slots
+  std::vector<Lane> lanes_;
+};
+
 class SkipStep final : public CompiledStep {
  public:
   explicit SkipStep(const program::Skip& skip) : flag_(skip.unless) {}
@@ -214,7 +273,9 @@ std::unique_ptr<CompiledStep> compile_one(const Step& step, const Context& conte
     case Kind::host: return std::make_unique<HostStep>(step.host, context);
     case Kind::collective: return std::make_unique<CollectiveStep>(step, context);
     case Kind::finish: return std::make_unique<FinishStep>(step.finish.call);
-    case Kind::loop: return std::make_unique<LoopStep>(step.loop, context);
+    case Kind::loop:
+      if (step.loop.lanes > 0) return std::make_unique<LanesStep>(step.loop, context);
+      return std::make_unique<LoopStep>(step.loop, context);
   }
   throw Error("[compile] an unknown kind of step");
 }
@@ -230,7 +291,7 @@ class Run {
       : slots_(program.slots.size() + 1),
         loops_(static_cast<std::size_t>(program.loops) + 1),
         calls_(static_cast<std::size_t>(program.calls)),
-        steps_(program.steps, Context{program, static_cast<int>(program.slots.size())}) {
+        steps_(program.steps, Context{program, static_cast<int>(program.slots.size()), threads()}) {
     for (std::size_t s = 0; s < program.slots.size(); ++s) {
       const Slot& slot = program.slots[static_cast<std::size_t>(root_of(program, static_cast<int>(s)))];
       sources_.push_back({slot.home, slot.home == Home::arena ? slot.offset : slot.index});
@@ -305,6 +366,8 @@ class CpuExecutable final : public program::Executable, public program::Recordab
   Idle<Run> runs_;
 };
 
+constexpr std::int64_t usual_lane = 1 << 20, most_in_lane = 4 << 20;  // bytes
+
 class CpuDevice final : public program::Device {
  public:
   const char* name() const override { return "cpu"; }
@@ -317,6 +380,16 @@ class CpuDevice final : public program::Device {
       case Kind::sort: return sort_scratch(step, workers);
       default: return 0;
     }
+  }
+  program::Machine machine() const override {
+    program::Machine m;
+    m.lane = usual_lane;
+    return m;
+  }
+  // Where a turn's steps are too small to be worth cutting, and leave what they make in a core's cache.
+  int lanes(const program::Loop& loop, std::int64_t turns, std::int64_t lane_bytes, int workers) const override {
+    if (turns < 2 || lane_bytes > most_in_lane || program::count_contractions(loop.body) == 0) return 0;
+    return static_cast<int>(std::min<std::int64_t>(turns, workers == 0 ? threads() : workers));
   }
   std::unique_ptr<program::Executable> compile(std::shared_ptr<const Program> program) override {
     return std::make_unique<CpuExecutable>(std::move(program));

@@ -84,7 +84,7 @@ class SortStep final : public CompiledStep {
         x_(sort_.x),
         out_(sort_.out),
         indices_(sort_.indices),
-        workers_(sort_workers(sort_, threads())),
+        workers_(sort_workers(sort_, context.workers)),
         scratch_(step, context.arena_slot, line_bytes(sort_) * workers_) {}
 
   void run(Frame& frame) override {

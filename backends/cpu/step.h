@@ -63,6 +63,7 @@ class Scratch {
 struct Context {
   const program::Program& program;
   int arena_slot = 0;  // an extra entry of Frame::slots: the arena
+  int workers = 1;     // threads that a step may use
   // Whether two slots may share memory; whether they are the same memory.
   bool overlap(int slot_a, int slot_b) const;
   bool same(int slot_a, int slot_b) const;

@@ -76,6 +76,10 @@ const Pass kPasses[] = {
      [](Compilation& c) {
        if (checks_finite()) check_finite(*c.program);
      }},
+    {"lanes", "runs turns side by side that touch nothing of each other's", Stage::program, true,
+     [](Compilation& c) {
+       if (c.options.device) give_lanes(*c.program, *c.options.device, c.options.workers);
+     }},
     {"scratch", "asks the device what scratch each step wants", Stage::program, false,
      [](Compilation& c) {
        if (c.options.device) ask_scratch(*c.program, *c.options.device, c.options.workers);

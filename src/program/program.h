@@ -185,11 +185,17 @@ struct Host {
   bool once = true;                 // by the first device of a mesh; else by each
 };
 struct Step;
+// Turns of a loop with lanes touch nothing of each other's: several may run at a time, each in a lane. What lives within a turn, and
+// scratch of the steps in it, lies in `lane_bytes` of the arena from `lane_start` on; lane k has those bytes k * lane_bytes further
+// on. If the body is one loop with lanes, that has none of its own, and all turns of both may run at a time. Who has no lanes runs
+// turn by turn, in the first one.
 struct Loop {
   int variable = 0;                 // the number that terms refer to; -1: none do, it is a part of a turn that may end by itself
   std::int64_t trips = 0;
   bool reverse = false;
   std::vector<Step> body;           // (without an initializer: clang wants the whole type for one)
+  int lanes = 0;                    // at most so many turns at a time; 0: one after another
+  std::int64_t lane_start = -1, lane_bytes = 0;   // set by plan_memory
 };
 
 struct Step {
@@ -280,6 +286,7 @@ struct Machine {
   double multiplications_per_far_byte = 4;  // of what is used again soon, but lies further away than `near`
   double cache = 8 << 20;                   // bytes: what is used turn after turn and fits stays
   double near = 2 << 20;                    // bytes: what a step leaves in the caches of the cores, where the next one finds it
+  double lane = 0;                          // bytes: what a turn of a loop with lanes may hold; 0: there are no lanes
   double narrow = 1. / 3;                   // of a multiplication in bf16 or f16
   double step = 0;                          // of each step that is run, whatever it does
 };
@@ -330,6 +337,13 @@ class Device {
   // Scratch that a step wants inside the plan, in bytes (oneDNN scratchpads, partial sums). Asked before plan_memory. `workers`:
   // as if there were so many threads; 0: as many as there are.
   virtual std::int64_t scratch_bytes(const Step&, [[maybe_unused]] int workers) const { return 0; }
+  // Of a loop whose turns touch nothing of each other's: how many of these turns (those of the loops it is made of, if there are
+  // several) run at a time, each in memory of its own, which takes about lane_bytes. 0: one after another, step by step. workers: as
+  // above.
+  virtual int lanes([[maybe_unused]] const Loop&, [[maybe_unused]] std::int64_t turns, [[maybe_unused]] std::int64_t lane_bytes,
+                    [[maybe_unused]] int workers) const {
+    return 0;
+  }
   virtual Machine machine() const { return {}; }
   virtual std::unique_ptr<Executable> compile(std::shared_ptr<const Program>) = 0;
 

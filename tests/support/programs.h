@@ -8,10 +8,10 @@
 #include <cstring>
 #include <functional>
 #include <limits>
-#include <optional>
 #include <memory>
 #include <new>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>

@@ -57,8 +57,11 @@ Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::
 }  // namespace
 
 Nodes apply(const CutPlan& plan, const Nodes& roots, const Node* index) {
-  auto level = level_of(roots, index);
-  auto in = plan.tile ? tiled(roots, level, index, Regions(plan.call, roots, level), *plan.tile) : roots;
+  auto in = roots;
+  for (auto& t : plan.tiles) {
+    auto level = level_of(in, index);
+    in = tiled(in, level, index, Regions(plan.call, in, level), t);
+  }
   return without_borders(cut_from(plan, in, index, 0), plan.call, index);
 }
 

@@ -12,7 +12,7 @@ namespace haliax {
 struct CutPlan {
   ChunkKey call;
   std::vector<std::pair<ChunkKey, std::int64_t>> cuts;   // outermost first; positions a turn
-  std::optional<ChunkKey> tile;                          // an axis that is cut although nobody asked
+  std::vector<ChunkKey> tiles;                           // axes that are cut although nobody asked
   RegionCut how;
   bool is_whole() const;                                 // nothing is cut
   std::string line() const;                              // for people, of what is whole

@@ -135,11 +135,18 @@ int contractions_of(const Nodes& roots, const Node* index) {
   return count;
 }
 
+std::int64_t lane_bytes_of(const std::vector<program::Step>& steps) {
+  std::int64_t most = 0;
+  for (auto& s : steps) most = std::max({most, s.loop.lane_bytes, lane_bytes_of(s.loop.body)});
+  return most;
+}
+
 struct Trial {
   CutPlan plan;
-  std::int64_t bytes = 0;
+  std::int64_t bytes = 0, lane_bytes = 0;        // of the arena; of a lane, if there are any
   double cost = 0;
   double contractions = 0;                       // with each position
+  program::Machine machine = {};
 };
 
 class ChunkSearch {
@@ -164,6 +171,8 @@ class ChunkSearch {
     if (call_.inside == kOfScores && whole.bytes > budget_) budget_ = std::max(budget_, least().bytes + kUsualBudget);
     if (whole.bytes <= budget_) return explained(whole, {});
     std::optional<Trial> rows, tiles;
+    if (call_.inside == kOfScores)
+      if (auto lanes = by_lanes(std::int64_t(whole.machine.lane))) return explained(*lanes, {});
     if (form != ChunkForm::tile) rows = by_rows();
     if (!inner_.empty()) tiles = by_tiles();
     if (!rows && !tiles) rows = least();
@@ -199,7 +208,9 @@ class ChunkSearch {
     Trial t;
     auto tried = attempt_(apply(plan, alone_.roots, nullptr), alone_.inputs, call_.depth);
     t.bytes = tried.program->arena_bytes + alone_.outside;
+    t.lane_bytes = lane_bytes_of(tried.program->steps);
     t.cost = cost_of(tried.program->steps, tried.machine);
+    t.machine = tried.machine;
     t.contractions = contractions_of(tried.graph, nullptr) * (1 - tried.spared);
     t.plan = std::move(plan);
     return t;
@@ -250,7 +261,7 @@ class ChunkSearch {
   CutPlan tiled(std::int64_t rows, std::int64_t columns) const {
     auto cuts = chunks_of(outer_, rows), more = chunks_of(inner_, columns);
     cuts.insert(cuts.end(), more.begin(), more.end());
-    return {call_, cuts, tile_, how(backward_ ? "recompute" : "forward")};
+    return {call_, cuts, tile_ ? std::vector{*tile_} : std::vector<ChunkKey>(), how(backward_ ? "recompute" : "forward")};
   }
 
   // The most positions for which the plan fits. Bytes grow about linearly with them: the next guess lies between what fits and
@@ -290,6 +301,45 @@ class ChunkSearch {
   std::optional<Trial> by_rows() const {
     auto keys = tile_ ? regions_.keys : outer_;
     return largest(positions(keys), [&](std::int64_t c) { return CutPlan{call_, chunks_of(keys, c), {}, how(rows_form())}; });
+  }
+  // The axes that each position goes along by itself, but the walked ones: heads, examples of a batch.
+  std::vector<ChunkKey> free_axes() const {
+    auto roots = alone_.roots;
+    auto level = level_of(roots, nullptr);
+    Regions regions(call_, roots, level);
+    const Node* widest = nullptr;
+    for (auto& n : level)
+      if (regions.contain(n) && n->op != &kLoop && (!widest || n->bytes() > widest->bytes())) widest = n.get();
+    int sweeps = 0;
+    for (auto& r : regions.of) sweeps = std::max(sweeps, r.sweeps());
+    std::vector<ChunkKey> out;
+    for (auto& a : widest ? widest->axes : Axes()) {
+      if (has(call_.walked, a.name)) continue;
+      auto k = call_;
+      k.axis = a.name, k.size = a.size, k.blocks = blocks_of(a.name, widest->origin.mapping.get());
+      try {
+        auto with = haliax::tiled(roots, level, nullptr, regions, k);
+        if (Region(k.attr(), with, level_of(with, nullptr)).sweeps() <= sweeps) out.push_back(k);
+      } catch (const Error&) {}   // it cannot be walked
+    }
+    return out;
+  }
+  // Few queries of one example and one head a turn, so that its scores stay in a core's cache, and turns side by side.
+  CutPlan one_by_one(const std::vector<ChunkKey>& free, std::int64_t queries) const {
+    Cuts cuts;
+    for (auto& k : free) cuts.push_back({k, 1});
+    auto mine = chunks_of(outer_, queries);
+    cuts.insert(cuts.end(), mine.begin(), mine.end());
+    return {call_, cuts, free, how(rows_form())};
+  }
+  std::optional<Trial> by_lanes(std::int64_t lane) const {
+    if (lane == 0) return {};
+    constexpr std::int64_t usual = 64, least = 16;
+    auto free = free_axes();
+    auto t = trial(one_by_one(free, usual));
+    if (t.lane_bytes > lane)
+      t = trial(one_by_one(free, std::max(least, usual * lane / t.lane_bytes / least * least)));
+    return t.lane_bytes > 0 && t.bytes <= budget_ ? std::optional(t) : std::nullopt;
   }
   std::optional<Trial> by_tiles() const {
     std::optional<Trial> best;

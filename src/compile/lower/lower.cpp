@@ -50,10 +50,14 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& optio
 }
 
 void ask_scratch(program::Program& p, program::Device& device, int workers) {
-  each_step(p.steps, [&](program::Step& s) {
-    if (!device.supports(s)) throw Error(fmt::format("[{}] backend {} cannot run it; {}", s.why, device.name(), s.where));
-    if (s.kind != program::Kind::loop) s.scratch_bytes = device.scratch_bytes(s, workers);
-  });
+  auto ask = [&](auto& self, std::vector<program::Step>& steps, int of) -> void {
+    for (auto& s : steps) {
+      if (!device.supports(s)) throw Error(fmt::format("[{}] backend {} cannot run it; {}", s.why, device.name(), s.where));
+      if (s.kind == program::Kind::loop) self(self, s.loop.body, s.loop.lanes > 0 ? 1 : of);   // a lane is one worker's
+      else s.scratch_bytes = device.scratch_bytes(s, of);
+    }
+  };
+  ask(ask, p.steps, workers);
 }
 
 }  // namespace haliax

@@ -336,18 +336,12 @@ struct MemoryPlanner {
 
   // ---- places in the arena ----
   struct ArenaItem { std::int64_t bytes; Life life; std::int64_t* offset; const char* purpose; };
-  void place() {
-    std::vector<ArenaItem> items;
-    auto add = [&](std::int64_t bytes, Life l, std::int64_t& offset, const char* purpose) {
-      items.push_back({bytes, reuse ? l : Life{0, last()}, &offset, purpose});
-    };
-    for (int s = 0; s < int(p.slots.size()); ++s)
-      if (auto& slot = p.slot(s); free_to_share(s) && slot.home == Home::arena && life_in(s).last >= 0)
-        add(slot.bytes, life_in(s), slot.offset, slot.purpose);
-    for (int at = 1; at <= last(); ++at)
-      if (auto& s = *moments[std::size_t(at)].step; s.scratch_bytes > 0) add(s.scratch_bytes, {at, at}, s.scratch, "scratch");
+  using Items = std::vector<ArenaItem>;
+  // Gives each an offset, and says how many bytes they take.
+  std::int64_t place(Items& items) const {
     if (reuse) std::stable_sort(items.begin(), items.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
     std::vector<const ArenaItem*> placed;   // by offset
+    std::int64_t bytes = 0;
     for (auto& item : items) {
       std::int64_t best = -1, best_gap = 0, end = 0;
       for (auto* o : placed) {
@@ -357,14 +351,47 @@ struct MemoryPlanner {
         end = std::max(end, *o->offset + aligned(o->bytes));
       }
       *item.offset = best < 0 ? end : best;
-      p.arena_bytes = std::max(p.arena_bytes, *item.offset + aligned(item.bytes));
+      bytes = std::max(bytes, *item.offset + aligned(item.bytes));
       auto lower = [](auto* a, auto* b) { return *a->offset < *b->offset; };
       placed.insert(std::upper_bound(placed.begin(), placed.end(), &item, lower), &item);
     }
-    report_peak(items);
+    return bytes;
+  }
+  Items items() {
+    Items out;
+    auto add = [&](std::int64_t bytes, Life l, std::int64_t& offset, const char* purpose) {
+      out.push_back({bytes, reuse ? l : Life{0, last()}, &offset, purpose});
+    };
+    for (int s = 0; s < int(p.slots.size()); ++s)
+      if (auto& slot = p.slot(s); free_to_share(s) && slot.home == Home::arena && life_in(s).last >= 0)
+        add(slot.bytes, life_in(s), slot.offset, slot.purpose);
+    for (int at = 1; at <= last(); ++at)
+      if (auto& s = *moments[std::size_t(at)].step; s.scratch_bytes > 0) add(s.scratch_bytes, {at, at}, s.scratch, "scratch");
+    return out;
+  }
+  // What lives in the turns of a loop with lanes lies in one of them, and the lanes side by side.
+  void place_all() {
+    auto all = items();
+    std::map<program::Loop*, Items> lanes;
+    int done = 0;
+    for (auto& span : spans) {
+      auto& loop = moments[std::size_t(span.begin)].step->loop;
+      if (loop.lanes == 0 || span.begin < done) continue;
+      done = span.end;
+      auto inside = [&](auto& i) { return i.life.first > span.begin && i.life.last < span.end; };
+      auto& mine = lanes[&loop];
+      std::copy_if(all.begin(), all.end(), std::back_inserter(mine), inside);
+      std::erase_if(all, inside);
+      loop.lane_bytes = place(mine);
+      if (loop.lane_bytes > 0) all.push_back({loop.lane_bytes * loop.lanes, {span.begin, span.end}, &loop.lane_start, "scratch"});
+    }
+    p.arena_bytes = place(all);
+    for (auto& [loop, mine] : lanes)
+      for (auto& i : mine) *i.offset += loop->lane_start;
+    report_peak(all);
   }
   // By purpose, what is alive at the moment when most bytes are; what of the arena is not alive then are gaps.
-  void report_peak(const std::vector<ArenaItem>& items) {
+  void report_peak(const Items& items) {
     std::vector<std::int64_t> grows(moments.size() + 1);
     for (auto& i : items)
       grows[std::size_t(i.life.first)] += i.bytes, grows[std::size_t(std::min(i.life.last, last())) + 1] -= i.bytes;
@@ -407,7 +434,7 @@ struct MemoryPlanner {
     if (reuse) share_all();
     for (int s = 0; s < int(p.slots.size()); ++s)
       if (!free_to_share(s)) p.slot(s).alias = find_root(s);
-    place();
+    place_all();
     if (checks("HALIAX_POISON")) poison();
     sweep(p.steps);
     check_gathered(p);

@@ -241,7 +241,10 @@ bool checks(const char* variable) {
   return flag_asked(variable, usual, context().origin.at);
 }
 
-void verify(const Program& p, const char* after, bool placed) { ProgramCheck{p, after, placed}.run(); }
+void verify(const Program& p, const char* after, bool placed) {
+  ProgramCheck{p, after, placed}.run();
+  check_lanes(p, after);
+}
 
 void check_gathered(const Program& p) {
   GatheredCheck c{p};

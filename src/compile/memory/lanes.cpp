@@ -1,0 +1,140 @@
+// Loops whose turns touch nothing of each other's: they get lanes, in which several turns run at a time.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "compile/memory/memory.h"
+#include "compile/memory/turns.h"
+#include "compile/memory/views.h"
+#include "haliax/error.h"
+
+namespace haliax {
+namespace {
+
+using program::Home;
+using program::Kind;
+using program::Program;
+using program::Step;
+
+// Who touches what, in a Program before or behind plan_memory.
+class Touched {
+ public:
+  explicit Touched(const Program& p) : p_(p), access_(p.slots.size()) { number(p.steps); }
+
+  // Does no turn of the loop touch what another one writes? What lives in a turn is written there before it is read; what else a
+  // turn writes is a block of its own.
+  bool are_apart(const Step& loop, Trips around) const {
+    auto [begin, end] = spans_.at(&loop);
+    bool known = loop.loop.variable >= 0;
+    each_step(loop.loop.body, [&](auto& s) {
+      known &= s.kind != Kind::collective && s.kind != Kind::finish && s.kind != Kind::host && s.kind != Kind::custom;
+    });
+    if (!known) return false;
+    around[loop.loop.variable] = loop.loop.trips;
+    add_trips(loop.loop.body, around);
+    for (std::size_t m = 0; m < access_.size(); ++m) {
+      auto mine = within(access_[m], begin, end);
+      if (std::none_of(mine.begin(), mine.end(), [](auto& a) { return a.writes; })) continue;
+      if (lives_in(m, begin, end)) {
+        if (!mine.front().writes) return false;
+        continue;
+      }
+      std::optional<Blocks> all;
+      for (auto& a : mine) {
+        auto b = a.view ? blocks_of(*a.step, *a.view, loop.loop.variable, around) : std::nullopt;
+        if (!b || (all && *all != *b)) return false;
+        all = b;
+      }
+    }
+    return true;
+  }
+  // Bytes of what lives in a turn, were it all apart.
+  std::int64_t bytes_in(const Step& loop) const {
+    auto [begin, end] = spans_.at(&loop);
+    std::int64_t bytes = 0;
+    for (std::size_t m = 0; m < access_.size(); ++m)
+      if (!access_[m].empty() && lives_in(m, begin, end)) bytes += program::aligned(p_.slots[m].bytes);
+    return bytes;
+  }
+
+ private:
+  struct Span { int begin, end; };
+  void number(const std::vector<Step>& all) {
+    for (auto& s : all) {
+      const int at = steps_++;
+      each_access(s, [&](int slot, bool writes, const program::View* v) { access_[memory(slot)].push_back({at, &s, writes, v}); });
+      if (s.kind != Kind::loop) continue;
+      number(s.loop.body);
+      spans_[&s] = {at + 1, steps_};
+    }
+  }
+  static void add_trips(const std::vector<Step>& all, Trips& trips) {
+    each_step(all, [&](auto& s) {
+      if (s.kind == Kind::loop && s.loop.variable >= 0) trips[s.loop.variable] = s.loop.trips;
+    });
+  }
+  std::size_t memory(int slot) const {
+    while (p_.slot(slot).alias >= 0) slot = p_.slot(slot).alias;
+    return std::size_t(slot);
+  }
+  static std::span<const Access> within(const std::vector<Access>& all, int begin, int end) {
+    auto at = [&](int n) { return std::partition_point(all.begin(), all.end(), [&](auto& a) { return a.at < n; }); };
+    return {at(begin), at(end)};
+  }
+  bool lives_in(std::size_t m, int begin, int end) const {
+    return p_.slots[m].home == Home::arena && access_[m].front().at >= begin && access_[m].back().at < end;
+  }
+
+  const Program& p_;
+  int steps_ = 0;
+  Accesses access_;                  // by memory
+  std::map<const Step*, Span> spans_;
+};
+
+// The loop in it, if that is all there is in its turns.
+template <class S> S* only_loop(S& s) {
+  auto& body = s.loop.body;
+  return body.size() == 1 && body[0].kind == Kind::loop && body[0].loop.variable >= 0 ? &body[0] : nullptr;
+}
+
+}  // namespace
+
+void give_lanes(Program& p, const program::Device& device, int workers) {
+  Touched touched(p);
+  auto walk = [&](auto& self, std::vector<Step>& steps, Trips around) -> void {
+    for (auto& s : steps) {
+      if (s.kind != program::Kind::loop) continue;
+      std::vector<Step*> nest;
+      auto inner = around;
+      for (auto* l = &s; l && touched.are_apart(*l, inner); l = only_loop(*l)) {
+        nest.push_back(l);
+        inner[l->loop.variable] = l->loop.trips;
+      }
+      std::int64_t count = 1;
+      for (auto* l : nest) count *= l->loop.trips;
+      int lanes = nest.empty() ? 0 : device.lanes(s.loop, count, touched.bytes_in(*nest.back()), workers);
+      for (auto* l : nest) l->loop.lanes = lanes;
+      if (lanes > 0) continue;
+      if (s.loop.variable >= 0) around[s.loop.variable] = s.loop.trips;
+      self(self, s.loop.body, around);
+    }
+  };
+  walk(walk, p.steps, {});
+}
+
+void check_lanes(const Program& p, const char* after) {
+  Touched touched(p);
+  auto walk = [&](auto& self, const std::vector<Step>& steps, Trips around) -> void {
+    for (auto& s : steps) {
+      if (s.kind != program::Kind::loop) continue;
+      if (s.loop.lanes > 0 && !touched.are_apart(s, around))
+        throw Error(fmt::format("[verify] loop after {}: its turns run side by side, and touch what is another one's; {}", after, s.where));
+      auto inner = around;
+      if (s.loop.variable >= 0) inner[s.loop.variable] = s.loop.trips;
+      self(self, s.loop.body, inner);
+    }
+  };
+  walk(walk, p.steps, {});
+}
+
+}  // namespace haliax
