@@ -203,13 +203,15 @@ class LanesStep final : public CompiledStep {
       std::copy_n(frame.loops, lane.loops.size(), lane.loops.begin());
       for (auto s : in_lane_) lane.slots[s] += static_cast<std::int64_t>(w) * bytes_;
     }
-    parallel_for(turns_, static_cast<int>(lanes_.size()), [&](std::int64_t turn, int worker) {
+    const int workers = frame.recorder ? 1 : static_cast<int>(lanes_.size());  // it times one step at a time
+    parallel_for(turns_, workers, [&](std::int64_t turn, int worker) {
       Lane& lane = lanes_[static_cast<std::size_t>(worker)];
       for (auto l = loops_.rbegin(); l != loops_.rend(); ++l) {
         lane.loops[static_cast<std::size_t>(l->variable)] = l->reverse ? l->trips - 1 - turn % l->trips : turn % l->trips;
         turn /= l->trips;
       }
       Frame mine{lane.slots.data(), lane.loops.data()};
+      mine.recorder = frame.recorder;
       lane.steps.run(mine);
     });
   }
@@ -366,7 +368,7 @@ class CpuExecutable final : public program::Executable, public program::Recordab
   Idle<Run> runs_;
 };
 
-constexpr std::int64_t usual_lane = 1 << 20, most_in_lane = 4 << 20;  // bytes
+constexpr std::int64_t usual_lane = 5 << 18, most_in_lane = 8 << 20;  // bytes
 
 class CpuDevice final : public program::Device {
  public:

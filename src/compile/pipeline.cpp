@@ -9,6 +9,7 @@
 #include "base/environment.h"
 #include "compile/chunk/chunk.h"
 #include "compile/loops/loops.h"
+#include "compile/lower/masked.h"
 #include "compile/memory/memory.h"
 #include "compile/verify.h"
 #include "transforms/scores.h"
@@ -59,6 +60,8 @@ const Pass kPasses[] = {
     // ---- the graph of one device ----
     {"softmax_products", "takes the sums of a softmax out of its products", Stage::device, true,
      [](Compilation& c) { c.roots = softmax_products(c.roots); }},
+    {"masked_products", "leaves out blocks of products that masks make nothing of", Stage::device, true,
+     [](Compilation& c) { c.roots = masked_products(c.roots); }},
     {"accumulate_updates", "scatters into the array that a scatter is added to", Stage::device, true,
      [](Compilation& c) { rewrite(c, accumulate_updates); }},
     {"layout", "orders the axes of values in memory for products", Stage::device, true,

@@ -109,7 +109,8 @@ struct NodeCheck {
     result_is(!counts ? n.in[0]->dtype : prim::position_dtype(axis_size(without(n.in[0]->axes, n.axes))));
   }
   void contract() const {   // of narrower operands than the result, or of wider ones
-    for (auto& x : n.in) must(is_float(x->dtype) == is_float(n.dtype), "an operand is {}, the result {}", x->dtype, n.dtype);
+    for (std::size_t k : {0u, 1u})               // a third one says which blocks there are
+      must(is_float(n.in[k]->dtype) == is_float(n.dtype), "an operand is {}, the result {}", n.in[k]->dtype, n.dtype);
   }
   void moves() const {
     if (n.op->stretches && along(n, kResultSide, n.attr.names[0]).way == Along::Way::shift) shifts(n.attr.names[0]);

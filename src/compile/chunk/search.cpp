@@ -155,7 +155,7 @@ class ChunkSearch {
       : call_(call), attempt_(attempt), regions_(call, roots, level), origin_(level[0]->origin) {
     for (auto& n : level) if (regions_.contain(n)) backward_ |= n->origin.backward;
     for (auto& n : level) if (n->op == &prim::kEnter && ChunkKey::of(n->attr).same_call(call)) { origin_ = n->origin; break; }
-    if (!call.chunks.empty()) return;
+    if (!call.chunks.empty() && call.inside != kOfScores) return;
     alone_ = isolated(roots, level, regions_);
     std::int64_t read = 0;
     for (auto& n : alone_.inputs) read += n->bytes();
@@ -216,6 +216,8 @@ class ChunkSearch {
     return t;
   }
   CutPlan asked() const {
+    if (call_.inside == kOfScores)
+      if (auto t = trial(one_by_one(free_axes(), call_.chunks[0])); t.lane_bytes > 0) return explained(t, {});
     CutPlan p{call_, {}, {}, how(rows_form())};
     for (auto& k : regions_.keys) {
       auto at = std::find(call_.walked.begin(), call_.walked.end(), k.axis) - call_.walked.begin();

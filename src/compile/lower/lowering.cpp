@@ -5,6 +5,7 @@
 
 #include "base/where.h"
 #include "compile/lower/kernel.h"
+#include "compile/lower/masked.h"
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
 #include "ops/collective.h"
@@ -157,7 +158,8 @@ void Lowering::single(const NodePtr& n) {
   result_ = add ? add->place : home(n);
   if (n->op->kind == Kind::contract) {
     auto &a = n->in[0], &b = n->in[1];
-    contract({result_, n->axes}, {place_of(a), a->axes}, {place_of(b), b->axes}, add != nullptr);
+    if (n->op == &kMaskedProduct) masked_product(*n, add != nullptr);
+    else contract({result_, n->axes}, {place_of(a), a->axes}, {place_of(b), b->axes}, add != nullptr);
   } else if (add) {
     accumulating_ = true;
     n->op->lower(*n, *this);
@@ -228,6 +230,39 @@ void Lowering::contract(const Placed& out, const Placed& a, const Placed& b, boo
   auto of = [&](const Placed& p) { return view(p.place, p.axes, all); };
   push({.kind = program::Kind::contract,
         .contract = {sizes(batch), sizes(m), sizes(nn), sizes(k), of(a), of(b), of(out), accumulate}});
+}
+// A loop over the blocks, whose turn ends where the flag says so; what is left over lies at the end.
+void Lowering::masked_product(const Node& n, bool add) {
+  auto [axis, block, zeros] = MaskedAttr::of(n);
+  auto &a = n.in[0], &b = n.in[1], &flags = n.in[2];
+  bool sums = !find(n, axis);
+  const Placed out{result_, n.axes}, of_a{place_of(a), a->axes}, of_b{place_of(b), b->axes};
+  auto flag = place_of(flags);
+  if (!add && (sums || zeros)) zero(result_, n.axes);
+  const auto size = find(find(*a, axis) ? *a : *b, axis)->size, whole = size / block;
+  auto part = [&](Placed p, std::int64_t positions, int variable) {
+    auto strides = p.place.strides;
+    for (std::size_t d = 0; d < p.axes.size(); ++d) {
+      if (p.axes[d].name != axis) continue;
+      p.axes[d].size = positions;
+      if (variable >= 0) p.place.terms.push_back({.loop = variable, .stride = block * strides[d]});
+      else p.place.offset += whole * block * strides[d];
+    }
+    return p;
+  };
+  auto turns = [&](std::int64_t trips, std::int64_t positions, int variable) {
+    Step s{.kind = program::Kind::loop, .loop = {.variable = variable, .trips = trips, .body = {}}};
+    auto* outer = std::exchange(steps_, &s.loop.body);
+    auto mine = flag;
+    if (variable >= 0) mine.terms.push_back({.loop = variable, .stride = flag.strides[0]});
+    else mine.offset += whole * flag.strides[0];
+    push({.kind = program::Kind::skip, .skip = {view(mine, {}, {})}});
+    contract(part(out, positions, variable), part(of_a, positions, variable), part(of_b, positions, variable), add || sums);
+    steps_ = outer;
+    push(std::move(s));
+  };
+  if (whole > 0) turns(whole, block, p_.loops++);
+  if (size % block) turns(1, size % block, -1);
 }
 void Lowering::into(const Unit& u) {
   auto& n = u.nodes[0];

@@ -1,0 +1,149 @@
+// Blocks of products that a mask makes nothing of. A product of weights that are 0 wherever a mask is false leaves out the blocks in
+// which it is false throughout, and so does one whose result is only read where a mask holds. Both are found in the graph: what an
+// operand, or a reader, becomes where the mask is false (ops/masks.h). A weight is 0 there if, say, it is exp(-1e9 - max): that is
+// looked up when the program runs, row by row, and where it is not so nothing is left out. So values are those of the whole.
+#include "compile/lower/masked.h"
+
+#include <algorithm>
+
+#include "graph/loop.h"
+#include "ops/masks.h"
+
+namespace haliax {
+
+const Op kMaskedProduct{.name = "dot", .kind = Kind::contract, .linear = Linear::no};
+
+namespace {
+
+// What is left out of a product: blocks in which none of these masks holds, if all of `if_zero` are 0.
+struct LeftOut {
+  struct Mask { NodePtr mask; Nodes if_zero; };
+  std::vector<Mask> masks = {};
+  bool zero = false;                               // they are 0 in the result
+};
+
+class Level {
+ public:
+  Level(const Nodes& values, const Node* index) : index_(index) {
+    auto all = level_of(values, index);
+    std::unordered_set<const Node*> inner;
+    for (auto& n : all)
+      if (n->op == &kLoop)
+        for (auto& i : loop_of(*n).index) inner.insert(i.get());
+    for (auto& n : all)
+      if (n->varies_with(index) && std::none_of(n->free.begin(), n->free.end(), [&](auto* f) { return inner.count(f) > 0; }))
+        nodes_.push_back(n);
+    for (auto& v : values) given_.insert(v.get());
+    for (auto& n : nodes_) {
+      Nodes reads;
+      add_reads(n, reads);
+      for (auto& x : reads)
+        if (x) readers_[x.get()].push_back(n.get());
+    }
+  }
+  void rewrite(Rewrite& to) const {
+    for (auto& n : nodes_)
+      if (n->op->kind == Kind::contract && n->in.size() == 2)
+        if (auto made = masked(*n)) to[n.get()] = made;
+  }
+
+ private:
+  // Of an axis: large enough for a product, small enough that few positions are made in vain. 0: it is not worth while.
+  static std::int64_t block_of(std::int64_t size) { return size >= 2048 ? 192 : size >= 192 ? 96 : 0; }
+
+  NodePtr masked(const Node& n) const {
+    for (std::size_t side : {0u, 1u})
+      for (auto& a : n.in[side]->axes)
+        if (auto made = block_of(a.size) ? with(n, a, of_operand(n.in[side], a.name)) : nullptr) return made;
+    for (auto& a : n.axes)
+      if (auto made = block_of(a.size) ? with(n, a, of_readers(n, a.name)) : nullptr) return made;
+    return nullptr;
+  }
+  static LeftOut of_operand(const NodePtr& x, Name axis) {
+    LeftOut out{.zero = true};
+    for (auto& m : prim::masks_of(x, axis)) {
+      auto there = prim::where_false(x, m.get(), axis);
+      if (!there) continue;
+      out.masks.push_back({m, prim::is_number(there, 0) ? Nodes() : Nodes{there}});
+    }
+    return out;
+  }
+  LeftOut of_readers(const Node& n, Name axis) const {
+    Nodes ends;                                    // what others read of all that is made of it point by point
+    std::vector<const Node*> todo{&n};
+    std::unordered_set<const Node*> seen{&n};
+    while (!todo.empty()) {
+      auto* x = todo.back();
+      todo.pop_back();
+      bool read = given_.count(x) > 0;
+      auto of = readers_.find(x);
+      for (auto* r : of == readers_.end() ? std::vector<const Node*>() : of->second) {
+        bool point = (r->op->kind == Kind::map || (is_seen_through(*r) && keeps_names(*r))) && has(r->axes, axis);
+        if (!point) read = true;
+        else if (seen.insert(r).second) todo.push_back(r);
+      }
+      if (read) ends.push_back(std::const_pointer_cast<Node>(x->shared_from_this()));
+    }
+    LeftOut out;
+    Nodes masks;
+    for (auto& e : ends)
+      for (auto& m : prim::masks_of(e, axis))
+        if (std::find(masks.begin(), masks.end(), m) == masks.end()) masks.push_back(m);
+    for (auto& m : masks) {
+      LeftOut::Mask mine{m, {}};
+      auto most = prim::Reads::nothing;
+      for (auto& e : ends) most = std::max(most, prim::read_where_false(e, &n, m.get(), axis, mine.if_zero));
+      if (most == prim::Reads::all) continue;
+      out.zero |= most == prim::Reads::zero;
+      out.masks.push_back(std::move(mine));
+    }
+    return out;
+  }
+  static NodePtr with(const Node& n, const Axis& a, const LeftOut& what) {
+    prim::BlocksOf b{a, block_of(a.size)};
+    NodePtr made;                                  // flags, of blocks
+    auto both = [](const Op& op, const NodePtr& x, const NodePtr& y) { return prim::map(op, {x, y}, DType::boolean); };
+    for (auto& [mask, if_zero] : what.masks) {
+      auto may = prim::may_hold(mask, b);
+      if (!may || !has(may->axes, b.blocks().name)) continue;
+      for (auto& x : if_zero) {
+        auto zero = prim::equal(x, prim::number(0, x->dtype));
+        may = both(prim::kBitOr, may, prim::logical_not(prim::reduce(Monoid::min, zero, {})));
+      }
+      made = made ? both(prim::kBitAnd, made, may) : may;
+    }
+    if (!made) return nullptr;
+    At here(n.origin);
+    return make(kMaskedProduct, {n.in[0], n.in[1], prim::fit(made, {b.blocks()})}, n.axes, n.dtype,
+                MaskedAttr{a.name, b.block, what.zero}.attr());
+  }
+
+  const Node* index_;
+  Nodes nodes_;
+  std::unordered_set<const Node*> given_;
+  std::unordered_map<const Node*, std::vector<const Node*>> readers_;
+};
+
+Nodes in_level(const Nodes& values, const Node* index) {
+  auto out = values;
+  if (index) {
+    Rewrite to;
+    Level(values, index).rewrite(to);
+    Rewrite all;
+    for (auto& n : level_of(values, index))        // the older ones first: others are made of them
+      if (auto y = to.find(n.get()); y != to.end()) all[n.get()] = substitute({y->second}, all, index)[0];
+    if (!all.empty()) out = substitute(values, all, index);
+  }
+  return in_bodies(out, index, [](const Loop&) { return true; },
+                   [](const Nodes& inner, const Node* i) { return in_level(inner, i); });
+}
+
+}  // namespace
+
+Nodes masked_products(const Nodes& roots) {
+  auto all = everything(roots);
+  bool chunks = std::any_of(all.begin(), all.end(), [](auto& n) { return n->op == &kLoop && loop_of(*n).of_chunks; });
+  return chunks ? in_level(roots, nullptr) : roots;
+}
+
+}  // namespace haliax

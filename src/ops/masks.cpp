@@ -1,0 +1,209 @@
+#include "ops/masks.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "haliax/error.h"
+
+namespace haliax::prim {
+namespace {
+
+bool is_point_wise(const Node& n) { return n.op->kind == Kind::map || (is_seen_through(n) && keeps_names(n)); }
+NodePtr both(const Op& op, const NodePtr& a, const NodePtr& b) { return map(op, {a, b}, DType::boolean); }
+NodePtr is_not(const NodePtr& x) { return logical_not(x); }
+
+// The least and the largest value in each block, as i64: without axes but the blocks.
+struct Range { NodePtr low, high; };
+
+class OnBlocks {
+ public:
+  explicit OnBlocks(const BlocksOf& b) : b_(b) {}
+
+  // upper: may it hold somewhere in the block? Else: does it hold throughout? Null: not known.
+  NodePtr holds(const NodePtr& c, bool upper) const {
+    if (is_number(c)) return c;
+    auto over = upper ? Monoid::max : Monoid::min;
+    if (!has(c->axes, b_.axis.name)) return reduce(over, c, {});
+    if (is_seen_through(*c) && keeps_names(*c)) return holds(c->in[0], upper);
+    switch (c->op->code) {
+      case Code::bit_and:
+      case Code::bit_or: {
+        bool any_will_do = (c->op->code == Code::bit_and) == upper;   // one of two says enough
+        auto x = holds(c->in[0], upper), y = holds(c->in[1], upper);
+        if (x && y) return both(*c->op, x, y);
+        return any_will_do ? (x ? x : y) : nullptr;
+      }
+      case Code::logical_not:
+      case Code::bit_not: {
+        auto x = holds(c->in[0], !upper);
+        return x ? is_not(x) : nullptr;
+      }
+      case Code::less: return compared(*c, [&](const Range& x, const Range& y) {
+        return upper ? less(x.low, y.high) : less(x.high, y.low);
+      });
+      case Code::less_equal: return compared(*c, [&](const Range& x, const Range& y) {
+        return upper ? less_equal(x.low, y.high) : less_equal(x.high, y.low);
+      });
+      case Code::equal: return compared(*c, [&](const Range& x, const Range& y) { return upper ? meet(x, y) : same(x, y); });
+      case Code::not_equal: return compared(*c, [&](const Range& x, const Range& y) {
+        return is_not(upper ? same(x, y) : meet(x, y));
+      });
+      default: break;
+    }
+    bool made = c->op->kind == Kind::map;          // to fold it were to make it twice
+    return made ? nullptr : folded(c, over, identity(over, DType::boolean));
+  }
+
+ private:
+  static NodePtr meet(const Range& x, const Range& y) {
+    return both(kBitAnd, less_equal(x.low, y.high), less_equal(y.low, x.high));
+  }
+  static NodePtr same(const Range& x, const Range& y) {
+    return both(kBitAnd, both(kBitAnd, equal(x.low, x.high), equal(y.low, y.high)), equal(x.low, y.low));
+  }
+  template <class F> NodePtr compared(const Node& c, const F& f) const {
+    auto x = range(c.in[0]), y = range(c.in[1]);
+    return x && y ? f(*x, *y) : nullptr;
+  }
+  // (..., axis) -> (blocks), folded block by block.
+  NodePtr folded(const NodePtr& x, Monoid m, const NodePtr& nothing) const {
+    auto blocks = b_.blocks();
+    auto whole = blocks.size * b_.block;
+    auto padded = whole == b_.axis.size ? x : pad(x, b_.axis.name, 0, whole - b_.axis.size, nothing);
+    return reduce(m, unflatten(padded, b_.axis.name, {blocks, Axis(b_.axis.name, b_.block)}), {blocks});
+  }
+  std::optional<Range> range(const NodePtr& x) const {
+    auto d = x->dtype;
+    if (is_float(d) || d == DType::boolean || d == DType::u64) return {};
+    auto wide = [](const NodePtr& n) { return cast(n, DType::i64); };
+    if (!has(x->axes, b_.axis.name))
+      return Range{wide(reduce(Monoid::min, x, {})), wide(reduce(Monoid::max, x, {}))};
+    if (x->op == &kIota) {
+      auto first = mul(iota(b_.blocks(), DType::i64), integer(b_.block, DType::i64));
+      auto last = min(add(first, integer(b_.block - 1, DType::i64)), integer(b_.axis.size - 1, DType::i64));
+      return Range{first, last};
+    }
+    if (is_seen_through(*x) && keeps_names(*x)) return range(x->in[0]);
+    if (auto made = combined(*x)) return inside(*made, d);
+    if (x->op->kind == Kind::map || x->axes.size() > 1) return {};
+    return Range{wide(folded(x, Monoid::min, identity(Monoid::min, d))), wide(folded(x, Monoid::max, identity(Monoid::max, d)))};
+  }
+  std::optional<Range> combined(const Node& x) const {
+    if (x.op->kind != Kind::map || x.in.empty() || x.in.size() > 2) return {};
+    auto a = range(x.in[0]);
+    if (!a) return {};
+    if (x.op->code == Code::cast) return a;
+    if (x.op->code == Code::neg) return Range{neg(a->high), neg(a->low)};
+    auto b = x.in.size() == 2 ? range(x.in[1]) : std::nullopt;
+    if (!b) return {};
+    switch (x.op->code) {
+      case Code::add: return Range{add(a->low, b->low), add(a->high, b->high)};
+      case Code::sub: return Range{sub(a->low, b->high), sub(a->high, b->low)};
+      case Code::max: return Range{max(a->low, b->low), max(a->high, b->high)};
+      case Code::min: return Range{min(a->low, b->low), min(a->high, b->high)};
+      default: return {};
+    }
+  }
+  // What leaves the dtype comes in again at its other end: then it may be anything.
+  static std::optional<Range> inside(const Range& r, DType d) {
+    if (d == DType::i64) return {};
+    auto least = cast(extreme(d, false), DType::i64), most = cast(extreme(d, true), DType::i64);
+    auto fits = both(kBitAnd, less_equal(least, r.low), less_equal(r.high, most));
+    return Range{select(fits, r.low, least), select(fits, r.high, most)};
+  }
+
+  const BlocksOf& b_;
+};
+
+class WhereFalse {
+ public:
+  WhereFalse(const Node* mask, Name axis) : mask_(mask), axis_(axis) {}
+  NodePtr of(const NodePtr& n) {
+    if (n.get() == mask_) return number(0, DType::boolean);
+    if (!has(n->axes, axis_)) return n;
+    if (auto known = known_.find(n.get()); known != known_.end()) return known->second;
+    return known_[n.get()] = found(*n);
+  }
+  // The operand that is chosen there; none: that is not known.
+  const NodePtr* chosen(const Node& n) {
+    if (n.op->code != Code::select || n.op->kind != Kind::map) return nullptr;
+    auto c = of(n.in[0]);
+    return c && is_number(c) ? &n.in[is_number(c, 0) ? 2 : 1] : nullptr;
+  }
+
+ private:
+  NodePtr found(const Node& n) {
+    if (!is_point_wise(n)) return nullptr;
+    if (n.op->kind != Kind::map) return of(n.in[0]);
+    if (auto* one = chosen(n)) return of(*one);
+    Nodes in;
+    Axes axes;
+    bool zeros = !n.in.empty();
+    for (std::size_t k = 0; k < n.in.size(); ++k) {
+      auto x = of(n.in[k]);
+      bool zero = x && is_number(x, 0);
+      auto how = zero_in(n, k);
+      if (zero && how != Linear::no && how != Linear::all) return number(0, n.dtype);
+      zeros &= zero && how == Linear::all;
+      in.push_back(x);
+    }
+    if (zeros) return number(0, n.dtype);
+    for (auto& x : in) {
+      if (!x) return nullptr;
+      axes = joined(axes, x->axes);
+    }
+    return make(*n.op, std::move(in), axes, n.dtype, n.attr);
+  }
+  const Node* mask_;
+  Name axis_;
+  std::unordered_map<const Node*, NodePtr> known_;
+};
+
+}  // namespace
+
+Axis BlocksOf::blocks() const {
+  return Axis("(blocks of " + std::string(axis.name.text()) + ")", (axis.size + block - 1) / block);
+}
+NodePtr may_hold(const NodePtr& mask, const BlocksOf& b) { return OnBlocks(b).holds(mask, true); }
+NodePtr where_false(const NodePtr& x, const Node* mask, Name axis) { return WhereFalse(mask, axis).of(x); }
+
+Nodes masks_of(const NodePtr& x, Name axis) {
+  Nodes out, todo{x};
+  std::unordered_map<const Node*, bool> seen;
+  while (!todo.empty()) {
+    auto n = std::move(todo.back());
+    todo.pop_back();
+    if (!has(n->axes, axis) || !is_point_wise(*n) || !seen.emplace(n.get(), true).second) continue;
+    if (n->op->kind == Kind::map && n->op->code == Code::select && has(n->in[0]->axes, axis)) out.push_back(n->in[0]);
+    todo.insert(todo.end(), n->in.begin(), n->in.end());
+  }
+  return out;
+}
+
+Reads read_where_false(const NodePtr& x, const Node* s, const Node* mask, Name axis, Nodes& if_zero) {
+  WhereFalse false_there(mask, axis);
+  std::unordered_map<const Node*, Reads> known;
+  auto reads = [&](auto& self, const NodePtr& n) -> Reads {
+    if (n.get() == s) return Reads::all;
+    if (!has(n->axes, axis) || !is_point_wise(*n)) return Reads::nothing;
+    if (auto k = known.find(n.get()); k != known.end()) return k->second;
+    auto out = Reads::nothing;
+    if (auto* one = false_there.chosen(*n)) return known[n.get()] = self(self, *one);
+    for (std::size_t k = 0; k < n->in.size(); ++k) {
+      auto mine = self(self, n->in[k]);
+      for (std::size_t o = 0; mine == Reads::all && o < n->in.size(); ++o) {   // times what is 0 there
+        if (o == k || zero_in(*n, o) != Linear::one || zero_in(*n, k) != Linear::one) continue;
+        auto other = false_there.of(n->in[o]);
+        if (!other) continue;
+        mine = Reads::zero;
+        if (!is_number(other, 0)) if_zero.push_back(other);
+      }
+      out = std::max(out, mine);
+    }
+    return known[n.get()] = out;
+  };
+  return reads(reads, x);
+}
+
+}  // namespace haliax::prim

@@ -1,0 +1,25 @@
+// What masks say of blocks of an axis, for passes that leave out what a mask makes nothing of.
+#pragma once
+#include "ops/prim.h"
+
+namespace haliax::prim {
+
+// An axis in blocks of so many positions; the last may be short.
+struct BlocksOf {
+  Axis axis;
+  std::int64_t block = 1;
+  Axis blocks() const;                             // (blocks of the axis)
+};
+// Of a mask (bool), per block, without its other axes: may it hold somewhere in the block? (It does not where this is false.) Found
+// without making the mask, from comparisons of positions and of ids along one axis. Null: that cannot be said at a small price.
+NodePtr may_hold(const NodePtr& mask, const BlocksOf&);
+// x where this mask is false, if that is the same all along the axis: without the axis. Null: it is not.
+NodePtr where_false(const NodePtr& x, const Node* mask, Name axis);
+// The masks that x, point by point, depends on: conditions of a choice, with the axis.
+Nodes masks_of(const NodePtr& x, Name axis);
+// In what the value of x (point by point made of s) is independent of s where the mask is false: it does not read it there, or it
+// reads it times something that is 0 there, if all of `if_zero` are.
+enum class Reads : std::uint8_t { nothing, zero, all };
+Reads read_where_false(const NodePtr& x, const Node* s, const Node* mask, Name axis, Nodes& if_zero);
+
+}  // namespace haliax::prim

@@ -1,0 +1,120 @@
+// Blocks of attention that a mask makes nothing of are left out, and nothing else changes.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <functional>
+#include <limits>
+
+#include "haliax/haliax.h"
+#include "haliax/profile.h"
+
+using namespace haliax;
+
+namespace {
+
+// Three blocks of 96 keys, and 12 more.
+const Axis B{"b", 2}, H{"heads", 2}, Q{"q", 300}, K{"k", 300}, D{"d", 8};
+using Parts = std::array<NamedArray, 3>;   // queries, keys, values
+using Attention = std::function<NamedArray(const Parts&)>;
+
+Parts parts() {
+  auto draw = [](int seed, const Axis& pos) { return random::normal(random::key(seed), {B, H, pos, D}).eval(); };
+  return {draw(1, Q), draw(2, K), draw(3, K)};
+}
+NamedArray scores(const Parts& p) { return dot(p[0], p[1], "d") / 3.f; }
+NamedArray attend(const Parts& p, const NamedArray& mask, float fill = -1e9f) {
+  return dot(softmax(where(mask, scores(p), fill), "k"), p[2], "k");
+}
+// The value, a number that all of it is in, and gradients.
+Leaves all_of(const Attention& f, const Parts& p) {
+  auto loss = [&](const Parts& p) {
+    auto y = f(p);
+    return std::pair{sum(sin(y)), y};
+  };
+  auto [out, g] = value_and_grad(loss)(p);
+  return {out.first, out.second, g[0], g[1], g[2]};
+}
+auto compiled(const Attention& f, std::int64_t budget) {
+  return jit([f](const Parts& p) { return all_of(f, p); }, {.scores_budget = budget});
+}
+// What products really take of their work, in blocks and in lanes; and that all is as it is as a whole.
+double share_made(const Attention& f, const Parts& p = parts()) {
+  auto whole = compiled(f, most_bytes), tiled = compiled(f, 0);
+  auto want = whole(p), got = tiled(p);
+  REQUIRE(tiled.report().chunked.size() > 0);
+  for (std::size_t k = 0; k < want.size(); ++k) {
+    CAPTURE(k);
+    auto none = isnan(want[k]);
+    CHECK(all(none == isnan(got[k])).item() == 1);
+    auto far = where(none, 0.f, abs(got[k] - want[k]));
+    CHECK(max(far).item() <= 3e-6 * (1 + max(where(none, 0.f, abs(want[k]))).item()));
+  }
+  double made = 0;
+  for (auto& s : profile(tiled, p).steps) made += s.flops;
+  return made / tiled.report().flops;
+}
+NamedArray position(const Axis& a) { return arange(a); }
+NamedArray along_q(const NamedArray& x) { return broadcast_axis(x, K); }
+
+}  // namespace
+
+TEST_CASE("masked: blocks that a mask of positions leaves out are not made") {
+  auto causal = nn::causal_mask(Q, K);
+  const double of_causal = 780. / 900;   // 100 queries a turn see 192, 288 and 300 keys
+  CHECK(share_made([&](const Parts& p) { return attend(p, causal); }) == doctest::Approx(of_causal));
+  CHECK(share_made([&](const Parts& p) { return nn::dot_product_attention("k", "d", p[0], p[1], p[2], {.mask = causal}); }) ==
+        doctest::Approx(of_causal));
+  auto near = causal & (along_q(position(Q)) - position(K) < 20);                      // a sliding window
+  CHECK(share_made([&](const Parts& p) { return attend(p, near); }) == doctest::Approx(684. / 900));
+  auto prefix = causal | (position(K) < 150);
+  auto share = share_made([&](const Parts& p) { return attend(p, prefix); });
+  CHECK(share > 0.8);
+  CHECK(share < 0.97);
+  CHECK(share_made([&](const Parts& p) { return attend(p, ~(position(K) > along_q(position(Q)))); }) == doctest::Approx(of_causal));
+  // One choice in another.
+  CHECK(share_made([&](const Parts& p) {
+          auto s = where(position(K) >= 100, scores(p), -1e9f);
+          return dot(softmax(where(causal, s, -1e9f), "k"), p[2], "k");
+        }) < of_causal);
+  CHECK(share_made([&](const Parts& p) { return attend(p, causal, -std::numeric_limits<float>::infinity()); }) == doctest::Approx(of_causal));
+}
+
+TEST_CASE("masked: what is known only when running: texts in one row, lengths") {
+  auto segments = floor_divide(arange(K), 100);      // three texts
+  auto mine = rename(segments, {{"k", "q"}});
+  auto same_text = [&](const NamedArray& of_q, const NamedArray& of_k) { return along_q(of_q) == of_k; };
+  auto p = parts();
+  auto data = segments.eval();
+  auto data_q = mine.eval();
+  CHECK(share_made([&](const Parts& p) { return attend(p, same_text(data_q, data) & nn::causal_mask(Q, K)); }) < 0.7);
+  auto length = full({}, 90, DType::i32).eval();
+  CHECK(share_made([&](const Parts& p) { return attend(p, position(K) < length); }) < 0.5);
+}
+
+TEST_CASE("masked: what is not sure to be nothing is made") {
+  auto causal = nn::causal_mask(Q, K);
+  auto near_one = [&](const Attention& f) { CHECK(share_made(f) > 0.9); };
+  near_one([&](const Parts& p) { return attend(p, causal, -3.f); });                   // weights that count
+  near_one([&](const Parts& p) { return dot(softmax(where(causal, scores(p), 0.f) * 2.f, "k"), p[2], "k"); });
+  // Rows that see nothing are the mean of all values.
+  auto none = causal & along_q(position(Q) >= 100);
+  share_made([&](const Parts& p) { return attend(p, none); });
+  auto last = causal & along_q(position(Q) < 299);
+  share_made([&](const Parts& p) { return attend(p, last); });
+  // Scores that are as low as what stands for a mask.
+  share_made([&](const Parts& p) {
+    auto low = where(along_q(position(Q) % 7 == 0), -1e9f, scores(p));
+    return dot(softmax(where(causal, low, -1e9f), "k"), p[2], "k");
+  });
+}
+
+TEST_CASE("masked: NaN and inf in masked scores do not leak") {
+  auto p = parts();
+  p[1] = where(position(K) == 299, std::numeric_limits<float>::quiet_NaN(), p[1]).eval();
+  p[1] = where(position(K) == 298, std::numeric_limits<float>::infinity(), p[1]).eval();
+  auto causal = nn::causal_mask(Q, K) & (position(K) < 298);
+  auto f = [&](const Parts& p) { return attend(p, causal); };
+  auto got = compiled(f, 0)(p);
+  CHECK(isfinite(got[0]).item() == 1);
+  CHECK(all(isfinite(got[1])).item() == 1);
+}
