@@ -1,4 +1,6 @@
 // Memory-bound ops. GB count each input read once and each output written once, whatever is really moved.
+#include <array>
+
 #include "bench.h"
 
 namespace bench {
@@ -69,6 +71,25 @@ struct Ops {
     });
   }
 
+  // Causal, 12 heads of 64, one text: forward and backward.
+  void attention() {
+    for (auto [name, positions] : {std::pair{"attention_1k", 1024}, {"attention_4k", 4096}, {"attention_16k", 16384}}) {
+      const Axis Heads("heads", 12), Pos("pos", positions), KeyPos = Pos.alias("key_pos"), Size("size", 64);
+      using Three = std::array<NamedArray, 3>;   // queries, keys, values
+      auto shape = "[[1, 12, " + std::to_string(positions) + ", 64]]";
+      add(name, shape.c_str(), 8. * 12 * 64 * positions, [=, draw = draw] {
+        auto f = [=](const Three& in, const NamedArray& cotangent) {
+          auto [y, pull] = vjp([=](const Three& t) {
+            return nn::dot_product_attention(KeyPos, Size, t[0], t[1], t[2], {.mask = nn::causal_mask(Pos, KeyPos)});
+          }, in);
+          return pull(cotangent);
+        };
+        return jitted(f, Three{draw({Heads, Pos, Size}), draw({Heads, KeyPos, Size}, 1), draw({Heads, KeyPos, Size}, 2)},
+                      draw({Heads, Pos, Size}, 3));
+      });
+    }
+  }
+
   void rows() {
     auto layer_norm = [](const NamedArray& x, const NamedArray& g, const NamedArray& b) { return nn::LayerNorm{Col, g, b}(x); };
     add("softmax_last", kFlat, 2 * kCount, of(draw, {Row, Col}, [](const NamedArray& x) { return softmax(x, Col); }));
@@ -125,7 +146,7 @@ struct Ops {
 
 std::vector<Case> op_cases(DType dtype) {
   Ops ops{dtype};
-  ops.elementwise(), ops.rows(), ops.picking(), ops.random_numbers();
+  ops.elementwise(), ops.rows(), ops.attention(), ops.picking(), ops.random_numbers();
   return std::move(ops.cases);
 }
 

@@ -370,6 +370,15 @@ class CpuExecutable final : public program::Executable, public program::Recordab
 
 constexpr std::int64_t usual_lane = 5 << 18, most_in_lane = 8 << 20;  // bytes
 
+constexpr double small_product = 4 << 20;  // multiplications
+
+double products_run(const std::vector<Step>& steps) {
+  double n = 0;
+  for (const Step& s : steps)
+    n += s.kind == Kind::contract ? 1 : s.kind == Kind::loop ? static_cast<double>(s.loop.trips) * products_run(s.loop.body) : 0;
+  return n;
+}
+
 class CpuDevice final : public program::Device {
  public:
   const char* name() const override { return "cpu"; }
@@ -388,10 +397,15 @@ class CpuDevice final : public program::Device {
     m.lane = usual_lane;
     return m;
   }
-  // Where a turn's steps are too small to be worth cutting, and leave what they make in a core's cache.
+  // Where a turn leaves what it makes in a core's cache, and its products are small, or all threads have turns to the end.
   int lanes(const program::Loop& loop, std::int64_t turns, std::int64_t lane_bytes, int workers) const override {
-    if (turns < 2 || lane_bytes > most_in_lane || program::count_contractions(loop.body) == 0) return 0;
-    return static_cast<int>(std::min<std::int64_t>(turns, workers == 0 ? threads() : workers));
+    const double products = products_run(loop.body);
+    if (turns < 2 || lane_bytes > most_in_lane || products == 0) return 0;
+    if (workers == 0) workers = threads();
+    const std::int64_t rounds = (turns + workers - 1) / workers;
+    const bool small = program::multiplications(loop.body) / products < small_product;
+    if (!small && 5 * turns < 4 * rounds * workers) return 0;
+    return static_cast<int>(std::min<std::int64_t>(turns, workers));
   }
   std::unique_ptr<program::Executable> compile(std::shared_ptr<const Program> program) override {
     return std::make_unique<CpuExecutable>(std::move(program));

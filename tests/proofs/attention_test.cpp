@@ -1,0 +1,147 @@
+// Random attention: tiled, head by head, with what its masks leave out, it is what it is as a whole, and so are its gradients.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <random>
+
+#include "haliax/haliax.h"
+
+using namespace haliax;
+
+namespace {
+
+struct Parts {
+  NamedArray query, key, value, bias;
+  HALIAX_FIELDS(query, key, value, bias)
+};
+
+// What one program is made of, drawn from a seed; `text` says it for people.
+class Drawn {
+ public:
+  explicit Drawn(unsigned seed) : random_(seed), text("seed " + std::to_string(seed)) {
+    // Long ones have blocks that a mask leaves out.
+    const bool is_long = chance(3);
+    Q = Axis("q", is_long ? 193 + below(140) : 2 + below(60));
+    K = Axis("k", chance(3) ? 1 + Q.size + below(40) : Q.size);
+    D = Axis("d", 1 + below(7));
+    if (chance(2)) own.push_back(Axis("b", 1 + below(3)));
+    if (chance(2)) own.push_back(Axis("heads", 1 + below(3)));
+    if (chance(3)) groups.push_back(Axis("group", 2));
+    text += "; q " + std::to_string(Q.size) + ", k " + std::to_string(K.size) + ", " + to_string(own) + " " + to_string(groups);
+    choose(mask, 8, "mask"), choose(fill, 3, "fill"), choose(change, 6, "change"), choose(around, 6, "around"), choose(mesh, 4, "mesh");
+  }
+  Parts parts() {
+    auto all = joined({own, groups, {Q, D}}), of_keys = joined({own, {K, D}});
+    auto values = of_keys;
+    return {draw(shuffled(all)), draw(shuffled(of_keys)), draw(shuffled(values)), draw(shuffled({Q, K}))};
+  }
+  NamedArray attend(const Parts& p) const {
+    auto s = dot(p.query, p.key, D) / std::sqrt(float(D.size));
+    if (change == 1) s = s + p.bias;
+    if (change == 2) s = tanh(s / 2.f) * 2.f;
+    if (change == 3) s = s - 0.1f * abs(broadcast_axis(arange(Q), K) - arange(K));
+    const float low = fill == 0 ? -1e9f : fill == 1 ? -1e30f : -2.f;
+    if (mask > 0) s = where(seen(), s, low);
+    NamedArray weights;
+    if (change == 4) {                               // a sink
+      auto top = stop_gradient(maximum(max(s, K), 0.f));
+      auto e = exp(s - top);
+      weights = e / (sum(e, K) + exp(-top));
+    } else {
+      weights = softmax(s, K);
+    }
+    if (change == 5) weights = where(random::bernoulli(random::key(3), {Q, K}, 0.8), weights, 0.f) / 0.8f;
+    return dot(weights, p.value, K);
+  }
+  // Under what transform it runs.
+  NamedArray whole(const Parts& p) const {
+    if (around == 1) return checkpoint([this](const Parts& p) { return attend(p); })(p);
+    if (around == 2 && !own.empty())
+      return vmap([this](const Parts& p) { return attend({p.query, p.key, p.value, p.bias}); }, own[0], {})(p);
+    if (around == 3) {
+      const Axis layers("layers", 3);
+      auto layer = [this, &p](const NamedArray& x, const NamedArray& w) { return broadcast_to(attend({x * w, p.key, p.value, p.bias}), x.axes()); };
+      return fold(layer, layers, {.checkpoint = chance_})(p.query, arange(layers, {.start = 1, .dtype = DType::f32}) / 3.f);
+    }
+    if (around == 4) {
+      auto once = attend(p);
+      return attend({sin(once), p.key, p.value, p.bias}) + once;
+    }
+    return attend(p);
+  }
+
+  Axis Q{"q", 1}, K{"k", 1}, D{"d", 1};
+  Axes own, groups;
+  int mask = 0, fill = 0, change = 0, around = 0, mesh = 0;
+
+ private:
+  NamedArray seen() const {
+    auto q = broadcast_axis(arange(Q), K), k = arange(K);
+    switch (mask) {
+      case 1: return nn::causal_mask(Q, K);
+      case 2: return nn::causal_mask(Q, K) & (q - k < 17);
+      case 3: return nn::causal_mask(Q, K) | (k < 40);
+      case 4: return floor_divide(q, 50) == floor_divide(k, 50);
+      case 5: return (k < 150) & (q >= 3);
+      case 6: return random::bernoulli(random::key(5), {Q, K}, 0.5);
+      default: return nn::causal_mask(Q, K) & (floor_divide(q, 70) == floor_divide(k, 70));
+    }
+  }
+  int below(int n) { return int(random_() % unsigned(n)); }
+  bool chance(int of) { return below(of) == 0; }
+  void choose(int& what, int n, const char* name) { what = below(n), text += std::string(", ") + name + " " + std::to_string(what); }
+  static Axes joined(std::initializer_list<Axes> parts) {
+    Axes all;
+    for (auto& p : parts) all.insert(all.end(), p.begin(), p.end());
+    return all;
+  }
+  Axes shuffled(Axes axes) { return std::shuffle(axes.begin(), axes.end(), random_), axes; }
+  NamedArray draw(const Axes& axes) { return random::normal(random::key(random_()), axes).eval(); }
+
+  std::mt19937 random_;
+  bool chance_ = random_() % 2;
+
+ public:
+  std::string text;
+};
+
+}  // namespace
+
+// HALIAX_TRIALS=500 runs as many.
+TEST_CASE("attention: random programs, tiled and whole") {
+  const char* asked = std::getenv("HALIAX_TRIALS");
+  const int trials = asked ? std::atoi(asked) : 40;
+  int tiled = 0;
+  for (int seed = 0; seed < trials; ++seed) {
+    Drawn drawn{unsigned(seed)};
+    CAPTURE(drawn.text);
+    auto p = drawn.parts();
+    auto all_of = [&](const Parts& p) {
+      auto [out, g] = value_and_grad([&](const Parts& p) {
+        auto y = drawn.whole(p);
+        return std::pair{sum(sin(y) * y), y};
+      })(p);
+      return Leaves{out.first, out.second, g.query, g.key, g.value, g.bias};
+    };
+    JitOptions whole{.scores_budget = most_bytes}, parts{.scores_budget = 0};
+    if (drawn.mesh > 0) {
+      const Mapping mappings[] = {{{"heads", "data"}, {"b", "model"}}, {{"q", "data"}}, {{"k", "model"}, {"group", "data"}}};
+      parts.mesh = Mesh{{{"data", 2}, {"model", 2}}}, parts.axis_resources = mappings[drawn.mesh - 1];
+    }
+    auto want = jit(all_of, whole)(p);
+    auto f = named_jit(all_of, parts);
+    auto got = f(p);
+    tiled += !f.report().chunked.empty();
+    for (std::size_t k = 0; k < want.size(); ++k) {
+      CAPTURE(k);
+      REQUIRE(got[k].axes() == want[k].axes());
+      auto far = max(abs(got[k] - want[k])).item(), most = max(abs(want[k])).item();
+      CHECK(far <= 1e-5 * (1 + most));
+    }
+  }
+  CHECK(tiled > trials / 2);
+}
