@@ -316,7 +316,7 @@ class ChunkSearch {
     for (auto& r : regions.of) sweeps = std::max(sweeps, r.sweeps());
     std::vector<ChunkKey> out;
     for (auto& a : widest ? widest->axes : Axes()) {
-      if (has(call_.walked, a.name)) continue;
+      if (a.size == 1 || has(call_.walked, a.name)) continue;
       auto k = call_;
       k.axis = a.name, k.size = a.size, k.blocks = blocks_of(a.name, widest->origin.mapping.get());
       try {
@@ -330,18 +330,17 @@ class ChunkSearch {
   CutPlan one_by_one(const std::vector<ChunkKey>& free, std::int64_t queries) const {
     Cuts cuts;
     for (auto& k : free) cuts.push_back({k, 1});
-    auto mine = chunks_of(outer_, queries);
+    auto mine = chunks_of(regions_.keys, queries);
     cuts.insert(cuts.end(), mine.begin(), mine.end());
     return {call_, cuts, free, how(rows_form())};
   }
   std::optional<Trial> by_lanes(std::int64_t lane) const {
     if (lane == 0) return {};
-    constexpr std::int64_t usual = 64, least = 16;
     auto free = free_axes();
-    auto t = trial(one_by_one(free, usual));
-    if (t.lane_bytes > lane)
-      t = trial(one_by_one(free, std::max(least, usual * lane / t.lane_bytes / least * least)));
-    return t.lane_bytes > 0 && t.bytes <= budget_ ? std::optional(t) : std::nullopt;
+    std::optional<Trial> best;                             // as many as a lane can hold, or as few as there are lanes for
+    for (std::int64_t queries = 64; queries >= 32 && (!best || best->lane_bytes > lane); queries /= 2)
+      if (auto t = trial(one_by_one(free, queries)); t.lane_bytes > 0 && t.bytes <= budget_) best = std::move(t);
+    return best;
   }
   std::optional<Trial> by_tiles() const {
     std::optional<Trial> best;
