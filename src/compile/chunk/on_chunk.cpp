@@ -150,7 +150,7 @@ Nodes Region::cut(const RegionCut& how) {
     Loop l;
     l.axis = axis_, l.index = index_, l.save = Save::nothing, l.reverse = goes_back(s);
     l.apart = s > 0 && how.recompute;
-    l.of_chunks = true, l.form = how.form, l.why = how.why;
+    l.of_chunks = true, l.of_scores = how.of_scores, l.form = how.form, l.why = how.why;
     Nodes of;
     std::unordered_set<const Node*> done;
     auto add = [&](LoopResult r, const NodePtr& n) { l.results.push_back(std::move(r)), of.push_back(n); };

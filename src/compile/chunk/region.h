@@ -15,6 +15,7 @@ struct RegionCut {                                // how a region is cut
   bool keep = true;                              // small values that a later sweep reads are kept, not made again
   bool recompute = false;                        // the backward makes its chunks again in a sweep of its own (Loop::apart)
   bool reverse = false;                          // the last chunk first
+  bool of_scores = false;                        // see Loop
   std::string form = {}, why = {};               // for reports
 };
 

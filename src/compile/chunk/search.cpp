@@ -198,6 +198,7 @@ class ChunkSearch {
     c.recompute = ChunkForm(call_.form) == ChunkForm::recompute;
     c.keep = ChunkKeep(call_.keep) != ChunkKeep::nothing;
     c.reverse = call_.reverse;
+    c.of_scores = call_.inside == kOfScores;
     return c;
   }
   const char* rows_form() const {

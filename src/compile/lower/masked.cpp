@@ -125,25 +125,28 @@ class Level {
 };
 
 Nodes in_level(const Nodes& values, const Node* index) {
-  auto out = values;
-  if (index) {
-    Rewrite to;
-    Level(values, index).rewrite(to);
-    Rewrite all;
-    for (auto& n : level_of(values, index))        // the older ones first: others are made of them
-      if (auto y = to.find(n.get()); y != to.end()) all[n.get()] = substitute({y->second}, all, index)[0];
-    if (!all.empty()) out = substitute(values, all, index);
-  }
-  return in_bodies(out, index, [](const Loop&) { return true; },
-                   [](const Nodes& inner, const Node* i) { return in_level(inner, i); });
+  Rewrite found, to;
+  Level(values, index).rewrite(found);
+  for (auto& n : level_of(values, index))          // the older ones first: others are made of them
+    if (auto y = found.find(n.get()); y != found.end()) to[n.get()] = substitute({y->second}, to, index)[0];
+  return to.empty() ? values : substitute(values, to, index);
+}
+Nodes in_loops(const Nodes& values, const Node* index) {
+  std::unordered_set<const Node*> of_scores;       // indices
+  for (auto& n : level_of(values, index))
+    if (n->op == &kLoop && loop_of(*n).of_scores)
+      for (auto& i : loop_of(*n).index) of_scores.insert(i.get());
+  return in_bodies(values, index, [](const Loop&) { return true; }, [&](const Nodes& inner, const Node* i) {
+    return in_loops(of_scores.count(i) ? in_level(inner, i) : inner, i);
+  });
 }
 
 }  // namespace
 
 Nodes masked_products(const Nodes& roots) {
   auto all = everything(roots);
-  bool chunks = std::any_of(all.begin(), all.end(), [](auto& n) { return n->op == &kLoop && loop_of(*n).of_chunks; });
-  return chunks ? in_level(roots, nullptr) : roots;
+  bool any = std::any_of(all.begin(), all.end(), [](auto& n) { return n->op == &kLoop && loop_of(*n).of_scores; });
+  return any ? in_loops(roots, nullptr) : roots;
 }
 
 }  // namespace haliax

@@ -190,6 +190,7 @@ void rewrite(Program& p, const Reuse& r, const Accesses& access) {
   auto take = [&](int top, std::size_t product) {
     std::optional<Step> rest;
     auto& loop = p.steps[std::size_t(top)].loop;
+    loop.lanes = 0;                              // what idle memory can be kept in is told turn by turn
     if (r.turns < loop.trips) rest = rest_of(p, top, access, r.turns);
     loop.trips = r.turns;
     redirect(loop, loop.body[product].contract.out.slot, r);
