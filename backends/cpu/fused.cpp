@@ -199,6 +199,7 @@ class FusedStep final : public CompiledStep {
       if (tape.empty()) return;
       for (std::int64_t box = first; box < last; ++box) {
         tile_.set_inner(plan_, box);
+        ahead_.drop();
         play(tape);
       }
     }

@@ -39,10 +39,26 @@ using Kernel = void (*)(void* out, const void* const* in, std::int64_t n);
 // Memory that is needed soon: fetched into the second cache some lines at a time, between other work, so that nobody waits for it.
 struct Ahead {
   const std::byte *at = nullptr, *end = nullptr;
-  void set(const std::byte* memory, std::int64_t bytes) { at = memory, end = memory + bytes; }
-  void fetch(std::int64_t lines) {
-    for (; lines > 0 && at < end; --lines, at += 64) __builtin_prefetch(at, 0, 2);
+  void set(const std::byte* memory, std::int64_t bytes) {
+    if (at < end && waiting < most) more[waiting++] = {memory, memory + bytes};
+    else at = memory, end = memory + bytes;
   }
+  void fetch(std::int64_t lines) {
+    for (; lines > 0; --lines, at += 64) {
+      if (at >= end) {
+        if (waiting == 0) return;
+        at = more[--waiting].at, end = more[waiting].end;
+      }
+      __builtin_prefetch(at, 0, 2);
+    }
+  }
+  void drop() { waiting = 0; }                    // what waits is read now
+
+ private:
+  static constexpr int most = 8;
+  struct Range { const std::byte *at, *end; };
+  Range more[most];                               // what is fetched then, the newest first
+  int waiting = 0;
 };
 // A kernel that takes long enough to fetch a line with each line that it makes.
 using FetchingKernel = void (*)(void* out, const void* const* in, std::int64_t n, Ahead&);

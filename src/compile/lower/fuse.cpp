@@ -273,6 +273,23 @@ struct Builder {
       for (std::size_t i = 0; i < u.inner.size(); ++i) u.inner[i] = *find(*n->in[0], n->attr.names[i]);
     return add_unit(std::move(u));
   }
+  // A point-wise kernel becomes a part of another one over the same points that reads what it makes, if neither waits for the
+  // other: an optimiser's moments and its parameter are one walk.
+  void merge(int part, int whole, const std::unordered_set<int>& first) {
+    if (part < 0 || part == whole) return;
+    for (int o : first)
+      if (o >= 0 && o != part && o != whole && comes_after(o, part)) return;
+    auto &a = scope.units[std::size_t(part)], &b = scope.units[std::size_t(whole)];
+    auto plain = [](const Unit& u) { return u.type == Unit::Type::kernel && u.inner.empty() && u.nodes.size() <= 12; };
+    if (!plain(a) || !plain(b) || !same_set(a.outer, b.outer) || comes_after(part, whole) || comes_after(whole, part)) return;
+    b.nodes.insert(b.nodes.begin(), a.nodes.begin(), a.nodes.end());
+    for (auto& n : a.nodes) scope.unit_of[n.get()] = whole;
+    b.after.insert(a.after.begin(), a.after.end());
+    b.order = std::max(a.order, b.order);
+    for (auto& u : scope.units)
+      if (u.after.erase(part)) u.after.insert(whole);
+    a = Unit{};                                  // nothing is left of it
+  }
   // Into a kernel that is there, or a unit of its own; after all that it reads.
   void put(const NodePtr& n) {
     std::vector<Read> read;
@@ -283,6 +300,13 @@ struct Builder {
     int home = fuses ? kernel_for(n, read, after, outer, inner) : -1;
     if (home < 0) home = new_unit(n);
     else scope.units[std::size_t(home)].outer = outer, scope.units[std::size_t(home)].inner = inner;
+    if (fuses) {
+      std::unordered_set<int> first;             // that n waits for
+      for (auto& r : read) first.insert(unit_of(r.node.get()));
+      for (auto& a : after) for (int o : units_below(a)) first.insert(o);
+      for (auto& r : read)
+        if (r.plain && anchored.count(r.node.get())) merge(unit_of(r.node.get()), home, first);
+    }
     auto& u = scope.units[std::size_t(home)];
     u.nodes.push_back(n);
     u.order = std::max(u.order, std::int64_t(n->id));

@@ -141,7 +141,8 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
 void Lowering::scope(const std::vector<Target>& targets) {
   Scope s = make_scope(targets, places_, options_.fuse);
   auto* outer = std::exchange(scope_, &s);
-  for (int u : schedule(s, places_, !options_.fuse)) unit(s.units[std::size_t(u)]);
+  for (int u : schedule(s, places_, !options_.fuse))
+    if (auto& each = s.units[std::size_t(u)]; !each.nodes.empty()) unit(each);   // what was merged is empty
   scope_ = outer;
 }
 void Lowering::unit(const Unit& u) {
