@@ -185,10 +185,10 @@ struct Host {
   bool once = true;                 // by the first device of a mesh; else by each
 };
 struct Step;
-// Turns of a loop with lanes touch nothing of each other's: several may run at a time, each in a lane. What lives within a turn, and
-// scratch of the steps in it, lies in `lane_bytes` of the arena from `lane_start` on; lane k has those bytes k * lane_bytes further
-// on. If the body is one loop with lanes, that has none of its own, and all turns of both may run at a time. Who has no lanes runs
-// turn by turn, in the first one.
+// Turns of a loop with lanes touch nothing of each other's: several may run at a time, each in a lane. What lives within a turn,
+// and scratch of the steps in it, lies in `lane_bytes` of the arena from `lane_start` on; lane k has those bytes k * lane_bytes
+// further on. If the body is one loop with lanes, that has none of its own, and all turns of both may run at a time. Who has no
+// lanes runs turn by turn, in the first one.
 struct Loop {
   int variable = 0;                 // the number that terms refer to; -1: none do, it is a part of a turn that may end by itself
   std::int64_t trips = 0;
@@ -338,8 +338,8 @@ class Device {
   // as if there were so many threads; 0: as many as there are.
   virtual std::int64_t scratch_bytes(const Step&, [[maybe_unused]] int workers) const { return 0; }
   // Of a loop whose turns touch nothing of each other's: how many of these turns (those of the loops it is made of, if there are
-  // several) run at a time, each in memory of its own, which takes about lane_bytes. 0: one after another, step by step. workers: as
-  // above.
+  // several) run at a time, each in memory of its own, which takes about lane_bytes. 0: one after another, step by step.
+  // workers: as above.
   virtual int lanes([[maybe_unused]] const Loop&, [[maybe_unused]] std::int64_t turns, [[maybe_unused]] std::int64_t lane_bytes,
                     [[maybe_unused]] int workers) const {
     return 0;

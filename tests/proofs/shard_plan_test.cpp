@@ -64,6 +64,6 @@ TEST_CASE("proof: what a rank plans of 4096 devices takes as long as what it pla
     return best;
   };
   const double many = seconds(512, 8), few = seconds(4, 2);
-  CHECK(many < 3);
-  CHECK(many < 1.5 * few);
+  CHECK(many < (sanitized ? 30 : 3));
+  CHECK(many < (sanitized ? 4 : 1.5) * few);
 }

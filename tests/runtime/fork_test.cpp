@@ -82,6 +82,9 @@ TEST_CASE("fork: a child uses what its parent has used") {
 }
 
 TEST_CASE("fork: while other threads compute and trace") {
+#if defined(__SANITIZE_ADDRESS__)
+  return;   // this sanitizer's own memory is locked in the child for good, if another thread was just asking for some
+#endif
   Devices devices(4);
   auto f = jit(&doubled);
   std::atomic<bool> stop = false;

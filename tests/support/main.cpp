@@ -15,7 +15,8 @@ bool test::updates() { return asked_to_update; }
 
 bool test::is_child = false;
 #if defined(__SANITIZE_ADDRESS__)
-extern "C" int __lsan_is_turned_off() { return test::is_child; }
+// The sanitizer's library asks it by name.
+extern "C" [[gnu::visibility("default")]] int __lsan_is_turned_off() { return test::is_child; }
 #endif
 
 int main(int argc, char** argv) {

@@ -159,7 +159,7 @@ void Lowering::single(const NodePtr& n) {
   result_ = add ? add->place : home(n);
   if (n->op->kind == Kind::contract) {
     auto &a = n->in[0], &b = n->in[1];
-    if (n->op == &kMaskedProduct) masked_product(*n, add != nullptr);
+    if (n->in.size() > 2) masked_product(*n, add != nullptr);
     else contract({result_, n->axes}, {place_of(a), a->axes}, {place_of(b), b->axes}, add != nullptr);
   } else if (add) {
     accumulating_ = true;

@@ -62,7 +62,9 @@ class Touched {
   void number(const std::vector<Step>& all) {
     for (auto& s : all) {
       const int at = steps_++;
-      each_access(s, [&](int slot, bool writes, const program::View* v) { access_[memory(slot)].push_back({at, &s, writes, v}); });
+      each_access(s, [&](int slot, bool writes, const program::View* v) {
+        access_[memory(slot)].push_back({at, &s, writes, v});
+      });
       if (s.kind != Kind::loop) continue;
       number(s.loop.body);
       spans_[&s] = {at + 1, steps_};
@@ -128,7 +130,8 @@ void check_lanes(const Program& p, const char* after) {
     for (auto& s : steps) {
       if (s.kind != program::Kind::loop) continue;
       if (s.loop.lanes > 0 && !touched.are_apart(s, around))
-        throw Error(fmt::format("[verify] loop after {}: its turns run side by side, and touch what is another one's; {}", after, s.where));
+        throw Error(fmt::format("[verify] loop after {}: its turns run side by side, and touch what is another one's; {}", after,
+                                s.where));
       auto inner = around;
       if (s.loop.variable >= 0) inner[s.loop.variable] = s.loop.trips;
       self(self, s.loop.body, inner);

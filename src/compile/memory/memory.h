@@ -28,7 +28,8 @@ std::optional<program::Program> reuse_products(const program::Program&);
 void overlap(program::Program&);
 // Of each call that goes on beside the work a line for people: what it is, and what waits for it.
 std::vector<std::string> overlapped(const program::Program&);
-// Says which loops run in lanes (program::Loop::lanes), as the device wants it; before it is asked for scratch. workers: as there.
+// Says which loops run in lanes (program::Loop::lanes), as the device wants it; before it is asked for scratch. workers: as
+// there.
 void give_lanes(program::Program&, const program::Device&, int workers);
 // Raises if turns of a loop with lanes touch each other's memory.
 void check_lanes(const program::Program&, const char* after);
