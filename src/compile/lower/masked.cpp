@@ -1,7 +1,8 @@
-// Blocks of products that a mask makes nothing of. A product of weights that are 0 wherever a mask is false leaves out the blocks
-// in which it is false throughout, and so does one whose result is only read where a mask holds. Both are found in the graph: what
-// an operand, or a reader, becomes where the mask is false (ops/masks.h). A weight is 0 there if, say, it is exp(-1e9 - max): that
-// is looked up when the program runs, row by row, and where it is not so nothing is left out. So values are those of the whole.
+// Blocks of products that a mask makes nothing of. A product of weights that are 0 wherever a mask is false leaves out the
+// blocks in which it is false throughout, and so does one whose result is only read where a mask holds. Both are found in the
+// graph: what an operand, or a reader, becomes where the mask is false (ops/masks.h). A weight is 0 there if, say, it is
+// exp(-1e9 - max): that is looked up when the program runs, row by row, and where it is not so nothing is left out. So values are
+// those of the whole.
 #include "compile/lower/masked.h"
 
 #include <algorithm>
