@@ -247,10 +247,15 @@ struct DeviceCheck {
     auto rule = along(n, kResultSide, axis);
     if (rule.way == Along::Way::map && n.in.size() == 1) return same(0);
     if (rule.way != Along::Way::shift || r.step != 1) return out.push_back(r);
+    Runs parts;
+    std::int64_t zeros = r.size;   // `place` has some
     for (auto& s : n.op->stretches(n)) {
       auto begin = std::max(r.from, s.to), end = std::min(r.from + r.size, s.to + s.size);
-      if (begin < end) below({n.in[s.operand].get(), s.from + (begin - s.to) * s.step, end - begin, s.step}, axis, out);
+      if (begin >= end) continue;
+      parts.push_back({n.in[s.operand].get(), s.from + (begin - s.to) * s.step, end - begin, s.step}), zeros -= end - begin;
     }
+    if (zeros > 0) return out.push_back(r);
+    for (auto& p : parts) below(p, axis, out);
   }
   // As the plan says: of what was there before.
   Runs planned(const Version& v, Name axis) const {
