@@ -155,6 +155,8 @@ void run(Compilation& c, Stage first, Stage last) {
   std::int64_t size = -1;
   Stage counted = first;
   bool reached = false;
+  // Custom gradients do not outlive the first pass.
+  if (verifies() && first == Stage::graph && c.options.from == kPasses[0].name) verify(c.roots, "tracing");
   for (auto& p : kPasses) {
     reached |= p.name == c.options.from;
     if (!reached || p.on < first || p.on > last || (p.optional && !c.options.optional)) continue;

@@ -7,6 +7,7 @@
 #include "compile/memory/memory.h"
 #include "graph/axes.h"
 #include "ops/attr.h"
+#include "ops/collective.h"
 #include "ops/prim.h"
 #include "transforms/chunked.h"
 
@@ -45,8 +46,8 @@ struct NodeCheck {
       case Kind::view:
       case Kind::step: axes(); return moves();
       case Kind::wrap:
-        if (n.op != &kCustom) must(n.axes == n.in[0]->axes && n.dtype == n.in[0]->dtype, "it is not like what it shows");
-        return;
+        if (n.op == &kCustom) return custom();
+        return must(n.axes == n.in[0]->axes && n.dtype == n.in[0]->dtype, "it is not like what it shows");
       case Kind::loop: return loop();
       case Kind::result: return result();
       case Kind::leaf: return;
@@ -162,14 +163,23 @@ struct NodeCheck {
     if (l.drop) return must(!along, "a value of one position has the axis that is walked");
     must(along && along->size == prim::index_chunk(*l.index[b]), "a value that is stacked is no chunk of {}", l.axis);
   }
+  void custom() const {
+    auto& c = static_cast<const Custom&>(*n.attr.payload);
+    must(c.results > 0 && c.results <= n.in.size(), "it has {} results, and {} operands", std::int64_t(c.results),
+         std::int64_t(n.in.size()));
+    auto wrong = c.fault(n.in);
+    must(wrong.empty(), "{}", wrong);
+  }
   void result() const {
-    if (n.in[0]->op != &kLoop) return;
-    auto& l = loop_of(n);
     auto k = result_number(n);
-    must(k < l.results.size(), "its loop has no result {}", std::int64_t(k));
-    auto whole = loop_result(n.in[0], k);
+    auto& from = n.in[0];
+    std::size_t count = from->op == &kLoop         ? loop_of(n).results.size()
+                        : from->op == &kCollective ? wiring_of(*from).out.size()
+                                                   : static_cast<const Custom&>(*from->attr.payload).results;
+    must(k < count, "its {} has no result {}", std::string(from->op->name), std::int64_t(k));
+    auto whole = from->op == &kLoop ? loop_result(from, k) : from->op == &kCollective ? collective_result(from, k) : from->in[k];
     result_is(whole->dtype);
-    must(same_set(n.axes, whole->axes), "it is {}, and its loop makes {}", n.axes, whole->axes);
+    must(same_set(n.axes, whole->axes), "it is {}, and its {} makes {}", n.axes, std::string(from->op->name), whole->axes);
   }
 };
 

@@ -60,6 +60,7 @@ bool is_free(const NodePtr&);
 struct Custom : Payload {
   std::size_t results = 0;
   virtual Nodes backward(const Nodes& operands, const Nodes& cotangents) const = 0;   // one for each argument; null: none
+  virtual std::string fault(const Nodes& operands) const = 0;   // what cannot be, for the verifier; empty: nothing
 };
 extern const Op kCustom;
 NodePtr make_custom(Nodes operands, std::shared_ptr<const Custom>);

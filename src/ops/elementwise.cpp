@@ -1,5 +1,5 @@
-// Elementwise primitives: one block each. `g` is the cotangent of the result; what is returned may have more axes than the
-// operand: the gradient walk sums them away, once for all ops.
+// Elementwise primitives that other ops and gradients are built of: one block each. `g` is the cotangent of the result; what is
+// returned may have more axes than the operand: the gradient walk sums them away, once for all ops.
 #include <cmath>
 #include <numbers>
 
@@ -12,13 +12,6 @@ namespace {
 using G = const NodePtr&;
 constexpr double kRootPi = 1 / std::numbers::inv_sqrtpi;
 
-// constexpr: ops are there before anything runs, so that a program may compute while its own globals are made.
-constexpr Op map_op(const char* name, Code code, Nodes (*grad)(G o, G g) = nullptr, Linear linear = Linear::no,
-                    Linear (*linear_in)(const Node&, std::size_t operand) = nullptr,
-                    Linear (*zero_in)(const Node&, std::size_t operand) = nullptr) {
-  return {.name = name, .kind = Kind::map, .code = code, .linear = linear, .grad = grad, .linear_in = linear_in,
-          .zero_in = zero_in};
-}
 NodePtr one(G like) { return number(1, like->dtype); }
 G x(G o) { return o->in[0]; }
 G y(G o) { return o->in[1]; }
@@ -41,26 +34,13 @@ const Op kStop = map_op("stop_gradient", Code::cast, nullptr, Linear::no, [](aut
 const Op kAbs = map_op("abs", Code::abs, [](G o, G g) { return Nodes{mul(g, sign(x(o)))}; });
 const Op kSign = map_op("sign", Code::sign);
 const Op kExp = map_op("exp", Code::exp, [](G o, G g) { return Nodes{mul(g, o)}; });
-const Op kExp2 = map_op("exp2", Code::exp2, [](G o, G g) { return Nodes{scale(mul(g, o), std::log(2.0))}; });
-const Op kExpm1 = map_op("expm1", Code::expm1, [](G o, G g) { return Nodes{mul(g, add(o, one(o)))}; });
 const Op kLog = map_op("log", Code::log, [](G o, G g) { return Nodes{div(g, x(o))}; });
-const Op kLog2 = map_op("log2", Code::log2, [](G o, G g) { return Nodes{div(g, scale(x(o), std::log(2.0)))}; });
 const Op kLog1p = map_op("log1p", Code::log1p, [](G o, G g) { return Nodes{div(g, add(x(o), one(o)))}; });
 const Op kSqrt = map_op("sqrt", Code::sqrt, [](G o, G g) { return Nodes{div(scale(g, 0.5), o)}; });
 const Op kRsqrt = map_op("rsqrt", Code::rsqrt, [](G o, G g) { return Nodes{mul(scale(g, -0.5), div(o, x(o)))}; });
-const Op kCbrt = map_op("cbrt", Code::cbrt, [](G o, G g) { return Nodes{div(scale(g, 1.0 / 3), square(o))}; });
 const Op kSin = map_op("sin", Code::sin, [](G o, G g) { return Nodes{mul(g, cos(x(o)))}; });
 const Op kCos = map_op("cos", Code::cos, [](G o, G g) { return Nodes{neg(mul(g, sin(x(o))))}; });
-const Op kTan = map_op("tan", Code::tan, [](G o, G g) { return Nodes{mul(g, add(square(o), one(o)))}; });
-const Op kAsin = map_op("arcsin", Code::asin, [](G o, G g) { return Nodes{mul(g, rsqrt(sub(one(o), square(x(o)))))}; });
-const Op kAcos = map_op("arccos", Code::acos, [](G o, G g) { return Nodes{neg(mul(g, rsqrt(sub(one(o), square(x(o))))))}; });
-const Op kAtan = map_op("arctan", Code::atan, [](G o, G g) { return Nodes{div(g, add(square(x(o)), one(o)))}; });
-const Op kSinh = map_op("sinh", Code::sinh, [](G o, G g) { return Nodes{mul(g, map(kCosh, {x(o)}, o->dtype))}; });
-const Op kCosh = map_op("cosh", Code::cosh, [](G o, G g) { return Nodes{mul(g, map(kSinh, {x(o)}, o->dtype))}; });
 const Op kTanh = map_op("tanh", Code::tanh, [](G o, G g) { return Nodes{mul(g, sub(one(o), square(o)))}; });
-const Op kAsinh = map_op("arcsinh", Code::asinh, [](G o, G g) { return Nodes{mul(g, rsqrt(add(square(x(o)), one(o))))}; });
-const Op kAcosh = map_op("arccosh", Code::acosh, [](G o, G g) { return Nodes{mul(g, rsqrt(sub(square(x(o)), one(o))))}; });
-const Op kAtanh = map_op("arctanh", Code::atanh, [](G o, G g) { return Nodes{div(g, sub(one(o), square(x(o))))}; });
 const Op kErf = map_op("erf", Code::erf, [](G o, G g) { return Nodes{mul(scale(g, 2 / kRootPi), exp(neg(square(x(o)))))}; });
 const Op kErfinv = map_op("erfinv", Code::erfinv, [](G o, G g) { return Nodes{mul(scale(g, kRootPi / 2), exp(square(o)))}; });
 const Op kFloor = map_op("floor", Code::floor), kCeil = map_op("ceil", Code::ceil);
@@ -88,21 +68,15 @@ Nodes winners_grad(G o, G g) {
   return {share(x(o), y(o)), share(y(o), x(o))};
 }
 const Op kMaximum = map_op("maximum", Code::max, winners_grad), kMinimum = map_op("minimum", Code::min, winners_grad);
-const Op kAtan2 = map_op("arctan2", Code::atan2, [](G o, G g) {
-  auto d = div(g, add(square(x(o)), square(y(o))));
-  return Nodes{mul(d, y(o)), neg(mul(d, x(o)))};
-});
 // x = y * q + r with a whole q, which does not change.
 Nodes remainder_grad(const Op& whole, G o, G g) { return {g, neg(mul(g, map(whole, {div(x(o), y(o))}, o->dtype)))}; }
 const Op kRem = map_op("rem", Code::rem, [](G o, G g) { return remainder_grad(kTrunc, o, g); });
 const Op kMod = map_op("mod", Code::mod, [](G o, G g) { return remainder_grad(kFloor, o, g); });
-const Op kFloorDiv = map_op("floor_div", Code::floor_div), kNextafter = map_op("nextafter", Code::nextafter);
+const Op kFloorDiv = map_op("floor_div", Code::floor_div);
 const Op kLess = map_op("less", Code::less), kLessEqual = map_op("less_equal", Code::less_equal);
 const Op kEqual = map_op("equal", Code::equal), kNotEqual = map_op("not_equal", Code::not_equal);
 const Op kBitAnd = map_op("bitwise_and", Code::bit_and, nullptr, Linear::no, nullptr, [](auto&, auto) { return Linear::one; });
 const Op kBitOr = map_op("bitwise_or", Code::bit_or);
-const Op kBitXor = map_op("bitwise_xor", Code::bit_xor);
-const Op kShiftLeft = map_op("left_shift", Code::shift_left), kShiftRight = map_op("right_shift", Code::shift_right);
 
 // ---- three and four ----
 Nodes select_grad(G o, G g) {
@@ -200,10 +174,9 @@ NodePtr threefry(Code word, G k0, G k1, G high, G low) {
 }
 
 const bool maps_registered = register_ops(
-    {&kCast, &kBitcast, &kNeg, &kStop, &kAbs, &kSign, &kExp, &kExp2, &kExpm1, &kLog, &kLog2, &kLog1p, &kSqrt, &kRsqrt, &kCbrt,
-     &kSin, &kCos, &kTan, &kAsin, &kAcos, &kAtan, &kSinh, &kCosh, &kTanh, &kAsinh, &kAcosh, &kAtanh, &kErf, &kErfinv, &kFloor,
-     &kCeil, &kRound, &kTrunc, &kNot, &kBitNot, &kIsFinite, &kIsNan, &kIsInf, &kAdd, &kSub, &kMul, &kDiv, &kPow, &kMaximum,
-     &kMinimum, &kAtan2, &kRem, &kMod, &kFloorDiv, &kNextafter, &kLess, &kLessEqual, &kEqual, &kNotEqual, &kBitAnd, &kBitOr,
-     &kBitXor, &kShiftLeft, &kShiftRight, &kSelect, &kFma, &kThreefry0, &kThreefry1, &kThreefryXor});
+    {&kCast, &kBitcast, &kNeg, &kStop, &kAbs, &kSign, &kExp, &kLog, &kLog1p, &kSqrt, &kRsqrt, &kSin, &kCos, &kTanh, &kErf,
+     &kErfinv, &kFloor, &kCeil, &kRound, &kTrunc, &kNot, &kBitNot, &kIsFinite, &kIsNan, &kIsInf, &kAdd, &kSub, &kMul, &kDiv,
+     &kPow, &kMaximum, &kMinimum, &kRem, &kMod, &kFloorDiv, &kLess, &kLessEqual, &kEqual, &kNotEqual, &kBitAnd, &kBitOr,
+     &kSelect, &kFma, &kThreefry0, &kThreefry1, &kThreefryXor});
 
 }  // namespace haliax::prim

@@ -58,13 +58,21 @@ NodePtr whole_power(NodePtr x, std::int64_t n) {
   return out;
 }
 
+const Op kAtan2 = prim::map_op("arctan2", Code::atan2, [](G o, G g) {
+  auto &y = o->in[0], &x = o->in[1];
+  auto d = prim::div(g, prim::add(prim::square(y), prim::square(x)));
+  return Nodes{prim::mul(d, x), prim::neg(prim::mul(d, y))};
+});
+const Op kNextafter = prim::map_op("nextafter", Code::nextafter), kBitXor = prim::map_op("bitwise_xor", Code::bit_xor);
+const Op kShiftLeft = prim::map_op("left_shift", Code::shift_left), kShiftRight = prim::map_op("right_shift", Code::shift_right);
+
 // The float of 16 bits after x towards y. Backends compute in f32, where the next one is nearer.
 NodePtr narrow_next(G x, G y) {
   const auto d = x->dtype;
   auto bits = [](std::int64_t v) { return prim::integer(v, DType::u16); };
   auto test = [](const Op& op, const Nodes& in) { return prim::map(op, in, DType::boolean); };
   auto zero = prim::number(0, d), mine = prim::bitcast(x, DType::u16);
-  auto inwards = test(prim::kBitXor, {prim::less(x, y), prim::less(zero, x)});   // towards 0
+  auto inwards = test(kBitXor, {prim::less(x, y), prim::less(zero, x)});   // towards 0
   auto moved = prim::select(inwards, prim::sub(mine, bits(1)), prim::add(mine, bits(1)));
   auto least = prim::select(prim::less(zero, y), bits(1), bits(0x8001));         // of either sign
   auto next = prim::bitcast(prim::select(prim::equal(x, zero), least, moved), d);
@@ -81,7 +89,7 @@ NodePtr share(G x, G o) {
 const Op kLogaddexp{.name = "logaddexp", .kind = Kind::wrap, .grad = [](G o, G g) {
   return Nodes{nullptr, prim::mul(g, share(o->in[1], o)), prim::mul(g, share(o->in[2], o))};
 }};
-const bool logaddexp_registered = prim::register_ops({&kLogaddexp});
+const bool binary_registered = prim::register_ops({&kAtan2, &kNextafter, &kBitXor, &kShiftLeft, &kShiftRight, &kLogaddexp});
 
 }  // namespace
 
@@ -91,10 +99,10 @@ NamedArray multiply(Arr a, Arr b) { return arithmetic("multiply", prim::kMul, &p
 NamedArray maximum(Arr a, Arr b) { return arithmetic("maximum", prim::kMaximum, &prim::kBitOr, a, b); }
 NamedArray minimum(Arr a, Arr b) { return arithmetic("minimum", prim::kMinimum, &prim::kBitAnd, a, b); }
 NamedArray divide(Arr a, Arr b) { return inexact("divide", prim::kDiv, a, b); }
-NamedArray arctan2(Arr a, Arr b) { return inexact("arctan2", prim::kAtan2, a, b); }
+NamedArray arctan2(Arr a, Arr b) { return inexact("arctan2", kAtan2, a, b); }
 NamedArray nextafter(Arr a, Arr b) {
   Call2 c("nextafter", a, b, float_of);
-  if (bytes_of(c.dtype) > 2) return pointwise("nextafter", prim::kNextafter, {c.a, c.b}, c.dtype);
+  if (bytes_of(c.dtype) > 2) return pointwise("nextafter", kNextafter, {c.a, c.b}, c.dtype);
   auto axes = broadcast("nextafter", {c.a, c.b});
   return NamedArray(prim::fit(narrow_next(c.a, c.b), axes));
 }
@@ -147,7 +155,7 @@ NamedArray greater(Arr a, Arr b) { return comparison("greater", prim::kLess, a, 
 NamedArray greater_equal(Arr a, Arr b) { return comparison("greater_equal", prim::kLessEqual, a, b, true); }
 NamedArray logical_and(Arr a, Arr b) { return logical("logical_and", prim::kBitAnd, a, b); }
 NamedArray logical_or(Arr a, Arr b) { return logical("logical_or", prim::kBitOr, a, b); }
-NamedArray logical_xor(Arr a, Arr b) { return logical("logical_xor", prim::kBitXor, a, b); }
+NamedArray logical_xor(Arr a, Arr b) { return logical("logical_xor", kBitXor, a, b); }
 // These operators are not told where they stand: where an operand was made is most often the same line.
 namespace {
 Arr from(const NamedArray& a, const NamedArray& made_at) {
@@ -163,9 +171,9 @@ NamedArray operator||(const NamedArray& a, bool b) { return logical_or(from(a, a
 NamedArray operator||(bool a, const NamedArray& b) { return logical_or(Arr(a, from(b, b).at()), from(b, b)); }
 NamedArray bitwise_and(Arr a, Arr b) { return bits("bitwise_and", prim::kBitAnd, a, b); }
 NamedArray bitwise_or(Arr a, Arr b) { return bits("bitwise_or", prim::kBitOr, a, b); }
-NamedArray bitwise_xor(Arr a, Arr b) { return bits("bitwise_xor", prim::kBitXor, a, b); }
-NamedArray left_shift(Arr a, Arr b) { return bits("left_shift", prim::kShiftLeft, a, b, true); }
-NamedArray right_shift(Arr a, Arr b) { return bits("right_shift", prim::kShiftRight, a, b, true); }
+NamedArray bitwise_xor(Arr a, Arr b) { return bits("bitwise_xor", kBitXor, a, b); }
+NamedArray left_shift(Arr a, Arr b) { return bits("left_shift", kShiftLeft, a, b, true); }
+NamedArray right_shift(Arr a, Arr b) { return bits("right_shift", kShiftRight, a, b, true); }
 
 namespace {
 // a where it is the better one or b is NaN, else b.

@@ -21,10 +21,6 @@ NodePtr same(const Op& op, G x) { return prim::map(op, {x}, x->dtype); }
 NodePtr truths(bool value, G x) { return prim::filled(value, DType::boolean, x->axes); }
 bool has_sign(G x) { return is_float(x->dtype) || is_signed(x->dtype); }
 
-// For functions that integers are not closed over.
-NamedArray inexact(const char* name, const Op& op, const Arr& a) {
-  return on(name, a, [&](G x) { return same(op, prim::cast(x, float_of(x->dtype))); });
-}
 NamedArray scaled(const char* name, const Arr& a, double by) {
   return on(name, a, [&](G x) { return prim::scale(prim::cast(x, float_of(x->dtype)), by); });
 }
@@ -65,30 +61,6 @@ NamedArray positive(Arr a) {
 NamedArray square(Arr a) { return multiply(a, a); }
 NamedArray reciprocal(Arr a) { return divide(Arr(1, a.at()), a); }
 
-NamedArray exp(Arr a) { return inexact("exp", prim::kExp, a); }
-NamedArray exp2(Arr a) { return inexact("exp2", prim::kExp2, a); }
-NamedArray expm1(Arr a) { return inexact("expm1", prim::kExpm1, a); }
-NamedArray log(Arr a) { return inexact("log", prim::kLog, a); }
-NamedArray log2(Arr a) { return inexact("log2", prim::kLog2, a); }
-NamedArray log10(Arr a) { return divide(inexact("log10", prim::kLog, a), Arr(std::numbers::ln10, a.at())); }
-NamedArray log1p(Arr a) { return inexact("log1p", prim::kLog1p, a); }
-NamedArray sqrt(Arr a) { return inexact("sqrt", prim::kSqrt, a); }
-NamedArray rsqrt(Arr a) { return inexact("rsqrt", prim::kRsqrt, a); }
-NamedArray cbrt(Arr a) { return inexact("cbrt", prim::kCbrt, a); }
-NamedArray sin(Arr a) { return inexact("sin", prim::kSin, a); }
-NamedArray cos(Arr a) { return inexact("cos", prim::kCos, a); }
-NamedArray tan(Arr a) { return inexact("tan", prim::kTan, a); }
-NamedArray arcsin(Arr a) { return inexact("arcsin", prim::kAsin, a); }
-NamedArray arccos(Arr a) { return inexact("arccos", prim::kAcos, a); }
-NamedArray arctan(Arr a) { return inexact("arctan", prim::kAtan, a); }
-NamedArray sinh(Arr a) { return inexact("sinh", prim::kSinh, a); }
-NamedArray cosh(Arr a) { return inexact("cosh", prim::kCosh, a); }
-NamedArray tanh(Arr a) { return inexact("tanh", prim::kTanh, a); }
-NamedArray arcsinh(Arr a) { return inexact("arcsinh", prim::kAsinh, a); }
-NamedArray arccosh(Arr a) { return inexact("arccosh", prim::kAcosh, a); }
-NamedArray arctanh(Arr a) { return inexact("arctanh", prim::kAtanh, a); }
-NamedArray erf(Arr a) { return inexact("erf", prim::kErf, a); }
-NamedArray erfinv(Arr a) { return inexact("erfinv", prim::kErfinv, a); }
 NamedArray deg2rad(Arr a) { return scaled("deg2rad", a, std::numbers::pi / 180); }
 NamedArray rad2deg(Arr a) { return scaled("rad2deg", a, 180 / std::numbers::pi); }
 

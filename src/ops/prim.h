@@ -50,12 +50,19 @@ NodePtr less(const NodePtr&, const NodePtr&), less_equal(const NodePtr&, const N
 NodePtr select(const NodePtr& c, const NodePtr& a, const NodePtr& b);
 NodePtr fma(const NodePtr& a, const NodePtr& b, const NodePtr& c);
 NodePtr threefry(Code word, const NodePtr& k0, const NodePtr& k1, const NodePtr& high, const NodePtr& low);
+// The block of such an op. constexpr: ops are there before anything runs, so that a program may compute while its own globals are
+// made. `grad`: of the result and its cotangent; what it gives may have more axes than the operands, the gradient walk sums them
+// away. What only one public op is made of stands above that op, and is not declared here.
+constexpr Op map_op(const char* name, Code code, Nodes (*grad)(const NodePtr& o, const NodePtr& g) = nullptr,
+                    Linear linear = Linear::no, Linear (*linear_in)(const Node&, std::size_t operand) = nullptr,
+                    Linear (*zero_in)(const Node&, std::size_t operand) = nullptr) {
+  return {.name = name, .kind = Kind::map, .code = code, .linear = linear, .grad = grad, .linear_in = linear_in,
+          .zero_in = zero_in};
+}
 extern const Op kCast, kAdd, kSub, kMul, kDiv, kStop, kSelect, kNeg;
-extern const Op kBitcast, kAbs, kSign, kExp, kExp2, kExpm1, kLog, kLog2, kLog1p, kSqrt, kRsqrt, kCbrt, kSin, kCos, kTan, kAsin,
-    kAcos, kAtan, kSinh, kCosh, kTanh, kAsinh, kAcosh, kAtanh, kErf, kErfinv, kFloor, kCeil, kRound, kTrunc, kNot, kBitNot,
-    kIsFinite, kIsNan, kIsInf;
-extern const Op kPow, kMaximum, kMinimum, kAtan2, kRem, kMod, kFloorDiv, kNextafter, kLess, kLessEqual, kEqual, kNotEqual,
-    kBitAnd, kBitOr, kBitXor, kShiftLeft, kShiftRight;
+extern const Op kBitcast, kAbs, kSign, kExp, kLog, kLog1p, kSqrt, kRsqrt, kSin, kCos, kTanh, kErf, kErfinv, kFloor, kCeil, kRound,
+    kTrunc, kNot, kBitNot, kIsFinite, kIsNan, kIsInf;
+extern const Op kPow, kMaximum, kMinimum, kRem, kMod, kFloorDiv, kLess, kLessEqual, kEqual, kNotEqual, kBitAnd, kBitOr;
 
 // ---- folds and products ----
 NodePtr reduce(Monoid, const NodePtr&, const Axes& kept);        // axes not kept are folded away

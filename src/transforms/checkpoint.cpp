@@ -1,6 +1,8 @@
 // Functions with a backward pass of their own: checkpoint, custom_vjp. And those of which only the shape is asked.
+#include <algorithm>
 #include <unordered_set>
 
+#include "graph/axes.h"
 #include "graph/fail.h"
 #include "ops/effect.h"
 #include "ops/prim.h"
@@ -54,6 +56,17 @@ struct Checkpointed : Custom {
       if (!counted.insert(again[k].get()).second) back[k] = nullptr;
     return back;
   }
+  std::string fault(const Nodes& operands) const override {
+    auto traced = outs;
+    append(traced, inputs);
+    if (traced.size() != operands.size())
+      return fmt::format("it was traced with {} arrays, and has {}", traced.size(), operands.size());
+    for (std::size_t k = 0; k < traced.size(); ++k)
+      if (auto &t = *traced[k], &o = *operands[k]; !same_set(t.axes, o.axes) || t.dtype != o.dtype)
+        return fmt::format("array {} was traced as {} {}, and is {} {}", k, name_of(t.dtype), to_string(t.axes), name_of(o.dtype),
+                           to_string(o.axes));
+    return {};
+  }
   std::vector<const Node*> held() const override {
     std::vector<const Node*> out;
     for (auto* nodes : {&outs, &inputs})
@@ -87,6 +100,13 @@ struct ByHand : Custom {
       result.push_back(back[k].node());
     }
     return result;
+  }
+  std::string fault(const Nodes& operands) const override {
+    auto count = [](const std::vector<bool>& given) { return std::size_t(std::count(given.begin(), given.end(), true)); };
+    auto out = count(given_out), in = count(given_in);
+    if (out == results && out + in == operands.size()) return {};
+    return fmt::format("its function took {} arrays and gave {}, and it has {} with {} results", in, out, operands.size(),
+                       results);
   }
 };
 

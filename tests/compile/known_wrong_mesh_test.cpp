@@ -178,6 +178,9 @@ TEST_CASE("partition strict: what an op sends of its own blocks is asked for by 
   auto order = named_jit([](const NamedArray& x) { return sort(x, "n"); },
                          {.mesh = Mesh{{{"data", 2}}}, .axis_resources = cut, .strict = true});
   raises([&] { order.plan(zeros({N})); }, {"[strict]", "sort gathers", "nobody asked"});
+  auto asked = named_jit([](const NamedArray& x) { return sort(shard(x, Mapping{}), "n"); },
+                         {.mesh = Mesh{{{"data", 2}}}, .axis_resources = cut, .strict = true});
+  CHECK(asked.plan(zeros({N})).calls == 1);
 }
 
 TEST_CASE("partition sums: reduce_dtype = f32 makes, sends and adds narrow sums in f32, and rounds once") {

@@ -6,8 +6,10 @@
 #include "compile/verify.h"
 #include "haliax/custom_op.h"
 #include "haliax/jit.h"
+#include "haliax/transforms.h"
 #include "haliax/ops.h"
 #include "ops/attr.h"
+#include "ops/collective.h"
 #include "ops/prim.h"
 #include "support/raises.h"
 
@@ -178,6 +180,73 @@ TEST_CASE("verify finds a graph's faults: loops") {
   CHECK(bodies(prim::index(A, 3, 1, 0)) == "");
   CHECK(says(bodies(prim::index(A, 2, 1, 0)), "a body does not start after 3 positions"));
   CHECK(says(bodies(prim::index(A, 3, 2, 0)), "its bodies walk 5 positions of a=4"));
+}
+
+TEST_CASE("verify finds a graph's faults: collectives") {
+  using program::Wire;
+  auto x = array({A, B});
+  auto made = [&](Wire wire, const Axes& out, Name along, std::int64_t size) {
+    Wiring w;
+    w.number = 1, w.how.wire = wire, w.how.ranks = 2, w.how.size = {size}, w.out = {out}, w.along = {along};
+    return in_graph(collective_result(make_collective({x}, w), 0));
+  };
+  CHECK(made(Wire::all_reduce, {A, B}, {}, 0) == "");
+  CHECK(says(made(Wire::all_reduce, {B, A}, {}, 0), "it makes (b=3, a=4) of (a=4, b=3)"));
+  CHECK(made(Wire::all_gather, {Axis("a", 7), B}, "a", 7) == "");
+  CHECK(says(made(Wire::all_gather, {Axis("a", 8), B}, "a", 7), "it makes (a=8, b=3) of (a=4, b=3)"));
+  CHECK(says(made(Wire::all_gather, {Axis("a", 6), B}, "a", 6), "it makes (a=6, b=3) of (a=4, b=3)"));   // blocks of 3
+  CHECK(says(made(Wire::all_gather, {A, B}, "c", 8), "(a=4, b=3) lacks the axis that is joined"));
+  CHECK(made(Wire::reduce_scatter, {Axis("a", 2), B}, "a", 4) == "");
+  CHECK(says(made(Wire::reduce_scatter, {Axis("a", 3), B}, "a", 4), "it makes (a=3, b=3) of (a=4, b=3)"));
+  CHECK(says(made(Wire::reduce_scatter, {Axis("a", 2), Axis("b", 2)}, "a", 4), "it makes (a=2, b=2) of (a=4, b=3)"));
+  auto exchange = [&](const program::Parcel& send, const program::Parcel& receive) {
+    Wiring w;
+    w.number = 1, w.how.wire = Wire::exchange, w.how.sends = {send}, w.how.receives = {receive}, w.out = {{A, B}};
+    return in_graph(collective_result(make_collective({x}, w), 0));
+  };
+  const program::Parcel all{1, 0, {0, 0}, {4, 3}, {1, 1}};
+  CHECK(exchange(all, all) == "");
+  CHECK(exchange({1, 0, {3, 0}, {4, 3}, {-1, 1}}, all) == "");
+  CHECK(says(exchange({1, 0, {1, 0}, {4, 3}, {1, 1}}, all), "a box reaches outside of (a=4, b=3)"));
+  CHECK(says(exchange(all, {1, 0, {0, 0}, {4}, {1}}), "a box reaches outside of (a=4, b=3)"));
+  CHECK(says(exchange(all, {1, 2, {0, 0}, {4, 3}, {1, 1}}), "it has no array 2"));
+  auto ring = [&](const Axes& other, const Axes& block, const Axes& out) {
+    Wiring w;
+    w.number = 1, w.ranks = 2, w.how.wire = Wire::exchange, w.out = {out}, w.along = {"a"};
+    return in_graph(collective_result(make_collective({array(other), array(block)}, w), 0));
+  };
+  const Axis half{"a", 2};
+  CHECK(ring({A, B}, {half}, {B}) == "");
+  CHECK(ring({B}, {half, B}, {A}) == "");
+  CHECK(says(ring({half, B}, {half}, {B}), "axis a=4 of blocks of (a=2) is neither in (a=2, b=3) nor in (b=3)"));
+  CHECK(says(ring({B}, {half, B}, {half}), "axis a=4 of blocks of (a=2, b=3) is neither in (b=3) nor in (a=2)"));
+  CHECK(says(ring({A, B}, {half}, {B, Axis("c", 2)}), "no operand has axis c=2"));
+  CHECK(says(ring({A, B}, {B}, {A}), "the block (b=3) lacks axis a"));
+  Wiring w;
+  w.number = 1, w.how.size = {0}, w.out = {{A, B}}, w.along = {Name()};
+  auto call = make_collective({x}, w);
+  CHECK(says(in_graph(make(kResult, {call}, {A}, DType::f32, {.ints = {0}})), "it is (a=4), and its collective makes (a=4, b=3)"));
+  CHECK(says(in_graph(make(kResult, {call}, {A, B}, DType::i32, {.ints = {0}})), "the result is i32"));
+  CHECK(says(in_graph(make(kResult, {call}, {A, B}, DType::f32, {.ints = {1}})), "its collective has no result 1"));
+}
+
+TEST_CASE("verify finds a graph's faults: custom gradients") {
+  auto x = array({A, B}), y = array({B});
+  auto kept = checkpoint([](const NamedArray& x, const NamedArray& y) { return x * y; })(NamedArray(x), NamedArray(y)).node()->in[0];
+  auto by_hand = custom_vjp([](const NamedArray& x) { return exp(x); },
+                            [](const auto&, const auto& out, const auto& g) { return std::tuple(out * g); })(NamedArray(x)).node()->in[0];
+  auto of = [&](const NodePtr& custom, const Nodes& operands) {
+    return in_graph(custom_result(make(kCustom, operands, {}, DType::f32, custom->attr), 0));
+  };
+  CHECK(of(kept, kept->in) == "");
+  CHECK(of(by_hand, by_hand->in) == "");
+  CHECK(says(of(kept, {kept->in[0], x, x}), "array 2 was traced as f32 (b=3), and is f32 (a=4, b=3)"));
+  CHECK(says(of(kept, {kept->in[0], y, x}), "array 1 was traced as f32 (a=4, b=3), and is f32 (b=3)"));
+  CHECK(says(of(kept, {y, x, y}), "array 0 was traced as f32 (a=4, b=3), and is f32 (b=3)"));
+  CHECK(says(of(kept, {kept->in[0], x}), "it was traced with 3 arrays, and has 2"));
+  CHECK(says(of(by_hand, {by_hand->in[0], x, y}), "its function took 1 arrays and gave 1, and it has 3 with 1 results"));
+  CHECK(says(in_graph(make(kResult, {kept}, {A}, DType::f32, {.ints = {0}})), "it is (a=4), and its custom_vjp makes (a=4, b=3)"));
+  CHECK(says(in_graph(make(kResult, {kept}, {A, B}, DType::f32, {.ints = {1}})), "its custom_vjp has no result 1"));
 }
 
 // ---- programs ----
@@ -431,6 +500,42 @@ TEST_CASE("verify finds a plan's faults: positions that move, and what is made i
   CHECK(says(flat([](auto& v) { v.pieces[0].given.cuts[0] = {1}; }), "part a lies otherwise"));
   auto made = damaged(prim::add(prim::iota(A, DType::f32), x), x, a, a, Kind::generate, [](Version& v, Plan&) { v.at.pend(1, Monoid::sum); });
   CHECK(says(made, "it is not made of numbers and positions alone"));
+}
+
+// Of x, which device 1 of four has as `has`, it makes n, said to be as `is`: a slice of its own, or positions that move.
+TEST_CASE("verify finds what one device slices otherwise than the plan says") {
+  using Kind = Version::Kind;
+  auto x = array({A, B});
+  auto on_device = [&](const Sharding& has, Version of, const NodePtr& n, const NodePtr& mine, const NodePtr& made) {
+    Whole whole({n}, {{}}, mesh);
+    Plan p;
+    p.bodies.emplace_back();
+    of.node = whole.find(n.get()), of.in = {0}, of.live = true;
+    p.versions = {{.kind = Kind::given, .node = whole.find(x.get()), .at = has, .live = true}, of};
+    p.roots = {1};
+    return message_of([&] { verify_device(p, whole, 1, {mine, made}, "a pass"); });
+  };
+  auto found = [](const std::string& text, const char* part) { return says(text, "") || text.find(part) != text.npos; };
+  const Sharding a = cut("a", {1});
+  Version sliced{.kind = Kind::hop, .at = a};
+  sliced.hop = {Hop::Kind::slice, a, {}, {}};
+  auto block = [&](std::int64_t from, std::int64_t size) { return prim::slice(x, "a", from, size); };
+  CHECK(on_device({}, sliced, x, x, block(2, 2)) == "");
+  CHECK(found(on_device({}, sliced, x, x, block(0, 2)), "on device 1: position 0 of a is 0 of what it is made of, and should be 2"));
+  CHECK(found(on_device({}, sliced, x, x, block(1, 3)), "on device 1: it is (a=3, b=3), and its block is (a=2, b=3)"));
+  CHECK(found(on_device({}, sliced, x, x, prim::cast(block(2, 2), DType::f64)), "on device 1: it is f64"));
+  auto swapped = prim::concat({block(3, 1), block(2, 1)}, Axis("a", 2));
+  CHECK(found(on_device({}, sliced, x, x, swapped), "position 0 of a is 3 of what it is made of, and should be 2"));
+  auto n = prim::concat({prim::slice(x, "a", 1, 3), prim::slice(x, "a", 0, 1)}, A);   // round by one
+  Version round{.kind = Kind::shift, .at = {}};
+  round.hop.axis = "a";
+  round.pieces = {{.axes = x->axes, .axis = "a", .from = 1, .to = 0, .size = 3}, {.axes = x->axes, .axis = "a", .from = 0, .to = 3, .size = 1}};
+  CHECK(on_device({}, round, n, x, n) == "");
+  CHECK(found(on_device({}, round, n, x, x), "position 0 of a is 0 of what it is made of, and should be 1"));
+  auto twice = prim::concat({block(1, 2), block(2, 1), block(0, 1)}, A);
+  CHECK(found(on_device({}, round, n, x, twice), "position 2 of a is 2 of what it is made of, and should be 3"));
+  auto turned = prim::concat({prim::slice(x, "a", 3, 3, -1), block(0, 1)}, A);
+  CHECK(found(on_device({}, round, n, x, turned), "position 0 of a is 3 of what it is made of, and should be 1"));
 }
 
 TEST_CASE("verify finds a plan's faults: turns that devices share") {

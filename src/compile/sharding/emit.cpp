@@ -6,6 +6,7 @@
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
 #include "ops/prim.h"
+#include "compile/memory/memory.h"
 #include "compile/sharding/planner.h"
 
 namespace haliax::partitioning {
@@ -31,6 +32,7 @@ class Emitter {
     Nodes out;
     for (int s : plan_.roots) out.push_back(local(s));
     keep(0, out);
+    if (checks("HALIAX_VERIFY")) verify_device(plan_, whole_, device_, local_, "emit");
     return out;
   }
 

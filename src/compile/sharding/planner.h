@@ -295,6 +295,8 @@ Plan best(Whole&, Planner&, bool strict);
 std::ptrdiff_t unasked(const Plan&, const Whole&);   // gathers that nobody asked for
 std::string to_string(const Plan&, const Whole&, const Gradients* = nullptr);   // for people (print.cpp)
 void verify(const Plan&, const Whole&, const char* after);   // raises
+// What a device made of each version (null: nothing): its block, of the positions that the plan says. Raises.
+void verify_device(const Plan&, const Whole&, int device, const std::vector<NodePtr>& made, const char* after);
 // The roots, with loops that keep what later loops would have to send again. (residuals.cpp)
 Nodes with_residuals(const Nodes& roots, const Plan&, Whole&, bool gathers_too);
 void regather(Plan&, const Whole&);  // weights, in each turn over microbatches, and for the backward pass

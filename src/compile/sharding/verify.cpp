@@ -1,8 +1,9 @@
-// The legality check of a plan.
+// The legality checks of a plan, and of what one device makes of it.
 #include <algorithm>
 #include <set>
 
 #include "compile/sharding/planner.h"
+#include "graph/axes.h"
 #include "graph/fail.h"
 #include "ops/attr.h"
 
@@ -213,8 +214,103 @@ struct Check {
   }
 };
 
+// What a device makes of a version is its block; where it slices, or puts together, the positions are those that the plan says.
+struct DeviceCheck {
+  const Plan& plan;
+  const Whole& whole;
+  int device;
+  const std::vector<NodePtr>& made;   // of each version; null: it is none, or a ring's
+  const char* after;
+
+  struct Run {   // positions of an axis of a node; of: null where they come from other devices
+    const Node* of;
+    std::int64_t from, size, step;
+  };
+  using Runs = std::vector<Run>;
+
+  const Node& node(const Version& v) const { return whole.node(v.node); }
+  void must(bool ok, const Version& v, const std::function<std::string()>& why) const {
+    if (ok) return;
+    fail_at(node(v).origin, "verify", fmt::format("{} after {} on device {}: {}", node(v).op->name, after, device, why()));
+  }
+  std::int64_t start(const Version& v, Name a) const {
+    return block_of(*find_axis(node(v).axes, a), v.at.cut(a), whole.mesh, device).first;
+  }
+  // The same positions as those of arrays that are neither slices nor concatenations.
+  void below(const Run& r, Name axis, Runs& out) const {
+    if (r.size == 0) return;
+    auto& n = *r.of;
+    auto same = [&](std::size_t k) { below({n.in[k].get(), r.from, r.size, r.step}, axis, out); };
+    if (is_seen_through(n) && keeps_names(n))
+      return find(*n.in[0], axis) ? same(0) : out.push_back({n.in[0].get(), 0, r.size, 0});   // all positions are alike
+    if (!n.op->stretches || n.attr.names.empty()) return out.push_back(r);
+    auto rule = along(n, kResultSide, axis);
+    if (rule.way == Along::Way::map && n.in.size() == 1) return same(0);
+    if (rule.way != Along::Way::shift || r.step != 1) return out.push_back(r);
+    Runs parts;
+    std::int64_t zeros = r.size;   // `place` has some
+    for (auto& s : n.op->stretches(n)) {
+      auto begin = std::max(r.from, s.to), end = std::min(r.from + r.size, s.to + s.size);
+      if (begin >= end) continue;
+      parts.push_back({n.in[s.operand].get(), s.from + (begin - s.to) * s.step, end - begin, s.step}), zeros -= end - begin;
+    }
+    if (zeros > 0) return out.push_back(r);
+    for (auto& p : parts) below(p, axis, out);
+  }
+  // As the plan says: of what was there before.
+  Runs planned(const Version& v, Name axis) const {
+    Runs out;
+    auto have = [&](int k) -> auto& { return plan.version(v.in[std::size_t(k)]); };
+    const auto first = start(v, axis), size = find(*made[std::size_t(&v - plan.versions.data())], axis)->size;
+    if (v.kind == Version::Kind::hop) return {{made[std::size_t(v.in[0])].get(), first - start(have(0), axis), size, 1}};
+    for (auto& p : v.pieces) {
+      auto begin = std::max(first, p.to), end = std::min(first + size, p.to + p.size);
+      if (begin >= end) continue;
+      bool comes = v.talks() && !p.at.cut(p.axis).empty();
+      out.push_back({comes ? nullptr : made[std::size_t(v.in[std::size_t(p.array)])].get(),
+                     p.from + p.step * (begin - p.to) - start(have(p.array), axis), end - begin, p.step});
+    }
+    return out;
+  }
+  void moved(const Version& v, Name axis) const {
+    auto& mine = made[std::size_t(&v - plan.versions.data())];
+    Runs is, should;
+    below({mine.get(), 0, find(*mine, axis)->size, 1}, axis, is);
+    for (auto& r : planned(v, axis)) r.of ? below(r, axis, should) : should.push_back(r);
+    std::int64_t at = 0;
+    for (std::size_t a = 0, b = 0; a < is.size() && b < should.size();) {
+      auto &x = is[a], &y = should[b];
+      auto n = std::min(x.size, y.size);
+      bool alike = !y.of || (x.of == y.of && x.from == y.from && (n == 1 || x.step == y.step));
+      must(alike, v, [&] {
+        return fmt::format("position {} of {} is {} of what it is made of, and should be {}", at, axis, x.from, y.from);
+      });
+      for (auto* r : {&x, &y}) r->from += n * r->step, r->size -= n;
+      at += n, a += x.size == 0, b += y.size == 0;
+    }
+    must(at == find(*mine, axis)->size, v, [&] { return fmt::format("position {} of {} is made of nothing", at, axis); });
+  }
+  void run() const {
+    for (std::size_t k = 0; k < made.size(); ++k) {
+      auto& v = plan.versions[k];
+      if (!made[k] || v.kind == Version::Kind::loop) continue;
+      auto axes = local_axes(node(v).axes, v.at, whole.mesh, device);
+      must(same_set(made[k]->axes, axes), v,
+           [&] { return "it is " + to_string(made[k]->axes) + ", and its block is " + to_string(axes); });
+      must(made[k]->dtype == node(v).dtype, v, [&] { return "it is " + std::string(name_of(made[k]->dtype)); });
+      if (v.kind == Version::Kind::hop && v.hop.kind == Hop::Kind::slice)
+        for (auto& a : axes)
+          if (v.at.cut(a.name) != plan.version(v.in[0]).at.cut(a.name) && a.size > 0) moved(v, a.name);
+      if (v.kind == Version::Kind::shift && axis_size(axes) > 0) moved(v, v.hop.axis);
+    }
+  }
+};
+
 }  // namespace
 
 void verify(const Plan& plan, const Whole& whole, const char* after) { Check{plan, whole, after}.run(); }
+void verify_device(const Plan& plan, const Whole& whole, int device, const std::vector<NodePtr>& made, const char* after) {
+  DeviceCheck{plan, whole, device, made, after}.run();
+}
 
 }  // namespace haliax::partitioning

@@ -1,0 +1,83 @@
+// Functions of one number. The blocks of those that nothing else is built of stand here, above what users call; those that
+// gradients and other ops build, too, are in elementwise.cpp.
+#include <cmath>
+#include <numbers>
+
+#include "ops/named.h"
+
+namespace haliax {
+namespace prim {
+namespace {
+
+using G = const NodePtr&;
+NodePtr just_one(G like) { return number(1, like->dtype); }
+G of(G o) { return o->in[0]; }
+
+const Op kExp2 = map_op("exp2", Code::exp2, [](G o, G g) { return Nodes{scale(mul(g, o), std::log(2.0))}; });
+const Op kExpm1 = map_op("expm1", Code::expm1, [](G o, G g) { return Nodes{mul(g, add(o, just_one(o)))}; });
+const Op kLog2 = map_op("log2", Code::log2, [](G o, G g) { return Nodes{div(g, scale(of(o), std::log(2.0)))}; });
+const Op kCbrt = map_op("cbrt", Code::cbrt, [](G o, G g) { return Nodes{div(scale(g, 1.0 / 3), square(o))}; });
+const Op kTan = map_op("tan", Code::tan, [](G o, G g) { return Nodes{mul(g, add(square(o), just_one(o)))}; });
+const Op kAsin = map_op("arcsin", Code::asin,
+                        [](G o, G g) { return Nodes{mul(g, rsqrt(sub(just_one(o), square(of(o)))))}; });
+const Op kAcos = map_op("arccos", Code::acos,
+                        [](G o, G g) { return Nodes{neg(mul(g, rsqrt(sub(just_one(o), square(of(o))))))}; });
+const Op kAtan = map_op("arctan", Code::atan, [](G o, G g) { return Nodes{div(g, add(square(of(o)), just_one(o)))}; });
+NodePtr cosh(G);
+NodePtr sinh(G);
+const Op kSinh = map_op("sinh", Code::sinh, [](G o, G g) { return Nodes{mul(g, cosh(of(o)))}; });
+const Op kCosh = map_op("cosh", Code::cosh, [](G o, G g) { return Nodes{mul(g, sinh(of(o)))}; });
+NodePtr cosh(G a) { return map(kCosh, {a}, a->dtype); }
+NodePtr sinh(G a) { return map(kSinh, {a}, a->dtype); }
+const Op kAsinh = map_op("arcsinh", Code::asinh,
+                         [](G o, G g) { return Nodes{mul(g, rsqrt(add(square(of(o)), just_one(o))))}; });
+const Op kAcosh = map_op("arccosh", Code::acosh,
+                         [](G o, G g) { return Nodes{mul(g, rsqrt(sub(square(of(o)), just_one(o))))}; });
+const Op kAtanh = map_op("arctanh", Code::atanh, [](G o, G g) { return Nodes{div(g, sub(just_one(o), square(of(o))))}; });
+
+const bool functions_registered = register_ops({&kExp2, &kExpm1, &kLog2, &kCbrt, &kTan, &kAsin, &kAcos, &kAtan, &kSinh, &kCosh,
+                                                &kAsinh, &kAcosh, &kAtanh});
+
+}  // namespace
+}  // namespace prim
+
+namespace {
+
+using namespace ops;
+using namespace prim;
+
+// Integers are not closed over these.
+NamedArray inexact(const char* name, const Op& op, const Arr& a) {
+  auto [here, x] = Call(name, a);
+  auto d = float_of(x->dtype);
+  return NamedArray(prim::map(op, {prim::cast(x, d)}, d));
+}
+
+}  // namespace
+
+NamedArray exp(Arr a) { return inexact("exp", kExp, a); }
+NamedArray exp2(Arr a) { return inexact("exp2", kExp2, a); }
+NamedArray expm1(Arr a) { return inexact("expm1", kExpm1, a); }
+NamedArray log(Arr a) { return inexact("log", kLog, a); }
+NamedArray log2(Arr a) { return inexact("log2", kLog2, a); }
+NamedArray log10(Arr a) { return divide(inexact("log10", kLog, a), Arr(std::numbers::ln10, a.at())); }
+NamedArray log1p(Arr a) { return inexact("log1p", kLog1p, a); }
+NamedArray sqrt(Arr a) { return inexact("sqrt", kSqrt, a); }
+NamedArray rsqrt(Arr a) { return inexact("rsqrt", kRsqrt, a); }
+NamedArray cbrt(Arr a) { return inexact("cbrt", kCbrt, a); }
+NamedArray sin(Arr a) { return inexact("sin", kSin, a); }
+NamedArray cos(Arr a) { return inexact("cos", kCos, a); }
+NamedArray tan(Arr a) { return inexact("tan", kTan, a); }
+NamedArray arcsin(Arr a) { return inexact("arcsin", kAsin, a); }
+NamedArray arccos(Arr a) { return inexact("arccos", kAcos, a); }
+NamedArray arctan(Arr a) { return inexact("arctan", kAtan, a); }
+NamedArray sinh(Arr a) { return inexact("sinh", kSinh, a); }
+NamedArray cosh(Arr a) { return inexact("cosh", kCosh, a); }
+NamedArray tanh(Arr a) { return inexact("tanh", kTanh, a); }
+NamedArray arcsinh(Arr a) { return inexact("arcsinh", kAsinh, a); }
+NamedArray arccosh(Arr a) { return inexact("arccosh", kAcosh, a); }
+NamedArray arctanh(Arr a) { return inexact("arctanh", kAtanh, a); }
+NamedArray erf(Arr a) { return inexact("erf", kErf, a); }
+NamedArray erfinv(Arr a) { return inexact("erfinv", kErfinv, a); }
+
+}  // namespace haliax
