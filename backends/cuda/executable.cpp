@@ -30,6 +30,7 @@ class CudaExecutable final : public Executable {
       : kept_(std::move(lane)), lane_(*kept_), api_(lane_.api), words_(words), program_(std::move(p)),
         sequence_(sequence_of(*program_)) {
     require_memory();
+    if (!words_.sync) join_equal(sequence_, *program_);   // a fault is that of one step there
     make(sequence_.items);
     if (words_.keep) keep_texts();
     auto kernels = api_.compile(lane_.device, kernels_);

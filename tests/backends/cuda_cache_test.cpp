@@ -1,28 +1,19 @@
 // What is kept of kernels: cubins by what they were made of, and the fastest algorithms.
 #include <doctest/doctest.h>
 
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 
 #include "backends/cuda/api.h"
 #include "backends/cuda/nvrtc.h"
 #include "backends/cuda/tuned.h"
-#include "support/folder.h"
+#include "support/cache.h"
 
 using namespace haliax;
+using namespace haliax::testing;
 
 namespace {
 
-struct Cache {                                   // a folder of its own, for the length of a test
-  Folder folder;
-  std::string before;
-  Cache() {
-    if (auto* b = std::getenv("HALIAX_CACHE")) before = b;
-    ::setenv("HALIAX_CACHE", folder.path.c_str(), 1);
-  }
-  ~Cache() { before.empty() ? ::unsetenv("HALIAX_CACHE") : ::setenv("HALIAX_CACHE", before.c_str(), 1); }
-};
 std::string text_of(const char* body) {
   return cuda::prelude(false) + "extern \"C\" __global__ void f(float* x) { " + body + " }\n}\n";
 }
