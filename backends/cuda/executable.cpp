@@ -55,7 +55,7 @@ class CudaExecutable final : public Executable {
     lane_.asked([&] {
       Lane::Run mine(lane_, program_);
       last_ = mine.number;
-      if (in_graphs_) {
+      if (in_graphs_ && !(sequence_.speaks && rank->meets_on_host())) {
         run_graph(arguments, results, arena, rank);
       } else {
         Call call(*this, lane_.stream, lane_.side, arguments, results, arena, rank);
@@ -83,7 +83,7 @@ class CudaExecutable final : public Executable {
   // In the folder HALIAX_CACHE, or else where the process is.
   void keep_texts() const {
     const auto cache = cache_folder(), folder = cache.empty() ? "." : cache;
-    for (auto& k : kernels_) std::ofstream(folder / (k.name + ".cu")) << prelude(false) << k.text << "}\n";
+    for (auto& k : kernels_) std::ofstream(folder / (k.name + ".cu")) << text_for_card(k);
   }
   void make(std::vector<Item>& items) {
     for (auto& i : items) {

@@ -54,6 +54,15 @@ TEST_CASE("cuda: a cubin is kept by text, options and architecture, and one that
   CHECK(cache.folder.files() == 4);
 }
 
+TEST_CASE("cuda: where there is no compiler, a folder of cubins says which one has filled it") {
+  Cache cache;
+  CHECK(cuda::compiler_of(cache.folder.path, 13000) == "13000");
+  CHECK(cuda::compiler_of(cache.folder.path, 0) == "");
+  std::ofstream(cache.folder / "nvrtc") << "12080\n";
+  CHECK(cuda::compiler_of(cache.folder.path, 0) == "12080");
+  CHECK(cuda::compiler_of(cache.folder.path, 13000) == "13000");
+}
+
 TEST_CASE("cuda: the fastest algorithm of a product is written down, and read again") {
   Cache cache;
   CHECK_FALSE(cuda::tuned("sm_90 this"));
