@@ -129,7 +129,7 @@ def jobs(build, suites, word, brief, sanitized):
         if room in suites:
             command = [str(build / "tests" / room), "-nv", f"-sf=*/{room}/{file.name}"] + [f"-tc=*{word}*"] * bool(word)
             found[f"{room}/{file.name}"] = run_file, command, word
-            if file.name in ("cpu_fused_test.cpp", "cpu_backend_test.cpp") and not brief:
+            if file.name in ("cpu_fused_test.cpp", "cpu_backend_test.cpp", "ops_test.cpp") and not brief:
                 found[f"{room}/{file.name} on cuda-sim"] = run_file, ["env", "HALIAX_BACKEND=cuda-sim", *command], word
             for backend, files in ON_DEVICES.items():
                 if room == "runtime" and file.name in files and not brief:

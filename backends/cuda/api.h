@@ -89,5 +89,6 @@ const Api& simulated();  // sim/sim.cpp
 // All that a kernel's text stands on, by its compiler's needs.
 std::string prelude(bool host);
 Kernel named(const std::string& text);   // by its text
+inline std::string text_for_card(const Kernel& k) { return prelude(false) + k.text + "}\n"; }   // that a card's compiler takes
 
 }  // namespace haliax::cuda

@@ -211,23 +211,17 @@ std::vector<Handle> compile(int d, const std::vector<Kernel>& kernels) {
   static auto* known = new std::map<std::pair<int, std::string>, CUkernel>;   // by architecture and name; for all devices
   const int sm = device(d).sm;
   std::lock_guard hold(compiling);
-  auto text = prelude(false);
-  std::vector<std::string> added;
-  for (auto& k : kernels)
-    if (known->emplace(std::pair{sm, k.name}, nullptr).second) added.push_back(k.name), text += k.text;
-  if (!added.empty()) {
-    try {
-      const auto cubin = cached_cubin(text + "}\n", sm, exact);
-      CUlibrary library = nullptr;
-      must(driver().load(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), "kernels");
-      for (auto& name : added) must(driver().kernel(&known->at({sm, name}), library, name.c_str()), "a kernel");
-    } catch (...) {
-      for (auto& name : added) known->erase({sm, name});
-      throw;
-    }
-  }
   std::vector<Handle> out;
-  for (auto& k : kernels) out.push_back(known->at({sm, k.name}));
+  for (auto& k : kernels) {
+    auto& made = (*known)[{sm, k.name}];
+    if (!made) {
+      const auto cubin = cached_cubin(text_for_card(k), sm, exact);
+      CUlibrary library = nullptr;
+      must(driver().load(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), "a kernel");
+      must(driver().kernel(&made, library, k.name.c_str()), "a kernel");
+    }
+    out.push_back(made);
+  }
   return out;
 }
 void launch(Handle s, Handle kernel, const Launch& l, const std::int64_t* words) {

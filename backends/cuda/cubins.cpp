@@ -54,11 +54,17 @@ std::filesystem::path cache_folder() {
 }
 std::int64_t cubins_made() { return made; }
 
+std::string compiler_of(const std::filesystem::path& folder, int version) {
+  if (version > 0) return std::to_string(version);
+  std::string other;
+  std::ifstream(folder / "nvrtc") >> other;
+  return other;
+}
 std::string cached_cubin(const std::string& text, int sm, bool exact) {
   const auto folder = cache_folder();
   auto compiled = [&] { return ++made, compile_for_card(text, sm, exact).bytes; };
   if (folder.empty()) return compiled();
-  const auto all = fmt::format("{} {} {}\n{}", nvrtc_version(), sm, fmt::join(nvrtc_options(sm, exact), " "), text);
+  const auto all = fmt::format("{} {} {}\n{}", compiler_of(folder, nvrtc_version()), sm, fmt::join(nvrtc_options(sm, exact), " "), text);
   const auto key = fmt::format("{:016x}{:016x}", hash_of(all), hash_of(all, 0x9e3779b97f4a7c15));
   const auto file = folder / ("cubin-" + key);
   if (auto known = read(file, key); !known.empty()) return known;

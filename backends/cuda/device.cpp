@@ -24,11 +24,22 @@ std::int64_t next_number() {
 
 Rank::Rank(std::shared_ptr<Lane> lane, Handle communicator)
     : number(next_number()), lane_(std::move(lane)), communicator_(communicator) {}
-Rank::~Rank() { lane_->api.leave(communicator_); }
+Rank::Rank(std::shared_ptr<Lane> lane, std::shared_ptr<OneCard> card, int rank)
+    : number(next_number()), lane_(std::move(lane)), one_card_(std::move(card)), rank_(rank) {}
+Rank::~Rank() {
+  if (communicator_) lane_->api.leave(communicator_);
+}
+void Rank::exchange(Handle stream, const std::vector<Transfer>& t) {
+  one_card_ ? one_card_->exchange(rank_, stream, t) : lane_->api.exchange(communicator_, stream, t);
+}
 void Rank::run(const Collective&, const void* const*, void* const*, void*, std::int64_t) {
   throw Error(fmt::format("[{}] collectives are parts of this backend's programs, and of no others", lane_->api.name));
 }
-void Rank::fail(const char*) { failed_ = true, lane_->api.abort(communicator_); }
+void Rank::fail(const char* why) {
+  failed_ = true;
+  one_card_ ? one_card_->fail(fmt::format("[{}] device {} has failed: {}", lane_->api.name, rank_, why))
+            : lane_->api.abort(communicator_);
+}
 
 namespace {
 
@@ -55,6 +66,7 @@ class CudaDevice final : public Device {
   std::shared_ptr<Communicator> communicator(const Dims& mesh, int device) override {
     const auto ranks = int(points(mesh));
     std::string id;
+    std::shared_ptr<OneCard> one_card;
     {
       std::lock_guard hold(lock_);
       auto& all = meshes_[mesh];
@@ -63,11 +75,12 @@ class CudaDevice final : public Device {
       if (all.missing == 0 && std::any_of(all.ranks.begin(), all.ranks.end(), failed))
         all.ranks.assign(std::size_t(ranks), nullptr);
       if (auto& mine = all.ranks[std::size_t(device)]) return mine;
-      if (all.missing == 0) all.id = api_.make_id(), all.missing = ranks;
+      if (all.missing == 0) start(all, ranks);
       --all.missing;
-      id = all.id;
+      id = all.id, one_card = all.one_card;
     }
-    auto mine = std::make_shared<Rank>(lane(device), api_.join(id, ranks, device, device));
+    auto mine = one_card ? std::make_shared<Rank>(lane(device), one_card, device)
+                         : std::make_shared<Rank>(lane(device), api_.join(id, ranks, device, device));
     std::lock_guard hold(lock_);
     return meshes_[mesh].ranks[std::size_t(device)] = mine;
   }
@@ -75,9 +88,15 @@ class CudaDevice final : public Device {
  private:
   struct Ranks {
     std::string id;
+    std::shared_ptr<OneCard> one_card;           // instead
     int missing = 0;                             // that have not asked for this id
     std::vector<std::shared_ptr<Rank>> ranks;
   };
+  void start(Ranks& all, int ranks) {
+    all.missing = ranks;
+    if (ranks > 1 && devices() == 1) all.one_card = std::make_shared<OneCard>(api_, 0);
+    else all.id = api_.make_id();
+  }
   Cards cards() const {
     auto all = api_.cards();
     require_cards(all);
@@ -88,8 +107,8 @@ class CudaDevice final : public Device {
     auto& lane = lanes_[d];
     if (lane) return lane;
     const auto count = int(cards().cards.size());
-    if (d >= count) throw Error(fmt::format("[{}] device {} is asked for, and there are {}", api_.name, d, count));
-    return lane = std::make_shared<Lane>(api_, d, words_.sync);
+    if (d >= count && count > 1) throw Error(fmt::format("[{}] device {} is asked for, and there are {}", api_.name, d, count));
+    return lane = std::make_shared<Lane>(api_, count == 1 ? 0 : d, words_.sync);
   }
   const Api& api_;
   const Words words_;

@@ -30,6 +30,7 @@ class CudaExecutable final : public Executable {
       : kept_(std::move(lane)), lane_(*kept_), api_(lane_.api), words_(words), program_(std::move(p)),
         sequence_(sequence_of(*program_)) {
     require_memory();
+    if (!words_.sync) join_equal(sequence_, *program_);   // a fault is that of one step there
     make(sequence_.items);
     if (words_.keep) keep_texts();
     auto kernels = api_.compile(lane_.device, kernels_);
@@ -54,7 +55,7 @@ class CudaExecutable final : public Executable {
     lane_.asked([&] {
       Lane::Run mine(lane_, program_);
       last_ = mine.number;
-      if (in_graphs_) {
+      if (in_graphs_ && !(sequence_.speaks && rank->meets_on_host())) {
         run_graph(arguments, results, arena, rank);
       } else {
         Call call(*this, lane_.stream, lane_.side, arguments, results, arena, rank);
@@ -82,7 +83,7 @@ class CudaExecutable final : public Executable {
   // In the folder HALIAX_CACHE, or else where the process is.
   void keep_texts() const {
     const auto cache = cache_folder(), folder = cache.empty() ? "." : cache;
-    for (auto& k : kernels_) std::ofstream(folder / (k.name + ".cu")) << prelude(false) << k.text << "}\n";
+    for (auto& k : kernels_) std::ofstream(folder / (k.name + ".cu")) << text_for_card(k);
   }
   void make(std::vector<Item>& items) {
     for (auto& i : items) {

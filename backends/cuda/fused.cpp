@@ -242,7 +242,7 @@ class FusedText {
     auto& in = code_[i];
     auto& from = code_[std::size_t(in.args[0])];
     auto V = element_of(in.view.dtype);
-    auto base = text_.base(in.view), at = text_.at(in.view, info_[i].strides);
+    auto base = text_.base(in.view, true), at = text_.at(in.view, info_[i].strides);
     auto x = fmt::format("cast<{}, {}>({})", V, element_of(from.dtype), name(in.args[0]));
     if (in.code != Code::store) {
       auto* f = in.code == Code::store_add ? "add" : in.code == Code::store_max ? "scalar::max" : "scalar::min";
@@ -264,7 +264,7 @@ class FusedText {
       text_.open(fmt::format("for (I p = 0; p < I({}); ++p)", count));
     else
       text_.open(
-          fmt::format("for (I p = blockIdx_x * I(blockDim_x) + threadIdx_x; p < I({}); p += I(gridDim_x) * blockDim_x)", count));
+          fmt::format("for (I p = my_block * I(blockDim_x) + threadIdx_x; p < I({}); p += I(all_blocks) * blockDim_x)", count));
     text_.indices("p", dims_);
     for (bool stores : {false, true})
       for (std::size_t i = 0; i < code_.size(); ++i)
@@ -307,7 +307,7 @@ class FusedText {
     text_.line(fmt::format("const unsigned lane = threadIdx_x % {}u;", group));
     auto count = text_.word(rows);
     points_ = text_.word(inner), empty_ = inner == 0;
-    text_.open(fmt::format("for (I first = blockIdx_x * I({0}); first < I({1}); first += I(gridDim_x) * {0})", at_once, count));
+    text_.open(fmt::format("for (I first = my_block * I({0}); first < I({1}); first += I(all_blocks) * {0})", at_once, count));
     text_.line(fmt::format("const bool there = first + I(threadIdx_x / {0}u) < I({1});", group, count));
     text_.line(fmt::format("const I row = there ? first + I(threadIdx_x / {}u) : I({}) - 1;   // all threads take part in folds",
                            group, count));

@@ -21,7 +21,7 @@ const char* bits_type(DType d) {  // of the same size
   }
 }
 std::string each_point(Writer& w, std::int64_t n) {
-  return fmt::format("for (I p = blockIdx_x * I(blockDim_x) + threadIdx_x; p < I({}); p += I(gridDim_x) * blockDim_x)",
+  return fmt::format("for (I p = my_block * I(blockDim_x) + threadIdx_x; p < I({}); p += I(all_blocks) * blockDim_x)",
                      w.word(n));
 }
 // Declares `moved`: what the ids here add, and `inside`: whether all of them are positions.
@@ -45,7 +45,7 @@ Launch move(const Dims& dims, const View& from, const View& to, const std::vecto
   w.open(each_point(w, points(dims)));
   w.indices("p", dims);
   auto T = bits_type(to.dtype);  // bit by bit
-  auto x = w.base(from), x_at = w.at(from, from.strides), out = w.base(to), out_at = w.at(to, to.strides);
+  auto x = w.base(from), x_at = w.at(from, from.strides), out = w.base(to, true), out_at = w.at(to, to.strides);
   if (indexed.empty()) {
     w.line(fmt::format("store<{0}>({1}, {2}, load<{0}>({3}, {4}));", T, out, out_at, x, x_at));
   } else {
@@ -94,7 +94,8 @@ Launch scatter(const Scatter& s) {
   pick(w, indexed, s.clamp);
   w.open("if (inside)");
   auto S = element_of(s.target.dtype), U = element_of(s.updates.dtype);
-  auto base = w.base(target), at = w.at(target, target.strides), from = w.base(updates), from_at = w.at(updates, updates.strides);
+  auto base = w.base(target, true), at = w.at(target, target.strides);
+  auto from = w.base(updates), from_at = w.at(updates, updates.strides);
   auto x = fmt::format("load<{}>({}, {})", U, from, from_at);
   if (s.update == Update::set) {
     auto T = bits_type(s.target.dtype);
@@ -131,7 +132,7 @@ Launch sort(const Sort& s) {
   w.close();
   auto write = [&](const View& v, const std::string& value) {
     if (v.slot < 0) return;
-    auto out = w.base(v), at = row(v);
+    auto out = w.base(v, true), at = row(v);
     w.line(fmt::format("store<{}>({}, {} + rank * {}, {});", element_of(v.dtype), out, at, w.word(v.strides.back()), value));
   };
   write(s.out, "mine");
@@ -148,7 +149,7 @@ Launch cumulative(const Cumulative& c) {
   w.indices("p", rows);
   auto X = element_of(c.x.dtype), S = element_of(c.out.dtype);
   auto row = [&](const View& v) { return w.at(v, Dims(v.strides.begin(), v.strides.end() - 1)); };
-  auto x = w.base(c.x), x_at = row(c.x), out = w.base(c.out), out_at = row(c.out);
+  auto x = w.base(c.x), x_at = row(c.x), out = w.base(c.out, true), out_at = row(c.out);
   auto x_step = w.word(c.x.strides.back()), out_step = w.word(c.out.strides.back()), n = w.word(c.dims.back());
   w.line(fmt::format("auto sum = wide(constant<{}>({}));", S, w.word(start_bits(c.monoid, c.out.dtype))));
   w.open(fmt::format("for (I t = 0; t < I({}); ++t)", n));
@@ -174,7 +175,7 @@ Launch product(const Contract& c) {
   auto d = c.out.dtype;
   auto S = element_of(d), W = is_float(d) && bytes_of(d) < 4 ? "float" : S;
   Dims out_strides(c.out.strides.begin(), c.out.strides.begin() + std::ptrdiff_t(std::min(made, c.out.strides.size())));
-  auto out = w.base(c.out), out_at = w.at(c.out, out_strides);
+  auto out = w.base(c.out, true), out_at = w.at(c.out, out_strides);
   w.line(fmt::format("auto sum = {};", c.accumulate ? fmt::format("wide(load<{}>({}, {}))", S, out, out_at)
                                                     : fmt::format("wide(Number<{}>(0))", S)));
   auto depth = w.word(points(c.k));

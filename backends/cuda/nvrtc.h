@@ -1,6 +1,7 @@
 // NVRTC, opened when it is first needed: it compiles kernels with no GPU and no driver.
 #pragma once
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -17,8 +18,10 @@ struct Cubin {
 Cubin compile_for_card(const std::string& text, int sm, bool exact = false);
 
 // The same, from the folder HALIAX_CACHE, if there is one and it was made before: by text, options, compiler and architecture. A
-// file appears at once or not at all; one that is damaged is made anew.
+// file appears at once or not at all; one that is damaged is made anew. Where there is no compiler, the folder's file `nvrtc` says
+// of which version the one was that has filled it.
 std::string cached_cubin(const std::string& text, int sm, bool exact);
+std::string compiler_of(const std::filesystem::path& folder, int version);   // version 0: there is none
 std::int64_t cubins_made();  // and not found, so far
 
 }  // namespace haliax::cuda

@@ -53,8 +53,8 @@ struct Maker {
     m.transposed = !by_rows;
     return m;
   }
-  static Word word(const View& v, std::int64_t at) {
-    Word w{v.slot, (v.offset + at) * bytes_of(v.dtype)};
+  static Word word(const View& v, std::int64_t at, bool writes = false) {
+    Word w{v.slot, (v.offset + at) * bytes_of(v.dtype), {}, writes};
     for (auto& t : v.terms) w.loops.push_back({t.loop, t.stride * bytes_of(v.dtype)});
     return w;
   }
@@ -89,7 +89,7 @@ struct Maker {
     w.b = matrix(x, p.m.n, p.m.a, p.k.n, p.k.a, batch.a, x_at);
     const auto ld = std::max(p.m.n == 1 ? p.n.n : p.m.out, p.n.n);
     w.out = {to.dtype, p.n.n, p.m.n, ld, batch.out, alignment(to, {batch.out, out_at})};
-    out.push_back({.words = {word(y, y_at), word(x, x_at), word(to, out_at)}, .product = w});
+    out.push_back({.words = {word(y, y_at), word(x, x_at), word(to, out_at, true)}, .product = w});
   }
 };
 

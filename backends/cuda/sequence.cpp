@@ -12,7 +12,7 @@ using namespace program;
 // Whether the rest of the turn is made: if it was to be made so far, and `unless` is true.
 Launch look_at(const View& unless, int so_far, int flag) {
   Writer w;
-  auto base = w.base(unless), at = w.at(unless, {}), to = w.word(Word{kFlagSlot, flag});
+  auto base = w.base(unless), at = w.at(unless, {}), to = w.word(Word{kFlagSlot, flag, {}, true});
   auto value = "load<bool>(" + base + ", " + at + ")";
   if (so_far >= 0) value += " && load<bool>(" + w.word(Word{kFlagSlot, so_far}) + ", 0)";
   w.line("store<bool>(" + to + ", 0, " + value + ");");

@@ -42,6 +42,7 @@ struct Sequence {
   bool multiplies = false;                               // by the library
 };
 Sequence sequence_of(const program::Program&);           // without handles
+void join_equal(Sequence&, const program::Program&);     // launches, where one can be made of several
 std::int64_t steps_in_graph(const std::vector<Item>&);   // with all turns of loops
 
 // What a collective is made of, by steps of these kinds: copies, fused steps, exchanges. Only they need the places of a step's

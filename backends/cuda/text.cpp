@@ -14,10 +14,15 @@ using program::View;
 
 namespace {
 
-constexpr const char* head = "extern \"C\" __global__ void __launch_bounds__(1024) NAME(const NAME_words a) {\n";
+constexpr const char* start = "extern \"C\" __global__ void __launch_bounds__(1024) NAME(";
+constexpr const char* head = "const NAME_words a) {\n  const unsigned my_block = blockIdx_x, all_blocks = gridDim_x;\n";
 
-std::string text_of(std::size_t words, const std::string& body) {
-  return fmt::format("struct NAME_words {{ Word w[{}]; }};\n{}{}}}\n", std::max<std::size_t>(words, 1), head, body);
+std::string text_of(std::size_t words, const std::string& body, const std::string& from = head) {
+  return fmt::format("struct NAME_words {{ Word w[{}]; }};\n{}{}{}}}\n", std::max<std::size_t>(words, 1), start, from, body);
+}
+std::string body_of(const std::string& text) {
+  const auto begin = text.find(head) + std::string(head).size();
+  return text.substr(begin, text.rfind("}\n") - begin);
 }
 
 }  // namespace
@@ -61,8 +66,8 @@ std::string Writer::word(Word w) {
   words_.push_back(std::move(w));
   return fmt::format("a.w[{}]", words_.size() - 1);
 }
-std::string Writer::base(const View& v) {
-  Word w{v.slot, v.offset * bytes_of(v.dtype)};
+std::string Writer::base(const View& v, bool writes) {
+  Word w{v.slot, v.offset * bytes_of(v.dtype), {}, writes};
   for (auto& t : v.terms)
     if (t.loop >= 0) w.loops.push_back({t.loop, t.stride * bytes_of(v.dtype)});
   return word(std::move(w));
@@ -97,11 +102,53 @@ void Writer::indices(const std::string& position, const Dims& dims, std::size_t 
   line(fmt::format("const I i{} = {};", first, dims.size() > 1 ? left : position));
 }
 Launch guarded(Launch l, Word flag) {
-  const auto begin = l.text.find(head) + std::string(head).size(), end = l.text.rfind("}\n");
   const auto test = fmt::format("  if (!load<bool>(a.w[{}], 0)) return;\n", l.words.size());
   l.words.push_back(std::move(flag));
-  l.text = text_of(l.words.size(), test + l.text.substr(begin, end - begin));
+  l.text = text_of(l.words.size(), test + body_of(l.text));
   return l;
+}
+
+// ---- several in one: the words are how many there are, those of all, and a record of each: its first block, how many it has, and
+// its own ----
+std::size_t most_joined(const std::vector<bool>& differs) {
+  const auto own = std::count(differs.begin(), differs.end(), true), all = std::ptrdiff_t(differs.size()) - own;
+  return std::size_t(std::max<std::int64_t>((kMostWords - 1 - all) / (2 + own), 1));
+}
+Launch joined(const std::vector<Launch>& all) {
+  const auto& first = all.front();
+  std::vector<bool> differs(first.words.size());
+  for (auto& l : all)
+    for (std::size_t k = 0; k < differs.size(); ++k) differs[k] = differs[k] || l.words[k] != first.words[k];
+  const auto own = std::size_t(std::count(differs.begin(), differs.end(), true)), records = 1 + differs.size() - own,
+             each = 2 + own, room = std::min(std::bit_ceil(all.size()), most_joined(differs));   // few texts, for many counts
+  Launch out = first;
+  out.words = {Word{-1, std::int64_t(all.size())}}, out.blocks = 0;
+  std::vector<std::string> places;               // of each word, as text
+  std::size_t owned = 2;
+  for (std::size_t k = 0; k < differs.size(); ++k) {
+    places.push_back(differs[k] ? fmt::format("own[{}]", owned++) : fmt::format("a.w[{}]", out.words.size()));
+    if (!differs[k]) out.words.push_back(first.words[k]);
+  }
+  for (auto& l : all) {
+    out.words.push_back({-1, out.blocks}), out.words.push_back({-1, l.blocks}), out.blocks += l.blocks;
+    for (std::size_t k = 0; k < differs.size(); ++k)
+      if (differs[k]) out.words.push_back(l.words[k]);
+  }
+  out.words.resize(records + room * each);
+  std::string body;
+  const auto text = body_of(first.text);
+  for (std::size_t at = 0, next = 0; at < text.size(); at = next) {
+    const auto word = std::min(text.find("a.w[", at), text.size());
+    body += text.substr(at, word - at), next = word;
+    if (word == text.size()) break;
+    body += places[std::stoul(text.substr(word + 4))], next = text.find(']', word) + 1;
+  }
+  const auto from = fmt::format(
+      "const __grid_constant__ NAME_words a) {{\n  const Word* const own = a.w + {0} + {1} * record_of(a.w + {0}, {1}, a.w[0], "
+      "blockIdx_x);\n  const unsigned my_block = blockIdx_x - unsigned(own[0]), all_blocks = unsigned(own[1]);\n",
+      records, each);
+  out.text = text_of(out.words.size(), body, from);
+  return out;
 }
 Launch Writer::launch(std::int64_t points, bool waits) {
   constexpr int threads = 256;

@@ -15,6 +15,8 @@ struct Word {
   int slot = -1;
   std::int64_t value = 0;                                // bytes from the start of the slot
   std::vector<std::pair<int, std::int64_t>> loops = {};  // loop variable, what a turn adds
+  bool writes = false;                                   // something is stored there
+  friend bool operator==(const Word&, const Word&) = default;
 };
 struct Launch {
   std::string text = {};  // of the kernel, which is called NAME
@@ -29,6 +31,12 @@ struct Launch {
 // One after the other. Nothing for steps without points. Raises for steps that are no kernels: loops, collectives, custom ones.
 std::vector<Launch> launches_of(const program::Step&);
 Launch guarded(Launch, Word flag);   // that does nothing where the bool there is false
+
+// Several in one, each made by as many blocks as it would have by itself: the same bits. Their texts, threads and shared bytes
+// are the same. Words that differ are arguments of each, others of all; how many launches fit:
+inline constexpr std::int64_t kMostWords = 4096 / 8;               // what CUDA takes as arguments
+std::size_t most_joined(const std::vector<bool>& differs);         // by word
+Launch joined(const std::vector<Launch>&);
 
 // ---- for those who write them ----
 const char* element_of(DType);                                     // its type in a kernel
@@ -48,7 +56,7 @@ class Writer {
   void open(const std::string& text) { line(text + " {"), ++depth_; }
   void close() { --depth_, line("}"); }
   // The address of the view's first element, and its offset at a point of which the indices are i0, i1, ...
-  std::string base(const program::View&);
+  std::string base(const program::View&, bool writes = false);
   std::string at(const program::View&, const program::Dims& strides);
   std::string sum_of(const program::Dims& strides);  // of the indices times these; empty: 0
   // Declares i0, i1, ... from a position among their points, the last one fastest; first: the number of the first.

@@ -5,6 +5,7 @@
 #include "graph/fail.h"
 #include "haliax/mesh.h"
 #include "haliax/ranks.h"
+#include "runtime/devices.h"
 #include "runtime/mesh_run.h"
 #include "runtime/parts.h"
 #include "runtime/ranks.h"
@@ -14,23 +15,26 @@ namespace haliax {
 namespace {
 
 std::atomic<int> in_this_process = 0;            // 0: nobody has asked yet
+std::atomic<bool> said = false;                  // it is a number that was asked for
 
 }  // namespace
 
 void set_devices(int n, SourceLocation at) {
   Here here(at);
   if (n < 1 || n > kMostDevices) fail("devices", "there cannot be {} devices", n);
-  in_this_process = n;
+  in_this_process = n, said = true;
 }
 int devices(SourceLocation at) {
   Here here(at);
   if (in_this_process == 0) {
     int unset = 0;
     auto asked = number_asked("HALIAX_DEVICES", 1, kMostDevices, context().origin.at);
+    if (asked) said = true;
     in_this_process.compare_exchange_strong(unset, int(asked.value_or(peers() ? 1 : 8)));
   }
   return in_this_process * rank_count();
 }
+bool has_asked_for(int n) { return said && devices() >= n; }
 
 int this_rank() {
   auto* p = peers();

@@ -1,28 +1,19 @@
 // What is kept of kernels: cubins by what they were made of, and the fastest algorithms.
 #include <doctest/doctest.h>
 
-#include <cstdlib>
 #include <fstream>
 #include <iterator>
 
 #include "backends/cuda/api.h"
 #include "backends/cuda/nvrtc.h"
 #include "backends/cuda/tuned.h"
-#include "support/folder.h"
+#include "support/cache.h"
 
 using namespace haliax;
+using namespace haliax::testing;
 
 namespace {
 
-struct Cache {                                   // a folder of its own, for the length of a test
-  Folder folder;
-  std::string before;
-  Cache() {
-    if (auto* b = std::getenv("HALIAX_CACHE")) before = b;
-    ::setenv("HALIAX_CACHE", folder.path.c_str(), 1);
-  }
-  ~Cache() { before.empty() ? ::unsetenv("HALIAX_CACHE") : ::setenv("HALIAX_CACHE", before.c_str(), 1); }
-};
 std::string text_of(const char* body) {
   return cuda::prelude(false) + "extern \"C\" __global__ void f(float* x) { " + body + " }\n}\n";
 }
@@ -61,6 +52,15 @@ TEST_CASE("cuda: a cubin is kept by text, options and architecture, and one that
   CHECK(cuda::cached_cubin(text, 80, false) != cubin);
   cuda::cached_cubin(text_of("x[0] = 1;"), 90, false);
   CHECK(cache.folder.files() == 4);
+}
+
+TEST_CASE("cuda: where there is no compiler, a folder of cubins says which one has filled it") {
+  Cache cache;
+  CHECK(cuda::compiler_of(cache.folder.path, 13000) == "13000");
+  CHECK(cuda::compiler_of(cache.folder.path, 0) == "");
+  std::ofstream(cache.folder / "nvrtc") << "12080\n";
+  CHECK(cuda::compiler_of(cache.folder.path, 0) == "12080");
+  CHECK(cuda::compiler_of(cache.folder.path, 13000) == "13000");
 }
 
 TEST_CASE("cuda: the fastest algorithm of a product is written down, and read again") {

@@ -87,6 +87,12 @@ std::vector<std::vector<Bytes>> by_threads(const Mesh& mesh, const std::vector<C
   });
   return out;
 }
+// A machine with one card, which all devices of a mesh are.
+cuda::Api& one_card() {
+  auto& api = faulty();
+  api.cards = [] { return cuda::Cards{.driver = 13000, .needed = 13000, .cards = {{"simulated", 90}}}; };
+  return api;
+}
 const Mesh four{{{"data", 2}, {"model", 2}}};
 const Mesh three{{{"data", 3}}};
 
@@ -108,7 +114,7 @@ Drawn sum_in_order(const std::vector<float>& values) {   // of a device each
 }  // namespace
 
 TEST_CASE("cuda: collectives have the bits of the threads'") {
-  auto device = cuda::make_simulated_device();
+  auto device = cuda::make_simulated_device(), shared = device_of(one_card());
   for (unsigned seed = 0; seed < 60; ++seed) {
     CAPTURE(seed);
     Random random(seed);
@@ -125,12 +131,14 @@ TEST_CASE("cuda: collectives have the bits of the threads'") {
                 layout());
     }
     drawn.finish();
-    CHECK((run_on_mesh(*device, drawn.mesh, drawn.of_device, 2) == by_threads(drawn.mesh, drawn.of_device)));
+    const auto want = by_threads(drawn.mesh, drawn.of_device);
+    CHECK((run_on_mesh(*device, drawn.mesh, drawn.of_device, 2) == want));
+    CHECK((run_on_mesh(*shared, drawn.mesh, drawn.of_device, 2) == want));
   }
 }
 
 TEST_CASE("cuda: boxes go from device to device, and to the device itself") {
-  auto device = cuda::make_simulated_device();
+  auto device = cuda::make_simulated_device(), shared = device_of(one_card());
   for (unsigned seed = 0; seed < 20; ++seed) {
     CAPTURE(seed);
     Random random(seed);
@@ -149,7 +157,9 @@ TEST_CASE("cuda: boxes go from device to device, and to the device itself") {
       of(from).sends.push_back({int(to), 0, {random.below(6), 0}, box, step});
       of(to).receives.push_back({int(from), 0, {k, random.below(3)}, box, {1, 1}});
     }
-    CHECK((run_on_mesh(*device, four, all) == by_threads(four, all)));
+    const auto want = by_threads(four, all);
+    CHECK((run_on_mesh(*device, four, all) == want));
+    CHECK((run_on_mesh(*shared, four, all) == want));
   }
 }
 
@@ -203,6 +213,16 @@ TEST_CASE("cuda: a device that fails ends what others wait for; one that raises 
   });
   CHECK(raised == "[test] device 2 cannot go on");
   CHECK((run_on_mesh(*device, drawn.mesh, drawn.of_device) == want));
+  auto shared = device_of(one_card());           // who waits on the host is told there
+  raised = error_of([&] {
+    on_devices(drawn.mesh, [&](int d, Communicator& c) {
+      if (d == 2) throw Error("[test] device 2 cannot go on");
+      dynamic_cast<cuda::Rank&>(c).exchange(cuda::simulated().make_stream(0), {{.peer = 2, .bytes = 4}});
+    }, shared.get());
+    return 0;
+  });
+  CHECK(has(raised, "[test] device 2 cannot go on"));
+  CHECK((run_on_mesh(*shared, drawn.mesh, drawn.of_device) == want));
   // The others have asked for their part, and are told while they wait.
   const auto began = std::chrono::steady_clock::now();
   auto& api = faulty();
@@ -249,4 +269,8 @@ TEST_CASE("cuda: a missing edge between streams is found") {
   api.follow = [](cuda::Handle, cuda::Handle) {};
   CHECK(wrong(api, "eager") > 0);
   CHECK(wrong(api, "") > 0);
+  CHECK(wrong(one_card(), "") == 0);
+  auto& loose = one_card();
+  loose.follow = [](cuda::Handle, cuda::Handle) {};
+  CHECK(wrong(loose, "") > 0);
 }

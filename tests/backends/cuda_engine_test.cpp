@@ -7,6 +7,7 @@
 
 #include "backends/cuda/sim/machine.h"
 #include "haliax/haliax.h"
+#include "support/devices.h"
 #include "support/ends_by.h"
 #include "support/folder.h"
 #include "support/raises.h"
@@ -306,6 +307,42 @@ TEST_CASE("cuda engine: prints are in order, and done when the call is; a check 
   debug::set_output(nullptr);
 }
 
+TEST_CASE("cuda engine: a call takes as many bytes as are planned, on a card and on each of a mesh") {
+  const Axis Wide("embed", 48), Rows("batch", 32), Inner("inner", 64);
+  auto step = [=](const std::pair<NamedArray, NamedArray>& w, const NamedArray& x) {
+    auto loss = [&](const std::pair<NamedArray, NamedArray>& v) {
+      return mean(square(dot(tanh(dot(x, v.first, "embed")), v.second, "inner") - x));
+    };
+    auto [value, slope] = value_and_grad(loss)(w);
+    return std::pair{std::pair{w.first - slope.first * 0.1, w.second - slope.second * 0.1}, value};
+  };
+  for (int devices : {1, 4}) {
+    CAPTURE(devices);
+    JitOptions options{.donate = {0}, .backend = "cuda-sim"}, there{.backend = "cuda-sim"};
+    if (devices > 1)
+      for (auto* o : {&options, &there}) o->mesh = Mesh{{{"data", devices}}}, o->axis_resources = Mapping{{"batch", "data"}};
+    auto with_product = [](const NamedArray& x) {  // so that there is a workspace
+      return sum(dot(x, x.rename({{x.axes()[1].name, "other"}}), x.axes()[0].name)) * 0. + x;
+    };
+    auto place = devices > 1 ? named_jit(with_product, there) : jit(with_product, there);
+    auto placed = [&](const Axes& axes, int seed) { return place(random::normal(random::key(seed), axes)); };
+    auto x = placed({Rows, Wide}, 1), also = placed({Rows, Wide}, 2);
+    auto w = jit([=] {
+      return std::pair{random::normal(random::key(3), {Wide, Inner}), random::normal(random::key(4), {Wide, Inner})};
+    }, {.backend = "cpu"})();
+    auto f = devices > 1 ? named_jit(step, options) : jit(step, options);
+    w = std::pair{place(w.first), place(w.second)};
+    std::vector<std::int64_t> before;
+    for (int d = 0; d < devices; ++d) before.push_back((cuda::held(d), cuda::held(d).now));
+    auto out = f(w, x);
+    std::int64_t most = 0;                       // the plan is that of the device that needs most
+    for (int d = 0; d < devices; ++d) most = std::max(most, cuda::held(d).most - before[std::size_t(d)]);
+    CHECK(most == f.report().peak_bytes);
+    out = f(out.first, also);
+    CHECK(std::isfinite(out.second.item()));
+  }
+}
+
 TEST_CASE("cuda engine: on a mesh as many bytes are sent as are planned, and a call is asked for once") {
   auto step = [](const NamedArray& w, const NamedArray& x) {
     auto [value, slope] = value_and_grad([&](const NamedArray& v) { return mean(square(dot(x, v, "embed"))); })(w);
@@ -329,6 +366,28 @@ TEST_CASE("cuda engine: on a mesh as many bytes are sent as are planned, and a c
     CHECK(f.report().sent_bytes > 0);
     CHECK(double(since(&Asked::sent)) == 5 * 4 * f.report().sent_bytes);
   }
+}
+
+TEST_CASE("cuda engine: several devices of a mesh are one card if somebody asks for them") {
+  const Axis Rows("rows", 9);
+  const Mesh three{{{"first", 3}}};
+  auto f = named_jit([](const NamedArray& x) { return std::pair{cumsum(x, "rows"), sum(x)}; },
+                     {.backend = "cuda-sim", .mesh = three, .axis_resources = Mapping{{"rows", "first"}}});
+  auto x = numbers(Rows, 1);
+  cuda::set_simulated_cards(1);
+  const auto said = error_of([&] { return f(x); });
+  CHECK(has(said, "[named_jit] the mesh (first=3) has 3 devices, and backend cuda-sim has 1; set_devices(3) or HALIAX_DEVICES=3 "
+                  "puts them all there"));
+  Devices asked(3);
+  Since since;
+  for (int k = 0; k < 3; ++k) {
+    auto [running, total] = f(x);
+    CHECK(running.doubles() == Doubles{1, 3, 6, 10, 15, 21, 28, 36, 45});
+    CHECK(total.item() == 45);
+  }
+  CHECK(since(&Asked::exchanges) == 0);          // no communicator of the machine's
+  CHECK(since(&Asked::graphs) == 0);
+  cuda::set_simulated_cards(64);
 }
 
 TEST_CASE("cuda engine: donated on one side, an array has no old value on the other") {

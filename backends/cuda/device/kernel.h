@@ -239,6 +239,16 @@ inline long long position(Word base, long long at, Word size, bool clamps) {
   return id < 0 || id >= size ? -1 : id;
 }
 
+// Of several launches in one: which of the records, `step` words each, has this block. A record begins with its first block.
+inline unsigned record_of(const Word* records, unsigned step, unsigned count, unsigned block) {
+  unsigned low = 0, high = count;
+  while (high - low > 1) {
+    const unsigned middle = (low + high) / 2;
+    (unsigned(records[middle * step]) <= block ? low : high) = middle;
+  }
+  return low;
+}
+
 // ---- folds --------------------------------------------------------------------------------------------------------------------
 struct Sum {
   template <class T>

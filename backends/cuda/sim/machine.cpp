@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "base/environment.h"
 #include "network.h"
@@ -271,7 +272,7 @@ std::byte* Machine::take(Stream* s, std::int64_t bytes) {
     refuse_if_failed(s->device);
     auto& d = device(s->device);
     if (d.used + whole(bytes) > d.limit || !(got = d.memory.take(whole(bytes)))) return nullptr;
-    d.used += whole(bytes);
+    d.used += whole(bytes), d.held += bytes, d.most_held = std::max(d.most_held, d.held);
     if (auto* end = got + whole(bytes); end > d.end) d.end = end, ++grown_;
     d.taken[got] = {bytes, number = ++pieces_};
   }
@@ -297,13 +298,18 @@ void Machine::give(Stream* s, std::byte* at) {
   std::lock_guard hold(lock_);
   auto& d = device(s->device);
   auto found = d.taken.find(at);
-  d.used -= whole(found->second.bytes);
+  d.used -= whole(found->second.bytes), d.held -= found->second.bytes;
   d.taken.erase(found);
   d.memory.give_back(at, false);                 // what lies in queues may still use it
 }
 std::int64_t Machine::free_bytes(int d) {
   std::lock_guard hold(lock_);
   return device(d).limit - device(d).used;
+}
+std::pair<std::int64_t, std::int64_t> Machine::held(int d) {
+  std::lock_guard hold(lock_);
+  auto& x = device(d);
+  return {x.held, std::exchange(x.most_held, x.held)};
 }
 void Machine::set_memory(int d, std::int64_t bytes) {
   std::lock_guard hold(lock_);

@@ -86,6 +86,7 @@ class Machine {
   std::int64_t free_bytes(int device);
   std::int64_t grown() const { return grown_; }
   std::int64_t sent() const { return sent_; }
+  std::pair<std::int64_t, std::int64_t> held(int device);   // bytes, and the most since this was asked last
   void set_memory(int device, std::int64_t bytes);
   void refuse_in_graph(const char* what) const;  // on a thread that writes one down
   void fail(int device, const std::string& why); // as a kernel's fault does; empty: it is as new
@@ -105,6 +106,7 @@ class Machine {
     std::map<std::byte*, Piece> taken;
     std::int64_t limit = std::int64_t(32) << 30, used = 0;
     std::byte* end = nullptr;                    // of all that was taken so far
+    std::int64_t held = 0, most_held = 0;        // bytes that were asked for
     std::string failed;
   };
   struct Choice {

@@ -181,9 +181,10 @@ sim::Event* event(Handle h) { return static_cast<sim::Event*>(h); }
 using SharedGraph = std::shared_ptr<const sim::Graph>;
 SharedGraph& graph(Handle h) { return *static_cast<SharedGraph*>(h); }
 
+std::atomic<int> cards_there{64};
 Cards cards() {
   Cards c{.driver = 13000, .needed = 13000};
-  for (int d = 0; d < 64; ++d) c.cards.push_back({"simulated", 90});
+  for (int d = 0; d < cards_there; ++d) c.cards.push_back({"simulated", 90});
   return c;
 }
 
@@ -326,12 +327,17 @@ const Api& simulated() {
   return api;
 }
 std::unique_ptr<program::Device> make_simulated_device() {
-  return make_device(simulated(), words_of(std::getenv("HALIAX_CUDA")), {});
+  return make_device(simulated(), words_of(std::getenv("HALIAX_CUDA")), kH100);
 }
 Asked asked() {
   auto& c = counters;
   return {c.kernels, c.products, c.copies, c.exchanges, c.texts, c.instances, c.updates, c.graphs, c.taken, machine().grown(),
           c.waits, machine().sent()};
+}
+void set_simulated_cards(int n) { cards_there = n; }
+Held held(int device) {
+  const auto [now, most] = machine().held(device);
+  return {now, most};
 }
 void set_simulated_memory(int device, std::int64_t bytes) { machine().set_memory(device, bytes); }
 void plant_fault(int device, const std::string& why) { machine().fail(device, why); }

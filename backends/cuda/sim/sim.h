@@ -15,7 +15,12 @@ struct Asked {
   std::int64_t sent = 0;                                               // bytes, from card to card
 };
 Asked asked();
+struct Held {
+  std::int64_t now = 0, most = 0;                                      // bytes; most: since this was asked last
+};
+Held held(int device);
 void set_simulated_memory(int device, std::int64_t bytes);
+void set_simulated_cards(int);                                         // how many there are: 64
 void plant_fault(int device, const std::string& why);                  // the device fails; empty: it is as new
 
 }  // namespace haliax::cuda

@@ -1,0 +1,100 @@
+// The plugin libhaliax_cuda-dry: the backend `cuda-dry`, a card of sm_90 on which everything succeeds and nothing happens. What it
+// is good for: programs that are run on it, of any size, leave in HALIAX_CACHE the kernels that a card would compile for them.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <mutex>
+
+#include "cublas.h"
+#include "engine.h"
+#include "nvrtc.h"
+#include "program/plugin.h"
+
+namespace haliax::cuda {
+namespace {
+
+constexpr int kSm = 90;
+bool exact = false;
+
+// Addresses that nobody may touch: a card's memory as the host sees it.
+class Memory {
+ public:
+  void* take(std::int64_t bytes) {
+    const auto whole = std::size_t(bytes + 4095) / 4096 * 4096;
+    auto* got = mmap(nullptr, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (got == MAP_FAILED) return nullptr;
+    std::lock_guard hold(lock_);
+    return taken_[got] = whole, got;
+  }
+  void give(void* p) {
+    std::lock_guard hold(lock_);
+    if (auto found = taken_.find(p); found != taken_.end()) munmap(p, found->second), taken_.erase(found);
+  }
+
+ private:
+  std::mutex lock_;
+  std::map<void*, std::size_t> taken_;
+};
+Memory& memory() {
+  static auto* one = new Memory;
+  return *one;
+}
+Handle handle() {                                // of anything: nobody looks behind it
+  static int one = 0;
+  return &one;
+}
+std::vector<Handle> compile(int, const std::vector<Kernel>& kernels) {
+  for (auto& k : kernels) cached_cubin(text_for_card(k), kSm, exact);
+  return std::vector<Handle>(kernels.size(), handle());
+}
+
+Api table() {
+  Api a;
+  a.name = "cuda-dry";
+  a.cards = [] { return Cards{.driver = 13000, .needed = 13000, .cards = {{"none", kSm}}}; };
+  a.free_bytes = [](int) { return std::int64_t(80) << 30; };
+  a.take = [](Handle, std::int64_t n) { return memory().take(n); };
+  a.give = [](Handle, void* p) { memory().give(p); };
+  a.take_host = [](std::int64_t n) { return std::malloc(std::size_t(n)); };
+  a.give_host = [](void* p) { std::free(p); };
+  a.put = [](Handle, void*, const void*, std::int64_t) {};
+  a.get = [](Handle, void* to, const void*, std::int64_t n) { std::memset(to, 0, std::size_t(n)); };
+  a.copy = a.put;
+  a.make_stream = a.make_event = [](int) { return handle(); };
+  a.end_stream = a.end_event = a.wait = a.wait_event = a.begin_graph = a.drop_graph = a.end_instance = a.abort = a.leave =
+      [](Handle) {};
+  a.mark = [](Handle, std::int64_t* to, std::int64_t n) { *to = n; };
+  a.record = a.follow = a.run_graph = [](Handle, Handle) {};
+  a.compile = compile;
+  a.launch = [](Handle, Handle, const Launch&, const std::int64_t*) {};
+  a.make_product = [](int, const Product&, const Words&) { return handle(); };
+  a.workspace = [] { return kCublasWorkspace; };
+  a.multiply = [](Handle, Handle, const void*, const void*, void*, void*) {};
+  a.end_graph = a.instantiate = [](Handle) { return handle(); };
+  a.update = [](Handle, Handle) { return true; };
+  a.make_id = [] { return std::string(); };
+  a.join = [](const std::string&, int, int, int) { return handle(); };
+  a.exchange = [](Handle, Handle, const std::vector<Transfer>&) {};
+  return a;
+}
+program::Device* device() {
+  static auto* one = [] {
+    static const Api api = table();
+    const auto words = words_of(std::getenv("HALIAX_CUDA"));
+    exact = words.exact;
+    return make_device(api, words, kH100).release();
+  }();
+  return one;
+}
+
+}  // namespace
+}  // namespace haliax::cuda
+
+const haliax::program::Plugin* haliax_plugin() {
+  using namespace haliax;
+  static const program::Plugin mine{program::library_version(), program::border_hash(), cuda::device};
+  return &mine;
+}

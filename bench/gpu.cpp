@@ -1,0 +1,298 @@
+// gpu table|bits [...]: what tools/gpu runs on a card. `table` times the work that docs/cuda.md predicts, a line of JSON for each;
+// `bits` says a hash of the results of programs that have one answer, to the bit, wherever they run.
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <regex>
+
+#include "examples/gpt2/train.h"
+#include "haliax/haliax.h"
+#include "measure.h"
+#include "runtime/run.h"
+
+namespace {
+
+using namespace haliax;
+using nlohmann::json;
+
+struct Options {
+  std::string backend = "cuda", cases, file;
+  bool small = false, write = false;
+};
+Options o;
+std::int64_t size(std::int64_t n, std::int64_t small) { return o.small ? small : n; }
+
+// ---- time -----------------------------------------------------------------------------------------------------------------------
+program::Device& device() { return backend(o.backend); }
+program::Box bytes_between(void* to, const void* from, std::int64_t n) { return {{n}, 1, to, {1}, from, {1}}; }
+// Until the card has done what was asked of it.
+void wait() {
+  static const auto memory = device().take(64, 0);
+  std::array<char, 64> here{};
+  device().get(bytes_between(here.data(), memory.get(), 64), 0);
+}
+struct Times {
+  double median = 0, spread = 0;                 // seconds of one; of the middle 80 %, as a share of the median
+};
+// Of what is asked for `often` times between two waits, so that the host is not seen; the median of 20 such.
+Times times_of(const std::function<void()>& one) {
+  auto seconds = [&](int often) {
+    const auto from = bench::wall_seconds();
+    for (int k = 0; k < often; ++k) one();
+    wait();
+    return (bench::wall_seconds() - from) / often;
+  };
+  wait(), seconds(1), seconds(2);
+  const int often = o.small ? 1 : int(std::clamp(0.03 / std::max(seconds(1), 1e-9), 1., 1000.)), all = o.small ? 3 : 20;
+  std::vector<double> each;
+  for (int k = 0; k < all; ++k) each.push_back(seconds(often));
+  std::sort(each.begin(), each.end());
+  const double middle = bench::median(each);
+  return {middle, (each[std::size_t(all * 9 / 10)] - each[std::size_t(all / 10)]) / middle};
+}
+struct Row {
+  const char* name;
+  std::string shape;
+  double amount;                                 // of one: GB, TFLOP, tokens, nodes
+  const char* unit;                              // amount / second; "us": microseconds of each of `amount`; "ms"
+  std::function<void()> one;
+  std::function<json()> facts = {};
+};
+void measure(const Row& r) {
+  for (int again = 0; again < 2; ++again) {      // twice, with the spread
+    const auto t = times_of(r.one);
+    const bool time = r.unit == std::string("us") || r.unit == std::string("ms");
+    const double value = r.unit == std::string("us") ? t.median * 1e6 / r.amount
+                         : time                      ? t.median * 1e3
+                                                     : r.amount / t.median;
+    json line{{"case", r.name}, {"shape", r.shape}, {"seconds", t.median}, {"spread", t.spread}, {"value", value}, {"unit", r.unit}};
+    if (r.facts) line.update(r.facts());
+    fmt::print("{}\n", line.dump());
+    std::fflush(stdout);
+  }
+}
+
+// ---- the table --------------------------------------------------------------------------------------------------------------------
+NamedArray draw(const AxisSpec& axes, int seed = 0, DType d = DType::f32) {
+  return random::normal(random::key(seed), axes, d).eval();
+}
+template <class F, class... A> std::function<void()> call(F f, A... args) {
+  return [f = jit(std::move(f)), args...] { f(args...); };
+}
+double gigabytes(double elements, int bytes = 4) { return elements * bytes / 1e9; }
+
+Row copy() {
+  const std::int64_t n = size(std::int64_t(1) << 30, 1 << 12);
+  auto x = device().take(n, 0), y = device().take(n, 0);
+  return {"copy", fmt::format("{} bytes", n), gigabytes(2. * double(n), 1), "GB/s",
+          [=] { device().copy(bytes_between(y.get(), x.get(), n), 0); }};
+}
+Row gemm(std::int64_t m, std::int64_t k, std::int64_t n) {
+  if (o.small) m = 48, k = 32, n = 40;
+  const Axis M("m", m), K("k", k), N("n", n);
+  auto x = draw({M, K}, 0, DType::bf16), w = draw({K, N}, 1, DType::bf16);
+  return {"gemm", fmt::format("{}x{}x{} bf16", m, k, n), 2e-12 * double(m) * double(k) * double(n), "TFLOP/s",
+          call([](const NamedArray& x, const NamedArray& w) { return dot(x, w, "k"); }, x, w)};
+}
+Row fused() {
+  const Axis N("n", size(std::int64_t(1) << 28, 1000));
+  auto f = [](const NamedArray& x, const NamedArray& y, const NamedArray& z) { return x * y + z * 0.5; };
+  return {"fused", fmt::format("3 in, 1 out of {}", N.size), gigabytes(4. * double(N.size)), "GB/s",
+          call(f, draw(N), draw(N, 1), draw(N, 2))};
+}
+const char* const kRows = "rows of 4096";
+Axis rows() { return {"rows", size(1 << 16, 8)}; }
+Axis columns() { return {"columns", size(4096, 64)}; }
+double of_rows(int arrays) { return gigabytes(double(arrays) * double(rows().size) * double(columns().size)); }
+Row softmax_forward() {
+  return {"softmax", kRows, of_rows(2), "GB/s", call([](const NamedArray& x) { return softmax(x, "columns"); },
+                                                     draw({rows(), columns()}))};
+}
+Row softmax_backward() {                         // from its result: reads y and g, writes dx
+  auto f = [](const NamedArray& y, const NamedArray& g) { return y * (g - sum(y * g, "columns")); };
+  auto x = draw({rows(), columns()});
+  return {"softmax_grad", kRows, of_rows(3), "GB/s", call(f, softmax(x, "columns").eval(), draw({rows(), columns()}, 1))};
+}
+NamedArray layer_norm(const NamedArray& x, const NamedArray& g, const NamedArray& b) { return nn::LayerNorm{columns(), g, b}(x); }
+Row norm_forward() {
+  return {"layer_norm", kRows, of_rows(2), "GB/s", call(layer_norm, draw({rows(), columns()}), draw(columns(), 1), draw(columns(), 2))};
+}
+Row norm_backward() {
+  auto f = [](const std::tuple<NamedArray, NamedArray, NamedArray>& in, const NamedArray& cotangent) {
+    auto [y, pull] = vjp([](const auto& t) { return std::apply(layer_norm, t); }, in);
+    return pull(cotangent);
+  };
+  return {"layer_norm_grad", kRows, of_rows(3), "GB/s",
+          call(f, std::tuple(draw({rows(), columns()}), draw(columns(), 1), draw(columns(), 2)), draw({rows(), columns()}, 3))};
+}
+
+// GPT-2 124M as the example trains it, in bf16.
+struct Gpt2 {
+  using Optimizer = optim::AdamW;
+  using Model = gpt2::Gpt2LMHeadModel;
+  static gpt2::Gpt2Config config() {
+    gpt2::Gpt2Config c;
+    if (o.small) c.seq_len = 16, c.hidden_dim = 16, c.num_layers = 2, c.num_heads = 2;
+    c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
+    return c;
+  }
+  const Axis Vocab{"vocab", size(50257, 64)}, Batch{"batch", size(64, 2)};
+  const Optimizer optimizer = optim::adamw({.learning_rate = 1e-4});
+  Model model = jit([V = Vocab](const Key& k) { return Model::init(V, config(), k); })(random::key(0));
+  gpt2::OptState<Optimizer> state = optimizer.init(model);
+  std::int64_t parameters() const {
+    std::int64_t n = 0;
+    for (auto& a : flatten(model)) n += a.empty() ? 0 : a.size();
+    return n;
+  }
+};
+Row adamw() {
+  auto g = std::make_shared<Gpt2>();
+  auto step = jit([optimizer = g->optimizer](const Gpt2::Model& m, const gpt2::OptState<Gpt2::Optimizer>& s, const Gpt2::Model& grads) {
+    auto [updates, next] = optimizer.update(grads, s, m);
+    return std::pair(optim::apply_updates(m, updates), next);
+  }, {.donate = {0, 1}});
+  auto grads = tree_map([](const NamedArray& a) { return a.empty() ? a : draw(a.axes(), 7); }, g->model);
+  const auto n = g->parameters();
+  return {"adamw", fmt::format("{} parameters", n), gigabytes(7. * double(n)), "GB/s",
+          [=] { std::tie(g->model, g->state) = step(g->model, g->state, grads); }};
+}
+Row graph() {                                    // turns that need each other, of next to nothing
+  const Axis Turns("turns", size(4000, 20)), N("n", 1024);
+  auto f = [=](const NamedArray& x, const NamedArray& by) {
+    return fold([](const NamedArray& x, const NamedArray& b) { return x * b + roll(x, 1, "n"); }, Turns)(x, by);
+  };
+  return {"graph", fmt::format("{} turns", Turns.size), double(Turns.size), "us", call(f, draw(N), draw(Turns, 1))};
+}
+Row head() {
+  const Axis Tokens("tokens", size(8192, 32)), Embed("embed", size(2304, 16)), Vocab("vocab", size(256128, 100));
+  auto loss = [](const std::pair<NamedArray, NamedArray>& in, const NamedArray& ids) {
+    return nn::linear_cross_entropy(in.first, in.second, ids, "embed", "vocab").loss;
+  };
+  auto f = jit(value_and_grad(loss));
+  std::pair in(draw({Tokens, Embed}, 0, DType::bf16), draw({Vocab, Embed}, 1, DType::bf16));
+  auto ids = random::randint(random::key(2), Tokens, 0, Vocab.size).eval();
+  const auto gradients = 2 * (Tokens.size + Vocab.size) * Embed.size;
+  return {"head", fmt::format("{}x{}x{} bf16", Tokens.size, Vocab.size, Embed.size), 1, "ms", [=] { f(in, ids); },
+          [=] { return json{{"bytes_over_gradients", f.report().peak_bytes - gradients}}; }};
+}
+Row attention(bool backward) {
+  const Axis Batch("batch", size(32, 2)), Heads("heads", size(16, 2)), Pos("position", size(1024, 16)), KeyPos("key_position", Pos.size),
+      Size("head_size", size(64, 8));
+  auto scores = [=](const std::tuple<NamedArray, NamedArray, NamedArray>& in) {
+    auto& [q, k, v] = in;
+    return nn::dot_product_attention(KeyPos, "head_size", q, k, v, {.mask = nn::causal_mask(Pos, KeyPos)});
+  };
+  auto q = draw({Batch, Heads, Pos, Size}, 0, DType::bf16), k = draw({Batch, Heads, KeyPos, Size}, 1, DType::bf16),
+       v = draw({Batch, Heads, KeyPos, Size}, 2, DType::bf16), g = draw({Batch, Heads, Pos, Size}, 3, DType::bf16);
+  // Two products forward, five backward, half of each seen; only the backward's time is wanted, and the forward's is taken off by
+  // who reads both lines.
+  const double once = 2e-12 * double(Batch.size * Heads.size) * double(Pos.size) * double(Pos.size) * double(Size.size) / 2;
+  const auto shape = fmt::format("{} sequences, {} heads, T={}, {} a head", Batch.size, Heads.size, Pos.size, Size.size);
+  if (!backward) return {"attention", shape, 2 * once, "TFLOP/s", call(scores, std::tuple(q, k, v))};
+  auto f = [=](const std::tuple<NamedArray, NamedArray, NamedArray>& in, const NamedArray& g) {
+    auto [y, pull] = vjp(scores, in);
+    return std::pair(y, pull(g));
+  };
+  return {"attention_both", shape, 7 * once, "TFLOP/s", call(f, std::tuple(q, k, v), g)};
+}
+Row gpt2_step() {
+  auto g = std::make_shared<Gpt2>();
+  const Axis Pos = Gpt2::config().Pos();
+  auto step = jit(gpt2::make_train_step(g->optimizer, {.policy = Policy("p=f32,c=bf16,o=f32")}), {.donate = {0, 1}});
+  auto ids = random::randint(random::key(1), {g->Batch, Pos}, 0, g->Vocab.size).eval();
+  auto keys = random::split(random::key(2), g->Batch);
+  auto loss = std::make_shared<NamedArray>();
+  auto one = [=] {
+    auto next = step(g->model, g->state, ids, keys);
+    g->model = std::move(next.model), g->state = std::move(next.opt_state), *loss = std::move(next.loss);
+  };
+  return {"gpt2", fmt::format("{} parameters, B={}, T={}", g->parameters(), g->Batch.size, Pos.size),
+          double(g->Batch.size * Pos.size), "tokens/s", one,
+          [=] { return json{{"loss", loss->item()}, {"planned_bytes", step.report().peak_bytes}}; }};
+}
+// Made one after the other: they do not fit on a card together.
+const std::vector<std::function<Row()>> table{
+    copy, [] { return gemm(8192, 8192, 8192); }, [] { return gemm(65536, 768, 2304); }, [] { return gemm(65536, 768, 768); },
+    [] { return gemm(65536, 768, 3072); }, [] { return gemm(65536, 3072, 768); }, [] { return gemm(8192, 768, 50257); }, fused,
+    softmax_forward, softmax_backward, norm_forward, norm_backward, adamw, graph, head, [] { return attention(false); },
+    [] { return attention(true); }, gpt2_step};
+const std::vector<std::string> names{"copy", "gemm", "gemm", "gemm", "gemm", "gemm", "gemm", "fused", "softmax", "softmax_grad",
+                                     "layer_norm", "layer_norm_grad", "adamw", "graph", "head", "attention", "attention_both", "gpt2"};
+int print_table() {
+  const std::regex wanted(o.cases);
+  for (std::size_t k = 0; k < table.size(); ++k)
+    if (std::regex_search(names[k], wanted)) measure(table[k]());
+  return 0;
+}
+
+// ---- bits: no function of a library, no product; sums have one order on every card -------------------------------------------------
+using Program = std::function<NamedArray(const NamedArray&, const NamedArray&)>;
+const std::vector<std::pair<const char*, Program>> programs{
+    {"points", [](auto& x, auto& y) { return where(x > y, x * y + 0.25, x / (y * y + 1.)) - abs(y); }},
+    {"sqrt", [](auto& x, auto& y) { return sqrt(abs(x)) - rsqrt(abs(y) + 1.); }},
+    {"sum_last", [](auto& x, auto& y) { return sum(x * y, "b"); }},
+    {"sum_first", [](auto& x, auto& y) { return sum(x - y, "a"); }},
+    {"sum_all", [](auto& x, auto& y) { return sum(x * x + y); }},
+    {"centred", [](auto& x, auto& y) { return (x - mean(x, "b")) * (y - mean(y, "b")); }},
+    {"normed", [](auto& x, auto& y) { return nn::LayerNorm{x.axes()[1], mean(y, "a"), mean(x, "a")}(x); }},
+    {"largest", [](auto& x, auto& y) { return max(x, "b") + min(y, "b") + astype(argmax(x, "b"), x.dtype()); }},
+    {"running", [](auto& x, auto& y) { return cumsum(x, "a") + y; }},
+    {"sorted", [](auto& x, auto& y) { return sort(x, "b") * sort(y, "a"); }},
+    {"turned", [](auto& x, auto& y) { return roll(x, 3, "b") + flip(y, "a"); }},
+    {"drawn", [](auto& x, auto&) { return random::uniform(random::key(5), x.axes(), 0., 1., x.dtype()) + x; }}};
+
+std::uint64_t hash_of(const NamedArray& a) {
+  std::uint64_t h = 0xcbf29ce484222325;
+  for (double v : a.doubles())
+    for (auto bits = std::bit_cast<std::uint64_t>(v); auto byte : {0, 8, 16, 24, 32, 40, 48, 56})
+      h = (h ^ (bits >> byte & 0xff)) * 0x100000001b3;
+  return h;
+}
+int compare_bits() {
+  std::ifstream known(o.file);
+  std::ofstream out;
+  if (o.write) out.open(o.file);
+  int wrong = 0, all = 0;
+  for (auto& [name, f] : programs)
+    for (auto d : {DType::f32, DType::bf16})
+      for (auto [a, b] : {std::pair{5, 7}, {33, 1030}, {300, 64}, {1, 5000}}) {
+        const Axis A("a", a), B("b", b);
+        set_default_backend("cpu");
+        auto x = random::normal(random::key(1), {A, B}, d).eval(), y = random::normal(random::key(2), {A, B}, d).eval();
+        const auto line = fmt::format("{} {} {}x{} {:016x}", name, name_of(d), a, b,
+                                      hash_of(jit(f, {.backend = o.backend})(x, y)));
+        std::string want;
+        if (o.write) out << line << "\n";
+        else if (++all; !std::getline(known, want) || want != line) ++wrong, fmt::print("got {}, want {}\n", line, want);
+      }
+  if (!o.write) fmt::print("{} of {} have the same bits\n", all - wrong, all);
+  return wrong > 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"what tools/gpu runs on a card"};
+  app.require_subcommand(1);
+  auto* times = app.add_subcommand("table", "times, a line of JSON each, each twice");
+  times->add_option("--case", o.cases, "only cases that this regular expression matches");
+  times->add_flag("--small", o.small, "arrays of next to nothing, to see that all runs");
+  auto* bits = app.add_subcommand("bits", "compares results with those in a file, bit for bit");
+  bits->add_option("file", o.file)->required();
+  bits->add_flag("--write", o.write, "writes the file");
+  for (auto* sub : {times, bits}) sub->add_option("--backend", o.backend);
+  CLI11_PARSE(app, argc, argv);
+  try {
+    if (times->parsed()) set_default_backend(o.backend);
+    return times->parsed() ? print_table() : compare_bits();
+  } catch (const Error& e) {
+    fmt::print(stderr, "{}\n", e.what());
+    return 1;
+  }
+}
