@@ -60,7 +60,7 @@ class Level {
     return n.bytes() > budget.value_or(std::max(kUsualBudget, n.in[0]->bytes() + n.in[1]->bytes()));
   }
   // What lies between borders around the scores along an axis of the queries; empty: they cannot be walked so.
-  Set region(const Node& scores, Name queries, const Axes& keys) const {
+  Set region(const Node& scores, std::size_t side, Name queries, const Axes& keys) const {
     auto is_score = [&](const Node& n) {
       return has(n.axes, queries) && std::all_of(keys.begin(), keys.end(), [&](auto& k) { return has(n.axes, k.name); });
     };
@@ -95,7 +95,21 @@ class Level {
     });
     if (outs.empty() || !weighs) return {};
     made.insert(needed.begin(), needed.end()), made.insert(outs.begin(), outs.end());
+    for (auto* x = scores.in[side].get(); x && is_scaled(*x, queries, made);) {
+      made.insert(x);
+      auto whole = [](auto& y) { return !y->axes.empty(); };
+      x = std::find_if(x->in.begin(), x->in.end(), whole)->get();
+    }
     return made;
+  }
+  // Queries times a number, or in another dtype, for these scores alone: they are made so chunk by chunk.
+  bool is_scaled(const Node& n, Name queries, const Set& made) const {
+    if (n.op->kind != Kind::map || given_.count(&n) || (!allowed_.empty() && !allowed_.count(&n))) return false;
+    int arrays = 0;
+    for (std::size_t k = 0; k < n.in.size(); ++k)
+      if (!n.in[k]->axes.empty()) arrays += linear_in(n, k) == Linear::no ? 2 : 1;
+    bool alone = std::all_of(all_.begin(), all_.end(), [&](auto& r) { return made.count(r.get()) || !reads(*r, {&n}); });
+    return arrays == 1 && alone && goes_along(n, queries);
   }
 
  private:
@@ -117,7 +131,7 @@ struct Walker {
         auto queries = without(common(s->axes, mine), other);
         std::stable_sort(queries.begin(), queries.end(), [](auto& a, auto& b) { return a.size > b.size; });
         for (auto& a : keys.empty() ? Axes() : queries) {
-          auto inside = level.region(*s, a.name, keys);
+          auto inside = level.region(*s, side, a.name, keys);
           if (inside.empty()) continue;
           auto contains = [&](const NodePtr& n) { return inside.count(n.get()) > 0; };
           return haliax::bordered(roots, level.all(), index, contains, key_of(*s, a, depth).attr());

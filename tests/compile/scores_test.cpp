@@ -178,8 +178,8 @@ TEST_CASE("scores: memory does not grow with the square of the text") {
     return jit([=](const Three& p) { return grad(loss)(p); }).plan(Three{x, x, x}).arena_bytes;
   };
   // Four heads at 8,192 positions: a matrix of scores is 1 GiB.
-  CHECK(arena(8192) < (std::int64_t(64) << 20));
-  CHECK(arena(16384) < (std::int64_t(128) << 20));
+  CHECK(arena(8192) < (std::int64_t(20) << 20));
+  CHECK(arena(16384) < (std::int64_t(40) << 20));
 }
 
 TEST_CASE("scores: a scan over layers makes them once for the value and what the gradient keeps") {
