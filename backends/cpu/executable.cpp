@@ -368,7 +368,7 @@ class CpuExecutable final : public program::Executable, public program::Recordab
   Idle<Run> runs_;
 };
 
-constexpr std::int64_t usual_lane = 5 << 18, most_in_lane = 16 << 20;  // bytes
+constexpr std::int64_t usual_lane = 5 << 18, most_in_lane = 32 << 20;  // bytes; the latter of what shares no memory yet
 
 constexpr double small_product = 4 << 20;  // multiplications
 
