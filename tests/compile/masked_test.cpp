@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 #include <limits>
+#include <vector>
 
 #include "haliax/haliax.h"
 #include "haliax/profile.h"
@@ -117,4 +118,23 @@ TEST_CASE("masked: NaN and inf in masked scores do not leak") {
   auto got = compiled(f, 0)(p);
   CHECK(isfinite(got[0]).item() == 1);
   CHECK(all(isfinite(got[1])).item() == 1);
+}
+
+TEST_CASE("masked: bits do not depend on threads") {
+  auto p = parts();
+  auto f = [&](const Parts& p) { return attend(p, nn::causal_mask(Q, K)); };
+  std::vector<std::vector<float>> all;
+  for (int threads : {1, 2, 5}) {
+    set_threads(threads);
+    auto g = compiled(f, 0);
+    std::vector<float> now;
+    for (auto& x : g(p)) {
+      auto values = x.floats();
+      now.insert(now.end(), values.begin(), values.end());
+    }
+    all.push_back(std::move(now));
+  }
+  set_threads(0);
+  CHECK(all[0] == all[1]);
+  CHECK(all[0] == all[2]);
 }
