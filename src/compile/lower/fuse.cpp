@@ -168,7 +168,7 @@ struct Builder {
     std::unordered_map<const Node*, int> seen;
     std::function<void(const NodePtr&, How)> visit = [&](const NodePtr& x, How how) {
       auto& s = seen[x.get()];
-      if ((s & how) || (how == renamed && s)) return;
+      if ((s & how) || (how == renamed && (s & viewed))) return;
       s |= how;
       if (outside(*x)) return;
       if (anchored.count(x.get()) || !(in_kernel(*x) || passes(*x))) { out.push_back({x, how == plain}); return; }
@@ -301,11 +301,15 @@ struct Builder {
     if (home < 0) home = new_unit(n);
     else scope.units[std::size_t(home)].outer = outer, scope.units[std::size_t(home)].inner = inner;
     if (fuses) {
-      std::unordered_set<int> first;             // that n waits for
-      for (auto& r : read) first.insert(unit_of(r.node.get()));
-      for (auto& a : after) for (int o : units_below(a)) first.insert(o);
+      std::unordered_set<int> first, viewed;     // that n waits for; of which it reads something at other places
+      for (auto& r : read) {
+        auto o = unit_of(r.node.get());
+        first.insert(o);
+        if (!r.plain || !anchored.count(r.node.get())) viewed.insert(o);
+      }
+      for (auto& a : after) for (int o : units_below(a)) first.insert(o), viewed.insert(o);
       for (auto& r : read)
-        if (r.plain && anchored.count(r.node.get())) merge(unit_of(r.node.get()), home, first);
+        if (auto o = unit_of(r.node.get()); !viewed.count(o)) merge(o, home, first);
     }
     auto& u = scope.units[std::size_t(home)];
     u.nodes.push_back(n);

@@ -1,0 +1,105 @@
+// Which nodes become one kernel: random programs are what the reference makes of them node by node.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <random>
+#include <vector>
+
+#include "haliax/haliax.h"
+
+using namespace haliax;
+
+namespace {
+
+// Some outputs of a random program over (n, m), (n) and (n, m), of the same size both.
+class Drawn {
+ public:
+  explicit Drawn(unsigned seed) : random_(seed), N("n", 3 + below(5)), M("m", N.size) {
+    int k = 0;
+    for (auto& axes : {Axes{N, M}, Axes{N}, Axes{N, M}}) inputs.push_back(random::normal(random::key(7 * seed + k++), axes).eval());
+  }
+  // The same each time.
+  std::vector<NamedArray> operator()(const std::vector<NamedArray>& in) const {
+    Drawn d = *this;
+    auto values = in;
+    for (int steps = 4 + d.below(22); steps > 0; --steps) {
+      auto &a = values[std::size_t(d.below(int(values.size())))], &b = values[std::size_t(d.below(int(values.size())))];
+      values.push_back(d.made(a, b));
+    }
+    std::vector<NamedArray> out;
+    for (int n = 1 + d.below(4); n > 0; --n) out.push_back(values[values.size() - 1 - std::size_t(d.below(6))]);
+    return out;
+  }
+  std::vector<NamedArray> inputs;
+
+ private:
+  int below(int n) { return int(random_() % unsigned(n)); }
+  static bool has(const NamedArray& x, const Axis& a) { return x.has_axis(a); }
+  NamedArray made(const NamedArray& a, const NamedArray& b) {
+    const bool fits = has(a, N) == has(b, N) || a.axes().empty() || b.axes().empty() || a.axes().size() + b.axes().size() == 3;
+    switch (below(14)) {
+      case 0: return fits ? a + b : a;
+      case 1: return a * 0.5f;
+      case 2: return fits ? a - b : a;
+      case 3: return fits ? maximum(a, b) : a;
+      case 4: return sin(a);
+      case 5: return sqrt(abs(a) + 1.f);
+      case 6: return a.axes().empty() ? a + 1.f : sum(a, a.axes()[std::size_t(below(int(a.axes().size())))]) * 0.3f;
+      case 7: return has(a, N) ? a[{"n", below(int(N.size))}] : exp(-abs(a));
+      case 8: return a.axes().size() == 2 ? rename(a, {{"n", "m"}, {"m", "n"}}) : a * a;
+      case 9: return has(a, M) ? roll(a, 1, "m") : tanh(a);
+      case 10: return fits ? where(a > 0.f, b, a) : a;
+      case 11: return has(a, N) ? cumsum(a, "n") * 0.2f : a;
+      case 12: return has(a, N) ? a + a[{"n", below(int(N.size))}] : a;
+      default: return has(a, M) ? a - max(a, "m") : a;
+    }
+  }
+
+  std::mt19937 random_;
+  Axis N, M;
+};
+
+}  // namespace
+
+// HALIAX_TRIALS=5000 runs as many.
+TEST_CASE("fuse: random programs") {
+  const char* asked = std::getenv("HALIAX_TRIALS");
+  for (int seed = 0, trials = asked ? std::atoi(asked) : 200; seed < trials; ++seed) {
+    CAPTURE(seed);
+    Drawn f{unsigned(seed)};
+    auto want = jit([&](const std::vector<NamedArray>& in) { return f(in); }, {.backend = "reference"})(f.inputs);
+    auto got = jit([&](const std::vector<NamedArray>& in) { return f(in); })(f.inputs);
+    for (std::size_t k = 0; k < want.size(); ++k) {
+      CAPTURE(k);
+      CHECK(max(abs(got[k] - want[k])).item() <= 1e-5 * (1 + max(abs(want[k])).item()));
+    }
+  }
+}
+
+TEST_CASE("fuse: what is read by its own names and by others, or at another place, lies in memory") {
+  const Axis N("n", 3), M("m", 3);
+  auto x = random::normal(random::key(1), {N, M}).eval();
+  auto both = [](const NamedArray& x) {
+    auto y = where(x > 0.f, sum(x, "n"), x);
+    return y + rename(y, {{"n", "m"}, {"m", "n"}});
+  };
+  auto near = [&](const NamedArray& a, const NamedArray& b) { CHECK(max(abs(a - b)).item() < 1e-6); };
+  near(jit(both)(x), jit(both, {.backend = "reference"})(x));
+  auto shifted = [](const NamedArray& x) {
+    auto y = x * 2.f;
+    return std::pair(y, y + 1.f + y[{"n", 2}]);
+  };
+  near(jit(shifted)(x).second, jit(shifted, {.backend = "reference"})(x).second);
+}
+
+TEST_CASE("fuse: an optimiser's moments and its parameter are one walk") {
+  const Axis N("n", 64);
+  auto step = [](const std::array<NamedArray, 3>& s, const NamedArray& g) {
+    auto m = 0.9f * s[1] + 0.1f * g, v = 0.999f * s[2] + 0.001f * g * g;
+    return std::array<NamedArray, 3>{s[0] - m / (sqrt(v) + 1e-8f), m, v};
+  };
+  auto x = ones(N).eval();
+  auto report = jit(step, {.donate = {0}}).plan(std::array<NamedArray, 3>{x, x, x}, x);
+  CHECK(report.kernels == 1);
+  CHECK(report.peak_bytes == 0);
+}
