@@ -34,7 +34,10 @@ int devices(SourceLocation at) {
   }
   return in_this_process * rank_count();
 }
-bool has_asked_for(int n) { return said && devices() >= n; }
+bool has_asked_for(int n) {
+  const bool enough = devices() >= n;            // and the environment has been asked
+  return said && enough;
+}
 
 int this_rank() {
   auto* p = peers();

@@ -2,7 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <chrono>
+#include <ctime>
 #include <set>
 
 #include "backends/cuda/nvrtc.h"
@@ -80,17 +80,17 @@ TEST_CASE("cuda: GPT-2 124M, a training step in bf16 of 64 x 1024 tokens: texts,
     return;
   }
   const Cache cache;
-  auto seconds = [&] {
-    const auto began = std::chrono::steady_clock::now();
+  auto seconds = [&] {                           // of this process: others may keep the cores busy
+    const auto began = std::clock();
     for (auto& t : n.texts) cuda::cached_cubin(cuda::text_for_card(cuda::named(t)), 90, false);
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+    return double(std::clock() - began) / CLOCKS_PER_SEC;
   };
   const auto made = cuda::cubins_made();
   const auto compiled = seconds();
   CHECK(cuda::cubins_made() == made + std::int64_t(n.texts.size()));
   const auto from_cache = std::min({seconds(), seconds(), seconds()});
   CHECK(cuda::cubins_made() == made + std::int64_t(n.texts.size()));
-  CHECK(compiled < 60);                          // 12 are wanted on a machine that does nothing else
+  CHECK(compiled < 12);
   CHECK(from_cache < 0.3);
   MESSAGE("compiled in ", compiled, " s, from the cache in ", from_cache, " s");
 }
