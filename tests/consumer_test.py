@@ -109,7 +109,8 @@ class Consumer(unittest.TestCase):
         self.assertGreater(len(objects), 20)
         exported = set(names_of("-D", "--defined-only", LIBRARY))
         inside = set(names_of("--defined-only", ROOT / "build/libhaliax.a"))
-        self.assertEqual([n for n in names_of("--undefined-only", *objects) if n in inside - exported], [])
+        missing = [n for n in names_of("--undefined-only", *objects) if n in inside - exported]
+        self.assertEqual([n for n in missing if not re.match("_ZN?K?S", n)], [])   # of std's templates everybody makes their own
 
 
 def names_of(*arguments):

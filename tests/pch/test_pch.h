@@ -14,3 +14,4 @@
 #include <vector>
 
 #include "haliax/haliax.h"
+#include "tools/pch/templates.h"

@@ -11,3 +11,4 @@
 #include <vector>
 
 #include "haliax/haliax.h"
+#include "tools/pch/templates.h"
