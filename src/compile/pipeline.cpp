@@ -61,7 +61,10 @@ const Pass kPasses[] = {
     {"softmax_products", "takes the sums of a softmax out of its products", Stage::device, true,
      [](Compilation& c) { c.roots = softmax_products(c.roots); }},
     {"masked_products", "leaves out blocks of products that masks make nothing of", Stage::device, true,
-     [](Compilation& c) { c.roots = masked_products(c.roots); }},
+     [](Compilation& c) {
+       bool turns_are_its_own = c.options.device && c.options.device->machine().lane > 0;   // else a skip saves little
+       if (turns_are_its_own) c.roots = masked_products(c.roots);
+     }},
     {"accumulate_updates", "scatters into the array that a scatter is added to", Stage::device, true,
      [](Compilation& c) { rewrite(c, accumulate_updates); }},
     {"layout", "orders the axes of values in memory for products", Stage::device, true,
