@@ -299,7 +299,8 @@ class FusedText {
     return group;
   }
   Launch in_rows(std::int64_t rows, std::int64_t inner) {
-    const int group = group_for(rows, inner), threads = serial_ ? 1 : around_ ? kNestThreads : std::max(128, group), at_once = threads / group;
+    const int group = group_for(rows, inner), most = around_ ? kNestThreads : std::max(128, group);
+    const int threads = serial_ ? 1 : most, at_once = threads / group;
     waits_ = group > 1 && folds_;
     if (waits_ && !around_)
       text_.line("HALIAX_SHARED(shared);");

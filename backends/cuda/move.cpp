@@ -37,7 +37,8 @@ void pick(Writer& w, const std::vector<Indexed>& indexed, bool clamps) {
   }
 }
 
-Launch move(const Dims& dims, const View& from, const View& to, const std::vector<Indexed>& indexed, Outside outside, Around* around) {
+Launch move(const Dims& dims, const View& from, const View& to, const std::vector<Indexed>& indexed, Outside outside,
+            Around* around) {
   Writer w(around);
   auto views = std::vector{&from, &to};
   for (auto& i : indexed) views.push_back(&i.ids);

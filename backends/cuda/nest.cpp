@@ -136,7 +136,8 @@ class Nest {
       if (!touched.count(at)) continue;
       auto& slot = program_.slot(at);
       const bool near = is_near(at, start);
-      around_.places[s] = near ? Around::Place{"near", slot.offset - start} : Around::Place{"far", slot.offset - loop_.lane_start};
+      around_.places[s] = near ? Around::Place{"near", slot.offset - start}
+                               : Around::Place{"far", slot.offset - loop_.lane_start};
       if (near) near_ = std::max(near_, slot.offset + slot.bytes - start);
       far_ |= !near;
     }
@@ -273,7 +274,8 @@ int nest_lanes(const Loop& outermost, std::int64_t turns, std::int64_t lane_byte
   // multiplications.
   constexpr double slower = 3, start = 7e8;
   const auto of_turn = multiplications(body), rounds = std::ceil(double(turns) / kBlocks);
-  if (!fits || lane_bytes > kMostInLane || rounds * of_turn * kBlocks * slower > double(turns) * (of_turn + steps * start)) return 0;
+  fits &= rounds * of_turn * kBlocks * slower <= double(turns) * (of_turn + steps * start);
+  if (!fits || lane_bytes > kMostInLane) return 0;
   return lane_bytes + kStageBytes <= kLeastNear ? 1 : int(std::min<std::int64_t>(turns, kBlocks));
 }
 Launch nest_launch(const Loop& l, const Program& p, std::int64_t near_bytes) { return Nest(l, p, near_bytes).out; }

@@ -105,7 +105,8 @@ std::vector<void*> compile(const std::vector<Kernel>& kernels) {
 void run_kernel(const Compiled& k, const Launch& l, const std::vector<std::int64_t>& words) {
   constexpr std::int64_t most = 227 << 10, guard = 64;   // bytes; behind the end nobody writes
   constexpr unsigned char untouched = 0xa5;
-  if (l.shared > most) throw Error(fmt::format("[cuda] a block wants {} bytes of shared memory, and there are {}", l.shared, most));
+  if (l.shared > most)
+    throw Error(fmt::format("[cuda] a block wants {} bytes of shared memory, and there are {}", l.shared, most));
   std::vector<unsigned char> shared(std::size_t(l.shared + guard));
   SimulatedThread at{0, 0, unsigned(l.threads), unsigned(l.blocks), shared.data(), nullptr, nullptr};
   running = &at;
