@@ -225,6 +225,11 @@ std::vector<Handle> compile(int d, const std::vector<Kernel>& kernels) {
   return out;
 }
 void launch(Handle s, Handle kernel, const Launch& l, const std::int64_t* words) {
+  constexpr std::int64_t usual = 48 << 10;                  // of shared memory: more has to be asked for
+  if (l.shared > usual)
+    must(driver().set_kernel(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, int(l.shared), static_cast<CUkernel>(kernel),
+                             on(s).device->id),
+         "shared memory");
   void* arguments[] = {const_cast<std::int64_t*>(words)};   // one struct, whose size the kernel knows
   must(driver().launch(static_cast<CUfunction>(kernel), unsigned(l.blocks), 1, 1, unsigned(l.threads), 1, 1, unsigned(l.shared),
                        on(s).stream, arguments, nullptr),

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "engine.h"
+#include "nest.h"
 #include "program/devices.h"
 #include "sequence.h"
 
@@ -51,7 +52,14 @@ class CudaDevice final : public Device {
     if (s.kind == Kind::collective) return collective_scratch(s.collective);
     return s.kind == Kind::contract ? product_scratch(s.contract) : 0;
   }
-  Machine machine() const override { return machine_; }
+  int lanes(const Loop& l, std::int64_t turns, std::int64_t lane_bytes, int) const override {
+    return nest_lanes(l, turns, lane_bytes);
+  }
+  Machine machine() const override {
+    auto m = machine_;
+    m.lane = kUsualLane;
+    return m;
+  }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {
     auto mine = lane(p->device);
     return make_executable(std::move(mine), words_, std::move(p));

@@ -25,7 +25,8 @@ Driver opened() {
   find(d.mark, "cuStreamWriteValue64_v2"), find(d.follow, "cuStreamWaitEvent");
   find(d.make_event, "cuEventCreate"), find(d.end_event, "cuEventDestroy_v2"), find(d.record, "cuEventRecord");
   find(d.wait_event, "cuEventSynchronize"), find(d.elapsed, "cuEventElapsedTime_v2");
-  find(d.load, "cuLibraryLoadData"), find(d.kernel, "cuLibraryGetKernel"), find(d.launch, "cuLaunchKernel");
+  find(d.load, "cuLibraryLoadData"), find(d.kernel, "cuLibraryGetKernel");
+  find(d.set_kernel, "cuKernelSetAttribute"), find(d.launch, "cuLaunchKernel");
   find(d.begin_graph, "cuStreamBeginCapture_v2"), find(d.end_graph, "cuStreamEndCapture");
   find(d.drop_graph, "cuGraphDestroy"), find(d.instantiate, "cuGraphInstantiateWithFlags");
   find(d.update, "cuGraphExecUpdate_v2"), find(d.run_graph, "cuGraphLaunch"), find(d.end_instance, "cuGraphExecDestroy");

@@ -38,6 +38,7 @@ struct Driver {
   decltype(&cuEventElapsedTime) elapsed = nullptr;
   decltype(&cuLibraryLoadData) load = nullptr;
   decltype(&cuLibraryGetKernel) kernel = nullptr;
+  decltype(&cuKernelSetAttribute) set_kernel = nullptr;
   decltype(&cuLaunchKernel) launch = nullptr;
   decltype(&cuStreamBeginCapture) begin_graph = nullptr;
   decltype(&cuStreamEndCapture) end_graph = nullptr;

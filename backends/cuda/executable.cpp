@@ -12,6 +12,7 @@
 
 #include "cache.h"
 #include "engine.h"
+#include "nest.h"
 #include "sequence.h"
 
 namespace haliax::cuda {
@@ -28,7 +29,7 @@ class CudaExecutable final : public Executable {
  public:
   CudaExecutable(std::shared_ptr<Lane> lane, const Words& words, std::shared_ptr<const Program> p)
       : kept_(std::move(lane)), lane_(*kept_), api_(lane_.api), words_(words), program_(std::move(p)),
-        sequence_(sequence_of(*program_)) {
+        sequence_(sequence_of(*program_, near_bytes_of(api_.cards().cards[std::size_t(lane_.device)].sm))) {
     require_memory();
     if (!words_.sync) join_equal(sequence_, *program_);   // a fault is that of one step there
     make(sequence_.items);
@@ -204,7 +205,10 @@ class CudaExecutable final : public Executable {
     void each_range(const Item& i, const std::function<void(const Range&)>& f) const {
       auto of_word = [&](const Word& w) {
         if (w.slot >= 0) f(slots_[std::size_t(w.slot)]);
-        if (w.slot == kArenaSlot) f({arena_ + i.step->scratch, i.step->scratch_bytes});
+        if (w.slot != kArenaSlot) return;
+        auto& l = i.step->loop;                  // in lanes
+        if (i.step->kind == Kind::loop) f({arena_ + l.lane_start, l.lane_bytes * l.lanes});
+        else f({arena_ + i.step->scratch, i.step->scratch_bytes});
       };
       for (auto& w : i.launch.words) of_word(w);
       for (auto& m : i.messages) of_word(m.at);

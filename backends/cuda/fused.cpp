@@ -93,7 +93,7 @@ std::string fold_of(Code c) {
 
 class FusedText {
  public:
-  explicit FusedText(const Fused& f) : code_(f.code), info_(f.code.size()) {
+  FusedText(const Fused& f, Around* around) : around_(around), text_(around), code_(f.code), info_(f.code.size()) {
     read(f);
     merge();
     for (std::size_t i = 0; i < code_.size(); ++i) look_at(i);
@@ -294,13 +294,15 @@ class FusedText {
     constexpr std::int64_t many = 8192;  // rows: there is work for all
     if (along_rows && !along && rows >= many) return 1;
     int group = 1;
-    while (group < 256 && group < inner) group *= 2;
+    const int most = around_ ? 32 : 256;           // there each warp has rows of its own
+    while (group < most && group < inner) group *= 2;
     return group;
   }
   Launch in_rows(std::int64_t rows, std::int64_t inner) {
-    const int group = group_for(rows, inner), threads = serial_ ? 1 : std::max(128, group), at_once = threads / group;
+    const int group = group_for(rows, inner), most = around_ ? kNestThreads : std::max(128, group);
+    const int threads = serial_ ? 1 : most, at_once = threads / group;
     waits_ = group > 1 && folds_;
-    if (waits_)
+    if (waits_ && !around_)
       text_.line("HALIAX_SHARED(shared);");
     else
       text_.line("unsigned char* const shared = nullptr;");
@@ -429,17 +431,18 @@ class FusedText {
     text_.line(fmt::format("const Number<{0}> v{1} = result<{0}>({2});", S, i, all));
   }
 
+  Around* const around_;
+  Writer text_;
   std::vector<Instr> code_;
   std::vector<Info> info_;
   Dims dims_;
   std::size_t outer_ = 0;
   bool folds_ = false, stores_rows_ = false, serial_ = false, waits_ = false, empty_ = false;
   std::string points_;
-  Writer text_;
 };
 
 }  // namespace
 
-Launch fused_launch(const Fused& f) { return FusedText(f).make(); }
+Launch fused_launch(const Fused& f, Around* around) { return FusedText(f, around).make(); }
 
 }  // namespace haliax::cuda

@@ -75,7 +75,10 @@ class Joiner {
 
   // ---- what is touched: all of a slot, as loops and scalars on the device move what is read and written in it ----
   void add(AllTouched& to, int slot, const Step& of, bool writes) const {
-    if (slot == kArenaSlot) to.push_back({kArenaSlot, of.scratch, of.scratch + of.scratch_bytes, writes});
+    auto& l = of.loop;                           // in lanes
+    if (slot == kArenaSlot && of.kind == Kind::loop)
+      to.push_back({kArenaSlot, l.lane_start, l.lane_start + l.lane_bytes * l.lanes, true});
+    else if (slot == kArenaSlot) to.push_back({kArenaSlot, of.scratch, of.scratch + of.scratch_bytes, writes});
     if (slot == kFlagSlot || slot == kBesideSlot) to.push_back({slot, 0, 1, writes});
     if (slot < 0) return;
     while (program_.slot(slot).alias >= 0) slot = program_.slot(slot).alias;

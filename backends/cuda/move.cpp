@@ -37,8 +37,9 @@ void pick(Writer& w, const std::vector<Indexed>& indexed, bool clamps) {
   }
 }
 
-Launch move(const Dims& dims, const View& from, const View& to, const std::vector<Indexed>& indexed, Outside outside) {
-  Writer w;
+Launch move(const Dims& dims, const View& from, const View& to, const std::vector<Indexed>& indexed, Outside outside,
+            Around* around) {
+  Writer w(around);
   auto views = std::vector{&from, &to};
   for (auto& i : indexed) views.push_back(&i.ids);
   w.far = needs_64_bits(dims, views) || !indexed.empty();
@@ -62,7 +63,7 @@ Launch move(const Dims& dims, const View& from, const View& to, const std::vecto
 }
 
 // Threads share the dims along which nothing meets; each goes through the others in row-major order.
-Launch scatter(const Scatter& s) {
+Launch scatter(const Scatter& s, Around* around) {
   std::vector<std::size_t> apart, together;
   for (std::size_t d = 0; d < s.dims.size(); ++d) {
     bool named = s.target.strides[d] == 0;
@@ -85,7 +86,7 @@ Launch scatter(const Scatter& s) {
   for (auto& i : indexed) i.ids = in_order(i.ids);
   auto target = in_order(s.target), updates = in_order(s.updates);
   const Dims outer = dims_of(apart), inner = dims_of(together);
-  Writer w;
+  Writer w(around);
   w.far = true;
   w.open(each_point(w, points(outer)));
   w.indices("p", outer);
@@ -114,10 +115,10 @@ Launch scatter(const Scatter& s) {
 }
 
 // Each element goes where those before it end: what is less, or equal and stands before it.
-Launch sort(const Sort& s) {
+Launch sort(const Sort& s, Around* around) {
   const auto n = s.dims.back();
   const auto rest = without_last(s.dims).size();
-  Writer w;
+  Writer w(around);
   w.far = true;
   w.open(each_point(w, points(s.dims)));
   w.indices("p", s.dims);
@@ -141,9 +142,9 @@ Launch sort(const Sort& s) {
   return w.launch(points(s.dims));
 }
 
-Launch cumulative(const Cumulative& c) {
+Launch cumulative(const Cumulative& c, Around* around) {
   const auto rows = without_last(c.dims);
-  Writer w;
+  Writer w(around);
   w.far = true;
   w.open(each_point(w, points(rows)));
   w.indices("p", rows);
@@ -162,13 +163,13 @@ Launch cumulative(const Cumulative& c) {
 }
 
 // Each thread makes one element; for what the library does not take (product.h).
-Launch product(const Contract& c) {
+Launch product(const Contract& c, Around* around) {
   Dims all = c.batch;
   for (auto* d : {&c.m, &c.n}) all.insert(all.end(), d->begin(), d->end());
   const auto made = all.size();
   auto dims = all;
   dims.insert(dims.end(), c.k.begin(), c.k.end());
-  Writer w;
+  Writer w(around);
   w.far = true;
   w.open(each_point(w, points(all)));
   w.indices("p", all);
@@ -200,22 +201,22 @@ Launch product(const Contract& c) {
 
 }  // namespace
 
-std::vector<Launch> launches_of(const Step& s) {
+std::vector<Launch> launches_of(const Step& s, Around* around) {
   std::vector<Launch> out;
   auto add = [&](Launch l) {
     if (l.blocks > 0) out.push_back(std::move(l));
   };
   switch (s.kind) {
-    case Kind::fused: add(fused_launch(s.fused)); break;
+    case Kind::fused: add(fused_launch(s.fused, around)); break;
     case Kind::contract:
-      if (auto products = products_of(s)) out = std::move(*products);
-      else add(product(s.contract));
+      if (auto products = around ? std::nullopt : products_of(s)) out = std::move(*products);
+      else add(product(s.contract, around));
       break;
-    case Kind::gather: add(move(s.gather.dims, s.gather.table, s.gather.out, s.gather.indexed, s.gather.outside)); break;
-    case Kind::scatter: add(scatter(s.scatter)); break;
-    case Kind::sort: add(sort(s.sort)); break;
-    case Kind::cumulative: add(cumulative(s.cumulative)); break;
-    case Kind::copy: add(move(s.copy.dims, s.copy.x, s.copy.out, {}, Outside::fill)); break;
+    case Kind::gather: add(move(s.gather.dims, s.gather.table, s.gather.out, s.gather.indexed, s.gather.outside, around)); break;
+    case Kind::scatter: add(scatter(s.scatter, around)); break;
+    case Kind::sort: add(sort(s.sort, around)); break;
+    case Kind::cumulative: add(cumulative(s.cumulative, around)); break;
+    case Kind::copy: add(move(s.copy.dims, s.copy.x, s.copy.out, {}, Outside::fill, around)); break;
     default: throw Error("[cuda] this step is no kernel");
   }
   return out;

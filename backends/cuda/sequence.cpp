@@ -4,6 +4,8 @@
 #include <set>
 #include <utility>
 
+#include "nest.h"
+
 namespace haliax::cuda {
 namespace {
 
@@ -23,7 +25,7 @@ Launch look_at(const View& unless, int so_far, int flag) {
 
 class Maker {
  public:
-  explicit Maker(const Program& p) : program_(p) {
+  Maker(const Program& p, std::int64_t near_bytes) : program_(p), near_bytes_(near_bytes) {
     for (bool again = true; again;) {
       out = {}, around_.clear(), in_vain_.clear(), touched_.assign(p.slots.size(), {});
       out.items = items_of(p.steps, -1);
@@ -72,7 +74,12 @@ class Maker {
       Item i{.step = &s, .flag = flag};
       switch (s.kind) {
         case Kind::loop:
-          i.kind = Item::Kind::loop, i.body = items_of(s.loop.body, flag);
+          if (s.loop.lanes > 0) {
+            i.launch = nest_launch(s.loop, program_, near_bytes_);
+            if (flag >= 0) i.launch = guarded(std::move(i.launch), {kFlagSlot, flag});
+          } else {
+            i.kind = Item::Kind::loop, i.body = items_of(s.loop.body, flag);
+          }
           items.push_back(std::move(i));
           break;
         case Kind::skip:
@@ -141,6 +148,7 @@ class Maker {
     return items;
   }
   const Program& program_;
+  const std::int64_t near_bytes_;
   std::vector<int> around_;                      // of each flag, that of the turn around; -1: none
   std::vector<std::set<int>> touched_;           // by slot
   std::set<std::pair<const Step*, int>> in_vain_;
@@ -149,7 +157,7 @@ class Maker {
 
 }  // namespace
 
-Sequence sequence_of(const Program& p) { return Maker(p).out; }
+Sequence sequence_of(const Program& p, std::int64_t near_bytes) { return Maker(p, near_bytes).out; }
 
 std::int64_t steps_in_graph(const std::vector<Item>& items) {
   std::int64_t sum = 0;

@@ -14,11 +14,11 @@ using program::View;
 
 namespace {
 
-constexpr const char* start = "extern \"C\" __global__ void __launch_bounds__(1024) NAME(";
 constexpr const char* head = "const NAME_words a) {\n  const unsigned my_block = blockIdx_x, all_blocks = gridDim_x;\n";
 
-std::string text_of(std::size_t words, const std::string& body, const std::string& from = head) {
-  return fmt::format("struct NAME_words {{ Word w[{}]; }};\n{}{}{}}}\n", std::max<std::size_t>(words, 1), start, from, body);
+std::string text_of(std::size_t words, const std::string& body, const char* bounds, const std::string& from = head) {
+  return fmt::format("struct NAME_words {{ Word w[{}]; }};\nextern \"C\" __global__ void __launch_bounds__({}) NAME({}{}}}\n",
+                     std::max<std::size_t>(words, 1), bounds, from, body);
 }
 std::string body_of(const std::string& text) {
   const auto begin = text.find(head) + std::string(head).size();
@@ -27,6 +27,7 @@ std::string body_of(const std::string& text) {
 
 }  // namespace
 
+std::string kernel_text(std::size_t words, const std::string& body, const char* bounds) { return text_of(words, body, bounds); }
 const char* element_of(DType d) {
   switch (d) {
     case DType::f32: return "float";
@@ -63,8 +64,23 @@ std::int64_t start_bits(program::Monoid m, DType d) {
 }
 
 std::string Writer::word(Word w) {
-  words_.push_back(std::move(w));
-  return fmt::format("a.w[{}]", words_.size() - 1);
+  if (!around_) {
+    words_.push_back(std::move(w));
+    return fmt::format("a.w[{}]", words_.size() - 1);
+  }
+  std::string before, moved;
+  std::erase_if(w.loops, [&](auto& l) {
+    if (!around_->loops.count(l.first)) return false;
+    moved += fmt::format(" + l{} * {}", l.first, word(l.second));
+    return true;
+  });
+  if (auto at = around_->places.find(w.slot); at != around_->places.end()) {
+    before = at->second.from + std::string(" + ");
+    w.slot = -1, w.value += at->second.bytes;
+  }
+  around_->words.push_back(std::move(w));
+  auto mine = fmt::format("a.w[{}]", around_->words.size() - 1);
+  return before.empty() && moved.empty() ? mine : "(" + before + mine + moved + ")";
 }
 std::string Writer::base(const View& v, bool writes) {
   Word w{v.slot, v.offset * bytes_of(v.dtype), {}, writes};
@@ -104,7 +120,7 @@ void Writer::indices(const std::string& position, const Dims& dims, std::size_t 
 Launch guarded(Launch l, Word flag) {
   const auto test = fmt::format("  if (!load<bool>(a.w[{}], 0)) return;\n", l.words.size());
   l.words.push_back(std::move(flag));
-  l.text = text_of(l.words.size(), test + body_of(l.text));
+  l.text = text_of(l.words.size(), test + body_of(l.text), l.bounds);
   return l;
 }
 
@@ -147,14 +163,15 @@ Launch joined(const std::vector<Launch>& all) {
       "const __grid_constant__ NAME_words a) {{\n  const Word* const own = a.w + {0} + {1} * record_of(a.w + {0}, {1}, a.w[0], "
       "blockIdx_x);\n  const unsigned my_block = blockIdx_x - unsigned(own[0]), all_blocks = unsigned(own[1]);\n",
       records, each);
-  out.text = text_of(out.words.size(), body, from);
+  out.text = text_of(out.words.size(), body, first.bounds, from);
   return out;
 }
 Launch Writer::launch(std::int64_t points, bool waits) {
   constexpr int threads = 256;
   constexpr std::int64_t most = 1 << 20;  // blocks: each goes on from there
   Launch out;
-  out.text = text_of(words_.size(), fmt::format("  using I = {};\n{}", far ? "std::int64_t" : "std::int32_t", body_));
+  auto text = fmt::format("  using I = {};\n{}", far ? "std::int64_t" : "std::int32_t", body_);
+  out.text = around_ ? std::move(text) : kernel_text(words_.size(), text, out.bounds);
   out.words = words_;
   out.blocks = std::min(most, (points + threads - 1) / threads), out.threads = threads, out.waits = waits;
   return out;

@@ -1,6 +1,8 @@
 // A step of a Program as kernels: their text, and with what they are launched. The text depends on the codes, the dtypes and
 // which strides are 0, 1 or other; sizes, strides, places and numbers are arguments, so steps that are alike share a kernel.
 #pragma once
+#include <map>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,13 +25,28 @@ struct Launch {
   std::vector<Word> words = {};
   std::int64_t blocks = 1;
   int threads = 1;
+  const char* bounds = "1024";  // most threads of a block, as __launch_bounds__ has it
   std::int64_t shared = 0;  // bytes, of each block
   bool waits = false;       // its threads wait for each other
   std::optional<Product> product = {};  // instead, of the library: words are where a, b and out lie
 };
 
+// What steps know of the kernel that they are a part of (nest.h): its arguments are theirs, a text is what one block does, and
+// loop variables that the kernel counts are l0, l1, ...
+struct Around {
+  struct Place {
+    const char* from = "";                               // an address that the kernel knows by this name
+    std::int64_t bytes = 0;                              // behind it
+  };
+  std::vector<Word> words = {};
+  std::set<int> loops = {};                              // that it counts
+  std::map<int, Place> places = {};                      // of slots that lie in it
+};
+inline constexpr int kNestThreads = 256;                 // of a block of such a kernel
+
 // One after the other. Nothing for steps without points. Raises for steps that are no kernels: loops, collectives, custom ones.
-std::vector<Launch> launches_of(const program::Step&);
+std::vector<Launch> launches_of(const program::Step&, Around* = nullptr);
+std::string kernel_text(std::size_t words, const std::string& body, const char* bounds);
 Launch guarded(Launch, Word flag);   // that does nothing where the bool there is false
 
 // Several in one, each made by as many blocks as it would have by itself: the same bits. Their texts, threads and shared bytes
@@ -49,6 +66,7 @@ inline constexpr std::int64_t most_near = std::int64_t(1) << 30;
 
 class Writer {
  public:
+  explicit Writer(Around* around = nullptr) : around_(around) {}
   // Its place among the arguments, as text.
   std::string word(Word);
   std::string word(std::int64_t value) { return word(Word{-1, value}); }
@@ -65,12 +83,13 @@ class Writer {
   bool far = false;                                        // positions need 64 bits
 
  private:
+  Around* around_;
   std::string body_;
   std::vector<Word> words_;
   int depth_ = 1;
 };
 bool needs_64_bits(const program::Dims&, const std::vector<const program::View*>&);
 
-Launch fused_launch(const program::Fused&);  // blocks 0: nothing to do
+Launch fused_launch(const program::Fused&, Around* = nullptr);  // blocks 0: nothing to do
 
 }  // namespace haliax::cuda

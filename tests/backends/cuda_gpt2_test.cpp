@@ -5,6 +5,7 @@
 #include <ctime>
 #include <set>
 
+#include "backends/cuda/nest.h"
 #include "backends/cuda/nvrtc.h"
 #include "backends/cuda/sequence.h"
 #include "compile/pipeline.h"
@@ -23,6 +24,7 @@ namespace {
 struct Counts {
   std::set<std::string> texts;
   std::int64_t kernels = 0, products = 0, packings = 0, own = 0;   // packings: kernels before a product; own: in place of one
+  std::int64_t nests = 0;                                          // kernels that are loops with lanes
 };
 void count(const std::vector<Item>& items, std::int64_t times, Counts& into) {
   for (auto& i : items) {
@@ -30,6 +32,7 @@ void count(const std::vector<Item>& items, std::int64_t times, Counts& into) {
     if (i.kind == Item::Kind::product) into.products += times;
     if (i.kind != Item::Kind::launch) continue;
     into.kernels += times, into.texts.insert(i.launch.text);
+    into.nests += i.step->kind == program::Kind::loop ? times : 0;
     if (i.step->kind != program::Kind::contract) continue;
     auto is_product = [&](auto& o) { return o.step == i.step && o.kind == Item::Kind::product; };
     const auto here = items.begin() + (&i - items.data());
@@ -63,18 +66,21 @@ TEST_CASE("cuda: GPT-2 124M, a training step in bf16 of 64 x 1024 tokens: texts,
   const auto next = gpt2::make_train_step(optimizer, {.policy = Policy("p=f32,c=bf16,o=f32")})(model, state, ids, keys);
   for (auto& r : flatten(next)) c.roots.push_back(r.node());
   run(c);
-  auto sequence = cuda::sequence_of(*c.program);
+  auto sequence = cuda::sequence_of(*c.program, cuda::near_bytes_of(90));
   Counts one_by_one, n;
   count(sequence.items, 1, one_by_one);
   cuda::join_equal(sequence, *c.program);
   count(sequence.items, 1, n);
   MESSAGE(n.texts.size(), " texts, ", n.kernels, " kernels (", one_by_one.kernels, " one by one), ", n.products, " products, ",
-          n.packings, " packings, ", n.own, " by our own kernel, ", cuda::steps_in_graph(sequence.items), " steps in the graph, ",
+          n.packings, " packings, ", n.own, " by our own kernel, ", n.nests, " nests, ", cuda::steps_in_graph(sequence.items), " steps in the graph, ",
           sequence.flags, " flags, ", c.program->peak_bytes, " bytes");
   CHECK(n.texts.size() <= 60);
   CHECK(n.packings == 0);
   CHECK(n.own == 0);
   CHECK(n.kernels < one_by_one.kernels);
+  CHECK(n.nests == 24);                          // attention, forward and backward, in 12 layers
+  CHECK(n.products < 2000);
+  CHECK(cuda::steps_in_graph(sequence.items) < 20000);
   if (!cuda::has_nvrtc()) {
     MESSAGE("no NVRTC here: nothing was compiled");
     return;
@@ -108,7 +114,7 @@ TEST_CASE("cuda: AdamW over the 16 leaves of GPT-2 124M is 2 launches: the count
   const auto [updates, next] = optimizer.update(grads, state, model);
   for (auto& r : flatten(std::pair(optim::apply_updates(model, updates), next))) c.roots.push_back(r.node());
   run(c);
-  auto sequence = cuda::sequence_of(*c.program);
+  auto sequence = cuda::sequence_of(*c.program, cuda::near_bytes_of(90));
   Counts one_by_one, n;
   count(sequence.items, 1, one_by_one);
   cuda::join_equal(sequence, *c.program);

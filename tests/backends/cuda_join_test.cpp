@@ -102,7 +102,7 @@ TEST_CASE("cuda join: texts of several in one compile for cards, without spills 
     return;
   }
   auto c = alike(5, 3000);
-  cuda::Sequence s = cuda::sequence_of(c.program);
+  cuda::Sequence s = cuda::sequence_of(c.program, 0);
   cuda::join_equal(s, c.program);
   REQUIRE(s.items.size() == 1);
   for (int sm : {80, 90, 100}) {

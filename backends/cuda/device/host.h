@@ -17,6 +17,7 @@ double exp(double), exp2(double), expm1(double), log(double), log2(double), log1
 
 #define __global__
 #define __device__
+#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define HALIAX_SHARED(name) unsigned char* name = haliax_thread->shared

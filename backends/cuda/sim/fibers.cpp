@@ -120,20 +120,26 @@ void run_block(SimulatedThread& at, const std::function<void()>& thread, std::ui
   auto release = [&](unsigned from, unsigned to) {
     for (auto k = from; k < to; ++k) b.fibers[k]->state = State::ready;
   };
-  for (;;) {
-    for (auto k : order) {
-      if (b.fibers[k]->state != State::ready) continue;
-      b.current = k, at.x = k;
-      b.outside.go_to(b.fibers[k]->place);
+  // Each warp goes as far as it comes by itself: those that need another's work, and do not wait for it, do not find it.
+  std::vector<std::vector<unsigned>> warps((n + warp - 1) / warp);
+  for (auto k : order) warps[k / warp].push_back(k);
+  auto go_on = [&](const std::vector<unsigned>& mine, unsigned first) {
+    const auto end = first + unsigned(mine.size());
+    for (;;) {
+      for (auto k : mine) {
+        if (b.fibers[k]->state != State::ready) continue;
+        b.current = k, at.x = k;
+        b.outside.go_to(b.fibers[k]->place);
+      }
+      if (count(first, end, State::at_warp) < end - first) return;
+      release(first, end);
     }
+  };
+  for (;;) {
+    for (auto k : order)
+      if (k % warp == 0) go_on(warps[k / warp], k);
     const auto done = count(0, n, State::done);
     if (done == n) return;
-    bool moved = false;
-    for (unsigned first = 0; first < n; first += warp) {
-      const auto end = std::min(first + warp, n);
-      if (count(first, end, State::at_warp) == end - first) release(first, end), moved = true;
-    }
-    if (moved) continue;
     const auto waiting = count(0, n, State::at_block);
     if (waiting < n)
       throw Error(fmt::format("[cuda] {} of {} threads of a block wait for all, {} for their warp, {} are done", waiting, n,

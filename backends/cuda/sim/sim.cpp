@@ -103,16 +103,23 @@ std::vector<void*> compile(const std::vector<Kernel>& kernels) {
 }
 
 void run_kernel(const Compiled& k, const Launch& l, const std::vector<std::int64_t>& words) {
-  std::vector<unsigned char> shared(std::size_t(l.shared) + 16);
+  constexpr std::int64_t most = 227 << 10, guard = 64;   // bytes; behind the end nobody writes
+  constexpr unsigned char untouched = 0xa5;
+  if (l.shared > most)
+    throw Error(fmt::format("[cuda] a block wants {} bytes of shared memory, and there are {}", l.shared, most));
+  std::vector<unsigned char> shared(std::size_t(l.shared + guard));
   SimulatedThread at{0, 0, unsigned(l.threads), unsigned(l.blocks), shared.data(), nullptr, nullptr};
   running = &at;
   for (at.block = 0; at.block < at.blocks; ++at.block) {
-    std::memset(shared.data(), 0xff, shared.size());  // NaN: nobody has written it yet
+    std::memset(shared.data(), 0xff, std::size_t(l.shared));  // NaN: nobody has written it yet
+    std::fill(shared.end() - guard, shared.end(), untouched);
     if (l.waits)
       run_block(
           at, [&] { k.run(words.data()); }, at.block);
     else
       for (at.x = 0; at.x < at.threads; ++at.x) k.run(words.data());
+    if (std::any_of(shared.end() - guard, shared.end(), [&](auto c) { return c != untouched; }))
+      throw Error("[cuda] a kernel has written behind the end of its shared memory");
   }
 }
 

@@ -115,8 +115,11 @@ class Level {
     }
     if (!made) return nullptr;
     At here(n.origin);
-    return make(kMaskedProduct, {n.in[0], n.in[1], prim::fit(made, {b.blocks()})}, n.axes, n.dtype,
-                MaskedAttr{a.name, b.block, what.zero}.attr());
+    bool sums = !find(n, a.name);
+    auto dtype = sums && is_float(n.dtype) && bytes_of(n.dtype) < 4 ? DType::f32 : n.dtype;   // of blocks: rounded once
+    auto product = make(kMaskedProduct, {n.in[0], n.in[1], prim::fit(made, {b.blocks()})}, n.axes, dtype,
+                        MaskedAttr{a.name, b.block, what.zero}.attr());
+    return prim::cast(product, n.dtype);
   }
 
   const Node* index_;

@@ -1,0 +1,283 @@
+#include "nest.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace haliax::cuda {
+namespace {
+
+using namespace program;
+
+constexpr std::int64_t kKibi = 1 << 10;
+constexpr std::int64_t kStageBytes = 20 * kKibi; // of that, for products: as device/product.h has it
+constexpr std::int64_t kLeastNear = 99 * kKibi;  // shared memory that each card has for a block
+constexpr std::int64_t kMostInLane = 8 << 20;    // bytes: more is work for kernels of its own
+constexpr int kBlocks = 132;                     // that run at a time, one on each of a card's processors
+
+template <class F> void each_step(const std::vector<Step>& steps, const F& f, std::int64_t times = 1) {
+  for (auto& s : steps) {
+    f(s, times);
+    each_step(s.loop.body, f, s.kind == Kind::loop ? times * s.loop.trips : times);
+  }
+}
+template <class F> void each_view(const Step& s, const F& f) {
+  auto indexed = [&](auto& all) {
+    for (auto& i : all) f(i.ids);
+  };
+  switch (s.kind) {
+    case Kind::fused:
+      for (auto& i : s.fused.code) f(i.view);
+      break;
+    case Kind::contract: f(s.contract.a), f(s.contract.b), f(s.contract.out); break;
+    case Kind::gather: f(s.gather.table), f(s.gather.out), indexed(s.gather.indexed); break;
+    case Kind::scatter: f(s.scatter.updates), f(s.scatter.target), indexed(s.scatter.indexed); break;
+    case Kind::sort: f(s.sort.x), f(s.sort.out), f(s.sort.indices); break;
+    case Kind::cumulative: f(s.cumulative.x), f(s.cumulative.out); break;
+    case Kind::copy: f(s.copy.x), f(s.copy.out); break;
+    case Kind::skip: f(s.skip.unless); break;
+    default: break;
+  }
+}
+bool is_for_kernel(Kind k) {
+  switch (k) {
+    case Kind::collective:
+    case Kind::finish:
+    case Kind::custom:
+    case Kind::host: return false;
+    default: return true;
+  }
+}
+// The loops that make a turn together, the outermost first.
+std::vector<const Loop*> nested(const Loop& outermost) {
+  std::vector<const Loop*> out{&outermost};
+  for (auto* l = &outermost; l->body.size() == 1 && l->body[0].kind == Kind::loop && l->body[0].loop.lanes > 0;)
+    out.push_back(l = &l->body[0].loop);
+  return out;
+}
+std::string replaced(std::string text, const std::string& what, const std::string& by) {
+  for (std::size_t at = 0; (at = text.find(what, at)) != std::string::npos; at += by.size()) text.replace(at, what.size(), by);
+  return text;
+}
+
+class Nest {
+ public:
+  Nest(const Loop& outermost, const Program& p, std::int64_t near) : loop_(outermost), program_(p), loops_(nested(outermost)) {
+    std::int64_t turns = 1;
+    for (auto* l : loops_) turns *= l->trips, around_.loops.insert(l->variable);
+    each_step(body(), [&](auto& s, auto) {
+      if (s.kind == Kind::loop) around_.loops.insert(s.loop.variable);
+    });
+    around_.loops.erase(-1);
+    place(near - kStageBytes);
+    line("HALIAX_SHARED(shared);");
+    line("const Word near_lane = reinterpret_cast<Word>(shared) + stage_bytes;");
+    if (far_) {
+      auto start = word({kArenaSlot, loop_.lane_start, {}, true}), bytes = word({-1, loop_.lane_bytes});
+      line(fmt::format("const Word far_lane = {} + my_block * {};", start, bytes));
+    }
+    open(fmt::format("for (Word turn = my_block; turn < {}; turn += all_blocks)", word({-1, turns})));
+    line("Word rest = turn;");
+    for (auto l = loops_.rbegin(); l != loops_.rend(); ++l) {
+      auto trips = word({-1, (*l)->trips});
+      count(**l, fmt::format("rest % {}", trips), trips);
+      line(fmt::format("rest /= {};", trips));
+    }
+    steps(body());
+    close();
+    out.bounds = "256, 1";                       // so many threads, and all registers of a processor for them
+    out.text = kernel_text(around_.words.size(), text_, out.bounds), out.words = around_.words;
+    out.blocks = std::min<std::int64_t>(turns, far_ ? loop_.lanes : 1 << 20);
+    out.threads = kNestThreads, out.waits = true, out.shared = kStageBytes + near_;
+  }
+  Launch out;
+
+ private:
+  const std::vector<Step>& body() const { return loops_.back()->body; }
+  std::string word(Word w) { return Writer(&around_).word(std::move(w)); }
+  void line(const std::string& text) { text_ += std::string(std::size_t(2 * depth_), ' ') + text + "\n"; }
+  void open(const std::string& text) { line(text + " {"), ++depth_; }
+  void close() { --depth_, line("}"); }
+
+  // ---- where things lie ----
+  int root(int slot) const {
+    while (program_.slot(slot).alias >= 0) slot = program_.slot(slot).alias;
+    return slot;
+  }
+  // What lives within a turn. Of that, a stretch of the plan goes into shared memory: the one that is touched most.
+  void place(std::int64_t most) {
+    std::map<int, std::int64_t> touched;         // bytes, of each slot that has its own memory
+    std::set<int> slots;
+    each_step(body(), [&](auto& s, std::int64_t times) {
+      each_view(s, [&](const View& v) {
+        if (v.slot >= 0) slots.insert(v.slot), touched[root(v.slot)] += times * points(dims_of(s)) * bytes_of(v.dtype);
+        for (auto& t : v.terms)
+          if (t.slot >= 0) slots.insert(t.slot), touched[root(t.slot)] += times;
+      });
+    });
+    std::erase_if(touched, [&](auto& t) {
+      auto& s = program_.slot(t.first);
+      return s.home != Home::arena || s.offset < loop_.lane_start || s.offset >= loop_.lane_start + loop_.lane_bytes;
+    });
+    auto is_near = [&](int s, std::int64_t from) {
+      auto& slot = program_.slot(s);
+      return slot.offset >= from && slot.offset + slot.bytes <= from + most;
+    };
+    std::int64_t best = -1, start = 0;
+    for (auto& first : touched) {
+      std::int64_t sum = 0, from = program_.slot(first.first).offset;
+      for (auto& [s, bytes] : touched)
+        if (is_near(s, from)) sum += bytes;
+      if (sum > best) best = sum, start = from;
+    }
+    for (int s : slots) {
+      const int at = root(s);
+      if (!touched.count(at)) continue;
+      auto& slot = program_.slot(at);
+      const bool near = is_near(at, start);
+      around_.places[s] = near ? Around::Place{"near", slot.offset - start}
+                               : Around::Place{"far", slot.offset - loop_.lane_start};
+      if (near) near_ = std::max(near_, slot.offset + slot.bytes - start);
+      far_ |= !near;
+    }
+  }
+
+  // ---- steps ----
+  void count(const Loop& l, const std::string& turn, const std::string& trips) {
+    if (l.variable < 0) return;
+    line(fmt::format("const Word n{} = {}{};", l.variable, l.reverse ? trips + " - 1 - " : "", turn));
+  }
+  void wait() { line("__syncthreads();"); }
+  // A step's text. What it reads of the turn is hidden from the compiler, which would keep all steps' addresses in registers.
+  void step(const std::string& when, const std::string& text) {
+    line(when + "{");
+    for (int v : around_.loops)
+      if (text.find(fmt::format(" + l{} * ", v)) != text.npos) line(fmt::format("const Word l{0} = hidden(n{0});", v));
+    for (auto* lane : {"near", "far"})
+      if (text.find(fmt::format("({} + ", lane)) != text.npos) line(fmt::format("const Word {0} = hidden({0}_lane);", lane));
+    text_ += text;
+    line("}");
+  }
+  void steps(const std::vector<Step>& all) {
+    for (auto& s : all) {
+      if (s.kind == Kind::loop) loop(s.loop);
+      else if (s.kind == Kind::skip) skip(s.skip.unless);
+      else one(s);
+    }
+  }
+  void loop(const Loop& l) {
+    auto turn = fmt::format("t{}", counted_++), trips = word({-1, l.trips});
+    open(fmt::format("for (Word {0} = 0; {0} < {1}; ++{0})", turn, trips));
+    count(l, turn, trips);
+    steps(l.body);
+    close();
+  }
+  // All look before the first one goes on, who may write there.
+  void skip(const View& unless) {
+    Writer w(&around_);
+    auto base = w.base(unless), at = w.at(unless, {});
+    auto flag = fmt::format("made{}", counted_++);
+    line(fmt::format("bool {};", flag));
+    step("", fmt::format("{} = load<bool>({}, {});\n", flag, base, at));
+    wait();
+    line(fmt::format("if (!{}) continue;", flag));
+  }
+  void one(const Step& s) {
+    if (s.kind == Kind::contract && product(s.contract)) return;
+    for (auto& l : launches_of(s, &around_)) {
+      step(l.threads == 1 ? "if (threadIdx_x == 0) " : "", replaced(replaced(l.text, "my_block", "0"), "all_blocks", "1"));
+      wait();
+    }
+  }
+
+
+  // ---- products (device/product.h) ----
+  struct Dim { std::int64_t n = 1, a = 0, b = 0, out = 0; };   // its size, and strides
+  // Without dims of one, and with those that lie side by side as one. The last of `made` is the product's; all others are walked.
+  static Dim pulled(std::vector<Dim>& dims) {
+    std::erase_if(dims, [](auto& d) { return d.n == 1; });
+    for (std::size_t k = dims.size(); k-- > 1;) {
+      auto &outer = dims[k - 1], &inner = dims[k];
+      if (outer.a != inner.a * inner.n || outer.b != inner.b * inner.n || outer.out != inner.out * inner.n) continue;
+      outer = {outer.n * inner.n, inner.a, inner.b, inner.out};
+      dims.erase(dims.begin() + std::ptrdiff_t(k));
+    }
+    if (dims.empty()) return {};
+    auto last = dims.back();
+    dims.pop_back();
+    return last;
+  }
+  bool product(const Contract& c) {
+    std::size_t at = 0;
+    auto stride = [&](const View& v) { return at < v.strides.size() ? v.strides[at] : 0; };
+    auto part = [&](const Dims& sizes) {
+      std::vector<Dim> out;
+      for (auto n : sizes) out.push_back({n, stride(c.a), stride(c.b), stride(c.out)}), ++at;
+      return out;
+    };
+    auto walked = part(c.batch), rows = part(c.m), columns = part(c.n), terms = part(c.k);
+    const auto m = pulled(rows), n = pulled(columns), k = pulled(terms);
+    auto far = [](std::int64_t of_m, std::int64_t of_n, std::int64_t of_k, const Dim& m, const Dim& n, const Dim& k) {
+      return std::abs(of_m) * m.n + std::abs(of_n) * n.n + std::abs(of_k) * k.n >= most_near;
+    };
+    const bool fits = !far(m.a, 0, k.a, m, n, k) && !far(0, n.b, k.b, m, n, k) && !far(m.out, n.out, 0, m, n, k);
+    if (!terms.empty() || !fits) return false;   // partial sums would be rounded; positions would not fit
+    for (auto* more : {&rows, &columns}) walked.insert(walked.end(), more->begin(), more->end());
+    std::erase_if(walked, [](auto& d) { return d.n == 1; });
+    Dims sizes, strides[3];
+    for (auto& d : walked)
+      sizes.push_back(d.n), strides[0].push_back(d.a), strides[1].push_back(d.b), strides[2].push_back(d.out);
+    std::string text = "  using I = std::int64_t;\n";
+    for (std::size_t d = 0; d < sizes.size(); ++d)
+      text += fmt::format("  for (I i{0} = 0; i{0} < {1}; ++i{0})\n", d, word({-1, sizes[d]}));
+    auto side = [&](const View& v, const Dims& moved, std::int64_t line, std::int64_t term, bool writes = false) {
+      Writer w(&around_);
+      auto base = w.base(v, writes), off = w.at(v, moved);
+      auto number = [&](std::int64_t s) { return s == 0 || s == 1 ? std::to_string(s) : "int(" + w.word(s) + ")"; };
+      return fmt::format("Side{{{} + ({}) * {}, {}, {}}}", base, off, bytes_of(v.dtype), number(line), number(term));
+    };
+    auto x = side(c.a, strides[0], m.a, k.a), y = side(c.b, strides[1], n.b, k.b);
+    auto out = side(c.out, strides[2], m.out, n.out, true);
+    step("", text + fmt::format("  block_product<{}, {}, {}, {}>({}, {}, {}, int({}), int({}), int({}), shared);\n",
+                                element_of(c.a.dtype), element_of(c.b.dtype), element_of(c.out.dtype), c.accumulate, x, y, out,
+                                word({-1, m.n}), word({-1, n.n}), word({-1, k.n})));
+    return true;                                 // all have waited behind it
+  }
+
+  const Loop& loop_;
+  const Program& program_;
+  const std::vector<const Loop*> loops_;
+  Around around_;
+  std::int64_t near_ = 0;                        // bytes of shared memory
+  bool far_ = false;                             // is there more in a lane?
+  std::string text_;
+  int depth_ = 1, counted_ = 0;
+};
+
+}  // namespace
+
+std::int64_t near_bytes_of(int sm) {
+  if (sm == 80 || sm == 87) return 163 * kKibi;
+  return sm == 90 || (sm >= 100 && sm < 120) ? 227 * kKibi : kLeastNear;
+}
+
+int nest_lanes(const Loop& outermost, std::int64_t turns, std::int64_t lane_bytes) {
+  auto& body = nested(outermost).back()->body;
+  bool fits = turns > 1 && count_contractions(body) > 0;
+  double steps = 0;
+  each_step(body, [&](auto& s, std::int64_t times) {
+    fits &= is_for_kernel(s.kind), steps += double(times);
+    if (s.kind == Kind::contract) lane_bytes += aligned(product_scratch(s.contract));
+  });
+  // One block makes a product at about a third of its part of the card's rate; to start a step takes as long as many
+  // multiplications.
+  constexpr double slower = 3, start = 7e8;
+  const auto of_turn = multiplications(body), rounds = std::ceil(double(turns) / kBlocks);
+  fits &= rounds * of_turn * kBlocks * slower <= double(turns) * (of_turn + steps * start);
+  if (!fits || lane_bytes > kMostInLane) return 0;
+  return lane_bytes + kStageBytes <= kLeastNear ? 1 : int(std::min<std::int64_t>(turns, kBlocks));
+}
+Launch nest_launch(const Loop& l, const Program& p, std::int64_t near_bytes) { return Nest(l, p, near_bytes).out; }
+
+}  // namespace haliax::cuda
