@@ -37,8 +37,7 @@ def allowed(here, there, source, target):
         same = source.split("/")[:2] == target.split("/")[:2]
         return there in BACKEND_SEES or (there == "backends" and same)
     if here in TOP:
-        shared = target == "tools/pch/templates.h"   # part of what is precompiled for tests and for programs
-        return there in LAYERS or there in (here, "examples") or (here == "tests" and there == "backends") or shared
+        return there in LAYERS or there in (here, "examples") or (here == "tests" and there == "backends")
     if here != there and {here, there} == APART:
         return False
     return there in LAYERS and LAYERS.index(there) <= LAYERS.index(here)

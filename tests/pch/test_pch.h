@@ -14,4 +14,3 @@
 #include <vector>
 
 #include "haliax/haliax.h"
-#include "tools/pch/templates.h"

@@ -11,4 +11,3 @@
 #include <vector>
 
 #include "haliax/haliax.h"
-#include "tools/pch/templates.h"

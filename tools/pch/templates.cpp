@@ -1,9 +1,0 @@
-#include <optional>
-#include <string>
-#include <utility>
-#include <vector>
-
-#include "haliax/haliax.h"
-
-#define HALIAX_EXTERN
-#include "tools/pch/templates.h"
