@@ -28,7 +28,11 @@ class Protected {
   std::mutex& lock() { return lock_; }           // held over a fork
 
  private:
+#if defined(__SANITIZE_THREAD__)                  // which leaves programs less than 2 TiB of addresses
+  static constexpr std::size_t kBytes = std::size_t(1) << 32;
+#else
   static constexpr std::size_t kBytes = std::size_t(1) << 36;
+#endif
   std::byte* base_ = nullptr;
   std::atomic<std::int64_t> in_use_{0};
   int opened_ = 0;

@@ -44,7 +44,6 @@ const bool functions_registered = register_ops({&kExp2, &kExpm1, &kLog2, &kCbrt,
 namespace {
 
 using namespace ops;
-using namespace prim;
 
 // Integers are not closed over these.
 NamedArray inexact(const char* name, const Op& op, const Arr& a) {
@@ -55,29 +54,29 @@ NamedArray inexact(const char* name, const Op& op, const Arr& a) {
 
 }  // namespace
 
-NamedArray exp(Arr a) { return inexact("exp", kExp, a); }
-NamedArray exp2(Arr a) { return inexact("exp2", kExp2, a); }
-NamedArray expm1(Arr a) { return inexact("expm1", kExpm1, a); }
-NamedArray log(Arr a) { return inexact("log", kLog, a); }
-NamedArray log2(Arr a) { return inexact("log2", kLog2, a); }
-NamedArray log10(Arr a) { return divide(inexact("log10", kLog, a), Arr(std::numbers::ln10, a.at())); }
-NamedArray log1p(Arr a) { return inexact("log1p", kLog1p, a); }
-NamedArray sqrt(Arr a) { return inexact("sqrt", kSqrt, a); }
-NamedArray rsqrt(Arr a) { return inexact("rsqrt", kRsqrt, a); }
-NamedArray cbrt(Arr a) { return inexact("cbrt", kCbrt, a); }
-NamedArray sin(Arr a) { return inexact("sin", kSin, a); }
-NamedArray cos(Arr a) { return inexact("cos", kCos, a); }
-NamedArray tan(Arr a) { return inexact("tan", kTan, a); }
-NamedArray arcsin(Arr a) { return inexact("arcsin", kAsin, a); }
-NamedArray arccos(Arr a) { return inexact("arccos", kAcos, a); }
-NamedArray arctan(Arr a) { return inexact("arctan", kAtan, a); }
-NamedArray sinh(Arr a) { return inexact("sinh", kSinh, a); }
-NamedArray cosh(Arr a) { return inexact("cosh", kCosh, a); }
-NamedArray tanh(Arr a) { return inexact("tanh", kTanh, a); }
-NamedArray arcsinh(Arr a) { return inexact("arcsinh", kAsinh, a); }
-NamedArray arccosh(Arr a) { return inexact("arccosh", kAcosh, a); }
-NamedArray arctanh(Arr a) { return inexact("arctanh", kAtanh, a); }
-NamedArray erf(Arr a) { return inexact("erf", kErf, a); }
-NamedArray erfinv(Arr a) { return inexact("erfinv", kErfinv, a); }
+NamedArray exp(Arr a) { return inexact("exp", prim::kExp, a); }
+NamedArray exp2(Arr a) { return inexact("exp2", prim::kExp2, a); }
+NamedArray expm1(Arr a) { return inexact("expm1", prim::kExpm1, a); }
+NamedArray log(Arr a) { return inexact("log", prim::kLog, a); }
+NamedArray log2(Arr a) { return inexact("log2", prim::kLog2, a); }
+NamedArray log10(Arr a) { return divide(inexact("log10", prim::kLog, a), Arr(std::numbers::ln10, a.at())); }
+NamedArray log1p(Arr a) { return inexact("log1p", prim::kLog1p, a); }
+NamedArray sqrt(Arr a) { return inexact("sqrt", prim::kSqrt, a); }
+NamedArray rsqrt(Arr a) { return inexact("rsqrt", prim::kRsqrt, a); }
+NamedArray cbrt(Arr a) { return inexact("cbrt", prim::kCbrt, a); }
+NamedArray sin(Arr a) { return inexact("sin", prim::kSin, a); }
+NamedArray cos(Arr a) { return inexact("cos", prim::kCos, a); }
+NamedArray tan(Arr a) { return inexact("tan", prim::kTan, a); }
+NamedArray arcsin(Arr a) { return inexact("arcsin", prim::kAsin, a); }
+NamedArray arccos(Arr a) { return inexact("arccos", prim::kAcos, a); }
+NamedArray arctan(Arr a) { return inexact("arctan", prim::kAtan, a); }
+NamedArray sinh(Arr a) { return inexact("sinh", prim::kSinh, a); }
+NamedArray cosh(Arr a) { return inexact("cosh", prim::kCosh, a); }
+NamedArray tanh(Arr a) { return inexact("tanh", prim::kTanh, a); }
+NamedArray arcsinh(Arr a) { return inexact("arcsinh", prim::kAsinh, a); }
+NamedArray arccosh(Arr a) { return inexact("arccosh", prim::kAcosh, a); }
+NamedArray arctanh(Arr a) { return inexact("arctanh", prim::kAtanh, a); }
+NamedArray erf(Arr a) { return inexact("erf", prim::kErf, a); }
+NamedArray erfinv(Arr a) { return inexact("erfinv", prim::kErfinv, a); }
 
 }  // namespace haliax

@@ -56,7 +56,7 @@ NodePtr threefry(Code word, const NodePtr& k0, const NodePtr& k1, const NodePtr&
 constexpr Op map_op(const char* name, Code code, Nodes (*grad)(const NodePtr& o, const NodePtr& g) = nullptr,
                     Linear linear = Linear::no, Linear (*linear_in)(const Node&, std::size_t operand) = nullptr,
                     Linear (*zero_in)(const Node&, std::size_t operand) = nullptr) {
-  return {.name = name, .kind = Kind::map, .code = code, .linear = linear, .grad = grad, .linear_in = linear_in,
+  return {.name = name, .kind = haliax::Kind::map, .code = code, .linear = linear, .grad = grad, .linear_in = linear_in,
           .zero_in = zero_in};
 }
 extern const Op kCast, kAdd, kSub, kMul, kDiv, kStop, kSelect, kNeg;

@@ -17,6 +17,7 @@
 #include "haliax/checkpoint.h"
 #include "runtime/mesh_run.h"
 #include "runtime/process_group.h"
+#include "support/child.h"
 #include "support/folder.h"
 #include "support/raises.h"
 #include "support/training.h"
@@ -230,7 +231,8 @@ TEST_CASE("files of checkpoints: a full disk raises at the next save, leaves no 
   DiskFault full{DiskFault::full, 2, 100};
   of_all = &full;
   saves.save(3, third);
-  while (fs::exists(fs::path(saved.run) / ".saving-step-00000003") || full.calls >= 0) std::this_thread::yield();
+  auto goes_well = [&] { return __atomic_load_n(&full.calls, __ATOMIC_RELAXED) >= 0; };
+  while (fs::exists(fs::path(saved.run) / ".saving-step-00000003") || goes_well()) std::this_thread::yield();
   of_all = nullptr;
   raises([&] { saves.save(3, third); }, {"[Checkpoints]", "No space left on device"});
   saves.save(4, third);  // told once
@@ -251,6 +253,7 @@ TEST_CASE("files of checkpoints: whenever a save is killed, the last whole one l
     auto child = fork();
     if (child == 0) {
       alarm(60);
+      test::leave_old_stacks();
       DiskFault dies{DiskFault::killed, n, random() % 20000};
       of_all = &dies;
       { Checkpoints(saved.run, {.keep = 2}).save(3, third); }

@@ -1,6 +1,5 @@
 // Processes that fork, and processes that end while threads compute.
 #include <doctest/doctest.h>
-#include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,19 +21,6 @@ namespace {
 const Axis I("i", 64), J("j", 64);
 const Mesh& mesh = *new Mesh{{{"data", 2}, {"model", 2}}};   // never destroyed: threads that compute at exit read it
 
-// The thread sanitizer takes the parent's threads for alive in a child, and ends it where a new one has the place of one of them.
-// The stacks that they left are too small for larger ones.
-void leave_old_stacks() {
-#if defined(__SANITIZE_THREAD__)
-  pthread_attr_t attributes;
-  std::size_t size = 0;
-  pthread_getattr_default_np(&attributes);
-  pthread_attr_getstacksize(&attributes, &size);
-  pthread_attr_setstacksize(&attributes, size * 2);
-  pthread_setattr_default_np(&attributes);
-#endif
-}
-
 // How a child that does f ends: 0, or what is wrong with it. One that hangs is ended.
 template <class F> int in_child(const F& f) {
   std::fflush(nullptr);   // or what waits to be written is written twice
@@ -42,7 +28,7 @@ template <class F> int in_child(const F& f) {
   if (child == 0) {
     alarm(60);
     test::is_child = true;
-    leave_old_stacks();
+    test::leave_old_stacks();
     auto wrong = error_of([&] { return f(), 0; });
     if (!wrong.empty()) static_cast<void>(!write(2, wrong.c_str(), wrong.size()));
     _exit(wrong.empty() ? 0 : 1);

@@ -17,9 +17,9 @@ using program::Program;
 using program::Step;
 
 // Who touches what, in a Program before or behind plan_memory.
-class Touched {
+class Touches {
  public:
-  explicit Touched(const Program& p) : p_(p), access_(p.slots.size()) { number(p.steps); }
+  explicit Touches(const Program& p) : p_(p), access_(p.slots.size()) { number(p.steps); }
 
   // Does no turn of the loop touch what another one writes? What lives in a turn is written there before it is read; what else a
   // turn writes is a block of its own.
@@ -102,19 +102,19 @@ template <class S> S* only_loop(S& s) {
 }  // namespace
 
 void give_lanes(Program& p, const program::Device& device, int workers) {
-  Touched touched(p);
+  Touches touches(p);
   auto walk = [&](auto& self, std::vector<Step>& steps, Trips around) -> void {
     for (auto& s : steps) {
       if (s.kind != program::Kind::loop) continue;
       std::vector<Step*> nest;
       auto inner = around;
-      for (auto* l = &s; l && touched.are_apart(*l, inner); l = only_loop(*l)) {
+      for (auto* l = &s; l && touches.are_apart(*l, inner); l = only_loop(*l)) {
         nest.push_back(l);
         inner[l->loop.variable] = l->loop.trips;
       }
       std::int64_t count = 1;
       for (auto* l : nest) count *= l->loop.trips;
-      int lanes = nest.empty() ? 0 : device.lanes(s.loop, count, touched.bytes_in(*nest.back()), workers);
+      int lanes = nest.empty() ? 0 : device.lanes(s.loop, count, touches.bytes_in(*nest.back()), workers);
       for (auto* l : nest) l->loop.lanes = lanes;
       if (lanes > 0) continue;
       if (s.loop.variable >= 0) around[s.loop.variable] = s.loop.trips;
@@ -125,11 +125,11 @@ void give_lanes(Program& p, const program::Device& device, int workers) {
 }
 
 void check_lanes(const Program& p, const char* after) {
-  Touched touched(p);
+  Touches touches(p);
   auto walk = [&](auto& self, const std::vector<Step>& steps, Trips around) -> void {
     for (auto& s : steps) {
       if (s.kind != program::Kind::loop) continue;
-      if (s.loop.lanes > 0 && !touched.are_apart(s, around))
+      if (s.loop.lanes > 0 && !touches.are_apart(s, around))
         throw Error(fmt::format("[verify] loop after {}: its turns run side by side, and touch what is another one's; {}", after,
                                 s.where));
       auto inner = around;
