@@ -120,6 +120,16 @@ TEST_CASE("masked: NaN and inf in masked scores do not leak") {
   CHECK(all(isfinite(got[1])).item() == 1);
 }
 
+TEST_CASE("masked: sums of narrow floats are rounded once") {
+  auto p = parts();
+  for (auto& x : p) x = x.astype(DType::bf16).eval();
+  auto wide = [](const NamedArray& x) { return x.astype(DType::f32); };
+  auto f = [&](const Parts& p) { return attend(p, nn::causal_mask(Q, K)); };
+  auto exact = f({wide(p[0]), wide(p[1]), wide(p[2])});
+  auto error = [&](std::int64_t budget) { return mean(abs(wide(compiled(f, budget)(p)[1]) - exact)).item(); };
+  CHECK(error(0) <= 1.02 * error(most_bytes));
+}
+
 TEST_CASE("masked: bits do not depend on threads") {
   auto p = parts();
   auto f = [&](const Parts& p) { return attend(p, nn::causal_mask(Q, K)); };
