@@ -25,7 +25,7 @@ struct LeftOut {
 
 class Level {
  public:
-  Level(const Nodes& values, const Node* index) : index_(index) {
+  Level(const Nodes& values, const Node* index) {
     auto all = level_of(values, index);
     std::unordered_set<const Node*> inner;
     for (auto& n : all)
@@ -122,7 +122,6 @@ class Level {
     return prim::cast(product, n.dtype);
   }
 
-  const Node* index_;
   Nodes nodes_;
   std::unordered_set<const Node*> given_;
   std::unordered_map<const Node*, std::vector<const Node*>> readers_;
