@@ -29,8 +29,15 @@ const Pass kPasses[] = {
      [](Compilation& c) { rewrite(c, merge_carried); }},
     {"widen_products", "makes narrow products f32 that are read so from chunks", Stage::graph, true,
      [](Compilation& c) { c.roots = widen_products(c.roots); }},
+    {"late_rows", "takes what is a query's own out of sums over keys that go round", Stage::graph, true,
+     [](Compilation& c) {
+       if (c.options.partition.ring) c.roots = late_rows(c.roots);
+     }},
     {"chunk", "cuts regions of chunked_reduce into loops over chunks", Stage::graph, true,
-     [](Compilation& c) { c.roots = cut_chunks(c.roots, chunk_trial(c.options.device), c.options.chunk_depth, &c.uncut); }},
+     [](Compilation& c) {
+       auto& o = c.options;
+       c.roots = cut_chunks(c.roots, chunk_trial(o.device), o.chunk_depth, o.partition.ring, &c.uncut);
+     }},
     {"strip_borders", "drops borders of regions that stay whole", Stage::graph, true,
      [](Compilation& c) { c.roots = strip_wraps(c.roots, false); }},
     {"drop_dead", "drops results and carries of loops that nobody reads", Stage::graph, false,

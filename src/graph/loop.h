@@ -33,6 +33,7 @@ struct Loop : Payload {
   bool apart = false;              // a sweep that makes its chunks again on purpose: never merged into another
   bool of_chunks = false;          // of a region, or its gradient: what masks make 0 in a turn is skipped
   bool of_scores = false;          // of chunks of scores: blocks of products that masks make 0 are left out
+  bool any_order = false;          // sums and extremes of chunks: which one comes first makes no difference but of rounding
   std::vector<LoopResult> results;
   std::string form, why;           // for reports: what was decided about it
   std::vector<const Node*> held() const override;

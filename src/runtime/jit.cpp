@@ -60,6 +60,8 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
   Compilation c{own.roots, e.inputs, options_for(name, "jit at " + to_string(options.at))};
   c.options.donated = e.donated;
   c.options.scores_budget = options.scores_budget;
+  c.options.partition = {.regather = options.regather, .ring = options.ring, .overlap = options.overlap,
+                         .strict = options.strict, .reduce_dtype = options.reduce_dtype, .gradients = context().gradients};
   haliax::run(c, Stage::graph, Stage::graph);
   report_loops(c);
   if (auto mesh = this->mesh()) {
@@ -90,8 +92,6 @@ MeshProgram* JitCore::Impl::compile_on(const Mesh& mesh, Compilation& c, const s
     e.placements.push_back(mapping ? std::make_shared<const Placement>(Placement{mesh, *mapping}) : nullptr);
   }
   c.options.mesh = &mesh;
-  c.options.partition = {.regather = o.regather, .ring = o.ring, .overlap = o.overlap, .strict = o.strict,
-                         .reduce_dtype = o.reduce_dtype, .gradients = context().gradients};
   e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(c, backend_name, simulated));
   for (auto& d : e.mesh->devices) e.note_captured(d);
   return e.mesh.get();

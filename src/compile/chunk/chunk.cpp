@@ -43,9 +43,10 @@ Nodes widen_products(const Nodes& roots) {
   return to.empty() ? roots : substitute(roots, to);
 }
 
-Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, std::vector<std::string>* uncut) {
+Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool ring, std::vector<std::string>* uncut) {
   struct Cutter {
     const Try& attempt;
+    bool ring;
     std::vector<std::string>* uncut;
     std::optional<ChunkKey> next(const Nodes& level, int depth) const {
       const Node* first = nullptr;               // of the outermost calls, the first
@@ -66,7 +67,7 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, std::vector<
         auto call = next(level, depth);
         if (!call) break;
         try {
-          auto plan = plan_cuts(*call, roots, level, attempt);
+          auto plan = plan_cuts(*call, roots, level, attempt, ring);
           if (uncut && plan.is_whole()) uncut->push_back(plan.line());
           roots = apply(plan, roots, index);
         } catch (const Error& e) {
@@ -81,7 +82,7 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, std::vector<
   };
   auto borders = level_of(roots, nullptr);
   if (std::none_of(borders.begin(), borders.end(), [](auto& n) { return n->op == &prim::kEnter; })) return roots;
-  return Cutter{attempt, uncut}(roots, nullptr, depth);
+  return Cutter{attempt, ring, uncut}(roots, nullptr, depth);
 }
 
 void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& borders, const Try& attempt) {

@@ -12,8 +12,12 @@ namespace haliax {
 
 // Products that are narrow, but read as f32 from a region, which sums them or gives them out, are made so.
 Nodes widen_products(const Nodes& roots);
+// Scores whose keys go round (see cut_chunks): what a query's weights are divided by, and their sum with gradients, come after the
+// sums over its keys.
+Nodes late_rows(const Nodes& roots);
 // Regions of calls in `depth` loops, and in deeper ones, become loops. `uncut`: lines for people, of calls that stay whole.
-Nodes cut_chunks(const Nodes& roots, const Try&, int depth, std::vector<std::string>* uncut);
+// ring: the keys of scores are walked in as many blocks as there are devices that share the queries.
+Nodes cut_chunks(const Nodes& roots, const Try&, int depth, bool ring, std::vector<std::string>* uncut);
 // Raises, where the call is written, if what lies between these borders cannot be cut, or not in the bytes given.
 void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& borders, const Try&);
 

@@ -151,6 +151,7 @@ Nodes Region::cut(const RegionCut& how) {
     l.axis = axis_, l.index = index_, l.save = Save::nothing, l.reverse = goes_back(s);
     l.apart = s > 0 && how.recompute;
     l.of_chunks = true, l.of_scores = how.of_scores, l.form = how.form, l.why = how.why;
+    l.any_order = steps_[s].empty() && std::none_of(folds_[s].begin(), folds_[s].end(), [&](auto& n) { return turns(*n); });
     Nodes of;
     std::unordered_set<const Node*> done;
     auto add = [&](LoopResult r, const NodePtr& n) { l.results.push_back(std::move(r)), of.push_back(n); };

@@ -151,7 +151,7 @@ struct Trial {
 
 class ChunkSearch {
  public:
-  ChunkSearch(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt)
+  ChunkSearch(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt, bool ring)
       : call_(call), attempt_(attempt), regions_(call, roots, level), origin_(level[0]->origin) {
     for (auto& n : level) if (regions_.contain(n)) backward_ |= n->origin.backward;
     for (auto& n : level) if (n->op == &prim::kEnter && ChunkKey::of(n->attr).same_call(call)) { origin_ = n->origin; break; }
@@ -161,7 +161,8 @@ class ChunkSearch {
     for (auto& n : alone_.inputs) read += n->bytes();
     budget_ = call.memory > 0 ? call.memory : std::max(kUsualBudget, read);
     auto form = ChunkForm(call.form);
-    sort_axes(form == ChunkForm::automatic || form == ChunkForm::tile);
+    if (ring && call.inside == kOfScores && call.blocks > 1) find_keys();
+    sort_axes(!keys_ && (form == ChunkForm::automatic || form == ChunkForm::tile));
   }
   CutPlan best() {
     if (!call_.chunks.empty()) return asked();
@@ -183,7 +184,7 @@ class ChunkSearch {
 
   // The smallest chunks; raises if even they do not fit.
   Trial least() const {
-    auto t = trial(inner_.empty() ? CutPlan{call_, chunks_of(outer_, 1), {}, how(rows_form())} : tiled(1, 1));
+    auto t = trial(inner_.empty() ? rows(chunks_of(outer_, 1), {}) : tiled(1, 1));
     // What is summed over rows in a wider dtype than it has in the end is whole while rows are walked one by one.
     if (!inner_.empty())
       if (auto all = trial(tiled(positions(outer_), 1)); all.bytes < t.bytes) t = std::move(all);
@@ -219,11 +220,12 @@ class ChunkSearch {
   CutPlan asked() const {
     if (call_.inside == kOfScores)
       if (auto t = trial(one_by_one(free_axes(), call_.chunks[0])); t.lane_bytes > 0) return explained(t, {});
-    CutPlan p{call_, {}, {}, how(rows_form())};
+    Cuts cuts;
     for (auto& k : regions_.keys) {
       auto at = std::find(call_.walked.begin(), call_.walked.end(), k.axis) - call_.walked.begin();
-      p.cuts.push_back({k, in_blocks(k, std::min(k.size, call_.chunks[std::size_t(at)]))});
+      cuts.push_back({k, in_blocks(k, std::min(k.size, call_.chunks[std::size_t(at)]))});
     }
+    auto p = rows(std::move(cuts), {});
     p.how.why = (p.is_whole() ? "a chunk holds all of it" : text_of(p.cuts)) + ", as asked for";
     return p;
   }
@@ -303,7 +305,31 @@ class ChunkSearch {
   }
   std::optional<Trial> by_rows() const {
     auto keys = tile_ ? regions_.keys : outer_;
-    return largest(positions(keys), [&](std::int64_t c) { return CutPlan{call_, chunks_of(keys, c), {}, how(rows_form())}; });
+    return largest(positions(keys), [&](std::int64_t c) { return rows(chunks_of(keys, c), {}); });
+  }
+  // Queries by themselves, in turns of so many; blocks of keys around them.
+  CutPlan rows(Cuts cuts, std::vector<ChunkKey> tiles) const {
+    if (keys_) cuts.insert(cuts.begin(), {*keys_, keys_->size / call_.blocks}), tiles.insert(tiles.begin(), *keys_);
+    return {call_, std::move(cuts), std::move(tiles), how(rows_form())};
+  }
+  // The axis of which the scores of a query are folded, if it makes even blocks and can be walked.
+  void find_keys() {
+    auto level = level_of(alone_.roots, nullptr);
+    Regions regions(call_, alone_.roots, level);
+    const Axis* longest = nullptr;
+    for (auto& n : level) {
+      if (n->op->kind != Kind::reduce || !regions.contain(n) || !has(n->axes, call_.axis)) continue;
+      for (auto& a : n->in[0]->axes)
+        if (!has(n->axes, a.name) && a.size % call_.blocks == 0 && (!longest || a.size > longest->size)) longest = &a;
+    }
+    if (!longest) return;
+    auto k = call_;
+    k.axis = longest->name, k.size = longest->size, k.blocks = 1;
+    try {
+      auto with = haliax::tiled(alone_.roots, level, nullptr, regions, k);
+      Region(k.attr(), with, level_of(with, nullptr)).sweeps();
+      keys_ = k;
+    } catch (const Error&) {}   // it cannot be walked
   }
   // The axes that each position goes along by itself, but the walked ones: heads, examples of a batch.
   std::vector<ChunkKey> free_axes() const {
@@ -333,7 +359,7 @@ class ChunkSearch {
     for (auto& k : free) cuts.push_back({k, 1});
     auto mine = chunks_of(regions_.keys, queries);
     cuts.insert(cuts.end(), mine.begin(), mine.end());
-    return {call_, cuts, free, how(rows_form())};
+    return rows(std::move(cuts), free);
   }
   std::optional<Trial> by_lanes(std::int64_t lane) const {
     if (lane == 0) return {};
@@ -385,7 +411,7 @@ class ChunkSearch {
   Regions regions_;
   Origin origin_;
   Alone alone_;
-  std::optional<ChunkKey> tile_;
+  std::optional<ChunkKey> tile_, keys_;                    // keys_: whose blocks are walked around all else
   std::vector<ChunkKey> outer_, inner_;
   bool backward_ = false;
   std::int64_t budget_ = 0;
@@ -394,10 +420,10 @@ class ChunkSearch {
 }  // namespace
 
 void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt) {
-  if (call.memory > 0 && call.chunks.empty()) ChunkSearch(call, roots, level, attempt).least();
+  if (call.memory > 0 && call.chunks.empty()) ChunkSearch(call, roots, level, attempt, false).least();
 }
-CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt) {
-  return ChunkSearch(call, roots, level, attempt).best();
+CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt, bool ring) {
+  return ChunkSearch(call, roots, level, attempt, ring).best();
 }
 
 }  // namespace haliax

@@ -71,6 +71,11 @@ struct Bucketing {
       if (plan.version(k).kind == Version::Kind::hop && plan.version(k).talks() && plan.version(k).ring < 0) by_time.push_back(k);
     std::stable_sort(by_time.begin(), by_time.end(), [&](int a, int b) { return ready[a] < ready[b]; });
     using Key = std::tuple<int, std::string, int, int, int, bool>;
+    for (auto kind : {Version::Kind::visit, Version::Kind::home}) {   // the blocks of a turn come together
+      int together = 0;
+      for (int k : versions)
+        if (plan.version(k).kind == kind) plan.version(k).bucket = together ? together : together = ++buckets;
+    }
     std::map<Key, std::pair<int, double>> open;
     std::map<std::string, std::pair<int, double>> gathers;
     for (int k : by_time) {

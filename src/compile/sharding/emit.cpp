@@ -44,7 +44,13 @@ class Emitter {
   std::vector<NodePtr> local_;
   std::unordered_map<const Node*, NodePtr> given_;
   std::unordered_map<const Node*, std::pair<NodePtr, std::int64_t>>
-      own_turns_;               // index -> that of this device, and where it starts
+      own_turns_;               // index -> that of this device (in a round: none), and where it starts
+  struct Round {
+    int turn = 0;
+    Nodes results = {};         // so far
+    NodePtr before = {};        // something that the turn before has made
+  };
+  std::map<int, Round> rounds_;  // by loop
   std::map<int, Nodes> calls_;  // of a body: collectives, and loops that may hold some
   int made_calls_ = 0;
 
@@ -63,6 +69,8 @@ class Emitter {
       At here(node(s)->origin);
       if (auto* gather = ringed(s))
         ring(r, k, *gather);
+      else if (s.goes_round() && round_of(s).turn == 0)
+        local_[std::size_t(k)] = local(s.in[0]);
       else if (s.talks())
         collective(r, k);
       else
@@ -76,9 +84,12 @@ class Emitter {
     if (calls.empty()) return;
     std::unordered_set<const Node*> seen;
     for (auto& n : everything(out)) seen.insert(n.get());
-    auto& least = *std::min_element(out.begin(), out.end(), [](auto& a, auto& b) { return a->bytes() < b->bytes(); });
+    auto& waits = least(out);
     for (auto& c : calls)
-      if (!seen.count(c.get())) least = prim::barrier(least, c->op == &kLoop ? loop_result(c, 0) : collective_result(c, 0));
+      if (!seen.count(c.get())) waits = prim::barrier(waits, c->op == &kLoop ? loop_result(c, 0) : collective_result(c, 0));
+  }
+  static NodePtr& least(Nodes& some) {
+    return *std::min_element(some.begin(), some.end(), [](auto& a, auto& b) { return a->bytes() < b->bytes(); });
   }
   NodePtr made(const Version& s) {
     switch (s.kind) {
@@ -96,8 +107,13 @@ class Emitter {
       case Version::Kind::shift: return shifted(s, {});
       case Version::Kind::regroup: return regrouped(s, kept(s));
       case Version::Kind::hop: return s.hop.kind == Hop::Kind::pend ? pended(s) : sliced(s);
-      case Version::Kind::loop: return loop(s);
-      case Version::Kind::result: return loop_result(local(s.in[0]), s.result);
+      case Version::Kind::visit:
+      case Version::Kind::home: return nullptr;  // see in_body
+      case Version::Kind::loop: return plan_.loop(s.loop).round.empty() ? loop(s) : rounds(s);
+      case Version::Kind::result: {
+        auto round = rounds_.find(s.loop);
+        return round == rounds_.end() ? loop_result(local(s.in[0]), s.result) : round->second.results[s.result];
+      }
     }
     return nullptr;
   }
@@ -120,7 +136,9 @@ class Emitter {
       }
       made = x->op->on_block(*x, {}, axes, blocks);
     } else if (auto own = own_turns_.find(x.get()); own != own_turns_.end()) {
-      made = prim::add(prim::cast(own->second.first, x->dtype), prim::integer(own->second.second, x->dtype));
+      auto& [turn, start] = own->second;
+      made = prim::integer(start, x->dtype);
+      if (turn) made = prim::add(prim::cast(turn, x->dtype), made);
     } else if (x->op->kind != Kind::leaf) {
       Nodes in;
       for (std::size_t k = 0; k < x->in.size(); ++k) in.push_back(generated(x->in[k], rules::needed(*x, k, at, mesh_), known));
@@ -208,6 +226,57 @@ class Emitter {
     return made;
   }
 
+  // ---- loops that go round, turn by turn ----
+  // The t-th turn of device d is that of device d + t: its own comes first, and no block is sent to all at once. A block comes
+  // straight from where it lies, when the turn before the last is done: one more may be there than is worked on.
+  NodePtr rounds(const Version& s) {
+    auto& p = plan_.loop(s.loop);
+    auto& l = loop_of(*node(s));
+    const int body = p.bodies[0], count = ranks(mesh_, p.round), mine = coordinate(mesh_, device_, p.round[0]);
+    auto& round = rounds_[s.loop] = {};
+    for (int start : p.start) round.results.push_back(start < 0 ? nullptr : local(start));
+    for (; round.turn < count; ++round.turn) {
+      forget(body);
+      own_turns_[l.index[0].get()] = {nullptr, (mine + round.turn) % count * prim::index_chunk(*l.index[0])};
+      for (std::size_t k = 0; k < p.carry.size(); ++k)
+        for (int carry : p.carry[k]) local_[std::size_t(carry)] = round.results[k];
+      auto before = round.results;
+      in_body(body);
+      for (std::size_t k = 0; k < before.size(); ++k) round.results[k] = more(l.results[k], before[k], local(p.value[k][0]));
+      if (round.turn > 0) round.before = least(before);
+      auto& calls = calls_[s.body];
+      calls.insert(calls.end(), calls_[body].begin(), calls_[body].end());
+    }
+    own_turns_.erase(l.index[0].get());
+    for (std::size_t k = 0; k < round.results.size(); ++k)
+      round.results[k] = prim::cast(round.results[k], l.results[k].value[0]->dtype);
+    return round.results[0];
+  }
+  // What a result is after one more turn. Sums of narrow floats are rounded once, in the end.
+  static NodePtr more(const LoopResult& r, const NodePtr& known, const NodePtr& value) {
+    if (r.carry) return value;
+    auto v = r.fold == Fold::stack ? widened(value) : value;
+    if (!known) return v;
+    auto& op = prim::pairwise(r.fold == Fold::stack ? Monoid::sum : r.monoid);
+    return prim::map(op, {known, prim::fit(v, known->axes)}, v->dtype, &known->axes);
+  }
+  void forget(int body) {  // what was made in a turn before
+    calls_[body].clear();
+    for (int k : plan_.body(body).versions) {
+      local_[std::size_t(k)] = nullptr;
+      for (int inner : plan_.bodies_of(version(k))) forget(inner);
+    }
+  }
+  Round& round_of(const Version& s) { return rounds_.at(plan_.body(s.body).loop); }
+  // Of what visits in this turn, or goes home: all blocks, each moved by as many devices as there were turns.
+  std::vector<Piece> passed(const Version& s, const Axes& axes, const Sharding& at) {
+    const auto size = find_axis(axes, s.hop.axis)->size;
+    const auto by = round_of(s).turn * (size / ranks(mesh_, s.hop.over));
+    const auto left = s.kind == Version::Kind::visit ? by : size - by;   // blocks come from further on, or from further back
+    return {{.axes = axes, .at = at, .axis = s.hop.axis, .from = left, .to = 0, .size = size - left},
+            {.axes = axes, .at = at, .axis = s.hop.axis, .from = 0, .to = size - left, .size = left}};
+  }
+
   // ---- what others take part in: all versions of a bucket in one call ----
   void collective(int body, int first) {
     std::vector<int> members;
@@ -225,8 +294,20 @@ class Emitter {
     for (int k : members) {
       auto& s = version(k);
       auto& n = *node(s);
-      w.how.sent_bytes += s.hop.bytes;
+      w.how.sent_bytes += s.goes_round() ? whole_.bytes(s.node, s.at) : s.hop.bytes;
       w.out.push_back(axes_of(s));
+      if (s.goes_round()) {
+        auto at = s.at;
+        at.set(s.hop.axis, s.hop.over);
+        auto axes = n.axes;
+        for (auto& a : axes)
+          if (a.name == s.hop.axis) a.size *= ranks(mesh_, s.hop.over);
+        pack(w.how, passed(s, axes, at), int(x.size()), int(w.out.size()) - 1, axes, at, mesh_, device_);
+        auto& round = round_of(s);
+        auto mine = in_order(local(s.in[0]), n.axes);
+        x.push_back(s.kind == Version::Kind::visit && round.before ? prim::barrier(mine, round.before) : mine);
+        continue;
+      }
       if (s.kind == Version::Kind::regroup) {
         auto& p = s.pieces[0];
         w.out.back() = local_axes(p.axes, s.at, mesh_, device_);
@@ -266,9 +347,11 @@ class Emitter {
   }
   NodePtr call(int body, Nodes x, Wiring w) {
     // A device whose operand is the same in all turns makes the call in each of them, as the others do; of all loops around.
-    for (int b = body; auto index = index_of(b); b = plan_.body(b).parent)
-      if (std::none_of(x.begin(), x.end(), [&](auto& v) { return v->varies_with(index.get()); }))
-        x[0] = prim::barrier(x[0], index);
+    for (int b = body; plan_.body(b).loop >= 0; b = plan_.body(b).parent) {
+      auto index = index_of(b);
+      bool same = index && std::none_of(x.begin(), x.end(), [&](auto& v) { return v->varies_with(index.get()); });
+      if (same) x[0] = prim::barrier(x[0], index);
+    }
     w.number = ++made_calls_;
     calls_[body].push_back(make_collective(std::move(x), std::move(w)));
     return calls_[body].back();
@@ -290,9 +373,9 @@ class Emitter {
     w.dtype = find(*node(s), gather.hop.axis) ? node(s)->dtype : DType::f32;  // what is added up
     local_[std::size_t(k)] = prim::cast(collective_result(call(body, {other, block}, std::move(w)), 0), node(s)->dtype);
   }
-  NodePtr index_of(int body) const {  // of the loop around; null: none
+  NodePtr index_of(int body) const {  // of the loop around; null: it goes round, and is none any more
     auto& r = plan_.body(body);
-    if (r.loop < 0) return nullptr;
+    if (!plan_.loop(r.loop).round.empty()) return nullptr;
     return turn_of(loop_of(whole_.node(plan_.loop(r.loop).node)).index[r.number]);
   }
   const NodePtr& turn_of(const NodePtr& index) const {  // as this device counts

@@ -159,6 +159,8 @@ void Planner::compute(int n, bool asked_for) {
     // Set with its loop.
   } else if (me.op->kind == Kind::leaf) {
     versions(n) = {add({.kind = Version::Kind::given, .node = n})};
+  } else if (visit(n)) {
+    // What a device has of it comes round.
   } else if (auto other = otherwise(n)) {
     plan_instead(n, other);
   } else {

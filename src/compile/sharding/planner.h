@@ -26,6 +26,8 @@ struct Version {
     shift,    // positions moved along an axis, by an exchange or (bytes 0) by slices of what each device has
     regroup,  // an axis in parts, or parts in an axis, whose blocks do not lie in one another: an exchange
     hop,
+    visit,    // in a loop that goes round: the block of the device whose turn this is
+    home,     // what such a turn made of a block, sent to the device that has the block
     loop,
     result,  // of a loop
   } kind = Kind::given;
@@ -42,9 +44,12 @@ struct Version {
   int ring = -1;    // a gather: the contraction that takes its blocks one by one, so that it is never made
   int cause = -1;   // the node that it is made for; -1: a result
   bool moves() const { return kind == Kind::shift || kind == Kind::regroup; }
+  bool goes_round() const { return kind == Kind::visit || kind == Kind::home; }
   bool sums() const { return kind == Kind::hop && (hop.kind == Hop::Kind::all_reduce || hop.kind == Hop::Kind::reduce_scatter); }
   bool gathers() const { return live && kind == Kind::hop && hop.kind == Hop::Kind::all_gather; }
-  bool talks() const { return (kind == Kind::hop && hop.kind >= Hop::Kind::reduce_scatter) || (moves() && hop.bytes > 0); }
+  bool talks() const {
+    return (kind == Kind::hop && hop.kind >= Hop::Kind::reduce_scatter) || ((moves() || goes_round()) && hop.bytes > 0);
+  }
 };
 struct Body {  // the top, or a body of a loop
   int parent = -1, loop = -1;
@@ -56,6 +61,7 @@ struct LoopPlan {
   int node = -1;
   std::vector<int> bodies = {};                // of each body
   Cut shared_by = {};                          // mesh axes that share the turns: each device walks its own block of them
+  Cut round = {};                              // or the one whose blocks go round: each device makes all turns, from its own on
   std::vector<Sharding> inside = {}, at = {};  // of each result, in a turn and after the last
   std::vector<std::vector<int>> value = {};    // [result][body]: versions
   std::vector<std::vector<int>> carry = {};    // likewise, the placeholders
@@ -163,7 +169,7 @@ class Planned {
     int loop;
     std::size_t number;
     int body;
-    Cut shared_by = {};
+    Cut shared_by = {}, round = {};
   };
   struct Offer {
     double cost = 0;
@@ -213,6 +219,7 @@ class Planned {
   bool accumulates(int loop, std::size_t k, std::size_t body) const;
   bool shares_work(int loop, Name walked, const Cut& devices) const;
   Cut shared_turns(int loop) const;
+  Cut goes_round(int loop) const;                       // rounds.cpp
   Sharding kept(int n, const LoopResult&) const;
   Sharding resolved(int n) const;  // nothing pending, where it is wanted
 
@@ -270,10 +277,15 @@ class Planner : Planned {
   void move_base(int x, const Sharding& need);
   void make_again(int n, int base, const Sharding& need);
 
+  // ---- loops that go round (rounds.cpp) ----
+  struct Attempt;
+  bool visit(int n);
+  int sent_home(const Attempt&, int n, const Sharding& at);
+  bool is_stuck(const Attempt&) const;
+
   // ---- loops (planner_loops.cpp) ----
   void loop(int n);
   std::vector<Sharding> carries_of(int n);
-  struct Attempt;
   void plan_body(Attempt&, std::size_t b);
   void plan_value(Attempt&, std::size_t k, std::size_t b);
   void forget_body(const Loop&, std::size_t b);
@@ -285,6 +297,17 @@ class Planner : Planned {
   std::map<std::pair<int, std::size_t>, Sharding> asked_;
   std::map<int, std::vector<Sharding>> carried_;  // what the carries of each loop came to, for the next run
   int cause_ = -1;                                // what is being made
+};
+// One go at a loop. What its carries come to is known when its bodies are planned; if that is more than they started with, again.
+struct Planner::Attempt {
+  int n;  // the node
+  const Loop& l;
+  int loop;         // of the plan
+  Cut blocked;      // mesh axes that share turns: they cut nothing inside
+  bool last;        // the carries stay as they are
+  std::vector<Sharding> carried;
+  LoopPlan plan;
+  bool changed = false;
 };
 
 // ---- each in the file of its name; best: search.cpp, unasked: asked.cpp, said, moves_of: report.cpp ----

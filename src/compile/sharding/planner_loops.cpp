@@ -105,18 +105,6 @@ Sharding Planned::kept(int n, const LoopResult& r) const {
   return options_.regather && shrinks ? landed : at;
 }
 
-// One go at a loop. What its carries come to is known when its bodies are planned; if that is more than they started with, again.
-struct Planner::Attempt {
-  int n;  // the node
-  const Loop& l;
-  int loop;         // of the plan
-  Cut blocked;      // mesh axes that share turns: they cut nothing inside
-  bool last;        // the carries stay as they are
-  std::vector<Sharding> carried;
-  LoopPlan plan;
-  bool changed = false;
-};
-
 // What the carries of a loop are cut by at first.
 std::vector<Sharding> Planner::carries_of(int n) {
   if (auto known = carried_.find(n); known != carried_.end()) return known->second;
@@ -137,16 +125,20 @@ void Planner::loop(int n) {
   const auto turns = shared_turns(n);
   const auto blocked = turns + taken(node(n));
   auto carried = carries_of(n);
+  auto round = goes_round(n);
   for (auto& c : carried) c = without(c, blocked);
   for (int attempt = 1;; ++attempt) {
     auto before = now_;
-    Attempt a{n, l, int(now_.plan.loops.size()), blocked, attempt == kAttempts, carried, {.node = n, .shared_by = turns}};
+    LoopPlan plan{.node = n, .shared_by = turns, .round = round};
+    Attempt a{n, l, int(now_.plan.loops.size()), blocked, attempt == kAttempts, carried, std::move(plan)};
     now_.plan.loops.push_back({.node = n});
     a.plan.inside.resize(count), a.plan.at.resize(count), a.plan.value.resize(count), a.plan.carry.resize(count);
     a.plan.start.assign(count, -1);
     for (std::size_t b = 0; b < l.index.size(); ++b) plan_body(a, b);
-    if (!a.changed) return finish_loop(a);
+    bool stuck = !a.changed && is_stuck(a);
+    if (!a.changed && !stuck) return finish_loop(a);
     carried = std::move(a.carried), now_ = std::move(before);
+    if (stuck) round = {};
     fit_tables();
   }
 }
@@ -156,7 +148,7 @@ void Planner::plan_body(Attempt& a, std::size_t b) {
   auto own = double(trips(a.l, b)) / ranks(mesh_, a.plan.shared_by);
   now_.plan.bodies.push_back({parent, a.loop, b, now_.plan.body(parent).turns * own, {}});
   a.plan.bodies.push_back(body);
-  open_.push_back({a.n, b, body, a.plan.shared_by});
+  open_.push_back({a.n, b, body, a.plan.shared_by, a.plan.round});
   for (std::size_t k = 0; k < results.size(); ++k) {
     if (!results[k].carry) continue;
     int c = whole_.id(results[k].carry);
@@ -176,6 +168,14 @@ void Planner::plan_value(Attempt& a, std::size_t k, std::size_t b) {
   auto &inside = a.plan.inside[k], &at = a.plan.at[k], &carried = a.carried[k];
   int v = whole_.id(r.value[b]);
   bool loose = generated(v) || lazy(v), stacks = r.fold == Fold::stack;
+  bool home = stacks && !loose && !a.plan.round.empty() && first(v).pending(a.plan.round[0]);
+  if (home) {
+    inside = first(v);
+    a.plan.value[k].push_back(sent_home(a, v, inside));
+    inside = at = version(a.plan.value[k].back()).at;
+    at.set(a.l.axis.name, a.plan.round);
+    return;
+  }
   if (r.carry) {
     auto natural = loose ? carried : first(v);
     if (!a.last && carried.whole() && !natural.dims.empty()) carried.dims = natural.dims, a.changed = true;

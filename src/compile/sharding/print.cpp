@@ -4,7 +4,8 @@
 namespace haliax::partitioning {
 namespace {
 
-const char* const kKinds[] = {"given", "carry", "generate", "compute", "shift", "regroup", "hop", "loop", "result"};
+const char* const kKinds[] = {"given",   "carry", "generate", "compute", "shift", "regroup",
+                              "hop",     "visit", "home",     "loop",    "result"};
 const char* const kHops[] = {"slice", "pend", "reduce-scatter", "exchange", "all-reduce", "all-gather"};
 
 struct Printer {

@@ -89,7 +89,8 @@ struct Moves {
            same_names(n.axes, parameter->second->axes);
   }
   Move::Kind kind_of(const Version& s) const {
-    if (s.ring >= 0) return Move::Kind::ring;
+    if (s.ring >= 0 || s.kind == Version::Kind::visit) return Move::Kind::ring;
+    if (s.kind == Version::Kind::home) return Move::Kind::reduce_scatter;
     if (s.kind == Version::Kind::shift) return Move::Kind::permute;
     switch (s.hop.kind) {
       case Hop::Kind::reduce_scatter: return Move::Kind::reduce_scatter;
@@ -99,12 +100,13 @@ struct Moves {
     }
   }
   void add(const Version& s) {
-    int times = s.ring >= 0 ? ranks(whole.mesh, s.hop.over) - 1 : 1;
+    const int others = ranks(whole.mesh, s.hop.over) - 1;
+    double times = s.ring >= 0 ? others : s.goes_round() ? double(others) / (others + 1) : 1;   // its own block is not sent
     Move m{.kind = kind_of(s), .over = s.hop.over, .arrays = {moved(s)}};
     if (s.cause >= 0) m.cause = said(whole.written(s.cause));
     m.origin = whole.written(s.cause < 0 ? s.node : s.cause).origin;
     if (!m.origin.module) m.origin.module = module_of(s.node);
-    if (m.gathers()) m.asked = requests.by(s);
+    if (m.gathers()) m.asked = s.goes_round() ? Asked::blocks : requests.by(s);
     m.bytes = s.hop.bytes / times, m.turns = plan.body(s.body).turns * times;
     for (int r = s.body; r > 0; r = plan.body(r).parent) {
       auto& l = loop_of(node(plan.loop(plan.body(r).loop).node));

@@ -177,6 +177,21 @@ struct Check {
     must(kinds.size() < 2, v, "it ends sums of two kinds");
     must(h.kind == Kind::pend || left.partial.empty(), v, "it arrives as {}, and was no sum", v.at);
   }
+  // A block that visits lay elsewhere, cut by the mesh axis that goes round; what goes home was a sum over it.
+  void rounds(const Version& v) const {
+    auto& from = plan.version(v.in[0]).at;
+    auto& over = plan.loop(plan.body(v.body).loop).round;
+    auto lies = v.at;
+    if (v.kind == Version::Kind::visit) lies.set(v.hop.axis, over);
+    else if (!over.empty()) lies.pend(over[0], Monoid::sum);
+    must(!over.empty() && v.hop.over == over && from == lies, v, "it goes round as {}, and was {}", v.at, from);
+  }
+  // Where devices make turns of their own, nothing but blocks is sent between them.
+  void apart(const Version& v) const {
+    if (!v.talks() || v.goes_round()) return;
+    for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
+      must(!plan.loop(body->loop).round.meets(v.hop.over), v, "it is sent over {} in a loop that goes round it", v.hop.over);
+  }
   // Bodies leave a result, and read a carry, in one sharding; what it starts from lies as it comes out, with the turns of all
   // devices side by side, or still to be summed.
   void loop(const Version& v) const {
@@ -190,7 +205,7 @@ struct Check {
       bool stacks = r.fold == Fold::stack && !r.carry;
       must(!stacks || at.cut(of.axis.name).empty(), v, "it stacks what is cut along {}", of.axis);
       if (stacks)
-        at.set(of.axis.name, l.shared_by);
+        at.set(of.axis.name, l.shared_by + l.round);
       else
         for (int x : l.shared_by) at.pend(x, r.carry ? Monoid::sum : r.monoid);
       must(at == l.at[k], v, "a result is {}, and its turns make it {}", l.at[k], at);
@@ -206,6 +221,8 @@ struct Check {
       else legal(v);
       if (v.kind == Kind::compute) computed(v);
       if (v.kind == Kind::hop) hop(v);
+      if (v.goes_round()) rounds(v);
+      apart(v);
       if (v.moves()) moved(v);
       bool freely = v.kind != Kind::generate || (whole.at(v.node).generated && v.at.partial.empty());
       must(freely, v, "it is not made of numbers and positions alone");
