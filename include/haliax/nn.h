@@ -202,6 +202,10 @@ NamedArray prefix_lm_mask(const Axis& QPos, const Axis& KPos, Arr prefix_len, Ar
                           Arr k_start = 0);  // and all of the prefix
 NamedArray forgetful_causal_mask(const Key&, const Axis& KPos, double mask_prob, bool sample_prob = true,
                                  SourceLocation = SourceLocation::current());  // (KPos): the first one, some others
+// An order of positions in which `devices` that share them have as much to do under a causal mask: of twice as many parts each
+// has an early one and a late one, the first device the first and the last. (Pos), i32 (i64 past 2^31). Raises unless Pos divides
+// by 2 * devices. The mask is then by positions: broadcast_axis(order, KPos) >= rename(order, Pos, KPos).
+NamedArray zigzag(const Axis& Pos, int devices, SourceLocation = SourceLocation::current());
 // The axes of the first, then what the second adds. An empty array stands for no mask.
 NamedArray combine_masks_and(Arr, Arr), combine_masks_or(Arr, Arr);
 NamedArray mask_to_bias(Arr mask, double value = -1e9);  // f32: `value` where the mask is true

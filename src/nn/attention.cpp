@@ -41,6 +41,15 @@ NamedArray forgetful_causal_mask(const Key& key, const Axis& KPos, double mask_p
   return random::bernoulli(kept, KPos, 1. - random::uniform(drawn, {}, 0., mask_prob)) | first;
 }
 
+NamedArray zigzag(const Axis& Pos, int devices, SourceLocation at) {
+  Here here(at, true);
+  if (devices < 1 || Pos.size % (2 * std::int64_t(devices)))
+    fail("zigzag", "axis {} does not divide into {} parts, two for each of {} devices", Pos, 2 * std::int64_t(devices), devices);
+  const auto part = Pos.size / (2 * devices);
+  auto i = arange(Pos), device = floor_divide(i, 2 * part), within = i % (2 * part);
+  return where(within < part, device * part + within, (2 * devices - 2 - device) * part + within);
+}
+
 static NamedArray combine(Arr a, Arr b, NamedArray (*by)(Arr, Arr)) {
   LayerScope scope(a);
   if (a.array().empty() || b.array().empty()) return a.array().empty() ? b : a;

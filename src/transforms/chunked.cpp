@@ -81,18 +81,21 @@ int calls_below(const Nodes& x, ChunkKey call) {
 Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index, const std::function<bool(const NodePtr&)>& inside,
                const Attr& key) {
   Rewrite in, out;                               // what nodes inside, and those outside, see of a node inside
+  Rewrite old;                                   // of borders in a row: those that were there
   for (auto& n : level) {
     if (!inside(n)) continue;
     Nodes operands;
     bool enters = n->op == &prim::kEnter;        // the new border comes after the old one
     for (auto& x : n->in) {
       if (!x) operands.push_back(x);
+      else if (enters && old.count(x.get())) operands.push_back(old.at(x.get()));
       else if (inside(x)) operands.push_back(in.count(x.get()) ? in.at(x.get()) : x);
       else if (auto y = substitute({x}, out, index)[0]; enters || is_free(y)) operands.push_back(y);
       else operands.push_back(prim::enter(y, key));
     }
     At here(n->origin);
     auto made = operands == n->in ? n : make(*n->op, operands, n->axes, n->dtype, n->attr);
+    if (enters) old[n.get()] = made;
     in[n.get()] = enters ? prim::enter(made, key) : made;
     out[n.get()] = prim::leave(made, key);
   }

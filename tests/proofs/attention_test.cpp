@@ -32,7 +32,7 @@ class Drawn {
     if (chance(2)) own.push_back(Axis("heads", 1 + below(3)));
     if (chance(3)) groups.push_back(Axis("group", 2));
     text += "; q " + std::to_string(Q.size) + ", k " + std::to_string(K.size) + ", " + to_string(own) + " " + to_string(groups);
-    choose(mask, 8, "mask"), choose(fill, 3, "fill"), choose(change, 6, "change"), choose(around, 6, "around"), choose(mesh, 4, "mesh");
+    choose(mask, 8, "mask"), choose(fill, 3, "fill"), choose(change, 6, "change"), choose(around, 6, "around"), choose(mesh, 6, "mesh");
   }
   Parts parts() {
     auto all = joined({own, groups, {Q, D}}), of_keys = joined({own, {K, D}});
@@ -40,7 +40,9 @@ class Drawn {
     return {draw(shuffled(all)), draw(shuffled(of_keys)), draw(shuffled(values)), draw(shuffled({Q, K}))};
   }
   NamedArray attend(const Parts& p) const {
-    auto s = dot(p.query, p.key, D) / std::sqrt(float(D.size));
+    auto key = p.key, value = p.value;
+    if (goes_round()) key = shard(key, Mapping{{"k", "data"}}), value = shard(value, Mapping{{"k", "data"}});
+    auto s = dot(p.query, key, D) / std::sqrt(float(D.size));
     if (change == 1) s = s + p.bias;
     if (change == 2) s = tanh(s / 2.f) * 2.f;
     if (change == 3) s = s - 0.1f * abs(broadcast_axis(arange(Q), K) - arange(K));
@@ -55,8 +57,9 @@ class Drawn {
       weights = softmax(s, K);
     }
     if (change == 5) weights = where(random::bernoulli(random::key(3), {Q, K}, 0.8), weights, 0.f) / 0.8f;
-    return dot(weights, p.value, K);
+    return dot(weights, value, K);
   }
+  bool goes_round() const { return mesh > 3; }       // blocks of keys, while queries are cut
   // Under what transform it runs.
   NamedArray whole(const Parts& p) const {
     if (around == 1) return checkpoint([this](const Parts& p) { return attend(p); })(p);
@@ -115,7 +118,7 @@ class Drawn {
 TEST_CASE("attention: random programs, tiled and whole") {
   const char* asked = std::getenv("HALIAX_TRIALS");
   const int trials = asked ? std::atoi(asked) : 40;
-  int tiled = 0;
+  int tiled = 0, rounds = 0;
   for (int seed = 0; seed < trials; ++seed) {
     Drawn drawn{unsigned(seed)};
     CAPTURE(drawn.text);
@@ -129,13 +132,18 @@ TEST_CASE("attention: random programs, tiled and whole") {
     };
     JitOptions whole{.scores_budget = most_bytes}, parts{.scores_budget = 0};
     if (drawn.mesh > 0) {
-      const Mapping mappings[] = {{{"heads", "data"}, {"b", "model"}}, {{"q", "data"}}, {{"k", "model"}, {"group", "data"}}};
-      parts.mesh = Mesh{{{"data", 2}, {"model", 2}}}, parts.axis_resources = mappings[drawn.mesh - 1];
+      const Mapping mappings[] = {{{"heads", "data"}, {"b", "model"}},    {{"q", "data"}}, {{"k", "model"}, {"group", "data"}},
+                                  {{"q", "data"}, {"heads", "model"}}, {{"q", "data"}}};
+      const bool three = drawn.mesh == 5;
+      parts.mesh = three ? Mesh{{{"data", 3}}} : Mesh{{{"data", 2}, {"model", 2}}}, parts.axis_resources = mappings[drawn.mesh - 1];
+      parts.ring = drawn.goes_round();
     }
     auto want = jit(all_of, whole)(p);
     auto f = named_jit(all_of, parts);
     auto got = f(p);
     tiled += !f.report().chunked.empty();
+    auto sent = f.report().collectives;
+    rounds += std::any_of(sent.begin(), sent.end(), [](auto& m) { return m.loop.ends_with("k, data"); });
     for (std::size_t k = 0; k < want.size(); ++k) {
       CAPTURE(k);
       REQUIRE(got[k].axes() == want[k].axes());
@@ -144,4 +152,5 @@ TEST_CASE("attention: random programs, tiled and whole") {
     }
   }
   CHECK(tiled > trials / 2);
+  CHECK(rounds > trials / 20);
 }

@@ -166,3 +166,13 @@ TEST_CASE("docs/sharding.md: what reduce_dtype costs and gives") {
                              {.axis_resources = compute, .reduce_dtype = policy.reduce});
   CHECK(gradients(model, input, target).up.weight.dtype() == DType::f32);
 }
+
+TEST_CASE("docs/sharding.md: an order of positions for context parallelism") {
+  const Axis Pos("pos", 16), KeyPos = Pos.alias("key_pos");
+  auto ids = arange(Pos) * 10;
+auto order = nn::zigzag(Pos, 4);                                           // (pos): 0, 1, 14, 15, 2, 3, ... of 16
+auto text = take(ids, "pos", order);
+auto mask = broadcast_axis(order, KeyPos) >= rename(order, Pos, KeyPos);   // (pos, key_pos)
+  CHECK(text.doubles()[2] == 140);
+  CHECK(sum(mask).item() == 16 * 17 / 2);
+}

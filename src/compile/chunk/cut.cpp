@@ -42,6 +42,39 @@ Nodes without_borders(const Nodes& roots, const ChunkKey& call, const Node* inde
   return to.empty() ? roots : substitute(roots, to, index);
 }
 namespace {
+// What lies in the regions of these cuts, but is made outside of the loop over keys (queries, scaled), enters them in its body.
+using Entered = std::unordered_map<const Node*, std::vector<Attr>>;
+Entered made_before(const CutPlan& plan, const Nodes& roots, const Node* index) {
+  Entered out;
+  auto level = level_of(roots, index);
+  std::unordered_set<const Node*> inner;         // indices and carries of loops inside
+  for (auto& n : level)
+    if (n->op == &kLoop)
+      for (auto* x : loop_of(*n).held())
+        if (x->op == &prim::kIndex || x->op == &prim::kCarry) inner.insert(x);
+  std::erase_if(level, [&](auto& n) {
+    return std::any_of(n->free.begin(), n->free.end(), [&](auto* f) { return inner.count(f) > 0; });
+  });
+  for (std::size_t k = 1; k < plan.cuts.size(); ++k) {
+    auto key = plan.cuts[k].first.attr();
+    Region region(key, roots, level, index);
+    for (auto& n : level)
+      if (region.contains(n) && region.walks(n) && !is_border(*n) && !region.grows(n)) out[n.get()].push_back(key);
+  }
+  return out;
+}
+Nodes with_entered(const Nodes& values, const Node* index, const Entered& before) {
+  Rewrite to;
+  for (auto& n : level_of(values, index))
+    for (auto& x : n->in) {
+      auto known = x && !x->varies_with(index) ? before.find(x.get()) : before.end();
+      if (known == before.end()) continue;
+      auto entered = x;
+      for (auto& key : known->second) entered = prim::enter(prim::leave(entered, key), key);
+      to[x.get()] = entered;
+    }
+  return to.empty() ? values : substitute(values, to, index);
+}
 Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::size_t from) {
   while (from < plan.cuts.size() && plan.cuts[from].second >= plan.cuts[from].first.size) ++from;
   if (from == plan.cuts.size()) return roots;
@@ -51,8 +84,11 @@ Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::
   auto how = plan.how;
   how.chunk = chunk;
   auto out = region.cut(how);
+  auto before = plan.rounds && from == 0 ? made_before(plan, out, index) : Entered();
   return in_bodies(out, index, [&](const Loop& l) { return l.index == region.index(); },
-                   [&](const Nodes& values, const Node* inner) { return cut_from(plan, values, inner, from + 1); });
+                   [&](const Nodes& values, const Node* inner) {
+                     return cut_from(plan, with_entered(values, inner, before), inner, from + 1);
+                   });
 }
 }  // namespace
 

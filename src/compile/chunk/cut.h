@@ -14,6 +14,7 @@ struct CutPlan {
   std::vector<std::pair<ChunkKey, std::int64_t>> cuts;   // outermost first; positions a turn
   std::vector<ChunkKey> tiles;                           // axes that are cut although nobody asked
   RegionCut how;
+  bool rounds = false;                                   // the first are keys that go round (cut_chunks)
   bool is_whole() const;                                 // nothing is cut
   std::string line() const;                              // for people, of what is whole
 };

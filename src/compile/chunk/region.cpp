@@ -22,6 +22,12 @@ bool bridges(const Node& n) {
 }  // namespace
 
 bool Region::enters(const Node& n) const { return n.op == &prim::kEnter && n.attr == key_; }
+bool Region::comes_in(const Node& n) const {
+  if (enters(n)) return true;
+  bool outside = around_ && !n.varies_with(around_);
+  bool sliced = is_dynamic_slice(n) && SliceAttr::of(n).axis != key_.names[0];
+  return outside && (is_border(n) || sliced) && comes_in(*n.in[0]);
+}
 bool Region::leaves(const Node& n) const { return n.op == &prim::kLeave && n.attr == key_; }
 bool Region::has_axis(const Node& n, Name a) const {
   auto* mine = find(n, a);
@@ -33,6 +39,8 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
   const Node* border = nullptr;
   for (auto& n : level) {
     if (enters(*n)) border = n.get();
+    for (auto& x : n->in)
+      if (x && comes_in(*x)) border = x.get();
     if (n->op != &kLoop) continue;
     auto& l = loop_of(*n);
     for (auto& i : l.index) inner_.insert(i.get());
@@ -129,7 +137,7 @@ bool Region::learn(const NodePtr& n) {
     auto& its = known_of(*x).role;
     partial |= its.partial;
     Name name;
-    if (enters(*x)) name = axis_.name;
+    if (comes_in(*x)) name = axis_.name;
     else if (its.axis && !is_out(x, *n)) name = its.axis;
     if (name && !has_name(names, name)) names.push_back(name);
   };
@@ -220,7 +228,7 @@ void Region::leave_to_the_outside() {
 Name Region::name_in(const Node& n) const {
   if (auto a = known_of(n).role.axis) return a;
   if (auto* t = turns(n)) return t->axis;
-  for (auto& x : n.in) if (x && walks(x)) return enters(*x) ? axis_.name : known_of(*x).role.axis;
+  for (auto& x : n.in) if (x && walks(x)) return comes_in(*x) ? axis_.name : known_of(*x).role.axis;
   return axis_.name;
 }
 // Does it pick (or place) by index along the axis? Then a chunk holds what falls into it.

@@ -29,7 +29,7 @@ class Region {
   bool empty() const { return empty_; }
   const Axis& axis() const { return axis_; }
   bool contains(const NodePtr& n) const { return n && known_of(*n).role.inside; }
-  bool walks(const NodePtr& n) const { return known_of(*n).role.axis || enters(*n); }
+  bool walks(const NodePtr& n) const { return known_of(*n).role.axis || comes_in(*n); }
   // How many loops it takes, one after another. Raises for what cannot be cut, by name.
   int sweeps(bool recompute = false);
   // Is x, which lies outside, point by point made of less than itself (a one-hot of ids, a mask or a random draw from positions)?
@@ -76,6 +76,7 @@ class Region {
   Member& member(const Node& n) { return members_[&n]; }
 
   bool enters(const Node&) const;
+  bool comes_in(const Node&) const;              // or was entered outside of this body, and sliced there
   bool leaves(const Node&) const;
   bool is_out(const NodePtr& x, const Node& reader) const;   // left already, where it is read: not what a chunk makes
   bool has_axis(const Node& n, Name a) const;    // of the walked size: what top_k leaves has the name alone

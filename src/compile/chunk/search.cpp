@@ -310,19 +310,26 @@ class ChunkSearch {
   // Queries by themselves, in turns of so many; blocks of keys around them.
   CutPlan rows(Cuts cuts, std::vector<ChunkKey> tiles) const {
     if (keys_) cuts.insert(cuts.begin(), {*keys_, keys_->size / call_.blocks}), tiles.insert(tiles.begin(), *keys_);
-    return {call_, std::move(cuts), std::move(tiles), how(rows_form())};
+    return {call_, std::move(cuts), std::move(tiles), how(rows_form()), keys_.has_value()};
   }
-  // The axis of which the scores of a query are folded, if it makes even blocks and can be walked.
-  void find_keys() {
-    auto level = level_of(alone_.roots, nullptr);
-    Regions regions(call_, alone_.roots, level);
-    const Axis* longest = nullptr;
+  // Along which a query's scores have their greatest.
+  Axes keys_of(const Nodes& level, const Regions& regions) const {
+    Axes out;
     for (auto& n : level) {
       if (n->op->kind != Kind::reduce || !regions.contain(n) || !has(n->axes, call_.axis)) continue;
       for (auto& a : n->in[0]->axes)
-        if (!has(n->axes, a.name) && a.size % call_.blocks == 0 && (!longest || a.size > longest->size)) longest = &a;
+        if (along(*n, 0, a.name).monoid == Monoid::max && !has(n->axes, a.name) && !has(out, a.name)) out.push_back(a);
     }
-    if (!longest) return;
+    return out;
+  }
+  // The longest of them, if it makes even blocks and can be walked.
+  void find_keys() {
+    auto level = level_of(alone_.roots, nullptr);
+    Regions regions(call_, alone_.roots, level);
+    auto all = keys_of(level, regions);
+    std::erase_if(all, [&](auto& a) { return a.size % call_.blocks != 0; });
+    auto longest = std::max_element(all.begin(), all.end(), [](auto& a, auto& b) { return a.size < b.size; });
+    if (longest == all.end()) return;
     auto k = call_;
     k.axis = longest->name, k.size = longest->size, k.blocks = 1;
     try {
@@ -342,8 +349,9 @@ class ChunkSearch {
     int sweeps = 0;
     for (auto& r : regions.of) sweeps = std::max(sweeps, r.sweeps());
     std::vector<ChunkKey> out;
+    const auto keys = keys_of(level, regions);
     for (auto& a : widest ? widest->axes : Axes()) {
-      if (a.size == 1 || has(call_.walked, a.name)) continue;
+      if (a.size == 1 || has(call_.walked, a.name) || has(keys, a.name)) continue;
       auto k = call_;
       k.axis = a.name, k.size = a.size, k.blocks = blocks_of(a.name, widest->origin.mapping.get());
       try {

@@ -48,7 +48,7 @@ class Emitter {
   struct Round {
     int turn = 0;
     Nodes results = {};         // so far
-    NodePtr before = {};        // something that the turn before has made
+    Nodes before = {};          // as they were when the turn before began
   };
   std::map<int, Round> rounds_;  // by loop
   std::map<int, Nodes> calls_;  // of a body: collectives, and loops that may hold some
@@ -243,7 +243,7 @@ class Emitter {
       auto before = round.results;
       in_body(body);
       for (std::size_t k = 0; k < before.size(); ++k) round.results[k] = more(l.results[k], before[k], local(p.value[k][0]));
-      if (round.turn > 0) round.before = least(before);
+      if (round.turn > 0) round.before = std::move(before);
       auto& calls = calls_[s.body];
       calls.insert(calls.end(), calls_[body].begin(), calls_[body].end());
     }
@@ -305,7 +305,9 @@ class Emitter {
         pack(w.how, passed(s, axes, at), int(x.size()), int(w.out.size()) - 1, axes, at, mesh_, device_);
         auto& round = round_of(s);
         auto mine = in_order(local(s.in[0]), n.axes);
-        x.push_back(s.kind == Version::Kind::visit && round.before ? prim::barrier(mine, round.before) : mine);
+        if (s.kind == Version::Kind::visit)   // sums of all turns at once would keep what each of them adds
+          for (auto& done : round.before) mine = prim::barrier(mine, done);
+        x.push_back(mine);
         continue;
       }
       if (s.kind == Version::Kind::regroup) {

@@ -22,7 +22,7 @@ struct Moves {
 
   const Node& node(int n) const { return whole.node(n); }
   Moved moved(const Version& s) const {
-    int n = s.node;
+    int n = s.kind == Version::Kind::visit ? plan.version(s.in[0]).node : s.node;
     auto& me = node(n);
     using What = Moved::What;
     if (auto* a = whole.input(n); a && a->origin.module) return {What::argument, {a->origin.module}, "", me.axes};

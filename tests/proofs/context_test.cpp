@@ -1,0 +1,157 @@
+// Context parallelism: the positions of a text are cut, and with .ring = true blocks of keys and values go round. It is what one
+// device makes; what is sent, and what memory it takes, is counted.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <array>
+#include <functional>
+
+#include "examples/gpt2/model.h"
+#include "haliax/haliax.h"
+#include "haliax/profile.h"
+
+using namespace haliax;
+
+namespace {
+
+using Parts = std::array<NamedArray, 3>;   // queries, keys, values (heads, pos, d)
+using Masked = std::function<NamedArray(const Axis& Pos, const Axis& KPos)>;
+
+const Axis Heads{"heads", 2}, D{"d", 8};
+
+Parts parts(const Axis& Pos) {
+  auto draw = [&](int seed) { return random::normal(random::key(seed), {Heads, Pos, D}).eval(); };
+  return {draw(1), draw(2), draw(3)};
+}
+NamedArray causal(const Axis& Pos, const Axis& KPos) { return nn::causal_mask(Pos, KPos); }
+// The value, and gradients of a number that all of it is in.
+auto all_of(const Masked& mask) {
+  return [=](const Parts& p) {
+    auto loss = [&](const Parts& p) {
+      auto Pos = p[0].resolve_axis("pos"), KPos = Pos.alias("key_pos");
+      auto y = nn::dot_product_attention(KPos, "d", p[0], rename(p[1], Pos, KPos), rename(p[2], Pos, KPos), {.mask = mask(Pos, KPos)});
+      return std::pair{sum(sin(y)), y};
+    };
+    auto [out, g] = value_and_grad(loss)(p);
+    return Leaves{out.first, out.second, g[0], g[1], g[2]};
+  };
+}
+JitOptions cut(int devices, std::optional<std::int64_t> budget = 0) {
+  return {.mesh = Mesh{{{"context", devices}}}, .axis_resources = Mapping{{"pos", "context"}}, .ring = true, .scores_budget = budget};
+}
+void agree(const Leaves& got, const Leaves& want) {
+  REQUIRE(got.size() == want.size());
+  for (std::size_t k = 0; k < want.size(); ++k) {
+    CAPTURE(k);
+    CHECK(max(abs(got[k] - want[k])).item() <= 1e-5 * (1 + max(abs(want[k])).item()));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("context: keys and values go round, and nothing else of that size") {
+  const Axis Pos{"pos", 96};
+  auto p = parts(Pos);
+  for (int devices : {2, 3, 4}) {
+    CAPTURE(devices);
+    auto f = named_jit(all_of(causal), cut(devices));
+    agree(f(p), jit(all_of(causal), {.scores_budget = most_bytes})(p));
+    const double block = double(Heads.size * D.size * 4 * Pos.size / devices);
+    double keys = 0, gradients = 0;
+    const auto report = f.report();
+    for (auto& c : report.collectives) {
+      if (c.kind != "ring" && c.kind != "reduce-scatter") continue;
+      (c.kind == "ring" ? keys : gradients) += c.bytes * c.turns;
+      CHECK(c.turns == doctest::Approx(devices - 1));
+    }
+    CHECK(keys == doctest::Approx(4 * block * (devices - 1)));        // of keys and values, forward and backward
+    CHECK(gradients == doctest::Approx(2 * block * (devices - 1)));   // of their gradients
+  }
+}
+
+TEST_CASE("context: memory is that of a device's own positions") {
+  std::vector<std::int64_t> arenas;
+  for (int devices : {4, 6, 8}) {
+    auto f = named_jit(all_of(causal), cut(devices));
+    f.plan(parts(Axis("pos", 64 * devices)));
+    arenas.push_back(f.report().arena_bytes);
+  }
+  CHECK(arenas[0] == arenas[1]);
+  CHECK(arenas[1] == arenas[2]);
+}
+
+TEST_CASE("context: any attention, with heads cut too") {
+  const Axis Pos{"pos", 72};
+  auto p = parts(Pos);
+  auto position = [](const Axis& Pos, const Axis& KPos) { return broadcast_axis(arange(Pos), KPos); };
+  const Masked masks[] = {
+      [](auto& Pos, auto& KPos) { return ones({Pos, KPos}, DType::boolean); },
+      [&](auto& Pos, auto& KPos) { return causal(Pos, KPos) & (position(Pos, KPos) - arange(KPos) < 7); },
+      [&](auto& Pos, auto& KPos) { return floor_divide(position(Pos, KPos), 20) == floor_divide(arange(KPos), 20); },
+      [&](auto& Pos, auto& KPos) { return causal(Pos, KPos) & (position(Pos, KPos) > 5); },   // some see nothing
+  };
+  for (auto& mask : masks) {
+    JitOptions o = cut(2);
+    o.mesh = Mesh{{{"context", 2}, {"model", 2}}}, o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
+    agree(named_jit(all_of(mask), o)(p), jit(all_of(mask), {.scores_budget = most_bytes})(p));
+  }
+}
+
+TEST_CASE("context: an order of positions in which all devices have as much to do") {
+  const Axis Pos{"pos", 4096};
+  const int devices = 4;
+  auto order = nn::zigzag(Pos, devices);
+  CHECK(sort(order, "pos").doubles() == arange(Pos).doubles());
+  auto at = order.doubles();
+  CHECK(at[0] == 0);
+  CHECK(at[512] == 4096 - 512);   // the first device has the first part of eight, and the last
+  CHECK(at[1024] == 512);
+
+  // Where a text lies so, the mask goes by positions; what comes out is what the text gives, in this order.
+  auto mask = [&](const Axis& Pos, const Axis& KPos) { return broadcast_axis(order, KPos) >= rename(order, Pos, KPos); };
+  auto p = parts(Pos);
+  Parts reordered;
+  for (std::size_t k = 0; k < p.size(); ++k) reordered[k] = take(p[k], "pos", order);
+  auto f = named_jit(all_of(mask), cut(devices, {}));
+  auto got = f(reordered), want = jit(all_of(causal))(p);
+  for (std::size_t k = 1; k < want.size(); ++k) want[k] = take(want[k], "pos", order);
+  agree(got, want);
+
+  double made = 0;
+  for (auto& s : profile(f, reordered).steps) made += s.flops;
+  CHECK(made / (devices * f.report().flops) < 0.6);   // of the products of all positions with all
+}
+
+TEST_CASE("context: a GPT-2 whose positions are cut trains as on one device") {
+  const Axis Vocab{"vocab", 24}, Batch{"batch", 4};
+  const gpt2::Gpt2Config config{.seq_len = 16, .hidden_dim = 16, .num_layers = 2, .num_heads = 4, .mlp_scale = 2,
+                                .gradient_checkpointing = ScanCheckpoint(true)};
+  const auto ids = random::randint(random::key(1), {Batch, config.Pos()}, 0, int(Vocab.size));
+  auto step = [&](const gpt2::Gpt2LMHeadModel& m, const NamedArray& ids) {
+    auto loss = [&](const gpt2::Gpt2LMHeadModel& m) {
+      return nn::next_token_loss("position", "vocab", m(ids, random::key(2), false), ids);
+    };
+    auto [l, g] = value_and_grad(loss)(m);
+    return std::pair{l, tree_map([](const NamedArray& w, const NamedArray& g) { return w - 0.1f * g; }, m, g)};
+  };
+  auto losses = [&](auto f) {
+    auto m = gpt2::Gpt2LMHeadModel::init(Vocab, config, random::key(0));
+    std::vector<double> out;
+    for (int i = 0; i < 5; ++i) {
+      auto [l, next] = f(m, ids);
+      out.push_back(double(l.item())), m = next;
+    }
+    return out;
+  };
+  auto want = losses(jit(step));
+  for (auto& [mesh, mapping] : {std::pair{Mesh{{{"context", 4}}}, Mapping{{"position", "context"}}},
+                                std::pair{Mesh{{{"data", 2}, {"context", 2}}}, Mapping{{"batch", "data"}, {"position", "context"}}}}) {
+    JitOptions o{.mesh = mesh, .axis_resources = mapping, .ring = true, .scores_budget = 0};
+    auto f = named_jit(step, o);
+    auto got = losses(f);
+    for (std::size_t i = 0; i < want.size(); ++i) CHECK(got[i] == doctest::Approx(want[i]).epsilon(1e-5));
+    auto sent = f.report().collectives;
+    CHECK(std::any_of(sent.begin(), sent.end(), [](auto& c) { return c.kind == "ring"; }));
+    CHECK(std::none_of(sent.begin(), sent.end(), [](auto& c) { return c.kind == "all-gather" && c.axes.find("key_position") != c.axes.npos; }));
+  }
+}
