@@ -7,6 +7,7 @@
 
 #include "base/fork.h"
 #include "graph/walk.h"
+#include "runtime/eval_cache.h"
 #include "runtime/keep.h"
 #include "runtime/run.h"
 
@@ -80,7 +81,7 @@ std::vector<BufferPtr> results_of(const Nodes& roots, bool& began) {
     Count() { ++computing; }
     ~Count() { --computing; }
   } count;
-  return call(compile(roots, default_backend()), {}, nullptr, &began);
+  return call_again(roots, default_backend(), &began);
 }
 void compute(Claim& claim) {
   const bool forgets = context().tracing == 0;   // how it was made; else there may be a gradient to take by all that is below

@@ -1,0 +1,91 @@
+// Graphs of equal structure, evaluated again: planned once, and each time with its own arrays, numbers and lines.
+#include <doctest/doctest.h>
+
+#include <thread>
+
+#include "haliax/haliax.h"
+#include "runtime/eval_cache.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis N{"n", 6}, M{"m", 4};
+
+// How many graphs were planned meanwhile.
+template <class F> std::uint64_t planned(const F& f) {
+  auto before = evaluations_planned();
+  f();
+  return evaluations_planned() - before;
+}
+NamedArray step(const NamedArray& x, const NamedArray& w, double by) { return dot(x * by, w, "m") + sum(x, "m"); }
+NamedArray draw(int seed, const Axes& axes) { return random::normal(random::key(seed), axes).eval(); }
+
+}  // namespace
+
+TEST_CASE("evaluated again: a graph with other arrays is planned once") {
+  auto w = draw(1, {M, N});
+  std::vector<NamedArray> xs;
+  for (int i = 0; i < 5; ++i) xs.push_back(draw(2 + i, {M}));
+  auto wanted = jit([](const NamedArray& x, const NamedArray& w) { return step(x, w, 2.); });
+  CHECK(planned([&] {
+          for (auto& x : xs) {
+            auto y = step(x, w, 2.).eval();
+            CHECK(max(abs(y - wanted(x, w))).item() < 1e-6);
+          }
+        }) <= 2);   // and that of the check
+}
+
+TEST_CASE("evaluated again: numbers, axes, dtypes, and which arrays are one, make another graph") {
+  auto x = draw(1, {N}), y = draw(2, {N});
+  auto added = [](const NamedArray& a, const NamedArray& b, double by) { return (a * by + b).doubles(); };
+  auto first = x.doubles(), second = y.doubles();
+  auto agree = [&](const std::vector<double>& got, auto want) {
+    for (std::size_t i = 0; i < got.size(); ++i) CHECK(got[i] == doctest::Approx(want(i)));
+  };
+  for (int again = 0; again < 2; ++again) {
+    agree(added(x, y, 2.), [&](auto i) { return 2 * first[i] + second[i]; });
+    agree(added(y, x, 2.), [&](auto i) { return 2 * second[i] + first[i]; });
+    agree(added(x, x, 2.), [&](auto i) { return 3 * first[i]; });
+    agree(added(y, y, 2.), [&](auto i) { return 3 * second[i]; });
+    agree(added(x, y, 3.), [&](auto i) { return 3 * first[i] + second[i]; });
+    agree(added(x.astype(DType::f64), y, 2.), [&](auto i) { return 2 * first[i] + second[i]; });
+    agree(added(rename(x, "n", "m"), rename(y, "n", "m"), 2.), [&](auto i) { return 2 * first[i] + second[i]; });
+  }
+}
+
+TEST_CASE("evaluated again: what is known already is read, not made again") {
+  auto x = draw(1, {N});
+  auto twice = [&](bool known) {
+    auto middle = exp(x);
+    if (known) middle.eval();
+    return (middle * 2.).doubles();
+  };
+  auto want = twice(false);
+  CHECK(twice(true) == want);
+  CHECK(twice(false) == want);
+  CHECK(twice(true) == want);
+}
+
+TEST_CASE("evaluated again: functions of the user's own, loops and more than are remembered") {
+  auto x = draw(1, {M, N});
+  for (int again = 0; again < 2; ++again) {
+    auto total = fold([](const NamedArray& sum, const NamedArray& row) { return sum + row; }, M)(zeros(N), x);
+    CHECK(max(abs(total - sum(x, "m"))).item() < 1e-5);
+  }
+  auto row = take(x, "n", 0);
+  auto one = row.doubles();
+  for (int i = 0; i < 200; ++i) CHECK((row * double(i)).doubles()[1] == doctest::Approx(one[1] * i));
+}
+
+TEST_CASE("evaluated again: by several threads at once") {
+  std::vector<std::thread> all;
+  std::vector<double> got(4);
+  for (int t = 0; t < 4; ++t)
+    all.emplace_back([&, t] {
+      auto w = full({M, N}, float(t));
+      for (int i = 0; i < 50; ++i) got[std::size_t(t)] = double(sum(step(ones(M), w, 1.)).item());
+    });
+  for (auto& t : all) t.join();
+  for (int t = 0; t < 4; ++t) CHECK(got[std::size_t(t)] == doctest::Approx(6 * (4 * t + 4)));
+}
