@@ -90,6 +90,9 @@ class Writer {
 };
 bool needs_64_bits(const program::Dims&, const std::vector<const program::View*>&);
 
+// Of one instruction: its value, or what stores it. Operands are v0, v1, ..., by their places in the code; strides: of a load, a
+// store or an iota.
+std::string instruction_text(const std::vector<program::Instr>& code, int which, const program::Dims& strides, Around*);
 Launch fused_launch(const program::Fused&, Around* = nullptr);  // blocks 0: nothing to do
 
 }  // namespace haliax::cuda
