@@ -72,7 +72,7 @@ class Writer {
   std::string word(std::int64_t value) { return word(Word{-1, value}); }
   void line(const std::string& text) { body_ += std::string(std::size_t(2 * depth_), ' ') + text + "\n"; }
   void open(const std::string& text) { line(text + " {"), ++depth_; }
-  void close() { --depth_, line("}"); }
+  void close(const char* behind = "") { --depth_, line(std::string("}") + behind); }
   // The address of the view's first element, and its offset at a point of which the indices are i0, i1, ...
   std::string base(const program::View&, bool writes = false);
   std::string at(const program::View&, const program::Dims& strides);

@@ -148,8 +148,8 @@ class PassText {
     for (int p : flags) wanted_ += fmt::format("{}flags{}", wanted_.empty() ? "" : " | ", p);
     if (always_) wanted_ = "~0ull";
   }
-  std::string is_made(int p, const std::string& column) const {
-    return product(p).has_flags ? fmt::format("(flags{} >> ({} / width) & 1) != 0", p, column) : "true";
+  std::string is_made(int p, const std::string& at) const {
+    return product(p).has_flags ? fmt::format("(flags{} >> {}.block & 1) != 0", p, at) : "true";
   }
 
   // ---- operands ----
@@ -183,20 +183,8 @@ class PassText {
 
   // ---- before the tiles ----
   void before() {
-    w_.line(fmt::format("const I width = I({});", w_.word(width())));
-    w_.line(fmt::format("const unsigned long long wanted = {};", wanted_.empty() ? "0" : wanted_));
+    w_.line(fmt::format("const Walk walk{{{}, int({}), int({})}};", wanted_.empty() ? "0" : wanted_, w_.word(width()), columns_));
     w_.line(fmt::format("const int rows_there = I({0}) - first < tile_rows ? I({0}) - first : tile_rows;", rows_));
-    w_.open("auto end_of = [&](I c)");
-    w_.line(fmt::format("const I end = (c / width + 1) * width;\n    return end < I({0}) ? end : I({0});", columns_));
-    close_function();
-    w_.open("auto from = [&](I c)");               // the first column of a block that is wanted
-    w_.line(fmt::format("while (c < I({0}) && (wanted >> c / width & 1) == 0) c = (c / width + 1) * width;", columns_));
-    w_.line(fmt::format("return c < I({0}) ? c : I({0});", columns_));
-    close_function();
-    w_.open("auto behind = [&](I c)");             // that tile
-    w_.line(fmt::format("if (c >= I({0})) return I({0});", columns_));
-    w_.line("const I end = end_of(c);\n    return c + tile_columns < end ? c + tile_columns : from(end);");
-    close_function();
     w_.line("Copies copies;");
     for (std::size_t k = 0; k < l_.rows.size(); ++k) {
       auto& o = l_.rows[k];
@@ -204,25 +192,26 @@ class PassText {
       w_.line(fmt::format("x{}.template bring<{}>(copies, {}, rows_there, int({}));", k, is_far(o.what.view), side(o.what, "first"),
                           w_.word(o.terms)));
     }
-    w_.open("auto bring = [&](int turn, int half, I c)");
-    w_.line(fmt::format("if (c >= I({})) return;", columns_));
-    w_.line("const int there = end_of(c) - c < tile_columns ? end_of(c) - c : tile_columns;");
+    for (std::size_t k = 0; k < l_.columns.size(); ++k) w_.line(fmt::format("const Side from{} = {};", k, side(l_.columns[k].what, "0")));
+    w_.open("auto bring = [&](int turn, int half, const Walk::At& to)");
+    w_.line("if (to.there() == 0) return;");
     for (std::size_t k = 0; k < l_.columns.size(); ++k) {
       auto& o = l_.columns[k];
-      w_.line(fmt::format("{}.template bring<{}>(copies, {}, there, int({}));", at_columns(k, "turn", "half"), is_far(o.what.view),
-                          side(o.what, "c"), w_.word(o.terms)));
+      w_.line(fmt::format("{}.template bring<{}>(copies, moved(from{}, to.column, {}), to.there(), int({}));",
+                          at_columns(k, "turn", "half"), is_far(o.what.view), k, bytes_of(o.dtype), w_.word(o.terms)));
     }
     close_function();
-    w_.line("I c[2] = {from(0), 0};\n  c[1] = behind(c[0]);");
-    w_.line("for (int h = 0; h < 2; ++h) bring(0, h, c[h]);");
-    w_.line("copies.wait();\n  __syncthreads();");
+    w_.line("Walk::At tile0 = walk.from(0), tile1 = walk.behind(tile0);");
+    w_.line("bring(0, 0, tile0), bring(0, 1, tile1);");
+    w_.line("copies.wait();");
+    w_.line("__syncthreads();");
     for (int p : l_.makes) {
       w_.line(fmt::format("Held<{}, {}> held{};", element_of(product(p).dtype), product(p).depth(), p));
       w_.line(fmt::format("held{}.load(x{}, strip);", p, Layout::find(l_.rows, product(p), true)));
     }
     start();
   }
-  void close_function() { w_.close(), w_.line(";"); }
+  void close_function() { w_.close(";"); }
   // What has one value for each of a lane's two rows; folds; sums.
   void start() {
     std::set<int> used;                          // by what is made for each point
@@ -245,7 +234,7 @@ class PassText {
       w_.line(fmt::format("Wide<{}> fold{}[2];", S, f));
       w_.line(fmt::format("fold{0}[0] = fold{0}[1] = wide(constant<{1}>({2}));", f, S, w_.word(start_bits(m, instr(f).dtype))));
     }
-    if (!pass_.folds.empty()) w_.line("I visited = 0;");
+    if (!pass_.folds.empty() && !always_) w_.line("I visited = 0;");
     for (int p : pass_.products)
       if (product(p).kind == Kind::over_columns) {
         w_.line(fmt::format("RowSums<{}, {}> sums{};", element_of(product(p).dtype), product(p).depth(), p));
@@ -271,34 +260,33 @@ class PassText {
 
   // ---- tiles ----
   void walk() {
-    w_.open(fmt::format("for (int turn = 0; c[0] < I({}); ++turn)", columns_));
-    w_.line("if (turn > 0) copies.wait();\n  if (turn > 0) __syncthreads();");
-    w_.line("I next[2] = {behind(c[1]), 0};\n  next[1] = behind(next[0]);");
-    w_.line("for (int h = 0; h < 2; ++h) bring(turn + 1, h, next[h]);");
-    w_.line(fmt::format("const I column0 = half ? c[1] : c[0];"));
-    w_.line(fmt::format("const int there = column0 >= I({}) ? 0 : end_of(column0) - column0 < tile_columns ? end_of(column0) - column0 "
-                        ": tile_columns;",
-                        columns_));
+    w_.open("for (int turn = 0; tile0.there() > 0; ++turn)");
+    w_.open("if (turn > 0)");
+    w_.line("copies.wait();");
+    w_.line("__syncthreads();");
+    w_.close();
+    w_.line("const Walk::At next0 = walk.behind(tile1), next1 = walk.behind(next0), mine = half ? tile1 : tile0;");
+    w_.line("bring(turn + 1, 0, next0), bring(turn + 1, 1, next1);");
+    w_.line("const int there = mine.there();");
     w_.open("if (there > 0)");
     for (int p : l_.makes) make_tile(p);
     elements();
     for (int p : pass_.products)
       if (product(p).kind == Kind::over_columns) {
         auto y = at_columns(Layout::find(l_.columns, product(p), false), "turn", "half");
-        w_.line(fmt::format("if ({}) sums{}.add(kept{}, {});", is_made(p, "column0"), p, product(p).value, y));
+        w_.line(fmt::format("if ({}) sums{}.add(kept{}, {});", is_made(p, "mine"), p, product(p).value, y));
       }
     for (int v : l_.shown) w_.line(fmt::format("show({}, kept{}, strip, half);", together(v), v));
     w_.close();
     over_rows();
-    if (!pass_.folds.empty())
-      w_.line("for (int h = 0; h < 2; ++h) visited += end_of(c[h]) - c[h] < tile_columns ? end_of(c[h]) - c[h] : tile_columns;");
-    w_.line("c[0] = next[0], c[1] = next[1];");
+    if (!pass_.folds.empty() && !always_) w_.line("visited += tile0.there() + tile1.there();");
+    w_.line("tile0 = next0, tile1 = next1;");
     w_.close();
   }
   void make_tile(int p) {
-    w_.line(fmt::format("Tile tile{} = {{}};", p));
+    w_.line(fmt::format("Tile made{} = {{}};", p));
     auto y = at_columns(Layout::find(l_.columns, product(p), false), "turn", "half");
-    w_.line(fmt::format("if ({}) make_tile(tile{}, held{}, {});", is_made(p, "column0"), p, p, y));
+    w_.line(fmt::format("if ({}) make_tile(made{}, held{}, {});", is_made(p, "mine"), p, p, y));
   }
   // The value that is kept of a point to be multiplied: before it is rounded, as two are then rounded at a time.
   int kept_value(int v) const {
@@ -319,13 +307,13 @@ class PassText {
     w_.line("const int h = e / 2;");
     if (!whole_columns()) w_.line("const bool inside = 8 * j + lane % 4 * 2 + e % 2 < there;");
     w_.line(fmt::format("const I at = first + strip + lane / 4 + 8 * h, row = {};", whole_rows() ? "at" : fmt::format("at < I({0}) ? at : I({0}) - 1", rows_)));
-    w_.line(fmt::format("const I column = column0 + {};", whole_columns() ? "8 * j + lane % 4 * 2 + e % 2" : "(inside ? 8 * j + lane % 4 * 2 + e % 2 : 0)"));
+    w_.line(fmt::format("const I column = mine.column + {};", whole_columns() ? "8 * j + lane % 4 * 2 + e % 2" : "(inside ? 8 * j + lane % 4 * 2 + e % 2 : 0)"));
     w_.indices("row", g_.rows), w_.indices("column", g_.columns, g_.rows.size());
     for (int i : used_) w_.line(fmt::format("const auto v{0} = row{0}[h];", i));
     for (int i : made) {
       const int p = g_.tile_of[std::size_t(i)];
       auto S = element_of(instr(i).dtype);
-      auto x = p < 0 ? value(g_.code, i) : is_narrow(instr(i).dtype) ? fmt::format("narrowed<{}>(tile{}[j][e])", S, p) : fmt::format("tile{}[j][e]", p);
+      auto x = p < 0 ? rounded(i) : is_narrow(instr(i).dtype) ? fmt::format("narrowed<{}>(made{}[j][e])", S, p) : fmt::format("made{}[j][e]", p);
       w_.line(fmt::format("const Number<{}> v{} = {};", S, i, x));
     }
     std::string zero;                            // where nothing is to be multiplied
@@ -342,6 +330,11 @@ class PassText {
     for (int f : pass_.folds)
       if (sums_floats(f)) w_.line(fmt::format("for (int h = 0; h < 2; ++h) fold{0}[h] = add(fold{0}[h], some{0}[h]);", f));
   }
+  std::string rounded(int i) {
+    auto& in = instr(i);
+    const bool from_f32 = in.code == Code::cast && is_narrow(in.dtype) && instr(in.args[0]).dtype == DType::f32;
+    return from_f32 ? fmt::format("narrowed<{}>(v{})", element_of(in.dtype), in.args[0]) : value(g_.code, i);
+  }
   void add_inner(std::set<int>& to, int i) const {
     if (!instr(i).inner || !to.insert(i).second) return;
     if (g_.tile_of[std::size_t(i)] >= 0) return;
@@ -349,19 +342,21 @@ class PassText {
       if (a >= 0) add_inner(to, a);
   }
   bool sums_floats(int f) const { return instr(f).code == Code::reduce_sum && is_float(instr(f).dtype); }
-  std::string fold_of(int f) const { return cuda::fold_of(Monoid(int(instr(f).code) - int(Code::reduce_sum))); }
+  std::string fold_of(int f) const {
+    if (instr(f).code == Code::reduce_max && instr(f).dtype != DType::f64 && is_float(instr(f).dtype)) return "Larger()";
+    return cuda::fold_of(Monoid(int(instr(f).code) - int(Code::reduce_sum)));
+  }
   void over_rows() {
     if (l_.shown.empty()) return;
     w_.line("__syncthreads();");
     w_.open("");
-    w_.line("const I mine = strip < tile_columns ? c[0] : c[1];");
-    w_.line(fmt::format("const int there = mine >= I({}) ? 0 : end_of(mine) - mine < tile_columns ? end_of(mine) - mine : tile_columns;", columns_));
+    w_.line("const Walk::At mine = strip < tile_columns ? tile0 : tile1;");
     for (int n : pass_.products) {
       auto& p = product(n);
       if (p.kind != Kind::over_rows) continue;
-      w_.line(fmt::format("if (there > 0 && {}) add_over_rows<{}, {}, {}, {}>({}, x{}, {}, there, int({}));", is_made(n, "mine"),
+      w_.line(fmt::format("if (mine.there() > 0 && {}) add_over_rows<{}, {}, {}, {}>({}, x{}, {}, mine.there(), int({}));", is_made(n, "mine"),
                           element_of(p.dtype), p.depth(), element_of(p.out.view.dtype), p.adds,
-                          together(p.value), Layout::find(l_.rows, p, true), side(p.out, "mine", true), w_.word(p.terms)));
+                          together(p.value), Layout::find(l_.rows, p, true), side(p.out, "mine.column", true), w_.word(p.terms)));
     }
     w_.close();
   }
@@ -434,9 +429,7 @@ std::string flags_text(const TileGroup& g, int n, Around& around) {
   Writer w(&around);
   auto base = w.base(p.flag), at = w.at(p.flag, {}), step = w.word(p.flag_step),
        count = w.word((points(g.columns) + g.width - 1) / g.width);
-  w.open(fmt::format("for (I g = 0; g < I({}); ++g)", count));
-  w.line(fmt::format("if (load<bool>({}, {} + g * {})) flags{} |= 1ull << g;", base, at, step, n));
-  w.close();
+  w.line(fmt::format("flags{} = block_flags({} + ({}), {}, int({}));", n, base, at, step, count));
   return w.launch(1).text;
 }
 

@@ -9,33 +9,61 @@ namespace haliax::kernel {
 inline constexpr int tile_columns = 32, tile_rows = 64;
 using Tile = float[4][4];
 
-// A narrow float as it is rounded, two of them in a word, and back.
-template <class E>
-inline float narrowed(float x) {
+// Which columns a block of threads goes through: those of blocks of `width` columns that are wanted, 32 at a time.
+struct Walk {
+  unsigned long long wanted;                               // of 64 blocks
+  int width, all;
+  struct At {
+    int column, end, block;                                // behind the last one: all, all
+    int there() const { return end - column < tile_columns ? end - column : tile_columns; }
+  };
+  At from(int block) const {
+    while (block * width < all && (wanted >> block & 1) == 0) ++block;
+    const int column = block * width < all ? block * width : all;
+    return {column, column + width < all ? column + width : all, block};
+  }
+  At behind(const At& t) const {
+    return t.column + tile_columns < t.end ? At{t.column + tile_columns, t.end, t.block} : from(t.block + 1);
+  }
+};
+inline Side moved(const Side& s, int lines, int width) { return {s.at + (long long)(lines * s.line) * width, s.line, s.term}; }
+
+// A narrow float as it is rounded, and two of them in a word.
 #ifndef haliax_thread
-  std::uint16_t bits;
-  if constexpr (std::is_same_v<E, bf16>)
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-  else
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
-  return number(std::bit_cast<E>(bits));
-#else
-  return number(element<E>(x));
-#endif
-}
 template <class E>
 inline std::uint32_t packed(float low, float high) {
-#ifndef haliax_thread
   std::uint32_t out;
   if constexpr (std::is_same_v<E, bf16>)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
   else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
   return out;
-#else
-  return element<E>(low).bits | std::uint32_t(element<E>(high).bits) << 16;
-#endif
 }
+template <class E>
+inline float narrowed(float x) {
+  if constexpr (std::is_same_v<E, bf16>) return std::bit_cast<float>(packed<E>(0, x));
+  float out;
+  asm("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(out) : "f"(x));
+  return out;
+}
+struct Larger {
+  float operator()(float x, float y) const {
+    float out;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(x), "f"(y));
+    return out;
+  }
+};
+#else
+template <class E>
+inline std::uint32_t packed(float low, float high) {
+  return element<E>(low).bits | std::uint32_t(element<E>(high).bits) << 16;
+}
+template <class E>
+inline float narrowed(float x) {
+  return number(element<E>(x));
+}
+using Larger = Max;
+#endif
 
 // Copies of 16 bytes into shared memory, which are there when all threads have waited, and met.
 #ifndef haliax_thread
@@ -71,20 +99,25 @@ struct Staged {
   void bring(Copies& copies, Side s, int lines_there, int terms_there) const {
     constexpr int chunks = fast / 8;
     const int fast_there = along ? terms_there : lines_there, slow_there = along ? lines_there : terms_there;
-    const int fast_step = along ? s.term : s.line, slow_step = along ? s.line : s.term;
-    const bool wide = fast_step == 1 && s.at % 16 == 0 && slow_step % 8 == 0;
-    for (int k = int(threadIdx_x); k < slow * chunks; k += 256) {
-      const int i = k / chunks, j = k % chunks * 8;
+    const int fast_step = along ? s.term : s.line, slow_step = (along ? s.line : s.term) * int(sizeof(E));
+    const bool wide = fast_step == 1 && s.at % 16 == 0 && slow_step % 16 == 0 && fast_there % 8 == 0;
+#pragma unroll
+    for (int first = 0; first < slow * chunks; first += 256) {
+      const int k = first + int(threadIdx_x), i = k / chunks, j = k % chunks * 8;
+      if (slow * chunks % 256 != 0 && k >= slow * chunks) return;
       E* const to = at + i * pitch + j;
-      const Word from = s.at + (long long)(i * slow_step + j * fast_step) * int(sizeof(E));
-      if (wide && i < slow_there && j + 8 <= fast_there) {
+      if (wide && i < slow_there && j < fast_there) {
+        const auto from = s.at + i * slow_step + j * int(sizeof(E));
         if constexpr (far)
           copies.add(to, from);
         else
           *reinterpret_cast<Several<E, 8>*>(to) = *reinterpret_cast<const Several<E, 8>*>(from);
       } else {
+#pragma unroll 1
         for (int e = 0; e < 8; ++e)
-          to[e] = i < slow_there && j + e < fast_there ? reinterpret_cast<const E*>(from)[e * fast_step] : element<E>(0);
+          to[e] = i < slow_there && j + e < fast_there
+                      ? *reinterpret_cast<const E*>(s.at + i * slow_step + (j + e) * fast_step * int(sizeof(E)))
+                      : element<E>(0);
       }
     }
   }
@@ -225,6 +258,14 @@ inline void add_over_rows(const Together<E>& tiles, const X& x, Side out, int co
   }
 }
 
+// The flags of up to 64 blocks, as bits: all lanes get them.
+inline unsigned long long block_flags(Word at, long long step, int count) {
+  unsigned long long out = 0;
+  for (int g = int(threadIdx_x) % 32; g < count; g += 32)
+    if (load<bool>(at, g * step)) out |= 1ull << g;
+  for (int by = 1; by < 32; by *= 2) out |= exchanged(out, by);
+  return out;
+}
 // What both halves have folded of a row, and four lanes of each: room for two T a row.
 template <class T, class F>
 inline void fold_lanes(T (&x)[2], F f, T* room) {
