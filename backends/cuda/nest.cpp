@@ -89,7 +89,7 @@ class Nest {
     }
     steps(body());
     close();
-    out.bounds = "256, 1";                       // so many threads, and all registers of a processor for them
+    out.bounds = two_at_a_time(near) ? "256, 2" : "256, 1";   // so many threads, and one of so many blocks on a processor
     out.text = kernel_text(around_.words.size(), text_, out.bounds), out.words = around_.words;
     out.blocks = std::min<std::int64_t>(turns, far_ ? loop_.lanes : 1 << 20);
     out.threads = kNestThreads, out.waits = true, out.shared = stage_ + kept_ + near_;
@@ -102,6 +102,13 @@ class Nest {
   void line(const std::string& text) { text_ += std::string(std::size_t(2 * depth_), ' ') + text + "\n"; }
   void open(const std::string& text) { line(text + " {"), ++depth_; }
   void close() { --depth_, line("}"); }
+
+  // Are there registers and shared memory enough for two blocks on a processor? (Half of 65,536 are 128 a thread. For sm_80 the
+  // compiler takes some more, and spills.)
+  bool two_at_a_time(std::int64_t near) const {
+    return !tiles_.empty() && near >= near_bytes_of(90) && 2 * (stage_ + kept_ + near_ + kKibi) <= near &&
+           std::all_of(tiles_.begin(), tiles_.end(), [](auto& t) { return t.second->registers() <= 80; });
+  }
 
   // ---- where things lie ----
   int root(int slot) const {

@@ -194,10 +194,11 @@ class PassText {
     }
     for (std::size_t k = 0; k < l_.columns.size(); ++k) w_.line(fmt::format("const Side from{} = {};", k, side(l_.columns[k].what, "0")));
     w_.open("auto bring = [&](int turn, int half, const Walk::At& to)");
-    w_.line("if (to.there() == 0) return;");
+    w_.line("const int there = walk.there(to);");
+    w_.line("if (there == 0) return;");
     for (std::size_t k = 0; k < l_.columns.size(); ++k) {
       auto& o = l_.columns[k];
-      w_.line(fmt::format("{}.template bring<{}>(copies, moved(from{}, to.column, {}), to.there(), int({}));",
+      w_.line(fmt::format("{}.template bring<{}>(copies, moved(from{}, to.column, {}), there, int({}));",
                           at_columns(k, "turn", "half"), is_far(o.what.view), k, bytes_of(o.dtype), w_.word(o.terms)));
     }
     close_function();
@@ -260,14 +261,14 @@ class PassText {
 
   // ---- tiles ----
   void walk() {
-    w_.open("for (int turn = 0; tile0.there() > 0; ++turn)");
+    w_.open("for (int turn = 0; walk.there(tile0) > 0; ++turn)");
     w_.open("if (turn > 0)");
     w_.line("copies.wait();");
     w_.line("__syncthreads();");
     w_.close();
     w_.line("const Walk::At next0 = walk.behind(tile1), next1 = walk.behind(next0), mine = half ? tile1 : tile0;");
     w_.line("bring(turn + 1, 0, next0), bring(turn + 1, 1, next1);");
-    w_.line("const int there = mine.there();");
+    w_.line("const int there = walk.there(mine);");
     w_.open("if (there > 0)");
     for (int p : l_.makes) make_tile(p);
     elements();
@@ -279,7 +280,7 @@ class PassText {
     for (int v : l_.shown) w_.line(fmt::format("show({}, kept{}, strip, half);", together(v), v));
     w_.close();
     over_rows();
-    if (!pass_.folds.empty() && !always_) w_.line("visited += tile0.there() + tile1.there();");
+    if (!pass_.folds.empty() && !always_) w_.line("visited += walk.there(tile0) + walk.there(tile1);");
     w_.line("tile0 = next0, tile1 = next1;");
     w_.close();
   }
@@ -354,7 +355,7 @@ class PassText {
     for (int n : pass_.products) {
       auto& p = product(n);
       if (p.kind != Kind::over_rows) continue;
-      w_.line(fmt::format("if (mine.there() > 0 && {}) add_over_rows<{}, {}, {}, {}>({}, x{}, {}, mine.there(), int({}));", is_made(n, "mine"),
+      w_.line(fmt::format("if (walk.there(mine) > 0 && {}) add_over_rows<{}, {}, {}, {}>({}, x{}, {}, walk.there(mine), int({}));", is_made(n, "mine"),
                           element_of(p.dtype), p.depth(), element_of(p.out.view.dtype), p.adds,
                           together(p.value), Layout::find(l_.rows, p, true), side(p.out, "mine.column", true), w_.word(p.terms)));
     }
@@ -440,6 +441,22 @@ std::int64_t TileGroup::stage_bytes() const {
   for (auto& a : actions)
     if (a.is_pass()) most = std::max(most, Layout(*this, a).bytes);
   return aligned(most);
+}
+int TileGroup::registers() const {
+  int most = 0;
+  for (auto& a : actions) {
+    if (!a.is_pass()) continue;
+    const Layout l(*this, a);
+    int sum = 0;
+    std::set<int> kept;
+    for (int p : l.makes) sum += 16 + products[std::size_t(p)].depth() / 4;
+    for (int p : a.products) {
+      kept.insert(products[std::size_t(p)].value);
+      if (products[std::size_t(p)].kind == Kind::over_columns) sum += products[std::size_t(p)].depth() / 2;
+    }
+    most = std::max(most, sum + 16 * int(kept.size()));
+  }
+  return most;
 }
 std::string tile_text(const TileGroup& g, const TileAction& a, Around& around, std::int64_t kept) {
   return a.flags >= 0 ? flags_text(g, a.flags, around) : PassText(g, a, around, kept).text();

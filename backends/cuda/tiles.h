@@ -52,6 +52,7 @@ struct TileGroup {
   std::int64_t kept_bytes() const;               // of shared memory, for the results of folds
   std::int64_t kept_at(int fold) const;
   std::int64_t stage_bytes() const;              // of shared memory, that the largest pass takes
+  int registers() const;                         // that a thread has for tiles, operands and sums, in the largest pass
 };
 
 // What else lives among the steps lies in memory of its own, if it takes no more than this.

@@ -14,16 +14,19 @@ struct Walk {
   unsigned long long wanted;                               // of 64 blocks
   int width, all;
   struct At {
-    int column, end, block;                                // behind the last one: all, all
-    int there() const { return end - column < tile_columns ? end - column : tile_columns; }
+    int column, block;                                     // behind the last one: all
   };
+  int there(const At& t) const {                           // columns of a tile
+    const int end = (t.block + 1) * width, left = (end < all ? end : all) - t.column;
+    return left < tile_columns ? left : tile_columns;
+  }
   At from(int block) const {
     while (block * width < all && (wanted >> block & 1) == 0) ++block;
-    const int column = block * width < all ? block * width : all;
-    return {column, column + width < all ? column + width : all, block};
+    return {block * width < all ? block * width : all, block};
   }
   At behind(const At& t) const {
-    return t.column + tile_columns < t.end ? At{t.column + tile_columns, t.end, t.block} : from(t.block + 1);
+    return t.column + tile_columns < (t.block + 1) * width && t.column + tile_columns < all ? At{t.column + tile_columns, t.block}
+                                                                                           : from(t.block + 1);
   }
 };
 inline Side moved(const Side& s, int lines, int width) { return {s.at + (long long)(lines * s.line) * width, s.line, s.term}; }
@@ -69,8 +72,7 @@ using Larger = Max;
 #ifndef haliax_thread
 struct Copies {
   void add(void* to, Word from) {
-    asm volatile("{ .reg .u64 at; cvta.to.shared.u64 at, %0; cp.async.cg.shared.global [at], [%1], 16; }"
-                 ::"l"(to), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
   }
   void wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 };
@@ -93,7 +95,7 @@ struct Staged {
   static constexpr int elements = slow * pitch;
   static constexpr bool is_along = along;
   E* at;
-  E* to(int line, int term) const { return at + (along ? line * pitch + term : term * pitch + line); }
+  static constexpr int place(int line, int term) { return along ? line * pitch + term : term * pitch + line; }
   // The box (lines, terms) of the operand from its first element on; what is not there is 0. far: it lies in the card's memory.
   template <bool far>
   void bring(Copies& copies, Side s, int lines_there, int terms_there) const {
@@ -123,24 +125,25 @@ struct Staged {
   }
 };
 
-// Elements of a lane of an operand (16, 16): of a (rows, terms), or of two b side by side (terms, columns). by_terms: those lie
-// side by side.
+// Elements of a lane of an operand (16, 16) from this place on: of a (rows, terms), or of two b side by side (terms, columns).
+// by_terms: those lie side by side.
 template <class E, bool of_a, bool by_terms>
-inline void fragment(std::uint32_t (&f)[4], const E* corner, int pitch) {
+inline void fragment(std::uint32_t (&f)[4], const E* staged, int place, int pitch) {
   const int lane = int(threadIdx_x) % 32;
 #ifndef haliax_thread
   const int i = lane / 8, line = (of_a ? i % 2 : i / 2) * 8, term = (of_a ? i / 2 : i % 2) * 8;
-  const E* const from = corner + (by_terms ? (line + lane % 8) * pitch + term : (term + lane % 8) * pitch + line);
+  place += by_terms ? (line + lane % 8) * pitch + term : (term + lane % 8) * pitch + line;
+  const unsigned at = unsigned(__cvta_generic_to_shared(staged)) + unsigned(place) * unsigned(sizeof(E));
   if constexpr (by_terms)
-    asm volatile("{ .reg .u64 at; cvta.to.shared.u64 at, %4; ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [at]; }"
-                 : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3]) : "l"(from) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3]) : "r"(at) : "memory");
   else
-    asm volatile("{ .reg .u64 at; cvta.to.shared.u64 at, %4; ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [at]; }"
-                 : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3]) : "l"(from) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3]) : "r"(at) : "memory");
 #else
   for (int i = 0; i < 4; ++i) {
     const int line = (of_a ? i % 2 : i / 2) * 8 + lane / 4, term = (of_a ? i / 2 : i % 2) * 8 + lane % 4 * 2;
-    auto one = [&](int t) { return std::uint32_t(corner[by_terms ? line * pitch + t : t * pitch + line].bits); };
+    auto one = [&](int t) { return std::uint32_t(staged[place + (by_terms ? line * pitch + t : t * pitch + line)].bits); };
     f[i] = one(term) | one(term + 1) << 16;
   }
 #endif
@@ -158,7 +161,7 @@ struct Held {
   template <class X>
   void load(const X& x, int strip) {
 #pragma unroll
-    for (int k = 0; k < depth / 16; ++k) fragment<E, true, X::is_along>(f[k], x.to(strip, 16 * k), X::pitch);
+    for (int k = 0; k < depth / 16; ++k) fragment<E, true, X::is_along>(f[k], x.at, x.place(strip, 16 * k), X::pitch);
   }
 };
 // tile = x (16 rows, depth) y (32 columns, depth)^T
@@ -171,7 +174,7 @@ inline void make_tile(Tile& tile, const Held<E, depth>& x, const Y& y) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       std::uint32_t b[4];
-      fragment<E, false, Y::is_along>(b, y.to(16 * j, 16 * k), Y::pitch);
+      fragment<E, false, Y::is_along>(b, y.at, y.place(16 * j, 16 * k), Y::pitch);
       multiply_two<E>(tile[2 * j], tile[2 * j + 1], x.f[k], b);
     }
 }
@@ -193,7 +196,7 @@ struct RowSums {
 #pragma unroll
       for (int d = 0; d < depth / 16; ++d) {
         std::uint32_t b[4];
-        fragment<E, false, !Y::is_along>(b, y.to(16 * k, 16 * d), Y::pitch);
+        fragment<E, false, !Y::is_along>(b, y.at, y.place(16 * k, 16 * d), Y::pitch);
         multiply_two<E>(c[2 * d], c[2 * d + 1], a, b);
       }
     }
@@ -229,7 +232,7 @@ inline void show(const Together<E>& to, const Tile& tile, int strip, int half) {
   const int lane = int(threadIdx_x) % 32;
   for (int j = 0; j < 4; ++j)
     for (int e = 0; e < 2; ++e)
-      *reinterpret_cast<std::uint32_t*>(to.to(strip + lane / 4 + 8 * e, half * tile_columns + 8 * j + lane % 4 * 2)) =
+      *reinterpret_cast<std::uint32_t*>(to.at + to.place(strip + lane / 4 + 8 * e, half * tile_columns + 8 * j + lane % 4 * 2)) =
           packed<E>(tile[j][2 * e], tile[j][2 * e + 1]);
 }
 // out (columns, terms) += tiles^T (columns, rows) x (rows, terms). A warp has 16 columns, of the tile whose first element is at
@@ -238,12 +241,12 @@ template <class E, int depth, class S, bool adds, class X>
 inline void add_over_rows(const Together<E>& tiles, const X& x, Side out, int columns_there, int terms) {
   const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32, strip = warp % 4 * 16;
   std::uint32_t a[4][4];
-  for (int k = 0; k < 4; ++k) fragment<E, true, false>(a[k], tiles.to(16 * k, strip), tiles.pitch);
+  for (int k = 0; k < 4; ++k) fragment<E, true, false>(a[k], tiles.at, tiles.place(16 * k, strip), tiles.pitch);
   for (int d = warp / 4; d < depth / 16; d += 2) {
     float c[2][4] = {};
     for (int k = 0; k < 4; ++k) {
       std::uint32_t b[4];
-      fragment<E, false, !X::is_along>(b, x.to(16 * k, 16 * d), X::pitch);
+      fragment<E, false, !X::is_along>(b, x.at, x.place(16 * k, 16 * d), X::pitch);
       multiply_two<E>(c[0], c[1], a[k], b);
     }
     for (int j = 0; j < 2; ++j)
