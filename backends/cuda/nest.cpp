@@ -65,7 +65,8 @@ std::string replaced(std::string text, const std::string& what, const std::strin
 
 class Nest {
  public:
-  Nest(const Loop& outermost, const Program& p, std::int64_t near) : loop_(outermost), program_(p), loops_(nested(outermost)) {
+  Nest(const Loop& outermost, const Program& p, std::int64_t near, bool marks)
+      : loop_(outermost), program_(p), loops_(nested(outermost)), marks_(marks) {
     std::int64_t turns = 1;
     for (auto* l : loops_) turns *= l->trips, around_.loops.insert(l->variable);
     each_step(body(), [&](auto& s, auto) {
@@ -80,6 +81,8 @@ class Nest {
       auto start = word({kArenaSlot, loop_.lane_start, {}, true}), bytes = word({-1, loop_.lane_bytes});
       line(fmt::format("const Word far_lane = {} + my_block * {};", start, bytes));
     }
+    if (marks_)
+      line(fmt::format("auto& mark = reinterpret_cast<volatile int*>({})[my_block % {}];", word({kMarksSlot}), kMarks));
     open(fmt::format("for (Word turn = my_block; turn < {}; turn += all_blocks)", word({-1, turns})));
     line("Word rest = turn;");
     for (auto l = loops_.rbegin(); l != loops_.rend(); ++l) {
@@ -88,6 +91,7 @@ class Nest {
       line(fmt::format("rest /= {};", trips));
     }
     steps(body());
+    if (marks_) line("if (threadIdx_x == 0) mark = 0;");
     close();
     out.bounds = two_at_a_time(near) ? "256, 2" : "256, 1";   // so many threads, and one of so many blocks on a processor
     out.text = kernel_text(around_.words.size(), text_, out.bounds), out.words = around_.words;
@@ -217,6 +221,10 @@ class Nest {
     line(fmt::format("const Word n{} = {}{};", l.variable, l.reverse ? trips + " - 1 - " : "", turn));
   }
   void wait() { line("__syncthreads();"); }
+  void mark(const Step& s) {
+    out.parts.push_back(&s);
+    if (marks_) line(fmt::format("if (threadIdx_x == 0) mark = {};", out.parts.size()));
+  }
   // A step's text. What it reads of the turn is hidden from the compiler, which would keep all steps' addresses in registers.
   void step(const std::string& when, const std::string& text) {
     line(when + "{");
@@ -228,7 +236,7 @@ class Nest {
     line("}");
   }
   void steps(const std::vector<Step>& all) {
-    if (auto t = tiles_.find(&all); t != tiles_.end()) return tiles(*t->second);
+    if (auto t = tiles_.find(&all); t != tiles_.end()) return tiles(*t->second, all);
     for (auto& s : all) any(s);
   }
   void any(const Step& s) {
@@ -236,12 +244,13 @@ class Nest {
     else if (s.kind == Kind::skip) skip(s.skip.unless);
     else one(s);
   }
-  void tiles(const TileGroup& g) {
+  void tiles(const TileGroup& g, const std::vector<Step>& all) {
     for (auto& a : g.actions) {
       if (a.step) {
         any(*a.step);
         continue;
       }
+      if (a.is_pass()) mark(all[std::size_t(g.first_of(a))]);
       if (a.flags >= 0) line(fmt::format("unsigned long long flags{} = 0;", a.flags));
       step("", tile_text(g, a, around_, stage_));
       if (a.is_pass()) wait();
@@ -265,6 +274,7 @@ class Nest {
     line(fmt::format("if (!{}) continue;", flag));
   }
   void one(const Step& s) {
+    mark(s);
     if (s.kind == Kind::contract && product(s.contract)) return;
     for (auto& l : launches_of(s, &around_)) {
       step(l.threads == 1 ? "if (threadIdx_x == 0) " : "", replaced(replaced(l.text, "my_block", "0"), "all_blocks", "1"));
@@ -333,6 +343,7 @@ class Nest {
   std::map<const std::vector<Step>*, std::unique_ptr<TileGroup>> tiles_;   // by body
   std::int64_t stage_ = kStageBytes, kept_ = 0, near_ = 0;   // bytes of shared memory: of operands, folds, and what else is near
   bool far_ = false;                             // is there more in a lane?
+  const bool marks_;
   std::string text_;
   int depth_ = 1, counted_ = 0;
 };
@@ -350,7 +361,6 @@ int nest_lanes(const Loop& outermost, std::int64_t turns, std::int64_t lane_byte
   double steps = 0;
   each_step(body, [&](auto& s, std::int64_t times) {
     fits &= is_for_kernel(s.kind), steps += double(times);
-    if (s.kind == Kind::contract) lane_bytes += aligned(product_scratch(s.contract));
   });
   // One block makes a product at about a third of its part of the card's rate; to start a step takes as long as many
   // multiplications.
@@ -360,6 +370,28 @@ int nest_lanes(const Loop& outermost, std::int64_t turns, std::int64_t lane_byte
   if (!fits || lane_bytes > kMostInLane) return 0;
   return lane_bytes + kStageBytes <= kLeastNear ? 1 : int(std::min<std::int64_t>(turns, kBlocks));
 }
-Launch nest_launch(const Loop& l, const Program& p, std::int64_t near_bytes) { return Nest(l, p, near_bytes).out; }
+Launch nest_launch(const Loop& l, const Program& p, std::int64_t near_bytes, bool marks) {
+  return Nest(l, p, near_bytes, marks).out;
+}
+std::string failed_part(const Launch& l, const int* marks) {
+  auto name = [](const Step& s) {
+    const Step* named = &s;
+    while (named->kind == Kind::loop) named = &named->loop.body.back();
+    return *named->why ? fmt::format("{} ({})", named->why, named->where) : std::string();
+  };
+  std::set<int> at;
+  for (int b = 0; b < kMarks; ++b)
+    if (marks[b] > 0) at.insert(marks[b] - 1);
+  std::set<std::string> names;
+  for (int part : at) {                          // what has no name of its own is a part of what follows
+    auto named = std::find_if(l.parts.begin() + part, l.parts.end(), [&](auto* s) { return !name(*s).empty(); });
+    if (named != l.parts.end()) names.insert(name(**named));
+  }
+  for (auto* s : l.parts)
+    if (names.empty() && !name(*s).empty() && count_contractions({*s}) > 0) names.insert(name(*s));
+  std::string out;
+  for (auto& n : names) out += (out.empty() ? "" : " or ") + n;
+  return out;
+}
 
 }  // namespace haliax::cuda

@@ -12,6 +12,8 @@
 namespace haliax::cuda {
 
 inline constexpr int kArenaSlot = -2;   // in place of a slot: the arena, where scratch lies
+inline constexpr int kMarksSlot = -5;   // kMarks numbers that the host reads when a kernel has failed (Launch::parts)
+inline constexpr int kMarks = 1024;
 // An argument of a kernel: a number, or an address in a slot. What loops add to it depends on their turns.
 struct Word {
   int slot = -1;
@@ -28,6 +30,7 @@ struct Launch {
   const char* bounds = "1024";  // most threads of a block, as __launch_bounds__ has it
   std::int64_t shared = 0;  // bytes, of each block
   bool waits = false;       // its threads wait for each other
+  std::vector<const program::Step*> parts = {};  // of a nest: block b marks b % kMarks with the number of the one it makes, from 1 on
   std::optional<Product> product = {};  // instead, of the library: words are where a, b and out lie
 };
 

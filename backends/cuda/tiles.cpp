@@ -499,6 +499,13 @@ std::int64_t TileGroup::kept_at(int fold) const {
   for (int i = 0; i < fold; ++i) before += is_fold(code[std::size_t(i)].code);
   return before * points(rows) * 8;
 }
+int TileGroup::first_of(const TileAction& pass) const {
+  int first = 1 << 30;
+  for (int p : pass.products) first = std::min(first, products[std::size_t(p)].at);
+  for (auto* all : {&pass.folds, &pass.stores})
+    for (int i : *all) first = std::min(first, home[std::size_t(i)]);
+  return first;
+}
 std::int64_t TileGroup::kept_bytes() const { return aligned(kept_at(int(code.size()))); }
 
 std::unique_ptr<TileGroup> tile_group(const std::vector<Step>& steps, const Program& p, const std::function<bool(int)>& is_own) {

@@ -52,6 +52,7 @@ struct TileGroup {
   std::int64_t kept_bytes() const;               // of shared memory, for the results of folds
   std::int64_t kept_at(int fold) const;
   std::int64_t stage_bytes() const;              // of shared memory, that the largest pass takes
+  int first_of(const TileAction& pass) const;    // step that it makes something of
   int registers() const;                         // that a thread has for tiles, operands and sums, in the largest pass
 };
 
