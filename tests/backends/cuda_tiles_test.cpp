@@ -22,7 +22,9 @@ struct Shape {
 View at(int slot, DType d, Dims strides, std::int64_t offset = 0, std::vector<Term> terms = {}) {
   return {slot, d, offset, std::move(strides), std::move(terms)};
 }
-Instr iota(int dim, bool inner) { return {.code = Code::iota, .dtype = DType::i32, .inner = inner, .dim = dim}; }
+Instr iota(int dim, int stride) {
+  return {.code = Code::iota, .dtype = DType::i32, .inner = dim > 0, .dim = dim, .stride = stride};
+}
 Instr number(DType d, double x) { return {.code = Code::constant, .dtype = d, .number = x, .integer = std::int64_t(x)}; }
 
 // In each of 2 turns: s = q k^T, p = softmax(s under a mask), o = p v, ds = p * (do v^T - rowsum(p * do v^T)), dk += ds^T q.
@@ -106,14 +108,14 @@ class Turns {
     s.fused.code[1].view.strides.resize(2);
     return s;
   }
-  // Row r sees columns up to r, but those beyond; row 3 sees nothing.
+  // Row r sees columns up to 2 r, but those beyond; row 3 sees nothing.
   Step softmax(int s, int e, int sums) {
     Step out{.kind = Kind::fused, .why = "softmax", .where = "model.cpp:7"};
     auto& f = out.fused;
     f.dims = {n_.rows, n_.columns}, f.outer = 1;
     constexpr auto f32 = DType::f32, i32 = DType::i32, flag = DType::boolean;
-    f.code = {iota(0, false), iota(1, true), op(Code::less_equal, flag, {1, 0}, true), number(i32, double(n_.beyond)),
-              op(Code::less, flag, {1, 3}, true), op(Code::bit_and, flag, {2, 4}, true), number(i32, 3),
+    f.code = {iota(0, 2), iota(1, 1), op(Code::less_equal, flag, {1, 0}, true), number(i32, double(n_.beyond)),
+              op(Code::less, flag, {1, 3}, true), op(Code::bit_and, flag, {2, 4}, true), number(i32, 6),
               op(Code::not_equal, flag, {0, 6}), op(Code::bit_and, flag, {5, 7}, true),
               load(at(s, d_, {n_.columns, 1}), true), number(d_, -3e4), op(Code::select, d_, {8, 9, 10}, true),
               op(Code::cast, f32, {11}, true), op(Code::reduce_max, f32, {12}), op(Code::sub, f32, {12, 13}, true),
@@ -162,4 +164,31 @@ TEST_CASE("cuda tiles: a turn of attention in blocks is what the reference makes
     CHECK(differ(got, want, s.dtype == DType::bf16 ? 3e-2 : 4e-3) == "");
     CHECK(differ(t.c.run(*cuda::make_simulated_device()), got, 0) == "");
   }
+}
+TEST_CASE("cuda tiles: planted faults are found") {
+  const Shape shape;
+  Turns t(shape);
+  const auto right = planted(t.c, [](auto text) { return text; });
+  CHECK(right.second == "");
+  auto is_found = [&](const char* what, const char* by, const char* behind) {
+    CAPTURE(std::string(what));
+    const auto wrong = planted(t.c, [&](auto text) { return changed(text, what, by, 0, behind); });
+    CHECK((wrong.second != "" || differ(wrong.first, right.first, 0) != ""));
+  };
+  is_found("copies.wait();", "", "if (turn > 0)");
+  is_found("__syncthreads();", "", "if (turn > 0)");
+  is_found("__syncthreads();", "", "show(");
+  is_found("if (visited < I(", "if (visited > I(", "Sum()(room");   // what is left out is folded, too
+  is_found("__syncthreads();", "", "fold_lanes(");
+  is_found("(flags0 >>", "(~flags0 >>", "");
+  is_found("half ? tile1 : tile0", "tile0", "");
+}
+TEST_CASE("cuda tiles: a fault names the step of the nest, with HALIAX_CUDA=sync") {
+  Turns t({});
+  auto at = [&](const char* behind, const char* words) {
+    return planted(t.c, [&](auto text) { return changed(text, "using I =", "if (threadIdx_x > 99) return;\n  using I =", 0, behind); }, words).second;
+  };
+  CHECK(has(at("mark = 5;", "sync"), "sum (model.cpp:5) has failed: "));
+  CHECK(has(at("copies.wait();", ""), "HALIAX_CUDA=sync finds the step"));
+  CHECK(has(at("mark = 3;", "sync"), "softmax (model.cpp:7) has failed: "));
 }
