@@ -44,13 +44,15 @@ void Rank::fail(const char* why) {
 
 namespace {
 
+constexpr int kOneLane = 1;                      // workers of a lane, as scratch is asked for
+
 class CudaDevice final : public Device {
  public:
   CudaDevice(const Api& api, const Words& words, const Machine& machine) : api_(api), words_(words), machine_(machine) {}
   const char* name() const override { return api_.name; }
-  std::int64_t scratch_bytes(const Step& s, int) const override {
+  std::int64_t scratch_bytes(const Step& s, int workers) const override {
     if (s.kind == Kind::collective) return collective_scratch(s.collective);
-    return s.kind == Kind::contract ? product_scratch(s.contract) : 0;
+    return s.kind == Kind::contract && workers != kOneLane ? product_scratch(s.contract) : 0;   // nests pack nothing
   }
   int lanes(const Loop& l, std::int64_t turns, std::int64_t lane_bytes, int) const override {
     return nest_lanes(l, turns, lane_bytes);

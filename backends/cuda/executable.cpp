@@ -29,7 +29,8 @@ class CudaExecutable final : public Executable {
  public:
   CudaExecutable(std::shared_ptr<Lane> lane, const Words& words, std::shared_ptr<const Program> p)
       : kept_(std::move(lane)), lane_(*kept_), api_(lane_.api), words_(words), program_(std::move(p)),
-        sequence_(sequence_of(*program_, near_bytes_of(api_.cards().cards[std::size_t(lane_.device)].sm))) {
+        sequence_(sequence_of(*program_, near_bytes_of(api_.cards().cards[std::size_t(lane_.device)].sm), words_.sync)) {
+    if (words_.sync) marks_ = static_cast<int*>(api_.take_host(kMarks * sizeof(int)));
     require_memory();
     if (!words_.sync) join_equal(sequence_, *program_);   // a fault is that of one step there
     make(sequence_.items);
@@ -45,6 +46,7 @@ class CudaExecutable final : public Executable {
     lane_.settle(last_);
     for (auto& i : instances_) api_.end_instance(i.handle);
     for (auto e : events_) api_.end_event(e);
+    if (marks_) api_.give_host(marks_);
   }
 
   void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Communicator* comm) override {
@@ -191,6 +193,7 @@ class CudaExecutable final : public Executable {
       auto v = w.value;
       for (auto& [loop, stride] : w.loops) v += loops_[std::size_t(loop)] * stride;
       if (w.slot == kArenaSlot) return number(arena_) + v;
+      if (w.slot == kMarksSlot) return number(e_.marks_);
       if (w.slot == kFlagSlot) return number(e_.flags_.get()) + v;
       if (w.slot == kBesideSlot) return number(e_.beside_.get()) + v;
       return w.slot < 0 ? v : number(slots_[std::size_t(w.slot)].at) + v;
@@ -251,6 +254,7 @@ class CudaExecutable final : public Executable {
         rank_->exchange(stream_, all);
       } else {
         values_.clear();
+        if (e_.marks_ && !i.launch.parts.empty()) std::fill_n(e_.marks_, kMarks, 0);
         for (auto& w : i.launch.words) values_.push_back(value_of(w));
         auto at = [&](std::size_t k) { return reinterpret_cast<void*>(std::intptr_t(values_[k])); };
         if (i.kind == Item::Kind::launch) api_.launch(stream_, i.made, i.launch, values_.data());
@@ -262,6 +266,7 @@ class CudaExecutable final : public Executable {
       try {
         api_.wait(stream_);
       } catch (const Fault& f) {
+        if (!i.launch.parts.empty()) throw Fault(fmt::format("{} has failed: {}", failed_part(i.launch, e_.marks_), f.what()));
         throw Fault(fmt::format("{} ({}) has failed: {}", i.step->why, i.step->where, f.what()));
       }
     }
@@ -323,6 +328,7 @@ class CudaExecutable final : public Executable {
   std::vector<Kernel> kernels_;                  // while it is made
   std::vector<Item*> waiting_;
   Memory flags_, beside_;
+  int* marks_ = nullptr;                         // under sync: what nests are at
   bool in_graphs_ = false;
   std::vector<Handle> events_;
   std::vector<Instance> instances_;

@@ -99,6 +99,13 @@ class FusedText {
     for (std::size_t i = 0; i < code_.size(); ++i) look_at(i);
   }
 
+  // One instruction of a code that others walk over (tiles.h).
+  FusedText(const std::vector<Instr>& code, std::size_t which, const Dims& strides, Around* around)
+      : around_(around), text_(around), code_(code), info_(code.size()) {
+    info_[which].strides = strides;
+  }
+  std::string one(std::size_t i) { return is_store(code_[i].code) ? stored(i) : value_of(i); }
+
   Launch make() {
     const auto all = program::points(dims_), rows = program::points(part(0, outer_)),
                inner = program::points(part(outer_, dims_.size()));
@@ -443,6 +450,9 @@ class FusedText {
 
 }  // namespace
 
+std::string instruction_text(const std::vector<Instr>& code, int which, const Dims& strides, Around* around) {
+  return FusedText(code, std::size_t(which), strides, around).one(std::size_t(which));
+}
 Launch fused_launch(const Fused& f, Around* around) { return FusedText(f, around).make(); }
 
 }  // namespace haliax::cuda

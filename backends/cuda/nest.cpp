@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "tiles.h"
+
 namespace haliax::cuda {
 namespace {
 
@@ -63,20 +65,24 @@ std::string replaced(std::string text, const std::string& what, const std::strin
 
 class Nest {
  public:
-  Nest(const Loop& outermost, const Program& p, std::int64_t near) : loop_(outermost), program_(p), loops_(nested(outermost)) {
+  Nest(const Loop& outermost, const Program& p, std::int64_t near, bool marks)
+      : loop_(outermost), program_(p), loops_(nested(outermost)), marks_(marks) {
     std::int64_t turns = 1;
     for (auto* l : loops_) turns *= l->trips, around_.loops.insert(l->variable);
     each_step(body(), [&](auto& s, auto) {
       if (s.kind == Kind::loop) around_.loops.insert(s.loop.variable);
     });
     around_.loops.erase(-1);
-    place(near - kStageBytes);
+    find_tiles(body(), near);
+    place(near);
     line("HALIAX_SHARED(shared);");
-    line("const Word near_lane = reinterpret_cast<Word>(shared) + stage_bytes;");
+    line(fmt::format("const Word near_lane = reinterpret_cast<Word>(shared) + {};", word({-1, stage_ + kept_})));
     if (far_) {
       auto start = word({kArenaSlot, loop_.lane_start, {}, true}), bytes = word({-1, loop_.lane_bytes});
       line(fmt::format("const Word far_lane = {} + my_block * {};", start, bytes));
     }
+    if (marks_)
+      line(fmt::format("auto& mark = reinterpret_cast<volatile int*>({})[my_block % {}];", word({kMarksSlot}), kMarks));
     open(fmt::format("for (Word turn = my_block; turn < {}; turn += all_blocks)", word({-1, turns})));
     line("Word rest = turn;");
     for (auto l = loops_.rbegin(); l != loops_.rend(); ++l) {
@@ -85,11 +91,12 @@ class Nest {
       line(fmt::format("rest /= {};", trips));
     }
     steps(body());
+    if (marks_) line("if (threadIdx_x == 0) mark = 0;");
     close();
-    out.bounds = "256, 1";                       // so many threads, and all registers of a processor for them
+    out.bounds = two_at_a_time(near) ? "256, 2" : "256, 1";   // so many threads, and one of so many blocks on a processor
     out.text = kernel_text(around_.words.size(), text_, out.bounds), out.words = around_.words;
     out.blocks = std::min<std::int64_t>(turns, far_ ? loop_.lanes : 1 << 20);
-    out.threads = kNestThreads, out.waits = true, out.shared = kStageBytes + near_;
+    out.threads = kNestThreads, out.waits = true, out.shared = stage_ + kept_ + near_;
   }
   Launch out;
 
@@ -100,26 +107,80 @@ class Nest {
   void open(const std::string& text) { line(text + " {"), ++depth_; }
   void close() { --depth_, line("}"); }
 
+  // Are there registers and shared memory enough for two blocks on a processor? (Half of 65,536 are 128 a thread. For sm_80 the
+  // compiler takes some more, and spills.)
+  bool two_at_a_time(std::int64_t near) const {
+    return !tiles_.empty() && near >= near_bytes_of(90) && 2 * (stage_ + kept_ + near_ + kKibi) <= near &&
+           std::all_of(tiles_.begin(), tiles_.end(), [](auto& t) { return t.second->registers() <= 80; });
+  }
+
   // ---- where things lie ----
   int root(int slot) const {
     while (program_.slot(slot).alias >= 0) slot = program_.slot(slot).alias;
     return slot;
   }
-  // What lives within a turn. Of that, a stretch of the plan goes into shared memory: the one that is touched most.
+  // Does it live within a turn?
+  bool is_own(int slot) const {
+    auto& s = program_.slot(slot);
+    return s.home == Home::arena && s.offset >= loop_.lane_start && s.offset < loop_.lane_start + loop_.lane_bytes;
+  }
+  // Of each body, what is made as tiles (tiles.h).
+  void find_tiles(const std::vector<Step>& all, std::int64_t near) {
+    std::map<int, int> touched;                  // how often, of each slot that has its own memory; here, and in the whole turn
+    auto count = [&](const std::vector<Step>& steps, int by) {
+      each_step(steps, [&](auto& s, auto) {
+        each_view(s, [&](const View& v) {
+          if (v.slot >= 0) touched[root(v.slot)] += by;
+        });
+      });
+    };
+    count(body(), 1), count(all, -1);
+    auto lives_here = [&](int slot) { return is_own(slot) && touched[slot] == 0; };
+    auto found = tile_group(all, program_, lives_here);
+    if (found && found->stage_bytes() + found->kept_bytes() <= near) {
+      stage_ = std::max(stage_, found->stage_bytes()), kept_ = std::max(kept_, found->kept_bytes());
+      tiles_[&all] = std::move(found);
+      return;
+    }
+    for (auto& s : all)
+      if (s.kind == Kind::loop) find_tiles(s.loop.body, near);
+  }
+  bool is_unused(int slot) const {
+    return std::any_of(tiles_.begin(), tiles_.end(), [&](auto& t) { return t.second->unused.count(slot) > 0; });
+  }
+  // What lives within a turn: as much as fits lies in shared memory.
   void place(std::int64_t most) {
     std::map<int, std::int64_t> touched;         // bytes, of each slot that has its own memory
     std::set<int> slots;
     each_step(body(), [&](auto& s, std::int64_t times) {
       each_view(s, [&](const View& v) {
-        if (v.slot >= 0) slots.insert(v.slot), touched[root(v.slot)] += times * points(dims_of(s)) * bytes_of(v.dtype);
+        if (v.slot >= 0 && !is_unused(v.slot))
+          slots.insert(v.slot), touched[root(v.slot)] += times * points(dims_of(s)) * bytes_of(v.dtype);
         for (auto& t : v.terms)
           if (t.slot >= 0) slots.insert(t.slot), touched[root(t.slot)] += times;
       });
     });
-    std::erase_if(touched, [&](auto& t) {
-      auto& s = program_.slot(t.first);
-      return s.home != Home::arena || s.offset < loop_.lane_start || s.offset >= loop_.lane_start + loop_.lane_bytes;
-    });
+    std::erase_if(touched, [&](auto& t) { return !is_own(t.first); });
+    auto starts = one_by_one(touched, most);
+    std::int64_t all = stage_ + kept_;
+    for (auto& [s, start] : starts) all = std::max(all, stage_ + kept_ + start + program_.slot(s).bytes);
+    if (tiles_.empty() || all > most) {
+      if (!tiles_.empty()) return tiles_.clear(), stage_ = kStageBytes, kept_ = 0, place(most);
+      starts = stretch(touched, most - stage_);
+    }
+    for (int s : slots) {
+      const int at = root(s);
+      if (!touched.count(at)) continue;
+      auto& slot = program_.slot(at);
+      auto near = starts.find(at);
+      around_.places[s] = near != starts.end() ? Around::Place{"near", near->second}
+                                               : Around::Place{"far", slot.offset - loop_.lane_start};
+      if (near != starts.end()) near_ = std::max(near_, near->second + slot.bytes);
+      far_ |= near == starts.end();
+    }
+  }
+  // The stretch of the plan that is touched most: where each slot lies in it.
+  std::map<int, std::int64_t> stretch(const std::map<int, std::int64_t>& touched, std::int64_t most) const {
     auto is_near = [&](int s, std::int64_t from) {
       auto& slot = program_.slot(s);
       return slot.offset >= from && slot.offset + slot.bytes <= from + most;
@@ -131,16 +192,27 @@ class Nest {
         if (is_near(s, from)) sum += bytes;
       if (sum > best) best = sum, start = from;
     }
-    for (int s : slots) {
-      const int at = root(s);
-      if (!touched.count(at)) continue;
-      auto& slot = program_.slot(at);
-      const bool near = is_near(at, start);
-      around_.places[s] = near ? Around::Place{"near", slot.offset - start}
-                               : Around::Place{"far", slot.offset - loop_.lane_start};
-      if (near) near_ = std::max(near_, slot.offset + slot.bytes - start);
-      far_ |= !near;
-    }
+    std::map<int, std::int64_t> out;
+    for (auto& t : touched)
+      if (is_near(t.first, start)) out[t.first] = program_.slot(t.first).offset - start;
+    return out;
+  }
+  // Each by itself: the small ones, and of the others those first that are touched most for their size, so that a processor has
+  // room for two blocks, if it can be.
+  std::map<int, std::int64_t> one_by_one(const std::map<int, std::int64_t>& touched, std::int64_t most) const {
+    const auto room = most / 2 - kKibi - stage_ - kept_;
+    std::vector<int> order;
+    for (auto& t : touched) order.push_back(t.first);
+    auto worth = [&](int s) { return double(touched.at(s)) / double(std::max<std::int64_t>(program_.slot(s).bytes, 1)); };
+    auto is_small = [&](int s) { return program_.slot(s).bytes <= small_bytes; };
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+      return is_small(a) != is_small(b) ? is_small(a) : worth(a) > worth(b);
+    });
+    std::map<int, std::int64_t> out;
+    std::int64_t at = 0;
+    for (int s : order)
+      if (const auto bytes = aligned(program_.slot(s).bytes); is_small(s) || at + bytes <= room) out[s] = at, at += bytes;
+    return out;
   }
 
   // ---- steps ----
@@ -149,6 +221,10 @@ class Nest {
     line(fmt::format("const Word n{} = {}{};", l.variable, l.reverse ? trips + " - 1 - " : "", turn));
   }
   void wait() { line("__syncthreads();"); }
+  void mark(const Step& s) {
+    out.parts.push_back(&s);
+    if (marks_) line(fmt::format("if (threadIdx_x == 0) mark = {};", out.parts.size()));
+  }
   // A step's text. What it reads of the turn is hidden from the compiler, which would keep all steps' addresses in registers.
   void step(const std::string& when, const std::string& text) {
     line(when + "{");
@@ -160,10 +236,24 @@ class Nest {
     line("}");
   }
   void steps(const std::vector<Step>& all) {
-    for (auto& s : all) {
-      if (s.kind == Kind::loop) loop(s.loop);
-      else if (s.kind == Kind::skip) skip(s.skip.unless);
-      else one(s);
+    if (auto t = tiles_.find(&all); t != tiles_.end()) return tiles(*t->second, all);
+    for (auto& s : all) any(s);
+  }
+  void any(const Step& s) {
+    if (s.kind == Kind::loop) loop(s.loop);
+    else if (s.kind == Kind::skip) skip(s.skip.unless);
+    else one(s);
+  }
+  void tiles(const TileGroup& g, const std::vector<Step>& all) {
+    for (auto& a : g.actions) {
+      if (a.step) {
+        any(*a.step);
+        continue;
+      }
+      if (a.is_pass()) mark(all[std::size_t(g.first_of(a))]);
+      if (a.flags >= 0) line(fmt::format("unsigned long long flags{} = 0;", a.flags));
+      step("", tile_text(g, a, around_, stage_));
+      if (a.is_pass()) wait();
     }
   }
   void loop(const Loop& l) {
@@ -184,6 +274,7 @@ class Nest {
     line(fmt::format("if (!{}) continue;", flag));
   }
   void one(const Step& s) {
+    mark(s);
     if (s.kind == Kind::contract && product(s.contract)) return;
     for (auto& l : launches_of(s, &around_)) {
       step(l.threads == 1 ? "if (threadIdx_x == 0) " : "", replaced(replaced(l.text, "my_block", "0"), "all_blocks", "1"));
@@ -249,8 +340,10 @@ class Nest {
   const Program& program_;
   const std::vector<const Loop*> loops_;
   Around around_;
-  std::int64_t near_ = 0;                        // bytes of shared memory
+  std::map<const std::vector<Step>*, std::unique_ptr<TileGroup>> tiles_;   // by body
+  std::int64_t stage_ = kStageBytes, kept_ = 0, near_ = 0;   // bytes of shared memory: of operands, folds, and what else is near
   bool far_ = false;                             // is there more in a lane?
+  const bool marks_;
   std::string text_;
   int depth_ = 1, counted_ = 0;
 };
@@ -268,7 +361,6 @@ int nest_lanes(const Loop& outermost, std::int64_t turns, std::int64_t lane_byte
   double steps = 0;
   each_step(body, [&](auto& s, std::int64_t times) {
     fits &= is_for_kernel(s.kind), steps += double(times);
-    if (s.kind == Kind::contract) lane_bytes += aligned(product_scratch(s.contract));
   });
   // One block makes a product at about a third of its part of the card's rate; to start a step takes as long as many
   // multiplications.
@@ -278,6 +370,28 @@ int nest_lanes(const Loop& outermost, std::int64_t turns, std::int64_t lane_byte
   if (!fits || lane_bytes > kMostInLane) return 0;
   return lane_bytes + kStageBytes <= kLeastNear ? 1 : int(std::min<std::int64_t>(turns, kBlocks));
 }
-Launch nest_launch(const Loop& l, const Program& p, std::int64_t near_bytes) { return Nest(l, p, near_bytes).out; }
+Launch nest_launch(const Loop& l, const Program& p, std::int64_t near_bytes, bool marks) {
+  return Nest(l, p, near_bytes, marks).out;
+}
+std::string failed_part(const Launch& l, const int* marks) {
+  auto name = [](const Step& s) {
+    const Step* named = &s;
+    while (named->kind == Kind::loop) named = &named->loop.body.back();
+    return *named->why ? fmt::format("{} ({})", named->why, named->where) : std::string();
+  };
+  std::set<int> at;
+  for (int b = 0; b < kMarks; ++b)
+    if (marks[b] > 0) at.insert(marks[b] - 1);
+  std::set<std::string> names;
+  for (int part : at) {                          // what has no name of its own is a part of what follows
+    auto named = std::find_if(l.parts.begin() + part, l.parts.end(), [&](auto* s) { return !name(*s).empty(); });
+    if (named != l.parts.end()) names.insert(name(**named));
+  }
+  for (auto* s : l.parts)
+    if (names.empty() && !name(*s).empty() && count_contractions({*s}) > 0) names.insert(name(*s));
+  std::string out;
+  for (auto& n : names) out += (out.empty() ? "" : " or ") + n;
+  return out;
+}
 
 }  // namespace haliax::cuda

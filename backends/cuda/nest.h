@@ -9,8 +9,10 @@ namespace haliax::cuda {
 // What Device::lanes says: 1 where all of a turn surely fits into shared memory, 0 where steps one by one are faster, or not all
 // are of a kind that a kernel can hold.
 int nest_lanes(const program::Loop&, std::int64_t turns, std::int64_t lane_bytes);
-// near_bytes: shared memory that a block may have.
-Launch nest_launch(const program::Loop&, const program::Program&, std::int64_t near_bytes);
+// near_bytes: shared memory that a block may have. marks: each block says which of Launch::parts it makes.
+Launch nest_launch(const program::Loop&, const program::Program&, std::int64_t near_bytes, bool marks = false);
+// As an error names a nest that has failed: op and line of each of its steps that a block was at, or of its first product.
+std::string failed_part(const Launch&, const int* marks);
 inline constexpr double kUsualLane = 5 << 18;    // bytes: what a turn may hold (Machine::lane)
 std::int64_t near_bytes_of(int sm);              // that, of a card of this architecture
 

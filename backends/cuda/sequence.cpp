@@ -25,7 +25,7 @@ Launch look_at(const View& unless, int so_far, int flag) {
 
 class Maker {
  public:
-  Maker(const Program& p, std::int64_t near_bytes) : program_(p), near_bytes_(near_bytes) {
+  Maker(const Program& p, std::int64_t near_bytes, bool marks) : program_(p), near_bytes_(near_bytes), marks_(marks) {
     for (bool again = true; again;) {
       out = {}, around_.clear(), in_vain_.clear(), touched_.assign(p.slots.size(), {});
       out.items = items_of(p.steps, -1);
@@ -75,7 +75,7 @@ class Maker {
       switch (s.kind) {
         case Kind::loop:
           if (s.loop.lanes > 0) {
-            i.launch = nest_launch(s.loop, program_, near_bytes_);
+            i.launch = nest_launch(s.loop, program_, near_bytes_, marks_);
             if (flag >= 0) i.launch = guarded(std::move(i.launch), {kFlagSlot, flag});
           } else {
             i.kind = Item::Kind::loop, i.body = items_of(s.loop.body, flag);
@@ -149,6 +149,7 @@ class Maker {
   }
   const Program& program_;
   const std::int64_t near_bytes_;
+  const bool marks_;
   std::vector<int> around_;                      // of each flag, that of the turn around; -1: none
   std::vector<std::set<int>> touched_;           // by slot
   std::set<std::pair<const Step*, int>> in_vain_;
@@ -157,7 +158,7 @@ class Maker {
 
 }  // namespace
 
-Sequence sequence_of(const Program& p, std::int64_t near_bytes) { return Maker(p, near_bytes).out; }
+Sequence sequence_of(const Program& p, std::int64_t near_bytes, bool marks) { return Maker(p, near_bytes, marks).out; }
 
 std::int64_t steps_in_graph(const std::vector<Item>& items) {
   std::int64_t sum = 0;

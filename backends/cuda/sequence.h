@@ -41,8 +41,8 @@ struct Sequence {
   bool speaks = false;                                   // to other devices
   bool multiplies = false;                               // by the library
 };
-// Without handles. near_bytes: shared memory that a block of threads may have (nest.h).
-Sequence sequence_of(const program::Program&, std::int64_t near_bytes);
+// Without handles. near_bytes: shared memory that a block of threads may have; marks: nests say which step they make (nest.h).
+Sequence sequence_of(const program::Program&, std::int64_t near_bytes, bool marks = false);
 void join_equal(Sequence&, const program::Program&);     // launches, where one can be made of several
 std::int64_t steps_in_graph(const std::vector<Item>&);   // with all turns of loops
 

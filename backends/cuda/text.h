@@ -12,6 +12,8 @@
 namespace haliax::cuda {
 
 inline constexpr int kArenaSlot = -2;   // in place of a slot: the arena, where scratch lies
+inline constexpr int kMarksSlot = -5;   // kMarks numbers that the host reads when a kernel has failed (Launch::parts)
+inline constexpr int kMarks = 1024;
 // An argument of a kernel: a number, or an address in a slot. What loops add to it depends on their turns.
 struct Word {
   int slot = -1;
@@ -28,6 +30,7 @@ struct Launch {
   const char* bounds = "1024";  // most threads of a block, as __launch_bounds__ has it
   std::int64_t shared = 0;  // bytes, of each block
   bool waits = false;       // its threads wait for each other
+  std::vector<const program::Step*> parts = {};  // of a nest: block b marks b % kMarks with the number of the one it makes, from 1 on
   std::optional<Product> product = {};  // instead, of the library: words are where a, b and out lie
 };
 
@@ -72,7 +75,7 @@ class Writer {
   std::string word(std::int64_t value) { return word(Word{-1, value}); }
   void line(const std::string& text) { body_ += std::string(std::size_t(2 * depth_), ' ') + text + "\n"; }
   void open(const std::string& text) { line(text + " {"), ++depth_; }
-  void close() { --depth_, line("}"); }
+  void close(const char* behind = "") { --depth_, line(std::string("}") + behind); }
   // The address of the view's first element, and its offset at a point of which the indices are i0, i1, ...
   std::string base(const program::View&, bool writes = false);
   std::string at(const program::View&, const program::Dims& strides);
@@ -90,6 +93,9 @@ class Writer {
 };
 bool needs_64_bits(const program::Dims&, const std::vector<const program::View*>&);
 
+// Of one instruction: its value, or what stores it. Operands are v0, v1, ..., by their places in the code; strides: of a load, a
+// store or an iota.
+std::string instruction_text(const std::vector<program::Instr>& code, int which, const program::Dims& strides, Around*);
 Launch fused_launch(const program::Fused&, Around* = nullptr);  // blocks 0: nothing to do
 
 }  // namespace haliax::cuda

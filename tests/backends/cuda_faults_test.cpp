@@ -14,12 +14,6 @@ namespace {
 
 constexpr int device = 42;                       // that no other test uses
 
-// One line of text by another; it must be there.
-std::string changed(std::string text, const std::string& what, const std::string& by) {
-  const auto at = text.find(what);
-  REQUIRE(at != text.npos);
-  return text.replace(at, what.size(), by);
-}
 // What kernels of a step make of the case's arguments, after `plant` has changed their text. Raises what the device does.
 std::vector<Bytes> made(const Case& c, const std::function<std::string(std::string)>& plant = nullptr) {
   auto& api = cuda::simulated();

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <map>
 #include <set>
 
 #include "backends/cuda/nest.h"
@@ -14,6 +15,7 @@
 #include "program/devices.h"
 #include "support/cache.h"
 #include "support/gpt2.h"
+#include "support/raises.h"
 
 using namespace haliax;
 using namespace haliax::testing;
@@ -38,6 +40,13 @@ void count(const std::vector<Item>& items, std::int64_t times, Counts& into) {
     const auto here = items.begin() + (&i - items.data());
     if (std::any_of(here, items.end(), is_product)) into.packings += times;
     else if (std::none_of(items.begin(), here, is_product)) into.own += times;
+  }
+}
+// The nests' launches, each text once.
+void add_nests(const std::vector<Item>& items, std::map<std::string, const cuda::Launch*>& to) {
+  for (auto& i : items) {
+    if (i.kind == Item::Kind::launch && i.step->kind == program::Kind::loop) to[i.launch.text] = &i.launch;
+    add_nests(i.body, to);
   }
 }
 // x as an input of the program.
@@ -81,9 +90,29 @@ TEST_CASE("cuda: GPT-2 124M, a training step in bf16 of 64 x 1024 tokens: texts,
   CHECK(n.nests == 24);                          // attention, forward and backward, in 12 layers
   CHECK(n.products < 2000);
   CHECK(cuda::steps_in_graph(sequence.items) < 20000);
+  std::map<std::string, const cuda::Launch*> nests;
+  add_nests(sequence.items, nests);
+  CHECK(nests.size() == 2);
+  for (auto& [text, launch] : nests) {           // all products are tiles
+    CHECK(has(text, "make_tile("));
+    CHECK_FALSE(has(text, "block_product<"));
+    CHECK(launch->shared <= 112 << 10);          // two blocks fit on a processor
+  }
   if (!cuda::has_nvrtc()) {
     MESSAGE("no NVRTC here: nothing was compiled");
     return;
+  }
+  for (int sm : {80, 90, 100}) {                 // for each card as it would be made there
+    const auto there = cuda::sequence_of(*c.program, cuda::near_bytes_of(sm));
+    std::map<std::string, const cuda::Launch*> of_card;
+    add_nests(there.items, of_card);
+    for (auto& nest : of_card) {
+      const auto log = cuda::compile_for_card(cuda::text_for_card(cuda::named(nest.first)), sm).log;
+      CAPTURE(sm);
+      CAPTURE(log);
+      CHECK(has(log, " 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"));
+      CHECK(log.find("bytes stack frame") == log.rfind("bytes stack frame"));   // of one function: nothing is called
+    }
   }
   const Cache cache;
   auto seconds = [&] {                           // of this process: others may keep the cores busy

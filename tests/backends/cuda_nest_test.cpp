@@ -137,37 +137,6 @@ TEST_CASE("cuda nest: products of any strides, in shared memory and beside it") 
     }
 }
 
-namespace {
-
-// What it gives when the texts of its kernels are changed; or what is said.
-std::function<std::string(std::string)> plant;
-std::pair<std::vector<Bytes>, std::string> planted(const Case& c, std::function<std::string(std::string)> change) {
-  plant = std::move(change);
-  auto& api = faulty();
-  api.compile = [](int d, const std::vector<cuda::Kernel>& all) {
-    std::vector<cuda::Kernel> changed;
-    for (auto& k : all) {
-      auto text = k.text;
-      for (std::size_t at = 0; (at = text.find(k.name, at)) != text.npos;) text.replace(at, k.name.size(), "NAME");
-      changed.push_back(cuda::named(plant(text)));
-    }
-    return cuda::simulated().compile(d, changed);
-  };
-  std::pair<std::vector<Bytes>, std::string> out;
-  out.second = error_of([&] { return out.first = c.run(*device_of(api)), 0; });
-  cuda::plant_fault(0, "");
-  return out;
-}
-// The n-th of what is looked for becomes this.
-std::string changed(std::string text, const std::string& what, const std::string& by, int n = 0) {
-  auto at = text.find(what);
-  for (; n > 0; --n) at = text.find(what, at + 1);
-  REQUIRE(at != text.npos);
-  return text.replace(at, what.size(), by);
-}
-
-}  // namespace
-
 TEST_CASE("cuda nest: planted faults are found") {
   const auto c = turns(DType::f32);
   const auto right = planted(c, [](auto text) { return text; });

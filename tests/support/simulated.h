@@ -9,6 +9,7 @@
 #include "backends/cuda/sim/sim.h"
 #include "runtime/communicator.h"
 #include "support/programs.h"
+#include "support/raises.h"
 
 namespace haliax::testing {
 
@@ -39,6 +40,35 @@ inline std::vector<float> floats_of(const Bytes& x) {
   std::vector<float> out(x.size() / 4);
   std::memcpy(out.data(), x.data(), x.size());
   return out;
+}
+
+// What a program gives when the texts of its kernels are changed; or what is said.
+inline std::pair<std::vector<Bytes>, std::string> planted(const Case& c, std::function<std::string(std::string)> change,
+                                                          const char* words = "") {
+  static auto& plant = *new std::function<std::string(std::string)>;
+  plant = std::move(change);
+  auto& api = faulty();
+  api.compile = [](int d, const std::vector<cuda::Kernel>& all) {
+    std::vector<cuda::Kernel> changed;
+    for (auto& k : all) {
+      auto text = k.text;
+      for (std::size_t at = 0; (at = text.find(k.name, at)) != std::string::npos;) text.replace(at, k.name.size(), "NAME");
+      changed.push_back(cuda::named(plant(text)));
+    }
+    return cuda::simulated().compile(d, changed);
+  };
+  std::pair<std::vector<Bytes>, std::string> out;
+  out.second = error_of([&] { return out.first = c.run(*device_of(api, words)), 0; });
+  cuda::plant_fault(0, "");
+  return out;
+}
+// The n-th of what is looked for, behind the first of `behind`, becomes this.
+inline std::string changed(std::string text, const std::string& what, const std::string& by, int n = 0,
+                           const std::string& behind = "") {
+  auto at = text.find(what, text.find(behind));
+  for (; n > 0; --n) at = text.find(what, at + 1);
+  REQUIRE(at != text.npos);
+  return text.replace(at, what.size(), by);
 }
 
 // A program for each device of a mesh, with scratch as the device asks for it; what goes in, and the results.

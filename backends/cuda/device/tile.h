@@ -1,0 +1,283 @@
+// Rows as tiles: a block of 256 threads makes 64 rows by 32 columns twice at a time. Warp w has rows 16 * (w % 4) and on, of the
+// columns of half w / 4. What is multiplied is staged in shared memory as it lies, element by element of its contiguous dim; the
+// tiles themselves are registers: of a tile t, element t[j][e] is at row strip + lane / 4 + 8 * (e / 2), column 8 * j + lane % 4 * 2
+// + e % 2, as mma.sync has it. Only narrow floats.
+#pragma once
+
+namespace haliax::kernel {
+
+inline constexpr int tile_columns = 32, tile_rows = 64;
+using Tile = float[4][4];
+
+// Which columns a block of threads goes through: those of blocks of `width` columns that are wanted, 32 at a time.
+struct Walk {
+  unsigned long long wanted;                               // of 64 blocks
+  int width, all;
+  struct At {
+    int column, block;                                     // behind the last one: all
+  };
+  int there(const At& t) const {                           // columns of a tile
+    const int end = (t.block + 1) * width, left = (end < all ? end : all) - t.column;
+    return left < tile_columns ? left : tile_columns;
+  }
+  At from(int block) const {
+    while (block * width < all && (wanted >> block & 1) == 0) ++block;
+    return {block * width < all ? block * width : all, block};
+  }
+  At behind(const At& t) const {
+    return t.column + tile_columns < (t.block + 1) * width && t.column + tile_columns < all ? At{t.column + tile_columns, t.block}
+                                                                                           : from(t.block + 1);
+  }
+};
+inline Side moved(const Side& s, int lines, int width) { return {s.at + (long long)(lines * s.line) * width, s.line, s.term}; }
+
+// A narrow float as it is rounded, and two of them in a word.
+#ifndef haliax_thread
+template <class E>
+inline std::uint32_t packed(float low, float high) {
+  std::uint32_t out;
+  if constexpr (std::is_same_v<E, bf16>)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+  return out;
+}
+template <class E>
+inline float narrowed(float x) {
+  if constexpr (std::is_same_v<E, bf16>) return std::bit_cast<float>(packed<E>(0, x));
+  float out;
+  asm("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(out) : "f"(x));
+  return out;
+}
+struct Larger {
+  float operator()(float x, float y) const {
+    float out;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(x), "f"(y));
+    return out;
+  }
+};
+#else
+template <class E>
+inline std::uint32_t packed(float low, float high) {
+  return element<E>(low).bits | std::uint32_t(element<E>(high).bits) << 16;
+}
+template <class E>
+inline float narrowed(float x) {
+  return number(element<E>(x));
+}
+using Larger = Max;
+#endif
+
+// Copies of 16 bytes into shared memory, which are there when all threads have waited, and met.
+#ifndef haliax_thread
+struct Copies {
+  void add(void* to, Word from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+  }
+  void wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+};
+#else
+struct Copies {                                            // made when they are waited for, and not before
+  struct { void* to; Word from; } all[160];
+  int count = 0;
+  void add(void* to, Word from) { all[count++] = {to, from}; }
+  void wait() {
+    for (; count > 0; --count) __builtin_memcpy(all[count - 1].to, reinterpret_cast<const void*>(all[count - 1].from), 16);
+  }
+};
+#endif
+
+// Lines and terms of an operand, staged: along (a line's terms lie side by side) or across. `terms` is a multiple of 16.
+template <class E, bool along, int lines, int terms>
+struct Staged {
+  static constexpr int fast = along ? terms : lines, slow = along ? lines : terms;
+  static constexpr int pitch = fast + 8;                   // eight lines of 16 bytes meet in no bank
+  static constexpr int elements = slow * pitch;
+  static constexpr bool is_along = along;
+  E* at;
+  static constexpr int place(int line, int term) { return along ? line * pitch + term : term * pitch + line; }
+  // The box (lines, terms) of the operand from its first element on; what is not there is 0. far: it lies in the card's memory.
+  template <bool far>
+  void bring(Copies& copies, Side s, int lines_there, int terms_there) const {
+    constexpr int chunks = fast / 8;
+    const int fast_there = along ? terms_there : lines_there, slow_there = along ? lines_there : terms_there;
+    const int fast_step = along ? s.term : s.line, slow_step = (along ? s.line : s.term) * int(sizeof(E));
+    const bool wide = fast_step == 1 && s.at % 16 == 0 && slow_step % 16 == 0 && fast_there % 8 == 0;
+#pragma unroll
+    for (int first = 0; first < slow * chunks; first += 256) {
+      const int k = first + int(threadIdx_x), i = k / chunks, j = k % chunks * 8;
+      if (slow * chunks % 256 != 0 && k >= slow * chunks) return;
+      E* const to = at + i * pitch + j;
+      if (wide && i < slow_there && j < fast_there) {
+        const auto from = s.at + i * slow_step + j * int(sizeof(E));
+        if constexpr (far)
+          copies.add(to, from);
+        else
+          *reinterpret_cast<Several<E, 8>*>(to) = *reinterpret_cast<const Several<E, 8>*>(from);
+      } else {
+#pragma unroll 1
+        for (int e = 0; e < 8; ++e)
+          to[e] = i < slow_there && j + e < fast_there
+                      ? *reinterpret_cast<const E*>(s.at + i * slow_step + (j + e) * fast_step * int(sizeof(E)))
+                      : element<E>(0);
+      }
+    }
+  }
+};
+
+// Elements of a lane of an operand (16, 16) from this place on: of a (rows, terms), or of two b side by side (terms, columns).
+// by_terms: those lie side by side.
+template <class E, bool of_a, bool by_terms>
+inline void fragment(std::uint32_t (&f)[4], const E* staged, int place, int pitch) {
+  const int lane = int(threadIdx_x) % 32;
+#ifndef haliax_thread
+  const int i = lane / 8, line = (of_a ? i % 2 : i / 2) * 8, term = (of_a ? i / 2 : i % 2) * 8;
+  place += by_terms ? (line + lane % 8) * pitch + term : (term + lane % 8) * pitch + line;
+  const unsigned at = unsigned(__cvta_generic_to_shared(staged)) + unsigned(place) * unsigned(sizeof(E));
+  if constexpr (by_terms)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3]) : "r"(at) : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3]) : "r"(at) : "memory");
+#else
+  for (int i = 0; i < 4; ++i) {
+    const int line = (of_a ? i % 2 : i / 2) * 8 + lane / 4, term = (of_a ? i / 2 : i % 2) * 8 + lane % 4 * 2;
+    auto one = [&](int t) { return std::uint32_t(staged[place + (by_terms ? line * pitch + t : t * pitch + line)].bits); };
+    f[i] = one(term) | one(term + 1) << 16;
+  }
+#endif
+}
+template <class E>
+inline void multiply_two(float (&x)[4], float (&y)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[4]) {
+  const std::uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
+  multiply_tile<E>(x, a, first), multiply_tile<E>(y, a, second);
+}
+
+// A warp's 16 rows of an operand (64, depth), in registers.
+template <class E, int depth>
+struct Held {
+  std::uint32_t f[depth / 16][4];
+  template <class X>
+  void load(const X& x, int strip) {
+#pragma unroll
+    for (int k = 0; k < depth / 16; ++k) fragment<E, true, X::is_along>(f[k], x.at, x.place(strip, 16 * k), X::pitch);
+  }
+};
+// tile = x (16 rows, depth) y (32 columns, depth)^T
+template <class E, int depth, class Y>
+inline void make_tile(Tile& tile, const Held<E, depth>& x, const Y& y) {
+  for (auto& some : tile)
+    for (auto& c : some) c = 0;
+#pragma unroll
+  for (int k = 0; k < depth / 16; ++k)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      std::uint32_t b[4];
+      fragment<E, false, Y::is_along>(b, y.at, y.place(16 * j, 16 * k), Y::pitch);
+      multiply_two<E>(tile[2 * j], tile[2 * j + 1], x.f[k], b);
+    }
+}
+// What a warp sums up over columns: 16 rows of a result (rows, depth).
+template <class E, int depth>
+struct RowSums {
+  float c[depth / 8][4];
+  void clear() {
+    for (auto& some : c)
+      for (auto& x : some) x = 0;
+  }
+  template <class Y>                                       // += tile (16, 32) y (32, depth)
+  void add(const Tile& tile, const Y& y) {
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const auto &x = tile[2 * k], &next = tile[2 * k + 1];
+      const std::uint32_t a[4] = {packed<E>(x[0], x[1]), packed<E>(x[2], x[3]), packed<E>(next[0], next[1]),
+                                  packed<E>(next[2], next[3])};
+#pragma unroll
+      for (int d = 0; d < depth / 16; ++d) {
+        std::uint32_t b[4];
+        fragment<E, false, !Y::is_along>(b, y.at, y.place(16 * k, 16 * d), Y::pitch);
+        multiply_two<E>(c[2 * d], c[2 * d + 1], a, b);
+      }
+    }
+  }
+  // Both halves of the columns are summed up, and stored: out (rows, terms), += where `adds`. room: 64 * depth floats, which nobody
+  // uses any more.
+  template <class S, bool adds>
+  void store_to(Side out, int rows_there, int terms, float* room) {
+    const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32, strip = warp % 4;
+    __syncthreads();
+    if (warp >= 4)
+      for (int d = 0; d < depth / 8; ++d)
+        for (int e = 0; e < 4; ++e) room[((d * 4 + e) * 4 + strip) * 32 + lane] = c[d][e];
+    __syncthreads();
+    if (warp < 4)
+      for (int d = 0; d < depth / 8; ++d)
+        for (int e = 0; e < 4; ++e) {
+          const int row = 16 * strip + lane / 4 + 8 * (e / 2), term = 8 * d + lane % 4 * 2 + e % 2;
+          if (row >= rows_there || term >= terms) continue;
+          const auto at = row * out.line + term * out.term;
+          float sum = c[d][e] + room[((d * 4 + e) * 4 + strip) * 32 + lane];
+          if constexpr (adds) sum = load<S>(out.at, at) + sum;
+          store<S>(out.at, at, sum);
+        }
+  }
+};
+
+// Tiles of all warps as they are multiplied over rows: (64 rows, 2 * 32 columns).
+template <class E>
+using Together = Staged<E, true, tile_rows, 2 * tile_columns>;
+template <class E>
+inline void show(const Together<E>& to, const Tile& tile, int strip, int half) {
+  const int lane = int(threadIdx_x) % 32;
+  for (int j = 0; j < 4; ++j)
+    for (int e = 0; e < 2; ++e)
+      *reinterpret_cast<std::uint32_t*>(to.at + to.place(strip + lane / 4 + 8 * e, half * tile_columns + 8 * j + lane % 4 * 2)) =
+          packed<E>(tile[j][2 * e], tile[j][2 * e + 1]);
+}
+// out (columns, terms) += tiles^T (columns, rows) x (rows, terms). A warp has 16 columns, of the tile whose first element is at
+// out, and each second 16 of the terms.
+template <class E, int depth, class S, bool adds, class X>
+inline void add_over_rows(const Together<E>& tiles, const X& x, Side out, int columns_there, int terms) {
+  const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32, strip = warp % 4 * 16;
+  std::uint32_t a[4][4];
+  for (int k = 0; k < 4; ++k) fragment<E, true, false>(a[k], tiles.at, tiles.place(16 * k, strip), tiles.pitch);
+  for (int d = warp / 4; d < depth / 16; d += 2) {
+    float c[2][4] = {};
+    for (int k = 0; k < 4; ++k) {
+      std::uint32_t b[4];
+      fragment<E, false, !X::is_along>(b, x.at, x.place(16 * k, 16 * d), X::pitch);
+      multiply_two<E>(c[0], c[1], a[k], b);
+    }
+    for (int j = 0; j < 2; ++j)
+      for (int e = 0; e < 4; ++e) {
+        const int column = strip % tile_columns + lane / 4 + 8 * (e / 2), term = 16 * d + 8 * j + lane % 4 * 2 + e % 2;
+        if (column >= columns_there || term >= terms) continue;
+        const auto at = column * out.line + term * out.term;
+        float sum = c[j][e];
+        if constexpr (adds) sum = load<S>(out.at, at) + sum;
+        store<S>(out.at, at, sum);
+      }
+  }
+}
+
+// The flags of up to 64 blocks, as bits: all lanes get them.
+inline unsigned long long block_flags(Word at, long long step, int count) {
+  unsigned long long out = 0;
+  for (int g = int(threadIdx_x) % 32; g < count; g += 32)
+    if (load<bool>(at, g * step)) out |= 1ull << g;
+  for (int by = 1; by < 32; by *= 2) out |= exchanged(out, by);
+  return out;
+}
+// What both halves have folded of a row, and four lanes of each: room for two T a row.
+template <class T, class F>
+inline void fold_lanes(T (&x)[2], F f, T* room) {
+  const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32;
+  for (int h = 0; h < 2; ++h) {
+    x[h] = f(x[h], exchanged(x[h], 1));
+    x[h] = f(x[h], exchanged(x[h], 2));
+    if (lane % 4 == 0) room[warp / 4 * tile_rows + warp % 4 * 16 + lane / 4 + 8 * h] = x[h];
+  }
+}
+
+}  // namespace haliax::kernel

@@ -1,0 +1,521 @@
+#include "tiles.h"
+
+#include <algorithm>
+#include <map>
+
+namespace haliax::cuda {
+
+using namespace program;
+
+namespace {
+
+template <class F> void each_access(const Step& s, const F& f) {     // f(view, writes)
+  auto indexed = [&](auto& all) {
+    for (auto& i : all) f(i.ids, false);
+  };
+  switch (s.kind) {
+    case Kind::fused:
+      for (auto& i : s.fused.code)
+        if (i.view.slot >= 0 || !i.view.terms.empty()) f(i.view, i.code >= Code::store);
+      break;
+    case Kind::contract: f(s.contract.a, false), f(s.contract.b, false), f(s.contract.out, true); break;
+    case Kind::gather: f(s.gather.table, false), f(s.gather.out, true), indexed(s.gather.indexed); break;
+    case Kind::scatter: f(s.scatter.updates, false), f(s.scatter.target, true), indexed(s.scatter.indexed); break;
+    case Kind::sort: f(s.sort.x, false), f(s.sort.out, true), f(s.sort.indices, true); break;
+    case Kind::cumulative: f(s.cumulative.x, false), f(s.cumulative.out, true); break;
+    case Kind::copy: f(s.copy.x, false), f(s.copy.out, true); break;
+    case Kind::skip: f(s.skip.unless, false); break;
+    case Kind::loop:
+      for (auto& inner : s.loop.body) each_access(inner, f);
+      break;
+    default: break;
+  }
+}
+bool is_narrow(DType d) { return d == DType::bf16 || d == DType::f16; }
+Dims without_ones(const Dims& dims) {
+  Dims out;
+  for (auto n : dims)
+    if (n != 1) out.push_back(n);
+  return out;
+}
+// Strides along the dims that are not 1.
+Dims strides_of(const Dims& dims, Dims strides) {
+  strides.resize(dims.size());
+  Dims out;
+  for (std::size_t d = 0; d < dims.size(); ++d)
+    if (dims[d] != 1) out.push_back(strides[d]);
+  return out;
+}
+// The stride of all these dims as one.
+std::optional<std::int64_t> as_one(const Dims& dims, const Dims& strides, std::size_t from, std::size_t to) {
+  std::int64_t stride = strides[to - 1], n = 1;
+  for (std::size_t d = to; d-- > from; n *= dims[d])
+    if (strides[d] != stride * n) return {};
+  return stride;
+}
+
+// A product of matrices, or a block of one.
+struct Flat {
+  std::int64_t m = 1, n = 1, k = 1;
+  std::int64_t am = 0, ak = 0, bk = 0, bn = 0, om = 0, on = 0;       // strides
+};
+std::optional<Flat> flat(const Contract& c) {
+  std::size_t at = 0;
+  auto one = [&](const Dims& dims, std::int64_t& n, std::initializer_list<std::pair<const View*, std::int64_t*>> views) {
+    bool fits = true;
+    for (auto& [v, stride] : views) {
+      Dims mine;
+      for (std::size_t d = 0; d < dims.size(); ++d) mine.push_back(at + d < v->strides.size() ? v->strides[at + d] : 0);
+      const auto sizes = without_ones(dims), strides = strides_of(dims, mine);
+      if (sizes.empty()) continue;
+      auto s = as_one(sizes, strides, 0, sizes.size());
+      fits &= s.has_value(), *stride = s.value_or(0);
+    }
+    n = points(dims), at += dims.size();
+    return fits;
+  };
+  Flat f;
+  std::int64_t batch = 1;
+  bool fits = one(c.batch, batch, {}) && batch == 1;
+  fits = one(c.m, f.m, {{&c.a, &f.am}, {&c.out, &f.om}}) && fits;
+  fits = one(c.n, f.n, {{&c.b, &f.bn}, {&c.out, &f.on}}) && fits;
+  fits = one(c.k, f.k, {{&c.a, &f.ak}, {&c.b, &f.bk}}) && fits;
+  if (!fits) return {};
+  return f;
+}
+// One block of columns, or as many as a loop has turns.
+struct Block {
+  const Contract* c = nullptr;
+  Flat f = {};
+  const View* flag = nullptr;
+  int variable = -1;
+  std::int64_t trips = 1;
+};
+std::optional<Block> block_of(const Step& s) {
+  Block b;
+  const Step* product = &s;
+  if (s.kind == Kind::loop) {
+    auto& body = s.loop.body;
+    if (s.loop.lanes > 0 || body.empty() || body.size() > 2 || (body.size() == 2 && body[0].kind != Kind::skip)) return {};
+    if (body.size() == 2) b.flag = &body[0].skip.unless;
+    product = &body.back(), b.variable = s.loop.variable, b.trips = s.loop.trips;
+  }
+  if (product->kind != Kind::contract) return {};
+  auto f = flat(product->contract);
+  if (!f) return {};
+  b.c = &product->contract, b.f = *f;
+  return b;
+}
+// Without what the loop adds; that is `step`.
+View first_of(View v, int variable, std::int64_t& step) {
+  step = 0;
+  std::erase_if(v.terms, [&](auto& t) {
+    if (t.loop < 0 || t.loop != variable) return false;
+    return step += t.stride, true;
+  });
+  return v;
+}
+
+struct Unfit {};
+void require(bool fits) {
+  if (!fits) throw Unfit{};
+}
+
+class Finder {
+ public:
+  Finder(const std::vector<Step>& steps, const Program& p, const std::function<bool(int)>& is_own)
+      : steps_(steps), program_(p), is_own_(is_own) {}
+  bool find_space() {
+    std::set<int> made;
+    for (auto& s : steps_) {
+      if (s.kind == Kind::skip) return false;    // what stands behind it may not be moved
+      if (auto b = block_of(s); b && is_narrow(b->c->a.dtype)) made.insert(root(b->c->out.slot));
+      auto& f = s.fused;
+      if (s.kind != Kind::fused || f.outer <= 0 || f.outer >= int(f.dims.size())) continue;
+      for (auto& i : f.code) {
+        if (i.code != Code::load || !i.inner || !made.count(root(i.view.slot)) || !is_own_(root(i.view.slot))) continue;
+        g_.rows = without_ones(Dims(f.dims.begin(), f.dims.begin() + f.outer));
+        g_.columns = without_ones(Dims(f.dims.begin() + f.outer, f.dims.end()));
+        if (points(g_.rows) > 1 && points(g_.columns) > 1) return true;
+      }
+    }
+    return false;
+  }
+  TileGroup find() {
+    rows_ = points(g_.rows), columns_ = points(g_.columns);
+    require(rows_ < (1 << 16) && columns_ < (1 << 24));
+    space_ = g_.rows, space_.insert(space_.end(), g_.columns.begin(), g_.columns.end());
+    find_wide();
+    for (std::size_t k = 0; k < steps_.size();) k = add(k);
+    require(!g_.products.empty());
+    for (int slot = 0; slot < int(program_.slots.size()); ++slot)
+      if (wide_.count(root(slot))) g_.unused.insert(slot);
+    order();
+    return std::move(g_);
+  }
+
+ private:
+  struct Wide {                                  // where its elements would lie, and what they are now
+    std::int64_t offset = -1, row = 0, column = 0;
+    int value = -1;
+  };
+  int root(int slot) const {
+    while (slot >= 0 && program_.slot(slot).alias >= 0) slot = program_.slot(slot).alias;
+    return slot;
+  }
+  bool in_space(const Step& s) const {
+    if (s.kind != Kind::fused) return false;
+    auto& f = s.fused;
+    if (f.outer == int(f.dims.size())) return without_ones(f.dims) == space_;
+    return without_ones(Dims(f.dims.begin(), f.dims.begin() + f.outer)) == g_.rows &&
+           without_ones(Dims(f.dims.begin() + f.outer, f.dims.end())) == g_.columns;
+  }
+  Dims instruction_strides(const Fused& f, const Instr& i) const {
+    Dims s;
+    if (i.code != Code::iota) s = i.view.strides;
+    s.resize(i.inner ? f.dims.size() : std::size_t(f.outer)), s.resize(f.dims.size());
+    if (i.code == Code::iota && i.dim >= 0) s[std::size_t(i.dim)] = i.stride;
+    return strides_of(f.dims, s);
+  }
+  // As wide as a row, and touched by products and fused steps over the space alone.
+  void find_wide() {
+    std::set<int> others;
+    for (auto& s : steps_) {
+      const bool fused = in_space(s);
+      const auto block = block_of(s);
+      each_access(s, [&](const View& v, bool) {
+        for (auto& t : v.terms) others.insert(root(t.slot));
+        const int r = root(v.slot);
+        if (r < 0) return;
+        const auto b = bytes_of(v.dtype);
+        const bool large = is_own_(r) && program_.slot(r).bytes >= rows_ * columns_ * b;
+        if (large && (fused || (block && is_narrow(block->c->a.dtype)))) wide_[r];
+        else others.insert(r);
+      });
+    }
+    std::erase_if(wide_, [&](auto& w) { return others.count(w.first) > 0; });
+  }
+  bool touches_wide(const Step& s) const {
+    bool out = false;
+    each_access(s, [&](const View& v, bool) { out |= wide_.count(root(v.slot)) > 0; });
+    return out;
+  }
+  void look(Wide& w, std::int64_t offset, std::int64_t row, std::int64_t column) {
+    require(row != 0 && column != 0);
+    if (w.offset < 0) w.offset = offset, w.row = row, w.column = column;
+    require(w.offset == offset && w.row == row && w.column == column);
+  }
+  std::size_t add(std::size_t k) {
+    auto& s = steps_[k];
+    if (!touches_wide(s)) return nodes_.push_back({.at = int(k), .step = &s}), k + 1;
+    if (s.kind == Kind::fused) return add_fused(s.fused, int(k)), k + 1;
+    return add_product(k);
+  }
+
+  // ---- fused steps ----
+  int push(Instr i, Dims strides, int at, int product = -1) {
+    g_.code.push_back(std::move(i)), g_.strides.push_back(std::move(strides)), g_.home.push_back(at), g_.tile_of.push_back(product);
+    return int(g_.code.size()) - 1;
+  }
+  int cast_to(DType d, int value, int at) {
+    auto& from = g_.code[std::size_t(value)];
+    if (from.dtype == d) return value;
+    return push({.code = Code::cast, .dtype = d, .args = {value, -1, -1, -1}, .inner = from.inner}, {}, at);
+  }
+  void add_fused(const Fused& f, int at) {
+    require(in_space(steps_[std::size_t(at)]));
+    const bool points_only = f.outer == int(f.dims.size());
+    std::vector<int> here(f.code.size(), -1);
+    for (std::size_t k = 0; k < f.code.size(); ++k) {
+      Instr i = f.code[k];
+      const bool store = i.code >= Code::store, placed = i.code == Code::load || i.code == Code::iota || store;
+      if (points_only) i.inner = i.code != Code::constant;
+      for (int& a : i.args)
+        if (a >= 0) a = here[std::size_t(a)];
+      auto strides = placed ? instruction_strides(f, i) : Dims{};
+      auto wide = i.view.slot >= 0 ? wide_.find(root(i.view.slot)) : wide_.end();
+      if (wide != wide_.end()) {
+        require(i.inner && i.view.terms.empty() && (i.code == Code::load || i.code == Code::store));
+        auto row = as_one(space_, strides, 0, g_.rows.size()), column = as_one(space_, strides, g_.rows.size(), space_.size());
+        require(row && column);
+        look(wide->second, i.view.offset, *row, *column);
+        if (store) {
+          wide->second.value = cast_to(i.view.dtype, i.args[0], at);
+        } else {
+          const int value = wide->second.value;
+          require(value >= 0 && g_.code[std::size_t(value)].dtype == i.view.dtype);
+          here[k] = cast_to(i.dtype, value, at);
+        }
+        continue;
+      }
+      require(!(store && i.inner) && !(i.code >= Code::reduce_argmax && i.code <= Code::reduce_argmin));
+      std::int64_t reach = 0;
+      for (std::size_t d = 0; d < strides.size(); ++d) reach += std::abs(strides[d]) * space_[d];
+      require(reach < most_near);
+      here[k] = push(std::move(i), std::move(strides), at);
+      if (store) nodes_.push_back({.at = at, .store = here[k]});
+      if (is_fold(g_.code.back().code)) nodes_.push_back({.at = at, .fold = here[k]});
+    }
+  }
+
+  // ---- products ----
+  // From this step on, as many as are blocks of one.
+  std::size_t add_product(std::size_t k) {
+    const auto first = block_of(steps_[k]);
+    require(first.has_value());
+    auto& c = *first->c;
+    const bool wide_a = wide_.count(root(c.a.slot)) > 0, wide_b = wide_.count(root(c.b.slot)) > 0,
+               wide_out = wide_.count(root(c.out.slot)) > 0;
+    require(wide_a + wide_b + wide_out == 1 && is_narrow(c.a.dtype) && c.a.dtype == c.b.dtype);
+    require(is_narrow(c.out.dtype) || c.out.dtype == DType::f32);
+    TileProduct p{.dtype = c.a.dtype, .adds = c.accumulate, .at = int(k)};
+    auto& f = first->f;
+    auto& wide = wide_[root(wide_a ? c.a.slot : wide_b ? c.b.slot : c.out.slot)];
+    std::int64_t steps[3] = {};
+    const View a = bare(first_of(c.a, first->variable, steps[0])), b = bare(first_of(c.b, first->variable, steps[1])),
+               out = bare(first_of(c.out, first->variable, steps[2]));
+    // Which of m, n, k the rows and the columns are.
+    enum { is_m, is_n, is_k } row, column;
+    std::int64_t sizes[3] = {f.m, f.n, f.k};
+    auto found = [&](std::int64_t s, std::int64_t t, auto of_s, auto of_t) {   // strides of the tile along two of them
+      const bool rows_first = sizes[of_s] == rows_ && (wide.offset < 0 ? t < s : s == wide.row && t == wide.column);
+      row = rows_first ? of_s : of_t, column = rows_first ? of_t : of_s;
+      look(wide, (wide_a ? a : wide_b ? b : out).offset, rows_first ? s : t, rows_first ? t : s);
+    };
+    if (wide_a) found(f.am, f.ak, is_m, is_k);
+    else if (wide_b) found(f.bn, f.bk, is_n, is_k);
+    else found(f.om, f.on, is_m, is_n);
+    require(sizes[row] == rows_);
+    const TileOperand of_a{a, f.am, f.ak}, of_b{b, f.bn, f.bk}, of_b_terms{b, f.bk, f.bn}, of_a_terms{a, f.ak, f.am},
+        of_out{out, f.om, f.on}, of_out_terms{out, f.on, f.om};
+    if (wide_out) {
+      p.kind = TileProduct::Kind::makes, p.terms = f.k;
+      p.x = row == is_m ? of_a : of_b, p.y = row == is_m ? of_b : of_a, p.out = {out, wide.row, wide.column};
+    } else {
+      const bool over_columns = column == is_k;
+      p.kind = over_columns ? TileProduct::Kind::over_columns : TileProduct::Kind::over_rows;
+      p.terms = wide_a ? f.n : f.m;
+      (over_columns ? p.y : p.x) = wide_a ? of_b_terms : of_a_terms;
+      (over_columns ? p.x : p.y) = {wide_a ? a : b, wide.row, wide.column};
+      p.out = wide_a ? of_out : of_out_terms;
+    }
+    require(p.terms <= 128);
+    for (auto* o : {&p.x, &p.y, &p.out})
+      require((rows_ + columns_) * std::abs(o->line) + std::max(p.terms, columns_) * std::abs(o->term) < most_near);
+    const auto end = blocks(k, *first, p, sizes[column], {a, b, out}, steps, column);
+    p.kind == TileProduct::Kind::makes ? make(wide, p, c.out.dtype) : use(wide, p);
+    return end;
+  }
+  // Reads the blocks of one product, which lie side by side; the step behind them.
+  std::size_t blocks(std::size_t k, const Block& first, TileProduct& p, std::int64_t width, const View (&views)[3],
+                     const std::int64_t (&steps)[3], int column) {
+    const auto& f = first.f;
+    // Where the columns are m, n or k: what the next column is for a, b, out.
+    const std::int64_t next[3] = {column == 0 ? f.am : column == 2 ? f.ak : 0, column == 1 ? f.bn : column == 2 ? f.bk : 0,
+                                  column == 0 ? f.om : column == 1 ? f.on : 0};
+    for (int v = 0; v < 3; ++v) require(first.trips == 1 || steps[v] == next[v] * width);
+    auto columns = width * first.trips;
+    if (first.flag) {
+      p.has_flags = true, p.flag = first_of(*first.flag, first.variable, p.flag_step);
+      require(p.flag.terms.empty() || std::all_of(p.flag.terms.begin(), p.flag.terms.end(), [](auto& t) { return t.slot < 0; }));
+      require(!g_.width || g_.width == width);
+      g_.width = width;
+    }
+    ++k;
+    if (columns < columns_) {
+      require(k < steps_.size());
+      const auto rest = block_of(steps_[k]);
+      require(rest && rest->trips == 1 && (rest->flag != nullptr) == p.has_flags);
+      auto& r = rest->f;
+      const std::int64_t sizes[3] = {r.m, r.n, r.k}, full[3] = {f.m, f.n, f.k};
+      for (int d = 0; d < 3; ++d) require(d == column ? sizes[d] == columns_ - columns && sizes[d] <= width : sizes[d] == full[d]);
+      const View* other[3] = {&rest->c->a, &rest->c->b, &rest->c->out};
+      for (int v = 0; v < 3; ++v)
+        require(moved(views[v], next[v] * columns) == bare(*other[v]) && first.c->accumulate == rest->c->accumulate);
+      auto same = [&](std::int64_t x, std::int64_t y, int d) { return sizes[d] == 1 || x == y; };
+      require(same(r.am, f.am, 0) && same(r.om, f.om, 0) && same(r.bn, f.bn, 1) && same(r.on, f.on, 1) && same(r.ak, f.ak, 2) &&
+              same(r.bk, f.bk, 2));
+      if (p.has_flags) require(moved(p.flag, p.flag_step * first.trips) == bare(*rest->flag));
+      columns = columns_, ++k;
+    }
+    require(columns == columns_ && (!p.has_flags || (columns_ + width - 1) / width <= 64));
+    return k;
+  }
+  static View bare(View v) { return v.strides.clear(), v; }
+  static View moved(View v, std::int64_t by) { return v.offset += by, bare(v); }
+
+  void make(Wide& w, TileProduct& p, DType d) {
+    if (w.value >= 0) {
+      auto& before = g_.code[std::size_t(w.value)];
+      p.filled = before.code == Code::constant && before.number == 0 && before.integer == 0;
+      require(p.filled);
+    }
+    require(!p.adds || p.filled);
+    const int number = int(g_.products.size());
+    p.value = w.value = push({.code = Code::load, .dtype = d, .inner = true}, {}, p.at, number);
+    add_flags(p, number);
+    g_.products.push_back(p);
+  }
+  void use(const Wide& w, TileProduct& p) {
+    require(w.value >= 0 && g_.code[std::size_t(w.value)].dtype == p.dtype && g_.code[std::size_t(w.value)].inner);
+    // A block left out would leave what was there; rows may come 64 after 64.
+    require(p.adds || (!p.has_flags && (rows_ <= 64 || p.kind == TileProduct::Kind::over_columns)));
+    const int number = int(g_.products.size());
+    p.value = w.value;
+    add_flags(p, number);
+    nodes_.push_back({.at = p.at, .product = number});
+    g_.products.push_back(p);
+  }
+  void add_flags(const TileProduct& p, int number) {
+    if (p.has_flags) nodes_.push_back({.at = p.at, .flags = number});
+  }
+
+  // ---- the order ----
+  struct Node {
+    int at = 0;
+    const Step* step = nullptr;
+    int flags = -1, product = -1, fold = -1, store = -1;
+    std::set<int> reads = {}, writes = {};       // slots
+    std::set<int> folds = {};                    // that it needs
+    bool is_tile() const { return product >= 0 || fold >= 0; }
+  };
+  void touch(std::set<int>& to, const View& v) const {
+    if (v.slot >= 0 && !wide_.count(root(v.slot))) to.insert(root(v.slot));
+    for (auto& t : v.terms)
+      if (t.slot >= 0) to.insert(root(t.slot));
+  }
+  std::set<int> read_by(int instr) const {
+    std::set<int> out;
+    const int p = g_.tile_of[std::size_t(instr)];
+    if (p >= 0) touch(out, g_.products[std::size_t(p)].x.view), touch(out, g_.products[std::size_t(p)].y.view);
+    else if (g_.code[std::size_t(instr)].code == Code::load) touch(out, g_.code[std::size_t(instr)].view);
+    return out;
+  }
+  void look_at(Node& n) {
+    if (n.step)
+      return each_access(*n.step, [&](const View& v, bool writes) {
+        touch(n.reads, v);
+        if (writes) touch(n.writes, v);
+      });
+    if (n.flags >= 0) return touch(n.reads, g_.products[std::size_t(n.flags)].flag);
+    int value = n.fold;
+    if (n.store >= 0) value = n.store, touch(n.writes, g_.code[std::size_t(n.store)].view), n.reads = n.writes;
+    if (n.product >= 0) {
+      auto& p = g_.products[std::size_t(n.product)];
+      value = p.value, touch(n.writes, p.out.view), touch(n.reads, p.x.view), touch(n.reads, p.y.view), touch(n.reads, p.out.view);
+    }
+    for (int i : g_.sources(value)) {
+      if (i != value && is_fold(g_.code[std::size_t(i)].code)) n.folds.insert(i);
+      n.reads.merge(read_by(i));
+    }
+    if (n.product >= 0 && is_fold(g_.code[std::size_t(value)].code)) n.folds.insert(value);
+  }
+  // Slots may share memory, one after the other; small ones do not here.
+  bool overlap(int x, int y) const {
+    auto &a = program_.slot(x), &b = program_.slot(y);
+    auto shares = [&](int slot) { return is_own_(slot) && program_.slot(slot).bytes > small_bytes; };
+    return x == y || (shares(x) && shares(y) && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes);
+  }
+  bool meet(const std::set<int>& x, const std::set<int>& y) const {
+    return std::any_of(x.begin(), x.end(), [&](int i) { return std::any_of(y.begin(), y.end(), [&](int j) { return overlap(i, j); }); });
+  }
+  bool waits_for(const Node& later, const Node& n) const {
+    if (n.fold >= 0 && later.folds.count(n.fold)) return true;
+    if (n.flags >= 0 && later.is_tile()) {       // its products' flags are known
+      const int value = later.product >= 0 ? g_.products[std::size_t(later.product)].value : later.fold;
+      if (n.flags == later.product) return true;
+      for (int i : g_.sources(value))
+        if (g_.tile_of[std::size_t(i)] == n.flags) return true;
+    }
+    return meet(n.writes, later.reads) || meet(n.writes, later.writes) || meet(n.reads, later.writes);
+  }
+  // What is made again later must read then what it read at its place.
+  void require_same_again(const Node& n) const {
+    if (n.step || n.flags >= 0) return;
+    const int value = n.product >= 0 ? g_.products[std::size_t(n.product)].value : n.fold >= 0 ? n.fold : n.store;
+    for (int i : g_.sources(value))
+      for (auto& other : nodes_)
+        require(other.at <= g_.home[std::size_t(i)] || other.at >= n.at || !meet(other.writes, read_by(i)));
+  }
+  void order() {
+    for (auto& n : nodes_) look_at(n);
+    for (auto& n : nodes_) require_same_again(n);
+    std::vector<bool> done(nodes_.size());
+    auto is_ready = [&](std::size_t k, const std::vector<bool>& done) {
+      for (std::size_t j = 0; j < k; ++j)
+        if (!done[j] && waits_for(nodes_[k], nodes_[j])) return false;
+      return !done[k];
+    };
+    for (bool more = true; more;) {
+      more = false;
+      for (std::size_t k = 0; k < nodes_.size(); ++k) {
+        auto& n = nodes_[k];
+        if (n.is_tile() || n.store >= 0 || !is_ready(k, done)) continue;
+        g_.actions.push_back({n.step, n.flags}), done[k] = more = true;
+      }
+      if (more) continue;
+      TileAction pass;
+      auto behind = done;
+      for (std::size_t k = 0; k < nodes_.size(); ++k)
+        if (nodes_[k].is_tile() && is_ready(k, done)) {
+          behind[k] = more = true;
+          if (nodes_[k].fold >= 0) pass.folds.push_back(nodes_[k].fold);
+          else pass.products.push_back(nodes_[k].product);
+        }
+      for (std::size_t k = 0; k < nodes_.size(); ++k)
+        if (nodes_[k].store >= 0 && is_ready(k, behind)) pass.stores.push_back(nodes_[k].store), behind[k] = more = true;
+      done = behind;
+      if (more) g_.actions.push_back(std::move(pass));
+    }
+    require(std::all_of(done.begin(), done.end(), [](bool b) { return b; }));
+  }
+
+  const std::vector<Step>& steps_;
+  const Program& program_;
+  const std::function<bool(int)>& is_own_;
+  TileGroup g_;
+  Dims space_;
+  std::int64_t rows_ = 0, columns_ = 0;
+  std::map<int, Wide> wide_;
+  std::vector<Node> nodes_;
+};
+
+}  // namespace
+
+bool is_fold(Code c) { return c >= Code::reduce_sum && c <= Code::reduce_argmin; }
+
+std::set<int> TileGroup::sources(int instr) const {
+  std::set<int> out;
+  auto walk = [&](auto& self, int i) -> void {
+    if (!out.insert(i).second || (i != instr && is_fold(code[std::size_t(i)].code))) return;
+    for (int a : code[std::size_t(i)].args)
+      if (a >= 0) self(self, a);
+  };
+  walk(walk, instr);
+  return out;
+}
+std::int64_t TileGroup::kept_at(int fold) const {
+  std::int64_t before = 0;
+  for (int i = 0; i < fold; ++i) before += is_fold(code[std::size_t(i)].code);
+  return before * points(rows) * 8;
+}
+int TileGroup::first_of(const TileAction& pass) const {
+  int first = 1 << 30;
+  for (int p : pass.products) first = std::min(first, products[std::size_t(p)].at);
+  for (auto* all : {&pass.folds, &pass.stores})
+    for (int i : *all) first = std::min(first, home[std::size_t(i)]);
+  return first;
+}
+std::int64_t TileGroup::kept_bytes() const { return aligned(kept_at(int(code.size()))); }
+
+std::unique_ptr<TileGroup> tile_group(const std::vector<Step>& steps, const Program& p, const std::function<bool(int)>& is_own) {
+  Finder finder(steps, p, is_own);
+  if (!finder.find_space()) return nullptr;
+  try {
+    return std::make_unique<TileGroup>(finder.find());
+  } catch (const Unfit&) {
+    return nullptr;
+  }
+}
+
+}  // namespace haliax::cuda

@@ -1,0 +1,194 @@
+// Rows as tiles, on a simulated card: a turn of attention by hand, forward and backward, with blocks of columns that flags leave
+// out; what passes it takes; faults that are planted into it, and that name their step.
+#include <doctest/doctest.h>
+
+#include "backends/cuda/nest.h"
+#include "backends/cuda/tiles.h"
+#include "support/raises.h"
+#include "support/simulated.h"
+
+using namespace haliax;
+using namespace haliax::testing;
+
+namespace {
+
+// Columns in blocks of `width`. across: keys lie with their terms far apart. beyond: columns from there on are under no row's
+// mask, so that the blocks behind need not be made. gap: elements between lines, 4 leave no 16 bytes aligned.
+struct Shape {
+  std::int64_t rows = 64, columns = 160, terms = 40, width = 32, beyond = 90, gap = 0;
+  bool across = false;
+  DType dtype = DType::bf16;
+};
+View at(int slot, DType d, Dims strides, std::int64_t offset = 0, std::vector<Term> terms = {}) {
+  return {slot, d, offset, std::move(strides), std::move(terms)};
+}
+Instr iota(int dim, int stride) {
+  return {.code = Code::iota, .dtype = DType::i32, .inner = dim > 0, .dim = dim, .stride = stride};
+}
+Instr number(DType d, double x) { return {.code = Code::constant, .dtype = d, .number = x, .integer = std::int64_t(x)}; }
+
+// In each of 2 turns: s = q k^T, p = softmax(s under a mask), o = p v, ds = p * (do v^T - rowsum(p * do v^T)), dk += ds^T q.
+class Turns {
+ public:
+  explicit Turns(const Shape& shape) : c(11), n_(shape), d_(shape.dtype) {
+    const auto line = n_.terms + n_.gap;
+    const int q = c.slot(false, d_, 2 * n_.rows * line), k = c.slot(false, d_, n_.columns * line),
+              v = c.slot(false, d_, n_.columns * line), seen = c.slot(false, DType::boolean, 64), o = c.slot(true, DType::f32, 2 * n_.rows * n_.terms),
+              sums = c.slot(true, DType::f32, 2 * n_.rows), dk = c.slot(true, DType::f32, 2 * n_.columns * n_.terms);
+    for (std::size_t g = 0; g < 64; ++g) c.arguments[3][g] = std::byte(std::int64_t(g) * n_.width < n_.beyond);
+    const auto wide = n_.rows * n_.columns;
+    const int s = own(wide * 2), e = own(wide * 4), ds = own(wide * 2), turn = 0;
+    p().loops = 8;
+    Step outer{.kind = Kind::loop};
+    auto& l = outer.loop;
+    l.variable = turn, l.trips = 2, l.lanes = 1;
+    q_ = at(q, d_, {line, 0, 1}, 0, {{.loop = turn, .stride = n_.rows * line}});
+    const Dims of_keys = n_.across ? Dims{1, n_.columns} : Dims{line, 1};
+    auto& b = l.body;
+    products(b, seen, {n_.rows, 0, n_.terms}, q_, at(k, d_, {0, of_keys[0], of_keys[1]}), at(s, d_, {n_.columns, 1, 0}), false);
+    b.push_back(softmax(s, e, sums));
+    const View out = at(o, DType::f32, {n_.terms, 1, 0}, 0, {{.loop = turn, .stride = n_.rows * n_.terms}}), keys = at(dk, DType::f32, {n_.terms, 1, 0}, 0, {{.loop = turn, .stride = n_.columns * n_.terms}});
+    b.push_back(zero(out, {n_.rows, n_.terms}, DType::f32)), b.push_back(zero(keys, {n_.columns, n_.terms}, DType::f32));
+    products(b, -1, {n_.rows, n_.terms, 0}, at(s, d_, {n_.columns, 0, 1}), at(v, d_, {0, 1, line}), out, true);
+    b.push_back(zero(at(ds, d_, {n_.columns, 1}), {n_.rows, n_.columns}, d_));
+    products(b, seen, {n_.rows, 0, n_.terms}, q_, at(v, d_, {0, line, 1}), at(ds, d_, {n_.columns, 1, 0}), false);
+    b.push_back(gradient(s, ds));
+    View q_terms = q_;
+    q_terms.strides = {0, 1, line};
+    products(b, seen, {0, n_.terms, n_.rows}, at(ds, d_, {1, 0, n_.columns}), q_terms, keys, true);
+    l.lane_start = 64, l.lane_bytes = p().arena_bytes - 64;
+    p().steps.push_back(std::move(outer));
+  }
+  Case c;
+  const Loop& loop() { return p().steps[0].loop; }
+  std::string text() { return cuda::nest_launch(loop(), p(), cuda::near_bytes_of(90)).text; }
+
+ private:
+  Program& p() { return c.program; }
+  int own(std::int64_t bytes) {
+    p().arena_bytes = std::max<std::int64_t>(p().arena_bytes, 64);
+    p().slots.push_back({.bytes = bytes, .offset = p().arena_bytes});
+    p().arena_bytes += aligned(bytes);
+    return int(p().slots.size()) - 1;
+  }
+  // a b, over the columns in blocks, which are the dim of size 0; each under its flag, unless there are none.
+  void products(std::vector<Step>& to, int flags, std::array<std::int64_t, 3> mnk, const View& a, const View& b, const View& out, bool adds) {
+    const auto whole = n_.columns / n_.width, rest = n_.columns % n_.width;
+    const auto dim = std::size_t(std::find(mnk.begin(), mnk.end(), 0) - mnk.begin());
+    auto block = [&](std::int64_t first, std::int64_t size, std::int64_t trips) {
+      Step s{.kind = Kind::contract, .why = adds ? "sum" : "dot", .where = "model.cpp:5"}, all{.kind = Kind::loop};
+      auto sizes = mnk;
+      sizes[dim] = size;
+      const int variable = trips > 1 ? ++variables_ : -1;
+      auto moved = [&](View v) {
+        const auto next = v.strides[dim];
+        v.offset += first * next;
+        if (trips > 1 && next != 0) v.terms.push_back({.loop = variable, .stride = size * next});
+        return v;
+      };
+      s.contract = {{}, {sizes[0]}, {sizes[1]}, {sizes[2]}, moved(a), moved(b), moved(out), adds};
+      all.loop.variable = variable, all.loop.trips = trips;
+      if (flags >= 0) {
+        Step skip{.kind = Kind::skip};
+        skip.skip.unless = at(flags, DType::boolean, {}, first / n_.width);
+        if (trips > 1) skip.skip.unless.terms.push_back({.loop = variable, .stride = 1});
+        all.loop.body = {skip, s};
+      } else {
+        all.loop.body = {s};
+      }
+      to.push_back(all);
+    };
+    block(0, n_.width, whole);
+    if (rest > 0) block(whole * n_.width, rest, 1);
+  }
+  static Step zero(const View& to, Dims dims, DType d) {
+    Step s{.kind = Kind::fused};
+    s.fused.dims = dims, s.fused.outer = 2;
+    s.fused.code = {number(d, 0), store(to, 0)};
+    s.fused.code[1].view.strides.resize(2);
+    return s;
+  }
+  // Row r sees columns up to 2 r, but those beyond; row 3 sees nothing.
+  Step softmax(int s, int e, int sums) {
+    Step out{.kind = Kind::fused, .why = "softmax", .where = "model.cpp:7"};
+    auto& f = out.fused;
+    f.dims = {n_.rows, n_.columns}, f.outer = 1;
+    constexpr auto f32 = DType::f32, i32 = DType::i32, flag = DType::boolean;
+    f.code = {iota(0, 2), iota(1, 1), op(Code::less_equal, flag, {1, 0}, true), number(i32, double(n_.beyond)),
+              op(Code::less, flag, {1, 3}, true), op(Code::bit_and, flag, {2, 4}, true), number(i32, 6),
+              op(Code::not_equal, flag, {0, 6}), op(Code::bit_and, flag, {5, 7}, true),
+              load(at(s, d_, {n_.columns, 1}), true), number(d_, -3e4), op(Code::select, d_, {8, 9, 10}, true),
+              op(Code::cast, f32, {11}, true), op(Code::reduce_max, f32, {12}), op(Code::sub, f32, {12, 13}, true),
+              op(Code::exp, f32, {14}, true), store(at(e, f32, {n_.columns, 1}), 15, true), op(Code::reduce_sum, f32, {15}),
+              store(at(sums, f32, {1, 0}, 0, {{.loop = 0, .stride = n_.rows}}), 17), op(Code::div, f32, {15, 17}, true),
+              op(Code::cast, d_, {19}, true), store(at(s, d_, {n_.columns, 1}), 20, true)};
+    return out;
+  }
+  Step gradient(int s, int ds) {
+    Step out{.kind = Kind::fused, .why = "gradient", .where = "model.cpp:9"};
+    auto& f = out.fused;
+    f.dims = {n_.rows, n_.columns}, f.outer = 1;
+    constexpr auto f32 = DType::f32;
+    f.code = {load(at(s, d_, {n_.columns, 1}), true), op(Code::cast, f32, {0}, true), load(at(ds, d_, {n_.columns, 1}), true),
+              op(Code::cast, f32, {2}, true), op(Code::mul, f32, {1, 3}, true), op(Code::reduce_sum, f32, {4}),
+              op(Code::sub, f32, {3, 5}, true), op(Code::mul, f32, {1, 6}, true), op(Code::cast, d_, {7}, true),
+              store(at(ds, d_, {n_.columns, 1}), 8, true)};
+    return out;
+  }
+
+  const Shape n_;
+  const DType d_;
+  View q_;
+  int variables_ = 0;
+};
+std::string differ(const std::vector<Bytes>& got, const std::vector<Bytes>& want, double tolerance) {
+  for (std::size_t k = 0; k < got.size(); ++k)
+    if (auto d = difference(DType::f32, got[k], want[k], tolerance); !d.empty()) return std::to_string(k) + ": " + d;
+  return "";
+}
+
+}  // namespace
+
+TEST_CASE("cuda tiles: a turn of attention in blocks is what the reference makes of it") {
+  for (const Shape& s : {Shape{}, Shape{.rows = 130, .columns = 164, .width = 48}, Shape{.rows = 37, .columns = 70, .width = 33},
+                         Shape{.columns = 96, .terms = 128, .across = true}, Shape{.terms = 37, .gap = 4, .across = true},
+                         Shape{.rows = 70, .terms = 64, .beyond = 160, .dtype = DType::f16}, Shape{.beyond = 1}}) {
+    CAPTURE(s.rows);
+    CAPTURE(s.columns);
+    CAPTURE(s.terms);
+    Turns t(s);
+    const auto text = t.text();
+    CHECK(has(text, "make_tile("));
+    CHECK_FALSE(has(text, "block_product<"));
+    const auto got = t.c.run(*cuda::make_simulated_device()), want = t.c.run(*reference::make_reference_device());
+    CHECK(differ(got, want, s.dtype == DType::bf16 ? 3e-2 : 4e-3) == "");
+    CHECK(differ(t.c.run(*cuda::make_simulated_device()), got, 0) == "");
+  }
+}
+TEST_CASE("cuda tiles: planted faults are found") {
+  const Shape shape;
+  Turns t(shape);
+  const auto right = planted(t.c, [](auto text) { return text; });
+  CHECK(right.second == "");
+  auto is_found = [&](const char* what, const char* by, const char* behind) {
+    CAPTURE(std::string(what));
+    const auto wrong = planted(t.c, [&](auto text) { return changed(text, what, by, 0, behind); });
+    CHECK((wrong.second != "" || differ(wrong.first, right.first, 0) != ""));
+  };
+  is_found("copies.wait();", "", "if (turn > 0)");
+  is_found("__syncthreads();", "", "if (turn > 0)");
+  is_found("__syncthreads();", "", "show(");
+  is_found("if (visited < I(", "if (visited > I(", "Sum()(room");   // what is left out is folded, too
+  is_found("__syncthreads();", "", "fold_lanes(");
+  is_found("(flags0 >>", "(~flags0 >>", "");
+  is_found("half ? tile1 : tile0", "tile0", "");
+}
+TEST_CASE("cuda tiles: a fault names the step of the nest, with HALIAX_CUDA=sync") {
+  Turns t({});
+  auto at = [&](const char* behind, const char* words) {
+    return planted(t.c, [&](auto text) { return changed(text, "using I =", "if (threadIdx_x > 99) return;\n  using I =", 0, behind); }, words).second;
+  };
+  CHECK(has(at("mark = 5;", "sync"), "sum (model.cpp:5) has failed: "));
+  CHECK(has(at("copies.wait();", ""), "HALIAX_CUDA=sync finds the step"));
+  CHECK(has(at("mark = 3;", "sync"), "softmax (model.cpp:7) has failed: "));
+}
