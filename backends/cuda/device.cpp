@@ -50,6 +50,7 @@ class CudaDevice final : public Device {
   const char* name() const override { return api_.name; }
   std::int64_t scratch_bytes(const Step& s, int) const override {
     if (s.kind == Kind::collective) return collective_scratch(s.collective);
+    if (s.kind == Kind::fused) return fused_scratch(s.fused);
     return s.kind == Kind::contract ? product_scratch(s.contract) : 0;
   }
   int lanes(const Loop& l, std::int64_t turns, std::int64_t lane_bytes, int) const override {

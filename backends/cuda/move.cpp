@@ -207,7 +207,10 @@ std::vector<Launch> launches_of(const Step& s, Around* around) {
     if (l.blocks > 0) out.push_back(std::move(l));
   };
   switch (s.kind) {
-    case Kind::fused: add(fused_launch(s.fused, around)); break;
+    case Kind::fused:
+      if (!around && s.scratch_bytes > 0) out = fused_in_two(s.fused, s.scratch);
+      else add(fused_launch(s.fused, around));
+      break;
     case Kind::contract:
       if (auto products = around ? std::nullopt : products_of(s)) out = std::move(*products);
       else add(product(s.contract, around));

@@ -20,6 +20,8 @@ struct Nvrtc {
   int (*log)(Program, char*) = nullptr;
   int (*cubin_size)(Program, std::size_t*) = nullptr;
   int (*cubin)(Program, char*) = nullptr;
+  int (*ptx_size)(Program, std::size_t*) = nullptr;
+  int (*ptx)(Program, char*) = nullptr;
   int (*destroy)(Program*) = nullptr;
   int (*version)(int* major, int* minor) = nullptr;
   bool there = false;
@@ -29,7 +31,8 @@ struct Nvrtc {
     auto find = [&](auto& f, const char* name) { return library.find(f, name); };
     there = find(create, "nvrtcCreateProgram") && find(compile, "nvrtcCompileProgram") &&
             find(log_size, "nvrtcGetProgramLogSize") && find(log, "nvrtcGetProgramLog") &&
-            find(cubin_size, "nvrtcGetCUBINSize") && find(cubin, "nvrtcGetCUBIN") && find(destroy, "nvrtcDestroyProgram") &&
+            find(cubin_size, "nvrtcGetCUBINSize") && find(cubin, "nvrtcGetCUBIN") &&
+            find(ptx_size, "nvrtcGetPTXSize") && find(ptx, "nvrtcGetPTX") && find(destroy, "nvrtcDestroyProgram") &&
             find(version, "nvrtcVersion");
   }
 };
@@ -74,7 +77,7 @@ Cubin compile_for_card(const std::string& text, int sm, bool exact) {
   };
   auto log = text_of(api.log_size, api.log);
   if (status != 0) throw Error("[cuda] NVRTC refuses a kernel:\n" + log);
-  return {text_of(api.cubin_size, api.cubin), std::move(log)};
+  return {text_of(api.cubin_size, api.cubin), std::move(log), text_of(api.ptx_size, api.ptx)};
 }
 
 }  // namespace haliax::cuda

@@ -11,7 +11,7 @@ bool has_nvrtc();
 int nvrtc_version();                                               // 13000 is 13.0; 0: it is not there
 std::vector<std::string> nvrtc_options(int sm, bool exact);
 struct Cubin {
-  std::string bytes, log;  // log: what ptxas says of registers, stack and spills
+  std::string bytes, log, ptx;  // log: what ptxas says of registers, stack and spills; ptx: what it was made of
 };
 // sm: of the card, 90 for an H100; exact: no contracted multiply-adds. Raises with the compiler's own words, or where the library
 // is missing.
