@@ -104,15 +104,20 @@ TEST_CASE("cuda fused: a row is read once, as long as it fits in the registers o
 TEST_CASE("cuda fused: folds of much for few points are made in two passes, and say so by their scratch") {
   const auto device = cuda::make_simulated_device();
   auto of = [&](Code code, DType d, std::int64_t rows, std::int64_t n, bool first) {
-    auto c = fold(code, d, rows, n, first, 7);
-    plan_scratch(c, *device);
-    return cuda::launches_of(c.program.steps[0]).size();
+    Step s;                                      // nothing runs
+    s.fused.dims = {first ? n : rows, first ? rows : n}, s.fused.outer = 1;
+    const View x{0, d, 0, first ? Dims{1, n} : Dims{n, 1}, {}}, out{1, d, 0, {1, 0}, {}};
+    s.fused.code = {load(x, true), op(code, d, {0}), store(out, 1)};
+    s.scratch_bytes = device->scratch_bytes(s, 0), s.scratch = 0;
+    return cuda::launches_of(s);
   };
-  CHECK(of(Code::reduce_sum, DType::f32, 65536, 4096, true) == 2);
-  CHECK(of(Code::reduce_sum, DType::f32, 65536, 4096, false) == 1);   // there are enough rows
-  CHECK(of(Code::reduce_sum, DType::bf16, 2, 1 << 20, false) == 2);
-  CHECK(of(Code::reduce_sum, DType::f32, 20, 300, true) == 1);        // it is little
-  CHECK(of(Code::reduce_argmax, DType::f32, 2, 1 << 20, false) == 1);
+  CHECK(of(Code::reduce_sum, DType::f32, 65536, 4096, true).size() == 2);
+  CHECK(of(Code::reduce_sum, DType::f32, 65536, 4096, true)[0].blocks == 264);
+  CHECK(of(Code::reduce_sum, DType::f32, 65536, 4096, false).size() == 1);   // there are enough rows
+  CHECK(of(Code::reduce_sum, DType::bf16, 2, 1 << 20, false).size() == 2);
+  CHECK(of(Code::reduce_sum, DType::f32, 20, 300, true).size() == 1);        // it is little
+  CHECK(of(Code::reduce_argmax, DType::f32, 2, 1 << 20, false).size() == 1);
+  CHECK(device->scratch_bytes({.kind = Kind::fused}, 0) == 0);
 }
 TEST_CASE("cuda fused: two passes give what the reference gives, of all dtypes and folds, over the first and the last dim") {
   unsigned seed = 0;
