@@ -314,6 +314,58 @@ bool update(Handle instance, Handle graph) {
   return driver().update(static_cast<CUgraphExec>(instance), static_cast<CUgraph>(graph), &info) == CUDA_SUCCESS;
 }
 
+// The kernel tells a condition of the graph that is written down; behind it stands a node whose part is written down in a stream
+// of its own.
+bool has_ifs() { return driver().has_ifs && can_link(); }
+#if CUDA_VERSION >= 13000
+struct Captured {
+  CUgraph graph = nullptr;
+  std::vector<CUgraphNode> behind = {};          // what comes next waits for these
+};
+Captured captured(const Stream& s) {
+  CUstreamCaptureStatus status{};
+  Captured c;
+  const CUgraphNode* nodes = nullptr;
+  const CUgraphEdgeData* edges = nullptr;
+  std::size_t count = 0;
+  must(driver().captured(s.stream, &status, nullptr, &c.graph, &nodes, &edges, &count), "what a graph has so far");
+  if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE) throw Error("[cuda] a part of a graph begins, and no graph is written down");
+  c.behind.assign(nodes, nodes + count);
+  return c;
+}
+Handle begin_if(Handle h, Handle kernel, const Launch& l, std::int64_t* words) {
+  auto& s = on(h);
+  CUgraphConditionalHandle condition = 0;
+  must(driver().make_condition(&condition, captured(s).graph, s.device->context, 0, CU_GRAPH_COND_ASSIGN_DEFAULT), "a condition");
+  words[l.words.size() - 1] = std::int64_t(condition);
+  launch(h, kernel, l, words);
+  const auto now = captured(s);
+  CUgraphNodeParams node{};
+  node.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
+  node.conditional.handle = condition, node.conditional.type = CU_GRAPH_COND_TYPE_IF, node.conditional.size = 1;
+  node.conditional.ctx = s.device->context;
+  CUgraphNode made = nullptr;
+  must(driver().add_node(&made, now.graph, now.behind.data(), nullptr, now.behind.size(), &node), "a part of a graph");
+  must(driver().go_on_behind(s.stream, &made, nullptr, 1, CU_STREAM_SET_CAPTURE_DEPENDENCIES), "a part of a graph");
+  CUstream inside = nullptr;
+  must(driver().make_stream(&inside, CU_STREAM_NON_BLOCKING), "a stream");
+  auto mine = std::make_unique<Stream>(Stream{inside, s.device});
+  must(driver().begin_inside(inside, node.conditional.phGraph_out[0], nullptr, nullptr, 0, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+       "a part of a graph");
+  return mine.release();
+}
+void end_if(Handle h) {
+  const std::unique_ptr<Stream> s(static_cast<Stream*>(h));
+  CUgraph same = nullptr;                        // the part's own
+  const auto r = driver().end_graph(s->stream, &same);
+  driver().end_stream(s->stream);
+  must(r, "to end a part of a graph");
+}
+#else
+Handle begin_if(Handle, Handle, const Launch&, std::int64_t*) { return nullptr; }   // has_ifs is false
+void end_if(Handle) {}
+#endif
+
 Api table() {
   Api a;
   a.name = "cuda", a.cards = cards, a.free_bytes = free_bytes;
@@ -366,6 +418,7 @@ Api table() {
   a.instantiate = instantiate, a.update = update;
   a.run_graph = [](Handle s, Handle i) { must(driver().run_graph(static_cast<CUgraphExec>(i), on(s).stream), "to run a graph"); };
   a.end_instance = [](Handle i) { driver().end_instance(static_cast<CUgraphExec>(i)); };
+  a.has_ifs = has_ifs, a.begin_if = begin_if, a.end_if = end_if;
   a.make_id = nccl_id;
   a.join = join, a.leave = leave;
   a.exchange = [](Handle c, Handle s, const std::vector<Transfer>& all) {
