@@ -318,6 +318,35 @@ bool update(Handle instance, Handle graph) {
 // of its own.
 bool has_ifs() { return driver().has_ifs && can_link(); }
 #if CUDA_VERSION >= 13000
+// Streams for it lie ready, since little may be made while a graph is written down.
+constexpr std::size_t kReady = 4;                // parts within parts
+std::map<const Device*, std::vector<Handle>>& ready() {
+  static auto* all = new std::map<const Device*, std::vector<Handle>>;
+  return *all;
+}
+std::mutex ready_lock;
+Handle stream_inside(const Device& d) {
+  std::lock_guard hold(ready_lock);
+  auto& all = ready()[&d];
+  if (all.empty()) {
+    CUstream made = nullptr;
+    must(driver().make_stream(&made, CU_STREAM_NON_BLOCKING), "a stream");
+    return new Stream{made, &d};
+  }
+  auto one = all.back();
+  all.pop_back();
+  return one;
+}
+void keep_ready(Handle s) {
+  std::lock_guard hold(ready_lock);
+  ready()[static_cast<Stream*>(s)->device].push_back(s);
+}
+void prepare_ifs(const Device& d) {
+  if (!has_ifs()) return;
+  std::vector<Handle> some;
+  while (some.size() < kReady) some.push_back(stream_inside(d));
+  for (auto s : some) keep_ready(s);
+}
 struct Captured {
   CUgraph graph = nullptr;
   std::vector<CUgraphNode> behind = {};          // what comes next waits for these
@@ -347,21 +376,19 @@ Handle begin_if(Handle h, Handle kernel, const Launch& l, std::int64_t* words) {
   CUgraphNode made = nullptr;
   must(driver().add_node(&made, now.graph, now.behind.data(), nullptr, now.behind.size(), &node), "a part of a graph");
   must(driver().go_on_behind(s.stream, &made, nullptr, 1, CU_STREAM_SET_CAPTURE_DEPENDENCIES), "a part of a graph");
-  CUstream inside = nullptr;
-  must(driver().make_stream(&inside, CU_STREAM_NON_BLOCKING), "a stream");
-  auto mine = std::make_unique<Stream>(Stream{inside, s.device});
-  must(driver().begin_inside(inside, node.conditional.phGraph_out[0], nullptr, nullptr, 0, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+  const auto inside = stream_inside(*s.device);
+  must(driver().begin_inside(on(inside).stream, node.conditional.phGraph_out[0], nullptr, nullptr, 0,
+                             CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
        "a part of a graph");
-  return mine.release();
+  return inside;
 }
-void end_if(Handle h) {
-  const std::unique_ptr<Stream> s(static_cast<Stream*>(h));
+void end_if(Handle inside) {
   CUgraph same = nullptr;                        // the part's own
-  const auto r = driver().end_graph(s->stream, &same);
-  driver().end_stream(s->stream);
-  must(r, "to end a part of a graph");
+  must(driver().end_graph(on(inside).stream, &same), "to end a part of a graph");
+  keep_ready(inside);
 }
 #else
+void prepare_ifs(const Device&) {}
 Handle begin_if(Handle, Handle, const Launch&, std::int64_t*) { return nullptr; }   // has_ifs is false
 void end_if(Handle) {}
 #endif
@@ -412,7 +439,11 @@ Api table() {
   a.compile = compile, a.launch = launch;
   a.make_product = make_product, a.multiply = multiply;
   a.workspace = [] { return kCublasWorkspace; };
-  a.begin_graph = [](Handle s) { must(driver().begin_graph(on(s).stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "a graph"); };
+  a.begin_graph = [](Handle s) {
+    auto& at = on(s);
+    prepare_ifs(*at.device);
+    must(driver().begin_graph(at.stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "a graph");
+  };
   a.end_graph = end_graph;
   a.drop_graph = [](Handle g) { driver().drop_graph(static_cast<CUgraph>(g)); };
   a.instantiate = instantiate, a.update = update;
