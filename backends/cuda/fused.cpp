@@ -215,18 +215,22 @@ class FusedText : FusedPoints {
     kept_.assign(code_.size(), 0), walks_ = walks_with(kept_);
     if (is_plain()) return;
     ahead_ = std::min(power_from(chunks_each(group_)), few_ > 1 ? 4 : kTerms);
-    const int first = group_ == 1 ? 1 : std::min(group_, 32), last = group_ == 1 ? 1 : kMostGroup;
     for (bool long_ones : {true, false})
-      for (int most : {kUsualKept, kMostKept})
-        for (int group = first; group <= last && !keeps_; group *= 2) {
-          const auto kept = worth_keeping(long_ones);
-          const auto walks = walks_with(kept);
-          const auto [keep, read] = kept_and_read(walks);
-          const auto each = std::int64_t(power_from(chunks_each(group))) * few_;
-          if (keep == 0 || each * keep > most || each * read > kMostRead) continue;
-          if (group < group_ && rows_ * group < 2 * kManyThreads) continue;
-          keeps_ = true, group_ = group, ahead_ = int(each) / few_, kept_ = kept, walks_ = walks;
-        }
+      if (!keeps_) keep(worth_keeping(long_ones));
+  }
+  // Few threads that hold little each, so that many rows are under way; more of both where rows are long.
+  void keep(const Marks& kept) {
+    const auto walks = walks_with(kept);
+    const auto [numbers, read] = kept_and_read(walks);
+    const int first = group_ == 1 ? 1 : std::min(group_, 32), last = group_ == 1 ? 1 : kMostGroup;
+    for (int most : {kUsualKept, kMostKept})
+      for (int group = first; group <= last && numbers > 0; group *= 2) {
+        const auto chunks = std::int64_t(power_from(chunks_each(group)));
+        if (chunks * few_ * numbers > most || chunks * few_ * read > kMostRead) continue;
+        if (group < group_ && rows_ * group < 2 * kManyThreads) continue;   // there are few rows
+        keeps_ = true, group_ = group, ahead_ = int(chunks), kept_ = kept, walks_ = walks;
+        return;
+      }
   }
   Launch in_rows() {
     plan_rows();

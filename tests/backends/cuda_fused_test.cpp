@@ -2,6 +2,8 @@
 // against the reference, and how often memory is read.
 #include <doctest/doctest.h>
 
+#include <set>
+
 #include "backends/cuda/nvrtc.h"
 #include "support/programs.h"
 #include "support/simulated.h"
@@ -88,7 +90,7 @@ TEST_CASE("cuda fused: chunks of a few, of all widths, at any address and of any
 TEST_CASE("cuda fused: a row is read once, as long as it fits in the registers of a block") {
   for (auto [n, reads] : {std::pair{40, 1}, {1000, 1}, {4096, 1}, {16384, 1}, {20000, 3}}) {
     CAPTURE(n);
-    auto c = softmax(300, n, 0, 0);
+    auto c = softmax(20, n, 0, 0);
     CHECK(times(text_of(c), "= load_few<") == std::size_t(reads));
     CHECK(times(text_of(c), "std::exp(") == (reads == 1 ? 1 : 2));
   }
@@ -159,5 +161,47 @@ TEST_CASE("cuda fused: kernels bound by memory compile to accesses of 16 bytes")
     CAPTURE(ptx);
     CHECK(times(ptx, std::string("ld.") + type) == each);
     CHECK(times(ptx, std::string("st.") + type) == each);
+  }
+}
+TEST_CASE("cuda fused: rows in registers, and both passes of folds, compile for cards without spills and without a stack") {
+  std::vector<Step> steps;
+  for (auto d : {DType::f32, DType::bf16, DType::f64, DType::i8}) {
+    auto view = [&](int slot, Dims strides) { return View{slot, d, 0, std::move(strides), {}}; };
+    for (std::int64_t n : {768, 4096, 16384, 50257}) {   // (x - mean) / sqrt(mean of squares) * gain + bias
+      auto& f = steps.emplace_back(Step{.kind = Kind::fused}).fused;
+      f.dims = {1000, n}, f.outer = 1;
+      f.code = {load(view(0, {n, 1}), true), op(Code::reduce_sum, d, {0}), op(Code::sub, d, {0, 1}, true),
+                op(Code::mul, d, {2, 2}, true), op(Code::reduce_sum, d, {3}), load(view(1, {0, 1}), true),
+                op(Code::div, d, {2, 4}, true), load(view(2, {0, 1}), true), op(Code::fma, d, {5, 6, 7}, true),
+                store(view(3, {n, 1}), 8, true)};
+    }
+    for (bool first : {true, false}) {
+      auto& f = steps.emplace_back(Step{.kind = Kind::fused}).fused;
+      f.dims = {first ? 768 : 4, 1 << 20}, f.outer = 1;
+      f.code = {load(view(0, first ? Dims{1, 768} : Dims{1 << 20, 1}), true), op(Code::mul, d, {0, 0}, true),
+                op(Code::reduce_sum, d, {1}), store(view(1, {1, 0}), 2)};
+    }
+  }
+  const auto device = cuda::make_simulated_device();
+  std::set<std::string> known;                   // rows of other lengths may be alike
+  std::string text;
+  int count = 0;
+  for (auto& s : steps) {
+    s.scratch_bytes = device->scratch_bytes(s, 0), s.scratch = 0;
+    for (auto& l : cuda::launches_of(s)) {
+      ++count;
+      if (known.insert(l.text).second) text += cuda::named(l.text).text;
+    }
+  }
+  CHECK(count == 4 * (4 + 2 * 2));
+  if (!cuda::has_nvrtc()) {
+    MESSAGE("no NVRTC here: nothing was compiled");
+    return;
+  }
+  for (int sm : {80, 90, 100}) {
+    const auto log = cuda::compile_for_card(cuda::prelude(false) + text + "}\n", sm).log;
+    CAPTURE(log);
+    CHECK(times(log, "Compiling entry function") == known.size());
+    CHECK(times(log, " 0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads") == known.size());
   }
 }
