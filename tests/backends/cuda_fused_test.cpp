@@ -136,9 +136,12 @@ TEST_CASE("cuda fused: sums of narrow floats in two passes are rounded once") {
   Case c(9);
   const std::int64_t n = 1 << 18;
   const auto x = c.view(false, DType::bf16, {n}, Case::dense), out = c.view(true, DType::bf16, {}, Case::dense);
-  // 2^18 ones and a first element: 2^18 + 2^10 is a bf16, and partial sums of 257 or more are none.
-  for (std::size_t i = 0; i < c.arguments[0].size(); i += 2) scalar::store(DType::bf16, &c.arguments[0][i], {1, 0});
-  scalar::store(DType::bf16, &c.arguments[0][std::size_t(x.offset) * 2], {1024, 0});
+  // Ones, a 16 among each 4096 of them, and a first 1000. A sum of 4111 is 4096 as a bf16, that of all not what such sums give.
+  double sum = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double one = i == 0 ? 1000 : i % 4096 == 5 ? 16 : 1;
+    scalar::store(DType::bf16, &c.arguments[0][std::size_t(x.offset + i) * 2], {one, 0}), sum += one;
+  }
   auto& f = c.add(Kind::fused).fused;
   f.dims = {n}, f.outer = 0;
   f.code = {load(x, true), op(Code::reduce_sum, DType::bf16, {0}), store(out, 1)};
@@ -146,7 +149,7 @@ TEST_CASE("cuda fused: sums of narrow floats in two passes are rounded once") {
   plan_scratch(c, *device);
   REQUIRE(cuda::launches_of(c.program.steps[0]).size() == 2);
   const auto got = scalar::load(DType::bf16, &c.run(*device)[0][std::size_t(out.offset) * 2]).real;
-  CHECK(got == scalar::rounded(DType::bf16, {double(n) + 1023, 0}).real);
+  CHECK(got == scalar::rounded(DType::bf16, {sum, 0}).real);
 }
 TEST_CASE("cuda fused: kernels bound by memory compile to accesses of 16 bytes") {
   if (!cuda::has_nvrtc()) {
