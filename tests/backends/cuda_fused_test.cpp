@@ -88,14 +88,16 @@ TEST_CASE("cuda fused: chunks of a few, of all widths, at any address and of any
   }
 }
 TEST_CASE("cuda fused: a row is read once, as long as it fits in the registers of a block") {
-  for (auto [n, reads] : {std::pair{40, 1}, {1000, 1}, {4096, 1}, {16384, 1}, {20000, 3}}) {
+  for (int n : {40, 1000, 4096, 16384, 20000}) {
     CAPTURE(n);
+    const int reads = n > 16384 ? 3 : 1;
     auto c = softmax(20, n, 0, 0);
     CHECK(times(text_of(c), "= load_few<") == std::size_t(reads));
     CHECK(times(text_of(c), "std::exp(") == (reads == 1 ? 1 : 2));
   }
-  for (auto [n, offset, gap] : {std::array{5, 0, 0}, {40, 1, 0}, {333, 0, 3}, {768, 4, 0}, {1000, 0, 1}, {2049, 2, 2},
-                                {4096, 0, 0}, {16000, 3, 0}, {20001, 0, 0}}) {
+  for (auto& how : {std::array{5, 0, 0}, {40, 1, 0}, {333, 0, 3}, {768, 4, 0}, {1000, 0, 1}, {2049, 2, 2}, {4096, 0, 0},
+                    {16000, 3, 0}, {20001, 0, 0}}) {
+    const int n = how[0], offset = how[1], gap = how[2];
     CAPTURE(n);
     for (auto d : {DType::f32, DType::bf16}) {
       auto c = softmax(n > 3000 ? 3 : 7, n, offset, gap, d);
