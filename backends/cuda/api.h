@@ -76,6 +76,13 @@ struct Api {
   bool (*update)(Handle instance, Handle graph);                     // the same steps at other addresses; false: they are others
   void (*run_graph)(Handle stream, Handle instance);                 // in order, as often as one likes
   void (*end_instance)(Handle instance);
+  // A part of a graph that may be left out, where the machine has such a thing (has_ifs). The kernel is launched, with words as
+  // launch has them, the last of which is set here: it tells whether the part runs (kTells). What is asked of the stream that
+  // comes back, until it is ended, is that part; what is asked of the other one afterwards comes behind. No exchange may be in
+  // such a graph.
+  bool (*has_ifs)();
+  Handle (*begin_if)(Handle stream, Handle kernel, const Launch&, std::int64_t* words);
+  void (*end_if)(Handle inside);
 
   // Speaking to other devices. Those that join with the same id are ranks 0, 1, ... of one communicator, and wait for each other.
   std::string (*make_id)();
@@ -86,6 +93,8 @@ struct Api {
 };
 const Api& simulated();  // sim/sim.cpp
 
+// What a kernel calls to tell it, of CUDA's own: the last word of its launch, and whether the part runs.
+inline constexpr const char* kTells = "cudaGraphSetConditional";
 // All that a kernel's text stands on, by its compiler's needs.
 std::string prelude(bool host);
 Kernel named(const std::string& text);   // by its text

@@ -314,6 +314,85 @@ bool update(Handle instance, Handle graph) {
   return driver().update(static_cast<CUgraphExec>(instance), static_cast<CUgraph>(graph), &info) == CUDA_SUCCESS;
 }
 
+// The kernel tells a condition of the graph that is written down; behind it stands a node whose part is written down in a stream
+// of its own.
+bool has_ifs() { return driver().has_ifs && can_link(); }
+#if CUDA_VERSION >= 13000
+// Streams for it lie ready, since little may be made while a graph is written down.
+constexpr std::size_t kReady = 4;                // parts within parts
+std::map<const Device*, std::vector<Handle>>& ready() {
+  static auto* all = new std::map<const Device*, std::vector<Handle>>;
+  return *all;
+}
+std::mutex ready_lock;
+Handle stream_inside(const Device& d) {
+  std::lock_guard hold(ready_lock);
+  auto& all = ready()[&d];
+  if (all.empty()) {
+    CUstream made = nullptr;
+    must(driver().make_stream(&made, CU_STREAM_NON_BLOCKING), "a stream");
+    return new Stream{made, &d};
+  }
+  auto one = all.back();
+  all.pop_back();
+  return one;
+}
+void keep_ready(Handle s) {
+  std::lock_guard hold(ready_lock);
+  ready()[static_cast<Stream*>(s)->device].push_back(s);
+}
+void prepare_ifs(const Device& d) {
+  if (!has_ifs()) return;
+  std::vector<Handle> some;
+  while (some.size() < kReady) some.push_back(stream_inside(d));
+  for (auto s : some) keep_ready(s);
+}
+struct Captured {
+  CUgraph graph = nullptr;
+  std::vector<CUgraphNode> behind = {};          // what comes next waits for these
+};
+Captured captured(const Stream& s) {
+  CUstreamCaptureStatus status{};
+  Captured c;
+  const CUgraphNode* nodes = nullptr;
+  const CUgraphEdgeData* edges = nullptr;
+  std::size_t count = 0;
+  must(driver().captured(s.stream, &status, nullptr, &c.graph, &nodes, &edges, &count), "what a graph has so far");
+  if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE) throw Error("[cuda] a part of a graph begins, and no graph is written down");
+  c.behind.assign(nodes, nodes + count);
+  return c;
+}
+Handle begin_if(Handle h, Handle kernel, const Launch& l, std::int64_t* words) {
+  auto& s = on(h);
+  CUgraphConditionalHandle condition = 0;
+  must(driver().make_condition(&condition, captured(s).graph, s.device->context, 0, CU_GRAPH_COND_ASSIGN_DEFAULT), "a condition");
+  words[l.words.size() - 1] = std::int64_t(condition);
+  launch(h, kernel, l, words);
+  const auto now = captured(s);
+  CUgraphNodeParams node{};
+  node.type = CU_GRAPH_NODE_TYPE_CONDITIONAL;
+  node.conditional.handle = condition, node.conditional.type = CU_GRAPH_COND_TYPE_IF, node.conditional.size = 1;
+  node.conditional.ctx = s.device->context;
+  CUgraphNode made = nullptr;
+  must(driver().add_node(&made, now.graph, now.behind.data(), nullptr, now.behind.size(), &node), "a part of a graph");
+  must(driver().go_on_behind(s.stream, &made, nullptr, 1, CU_STREAM_SET_CAPTURE_DEPENDENCIES), "a part of a graph");
+  const auto inside = stream_inside(*s.device);
+  must(driver().begin_inside(on(inside).stream, node.conditional.phGraph_out[0], nullptr, nullptr, 0,
+                             CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+       "a part of a graph");
+  return inside;
+}
+void end_if(Handle inside) {
+  CUgraph same = nullptr;                        // the part's own
+  must(driver().end_graph(on(inside).stream, &same), "to end a part of a graph");
+  keep_ready(inside);
+}
+#else
+void prepare_ifs(const Device&) {}
+Handle begin_if(Handle, Handle, const Launch&, std::int64_t*) { return nullptr; }   // has_ifs is false
+void end_if(Handle) {}
+#endif
+
 Api table() {
   Api a;
   a.name = "cuda", a.cards = cards, a.free_bytes = free_bytes;
@@ -360,12 +439,17 @@ Api table() {
   a.compile = compile, a.launch = launch;
   a.make_product = make_product, a.multiply = multiply;
   a.workspace = [] { return kCublasWorkspace; };
-  a.begin_graph = [](Handle s) { must(driver().begin_graph(on(s).stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "a graph"); };
+  a.begin_graph = [](Handle s) {
+    auto& at = on(s);
+    prepare_ifs(*at.device);
+    must(driver().begin_graph(at.stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "a graph");
+  };
   a.end_graph = end_graph;
   a.drop_graph = [](Handle g) { driver().drop_graph(static_cast<CUgraph>(g)); };
   a.instantiate = instantiate, a.update = update;
   a.run_graph = [](Handle s, Handle i) { must(driver().run_graph(static_cast<CUgraphExec>(i), on(s).stream), "to run a graph"); };
   a.end_instance = [](Handle i) { driver().end_instance(static_cast<CUgraphExec>(i)); };
+  a.has_ifs = has_ifs, a.begin_if = begin_if, a.end_if = end_if;
   a.make_id = nccl_id;
   a.join = join, a.leave = leave;
   a.exchange = [](Handle c, Handle s, const std::vector<Transfer>& all) {

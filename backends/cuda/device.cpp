@@ -52,6 +52,7 @@ class CudaDevice final : public Device {
   const char* name() const override { return api_.name; }
   std::int64_t scratch_bytes(const Step& s, int workers) const override {
     if (s.kind == Kind::collective) return collective_scratch(s.collective);
+    if (s.kind == Kind::fused) return workers != kOneLane ? fused_scratch(s.fused) : 0;
     return s.kind == Kind::contract && workers != kOneLane ? product_scratch(s.contract) : 0;   // nests pack nothing
   }
   int lanes(const Loop& l, std::int64_t turns, std::int64_t lane_bytes, int) const override {

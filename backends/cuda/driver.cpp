@@ -30,6 +30,14 @@ Driver opened() {
   find(d.begin_graph, "cuStreamBeginCapture_v2"), find(d.end_graph, "cuStreamEndCapture");
   find(d.drop_graph, "cuGraphDestroy"), find(d.instantiate, "cuGraphInstantiateWithFlags");
   find(d.update, "cuGraphExecUpdate_v2"), find(d.run_graph, "cuGraphLaunch"), find(d.end_instance, "cuGraphExecDestroy");
+#if CUDA_VERSION >= 13000
+  int version = 0;
+  d.has_ifs = library.find(d.captured, "cuStreamGetCaptureInfo_v3") &&
+              library.find(d.go_on_behind, "cuStreamUpdateCaptureDependencies_v2") &&
+              library.find(d.begin_inside, "cuStreamBeginCaptureToGraph") &&
+              library.find(d.make_condition, "cuGraphConditionalHandleCreate") && library.find(d.add_node, "cuGraphAddNode_v2") &&
+              d.version && d.version(&version) == CUDA_SUCCESS && version >= 12040;
+#endif
   return d;
 }
 

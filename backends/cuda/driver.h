@@ -47,6 +47,15 @@ struct Driver {
   decltype(&cuGraphExecUpdate) update = nullptr;
   decltype(&cuGraphLaunch) run_graph = nullptr;
   decltype(&cuGraphExecDestroy) end_instance = nullptr;
+#if CUDA_VERSION >= 13000                        // older headers have others by these names
+  // Parts of graphs that may be left out; null where the driver has none.
+  decltype(&cuStreamGetCaptureInfo) captured = nullptr;
+  decltype(&cuStreamUpdateCaptureDependencies) go_on_behind = nullptr;
+  decltype(&cuStreamBeginCaptureToGraph) begin_inside = nullptr;
+  decltype(&cuGraphConditionalHandleCreate) make_condition = nullptr;
+  decltype(&cuGraphAddNode) add_node = nullptr;
+#endif
+  bool has_ifs = false;
   const char* missing = nullptr;                 // what is not there: the library, or a function of it
 };
 const Driver& driver();

@@ -75,6 +75,7 @@ Api table() {
   a.multiply = [](Handle, Handle, const void*, const void*, void*, void*) {};
   a.end_graph = a.instantiate = [](Handle) { return handle(); };
   a.update = [](Handle, Handle) { return true; };
+  a.has_ifs = [] { return false; };              // a bare machine has nothing to link what tells
   a.make_id = [] { return std::string(); };
   a.join = [](const std::string&, int, int, int) { return handle(); };
   a.exchange = [](Handle, Handle, const std::vector<Transfer>&) {};

@@ -29,9 +29,12 @@ class CudaExecutable final : public Executable {
  public:
   CudaExecutable(std::shared_ptr<Lane> lane, const Words& words, std::shared_ptr<const Program> p)
       : kept_(std::move(lane)), lane_(*kept_), api_(lane_.api), words_(words), program_(std::move(p)),
-        sequence_(sequence_of(*program_, near_bytes_of(api_.cards().cards[std::size_t(lane_.device)].sm), words_.sync)) {
+        near_(near_bytes_of(api_.cards().cards[std::size_t(lane_.device)].sm)),
+        sequence_(sequence_of(*program_, near_, {.marks = words_.sync})) {
     if (words_.sync) marks_ = static_cast<int*>(api_.take_host(kMarks * sizeof(int)));
     require_memory();
+    if (sequence_.flags > 0 && !sequence_.speaks && fits_in_graph() && api_.has_ifs())
+      sequence_ = sequence_of(*program_, near_, {.marks = words_.sync, .parts = true});
     if (!words_.sync) join_equal(sequence_, *program_);   // a fault is that of one step there
     make(sequence_.items);
     if (words_.keep) keep_texts();
@@ -40,7 +43,7 @@ class CudaExecutable final : public Executable {
     kernels_.clear(), waiting_.clear();
     if (sequence_.flags > 0) flags_ = lane_.take(sequence_.flags);
     if (sequence_.beside > 0) beside_ = lane_.take(sequence_.beside);
-    in_graphs_ = !words_.eager && !words_.sync && !sequence_.asks_host && steps_in_graph(sequence_.items) <= kMostInGraph;
+    in_graphs_ = fits_in_graph();
   }
   ~CudaExecutable() override {
     lane_.settle(last_);
@@ -70,6 +73,9 @@ class CudaExecutable final : public Executable {
   }
 
  private:
+  bool fits_in_graph() const {
+    return !words_.eager && !words_.sync && !sequence_.asks_host && steps_in_graph(sequence_.items) <= kMostInGraph;
+  }
   // Before anything runs: what the plan says beside what lies there already.
   void require_memory() const {
     const auto free = api_.free_bytes(lane_.device);
@@ -90,7 +96,7 @@ class CudaExecutable final : public Executable {
   }
   void make(std::vector<Item>& items) {
     for (auto& i : items) {
-      if (i.kind == Item::Kind::launch) kernels_.push_back(named(i.launch.text)), waiting_.push_back(&i);
+      if (i.kind == Item::Kind::launch || i.kind == Item::Kind::part) kernels_.push_back(named(i.launch.text)), waiting_.push_back(&i);
       if (i.kind == Item::Kind::product) i.made = api_.make_product(lane_.device, *i.launch.product, words_);
       if (i.kind == Item::Kind::collective)
         for (auto* e : {&i.before, &i.behind}) events_.push_back(*e = api_.make_event(lane_.device));
@@ -169,6 +175,7 @@ class CudaExecutable final : public Executable {
           case Item::Kind::loop: loop(i); break;
           case Item::Kind::host: ask(i); break;
           case Item::Kind::collective: collective(i); break;
+          case Item::Kind::part: part(i); break;
           default: one(i);
         }
       }
@@ -253,14 +260,31 @@ class CudaExecutable final : public Executable {
         for (auto& m : i.messages) all.push_back({m.peer, m.sends, reinterpret_cast<void*>(value_of(m.at)), m.bytes});
         rank_->exchange(stream_, all);
       } else {
-        values_.clear();
         if (e_.marks_ && !i.launch.parts.empty()) std::fill_n(e_.marks_, kMarks, 0);
-        for (auto& w : i.launch.words) values_.push_back(value_of(w));
+        to_values(i);
         auto at = [&](std::size_t k) { return reinterpret_cast<void*>(std::intptr_t(values_[k])); };
         if (i.kind == Item::Kind::launch) api_.launch(stream_, i.made, i.launch, values_.data());
         else api_.multiply(stream_, i.made, at(0), at(1), at(2), e_.lane_.workspace());
       }
       if (e_.words_.sync) wait_for(i);
+    }
+    void to_values(const Item& i) {
+      values_.clear();
+      for (auto& w : i.launch.words) values_.push_back(value_of(w));
+    }
+    void part(const Item& i) {                   // there are no collectives then
+      to_values(i);
+      const auto outside = std::exchange(stream_, api_.begin_if(stream_, i.made, i.launch, values_.data()));
+      const auto end = [&] { api_.end_if(std::exchange(stream_, outside)); };
+      try {
+        run(i.body);
+      } catch (...) {
+        try {
+          end();
+        } catch (const Error&) {}                // the first one counts
+        throw;
+      }
+      end();
     }
     void wait_for(const Item& i) {
       try {
@@ -324,6 +348,7 @@ class CudaExecutable final : public Executable {
   const Api& api_;
   const Words words_;
   const std::shared_ptr<const Program> program_;
+  const std::int64_t near_;
   Sequence sequence_;
   std::vector<Kernel> kernels_;                  // while it is made
   std::vector<Item*> waiting_;

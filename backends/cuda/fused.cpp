@@ -1,13 +1,14 @@
 // A fused step as one kernel. Without folds each thread makes points by itself; with them a group of threads makes a row: it
-// walks over the inner points once for each level of folds (a fold of what needs another's result is on the next level), and
-// makes what it needs again. Stores come in the last walk: what earlier ones read again is still there.
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <map>
-
-#include "base/scalar.h"
-#include "text.h"
+// walks over the inner points once for each level of folds (a fold of what needs another's result is on the next level). What
+// later walks read again stays in the group's registers where a row fits there, else it is made again. Stores come in the last
+// walk: what earlier ones read again is still there. Folds over leading dims, of lines that lie side by side, have a thread for
+// a few lines each.
+//
+// Points come by chunks of a few that lie side by side, which are read and written as one where the address allows (kernel.h).
+//
+// A fold of much for few points is made in two passes: parts of each row by as many threads as a card wants, into scratch, then
+// what came out, in order.
+#include "fused_points.h"
 
 namespace haliax::cuda {
 namespace {
@@ -17,386 +18,137 @@ using program::Dims;
 using program::Fused;
 using program::Instr;
 
-bool is_store(Code c) { return c >= Code::store; }
-bool is_fold(Code c) { return c >= Code::reduce_sum && c <= Code::reduce_argmin; }
-bool is_arg(Code c) { return c == Code::reduce_argmax || c == Code::reduce_argmin; }
+constexpr int kTerms = 8;                        // of a sum of a thread, before it is added to the others
+constexpr int kMostGroup = 512;                  // threads that share a row
+constexpr std::int64_t kManyRows = 8192;         // there is work for all, if each thread makes rows by itself
+constexpr std::int64_t kManyThreads = 1 << 15;   // less than this leaves a card idle
+constexpr int kUsualKept = 16, kMostKept = 32;   // numbers of a row in the registers of a thread
+constexpr int kMostRead = 64;                    // numbers of a thread that are read together
 
-// Codes whose operands are wide numbers, by the function that they are.
-const std::map<Code, const char*>& functions() {
-  static const std::map<Code, const char*> all{{Code::neg, "scalar::negate"},
-                                               {Code::abs, "kernel::abs"},
-                                               {Code::sign, "scalar::sign"},
-                                               {Code::exp, "std::exp"},
-                                               {Code::exp2, "std::exp2"},
-                                               {Code::expm1, "std::expm1"},
-                                               {Code::log, "std::log"},
-                                               {Code::log2, "std::log2"},
-                                               {Code::log1p, "kernel::log1p"},
-                                               {Code::sqrt, "std::sqrt"},
-                                               {Code::rsqrt, "kernel::rsqrt"},
-                                               {Code::cbrt, "std::cbrt"},
-                                               {Code::sin, "std::sin"},
-                                               {Code::cos, "std::cos"},
-                                               {Code::tan, "std::tan"},
-                                               {Code::asin, "std::asin"},
-                                               {Code::acos, "std::acos"},
-                                               {Code::atan, "std::atan"},
-                                               {Code::sinh, "std::sinh"},
-                                               {Code::cosh, "std::cosh"},
-                                               {Code::tanh, "std::tanh"},
-                                               {Code::asinh, "std::asinh"},
-                                               {Code::acosh, "std::acosh"},
-                                               {Code::atanh, "std::atanh"},
-                                               {Code::erf, "std::erf"},
-                                               {Code::erfinv, "kernel::erfinv"},
-                                               {Code::lgamma, "std::lgamma"},
-                                               {Code::digamma, "kernel::digamma"},
-                                               {Code::floor, "std::floor"},
-                                               {Code::ceil, "std::ceil"},
-                                               {Code::round, "std::rint"},
-                                               {Code::trunc, "std::trunc"},
-                                               {Code::add, "add"},
-                                               {Code::sub, "sub"},
-                                               {Code::mul, "mul"},
-                                               {Code::div, "scalar::div"},
-                                               {Code::floor_div, "scalar::floor_div"},
-                                               {Code::mod, "scalar::mod"},
-                                               {Code::rem, "scalar::rem"},
-                                               {Code::pow, "power"},
-                                               {Code::max, "scalar::max"},
-                                               {Code::min, "scalar::min"},
-                                               {Code::atan2, "std::atan2"},
-                                               {Code::fma, "kernel::fma"}};
-  return all;
+// How the inner points are cut for the first of two passes.
+struct Parts {
+  std::int64_t count = 1, length = 0;
+};
+DType wide_of(DType d) {                         // as folds have it
+  if (d == DType::bf16 || d == DType::f16) return DType::f32;
+  if (bytes_of(d) >= 4) return d;
+  return is_signed(d) ? DType::i32 : DType::u32;
 }
-const char* operator_of(Code c) {
-  switch (c) {
-    case Code::less: return "<";
-    case Code::less_equal: return "<=";
-    case Code::equal: return "==";
-    case Code::not_equal: return "!=";
-    case Code::bit_and: return "&";
-    case Code::bit_or: return "|";
-    case Code::bit_xor: return "^";
-    default: return nullptr;
-  }
-}
-constexpr int kTerms = 8;            // of a sum of a thread, before it is added to the others
-program::Monoid monoid_of(Code c) {  // of a fold; what a position is searched by
-  if (is_arg(c)) return c == Code::reduce_argmax ? program::Monoid::max : program::Monoid::min;
-  return program::Monoid(int(c) - int(Code::reduce_sum));
-}
-std::string fold_of(Code c) {
-  if (is_arg(c)) return c == Code::reduce_argmax ? "First{true}" : "First{false}";
-  return cuda::fold_of(monoid_of(c));
+int power_from(std::int64_t n) {                 // the least power of 2 that is no less
+  int p = 1;
+  while (p < n) p *= 2;
+  return p;
 }
 
-class FusedText {
+class FusedText : FusedPoints {
  public:
-  FusedText(const Fused& f, Around* around) : around_(around), text_(around), code_(f.code), info_(f.code.size()) {
-    read(f);
-    merge();
-    for (std::size_t i = 0; i < code_.size(); ++i) look_at(i);
-  }
+  FusedText(const Fused& f, Around* around) : FusedPoints(f, around) {}
 
   // One instruction of a code that others walk over (tiles.h).
   FusedText(const std::vector<Instr>& code, std::size_t which, const Dims& strides, Around* around)
-      : around_(around), text_(around), code_(code), info_(code.size()) {
-    info_[which].strides = strides;
-  }
+      : FusedPoints(code, which, strides, around) {}
   std::string one(std::size_t i) { return is_store(code_[i].code) ? stored(i) : value_of(i); }
 
   Launch make() {
-    const auto all = program::points(dims_), rows = program::points(part(0, outer_)),
-               inner = program::points(part(outer_, dims_.size()));
-    if (rows == 0) return {{}, {}, 0};
-    text_.far = all >= most_near;
-    for (std::size_t i = 0; i < code_.size(); ++i) text_.far |= reach(i) >= most_near;
-    mark_needed(inner);
-    if (inner == 1 || (!folds_ && !stores_rows_)) return points(all);
-    return in_rows(rows, inner);
+    if (rows_ == 0) return {{}, {}, 0};
+    if (inner_ == 1 || (!folds_ && !stores_rows_)) return points(rows_ * inner_);
+    if (are_columns() && rows_ >= kManyRows) return in_columns();
+    return in_rows();
+  }
+
+  // ---- two passes ----
+  std::optional<Parts> parts() {
+    if (around_ || serial_ || !folds_ || rows_ == 0 || rows_ * inner_ < 1 << 17) return {};
+    for (std::size_t i = 0; i < code_.size(); ++i) {
+      if (!info_[i].needed) continue;
+      if (is_arg(code_[i].code) || info_[i].level > 1 || (is_store(code_[i].code) && code_[i].inner)) return {};
+    }
+    const bool columns = are_columns();
+    columns ? chunk_columns() : plan_rows();
+    const std::int64_t threads = columns ? rows_ / few_ : rows_ * group_, least = columns ? 32 : 16 * group_,
+                       wanted = (columns ? 2 : 4) * 132 * 256,   // 2 or 4 blocks of 256 for each processor
+                       unit = columns ? 4 : group_ * few_;
+    if (threads >= kManyThreads) return {};
+    const auto length = std::max((inner_ * threads + wanted - 1) / wanted, least);
+    Parts p{0, (length + unit - 1) / unit * unit};
+    p.count = (inner_ + p.length - 1) / p.length;
+    return p.count > 1 ? std::optional(p) : std::nullopt;
+  }
+  // Of each fold, for each part of a row; scratch is as large as this.
+  std::int64_t partial_bytes(const Parts& p) const {
+    std::int64_t sum = 0;
+    for (auto i : all_folds()) sum += program::aligned(p.count * rows_ * bytes_of(wide_of(code_[i].dtype)));
+    return sum;
+  }
+  Launch first_pass(const Parts& p, std::int64_t place) {
+    parts_ = p;
+    for (auto i : all_folds()) {
+      partial_.resize(code_.size());
+      partial_[i] = place, place += program::aligned(p.count * rows_ * bytes_of(wide_of(code_[i].dtype)));
+    }
+    for (std::size_t i = 0; i < code_.size(); ++i) info_[i].needed &= is_fold(code_[i].code);
+    spread_needs();
+    return are_columns() ? in_columns() : in_rows();
+  }
+  Fused second_pass(const Fused& f, const Parts& p, std::int64_t place) const {
+    Fused out;
+    out.dims.assign(f.dims.begin(), f.dims.begin() + f.outer), out.outer = f.outer;
+    Dims strides = program::row_major(out.dims);
+    out.dims.push_back(p.count), strides.push_back(rows_);
+    std::vector<int> now(code_.size(), -1);
+    auto add = [&](Instr in) {
+      for (int& a : in.args)
+        if (a >= 0 && !is_fold(in.code)) a = now[std::size_t(a)];
+      out.code.push_back(std::move(in));
+      return int(out.code.size()) - 1;
+    };
+    for (std::size_t i = 0; i < code_.size(); ++i) {
+      auto in = f.code[i];
+      if (in.inner || !info_[i].needed) continue;
+      if (!is_fold(in.code)) {
+        now[i] = add(std::move(in));
+        continue;
+      }
+      const auto d = in.dtype, wide = wide_of(d);
+      Instr x{.code = Code::load, .dtype = wide, .inner = true};
+      x.view = {kArenaSlot, wide, place / bytes_of(wide), strides, {}};
+      place += program::aligned(p.count * rows_ * bytes_of(wide));
+      in.args[0] = add(std::move(x)), in.dtype = wide;
+      now[i] = add(std::move(in));
+      if (wide != d) {                           // rounded once, here
+        out.code.push_back({.code = Code::cast, .dtype = d, .args = {now[i], -1, -1, -1}});
+        now[i] = int(out.code.size()) - 1;
+      }
+    }
+    return out;
   }
 
  private:
-  struct Info {
-    Dims strides;   // of a load, a store or an iota, along all dims
-    int level = 0;  // how many folds must be done before, one after the other
-    bool needed = false;
-  };
-
-  Dims part(std::size_t from, std::size_t to) const {
-    return Dims(dims_.begin() + std::ptrdiff_t(from), dims_.begin() + std::ptrdiff_t(to));
+  // ---- rows ----
+  // How many threads go together along a row: as many as there are chunks, where points lie side by side; one, where rows do.
+  int usual_group() const {
+    if (serial_ || inner_ <= 1) return 1;
+    auto [along_rows, along] = sides();
+    if (along_rows && !along && rows_ >= kManyRows) return 1;
+    int group = 1;
+    const int most = around_ ? 32 : 256;           // there each warp has rows of its own
+    while (group < most && group * few_ < inner_) group *= 2;
+    return group;
   }
-  bool has_place(const Instr& i) const { return i.code == Code::load || i.code == Code::iota || is_store(i.code); }
-  std::int64_t reach(std::size_t i) const {
-    std::int64_t out = 0;
-    for (std::size_t d = 0; d < info_[i].strides.size(); ++d) out += std::abs(info_[i].strides[d]) * dims_[d];
-    return out;
-  }
-
-  // ---- the space of points: without dims of one, and with dims that lie side by side as one ----
-  void read(const Fused& f) {
-    dims_ = f.dims, outer_ = std::size_t(f.outer);
-    for (std::size_t i = 0; i < code_.size(); ++i) {
-      if (!has_place(code_[i])) continue;
-      auto& s = info_[i].strides;
-      if (code_[i].code != Code::iota) s = code_[i].view.strides;
-      s.resize(code_[i].inner ? dims_.size() : outer_), s.resize(dims_.size());
-      if (code_[i].code == Code::iota && code_[i].dim >= 0) s[std::size_t(code_[i].dim)] = code_[i].stride;
-    }
-  }
-  void drop(std::size_t d) {
-    dims_.erase(dims_.begin() + std::ptrdiff_t(d));
-    for (auto& x : info_)
-      if (!x.strides.empty()) x.strides.erase(x.strides.begin() + std::ptrdiff_t(d));
-    outer_ -= d < outer_;
-  }
-  void merge() {
-    for (std::size_t d = dims_.size(); d-- > 0;)
-      if (dims_[d] == 1) drop(d);
-    for (std::size_t d = dims_.size(); d-- > 1;) {
-      if (d == outer_) continue;
-      bool side_by_side = std::all_of(info_.begin(), info_.end(),
-                                      [&](auto& x) { return x.strides.empty() || x.strides[d - 1] == x.strides[d] * dims_[d]; });
-      if (!side_by_side) continue;
-      dims_[d] *= dims_[d - 1];
-      drop(d - 1);
-    }
-  }
-  void look_at(std::size_t i) {
-    auto& in = code_[i];
-    auto& me = info_[i];
-    for (int a : in.args)
-      if (a >= 0) me.level = std::max(me.level, info_[std::size_t(a)].level + is_fold(in.code));
-    folds_ |= is_fold(in.code);
-    if (!is_store(in.code)) return;
-    stores_rows_ |= !in.inner;
-    for (std::size_t d = 0; d < (in.inner ? dims_.size() : outer_); ++d) serial_ |= dims_[d] > 1 && me.strides[d] == 0;
-  }
-  void mark_needed(std::int64_t inner_points) {
-    for (std::size_t i = code_.size(); i-- > 0;) {
-      auto& in = code_[i];
-      if (is_store(in.code)) info_[i].needed = inner_points > 0 || !in.inner;
-      if (!info_[i].needed || (inner_points == 0 && is_fold(in.code))) continue;
-      for (int a : in.args)
-        if (a >= 0) info_[std::size_t(a)].needed = true;
-    }
-  }
-
-  // ---- instructions ----
-  std::string name(int i) const { return fmt::format("v{}", i); }
-  std::string value_of(std::size_t i) {
-    auto& in = code_[i];
-    auto S = element_of(in.dtype);
-    std::string x[4];
-    int count = 0;
-    for (; count < 4 && in.args[count] >= 0; ++count) x[count] = name(in.args[count]);
-    auto A = count ? element_of(code_[std::size_t(in.args[0])].dtype) : "";
-    auto call = [&](const char* f) {
-      std::string args;
-      for (int a = 0; a < count; ++a) args += fmt::format("{}wide({})", a ? ", " : "", x[a]);
-      return fmt::format("result<{}>({}({}))", S, f, args);
-    };
-    if (auto* op = operator_of(in.code)) {
-      bool compares = in.code >= Code::less && in.code <= Code::not_equal;
-      return compares ? fmt::format("{} {} {}", x[0], op, x[1])
-                      : fmt::format("result<{}>(wide({}) {} wide({}))", S, x[0], op, x[1]);
-    }
-    switch (in.code) {
-      case Code::constant: return fmt::format("constant<{}>({})", S, text_.word(bits_of(in.dtype, in.number, in.integer)));
-      case Code::load: {
-        auto V = element_of(in.view.dtype);
-        auto base = text_.base(in.view);
-        return fmt::format("cast<{}, {}>(load<{}>({}, {}))", S, V, V, base, text_.at(in.view, info_[i].strides));
-      }
-      case Code::iota: {
-        Word start{-1, in.integer};
-        for (auto& t : in.view.terms) start.loops.push_back({t.loop, t.stride});
-        auto from = text_.word(std::move(start)), moved = text_.sum_of(info_[i].strides);
-        return fmt::format("cast<{}, std::int64_t>({}{}{})", S, from, moved.empty() ? "" : " + ", moved);
-      }
-      case Code::cast: return fmt::format("cast<{}, {}>({})", S, A, x[0]);
-      case Code::bitcast: return fmt::format("of_bits<{}>(bits<{}>({}))", S, A, x[0]);
-      case Code::logical_not: return fmt::format("{} == 0", x[0]);
-      case Code::bit_not: return in.dtype == DType::boolean ? "!" + x[0] : fmt::format("result<{}>(~wide({}))", S, x[0]);
-      case Code::is_finite: return fmt::format("is_finite({})", x[0]);
-      case Code::is_nan: return fmt::format("is_nan({})", x[0]);
-      case Code::is_inf: return fmt::format("is_inf({})", x[0]);
-      case Code::popcount: return fmt::format("result<{}>(__popcll(std::make_unsigned_t<{}>({})))", S, A, x[0]);
-      case Code::nextafter: return fmt::format("kernel::nextafter<{}>({}, {})", S, x[0], x[1]);
-      case Code::shift_left:
-      case Code::shift_right:
-        return fmt::format("result<{}>(scalar::{}(wide({}), wide({}), {}))", S,
-                           in.code == Code::shift_left ? "shift_left" : "shift_right", x[0], x[1], 8 * bytes_of(in.dtype));
-      case Code::select: return fmt::format("{} ? {} : {}", x[0], x[1], x[2]);
-      case Code::threefry0:
-      case Code::threefry1:
-      case Code::threefry_xor: {
-        auto words = fmt::format("scalar::threefry({}, {}, {}, {})", x[0], x[1], x[2], x[3]);
-        return in.code == Code::threefry0 ? words + ".a" : in.code == Code::threefry1 ? words + ".b" : "xor_of(" + words + ")";
-      }
-      case Code::floor:
-      case Code::ceil:
-      case Code::round:
-      case Code::trunc:
-        if (!is_float(in.dtype)) return x[0];
-        break;
-      default: break;
-    }
-    return call(functions().at(in.code));
-  }
-  std::string stored(std::size_t i) {
-    auto& in = code_[i];
-    auto& from = code_[std::size_t(in.args[0])];
-    auto V = element_of(in.view.dtype);
-    auto base = text_.base(in.view, true), at = text_.at(in.view, info_[i].strides);
-    auto x = fmt::format("cast<{}, {}>({})", V, element_of(from.dtype), name(in.args[0]));
-    if (in.code != Code::store) {
-      auto* f = in.code == Code::store_add ? "add" : in.code == Code::store_max ? "scalar::max" : "scalar::min";
-      x = fmt::format("result<{0}>({1}(wide(load<{0}>({2}, {3})), wide({4})))", V, f, base, at, x);
-    }
-    return fmt::format("store<{}>({}, {}, {});", V, base, at, x);
-  }
-  void write(std::size_t i) {
-    if (is_store(code_[i].code))
-      text_.line(stored(i));
-    else
-      text_.line(fmt::format("const Number<{}> {} = {};", element_of(code_[i].dtype), name(int(i)), value_of(i)));
-  }
-
-  // ---- kernels ----
-  Launch points(std::int64_t n) {
-    auto count = text_.word(n);
-    if (serial_)
-      text_.open(fmt::format("for (I p = 0; p < I({}); ++p)", count));
-    else
-      text_.open(
-          fmt::format("for (I p = my_block * I(blockDim_x) + threadIdx_x; p < I({}); p += I(all_blocks) * blockDim_x)", count));
-    text_.indices("p", dims_);
-    for (bool stores : {false, true})
-      for (std::size_t i = 0; i < code_.size(); ++i)
-        if (info_[i].needed && is_store(code_[i].code) == stores) is_fold(code_[i].code) ? fold_of_one(i) : write(i);
-    text_.close();
-    auto out = text_.launch(serial_ ? 1 : n);
-    if (serial_) out.threads = 1;
-    return out;
-  }
-  void fold_of_one(std::size_t i) {  // there is one inner point
-    auto& in = code_[i];
-    auto from = std::size_t(in.args[0]);
-    auto S = element_of(in.dtype);
-    auto x = is_arg(in.code) ? "0" : fmt::format("cast<{}, {}>({})", S, element_of(code_[from].dtype), name(int(from)));
-    text_.line(fmt::format("const Number<{}> {} = {};", S, name(int(i)), x));
-  }
-
-  // How many threads go together along a row: as many as there are points, where these lie side by side; one, where rows do.
-  int group_for(std::int64_t rows, std::int64_t inner) const {
-    if (serial_ || inner <= 1) return 1;
+  // Do rows lie side by side, and points of a row, of what has both?
+  std::pair<bool, bool> sides() const {
     bool along_rows = false, along = false;
     for (std::size_t i = 0; i < code_.size(); ++i) {
       auto& s = info_[i].strides;
       if (!info_[i].needed || s.empty() || !code_[i].inner) continue;
-      along |= s.back() == 1, along_rows |= outer_ > 0 && s[outer_ - 1] == 1;
+      along |= s.back() == 1 && (outer_ == 0 || is_of_row(i)), along_rows |= outer_ > 0 && s[outer_ - 1] == 1;
     }
-    constexpr std::int64_t many = 8192;  // rows: there is work for all
-    if (along_rows && !along && rows >= many) return 1;
-    int group = 1;
-    const int most = around_ ? 32 : 256;           // there each warp has rows of its own
-    while (group < most && group < inner) group *= 2;
-    return group;
-  }
-  Launch in_rows(std::int64_t rows, std::int64_t inner) {
-    const int group = group_for(rows, inner), most = around_ ? kNestThreads : std::max(128, group);
-    const int threads = serial_ ? 1 : most, at_once = threads / group;
-    waits_ = group > 1 && folds_;
-    if (waits_ && !around_)
-      text_.line("HALIAX_SHARED(shared);");
-    else
-      text_.line("unsigned char* const shared = nullptr;");
-    text_.line(fmt::format("const unsigned lane = threadIdx_x % {}u;", group));
-    auto count = text_.word(rows);
-    points_ = text_.word(inner), empty_ = inner == 0;
-    text_.open(fmt::format("for (I first = my_block * I({0}); first < I({1}); first += I(all_blocks) * {0})", at_once, count));
-    text_.line(fmt::format("const bool there = first + I(threadIdx_x / {0}u) < I({1});", group, count));
-    text_.line(fmt::format("const I row = there ? first + I(threadIdx_x / {}u) : I({}) - 1;   // all threads take part in folds",
-                           group, count));
-    text_.indices("row", part(0, outer_));
-    for (int level = 0; level <= levels(); ++level) {
-      rows_on(level);
-      walk(level, group);
-    }
-    text_.open("if (there && lane == 0)");
-    for (std::size_t i = 0; i < code_.size(); ++i)
-      if (info_[i].needed && is_store(code_[i].code) && !code_[i].inner) write(i);
-    text_.close();
-    text_.close();
-    auto out = text_.launch(1, waits_);
-    out.threads = threads, out.blocks = serial_ ? 1 : std::min<std::int64_t>((rows + at_once - 1) / at_once, 1 << 20);
-    out.shared = 16 * std::max(1, threads / 32);
-    return out;
+    return {along_rows, along};
   }
   int levels() const {
     int most = 0;
     for (auto& x : info_) most = std::max(most, x.level);
     return most;
-  }
-  void rows_on(int level) {  // what has one value for a row
-    for (std::size_t i = 0; i < code_.size(); ++i) {
-      auto& in = code_[i];
-      if (info_[i].needed && !in.inner && info_[i].level == level && !is_store(in.code) && !is_fold(in.code)) write(i);
-    }
-  }
-  void walk(int level, int group) {
-    std::vector<bool> makes(code_.size());  // in this walk
-    std::vector<std::size_t> folds;
-    for (std::size_t i = 0; i < code_.size(); ++i) {
-      auto& in = code_[i];
-      bool fold = is_fold(in.code) && info_[i].level == level + 1 && info_[i].needed;
-      if (fold) folds.push_back(i);
-      if (fold || (is_store(in.code) && in.inner && level == last_walk() && info_[i].needed)) makes[i] = true;
-    }
-    for (std::size_t i = code_.size(); i-- > 0;)
-      if (makes[i] && !empty_)
-        for (int a : code_[i].args)
-          if (a >= 0 && code_[std::size_t(a)].inner) makes[std::size_t(a)] = true;
-    if (std::none_of(makes.begin(), makes.end(), [](bool b) { return b; })) return;
-    for (auto i : folds) start(i);
-    if (!empty_) points_of_rows(makes, folds, group);
-    for (auto i : folds) finish(i, group);
-  }
-  // A thread's sums of floats are sums of sums of few terms: less is lost.
-  bool sums_floats(std::size_t i) const { return code_[i].code == Code::reduce_sum && is_float(code_[i].dtype); }
-  void points_of_rows(const std::vector<bool>& makes, const std::vector<std::size_t>& folds, int group) {
-    bool by_blocks = std::any_of(folds.begin(), folds.end(), [&](auto i) { return sums_floats(i); });
-    if (by_blocks) {
-      text_.open(fmt::format("for (I block = lane; block < I({}); block += {})", points_, kTerms * group));
-      for (auto i : folds)
-        if (sums_floats(i)) text_.line(fmt::format("decltype(fold{0}) some{0} = 0;", i));
-      text_.open(fmt::format("for (I j = block; j < block + {} && j < I({}); j += {})", kTerms * group, points_, group));
-    } else {
-      text_.open(fmt::format("for (I j = lane; j < I({}); j += {})", points_, group));
-    }
-    text_.indices("j", part(outer_, dims_.size()), outer_);
-    for (std::size_t i = 0; i < code_.size(); ++i) {
-      if (!makes[i] || is_store(code_[i].code)) continue;
-      if (is_fold(code_[i].code))
-        take(i);
-      else if (code_[i].inner)
-        write(i);
-    }
-    bool stores = false;
-    for (std::size_t i = 0; i < code_.size(); ++i) stores |= makes[i] && is_store(code_[i].code);
-    if (stores) {
-      text_.open("if (there)");
-      for (std::size_t i = 0; i < code_.size(); ++i)
-        if (makes[i] && is_store(code_[i].code)) write(i);
-      text_.close();
-    }
-    text_.close();
-    if (!by_blocks) return;
-    for (auto i : folds)
-      if (sums_floats(i)) text_.line(fmt::format("fold{0} = add(fold{0}, some{0});", i));
-    text_.close();
   }
   int last_walk() const {  // in which values are stored: when all folds are done whose results they, or other walks, need
     int most = 0;
@@ -406,46 +158,388 @@ class FusedText {
     }
     return most;
   }
-  DType folded_dtype(const Instr& in) const { return is_arg(in.code) ? code_[std::size_t(in.args[0])].dtype : in.dtype; }
-  void start(std::size_t i) {
+  // What each walk makes, if these are kept by the first that makes them.
+  std::vector<Marks> walks_with(const Marks& kept) const {
+    std::vector<Marks> out;
+    Marks made(code_.size());
+    for (int level = 0; level <= levels(); ++level) {
+      auto& now = out.emplace_back(code_.size());
+      for (std::size_t i = code_.size(); i-- > 0;) {
+        auto& in = code_[i];
+        const bool fold = is_fold(in.code) && info_[i].level == level + 1;
+        if (info_[i].needed && (fold || (is_store(in.code) && in.inner && level == last_walk()))) now[i] = kMade;
+        if (now[i] != kMade || empty_) continue;
+        for (int a : in.args) {
+          const auto x = std::size_t(a);
+          if (a >= 0 && code_[x].inner && !now[x]) now[x] = kept[x] && made[x] ? kKept : kMade;
+        }
+      }
+      for (std::size_t i = 0; i < code_.size(); ++i) made[i] |= now[i] == kMade;
+    }
+    return out;
+  }
+  bool is_of_row(std::size_t i) const {          // for one row alone
+    auto& s = info_[i].strides;
+    return !s.empty() && std::any_of(s.begin(), s.begin() + std::ptrdiff_t(outer_), [](auto x) { return x != 0; });
+  }
+  // Loads, and on demand what takes long, that several walks make. What all rows share is near anyway.
+  Marks worth_keeping(bool long_ones) const {
+    Marks out(code_.size());
+    const auto walks = walks_with(out);
+    for (std::size_t i = 0; i < code_.size(); ++i) {
+      const auto times = std::count_if(walks.begin(), walks.end(), [&](auto& w) { return w[i] == kMade; });
+      out[i] = code_[i].inner && times > 1 && ((is_load(i) && is_of_row(i)) || (long_ones && !is_fold(code_[i].code) && is_long(code_[i].code)));
+    }
+    return out;
+  }
+  static int size_of(DType d) { return bytes_of(d) > 4 ? 2 : 1; }
+  // Of each point: numbers that are kept from one walk to another, and that a walk reads.
+  std::pair<int, int> kept_and_read(const std::vector<Marks>& walks) const {
+    int most_kept = 0, most_read = 0;
+    for (std::size_t w = 0; w < walks.size(); ++w) {
+      int kept = 0, read = 0;
+      for (std::size_t i = 0; i < code_.size(); ++i) {
+        const auto here = walks.begin() + std::ptrdiff_t(w);
+        auto is = [&](char mark) { return [=, &i = i](auto& walk) { return walk[i] == mark; }; };
+        if (is_load(i) && is_of_row(i)) read += walks[w][i] ? size_of(code_[i].dtype) : 0;
+        if (std::any_of(walks.begin(), here + 1, is(kMade)) && std::any_of(here + 1, walks.end(), is(kKept)))
+          kept += size_of(code_[i].dtype);
+      }
+      most_kept = std::max(most_kept, kept), most_read = std::max(most_read, read);
+    }
+    return {most_kept, most_read};
+  }
+  int chunks_each(int group) const {
+    const std::int64_t step = group * few_;
+    return int(std::min<std::int64_t>((inner_ + step - 1) / step, 1 << 20));
+  }
+  void plan_rows() {
+    along_ = dims_.size() - 1;
+    if (!is_plain() && dims_.size() == outer_ + 1) few_ = few_along(along_, true);
+    group_ = usual_group();
+    kept_.assign(code_.size(), 0), walks_ = walks_with(kept_);
+    if (is_plain()) return;
+    ahead_ = std::min(power_from(chunks_each(group_)), few_ > 1 ? 4 : kTerms);
+    for (bool long_ones : {true, false})
+      if (!keeps_) keep(worth_keeping(long_ones));
+  }
+  // Few threads that hold little each, so that many rows are under way; more of both where rows are long.
+  void keep(const Marks& kept) {
+    const auto walks = walks_with(kept);
+    const auto [numbers, read] = kept_and_read(walks);
+    const int first = group_ == 1 ? 1 : std::min(group_, 32), last = group_ == 1 ? 1 : kMostGroup;
+    for (int most : {kUsualKept, kMostKept})
+      for (int group = first; group <= last && numbers > 0; group *= 2) {
+        const auto chunks = std::int64_t(power_from(chunks_each(group)));
+        if (chunks * few_ * numbers > most || chunks * few_ * read > kMostRead) continue;
+        if (group < group_ && rows_ * group < 2 * kManyThreads) continue;   // there are few rows
+        keeps_ = true, group_ = group, ahead_ = int(chunks), kept_ = kept, walks_ = walks;
+        return;
+      }
+  }
+  Launch in_rows() {
+    plan_rows();
+    const int most = around_ ? kNestThreads : std::max(128, group_), threads = serial_ ? 1 : most, at_once = threads / group_;
+    waits_ = group_ > 1 && folds_;
+    if (waits_ && !around_)
+      text_.line("HALIAX_SHARED(shared);");
+    else
+      text_.line("unsigned char* const shared = nullptr;");
+    text_.line(fmt::format("const unsigned lane = threadIdx_x % {}u;", group_));
+    const auto all = rows_ * parts_.count;
+    auto count = text_.word(all);
+    to_ = text_.word(inner_);
+    text_.open(fmt::format("for (I first = my_block * I({0}); first < I({1}); first += I(all_blocks) * {0})", at_once, count));
+    text_.line(fmt::format("const bool there = first + I(threadIdx_x / {0}u) < I({1});", group_, count));
+    text_.line(fmt::format("const I row = there ? first + I(threadIdx_x / {}u) : I({}) - 1;   // all threads take part in folds",
+                           group_, count));
+    text_.indices(part_of("row", rows_), part(0, outer_));
+    keep_room();
+    for (int level = 0; level <= levels(); ++level) {
+      rows_on(level);
+      walk(level);
+    }
+    if (stores_rows_) store_rows();
+    text_.close();
+    auto out = text_.launch(1, waits_, threads <= 128 ? "128" : threads <= 256 ? "256" : "512");
+    out.threads = threads, out.blocks = serial_ ? 1 : std::min<std::int64_t>((all + at_once - 1) / at_once, 1 << 20);
+    out.shared = 16 * std::max(1, threads / 32);
+    return out;
+  }
+  void store_rows() {
+    text_.open("if (there && lane == 0)");
+    for (std::size_t i = 0; i < code_.size(); ++i) {
+      if (!info_[i].needed) continue;
+      if (is_store(code_[i].code) && !code_[i].inner) write(i);
+      if (is_fold(code_[i].code) && in_parts())
+        text_.line(fmt::format("store<{}>({}, row, v{});", element_of(wide_of(code_[i].dtype)), partial(i), i));
+    }
+    text_.close();
+  }
+  // ---- the first of two passes: a part of a row after the other, as the rows are counted ----
+  bool in_parts() const { return parts_.count > 1; }
+  std::string partial(std::size_t i) { return text_.word(Word{kArenaSlot, partial_[i], {}, true}); }
+  // The row, or which few, of what is counted, of which each part of all rows has so many; from and to: its points.
+  std::string part_of(const std::string& counted, std::int64_t many) {
+    if (!in_parts()) return from_ = "0", counted;
+    auto each = text_.word(many), length = text_.word(parts_.length);
+    text_.line(fmt::format("const I piece = {} / I({});", counted, each));
+    text_.line(fmt::format("const I from = piece * I({}), next = from + I({}), to = next < I({}) ? next : I({});", length, length,
+                           to_, to_));
+    from_ = "from", to_ = "to";
+    return fmt::format("{} % I({})", counted, each);
+  }
+  void keep_room() {
+    for (std::size_t i = 0; i < code_.size(); ++i) {
+      if (!kept_[i]) continue;
+      if (is_load(i)) text_.line(fmt::format("{} x{}[{}];", chunk_of(i), i, ahead_));
+      else text_.line(fmt::format("Number<{}> e{}[{}][{}];", element_of(code_[i].dtype), i, ahead_, few_));
+    }
+  }
+  void rows_on(int level) {  // what has one value for a row
+    for (std::size_t i = 0; i < code_.size(); ++i) {
+      auto& in = code_[i];
+      if (info_[i].needed && !in.inner && info_[i].level == level && !is_store(in.code) && !is_fold(in.code)) write(i);
+    }
+  }
+  void walk(int level) {
+    auto& marks = walks_[std::size_t(level)];
+    if (std::none_of(marks.begin(), marks.end(), [](char c) { return c != 0; })) return;
+    std::vector<std::size_t> folds;
+    for (std::size_t i = 0; i < code_.size(); ++i)
+      if (marks[i] && is_fold(code_[i].code)) folds.push_back(i);
+    for (auto i : folds) start(i);
+    if (!empty_) is_plain() ? points_of_rows(marks, folds) : chunks_of_rows(marks, folds);
+    for (auto i : folds) finish(i);
+  }
+  bool stores(const Marks& marks) const {
+    for (std::size_t i = 0; i < code_.size(); ++i)
+      if (marks[i] && is_store(code_[i].code)) return true;
+    return false;
+  }
+  // A thread's sums of floats are sums of sums of few terms: less is lost.
+  bool sums_floats(std::size_t i) const { return code_[i].code == Code::reduce_sum && is_float(code_[i].dtype); }
+  void points_of_rows(const Marks& makes, const std::vector<std::size_t>& folds) {
+    bool by_blocks = std::any_of(folds.begin(), folds.end(), [&](auto i) { return sums_floats(i); });
+    if (by_blocks) {
+      text_.open(fmt::format("for (I block = lane; block < I({}); block += {})", to_, kTerms * group_));
+      for (auto i : folds)
+        if (sums_floats(i)) text_.line(fmt::format("decltype(fold{0}) some{0} = 0;", i));
+      text_.open(fmt::format("for (I j = block; j < block + {} && j < I({}); j += {})", kTerms * group_, to_, group_));
+    } else {
+      text_.open(fmt::format("for (I j = lane; j < I({}); j += {})", to_, group_));
+    }
+    text_.indices("j", part(outer_, dims_.size()), outer_);
+    for (std::size_t i = 0; i < code_.size(); ++i)
+      if (makes[i] && !is_store(code_[i].code)) is_fold(code_[i].code) ? take(i, "j") : write(i);
+    if (stores(makes)) {
+      text_.open("if (there)");
+      for (std::size_t i = 0; i < code_.size(); ++i)
+        if (makes[i] && is_store(code_[i].code)) write(i);
+      text_.close();
+    }
+    text_.close();
+    if (!by_blocks) return;
+    add_sums(folds);
+    text_.close();
+  }
+  void add_sums(const std::vector<std::size_t>& folds) {
+    for (auto i : folds)
+      if (sums_floats(i)) text_.line(fmt::format("fold{0} = add(fold{0}, some{0});", i));
+  }
+  // Chunks of a row, `ahead_` at a time: all of it, if it is kept. What is read comes first, so that it is under way together.
+  void chunks_of_rows(const Marks& marks, const std::vector<std::size_t>& folds) {
+    const int step = few_ * group_;
+    const auto each = fmt::format("for (int m = 0; m < {}; ++m)", ahead_);
+    if (!keeps_)
+      text_.open(fmt::format("for (I block = {}; block < I({}); block += {})", from_, to_, step * ahead_));
+    auto place = [&] {
+      text_.line(fmt::format("const I j = {}m * {} + lane * {};", keeps_ ? "" : "block + ", step, few_));
+      text_.indices("j", part(outer_, dims_.size()), outer_);
+      text_.line(fmt::format("const int here = few_there<{}>(I({}) - j);", few_, to_));
+    };
+    fetch_ahead(marks, each, place, "here");
+    for (auto i : folds)
+      if (sums_floats(i)) text_.line(fmt::format("decltype(fold{0}) some{0} = 0;", i));
+    unroll(each);
+    place();
+    for (std::size_t i = 0; i < code_.size(); ++i)   // what all rows share is near
+      if (keeps_ && is_load(i) && marks[i] == kMade && !is_of_row(i)) fetch(i, fmt::format("const auto x{}", i), "here"), fetched(i, "");
+    each_of_chunk(marks, [&](std::size_t i) { point_of_row(i, marks[i]); });
+    if (stores(marks)) {
+      text_.open("if (there)");
+      store_chunks(marks);
+      text_.close();
+    }
+    const int together = std::max(1, kTerms / few_);
+    if (ahead_ > together && std::any_of(folds.begin(), folds.end(), [&](auto i) { return sums_floats(i); })) {
+      text_.open(fmt::format("if (m % {} == {})", together, together - 1));
+      add_sums(folds);
+      for (auto i : folds)
+        if (sums_floats(i)) text_.line(fmt::format("some{} = 0;", i));
+      text_.close();
+    }
+    text_.close();
+    if (ahead_ <= together) add_sums(folds);
+    if (!keeps_) text_.close();
+  }
+  template <class Place> void fetch_ahead(const Marks& marks, const std::string& each, const Place& place, const char* count) {
+    std::vector<std::size_t> loads;
+    for (std::size_t i = 0; i < code_.size(); ++i)
+      if (is_load(i) && code_[i].inner && marks[i] == kMade && (!keeps_ || is_of_row(i))) loads.push_back(i);
+    if (loads.empty()) return;
+    for (auto i : loads)
+      if (!kept_[i]) text_.line(fmt::format("{} x{}[{}];", chunk_of(i), i, ahead_));
+    unroll(each);
+    place();
+    for (auto i : loads) fetch(i, fmt::format("x{}[m]", i), count), fetched(i, "[m]");
+    text_.close();
+  }
+  void point_of_row(std::size_t i, char mark) {
     auto& in = code_[i];
+    if (is_store(in.code)) return into_chunk(i);
+    if (is_fold(in.code)) {
+      text_.open("if (k < here)");
+      take(i, "j + k");
+      return text_.close();
+    }
+    if (mark == kKept && !is_load(i))
+      return text_.line(fmt::format("const Number<{}> v{} = e{}[m][k];", element_of(in.dtype), i, i));
+    write(i);
+    if (kept_[i] && !is_load(i)) text_.line(fmt::format("e{0}[m][k] = v{0};", i));
+  }
+  DType folded_dtype(const Instr& in) const { return is_arg(in.code) ? code_[std::size_t(in.args[0])].dtype : in.dtype; }
+  std::string folded_type(const Instr& in) const {
+    auto S = element_of(folded_dtype(in));
+    return is_arg(in.code) ? fmt::format("Best<Number<{}>>", S) : fmt::format("Wide<{}>", S);
+  }
+  std::string start_of(const Instr& in) {
     auto d = folded_dtype(in);
     auto from = fmt::format("constant<{}>({})", element_of(d), text_.word(start_bits(monoid_of(in.code), d)));
-    if (is_arg(in.code))
-      text_.line(fmt::format("Best<Number<{}>> fold{}{{{}, 0x7fffffffffffffff}};", element_of(d), i, from));
-    else
-      text_.line(fmt::format("auto fold{} = wide({});", i, from));
+    return is_arg(in.code) ? fmt::format("{{{}, 0x7fffffffffffffff}}", from) : fmt::format("wide({})", from);
   }
-  void take(std::size_t i) {
+  void start(std::size_t i) { text_.line(fmt::format("{} fold{} = {};", folded_type(code_[i]), i, start_of(code_[i]))); }
+  void take(std::size_t i, const std::string& position) {
     auto& in = code_[i];
-    auto x = name(in.args[0]);
+    auto x = name(in.args[0]), to = (sums_floats(i) ? "some" : "fold") + std::to_string(i) + (columns_ ? "[k]" : "");
     auto A = element_of(code_[std::size_t(in.args[0])].dtype);
-    if (is_arg(in.code))
-      text_.line(fmt::format("fold{0} = {1}(fold{0}, Best<Number<{2}>>{{{3}, j}});", i, fold_of(in.code), A, x));
-    else
-      text_.line(fmt::format("{0} = {1}({0}, wide(cast<{2}, {3}>({4})));",
-                             fmt::format("{}{}", sums_floats(i) ? "some" : "fold", i), fold_of(in.code), element_of(in.dtype), A,
-                             x));
+    x = is_arg(in.code) ? fmt::format("Best<Number<{}>>{{{}, {}}}", A, x, position)
+                        : fmt::format("wide(cast<{}, {}>({}))", element_of(in.dtype), A, x);
+    text_.line(fmt::format("{0} = {1}({0}, {2});", to, fold_of(in.code), x));
   }
-  void finish(std::size_t i, int group) {
+  void finish(std::size_t i) {
     auto& in = code_[i];
-    auto S = element_of(in.dtype);
-    auto all = fmt::format("folded<{}>(fold{}, {}, shared)", group, i, fold_of(in.code));
+    auto all = columns_ ? fmt::format("fold{}[k]", i) : fmt::format("folded<{}>(fold{}, {}, shared)", group_, i, fold_of(in.code));
+    if (in_parts()) return text_.line(fmt::format("const auto v{} = {};", i, all));
     if (is_arg(in.code)) {
       text_.line(fmt::format("const auto b{} = {};", i, all));
       all = fmt::format("b{0}.at == 0x7fffffffffffffff ? 0 : b{0}.at", i);
     }
+    auto S = element_of(in.dtype);
     text_.line(fmt::format("const Number<{0}> v{1} = result<{0}>({2});", S, i, all));
   }
 
-  Around* const around_;
-  Writer text_;
-  std::vector<Instr> code_;
-  std::vector<Info> info_;
-  Dims dims_;
-  std::size_t outer_ = 0;
-  bool folds_ = false, stores_rows_ = false, serial_ = false, waits_ = false, empty_ = false;
-  std::string points_;
+  // ---- columns: folds along lines that lie side by side, a few of them a thread ----
+  bool are_columns() const {
+    if (is_plain() || !folds_ || outer_ == 0 || inner_ <= 1) return false;
+    for (std::size_t i = 0; i < code_.size(); ++i)
+      if (info_[i].needed && (info_[i].level > 1 || (is_store(code_[i].code) && code_[i].inner))) return false;
+    auto [along_rows, along] = sides();
+    return along_rows && !along;
+  }
+  void chunk_columns() {
+    along_ = outer_ - 1, few_ = few_along(along_, false), kept_.assign(code_.size(), 0);
+    ahead_ = int(std::min<std::int64_t>(few_ > 1 ? 4 : kTerms, power_from(std::min<std::int64_t>(inner_, kTerms))));
+  }
+  Launch in_columns() {
+    chunk_columns();
+    columns_ = true;
+    Dims few_lines = part(0, outer_);
+    few_lines.back() = (few_lines.back() + few_ - 1) / few_;
+    const auto n = program::points(few_lines);
+    auto count = text_.word(n * parts_.count), size = text_.word(dims_[along_]);
+    to_ = text_.word(inner_);
+    text_.open(fmt::format(kEachPoint, count));
+    text_.indices(part_of("p", n), few_lines, 0, few_);
+    text_.line(fmt::format("const int here = few_there<{}>(I({}) - i{});", few_, size, along_));
+    const auto folds = all_folds();
+    Marks outer(code_.size()), inner(code_.size());
+    for (std::size_t i = code_.size(); i-- > 0;) {
+      outer[i] = info_[i].needed && !code_[i].inner;
+      if (outer[i] && is_fold(code_[i].code)) inner[i] = kMade;
+      for (int a : code_[i].args)
+        if (a >= 0 && inner[i]) inner[std::size_t(a)] = kMade;
+      if (outer[i] && is_load(i)) fetch(i, fmt::format("const auto x{}", i), "here"), fetched(i, "");
+    }
+    const auto each_line = fmt::format("for (int k = 0; k < {}; ++k)", few_);
+    for (auto i : folds) {
+      text_.line(fmt::format("{} fold{}[{}];", folded_type(code_[i]), i, few_));
+      unroll(each_line);
+      text_.line(fmt::format("fold{}[k] = {};", i, start_of(code_[i])));
+      text_.close();
+    }
+    lines_of(inner, folds, each_line);
+    if (in_parts()) {
+      keep_parts(folds);
+    } else {
+      each_of_chunk(outer, [&](std::size_t i) {
+        if (is_store(code_[i].code)) into_chunk(i);
+        else is_fold(code_[i].code) ? finish(i) : write(i);
+      });
+      store_chunks(outer);
+    }
+    text_.close();
+    return text_.launch(n * parts_.count, false, "256");
+  }
+  void lines_of(const Marks& marks, const std::vector<std::size_t>& folds, const std::string& each_line) {
+    const auto each = fmt::format("for (int m = 0; m < {}; ++m)", ahead_);
+    text_.open(fmt::format("for (I block = {}; block < I({}); block += {})", from_, to_, ahead_));
+    auto place = [&] {
+      text_.line("const I j = block + m;");
+      text_.indices("j", part(outer_, dims_.size()), outer_);
+      text_.line(fmt::format("const bool in = j < I({});", to_));
+    };
+    fetch_ahead(marks, each, place, "in ? here : 0");
+    for (auto i : folds)
+      if (sums_floats(i)) text_.line(fmt::format("{} some{}[{}] = {{}};", folded_type(code_[i]), i, few_));
+    unroll(each);
+    place();
+    each_of_chunk(marks, [&](std::size_t i) {
+      if (!is_fold(code_[i].code)) return write(i);
+      text_.open("if (in)");
+      take(i, "j");
+      text_.close();
+    });
+    text_.close();
+    for (auto i : folds) {
+      if (!sums_floats(i)) continue;
+      unroll(each_line);
+      text_.line(fmt::format("fold{0}[k] = add(fold{0}[k], some{0}[k]);", i));
+      text_.close();
+    }
+    text_.close();
+  }
+  void keep_parts(const std::vector<std::size_t>& folds) {
+    const auto line = text_.sum_of(program::row_major(part(0, outer_)));
+    auto at = fmt::format("piece * I({}) + {}", text_.word(rows_), line);
+    for (auto i : folds) {
+      text_.line(fmt::format("Few<{}, {}> y{};", few_, element_of(wide_of(code_[i].dtype)), i));
+      unroll(fmt::format("for (int k = 0; k < {}; ++k)", few_));
+      text_.line(fmt::format("y{0}.at[k] = fold{0}[k];", i));
+      text_.close();
+      auto place = partial(i);
+      text_.line(fmt::format("store_few({}, {}, y{}, here);", place, at, i));
+    }
+  }
+
+  bool waits_ = false, keeps_ = false;           // keeps: all of a row is read together, and some of it stays in registers
+  bool columns_ = false;                         // lines rather than rows
+  int group_ = 1, ahead_ = 1;                    // threads of a row; chunks that are read together
+  Marks kept_;
+  std::vector<Marks> walks_;
+  std::string from_ = "0", to_;                  // inner points, as text
+  Parts parts_;
+  std::vector<std::int64_t> partial_;            // of each fold: where in the arena its parts lie
 };
 
 }  // namespace
@@ -454,5 +548,16 @@ std::string instruction_text(const std::vector<Instr>& code, int which, const Di
   return FusedText(code, std::size_t(which), strides, around).one(std::size_t(which));
 }
 Launch fused_launch(const Fused& f, Around* around) { return FusedText(f, around).make(); }
+std::int64_t fused_scratch(const Fused& f) {
+  FusedText text(f, nullptr);
+  const auto parts = text.parts();
+  return parts ? text.partial_bytes(*parts) : 0;
+}
+std::vector<Launch> fused_in_two(const Fused& f, std::int64_t place) {
+  const auto parts = FusedText(f, nullptr).parts();
+  if (!parts) return {fused_launch(f)};
+  return {FusedText(f, nullptr).first_pass(*parts, place),
+          fused_launch(FusedText(f, nullptr).second_pass(f, *parts, place))};
+}
 
 }  // namespace haliax::cuda

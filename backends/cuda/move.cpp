@@ -2,6 +2,8 @@
 // to one thread: results have the same bits in every run.
 #include <fmt/format.h>
 
+#include <bit>
+
 #include "base/scalar.h"
 #include "haliax/error.h"
 #include "text.h"
@@ -37,29 +39,33 @@ void pick(Writer& w, const std::vector<Indexed>& indexed, bool clamps) {
   }
 }
 
-Launch move(const Dims& dims, const View& from, const View& to, const std::vector<Indexed>& indexed, Outside outside,
-            Around* around) {
+Launch gather(const Gather& g, Around* around) {
+  auto& [dims, table, to, indexed, outside] = g;
   Writer w(around);
-  auto views = std::vector{&from, &to};
-  for (auto& i : indexed) views.push_back(&i.ids);
-  w.far = needs_64_bits(dims, views) || !indexed.empty();
+  w.far = true;
   w.open(each_point(w, points(dims)));
   w.indices("p", dims);
   auto T = bits_type(to.dtype);  // bit by bit
-  auto x = w.base(from), x_at = w.at(from, from.strides), out = w.base(to, true), out_at = w.at(to, to.strides);
-  if (indexed.empty()) {
-    w.line(fmt::format("store<{0}>({1}, {2}, load<{0}>({3}, {4}));", T, out, out_at, x, x_at));
-  } else {
-    pick(w, indexed, outside == Outside::clamp);
-    auto d = to.dtype;
-    auto absent = is_float(d) ? bits_of(d, std::numeric_limits<double>::quiet_NaN(), 0)
-                              : (is_signed(d) ? scalar::lowest(d) : scalar::highest(d)).whole;
-    w.line(fmt::format("if (inside) store<{0}>({1}, {2}, load<{0}>({3}, {4} + moved));", T, out, out_at, x, x_at));
-    w.line(fmt::format("else store<{0}>({1}, {2}, constant<{0}>({3}));", element_of(d), out, out_at,
-                       w.word(outside == Outside::zero ? 0 : absent)));
-  }
+  auto x = w.base(table), x_at = w.at(table, table.strides), out = w.base(to, true), out_at = w.at(to, to.strides);
+  pick(w, indexed, outside == Outside::clamp);
+  auto d = to.dtype;
+  auto absent = is_float(d) ? bits_of(d, std::numeric_limits<double>::quiet_NaN(), 0)
+                            : (is_signed(d) ? scalar::lowest(d) : scalar::highest(d)).whole;
+  w.line(fmt::format("if (inside) store<{0}>({1}, {2}, load<{0}>({3}, {4} + moved));", T, out, out_at, x, x_at));
+  w.line(fmt::format("else store<{0}>({1}, {2}, constant<{0}>({3}));", element_of(d), out, out_at,
+                     w.word(outside == Outside::zero ? 0 : absent)));
   w.close();
   return w.launch(points(dims));
+}
+// Bit by bit, as a fused step: by chunks, where they lie side by side.
+Launch copy(Copy c, Around* around) {
+  constexpr DType of_size[] = {DType::u8, DType::u16, DType::u32, DType::u64};
+  const auto bits = of_size[std::countr_zero(unsigned(bytes_of(c.x.dtype)))];
+  c.x.dtype = c.out.dtype = bits;
+  Fused f{c.dims, int(c.dims.size()), {}};
+  f.code.push_back({.code = Code::load, .dtype = bits, .view = c.x});
+  f.code.push_back({.code = Code::store, .dtype = bits, .args = {0, -1, -1, -1}, .view = c.out});
+  return fused_launch(f, around);
 }
 
 // Threads share the dims along which nothing meets; each goes through the others in row-major order.
@@ -207,16 +213,19 @@ std::vector<Launch> launches_of(const Step& s, Around* around) {
     if (l.blocks > 0) out.push_back(std::move(l));
   };
   switch (s.kind) {
-    case Kind::fused: add(fused_launch(s.fused, around)); break;
+    case Kind::fused:
+      if (!around && s.scratch_bytes > 0) out = fused_in_two(s.fused, s.scratch);
+      else add(fused_launch(s.fused, around));
+      break;
     case Kind::contract:
       if (auto products = around ? std::nullopt : products_of(s)) out = std::move(*products);
       else add(product(s.contract, around));
       break;
-    case Kind::gather: add(move(s.gather.dims, s.gather.table, s.gather.out, s.gather.indexed, s.gather.outside, around)); break;
+    case Kind::gather: add(gather(s.gather, around)); break;
     case Kind::scatter: add(scatter(s.scatter, around)); break;
     case Kind::sort: add(sort(s.sort, around)); break;
     case Kind::cumulative: add(cumulative(s.cumulative, around)); break;
-    case Kind::copy: add(move(s.copy.dims, s.copy.x, s.copy.out, {}, Outside::fill, around)); break;
+    case Kind::copy: add(copy(s.copy, around)); break;
     default: throw Error("[cuda] this step is no kernel");
   }
   return out;

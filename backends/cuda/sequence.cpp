@@ -1,7 +1,10 @@
 #include "sequence.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "nest.h"
@@ -23,9 +26,20 @@ Launch look_at(const View& unless, int so_far, int flag) {
   return out;
 }
 
+// Tells the graph instead.
+Launch tell(const View& unless) {
+  Writer w;
+  auto base = w.base(unless), at = w.at(unless, {}), handle = w.word(0);
+  w.line(fmt::format("{}({}, load<bool>({}, {}));", kTells, handle, base, at));
+  auto out = w.launch(1);
+  out.threads = 1;
+  out.text = fmt::format("extern \"C\" __device__ void {}(unsigned long long, unsigned);\n", kTells) + out.text;
+  return out;
+}
+
 class Maker {
  public:
-  Maker(const Program& p, std::int64_t near_bytes, bool marks) : program_(p), near_bytes_(near_bytes), marks_(marks) {
+  Maker(const Program& p, std::int64_t near_bytes, SequenceOptions o) : program_(p), near_bytes_(near_bytes), options_(o) {
     for (bool again = true; again;) {
       out = {}, around_.clear(), in_vain_.clear(), touched_.assign(p.slots.size(), {});
       out.items = items_of(p.steps, -1);
@@ -68,14 +82,20 @@ class Maker {
     return std::all_of(all.begin(), all.end(), inside);
   }
 
-  std::vector<Item> items_of(const std::vector<Step>& steps, int flag) {
+  std::vector<Item> items_of(std::span<const Step> steps, int flag) {
     std::vector<Item> items;
     for (auto& s : steps) {
       Item i{.step = &s, .flag = flag};
+      if (options_.parts && s.kind == Kind::skip) {
+        i.kind = Item::Kind::part, i.launch = tell(s.skip.unless);
+        i.body = items_of(steps.subspan(std::size_t(&s - steps.data()) + 1), flag);
+        items.push_back(std::move(i));
+        break;                                   // that was the rest of the turn
+      }
       switch (s.kind) {
         case Kind::loop:
           if (s.loop.lanes > 0) {
-            i.launch = nest_launch(s.loop, program_, near_bytes_, marks_);
+            i.launch = nest_launch(s.loop, program_, near_bytes_, options_.marks);
             if (flag >= 0) i.launch = guarded(std::move(i.launch), {kFlagSlot, flag});
           } else {
             i.kind = Item::Kind::loop, i.body = items_of(s.loop.body, flag);
@@ -149,7 +169,7 @@ class Maker {
   }
   const Program& program_;
   const std::int64_t near_bytes_;
-  const bool marks_;
+  const SequenceOptions options_;
   std::vector<int> around_;                      // of each flag, that of the turn around; -1: none
   std::vector<std::set<int>> touched_;           // by slot
   std::set<std::pair<const Step*, int>> in_vain_;
@@ -158,12 +178,13 @@ class Maker {
 
 }  // namespace
 
-Sequence sequence_of(const Program& p, std::int64_t near_bytes, bool marks) { return Maker(p, near_bytes, marks).out; }
+Sequence sequence_of(const Program& p, std::int64_t near_bytes, SequenceOptions o) { return Maker(p, near_bytes, o).out; }
 
 std::int64_t steps_in_graph(const std::vector<Item>& items) {
   std::int64_t sum = 0;
   for (auto& i : items) {
     if (i.kind == Item::Kind::loop) sum += i.step->loop.trips * steps_in_graph(i.body);
+    else if (i.kind == Item::Kind::part) sum += 2 + steps_in_graph(i.body);   // with what tells
     else sum += i.kind == Item::Kind::collective ? steps_in_graph(i.body) : 1;
   }
   return sum;

@@ -17,18 +17,20 @@ struct Message {                                         // a transfer, at a pla
   std::int64_t bytes = 0;
 };
 struct Item {
-  enum class Kind : std::uint8_t { launch, product, exchange, loop, collective, host };
+  enum class Kind : std::uint8_t { launch, product, exchange, loop, collective, host, part };
   Kind kind = Kind::launch;
   const program::Step* step = nullptr;                   // what it comes from
   Launch launch = {};
   Handle made = nullptr;                                 // its kernel, or its product
   std::vector<Message> messages = {};                     // of an exchange
-  std::vector<Item> body = {};                           // of a loop; of a collective, which has a stream of its own
+  // Of a loop; of a collective, which has a stream of its own; of a part of a graph that its kernel may leave out.
+  std::vector<Item> body = {};
   int flag = -1;                                         // of its turn; the host looks at it before its own steps and collectives
   Handle before = nullptr, behind = nullptr;             // of a collective: events
 };
 
-// Turns that may end early (Skip) have a flag each, in memory of the executable: a Word's slot in place of a slot. Kernels look
+// Turns that may end early (Skip) are parts of a graph (Api::begin_if). Where there is no graph, the machine has no such parts, or
+// exchanges would share the graph with them, these turns have a flag each, in memory of the executable: a Word's slot in place of a slot. Kernels look
 // at it by themselves. Products of the library cannot, and are made in vain; where their result is seen from outside of what is
 // left out, they are made in memory of the executable, too, and a kernel takes them from there.
 inline constexpr int kFlagSlot = -3, kBesideSlot = -4;
@@ -41,8 +43,12 @@ struct Sequence {
   bool speaks = false;                                   // to other devices
   bool multiplies = false;                               // by the library
 };
-// Without handles. near_bytes: shared memory that a block of threads may have; marks: nests say which step they make (nest.h).
-Sequence sequence_of(const program::Program&, std::int64_t near_bytes, bool marks = false);
+struct SequenceOptions {
+  bool marks = false;                                    // nests say which step they make (nest.h)
+  bool parts = false;                                    // what flags skip are parts of the graph instead
+};
+// Without handles. near_bytes: shared memory that a block of threads may have (nest.h).
+Sequence sequence_of(const program::Program&, std::int64_t near_bytes, SequenceOptions = {});
 void join_equal(Sequence&, const program::Program&);     // launches, where one can be made of several
 std::int64_t steps_in_graph(const std::vector<Item>&);   // with all turns of loops
 

@@ -107,15 +107,16 @@ std::string Writer::at(const View& v, const Dims& strides) {
   }
   return out.empty() ? "0" : out;
 }
-void Writer::indices(const std::string& position, const Dims& dims, std::size_t first) {
+void Writer::indices(const std::string& position, const Dims& dims, std::size_t first, int few) {
   if (dims.empty()) return;
-  auto left = fmt::format("r{}", first);
+  const auto left = fmt::format("r{}", first), times = few > 1 ? fmt::format(" * {}", few) : std::string();
   if (dims.size() > 1) line(fmt::format("I {} = {};", left, position));
   for (std::size_t d = dims.size(); d-- > 1;) {
     auto size = word(dims[d]);
-    line(fmt::format("const I i{0} = {1} % I({2}); {1} /= I({2});", first + d, left, size));
+    line(fmt::format("const I i{0} = {1} % I({2}){3}; {1} /= I({2});", first + d, left, size,
+                     d + 1 == dims.size() ? times : ""));
   }
-  line(fmt::format("const I i{} = {};", first, dims.size() > 1 ? left : position));
+  line(fmt::format("const I i{} = {}{};", first, dims.size() > 1 ? left : position, dims.size() == 1 ? times : ""));
 }
 Launch guarded(Launch l, Word flag) {
   const auto test = fmt::format("  if (!load<bool>(a.w[{}], 0)) return;\n", l.words.size());
@@ -166,10 +167,10 @@ Launch joined(const std::vector<Launch>& all) {
   out.text = text_of(out.words.size(), body, first.bounds, from);
   return out;
 }
-Launch Writer::launch(std::int64_t points, bool waits) {
+Launch Writer::launch(std::int64_t points, bool waits, const char* bounds) {
   constexpr int threads = 256;
   constexpr std::int64_t most = 1 << 20;  // blocks: each goes on from there
-  Launch out;
+  Launch out{.bounds = bounds};
   auto text = fmt::format("  using I = {};\n{}", far ? "std::int64_t" : "std::int32_t", body_);
   out.text = around_ ? std::move(text) : kernel_text(words_.size(), text, out.bounds);
   out.words = words_;

@@ -81,8 +81,10 @@ class Writer {
   std::string at(const program::View&, const program::Dims& strides);
   std::string sum_of(const program::Dims& strides);  // of the indices times these; empty: 0
   // Declares i0, i1, ... from a position among their points, the last one fastest; first: the number of the first.
-  void indices(const std::string& position, const program::Dims&, std::size_t first = 0);
-  Launch launch(std::int64_t points, bool waits = false);  // 256 threads a block, as many blocks as there is work for
+  // few: of the last dim there are only every so many, and its size is how many of these.
+  void indices(const std::string& position, const program::Dims&, std::size_t first = 0, int few = 1);
+  // 256 threads a block, as many blocks as there is work for.
+  Launch launch(std::int64_t points, bool waits = false, const char* bounds = "1024");
   bool far = false;                                        // positions need 64 bits
 
  private:
@@ -96,6 +98,11 @@ bool needs_64_bits(const program::Dims&, const std::vector<const program::View*>
 // Of one instruction: its value, or what stores it. Operands are v0, v1, ..., by their places in the code; strides: of a load, a
 // store or an iota.
 std::string instruction_text(const std::vector<program::Instr>& code, int which, const program::Dims& strides, Around*);
-Launch fused_launch(const program::Fused&, Around* = nullptr);  // blocks 0: nothing to do
+// blocks 0: nothing to do
+Launch fused_launch(const program::Fused&, Around* = nullptr);
+// Folds of so much, for so few points, that more threads are wanted: parts are folded first, and then what came out. Scratch:
+// bytes, 0 where that is not worth it; place: of it, in the arena.
+std::int64_t fused_scratch(const program::Fused&);
+std::vector<Launch> fused_in_two(const program::Fused&, std::int64_t place);
 
 }  // namespace haliax::cuda

@@ -150,12 +150,13 @@ TEST_CASE("cuda engine: what has too many steps for a graph is asked for step by
   }
 }
 
-TEST_CASE("cuda engine: turns that are left out are looked up on the card") {
+TEST_CASE("cuda engine: turns that are left out are looked up on the card, as parts of a graph or by flags") {
   auto both = [](const NamedArray& x, const NamedArray& flag) {
     return cond(flag, [](const NamedArray& v) { return dot(v, v, N) + v; }, [](const NamedArray& v) { return v * 3.; })(x);
   };
   auto f = jit(both, {.backend = "cuda-sim"}), on_host = jit(both, {.backend = "cpu"});
   auto x = numbers(N, 1);
+  Since from_start;
   for (bool flag : {true, false, true}) {
     auto which = jit([=](const NamedArray& v) { return sum(v) > (flag ? 0. : 1000.); }, {.backend = "cpu"})(x);
     auto want = on_host(x, which).doubles();
@@ -166,30 +167,88 @@ TEST_CASE("cuda engine: turns that are left out are looked up on the card") {
     CHECK(since(&Asked::waits) == 0);
     CHECK(y.doubles() == want);
   }
+  CHECK(from_start(&Asked::ifs) > 0);
 }
+
+namespace {
+
+// Products in turns of which some are left out; of those with `inner`, a part once more.
+Case skipped_products(unsigned seed, DType d) {
+  Case c(seed);
+  const std::int64_t turns = 5;
+  const auto flags = c.view(false, DType::boolean, {turns}, Case::dense);
+  for (std::int64_t t = 0; t < turns; ++t) c.arguments[0][std::size_t(flags.offset + t)] = std::byte(c.random.coin());
+  random_contract(c, {2}, {3}, {4}, {5}, d, d, c.random.coin(), seed % 3 == 0);
+  auto step = c.program.steps[0];
+  step.scratch = -1;
+  Step skip{.kind = Kind::skip, .skip = {{flags.slot, DType::boolean, flags.offset, {}, {Term{.loop = 0, .stride = 1}}}}};
+  std::vector<Step> body{skip, step};
+  if (seed % 4 == 3) {                           // in a part of the turn alone
+    Step other = skip;
+    other.skip.unless.terms[0].stride = -1, other.skip.unless.offset += turns - 1;
+    Step part{.kind = Kind::loop, .loop = {.variable = -1, .trips = 1, .body = {skip, other, step}}};
+    body = {part};
+  }
+  c.program.steps = {{.kind = Kind::loop, .loop = {.variable = 0, .trips = turns, .body = body}}};
+  c.program.loops = 1;
+  return c;
+}
+
+}  // namespace
 
 TEST_CASE("cuda engine: products of turns that are left out leave what others see as it is") {
   for (unsigned seed = 0; seed < 24; ++seed) {
     CAPTURE(seed);
-    Case c(seed);
     const auto d = seed % 2 ? DType::bf16 : DType::f32;
-    const std::int64_t turns = 5;
-    const auto flags = c.view(false, DType::boolean, {turns}, Case::dense);
-    for (std::int64_t t = 0; t < turns; ++t) c.arguments[0][std::size_t(flags.offset + t)] = std::byte(c.random.coin());
-    random_contract(c, {2}, {3}, {4}, {5}, d, d, c.random.coin(), seed % 3 == 0);
-    auto step = c.program.steps[0];
-    step.scratch = -1;
-    Step skip{.kind = Kind::skip, .skip = {{flags.slot, DType::boolean, flags.offset, {}, {Term{.loop = 0, .stride = 1}}}}};
-    std::vector<Step> body{skip, step};
-    if (seed % 4 == 3) {                         // in a part of the turn alone
-      Step part{.kind = Kind::loop, .loop = {.variable = -1, .trips = 1, .body = body}};
-      body = {part};
+    const auto c = skipped_products(seed, d);
+    const auto want = c.run(*reference::make_reference_device());
+    for (bool ifs : {true, false}) {
+      CAPTURE(ifs);
+      auto& api = faulty();
+      if (!ifs) api.has_ifs = [] { return false; };
+      Since since;
+      const auto got = c.run(*device_of(api));
+      CHECK(difference(d, got[0], want[0], 5 * tolerance(d)) == "");
+      CHECK((since(&Asked::ifs) > 0) == ifs);
     }
-    c.program.steps = {{.kind = Kind::loop, .loop = {.variable = 0, .trips = turns, .body = body}}};
-    c.program.loops = 1;
-    const auto got = c.run(*cuda::make_simulated_device()), want = c.run(*reference::make_reference_device());
-    CHECK(difference(d, got[0], want[0], 5 * tolerance(d)) == "");
   }
+}
+
+TEST_CASE("cuda engine: graphs with parts that may be left out are changed for other addresses, and run again") {
+  const auto c = skipped_products(3, DType::f32);
+  const auto device = device_of(cuda::simulated());
+  auto executable = device->compile(std::make_shared<const Program>(c.program));
+  const auto want = c.run(*reference::make_reference_device());
+  const auto arena = device->take(c.program.arena_bytes, 0);
+  std::vector<Memory> kept;
+  for (int k = 0; k < 7; ++k) {                  // more than are kept
+    std::vector<void*> in, out;
+    for (auto* all : {&c.arguments, &c.results})
+      for (auto& b : *all) kept.push_back(put(*device, b)), (all == &c.results ? out : in).push_back(kept.back().get());
+    Since since;
+    executable->run(in, out, arena.get(), nullptr);
+    CHECK(since(&Asked::updates) == (k < 4 ? 0 : 1));
+    CHECK(difference(DType::f32, get(*device, kept.back(), c.results.back().size()), want.back(), 5 * tolerance(DType::f32)) == "");
+  }
+}
+
+TEST_CASE("cuda engine: exchanges and parts that may be left out do not share a graph") {
+  auto& api = cuda::simulated();
+  const auto stream = api.make_stream(50);
+  auto* memory = api.take(stream, 256);
+  const auto join = api.join(api.make_id(), 1, 0, 50);
+  api.wait(stream);
+  api.begin_graph(stream);
+  api.exchange(join, stream, {{0, true, memory, 64}, {0, false, memory, 64}});
+  cuda::Launch tells{.text = "struct NAME_words { Word w[1]; };\nextern \"C\" void cudaGraphSetConditional(unsigned long long, "
+                             "unsigned);\nextern \"C\" void NAME(const NAME_words a) { cudaGraphSetConditional(a.w[0], 1); }\n",
+                     .words = {cuda::Word{}}};
+  std::int64_t words[1] = {};
+  const auto inside = api.begin_if(stream, api.compile(50, {cuda::named(tells.text)})[0], tells, words);
+  api.copy(inside, memory, static_cast<char*>(memory) + 128, 64);
+  api.end_if(inside);
+  CHECK(has(error_of([&] { return api.end_graph(stream); }), "NCCL refuses that"));
+  api.leave(join), api.give(stream, memory), api.end_stream(stream);
 }
 
 TEST_CASE("cuda engine: an error that is found late names the call, with HALIAX_CUDA=sync the step, and stays") {

@@ -32,7 +32,9 @@ std::vector<Bytes> made(const Case& c, const std::function<std::string(std::stri
       api.put(stream, memory.back(), host.get(), std::int64_t(b.size()));
       api.wait(stream);
     }
+  memory.push_back(api.take(stream, std::max<std::int64_t>(c.program.steps[0].scratch_bytes, 1)));
   auto place = [&](int slot) {
+    if (slot == cuda::kArenaSlot) return memory.back();
     auto& s = c.program.slots[std::size_t(slot)];
     return memory[std::size_t(s.index) + (s.home == Home::result ? c.arguments.size() : 0)];
   };
@@ -40,11 +42,11 @@ std::vector<Bytes> made(const Case& c, const std::function<std::string(std::stri
     if (plant) l.text = plant(l.text);
     std::vector<std::int64_t> words;
     for (auto& w : l.words)
-      words.push_back(w.value + (w.slot < 0 ? 0 : std::int64_t(reinterpret_cast<std::intptr_t>(place(w.slot)))));
+      words.push_back(w.value + (w.slot == -1 ? 0 : std::int64_t(reinterpret_cast<std::intptr_t>(place(w.slot)))));
     api.launch(stream, api.compile(device, {cuda::named(l.text)})[0], l, words.data());
   }
   std::vector<Bytes> out;
-  for (std::size_t k = 0; k < memory.size(); ++k) {
+  for (std::size_t k = 0; k + 1 < memory.size(); ++k) {
     auto& b = k < c.arguments.size() ? c.arguments[k] : c.results[k - c.arguments.size()];
     const std::unique_ptr<void, void (*)(void*)> host(api.take_host(std::int64_t(b.size())), api.give_host);
     api.get(stream, host.get(), memory[k], std::int64_t(b.size()));
@@ -54,13 +56,13 @@ std::vector<Bytes> made(const Case& c, const std::function<std::string(std::stri
   }
   return out;
 }
-// Rows of x (8, 1000), divided by their sums in place; and beside it the sum of the distances to the largest.
-Case rows() {
+// Rows of x (8, n), divided by their sums in place; and beside it the sum of the distances to the largest.
+Case rows(std::int64_t n = 1000) {
   Case c(1);
-  const auto x = c.view(false, DType::f32, {8, 1000}, Case::dense);
+  const auto x = c.view(false, DType::f32, {8, n}, Case::dense);
   auto total = c.view(true, DType::f32, {8}, Case::dense);
   auto& f = c.add(Kind::fused).fused;
-  f.dims = {8, 1000}, f.outer = 1;
+  f.dims = {8, n}, f.outer = 1;
   f.code = {load(x, true), op(Code::reduce_sum, DType::f32, {0}), op(Code::div, DType::f32, {0, 1}, true),
             op(Code::reduce_max, DType::f32, {2}), op(Code::sub, DType::f32, {2, 3}, true), op(Code::reduce_sum, DType::f32, {4}),
             store(x, 2, true), store(total, 5)};
@@ -124,28 +126,48 @@ template <int group, class T, class F> inline T hasty(T x, F f, unsigned char* s
 }
 TEST_CASE("cuda faults: a store one past the end") {
   Case c(3);
-  const auto x = c.view(false, DType::f32, {500}, Case::dense), out = c.view(true, DType::f32, {500}, Case::dense);
-  auto tight = [](View v, Case& in) { return in.program.slot(v.slot).bytes = (v.offset + 500) * 4, v; };
+  const auto x = c.view(false, DType::f32, {499}, Case::dense), out = c.view(true, DType::f32, {499}, Case::dense);
+  auto tight = [](View v, Case& in) { return in.program.slot(v.slot).bytes = (v.offset + 499) * 4, v; };
   tight(out, c);
-  c.results[0].resize(std::size_t(out.offset + 500) * 4);
+  c.results[0].resize(std::size_t(out.offset + 499) * 4);
   auto& f = c.add(Kind::fused).fused;
-  f.dims = {500}, f.outer = 1;
+  f.dims = {499}, f.outer = 1;
   f.code = {load(x), op(Code::exp, DType::f32, {0}), store(out, 1)};
   CHECK(error_of([&] { return made(c), 0; }) == "");
   const auto said = error_of([&] {
-    return made(c, [](std::string text) { return changed(std::move(text), "p < I(", "p <= I("); }), 0;
+    return made(c, [](std::string text) { return changed(std::move(text), "few_there<4>(", "few_there<4>(1 + "); }), 0;
   });
   CHECK(has(said, "written behind the end of"));
 }
 TEST_CASE("cuda faults: a store a sweep early") {
+  const std::int64_t many = 20000;               // more than registers hold: each sweep reads them again
   const auto early = [](std::string text) {
-    const auto from = text.rfind("store<float>", text.rfind("store<float>") - 1);
-    const auto line = text.substr(from, text.find(";\n", from) + 2 - from);
-    const auto fold = text.find("Max()(fold3");
+    const auto from = text.rfind("store_few("), to = text.find(", y6, here", from), fold = text.find("Max()(fold3");
+    REQUIRE(to != text.npos);
     REQUIRE(fold != text.npos);
-    return text.insert(text.find('\n', fold) + 1, line);
+    const auto store = "if (there) store<float>(" + text.substr(from + 10, to - from - 10) + " + k, v2);";
+    return text.insert(text.find('\n', fold) + 1, store);
   };
-  CHECK(made(rows(), early) != made(rows()));
+  CHECK(made(rows(many), early) != made(rows(many)));
+  CHECK(made(rows(), early) == made(rows()));    // these are kept in registers
+}
+TEST_CASE("cuda faults: parts of a fold in another order, and a part too short") {
+  Case c(4);
+  const std::int64_t n = 300000;
+  const auto x = c.view(false, DType::f32, {n}, Case::dense), out = c.view(true, DType::f32, {}, Case::dense);
+  auto& f = c.add(Kind::fused).fused;
+  f.dims = {n}, f.outer = 0;
+  f.code = {load(x, true), op(Code::reduce_sum, DType::f32, {0}), store(out, 1)};
+  c.program.steps[0].scratch_bytes = cuda::make_simulated_device()->scratch_bytes(c.program.steps[0], 0);
+  c.program.steps[0].scratch = 0;
+  const auto both = cuda::launches_of(c.program.steps[0]);
+  REQUIRE(both.size() == 2);
+  const auto planted = [&](const char* what, const std::string& by) {
+    return made(c, [=](std::string text) { return text.find(what) == text.npos ? text : changed(text, what, by); });
+  };
+  CHECK(made(c) == made(c));
+  CHECK(planted("piece = row", "piece = " + std::to_string(both[0].blocks - 1) + " - row") != made(c));
+  CHECK(planted("next = from + ", "next = from - 1 + ") != made(c));
 }
 TEST_CASE("cuda faults: a wrong leading dimension") {
   CHECK(is_found(product(), telling([](auto& p) { ++p.a.ld; })));

@@ -6,6 +6,7 @@
 
 #include "backends/cuda/api.h"
 #include "backends/cuda/nvrtc.h"
+#include "backends/cuda/sequence.h"
 #include "support/programs.h"
 #include "support/raises.h"
 
@@ -96,4 +97,22 @@ TEST_CASE("cuda: every code compiles for cards") {
     f.code.clear();
   }
   compiles(texts);
+}
+TEST_CASE("cuda: what tells a graph whether a part of it runs is linked with the toolkit's own part for cards") {
+  Case c(1);
+  auto& skip = c.add(Kind::skip).skip;
+  skip.unless = c.view(false, DType::boolean, {}, Case::dense);
+  const auto sequence = cuda::sequence_of(c.program, 0, {.parts = true});
+  REQUIRE(sequence.items.size() == 1);
+  const auto text = cuda::text_for_card(cuda::named(sequence.items[0].launch.text));
+  CHECK(text.find(cuda::kTells) != text.npos);
+  if (!cuda::has_nvrtc() || !cuda::can_link()) {
+    MESSAGE("no NVRTC, nvJitLink or libcudadevrt.a here: nothing was linked");
+    return;
+  }
+  for (int sm : {80, 90, 100}) {
+    const auto cubin = cuda::compile_for_card(text, sm);
+    CHECK(cubin.bytes.substr(0, 4) == "\x7f" "ELF");
+    CHECK(cubin.log.find("0 bytes stack frame") != cubin.log.npos);
+  }
 }

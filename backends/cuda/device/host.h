@@ -40,6 +40,9 @@ extern "C" void haliax_find_thread_by(HaliaxThread* (*find)()) { haliax_find_thr
 #define gridDim_x (haliax_thread->blocks)
 inline void __syncthreads() { haliax_thread->wait_for_block(); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+extern "C" void cudaGraphSetConditional(unsigned long long handle, unsigned runs) {   // api.h, begin_if
+  *reinterpret_cast<unsigned*>(handle) = runs;
+}
 template <class T>
 inline T __shfl_xor_sync(unsigned, T v, int by) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);

@@ -224,6 +224,52 @@ template <class S>
 inline void store(Word base, long long at, Number<S> x) {
   reinterpret_cast<S*>(base)[at] = element<S>(x);
 }
+// ---- elements that lie side by side: one access, up to 16 bytes, where all of them are there and the address allows; else one by
+// one ----
+template <int n, class S>
+struct alignas(n * sizeof(S)) Few {
+  S at[n];
+};
+template <int n, class I>
+inline I few_chunks(I points) {
+  return (points + n - 1) / n;
+}
+template <int n, class I>
+inline int few_there(I left) {  // how many of the next n
+  return left < n ? int(left) : n;
+}
+template <int n, class S>
+inline bool at_once(Word from, int there) {
+  return there >= n && (unsigned(from) & unsigned(n * sizeof(S) - 1)) == 0;
+}
+template <int n, class S>
+inline Few<n, S> load_few(Word base, long long at, int there) {  // 0 for what is not there
+  const Word from = base + at * (long long)(sizeof(S));
+  if (at_once<n, S>(from, there)) return *reinterpret_cast<const Few<n, S>*>(from);
+  Few<n, S> out{};
+#pragma unroll
+  for (int k = 0; k < n; ++k)
+    if (k < there) out.at[k] = reinterpret_cast<const S*>(from)[k];
+  return out;
+}
+template <int n, class S>
+inline void store_few(Word base, long long at, const Few<n, S>& x, int there) {
+  const Word to = base + at * (long long)(sizeof(S));
+  if (at_once<n, S>(to, there)) {
+    *reinterpret_cast<Few<n, S>*>(to) = x;
+    return;
+  }
+#pragma unroll
+  for (int k = 0; k < n; ++k)
+    if (k < there) reinterpret_cast<S*>(to)[k] = x.at[k];
+}
+template <int n, class S, class F>
+inline void update_few(Word base, long long at, const Few<n, S>& x, int there, F f) {
+  auto all = load_few<n, S>(base, at, there);
+#pragma unroll
+  for (int k = 0; k < n; ++k) all.at[k] = element<S>(result<S>(f(wide(number(all.at[k])), wide(number(x.at[k])))));
+  store_few(base, at, all, there);
+}
 // A scalar in memory that moves a view.
 template <class S>
 inline long long term(Word at, Word limit) {

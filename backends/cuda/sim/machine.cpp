@@ -97,6 +97,8 @@ void Machine::ask(Stream* s, Work w) {
   {
     std::lock_guard hold(lock_);
     if (s->graph) {
+      if (w.kind == Work::Kind::exchange) s->graph->exchanges = true;
+      w.ifs = s->ifs, s->graph->has_ifs |= !s->ifs.empty();
       s->tips = {s->graph->add(std::move(w), s->tips)};
       return;
     }
@@ -148,14 +150,33 @@ std::shared_ptr<const Graph> Machine::end_graph(Stream* s) {
   --writing;
   std::shared_ptr<Graph> g(s->graph);
   const auto tips = s->tips;
+  const bool mixed = g->exchanges && g->has_ifs;
   for (auto* other : g->streams) other->graph = nullptr, other->tips.clear();
   g->streams.clear();
   for (auto& e : events_)
     if (e->graph == g.get()) e->graph = nullptr;
+  if (mixed) throw Error("[cuda-sim] a graph has exchanges, and parts that may be left out: NCCL refuses that");
   for (std::size_t n = 0; n < g->work.size(); ++n)
     if (g->then[n].empty() && std::count(tips.begin(), tips.end(), int(n)) == 0)
       throw Error("[cuda-sim] a graph ends, and a stream of it that nobody follows has work left");
   return g;
+}
+// Inside lies in the same graph, behind what was asked of s so far.
+void Machine::begin_if(Stream* s, Stream* inside, std::shared_ptr<const unsigned> runs) {
+  std::lock_guard hold(lock_);
+  if (!s->graph) throw Error("[cuda-sim] a part that may be left out begins, and no graph is written down");
+  inside->graph = s->graph, inside->tips = s->tips, inside->ifs = s->ifs;
+  inside->ifs.push_back(runs), s->graph->told.push_back(std::move(runs));
+  inside->around = s;
+  s->graph->streams.push_back(inside);
+}
+void Machine::end_if(Stream* inside) {
+  std::lock_guard hold(lock_);
+  if (inside->graph) {
+    inside->around->tips = inside->tips;
+    std::erase(inside->graph->streams, inside);
+  }
+  std::erase_if(streams_, [&](auto& x) { return x.get() == inside; });
 }
 void Machine::run_graph(Stream* s, std::shared_ptr<const Graph> g) { put_in(s, std::move(g)); }
 
@@ -201,7 +222,7 @@ void Machine::work_on(std::unique_lock<std::mutex>& held, Choice c) {
       c.stream->busy = true;
       held.unlock();
       try {
-        w.run();
+        if (std::all_of(w.ifs.begin(), w.ifs.end(), [](auto& runs) { return *runs != 0; })) w.run();
       } catch (...) {
         held.lock();
         c.stream->busy = false;

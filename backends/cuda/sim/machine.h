@@ -39,12 +39,15 @@ struct Work {
   std::shared_ptr<Network> network = {};         // exchange
   int rank = 0;
   std::vector<Transfer> transfers = {};
+  std::vector<std::shared_ptr<const unsigned>> ifs = {};   // it is left out if one is 0
 };
 struct Graph {
   std::vector<Work> work;
   std::vector<int> after;                        // of each, how many things must be done before
   std::vector<std::vector<int>> then;            // of each, what comes behind it
   std::vector<Stream*> streams = {};             // that are written down
+  bool exchanges = false, has_ifs = false;
+  std::vector<std::shared_ptr<const unsigned>> told = {};   // kernels of it write there
   int add(Work, const std::vector<int>& behind);
 };
 // What lies in a stream: a graph that is under way; a thing by itself is a graph of one.
@@ -62,6 +65,8 @@ struct Stream {
   bool busy = false;                             // a thread is at it
   Graph* graph = nullptr;                        // it is written down there, behind these nodes
   std::vector<int> tips = {};
+  std::vector<std::shared_ptr<const unsigned>> ifs = {};   // of what is asked for here
+  Stream* around = nullptr;
 };
 
 class Machine {
@@ -80,6 +85,8 @@ class Machine {
   void begin_graph(Stream*);
   std::shared_ptr<const Graph> end_graph(Stream*);
   void run_graph(Stream*, std::shared_ptr<const Graph>);
+  void begin_if(Stream*, Stream* inside, std::shared_ptr<const unsigned> runs);
+  void end_if(Stream* inside);
 
   std::byte* take(Stream*, std::int64_t bytes);
   void give(Stream*, std::byte*);

@@ -31,7 +31,7 @@ namespace haliax::cuda {
 namespace {
 
 struct Counters {
-  std::atomic<std::int64_t> kernels{0}, products{0}, copies{0}, exchanges{0}, texts{0}, instances{0}, updates{0}, graphs{0},
+  std::atomic<std::int64_t> kernels{0}, products{0}, copies{0}, exchanges{0}, texts{0}, instances{0}, updates{0}, graphs{0}, ifs{0},
       taken{0}, waits{0};
 } counters;
 
@@ -261,10 +261,22 @@ bool update(Handle instance, Handle with) {
   std::vector<sim::Work::Kind> before, after;
   for (auto& w : old.work) before.push_back(kind(w));
   for (auto& w : next.work) after.push_back(kind(w));
+  auto ifs = [](auto& a, auto& b) { return a.ifs.size() == b.ifs.size(); };
   if (before != after || old.then != next.then) return false;
+  if (!std::equal(old.work.begin(), old.work.end(), next.work.begin(), ifs)) return false;
   ++counters.updates;
   graph(instance) = graph(with);
   return true;
+}
+
+Handle begin_if(Handle s, Handle kernel, const Launch& l, std::int64_t* words) {
+  ++counters.ifs;
+  const auto runs = std::make_shared<unsigned>(0);
+  words[l.words.size() - 1] = std::int64_t(reinterpret_cast<std::intptr_t>(runs.get()));
+  launch(s, kernel, l, words);
+  auto* inside = machine().make_stream(stream(s)->device);
+  machine().begin_if(stream(s), inside, runs);
+  return inside;
 }
 
 struct Member {
@@ -317,6 +329,9 @@ Api table() {
   a.update = update;
   a.run_graph = [](Handle s, Handle i) { ++counters.graphs, machine().run_graph(stream(s), graph(i)); };
   a.end_instance = [](Handle i) { delete &graph(i); };
+  a.has_ifs = [] { return true; };
+  a.begin_if = begin_if;
+  a.end_if = [](Handle s) { machine().end_if(stream(s)); };
   a.make_id = make_id, a.join = join, a.exchange = exchange;
   a.abort = [](Handle c) { machine().abort(*static_cast<Member*>(c)->network); };
   a.leave = [](Handle c) {
@@ -339,7 +354,7 @@ std::unique_ptr<program::Device> make_simulated_device() {
 Asked asked() {
   auto& c = counters;
   return {c.kernels, c.products, c.copies, c.exchanges, c.texts, c.instances, c.updates, c.graphs, c.taken, machine().grown(),
-          c.waits, machine().sent()};
+          c.waits, machine().sent(), c.ifs};
 }
 void set_simulated_cards(int n) { cards_there = n; }
 Held held(int device) {

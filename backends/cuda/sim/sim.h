@@ -13,6 +13,7 @@ struct Asked {
   std::int64_t taken = 0, grown = 0;                                   // pieces of memory; of those, where there was none before
   std::int64_t waits = 0;                                              // of the host
   std::int64_t sent = 0;                                               // bytes, from card to card
+  std::int64_t ifs = 0;                                                // parts of graphs that may be left out
 };
 Asked asked();
 struct Held {

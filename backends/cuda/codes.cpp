@@ -1,0 +1,139 @@
+#include "codes.h"
+
+#include <fmt/format.h>
+
+#include <map>
+
+
+namespace haliax::cuda {
+
+using program::Code;
+using program::Instr;
+
+namespace {
+
+// Codes whose operands are wide numbers, by the function that they are.
+const std::map<Code, const char*>& functions() {
+  static const std::map<Code, const char*> all{{Code::neg, "scalar::negate"},
+                                               {Code::abs, "kernel::abs"},
+                                               {Code::sign, "scalar::sign"},
+                                               {Code::exp, "std::exp"},
+                                               {Code::exp2, "std::exp2"},
+                                               {Code::expm1, "std::expm1"},
+                                               {Code::log, "std::log"},
+                                               {Code::log2, "std::log2"},
+                                               {Code::log1p, "kernel::log1p"},
+                                               {Code::sqrt, "std::sqrt"},
+                                               {Code::rsqrt, "kernel::rsqrt"},
+                                               {Code::cbrt, "std::cbrt"},
+                                               {Code::sin, "std::sin"},
+                                               {Code::cos, "std::cos"},
+                                               {Code::tan, "std::tan"},
+                                               {Code::asin, "std::asin"},
+                                               {Code::acos, "std::acos"},
+                                               {Code::atan, "std::atan"},
+                                               {Code::sinh, "std::sinh"},
+                                               {Code::cosh, "std::cosh"},
+                                               {Code::tanh, "std::tanh"},
+                                               {Code::asinh, "std::asinh"},
+                                               {Code::acosh, "std::acosh"},
+                                               {Code::atanh, "std::atanh"},
+                                               {Code::erf, "std::erf"},
+                                               {Code::erfinv, "kernel::erfinv"},
+                                               {Code::lgamma, "std::lgamma"},
+                                               {Code::digamma, "kernel::digamma"},
+                                               {Code::floor, "std::floor"},
+                                               {Code::ceil, "std::ceil"},
+                                               {Code::round, "std::rint"},
+                                               {Code::trunc, "std::trunc"},
+                                               {Code::add, "add"},
+                                               {Code::sub, "sub"},
+                                               {Code::mul, "mul"},
+                                               {Code::div, "scalar::div"},
+                                               {Code::floor_div, "scalar::floor_div"},
+                                               {Code::mod, "scalar::mod"},
+                                               {Code::rem, "scalar::rem"},
+                                               {Code::pow, "power"},
+                                               {Code::max, "scalar::max"},
+                                               {Code::min, "scalar::min"},
+                                               {Code::atan2, "std::atan2"},
+                                               {Code::fma, "kernel::fma"}};
+  return all;
+}
+const char* operator_of(Code c) {
+  switch (c) {
+    case Code::less: return "<";
+    case Code::less_equal: return "<=";
+    case Code::equal: return "==";
+    case Code::not_equal: return "!=";
+    case Code::bit_and: return "&";
+    case Code::bit_or: return "|";
+    case Code::bit_xor: return "^";
+    default: return nullptr;
+  }
+}
+
+}  // namespace
+
+bool is_long(Code c) {
+  if (c == Code::div || c == Code::rem || c == Code::mod || c == Code::floor_div) return true;
+  return (c >= Code::exp && c <= Code::digamma) || c == Code::pow || c == Code::atan2 || (c >= Code::threefry0 && c <= Code::threefry_xor);
+}
+program::Monoid monoid_of(Code c) {
+  if (is_arg(c)) return c == Code::reduce_argmax ? program::Monoid::max : program::Monoid::min;
+  return program::Monoid(int(c) - int(Code::reduce_sum));
+}
+std::string fold_of(Code c) {
+  if (is_arg(c)) return c == Code::reduce_argmax ? "First{true}" : "First{false}";
+  if (is_store(c)) return c == Code::store_add ? "Sum()" : c == Code::store_max ? "Max()" : "Min()";
+  return cuda::fold_of(monoid_of(c));
+}
+
+std::string value_text(const Instr& in, const std::string* x, DType first) {
+  auto S = element_of(in.dtype);
+  auto A = element_of(first);
+  int count = 0;
+  while (count < 4 && in.args[count] >= 0) ++count;
+  auto call = [&](const char* f) {
+    std::string args;
+    for (int a = 0; a < count; ++a) args += fmt::format("{}wide({})", a ? ", " : "", x[a]);
+    return fmt::format("result<{}>({}({}))", S, f, args);
+  };
+  if (auto* op = operator_of(in.code)) {
+    bool compares = in.code >= Code::less && in.code <= Code::not_equal;
+    return compares ? fmt::format("{} {} {}", x[0], op, x[1])
+                    : fmt::format("result<{}>(wide({}) {} wide({}))", S, x[0], op, x[1]);
+  }
+  switch (in.code) {
+    case Code::cast: return fmt::format("cast<{}, {}>({})", S, A, x[0]);
+    case Code::bitcast: return fmt::format("of_bits<{}>(bits<{}>({}))", S, A, x[0]);
+    case Code::logical_not: return fmt::format("{} == 0", x[0]);
+    case Code::bit_not: return in.dtype == DType::boolean ? "!" + x[0] : fmt::format("result<{}>(~wide({}))", S, x[0]);
+    case Code::is_finite: return fmt::format("is_finite({})", x[0]);
+    case Code::is_nan: return fmt::format("is_nan({})", x[0]);
+    case Code::is_inf: return fmt::format("is_inf({})", x[0]);
+    case Code::popcount: return fmt::format("result<{}>(__popcll(std::make_unsigned_t<{}>({})))", S, A, x[0]);
+    case Code::nextafter: return fmt::format("kernel::nextafter<{}>({}, {})", S, x[0], x[1]);
+    case Code::shift_left:
+    case Code::shift_right:
+      return fmt::format("result<{}>(scalar::{}(wide({}), wide({}), {}))", S,
+                         in.code == Code::shift_left ? "shift_left" : "shift_right", x[0], x[1], 8 * bytes_of(in.dtype));
+    case Code::select: return fmt::format("{} ? {} : {}", x[0], x[1], x[2]);
+    case Code::threefry0:
+    case Code::threefry1:
+    case Code::threefry_xor: {
+      auto words = fmt::format("scalar::threefry({}, {}, {}, {})", x[0], x[1], x[2], x[3]);
+      return in.code == Code::threefry0 ? words + ".a" : in.code == Code::threefry1 ? words + ".b" : "xor_of(" + words + ")";
+    }
+    case Code::floor:
+    case Code::ceil:
+    case Code::round:
+    case Code::trunc:
+      if (!is_float(in.dtype)) return x[0];
+      break;
+    default: break;
+  }
+  return call(functions().at(in.code));
+}
+
+}  // namespace haliax::cuda
