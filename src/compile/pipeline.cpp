@@ -24,7 +24,9 @@ const Pass kPasses[] = {
     {"strip_wraps", "drops tracers and custom gradients; borders of chunks stay", Stage::graph, false,
      [](Compilation& c) { c.roots = strip_wraps(c.roots, c.options.optional); }},
     {"scores", "puts borders around scores that are too large to be whole", Stage::graph, true,
-     [](Compilation& c) { c.roots = with_score_borders(c.roots, c.options.scores_budget, c.options.chunk_depth); }},
+     [](Compilation& c) {
+       c.roots = with_score_borders(c.roots, c.options.scores_budget, c.options.chunk_depth, {}, &c.uncut);
+     }},
     {"merge_carried", "makes one loop of a loop and what its gradient keeps", Stage::graph, true,
      [](Compilation& c) { rewrite(c, merge_carried); }},
     {"widen_products", "makes narrow products f32 that are read so from chunks", Stage::graph, true,

@@ -9,6 +9,8 @@ namespace haliax {
 
 // Scores of more bytes than the budget get borders; none: than 32 MiB, and than the arrays that they are made of. `of`: only what
 // depends on these, if any are given, and nothing that they depend on. depth: loops around the roots.
-Nodes with_score_borders(const Nodes& roots, std::optional<std::int64_t> budget, int depth, const Nodes& of = {});
+// whole: lines for people, of scores that are weighed and stay whole.
+Nodes with_score_borders(const Nodes& roots, std::optional<std::int64_t> budget, int depth, const Nodes& of = {},
+                         std::vector<std::string>* whole = nullptr);
 
 }  // namespace haliax

@@ -204,3 +204,24 @@ TEST_CASE("scores: a scan over layers makes them once for the value and what the
   auto whole = jit(value_and_grad(loss), {.scores_budget = most_bytes}).plan(w);
   CHECK(both.flops < 1.45 * whole.flops);         // the scores are made again, and what they multiply, but no layer is
 }
+
+TEST_CASE("scores: explain says why some stay whole") {
+  auto p = parts();
+  auto said = [&](auto f) {
+    auto g = jit(f, {.scores_budget = 0});
+    g(p.query);
+    return g.report().explain;
+  };
+  auto weights = [=](const NamedArray& q) { return softmax(dot(q, p.key, "d"), "k"); };
+  auto given = said([=](const NamedArray& q) { return std::pair{weights(q), dot(weights(q), p.value, "k")}; });
+  CHECK(given.find("scores (b=2, heads=3, q=13, k=13) (scores_test.cpp:") != given.npos);
+  CHECK(given.find(") stay whole: ") != given.npos);
+  CHECK(given.find("is a result") != given.npos);
+  auto along = said([=](const NamedArray& q) { return dot(cumsum(weights(q), "q"), p.value, "k"); });
+  CHECK(along.find("stay whole: cumsum (scores_test.cpp:") != along.npos);
+  CHECK(along.find("needs more than a query at a time") != along.npos);
+  auto walked = said([=](const NamedArray& q) { return dot(weights(q), p.value, "k"); });
+  CHECK(walked.find("stay whole") == walked.npos);
+  auto hidden = said([=](const NamedArray& q) { return dot(nn::relu(dot(q, p.key, "d")), p.value, "k"); });   // no weights
+  CHECK(hidden.find("stay whole") == hidden.npos);
+}
