@@ -19,8 +19,8 @@ using Masked = std::function<NamedArray(const Axis& Pos, const Axis& KPos)>;
 
 const Axis Heads{"heads", 2}, D{"d", 8};
 
-Parts parts(const Axis& Pos) {
-  auto draw = [&](int seed) { return random::normal(random::key(seed), {Heads, Pos, D}).eval(); };
+Parts parts(const Axis& Pos, const Axis& heads = Heads, const Axis& d = D) {
+  auto draw = [&](int seed) { return random::normal(random::key(seed), {heads, Pos, d}).eval(); };
   return {draw(1), draw(2), draw(3)};
 }
 NamedArray causal(const Axis& Pos, const Axis& KPos) { return nn::causal_mask(Pos, KPos); }
@@ -78,6 +78,24 @@ TEST_CASE("context: memory is that of a device's own positions") {
   }
   CHECK(arenas[0] == arenas[1]);
   CHECK(arenas[1] == arenas[2]);
+}
+
+TEST_CASE("context: where blocks of all heads would be large, they come head by head") {
+  const Axis Pos{"pos", 1536}, Many{"heads", 12}, Wide{"d", 64};
+  auto p = parts(Pos, Many, Wide);
+  auto f = named_jit(all_of(causal), cut(2, {}));
+  agree(f(p), jit(all_of(causal))(p));
+  const auto report = f.report();
+  int rings = 0;
+  for (auto& c : report.collectives) {
+    if (c.kind != "ring") continue;
+    ++rings;
+    CHECK(c.loop == "heads, key_pos, context");
+    CHECK(c.turns == doctest::Approx(12));
+    CHECK(c.bytes == 2 * 4 * double(Pos.size / 2 * Wide.size));
+  }
+  CHECK(rings == 2);
+  CHECK(report.arena_bytes < 8 << 20);
 }
 
 TEST_CASE("context: any attention, with heads cut too") {

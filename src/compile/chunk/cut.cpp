@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax {
@@ -55,11 +56,12 @@ Entered made_before(const CutPlan& plan, const Nodes& roots, const Node* index) 
   std::erase_if(level, [&](auto& n) {
     return std::any_of(n->free.begin(), n->free.end(), [&](auto* f) { return inner.count(f) > 0; });
   });
-  for (std::size_t k = 1; k < plan.cuts.size(); ++k) {
+  for (std::size_t k = *plan.keys + 1; k < plan.cuts.size(); ++k) {
     auto key = plan.cuts[k].first.attr();
     Region region(key, roots, level, index);
     for (auto& n : level)
-      if (region.contains(n) && region.walks(n) && !is_border(*n) && !region.grows(n)) out[n.get()].push_back(key);
+      if (region.contains(n) && region.walks(n) && !is_border(*n) && !is_dynamic_slice(*n) && !region.grows(n))
+        out[n.get()].push_back(key);
   }
   return out;
 }
@@ -84,7 +86,7 @@ Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::
   auto how = plan.how;
   how.chunk = chunk;
   auto out = region.cut(how);
-  auto before = plan.rounds && from == 0 ? made_before(plan, out, index) : Entered();
+  auto before = plan.keys == from ? made_before(plan, out, index) : Entered();
   return in_bodies(out, index, [&](const Loop& l) { return l.index == region.index(); },
                    [&](const Nodes& values, const Node* inner) {
                      return cut_from(plan, with_entered(values, inner, before), inner, from + 1);

@@ -14,7 +14,7 @@ struct CutPlan {
   std::vector<std::pair<ChunkKey, std::int64_t>> cuts;   // outermost first; positions a turn
   std::vector<ChunkKey> tiles;                           // axes that are cut although nobody asked
   RegionCut how;
-  bool rounds = false;                                   // the first are keys that go round (cut_chunks)
+  std::optional<std::size_t> keys = {};                  // which cut is that of scores' keys, if they are walked
   bool is_whole() const;                                 // nothing is cut
   std::string line() const;                              // for people, of what is whole
 };

@@ -92,6 +92,8 @@ std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const 
   return tile;
 }
 
+constexpr std::int64_t kMostVisits = 4 << 20;   // bytes of a block of keys and values that comes from another device
+
 // ---- the search ----
 using Cuts = std::vector<std::pair<ChunkKey, std::int64_t>>;
 
@@ -307,10 +309,18 @@ class ChunkSearch {
     auto keys = tile_ ? regions_.keys : outer_;
     return largest(positions(keys), [&](std::int64_t c) { return rows(chunks_of(keys, c), {}); });
   }
-  // Queries by themselves, in turns of so many; blocks of keys around them.
+  // Queries by themselves, in turns of so many; keys that are walked around them, where their blocks are not too large within
+  // those of other axes.
   CutPlan rows(Cuts cuts, std::vector<ChunkKey> tiles) const {
-    if (keys_) cuts.insert(cuts.begin(), {*keys_, keys_->size / call_.blocks}), tiles.insert(tiles.begin(), *keys_);
-    return {call_, std::move(cuts), std::move(tiles), how(rows_form()), keys_.has_value()};
+    if (!keys_) return {call_, std::move(cuts), std::move(tiles), how(rows_form())};
+    const auto chunk = keys_->size / call_.blocks;
+    std::int64_t bytes = 0;                                // of a block of all that has keys
+    for (auto& n : alone_.inputs)
+      if (find(*n, keys_->axis)) bytes += n->bytes() / keys_->size * chunk;
+    std::size_t at = 0;
+    for (; at < tiles.size() && bytes > kMostVisits; ++at) bytes /= cuts[at].first.size;
+    cuts.insert(cuts.begin() + std::ptrdiff_t(at), {*keys_, chunk}), tiles.insert(tiles.begin() + std::ptrdiff_t(at), *keys_);
+    return {call_, std::move(cuts), std::move(tiles), how(rows_form()), at};
   }
   // Along which a query's scores have their greatest.
   Axes keys_of(const Nodes& level, const Regions& regions) const {
