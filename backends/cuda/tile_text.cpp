@@ -206,11 +206,13 @@ class PassText {
     w_.line("bring(0, 0, tile0), bring(0, 1, tile1);");
     w_.line("copies.wait();");
     w_.line("__syncthreads();");
-    for (int p : l_.makes) {
-      w_.line(fmt::format("Held<{}, {}> held{};", element_of(product(p).dtype), product(p).depth(), p));
-      w_.line(fmt::format("held{}.load(x{}, strip);", p, Layout::find(l_.rows, product(p), true)));
-    }
+    if (l_.makes.size() == 1) hold(l_.makes[0]);
     start();
+  }
+  // Rows that are multiplied, in registers: all the time, or, where there are several, while they are.
+  void hold(int p) {
+    w_.line(fmt::format("Held<{}, {}> held{};", element_of(product(p).dtype), product(p).depth(), p));
+    w_.line(fmt::format("held{}.load(x{}, strip);", p, Layout::find(l_.rows, product(p), true)));
   }
   void close_function() { w_.close(";"); }
   // What has one value for each of a lane's two rows; folds; sums.
@@ -287,7 +289,10 @@ class PassText {
   void make_tile(int p) {
     w_.line(fmt::format("Tile made{} = {{}};", p));
     auto y = at_columns(Layout::find(l_.columns, product(p), false), "turn", "half");
-    w_.line(fmt::format("if ({}) make_tile(made{}, held{}, {});", is_made(p, "mine"), p, p, y));
+    w_.open(fmt::format("if ({})", is_made(p, "mine")));
+    if (l_.makes.size() > 1) hold(p);
+    w_.line(fmt::format("make_tile(made{0}, held{0}, {1});", p, y));
+    w_.close();
   }
   // The value that is kept of a point to be multiplied: before it is rounded, as two are then rounded at a time.
   int kept_value(int v) const {
@@ -349,16 +354,26 @@ class PassText {
   }
   void over_rows() {
     if (l_.shown.empty()) return;
-    w_.line("__syncthreads();");
     w_.open("");
     w_.line("const Walk::At mine = strip < tile_columns ? tile0 : tile1;");
-    for (int n : pass_.products) {
-      auto& p = product(n);
-      if (p.kind != Kind::over_rows) continue;
-      w_.line(fmt::format("if (walk.there(mine) > 0 && {}) add_over_rows<{}, {}, {}, {}>({}, x{}, {}, walk.there(mine), int({}));", is_made(n, "mine"),
-                          element_of(p.dtype), p.depth(), element_of(p.out.view.dtype), p.adds,
-                          together(p.value), Layout::find(l_.rows, p, true), side(p.out, "mine.column", true), w_.word(p.terms)));
-    }
+    w_.line("const int there = walk.there(mine);");
+    auto each = [&](const auto& f) {
+      for (int n : pass_.products)
+        if (product(n).kind == Kind::over_rows) f(n, product(n));
+    };
+    each([&](int n, auto& p) {
+      w_.line(fmt::format("const Side out{} = {};", n, side(p.out, "mine.column", true)));
+      w_.line(fmt::format("const bool adds{} = there > 0 && {};", n, is_made(n, "mine")));
+      w_.line(fmt::format("OverRows<{}, {}, {}, {}> over{};", element_of(p.dtype), p.depth(), element_of(p.out.view.dtype), p.adds, n));
+      w_.line(fmt::format("if (adds{0}) over{0}.load(out{0}, there, int({1}));", n, w_.word(p.terms)));
+    });
+    w_.line("__syncthreads();");
+    each([&](int n, auto& p) {
+      w_.open(fmt::format("if (adds{})", n));
+      w_.line(fmt::format("over{}.add({}, x{});", n, together(p.value), Layout::find(l_.rows, p, true)));
+      w_.line(fmt::format("over{0}.store(out{0}, there, int({1}));", n, w_.word(p.terms)));
+      w_.close();
+    });
     w_.close();
   }
 

@@ -236,30 +236,69 @@ inline void show(const Together<E>& to, const Tile& tile, int strip, int half) {
           packed<E>(tile[j][2 * e], tile[j][2 * e + 1]);
 }
 // out (columns, terms) += tiles^T (columns, rows) x (rows, terms). A warp has 16 columns, of the tile whose first element is at
-// out, and each second 16 of the terms.
-template <class E, int depth, class S, bool adds, class X>
-inline void add_over_rows(const Together<E>& tiles, const X& x, Side out, int columns_there, int terms) {
-  const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32, strip = warp % 4 * 16;
-  std::uint32_t a[4][4];
-  for (int k = 0; k < 4; ++k) fragment<E, true, false>(a[k], tiles.at, tiles.place(16 * k, strip), tiles.pitch);
-  for (int d = warp / 4; d < depth / 16; d += 2) {
-    float c[2][4] = {};
-    for (int k = 0; k < 4; ++k) {
-      std::uint32_t b[4];
-      fragment<E, false, !X::is_along>(b, x.at, x.place(16 * k, 16 * d), X::pitch);
-      multiply_two<E>(c[0], c[1], a[k], b);
-    }
-    for (int j = 0; j < 2; ++j)
-      for (int e = 0; e < 4; ++e) {
-        const int column = strip % tile_columns + lane / 4 + 8 * (e / 2), term = 16 * d + 8 * j + lane % 4 * 2 + e % 2;
-        if (column >= columns_there || term >= terms) continue;
-        const auto at = column * out.line + term * out.term;
-        float sum = c[j][e];
-        if constexpr (adds) sum = load<S>(out.at, at) + sum;
-        store<S>(out.at, at, sum);
-      }
+// out, and each second 16 of the terms. What lies there is loaded before the warps wait for each other's tiles.
+template <class E, int depth, class S, bool adds>
+struct OverRows {
+  static constexpr int parts = (depth / 16 + 1) / 2;
+  float c[parts][2][4];
+  template <class F>
+  static void each_two(const Side& out, int columns_there, int terms, const F& f) {   // two elements side by side
+    const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32;
+#pragma unroll
+    for (int p = 0; p < parts; ++p)
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int column = warp % 2 * 16 + lane / 4 + 8 * h, term = 16 * (warp / 4 + 2 * p) + 8 * j + lane % 4 * 2;
+          if (column < columns_there && term < terms)
+            f(p, j, 2 * h, out.at + (column * out.line + term * out.term) * int(sizeof(S)), term + 1 < terms);
+        }
   }
-}
+  static bool in_one(const Side& out, Word at, bool both) { return both && out.term == 1 && at % int(2 * sizeof(S)) == 0; }
+  void load(const Side& out, int columns_there, int terms) {
+    for (auto& part : c)
+      for (auto& some : part)
+        for (auto& x : some) x = 0;
+    if constexpr (adds)
+      each_two(out, columns_there, terms, [&](int p, int j, int e, Word at, bool both) {
+        if (in_one(out, at, both)) {
+          const auto two = *reinterpret_cast<const Several<S, 2>*>(at);
+          c[p][j][e] = number(two.x[0]), c[p][j][e + 1] = number(two.x[1]);
+        } else {
+          c[p][j][e] = kernel::load<S>(at, 0);
+          if (both) c[p][j][e + 1] = kernel::load<S>(at, out.term);
+        }
+      });
+  }
+  template <class X>
+  void add(const Together<E>& tiles, const X& x) {
+    const int warp = int(threadIdx_x) / 32, strip = warp % 4 * 16;
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      std::uint32_t a[4];
+      fragment<E, true, false>(a, tiles.at, tiles.place(16 * k, strip), tiles.pitch);
+#pragma unroll
+      for (int p = 0; p < parts; ++p) {
+        const int d = warp / 4 + 2 * p;
+        if (d >= depth / 16) continue;                     // the whole warp
+        std::uint32_t b[4];
+        fragment<E, false, !X::is_along>(b, x.at, x.place(16 * k, 16 * d), X::pitch);
+        multiply_two<E>(c[p][0], c[p][1], a, b);
+      }
+    }
+  }
+  void store(const Side& out, int columns_there, int terms) const {
+    each_two(out, columns_there, terms, [&](int p, int j, int e, Word at, bool both) {
+      if (in_one(out, at, both)) {
+        *reinterpret_cast<Several<S, 2>*>(at) = {{element<S>(c[p][j][e]), element<S>(c[p][j][e + 1])}};
+      } else {
+        kernel::store<S>(at, 0, c[p][j][e]);
+        if (both) kernel::store<S>(at, out.term, c[p][j][e + 1]);
+      }
+    });
+  }
+};
 
 // The flags of up to 64 blocks, as bits: all lanes get them.
 inline unsigned long long block_flags(Word at, long long step, int count) {
