@@ -1,9 +1,8 @@
 // A fused step as one kernel. Without folds each thread makes points by itself; with them a group of threads makes a row: it
 // walks over the inner points once for each level of folds (a fold of what needs another's result is on the next level). What
-// later walks read again stays in the group's registers, or what is read in shared memory, where a row fits there; else it is made
-// again. Stores come in the last
-// walk: what earlier ones read again is still there. Folds over leading dims, of lines that lie side by side, have a thread for
-// a few lines each.
+// later walks read again stays in the group's registers or in shared memory where a row fits there; else it is made again.
+// Stores come in the last walk: what earlier ones read again is still there. Folds over leading dims, of lines that lie side by
+// side, have a thread for a few lines each.
 //
 // Points come by chunks of a few that lie side by side, which are read and written as one where the address allows (kernel.h).
 //
@@ -190,7 +189,8 @@ class FusedText : FusedPoints {
     const auto walks = walks_with(out);
     for (std::size_t i = 0; i < code_.size(); ++i) {
       const auto times = std::count_if(walks.begin(), walks.end(), [&](auto& w) { return w[i] == kMade; });
-      out[i] = code_[i].inner && times > 1 && ((is_load(i) && is_of_row(i)) || (long_ones && !is_fold(code_[i].code) && is_long(code_[i].code)));
+      const bool is_asked = long_ones && !is_fold(code_[i].code) && is_long(code_[i].code);
+      out[i] = code_[i].inner && times > 1 && ((is_load(i) && is_of_row(i)) || is_asked);
     }
     return out;
   }
@@ -308,7 +308,7 @@ class FusedText : FusedPoints {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (!kept_[i]) continue;
       if (near_bytes_ > 0)
-        text_.line(fmt::format("auto* const near{0} = reinterpret_cast<{1}*>(shared + {2});", i, chunk_of(i), text_.word(near_at_[i])));
+        text_.line(fmt::format("auto* const near{} = reinterpret_cast<{}*>(shared + {});", i, chunk_of(i), text_.word(near_at_[i])));
       else if (is_load(i)) text_.line(fmt::format("{} x{}[{}];", chunk_of(i), i, ahead_));
       else text_.line(fmt::format("Number<{}> e{}[{}][{}];", element_of(code_[i].dtype), i, ahead_, few_));
     }
@@ -381,7 +381,8 @@ class FusedText : FusedPoints {
     unroll(each);
     place();
     for (std::size_t i = 0; i < code_.size(); ++i)   // what all rows share is near
-      if (keeps_ && is_load(i) && marks[i] == kMade && !is_of_row(i)) fetch(i, fmt::format("const auto x{}", i), "here"), fetched(i, "");
+      if (keeps_ && is_load(i) && marks[i] == kMade && !is_of_row(i))
+        fetch(i, fmt::format("const auto x{}", i), "here"), fetched(i, "");
     each_of_chunk(marks, [&](std::size_t i) { point_of_row(i, marks[i]); });
     if (stores(marks)) {
       text_.open("if (there)");
@@ -454,7 +455,8 @@ class FusedText : FusedPoints {
   }
   void finish(std::size_t i) {
     auto& in = code_[i];
-    auto all = columns_ ? fmt::format("fold{}[k]", i) : fmt::format("folded<{}>(fold{}, {}, shared)", group_, i, fold_of(in.code));
+    auto all = columns_ ? fmt::format("fold{}[k]", i)
+                        : fmt::format("folded<{}>(fold{}, {}, shared)", group_, i, fold_of(in.code));
     if (in_parts()) return text_.line(fmt::format("const auto v{} = {};", i, all));
     if (is_arg(in.code)) {
       text_.line(fmt::format("const auto b{} = {};", i, all));
@@ -561,9 +563,9 @@ class FusedText : FusedPoints {
   bool columns_ = false;                         // lines rather than rows
   int group_ = 1, ahead_ = 1;                    // threads of a row; chunks that are read together
   Marks kept_;
-  const std::int64_t near_ = 0;                  // bytes of shared memory that there are; that rows are kept in; where each load is
-  std::int64_t near_bytes_ = 0;
-  std::vector<std::int64_t> near_at_;
+  const std::int64_t near_ = 0;                  // bytes of shared memory that there are
+  std::int64_t near_bytes_ = 0;                  // of it, with rows in it
+  std::vector<std::int64_t> near_at_;            // of each load
   std::vector<Marks> walks_;
   std::string from_ = "0", to_;                  // inner points, as text
   Parts parts_;
