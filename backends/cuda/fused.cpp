@@ -1,8 +1,8 @@
 // A fused step as one kernel. Without folds each thread makes points by itself; with them a group of threads makes a row: it
 // walks over the inner points once for each level of folds (a fold of what needs another's result is on the next level). What
-// later walks read again stays in the group's registers where a row fits there, else it is made again. Stores come in the last
-// walk: what earlier ones read again is still there. Folds over leading dims, of lines that lie side by side, have a thread for
-// a few lines each.
+// later walks read again stays in the group's registers or in shared memory where a row fits there; else it is made again.
+// Stores come in the last walk: what earlier ones read again is still there. Folds over leading dims, of lines that lie side by
+// side, have a thread for a few lines each.
 //
 // Points come by chunks of a few that lie side by side, which are read and written as one where the address allows (kernel.h).
 //
@@ -20,6 +20,7 @@ using program::Instr;
 
 constexpr int kTerms = 8;                        // of a sum of a thread, before it is added to the others
 constexpr int kMostGroup = 512;                  // threads that share a row
+constexpr int kFoldBytes = 16;                   // of shared memory that a fold has for a warp
 constexpr std::int64_t kManyRows = 8192;         // there is work for all, if each thread makes rows by itself
 constexpr std::int64_t kManyThreads = 1 << 15;   // less than this leaves a card idle
 constexpr int kUsualKept = 16, kMostKept = 32;   // numbers of a row in the registers of a thread
@@ -42,7 +43,7 @@ int power_from(std::int64_t n) {                 // the least power of 2 that is
 
 class FusedText : FusedPoints {
  public:
-  FusedText(const Fused& f, Around* around) : FusedPoints(f, around) {}
+  FusedText(const Fused& f, Around* around, std::int64_t near) : FusedPoints(f, around), near_(near) {}
 
   // One instruction of a code that others walk over (tiles.h).
   FusedText(const std::vector<Instr>& code, std::size_t which, const Dims& strides, Around* around)
@@ -188,7 +189,8 @@ class FusedText : FusedPoints {
     const auto walks = walks_with(out);
     for (std::size_t i = 0; i < code_.size(); ++i) {
       const auto times = std::count_if(walks.begin(), walks.end(), [&](auto& w) { return w[i] == kMade; });
-      out[i] = code_[i].inner && times > 1 && ((is_load(i) && is_of_row(i)) || (long_ones && !is_fold(code_[i].code) && is_long(code_[i].code)));
+      const bool is_asked = long_ones && !is_fold(code_[i].code) && is_long(code_[i].code);
+      out[i] = code_[i].inner && times > 1 && ((is_load(i) && is_of_row(i)) || is_asked);
     }
     return out;
   }
@@ -222,6 +224,19 @@ class FusedText : FusedPoints {
     ahead_ = std::min(power_from(chunks_each(group_)), few_ > 1 ? 4 : kTerms);
     for (bool long_ones : {true, false})
       if (!keeps_) keep(worth_keeping(long_ones));
+    if (!keeps_ && group_ > 1) keep_near(worth_keeping(false));
+  }
+  // In shared memory, each thread what it reads itself: nobody waits.
+  void keep_near(const Marks& kept) {
+    std::int64_t bytes = kFoldBytes * kMostGroup / 32;
+    std::vector<std::int64_t> at(code_.size());
+    for (std::size_t i = 0; i < code_.size(); ++i) {
+      if (!kept[i]) continue;
+      const auto chunks = (inner_ + few_ - 1) / few_;
+      at[i] = bytes, bytes += program::aligned(chunks * few_ * bytes_of(code_[i].view.dtype));
+    }
+    if (bytes > near_ || std::none_of(kept.begin(), kept.end(), [](char k) { return k; })) return;
+    group_ = kMostGroup, kept_ = kept, walks_ = walks_with(kept), near_at_ = at, near_bytes_ = bytes;
   }
   // Few threads that hold little each, so that many rows are under way; more of both where rows are long.
   void keep(const Marks& kept) {
@@ -263,7 +278,7 @@ class FusedText : FusedPoints {
     text_.close();
     auto out = text_.launch(1, waits_, threads <= 128 ? "128" : threads <= 256 ? "256" : "512");
     out.threads = threads, out.blocks = serial_ ? 1 : std::min<std::int64_t>((all + at_once - 1) / at_once, 1 << 20);
-    out.shared = 16 * std::max(1, threads / 32);
+    out.shared = std::max<std::int64_t>(kFoldBytes * std::max(1, threads / 32), near_bytes_);
     return out;
   }
   void store_rows() {
@@ -292,7 +307,9 @@ class FusedText : FusedPoints {
   void keep_room() {
     for (std::size_t i = 0; i < code_.size(); ++i) {
       if (!kept_[i]) continue;
-      if (is_load(i)) text_.line(fmt::format("{} x{}[{}];", chunk_of(i), i, ahead_));
+      if (near_bytes_ > 0)
+        text_.line(fmt::format("auto* const near{} = reinterpret_cast<{}*>(shared + {});", i, chunk_of(i), text_.word(near_at_[i])));
+      else if (is_load(i)) text_.line(fmt::format("{} x{}[{}];", chunk_of(i), i, ahead_));
       else text_.line(fmt::format("Number<{}> e{}[{}][{}];", element_of(code_[i].dtype), i, ahead_, few_));
     }
   }
@@ -364,7 +381,8 @@ class FusedText : FusedPoints {
     unroll(each);
     place();
     for (std::size_t i = 0; i < code_.size(); ++i)   // what all rows share is near
-      if (keeps_ && is_load(i) && marks[i] == kMade && !is_of_row(i)) fetch(i, fmt::format("const auto x{}", i), "here"), fetched(i, "");
+      if (keeps_ && is_load(i) && marks[i] == kMade && !is_of_row(i))
+        fetch(i, fmt::format("const auto x{}", i), "here"), fetched(i, "");
     each_of_chunk(marks, [&](std::size_t i) { point_of_row(i, marks[i]); });
     if (stores(marks)) {
       text_.open("if (there)");
@@ -386,13 +404,21 @@ class FusedText : FusedPoints {
   template <class Place> void fetch_ahead(const Marks& marks, const std::string& each, const Place& place, const char* count) {
     std::vector<std::size_t> loads;
     for (std::size_t i = 0; i < code_.size(); ++i)
-      if (is_load(i) && code_[i].inner && marks[i] == kMade && (!keeps_ || is_of_row(i))) loads.push_back(i);
+      if (is_load(i) && code_[i].inner && (marks[i] == kMade || (marks[i] && near_bytes_ > 0)) && (!keeps_ || is_of_row(i)))
+        loads.push_back(i);
     if (loads.empty()) return;
     for (auto i : loads)
-      if (!kept_[i]) text_.line(fmt::format("{} x{}[{}];", chunk_of(i), i, ahead_));
+      if (!keeps_ || !kept_[i]) text_.line(fmt::format("{} x{}[{}]{};", chunk_of(i), i, ahead_, marks[i] == kKept ? "{}" : ""));
     unroll(each);
     place();
-    for (auto i : loads) fetch(i, fmt::format("x{}[m]", i), count), fetched(i, "[m]");
+    for (auto i : loads) {
+      if (marks[i] == kMade) fetch(i, fmt::format("x{}[m]", i), count);
+      if (near_bytes_ > 0 && kept_[i]) {
+        const auto near = fmt::format("near{}[j / {}]", i, few_), x = fmt::format("x{}[m]", i);
+        text_.line(fmt::format("if (here > 0) {} = {};", marks[i] == kMade ? near : x, marks[i] == kMade ? x : near));
+      }
+      fetched(i, "[m]");
+    }
     text_.close();
   }
   void point_of_row(std::size_t i, char mark) {
@@ -429,7 +455,8 @@ class FusedText : FusedPoints {
   }
   void finish(std::size_t i) {
     auto& in = code_[i];
-    auto all = columns_ ? fmt::format("fold{}[k]", i) : fmt::format("folded<{}>(fold{}, {}, shared)", group_, i, fold_of(in.code));
+    auto all = columns_ ? fmt::format("fold{}[k]", i)
+                        : fmt::format("folded<{}>(fold{}, {}, shared)", group_, i, fold_of(in.code));
     if (in_parts()) return text_.line(fmt::format("const auto v{} = {};", i, all));
     if (is_arg(in.code)) {
       text_.line(fmt::format("const auto b{} = {};", i, all));
@@ -536,6 +563,9 @@ class FusedText : FusedPoints {
   bool columns_ = false;                         // lines rather than rows
   int group_ = 1, ahead_ = 1;                    // threads of a row; chunks that are read together
   Marks kept_;
+  const std::int64_t near_ = 0;                  // bytes of shared memory that there are
+  std::int64_t near_bytes_ = 0;                  // of it, with rows in it
+  std::vector<std::int64_t> near_at_;            // of each load
   std::vector<Marks> walks_;
   std::string from_ = "0", to_;                  // inner points, as text
   Parts parts_;
@@ -547,17 +577,17 @@ class FusedText : FusedPoints {
 std::string instruction_text(const std::vector<Instr>& code, int which, const Dims& strides, Around* around) {
   return FusedText(code, std::size_t(which), strides, around).one(std::size_t(which));
 }
-Launch fused_launch(const Fused& f, Around* around) { return FusedText(f, around).make(); }
+Launch fused_launch(const Fused& f, Around* around, std::int64_t near) { return FusedText(f, around, near).make(); }
 std::int64_t fused_scratch(const Fused& f) {
-  FusedText text(f, nullptr);
+  FusedText text(f, nullptr, 0);
   const auto parts = text.parts();
   return parts ? text.partial_bytes(*parts) : 0;
 }
 std::vector<Launch> fused_in_two(const Fused& f, std::int64_t place) {
-  const auto parts = FusedText(f, nullptr).parts();
+  const auto parts = FusedText(f, nullptr, 0).parts();
   if (!parts) return {fused_launch(f)};
-  return {FusedText(f, nullptr).first_pass(*parts, place),
-          fused_launch(FusedText(f, nullptr).second_pass(f, *parts, place))};
+  return {FusedText(f, nullptr, 0).first_pass(*parts, place),
+          fused_launch(FusedText(f, nullptr, 0).second_pass(f, *parts, place))};
 }
 
 }  // namespace haliax::cuda

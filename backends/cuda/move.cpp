@@ -207,7 +207,7 @@ Launch product(const Contract& c, Around* around) {
 
 }  // namespace
 
-std::vector<Launch> launches_of(const Step& s, Around* around) {
+std::vector<Launch> launches_of(const Step& s, Around* around, std::int64_t near) {
   std::vector<Launch> out;
   auto add = [&](Launch l) {
     if (l.blocks > 0) out.push_back(std::move(l));
@@ -215,7 +215,7 @@ std::vector<Launch> launches_of(const Step& s, Around* around) {
   switch (s.kind) {
     case Kind::fused:
       if (!around && s.scratch_bytes > 0) out = fused_in_two(s.fused, s.scratch);
-      else add(fused_launch(s.fused, around));
+      else add(fused_launch(s.fused, around, near));
       break;
     case Kind::contract:
       if (auto products = around ? std::nullopt : products_of(s)) out = std::move(*products);

@@ -14,7 +14,6 @@ using namespace program;
 
 constexpr std::int64_t kKibi = 1 << 10;
 constexpr std::int64_t kStageBytes = 20 * kKibi; // of that, for products: as device/product.h has it
-constexpr std::int64_t kLeastNear = 99 * kKibi;  // shared memory that each card has for a block
 constexpr std::int64_t kMostInLane = 8 << 20;    // bytes: more is work for kernels of its own
 constexpr int kBlocks = 132;                     // that run at a time, one on each of a card's processors
 

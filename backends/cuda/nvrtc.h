@@ -17,7 +17,8 @@ struct Cubin {
 // is missing.
 Cubin compile_for_card(const std::string& text, int sm, bool exact = false);
 
-// Texts that call the toolkit's own functions of a card (kTells, api.h) are linked with libcudadevrt.a by nvJitLink: are both there?
+// Texts that call the toolkit's own functions of a card (kTells, api.h) are linked with libcudadevrt.a by nvJitLink: are both
+// there?
 bool can_link();
 
 // The same, from the folder HALIAX_CACHE, if there is one and it was made before: by text, options, compiler and architecture. A

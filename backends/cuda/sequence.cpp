@@ -125,7 +125,7 @@ class Maker {
   }
   void add(std::vector<Item>& items, const Step& what, const Step& of, int flag) {
     if (beside_.count(&what) > 0) return add_beside(items, what, flag);
-    for (auto& l : launches_of(what)) {
+    for (auto& l : launches_of(what, nullptr, near_bytes_)) {
       Item i{.kind = l.product ? Item::Kind::product : Item::Kind::launch, .step = &of, .flag = flag};
       if (l.product && flag >= 0 && &what == &of) in_vain_.insert({&what, flag});
       i.launch = flag < 0 || l.product ? std::move(l) : guarded(std::move(l), {kFlagSlot, flag});

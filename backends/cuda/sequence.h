@@ -30,9 +30,9 @@ struct Item {
 };
 
 // Turns that may end early (Skip) are parts of a graph (Api::begin_if). Where there is no graph, the machine has no such parts, or
-// exchanges would share the graph with them, these turns have a flag each, in memory of the executable: a Word's slot in place of a slot. Kernels look
-// at it by themselves. Products of the library cannot, and are made in vain; where their result is seen from outside of what is
-// left out, they are made in memory of the executable, too, and a kernel takes them from there.
+// exchanges would share the graph with them, these turns have a flag each, in memory of the executable: a Word's slot in place of
+// a slot. Kernels look at it by themselves. Products of the library cannot, and are made in vain; where their result is seen from
+// outside of what is left out, they are made in memory of the executable, too, and a kernel takes them from there.
 inline constexpr int kFlagSlot = -3, kBesideSlot = -4;
 
 struct Sequence {

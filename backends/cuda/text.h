@@ -47,8 +47,11 @@ struct Around {
 };
 inline constexpr int kNestThreads = 256;                 // of a block of such a kernel
 
+inline constexpr std::int64_t kLeastNear = 99 << 10;     // bytes: shared memory that each card has for a block
+
 // One after the other. Nothing for steps without points. Raises for steps that are no kernels: loops, collectives, custom ones.
-std::vector<Launch> launches_of(const program::Step&, Around* = nullptr);
+// near: bytes of shared memory that a block may have.
+std::vector<Launch> launches_of(const program::Step&, Around* = nullptr, std::int64_t near = kLeastNear);
 std::string kernel_text(std::size_t words, const std::string& body, const char* bounds);
 Launch guarded(Launch, Word flag);   // that does nothing where the bool there is false
 
@@ -99,7 +102,7 @@ bool needs_64_bits(const program::Dims&, const std::vector<const program::View*>
 // store or an iota.
 std::string instruction_text(const std::vector<program::Instr>& code, int which, const program::Dims& strides, Around*);
 // blocks 0: nothing to do
-Launch fused_launch(const program::Fused&, Around* = nullptr);
+Launch fused_launch(const program::Fused&, Around* = nullptr, std::int64_t near = kLeastNear);
 // Folds of so much, for so few points, that more threads are wanted: parts are folded first, and then what came out. Scratch:
 // bytes, 0 where that is not worth it; place: of it, in the arena.
 std::int64_t fused_scratch(const program::Fused&);

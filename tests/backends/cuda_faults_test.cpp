@@ -140,7 +140,7 @@ TEST_CASE("cuda faults: a store one past the end") {
   CHECK(has(said, "written behind the end of"));
 }
 TEST_CASE("cuda faults: a store a sweep early") {
-  const std::int64_t many = 20000;               // more than registers hold: each sweep reads them again
+  const std::int64_t many = 30000;               // more than registers or shared memory hold: each sweep reads them again
   const auto early = [](std::string text) {
     const auto from = text.rfind("store_few("), to = text.find(", y6, here", from), fold = text.find("Max()(fold3");
     REQUIRE(to != text.npos);

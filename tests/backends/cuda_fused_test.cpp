@@ -87,16 +87,18 @@ TEST_CASE("cuda fused: chunks of a few, of all widths, at any address and of any
     compare_there(c, 1);
   }
 }
-TEST_CASE("cuda fused: a row is read once, as long as it fits in the registers of a block") {
-  for (int n : {40, 1000, 4096, 16384, 20000}) {
+TEST_CASE("cuda fused: a row is read once, as long as it fits in the registers or the shared memory of a block") {
+  for (int n : {40, 1000, 4096, 16384, 20000, 30000}) {
     CAPTURE(n);
-    const int reads = n > 16384 ? 3 : 1;
-    auto c = softmax(20, n, 0, 0);
-    CHECK(times(text_of(c), "= load_few<") == std::size_t(reads));
-    CHECK(times(text_of(c), "std::exp(") == (reads == 1 ? 1 : 2));
+    const auto c = softmax(20, n, 0, 0);
+    CHECK(times(text_of(c), "= load_few<") == (n > 25000 ? 3 : 1));
+    CHECK(times(text_of(c), "std::exp(") == (n > 16384 ? 2 : 1));
+    CHECK(times(text_of(c), "= near0[") == (n > 16384 && n < 25000 ? 2 : 0));
   }
+  CHECK(cuda::launches_of(softmax(2, 50257, 0, 0).program.steps[0], nullptr, 227 << 10)[0].shared > 50257 * 4);   // an H100
+
   for (auto& how : {std::array{5, 0, 0}, {40, 1, 0}, {333, 0, 3}, {768, 4, 0}, {1000, 0, 1}, {2049, 2, 2}, {4096, 0, 0},
-                    {16000, 3, 0}, {20001, 0, 0}}) {
+                    {16000, 3, 0}, {20001, 0, 0}, {30001, 0, 2}}) {
     const int n = how[0], offset = how[1], gap = how[2];
     CAPTURE(n);
     for (auto d : {DType::f32, DType::bf16}) {

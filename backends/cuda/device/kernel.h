@@ -224,8 +224,8 @@ template <class S>
 inline void store(Word base, long long at, Number<S> x) {
   reinterpret_cast<S*>(base)[at] = element<S>(x);
 }
-// ---- elements that lie side by side: one access, up to 16 bytes, where all of them are there and the address allows; else one by
-// one ----
+// ---- elements that lie side by side: one access, up to 16 bytes, where all of them are there and the address allows; else one
+// by one ----
 template <int n, class S>
 struct alignas(n * sizeof(S)) Few {
   S at[n];

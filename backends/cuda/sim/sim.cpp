@@ -31,7 +31,8 @@ namespace haliax::cuda {
 namespace {
 
 struct Counters {
-  std::atomic<std::int64_t> kernels{0}, products{0}, copies{0}, exchanges{0}, texts{0}, instances{0}, updates{0}, graphs{0}, ifs{0},
+  std::atomic<std::int64_t> kernels{0}, products{0}, copies{0}, exchanges{0}, texts{0}, instances{0}, updates{0}, graphs{0},
+      ifs{0},
       taken{0}, waits{0};
 } counters;
 
