@@ -13,7 +13,7 @@ import sys
 
 FOLDERS = ("src", "backends", "tests", "examples", "bench", "tools")
 # What meson.build names itself: plugins, kernels for several instruction sets, what several programs take.
-NAMED = re.compile(r"^backends/(cpu/kernels_isa|cuda/(card_api|driver|nccl|plugin|dry)|mpi/plugin)\.cpp$"
+NAMED = re.compile(r"^backends/(cpu/kernels_isa|cuda/(card_api|driver|nccl|plugin|dry|sim/left_out)|mpi/plugin)\.cpp$"
                    r"|^bench/(main|loss|numpy|checkpoint|gpu)\.cpp$|^tests/((support|ranks|consumer)/|golden_runner/main\.cpp)")
 # Folders whose files have the same names for things of their own.
 APART = ("src/base", "backends/cuda")
