@@ -1,6 +1,5 @@
 // gpu table|bits [...]: what tools/gpu runs on a card. `table` times the work that docs/cuda.md predicts, a line of JSON for each;
 // `bits` says a hash of the results of programs that have one answer, to the bit, wherever they run.
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <algorithm>
 #include <array>
@@ -10,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
+#include "examples/command_line.h"
 #include "examples/gpt2/train.h"
 #include "haliax/haliax.h"
 #include "measure.h"
@@ -278,19 +278,18 @@ int compare_bits() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"what tools/gpu runs on a card"};
-  app.require_subcommand(1);
-  auto* times = app.add_subcommand("table", "times, a line of JSON each, each twice");
-  times->add_option("--case", o.cases, "only cases that this regular expression matches");
-  times->add_flag("--small", o.small, "arrays of next to nothing, to see that all runs");
-  auto* bits = app.add_subcommand("bits", "compares results with those in a file, bit for bit");
-  bits->add_option("file", o.file)->required();
-  bits->add_flag("--write", o.write, "writes the file");
-  for (auto* sub : {times, bits}) sub->add_option("--backend", o.backend);
-  CLI11_PARSE(app, argc, argv);
+  examples::CommandLine line("what tools/gpu runs on a card");
+  auto& times = line.command("table", "times, a line of JSON each, each twice");
+  times.option("--case", o.cases, "only cases that this regular expression matches");
+  times.flag("--small", o.small, "arrays of next to nothing, to see that all runs");
+  auto& bits = line.command("bits", "compares results with those in a file, bit for bit");
+  bits.option("file", o.file).required();
+  bits.flag("--write", o.write, "writes the file");
+  for (auto* command : {&times, &bits}) command->option("--backend", o.backend);
+  if (auto status = line.parse(argc, argv)) return *status;
   try {
-    if (times->parsed()) set_default_backend(o.backend);
-    return times->parsed() ? print_table() : compare_bits();
+    if (times.given()) set_default_backend(o.backend);
+    return times.given() ? print_table() : compare_bits();
   } catch (const Error& e) {
     fmt::print(stderr, "{}\n", e.what());
     return 1;

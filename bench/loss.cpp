@@ -1,6 +1,5 @@
 // loss: time and memory of the cross entropy of dot(x, w) and of its gradients, whole and in every chunked form.
 // docs/performance.md says what the lines mean.
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <malloc.h>
 #include <cmath>
@@ -8,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "examples/command_line.h"
 #include "base/buffer.h"
 #include "haliax/haliax.h"
 #include "measure.h"
@@ -179,22 +179,22 @@ void measure(const Options& o) {
 
 int main(int argc, char** argv) {
   Options o;
-  const CLI::Range sizes(std::int64_t(1), std::int64_t(1) << 40);
-  CLI::App app{"Times a linear head with cross entropy and its gradients."};
-  app.add_option("--mode", o.mode, "product, gemm, full, chunked, head, masked, vocabulary, tile or forward")->capture_default_str();
-  app.add_option("--against", o.against, "another mode, run in turn with the first; prints the median of the ratios of pairs");
-  app.add_option("--n", o.n, "tokens")->check(sizes)->capture_default_str();
-  app.add_option("--e", o.e, "embed")->check(sizes)->capture_default_str();
-  app.add_option("--v", o.v, "vocab")->check(sizes)->capture_default_str();
-  app.add_option("--dtype", o.dtype, "f32 or bf16: of x and w")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
-  auto* memory = app.add_option("--memory", o.memory, "MiB beside the results; 0: the library's choice")->check(CLI::Range(0., 1e9));
-  app.add_option("--masked", o.masked, "share of the tokens whose ids are -1: mode masked does not count them")->check(CLI::Range(0., 1.));
-  app.add_option("--chunk", o.chunk, "positions of the walked axes; not given: from the memory")->check(sizes)->excludes(memory);
-  app.add_option("--reps", o.reps, "timed runs")->check(CLI::Range(1, 1000000))->capture_default_str();
-  app.add_option("--pairs", o.pairs, "pairs of timed runs with --against")->check(CLI::Range(1, 1000000))->capture_default_str();
-  app.add_option("--threads", o.threads, "0: one for each core")->check(CLI::Range(0, 1024))->capture_default_str();
-  app.add_option("--seed", o.seed)->check(CLI::NonNegativeNumber)->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
+  const auto most = double(std::int64_t(1) << 40);
+  examples::CommandLine line("Times a linear head with cross entropy and its gradients.");
+  line.option("--mode", o.mode, "product, gemm, full, chunked, head, masked, vocabulary, tile or forward");
+  line.option("--against", o.against, "another mode, run in turn with the first; prints the median of the ratios of pairs");
+  line.option("--n", o.n, "tokens").range(1, most);
+  line.option("--e", o.e, "embed").range(1, most);
+  line.option("--v", o.v, "vocab").range(1, most);
+  line.option("--dtype", o.dtype, "f32 or bf16: of x and w").one_of({"f32", "bf16"});
+  const auto memory = line.option("--memory", o.memory, "MiB beside the results; 0: the library's choice").range(0., 1e9);
+  line.option("--masked", o.masked, "share of the tokens whose ids are -1: mode masked does not count them").range(0., 1.);
+  line.option("--chunk", o.chunk, "positions of the walked axes; not given: from the memory").range(1, most).excludes(memory);
+  line.option("--reps", o.reps, "timed runs").range(1, 1000000);
+  line.option("--pairs", o.pairs, "pairs of timed runs with --against").range(1, 1000000);
+  line.option("--threads", o.threads, "0: one for each core").range(0, 1024);
+  line.option("--seed", o.seed).not_negative();
+  if (auto status = line.parse(argc, argv)) return *status;
   try {
     measure(o);
   } catch (const std::exception& e) {

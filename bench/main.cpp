@@ -1,5 +1,4 @@
 // bench [--case REGEX] [--json] ...: the median time of each case, warm. docs/performance.md says what the cases are.
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <algorithm>
 #include <cstdio>
@@ -7,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <regex>
 
+#include "examples/command_line.h"
 #include "base/buffer.h"
 #include "base/thread_pool.h"
 #include "bench.h"
@@ -107,17 +107,17 @@ int run(const Options& o) {
 
 int main(int argc, char** argv) {
   Options o;
-  CLI::App app{"Times the library: GPT-2 steps, ops, contractions, calls."};
-  app.add_option("--case", o.pattern, "a regular expression; all cases if not given");
-  app.add_option("--dtype", o.dtype, "of the arrays; what a GPT-2 computes in")->capture_default_str();
-  app.add_option("--backend", o.backend, "cpu or reference")->capture_default_str();
-  app.add_option("--threads", o.threads, "0: one for each core")->check(CLI::Range(0, 1024))->capture_default_str();
-  app.add_option("--runs", o.runs, "at least so many timed runs; 0: 5, or 3 for the longest")->check(CLI::Range(0, 1000000));
-  app.add_option("--seconds", o.seconds, "short cases run so long")->check(CLI::NonNegativeNumber)->capture_default_str();
-  app.add_flag("--json", o.as_json, "one JSON object a line");
-  app.add_flag("--list", o.list, "only names the cases");
-  app.add_flag("--serve", o.serve, "waits for a line `run` before each run; for tools/compare");
-  CLI11_PARSE(app, argc, argv);
+  examples::CommandLine line("Times the library: GPT-2 steps, ops, contractions, calls.");
+  line.option("--case", o.pattern, "a regular expression; all cases if not given");
+  line.option("--dtype", o.dtype, "of the arrays; what a GPT-2 computes in");
+  line.option("--backend", o.backend, "cpu or reference");
+  line.option("--threads", o.threads, "0: one for each core").range(0, 1024);
+  line.option("--runs", o.runs, "at least so many timed runs; 0: 5, or 3 for the longest").range(0, 1000000);
+  line.option("--seconds", o.seconds, "short cases run so long").not_negative();
+  line.flag("--json", o.as_json, "one JSON object a line");
+  line.flag("--list", o.list, "only names the cases");
+  line.flag("--serve", o.serve, "waits for a line `run` before each run; for tools/compare");
+  if (auto status = line.parse(argc, argv)) return *status;
   try {
     return run(o);
   } catch (const std::regex_error&) {

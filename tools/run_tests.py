@@ -15,6 +15,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import typing
 import unittest
@@ -25,6 +26,9 @@ DOCTEST = re.compile(r"\[doctest\] test cases:\s*\d+ \|\s*(\d+) passed \|\s*(\d+
 GOLDEN = re.compile(r"^(\d+) passed, (\d+) failed(?:, (\d+) skipped)?$")
 
 
+USED = threading.local()   # seconds of processors that a job took
+
+
 class Outcome(typing.NamedTuple):
     passed: int
     failed: int
@@ -33,17 +37,28 @@ class Outcome(typing.NamedTuple):
     reasons: tuple = ()   # why tests were skipped, where that is known
 
 
+def called(command, environment):
+    """Runs a program: what it printed, and how it ended."""
+    made = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True, errors="replace")
+    with made.stdout:
+        text = made.stdout.read()
+    _, status, used = os.wait4(made.pid, 0)
+    made.returncode = os.waitstatus_to_exitcode(status)
+    USED.seconds = used.ru_utime + used.ru_stime
+    return text, made.returncode
+
+
 def run(command, summary):
     """Runs a test program; what it did is in its summary line."""
     environment = dict(os.environ, HALIAX_VERIFY=os.environ.get("HALIAX_VERIFY", "1"),   # behind every pass
                        UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1",
                        ASAN_OPTIONS="detect_stack_use_after_return=1:strict_init_order=1")
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, text=True, errors="replace")
-    found = [match for match in map(summary.search, done.stdout.splitlines()) if match]
-    name, code = pathlib.Path(command[0]).name, done.returncode
+    printed, code = called(command, environment)
+    found = [match for match in map(summary.search, printed.splitlines()) if match]
+    name = pathlib.Path(command[0]).name
     # Indented, so that only our own summary is the last line's form.
-    text = "".join(f"    {line}\n" for line in done.stdout.splitlines())
+    text = "".join(f"    {line}\n" for line in printed.splitlines())
     if not found:
         return Outcome(0, 1, 0, text + f"{name} ended without a summary ({ending(code)})\n")
     passed, failed, skipped = (int(n or 0) for n in found[-1].groups())
@@ -64,16 +79,25 @@ def run_file(command, word):
     return done._replace(skipped=0)
 
 
-def scripts(word, folder=TESTS, pattern="*_test.py"):
-    """The Python tests: the direction of includes, the house rules, what is sent."""
+def script(word, file):
+    """The tests of a Python file, in a process of its own."""
+    printed, code = called([sys.executable, __file__, "--script", str(file), "--filter", word], None)
+    try:
+        passed, failed, skipped, text, reasons = json.loads(printed.splitlines()[-1])
+    except (IndexError, ValueError):
+        return Outcome(0, 1, 0, printed + f"{file.name} ended without a summary ({ending(code)})\n")
+    return Outcome(passed, failed, skipped, text, tuple(reasons))
+
+
+def run_script(word, file):
     loader = unittest.TestLoader()
     loader.testNamePatterns = [f"*{word}*"] if word else None
-    suite = loader.discover(str(folder), pattern=pattern)
+    suite = loader.discover(str(file.parent), pattern=file.name)
     text = io.StringIO()
     result = unittest.TextTestRunner(stream=text, verbosity=1).run(suite)
     failed, skipped = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses), len(result.skipped)
-    reasons = tuple(sorted({why for _, why in result.skipped}))
-    return Outcome(result.testsRun - failed - skipped, failed, skipped, text.getvalue(), reasons)
+    reasons = sorted({why for _, why in result.skipped})
+    print("\n" + json.dumps([result.testsRun - failed - skipped, failed, skipped, text.getvalue(), reasons]))
 
 
 def golden_jobs(build, word, brief):
@@ -121,9 +145,10 @@ def jobs(build, suites, word, brief, sanitized):
     if "sanitized" in suites and sanitized and not word:
         found["sanitized"] = run, [str(pathlib.Path(sanitized).resolve()), "-nv"], DOCTEST
     if "scripts" in suites:
-        found["scripts"] = scripts, word
+        for file in sorted(TESTS.glob("*_test.py")):
+            found[f"scripts/{file.name}"] = script, word, file
     if "mistakes" in suites and not brief:
-        found["mistakes/README.md"] = scripts, word, TESTS / "mistakes", "list.py"
+        found["mistakes/README.md"] = script, word, TESTS / "mistakes/list.py"
     for file in sorted(TESTS.glob("*/*_test.cpp")):
         room = file.parent.name
         if room in suites:
@@ -140,18 +165,22 @@ def jobs(build, suites, word, brief, sanitized):
 
 def timed(job, *arguments):
     began = time.monotonic()
-    return job(*arguments), time.monotonic() - began
+    done = job(*arguments)
+    return done, time.monotonic() - began, USED.seconds
 
 
 def main():
     suites = [*rooms(), "golden", "scripts", "sanitized"]
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("build")
+    parser.add_argument("build", nargs="?", default="build")
     parser.add_argument("--suite", action="append", choices=suites, help="may be given more than once; all without it")
     parser.add_argument("--filter", default="", metavar="WORD")
     parser.add_argument("--brief", action="store_true", help="without what takes very long under sanitizers")
     parser.add_argument("--sanitized", default="", metavar="PROGRAM", help="what the suite of that name runs")
+    parser.add_argument("--script", type=pathlib.Path, help=argparse.SUPPRESS)   # run_tests.py itself, for a Python file
     options = parser.parse_args()
+    if options.script:
+        return run_script(options.filter, options.script)
     build, word = (ROOT / options.build).resolve(), options.filter
     os.environ.setdefault("HALIAX_CACHE", str(build / "kernels"))   # what was compiled for cuda-sim is compiled once
 
@@ -159,20 +188,21 @@ def main():
     times_file = build / "test_times.json"
     times = json.loads(times_file.read_text()) if times_file.is_file() else {}
     todo = sorted(jobs(build, options.suite or suites, word, options.brief, options.sanitized).items(), key=lambda job: -times.get(job[0], math.inf))
-    passed = failed = 0
+    passed = failed = all_used = 0
     # Programs with a few threads each, so not more of them at a time than cores.
     with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         running = {pool.submit(timed, *job): title for title, job in todo}
         for job in concurrent.futures.as_completed(running):
             title = running[job]
-            done, seconds = job.result()
-            passed, failed = passed + done.passed, failed + done.failed
+            done, seconds, used = job.result()
+            passed, failed, all_used = passed + done.passed, failed + done.failed, all_used + used
             if not word:
                 times[title] = round(seconds, 2)
             if done.failed:
                 print(f"{title}\n{done.text}", end="")
             elif done.passed or done.skipped:
-                print(f"{title}: {done.passed} passed" + f", {done.skipped} skipped" * bool(done.skipped) + f", {seconds:.1f} s")
+                print(f"{title}: {done.passed} passed" + f", {done.skipped} skipped" * bool(done.skipped) + f", {seconds:.1f} s"
+                      f" ({used:.1f} s of processors)")
                 for why in done.reasons:
                     print(f"    skipped: {why}")
             sys.stdout.flush()
@@ -181,6 +211,7 @@ def main():
     if word and not passed and not failed:
         print(f"no test has {word} in its name")
         failed = 1
+    print(f"{all_used:.0f} s of processors")
     print(f"{passed} passed, {failed} failed")
     return failed != 0
 

@@ -1,10 +1,10 @@
 // chunked_loss: one cross entropy in every way that the library has, its memory by plan and in truth, its time, and a picture.
 #include <unistd.h>
 
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
 
+#include "examples/command_line.h"
 #include "picture.h"
 
 using namespace chunked_loss;
@@ -90,27 +90,20 @@ void run(const Command& c) {
 int parse_and_run(int argc, char** argv) {
   Command c;
   auto& s = c.sizes;
-  CLI::App app{"One cross entropy in every way: memory, time, and a picture of both."};
-  auto positive = CLI::Range(std::int64_t(1), std::int64_t(1) << 31);
-  app.add_option("--tokens", s.tokens)->check(positive)->capture_default_str();
-  app.add_option("--embed", s.embed)->check(positive)->capture_default_str();
-  app.add_option("--vocab", s.vocab)->check(positive)->capture_default_str();
-  app.add_option("--chunk", s.chunk, "tokens a turn; has to divide --tokens")->check(positive)->capture_default_str();
-  app.add_option("--memory", c.memory_mib, "MiB of the budget; 0: chosen by the library")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option("--dtype", s.dtype, "of hidden states and head")->check(CLI::IsMember({"f32", "bf16"}))->capture_default_str();
-  app.add_option("--threads", c.threads, "0: one for each core")->check(CLI::Range(0, 1024))->capture_default_str();
-  app.add_option("--runs", c.runs, "timed runs; the median counts")->check(CLI::Range(1, 1000))->capture_default_str();
-  app.add_option("--only", c.only, "methods whose name contains this");
-  app.add_flag("--no-sweep", c.no_sweep, "without the chunks of 64 ... 8192 tokens");
-  app.add_option("--svg", c.svg, "write a picture here; \"\" for none")->capture_default_str();
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& e) { return app.exit(e); } catch (const CLI::ParseError& e) {
-    std::fprintf(stderr, "chunked_loss: %s\n", e.what());
-    return 2;
-  }
+  examples::CommandLine line("One cross entropy in every way: memory, time, and a picture of both.");
+  const auto most = double(std::int64_t(1) << 31);
+  line.option("--tokens", s.tokens).range(1, most);
+  line.option("--embed", s.embed).range(1, most);
+  line.option("--vocab", s.vocab).range(1, most);
+  line.option("--chunk", s.chunk, "tokens a turn; has to divide --tokens").range(1, most);
+  line.option("--memory", c.memory_mib, "MiB of the budget; 0: chosen by the library").not_negative();
+  line.option("--dtype", s.dtype, "of hidden states and head").one_of({"f32", "bf16"});
+  line.option("--threads", c.threads, "0: one for each core").range(0, 1024);
+  line.option("--runs", c.runs, "timed runs; the median counts").range(1, 1000);
+  line.option("--only", c.only, "methods whose name contains this");
+  line.flag("--no-sweep", c.no_sweep, "without the chunks of 64 ... 8192 tokens");
+  line.option("--svg", c.svg, "write a picture here; \"\" for none");
+  if (auto status = line.parse(argc, argv)) return *status;
   if (s.tokens % s.chunk) {
     std::fprintf(stderr, "chunked_loss: --chunk %lld does not divide --tokens %lld, as a scan over blocks needs\n",
                  static_cast<long long>(s.chunk), static_cast<long long>(s.tokens));

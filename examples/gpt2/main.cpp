@@ -1,6 +1,5 @@
 // gpt2 train [paths...]: trains a small GPT-2 on the bytes of text, prints losses and a sample. gpt2 sample --weights FILE: only
 // samples.
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <csignal>
 #include <cstdio>
@@ -9,6 +8,7 @@
 
 #include <haliax/ranks.h>
 
+#include "examples/command_line.h"
 #include "data.h"
 #include "progress.h"
 #include "run.h"
@@ -143,77 +143,57 @@ int train(Command c) {
   return 0;
 }
 
-void add_common(CLI::App& app, Command& c) {
-  app.add_option("--prompt", c.prompt, "what a sample continues")->capture_default_str();
-  app.add_option("--tokens", c.tokens, "length of the sample in bytes")->check(CLI::Range(0, 1000000))->capture_default_str();
-  app.add_option("--temperature", c.temperature, "0 takes the likeliest byte")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option("--sample-seed", c.sample_seed, "another number, another sample")->capture_default_str();
-  app.add_option("--threads", c.run.threads, "0: one for each core")->check(CLI::Range(0, 1024))->capture_default_str();
-  app.add_option("--backend", c.run.backend, "cpu or reference")->capture_default_str();
+void add_common(examples::CommandLine& line, Command& c) {
+  line.option("--prompt", c.prompt, "what a sample continues");
+  line.option("--tokens", c.tokens, "length of the sample in bytes").range(0, 1000000);
+  line.option("--temperature", c.temperature, "0 takes the likeliest byte").not_negative();
+  line.option("--sample-seed", c.sample_seed, "another number, another sample");
+  line.option("--threads", c.run.threads, "0: one for each core").range(0, 1024);
+  line.option("--backend", c.run.backend, "cpu or reference");
 }
 
 int run(int argc, char** argv) {
   Command c;
-  CLI::App app{"A small GPT-2 on the bytes of text."};
-  app.require_subcommand(1);
-  auto positive = CLI::Range(std::int64_t(1), std::int64_t(1) << 31);
-
-  auto* t = app.add_subcommand("train", "train on files and folders, then print a sample");
-  t->add_option("paths", c.paths, "files, or folders of text files")->required();
-  t->add_option("--steps", c.steps, "stop after so many steps")->check(positive);
-  t->add_option("--seconds", c.seconds, "stop after so many seconds (60, if --steps is not given)")->check(CLI::PositiveNumber);
-  t->add_option("--layers", c.run.layers)->check(positive)->capture_default_str();
-  t->add_option("--heads", c.run.heads)->check(positive)->capture_default_str();
-  t->add_option("--embed", c.run.embed, "size of the hidden states")->check(positive)->capture_default_str();
-  t->add_option("--vocab", c.run.vocab, "ids of the model, 256 of which are bytes")
-      ->check(CLI::Range(256, 1 << 24))
-      ->capture_default_str();
-  t->add_option("--seq", c.run.seq_len, "positions of an example")->check(CLI::Range(2, 1 << 20))->capture_default_str();
-  t->add_option("--batch", c.run.batch, "examples a step")->check(positive)->capture_default_str();
-  t->add_option("--lr", c.run.learning_rate, "the highest learning rate")->check(CLI::PositiveNumber)->capture_default_str();
-  t->add_option("--weight-decay", c.run.weight_decay)->check(CLI::NonNegativeNumber)->capture_default_str();
-  t->add_option("--dropout", c.run.dropout)->check(CLI::Range(0.0, 1.0))->capture_default_str();
-  t->add_option("--policy", c.run.policy, "dtypes, as p=f32,c=bf16,o=f32")->capture_default_str();
-  t->add_option("--activation", c.run.activation)->capture_default_str();
-  t->add_option("--checkpointing", c.run.checkpointing, "what is made again in the backward pass: none, carries, nested")
-      ->capture_default_str();
-  t->add_option("--mesh", c.run.mesh, "devices, as data=4,model=2: threads, or the ranks that mpirun starts");
-  t->add_option("--rank-logs", c.rank_logs, "folder for what ranks after the first say");
-  t->add_flag("--untied", c.run.untied, "a head of its own instead of the token embeddings");
-  t->add_flag("--full-logits", c.run.full_logits, "hold all logits of a batch at once");
-  t->add_option("--loss-memory", c.loss_mib, "MiB of logits in a chunk of the loss; 0: chosen by the library")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  t->add_option("--seed", c.run.seed)->capture_default_str();
-  t->add_option("--weights", c.weights, "start from these weights (safetensors); sizes come from the file");
-  t->add_option("--save", c.save, "write the weights here (safetensors, with Hugging Face's names)");
-  auto* folder = t->add_option("--checkpoint", c.checkpoint,
+  examples::CommandLine line("A small GPT-2 on the bytes of text.");
+  const auto most = double(std::int64_t(1) << 31);
+  auto& t = line.command("train", "train on files and folders, then print a sample");
+  t.option("paths", c.paths, "files, or folders of text files").required();
+  t.option("--steps", c.steps, "stop after so many steps").range(1, most);
+  t.option("--seconds", c.seconds, "stop after so many seconds (60, if --steps is not given)").positive();
+  t.option("--layers", c.run.layers).range(1, most);
+  t.option("--heads", c.run.heads).range(1, most);
+  t.option("--embed", c.run.embed, "size of the hidden states").range(1, most);
+  t.option("--vocab", c.run.vocab, "ids of the model, 256 of which are bytes").range(256, 1 << 24);
+  t.option("--seq", c.run.seq_len, "positions of an example").range(2, 1 << 20);
+  t.option("--batch", c.run.batch, "examples a step").range(1, most);
+  t.option("--lr", c.run.learning_rate, "the highest learning rate").positive();
+  t.option("--weight-decay", c.run.weight_decay).not_negative();
+  t.option("--dropout", c.run.dropout).range(0.0, 1.0);
+  t.option("--policy", c.run.policy, "dtypes, as p=f32,c=bf16,o=f32");
+  t.option("--activation", c.run.activation);
+  t.option("--checkpointing", c.run.checkpointing, "what is made again in the backward pass: none, carries, nested");
+  t.option("--mesh", c.run.mesh, "devices, as data=4,model=2: threads, or the ranks that mpirun starts");
+  t.option("--rank-logs", c.rank_logs, "folder for what ranks after the first say");
+  t.flag("--untied", c.run.untied, "a head of its own instead of the token embeddings");
+  t.flag("--full-logits", c.run.full_logits, "hold all logits of a batch at once");
+  t.option("--loss-memory", c.loss_mib, "MiB of logits in a chunk of the loss; 0: chosen by the library").not_negative();
+  t.option("--seed", c.run.seed);
+  t.option("--weights", c.weights, "start from these weights (safetensors); sizes come from the file");
+  t.option("--save", c.save, "write the weights here (safetensors, with Hugging Face's names)");
+  const auto folder = t.option("--checkpoint", c.checkpoint,
                                "save the state of the training here: now and then, on Ctrl-C and SIGTERM, and at the end");
-  t->add_option("--every", c.every, "steps from one checkpoint to the next")
-      ->check(positive)
-      ->capture_default_str()
-      ->needs(folder);
-  t->add_option("--keep", c.keep, "checkpoints that stay, the last ones; 0: all")
-      ->check(CLI::Range(0, 1000000))
-      ->capture_default_str()
-      ->needs(folder);
-  t->add_flag("--resume", c.resume, "go on from the last whole checkpoint, if there is one")->needs(folder);
-  t->add_option("--curve", c.curve, "write a drawing of the losses here; \"\" for none")->capture_default_str();
-  add_common(*t, c);
+  t.option("--every", c.every, "steps from one checkpoint to the next").range(1, most).needs(folder);
+  t.option("--keep", c.keep, "checkpoints that stay, the last ones; 0: all").range(0, 1000000).needs(folder);
+  t.flag("--resume", c.resume, "go on from the last whole checkpoint, if there is one").needs(folder);
+  t.option("--curve", c.curve, "write a drawing of the losses here; \"\" for none");
+  add_common(t, c);
 
-  auto* s = app.add_subcommand("sample", "print what the model writes");
-  s->add_option("--weights", c.weights, "weights that train --save wrote")->required();
-  add_common(*s, c);
+  auto& s = line.command("sample", "print what the model writes");
+  s.option("--weights", c.weights, "weights that train --save wrote").required();
+  add_common(s, c);
 
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::Success& e) { return app.exit(e); } catch (const CLI::ParseError& e) {
-    std::fprintf(stderr, "gpt2: %s\n", e.what());
-    return 2;
-  }
-  if (*t) return train(c);
+  if (auto status = line.parse(argc, argv)) return *status;
+  if (t.given()) return train(c);
   gpt2::Run run(gpt2::sizes_of(c.weights, c.run));
   run.load(c.weights);
   print_sample(run, c);

@@ -1,7 +1,7 @@
 // llama: a Llama trained on numbers that follow a rule, on one device or a mesh; `--modes` compares ways to lie there.
-#include <CLI/CLI.hpp>
 #include <cstdio>
 
+#include "examples/command_line.h"
 #include "examples/mesh_option.h"
 #include "modes.h"
 
@@ -13,21 +13,21 @@ int main(int argc, char** argv) {
   std::string mesh, svg;
   std::int64_t pos = run.config.Pos.size, batch = run.config.Batch.size, embed = run.config.Embed.size, layers = run.config.Layers.size;
   bool all = false;
-  CLI::App app("a Llama: rotary positions, heads in groups that share keys, RmsNorm, SwiGLU");
-  app.add_option("--steps", run.steps, "training steps")->check(CLI::Range(1, 1000000))->capture_default_str();
-  app.add_option("--lr", run.learning_rate, "learning rate")->check(CLI::PositiveNumber)->capture_default_str();
-  app.add_option("--policy", run.policy, "dtypes, as p=f32,c=bf16,r=f32")->capture_default_str();
-  app.add_option("--batch", batch, "examples")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  app.add_option("--pos", pos, "positions of an example")->check(CLI::Range(2, 1 << 20))->capture_default_str();
-  app.add_option("--embed", embed, "width of the model")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  app.add_option("--layers", layers, "layers")->check(CLI::Range(1, 1 << 10))->capture_default_str();
-  app.add_option("--mesh", mesh, "devices, as data=2,model=4: threads, or the ranks that mpirun starts");
-  app.add_flag("--scatters", run.mode.scatters, "between layers positions are cut along model (reduce-scatter); else all is whole (all-reduce)");
-  app.add_flag("--kept", run.mode.kept, "what is gathered for a layer waits for the backward pass; else it is gathered again");
-  app.add_flag("--overlap", run.mode.overlap, "collectives go on beside the work");
-  auto* modes = app.add_flag("--modes", all, "trains in all of these ways, and compares");
-  app.add_option("--svg", svg, "with --modes: a picture of memory over time")->needs(modes);
-  CLI11_PARSE(app, argc, argv);
+  examples::CommandLine line("a Llama: rotary positions, heads in groups that share keys, RmsNorm, SwiGLU");
+  line.option("--steps", run.steps, "training steps").range(1, 1000000);
+  line.option("--lr", run.learning_rate, "learning rate").positive();
+  line.option("--policy", run.policy, "dtypes, as p=f32,c=bf16,r=f32");
+  line.option("--batch", batch, "examples").range(1, 1 << 20);
+  line.option("--pos", pos, "positions of an example").range(2, 1 << 20);
+  line.option("--embed", embed, "width of the model").range(1, 1 << 20);
+  line.option("--layers", layers, "layers").range(1, 1 << 10);
+  line.option("--mesh", mesh, "devices, as data=2,model=4: threads, or the ranks that mpirun starts");
+  line.flag("--scatters", run.mode.scatters, "between layers positions are cut along model (reduce-scatter); else all is whole (all-reduce)");
+  line.flag("--kept", run.mode.kept, "what is gathered for a layer waits for the backward pass; else it is gathered again");
+  line.flag("--overlap", run.mode.overlap, "collectives go on beside the work");
+  const auto modes = line.flag("--modes", all, "trains in all of these ways, and compares");
+  line.option("--svg", svg, "with --modes: a picture of memory over time").needs(modes);
+  if (auto status = line.parse(argc, argv)) return *status;
   auto& c = run.config;
   c.Pos.size = pos, c.Batch.size = batch, c.Embed.size = embed, c.Mlp.size = 2 * embed, c.Layers.size = layers;
   try {

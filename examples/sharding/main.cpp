@@ -1,9 +1,9 @@
 // sharding: the story of the introduction to Levanter, on virtual devices. One model and one training script; what changes is two
 // mappings.
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <cstdio>
 
+#include "examples/command_line.h"
 #include "picture.h"
 #include "script.h"
 
@@ -147,21 +147,19 @@ void tell(const Command& c) {
 
 int main(int argc, char** argv) {
   Command c;
-  CLI::App app("GPT-2 trained on virtual devices: data parallel, fully sharded, in mixed precision, tensor parallel");
-  app.add_option("--devices", c.devices, "virtual devices")->check(CLI::Range(1, 64))->capture_default_str();
-  app.add_option("--model-axis-size", c.model_axis_size, "of them, for the model")
-      ->check(CLI::Range(1, 64))
-      ->capture_default_str();
-  app.add_option("--steps", c.steps, "training steps of each")->check(CLI::Range(1, 1000))->capture_default_str();
-  app.add_option("--batch", c.batch, "examples")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  app.add_option("--seq-len", c.seq_len, "positions")->check(CLI::Range(2, 1 << 20))->capture_default_str();
-  app.add_option("--embed", c.hidden_dim, "width of the model")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  app.add_option("--layers", c.layers, "layers")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  app.add_option("--heads", c.heads, "heads of attention")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  app.add_option("--vocab", c.vocab, "ids")->check(CLI::Range(1, 1 << 20))->capture_default_str();
-  app.add_flag("--no-xl", c.no_xl, "leave out the plan for 1.5 billion parameters");
-  app.add_option("--svg", c.svg, "where the picture goes; empty: nowhere")->capture_default_str();
-  CLI11_PARSE(app, argc, argv);
+  examples::CommandLine line("GPT-2 trained on virtual devices: data parallel, fully sharded, in mixed precision, tensor parallel");
+  line.option("--devices", c.devices, "virtual devices").range(1, 64);
+  line.option("--model-axis-size", c.model_axis_size, "of them, for the model").range(1, 64);
+  line.option("--steps", c.steps, "training steps of each").range(1, 1000);
+  line.option("--batch", c.batch, "examples").range(1, 1 << 20);
+  line.option("--seq-len", c.seq_len, "positions").range(2, 1 << 20);
+  line.option("--embed", c.hidden_dim, "width of the model").range(1, 1 << 20);
+  line.option("--layers", c.layers, "layers").range(1, 1 << 20);
+  line.option("--heads", c.heads, "heads of attention").range(1, 1 << 20);
+  line.option("--vocab", c.vocab, "ids").range(1, 1 << 20);
+  line.flag("--no-xl", c.no_xl, "leave out the plan for 1.5 billion parameters");
+  line.option("--svg", c.svg, "where the picture goes; empty: nowhere");
+  if (auto status = line.parse(argc, argv)) return *status;
   try {
     tell(c);
   } catch (const std::exception& e) {

@@ -34,7 +34,7 @@ gpt2::Gpt2Config config_of(const Value& args) {
 Policy policy_of(const Value& args) { return Policy("p=f32,c=" + args["compute_dtype"].as_text() + ",o=f32"); }
 
 // Hugging Face's names for the fields; `prefix` comes before each but lm_head.
-StateNames names_of(const Value& args) {
+StateNames state_names(const Value& args) {
   std::string prefix = args["name_prefix"].as_text();
   if (!prefix.empty() && prefix.back() == '.') prefix.pop_back();
   return {{"transformer", prefix},
@@ -46,7 +46,7 @@ StateNames names_of(const Value& args) {
 Model load(const Group& g, const Value& c, const std::string& which) {
   const Value& args = c["args"];
   const Model like = Model::init(Axis("vocab", args["vocab"].as_integer()), config_of(args), random::key(0));
-  return from_state_dict(read_tensors(g.dir + "/" + c["weights"][which].as_text()), like, golden::names_of(args));
+  return from_state_dict(read_tensors(g.dir + "/" + c["weights"][which].as_text()), like, golden::state_names(args));
 }
 
 // ---- the training script of the overview ----
@@ -104,7 +104,7 @@ using TolerancesOf = std::function<Tolerance(bool key_bias, const std::vector<do
 void compare_weights(const std::string& part, const Model& got, const Group& g, const Value& c, const char* file,
                      const TolerancesOf& tolerance, Problems& problems) {
   const TensorFile want = read_tensors(g.dir + "/" + c["weights"][file].as_text());
-  const TensorFile have = to_state_dict(got, golden::names_of(c["args"]));
+  const TensorFile have = to_state_dict(got, golden::state_names(c["args"]));
   if (want.tensors.size() != have.tensors.size())
     problems.push_back(part + ": " + std::to_string(have.tensors.size()) + " tensors, expected " +
                        std::to_string(want.tensors.size()));

@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-namespace test {
+namespace haliax::test {
 
 // Set in a child: the stacks of its parent's threads are gone, and what only they knew of is no leak.
 extern bool is_child;
@@ -22,4 +22,4 @@ inline void leave_old_stacks() {
 #endif
 }
 
-}  // namespace test
+}  // namespace haliax::test

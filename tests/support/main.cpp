@@ -11,12 +11,12 @@
 namespace {
 bool asked_to_update = false;
 }
-bool test::updates() { return asked_to_update; }
+bool haliax::test::updates() { return asked_to_update; }
 
-bool test::is_child = false;
+bool haliax::test::is_child = false;
 #if defined(__SANITIZE_ADDRESS__)
 // The sanitizer's library asks it by name.
-extern "C" [[gnu::visibility("default")]] int __lsan_is_turned_off() { return test::is_child; }
+extern "C" [[gnu::visibility("default")]] int __lsan_is_turned_off() { return haliax::test::is_child; }
 #endif
 
 int main(int argc, char** argv) {

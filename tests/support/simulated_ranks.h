@@ -17,7 +17,7 @@
 
 #include "runtime/ranks.h"
 
-namespace test {
+namespace haliax::test {
 
 using namespace haliax;
 using namespace std::chrono_literals;
@@ -114,4 +114,4 @@ inline std::vector<std::string> on_ranks(int n, const std::function<void(Peers&,
   return said;
 }
 
-}  // namespace test
+}  // namespace haliax::test

@@ -1,7 +1,7 @@
 #pragma once
 
-namespace test {
+namespace haliax::test {
 
 bool updates();   // was this program called with --update: are files of expected text to be written anew?
 
-}  // namespace test
+}  // namespace haliax::test

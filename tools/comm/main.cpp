@@ -1,10 +1,10 @@
 // What the library sends for the programs of tests/golden/comm: one JSON line for each. Nothing runs; the meshes are simulated.
-#include <CLI/CLI.hpp>
 #include <cmath>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <regex>
 
+#include "examples/command_line.h"
 #include "programs.h"
 
 namespace comm {
@@ -72,16 +72,15 @@ int complain(const std::string& what) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  CLI::App app{"What the library sends for the programs of tests/golden/comm"};
+  examples::CommandLine line("What the library sends for the programs of tests/golden/comm");
   std::string only;
   bool regather = false, explain = false;
   int losses = 0;
   comm::Sizes z;
-  app.add_option("--only", only, "programs whose name this regular expression finds");
-  app.add_flag("--regather", regather, "layers gather their weights again in the backward pass");
-  app.add_flag("--explain", explain, "list every collective, on the standard error stream");
-  app.add_option("--losses", losses, "train the GPT-2 programs for so many steps, on the mesh and on one device")
-      ->check(CLI::NonNegativeNumber);
+  line.option("--only", only, "programs whose name this regular expression finds");
+  line.flag("--regather", regather, "layers gather their weights again in the backward pass");
+  line.flag("--explain", explain, "list every collective, on the standard error stream");
+  line.option("--losses", losses, "train the GPT-2 programs for so many steps, on the mesh and on one device").not_negative();
   for (auto [name, size] : {std::pair{"--batch", &z.batch},
                             {"--position", &z.position},
                             {"--embed", &z.embed},
@@ -90,13 +89,11 @@ int main(int argc, char** argv) {
                             {"--head-size", &z.head_size},
                             {"--vocab", &z.vocab},
                             {"--layers", &z.layers}})
-    app.add_option(name, *size)->check(CLI::PositiveNumber);
+    line.option(name, *size).positive();
+  if (auto status = line.parse(argc, argv)) return *status;
   std::regex wanted;
   try {
-    app.parse(argc, argv);
     wanted = std::regex(only);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
   } catch (const std::regex_error& error) {
     return complain("--only '" + only + "' is not a regular expression: " + error.what());
   }

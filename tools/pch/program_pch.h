@@ -1,5 +1,4 @@
 // Parsed once for the examples, the tools, the golden runner and the benches' command lines: what most of their files include.
-// Without CLI11, whose objects of file scope cost each file that sees them seconds of code.
 // The compiler reads it as a main file, where "#pragma once" is a warning.
 #include <cmath>
 #include <cstdio>
