@@ -30,7 +30,8 @@ struct Launch {
   const char* bounds = "1024";  // most threads of a block, as __launch_bounds__ has it
   std::int64_t shared = 0;  // bytes, of each block
   bool waits = false;       // its threads wait for each other
-  std::vector<const program::Step*> parts = {};  // of a nest: block b marks b % kMarks with the number of the one it makes, from 1 on
+  // Of a nest: block b marks b % kMarks with the number of the one that it makes, from 1 on.
+  std::vector<const program::Step*> parts = {};
   std::optional<Product> product = {};  // instead, of the library: words are where a, b and out lie
 };
 

@@ -1,5 +1,5 @@
-// The text of passes over tiles. A block of threads has 64 rows at a time; of these each warp walks over tiles of 32 columns, those
-// of the blocks that somebody wants. While a tile is made, the operands of the next one are on their way.
+// The text of passes over tiles. A block of threads has 64 rows at a time; of these each warp walks over tiles of 32 columns,
+// those of the blocks that somebody wants. While a tile is made, the operands of the next one are on their way.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -62,7 +62,8 @@ struct Layout {
   static void use(std::vector<Operand>& all, const TileProduct& p, bool x) { find(all, p, x); }
   static std::size_t find(std::vector<Operand>& all, const TileProduct& p, bool x) {
     auto& what = x ? p.x : p.y;
-    auto at = std::find_if(all.begin(), all.end(), [&](auto& o) { return o.what == what && o.terms == p.terms && o.dtype == p.dtype; });
+    auto at =
+        std::find_if(all.begin(), all.end(), [&](auto& o) { return o.what == what && o.terms == p.terms && o.dtype == p.dtype; });
     if (at == all.end()) at = all.insert(at, {what, p.depth(), p.dtype, p.terms});
     return std::size_t(at - all.begin());
   }
@@ -88,7 +89,8 @@ struct LeftOut {
     if (!in.inner || is_fold(in.code)) return State::row;
     if (in.code == Code::load || in.code == Code::iota) {
       auto& s = g.strides[i];
-      return std::any_of(s.begin() + std::ptrdiff_t(g.rows.size()), s.end(), [](auto x) { return x != 0; }) ? State::inner : State::row;
+      return std::any_of(s.begin() + std::ptrdiff_t(g.rows.size()), s.end(), [](auto x) { return x != 0; }) ? State::inner
+                                                                                                            : State::row;
     }
     auto of = [&](int a) { return states[std::size_t(in.args[a])]; };
     if (in.code == Code::select && of(0) != State::unknown && (of(1) == State::unknown) != (of(2) == State::unknown)) {
@@ -172,13 +174,15 @@ class PassText {
   }
   std::string at_columns(std::size_t k, const std::string& turn, const std::string& half) {
     auto& o = l_.columns[k];
-    return fmt::format("{}{{{}}}", staged(o, kColumns),
-                       shared(element_of(o.dtype), fmt::format("{} + ({} % 2 * 2 + {}) * {}", o.at, turn, half, o.bytes(kColumns))));
+    return fmt::format(
+        "{}{{{}}}", staged(o, kColumns),
+        shared(element_of(o.dtype), fmt::format("{} + ({} % 2 * 2 + {}) * {}", o.at, turn, half, o.bytes(kColumns))));
   }
   std::string together(int value) {
     const auto k = std::find(l_.shown.begin(), l_.shown.end(), value) - l_.shown.begin();
     auto E = element_of(instr(value).dtype);
-    return fmt::format("Together<{}>{{{}}}", E, shared(E, std::to_string(l_.shown_at + k * staged_bytes(true, kRows, 2 * kColumns))));
+    return fmt::format("Together<{}>{{{}}}", E,
+                       shared(E, std::to_string(l_.shown_at + k * staged_bytes(true, kRows, 2 * kColumns))));
   }
 
   // ---- before the tiles ----
@@ -189,10 +193,11 @@ class PassText {
     for (std::size_t k = 0; k < l_.rows.size(); ++k) {
       auto& o = l_.rows[k];
       w_.line(fmt::format("const {} x{}{{{}}};", staged(o, kRows), k, shared(element_of(o.dtype), std::to_string(o.at))));
-      w_.line(fmt::format("x{}.template bring<{}>(copies, {}, rows_there, int({}));", k, is_far(o.what.view), side(o.what, "first"),
-                          w_.word(o.terms)));
+      w_.line(fmt::format("x{}.template bring<{}>(copies, {}, rows_there, int({}));", k, is_far(o.what.view),
+                          side(o.what, "first"), w_.word(o.terms)));
     }
-    for (std::size_t k = 0; k < l_.columns.size(); ++k) w_.line(fmt::format("const Side from{} = {};", k, side(l_.columns[k].what, "0")));
+    for (std::size_t k = 0; k < l_.columns.size(); ++k)
+      w_.line(fmt::format("const Side from{} = {};", k, side(l_.columns[k].what, "0")));
     w_.open("auto bring = [&](int turn, int half, const Walk::At& to)");
     w_.line("const int there = walk.there(to);");
     w_.line("if (there == 0) return;");
@@ -250,12 +255,15 @@ class PassText {
     w_.line(fmt::format("const I at = first + strip + lane / 4 + 8 * h, row = at < I({0}) ? at : I({0}) - 1;", rows_));
     w_.indices("row", g_.rows);
   }
-  std::string value(const std::vector<Instr>& code, int i) { return instruction_text(code, i, g_.strides[std::size_t(i)], &around_); }
+  std::string value(const std::vector<Instr>& code, int i) {
+    return instruction_text(code, i, g_.strides[std::size_t(i)], &around_);
+  }
   void values(const std::vector<Instr>& code, const std::set<int>& which) {
     for (int i : which) {
       auto S = element_of(code[std::size_t(i)].dtype);
-      auto x = is_fold(code[std::size_t(i)].code) ? fmt::format("reinterpret_cast<const Number<{}>*>(shared + {})[row]", S, kept(i))
-                                                  : value(code, i);
+      auto x = is_fold(code[std::size_t(i)].code)
+                   ? fmt::format("reinterpret_cast<const Number<{}>*>(shared + {})[row]", S, kept(i))
+                   : value(code, i);
       w_.line(fmt::format("const Number<{}> v{} = {};", S, i, x));
     }
   }
@@ -312,24 +320,30 @@ class PassText {
     w_.line("#pragma unroll"), w_.open("for (int e = 0; e < 4; ++e)");
     w_.line("const int h = e / 2;");
     if (!whole_columns()) w_.line("const bool inside = 8 * j + lane % 4 * 2 + e % 2 < there;");
-    w_.line(fmt::format("const I at = first + strip + lane / 4 + 8 * h, row = {};", whole_rows() ? "at" : fmt::format("at < I({0}) ? at : I({0}) - 1", rows_)));
-    w_.line(fmt::format("const I column = mine.column + {};", whole_columns() ? "8 * j + lane % 4 * 2 + e % 2" : "(inside ? 8 * j + lane % 4 * 2 + e % 2 : 0)"));
+    w_.line(fmt::format("const I at = first + strip + lane / 4 + 8 * h, row = {};",
+                        whole_rows() ? "at" : fmt::format("at < I({0}) ? at : I({0}) - 1", rows_)));
+    w_.line(fmt::format("const I column = mine.column + {};",
+                        whole_columns() ? "8 * j + lane % 4 * 2 + e % 2" : "(inside ? 8 * j + lane % 4 * 2 + e % 2 : 0)"));
     w_.indices("row", g_.rows), w_.indices("column", g_.columns, g_.rows.size());
     for (int i : used_) w_.line(fmt::format("const auto v{0} = row{0}[h];", i));
     for (int i : made) {
       const int p = g_.tile_of[std::size_t(i)];
       auto S = element_of(instr(i).dtype);
-      auto x = p < 0 ? rounded(i) : is_narrow(instr(i).dtype) ? fmt::format("narrowed<{}>(made{}[j][e])", S, p) : fmt::format("made{}[j][e]", p);
+      auto x = p < 0                       ? rounded(i)
+               : is_narrow(instr(i).dtype) ? fmt::format("narrowed<{}>(made{}[j][e])", S, p)
+                                           : fmt::format("made{}[j][e]", p);
       w_.line(fmt::format("const Number<{}> v{} = {};", S, i, x));
     }
     std::string zero;                            // where nothing is to be multiplied
     if (!whole_columns()) zero = "inside";
     if (!whole_rows()) zero += zero.empty() ? "at == row" : " && at == row";
     for (int v : kept)
-      w_.line(fmt::format("kept{}[j][e] = {}v{}{};", v, zero.empty() ? "" : zero + " ? ", kept_value(v), zero.empty() ? "" : " : 0"));
+      w_.line(
+          fmt::format("kept{}[j][e] = {}v{}{};", v, zero.empty() ? "" : zero + " ? ", kept_value(v), zero.empty() ? "" : " : 0"));
     for (int f : pass_.folds) {
       auto to = fmt::format("{}{}[h]", sums_floats(f) ? "some" : "fold", f);
-      auto x = fmt::format("wide(cast<{}, {}>(v{}))", element_of(instr(f).dtype), element_of(instr(instr(f).args[0]).dtype), instr(f).args[0]);
+      auto x = fmt::format("wide(cast<{}, {}>(v{}))", element_of(instr(f).dtype), element_of(instr(instr(f).args[0]).dtype),
+                           instr(f).args[0]);
       w_.line(fmt::format("{3}{0} = {1}({0}, {2});", to, fold_of(f), x, whole_columns() ? "" : "if (inside) "));
     }
     w_.close(), w_.close();
@@ -364,7 +378,8 @@ class PassText {
     each([&](int n, auto& p) {
       w_.line(fmt::format("const Side out{} = {};", n, side(p.out, "mine.column", true)));
       w_.line(fmt::format("const bool adds{} = there > 0 && {};", n, is_made(n, "mine")));
-      w_.line(fmt::format("OverRows<{}, {}, {}, {}> over{};", element_of(p.dtype), p.depth(), element_of(p.out.view.dtype), p.adds, n));
+      w_.line(fmt::format("OverRows<{}, {}, {}, {}> over{};", element_of(p.dtype), p.depth(), element_of(p.out.view.dtype),
+                          p.adds, n));
       w_.line(fmt::format("if (adds{0}) over{0}.load(out{0}, there, int({1}));", n, w_.word(p.terms)));
     });
     w_.line("__syncthreads();");
@@ -395,9 +410,11 @@ class PassText {
     w_.open("if (half == 0 && lane % 4 == 0)"), open_rows();
     for (int f : pass_.folds) {
       auto S = element_of(instr(f).dtype);
-      w_.line(fmt::format("auto all{0} = {1}(room{0}[strip + lane / 4 + 8 * h], room{0}[tile_rows + strip + lane / 4 + 8 * h]);", f, fold_of(f)));
+      w_.line(fmt::format("auto all{0} = {1}(room{0}[strip + lane / 4 + 8 * h], room{0}[tile_rows + strip + lane / 4 + 8 * h]);",
+                          f, fold_of(f)));
       if (!always_) fold_left_out(f);
-      w_.line(fmt::format("if (at == row) reinterpret_cast<Number<{0}>*>(shared + {1})[row] = result<{0}>(all{2});", S, kept(f), f));
+      w_.line(
+          fmt::format("if (at == row) reinterpret_cast<Number<{0}>*>(shared + {1})[row] = result<{0}>(all{2});", S, kept(f), f));
     }
     w_.close(), w_.close();
     w_.line("__syncthreads();");

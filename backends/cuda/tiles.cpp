@@ -214,7 +214,8 @@ class Finder {
 
   // ---- fused steps ----
   int push(Instr i, Dims strides, int at, int product = -1) {
-    g_.code.push_back(std::move(i)), g_.strides.push_back(std::move(strides)), g_.home.push_back(at), g_.tile_of.push_back(product);
+    g_.code.push_back(std::move(i)), g_.strides.push_back(std::move(strides)), g_.home.push_back(at),
+        g_.tile_of.push_back(product);
     return int(g_.code.size()) - 1;
   }
   int cast_to(DType d, int value, int at) {
@@ -328,7 +329,8 @@ class Finder {
       require(rest && rest->trips == 1 && (rest->flag != nullptr) == p.has_flags);
       auto& r = rest->f;
       const std::int64_t sizes[3] = {r.m, r.n, r.k}, full[3] = {f.m, f.n, f.k};
-      for (int d = 0; d < 3; ++d) require(d == column ? sizes[d] == columns_ - columns && sizes[d] <= width : sizes[d] == full[d]);
+      for (int d = 0; d < 3; ++d)
+        require(d == column ? sizes[d] == columns_ - columns && sizes[d] <= width : sizes[d] == full[d]);
       const View* other[3] = {&rest->c->a, &rest->c->b, &rest->c->out};
       for (int v = 0; v < 3; ++v)
         require(moved(views[v], next[v] * columns) == bare(*other[v]) && first.c->accumulate == rest->c->accumulate);
@@ -402,7 +404,8 @@ class Finder {
     if (n.store >= 0) value = n.store, touch(n.writes, g_.code[std::size_t(n.store)].view), n.reads = n.writes;
     if (n.product >= 0) {
       auto& p = g_.products[std::size_t(n.product)];
-      value = p.value, touch(n.writes, p.out.view), touch(n.reads, p.x.view), touch(n.reads, p.y.view), touch(n.reads, p.out.view);
+      value = p.value, touch(n.writes, p.out.view), touch(n.reads, p.x.view), touch(n.reads, p.y.view),
+      touch(n.reads, p.out.view);
     }
     for (int i : g_.sources(value)) {
       if (i != value && is_fold(g_.code[std::size_t(i)].code)) n.folds.insert(i);
@@ -417,7 +420,8 @@ class Finder {
     return x == y || (shares(x) && shares(y) && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes);
   }
   bool meet(const std::set<int>& x, const std::set<int>& y) const {
-    return std::any_of(x.begin(), x.end(), [&](int i) { return std::any_of(y.begin(), y.end(), [&](int j) { return overlap(i, j); }); });
+    return std::any_of(x.begin(), x.end(),
+                       [&](int i) { return std::any_of(y.begin(), y.end(), [&](int j) { return overlap(i, j); }); });
   }
   bool waits_for(const Node& later, const Node& n) const {
     if (n.fold >= 0 && later.folds.count(n.fold)) return true;

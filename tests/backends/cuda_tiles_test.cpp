@@ -33,8 +33,9 @@ class Turns {
   explicit Turns(const Shape& shape) : c(11), n_(shape), d_(shape.dtype) {
     const auto line = n_.terms + n_.gap;
     const int q = c.slot(false, d_, 2 * n_.rows * line), k = c.slot(false, d_, n_.columns * line),
-              v = c.slot(false, d_, n_.columns * line), seen = c.slot(false, DType::boolean, 64), o = c.slot(true, DType::f32, 2 * n_.rows * n_.terms),
-              sums = c.slot(true, DType::f32, 2 * n_.rows), dk = c.slot(true, DType::f32, 2 * n_.columns * n_.terms);
+              v = c.slot(false, d_, n_.columns * line), seen = c.slot(false, DType::boolean, 64),
+              o = c.slot(true, DType::f32, 2 * n_.rows * n_.terms), sums = c.slot(true, DType::f32, 2 * n_.rows),
+              dk = c.slot(true, DType::f32, 2 * n_.columns * n_.terms);
     for (std::size_t g = 0; g < 64; ++g) c.arguments[3][g] = std::byte(std::int64_t(g) * n_.width < n_.beyond);
     const auto wide = n_.rows * n_.columns;
     const int s = own(wide * 2), e = own(wide * 4), ds = own(wide * 2), turn = 0;
@@ -47,7 +48,8 @@ class Turns {
     auto& b = l.body;
     products(b, seen, {n_.rows, 0, n_.terms}, q_, at(k, d_, {0, of_keys[0], of_keys[1]}), at(s, d_, {n_.columns, 1, 0}), false);
     b.push_back(softmax(s, e, sums));
-    const View out = at(o, DType::f32, {n_.terms, 1, 0}, 0, {{.loop = turn, .stride = n_.rows * n_.terms}}), keys = at(dk, DType::f32, {n_.terms, 1, 0}, 0, {{.loop = turn, .stride = n_.columns * n_.terms}});
+    const View out = at(o, DType::f32, {n_.terms, 1, 0}, 0, {{.loop = turn, .stride = n_.rows * n_.terms}}),
+               keys = at(dk, DType::f32, {n_.terms, 1, 0}, 0, {{.loop = turn, .stride = n_.columns * n_.terms}});
     b.push_back(zero(out, {n_.rows, n_.terms}, DType::f32)), b.push_back(zero(keys, {n_.columns, n_.terms}, DType::f32));
     products(b, -1, {n_.rows, n_.terms, 0}, at(s, d_, {n_.columns, 0, 1}), at(v, d_, {0, 1, line}), out, true);
     b.push_back(zero(at(ds, d_, {n_.columns, 1}), {n_.rows, n_.columns}, d_));
@@ -72,7 +74,8 @@ class Turns {
     return int(p().slots.size()) - 1;
   }
   // a b, over the columns in blocks, which are the dim of size 0; each under its flag, unless there are none.
-  void products(std::vector<Step>& to, int flags, std::array<std::int64_t, 3> mnk, const View& a, const View& b, const View& out, bool adds) {
+  void products(std::vector<Step>& to, int flags, std::array<std::int64_t, 3> mnk, const View& a, const View& b, const View& out,
+                bool adds) {
     const auto whole = n_.columns / n_.width, rest = n_.columns % n_.width;
     const auto dim = std::size_t(std::find(mnk.begin(), mnk.end(), 0) - mnk.begin());
     auto block = [&](std::int64_t first, std::int64_t size, std::int64_t trips) {
@@ -186,7 +189,11 @@ TEST_CASE("cuda tiles: planted faults are found") {
 TEST_CASE("cuda tiles: a fault names the step of the nest, with HALIAX_CUDA=sync") {
   Turns t({});
   auto at = [&](const char* behind, const char* words) {
-    return planted(t.c, [&](auto text) { return changed(text, "using I =", "if (threadIdx_x > 99) return;\n  using I =", 0, behind); }, words).second;
+    return planted(
+               t.c,
+               [&](auto text) { return changed(text, "using I =", "if (threadIdx_x > 99) return;\n  using I =", 0, behind); },
+               words)
+        .second;
   };
   CHECK(has(at("mark = 5;", "sync"), "sum (model.cpp:5) has failed: "));
   CHECK(has(at("copies.wait();", ""), "HALIAX_CUDA=sync finds the step"));
