@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <fstream>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -42,6 +44,18 @@ inline std::string memory_panel(const MemoryPanel& p, double y, double bytes) {
   out += fmt::format("<polygon points=\"{} {:.1f},{:.1f}\" fill=\"#9bbfe0\" stroke=\"#2266aa\"/>\n", points, kNames + length, floor);
   out += svg_line(kNames, height(p.line), kNames + kPlot, height(p.line), "stroke=\"#aa3333\" stroke-dasharray=\"4 3\"");
   return out + svg_text(kNames + kPlot + 8, middle - 2, p.above) + svg_text(kNames + kPlot + 8, middle + 14, p.below);
+}
+// All panels below each other, as an SVG file; the highest dashed line fills one. Raises if it cannot be written.
+inline void write_panels(const std::string& path, const std::string& title, const std::string& note, const std::vector<MemoryPanel>& panels) {
+  constexpr double top = 56, width = kNames + kPlot + kNumbers, each = kPanel + kPanelGap;
+  double most = 0;
+  for (auto& p : panels) most = std::max(most, p.line);
+  std::ofstream out(path);
+  out << svg_begin(width, top + double(panels.size()) * each + 10) << svg_text(16, 22, title, "font-size=\"14\"") << svg_text(16, 42, note);
+  for (std::size_t k = 0; k < panels.size(); ++k) out << memory_panel(panels[k], top + double(k) * each, most);
+  out << "</svg>\n";
+  out.close();
+  if (!out) throw std::runtime_error("cannot write " + path);
 }
 
 }  // namespace examples

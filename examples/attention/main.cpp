@@ -12,6 +12,7 @@
 #include "examples/command_line.h"
 #include "examples/memory_panel.h"
 #include "haliax/haliax.h"
+#include "step.h"
 
 using namespace haliax;
 
@@ -22,7 +23,7 @@ constexpr double kMib = 1 << 20;
 struct Command {
   std::int64_t heads = 12, size = 64, from = 1024, to = 65536;
   int devices = 8;
-  std::string peers, svg = "attention.svg";
+  std::string peers, svg = "attention.svg", step, backend = "cpu";
 };
 struct Curve {
   std::string name;
@@ -122,7 +123,14 @@ int parse_and_run(int argc, char** argv) {
   line.option("--devices", c.devices, "that share the positions").range(2, 32);
   line.option("--peers", c.peers, "a file with what others took, a JSON object a line: peer, positions, mib");
   line.option("--svg", c.svg, "write a picture here; \"\" for none");
+  line.option("--step", c.step, "a picture of GPT-2 124M's training step goes here, and nothing else is done");
+  line.option("--backend", c.backend, "that it is planned for");
   if (auto status = line.parse(argc, argv)) return *status;
+  if (!c.step.empty()) {
+    draw_step(c.step, c.backend);
+    std::printf("picture: %s\n", c.step.c_str());
+    return 0;
+  }
   auto all = curves(c);
   if (!c.peers.empty()) add_peers(all, c.peers);
   print(all);

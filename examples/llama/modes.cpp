@@ -30,23 +30,14 @@ double difference(const std::vector<double>& a, const std::vector<double>& b) {
   return worst;
 }
 void write_picture(const std::string& path, const std::string& title, const std::vector<Row>& rows) {
-  constexpr double top = 56, width = examples::kNames + examples::kPlot + examples::kNumbers;
-  double most = 0;
-  for (auto& r : rows) most = std::max(most, r.bytes());
-  std::ofstream out(path);
-  out << examples::svg_begin(width, top + double(rows.size()) * (examples::kPanel + examples::kPanelGap) + 10)
-      << examples::svg_text(16, 22, title, "font-size=\"14\"")
-      << examples::svg_text(16, 42, "planned memory of a device, step after step of the program; dashed: its peak");
-  for (std::size_t k = 0; k < rows.size(); ++k) {
-    auto& r = rows[k].trained.report;
-    examples::MemoryPanel p{.name = rows[k].mode.name, .line = rows[k].bytes()};
-    p.curve.assign(r.memory_over_time.begin(), r.memory_over_time.end());
-    p.above = fmt::format("{:.2f} MiB", rows[k].bytes() / kMib), p.below = fmt::format("{:.0f} kB sent", r.sent_bytes / 1e3);
-    out << examples::memory_panel(p, top + double(k) * (examples::kPanel + examples::kPanelGap), most);
+  std::vector<examples::MemoryPanel> panels;
+  for (auto& row : rows) {
+    auto& r = row.trained.report;
+    panels.push_back({.name = row.mode.name, .line = row.bytes()});
+    panels.back().curve.assign(r.memory_over_time.begin(), r.memory_over_time.end());
+    panels.back().above = fmt::format("{:.2f} MiB", row.bytes() / kMib), panels.back().below = fmt::format("{:.0f} kB sent", r.sent_bytes / 1e3);
   }
-  out << "</svg>\n";
-  out.close();
-  if (!out) throw Error("[llama] cannot write " + path);
+  examples::write_panels(path, title, "planned memory of a device, step after step of the program; dashed: its peak", panels);
 }
 
 }  // namespace

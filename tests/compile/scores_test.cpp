@@ -180,6 +180,7 @@ TEST_CASE("scores: memory does not grow with the square of the text") {
   // Four heads at 8,192 positions: a matrix of scores is 1 GiB.
   CHECK(arena(8192) < (std::int64_t(20) << 20));
   CHECK(arena(16384) < (std::int64_t(40) << 20));
+  CHECK(arena(65536) < (std::int64_t(40) << 20));
 }
 
 TEST_CASE("scores: a scan over layers makes them once for the value and what the gradient keeps") {

@@ -416,6 +416,27 @@ std::string in_loop(const Sharding& start, const Sharding& left, const Sharding&
   return message_of([&] { verify(p, whole, "a pass"); });
 }
 
+// A loop over two blocks of a, which go round: what it reads visits, and may be sent on along b. `way`: how b is cut meanwhile.
+std::string in_round(const Sharding& lies, const Sharding& visits, bool sent = false) {
+  using Kind = Version::Kind;
+  auto x = array({A, B}), index = prim::index(A, 0, 2, 0);
+  auto block = prim::slice(x, "a", 0, 2, 1, false, index), value = prim::neg(block);
+  auto result = loop_of_one({Fold::fold, Monoid::sum, {value}}, index);
+  Whole whole({result}, {{}}, mesh);
+  auto id = [&](const NodePtr& n) { return whole.id(n); };
+  auto b = cut("b", {0});
+  Plan p;
+  p.bodies = {{}, {.parent = 0, .loop = 0}};
+  p.loops = {{.node = id(result->in[0]), .bodies = {1}, .round = {0}, .inside = {{}}, .at = {{}}, .value = {{sent ? 4 : 2}}, .carry = {{}}, .start = {-1}}};
+  p.versions = {{.kind = Kind::given, .node = id(x), .at = lies, .live = true},
+                {.kind = Kind::visit, .node = id(block), .body = 1, .at = visits, .in = {0}, .hop = {Hop::Kind::slice, {}, {0}, "a", 1}, .live = true},
+                {.kind = Kind::compute, .node = id(value), .body = 1, .in = {1}, .live = true},
+                {.kind = Kind::hop, .node = id(value), .body = 1, .at = b, .in = {2}, .hop = {Hop::Kind::slice, b, {}, {}}, .live = sent},
+                {.kind = Kind::hop, .node = id(value), .body = 1, .in = {3}, .hop = {Hop::Kind::all_gather, {}, {0}, "b", 1}, .live = sent},
+                {.kind = Kind::loop, .node = id(result->in[0]), .loop = 0, .live = true}};
+  return message_of([&] { verify(p, whole, "a pass"); });
+}
+
 }  // namespace
 
 TEST_CASE("verify finds a plan's faults") {
@@ -575,4 +596,13 @@ TEST_CASE("verify finds a plan's faults: what is sent, and loops") {
   CHECK(in_loop(b, b, b, b) == "");
   CHECK(says(in_loop({}, b, {}, {}), "bodies make, or carry, a result in another sharding"));
   CHECK(says(in_loop({}, b, b, b), "a result starts from another sharding"));
+}
+
+TEST_CASE("verify finds a plan's faults: loops that go round") {
+  auto a = cut("a", {0});
+  CHECK(in_round(a, {}) == "");
+  CHECK(says(in_round({}, {}), "it goes round as {}, and was {}"));
+  CHECK(says(in_round(cut("a", {1}), {}), "it goes round as {}, and was {a: 1}"));
+  CHECK(says(in_round(a, a), "it goes round as {a: 0}, and was {a: 0}"));
+  CHECK(says(in_round(a, {}, true), "it is sent over data in a loop that goes round it"));
 }

@@ -19,7 +19,7 @@ bool is_block(const SliceAttr& s, std::int64_t size) { return !s.drop && s.start
 
 Cut Planned::goes_round(int n) const {
   auto& l = loop_of(node(n));
-  if (!l.any_order || l.index.size() != 1 || l.drop) return {};
+  if (!options_.ring || !l.any_order || l.index.size() != 1 || l.drop) return {};
   auto chunk = prim::index_chunk(*l.index[0]);
   Cut over;
   for (int s : whole_.level(n, 0).order) {
