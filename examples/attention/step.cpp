@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "examples/gpt2/train.h"
 #include "examples/memory_panel.h"
 #include "haliax/haliax.h"

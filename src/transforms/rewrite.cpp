@@ -62,6 +62,18 @@ Nodes level_of(const Nodes& roots, const Node* index) {
   });
 }
 
+Nodes without_bodies(Nodes level) {
+  std::unordered_set<const Node*> inner;         // indices and carries of its loops
+  for (auto& n : level)
+    if (n->op == &kLoop)
+      for (auto* x : loop_of(*n).held())
+        if (x->op == &prim::kIndex || x->op == &prim::kCarry) inner.insert(x);
+  std::erase_if(level, [&](auto& n) {
+    return std::any_of(n->free.begin(), n->free.end(), [&](auto* f) { return inner.count(f) > 0; });
+  });
+  return level;
+}
+
 Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
   auto now = [&](const NodePtr& n) {
     if (!n) return n;

@@ -42,16 +42,8 @@ bool goes_along(const Node& n, Name a) {
 // The nodes of one level, and what is made of some scores among them.
 class Level {
  public:
-  Level(const Nodes& roots, const Node* index, const Nodes& of) : all_(level_of(roots, index)) {
+  Level(const Nodes& roots, const Node* index, const Nodes& of) : all_(without_bodies(level_of(roots, index))) {
     for (auto& r : roots) given_.insert(r.get());
-    Set inner;                                   // indices and carries of loops inside
-    for (auto& n : all_)
-      if (n->op == &kLoop)
-        for (auto* x : loop_of(*n).held())
-          if (x->op == &prim::kIndex || x->op == &prim::kCarry) inner.insert(x);
-    std::erase_if(all_, [&](auto& n) {
-      return std::any_of(n->free.begin(), n->free.end(), [&](auto* f) { return inner.count(f) > 0; });
-    });
     bordered_ = between_borders(all_);           // already
     if (!of.empty()) allowed_ = made_of(roots, of);
   }

@@ -416,7 +416,7 @@ std::string in_loop(const Sharding& start, const Sharding& left, const Sharding&
   return message_of([&] { verify(p, whole, "a pass"); });
 }
 
-// A loop over two blocks of a, which go round: what it reads visits, and may be sent on along b. `way`: how b is cut meanwhile.
+// A loop over two blocks of a, which go round: what it reads visits. sent: what is made of it is cut along b, and gathered again.
 std::string in_round(const Sharding& lies, const Sharding& visits, bool sent = false) {
   using Kind = Version::Kind;
   auto x = array({A, B}), index = prim::index(A, 0, 2, 0);

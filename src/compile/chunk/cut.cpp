@@ -47,15 +47,7 @@ namespace {
 using Entered = std::unordered_map<const Node*, std::vector<Attr>>;
 Entered made_before(const CutPlan& plan, const Nodes& roots, const Node* index) {
   Entered out;
-  auto level = level_of(roots, index);
-  std::unordered_set<const Node*> inner;         // indices and carries of loops inside
-  for (auto& n : level)
-    if (n->op == &kLoop)
-      for (auto* x : loop_of(*n).held())
-        if (x->op == &prim::kIndex || x->op == &prim::kCarry) inner.insert(x);
-  std::erase_if(level, [&](auto& n) {
-    return std::any_of(n->free.begin(), n->free.end(), [&](auto* f) { return inner.count(f) > 0; });
-  });
+  const auto level = without_bodies(level_of(roots, index));
   for (std::size_t k = *plan.keys + 1; k < plan.cuts.size(); ++k) {
     auto key = plan.cuts[k].first.attr();
     Region region(key, roots, level, index);

@@ -70,12 +70,13 @@ struct Bucketing {
     for (int k : versions)
       if (plan.version(k).kind == Version::Kind::hop && plan.version(k).talks() && plan.version(k).ring < 0) by_time.push_back(k);
     std::stable_sort(by_time.begin(), by_time.end(), [&](int a, int b) { return ready[a] < ready[b]; });
-    using Key = std::tuple<int, std::string, int, int, int, bool>;
     for (auto kind : {Version::Kind::visit, Version::Kind::home}) {   // the blocks of a turn come together
-      int together = 0;
+      auto of_kind = [&](int k) { return plan.version(k).kind == kind; };
+      buckets += std::any_of(versions.begin(), versions.end(), of_kind);
       for (int k : versions)
-        if (plan.version(k).kind == kind) plan.version(k).bucket = together ? together : together = ++buckets;
+        if (of_kind(k)) plan.version(k).bucket = buckets;
     }
+    using Key = std::tuple<int, std::string, int, int, int, bool>;
     std::map<Key, std::pair<int, double>> open;
     std::map<std::string, std::pair<int, double>> gathers;
     for (int k : by_time) {
