@@ -11,6 +11,8 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = ROOT / os.environ.get("HALIAX_BUILD", "build")
+CACHE = os.environ.get("HALIAX_CACHE", str(BUILD / "kernels"))   # of what is compiled for cuda-sim
+CARDS = {"HALIAX_BACKEND": "cuda-sim"}
 WITHOUT = None if (BUILD / "libhaliax_mpi.so").exists() and shutil.which("mpirun") else "MPI is not here"
 
 
@@ -19,7 +21,7 @@ def run(count, *words, program="tests/ranks", **variables):
     begin = time.time()
     done = subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(count), str(BUILD / program), *words],
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300,
-                          env={**os.environ, "HALIAX_THREADS": "1", **variables})
+                          env={**os.environ, "HALIAX_THREADS": "1", "HALIAX_CACHE": CACHE, **variables})
     return done.returncode, done.stdout, time.time() - begin
 
 
@@ -36,6 +38,31 @@ class Ranks(unittest.TestCase):
         status, said, _ = run(2, str(ROOT / "tests/golden"), "--ranks", program="tests/golden")
         self.assertEqual(status, 0, said)
         self.assertRegex(said, r"^[1-9]\d* passed, 0 failed, 0 skipped")
+
+    def test_bits_and_bytes_on_devices_with_memory_of_their_own(self):
+        for backend, count, devices in (("cuda-sim", 2, 1), ("cuda-sim", 4, 1), ("cuda-sim", 2, 2), ("apart", 2, 1)):
+            with self.subTest(backend=backend, ranks=count, devices=devices):
+                status, said, _ = run(count, "traffic", HALIAX_DEVICES=str(devices), HALIAX_VERIFY="1", HALIAX_BACKEND=backend)
+                self.assertEqual(status, 0, said)
+                self.assertEqual(said.count(": 0 wrong"), count, said)
+
+    def test_gpt2_on_a_card_for_each_rank(self):
+        for count in 2, 4:
+            status, said, _ = run(count, str(ROOT / "tests/golden"), "--ranks", "--backend", "cuda-sim", "--case", "gpt2-untied",
+                                  program="tests/golden")
+            self.assertEqual(status, 0, said)
+            self.assertRegex(said, r"^1 passed, 0 failed, 0 skipped")
+
+    def test_each_rank_takes_cards_of_its_own(self):
+        for devices in "1", "2":
+            status, said, _ = run(2, "cards", "own", HALIAX_DEVICES=devices, **CARDS)
+            self.assertEqual((status, said.count("nothing went wrong")), (0, 2), said)
+        for cards, devices, says in (("same", "1", "3 ranks, and 1 GPU:"), ("same", "2", "3 ranks with 2 devices each, and 2 GPUs:"),
+                                     ("few", "2", "3 ranks with 2 devices each, and 3 GPUs:")):
+            status, said, _ = run(3, "cards", cards, HALIAX_DEVICES=devices, **CARDS)
+            self.assertNotEqual(status, 0, said)
+            told = re.findall(rf"^rank [0-2]: \[cuda-sim\] host \S+ has {says} .*; start fewer ranks .*CUDA_VISIBLE_DEVICES", said, re.M)
+            self.assertEqual(len(told), 3, said)
 
     def test_arrays_in_parts(self):
         status, said, _ = run(3, "arrays")
@@ -144,6 +171,24 @@ class Ranks(unittest.TestCase):
         self.faulty("killed", names=["rank 1 with PID .* signal 9|rank 1 has said nothing"])
         self.faulty("stopped", names=["rank 0: .*rank 1 has said nothing for 4", "rank 2: .*rank 1 has said", "rank 3: .*rank 1 has said"],
                     HALIAX_PATIENCE="4")
+
+    def test_a_rank_with_a_card_that_fails(self):
+        """Others wait on their cards, not for messages: all of them are told while they do."""
+        others = [f"(?m)^rank {r}: .*rank 1 " for r in (0, 2, 3)]
+        _, said, took = run(4, "fault", "killed", OMPI_MCA_orte_enable_recovery="1", **CARDS)   # mpirun ends nobody
+        self.assertLess(took, 30, said)
+        for other in others:
+            self.assertRegex(said, other + "has gone")
+        for how, says in (("stopped", "has said nothing for 4"), ("ends", "has ended, and rank")):
+            with self.subTest(how):
+                self.faulty(how, names=[other + says for other in others], HALIAX_PATIENCE="4", **CARDS)
+        for how in "reads", "calls":
+            with self.subTest(how):
+                self.faulty(how, names=[rf"(?m)^rank {r}: .*rank \d makes another call than rank \d: one is at " for r in range(4)], **CARDS)
+
+    def test_a_card_that_fails_ends_the_work_of_all(self):
+        said = self.faulty("card", names=["(?m)^rank 1: .*device 1 has failed.*: a planted fault"], HALIAX_PATIENCE="10", **CARDS)
+        self.assertEqual(len(re.findall(r"^rank [023]: .*rank 1 has failed: .*a planted fault", said, re.M)), 3, said)
 
     def test_ranks_that_do_not_mean_the_same(self):
         for what, says in (("mesh", "rank 1 has another mesh than rank 0: model=2, and not data=2"), ("mapping", "another arguments"),

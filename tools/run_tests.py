@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Runs every test of a build folder: run_tests.py BUILD [--suite NAME ...] [--filter WORD] [--brief] [--sanitized PROGRAM].
 
-The last line is `N passed, N failed`. The suites are the rooms (folders of *_test.cpp), golden, scripts, and sanitized: a
-part of the rooms in a program that was built with sanitizers.
+The last line is `N passed, N failed`. The suites are the rooms (folders of *_test.cpp), golden, scripts, sanitized: a part of
+the rooms in a program that was built with sanitizers, and cards: the texts of kernels that the others have left, compiled.
 """
 import argparse
 import concurrent.futures
@@ -100,6 +100,10 @@ def run_script(word, file):
     print("\n" + json.dumps([result.testsRun - failed - skipped, failed, skipped, text.getvalue(), reasons]))
 
 
+# Runs a program that leaves the texts of its kernels in HALIAX_CACHE; the job that compiles them, behind all others.
+KEEPING, CARDS = ["env", "HALIAX_CUDA=keep"], "texts of kernels, for cards"
+
+
 def golden_jobs(build, word, brief):
     """The golden groups, also on meshes; GPT-2 in its variants, the longest, in a process for each backend."""
     groups = sorted(f.stem for f in (TESTS / "golden").glob("*.json"))
@@ -118,8 +122,8 @@ def golden_jobs(build, word, brief):
     if word in ("", "golden", "cuda") and not brief:   # CUDA's kernels, simulated
         on_cuda = ["--backend", "cuda-sim"]
         for group in groups:
-            jobs[f"golden {group} on cuda-sim"] = program + [group] + on_cuda
-        jobs["golden scan, chunked on meshes, on cuda-sim"] = program + ["scan", "chunked", "--mesh", "1"] + on_cuda
+            jobs[f"golden {group} on cuda-sim"] = KEEPING + program + [group] + on_cuda
+        jobs["golden scan, chunked on meshes, on cuda-sim"] = KEEPING + program + ["scan", "chunked", "--mesh", "1"] + on_cuda
     if word in ("", "golden", "apart") and not brief:
         on_apart = ["--backend", "apart"]
         jobs["golden on apart"] = program + [g for g in groups if g != "gpt2"] + on_apart
@@ -149,17 +153,21 @@ def jobs(build, suites, word, brief, sanitized):
             found[f"scripts/{file.name}"] = script, word, file
     if "mistakes" in suites and not brief:
         found["mistakes/README.md"] = script, word, TESTS / "mistakes/list.py"
+    if "cards" in suites and not brief:
+        found[CARDS] = script, word, TESTS / "cards.py"
     for file in sorted(TESTS.glob("*/*_test.cpp")):
         room = file.parent.name
         if room in suites:
             command = [str(build / "tests" / room), "-nv", f"-sf=*/{room}/{file.name}"] + [f"-tc=*{word}*"] * bool(word)
             found[f"{room}/{file.name}"] = run_file, command, word
             if file.name in ("cpu_fused_test.cpp", "cpu_backend_test.cpp", "ops_test.cpp") and not brief:
-                found[f"{room}/{file.name} on cuda-sim"] = run_file, ["env", "HALIAX_BACKEND=cuda-sim", *command], word
+                kept = KEEPING * (room == "ops")   # not those of random programs: cuda_text_test.cpp compiles some
+                found[f"{room}/{file.name} on cuda-sim"] = run_file, [*kept, "env", "HALIAX_BACKEND=cuda-sim", *command], word
             for backend, files in ON_DEVICES.items():
                 if room == "runtime" and file.name in files and not brief:
                     skipped = "-tce=" + ",".join(NOT_ON_DEVICES)
-                    found[f"{room}/{file.name} on {backend}"] = run_file, ["env", f"HALIAX_BACKEND={backend}", *command, skipped], word
+                    there = [*KEEPING * (backend == "cuda-sim"), "env", f"HALIAX_BACKEND={backend}", *command, skipped]
+                    found[f"{room}/{file.name} on {backend}"] = run_file, there, word
     return found
 
 
@@ -169,8 +177,17 @@ def timed(job, *arguments):
     return done, time.monotonic() - began, USED.seconds
 
 
+def finished(todo):
+    """Runs jobs; what came out of each as it ends. Programs have a few threads each, so not more of them at a time than cores."""
+    for behind in (False, True):
+        with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            running = {pool.submit(timed, *job): title for title, job in todo if (title == CARDS) == behind}
+            for job in concurrent.futures.as_completed(running):
+                yield running[job], *job.result()
+
+
 def main():
-    suites = [*rooms(), "golden", "scripts", "sanitized"]
+    suites = [*rooms(), "golden", "scripts", "sanitized", "cards"]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("build", nargs="?", default="build")
     parser.add_argument("--suite", action="append", choices=suites, help="may be given more than once; all without it")
@@ -189,23 +206,21 @@ def main():
     times = json.loads(times_file.read_text()) if times_file.is_file() else {}
     todo = sorted(jobs(build, options.suite or suites, word, options.brief, options.sanitized).items(), key=lambda job: -times.get(job[0], math.inf))
     passed = failed = all_used = 0
-    # Programs with a few threads each, so not more of them at a time than cores.
-    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        running = {pool.submit(timed, *job): title for title, job in todo}
-        for job in concurrent.futures.as_completed(running):
-            title = running[job]
-            done, seconds, used = job.result()
-            passed, failed, all_used = passed + done.passed, failed + done.failed, all_used + used
-            if not word:
-                times[title] = round(seconds, 2)
-            if done.failed:
-                print(f"{title}\n{done.text}", end="")
-            elif done.passed or done.skipped:
-                print(f"{title}: {done.passed} passed" + f", {done.skipped} skipped" * bool(done.skipped) + f", {seconds:.1f} s"
-                      f" ({used:.1f} s of processors)")
-                for why in done.reasons:
-                    print(f"    skipped: {why}")
-            sys.stdout.flush()
+    if not word and any(job[1][:2] == KEEPING for _, job in todo):
+        for file in pathlib.Path(os.environ["HALIAX_CACHE"]).glob("k" + "[0-9a-f]" * 16 + ".cu"):
+            file.unlink()   # a run before may have had other texts
+    for title, done, seconds, used in finished(todo):
+        passed, failed, all_used = passed + done.passed, failed + done.failed, all_used + used
+        if not word:
+            times[title] = round(seconds, 2)
+        if done.failed:
+            print(f"{title}\n{done.text}", end="")
+        elif done.passed or done.skipped:
+            print(f"{title}: {done.passed} passed" + f", {done.skipped} skipped" * bool(done.skipped) + f", {seconds:.1f} s"
+                  f" ({used:.1f} s of processors)")
+            for why in done.reasons:
+                print(f"    skipped: {why}")
+        sys.stdout.flush()
     if not word:
         times_file.write_text(json.dumps(times, indent=1, sort_keys=True))
     if word and not passed and not failed:

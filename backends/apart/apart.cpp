@@ -138,7 +138,7 @@ bool blocks(const std::vector<Step>& steps) {    // asks other devices, or the h
 class Late final : public Executable {
  public:
   Late(std::shared_ptr<Executable> steps, const Program& p)
-      : steps_(std::move(steps)), called_(p.called), unit_(unit(p.device)), blocks_(blocks(p.steps)) {}
+      : steps_(std::move(steps)), called_(p.called), unit_(unit(p.number)), blocks_(blocks(p.steps)) {}
   void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Communicator* comm) override {
     if (blocks_) unit_.wait();
     unit_.begin(&Counts::runs);

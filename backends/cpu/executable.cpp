@@ -420,18 +420,4 @@ std::unique_ptr<program::Device> make_cpu_device(int threads) {
 }
 void set_threads(int count) { haliax::set_threads(count, SourceLocation()); }
 
-const Kernels& kernels() {
-  static const Kernels& best = [&]() -> const Kernels& {
-#if defined(HALIAX_X86)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-        __builtin_cpu_supports("avx512vl"))
-      return avx512::table();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return avx2::table();
-#endif
-    return baseline::table();
-  }();
-  return best;
-}
-
 }  // namespace haliax::cpu

@@ -34,6 +34,7 @@ class OneThread {
 };
 
 const dnnl::engine& engine() {
+  kernels();   // what oneDNN may use is said before it does anything
   static const auto& cpu = *new dnnl::engine(dnnl::engine::kind::cpu, 0);
   return cpu;
 }

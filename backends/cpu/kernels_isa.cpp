@@ -27,7 +27,7 @@ using program::Code;
 
 #include "kernels_vector.inc"
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include "kernels_product.inc"
 #else   // not where oneDNN is as good
 constexpr void (*product)(const Product&, void*) = nullptr;

@@ -1,7 +1,9 @@
 // What the backend asks of a machine: a table of functions with two fillings, CUDA itself (card/) and a simulation on the host
 // (sim/). Nothing above it knows which. All of them raise with the machine's own words.
 #pragma once
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -26,6 +28,11 @@ struct Transfer {
 struct Fault : Error {
   using Error::Error;
 };
+struct Lost : Fault {      // it runs nothing more because another one, of another process, will not do its part
+  using Fault::Fault;
+};
+// Raises if the other processes that one waits for, for so long already, will not do their part.
+using Check = std::function<void(std::chrono::nanoseconds waited)>;
 
 struct Api {
   const char* name;                                                  // of the backend
@@ -85,8 +92,9 @@ struct Api {
   void (*end_if)(Handle inside);
 
   // Speaking to other devices. Those that join with the same id are ranks 0, 1, ... of one communicator, and wait for each other.
+  // check: null where they are all of this process; else whoever waits for the device asks it, and raises what it says as Lost.
   std::string (*make_id)();
-  Handle (*join)(const std::string& id, int ranks, int rank, int device);
+  Handle (*join)(const std::string& id, int ranks, int rank, int device, const Check& check);
   void (*exchange)(Handle communicator, Handle stream, const std::vector<Transfer>&);   // in order: all at once
   void (*abort)(Handle communicator);                                // what is under way ends somehow; none is run any more
   void (*leave)(Handle communicator);                                // frees it

@@ -13,6 +13,7 @@ struct Cards {
   struct Card {
     std::string name;
     int sm = 0;                      // 90: sm_90
+    std::string id = {};             // no two of a host have the same
   };
   std::vector<Card> cards = {};
 };

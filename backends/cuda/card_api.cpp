@@ -117,8 +117,12 @@ Cards cards() {
   for (int k = 0; k < count; ++k) {
     CUdevice id = 0;
     char name[256] = "";
+    CUuuid uuid{};
     must(d.device(&id, k), "a card"), must(d.device_name(name, sizeof name, id), "a card's name");
-    c.cards.push_back({name, sm_of(id)});
+    must(d.device_id(&uuid, id), "a card's name");
+    std::string told_apart;
+    for (unsigned char byte : uuid.bytes) told_apart += fmt::format("{:02x}", byte);
+    c.cards.push_back({name, sm_of(id), std::move(told_apart)});
   }
   return c;
 }
@@ -136,45 +140,76 @@ std::int64_t free_bytes(int d) {
 struct Member {                                  // of a communicator
   Handle nccl;
   const Device* device;
+  std::string id;
+  Check check;                                   // of ranks in other processes
+  std::string lost = {};                         // what it has said
 };
 std::mutex joined_lock;
 std::list<Member*>& joined() {
   static auto* all = new std::list<Member*>;
   return *all;
 }
-// Ends what is exchanged if one of the cards that take part has failed, and says which.
-void look_at_others(const Device& mine) {
+void refuse_lost(const Device& mine) {
+  for (auto* m : joined())
+    if (m->device == &mine && !m->lost.empty()) throw Lost(m->lost);
+}
+// Ends what is exchanged if a card of this process that takes part has failed, or another process, and says which.
+void look_at_others(const Device& mine, std::chrono::nanoseconds waited) {
   std::lock_guard hold(joined_lock);
   for (auto* m : joined()) {
-    if (m->device == &mine || driver().set_context(m->device->context) != CUDA_SUCCESS) continue;
-    const auto r = driver().is_done(nullptr);
-    if (!ends_device(r)) continue;
-    for (auto* other : joined()) nccl_abort(other->nccl);
-    throw Fault(fmt::format("device {} has failed: {}", int(m->device->id), says(r)));
+    if (m->device == &mine) {
+      try {
+        if (m->check && m->lost.empty()) m->check(waited);
+      } catch (const Error& e) {
+        m->lost = e.what(), nccl_abort(m->nccl);
+      }
+      refuse_lost(mine);
+    } else if (driver().set_context(m->device->context) == CUDA_SUCCESS) {
+      const auto r = driver().is_done(nullptr);
+      if (!ends_device(r)) continue;
+      for (auto* other : joined()) nccl_abort(other->nccl);
+      throw Fault(fmt::format("device {} has failed: {}", int(m->device->id), says(r)));
+    }
   }
 }
-void wait(Handle s) {
-  auto& at = on(s);
+// The host, until it is done.
+template <class F> void wait_for(const Device& mine, const F& is_done) {
   bool alone = true;
   {
     std::lock_guard hold(joined_lock);
     alone = joined().empty();
   }
-  while (!alone) {
-    const auto r = driver().is_done(at.stream);
-    if (r != CUDA_ERROR_NOT_READY) break;
-    look_at_others(*at.device);
-    must(driver().set_context(at.device->context), "a context");
+  const auto since = std::chrono::steady_clock::now();
+  while (!alone && is_done() == CUDA_ERROR_NOT_READY) {
+    look_at_others(mine, std::chrono::steady_clock::now() - since);
+    must(driver().set_context(mine.context), "a context");
     std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
+  std::lock_guard hold(joined_lock);
+  refuse_lost(mine);                             // it was ended, and not done
+}
+void wait(Handle s) {
+  auto& at = on(s);
+  wait_for(*at.device, [&] { return driver().is_done(at.stream); });
   must(driver().wait(at.stream), "to wait");
 }
-Handle join(const std::string& id, int ranks, int rank, int d) {
+void wait_event(Handle h) {
+  auto& e = event(h);
+  wait_for(*e.device, [&] { return driver().has_come(e.event); });
+  must(driver().wait_event(e.event), "to wait for an event");
+}
+Handle join(const std::string& id, int ranks, int rank, int d, const Check& check) {
   auto& card = device(d);
-  auto* mine = new Member{nccl_join(id, ranks, rank), &card};
+  auto* mine = new Member{nccl_join(id, ranks, rank), &card, id, check};
   std::lock_guard hold(joined_lock);
   joined().push_back(mine);
   return mine;
+}
+// Those of this process that wait for it would wait for ever.
+void abort(Handle h) {
+  std::lock_guard hold(joined_lock);
+  for (auto* m : joined())
+    if (m->id == static_cast<Member*>(h)->id) nccl_abort(m->nccl);
 }
 void leave(Handle h) {
   auto* mine = static_cast<Member*>(h);
@@ -435,7 +470,7 @@ Api table() {
   a.follow = [](Handle s, Handle e) {
     must(driver().follow(on(s).stream, static_cast<Event*>(e)->event, CU_EVENT_WAIT_DEFAULT), "to wait for an event");
   };
-  a.wait_event = [](Handle e) { must(driver().wait_event(event(e).event), "to wait for an event"); };
+  a.wait_event = wait_event;
   a.compile = compile, a.launch = launch;
   a.make_product = make_product, a.multiply = multiply;
   a.workspace = [] { return kCublasWorkspace; };
@@ -455,7 +490,7 @@ Api table() {
   a.exchange = [](Handle c, Handle s, const std::vector<Transfer>& all) {
     nccl_exchange(static_cast<Member*>(c)->nccl, on(s).stream, all);
   };
-  a.abort = [](Handle c) { nccl_abort(static_cast<Member*>(c)->nccl); };
+  a.abort = abort;
   return a;
 }
 

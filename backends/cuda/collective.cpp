@@ -94,6 +94,7 @@ class Maker {
   View scratch(DType d, std::int64_t elements) {
     View v{kArenaSlot, d, at_ / bytes_of(d), {}, {}};
     at_ += bytes(elements, d);
+    if (at_ > step_.scratch + step_.scratch_bytes) throw Error("[collective] a collective needs more scratch than is planned for it");
     return v;
   }
   static View laid(View v, const Dims& dims) { return v.strides = row_major(dims), v; }

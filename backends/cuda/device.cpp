@@ -3,11 +3,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <map>
+#include <utility>
 
 #include "engine.h"
+#include "meet.h"
 #include "nest.h"
 #include "program/devices.h"
+#include "program/ranks.h"
 #include "sequence.h"
 
 namespace haliax::cuda {
@@ -64,7 +68,7 @@ class CudaDevice final : public Device {
     return m;
   }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {
-    auto mine = lane(p->device);
+    auto mine = lane(p->number);
     return make_executable(std::move(mine), words_, std::move(p));
   }
   bool is_host() const override { return false; }
@@ -73,27 +77,32 @@ class CudaDevice final : public Device {
   void put(const Box& b, int d) override { lane(d)->put(b); }
   void get(const Box& b, int d) override { lane(d)->get(b); }
   void copy(const Box& b, int d) override { lane(d)->copy(b); }
-  // The calling threads, one for each device of the mesh, ask at the same time; the first makes the id.
-  std::shared_ptr<Communicator> communicator(const Dims& mesh, int device) override {
+  // The calling threads, one for each device of the mesh that is here, ask at the same time; the first makes the id.
+  std::shared_ptr<Communicator> communicator(const Dims& mesh, int device, int number, RankGroup* group) override {
+    if (group && group->count() == 1) group = nullptr;
     const auto ranks = int(points(mesh));
+    const auto card = lane(number);
     std::string id;
     std::shared_ptr<OneCard> one_card;
     {
-      std::lock_guard hold(lock_);
-      auto& all = meshes_[mesh];
+      std::lock_guard hold(joining_);
+      auto& all = meshes_[{mesh, group != nullptr}];
       all.ranks.resize(std::size_t(ranks));
       auto failed = [](auto& r) { return r && r->failed(); };
       if (all.missing == 0 && std::any_of(all.ranks.begin(), all.ranks.end(), failed))
         all.ranks.assign(std::size_t(ranks), nullptr);
       if (auto& mine = all.ranks[std::size_t(device)]) return mine;
-      if (all.missing == 0) start(all, ranks);
+      if (all.missing == 0 && group) start_with_others(all, ranks / group->count(), device, number, *group);
+      else if (all.missing == 0) start(all, ranks);
       --all.missing;
       id = all.id, one_card = all.one_card;
     }
-    auto mine = one_card ? std::make_shared<Rank>(lane(device), one_card, device)
-                         : std::make_shared<Rank>(lane(device), api_.join(id, ranks, device, device));
-    std::lock_guard hold(lock_);
-    return meshes_[mesh].ranks[std::size_t(device)] = mine;
+    Check check;
+    if (group) check = [group](auto waited) { group->check(waited); };
+    auto mine = one_card ? std::make_shared<Rank>(card, one_card, device)
+                         : std::make_shared<Rank>(card, api_.join(id, ranks, device, card->device, check));
+    std::lock_guard hold(joining_);
+    return meshes_[{mesh, group != nullptr}].ranks[std::size_t(device)] = mine;
   }
 
  private:
@@ -104,9 +113,34 @@ class CudaDevice final : public Device {
     std::vector<std::shared_ptr<Rank>> ranks;
   };
   void start(Ranks& all, int ranks) {
-    all.missing = ranks;
     if (ranks > 1 && devices() == 1) all.one_card = std::make_shared<OneCard>(api_, 0);
     else all.id = api_.make_id();
+    all.missing = ranks;
+  }
+  // here: devices of this process, of which one has a number. The id is that of the first process.
+  void start_with_others(Ranks& all, int here, int device, int number, RankGroup& group) {
+    Said mine{group.rank() == 0 ? api_.make_id() : "", group.where(), {}, {}};
+    for (auto& c : cards().cards) mine.seen.push_back(c.id);
+    const auto count = int(mine.seen.size());
+    for (int d = group.rank() * here; d < (group.rank() + 1) * here; ++d)
+      mine.taken.push_back(mine.seen[std::size_t(((number + d - device) % count + count) % count)]);
+    all.id = met(api_, group, mine);
+    all.missing = here;
+    settle_at_exit();
+  }
+  // A process that ends has done its part: others may still wait for what its devices send.
+  void settle_at_exit() {
+    static auto* all = new std::vector<CudaDevice*>;
+    if (all->empty()) std::atexit([] {
+      for (auto* d : *all) d->settle();
+    });
+    if (std::count(all->begin(), all->end(), this) == 0) all->push_back(this);
+  }
+  void settle() {
+    std::unique_lock hold(lock_);
+    const auto lanes = lanes_;
+    hold.unlock();
+    for (auto& [number, lane] : lanes) lane->settle();
   }
   Cards cards() const {
     auto all = api_.cards();
@@ -124,9 +158,9 @@ class CudaDevice final : public Device {
   const Api& api_;
   const Words words_;
   const Machine machine_;
-  std::mutex lock_;
+  std::mutex lock_, joining_;
   std::map<int, std::shared_ptr<Lane>> lanes_;
-  std::map<Dims, Ranks> meshes_;
+  std::map<std::pair<Dims, bool>, Ranks> meshes_;   // bool: that several processes share
 };
 
 }  // namespace

@@ -14,6 +14,7 @@ Driver opened() {
   };
   find(d.init, "cuInit"), find(d.version, "cuDriverGetVersion"), find(d.says, "cuGetErrorString");
   find(d.count, "cuDeviceGetCount"), find(d.device, "cuDeviceGet"), find(d.device_name, "cuDeviceGetName");
+  find(d.device_id, "cuDeviceGetUuid_v2");
   find(d.attribute, "cuDeviceGetAttribute"), find(d.context, "cuDevicePrimaryCtxRetain");
   find(d.set_context, "cuCtxSetCurrent"), find(d.memory, "cuMemGetInfo_v2");
   find(d.pool, "cuDeviceGetDefaultMemPool"), find(d.set_pool, "cuMemPoolSetAttribute");
@@ -24,6 +25,7 @@ Driver opened() {
   find(d.is_done, "cuStreamQuery"), find(d.wait, "cuStreamSynchronize");
   find(d.mark, "cuStreamWriteValue64_v2"), find(d.follow, "cuStreamWaitEvent");
   find(d.make_event, "cuEventCreate"), find(d.end_event, "cuEventDestroy_v2"), find(d.record, "cuEventRecord");
+  find(d.has_come, "cuEventQuery");
   find(d.wait_event, "cuEventSynchronize"), find(d.elapsed, "cuEventElapsedTime_v2");
   find(d.load, "cuLibraryLoadData"), find(d.kernel, "cuLibraryGetKernel");
   find(d.set_kernel, "cuKernelSetAttribute"), find(d.launch, "cuLaunchKernel");

@@ -11,6 +11,7 @@ struct Driver {
   decltype(&cuDeviceGetCount) count = nullptr;
   decltype(&cuDeviceGet) device = nullptr;
   decltype(&cuDeviceGetName) device_name = nullptr;
+  decltype(&cuDeviceGetUuid) device_id = nullptr;
   decltype(&cuDeviceGetAttribute) attribute = nullptr;
   decltype(&cuDevicePrimaryCtxRetain) context = nullptr;
   decltype(&cuCtxSetCurrent) set_context = nullptr;
@@ -34,6 +35,7 @@ struct Driver {
   decltype(&cuEventCreate) make_event = nullptr;
   decltype(&cuEventDestroy) end_event = nullptr;
   decltype(&cuEventRecord) record = nullptr;
+  decltype(&cuEventQuery) has_come = nullptr;
   decltype(&cuEventSynchronize) wait_event = nullptr;
   decltype(&cuEventElapsedTime) elapsed = nullptr;
   decltype(&cuLibraryLoadData) load = nullptr;

@@ -77,7 +77,7 @@ Api table() {
   a.update = [](Handle, Handle) { return true; };
   a.has_ifs = [] { return false; };              // a bare machine has nothing to link what tells
   a.make_id = [] { return std::string(); };
-  a.join = [](const std::string&, int, int, int) { return handle(); };
+  a.join = [](const std::string&, int, int, int, const Check&) { return handle(); };
   a.exchange = [](Handle, Handle, const std::vector<Transfer>&) {};
   return a;
 }

@@ -289,6 +289,8 @@ class CudaExecutable final : public Executable {
     void wait_for(const Item& i) {
       try {
         api_.wait(stream_);
+      } catch (const Lost&) {
+        throw;
       } catch (const Fault& f) {
         if (!i.launch.parts.empty()) throw Fault(fmt::format("{} has failed: {}", failed_part(i.launch, e_.marks_), f.what()));
         throw Fault(fmt::format("{} ({}) has failed: {}", i.step->why, i.step->where, f.what()));

@@ -62,15 +62,15 @@ void Lane::refuse_if_failed() {
   if (!failed_.empty()) throw Error(failed_);
 }
 void Lane::fail(const std::string& why) {
+  const auto run = done() + 1;
+  auto& program = last_[std::size_t(run) % last_.size()];
+  const bool known = program && run <= runs_ && runs_ - run < std::int64_t(last_.size());
+  end(fmt::format("[{}] device {} has failed{}: {}; it runs nothing more{}", api.name, device,
+                  known ? " in the call of " + program->called : "", why, sync_ ? "" : "; HALIAX_CUDA=sync finds the step"));
+}
+void Lane::end(const std::string& said) {
   std::lock_guard hold(failing_);
-  if (failed_.empty()) {
-    const auto run = done() + 1;
-    auto& program = last_[std::size_t(run) % last_.size()];
-    const bool known = program && run <= runs_ && runs_ - run < std::int64_t(last_.size());
-    failed_ = fmt::format("[{}] device {} has failed{}: {}; it runs nothing more{}", api.name, device,
-                          known ? " in the call of " + program->called : "", why,
-                          sync_ ? "" : "; HALIAX_CUDA=sync finds the step");
-  }
+  if (failed_.empty()) failed_ = said;
   throw Error(failed_);
 }
 Lane::Run::Run(Lane& l, const std::shared_ptr<const Program>& p) : number(++l.runs_), lane_(l) {
@@ -91,6 +91,8 @@ void Lane::settle(std::int64_t run) noexcept {
     if (done() < run) api.wait(stream);
   } catch (const Error&) {}
 }
+
+void Lane::settle() noexcept { settle(runs_); }
 
 // ---- memory -------------------------------------------------------------------------------------------------------------------
 Memory Lane::take(std::int64_t bytes) {

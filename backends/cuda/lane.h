@@ -32,6 +32,8 @@ class Lane : public std::enable_shared_from_this<Lane> {   // whoever has memory
     refuse_if_failed();
     try {
       return f();
+    } catch (const Lost& lost) {
+      end(lost.what());
     } catch (const Fault& fault) {
       fail(fault.what());
     }
@@ -49,6 +51,7 @@ class Lane : public std::enable_shared_from_this<Lane> {   // whoever has memory
     bool ended_ = false;
   };
   void settle(std::int64_t run) noexcept;        // waits until it has ended, one way or the other
+  void settle() noexcept;                        // the same, for all that was asked for
 
  private:
   struct Half {                                  // of the host's memory for copies: one is filled while the other is copied
@@ -58,6 +61,7 @@ class Lane : public std::enable_shared_from_this<Lane> {   // whoever has memory
   static constexpr std::int64_t kHalf = 4 << 20;
   void refuse_if_failed();
   [[noreturn]] void fail(const std::string& why);
+  [[noreturn]] void end(const std::string& said);   // raises it, now and from now on
   std::int64_t done() const;
   void* taken(std::int64_t bytes);
   Half& half(std::int64_t k);

@@ -170,6 +170,8 @@ Launch joined(const std::vector<Launch>& all) {
 Launch Writer::launch(std::int64_t points, bool waits, const char* bounds) {
   constexpr int threads = 256;
   constexpr std::int64_t most = 1 << 20;  // blocks: each goes on from there
+  constexpr std::size_t many = 20;        // words, mostly addresses and strides
+  if (!bounds) bounds = far || words_.size() > many ? "256, 3" : "1024";
   Launch out{.bounds = bounds};
   auto text = fmt::format("  using I = {};\n{}", far ? "std::int64_t" : "std::int32_t", body_);
   out.text = around_ ? std::move(text) : kernel_text(words_.size(), text, out.bounds);

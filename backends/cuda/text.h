@@ -87,8 +87,9 @@ class Writer {
   // Declares i0, i1, ... from a position among their points, the last one fastest; first: the number of the first.
   // few: of the last dim there are only every so many, and its size is how many of these.
   void indices(const std::string& position, const program::Dims&, std::size_t first = 0, int few = 1);
-  // 256 threads a block, as many blocks as there is work for.
-  Launch launch(std::int64_t points, bool waits = false, const char* bounds = "1024");
+  // 256 threads a block, as many blocks as there is work for. Without bounds, a thread has 64 registers, as of 1,024, or 80 where
+  // there is much to keep in them.
+  Launch launch(std::int64_t points, bool waits = false, const char* bounds = nullptr);
   bool far = false;                                        // positions need 64 bits
 
  private:

@@ -44,6 +44,10 @@ class MpiRanks final : public program::Ranks {
     int length = 0;
     MPI_Get_processor_name(name, &length);
     where_.assign(name, std::size_t(length));
+    MPI_Comm host = MPI_COMM_NULL;
+    require(MPI_Comm_split_type(channels_[0], MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &host), "the ranks of a host");
+    MPI_Comm_rank(host, &place_);
+    MPI_Comm_free(&host);
     int* most = nullptr;
     int found = 0;
     MPI_Comm_get_attr(channels_[0], MPI_TAG_UB, &most, &found);
@@ -52,6 +56,7 @@ class MpiRanks final : public program::Ranks {
   int rank() const override { return rank_; }
   int count() const override { return count_; }
   std::string where() const override { return where_; }
+  int place() const override { return place_; }
   int tags() const override { return tags_; }
 
   Message send(Channel c, int to, int tag, const void* data, std::int64_t bytes) override {
@@ -99,7 +104,7 @@ class MpiRanks final : public program::Ranks {
   }
   std::mutex lock_;
   MPI_Comm channels_[3] = {MPI_COMM_NULL, MPI_COMM_NULL, MPI_COMM_NULL};
-  int rank_ = 0, count_ = 1, tags_ = 0;
+  int rank_ = 0, count_ = 1, place_ = 0, tags_ = 0;
   std::string where_;
   bool ours_ = true;
 };

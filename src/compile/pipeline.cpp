@@ -95,10 +95,6 @@ const Pass kPasses[] = {
      [](Compilation& c) {
        if (c.options.device) give_lanes(*c.program, *c.options.device, c.options.workers);
      }},
-    {"scratch", "asks the device what scratch each step wants", Stage::program, false,
-     [](Compilation& c) {
-       if (c.options.device) ask_scratch(*c.program, *c.options.device, c.options.workers);
-     }},
     {"reuse_products", "keeps products from loop to loop in idle memory", Stage::program, true,
      [](Compilation& c) { c.alternative = reuse_products(*c.program); }},
     {"overlap", "starts collectives early, and finishes each where it is needed", Stage::program, false,
@@ -106,6 +102,12 @@ const Pass kPasses[] = {
        if (!c.options.partition.overlap || !c.partition || !c.partition->even()) return;
        overlap(*c.program);
        if (c.alternative) overlap(*c.alternative);
+     }},
+    {"scratch", "asks the device what scratch each step wants", Stage::program, false,
+     [](Compilation& c) {
+       if (!c.options.device) return;
+       ask_scratch(*c.program, *c.options.device, c.options.workers);
+       if (c.alternative) ask_scratch(*c.alternative, *c.options.device, c.options.workers);
      }},
     {"plan_memory", "shares memory, drops copies, gives each slot an offset", Stage::program, false,
      [](Compilation& c) {

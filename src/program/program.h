@@ -251,6 +251,7 @@ struct Program {
   int loops = 0;                    // how many loop variables there are
   int calls = 0;                    // how many numbers of calls that are started and finished
   int device = 0;                   // which device of the mesh this program is for
+  int number = 0;                   // which of the backend's devices runs it
   std::vector<std::int64_t> mesh;   // sizes of the mesh axes; empty: one device
   std::string called = {};          // what runs it, as errors that are found late name it: jit at train.cpp:12
   Slot& slot(int k) { return slots[std::size_t(k)]; }
@@ -326,7 +327,9 @@ class Executable {
   // known; so do all that follow. With a step of kind host, or a Communicator that blocks, it returns when it is done.
   virtual void run(const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena, Communicator*) = 0;
 };
-// One or several devices of a kind. Device d of a mesh is number d of them, and Program::device says so.
+class RankGroup;                    // program/ranks.h
+// One or several devices of a kind. Program::number says which of them runs a Program: device d of a mesh is number d, and where
+// ranks share the mesh, those of a host take numbers of their own.
 class Device {
  public:
   virtual ~Device() = default;
@@ -357,8 +360,10 @@ class Device {
   virtual void put(const Box&, int device);                 // from the host, whose memory may change when it returns
   virtual void get(const Box&, int device);                 // to the host; waits for what was asked for before
   virtual void copy(const Box&, int device);                // both are its own
-  // Speaks to the others of a mesh with these sizes of axes, all of which ask at the same time. Null: the runtime's threads do.
-  virtual std::shared_ptr<Communicator> communicator([[maybe_unused]] const Dims& mesh, [[maybe_unused]] int device) {
+  // Speaks to the others of a mesh with these sizes of axes, all of which ask at the same time. Number runs what `device` of the
+  // mesh does; ranks: that share the mesh, null: it is all here. Null: the runtime carries what they say, as for the host.
+  virtual std::shared_ptr<Communicator> communicator([[maybe_unused]] const Dims& mesh, [[maybe_unused]] int device,
+                                                     [[maybe_unused]] int number, [[maybe_unused]] RankGroup* ranks) {
     return nullptr;
   }
 };

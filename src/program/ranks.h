@@ -1,9 +1,11 @@
 // Ranks: processes that run one program together, each with some of the devices of every mesh. What carries messages between them
 // is a plugin's (backends/mpi); what is sent, and how sums are taken, is the runtime's: a carrier adds nothing up.
 #pragma once
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace haliax::program {
 
@@ -14,6 +16,7 @@ class Ranks {
   virtual int rank() const = 0;     // of this process
   virtual int count() const = 0;
   virtual std::string where() const = 0;   // this process, for people: its host
+  virtual int place() const = 0;    // of this process among the ranks of its host: 0, 1, ...
   // Tags of messages lie below it; it is at least 1 << 15.
   virtual int tags() const = 0;
 
@@ -36,6 +39,19 @@ class Ranks {
   virtual std::optional<Envelope> waiting(Channel, int from, int tag) = 0;
   // The end of this process: `together`, when all ranks are at theirs; else by itself. Nothing is sent after it.
   virtual void leave(bool together) = 0;
+};
+
+// The ranks that share a mesh, as a backend sees them whose devices speak to each other by a way of their own.
+class RankGroup {
+ public:
+  virtual ~RankGroup() = default;
+  virtual int rank() const = 0;     // of this process
+  virtual int count() const = 0;
+  virtual std::string where() const = 0;   // this process, for people: its host
+  // What each says, by rank. Asked while a communicator is made, on all ranks alike; by one thread of each.
+  virtual std::vector<std::string> say(const std::string& mine) = 0;
+  // Asked now and then by whoever waits for another rank's device, for so long already: raises where that will not come.
+  virtual void check(std::chrono::nanoseconds waited) const = 0;
 };
 
 }  // namespace haliax::program

@@ -1,5 +1,7 @@
 #include "runtime/communicator.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
@@ -240,13 +242,19 @@ DevicesHere devices_here(const Mesh& mesh) {
   return {ranks, ranks->rank() * each, each};
 }
 
+int number_of(program::Device& backend, const Mesh* mesh, int device) {
+  auto* ranks = backend.is_host() ? nullptr : peers();
+  if (!ranks) return device;
+  const auto here = mesh ? devices_here(*mesh) : DevicesHere();
+  const int each = devices() / ranks->count();
+  return (ranks->place() * each + device - here.first) % backend.devices();
+}
+
 void on_devices(const Mesh& mesh, const std::function<void(int, program::Communicator&)>& work, program::Device* backend,
                 const std::string& what) {
   program::Dims sizes;
   for (auto& [name, size] : mesh.axes()) sizes.push_back(size);
   auto here = devices_here(mesh);
-  if (here.ranks && backend && !backend->is_host())
-    throw Error(std::string("[ranks] backend ") + backend->name() + " cannot run on a mesh of several processes; the cpu can");
   Meeting meeting(here.count);
   std::mutex lock;
   std::exception_ptr error;
@@ -254,6 +262,11 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
   auto keep = [&](bool by_another) {   // the first, but rather a cause than what followed from it
     std::lock_guard hold(lock);
     if (!error || (elsewhere && !by_another)) error = std::current_exception(), elsewhere = by_another;
+  };
+  auto give_up = [&](int device, program::Communicator& mine, const char* why) {
+    keep(false);
+    mine.fail(why);
+    if (here.ranks) here.ranks->fail(fmt::format("device {}: {}", device, why));
   };
   std::optional<Peers::Call> together;
   if (here.ranks) together.emplace(*here.ranks, what);
@@ -272,19 +285,17 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
     std::shared_ptr<program::Communicator> own;
     program::Communicator* mine = &threads;
     try {
-      if (here.ranks) mine = &messages.emplace(*here.ranks, *together, mesh, d);
-      else if (backend && !backend->is_host()) own = backend->communicator(sizes, d);
+      if (backend && !backend->is_host()) own = backend->communicator(sizes, d, number_of(*backend, &mesh, d), here.ranks);
       if (own) mine = own.get();
+      else if (here.ranks) mine = &messages.emplace(*here.ranks, *together, mesh, d);
       work(d, *mine);
       meeting.leave();
     } catch (const Elsewhere&) {
       keep(true);
     } catch (const std::exception& e) {
-      keep(false);
-      mine->fail(e.what());
+      give_up(d, *mine, e.what());
     } catch (...) {
-      keep(false);
-      mine->fail("for a reason that is not known");
+      give_up(d, *mine, "for a reason that is not known");
     }
   });
   crews().leave(std::move(crew));

@@ -14,6 +14,9 @@ struct DevicesHere {
   int first = 0, count = 1;
 };
 DevicesHere devices_here(const Mesh&);
+// Which of a backend's devices does what `device` of a mesh does, one that is here; mesh null: what is on none. The ranks of a
+// host take them in turn, from the first again where there are no more: either each rank sees its own, or the backend refuses.
+int number_of(program::Device& backend, const Mesh*, int device);
 
 // Does work(device, its communicator) on every device of the mesh that is here at once: the first on the caller's thread, the
 // others on threads that are kept from call to call; calls at the same time have threads of their own. The communicator is the

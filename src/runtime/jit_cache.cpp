@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 
+#include "runtime/communicator.h"
 #include "runtime/devices.h"
 #include "runtime/explain.h"
 #include "runtime/jit_impl.h"
@@ -149,12 +150,13 @@ void JitCore::Impl::check_call(int arguments) const {
 void JitCore::Impl::must_have_devices(const Mesh& mesh, program::Device& backend) const {
   Here here(options.at);
   require_devices("named_jit", mesh);
-  const int wanted = mesh.devices(), there = backend.is_host() ? wanted : backend.devices();
+  const auto mine = devices_here(mesh);
+  const int wanted = mine.count, there = backend.is_host() ? wanted : backend.devices();
   if (wanted <= there || (there == 1 && has_asked_for(wanted))) return;   // all of them are that one, if somebody wants it so
   const auto together = there == 1 ? fmt::format("set_devices({0}) or HALIAX_DEVICES={0} puts them all there, ", wanted) : "";
-  fail("named_jit", fmt::format("the mesh ({}) has {} devices, and backend {} has {}; {}JitOptions::backend or HALIAX_BACKEND "
+  fail("named_jit", fmt::format("the mesh ({}) has {} devices{}, and backend {} has {}; {}JitOptions::backend or HALIAX_BACKEND "
                                 "sets another, and plan() takes a mesh of any size",
-                                to_string(mesh), wanted, backend.name(), there, together));
+                                to_string(mesh), wanted, mine.ranks ? " on each rank" : "", backend.name(), there, together));
 }
 
 }  // namespace haliax::detail

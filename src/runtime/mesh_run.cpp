@@ -64,15 +64,17 @@ class SharedRead {
   // put(device, bytes of its block)
   void run(const std::function<void(int, const std::byte*)>& put) {
     Peers::Call call(ranks_, "the reading of an array " + to_string(s_.axes) + " that lies on all of them");
-    auto kept = std::make_unique<std::vector<std::unique_ptr<std::byte[]>>>();
+    auto kept = std::make_unique<Kept>(), sent = std::make_unique<Kept>();
     std::vector<Peers::Pending> sends;
     try {
-      for (auto& [owner, ranks] : holders_)
-        for (int r = 0; owner / each_ == ranks_.rank() && r < ranks_.count(); ++r)
+      for (auto& [owner, ranks] : holders_) {
+        if (owner / each_ != ranks_.rank() || int(ranks.size()) == ranks_.count()) continue;
+        auto* block = on_host(*s_.blocks[std::size_t(owner - s_.first)], *sent);
+        for (int r = 0; r < ranks_.count(); ++r)
           if (!ranks.count(r)) move(bytes_of_block(owner), [&](auto from, auto n) {
-            auto* block = s_.blocks[std::size_t(owner - s_.first)]->data();
             sends.push_back(ranks_.send(Peers::kItself, {r}, call.number(), block + from, n));
           });
+      }
       for (auto& [owner, ranks] : holders_) {
         if (ranks.count(ranks_.rank())) continue;
         auto bytes = bytes_of_block(owner);
@@ -88,6 +90,7 @@ class SharedRead {
       ranks_.wait(sends);
     } catch (const std::exception& e) {
       (void)kept.release();                      // what carries the messages may still write there,
+      (void)sent.release();
       new std::vector<BufferPtr>(s_.blocks);     // and read here
       ranks_.fail(e.what());
       throw;
@@ -95,6 +98,14 @@ class SharedRead {
   }
 
  private:
+  using Kept = std::vector<std::unique_ptr<std::byte[]>>;
+  // A block, or a copy of it: the whole is being put together, and no other array is meanwhile.
+  static const std::byte* on_host(const Buffer& b, Kept& copies) {
+    if (b.on_host()) return b.data();
+    copies.push_back(std::make_unique_for_overwrite<std::byte[]>(std::size_t(b.bytes())));
+    read(b, {{b.bytes()}, 1, copies.back().get(), {1}, nullptr, {1}});
+    return copies.back().get();
+  }
   std::int64_t bytes_of_block(int device) const {
     return axis_size(local_axes(s_.axes, s_.at, s_.mesh, device)) * bytes_of(s_.dtype);
   }

@@ -71,6 +71,13 @@ void Peers::hear() {
     if (m->from == (me_ + count_ - 1) % count_) heard_ = Clock::now();
     if (m->tag == failures) note_failure(std::move(note.text));
     if (m->tag == ends) ended_[std::size_t(m->from)] = true, changed_.notify_all();
+    if (m->tag == calls) {
+      std::uint64_t number = 0;
+      const char* end = note.text.data() + note.text.size();
+      const char* rest = std::from_chars(note.text.data(), end, number).ptr;
+      theirs_[number] = std::string(std::min(rest + 1, end), end);
+      compare_call(number);
+    }
     if (m->tag == waits && waiting_ && note.text != doing_) {
       auto why = fmt::format("ranks {} and {} wait for each other: one at {}, one at {}; {}", m->from, me_, note.text, doing_,
                              kSame);
@@ -78,6 +85,19 @@ void Peers::hear() {
       tell_all(failures, why);
     }
   }
+}
+// Of this rank and the one before it. Devices that speak by a way of their own do not know what a call is for: sends and receives
+// of two different calls would fit, or wait for ever.
+void Peers::compare_call(std::uint64_t number) {
+  auto mine = mine_.find(number), theirs = theirs_.find(number);
+  if (mine == mine_.end() || theirs == theirs_.end()) return;
+  if (mine->second != theirs->second) {
+    auto why = fmt::format("rank {} makes another call than rank {}: one is at {}, one at {}; {}", (me_ + count_ - 1) % count_,
+                           me_, theirs->second, mine->second, kSame);
+    note_failure(why);
+    tell_all(failures, why);
+  }
+  mine_.erase(mine), theirs_.erase(theirs);
 }
 void Peers::tell(int rank, Care what, std::string text) {
   auto& n = notes_.emplace_back();
@@ -108,6 +128,14 @@ void Peers::check() const {
   std::lock_guard hold(lock_);
   throw Elsewhere("[ranks] " + failure_);
 }
+void Peers::check(std::chrono::nanoseconds waited) const {
+  check();
+  if (patience_.count() == 0 || waited < patience_) return;
+  std::lock_guard hold(lock_);
+  for (int r = 0; r < count_; ++r)
+    if (r != me_ && ended_[std::size_t(r)])
+      throw Elsewhere(fmt::format("[ranks] rank {} has ended, and rank {} waits for it at {}; {}", r, me_, doing_, kSame));
+}
 void Peers::leave() {
   {
     std::unique_lock hold(lock_);
@@ -131,6 +159,10 @@ Peers::Call::Call(Peers& p, std::string what) : peers_(p), turn_(p.calling_) {
   ++p.calls_;
   p.doing_ = fmt::format("{} (call {})", what, p.calls_);
   p.call_ = int((std::hash<std::string>()(p.doing_) + p.calls_) % std::uint64_t(p.kinds_));
+  if (p.count_ == 1) return;
+  p.tell((p.me_ + 1) % p.count_, calls, fmt::format("{} {}", p.calls_, p.doing_));
+  p.mine_[p.calls_] = p.doing_;
+  p.compare_call(p.calls_);
 }
 
 // From low to high: to which end, from which, in what call, about what.

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <list>
+#include <map>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -23,14 +24,16 @@ struct Elsewhere : Error {   // the cause lies on another device
   using Error::Error;
 };
 
-class Peers {
+class Peers final : public program::RankGroup {
  public:
   // patience: how long a rank may be silent before it counts as lost; 0: for ever.
   Peers(program::Ranks&, std::chrono::milliseconds patience);
-  ~Peers();
+  ~Peers() override;
   Peers(const Peers&) = delete;
-  int rank() const { return me_; }
-  int count() const { return count_; }
+  int rank() const override { return me_; }
+  int count() const override { return count_; }
+  std::string where() const override { return carrier_.where(); }
+  int place() const { return carrier_.place(); }
 
   // What all ranks do together; one at a time, other threads wait. Raises if another rank has failed.
   class Call {
@@ -69,6 +72,7 @@ class Peers {
     bool shown = true;
   };
   void agree(const std::vector<Field>&);
+  std::vector<std::string> say(const std::string& mine) override { return said_by_all(kInCall, mine); }   // by rank
   // What each says, by rank. Returns when all have spoken. 0: a call of its own. Any other `talk` is beside calls, by one thread
   // of each rank at a time, and what is said in one does not meet what is said in another.
   std::vector<std::string> exchange(const std::string& mine, int talk = 0);
@@ -77,13 +81,14 @@ class Peers {
   // This rank goes no further: all others raise, from now on.
   void fail(const std::string& why) noexcept;
   void check() const;               // raises what another rank failed with
+  void check(std::chrono::nanoseconds waited) const override;   // and for one that has ended, as long as one is patient
   // The end of this process: waits for the others, unless one has failed.
   void leave();
   std::int64_t sent_bytes() const { return sent_; }   // of data, to other ranks
 
  private:
   using Clock = std::chrono::steady_clock;
-  enum Care : int { beats, failures, ends, waits };   // tags of messages by which ranks look after each other
+  enum Care : int { beats, failures, ends, waits, calls };   // tags of messages by which ranks look after each other
   struct Note {
     program::Ranks::Message message = {};
     std::string text;
@@ -100,6 +105,7 @@ class Peers {
   void tell(int rank, Care, std::string text);
   void tell_all(Care, const std::string& text);
   void note_failure(std::string why);
+  void compare_call(std::uint64_t number);
   std::string named() const;        // rank 2 (host, process 17)
 
   program::Ranks& carrier_;
@@ -112,6 +118,8 @@ class Peers {
   mutable std::mutex lock_;         // of all below
   std::string doing_;               // the call, for people
   std::atomic<bool> waiting_{false};   // for long already
+  // Calls by number: of this rank and of the one before it, until they are compared.
+  std::map<std::uint64_t, std::string> mine_, theirs_;
   Clock::time_point asked_;         // when this one last told another that it waits for it
   std::condition_variable changed_;
   std::string failure_;             // of another rank, or what this one told

@@ -7,6 +7,7 @@
 #include "runtime/own_graph.h"
 #include "base/where.h"
 #include "haliax/jit.h"
+#include "runtime/communicator.h"
 #include "runtime/profile.h"
 
 namespace haliax {
@@ -50,7 +51,8 @@ Compiled finish(Compilation& c, const std::string& name, bool executable) {
   run(c, Stage::device, Stage::program);
   c.program->called = c.options.called;
   auto& device = backend(name);
-  Compiled out{c.program, nullptr, {device, c.program->device}, c.captured};
+  if (executable) c.program->number = number_of(device, c.options.mesh, c.program->device);
+  Compiled out{c.program, nullptr, {device, c.program->number}, c.captured};
   if (executable) out.executable = device.compile(out.program);
   return out;
 }

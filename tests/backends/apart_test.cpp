@@ -34,7 +34,7 @@ struct Apart {
     auto p = std::make_shared<Program>();
     p->slots = {{n * 4, Home::argument, 0}, {n * 4, Home::result, 0}};
     p->arguments = p->results = 1, p->argument_slots = {0}, p->result_slots = {1}, p->donated = {-1};
-    p->device = kUnit, p->called = "jit at there.cpp:7";
+    p->device = p->number = kUnit, p->called = "jit at there.cpp:7";
     View x{0, DType::f32, 0, {1}, {}}, out{1, DType::f32, 0, {1}, {}};
     Step s;
     s.fused.dims = {n};

@@ -93,6 +93,14 @@ cuda::Api& one_card() {
   api.cards = [] { return cuda::Cards{.driver = 13000, .needed = 13000, .cards = {{"simulated", 90}}}; };
   return api;
 }
+// A machine whose cards speak to each other as those of several processes do.
+cuda::Api& linked() {
+  auto& api = faulty();
+  api.join = [](const std::string& id, int ranks, int rank, int d, const cuda::Check&) {
+    return cuda::simulated().join(id, ranks, rank, d, [](auto) {});
+  };
+  return api;
+}
 const Mesh four{{{"data", 2}, {"model", 2}}};
 const Mesh three{{{"data", 3}}};
 
@@ -114,7 +122,7 @@ Drawn sum_in_order(const std::vector<float>& values) {   // of a device each
 }  // namespace
 
 TEST_CASE("cuda: collectives have the bits of the threads'") {
-  auto device = cuda::make_simulated_device(), shared = device_of(one_card());
+  auto device = cuda::make_simulated_device(), shared = device_of(one_card()), processes = device_of(linked());
   for (unsigned seed = 0; seed < 60; ++seed) {
     CAPTURE(seed);
     Random random(seed);
@@ -134,6 +142,7 @@ TEST_CASE("cuda: collectives have the bits of the threads'") {
     const auto want = by_threads(drawn.mesh, drawn.of_device);
     CHECK((run_on_mesh(*device, drawn.mesh, drawn.of_device, 2) == want));
     CHECK((run_on_mesh(*shared, drawn.mesh, drawn.of_device, 2) == want));
+    CHECK((run_on_mesh(*processes, drawn.mesh, drawn.of_device, 2) == want));
   }
 }
 
@@ -177,6 +186,44 @@ TEST_CASE("cuda: another order of the ranks in a sum is seen") {
     cuda::simulated().exchange(c, s, turned);
   };
   CHECK_FALSE((run_on_mesh(*device_of(api), drawn.mesh, drawn.of_device) == want));
+}
+
+TEST_CASE("cuda: a parcel that is too short is found between processes, too") {
+  const auto drawn = sum_in_order({1, 2, 3, 4});
+  auto& api = linked();
+  api.exchange = [](cuda::Handle c, cuda::Handle s, const std::vector<cuda::Transfer>& all) {
+    auto shorter = all;
+    for (auto& t : shorter)
+      if (t.sends && t.peer == 2) t.bytes -= 1;
+    cuda::simulated().exchange(c, s, shorter);
+  };
+  auto device = device_of(api);
+  auto said = error_of([&] { return run_on_mesh(*device, drawn.mesh, drawn.of_device); });
+  CHECK(has(said, "sends 3 bytes to rank 2, which receives 4"));
+  for (int d = 0; d < 4; ++d) {
+    CAPTURE(d);
+    auto of_device = error_of([&] { return get(*device, device->take(4, d), 4, d); });
+    CHECK(has(of_device, "sends 3 bytes to rank 2"));
+    cuda::plant_fault(d, "");
+  }
+}
+
+TEST_CASE("cuda: who waits for a card of another process that does not come is told why") {
+  const auto drawn = sum_in_order({1, 2, 3, 4});
+  auto& api = faulty();
+  api.join = [](const std::string& id, int ranks, int rank, int d, const cuda::Check&) {
+    return cuda::simulated().join(id, ranks, rank, d, [](auto waited) {
+      if (waited > std::chrono::milliseconds(300)) throw Error("[ranks] rank 2 has said nothing");
+    });
+  };
+  api.exchange = [](cuda::Handle c, cuda::Handle s, const std::vector<cuda::Transfer>& all) {
+    auto others = all;                           // nobody asks rank 2 for its part
+    std::erase_if(others, [](auto& t) { return t.peer == 2 && t.sends; });
+    cuda::simulated().exchange(c, s, others);
+  };
+  auto device = device_of(api);
+  CHECK(error_of([&] { return run_on_mesh(*device, drawn.mesh, drawn.of_device); }) == "[ranks] rank 2 has said nothing");
+  for (int d = 0; d < 4; ++d) cuda::plant_fault(d, "");
 }
 
 TEST_CASE("cuda: a parcel that is too short is found, and all devices name who has failed") {

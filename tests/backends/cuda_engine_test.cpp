@@ -237,7 +237,7 @@ TEST_CASE("cuda engine: exchanges and parts that may be left out do not share a 
   auto& api = cuda::simulated();
   const auto stream = api.make_stream(50);
   auto* memory = api.take(stream, 256);
-  const auto join = api.join(api.make_id(), 1, 0, 50);
+  const auto join = api.join(api.make_id(), 1, 0, 50, {});
   api.wait(stream);
   api.begin_graph(stream);
   api.exchange(join, stream, {{0, true, memory, 64}, {0, false, memory, 64}});

@@ -237,6 +237,7 @@ Problems run_gpt2_on_ranks(const Group& g, const Value& c, const std::string& ba
   for (const Layout& layout : layouts) {
     Variant v;
     v.layout = layout;
+    if (backend == "cuda-sim") v.most_steps = 4;  // every rank simulates
     const auto here = run_gpt2(g, c, v, backend);
     set_devices(n);
     const auto threads = [&] {

@@ -74,7 +74,8 @@ Options parse(int argc, char** argv) {
   }
   if (o.dir.empty()) throw BadData(usage);
   if (o.groups.empty()) o.groups.assign(std::begin(all_groups), std::end(all_groups));
-  if (o.ranks) o.groups = {"gpt2"}, o.backends = {"cpu"};
+  if (o.ranks) o.groups = {"gpt2"};
+  if (o.ranks && o.backends.size() > 1) o.backends = {"cpu"};
   return o;
 }
 

@@ -206,6 +206,7 @@ Trial drawn_trial(Dice& dice, const Recorded& r, int whole) {
   const bool donates = chance(dice, 15);
   for (std::size_t k = 0; k < kSlots; ++k)
     if (donates && chance(dice, 40) && !in[k].empty()) t.options.donate.push_back(int(k));
+  t.options.overlap = chance(dice, 30);
   return t;
 }
 
@@ -226,6 +227,7 @@ std::string shown(const Trial& t, const Recorded& r) {
   ways("argument ", t.entering), ways("result ", t.leaving);
   if (t.options.ring) text += ", ring";
   if (!t.options.regather) text += ", no regather";
+  if (t.options.overlap) text += ", overlap";
   for (int d : t.options.donate) text += ", donates " + std::to_string(d);
   return text;
 }

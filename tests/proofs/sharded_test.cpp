@@ -608,7 +608,7 @@ std::string disagreement(const Drawn& d, bool tells) {
     if (tells) std::puts(about.c_str());
     JitOptions options{.backend = backend, .mesh = d.mesh, .axis_resources = d.inside};
     options.in = Mappings::of_each({d.parameters, d.data, d.data}), options.out = Mappings(d.results);
-    options.regather = d.seed % 2 == 0;
+    options.regather = d.seed % 2 == 0, options.overlap = d.seed % 3 == 0;
     auto sharded = named_jit(f, options);
     auto got = sharded(d.p, d.x, d.ids);
     if (tells) std::puts(sharded.report().explain.c_str());

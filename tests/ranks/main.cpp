@@ -11,6 +11,7 @@
 
 #include <fmt/ranges.h>
 
+#include "backends/cuda/sim/sim.h"
 #include "haliax/checkpoint.h"
 #include "haliax/fmt.h"
 #include "haliax/haliax.h"
@@ -56,6 +57,7 @@ int traffic() {
       auto w = layer();
       const auto x = random::normal(random::key(2), {Batch, Embed});
       std::vector<double> losses;
+      const auto cards_before = cuda::asked().sent;
       for (int i = 0; i < 5; ++i) {
         const auto before = peers() ? peers()->sent_bytes() : 0;
         auto [loss, next] = step(w, x);
@@ -63,7 +65,8 @@ int traffic() {
         w = std::move(next);
         losses.push_back(loss.item());
       }
-      const auto all = w.up.doubles();
+      const auto all = w.up.doubles();           // and the last step has ended
+      sent += double(cuda::asked().sent - cards_before) / 5;
       losses.insert(losses.end(), all.begin(), all.end());
       report = step.report();
       return losses;
@@ -169,9 +172,11 @@ int fault(const std::string& how) {
   auto step = named_jit([](const NamedArray& x) { return std::pair(sum(x), x * 2.); });
   for (int i = 0; i < 6; ++i) {
     auto [s, y] = step(x);
+    (void)s.item();                              // cards may be behind
     if (i == 3 && this_rank() == 1) {
       if (how == "killed") kill(getpid(), SIGKILL);
       if (how == "stopped") kill(getpid(), SIGSTOP);
+      if (how == "card") cuda::plant_fault(1, "a planted fault");
       if (how == "raises") throw Error("[data] the disk is full");
       if (how == "ends") return 0;
       if (how == "reads") (void)y.floats();
@@ -182,6 +187,12 @@ int fault(const std::string& how) {
   }
   fmt::print("rank {}: nothing went wrong\n", this_rank());
   return 0;
+}
+// Where a rank sees no more cards than there are for each, they are its own, or others see the same.
+int cards(const std::string& whose) {
+  const int each = devices() / rank_count();
+  cuda::set_simulated_cards(whose == "few" ? 2 * each - 1 : each, whose == "own" ? this_rank() * each : 0);
+  return fault("");
 }
 int differs(const std::string& what) {
   const bool other = this_rank() == 1;
@@ -206,8 +217,9 @@ int main(int argc, char** argv) {
     if (what == "memory") return memory();
     if (what == "folders") return folders(how);
     if (what == "fault") return fault(how);
+    if (what == "cards") return cards(how);
     if (what == "differs") return differs(how);
-    throw Error("[test] ranks traffic|arrays|memory|folders IN|fault HOW|differs WHAT");
+    throw Error("[test] ranks traffic|arrays|memory|folders IN|fault HOW|cards own|same|few|differs WHAT");
   } catch (const std::exception& e) {
     std::printf("rank %s: %s\n", std::getenv("OMPI_COMM_WORLD_RANK") ? std::getenv("OMPI_COMM_WORLD_RANK") : "0", e.what());
     std::fflush(stdout);

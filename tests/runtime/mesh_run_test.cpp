@@ -126,7 +126,7 @@ TEST_CASE("devices: a backend that can speaks to the others itself") {
     const char* name() const override { return "own"; }
     bool is_host() const override { return false; }
     std::unique_ptr<program::Executable> compile(std::shared_ptr<const program::Program>) override { return nullptr; }
-    std::shared_ptr<program::Communicator> communicator(const program::Dims& mesh, int d) override {
+    std::shared_ptr<program::Communicator> communicator(const program::Dims& mesh, int d, int, program::RankGroup*) override {
       std::lock_guard hold(lock);
       asked.push_back(mesh);
       return given[d] = std::make_shared<Own>();

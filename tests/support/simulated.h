@@ -78,7 +78,7 @@ inline std::vector<std::vector<Bytes>> run_on_mesh(Device& device, const Mesh& m
   on_devices(mesh, [&](int d, Communicator& c) {
     auto& of = cases[std::size_t(d)];
     auto p = std::make_shared<Program>(of.program);
-    p->device = d, p->called = "jit at mesh.cpp:1";
+    p->device = p->number = d, p->called = "jit at mesh.cpp:1";
     for (auto& [name, size] : mesh.axes()) p->mesh.push_back(size);
     for (auto& s : p->steps) {
       s.scratch_bytes = device.scratch_bytes(s, 0), s.scratch = p->arena_bytes;

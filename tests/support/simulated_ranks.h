@@ -42,6 +42,7 @@ class SimulatedRanks final : public program::Ranks {
   int rank() const override { return rank_; }
   int count() const override { return count_; }
   std::string where() const override { return "here"; }
+  int place() const override { return rank_; }
   int tags() const override { return tags_; }
   Message send(Channel c, int to, int tag, const void* data, std::int64_t bytes) override {
     REQUIRE((tag >= 0 && tag < tags_));

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <thread>
 #include <utility>
 
 #include "base/environment.h"
@@ -18,6 +19,7 @@ constexpr std::int64_t kBehind = 256;            // bytes behind each piece of m
 constexpr unsigned char kNobody = 0xa5;
 constexpr std::int64_t kMostWaiting = 512;       // things in queues, before whoever asks for more does some
 constexpr auto kPatience = std::chrono::seconds(30);
+constexpr auto kLook = std::chrono::milliseconds(20);   // at ranks of other processes
 thread_local int writing = 0;                    // graphs that this thread writes down
 
 std::uint64_t seed() {
@@ -77,7 +79,9 @@ void Machine::end_event(Event* e) {
   std::erase_if(events_, [&](auto& x) { return x.get() == e; });
 }
 void Machine::refuse_if_failed(int d) {
-  if (auto& why = device(d).failed; !why.empty()) throw Fault(why);
+  auto& of = device(d);
+  if (!of.failed.empty() && of.lost) throw Lost(of.failed);
+  if (!of.failed.empty()) throw Fault(of.failed);
 }
 void Machine::refuse_in_graph(const char* what) const {
   if (writing > 0) throw Error(fmt::format("[cuda-sim] this thread writes down a graph, and {} meanwhile", what));
@@ -238,13 +242,16 @@ void Machine::work_on(std::unique_lock<std::mutex>& held, Choice c) {
   }
   changed_.notify_all();
 }
-void Machine::failed(int d, const std::string& why) {
-  device(d).failed = why;
+void Machine::failed(int d, const std::string& why, bool lost) {
+  device(d).failed = why, device(d).lost = lost;
   for (auto& s : streams_)
     if (s->device == d && !s->busy) waiting_ -= std::int64_t(s->queue.size()), s->queue.clear();
   for (auto& [id, n] : networks_)
-    if (n->failed.empty() && std::count(n->devices.begin(), n->devices.end(), d) > 0)
-      n->failed = fmt::format("device {} has failed: {}", d, why);
+    if (std::count(n->devices.begin(), n->devices.end(), d) > 0) n->fail(fmt::format("device {} has failed: {}", d, why));
+  for (auto& n : linked_)
+    if (n->devices[std::size_t(n->linked)] != d) continue;
+    else if (lost) n->failed = why;                // as the others find out by themselves
+    else n->fail(fmt::format("rank {} has failed: {}", n->linked, why));
   changed_.notify_all();
 }
 // of_device: whose work is wanted; -1: anybody's, as far as it goes.
@@ -256,12 +263,19 @@ void Machine::work_until(std::unique_lock<std::mutex>& held, int of_device, cons
   };
   {
     Opened all_memory(*this);
+    auto since = std::chrono::steady_clock::now();
     while (!done() && (of_device < 0 || device(of_device).failed.empty())) {
       if (auto all = choices(); !all.empty()) {
         work_on(held, all[random_() % all.size()]);
+        since = std::chrono::steady_clock::now();
         continue;
       }
       if (of_device < 0) return;
+      if (is_linked(of_device)) {
+        changed_.wait_for(held, kLook);
+        ask_for_others(of_device, std::chrono::steady_clock::now() - since);
+        continue;
+      }
       auto busy = std::any_of(streams_.begin(), streams_.end(), [](auto& s) { return s->busy; });
       if (changed_.wait_for(held, kPatience) == std::cv_status::timeout && !busy && choices().empty())
         failed(of_device, "what it waits for does not come: another device has not asked for its part");
@@ -348,8 +362,53 @@ std::shared_ptr<Network> Machine::join(const std::string& id, int ranks, int ran
   if (!n) n = std::make_shared<Network>(), n->devices.assign(std::size_t(ranks), -1);
   if (n->devices.at(std::size_t(rank)) != -1 || std::count(n->devices.begin(), n->devices.end(), d) > 0)
     throw Error(fmt::format("[cuda-sim] device {} joins as rank {}, and that rank, or that device, is there already", d, rank));
-  n->devices[std::size_t(rank)] = d, ++n->here;
+  n->devices[std::size_t(rank)] = d, ++n->joined;
   return n;
+}
+// Others wait for what is sent to them, whether somebody waits here or not.
+std::shared_ptr<Network> Machine::join(std::unique_ptr<Links> links, const Check& check, int ranks, int rank, int d) {
+  auto n = std::make_shared<Network>();
+  n->devices.assign(std::size_t(ranks), -1), n->devices[std::size_t(rank)] = d;
+  n->links = std::move(links), n->linked = rank, n->check = check, n->joined = 1;
+  std::lock_guard hold(lock_);
+  if (std::exchange(has_threads_, true) == false) {
+    std::thread([this] { go_on(); }).detach();
+    std::thread([this] { listen(); }).detach();
+  }
+  return linked_.emplace_back(std::move(n));
+}
+void Machine::go_on() {
+  std::unique_lock held(lock_);
+  for (;; changed_.wait(held))
+    if (!linked_.empty() && !choices().empty()) work_until(held, -1, [] { return false; });
+}
+void Machine::listen() {
+  for (std::vector<pollfd> all;; all.clear()) {
+    {
+      std::lock_guard hold(lock_);
+      for (auto& n : linked_) n->links->add_to(all);
+    }
+    ::poll(all.data(), all.size(), 10);
+    std::lock_guard hold(lock_);
+    if (linked_.empty()) continue;
+    open(1);
+    for (auto& n : linked_) n->look();
+    open(-1);
+    changed_.notify_all();
+  }
+}
+bool Machine::is_linked(int d) const {
+  return std::any_of(linked_.begin(), linked_.end(), [d](auto& n) { return n->devices[std::size_t(n->linked)] == d; });
+}
+void Machine::ask_for_others(int d, std::chrono::nanoseconds waited) {
+  for (auto& n : linked_) {
+    if (n->devices[std::size_t(n->linked)] != d) continue;
+    try {
+      n->check(waited);
+    } catch (const Error& e) {
+      return failed(d, e.what(), true);
+    }
+  }
 }
 void Machine::abort(Network& n) {
   std::lock_guard hold(lock_);
@@ -358,7 +417,9 @@ void Machine::abort(Network& n) {
 }
 void Machine::leave(Network& n) {
   std::lock_guard hold(lock_);
-  if (--n.here == 0) std::erase_if(networks_, [&](auto& x) { return x.second.get() == &n; });
+  if (--n.joined > 0) return;
+  std::erase_if(networks_, [&](auto& x) { return x.second.get() == &n; });
+  std::erase_if(linked_, [&](auto& x) { return x.get() == &n; });
 }
 
 }  // namespace haliax::cuda::sim

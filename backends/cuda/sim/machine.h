@@ -1,6 +1,7 @@
 // Streams, events and graphs of simulated devices. What is asked for waits in queues, until somebody waits: then it is done by
 // the threads that wait, in an order that is drawn anew each time from all those that are legal.
 #pragma once
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -17,6 +18,7 @@
 
 namespace haliax::cuda::sim {
 
+class Links;              // links.h
 struct Network;            // network.h
 struct Meeting;
 struct Stream;
@@ -99,6 +101,7 @@ class Machine {
   void fail(int device, const std::string& why); // as a kernel's fault does; empty: it is as new
 
   std::shared_ptr<Network> join(const std::string& id, int ranks, int rank, int device);
+  std::shared_ptr<Network> join(std::unique_ptr<Links>, const Check&, int ranks, int rank, int device);
   void abort(Network&);
   void leave(Network&);
 
@@ -115,6 +118,7 @@ class Machine {
     std::byte* end = nullptr;                    // of all that was taken so far
     std::int64_t held = 0, most_held = 0;        // bytes that were asked for
     std::string failed;
+    bool lost = false;                           // it has failed because another one has
   };
   struct Choice {
     Stream* stream = nullptr;
@@ -131,7 +135,11 @@ class Machine {
   void open(int by);
   void work_on(std::unique_lock<std::mutex>&, Choice);
   void check_behind(int d);
-  void failed(int d, const std::string& why);
+  void failed(int d, const std::string& why, bool lost = false);
+  void go_on();                                  // what threads of the machine's own do, from the first link on
+  void listen();
+  bool is_linked(int d) const;                   // it speaks to other processes
+  void ask_for_others(int d, std::chrono::nanoseconds waited);
 
   std::mutex lock_;
   int working_ = 0;                              // threads: all memory is open
@@ -139,7 +147,9 @@ class Machine {
   std::vector<std::unique_ptr<Stream>> streams_;
   std::vector<std::shared_ptr<Event>> events_;
   std::map<int, std::unique_ptr<Device>> devices_;
-  std::map<std::string, std::shared_ptr<Network>> networks_;
+  std::map<std::string, std::shared_ptr<Network>> networks_;   // by id
+  std::vector<std::shared_ptr<Network>> linked_;
+  bool has_threads_ = false;
   std::mt19937_64 random_;
   std::int64_t waiting_ = 0;                     // in all queues
   std::int64_t pieces_ = 0;                      // taken so far

@@ -5,6 +5,13 @@
 #include <cstring>
 
 namespace haliax::cuda::sim {
+namespace {
+
+[[noreturn]] void refuse_sizes(int from, std::int64_t sent, int to, std::int64_t wanted) {
+  throw Error(fmt::format("rank {} sends {} bytes to rank {}, which receives {}", from, sent, to, wanted));
+}
+
+}  // namespace
 
 std::shared_ptr<Meeting> Network::begin(int rank, const std::vector<Transfer>& all) {
   auto mine = std::make_shared<Meeting>();
@@ -14,17 +21,62 @@ std::shared_ptr<Meeting> Network::begin(int rank, const std::vector<Transfer>& a
     auto& side = sides[key];
     ++mine->left;
     (t.sends ? side.sends : side.receives).push_back({t, mine});
-    while (!side.sends.empty() && !side.receives.empty()) {
-      auto &from = side.sends.front(), &to = side.receives.front();
-      if (from.transfer.bytes != to.transfer.bytes)
-        throw Error(fmt::format("rank {} sends {} bytes to rank {}, which receives {}", key.first, from.transfer.bytes,
-                                key.second, to.transfer.bytes));
-      std::memcpy(to.transfer.at, from.transfer.at, std::size_t(from.transfer.bytes));
-      --from.meeting->left, --to.meeting->left;
-      side.sends.pop_front(), side.receives.pop_front();
-    }
+    if (!links) meet(key);
+    else if (t.sends) links->send(Parcel::Kind::data, t.peer, t.at, t.bytes);
+    else take(t.peer);
   }
   return mine;
+}
+// Of two ranks of this process.
+void Network::meet(std::pair<int, int> key) {
+  auto& side = sides[key];
+  while (!side.sends.empty() && !side.receives.empty()) {
+    auto &from = side.sends.front(), &to = side.receives.front();
+    if (from.transfer.bytes != to.transfer.bytes) refuse_sizes(key.first, from.transfer.bytes, key.second, to.transfer.bytes);
+    std::memcpy(to.transfer.at, from.transfer.at, std::size_t(from.transfer.bytes));
+    --from.meeting->left, --to.meeting->left;
+    side.sends.pop_front(), side.receives.pop_front();
+  }
+}
+
+// ---- other processes ----------------------------------------------------------------------------------------------------------
+void Network::take(int from) {
+  auto& receives = sides[{from, linked}].receives;
+  auto& come = here[from];
+  while (!receives.empty() && !come.empty()) {
+    auto& to = receives.front();
+    if (std::int64_t(come.front().size()) != to.transfer.bytes)
+      refuse_sizes(from, std::int64_t(come.front().size()), linked, to.transfer.bytes);
+    std::memcpy(to.transfer.at, come.front().data(), come.front().size());
+    --to.meeting->left;
+    receives.pop_front(), come.pop_front();
+    links->send(Parcel::Kind::taken, from, nullptr, 0);
+  }
+}
+void Network::look() {
+  if (!links) return;
+  for (auto& p : links->come()) {
+    if (!failed.empty() || aborted) continue;    // the memory that was to receive it may be somebody else's
+    auto& sends = sides[{linked, p.other}].sends;
+    if (p.kind == Parcel::Kind::failed) failed = std::move(p.bytes);
+    if (p.kind == Parcel::Kind::data) here[p.other].push_back(std::move(p.bytes));
+    if (p.kind == Parcel::Kind::taken && !sends.empty()) --sends.front().meeting->left, sends.pop_front();
+    if (p.kind == Parcel::Kind::gone) gone.insert(p.other);
+    try {
+      take(p.other);
+    } catch (const Error& e) {
+      fail(e.what());
+    }
+  }
+  for (int r : gone)
+    if (failed.empty() && !aborted && !(sides[{linked, r}].sends.empty() && sides[{r, linked}].receives.empty()))
+      fail(fmt::format("rank {} has gone: its process has ended", r));
+}
+void Network::fail(const std::string& why) {
+  if (!failed.empty()) return;
+  failed = why;
+  for (int r = 0; links && r < int(devices.size()); ++r)
+    if (r != linked) links->send(Parcel::Kind::failed, r, why.data(), std::int64_t(why.size()));
 }
 
 }  // namespace haliax::cuda::sim

@@ -1,14 +1,16 @@
 // Sends and receives between simulated devices: those of two ranks meet in the order in which they were asked for, and must have
-// the same size.
+// the same size. Ranks are all of this process, or one of them is, and speaks to the others by links.
 #pragma once
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "../api.h"
+#include "links.h"
 
 namespace haliax::cuda::sim {
 
@@ -26,12 +28,24 @@ struct Network {
   };
   std::map<std::pair<int, int>, Side> sides;     // from, to
   std::vector<int> devices;                      // of the ranks; -1: has not joined
-  int here = 0;                                  // ranks that have not left
+  int joined = 0;                                // ranks that have not left
   bool aborted = false;
   std::string failed;                            // what has become of a rank
+  std::unique_ptr<Links> links;                  // to ranks of other processes; null: there are none
+  int linked = 0;                                // the rank that has them
+  Check check;                                   // who waits for those asks it
+  std::map<int, std::deque<std::string>> here;   // what others have sent, and nobody has asked for yet
+  std::set<int> gone;                            // ranks
 
-  std::shared_ptr<Meeting> begin(int rank, const std::vector<Transfer>&);   // under the machine's lock
+  // All of these under the machine's lock.
+  std::shared_ptr<Meeting> begin(int rank, const std::vector<Transfer>&);
   bool has_ended(const Meeting& m) const { return m.left == 0 || aborted; }
+  void look();                                   // at what has come by links
+  void fail(const std::string& why);             // other processes are told
+
+ private:
+  void meet(std::pair<int, int>);
+  void take(int from);
 };
 
 }  // namespace haliax::cuda::sim

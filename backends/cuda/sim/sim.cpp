@@ -16,6 +16,7 @@
 #include <map>
 #include <mutex>
 #include <new>
+#include <random>
 #include <unordered_map>
 
 #include "../cache.h"
@@ -189,10 +190,10 @@ sim::Event* event(Handle h) { return static_cast<sim::Event*>(h); }
 using SharedGraph = std::shared_ptr<const sim::Graph>;
 SharedGraph& graph(Handle h) { return *static_cast<SharedGraph*>(h); }
 
-std::atomic<int> cards_there{64};
+std::atomic<int> cards_there{64}, first_card{0};
 Cards cards() {
   Cards c{.driver = 13000, .needed = 13000};
-  for (int d = 0; d < cards_there; ++d) c.cards.push_back({"simulated", 90});
+  for (int d = 0; d < cards_there; ++d) c.cards.push_back({"simulated", 90, std::to_string(first_card + d)});
   return c;
 }
 
@@ -284,17 +285,20 @@ struct Member {
   std::shared_ptr<sim::Network> network;
   int rank;
 };
-Handle join(const std::string& id, int ranks, int rank, int device) {
-  return new Member{machine().join(id, ranks, rank, device), rank};
+Handle join(const std::string& id, int ranks, int rank, int device, const Check& check) {
+  if (!check) return new Member{machine().join(id, ranks, rank, device), rank};
+  auto links = std::make_unique<sim::Links>(id, ranks, rank, check);
+  return new Member{machine().join(std::move(links), check, ranks, rank, device), rank};
 }
 void exchange(Handle communicator, Handle s, const std::vector<Transfer>& all) {
   ++counters.exchanges;
   auto& m = *static_cast<Member*>(communicator);
   machine().ask(stream(s), {.kind = sim::Work::Kind::exchange, .network = m.network, .rank = m.rank, .transfers = all});
 }
-std::string make_id() {
+std::string make_id() {                          // no other of this machine has it
   static std::atomic<int> last{0};
-  return std::to_string(++last);
+  static const auto of_process = fmt::format("{}-{:x}", getpid(), std::random_device()());
+  return fmt::format("{}-{}", of_process, ++last);
 }
 
 Api table() {
@@ -357,7 +361,7 @@ Asked asked() {
   return {c.kernels, c.products, c.copies, c.exchanges, c.texts, c.instances, c.updates, c.graphs, c.taken, machine().grown(),
           c.waits, machine().sent(), c.ifs};
 }
-void set_simulated_cards(int n) { cards_there = n; }
+void set_simulated_cards(int n, int first) { cards_there = n, first_card = first; }
 Held held(int device) {
   const auto [now, most] = machine().held(device);
   return {now, most};

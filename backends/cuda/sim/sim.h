@@ -21,7 +21,7 @@ struct Held {
 };
 Held held(int device);
 void set_simulated_memory(int device, std::int64_t bytes);
-void set_simulated_cards(int);                                         // how many there are: 64
+void set_simulated_cards(int, int first = 0);                          // how many there are: 64; which of its host the first is
 void plant_fault(int device, const std::string& why);                  // the device fails; empty: it is as new
 
 }  // namespace haliax::cuda
