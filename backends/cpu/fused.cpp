@@ -1,9 +1,8 @@
 // Runs the tapes of a fused step.
-#include "fused.h"
-
 #include <algorithm>
 #include <cstring>
 
+#include "assemble.h"
 #include "base/thread_pool.h"
 
 namespace haliax::cpu {
@@ -208,7 +207,7 @@ class FusedStep final : public CompiledStep {
     }
     void play(const Op& op) {
       const std::int64_t n = points_of(op.extent, tile_.outer, tile_.inner);
-      if (!op.fetching) ahead_.fetch(n / 64);
+      if (!op.fetching && op.kind != Op::assembled) ahead_.fetch(n / 64);
       switch (op.kind) {
         case Op::map: {
           aim(op, n);
@@ -217,6 +216,7 @@ class FusedStep final : public CompiledStep {
           return call(op, value(op.out), in, n);
         }
         case Op::map_rows: aim(op, n); return map_rows(op);
+        case Op::assembled: return run_assembled(op, n);
         case Op::load: return load(op, n);
         case Op::iota: return iota(op);
         case Op::store: return store(op);
@@ -338,11 +338,41 @@ class FusedStep final : public CompiledStep {
       return step_.bases_[static_cast<std::size_t>(number)].memory + begin(op, access, runs) * haliax::bytes_of(access.dtype);
     }
     // The result of an op is made where it will be stored, if it is as dense there.
-    void aim(const Op& op, std::int64_t n) {
-      if (op.into < 0) return;
+    void aim(const Op& op, std::int64_t n) { aim(op, op.out, op.into, n); }
+    void aim(const Op& op, int out, int into, std::int64_t n) {
+      if (into < 0) return;
       Runs runs;
-      std::byte* memory = memory_of(op, op.into, runs);
-      value(op.out) = dense(runs, n) ? memory : home_of(static_cast<std::size_t>(op.out));
+      std::byte* memory = memory_of(op, into, runs);
+      value(out) = dense(runs, n) ? memory : home_of(static_cast<std::size_t>(out));
+    }
+    void run_assembled(const Op& op, std::int64_t points) {
+      using Shows = AssembledOps::Shows;
+      const AssembledOps& ops = plan_.assembled[static_cast<std::size_t>(op.which)];
+      const std::int64_t count = ops.by_row ? rows() : 1, n = ops.by_row ? columns() : points;
+      AssembledCall call;
+      call.bytes = n / 16 * 64, call.rest = (1 << n % 16) - 1;
+      int arrays = 0, scalars = 0;
+      std::int64_t step[most_arrays];
+      const std::uint32_t* of_row[most_scalars];
+      for (auto& in : ops.in) {
+        auto* x = static_cast<std::uint32_t*>(value(in.value));
+        if (in.shows == Shows::each || in.shows == Shows::along_row) {
+          call.array[arrays] = x, step[arrays++] = in.shows == Shows::each ? 4 * n : 0;
+        } else {
+          call.scalar[scalars] = *x, of_row[scalars++] = in.shows == Shows::of_row ? x : nullptr;
+        }
+      }
+      for (auto& out : ops.out) aim(op, out.value, out.into, points);   // it may be an input, too
+      for (auto& out : ops.out) call.array[arrays] = value(out.value), step[arrays++] = 4 * n;
+      for (std::int64_t r = 0;;) {
+        const void* soon = ahead_.take(n / 16);
+        call.soon = soon ? soon : call.array[0];
+        ops.code(&call);
+        if (++r == count) return;
+        for (int k = 0; k < arrays; ++k) call.array[k] = static_cast<char*>(call.array[k]) + step[k];
+        for (int k = 0; k < scalars; ++k)
+          if (of_row[k]) call.scalar[k] = of_row[k][r];
+      }
     }
     void load(const Op& op, std::int64_t n) {
       const Access& access = plan_.accesses[static_cast<std::size_t>(op.access)];

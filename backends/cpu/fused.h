@@ -30,8 +30,16 @@ struct Access {  // a view, or an iota, in walk order
   bool direct = false;     // registers may be the memory itself
 };
 
+// What a map does, for who makes other code of it.
+struct PointOp {
+  enum Does : std::uint8_t { nothing, code, exp_of_difference, round, convert } does = nothing;
+  program::Code what = program::Code::add;   // code
+  Lane from = Lane::f32;                     // of the operands; of a choice, of both sides
+  DType to = DType::f32;                     // of the result
+};
+
 struct Op {
-  enum Kind : std::uint8_t { map, map_rows, load, iota, store, reduce, pick, poke, finish, expand, splat, recode };
+  enum Kind : std::uint8_t { map, map_rows, load, iota, store, reduce, pick, poke, finish, expand, splat, recode, assembled };
   Kind kind = map;
   Extent extent = Extent::one;             // how many values
   bool outer_access = false;               // load, store, iota: at the outer point
@@ -40,12 +48,35 @@ struct Op {
   int out = -1, in[4] = {-1, -1, -1, -1};  // numbers of values
   int access = -1, reduction = -1;
   int into = -1;                           // map, map_rows, poke: the access of the store that the result is for: made there
+  PointOp point;                           // map, map_rows
+  bool one[4] = {};                        // map: operands that are one value for all points
+  int which = -1;                          // assembled: of the plan's, where its operands stand
   Kernel kernel = nullptr;
   FetchingKernel fetching = nullptr;       // map: in place of a kernel
   Load load_run = nullptr;
   Store store_run = nullptr;
 };
 using Tape = std::vector<Op>;
+
+// Several ops as one (assemble.h).
+struct AssembledCall;
+using AssembledCode = void (*)(const AssembledCall*);
+struct AssembledOps {
+  enum class Shows : std::uint8_t { each, one, of_row, along_row };   // a value for each point, for all, for each row, one row for all
+  struct Input {
+    int value;
+    Shows shows;
+    friend bool operator==(const Input&, const Input&) = default;
+  };
+  struct Output {
+    int value;
+    int into = -1;                         // as Op::into
+  };
+  std::vector<Input> in;
+  std::vector<Output> out;
+  bool by_row = false;                     // called row by row
+  AssembledCode code = nullptr;
+};
 
 struct Register {  // where a value lies
   enum Home : std::uint8_t { none, pool, outer, inner };
@@ -77,6 +108,7 @@ struct FusedPlan {
   Tape constants;                  // run when compiled, into the pool
   std::vector<Tape> outer, inner;  // by level
   Tape outer_stores;
+  std::vector<AssembledOps> assembled;
   int levels = 1;
   std::size_t last_walk() const {  // the level of the last sweep over the inner points
     std::size_t level = inner.size();
@@ -94,6 +126,18 @@ struct FusedPlan {
 
 // Without a context slots with different numbers are taken to be different memory.
 FusedPlan plan_fused(const program::Fused&, const Context*);
+// Calls f for each value that an op reads, or makes.
+template <class F> void each_read(const FusedPlan& plan, const Op& op, const F& f) {
+  for (int v : op.in)
+    if (v >= 0) f(v);
+  if (op.kind == Op::assembled)
+    for (auto& in : plan.assembled[static_cast<std::size_t>(op.which)].in) f(in.value);
+}
+template <class F> void each_made(const FusedPlan& plan, const Op& op, const F& f) {
+  if (op.out >= 0) f(op.out);
+  if (op.kind == Op::assembled)
+    for (auto& out : plan.assembled[static_cast<std::size_t>(op.which)].out) f(out.value);
+}
 inline bool same_memory(const Context* context, int slot_a, int slot_b) {
   return slot_a == slot_b || (context && context->overlap(slot_a, slot_b));
 }

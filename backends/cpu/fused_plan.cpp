@@ -3,6 +3,7 @@
 #include <map>
 #include <numeric>
 
+#include "assemble.h"
 #include "base/scalar.h"
 #include "fused.h"
 #include "haliax/error.h"
@@ -425,7 +426,9 @@ class Planner {
     Kernel kernel = need(kernels().map(code, from, shape), "an operation");
     Op& op = push(where, Op::map, extent, lane_of(result));
     std::copy(args, args + n, op.in);
+    std::copy(scalar, scalar + n, op.one);
     op.kernel = kernel;
+    op.point = {PointOp::code, code, from, result};
     int value = op.out;
     if (!stays_narrow(code, result)) wrap(where, value, extent, result);
     return value;
@@ -438,6 +441,7 @@ class Planner {
     op.lane = lane_of(dtype);
     op.in[0] = op.out = value;
     op.kernel = kernel;
+    op.point = {PointOp::round, Code::cast, op.lane, dtype};
     tape(where).push_back(op);
   }
 
@@ -472,6 +476,7 @@ class Planner {
     Op& op = push(where, Op::map, extent, lane_of(to));
     op.in[0] = value;
     op.kernel = kernels().cast(lane_of(from), to);
+    op.point = {PointOp::convert, Code::cast, lane_of(from), to};
     return op.out;
   }
   int recast_bits(int value, Extent extent, DType from, DType to, int where) {
@@ -559,6 +564,7 @@ class Planner {
     });
     if (last.out != info(exp.args[0]).value || !by_scalar || readers != 1) return false;
     last.fetching = kernels().exp_difference;
+    last.point.does = PointOp::exp_of_difference;
     return true;
   }
 
@@ -678,6 +684,7 @@ class Planner {
     for (const Instr& in : fused_.code)
       if (is_store(in.code) && instr(in.args[0]).code == Code::load)
         p.accesses[static_cast<std::size_t>(info(in.args[0]).access)].direct = false;
+    if (context_) assemble(p);
     store_in_place(p, context_);
   }
   void emit_inner_store(int i, Tape& writes) {

@@ -49,9 +49,8 @@ struct Registers {
   void scan(const Tape& tape, std::int64_t base) {
     std::vector<std::size_t> last(plan.values.size(), 0);
     for (std::size_t t = 0; t < tape.size(); ++t) {
-      for (int v : tape[t].in)
-        if (v >= 0) last[static_cast<std::size_t>(v)] = t;
-      if (tape[t].out >= 0) last[static_cast<std::size_t>(tape[t].out)] = t;
+      each_read(plan, tape[t], [&](int v) { last[static_cast<std::size_t>(v)] = t; });
+      each_made(plan, tape[t], [&](int v) { last[static_cast<std::size_t>(v)] = t; });
     }
     std::map<std::int64_t, std::vector<std::int64_t>> free;
     std::vector<bool> placed(plan.values.size(), false);
@@ -87,11 +86,12 @@ struct Registers {
           if (v >= 0 && may_replace(v, op.out)) ends(v);
         release();
       }
-      place(op.out);
+      each_made(plan, op, place);
       if (op.kind == Op::recode) place(op.in[1]);
-      for (int v : op.in)
-        if (v >= 0 && !(over && may_replace(v, op.out))) ends(v);
-      ends(op.out);
+      each_read(plan, op, [&](int v) {
+        if (!(over && may_replace(v, op.out))) ends(v);
+      });
+      each_made(plan, op, ends);
       release();
     }
     plan.register_bytes = std::max(plan.register_bytes, end);

@@ -53,6 +53,14 @@ struct Ahead {
     }
   }
   void drop() { waiting = 0; }                    // what waits is read now
+  // The next lines, which somebody else fetches; null: there are none.
+  const std::byte* take(std::int64_t lines) {
+    if (at >= end && waiting > 0) at = more[--waiting].at, end = more[waiting].end;
+    if (at >= end) return nullptr;
+    const std::byte* taken = at;
+    at += 64 * lines;
+    return taken;
+  }
 
  private:
   static constexpr int most = 8;

@@ -19,26 +19,31 @@ struct InPlace {
       for (const Tape& tape : *tapes)
         for (const Op& op : tape) {
           if (op.kind == Op::load) shown[static_cast<std::size_t>(op.out)] = op.access;
-          for (int v : op.in)
-            if (v >= 0) ++reads[static_cast<std::size_t>(v)];
+          each_read(plan, op, [&](int v) { ++reads[static_cast<std::size_t>(v)]; });
         }
   }
   // Does an op after `maker`, or that one elsewhere than at its own point, read what will be stored to?
   bool is_read(const Tape& tape, std::size_t maker, const Access& to) const {
-    for (std::size_t t = maker; t < tape.size(); ++t) {
-      const Op& op = tape[t];
-      for (int v : op.in) {
-        const int from = v < 0 ? -1 : shown[static_cast<std::size_t>(v)];
-        if (from < 0 || !same_memory(context, access(from).view.slot, to.view.slot)) continue;
-        if (t != maker || !same_place(access(from), to)) return true;
-      }
-    }
-    return false;
+    bool found = false;
+    for (std::size_t t = maker; t < tape.size(); ++t)
+      each_read(plan, tape[t], [&](int v) {
+        const int from = shown[static_cast<std::size_t>(v)];
+        if (from < 0 || !same_memory(context, access(from).view.slot, to.view.slot)) return;
+        found |= t != maker || !same_place(access(from), to);
+      });
+    return found;
   }
   bool same_place(const Access& a, const Access& b) const {
     program::View view = a.view;
     if (context && context->same(view.slot, b.view.slot)) view.slot = b.view.slot;
     return view == b.view && a.strides == b.strides;
+  }
+  // Where ops that are one make this value; null: they do not.
+  int* into_of(const Op& op, int value) const {
+    if (op.kind != Op::assembled) return nullptr;
+    auto& out = plan.assembled[static_cast<std::size_t>(op.which)].out;
+    const auto made = std::find_if(out.begin(), out.end(), [&](auto& o) { return o.value == value; });
+    return made == out.end() ? nullptr : &made->into;
   }
   void store(Tape& tape, std::size_t at) {
     const Access& to = access(tape[at].access);
@@ -46,6 +51,10 @@ struct InPlace {
     std::vector<std::size_t> makers;  // what changes the value at a point, and what makes it
     int value = tape[at].in[0];
     for (std::size_t t = at; t-- > 0;) {
+      if (int* into = into_of(tape[t], value); into && makers.empty()) {
+        if (*into < 0 && !is_read(tape, t, to)) *into = tape[at].access;
+        return;
+      }
       if (tape[t].out != value || tape[t].in[0] == value) continue;  // rounded where it is
       const bool changes = tape[t].kind == Op::poke;
       if ((!changes && tape[t].kind != Op::map && tape[t].kind != Op::map_rows) || tape[t].into >= 0) return;

@@ -1,0 +1,159 @@
+#include "assemble.h"
+
+#include <algorithm>
+#include <map>
+
+namespace haliax::cpu {
+namespace {
+
+using Shows = AssembledOps::Shows;
+using Input = AssembledOps::Input;
+
+class Pass {
+ public:
+  explicit Pass(FusedPlan& plan) : plan_(plan), uses_(plan.values.size(), 0), same_(plan.values.size()) {
+    for (std::size_t v = 0; v < same_.size(); ++v) same_[v] = int(v);
+    each_tape([&](Tape& tape) {
+      for (const Op& op : tape) {
+        each_read(plan_, op, [&](int v) { ++uses_[std::size_t(v)]; });
+        // A number written out for each point is that number.
+        if (op.kind == Op::splat) same_[std::size_t(op.out)] = op.in[0];
+      }
+    });
+  }
+  void run() {
+    for (auto* tapes : {&plan_.outer, &plan_.inner})
+      for (Tape& tape : *tapes) go_through(tape);
+    drop_unread();
+  }
+
+ private:
+  template <class F> void each_tape(const F& f) {
+    f(plan_.constants), f(plan_.prologue);
+    for (auto* tapes : {&plan_.outer, &plan_.inner})
+      for (Tape& tape : *tapes) f(tape);
+    f(plan_.outer_stores);
+  }
+  static bool is_point(const Op& op) {
+    return (op.kind == Op::map || op.kind == Op::map_rows) && op.into < 0 && can_assemble(op.point) &&
+           cpu::bytes_of(op.lane) == 4;
+  }
+  // Ops that follow each other, or could: what stands between them and reads none of what they make goes before them.
+  void go_through(Tape& tape) {
+    Tape out;
+    std::vector<Op> open;
+    auto flush = [&] { close(open, out), open.clear(); };
+    auto makes = [&](int v) { return std::any_of(open.begin(), open.end(), [&](const Op& o) { return o.out == v; }); };
+    for (const Op& op : tape) {
+      if (is_point(op)) {
+        if (!open.empty() && open[0].extent != op.extent) flush();
+        open.push_back(op);
+        if (!fits(open)) {
+          open.pop_back();
+          flush();
+          open.push_back(op);
+        }
+        continue;
+      }
+      bool depends = op.kind == Op::store;         // others may read what lies there
+      each_read(plan_, op, [&](int v) { depends |= makes(v); });
+      if (depends) flush();
+      out.push_back(op);
+    }
+    flush();
+    tape = std::move(out);
+  }
+
+  Input input_of(const Op& op, int k) const {
+    const int v = op.in[k];
+    if (op.kind == Op::map_rows) {
+      const auto from = op.from[k];
+      return {v, from == plan_.row() ? Shows::of_row : from == Extent::full ? Shows::each : Shows::along_row};
+    }
+    if (same_[std::size_t(v)] != v) return {same_[std::size_t(v)], Shows::one};
+    return {v, op.one[k] ? Shows::one : Shows::each};
+  }
+  struct Written {
+    PointCode code;
+    AssembledOps ops;
+  };
+  Written written(const std::vector<Op>& open) const {
+    Written w;
+    std::map<int, int> made, reads;                // value -> its number here; how often it is read here
+    auto& in = w.ops.in;
+    for (const Op& op : open) {
+      for (int k = 0; k < 4; ++k) {
+        if (op.in[k] < 0) continue;
+        ++reads[op.in[k]];
+        if (made.count(op.in[k])) continue;
+        const auto input = input_of(op, k);
+        if (std::find(in.begin(), in.end(), input) == in.end()) in.push_back(input);
+      }
+      made[op.out] = -1;
+    }
+    for (auto& i : in) w.code.is_array.push_back(i.shows == Shows::each || i.shows == Shows::along_row);
+    std::map<int, int> last;
+    int number = int(in.size());
+    for (const Op& op : open) {
+      PointCode::Op one{op.point};
+      for (int k = 0; k < 4; ++k) {
+        if (op.in[k] < 0) continue;
+        auto known = last.find(op.in[k]);
+        one.args[k] = known != last.end() ? known->second : int(std::find(in.begin(), in.end(), input_of(op, k)) - in.begin());
+      }
+      w.code.ops.push_back(one);
+      last[op.out] = number++;
+    }
+    for (auto& [value, at] : last)
+      if (uses_[std::size_t(value)] > reads[value]) w.code.outputs.push_back(at), w.ops.out.push_back({value});
+    w.ops.by_row = std::any_of(in.begin(), in.end(), [](auto& i) { return i.shows == Shows::of_row || i.shows == Shows::along_row; });
+    return w;
+  }
+  bool fits(const std::vector<Op>& open) const {
+    const auto w = written(open);
+    const auto arrays = std::count(w.code.is_array.begin(), w.code.is_array.end(), true) + std::ptrdiff_t(w.ops.out.size());
+    return arrays <= most_arrays && std::ptrdiff_t(w.code.is_array.size()) - arrays + std::ptrdiff_t(w.ops.out.size()) <= most_scalars;
+  }
+  // One op in place of them, or of some of them at a time.
+  void close(const std::vector<Op>& open, Tape& out) {
+    if (open.size() < 2) {
+      out.insert(out.end(), open.begin(), open.end());
+      return;
+    }
+    auto w = written(open);
+    w.ops.code = assembled(w.code);
+    if (!w.ops.code) {
+      const auto half = open.begin() + std::ptrdiff_t(open.size() / 2);
+      close({open.begin(), half}, out), close({half, open.end()}, out);
+      return;
+    }
+    Op op;
+    op.kind = Op::assembled, op.extent = open[0].extent, op.which = int(plan_.assembled.size());
+    for (const Op& o : open)
+      for (int v : o.in)
+        if (v >= 0) --uses_[std::size_t(v)];
+    for (auto& i : w.ops.in) ++uses_[std::size_t(i.value)];
+    plan_.assembled.push_back(std::move(w.ops));
+    out.push_back(op);
+  }
+  // Numbers that are not written out any more.
+  void drop_unread() {
+    each_tape([&](Tape& tape) {
+      std::erase_if(tape, [&](const Op& op) {
+        return (op.kind == Op::splat || op.kind == Op::expand) && uses_[std::size_t(op.out)] == 0;
+      });
+    });
+  }
+
+  FusedPlan& plan_;
+  std::vector<int> uses_;                          // how many ops read a value
+  std::vector<int> same_;                          // the value that it is, written out
+};
+
+}  // namespace
+
+void assemble(FusedPlan& plan) {
+  if (can_assemble()) Pass(plan).run();
+}
+
+}  // namespace haliax::cpu
