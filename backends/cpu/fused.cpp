@@ -223,7 +223,7 @@ class FusedStep final : public CompiledStep {
         case Op::reduce: {
           const std::size_t r = static_cast<std::size_t>(op.reduction);
           if (plan_.lanes)
-            plan_.reductions[r].lanes(accumulator(r), value(op.in[0]), tile_.inner, tile_.outer, tile_.position);
+            plan_.reductions[r].lanes(accumulator(r), value(op.in[0]), tile_.inner, tile_.outer, pitch_of(op.in[0]), tile_.position);
           else
             plan_.reductions[r].rows(accumulator(r), value(op.in[0]), tile_.outer, tile_.inner, tile_.position);
           return;
@@ -271,6 +271,8 @@ class FusedStep final : public CompiledStep {
       else op.kernel(out, in, n);
     }
     void*& value(int v) { return values_[v]; }
+    // From row to row of a tile of lanes.
+    std::int64_t pitch_of(int v) const { return v == pitched_ && values_[v] != home_of(static_cast<std::size_t>(v)) ? pitch_ : tile_.outer; }
     int width_of(int v) const { return cpu::bytes_of(plan_.values[static_cast<std::size_t>(v)].lane); }
     // f(row, column) for each row of the tile whose id lies in the tile.
     template <class F>
@@ -384,6 +386,10 @@ class FusedStep final : public CompiledStep {
         expect(access, memory, n * bytes);
         return;
       }
+      if (access.folded && runs.count == 2 && runs.stride[1] == 1 && runs.size[1] == tile_.outer) {
+        value(op.out) = memory, pitched_ = op.out, pitch_ = runs.stride[0];
+        return;
+      }
       char* reg = static_cast<char*>(values_[op.out] = home_of(static_cast<std::size_t>(op.out)));
       const int width = cpu::bytes_of(op.lane);
       runs.each([&](std::int64_t offset, std::int64_t position, std::int64_t stride, std::int64_t count) {
@@ -416,6 +422,8 @@ class FusedStep final : public CompiledStep {
     const FusedPlan& plan_;
     std::byte* registers_;
     void** values_;
+    int pitched_ = -1;               // the value that is memory, whose rows lie apart
+    std::int64_t pitch_ = 0;
     Tile tile_, next_;
     enum { nothing, next_tile, next_row } soon_ = next_tile;
     Ahead ahead_;

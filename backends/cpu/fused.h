@@ -28,6 +28,7 @@ struct Access {  // a view, or an iota, in walk order
   bool iota = false;
   std::int64_t start = 0;  // iota: its value at the origin
   bool direct = false;     // registers may be the memory itself
+  bool folded = false;     // and where it is lanes, whatever lies between rows: reductions alone read it
 };
 
 // What a map does, for who makes other code of it.

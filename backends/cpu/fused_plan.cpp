@@ -684,8 +684,25 @@ class Planner {
     for (const Instr& in : fused_.code)
       if (is_store(in.code) && instr(in.args[0]).code == Code::load)
         p.accesses[static_cast<std::size_t>(info(in.args[0]).access)].direct = false;
+    // Only one such value: what a step does but fold the arrays that it reads.
+    if (p.lanes && p.accesses.size() > 0) mark_folded();
     if (context_) assemble(p);
     store_in_place(p, context_);
+  }
+  // Of lanes the one array that reductions alone read, if it is.
+  void mark_folded() {
+    std::vector<bool> other(plan_.values.size(), false);
+    std::vector<const Op*> loads;
+    for (const Tape& tape : plan_.inner)
+      for (const Op& op : tape) {
+        if (op.kind == Op::load) loads.push_back(&op);
+        if (op.kind != Op::reduce)
+          for (int v : op.in)
+            if (v >= 0) other[static_cast<std::size_t>(v)] = true;
+      }
+    if (loads.size() != 1 || other[static_cast<std::size_t>(loads[0]->out)]) return;
+    Access& access = plan_.accesses[static_cast<std::size_t>(loads[0]->access)];
+    access.folded = access.direct && !loads[0]->outer_access && loads[0]->extent == Extent::full;
   }
   void emit_inner_store(int i, Tape& writes) {
     filled(instr(i).args[0], Extent::full, level_);

@@ -82,8 +82,8 @@ struct Reduction {
   void (*init)(void* acc, std::int64_t n) = nullptr;
   // acc[r] takes in x[r * cols ... + cols); position: of x[r * cols] in the whole reduction.
   void (*rows)(void* acc, const void* x, std::int64_t rows, std::int64_t cols, std::int64_t position) = nullptr;
-  // acc[j] takes in x[i * lanes + j] for i in [0, count)
-  void (*lanes)(void* acc, const void* x, std::int64_t count, std::int64_t lanes, std::int64_t position) = nullptr;
+  // acc[j] takes in x[i * pitch + j] for i in [0, count), j in [0, lanes)
+  void (*lanes)(void* acc, const void* x, std::int64_t count, std::int64_t lanes, std::int64_t pitch, std::int64_t position) = nullptr;
   void (*merge)(void* acc, const void* other, std::int64_t n) = nullptr;  // `other` comes later
   void (*finish)(void* out, const void* acc, std::int64_t n) = nullptr;   // into a register
 };
