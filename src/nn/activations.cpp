@@ -7,6 +7,14 @@
 #include "ops/named.h"
 
 namespace haliax::nn {
+namespace {
+
+// Of several steps that would each round: of narrow floats they are made in f32, forward and backward, and rounded once.
+template <class F> NamedArray rounded_once(const NamedArray& x, const F& f) {
+  return is_float(x.dtype()) && bytes_of(x.dtype()) < 4 ? f(x.astype(DType::f32)).astype(x.dtype()) : f(x);
+}
+
+}  // namespace
 
 NamedArray relu(Arr x) {  // its derivative at 0 is 0, and NaN stays
   LayerScope scope(x);
@@ -40,18 +48,20 @@ NamedArray gelu(Arr x) { return gelu(x, true); }
 NamedArray gelu_exact(Arr x) { return gelu(x, false); }
 NamedArray gelu(Arr x, bool approximate) {
   LayerScope scope(x);
-  if (!approximate) return x * (0.5 * (1. + erf(x * std::numbers::sqrt2 / 2.)));
-  const double slope = std::sqrt(2 / std::numbers::pi);
-  return x * (0.5 * (1. + tanh(x * (slope + 0.044715 * slope * (x * x)))));
+  return rounded_once(x, [=](const NamedArray& y) {
+    if (!approximate) return y * (0.5 * (1. + erf(y * std::numbers::sqrt2 / 2.)));
+    const double slope = std::sqrt(2 / std::numbers::pi);
+    return y * (0.5 * (1. + tanh(y * (slope + 0.044715 * slope * (y * y)))));
+  });
 }
 NamedArray quick_gelu(Arr x) {
   LayerScope scope(x);
-  return x * sigmoid(1.702 * x);
+  return rounded_once(x, [](const NamedArray& y) { return y * sigmoid(1.702 * y); });
 }
 
 NamedArray sigmoid(Arr x) {  // by tanh, which overflows nowhere, nor do its derivatives
   LayerScope scope(x);
-  return 0.5 * tanh(0.5 * x) + 0.5;
+  return rounded_once(x, [](const NamedArray& y) { return 0.5 * tanh(0.5 * y) + 0.5; });
 }
 NamedArray log_sigmoid(Arr x) {
   LayerScope scope(x);
@@ -59,7 +69,7 @@ NamedArray log_sigmoid(Arr x) {
 }
 NamedArray silu(Arr x) {
   LayerScope scope(x);
-  return x * sigmoid(x);
+  return rounded_once(x, [](const NamedArray& y) { return y * sigmoid(y); });
 }
 NamedArray softplus(Arr x) {
   LayerScope scope(x);
