@@ -285,7 +285,8 @@ class Planner {
     } else if (p.lanes) {
       p.outer_box = cut(0, p.outer_dims, p.outer_points <= tile_ / 2 ? tile_ : std::min<std::int64_t>(tile_, 256));
       bool keep = may_keep_ && p.inner_points * p.outer_box <= 4 * tile_;
-      p.inner_box = cut(p.outer_dims, p.dims, keep ? p.inner_points : std::max<std::int64_t>(1, tile_ / p.outer_box));
+      const std::int64_t rows = may_keep_ && reduces_ ? 16 : 1;   // a sum is widened after so many
+      p.inner_box = cut(p.outer_dims, p.dims, keep ? p.inner_points : std::max(rows, tile_ / p.outer_box));
     } else {
       bool keep = may_keep_ && p.inner_points <= 4 * tile_;
       p.inner_box = cut(p.outer_dims, p.dims, keep ? std::max<std::int64_t>(1, p.inner_points) : tile_);
