@@ -9,6 +9,8 @@ namespace {
 using Shows = AssembledOps::Shows;
 using Input = AssembledOps::Input;
 
+bool is_array(const Input& i) { return i.shows == Shows::each || i.shows == Shows::along_row; }
+
 class Pass {
  public:
   explicit Pass(FusedPlan& plan) : plan_(plan), uses_(plan.values.size(), 0), same_(plan.values.size()) {
@@ -73,14 +75,10 @@ class Pass {
     if (same_[std::size_t(v)] != v) return {same_[std::size_t(v)], Shows::one};
     return {v, op.one[k] ? Shows::one : Shows::each};
   }
-  struct Written {
-    PointCode code;
-    AssembledOps ops;
-  };
-  Written written(const std::vector<Op>& open) const {
-    Written w;
+  AssembledOps written(const std::vector<Op>& open) const {
+    AssembledOps w;
     std::map<int, int> made, reads;                // value -> its number here; how often it is read here
-    auto& in = w.ops.in;
+    auto& in = w.in;
     for (const Op& op : open) {
       for (int k = 0; k < 4; ++k) {
         if (op.in[k] < 0) continue;
@@ -91,7 +89,7 @@ class Pass {
       }
       made[op.out] = -1;
     }
-    for (auto& i : in) w.code.is_array.push_back(i.shows == Shows::each || i.shows == Shows::along_row);
+    for (auto& i : in) w.point.inputs.push_back(is_array(i) ? PointCode::Input::array : PointCode::Input::one);
     std::map<int, int> last;
     int number = int(in.size());
     for (const Op& op : open) {
@@ -101,18 +99,18 @@ class Pass {
         auto known = last.find(op.in[k]);
         one.args[k] = known != last.end() ? known->second : int(std::find(in.begin(), in.end(), input_of(op, k)) - in.begin());
       }
-      w.code.ops.push_back(one);
+      w.point.ops.push_back(one);
       last[op.out] = number++;
     }
     for (auto& [value, at] : last)
-      if (uses_[std::size_t(value)] > reads[value]) w.code.outputs.push_back(at), w.ops.out.push_back({value});
-    w.ops.by_row = std::any_of(in.begin(), in.end(), [](auto& i) { return i.shows == Shows::of_row || i.shows == Shows::along_row; });
+      if (uses_[std::size_t(value)] > reads[value]) w.point.outputs.push_back({at}), w.out.push_back({value});
+    w.by_row = std::any_of(in.begin(), in.end(), [](auto& i) { return i.shows == Shows::of_row || i.shows == Shows::along_row; });
     return w;
   }
   bool fits(const std::vector<Op>& open) const {
     const auto w = written(open);
-    const auto arrays = std::count(w.code.is_array.begin(), w.code.is_array.end(), true) + std::ptrdiff_t(w.ops.out.size());
-    return arrays <= most_arrays && std::ptrdiff_t(w.code.is_array.size()) - arrays + std::ptrdiff_t(w.ops.out.size()) <= most_scalars;
+    const auto arrays = std::count_if(w.in.begin(), w.in.end(), is_array), numbers = std::ptrdiff_t(w.in.size()) - arrays;
+    return arrays + std::ptrdiff_t(w.out.size()) <= most_arrays && numbers <= most_scalars;
   }
   // One op in place of them, or of some of them at a time.
   void close(const std::vector<Op>& open, Tape& out) {
@@ -121,8 +119,8 @@ class Pass {
       return;
     }
     auto w = written(open);
-    w.ops.code = assembled(w.code);
-    if (!w.ops.code) {
+    w.code = assembled(w.point);
+    if (!w.code) {
       const auto half = open.begin() + std::ptrdiff_t(open.size() / 2);
       close({open.begin(), half}, out), close({half, open.end()}, out);
       return;
@@ -132,8 +130,8 @@ class Pass {
     for (const Op& o : open)
       for (int v : o.in)
         if (v >= 0) --uses_[std::size_t(v)];
-    for (auto& i : w.ops.in) ++uses_[std::size_t(i.value)];
-    plan_.assembled.push_back(std::move(w.ops));
+    for (auto& i : w.in) ++uses_[std::size_t(i.value)];
+    plan_.assembled.push_back(std::move(w));
     out.push_back(op);
   }
   // Numbers that are not written out any more.
@@ -151,6 +149,38 @@ class Pass {
 };
 
 }  // namespace
+
+void assemble_narrow(FusedPlan& plan) {
+  std::vector<int> loaded(plan.values.size(), -1);   // the access of bf16 that a value is read from
+  auto each_op = [&](const auto& f) {
+    for (auto* tapes : {&plan.outer, &plan.inner})
+      for (Tape& tape : *tapes)
+        for (Op& op : tape) f(op);
+    for (Op& op : plan.outer_stores) f(op);
+  };
+  each_op([&](const Op& op) {
+    if (op.kind == Op::load && plan.accesses[std::size_t(op.access)].dtype == DType::bf16) loaded[std::size_t(op.out)] = op.access;
+  });
+  each_op([&](const Op& op) {
+    if (op.kind != Op::assembled)
+      for (int v : op.in)
+        if (v >= 0) loaded[std::size_t(v)] = -1;
+  });
+  for (auto& ops : plan.assembled)
+    for (auto& in : ops.in)
+      if (!is_array(in)) loaded[std::size_t(in.value)] = -1;
+  for (int a : loaded)
+    if (a >= 0) plan.accesses[std::size_t(a)].narrow = true;
+  for (auto& ops : plan.assembled) {
+    PointCode narrow = ops.point;
+    bool any = false;
+    for (std::size_t k = 0; k < ops.in.size(); ++k)
+      if (loaded[std::size_t(ops.in[k].value)] >= 0) any = ops.in[k].narrow = true, narrow.inputs[k] = PointCode::Input::bf16;
+    for (std::size_t k = 0; k < ops.out.size(); ++k)
+      if (ops.out[k].narrow) any = narrow.outputs[k].bf16 = true;
+    if (any) ops.narrow_code = assembled(narrow);
+  }
+}
 
 void assemble(FusedPlan& plan) {
   if (can_assemble()) Pass(plan).run();

@@ -8,21 +8,11 @@
 
 namespace haliax::cpu {
 
-// What is made at a point. Values are numbered: the inputs come first, then the result of each op.
-struct PointCode {
-  struct Op {
-    PointOp does;
-    int args[4] = {-1, -1, -1, -1};
-  };
-  std::vector<bool> is_array;                // of each input: a value for each point, or one for all
-  std::vector<Op> ops;
-  std::vector<int> outputs;                  // each once
-};
 constexpr int most_arrays = 12, most_scalars = 24;
 struct AssembledCall {
-  std::int64_t bytes = 0;                    // of the points that fill whole registers
+  std::int64_t points = 0;                   // those that fill whole registers
   std::int64_t rest = 0;                     // a bit for each point after them
-  const void* soon = nullptr;                // fetched as it goes, as many bytes as an array has
+  const void* soon = nullptr;                // fetched as it goes, as many bytes as an array of f32 has
   void* array[most_arrays];                  // inputs with a value for each point, then outputs
   std::uint32_t scalar[most_scalars];        // the other inputs
 };
@@ -32,5 +22,7 @@ bool can_assemble(const PointOp&);
 AssembledCode assembled(const PointCode&);
 
 void assemble(FusedPlan&);
+// Arrays of bf16 that assembled ops alone read, or make, are read and written by them where they lie. After stores are in place.
+void assemble_narrow(FusedPlan&);
 
 }  // namespace haliax::cpu

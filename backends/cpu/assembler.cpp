@@ -17,6 +17,7 @@ namespace haliax::cpu {
 namespace {
 
 using program::Code;
+using Input = PointCode::Input;
 using Xbyak::Address;
 using Xbyak::Opmask;
 using Xbyak::Operand;
@@ -48,28 +49,28 @@ class Assembler : Xbyak::CodeGenerator {
 
  private:
   struct Place {
-    enum { nowhere, array, scalar, vector, test } kind = nowhere;
+    enum { nowhere, array, bf16, scalar, vector, test } kind = nowhere;
     int at = 0;                                  // which array, scalar, or register
   };
   static constexpr int rest_mask = 1, scratch_mask = 2, first_test = 3;
 
   void count_uses() {
-    uses_.assign(code_.is_array.size() + code_.ops.size(), 0);
+    uses_.assign(code_.inputs.size() + code_.ops.size(), 0);
     for (auto& op : code_.ops)
       for (int a : op.args)
         if (a >= 0) ++uses_[std::size_t(a)];
-    for (int v : code_.outputs) ++uses_[std::size_t(v)];
+    for (auto& o : code_.outputs) ++uses_[std::size_t(o.value)];
   }
 
   // ---- around the loop ----
-  // rdi: the call; rcx: bytes done; one register for each array, and for what is fetched
+  // rdi: the call; rcx: points done; one register for each array, and for what is fetched
   const Reg64& array_register(int k) const {
     const Reg64* const all[] = {&rax, &rdx, &rsi, &r8, &r9, &r10, &r11, &rbx, &rbp, &r12, &r13, &r14, &r15};
     return *all[k];
   }
   int arrays() const {
     int n = int(code_.outputs.size());
-    for (bool array : code_.is_array) n += array;
+    for (auto input : code_.inputs) n += input != Input::one;
     return n;
   }
   Address in_call(std::size_t offset) { return ptr[rdi + offset]; }
@@ -91,16 +92,16 @@ class Assembler : Xbyak::CodeGenerator {
       je(done, T_NEAR);
       kmovw(Opmask(rest_mask), word[rdi + offsetof(AssembledCall, rest)]);
     } else {
-      cmp(rcx, qword[rdi + offsetof(AssembledCall, bytes)]);
+      cmp(rcx, qword[rdi + offsetof(AssembledCall, points)]);
       jae(done, T_NEAR);
     }
     L(again);
-    if (!rest) prefetcht1(ptr[array_register(arrays()) + rcx]);
+    if (!rest) prefetcht1(ptr[array_register(arrays()) + rcx * 4]);
     rest_ = rest;
     points();
     if (!rest) {
-      add(rcx, 64);
-      cmp(rcx, qword[rdi + offsetof(AssembledCall, bytes)]);
+      add(rcx, 16);
+      cmp(rcx, qword[rdi + offsetof(AssembledCall, points)]);
       jb(again, T_NEAR);
     }
     L(done);
@@ -112,14 +113,25 @@ class Assembler : Xbyak::CodeGenerator {
     free_.set(), free_tests_.set();
     places_.assign(uses_.size(), {});
     int array = 0, scalar = 0;
-    for (std::size_t i = 0; i < code_.is_array.size(); ++i)
-      places_[i] = code_.is_array[i] ? Place{Place::array, array++} : Place{Place::scalar, scalar++};
-    for (std::size_t k = 0; k < code_.ops.size(); ++k) make(code_.ops[k], int(code_.is_array.size() + k));
-    for (int value : code_.outputs) {              // last, as they may be made where an input lies
+    for (std::size_t i = 0; i < code_.inputs.size(); ++i)
+      places_[i] = code_.inputs[i] == Input::one    ? Place{Place::scalar, scalar++}
+                   : code_.inputs[i] == Input::bf16 ? Place{Place::bf16, array++}
+                                                    : Place{Place::array, array++};
+    for (std::size_t k = 0; k < code_.ops.size(); ++k) make(code_.ops[k], int(code_.inputs.size() + k));
+    for (auto [value, bf16] : code_.outputs) {     // last, as they may be made where an input lies
       const Zmm z = vector(value);
-      const auto to = ptr[array_register(array++) + rcx];
-      if (rest_) vmovups(to | Opmask(rest_mask), z);
-      else vmovups(to, z);
+      const auto& base = array_register(array++);
+      if (bf16) {
+        Temporary half(*this);
+        vpsrld(half.z, z, 16);
+        const auto to = ptr[base + rcx * 2];
+        if (rest_) vpmovdw(to | Opmask(rest_mask), half.z);
+        else vpmovdw(to, half.z);
+      } else {
+        const auto to = ptr[base + rcx * 4];
+        if (rest_) vmovups(to | Opmask(rest_mask), z);
+        else vmovups(to, z);
+      }
       used(value);
     }
   }
@@ -162,8 +174,13 @@ class Assembler : Xbyak::CodeGenerator {
     } else if (place.kind == Place::test) {
       vpbroadcastd(z | Opmask(place.at) | T_z, one());
       free_tests_.set(std::size_t(place.at));
+    } else if (place.kind == Place::bf16) {
+      const auto from = ptr[array_register(place.at) + rcx * 2];
+      if (rest_) vpmovzxwd(z | Opmask(rest_mask) | T_z, from);
+      else vpmovzxwd(z, from);
+      vpslld(z, z, 16);
     } else {
-      const auto from = ptr[array_register(place.at) + rcx];
+      const auto from = ptr[array_register(place.at) + rcx * 4];
       if (rest_) vmovups(z | Opmask(rest_mask) | T_z, from);
       else vmovups(z, from);
     }
@@ -180,7 +197,7 @@ class Assembler : Xbyak::CodeGenerator {
   Last last(int value) {
     auto& place = places_[std::size_t(value)];
     if (place.kind == Place::scalar) return {scalar_at(place.at)};
-    if (place.kind == Place::array && !rest_ && left_[std::size_t(value)] == 1) return {ptr[array_register(place.at) + rcx]};
+    if (place.kind == Place::array && !rest_ && left_[std::size_t(value)] == 1) return {ptr[array_register(place.at) + rcx * 4]};
     return {{}, vector(value)};
   }
   Opmask test(int value) {                       // in a mask register: its own, or the scratch one
@@ -448,13 +465,13 @@ class Assembler : Xbyak::CodeGenerator {
 std::string key_of(const PointCode& code) {
   std::string key;
   auto add = [&](int x) { key.append(reinterpret_cast<const char*>(&x), sizeof x); };
-  add(int(code.is_array.size())), add(int(code.ops.size()));
-  for (bool array : code.is_array) add(array);
+  add(int(code.inputs.size())), add(int(code.ops.size()));
+  for (auto input : code.inputs) add(int(input));
   for (auto& op : code.ops) {
     add(op.does.does), add(int(op.does.what)), add(int(op.does.from)), add(int(op.does.to));
     for (int a : op.args) add(a);
   }
-  for (int v : code.outputs) add(v);
+  for (auto& o : code.outputs) add(o.value), add(o.bf16);
   return key;
 }
 

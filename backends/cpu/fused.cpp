@@ -347,29 +347,53 @@ class FusedStep final : public CompiledStep {
       std::byte* memory = memory_of(op, into, runs);
       value(out) = dense(runs, n) ? memory : home_of(static_cast<std::size_t>(out));
     }
+    // Does all that may be bf16 lie dense in memory, as such? Else inputs that do are read into registers.
+    bool are_narrow(const Op& op, const AssembledOps& ops, std::int64_t points) {
+      bool all = ops.narrow_code != nullptr;
+      for (auto& in : ops.in) all &= !in.narrow || value(in.value) != home_of(static_cast<std::size_t>(in.value));
+      for (auto& out : ops.out) {
+        if (!out.narrow) continue;
+        aim(op, out.value, out.into, points);
+        all &= value(out.value) != home_of(static_cast<std::size_t>(out.value));
+      }
+      if (all) return true;
+      for (auto& in : ops.in) {
+        void*& x = value(in.value);
+        const auto home = home_of(static_cast<std::size_t>(in.value));
+        if (!in.narrow || x == home) continue;
+        const auto extent = plan_.values[static_cast<std::size_t>(in.value)].extent;
+        kernels().load(DType::bf16)(home, x, 1, points_of(extent, tile_.outer, tile_.inner));
+        x = home;
+      }
+      for (auto& out : ops.out)
+        if (out.narrow) value(out.value) = home_of(static_cast<std::size_t>(out.value));
+      return false;
+    }
     void run_assembled(const Op& op, std::int64_t points) {
       using Shows = AssembledOps::Shows;
       const AssembledOps& ops = plan_.assembled[static_cast<std::size_t>(op.which)];
       const std::int64_t count = ops.by_row ? rows() : 1, n = ops.by_row ? columns() : points;
       AssembledCall call;
-      call.bytes = n / 16 * 64, call.rest = (1 << n % 16) - 1;
+      call.points = n / 16 * 16, call.rest = (1 << n % 16) - 1;
+      const bool narrow = are_narrow(op, ops, points);
       int arrays = 0, scalars = 0;
       std::int64_t step[most_arrays];
       const std::uint32_t* of_row[most_scalars];
       for (auto& in : ops.in) {
         auto* x = static_cast<std::uint32_t*>(value(in.value));
         if (in.shows == Shows::each || in.shows == Shows::along_row) {
-          call.array[arrays] = x, step[arrays++] = in.shows == Shows::each ? 4 * n : 0;
+          call.array[arrays] = x, step[arrays++] = in.shows == Shows::each ? (narrow && in.narrow ? 2 : 4) * n : 0;
         } else {
           call.scalar[scalars] = *x, of_row[scalars++] = in.shows == Shows::of_row ? x : nullptr;
         }
       }
-      for (auto& out : ops.out) aim(op, out.value, out.into, points);   // it may be an input, too
-      for (auto& out : ops.out) call.array[arrays] = value(out.value), step[arrays++] = 4 * n;
+      for (auto& out : ops.out)                    // which may be an input, too
+        if (!out.narrow) aim(op, out.value, out.into, points);
+      for (auto& out : ops.out) call.array[arrays] = value(out.value), step[arrays++] = (narrow && out.narrow ? 2 : 4) * n;
       for (std::int64_t r = 0;;) {
         const void* soon = ahead_.take(n / 16);
         call.soon = soon ? soon : call.array[0];
-        ops.code(&call);
+        (narrow ? ops.narrow_code : ops.code)(&call);
         if (++r == count) return;
         for (int k = 0; k < arrays; ++k) call.array[k] = static_cast<char*>(call.array[k]) + step[k];
         for (int k = 0; k < scalars; ++k)
@@ -381,7 +405,7 @@ class FusedStep final : public CompiledStep {
       Runs runs;
       const std::int64_t bytes = haliax::bytes_of(access.dtype);
       std::byte* memory = memory_of(op, op.access, runs);
-      if (access.direct && (runs.count == 0 || dense(runs, n))) {
+      if ((access.direct && (runs.count == 0 || dense(runs, n))) || (access.narrow && dense(runs, n))) {
         value(op.out) = memory;
         expect(access, memory, n * bytes);
         return;

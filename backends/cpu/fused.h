@@ -28,6 +28,7 @@ struct Access {  // a view, or an iota, in walk order
   bool iota = false;
   std::int64_t start = 0;  // iota: its value at the origin
   bool direct = false;     // registers may be the memory itself
+  bool narrow = false;     // so may those of bf16: assembled ops alone read it
   bool folded = false;     // and where it is lanes, whatever lies between rows: reductions alone read it
 };
 
@@ -59,7 +60,21 @@ struct Op {
 };
 using Tape = std::vector<Op>;
 
-// Several ops as one (assemble.h).
+// Several ops as one (assemble.h): what is made at a point. Values are numbered: the inputs come first, then the result of each op.
+struct PointCode {
+  struct Op {
+    PointOp does;
+    int args[4] = {-1, -1, -1, -1};
+  };
+  enum class Input : std::uint8_t { one, array, bf16 };   // one value for all points, or one for each; as f32 lies in memory as bf16
+  struct Output {
+    int value;
+    bool bf16 = false;                     // it is one, and goes to memory as such
+  };
+  std::vector<Input> inputs;
+  std::vector<Op> ops;
+  std::vector<Output> outputs;             // each once
+};
 struct AssembledCall;
 using AssembledCode = void (*)(const AssembledCall*);
 struct AssembledOps {
@@ -67,16 +82,20 @@ struct AssembledOps {
   struct Input {
     int value;
     Shows shows;
+    bool narrow = false;                   // may be bf16 in memory
     friend bool operator==(const Input&, const Input&) = default;
   };
   struct Output {
     int value;
     int into = -1;                         // as Op::into
+    bool narrow = false;                   // there it is bf16
   };
   std::vector<Input> in;
   std::vector<Output> out;
   bool by_row = false;                     // called row by row
+  PointCode point;
   AssembledCode code = nullptr;
+  AssembledCode narrow_code = nullptr;     // where all that may be bf16 in memory are; null: never
 };
 
 struct Register {  // where a value lies

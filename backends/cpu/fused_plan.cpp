@@ -689,6 +689,7 @@ class Planner {
     if (p.lanes && p.accesses.size() > 0) mark_folded();
     if (context_) assemble(p);
     store_in_place(p, context_);
+    assemble_narrow(p);
   }
   // Of lanes the one array that reductions alone read, if it is.
   void mark_folded() {

@@ -38,22 +38,28 @@ struct InPlace {
     if (context && context->same(view.slot, b.view.slot)) view.slot = b.view.slot;
     return view == b.view && a.strides == b.strides;
   }
-  // Where ops that are one make this value; null: they do not.
-  int* into_of(const Op& op, int value) const {
+  // What of ops that are one this value is; null: nothing.
+  AssembledOps::Output* made_by(const Op& op, int value) const {
     if (op.kind != Op::assembled) return nullptr;
     auto& out = plan.assembled[static_cast<std::size_t>(op.which)].out;
     const auto made = std::find_if(out.begin(), out.end(), [&](auto& o) { return o.value == value; });
-    return made == out.end() ? nullptr : &made->into;
+    return made == out.end() ? nullptr : &*made;
   }
   void store(Tape& tape, std::size_t at) {
     const Access& to = access(tape[at].access);
-    if (is_narrow(to.dtype) || tape[at].extent != Extent::full) return;
+    if ((is_narrow(to.dtype) && to.dtype != DType::bf16) || tape[at].extent != Extent::full) return;
     std::vector<std::size_t> makers;  // what changes the value at a point, and what makes it
     int value = tape[at].in[0];
     for (std::size_t t = at; t-- > 0;) {
-      if (int* into = into_of(tape[t], value); into && makers.empty()) {
-        if (*into < 0 && !is_read(tape, t, to)) *into = tape[at].access;
+      if (auto* made = made_by(tape[t], value); made && makers.empty()) {
+        const bool alone = reads[static_cast<std::size_t>(value)] == 1;   // nobody else wants it as f32
+        if (made->into < 0 && (!is_narrow(to.dtype) || alone) && !is_read(tape, t, to))
+          made->into = tape[at].access, made->narrow = is_narrow(to.dtype);
         return;
+      }
+      if (is_narrow(to.dtype)) {
+        if (tape[t].out == value) return;
+        continue;
       }
       if (tape[t].out != value || tape[t].in[0] == value) continue;  // rounded where it is
       const bool changes = tape[t].kind == Op::poke;
