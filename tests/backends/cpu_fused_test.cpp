@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "backends/cpu/fused.h"
+#include "backends/cpu/assemble.h"
 #include "support/programs.h"
 
 namespace {
@@ -26,8 +26,12 @@ bool is_defined(Code code, DType dtype) {
   return is_float(dtype) ? !integers : !floats;
 }
 
+// By itself, or before another one that gives what it gets: such ops are put together where the machine has AVX-512.
 TEST_CASE("cpu: every point-wise code on special values") {
   const std::int64_t n = static_cast<std::int64_t>(special.size() * special.size());
+  bool alone = true;
+  SUBCASE("alone") {}
+  SUBCASE("with another") { alone = false; }
   for (int k = static_cast<int>(Code::neg); k <= static_cast<int>(Code::shift_right); ++k) {
     const Code code = static_cast<Code>(k);
     if (code == Code::bitcast) continue;
@@ -44,7 +48,9 @@ TEST_CASE("cpu: every point-wise code on special values") {
       auto& f = c.add(Kind::fused).fused;
       f.dims = {n};
       f.outer = 1;
-      f.code = {load(a), load(b), code < Code::add ? op(code, result, {0}) : op(code, result, {0, 1}), store(out, 2)};
+      f.code = {load(a), load(b), code < Code::add ? op(code, result, {0}) : op(code, result, {0, 1})};
+      if (!alone) f.code.push_back(op(result == DType::boolean ? Code::bit_or : Code::max, result, {2, 2}));
+      f.code.push_back(store(out, alone ? 2 : 3));
       INFO("code ", k, " ", std::string(name_of(dtype)));
       const auto got = c.run(*cpu::make_cpu_device())[0], want = c.run(*reference::make_reference_device())[0];
       // Functions may be off by units in the last place, sums of the gamma family a little more; the rest is exact.
@@ -380,6 +386,28 @@ TEST_CASE("cpu: random results take the places of operands, in any order") {
     c.run(*reference::make_reference_device(), &want);
     INFO("seed ", seed);
     for (std::size_t k = 0; k < got.size(); ++k) CHECK(difference(DType::f32, got[k], want[k], 1e-5) == "");
+  }
+}
+
+TEST_CASE("cpu: ops that follow each other are one, and read and write bf16 where it lies") {
+  for (DType dtype : {DType::f32, DType::bf16}) {
+    Case c(1);
+    const Dims dims = {33, 100};
+    const View x = c.view(false, dtype, dims, Case::dense), row = c.view(false, dtype, {33, 1}, Case::dense),
+               column = c.view(false, dtype, {1, 100}, Case::dense), out = c.view(true, dtype, dims, Case::dense);
+    auto along = [](View v, Dims strides) { return v.strides = std::move(strides), v; };
+    auto& f = c.add(Kind::fused).fused;
+    f.dims = dims, f.outer = 2;
+    f.code = {load(x), load(along(row, {1, 0})), load(along(column, {0, 1})), op(Code::sub, dtype, {0, 1}), op(Code::tanh, dtype, {3}),
+              op(Code::less, DType::boolean, {4, 2}), op(Code::exp, dtype, {4}), op(Code::select, dtype, {5, 6, 2}), store(out, 7)};
+    const cpu::Context context{c.program, static_cast<int>(c.program.slots.size()), 1};
+    const auto plan = cpu::plan_fused(f, &context);
+    if (!cpu::can_assemble()) continue;
+    CHECK(plan.assembled.size() == 1);
+    CHECK(plan.inner[0].size() == 3);                             // x, all of the ops, a store
+    CHECK((plan.assembled.at(0).narrow_code != nullptr) == (dtype == DType::bf16));
+    CHECK(difference(dtype, c.run(*cpu::make_cpu_device())[0], c.run(*reference::make_reference_device())[0],
+                     dtype == DType::bf16 ? 8e-3 : 1e-6) == "");
   }
 }
 
