@@ -14,23 +14,23 @@ struct Walk {
   unsigned long long wanted;                               // of 64 blocks
   int width, all;
   struct At {
-    int column, block;                                     // behind the last one: all
+    int column, block, end;                                // of the block; behind the last one: all of them
+    int there() const { return end - column < tile_columns ? end - column : tile_columns; }   // columns of a tile
   };
-  int there(const At& t) const {                           // columns of a tile
-    const int end = (t.block + 1) * width, left = (end < all ? end : all) - t.column;
-    return left < tile_columns ? left : tile_columns;
+  int columns() const {                                    // in all
+    const int blocks = (all + width - 1) / width;
+    const auto mine = blocks < 64 ? wanted & ((1ull << blocks) - 1) : wanted;
+    return int(__popcll(mine)) * width - ((wanted >> (blocks - 1) & 1) != 0 ? blocks * width - all : 0);
   }
   At from(int block) const {
     while (block * width < all && (wanted >> block & 1) == 0) ++block;
-    return {block * width < all ? block * width : all, block};
+    const int column = block * width;
+    return column >= all ? At{all, block, all} : At{column, block, column + width < all ? column + width : all};
   }
   At behind(const At& t) const {
-    return t.column + tile_columns < (t.block + 1) * width && t.column + tile_columns < all ? At{t.column + tile_columns, t.block}
-                                                                                           : from(t.block + 1);
+    return t.column + tile_columns < t.end ? At{t.column + tile_columns, t.block, t.end} : from(t.block + 1);
   }
 };
-inline Side moved(const Side& s, int lines, int width) { return {s.at + (long long)(lines * s.line) * width, s.line, s.term}; }
-
 // A narrow float as it is rounded, and two of them in a word.
 #ifndef haliax_thread
 template <class E>
@@ -67,6 +67,19 @@ inline float narrowed(float x) {
 }
 using Larger = Max;
 #endif
+// exp in three instructions: of x in [-87, 88] within 2^-22 + |x| 2^-24 of itself, and 0 below that.
+inline float quick_exp(float x) {
+  const float of_two = x * 1.442695041f;
+#ifndef haliax_thread
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(of_two));
+  return out;
+#else
+  return of_two < -126 ? 0 : std::exp2(of_two);
+#endif
+}
+
+inline bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 
 // Copies of 16 bytes into shared memory, which are there when all threads have waited, and met.
 #ifndef haliax_thread
@@ -94,6 +107,7 @@ struct Staged {
   static constexpr int pitch = fast + 8;                   // eight lines of 16 bytes meet in no bank
   static constexpr int elements = slow * pitch;
   static constexpr bool is_along = along;
+  using Element = E;
   E* at;
   static constexpr int place(int line, int term) { return along ? line * pitch + term : term * pitch + line; }
   // The box (lines, terms) of the operand from its first element on; what is not there is 0. far: it lies in the card's memory.
@@ -122,6 +136,56 @@ struct Staged {
                       : element<E>(0);
       }
     }
+  }
+};
+
+// Where tiles of an operand's lines come from: of each tile, a thread brings 16 bytes, or some. far: from the card's memory.
+template <class To, bool far>
+struct Source {
+  static constexpr int chunks = To::fast / 8, parts = (To::slow * chunks + 255) / 256;
+  using E = typename To::Element;
+  Side side;
+  int terms;
+  bool wide;                                               // what is there lies as it is staged, 16 bytes at a time
+  Source(const Side& s, int terms_there) : side(s), terms(terms_there) {
+    const int step = (To::is_along ? s.line : s.term) * int(sizeof(E));
+    wide = (To::is_along ? s.term : s.line) == 1 && s.at % 16 == 0 && step % 16 == 0 && terms % 8 == 0;
+  }
+  // Two tiles that begin with these lines, at `at` and behind it.
+  void bring(Copies& copies, E* at, const int (&first)[2], const int (&there)[2]) const {
+#pragma unroll
+    for (int p = 0; p < parts; ++p) {
+      const int k = p * 256 + int(threadIdx_x), i = k / chunks, j = k % chunks * 8, line = To::is_along ? i : j,
+                term = To::is_along ? j : i;
+      if (To::slow * chunks % 256 != 0 && k >= To::slow * chunks) return;
+      const bool mine = wide && term < terms;
+      const auto from = side.at + (line * side.line + term * side.term) * int(sizeof(E));
+      E* const to = at + i * To::pitch + j;
+      bool all = true;
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        const bool one = mine && line + (To::is_along ? 1 : 8) <= there[t];
+        if (one) copy(copies, to + t * To::elements, from + (long long)(first[t] * side.line) * int(sizeof(E)));
+        all &= one;
+      }
+      if (all) continue;
+#pragma unroll 1
+      for (int n = 0; n < 16; ++n) {                       // of both tiles
+        const int t = n / 8, e = n % 8, l = line + (To::is_along ? 0 : e), k = term + (To::is_along ? e : 0);
+        const int lines = t ? there[1] : there[0], before = t ? first[1] : first[0];
+        if (lines == 0 || (mine && line + (To::is_along ? 1 : 8) <= lines)) continue;
+        to[t * To::elements + e] =
+            l < lines && k < terms
+                ? *reinterpret_cast<const E*>(side.at + (long long)((before + l) * side.line + k * side.term) * int(sizeof(E)))
+                : element<E>(0);
+      }
+    }
+  }
+  static void copy(Copies& copies, E* to, Word from) {
+    if constexpr (far)
+      copies.add(to, from);
+    else
+      *reinterpret_cast<Several<E, 8>*>(to) = *reinterpret_cast<const Several<E, 8>*>(from);
   }
 };
 
@@ -186,6 +250,10 @@ struct RowSums {
     for (auto& some : c)
       for (auto& x : some) x = 0;
   }
+  void scale(const float (&by)[2]) {
+    for (auto& some : c)
+      for (int e = 0; e < 4; ++e) some[e] *= by[e / 2];
+  }
   template <class Y>                                       // += tile (16, 32) y (32, depth)
   void add(const Tile& tile, const Y& y) {
 #pragma unroll
@@ -205,7 +273,8 @@ struct RowSums {
   // uses any more.
   template <class S, bool adds>
   void store_to(Side out, int rows_there, int terms, float* room) {
-    const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32, strip = warp % 4;
+    // Hidden: what follows from it would else lie in registers from the kernel's beginning on.
+    const int thread = hidden(int(threadIdx_x)), warp = thread / 32, lane = thread % 32, strip = warp % 4;
     __syncthreads();
     if (warp >= 4)
       for (int d = 0; d < depth / 8; ++d)
