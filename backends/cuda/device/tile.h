@@ -242,6 +242,12 @@ inline void make_tile(Tile& tile, const Held<E, depth>& x, const Y& y) {
       multiply_two<E>(tile[2 * j], tile[2 * j + 1], x.f[k], b);
     }
 }
+// Is a tile of a result there as a whole, with any two elements side by side in one access?
+template <class S>
+inline bool in_pairs(const Side& out, bool whole) {
+  constexpr int bytes = 2 * sizeof(S);
+  return whole && out.term == 1 && out.at % bytes == 0 && out.line % 2 == 0;
+}
 // What a warp sums up over columns: 16 rows of a result (rows, depth).
 template <class E, int depth>
 struct RowSums {
@@ -280,16 +286,30 @@ struct RowSums {
       for (int d = 0; d < depth / 8; ++d)
         for (int e = 0; e < 4; ++e) room[((d * 4 + e) * 4 + strip) * 32 + lane] = c[d][e];
     __syncthreads();
-    if (warp < 4)
+    if (warp >= 4) return;
+    if (in_pairs<S>(out, rows_there == tile_rows && terms == depth)) {
+      const Word at = out.at + ((16 * strip + lane / 4) * out.line + lane % 4 * 2) * int(sizeof(S));
       for (int d = 0; d < depth / 8; ++d)
-        for (int e = 0; e < 4; ++e) {
-          const int row = 16 * strip + lane / 4 + 8 * (e / 2), term = 8 * d + lane % 4 * 2 + e % 2;
-          if (row >= rows_there || term >= terms) continue;
-          const auto at = row * out.line + term * out.term;
-          float sum = c[d][e] + room[((d * 4 + e) * 4 + strip) * 32 + lane];
-          if constexpr (adds) sum = load<S>(out.at, at) + sum;
-          store<S>(out.at, at, sum);
+        for (int h = 0; h < 2; ++h) {
+          auto& two = *reinterpret_cast<Several<S, 2>*>(at + (8 * h * out.line + 8 * d) * int(sizeof(S)));
+          float sum[2];
+          for (int e = 0; e < 2; ++e) {
+            sum[e] = c[d][2 * h + e] + room[((d * 4 + 2 * h + e) * 4 + strip) * 32 + lane];
+            if constexpr (adds) sum[e] = number(two.x[e]) + sum[e];
+          }
+          two = {{element<S>(sum[0]), element<S>(sum[1])}};
         }
+      return;
+    }
+    for (int d = 0; d < depth / 8; ++d)
+      for (int e = 0; e < 4; ++e) {
+        const int row = 16 * strip + lane / 4 + 8 * (e / 2), term = 8 * d + lane % 4 * 2 + e % 2;
+        if (row >= rows_there || term >= terms) continue;
+        const auto at = row * out.line + term * out.term;
+        float sum = c[d][e] + room[((d * 4 + e) * 4 + strip) * 32 + lane];
+        if constexpr (adds) sum = load<S>(out.at, at) + sum;
+        store<S>(out.at, at, sum);
+      }
   }
 };
 
@@ -310,6 +330,21 @@ template <class E, int depth, class S, bool adds>
 struct OverRows {
   static constexpr int parts = (depth / 16 + 1) / 2;
   float c[parts][2][4];
+  // Where two elements side by side are, of a tile that is there as a whole.
+  template <class F>
+  static void each_pair(const Side& out, const F& f) {
+    const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32, term = 16 * (warp / 4) + lane % 4 * 2;
+    const Word at = out.at + ((warp % 2 * 16 + lane / 4) * out.line + term) * int(sizeof(S));
+#pragma unroll
+    for (int p = 0; p < parts; ++p) {
+      if (depth / 16 % 2 != 0 && warp / 4 + 2 * p >= depth / 16) continue;
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          f(p, j, 2 * h, reinterpret_cast<Several<S, 2>*>(at + (8 * h * out.line + 32 * p + 8 * j) * int(sizeof(S))));
+    }
+  }
   template <class F>
   static void each_two(const Side& out, int columns_there, int terms, const F& f) {   // two elements side by side
     const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32;
@@ -324,21 +359,20 @@ struct OverRows {
             f(p, j, 2 * h, out.at + (column * out.line + term * out.term) * int(sizeof(S)), term + 1 < terms);
         }
   }
-  static bool in_one(const Side& out, Word at, bool both) { return both && out.term == 1 && at % int(2 * sizeof(S)) == 0; }
   void load(const Side& out, int columns_there, int terms) {
     for (auto& part : c)
       for (auto& some : part)
         for (auto& x : some) x = 0;
-    if constexpr (adds)
-      each_two(out, columns_there, terms, [&](int p, int j, int e, Word at, bool both) {
-        if (in_one(out, at, both)) {
-          const auto two = *reinterpret_cast<const Several<S, 2>*>(at);
-          c[p][j][e] = number(two.x[0]), c[p][j][e + 1] = number(two.x[1]);
-        } else {
-          c[p][j][e] = kernel::load<S>(at, 0);
-          if (both) c[p][j][e + 1] = kernel::load<S>(at, out.term);
-        }
+    if constexpr (!adds) return;
+    if (in_pairs<S>(out, columns_there == tile_columns && terms == depth))
+      return each_pair(out, [&](int p, int j, int e, const Several<S, 2>* at) {
+        const auto two = *at;
+        c[p][j][e] = number(two.x[0]), c[p][j][e + 1] = number(two.x[1]);
       });
+    each_two(out, columns_there, terms, [&](int p, int j, int e, Word at, bool both) {
+      c[p][j][e] = kernel::load<S>(at, 0);
+      if (both) c[p][j][e + 1] = kernel::load<S>(at, out.term);
+    });
   }
   template <class X>
   void add(const Together<E>& tiles, const X& x) {
@@ -358,13 +392,13 @@ struct OverRows {
     }
   }
   void store(const Side& out, int columns_there, int terms) const {
+    if (in_pairs<S>(out, columns_there == tile_columns && terms == depth))
+      return each_pair(out, [&](int p, int j, int e, Several<S, 2>* at) {
+        *at = {{element<S>(c[p][j][e]), element<S>(c[p][j][e + 1])}};
+      });
     each_two(out, columns_there, terms, [&](int p, int j, int e, Word at, bool both) {
-      if (in_one(out, at, both)) {
-        *reinterpret_cast<Several<S, 2>*>(at) = {{element<S>(c[p][j][e]), element<S>(c[p][j][e + 1])}};
-      } else {
-        kernel::store<S>(at, 0, c[p][j][e]);
-        if (both) kernel::store<S>(at, out.term, c[p][j][e + 1]);
-      }
+      kernel::store<S>(at, 0, c[p][j][e]);
+      if (both) kernel::store<S>(at, out.term, c[p][j][e + 1]);
     });
   }
 };
