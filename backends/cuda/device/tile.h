@@ -67,7 +67,7 @@ inline float narrowed(float x) {
 }
 using Larger = Max;
 #endif
-// exp in three instructions: of x in [-87, 88] within 2^-22 + |x| 2^-24 of itself, and 0 below that.
+// exp in two instructions: of x in [-87, 88] within (2 + |x|) 2^-23 of itself, and 0 below that.
 inline float quick_exp(float x) {
   const float of_two = x * 1.442695041f;
 #ifndef haliax_thread
