@@ -283,10 +283,12 @@ class PassText {
     w_.line("const Walk::At next0 = walk.behind(tile1), next1 = walk.behind(next0), mine = half ? tile1 : tile0;");
     w_.line("bring(turn + 1, next0, next1);");
     w_.line("const int there = mine.there();");
-    for (int v : l_.shown) w_.line(fmt::format("Tile kept{};", v));
+    std::set<int> kept;
+    for (int p : products_) kept.insert(product(p).value);
+    for (int v : kept) w_.line(fmt::format("Tile kept{};", v));
     w_.open("if (there > 0)");
     for (int p : l_.makes) make_tile(p);
-    elements();
+    elements_by_edges(kept);
     for (int p : products_)
       if (product(p).kind == Kind::over_columns) {
         auto y = at_columns(Layout::find(l_.columns, product(p), false), "turn", "half");
@@ -311,11 +313,45 @@ class PassText {
     auto& in = instr(v);
     return in.code == Code::cast && g_.tile_of[std::size_t(v)] < 0 && instr(in.args[0]).dtype == DType::f32 ? in.args[0] : v;
   }
-  void elements() {
-    std::set<int> kept, made;
-    for (int p : products_) kept.insert(product(p).value);
-    for (int v : kept)
-      if (std::find(l_.shown.begin(), l_.shown.end(), v) == l_.shown.end()) w_.line(fmt::format("Tile kept{};", v));
+  // Does it grow from column to column?
+  bool rises(int i) const {
+    auto& in = instr(i);
+    if (!in.inner || in.dtype != DType::i32 || g_.tile_of[std::size_t(i)] >= 0) return false;
+    if (in.code == Code::iota) return g_.columns.size() == 1 && g_.strides[std::size_t(i)].back() > 0;
+    const int x = in.args[0], y = in.args[1];
+    if (in.code == Code::sub) return rises(x) && !instr(y).inner;
+    return in.code == Code::add && ((rises(x) && !instr(y).inner) || (!instr(x).inner && rises(y)));
+  }
+  // Comparisons with a number of the row hold in all of a tile if they hold in its last column, or its first. So most tiles can do
+  // without a mask, and those at its edge have their own text.
+  void elements_by_edges(const std::set<int>& kept) {
+    std::set<int> at_last, at_first;
+    for (int i : pass_.rest_of < 0 ? l_.inner : std::set<int>()) {
+      auto& in = instr(i);
+      if (in.code != Code::less && in.code != Code::less_equal) continue;
+      if (rises(in.args[0]) && !instr(in.args[1]).inner) at_last.insert(i);
+      if (!instr(in.args[0]).inner && rises(in.args[1])) at_first.insert(i);
+    }
+    if (at_last.empty() && at_first.empty()) return elements(kept);
+    w_.line("bool edge = false;");
+    for (auto* all : {&at_last, &at_first}) {
+      std::set<int> made;
+      for (int i : *all) add_inner(made, i, -1);
+      w_.line("#pragma unroll"), w_.open("for (int h = 0; h < 2; ++h)");
+      w_.line(fmt::format("const I column = mine.column + {};", all == &at_last ? "tile_columns - 1" : "0"));
+      w_.indices("column", g_.columns, g_.rows.size());
+      for (int i : used_) w_.line(fmt::format("const auto v{0} = row{0}[h];", i));
+      for (int i : made) w_.line(fmt::format("const Number<{}> v{} = {};", element_of(instr(i).dtype), i, point(i)));
+      for (int i : *all) w_.line(fmt::format("edge |= !v{};", i));
+      w_.close();
+    }
+    w_.open("if (any_lane(edge))"), elements(kept), w_.close();
+    at_last.merge(at_first), true_ = std::move(at_last);
+    w_.open("else"), elements(kept), w_.close();
+    true_.clear();
+  }
+  void elements(const std::set<int>& kept) {
+    std::set<int> made;
     if (has_top()) raise_top();
     for (int v : kept) add_inner(made, kept_value(v), top_value());
     for (int f : folds_) {
@@ -353,6 +389,7 @@ class PassText {
     w_.indices("row", g_.rows), w_.indices("column", g_.columns, g_.rows.size());
   }
   std::string point(int i) {
+    if (true_.count(i)) return "true";
     const int p = g_.tile_of[std::size_t(i)];
     auto S = element_of(instr(i).dtype);
     if (p >= 0 && is_narrow(instr(i).dtype)) return fmt::format("narrowed<{}>(made{}[j][e])", S, p);
@@ -400,7 +437,7 @@ class PassText {
   // What it is made of, as far back as `known`.
   void add_inner(std::set<int>& to, int i, int known) const {
     if (!instr(i).inner || !to.insert(i).second) return;
-    if (g_.tile_of[std::size_t(i)] >= 0 || i == known) return;
+    if (g_.tile_of[std::size_t(i)] >= 0 || i == known || true_.count(i)) return;
     for (int a : instr(i).args)
       if (a >= 0) add_inner(to, a, known);
   }
@@ -552,6 +589,7 @@ class PassText {
   const std::int64_t kept_;
   Wanted walked_;
   std::string wanted_, begun_, rows_, columns_;  // blocks; those that were walked over before
+  std::set<int> true_;                           // what holds in all of a tile
   std::set<int> used_, running_;                 // values of rows: which stay, and which follow the maximum so far
 };
 

@@ -17,14 +17,15 @@ namespace {
 // Columns in blocks of `width`. across: keys lie with their terms far apart. beyond: columns from there on are under no row's
 // mask, so that the blocks behind need not be made. gap: elements between lines, 4 leave no 16 bytes aligned. fill: where the mask
 // sees nothing; guarded: an infinite maximum is taken for 0. wide: what is multiplied and summed behind the softmax is f32. follows:
-// which blocks are made there is found from the mask and from what weight the fill has, as the compiler does.
+// which blocks are made there is found from the mask and from what weight the fill has, as the compiler does. from: row r sees
+// columns from 2 r on, not up to it.
 struct Shape {
   std::int64_t rows = 64, columns = 160, terms = 40, width = 32, beyond = 90, gap = 0;
   bool across = false;
   DType dtype = DType::bf16;
   double fill = -3e4;
   int blind = 3;                                 // a row that sees nothing
-  bool guarded = false, wide = false, follows = false;
+  bool guarded = false, wide = false, follows = false, from = false;
 };
 View at(int slot, DType d, Dims strides, std::int64_t offset = 0, std::vector<Term> terms = {}) {
   return {slot, d, offset, std::move(strides), std::move(terms)};
@@ -128,7 +129,8 @@ class Turns {
     auto& f = out.fused;
     f.dims = {n_.rows, n_.columns}, f.outer = 1;
     constexpr auto f32 = DType::f32, i32 = DType::i32, flag = DType::boolean;
-    f.code = {iota(0, 2), iota(1, 1), op(Code::less_equal, flag, {1, 0}, true), number(i32, double(n_.beyond)),
+    f.code = {iota(0, 2), iota(1, 1), op(Code::less_equal, flag, {n_.from ? 0 : 1, n_.from ? 1 : 0}, true),
+              number(i32, double(n_.beyond)),
               op(Code::less, flag, {1, 3}, true), op(Code::bit_and, flag, {2, 4}, true), number(i32, 2 * n_.blind),
               op(Code::not_equal, flag, {0, 6}), op(Code::bit_and, flag, {5, 7}, true),
               load(at(s, d_, {n_.columns, 1}), true), number(d_, n_.fill), op(Code::select, d_, {8, 9, 10}, true),
@@ -244,7 +246,8 @@ TEST_CASE("cuda tiles: what waits for a maximum is made with the maximum so far"
         with([](Shape& s) { s.fill = -inf, s.guarded = true, s.blind = -1; }),
         with([](Shape& s) { s.rows = 130, s.columns = 164, s.width = 48; }),
         with([](Shape& s) { s.rows = 37, s.columns = 70, s.width = 33, s.dtype = DType::f16; }),
-        with([](Shape& s) { s.beyond = 1, s.blind = -1; })}) {
+        with([](Shape& s) { s.rows = 128, s.beyond = 160, s.blind = -1; }),
+        with([](Shape& s) { s.from = true, s.beyond = 160; }), with([](Shape& s) { s.beyond = 1, s.blind = -1; })}) {
     CAPTURE(s.rows);
     CAPTURE(s.blind);
     CAPTURE(s.fill);
@@ -279,7 +282,8 @@ TEST_CASE("cuda tiles: planted faults are found") {
 }
 TEST_CASE("cuda tiles: planted faults in what is made with the maximum so far are found") {
   for (int blind : {-1, 3}) {
-    Turns t({.blind = blind, .wide = true, .follows = true});
+    Turns t(blind < 0 ? Shape{.rows = 128, .beyond = 160, .blind = -1, .wide = true, .follows = true}
+                      : Shape{.wide = true, .follows = true});
     const auto right = planted(t.c, [](auto text) { return text; });
     CHECK(right.second == "");
     auto is_found = [&](const char* what, const char* by, int n = 0) {
@@ -289,7 +293,10 @@ TEST_CASE("cuda tiles: planted faults in what is made with the maximum so far ar
       CHECK((wrong.second != "" || differ(wrong.first, right.first, 1e-3) != ""));
     };
     if (blind < 0) {
-      for (int n = 0; n < 4; ++n) is_found("*= scale[h]", "*= 1", n);   // two sums, as the maximum grows and when it is known
+      // Two sums, as the maximum grows, at edges and elsewhere, and when it is known.
+      for (int n = 0; n < 6; ++n) is_found("*= scale[h]", "*= 1", n);
+      is_found("any_lane(edge)", "false");
+      is_found("tile_columns - 1", "0");
       is_found(".scale(scale);", ".clear();");
       is_found("= scale[h] /", "= 1 /");
       is_found("exchanged(most, 1)", "most");       // a maximum for each lane
