@@ -480,6 +480,7 @@ class Finder {
     for (int top : pass.folds) {
       auto& max = g_.code[std::size_t(top)];
       if (pass.top >= 0 || max.code != Code::reduce_max || max.dtype != DType::f32) continue;
+      if (!g_.code[std::size_t(max.args[0])].inner) continue;
       int shift = -1;
       std::set<int> pending{top};
       for (std::size_t k = 0; k < nodes_.size(); ++k) {
@@ -593,7 +594,7 @@ class Finder {
           else pass.products.push_back(nodes_[k].product);
         }
       if (pass.rest_of < 0) make_early(pass, done, behind, begun);
-      for (std::size_t k = 0; k < nodes_.size(); ++k)
+      for (std::size_t k = 0; k < nodes_.size() && pass.rest_of < 0; ++k)   // a rest may be left out
         if (nodes_[k].store >= 0 && is_ready(k, behind)) pass.stores.push_back(nodes_[k].store), behind[k] = more = true;
       done = behind;
       if (more) g_.actions.push_back(std::move(pass));

@@ -43,7 +43,8 @@ class Turns {
     const int q = c.slot(false, d_, 2 * n_.rows * line), k = c.slot(false, d_, n_.columns * line),
               v = c.slot(false, d_, n_.columns * line), seen = c.slot(false, DType::boolean, 64),
               o = c.slot(true, DType::f32, 2 * n_.rows * n_.terms), all_sums = c.slot(true, DType::f32, 2 * n_.rows),
-              dk = c.slot(true, DType::f32, 2 * n_.columns * n_.terms);
+              dk = c.slot(true, DType::f32, 2 * n_.columns * n_.terms),
+              grad_sums = n_.wide ? c.slot(true, DType::f32, 2 * n_.rows) : -1;
     for (std::size_t g = 0; g < 64; ++g) c.arguments[3][g] = std::byte(std::int64_t(g) * n_.width < n_.beyond);
     const auto wide = n_.rows * n_.columns;
     const int s = own(wide * 2), e = own(wide * 4), p32 = own(wide * 4), ds = own(wide * 2), weights = own(n_.rows * 4),
@@ -66,7 +67,7 @@ class Turns {
     products(b, n_.follows ? made : -1, {n_.rows, n_.terms, 0}, at(s, d_, {n_.columns, 0, 1}), at(v, d_, {0, 1, line}), out, true);
     b.push_back(zero(at(ds, d_, {n_.columns, 1}), {n_.rows, n_.columns}, d_));
     products(b, later, {n_.rows, 0, n_.terms}, q_, at(v, d_, {0, line, 1}), at(ds, d_, {n_.columns, 1, 0}), false);
-    b.push_back(n_.wide ? gradient_of_wide(p32, sums, ds) : gradient(s, ds));
+    b.push_back(n_.wide ? gradient_of_wide(p32, sums, ds, grad_sums) : gradient(s, ds));
     View q_terms = q_;
     q_terms.strides = {0, 1, line};
     products(b, later, {0, n_.terms, n_.rows}, at(ds, d_, {1, 0, n_.columns}), q_terms, keys, true);
@@ -175,7 +176,7 @@ class Turns {
     return out;
   }
   // The weights are what was made of x, over sums that are read from memory.
-  Step gradient_of_wide(int p32, int sums, int ds) {
+  Step gradient_of_wide(int p32, int sums, int ds, int grad_sums) {
     Step out{.kind = Kind::fused, .why = "gradient", .where = "model.cpp:9"};
     auto& f = out.fused;
     f.dims = {n_.rows, n_.columns}, f.outer = 1;
@@ -183,7 +184,8 @@ class Turns {
     f.code = {load(at(p32, f32, {n_.columns, 1}), true), number(f32, 1), load(at(sums, f32, {1, 0})), op(Code::div, f32, {1, 2}),
               op(Code::mul, f32, {0, 3}, true), load(at(ds, d_, {n_.columns, 1}), true), op(Code::cast, f32, {5}, true),
               op(Code::mul, f32, {4, 6}, true), op(Code::reduce_sum, f32, {7}), op(Code::sub, f32, {6, 8}, true),
-              op(Code::mul, f32, {4, 9}, true), op(Code::cast, d_, {10}, true), store(at(ds, d_, {n_.columns, 1}), 11, true)};
+              op(Code::mul, f32, {4, 9}, true), op(Code::cast, d_, {10}, true), store(at(ds, d_, {n_.columns, 1}), 11, true),
+              store(at(grad_sums, f32, {1, 0}, 0, {{.loop = 0, .stride = n_.rows}}), 8)};
     return out;
   }
   Step gradient(int s, int ds) {
