@@ -107,7 +107,7 @@ class FusedPoints {
       if (info_[i].needed && is_fold(code_[i].code)) out.push_back(i);
     return out;
   }
-  bool is_plain() const { return around_ || serial_; }   // one point after the other
+  bool is_plain() const { return around_ || serial_; }   // rows: one point after the other
   bool is_load(std::size_t i) const { return code_[i].code == Code::load; }
 
   // ---- chunks: points side by side along `along_` ----
@@ -212,7 +212,7 @@ class FusedPoints {
   static constexpr const char* kEachPoint =
       "for (I p = my_block * I(blockDim_x) + threadIdx_x; p < I({}); p += I(all_blocks) * blockDim_x)";
   Launch points(std::int64_t n) {
-    if (!is_plain() && !dims_.empty()) along_ = dims_.size() - 1, few_ = few_along(along_, false);
+    if (!serial_ && !dims_.empty()) along_ = dims_.size() - 1, few_ = few_along(along_, false);
     if (few_ > 1) return chunks();
     auto count = text_.word(n);
     text_.open(serial_ ? fmt::format("for (I p = 0; p < I({}); ++p)", count) : fmt::format(kEachPoint, count));

@@ -75,7 +75,7 @@ class Nest {
     find_tiles(body(), near);
     place(near);
     line("HALIAX_SHARED(shared);");
-    line(fmt::format("const Word near_lane = reinterpret_cast<Word>(shared) + {};", word({-1, stage_ + kept_})));
+    near_start_ = word({-1, stage_ + kept_});    // added in each step: an address would lie in registers all the time
     if (far_) {
       auto start = word({kArenaSlot, loop_.lane_start, {}, true}), bytes = word({-1, loop_.lane_bytes});
       line(fmt::format("const Word far_lane = {} + my_block * {};", start, bytes));
@@ -229,8 +229,9 @@ class Nest {
     line(when + "{");
     for (int v : around_.loops)
       if (text.find(fmt::format(" + l{} * ", v)) != text.npos) line(fmt::format("const Word l{0} = hidden(n{0});", v));
-    for (auto* lane : {"near", "far"})
-      if (text.find(fmt::format("({} + ", lane)) != text.npos) line(fmt::format("const Word {0} = hidden({0}_lane);", lane));
+    auto reads = [&](const char* lane) { return text.find(fmt::format("({} + ", lane)) != text.npos; };
+    if (reads("near")) line(fmt::format("const Word near = reinterpret_cast<Word>(shared) + hidden({});", near_start_));
+    if (reads("far")) line("const Word far = hidden(far_lane);");
     text_ += text;
     line("}");
   }
@@ -343,7 +344,7 @@ class Nest {
   std::int64_t stage_ = kStageBytes, kept_ = 0, near_ = 0;   // bytes of shared memory: of operands, folds, and what else is near
   bool far_ = false;                             // is there more in a lane?
   const bool marks_;
-  std::string text_;
+  std::string text_, near_start_;
   int depth_ = 1, counted_ = 0;
 };
 

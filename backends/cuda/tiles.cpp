@@ -207,7 +207,11 @@ class Finder {
   }
   std::size_t add(std::size_t k) {
     auto& s = steps_[k];
-    if (!touches_wide(s)) return nodes_.push_back({.at = int(k), .step = &s}), k + 1;
+    if (!touches_wide(s)) {
+      nodes_.push_back({.at = int(k), .step = &s});
+      each_access(s, [&](const View& v, bool writes) { writes ? forget(v) : void(); });
+      return k + 1;
+    }
     if (s.kind == Kind::fused) return add_fused(s.fused, int(k)), k + 1;
     return add_product(k);
   }
@@ -222,6 +226,21 @@ class Finder {
     auto& from = g_.code[std::size_t(value)];
     if (from.dtype == d) return value;
     return push({.code = Code::cast, .dtype = d, .args = {value, -1, -1, -1}, .inner = from.inner}, {}, at);
+  }
+  // What a row's store has left in memory need not be read from there, as long as nobody else writes.
+  struct Stored {
+    View view;
+    Dims strides;
+    int value = -1;
+  };
+  void forget(const View& v) {
+    if (v.slot < 0) return;
+    std::erase_if(stored_, [&](auto& s) { return overlap(root(s.view.slot), root(v.slot)); });
+  }
+  int stored(const View& v, const Dims& strides) const {
+    for (auto& s : stored_)
+      if (bare(s.view) == bare(v) && s.strides == strides) return s.value;
+    return -1;
   }
   void add_fused(const Fused& f, int at) {
     require(in_space(steps_[std::size_t(at)]));
@@ -253,6 +272,17 @@ class Finder {
       std::int64_t reach = 0;
       for (std::size_t d = 0; d < strides.size(); ++d) reach += std::abs(strides[d]) * space_[d];
       require(reach < most_near);
+      const bool is_row = !i.inner && i.view.slot >= 0;
+      if (const int value = is_row && i.code == Code::load ? stored(i.view, strides) : -1; value >= 0) {
+        here[k] = cast_to(i.dtype, value, at);
+        continue;
+      }
+      if (store) {
+        forget(i.view);
+        const bool moves = std::any_of(i.view.terms.begin(), i.view.terms.end(), [](auto& t) { return t.slot >= 0; });
+        if (is_row && i.code == Code::store && is_own_(root(i.view.slot)) && !moves)
+          stored_.push_back({i.view, strides, cast_to(i.view.dtype, i.args[0], at)});
+      }
       here[k] = push(std::move(i), std::move(strides), at);
       if (store) nodes_.push_back({.at = at, .store = here[k]});
       if (is_fold(g_.code.back().code)) nodes_.push_back({.at = at, .fold = here[k]});
@@ -364,6 +394,7 @@ class Finder {
     require(p.adds || (!p.has_flags && (rows_ <= 64 || p.kind == TileProduct::Kind::over_columns)));
     const int number = int(g_.products.size());
     p.value = w.value;
+    forget(p.out.view);
     add_flags(p, number);
     nodes_.push_back({.at = p.at, .product = number});
     g_.products.push_back(p);
@@ -441,6 +472,99 @@ class Finder {
       for (auto& other : nodes_)
         require(other.at <= g_.home[std::size_t(i)] || other.at >= n.at || !meet(other.writes, read_by(i)));
   }
+  // What else is begun in a pass with a maximum: folds and products that wait for that alone, and for what follows from it.
+  void make_early(TileAction& pass, const std::vector<bool>& done, std::vector<bool>& behind, std::vector<int>& begun) {
+    const LeftOut left_out(g_);
+    const auto wanted = wanted_by(g_, left_out, pass.folds, pass.products);
+    const auto ready = behind;
+    for (int top : pass.folds) {
+      auto& max = g_.code[std::size_t(top)];
+      if (pass.top >= 0 || max.code != Code::reduce_max || max.dtype != DType::f32) continue;
+      if (!g_.code[std::size_t(max.args[0])].inner) continue;
+      int shift = -1;
+      std::set<int> pending{top};
+      for (std::size_t k = 0; k < nodes_.size(); ++k) {
+        auto& n = nodes_[k];
+        if (ready[k] || done[k] || begun[k] >= 0 || !n.is_tile()) continue;
+        if (n.product >= 0 && product(n).kind != TileProduct::Kind::over_columns) continue;
+        const int value = n.fold >= 0 ? g_.code[std::size_t(n.fold)].args[0] : product(n).value;
+        const auto known = scaled(g_, value, top, pending, n.product >= 0);
+        bool whole = true;                       // are all blocks made that it wants?
+        if (!known || (shift >= 0 && shift != known->shift) || !may_begin(k, done, ready, begun)) continue;
+        if (n.fold >= 0 && !is_sum(n.fold, wanted, left_out)) continue;
+        if (!wants_all(n, wanted, whole)) continue;
+        pass.top = top, shift = known->shift, begun[k] = int(g_.actions.size());
+        if (n.fold >= 0) pending.insert(n.fold), pass.early_folds.push_back(n.fold);
+        else pass.early_products.push_back(n.product);
+        if (whole) behind[k] = true;
+      }
+    }
+  }
+  const TileProduct& product(const Node& n) const { return g_.products[std::size_t(n.product)]; }
+  bool is_sum(int fold, const Wanted& wanted, const LeftOut& left_out) const {
+    auto& in = g_.code[std::size_t(fold)];
+    return in.code == Code::reduce_sum && in.dtype == DType::f32 && (wanted.always || left_out.folds(g_, fold));
+  }
+  // Does it wait for nothing but folds of this pass, and flags?
+  bool may_begin(std::size_t k, const std::vector<bool>& done, const std::vector<bool>& ready,
+                 const std::vector<int>& begun) const {
+    auto& n = nodes_[k];
+    for (std::size_t j = 0; j < k; ++j) {
+      auto& before = nodes_[j];
+      const bool here = ready[j] || begun[j] == int(g_.actions.size());
+      if (done[j]) continue;
+      if (before.fold >= 0 && n.folds.count(before.fold) && !here) return false;
+      if (meet(before.writes, n.reads) || meet(before.writes, n.writes) || meet(before.reads, n.writes)) return false;
+    }
+    return true;
+  }
+  // Does it want all blocks that are walked over? whole: and no others.
+  bool wants_all(const Node& n, const Wanted& wanted, bool& whole) const {
+    const int value = n.fold >= 0 ? n.fold : product(n).value;
+    std::set<int> flags;
+    if (n.product >= 0) {
+      if (product(n).has_flags) flags.insert(n.product);
+      else if (!wanted.always) return false;
+    }
+    for (int i : g_.sources(value))
+      if (int p = g_.tile_of[std::size_t(i)]; p >= 0 && g_.products[std::size_t(p)].has_flags) flags.insert(p);
+    for (int p : flags) {
+      if (wanted.always) return false;
+      whole &= wanted.flags.count(p) > 0;
+      for (int w : wanted.flags)
+        if (!follows(g_.products[std::size_t(w)], g_.products[std::size_t(p)])) return false;
+    }
+    return true;
+  }
+  // Is each block of b made that is one of a? So it is if b's flags are a's, or more.
+  bool follows(const TileProduct& a, const TileProduct& b) const {
+    auto same = [&](const View& v, std::int64_t step, const TileProduct& p) {
+      return bare(rooted(v)) == bare(rooted(p.flag)) && step == p.flag_step;
+    };
+    if (same(a.flag, a.flag_step, b)) return true;
+    auto writes = [&](int k, const TileProduct& p) {
+      bool out = false;
+      each_access(steps_[std::size_t(k)], [&](const View& v, bool w) { out |= w && overlap(root(v.slot), root(p.flag.slot)); });
+      return out;
+    };
+    int writer = b.at - 1;                       // which may write in a's place
+    while (writer > a.at && !writes(writer, b)) --writer;
+    for (int k = a.at + 1; k < writer; ++k)
+      if (writes(k, a)) return false;
+    auto& f = steps_[std::size_t(writer)].fused;
+    auto is_flag = [&](const Instr& i, Code c, const TileProduct& p) {
+      const auto strides = strides_of(f.dims, i.view.strides);
+      return i.code == c && strides.size() == 1 && same(i.view, strides[0], p);
+    };
+    auto made_of_a = [&](int value) {
+      auto& in = f.code[std::size_t(value)];
+      return in.code == Code::bit_or && (is_flag(f.code[std::size_t(in.args[0])], Code::load, a) ||
+                                         is_flag(f.code[std::size_t(in.args[1])], Code::load, a));
+    };
+    return writer > a.at && steps_[std::size_t(writer)].kind == Kind::fused &&
+           std::any_of(f.code.begin(), f.code.end(), [&](auto& i) { return is_flag(i, Code::store, b) && made_of_a(i.args[0]); });
+  }
+  View rooted(View v) const { return v.slot = root(v.slot), v; }
   void order() {
     for (auto& n : nodes_) look_at(n);
     for (auto& n : nodes_) require_same_again(n);
@@ -450,6 +574,7 @@ class Finder {
         if (!done[j] && waits_for(nodes_[k], nodes_[j])) return false;
       return !done[k];
     };
+    std::vector<int> begun(nodes_.size(), -1);   // by which action
     for (bool more = true; more;) {
       more = false;
       for (std::size_t k = 0; k < nodes_.size(); ++k) {
@@ -461,12 +586,15 @@ class Finder {
       TileAction pass;
       auto behind = done;
       for (std::size_t k = 0; k < nodes_.size(); ++k)
-        if (nodes_[k].is_tile() && is_ready(k, done)) {
+        if (begun[k] >= 0 && is_ready(k, done) && (pass.rest_of < 0 || pass.rest_of == begun[k])) pass.rest_of = begun[k];
+      for (std::size_t k = 0; k < nodes_.size(); ++k)
+        if (nodes_[k].is_tile() && begun[k] == pass.rest_of && is_ready(k, done)) {
           behind[k] = more = true;
           if (nodes_[k].fold >= 0) pass.folds.push_back(nodes_[k].fold);
           else pass.products.push_back(nodes_[k].product);
         }
-      for (std::size_t k = 0; k < nodes_.size(); ++k)
+      if (pass.rest_of < 0) make_early(pass, done, behind, begun);
+      for (std::size_t k = 0; k < nodes_.size() && pass.rest_of < 0; ++k)   // a rest may be left out
         if (nodes_[k].store >= 0 && is_ready(k, behind)) pass.stores.push_back(nodes_[k].store), behind[k] = more = true;
       done = behind;
       if (more) g_.actions.push_back(std::move(pass));
@@ -481,6 +609,7 @@ class Finder {
   Dims space_;
   std::int64_t rows_ = 0, columns_ = 0;
   std::map<int, Wide> wide_;
+  std::vector<Stored> stored_;
   std::vector<Node> nodes_;
 };
 
@@ -505,9 +634,9 @@ std::int64_t TileGroup::kept_at(int fold) const {
 }
 int TileGroup::first_of(const TileAction& pass) const {
   int first = 1 << 30;
-  for (int p : pass.products) first = std::min(first, products[std::size_t(p)].at);
-  for (auto* all : {&pass.folds, &pass.stores})
-    for (int i : *all) first = std::min(first, home[std::size_t(i)]);
+  for (int p : pass.all_products()) first = std::min(first, products[std::size_t(p)].at);
+  for (auto& all : {pass.all_folds(), pass.stores})
+    for (int i : all) first = std::min(first, home[std::size_t(i)]);
   return first;
 }
 std::int64_t TileGroup::kept_bytes() const { return aligned(kept_at(int(code.size()))); }

@@ -5,6 +5,7 @@
 #pragma once
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 
 #include "text.h"
@@ -35,7 +36,17 @@ struct TileAction {
   const program::Step* step = nullptr;           // as it is
   int flags = -1;                                // those of this product are read
   std::vector<int> folds = {}, products = {}, stores = {};   // a pass makes these
+  // Folds and products that wait for a maximum which this pass makes, too: they are made with the maximum so far (Scaled).
+  int top = -1;
+  std::vector<int> early_folds = {}, early_products = {};
+  int rest_of = -1;                              // what this action made early, where there are more blocks than it walked over
   bool is_pass() const { return !step && flags < 0; }
+  std::vector<int> all_folds() const { return joined(folds, early_folds); }
+  std::vector<int> all_products() const { return joined(products, early_products); }
+  std::set<int> pending() const;                 // folds that are not known before the end of the pass
+  static std::vector<int> joined(std::vector<int> a, const std::vector<int>& b) {
+    return a.insert(a.end(), b.begin(), b.end()), a;
+  }
 };
 // All that is made of the columns of `rows` points, over one space: the dims of the rows, then those of the columns.
 struct TileGroup {
@@ -49,12 +60,44 @@ struct TileGroup {
   std::set<int> unused;                          // slots that are never in memory
 
   std::set<int> sources(int instr) const;        // itself and what it is made of, as far back as folds
+  bool waits(int instr, const std::set<int>& folds) const;   // is it made of one of these?
   std::int64_t kept_bytes() const;               // of shared memory, for the results of folds
   std::int64_t kept_at(int fold) const;
   std::int64_t stage_bytes() const;              // of shared memory, that the largest pass takes
   int first_of(const TileAction& pass) const;    // step that it makes something of
   int registers() const;                         // that a thread has for tiles, operands and sums, in the largest pass
 };
+
+// What becomes of the instructions of a block that is left out. There a tile is 0 if it is filled, else nothing that anybody may
+// look at: who chooses between it and something else takes the other.
+struct LeftOut {
+  enum class State { unknown, inner, row };
+  std::vector<program::Instr> code;
+  std::vector<State> states;
+  explicit LeftOut(const TileGroup&);
+  bool folds(const TileGroup&, int fold) const;  // has it one value for a row, that can be folded any number of times?
+
+ private:
+  State look(const TileGroup&, std::size_t);
+};
+// Blocks of columns that a pass walks over: those that one of these products does not leave out, or all of them.
+struct Wanted {
+  std::set<int> flags = {};
+  bool always = false;
+};
+Wanted wanted_by(const TileGroup&, const LeftOut&, const std::vector<int>& folds, const std::vector<int>& products);
+
+// A value that is linear in exp(x - shift), where shift is made of the maximum of x, is known up to a factor as soon as anything is
+// subtracted in its place. So sums of it may begin with the maximum of the columns so far, and are scaled when that grows.
+struct Scaled {
+  int shift = -1;                                // a value of a row, without casts that change nothing
+  std::vector<std::pair<int, bool>> factors = {};   // values of rows, yet unknown, that it is multiplied with; true: divided by
+};
+// top: the maximum; pending: it and other folds that are not known yet; may_round: to narrow floats, before it is scaled. So are
+// values that are multiplied, by as much as they would be behind it. Sums of what others see rounded are to be sums of that.
+std::optional<Scaled> scaled(const TileGroup&, int value, int top, const std::set<int>& pending, bool may_round);
+// h, if this instruction is h times (or by) such a factor.
+int without_factor(const TileGroup&, int instr, const std::set<int>& pending);
 
 // What else lives among the steps lies in memory of its own, if it takes no more than this.
 inline constexpr std::int64_t small_bytes = 32 << 10;

@@ -96,6 +96,8 @@ TEST_CASE("cuda: GPT-2 124M, a training step in bf16 of 64 x 1024 tokens: texts,
   for (auto& [text, launch] : nests) {           // all products are tiles
     CHECK(has(text, "make_tile("));
     CHECK_FALSE(has(text, "block_product<"));
+    CHECK(has(text, "load_few<8, bf16>"));       // points between them go by 16 bytes
+    MESSAGE(launch->shared, " bytes of shared memory");
     CHECK(launch->shared <= 112 << 10);          // two blocks fit on a processor
   }
   if (!cuda::has_nvrtc()) {

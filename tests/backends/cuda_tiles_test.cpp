@@ -2,6 +2,8 @@
 // out; what passes it takes; faults that are planted into it, and that name their step.
 #include <doctest/doctest.h>
 
+#include <limits>
+
 #include "backends/cuda/nest.h"
 #include "backends/cuda/tiles.h"
 #include "support/raises.h"
@@ -13,11 +15,17 @@ using namespace haliax::testing;
 namespace {
 
 // Columns in blocks of `width`. across: keys lie with their terms far apart. beyond: columns from there on are under no row's
-// mask, so that the blocks behind need not be made. gap: elements between lines, 4 leave no 16 bytes aligned.
+// mask, so that the blocks behind need not be made. gap: elements between lines, 4 leave no 16 bytes aligned. fill: where the mask
+// sees nothing; guarded: an infinite maximum is taken for 0. wide: what is multiplied and summed behind the softmax is f32. follows:
+// which blocks are made there is found from the mask and from what weight the fill has, as the compiler does. from: row r sees
+// columns from 2 r on, not up to it.
 struct Shape {
   std::int64_t rows = 64, columns = 160, terms = 40, width = 32, beyond = 90, gap = 0;
   bool across = false;
   DType dtype = DType::bf16;
+  double fill = -3e4;
+  int blind = 3;                                 // a row that sees nothing
+  bool guarded = false, wide = false, follows = false, from = false;
 };
 View at(int slot, DType d, Dims strides, std::int64_t offset = 0, std::vector<Term> terms = {}) {
   return {slot, d, offset, std::move(strides), std::move(terms)};
@@ -34,11 +42,13 @@ class Turns {
     const auto line = n_.terms + n_.gap;
     const int q = c.slot(false, d_, 2 * n_.rows * line), k = c.slot(false, d_, n_.columns * line),
               v = c.slot(false, d_, n_.columns * line), seen = c.slot(false, DType::boolean, 64),
-              o = c.slot(true, DType::f32, 2 * n_.rows * n_.terms), sums = c.slot(true, DType::f32, 2 * n_.rows),
-              dk = c.slot(true, DType::f32, 2 * n_.columns * n_.terms);
+              o = c.slot(true, DType::f32, 2 * n_.rows * n_.terms), all_sums = c.slot(true, DType::f32, 2 * n_.rows),
+              dk = c.slot(true, DType::f32, 2 * n_.columns * n_.terms),
+              grad_sums = n_.wide ? c.slot(true, DType::f32, 2 * n_.rows) : -1;
     for (std::size_t g = 0; g < 64; ++g) c.arguments[3][g] = std::byte(std::int64_t(g) * n_.width < n_.beyond);
     const auto wide = n_.rows * n_.columns;
-    const int s = own(wide * 2), e = own(wide * 4), ds = own(wide * 2), turn = 0;
+    const int s = own(wide * 2), e = own(wide * 4), p32 = own(wide * 4), ds = own(wide * 2), weights = own(n_.rows * 4),
+              sums = own(n_.rows * 4), none = own(64), made = own(64), turn = 0;
     p().loops = 8;
     Step outer{.kind = Kind::loop};
     auto& l = outer.loop;
@@ -47,17 +57,20 @@ class Turns {
     const Dims of_keys = n_.across ? Dims{1, n_.columns} : Dims{line, 1};
     auto& b = l.body;
     products(b, seen, {n_.rows, 0, n_.terms}, q_, at(k, d_, {0, of_keys[0], of_keys[1]}), at(s, d_, {n_.columns, 1, 0}), false);
-    b.push_back(softmax(s, e, sums));
+    b.push_back(softmax(s, e, sums, weights, p32));
+    b.push_back(sums_out(sums, at(all_sums, DType::f32, {1}, 0, {{.loop = turn, .stride = n_.rows}})));
+    const int later = n_.follows ? made : seen;
+    if (n_.follows) b.push_back(no_weight(weights, none)), b.push_back(made_too(seen, none, made));
     const View out = at(o, DType::f32, {n_.terms, 1, 0}, 0, {{.loop = turn, .stride = n_.rows * n_.terms}}),
                keys = at(dk, DType::f32, {n_.terms, 1, 0}, 0, {{.loop = turn, .stride = n_.columns * n_.terms}});
     b.push_back(zero(out, {n_.rows, n_.terms}, DType::f32)), b.push_back(zero(keys, {n_.columns, n_.terms}, DType::f32));
-    products(b, -1, {n_.rows, n_.terms, 0}, at(s, d_, {n_.columns, 0, 1}), at(v, d_, {0, 1, line}), out, true);
+    products(b, n_.follows ? made : -1, {n_.rows, n_.terms, 0}, at(s, d_, {n_.columns, 0, 1}), at(v, d_, {0, 1, line}), out, true);
     b.push_back(zero(at(ds, d_, {n_.columns, 1}), {n_.rows, n_.columns}, d_));
-    products(b, seen, {n_.rows, 0, n_.terms}, q_, at(v, d_, {0, line, 1}), at(ds, d_, {n_.columns, 1, 0}), false);
-    b.push_back(gradient(s, ds));
+    products(b, later, {n_.rows, 0, n_.terms}, q_, at(v, d_, {0, line, 1}), at(ds, d_, {n_.columns, 1, 0}), false);
+    b.push_back(n_.wide ? gradient_of_wide(p32, sums, ds, grad_sums) : gradient(s, ds));
     View q_terms = q_;
     q_terms.strides = {0, 1, line};
-    products(b, seen, {0, n_.terms, n_.rows}, at(ds, d_, {1, 0, n_.columns}), q_terms, keys, true);
+    products(b, later, {0, n_.terms, n_.rows}, at(ds, d_, {1, 0, n_.columns}), q_terms, keys, true);
     l.lane_start = 64, l.lane_bytes = p().arena_bytes - 64;
     p().steps.push_back(std::move(outer));
   }
@@ -111,20 +124,68 @@ class Turns {
     s.fused.code[1].view.strides.resize(2);
     return s;
   }
-  // Row r sees columns up to 2 r, but those beyond; row 3 sees nothing.
-  Step softmax(int s, int e, int sums) {
+  // Row r sees columns up to 2 r, but those beyond; one sees nothing.
+  Step softmax(int s, int e, int sums, int weights, int p32) {
     Step out{.kind = Kind::fused, .why = "softmax", .where = "model.cpp:7"};
     auto& f = out.fused;
     f.dims = {n_.rows, n_.columns}, f.outer = 1;
     constexpr auto f32 = DType::f32, i32 = DType::i32, flag = DType::boolean;
-    f.code = {iota(0, 2), iota(1, 1), op(Code::less_equal, flag, {1, 0}, true), number(i32, double(n_.beyond)),
-              op(Code::less, flag, {1, 3}, true), op(Code::bit_and, flag, {2, 4}, true), number(i32, 6),
+    f.code = {iota(0, 2), iota(1, 1), op(Code::less_equal, flag, {n_.from ? 0 : 1, n_.from ? 1 : 0}, true),
+              number(i32, double(n_.beyond)),
+              op(Code::less, flag, {1, 3}, true), op(Code::bit_and, flag, {2, 4}, true), number(i32, 2 * n_.blind),
               op(Code::not_equal, flag, {0, 6}), op(Code::bit_and, flag, {5, 7}, true),
-              load(at(s, d_, {n_.columns, 1}), true), number(d_, -3e4), op(Code::select, d_, {8, 9, 10}, true),
-              op(Code::cast, f32, {11}, true), op(Code::reduce_max, f32, {12}), op(Code::sub, f32, {12, 13}, true),
-              op(Code::exp, f32, {14}, true), store(at(e, f32, {n_.columns, 1}), 15, true), op(Code::reduce_sum, f32, {15}),
-              store(at(sums, f32, {1, 0}, 0, {{.loop = 0, .stride = n_.rows}}), 17), op(Code::div, f32, {15, 17}, true),
-              op(Code::cast, d_, {19}, true), store(at(s, d_, {n_.columns, 1}), 20, true)};
+              load(at(s, d_, {n_.columns, 1}), true), number(d_, n_.fill), op(Code::select, d_, {8, 9, 10}, true),
+              op(Code::cast, f32, {11}, true), op(Code::reduce_max, f32, {12})};
+    auto add = [&](Instr i) { return f.code.push_back(std::move(i)), int(f.code.size()) - 1; };
+    int top = 13;
+    if (n_.guarded) {
+      const int is_infinite = add(op(Code::is_inf, flag, {top})), zero = add(number(f32, 0));
+      top = add(op(Code::select, f32, {is_infinite, zero, top}));
+    }
+    const int x = add(op(Code::sub, f32, {12, top}, true)), exp = add(op(Code::exp, f32, {x}, true));
+    add(store(at(e, f32, {n_.columns, 1}), exp, true));
+    const int sum = add(op(Code::reduce_sum, f32, {exp}));
+    add(store(at(sums, f32, {1, 0}), sum));
+    const int p = add(op(Code::div, f32, {exp, sum}, true)), rounded = add(op(Code::cast, d_, {p}, true));
+    add(store(at(s, d_, {n_.columns, 1}), rounded, true)), add(store(at(p32, f32, {n_.columns, 1}), exp, true));
+    const int fill = add(op(Code::cast, f32, {10})), least = add(op(Code::exp, f32, {add(op(Code::sub, f32, {fill, top}))}));
+    add(store(at(weights, f32, {1, 0}), add(op(Code::div, f32, {least, sum}))));
+    return out;
+  }
+  Step sums_out(int sums, const View& to) {
+    Step out{.kind = Kind::fused};
+    out.fused.dims = {n_.rows}, out.fused.outer = 1;
+    out.fused.code = {load(at(sums, DType::f32, {1})), store(to, 0)};
+    return out;
+  }
+  // Is what a row puts on all else nothing, in all rows?
+  Step no_weight(int weights, int none) {
+    Step out{.kind = Kind::fused};
+    out.fused.dims = {1, n_.rows}, out.fused.outer = 1;
+    constexpr auto f32 = DType::f32, flag = DType::boolean;
+    out.fused.code = {load(at(weights, f32, {0, 1}), true), number(f32, 0), op(Code::equal, flag, {0, 1}, true),
+                      op(Code::reduce_min, flag, {2}), store(at(none, flag, {0, 0}), 3)};
+    return out;
+  }
+  Step made_too(int seen, int none, int made) {
+    Step out{.kind = Kind::fused};
+    constexpr auto flag = DType::boolean;
+    out.fused.dims = {(n_.columns + n_.width - 1) / n_.width}, out.fused.outer = 1;
+    out.fused.code = {load(at(seen, flag, {1})), load(at(none, flag, {0})), op(Code::logical_not, flag, {1}),
+                      op(Code::bit_or, flag, {0, 2}), store(at(made, flag, {1}), 3)};
+    return out;
+  }
+  // The weights are what was made of x, over sums that are read from memory.
+  Step gradient_of_wide(int p32, int sums, int ds, int grad_sums) {
+    Step out{.kind = Kind::fused, .why = "gradient", .where = "model.cpp:9"};
+    auto& f = out.fused;
+    f.dims = {n_.rows, n_.columns}, f.outer = 1;
+    constexpr auto f32 = DType::f32;
+    f.code = {load(at(p32, f32, {n_.columns, 1}), true), number(f32, 1), load(at(sums, f32, {1, 0})), op(Code::div, f32, {1, 2}),
+              op(Code::mul, f32, {0, 3}, true), load(at(ds, d_, {n_.columns, 1}), true), op(Code::cast, f32, {5}, true),
+              op(Code::mul, f32, {4, 6}, true), op(Code::reduce_sum, f32, {7}), op(Code::sub, f32, {6, 8}, true),
+              op(Code::mul, f32, {4, 9}, true), op(Code::cast, d_, {10}, true), store(at(ds, d_, {n_.columns, 1}), 11, true),
+              store(at(grad_sums, f32, {1, 0}, 0, {{.loop = 0, .stride = n_.rows}}), 8)};
     return out;
   }
   Step gradient(int s, int ds) {
@@ -150,6 +211,12 @@ std::string differ(const std::vector<Bytes>& got, const std::vector<Bytes>& want
   return "";
 }
 
+int passes(const std::string& text) {
+  int n = 0;
+  for (std::size_t at = 0; (at = text.find("walk.from(0)", at)) != text.npos; ++at) ++n;
+  return n;
+}
+
 }  // namespace
 
 TEST_CASE("cuda tiles: a turn of attention in blocks is what the reference makes of it") {
@@ -168,6 +235,35 @@ TEST_CASE("cuda tiles: a turn of attention in blocks is what the reference makes
     CHECK(differ(t.c.run(*cuda::make_simulated_device()), got, 0) == "");
   }
 }
+TEST_CASE("cuda tiles: what waits for a maximum is made with the maximum so far") {
+  constexpr double inf = std::numeric_limits<double>::infinity();
+  const Shape early{.wide = true, .follows = true};
+  auto with = [&](auto change) {
+    Shape s = early;
+    return change(s), s;
+  };
+  for (const Shape& s :
+       {early, with([](Shape& s) { s.blind = -1; }), with([](Shape& s) { s.fill = -1e9; }), with([](Shape& s) { s.fill = -inf; }),
+        with([](Shape& s) { s.fill = -inf, s.guarded = true; }),
+        with([](Shape& s) { s.fill = -inf, s.guarded = true, s.blind = -1; }),
+        with([](Shape& s) { s.rows = 130, s.columns = 164, s.width = 48; }),
+        with([](Shape& s) { s.rows = 37, s.columns = 70, s.width = 33, s.dtype = DType::f16; }),
+        with([](Shape& s) { s.rows = 128, s.beyond = 160, s.blind = -1; }),
+        with([](Shape& s) { s.from = true, s.beyond = 160; }), with([](Shape& s) { s.beyond = 1, s.blind = -1; })}) {
+    CAPTURE(s.rows);
+    CAPTURE(s.blind);
+    CAPTURE(s.fill);
+    CAPTURE(s.guarded);
+    Turns t(s);
+    const auto text = t.text();
+    CHECK(passes(text) == 3);                    // all that a row needs; the rest of it; gradients of keys
+    const auto got = t.c.run(*cuda::make_simulated_device()), want = t.c.run(*reference::make_reference_device());
+    CHECK(differ(got, want, s.dtype == DType::bf16 ? 3e-2 : 4e-3) == "");
+    CHECK(differ({got[1]}, {want[1]}, 1e-5) == "");
+    CHECK(differ(t.c.run(*cuda::make_simulated_device()), got, 0) == "");
+  }
+  CHECK(passes(Turns({}).text()) == 3);          // weights are rounded before they are summed: not in the pass with the maximum
+}
 TEST_CASE("cuda tiles: planted faults are found") {
   const Shape shape;
   Turns t(shape);
@@ -185,6 +281,32 @@ TEST_CASE("cuda tiles: planted faults are found") {
   is_found("__syncthreads();", "", "fold_lanes(");
   is_found("(flags0 >>", "(~flags0 >>", "");
   is_found("half ? tile1 : tile0", "tile0", "");
+}
+TEST_CASE("cuda tiles: planted faults in what is made with the maximum so far are found") {
+  for (int blind : {-1, 3}) {
+    Turns t(blind < 0 ? Shape{.rows = 128, .beyond = 160, .blind = -1, .wide = true, .follows = true}
+                      : Shape{.wide = true, .follows = true});
+    const auto right = planted(t.c, [](auto text) { return text; });
+    CHECK(right.second == "");
+    auto is_found = [&](const char* what, const char* by, int n = 0) {
+      CAPTURE(std::string(what));
+      CAPTURE(n);
+      const auto wrong = planted(t.c, [&](auto text) { return changed(text, what, by, n, "flags0 = block"); });
+      CHECK((wrong.second != "" || differ(wrong.first, right.first, 1e-3) != ""));
+    };
+    if (blind < 0) {
+      // Two sums, as the maximum grows, at edges and elsewhere, and when it is known.
+      for (int n = 0; n < 6; ++n) is_found("*= scale[h]", "*= 1", n);
+      is_found("any_lane(edge)", "false");
+      is_found("tile_columns - 1", "0");
+      is_found(".scale(scale);", ".clear();");
+      is_found("= scale[h] /", "= 1 /");
+      is_found("exchanged(most, 1)", "most");       // a maximum for each lane
+    } else {
+      is_found("& ~(flags0)", "& ~(~0ull)");     // the rest is made
+      is_found("&& ((flags0)", "&& ((0ull)");      // and not what was added before
+    }
+  }
 }
 TEST_CASE("cuda tiles: a fault names the step of the nest, with HALIAX_CUDA=sync") {
   Turns t({});

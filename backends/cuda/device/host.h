@@ -51,3 +51,7 @@ inline T __shfl_xor_sync(unsigned, T v, int by) {
   else
     return __builtin_bit_cast(T, unsigned(haliax_thread->from_lane(__builtin_bit_cast(unsigned, v), int(threadIdx_x & 31) ^ by)));
 }
+inline bool __any_sync(unsigned, bool x) {
+  for (int by = 1; by < 32; by *= 2) x |= __shfl_xor_sync(~0u, unsigned(x), by) != 0;
+  return x;
+}

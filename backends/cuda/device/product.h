@@ -19,6 +19,12 @@ inline Word hidden(Word x) {
 #endif
   return x;
 }
+inline int hidden(int x) {
+#ifndef haliax_thread
+  asm volatile("" : "+r"(x));
+#endif
+  return x;
+}
 
 // c (16, 8) += a (16, 16) b (16, 8) by a warp, each of whose lanes has some elements of each, two narrow ones in a word.
 #ifndef haliax_thread

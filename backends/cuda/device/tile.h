@@ -14,23 +14,23 @@ struct Walk {
   unsigned long long wanted;                               // of 64 blocks
   int width, all;
   struct At {
-    int column, block;                                     // behind the last one: all
+    int column, block, end;                                // of the block; behind the last one: all of them
+    int there() const { return end - column < tile_columns ? end - column : tile_columns; }   // columns of a tile
   };
-  int there(const At& t) const {                           // columns of a tile
-    const int end = (t.block + 1) * width, left = (end < all ? end : all) - t.column;
-    return left < tile_columns ? left : tile_columns;
+  int columns() const {                                    // in all
+    const int blocks = (all + width - 1) / width;
+    const auto mine = blocks < 64 ? wanted & ((1ull << blocks) - 1) : wanted;
+    return int(__popcll(mine)) * width - ((wanted >> (blocks - 1) & 1) != 0 ? blocks * width - all : 0);
   }
   At from(int block) const {
     while (block * width < all && (wanted >> block & 1) == 0) ++block;
-    return {block * width < all ? block * width : all, block};
+    const int column = block * width;
+    return column >= all ? At{all, block, all} : At{column, block, column + width < all ? column + width : all};
   }
   At behind(const At& t) const {
-    return t.column + tile_columns < (t.block + 1) * width && t.column + tile_columns < all ? At{t.column + tile_columns, t.block}
-                                                                                           : from(t.block + 1);
+    return t.column + tile_columns < t.end ? At{t.column + tile_columns, t.block, t.end} : from(t.block + 1);
   }
 };
-inline Side moved(const Side& s, int lines, int width) { return {s.at + (long long)(lines * s.line) * width, s.line, s.term}; }
-
 // A narrow float as it is rounded, and two of them in a word.
 #ifndef haliax_thread
 template <class E>
@@ -67,6 +67,19 @@ inline float narrowed(float x) {
 }
 using Larger = Max;
 #endif
+// exp in two instructions: of x in [-87, 88] within (2 + |x|) 2^-23 of itself, and 0 below that.
+inline float quick_exp(float x) {
+  const float of_two = x * 1.442695041f;
+#ifndef haliax_thread
+  float out;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(out) : "f"(of_two));
+  return out;
+#else
+  return of_two < -126 ? 0 : std::exp2(of_two);
+#endif
+}
+
+inline bool any_lane(bool x) { return __any_sync(0xffffffffu, x); }
 
 // Copies of 16 bytes into shared memory, which are there when all threads have waited, and met.
 #ifndef haliax_thread
@@ -94,6 +107,7 @@ struct Staged {
   static constexpr int pitch = fast + 8;                   // eight lines of 16 bytes meet in no bank
   static constexpr int elements = slow * pitch;
   static constexpr bool is_along = along;
+  using Element = E;
   E* at;
   static constexpr int place(int line, int term) { return along ? line * pitch + term : term * pitch + line; }
   // The box (lines, terms) of the operand from its first element on; what is not there is 0. far: it lies in the card's memory.
@@ -122,6 +136,56 @@ struct Staged {
                       : element<E>(0);
       }
     }
+  }
+};
+
+// Where tiles of an operand's lines come from: of each tile, a thread brings 16 bytes, or some. far: from the card's memory.
+template <class To, bool far>
+struct Source {
+  static constexpr int chunks = To::fast / 8, parts = (To::slow * chunks + 255) / 256;
+  using E = typename To::Element;
+  Side side;
+  int terms;
+  bool wide;                                               // what is there lies as it is staged, 16 bytes at a time
+  Source(const Side& s, int terms_there) : side(s), terms(terms_there) {
+    const int step = (To::is_along ? s.line : s.term) * int(sizeof(E));
+    wide = (To::is_along ? s.term : s.line) == 1 && s.at % 16 == 0 && step % 16 == 0 && terms % 8 == 0;
+  }
+  // Two tiles that begin with these lines, at `at` and behind it.
+  void bring(Copies& copies, E* at, const int (&first)[2], const int (&there)[2]) const {
+#pragma unroll
+    for (int p = 0; p < parts; ++p) {
+      const int k = p * 256 + int(threadIdx_x), i = k / chunks, j = k % chunks * 8, line = To::is_along ? i : j,
+                term = To::is_along ? j : i;
+      if (To::slow * chunks % 256 != 0 && k >= To::slow * chunks) return;
+      const bool mine = wide && term < terms;
+      const auto from = side.at + (line * side.line + term * side.term) * int(sizeof(E));
+      E* const to = at + i * To::pitch + j;
+      bool all = true;
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        const bool one = mine && line + (To::is_along ? 1 : 8) <= there[t];
+        if (one) copy(copies, to + t * To::elements, from + (long long)(first[t] * side.line) * int(sizeof(E)));
+        all &= one;
+      }
+      if (all) continue;
+#pragma unroll 1
+      for (int n = 0; n < 16; ++n) {                       // of both tiles
+        const int t = n / 8, e = n % 8, l = line + (To::is_along ? 0 : e), k = term + (To::is_along ? e : 0);
+        const int lines = t ? there[1] : there[0], before = t ? first[1] : first[0];
+        if (lines == 0 || (mine && line + (To::is_along ? 1 : 8) <= lines)) continue;
+        to[t * To::elements + e] =
+            l < lines && k < terms
+                ? *reinterpret_cast<const E*>(side.at + (long long)((before + l) * side.line + k * side.term) * int(sizeof(E)))
+                : element<E>(0);
+      }
+    }
+  }
+  static void copy(Copies& copies, E* to, Word from) {
+    if constexpr (far)
+      copies.add(to, from);
+    else
+      *reinterpret_cast<Several<E, 8>*>(to) = *reinterpret_cast<const Several<E, 8>*>(from);
   }
 };
 
@@ -178,6 +242,12 @@ inline void make_tile(Tile& tile, const Held<E, depth>& x, const Y& y) {
       multiply_two<E>(tile[2 * j], tile[2 * j + 1], x.f[k], b);
     }
 }
+// Is a tile of a result there as a whole, with any two elements side by side in one access?
+template <class S>
+inline bool in_pairs(const Side& out, bool whole) {
+  constexpr int bytes = 2 * sizeof(S);
+  return whole && out.term == 1 && out.at % bytes == 0 && out.line % 2 == 0;
+}
 // What a warp sums up over columns: 16 rows of a result (rows, depth).
 template <class E, int depth>
 struct RowSums {
@@ -185,6 +255,10 @@ struct RowSums {
   void clear() {
     for (auto& some : c)
       for (auto& x : some) x = 0;
+  }
+  void scale(const float (&by)[2]) {
+    for (auto& some : c)
+      for (int e = 0; e < 4; ++e) some[e] *= by[e / 2];
   }
   template <class Y>                                       // += tile (16, 32) y (32, depth)
   void add(const Tile& tile, const Y& y) {
@@ -205,22 +279,37 @@ struct RowSums {
   // uses any more.
   template <class S, bool adds>
   void store_to(Side out, int rows_there, int terms, float* room) {
-    const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32, strip = warp % 4;
+    // Hidden: what follows from it would else lie in registers from the kernel's beginning on.
+    const int thread = hidden(int(threadIdx_x)), warp = thread / 32, lane = thread % 32, strip = warp % 4;
     __syncthreads();
     if (warp >= 4)
       for (int d = 0; d < depth / 8; ++d)
         for (int e = 0; e < 4; ++e) room[((d * 4 + e) * 4 + strip) * 32 + lane] = c[d][e];
     __syncthreads();
-    if (warp < 4)
+    if (warp >= 4) return;
+    if (in_pairs<S>(out, rows_there == tile_rows && terms == depth)) {
+      const Word at = out.at + ((16 * strip + lane / 4) * out.line + lane % 4 * 2) * int(sizeof(S));
       for (int d = 0; d < depth / 8; ++d)
-        for (int e = 0; e < 4; ++e) {
-          const int row = 16 * strip + lane / 4 + 8 * (e / 2), term = 8 * d + lane % 4 * 2 + e % 2;
-          if (row >= rows_there || term >= terms) continue;
-          const auto at = row * out.line + term * out.term;
-          float sum = c[d][e] + room[((d * 4 + e) * 4 + strip) * 32 + lane];
-          if constexpr (adds) sum = load<S>(out.at, at) + sum;
-          store<S>(out.at, at, sum);
+        for (int h = 0; h < 2; ++h) {
+          auto& two = *reinterpret_cast<Several<S, 2>*>(at + (8 * h * out.line + 8 * d) * int(sizeof(S)));
+          float sum[2];
+          for (int e = 0; e < 2; ++e) {
+            sum[e] = c[d][2 * h + e] + room[((d * 4 + 2 * h + e) * 4 + strip) * 32 + lane];
+            if constexpr (adds) sum[e] = number(two.x[e]) + sum[e];
+          }
+          two = {{element<S>(sum[0]), element<S>(sum[1])}};
         }
+      return;
+    }
+    for (int d = 0; d < depth / 8; ++d)
+      for (int e = 0; e < 4; ++e) {
+        const int row = 16 * strip + lane / 4 + 8 * (e / 2), term = 8 * d + lane % 4 * 2 + e % 2;
+        if (row >= rows_there || term >= terms) continue;
+        const auto at = row * out.line + term * out.term;
+        float sum = c[d][e] + room[((d * 4 + e) * 4 + strip) * 32 + lane];
+        if constexpr (adds) sum = load<S>(out.at, at) + sum;
+        store<S>(out.at, at, sum);
+      }
   }
 };
 
@@ -241,6 +330,21 @@ template <class E, int depth, class S, bool adds>
 struct OverRows {
   static constexpr int parts = (depth / 16 + 1) / 2;
   float c[parts][2][4];
+  // Where two elements side by side are, of a tile that is there as a whole.
+  template <class F>
+  static void each_pair(const Side& out, const F& f) {
+    const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32, term = 16 * (warp / 4) + lane % 4 * 2;
+    const Word at = out.at + ((warp % 2 * 16 + lane / 4) * out.line + term) * int(sizeof(S));
+#pragma unroll
+    for (int p = 0; p < parts; ++p) {
+      if (depth / 16 % 2 != 0 && warp / 4 + 2 * p >= depth / 16) continue;
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+          f(p, j, 2 * h, reinterpret_cast<Several<S, 2>*>(at + (8 * h * out.line + 32 * p + 8 * j) * int(sizeof(S))));
+    }
+  }
   template <class F>
   static void each_two(const Side& out, int columns_there, int terms, const F& f) {   // two elements side by side
     const int warp = int(threadIdx_x) / 32, lane = int(threadIdx_x) % 32;
@@ -255,21 +359,20 @@ struct OverRows {
             f(p, j, 2 * h, out.at + (column * out.line + term * out.term) * int(sizeof(S)), term + 1 < terms);
         }
   }
-  static bool in_one(const Side& out, Word at, bool both) { return both && out.term == 1 && at % int(2 * sizeof(S)) == 0; }
   void load(const Side& out, int columns_there, int terms) {
     for (auto& part : c)
       for (auto& some : part)
         for (auto& x : some) x = 0;
-    if constexpr (adds)
-      each_two(out, columns_there, terms, [&](int p, int j, int e, Word at, bool both) {
-        if (in_one(out, at, both)) {
-          const auto two = *reinterpret_cast<const Several<S, 2>*>(at);
-          c[p][j][e] = number(two.x[0]), c[p][j][e + 1] = number(two.x[1]);
-        } else {
-          c[p][j][e] = kernel::load<S>(at, 0);
-          if (both) c[p][j][e + 1] = kernel::load<S>(at, out.term);
-        }
+    if constexpr (!adds) return;
+    if (in_pairs<S>(out, columns_there == tile_columns && terms == depth))
+      return each_pair(out, [&](int p, int j, int e, const Several<S, 2>* at) {
+        const auto two = *at;
+        c[p][j][e] = number(two.x[0]), c[p][j][e + 1] = number(two.x[1]);
       });
+    each_two(out, columns_there, terms, [&](int p, int j, int e, Word at, bool both) {
+      c[p][j][e] = kernel::load<S>(at, 0);
+      if (both) c[p][j][e + 1] = kernel::load<S>(at, out.term);
+    });
   }
   template <class X>
   void add(const Together<E>& tiles, const X& x) {
@@ -289,13 +392,13 @@ struct OverRows {
     }
   }
   void store(const Side& out, int columns_there, int terms) const {
+    if (in_pairs<S>(out, columns_there == tile_columns && terms == depth))
+      return each_pair(out, [&](int p, int j, int e, Several<S, 2>* at) {
+        *at = {{element<S>(c[p][j][e]), element<S>(c[p][j][e + 1])}};
+      });
     each_two(out, columns_there, terms, [&](int p, int j, int e, Word at, bool both) {
-      if (in_one(out, at, both)) {
-        *reinterpret_cast<Several<S, 2>*>(at) = {{element<S>(c[p][j][e]), element<S>(c[p][j][e + 1])}};
-      } else {
-        kernel::store<S>(at, 0, c[p][j][e]);
-        if (both) kernel::store<S>(at, out.term, c[p][j][e + 1]);
-      }
+      kernel::store<S>(at, 0, c[p][j][e]);
+      if (both) kernel::store<S>(at, out.term, c[p][j][e + 1]);
     });
   }
 };
