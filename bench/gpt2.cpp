@@ -3,6 +3,7 @@
 
 #include "bench.h"
 #include "examples/gpt2/train.h"
+#include "haliax/profile.h"
 
 namespace bench {
 namespace {
@@ -57,6 +58,13 @@ class Training {
     return {{"loss", last_loss_}, {"planned_bytes", r.peak_bytes}, {"trace_s", r.trace_s}, {"compile_s", r.compile_s},
             {"contractions", r.contractions}, {"not_donated", r.not_donated.size()}};
   }
+  // What the step's contractions take by themselves.
+  double bound() const {
+    double seconds = 0;
+    for (auto& of_kind : profile(step_, model_, state_, ids_, keys_).by_kind)
+      if (of_kind.name == "contract") seconds += of_kind.seconds;
+    return seconds;
+  }
 
  private:
   static gpt2::Gpt2LMHeadModel init(const Size& s, const Variant& v) {
@@ -80,7 +88,11 @@ class Training {
 Case train(const Size& size, DType dtype, const Variant& variant) {
   auto prepare = [=] {
     auto training = std::make_shared<Training>(size, dtype, variant);
-    return Prepared{timed([=] { training->step(); }), [=] { return training->facts(); }};
+    return Prepared{timed([=] { training->step(); }), [=] {
+      auto facts = training->facts();
+      facts["bound_s"] = training->bound();
+      return facts;
+    }};
   };
   auto name = std::string("gpt2_train_") + size.name + variant.suffix;
   return {name, shape_of(size), dtype, double(size.batch * size.seq), "tokens/s", prepare};
