@@ -43,8 +43,10 @@ TEST_CASE("cpu: large contractions, with the same bits for any number of threads
   const std::vector<Sizes> sizes = {{{}, {130}, {300}, {70}},   {{}, {1}, {700}, {100}},       {{}, {700}, {1}, {100}},
                                     {{2, 3}, {65}, {33}, {40}}, {{}, {20, 7}, {300}, {4, 17}}, {{12}, {31}, {16}, {31}},
                                     {{}, {512}, {513}, {64}},
-                                    {{}, {137}, {1001}, {801}},   {{}, {16}, {60}, {6007}}};
-  for (unsigned seed = 0; seed < 48; ++seed) {
+                                    {{}, {137}, {1001}, {801}},   {{}, {16}, {60}, {6007}},
+                                    {{3}, {45}, {83}, {64}},      {{}, {24}, {192}, {190}},    {{}, {64}, {100}, {301}},
+                                    {{}, {17}, {50}, {40}}};   // few rows
+  for (unsigned seed = 0; seed < 78; ++seed) {
     Case c(seed);
     const Sizes& s = sizes[seed % sizes.size()];
     const DType in = seed % 4 == 3 ? DType::bf16 : seed % 13 == 5 ? DType::f64 : DType::f32;
