@@ -10,9 +10,8 @@ namespace haliax::cuda {
 namespace {
 
 using namespace program;
-using Kind = TileProduct::Kind;
+using Tile = TileProduct::Kind;
 
-bool is_narrow(DType d) { return d == DType::bf16 || d == DType::f16; }
 std::int64_t staged_bytes(bool along, std::int64_t lines, std::int64_t terms) {   // as device/tile.h has it
   return along ? lines * (terms + 8) * 2 : terms * (lines + 8) * 2;
 }
@@ -45,7 +44,7 @@ struct Layout {
     for (int p : makes) use(rows, g.products[std::size_t(p)], true), use(columns, g.products[std::size_t(p)], false);
     for (int p : pass.products) {
       auto& product = g.products[std::size_t(p)];
-      if (product.kind == Kind::over_columns) {
+      if (product.kind == Tile::over_columns) {
         use(columns, product, false), room = std::max(room, kRows * product.depth() * 4);
       } else {
         use(rows, product, true);
@@ -122,7 +121,7 @@ class PassText {
     if (has_tiles()) {
       before(), walk();
       for (int p : pass_.products)
-        if (product(p).kind == Kind::over_columns) store_sums(p);
+        if (product(p).kind == Tile::over_columns) store_sums(p);
     }
     if (!pass_.folds.empty()) finish_folds();
     if (!pass_.stores.empty()) store_rows();
@@ -244,7 +243,7 @@ class PassText {
     }
     if (!pass_.folds.empty() && !always_) w_.line("I visited = 0;");
     for (int p : pass_.products)
-      if (product(p).kind == Kind::over_columns) {
+      if (product(p).kind == Tile::over_columns) {
         w_.line(fmt::format("RowSums<{}, {}> sums{};", element_of(product(p).dtype), product(p).depth(), p));
         w_.line(fmt::format("sums{}.clear();", p));
       }
@@ -283,7 +282,7 @@ class PassText {
     for (int p : l_.makes) make_tile(p);
     elements();
     for (int p : pass_.products)
-      if (product(p).kind == Kind::over_columns) {
+      if (product(p).kind == Tile::over_columns) {
         auto y = at_columns(Layout::find(l_.columns, product(p), false), "turn", "half");
         w_.line(fmt::format("if ({}) sums{}.add(kept{}, {});", is_made(p, "mine"), p, product(p).value, y));
       }
@@ -373,7 +372,7 @@ class PassText {
     w_.line("const int there = walk.there(mine);");
     auto each = [&](const auto& f) {
       for (int n : pass_.products)
-        if (product(n).kind == Kind::over_rows) f(n, product(n));
+        if (product(n).kind == Tile::over_rows) f(n, product(n));
     };
     each([&](int n, auto& p) {
       w_.line(fmt::format("const Side out{} = {};", n, side(p.out, "mine.column", true)));
@@ -484,7 +483,7 @@ int TileGroup::registers() const {
     for (int p : l.makes) sum += 16 + products[std::size_t(p)].depth() / 4;
     for (int p : a.products) {
       kept.insert(products[std::size_t(p)].value);
-      if (products[std::size_t(p)].kind == Kind::over_columns) sum += products[std::size_t(p)].depth() / 2;
+      if (products[std::size_t(p)].kind == Tile::over_columns) sum += products[std::size_t(p)].depth() / 2;
     }
     most = std::max(most, sum + 16 * int(kept.size()));
   }
