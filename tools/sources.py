@@ -15,8 +15,6 @@ FOLDERS = ("src", "backends", "tests", "examples", "bench", "tools")
 # What meson.build names itself: plugins, kernels for several instruction sets, what several programs take.
 NAMED = re.compile(r"^backends/(cpu/kernels_isa|cuda/(card_api|driver|nccl|plugin|dry|sim/left_out)|mpi/plugin)\.cpp$"
                    r"|^bench/(main|loss|numpy|checkpoint|gpu)\.cpp$|^tests/((support|ranks|consumer)/|golden_runner/main\.cpp)")
-# Folders whose files have the same names for things of their own.
-APART = ("src/base", "backends/cuda")
 # What files behind it would see; and in a test, which is put into a namespace (together.py), what stands outside of one.
 SEEN = re.compile(r"^#\s*define", re.MULTILINE)
 OUTSIDE = re.compile(r"^(#\s*(define|if)|namespace \w+( \{|::)|template <>)", re.MULTILINE)
@@ -36,7 +34,7 @@ def kind(root, file):
     """Files of a kind may be compiled as one; None: it is compiled alone. Tests that include public headers alone go on doing
     that; and programs and graphs have things of one name."""
     text = (root / file).read_text()
-    if file.endswith("/main.cpp") or file.rpartition("/")[0] in APART:
+    if file.endswith("/main.cpp"):
         return None
     if not file.endswith("_test.cpp"):
         return None if SEEN.search(text) or file.startswith("tests/ops/") else ""
@@ -65,14 +63,19 @@ def together(root, folder, files, lines):
     return found
 
 
-def main(root, lines, state):
-    root, lines, state = pathlib.Path(root), int(lines), pathlib.Path(state)
-    folders = {}
+def files_by_folder(root):
+    found = {}
     for top in FOLDERS:
         for file in sorted((root / top).rglob("*.cpp")):
             name = file.relative_to(root).as_posix()
             if not NAMED.search(name):
-                folders.setdefault(name.rpartition("/")[0], []).append(name)
+                found.setdefault(name.rpartition("/")[0], []).append(name)
+    return found
+
+
+def main(root, lines, state):
+    root, lines, state = pathlib.Path(root), int(lines), pathlib.Path(state)
+    folders = files_by_folder(root)
     known = json.loads(state.read_text()) if state.is_file() else {}
     if known.get("lines") != lines:
         known = {"lines": lines, "with": {}}

@@ -18,12 +18,12 @@ std::string version(int v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10
   throw Error("[cuda] " + what + "; plan() needs no card, and backend cpu runs everywhere");
 }
 
-struct Word {
+struct KnownWord {
   const char* text;
   bool Words::*flag;
 };
-constexpr Word known[] = {{"sync", &Words::sync},   {"eager", &Words::eager}, {"keep", &Words::keep},
-                          {"exact", &Words::exact}, {"tf32", &Words::tf32},   {"tune", &Words::tune}};
+constexpr KnownWord known[] = {{"sync", &Words::sync},   {"eager", &Words::eager}, {"keep", &Words::keep},
+                               {"exact", &Words::exact}, {"tf32", &Words::tf32},   {"tune", &Words::tune}};
 
 }  // namespace
 

@@ -57,9 +57,9 @@ std::int64_t room(const Operand& o, const program::Parcel& p) {   // bytes
   return dense(box_of(o, p), p.dims) ? 0 : bytes(points(p.dims), o.view.dtype);
 }
 
-class Maker {
+class CollectiveMaker {
  public:
-  Maker(const Step& s, const Program& p) : step_(s), c_(s.collective), at_(s.scratch), device_(p.device) {
+  CollectiveMaker(const Step& s, const Program& p) : step_(s), c_(s.collective), at_(s.scratch), device_(p.device) {
     group_ = {device_};
     for (int axis : c_.over) {                   // in rank order: major to minor
       std::int64_t stride = points(Dims(p.mesh.begin() + axis + 1, p.mesh.end()));
@@ -238,7 +238,7 @@ class Maker {
 
 }  // namespace
 
-std::vector<Part> parts_of(const Step& s, const Program& p) { return Maker(s, p).make(); }
+std::vector<Part> parts_of(const Step& s, const Program& p) { return CollectiveMaker(s, p).make(); }
 
 std::int64_t collective_scratch(const Collective& c) {
   std::int64_t sum = 0;

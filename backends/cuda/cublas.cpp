@@ -12,7 +12,7 @@ namespace {
 enum Dtype { kF32 = 0, kF64 = 1, kF16 = 2, kBf16 = 14 };
 enum Compute { kComputeF32 = 68, kComputeF64 = 70, kComputeTf32 = 77 };
 enum DescriptorField { kCompute = 0, kTransposeA = 3, kTransposeB = 4 };
-enum LayoutField { kType = 0, kRows = 2, kCols = 3, kLd = 4, kBatch = 5, kStep = 6 };
+enum LayoutField { kType = 0, kRowCount = 2, kColCount = 3, kLd = 4, kBatch = 5, kStep = 6 };
 enum PreferenceField { kWorkspace = 1, kReductions = 3, kAlignA = 5, kAlignB = 6, kAlignC = 7, kAlignD = 8 };
 constexpr std::uint32_t kNone = 0, kInComputeType = 2;   // partial sums: their bits in a mask
 
@@ -101,7 +101,7 @@ struct CublasProduct::Impl {
   Matrix laid(Cublas::Handle h, int alignment, bool transposed) const {
     auto number = [&](int field) { return get<std::int64_t>(lib.get_layout, h, field, "to say what a matrix is"); };
     auto type = get<std::int32_t>(lib.get_layout, h, kType, "to say a dtype");
-    return {dtype_of(type), number(kRows), number(kCols), number(kLd), number(kStep), alignment, transposed};
+    return {dtype_of(type), number(kRowCount), number(kColCount), number(kLd), number(kStep), alignment, transposed};
   }
   bool transposed(int field) const {
     return get<std::int32_t>(lib.get_descriptor, descriptor, field, "to say what is transposed") != 0;

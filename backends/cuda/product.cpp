@@ -30,7 +30,7 @@ std::optional<MatrixProducts> plan_of(const Contract& c) {
   return matrix_products(c, k_whole, reads_slot(c.a), reads_slot(c.b));
 }
 
-struct Maker {
+struct ProductMaker {
   const Step& step;
   const MatrixProducts& p;
   MatrixDim batch = {};
@@ -98,7 +98,7 @@ struct Maker {
 std::optional<std::vector<Launch>> products_of(const Step& s) {
   auto p = plan_of(s.contract);
   if (!p || (s.scratch < 0 && (p->pack_a.used || p->pack_b.used))) return {};
-  Maker m{s, *p};
+  ProductMaker m{s, *p};
   auto all = points(p->outer) * points(p->k_outer), widest = std::int64_t(1);
   for (auto& d : p->outer) widest = std::max(widest, d.out != 0 ? d.n : 1);
   if (all / widest > kMostProducts) return {};

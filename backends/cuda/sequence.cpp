@@ -37,9 +37,9 @@ Launch tell(const View& unless) {
   return out;
 }
 
-class Maker {
+class SequenceMaker {
  public:
-  Maker(const Program& p, std::int64_t near_bytes, SequenceOptions o) : program_(p), near_bytes_(near_bytes), options_(o) {
+  SequenceMaker(const Program& p, std::int64_t near_bytes, SequenceOptions o) : program_(p), near_bytes_(near_bytes), options_(o) {
     for (bool again = true; again;) {
       out = {}, around_.clear(), in_vain_.clear(), touched_.assign(p.slots.size(), {});
       out.items = items_of(p.steps, -1);
@@ -178,7 +178,7 @@ class Maker {
 
 }  // namespace
 
-Sequence sequence_of(const Program& p, std::int64_t near_bytes, SequenceOptions o) { return Maker(p, near_bytes, o).out; }
+Sequence sequence_of(const Program& p, std::int64_t near_bytes, SequenceOptions o) { return SequenceMaker(p, near_bytes, o).out; }
 
 std::int64_t steps_in_graph(const std::vector<Item>& items) {
   std::int64_t sum = 0;

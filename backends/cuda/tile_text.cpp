@@ -10,7 +10,7 @@ namespace haliax::cuda {
 namespace {
 
 using namespace program;
-using Kind = TileProduct::Kind;
+using Tile = TileProduct::Kind;
 
 bool is_narrow(DType d) { return d == DType::bf16 || d == DType::f16; }
 std::int64_t staged_bytes(bool along, std::int64_t lines, std::int64_t terms) {   // as device/tile.h has it
@@ -46,7 +46,7 @@ struct Layout {
     for (int p : makes) use(rows, g.products[std::size_t(p)], true), use(columns, g.products[std::size_t(p)], false);
     for (int p : pass.all_products()) {
       auto& product = g.products[std::size_t(p)];
-      if (product.kind == Kind::over_columns) {
+      if (product.kind == Tile::over_columns) {
         use(columns, product, false), room = std::max(room, kRows * product.depth() * 4);
       } else {
         use(rows, product, true);
@@ -88,7 +88,7 @@ class PassText {
       if (!folds_.empty()) w_.line("__syncthreads();"), finish_folds(pass_.folds);
       if (has_top()) finish_early();
       for (int p : products_)
-        if (product(p).kind == Kind::over_columns) store_sums(p);
+        if (product(p).kind == Tile::over_columns) store_sums(p);
     }
     if (!pass_.stores.empty()) store_rows();
     if (points(g_.rows) > kRows) w_.line("__syncthreads();");
@@ -230,7 +230,7 @@ class PassText {
       w_.line(fmt::format("fold{0}[0] = fold{0}[1] = wide(constant<{1}>({2}));", f, S, w_.word(start_bits(m, instr(f).dtype))));
     }
     for (int p : products_)
-      if (product(p).kind == Kind::over_columns) {
+      if (product(p).kind == Tile::over_columns) {
         w_.line(fmt::format("RowSums<{}, {}> sums{};", element_of(product(p).dtype), product(p).depth(), p));
         w_.line(fmt::format("sums{}.clear();", p));
       }
@@ -290,7 +290,7 @@ class PassText {
     for (int p : l_.makes) make_tile(p);
     elements_by_edges(kept);
     for (int p : products_)
-      if (product(p).kind == Kind::over_columns) {
+      if (product(p).kind == Tile::over_columns) {
         auto y = at_columns(Layout::find(l_.columns, product(p), false), "turn", "half");
         w_.line(fmt::format("if ({}) sums{}.add(kept{}, {});", is_added(p, "mine"), p, product(p).value, y));
       }
@@ -453,7 +453,7 @@ class PassText {
     w_.line("const Walk::At to = strip < tile_columns ? tile0 : tile1;");
     auto each = [&](int value, const auto& f) {
       for (int n : products_)
-        if (product(n).kind == Kind::over_rows && product(n).value == value) f(n, product(n));
+        if (product(n).kind == Tile::over_rows && product(n).value == value) f(n, product(n));
     };
     auto load = [&](int n, auto& p) {
       w_.line(fmt::format("const Side out{} = {};", n, side(p.out, "to.column", true)));
@@ -621,7 +621,7 @@ int TileGroup::registers() const {
     for (int p : a.all_products()) {
       kept.insert(products[std::size_t(p)].value);
       auto& product = products[std::size_t(p)];
-      sum += product.kind == Kind::over_columns ? product.depth() / 2 : (product.depth() / 16 + 1) / 2 * 8;
+      sum += product.kind == Tile::over_columns ? product.depth() / 2 : (product.depth() / 16 + 1) / 2 * 8;
     }
     most = std::max(most, sum + 16 * int(kept.size()));
   }

@@ -31,7 +31,6 @@ template <class F> void each_access(const Step& s, const F& f) {     // f(view, 
     default: break;
   }
 }
-bool is_narrow(DType d) { return d == DType::bf16 || d == DType::f16; }
 Dims without_ones(const Dims& dims) {
   Dims out;
   for (auto n : dims)
@@ -614,8 +613,6 @@ class Finder {
 };
 
 }  // namespace
-
-bool is_fold(Code c) { return c >= Code::reduce_sum && c <= Code::reduce_argmin; }
 
 std::set<int> TileGroup::sources(int instr) const {
   std::set<int> out;

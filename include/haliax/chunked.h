@@ -51,7 +51,7 @@ auto chunked_reduce(const AxisSelection& axes, ChunkOptions options, F f, Source
       struct Call { const F* f; A like; std::optional<R> out; } call{&f, A(xs...), {}};
       auto out = detail::chunked_reduce(axes, options, flatten(call.like), {&call, [](void* self, const Leaves& in) {
         auto& c = *static_cast<Call*>(self);
-        c.out = std::apply(*c.f, unflatten(c.like, in));
+        c.out = detail::spread(*c.f, unflatten(c.like, in));
         return flatten(*c.out);
       }}, at);
       return unflatten(std::move(*call.out), out);

@@ -24,7 +24,7 @@ Leaves chosen(const NamedArray& which, const Sides&);
 template <class R, class... A> struct Side {     // f(args...), as a function of leaves
   template <class F> static Leaves run(void* self, const Leaves&) {
     auto& s = *static_cast<Side*>(self);
-    s.out = std::apply(*static_cast<const F*>(s.f), *s.args);
+    s.out = spread(*static_cast<const F*>(s.f), *s.args);
     return flatten(*s.out);
   }
   const void* f;

@@ -122,6 +122,7 @@ template <class F, std::size_t I, class A> decltype(auto) argument(const A& a) {
   if constexpr (std::is_arithmetic_v<A> && takes_array<F, I>()) return number_argument(double(a));
   else return (a);
 }
+template <class F, std::size_t I, class A> using Argument = std::decay_t<decltype(argument<F, I>(std::declval<const A&>()))>;
 
 // Arguments, or the parts of a result: how many, and to which each leaf belongs.
 struct Parts {
@@ -176,6 +177,72 @@ class JitCore {
   struct Impl;
   std::shared_ptr<Impl> impl_;
 };
+
+// A call of a function that is jitted. Who calls is told apart by the types of arguments and result alone: functions of one kind
+// share what is compiled here, each adds only how it is called.
+template <class R, class... A> struct JitCall {
+  JitCore& core;
+  const void* f;
+  R (*call)(const void* f, const std::tuple<A...>&);
+
+  template <class F> static JitCall of(JitCore& core, const F& f) {
+    return {core, &f, &called<F>};
+  }
+  R run(const A&... args) const {
+    auto [entry, w] = compiled(args...);
+    return unflatten(*static_cast<const R*>(JitCore::like(entry)), core.run(entry, w));
+  }
+  std::pair<JitCore::Entry*, Walk> compiled(const A&... args) const {
+    Parts parts;
+    Walk w = walk_parts(parts, args...);
+    auto* entry = core.find(w, parts);
+    if (entry) return {entry, std::move(w)};
+    JitCore::Turn turn(core);
+    entry = core.find(w, parts);                   // another thread may have traced it meanwhile
+    if (!entry) {
+      traced(parts, args..., [&](const R& out, const Leaves& leaves) {
+        auto like = std::make_shared<R>(out);
+        Walk o = walk_of(*like, {.paths = true});
+        o.assign(Leaves(leaves.size()));
+        entry = core.end(leaves, parts_of(out), like, o.paths);
+      });
+    }
+    return {entry, std::move(w)};
+  }
+  void plan(const A&... args) const {
+    Parts parts;
+    walk_parts(parts, args...);
+    JitCore::Turn turn(core);
+    traced(parts, args..., [&](const R& out, const Leaves& leaves) { core.plan(leaves, parts_of(out)); });
+  }
+  // In another trace f is part of that graph, under its own mapping, between arguments and results that are cut as said.
+  R inside(const A&... args) const {
+    Parts parts;
+    walk_parts(parts, args...);
+    std::tuple<A...> mine(args...);
+    place(walk_of(mine), parts, false);
+    auto scope = core.mapping_inside();
+    R out = call(f, mine);
+    place(walk_of(out), parts_of(out), true);
+    return out;
+  }
+
+ private:
+  template <class F> static R called(const void* f, const std::tuple<A...>& args) {
+    return spread(*static_cast<const F*>(f), args);
+  }
+  void place(Walk w, const Parts& parts, bool results) const { w.assign(core.placed_inside(w, parts, results)); }
+  // done(result, leaves) when f has been traced on arguments like these.
+  template <class Done> void traced(const Parts& parts, const A&... args, const Done& done) const {
+    std::tuple<A...> mine(args...);
+    Walk t = walk_of(mine, {.paths = true, .statics = true});
+    t.assign(core.begin(t, parts));
+    struct Guard { JitCore* core; ~Guard() { if (core) core->abandon(); } } guard{&core};
+    R out = call(f, mine);
+    done(out, flatten(out));
+    guard.core = nullptr;
+  }
+};
 }  // namespace detail
 
 template <class F> class Jitted {
@@ -187,82 +254,33 @@ template <class F> class Jitted {
   template <class... A> auto operator()(const A&... args) const {
     using R = detail::CallResult<const F&, A...>;
     if constexpr (!std::is_void_v<R>) {
-      if (detail::is_tracing()) return inside<R>(args...);
-      return with_arrays(args...)([&](const auto&... all) {
-        auto [entry, w] = compiled<R>(all...);
-        return unflatten(*static_cast<const R*>(detail::JitCore::like(entry)), core_->run(entry, w));
-      });
+      if (detail::is_tracing()) return detail::JitCall<R, A...>::of(*core_, f_).inside(args...);
+      return run<R>(std::index_sequence_for<A...>(), args...);
     }
   }
   // Traces and compiles for arguments like these without running anything: the report says what a call takes.
   template <class... A> JitReport compile(const A&... args) const {
-    with_arrays(args...)([&](const auto&... all) { compiled<detail::CallResult<const F&, A...>>(all...); });
+    using R = detail::CallResult<const F&, A...>;
+    compiled<R>(std::index_sequence_for<A...>(), args...);
     return report();
   }
   // The same for one device, which stands for all: a mesh may be of any size, and the arguments shapes alone (see eval_shape).
   template <class... A> JitReport plan(const A&... args) const {
     using R = detail::CallResult<const F&, A...>;
-    with_arrays(args...)([&](const auto&... all) {
-      detail::Parts parts;
-      detail::walk_parts(parts, all...);
-      detail::JitCore::Turn turn(*core_);
-      traced(parts, all...)([&](const R& out, const Leaves& leaves) { core_->plan(leaves, detail::parts_of(out)); });
-    });
+    plan<R>(std::index_sequence_for<A...>(), args...);
     return report();
   }
   JitReport report() const { return core_->report(); }
 
  private:
-  template <class... A> auto with_arrays(const A&... args) const {
-    return [&](auto use) {
-      return [&]<std::size_t... I>(std::index_sequence<I...>) {
-        return use(detail::argument<F, I>(args)...);
-      }(std::index_sequence_for<A...>());
-    };
+  template <class R, std::size_t... I, class... A> R run(std::index_sequence<I...>, const A&... args) const {
+    return detail::JitCall<R, detail::Argument<F, I, A>...>::of(*core_, f_).run(detail::argument<F, I>(args)...);
   }
-  // In another trace f is part of that graph, under its own mapping, between arguments and results that are cut as said.
-  template <class R, class... A> R inside(const A&... args) const {
-    auto place = [&](auto& tree, const detail::Parts& parts, bool results) {
-      Walk w = walk_of(tree);
-      w.assign(core_->placed_inside(w, parts, results));
-    };
-    detail::Parts parts;
-    detail::walk_parts(parts, args...);
-    std::tuple<A...> mine(args...);
-    place(mine, parts, false);
-    auto scope = core_->mapping_inside();
-    R out = std::apply(f_, std::as_const(mine));
-    place(out, detail::parts_of(out), true);
-    return out;
+  template <class R, std::size_t... I, class... A> void compiled(std::index_sequence<I...>, const A&... args) const {
+    detail::JitCall<R, detail::Argument<F, I, A>...>::of(*core_, f_).compiled(detail::argument<F, I>(args)...);
   }
-  template <class R, class... A> std::pair<detail::JitCore::Entry*, Walk> compiled(const A&... args) const {
-    detail::Parts parts;
-    Walk w = detail::walk_parts(parts, args...);
-    auto* entry = core_->find(w, parts);
-    if (entry) return {entry, std::move(w)};
-    detail::JitCore::Turn turn(*core_);
-    entry = core_->find(w, parts);                 // another thread may have traced it meanwhile
-    if (!entry) {
-      traced(parts, args...)([&](const R& out, const Leaves& leaves) {
-        auto like = std::make_shared<R>(out);
-        Walk o = walk_of(*like, {.paths = true});
-        o.assign(Leaves(leaves.size()));
-        entry = core_->end(leaves, detail::parts_of(out), like, o.paths);
-      });
-    }
-    return {entry, std::move(w)};
-  }
-  // done(result, leaves) when f has been traced on arguments like these.
-  template <class... A> auto traced(const detail::Parts& parts, const A&... args) const {
-    return [&](auto done) {
-      std::tuple<A...> mine(args...);
-      Walk t = walk_of(mine, {.paths = true, .statics = true});
-      t.assign(core_->begin(t, parts));
-      struct Guard { detail::JitCore* core; ~Guard() { if (core) core->abandon(); } } guard{core_.get()};
-      auto out = std::apply(f_, std::as_const(mine));
-      done(out, flatten(out));
-      guard.core = nullptr;
-    };
+  template <class R, std::size_t... I, class... A> void plan(std::index_sequence<I...>, const A&... args) const {
+    detail::JitCall<R, detail::Argument<F, I, A>...>::of(*core_, f_).plan(detail::argument<F, I>(args)...);
   }
 
   F f_;

@@ -71,7 +71,7 @@ auto shard_map(F f, JitOptions options = {}) {
       detail::walk_parts(parts, args...);
       Walk w = walk_of(in);
       w.assign(local.enter(w.leaves(), parts));
-      auto out = std::apply(f, std::as_const(in));
+      auto out = detail::spread(f, in);
       Walk r = walk_of(out);
       r.assign(local.leave(r.leaves(), detail::parts_of(out)));
       return out;

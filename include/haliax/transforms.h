@@ -108,6 +108,13 @@ template <class F, class... A> constexpr auto call_result() {
   }
 }
 template <class F, class... A> using CallResult = typename decltype(call_result<F, A...>())::type;
+// f on what a tuple holds: std::apply, which is four functions for each f, in two.
+template <class F, class... A> decltype(auto) spread(const F& f, const std::tuple<A...>& args) {
+  return [&]<std::size_t... I>(std::index_sequence<I...>) -> decltype(auto) {
+    if constexpr (std::is_member_pointer_v<F>) return std::apply(f, args);
+    else return f(std::get<I>(args)...);
+  }(std::index_sequence_for<A...>());
+}
 // What a transform makes of f: it takes what f takes, and jit, which asks for that, finds f here.
 template <class F, class Call> struct TransformOf : Call { using TransformedFunction = F; };
 template <class F, class Call> TransformOf<F, Call> transform_of(Call call) { return {std::move(call)}; }
@@ -220,7 +227,7 @@ template <class F> auto vmap(F f, const AxisSelector& axis, SourceLocation at = 
       std::tuple<std::decay_t<decltype(args)>...> in(args...);
       Walk w = walk_of(in);
       w.assign(v.hide(w.leaves()));
-      auto out = std::apply(f, std::as_const(in));
+      auto out = detail::spread(f, in);
       Walk r = walk_of(out);
       r.assign(v.show(r.leaves()));
       return out;
@@ -243,8 +250,7 @@ template <class F> auto scan(F f, const AxisSelector& axis, ScanOptions options 
       Walk c = walk_of(init, {.paths = true});
       auto turn = [](void* self, const Leaves& carry, const Leaves& in, Leaves& next, Leaves& out) {
         auto& s = *static_cast<Call*>(self);
-        auto here = unflatten(s.xs, in);
-        auto r = std::apply([&](const auto&... x) { return (*s.f)(unflatten(s.carry, carry), x...); }, here);
+        auto r = detail::spread([&](const auto&... x) { return (*s.f)(unflatten(s.carry, carry), x...); }, unflatten(s.xs, in));
         next = flatten(r.first), out = flatten(r.second);
         s.y = std::move(r.second);
       };
@@ -309,7 +315,7 @@ template <class F> auto checkpoint(F f, SourceLocation at = SourceLocation::curr
       struct Call { const F* f; A like; std::optional<R> out; } call{&f, A(args...), {}};
       auto out = detail::checkpoint({&call, [](void* self, const Leaves& in) {
         auto& c = *static_cast<Call*>(self);
-        c.out = std::apply(*c.f, unflatten(c.like, in));
+        c.out = detail::spread(*c.f, unflatten(c.like, in));
         return flatten(*c.out);
       }}, flatten(call.like), at);
       return unflatten(std::move(*call.out), out);
@@ -331,7 +337,7 @@ template <class F, class B> auto custom_vjp(F forward, B backward) {
       auto back = std::make_shared<Back>(Back{backward, call.like, {}});
       auto out = detail::custom_vjp({&call, [](void* self, const Leaves& in) {
         auto& c = *static_cast<Call*>(self);
-        c.out = std::apply(*c.f, unflatten(c.like, in));
+        c.out = detail::spread(*c.f, unflatten(c.like, in));
         return flatten(*c.out);
       }}, flatten(call.like), back, [](void* self, const Leaves& in, const Leaves& result, const Leaves& g) {
         auto& b = *static_cast<Back*>(self);
@@ -351,7 +357,7 @@ template <class F, class... A> auto eval_shape(F f, const A&... args) {
     struct Call { F* f; std::tuple<A...> like; std::optional<R> out; } call{&f, std::tuple<A...>(args...), {}};
     auto out = detail::eval_shape({&call, [](void* self, const Leaves& in) {
       auto& c = *static_cast<Call*>(self);
-      c.out = std::apply(*c.f, unflatten(c.like, in));
+      c.out = detail::spread(*c.f, unflatten(c.like, in));
       return flatten(*c.out);
     }}, flatten(call.like));
     return unflatten(std::move(*call.out), out);

@@ -17,12 +17,12 @@ constexpr std::int64_t kPage = 4096, kHuge = 2 << 20;
 constexpr std::int64_t kKeep = 64;   // at most this many blocks of one size wait for reuse
 
 // Large blocks are mapped, advised to be huge pages, and kept by size; small ones are left to malloc.
-struct Pool {
+struct MemoryPool {
   std::mutex lock;
   std::map<std::int64_t, std::vector<std::byte*>> idle;
 };
-Pool& pool() {
-  static Pool* p = new Pool;
+MemoryPool& memory_pool() {
+  static MemoryPool* p = new MemoryPool;
   return *p;
 }
 std::int64_t rounded(std::int64_t bytes) {
@@ -32,9 +32,9 @@ std::int64_t rounded(std::int64_t bytes) {
 
 // An idle block of this size; null: there is none.
 std::byte* reused(std::int64_t size) {
-  std::lock_guard hold(pool().lock);
-  auto found = pool().idle.find(size);
-  if (found == pool().idle.end() || found->second.empty()) return nullptr;
+  std::lock_guard hold(memory_pool().lock);
+  auto found = memory_pool().idle.find(size);
+  if (found == memory_pool().idle.end() || found->second.empty()) return nullptr;
   auto* kept = found->second.back();
   found->second.pop_back();
   return kept;
@@ -54,8 +54,8 @@ void give_back(std::byte* data, std::int64_t bytes) {
   const std::int64_t size = rounded(bytes);
   if (size < kPage) return std::free(data);
   if (size < (std::int64_t(1) << 28)) {
-    std::lock_guard hold(pool().lock);
-    if (auto& idle = pool().idle[size]; std::int64_t(idle.size()) < kKeep) return idle.push_back(data);
+    std::lock_guard hold(memory_pool().lock);
+    if (auto& idle = memory_pool().idle[size]; std::int64_t(idle.size()) < kKeep) return idle.push_back(data);
   }
   munmap(data, std::size_t(size));
 }
@@ -82,7 +82,7 @@ void Buffer::keep(std::unique_ptr<Pieces> more) const {
 static constinit std::mutex putting_together;
 static const bool pieces_fork =
     at_fork({kForkPieces, [] { putting_together.lock(); }, [] { putting_together.unlock(); }});
-static const bool memory_forks = at_fork({kForkMemory, [] { pool().lock.lock(); }, [] { pool().lock.unlock(); }});
+static const bool memory_forks = at_fork({kForkMemory, [] { memory_pool().lock.lock(); }, [] { memory_pool().lock.unlock(); }});
 std::byte* Buffer::put_together() const {
   std::lock_guard hold(putting_together);
   if (auto* known = data_.load()) return known;
@@ -98,7 +98,7 @@ std::byte* Buffer::put_together() const {
 }
 
 void release_pool() {
-  auto& p = pool();
+  auto& p = memory_pool();
   std::lock_guard hold(p.lock);
   for (auto& [size, blocks] : p.idle)
     for (auto* b : blocks) munmap(b, std::size_t(size));

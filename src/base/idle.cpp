@@ -5,7 +5,7 @@
 namespace haliax {
 
 constinit std::mutex idle_lock;
-static const bool forks =
+static const bool idle_forks =
     at_fork({kForkIdle, [] { idle_lock.lock(); }, [] { idle_lock.unlock(); }});
 
 }  // namespace haliax

@@ -21,7 +21,7 @@ Table& table() {
   return *t;
 }
 
-const bool forks = at_fork({kForkNames, [] { table().lock.lock(); }, [] { table().lock.unlock(); }});
+const bool name_forks = at_fork({kForkNames, [] { table().lock.lock(); }, [] { table().lock.unlock(); }});
 
 std::size_t edit_distance(std::string_view a, std::string_view b) {   // two letters that change places are one edit
   std::vector<std::size_t> before, last(b.size() + 1), row(b.size() + 1);   // of the beginnings of a, for each beginning of b

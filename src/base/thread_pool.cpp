@@ -157,7 +157,7 @@ constinit std::mutex making;
 constinit std::atomic<Pool*> current{nullptr};
 std::atomic<int> told{0};   // by set_threads
 // A child makes a pool of its own: the threads of this one are not there.
-const bool forks = at_fork({kForkRest, [] { making.lock(); }, [] { making.unlock(); }, [] { current.store(nullptr); }});
+const bool pool_forks = at_fork({kForkRest, [] { making.lock(); }, [] { making.unlock(); }, [] { current.store(nullptr); }});
 
 Pool& pool() {
   if (Pool* p = current.load(std::memory_order_acquire)) return *p;
