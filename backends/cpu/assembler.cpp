@@ -17,7 +17,6 @@ namespace haliax::cpu {
 namespace {
 
 using program::Code;
-using Input = PointCode::Input;
 using Xbyak::Address;
 using Xbyak::Opmask;
 using Xbyak::Operand;
@@ -70,7 +69,7 @@ class Assembler : Xbyak::CodeGenerator {
   }
   int arrays() const {
     int n = int(code_.outputs.size());
-    for (auto input : code_.inputs) n += input != Input::one;
+    for (auto input : code_.inputs) n += input != PointCode::Input::one;
     return n;
   }
   Address in_call(std::size_t offset) { return ptr[rdi + offset]; }
@@ -114,8 +113,8 @@ class Assembler : Xbyak::CodeGenerator {
     places_.assign(uses_.size(), {});
     int array = 0, scalar = 0;
     for (std::size_t i = 0; i < code_.inputs.size(); ++i)
-      places_[i] = code_.inputs[i] == Input::one    ? Place{Place::scalar, scalar++}
-                   : code_.inputs[i] == Input::bf16 ? Place{Place::bf16, array++}
+      places_[i] = code_.inputs[i] == PointCode::Input::one    ? Place{Place::scalar, scalar++}
+                   : code_.inputs[i] == PointCode::Input::bf16 ? Place{Place::bf16, array++}
                                                     : Place{Place::array, array++};
     for (std::size_t k = 0; k < code_.ops.size(); ++k) make(code_.ops[k], int(code_.inputs.size() + k));
     for (auto [value, bf16] : code_.outputs) {     // last, as they may be made where an input lies

@@ -12,7 +12,6 @@ namespace {
 using namespace program;
 using Tile = TileProduct::Kind;
 
-bool is_narrow(DType d) { return d == DType::bf16 || d == DType::f16; }
 std::int64_t staged_bytes(bool along, std::int64_t lines, std::int64_t terms) {   // as device/tile.h has it
   return along ? lines * (terms + 8) * 2 : terms * (lines + 8) * 2;
 }

@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 
+#include "codes.h"
 #include "text.h"
 
 namespace haliax::cuda {
@@ -99,6 +100,7 @@ std::optional<Scaled> scaled(const TileGroup&, int value, int top, const std::se
 // h, if this instruction is h times (or by) such a factor.
 int without_factor(const TileGroup&, int instr, const std::set<int>& pending);
 
+inline bool is_narrow(DType d) { return d == DType::bf16 || d == DType::f16; }
 // What else lives among the steps lies in memory of its own, if it takes no more than this.
 inline constexpr std::int64_t small_bytes = 32 << 10;
 // is_own: does this slot (an own one, not an alias) live among the steps? Nothing: they are made one by one.
@@ -106,6 +108,5 @@ std::unique_ptr<TileGroup> tile_group(const std::vector<program::Step>&, const p
                                       const std::function<bool(int)>& is_own);
 // The text of a pass, or that gives a product's flags to the variable `flagsN`.
 std::string tile_text(const TileGroup&, const TileAction&, Around&, std::int64_t kept_start);
-bool is_fold(program::Code);
 
 }  // namespace haliax::cuda
