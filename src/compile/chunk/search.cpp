@@ -92,7 +92,7 @@ std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const 
   return tile;
 }
 
-constexpr std::int64_t kMostInLanes = 16 << 20; // bytes, of which no more are taken if fewer queries a turn help
+constexpr std::int64_t kMostInLanes = 24 << 20; // bytes: with more, fewer than 32 queries go at a time, whose products are slow
 constexpr std::int64_t kMostVisits = 4 << 20;   // bytes of a block of keys and values that comes from another device
 
 // ---- the search ----
@@ -384,9 +384,11 @@ class ChunkSearch {
     if (lane == 0) return {};
     auto free = free_axes();
     std::optional<Trial> best;                             // as many as a lane can hold, or as few as there are lanes for
-    auto fewest = [&] { return best && best->bytes <= kMostInLanes ? 32 : 8; };
-    for (std::int64_t queries = 64; queries >= fewest() && (!best || best->lane_bytes > lane); queries /= 2)
+    bool enough = false;
+    for (std::int64_t queries = 64; queries >= 8 && !enough; queries /= 2) {
       if (auto t = trial(one_by_one(free, queries)); t.lane_bytes > 0 && t.bytes <= budget_) best = std::move(t);
+      enough = best && (best->lane_bytes <= lane || (queries == 32 && best->bytes <= kMostInLanes));
+    }
     return best;
   }
   std::optional<Trial> by_tiles() const {
