@@ -149,7 +149,7 @@ void add_common(examples::CommandLine& line, Command& c) {
   line.option("--temperature", c.temperature, "0 takes the likeliest byte").not_negative();
   line.option("--sample-seed", c.sample_seed, "another number, another sample");
   line.option("--threads", c.run.threads, "0: one for each core").range(0, 1024);
-  line.option("--backend", c.run.backend, "cpu or reference");
+  line.option("--backend", c.run.backend, "cpu, reference, cuda or cuda-sim");
 }
 
 int run(int argc, char** argv) {

@@ -26,7 +26,7 @@ namespace {
 struct Counts {
   std::set<std::string> texts;
   std::int64_t kernels = 0, products = 0, packings = 0, own = 0;   // packings: kernels before a product; own: in place of one
-  std::int64_t nests = 0;                                          // kernels that are loops with lanes
+  std::int64_t nests = 0, copies = 0;                              // kernels that are loops with lanes; that copy
 };
 void count(const std::vector<Item>& items, std::int64_t times, Counts& into) {
   for (auto& i : items) {
@@ -35,6 +35,7 @@ void count(const std::vector<Item>& items, std::int64_t times, Counts& into) {
     if (i.kind != Item::Kind::launch) continue;
     into.kernels += times, into.texts.insert(i.launch.text);
     into.nests += i.step->kind == program::Kind::loop ? times : 0;
+    into.copies += i.step->kind == program::Kind::copy ? times : 0;
     if (i.step->kind != program::Kind::contract) continue;
     auto is_product = [&](auto& o) { return o.step == i.step && o.kind == Item::Kind::product; };
     const auto here = items.begin() + (&i - items.data());
@@ -81,11 +82,12 @@ TEST_CASE("cuda: GPT-2 124M, a training step in bf16 of 64 x 1024 tokens: texts,
   cuda::join_equal(sequence, *c.program);
   count(sequence.items, 1, n);
   MESSAGE(n.texts.size(), " texts, ", n.kernels, " kernels (", one_by_one.kernels, " one by one), ", n.products, " products, ",
-          n.packings, " packings, ", n.own, " by our own kernel, ", n.nests, " nests, ", cuda::steps_in_graph(sequence.items), " steps in the graph, ",
+          n.packings, " packings, ", n.own, " by our own kernel, ", n.nests, " nests, ", n.copies, " copies, ", cuda::steps_in_graph(sequence.items), " steps in the graph, ",
           sequence.flags, " flags, ", c.program->peak_bytes, " bytes");
   CHECK(n.texts.size() <= 60);
   CHECK(n.packings == 0);
   CHECK(n.own == 0);
+  CHECK(n.copies < 100);
   CHECK(n.kernels < one_by_one.kernels);
   CHECK(n.nests == 24);                          // attention, forward and backward, in 12 layers
   CHECK(n.products < 2000);
