@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 namespace haliax::cpu {
 namespace {
@@ -77,7 +78,8 @@ class Pass {
   }
   AssembledOps written(const std::vector<Op>& open) const {
     AssembledOps w;
-    std::map<int, int> made, reads;                // value -> its number here; how often it is read here
+    std::set<int> made;
+    std::map<int, int> reads;                      // of a value: how often it is read here
     auto& in = w.in;
     for (const Op& op : open) {
       for (int k = 0; k < 4; ++k) {
@@ -87,10 +89,10 @@ class Pass {
         const auto input = input_of(op, k);
         if (std::find(in.begin(), in.end(), input) == in.end()) in.push_back(input);
       }
-      made[op.out] = -1;
+      made.insert(op.out);
     }
     for (auto& i : in) w.point.inputs.push_back(is_array(i) ? PointCode::Input::array : PointCode::Input::one);
-    std::map<int, int> last;
+    std::map<int, int> last;                       // the number that a value has now, as some are rounded in place
     int number = int(in.size());
     for (const Op& op : open) {
       PointCode::Op one{op.point};
@@ -108,6 +110,7 @@ class Pass {
     return w;
   }
   bool fits(const std::vector<Op>& open) const {
+    if (open.size() > most_ops) return false;
     const auto w = written(open);
     const auto arrays = std::count_if(w.in.begin(), w.in.end(), is_array), numbers = std::ptrdiff_t(w.in.size()) - arrays;
     return arrays + std::ptrdiff_t(w.out.size()) <= most_arrays && numbers <= most_scalars;

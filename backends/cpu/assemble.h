@@ -8,7 +8,7 @@
 
 namespace haliax::cpu {
 
-constexpr int most_arrays = 12, most_scalars = 24;
+constexpr int most_arrays = 12, most_scalars = 24, most_ops = 48;
 struct AssembledCall {
   std::int64_t points = 0;                   // those that fill whole registers
   std::int64_t rest = 0;                     // a bit for each point after them

@@ -35,7 +35,7 @@ struct OutOfRegisters {};
 class Assembler : Xbyak::CodeGenerator {
  public:
   explicit Assembler(const PointCode& code)
-      : CodeGenerator(std::size_t(1) << 12 << (code.ops.size() / 8), Xbyak::DontSetProtectRWE), code_(code) {
+      : CodeGenerator(4096 + 1024 * code.ops.size(), Xbyak::DontSetProtectRWE), code_(code) {   // a tanh has some 900 bytes
     count_uses();
     save();
     body(false);
@@ -115,7 +115,7 @@ class Assembler : Xbyak::CodeGenerator {
     for (std::size_t i = 0; i < code_.inputs.size(); ++i)
       places_[i] = code_.inputs[i] == PointCode::Input::one    ? Place{Place::scalar, scalar++}
                    : code_.inputs[i] == PointCode::Input::bf16 ? Place{Place::bf16, array++}
-                                                    : Place{Place::array, array++};
+                                                               : Place{Place::array, array++};
     for (std::size_t k = 0; k < code_.ops.size(); ++k) make(code_.ops[k], int(code_.inputs.size() + k));
     for (auto [value, bf16] : code_.outputs) {     // last, as they may be made where an input lies
       const Zmm z = vector(value);
@@ -452,7 +452,7 @@ class Assembler : Xbyak::CodeGenerator {
     vmovaps(z | Opmask(scratch_mask), p.z);      // of small ones
   }
 
-  const PointCode& code_;
+  PointCode code_;
   std::vector<int> uses_, left_;
   std::vector<Place> places_;
   std::bitset<32> free_;
