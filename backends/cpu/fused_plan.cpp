@@ -685,13 +685,12 @@ class Planner {
     for (const Instr& in : fused_.code)
       if (is_store(in.code) && instr(in.args[0]).code == Code::load)
         p.accesses[static_cast<std::size_t>(info(in.args[0]).access)].direct = false;
-    // Only one such value: what a step does but fold the arrays that it reads.
-    if (p.lanes && p.accesses.size() > 0) mark_folded();
+    if (p.lanes) mark_folded();
     if (context_) assemble(p);
     store_in_place(p, context_);
     assemble_narrow(p);
   }
-  // Of lanes the one array that reductions alone read, if it is.
+  // If a step of lanes reads one array, and does nothing with it but fold it, no tile of it need be copied into a register.
   void mark_folded() {
     std::vector<bool> other(plan_.values.size(), false);
     std::vector<const Op*> loads;
