@@ -52,9 +52,18 @@ dnnl::memory::desc describe(DType dtype, std::int64_t g, std::int64_t rows, std:
           type_of(dtype),
           dnnl::memory::dims{stride[0] == 0 ? rows * cols : stride[0], stride[1], stride[2]}};
 }
-Product product_of(const GemmShape& s, const float* a, const float* b, float* out) {
-  return {s.m, s.n, s.k, a, s.a_stride[1], s.a_stride[2], b, s.b_stride[1], s.b_stride[2], out, s.out_stride[1], s.accumulate};
+// Products in which what stands around oneDNN's multiplications takes longer than they do.
+bool is_small(const GemmShape& s) {
+  constexpr std::int64_t most = 1 << 17;   // elements of a packed operand: both stay in the second cache
+  return s.m >= 16 && s.n >= 16 && s.k >= 16 && s.m * s.k <= most && s.n * s.k <= most;
 }
+bool has_unit_strides(const GemmShape& s) {
+  return (s.a_stride[1] == 1 || s.a_stride[2] == 1) && (s.b_stride[1] == 1 || s.b_stride[2] == 1) && s.out_stride[2] == 1;
+}
+Product product_of(const GemmShape& s, const void* a, const void* b, void* out) {
+  return {s.m, s.n, s.k, a, s.a_stride[1], s.a_stride[2], b, s.b_stride[1], s.b_stride[2], out, s.out_stride[1], s.out, s.accumulate};
+}
+const ProductKernel& kernel_of(const GemmShape& s) { return s.a == DType::f32 ? *kernels().product : *narrow_product(); }
 void check(dnnl_status_t status) {
   if (status != dnnl_success) throw Error("[dot] oneDNN could not run a matrix product");
 }
@@ -62,8 +71,9 @@ void check(dnnl_status_t status) {
 }  // namespace
 
 bool is_ours(const GemmShape& s) {
-  return kernels().product && s.a == DType::f32 && s.b == DType::f32 && s.out == DType::f32 && s.out_stride[2] == 1 && s.m >= 8 &&
-         s.n >= 16 && s.k >= 8;
+  if (s.a != s.b) return false;
+  if (s.a == DType::bf16) return narrow_product() && is_small(s) && has_unit_strides(s);
+  return kernels().product && s.a == DType::f32 && s.out == DType::f32 && s.out_stride[2] == 1 && s.m >= 8 && s.n >= 16 && s.k >= 8;
 }
 
 class Gemm {
@@ -128,7 +138,7 @@ std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
 }
 std::int64_t scratch_bytes(const Gemm& gemm) {
   const GemmShape& s = gemm.shape;
-  return s.ours ? kernels().product_scratch(product_of(s, nullptr, nullptr, nullptr)) : static_cast<std::int64_t>(gemm.scratch.get_size());
+  return s.ours ? kernel_of(s).scratch_bytes(product_of(s, nullptr, nullptr, nullptr)) : static_cast<std::int64_t>(gemm.scratch.get_size());
 }
 
 struct GemmCall::Handles {
@@ -150,10 +160,12 @@ GemmCall::~GemmCall() = default;
 void GemmCall::run(const void* a, const void* b, void* out, void* scratch) {
   if (gemm_->shape.ours) {
     const GemmShape& s = gemm_->shape;
+    const auto at = [](auto* p, std::int64_t elements, DType dtype) { return p + elements * haliax::bytes_of(dtype); };
+    const auto *first_a = static_cast<const std::byte*>(a), *first_b = static_cast<const std::byte*>(b);
     for (std::int64_t g = 0; g < s.g; ++g)
-      kernels().product(product_of(s, static_cast<const float*>(a) + g * s.a_stride[0], static_cast<const float*>(b) + g * s.b_stride[0],
-                                   static_cast<float*>(out) + g * s.out_stride[0]),
-                        scratch);
+      kernel_of(s).run(product_of(s, at(first_a, g * s.a_stride[0], s.a), at(first_b, g * s.b_stride[0], s.b),
+                                  at(static_cast<std::byte*>(out), g * s.out_stride[0], s.out)),
+                       scratch);
     return;
   }
   OneThread alone;

@@ -1,5 +1,12 @@
 // Which instructions kernels use: the best that this machine has, or fewer, where HALIAX_ISA says so.
+#if defined(HALIAX_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <dnnl.hpp>
+#include <algorithm>
 #include <cstdlib>
 #include <string_view>
 
@@ -9,35 +16,57 @@
 namespace haliax::cpu {
 namespace {
 
-enum class Isa : std::uint8_t { baseline, avx2, avx512 };
+enum class Isa : std::uint8_t { baseline, avx2, avx512, amx };
 
 // The most that may be used, also by oneDNN.
 Isa allowed() {
   const char* variable = "HALIAX_ISA";
   const char* set = std::getenv(variable);
-  const std::string_view asked = set ? set : "";
-  if (asked == "" || asked == "avx512") return Isa::avx512;
-  if (asked != "avx2" && asked != "baseline") refuse_asked(variable, asked, "avx512, avx2 or baseline");
-  const bool avx2 = asked == "avx2";
-  dnnl::set_max_cpu_isa(avx2 ? dnnl::cpu_isa::avx2 : dnnl::cpu_isa::sse41);
-  return avx2 ? Isa::avx2 : Isa::baseline;
+  const std::string_view asked = set && *set ? set : "amx";
+  struct Word { std::string_view name; Isa ours; dnnl::cpu_isa theirs; };
+  constexpr Word words[] = {{"amx", Isa::amx, dnnl::cpu_isa::all},
+                            {"avx512", Isa::avx512, dnnl::cpu_isa::avx512_core_bf16},
+                            {"avx2", Isa::avx2, dnnl::cpu_isa::avx2},
+                            {"baseline", Isa::baseline, dnnl::cpu_isa::sse41}};
+  auto word = std::find_if(std::begin(words), std::end(words), [&](auto& w) { return w.name == asked; });
+  if (word == std::end(words)) refuse_asked(variable, asked, "amx, avx512, avx2 or baseline");
+  if (word->ours < Isa::amx) dnnl::set_max_cpu_isa(word->theirs);
+  return word->ours;
+}
+Isa most() {
+  static const Isa isa = allowed();
+  return isa;
 }
 
 }  // namespace
 
 const Kernels& kernels() {
   static const Kernels& best = [&]() -> const Kernels& {
-    [[maybe_unused]] const auto most = allowed();
+    [[maybe_unused]] const auto isa = most();
 #if defined(HALIAX_X86)
     __builtin_cpu_init();
     const bool has_avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                             __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    if (has_avx512 && most >= Isa::avx512) return avx512::table();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && most >= Isa::avx2) return avx2::table();
+    if (has_avx512 && isa >= Isa::avx512) return avx512::table();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && isa >= Isa::avx2) return avx2::table();
 #endif
     return baseline::table();
   }();
   return best;
+}
+
+const ProductKernel* narrow_product() {
+#if defined(HALIAX_AMX)
+  static const bool has_amx = [] {
+    constexpr unsigned leaf_bf16 = 1u << 22, leaf_tile = 1u << 24;   // of cpuid 7, in edx
+    constexpr long ask = 0x1023, tile_data = 18;                     // ARCH_REQ_XCOMP_PERM: tile registers have to be asked for
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    const bool there = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d & leaf_bf16) && (d & leaf_tile);
+    return most() >= Isa::amx && std::string_view(kernels().name) == "avx512" && there && syscall(SYS_arch_prctl, ask, tile_data) == 0;
+  }();
+  if (has_amx) return &amx::kernel();
+#endif
+  return nullptr;
 }
 
 }  // namespace haliax::cpu

@@ -88,16 +88,21 @@ struct Reduction {
   void (*finish)(void* out, const void* acc, std::int64_t n) = nullptr;   // into a register
 };
 
-// c[m, n] = or += a[m, k] b[k, n] in f32; strides in elements, that of c along n is 1.
+// c[m, n] = or += a[m, k] b[k, n]; strides in elements, that of c along n is 1.
 struct Product {
   std::int64_t m, n, k;
-  const float* a;
+  const void* a;
   std::int64_t a_m, a_k;
-  const float* b;
+  const void* b;
   std::int64_t b_k, b_n;
-  float* c;
+  void* c;
   std::int64_t c_m;
+  DType out;
   bool accumulate;
+};
+struct ProductKernel {
+  void (*run)(const Product&, void* scratch);    // at a cache line
+  std::int64_t (*scratch_bytes)(const Product&);
 };
 
 // y[n] += sum over k of x[k] w[k, n]: w is f32 or bf16, its rows are those of k, or of n, `pitch` elements apart, and dense.
@@ -124,14 +129,18 @@ struct Kernels {
   Reduction (*reduce)(program::Code, Lane lane, DType result);
   // c[m, 64] += a[m, k] b[k, 64], all dense: for contractions that oneDNN does not do.
   void (*multiply)(Lane lane, void* c, const void* a, const void* b, std::int64_t m, std::int64_t k);
-  // Null where oneDNN is as good. Scratch: product_scratch bytes, at a cache line.
-  void (*product)(const Product&, void* scratch);
-  std::int64_t (*product_scratch)(const Product&);
+  const ProductKernel* product;                  // of f32; null where oneDNN is as good
   void (*vector_product)(const VectorProduct&);
 };
 
 const Kernels& kernels();
 
+// Of bf16, into f32 or bf16: of a_m and a_k one is 1, as of b_k and b_n. Null where this machine has no AMX.
+const ProductKernel* narrow_product();
+
+namespace amx {
+const ProductKernel& kernel();
+}
 namespace baseline {
 const Kernels& table();
 }

@@ -28,10 +28,11 @@ using program::Code;
 #include "kernels_vector.inc"
 
 #if defined(__AVX2__)
+#include "kernels_transpose.inc"
+
 #include "kernels_product.inc"
 #else   // not where oneDNN is as good
-constexpr void (*product)(const Product&, void*) = nullptr;
-constexpr std::int64_t (*product_scratch)(const Product&) = nullptr;
+constexpr const ProductKernel* product_kernel = nullptr;
 #endif
 
 constexpr const char* name_of_isa =
@@ -47,7 +48,7 @@ constexpr const char* name_of_isa =
 
 const Kernels& table() {
   static constexpr Kernels kernels{name_of_isa, find_map,   exp_difference, find_cast,     find_wrap, count_up,
-                                   find_load,   find_store, find_reduction, multiply_lane, product,   product_scratch, vector_product};
+                                   find_load,   find_store, find_reduction, multiply_lane, product_kernel, vector_product};
   return kernels;
 }
 

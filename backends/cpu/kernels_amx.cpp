@@ -1,0 +1,220 @@
+// Matrix products in bf16 on processors with AMX, whose tile registers hold 16 rows of 64 bytes: one instruction multiplies
+// 16 x 32 by 32 x 16 and adds to 16 x 16 sums in f32. For small products, of which oneDNN's would spend more time around the
+// multiplications than in them. Nothing here has external linkage but what gives it out (see kernels_isa.cpp).
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "kernels.h"
+
+namespace haliax::cpu::amx {
+namespace {
+
+#include "kernels_transpose.inc"
+
+using Half = std::uint16_t;                      // the bits of a bf16
+constexpr std::int64_t kRows = 16, kDepth = 32;  // of a tile of the left operand; columns of the right one: as many as rows
+constexpr std::int64_t kTile = kRows * kDepth;   // elements of a tile
+constexpr std::int64_t kSums = kRows * kRows;
+
+// The compiler does not see that instructions on tiles read and write memory.
+void fence() { asm volatile("" ::: "memory"); }
+std::int64_t tiles(std::int64_t n, std::int64_t unit) { return (n + unit - 1) / unit; }
+
+struct alignas(64) TileConfig {
+  std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+__m512i halves(const Half* from, __mmask16 columns) { return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, from)); }
+__mmask16 first_of(std::int64_t n) { return n >= 16 ? 0xffff : static_cast<__mmask16>((1u << n) - 1); }
+__mmask32 first_of_depth(std::int64_t n) { return n >= 32 ? 0xffffffff : (1u << n) - 1; }
+
+using Lines = Square<16>;
+void turn(const __m512i (&in)[16], Half* to) {
+  Lines t;
+  for (int i = 0; i < 16; ++i) t.row[i] = reinterpret_cast<Lines::V>(in[i]);
+  transpose<8>(t);
+  for (int i = 0; i < 16; ++i) _mm512_storeu_ps(to + i * kDepth, reinterpret_cast<__m512>(t.row[i]));
+}
+// Sixteen lines of 32, of rows of `from` that are `pitch` apart; zeros where there are none.
+void read_lines(__m512i (&to)[16], const Half* from, std::int64_t pitch, std::int64_t rows, std::int64_t depth) {
+  for (int i = 0; i < 16; ++i)
+    to[i] = i < rows ? _mm512_maskz_loadu_epi16(first_of_depth(depth), from + i * pitch) : _mm512_setzero_si512();
+}
+// Pairs of neighbouring rows of `from`, of 16 columns each.
+void read_pairs(__m512i (&to)[16], const Half* from, std::int64_t pitch, __mmask16 columns, std::int64_t depth) {
+  for (int j = 0; j < 16; ++j) {
+    auto row = [&](std::int64_t k) { return halves(from + k * pitch, k < depth ? columns : __mmask16{0}); };
+    to[j] = _mm512_or_si512(row(2 * j), _mm512_slli_epi32(row(2 * j + 1), 16));
+  }
+}
+
+const Half* left_of(const Product& p) { return static_cast<const Half*>(p.a); }
+// Tiles of a, one for each 32 of k: rows of 32 elements. Zeros beyond `rows` and k.
+void pack_left(Half* to, const Product& p, std::int64_t row) {
+  const auto rows = std::min(kRows, p.m - row);
+  for (std::int64_t k = 0; k < p.k; k += kDepth, to += kTile) {
+    const Half* from = left_of(p) + row * p.a_m + k * p.a_k;
+    __m512i lines[16];
+    if (p.a_k == 1) {
+      read_lines(lines, from, p.a_m, rows, p.k - k);
+      for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + i * kDepth, lines[i]);
+    } else {
+      read_pairs(lines, from, p.a_k, first_of(rows), p.k - k);
+      turn(lines, to);
+    }
+  }
+}
+// Tiles of b: 16 lines of pairs (b[k, n], b[k + 1, n]) for 16 n.
+void pack_right(Half* to, const Product& p, std::int64_t column) {
+  const auto columns = std::min(kRows, p.n - column);
+  for (std::int64_t k = 0; k < p.k; k += kDepth, to += kTile) {
+    const Half* from = static_cast<const Half*>(p.b) + column * p.b_n + k * p.b_k;
+    __m512i lines[16];
+    if (p.b_n == 1) {
+      read_pairs(lines, from, p.b_k, first_of(columns), p.k - k);
+      for (int j = 0; j < 16; ++j) _mm512_storeu_si512(to + j * kDepth, lines[j]);
+    } else {
+      read_lines(lines, from, p.b_n, columns, p.k - k);
+      turn(lines, to);
+    }
+  }
+}
+
+// What a tile register is loaded from: tiles of k behind each other, or rows in place.
+struct Left {
+  const Half* at;
+  std::int64_t pitch, step;                      // of a row; from one 32 of k to the next
+};
+
+// R x C tiles of sums: c = or += a b. `c` is f32, rows `pitch` apart.
+template <int R, int C>
+void block(const Left* a, const Half* const* b, std::int64_t depths, float* c, std::int64_t pitch, bool add) {
+  const auto line = std::size_t(pitch) * 4;
+  auto at = [&](int r, int q) { return c + r * kRows * pitch + q * kRows; };
+  if (add) {
+    _tile_loadd(0, at(0, 0), line);
+    if constexpr (C > 1) _tile_loadd(1, at(0, 1), line);
+    if constexpr (R > 1) _tile_loadd(2, at(1, 0), line);
+    if constexpr (R > 1 && C > 1) _tile_loadd(3, at(1, 1), line);
+  } else {
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+  }
+  for (std::int64_t d = 0; d < depths; ++d) {
+    _tile_loadd(6, b[0] + d * kTile, 64);
+    _tile_loadd(4, a[0].at + d * a[0].step, std::size_t(a[0].pitch) * 2);
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (C > 1) {
+      _tile_loadd(7, b[1] + d * kTile, 64);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if constexpr (R > 1) {
+      _tile_loadd(5, a[1].at + d * a[1].step, std::size_t(a[1].pitch) * 2);
+      _tile_dpbf16ps(2, 5, 6);
+      if constexpr (C > 1) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, at(0, 0), line);
+  if constexpr (C > 1) _tile_stored(1, at(0, 1), line);
+  if constexpr (R > 1) _tile_stored(2, at(1, 0), line);
+  if constexpr (R > 1 && C > 1) _tile_stored(3, at(1, 1), line);
+}
+void block(std::int64_t rows, std::int64_t columns, const Left* a, const Half* const* b, std::int64_t depths, float* c,
+           std::int64_t pitch, bool add) {
+  const bool two = columns > 1;
+  if (rows > 1) (two ? block<2, 2> : block<2, 1>)(a, b, depths, c, pitch, add);
+  else (two ? block<1, 2> : block<1, 1>)(a, b, depths, c, pitch, add);
+}
+
+// bf16 of f32, to the nearest, ties to even; NaN stays NaN.
+__m256i rounded(__m512 x) {
+  const auto bits = _mm512_castps_si512(x);
+  const auto odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  auto up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+  up = _mm512_mask_or_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits, _mm512_set1_epi32(0x400000));
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(up, 16));
+}
+// What lies at [row, row + rows) x [column, column + columns) of c: up to 32 x 32 values, which have no whole tiles, or are bf16.
+struct Part {
+  std::int64_t row, rows, column, columns;
+  // f(place in c, in lines of 32 sums, mask) for each 16 of a row.
+  template <class F> void each(const Product& p, const F& f) const {
+    for (std::int64_t r = 0; r < rows; ++r)
+      for (std::int64_t j = 0; j < columns; j += kRows)
+        f((row + r) * p.c_m + column + j, r * 2 * kRows + j, first_of(columns - j));
+  }
+};
+void read_sums(const Product& p, float* sums, const Part& part) {
+  part.each(p, [&](std::int64_t place, std::int64_t at, __mmask16 mask) {
+    auto wide = [&] { return _mm512_castsi512_ps(_mm512_slli_epi32(halves(static_cast<const Half*>(p.c) + place, mask), 16)); };
+    _mm512_storeu_ps(sums + at, p.out == DType::f32 ? _mm512_maskz_loadu_ps(mask, static_cast<const float*>(p.c) + place) : wide());
+  });
+}
+void write_sums(const Product& p, const float* sums, const Part& part) {
+  part.each(p, [&](std::int64_t place, std::int64_t at, __mmask16 mask) {
+    const auto x = _mm512_loadu_ps(sums + at);
+    if (p.out == DType::f32) _mm512_mask_storeu_ps(static_cast<float*>(p.c) + place, mask, x);
+    else _mm256_mask_storeu_epi16(static_cast<Half*>(p.c) + place, mask, rounded(x));
+  });
+}
+
+std::int64_t packed(std::int64_t n, std::int64_t k) { return tiles(n, kRows) * tiles(k, kDepth) * kTile; }
+// A whole tile of rows that lie in the order of k is read in place.
+bool in_place(const Product& p, std::int64_t row) { return p.a_k == 1 && p.k % kDepth == 0 && p.m - row >= kRows; }
+
+std::int64_t scratch_bytes(const Product& p) {
+  return (packed(p.m, p.k) + packed(p.n, p.k)) * 2 + 4 * kSums * 4;
+}
+
+void product(const Product& p, void* scratch) {
+  static constexpr TileConfig config;
+  Half* left = static_cast<Half*>(scratch);
+  Half* right = left + packed(p.m, p.k);
+  float* sums = reinterpret_cast<float*>(right + packed(p.n, p.k));
+  const auto depths = tiles(p.k, kDepth), m_tiles = tiles(p.m, kRows), n_tiles = tiles(p.n, kRows);
+  for (std::int64_t t = 0; t < m_tiles; ++t)
+    if (!in_place(p, t * kRows)) pack_left(left + t * depths * kTile, p, t * kRows);
+  for (std::int64_t t = 0; t < n_tiles; ++t) pack_right(right + t * depths * kTile, p, t * kRows);
+  fence();
+  _tile_loadconfig(&config);
+  for (std::int64_t i = 0; i < m_tiles; i += 2) {
+    Left a[2];
+    for (std::int64_t t = i; t < std::min(i + 2, m_tiles); ++t)
+      a[t - i] = in_place(p, t * kRows) ? Left{left_of(p) + t * kRows * p.a_m, p.a_m, kDepth} : Left{left + t * depths * kTile, kDepth, kTile};
+    const auto row = i * kRows, rows = std::min(2 * kRows, p.m - row);
+    for (std::int64_t j = 0; j < n_tiles; j += 2) {
+      const Half* b[2] = {right + j * depths * kTile, right + (j + 1) * depths * kTile};
+      const auto column = j * kRows, columns = std::min(2 * kRows, p.n - column);
+      const auto down = tiles(rows, kRows), across = tiles(columns, kRows);
+      if (p.out == DType::f32 && rows % kRows == 0 && columns % kRows == 0) {
+        block(down, across, a, b, depths, static_cast<float*>(p.c) + row * p.c_m + column, p.c_m, p.accumulate);
+      } else {
+        const Part part{row, rows, column, columns};
+        if (p.accumulate) read_sums(p, sums, part);
+        fence();
+        block(down, across, a, b, depths, sums, 2 * kRows, p.accumulate);
+        fence();
+        write_sums(p, sums, part);
+      }
+    }
+  }
+  _tile_release();
+  fence();
+}
+
+}  // namespace
+
+const ProductKernel& kernel() {
+  static constexpr ProductKernel all{product, scratch_bytes};
+  return all;
+}
+
+}  // namespace haliax::cpu::amx
