@@ -160,6 +160,7 @@ struct Walker {
     k.axis = queries.name, k.size = queries.size, k.depth = depth, k.inside = kOfScores, k.walked = {queries.name};
     k.blocks = blocks_of(queries.name, scores.origin.mapping.get());
     if (budget && *budget <= 0) k.chunks = {(queries.size + 2) / 3};
+    if (budget && *budget < 0) k.chunks.push_back(0);      // keys in thirds, too
     else if (budget) k.memory = *budget;
     for (auto& x : scores.in) k.after = std::max(k.after, calls_below({x}, k));
     return k;
@@ -182,7 +183,7 @@ struct Walker {
 
 Nodes with_score_borders(const Nodes& roots, std::optional<std::int64_t> budget, int depth, const Nodes& of,
                          std::vector<std::string>* whole) {
-  static const auto usual = number_asked("HALIAX_SCORES", 0, most_bytes, context().origin.at);
+  static const auto usual = number_asked("HALIAX_SCORES", -1, most_bytes, context().origin.at);
   if (!budget) budget = usual;
   auto all = everything(roots);
   bool large = std::any_of(all.begin(), all.end(), [&](auto& n) {

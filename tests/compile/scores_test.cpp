@@ -48,6 +48,8 @@ void walked(const char* what, const Attention& f, const Parts& p = parts(), doub
   CHECK(whole.report().chunked.empty());
   REQUIRE(tiled.report().chunked.size() > 0);
   CHECK(tiled.report().explain.find("over q") != std::string::npos);
+  auto both = jit([&](const Parts& p) { return all_of(f, p); }, {.scores_budget = -1});
+  same(both(p), want, tolerance * 4);
   same(jit([&](const Parts& p) { return all_of(f, p); }, {.backend = "reference", .scores_budget = 0})(p), want, tolerance * 4);
 }
 NamedArray scores(const Parts& p) { return dot(p.query, p.key, "d") / 2.f; }

@@ -6,15 +6,13 @@
 // becomes a result of a loop, what follows a fold reads its final value; a region whose op needs the whole axis is refused by
 // name. Bytes beside results and gradients stay within the budget of the call.
 #pragma once
+#include "compile/chunk/late_rows.h"
 #include "compile/chunk/search.h"
 
 namespace haliax {
 
 // Products that are narrow, but read as f32 from a region, which sums them or gives them out, are made so.
 Nodes widen_products(const Nodes& roots);
-// Scores whose keys go round (see cut_chunks): what a query's weights are divided by, and their sum with gradients, come after
-// the sums over its keys.
-Nodes late_rows(const Nodes& roots);
 // Regions of calls in `depth` loops, and in deeper ones, become loops. `uncut`: lines for people, of calls that stay whole.
 // ring: the keys of scores are walked in as many blocks as there are devices that share the queries.
 Nodes cut_chunks(const Nodes& roots, const Try&, int depth, bool ring, std::vector<std::string>* uncut);

@@ -1,5 +1,7 @@
 #include "compile/chunk/cut.h"
 
+#include "compile/chunk/late_rows.h"
+
 #include <algorithm>
 
 #include "ops/attr.h"
@@ -88,6 +90,10 @@ Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::
 
 Nodes apply(const CutPlan& plan, const Nodes& roots, const Node* index) {
   auto in = roots;
+  if (plan.late) {
+    auto level = level_of(in, index);
+    in = late_rows(in, level, index, Regions(plan.call, in, level));
+  }
   for (auto& t : plan.tiles) {
     auto level = level_of(in, index);
     in = tiled(in, level, index, Regions(plan.call, in, level), t);

@@ -1,12 +1,7 @@
-// What belongs to a query alone, taken out of sums over its keys, so that these are walked once forward and once backward:
-//
-//     sum_k (e_qk / s_q) v_kd                     =  sum_k e_qk v_kd  /  s_q             (w = e / s, o_qd: weighted values)
-//     sum_k w_qk (sum_d g_qd v_kd)                =  sum_d g_qd o_qd
-//
-// where e = exp(x - max x) of which s is the sum. Masks and dropout are factors of w like others.
+#include "compile/chunk/late_rows.h"
+
 #include <algorithm>
 
-#include "compile/chunk/chunk.h"
 #include "ops/prim.h"
 #include "ops/shifted_exp.h"
 
@@ -25,6 +20,9 @@ struct Product {
   explicit Product(const NodePtr& n) {
     add(n, false);
     std::sort(factors.begin(), factors.end());
+  }
+  bool has(const Node* factor) const {
+    return std::find(factors.begin(), factors.end(), Factor{Factor::Kind::times, factor}) != factors.end();
   }
   // The rest of it, without a factor that it has; as one to compare with.
   bool is(const Product& other, const Node* without) const {
@@ -50,24 +48,23 @@ struct Product {
 
 class Late {
  public:
-  explicit Late(const Nodes& roots) : all_(everything(roots)) {
+  Late(Nodes all, const Node* index, bool makes) : all_(std::move(all)), index_(index), makes_(makes) {
     for (auto& n : all_)
       if (n->op == &prim::kContract && n->in[0] != n->in[1]) products_.push_back(n);
   }
-  Nodes run(const Nodes& roots) {
-    auto inside = between_borders(all_);
+  template <class Inside> Nodes run(const Nodes& roots, const Inside& inside) const {
     Rewrite made;
     At follow;
     for (auto& n : all_) {
-      if (!inside.count(n.get())) continue;
+      if (!inside(n)) continue;
       follow(n->origin);
       auto y = n->op == &prim::kContract ? divided_late(*n) : n->op == &prim::kSum ? by_values(*n) : nullptr;
       if (y) made[n.get()] = y;
     }
     Rewrite all;
     for (auto& n : all_)                         // the older ones first: others are made of them
-      if (auto y = made.find(n.get()); y != made.end()) all[n.get()] = substitute(Nodes{y->second}, all)[0];
-    return all.empty() ? roots : substitute(roots, all);
+      if (auto y = made.find(n.get()); y != made.end()) all[n.get()] = substitute(Nodes{y->second}, all, index_)[0];
+    return all.empty() ? roots : substitute(roots, all, index_);
   }
 
  private:
@@ -105,7 +102,19 @@ class Late {
     }
     return nullptr;
   }
-  // A sum over keys of weights times g v, if the weighted values are there.
+  // x, of the dtype given, without one of its factors; null: it is no such product.
+  static NodePtr without(const NodePtr& x, const Node* factor) {
+    auto has = [&](const NodePtr& y) { return Product(y).has(factor); };
+    auto rest = [&](std::size_t k) {
+      auto in = x->in;
+      in[k] = prim::same_values(in[k]).get() == factor ? prim::number(1, in[k]->dtype) : without(in[k], factor);
+      return in[k] ? prim::map(*x->op, std::move(in), x->dtype, &x->axes) : nullptr;
+    };
+    if (x->op == &prim::kMul) return has(x->in[0]) ? rest(0) : has(x->in[1]) ? rest(1) : nullptr;
+    if (x->op == &prim::kSelect) return has(x->in[1]) ? rest(1) : nullptr;
+    return x->op == &prim::kDiv && has(x->in[0]) ? rest(0) : nullptr;
+  }
+  // A sum over keys of weights times g v, by the weighted values.
   NodePtr by_values(const Node& n) const {
     const auto keys = without_axes(n.in[0]->axes, n.axes);
     Product terms(n.in[0]);
@@ -120,16 +129,30 @@ class Late {
             if (values && same_set(o->axes, g->axes) && Product(o->in[1 - k]).is(terms, f.of))
               return prim::contract(g, o, n.axes, n.dtype);
           }
+        bool values = makes_ && same_set(folded(*f.of), without_axes(g->axes, n.axes));
+        if (auto w = values ? without(n.in[0], f.of) : nullptr) {
+          auto o = prim::contract(prim::cast(w, v->dtype), v, g->axes, DType::f32), late = divided_late(*o);
+          return prim::cast(prim::contract(prim::cast(g, DType::f32), late ? late : o, n.axes, DType::f32), n.dtype);
+        }
       }
     }
     return nullptr;
   }
 
   Nodes all_, products_;
+  const Node* index_;
+  bool makes_;                                   // weighted values that are not there
 };
 
 }  // namespace
 
-Nodes late_rows(const Nodes& roots) { return Late(roots).run(roots); }
+Nodes late_rows(const Nodes& roots) {
+  auto all = everything(roots);
+  auto inside = between_borders(all);
+  return Late(std::move(all), nullptr, false).run(roots, [&](const NodePtr& n) { return inside.count(n.get()) > 0; });
+}
+Nodes late_rows(const Nodes& roots, const Nodes& level, const Node* index, const Regions& regions) {
+  return Late(level, index, true).run(roots, [&](const NodePtr& n) { return regions.contain(n); });
+}
 
 }  // namespace haliax

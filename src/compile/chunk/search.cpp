@@ -92,7 +92,7 @@ std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const 
   return tile;
 }
 
-constexpr std::int64_t kMostInLanes = 24 << 20; // bytes: with more, fewer than 32 queries go at a time, whose products are slow
+constexpr std::int64_t kTileRows = 128, kTileColumns = 768;   // queries, and keys, of scores whose rows no cache can hold
 constexpr std::int64_t kMostVisits = 4 << 20;   // bytes of a block of keys and values that comes from another device
 
 // ---- the search ----
@@ -164,7 +164,7 @@ class ChunkSearch {
     for (auto& n : alone_.inputs) read += n->bytes();
     budget_ = call.memory > 0 ? call.memory : std::max(kUsualBudget, read);
     auto form = ChunkForm(call.form);
-    if (ring && call.inside == kOfScores && call.blocks > 1) find_keys();
+    if (ring && call.inside == kOfScores && call.blocks > 1) keys_ = longest_keys(call.blocks);
     sort_axes(!keys_ && (form == ChunkForm::automatic || form == ChunkForm::tile));
   }
   CutPlan best() {
@@ -221,8 +221,12 @@ class ChunkSearch {
     return t;
   }
   CutPlan asked() const {
-    if (call_.inside == kOfScores)
-      if (auto t = trial(one_by_one(free_axes(), call_.chunks[0])); t.lane_bytes > 0) return explained(t, {});
+    if (call_.inside == kOfScores) {
+      auto free = free_axes();
+      if (auto keys = call_.chunks.size() > 1 && !keys_ ? longest_keys(1) : std::nullopt)
+        if (auto t = tried(within(one_by_one(free, call_.chunks[0]), *keys, (keys->size + 2) / 3))) return explained(*t, {});
+      if (auto t = trial(one_by_one(free, call_.chunks[0])); t.lane_bytes > 0) return explained(t, {});
+    }
     Cuts cuts;
     for (auto& k : regions_.keys) {
       auto at = std::find(call_.walked.begin(), call_.walked.end(), k.axis) - call_.walked.begin();
@@ -334,20 +338,22 @@ class ChunkSearch {
     return out;
   }
   // The longest of them, if it makes even blocks and can be walked.
-  void find_keys() {
+  std::optional<ChunkKey> longest_keys(int blocks) const {
     auto level = level_of(alone_.roots, nullptr);
     Regions regions(call_, alone_.roots, level);
     auto all = keys_of(level, regions);
-    std::erase_if(all, [&](auto& a) { return a.size % call_.blocks != 0; });
+    std::erase_if(all, [&](auto& a) { return a.size % blocks != 0; });
     auto longest = std::max_element(all.begin(), all.end(), [](auto& a, auto& b) { return a.size < b.size; });
-    if (longest == all.end()) return;
+    if (longest == all.end()) return {};
     auto k = call_;
     k.axis = longest->name, k.size = longest->size, k.blocks = 1;
     try {
       auto with = haliax::tiled(alone_.roots, level, nullptr, regions, k);
       Region(k.attr(), with, level_of(with, nullptr)).sweeps();
-      keys_ = k;
-    } catch (const Error&) {}   // it cannot be walked
+    } catch (const Error&) {   // it cannot be walked
+      return {};
+    }
+    return k;
   }
   // The axes that each position goes along by itself, but the walked ones: heads, examples of a batch.
   std::vector<ChunkKey> free_axes() const {
@@ -380,15 +386,29 @@ class ChunkSearch {
     cuts.insert(cuts.end(), mine.begin(), mine.end());
     return rows(std::move(cuts), free);
   }
+  // The same queries, whose keys are walked, too: their scores are never whole in a row. Not where keys go round.
+  CutPlan within(CutPlan plan, const ChunkKey& keys, std::int64_t chunk) const {
+    plan.cuts.push_back({keys, chunk}), plan.tiles.push_back(keys);
+    plan.late = true;
+    return plan;
+  }
+  // Turns side by side, in the budget.
+  std::optional<Trial> tried(CutPlan plan) const {
+    try {
+      if (auto t = trial(std::move(plan)); t.lane_bytes > 0 && (t.bytes <= budget_ || !call_.chunks.empty())) return t;
+    } catch (const Error&) {}   // it cannot be walked so
+    return {};
+  }
   std::optional<Trial> by_lanes(std::int64_t lane) const {
     if (lane == 0) return {};
     auto free = free_axes();
-    std::optional<Trial> best;                             // as many as a lane can hold, or as few as there are lanes for
-    bool enough = false;
-    for (std::int64_t queries = 64; queries >= 8 && !enough; queries /= 2) {
-      if (auto t = trial(one_by_one(free, queries)); t.lane_bytes > 0 && t.bytes <= budget_) best = std::move(t);
-      enough = best && (best->lane_bytes <= lane || (queries == 32 && best->bytes <= kMostInLanes));
-    }
+    for (std::int64_t queries : {64, 32})                  // whole rows of scores, as many as a lane can hold
+      if (auto t = tried(one_by_one(free, queries)); t && t->lane_bytes <= lane) return t;
+    if (auto keys = keys_ ? std::nullopt : longest_keys(1))
+      if (auto t = tried(within(one_by_one(free, kTileRows), *keys, kTileColumns))) return t;
+    std::optional<Trial> best;                             // or as few as there are lanes for
+    for (std::int64_t queries = 32; queries >= 8 && !(best && best->lane_bytes <= lane); queries /= 2)
+      if (auto t = tried(one_by_one(free, queries))) best = std::move(t);
     return best;
   }
   std::optional<Trial> by_tiles() const {
