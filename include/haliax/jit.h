@@ -148,7 +148,7 @@ class JitCore {
  public:
   explicit JitCore(JitOptions);
   ~JitCore();
-  struct Entry;
+  struct Cached;
   // One thread traces at a time, and compiles; programs that are there run meanwhile.
   class Turn {
    public:
@@ -161,15 +161,15 @@ class JitCore {
   };
   // The entry for these arguments, or null: then, when it is this thread's turn and it is still null, begin, trace f on what it
   // gives, end.
-  Entry* find(const Walk& in, const Parts& arguments) const;
+  Cached* find(const Walk& in, const Parts& arguments) const;
   Leaves begin(const Walk& in, const Parts& arguments);
-  Entry* end(const Leaves& results, const Parts&, std::shared_ptr<void> like, const std::vector<std::string>& paths);
+  Cached* end(const Leaves& results, const Parts&, std::shared_ptr<void> like, const std::vector<std::string>& paths);
   void plan(const Leaves& results, const Parts&);   // instead of end: compiled for a report, and forgotten
   void abandon();                                // the trace raised
-  Leaves run(Entry*, const Walk& in);
+  Leaves run(Cached*, const Walk& in);
   Leaves placed_inside(const Walk&, const Parts&, bool results) const;   // arguments or results, in another trace
   std::shared_ptr<const void> mapping_inside() const;   // the mapping of the options holds as long as this does
-  static void* like(Entry*);
+  static void* like(Cached*);
   JitReport report() const;
   const JitOptions& options() const;
 
@@ -192,7 +192,7 @@ template <class R, class... A> struct JitCall {
     auto [entry, w] = compiled(args...);
     return unflatten(*static_cast<const R*>(JitCore::like(entry)), core.run(entry, w));
   }
-  std::pair<JitCore::Entry*, Walk> compiled(const A&... args) const {
+  std::pair<JitCore::Cached*, Walk> compiled(const A&... args) const {
     Parts parts;
     Walk w = walk_parts(parts, args...);
     auto* entry = core.find(w, parts);

@@ -58,13 +58,13 @@ LoopInputs inputs_of(const Loop&);
 bool is_free(const NodePtr&);
 
 // A custom gradient over several results: operands are the results as computed, then the arguments.
-struct Custom : Payload {
+struct CustomVjp : Payload {
   std::size_t results = 0;
   virtual Nodes backward(const Nodes& operands, const Nodes& cotangents) const = 0;   // one for each argument; null: none
   virtual std::string fault(const Nodes& operands) const = 0;   // what cannot be, for the verifier; empty: nothing
 };
-extern const Op kCustom;
-NodePtr make_custom(Nodes operands, std::shared_ptr<const Custom>);
-NodePtr custom_result(const NodePtr& custom, std::size_t k);
+extern const Op kCustomVjp;
+NodePtr make_custom_vjp(Nodes operands, std::shared_ptr<const CustomVjp>);
+NodePtr custom_vjp_result(const NodePtr& custom, std::size_t k);
 
 }  // namespace haliax

@@ -172,7 +172,7 @@ NodePtr make_data(BufferPtr value, Axes axes, DType dtype) {
   return n;
 }
 
-void Field::note(Name path) {
+void FieldPath::note(Name path) {
   if (!path) return;
   const NameData* seen = nullptr;
   auto* both = path.data();

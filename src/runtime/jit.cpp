@@ -136,13 +136,13 @@ JitCore::Turn::Turn(JitCore& core) : core_(core) {
   auto& m = *core.impl_;
   if (!m.turn.lock()) return;
   // What a lost thread was at is left where it is: its context, which the end of its trace would put back, is not this thread's.
-  new (&m.pending) std::unique_ptr<Entry>;
+  new (&m.pending) std::unique_ptr<Cached>;
   new (&m.tracing) std::optional<Tracing>;
   new (&m.mapping_outside) std::shared_ptr<const Mapping>;
   new (&m.report) JitReport(m.shown);
 }
 JitCore::Turn::~Turn() { core_.impl_->turn.unlock(); }
-JitCore::Entry* JitCore::find(const Walk& w, const Parts& arguments) const {
+JitCore::Cached* JitCore::find(const Walk& w, const Parts& arguments) const {
   if (!w.unequal.empty() || !w.holding.empty()) return nullptr;   // what begin refuses
   for (auto* e = impl_->newest.load(std::memory_order_acquire); e; e = e->older)
     if (impl_->difference(e->signature, w, arguments).empty()) return e;
@@ -188,7 +188,7 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
   ++m.report.traces;
   auto* last = m.newest.load();
   m.report.why = last ? m.difference(last->signature, w, arguments) : "the first call";
-  m.pending = std::make_unique<Entry>();
+  m.pending = std::make_unique<Cached>();
   auto& e = *m.pending;
   e.signature = {w.statics, w.values, w.told, {}, {}, current_mesh(), current_mapping(), std::move(in)};
   Leaves out;
@@ -223,7 +223,7 @@ void JitCore::abandon() {
   } catch (const std::bad_alloc&) {}               // called where something has been raised
 }
 
-JitCore::Entry* JitCore::end(const Leaves& results, const Parts& parts, std::shared_ptr<void> like,
+JitCore::Cached* JitCore::end(const Leaves& results, const Parts& parts, std::shared_ptr<void> like,
                              const std::vector<std::string>& paths) {
   auto& m = *impl_;
   for (auto& path : paths) {
@@ -244,7 +244,7 @@ void JitCore::plan(const Leaves& results, const Parts& parts) {
   abandon();
 }
 
-Leaves JitCore::run(Entry* entry, const Walk& w) {
+Leaves JitCore::run(Cached* entry, const Walk& w) {
   auto& e = *entry;
   auto count = e.leaf_of_input.size();
   auto input = [&](std::size_t i) -> const NodePtr& { return w.arrays[e.leaf_of_input[i]]->node(); };
@@ -291,7 +291,7 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
 
 // The values of the arguments. What is donated, and may be, is no longer there from here on: whatever comes of the call, results
 // may be written over it. What may not is copied: it will be written over too.
-std::vector<Given> JitCore::Impl::taken(const Entry& e, const Walk& w, const Nodes& late, std::vector<bool>& given) const {
+std::vector<Given> JitCore::Impl::taken(const Cached& e, const Walk& w, const Nodes& late, std::vector<bool>& given) const {
   auto count = e.leaf_of_input.size();
   auto input = [&](std::size_t i) -> const NodePtr& { return w.arrays[e.leaf_of_input[i]]->node(); };
   std::vector<Given> values;
@@ -333,7 +333,7 @@ std::vector<Given> JitCore::Impl::taken(const Entry& e, const Walk& w, const Nod
   return values;
 }
 
-void* JitCore::like(Entry* e) { return e->like.get(); }
+void* JitCore::like(Cached* e) { return e->like.get(); }
 JitReport JitCore::report() const {
   std::lock_guard hold(showing);
   auto out = impl_->shown;

@@ -203,8 +203,9 @@ std::unordered_set<const Node*> dependents(const Nodes& roots, const std::unorde
 Nodes strip_wraps(const Nodes& roots, bool keep_borders) {
   Rewrite to;
   for (auto& n : everything(roots)) {   // inputs first: a wrap of a wrap
-    bool group = n->op == &kResult && n->in[0]->op == &kCustom;
-    if (!group && (n->op->kind != Kind::wrap || n->op == &prim::kBarrier || n->op == &prim::kPin || n->op == &kCustom)) continue;
+    bool group = n->op == &kResult && n->in[0]->op == &kCustomVjp;
+    bool stays = n->op->kind != Kind::wrap || n->op == &prim::kBarrier || n->op == &prim::kPin || n->op == &kCustomVjp;
+    if (stays && !group) continue;
     if (keep_borders && is_border(*n)) continue;
     to[n.get()] = substitute(group ? n->in[0]->in[result_number(*n)] : n->in[0], to);
   }

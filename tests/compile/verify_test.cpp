@@ -236,7 +236,7 @@ TEST_CASE("verify finds a graph's faults: custom gradients") {
   auto by_hand = custom_vjp([](const NamedArray& x) { return exp(x); },
                             [](const auto&, const auto& out, const auto& g) { return std::tuple(out * g); })(NamedArray(x)).node()->in[0];
   auto of = [&](const NodePtr& custom, const Nodes& operands) {
-    return in_graph(custom_result(make(kCustom, operands, {}, DType::f32, custom->attr), 0));
+    return in_graph(custom_vjp_result(make(kCustomVjp, operands, {}, DType::f32, custom->attr), 0));
   };
   CHECK(of(kept, kept->in) == "");
   CHECK(of(by_hand, by_hand->in) == "");

@@ -48,9 +48,9 @@ struct Product {
   }
 };
 
-class Late {
+class LateRows {
  public:
-  explicit Late(const Nodes& roots) : all_(everything(roots)) {
+  explicit LateRows(const Nodes& roots) : all_(everything(roots)) {
     for (auto& n : all_)
       if (n->op == &prim::kContract && n->in[0] != n->in[1]) products_.push_back(n);
   }
@@ -130,6 +130,6 @@ class Late {
 
 }  // namespace
 
-Nodes late_rows(const Nodes& roots) { return Late(roots).run(roots); }
+Nodes late_rows(const Nodes& roots) { return LateRows(roots).run(roots); }
 
 }  // namespace haliax

@@ -14,7 +14,7 @@ namespace haliax {
 namespace {
 
 bool is_view(const Node& n) { return n.op->kind == Kind::view; }
-bool is_custom_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kCustom; }
+bool is_custom_vjp_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kCustomVjp; }
 bool passes(const Node& n) { return is_view(n) || shows_value(n); }
 // Views that an expression can look through: they rename, reorder or broadcast.
 bool transparent(const Node& n) { return is_seen_through(n) || shows_value(n); }
@@ -389,8 +389,8 @@ struct Builder {
 
 }  // namespace
 
-bool shows_value(const Node& n) { return (n.op->kind == Kind::wrap && n.op != &kCustom) || is_custom_result(n); }
-const NodePtr& shown_by(const Node& n) { return is_custom_result(n) ? n.in[0]->in[result_number(n)] : n.in[0]; }
+bool shows_value(const Node& n) { return (n.op->kind == Kind::wrap && n.op != &kCustomVjp) || is_custom_vjp_result(n); }
+const NodePtr& shown_by(const Node& n) { return is_custom_vjp_result(n) ? n.in[0]->in[result_number(n)] : n.in[0]; }
 const NodePtr& base_of(const NodePtr& n) {
   const NodePtr* x = &n;
   while (passes(**x)) x = &shown_by(**x);
