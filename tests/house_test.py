@@ -8,6 +8,8 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CODE = {".h", ".cpp", ".cu", ".inc"}
 HEAVY = re.compile(r"#\s*include\s*<(Eigen|dnnl|oneapi|fmt|nlohmann|cuda|iostream|functional|map|unordered_map|regex)\b")
+TYPE = re.compile(r"\s*(?:template <.*?> ?)?(?:(?:struct|class|union|concept|enum(?: class)?) (?:\w+::)*(\w+)(?:<[^;{]*>)?"
+                  r"(?: final)?(?= :(?!:)| ?\{| =|$)|using (\w\w+) = (.*?);)")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|stub|not implemented)\b")
 
 
@@ -20,6 +22,17 @@ def lines(*folders, suffixes=CODE):
     for file in files(*folders, suffixes=suffixes):
         for number, text in enumerate(file.read_text(errors="replace").splitlines(), 1):
             yield f"{file.relative_to(ROOT)}:{number}", text
+
+
+def twice(code):
+    """Names of types that two places of (file:line, text) define. An alias may lend one, or say the same twice."""
+    known = {}
+    for at, text in code:
+        found = TYPE.match(text)
+        if found and not (found[2] and re.search(rf"\b{found[2]}$", found[3])):
+            known.setdefault(found[1] or found[2], []).append((at, found[3]))
+    return {name: [at for at, _ in all] for name, all in known.items()
+            if len(all) > 1 and (all[0][1] is None or len({said for _, said in all}) > 1)}
 
 
 class House(unittest.TestCase):
@@ -69,6 +82,24 @@ class House(unittest.TestCase):
         rewriting = ("src/compile/lower/softmax_products.cpp", "src/compile/chunk/late_rows.cpp")
         code = [(at, text) for at, text in lines("src/compile") if not at.startswith(rewriting)]
         self.none(at for at, text in code if named.search(text) or set(asked.findall(text)) - formulas)
+
+    def test_a_name_of_a_type_means_one_thing(self):
+        # But what is said with its owner, as in Hop::Kind; and a loop, which a step is where a node was one.
+        told = {"Kind", "Impl", "Loop"}
+        local = "src/runtime/fold.cpp"   # how elements of each dtype are stored
+        found = twice((at, text) for at, text in lines("src") if not at.startswith(local))
+        self.none(f"{name}: {', '.join(places)}" for name, places in found.items() if name not in told)
+
+    def test_types_of_one_name_are_found(self):
+        one = (("struct Run {", "class Run final : public Base {"), ("struct Planner::Run {", "  enum class Run : char { no };"),
+               ("template <class T> struct Run {", "using Run = std::vector<int>;"), ("using Run = A;", "using Run = B;"),
+               ("template <class T> concept Run = true;", "struct Run { int a; };"))
+        other = (("struct Run {", "struct Run;"), ("struct Run {", "using Run = program::Run;"), ("using Run = A;", "using Run = A;"),
+                 ("struct Run {", "// struct Run {"), ("struct Run {", "struct Runs {"), ("class Run : Base {", "class Run* run = x;"))
+        for first, second in one:
+            self.assertEqual(twice([("a", first), ("b", second)]), {"Run": ["a", "b"]}, first + second)
+        for first, second in other:
+            self.assertEqual(twice([("a", first), ("b", second)]), {}, first + second)
 
     def test_headers_are_included_once(self):
         self.none(f for f in files("include", "src", "backends", suffixes={".h"}) if "#pragma once" not in f.read_text())
