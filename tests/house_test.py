@@ -83,6 +83,10 @@ class House(unittest.TestCase):
         code = [(at, text) for at, text in lines("src/compile") if not at.startswith(rewriting)]
         self.none(at for at, text in code if named.search(text) or set(asked.findall(text)) - formulas)
 
+    def test_what_ops_say_beside_their_operands_is_read_by_its_type(self):
+        types = ("src/ops/attr.h", "src/graph/loop.h", "src/compile/lower/masked.h")
+        self.none(at for at, text in lines("src") if re.search(r"\battr\.ints\[", text) and not at.startswith(types))
+
     def test_a_name_of_a_type_means_one_thing(self):
         # But what is said with its owner, as in Hop::Kind; and a loop, which a step is where a node was one.
         told = {"Kind", "Impl", "Loop"}

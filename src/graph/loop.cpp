@@ -44,8 +44,8 @@ const Loop& loop_of(const Node& n) {
 }
 
 std::int64_t trips(const Loop& l, std::size_t body) {
-  auto& ints = l.index[body]->attr.ints;   // size, start, chunk, depth
-  return body == 0 ? ints[0] / ints[2] : 1;
+  auto index = IndexAttr::of(*l.index[body]);
+  return body == 0 ? index.axis.size / index.chunk : 1;
 }
 
 Nodes values_of(const Loop& l, std::size_t body) {

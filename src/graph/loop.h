@@ -22,6 +22,17 @@ struct LoopResult {
   bool effect = false;             // no value: keeps what a turn does to the world outside alive, and in order
   friend bool operator==(const LoopResult&, const LoopResult&) = default;
 };
+// The index of a loop over `axis`: turn t starts at start + t * chunk. depth: keeps it apart from an equal one of a loop around.
+struct IndexAttr {
+  Axis axis;
+  std::int64_t start = 0, chunk = 1;
+  int depth = 0;
+  Attr attr() const { return {.names = {axis.name}, .ints = {axis.size, start, chunk, depth}}; }
+  static IndexAttr of(const Node& n) {
+    auto& i = n.attr.ints;
+    return {Axis(n.attr.names[0], i[0]), i[1], i[2], int(i[3])};
+  }
+};
 // What a loop keeps for its gradient.
 enum class Save : std::uint8_t { all, carries, nothing };
 struct Loop : Payload {

@@ -76,13 +76,14 @@ NodePtr flat_position(const Axes& axes, DType dtype) {
 }
 
 NodePtr index(const Axis& axis, std::int64_t start, std::int64_t chunk, int depth) {
-  return index_of(IndexAttr{axis, start, chunk, depth}.attr());
-}
-NodePtr index_of(const Attr& attr) {
-  auto n = make(kIndex, {}, {}, position_dtype(attr.ints[0]), attr);
+  auto n = make(kIndex, {}, {}, position_dtype(axis.size), IndexAttr{axis, start, chunk, depth}.attr());
   auto& node = const_cast<Node&>(*n);
   if (node.free.empty()) node.free = {n.get()};
   return n;
+}
+NodePtr index_of(const Node& other) {
+  auto same = IndexAttr::of(other);
+  return index(same.axis, same.start, same.chunk, same.depth);
 }
 std::int64_t index_start(const Node& n) { return IndexAttr::of(n).start; }
 std::int64_t index_chunk(const Node& n) { return IndexAttr::of(n).chunk; }

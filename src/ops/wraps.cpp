@@ -1,6 +1,6 @@
 // Wraps: the value of in[0], and a word to a transform or a pass. kCustomVjp is in graph/loop.cpp, kLogsumexp in
 // named_reduce.cpp.
-#include "ops/prim.h"
+#include "ops/attr.h"
 
 namespace haliax::prim {
 namespace {
@@ -20,8 +20,9 @@ const Op kLeave{.name = "leave", .kind = Kind::wrap, .linear = Linear::moves,
 
 namespace {
 NodePtr border(const Op& op, G x, const Attr& region) {
-  auto* axis = find(*x, region.names[0]);
-  return axis && axis->size == region.ints[0] ? make(op, {x}, x->axes, x->dtype, region) : x;
+  auto walked = walked_axis(region);
+  auto* axis = find(*x, walked.name);
+  return axis && *axis == walked ? make(op, {x}, x->axes, x->dtype, region) : x;
 }
 }  // namespace
 NodePtr enter(G x, const Attr& region) { return border(kEnter, x, region); }

@@ -116,8 +116,8 @@ class Search {
         add(rule.way == Along::Way::map ? rule.point : a);
       }
     }
-    if (n.op == &prim::kEnter) add(n.attr.names[0]);
-    if (n.op == &prim::kLeave) std::erase(out, n.attr.names[0]);
+    if (n.op == &prim::kEnter) add(walked_axis(n.attr).name);
+    if (n.op == &prim::kLeave) std::erase(out, walked_axis(n.attr).name);
     return out;
   }
   static bool is_stored(const Node& n) {         // or is point by point, and so may never be in memory

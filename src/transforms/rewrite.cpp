@@ -148,7 +148,7 @@ Nodes copied(const Nodes& roots) {
   auto copy = [&](const Node& n) {
     if (n.op->kind == Kind::leaf && n.op != &prim::kCarry && !n.op->cheap) return n.shared_from_this();
     if (n.value && n.op->kind != Kind::leaf) return make_data(n.value.get(), n.axes, n.dtype);
-    if (n.op == &prim::kIndex) return prim::index_of(n.attr);
+    if (n.op == &prim::kIndex) return prim::index_of(n);
     Nodes in;
     in.reserve(n.in.size());
     for (auto& x : n.in) in.push_back(now(x));
