@@ -148,6 +148,17 @@ class House(unittest.TestCase):
             code = words((ROOT / source).read_text())
             self.none(part for block in shown[page] for part in block.strip().split("\n\n") if words(part) not in code)
 
+    def test_what_contributing_shows_is_code(self):
+        def words(text):
+            return re.sub(r"\s+", "", text)
+        all_code = words("".join(f.read_text() for f in files("include", "src", "backends", "tests")))
+        blocks = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE)
+        shown = [line for language, block in blocks if not language for line in block.splitlines()]
+        self.assertGreater(len(shown), 10)
+        for line in shown:
+            code, _, file = line.partition("  // ")
+            self.assertIn(words(code), words((ROOT / file).read_text()) if file else all_code, line)
+
     def test_the_code_of_the_cheatsheet_is_compiled(self):
         code = (ROOT / "tests/ops/cheatsheet_test.cpp").read_text()
         rows = re.findall(r"^\| .* \| (.*`.*) \|$", (ROOT / "docs/cheatsheet.md").read_text(), re.MULTILINE)
