@@ -1,12 +1,12 @@
 #include "haliax/jit.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <mutex>
 #include <new>
 #include <set>
 
+#include "base/clock.h"
 #include "base/fork.h"
 #include "base/where.h"
 #include "compile/memory/memory.h"
@@ -21,7 +21,6 @@
 namespace haliax::detail {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 // Numbers and positions are shared by all that are equal.
 bool owns_memory(const Node& n) { return n.op != &prim::kNumber && n.op != &prim::kIota; }
 
@@ -44,7 +43,7 @@ Nodes JitCore::Impl::roots_of(const Leaves& results, const Parts& parts) {
   }
   refuse_tracers(roots, e.inputs);
   if (auto& effect = context().effect) roots.push_back(effect);   // a result that nobody is given
-  report.trace_s = now() - started;
+  report.trace_s = seconds_now() - started;
   if (options.strict && options.partition) refuse_mappings(roots, e.inputs, given_mappings(), mesh() != nullptr);
   return roots;
 }
@@ -55,7 +54,7 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
     Here here(options.at);
     backend(name);
   }
-  auto t = now();
+  auto t = seconds_now();
   OwnGraph own(roots_of(results, parts));
   Compilation c{own.roots, e.inputs, options_for(name, "jit at " + to_string(options.at))};
   c.options.donated = e.donated;
@@ -77,7 +76,7 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
                                      why_not_donated(*c.program, int(k)));
     report_program(c, nullptr);
   }
-  report.compile_s = now() - t;
+  report.compile_s = seconds_now() - t;
 }
 MeshProgram* JitCore::Impl::compile_on(const Mesh& mesh, Compilation& c, const std::string& backend_name, bool simulated) {
   auto& e = *pending;
@@ -184,7 +183,7 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
       in.push_back(n ? m.lies(*n, owner[k], *mesh, names[k]) : Sharding());
     }
   }
-  m.started = now();
+  m.started = seconds_now();
   ++m.report.traces;
   auto* last = m.newest.load();
   m.report.why = last ? m.difference(last->signature, w, arguments) : "the first call";
@@ -322,14 +321,14 @@ std::vector<Given> JitCore::Impl::taken(const Cached& e, const Walk& w, const No
       n.value.give_away();
     }
   }
-  auto began = now();
+  auto began = seconds_now();
   for (std::size_t i = 0; i < count; ++i) {
     if (e.mesh || !e.donated[i]) continue;
     auto& v = values[i].keeps;   // somebody else may read it too
     bool alone = uses[i] == 1 && given[i] && held_by(v, 1);
     v = alone ? e.compiled.memory.taken_over(*v) : e.compiled.memory.copied(*v);
   }
-  if (auto* p = asked_profiler()) p->leave_out(now() - began);
+  if (auto* p = asked_profiler()) p->leave_out(seconds_now() - began);
   return values;
 }
 

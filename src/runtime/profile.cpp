@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 #include <mutex>
 #include <thread>
 
@@ -55,8 +54,6 @@ std::string computed_by(const program::Fused& f) {
 }
 
 }  // namespace
-
-double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // ---- what runs ----
 class Profiler::Recording final : public program::Recorder {

@@ -26,7 +26,7 @@ bool Planned::accumulates(int loop, std::size_t k, std::size_t body) const {
     if (u == level.users.end() || u->second.size() != 1 || u->second[0] < 0) return false;
     at = u->second[0];
     auto& op = *node(at).op;
-    if (op.linear != Linear::all && !(op.linear == Linear::moves && rules::is_view(node(at)))) return false;
+    if (op.linear != Linear::all && !(op.linear == Linear::moves && rules::costs_nothing(node(at)))) return false;
   }
   if (at != value) return false;
   auto u = level.users.find(value);
