@@ -8,6 +8,8 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CODE = {".h", ".cpp", ".cu", ".inc"}
 HEAVY = re.compile(r"#\s*include\s*<(Eigen|dnnl|oneapi|fmt|nlohmann|cuda|iostream|functional|map|unordered_map|regex)\b")
+TYPE = re.compile(r"\s*(?:template <.*?> ?)?(?:(?:struct|class|union|concept|enum(?: class)?) (?:\w+::)*(\w+)(?:<[^;{]*>)?"
+                  r"(?: final)?(?= :(?!:)| ?\{| =|$)|using (\w\w+) = (.*?);)")
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|stub|not implemented)\b")
 
 
@@ -20,6 +22,17 @@ def lines(*folders, suffixes=CODE):
     for file in files(*folders, suffixes=suffixes):
         for number, text in enumerate(file.read_text(errors="replace").splitlines(), 1):
             yield f"{file.relative_to(ROOT)}:{number}", text
+
+
+def twice(code):
+    """Names of types that two places of (file:line, text) define. An alias may lend one, or say the same twice."""
+    known = {}
+    for at, text in code:
+        found = TYPE.match(text)
+        if found and not (found[2] and re.search(rf"\b{found[2]}$", found[3])):
+            known.setdefault(found[1] or found[2], []).append((at, found[3]))
+    return {name: [at for at, _ in all] for name, all in known.items()
+            if len(all) > 1 and (all[0][1] is None or len({said for _, said in all}) > 1)}
 
 
 class House(unittest.TestCase):
@@ -61,7 +74,7 @@ class House(unittest.TestCase):
 
     def test_passes_ask_rules_and_compare_no_ops(self):
         # But those that the graph itself is made of: leaves, loops, borders and the like, and casts. Two passes rewrite formulas.
-        graph = "Loop|Result|Collective|Custom|Enter|Leave|Barrier|Pin|Tracer|Input|Number|Iota|Index|Carry|Cast"
+        graph = "Loop|Result|Collective|CustomVjp|Enter|Leave|Barrier|Pin|Tracer|Input|Number|Iota|Index|Carry|Cast"
         named = re.compile(rf"&(prim::)?k(?!({graph})\b)[A-Z]\w+|->name ==|\bname == \"")
         # Nor by a function beside the ops, but for numbers and two formulas: the first few of an order, and exp(x - max x).
         formulas = {"is_number", "is_top_k", "picks_top_k", "picks_in_order", "tells_little", "shifted_exp"}
@@ -69,6 +82,28 @@ class House(unittest.TestCase):
         rewriting = ("src/compile/lower/softmax_products.cpp", "src/compile/chunk/late_rows.cpp")
         code = [(at, text) for at, text in lines("src/compile") if not at.startswith(rewriting)]
         self.none(at for at, text in code if named.search(text) or set(asked.findall(text)) - formulas)
+
+    def test_what_ops_say_beside_their_operands_is_read_by_its_type(self):
+        types = ("src/ops/attr.h", "src/graph/loop.h", "src/compile/lower/masked.h")
+        self.none(at for at, text in lines("src") if re.search(r"\battr\.ints\[", text) and not at.startswith(types))
+
+    def test_a_name_of_a_type_means_one_thing(self):
+        # But what is said with its owner, as in Hop::Kind; and a loop, which a step is where a node was one.
+        told = {"Kind", "Impl", "Loop"}
+        local = "src/runtime/fold.cpp"   # how elements of each dtype are stored
+        found = twice((at, text) for at, text in lines("src") if not at.startswith(local))
+        self.none(f"{name}: {', '.join(places)}" for name, places in found.items() if name not in told)
+
+    def test_types_of_one_name_are_found(self):
+        one = (("struct Run {", "class Run final : public Base {"), ("struct Planner::Run {", "  enum class Run : char { no };"),
+               ("template <class T> struct Run {", "using Run = std::vector<int>;"), ("using Run = A;", "using Run = B;"),
+               ("template <class T> concept Run = true;", "struct Run { int a; };"))
+        other = (("struct Run {", "struct Run;"), ("struct Run {", "using Run = program::Run;"), ("using Run = A;", "using Run = A;"),
+                 ("struct Run {", "// struct Run {"), ("struct Run {", "struct Runs {"), ("class Run : Base {", "class Run* run = x;"))
+        for first, second in one:
+            self.assertEqual(twice([("a", first), ("b", second)]), {"Run": ["a", "b"]}, first + second)
+        for first, second in other:
+            self.assertEqual(twice([("a", first), ("b", second)]), {}, first + second)
 
     def test_headers_are_included_once(self):
         self.none(f for f in files("include", "src", "backends", suffixes={".h"}) if "#pragma once" not in f.read_text())
@@ -112,6 +147,17 @@ class House(unittest.TestCase):
         for page, source in compiled.items():
             code = words((ROOT / source).read_text())
             self.none(part for block in shown[page] for part in block.strip().split("\n\n") if words(part) not in code)
+
+    def test_what_contributing_shows_is_code(self):
+        def words(text):
+            return re.sub(r"\s+", "", text)
+        all_code = words("".join(f.read_text() for f in files("include", "src", "backends", "tests")))
+        blocks = re.findall(r"^```(\w*)\n(.*?)^```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL | re.MULTILINE)
+        shown = [line for language, block in blocks if not language for line in block.splitlines()]
+        self.assertGreater(len(shown), 10)
+        for line in shown:
+            code, _, file = line.partition("  // ")
+            self.assertIn(words(code), words((ROOT / file).read_text()) if file else all_code, line)
 
     def test_the_code_of_the_cheatsheet_is_compiled(self):
         code = (ROOT / "tests/ops/cheatsheet_test.cpp").read_text()

@@ -38,8 +38,8 @@ struct JitOptions {
   bool overlap = false;
   // Scores (a product of queries and keys that only a softmax, or another function of each query, and a sum over the keys read)
   // of more bytes than this are never whole: queries are walked in chunks, as chunked_reduce would, in the gradient too. None:
-  // than HALIAX_SCORES says, or else than 32 MiB and the queries and keys themselves. 0: all scores; -1: and keys are walked within
-  // each chunk of queries, as they are where rows of scores are too long for a cache; most_bytes: no scores.
+  // than HALIAX_SCORES says, or else than 32 MiB and the queries and keys themselves. 0: all scores; -1: and keys are walked
+  // within each chunk of queries, as they are where rows of scores are too long for a cache; most_bytes: no scores.
   std::optional<std::int64_t> scores_budget = {};
   // Sums of bf16 and f16 that are pending on the mesh (dot, sum, at_add along a cut axis) are made, sent and added up in f32, and
   // rounded once, for twice the bytes. Else each device rounds its own part first.
@@ -149,7 +149,7 @@ class JitCore {
  public:
   explicit JitCore(JitOptions);
   ~JitCore();
-  struct Entry;
+  struct Cached;
   // One thread traces at a time, and compiles; programs that are there run meanwhile.
   class Turn {
    public:
@@ -162,15 +162,15 @@ class JitCore {
   };
   // The entry for these arguments, or null: then, when it is this thread's turn and it is still null, begin, trace f on what it
   // gives, end.
-  Entry* find(const Walk& in, const Parts& arguments) const;
+  Cached* find(const Walk& in, const Parts& arguments) const;
   Leaves begin(const Walk& in, const Parts& arguments);
-  Entry* end(const Leaves& results, const Parts&, std::shared_ptr<void> like, const std::vector<std::string>& paths);
+  Cached* end(const Leaves& results, const Parts&, std::shared_ptr<void> like, const std::vector<std::string>& paths);
   void plan(const Leaves& results, const Parts&);   // instead of end: compiled for a report, and forgotten
   void abandon();                                // the trace raised
-  Leaves run(Entry*, const Walk& in);
+  Leaves run(Cached*, const Walk& in);
   Leaves placed_inside(const Walk&, const Parts&, bool results) const;   // arguments or results, in another trace
   std::shared_ptr<const void> mapping_inside() const;   // the mapping of the options holds as long as this does
-  static void* like(Entry*);
+  static void* like(Cached*);
   JitReport report() const;
   const JitOptions& options() const;
 
@@ -193,7 +193,7 @@ template <class R, class... A> struct JitCall {
     auto [entry, w] = compiled(args...);
     return unflatten(*static_cast<const R*>(JitCore::like(entry)), core.run(entry, w));
   }
-  std::pair<JitCore::Entry*, Walk> compiled(const A&... args) const {
+  std::pair<JitCore::Cached*, Walk> compiled(const A&... args) const {
     Parts parts;
     Walk w = walk_parts(parts, args...);
     auto* entry = core.find(w, parts);

@@ -11,7 +11,7 @@ namespace haliax {
 namespace {
 
 enum class Class : std::uint8_t { boolean, integer, real };
-struct Row {
+struct Facts {
   DType dtype;
   const char* name;
   const char* long_name;
@@ -19,7 +19,7 @@ struct Row {
   Class cls;
   bool is_signed;
 };
-constexpr std::array<Row, 13> kRows{{
+constexpr std::array<Facts, 13> kRows{{
     {DType::f32, "f32", "float32", 4, Class::real, true},
     {DType::f64, "f64", "float64", 8, Class::real, true},
     {DType::bf16, "bf16", "bfloat16", 2, Class::real, true},
@@ -34,7 +34,7 @@ constexpr std::array<Row, 13> kRows{{
     {DType::u64, "u64", "uint64", 8, Class::integer, false},
     {DType::boolean, "bool", "boolean", 1, Class::boolean, false},
 }};
-const Row& row(DType d) { return kRows[std::size_t(d)]; }
+const Facts& row(DType d) { return kRows[std::size_t(d)]; }
 
 }  // namespace
 
@@ -49,7 +49,7 @@ DType dtype_of(std::string_view name, SourceLocation at) {
   for (auto& r : kRows)
     if (name == r.name || name == r.long_name) return r.dtype;
   auto place = to_string(at);
-  throw Error("[dtype] no dtype is called " + std::string(name) + did_you_mean(name, kRows, &Row::long_name) +
+  throw Error("[dtype] no dtype is called " + std::string(name) + did_you_mean(name, kRows, &Facts::long_name) +
               (place.empty() ? "" : "; " + place));
 }
 

@@ -2,10 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 
+#include "base/clock.h"
 #include "base/environment.h"
 #include "compile/chunk/chunk.h"
 #include "compile/loops/loops.h"
@@ -159,7 +159,6 @@ void verify_after(const Pass& p, const Compilation& c) {
   else
     verify(c.roots, p.name);
 }
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
 
@@ -182,9 +181,9 @@ void run(Compilation& c, Stage first, Stage last) {
     }
     if (size < 0 || counted != p.on) size = size_of(c, p.on), counted = p.on;
     auto before = c.roots;
-    auto started = now();
+    auto started = seconds_now();
     p.run(c);
-    auto seconds = now() - started;
+    auto seconds = seconds_now() - started;
     bool same = p.on != Stage::sharding && p.on != Stage::program && c.roots == before;   // then so is all below them
     c.log.push_back({p.name, size, same ? size : size_of(c, p.on), seconds});
     size = c.log.back().after;

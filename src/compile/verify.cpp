@@ -46,7 +46,7 @@ struct NodeCheck {
       case Kind::view:
       case Kind::step: axes(); return moves();
       case Kind::wrap:
-        if (n.op == &kCustom) return custom();
+        if (n.op == &kCustomVjp) return custom();
         return must(n.axes == n.in[0]->axes && n.dtype == n.in[0]->dtype, "it is not like what it shows");
       case Kind::loop: return loop();
       case Kind::result: return result();
@@ -164,7 +164,7 @@ struct NodeCheck {
     must(along && along->size == prim::index_chunk(*l.index[b]), "a value that is stacked is no chunk of {}", l.axis);
   }
   void custom() const {
-    auto& c = static_cast<const Custom&>(*n.attr.payload);
+    auto& c = static_cast<const CustomVjp&>(*n.attr.payload);
     must(c.results > 0 && c.results <= n.in.size(), "it has {} results, and {} operands", std::int64_t(c.results),
          std::int64_t(n.in.size()));
     auto wrong = c.fault(n.in);
@@ -175,7 +175,7 @@ struct NodeCheck {
     auto& from = n.in[0];
     std::size_t count = from->op == &kLoop         ? loop_of(n).results.size()
                         : from->op == &kCollective ? wiring_of(*from).out.size()
-                                                   : static_cast<const Custom&>(*from->attr.payload).results;
+                                                   : static_cast<const CustomVjp&>(*from->attr.payload).results;
     must(k < count, "its {} has no result {}", std::string(from->op->name), std::int64_t(k));
     auto whole = from->op == &kLoop ? loop_result(from, k) : from->op == &kCollective ? collective_result(from, k) : from->in[k];
     result_is(whole->dtype);

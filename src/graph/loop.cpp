@@ -6,7 +6,7 @@ namespace haliax {
 
 const Op kLoop{.name = "loop", .kind = Kind::loop};
 const Op kResult{.name = "result", .kind = Kind::result};
-const Op kCustom{.name = "custom_vjp", .kind = Kind::wrap};
+const Op kCustomVjp{.name = "custom_vjp", .kind = Kind::wrap};
 
 namespace {
 
@@ -44,8 +44,8 @@ const Loop& loop_of(const Node& n) {
 }
 
 std::int64_t trips(const Loop& l, std::size_t body) {
-  auto& ints = l.index[body]->attr.ints;   // size, start, chunk, depth
-  return body == 0 ? ints[0] / ints[2] : 1;
+  auto index = IndexAttr::of(*l.index[body]);
+  return body == 0 ? index.axis.size / index.chunk : 1;
 }
 
 Nodes values_of(const Loop& l, std::size_t body) {
@@ -116,10 +116,10 @@ NodePtr loop_result(const NodePtr& loop, std::size_t k) {
   return make(kResult, {loop}, axes, r.value[0]->dtype, {.ints = {std::int64_t(k)}});
 }
 
-NodePtr make_custom(Nodes operands, std::shared_ptr<const Custom> c) {
-  return make(kCustom, std::move(operands), {}, DType::f32, {.payload = std::move(c)});
+NodePtr make_custom_vjp(Nodes operands, std::shared_ptr<const CustomVjp> c) {
+  return make(kCustomVjp, std::move(operands), {}, DType::f32, {.payload = std::move(c)});
 }
-NodePtr custom_result(const NodePtr& custom, std::size_t k) {
+NodePtr custom_vjp_result(const NodePtr& custom, std::size_t k) {
   auto& of = custom->in[k];
   return make(kResult, {custom}, of->axes, of->dtype, {.ints = {std::int64_t(k)}});
 }

@@ -22,6 +22,17 @@ struct LoopResult {
   bool effect = false;             // no value: keeps what a turn does to the world outside alive, and in order
   friend bool operator==(const LoopResult&, const LoopResult&) = default;
 };
+// The index of a loop over `axis`: turn t starts at start + t * chunk. depth: keeps it apart from an equal one of a loop around.
+struct IndexAttr {
+  Axis axis;
+  std::int64_t start = 0, chunk = 1;
+  int depth = 0;
+  Attr attr() const { return {.names = {axis.name}, .ints = {axis.size, start, chunk, depth}}; }
+  static IndexAttr of(const Node& n) {
+    auto& i = n.attr.ints;
+    return {Axis(n.attr.names[0], i[0]), i[1], i[2], int(i[3])};
+  }
+};
 // What a loop keeps for its gradient.
 enum class Save : std::uint8_t { all, carries, nothing };
 struct Loop : Payload {
@@ -58,13 +69,13 @@ LoopInputs inputs_of(const Loop&);
 bool is_free(const NodePtr&);
 
 // A custom gradient over several results: operands are the results as computed, then the arguments.
-struct Custom : Payload {
+struct CustomVjp : Payload {
   std::size_t results = 0;
   virtual Nodes backward(const Nodes& operands, const Nodes& cotangents) const = 0;   // one for each argument; null: none
   virtual std::string fault(const Nodes& operands) const = 0;   // what cannot be, for the verifier; empty: nothing
 };
-extern const Op kCustom;
-NodePtr make_custom(Nodes operands, std::shared_ptr<const Custom>);
-NodePtr custom_result(const NodePtr& custom, std::size_t k);
+extern const Op kCustomVjp;
+NodePtr make_custom_vjp(Nodes operands, std::shared_ptr<const CustomVjp>);
+NodePtr custom_vjp_result(const NodePtr& custom, std::size_t k);
 
 }  // namespace haliax

@@ -7,6 +7,7 @@
 
 #include "base/fork.h"
 #include "base/name.h"
+#include "base/of_thread.h"
 #include "base/where.h"
 #include "graph/walk.h"
 
@@ -171,7 +172,7 @@ NodePtr make_data(BufferPtr value, Axes axes, DType dtype) {
   return n;
 }
 
-void Field::note(Name path) {
+void FieldPath::note(Name path) {
   if (!path) return;
   const NameData* seen = nullptr;
   auto* both = path.data();
@@ -223,21 +224,7 @@ std::uint64_t fresh_domain() {
   static std::atomic<std::uint64_t> next{1};
   return next.fetch_add(1, std::memory_order_relaxed);
 }
-// What runs when a thread, or the process, ends may still compute: it gets another context, which is never destroyed.
-[[gnu::tls_model("initial-exec")]] static thread_local Context* of_thread = nullptr;
-static thread_local bool thread_ends = false;
-Context& context() {
-  struct End {
-    ~End() { delete std::exchange(of_thread, nullptr), thread_ends = true; }
-  };
-  if (of_thread) return *of_thread;
-  of_thread = new Context;
-  if (!thread_ends) {
-    static thread_local End end;
-    (void)end;
-  }
-  return *of_thread;
-}
+Context& context() { return of_thread<Context>(); }
 
 // What a trace has put in place of an array.
 static bool stands_for(const Node& n) {

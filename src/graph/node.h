@@ -162,9 +162,9 @@ class Node : public std::enable_shared_from_this<Node> {
   Origin origin;
 
   // The one thing that changes: a value, once computed, is kept; a donated one is gone for good, and says where to.
-  Value value;
+  NodeValue value;
   Donation donated;
-  mutable Field field;                                               // for messages
+  mutable FieldPath field;                                           // for messages
   mutable std::atomic<std::uint64_t> asked{0};                       // when an equal one was last made: the newest id then
   std::shared_ptr<const Placement> placement;                        // of a value that a mesh made; null: whole
 

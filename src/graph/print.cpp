@@ -9,9 +9,9 @@ namespace {
 
 const char* const kMonoids[] = {"sum", "prod", "max", "min"};
 
-class Printer {
+class GraphPrinter {
  public:
-  explicit Printer(const std::unordered_map<const Node*, Axes>& memory) : memory_(memory) {}
+  explicit GraphPrinter(const std::unordered_map<const Node*, Axes>& memory) : memory_(memory) {}
   std::string run(const Nodes& roots) {
     lines(roots, nullptr, "");
     text_ += "results";
@@ -70,7 +70,7 @@ class Printer {
 }  // namespace
 
 std::string to_string(const Nodes& roots, const std::unordered_map<const Node*, Axes>& memory) {
-  return Printer(memory).run(roots);
+  return GraphPrinter(memory).run(roots);
 }
 
 }  // namespace haliax

@@ -9,10 +9,10 @@
 
 namespace haliax {
 
-class Value {
+class NodeValue {
  public:
-  Value() = default;
-  Value(const Value&) = delete;
+  NodeValue() = default;
+  NodeValue(const NodeValue&) = delete;
   explicit operator bool() const { return there_.load(std::memory_order_acquire); }
   // In a GraphReader, as it may be given away. Null: there is none.
   BufferPtr get() const { return *this ? buffer_ : nullptr; }
@@ -51,10 +51,10 @@ class Donation {
 
 // The field of a module in which an array has been seen: blocks.up.weight. If in several, what their paths end with; none, if
 // that is the name of the last field alone.
-class Field {
+class FieldPath {
  public:
-  Field() = default;
-  Field(const Field&) = delete;
+  FieldPath() = default;
+  FieldPath(const FieldPath&) = delete;
   Name path() const {
     auto* seen = path_.load(std::memory_order_acquire);
     return seen && !seen->text.empty() ? Name::of(seen) : Name();

@@ -102,11 +102,11 @@ NamedArray glu(Arr x, const AxisSelector& axis) {
 
 Activation activation(std::string_view name, SourceLocation at) {
   Here here(at, true);
-  struct Entry {
+  struct Named {
     const char* name;
     Activation function;
   };
-  static const Entry known[] = {
+  static const Named known[] = {
       {"relu", relu}, {"relu6", relu6}, {"relu_squared", relu_squared}, {"leaky_relu", leaky_relu},
       {"elu", elu}, {"celu", celu}, {"selu", selu},
       {"gelu", gelu_exact}, {"gelu_exact", gelu_exact}, {"gelu_new", gelu}, {"gelu_pytorch_tanh", gelu}, {"gelu_tanh", gelu},
@@ -116,7 +116,7 @@ Activation activation(std::string_view name, SourceLocation at) {
       {"tanh", static_cast<Activation>(haliax::tanh)}};
   for (auto& k : known)
     if (name == k.name) return k.function;
-  fail("activation", "none is called {}{}", name, did_you_mean(name, known, &Entry::name));
+  fail("activation", "none is called {}{}", name, did_you_mean(name, known, &Named::name));
 }
 
 }  // namespace haliax::nn

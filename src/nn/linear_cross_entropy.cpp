@@ -130,12 +130,12 @@ bool is_known(const NamedArray& a) {
 // Made twice, of the targets in a chunk and of all: what a mean is divided by must not come out of the walk, or the gradient
 // would have to wait for its end.
 
-struct Tokens {
+struct CountedTokens {
   NamedArray live, weights, class_weights;  // (tokens...); empty: all, or 1
   NamedArray inside;                        // ids of the vocabulary
   NamedArray wrong;                         // checked: ids that are neither in the vocabulary nor to be ignored
 
-  Tokens(const Problem& p, const Arrays& a) {
+  CountedTokens(const Problem& p, const Arrays& a) {
     auto& o = p.options;
     live = a.mask;
     if (auto& ids = a.targets; is_integer(ids.dtype())) {
@@ -186,7 +186,8 @@ struct Labels {
   NamedArray loss;  // sum of -q * class_weights * log p
   NamedArray id;    // the target, or the likeliest of a soft one
 };
-Labels labels_of(const Problem& p, const Tokens& tokens, const NamedArray& logits, const NamedArray& lse, const Arrays& a) {
+Labels labels_of(const Problem& p, const CountedTokens& tokens, const NamedArray& logits, const NamedArray& lse,
+                 const Arrays& a) {
   auto& Vocab = p.Vocab;
   auto& targets = a.targets;
   const double e = p.options.label_smoothing;
@@ -218,7 +219,7 @@ Labels labels_of(const Problem& p, const Tokens& tokens, const NamedArray& logit
 Result walk(const Problem& p, const Arrays& a) {
   auto& o = p.options;
   auto& Vocab = p.Vocab;
-  const Tokens tokens(p, a);
+  const CountedTokens tokens(p, a);
   auto logits = logits_of(p, o.norm ? o.norm(a.x) : a.x, a.weight, p.Embed, a.bias, o.soft_cap);  // (tokens..., Vocab)
   auto lse = logsumexp(logits, Vocab);
   auto labels = labels_of(p, tokens, logits, lse, a);
@@ -385,7 +386,7 @@ LinearCrossEntropy linear_cross_entropy(Arr x, Arr weight, Arr targets, const Ax
   for (auto* a : {&arrays.targets, &arrays.mask, &arrays.weights}) *a = p.with_all_tokens(*a);
   if (auto& ids = arrays.targets; is_integer(ids.dtype()) && bytes_of(ids.dtype()) < 4)
     ids = astype(ids, DType::i32);   // to count to Vocab
-  const Tokens tokens(p, arrays);
+  const CountedTokens tokens(p, arrays);
   tokens.check(p);
 
   const LiveFirst live_first(p, arrays);

@@ -34,11 +34,11 @@ Policy::Policy(std::string_view spec, SourceLocation at) {
     return;
   }
   std::optional<DType> params, computation, outputs;
-  struct Field {
+  struct Setting {
     const char* name;
     std::optional<DType>& dtype;
   };
-  const Field fields[] = {{"p", params}, {"params", params}, {"param", params}, {"parameter", params}, {"parameters", params},
+  const Setting fields[] = {{"p", params}, {"params", params}, {"param", params}, {"parameter", params}, {"parameters", params},
                           {"c", computation}, {"compute", computation}, {"o", outputs}, {"output", outputs},
                           {"r", reduce}, {"reduce", reduce}};
   for (std::string_view rest = spec; ; rest.remove_prefix(rest.find(',') + 1)) {

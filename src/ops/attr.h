@@ -64,17 +64,15 @@ struct ScatterAttr {
   Attr attr() const { return {.names = axes, .ints = {std::int64_t(update), clamp}}; }
   static ScatterAttr of(const Node& n) { return {n.attr.names, program::Update(n.attr.ints[0]), n.attr.ints[1] != 0}; }
 };
-// The index of a loop over `axis`: turn t starts at start + t * chunk. depth: keeps it apart from an equal one of a loop around.
-struct IndexAttr {
-  Axis axis;
-  std::int64_t start = 0, chunk = 1;
-  int depth = 0;
-  Attr attr() const { return {.names = {axis.name}, .ints = {axis.size, start, chunk, depth}}; }
-  static IndexAttr of(const Node& n) {
-    auto& i = n.attr.ints;
-    return {Axis(n.attr.names[0], i[0]), i[1], i[2], int(i[3])};
-  }
+// A custom op of the user's: the axes that the call names, and which of its kernels it takes.
+struct CustomAttr {
+  Names axes;
+  std::size_t kernel = 0;
+  Attr attr() const { return {.names = axes, .ints = {std::int64_t(kernel)}}; }
+  static CustomAttr of(const Node& n) { return {n.attr.names, std::size_t(n.attr.ints[0])}; }
 };
+// What the borders of a region walk: a ChunkKey begins so.
+inline Axis walked_axis(const Attr& region) { return {region.names[0], region.ints[0]}; }
 inline std::optional<SliceAttr> slice_of(const Node& n) {
   return n.op == &prim::kSlice ? std::optional(SliceAttr::of(n)) : std::nullopt;
 }

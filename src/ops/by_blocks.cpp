@@ -141,24 +141,24 @@ NodePtr picked_slice(const NodePtr& n) {
 
 // ---- ids with the name of the axis that they say where on ----
 // Known ids, one step after the other: of start + step * position.
-struct Run {
+struct Progression {
   std::int64_t start = 0, step = 0;
 };
-std::optional<Run> run_of(const NodePtr& ids, int depth = 0) {
+std::optional<Progression> run_of(const NodePtr& ids, int depth = 0) {
   constexpr int far = 8;
-  if (is_number(ids) && is_integer(ids->dtype)) return Run{integer_of(ids->op == &kNumber ? *ids : *ids->in[0]), 0};
-  if (ids->op == &kIota) return Run{0, 1};
+  if (is_number(ids) && is_integer(ids->dtype)) return Progression{integer_of(ids->op == &kNumber ? *ids : *ids->in[0]), 0};
+  if (ids->op == &kIota) return Progression{0, 1};
   if (depth == far || ids->axes.size() > 1) return {};
   if (ids->op == &kFit || (ids->op == &kCast && is_integer(ids->dtype))) return run_of(ids->in[0], depth + 1);
   bool adds = ids->op == &kAdd, scales = ids->op == &kMul, most = ids->op == &kMaximum;
   if (!adds && !scales && !most && ids->op != &kMinimum) return {};
   auto a = run_of(ids->in[0], depth + 1), b = run_of(ids->in[1], depth + 1);
   if (!a || !b) return {};
-  if (adds) return Run{a->start + b->start, a->step + b->step};
+  if (adds) return Progression{a->start + b->start, a->step + b->step};
   if (a->step && b->step) return {};
-  if (scales) return Run{a->start * b->start, a->step * b->start + b->step * a->start};
+  if (scales) return Progression{a->start * b->start, a->step * b->start + b->step * a->start};
   if (a->step || b->step) return {};
-  return Run{most ? std::max(a->start, b->start) : std::min(a->start, b->start), 0};
+  return Progression{most ? std::max(a->start, b->start) : std::min(a->start, b->start), 0};
 }
 // The slice of `whole` that ids (axis) name; none if they are not known, or not all inside.
 std::optional<SliceAttr> slice_of(const NodePtr& ids, const Axis& whole) {

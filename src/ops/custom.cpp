@@ -17,20 +17,20 @@ namespace {
 using Way = Along::Way;
 using namespace ops;
 
-// attr of a node: names = the axes that the call names, ints = which kernel.
 struct UserOp : Op {
   std::string label;
   CustomOp user;
 };
 const CustomOp& user_op(const Op& op) { return static_cast<const UserOp&>(op).user; }
-const CpuKernel& kernel_of(const Node& n) { return user_op(*n.op).cpu[std::size_t(n.attr.ints[0])]; }
+const CpuKernel& kernel_of(const Node& n) { return user_op(*n.op).cpu[CustomAttr::of(n).kernel]; }
 
 bool folds(AxisRule r) { return r >= AxisRule::reduce_sum; }
 Monoid monoid_of(AxisRule r) { return Monoid(int(r) - int(AxisRule::reduce_sum)); }
 // What a call does along one of its axes; map: it does not name it.
 AxisRule rule_of(const Node& n, Name a) {
-  auto at = std::find(n.attr.names.begin(), n.attr.names.end(), a);
-  return at == n.attr.names.end() ? AxisRule::map : user_op(*n.op).along[std::size_t(at - n.attr.names.begin())];
+  auto axes = CustomAttr::of(n).axes;
+  auto at = std::find(axes.begin(), axes.end(), a);
+  return at == axes.end() ? AxisRule::map : user_op(*n.op).along[std::size_t(at - axes.begin())];
 }
 Axis named(const Node& n, Name a) {
   if (auto* mine = find(n, a)) return *mine;
@@ -55,7 +55,7 @@ Nodes gradient(const NodePtr& o, const NodePtr& g) {
   std::vector<NamedArray> in;
   for (auto& x : o->in) in.push_back(NamedArray(x));
   Axes along;
-  for (auto a : o->attr.names) along.push_back(named(*o, a));
+  for (auto a : CustomAttr::of(*o).axes) along.push_back(named(*o, a));
   std::vector<NamedArray> made;
   {
     OutsideGraph outside;
@@ -86,14 +86,15 @@ void lower(const Node& n, Emit& e) {
   auto fill = [&](Monoid m) { e.fill(e.result(), n.axes, prim::identity(m, n.dtype)); };
   if (n.size() == 0) return fill(Monoid::sum);
   Axes dims = n.axes;  // mapped by the backend, then what the kernel sees
-  std::erase_if(dims, [&](auto& a) { return has(n.attr.names, a.name); });
+  auto along = CustomAttr::of(n).axes;
+  std::erase_if(dims, [&](auto& a) { return has(along, a.name); });
   auto outer = dims.size();
-  for (auto name : n.attr.names) {
+  for (auto name : along) {
     dims.push_back(named(n, name));
     auto rule = rule_of(n, name);
     if (dims.back().size == 0) return fill(folds(rule) ? monoid_of(rule) : Monoid::sum);
   }
-  if (n.attr.names.empty() && outer > 0) --outer;  // a row at once: calls cost something
+  if (along.empty() && outer > 0) --outer;  // a row at once: calls cost something
   program::Step s;
   s.kind = program::Kind::custom;
   auto& arrays = s.custom.arrays;
@@ -185,7 +186,7 @@ NamedArray call(const Op& op, const std::vector<Arr>& operands, const AxisSelect
     in.push_back(operands[k].is_number() ? node_of(op.name, operands[k], dtypes[k]) : node_of(op.name, operands[k]));
   auto named = named_axes(op, in, along);
   auto axes = result_axes(op, in, named);
-  return NamedArray(make(op, in, axes, dtypes.back(), {.names = names_of(named), .ints = {std::int64_t(kernel)}}));
+  return NamedArray(make(op, in, axes, dtypes.back(), CustomAttr{names_of(named), kernel}.attr()));
 }
 
 void check(const CustomOp& user) {

@@ -16,7 +16,7 @@ struct Token {
   bool label = false;
 };
 bool is_dots(const Token& t) { return !t.label && t.text == "..."; }
-struct Operand {
+struct OperandSpec {
   std::vector<Token> items;   // labels and "..."
   bool braces = false;
   Token where;                // for errors about the whole of it
@@ -26,8 +26,8 @@ struct Operand {
 class Spec {
  public:
   explicit Spec(std::string_view s) : spec_(s) { parse(); }
-  std::vector<Operand> left;
-  Operand right;
+  std::vector<OperandSpec> left;
+  OperandSpec right;
 
   [[noreturn]] void wrong(const Token& t, const std::string& why) const {
     auto carets = std::string(t.at, ' ') + std::string(std::max<std::size_t>(1, t.length), '^');
@@ -66,7 +66,7 @@ class Spec {
   }
 
   // Labels and dots up to a comma, an arrow or the end, which is returned.
-  Token operand(Operand& o) {
+  Token operand(OperandSpec& o) {
     bool open = false, closed = false;
     for (Token t = next();; t = next()) {
       if (t.text == "{" && !t.label) {
@@ -91,7 +91,7 @@ class Spec {
   }
 
   void parse() {
-    Operand o;
+    OperandSpec o;
     Token end = operand(o);
     while (end.text == ",") {
       left.push_back(std::move(o));

@@ -17,7 +17,6 @@ const Op kIndex{.name = "index", .kind = Kind::leaf, .cheap = true};
 const Op kCarry{.name = "carry", .kind = Kind::leaf};
 
 namespace {
-struct Unique : Payload {};   // makes a node unlike any other
 struct Input : Payload {
   std::shared_ptr<const Trace> trace;
 };
@@ -77,20 +76,21 @@ NodePtr flat_position(const Axes& axes, DType dtype) {
 }
 
 NodePtr index(const Axis& axis, std::int64_t start, std::int64_t chunk, int depth) {
-  return index_of(IndexAttr{axis, start, chunk, depth}.attr());
-}
-NodePtr index_of(const Attr& attr) {
-  auto n = make(kIndex, {}, {}, position_dtype(attr.ints[0]), attr);
+  auto n = make(kIndex, {}, {}, position_dtype(axis.size), IndexAttr{axis, start, chunk, depth}.attr());
   auto& node = const_cast<Node&>(*n);
   if (node.free.empty()) node.free = {n.get()};
   return n;
+}
+NodePtr index_of(const Node& other) {
+  auto same = IndexAttr::of(other);
+  return index(same.axis, same.start, same.chunk, same.depth);
 }
 std::int64_t index_start(const Node& n) { return IndexAttr::of(n).start; }
 std::int64_t index_chunk(const Node& n) { return IndexAttr::of(n).chunk; }
 
 NodePtr carry(const NodePtr& index, const Axes& axes, DType dtype) {
   // A node that varies with the index although it does not read it.
-  return make(kCarry, {index}, axes, dtype, {.payload = std::make_shared<Unique>()});
+  return make(kCarry, {index}, axes, dtype, {.payload = std::make_shared<Payload>()});   // like no other node
 }
 
 static std::vector<const Op*>& registry() {

@@ -14,7 +14,7 @@ NodePtr both(const Op& op, const NodePtr& a, const NodePtr& b) { return map(op, 
 NodePtr is_not(const NodePtr& x) { return logical_not(x); }
 
 // The least and the largest value in each block, as i64: without axes but the blocks.
-struct Range { NodePtr low, high; };
+struct Bounds { NodePtr low, high; };
 
 class OnBlocks {
  public:
@@ -39,14 +39,14 @@ class OnBlocks {
         auto x = holds(c->in[0], !upper);
         return x ? is_not(x) : nullptr;
       }
-      case Code::less: return compared(*c, [&](const Range& x, const Range& y) {
+      case Code::less: return compared(*c, [&](const Bounds& x, const Bounds& y) {
         return upper ? less(x.low, y.high) : less(x.high, y.low);
       });
-      case Code::less_equal: return compared(*c, [&](const Range& x, const Range& y) {
+      case Code::less_equal: return compared(*c, [&](const Bounds& x, const Bounds& y) {
         return upper ? less_equal(x.low, y.high) : less_equal(x.high, y.low);
       });
-      case Code::equal: return compared(*c, [&](const Range& x, const Range& y) { return upper ? meet(x, y) : same(x, y); });
-      case Code::not_equal: return compared(*c, [&](const Range& x, const Range& y) {
+      case Code::equal: return compared(*c, [&](const Bounds& x, const Bounds& y) { return upper ? meet(x, y) : same(x, y); });
+      case Code::not_equal: return compared(*c, [&](const Bounds& x, const Bounds& y) {
         return is_not(upper ? same(x, y) : meet(x, y));
       });
       default: break;
@@ -56,10 +56,10 @@ class OnBlocks {
   }
 
  private:
-  static NodePtr meet(const Range& x, const Range& y) {
+  static NodePtr meet(const Bounds& x, const Bounds& y) {
     return both(kBitAnd, less_equal(x.low, y.high), less_equal(y.low, x.high));
   }
-  static NodePtr same(const Range& x, const Range& y) {
+  static NodePtr same(const Bounds& x, const Bounds& y) {
     return both(kBitAnd, both(kBitAnd, equal(x.low, x.high), equal(y.low, y.high)), equal(x.low, y.low));
   }
   template <class F> NodePtr compared(const Node& c, const F& f) const {
@@ -73,44 +73,44 @@ class OnBlocks {
     auto padded = whole == b_.axis.size ? x : pad(x, b_.axis.name, 0, whole - b_.axis.size, nothing);
     return reduce(m, unflatten(padded, b_.axis.name, {blocks, Axis(b_.axis.name, b_.block)}), {blocks});
   }
-  std::optional<Range> range(const NodePtr& x) const {
+  std::optional<Bounds> range(const NodePtr& x) const {
     auto d = x->dtype;
     if (is_float(d) || d == DType::boolean || d == DType::u64) return {};
     auto wide = [](const NodePtr& n) { return cast(n, DType::i64); };
     if (!has(x->axes, b_.axis.name))
-      return Range{wide(reduce(Monoid::min, x, {})), wide(reduce(Monoid::max, x, {}))};
+      return Bounds{wide(reduce(Monoid::min, x, {})), wide(reduce(Monoid::max, x, {}))};
     if (x->op == &kIota) {
       auto first = mul(iota(b_.blocks(), DType::i64), integer(b_.block, DType::i64));
       auto last = min(add(first, integer(b_.block - 1, DType::i64)), integer(b_.axis.size - 1, DType::i64));
-      return Range{first, last};
+      return Bounds{first, last};
     }
     if (is_seen_through(*x) && keeps_names(*x)) return range(x->in[0]);
     if (auto made = combined(*x)) return inside(*made, d);
     if (x->op->kind == Kind::map || x->axes.size() > 1) return {};
-    return Range{wide(folded(x, Monoid::min, identity(Monoid::min, d))), wide(folded(x, Monoid::max, identity(Monoid::max, d)))};
+    return Bounds{wide(folded(x, Monoid::min, identity(Monoid::min, d))), wide(folded(x, Monoid::max, identity(Monoid::max, d)))};
   }
-  std::optional<Range> combined(const Node& x) const {
+  std::optional<Bounds> combined(const Node& x) const {
     if (x.op->kind != Kind::map || x.in.empty() || x.in.size() > 2) return {};
     auto a = range(x.in[0]);
     if (!a) return {};
     if (x.op->code == Code::cast) return a;
-    if (x.op->code == Code::neg) return Range{neg(a->high), neg(a->low)};
+    if (x.op->code == Code::neg) return Bounds{neg(a->high), neg(a->low)};
     auto b = x.in.size() == 2 ? range(x.in[1]) : std::nullopt;
     if (!b) return {};
     switch (x.op->code) {
-      case Code::add: return Range{add(a->low, b->low), add(a->high, b->high)};
-      case Code::sub: return Range{sub(a->low, b->high), sub(a->high, b->low)};
-      case Code::max: return Range{max(a->low, b->low), max(a->high, b->high)};
-      case Code::min: return Range{min(a->low, b->low), min(a->high, b->high)};
+      case Code::add: return Bounds{add(a->low, b->low), add(a->high, b->high)};
+      case Code::sub: return Bounds{sub(a->low, b->high), sub(a->high, b->low)};
+      case Code::max: return Bounds{max(a->low, b->low), max(a->high, b->high)};
+      case Code::min: return Bounds{min(a->low, b->low), min(a->high, b->high)};
       default: return {};
     }
   }
   // What leaves the dtype comes in again at its other end: then it may be anything.
-  static std::optional<Range> inside(const Range& r, DType d) {
+  static std::optional<Bounds> inside(const Bounds& r, DType d) {
     if (d == DType::i64) return {};
     auto least = cast(extreme(d, false), DType::i64), most = cast(extreme(d, true), DType::i64);
     auto fits = both(kBitAnd, less_equal(least, r.low), less_equal(r.high, most));
-    return Range{select(fits, r.low, least), select(fits, r.high, most)};
+    return Bounds{select(fits, r.low, least), select(fits, r.high, most)};
   }
 
   const BlocksOf& b_;

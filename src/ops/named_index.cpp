@@ -129,7 +129,7 @@ Range range_of(const char* op, const Axis& a, const Slice& s) {
   return {size ? start : 0, size, size ? s.step : 1};
 }
 // What an index asks of one axis of the array.
-struct Part {
+struct AxisIndex {
   Axis axis;
   const Index* index = nullptr;   // null: all of it
   Range range = {};               // of a range or a position
@@ -139,8 +139,8 @@ struct Part {
   bool picked() const { return index && index->kind != By::range; }
 };
 // In the order of the array's axes.
-std::vector<Part> parts_of(const char* op, G x, const Indices& indices) {
-  std::vector<Part> parts;
+std::vector<AxisIndex> parts_of(const char* op, G x, const Indices& indices) {
+  std::vector<AxisIndex> parts;
   for (auto& a : visible(*x)) parts.push_back({.axis = a, .left = {a}});
   for (auto& [name, index] : indices) {
     auto a = axis_of(op, x, name);
@@ -166,9 +166,9 @@ std::vector<Part> parts_of(const char* op, G x, const Indices& indices) {
 }
 // The axes of the picked part. Arrays, windows (to Haliax arrays of their own positions) and positions belong together: their
 // axes come where the first of them is if they are neighbours, else first.
-Axes picked_axes(const char* op, G x, const std::vector<Part>& parts) {
-  auto picked = [](const Part& p) { return p.picked(); };
-  std::vector<const Part*> indexed;
+Axes picked_axes(const char* op, G x, const std::vector<AxisIndex>& parts) {
+  auto picked = [](const AxisIndex& p) { return p.picked(); };
+  std::vector<const AxisIndex*> indexed;
   Axes own, kept;   // axes of index arrays; all others
   auto add = [](Axes& to, const Axes& more) { to.insert(to.end(), more.begin(), more.end()); };
   for (auto& p : parts) {
@@ -196,7 +196,7 @@ Axes picked_axes(const char* op, G x, const std::vector<Part>& parts) {
   return shown;
 }
 // Ids of the axes that arrays index; with `all` of the other indexed axes, too (for a scatter: else they are sliced).
-prim::Where ids_of(const std::vector<Part>& parts, bool all) {
+prim::Where ids_of(const std::vector<AxisIndex>& parts, bool all) {
   prim::Where where;
   for (auto& p : parts)
     if (p.is(By::array)) where.push_back({p.axis.name, p.ids});

@@ -26,7 +26,7 @@ NodePtr iota(const Axis&, DType), iota(const Axis&);             // (axis): the 
 NodePtr flat_position(const Axes&, DType);                       // row-major, over all of the axes
 // The index of a loop over `axis`: turn t starts at `start` + t * chunk. Canonical: equal arguments give the same node.
 NodePtr index(const Axis&, std::int64_t start, std::int64_t chunk, int depth);
-NodePtr index_of(const Attr&);                                    // of the same loop, in the domain in scope
+NodePtr index_of(const Node& other);                              // of the same loop, in the domain in scope
 std::int64_t index_chunk(const Node& index);
 std::int64_t index_start(const Node& index);
 NodePtr carry(const NodePtr& index, const Axes&, DType);         // what a scan carries; never equal to another
@@ -114,7 +114,7 @@ struct Pin : Payload {
 };
 NodePtr tracer(const NodePtr& x, Name path = {});                // x, unlike any other node: what a gradient is taken by
 // The borders of a region that is computed chunk by chunk along an axis, around arrays that have it. Equal ones are the same
-// region, so that what two losses of one array share is shared. attr: a ChunkKey; names[0], ints[0]: the axis.
+// region, so that what two losses of one array share is shared. attr: a ChunkKey.
 NodePtr enter(const NodePtr&, const Attr& region), leave(const NodePtr&, const Attr& region);
 extern const Op kBarrier, kPin, kTracer, kEnter, kLeave;
 extern const Op kLogsumexp;   // a wrap; operands: value, x, e = exp(x - top), sum of e, top; names: the axes

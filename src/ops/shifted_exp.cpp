@@ -6,7 +6,7 @@ namespace haliax::prim {
 
 const NodePtr& same_values(const NodePtr& n) {
   const NodePtr* x = &n;
-  auto shows = [](const Node& m) { return m.op->kind == Kind::wrap && m.op != &kCustom; };
+  auto shows = [](const Node& m) { return m.op->kind == Kind::wrap && m.op != &kCustomVjp; };
   while ((*x)->op == &kStop || keeps_names(**x) || shows(**x)) x = &(*x)->in[0];
   return *x;
 }

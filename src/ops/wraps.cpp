@@ -1,5 +1,6 @@
-// Wraps: the value of in[0], and a word to a transform or a pass. kCustom is in graph/loop.cpp, kLogsumexp in named_reduce.cpp.
-#include "ops/prim.h"
+// Wraps: the value of in[0], and a word to a transform or a pass. kCustomVjp is in graph/loop.cpp, kLogsumexp in
+// named_reduce.cpp.
+#include "ops/attr.h"
 
 namespace haliax::prim {
 namespace {
@@ -19,17 +20,17 @@ const Op kLeave{.name = "leave", .kind = Kind::wrap, .linear = Linear::moves,
 
 namespace {
 NodePtr border(const Op& op, G x, const Attr& region) {
-  auto* axis = find(*x, region.names[0]);
-  return axis && axis->size == region.ints[0] ? make(op, {x}, x->axes, x->dtype, region) : x;
+  auto walked = walked_axis(region);
+  auto* axis = find(*x, walked.name);
+  return axis && *axis == walked ? make(op, {x}, x->axes, x->dtype, region) : x;
 }
 }  // namespace
 NodePtr enter(G x, const Attr& region) { return border(kEnter, x, region); }
 NodePtr leave(G x, const Attr& region) { return border(kLeave, x, region); }
 NodePtr tracer(G x, Name path) {
-  struct Unique : Payload {};
   At here;
   if (path) context().origin.module = path;
-  return make(kTracer, {x}, x->axes, x->dtype, {.payload = std::make_shared<Unique>()});
+  return make(kTracer, {x}, x->axes, x->dtype, {.payload = std::make_shared<Payload>()});   // like no other node
 }
 NodePtr barrier(G x, G after) { return make(kBarrier, {x, after}, x->axes, x->dtype); }
 NodePtr pin(G x, std::shared_ptr<const Mapping> mapping, const char* by) {

@@ -8,9 +8,9 @@ namespace haliax::program {
 namespace {
 
 // Dims of a box without those of size 1, and with those put together that lie behind each other in both arrays.
-struct Walked {
+struct WalkedBox {
   Dims dims, to, from;
-  explicit Walked(const Box& b) {
+  explicit WalkedBox(const Box& b) {
     for (std::size_t d = 0; d < b.dims.size(); ++d) {
       if (b.dims[d] == 1) continue;
       bool follows = !dims.empty() && to.back() == b.dims[d] * b.to_strides[d] && from.back() == b.dims[d] * b.from_strides[d];
@@ -20,7 +20,7 @@ struct Walked {
   }
 };
 
-void copy_from(const Walked& w, std::size_t d, std::int64_t run, std::byte* to, const std::byte* from) {
+void copy_from(const WalkedBox& w, std::size_t d, std::int64_t run, std::byte* to, const std::byte* from) {
   if (d == w.dims.size()) {
     std::memcpy(to, from, std::size_t(run));
     return;
@@ -36,7 +36,7 @@ void copy_from(const Walked& w, std::size_t d, std::int64_t run, std::byte* to, 
 
 void copy_on_host(const Box& b) {
   if (points(b.dims) == 0) return;
-  Walked w(b);
+  WalkedBox w(b);
   std::int64_t run = b.width;
   if (!w.dims.empty() && w.to.back() == 1 && w.from.back() == 1) {
     run *= w.dims.back();

@@ -139,8 +139,8 @@ void Checkpoints::Impl::write(std::int64_t step, std::vector<ToSave>&& all, cons
     });
     together(*group, [&] {
       if (!first()) return;
-      auto manifest = manifest_in(parts[0], Whole::no);
-      for (int r = 1; r < group->count; ++r) add(manifest, manifest_in(parts[std::size_t(r)], Whole::no), r);
+      auto manifest = manifest_in(parts[0], Complete::no);
+      for (int r = 1; r < group->count; ++r) add(manifest, manifest_in(parts[std::size_t(r)], Complete::no), r);
       manifest.numbers = numbers;
       make_visible(name, hidden, std::move(manifest));
       sweep(name);

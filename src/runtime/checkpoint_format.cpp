@@ -72,7 +72,7 @@ SavedBlock block_in(const Json& j, const SavedArray& a, const Manifest& m) {
     b.sums.push_back(sum_in(left.substr(0, kSumDigits)));
   return b;
 }
-SavedArray array_in(const Json& j, const Manifest& m, Whole whole_arrays) {
+SavedArray array_in(const Json& j, const Manifest& m, Complete whole_arrays) {
   SavedArray a;
   a.name = j.at("name"), a.dtype = dtype_of(j.at("dtype").get<std::string>());
   for (auto& axis : j.at("axes")) a.axes.push_back({axis.at(0).get<std::string>(), axis.at(1).get<std::int64_t>()});
@@ -89,10 +89,10 @@ SavedArray array_in(const Json& j, const Manifest& m, Whole whole_arrays) {
     a.blocks.push_back(block_in(block, a, m));
     there += a.blocks.back().part.size();
   }
-  if (whole_arrays == Whole::yes && there != axis_size(a.axes)) throw Damaged(a.name + " lacks blocks, or has some twice");
+  if (whole_arrays == Complete::yes && there != axis_size(a.axes)) throw Damaged(a.name + " lacks blocks, or has some twice");
   return a;
 }
-Manifest manifest_of(const Json& j, Whole whole) {
+Manifest manifest_of(const Json& j, Complete whole) {
   Manifest m;
   if (j.at("format") != kFormatName) throw Damaged("has another format: " + printable(j.at("format").get<std::string>()));
   if (j.at("piece_bytes") != kPieceBytes) throw Damaged("has checksums of other pieces");
@@ -138,7 +138,7 @@ std::string text_of(const Manifest& m) {
     return signed_text(json_of(m));
   } catch (const Json::exception&) { throw Error("[Checkpoints] a name is not UTF-8"); }
 }
-Manifest manifest_in(const std::string& text, Whole whole) {
+Manifest manifest_in(const std::string& text, Complete whole) {
   try {
     auto root = Json::parse(text);
     if (signed_text(root.at("checkpoint")) != text) throw Damaged("is not as it was written (checksum)");

@@ -58,9 +58,9 @@ std::vector<TensorHead> tensors_of(const SavedArray&, const Part&);
 
 // The text has a checksum of itself. manifest_in raises Damaged for whatever text_of has not written, and where blocks are
 // missing, unless it is what one process says of its own.
-enum class Whole : bool { no, yes };
+enum class Complete : bool { no, yes };
 std::string text_of(const Manifest&);
-Manifest manifest_in(const std::string& text, Whole = Whole::yes);
+Manifest manifest_in(const std::string& text, Complete = Complete::yes);
 // Adds the files and blocks that another process has written. Raises if it saved other arrays.
 void add(Manifest& to, const Manifest& from, int rank);
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kSaving = "Checkpoints";
 constexpr const char* kLoading = "load_checkpoint";
-using Span = std::span<const std::byte>;
+using Bytes = std::span<const std::byte>;
 
 // Of wide elements first, so that each is aligned, else in the order of the tree.
 struct InFile {
@@ -33,7 +33,7 @@ std::vector<InFile> in_file_order(const std::vector<ToSave>& all) {
 }
 
 // What a block holds, in host memory: its own, or `scratch`.
-Span bytes_on_host(const HeldPart& held, DType dtype, std::unique_ptr<Buffer>& scratch) {
+Bytes bytes_on_host(const HeldPart& held, DType dtype, std::unique_ptr<Buffer>& scratch) {
   auto& b = *held.data;
   if (b.on_host()) return {b.data(), std::size_t(b.bytes())};
   scratch = std::make_unique<Buffer>(b.bytes());
@@ -54,7 +54,7 @@ Manifest write_blocks(const std::string& folder, const std::string& name, std::i
   for (auto& o : order)
     for (auto& t : tensors_of(all[o.array].array, o.held->part)) heads.push_back(std::move(t));
   const auto head = safetensors_head(heads, {{"format", "pt"}, {"step", std::to_string(step)}});
-  const auto head_bytes = Span(std::as_bytes(std::span(head)));
+  const auto head_bytes = Bytes(std::as_bytes(std::span(head)));
   OutputFile file(kSaving, folder + "/" + name);
   file.write(head_bytes);
   auto at = std::int64_t(head.size());
@@ -150,9 +150,9 @@ struct CheckpointReader::Source {
 namespace {
 
 // What a block and a part have in common, as runs of bytes that lie side by side in both, in the order of the block.
-class Runs {
+class ByteRuns {
  public:
-  Runs(const Part& block, const PartedArray::ToFill& part, std::int64_t width) : data_(part.data) {
+  ByteRuns(const Part& block, const PartedArray::ToFill& part, std::int64_t width) : data_(part.data) {
     const auto both = intersection(block, part.part);
     if (both.size() == 0) return;
     const auto from = program::row_major(block.sizes), to = program::row_major(part.part.sizes);
@@ -190,7 +190,7 @@ class Runs {
 }  // namespace
 
 void CheckpointReader::read(const SavedArray& a, const SavedBlock& block, std::span<const PartedArray::ToFill> parts) const {
-  std::vector<Runs> all;
+  std::vector<ByteRuns> all;
   for (auto& p : parts) all.emplace_back(block.part, p, bytes_of(a.dtype));
   std::erase_if(all, [](auto& runs) { return runs.done(); });
   if (all.empty()) return;

@@ -27,13 +27,13 @@ using program::Wire;
 // what the others have, where it lies, and all wait again. A sum is taken in rank order, so that every device has the same bits.
 class Meeting {
  public:
-  struct Call {
+  struct Arrival {
     const Collective* how = nullptr;
     void* const* x = nullptr;
     void* const* out = nullptr;
   };
   explicit Meeting(int n) : given(std::size_t(n)), devices_(n) {}
-  std::vector<Call> given;                       // by device
+  std::vector<Arrival> given;                    // by device
 
   void wait() {
     std::unique_lock hold(lock_);
@@ -97,7 +97,7 @@ class ThreadCommunicator final : public program::Communicator {
   void fail(const char* why) override { meeting_.fail("device " + std::to_string(device_) + " has failed: " + why); }
 
  private:
-  using Call = Meeting::Call;
+  using Arrival = Meeting::Arrival;
   void refuse_others(const Collective& c) {
     auto differs = std::find_if(group_.begin(), group_.end(), [&](int d) {
       auto& other = *call_of(d).how;
@@ -108,7 +108,7 @@ class ThreadCommunicator final : public program::Communicator {
     meeting_.wait();   // others still look at this call
     throw Error("[mesh] device " + std::to_string(*differs) + " makes another call than device " + std::to_string(device_));
   }
-  const Call& call_of(int device) const { return meeting_.given[std::size_t(device)]; }
+  const Arrival& call_of(int device) const { return meeting_.given[std::size_t(device)]; }
   void gather(const Collective& c, void* const* out) const {
     for (std::size_t k = 0; k < c.out.size(); ++k)
       for (std::size_t g = 0; g < group_.size(); ++g) {
@@ -127,7 +127,7 @@ class ThreadCommunicator final : public program::Communicator {
   }
   // Where much is summed, each device sums a stretch, and takes the others' from them: so all devices of the mesh wait once more.
   bool in_stretches() const {
-    return std::any_of(meeting_.given.begin(), meeting_.given.end(), [](const Call& c) {
+    return std::any_of(meeting_.given.begin(), meeting_.given.end(), [](const Arrival& c) {
       if (c.how->wire != Wire::all_reduce) return false;
       std::int64_t bytes = 0;
       for (auto& o : c.how->out) bytes += program::points(o.dims) * bytes_of(o.view.dtype);
@@ -203,7 +203,7 @@ class Crew {
   }
 
  private:
-  struct State {
+  struct Shared {
     [[noreturn]] void serve(int device, std::uint64_t seen) {
       std::unique_lock hold(lock);
       for (;;) {
@@ -222,7 +222,7 @@ class Crew {
     int started = 0, n = 0, busy = 0;
     std::uint64_t work = 0;
   };
-  State& crew_ = *new State;   // never destroyed: its threads end with the process
+  Shared& crew_ = *new Shared;   // never destroyed: its threads end with the process
 };
 Idle<Crew>& crews() {
   static auto* all = new Idle<Crew>;   // never destroyed: their threads are not
@@ -268,7 +268,7 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
     mine.fail(why);
     if (here.ranks) here.ranks->fail(fmt::format("device {}: {}", device, why));
   };
-  std::optional<Peers::Call> together;
+  std::optional<Peers::JointCall> together;
   if (here.ranks) together.emplace(*here.ranks, what);
   // What devices queue for each other meets in the order of calls, which must be the same on all of them.
   static TurnLock in_turn;

@@ -45,7 +45,7 @@ std::vector<std::string> pieces_of(std::string_view text) {
   return out;
 }
 
-struct Print : program::HostCall {
+struct PrintCall : program::HostCall {
   std::vector<std::string> pieces;
   std::vector<Axes> axes;
   void run(const std::vector<Operand>& arrays, const void* const* data) const override {
@@ -63,7 +63,7 @@ struct Print : program::HostCall {
     std::fflush(stdout);
   }
 };
-struct Check : program::HostCall {
+struct CheckCall : program::HostCall {
   Origin origin;
   std::string text;
   void run(const std::vector<Operand>&, const void* const* data) const override {
@@ -77,7 +77,7 @@ void set_output(void (*line)(std::string_view)) { output = line; }
 
 void print_all(const Text& text, const std::vector<NamedArray>& values) {
   Here here(text.at);
-  auto call = std::make_shared<Print>();
+  auto call = std::make_shared<PrintCall>();
   call->pieces = pieces_of(text.text);
   if (call->pieces.size() != values.size() + 1)
     fail("print", "the text has {} places for values, {{}}, and there are {} values", call->pieces.size() - 1, values.size());
@@ -97,7 +97,7 @@ void check(const Arr& given, const Text& text) {
   if (condition.empty()) fail("check", "the NamedArray is empty: it was never given a value");
   if (condition.dtype() != DType::boolean) fail("check", "the condition is {}, not bool", condition.dtype());
   if (context().chunked_calls > 0) fail("check", "inside chunked_reduce no value is ever whole; check what it gives");
-  auto call = std::make_shared<Check>();
+  auto call = std::make_shared<CheckCall>();
   call->origin = context().origin, call->text = text.text;
   add_effect({prim::reduce(Monoid::min, condition.node(), {})}, std::move(call));
   settle_effects();

@@ -76,12 +76,12 @@ class Shape {
   Nodes nodes_;
 };
 
-struct Planned {
+struct CompiledShape {
   std::vector<std::uint64_t> words;
   Compiled compiled;
   std::vector<std::size_t> reads;                // of its arguments, which of the shape's arrays
 };
-using PlannedPtr = std::shared_ptr<const Planned>;
+using CompiledShapePtr = std::shared_ptr<const CompiledShape>;
 
 // Never destroyed: threads may compute after main.
 class Cache {
@@ -90,14 +90,14 @@ class Cache {
     static auto* c = new Cache;
     return *c;
   }
-  PlannedPtr find(std::size_t hash, const Shape& shape) {
+  CompiledShapePtr find(std::size_t hash, const Shape& shape) {
     std::lock_guard hold(lock_);
     for (auto [at, end] = known_.equal_range(hash); at != end; ++at)
       if (at->second->words == shape.words) return at->second;
     return nullptr;
   }
-  void keep(std::size_t hash, const PlannedPtr& made) {
-    PlannedPtr oldest;                           // gone without the lock
+  void keep(std::size_t hash, const CompiledShapePtr& made) {
+    CompiledShapePtr oldest;                     // gone without the lock
     std::lock_guard hold(lock_);
     known_.emplace(hash, made), by_age_.push_back(hash), ++planned_;
     if (by_age_.size() <= kMostPrograms) return;
@@ -114,7 +114,7 @@ class Cache {
 
  private:
   std::mutex lock_;
-  std::unordered_multimap<std::size_t, PlannedPtr> known_;
+  std::unordered_multimap<std::size_t, CompiledShapePtr> known_;
   std::deque<std::size_t> by_age_;
   std::uint64_t planned_ = 0;
 };
@@ -122,8 +122,8 @@ const bool cache_forks = at_fork({kForkRest, [] { Cache::of_process().hold(); },
                                   [] { new (&Cache::of_process()) Cache; }});
 
 // Null: it reads an array that the shape does not know.
-PlannedPtr planned(const Nodes& roots, const std::string& backend_name, const Shape& shape) {
-  auto made = std::make_shared<Planned>(Planned{shape.words, compile(roots, backend_name), {}});
+CompiledShapePtr planned(const Nodes& roots, const std::string& backend_name, const Shape& shape) {
+  auto made = std::make_shared<CompiledShape>(CompiledShape{shape.words, compile(roots, backend_name), {}});
   GraphReader reader;
   for (auto& n : made->compiled.captured) {
     auto at = std::find(shape.arrays.begin(), shape.arrays.end(), n->value.get());

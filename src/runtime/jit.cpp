@@ -1,12 +1,12 @@
 #include "haliax/jit.h"
 
 #include <algorithm>
-#include <chrono>
 #include <map>
 #include <mutex>
 #include <new>
 #include <set>
 
+#include "base/clock.h"
 #include "base/fork.h"
 #include "base/where.h"
 #include "compile/memory/memory.h"
@@ -21,7 +21,6 @@
 namespace haliax::detail {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 // Numbers and positions are shared by all that are equal.
 bool owns_memory(const Node& n) { return n.op != &prim::kNumber && n.op != &prim::kIota; }
 
@@ -44,7 +43,7 @@ Nodes JitCore::Impl::roots_of(const Leaves& results, const Parts& parts) {
   }
   refuse_tracers(roots, e.inputs);
   if (auto& effect = context().effect) roots.push_back(effect);   // a result that nobody is given
-  report.trace_s = now() - started;
+  report.trace_s = seconds_now() - started;
   if (options.strict && options.partition) refuse_mappings(roots, e.inputs, given_mappings(), mesh() != nullptr);
   return roots;
 }
@@ -55,7 +54,7 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
     Here here(options.at);
     backend(name);
   }
-  auto t = now();
+  auto t = seconds_now();
   OwnGraph own(roots_of(results, parts));
   Compilation c{own.roots, e.inputs, options_for(name, "jit at " + to_string(options.at))};
   c.options.donated = e.donated;
@@ -77,7 +76,7 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
                                      why_not_donated(*c.program, int(k)));
     report_program(c, nullptr);
   }
-  report.compile_s = now() - t;
+  report.compile_s = seconds_now() - t;
 }
 MeshProgram* JitCore::Impl::compile_on(const Mesh& mesh, Compilation& c, const std::string& backend_name, bool simulated) {
   auto& e = *pending;
@@ -136,13 +135,13 @@ JitCore::Turn::Turn(JitCore& core) : core_(core) {
   auto& m = *core.impl_;
   if (!m.turn.lock()) return;
   // What a lost thread was at is left where it is: its context, which the end of its trace would put back, is not this thread's.
-  new (&m.pending) std::unique_ptr<Entry>;
+  new (&m.pending) std::unique_ptr<Cached>;
   new (&m.tracing) std::optional<Tracing>;
   new (&m.mapping_outside) std::shared_ptr<const Mapping>;
   new (&m.report) JitReport(m.shown);
 }
 JitCore::Turn::~Turn() { core_.impl_->turn.unlock(); }
-JitCore::Entry* JitCore::find(const Walk& w, const Parts& arguments) const {
+JitCore::Cached* JitCore::find(const Walk& w, const Parts& arguments) const {
   if (!w.unequal.empty() || !w.holding.empty()) return nullptr;   // what begin refuses
   for (auto* e = impl_->newest.load(std::memory_order_acquire); e; e = e->older)
     if (impl_->difference(e->signature, w, arguments).empty()) return e;
@@ -184,11 +183,11 @@ Leaves JitCore::begin(const Walk& w, const Parts& arguments) {
       in.push_back(n ? m.lies(*n, owner[k], *mesh, names[k]) : Sharding());
     }
   }
-  m.started = now();
+  m.started = seconds_now();
   ++m.report.traces;
   auto* last = m.newest.load();
   m.report.why = last ? m.difference(last->signature, w, arguments) : "the first call";
-  m.pending = std::make_unique<Entry>();
+  m.pending = std::make_unique<Cached>();
   auto& e = *m.pending;
   e.signature = {w.statics, w.values, w.told, {}, {}, current_mesh(), current_mapping(), std::move(in)};
   Leaves out;
@@ -223,7 +222,7 @@ void JitCore::abandon() {
   } catch (const std::bad_alloc&) {}               // called where something has been raised
 }
 
-JitCore::Entry* JitCore::end(const Leaves& results, const Parts& parts, std::shared_ptr<void> like,
+JitCore::Cached* JitCore::end(const Leaves& results, const Parts& parts, std::shared_ptr<void> like,
                              const std::vector<std::string>& paths) {
   auto& m = *impl_;
   for (auto& path : paths) {
@@ -244,7 +243,7 @@ void JitCore::plan(const Leaves& results, const Parts& parts) {
   abandon();
 }
 
-Leaves JitCore::run(Entry* entry, const Walk& w) {
+Leaves JitCore::run(Cached* entry, const Walk& w) {
   auto& e = *entry;
   auto count = e.leaf_of_input.size();
   auto input = [&](std::size_t i) -> const NodePtr& { return w.arrays[e.leaf_of_input[i]]->node(); };
@@ -291,7 +290,7 @@ Leaves JitCore::run(Entry* entry, const Walk& w) {
 
 // The values of the arguments. What is donated, and may be, is no longer there from here on: whatever comes of the call, results
 // may be written over it. What may not is copied: it will be written over too.
-std::vector<Given> JitCore::Impl::taken(const Entry& e, const Walk& w, const Nodes& late, std::vector<bool>& given) const {
+std::vector<Given> JitCore::Impl::taken(const Cached& e, const Walk& w, const Nodes& late, std::vector<bool>& given) const {
   auto count = e.leaf_of_input.size();
   auto input = [&](std::size_t i) -> const NodePtr& { return w.arrays[e.leaf_of_input[i]]->node(); };
   std::vector<Given> values;
@@ -322,18 +321,18 @@ std::vector<Given> JitCore::Impl::taken(const Entry& e, const Walk& w, const Nod
       n.value.give_away();
     }
   }
-  auto began = now();
+  auto began = seconds_now();
   for (std::size_t i = 0; i < count; ++i) {
     if (e.mesh || !e.donated[i]) continue;
     auto& v = values[i].keeps;   // somebody else may read it too
     bool alone = uses[i] == 1 && given[i] && held_by(v, 1);
     v = alone ? e.compiled.memory.taken_over(*v) : e.compiled.memory.copied(*v);
   }
-  if (auto* p = asked_profiler()) p->leave_out(now() - began);
+  if (auto* p = asked_profiler()) p->leave_out(seconds_now() - began);
   return values;
 }
 
-void* JitCore::like(Entry* e) { return e->like.get(); }
+void* JitCore::like(Cached* e) { return e->like.get(); }
 JitReport JitCore::report() const {
   std::lock_guard hold(showing);
   auto out = impl_->shown;

@@ -20,7 +20,7 @@ struct Signature {
   std::shared_ptr<const Mapping> mapping;
   std::vector<Sharding> in;                      // on a mesh: how the arrays lie
 };
-struct JitCore::Entry {
+struct JitCore::Cached {
   Signature signature;
   Compiled compiled;
   std::unique_ptr<MeshProgram> mesh;             // instead, on a mesh
@@ -35,7 +35,7 @@ struct JitCore::Entry {
   std::vector<std::pair<Axes, DType>> results;
   std::vector<std::shared_ptr<const Placement>> placements;   // of the results
   std::shared_ptr<void> like;
-  Entry* older = nullptr;                        // made before this one
+  Cached* older = nullptr;                       // made before this one
 
   void note_captured(const Compiled& c) {
     for (auto& n : c.captured)
@@ -69,9 +69,9 @@ std::string argument_name(const std::string& path);
 
 struct JitCore::Impl {
   JitOptions options;
-  std::atomic<Entry*> newest{nullptr};           // of the list of entries, which is read without a lock and grows by a turn
+  std::atomic<Cached*> newest{nullptr};          // of the list of entries, which is read without a lock and grows by a turn
   TurnLock turn;                                 // to trace: what is below belongs to who has it
-  std::unique_ptr<Entry> pending;                // being traced, as long as `tracing` is there
+  std::unique_ptr<Cached> pending;               // being traced, as long as `tracing` is there
   std::optional<Tracing> tracing;
   std::shared_ptr<const Mapping> mapping_outside;   // of what is being traced
   JitReport report;
@@ -105,7 +105,7 @@ struct JitCore::Impl {
   // ---- jit.cpp: from a trace to a Program, or one for each device of a mesh ----
   void compile(const Leaves& results, const Parts&, bool simulated);
   Nodes roots_of(const Leaves& results, const Parts&);
-  std::vector<Given> taken(const Entry&, const Walk&, const Nodes& late, std::vector<bool>& given) const;
+  std::vector<Given> taken(const Cached&, const Walk&, const Nodes& late, std::vector<bool>& given) const;
   MeshProgram* compile_on(const Mesh&, Compilation&, const std::string& backend_name, bool simulated);
 
   // ---- jit_report.cpp ----

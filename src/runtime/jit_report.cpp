@@ -9,20 +9,20 @@ namespace haliax::detail {
 void JitCore::Impl::report_loops(const Compilation& compiled) {
   report.chunked.clear();
   report.explain.clear();
-  struct Walked {                              // a region, in as many loops as it takes
+  struct WalkedRegion {                        // a region, in as many loops as it takes
     ChunkReport report;
     bool apart = false;
     std::size_t contractions = 0;
     std::unordered_set<const Node*> distinct = {};
   };
-  std::vector<Walked> regions;
+  std::vector<WalkedRegion> regions;
   for (auto& n : everything(compiled.roots)) {
     if (n->op != &kLoop || loop_of(*n).form.empty()) continue;
     auto& l = loop_of(*n);
     ChunkReport c{std::string(l.axis.name.text()), l.form, prim::index_chunk(*l.index[0]), l.why};
     auto same = [&](auto& o) { return o.report.axis == c.axis && o.report.chunk == c.chunk && o.report.why == c.why; };
     auto at = std::find_if(regions.begin(), regions.end(), same);
-    if (at == regions.end()) at = regions.insert(regions.begin(), Walked{c});
+    if (at == regions.end()) at = regions.insert(regions.begin(), WalkedRegion{c});
     at->apart |= l.apart;
     for (auto& x : everything(values_of(l, 0)))
       if (x->op == &prim::kContract && x->varies_with(l.index[0].get())) ++at->contractions, at->distinct.insert(x.get());

@@ -75,13 +75,13 @@ class Search {
   std::span<const std::uint32_t> refers(const Seen& s) const { return {refers_.data() + s.first, s.count}; }
   static bool referred_to(const Seen& s) { return s.node->weak_from_this().use_count() > s.references; }
   static bool passes_on(const Node& n) {         // the value of in[0], or a view of it
-    return n.op->kind == Kind::view || (n.op->kind == Kind::wrap && n.op != &kCustom && n.op != &prim::kLeave);
+    return n.op->kind == Kind::view || (n.op->kind == Kind::wrap && n.op != &kCustomVjp && n.op != &prim::kLeave);
   }
   void ask(Seen& me) {                           // users first
     me.computed |= me.is_root;
     if (!me.computed || me.node->value) return;
     auto below = refers(me);
-    if (me.node->op == &kCustom) below = below.first(me.node->in.size());   // not what its backward is made of
+    if (me.node->op == &kCustomVjp) below = below.first(me.node->in.size());   // not what its backward is made of
     for (auto x : below) all_[x].computed = true;
   }
 
@@ -116,8 +116,8 @@ class Search {
         add(rule.way == Along::Way::map ? rule.point : a);
       }
     }
-    if (n.op == &prim::kEnter) add(n.attr.names[0]);
-    if (n.op == &prim::kLeave) std::erase(out, n.attr.names[0]);
+    if (n.op == &prim::kEnter) add(walked_axis(n.attr).name);
+    if (n.op == &prim::kLeave) std::erase(out, walked_axis(n.attr).name);
     return out;
   }
   static bool is_stored(const Node& n) {         // or is point by point, and so may never be in memory
@@ -126,7 +126,8 @@ class Search {
   }
   void choose(Seen& me) {                        // users first
     auto& n = *me.node;
-    if (!me.computed || me.is_root || n.value || n.op->kind == Kind::leaf || n.op->kind == Kind::loop || n.op == &kCustom) return;
+    if (!me.computed || me.is_root || n.value) return;
+    if (n.op->kind == Kind::leaf || n.op->kind == Kind::loop || n.op == &kCustomVjp) return;
     if (!me.wanted && !referred_to(me)) return;
     if (passes_on(n) && (n.op->kind == Kind::wrap || (me.views <= kViews && n.bytes() >= n.in[0]->bytes()))) {
       for (auto x : refers(me)) all_[x].wanted = true;

@@ -94,14 +94,14 @@ std::int64_t read_state(const std::string& path, std::int64_t step, const std::v
 }
 
 // Damaged in one process is damaged in all.
-struct Attempt {
+struct Restored {
   std::vector<NamedArray> arrays;
   CheckpointNumbers numbers;
   std::int64_t bytes_read = 0;
   std::string damage;                            // empty: there is none
 };
-Attempt attempt(const std::string& path, std::int64_t step, const std::vector<StateEntry>& entries, const ProcessGroup& group) {
-  Attempt out;
+Restored attempt(const std::string& path, std::int64_t step, const std::vector<StateEntry>& entries, const ProcessGroup& group) {
+  Restored out;
   auto said = together(group, [&]() -> std::string {
     try {
       out.bytes_read = read_state(path, step, entries, group, out.arrays, out.numbers);

@@ -63,9 +63,9 @@ class SharedRead {
   }
   // put(device, bytes of its block)
   void run(const std::function<void(int, const std::byte*)>& put) {
-    Peers::Call call(ranks_, "the reading of an array " + to_string(s_.axes) + " that lies on all of them");
+    Peers::JointCall call(ranks_, "the reading of an array " + to_string(s_.axes) + " that lies on all of them");
     auto kept = std::make_unique<Kept>(), sent = std::make_unique<Kept>();
-    std::vector<Peers::Pending> sends;
+    std::vector<Peers::Transfer> sends;
     try {
       for (auto& [owner, ranks] : holders_) {
         if (owner / each_ != ranks_.rank() || int(ranks.size()) == ranks_.count()) continue;
@@ -79,7 +79,7 @@ class SharedRead {
         if (ranks.count(ranks_.rank())) continue;
         auto bytes = bytes_of_block(owner);
         kept->push_back(std::make_unique_for_overwrite<std::byte[]>(std::size_t(bytes)));
-        std::vector<Peers::Pending> receives;
+        std::vector<Peers::Transfer> receives;
         move(bytes, [&](auto from, auto n) {
           receives.push_back(ranks_.receive({owner / each_}, Peers::kItself, call.number(), kept->back().get() + from, n));
         });
@@ -152,9 +152,9 @@ const Shards* shards_in(const Buffer& b) {
 }
 
 // One call: what each argument is on each device.
-class MeshProgram::Call {
+class MeshProgram::MeshCall {
  public:
-  Call(const MeshProgram& m, const std::vector<BufferPtr>& arguments, const std::vector<bool>& given)
+  MeshCall(const MeshProgram& m, const std::vector<BufferPtr>& arguments, const std::vector<bool>& given)
       : m_(m), arguments_(arguments), given_(given), there_(m.inputs.size()), brought_(m.inputs.size()) {
     for (std::size_t k = 0; k < m.inputs.size(); ++k) {
       there_[k] = cut_as_wanted(k);
@@ -211,7 +211,7 @@ class MeshProgram::Call {
 };
 
 MeshProgram::Made MeshProgram::run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given) const {
-  Call mine(*this, arguments, given);
+  MeshCall mine(*this, arguments, given);
   std::vector<std::vector<BufferPtr>> made(devices.size());
   auto work = [&, told = asked_profiler()](int device, program::Communicator& communicator) {
     Profiling scope(told);
@@ -253,7 +253,7 @@ static void agree(Peers& ranks, const MeshProgram& m, const Compilation& c) {
   for (std::size_t k = 0; k < m.results.size(); ++k)
     out += fmt::format("{} {} {}; ", m.results[k].first, name_of(m.results[k].second), to_string(m.out[k]));
   auto hash = [](const std::string& text) { return std::to_string(std::hash<std::string>()(text)); };
-  Peers::Call call(ranks, "the first call of a function");
+  Peers::JointCall call(ranks, "the first call of a function");
   ranks.agree({{"version of haliax", std::string(program::library_version()) + " " + program::border_hash()},
                {"environment", environment()},
                {"call", c.options.called},
@@ -288,7 +288,7 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
   }
   c.log.insert(c.log.end(), of_fullest.begin(), of_fullest.end());
   if (here.ranks && c.options.partition.overlap) {   // calls have other places than the plan has given them
-    Peers::Call call(*here.ranks, "the first call of a function");
+    Peers::JointCall call(*here.ranks, "the first call of a function");
     here.ranks->agree({{"calls", std::to_string(std::hash<std::string>()(text_of_calls(*m.devices[0].program))), false}});
   }
   if (verifies()) {

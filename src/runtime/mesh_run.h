@@ -37,7 +37,7 @@ struct MeshProgram {
     std::int64_t split_bytes = 0;                // copied to give each device its block
   };
   Made run(const std::vector<BufferPtr>& arguments, const std::vector<bool>& given) const;
-  class Call;
+  class MeshCall;
 };
 
 // What follows the stage of the graph, for a mesh: options.mesh, in, out and partition say how. Arrays that the graph captured

@@ -20,7 +20,7 @@ struct Sums {
 };
 std::string count(std::int64_t n) {   // 1,234,567
   auto s = std::to_string(n);
-  for (auto at = std::ptrdiff_t(s.size()) - 3; at > 0; at -= 3) s.insert(std::size_t(at), ",");
+  for (auto at = std::ptrdiff_t(s.size()) - 3; at > 0; at -= 3) s.insert(std::size_t(at), 1, ',');
   return s;
 }
 std::string plural(std::int64_t n, const char* what) { return count(n) + " " + what + (n == 1 ? "" : "s"); }

@@ -3,7 +3,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 #include <mutex>
 #include <thread>
 
@@ -56,8 +55,6 @@ std::string computed_by(const program::Fused& f) {
 
 }  // namespace
 
-double seconds_now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 // ---- what runs ----
 class Profiler::Recording final : public program::Recorder {
  public:
@@ -86,13 +83,13 @@ class Profiler::Recording final : public program::Recorder {
   std::int64_t left_out = 0;
 
  private:
-  struct Open {                                  // a step that runs
+  struct OpenStep {                              // a step that runs
     int row;
     double began, inside;                        // seconds of the steps of its body
   };
   const Known& known_;
   std::size_t room_, in_loops_ = 0;
-  std::vector<Open> open_;
+  std::vector<OpenStep> open_;
 };
 
 void Profiler::run(const Compiled& c, const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,

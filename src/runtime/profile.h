@@ -10,13 +10,12 @@
 #include <unordered_map>
 #include <vector>
 
+#include "base/clock.h"
 #include "haliax/profile.h"
 #include "program/profile.h"
 #include "runtime/run.h"
 
 namespace haliax {
-
-double seconds_now();
 
 class Profiler {
  public:

@@ -45,9 +45,9 @@ std::vector<int> group_of(const Mesh& mesh, const std::vector<int>& over, int de
 }
 
 // One collective: lanes of messages, one to and one from each other device.
-class RankCommunicator::Run {
+class RankCommunicator::CollectiveRun {
  public:
-  Run(RankCommunicator& c, std::uint64_t key, const Collective& how, const void* const* x, void* const* out)
+  CollectiveRun(RankCommunicator& c, std::uint64_t key, const Collective& how, const void* const* x, void* const* out)
       : c_(c), key_(key), how_(how), group_(group_of(c.mesh_, how.over, c.device_)), staging_(std::make_unique<Staging>()) {
     mine_ = std::size_t(std::find(group_.begin(), group_.end(), c.device_) - group_.begin());
     for (std::size_t k = 0; k < how.x.size(); ++k) x_.push_back(const_cast<void*>(x[k]));   // only read
@@ -126,7 +126,7 @@ class RankCommunicator::Run {
   std::byte* room(const Patches& p) {
     return staging_->emplace_back(std::make_unique<Buffer>(std::max<std::int64_t>(bytes_in(p), 1)))->data();
   }
-  Peers::End end(std::size_t g) const {
+  Peers::Endpoint end(std::size_t g) const {
     int local = c_.mesh_.devices() / c_.peers_.count();
     return {group_[g] / local, group_[g] % local};
   }
@@ -222,13 +222,13 @@ class RankCommunicator::Run {
   std::vector<void*> x_, out_;
   std::int64_t piece_;
   std::unique_ptr<Staging> staging_;
-  std::vector<Peers::Pending> pending_;
+  std::vector<Peers::Transfer> pending_;
 };
 
 // Calls in the order in which they are added. After one that raises none is made.
 class RankCommunicator::Queue {
  public:
-  struct Item {
+  struct QueuedCall {
     const Collective* how;
     std::uint64_t key;
     std::vector<const void*> x;
@@ -243,7 +243,7 @@ class RankCommunicator::Queue {
     }
     thread_.join();
   }
-  std::int64_t add(Item i) {
+  std::int64_t add(QueuedCall i) {
     std::lock_guard hold(lock_);
     items_.push_back(std::move(i));
     changed_.notify_all();
@@ -266,7 +266,7 @@ class RankCommunicator::Queue {
       hold.unlock();
       std::exception_ptr error;
       try {
-        Run(c, i.key, *i.how, i.x.data(), i.out.data()).run();
+        CollectiveRun(c, i.key, *i.how, i.x.data(), i.out.data()).run();
       } catch (...) {
         error = std::current_exception();
       }
@@ -279,14 +279,14 @@ class RankCommunicator::Queue {
   }
   std::mutex lock_;
   std::condition_variable changed_;
-  std::deque<Item> items_;
+  std::deque<QueuedCall> items_;
   std::int64_t added_ = 0, done_ = 0;
   bool stop_ = false;
   std::exception_ptr error_;
   std::thread thread_;              // last: it uses all above
 };
 
-RankCommunicator::RankCommunicator(Peers& peers, const Peers::Call& call, const Mesh& mesh, int device)
+RankCommunicator::RankCommunicator(Peers& peers, const Peers::JointCall& call, const Mesh& mesh, int device)
     : peers_(peers), mesh_(mesh), device_(device), key_(mix(17, call.number())) {}
 RankCommunicator::~RankCommunicator() = default;
 std::uint64_t RankCommunicator::next_key(const Collective& c) {
@@ -297,7 +297,7 @@ std::uint64_t RankCommunicator::next_key(const Collective& c) {
 }
 void RankCommunicator::run(const Collective& c, const void* const* x, void* const* out, void* scratch, std::int64_t bytes) {
   if (queue_) return finish(start(c, x, out, scratch, bytes));
-  Run(*this, next_key(c), c, x, out).run();
+  CollectiveRun(*this, next_key(c), c, x, out).run();
 }
 std::int64_t RankCommunicator::start(const Collective& c, const void* const* x, void* const* out, void*, std::int64_t) {
   if (!queue_) queue_ = std::make_unique<Queue>(*this);

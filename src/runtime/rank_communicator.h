@@ -14,7 +14,7 @@ namespace haliax {
 class RankCommunicator final : public program::Communicator {
  public:
   // device: of the mesh. Each rank has as many as this one, one after the other.
-  RankCommunicator(Peers&, const Peers::Call&, const Mesh&, int device);
+  RankCommunicator(Peers&, const Peers::JointCall&, const Mesh&, int device);
   ~RankCommunicator() override;                  // what was started has been finished
   void run(const program::Collective&, const void* const* x, void* const* out, void* scratch,
            std::int64_t scratch_bytes) override;
@@ -24,7 +24,7 @@ class RankCommunicator final : public program::Communicator {
   void fail(const char* why) override;
 
  private:
-  class Run;
+  class CollectiveRun;
   class Queue;
   std::uint64_t next_key(const program::Collective&);
   Peers& peers_;

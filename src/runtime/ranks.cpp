@@ -153,7 +153,7 @@ void Peers::leave() {
 }
 
 // ---- calls ----
-Peers::Call::Call(Peers& p, std::string what) : peers_(p), turn_(p.calling_) {
+Peers::JointCall::JointCall(Peers& p, std::string what) : peers_(p), turn_(p.calling_) {
   p.check();
   std::lock_guard hold(p.lock_);
   ++p.calls_;
@@ -170,20 +170,20 @@ int Peers::tag(int from, int to, std::uint64_t key) const {
   auto about = int(key % std::uint64_t((carrier_.tags() >> 10) / kinds_));
   return ((about * kinds_ + call_) << 5 | from) << 5 | to;
 }
-Peers::Pending Peers::send(int device, End to, std::uint64_t key, const void* data, std::int64_t bytes) {
+Peers::Transfer Peers::send(int device, Endpoint to, std::uint64_t key, const void* data, std::int64_t bytes) {
   auto t = tag(device, to.device, key);
   if (to.rank != me_) sent_ += bytes;
   return {carrier_.send(Channel::data, to.rank, t, data, bytes), to, t, false};
 }
-Peers::Pending Peers::receive(End from, int device, std::uint64_t key, void* data, std::int64_t bytes) {
+Peers::Transfer Peers::receive(Endpoint from, int device, std::uint64_t key, void* data, std::int64_t bytes) {
   auto t = tag(from.device, device, key);
   return {carrier_.receive(Channel::data, from.rank, t, data, bytes), from, t, true};
 }
-void Peers::wait(std::vector<Pending>& all) {
+void Peers::wait(std::vector<Transfer>& all) {
   auto since = Clock::now();
   for (int idle = 0; !all.empty(); ++idle) {
     check();
-    if (std::erase_if(all, [&](Pending& p) { return carrier_.done(p.message); })) idle = 0, since = Clock::now();
+    if (std::erase_if(all, [&](Transfer& p) { return carrier_.done(p.message); })) idle = 0, since = Clock::now();
     if (idle < 50) continue;
     if (idle < 500) std::this_thread::yield();
     else std::this_thread::sleep_for(30us);
@@ -192,7 +192,7 @@ void Peers::wait(std::vector<Pending>& all) {
   if (waiting_) waiting_ = false;
 }
 // A message that does not come: does its sender do something else, or has it ended?
-void Peers::suspect(const std::vector<Pending>& all, Clock::time_point since) {
+void Peers::suspect(const std::vector<Transfer>& all, Clock::time_point since) {
   constexpr int of_ends = 1 << 10;
   for (auto& p : all) {
     if (!p.receives) continue;
@@ -226,7 +226,7 @@ void Peers::wait_for(Ranks::Message m, int rank) {
 void Peers::give(int talk, int to, const std::string& text) {
   auto part = [&](const void* data, std::int64_t bytes) {
     if (talk != kInCall) return wait_for(carrier_.send(Channel::beside, to, talk % carrier_.tags(), data, bytes), to);
-    std::vector<Pending> one{send(kItself, {to}, 0, data, bytes)};
+    std::vector<Transfer> one{send(kItself, {to}, 0, data, bytes)};
     wait(one);
   };
   auto bytes = std::int64_t(text.size());
@@ -240,7 +240,7 @@ std::string Peers::take(int talk, int from) {
       if (talk != kInCall) {
         wait_for(carrier_.receive(Channel::beside, from, talk % carrier_.tags(), text->data(), bytes), from);
       } else {
-        std::vector<Pending> one{receive({from}, kItself, 0, text->data(), bytes)};
+        std::vector<Transfer> one{receive({from}, kItself, 0, text->data(), bytes)};
         wait(one);
       }
     } catch (...) {
@@ -266,13 +266,13 @@ std::vector<std::string> Peers::said_by_all(int talk, const std::string& mine) {
 }
 std::vector<std::string> Peers::exchange(const std::string& mine, int talk) {
   if (talk == 0) {
-    Call call(*this, "a checkpoint");
+    JointCall call(*this, "a checkpoint");
     return said_by_all(kInCall, mine);
   }
   check();
   return said_by_all(talk, mine);
 }
-void Peers::agree(const std::vector<Field>& mine) {
+void Peers::agree(const std::vector<Statement>& mine) {
   std::vector<std::string> texts;
   for (auto& f : mine) texts.push_back(f.text);
   auto all = said_by_all(kInCall, nlohmann::json(texts).dump());
@@ -289,7 +289,7 @@ void Peers::agree(const std::vector<Field>& mine) {
   }
 }
 bool Peers::any(bool mine) {
-  Call call(*this, "a question to all ranks");
+  JointCall call(*this, "a question to all ranks");
   auto all = said_by_all(kInCall, mine ? "1" : "0");
   return std::find(all.begin(), all.end(), "1") != all.end();
 }

@@ -36,10 +36,10 @@ class Peers final : public program::RankGroup {
   int place() const { return carrier_.place(); }
 
   // What all ranks do together; one at a time, other threads wait. Raises if another rank has failed.
-  class Call {
+  class JointCall {
    public:
-    Call(Peers&, std::string what);   // the same on all ranks; for people: "jit at train.cpp:12"
-    Call(const Call&) = delete;
+    JointCall(Peers&, std::string what);   // the same on all ranks; for people: "jit at train.cpp:12"
+    JointCall(const JointCall&) = delete;
     std::uint64_t number() const { return peers_.calls_; }   // the same on all ranks
 
    private:
@@ -50,28 +50,28 @@ class Peers final : public program::RankGroup {
   // ---- messages within a call ----
   // From whom, or to whom: a device, by its number among those of its rank, or the rank itself.
   static constexpr int kItself = 31;
-  struct End {
+  struct Endpoint {
     int rank = 0, device = kItself;
   };
-  struct Pending {
+  struct Transfer {
     program::Ranks::Message message = {};
-    End other = {};
+    Endpoint other = {};
     int tag = 0;
     bool receives = false;
   };
   // key: what it is about, the same at both ends; messages of one key between two ends arrive in order.
-  Pending send(int device, End to, std::uint64_t key, const void*, std::int64_t bytes);
-  Pending receive(End from, int device, std::uint64_t key, void*, std::int64_t bytes);
+  Transfer send(int device, Endpoint to, std::uint64_t key, const void*, std::int64_t bytes);
+  Transfer receive(Endpoint from, int device, std::uint64_t key, void*, std::int64_t bytes);
   // Until all are done. What raises here leaves the memory of what is not done to the carrier: it must stay where it is.
-  void wait(std::vector<Pending>&);
+  void wait(std::vector<Transfer>&);
 
   // Each rank says what it is about to do; where a field differs from that of rank 0, all raise. A long text may be given as its
   // hash: then it is not shown.
-  struct Field {
+  struct Statement {
     std::string name, text;
     bool shown = true;
   };
-  void agree(const std::vector<Field>&);
+  void agree(const std::vector<Statement>&);
   std::vector<std::string> say(const std::string& mine) override { return said_by_all(kInCall, mine); }   // by rank
   // What each says, by rank. Returns when all have spoken. 0: a call of its own. Any other `talk` is beside calls, by one thread
   // of each rank at a time, and what is said in one does not meet what is said in another.
@@ -99,7 +99,7 @@ class Peers final : public program::RankGroup {
   void give(int talk, int to, const std::string&);
   std::string take(int talk, int from);
   void wait_for(program::Ranks::Message, int rank);
-  void suspect(const std::vector<Pending>&, Clock::time_point since);
+  void suspect(const std::vector<Transfer>&, Clock::time_point since);
   void look_after();                // the thread: beats, and what others say
   void hear();
   void tell(int rank, Care, std::string text);

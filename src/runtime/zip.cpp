@@ -85,10 +85,10 @@ class Bits {
 };
 
 // A canonical Huffman code: of each length how many codes there are, and the symbols in order.
-struct Code {
+struct Huffman {
   std::array<int, 16> count{};
   std::vector<int> symbols;
-  explicit Code(std::span<const int> lengths) {
+  explicit Huffman(std::span<const int> lengths) {
     std::array<int, 16> first{};
     for (int n : lengths) ++count[std::size_t(n)];
     count[0] = 0;
@@ -153,7 +153,7 @@ class Inflate {
     std::array<int, 19> of_lengths{};
     auto given = bits_.take(4) + 4;
     for (std::size_t k = 0; k < given; ++k) of_lengths[order[k]] = int(bits_.take(3));
-    const Code code(of_lengths);
+    const Huffman code(of_lengths);
     std::vector<int> lengths;
     while (lengths.size() < literals + distances) {
       int s = code.next(bits_);
@@ -172,7 +172,7 @@ class Inflate {
     static constexpr int more[] = {0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5, 0};
     static constexpr int far[] = {1,   2,   3,   4,   5,   7,    9,    13,   17,   25,   33,   49,   65,    97,    129,
                                   193, 257, 385, 513, 769, 1025, 1537, 2049, 3073, 4097, 6145, 8193, 12289, 16385, 24577};
-    const Code literals(literal_lengths), distances(distance_lengths);
+    const Huffman literals(literal_lengths), distances(distance_lengths);
     for (;;) {
       int s = literals.next(bits_);
       if (s == 256) return;
@@ -199,8 +199,8 @@ class Inflate {
 };
 
 // Where the list of entries is, and how many there are.
-struct List { std::uint64_t count, at; };
-List list_of(Bytes archive) {
+struct Directory { std::uint64_t count, at; };
+Directory directory_of(Bytes archive) {
   constexpr std::size_t least = 22;
   if (archive.size() < least) fail("is too short to be a zip archive");
   auto lowest = archive.size() - std::min<std::size_t>(archive.size(), least + 0xffff);
@@ -208,7 +208,7 @@ List list_of(Bytes archive) {
     Cursor c(archive, at);
     if (c.u32() != kEnd) continue;
     c.take(6);
-    List out{c.u16(), 0};
+    Directory out{c.u16(), 0};
     c.u32();
     out.at = c.u32();
     if (at >= 20)
@@ -229,7 +229,7 @@ List list_of(Bytes archive) {
 }  // namespace
 
 std::vector<Entry> entries_of(Bytes archive) {
-  auto list = list_of(archive);
+  auto list = directory_of(archive);
   Cursor c(archive, list.at, "has a list of entries that is truncated");
   std::vector<Entry> out;
   for (std::uint64_t k = 0; k < list.count; ++k) {

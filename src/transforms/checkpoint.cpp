@@ -35,13 +35,13 @@ Nodes captured(const Nodes& roots, const Nodes& inputs) {
   return out;
 }
 // The results of the node in the places of those that were traced.
-Leaves results_of(const std::shared_ptr<const Custom>& c, const Nodes& operands, const Leaves& traced) {
-  auto node = make_custom(operands, c);
+Leaves results_of(const std::shared_ptr<const CustomVjp>& c, const Nodes& operands, const Leaves& traced) {
+  auto node = make_custom_vjp(operands, c);
   std::size_t k = 0;
-  return mapped(traced, [&](const NodePtr&) { return custom_result(node, k++); });
+  return mapped(traced, [&](const NodePtr&) { return custom_vjp_result(node, k++); });
 }
 
-struct Checkpointed : Custom {
+struct Checkpointed : CustomVjp {
   Nodes outs, inputs;   // the trace: results, in terms of stand-ins and what was captured
   Nodes backward(const Nodes& operands, const Nodes& gs) const override {
     Nodes again;
@@ -74,7 +74,7 @@ struct Checkpointed : Custom {
     return out;
   }
 };
-struct ByHand : Custom {
+struct ByHand : CustomVjp {
   std::shared_ptr<void> self;
   Leaves (*call)(void*, const Leaves&, const Leaves&, const Leaves&);
   std::vector<bool> given_in, given_out;   // which leaves are there

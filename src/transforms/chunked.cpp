@@ -36,7 +36,7 @@ Name walked_name(const NodePtr& result, const Attr& key) {
     if (rule.way == Along::Way::map && has(n.axes, rule.point)) names[&n] = rule.point;
   };
   for (auto& n : everything({result})) {
-    if (n->op == &prim::kEnter && n->attr == key) names[n.get()] = key.names[0];
+    if (n->op == &prim::kEnter && n->attr == key) names[n.get()] = walked_axis(key).name;
     else if (is_loop_result(*n)) learn(*n, result_of(*n).value[0], 0);
     else for (std::size_t k = 0; k < n->in.size(); ++k) if (n->in[k]) learn(*n, n->in[k], k);
   }

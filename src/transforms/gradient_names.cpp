@@ -17,7 +17,7 @@ namespace {
 std::optional<Nodes> operands(const Node& n) {
   if (n.op == &prim::kNumber || n.op == &prim::kIota || n.op == &prim::kIndex || n.op == &prim::kStop) return Nodes();
   if (n.op == &prim::kBarrier) return Nodes{n.in[0]};
-  if (n.op == &kResult && n.in[0]->op == &kCustom) return Nodes{n.in[0]->in[result_number(n)]};
+  if (n.op == &kResult && n.in[0]->op == &kCustomVjp) return Nodes{n.in[0]->in[result_number(n)]};
   if (n.op == &prim::kTracer && n.origin.module) return Nodes();   // a parameter
   if (n.op == &kResult || n.op == &kLoop || n.op == &prim::kTracer || n.op->kind == Kind::leaf) return {};
   return n.in;

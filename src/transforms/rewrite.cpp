@@ -148,7 +148,7 @@ Nodes copied(const Nodes& roots) {
   auto copy = [&](const Node& n) {
     if (n.op->kind == Kind::leaf && n.op != &prim::kCarry && !n.op->cheap) return n.shared_from_this();
     if (n.value && n.op->kind != Kind::leaf) return make_data(n.value.get(), n.axes, n.dtype);
-    if (n.op == &prim::kIndex) return prim::index_of(n.attr);
+    if (n.op == &prim::kIndex) return prim::index_of(n);
     Nodes in;
     in.reserve(n.in.size());
     for (auto& x : n.in) in.push_back(now(x));
@@ -203,8 +203,9 @@ std::unordered_set<const Node*> dependents(const Nodes& roots, const std::unorde
 Nodes strip_wraps(const Nodes& roots, bool keep_borders) {
   Rewrite to;
   for (auto& n : everything(roots)) {   // inputs first: a wrap of a wrap
-    bool group = n->op == &kResult && n->in[0]->op == &kCustom;
-    if (!group && (n->op->kind != Kind::wrap || n->op == &prim::kBarrier || n->op == &prim::kPin || n->op == &kCustom)) continue;
+    bool group = n->op == &kResult && n->in[0]->op == &kCustomVjp;
+    bool stays = n->op->kind != Kind::wrap || n->op == &prim::kBarrier || n->op == &prim::kPin || n->op == &kCustomVjp;
+    if (stays && !group) continue;
     if (keep_borders && is_border(*n)) continue;
     to[n.get()] = substitute(group ? n->in[0]->in[result_number(*n)] : n->in[0], to);
   }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/name.h"
+#include "base/of_thread.h"
 #include "base/where.h"
 #include "graph/fail.h"
 #include "ops/effect.h"
@@ -23,21 +24,7 @@ ScanCheckpoint::ScanCheckpoint(const char* name, SourceLocation at) {
 
 namespace {
 
-// The newest scans of this thread, for messages. What runs when the thread ends may still trace: it gets another list.
-std::vector<TracedScan>& traced_scans() {
-  static thread_local std::vector<TracedScan>* all = nullptr;
-  static thread_local bool thread_ends = false;
-  struct End {
-    ~End() { delete std::exchange(all, nullptr), thread_ends = true; }
-  };
-  if (all) return *all;
-  all = new std::vector<TracedScan>;
-  if (!thread_ends) {
-    static thread_local End end;
-    (void)end;
-  }
-  return *all;
-}
+std::vector<TracedScan>& traced_scans() { return of_thread<std::vector<TracedScan>>(); }   // the newest, for messages
 // For the length of a trace.
 class TracedTurn {
  public:

@@ -26,7 +26,7 @@ Set made_of(const Nodes& roots, const Nodes& of) {
 }
 // Made position by position along an axis, which all operands that have it call the same.
 bool goes_along(const Node& n, Name a) {
-  if (!has(n.axes, a) || n.op == &kCustom || n.op->kind == Kind::loop || n.op->kind == Kind::result) return false;
+  if (!has(n.axes, a) || n.op == &kCustomVjp || n.op->kind == Kind::loop || n.op->kind == Kind::result) return false;
   for (std::size_t k = 0; k < n.in.size(); ++k) {
     auto& x = n.in[k];
     if (!x || only_waits(n, k)) continue;
@@ -40,9 +40,9 @@ bool goes_along(const Node& n, Name a) {
 }
 
 // The nodes of one level, and what is made of some scores among them.
-class Level {
+class ScoresOfLevel {
  public:
-  Level(const Nodes& roots, const Node* index, const Nodes& of) : all_(without_bodies(level_of(roots, index))) {
+  ScoresOfLevel(const Nodes& roots, const Node* index, const Nodes& of) : all_(without_bodies(level_of(roots, index))) {
     for (auto& r : roots) given_.insert(r.get());
     bordered_ = between_borders(all_);           // already
     if (!of.empty()) allowed_ = made_of(roots, of);
@@ -125,7 +125,7 @@ struct Walker {
   std::vector<std::string>* whole;
 
   std::optional<Nodes> bordered_once(const Nodes& roots, const Node* index, int depth) const {
-    Level level(roots, index, index ? Nodes() : of);
+    ScoresOfLevel level(roots, index, index ? Nodes() : of);
     for (auto& s : level.all()) {
       if (!level.is_large(*s, budget)) continue;
       const Node* why = nullptr;

@@ -83,7 +83,7 @@ class Backward {
         open_[n->in[0]] = nullptr;
       } else if (n->op == &kLoop) {
         for (auto& [of, value] : loop_vjp(n)) give(of, value);
-      } else if (n->op == &kCustom) {
+      } else if (n->op == &kCustomVjp) {
         custom_vjp(n);
       } else if (n->op->grad) {
         auto back = n->op->grad(n, g);
@@ -136,7 +136,7 @@ class Backward {
     return at == whole.size ? prim::concat(pieces, whole) : g;
   }
   void custom_vjp(const NodePtr& n) {
-    auto& c = static_cast<const Custom&>(*n->attr.payload);
+    auto& c = static_cast<const CustomVjp&>(*n->attr.payload);
     Nodes gs;
     auto& mine = of_results_[n.get()];
     for (std::size_t k = 0; k < c.results; ++k) gs.push_back(mine.count(k) ? mine.at(k) : prim::zeros_like(n->in[k]));

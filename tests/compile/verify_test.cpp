@@ -1,6 +1,8 @@
 // Planted faults, one for each rule of the verifier: what is legal passes, and the fault is found and named.
 #include <doctest/doctest.h>
 
+#include <functional>
+
 #include "compile/memory/memory.h"
 #include "compile/sharding/planner.h"
 #include "compile/verify.h"
@@ -66,6 +68,8 @@ TEST_CASE("verify finds a graph's faults: what moves") {
   CHECK(says(slice({"a", 0, 2, -1}, {Axis("a", 2), B}), "it reaches outside"));
   CHECK(says(slice({"a", 1, 2}, {Axis("a", 3), B}), "the part has (a=3, b=3), and 2 positions are taken"));
   CHECK(says(slice({"a", 1, 2}, {Axis("a", 2)}), "it maps axis b of (a=4, b=3), and makes (a=2)"));
+  CHECK(says(slice({"q", 0, 1}, {A, B}), "part (a=4, b=3) does not fit (a=4, b=3)"));
+  CHECK(says(slice({"q", 0, 1, 1, true}, {A, B}), "(a=4, b=3) is no part of (a=4, b=3)"));
   CHECK(says(in_graph(make(prim::kFit, {x}, {A}, DType::f32)), "it maps axis b of (a=4, b=3), and makes (a=4)"));
   CHECK(says(in_graph(make(prim::kRename, {x}, {A}, DType::f32, RenameAttr{{"b"}, {"c"}}.attr())), "it maps axis b of (a=4, b=3), and makes (a=4)"));
   CHECK(says(in_graph(make(prim::kFlatten, {x}, {Axis("c", 11)}, DType::f32, RegroupAttr{{"a", "b"}, "c"}.attr())), "it makes (c=11) of (a=4, b=3)"));
@@ -182,6 +186,30 @@ TEST_CASE("verify finds a graph's faults: loops") {
   CHECK(says(bodies(prim::index(A, 3, 2, 0)), "its bodies walk 5 positions of a=4"));
 }
 
+TEST_CASE("verify finds a graph's faults: bodies of a loop") {
+  auto x = array({A, B});
+  const Nodes index{prim::index(A, 0, 3, 0), prim::index(A, 3, 1, 0)};
+  auto in = [&](Fold fold, const std::function<NodePtr(const NodePtr&, std::size_t)>& value) {
+    Loop l;
+    l.axis = A, l.index = index, l.results = {{fold, Monoid::sum, {}}};
+    for (std::size_t b = 0; b < 2; ++b) l.results[0].value.push_back(value(prim::slice_at(x, index[b], false), b));
+    return in_graph(make_loop(std::move(l)));
+  };
+  auto sum = [](auto& block, auto) { return prim::sum(block, {A}); };
+  CHECK(in(Fold::stack, [](auto& block, auto) { return block; }) == "");
+  CHECK(in(Fold::fold, sum) == "");
+  CHECK(says(in(Fold::stack, sum), "a value that is stacked is no chunk of a=4"));
+  CHECK(says(in(Fold::fold, [&](auto& block, auto b) { return b ? prim::cast(sum(block, b), DType::f64) : sum(block, b); }), "bodies make values of different dtypes"));
+  CHECK(says(in(Fold::fold, [](auto& block, auto b) { return prim::sum(block, b ? Axes{A, B} : Axes{A}); }), "bodies fold different axes"));
+  Loop none;
+  none.axis = A;
+  CHECK(says(in_graph(make_loop(none)), "it has no body"));
+  auto flag = prim::carry(turn(), {}, DType::boolean), start = array({}, DType::boolean);
+  auto decides = [&](const NodePtr& value) { return in_graph(loop_of_one({Fold::carry, Monoid::sum, {value}, start, flag, true}, turn())); };
+  CHECK(decides(flag) == "");
+  CHECK(says(decides(prim::logical_not(flag)), "what decides about turns is no flag"));
+}
+
 TEST_CASE("verify finds a graph's faults: collectives") {
   using program::Wire;
   auto x = array({A, B});
@@ -210,6 +238,17 @@ TEST_CASE("verify finds a graph's faults: collectives") {
   CHECK(says(exchange({1, 0, {1, 0}, {4, 3}, {1, 1}}, all), "a box reaches outside of (a=4, b=3)"));
   CHECK(says(exchange(all, {1, 0, {0, 0}, {4}, {1}}), "a box reaches outside of (a=4, b=3)"));
   CHECK(says(exchange(all, {1, 2, {0, 0}, {4, 3}, {1, 1}}), "it has no array 2"));
+  auto made_by = [&](const std::function<void(Wiring&)>& change) {
+    Wiring w;
+    w.number = 1, w.how.wire = Wire::exchange, w.how.sends = w.how.receives = {all}, w.out = {{A, B}}, w.along = {Name()};
+    change(w);
+    return in_graph(make_collective({x}, w));
+  };
+  CHECK(made_by([](auto&) {}) == "");
+  CHECK(says(made_by([&](auto& w) { w.how.receives = {all, all}; }), "24 elements come to (a=4, b=3)"));
+  CHECK(says(made_by([](auto& w) { w.number = 0; }), "the call has no number"));
+  CHECK(says(made_by([](auto& w) { w.how.wire = Wire::all_reduce, w.out.resize(2); }), "it makes 2 arrays of 1"));
+  CHECK(says(made_by([](auto& w) { w.ranks = 2; }), "it is no ring"));
   auto ring = [&](const Axes& other, const Axes& block, const Axes& out) {
     Wiring w;
     w.number = 1, w.ranks = 2, w.how.wire = Wire::exchange, w.out = {out}, w.along = {"a"};
@@ -236,7 +275,7 @@ TEST_CASE("verify finds a graph's faults: custom gradients") {
   auto by_hand = custom_vjp([](const NamedArray& x) { return exp(x); },
                             [](const auto&, const auto& out, const auto& g) { return std::tuple(out * g); })(NamedArray(x)).node()->in[0];
   auto of = [&](const NodePtr& custom, const Nodes& operands) {
-    return in_graph(custom_result(make(kCustom, operands, {}, DType::f32, custom->attr), 0));
+    return in_graph(custom_vjp_result(make(kCustomVjp, operands, {}, DType::f32, custom->attr), 0));
   };
   CHECK(of(kept, kept->in) == "");
   CHECK(of(by_hand, by_hand->in) == "");
@@ -244,6 +283,7 @@ TEST_CASE("verify finds a graph's faults: custom gradients") {
   CHECK(says(of(kept, {kept->in[0], y, x}), "array 1 was traced as f32 (a=4, b=3), and is f32 (b=3)"));
   CHECK(says(of(kept, {y, x, y}), "array 0 was traced as f32 (a=4, b=3), and is f32 (b=3)"));
   CHECK(says(of(kept, {kept->in[0], x}), "it was traced with 3 arrays, and has 2"));
+  CHECK(says(in_graph(make(kCustomVjp, {}, {}, DType::f32, by_hand->attr)), "it has 1 results, and 0 operands"));
   CHECK(says(of(by_hand, {by_hand->in[0], x, y}), "its function took 1 arrays and gave 1, and it has 3 with 1 results"));
   CHECK(says(in_graph(make(kResult, {kept}, {A}, DType::f32, {.ints = {0}})), "it is (a=4), and its custom_vjp makes (a=4, b=3)"));
   CHECK(says(in_graph(make(kResult, {kept}, {A, B}, DType::f32, {.ints = {1}})), "its custom_vjp has no result 1"));
@@ -282,6 +322,13 @@ TEST_CASE("verify finds a program's faults") {
   CHECK(says(in_program(copies(5)), "elements 0 to 4 of slot 0, which has 16 bytes"));
   CHECK(says(in_program(copies(2, 3)), "elements 3 to 4 of slot 1, which has 16 bytes"));
   CHECK(says(in_program(copies(2, -1)), "elements -1 to 0 of slot 1"));
+  auto written_to = [](const program::View& out) {
+    auto p = copies(4);
+    p.steps[0].copy.out = out;
+    return in_program(p);
+  };
+  CHECK(says(written_to({7, DType::f32, 0, {1}, {}}), "there is no slot 7"));
+  CHECK(says(written_to({1, DType::f32, 0, {1, 1}, {}}), "a view has 2 strides for 1 dims"));
   auto p = copies(4);
   std::swap(p.steps[0].copy.x, p.steps[0].copy.out);
   CHECK(says(in_program(p), "slot 1 is read before it is written"));
@@ -294,6 +341,10 @@ TEST_CASE("verify finds a program's faults") {
   CHECK(says(in_program(p), "elements 0 to 4 of slot 0"));
   p.steps[0].loop.trips = 4;
   CHECK(in_program(p) == "");
+  p.steps[0].loop.lanes = 2, p.steps[0].loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
+  CHECK(in_program(p) == "");
+  p.steps[0].loop.body[0].copy.out.terms = {};
+  CHECK(in_program(p).find("its turns run side by side, and touch what is another one's") != std::string::npos);
   p = copies(4);
   p.steps.clear();
   CHECK(message_of([&] { verify(p, "a pass", false); }).find("a result is never written") != std::string::npos);
@@ -453,6 +504,8 @@ TEST_CASE("verify finds a plan's faults") {
   both.set("b", {0});
   CHECK(says(in_plan(prim::exp(x), both, both), "mesh axis data is used twice"));
   CHECK(says(in_plan(prim::exp(x), cut("a", {7}), cut("a", {7})), "the mesh has no axis number 7"));
+  auto with = [&](auto damage) { return damaged(prim::exp(x), x, {}, {}, Version::Kind::given, damage); };
+  CHECK(says(with([](Version& v, Plan&) { v.live = false; }), "an operand is never made"));
 }
 
 TEST_CASE("verify finds a plan's faults: operands that do not fit the result") {
@@ -557,6 +610,8 @@ TEST_CASE("verify finds what one device slices otherwise than the plan says") {
   CHECK(found(on_device({}, round, n, x, twice), "position 2 of a is 2 of what it is made of, and should be 3"));
   auto turned = prim::concat({prim::slice(x, "a", 3, 3, -1), block(0, 1)}, A);
   CHECK(found(on_device({}, round, n, x, turned), "position 0 of a is 3 of what it is made of, and should be 1"));
+  round.pieces.pop_back();
+  CHECK(found(on_device({}, round, n, x, n), "position 3 of a is made of nothing"));
 }
 
 TEST_CASE("verify finds a plan's faults: turns that devices share") {
@@ -572,6 +627,19 @@ TEST_CASE("verify finds a plan's faults: turns that devices share") {
   CHECK(says(stack(Kind::result, [](Version& v, Plan&) { v.at = {}; }), "its loop leaves it in another sharding"));
   CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.own_turns = false; }), "axis a of operand 0 is data, and should be whole"));
   CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.at.set("b", {0}); }), "mesh axis data is used twice"));
+  CHECK(says(stack(Kind::compute, [](Version& v, Plan&) { v.body = 0; }), "an operand is made in another body"));
+  // Chunks of two, of an array that does not vary: cut, it would not be whole chunks.
+  auto chunk = array({Axis("a", 2), B});
+  Loop l;
+  l.axis = A, l.index = {prim::index(A, 0, 2, 0)}, l.results = {{Fold::stack, Monoid::sum, {chunk}}};
+  auto loop = make_loop(std::move(l));
+  Whole whole({loop}, {{}}, mesh);
+  Plan p;
+  p.bodies = {{}, {.parent = 0, .loop = 0}};
+  p.loops = {{.node = whole.id(loop), .bodies = {1}, .inside = {a}, .at = {a}, .value = {{0}}, .carry = {{}}, .start = {-1}}};
+  p.versions = {{.kind = Kind::given, .node = whole.id(chunk), .at = a, .live = true},
+                {.kind = Kind::loop, .node = whole.id(loop), .in = {0}, .loop = 0, .live = true}};
+  CHECK(says(message_of([&] { verify(p, whole, "a pass"); }), "it stacks what is cut along a=4"));
 }
 
 TEST_CASE("verify finds a plan's faults: what is sent, and loops") {

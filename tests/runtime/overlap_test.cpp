@@ -114,7 +114,7 @@ Ran ran(const std::vector<Compiled>& devices, std::chrono::microseconds latency)
       given.push_back({nullptr, memory.data()});
     }
     for (int s = 0; s < steps; ++s) {
-      Peers::Call call(peers, "a step");
+      Peers::JointCall call(peers, "a step");
       RankCommunicator wire(peers, call, two, peers.rank());
       auto started = Clock::now();
       auto made = haliax::call(mine, given, &wire);

@@ -236,7 +236,7 @@ TEST_CASE("ranks: collectives have the bits of threads and of sums by element, a
     const int each = mesh.devices() % 2 == 0 && round % 2 ? 2 : 1;   // devices a rank
     std::atomic<std::int64_t> sent = 0;
     const auto said = on_ranks(mesh.devices() / each, [&](Peers& peers, SimulatedRanks&) {
-      Peers::Call call(peers, "a test");
+      Peers::JointCall call(peers, "a test");
       std::vector<std::thread> devices;
       for (int k = 0; k < each; ++k)
         devices.emplace_back([&, k] {
@@ -291,7 +291,7 @@ TEST_CASE("ranks: calls that differ, and a rank that has ended") {
     const auto said = on_ranks(2, [&](Peers& peers, SimulatedRanks&) {
       const bool second = peers.rank() == 1;
       if (second && how == "ended") return;
-      Peers::Call call(peers, second && how == "other call" ? "jit at b.cpp:2" : "jit at a.cpp:1");
+      Peers::JointCall call(peers, second && how == "other call" ? "jit at b.cpp:2" : "jit at a.cpp:1");
       RankCommunicator c(peers, call, two, peers.rank());
       run(second ? other : one, peers.rank(), c);
     });
@@ -302,13 +302,13 @@ TEST_CASE("ranks: calls that differ, and a rank that has ended") {
 
 TEST_CASE("ranks: all say what they are about to do, and what differs is named") {
   const auto said = on_ranks(3, [](Peers& peers, SimulatedRanks&) {
-    Peers::Call call(peers, "a first call");
+    Peers::JointCall call(peers, "a first call");
     peers.agree({{"version", "1"}, {"mesh", "data=3"}, {"plan", "17", false}});
     peers.agree({{"mesh", peers.rank() == 2 ? "data=2" : "data=3"}, {"plan", std::to_string(peers.rank()), false}});
   });
   for (auto& s : said) CHECK(s == "[ranks] rank 1 has another plan than rank 0; all ranks run the same program, with the same arguments and environment");
   const auto shown = on_ranks(3, [](Peers& peers, SimulatedRanks&) {
-    Peers::Call call(peers, "a first call");
+    Peers::JointCall call(peers, "a first call");
     peers.agree({{"mesh", peers.rank() == 2 ? "data=2" : "data=3"}});
   });
   for (auto& s : shown) CHECK(has(s, "rank 2 has another mesh than rank 0: data=2, and not data=3; all ranks run"));

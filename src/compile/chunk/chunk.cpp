@@ -21,7 +21,7 @@ Nodes widen_products(const Nodes& roots) {
   std::unordered_set<const Node*> given;         // what leaves a region
   Names walked;
   for (auto& n : all) {
-    if (n->op == &prim::kEnter) walked.push_back(n->attr.names[0]);
+    if (n->op == &prim::kEnter) walked.push_back(walked_axis(n->attr).name);
     if (n->op == &prim::kLeave && users[n->in[0].get()] == 1) given.insert(n->in[0].get());
   }
   auto folds = [&](const Node& n) {

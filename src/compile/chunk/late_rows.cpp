@@ -46,9 +46,9 @@ struct Product {
   }
 };
 
-class Late {
+class LateRows {
  public:
-  Late(Nodes all, const Node* index, bool makes) : all_(std::move(all)), index_(index), makes_(makes) {
+  LateRows(Nodes all, const Node* index, bool makes) : all_(std::move(all)), index_(index), makes_(makes) {
     for (auto& n : all_)
       if (n->op == &prim::kContract && n->in[0] != n->in[1]) products_.push_back(n);
   }
@@ -149,10 +149,10 @@ class Late {
 Nodes late_rows(const Nodes& roots) {
   auto all = everything(roots);
   auto inside = between_borders(all);
-  return Late(std::move(all), nullptr, false).run(roots, [&](const NodePtr& n) { return inside.count(n.get()) > 0; });
+  return LateRows(std::move(all), nullptr, false).run(roots, [&](const NodePtr& n) { return inside.count(n.get()) > 0; });
 }
 Nodes late_rows(const Nodes& roots, const Nodes& level, const Node* index, const Regions& regions) {
-  return Late(level, index, true).run(roots, [&](const NodePtr& n) { return regions.contain(n); });
+  return LateRows(level, index, true).run(roots, [&](const NodePtr& n) { return regions.contain(n); });
 }
 
 }  // namespace haliax

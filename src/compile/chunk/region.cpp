@@ -14,7 +14,7 @@ namespace {
 
 bool has_name(const Names& names, Name n) { return std::find(names.begin(), names.end(), n) != names.end(); }
 // Point by point along the axis, and no contraction: made again in a loop at no cost.
-bool wraps(const Node& n) { return n.op->kind == Kind::wrap && n.op != &kCustom; }
+bool wraps(const Node& n) { return n.op->kind == Kind::wrap && n.op != &kCustomVjp; }
 bool bridges(const Node& n) {
   return n.op->kind == Kind::map || n.op->kind == Kind::reduce || keeps_names(n) || wraps(n);
 }
@@ -259,7 +259,7 @@ std::optional<Monoid> Region::folds_by(const Node& n) const {
 void Region::check(const NodePtr& n) const {
   auto a = name_in(*n);
   auto& op = *n->op;
-  if (&op == &kCustom) refuse(*n, "cannot be cut into chunks");
+  if (&op == &kCustomVjp) refuse(*n, "cannot be cut into chunks");
   if (turns(*n)) return;
   if (&op == &kLoop) {
     if (loop_of(*n).axis.name == a) check_steps(*n, a);

@@ -14,8 +14,8 @@ namespace haliax {
 namespace {
 
 bool is_view(const Node& n) { return n.op->kind == Kind::view; }
-bool is_custom_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kCustom; }
-bool passes(const Node& n) { return is_view(n) || shows_value(n); }
+bool is_custom_vjp_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kCustomVjp; }
+bool passes_on(const Node& n) { return is_view(n) || shows_value(n); }
 // Views that an expression can look through: they rename, reorder or broadcast.
 bool transparent(const Node& n) { return is_seen_through(n) || shows_value(n); }
 bool in_kernel(const Node& n) { return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op->kind == Kind::leaf; }
@@ -148,7 +148,7 @@ struct Builder {
       if (outside(*n)) continue;
       auto& size = inlined[n.get()] = 1;
       for (auto& x : n->in)
-        if (auto i = inlined.find(x.get()); i != inlined.end() && !anchored.count(x.get()) && (in_kernel(*x) || passes(*x)))
+        if (auto i = inlined.find(x.get()); i != inlined.end() && !anchored.count(x.get()) && (in_kernel(*x) || passes_on(*x)))
           size += i->second;
       bool needed = scope.in_memory.count(n.get()) > 0, shared = users[n.get()] > 1;
       auto kind = n->op->kind;
@@ -171,13 +171,13 @@ struct Builder {
       if ((s & how) || (how == renamed && (s & viewed))) return;
       s |= how;
       if (outside(*x)) return;
-      if (anchored.count(x.get()) || !(in_kernel(*x) || passes(*x))) { out.push_back({x, how == plain}); return; }
-      if (passes(*x) && x->in.size() > 1) after.push_back(x->in[1]);   // of a barrier, or where a slice starts
-      if (passes(*x))
+      if (anchored.count(x.get()) || !(in_kernel(*x) || passes_on(*x))) { out.push_back({x, how == plain}); return; }
+      if (passes_on(*x) && x->in.size() > 1) after.push_back(x->in[1]);   // of a barrier, or where a slice starts
+      if (passes_on(*x))
         return visit(shown_by(*x), !transparent(*x) ? viewed : is_view(*x) && !keeps_names(*x) ? std::max(how, renamed) : how);
       for (auto& i : x->in) visit(i, how);
     };
-    if (passes(*n)) return visit(n, plain);
+    if (passes_on(*n)) return visit(n, plain);
     for (auto& x : n->in) if (x) visit(x, plain);
   }
 
@@ -389,11 +389,11 @@ struct Builder {
 
 }  // namespace
 
-bool shows_value(const Node& n) { return (n.op->kind == Kind::wrap && n.op != &kCustom) || is_custom_result(n); }
-const NodePtr& shown_by(const Node& n) { return is_custom_result(n) ? n.in[0]->in[result_number(n)] : n.in[0]; }
+bool shows_value(const Node& n) { return (n.op->kind == Kind::wrap && n.op != &kCustomVjp) || is_custom_vjp_result(n); }
+const NodePtr& shown_by(const Node& n) { return is_custom_vjp_result(n) ? n.in[0]->in[result_number(n)] : n.in[0]; }
 const NodePtr& base_of(const NodePtr& n) {
   const NodePtr* x = &n;
-  while (passes(**x)) x = &shown_by(**x);
+  while (passes_on(**x)) x = &shown_by(**x);
   return *x;
 }
 

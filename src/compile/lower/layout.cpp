@@ -37,9 +37,9 @@ class Wishes {
   }
 
  private:
-  struct Group { std::optional<Names> batch = {}; bool fixed = false; };
+  struct Alike { std::optional<Names> batch = {}; bool fixed = false; };
   std::unordered_map<const Node*, const Node*> parent_;
-  std::unordered_map<const Node*, Group> groups_;
+  std::unordered_map<const Node*, Alike> groups_;
 
   const Node* root(const Node* n) {
     for (;;) {

@@ -9,7 +9,7 @@ namespace haliax {
 
 using program::Step;
 
-struct Lowering::Turns {
+struct Lowering::LoweredLoop {
   const Loop& l;
   std::vector<std::vector<TurnPart>> parts = {};   // of each body
   std::vector<Place> places = {};                  // of each result
@@ -19,7 +19,7 @@ struct Lowering::Turns {
 
 void Lowering::loop(const NodePtr& n) {
   auto& l = loop_of(*n);
-  Turns t{l};
+  LoweredLoop t{l};
   for (std::size_t b = 0; b < l.index.size(); ++b) {
     t.parts.push_back(turn_parts(l, b, options_.fuse && l.of_chunks));
     for (auto& p : t.parts[b]) t.may_end |= p.flag != nullptr;
@@ -44,7 +44,7 @@ void Lowering::loop(const NodePtr& n) {
   keep_.insert(keep_.end(), results.begin(), results.end());
 }
 
-void Lowering::body(const Turns& t, std::size_t b) {
+void Lowering::body(const LoweredLoop& t, std::size_t b) {
   auto& l = t.l;
   Step s{.kind = program::Kind::loop, .loop = {.trips = trips(l, b), .reverse = l.reverse, .body = {}}};
   if (s.loop.trips == 0) return;
@@ -82,7 +82,7 @@ void Lowering::body(const Turns& t, std::size_t b) {
   push(std::move(s));
 }
 
-void Lowering::part_of_turn(const TurnPart& part, const Turns& t, std::size_t b, Moves& moves) {
+void Lowering::part_of_turn(const TurnPart& part, const LoweredLoop& t, std::size_t b, Moves& moves) {
   if (part.flag) {
     auto flag = fresh({}, DType::boolean);
     scope({{part.flag, flag}});

@@ -55,10 +55,10 @@ class Lowering final : public Emit {
   void into(const Unit&);                                 // a value that is in memory, or a view of one, into a target
   void kernel(const Unit&);
   // ---- loop.cpp ----
-  struct Turns;                                           // a loop while it is lowered
+  struct LoweredLoop;                                     // a loop while it is lowered
   void loop(const NodePtr&);
-  void body(const Turns&, std::size_t b);
-  void part_of_turn(const TurnPart&, const Turns&, std::size_t b, Moves&);
+  void body(const LoweredLoop&, std::size_t b);
+  void part_of_turn(const TurnPart&, const LoweredLoop&, std::size_t b, Moves&);
   void start_from(const NodePtr& start, const Place& to, const Axes&);
   Place block_of_turn(const Place& whole, const Loop&, const NodePtr& index, const Axes& value);   // of a stacked result
 

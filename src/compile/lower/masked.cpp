@@ -23,9 +23,9 @@ struct LeftOut {
   bool zero = false;                               // they are 0 in the result
 };
 
-class Level {
+class MaskedProducts {
  public:
-  Level(const Nodes& values, const Node* index) {
+  MaskedProducts(const Nodes& values, const Node* index) {
     auto all = level_of(values, index);
     std::unordered_set<const Node*> inner;
     for (auto& n : all)
@@ -129,7 +129,7 @@ class Level {
 
 Nodes in_level(const Nodes& values, const Node* index) {
   Rewrite found, to;
-  Level(values, index).rewrite(found);
+  MaskedProducts(values, index).rewrite(found);
   for (auto& n : level_of(values, index))          // the older ones first: others are made of them
     if (auto y = found.find(n.get()); y != found.end()) to[n.get()] = substitute({y->second}, to, index)[0];
   return to.empty() ? values : substitute(values, to, index);

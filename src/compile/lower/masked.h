@@ -4,13 +4,13 @@
 
 namespace haliax {
 
-// in[0] x in[1], as a contraction, but for the blocks along names[0] of ints[0] positions whose flag in in[2] is false: what they
-// would add is 0, or where the result has that axis nobody reads them. ints[1]: there the result is 0 in them.
+// in[0] x in[1], as a contraction, but for the blocks along an axis whose flag in in[2] is false: what they would add is
+// 0, or where the result has that axis nobody reads them.
 extern const Op kMaskedProduct;
 struct MaskedAttr {
   Name axis;
-  std::int64_t block = 1;
-  bool zero = false;
+  std::int64_t block = 1;   // positions
+  bool zero = false;        // where the result has the axis: it is 0 in those blocks
   Attr attr() const { return {.names = {axis}, .ints = {block, zero}}; }
   static MaskedAttr of(const Node& n) { return {n.attr.names[0], n.attr.ints[0], n.attr.ints[1] != 0}; }
 };

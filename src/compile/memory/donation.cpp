@@ -20,12 +20,12 @@ struct Touch {
 };
 std::string told(const Step& s) { return s.why + (s.where.empty() ? "" : "; " + s.where); }
 
-struct Late {
+struct TouchTimes {
   const Program& p;
   std::vector<Touch> first_write, last_read;   // by memory: the slot that others are aliases of
   int now = 0, loops = 0;
 
-  explicit Late(const Program& program) : p(program), first_write(p.slots.size()), last_read(p.slots.size()) {
+  explicit TouchTimes(const Program& program) : p(program), first_write(p.slots.size()), last_read(p.slots.size()) {
     walk(p.steps, -1);
   }
   std::size_t memory(int slot) const {
@@ -59,9 +59,9 @@ std::string why_not_donated(const Program& p, int argument) {
   }
   if (!any) return fmt::format("no result has its {} bytes", bytes);
   if (free.empty()) return "each result of its size took the place of another argument";
-  const Late late(p);
-  auto& read = late.last_read[late.memory(x)];
-  auto& write = late.first_write[late.memory(p.result_slots[std::size_t(free[0])])];
+  const TouchTimes touched(p);
+  auto& read = touched.last_read[touched.memory(x)];
+  auto& write = touched.first_write[touched.memory(p.result_slots[std::size_t(free[0])])];
   auto result = fmt::format("result {}", free[0]);
   if (!read.step || !write.step) return fmt::format("nothing reads it before {} is made", result);
   auto made = fmt::format("{} is first written by {}", result, told(*write.step));

@@ -22,9 +22,8 @@ double steps_run(const std::vector<Step>& steps) {
 
 struct ArenaUse {
   const Program& p;
-  struct Span { int begin, end; };
   int steps = 0;                                 // loops are steps, too, before their bodies
-  std::vector<Span> spans = {};                  // of loops: numbers of the steps in them
+  std::vector<StepRange> spans = {};             // of loops: numbers of the steps in them
   Accesses access = {};
   std::vector<std::int64_t> bytes = {};          // by step
 
@@ -42,15 +41,15 @@ struct ArenaUse {
     return s;
   }
   // From the first step that touches it to the last; of a loop that is not alone in touching it, all turns.
-  Span life(const std::vector<Access>& all) const {
-    Span l{all.front().at, all.back().at + 1};
+  StepRange life(const std::vector<Access>& all) const {
+    StepRange l{all.front().at, all.back().at + 1};
     for (auto& s : spans) {
       auto inside = std::count_if(all.begin(), all.end(), [&](auto& a) { return a.at >= s.begin && a.at < s.end; });
       if (inside > 0 && std::size_t(inside) < all.size()) l = {std::min(l.begin, s.begin), std::max(l.end, s.end)};
     }
     return l;
   }
-  void add(std::int64_t size, Span l) {
+  void add(std::int64_t size, StepRange l) {
     for (int at = l.begin; at < l.end; ++at) bytes[std::size_t(at)] += size;
   }
   void add_scratch(const std::vector<Step>& all, int& at) {
@@ -68,7 +67,7 @@ struct ArenaUse {
     access.resize(p.slots.size());
     number(p.steps);
     bytes.resize(std::size_t(steps));
-    std::vector<Span> of_memory(p.slots.size(), {steps, 0});
+    std::vector<StepRange> of_memory(p.slots.size(), {steps, 0});
     for (int s = 0; s < int(p.slots.size()); ++s) {
       if (access[std::size_t(s)].empty()) continue;
       auto l = life(access[std::size_t(s)]);

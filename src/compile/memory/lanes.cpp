@@ -58,7 +58,6 @@ class Touches {
   }
 
  private:
-  struct Span { int begin, end; };
   void number(const std::vector<Step>& all) {
     for (auto& s : all) {
       const int at = steps_++;
@@ -90,7 +89,7 @@ class Touches {
   const Program& p_;
   int steps_ = 0;
   Accesses access_;                  // by memory
-  std::map<const Step*, Span> spans_;
+  std::map<const Step*, StepRange> spans_;
 };
 
 // The loop in it, if that is all there is in its turns.

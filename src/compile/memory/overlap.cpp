@@ -43,14 +43,14 @@ bool meet(const Slots& a, const Slots& b) {
 }
 
 // A call that has been started.
-struct Open {
+struct StartedCall {
   Step finish;
   Slots x, out;
   bool ahead = false;   // for the next turn; after the last turn there is none
   bool meets(const Touched& t) const { return meet(x, t.writes) || meet(out, t.writes) || meet(out, t.reads); }
 };
-Open started(const Step& s, bool ahead) {
-  Open o{.finish = {.kind = Kind::finish, .why = s.why, .where = s.where}, .x = {}, .out = {}, .ahead = ahead};
+StartedCall started(const Step& s, bool ahead) {
+  StartedCall o{.finish = {.kind = Kind::finish, .why = s.why, .where = s.where}, .x = {}, .out = {}, .ahead = ahead};
   o.finish.finish.call = s.collective.call;
   auto note = [](auto& operands, Slots& slots, std::vector<View>& views) {
     for (auto& op : operands)
@@ -101,13 +101,13 @@ class Overlap {
     }
   }
   // Starts the calls of a list, and finishes each before what touches its arrays. Returns those that go on behind it.
-  std::vector<Open> in_list(std::vector<Step>& list) {
+  std::vector<StartedCall> in_list(std::vector<Step>& list) {
     sooner(list);
     std::vector<Step> out;
-    std::vector<Open> open;
+    std::vector<StartedCall> open;
     auto push = [&](Step s) {
       auto t = touched_by(s);
-      std::erase_if(open, [&](Open& o) {
+      std::erase_if(open, [&](StartedCall& o) {
         if (!o.meets(t) && s.kind != Kind::skip) return false;   // what follows a skip may be left out
         bool at_once = out.back().kind == Kind::collective && out.back().collective.call == o.finish.finish.call;
         if (at_once) out.back().collective.call = -1;
@@ -117,7 +117,7 @@ class Overlap {
       out.push_back(std::move(s));
     };
     for (auto& s : list) {
-      std::vector<Open> more;
+      std::vector<StartedCall> more;
       if (s.kind == Kind::loop) {
         for (auto& first : asked_ahead(s.loop)) push(std::move(first));
         more = in_body(s.loop);
@@ -133,14 +133,14 @@ class Overlap {
     return open;
   }
   // What a turn leaves open is finished in the next one, or behind the loop.
-  std::vector<Open> in_body(program::Loop& l) {
+  std::vector<StartedCall> in_body(program::Loop& l) {
     auto open = in_list(l.body);
     if (l.variable < 0) return open;   // a part of a turn
     auto left = open;
     std::vector<Step> out;
     for (auto& s : l.body) {
       auto t = touched_by(s);
-      std::erase_if(left, [&](Open& o) { return o.meets(t) && (out.push_back(o.finish), true); });
+      std::erase_if(left, [&](StartedCall& o) { return o.meets(t) && (out.push_back(o.finish), true); });
       out.push_back(std::move(s));
     }
     l.body = std::move(out);

@@ -34,8 +34,8 @@ struct ProgramCheck {
   std::vector<int> in_arena = {};            // slots that have bytes there, by offset
   std::vector<std::vector<int>> beside = {}; // of a slot of the arena: those whose bytes overlap its own
   std::vector<int> last_write = {}, last_scratch = {};   // of a slot, and of scratch over it, by step
-  struct Open { std::set<int> x, out; };     // memory
-  std::map<int, Open> open = {};             // calls that were started, by number
+  struct OpenCall { std::set<int> x, out; };  // memory
+  std::map<int, OpenCall> open = {};         // calls that were started, by number
   bool last = false;                         // the last turn of the loop around is walked
   bool skips = false;                        // in a part of a turn that the last turn leaves out
   int now = 0;

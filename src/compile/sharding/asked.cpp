@@ -15,7 +15,7 @@ Purposes purposes_of(const Whole& whole) {
     if (n.node->op == &prim::kInput) inputs.push_back(n.node);
   return Purposes(roots, inputs);
 }
-bool same_place(const Origin& a, const Origin& b) {
+bool same_line(const Origin& a, const Origin& b) {
   return a.at.line() == b.at.line() && std::string_view(a.at.file_name()) == b.at.file_name() && a.module == b.module;
 }
 
@@ -57,7 +57,7 @@ bool Requests::by_parameter(const Version& v, const Node& cause) const {
 bool Requests::by_view(const Version& v) const {
   auto& shown = whole_.written(v.cause);
   int n = whole_.find(&shown);
-  return (rules::is_view(shown) || rules::regroups(shown)) && std::count(whole_.roots.begin(), whole_.roots.end(), n) > 0 &&
+  return (rules::costs_nothing(shown) || rules::regroups(shown)) && std::count(whole_.roots.begin(), whole_.roots.end(), n) > 0 &&
          std::none_of(v.hop.over.begin(), v.hop.over.end(), [&](int x) { return whole_.at(n).wish.cuts(x); });
 }
 // A gather is asked for by the sharding of a result; by a constraint; of a parameter by the mapping of the computation that reads
@@ -69,7 +69,7 @@ Asked Requests::by(const Version& v) const {
   if (cause.op == &prim::kPin) return Asked::constraint;
   auto reduced = [&](const Version& other) {
     return other.live && other.hop.kind == Hop::Kind::reduce_scatter && other.hop.over == v.hop.over &&
-           !node(other.node).origin.backward && same_place(node(other.node).origin, cause.origin);
+           !node(other.node).origin.backward && same_line(node(other.node).origin, cause.origin);
   };
   if (cause.origin.backward && std::any_of(plan_.versions.begin(), plan_.versions.end(), reduced)) return Asked::gradient;
   return by_parameter(v, cause) ? Asked::parameter : between_blocks(v) ? Asked::blocks : Asked::nobody;

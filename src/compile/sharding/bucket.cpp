@@ -76,8 +76,8 @@ struct Bucketing {
       for (int k : versions)
         if (of_kind(k)) plan.version(k).bucket = buckets;
     }
-    using Key = std::tuple<int, std::string, int, int, int, bool>;
-    std::map<Key, std::pair<int, double>> open;
+    using CallKey = std::tuple<int, std::string, int, int, int, bool>;
+    std::map<CallKey, std::pair<int, double>> open;
     std::map<std::string, std::pair<int, double>> gathers;
     for (int k : by_time) {
       auto& s = plan.version(k);

@@ -12,7 +12,7 @@ struct Delivery {
   int from = 0, piece = 0;
   program::Dims start, at, dims, step;  // of the giver's block; of one's own
 };
-struct Run {  // positions of one axis that lie in one block of the giver
+struct BlockRun {  // positions of one axis that lie in one block of the giver
   std::int64_t block, theirs, mine, size, step;
 };
 
@@ -22,11 +22,11 @@ Lie lie_of(const Lie& in_parts, const Piece& p, const Axis& a, const Cut& cut) {
 bool in_parts(const Piece& p, const Axis& a) {
   return p.axis && p.axis == a.name && !(p.given.parts.empty() && p.taken.parts.empty());
 }
-struct Position {
+struct BlockPosition {
   std::int64_t block, at, left;  // which device's, by number; where in it; positions from there on that lie in a row
 };
-Position position_of(const Lie& l, std::int64_t i, const Mesh& mesh) {
-  Position p{0, 0, 0};
+BlockPosition position_of(const Lie& l, std::int64_t i, const Mesh& mesh) {
+  BlockPosition p{0, 0, 0};
   std::int64_t blocks = 1, row = 1;
   for (auto k = l.parts.size(); k-- > 0;) {
     std::int64_t size = l.parts[k].size, count = ranks(mesh, l.cuts[k]),
@@ -52,8 +52,8 @@ std::vector<std::pair<std::int64_t, std::int64_t>> stretches(const Lie& l, const
   }
   return out;
 }
-std::vector<Run> runs_between(const Lie& source, const Lie& target, const Mesh& mesh, int device) {
-  std::vector<Run> out;
+std::vector<BlockRun> runs_between(const Lie& source, const Lie& target, const Mesh& mesh, int device) {
+  std::vector<BlockRun> out;
   std::int64_t mine = 0;
   for (auto [i, size] : stretches(target, mesh, device))
     for (auto end = i + size; i < end;) {
@@ -67,15 +67,15 @@ std::vector<Run> runs_between(const Lie& source, const Lie& target, const Mesh& 
     }
   return out;
 }
-std::vector<Run> runs_of(const Axis& source, const Axis& target, const Piece& p, const Cut& from, const Cut& to, const Mesh& mesh,
-                         int device) {
+std::vector<BlockRun> runs_of(const Axis& source, const Axis& target, const Piece& p, const Cut& from, const Cut& to,
+                              const Mesh& mesh, int device) {
   if (in_parts(p, target)) return runs_between(lie_of(p.given, p, source, from), lie_of(p.taken, p, target, to), mesh, device);
   auto [low, length] = block_of(target, to, mesh, device);
   bool moves = p.axis && p.axis == target.name;
   std::int64_t first = moves ? p.to : 0, step = moves ? p.step : 1, start = moves ? p.from : 0;
   std::int64_t begin = std::max(low, first), end = std::min(low + length, moves ? p.to + p.size : target.size);
   std::int64_t count = ranks(mesh, from), block = std::max<std::int64_t>(1, (source.size + count - 1) / count);
-  std::vector<Run> out;
+  std::vector<BlockRun> out;
   for (auto j = begin; j < end;) {
     auto i = start + step * (j - first), b = i / block;
     auto left = step > 0 ? (b + 1) * block - 1 - i : i - b * block;  // positions of the source after i in its block

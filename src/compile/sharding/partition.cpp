@@ -74,8 +74,8 @@ void Partition::ring() {
 }
 void Partition::bucket() { partitioning::bucket(impl_->plan, *impl_->whole, impl_->options.overlap); }
 
-Partition::Device Partition::on(int device) const {
-  Device d;
+Partition::DeviceGraph Partition::on(int device) const {
+  DeviceGraph d;
   d.roots = emit(impl_->plan, *impl_->whole, impl_->inputs, impl_->mesh, device, d.inputs);
   return d;
 }

@@ -60,10 +60,10 @@ class Partition {
   void regather();
   void ring();
   void bucket();
-  struct Device {
+  struct DeviceGraph {
     Nodes roots, inputs;
   };
-  Device on(int device) const;  // its graph, and placeholders of its part of the inputs
+  DeviceGraph on(int device) const;  // its graph, and placeholders of its part of the inputs
 
   std::vector<Move> moves() const;
   double sent_bytes() const;

@@ -76,7 +76,7 @@ Planned::Offer Planned::offer(int n, const Sharding& need, int depth) const {
   // A weight that is made again is what it was before, if that is there anyway: kept, or gathered ahead of the loop.
   bool kept = me.op == &prim::kBarrier && whole_.weight(n) &&
               (!options_.regather || body_of(n) != body_of(operand(n, 0)));
-  bool view = kept || rules::is_view(me) || (me.op->kind == Kind::view && need.cut(rules::shifted(me)).empty());
+  bool view = kept || rules::costs_nothing(me) || (me.op->kind == Kind::view && need.cut(rules::shifted(me)).empty());
   if (!view || depth > 8 || (!need.partial.empty() && best.version >= 0)) return best;
   for (auto& [name, cut] : need.dims)
     if (!rules::may_cut(me, name, cut, need, mesh_)) return best;

@@ -96,7 +96,7 @@ struct Whole {
     std::vector<int> order;
     std::unordered_map<int, std::vector<int>> users;
   };
-  struct Value {
+  struct WholeValue {
     NodePtr node;
     std::vector<int> in = {};   // operands; -1: none
     bool generated = false;     // made of numbers and positions: anywhere, at no traffic
@@ -104,14 +104,14 @@ struct Whole {
     int stands_for = -1;        // which op it helps to say in terms of others; -1: it is the user's own
     Sharding wish = {};         // what later readers will want it cut by
   };
-  std::vector<Value> values;
+  std::vector<WholeValue> values;
   std::vector<int> roots;
   const Mesh& mesh;
 
   Whole(const Nodes& roots, const std::vector<Sharding>& wanted, const Mesh&);
   int id(const NodePtr&);
-  Value& at(int n) { return values[std::size_t(n)]; }
-  const Value& at(int n) const { return values[std::size_t(n)]; }
+  WholeValue& at(int n) { return values[std::size_t(n)]; }
+  const WholeValue& at(int n) const { return values[std::size_t(n)]; }
   const NodePtr& ptr(int n) const { return at(n).node; }
   const Node& node(int n) const { return *ptr(n); }
   int find(const Node* n) const;                   // -1: not here
@@ -152,7 +152,7 @@ class Planned {
  protected:
   Planned(Whole&, const PartitionOptions&);
 
-  struct State {  // all that a second attempt starts from again
+  struct Draft {  // all that a second attempt starts from again
     Plan plan;
     struct Planning {                  // of a node
       std::vector<int> versions = {};  // the first is the one that was computed
@@ -165,7 +165,7 @@ class Planned {
     Planning& at(int n) { return nodes[std::size_t(n)]; }
     const Planning& at(int n) const { return nodes[std::size_t(n)]; }
   };
-  struct Open {
+  struct OpenBody {
     int loop;
     std::size_t number;
     int body;
@@ -228,8 +228,8 @@ class Planned {
   const PartitionOptions& options_;
   const Choices* choices_ = nullptr;
   std::map<int, Sharding> pins_;  // of constraints that are planned
-  State now_;
-  std::vector<Open> open_;  // the bodies that are being planned, outermost first
+  Draft now_;
+  std::vector<OpenBody> open_;  // the bodies that are being planned, outermost first
 };
 
 // What a run has planned, and what may pay to decide otherwise: whose cuts a node follows, how a result of a loop is stacked.
@@ -278,18 +278,18 @@ class Planner : Planned {
   void make_again(int n, int base, const Sharding& need);
 
   // ---- loops that go round (rounds.cpp) ----
-  struct Attempt;
+  struct LoopAttempt;
   bool visit(int n);
-  int sent_home(const Attempt&, int n, const Sharding& at);
-  bool is_stuck(const Attempt&) const;
+  int sent_home(const LoopAttempt&, int n, const Sharding& at);
+  bool is_stuck(const LoopAttempt&) const;
 
   // ---- loops (planner_loops.cpp) ----
   void loop(int n);
   std::vector<Sharding> carries_of(int n);
-  void plan_body(Attempt&, std::size_t b);
-  void plan_value(Attempt&, std::size_t k, std::size_t b);
+  void plan_body(LoopAttempt&, std::size_t b);
+  void plan_value(LoopAttempt&, std::size_t k, std::size_t b);
   void forget_body(const Loop&, std::size_t b);
-  void finish_loop(Attempt&);
+  void finish_loop(LoopAttempt&);
 
   const std::vector<PartitionInput>& inputs_;
   const std::vector<Sharding>& wanted_;
@@ -299,7 +299,7 @@ class Planner : Planned {
   int cause_ = -1;                                // what is being made
 };
 // One go at a loop. What its carries come to is known when its bodies are planned; if that is more than they started with, again.
-struct Planner::Attempt {
+struct Planner::LoopAttempt {
   int n;  // the node
   const Loop& l;
   int loop;         // of the plan

@@ -26,7 +26,7 @@ bool Planned::accumulates(int loop, std::size_t k, std::size_t body) const {
     if (u == level.users.end() || u->second.size() != 1 || u->second[0] < 0) return false;
     at = u->second[0];
     auto& op = *node(at).op;
-    if (op.linear != Linear::all && !(op.linear == Linear::moves && rules::is_view(node(at)))) return false;
+    if (op.linear != Linear::all && !(op.linear == Linear::moves && rules::costs_nothing(node(at)))) return false;
   }
   if (at != value) return false;
   auto u = level.users.find(value);
@@ -130,7 +130,7 @@ void Planner::loop(int n) {
   for (int attempt = 1;; ++attempt) {
     auto before = now_;
     LoopPlan plan{.node = n, .shared_by = turns, .round = round};
-    Attempt a{n, l, int(now_.plan.loops.size()), blocked, attempt == kAttempts, carried, std::move(plan)};
+    LoopAttempt a{n, l, int(now_.plan.loops.size()), blocked, attempt == kAttempts, carried, std::move(plan)};
     now_.plan.loops.push_back({.node = n});
     a.plan.inside.resize(count), a.plan.at.resize(count), a.plan.value.resize(count), a.plan.carry.resize(count);
     a.plan.start.assign(count, -1);
@@ -142,7 +142,7 @@ void Planner::loop(int n) {
     fit_tables();
   }
 }
-void Planner::plan_body(Attempt& a, std::size_t b) {
+void Planner::plan_body(LoopAttempt& a, std::size_t b) {
   auto& results = a.l.results;
   int parent = body_of(a.n), body = int(now_.plan.bodies.size());
   auto own = double(trips(a.l, b)) / ranks(mesh_, a.plan.shared_by);
@@ -163,7 +163,7 @@ void Planner::plan_body(Attempt& a, std::size_t b) {
   open_.pop_back();
 }
 // What a turn makes of a result, and what that is after the last.
-void Planner::plan_value(Attempt& a, std::size_t k, std::size_t b) {
+void Planner::plan_value(LoopAttempt& a, std::size_t k, std::size_t b) {
   auto& r = a.l.results[k];
   auto &inside = a.plan.inside[k], &at = a.plan.at[k], &carried = a.carried[k];
   int v = whole_.id(r.value[b]);
@@ -204,7 +204,7 @@ void Planner::forget_body(const Loop& l, std::size_t b) {
     if ((known.done || !known.versions.empty()) && varies_in(node(int(x)), l, b)) known = {};
   }
 }
-void Planner::finish_loop(Attempt& a) {
+void Planner::finish_loop(LoopAttempt& a) {
   Version made{.kind = Version::Kind::loop, .node = a.n, .loop = a.loop};
   for (std::size_t k = 0; k < a.l.results.size(); ++k) {
     if (!a.l.results[k].start) continue;

@@ -8,7 +8,7 @@ const char* const kKinds[] = {"given",   "carry", "generate", "compute", "shift"
                               "hop",     "visit", "home",     "loop",    "result"};
 const char* const kHops[] = {"slice", "pend", "reduce-scatter", "exchange", "all-reduce", "all-gather"};
 
-struct Printer {
+struct PlanPrinter {
   const Plan& plan;
   const Whole& whole;
   const Requests requests;
@@ -58,7 +58,7 @@ struct Printer {
 }  // namespace
 
 std::string to_string(const Plan& plan, const Whole& whole, const Gradients* noted) {
-  Printer p{plan, whole, Requests(plan, whole, noted)};
+  PlanPrinter p{plan, whole, Requests(plan, whole, noted)};
   p.in_body(0, "");
   p.text += "results";
   for (int r : plan.roots) p.text += " #" + std::to_string(r);

@@ -2,8 +2,9 @@
 // would be whole in the middle of a training step.
 // - A loop that takes gradients in each turn, over microbatches, gathers its weights before it only as long as they are few; the
 //   others in each turn.
-// - Of what both passes read, as much waits for the backward pass as one call may hold; the others are gathered again. What was
-//   read last is read again first.
+// - Others are let go where nobody reads them for longest, which is from pass to pass, and gathered again: all but those that
+//   wait shortest, which are as much as one call may hold. What was read last is read again first.
+// Which pass a node belongs to is not asked: a gradient written by hand is as good.
 // Afterwards a gather may have twins: versions of one node in one sharding, each read at its own time.
 #include <algorithm>
 #include <set>
@@ -18,10 +19,10 @@ struct Gathered {
   std::vector<int> made;      // the gathers, one for each mesh axis, and what the weight is seen as, in order
   std::vector<int> readers;   // versions that read them: here, or in one loop
   int home = -1;              // the innermost body that holds all readers
-  int last = -1, first = -1;  // where in it the forward pass reads it last, and the backward pass first
+  int last = -1, first = -1;  // the reads in it between which it waits for longest; -1: it is read at one place
   double bytes = 0;
   bool enters = false;
-  bool waits() const { return last >= 0 && first > last; }
+  bool waits() const { return last >= 0; }
 };
 
 struct Regather {
@@ -32,7 +33,6 @@ struct Regather {
   std::vector<double> held;  // of a body: bytes of gathered weights from outside, all the time
   std::set<int> open = {0};  // the top, and bodies that gathers have entered: other loops gather as their layers do
 
-  bool later(int k) const { return whole.ptr(plan.version(k).node)->origin.backward; }
   bool gathers(int k, int r) const {
     auto& s = plan.version(k);
     return s.gathers() && s.body == r && whole.weight(s.node);
@@ -60,13 +60,10 @@ struct Regather {
 
   void find_places(Gathered& g) const {
     for (int k : g.readers) g.home = g.home < 0 ? plan.version(k).body : common(g.home, plan.version(k).body);
-    for (int k : g.readers) {
-      int at = place(k, g.home);
-      if (!later(k))
-        g.last = std::max(g.last, at);
-      else
-        g.first = g.first < 0 ? at : std::min(g.first, at);
-    }
+    std::set<int> places;
+    for (int k : g.readers) places.insert(place(k, g.home));
+    for (auto at = places.begin(), next = std::next(at); next != places.end(); at = next++)
+      if (*next - *at > g.first - g.last) g.last = *at, g.first = *next;
   }
   // A weight that is gathered in r, for those who read it here, and for each loop. None: it is read as a whole.
   std::vector<Gathered> found(int gather, int r) const {
@@ -105,6 +102,14 @@ struct Regather {
   bool made_again(const Gathered& g, const std::vector<Gathered>& parts, int r) const {
     return std::any_of(parts.begin(), parts.end(), [&](auto& other) {
       return &other != &g && other.home != r && loop(towards(r, other.home)).axis == loop(towards(r, g.home)).axis;
+    });
+  }
+  // Does the loop add up, turn by turn, what has the axes of the weight, as its gradient has?
+  bool trains(const Gathered& g, int body) const {
+    auto& weight = whole.node(plan.version(g.made[0]).node);
+    auto& all = loop(body).results;
+    return std::any_of(all.begin(), all.end(), [&](auto& r) {
+      return r.fold != Fold::stack && same_set(r.value[0]->axes, weight.axes);
     });
   }
   // Whether the devices that gather together are in the same turn, one position of what is walked: chunks, of which there are
@@ -154,8 +159,9 @@ struct Regather {
     double may_wait = kBucket;
     for (auto& parts : weights)
       for (auto& g : parts) {
-        if (g.home != r && g.waits() && !made_again(g, parts, r)) trained.insert(towards(r, g.home));
-        if (g.home != r || g.waits()) may_wait = std::max(may_wait, g.bytes);
+        int body = towards(r, g.home);
+        if (body != r && g.waits() && trains(g, body) && !made_again(g, parts, r)) trained.insert(body);
+        if (body != r || g.waits()) may_wait = std::max(may_wait, g.bytes);
       }
     std::map<int, double> inside;  // of what is read in a body
     for (auto& parts : weights)
@@ -196,7 +202,7 @@ struct Regather {
     for (auto& g : repeated) {
       std::set<int> by;
       for (int k : g.readers)
-        if (later(k)) by.insert(k);
+        if (place(k, r) >= g.first) by.insert(k);
       repeat(g, by, r);
     }
   }

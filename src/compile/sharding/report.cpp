@@ -11,7 +11,7 @@
 namespace haliax::partitioning {
 namespace {
 
-struct Moves {
+struct MoveReport {
   const Plan& plan;
   const Whole& whole;
   const Requests requests;
@@ -143,7 +143,7 @@ const char* said(const Node& n) {
   return n.op == &prim::kPin ? static_cast<const prim::Pin&>(*n.attr.payload).by : prim::user_name(n);
 }
 std::vector<Move> moves_of(const Plan& plan, const Whole& whole, const Gradients* gradients) {
-  Moves m{plan, whole, Requests(plan, whole, gradients)};
+  MoveReport m{plan, whole, Requests(plan, whole, gradients)};
   m.find_gradients(gradients);
   m.in_body(0);
   return std::move(m.out);

@@ -59,7 +59,7 @@ bool Planner::visit(int n) {
   return false;
 }
 // The value of a turn, of which each device has made a part, summed where its block lies.
-int Planner::sent_home(const Attempt& a, int n, const Sharding& at) {
+int Planner::sent_home(const LoopAttempt& a, int n, const Sharding& at) {
   auto landed = at;
   landed.resolve(a.plan.round[0]);
   const double others = 1 - 1. / ranks(mesh_, a.plan.round);
@@ -70,7 +70,7 @@ int Planner::sent_home(const Attempt& a, int n, const Sharding& at) {
 }
 // A loop goes round if what is sent along the mesh axis are blocks alone, and what it leaves is each device's own, or the same
 // whatever comes first.
-bool Planner::is_stuck(const Attempt& a) const {
+bool Planner::is_stuck(const LoopAttempt& a) const {
   if (a.plan.round.empty()) return false;
   const int x = a.plan.round[0];
   for (std::size_t k = 0; k < a.l.results.size(); ++k) {

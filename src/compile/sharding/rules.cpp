@@ -176,7 +176,7 @@ bool writes_into(const Node& n) {
     return way == Way::pick || (way == Way::whole && along(n, kResultSide, a.name).way == Way::whole);
   });
 }
-bool is_view(const Node& n) {
+bool costs_nothing(const Node& n) {
   if (n.op->kind == Kind::view) return !shifted(n);
   return n.op->kind == Kind::map ? n.op->cheap : n.op->kind == Kind::wrap && n.in.size() == 1;
 }

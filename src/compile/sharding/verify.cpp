@@ -10,7 +10,7 @@
 namespace haliax::partitioning {
 namespace {
 
-struct Check {
+struct PlanCheck {
   const Plan& plan;
   const Whole& whole;
   const char* after;
@@ -240,11 +240,11 @@ struct DeviceCheck {
   const std::vector<NodePtr>& made;   // of each version; null: it is none, or a ring's
   const char* after;
 
-  struct Run {   // positions of an axis of a node; of: null where they come from other devices
+  struct PositionRun {   // positions of an axis of a node; of: null where they come from other devices
     const Node* of;
     std::int64_t from, size, step;
   };
-  using Runs = std::vector<Run>;
+  using PositionRuns = std::vector<PositionRun>;
 
   const Node& node(const Version& v) const { return whole.node(v.node); }
   void must(bool ok, const Version& v, const std::function<std::string()>& why) const {
@@ -255,7 +255,7 @@ struct DeviceCheck {
     return block_of(*find_axis(node(v).axes, a), v.at.cut(a), whole.mesh, device).first;
   }
   // The same positions as those of arrays that are neither slices nor concatenations.
-  void below(const Run& r, Name axis, Runs& out) const {
+  void below(const PositionRun& r, Name axis, PositionRuns& out) const {
     if (r.size == 0) return;
     auto& n = *r.of;
     auto same = [&](std::size_t k) { below({n.in[k].get(), r.from, r.size, r.step}, axis, out); };
@@ -265,7 +265,7 @@ struct DeviceCheck {
     auto rule = along(n, kResultSide, axis);
     if (rule.way == Along::Way::map && n.in.size() == 1) return same(0);
     if (rule.way != Along::Way::shift || r.step != 1) return out.push_back(r);
-    Runs parts;
+    PositionRuns parts;
     std::int64_t zeros = r.size;   // `place` has some
     for (auto& s : n.op->stretches(n)) {
       auto begin = std::max(r.from, s.to), end = std::min(r.from + r.size, s.to + s.size);
@@ -276,8 +276,8 @@ struct DeviceCheck {
     for (auto& p : parts) below(p, axis, out);
   }
   // As the plan says: of what was there before.
-  Runs planned(const Version& v, Name axis) const {
-    Runs out;
+  PositionRuns planned(const Version& v, Name axis) const {
+    PositionRuns out;
     auto have = [&](int k) -> auto& { return plan.version(v.in[std::size_t(k)]); };
     const auto first = start(v, axis), size = find(*made[std::size_t(&v - plan.versions.data())], axis)->size;
     if (v.kind == Version::Kind::hop) return {{made[std::size_t(v.in[0])].get(), first - start(have(0), axis), size, 1}};
@@ -292,7 +292,7 @@ struct DeviceCheck {
   }
   void moved(const Version& v, Name axis) const {
     auto& mine = made[std::size_t(&v - plan.versions.data())];
-    Runs is, should;
+    PositionRuns is, should;
     below({mine.get(), 0, find(*mine, axis)->size, 1}, axis, is);
     for (auto& r : planned(v, axis)) r.of ? below(r, axis, should) : should.push_back(r);
     std::int64_t at = 0;
@@ -326,7 +326,7 @@ struct DeviceCheck {
 
 }  // namespace
 
-void verify(const Plan& plan, const Whole& whole, const char* after) { Check{plan, whole, after}.run(); }
+void verify(const Plan& plan, const Whole& whole, const char* after) { PlanCheck{plan, whole, after}.run(); }
 void verify_device(const Plan& plan, const Whole& whole, int device, const std::vector<NodePtr>& made, const char* after) {
   DeviceCheck{plan, whole, device, made, after}.run();
 }

@@ -25,7 +25,8 @@ int Whole::find(const Node* n) const {
 int Whole::id(const NodePtr& n) {
   if (int known = find(n.get()); known >= 0) return known;
   std::vector<int> operands;
-  bool seen_through = rules::is_view(*n) || n->op->kind == Kind::view || n->op == &prim::kBarrier || n->op->kind == Kind::map;
+  bool seen_through = rules::costs_nothing(*n) || n->op->kind == Kind::view || n->op == &prim::kBarrier ||
+                      n->op->kind == Kind::map;
   for (std::size_t i = 0; i < n->in.size(); ++i) {
     auto& x = n->in[i];
     operands.push_back(x ? id(x) : -1);
