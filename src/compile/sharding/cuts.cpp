@@ -7,6 +7,15 @@
 #include "compile/sharding/planner.h"
 
 namespace haliax::partitioning {
+namespace {
+
+// Does the largest of so many blocks have a smaller share of a than of b? If not less, the longer axis is better.
+bool takes_cut_better(const Axis& a, const Axis& b, std::int64_t blocks) {
+  auto share = [&](const Axis& x) { return double((x.size + blocks - 1) / blocks) / double(x.size); };
+  return share(a) < share(b) || (share(a) == share(b) && a.size > b.size);
+}
+
+}  // namespace
 
 void Planned::assign(const Node& n, Sharding& work, Name a, const Cut& cut) const {
   if (cut.empty() || !work.cut(a).empty() || cut.meets(taken(n))) return;
@@ -124,13 +133,11 @@ void Planned::displace(int n, Sharding& work, int follow) const {
     Sharding left;
     rules::wanted(me, k, first(operand(n, k)), mesh_, &left);
     for (auto& [name, cut] : left.dims) {
-      std::int64_t blocks = ranks(mesh_, cut);
-      auto share = [&](const Axis& a) { return double((a.size + blocks - 1) / blocks) / double(a.size); };  // the largest block's
       const Axis* best = nullptr;
       for (auto& a : me.in[k]->axes) {
         bool stays = has(me.axes, a.name) && along(me, k, a.name).point == a.name;   // not an axis of ids of that name
         if (a.name == name || !stays || a.size < 2 || !work.cut(a.name).empty()) continue;
-        bool better = !best || share(a) < share(*best) || (share(a) == share(*best) && a.size > best->size);
+        bool better = !best || takes_cut_better(a, *best, ranks(mesh_, cut));
         if (better && rules::may_cut(me, a.name, cut, work, mesh_)) best = &a;
       }
       if (best) assign(me, work, best->name, cut);
