@@ -183,6 +183,30 @@ TEST_CASE("ways: by ids that are cut, each device picks for all from its block, 
       }
 }
 
+TEST_CASE("ways: where ids and their table are cut alike, the rows are cut instead, if that is less") {
+  const Axis N("n", 4001), B("b", 4003);
+  auto pick = [](const NamedArray& x, const NamedArray& ids, const NamedArray&) { return take(x, "n", ids); };
+  auto add = [](const NamedArray& x, const NamedArray& ids, const NamedArray& u) {
+    return x + at_add(zeros(x.axes()), {{Name("n"), Index(ids)}}, u);
+  };
+  auto write = [](const NamedArray& x, const NamedArray& ids, const NamedArray& u) { return at_set(x, {{Name("n"), Index(ids)}}, u); };
+  auto ids = (arange(B, {.dtype = DType::i32}) * 37 % 4009 % 2005 - 4).eval();   // twice most, and some from the end
+  const Mapping cut{{"b", "data"}};
+  for (int devices : {2, 3, 4, 8})
+    for (int width : {1, 8}) {   // one cannot be cut
+      CAPTURE(devices);
+      CAPTURE(width);
+      const Axis M("m", width);
+      auto x = (table(N, M) % 1024.f).eval(), u = arange({B, M}, {.dtype = DType::f32}).eval();
+      const double others = double(devices - 1) / devices, asked = others * 4 * B.size, rows = others * 4 * width * N.size;
+      const double whole = rows, all = others * 4 * width * B.size + asked, moved = width > 1 ? rows / devices : whole;
+      auto bytes = [&](auto f) { return sent(devices, f, Mapping{{"n", "data"}, {"b", "data"}}, cut, x, ids, u).value; };
+      CHECK(bytes(pick) == doctest::Approx(std::min(whole, asked + 2 * moved)).epsilon(0.01));
+      CHECK(bytes(add) == doctest::Approx(std::min(whole, asked + 2 * moved)).epsilon(0.01));
+      CHECK(bytes(write) == doctest::Approx(std::min(all, asked + 3 * moved)).epsilon(0.01));
+    }
+}
+
 TEST_CASE("ways: a chunk clamps what is placed outside of the walked axis, as the whole does") {
   auto x = arange({Axis("n", 10), Axis("m", 3)}, {.start = 1, .dtype = DType::f32}).eval();
   auto ids = (arange({Axis("i", 5)}, {.dtype = DType::i32}) * 20 - 31).eval();  // -31, -11, 9, 29, 49

@@ -36,6 +36,7 @@ Sharding Planned::work_of(int n, int follow) const {
     for (auto& [name, cut] : wish(n).dims) assign(me, work, name, cut);
   };
   if (follow >= 0) after(std::size_t(follow));
+  if (follow == kMoved) cut_rows(n, work);
   if (follow == kWish) wished();
   bool picks = rules::picks(me) && !rules::writes_into(me), in_order = prim::picks_in_order(me);
   bool binds = me.op->kind == Kind::contract || (picks && !in_order);
@@ -143,6 +144,21 @@ void Planned::displace(int n, Sharding& work, int follow) const {
       if (best) assign(me, work, best->name, cut);
     }
   }
+}
+// Where ids and the table that they pick from, or write into, are cut along one mesh axis, that may cut the rows instead: each
+// device looks up all ids in its part of every row.
+void Planned::cut_rows(int n, Sharding& work) const {
+  auto& me = node(n);
+  if (!rules::picks(me) || double(me.in[0]->bytes()) <= kSmall) return;
+  auto is_of_rows = [&](Name a) { return has(me.in[0]->axes, a) && has(me.axes, a) && along(me, 0, a).way == Along::Way::map; };
+  for (std::size_t k = 0; k < me.in.size(); ++k)
+    for (auto& [name, cut] : first(operand(n, k)).dims) {
+      const Axis* best = nullptr;
+      for (auto& a : me.in[0]->axes)
+        if (is_of_rows(a.name) && a.size > 1 && first(operand(n, 0)).cut(a.name).empty() && work.cut(a.name).empty())
+          if (!best || takes_cut_better(a, *best, ranks(mesh_, cut))) best = &a;
+      if (best && !is_of_rows(name)) assign(me, work, best->name, cut);
+    }
 }
 
 // ---- axes that an op needs whole, and positions that move ----

@@ -206,6 +206,7 @@ class Planned {
   std::optional<Sharding> otherwise_cut(int n, const Sharding& usual, int follow) const;
   void assign(const Node&, Sharding& work, Name, const Cut&) const;
   void displace(int n, Sharding& work, int follow) const;
+  void cut_rows(int n, Sharding& work) const;
   Rides rides(int n, std::size_t k, int x, Monoid, const Sharding& work) const;
   std::pair<Name, Cut> landing(int n, int x) const;
   int awaited(int n) const;   // whose cut says whether n is put off; -1: it is not
