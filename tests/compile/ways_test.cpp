@@ -183,13 +183,28 @@ TEST_CASE("ways: by ids that are cut, each device picks for all from its block, 
       }
 }
 
+TEST_CASE("ways: the gradient of top_k is written where it lies, and sends no more than top_k and its positions") {
+  const Axis N("n", 2403);
+  const Mapping cut{{"n", "data"}};
+  auto x = disorder(N);
+  for (int devices : {2, 3, 4}) {
+    CAPTURE(devices);
+    auto slope = [](const NamedArray& x) { return grad([](const NamedArray& x) { return sum(square(top_k(x, "n", 100).first)); })(x); };
+    auto f = named_jit(slope, {.mesh = Mesh{{{"data", devices}}}, .axis_resources = cut, .strict = true});
+    CHECK(difference(f(x), jit(slope)(x), 0) == "");
+    CHECK(f.report().sent_bytes == (devices - 1) * 100 * (4 + 4));   // each one's first, and where they stand
+  }
+}
+
 TEST_CASE("ways: where ids and their table are cut alike, the rows are cut instead, if that is less") {
   const Axis N("n", 4001), B("b", 4003);
   auto pick = [](const NamedArray& x, const NamedArray& ids, const NamedArray&) { return take(x, "n", ids); };
   auto add = [](const NamedArray& x, const NamedArray& ids, const NamedArray& u) {
     return x + at_add(zeros(x.axes()), {{Name("n"), Index(ids)}}, u);
   };
-  auto write = [](const NamedArray& x, const NamedArray& ids, const NamedArray& u) { return at_set(x, {{Name("n"), Index(ids)}}, u); };
+  auto write = [](const NamedArray& x, const NamedArray& ids, const NamedArray& u) {
+    return at_set(x, {{Name("n"), Index(ids)}}, u);
+  };
   auto ids = (arange(B, {.dtype = DType::i32}) * 37 % 4009 % 2005 - 4).eval();   // twice most, and some from the end
   const Mapping cut{{"b", "data"}};
   for (int devices : {2, 3, 4, 8})
