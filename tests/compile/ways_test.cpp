@@ -214,9 +214,11 @@ TEST_CASE("ways: where ids and their table are cut alike, the rows are cut inste
       const Axis M("m", width);
       auto x = (table(N, M) % 1024.f).eval(), u = arange({B, M}, {.dtype = DType::f32}).eval();
       const double others = double(devices - 1) / devices, asked = others * 4 * B.size, rows = others * 4 * width * N.size;
-      const double whole = rows, all = others * 4 * width * B.size + asked, moved = width > 1 ? rows / devices : whole;
+      const double whole = rows, all = others * 4 * width * B.size + asked, moved = width > 1 ? rows / devices : 2 * whole;
       auto bytes = [&](auto f) { return sent(devices, f, Mapping{{"n", "data"}, {"b", "data"}}, cut, x, ids, u).value; };
       CHECK(bytes(pick) == doctest::Approx(std::min(whole, asked + 2 * moved)).epsilon(0.01));
+      auto all_have = sent(devices, pick, Mapping{}, Mapping{}, x, ids, u).value;   // what each of them has asked for
+      CHECK(all_have == doctest::Approx(all - asked + std::min(all - asked, moved)).epsilon(0.01));
       CHECK(bytes(add) == doctest::Approx(std::min(whole, asked + 2 * moved)).epsilon(0.01));
       CHECK(bytes(write) == doctest::Approx(std::min(all, asked + 3 * moved)).epsilon(0.01));
     }

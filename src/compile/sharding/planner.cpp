@@ -261,7 +261,7 @@ void Planner::compute_op(int n) {
   if (regroup(n, work, kept)) return;
   double paid = now_.plan.bytes;
   compute_at(n, work, keep, kept, made);
-  bool pays = now_.plan.bytes > paid;
+  bool pays = now_.plan.bytes > paid || (rules::picks(me) && !made.partial.empty());
   for (auto& [x, m] : made.partial) pays |= wish(n).cuts(x);
   if (pays) contest_cuts(n, usual);
 }
