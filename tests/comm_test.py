@@ -8,6 +8,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TOOL = ROOT / "build/tools/comm"
 # The least leaves out gradients of replicated parameters that these two sum over the devices.
 ABOVE = {"gpt2_tp_seq", "gpt2_tp_seq_nofull"}
+# Fewer bytes in more calls than XLA's: ids, table, rows, and back.
+MORE_CALLS = {"embedding_vocab_sharded_batch_dp": (6, 0.39)}   # so many, for such a part of its bytes
 # Moves alone: what a device lacks is all that can be sent, even or not.
 EXACT = {
     "reshard_axis_swap",
@@ -43,8 +45,9 @@ class Comm(unittest.TestCase):
                 if row["program"] not in ABOVE:
                     self.assertLessEqual(row["sent_bytes"], row["min_bytes"] * 1.01 + 64)
                 best = min(xla[row["program"]], key=lambda r: (r["sent_bytes"], r["calls"]))
-                self.assertLessEqual(row["sent_bytes"], best["sent_bytes"])
-                self.assertLessEqual(row["calls"], best["calls"])
+                calls, part = MORE_CALLS.get(row["program"], (best["calls"], 1))
+                self.assertLessEqual(row["calls"], calls)
+                self.assertLessEqual(row["sent_bytes"], best["sent_bytes"] * part)
 
     def test_weights_gathered_again_send_no_more_than_that(self):
         for row in rows("--regather"):

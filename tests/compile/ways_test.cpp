@@ -183,6 +183,66 @@ TEST_CASE("ways: by ids that are cut, each device picks for all from its block, 
       }
 }
 
+TEST_CASE("ways: the gradient of top_k is written where it lies, and sends no more than top_k and its positions") {
+  const Axis N("n", 2403);
+  const Mapping cut{{"n", "data"}};
+  auto x = disorder(N);
+  for (int devices : {2, 3, 4}) {
+    CAPTURE(devices);
+    auto slope = [](const NamedArray& x) { return grad([](const NamedArray& x) { return sum(square(top_k(x, "n", 100).first)); })(x); };
+    auto f = named_jit(slope, {.mesh = Mesh{{{"data", devices}}}, .axis_resources = cut, .strict = true});
+    CHECK(difference(f(x), jit(slope)(x), 0) == "");
+    CHECK(f.report().sent_bytes == (devices - 1) * 100 * (4 + 4));   // each one's first, and where they stand
+  }
+}
+
+TEST_CASE("ways: where ids and their table are cut alike, the rows are cut instead, if that is less") {
+  const Axis N("n", 4001), B("b", 4003);
+  auto pick = [](const NamedArray& x, const NamedArray& ids, const NamedArray&) { return take(x, "n", ids); };
+  auto add = [](const NamedArray& x, const NamedArray& ids, const NamedArray& u) {
+    return at_add(x, {{Name("n"), Index(ids)}}, u);
+  };
+  auto write = [](const NamedArray& x, const NamedArray& ids, const NamedArray& u) {
+    return at_set(x, {{Name("n"), Index(ids)}}, u);
+  };
+  auto ids = (arange(B, {.dtype = DType::i32}) * 37 % 4009 % 2005 - 4).eval();   // twice most, and some from the end
+  const Mapping cut{{"b", "data"}};
+  for (int devices : {2, 3, 4, 8})
+    for (int width : {1, 8}) {   // one cannot be cut
+      CAPTURE(devices);
+      CAPTURE(width);
+      const Axis M("m", width);
+      auto x = (table(N, M) % 1024.f).eval(), u = arange({B, M}, {.dtype = DType::f32}).eval();
+      const double others = double(devices - 1) / devices, asked = others * 4 * B.size, rows = others * 4 * width * N.size;
+      const double whole = rows, all = others * 4 * width * B.size + asked, moved = width > 1 ? rows / devices : 2 * whole;
+      auto bytes = [&](auto f) { return sent(devices, f, Mapping{{"n", "data"}, {"b", "data"}}, cut, x, ids, u).value; };
+      CHECK(bytes(pick) == doctest::Approx(std::min(whole, asked + 2 * moved)).epsilon(0.01));
+      auto all_have = sent(devices, pick, Mapping{}, Mapping{}, x, ids, u).value;   // what each of them has asked for
+      CHECK(all_have == doctest::Approx(all - asked + std::min(all - asked, moved)).epsilon(0.01));
+      CHECK(bytes(add) == doctest::Approx(std::min(whole, asked + 2 * moved)).epsilon(0.01));   // what it is added to stays
+      CHECK(bytes(write) == doctest::Approx(std::min(all, asked + 3 * moved)).epsilon(0.01));
+    }
+}
+
+TEST_CASE("ways: what is folded into a table by ids that are cut is what one device makes of it") {
+  const Axis N("n", 4001), B("b", 4003), M("m", 8);
+  auto x = (table(N, M) % 7.f - 3.f).eval(), u = (arange({B, M}, {.dtype = DType::f32}) % 5.f - 2.f).eval();
+  auto ids = (arange(B, {.dtype = DType::i32}) * 37 % 2005).eval();
+  using Three = NamedArray (*)(const NamedArray&, const NamedArray&, const NamedArray&);
+  const Mapping cut{{"n", "data"}, {"b", "data"}};
+  for (Three fold : {Three([](auto& x, auto& i, auto& u) { return at_max(x, {{Name("n"), Index(i)}}, u); }),
+                     Three([](auto& x, auto& i, auto& u) { return at_min(x, {{Name("n"), Index(i)}}, u); }),
+                     Three([](auto& x, auto& i, auto& u) { return at_mul(x, {{Name("n"), Index(i)}}, u); }),
+                     Three([](auto& x, auto& i, auto& u) { return at_max(x > 2.f, {{Name("n"), Index(i)}}, u > 1.f); })}) {
+    auto f = named_jit(fold, {.mesh = Mesh{{{"data", 8}}}, .axis_resources = Mapping{}, .in = cut, .out = cut});
+    CHECK(difference(f(x, ids, u), jit(fold)(x, ids, u), 0) == "");
+    CHECK(f.report().sent_bytes < 60000);   // of 126,000 if all rows were gathered
+    auto g = named_jit(fold, {.mesh = Mesh{{{"data", 8}}}, .axis_resources = cut});   // by which b stays cut
+    CHECK(difference(g(x, ids, u), jit(fold)(x, ids, u), 0) == "");
+    CHECK(g.report().sent_bytes < 120000);   // the table stays where it lies, and parts of its sum land there
+  }
+}
+
 TEST_CASE("ways: a chunk clamps what is placed outside of the walked axis, as the whole does") {
   auto x = arange({Axis("n", 10), Axis("m", 3)}, {.start = 1, .dtype = DType::f32}).eval();
   auto ids = (arange({Axis("i", 5)}, {.dtype = DType::i32}) * 20 - 31).eval();  // -31, -11, 9, 29, 49

@@ -140,10 +140,15 @@ void add_layers(std::vector<Program>& out, const Sizes& z) {
   const double table_bytes = v * e * f32;
   out.push_back(program("embedding_vocab_sharded", M8m, {{vm, none}, {none, vm}, vm}, all_reduce(act, 8), embed, table, ids));
   const Mapping vd{{"vocab", "data"}};
-  out.push_back(
-      program("embedding_vocab_sharded_batch_dp", M8d, {{vd, dp}, {none, vd}, dp},
-              std::min(all_gather(T * 4, 8) + 2 * reduce_scatter(act, 8), 2 * all_gather(table_bytes, 8)) + all_reduce(4, 8),
-              embed, table, ids));
+  // Or table and rows, and their gradients, move to where embed is cut; of a table of 64 KiB or less that is not worth the calls.
+  const Along parts{z.embed, in_blocks(z.embed), everywhere()};
+  const double moved = s * 4 * lacking({{z.batch, everywhere(), in_blocks(z.batch)}, parts}) +
+                       4 * lacking({{z.vocab, everywhere(), in_blocks(z.vocab)}, parts});
+  const double in_parts = table_bytes > 64 * 1024 ? all_gather(T * 4, 8) + 2 * moved : all_gather(2 * table_bytes, 8);
+  out.push_back(program(
+      "embedding_vocab_sharded_batch_dp", M8d, {{vd, dp}, {none, vd}, dp},
+      std::min({all_gather(T * 4, 8) + 2 * reduce_scatter(act, 8), 2 * all_gather(table_bytes, 8), in_parts}) + all_reduce(4, 8),
+      embed, table, ids));
   out.push_back(
       program("embedding_embed_sharded_batch_dp", M8d, {{fs, dp}, {none, fs}, dp},
               std::min(2 * all_gather(table_bytes, 8),

@@ -7,6 +7,15 @@
 #include "compile/sharding/planner.h"
 
 namespace haliax::partitioning {
+namespace {
+
+// Does the largest of so many blocks have a smaller share of a than of b? If not less, the longer axis is better.
+bool takes_cut_better(const Axis& a, const Axis& b, std::int64_t blocks) {
+  auto share = [&](const Axis& x) { return double((x.size + blocks - 1) / blocks) / double(x.size); };
+  return share(a) < share(b) || (share(a) == share(b) && a.size > b.size);
+}
+
+}  // namespace
 
 void Planned::assign(const Node& n, Sharding& work, Name a, const Cut& cut) const {
   if (cut.empty() || !work.cut(a).empty() || cut.meets(taken(n))) return;
@@ -27,6 +36,7 @@ Sharding Planned::work_of(int n, int follow) const {
     for (auto& [name, cut] : wish(n).dims) assign(me, work, name, cut);
   };
   if (follow >= 0) after(std::size_t(follow));
+  if (follow == kMoved) cut_rows(n, work);
   if (follow == kWish) wished();
   bool picks = rules::picks(me) && !rules::writes_into(me), in_order = prim::picks_in_order(me);
   bool binds = me.op->kind == Kind::contract || (picks && !in_order);
@@ -124,18 +134,31 @@ void Planned::displace(int n, Sharding& work, int follow) const {
     Sharding left;
     rules::wanted(me, k, first(operand(n, k)), mesh_, &left);
     for (auto& [name, cut] : left.dims) {
-      std::int64_t blocks = ranks(mesh_, cut);
-      auto share = [&](const Axis& a) { return double((a.size + blocks - 1) / blocks) / double(a.size); };  // the largest block's
       const Axis* best = nullptr;
       for (auto& a : me.in[k]->axes) {
         bool stays = has(me.axes, a.name) && along(me, k, a.name).point == a.name;   // not an axis of ids of that name
         if (a.name == name || !stays || a.size < 2 || !work.cut(a.name).empty()) continue;
-        bool better = !best || share(a) < share(*best) || (share(a) == share(*best) && a.size > best->size);
+        bool better = !best || takes_cut_better(a, *best, ranks(mesh_, cut));
         if (better && rules::may_cut(me, a.name, cut, work, mesh_)) best = &a;
       }
       if (best) assign(me, work, best->name, cut);
     }
   }
+}
+// Where ids and the table that they pick from, or write into, are cut along one mesh axis, that may cut the rows instead: each
+// device looks up all ids in its part of every row.
+void Planned::cut_rows(int n, Sharding& work) const {
+  auto& me = node(n);
+  if (!rules::picks(me) || double(me.in[0]->bytes()) <= kSmall) return;
+  auto is_of_rows = [&](Name a) { return has(me.in[0]->axes, a) && has(me.axes, a) && along(me, 0, a).way == Along::Way::map; };
+  for (std::size_t k = 0; k < me.in.size(); ++k)
+    for (auto& [name, cut] : first(operand(n, k)).dims) {
+      const Axis* best = nullptr;
+      for (auto& a : me.in[0]->axes)
+        if (is_of_rows(a.name) && a.size > 1 && first(operand(n, 0)).cut(a.name).empty() && work.cut(a.name).empty())
+          if (!best || takes_cut_better(a, *best, ranks(mesh_, cut))) best = &a;
+      if (best && !is_of_rows(name)) assign(me, work, best->name, cut);
+    }
 }
 
 // ---- axes that an op needs whole, and positions that move ----

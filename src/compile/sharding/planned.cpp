@@ -54,6 +54,11 @@ bool Planned::chosen(int n, int way) const {
   auto choice = choices_->follow.find(n);
   return choice != choices_->follow.end() && choice->second == way;
 }
+int Planned::decided(int n) const {
+  if (auto choice = choices_->follow.find(n); choice != choices_->follow.end()) return choice->second;
+  int of = whole_.at(n).stands_for;
+  return of >= 0 && node(of).op == node(n).op && chosen(of, kMoved) ? kMoved : kUsual;
+}
 // A slice that a loop takes of a weight each turn: is the weight gathered as a whole, before?
 bool Planned::gathers_ahead(int n) const {
   return whole_.at(operand(n, 0)).of_inputs && !options_.regather;

@@ -194,6 +194,18 @@ NodePtr Planner::in_wider_sums(int n, const Sharding& made) {
   auto wide = widened(me);
   return wide->op == me->op ? prim::cast(wide, me->dtype) : nullptr;
 }
+// What would be written elsewhere than its base lies is put together by itself, so that the base stays; null: it is not so.
+NodePtr Planner::apart_from_base(int n, const Sharding& made) {
+  auto& me = node(n);
+  auto monoid = me.op->accumulates ? me.op->accumulates(me) : std::nullopt;
+  if (!monoid || generated(operand(n, 0))) return nullptr;
+  bool gathered = !made.partial.empty() && !first(operand(n, 0)).dims.empty();
+  if (!gathered && decided(n) != kMoved) return nullptr;
+  At due(me.origin);
+  auto in = me.in;
+  in[0] = prim::fit(prim::identity(*monoid, me.dtype), me.axes);
+  return prim::map(prim::pairwise(*monoid), {me.in[0], prim::remade(me, in, me.axes)}, me.dtype, &me.axes);
+}
 // Of what is whole, what is cheaply made is made where it is read, in the sharding that is wanted there.
 bool Planner::leave_to_readers(int n) {
   auto& me = node(n);
@@ -247,8 +259,8 @@ void Planner::compute_op(int n) {
   {
     At due(me.origin);
     work = usual = work_of(n, kUsual);
-    if (auto c = choices_->follow.find(n); c != choices_->follow.end())
-      if (auto other = otherwise_cut(n, usual, c->second)) work = *other;
+    if (int follow = decided(n); follow != kUsual)
+      if (auto other = otherwise_cut(n, usual, follow)) work = *other;
     keep = ride_or_land(n, work);
   }
   if (auto axis = rules::shifted(me); axis && !work.cut(axis).empty()) return shift(n, work);
@@ -258,10 +270,11 @@ void Planner::compute_op(int n) {
   auto made = rules::made(me, work);
   for (auto& [x, m] : kept.partial) made.pend(x, m);
   if (auto wide = in_wider_sums(n, made)) return plan_instead(n, wide);
+  if (auto apart = apart_from_base(n, made)) return plan_instead(n, apart);
   if (regroup(n, work, kept)) return;
   double paid = now_.plan.bytes;
   compute_at(n, work, keep, kept, made);
-  bool pays = now_.plan.bytes > paid;
+  bool pays = now_.plan.bytes > paid || (rules::picks(me) && !made.partial.empty());
   for (auto& [x, m] : made.partial) pays |= wish(n).cuts(x);
   if (pays) contest_cuts(n, usual);
 }

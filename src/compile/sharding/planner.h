@@ -190,6 +190,7 @@ class Planned {
   bool done(int n) const { return now_.at(n).done; }
   int instead(int n) const { return now_.at(n).instead; }
   bool chosen(int n, int way) const;  // over what is usual
+  int decided(int n) const;           // whose cuts an op follows; kMoved also where it helps to make such an op of its kind
   double bytes(int n, const Sharding& s) const { return whole_.bytes(n, s); }
   int body_of(int n) const;
   double turns_of(int n) const { return now_.plan.body(body_of(n)).turns; }
@@ -206,6 +207,7 @@ class Planned {
   std::optional<Sharding> otherwise_cut(int n, const Sharding& usual, int follow) const;
   void assign(const Node&, Sharding& work, Name, const Cut&) const;
   void displace(int n, Sharding& work, int follow) const;
+  void cut_rows(int n, Sharding& work) const;
   Rides rides(int n, std::size_t k, int x, Monoid, const Sharding& work) const;
   std::pair<Name, Cut> landing(int n, int x) const;
   int awaited(int n) const;   // whose cut says whether n is put off; -1: it is not
@@ -269,6 +271,7 @@ class Planner : Planned {
   void contest_cuts(int n, const Sharding& usual);
   void plan_instead(int n, const NodePtr& other);  // is planned in its place
   NodePtr in_wider_sums(int n, const Sharding& pending);
+  NodePtr apart_from_base(int n, const Sharding& made);
 
   // ---- along an axis that is cut (planner_axes.cpp) ----
   NodePtr otherwise(int n);  // in terms of other ops, where an axis that it needs whole is cut; null: no

@@ -88,6 +88,13 @@ void Whole::wishes(const std::vector<Sharding>& wanted) {
   std::sort(order.begin(), order.end(), [&](int a, int b) { return ptr(a)->id > ptr(b)->id; });
   for (int k : order) wish_below(k);
 }
+namespace {
+// An axis that the op needs whole may have the name of one that it reads: that is another, as of ids and what they write into.
+void drop_unshared(const Node& n, Sharding& wish) {
+  for (auto& a : n.axes)
+    if (along(n, kResultSide, a.name).way == Along::Way::whole) wish.set(a.name, {});
+}
+}  // namespace
 void Whole::wish_below(int k, int least) {
   auto& n = node(k);
   auto mine = at(k).wish;
@@ -103,6 +110,7 @@ void Whole::wish_below(int k, int least) {
     for (auto& v : r.value) wish_of(id(v), of_turn);
     if (r.start) wish_of(id(r.start), mine);
   } else if (!mine.dims.empty() && (n.op->kind == Kind::map || n.op->linear == Linear::moves || rules::writes_into(n))) {
+    drop_unshared(n, mine);
     for (std::size_t i = 0; i < n.in.size(); ++i) {
       if (!n.in[i] || only_waits(n, i)) continue;
       bool broadcast = maps(n) && n.in[i]->axes.size() != n.axes.size();
