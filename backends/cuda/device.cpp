@@ -151,9 +151,10 @@ class CudaDevice final : public Device {
     std::lock_guard hold(lock_);
     auto& lane = lanes_[d];
     if (lane) return lane;
-    const auto count = int(cards().cards.size());
-    if (d >= count && count > 1) throw Error(fmt::format("[{}] device {} is asked for, and there are {}", api_.name, d, count));
-    return lane = std::make_shared<Lane>(api_, count == 1 ? 0 : d, words_.sync);
+    const auto all = cards().cards;
+    const auto count = int(all.size()), mine = count == 1 ? 0 : d;
+    if (mine >= count) throw Error(fmt::format("[{}] device {} is asked for, and there are {}", api_.name, d, count));
+    return lane = std::make_shared<Lane>(api_, mine, all[std::size_t(mine)].sm, words_.sync);
   }
   const Api& api_;
   const Words words_;
