@@ -4,8 +4,8 @@
 #include "backends/cuda/api.h"
 #include "backends/cuda/cublas.h"
 #include "backends/cuda/sim/sim.h"
-#include "support/programs.h"
-#include "support/raises.h"
+#include "program/measured.h"
+#include "support/simulated.h"
 
 namespace {
 
@@ -113,4 +113,30 @@ TEST_CASE("cuda: a contraction is one product where strides allow, and packs whe
   CHECK(cuda::products_of(gaps)->size() == 2);
   // Integers are for our own kernel.
   CHECK_FALSE(cuda::products_of(step_of({}, 4, 4, 4, {}, {}, {}, DType::i32, DType::i32)));
+}
+
+TEST_CASE("cuda: the library's bare call gives what the contraction gives, on a clock that knows what has come") {
+  Case c(3);
+  const std::int64_t m = 5, n = 7, k = 6;
+  auto s = step_of({}, m, n, k, {}, {}, {}, DType::bf16, DType::bf16);
+  c.slot(false, DType::bf16, m * k), c.slot(false, DType::bf16, k * n), c.slot(true, DType::bf16, m * n);
+  c.program.steps = {s};
+  const auto device = cuda::make_simulated_device();
+  const auto want = c.run(*device)[0];
+  auto& measured = dynamic_cast<Measured&>(*device);
+  const auto x = put(*device, c.arguments[0]), y = put(*device, c.arguments[1]), out = put(*device, c.results[0]);
+  const auto all = measured.bare_products(s, {x.get(), y.get(), out.get()}, 0);
+  REQUIRE(all.size() == 1);
+  CHECK(get(*device, out, want.size()) != want);
+  const auto from = measured.now(0);
+  all[0]();
+  const auto to = measured.now(0);
+  CHECK(measured.seconds(from, to) > 0);
+  CHECK(get(*device, out, want.size()) == want);
+  CHECK(measured.seconds(to, from) < 0);
+  auto& api = cuda::simulated();
+  const std::shared_ptr<void> event(api.make_event(0), api.end_event);
+  CHECK(has(error_of([&] { return api.seconds(event.get(), event.get()); }), "a time is asked for that has not come"));
+  s.contract.a.dtype = s.contract.b.dtype = s.contract.out.dtype = DType::i32;   // not for the library
+  CHECK(measured.bare_products(s, {x.get(), y.get(), out.get()}, 0).empty());
 }
