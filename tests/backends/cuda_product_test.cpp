@@ -115,6 +115,35 @@ TEST_CASE("cuda: a contraction is one product where strides allow, and packs whe
   CHECK_FALSE(cuda::products_of(step_of({}, 4, 4, 4, {}, {}, {}, DType::i32, DType::i32)));
 }
 
+TEST_CASE("cuda: what would be added up in parts is packed where that moves fewer bytes") {
+  // (vocab, token) times (token, embed), tokens being positions of several sequences, which lie apart in one operand: a product for
+  // each sequence, or a copy.
+  const std::int64_t sequences = 4, all_positions = 110;
+  auto step = [&](std::int64_t vocab, std::int64_t embed, std::int64_t positions) {
+    Step s{.kind = Kind::contract};
+    s.contract = {{}, {vocab}, {embed}, {sequences, positions},
+                  {0, DType::bf16, 0, {1, 0, positions * vocab, vocab}, {}},
+                  {1, DType::bf16, 0, {0, 1, all_positions * embed, embed}, {}},
+                  {2, DType::f32, 0, {embed, 1, 0, 0}, {}}, false};
+    s.scratch_bytes = cuda::product_scratch(s.contract), s.scratch = 0;
+    return s;
+  };
+  auto packed = step(400, 24, 5);
+  CHECK(packed.scratch_bytes == aligned(sequences * 5 * 24 * 2));
+  CHECK(products_of(packed).size() == 1);
+  packed.scratch = -1, packed.scratch_bytes = 0;   // where there is no scratch, as in a nest
+  CHECK(products_of(packed).size() == std::size_t(sequences));
+  CHECK(step(64, 64, 100).scratch_bytes == 0);     // a result that is small beside what would be copied
+  CHECK(products_of(step(64, 64, 100)).size() == std::size_t(sequences));
+
+  Case c(5);
+  c.slot(false, DType::bf16, sequences * 5 * 400), c.slot(false, DType::bf16, sequences * all_positions * 24);
+  c.slot(true, DType::f32, 400 * 24);
+  c.program.steps = {step(400, 24, 5)}, c.program.arena_bytes = c.program.steps[0].scratch_bytes;
+  const auto got = c.run(*cuda::make_simulated_device()), want = c.run(*reference::make_reference_device());
+  CHECK(difference(DType::f32, got[0], want[0], 2e-6) == "");
+}
+
 TEST_CASE("cuda: the library's bare call gives what the contraction gives, on a clock that knows what has come") {
   Case c(3);
   const std::int64_t m = 5, n = 7, k = 6;
