@@ -1,11 +1,13 @@
-// gpu table|bits [...]: what tools/gpu runs on a card. `table` times the work that docs/cuda.md predicts, a line of JSON for each;
-// `bits` says a hash of the results of programs that have one answer, to the bit, wherever they run.
+// gpu table|bits|losses|steps [...]: what tools/gpu runs on a card. `table` times the work that docs/cuda.md predicts, a line of
+// JSON for each; `bits` says a hash of the results of programs that have one answer, to the bit, wherever they run; `losses` trains
+// on the device and on the cpu; `steps` makes as many steps of GPT-2 as each line that it reads says.
 #include <fmt/format.h>
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdio>
 #include <fstream>
+#include <iostream>
 #include <nlohmann/json.hpp>
 #include <regex>
 
@@ -13,6 +15,7 @@
 #include "examples/gpt2/train.h"
 #include "haliax/haliax.h"
 #include "measure.h"
+#include "program/measured.h"
 #include "runtime/run.h"
 
 namespace {
@@ -36,25 +39,40 @@ void wait() {
   std::array<char, 64> here{};
   device().get(bytes_between(here.data(), memory.get(), 64), 0);
 }
+// The device's own clock (CUDA events), where it has one.
+program::Measured* measured() { return dynamic_cast<program::Measured*>(&device()); }
+// Of one, of what is asked for `often` times with nothing between, so that the host is not seen.
+double seconds(const std::function<void()>& one, int often) {
+  if (auto* clock = measured()) {
+    const auto from = clock->now(0);
+    for (int k = 0; k < often; ++k) one();
+    return clock->seconds(from, clock->now(0)) / often;
+  }
+  const auto from = bench::wall_seconds();
+  for (int k = 0; k < often; ++k) one();
+  wait();
+  return (bench::wall_seconds() - from) / often;
+}
+int samples() { return o.small ? 3 : 20; }
+// How often at a time, after a warm-up.
+int warm(const std::function<void()>& one) {
+  seconds(one, 1), seconds(one, 2);
+  return o.small ? 1 : int(std::clamp(0.03 / std::max(seconds(one, 1), 1e-9), 1., 1000.));
+}
 struct Times {
   double median = 0, spread = 0;                 // seconds of one; of the middle 80 %, as a share of the median
+  explicit Times(std::vector<double> each) : median(bench::median(each)) {
+    std::sort(each.begin(), each.end());
+    const auto n = each.size();
+    spread = (each[n * 9 / 10] - each[n / 10]) / median;
+  }
 };
-// Of what is asked for `often` times between two waits, so that the host is not seen; the median of 20 such.
-Times times_of(const std::function<void()>& one) {
-  auto seconds = [&](int often) {
-    const auto from = bench::wall_seconds();
-    for (int k = 0; k < often; ++k) one();
-    wait();
-    return (bench::wall_seconds() - from) / often;
-  };
-  wait(), seconds(1), seconds(2);
-  const int often = o.small ? 1 : int(std::clamp(0.03 / std::max(seconds(1), 1e-9), 1., 1000.)), all = o.small ? 3 : 20;
-  std::vector<double> each;
-  for (int k = 0; k < all; ++k) each.push_back(seconds(often));
-  std::sort(each.begin(), each.end());
-  const double middle = bench::median(each);
-  return {middle, (each[std::size_t(all * 9 / 10)] - each[std::size_t(all / 10)]) / middle};
-}
+// What a case is measured beside, in turns with it.
+struct Beside {
+  std::string what;
+  double amount;                                 // of one, as the case counts
+  std::function<void()> one;
+};
 struct Row {
   const char* name;
   std::string shape;
@@ -62,18 +80,35 @@ struct Row {
   const char* unit;                              // amount / second; "us": microseconds of each of `amount`; "ms"
   std::function<void()> one;
   std::function<json()> facts = {};
+  std::optional<Beside> beside = {};
 };
+json line_of(const Row& r, const Times& t) {
+  const bool us = r.unit == std::string("us"), ms = r.unit == std::string("ms");
+  const double value = us ? t.median * 1e6 / r.amount : ms ? t.median * 1e3 : r.amount / t.median;
+  return {{"case", r.name}, {"shape", r.shape}, {"seconds", t.median}, {"spread", t.spread}, {"value", value}, {"unit", r.unit},
+          {"clock", measured() ? "events" : "host"}};
+}
+void say(const json& line) {
+  fmt::print("{}\n", line.dump());
+  std::fflush(stdout);
+}
 void measure(const Row& r) {
+  const int often = warm(r.one), beside_often = r.beside ? warm(r.beside->one) : 0;
   for (int again = 0; again < 2; ++again) {      // twice, with the spread
-    const auto t = times_of(r.one);
-    const bool time = r.unit == std::string("us") || r.unit == std::string("ms");
-    const double value = r.unit == std::string("us") ? t.median * 1e6 / r.amount
-                         : time                      ? t.median * 1e3
-                                                     : r.amount / t.median;
-    json line{{"case", r.name}, {"shape", r.shape}, {"seconds", t.median}, {"spread", t.spread}, {"value", value}, {"unit", r.unit}};
+    std::vector<double> mine, theirs;
+    for (int k = 0; k < samples(); ++k) {
+      mine.push_back(seconds(r.one, often));
+      if (r.beside) theirs.push_back(seconds(r.beside->one, beside_often));
+    }
+    const Times t(mine);
+    auto line = line_of(r, t);
+    if (r.beside) {
+      const Times b(theirs);
+      line["beside"] = {{"what", r.beside->what}, {"seconds", b.median}, {"spread", b.spread}};
+      line["ratio"] = r.amount / t.median / (r.beside->amount / b.median);   // 1: as fast as that
+    }
     if (r.facts) line.update(r.facts());
-    fmt::print("{}\n", line.dump());
-    std::fflush(stdout);
+    say(line);
   }
 }
 
@@ -85,25 +120,52 @@ template <class F, class... A> std::function<void()> call(F f, A... args) {
   return [f = jit(std::move(f)), args...] { f(args...); };
 }
 double gigabytes(double elements, int bytes = 4) { return elements * bytes / 1e9; }
+double product_size(std::int64_t m, std::int64_t k, std::int64_t n) { return 2e-12 * double(m) * double(k) * double(n); }   // TFLOP
 
-Row copy() {
+void* place_of(const NamedArray& x) { return DeviceMemory(device(), 0).address(*x.node()->value.get()); }
+Beside a_copy() {                                // GB, read and written
   const std::int64_t n = size(std::int64_t(1) << 30, 1 << 12);
-  auto x = device().take(n, 0), y = device().take(n, 0);
-  return {"copy", fmt::format("{} bytes", n), gigabytes(2. * double(n), 1), "GB/s",
-          [=] { device().copy(bytes_between(y.get(), x.get(), n), 0); }};
+  auto x = random::bits(random::key(9), Axis("n", n / 4)).eval();
+  auto y = device().take(n, 0);
+  return {fmt::format("a copy of {} bytes", n), gigabytes(2. * double(n), 1),
+          [=] { device().copy(bytes_between(y.get(), place_of(x), n), 0); }};
+}
+Row copy() {
+  auto c = a_copy();
+  return {"copy", c.what, c.amount, "GB/s", c.one};
+}
+// The fastest of the library's bare calls for x (m, k) times w (k, n); none where the device has no such library.
+std::optional<Beside> bare_product(const NamedArray& x, const NamedArray& w, std::int64_t m, std::int64_t k, std::int64_t n) {
+  if (!measured()) return {};
+  const auto d = DType::bf16;
+  const program::Step s{.kind = program::Kind::contract,
+                        .contract = {{}, {m}, {n}, {k}, {0, d, 0, {k, 0, 1}, {}}, {1, d, 0, {0, 1, n}, {}}, {2, d, 0, {n, 1, 0}, {}}}};
+  const auto out = device().take(m * n * 2, 0);
+  auto all = measured()->bare_products(s, {place_of(x), place_of(w), out.get()}, 0);
+  std::vector<double> times;
+  for (auto& one : all) {
+    seconds(one, 1);
+    std::vector<double> few;
+    for (int i = 0; i < 5; ++i) few.push_back(seconds(one, 2));
+    times.push_back(bench::median(few));
+  }
+  if (all.empty()) return {};
+  const auto best = std::size_t(std::min_element(times.begin(), times.end()) - times.begin());
+  return Beside{fmt::format("the bare call, by algorithm {} of {}", best + 1, all.size()), product_size(m, k, n),
+                [one = all[best], x, w, out] { one(); }};
 }
 Row gemm(std::int64_t m, std::int64_t k, std::int64_t n) {
   if (o.small) m = 48, k = 32, n = 40;
   const Axis M("m", m), K("k", k), N("n", n);
   auto x = draw({M, K}, 0, DType::bf16), w = draw({K, N}, 1, DType::bf16);
-  return {"gemm", fmt::format("{}x{}x{} bf16", m, k, n), 2e-12 * double(m) * double(k) * double(n), "TFLOP/s",
-          call([](const NamedArray& x, const NamedArray& w) { return dot(x, w, "k"); }, x, w)};
+  return {"gemm", fmt::format("{}x{}x{} bf16", m, k, n), product_size(m, k, n), "TFLOP/s",
+          call([](const NamedArray& x, const NamedArray& w) { return dot(x, w, "k"); }, x, w), {}, bare_product(x, w, m, k, n)};
 }
 Row fused() {
   const Axis N("n", size(std::int64_t(1) << 28, 1000));
   auto f = [](const NamedArray& x, const NamedArray& y, const NamedArray& z) { return x * y + z * 0.5; };
   return {"fused", fmt::format("3 in, 1 out of {}", N.size), gigabytes(4. * double(N.size)), "GB/s",
-          call(f, draw(N), draw(N, 1), draw(N, 2))};
+          call(f, draw(N), draw(N, 1), draw(N, 2)), {}, a_copy()};
 }
 const char* const kRows = "rows of 4096";
 Axis rows() { return {"rows", size(1 << 16, 8)}; }
@@ -111,16 +173,18 @@ Axis columns() { return {"columns", size(4096, 64)}; }
 double of_rows(int arrays) { return gigabytes(double(arrays) * double(rows().size) * double(columns().size)); }
 Row softmax_forward() {
   return {"softmax", kRows, of_rows(2), "GB/s", call([](const NamedArray& x) { return softmax(x, "columns"); },
-                                                     draw({rows(), columns()}))};
+                                                     draw({rows(), columns()})), {}, a_copy()};
 }
 Row softmax_backward() {                         // from its result: reads y and g, writes dx
   auto f = [](const NamedArray& y, const NamedArray& g) { return y * (g - sum(y * g, "columns")); };
   auto x = draw({rows(), columns()});
-  return {"softmax_grad", kRows, of_rows(3), "GB/s", call(f, softmax(x, "columns").eval(), draw({rows(), columns()}, 1))};
+  return {"softmax_grad", kRows, of_rows(3), "GB/s", call(f, softmax(x, "columns").eval(), draw({rows(), columns()}, 1)), {},
+          a_copy()};
 }
 NamedArray layer_norm(const NamedArray& x, const NamedArray& g, const NamedArray& b) { return nn::LayerNorm{columns(), g, b}(x); }
 Row norm_forward() {
-  return {"layer_norm", kRows, of_rows(2), "GB/s", call(layer_norm, draw({rows(), columns()}), draw(columns(), 1), draw(columns(), 2))};
+  return {"layer_norm", kRows, of_rows(2), "GB/s", call(layer_norm, draw({rows(), columns()}), draw(columns(), 1), draw(columns(), 2)), {},
+          a_copy()};
 }
 Row norm_backward() {
   auto f = [](const std::tuple<NamedArray, NamedArray, NamedArray>& in, const NamedArray& cotangent) {
@@ -128,7 +192,8 @@ Row norm_backward() {
     return pull(cotangent);
   };
   return {"layer_norm_grad", kRows, of_rows(3), "GB/s",
-          call(f, std::tuple(draw({rows(), columns()}), draw(columns(), 1), draw(columns(), 2)), draw({rows(), columns()}, 3))};
+          call(f, std::tuple(draw({rows(), columns()}), draw(columns(), 1), draw(columns(), 2)), draw({rows(), columns()}, 3)), {},
+          a_copy()};
 }
 
 // GPT-2 124M as the example trains it, in bf16.
@@ -160,7 +225,7 @@ Row adamw() {
   auto grads = tree_map([](const NamedArray& a) { return a.empty() ? a : draw(a.axes(), 7); }, g->model);
   const auto n = g->parameters();
   return {"adamw", fmt::format("{} parameters", n), gigabytes(7. * double(n)), "GB/s",
-          [=] { std::tie(g->model, g->state) = step(g->model, g->state, grads); }};
+          [=] { std::tie(g->model, g->state) = step(g->model, g->state, grads); }, {}, a_copy()};
 }
 Row graph() {                                    // turns that need each other, of next to nothing
   const Axis Turns("turns", size(4000, 20)), N("n", 1024);
@@ -204,7 +269,9 @@ Row attention(bool backward) {
 Row gpt2_step() {
   auto g = std::make_shared<Gpt2>();
   const Axis Pos = Gpt2::config().Pos();
-  auto step = jit(gpt2::make_train_step(g->optimizer, {.policy = Policy("p=f32,c=bf16,o=f32")}), {.donate = {0, 1}});
+  const ChunkOptions head{.memory = 4'000'000'000};   // in as little as it takes by itself it is ten times the launches
+  auto step = jit(gpt2::make_train_step(g->optimizer, {.policy = Policy("p=f32,c=bf16,o=f32"), .chunks = head}),
+                  {.donate = {0, 1}});
   auto ids = random::randint(random::key(1), {g->Batch, Pos}, 0, g->Vocab.size).eval();
   auto keys = random::split(random::key(2), g->Batch);
   auto loss = std::make_shared<NamedArray>();
@@ -228,6 +295,50 @@ int print_table() {
   const std::regex wanted(o.cases);
   for (std::size_t k = 0; k < table.size(); ++k)
     if (std::regex_search(names[k], wanted)) measure(table[k]());
+  return 0;
+}
+
+// ---- losses: of a small GPT-2, on the device and on the cpu -----------------------------------------------------------------------
+std::vector<double> losses_of(const std::string& backend, int steps) {
+  gpt2::Gpt2Config c;
+  c.seq_len = 64, c.hidden_dim = 64, c.num_layers = 2, c.num_heads = 2, c.embed_pdrop = c.attn_pdrop = c.resid_pdrop = 0;
+  if (o.small) c.seq_len = 16, c.hidden_dim = 16;
+  const Axis Vocab("vocab", 256), Batch("batch", size(8, 2));
+  const auto optimizer = optim::adamw({.learning_rate = 1e-3});
+  const JitOptions here{.backend = "cpu"};       // both begin with the same bits
+  auto model = jit([&](const Key& k) { return Gpt2::Model::init(Vocab, c, k); }, here)(random::key(0));
+  auto state = optimizer.init(model);
+  auto step = jit(gpt2::make_train_step(optimizer), {.donate = {0, 1}, .backend = backend});
+  std::vector<NamedArray> batches;
+  for (int b = 0; b < 4; ++b)
+    batches.push_back(jit([&](const Key& k) { return random::randint(k, {Batch, c.Pos()}, 0, Vocab.size); }, here)(random::key(b + 1)));
+  const auto keys = random::split(random::key(9), Batch);
+  std::vector<double> out;
+  for (int k = 0; k < steps; ++k) {
+    auto next = step(model, state, batches[std::size_t(k % 4)], keys);
+    model = std::move(next.model), state = std::move(next.opt_state), out.push_back(next.loss.item());
+  }
+  return out;
+}
+int compare_losses() {
+  const int steps = o.small ? 8 : 100;
+  constexpr double limit = 1e-4;                 // of a loss
+  set_default_backend("cpu");
+  const auto got = losses_of(o.backend, steps), want = losses_of("cpu", steps);
+  double furthest = 0;
+  for (std::size_t k = 0; k < got.size(); ++k)
+    furthest = std::max(furthest, std::isfinite(got[k]) ? std::abs(got[k] / want[k] - 1) : 1);
+  say({{"case", "losses"}, {"shape", "GPT-2, 2 layers of 64, 8 x 64 tokens, f32"}, {"steps", steps}, {"first", want.front()},
+       {"last", want.back()}, {"furthest", furthest}, {"limit", limit}});
+  return !(furthest <= limit && want.back() < want.front());
+}
+
+// ---- steps: in turns with another program's -------------------------------------------------------------------------------------
+int make_steps() {
+  const auto row = gpt2_step();
+  seconds(row.one, 1), seconds(row.one, 2);
+  say({{"ready", row.shape}, {"tokens", row.amount}});
+  for (int n = 0; std::cin >> n && n > 0;) say({{"seconds", seconds(row.one, n)}});
   return 0;
 }
 
@@ -285,11 +396,15 @@ int main(int argc, char** argv) {
   auto& bits = line.command("bits", "compares results with those in a file, bit for bit");
   bits.option("file", o.file).required();
   bits.flag("--write", o.write, "writes the file");
-  for (auto* command : {&times, &bits}) command->option("--backend", o.backend);
+  auto& losses = line.command("losses", "trains a small GPT-2 on the device and on the cpu: how far losses differ");
+  losses.flag("--small", o.small, "a few steps of less");
+  auto& steps = line.command("steps", "so many steps of GPT-2 124M as a line of its input says, and their time, again and again");
+  steps.flag("--small", o.small, "of next to nothing");
+  for (auto* command : {&times, &bits, &losses, &steps}) command->option("--backend", o.backend);
   if (auto status = line.parse(argc, argv)) return *status;
   try {
-    if (times.given()) set_default_backend(o.backend);
-    return times.given() ? print_table() : compare_bits();
+    if (times.given() || steps.given()) set_default_backend(o.backend);
+    return times.given() ? print_table() : losses.given() ? compare_losses() : steps.given() ? make_steps() : compare_bits();
   } catch (const Error& e) {
     fmt::print(stderr, "{}\n", e.what());
     return 1;

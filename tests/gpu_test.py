@@ -1,7 +1,9 @@
-"""tools/gpu: what is packed starts from its folder alone, and says so where there is no GPU."""
+"""tools/gpu: what is packed starts from its folder alone, says so where there is no GPU, and runs on the simulated card."""
+import json
 import os
 import pathlib
 import subprocess
+import sys
 import tarfile
 import tempfile
 import unittest
@@ -9,12 +11,31 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-@unittest.skipUnless((ROOT / "build/tests/golden").exists(), "tools/build tests/golden")
+CASES = {   # the unit, and what a case is measured beside
+    "copy": ("GB/s", None), "gemm": ("TFLOP/s", "the bare call"), "fused": ("GB/s", "a copy"), "softmax": ("GB/s", "a copy"),
+    "softmax_grad": ("GB/s", "a copy"), "layer_norm": ("GB/s", "a copy"), "layer_norm_grad": ("GB/s", "a copy"),
+    "adamw": ("GB/s", "a copy"), "graph": ("us", None), "head": ("ms", None), "attention": ("TFLOP/s", None),
+    "attention_both": ("TFLOP/s", None), "gpt2": ("tokens/s", None)}
+
+
+def packed(folder):
+    subprocess.run([ROOT / "tools/gpu", "--pack", folder, "--small"], check=True, stdout=subprocess.DEVNULL)
+
+
+# In place of PyTorch's.
+STEPS = """import json, sys
+print(json.dumps({"ready": "torch of this test, B=2", "tokens": 32}), flush=True)
+for line in sys.stdin:
+    print(json.dumps({"seconds": 0.5 * int(line)}), flush=True)
+"""
+
+
+@unittest.skipUnless((ROOT / "build/tests/golden").exists() and (ROOT / "build/bench/gpu").exists(), "tools/build")
 class Gpu(unittest.TestCase):
     def test_a_pack_runs_without_a_gpu_and_says_so(self):
         with tempfile.TemporaryDirectory() as made:
             folder = pathlib.Path(made)
-            subprocess.run([ROOT / "tools/gpu", "--pack", folder / "pack", "--small"], check=True, stdout=subprocess.DEVNULL)
+            packed(folder / "pack")
             size = sum(f.stat().st_size for f in (folder / "pack").iterdir())
             self.assertLess(size, 40 << 20)
             without = dict(os.environ, CUDA_VISIBLE_DEVICES="")
@@ -30,6 +51,51 @@ class Gpu(unittest.TestCase):
             command = [loader, "--inhibit-cache", "--library-path", there / "lib", there / "bin/golden", there / "golden", "random"]
             said = subprocess.run([*command, "--backend", "cpu", "--case", "uniform"], env={}, stdout=subprocess.PIPE, text=True).stdout
             self.assertRegex(said, r"[1-9]\d* passed, 0 failed")
+
+    def test_all_that_a_card_is_asked_runs_on_the_simulated_one(self):
+        with tempfile.TemporaryDirectory() as made:
+            folder = pathlib.Path(made)
+            packed(folder)
+            command = [sys.executable, folder / "gpu", "--rehearse", "--out", folder / "out", "--python", folder / "nothing"]
+            code = subprocess.run(command, stdout=subprocess.DEVNULL).returncode
+            written = json.loads(next((folder / "out").glob("simulated-*.json")).read_text())
+            self.assertEqual(code, 0, written["steps"])
+            self.assertEqual(sorted(written), ["card", "date", "steps", "table"])
+            lines = {case: [line for line in written["table"] if line["case"] == case] for case in CASES}
+            for case, (unit, beside) in CASES.items():
+                of_gemm = 6 * 2 if case == "gemm" else 1   # shapes, and again with `tune`
+                self.assertEqual(len(lines[case]), 2 * of_gemm, case)   # twice
+                for line in lines[case]:
+                    self.assertEqual((line["unit"], line["clock"]), (unit, "events"), line)
+                    self.assertGreater(line["seconds"], 0, line)
+                    self.assertGreaterEqual(line["spread"], 0, line)
+                    self.assertEqual("ratio" in line, beside is not None, line)
+                    if beside:
+                        self.assertTrue(line["beside"]["what"].startswith(beside), line)
+                        self.assertGreater(line["beside"]["seconds"], 0, line)
+            [losses] = [line for line in written["table"] if line["case"] == "losses"]
+            self.assertLess(losses["furthest"], losses["limit"])
+            self.assertLess(losses["last"], losses["first"])
+            self.assertEqual([line["status"] for line in written["table"] if line["case"] == "gpt2_torch"], ["not compared: no torch"])
+
+    def test_steps_are_made_in_turns_with_another_program(self):
+        tool = {"__name__": "tool", "__file__": str(ROOT / "tools/gpu")}
+        exec(compile((ROOT / "tools/gpu").read_text(), "tools/gpu", "exec"), tool)   # it has no .py behind its name
+        with tempfile.TemporaryDirectory() as made:
+            folder = pathlib.Path(made)
+            (folder / "gpt2_torch.py").write_text(STEPS)
+            run = tool["Run"](folder, folder, sys.executable, True)
+            run.gpu = lambda *words: [ROOT / "build/bench/gpu", *words, "--backend", "cuda-sim"]
+            status, lines = run.in_turns(sys.executable, 60)
+            self.assertEqual((status, len(lines)), ("passed", 2))
+            for line in lines:
+                self.assertEqual(line["beside"]["seconds"], 0.5)
+                self.assertAlmostEqual(line["ratio"], 0.5 / line["seconds"])   # both have 32 tokens
+            (folder / "gpt2_torch.py").write_text("import time; time.sleep(100)")
+            self.assertEqual(run.in_turns(sys.executable, 3), ("ended after 3 s", []))
+            (folder / "gpt2_torch.py").write_text("raise SystemExit('it does not fit')")
+            status, lines = run.in_turns(sys.executable, 60)
+            self.assertRegex(status, r"^failed \(.* ended: it does not fit\)$")
 
 
 if __name__ == "__main__":

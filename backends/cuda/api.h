@@ -64,6 +64,7 @@ struct Api {
   void (*record)(Handle event, Handle stream);                       // in order
   void (*follow)(Handle stream, Handle event);                       // in order: what comes behind waits for it
   void (*wait_event)(Handle event);                                  // the host; at once if it was never recorded
+  double (*seconds)(Handle from, Handle to);                         // between two events that have come
 
   // Kernels: a handle for each. What was compiled before is not compiled again.
   std::vector<Handle> (*compile)(int device, const std::vector<Kernel>&);
@@ -71,6 +72,7 @@ struct Api {
 
   // Products of matrices (product.h): what it takes to make one is found out once.
   Handle (*make_product)(int device, const Product&, const Words&);  // lives as long as the program
+  std::vector<Handle> (*make_products)(int device, const Product&, const Words&, int most);   // by each of its first algorithms
   std::int64_t (*workspace)();                                       // bytes that multiply may write
   void (*multiply)(Handle stream, Handle product, const void* a, const void* b, void* out, void* workspace);   // in order
 

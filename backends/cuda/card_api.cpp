@@ -327,6 +327,12 @@ CublasProduct::Algorithm fastest(Device& d, const CublasProduct& told, const Pro
   drv.wait(stream), drv.end_event(from), drv.end_event(to), drv.end_stream(stream);
   return std::min_element(times.begin(), times.end(), [](auto& a, auto& b) { return a.first < b.first; })->second;
 }
+std::vector<Handle> make_products(int d, const Product& p, const Words& words, int most) {
+  std::vector<Handle> all;
+  for (auto& how : CublasProduct(p, words.tf32).algorithms(library_of(device(d)), most))
+    all.push_back(new Multiplier{d, p, words.tf32, CublasProduct(p, words.tf32), how});   // for ever
+  return all;
+}
 void multiply(Handle s, Handle product, const void* a, const void* b, void* out, void* workspace) {
   auto& m = *static_cast<Multiplier*>(product);
   auto& stream = on(s);
@@ -471,8 +477,13 @@ Api table() {
     must(driver().follow(on(s).stream, static_cast<Event*>(e)->event, CU_EVENT_WAIT_DEFAULT), "to wait for an event");
   };
   a.wait_event = wait_event;
+  a.seconds = [](Handle from, Handle to) {
+    float ms = 0;
+    must(driver().elapsed(&ms, event(from).event, event(to).event), "a time");
+    return double(ms) / 1e3;
+  };
   a.compile = compile, a.launch = launch;
-  a.make_product = make_product, a.multiply = multiply;
+  a.make_product = make_product, a.make_products = make_products, a.multiply = multiply;
   a.workspace = [] { return kCublasWorkspace; };
   a.begin_graph = [](Handle s) {
     auto& at = on(s);

@@ -11,6 +11,7 @@
 #include "meet.h"
 #include "nest.h"
 #include "program/devices.h"
+#include "program/measured.h"
 #include "program/ranks.h"
 #include "sequence.h"
 
@@ -49,8 +50,9 @@ void Rank::fail(const char* why) {
 namespace {
 
 constexpr int kOneLane = 1;                      // workers of a lane, as scratch is asked for
+constexpr int kBareProducts = 8;                 // algorithms that are asked for
 
-class CudaDevice final : public Device {
+class CudaDevice final : public Device, public Measured {
  public:
   CudaDevice(const Api& api, const Words& words, const Machine& machine) : api_(api), words_(words), machine_(machine) {}
   const char* name() const override { return api_.name; }
@@ -77,6 +79,31 @@ class CudaDevice final : public Device {
   void put(const Box& b, int d) override { lane(d)->put(b); }
   void get(const Box& b, int d) override { lane(d)->get(b); }
   void copy(const Box& b, int d) override { lane(d)->copy(b); }
+  Point now(int d) override {
+    const auto mine = lane(d);
+    return mine->asked([&] {
+      Point point(mine->api.make_event(mine->device), [mine](void* e) { mine->api.end_event(e); });
+      mine->api.record(point.get(), mine->stream);
+      return point;
+    });
+  }
+  double seconds(const Point& from, const Point& to) override {
+    api_.wait_event(from.get()), api_.wait_event(to.get());
+    return api_.seconds(from.get(), to.get());
+  }
+  std::vector<std::function<void()>> bare_products(const Step& s, const std::vector<void*>& places, int d) override {
+    const auto launches = products_of(s);
+    if (!launches || launches->size() != 1) return {};
+    auto& only = launches->front();              // a, b and out
+    auto at = [&](std::size_t k) { return static_cast<std::byte*>(places[std::size_t(only.words[k].slot)]) + only.words[k].value; };
+    const auto mine = lane(d);
+    std::vector<std::function<void()>> all;
+    for (auto product : api_.make_products(mine->device, *only.product, words_, kBareProducts))
+      all.push_back([=, a = at(0), b = at(1), out = at(2)] {
+        mine->asked([&] { mine->api.multiply(mine->stream, product, a, b, out, mine->workspace()); });
+      });
+    return all;
+  }
   // The calling threads, one for each device of the mesh that is here, ask at the same time; the first makes the id.
   std::shared_ptr<Communicator> communicator(const Dims& mesh, int device, int number, RankGroup* group) override {
     if (group && group->count() == 1) group = nullptr;
@@ -151,9 +178,10 @@ class CudaDevice final : public Device {
     std::lock_guard hold(lock_);
     auto& lane = lanes_[d];
     if (lane) return lane;
-    const auto count = int(cards().cards.size());
-    if (d >= count && count > 1) throw Error(fmt::format("[{}] device {} is asked for, and there are {}", api_.name, d, count));
-    return lane = std::make_shared<Lane>(api_, count == 1 ? 0 : d, words_.sync);
+    const auto all = cards().cards;
+    const auto count = int(all.size()), mine = count == 1 ? 0 : d;
+    if (mine >= count) throw Error(fmt::format("[{}] device {} is asked for, and there are {}", api_.name, d, count));
+    return lane = std::make_shared<Lane>(api_, mine, all[std::size_t(mine)].sm, words_.sync);
   }
   const Api& api_;
   const Words words_;

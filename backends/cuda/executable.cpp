@@ -29,7 +29,7 @@ class CudaExecutable final : public Executable {
  public:
   CudaExecutable(std::shared_ptr<Lane> lane, const Words& words, std::shared_ptr<const Program> p)
       : kept_(std::move(lane)), lane_(*kept_), api_(lane_.api), words_(words), program_(std::move(p)),
-        near_(near_bytes_of(api_.cards().cards[std::size_t(lane_.device)].sm)),
+        near_(near_bytes_of(lane_.sm)),
         sequence_(sequence_of(*program_, near_, {.marks = words_.sync})) {
     if (words_.sync) marks_ = static_cast<int*>(api_.take_host(kMarks * sizeof(int)));
     require_memory();

@@ -38,9 +38,9 @@ Memory host_memory(std::int64_t bytes) { return {::operator new(std::size_t(byte
 
 }  // namespace
 
-Lane::Lane(const Api& a, int d, bool sync)
-    : api(a), device(d), stream(a.make_stream(d)), side(a.make_stream(d)), graph(a.make_stream(d)), graph_side(a.make_stream(d)),
-      sync_(sync) {
+Lane::Lane(const Api& a, int d, int of_sm, bool sync)
+    : api(a), device(d), sm(of_sm), stream(a.make_stream(d)), side(a.make_stream(d)), graph(a.make_stream(d)),
+      graph_side(a.make_stream(d)), sync_(sync) {
   done_ = static_cast<std::int64_t*>(api.take_host(sizeof *done_));
   *done_ = 0;
 }

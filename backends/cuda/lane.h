@@ -12,11 +12,11 @@ namespace haliax::cuda {
 
 class Lane : public std::enable_shared_from_this<Lane> {   // whoever has memory of it keeps it, too
  public:
-  Lane(const Api&, int device, bool sync);       // sync: faults name their step, as runs wait for each
+  Lane(const Api&, int device, int sm, bool sync);   // sync: faults name their step, as runs wait for each
   ~Lane();
 
   const Api& api;
-  const int device;
+  const int device, sm;                          // sm: what it can do, 90 is sm_90
   std::mutex running;                            // held while a run is asked for
   const Handle stream, side;                     // what is asked for in order; collectives, beside it
   const Handle graph, graph_side;                // the same where graphs are written down

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 
 #include "program/matrices.h"
@@ -24,10 +25,21 @@ bool is_for_library(const Contract& c) {
   bool fits = is_float(d) && d == c.b.dtype && (c.out.dtype == d || (narrow && c.out.dtype == DType::f32));
   return fits && !reads_slot(c.out) && points(c.batch) * points(c.m) * points(c.n) * points(c.k) > 0;
 }
-std::optional<MatrixProducts> plan_of(const Contract& c) {
+std::int64_t packed_bytes(const MatrixProducts& p, const Contract& c) {
+  auto bytes = [&](const Packing& pack) { return pack.used ? aligned(pack.elements * bytes_of(c.a.dtype)) : 0; };
+  return bytes(p.pack_a) + bytes(p.pack_b);
+}
+// scratch: bytes that there are for packing where it is not needed.
+std::optional<MatrixProducts> plan_of(const Contract& c, std::int64_t scratch) {
   if (!is_for_library(c)) return {};
   bool k_whole = c.out.dtype != DType::f32 && c.out.dtype != DType::f64;   // partial sums must not be rounded
-  return matrix_products(c, k_whole, reads_slot(c.a), reads_slot(c.b));
+  auto p = matrix_products(c, k_whole, reads_slot(c.a), reads_slot(c.b));
+  if (!p || p->k_outer.empty()) return p;
+  // What is added up is read and written again by each product but the first: a copy of an operand may be less.
+  auto whole = matrix_products(c, true, reads_slot(c.a), reads_slot(c.b));
+  const auto again = (points(p->k_outer) - 1) * points(c.batch) * points(c.m) * points(c.n) * bytes_of(c.out.dtype);
+  const bool is_less = whole && packed_bytes(*whole, c) < again && packed_bytes(*whole, c) <= scratch;
+  return is_less ? whole : p;
 }
 
 struct ProductMaker {
@@ -96,7 +108,7 @@ struct ProductMaker {
 }  // namespace
 
 std::optional<std::vector<Launch>> products_of(const Step& s) {
-  auto p = plan_of(s.contract);
+  auto p = plan_of(s.contract, s.scratch < 0 ? 0 : s.scratch_bytes);
   if (!p || (s.scratch < 0 && (p->pack_a.used || p->pack_b.used))) return {};
   ProductMaker m{s, *p};
   auto all = points(p->outer) * points(p->k_outer), widest = std::int64_t(1);
@@ -116,10 +128,8 @@ std::int64_t bytes_of(const Matrix& m, std::int64_t batch) {
   return ((batch - 1) * m.step + (m.cols - 1) * m.ld + m.rows) * bytes_of(m.dtype);
 }
 std::int64_t product_scratch(const Contract& c) {
-  auto p = plan_of(c);
-  if (!p) return 0;
-  auto bytes = [&](const Packing& pack) { return pack.used ? aligned(pack.elements * bytes_of(c.a.dtype)) : 0; };
-  return bytes(p->pack_a) + bytes(p->pack_b);
+  auto p = plan_of(c, std::numeric_limits<std::int64_t>::max());
+  return p ? packed_bytes(*p, c) : 0;
 }
 
 }  // namespace haliax::cuda

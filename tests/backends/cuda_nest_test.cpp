@@ -33,7 +33,7 @@ Leaves all_of(const Attention& f, const Parts& p) {
   return {both.first, both.second, g[0], g[1], g[2]};
 }
 auto compiled(const Attention& f, const char* backend) {
-  return jit([&f](const Parts& p) { return all_of(f, p); }, {.backend = backend, .scores_budget = 0});
+  return jit([f](const Parts& p) { return all_of(f, p); }, {.backend = backend, .scores_budget = 0});
 }
 void same(const char* what, const Attention& f, const Parts& p, double tolerance) {
   CAPTURE(std::string(what));

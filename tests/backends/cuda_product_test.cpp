@@ -4,8 +4,8 @@
 #include "backends/cuda/api.h"
 #include "backends/cuda/cublas.h"
 #include "backends/cuda/sim/sim.h"
-#include "support/programs.h"
-#include "support/raises.h"
+#include "program/measured.h"
+#include "support/simulated.h"
 
 namespace {
 
@@ -113,4 +113,59 @@ TEST_CASE("cuda: a contraction is one product where strides allow, and packs whe
   CHECK(cuda::products_of(gaps)->size() == 2);
   // Integers are for our own kernel.
   CHECK_FALSE(cuda::products_of(step_of({}, 4, 4, 4, {}, {}, {}, DType::i32, DType::i32)));
+}
+
+TEST_CASE("cuda: what would be added up in parts is packed where that moves fewer bytes") {
+  // (vocab, token) times (token, embed), tokens being positions of several sequences, which lie apart in one operand: a product for
+  // each sequence, or a copy.
+  const std::int64_t sequences = 4, all_positions = 110;
+  auto step = [&](std::int64_t vocab, std::int64_t embed, std::int64_t positions) {
+    Step s{.kind = Kind::contract};
+    s.contract = {{}, {vocab}, {embed}, {sequences, positions},
+                  {0, DType::bf16, 0, {1, 0, positions * vocab, vocab}, {}},
+                  {1, DType::bf16, 0, {0, 1, all_positions * embed, embed}, {}},
+                  {2, DType::f32, 0, {embed, 1, 0, 0}, {}}, false};
+    s.scratch_bytes = cuda::product_scratch(s.contract), s.scratch = 0;
+    return s;
+  };
+  auto packed = step(400, 24, 5);
+  CHECK(packed.scratch_bytes == aligned(sequences * 5 * 24 * 2));
+  CHECK(products_of(packed).size() == 1);
+  packed.scratch = -1, packed.scratch_bytes = 0;   // where there is no scratch, as in a nest
+  CHECK(products_of(packed).size() == std::size_t(sequences));
+  CHECK(step(64, 64, 100).scratch_bytes == 0);     // a result that is small beside what would be copied
+  CHECK(products_of(step(64, 64, 100)).size() == std::size_t(sequences));
+
+  Case c(5);
+  c.slot(false, DType::bf16, sequences * 5 * 400), c.slot(false, DType::bf16, sequences * all_positions * 24);
+  c.slot(true, DType::f32, 400 * 24);
+  c.program.steps = {step(400, 24, 5)}, c.program.arena_bytes = c.program.steps[0].scratch_bytes;
+  const auto got = c.run(*cuda::make_simulated_device()), want = c.run(*reference::make_reference_device());
+  CHECK(difference(DType::f32, got[0], want[0], 2e-6) == "");
+}
+
+TEST_CASE("cuda: the library's bare call gives what the contraction gives, on a clock that knows what has come") {
+  Case c(3);
+  const std::int64_t m = 5, n = 7, k = 6;
+  auto s = step_of({}, m, n, k, {}, {}, {}, DType::bf16, DType::bf16);
+  c.slot(false, DType::bf16, m * k), c.slot(false, DType::bf16, k * n), c.slot(true, DType::bf16, m * n);
+  c.program.steps = {s};
+  const auto device = cuda::make_simulated_device();
+  const auto want = c.run(*device)[0];
+  auto& measured = dynamic_cast<Measured&>(*device);
+  const auto x = put(*device, c.arguments[0]), y = put(*device, c.arguments[1]), out = put(*device, c.results[0]);
+  const auto all = measured.bare_products(s, {x.get(), y.get(), out.get()}, 0);
+  REQUIRE(all.size() == 1);
+  CHECK(get(*device, out, want.size()) != want);
+  const auto from = measured.now(0);
+  all[0]();
+  const auto to = measured.now(0);
+  CHECK(measured.seconds(from, to) > 0);
+  CHECK(get(*device, out, want.size()) == want);
+  CHECK(measured.seconds(to, from) < 0);
+  auto& api = cuda::simulated();
+  const std::shared_ptr<void> event(api.make_event(0), api.end_event);
+  CHECK(has(error_of([&] { return api.seconds(event.get(), event.get()); }), "a time is asked for that has not come"));
+  s.contract.a.dtype = s.contract.b.dtype = s.contract.out.dtype = DType::i32;   // not for the library
+  CHECK(measured.bare_products(s, {x.get(), y.get(), out.get()}, 0).empty());
 }

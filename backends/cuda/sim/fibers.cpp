@@ -10,6 +10,10 @@
 #include <vector>
 
 #include "haliax/error.h"
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
 
 namespace haliax::cuda {
 namespace {
@@ -18,7 +22,7 @@ constexpr std::size_t stack_bytes = 64 << 10;
 constexpr unsigned warp = 32;
 
 // ---- switching: callee-saved registers only where we know them, else what the system has -------------------------------------
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
 extern "C" void haliax_switch_fiber(void** from, void* to);
 asm(R"(
 .text
@@ -33,7 +37,7 @@ haliax_switch_fiber:
   ret
 .size haliax_switch_fiber, .-haliax_switch_fiber
 )");
-struct Place {
+struct Registers {
   void* top = nullptr;
   void begin(std::byte* stack, void (*entry)()) {
     auto** p = reinterpret_cast<void**>((reinterpret_cast<std::uintptr_t>(stack) + stack_bytes) & ~std::uintptr_t(15));
@@ -42,17 +46,53 @@ struct Place {
     for (int k = 0; k < 6; ++k) *--p = nullptr;
     top = p;
   }
-  void go_to(Place& to) { haliax_switch_fiber(&top, to.top); }
+  void go_to(Registers& to) { haliax_switch_fiber(&top, to.top); }
 };
 #else
-struct Place {
+struct Registers {
   ucontext_t context = {};
   void begin(std::byte* stack, void (*entry)()) {
     getcontext(&context);
     context.uc_stack.ss_sp = stack, context.uc_stack.ss_size = stack_bytes, context.uc_link = nullptr;
     makecontext(&context, entry, 0);
   }
-  void go_to(Place& to) { swapcontext(&context, &to.context); }
+  void go_to(Registers& to) { swapcontext(&context, &to.context); }
+};
+#endif
+
+// The address sanitizer must know on which stack a thread is: it keeps frames that others may still point to beside each.
+#if defined(__SANITIZE_ADDRESS__)
+class Place {
+ public:
+  void begin(std::byte* stack, void (*entry)()) {
+    __asan_unpoison_memory_region(stack, stack_bytes);   // frames of a thread that is done have left marks
+    bottom_ = stack, size_ = stack_bytes, frames_ = nullptr;
+    registers_.begin(stack, entry);
+  }
+  void go_to(Place& to, bool for_good = false) {
+    __sanitizer_start_switch_fiber(for_good ? nullptr : &frames_, to.bottom_, to.size_);
+    came_from() = this;
+    registers_.go_to(to.registers_);
+    arrive();
+  }
+  void arrive() {                                // who was left is told where he was
+    __sanitizer_finish_switch_fiber(frames_, &came_from()->bottom_, &came_from()->size_);
+  }
+
+ private:
+  static Place*& came_from() {
+    static thread_local Place* from = nullptr;
+    return from;
+  }
+  Registers registers_;
+  const void* bottom_ = nullptr;
+  std::size_t size_ = 0;
+  void* frames_ = nullptr;
+};
+#else
+struct Place : Registers {
+  void go_to(Place& to, [[maybe_unused]] bool for_good = false) { Registers::go_to(to); }
+  void arrive() {}
 };
 #endif
 
@@ -74,7 +114,7 @@ struct Block {
   Fiber& mine() { return *fibers[current]; }
   void wait(State s) {
     mine().state = s;
-    mine().place.go_to(outside);
+    mine().place.go_to(outside, s == State::done);
   }
 };
 Block& block() {
@@ -82,6 +122,7 @@ Block& block() {
   return b;
 }
 void enter() {
+  block().mine().place.arrive();
   (*block().thread)();
   block().wait(State::done);
 }

@@ -122,7 +122,7 @@ void Machine::record(Event* e, Stream* s) {
   }
   ask(s, {.run = [this, e = e->shared_from_this(), times = e->recorded] {
     std::lock_guard hold(lock_);
-    e->done = std::max(e->done, times);
+    e->done = std::max(e->done, times), e->came = std::chrono::steady_clock::now();
   }});
 }
 void Machine::follow(Stream* s, Event* e) {
@@ -295,6 +295,13 @@ void Machine::wait(Event* e) {
   std::unique_lock held(lock_);
   refuse_if_failed(e->device);
   work_until(held, e->device, [e, times = e->recorded] { return e->done >= times; });
+}
+
+double Machine::seconds(const Event* from, const Event* to) {
+  std::lock_guard hold(lock_);
+  for (auto* e : {from, to})
+    if (e->recorded == 0 || e->done < e->recorded) throw Error("[cuda-sim] a time is asked for that has not come");
+  return std::chrono::duration<double>(to->came - from->came).count();
 }
 
 // ---- memory -------------------------------------------------------------------------------------------------------------------

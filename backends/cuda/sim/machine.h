@@ -28,6 +28,7 @@ struct Event : std::enable_shared_from_this<Event> {   // lives as long as somet
   explicit Event(int d) : device(d) {}
   int device = 0;
   std::int64_t recorded = 0, done = 0;           // how often
+  std::chrono::steady_clock::time_point came = {};   // when it was done last
   Graph* graph = nullptr;                        // where it was recorded last, if that was into a graph
   std::vector<int> nodes = {};
 };
@@ -84,6 +85,7 @@ class Machine {
   void follow(Stream*, Event*);
   void wait(Stream*);
   void wait(Event*);
+  double seconds(const Event* from, const Event* to);
   void begin_graph(Stream*);
   std::shared_ptr<const Graph> end_graph(Stream*);
   void run_graph(Stream*, std::shared_ptr<const Graph>);

@@ -320,9 +320,11 @@ Api table() {
   a.record = [](Handle e, Handle s) { machine().record(event(e), stream(s)); };
   a.follow = [](Handle s, Handle e) { machine().follow(stream(s), event(e)); };
   a.wait_event = [](Handle e) { ++counters.waits, machine().wait(event(e)); };
+  a.seconds = [](Handle from, Handle to) { return machine().seconds(event(from), event(to)); };
   a.compile = [](int, const std::vector<Kernel>& all) { return compile(all); };
   a.launch = launch;
   a.make_product = make_product, a.multiply = multiply;
+  a.make_products = [](int d, const Product& p, const Words& w, int) { return std::vector{make_product(d, p, w)}; };
   a.workspace = [] { return kWorkspace; };
   a.begin_graph = [](Handle s) { machine().begin_graph(stream(s)); };
   a.end_graph = [](Handle s) -> Handle { return new SharedGraph(machine().end_graph(stream(s))); };
