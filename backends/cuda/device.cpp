@@ -79,7 +79,7 @@ class CudaDevice final : public Device, public Measured {
   void put(const Box& b, int d) override { lane(d)->put(b); }
   void get(const Box& b, int d) override { lane(d)->get(b); }
   void copy(const Box& b, int d) override { lane(d)->copy(b); }
-  Point now(int d) override {
+  Instant now(int d) override {
     const auto mine = lane(d);
     return mine->asked([&] {
       Point point(mine->api.make_event(mine->device), [mine](void* e) { mine->api.end_event(e); });
@@ -87,7 +87,7 @@ class CudaDevice final : public Device, public Measured {
       return point;
     });
   }
-  double seconds(const Point& from, const Point& to) override {
+  double seconds(const Instant& from, const Instant& to) override {
     api_.wait_event(from.get()), api_.wait_event(to.get());
     return api_.seconds(from.get(), to.get());
   }

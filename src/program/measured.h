@@ -13,9 +13,9 @@ class Measured {
  public:
   virtual ~Measured() = default;
   // A point in time: when all that was asked of the device before is done. The seconds from one to a later one: waits for that.
-  using Point = std::shared_ptr<void>;
-  virtual Point now(int device) = 0;
-  virtual double seconds(const Point& from, const Point& to) = 0;
+  using Instant = std::shared_ptr<void>;
+  virtual Instant now(int device) = 0;
+  virtual double seconds(const Instant& from, const Instant& to) = 0;
   // A contraction as the bare calls of the library, in order with the device's runs: by each of the algorithms that it proposes,
   // its own first choice first. places: of the step's slots. None: it is not for the library, or not as it lies.
   virtual std::vector<std::function<void()>> bare_products(const Step&, const std::vector<void*>& places, int device) = 0;
