@@ -82,9 +82,9 @@ class CudaDevice final : public Device, public Measured {
   Instant now(int d) override {
     const auto mine = lane(d);
     return mine->asked([&] {
-      Point point(mine->api.make_event(mine->device), [mine](void* e) { mine->api.end_event(e); });
-      mine->api.record(point.get(), mine->stream);
-      return point;
+      Instant instant(mine->api.make_event(mine->device), [mine](void* e) { mine->api.end_event(e); });
+      mine->api.record(instant.get(), mine->stream);
+      return instant;
     });
   }
   double seconds(const Instant& from, const Instant& to) override {
