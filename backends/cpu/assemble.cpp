@@ -154,7 +154,7 @@ class Pass {
 }  // namespace
 
 void assemble_narrow(FusedPlan& plan) {
-  std::vector<int> loaded(plan.values.size(), -1);   // the access of bf16 that a value is read from
+  auto value = [&](int v) -> Register& { return plan.values[std::size_t(v)]; };
   auto each_op = [&](const auto& f) {
     for (auto* tapes : {&plan.outer, &plan.inner})
       for (Tape& tape : *tapes)
@@ -162,23 +162,21 @@ void assemble_narrow(FusedPlan& plan) {
     for (Op& op : plan.outer_stores) f(op);
   };
   each_op([&](const Op& op) {
-    if (op.kind == Op::load && plan.accesses[std::size_t(op.access)].dtype == DType::bf16) loaded[std::size_t(op.out)] = op.access;
+    if (op.kind == Op::load) value(op.out).narrow = plan.accesses[std::size_t(op.access)].dtype == DType::bf16;
   });
   each_op([&](const Op& op) {
     if (op.kind != Op::assembled)
       for (int v : op.in)
-        if (v >= 0) loaded[std::size_t(v)] = -1;
+        if (v >= 0) value(v).narrow = false;
   });
   for (auto& ops : plan.assembled)
     for (auto& in : ops.in)
-      if (!is_array(in)) loaded[std::size_t(in.value)] = -1;
-  for (int a : loaded)
-    if (a >= 0) plan.accesses[std::size_t(a)].narrow = true;
+      if (!is_array(in)) value(in.value).narrow = false;
   for (auto& ops : plan.assembled) {
     PointCode narrow = ops.point;
     bool any = false;
     for (std::size_t k = 0; k < ops.in.size(); ++k)
-      if (loaded[std::size_t(ops.in[k].value)] >= 0) any = ops.in[k].narrow = true, narrow.inputs[k] = PointCode::Input::bf16;
+      if (value(ops.in[k].value).narrow) any = ops.in[k].narrow = true, narrow.inputs[k] = PointCode::Input::bf16;
     for (std::size_t k = 0; k < ops.out.size(); ++k)
       if (ops.out[k].narrow) any = narrow.outputs[k].bf16 = true;
     if (any) ops.narrow_code = assembled(narrow);

@@ -405,7 +405,7 @@ class FusedStep final : public CompiledStep {
       Runs runs;
       const std::int64_t bytes = haliax::bytes_of(access.dtype);
       std::byte* memory = memory_of(op, op.access, runs);
-      if ((access.direct && (runs.count == 0 || dense(runs, n))) || (access.narrow && dense(runs, n))) {
+      if ((access.direct && (runs.count == 0 || dense(runs, n))) || (plan_.values[static_cast<std::size_t>(op.out)].narrow && dense(runs, n))) {
         value(op.out) = memory;
         expect(access, memory, n * bytes);
         return;

@@ -28,7 +28,6 @@ struct Access {  // a view, or an iota, in walk order
   bool iota = false;
   std::int64_t start = 0;  // iota: its value at the origin
   bool direct = false;     // registers may be the memory itself
-  bool narrow = false;     // so may those of bf16: assembled ops alone read it
   bool folded = false;     // and where it is lanes, whatever lies between rows: reductions alone read it
 };
 
@@ -104,6 +103,7 @@ struct Register {  // where a value lies
   Lane lane = Lane::f32;
   Extent extent = Extent::one;  // how many values
   std::int64_t offset = 0;      // bytes, in the pool or the workspace
+  bool narrow = false;          // it may be bf16 in memory, where that lies dense: assembled ops alone read it
 };
 
 struct FusedPlan {

@@ -411,6 +411,23 @@ TEST_CASE("cpu: ops that follow each other are one, and read and write bf16 wher
   }
 }
 
+// One walk over the row reads bf16 where it lies, the others read it as f32.
+TEST_CASE("cpu: a softmax of bf16 over rows of any length, in the place of its operand") {
+  for (std::int64_t n : {64, 5000, 9000, 30000}) {
+    Case c(3);
+    const DType t = DType::f32, narrow = DType::bf16;
+    const View x = c.view(false, narrow, {6, n}, Case::dense), y = c.view(true, narrow, {6, n}, Case::dense);
+    auto& f = c.add(Kind::fused).fused;
+    f.dims = {6, n}, f.outer = 1;
+    f.code = {load(x, true), op(Code::cast, t, {0}, true), op(Code::reduce_max, t, {1}), op(Code::sub, t, {1, 2}, true),
+              op(Code::exp, t, {3}, true), op(Code::reduce_sum, t, {4}), constant(t, 3), op(Code::add, t, {4, 6}, true),
+              op(Code::div, t, {7, 5}, true), op(Code::cast, narrow, {8}, true), store(y, 9, true)};
+    INFO("columns ", n);
+    compare(c);
+    same_bits(c);
+  }
+}
+
 // A row's sum of exp, less its maximum.
 TEST_CASE("cpu: rows of a reduction go several at once, if they lie near") {
   auto rows_at_once = [](std::int64_t rows, std::int64_t columns, int once) {
