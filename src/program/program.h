@@ -288,6 +288,7 @@ struct Machine {
   double cache = 8 << 20;                   // bytes: what is used turn after turn and fits stays
   double near = 2 << 20;                    // bytes: what a step leaves in the caches of the cores, where the next one finds it
   double lane = 0;                          // bytes: what a turn of a loop with lanes may hold; 0: there are no lanes
+  bool whole_rows = false;                  // of scores: a turn makes tiles of them by itself, so their keys need not be walked
   double narrow = 1. / 3;                   // of a multiplication in bf16 or f16
   double step = 0;                          // of each step that is run, whatever it does
 };

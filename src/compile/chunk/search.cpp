@@ -176,7 +176,7 @@ class ChunkSearch {
     if (whole.bytes <= budget_) return explained(whole, {});
     std::optional<Trial> rows, tiles;
     if (call_.inside == kOfScores)
-      if (auto lanes = by_lanes(std::int64_t(whole.machine.lane))) return explained(*lanes, {});
+      if (auto lanes = by_lanes(whole.machine)) return explained(*lanes, {});
     if (form != ChunkForm::tile) rows = by_rows();
     if (!inner_.empty()) tiles = by_tiles();
     if (!rows && !tiles) rows = least();
@@ -399,12 +399,13 @@ class ChunkSearch {
     } catch (const Error&) {}   // it cannot be walked so
     return {};
   }
-  std::optional<Trial> by_lanes(std::int64_t lane) const {
+  std::optional<Trial> by_lanes(const program::Machine& machine) const {
+    const auto lane = std::int64_t(machine.lane);
     if (lane == 0) return {};
     auto free = free_axes();
     for (std::int64_t queries : {64, 32})                  // whole rows of scores, as many as a lane can hold
       if (auto t = tried(one_by_one(free, queries)); t && t->lane_bytes <= lane) return t;
-    if (auto keys = keys_ ? std::nullopt : longest_keys(1))
+    if (auto keys = keys_ || machine.whole_rows ? std::nullopt : longest_keys(1))
       if (auto t = tried(within(one_by_one(free, kTileRows), *keys, kTileColumns))) return t;
     std::optional<Trial> best;                             // or as few as there are lanes for
     for (std::int64_t queries = 32; queries >= 8 && !(best && best->lane_bytes <= lane); queries /= 2)
