@@ -102,17 +102,17 @@ class LateRows {
     }
     return nullptr;
   }
-  // x, of the dtype given, without one of its factors; null: it is no such product.
+  // x without one of its factors; null: that is no factor of it.
   static NodePtr without(const NodePtr& x, const Node* factor) {
     auto has = [&](const NodePtr& y) { return Product(y).has(factor); };
     auto rest = [&](std::size_t k) {
       auto in = x->in;
-      in[k] = prim::same_values(in[k]).get() == factor ? prim::number(1, in[k]->dtype) : without(in[k], factor);
+      in[k] = Product(in[k]).factors.size() == 1 ? prim::number(1, in[k]->dtype) : without(in[k], factor);
       return in[k] ? prim::map(*x->op, std::move(in), x->dtype, &x->axes) : nullptr;
     };
     if (x->op == &prim::kMul) return has(x->in[0]) ? rest(0) : has(x->in[1]) ? rest(1) : nullptr;
     if (x->op == &prim::kSelect) return has(x->in[1]) ? rest(1) : nullptr;
-    return x->op == &prim::kDiv && has(x->in[0]) ? rest(0) : nullptr;
+    return (x->op == &prim::kDiv || x->op == &prim::kCast) && has(x->in[0]) ? rest(0) : nullptr;
   }
   // A sum over keys of weights times g v, by the weighted values.
   NodePtr by_values(const Node& n) const {

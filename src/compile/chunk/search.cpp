@@ -224,7 +224,7 @@ class ChunkSearch {
     if (call_.inside == kOfScores) {
       auto free = free_axes();
       if (auto keys = call_.chunks.size() > 1 && !keys_ ? longest_keys(1) : std::nullopt)
-        if (auto t = tried(within(one_by_one(free, call_.chunks[0]), *keys, (keys->size + 2) / 3))) return explained(*t, {});
+        if (auto t = fitting(within(one_by_one(free, call_.chunks[0]), *keys, (keys->size + 2) / 3))) return explained(*t, {});
       if (auto t = trial(one_by_one(free, call_.chunks[0])); t.lane_bytes > 0) return explained(t, {});
     }
     Cuts cuts;
@@ -393,7 +393,7 @@ class ChunkSearch {
     return plan;
   }
   // Turns side by side, in the budget.
-  std::optional<Trial> tried(CutPlan plan) const {
+  std::optional<Trial> fitting(CutPlan plan) const {
     try {
       if (auto t = trial(std::move(plan)); t.lane_bytes > 0 && (t.bytes <= budget_ || !call_.chunks.empty())) return t;
     } catch (const Error&) {}   // it cannot be walked so
@@ -404,12 +404,12 @@ class ChunkSearch {
     if (lane == 0) return {};
     auto free = free_axes();
     for (std::int64_t queries : {64, 32})                  // whole rows of scores, as many as a lane can hold
-      if (auto t = tried(one_by_one(free, queries)); t && t->lane_bytes <= lane) return t;
+      if (auto t = fitting(one_by_one(free, queries)); t && t->lane_bytes <= lane) return t;
     if (auto keys = keys_ || machine.whole_rows ? std::nullopt : longest_keys(1))
-      if (auto t = tried(within(one_by_one(free, kTileRows), *keys, kTileColumns))) return t;
+      if (auto t = fitting(within(one_by_one(free, kTileRows), *keys, kTileColumns))) return t;
     std::optional<Trial> best;                             // or as few as there are lanes for
     for (std::int64_t queries = 32; queries >= 8 && !(best && best->lane_bytes <= lane); queries /= 2)
-      if (auto t = tried(one_by_one(free, queries))) best = std::move(t);
+      if (auto t = fitting(one_by_one(free, queries))) best = std::move(t);
     return best;
   }
   std::optional<Trial> by_tiles() const {
