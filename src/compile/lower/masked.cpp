@@ -12,7 +12,17 @@
 
 namespace haliax {
 
-const Op kMaskedProduct{.name = "dot", .kind = Kind::contract, .linear = Linear::no};
+namespace {
+
+// 0 with each of the three, where all of the result is made.
+Linear zero_in_masked(const Node& n, std::size_t) {
+  auto m = MaskedAttr::of(n);
+  return m.zero || !find(n, m.axis) ? Linear::one : Linear::no;
+}
+
+}  // namespace
+
+const Op kMaskedProduct{.name = "dot", .kind = Kind::contract, .linear = Linear::no, .zero_in = zero_in_masked};
 
 namespace {
 
