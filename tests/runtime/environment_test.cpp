@@ -33,8 +33,8 @@ TEST_CASE("environment: a value that is not allowed is named, with what is") {
   const std::vector<Variable> all{
       {"HALIAX_DEVICES", {"eight", "0", "-2", "8x", "99999999999"}, {"4", "''"}, "a number from 1 to 16777216; environment_test.cpp:"},
       {"HALIAX_THREADS", {"all", "0", "-1", "2.5", "5000"}, {"2", "''"}, "a number from 1 to 1024; environment_test.cpp:"},
-      {"HALIAX_SCORES", {"many", "-1", "1e9", "64MiB"}, {"0", "1000", "''"},
-       "a number from 0 to 4611686018427387904; environment_test.cpp:"},
+      {"HALIAX_SCORES", {"many", "-2", "1e9", "64MiB"}, {"-1", "0", "1000", "''"},
+       "a number from -1 to 4611686018427387904; environment_test.cpp:"},
       {"HALIAX_NANS", {"yes", "2"}, {"0", "1", "''"}, "0 or 1; environment_test.cpp:"},
       {"HALIAX_VERIFY", {"on"}, {"0", "1", "''"}, "0 or 1; environment_test.cpp:"},
       {"HALIAX_POISON", {"true"}, {"0", "1", "''"}, "0 or 1; environment_test.cpp:"},
