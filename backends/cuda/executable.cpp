@@ -32,9 +32,9 @@ class CudaExecutable final : public Executable {
         near_(near_bytes_of(lane_.sm)),
         sequence_(sequence_of(*program_, near_, {.marks = words_.sync})) {
     if (words_.sync) marks_ = static_cast<int*>(api_.take_host(kMarks * sizeof(int)));
-    require_memory();
     if (sequence_.flags > 0 && !sequence_.speaks && fits_in_graph() && api_.has_ifs())
       sequence_ = sequence_of(*program_, near_, {.marks = words_.sync, .parts = true});
+    require_memory();
     if (!words_.sync) join_equal(sequence_, *program_);   // a fault is that of one step there
     make(sequence_.items);
     if (words_.keep) keep_texts();
@@ -76,18 +76,20 @@ class CudaExecutable final : public Executable {
   bool fits_in_graph() const {
     return !words_.eager && !words_.sync && !sequence_.asks_host && steps_in_graph(sequence_.items) <= kMostInGraph;
   }
-  // Before anything runs: what the plan says beside what lies there already.
+  // Before anything runs: what the plan says, and what turns that are left out by flags take (sequence.h), beside what lies there
+  // already.
   void require_memory() const {
-    const auto free = api_.free_bytes(lane_.device);
+    const auto free = api_.free_bytes(lane_.device), left_out = sequence_.flags + sequence_.beside;
     auto& p = *program_;
-    if (p.peak_bytes <= free) return;
+    if (p.peak_bytes + left_out <= free) return;
     auto uses = p.at_peak;
+    if (left_out > 0) uses.push_back({"products of turns that are left out", left_out});
     std::stable_sort(uses.begin(), uses.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
     std::string largest;
     for (std::size_t k = 0; k < std::min<std::size_t>(uses.size(), 3); ++k)
       largest += fmt::format("{}{} {}", k ? ", " : "; when it needs most these are ", uses[k].purpose, uses[k].bytes);
     throw Error(fmt::format("[memory] {} is planned with {} bytes beside its arguments, and device {} of {} has {} free{}",
-                            p.called, p.peak_bytes, lane_.device, api_.name, free, largest));
+                            p.called, p.peak_bytes + left_out, lane_.device, api_.name, free, largest));
   }
   // In the folder HALIAX_CACHE, or else where the process is.
   void keep_texts() const {

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <thread>
 
+#include "backends/cuda/sequence.h"
 #include "backends/cuda/sim/machine.h"
 #include "haliax/haliax.h"
 #include "support/devices.h"
@@ -122,6 +123,16 @@ TEST_CASE("cuda engine: over 100 small steps 4 graphs at most are made, memory i
     CHECK(since(&Asked::copies) == 0);
     CHECK(since(&Asked::kernels) == 0);          // not even written down anew
     CHECK(last.item() < first.second.item());
+    auto fed = [&](int k) {                      // up goes the batch, down the loss
+      std::tie(now, last) = f(now, random::normal(random::key(k), {Batch, Embed}).eval());
+      CHECK(std::isfinite(last.item()));
+    };
+    for (int k = 0; k < 4; ++k) fed(k);
+    since = {};
+    for (int k = 0; k < 100; ++k) fed(k);
+    CHECK(since(&Asked::copies) == 200);
+    CHECK(since(&Asked::instances) <= 4);
+    CHECK(since(&Asked::grown) == 0);
   }
 }
 
@@ -334,6 +345,24 @@ TEST_CASE("cuda engine: too little memory is said before anything runs") {
   CHECK(has(error_of([&] { return here(x); }), "bytes are wanted, and device 0 of cuda-sim has"));
   cuda::set_simulated_memory(0, all);
   CHECK(there(x).doubles()[0] == 2);
+}
+
+// Without parts of a graph that end early, a product is made in vain, in memory of its own.
+TEST_CASE("cuda engine: products of turns that are left out are counted before anything runs") {
+  const std::int64_t all = std::int64_t(32) << 30;
+  auto c = skipped_products(3, DType::f32);
+  c.program.peak_bytes = 1 << 20;
+  auto& api = faulty();
+  api.has_ifs = [] { return false; };
+  const auto device = device_of(api);
+  auto program = std::make_shared<const Program>(c.program);
+  const auto more = cuda::sequence_of(*program, 0, {}).beside;
+  REQUIRE(more > 0);
+  cuda::set_simulated_memory(0, cuda::held(0).now + c.program.peak_bytes);
+  const auto said = error_of([&] { device->compile(program); });
+  cuda::set_simulated_memory(0, all);
+  CHECK(has(said, "products of turns that are left out "));
+  device->compile(program);
 }
 
 TEST_CASE("cuda engine: of a plan that is too large the largest purposes are named") {

@@ -15,6 +15,7 @@
 #include "program/devices.h"
 #include "support/cache.h"
 #include "support/gpt2.h"
+#include "support/left_out.h"
 #include "support/raises.h"
 
 using namespace haliax;
@@ -130,7 +131,7 @@ TEST_CASE("cuda: GPT-2 124M, a training step in bf16 of 64 x 1024 tokens: texts,
     CHECK(launch->shared <= 112 << 10);          // two blocks fit on a processor
   }
   if (!cuda::has_nvrtc()) {
-    MESSAGE("no NVRTC here: nothing was compiled");
+    left_out("GPT-2", "its kernels were not compiled: no NVRTC here");
     return;
   }
   for (int sm : {80, 90, 100}) {                 // for each card as it would be made there
@@ -182,4 +183,21 @@ TEST_CASE("cuda: AdamW over the 16 leaves of GPT-2 124M is 2 launches: the count
   MESSAGE(one_by_one.kernels, " kernels, ", n.kernels, " launches");
   CHECK(one_by_one.kernels == 1 + 16);
   CHECK(n.kernels == 2);
+}
+
+// What bench/gpu.cpp divides by: a node for each turn, and the copies around them.
+TEST_CASE("cuda: a turn of one fused step is one node of a graph") {
+  const auto device = cuda::make_simulated_device();
+  const Axis Turns("turns", 4000), Wide("n", 1024);
+  Compilation c;
+  c.options.device = device.get();
+  auto input = [](const Axis& a) { return NamedArray(prim::input({a}, DType::f32)); };
+  detail::Tracing tracing;
+  const auto x = input(Wide), by = input(Turns);
+  c.inputs = {x.node(), by.node()};
+  c.roots = {fold([](const NamedArray& x, const NamedArray& b) { return x * b + 0.5f; }, Turns)(x, by).node()};
+  run(c);
+  const auto nodes = cuda::steps_in_graph(cuda::sequence_of(*c.program, cuda::near_bytes_of(90), {.parts = true}).items);
+  CHECK(nodes >= Turns.size);
+  CHECK(nodes <= Turns.size + 2);
 }
