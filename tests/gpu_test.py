@@ -97,6 +97,17 @@ class Gpu(unittest.TestCase):
             status, lines = run.in_turns(sys.executable, 60)
             self.assertRegex(status, r"^failed \(.* ended: it does not fit\)$")
 
+    def test_a_library_of_the_toolkit_that_is_missing_is_named(self):
+        loader = pathlib.Path("/lib64/ld-linux-x86-64.so.2")
+        if not loader.exists():
+            self.skipTest("no such loader")
+        done = subprocess.run([loader, "--inhibit-cache", ROOT / "build/tests/backends", "-nv", "-tc=*is missing is named"],
+                              capture_output=True, text=True)
+        if "left out" in done.stdout:
+            self.skipTest("the loader finds a toolkit without its cache")
+        self.assertIn("1 passed | 0 failed", done.stdout, done.stdout + done.stderr)
+        self.assertIn("assertions: 2", done.stdout)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -5,10 +5,12 @@
 #include <iterator>
 
 #include "backends/cuda/api.h"
+#include "backends/cuda/cublas.h"
 #include "backends/cuda/nvrtc.h"
 #include "backends/cuda/tuned.h"
 #include "support/cache.h"
 #include "support/left_out.h"
+#include "support/raises.h"
 
 using namespace haliax;
 using namespace haliax::testing;
@@ -75,4 +77,16 @@ TEST_CASE("cuda: the fastest algorithm of a product is written down, and read ag
   std::ofstream(cache.folder / "tuned", std::ios::app) << "sm_90 other: 12 34\nnothing\n";
   CHECK_FALSE(cuda::tuned("sm_90 other"));
   CHECK(cuda::tuned("sm_90 that"));
+}
+
+// tests/gpu_test.py runs it without the folders that a loader keeps in its cache, where a toolkit's libraries are not found.
+TEST_CASE("cuda: a library of the toolkit that is missing is named") {
+  if (cuda::has_nvrtc() || cuda::has_cublas()) {
+    left_out("a missing library", "the toolkit is here");
+    return;
+  }
+  auto said = error_of([] { cuda::compile_for_card("", 90); });
+  CHECK(has(said, "[cuda] libnvrtc.so.13 (or .12) is not found: it is part of the CUDA toolkit"));
+  said = error_of([] { cuda::CublasProduct(cuda::Product{}); });
+  CHECK(has(said, "[cuda] libcublasLt.so.13 (or .12) is not found: it is part of the CUDA toolkit"));
 }
