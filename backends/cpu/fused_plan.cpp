@@ -269,7 +269,7 @@ class Planner {
   }
   // Where there are reductions, so that what a row has but once costs little; not of rows that come from memory, which hides that cost.
   std::int64_t rows_at_once() const {
-    if (!reduces_ || plan_.outer_points * plan_.inner_points > near_points) return 1;
+    if (!(reduces_ || outer_ > 0) || plan_.outer_points * plan_.inner_points > near_points) return 1;
     int once = 0, inner = 0;
     for (std::size_t i = 0; i < info_.size(); ++i)
       if (info_[i].needed) ++(fused_.code[i].inner ? inner : once);

@@ -69,6 +69,8 @@ const Pass kPasses[] = {
     // ---- the graph of one device ----
     {"softmax_products", "takes the sums of a softmax out of its products", Stage::device, true,
      [](Compilation& c) { c.roots = softmax_products(c.roots); }},
+    {"row_products", "makes sums point by point of products of row with row", Stage::device, true,
+     [](Compilation& c) { c.roots = row_products(c.roots); }},
     {"masked_products", "leaves out blocks of products that masks make nothing of", Stage::device, true,
      [](Compilation& c) {
        bool turns_are_its_own = c.options.device && c.options.device->machine().lane > 0;   // else a skip saves little

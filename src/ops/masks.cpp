@@ -119,11 +119,15 @@ class OnBlocks {
 class WhereFalse {
  public:
   WhereFalse(const Node* mask, Name axis) : mask_(mask), axis_(axis) {}
+  // It is false throughout: so are sums and products along the axis known, made in turns of this index.
+  WhereFalse(const Node* mask, Name axis, const Node* index, Nodes& if_zero)
+      : mask_(mask), axis_(axis), index_(index), if_zero_(&if_zero) {}
   NodePtr of(const NodePtr& n) {
     if (n.get() == mask_) return number(0, DType::boolean);
-    if (!has(n->axes, axis_)) return n;
+    const bool along = has(n->axes, axis_);
+    if (!along && !(index_ && n->varies_with(index_))) return n;
     if (auto known = known_.find(n.get()); known != known_.end()) return known->second;
-    return known_[n.get()] = found(*n);
+    return known_[n.get()] = along ? found(*n) : folded(n);
   }
   // The operand that is chosen there; none: that is not known.
   const NodePtr* chosen(const Node& n) {
@@ -155,8 +159,41 @@ class WhereFalse {
     }
     return make(*n.op, std::move(in), axes, n.dtype, n.attr);
   }
+  // Without the axis, made of what may have it.
+  NodePtr folded(const NodePtr& n) {
+    const auto kind = n->op->kind;
+    if (is_point_wise(*n) && !n->in.empty()) {
+      Nodes in;
+      for (auto& x : n->in) in.push_back(of(x));
+      if (in == n->in) return n;
+      bool known = std::find(in.begin(), in.end(), nullptr) == in.end();
+      return known ? make(*n->op, std::move(in), n->axes, n->dtype, n->attr) : nullptr;
+    }
+    auto zero = [&](const NodePtr& x) {            // where x is
+      if (!is_number(x, 0)) if_zero_->push_back(x);
+      return number(0, n->dtype);
+    };
+    if (kind == Kind::reduce && has(n->in[0]->axes, axis_)) {
+      auto x = of(n->in[0]);
+      auto by = along(*n, 0, axis_);
+      if (!x || by.way != Along::Way::fold) return nullptr;
+      if (by.monoid == Monoid::sum) return zero(x);
+      if (by.monoid != Monoid::max && by.monoid != Monoid::min) return nullptr;
+      return reduce(by.monoid, fit(x, haliax::without(n->in[0]->axes, {*find(*n->in[0], axis_)})), n->axes);
+    }
+    if (kind == Kind::contract && has(n->in[0]->axes, axis_) && has(n->in[1]->axes, axis_)) {
+      for (std::size_t side : {0u, 1u})
+        if (auto x = of(n->in[side])) return zero(x);
+      return nullptr;
+    }
+    for (auto& x : n->in)
+      if (x && of(x) != x) return nullptr;
+    return n;
+  }
   const Node* mask_;
   Name axis_;
+  const Node* index_ = nullptr;
+  Nodes* if_zero_ = nullptr;
   std::unordered_map<const Node*, NodePtr> known_;
 };
 
@@ -204,6 +241,30 @@ Reads read_where_false(const NodePtr& x, const Node* s, const Node* mask, Name a
     return known[n.get()] = out;
   };
   return reads(reads, x);
+}
+
+NodePtr if_nowhere(const NodePtr& x, const Node* mask, Name axis, const Node* index, Nodes& if_zero) {
+  return WhereFalse(mask, axis, index, if_zero).of(x);
+}
+
+NodePtr stays(const NodePtr& next, const NodePtr& before) {
+  auto is = [](const NodePtr& x, double value) {
+    return is_number(x, value) ? number(1, DType::boolean) : equal(x, number(value, x->dtype));
+  };
+  auto known = [&](auto& self, const NodePtr& n) -> NodePtr {   // null: not, from how it is made
+    if (n == before) return number(1, DType::boolean);
+    if (n->op->kind != Kind::map || n->in.size() != 2 || n->dtype != before->dtype) return nullptr;
+    for (std::size_t k : {0u, 1u}) {
+      auto& other = n->in[1 - k];
+      auto mine = self(self, n->in[k]);
+      if (mine && n->op->code == Code::add) return both(kBitAnd, mine, is(other, 0));
+      if (mine && n->op->code == Code::mul) return both(kBitAnd, mine, is(other, 1));
+      if (mine && n->op->code == Code::max) return both(kBitAnd, mine, less_equal(other, before));
+    }
+    return nullptr;
+  };
+  auto how = known(known, next);
+  return how ? how : equal(next, before);
 }
 
 }  // namespace haliax::prim

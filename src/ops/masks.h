@@ -22,5 +22,10 @@ Nodes masks_of(const NodePtr& x, Name axis);
 // reads it times something that is 0 there, if all of `if_zero` are.
 enum class Reads : std::uint8_t { nothing, zero, all };
 Reads read_where_false(const NodePtr& x, const Node* s, const Node* mask, Name axis, Nodes& if_zero);
+// x, made in turns of this index, if the mask is false throughout: without what then is not read, and if all of `if_zero` are 0.
+// Null: not known.
+NodePtr if_nowhere(const NodePtr& x, const Node* mask, Name axis, const Node* index, Nodes& if_zero);
+// Bool, with axes of both: is `next`, which is made of `before`, the same? Perhaps not, where this is false.
+NodePtr stays(const NodePtr& next, const NodePtr& before);
 
 }  // namespace haliax::prim

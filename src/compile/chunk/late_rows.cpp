@@ -107,7 +107,9 @@ class LateRows {
     auto has = [&](const NodePtr& y) { return Product(y).has(factor); };
     auto rest = [&](std::size_t k) {
       auto in = x->in;
-      in[k] = Product(in[k]).factors.size() == 1 ? prim::number(1, in[k]->dtype) : without(in[k], factor);
+      const bool all = Product(in[k]).factors.size() == 1;
+      if (all && x->op == &prim::kMul) return prim::cast(prim::fit(in[1 - k], x->axes), x->dtype);
+      in[k] = all ? prim::number(1, in[k]->dtype) : without(in[k], factor);
       return in[k] ? prim::map(*x->op, std::move(in), x->dtype, &x->axes) : nullptr;
     };
     if (x->op == &prim::kMul) return has(x->in[0]) ? rest(0) : has(x->in[1]) ? rest(1) : nullptr;

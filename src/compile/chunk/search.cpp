@@ -92,7 +92,8 @@ std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const 
   return tile;
 }
 
-constexpr std::int64_t kTileRows = 128, kTileColumns = 768;   // queries, and keys, of scores whose rows no cache can hold
+constexpr std::int64_t kWholeRows = 64;        // queries whose scores are made in whole rows
+constexpr std::int64_t kTileRows = 128, kTileColumns = 768;   // queries, and keys, where a core's cache cannot hold those
 constexpr std::int64_t kMostVisits = 4 << 20;   // bytes of a block of keys and values that comes from another device
 
 // ---- the search ----
@@ -403,11 +404,10 @@ class ChunkSearch {
     const auto lane = std::int64_t(machine.lane);
     if (lane == 0) return {};
     auto free = free_axes();
-    for (std::int64_t queries : {64, 32})                  // whole rows of scores, as many as a lane can hold
-      if (auto t = fitting(one_by_one(free, queries)); t && t->lane_bytes <= lane) return t;
+    if (auto t = fitting(one_by_one(free, kWholeRows)); t && t->lane_bytes <= lane) return t;   // rows that a lane can hold
     if (auto keys = keys_ || machine.whole_rows ? std::nullopt : longest_keys(1))
       if (auto t = fitting(within(one_by_one(free, kTileRows), *keys, kTileColumns))) return t;
-    std::optional<Trial> best;                             // or as few as there are lanes for
+    std::optional<Trial> best;                             // or fewer, as there are lanes for
     for (std::int64_t queries = 32; queries >= 8 && !(best && best->lane_bytes <= lane); queries /= 2)
       if (auto t = fitting(one_by_one(free, queries))) best = std::move(t);
     return best;

@@ -5,7 +5,7 @@
 #include "compile/loops/loops.h"
 #include "ops/attr.h"
 #include "ops/collective.h"
-#include "ops/prim.h"
+#include "ops/masks.h"
 
 namespace haliax {
 namespace {
@@ -113,10 +113,47 @@ template <class Alike> void join(std::vector<Making>& parts, const Alike& alike)
     }
 }
 
+// Of a loop that carries something: false, without axes, where a turn would leave it as it is, since a mask is false throughout
+// and what stands in place of scores then changes nothing: the maximum so far is no less, and exp of what is left is 0. Null: not
+// known.
+NodePtr changes(const Loop& l, std::size_t body, const Nodes& level) {
+  auto* index = l.index[body].get();
+  const Axis chunk(l.axis.name, prim::index_chunk(*index));
+  auto both = [](const Op& op, const NodePtr& x, const NodePtr& y) { return prim::map(op, {x, y}, DType::boolean); };
+  auto all = [](const NodePtr& x) { return prim::reduce(Monoid::min, x, {}); };
+  Nodes masks;
+  for (auto& n : level) {
+    if (n->op == &kCollective) return nullptr;     // others wait for it
+    if (n->op->kind != Kind::reduce && n->op->kind != Kind::contract) continue;
+    for (auto& x : n->in)
+      for (auto& m : prim::masks_of(x, chunk.name))
+        if (!holds(masks, m)) masks.push_back(m);
+  }
+  NodePtr out;
+  for (auto& m : masks) {
+    Nodes if_zero, stay;
+    bool known = true;
+    for (auto& r : l.results) {
+      auto value = prim::if_nowhere(r.value[body], m.get(), chunk.name, index, if_zero);
+      known &= value && (r.fold == Fold::carry || prim::is_number(value, 0)) && (r.fold != Fold::fold || r.monoid == Monoid::sum);
+      if (known && r.fold == Fold::carry) stay.push_back(prim::stays(value, r.carry));
+    }
+    auto may = known ? prim::may_hold(m, {chunk, chunk.size}) : nullptr;
+    if (!may || (may->axes.empty() && !may->varies_with(index))) continue;
+    for (auto& x : if_zero) stay.push_back(prim::equal(x, prim::number(0, x->dtype)));
+    may = prim::reduce(Monoid::max, may, {});
+    for (auto& x : stay)
+      if (!prim::is_number(x, 1)) may = both(prim::kBitOr, may, prim::logical_not(all(x)));
+    out = out ? both(prim::kBitAnd, out, may) : may;
+  }
+  return out;
+}
+
 }  // namespace
 
 std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) {
   TurnPart whole, split;
+  bool carries = false, known = true;
   Nodes values;
   for (std::size_t k = 0; k < l.results.size(); ++k) {
     auto& r = l.results[k];
@@ -124,10 +161,15 @@ std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) 
     bool sums = r.fold == Fold::fold && r.monoid == Monoid::sum;
     for (auto& v : sums ? terms_of(value, false) : Nodes{value}) whole.values.push_back({k, v});
     for (auto& v : sums ? terms_of(value, true) : Nodes{value}) split.values.push_back({k, v}), values.push_back(v);
-    may_end &= sums || r.fold == Fold::stack;
+    carries |= r.fold == Fold::carry;
+    known &= sums || r.fold == Fold::stack;
   }
-  if (!may_end) return {whole};
+  if (!may_end || !(known || carries)) return {whole};
   auto* index = l.index[body].get();
+  if (carries) {
+    whole.flag = changes(l, body, level_of(values_of(l, body), index));
+    return {whole};
+  }
   Masks masks(level_of(values, index));
   std::vector<Making> parts;
   for (auto& v : split.values) {

@@ -1,6 +1,7 @@
 // From the graph of one device to a Program: units to steps, values to slots, loops to steps that hold steps.
 //
-// Two passes prepare it, on that graph: softmax_products, below, and `layout` (layout.h), whose layouts `lower` is given.
+// Passes prepare it, on that graph: softmax_products and row_products, below, and `layout` (layout.h), whose layouts `lower` is
+// given.
 //
 // In: a graph without borders and tracers (other wraps, such as barriers, are lowered as what they wrap); inputs that stand for
 // arguments.
@@ -16,6 +17,7 @@
 namespace haliax {
 
 Nodes softmax_products(const Nodes& roots);   // products of a softmax, made of what it divides: the same values, up to rounding
+Nodes row_products(const Nodes& roots);       // products of row with row, as products point by point that are summed
 
 struct LowerOptions {
   bool fuse = true;                          // off: every node is a step of its own, in the order in which they were made

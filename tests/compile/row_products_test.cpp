@@ -1,0 +1,45 @@
+// Products of row with row are point-wise steps that sum.
+#include <doctest/doctest.h>
+
+#include "compile/pipeline.h"
+#include "haliax/haliax.h"
+#include "ops/prim.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis B{"b", 6}, N{"n", 70}, K{"k", 40}, M{"m", 3};
+
+int contractions(const NamedArray& y) {
+  Compilation c{{y.node()}, {}};
+  run(c);
+  int count = 0;
+  for (auto& s : c.program->steps) count += s.kind == program::Kind::contract;
+  return count;
+}
+NamedArray draw(int seed, const Axes& axes, DType d = DType::f32) { return (random::normal(random::key(seed), axes) * 4.f).astype(d).eval(); }
+
+}  // namespace
+
+TEST_CASE("row products: of rows alone, in any order of axes") {
+  auto x = draw(1, {B, N, K}), y = draw(2, {K, B, N});
+  CHECK(contractions(dot(x, y, "k")) == 0);
+  CHECK(contractions(dot(x, y, {"k", "n"})) == 0);
+  CHECK(contractions(dot(x, y, {"k", "n", "b"})) == 1);          // one number
+  CHECK(contractions(dot(x, draw(2, {K, B, N, M}), "k")) == 1);
+  CHECK(contractions(dot(x, draw(2, {K, N}), "k")) == 1);
+}
+TEST_CASE("row products: are what the reference makes of them") {
+  for (auto d : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::u8}) {
+    CAPTURE(std::string(name_of(d)));
+    auto x = draw(3, {B, N, K}, d), y = draw(4, {K, B, N}, d);
+    auto f = [](const NamedArray& x, const NamedArray& y) { return dot(x, y, "k"); };
+    auto got = jit(f)(x, y), want = jit(f, {.backend = "reference"})(x, y);
+    CHECK(got.dtype() == want.dtype());
+    CHECK(got.axes() == want.axes());
+    const double unit = d == DType::f64 ? 1e-14 : d == DType::f32 ? 1e-6 : d == DType::bf16 ? 8e-3 : d == DType::f16 ? 1e-3 : 0;
+    auto a = got.astype(DType::f64), b = want.astype(DType::f64);
+    CHECK(max(abs(a - b)).item() <= unit * max(abs(b)).item());
+  }
+}
