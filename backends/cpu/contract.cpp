@@ -43,7 +43,8 @@ std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1)
 
 // Blocks for our own kernel, about one for each thread, as its bits do not depend on them: those of the shortest time. A block packs its part
 // of b, which costs some 24 multiplications an element, and reads its rows of a.
-void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) {
+constexpr std::int64_t narrow_rows = 1 << 17;   // elements of packed rows of bf16, which lie in the second cache
+void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices, bool narrow) {
   const auto& c = p.choice;
   auto count = [](std::int64_t n, std::int64_t block) { return (n + block - 1) / block; };
   auto block = [&](std::int64_t n, std::int64_t parts, std::int64_t unit) { return parts == 1 ? n : round_up(count(n, parts), unit); };
@@ -56,13 +57,18 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) 
     if (best >= 0 && time >= best) continue;
     best = time, p.m_block = m, p.n_block = n, p.m_blocks = count(c.m.n, m), p.n_blocks = count(c.n.n, n);
   }
+  if (narrow && p.m_block * c.k.n > narrow_rows) {
+    p.m_blocks = count(c.m.n, narrow_rows / c.k.n / 32 * 32);
+    p.m_block = block(c.m.n, p.m_blocks, 32);
+    p.m_blocks = count(c.m.n, p.m_block);
+  }
   if (p.n_blocks > 1 && p.n_block >= 800) {   // more columns than a block holds at a time: two for each thread, which are not equally fast
     p.n_block = block(c.n.n, 2 * p.n_blocks, 48);
     p.n_blocks = count(c.n.n, p.n_block);
   }
 }
 // Blocks depend on the problem only. Columns are cut first: a block of them then reads its part of b once.
-void choose_blocks(MatmulPlan& p) {
+void choose_blocks(MatmulPlan& p, bool narrow) {
   auto& c = p.choice;
   const std::int64_t macs = c.m.n * c.n.n * c.k.n;
   if (macs < (1 << 19) && !c.outer.empty()) {  // small matrices: several in one call
@@ -77,7 +83,7 @@ void choose_blocks(MatmulPlan& p) {
   p.outer_points = points(c.outer);
   p.k_points = points(c.k_outer);
   const std::int64_t matrices = p.outer_points * p.groups;
-  if (p.ours && p.group == 1) return choose_own_blocks(p, macs, matrices);
+  if (p.ours && p.group == 1) return choose_own_blocks(p, macs, matrices, narrow);
   const std::int64_t total = macs * p.k_points * p.outer_points * (p.groups * p.group);
   // At most 16 parts of at least 2 M multiplications: tall ones, 192 columns or more by 512 rows or more, are the fastest for oneDNN.
   std::int64_t parts = 1;
@@ -127,8 +133,8 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   auto p = std::make_unique<MatmulPlan>();
   p->threads = threads;
   p->choice = *choice;
-  p->ours = is_ours(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, false));
-  choose_blocks(*p);
+  p->ours = is_ours(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, c.accumulate));
+  choose_blocks(*p, c.a.dtype == DType::bf16);
   const std::int64_t m_edge = p->choice.m.n - (p->m_blocks - 1) * p->m_block,
                      n_edge = p->choice.n.n - (p->n_blocks - 1) * p->n_block;
   const std::int64_t g_edge = p->group_dim.n - (p->groups - 1) * p->group;

@@ -77,6 +77,19 @@ TEST_CASE("cpu: small products, in any layout, with the same bits for any number
   }
 }
 
+TEST_CASE("cpu: products in bf16 that are added to sums in f32, in blocks of rows") {
+  for (unsigned seed = 0; seed < 8; ++seed) {
+    Case c(seed);
+    const Dims m{600 + c.random.below(300)}, n{100 + c.random.below(60)}, k{seed % 2 ? 352 : 200 + c.random.below(200)};
+    random_contract(c, {}, m, n, k, DType::bf16, DType::f32, seed % 4 != 3, seed % 3 == 2);
+    INFO("seed ", seed);
+    const auto got = c.run(*cpu::make_cpu_device())[0];
+    const auto want = testing::product(c.program.steps[0].contract, c.arguments[0], c.arguments[1], c.results[0]);
+    CHECK(difference(c.result_dtypes[0], got, want, 50 * tolerance(c.result_dtypes[0])) == "");
+    same_bits(c);
+  }
+}
+
 TEST_CASE("cpu: a vector times a matrix, in any layout, with the same bits for any number of threads") {
   struct Sizes {
     Dims batch, n, k;
