@@ -162,7 +162,11 @@ class WhereFalse {
   // Without the axis, made of what may have it.
   NodePtr folded(const NodePtr& n) {
     const auto kind = n->op->kind;
-    if (is_point_wise(*n) && !n->in.empty()) {
+    if (kind != Kind::map && is_point_wise(*n)) {
+      auto x = of(n->in[0]);
+      return x == n->in[0] ? n : x;
+    }
+    if (kind == Kind::map) {
       Nodes in;
       for (auto& x : n->in) in.push_back(of(x));
       if (in == n->in) return n;

@@ -179,8 +179,9 @@ TEST_CASE("scores: memory does not grow with the text") {
     auto x = zeros({Heads, Pos, Head}, dtype);
     return jit([=](const Three& p) { return grad(loss)(p); }).plan(Three{x, x, x}).arena_bytes;
   };
-  // Four heads at 8,192 positions: a matrix of scores is 1 GiB. Rows are too long for a cache from there on, and keys are walked.
+  // Four heads at 8,192 positions: a matrix of scores is 1 GiB. Rows are too long for a cache from 4,096 on, and keys are walked.
   CHECK(arena(8192, DType::f32) < (std::int64_t(20) << 20));
+  CHECK(arena(4096, DType::f32) == arena(8192, DType::f32));
   CHECK(arena(16384, DType::f32) == arena(8192, DType::f32));
   CHECK(arena(65536, DType::f32) == arena(8192, DType::f32));
   // Gradients of keys and values are summed in f32, for each head that is made beside others.
