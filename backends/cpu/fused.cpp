@@ -4,6 +4,7 @@
 
 #include "assemble.h"
 #include "base/thread_pool.h"
+#include "unmasked.h"
 
 namespace haliax::cpu {
 namespace {
@@ -483,11 +484,32 @@ class FusedStep final : public CompiledStep {
   std::vector<Base> bases_;
 };
 
+// A step, and what it is where its masks hold.
+class MaskedStep final : public CompiledStep {
+ public:
+  MaskedStep(const program::Step& step, const Context& context, Unmasked unmasked)
+      : unmasked_(std::move(unmasked)), masked_(step, context), plain_(without_masks(step, unmasked_), context) {}
+  void run(Frame& frame) override { (unmasked_.holds(frame) ? plain_ : masked_).run(frame); }
+
+ private:
+  static program::Step without_masks(program::Step step, const Unmasked& unmasked) {
+    step.fused = unmasked.fused();
+    return step;
+  }
+  Unmasked unmasked_;
+  FusedStep masked_, plain_;
+};
+
 }  // namespace
 
 std::unique_ptr<CompiledStep> make_fused(const program::Step& step, const Context& context) {
+  if (Unmasked unmasked(step.fused); unmasked.exists()) return std::make_unique<MaskedStep>(step, context, std::move(unmasked));
   return std::make_unique<FusedStep>(step, context);
 }
-std::int64_t fused_scratch(const program::Step& step) { return plan_fused(step.fused, nullptr).scratch_bytes; }
+std::int64_t fused_scratch(const program::Step& step) {
+  auto bytes = plan_fused(step.fused, nullptr).scratch_bytes;
+  if (Unmasked unmasked(step.fused); unmasked.exists()) bytes = std::max(bytes, plan_fused(unmasked.fused(), nullptr).scratch_bytes);
+  return bytes;
+}
 
 }  // namespace haliax::cpu

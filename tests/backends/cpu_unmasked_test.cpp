@@ -1,0 +1,130 @@
+// Masks of positions are left out of a step in turns in which they hold everywhere.
+#include <doctest/doctest.h>
+
+#include <array>
+
+#include "backends/cpu/unmasked.h"
+#include "haliax/haliax.h"
+
+using namespace haliax;
+using cpu::Unmasked;
+using program::Code;
+using program::Fused;
+using program::Instr;
+
+namespace {
+
+constexpr std::int64_t rows = 64, columns = 96;
+
+// What lies at (q, k) of x where k + turn * 96 <= q + turn_of_rows * 64 + `later`, and elsewhere -1.
+struct Masked {
+  Fused fused{{rows, columns}, 1, {}};
+  int add(Instr i) {
+    i.inner = true;
+    fused.code.push_back(i);
+    return int(fused.code.size()) - 1;
+  }
+  int position(int dim, int loop, std::int64_t each, DType d = DType::i32) {
+    Instr i{.code = Code::iota, .dtype = d, .dim = dim};
+    if (loop >= 0) i.view.terms.push_back({.loop = loop, .stride = each});
+    return add(i);
+  }
+  int number(std::int64_t n, DType d = DType::i32) { return add({.code = Code::constant, .dtype = d, .integer = n}); }
+  int of(Code c, DType d, int a, int b, int e = -1) { return add({.code = c, .dtype = d, .args = {a, b, e, -1}}); }
+  int load() {
+    Instr i{.code = Code::load};
+    i.view.strides = {columns, 1};
+    return add(i);
+  }
+  void store(int x) { add({.code = Code::store, .args = {x, -1, -1, -1}}); }
+};
+bool holds(Unmasked& u, std::array<std::int64_t, 2> turns) {
+  cpu::Frame frame;
+  frame.loops = turns.data();
+  return u.holds(frame);
+}
+int selects(const Fused& f) {                            // that what is stored is made of
+  std::vector<bool> needed(f.code.size());
+  int count = 0;
+  for (std::size_t i = f.code.size(); i-- > 0;) {
+    needed[i] = needed[i] || f.code[i].code == Code::store;
+    if (!needed[i]) continue;
+    count += f.code[i].code == Code::select;
+    for (int a : f.code[i].args)
+      if (a >= 0) needed[std::size_t(a)] = true;
+  }
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("cpu unmasked: positions say where a mask holds") {
+  for (auto code : {Code::less, Code::less_equal}) {
+    Masked m;
+    auto k = m.position(1, 0, columns), q = m.position(0, 1, rows), later = m.of(Code::add, DType::i32, q, m.number(1));
+    m.store(m.of(Code::select, DType::f32, m.of(code, DType::boolean, k, later), m.load(), m.add({.code = Code::constant, .number = -1})));
+    Unmasked u(m.fused);
+    REQUIRE(u.exists());
+    CHECK(selects(m.fused) == 1);
+    CHECK(selects(u.fused()) == 0);
+    for (std::int64_t x = 0; x < 8; ++x)
+      for (std::int64_t y = 0; y < 8; ++y) {
+        auto last_key = x * columns + columns - 1, first_query = y * rows + 1;
+        CHECK(holds(u, {x, y}) == (code == Code::less ? last_key < first_query : last_key <= first_query));
+      }
+  }
+}
+TEST_CASE("cpu unmasked: two masks at once, and one that is not known") {
+  for (bool known : {true, false}) {
+    Masked m;
+    auto k = m.position(1, 0, columns), q = m.position(0, 1, rows);
+    auto causal = m.of(Code::less_equal, DType::boolean, k, q);
+    auto recent = m.of(Code::less, DType::boolean, m.of(Code::sub, DType::i32, q, k), m.number(200));
+    Instr ids{.code = Code::load, .dtype = DType::boolean};
+    ids.view.dtype = DType::boolean, ids.view.strides = {0, 1};
+    auto both = m.of(Code::bit_and, DType::boolean, causal, known ? recent : m.add(ids));
+    m.store(m.of(Code::select, DType::f32, both, m.load(), m.add({.code = Code::constant, .number = -1})));
+    Unmasked u(m.fused);
+    CHECK(selects(u.fused()) == (known ? 0 : 1));
+    REQUIRE(u.exists() == known);
+    if (!known) continue;
+    CHECK(holds(u, {0, 2}));                             // keys 0 to 95, queries 128 to 191
+    CHECK(!holds(u, {0, 4}));                            // queries 256 to 319: too far behind for some
+    CHECK(!holds(u, {1, 2}));
+  }
+}
+TEST_CASE("cpu unmasked: numbers that leave their dtype, floats and small steps are left alone") {
+  Masked m;
+  auto k = m.position(1, 0, 100, DType::i8), q = m.position(0, 1, 0, DType::i8);
+  m.store(m.of(Code::select, DType::f32, m.of(Code::less_equal, DType::boolean, q, k), m.load(), m.add({.code = Code::constant, .number = -1})));
+  Unmasked u(m.fused);
+  REQUIRE(u.exists());
+  CHECK(!holds(u, {1, 0}));                              // 100 to 195 are -56 in the end
+  m.fused.dims = {4, 8};
+  CHECK(!Unmasked(m.fused).exists());
+}
+
+// In turns of 384 queries and keys.
+TEST_CASE("cpu unmasked: attention is what it is as a whole") {
+  const Axis Pos("q", 1152), Keys("k", 1152), Size("d", 8);
+  auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {pos, Size}).eval(); };
+  using Three = std::array<NamedArray, 3>;
+  const Three in{draw(1, Pos), draw(2, Keys), draw(3, Keys)};
+  using Mask = NamedArray (*)(const NamedArray& q, const NamedArray& k);
+  for (Mask mask : {Mask([](auto& q, auto& k) { return k <= q; }), Mask([](auto& q, auto& k) { return k < q - 3 && q - k < 700; }),
+                    Mask([](auto& q, auto& k) { return k < 500 || k <= q; }), Mask([](auto& q, auto& k) { return !(k > q + 384); })}) {
+    auto all = [&](std::int64_t budget) {
+      return jit([=](const Three& t) {
+        auto f = [=](const Three& t) {
+          auto seen = mask(broadcast_axis(arange(Pos), Keys), broadcast_axis(arange(Keys), Pos));
+          auto y = dot(softmax(where(seen, dot(t[0], t[1], "d"), -1e9f), "k"), t[2], "k");
+          return sum(y * sin(y));
+        };
+        auto [value, g] = value_and_grad(f)(t);
+        return std::vector<NamedArray>{value, g[0], g[1], g[2]};
+      }, {.scores_budget = budget})(in);
+    };
+    auto walked = all(-1), whole = all(most_bytes);
+    for (std::size_t i = 0; i < whole.size(); ++i) CHECK(max(abs(walked[i] - whole[i])).item() <= 4e-5 * (1 + max(abs(whole[i])).item()));
+  }
+}
