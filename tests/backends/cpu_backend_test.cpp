@@ -77,6 +77,16 @@ TEST_CASE("cpu: small products, in any layout, with the same bits for any number
   }
 }
 
+// Both operands by columns: the left one is packed, the right one is read where it lies.
+TEST_CASE("cpu: products of columns whose left operand falls on the same lines of the cache") {
+  for (std::int64_t n : {16, 32, 48, 64, 80}) {
+    const Axis M("m", 1024), N("n", n), K("k", 70);
+    auto x = random::normal(random::key(1), {K, M}).eval(), w = random::normal(random::key(2), {K, N}).eval();
+    auto want = dot(x.astype(DType::f64), w.astype(DType::f64), "k");
+    CHECK(max(abs(dot(x, w, "k") - want)).item() < 1e-4);
+  }
+}
+
 TEST_CASE("cpu: products in bf16 that are added to sums in f32, in blocks of rows") {
   for (unsigned seed = 0; seed < 8; ++seed) {
     Case c(seed);
