@@ -75,9 +75,6 @@ class Profiler::Recording final : public program::Recorder {
     in_loops_ += !open_.empty();
     events.push_back({row, known_.program->device, 0, began, ended - began});
   }
-  struct Spent {
-    double calls = 0, seconds = 0;
-  };
   std::unordered_map<int, Spent> spent;          // by row
   std::vector<Event> events;
   std::int64_t left_out = 0;
@@ -94,7 +91,7 @@ class Profiler::Recording final : public program::Recorder {
 
 void Profiler::run(const Compiled& c, const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
                    program::Communicator* communicator) {
-  const Known* mine;
+  Known* mine;
   std::size_t room;
   {
     std::lock_guard hold(recording);
@@ -110,10 +107,15 @@ void Profiler::run(const Compiled& c, const std::vector<void*>& arguments, const
   auto ended = seconds_now();
   told.note(mine->call, began, ended, ended - began);
   std::lock_guard hold(recording);
-  for (auto& [row, spent] : told.spent) {
-    auto& r = rows_[std::size_t(row)];
-    r.calls += spent.calls, r.seconds += spent.seconds;
-  }
+  auto count = [&](const auto& spent, int sign) {
+    for (auto& [row, s] : spent) {
+      auto& r = rows_[std::size_t(row)];
+      r.calls += sign * s.calls, r.seconds += sign * s.seconds;
+    }
+  };
+  count(told.spent, 1);
+  count(std::exchange(mine->first, {}), -1);     // which touches memory that nobody has touched: left out where there are others
+  if (!std::exchange(mine->was_called, true)) mine->first.assign(told.spent.begin(), told.spent.end());
   if (!keep_events) return;
   auto id = std::hash<std::thread::id>()(std::this_thread::get_id());
   auto thread = threads_.emplace(id, int(threads_.size())).first->second;
@@ -123,7 +125,7 @@ void Profiler::run(const Compiled& c, const std::vector<void*>& arguments, const
 }
 
 // ---- rows ----
-const Profiler::Known& Profiler::known(const Compiled& c) {
+Profiler::Known& Profiler::known(const Compiled& c) {
   auto& at = programs_[c.program.get()];
   if (at) return *at;
   auto mine = std::make_unique<Known>();
@@ -172,6 +174,7 @@ int Profiler::row(Row r) {
 void Profiler::forget_times() {
   std::lock_guard hold(recording);
   for (auto& r : rows_) r.calls = r.seconds = 0;
+  for (auto& p : programs_) p.second->first.clear();
   left_out_ = 0;
 }
 void Profiler::leave_out(double seconds) {

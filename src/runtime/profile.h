@@ -31,10 +31,15 @@ class Profiler {
   std::string trace(const std::string& process) const;   // JSON that Chrome and Perfetto open
 
  private:
+  struct Spent {
+    double calls = 0, seconds = 0;
+  };
   struct Known {                                 // a Program whose rows are there
     std::shared_ptr<const program::Program> program;
     std::unordered_map<const program::Step*, int> row_of;
     int call = 0;                                // the row of whole calls
+    bool was_called = false;
+    std::vector<std::pair<int, Spent>> first;    // of the first call, while it is the only one: by row
   };
   struct Row : StepProfile {
     std::string products;                        // dtype of a contraction
@@ -45,7 +50,7 @@ class Profiler {
     double began = 0, seconds = 0;
   };
   class Recording;
-  const Known& known(const Compiled&);
+  Known& known(const Compiled&);
   void describe(const program::Program&, const std::vector<program::Step>&, int loops, Known&);
   int row(Row);
 

@@ -173,6 +173,24 @@ TEST_CASE("profile: other backends say what a call takes; a trace has nothing to
   CHECK(has(error_of([&] { jit([&](const NamedArray& x) { profile(f, x); return x; })(ones(B)); }), "[profile] nothing runs inside"));
 }
 
+TEST_CASE("profile: a first call counts as long as it is the only one") {
+  const Axis X("x", 64);
+  auto f = jit([](const NamedArray& x) { return exp(x) * 2.f; });
+  auto x = arange(X).astype(DType::f32).eval();
+  Profiler p;
+  Profiling told(&p);
+  for (int calls : {1, 1, 2}) {
+    f(x);
+    auto s = p.summary(0, 0);
+    REQUIRE(s.steps.size() == 1);
+    CHECK(s.steps[0].calls == calls);
+    CHECK(s.steps[0].seconds > 0);
+  }
+  f(x);
+  p.forget_times();
+  f(x);
+  CHECK(p.summary(1, 0).steps[0].calls == 1);
+}
 TEST_CASE("profile: what steps move") {
   using namespace program;
   Program p;
