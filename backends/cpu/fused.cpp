@@ -488,12 +488,12 @@ class FusedStep final : public CompiledStep {
 class MaskedStep final : public CompiledStep {
  public:
   MaskedStep(const program::Step& step, const Context& context, Unmasked unmasked)
-      : unmasked_(std::move(unmasked)), masked_(step, context), plain_(without_masks(step, unmasked_), context) {}
+      : unmasked_(std::move(unmasked)), masked_(step, context), plain_(with(step, unmasked_.fused()), context) {}
   void run(Frame& frame) override { (unmasked_.holds(frame) ? plain_ : masked_).run(frame); }
 
  private:
-  static program::Step without_masks(program::Step step, const Unmasked& unmasked) {
-    step.fused = unmasked.fused();
+  static program::Step with(program::Step step, program::Fused fused) {
+    step.fused = std::move(fused);
     return step;
   }
   Unmasked unmasked_;

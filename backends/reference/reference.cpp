@@ -195,32 +195,37 @@ class Run {
     return rounded(i.dtype, acc);
   }
 
-  void run(const Contract& c) const {
+  // Sums of floats are double, all others are made in 64 bits.
+  void run(const Contract& c) const { is_float(c.out.dtype) ? contract<double>(c) : contract<std::uint64_t>(c); }
+  template <class T> void contract(const Contract& c) const {
     auto wide = is_float(c.out.dtype) ? DType::f64 : c.out.dtype;
     auto batch = c.batch.size(), m = batch + c.m.size(), n = m + c.n.size(), k = n + c.k.size();   // where their strides end
     auto rows = count(c.m), columns = count(c.n), depth = count(c.k);
     each(rows && columns ? c.batch : Dims{0}, [&](const Dims& point) {
       auto read = [&](const View& v, const Dims& dims, const Dims& strides) {
-        std::vector<Value> all;
+        std::vector<T> all;
         auto from = start(v) + offset_of(point, v.strides);
-        walk(dims, strides, from, [&](std::int64_t at) { all.push_back(converted(get(v, at), v.dtype, wide)); });
+        walk(dims, strides, from, [&](std::int64_t at) {
+          auto x = converted(get(v, at), v.dtype, wide);
+          all.push_back(is_float(wide) ? T(x.real) : T(x.whole));
+        });
         return all;
       };
       const auto a = read(c.a, joined(c.m, c.k), joined(part(c.a.strides, batch, m), part(c.a.strides, n, k)));
       const auto b = read(c.b, joined(c.k, c.n), joined(part(c.b.strides, n, k), part(c.b.strides, m, n)));
       const auto dims = joined(c.m, c.n), strides = part(c.out.strides, batch, n);
-      auto out = c.accumulate ? read(c.out, dims, strides) : std::vector<Value>(std::size_t(rows * columns));
+      auto out = c.accumulate ? read(c.out, dims, strides) : std::vector<T>(std::size_t(rows * columns));
       auto* x = a.data();   // (m, k)
       for (auto* sums = out.data(); sums != out.data() + rows * columns; sums += columns) {
         auto* y = b.data();   // (k, n)
         for (auto d = depth; d > 0; --d, ++x)
-          for (auto* sum = sums; sum != sums + columns; ++sum, ++y) {
-            sum->real += x->real * y->real;
-            sum->whole = std::int64_t(std::uint64_t(sum->whole) + std::uint64_t(x->whole) * std::uint64_t(y->whole));
-          }
+          for (auto* sum = sums; sum != sums + columns; ++sum, ++y) *sum += *x * *y;
       }
       auto* sum = out.data();
-      walk(dims, strides, start(c.out) + offset_of(point, c.out.strides), [&](std::int64_t at) { put(c.out, at, *sum++); });
+      walk(dims, strides, start(c.out) + offset_of(point, c.out.strides), [&](std::int64_t at) {
+        put(c.out, at, is_float(wide) ? Value{double(*sum), 0} : Value{0, std::int64_t(*sum)});
+        ++sum;
+      });
     });
   }
 

@@ -35,26 +35,33 @@ static inline Value whole(DType d, std::int64_t v) {      // wrapped around at t
 }
 static inline Value rounded(DType d, Value v) { return is_float(d) ? real(d, v.real) : whole(d, v.whole); }
 
+template <class T> static inline T read(const std::byte* p) {
+  T x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+template <class T> static inline void write(std::byte* p, T x) { std::memcpy(p, &x, sizeof x); }
 static inline Value load(DType d, const std::byte* p) {
+  switch (d) {
+    case DType::f64: return {read<double>(p), 0};
+    case DType::f32: return {read<float>(p), 0};
+    case DType::bf16: return {from_bf16(read<std::uint16_t>(p)), 0};
+    case DType::f16: return {from_f16(read<std::uint16_t>(p)), 0};
+    default: break;
+  }
   std::uint64_t bits = 0;
   std::memcpy(&bits, p, std::size_t(bytes_of(d)));        // little-endian, as is all that this runs on
-  switch (d) {
-    case DType::f64: return {std::bit_cast<double>(bits), 0};
-    case DType::f32: return {std::bit_cast<float>(std::uint32_t(bits)), 0};
-    case DType::bf16: return {from_bf16(std::uint16_t(bits)), 0};
-    case DType::f16: return {from_f16(std::uint16_t(bits)), 0};
-    default: return whole(d, std::int64_t(bits));
-  }
+  return whole(d, std::int64_t(bits));
 }
 static inline void store(DType d, std::byte* p, Value v) {
-  std::uint64_t bits;
   switch (d) {
-    case DType::f64: bits = std::bit_cast<std::uint64_t>(v.real); break;
-    case DType::f32: bits = std::bit_cast<std::uint32_t>(float(v.real)); break;
-    case DType::bf16: bits = to_bf16(float(v.real)); break;
-    case DType::f16: bits = to_f16(float(v.real)); break;
-    default: bits = std::uint64_t(whole(d, v.whole).whole);
+    case DType::f64: return write(p, v.real);
+    case DType::f32: return write(p, float(v.real));
+    case DType::bf16: return write(p, std::uint16_t(to_bf16(float(v.real))));
+    case DType::f16: return write(p, std::uint16_t(to_f16(float(v.real))));
+    default: break;
   }
+  const auto bits = std::uint64_t(whole(d, v.whole).whole);
   std::memcpy(p, &bits, std::size_t(bytes_of(d)));
 }
 
