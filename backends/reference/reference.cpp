@@ -197,6 +197,8 @@ class Run {
 
   // Sums of floats are double, all others are made in 64 bits.
   void run(const Contract& c) const { is_float(c.out.dtype) ? contract<double>(c) : contract<std::uint64_t>(c); }
+  template <class T> static T number(Value x) { return std::is_same_v<T, double> ? T(x.real) : T(x.whole); }
+  template <class T> static Value value(T x) { return std::is_same_v<T, double> ? Value{double(x), 0} : Value{0, std::int64_t(x)}; }
   template <class T> void contract(const Contract& c) const {
     auto wide = is_float(c.out.dtype) ? DType::f64 : c.out.dtype;
     auto batch = c.batch.size(), m = batch + c.m.size(), n = m + c.n.size(), k = n + c.k.size();   // where their strides end
@@ -204,28 +206,19 @@ class Run {
     each(rows && columns ? c.batch : Dims{0}, [&](const Dims& point) {
       auto read = [&](const View& v, const Dims& dims, const Dims& strides) {
         std::vector<T> all;
-        auto from = start(v) + offset_of(point, v.strides);
-        walk(dims, strides, from, [&](std::int64_t at) {
-          auto x = converted(get(v, at), v.dtype, wide);
-          all.push_back(is_float(wide) ? T(x.real) : T(x.whole));
-        });
-        return all;
+        auto add = [&](std::int64_t at) { all.push_back(number<T>(converted(get(v, at), v.dtype, wide))); };
+        return walk(dims, strides, start(v) + offset_of(point, v.strides), add), all;
       };
       const auto a = read(c.a, joined(c.m, c.k), joined(part(c.a.strides, batch, m), part(c.a.strides, n, k)));
       const auto b = read(c.b, joined(c.k, c.n), joined(part(c.b.strides, n, k), part(c.b.strides, m, n)));
       const auto dims = joined(c.m, c.n), strides = part(c.out.strides, batch, n);
       auto out = c.accumulate ? read(c.out, dims, strides) : std::vector<T>(std::size_t(rows * columns));
-      auto* x = a.data();   // (m, k)
-      for (auto* sums = out.data(); sums != out.data() + rows * columns; sums += columns) {
-        auto* y = b.data();   // (k, n)
+      auto *x = a.data(), *y = b.data();   // (m, k), (k, n)
+      for (auto* sums = out.data(); sums != out.data() + rows * columns; sums += columns, y = b.data())
         for (auto d = depth; d > 0; --d, ++x)
           for (auto* sum = sums; sum != sums + columns; ++sum, ++y) *sum += *x * *y;
-      }
       auto* sum = out.data();
-      walk(dims, strides, start(c.out) + offset_of(point, c.out.strides), [&](std::int64_t at) {
-        put(c.out, at, is_float(wide) ? Value{double(*sum), 0} : Value{0, std::int64_t(*sum)});
-        ++sum;
-      });
+      walk(dims, strides, start(c.out) + offset_of(point, c.out.strides), [&](std::int64_t at) { put(c.out, at, value(*sum++)); });
     });
   }
 
