@@ -180,11 +180,13 @@ def timed(job, *arguments):
     return done, time.monotonic() - began, USED.seconds
 
 
-def finished(todo):
-    """Runs jobs; what came out of each as it ends. Programs have a few threads each, so not more of them at a time than cores."""
+def finished(todo, waiting):
+    """Runs jobs; what came out of each as it ends. Programs have a few threads each, so not more of them at a time than cores, and
+    beside them, one at a time, those that mostly wait."""
     for behind in (False, True):
-        with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            running = {pool.submit(timed, *job): title for title, job in todo if (title == CARDS) == behind}
+        with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool, concurrent.futures.ThreadPoolExecutor(1) as beside:
+            running = {(beside if title in waiting else pool).submit(timed, *job): title for title, job in todo
+                       if (title == CARDS) == behind}
             for job in concurrent.futures.as_completed(running):
                 yield running[job], *job.result()
 
@@ -206,16 +208,19 @@ def main():
 
     # The longest first, as they took the last time; what is new comes before all others.
     times_file = build / "test_times.json"
-    times = json.loads(times_file.read_text()) if times_file.is_file() else {}
-    todo = sorted(jobs(build, options.suite or suites, word, options.brief, options.sanitized).items(), key=lambda job: -times.get(job[0], math.inf))
+    times = json.loads(times_file.read_text()) if times_file.is_file() else {}   # seconds, and those of processors
+    times = {title: took for title, took in times.items() if isinstance(took, list)}
+    todo = sorted(jobs(build, options.suite or suites, word, options.brief, options.sanitized).items(),
+                  key=lambda job: -times.get(job[0], [math.inf])[0])
+    waiting = {title for title, (seconds, used) in times.items() if used < 0.4 * seconds and seconds > 2}
     passed = failed = all_used = 0
     if not word and any(job[1][:2] == KEEPING for _, job in todo):
         for file in pathlib.Path(os.environ["HALIAX_CACHE"]).glob("k" + "[0-9a-f]" * 16 + ".cu"):
             file.unlink()   # a run before may have had other texts
-    for title, done, seconds, used in finished(todo):
+    for title, done, seconds, used in finished(todo, waiting):
         passed, failed, all_used = passed + done.passed, failed + done.failed, all_used + used
         if not word:
-            times[title] = round(seconds, 2)
+            times[title] = round(seconds, 2), round(used, 2)
         if done.failed:
             print(f"{title}\n{done.text}", end="")
         elif done.passed or done.skipped:
