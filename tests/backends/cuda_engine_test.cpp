@@ -446,14 +446,18 @@ TEST_CASE("cuda engine: on a mesh as many bytes are sent as are planned, and a c
     auto now = f(numbers(Wide), x).first;
     for (int k = 0; k < 3; ++k) now = f(now, x).first;
     now.doubles();
-    Since since;
-    for (int k = 0; k < 5; ++k) now = f(now, x).first;
-    CHECK(since(&Asked::waits) == 0);
-    CHECK(since(&Asked::exchanges) == 0);        // they are in graphs that are there
-    CHECK(since(&Asked::graphs) == 5 * 4);
-    now.doubles();
-    CHECK(f.report().sent_bytes > 0);
-    CHECK(double(since(&Asked::sent)) == 5 * 4 * f.report().sent_bytes);
+    bool all_there = false;                      // a block that is given back late makes another address, and so another graph
+    for (int again = 0; again < 8 && !all_there; ++again) {
+      Since since;
+      for (int k = 0; k < 5; ++k) now = f(now, x).first;
+      CHECK(since(&Asked::waits) == 0);
+      CHECK(since(&Asked::graphs) == 5 * 4);
+      all_there = since(&Asked::exchanges) == 0;   // they are in graphs that are there
+      now.doubles();
+      CHECK(f.report().sent_bytes > 0);
+      CHECK(double(since(&Asked::sent)) == 5 * 4 * f.report().sent_bytes);
+    }
+    CHECK(all_there);
   }
 }
 
