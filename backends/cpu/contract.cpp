@@ -43,7 +43,6 @@ std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1)
 
 // Blocks for our own kernel, about one for each thread, as its bits do not depend on them: those of the shortest time. A block packs its part
 // of b, which costs some 24 multiplications an element, and reads its rows of a.
-constexpr std::int64_t narrow_rows = 1 << 17;   // elements of packed rows of bf16, which lie in the second cache
 void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices, bool narrow) {
   const auto& c = p.choice;
   auto count = [](std::int64_t n, std::int64_t block) { return (n + block - 1) / block; };
@@ -57,9 +56,8 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices, 
     if (best >= 0 && time >= best) continue;
     best = time, p.m_block = m, p.n_block = n, p.m_blocks = count(c.m.n, m), p.n_blocks = count(c.n.n, n);
   }
-  if (narrow && p.m_block * c.k.n > narrow_rows) {
-    p.m_blocks = count(c.m.n, narrow_rows / c.k.n / 32 * 32);
-    p.m_block = block(c.m.n, p.m_blocks, 32);
+  if (narrow && p.m_block * c.k.n > most_packed) {
+    p.m_block = block(c.m.n, count(c.m.n, most_packed / c.k.n / 32 * 32), 32);
     p.m_blocks = count(c.m.n, p.m_block);
   }
   if (p.n_blocks > 1 && p.n_block >= 800) {   // more columns than a block holds at a time: two for each thread, which are not equally fast

@@ -267,7 +267,8 @@ class Planner {
     }
     return taken;
   }
-  // Where there are reductions, so that what a row has but once costs little; not of rows that come from memory, which hides that cost.
+  // Where there are reductions, or values that all points of a row share, so that what a row has but once costs little; not of rows
+  // that come from memory, which hides that cost.
   std::int64_t rows_at_once() const {
     if (!(reduces_ || outer_ > 0) || plan_.outer_points * plan_.inner_points > near_points) return 1;
     int once = 0, inner = 0;

@@ -54,9 +54,10 @@ dnnl::memory::desc describe(DType dtype, std::int64_t g, std::int64_t rows, std:
 }
 // Products in which what stands around oneDNN's multiplications takes longer than they do.
 bool is_small(const GemmShape& s) {
-  constexpr std::int64_t most = 1 << 17;   // elements of a packed operand: both stay in the second cache
-  const bool adds = s.accumulate && s.out == DType::f32 && s.k <= 512;   // to sums, which oneDNN takes long over: in blocks of rows
-  return s.m >= 16 && s.n >= 16 && s.k >= 16 && (adds || s.m * s.k <= most) && s.n * s.k <= (adds ? 2 : 1) * most;
+  if (s.m < 16 || s.n < 16 || s.k < 16) return false;
+  // What adds to sums in f32 is cut in blocks of rows, however many there are: oneDNN takes 1.7 times as long for it.
+  if (s.accumulate && s.out == DType::f32 && s.k <= 512) return s.n * s.k <= 2 * most_packed;
+  return s.m * s.k <= most_packed && s.n * s.k <= most_packed;
 }
 bool has_unit_strides(const GemmShape& s) {
   return (s.a_stride[1] == 1 || s.a_stride[2] == 1) && (s.b_stride[1] == 1 || s.b_stride[2] == 1) && s.out_stride[2] == 1;

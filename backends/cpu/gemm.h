@@ -17,6 +17,8 @@ struct GemmShape {
   auto operator<=>(const GemmShape&) const = default;
 };
 
+constexpr std::int64_t most_packed = 1 << 17;   // elements of a packed operand of bf16: both stay in the second cache
+
 class Gemm;  // a primitive; shared by all steps of the same shape
 // Is it for our own kernel? Its bits do not depend on how m and n are cut.
 bool is_ours(const GemmShape&);

@@ -19,7 +19,7 @@ bool counts(DType d) { return !is_float(d) && d != DType::boolean && d != DType:
 
 // Made of positions and numbers.
 bool Unmasked::is_position(const Instr& in) const {
-  auto made = [&](int k) { return needed_[static_cast<std::size_t>(in.args[k])]; };
+  auto made = [&](int k) { return known_[static_cast<std::size_t>(in.args[k])]; };
   if (!counts(in.dtype)) return false;
   switch (in.code) {
     case Code::constant:
@@ -36,16 +36,16 @@ Unmasked::Unmasked(const program::Fused& fused) : fused_(fused), code_(fused.cod
   bool turns = false;
   std::size_t used = 0;
   positions_.resize(code_.size());
-  needed_.resize(code_.size()), compared_.resize(code_.size());
+  known_.resize(code_.size()), compared_.resize(code_.size());
   for (std::size_t i = 0; i < code_.size(); ++i) {
     auto& in = code_[i];
-    needed_[i] = is_position(in);
-    if (needed_[i] && in.code == Code::iota) {
+    known_[i] = is_position(in);
+    if (known_[i] && in.code == Code::iota) {
       const auto n = in.dim < 0 ? 1 : fused.dims[static_cast<std::size_t>(in.dim)];
       positions_[i] = {Place(in.view), in.integer + in.view.offset, in.stride * (n - 1)};
       turns |= !in.view.terms.empty();
     }
-    compared_[i] = compares(in.code) && needed_[static_cast<std::size_t>(in.args[0])] && needed_[static_cast<std::size_t>(in.args[1])];
+    compared_[i] = compares(in.code) && known_[static_cast<std::size_t>(in.args[0])] && known_[static_cast<std::size_t>(in.args[1])];
     if (compared_[i]) used = i + 1;
   }
   code_.resize(used), bounds_.resize(used);
@@ -100,7 +100,7 @@ std::optional<Unmasked::Bounds> Unmasked::bounds(std::size_t i, const Frame& fra
 
 bool Unmasked::holds(const Frame& frame) {
   for (std::size_t i = 0; i < code_.size(); ++i) {
-    if (needed_[i]) bounds_[i] = bounds(i, frame);
+    if (known_[i]) bounds_[i] = bounds(i, frame);
     if (!compared_[i]) continue;
     auto &x = bounds_[static_cast<std::size_t>(code_[i].args[0])], &y = bounds_[static_cast<std::size_t>(code_[i].args[1])];
     if (!x || !y || !(code_[i].code == Code::less ? x->high < y->low : x->high <= y->low)) return false;

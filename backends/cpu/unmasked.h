@@ -17,7 +17,7 @@ class Unmasked {
 
  private:
   struct Bounds { std::int64_t low, high; };
-  struct Position {                                        // of an iota
+  struct Positions {                                       // of an iota
     Place place;
     std::int64_t start = 0, reach = 0;                     // of the first point; what the last one adds
   };
@@ -26,9 +26,9 @@ class Unmasked {
   void drop_masks();
 
   program::Fused fused_;
-  std::vector<program::Instr> code_;                       // of what is compared, and up to the last comparison
-  std::vector<bool> needed_, compared_;
-  std::vector<Position> positions_;
+  std::vector<program::Instr> code_;                       // with its masks, up to the last of their comparisons
+  std::vector<bool> known_, compared_;                     // made of positions and numbers; a comparison of two such
+  std::vector<Positions> positions_;
   std::vector<std::optional<Bounds>> bounds_;              // of each, when it runs; none: not known
   bool exists_ = false;
 };

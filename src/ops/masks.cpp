@@ -119,7 +119,7 @@ class OnBlocks {
 class WhereFalse {
  public:
   WhereFalse(const Node* mask, Name axis) : mask_(mask), axis_(axis) {}
-  // It is false throughout: so are sums and products along the axis known, made in turns of this index.
+  // In turns of this index, in which the mask is false throughout: then sums and products along the axis are known, too.
   WhereFalse(const Node* mask, Name axis, const Node* index, Nodes& if_zero)
       : mask_(mask), axis_(axis), index_(index), if_zero_(&if_zero) {}
   NodePtr of(const NodePtr& n) {
@@ -127,7 +127,7 @@ class WhereFalse {
     const bool along = has(n->axes, axis_);
     if (!along && !(index_ && n->varies_with(index_))) return n;
     if (auto known = known_.find(n.get()); known != known_.end()) return known->second;
-    return known_[n.get()] = along ? found(*n) : folded(n);
+    return known_[n.get()] = along ? found(*n) : off_axis(n);
   }
   // The operand that is chosen there; none: that is not known.
   const NodePtr* chosen(const Node& n) {
@@ -159,8 +159,8 @@ class WhereFalse {
     }
     return make(*n.op, std::move(in), axes, n.dtype, n.attr);
   }
-  // Without the axis, made of what may have it.
-  NodePtr folded(const NodePtr& n) {
+  // Of a value without the axis, made of what may have it.
+  NodePtr off_axis(const NodePtr& n) {
     const auto kind = n->op->kind;
     if (kind != Kind::map && is_point_wise(*n)) {
       auto x = of(n->in[0]);
@@ -250,6 +250,14 @@ Reads read_where_false(const NodePtr& x, const Node* s, const Node* mask, Name a
 NodePtr if_nowhere(const NodePtr& x, const Node* mask, Name axis, const Node* index, Nodes& if_zero) {
   return WhereFalse(mask, axis, index, if_zero).of(x);
 }
+
+NodePtr unless_all(const NodePtr& flag, const Nodes& conditions) {
+  auto out = flag;
+  for (auto& c : conditions)
+    if (!is_number(c, 1)) out = both(kBitOr, out, is_not(reduce(Monoid::min, c, {})));
+  return out;
+}
+NodePtr flags_joined(const NodePtr& flag, const NodePtr& more) { return flag ? both(kBitAnd, flag, more) : more; }
 
 NodePtr stays(const NodePtr& next, const NodePtr& before) {
   auto is = [](const NodePtr& x, double value) {

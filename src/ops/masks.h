@@ -25,6 +25,10 @@ Reads read_where_false(const NodePtr& x, const Node* s, const Node* mask, Name a
 // x, made in turns of this index, if the mask is false throughout: without what then is not read, and if all of `if_zero` are 0.
 // Null: not known.
 NodePtr if_nowhere(const NodePtr& x, const Node* mask, Name axis, const Node* index, Nodes& if_zero);
+// A flag, or else one of the conditions does not hold throughout.
+NodePtr unless_all(const NodePtr& flag, const Nodes& conditions);
+// Both of two flags; the first may be null.
+NodePtr flags_joined(const NodePtr& flag, const NodePtr& more);
 // Bool, with axes of both: is `next`, which is made of `before`, the same? Perhaps not, where this is false.
 NodePtr stays(const NodePtr& next, const NodePtr& before);
 

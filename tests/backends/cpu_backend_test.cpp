@@ -19,6 +19,14 @@ using namespace haliax::testing;
 
 // --- contractions ---
 
+// Its one contraction is what it is in f64, with the same bits for any number of threads.
+static void is_product(const Case& c) {
+  const auto got = c.run(*cpu::make_cpu_device())[0];
+  const auto want = testing::product(c.program.steps[0].contract, c.arguments[0], c.arguments[1], c.results[0]);
+  CHECK(difference(c.result_dtypes[0], got, want, 50 * tolerance(c.result_dtypes[0])) == "");
+  same_bits(c);
+}
+
 TEST_CASE("cpu: random contractions") {
   for (unsigned seed = 0; seed < 150; ++seed) {
     Case c(seed);
@@ -53,10 +61,7 @@ TEST_CASE("cpu: large contractions, with the same bits for any number of threads
     random_contract(c, s.batch, s.m, s.n, s.k, in, in == DType::bf16 && seed % 8 == 3 ? DType::f32 : in, seed % 3 == 1,
                     seed % 2 == 0);
     INFO("seed ", seed);
-    const auto got = c.run(*cpu::make_cpu_device())[0];
-    const auto want = testing::product(c.program.steps[0].contract, c.arguments[0], c.arguments[1], c.results[0]);
-    CHECK(difference(c.result_dtypes[0], got, want, 50 * tolerance(c.result_dtypes[0])) == "");
-    same_bits(c);
+    is_product(c);
   }
 }
 
@@ -70,10 +75,7 @@ TEST_CASE("cpu: small products, in any layout, with the same bits for any number
     random_contract(c, batch, size(120), c.random.coin() ? vectors() : size(120), size(200), in, c.random.coin() ? in : DType::f32,
                     c.random.coin(), seed % 2 == 0);
     INFO("seed ", seed);
-    const auto got = c.run(*cpu::make_cpu_device())[0];
-    const auto want = testing::product(c.program.steps[0].contract, c.arguments[0], c.arguments[1], c.results[0]);
-    CHECK(difference(c.result_dtypes[0], got, want, 50 * tolerance(c.result_dtypes[0])) == "");
-    same_bits(c);
+    is_product(c);
   }
 }
 
@@ -93,10 +95,7 @@ TEST_CASE("cpu: products in bf16 that are added to sums in f32, in blocks of row
     const Dims m{600 + c.random.below(300)}, n{100 + c.random.below(60)}, k{seed % 2 ? 352 : 200 + c.random.below(200)};
     random_contract(c, {}, m, n, k, DType::bf16, DType::f32, seed % 4 != 3, seed % 3 == 2);
     INFO("seed ", seed);
-    const auto got = c.run(*cpu::make_cpu_device())[0];
-    const auto want = testing::product(c.program.steps[0].contract, c.arguments[0], c.arguments[1], c.results[0]);
-    CHECK(difference(c.result_dtypes[0], got, want, 50 * tolerance(c.result_dtypes[0])) == "");
-    same_bits(c);
+    is_product(c);
   }
 }
 

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::int64_t rows = 64, columns = 96;
 
-// What lies at (q, k) of x where k + turn * 96 <= q + turn_of_rows * 64 + `later`, and elsewhere -1.
+// A step over (queries, keys) that is put together, instruction by instruction.
 struct Masked {
   Fused fused{{rows, columns}, 1, {}};
   int add(Instr i) {

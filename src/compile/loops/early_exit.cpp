@@ -119,8 +119,6 @@ template <class Alike> void join(std::vector<Making>& parts, const Alike& alike)
 NodePtr changes(const Loop& l, std::size_t body, const Nodes& level) {
   auto* index = l.index[body].get();
   const Axis chunk(l.axis.name, prim::index_chunk(*index));
-  auto both = [](const Op& op, const NodePtr& x, const NodePtr& y) { return prim::map(op, {x, y}, DType::boolean); };
-  auto all = [](const NodePtr& x) { return prim::reduce(Monoid::min, x, {}); };
   Nodes masks;
   for (auto& n : level) {
     if (n->op == &kCollective) return nullptr;     // others wait for it
@@ -141,10 +139,7 @@ NodePtr changes(const Loop& l, std::size_t body, const Nodes& level) {
     auto may = known ? prim::may_hold(m, {chunk, chunk.size}) : nullptr;
     if (!may || (may->axes.empty() && !may->varies_with(index))) continue;
     for (auto& x : if_zero) stay.push_back(prim::equal(x, prim::number(0, x->dtype)));
-    may = prim::reduce(Monoid::max, may, {});
-    for (auto& x : stay)
-      if (!prim::is_number(x, 1)) may = both(prim::kBitOr, may, prim::logical_not(all(x)));
-    out = out ? both(prim::kBitAnd, out, may) : may;
+    out = prim::flags_joined(out, prim::unless_all(prim::reduce(Monoid::max, may, {}), stay));
   }
   return out;
 }

@@ -113,15 +113,12 @@ class MaskedProducts {
   static NodePtr with(const Node& n, const Axis& a, const LeftOut& what) {
     prim::BlocksOf b{a, block_of(a.size)};
     NodePtr made;                                  // flags, of blocks
-    auto both = [](const Op& op, const NodePtr& x, const NodePtr& y) { return prim::map(op, {x, y}, DType::boolean); };
     for (auto& [mask, if_zero] : what.masks) {
       auto may = prim::may_hold(mask, b);
       if (!may || !has(may->axes, b.blocks().name)) continue;
-      for (auto& x : if_zero) {
-        auto zero = prim::equal(x, prim::number(0, x->dtype));
-        may = both(prim::kBitOr, may, prim::logical_not(prim::reduce(Monoid::min, zero, {})));
-      }
-      made = made ? both(prim::kBitAnd, made, may) : may;
+      Nodes zero;
+      for (auto& x : if_zero) zero.push_back(prim::equal(x, prim::number(0, x->dtype)));
+      made = prim::flags_joined(made, prim::unless_all(may, zero));
     }
     if (!made) return nullptr;
     At here(n.origin);
