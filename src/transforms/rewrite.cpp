@@ -101,9 +101,10 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
         for (auto& v : r.value) put(v);
         put(r.start), put(r.carry);
       }
-      if (changed) to[n.get()] = make_loop(std::move(l));
+      if (changed) to[n.get()] = make_loop(std::move(l)), to.held.push_back(n);
     } else if (changed) {
       auto& made = to[n.get()];
+      to.held.push_back(n);
       if (n->op == &kResult && in[0]->op == &kLoop) made = loop_result(in[0], result_number(*n));
       else made = prim::remade(*n, std::move(in), n->axes);
     }
@@ -115,7 +116,10 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
 NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite& to) {
   At follow(old->origin);
   auto made = make_loop(std::move(by));
-  for (std::size_t k = 0; k < loop_of(*old).results.size(); ++k) to[loop_result(old, k).get()] = loop_result(made, k);
+  for (std::size_t k = 0; k < loop_of(*old).results.size(); ++k) {
+    to.held.push_back(loop_result(old, k));
+    to[to.held.back().get()] = loop_result(made, k);
+  }
   return made;
 }
 NodePtr substitute(const NodePtr& root, Rewrite& to) { return substitute(Nodes{root}, to)[0]; }

@@ -7,7 +7,10 @@
 
 namespace haliax {
 
-using Rewrite = std::unordered_map<const Node*, NodePtr>;
+struct Rewrite : std::unordered_map<const Node*, NodePtr> {
+  using std::unordered_map<const Node*, NodePtr>::unordered_map;
+  Nodes held = {};                               // what `substitute` has entered: else its address may become another node's
+};
 
 // The roots with some nodes replaced, loop bodies included. A node keeps its identity where nothing below it changes.
 // `inside`: only in the body of the loop with that index; another loop over it, whose results the body reads, is left alone.
