@@ -1,3 +1,4 @@
+#include "base/verify_error.h"
 #include "compile/pipeline.h"
 
 #include <fmt/format.h>
@@ -153,13 +154,15 @@ std::int64_t size_of(const Compilation& c, Stage on) {
   if (on == Stage::sharding) return c.partition->size();
   return on == Stage::program ? (c.program ? size_of(c.program->steps) : 0) : std::int64_t(everything(c.roots).size());
 }
-void verify_after(const Pass& p, const Compilation& c) {
+void verify_after(const Pass& p, const Compilation& c) try {
   if (p.on == Stage::program)
     verify(*c.program, p.name, c.placed);
   else if (p.on == Stage::sharding)
     c.partition->verify(p.name);
   else
     verify(c.roots, p.name);
+} catch (const Error& e) {
+  throw VerifyError(e.what());
 }
 
 }  // namespace

@@ -80,6 +80,9 @@ struct NodeCheck {
         bool fits = rule.way == Way::shift || rule.way == Way::regroup || p->size == a.size;
         must(p->kept ? fits : rule.way != Way::map, "it maps axis {} of {}, and makes {}", a.name, x.axes, n.axes);
         must(fits, "axis {} has two sizes", a.name);
+        // On a mesh an exchange may stand in its place.
+        bool only_moves = rule.way != Way::regroup || n.op->linear == Linear::moves;
+        must(only_moves, "it regroups axis {}, and does more than move values", a.name);
         must(rule.way != Way::fold || !p->kept, "it folds axis {} of {}, and makes {}", a.name, x.axes, n.axes);
         p->made = true;
       }

@@ -34,7 +34,7 @@ struct Along {
     whole,     // needs all of it at once
     shift,     // positions move by numbers that are known: a slice, a concatenation, a place among zeros
     pick,      // of a table: ids say which positions are read, or written; what is not there gives the identity of the monoid
-    regroup,   // becomes several axes (unflatten), or a part of one axis (flatten): RegroupAttr
+    regroup,   // becomes several axes (unflatten), or a part of one axis (flatten): RegroupAttr. Values only move
   };
   Way way = Way::map;
   Name point = {};

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "base/fork.h"
+#include "base/verify_error.h"
 #include "graph/walk.h"
 #include "runtime/eval_cache.h"
 #include "runtime/keep.h"
@@ -96,6 +97,8 @@ void compute(Claim& claim) {
   bool began = false;                            // what has begun may have printed, and does not run twice
   try {
     made = results_of(roots, began);
+  } catch (const VerifyError&) {
+    throw;
   } catch (const Error&) {
     if (began || roots.size() == claim.mine.size()) throw;
     roots = claim.mine;                          // there may be memory for these alone

@@ -3,6 +3,8 @@
 
 #include <functional>
 
+#include "base/verify_error.h"
+#include "compile/chunk/chunk.h"
 #include "compile/memory/memory.h"
 #include "compile/sharding/planner.h"
 #include "compile/verify.h"
@@ -14,6 +16,7 @@
 #include "ops/collective.h"
 #include "ops/prim.h"
 #include "support/raises.h"
+#include "transforms/scores.h"
 
 using namespace haliax;
 
@@ -115,6 +118,8 @@ TEST_CASE("verify finds a graph's faults: axes against the op's rule") {
   CHECK(says_of(flat({"q", "r"}, {Axis("c", 12)}), "it maps axis a of (a=4, b=3), and makes (c=12)"));
   CHECK(says_of(flat({"a", "b", "q"}, {Axis("c", 12)}), "it makes (c=12) of (a=4, b=3)"));
   CHECK(says_of(flat({"a"}, {Axis("c", 4)}), "it maps axis b of (a=4, b=3)"));
+  static const Op twice = [] { auto op = prim::kFlatten; return op.name = "twice", op.linear = Linear::one, op; }();
+  CHECK(says_of(make(twice, {x}, {Axis("c", 12)}, DType::f32, RegroupAttr{{"a", "b"}, "c"}.attr()), "it regroups axis a, and does more than move values"));
   auto apart = [&](const Axes& axes) { return make(prim::kUnflatten, {x}, axes, DType::f32, RegroupAttr{{"p", "q"}, "a"}.attr()); };
   CHECK(in_graph(apart({Axis("p", 2), Axis("q", 2), B})) == "");
   CHECK(says_of(apart({Axis("p", 2), Axis("r", 2), B}), "no operand has axis r"));
@@ -157,6 +162,20 @@ TEST_CASE("verify: a slice of nothing reaches nowhere") {
   auto f = named_jit([](const NamedArray& x) { return slice(x, "n", 1, 4); },
                      {.mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{{"n", "data"}}});
   CHECK(f(zeros({Z, N})).axes() == Axes{Z, Axis("n", 4)});
+}
+
+TEST_CASE("verify: what it finds while chunks are chosen is raised, other errors are not") {
+  const Axis Q("q", 64), K("k", 64), D("d", 8);
+  auto q = prim::input({Q, D}, DType::f32), k = prim::input({K, D}, DType::f32), v = prim::input({K, D}, DType::f32);
+  auto weights = prim::exp(prim::contract(q, k, {Q, K}, DType::f32));
+  const Nodes roots{prim::contract(prim::div(weights, prim::reduce(Monoid::sum, weights, {Q})), v, {Q, D}, DType::f32)};
+  auto bordered = with_score_borders(roots, std::int64_t(1), 0, {});
+  auto cut = [&](auto raised) {
+    return cut_chunks(bordered, [=](const Nodes&, const Nodes&, int) -> Tried { throw raised; }, 0, false, nullptr);
+  };
+  CHECK(!(bordered == roots));
+  CHECK_THROWS_AS(cut(VerifyError("[verify] a pass is wrong")), VerifyError);
+  CHECK(cut(Error("it does not fit")).size() == 1);
 }
 
 TEST_CASE("verify finds a graph's faults: loops") {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/verify_error.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 
@@ -70,6 +71,8 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool ring, s
           auto plan = plan_cuts(*call, roots, level, attempt, ring);
           if (uncut && plan.is_whole()) uncut->push_back(plan.line());
           roots = apply(plan, roots, index);
+        } catch (const VerifyError&) {
+          throw;
         } catch (const Error& e) {
           if (call->inside != kOfScores) throw;
           if (uncut) uncut->push_back(std::string("scores stay whole: ") + e.what());

@@ -14,7 +14,8 @@
 namespace haliax {
 
 // Where everything lies: in-place updates, donated arguments, and offsets in one arena.
-void plan_memory(program::Program&, const std::vector<bool>& donated, bool reuse);
+// optional: off, each slot has memory of its own throughout.
+void plan_memory(program::Program&, const std::vector<bool>& donated, bool optional);
 // Bytes of the arena that are in use while each step runs, behind plan_memory: in order, loops turn by turn, or, where that were
 // more than 4096 steps, one turn of each.
 std::vector<std::int64_t> arena_in_use(const program::Program&);

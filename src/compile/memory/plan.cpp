@@ -43,7 +43,7 @@ void insert(std::vector<Step>& steps, const std::map<const Step*, std::vector<St
 struct MemoryPlanner {
   Program& p;
   const std::vector<bool>& donated;
-  bool reuse;
+  bool optional;
   struct LoopSpan { int begin, end; };
   struct Moment { Step* step; int loop; };   // the loop around, by its span; -1: none
   std::vector<Moment> moments = {{}};        // by position, from 1 on; a loop comes twice, before its body and behind it
@@ -95,7 +95,7 @@ struct MemoryPlanner {
   // What is gathered shares memory with nothing else: that is not kept.
   bool may_share_memory(int a, int b) const { return p.slot(find_root(a)).gathered == p.slot(find_root(b)).gathered; }
   bool shareable(int slot) const { return p.slot(slot).home == Home::arena || is_donated(slot); }
-  bool free_to_share(int slot) const { return find_root(slot) == slot; }
+  bool has_own_memory(int slot) const { return find_root(slot) == slot; }
   void share(int slot, int with) {   // slot lies in the memory of `with`
     int r = root[std::size_t(slot)] = find_root(with);
     auto &a = life_in(r), &b = life_in(slot);
@@ -111,7 +111,7 @@ struct MemoryPlanner {
       if (store.code != Code::store) continue;
       int o = store.view.slot;
       auto& out = p.slot(o);
-      if (out.home == Home::argument || !free_to_share(o) || life_in(o).first != position) continue;
+      if (out.home == Home::argument || !has_own_memory(o) || life_in(o).first != position) continue;
       auto writes = [&](auto& i) { return i.code >= Code::store && i.view.slot == o; };
       if (std::count_if(f.code.begin(), f.code.end(), writes) != 1) continue;
       auto over = std::find_if(f.code.begin(), f.code.end(), [&](auto& load) { return dies_in(f, load, store, position); });
@@ -148,7 +148,7 @@ struct MemoryPlanner {
       auto& all = access[std::size_t(o)];
       bool made_here = std::count_if(all.begin(), all.end(), [](auto& a) { return a.writes; }) == 1;
       bool first = is_donated(x) && life_in(x).last != kForever;   // of the results that it is
-      bool may = first && made_here && p.slot(o).home == Home::result && free_to_share(o) && may_share_memory(x, o);
+      bool may = first && made_here && p.slot(o).home == Home::result && has_own_memory(o) && may_share_memory(x, o);
       if (may) share(o, x), drop(*s);
     }
   }
@@ -162,12 +162,12 @@ struct MemoryPlanner {
     if (home == Home::argument) return false;
     // x is read for the last time here, o first written here: they become one. So the start of a carry becomes the carry, and a
     // result is made in its own memory.
-    if (life_in(rx).last == position && life_in(ro).first == position && free_to_share(o) && shareable(rx)) {
+    if (life_in(rx).last == position && life_in(ro).first == position && has_own_memory(o) && shareable(rx)) {
       home == Home::arena || is_donated(rx) ? share(o, x) : share(rx, o);
       return true;
     }
     // The next value of a carry: may it be made in the carry's place? Only if the old value is not read afterwards.
-    if (p.slot(x).home != Home::arena || !free_to_share(x) || loop < 0) return false;
+    if (p.slot(x).home != Home::arena || !has_own_memory(x) || loop < 0) return false;
     auto span = spans[std::size_t(loop)];
     auto made = life_in(rx).first;
     if (made <= span.begin || made >= span.end) return false;
@@ -238,7 +238,7 @@ struct MemoryPlanner {
     auto span = spans[std::size_t(loop)];
     int rx = find_root(x);
     auto home = p.slot(o).home;
-    bool may = rx != o && free_to_share(o) && home != Home::argument && shareable(rx) && may_share_memory(rx, o) &&
+    bool may = rx != o && has_own_memory(o) && home != Home::argument && shareable(rx) && may_share_memory(rx, o) &&
                (home == Home::arena || is_donated(rx) || p.slot(rx).home == Home::arena);
     if (!may || p.slot(rx).bytes != p.slot(o).bytes || life[std::size_t(rx)].last > span.end ||
         life[std::size_t(o)].first < span.begin || access[std::size_t(o)].front().at <= span.begin)
@@ -277,7 +277,7 @@ struct MemoryPlanner {
       };
       std::vector<int> made, read;
       for (int s = 0; s < int(p.slots.size()); ++s) {
-        if (free_to_share(s) && p.slot(s).home != Home::argument && touched(s, true)) made.push_back(s);
+        if (has_own_memory(s) && p.slot(s).home != Home::argument && touched(s, true)) made.push_back(s);
         if (touched(s, false) && shareable(find_root(s)) && life[std::size_t(find_root(s))].last <= span.end) read.push_back(s);
       }
       if (made.empty() || read.empty()) continue;
@@ -339,7 +339,7 @@ struct MemoryPlanner {
   using Items = std::vector<ArenaItem>;
   // Gives each an offset, and says how many bytes they take.
   std::int64_t place(Items& items) const {
-    if (reuse) std::stable_sort(items.begin(), items.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
+    if (optional) std::stable_sort(items.begin(), items.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
     std::vector<const ArenaItem*> placed;   // by offset
     std::int64_t bytes = 0;
     for (auto& item : items) {
@@ -360,10 +360,10 @@ struct MemoryPlanner {
   Items items() {
     Items out;
     auto add = [&](std::int64_t bytes, Life l, std::int64_t& offset, const char* purpose) {
-      out.push_back({bytes, reuse ? l : Life{0, last()}, &offset, purpose});
+      out.push_back({bytes, optional ? l : Life{0, last()}, &offset, purpose});
     };
     for (int s = 0; s < int(p.slots.size()); ++s)
-      if (auto& slot = p.slot(s); free_to_share(s) && slot.home == Home::arena && life_in(s).last >= 0)
+      if (auto& slot = p.slot(s); has_own_memory(s) && slot.home == Home::arena && life_in(s).last >= 0)
         add(slot.bytes, life_in(s), slot.offset, slot.purpose);
     for (int at = 1; at <= last(); ++at)
       if (auto& s = *moments[std::size_t(at)].step; s.scratch_bytes > 0) add(s.scratch_bytes, {at, at}, s.scratch, "scratch");
@@ -415,7 +415,7 @@ struct MemoryPlanner {
   void poison() {
     std::map<const Step*, std::vector<Step>> after;
     for (int s = 0; s < int(p.slots.size()); ++s) {
-      if (!p.slot(s).gathered || !free_to_share(s) || life_in(s).last < 0 || life_in(s).last > last()) continue;
+      if (!p.slot(s).gathered || !has_own_memory(s) || life_in(s).last < 0 || life_in(s).last > last()) continue;
       auto dtype = access[std::size_t(s)].front().view->dtype;
       if (!is_float(dtype)) continue;
       Instr nan{.code = Code::constant, .dtype = dtype, .number = std::numeric_limits<double>::quiet_NaN()};
@@ -431,9 +431,9 @@ struct MemoryPlanner {
     access.resize(p.slots.size());
     walk(p.steps, -1);
     for (int s = 0; s < int(p.slots.size()); ++s) root.push_back(s), life.push_back(life_of(s));
-    if (reuse) share_all();
+    if (optional) share_all();
     for (int s = 0; s < int(p.slots.size()); ++s)
-      if (!free_to_share(s)) p.slot(s).alias = find_root(s);
+      if (!has_own_memory(s)) p.slot(s).alias = find_root(s);
     place_all();
     if (checks("HALIAX_POISON")) poison();
     sweep(p.steps);
@@ -450,6 +450,6 @@ struct MemoryPlanner {
 
 }  // namespace
 
-void plan_memory(Program& p, const std::vector<bool>& donated, bool reuse) { MemoryPlanner{p, donated, reuse}.run(); }
+void plan_memory(Program& p, const std::vector<bool>& donated, bool optional) { MemoryPlanner{p, donated, optional}.run(); }
 
 }  // namespace haliax
