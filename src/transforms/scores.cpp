@@ -16,6 +16,10 @@ namespace {
 
 using Set = std::unordered_set<const Node*>;
 
+// What is made of scores is made in f32, be they narrower.
+std::int64_t f32_bytes(const Node& scores) {
+  return scores.size() * std::max(bytes_of(DType::f32), bytes_of(scores.dtype));
+}
 bool reads(const Node& n, const Set& some) {
   return std::any_of(n.in.begin(), n.in.end(), [&](auto& x) { return x && some.count(x.get()) > 0; });
 }
@@ -52,7 +56,7 @@ class ScoresOfLevel {
   bool is_large(const Node& n, std::optional<std::int64_t> budget) const {
     if (n.op->kind != Kind::contract || bordered_.count(&n) || n.in[0] == n.in[1]) return false;
     if (!allowed_.empty() && !allowed_.count(&n)) return false;
-    return n.bytes() > budget.value_or(std::max(kUsualBudget, n.in[0]->bytes() + n.in[1]->bytes()));
+    return f32_bytes(n) > budget.value_or(std::max(kUsualBudget, n.in[0]->bytes() + n.in[1]->bytes()));
   }
   // What lies between borders around the scores along an axis of the queries; empty: they cannot be walked so, because of `why`
   // if they are weighed at all.
@@ -187,7 +191,7 @@ Nodes with_score_borders(const Nodes& roots, std::optional<std::int64_t> budget,
   if (!budget) budget = usual;
   auto all = everything(roots);
   bool large = std::any_of(all.begin(), all.end(), [&](auto& n) {
-    return n->op->kind == Kind::contract && n->bytes() > budget.value_or(kUsualBudget);
+    return n->op->kind == Kind::contract && f32_bytes(*n) > budget.value_or(kUsualBudget);
   });
   return large ? Walker{budget, of, whole}(roots, nullptr, depth) : roots;   // few graphs have any
 }

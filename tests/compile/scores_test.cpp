@@ -184,9 +184,27 @@ TEST_CASE("scores: memory does not grow with the text") {
   CHECK(arena(4096, DType::f32) == arena(8192, DType::f32));
   CHECK(arena(16384, DType::f32) == arena(8192, DType::f32));
   CHECK(arena(65536, DType::f32) == arena(8192, DType::f32));
-  // Gradients of keys and values are summed in f32, for each head that is made beside others.
-  const auto more = arena(65536, DType::bf16) - arena(16384, DType::bf16);
-  CHECK(more <= 2 * 4 * (65536 - 16384) * 64 * std::int64_t(sizeof(float)));
+}
+
+// The gradient of a query is summed in f32 while that is not too large. Beyond that only what a query has in one number is carried,
+// for each head that is made beside others.
+TEST_CASE("scores: memory of narrow arrays stays below 16 MiB at any length") {
+  auto arena = [](std::int64_t positions) {
+    const Axis Pos("pos", positions), KPos("kpos", positions), Heads("heads", 12), Head("head", 64);
+    using Three = std::array<NamedArray, 3>;
+    auto q = zeros({Heads, Pos, Head}, DType::bf16), k = zeros({Heads, KPos, Head}, DType::bf16);
+    auto gradients = [=](const Three& in, const NamedArray& cotangent) {
+      return vjp([=](const Three& p) {
+               return nn::dot_product_attention(KPos, Head, p[0], p[1], p[2], {.mask = nn::causal_mask(Pos, KPos)});
+             }, in).second(cotangent);
+    };
+    return jit(gradients).plan(Three{q, k, k}, q).arena_bytes;
+  };
+  for (std::int64_t positions : {1024, 4096, 16384, 32768, 65536}) {
+    CAPTURE(positions);
+    CHECK(arena(positions) < (std::int64_t(16) << 20));
+  }
+  CHECK(arena(65536) - arena(32768) <= 2 * 32768 * 6 * std::int64_t(sizeof(float)));
 }
 
 TEST_CASE("scores: a scan over layers makes them once for the value and what the gradient keeps") {

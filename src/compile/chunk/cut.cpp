@@ -45,6 +45,8 @@ Nodes without_borders(const Nodes& roots, const ChunkKey& call, const Node* inde
   return to.empty() ? roots : substitute(roots, to, index);
 }
 namespace {
+constexpr std::int64_t kMostSums = 4 << 20;    // bytes that a lane carries in the gradient of scores, beside results
+
 // What lies in the regions of these cuts, but is made outside of the loop over keys (queries, scaled), enters them in its body.
 using Entered = std::unordered_map<const Node*, std::vector<Attr>>;
 Entered made_before(const CutPlan& plan, const Nodes& roots, const Node* index) {
@@ -59,21 +61,42 @@ Entered made_before(const CutPlan& plan, const Nodes& roots, const Node* index) 
   }
   return out;
 }
+// x made of what it is point by point made of, in the turns of a loop; null: it takes more than that.
+NodePtr in_turns_of(const NodePtr& x, const NodePtr& index) {
+  if (is_border(*x) || is_dynamic_slice(*x)) return prim::barrier(x, index);
+  if (prim::is_number(x)) return x;
+  if (x->op->kind != Kind::map) return nullptr;
+  Nodes in;
+  for (auto& operand : x->in) {
+    in.push_back(in_turns_of(operand, index));
+    if (!in.back()) return nullptr;
+  }
+  return make(*x->op, std::move(in), x->axes, x->dtype, x->attr);
+}
 Nodes with_entered(const Nodes& values, const Node* index, const Entered& before) {
   Rewrite to;
-  for (auto& n : level_of(values, index))
+  const auto level = level_of(values, index);
+  NodePtr turn;
+  for (auto& n : level)
+    for (auto& x : n->in) if (x.get() == index) turn = x;
+  for (auto& n : level)
     for (auto& x : n->in) {
       auto known = x && !x->varies_with(index) ? before.find(x.get()) : before.end();
       if (known == before.end()) continue;
-      auto entered = x;
-      for (auto& key : known->second) entered = prim::enter(prim::leave(entered, key), key);
+      auto entered = turn ? in_turns_of(x, turn) : nullptr;
+      if (!entered) {
+        entered = x;
+        for (auto& key : known->second) entered = prim::enter(prim::leave(entered, key), key);
+      }
       to[x.get()] = entered;
     }
   return to.empty() ? values : substitute(values, to, index);
 }
+Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t from);
 Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::size_t from) {
   while (from < plan.cuts.size() && plan.cuts[from].second >= plan.cuts[from].first.size) ++from;
   if (from == plan.cuts.size()) return roots;
+  if (plan.late && from + 2 == plan.cuts.size()) return cut_tiles(plan, roots, index, from);
   auto& [key, chunk] = plan.cuts[from];
   Region region(key.attr(), roots, level_of(roots, index), index);
   if (region.empty()) return cut_from(plan, roots, index, from + 1);
@@ -85,6 +108,33 @@ Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::
                    [&](const Nodes& values, const Node* inner) {
                      return cut_from(plan, with_entered(values, inner, before), inner, from + 1);
                    });
+}
+// Tiles of scores. Queries go outermost, and what is summed for keys is carried, in the place of its result if that is as wide.
+// Where it is not, keys go outermost in the gradient, which has two sums for each key and one for each query; what belongs to
+// queries alone is made before. Where even that sum is too large nothing is carried: what queries have is made by queries, the
+// rest by keys, and scores twice.
+Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t from) {
+  auto by_queries = plan, by_keys = plan;
+  by_queries.late = by_keys.late = false;
+  std::swap(by_keys.cuts[from], by_keys.cuts[from + 1]), by_keys.keys = from;
+  const bool recompute = plan.how.recompute;
+  auto region = [&](const CutPlan& p) { return Region(p.cuts[from].first.attr(), roots, level_of(roots, index), index); };
+  auto cut = [&](const CutPlan& p, const Nodes& values) { return cut_from(p, values, index, from); };
+  if (region(by_queries).wide_sums(recompute) == 0) return cut(by_queries, roots);
+  if (auto rows = region(by_keys).between(recompute); !rows.empty()) {
+    auto made = without_borders(cut(by_queries, rows), plan.call, index);
+    Rewrite to;
+    for (std::size_t k = 0; k < rows.size(); ++k) to[rows[k].get()] = made[k];
+    roots = substitute(roots, to, index);
+  }
+  auto queries = region(by_queries);
+  const auto for_keys = queries.wide_sums(recompute), for_queries = region(by_keys).wide_sums(recompute);
+  if (std::min(for_keys, for_queries) <= kMostSums) return cut(for_queries < for_keys ? by_keys : by_queries, roots);
+  auto out = cut(by_queries, roots);
+  const auto rest = cut(by_keys, roots);
+  for (std::size_t k = 0; k < roots.size(); ++k)
+    if (!queries.contains(roots[k]) || !queries.walks(roots[k])) out[k] = rest[k];
+  return out;
 }
 }  // namespace
 

@@ -15,7 +15,6 @@ Axes resized(Axes axes, Name a, std::int64_t whole, std::int64_t size) {
   return axes;
 }
 
-bool holds(const Nodes& list, const NodePtr& n) { return std::find(list.begin(), list.end(), n) != list.end(); }
 bool is_position(const Node& n) { return n.op->kind == Kind::leaf && n.op->on_block; }
 
 }  // namespace

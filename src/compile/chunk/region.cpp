@@ -446,6 +446,26 @@ void Region::keep_for_later(bool small) {
   }
 }
 
+std::int64_t Region::wide_sums(bool recompute) {
+  sweeps(recompute);
+  std::int64_t bytes = 0;
+  for (auto& [sweep, folds] : folds_)
+    for (auto& n : folds)
+      if (auto wide = widened(n); wide->dtype != n->dtype && folds_by(*n) == Monoid::sum) bytes += wide->bytes();
+  return bytes;
+}
+Nodes Region::between(bool recompute) {
+  sweeps(recompute);
+  Nodes out;
+  for (auto& n : level_) {
+    if (!contains(n) || !on_chunk(n) || known_of(*n).order.stage < 1) continue;
+    for (auto& x : needed_by(n)) {
+      bool same = contains(x) && on_chunk(x) && !is_out(x, *n);
+      if (!same && stage_of(x, false) > 0 && !holds(out, x)) out.push_back(x);
+    }
+  }
+  return out;
+}
 std::int64_t Region::largest_bytes() const {
   std::unordered_set<const Node*> out;                     // results are there anyway
   for (auto& n : level_) if (leaves(*n)) out.insert(n.get()), out.insert(n->in[0].get());

@@ -2,6 +2,7 @@
 // turns of loops. What keeps the axis is made chunk by chunk; what folds it away becomes a result of a loop; what follows a fold
 // stays outside, on the final value. Loops come in sweeps: what needs a final value of one is in the next.
 #pragma once
+#include <algorithm>
 #include <map>
 #include <optional>
 
@@ -21,6 +22,8 @@ struct RegionCut {                                // how a region is cut
 
 constexpr int kRegionDepth = 1 << 20;            // in place of a depth, for the loops that regions become: below every traced one
 
+inline bool holds(const Nodes& list, const NodePtr& n) { return std::find(list.begin(), list.end(), n) != list.end(); }
+
 class Region {
  public:
   // `level`: the nodes among which the region lies, inputs first, the bodies of their loops included: all below the roots, or
@@ -36,6 +39,10 @@ class Region {
   // Then it is made on each chunk, and never whole.
   bool grows(const NodePtr& x) const { return grows(x, axis_.name); }
   bool grows(const NodePtr& x, Name a) const;
+  // Bytes of the sums that are wider while they are carried from turn to turn than they are in the end.
+  std::int64_t wide_sums(bool recompute);
+  // What a later sweep reads of the folds of earlier ones.
+  Nodes between(bool recompute);
   Nodes cut(const RegionCut&);                         // the roots, with loops in place of the region
   const Nodes& index() const { return index_; }  // of those loops: one for each body
 

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "haliax/chunked.h"
+#include "base/verify_error.h"
 #include "compile/chunk/cost.h"
 #include "haliax/error.h"
 #include "ops/prim.h"
@@ -356,14 +357,26 @@ class ChunkSearch {
     }
     return k;
   }
+  static const Node* widest_of(const Nodes& level, const Regions& regions) {
+    const Node* widest = nullptr;
+    for (auto& n : level)
+      if (regions.contain(n) && n->op != &kLoop && (!widest || n->bytes() > widest->bytes())) widest = n.get();
+    return widest;
+  }
+  // Of the widest scores that a turn makes, of so many queries and of each of those axes one position.
+  std::int64_t scores_bytes(const std::vector<ChunkKey>& free, std::int64_t queries) const {
+    auto level = level_of(alone_.roots, nullptr);
+    auto* widest = widest_of(level, Regions(call_, alone_.roots, level));
+    if (!widest) return 0;
+    auto all = positions(free) * positions(regions_.keys) * (keys_ ? call_.blocks : 1);
+    return widest->bytes() / all * std::min(queries, positions(regions_.keys));
+  }
   // The axes that each position goes along by itself, but the walked ones: heads, examples of a batch.
   std::vector<ChunkKey> free_axes() const {
     auto roots = alone_.roots;
     auto level = level_of(roots, nullptr);
     Regions regions(call_, roots, level);
-    const Node* widest = nullptr;
-    for (auto& n : level)
-      if (regions.contain(n) && n->op != &kLoop && (!widest || n->bytes() > widest->bytes())) widest = n.get();
+    auto* widest = widest_of(level, regions);
     int sweeps = 0;
     for (auto& r : regions.of) sweeps = std::max(sweeps, r.sweeps());
     std::vector<ChunkKey> out;
@@ -397,6 +410,8 @@ class ChunkSearch {
   std::optional<Trial> fitting(CutPlan plan) const {
     try {
       if (auto t = trial(std::move(plan)); t.lane_bytes > 0 && (t.bytes <= budget_ || !call_.chunks.empty())) return t;
+    } catch (const VerifyError&) {
+      throw;
     } catch (const Error&) {}   // it cannot be walked so
     return {};
   }
@@ -404,7 +419,8 @@ class ChunkSearch {
     const auto lane = std::int64_t(machine.lane);
     if (lane == 0) return {};
     auto free = free_axes();
-    if (auto t = fitting(one_by_one(free, kWholeRows)); t && t->lane_bytes <= lane) return t;   // rows that a lane can hold
+    if (scores_bytes(free, kWholeRows) <= lane)            // rows that a lane can hold
+      if (auto t = fitting(one_by_one(free, kWholeRows)); t && t->lane_bytes <= lane) return t;
     if (auto keys = keys_ || machine.whole_rows ? std::nullopt : longest_keys(1))
       if (auto t = fitting(within(one_by_one(free, kTileRows), *keys, kTileColumns))) return t;
     std::optional<Trial> best;                             // or fewer, as there are lanes for
