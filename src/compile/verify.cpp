@@ -141,10 +141,15 @@ struct NodeCheck {
     std::int64_t walked = 0;
     for (std::size_t b = 0; b < l.index.size(); ++b) {
       must(prim::index_start(*l.index[b]) == walked, "a body does not start after {} positions", walked);
+      auto chunk = prim::index_chunk(*l.index[b]);
+      must(!l.drop || chunk == 1, "its turns are of one position, and walk {}", chunk);
       walked += trips(l, b) * prim::index_chunk(*l.index[b]);
     }
     must(walked == l.axis.size, "its bodies walk {} positions of {}", walked, l.axis);
+    std::unordered_set<const Node*> carries;
     for (auto& r : l.results) {
+      must(!r.carry || carries.insert(r.carry.get()).second, "two results are carried as one");
+      must(r.carry || r.fold != Fold::carry, "what goes from turn to turn has no carry");
       must(r.value.size() == l.index.size(), "a result has no value in one of its bodies");
       for (std::size_t b = 0; b < r.value.size(); ++b) body(l, r, b);
       bool same = r.carry && behind_barriers(r.value[0]) == r.carry;
@@ -165,6 +170,11 @@ struct NodeCheck {
     auto* along = find(*v, l.axis.name);
     if (l.drop) return must(!along, "a value of one position has the axis that is walked");
     must(along && along->size == prim::index_chunk(*l.index[b]), "a value that is stacked is no chunk of {}", l.axis);
+    auto rest = [&](Axes axes) {
+      std::erase_if(axes, [&](auto& a) { return a.name == l.axis.name; });
+      return axes;
+    };
+    must(same_set(rest(v->axes), rest(r.value[0]->axes)), "bodies stack different axes");
   }
   void custom() const {
     auto& c = static_cast<const CustomVjp&>(*n.attr.payload);

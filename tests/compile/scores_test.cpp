@@ -207,6 +207,41 @@ TEST_CASE("scores: memory of narrow arrays stays below 16 MiB at any length") {
   CHECK(arena(65536) - arena(32768) <= 2 * 32768 * 6 * std::int64_t(sizeof(float)));
 }
 
+// Keys go outermost in the gradient of narrow arrays; with queries that are this wide their sums are too large to be carried, too.
+TEST_CASE("scores: gradients of narrow arrays, keys outermost, and each side by itself") {
+  auto check = [](std::int64_t positions, std::int64_t heads, std::int64_t size, auto mask) {
+    const Axis Pos("pos", positions), KPos("kpos", positions), Heads("heads", heads), Head("head", size);
+    CAPTURE(positions);
+    using Three = std::array<NamedArray, 3>;
+    const Three in{draw(1, {Heads, Pos, Head}, DType::bf16), draw(2, {Heads, KPos, Head}, DType::bf16), draw(3, {Heads, KPos, Head}, DType::bf16)};
+    const auto cotangent = draw(4, {Heads, Pos, Head}, DType::bf16);
+    auto made = [&](std::int64_t budget, DType dtype) {
+      auto f = jit([=](const Three& in, const NamedArray& g) {
+        auto [y, pull] = vjp([=](const Three& p) {
+          return nn::dot_product_attention(KPos, Head, p[0], p[1], p[2], {.mask = mask(Pos, KPos)});
+        }, in);
+        auto back = pull(g);
+        return Leaves{y, back[0], back[1], back[2]};
+      }, {.scores_budget = budget});
+      auto as = [&](const NamedArray& x) { return x.astype(dtype).eval(); };
+      auto out = f(Three{as(in[0]), as(in[1]), as(in[2])}, as(cotangent));
+      return std::pair(Leaves{out}, f.report().chunked.size());
+    };
+    auto [want, none] = made(most_bytes, DType::f32);
+    auto [got, loops] = made(-1, DType::bf16);
+    auto [whole, no] = made(most_bytes, DType::bf16);
+    CHECK(none == 0);
+    CHECK(loops > 0);
+    same(got, want, 0.02);
+    same(whole, want, 0.02);
+  };
+  auto causal = [](const Axis& q, const Axis& k) { return nn::causal_mask(q, k); };
+  check(100, 3, 8, causal);
+  check(97, 2, 8, causal);
+  check(64, 1, 16, [](const Axis& q, const Axis& k) { return nn::causal_mask(q, k) & (arange(k) > broadcast_axis(arange(q) - 20, k)); });
+  check(1200, 1, 2048, causal);
+}
+
 TEST_CASE("scores: a scan over layers makes them once for the value and what the gradient keeps") {
   const Axis Layers("layers", 3), Pos("pos", 512), Embed("embed", 32);
   const auto w = draw(1, {Layers, Embed, D}), x = draw(2, {Pos, Embed});

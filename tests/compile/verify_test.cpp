@@ -220,9 +220,19 @@ TEST_CASE("verify finds a graph's faults: bodies of a loop") {
   CHECK(says(in(Fold::stack, sum), "a value that is stacked is no chunk of a=4"));
   CHECK(says(in(Fold::fold, [&](auto& block, auto b) { return b ? prim::cast(sum(block, b), DType::f64) : sum(block, b); }), "bodies make values of different dtypes"));
   CHECK(says(in(Fold::fold, [](auto& block, auto b) { return prim::sum(block, b ? Axes{A, B} : Axes{A}); }), "bodies fold different axes"));
+  auto other = [&](auto& block, auto b) { return b ? prim::sum(block, {B}) : block; };
+  CHECK(says(in(Fold::stack, other), "bodies stack different axes"));
   Loop none;
   none.axis = A;
   CHECK(says(in_graph(make_loop(none)), "it has no body"));
+  auto pairs = prim::index(A, 0, 2, 0);
+  CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {prim::sum(prim::slice_at(x, pairs, false), {A})}}, pairs)), "its turns are of one position, and walk 2"));
+  auto row = prim::slice_at(x, turn(), true), carry = prim::carry(turn(), {B}, DType::f32);
+  CHECK(says(in_graph(loop_of_one({Fold::carry, Monoid::sum, {row}, array({B})}, turn())), "what goes from turn to turn has no carry"));
+  Loop twice;
+  const LoopResult carried{Fold::carry, Monoid::sum, {prim::add(carry, row)}, array({B}), carry};
+  twice.axis = A, twice.index = {turn()}, twice.drop = true, twice.results = {carried, carried};
+  CHECK(says(in_graph(make_loop(twice)), "two results are carried as one"));
   auto flag = prim::carry(turn(), {}, DType::boolean), start = array({}, DType::boolean);
   auto decides = [&](const NodePtr& value) { return in_graph(loop_of_one({Fold::carry, Monoid::sum, {value}, start, flag, true}, turn())); };
   CHECK(decides(flag) == "");
@@ -408,8 +418,20 @@ TEST_CASE("verify finds devices that make other calls") {
   c.steps = {all_reduce({1}), all_reduce({0})};
   CHECK(message_of([&] { verify_calls({&a, &b}); }) == "");
   CHECK(message_of([&] { verify_calls({&a, &c}); }).find("call 0 of device 1 is all-reduce 1") != std::string::npos);
+  b.steps[1].collective.monoid = Monoid::max;
+  CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 1 of device 1 is all-reduce") != std::string::npos);
   b.steps.pop_back();
   CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 1 of device 1 is nothing") != std::string::npos);
+  // In the turns of a loop, or behind them.
+  auto turns = [](std::vector<program::Step> body) {
+    program::Step s;
+    s.kind = program::Kind::loop, s.loop.trips = 2, s.loop.body = std::move(body);
+    return s;
+  };
+  a.steps = {turns({all_reduce({0}), all_reduce({1})})}, b.steps = {turns({all_reduce({0})}), all_reduce({1})};
+  CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 2 of device 1 is the end of the turns") != std::string::npos);
+  b.steps = {turns({all_reduce({1}), all_reduce({0})})};
+  CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 1 of device 1 is all-reduce 1") != std::string::npos);
 }
 
 // ---- plans of shardings ----

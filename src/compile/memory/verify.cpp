@@ -19,6 +19,7 @@ namespace {
 using program::Dims;
 using program::Home;
 using program::Kind;
+using program::Monoid;
 using program::Program;
 using program::Step;
 using program::View;
@@ -221,10 +222,12 @@ std::vector<std::string> calls_of(const std::vector<Step>& steps) {
     if (s.kind == Kind::collective) {
       std::string call = name_of(s.collective.wire);
       for (int x : s.collective.over) call += " " + std::to_string(x);
+      if (auto m = s.collective.monoid; m != Monoid::sum) call += fmt::format(", monoid {}", int(m));
       out.push_back(fmt::format("{} of {}; {}", call, s.collective.out.size(), s.where));
     } else if (auto body = calls_of(s.loop.body); !body.empty()) {
       out.push_back(std::to_string(s.loop.trips) + " turns");
       out.insert(out.end(), body.begin(), body.end());
+      out.push_back("the end of the turns");
     }
   }
   return out;
