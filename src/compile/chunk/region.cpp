@@ -408,7 +408,7 @@ int Region::sweeps(bool recompute) {
     if (contains(r) && walks(r) && !leaves(*r) && r->op != &prim::kEnter) {
       auto at = stage_of(r, true);
       auto& list = stacks_[at];
-      if (std::find(list.begin(), list.end(), r) == list.end()) list.push_back(r);
+      if (!holds(list, r)) list.push_back(r);
       sweeps = std::max(sweeps, at + 1);
     }
   return sweeps;
@@ -440,7 +440,7 @@ void Region::keep_for_later(bool small) {
     auto& list = stacks_[stage];
     if (n->op == &kLoop || (!stepped && (!small || !work || n->bytes() * 8 > most))) {
       read_by(n, at);
-    } else if (std::find(list.begin(), list.end(), n) == list.end()) {
+    } else if (!holds(list, n)) {
       list.push_back(n);
     }
   }
