@@ -78,6 +78,7 @@ class Pass {
   }
   AssembledOps written(const std::vector<Op>& open) const {
     AssembledOps w;
+    w.point.fetches_inputs = !plan_.keep && !plan_.stays;   // rows that are walked again fetch the next row
     std::set<int> made;
     std::map<int, int> reads;                      // of a value: how often it is read here
     auto& in = w.in;

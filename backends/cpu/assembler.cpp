@@ -51,6 +51,7 @@ class Assembler : Xbyak::CodeGenerator {
     enum { nowhere, array, bf16, scalar, vector, test } kind = nowhere;
     int at = 0;                                  // which array, scalar, or register
   };
+  static constexpr int bytes_ahead = 4096;
   static constexpr int rest_mask = 1, scratch_mask = 2, first_test = 3;
 
   void count_uses() {
@@ -95,7 +96,7 @@ class Assembler : Xbyak::CodeGenerator {
       jae(done, T_NEAR);
     }
     L(again);
-    if (!rest) prefetcht1(ptr[array_register(arrays()) + rcx * 4]);
+    if (!rest) fetch();
     rest_ = rest;
     points();
     if (!rest) {
@@ -104,6 +105,16 @@ class Assembler : Xbyak::CodeGenerator {
       jb(again, T_NEAR);
     }
     L(done);
+  }
+
+  // What is read soon, so that nobody waits for it: mostly what lies behind this tile in each array.
+  void fetch() {
+    if (!code_.fetches_inputs) return prefetcht1(ptr[array_register(arrays()) + rcx * 4]);
+    int array = 0;
+    for (auto input : code_.inputs) {
+      if (input == PointCode::Input::array) prefetcht1(ptr[array_register(array++) + rcx * 4 + bytes_ahead]);
+      if (input == PointCode::Input::bf16) prefetcht1(ptr[array_register(array++) + rcx * 2 + bytes_ahead]);
+    }
   }
 
   // ---- the points of a register ----
@@ -464,7 +475,7 @@ class Assembler : Xbyak::CodeGenerator {
 std::string key_of(const PointCode& code) {
   std::string key;
   auto add = [&](int x) { key.append(reinterpret_cast<const char*>(&x), sizeof x); };
-  add(int(code.inputs.size())), add(int(code.ops.size()));
+  add(int(code.inputs.size())), add(int(code.ops.size())), add(code.fetches_inputs);
   for (auto input : code.inputs) add(int(input));
   for (auto& op : code.ops) {
     add(op.does.does), add(int(op.does.what)), add(int(op.does.from)), add(int(op.does.to));

@@ -392,8 +392,10 @@ class FusedStep final : public CompiledStep {
         if (!out.narrow) aim(op, out.value, out.into, points);
       for (auto& out : ops.out) call.array[arrays] = value(out.value), step[arrays++] = (narrow && out.narrow ? 2 : 4) * n;
       for (std::int64_t r = 0;;) {
-        const void* soon = ahead_.take(n / 16);
-        call.soon = soon ? soon : call.array[0];
+        if (!ops.point.fetches_inputs) {
+          const void* soon = ahead_.take(n / 16);
+          call.soon = soon ? soon : call.array[0];
+        }
         (narrow ? ops.narrow_code : ops.code)(&call);
         if (++r == count) return;
         for (int k = 0; k < arrays; ++k) call.array[k] = static_cast<char*>(call.array[k]) + step[k];

@@ -73,6 +73,7 @@ struct PointCode {
   std::vector<Input> inputs;
   std::vector<Op> ops;
   std::vector<Output> outputs;             // each once
+  bool fetches_inputs = false;             // ahead of where they are read, in place of what the call says
 };
 struct AssembledCall;
 using AssembledCode = void (*)(const AssembledCall*);
