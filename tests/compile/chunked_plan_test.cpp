@@ -352,6 +352,24 @@ TEST_CASE("chunked plan: what one position is said to need is enough, and a byte
 }
 
 // Whatever a loop around leaves the same in each turn: the head, what goes in, the targets.
+TEST_CASE("chunked plan: what follows reads of a call counts in its budget, its gradients do not") {
+  const Axis Out{"out", 64};
+  auto v = normal(7, {Vocab, Out});
+  const std::int64_t read = 256 * 64 * 4, of_position = 512 * 4;   // what `sum` reads; the largest value of a position
+  for (std::int64_t memory : {2 * read, 3 * read}) {
+    auto loss = [&](const Parameters& p) {
+      auto out = chunked_reduce("tokens", {.memory = memory}, [&](const NamedArray& x, const NamedArray& w) {
+        return dot(tanh(dot(x, w, Embed)), v, Vocab);   // (tokens, out)
+      })(p.x, p.w);
+      return sum(out * out);
+    };
+    auto bytes = planned(loss, parameters());
+    CHECK(bytes <= memory);
+    CHECK(bytes > memory - 2 * of_position);            // and no less is walked than fits
+    CHECK(planned(with_gradients(loss), parameters()) <= memory + read);   // the cotangent of what was read
+  }
+}
+
 TEST_CASE("chunked plan: inside a loop a call stays whole, and holds what it would hold alone") {
   const Axis Turns{"turns", 3}, Batch{"batch", 2}, Long{"position", 512}, Wide{"embed", 16}, Many{"vocab", 4096};
   const auto xs = normal(1, {Turns, Batch, Long, Wide}) * 0.3, w = normal(2, {Many, Wide}) * 0.3;

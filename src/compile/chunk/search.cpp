@@ -16,7 +16,8 @@ namespace {
 // The regions by themselves: what they read become inputs, what others read of them are the roots.
 struct Alone {
   Nodes roots, inputs;
-  std::int64_t outside = 0;                      // bytes of the values that what follows reads, beside gradients
+  // Bytes of the values that what follows reads, less those that may be gradients: they have an input's axes.
+  std::int64_t outside = 0;
 };
 
 Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions) {
@@ -67,7 +68,9 @@ Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions) {
   for (auto& n : level) {
     if (!own.count(n.get()) || n->op == &kLoop || !(exits.count(n.get()) || last.count(n.get()))) continue;
     ends.push_back(n);
-    if (!n->origin.backward && !last.count(n.get())) out.outside += program::aligned(n->bytes());
+    auto of = [&](const NodePtr& x) { return is_float(x->dtype) && same_set(x->axes, n->axes); };
+    if (last.count(n.get()) || std::any_of(out.inputs.begin(), out.inputs.end(), of)) continue;
+    out.outside += program::aligned(n->bytes());
   }
   out.roots = substitute(ends, to);
   return out;
