@@ -49,6 +49,12 @@ std::int64_t planned(Turn turn, bool reverse = false) {
   return given.report.peak_bytes;
 }
 
+int copies(const JitReport& r) {
+  int n = 0;
+  for (auto at = r.program.find("copy ["); at != r.program.npos; at = r.program.find("copy [", at + 1)) ++n;
+  return n;
+}
+
 constexpr std::int64_t cache_bytes = 4 * 2 * 64 * 16 * 4;
 
 }  // namespace
@@ -202,6 +208,24 @@ TEST_CASE("donated loops: steps that carry a cache through a loop over layers ch
   }
 }
 
+TEST_CASE("loops: a carry that two residual branches are added to, one after the other, is not copied") {
+  const Axis H("hidden", 24);
+  auto body = [&](In h, In v, In w) {          // (batch, position, d)
+    auto middle = h + tanh(dot(h, v, "d")).rename({{"hidden", "d"}});
+    return middle + dot(tanh(dot(middle / sum(middle * middle, "d"), w, "d")), w, "hidden");
+  };
+  auto layers = [&](In x, In v, In w) { return fold(body, L)(x, v, w); };
+  auto x = random::normal(random::key(1), {B, P, D}), v = random::normal(random::key(2), {L, D, D.alias("hidden")}),
+       w = random::normal(random::key(3), {L, D, H});
+  auto f = jit(layers, {.backend = "cpu"});
+  CHECK(difference(f(x, v, w), jit(layers, {.backend = "reference"})(x, v, w), 1e-4) == "");
+  CAPTURE(f.report().program);
+  CHECK(copies(f.report()) == 1);              // x, which is not donated
+  auto g = jit([&](In x, In v, In w) { return grad([&](In v, In w) { return sum(layers(x, v, w)); })(v, w); }, {.backend = "cpu"});
+  g.compile(x, v, w);
+  CHECK(copies(g.report()) == 2);              // and the carry of each turn, kept for the gradient
+}
+
 TEST_CASE("loops: what is as large as an array that is walked, but of wider elements, is not written over it") {
   const Axis n("n", 6);
   auto x = array({3., -1, 4, -1, 5, -9, 2, 6, -5, 3, -5, 8, 9, -7, 9, -3, 2, 3, -8, 4, 6, -2, 6, 4}, {Axis("rows", 4), n}).eval();
@@ -222,16 +246,11 @@ TEST_CASE("donated: what is returned as it is, is given back without a copy") {
   using Function = Results (*)(In x, In w);
   const std::int64_t one = P.size * D.size * 4;
   auto made = [](int n) { return random::normal(random::key(n), {P, D}).eval(); };
-  auto copies = [](const JitReport& r) {
-    int n = 0;
-    for (auto at = r.program.find("copy ["); at != r.program.npos; at = r.program.find("copy [", at + 1)) ++n;
-    return n;
-  };
   struct Case {
     const char* name;
     Function f;
     std::int64_t most;   // bytes beside the arguments
-    int copies = 0;
+    int copied = 0;
   } cases[] = {
       {"alone", [](In x, In) { return Results{x}; }, 0},
       {"read later", [](In x, In w) { return Results{x, sum(cumsum(x * w, "d")), sum(cumsum(x, "position"))}; }, 2 * one + 256},
@@ -261,7 +280,7 @@ TEST_CASE("donated: what is returned as it is, is given back without a copy") {
     CHECK(f.report().not_donated.empty());
     CHECK(f.report().peak_bytes <= c.most);
     CAPTURE(f.report().program);
-    CHECK(copies(f.report()) == c.copies);
+    CHECK(copies(f.report()) == c.copied);
   }
   // One array for two arguments, and its places changed: neither is written over.
   auto swap = jit([](In a, In b) { return std::tuple(b, a, a + b); }, {.donate = {0, 1}, .backend = "cpu"});

@@ -105,6 +105,9 @@ struct MemoryPlanner {
     return std::any_of(v.terms.begin(), v.terms.end(), [&](auto& t) { return t.slot >= 0 && find_root(t.slot) == memory; });
   }
 
+  static bool writes_once(const program::Fused& f, int slot) {
+    return std::count_if(f.code.begin(), f.code.end(), [&](auto& i) { return i.code >= Code::store && i.view.slot == slot; }) == 1;
+  }
   // An elementwise step writes over an operand that dies with it.
   void in_place(const program::Fused& f, int position) {
     for (auto& store : f.code) {
@@ -112,8 +115,7 @@ struct MemoryPlanner {
       int o = store.view.slot;
       auto& out = p.slot(o);
       if (out.home == Home::argument || !has_own_memory(o) || life_in(o).first != position) continue;
-      auto writes = [&](auto& i) { return i.code >= Code::store && i.view.slot == o; };
-      if (std::count_if(f.code.begin(), f.code.end(), writes) != 1) continue;
+      if (!writes_once(f, o)) continue;
       auto over = std::find_if(f.code.begin(), f.code.end(), [&](auto& load) { return dies_in(f, load, store, position); });
       if (over != f.code.end()) share(o, over->view.slot);
     }
@@ -166,21 +168,57 @@ struct MemoryPlanner {
       home == Home::arena || is_donated(rx) ? share(o, x) : share(rx, o);
       return true;
     }
-    // The next value of a carry: may it be made in the carry's place? Only if the old value is not read afterwards.
-    if (p.slot(x).home != Home::arena || !has_own_memory(x) || loop < 0) return false;
-    auto span = spans[std::size_t(loop)];
-    auto made = life_in(rx).first;
-    if (made <= span.begin || made >= span.end) return false;
-    auto before = [&](const Access& a) {
-      return a.at <= span.begin || a.at >= span.end || a.step == &step || a.at < made ||
-             (a.at == made && is_elementwise(*a.step, x, ro));
-    };
-    for (int slot = 0; slot < int(p.slots.size()); ++slot) {
-      auto& all = access[std::size_t(slot)];
-      if (find_root(slot) == ro && !std::all_of(all.begin(), all.end(), before)) return false;
-    }
-    share(x, o);
+    if (!may_be_next(x, loop) || !ends_before(rx, o, step, loop).at_all) return false;
+    share(rx, o);
     return true;
+  }
+  // ---- the next value of a carry: may it be made in the carry's place? Only if the old value is not read afterwards ----
+  bool may_be_next(int x, int loop) const {
+    if (loop < 0 || p.slot(find_root(x)).home != Home::arena) return false;
+    auto span = spans[std::size_t(loop)];
+    auto made = life[std::size_t(find_root(x))].first;
+    return made > span.begin && made < span.end;
+  }
+  // Is the old value read for the last time before x is made, or by what makes x, where it makes it?
+  struct Ends { bool at_all, there; };
+  Ends ends_before(int x, int carry, const Step& move, int loop) const {
+    auto span = spans[std::size_t(loop)];
+    auto made = life[std::size_t(x)].first;
+    Ends ends{true, false};
+    for (int slot = 0; slot < int(p.slots.size()); ++slot) {
+      if (find_root(slot) != find_root(carry)) continue;
+      for (auto& a : access[std::size_t(slot)]) {
+        if (a.at <= span.begin || a.at >= span.end || a.step == &move || a.at < made) continue;
+        ends.at_all &= a.at == made && is_elementwise(*a.step, x, find_root(carry));
+        ends.there |= a.at == made;
+      }
+    }
+    return ends;
+  }
+  // A value that is made over the old one, or over another that is, and dies there: h + a, and (h + a) + b.
+  bool leads_to(int x, int carry, const Step& move, int loop, std::vector<int>& chain) {
+    if (!has_own_memory(x) || !may_be_next(x, loop)) return false;
+    auto [at_all, there] = ends_before(x, carry, move, loop);
+    chain.push_back(x);
+    if (at_all && there) return true;
+    int made = life_in(x).first;
+    auto& f = moments[std::size_t(made)].step->fused;
+    auto store = std::find_if(f.code.begin(), f.code.end(), [&](auto& i) { return i.code == Code::store && i.view.slot == x; });
+    if (at_all && store != f.code.end() && writes_once(f, x))
+      for (auto& load : f.code)
+        if (dies_in(f, load, *store, made) && leads_to(load.view.slot, carry, move, loop, chain)) return true;
+    chain.pop_back();
+    return false;
+  }
+  void update_carries() {
+    for (auto& [s, loop] : moments) {
+      if (!s || s->kind != Kind::copy || loop < 0 || !covers(s->copy)) continue;
+      int x = s->copy.x.slot, o = s->copy.out.slot;
+      std::vector<int> chain;
+      if (p.slot(o).home == Home::argument || !may_share_memory(x, o) || !leads_to(x, o, *s, loop, chain)) continue;
+      for (int slot : chain) share(slot, o);
+      drop(*s);
+    }
   }
   bool is_elementwise(const Step& s, int made, int over) const {   // reads `over` only where it writes `made`
     if (s.kind == Kind::copy) return covers(s.copy) && s.copy.out.slot == made;
@@ -321,6 +359,7 @@ struct MemoryPlanner {
 
   void share_all() {
     hand_back();
+    update_carries();
     for (int at = 1; at <= last(); ++at)
       if (auto& s = *moments[std::size_t(at)].step; s.kind == Kind::fused) in_place(s.fused, at);
     for (int at = 1; at <= last(); ++at)
