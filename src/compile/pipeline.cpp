@@ -155,12 +155,13 @@ std::int64_t size_of(const Compilation& c, Stage on) {
   return on == Stage::program ? (c.program ? size_of(c.program->steps) : 0) : std::int64_t(everything(c.roots).size());
 }
 void verify_after(const Pass& p, const Compilation& c) try {
-  if (p.on == Stage::program)
-    verify(*c.program, p.name, c.placed);
-  else if (p.on == Stage::sharding)
+  if (p.on == Stage::program) {
+    verify(*c.program, p.name, c.placed, c.options.donated);
+  } else if (p.on == Stage::sharding) {
     c.partition->verify(p.name);
-  else
+  } else {
     verify(c.roots, p.name);
+  }
 } catch (const Error& e) {
   throw VerifyError(e.what());
 }

@@ -5,7 +5,6 @@
 
 #include "base/verify_error.h"
 #include "compile/chunk/chunk.h"
-#include "compile/memory/memory.h"
 #include "compile/sharding/planner.h"
 #include "compile/verify.h"
 #include "haliax/custom_op.h"
@@ -16,6 +15,7 @@
 #include "ops/collective.h"
 #include "ops/prim.h"
 #include "support/raises.h"
+#include "support/verified.h"
 #include "transforms/scores.h"
 
 using namespace haliax;
@@ -28,12 +28,6 @@ NodePtr array(const Axes& axes, DType d = DType::f32) { return prim::input(axes,
 std::string in_graph(const NodePtr& n) {
   return message_of([&] { verify(Nodes{n}, "a pass"); });
 }
-bool says(const std::string& text, const std::string& part) {
-  CAPTURE(text);
-  CAPTURE(part);
-  return text.starts_with("[verify] ") && text.find("after a pass: " + part) != text.npos;
-}
-
 // A loop over a: one body, one result.
 NodePtr loop_of_one(LoopResult r, const NodePtr& index) {
   Loop l;
@@ -316,122 +310,6 @@ TEST_CASE("verify finds a graph's faults: custom gradients") {
   CHECK(says(of(by_hand, {by_hand->in[0], x, y}), "its function took 1 arrays and gave 1, and it has 3 with 1 results"));
   CHECK(says(in_graph(make(kResult, {kept}, {A}, DType::f32, {.ints = {0}})), "it is (a=4), and its custom_vjp makes (a=4, b=3)"));
   CHECK(says(in_graph(make(kResult, {kept}, {A, B}, DType::f32, {.ints = {1}})), "its custom_vjp has no result 1"));
-}
-
-// ---- programs ----
-namespace {
-
-using program::Program;
-
-// copy of so many elements from the argument to the result
-Program copies(std::int64_t elements, std::int64_t offset = 0) {
-  Program p;
-  p.slots = {{16, program::Home::argument, 0}, {16, program::Home::result, 0}};
-  p.arguments = p.results = 1, p.argument_slots = {0}, p.result_slots = {1};
-  program::Step s;
-  s.kind = program::Kind::copy, s.why = "copy";
-  s.copy = {{elements}, {0, DType::f32, 0, {1}, {}}, {1, DType::f32, offset, {1}, {}}};
-  p.steps = {s};
-  return p;
-}
-std::string in_program(const Program& p, bool placed = false) {
-  return message_of([&] { verify(p, "a pass", placed); });
-}
-program::Step all_reduce(std::vector<int> over) {
-  program::Step s;
-  s.kind = program::Kind::collective;
-  s.collective.over = std::move(over);
-  return s;
-}
-
-}  // namespace
-
-TEST_CASE("verify finds a program's faults") {
-  CHECK(in_program(copies(4)) == "");
-  CHECK(says(in_program(copies(5)), "elements 0 to 4 of slot 0, which has 16 bytes"));
-  CHECK(says(in_program(copies(2, 3)), "elements 3 to 4 of slot 1, which has 16 bytes"));
-  CHECK(says(in_program(copies(2, -1)), "elements -1 to 0 of slot 1"));
-  auto written_to = [](const program::View& out) {
-    auto p = copies(4);
-    p.steps[0].copy.out = out;
-    return in_program(p);
-  };
-  CHECK(says(written_to({7, DType::f32, 0, {1}, {}}), "there is no slot 7"));
-  CHECK(says(written_to({1, DType::f32, 0, {1, 1}, {}}), "a view has 2 strides for 1 dims"));
-  auto p = copies(4);
-  std::swap(p.steps[0].copy.x, p.steps[0].copy.out);
-  CHECK(says(in_program(p), "slot 1 is read before it is written"));
-  p = copies(1);
-  p.steps[0].copy.x.terms = {{.loop = 0, .stride = 1}};
-  CHECK(says(in_program(p), "a view counts the turns of a loop that is not around it"));
-  program::Step loop;
-  loop.kind = program::Kind::loop, loop.loop.trips = 5, loop.loop.body = p.steps;
-  p.steps = {loop};
-  CHECK(says(in_program(p), "elements 0 to 4 of slot 0"));
-  p.steps[0].loop.trips = 4;
-  CHECK(in_program(p) == "");
-  p.steps[0].loop.lanes = 2, p.steps[0].loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
-  CHECK(in_program(p) == "");
-  p.steps[0].loop.body[0].copy.out.terms = {};
-  CHECK(in_program(p).find("its turns run side by side, and touch what is another one's") != std::string::npos);
-  p = copies(4);
-  p.steps.clear();
-  CHECK(message_of([&] { verify(p, "a pass", false); }).find("a result is never written") != std::string::npos);
-  p = copies(4);
-  p.steps[0].scratch_bytes = 64, p.steps[0].scratch = 0;
-  CHECK(in_program(p) == "");
-  CHECK(says(in_program(p, true), "its scratch lies outside of the arena"));
-  p.steps[0].scratch = 32, p.arena_bytes = 128;
-  CHECK(says(in_program(p, true), "its scratch lies at 32, which is not aligned"));
-}
-
-TEST_CASE("verify finds memory that is written over before it is read") {
-  auto p = copies(4);
-  p.slots.push_back({16}), p.slots.push_back({16});
-  p.slots[2].offset = 0, p.slots[3].offset = 64, p.arena_bytes = 128;
-  auto copy = [&](int from, int to) {
-    auto s = p.steps[0];
-    s.copy.x.slot = from, s.copy.out.slot = to;
-    return s;
-  };
-  p.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
-  CHECK(in_program(p, true) == "");
-  p.slots[3].offset = 0;
-  CHECK(in_program(p, false) == "");
-  CHECK(says(in_program(p, true), "slot 2 is read, and slot 3 was written over it"));
-  p.slots[3].offset = 72;
-  CHECK(says(in_program(p, true), "slot 3 lies at 72, which is not aligned"));
-  p.steps = {copy(0, 2), copy(2, 3), copy(3, 1)};
-  p.slots[3].offset = 0;
-  CHECK(says(in_program(p, true), "it writes slot 3, which shares bytes with slot 2"));
-  p.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
-  p.slots[3].offset = 64;
-  p.steps[1].scratch_bytes = 64, p.steps[1].scratch = 0;
-  CHECK(says(in_program(p, true), "slot 2 is read, and scratch was written over it"));
-  p.steps[1].scratch = 64;
-  CHECK(says(in_program(p, true), "its scratch lies over slot 3, which it uses"));
-}
-
-TEST_CASE("verify finds devices that make other calls") {
-  Program a, b, c;
-  a.steps = b.steps = {all_reduce({0}), all_reduce({1})};
-  c.steps = {all_reduce({1}), all_reduce({0})};
-  CHECK(message_of([&] { verify_calls({&a, &b}); }) == "");
-  CHECK(message_of([&] { verify_calls({&a, &c}); }).find("call 0 of device 1 is all-reduce 1") != std::string::npos);
-  b.steps[1].collective.monoid = Monoid::max;
-  CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 1 of device 1 is all-reduce") != std::string::npos);
-  b.steps.pop_back();
-  CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 1 of device 1 is nothing") != std::string::npos);
-  // In the turns of a loop, or behind them.
-  auto turns = [](std::vector<program::Step> body) {
-    program::Step s;
-    s.kind = program::Kind::loop, s.loop.trips = 2, s.loop.body = std::move(body);
-    return s;
-  };
-  a.steps = {turns({all_reduce({0}), all_reduce({1})})}, b.steps = {turns({all_reduce({0})}), all_reduce({1})};
-  CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 2 of device 1 is the end of the turns") != std::string::npos);
-  b.steps = {turns({all_reduce({1}), all_reduce({0})})};
-  CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 1 of device 1 is all-reduce 1") != std::string::npos);
 }
 
 // ---- plans of shardings ----

@@ -42,10 +42,11 @@ bool checks_finite();
 void check_finite(program::Program&);
 
 // The legality check of a Program; raises. Slots are written before they are read, views lie inside of their slots and count
-// turns of loops around them; where memory is `placed`, offsets are aligned and lie inside of the arena, and nothing is read that
-// something else was written over.
-void verify(const program::Program&, const char* after, bool placed);
-// All devices of a mesh make the same calls in the same order; raises.
+// turns of loops around them, ids lie in their tables, and no argument is written over that was not `donated`; where memory is
+// `placed`, offsets are aligned and lie inside of the arena, and nothing is read that something else was written over.
+void verify(const program::Program&, const char* after, bool placed, const std::vector<bool>& donated = {});
+// All devices of a mesh make the same calls in the same order, of arrays that fit each other: what a group sums, or puts together
+// of blocks, has one size and dtype, and what a device sends is what the other one takes; raises.
 void verify_calls(const std::vector<const program::Program*>&);
 // Those calls, a line each.
 std::string text_of_calls(const program::Program&);

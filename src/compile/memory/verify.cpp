@@ -30,6 +30,7 @@ struct ProgramCheck {
   const Program& p;
   const char* after;
   bool placed;                               // slots have offsets
+  const std::vector<bool>& donated;          // by argument; of those that are not listed none is
   std::map<int, std::int64_t> turns = {};    // of the loops around, by variable
   std::set<int> written = {};                // memory that holds something
   std::vector<int> in_arena = {};            // slots that have bytes there, by offset
@@ -48,14 +49,15 @@ struct ProgramCheck {
     while (p.slot(slot).alias >= 0) slot = p.slot(slot).alias;
     return slot;
   }
-  // The elements that a view reaches lie in its slot.
-  void inside(const Step& s, const View& v, const Dims& dims) const {
+  // The elements that a view reaches lie in its slot, by whatever ids.
+  void inside(const Step& s, const View& v, const Dims& dims, const std::vector<program::Indexed>& ids = {}) const {
     if (v.slot < 0 || program::points(dims) == 0) return;
     if (v.slot >= int(p.slots.size())) bad(s, fmt::format("there is no slot {}", v.slot));
     if (v.strides.size() != dims.size()) bad(s, fmt::format("a view has {} strides for {} dims", v.strides.size(), dims.size()));
     std::int64_t least = v.offset, most = v.offset;
     auto reach = [&](std::int64_t far) { (far < 0 ? least : most) += far; };
     for (std::size_t d = 0; d < dims.size(); ++d) reach((dims[d] - 1) * v.strides[d]);
+    for (auto& i : ids) reach((i.size - 1) * i.stride);
     for (auto& t : v.terms) {
       auto known = turns.find(t.loop);
       if (t.slot < 0 && known == turns.end()) bad(s, "a view counts the turns of a loop that is not around it");
@@ -79,7 +81,9 @@ struct ProgramCheck {
     auto dims = dims_of(s);
     auto* none = untouched(s);
     each_view(s, [&](const View& v, bool) {
-      if (&v != none) inside(s, v, dims);
+      if (&v == none) return;
+      if (&v == &s.gather.table) return inside(s, v, dims, s.gather.indexed);
+      inside(s, v, dims, &v == &s.scatter.target ? s.scatter.indexed : std::vector<program::Indexed>());
     });
   }
   void read(const Step& s, int slot) const {
@@ -115,7 +119,13 @@ struct ProgramCheck {
       last_scratch[std::size_t(k)] = now;
     }
   }
-  void write(int slot) {
+  void write(const Step& s, int slot) {
+    auto& of = p.slot(memory(slot));
+    bool own = of.home != Home::argument || (of.index < int(donated.size()) && donated[std::size_t(of.index)]);
+    if (!own) bad(s, fmt::format("it writes over argument {}, which was not donated", of.index));
+    fill(slot);
+  }
+  void fill(int slot) {
     written.insert(memory(slot));
     if (placed) last_write[std::size_t(memory(slot))] = now;
   }
@@ -158,7 +168,7 @@ struct ProgramCheck {
       views(s);
       if (placed) calls(s);
       if (s.kind == Kind::finish) continue;
-      each_access(s, [&](int slot, bool writes, const View*) { writes ? write(slot) : read(s, slot); });
+      each_access(s, [&](int slot, bool writes, const View*) { writes ? write(s, slot) : read(s, slot); });
       if (placed) lies_apart(s);
       if (s.kind != Kind::loop) continue;
       if (s.loop.variable < 0) {
@@ -167,6 +177,7 @@ struct ProgramCheck {
         skips = outer;
         continue;
       }
+      if (s.loop.trips == 0) continue;   // nothing of it is ever done
       turns[s.loop.variable] = s.loop.trips;
       auto outer = std::exchange(last, false);
       steps(s.loop.body);
@@ -176,9 +187,21 @@ struct ProgramCheck {
       turns.erase(s.loop.variable);
     }
   }
+  // A slot in the memory of another has room there.
+  void aliases() const {
+    const int count = int(p.slots.size());
+    for (int k = 0; k < count; ++k) {
+      int of = k, far = 0;
+      while (of >= 0 && of < count && p.slot(of).alias >= 0 && far++ < count) of = p.slot(of).alias;
+      if (of >= count || far > count) bad({}, fmt::format("slot {} lies in no memory", k));
+      if (p.slot(k).bytes > p.slot(of).bytes)
+        bad({}, fmt::format("slot {} of {} bytes lies in slot {}, which has {}", k, p.slot(k).bytes, of, p.slot(of).bytes));
+    }
+  }
   void run() {
+    aliases();
     if (placed) find_overlaps();
-    for (int s : p.argument_slots) write(s);
+    for (int s : p.argument_slots) fill(s);
     steps(p.steps);
     for (int s : p.result_slots)
       if (p.slot(s).bytes > 0 && !written.count(memory(s))) bad({}, "a result is never written");
@@ -216,22 +239,106 @@ struct GatheredCheck {
 };
 
 // The calls of a Program in order, and the loops that hold some.
-std::vector<std::string> calls_of(const std::vector<Step>& steps) {
-  std::vector<std::string> out;
+struct ListedCall {
+  std::string text;
+  const Step* step = nullptr;   // none: where turns begin, or end
+};
+std::vector<ListedCall> calls_of(const std::vector<Step>& steps) {
+  std::vector<ListedCall> out;
   for (auto& s : steps) {
     if (s.kind == Kind::collective) {
       std::string call = name_of(s.collective.wire);
       for (int x : s.collective.over) call += " " + std::to_string(x);
       if (auto m = s.collective.monoid; m != Monoid::sum) call += fmt::format(", monoid {}", int(m));
-      out.push_back(fmt::format("{} of {}; {}", call, s.collective.out.size(), s.where));
+      out.push_back({fmt::format("{} of {}; {}", call, s.collective.out.size(), s.where), &s});
     } else if (auto body = calls_of(s.loop.body); !body.empty()) {
-      out.push_back(std::to_string(s.loop.trips) + " turns");
+      out.push_back({std::to_string(s.loop.trips) + " turns"});
       out.insert(out.end(), body.begin(), body.end());
-      out.push_back("the end of the turns");
+      out.push_back({"the end of the turns"});
     }
   }
   return out;
 }
+std::string box(DType d, const Dims& dims) { return fmt::format("{} ({})", name_of(d), fmt::join(dims, ", ")); }
+// What is one and the same on all devices of a call: the arrays that are summed, or that are made of blocks.
+std::string shared_by_call(const program::Collective& c) {
+  std::string out = name_of(c.wire);
+  for (std::size_t k = 0; k < c.x.size(); ++k) {
+    auto& whole = c.wire == program::Wire::all_gather ? c.out[k] : c.x[k];
+    out += (k ? ", " : " of ") + box(whole.view.dtype, whole.dims);
+    if (c.wire != program::Wire::all_reduce) out += fmt::format(" along {}", c.dim[k]);
+  }
+  return out;
+}
+struct CallCheck {
+  const std::vector<const Program*>& devices;
+  std::vector<std::vector<ListedCall>> calls = {};   // of each device
+
+  // Every device makes the same calls, whoever takes part in them.
+  void order() {
+    for (auto* p : devices) calls.push_back(calls_of(p->steps));
+    auto& first = calls[0];
+    for (std::size_t d = 1; d < calls.size(); ++d) {
+      auto& mine = calls[d];
+      std::size_t k = 0, all = std::min(mine.size(), first.size());
+      while (k < all && mine[k].text == first[k].text) ++k;
+      if (k < std::max(mine.size(), first.size())) differs(k, d, text_at(mine, k), 0, text_at(first, k));
+    }
+  }
+  static std::string text_at(const std::vector<ListedCall>& all, std::size_t k) {
+    return k < all.size() ? all[k].text : "nothing";
+  }
+  using Text = const std::string&;
+  [[noreturn]] static void differs(std::size_t k, std::size_t d, Text mine, std::size_t other, Text theirs) {
+    throw Error(fmt::format("[verify] call {} of device {} is {}, that of device {} {}", k, d, mine, other, theirs));
+  }
+  // Where a device is, but for the mesh axes that a call is over: so those that make it together are at one place.
+  Dims place(std::size_t d, const std::vector<int>& over) const {
+    Dims at;
+    auto left = std::int64_t(devices[d]->device);
+    auto& mesh = devices[d]->mesh;
+    for (auto x = int(mesh.size()); x-- > 0; left /= mesh[std::size_t(x)])
+      if (std::count(over.begin(), over.end(), x) == 0) at.push_back(left % mesh[std::size_t(x)]);
+    return at;
+  }
+  void arrays(std::size_t k) const {
+    if (!calls[0][k].step) return;
+    auto of = [&](std::size_t d) -> auto& { return calls[d][k].step->collective; };
+    if (of(0).wire == program::Wire::exchange) return boxes(k);
+    std::map<Dims, std::size_t> first;   // device at each place
+    for (std::size_t d = 0; d < devices.size(); ++d) {
+      auto other = first.try_emplace(place(d, of(d).over), d).first->second;
+      auto mine = shared_by_call(of(d)), theirs = shared_by_call(of(other));
+      if (mine != theirs) differs(k, d, mine, other, theirs);
+    }
+  }
+  // What a device sends to another is what that one takes, box by box.
+  void boxes(std::size_t k) const {
+    std::map<std::pair<int, int>, std::vector<std::string>> sent, taken;   // from, to
+    for (std::size_t d = 0; d < devices.size(); ++d) {
+      auto& c = calls[d][k].step->collective;
+      auto here = [&](const program::Parcel& p) { return p.device < int(devices.size()) && program::points(p.dims) > 0; };
+      for (auto& p : c.sends)
+        if (here(p)) sent[{int(d), p.device}].push_back(box(c.x[std::size_t(p.array)].view.dtype, p.dims));
+      for (auto& p : c.receives)
+        if (here(p)) taken[{p.device, int(d)}].push_back(box(c.out[std::size_t(p.array)].view.dtype, p.dims));
+    }
+    for (auto& t : taken) sent[t.first];
+    for (auto& [way, mine] : sent) {
+      auto& theirs = taken[way];
+      std::size_t n = 0;
+      while (n < mine.size() && n < theirs.size() && mine[n] == theirs[n]) ++n;
+      auto at = [&](auto& all) { return n < all.size() ? all[n] : "nothing"; };
+      if (n == std::max(mine.size(), theirs.size())) continue;
+      throw Error(fmt::format("[verify] call {}: device {} sends {} to device {}, which takes {}", k, way.first, at(mine),
+                              way.second, at(theirs)));
+    }
+  }
+  void run() {
+    order();
+    for (std::size_t k = 0; k < calls[0].size(); ++k) arrays(k);
+  }
+};
 
 }  // namespace
 
@@ -244,8 +351,8 @@ bool checks(const char* variable) {
   return flag_asked(variable, usual, context().origin.at);
 }
 
-void verify(const Program& p, const char* after, bool placed) {
-  ProgramCheck{p, after, placed}.run();
+void verify(const Program& p, const char* after, bool placed, const std::vector<bool>& donated) {
+  ProgramCheck{p, after, placed, donated}.run();
   check_lanes(p, after);
 }
 
@@ -255,18 +362,11 @@ void check_gathered(const Program& p) {
   c.steps(p.steps, nullptr);
 }
 
-std::string text_of_calls(const Program& p) { return fmt::format("{}\n", fmt::join(calls_of(p.steps), "\n")); }
-
-void verify_calls(const std::vector<const Program*>& devices) {
-  auto first = calls_of(devices[0]->steps);
-  for (std::size_t d = 1; d < devices.size(); ++d) {
-    auto mine = calls_of(devices[d]->steps);
-    if (mine == first) continue;
-    std::size_t k = 0;
-    while (k < std::min(mine.size(), first.size()) && mine[k] == first[k]) ++k;
-    auto at = [&](auto& all) { return k < all.size() ? all[k] : "nothing"; };
-    throw Error(fmt::format("[verify] call {} of device {} is {}, that of device 0 {}", k, d, at(mine), at(first)));
-  }
+std::string text_of_calls(const Program& p) {
+  std::string out;
+  for (auto& call : calls_of(p.steps)) out += call.text + "\n";
+  return out;
 }
+void verify_calls(const std::vector<const Program*>& devices) { CallCheck{devices}.run(); }
 
 }  // namespace haliax

@@ -1,0 +1,251 @@
+// Planted faults of Programs, one for each rule of the verifier: what is legal passes, and the fault is found and named.
+#include <doctest/doctest.h>
+
+#include "compile/memory/memory.h"
+#include "haliax/error.h"
+#include "support/raises.h"
+#include "support/verified.h"
+
+using namespace haliax;
+
+namespace {
+
+using program::Program;
+
+// copy of so many elements from the argument to the result
+Program copies(std::int64_t elements, std::int64_t offset = 0) {
+  Program p;
+  p.slots = {{16, program::Home::argument, 0}, {16, program::Home::result, 0}};
+  p.arguments = p.results = 1, p.argument_slots = {0}, p.result_slots = {1};
+  program::Step s;
+  s.kind = program::Kind::copy, s.why = "copy";
+  s.copy = {{elements}, {0, DType::f32, 0, {1}, {}}, {1, DType::f32, offset, {1}, {}}};
+  p.steps = {s};
+  return p;
+}
+std::string in_program(const Program& p, bool placed = false) {
+  return message_of([&] { verify(p, "a pass", placed); });
+}
+program::Step all_reduce(std::vector<int> over) {
+  program::Step s;
+  s.kind = program::Kind::collective;
+  s.collective.over = std::move(over);
+  return s;
+}
+
+}  // namespace
+
+TEST_CASE("verify finds a program's faults") {
+  CHECK(in_program(copies(4)) == "");
+  CHECK(says(in_program(copies(5)), "elements 0 to 4 of slot 0, which has 16 bytes"));
+  CHECK(says(in_program(copies(2, 3)), "elements 3 to 4 of slot 1, which has 16 bytes"));
+  CHECK(says(in_program(copies(2, -1)), "elements -1 to 0 of slot 1"));
+  auto written_to = [](const program::View& out) {
+    auto p = copies(4);
+    p.steps[0].copy.out = out;
+    return in_program(p);
+  };
+  CHECK(says(written_to({7, DType::f32, 0, {1}, {}}), "there is no slot 7"));
+  CHECK(says(written_to({1, DType::f32, 0, {1, 1}, {}}), "a view has 2 strides for 1 dims"));
+  auto p = copies(4);
+  std::swap(p.steps[0].copy.x, p.steps[0].copy.out);
+  CHECK(says(in_program(p), "slot 1 is read before it is written"));
+  p = copies(1);
+  p.steps[0].copy.x.terms = {{.loop = 0, .stride = 1}};
+  CHECK(says(in_program(p), "a view counts the turns of a loop that is not around it"));
+  program::Step loop;
+  loop.kind = program::Kind::loop, loop.loop.trips = 5, loop.loop.body = p.steps;
+  p.steps = {loop};
+  CHECK(says(in_program(p), "elements 0 to 4 of slot 0"));
+  p.steps[0].loop.trips = 4;
+  CHECK(in_program(p) == "");
+  p.steps[0].loop.lanes = 2, p.steps[0].loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
+  CHECK(in_program(p) == "");
+  p.steps[0].loop.body[0].copy.out.terms = {};
+  CHECK(in_program(p).find("its turns run side by side, and touch what is another one's") != std::string::npos);
+  p = copies(4);
+  p.steps.clear();
+  CHECK(message_of([&] { verify(p, "a pass", false); }).find("a result is never written") != std::string::npos);
+  p = copies(4);
+  p.steps[0].scratch_bytes = 64, p.steps[0].scratch = 0;
+  CHECK(in_program(p) == "");
+  CHECK(says(in_program(p, true), "its scratch lies outside of the arena"));
+  p.steps[0].scratch = 32, p.arena_bytes = 128;
+  CHECK(says(in_program(p, true), "its scratch lies at 32, which is not aligned"));
+}
+
+TEST_CASE("verify finds memory that is written over before it is read") {
+  auto p = copies(4);
+  p.slots.push_back({16}), p.slots.push_back({16});
+  p.slots[2].offset = 0, p.slots[3].offset = 64, p.arena_bytes = 128;
+  auto copy = [&](int from, int to) {
+    auto s = p.steps[0];
+    s.copy.x.slot = from, s.copy.out.slot = to;
+    return s;
+  };
+  p.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
+  CHECK(in_program(p, true) == "");
+  p.slots[3].offset = 0;
+  CHECK(in_program(p, false) == "");
+  CHECK(says(in_program(p, true), "slot 2 is read, and slot 3 was written over it"));
+  p.slots[3].offset = 72;
+  CHECK(says(in_program(p, true), "slot 3 lies at 72, which is not aligned"));
+  p.steps = {copy(0, 2), copy(2, 3), copy(3, 1)};
+  p.slots[3].offset = 0;
+  CHECK(says(in_program(p, true), "it writes slot 3, which shares bytes with slot 2"));
+  p.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
+  p.slots[3].offset = 64;
+  p.steps[1].scratch_bytes = 64, p.steps[1].scratch = 0;
+  CHECK(says(in_program(p, true), "slot 2 is read, and scratch was written over it"));
+  p.steps[1].scratch = 64;
+  CHECK(says(in_program(p, true), "its scratch lies over slot 3, which it uses"));
+}
+
+TEST_CASE("verify finds slots that do not fit, and arguments that are written over") {
+  auto p = copies(4);
+  p.slots.push_back({.bytes = 16}), p.slots[2].alias = 1, p.steps[0].copy.out.slot = 2;
+  CHECK(in_program(p, true) == "");
+  p.slots[2].bytes = 20;
+  CHECK(says(in_program(p, true), "slot 2 of 20 bytes lies in slot 1, which has 16"));
+  p.slots[2].bytes = 16;
+  for (int alias : {7, 2}) {
+    p.slots[2].alias = alias;
+    CHECK(says(in_program(p, true), "slot 2 lies in no memory"));
+  }
+  p = copies(4);
+  p.slots.push_back({.bytes = 16, .offset = 64}), p.arena_bytes = 128;
+  CHECK(in_program(p, true) == "");
+  p.arena_bytes = 64;
+  CHECK(says(in_program(p, true), "a slot of 16 bytes at 64 lies outside of the arena"));
+  // The result takes the place of the argument, if that was donated.
+  p = copies(4);
+  p.slots[1].alias = 0;
+  CHECK(message_of([&] { verify(p, "a pass", true, {true}); }) == "");
+  CHECK(says(message_of([&] { verify(p, "a pass", true, {false}); }), "it writes over argument 0, which was not donated"));
+  CHECK(says(in_program(p, true), "it writes over argument 0, which was not donated"));
+}
+
+TEST_CASE("verify finds ids that reach beyond their table, and what no turn writes") {
+  using program::Kind;
+  // out (2) of a table (4) at ids (2)
+  auto picks = [](std::int64_t size, std::int64_t offset) {
+    Program p;
+    p.slots = {{16, program::Home::argument, 0}, {8, program::Home::argument, 1}, {8, program::Home::result, 0}};
+    p.arguments = 2, p.results = 1, p.argument_slots = {0, 1}, p.result_slots = {2};
+    program::Step s;
+    s.kind = Kind::gather, s.why = "take";
+    s.gather = {{2}, {0, DType::f32, offset, {0}, {}}, {2, DType::f32, 0, {1}, {}}, {{{1, DType::i32, 0, {1}, {}}, 1, size}}};
+    p.steps = {s};
+    return p;
+  };
+  CHECK(in_program(picks(4, 0)) == "");
+  CHECK(in_program(picks(0, 0)) == "");
+  CHECK(says(in_program(picks(5, 0)), "elements 0 to 4 of slot 0, which has 16 bytes"));
+  CHECK(says(in_program(picks(4, 1)), "elements 1 to 4 of slot 0, which has 16 bytes"));
+  auto p = picks(4, 0);
+  p.slots[2].bytes = 16;   // the result is what is written into
+  auto& s = p.steps[0];
+  s.kind = Kind::scatter;
+  s.scatter = {{2}, {1, DType::f32, 0, {1}, {}}, {2, DType::f32, 0, {0}, {}}, {{{1, DType::i32, 0, {1}, {}}, 1, 4}}};
+  auto start = copies(4).steps[0];
+  start.copy.out.slot = 2;
+  p.steps.insert(p.steps.begin(), start);
+  CHECK(in_program(p) == "");
+  p.steps[1].scatter.indexed[0].stride = 2;
+  CHECK(says(in_program(p), "elements 0 to 6 of slot 2, which has 16 bytes"));
+  p = copies(4);
+  program::Step loop;
+  loop.kind = Kind::loop, loop.loop.trips = 1, loop.loop.body = p.steps;
+  p.steps = {loop};
+  CHECK(in_program(p) == "");
+  p.steps[0].loop.trips = 0;
+  CHECK(says(in_program(p), "a result is never written"));
+}
+
+TEST_CASE("verify finds scratch over the arrays of a call that goes on") {
+  auto p = copies(4);
+  p.slots.push_back({16}), p.slots.push_back({16});
+  p.slots[2].offset = 0, p.slots[3].offset = 64, p.arena_bytes = 192;
+  auto copy = [&](int from, int to) {
+    auto s = p.steps[0];
+    s.copy.x.slot = from, s.copy.out.slot = to;
+    return s;
+  };
+  auto start = all_reduce({0});
+  start.collective.x = {{{4}, {2, DType::f32, 0, {1}, {}}}}, start.collective.out = {{{4}, {3, DType::f32, 0, {1}, {}}}};
+  start.collective.call = 0;
+  program::Step finish;
+  finish.kind = program::Kind::finish, finish.finish.call = 0;
+  p.steps = {copy(0, 2), start, copy(0, 1), finish, copy(3, 1)};
+  auto with_scratch = [&](std::size_t step, std::int64_t at) {
+    auto q = p;
+    q.steps[step].scratch = at, q.steps[step].scratch_bytes = 64;
+    return in_program(q, true);
+  };
+  CHECK(with_scratch(2, 128) == "");
+  CHECK(with_scratch(4, 0) == "");
+  CHECK(says(with_scratch(2, 0), "its scratch lies over slot 2, and call 0 is not finished"));
+  CHECK(says(with_scratch(2, 64), "its scratch lies over slot 3, and call 0 is not finished"));
+}
+
+TEST_CASE("verify finds devices that make other calls") {
+  Program a, b, c;
+  a.steps = b.steps = {all_reduce({0}), all_reduce({1})};
+  c.steps = {all_reduce({1}), all_reduce({0})};
+  CHECK(message_of([&] { verify_calls({&a, &b}); }) == "");
+  CHECK(message_of([&] { verify_calls({&a, &c}); }).find("call 0 of device 1 is all-reduce 1") != std::string::npos);
+  b.steps[1].collective.monoid = program::Monoid::max;
+  CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 1 of device 1 is all-reduce") != std::string::npos);
+  b.steps.pop_back();
+  CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 1 of device 1 is nothing") != std::string::npos);
+  // In the turns of a loop, or behind them.
+  auto turns = [](std::vector<program::Step> body) {
+    program::Step s;
+    s.kind = program::Kind::loop, s.loop.trips = 2, s.loop.body = std::move(body);
+    return s;
+  };
+  a.steps = {turns({all_reduce({0}), all_reduce({1})})}, b.steps = {turns({all_reduce({0})}), all_reduce({1})};
+  CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 2 of device 1 is the end of the turns") != std::string::npos);
+  b.steps = {turns({all_reduce({1}), all_reduce({0})})};
+  CHECK(message_of([&] { verify_calls({&a, &b}); }).find("call 1 of device 1 is all-reduce 1") != std::string::npos);
+}
+
+// Two devices of data=2, and what each of them says to the other.
+TEST_CASE("verify finds devices whose calls do not fit each other") {
+  using program::Wire;
+  auto call = [](Wire wire, program::Dims x, program::Dims out, std::int64_t size, DType dtype = DType::f32) {
+    auto s = all_reduce({0});
+    s.collective.wire = wire, s.collective.ranks = 2, s.collective.size = {size}, s.collective.dim = {0};
+    s.collective.x = {{std::move(x), {0, dtype, 0, {}, {}}}}, s.collective.out = {{std::move(out), {1, dtype, 0, {}, {}}}};
+    return s;
+  };
+  auto say = [](const program::Step& first, const program::Step& second, program::Dims mesh = {2}) {
+    Program a, b;
+    a.mesh = b.mesh = std::move(mesh), b.device = 1;
+    a.steps = {first}, b.steps = {second};
+    return message_of([&] { verify_calls({&a, &b}); });
+  };
+  auto sum = [&](program::Dims dims, DType d = DType::f32) { return call(Wire::all_reduce, dims, dims, 0, d); };
+  CHECK(say(sum({4, 3}), sum({4, 3})) == "");
+  CHECK(has(say(sum({4, 3}), sum({4, 2})), "call 0 of device 1 is all-reduce of f32 (4, 2), that of device 0 all-reduce of f32 (4, 3)"));
+  CHECK(has(say(sum({4, 3}), sum({3, 4})), "call 0 of device 1 is"));
+  CHECK(has(say(sum({4, 3}), sum({4, 3}, DType::bf16)), "call 0 of device 1 is all-reduce of bf16 (4, 3)"));
+  // Of a mesh of 2 by 2 devices 0 and 1 differ along the second axis: a call over the first is none of each other's.
+  CHECK(say(sum({4, 3}), sum({4, 2}), {2, 2}) == "");
+  // Blocks of five are three and two.
+  CHECK(say(call(Wire::all_gather, {3, 2}, {5, 2}, 5), call(Wire::all_gather, {2, 2}, {5, 2}, 5)) == "");
+  CHECK(has(say(call(Wire::all_gather, {3, 2}, {5, 2}, 5), call(Wire::all_gather, {3, 2}, {6, 2}, 6)), "call 0 of device 1 is"));
+  CHECK(say(call(Wire::reduce_scatter, {5, 2}, {3, 2}, 5), call(Wire::reduce_scatter, {5, 2}, {2, 2}, 5)) == "");
+  CHECK(has(say(call(Wire::reduce_scatter, {5, 2}, {3, 2}, 5), call(Wire::reduce_scatter, {6, 2}, {3, 2}, 6)), "call 0 of device 1 is"));
+  auto exchange = [&](int other, program::Dims send, program::Dims receive) {
+    auto s = call(Wire::exchange, {4, 3}, {4, 3}, 0);
+    s.collective.sends = {{other, 0, {0, 0}, std::move(send), {1, 1}}};
+    s.collective.receives = {{other, 0, {0, 0}, std::move(receive), {1, 1}}};
+    return s;
+  };
+  CHECK(say(exchange(1, {2, 3}, {1, 3}), exchange(0, {1, 3}, {2, 3})) == "");
+  CHECK(has(say(exchange(1, {2, 3}, {1, 3}), exchange(0, {1, 3}, {1, 3})), "call 0: device 0 sends f32 (2, 3) to device 1, which takes f32 (1, 3)"));
+  auto twice = exchange(0, {1, 3}, {2, 3});
+  twice.collective.sends.push_back(twice.collective.sends[0]);
+  CHECK(has(say(exchange(1, {2, 3}, {1, 3}), twice), "call 0: device 1 sends f32 (1, 3) to device 0, which takes nothing"));
+}
