@@ -81,8 +81,10 @@ struct NodeCheck {
         must(p->kept ? fits : rule.way != Way::map, "it maps axis {} of {}, and makes {}", a.name, x.axes, n.axes);
         must(fits, "axis {} has two sizes", a.name);
         // On a mesh an exchange may stand in its place.
-        bool only_moves = rule.way != Way::regroup || n.op->linear == Linear::moves;
-        must(only_moves, "it regroups axis {}, and does more than move values", a.name);
+        bool only_moves = n.op->linear == Linear::moves, shifts = rule.way == Way::shift;
+        must(only_moves || rule.way != Way::regroup, "it regroups axis {}, and does more than move values", a.name);
+        must(only_moves || !shifts, "it shifts axis {}, and does more than move values", a.name);
+        must(n.op->stretches || !shifts, "it shifts axis {}, and does not say how", a.name);
         must(rule.way != Way::fold || !p->kept, "it folds axis {} of {}, and makes {}", a.name, x.axes, n.axes);
         p->made = true;
       }
@@ -98,6 +100,7 @@ struct NodeCheck {
     auto c = n.op->code;
     bool asks = c == Code::is_finite || c == Code::is_nan || c == Code::is_inf || c == Code::logical_not;
     bool compares = c >= Code::less && c <= Code::not_equal;
+    must(c != Code::logical_not || n.in[0]->dtype == DType::boolean, "it turns round {}", n.in[0]->dtype);
     if (compares) must(n.in[0]->dtype == n.in[1]->dtype, "operands have other dtypes");
     if (asks || compares) return must(n.dtype == DType::boolean, "a comparison is {}", n.dtype);
     bool bits = c == Code::bit_not || (c >= Code::bit_and && c <= Code::shift_right);
@@ -105,7 +108,9 @@ struct NodeCheck {
     if (c == Code::select)
       return must(n.in[0]->dtype == DType::boolean && n.in[1]->dtype == n.dtype && n.in[2]->dtype == n.dtype,
                   "operands have other dtypes");
-    if (c == Code::cast || c == Code::bitcast) return;
+    if (c == Code::bitcast)
+      return must(bytes_of(n.in[0]->dtype) == bytes_of(n.dtype), "the bits of {} are none of {}", n.in[0]->dtype, n.dtype);
+    if (c == Code::cast) return;
     for (auto& x : n.in) must(x->dtype == n.dtype, "an operand is {}, the result {}", x->dtype, n.dtype);
   }
   void reduce() const {
@@ -204,11 +209,15 @@ struct ScopeCheck {
   void values(const Nodes& roots, const Node* index) {
     for (auto& n : topological(roots)) {
       if (n->free.empty() && index) continue;   // of the top
-      bool placeholder = n->op == &prim::kIndex || n->op == &prim::kCarry;
-      bool inside = std::find(known.begin(), known.end(), n.get()) != known.end();
-      NodeCheck{*n, after}.must(!placeholder || inside, "it is read outside of its loop");
+      if (n->op == &prim::kCarry) read(n);   // it names its loop's first index, in all bodies
+      else for (auto& x : n->in) if (x && x->op == &prim::kIndex) read(x);
       if (n->op == &kLoop) bodies(loop_of(*n));
     }
+    for (auto& r : roots) if (r->op == &prim::kIndex) read(r);
+  }
+  void read(const NodePtr& placeholder) const {
+    bool inside = std::find(known.begin(), known.end(), placeholder.get()) != known.end();
+    NodeCheck{*placeholder, after}.must(inside, "it is read outside of its loop");
   }
   void bodies(const Loop& l) {
     auto outer = known.size();
@@ -216,15 +225,16 @@ struct ScopeCheck {
       if (r.carry) known.push_back(r.carry.get());
     for (std::size_t b = 0; b < l.index.size(); ++b) {
       known.push_back(l.index[b].get());
-      if (b > 0) known.push_back(l.index[0].get());   // the placeholder of a carry names the first body's
       values(values_of(l, b), l.index[b].get());
-      known.resize(known.size() - (b > 0 ? 2 : 1));
+      known.pop_back();
     }
     known.resize(outer);
   }
 };
 
-// What enters a region leaves it before it is a result, or its walked axis is folded away.
+// What enters a region leaves it before it is a result, or its walked axis is folded away. What enters in a turn may leave behind
+// the loop, as a sum over turns does whose operand entered before it. (And what leaves need not have entered: f may return an
+// array that it was not given.)
 void check_borders(const Nodes& all, const Nodes& roots, const char* after) {
   std::unordered_map<const Node*, std::vector<const Attr*>> inside;   // which regions a node lies in
   auto contains = [](auto& regions, const Attr& r) {
@@ -232,7 +242,12 @@ void check_borders(const Nodes& all, const Nodes& roots, const char* after) {
   };
   for (auto& n : all) {
     Nodes reads;
-    add_reads(n, reads);
+    if (is_loop_result(*n)) {   // the loop itself has no axes
+      reads = result_of(*n).value;
+      if (auto& start = result_of(*n).start) reads.push_back(start);
+    } else {
+      add_reads(n, reads);
+    }
     std::vector<const Attr*> mine;
     for (auto& x : reads)
       for (auto* r : inside[x.get()])

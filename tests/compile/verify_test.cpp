@@ -7,6 +7,7 @@
 #include "compile/chunk/chunk.h"
 #include "compile/sharding/planner.h"
 #include "compile/verify.h"
+#include "haliax/chunked.h"
 #include "haliax/custom_op.h"
 #include "haliax/jit.h"
 #include "haliax/transforms.h"
@@ -80,6 +81,11 @@ TEST_CASE("verify finds a graph's faults: what moves") {
   CHECK(in_graph(border_of(prim::kLeave, entered)) == "");
   CHECK(says(in_graph(entered), "it lies in a region that it never leaves"));
   CHECK(says(in_graph(prim::add(entered, border_of(prim::kLeave, entered))), "it lies in a region that it never leaves"));
+  // What leaves need not have entered: f may return what it was not given.
+  auto kept = chunked_reduce("a", {.chunk = 2}, [&](const NamedArray&) { return NamedArray(x); })(NamedArray(y)).node();
+  CHECK(kept->op == &prim::kLeave);
+  CHECK(kept->in[0] == x);
+  CHECK(in_graph(kept) == "");
 }
 
 TEST_CASE("verify finds a graph's faults: axes against the op's rule") {
@@ -124,6 +130,10 @@ TEST_CASE("verify finds a graph's faults: axes against the op's rule") {
   CHECK(says_of(make(prim::kContract, {x, ids}, {B, I}, DType::f32), "an operand is i32, the result f32"));
   CHECK(says_of(make(prim::kBitAnd, {x, x}, {A, B}, DType::f32), "bits of f32"));
   CHECK(says_of(make(prim::kLess, {x, ids}, {A, B, I}, DType::boolean), "operands have other dtypes"));
+  CHECK(in_graph(prim::bitcast(x, DType::i32)) == "");
+  CHECK(says_of(prim::bitcast(x, DType::f64), "the bits of f32 are none of f64"));
+  CHECK(in_graph(prim::logical_not(array({A}, DType::boolean))) == "");
+  CHECK(says_of(prim::logical_not(x), "it turns round f32"));
   auto foldy = custom_op({.name = "foldy", .along = {AxisRule::reduce_sum}, .cpu = {[](Strided<const float>, Strided<float>) {}}});
   auto fold = foldy(NamedArray(x), "a").node();
   CHECK(in_graph(fold) == "");
@@ -147,6 +157,10 @@ TEST_CASE("verify finds stretches that overlap, or reach outside") {
   CHECK(says(moved({3, 2, 2}), "it reaches outside of (a=4)"));
   CHECK(says(moved({2, 1, 2}), "it writes position 1 of (a=4) twice"));
   CHECK(says(moved({2, 2, 3}), "its parts have 5 positions, it has (a=4)"));
+  op.linear = Linear::one;   // so it computes, too
+  CHECK(says(moved({2, 2, 2}), "it shifts axis a, and does more than move values"));
+  op.linear = Linear::moves, op.stretches = nullptr;
+  CHECK(says(moved({2, 2, 2}), "it shifts axis a, and does not say how"));
 }
 
 TEST_CASE("verify: a slice of nothing reaches nowhere") {
@@ -231,6 +245,54 @@ TEST_CASE("verify finds a graph's faults: bodies of a loop") {
   auto decides = [&](const NodePtr& value) { return in_graph(loop_of_one({Fold::carry, Monoid::sum, {value}, start, flag, true}, turn())); };
   CHECK(decides(flag) == "");
   CHECK(says(decides(prim::logical_not(flag)), "what decides about turns is no flag"));
+}
+
+TEST_CASE("verify finds a graph's faults: what a body reads, and where it lies") {
+  auto x = array({A, B}), start = array({B});
+  const Nodes index{prim::index(A, 0, 3, 0), prim::index(A, 3, 1, 0)};
+  auto carry = prim::carry(index[0], {B}, DType::f32);
+  auto block = [&](const NodePtr& i) { return prim::sum(prim::slice_at(x, i, false), {A}); };
+  // Bodies that read blocks, each by the index that it is told.
+  auto reads = [&](const NodePtr& first, const NodePtr& second) {
+    Loop l;
+    l.axis = A, l.index = index, l.results = {{Fold::carry, Monoid::sum, {}, start, carry}};
+    for (auto& i : {first, second}) l.results[0].value.push_back(prim::add(carry, block(i)));
+    return in_graph(loop_result(make_loop(std::move(l)), 0));
+  };
+  CHECK(reads(index[0], index[1]) == "");
+  CHECK(says(reads(index[0], index[0]), "it is read outside of its loop"));
+  CHECK(says(reads(index[1], index[1]), "it is read outside of its loop"));
+  // Of a loop in the second body: what it reads of the loop around.
+  auto nested = [&](const NodePtr& by) {
+    const Axis C{"c", 2};
+    auto turn = prim::index(C, 0, 1, 1);
+    Loop inner;
+    inner.axis = C, inner.index = {turn}, inner.drop = true;
+    inner.results = {{Fold::fold, Monoid::sum, {prim::mul(block(by), prim::slice_at(array({C}), turn, true))}}};
+    auto sum = loop_result(make_loop(std::move(inner)), 0);
+    Loop l;
+    l.axis = A, l.index = index, l.results = {{Fold::carry, Monoid::sum, {carry, prim::add(carry, sum)}, start, carry}};
+    return in_graph(loop_result(make_loop(std::move(l)), 0));
+  };
+  CHECK(nested(index[1]) == "");
+  CHECK(says(nested(index[0]), "it is read outside of its loop"));
+  // What a body makes is checked as all else is.
+  auto row = prim::slice_at(x, turn(), true);
+  auto wrong = make(prim::kNeg, {row}, {B}, DType::i32);
+  CHECK(says(in_graph(loop_of_one({Fold::stack, Monoid::sum, {wrong}}, turn())), "an operand is f32, the result i32"));
+  // A region that is entered in a turn is left, in it or behind the loop.
+  Attr region{.names = {"b", "b"}, .ints = {3, 0, 0, 0, 0, 0, 0, 1, 0}};
+  auto border = [&](const Op& op, const NodePtr& y) { return make(op, {y}, y->axes, DType::f32, region); };
+  auto stacks = [&](const NodePtr& value) { return in_graph(loop_of_one({Fold::stack, Monoid::sum, {value}}, turn())); };
+  auto entered = prim::neg(border(prim::kEnter, row));
+  CHECK(stacks(border(prim::kLeave, entered)) == "");
+  CHECK(in_graph(border(prim::kLeave, loop_of_one({Fold::stack, Monoid::sum, {entered}}, turn()))) == "");
+  CHECK(says(stacks(entered), "it lies in a region that it never leaves"));
+  auto through = [&](const NodePtr& y) {   // a region around the loop
+    return loop_of_one({Fold::stack, Monoid::sum, {prim::mul(row, y)}}, turn());
+  };
+  CHECK(in_graph(border(prim::kLeave, through(border(prim::kEnter, start)))) == "");
+  CHECK(says(in_graph(through(border(prim::kEnter, start))), "it lies in a region that it never leaves"));
 }
 
 TEST_CASE("verify finds a graph's faults: collectives") {
