@@ -647,6 +647,51 @@ TEST_CASE("verify finds a plan's faults: what is sent, and loops") {
   CHECK(says(in_loop({}, b, b, b), "a result starts from another sharding"));
 }
 
+TEST_CASE("verify finds a plan's faults: one call of what is not alike") {
+  using Way = Hop::Kind;
+  using Kind = Version::Kind;
+  auto x = array({A, B}), y = array({A, B});
+  struct Sent { Sharding from; Hop hop; Sharding arrives; };
+  auto together = [&](const Sent& first, const Sent& second, int bucket = 1) {
+    Whole whole({x, y}, {{}, {}}, mesh);
+    Plan p;
+    p.bodies.emplace_back();
+    for (auto& [n, sent] : {std::pair(whole.id(x), first), std::pair(whole.id(y), second)}) {
+      int given = int(p.versions.size());
+      p.versions.push_back({.kind = Kind::given, .node = n, .at = sent.from, .live = true});
+      p.versions.push_back({.kind = Kind::hop, .node = n, .at = sent.arrives, .in = {given}, .hop = sent.hop, .live = true, .bucket = bucket});
+      p.bodies[0].versions.push_back(given), p.bodies[0].versions.push_back(given + 1);
+      p.roots.push_back(given + 1);
+    }
+    return message_of([&] { verify(p, whole, "a pass"); });
+  };
+  const Sent sum{pending(0), {Way::all_reduce, {}, {0}}, {}}, other{pending(1), {Way::all_reduce, {}, {1}}, {}};
+  const Sent max{pending(0, Monoid::max), {Way::all_reduce, {}, {0}}, {}}, part{pending(0), {Way::reduce_scatter, cut("a", {0}), {0}, "a"}, cut("a", {0})};
+  CHECK(together(sum, sum) == "");
+  CHECK(together(part, part) == "");
+  CHECK(together(sum, other, -1) == "");
+  for (auto& unlike : {other, max, part}) CHECK(says(together(sum, unlike), "it is sent in one call with what is sent otherwise"));
+}
+
+TEST_CASE("verify finds results that do not lie as they are wanted") {
+  auto x = array({A, B});
+  auto n = prim::exp(x);
+  Whole whole({n}, {{}}, mesh);
+  auto of = [&](const Sharding& made, const std::vector<Sharding>& wanted) {
+    Plan p;
+    p.bodies.emplace_back();
+    p.versions = {{.kind = Version::Kind::given, .node = whole.find(n.get()), .at = made, .live = true}};
+    p.roots = {0};
+    return message_of([&] { verify(p, whole, "a pass", &wanted); });
+  };
+  CHECK(of({}, {{}}) == "");
+  CHECK(of(pending(0), {pending(0)}) == "");
+  CHECK(of({}, {cut("c", {0})}) == "");   // an axis that it lacks
+  CHECK(says(of(pending(0), {{}}), "as a result it is {pending: 0}, and should be {}"));
+  CHECK(says(of(cut("a", {0}), {cut("b", {0})}), "as a result it is {a: 0}, and should be {b: 0}"));
+  CHECK(says(of({}, {{}, {}}), "it has 1 results, and should have 2"));
+}
+
 TEST_CASE("verify finds a plan's faults: loops that go round") {
   auto a = cut("a", {0});
   CHECK(in_round(a, {}) == "");

@@ -96,6 +96,6 @@ std::string Partition::text() const { return to_string(impl_->plan, *impl_->whol
 std::int64_t Partition::size() const {
   return std::count_if(impl_->plan.versions.begin(), impl_->plan.versions.end(), [](auto& s) { return s.live; });
 }
-void Partition::verify(const char* after) const { partitioning::verify(impl_->plan, *impl_->whole, after); }
+void Partition::verify(const char* after) const { partitioning::verify(impl_->plan, *impl_->whole, after, &impl_->wanted); }
 
 }  // namespace haliax

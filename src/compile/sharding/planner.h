@@ -320,7 +320,8 @@ const char* said(const Node&);                      // the op as users know it; 
 Plan best(Whole&, Planner&, bool strict);
 std::ptrdiff_t unasked(const Plan&, const Whole&);   // gathers that nobody asked for
 std::string to_string(const Plan&, const Whole&, const Gradients* = nullptr);   // for people (print.cpp)
-void verify(const Plan&, const Whole&, const char* after);   // raises
+// Raises. wanted: how the results should lie, nothing pending that is not wanted so; null: it is not known.
+void verify(const Plan&, const Whole&, const char* after, const std::vector<Sharding>* wanted = nullptr);
 // What a device made of each version (null: nothing): its block, of the positions that the plan says. Raises.
 void verify_device(const Plan&, const Whole&, int device, const std::vector<NodePtr>& made, const char* after);
 // The roots, with loops that keep what later loops would have to send again. (residuals.cpp)

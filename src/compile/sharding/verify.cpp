@@ -213,8 +213,34 @@ struct PlanCheck {
       if (l.start[k] >= 0) must(plan.version(l.start[k]).at == l.at[k], v, "a result starts from another sharding");
     }
   }
+  // What is sent in one call is sent by one kind of call, over the same devices, and ends in sums of one kind.
+  void joined(const Version& v, std::map<int, const Version*>& calls) const {
+    if (v.bucket < 0 || !v.talks()) return;
+    auto& first = *calls.try_emplace(v.bucket, &v).first->second;
+    bool alike = v.kind == first.kind && v.hop.kind == first.hop.kind && v.hop.over == first.hop.over && v.body == first.body;
+    must(alike && ended(v) == ended(first), v, "it is sent in one call with what is sent otherwise");
+  }
+  std::set<Monoid> ended(const Version& v) const {   // by a call that sums
+    std::set<Monoid> out;
+    if (v.sums())
+      for (auto& [m, how] : plan.version(v.in[0]).at.partial)
+        if (v.hop.over.has(m)) out.insert(how);
+    return out;
+  }
+  // Nothing is left pending, or cut, that was to be otherwise.
+  void results(const std::vector<Sharding>& wanted) const {
+    for (std::size_t k = 0; k < std::min(wanted.size(), plan.roots.size()); ++k) {
+      auto& v = plan.version(plan.roots[k]);
+      auto should = wanted[k].on(node(v).axes);
+      must(v.at == should, v, "as a result it is {}, and should be {}", v.at, should);
+    }
+    auto count = plan.roots.size();
+    if (count != wanted.size())
+      throw Error(fmt::format("[verify] a plan after {}: it has {} results, and should have {}", after, count, wanted.size()));
+  }
   void run() const {
     using Kind = Version::Kind;
+    std::map<int, const Version*> calls;   // the first version of each
     for (auto& v : plan.versions) {
       if (!v.live) continue;
       reads(v);
@@ -224,6 +250,7 @@ struct PlanCheck {
       if (v.kind == Kind::hop) hop(v);
       if (v.goes_round()) rounds(v);
       apart(v);
+      joined(v, calls);
       if (v.moves()) moved(v);
       bool freely = v.kind != Kind::generate || (whole.at(v.node).generated && v.at.partial.empty());
       must(freely, v, "it is not made of numbers and positions alone");
@@ -326,7 +353,11 @@ struct DeviceCheck {
 
 }  // namespace
 
-void verify(const Plan& plan, const Whole& whole, const char* after) { PlanCheck{plan, whole, after}.run(); }
+void verify(const Plan& plan, const Whole& whole, const char* after, const std::vector<Sharding>* wanted) {
+  PlanCheck check{plan, whole, after};
+  check.run();
+  if (wanted) check.results(*wanted);
+}
 void verify_device(const Plan& plan, const Whole& whole, int device, const std::vector<NodePtr>& made, const char* after) {
   DeviceCheck{plan, whole, device, made, after}.run();
 }
