@@ -157,6 +157,7 @@ std::int64_t size_of(const Compilation& c, Stage on) {
 void verify_after(const Pass& p, const Compilation& c) try {
   if (p.on == Stage::program) {
     verify(*c.program, p.name, c.placed, c.options.donated);
+    if (c.alternative) verify(*c.alternative, p.name, c.placed, c.options.donated);
   } else if (p.on == Stage::sharding) {
     c.partition->verify(p.name);
   } else {

@@ -1,0 +1,113 @@
+// The verifier is asked: behind each pass, of what the pass has left, whatever that is, and of all devices of a mesh.
+#include <doctest/doctest.h>
+
+#include "base/verify_error.h"
+#include "compile/pipeline.h"
+#include "ops/collective.h"
+#include "ops/prim.h"
+#include "runtime/mesh_run.h"
+#include "support/raises.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis A{"a", 4}, B{"b", 3};
+const Mesh mesh{{{"data", 2}}};
+
+// What the verifier says of it behind the passes from `from` on, of one stage. Other errors go on to the caller.
+std::string behind(Compilation c, Stage stage, std::string_view from) {
+  c.options.from = from;
+  try {
+    run(c, stage, stage);
+  } catch (const VerifyError& e) { return e.what(); }
+  return "";
+}
+Sharding cut(Name a) {
+  Sharding s;
+  s.set(a, {0});
+  return s;
+}
+// A copy of so many elements of an argument, which has four, to the result.
+program::Program copies(std::int64_t elements) {
+  program::Program p;
+  p.slots = {{16, program::Home::argument, 0}, {16, program::Home::result, 0}};
+  p.arguments = p.results = 1, p.argument_slots = {0}, p.result_slots = {1};
+  program::Step s;
+  s.kind = program::Kind::copy, s.why = "copy";
+  s.copy = {{elements}, {0, DType::f32, 0, {1}, {}}, {1, DType::f32, 0, {1}, {}}};
+  p.steps = {s};
+  return p;
+}
+
+// A leaf that is made anywhere, as positions are: it says what a device makes for its block.
+Op made_in_blocks(decltype(Op::on_block) on_block) {
+  Op op{.name = "blocks", .kind = Kind::leaf};
+  op.on_block = on_block, op.cheap = true;
+  return op;
+}
+Compilation for_devices(const NodePtr& root) { return {{root}, {}, {.mesh = &mesh, .out = {cut("a")}}}; }
+
+}  // namespace
+
+TEST_CASE("verify is asked behind each pass, and before the first") {
+  auto x = prim::input({A, B}, DType::f32);
+  auto wrong = make(prim::kSum, {x}, {B}, DType::f64);
+  CHECK(behind({{prim::sum(x, {A})}, {x}}, Stage::graph, "merge_loops") == "");
+  CHECK(has(behind({{wrong}, {x}}, Stage::graph, "merge_loops"), "sum after merge_loops: the result is f64"));
+  CHECK(has(behind({{wrong}, {x}}, Stage::device, "row_products"), "sum after row_products: the result is f64"));
+  Compilation traced{{wrong}, {x}};
+  CHECK(has(message_of([&] { run(traced); }), "sum after tracing: the result is f64"));
+  // A plan: the input is cut along an axis that it lacks.
+  auto planned = [&](const Sharding& in) {
+    Compilation c{{prim::exp(x)}, {x}, {.mesh = &mesh, .in = {in}, .out = {{}}}};
+    return behind(c, Stage::sharding, "plan");
+  };
+  CHECK(planned(cut("a")) == "");
+  CHECK(has(planned(cut("c")), "after plan: axis c, which is cut, is not in (a=4, b=3)"));
+}
+
+TEST_CASE("verify is asked of both Programs, as long as there are two") {
+  auto of = [](std::int64_t elements, std::int64_t of_alternative, std::string_view from) {
+    Compilation c;
+    c.program = std::make_shared<program::Program>(copies(elements));
+    if (of_alternative > 0) c.alternative = copies(of_alternative);
+    return behind(c, Stage::program, from);
+  };
+  for (auto* pass : {"overlap", "scratch", "plan_memory"}) {
+    CAPTURE(std::string(pass));
+    auto said = std::string("copy after ") + pass + ": elements 0 to 4 of slot 0";
+    CHECK(of(4, 0, pass) == "");
+    CHECK(of(4, 4, pass) == "");
+    CHECK(has(of(5, 0, pass), said));
+    CHECK(has(of(4, 5, pass), said));
+  }
+}
+
+TEST_CASE("verify is asked of what each device makes") {
+  static const Op right = made_in_blocks([](const Node& n, Nodes, const Axes& axes, const std::vector<Block>&) {
+    return prim::filled(1, n.dtype, axes);
+  });
+  static const Op wrong = made_in_blocks([](const Node& n, Nodes, const Axes&, const std::vector<Block>&) {
+    return prim::filled(1, n.dtype, n.axes);   // all of it
+  });
+  auto emitted = [&](const Op& op) {
+    auto whole = for_devices(make(op, {}, {A}, DType::f32));
+    run(whole, Stage::sharding, Stage::sharding);
+    return message_of([&] { whole.partition->on(1); });
+  };
+  CHECK(emitted(right) == "");
+  CHECK(has(emitted(wrong), "blocks after emit on device 1: it is (a=4), and its block is (a=2)"));
+}
+
+TEST_CASE("verify is asked of the calls of all devices") {
+  static const Op wrong = made_in_blocks([](const Node& n, Nodes, const Axes& axes, const std::vector<Block>& blocks) {
+    auto mine = prim::filled(1, n.dtype, axes);
+    if (blocks[0].start->attr.number == 0) return mine;
+    Wiring w;   // which nobody else takes part in
+    w.number = 1, w.how.over = {0}, w.how.ranks = 2, w.how.size = {0}, w.out = {axes}, w.along = {Name()};
+    return collective_result(make_collective({mine}, std::move(w)), 0);
+  });
+  auto c = for_devices(make(wrong, {}, {A}, DType::f32));
+  CHECK(has(message_of([&] { compile_for_mesh(c, "reference", false); }), "[verify] call 0 of device 1 is all-reduce 0"));
+}
