@@ -106,7 +106,8 @@ struct MemoryPlanner {
   }
 
   static bool writes_once(const program::Fused& f, int slot) {
-    return std::count_if(f.code.begin(), f.code.end(), [&](auto& i) { return i.code >= Code::store && i.view.slot == slot; }) == 1;
+    auto writes = [&](auto& i) { return i.code >= Code::store && i.view.slot == slot; };
+    return std::count_if(f.code.begin(), f.code.end(), writes) == 1;
   }
   // An elementwise step writes over an operand that dies with it.
   void in_place(const program::Fused& f, int position) {
@@ -179,8 +180,8 @@ struct MemoryPlanner {
     auto made = life[std::size_t(find_root(x))].first;
     return made > span.begin && made < span.end;
   }
-  // Is the old value read for the last time before x is made, or by what makes x, where it makes it?
   struct Ends { bool at_all, there; };
+  // Is the old value read for the last time before x is made, or by what makes x, where it makes it?
   Ends ends_before(int x, int carry, const Step& move, int loop) const {
     auto span = spans[std::size_t(loop)];
     auto made = life[std::size_t(x)].first;
