@@ -208,6 +208,10 @@ def main():
     build, word = (ROOT / options.build).resolve(), options.filter
     os.environ.setdefault("HALIAX_CACHE", str(build / "kernels"))   # what was compiled for cuda-sim is compiled once
 
+    for room in options.suite or suites:
+        if room in rooms() and not (build / "tests" / room).exists():
+            sys.exit(f"run_tests.py: tests/{room} is not built: tools/build rooms")
+
     # The longest first, as they took the last time; what is new comes before all others.
     times_file = build / "test_times.json"
     times = json.loads(times_file.read_text()) if times_file.is_file() else {}   # seconds, and those of processors

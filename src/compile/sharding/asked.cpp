@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/attr.h"
 #include "ops/prim.h"
 #include "transforms/gradient_names.h"
 
@@ -15,8 +16,24 @@ Purposes purposes_of(const Whole& whole) {
     if (n.node->op == &prim::kInput) inputs.push_back(n.node);
   return Purposes(roots, inputs);
 }
-bool same_line(const Origin& a, const Origin& b) {
-  return a.at.line() == b.at.line() && std::string_view(a.at.file_name()) == b.at.file_name() && a.module == b.module;
+// What x shows, cast or seen otherwise, in the turns of a loop or behind them.
+const Node* shown_by(const Node* x) {
+  for (;;) {
+    if (is_loop_result(*x)) x = result_of(*x).value[0].get();
+    else if (x->op->kind == Kind::view || rules::costs_nothing(*x)) x = x->in[0].get();
+    else return x;
+  }
+}
+// Does `back` make a cotangent of an operand of `product` from that of its result, `g`? It multiplies it with the other operand,
+// and has an axis that the product folds.
+bool goes_back(const Node& back, const Node& product, const Node& g) {
+  auto folded = [&](const Axis& a) { return !find(product, a.name) && find(back, a.name); };
+  for (auto& x : product.in)
+    for (auto& y : back.in)
+      if (x && y && shown_by(x.get()) == shown_by(y.get()) && shown_by(x.get()) != shown_by(&g))
+        for (auto& z : product.in)
+          if (z && std::any_of(z->axes.begin(), z->axes.end(), folded)) return true;
+  return false;
 }
 
 }  // namespace
@@ -69,10 +86,11 @@ Asked Requests::by(const Version& v) const {
   if (cause.op == &prim::kPin) return Asked::constraint;
   auto reduced = [&](const Version& other) {
     return other.live && other.hop.kind == Hop::Kind::reduce_scatter && other.hop.over == v.hop.over &&
-           !node(other.node).origin.backward && same_line(node(other.node).origin, cause.origin);
+           goes_back(cause, whole_.written(other.node), node(v.node));
   };
-  if (cause.origin.backward && std::any_of(plan_.versions.begin(), plan_.versions.end(), reduced)) return Asked::gradient;
-  return by_parameter(v, cause) ? Asked::parameter : between_blocks(v) ? Asked::blocks : Asked::nobody;
+  if (by_parameter(v, cause)) return Asked::parameter;
+  if (std::any_of(plan_.versions.begin(), plan_.versions.end(), reduced)) return Asked::gradient;
+  return between_blocks(v) ? Asked::blocks : Asked::nobody;
 }
 
 std::ptrdiff_t unasked(const Plan& plan, const Whole& whole) {
