@@ -435,6 +435,26 @@ TEST_CASE("strict: a gather that nobody asked for is an error that names it") {
   CHECK(named_jit(same, options({rows}, {}, true)).plan(x).collectives.at(0).asked == "result");
 }
 
+TEST_CASE("strict: keys that are gathered are nobody's wish, though their gradient is summed and cut") {
+  Axis Pos{"pos", 64}, Keys{"key_pos", 8}, D{"d", 4}, Parts{"parts", 16};
+  auto q = zeros({Pos, D}), w = zeros({Keys, D, Parts}), x = zeros({Keys, Parts});
+  // Each device has some queries, and makes some keys, but needs them all.
+  const Mapping queries{{"pos", "data"}}, keys{{"key_pos", "data"}};
+  auto slopes = [&](const NamedArray& q, const NamedArray& w, const NamedArray& x) {
+    return grad([&](const NamedArray& w) { return sum(square(dot(q, dot(w, x, "parts"), "d"))); })(w);
+  };
+  auto options = [&](bool strict) {
+    return JitOptions{.mesh = Mesh{{{"data", 2}}}, .in = Mappings::of_each({queries, keys, keys}), .out = Mappings(keys), .strict = strict};
+  };
+  auto sent = named_jit(slopes, options(false)).plan(q, w, x).collectives;
+  REQUIRE(sent.size() == 2);
+  CHECK(sent[1].kind == "reduce-scatter");   // of the gradient of keys
+  CHECK(sent[0].kind == "all-gather");
+  CHECK(sent[0].asked == "");
+  says(error_of([&] { named_jit(slopes, options(true)).plan(q, w, x); }),
+       "[strict] dot gathers dot (key_pos=8, d=4) over data, 64 bytes sent per device, and nobody asked for it");
+}
+
 TEST_CASE("strict: a mapping may not name an axis that no array has") {
   Axis Batch{"batch", 8};
   auto x = zeros({Batch});

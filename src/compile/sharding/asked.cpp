@@ -5,6 +5,7 @@
 #include "ops/attr.h"
 #include "ops/prim.h"
 #include "transforms/gradient_names.h"
+#include "transforms/rewrite.h"
 
 namespace haliax::partitioning {
 namespace {
@@ -25,7 +26,8 @@ const Node* shown_by(const Node* x) {
   }
 }
 // Does `back` make a cotangent of an operand of `product` from that of its result, `g`? It multiplies it with the other operand,
-// and has an axis that the product folds.
+// and has an axis that the product folds. (Of a product and that of its cotangent either goes back to the other; the former is
+// not made of what the latter reads.)
 bool goes_back(const Node& back, const Node& product, const Node& g) {
   auto folded = [&](const Axis& a) { return !find(product, a.name) && find(back, a.name); };
   for (auto& x : product.in)
@@ -34,6 +36,11 @@ bool goes_back(const Node& back, const Node& product, const Node& g) {
         for (auto& z : product.in)
           if (z && std::any_of(z->axes.begin(), z->axes.end(), folded)) return true;
   return false;
+}
+
+bool is_made_of(const NodePtr& n, const Node& x) {
+  auto below = everything({n});
+  return std::any_of(below.begin(), below.end(), [&](auto& b) { return b.get() == &x; });
 }
 
 }  // namespace
@@ -86,7 +93,7 @@ Asked Requests::by(const Version& v) const {
   if (cause.op == &prim::kPin) return Asked::constraint;
   auto reduced = [&](const Version& other) {
     return other.live && other.hop.kind == Hop::Kind::reduce_scatter && other.hop.over == v.hop.over &&
-           goes_back(cause, whole_.written(other.node), node(v.node));
+           goes_back(cause, whole_.written(other.node), node(v.node)) && !is_made_of(whole_.ptr(other.node), node(v.node));
   };
   if (by_parameter(v, cause)) return Asked::parameter;
   if (std::any_of(plan_.versions.begin(), plan_.versions.end(), reduced)) return Asked::gradient;
