@@ -7,6 +7,7 @@
 
 #include "compute.h"
 #include "haliax/error.h"
+#include "program/apart.h"
 #include "program/devices.h"
 
 namespace haliax::reference {
@@ -22,20 +23,17 @@ Dims joined(Dims x, const Dims& y) {
   x.insert(x.end(), y.begin(), y.end());
   return x;
 }
-std::int64_t count(const Dims& dims) { return std::accumulate(dims.begin(), dims.end(), std::int64_t(1), std::multiplies<>()); }
 
 // Calls f(index) for each point, the last dim fastest; once if there are no dims.
-template <class F>
-void each(const Dims& dims, F f) {
+template <class F> void each(const Dims& dims, F f) {
   Dims index(dims.size(), 0);
-  for (auto left = count(dims); left > 0; --left) {
+  for (auto left = points(dims); left > 0; --left) {
     f(static_cast<const Dims&>(index));
     for (auto d = dims.size(); d-- > 0 && ++index[d] == dims[d];) index[d] = 0;
   }
 }
 // Calls f(offset) for each point, in the same order; nothing is multiplied.
-template <class F>
-void walk(const Dims& dims, const Dims& strides, std::int64_t offset, const F& f, std::size_t d = 0) {
+template <class F> void walk(const Dims& dims, const Dims& strides, std::int64_t offset, const F& f, std::size_t d = 0) {
   if (d == dims.size()) return f(offset);
   for (std::int64_t k = 0; k < dims[d]; ++k, offset += strides[d])
     if (d + 1 == dims.size()) f(offset); else walk(dims, strides, offset, f, d + 1);
@@ -92,11 +90,11 @@ class Run {
 
   // ---- memory ----
   bool inside(std::size_t k, DType dtype, std::int64_t offset) const {
-    return k < memory_.size() && memory_[k] && offset >= 0 && (offset + 1) * bytes_of(dtype) <= program_.slots[k].bytes;
+    return k < memory_.size() && memory_[k] && offset >= 0 && (offset + 1) * bytes_per(dtype) <= program_.slots[k].bytes;
   }
   std::byte* at(int slot, DType dtype, std::int64_t offset) const {   // of one element
     require(inside(std::size_t(slot), dtype, offset), "an element lies outside of its slot");
-    return memory_[std::size_t(slot)] + offset * bytes_of(dtype);
+    return memory_[std::size_t(slot)] + offset * bytes_per(dtype);
   }
   // The offset of element (0, 0, ...), as the loops and the scalars in memory stand now.
   std::int64_t start(const View& v) const {
@@ -124,20 +122,23 @@ class Run {
     Dims outer, inner;                // strides
     std::vector<Value> values;        // at the inner points of a row, or one
     std::vector<const Line*> args;
-    const Value& at(std::size_t point) const { return values.at(instr.inner ? point : 0); }
+    const Value& at(std::size_t point) const { return values.at(values.size() == 1 ? 0 : point); }
   };
   void run(const Fused& f) {
     require(f.outer >= 0 && f.outer <= int(f.dims.size()), "a fused step has more outer dims than dims");
     auto outer = std::size_t(f.outer), all = f.dims.size();
+    if (outer == all && points_apart(f, program_, memory_))   // some of the last dims in one row, which is quicker
+      for (std::int64_t n = 1; outer > 0 && (n == 1 || n * f.dims[outer - 1] <= 4096);) n *= f.dims[--outer];
     const Dims rows = part(f.dims, 0, outer), inner = part(f.dims, outer, all), once;
-    auto n = count(inner);
+    auto n = points(inner);
     std::vector<Line> lines;
     lines.reserve(f.code.size());
     for (auto& i : f.code) {
-      auto strides = i.code == Code::load || i.code >= Code::store ? i.view.strides : Dims(i.inner ? all : outer, 0);
+      const bool many = i.inner || (int(outer) < f.outer && i.code != Code::constant);
+      auto strides = i.code == Code::load || i.code >= Code::store ? i.view.strides : Dims(many ? all : outer, 0);
       if (i.code == Code::iota && i.dim >= 0) strides.at(std::size_t(i.dim)) = i.stride;
       lines.push_back({i, start(i.view) + (i.code == Code::iota ? i.integer : 0), part(strides, 0, outer),
-                       i.inner ? part(strides, outer, all) : once, std::vector<Value>(std::size_t(i.inner ? n : 1)), {}});
+                       many ? part(strides, outer, all) : once, std::vector<Value>(std::size_t(many ? n : 1)), {}});
       require(i.args[0] >= 0 || i.code < Code::reduce_sum, "a reduction or a store has no operand");
       for (int a = 0; a < 4 && i.args[a] >= 0; ++a) {
         require(i.args[a] < int(lines.size()) - 1, "an operand is no earlier instruction");
@@ -149,7 +150,7 @@ class Run {
       for (bool loads : {true, false})
         for (auto& l : lines)
           if ((l.instr.code == Code::load) == loads)
-            evaluate(l, l.start + offset_of(row, l.outer), l.instr.inner ? inner : once, n);
+            evaluate(l, l.start + offset_of(row, l.outer), l.inner.empty() ? once : inner, n);
     });
   }
   // At all points of one row (or once), whose view starts at `from`; n: of the inner points.
@@ -202,7 +203,7 @@ class Run {
   template <class T> void contract(const Contract& c) const {
     auto wide = is_float(c.out.dtype) ? DType::f64 : c.out.dtype;
     auto batch = c.batch.size(), m = batch + c.m.size(), n = m + c.n.size(), k = n + c.k.size();   // where their strides end
-    auto rows = count(c.m), columns = count(c.n), depth = count(c.k);
+    auto rows = points(c.m), columns = points(c.n), depth = points(c.k);
     each(rows && columns ? c.batch : Dims{0}, [&](const Dims& point) {
       auto read = [&](const View& v, const Dims& dims, const Dims& strides) {
         std::vector<T> all;
@@ -304,7 +305,7 @@ class Run {
   }
   std::vector<void*> first(const std::vector<Operand>& arrays) const {   // of each, its element (0, 0, ...)
     std::vector<void*> out;
-    for (auto& [dims, v] : arrays) out.push_back(count(dims) ? at(v.slot, v.dtype, start(v)) : nullptr);
+    for (auto& [dims, v] : arrays) out.push_back(points(dims) ? at(v.slot, v.dtype, start(v)) : nullptr);
     return out;
   }
   void run(const Collective& c) const {

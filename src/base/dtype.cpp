@@ -1,9 +1,11 @@
 #include "haliax/dtype.h"
 
+#include <algorithm>
 #include <array>
 #include <ostream>
 
 #include "base/name.h"
+#include "base/scalar.h"
 #include "base/where.h"
 #include "haliax/error.h"
 
@@ -34,6 +36,11 @@ constexpr std::array<Facts, 13> kRows{{
     {DType::u64, "u64", "uint64", 8, Class::integer, false},
     {DType::boolean, "bool", "boolean", 1, Class::boolean, false},
 }};
+constexpr bool as_in_scalar(const Facts& r) {
+  return kRows[std::size_t(r.dtype)].dtype == r.dtype && scalar::holds_real(r.dtype) == (r.cls == Class::real) &&
+         scalar::bytes_per(r.dtype) == r.bytes && scalar::is_unsigned(r.dtype) == !r.is_signed;
+}
+static_assert(std::all_of(kRows.begin(), kRows.end(), as_in_scalar));
 const Facts& row(DType d) { return kRows[std::size_t(d)]; }
 
 }  // namespace

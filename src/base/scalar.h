@@ -15,8 +15,11 @@ struct Value {
   std::int64_t whole = 0;
 };
 
-static inline bool is_unsigned(DType d) { return !is_float(d) && !is_signed(d); }   // bool too
-static inline int width_of(DType d) { return 8 * bytes_of(d); }
+// is_float and bytes_of, asked for each element: no calls.
+static constexpr bool holds_real(DType d) { return d <= DType::f16; }
+static constexpr int bytes_per(DType d) { return "\4\10\2\2\1\2\4\10\1\2\4\10\1"[int(d)]; }
+static constexpr bool is_unsigned(DType d) { return d >= DType::u8; }   // bool too
+static inline int width_of(DType d) { return 8 * bytes_per(d); }
 static inline Value truth(bool b) { return {0, b}; }
 
 static inline Value real(DType d, double v) {             // rounded to the dtype: bf16 and f16 by way of f32
@@ -33,7 +36,7 @@ static inline Value whole(DType d, std::int64_t v) {      // wrapped around at t
   auto high = std::uint64_t(v) << unused;
   return {0, is_unsigned(d) ? std::int64_t(high >> unused) : std::int64_t(high) >> unused};
 }
-static inline Value rounded(DType d, Value v) { return is_float(d) ? real(d, v.real) : whole(d, v.whole); }
+static inline Value rounded(DType d, Value v) { return holds_real(d) ? real(d, v.real) : whole(d, v.whole); }
 
 template <class T> static inline T read(const std::byte* p) {
   T x;
@@ -50,7 +53,7 @@ static inline Value load(DType d, const std::byte* p) {
     default: break;
   }
   std::uint64_t bits = 0;
-  std::memcpy(&bits, p, std::size_t(bytes_of(d)));        // little-endian, as is all that this runs on
+  std::memcpy(&bits, p, std::size_t(bytes_per(d)));        // little-endian, as is all that this runs on
   return whole(d, std::int64_t(bits));
 }
 static inline void store(DType d, std::byte* p, Value v) {
@@ -62,29 +65,29 @@ static inline void store(DType d, std::byte* p, Value v) {
     default: break;
   }
   const auto bits = std::uint64_t(whole(d, v.whole).whole);
-  std::memcpy(p, &bits, std::size_t(bytes_of(d)));
+  std::memcpy(p, &bits, std::size_t(bytes_per(d)));
 }
 
-static inline bool is_nan(DType d, Value v) { return is_float(d) && v.real != v.real; }
-static inline bool equal(DType d, Value x, Value y) { return is_float(d) ? x.real == y.real : x.whole == y.whole; }
+static inline bool is_nan(DType d, Value v) { return holds_real(d) && v.real != v.real; }
+static inline bool equal(DType d, Value x, Value y) { return holds_real(d) ? x.real == y.real : x.whole == y.whole; }
 static inline bool less(DType d, Value x, Value y) {
-  if (is_float(d)) return x.real < y.real;
+  if (holds_real(d)) return x.real < y.real;
   return is_unsigned(d) ? std::uint64_t(x.whole) < std::uint64_t(y.whole) : x.whole < y.whole;
 }
 static inline Value lowest(DType d) {                     // -infinity, the least integer, false
-  if (is_float(d)) return {-std::numeric_limits<double>::infinity(), 0};
+  if (holds_real(d)) return {-std::numeric_limits<double>::infinity(), 0};
   return {0, is_unsigned(d) ? 0 : std::int64_t(~std::uint64_t(0) << (width_of(d) - 1))};
 }
 static inline Value highest(DType d) {
-  if (is_float(d)) return {std::numeric_limits<double>::infinity(), 0};
+  if (holds_real(d)) return {std::numeric_limits<double>::infinity(), 0};
   return whole(d, is_unsigned(d) ? -1 : ~lowest(d).whole);
 }
 
 static inline Value cast(Value v, DType from, DType to) {
-  if (is_float(from) && is_float(to)) return real(to, v.real);
+  if (holds_real(from) && holds_real(to)) return real(to, v.real);
   if (to == DType::boolean) return truth(!equal(from, v, {}));
-  if (!is_float(from)) {
-    if (!is_float(to)) return whole(to, v.whole);
+  if (!holds_real(from)) {
+    if (!holds_real(to)) return whole(to, v.whole);
     bool u64 = from == DType::u64;                        // straight to f32: by way of double it would be rounded twice
     if (to == DType::f64) return {u64 ? double(std::uint64_t(v.whole)) : double(v.whole), 0};
     return real(to, u64 ? float(std::uint64_t(v.whole)) : float(v.whole));

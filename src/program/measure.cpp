@@ -1,6 +1,7 @@
 #include <functional>
 #include <numeric>
 
+#include "program/apart.h"
 #include "program/program.h"
 
 namespace haliax::program {
@@ -53,6 +54,22 @@ int count_contractions(const std::vector<Step>& steps) {
   int n = 0;
   for (auto& s : steps) n += s.kind == Kind::contract ? 1 : count_contractions(s.loop.body);
   return n;
+}
+
+bool points_apart(const Fused& f, const Program& p, const std::vector<std::byte*>& memory) {
+  auto goes_to_memory = [](const Instr& i) { return i.code == Code::load || i.code >= Code::store; };
+  auto known = [&](int slot) { return slot >= 0 && slot < int(memory.size()) && memory[std::size_t(slot)]; };
+  for (auto& i : f.code) {
+    if (i.inner || (i.code >= Code::reduce_sum && i.code < Code::store)) return false;
+    if (goes_to_memory(i) && !known(i.view.slot)) return false;
+  }
+  for (auto& store : f.code)
+    for (auto& other : f.code) {
+      if (store.code < Code::store || &store == &other || !goes_to_memory(other)) continue;
+      auto *to = memory[std::size_t(store.view.slot)], *at = memory[std::size_t(other.view.slot)];
+      if (to < at + p.slot(other.view.slot).bytes && at < to + p.slot(store.view.slot).bytes) return false;
+    }
+  return true;
 }
 
 }  // namespace haliax::program
