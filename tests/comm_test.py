@@ -1,4 +1,5 @@
 """build/tools/comm: what the golden programs send, against the least that their strategies send and against XLA; what they compute."""
+import functools
 import json
 import pathlib
 import subprocess
@@ -26,6 +27,7 @@ EXACT = {
 }
 
 
+@functools.cache   # some sizes are asked for twice
 def rows(*options):
     done = subprocess.run([TOOL, *map(str, options)], stdout=subprocess.PIPE, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]

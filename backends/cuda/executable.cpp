@@ -8,6 +8,8 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <mutex>
+#include <set>
 #include <utility>
 
 #include "cache.h"
@@ -91,10 +93,14 @@ class CudaExecutable final : public Executable {
     throw Error(fmt::format("[memory] {} is planned with {} bytes beside its arguments, and device {} of {} has {} free{}",
                             p.called, p.peak_bytes + left_out, lane_.device, api_.name, free, largest));
   }
-  // In the folder HALIAX_CACHE, or else where the process is.
+  // In the folder HALIAX_CACHE, or else where the process is; once, as a name tells the text, and most programs share most kernels.
   void keep_texts() const {
+    static std::mutex mutex;
+    static std::set<std::filesystem::path> kept;
     const auto cache = cache_folder(), folder = cache.empty() ? "." : cache;
-    for (auto& k : kernels_) std::ofstream(folder / (k.name + ".cu")) << text_for_card(k);
+    const std::lock_guard lock(mutex);
+    for (auto& k : kernels_)
+      if (auto file = folder / (k.name + ".cu"); kept.insert(file).second) std::ofstream(file) << text_for_card(k);
   }
   void make(std::vector<Item>& items) {
     for (auto& i : items) {
