@@ -72,8 +72,9 @@ double floating(Code code, DType dtype, double x, double y) {
       {Code::tanh, std::tanh}, {Code::asinh, std::asinh}, {Code::acosh, std::acosh}, {Code::atanh, std::atanh},
       {Code::erf, std::erf}, {Code::lgamma, std::lgamma}, {Code::digamma, scalar::digamma},
       {Code::floor, std::floor}, {Code::ceil, std::ceil}, {Code::round, std::rint}, {Code::trunc, std::trunc}};
-  for (auto& f : functions)
-    if (code >= Code::add) break; else if (f.code == code) return f.function(x);
+  if (code < Code::add)
+    for (auto& f : functions)
+      if (f.code == code) return f.function(x);
   bool f64 = dtype == DType::f64;
   switch (code) {
     case Code::log1p: return f64 ? std::log1p(x) : double(scalar::log1p(float(x)));

@@ -17,7 +17,8 @@ struct Value {
 
 // is_float and bytes_of, asked for each element: no calls.
 static constexpr bool holds_real(DType d) { return d <= DType::f16; }
-static constexpr int bytes_per(DType d) { return "\4\10\2\2\1\2\4\10\1\2\4\10\1"[int(d)]; }
+static constexpr std::uint8_t kBytes[] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 2, 4, 8, 1};   // as dtype.cpp has them, which compares
+static constexpr int bytes_per(DType d) { return kBytes[int(d)]; }
 static constexpr bool is_unsigned(DType d) { return d >= DType::u8; }   // bool too
 static inline int width_of(DType d) { return 8 * bytes_per(d); }
 static inline Value truth(bool b) { return {0, b}; }
