@@ -118,6 +118,32 @@ TEST_CASE("scores: grouped heads, other orders of axes, two layers, a scan over 
   walked("checkpoint", [=](const Parts& p) { return checkpoint(layer)(p.query); });
 }
 
+TEST_CASE("scores: weights that are summed over heads or batches as well, or mixed between heads") {
+  const Axis To{"to", 3};
+  auto mixed = draw(5, {H, To});
+  const std::pair<const char*, Attention> cases[] = {
+      {"heads with the keys", [](const Parts& p) { return dot(softmax(scores(p), K), p.value, {K, H}); }},
+      {"batches with the keys", [](const Parts& p) { return dot(softmax(scores(p), K), p.value, {K, B}); }},
+      {"heads before the values", [](const Parts& p) { return dot(sum(softmax(scores(p), K), H), p.value, K); }},
+      {"heads, and of values, too", [](const Parts& p) { return dot(sum(softmax(scores(p), K), H), sum(p.value, H), K); }},
+      {"causal", [](const Parts& p) { return dot(softmax(where(causal(), scores(p), -1e9), K), p.value, {K, H}); }},
+      {"mixed", [=](const Parts& p) {
+         auto w = dot(softmax(where(causal(), scores(p), -1e9), K), mixed, H);
+         return dot(w, rename(p.value, {{"heads", "to"}}), K);
+       }}};
+  auto p = parts();
+  for (auto& [name, f] : cases) {
+    CAPTURE(std::string(name));
+    auto all = [f](const Parts& p) {
+      auto [y, g] = value_and_grad([f](const Parts& p) { auto y = f(p); return sum(sin(y) * y); })(p);
+      auto along = [&](const Parts& p) { return sum(grad([&](const Parts& p) { return sum(sin(f(p))); })(p).query * p.key.rename({{"k", "q"}})); };
+      return Leaves{y, g.query, g.key, g.value, grad(along)(p).key};
+    };
+    auto want = jit(all, {.scores_budget = most_bytes})(p);
+    for (std::int64_t budget : {0, -1}) same(jit(all, {.scores_budget = budget})(p), want, 1e-5);
+  }
+}
+
 TEST_CASE("scores: what is no attention stays whole, and the scores themselves may be a result") {
   auto whole = [](const Attention& f) {
     auto g = jit([&](const Parts& p) { return all_of(f, p); }, {.scores_budget = 0});

@@ -33,6 +33,7 @@ class Drawn {
     if (chance(3)) groups.push_back(Axis("group", 2));
     text += "; q " + std::to_string(Q.size) + ", k " + std::to_string(K.size) + ", " + to_string(own) + " " + to_string(groups);
     choose(mask, 8, "mask"), choose(fill, 3, "fill"), choose(change, 6, "change"), choose(around, 6, "around"), choose(mesh, 6, "mesh");
+    choose(heads, 6, "heads");
   }
   Parts parts() {
     auto all = joined({own, groups, {Q, D}}), of_keys = joined({own, {K, D}});
@@ -57,6 +58,10 @@ class Drawn {
       weights = softmax(s, K);
     }
     if (change == 5) weights = where(random::bernoulli(random::key(3), {Q, K}, 0.8), weights, 0.f) / 0.8f;
+    const bool summed = !own.empty() && around != 2;   // vmap hides the axis
+    if (summed && heads == 1) return dot(weights, value, {K, own.back()});
+    if (summed && heads == 2) weights = weights * (0.5f + sum(weights, own.back()));
+    if (!groups.empty() && around != 4 && heads == 3) weights = sum(weights, groups[0]) / 2.f;
     return dot(weights, value, K);
   }
   bool goes_round() const { return mesh > 3; }       // blocks of keys, while queries are cut
@@ -79,7 +84,7 @@ class Drawn {
 
   Axis Q{"q", 1}, K{"k", 1}, D{"d", 1};
   Axes own, groups;
-  int mask = 0, fill = 0, change = 0, around = 0, mesh = 0;
+  int mask = 0, fill = 0, change = 0, around = 0, mesh = 0, heads = 0;   // heads: whether weights are summed over others
 
  private:
   NamedArray seen() const {

@@ -125,6 +125,7 @@ class LateRows {
       for (std::size_t side : {0u, 1u}) {
         auto &v = f.of->in[side], &g = f.of->in[1 - side];
         if (common(v->axes, keys).size() != keys.size() || !common(g->axes, keys).empty()) continue;
+        if (!without_axes(n.axes, g->axes).empty()) continue;   // each row its own: g may be that of a sum over rows
         for (auto& o : products_)
           for (std::size_t k : {0u, 1u}) {
             bool values = o->in[k] == v && same_set(folded(*o), keys) && same_set(folded(*f.of), without_axes(g->axes, n.axes));
