@@ -8,6 +8,7 @@
 #include "ops/prim.h"
 #include "transforms/leaves.h"
 #include "transforms/rewrite.h"
+#include "transforms/scores.h"
 
 namespace haliax {
 namespace {
@@ -50,7 +51,8 @@ struct Checkpointed : CustomVjp {
       again.push_back(prim::barrier(operands[results + k], gs[0]));   // not before the cotangent is there
       to[inputs[k].get()] = again.back();
     }
-    auto back = vjp(substitute(outs, to), gs, again);
+    auto ys = with_score_borders(substitute(outs, to), context().scores_budget, context().loop_depth, again);
+    auto back = vjp(ys, gs, again);
     std::unordered_set<const Node*> counted;   // an array that is two operands has one cotangent, of both
     for (std::size_t k = 0; k < back.size(); ++k)
       if (!counted.insert(again[k].get()).second) back[k] = nullptr;

@@ -15,6 +15,7 @@ struct Parts {
   NamedArray query, key, value, bias;
   HALIAX_FIELDS(query, key, value, bias)
 };
+using In = const NamedArray&;
 using Attention = std::function<NamedArray(const Parts&)>;
 
 NamedArray draw(int seed, const Axes& axes, DType dtype = DType::f32) { return random::normal(random::key(seed), axes).astype(dtype).eval(); }
@@ -214,6 +215,21 @@ TEST_CASE("scores: memory does not grow with the text") {
 
 // The gradient of a query is summed in f32 while that is not too large. Beyond that only what a query has in one number is carried,
 // for each head that is made beside others.
+TEST_CASE("scores: what a checkpoint makes again is walked, too") {
+  const Axis Q{"q", 2048}, K{"k", 2048}, D{"d", 16};
+  auto loss = [&](In q, In k, In v) {
+    auto attention = [&](In q, In k, In v) { return nn::dot_product_attention(K, D, q, k, v, {.mask = nn::causal_mask(Q, K)}); };
+    return sum(sin(2. * checkpoint(attention)(q, k, v)));
+  };
+  using Three = std::array<NamedArray, 3>;
+  auto slopes = [&](const Three& p) { return grad([&](const Three& p) { return loss(p[0], p[1], p[2]); })(p); };
+  const Three p{draw(1, {H, Q, D}), draw(2, {H, K, D}), draw(3, {H, K, D})};
+  auto tiled = jit(slopes), whole = jit(slopes, {.scores_budget = most_bytes});
+  same(flatten(tiled(p)), flatten(whole(p)), 1e-5);
+  CHECK(whole.report().arena_bytes > 3 * 4 * Q.size * K.size);
+  CHECK(tiled.report().arena_bytes < 4 << 20);
+}
+
 TEST_CASE("scores: memory of narrow arrays stays below 16 MiB at any length") {
   auto arena = [](std::int64_t positions) {
     const Axis Pos("pos", positions), KPos("kpos", positions), Heads("heads", 12), Head("head", 64);
