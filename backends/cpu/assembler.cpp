@@ -51,7 +51,7 @@ class Assembler : Xbyak::CodeGenerator {
     enum { nowhere, array, bf16, scalar, vector, test } kind = nowhere;
     int at = 0;                                  // which array, scalar, or register
   };
-  static constexpr int bytes_ahead = 4096;
+  static constexpr int bytes_ahead = 4096;       // a few tiles: long enough for memory to come
   static constexpr int rest_mask = 1, scratch_mask = 2, first_test = 3;
 
   void count_uses() {

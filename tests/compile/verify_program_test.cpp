@@ -33,6 +33,19 @@ program::Step all_reduce(std::vector<int> over) {
   return s;
 }
 
+// The same, with two slots more, side by side in the arena.
+Program with_arena(std::int64_t bytes) {
+  auto p = copies(4);
+  p.slots.push_back({16}), p.slots.push_back({16});
+  p.slots[2].offset = 0, p.slots[3].offset = 64, p.arena_bytes = bytes;
+  return p;
+}
+program::Step copy(int from, int to) {
+  auto s = copies(4).steps[0];
+  s.copy.x.slot = from, s.copy.out.slot = to;
+  return s;
+}
+
 }  // namespace
 
 TEST_CASE("verify finds a program's faults") {
@@ -75,14 +88,7 @@ TEST_CASE("verify finds a program's faults") {
 }
 
 TEST_CASE("verify finds memory that is written over before it is read") {
-  auto p = copies(4);
-  p.slots.push_back({16}), p.slots.push_back({16});
-  p.slots[2].offset = 0, p.slots[3].offset = 64, p.arena_bytes = 128;
-  auto copy = [&](int from, int to) {
-    auto s = p.steps[0];
-    s.copy.x.slot = from, s.copy.out.slot = to;
-    return s;
-  };
+  auto p = with_arena(128);
   p.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
   CHECK(in_program(p, true) == "");
   p.slots[3].offset = 0;
@@ -163,14 +169,7 @@ TEST_CASE("verify finds ids that reach beyond their table, and what no turn writ
 }
 
 TEST_CASE("verify finds scratch over the arrays of a call that goes on") {
-  auto p = copies(4);
-  p.slots.push_back({16}), p.slots.push_back({16});
-  p.slots[2].offset = 0, p.slots[3].offset = 64, p.arena_bytes = 192;
-  auto copy = [&](int from, int to) {
-    auto s = p.steps[0];
-    s.copy.x.slot = from, s.copy.out.slot = to;
-    return s;
-  };
+  auto p = with_arena(192);
   auto start = all_reduce({0});
   start.collective.x = {{{4}, {2, DType::f32, 0, {1}, {}}}}, start.collective.out = {{{4}, {3, DType::f32, 0, {1}, {}}}};
   start.collective.call = 0;

@@ -169,7 +169,7 @@ struct MemoryPlanner {
       home == Home::arena || is_donated(rx) ? share(o, x) : share(rx, o);
       return true;
     }
-    if (!may_be_next(x, loop) || !ends_before(rx, o, step, loop).at_all) return false;
+    if (!may_be_next(x, loop) || !ends_before(rx, o, step, loop).in_time) return false;
     share(rx, o);
     return true;
   }
@@ -180,8 +180,8 @@ struct MemoryPlanner {
     auto made = life[std::size_t(find_root(x))].first;
     return made > span.begin && made < span.end;
   }
-  struct Ends { bool at_all, there; };
-  // Is the old value read for the last time before x is made, or by what makes x, where it makes it?
+  struct Ends { bool in_time, where_made; };
+  // Is the old value read for the last time before x is made, or by what makes x, where it makes it? Does the latter read it?
   Ends ends_before(int x, int carry, const Step& move, int loop) const {
     auto span = spans[std::size_t(loop)];
     auto made = life[std::size_t(x)].first;
@@ -190,8 +190,8 @@ struct MemoryPlanner {
       if (find_root(slot) != find_root(carry)) continue;
       for (auto& a : access[std::size_t(slot)]) {
         if (a.at <= span.begin || a.at >= span.end || a.step == &move || a.at < made) continue;
-        ends.at_all &= a.at == made && is_elementwise(*a.step, x, find_root(carry));
-        ends.there |= a.at == made;
+        ends.in_time &= a.at == made && is_elementwise(*a.step, x, find_root(carry));
+        ends.where_made |= a.at == made;
       }
     }
     return ends;
@@ -199,13 +199,13 @@ struct MemoryPlanner {
   // A value that is made over the old one, or over another that is, and dies there: h + a, and (h + a) + b.
   bool leads_to(int x, int carry, const Step& move, int loop, std::vector<int>& chain) {
     if (!has_own_memory(x) || !may_be_next(x, loop)) return false;
-    auto [at_all, there] = ends_before(x, carry, move, loop);
+    auto [in_time, where_made] = ends_before(x, carry, move, loop);
     chain.push_back(x);
-    if (at_all && there) return true;
+    if (in_time && where_made) return true;
     int made = life_in(x).first;
     auto& f = moments[std::size_t(made)].step->fused;
     auto store = std::find_if(f.code.begin(), f.code.end(), [&](auto& i) { return i.code == Code::store && i.view.slot == x; });
-    if (at_all && store != f.code.end() && writes_once(f, x))
+    if (in_time && store != f.code.end() && writes_once(f, x))
       for (auto& load : f.code)
         if (dies_in(f, load, *store, made) && leads_to(load.view.slot, carry, move, loop, chain)) return true;
     chain.pop_back();
