@@ -40,9 +40,10 @@ void print(const json& r, bool as_json) {
   else {
     auto text = [&](const char* key) { return r[key].get<std::string>(); };
     auto number = [&](const char* key) { return r[key].get<double>(); };
-    fmt::print("{:<24} {:<30} {:<5} {:>2} threads {:>11.3f} ms {:>10.4g} {:<9} {:>6.0f} MiB\n", text("case"), text("shape"),
+    auto share = r.contains("share") ? fmt::format("  {:.3f} ms of products, share {:.2f}", number("bound_s") * 1e3, number("share")) : "";
+    fmt::print("{:<24} {:<30} {:<5} {:>2} threads {:>11.3f} ms {:>10.4g} {:<9} {:>6.0f} MiB{}\n", text("case"), text("shape"),
                text("dtype"), r["threads"].get<int>(), number("median_s") * 1e3, number("rate"), text("unit"),
-               number("peak_bytes") / (1 << 20));
+               number("peak_bytes") / (1 << 20), share);
   }
   std::fflush(stdout);
 }

@@ -26,22 +26,7 @@ bool has_gradient(const NodePtr& x) {
   return found;
 }
 constexpr int kTraced = -1;                      // `after` of a call that is being traced
-// What a result calls the walked axis, which f may have renamed; empty: it has none of it.
-Name walked_name(const NodePtr& result, const Attr& key) {
-  std::unordered_map<const Node*, Name> names;
-  auto learn = [&](const Node& n, const NodePtr& x, std::size_t k) {
-    auto known = names.find(x.get());
-    if (known == names.end()) return;
-    auto rule = is_loop_result(n) ? Along{Along::Way::map, known->second} : along(n, k, known->second);
-    if (rule.way == Along::Way::map && has(n.axes, rule.point)) names[&n] = rule.point;
-  };
-  for (auto& n : everything({result})) {
-    if (n->op == &prim::kEnter && n->attr == key) names[n.get()] = walked_axis(key).name;
-    else if (is_loop_result(*n)) learn(*n, result_of(*n).value[0], 0);
-    else for (std::size_t k = 0; k < n->in.size(); ++k) if (n->in[k]) learn(*n, n->in[k], k);
-  }
-  return names[result.get()];
-}
+Name walked_name(const NodePtr& result, const Attr& key) { return walked_names(everything({result}), key)[result.get()]; }
 // The border lies where the axis has the name that all borders of the call have.
 NodePtr left(const NodePtr& n, const Attr& key) {
   auto axis = key.names[0], mine = walked_name(n, key);
@@ -68,6 +53,22 @@ Nodes capturing(const Nodes& outs, const Attr& key) {
 
 }  // namespace
 
+std::unordered_map<const Node*, Name> walked_names(const Nodes& all, const Attr& key) {
+  std::unordered_map<const Node*, Name> names;
+  auto learn = [&](const Node& n, const NodePtr& x, std::size_t k) {
+    auto known = names.find(x.get());
+    if (known == names.end()) return;
+    auto rule = is_loop_result(n) ? Along{Along::Way::map, known->second} : along(n, k, known->second);
+    if (rule.way == Along::Way::map && has(n.axes, rule.point)) names[&n] = rule.point;
+  };
+  for (auto& n : all) {
+    if (n->op == &prim::kLeave && n->attr == key) continue;
+    if (n->op == &prim::kEnter && n->attr == key) names[n.get()] = walked_axis(key).name;
+    else if (is_loop_result(*n)) learn(*n, result_of(*n).value[0], 0);
+    else for (std::size_t k = 0; k < n->in.size(); ++k) if (n->in[k]) learn(*n, n->in[k], k);
+  }
+  return names;
+}
 int calls_below(const Nodes& x, ChunkKey call) {
   int count = 0;
   for (auto& n : level_of(x, nullptr)) {

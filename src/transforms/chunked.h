@@ -26,6 +26,9 @@ struct ChunkKey {
   bool same_call(const ChunkKey&) const;
 };
 
+// What nodes between these borders, of nodes with inputs first, call the walked axis, which f may have renamed. A fold along it
+// is not among them: what follows lies outside.
+std::unordered_map<const Node*, Name> walked_names(const Nodes& all, const Attr& key);
 // How many alike calls, one after another, lie below: x waits for them. What they make is not of this call's region.
 int calls_below(const Nodes& x, ChunkKey call);
 // The roots, of one level, with borders around what lies inside: the new ones come after the old ones.

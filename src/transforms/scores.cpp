@@ -1,5 +1,7 @@
 #include "transforms/scores.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/environment.h"
@@ -16,6 +18,8 @@ namespace {
 
 using Set = std::unordered_set<const Node*>;
 
+constexpr int kHidden = 8;   // a layer's hidden values take at most so much more than its inputs and weights
+
 // What is made of scores is made in f32, be they narrower.
 std::int64_t f32_bytes(const Node& scores) {
   return scores.size() * std::max(bytes_of(DType::f32), bytes_of(scores.dtype));
@@ -23,6 +27,12 @@ std::int64_t f32_bytes(const Node& scores) {
 bool reads(const Node& n, const Set& some) {
   return std::any_of(n.in.begin(), n.in.end(), [&](auto& x) { return x && some.count(x.get()) > 0; });
 }
+// With its place, if it has one.
+std::string text_of(const Node& n, std::string name) {
+  auto where = where_of(n.origin);
+  return where.empty() ? name : name + " (" + where + ")";
+}
+std::string text_of(const Node& n) { return text_of(n, std::string(prim::user_name(n))); }
 Set made_of(const Nodes& roots, const Nodes& of) {
   Set goals;
   for (auto& n : of) goals.insert(n.get());
@@ -48,25 +58,33 @@ class ScoresOfLevel {
  public:
   ScoresOfLevel(const Nodes& roots, const Node* index, const Nodes& of) : all_(without_bodies(level_of(roots, index))) {
     for (auto& r : roots) given_.insert(r.get());
-    bordered_ = between_borders(all_);           // already
-    if (!of.empty()) allowed_ = made_of(roots, of);
+    std::vector<Attr> keys;
+    for (auto& n : all_)
+      if (n->op == &prim::kEnter && std::find(keys.begin(), keys.end(), n->attr) == keys.end()) keys.push_back(n->attr);
+    for (auto& k : keys)
+      for (auto& [n, name] : walked_names(all_, k)) bordered_.insert(n);
+    if (!of.empty()) {
+      allowed_ = made_of(roots, of);
+      for (auto& x : of) allowed_->erase(x.get());
+    }
+    for (auto& n : all_)
+      for (auto& x : n->in)
+        if (x) readers_[x.get()].push_back(n.get());
   }
   const Nodes& all() const { return all_; }
-  bool gives(const Node* n) const { return given_.count(n) > 0; }
   bool is_large(const Node& n, std::optional<std::int64_t> budget) const {
     if (n.op->kind != Kind::contract || bordered_.count(&n) || n.in[0] == n.in[1]) return false;
-    if (!allowed_.empty() && !allowed_.count(&n)) return false;
+    if (!is_allowed(n)) return false;
     return f32_bytes(n) > budget.value_or(std::max(kUsualBudget, n.in[0]->bytes() + n.in[1]->bytes()));
   }
   // What lies between borders around the scores along an axis of the queries; empty: they cannot be walked so, because of `why`
   // if they are weighed at all.
-  Set region(const Node& scores, std::size_t side, Name queries, const Axes& keys, const Node*& why) const {
-    auto is_score = [&](const Node& n) {
-      return has(n.axes, queries) && std::all_of(keys.begin(), keys.end(), [&](auto& k) { return has(n.axes, k.name); });
-    };
+  Set region(const Node& scores, Name queries, const Axes& keys, std::string& why) const {
+    auto is_score = [&](const Node& n) { return is_of(n, queries, keys); };
     Set made{&scores}, after{&scores}, rows, outs;   // scores; all that depends on them; of a query each; sums over the keys
     auto refuse = [&](const Node& n) {
-      if (std::any_of(all_.begin(), all_.end(), [&](auto& r) { return weighs(*r, made, keys); })) why = &n;
+      if (is_weighed(made, queries, keys))
+        why = text_of(n) + (given_.count(&n) ? " is a result" : " needs more than a query at a time");
       return Set();
     };
     for (auto& n : all_) {
@@ -78,7 +96,7 @@ class ScoresOfLevel {
       });
       bool point = goes_along(*n, queries);
       if (of_scores && (!inside || !point)) return refuse(*n);
-      if (inside && point && is_score(*n) && n->op->kind != Kind::contract) made.insert(n.get());
+      if (inside && point && is_score(*n)) made.insert(n.get());
       else if (of_scores && n->op->kind == Kind::contract) outs.insert(n.get());
       else if (inside && point && n->op->kind != Kind::contract) rows.insert(n.get());
       else if (of_scores) return refuse(*n);
@@ -95,32 +113,66 @@ class ScoresOfLevel {
     }
     // A function of all that a query scores, such as a softmax: without one it is a layer's hidden values.
     bool weighed = std::any_of(needed.begin(), needed.end(), [&](auto* n) { return weighs(*n, made, keys); });
+    if (!weighed && !outs.empty() && scores.bytes() > kHidden * (scores.in[0]->bytes() + scores.in[1]->bytes()))
+      why = fmt::format("nothing folds them over {}, as a softmax does; chunked_reduce over {} walks them", keys, queries);
     if (outs.empty() || !weighed) return {};
     made.insert(needed.begin(), needed.end()), made.insert(outs.begin(), outs.end());
-    for (auto* x = scores.in[side].get(); x && is_scaled(*x, queries, made);) {
-      made.insert(x);
-      auto whole = [](auto& y) { return !y->axes.empty(); };
-      x = std::find_if(x->in.begin(), x->in.end(), whole)->get();
-    }
+    take_in(made, queries, keys);
     return made;
   }
   // Is it folded over the keys?
   static bool weighs(const Node& n, const Set& made, const Axes& keys) {
     return n.op->kind == Kind::reduce && made.count(n.in[0].get()) && common(n.axes, keys).empty();
   }
-  // Queries times a number, or in another dtype, for these scores alone: they are made so chunk by chunk.
-  bool is_scaled(const Node& n, Name queries, const Set& made) const {
-    if (n.op->kind != Kind::map || given_.count(&n) || (!allowed_.empty() && !allowed_.count(&n))) return false;
+
+ private:
+  static bool is_of(const Node& n, Name queries, const Axes& keys) {
+    return has(n.axes, queries) && std::all_of(keys.begin(), keys.end(), [&](auto& k) { return has(n.axes, k.name); });
+  }
+  // Do scores depend on a fold of theirs over the keys?
+  bool is_weighed(const Set& made, Name queries, const Axes& keys) const {
+    Set folds;
+    for (auto& n : all_) {
+      bool of_fold = reads(*n, folds);
+      if (of_fold && is_of(*n, queries, keys)) return true;
+      if (of_fold || weighs(*n, made, keys)) folds.insert(n.get());
+    }
+    return false;
+  }
+  // What only a region reads is made in it, too, if it would be as large as the scores (a second product, a bias that is looked
+  // up, another softmax), or is of a query each and made of such; and queries times a number, or in another dtype.
+  void take_in(Set& made, Name queries, const Axes& keys) const {
+    auto is_score = [&](const Node& n) { return is_of(n, queries, keys); };
+    Set rows;
+    for (auto& n : all_) {
+      bool reads_scores = std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return x && is_score(*x); });
+      bool row = !is_score(*n) && n->op->kind != Kind::contract && goes_along(*n, queries);
+      if (row && (reads_scores || reads(*n, rows))) rows.insert(n.get());
+    }
+    for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
+      auto& n = **i;
+      auto readers = readers_.find(&n);
+      bool alone = readers != readers_.end() && std::all_of(readers->second.begin(), readers->second.end(),
+                                                            [&](auto* r) { return made.count(r) > 0; });
+      if (!alone || made.count(&n) || given_.count(&n) || n.in.empty() || !is_allowed(n)) continue;
+      bool wanted = rows.count(&n) || (is_float(n.dtype) && (is_score(n) || is_scaled(n)));
+      if (wanted && goes_along(n, queries)) made.insert(&n);
+    }
+  }
+  // One array times numbers, or in another dtype?
+  static bool is_scaled(const Node& n) {
+    if (n.op->kind != Kind::map) return false;
     int arrays = 0;
     for (std::size_t k = 0; k < n.in.size(); ++k)
       if (!n.in[k]->axes.empty()) arrays += linear_in(n, k) == Linear::no ? 2 : 1;
-    bool alone = std::all_of(all_.begin(), all_.end(), [&](auto& r) { return made.count(r.get()) || !reads(*r, {&n}); });
-    return arrays == 1 && alone && goes_along(n, queries);
+    return arrays == 1;
   }
+  bool is_allowed(const Node& n) const { return !allowed_ || allowed_->count(&n) > 0; }
 
- private:
   Nodes all_;
-  Set given_, bordered_, allowed_;
+  Set given_, bordered_;                         // bordered_: lies between borders already
+  std::optional<Set> allowed_;                   // none: all are
+  std::unordered_map<const Node*, std::vector<const Node*>> readers_;
 };
 
 struct Walker {
@@ -132,31 +184,23 @@ struct Walker {
     ScoresOfLevel level(roots, index, index ? Nodes() : of);
     for (auto& s : level.all()) {
       if (!level.is_large(*s, budget)) continue;
-      const Node* why = nullptr;
+      std::string why;
       for (std::size_t side : {0u, 1u}) {
         auto &mine = s->in[side]->axes, &other = s->in[1 - side]->axes;
         auto keys = without(common(s->axes, other), mine);
         auto queries = without(common(s->axes, mine), other);
         std::stable_sort(queries.begin(), queries.end(), [](auto& a, auto& b) { return a.size > b.size; });
         for (auto& a : keys.empty() ? Axes() : queries) {
-          auto inside = level.region(*s, side, a.name, keys, why);
+          auto inside = level.region(*s, a.name, keys, why);
           if (inside.empty()) continue;
           auto contains = [&](const NodePtr& n) { return inside.count(n.get()) > 0; };
           return haliax::bordered(roots, level.all(), index, contains, key_of(*s, a, depth).attr());
         }
       }
-      if (why && whole) tell(*s, *why, level.gives(why));
+      auto line = fmt::format("scores {} stay whole: {}", text_of(*s, fmt::format("{}", s->axes)), why);
+      if (whole && !why.empty() && std::find(whole->begin(), whole->end(), line) == whole->end()) whole->push_back(line);
     }
     return {};
-  }
-  void tell(const Node& scores, const Node& why, bool is_result) const {
-    auto at = [](const Node& n) {
-      auto where = where_of(n.origin);
-      return where.empty() ? where : " (" + where + ")";
-    };
-    auto line = fmt::format("scores {}{} stay whole: {}{} {}", scores.axes, at(scores), prim::user_name(why), at(why),
-                            is_result ? "is a result" : "needs more than a query at a time");
-    if (std::find(whole->begin(), whole->end(), line) == whole->end()) whole->push_back(std::move(line));
   }
   // Regions of scores below these, one after another, are each a region of its own.
   ChunkKey key_of(const Node& scores, const Axis& queries, int depth) const {

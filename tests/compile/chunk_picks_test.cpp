@@ -54,6 +54,16 @@ TEST_CASE("chunks: ids that have the walked axis need all of the table, wherever
        [&](const NamedArray& x) { return at_add(zeros(N), {{"n", Index((x % 3.).astype(DType::i32))}}, x); }, x);
 }
 
+TEST_CASE("chunks: what is looked up, or put together, from positions alone") {
+  auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval();
+  auto table = ints({3, 1, 4}, Axis("entry", 3));
+  auto looked_up = [&](const NamedArray& x) { return take(table, "entry", arange(N) % 3).astype(DType::f32) * x; };
+  same("a table by positions", looked_up, x);
+  same("its sum", [&](const NamedArray& x) { return sum(looked_up(x), "n"); }, x);
+  auto parts = [&](const Axis& a) { return arange(a, {.start = 1, .dtype = DType::f32}); };
+  same("parts along the axis", [&](const NamedArray& x) { return concatenate("n", {parts(Axis("n", 4)), parts(Axis("n", 2))}) * x; }, x);
+}
+
 TEST_CASE("chunks: updates go on from chunk to chunk, by whatever monoid, from what they are made onto") {
   const Axis V("v", 3);
   auto x = array({3, -1, 4, 1, -5, 9}, {N}).eval(), base = array({2, 0, -7}, {V}).eval();

@@ -119,6 +119,67 @@ TEST_CASE("scores: grouped heads, other orders of axes, two layers, a scan over 
   walked("checkpoint", [=](const Parts& p) { return checkpoint(layer)(p.query); });
 }
 
+// What is as large as the scores, and has a gradient, is made where they are: its array would grow with the square of the text.
+TEST_CASE("scores: what is made beside them is never whole") {
+  using Kind = std::pair<const char*, std::function<NamedArray(In scores, In other, In table)>>;
+  const Axis To{"to", 3}, Offset{"offset", 16};
+  auto distance = [](In s) {
+    auto q = s.resolve_axis("q"), k = s.resolve_axis("k");
+    return abs(broadcast_axis(arange(q), k) - arange(k));
+  };
+  auto weights = [](In s) { return softmax(where(nn::causal_mask(s.resolve_axis("q"), s.resolve_axis("k")), s, -1e9f), "k"); };
+  const Kind kinds[] = {
+      {"a table", [=](In s, In, In table) { return weights(s + take(table, Offset, minimum(distance(s), 15))); }},
+      {"slopes", [=](In s, In, In table) { return weights(s - broadcast_axis(sum(table, Offset), {s.resolve_axis("q"), s.resolve_axis("k")}) * distance(s)); }},
+      {"two products", [=](In s, In other, In) { return weights(s + other); }},
+      {"two softmaxes", [=](In s, In other, In table) { return weights(s) - weights(other) * mean(table, Offset); }},
+      {"a logsumexp", [=](In s, In other, In) { return weights(s) - exp(other - logsumexp(other, "k")); }},
+      {"heads mixed before", [=](In s, In, In table) {
+         return weights(rename(dot(s, rename(slice(table, Offset, 0, 3), {{"offset", "to"}}), H), {{"to", "heads"}}));
+       }},
+      {"heads mixed behind", [=](In s, In, In table) {
+         return rename(dot(weights(s), rename(slice(table, Offset, 0, 3), {{"offset", "to"}}), H), {{"to", "heads"}});
+       }}};
+  for (auto& [name, weighed] : kinds) {
+    CAPTURE(std::string(name));
+    auto loss = [&, weighed = weighed](const Parts& p) {
+      auto table = p.bias * 0.3f;
+      auto s = scores(p), other = dot(p.query * p.query, p.key, "d");
+      return sum(sin(dot(weighed(s, other, table), p.value, "k")));
+    };
+    auto gradients = [&](const Parts& p) { return grad(loss)(p); };
+    auto of = [&](std::int64_t positions) {
+      const Axis Q{"q", positions}, K{"k", positions};
+      return Parts{draw(1, {B, H, Q, D}), draw(2, {B, H, K, D}), draw(3, {B, H, K, D}), draw(4, {H, Offset})};
+    };
+    auto small = of(13);
+    auto want = flatten(jit(gradients, {.scores_budget = most_bytes})(small));
+    for (std::int64_t budget : {0, -1}) same(flatten(jit(gradients, {.scores_budget = budget})(small)), want, 2e-6);
+    auto large = of(2048);
+    CHECK(jit(gradients).plan(large).arena_bytes < std::int64_t(4) * 2048 * 2048);   // a matrix of scores, of which there are 6
+    CHECK(jit(gradients, {.scores_budget = most_bytes}).plan(large).arena_bytes > std::int64_t(12) * 4 * 2048 * 2048);
+  }
+}
+
+TEST_CASE("scores: several checkpointed layers, one behind the other, are each walked") {
+  const Axis Q{"q", 1024}, K{"k", 1024}, D{"d", 16}, Heads{"heads", 9};
+  auto layer = [=](const NamedArray& x) {
+    auto k = rename(x, {{"q", "k"}});
+    return x + nn::dot_product_attention("k", "d", x, k, k, {.mask = nn::causal_mask(Q, K)});
+  };
+  auto slopes = [=](const NamedArray& x) {
+    return grad([=](const NamedArray& x) {
+      auto y = x;
+      for (int i = 0; i < 3; ++i) y = checkpoint(layer)(y / (2.f + float(i)));
+      return sum(sin(y));
+    })(x);
+  };
+  auto x = draw(1, {Heads, Q, D});
+  auto tiled = jit(slopes), whole = jit(slopes, {.scores_budget = most_bytes});
+  same({tiled(x)}, {whole(x)}, 1e-5);
+  CHECK(tiled.report().arena_bytes < 8 << 20);
+}
+
 TEST_CASE("scores: weights that are summed over heads or batches as well, or mixed between heads") {
   const Axis To{"to", 3};
   auto mixed = draw(5, {H, To});
@@ -324,6 +385,17 @@ TEST_CASE("scores: explain says why some stay whole") {
   CHECK(along.find("needs more than a query at a time") != along.npos);
   auto walked = said([=](const NamedArray& q) { return dot(weights(q), p.value, "k"); });
   CHECK(walked.find("stay whole") == walked.npos);
+  const Axis Q2{"q", 200}, K2{"k", 300};           // more than a layer has: scores that no fold tells from hidden values
+  auto sigmoid = jit([=](In q, In k) { return dot(nn::sigmoid(dot(q, k, D)), k, K2); }, {.scores_budget = 0});
+  auto no_fold = sigmoid.plan(zeros({Q2, D}), zeros({K2, D})).explain;
+  CHECK(no_fold.find("stay whole: nothing folds them over (k=300), as a softmax does; chunked_reduce over q") != no_fold.npos);
   auto hidden = said([=](const NamedArray& q) { return dot(nn::relu(dot(q, p.key, "d")), p.value, "k"); });   // no weights
   CHECK(hidden.find("stay whole") == hidden.npos);
+  // Nor those of a layer whose bias has a gradient: a sum over positions, of which nothing is made that has them.
+  auto layer = said([=](const NamedArray& x) {
+    using Two = std::pair<NamedArray, NamedArray>;
+    auto f = [=](const Two& in) { return sum(square(dot(sin(dot(in.first, p.key, "d") + in.second), p.value, "k"))); };
+    return grad(f)(Two{x, zeros(K)});
+  });
+  CHECK(layer.find("stay whole") == layer.npos);
 }

@@ -33,7 +33,7 @@ class Drawn {
     if (chance(3)) groups.push_back(Axis("group", 2));
     text += "; q " + std::to_string(Q.size) + ", k " + std::to_string(K.size) + ", " + to_string(own) + " " + to_string(groups);
     choose(mask, 8, "mask"), choose(fill, 3, "fill"), choose(change, 6, "change"), choose(around, 6, "around"), choose(mesh, 6, "mesh");
-    choose(heads, 6, "heads");
+    choose(heads, 6, "heads"), choose(beside, 12, "beside");
   }
   Parts parts() {
     auto all = joined({own, groups, {Q, D}}), of_keys = joined({own, {K, D}});
@@ -44,9 +44,15 @@ class Drawn {
     auto key = p.key, value = p.value;
     if (goes_round()) key = shard(key, Mapping{{"k", "data"}}), value = shard(value, Mapping{{"k", "data"}});
     auto s = dot(p.query, key, D) / std::sqrt(float(D.size));
+    auto other = dot(sin(p.query), key, D) / 2.f;
+    const auto distance = abs(broadcast_axis(arange(Q), K) - arange(K));
+    if (beside == 1) s = s + take(rename(mean(p.bias, Q), {{"k", "offset"}}), "offset", minimum(distance, K.size - 1));
+    if (beside == 2) s = s - 0.1f * mean(p.bias) * distance;
+    if (beside == 3) s = s + other;
+    if (beside == 4) s = mixed(s, p);
     if (change == 1) s = s + p.bias;
     if (change == 2) s = tanh(s / 2.f) * 2.f;
-    if (change == 3) s = s - 0.1f * abs(broadcast_axis(arange(Q), K) - arange(K));
+    if (change == 3) s = s - 0.1f * distance;
     const float low = fill == 0 ? -1e9f : fill == 1 ? -1e30f : -2.f;
     if (mask > 0) s = where(seen(), s, low);
     NamedArray weights;
@@ -57,11 +63,14 @@ class Drawn {
     } else {
       weights = softmax(s, K);
     }
+    if (beside == 5) weights = weights - 0.3f * softmax(other, K);
+    if (beside == 6) weights = weights - exp(other - logsumexp(other, K)) * mean(p.bias);
+    if (beside == 7) weights = mixed(weights, p);
     if (change == 5) weights = where(random::bernoulli(random::key(3), {Q, K}, 0.8), weights, 0.f) / 0.8f;
     const bool summed = !own.empty() && around != 2;   // vmap hides the axis
     if (summed && heads == 1) return dot(weights, value, {K, own.back()});
     if (summed && heads == 2) weights = weights * (0.5f + sum(weights, own.back()));
-    if (!groups.empty() && around != 4 && heads == 3) weights = sum(weights, groups[0]) / 2.f;
+    if (!groups.empty() && around < 4 && heads == 3) weights = sum(weights, groups[0]) / 2.f;
     return dot(weights, value, K);
   }
   bool goes_round() const { return mesh > 3; }       // blocks of keys, while queries are cut
@@ -79,14 +88,28 @@ class Drawn {
       auto once = attend(p);
       return attend({sin(once), p.key, p.value, p.bias}) + once;
     }
+    if (around == 5) {                                 // one checkpoint behind the other
+      auto layer = checkpoint([this](const Parts& p) { return attend(p); });
+      auto once = layer(p);
+      return layer(Parts{sin(once), p.key, p.value, p.bias}) + once;
+    }
     return attend(p);
   }
 
   Axis Q{"q", 1}, K{"k", 1}, D{"d", 1};
   Axes own, groups;
   int mask = 0, fill = 0, change = 0, around = 0, mesh = 0, heads = 0;   // heads: whether weights are summed over others
+  int beside = 0;                                      // what is made beside the scores
 
  private:
+  // Scores, or weights, of which each head takes some of the others'.
+  NamedArray mixed(const NamedArray& s, const Parts& p) const {
+    if (own.empty() || around == 2) return s;
+    auto& to = own.back();
+    auto from = to.alias("from");
+    auto how = cos(broadcast_axis(arange(to), from) + 2 * arange(from)) * (1.f + mean(p.bias));
+    return dot(rename(s, to, from), how, from);
+  }
   NamedArray seen() const {
     auto q = broadcast_axis(arange(Q), K), k = arange(K);
     switch (mask) {

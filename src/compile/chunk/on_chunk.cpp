@@ -36,6 +36,17 @@ NodePtr Region::part(const NodePtr& x, Name a, std::size_t b) {
   return made[b];
 }
 
+// By positions alone, as a bias by distance is.
+bool Region::is_looked_up(const Node& n, Name a) const {
+  if (n.op->kind != Kind::step || picks(n, a)) return false;
+  bool by_position = false;
+  for (std::size_t k = 0; k < n.in.size(); ++k) {
+    if (!n.in[k] || !has(n.in[k]->axes, a)) continue;
+    by_position = is_free(n.in[k]) && along(n, k, a).way == Along::Way::map;
+    if (!by_position) return false;
+  }
+  return by_position;
+}
 bool Region::grows(const NodePtr& x, Name a) const {
   std::unordered_set<const Node*> seen;
   std::vector<std::pair<NodePtr, Name>> todo{{x, a}};
@@ -46,7 +57,7 @@ bool Region::grows(const NodePtr& x, Name a) const {
     if (!has_axis(*n, name) || prim::is_number(n) || is_position(*n) || !seen.insert(n.get()).second) continue;
     if (owner_.count(n.get())) continue;   // the carry of a loop that is made anew
     bool places = picks(*n, name) && prim::is_number(n->in[0]);
-    bool pointwise = !n->value && (n->op->kind == Kind::map || is_seen_through(*n) || places);
+    bool pointwise = !n->value && (n->op->kind == Kind::map || is_seen_through(*n) || places || is_looked_up(*n, name));
     if (!pointwise) {
       bytes += n->bytes();
       if (bytes >= x->bytes()) return false;

@@ -446,12 +446,16 @@ void Region::keep_for_later(bool small) {
   }
 }
 
+Nodes Region::folds() const {
+  Nodes out;
+  for (auto& [sweep, folds] : folds_) append(out, folds);
+  return out;
+}
 std::int64_t Region::wide_sums(bool recompute) {
   sweeps(recompute);
   std::int64_t bytes = 0;
-  for (auto& [sweep, folds] : folds_)
-    for (auto& n : folds)
-      if (auto wide = widened(n); wide->dtype != n->dtype && folds_by(*n) == Monoid::sum) bytes += wide->bytes();
+  for (auto& n : folds())
+    if (auto wide = widened(n); wide->dtype != n->dtype && folds_by(*n) == Monoid::sum) bytes += wide->bytes();
   return bytes;
 }
 Nodes Region::between(bool recompute) {

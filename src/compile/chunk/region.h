@@ -35,6 +35,7 @@ class Region {
   bool walks(const NodePtr& n) const { return known_of(*n).role.axis || comes_in(*n); }
   // How many loops it takes, one after another. Raises for what cannot be cut, by name.
   int sweeps(bool recompute = false);
+  Nodes folds() const;                           // what those loops sum, or take the greatest of: after `sweeps`
   // Is x, which lies outside, point by point made of less than itself (a one-hot of ids, a mask or a random draw from positions)?
   // Then it is made on each chunk, and never whole.
   bool grows(const NodePtr& x) const { return grows(x, axis_.name); }
@@ -109,6 +110,7 @@ class Region {
   void keep_for_later(bool small);
   std::int64_t largest_bytes() const;            // of the values inside
   bool picks(const Node&, Name) const;
+  bool is_looked_up(const Node&, Name) const;
   const Turns* turns(const Node&) const;         // of an op that needs the axis whole, but goes by turns; null: others
   bool makes_by_turns(const NodePtr&);
   bool goes_on(const Node&) const;               // from chunk to chunk, making what has the axis: such an op, a loop along it

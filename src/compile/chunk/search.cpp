@@ -390,7 +390,13 @@ class ChunkSearch {
       k.axis = a.name, k.size = a.size, k.blocks = blocks_of(a.name, widest->origin.mapping.get());
       try {
         auto with = haliax::tiled(roots, level, nullptr, regions, k);
-        if (Region(k.attr(), with, level_of(with, nullptr)).sweeps() <= sweeps) out.push_back(k);
+        Region region(k.attr(), with, level_of(with, nullptr));
+        if (region.sweeps() > sweeps) continue;
+        auto large = [&](const NodePtr& n) {               // as the gradient of a bias that all examples share
+          return has(n->axes, call_.axis) && std::all_of(keys.begin(), keys.end(), [&](auto& k) { return has(n->axes, k.name); });
+        };
+        auto folds = region.folds();
+        if (std::none_of(folds.begin(), folds.end(), large)) out.push_back(k);
       } catch (const Error&) {}   // it cannot be walked
     }
     return out;
@@ -418,6 +424,13 @@ class ChunkSearch {
     } catch (const Error&) {}   // it cannot be walked so
     return {};
   }
+  // Queries of a tile: fewer where a query has several scores with a key, as of heads that are mixed.
+  std::int64_t tile_rows(const std::vector<ChunkKey>& free, const ChunkKey& keys) const {
+    auto level = level_of(alone_.roots, nullptr);
+    auto* widest = widest_of(level, Regions(call_, alone_.roots, level));
+    auto together = widest ? widest->size() / (positions(free) * positions(regions_.keys) * keys.size) : 1;
+    return std::max<std::int64_t>(8, kTileRows / std::max<std::int64_t>(1, together));
+  }
   std::optional<Trial> by_lanes(const program::Machine& machine) const {
     const auto lane = std::int64_t(machine.lane);
     if (lane == 0) return {};
@@ -425,7 +438,7 @@ class ChunkSearch {
     if (scores_bytes(free, kWholeRows) <= lane)            // rows that a lane can hold
       if (auto t = fitting(one_by_one(free, kWholeRows)); t && t->lane_bytes <= lane) return t;
     if (auto keys = keys_ || machine.whole_rows ? std::nullopt : longest_keys(1))
-      if (auto t = fitting(within(one_by_one(free, kTileRows), *keys, kTileColumns))) return t;
+      if (auto t = fitting(within(one_by_one(free, tile_rows(free, *keys)), *keys, kTileColumns))) return t;
     std::optional<Trial> best;                             // or fewer, as there are lanes for
     for (std::int64_t queries = 32; queries >= 8 && !(best && best->lane_bytes <= lane); queries /= 2)
       if (auto t = fitting(one_by_one(free, queries))) best = std::move(t);
