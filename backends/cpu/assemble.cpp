@@ -155,6 +155,7 @@ class Pass {
 }  // namespace
 
 void assemble_narrow(FusedPlan& plan) {
+  if (!can_assemble_narrow()) return;
   auto value = [&](int v) -> Register& { return plan.values[std::size_t(v)]; };
   auto each_op = [&](const auto& f) {
     for (auto* tapes : {&plan.outer, &plan.inner})

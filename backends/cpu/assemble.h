@@ -1,5 +1,5 @@
 // Point-wise ops of a tape that follow each other, as machine code made when a step is compiled: what lies between them stays in
-// registers, where each op by itself would read and write a tile. For machines with AVX-512; elsewhere ops stay as they are.
+// registers, where each op by itself would read and write a tile. For machines with AVX2 or AVX-512; elsewhere ops stay as they are.
 //
 // In: tapes as the planner leaves them. Out: tapes in which such ops are one, of kind `assembled`. Always: the bits of an element
 // do not depend on where it lies in a tile.
@@ -17,6 +17,7 @@ struct AssembledCall {
   std::uint32_t scalar[most_scalars];        // the other inputs
 };
 bool can_assemble();
+bool can_assemble_narrow();                  // what reads and writes bf16 where it lies
 bool can_assemble(const PointOp&);
 // Null where registers do not suffice. The code is kept: equal ones are made once.
 AssembledCode assembled(const PointCode&);

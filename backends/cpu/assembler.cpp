@@ -1,4 +1,5 @@
-// Machine code for point-wise ops: 16 values of 32 bits a register, tests in mask registers.
+// Machine code for point-wise ops, 16 values of 32 bits at a time: in one register, with tests in mask registers (AVX-512); or in two,
+// one after the other, where a test has all bits of its values' lanes set (AVX2).
 #include "assemble.h"
 
 #if defined(HALIAX_XBYAK)
@@ -7,6 +8,7 @@
 #include <bit>
 #include <bitset>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -21,7 +23,7 @@ using Xbyak::Address;
 using Xbyak::Opmask;
 using Xbyak::Operand;
 using Xbyak::Reg64;
-using Xbyak::Zmm;
+using Vector = Xbyak::Xmm;                       // of any width
 
 bool is_float(Lane lane) { return lane == Lane::f32; }
 bool is_test(Code c) { return (c >= Code::less && c <= Code::not_equal) || c == Code::logical_not; }
@@ -34,14 +36,22 @@ struct OutOfRegisters {};
 
 class Assembler : Xbyak::CodeGenerator {
  public:
-  explicit Assembler(const PointCode& code)
-      : CodeGenerator(4096 + 1024 * code.ops.size(), Xbyak::DontSetProtectRWE), code_(code) {   // a tanh has some 900 bytes
+  Assembler(const PointCode& code, bool wide)    // a tanh has some 900 bytes, and stands here up to four times
+      : CodeGenerator((wide ? 1 : 3) * (4096 + 1024 * code.ops.size()), Xbyak::DontSetProtectRWE), code_(code), wide_(wide) {
     count_uses();
     save();
     body(false);
     body(true);
     restore();
-    for (auto& [bits, label] : literals_) align(4), L(label), dd(bits);
+    align(32);
+    for (auto& [bits, label] : literals_) {
+      L(label);
+      for (int lane = 0; lane < (wide_ ? 1 : 8); ++lane) dd(bits);
+    }
+    for (int half : {0, 1}) {
+      L(lane_bits_[half]);
+      for (int lane = 0; lane < 8; ++lane) dd(1u << (8 * half + lane));
+    }
     setProtectModeRE();
   }
   AssembledCode entry() { return getCode<AssembledCode>(); }
@@ -52,7 +62,8 @@ class Assembler : Xbyak::CodeGenerator {
     int at = 0;                                  // which array, scalar, or register
   };
   static constexpr int bytes_ahead = 4096;       // a few tiles: long enough for memory to come
-  static constexpr int rest_mask = 1, scratch_mask = 2, first_test = 3;
+  static constexpr int rest_mask = 1, scratch_mask = 2, first_test = 3;   // wide
+  static constexpr int rest_lanes = 15;          // else: which points are there
 
   void count_uses() {
     uses_.assign(code_.inputs.size() + code_.ops.size(), 0);
@@ -90,7 +101,7 @@ class Assembler : Xbyak::CodeGenerator {
     if (rest) {
       cmp(qword[rdi + offsetof(AssembledCall, rest)], 0);
       je(done, T_NEAR);
-      kmovw(Opmask(rest_mask), word[rdi + offsetof(AssembledCall, rest)]);
+      if (wide_) kmovw(Opmask(rest_mask), word[rdi + offsetof(AssembledCall, rest)]);
     } else {
       cmp(rcx, qword[rdi + offsetof(AssembledCall, points)]);
       jae(done, T_NEAR);
@@ -98,7 +109,7 @@ class Assembler : Xbyak::CodeGenerator {
     L(again);
     if (!rest) fetch();
     rest_ = rest;
-    points();
+    for (half_ = 0; half_ < (wide_ ? 1 : 2); ++half_) points();
     if (!rest) {
       add(rcx, 16);
       cmp(rcx, qword[rdi + offsetof(AssembledCall, points)]);
@@ -120,7 +131,14 @@ class Assembler : Xbyak::CodeGenerator {
   // ---- the points of a register ----
   void points() {
     left_ = uses_;
-    free_.set(), free_tests_.set();
+    free_ = wide_ ? 0xffffffff : 0xffff, free_tests_.set();
+    if (rest_ && !wide_) {
+      free_.reset(rest_lanes);
+      const Vector lanes = reg(rest_lanes);
+      vpbroadcastd(lanes, dword[rdi + offsetof(AssembledCall, rest)]);
+      vpand(lanes, lanes, ptr[rip + lane_bits_[half_]]);
+      vpcmpeqd(lanes, lanes, ptr[rip + lane_bits_[half_]]);
+    }
     places_.assign(uses_.size(), {});
     int array = 0, scalar = 0;
     for (std::size_t i = 0; i < code_.inputs.size(); ++i)
@@ -129,22 +147,26 @@ class Assembler : Xbyak::CodeGenerator {
                                                                : Place{Place::array, array++};
     for (std::size_t k = 0; k < code_.ops.size(); ++k) make(code_.ops[k], int(code_.inputs.size() + k));
     for (auto [value, bf16] : code_.outputs) {     // last, as they may be made where an input lies
-      const Zmm z = vector(value);
-      const auto& base = array_register(array++);
+      const Vector z = vector(value);
+      const int k = array++;
       if (bf16) {
         Temporary half(*this);
         vpsrld(half.z, z, 16);
-        const auto to = ptr[base + rcx * 2];
+        const auto to = ptr[array_register(k) + rcx * 2];
         if (rest_) vpmovdw(to | Opmask(rest_mask), half.z);
         else vpmovdw(to, half.z);
+      } else if (!rest_) {
+        vmovups(here(k), z);
+      } else if (wide_) {
+        vmovups(here(k) | Opmask(rest_mask), z);
       } else {
-        const auto to = ptr[base + rcx * 4];
-        if (rest_) vmovups(to | Opmask(rest_mask), z);
-        else vmovups(to, z);
+        vmaskmovps(here(k), reg(rest_lanes), z);
       }
       used(value);
     }
   }
+  Vector reg(int z) const { return Vector(wide_ ? Operand::ZMM : Operand::YMM, z); }
+  Address here(int array) { return ptr[array_register(array) + rcx * 4 + 32 * half_]; }
   int take() {
     for (int z = 0; z < 32; ++z)
       if (free_[std::size_t(z)]) return free_.reset(std::size_t(z)), z;
@@ -153,12 +175,13 @@ class Assembler : Xbyak::CodeGenerator {
   // A register for now.
   struct Temporary {
     Assembler& of;
-    const Zmm z;
-    explicit Temporary(Assembler& a) : of(a), z(a.take()) {}
+    const Vector z;
+    explicit Temporary(Assembler& a) : of(a), z(a.reg(a.take())) {}
     ~Temporary() { of.free_.set(std::size_t(z.getIdx())); }
     Temporary(const Temporary&) = delete;
   };
   int take_test() {
+    if (!wide_) return take();
     for (int k = first_test; k < 8; ++k)
       if (free_tests_[std::size_t(k)]) return free_tests_.reset(std::size_t(k)), k;
     return -1;
@@ -166,19 +189,24 @@ class Assembler : Xbyak::CodeGenerator {
   void used(int value) {
     auto& place = places_[std::size_t(value)];
     if (--left_[std::size_t(value)] > 0) return;
-    if (place.kind == Place::vector) free_.set(std::size_t(place.at));
-    if (place.kind == Place::test) free_tests_.set(std::size_t(place.at));
+    if (place.kind == Place::vector || (place.kind == Place::test && !wide_)) free_.set(std::size_t(place.at));
+    if (place.kind == Place::test && wide_) free_tests_.set(std::size_t(place.at));
     place.kind = Place::nowhere;
   }
-  Address literal(std::uint32_t bits) { return ptr_b[rip + literals_[bits]]; }
+  Address literal(std::uint32_t bits) { return wide_ ? ptr_b[rip + literals_[bits]] : ptr[rip + literals_[bits]]; }
   Address literal(float x) { return literal(std::bit_cast<std::uint32_t>(x)); }
   Address scalar_at(int k) { return ptr_b[rdi + offsetof(AssembledCall, scalar) + 4 * std::size_t(k)]; }
 
   // In a register, and so from now on.
-  Zmm vector(int value) {
+  Vector vector(int value) {
     auto& place = places_[std::size_t(value)];
-    if (place.kind == Place::vector) return Zmm(place.at);
-    const Zmm z(take());
+    if (place.kind == Place::vector) return reg(place.at);
+    if (place.kind == Place::test && !wide_) {
+      place.kind = Place::vector;
+      vpsrld(reg(place.at), reg(place.at), 31);
+      return reg(place.at);
+    }
+    const Vector z = reg(take());
     if (place.kind == Place::scalar) {
       vbroadcastss(z, dword[rdi + offsetof(AssembledCall, scalar) + 4 * std::size_t(place.at)]);
     } else if (place.kind == Place::test) {
@@ -190,9 +218,10 @@ class Assembler : Xbyak::CodeGenerator {
       else vpmovzxwd(z, from);
       vpslld(z, z, 16);
     } else {
-      const auto from = ptr[array_register(place.at) + rcx * 4];
-      if (rest_) vmovups(z | Opmask(rest_mask) | T_z, from);
-      else vmovups(z, from);
+      const auto from = here(place.at);
+      if (!rest_) vmovups(z, from);
+      else if (wide_) vmovups(z | Opmask(rest_mask) | T_z, from);
+      else vmaskmovps(z, reg(rest_lanes), from);
     }
     place = {Place::vector, z.getIdx()};
     return z;
@@ -201,25 +230,43 @@ class Assembler : Xbyak::CodeGenerator {
   // As the last operand of an instruction: where it lies, if it is read this once.
   struct Last {
     std::optional<Address> address = {};
-    Zmm z = Zmm(0);
-    const Operand& get() const { return address ? static_cast<const Operand&>(*address) : z; }
+    Vector z = Vector(0);
+    std::unique_ptr<Temporary> copy = {};        // of a number, where instructions cannot repeat it
+    const Operand& get() const { return address ? static_cast<const Operand&>(*address) : copy ? copy->z : z; }
   };
   Last last(int value) {
     auto& place = places_[std::size_t(value)];
-    if (place.kind == Place::scalar) return {scalar_at(place.at)};
-    if (place.kind == Place::array && !rest_ && left_[std::size_t(value)] == 1) return {ptr[array_register(place.at) + rcx * 4]};
+    if (place.kind == Place::scalar && wide_) return {scalar_at(place.at)};
+    if (place.kind == Place::scalar) {
+      Last number{{}, Vector(0), std::make_unique<Temporary>(*this)};
+      vbroadcastss(number.copy->z, dword[rdi + offsetof(AssembledCall, scalar) + 4 * std::size_t(place.at)]);
+      return number;
+    }
+    if (place.kind == Place::array && !rest_ && left_[std::size_t(value)] == 1) return {here(place.at)};
     return {{}, vector(value)};
+  }
+  // Of a bool, as a test from now on.
+  Vector lanes_of(int value) {
+    auto& place = places_[std::size_t(value)];
+    if (place.kind == Place::test) return reg(place.at);
+    const Vector x = vector(value), z = reg(take());
+    vpxor(z, z, z);
+    vpcmpeqd(z, z, x);
+    vpxor(z, z, literal(~0u));
+    free_.set(std::size_t(place.at));
+    place = {Place::test, z.getIdx()};
+    return z;
   }
   Opmask test(int value) {                       // in a mask register: its own, or the scratch one
     auto& place = places_[std::size_t(value)];
     if (place.kind == Place::test) return Opmask(place.at);
-    const Zmm z = vector(value);
+    const Vector z = vector(value);
     vptestmd(Opmask(scratch_mask), z, z);
     return Opmask(scratch_mask);
   }
   // The result may take the register of an operand that is read for the last time.
-  Zmm result(int value) {
-    const Zmm z(take());
+  Vector result(int value) {
+    const Vector z = reg(take());
     places_[std::size_t(value)] = {Place::vector, z.getIdx()};
     return z;
   }
@@ -234,7 +281,7 @@ class Assembler : Xbyak::CodeGenerator {
       case PointOp::round: return round(op, value);
       case PointOp::convert: return convert(op, value);
       case PointOp::exp_of_difference: {
-        const Zmm x = vector(op.args[0]);
+        const Vector x = vector(op.args[0]);
         const auto less = last(op.args[1]);
         Temporary c(*this);
         vsubps(c.z, x, less.get());
@@ -251,8 +298,11 @@ class Assembler : Xbyak::CodeGenerator {
     if (op.args[1] < 0) return unary(op, value);
     binary(op, value);
   }
+  void bits_and(const Vector& z, const Vector& x, const Operand& y) { wide_ ? vpandd(z, x, y) : vpand(z, x, y); }
+  void bits_or(const Vector& z, const Vector& x, const Operand& y) { wide_ ? vpord(z, x, y) : vpor(z, x, y); }
+  void bits_xor(const Vector& z, const Vector& x, const Operand& y) { wide_ ? vpxord(z, x, y) : vpxor(z, x, y); }
   void unary(const PointCode::Op& op, int value) {
-    const Zmm x = vector(op.args[0]);
+    const Vector x = vector(op.args[0]);
     if (op.does.what == Code::exp) {
       Temporary c(*this);
       vmovaps(c.z, x);
@@ -260,17 +310,17 @@ class Assembler : Xbyak::CodeGenerator {
       return exp(result(value), c.z);
     }
     if (op.does.what == Code::tanh) {
-      const Zmm z = result(value);
+      const Vector z = result(value);
       tanh(z, x);
       return finish(op);
     }
-    const Zmm z = result(value);
+    const Vector z = result(value);
     switch (op.does.what) {
       case Code::neg:
-        if (is_float(op.does.from)) vpxord(z, x, literal(0x80000000u));
-        else vpxord(z, z, z), vpsubd(z, z, x);
+        if (is_float(op.does.from)) bits_xor(z, x, literal(0x80000000u));
+        else bits_xor(z, z, z), vpsubd(z, z, x);
         break;
-      case Code::abs: vpandd(z, x, literal(0x7fffffffu)); break;
+      case Code::abs: bits_and(z, x, literal(0x7fffffffu)); break;
       case Code::sqrt: vsqrtps(z, x); break;
       case Code::rsqrt: {
         Temporary root(*this);
@@ -279,7 +329,7 @@ class Assembler : Xbyak::CodeGenerator {
         vdivps(z, z, root.z);
         break;
       }
-      case Code::bit_not: vpternlogd(z, x, x, 0x55); break;
+      case Code::bit_not: bits_xor(z, x, literal(~0u)); break;
       default: throw OutOfRegisters();
     }
     finish(op);
@@ -289,10 +339,10 @@ class Assembler : Xbyak::CodeGenerator {
     const bool commutes = op.does.what == Code::add || op.does.what == Code::mul || op.does.what == Code::bit_and || op.does.what == Code::bit_or ||
                           op.does.what == Code::bit_xor;
     if (commutes && places_[std::size_t(a)].kind != Place::vector && places_[std::size_t(b)].kind == Place::vector) std::swap(a, b);
-    const Zmm x = vector(a);
+    const Vector x = vector(a);
     const auto other = last(b);
     const Operand& y = other.get();
-    const Zmm z = result(value);
+    const Vector z = result(value);
     const bool f = is_float(op.does.from);
     switch (op.does.what) {
       case Code::add: f ? vaddps(z, x, y) : vpaddd(z, x, y); break;
@@ -308,36 +358,81 @@ class Assembler : Xbyak::CodeGenerator {
           break;
         }
         op.does.what == Code::max ? vmaxps(z, x, y) : vminps(z, x, y);
-        vcmpps(Opmask(scratch_mask), x, x, 3);   // unordered
-        vmovaps(z | Opmask(scratch_mask), x);
+        if (wide_) {
+          vcmpps(Opmask(scratch_mask), x, x, 3);   // unordered
+          vmovaps(z | Opmask(scratch_mask), x);
+        } else {
+          Temporary unordered(*this);
+          vcmpps(unordered.z, x, x, 3);
+          vblendvps(z, z, x, unordered.z);
+        }
         break;
-      case Code::bit_and: vpandd(z, x, y); break;
-      case Code::bit_or: vpord(z, x, y); break;
-      case Code::bit_xor: vpxord(z, x, y); break;
+      case Code::bit_and: bits_and(z, x, y); break;
+      case Code::bit_or: bits_or(z, x, y); break;
+      case Code::bit_xor: bits_xor(z, x, y); break;
       case Code::shift_left: vpsllvd(z, x, y); break;
       case Code::shift_right: op.does.from == Lane::i32 ? vpsravd(z, x, y) : vpsrlvd(z, x, y); break;
       default: throw OutOfRegisters();
     }
     finish(op);
   }
+  // Lanes of z: all bits set where it holds.
+  void compare_lanes(const PointCode::Op& op, int value) {
+    const auto what = op.does.what;
+    if (what == Code::logical_not) {
+      const bool is_test = places_[std::size_t(op.args[0])].kind == Place::test;
+      const Vector x = is_test ? lanes_of(op.args[0]) : vector(op.args[0]), z = reg(take());
+      if (is_test) return vpxor(z, x, literal(~0u)), finish_test(op, value, z);
+      vpxor(z, z, z);
+      if (is_float(op.does.from)) vcmpps(z, z, x, 0);
+      else vpcmpeqd(z, z, x);
+      return finish_test(op, value, z);
+    }
+    if (is_float(op.does.from)) {
+      const Vector x = vector(op.args[0]);
+      const auto other = last(op.args[1]);
+      const Vector z = reg(take());
+      vcmpps(z, x, other.get(), std::uint8_t(what == Code::less ? 0x11 : what == Code::less_equal ? 0x12 : what == Code::equal ? 0 : 4));
+      return finish_test(op, value, z);
+    }
+    const Vector x = vector(op.args[0]), y = vector(op.args[1]), z = reg(take());
+    const bool negated = what == Code::less_equal || what == Code::not_equal;
+    if (what == Code::equal || what == Code::not_equal) {
+      vpcmpeqd(z, x, y);
+    } else {
+      Temporary a(*this), b(*this);              // integers without a sign: in the order of those with one
+      const bool is_signed = op.does.from == Lane::i32;
+      const auto ordered = [&](const Vector& t, const Vector& v) { is_signed ? vmovaps(t, v) : vpxor(t, v, literal(0x80000000u)); };
+      ordered(a.z, x), ordered(b.z, y);
+      if (what == Code::less) vpcmpgtd(z, b.z, a.z);
+      else vpcmpgtd(z, a.z, b.z);
+    }
+    if (negated) vpxor(z, z, literal(~0u));
+    finish_test(op, value, z);
+  }
+  void finish_test(const PointCode::Op& op, int value, const Vector& z) {
+    finish(op);
+    places_[std::size_t(value)] = {Place::test, z.getIdx()};
+  }
   void compare(const PointCode::Op& op, int value) {
+    if (!wide_) return compare_lanes(op, value);
     const int mine = take_test();
     const Opmask k(mine < 0 ? scratch_mask : mine);
     if (op.does.what == Code::logical_not) {
       if (places_[std::size_t(op.args[0])].kind == Place::test) {
         knotw(k, test(op.args[0]));
       } else {
-        const Zmm x = vector(op.args[0]);
+        const Vector x = vector(op.args[0]);
         if (is_float(op.does.from)) {
           Temporary zero(*this);
-          vpxord(zero.z, zero.z, zero.z);
+          bits_xor(zero.z, zero.z, zero.z);
           vcmpps(k, x, zero.z, 0);
         } else {
           vptestnmd(k, x, x);
         }
       }
     } else {
-      const Zmm x = vector(op.args[0]);
+      const Vector x = vector(op.args[0]);
       const auto other = last(op.args[1]);
       const Operand& y = other.get();
       const auto pick = [&](int less, int less_equal, int equal, int not_equal) {
@@ -358,7 +453,7 @@ class Assembler : Xbyak::CodeGenerator {
       places_[std::size_t(value)] = {Place::test, mine};
       return;
     }
-    const Zmm z = result(value);
+    const Vector z = result(value);
     vpbroadcastd(z | k | T_z, one());
   }
   void join(const PointCode::Op& op, int value) {
@@ -366,6 +461,13 @@ class Assembler : Xbyak::CodeGenerator {
     const bool both = places_[std::size_t(a)].kind == Place::test && places_[std::size_t(b)].kind == Place::test;
     const int mine = both ? take_test() : -1;
     if (mine < 0) return binary(op, value);
+    if (!wide_) {
+      const Vector z = reg(mine), x = lanes_of(a), y = lanes_of(b);
+      if (op.does.what == Code::bit_and) vpand(z, x, y);
+      else if (op.does.what == Code::bit_or) vpor(z, x, y);
+      else vpxor(z, x, y);
+      return finish_test(op, value, z);
+    }
     const Opmask k(mine), x = test(a), y = test(b);
     if (op.does.what == Code::bit_and) kandw(k, x, y);
     else if (op.does.what == Code::bit_or) korw(k, x, y);
@@ -374,47 +476,72 @@ class Assembler : Xbyak::CodeGenerator {
     made_test(value, mine, k);
   }
   void select(const PointCode::Op& op, int value) {
-    const Zmm no = vector(op.args[2]);
+    const Vector no = vector(op.args[2]);
     const auto yes = last(op.args[1]);
+    if (!wide_) {
+      const Vector lanes = lanes_of(op.args[0]), z = result(value);
+      vblendvps(z, no, yes.get(), lanes);
+      return finish(op);
+    }
     const Opmask k = test(op.args[0]);
-    const Zmm z = result(value);
+    const Vector z = result(value);
     vblendmps(z | k, no, yes.get());
     finish(op);
   }
 
   // ---- rounding ----
-  void round_to(const Zmm& z, const Zmm& x, DType to) {
+  void round_to(const Vector& z, const Vector& x, DType to) {
     if (to == DType::f16) {
-      vcvtps2ph(Xbyak::Ymm(z.getIdx()), x, 0);
-      vcvtph2ps(z, Xbyak::Ymm(z.getIdx()));
+      const Vector half(wide_ ? Operand::YMM : Operand::XMM, z.getIdx());
+      vcvtps2ph(half, x, 0);
+      vcvtph2ps(z, half);
       return;
     }
     Temporary t(*this);                          // bf16: to nearest even, and a NaN stays one
-    vcmpps(Opmask(scratch_mask), x, x, 3);
     vpsrld(t.z, x, 16);
-    vpandd(t.z, t.z, literal(1u));
+    bits_and(t.z, t.z, literal(1u));
     vpaddd(t.z, t.z, literal(0x7fffu));
     vpaddd(t.z, t.z, x);
-    vpord(t.z | Opmask(scratch_mask), x, literal(0x400000u));
-    vpandd(z, t.z, literal(0xffff0000u));
+    if (wide_) {
+      vcmpps(Opmask(scratch_mask), x, x, 3);
+      vpord(t.z | Opmask(scratch_mask), x, literal(0x400000u));
+    } else {
+      Temporary quiet(*this), unordered(*this);
+      vpor(quiet.z, x, literal(0x400000u));
+      vcmpps(unordered.z, x, x, 3);
+      vblendvps(t.z, t.z, quiet.z, unordered.z);
+    }
+    bits_and(z, t.z, literal(0xffff0000u));
   }
   void round(const PointCode::Op& op, int value) {
-    const Zmm x = vector(op.args[0]), z = result(value);
+    const Vector x = vector(op.args[0]), z = result(value);
     round_to(z, x, op.does.to);
     finish(op);
   }
   void convert(const PointCode::Op& op, int value) {
-    const Zmm x = vector(op.args[0]), z = result(value);
+    const Vector x = vector(op.args[0]), z = result(value);
     if (op.does.from == Lane::i32) vcvtdq2ps(z, x);
-    else if (op.does.from == Lane::u32) vcvtudq2ps(z, x);
+    else if (op.does.from == Lane::u32 && wide_) vcvtudq2ps(z, x);
+    else if (op.does.from == Lane::u32) convert_halves(z, x);
     else if (op.does.to == DType::f32) vmovaps(z, x);
     if (op.does.to != DType::f32) round_to(z, op.does.from == Lane::f32 ? x : z, op.does.to);
     finish(op);
   }
 
+  void convert_halves(const Vector& z, const Vector& x) {   // both are exact: their sum is rounded once
+    Temporary low(*this);
+    vpand(low.z, x, literal(0xffffu));
+    vpsrld(z, x, 16);
+    vcvtdq2ps(low.z, low.z);
+    vcvtdq2ps(z, z);
+    vmulps(z, z, literal(65536.f));
+    vaddps(z, z, low.z);
+  }
+
   // ---- functions, step by step as in kernels_math.inc ----
-  void exp(const Zmm& z, const Zmm& c) {         // takes c
+  void exp(const Vector& z, const Vector& c) {         // takes c
     Temporary n(*this), q(*this);
+    if (!wide_) return exp_of_lanes(z, c, n.z, q.z);
     const Opmask scaled(scratch_mask);
     vbroadcastss(n.z, at(-104.f));
     vmaxps(c, n.z, c);
@@ -424,8 +551,25 @@ class Assembler : Xbyak::CodeGenerator {
     exp_within(z, c, n.z, q.z);
     vscalefps(z | scaled | T_z, z, n.z);
   }
+  void exp_of_lanes(const Vector& z, const Vector& c, const Vector& n, const Vector& q) {
+    Temporary scaled(*this);
+    vcmpps(scaled.z, c, literal(-103.97208404541015625f), 0x16);   // not less or equal: NaN too
+    vbroadcastss(n, at(89.f));
+    vminps(c, n, c);
+    vandps(c, c, scaled.z);                      // what is 0 underflows nowhere, which takes long on some machines
+    exp_within(z, c, n, q);
+    vcvtps2dq(n, n);
+    vpsrad(q, n, 1);                             // in two factors, as 2^n itself may be none
+    vpsubd(n, n, q);
+    for (auto& power : {q, n}) {
+      vpaddd(power, power, literal(127u));
+      vpslld(power, power, 23);
+      vmulps(z, z, power);
+    }
+    vandps(z, z, scaled.z);
+  }
   // z 2^n is exp(c); for c in [-104, 89]
-  void exp_within(const Zmm& z, const Zmm& c, const Zmm& n, const Zmm& q) {
+  void exp_within(const Vector& z, const Vector& c, const Vector& n, const Vector& q) {
     vbroadcastss(n, at(12582912.f));
     vfmadd231ps(n, c, literal(1.44269504088896341f));
     vsubps(n, n, literal(12582912.f));
@@ -439,28 +583,41 @@ class Assembler : Xbyak::CodeGenerator {
     vaddps(z, z, literal(1.f));
   }
   Address at(float x) { return dword[rip + literals_[std::bit_cast<std::uint32_t>(x)]]; }
-  void tanh(const Zmm& z, const Zmm& x) {
+  void tanh(const Vector& z, const Vector& x) {
     Temporary c(*this), n(*this), q(*this), p(*this);
-    vpandd(q.z, x, literal(0x7fffffffu));
-    vcmpps(Opmask(scratch_mask), q.z, literal(0.625f), 0x11);
+    bits_and(q.z, x, literal(0x7fffffffu));
     vaddps(c.z, q.z, q.z);
     vbroadcastss(n.z, at(20.f));
     vminps(c.z, n.z, c.z);
     exp_within(z, c.z, n.z, q.z);
-    vscalefps(z, z, n.z);
+    if (wide_) {
+      vscalefps(z, z, n.z);
+    } else {
+      vcvtps2dq(n.z, n.z);
+      vpaddd(n.z, n.z, literal(127u));
+      vpslld(n.z, n.z, 23);
+      vmulps(z, z, n.z);
+    }
     vaddps(z, z, literal(1.f));
     vbroadcastss(p.z, at(2.f));
     vdivps(p.z, p.z, z);
     vbroadcastss(z, at(1.f));
     vsubps(z, z, p.z);
-    vpandd(p.z, x, literal(0x80000000u));
-    vpord(z, z, p.z);                            // of large values
+    bits_and(p.z, x, literal(0x80000000u));
+    bits_or(z, z, p.z);                          // of large values
     vmulps(q.z, x, x);
     vbroadcastss(p.z, at(-5.70498872745e-3f));
     for (float k : {2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f}) vfmadd213ps(p.z, q.z, literal(k));
     vmulps(p.z, p.z, q.z);
-    vfmadd213ps(p.z, x, x);
-    vmovaps(z | Opmask(scratch_mask), p.z);      // of small ones
+    vfmadd213ps(p.z, x, x);                      // of small ones
+    bits_and(q.z, x, literal(0x7fffffffu));
+    if (wide_) {
+      vcmpps(Opmask(scratch_mask), q.z, literal(0.625f), 0x11);
+      vmovaps(z | Opmask(scratch_mask), p.z);
+    } else {
+      vcmpps(q.z, q.z, literal(0.625f), 0x11);
+      vblendvps(z, z, p.z, q.z);
+    }
   }
 
   PointCode code_;
@@ -469,7 +626,10 @@ class Assembler : Xbyak::CodeGenerator {
   std::bitset<32> free_;
   std::bitset<8> free_tests_;
   std::map<std::uint32_t, Xbyak::Label> literals_;
+  Xbyak::Label lane_bits_[2];                    // 1, 2, 4, ...: of the first 8 points, and of the others
+  const bool wide_;                              // AVX-512
   bool rest_ = false;
+  int half_ = 0;                                 // of 16 points
 };
 
 std::string key_of(const PointCode& code) {
@@ -485,15 +645,18 @@ std::string key_of(const PointCode& code) {
   return key;
 }
 
+bool has_isa(std::string_view name) { return kernels().name == name; }
+
 constinit std::mutex assembling;
 [[maybe_unused]] const bool forks = at_fork({kForkRest, [] { assembling.lock(); }, [] { assembling.unlock(); }});
 
 }  // namespace
 
 bool can_assemble() {
-  static const bool can = std::string_view(kernels().name) == "avx512";
+  static const bool can = has_isa("avx512") || has_isa("avx2");
   return can;
 }
+bool can_assemble_narrow() { return has_isa("avx512"); }
 bool can_assemble(const PointOp& op) {
   if (op.does == PointOp::nothing) return false;
   const bool narrow_float = op.to == DType::bf16 || op.to == DType::f16;
@@ -520,7 +683,7 @@ AssembledCode assembled(const PointCode& code) {
   auto [known, is_new] = all.try_emplace(key_of(code));
   if (is_new) {
     try {
-      known->second = std::make_unique<Assembler>(code);
+      known->second = std::make_unique<Assembler>(code, has_isa("avx512"));
     } catch (const OutOfRegisters&) {            // or memory may not be made executable here
     } catch (const Xbyak::Error&) {}
   }
@@ -532,6 +695,7 @@ AssembledCode assembled(const PointCode& code) {
 #else
 namespace haliax::cpu {
 bool can_assemble() { return false; }
+bool can_assemble_narrow() { return false; }
 bool can_assemble(const PointOp&) { return false; }
 AssembledCode assembled(const PointCode&) { return nullptr; }
 }  // namespace haliax::cpu
