@@ -89,6 +89,18 @@ TEST_CASE("cpu: products of columns whose left operand falls on the same lines o
   }
 }
 
+// Of both the left one is packed, in blocks of rows, where enough columns read it.
+TEST_CASE("cpu: products of columns in several blocks") {
+  for (auto [m, n, k] : {std::tuple(64, 192, 128), std::tuple(65, 200, 1000), std::tuple(301, 331, 385), std::tuple(130, 191, 127)}) {
+    const Axis M("m", m), N("n", n), K("k", k);
+    for (bool columns : {true, false}) {
+      auto x = random::normal(random::key(1), columns ? Axes{K, M} : Axes{M, K}).eval(), w = random::normal(random::key(2), {K, N}).eval();
+      auto want = dot(x.astype(DType::f64), w.astype(DType::f64), "k");
+      CHECK(max(abs(dot(x, w, "k") - want)).item() < 3e-4);
+    }
+  }
+}
+
 TEST_CASE("cpu: products in bf16 that are added to sums in f32, in blocks of rows") {
   for (unsigned seed = 0; seed < 8; ++seed) {
     Case c(seed);
