@@ -48,7 +48,7 @@ class Assembler : Xbyak::CodeGenerator {
       L(label);
       for (int lane = 0; lane < (wide_ ? 1 : 8); ++lane) dd(bits);
     }
-    for (int half : {0, 1}) {
+    for (int half = 0; half < (wide_ ? 0 : 2); ++half) {
       L(lane_bits_[half]);
       for (int lane = 0; lane < 8; ++lane) dd(1u << (8 * half + lane));
     }
@@ -195,7 +195,7 @@ class Assembler : Xbyak::CodeGenerator {
   }
   Address literal(std::uint32_t bits) { return wide_ ? ptr_b[rip + literals_[bits]] : ptr[rip + literals_[bits]]; }
   Address literal(float x) { return literal(std::bit_cast<std::uint32_t>(x)); }
-  Address scalar_at(int k) { return ptr_b[rdi + offsetof(AssembledCall, scalar) + 4 * std::size_t(k)]; }
+  Xbyak::RegExp scalar_at(int k) { return rdi + offsetof(AssembledCall, scalar) + 4 * std::size_t(k); }
 
   // In a register, and so from now on.
   Vector vector(int value) {
@@ -208,7 +208,7 @@ class Assembler : Xbyak::CodeGenerator {
     }
     const Vector z = reg(take());
     if (place.kind == Place::scalar) {
-      vbroadcastss(z, dword[rdi + offsetof(AssembledCall, scalar) + 4 * std::size_t(place.at)]);
+      vbroadcastss(z, dword[scalar_at(place.at)]);
     } else if (place.kind == Place::test) {
       vpbroadcastd(z | Opmask(place.at) | T_z, one());
       free_tests_.set(std::size_t(place.at));
@@ -236,10 +236,10 @@ class Assembler : Xbyak::CodeGenerator {
   };
   Last last(int value) {
     auto& place = places_[std::size_t(value)];
-    if (place.kind == Place::scalar && wide_) return {scalar_at(place.at)};
+    if (place.kind == Place::scalar && wide_) return {ptr_b[scalar_at(place.at)]};
     if (place.kind == Place::scalar) {
       Last number{{}, Vector(0), std::make_unique<Temporary>(*this)};
-      vbroadcastss(number.copy->z, dword[rdi + offsetof(AssembledCall, scalar) + 4 * std::size_t(place.at)]);
+      vbroadcastss(number.copy->z, dword[scalar_at(place.at)]);
       return number;
     }
     if (place.kind == Place::array && !rest_ && left_[std::size_t(value)] == 1) return {here(place.at)};

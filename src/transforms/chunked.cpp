@@ -26,6 +26,7 @@ bool has_gradient(const NodePtr& x) {
   return found;
 }
 constexpr int kTraced = -1;                      // `after` of a call that is being traced
+// Empty: the result has none of it.
 Name walked_name(const NodePtr& result, const Attr& key) { return walked_names(everything({result}), key)[result.get()]; }
 // The border lies where the axis has the name that all borders of the call have.
 NodePtr left(const NodePtr& n, const Attr& key) {

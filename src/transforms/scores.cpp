@@ -80,7 +80,7 @@ class ScoresOfLevel {
   // What lies between borders around the scores along an axis of the queries; empty: they cannot be walked so, because of `why`
   // if they are weighed at all.
   Set region(const Node& scores, Name queries, const Axes& keys, std::string& why) const {
-    auto is_score = [&](const Node& n) { return is_of(n, queries, keys); };
+    auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
     Set made{&scores}, after{&scores}, rows, outs;   // scores; all that depends on them; of a query each; sums over the keys
     auto refuse = [&](const Node& n) {
       if (is_weighed(made, queries, keys))
@@ -126,15 +126,16 @@ class ScoresOfLevel {
   }
 
  private:
-  static bool is_of(const Node& n, Name queries, const Axes& keys) {
-    return has(n.axes, queries) && std::all_of(keys.begin(), keys.end(), [&](auto& k) { return has(n.axes, k.name); });
+  // Has it a value for each query and key?
+  static bool has_pairs(const Node& n, Name queries, const Axes& keys) {
+    return has(n.axes, queries) && without(keys, n.axes).empty();
   }
   // Do scores depend on a fold of theirs over the keys?
   bool is_weighed(const Set& made, Name queries, const Axes& keys) const {
     Set folds;
     for (auto& n : all_) {
       bool of_fold = reads(*n, folds);
-      if (of_fold && is_of(*n, queries, keys)) return true;
+      if (of_fold && has_pairs(*n, queries, keys)) return true;
       if (of_fold || weighs(*n, made, keys)) folds.insert(n.get());
     }
     return false;
@@ -142,7 +143,7 @@ class ScoresOfLevel {
   // What only a region reads is made in it, too, if it would be as large as the scores (a second product, a bias that is looked
   // up, another softmax), or is of a query each and made of such; and queries times a number, or in another dtype.
   void take_in(Set& made, Name queries, const Axes& keys) const {
-    auto is_score = [&](const Node& n) { return is_of(n, queries, keys); };
+    auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
     Set rows;
     for (auto& n : all_) {
       bool reads_scores = std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return x && is_score(*x); });

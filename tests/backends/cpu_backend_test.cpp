@@ -89,7 +89,7 @@ TEST_CASE("cpu: products of columns whose left operand falls on the same lines o
   }
 }
 
-// Of both the left one is packed, in blocks of rows, where enough columns read it.
+// The left operand lies in columns, or in rows, and is more than one block of rows.
 TEST_CASE("cpu: products of columns in several blocks") {
   for (auto [m, n, k] : {std::tuple(64, 192, 128), std::tuple(65, 200, 1000), std::tuple(301, 331, 385), std::tuple(130, 191, 127)}) {
     const Axis M("m", m), N("n", n), K("k", k);

@@ -122,7 +122,7 @@ TEST_CASE("scores: grouped heads, other orders of axes, two layers, a scan over 
 // What is as large as the scores, and has a gradient, is made where they are: its array would grow with the square of the text.
 TEST_CASE("scores: what is made beside them is never whole") {
   using Kind = std::pair<const char*, std::function<NamedArray(In scores, In other, In table)>>;
-  const Axis To{"to", 3}, Offset{"offset", 16};
+  const Axis Offset{"offset", 16};
   auto distance = [](In s) {
     auto q = s.resolve_axis("q"), k = s.resolve_axis("k");
     return abs(broadcast_axis(arange(q), k) - arange(k));

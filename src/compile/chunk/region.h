@@ -36,7 +36,7 @@ class Region {
   // How many loops it takes, one after another. Raises for what cannot be cut, by name.
   int sweeps(bool recompute = false);
   Nodes folds() const;                           // what those loops sum, or take the greatest of: after `sweeps`
-  // Is x, which lies outside, point by point made of less than itself (a one-hot of ids, a mask or a random draw from positions)?
+  // Is x, which lies outside, point by point made of less than itself (a one-hot of ids; a mask, a draw or a bias by position)?
   // Then it is made on each chunk, and never whole.
   bool grows(const NodePtr& x) const { return grows(x, axis_.name); }
   bool grows(const NodePtr& x, Name a) const;

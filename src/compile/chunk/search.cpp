@@ -366,10 +366,13 @@ class ChunkSearch {
       if (regions.contain(n) && n->op != &kLoop && (!widest || n->bytes() > widest->bytes())) widest = n.get();
     return widest;
   }
+  const Node* widest_scores() const {
+    auto level = level_of(alone_.roots, nullptr);
+    return widest_of(level, Regions(call_, alone_.roots, level));
+  }
   // Of the widest scores that a turn makes, of so many queries and of each of those axes one position.
   std::int64_t scores_bytes(const std::vector<ChunkKey>& free, std::int64_t queries) const {
-    auto level = level_of(alone_.roots, nullptr);
-    auto* widest = widest_of(level, Regions(call_, alone_.roots, level));
+    auto* widest = widest_scores();
     if (!widest) return 0;
     auto all = positions(free) * positions(regions_.keys) * (keys_ ? call_.blocks : 1);
     return widest->bytes() / all * std::min(queries, positions(regions_.keys));
@@ -393,7 +396,7 @@ class ChunkSearch {
         Region region(k.attr(), with, level_of(with, nullptr));
         if (region.sweeps() > sweeps) continue;
         auto large = [&](const NodePtr& n) {               // as the gradient of a bias that all examples share
-          return has(n->axes, call_.axis) && std::all_of(keys.begin(), keys.end(), [&](auto& k) { return has(n->axes, k.name); });
+          return has(n->axes, call_.axis) && without(keys, n->axes).empty();
         };
         auto folds = region.folds();
         if (std::none_of(folds.begin(), folds.end(), large)) out.push_back(k);
@@ -426,8 +429,7 @@ class ChunkSearch {
   }
   // Queries of a tile: fewer where a query has several scores with a key, as of heads that are mixed.
   std::int64_t tile_rows(const std::vector<ChunkKey>& free, const ChunkKey& keys) const {
-    auto level = level_of(alone_.roots, nullptr);
-    auto* widest = widest_of(level, Regions(call_, alone_.roots, level));
+    auto* widest = widest_scores();
     auto together = widest ? widest->size() / (positions(free) * positions(regions_.keys) * keys.size) : 1;
     return std::max<std::int64_t>(8, kTileRows / std::max<std::int64_t>(1, together));
   }
