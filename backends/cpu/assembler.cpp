@@ -570,6 +570,11 @@ class Assembler : Xbyak::CodeGenerator {
   }
   // z 2^n is exp(c); for c in [-104, 89]
   void exp_within(const Vector& z, const Vector& c, const Vector& n, const Vector& q) {
+    expm1_within(z, c, n, q);
+    vaddps(z, z, literal(1.f));
+  }
+  // (z + 1) 2^n
+  void expm1_within(const Vector& z, const Vector& c, const Vector& n, const Vector& q) {
     vbroadcastss(n, at(12582912.f));
     vfmadd231ps(n, c, literal(1.44269504088896341f));
     vsubps(n, n, literal(12582912.f));
@@ -580,44 +585,24 @@ class Assembler : Xbyak::CodeGenerator {
       vfmadd213ps(z, c, literal(k));
     vmulps(q, c, c);
     vfmadd213ps(z, q, c);
-    vaddps(z, z, literal(1.f));
   }
   Address at(float x) { return dword[rip + literals_[std::bit_cast<std::uint32_t>(x)]]; }
   void tanh(const Vector& z, const Vector& x) {
-    Temporary c(*this), n(*this), q(*this), p(*this);
-    bits_and(q.z, x, literal(0x7fffffffu));
-    vaddps(c.z, q.z, q.z);
+    Temporary c(*this), n(*this), q(*this);
+    bits_and(c.z, x, literal(0x7fffffffu));
+    vaddps(c.z, c.z, c.z);
     vbroadcastss(n.z, at(20.f));
     vminps(c.z, n.z, c.z);
-    exp_within(z, c.z, n.z, q.z);
-    if (wide_) {
-      vscalefps(z, z, n.z);
-    } else {
-      vcvtps2dq(n.z, n.z);
-      vpaddd(n.z, n.z, literal(127u));
-      vpslld(n.z, n.z, 23);
-      vmulps(z, z, n.z);
-    }
-    vaddps(z, z, literal(1.f));
-    vbroadcastss(p.z, at(2.f));
-    vdivps(p.z, p.z, z);
-    vbroadcastss(z, at(1.f));
-    vsubps(z, z, p.z);
-    bits_and(p.z, x, literal(0x80000000u));
-    bits_or(z, z, p.z);                          // of large values
-    vmulps(q.z, x, x);
-    vbroadcastss(p.z, at(-5.70498872745e-3f));
-    for (float k : {2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f}) vfmadd213ps(p.z, q.z, literal(k));
-    vmulps(p.z, p.z, q.z);
-    vfmadd213ps(p.z, x, x);                      // of small ones
-    bits_and(q.z, x, literal(0x7fffffffu));
-    if (wide_) {
-      vcmpps(Opmask(scratch_mask), q.z, literal(0.625f), 0x11);
-      vmovaps(z | Opmask(scratch_mask), p.z);
-    } else {
-      vcmpps(q.z, q.z, literal(0.625f), 0x11);
-      vblendvps(z, z, p.z, q.z);
-    }
+    expm1_within(z, c.z, n.z, q.z);
+    vcvtps2dq(n.z, n.z);
+    vpaddd(n.z, n.z, literal(127u));
+    vpslld(n.z, n.z, 23);
+    vsubps(q.z, n.z, literal(1.f));
+    vfmadd213ps(z, n.z, q.z);                    // exp(2 |x|) - 1
+    vaddps(q.z, z, literal(2.f));
+    vdivps(z, z, q.z);
+    bits_and(q.z, x, literal(0x80000000u));
+    bits_or(z, z, q.z);
   }
 
   PointCode code_;

@@ -2,10 +2,12 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <limits>
 #include <string>
 #include <vector>
 
 #include "backends/cpu/assemble.h"
+#include "haliax/haliax.h"
 #include "support/programs.h"
 
 namespace {
@@ -408,6 +410,29 @@ TEST_CASE("cpu: ops that follow each other are one, and read and write bf16 wher
     CHECK((plan.assembled.at(0).narrow_code != nullptr) == (dtype == DType::bf16 && cpu::can_assemble_narrow()));
     CHECK(difference(dtype, c.run(*cpu::make_cpu_device())[0], c.run(*reference::make_reference_device())[0],
                      dtype == DType::bf16 ? 8e-3 : 1e-6) == "");
+  }
+}
+
+// By itself, and behind another op in one piece of machine code.
+TEST_CASE("cpu: tanh is near its value everywhere, odd, and at most 1") {
+  std::vector<float> values;
+  for (float x = 1e-40f; x < 30; x *= 1.0003f) values.push_back(x), values.push_back(-x);
+  values.insert(values.end(), {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity()});
+  const auto x = array(values, Axis("n", std::int64_t(values.size()))).eval();
+  for (auto& y : {jit([](const NamedArray& x) { return tanh(x); })(x), jit([](const NamedArray& x) { return tanh(-x); })(-x)}) {
+    double worst = 0, most = 0;
+    bool is_odd = true;
+    auto got = y.floats();
+    for (std::size_t k = 0; k < values.size(); ++k) {
+      const double want = std::tanh(double(values[k])), near = std::abs(float(want));
+      const double ulp = std::nextafter(float(near), 2.f) - float(near);
+      worst = std::max(worst, std::abs(got[k] - want) / (near < 1 ? ulp : ulp / 2));
+      most = std::max(most, std::abs(double(got[k])));
+      if (k % 2) is_odd &= got[k] == -got[k - 1];
+    }
+    CHECK(worst < 2.5);
+    CHECK(most == 1);
+    CHECK(is_odd);
   }
 }
 
