@@ -172,10 +172,20 @@ std::int64_t where_on(const Node& n, Name axis) {
   return std::find(n.attr.names.begin(), n.attr.names.end(), axis) - n.attr.names.begin();
 }
 
+// May a device have only a part of x along this axis? Not where x is made of positions.
+bool may_be_cut(const NodePtr& x, Name axis, int depth = 0) {
+  constexpr int far = 8;
+  if (!has(x->axes, axis) || is_free(x)) return false;
+  if (depth == far || x->op->kind == Kind::leaf || x->op->kind == Kind::result) return true;
+  for (std::size_t k = 0; k < x->in.size(); ++k)
+    if (x->in[k] && may_be_cut(x->in[k], name_in_operand(*x, k, axis), depth + 1)) return true;
+  return false;
+}
 // Another name for the axis of the ids: then the table's keeps its own, and the ids pick from blocks of it. Not where as much
-// comes out as there is.
+// comes out as there is and no cut of the ids stands in the way: then the table's moves to another axis as it is.
 NodePtr picked_apart(const NodePtr& n, Name axis) {
-  if (n->bytes() >= n->in[0]->bytes()) return nullptr;
+  bool cut = std::any_of(n->in.begin() + 1, n->in.end(), [&](auto& ids) { return may_be_cut(ids, axis); });
+  if (!cut && n->bytes() >= n->in[0]->bytes()) return nullptr;
   auto attr = GatherAttr::of(*n);
   auto whole = *find(*n->in[0], axis);
   auto slot = std::size_t(where_on(*n, axis));

@@ -224,6 +224,47 @@ TEST_CASE("ways: where ids and their table are cut alike, the rows are cut inste
     }
 }
 
+TEST_CASE("ways: ids with the name of the axis that they pick from send what ids with another name send") {
+  const Axis N("n", 4001);
+  const Mapping cut{{"n", "data"}, {"b", "data"}};
+  using Two = NamedArray (*)(const NamedArray&, const NamedArray&);
+  const Two picks[] = {[](const NamedArray& x, const NamedArray& ids) { return take(x, "n", ids); },
+                       [](const NamedArray& x, const NamedArray& ids) { return take(x, "n", (ids + 7) % 4001); }};
+  for (int devices : {2, 3, 4, 8})
+    for (int width : {1, 8})   // one cannot be cut
+      for (int picked : {4001, 4003, 9000})   // as much as there is, and more
+        for (bool lie_cut : {true, false})
+          for (auto pick : picks) {
+            CAPTURE(devices);
+            CAPTURE(width);
+            CAPTURE(picked);
+            CAPTURE(lie_cut);
+            auto x = (table(N, Axis("m", width)) % 1024.f).eval();
+            auto bytes = [&](const char* name, const Mapping& out) {
+              auto ids = (arange({Axis(name, picked)}, {.dtype = DType::i32}) * 37 % 4009 - 4).eval();   // some lie outside
+              return sent(devices, pick, out, lie_cut ? cut : Mapping{}, x, ids).value;
+            };
+            for (auto& out : {cut, Mapping{}}) CHECK(bytes("n", out) <= bytes("b", out) + 1);
+            if (devices == 4 && width == 8 && picked < 4100 && lie_cut)   // of 0.75 if all of the table were gathered
+              CHECK(bytes("n", cut) == doctest::Approx(0.469 * 4 * x.size()).epsilon(0.01));
+          }
+}
+
+TEST_CASE("ways: a take by ids with the name of the axis sends no more for its gradient, too") {
+  const Axis N("n", 4001), M("m", 8);
+  const Mapping cut{{"n", "data"}, {"b", "data"}};
+  auto x = (table(N, M) % 7.f - 3.f).eval();
+  auto both = [](const NamedArray& x, const NamedArray& ids) {
+    auto slope = grad([&](const NamedArray& x) { return sum(square(take(x, "n", ids))); })(x);
+    return sum(take(x, "n", ids)) + slope;
+  };
+  auto bytes = [&](int devices, const char* name) {
+    auto ids = (arange({Axis(name, 4001)}, {.dtype = DType::i32}) * 37 % 4001).eval();
+    return sent(devices, both, cut, cut, x, ids).value;
+  };
+  for (int devices : {2, 4, 8}) CHECK(bytes(devices, "n") <= bytes(devices, "b"));
+}
+
 TEST_CASE("ways: what is folded into a table by ids that are cut is what one device makes of it") {
   const Axis N("n", 4001), B("b", 4003), M("m", 8);
   auto x = (table(N, M) % 7.f - 3.f).eval(), u = (arange({B, M}, {.dtype = DType::f32}) % 5.f - 2.f).eval();

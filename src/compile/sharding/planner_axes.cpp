@@ -24,8 +24,8 @@ NodePtr Planner::otherwise(int n) {
   for (auto& a : me.in[0]->axes)
     if (along(me, 0, a.name).way == Along::Way::whole)
       if (auto made = by_blocks(me, a.name, me.in.size() == 1 && has(me.axes, a.name))) return made;
-  for (auto& [axis, cut] : wish(n).dims)   // all of an axis that its operand lacks
-    if (!has(me.in[0]->axes, axis) && along(me, kResultSide, axis).way == Along::Way::whole)
+  for (auto& [axis, cut] : wish(n).dims)   // all of an axis that its operand lacks, or has made of numbers
+    if ((!has(me.in[0]->axes, axis) || generated(operand(n, 0))) && along(me, kResultSide, axis).way == Along::Way::whole)
       if (auto made = prim::by_blocks(ptr(n), axis, ranks(mesh_, cut))) return made;
   return nullptr;
 }
