@@ -2,7 +2,7 @@
 // flags that allow the instructions. Nothing here has external linkage but libc and libm, so that the linker can never mix the
 // copies.
 #include <math.h>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
