@@ -143,6 +143,15 @@ class FusedStep final : public CompiledStep {
     void whole(std::int64_t box, std::int64_t first, std::int64_t end) {
       tile_.set_outer(plan_, box);
       if (box + 1 < end) next_.set_outer(plan_, box + 1);
+      const std::int64_t shown = plan_.row_masks.empty() ? plan_.inner_points : points_shown();
+      walk(box, first, end, shown);
+      if (shown == plan_.inner_points) return;
+      if (hides_more_) walk(box, first, end, plan_.inner_points);
+      else fill_ends();
+    }
+    // Of a row, or of several, the first so many inner points.
+    void walk(std::int64_t box, std::int64_t first, std::int64_t end, std::int64_t shown) {
+      shown_ = shown < plan_.inner_points ? shown : 0, hides_more_ = false;
       for (std::size_t r = 0; r < plan_.reductions.size(); ++r) plan_.reductions[r].init(accumulator(r), tile_.outer);
       const std::size_t last_walk = plan_.last_walk();
       for (std::size_t level = 0; level < static_cast<std::size_t>(plan_.levels); ++level) {
@@ -153,6 +162,7 @@ class FusedStep final : public CompiledStep {
                   : level == 0 && box == first                                     ? next_tile
                                                                                    : nothing;
         sweep(level, 0, plan_.inner_boxes);
+        if (hides_more_) return;
       }
       play(plan_.outer_stores);
     }
@@ -199,9 +209,51 @@ class FusedStep final : public CompiledStep {
       if (tape.empty()) return;
       for (std::int64_t box = first; box < last; ++box) {
         tile_.set_inner(plan_, box);
+        if (shown_ > 0) tile_.inner = tile_.size[plan_.dims - 1] = shown_;
         ahead_.drop();
         play(tape);
       }
+    }
+    // What any mask shows of the row, and some points more: the last one stands for those that are left out.
+    std::int64_t points_shown() const {
+      constexpr std::int64_t unit = 16, far = std::int64_t(1) << 29;
+      std::int64_t most = 0;
+      for (const RowMask& mask : plan_.row_masks) {
+        std::int64_t value = mask.constant, step = 0;
+        bool near = true;
+        for (auto [number, sign] : mask.positions) {
+          const Access& iota = plan_.accesses[static_cast<std::size_t>(number)];
+          std::int64_t at = step_.bases_[static_cast<std::size_t>(number)].start;
+          for (int d = 0; d < plan_.outer_dims; ++d) at += tile_.at[d] * iota.strides[static_cast<std::size_t>(d)];
+          near &= std::abs(at) < far;              // sums of such have no end to come in at again
+          value += sign * at, step -= sign * iota.strides[static_cast<std::size_t>(plan_.dims - 1)];
+        }
+        if (!near) return plan_.inner_points;
+        const std::int64_t points = mask.or_equal ? value / step + 1 : (value + step - 1) / step;
+        most = std::max(most, value < 0 ? 0 : points);
+      }
+      const std::int64_t shown = (most / unit + 1) * unit;
+      return std::min(shown, plan_.inner_points);
+    }
+    void fill_ends() {
+      const std::int64_t left = plan_.inner_points - shown_;
+      for (int number : plan_.filled) {
+        const Access& access = plan_.accesses[static_cast<std::size_t>(number)];
+        const std::int64_t bytes = haliax::bytes_of(access.dtype), step = access.strides[static_cast<std::size_t>(plan_.dims - 1)];
+        std::int64_t last = (shown_ - 1) * step;
+        for (int d = 0; d < plan_.outer_dims; ++d) last += tile_.at[d] * access.strides[static_cast<std::size_t>(d)];
+        repeat(step_.bases_[static_cast<std::size_t>(number)].memory + last * bytes, bytes, step, left);
+      }
+    }
+    // Writes x to the n places behind it.
+    static void repeat(std::byte* x, std::int64_t bytes, std::int64_t step, std::int64_t n) {
+      auto as = [&](auto type) {
+        using T = decltype(type);
+        T* to = reinterpret_cast<T*>(x);
+        if (step == 1 && *to == 0) std::memset(to + 1, 0, static_cast<std::size_t>(n) * sizeof(T));
+        else for (std::int64_t k = 1; k <= n; ++k) to[k * step] = *to;
+      };
+      bytes == 1 ? as(std::uint8_t()) : bytes == 2 ? as(std::uint16_t()) : bytes == 4 ? as(std::uint32_t()) : as(std::uint64_t());
     }
     void play(const Tape& tape) {
       for (const Op& op : tape) play(op);
@@ -261,11 +313,19 @@ class FusedStep final : public CompiledStep {
             expand<std::uint64_t>(value(op.out), value(op.in[0]), rows(), columns(), op.from[0] == plan_.row());
           return;
         case Op::splat: return splat(op, value(op.out), value(op.in[0]), n);
+        case Op::zero: return expect_zero(op);
         case Op::recode:
           op.store_run(value(op.in[1]), value(op.in[0]), 1, n);
           op.load_run(value(op.out), value(op.in[1]), 1, n);
           return;
       }
+    }
+    // At the point that stands for those left out.
+    void expect_zero(const Op& op) {
+      const void* x = value(op.in[0]);
+      const auto last = tile_.inner - 1;
+      const bool is_zero = cpu::bytes_of(op.lane) == 4 ? static_cast<const float*>(x)[last] == 0 : static_cast<const double*>(x)[last] == 0;
+      hides_more_ |= shown_ > 0 && !is_zero;
     }
     void call(const Op& op, void* out, const void* const* in, std::int64_t n) {
       if (op.fetching) op.fetching(out, in, n, ahead_);
@@ -452,6 +512,8 @@ class FusedStep final : public CompiledStep {
     int pitched_ = -1;               // the value that is memory, whose rows lie apart
     std::int64_t pitch_ = 0;
     Tile tile_, next_;
+    std::int64_t shown_ = 0;         // points of the row; 0: all
+    bool hides_more_ = false;        // than zeros
     enum { nothing, next_tile, next_row } soon_ = next_tile;
     Ahead ahead_;
   };

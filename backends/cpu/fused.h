@@ -7,6 +7,7 @@
 // inner boxes.
 #pragma once
 #include "kernels.h"
+#include "masked_rows.h"
 #include "step.h"
 #include "workspace.h"
 
@@ -40,7 +41,7 @@ struct PointOp {
 };
 
 struct Op {
-  enum Kind : std::uint8_t { map, map_rows, load, iota, store, reduce, pick, poke, finish, expand, splat, recode, assembled };
+  enum Kind : std::uint8_t { map, map_rows, load, iota, store, reduce, pick, poke, finish, expand, splat, recode, assembled, zero };
   Kind kind = map;
   Extent extent = Extent::one;             // how many values
   bool outer_access = false;               // load, store, iota: at the outer point
@@ -130,6 +131,8 @@ struct FusedPlan {
   std::vector<Tape> outer, inner;  // by level
   Tape outer_stores;
   std::vector<AssembledOps> assembled;
+  std::vector<RowMask> row_masks;              // of accesses: what is after the points they show is filled in
+  std::vector<int> filled;                     // accesses of stores
   int levels = 1;
   std::size_t last_walk() const {  // the level of the last sweep over the inner points
     std::size_t level = inner.size();

@@ -31,6 +31,7 @@ bool stays_narrow(Code c, DType dtype) {
          c == Code::shift_right || (floating && (c == Code::neg || c == Code::abs || c == Code::sign)) || gives_bool(c);
 }
 constexpr std::int64_t rows_bytes = 160 * 1024;   // registers for several rows at once: well inside the second cache
+constexpr std::int64_t long_row = 512;             // a part of it is worth more than it costs to find
 constexpr std::int64_t near_points = 1 << 20;      // of what the step before has left in the caches
 Code combining(Code store) { return store == Code::store_add ? Code::add : store == Code::store_max ? Code::max : Code::min; }
 
@@ -46,6 +47,7 @@ class Planner {
     choose_rows();
     read_views();
     choose_order();
+    find_masks();
     choose_boxes();
     classify();
     plan_.stays = plan_.levels > 1 && plan_.inner_points * plan_.outer_box <= 1 << 16;
@@ -227,6 +229,17 @@ class Planner {
     for (int d = 0; d < plan_.dims; ++d) (d < plan_.outer_dims ? plan_.outer_points : plan_.inner_points) *= plan_.size[d];
   }
 
+  void find_masks() {
+    if (plan_.lanes || plan_.serial || points_ || !reduces_ || plan_.dims != plan_.outer_dims + 1 || plan_.inner_points < long_row) return;
+    int row = outer_;
+    while (fused_.dims[static_cast<std::size_t>(row)] == 1) ++row;
+    masked_ = masked_rows(fused_, row);
+    if (!masked_) return;
+    for (auto& mask : masked_->masks)
+      for (auto [iota, sign] : mask.positions)
+        if (!info(iota).needed) return masked_.reset();
+  }
+
   // Lanes when more of what is read and written is contiguous along an outer dimension than along an inner one; that dimension goes last.
   void choose_layout(std::vector<std::size_t>& outer, const std::vector<std::size_t>& inner) {
     if (outer.empty() || inner.empty() || plan_.serial || points_) return;
@@ -292,7 +305,8 @@ class Planner {
       bool keep = may_keep_ && p.inner_points <= 4 * tile_;
       p.inner_box = cut(p.outer_dims, p.dims, keep ? std::max<std::int64_t>(1, p.inner_points) : tile_);
       std::int64_t rows = p.inner_box * 4 <= tile_ ? tile_ / p.inner_box : 1;
-      if (may_join_) rows = std::max(rows, std::min(rows_at_once(), p.outer_points / 16));
+      if (masked_) rows = 1;   // each as far as its own masks show it
+      else if (may_join_) rows = std::max(rows, std::min(rows_at_once(), p.outer_points / 16));
       p.outer_box = cut(0, p.outer_dims, p.inner_box < p.inner_points ? 1 : rows);
     }
     p.inner_box = p.outer_box = 1;
@@ -626,6 +640,29 @@ class Planner {
     op.store_run = kernels().store(in.view.dtype);
     into.push_back(op);
   }
+  // Rows are walked as far as their masks show them, if nothing is stored before it is known what lies behind. What must be 0 there.
+  std::vector<int> hide_ends(int last_sweep) {
+    FusedPlan& p = plan_;
+    if (!masked_ || !p.keep || p.chunks > 1) return {};
+    bool stores = false;
+    for (auto& in : fused_.code) stores |= is_store(in.code) && in.inner;
+    for (int i : masked_->zero)
+      if (!info(i).inner || (stores && info(i).level >= last_sweep)) return {};
+    p.row_masks = masked_->masks;
+    for (auto& mask : p.row_masks)
+      for (auto& [iota, sign] : mask.positions) iota = info(iota).access;
+    for (int i = 0; i < count(); ++i)
+      if (is_store(instr(i).code) && instr(i).inner) p.filled.push_back(info(i).access);
+    return masked_->zero;
+  }
+  void emit_zero(int i) {
+    Op op;
+    op.kind = Op::zero;
+    op.extent = Extent::full;
+    op.lane = lane_of(instr(i).dtype);
+    op.in[0] = filled(i, Extent::full, level_);
+    plan_.inner[static_cast<std::size_t>(level_)].push_back(op);
+  }
   bool is_loaded(int slot) {  // may any load see what is written to this slot?
     for (int i = 0; i < count(); ++i)
       if (info(i).needed && instr(i).code == Code::load && same_memory(context_, instr(i).view.slot, slot)) return true;
@@ -642,6 +679,7 @@ class Planner {
       if (is_reduce(instr(i).code)) last_sweep = std::max(last_sweep, info(i).level - 1);
       if (is_store(instr(i).code) && (every_ || instr(i).inner)) last_sweep = std::max(last_sweep, info(i).level);
     }
+    const auto zero = hide_ends(last_sweep);
     std::vector<bool> made(fused_.code.size(), false);
     for (level_ = 0; level_ < p.levels; ++level_) {
       for (int i = 0; i < count(); ++i)
@@ -672,6 +710,8 @@ class Planner {
         }
         if (is_reduce(in.code) && info(i).level == level_ + 1 && !no_inner_) emit_reduce(i, level_);
       }
+      for (int i : zero)
+        if (info(i).level == level_) emit_zero(i);
       std::reverse(stores.begin(), stores.end());
       Tape writes;
       for (int i : stores) emit_inner_store(i, writes);
@@ -729,6 +769,7 @@ class Planner {
   bool points_ = false;  // some matter at one point of a row
   bool flat() const { return every_ && outer_ == 0; }
   int outer_ = 0, level_ = 0;
+  std::optional<MaskedRows> masked_;
   FusedPlan plan_;
   std::vector<Info> info_;
   std::map<std::tuple<int, Extent, int>, int> filled_;

@@ -1,0 +1,126 @@
+// Rows are walked as far as masks of positions show them, and are what they are as a whole.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "backends/cpu/fused.h"
+#include "haliax/haliax.h"
+
+using namespace haliax;
+using program::Code;
+using program::Fused;
+using program::Instr;
+
+namespace {
+
+const Axis Q("q", 530), K("k", 600);                 // some rows see all keys, the last points are no whole vector
+using Mask = std::function<NamedArray(const NamedArray& q, const NamedArray& k)>;
+
+// f of masked scores: made of positions, it is what it is of a mask that is given.
+void same(const char* name, const Mask& mask, const std::function<Leaves(const NamedArray& seen, const NamedArray& x)>& f,
+          const NamedArray& x) {
+  CAPTURE(name);
+  auto seen = [mask] { return mask(broadcast_axis(arange(Q), K), broadcast_axis(arange(K), Q)); };
+  auto got = jit([=](const NamedArray& x) { return f(seen(), x); })(x);
+  auto want = jit(f)(seen().eval(), x);
+  REQUIRE(got.size() == want.size());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    CAPTURE(i);
+    CHECK(all(isnan(got[i]) == isnan(want[i])).item() == 1);
+    auto far = where(isnan(want[i]) | (got[i] == want[i]), 0.f, abs(got[i] - want[i]));
+    CHECK(max(far).item() <= 2e-6 * (1 + max(where(isfinite(want[i]), abs(want[i]), 0.f)).item()));
+  }
+}
+
+// A softmax over the second of two dims, instruction by instruction; `hidden`: what stands where the mask does not hold.
+struct Softmax {
+  Fused fused{{64, 600}, 1, {}};
+  int exp = 0;
+  int add(Instr i, bool inner = true) {
+    i.inner = inner;
+    fused.code.push_back(i);
+    return int(fused.code.size()) - 1;
+  }
+  int load() {
+    Instr i{.code = Code::load};
+    i.view.strides = {600, 1};
+    return add(i);
+  }
+  Softmax(bool shows_first, bool loads_hidden, Code top = Code::reduce_max) {
+    int q = add({.code = Code::iota, .dtype = DType::i32, .dim = 0}, false), k = add({.code = Code::iota, .dtype = DType::i32, .dim = 1});
+    int seen = add({.code = Code::less_equal, .dtype = DType::boolean, .args = {shows_first ? k : q, shows_first ? q : k, -1, -1}});
+    int hidden = loads_hidden ? load() : add({.code = Code::constant, .number = -1e9}, false);
+    int x = add({.code = Code::select, .args = {seen, load(), hidden, -1}});
+    int most = add({.code = top, .args = {x, -1, -1, -1}}, false);
+    exp = add({.code = Code::exp, .args = {add({.code = Code::sub, .args = {x, most, -1, -1}}), -1, -1, -1}});
+    int sum = add({.code = Code::reduce_sum, .args = {exp, -1, -1, -1}}, false);
+    Instr store{.code = Code::store, .args = {add({.code = Code::div, .args = {exp, sum, -1, -1}}), -1, -1, -1}};
+    store.view.slot = 1, store.view.strides = {600, 1};
+    add(store);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("cpu masked rows: what hides the end of a row is found") {
+  Softmax causal(true, false);
+  auto rows = cpu::masked_rows(causal.fused, 1);
+  REQUIRE(rows);
+  CHECK(rows->masks.size() == 1);
+  CHECK(rows->masks[0].or_equal);
+  CHECK(rows->zero == std::vector{causal.exp});
+  auto plan = cpu::plan_fused(causal.fused, nullptr);
+  CHECK(plan.row_masks.size() == 1);
+  CHECK(plan.filled.size() == 1);
+  CHECK(!cpu::masked_rows(Softmax(false, false).fused, 1));   // the start of a row is hidden
+  CHECK(!cpu::masked_rows(Softmax(true, true).fused, 1));     // hidden points differ
+  CHECK(!cpu::masked_rows(Softmax(true, false, Code::reduce_prod).fused, 1));
+}
+
+TEST_CASE("cpu masked rows: softmax and its gradient, of masks of many kinds") {
+  const float none = std::numeric_limits<float>::infinity();
+  auto softmax_of = [](float fill) {
+    return [fill](const NamedArray& seen, const NamedArray& x) {
+      auto f = [&](const NamedArray& x) { return softmax(where(seen, x, fill), "k"); };
+      auto slope = grad([&](const NamedArray& x) { return sum(sin(f(x)) * x); })(x);
+      return Leaves{f(x), slope, max(where(seen, x, fill), "k"), logsumexp(where(seen, x, fill), "k"), sum(where(seen, x, 0.f), "k")};
+    };
+  };
+  auto x = random::normal(random::key(1), {Q, K}).eval();
+  const std::pair<const char*, Mask> masks[] = {
+      {"causal", [](auto& q, auto& k) { return k <= q; }},
+      {"before", [](auto& q, auto& k) { return k < q; }},                     // the first row sees nothing
+      {"late", [](auto& q, auto& k) { return k <= q - 100; }},
+      {"early", [](auto& q, auto& k) { return k + 3 <= q + 80; }},
+      {"all", [](auto& q, auto& k) { return k < q + 600; }},
+      {"none", [](auto& q, auto& k) { return k < q - 600; }},
+      {"window", [](auto& q, auto& k) { return (k <= q) & (q - k < 200); }},
+      {"prefix", [](auto& q, auto& k) { return (k <= q) | (k < 300); }},
+      {"one in three", [](auto& q, auto& k) { return (k <= q) & (k % 3 == 0); }},
+      {"steps", [](auto& q, auto& k) { return 2 * k <= q; }},
+      {"twice", [](auto& q, auto& k) { return k + k <= q + q + 7; }},
+      {"later", [](auto& q, auto& k) { return k >= q; }},
+  };
+  for (auto& [name, mask] : masks)
+    for (float fill : {-1e9f, -none, -5.f, 0.f}) {
+      CAPTURE(fill);
+      same(name, mask, softmax_of(fill), x);
+    }
+}
+
+TEST_CASE("cpu masked rows: bf16, what is not a number in hidden places, two masks") {
+  auto x = random::normal(random::key(2), {Q, K}).eval();
+  const Mask causal = [](auto& q, auto& k) { return k <= q; };
+  auto weights = [](const NamedArray& seen, const NamedArray& x) { return Leaves{softmax(where(seen, x, -1e9f), "k")}; };
+  auto narrow = x.astype(DType::bf16).eval();
+  same("bf16", causal, [=](const NamedArray& seen, const NamedArray& x) { return Leaves{weights(seen, x)[0].astype(DType::f32)}; }, narrow);
+  auto odd = where(broadcast_axis(arange(K), Q) > broadcast_axis(arange(Q), K), std::nanf(""), x).eval();
+  same("nan", causal, weights, odd);
+  for (int more : {0, 40, -40})
+    same("two", [=](auto& q, auto& k) { return k <= q + more; }, [](const NamedArray& seen, const NamedArray& x) {
+      auto causal = broadcast_axis(arange(K), Q) <= broadcast_axis(arange(Q), K);
+      return Leaves{max(where(seen, x, -3.f) + where(causal, x - 50.f, -2.f), "k")};
+    }, x);
+}
