@@ -112,7 +112,9 @@ class NamedArray {
   NamedArray dot(const NamedArray& other, const AxisSelection&, SourceLocation = SourceLocation::current()) const;
   NamedArray rename(std::initializer_list<std::pair<Name, Name>>, SourceLocation = SourceLocation::current()) const;
   NamedArray rename(const AxisSelector& from, const AxisSelector& to, SourceLocation = SourceLocation::current()) const;
+  NamedArray rearrange(std::initializer_list<AxisSelector> order, SourceLocation = SourceLocation::current()) const;
   NamedArray rearrange(const Names& order, SourceLocation = SourceLocation::current()) const;
+  NamedArray rearrange(const Axes& order, SourceLocation = SourceLocation::current()) const;
   NamedArray rearrange(std::string_view spec, SourceLocation = SourceLocation::current()) const;
   NamedArray broadcast_axis(const AxisSpec&, SourceLocation = SourceLocation::current()) const;
   NamedArray broadcast_to(const AxisSpec&, SourceLocation = SourceLocation::current()) const;

@@ -122,6 +122,7 @@ struct CustomOp {
 class CustomFunction {
  public:
   NamedArray operator()(Arr x, const AxisSelection& along = Names{}) const;
+  NamedArray operator()(std::initializer_list<Arr> operands, const AxisSelection& along = Names{}) const;
   NamedArray operator()(const std::vector<Arr>& operands, const AxisSelection& along = Names{}) const;
 
  private:

@@ -111,7 +111,10 @@ NamedArray einsum(std::string_view spec, std::initializer_list<Arr>,
 NamedArray rename(Arr, std::initializer_list<std::pair<Name, Name>>);
 NamedArray rename(Arr, const AxisSelector& from, const AxisSelector& to);
 NamedArray rename(Arr, const std::vector<std::pair<Name, Name>>&);
-NamedArray rearrange(Arr, const Names& order);                                           // "..." stands for what is not named
+// "..." stands for what is not named. An Axis also checks the size.
+NamedArray rearrange(Arr, std::initializer_list<AxisSelector> order);
+NamedArray rearrange(Arr, const Names& order);
+NamedArray rearrange(Arr, const Axes& order);
 NamedArray rearrange(Arr, std::string_view spec, const std::vector<std::pair<std::string, AxisSelector>>& bindings = {});
 NamedArray broadcast_axis(Arr, const AxisSpec&);                                         // new axes come first
 NamedArray broadcast_to(Arr, const AxisSpec&, bool ensure_order = true, bool enforce_no_extra_axes = true);

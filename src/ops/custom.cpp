@@ -211,6 +211,9 @@ void check(const CustomOp& user) {
 }  // namespace
 
 NamedArray CustomFunction::operator()(Arr x, const AxisSelection& along) const { return call(*op_, {std::move(x)}, along); }
+NamedArray CustomFunction::operator()(std::initializer_list<Arr> operands, const AxisSelection& along) const {
+  return call(*op_, operands, along);
+}
 NamedArray CustomFunction::operator()(const std::vector<Arr>& operands, const AxisSelection& along) const {
   return call(*op_, operands, along);
 }

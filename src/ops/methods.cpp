@@ -70,7 +70,11 @@ NamedArray NamedArray::rename(std::initializer_list<std::pair<Name, Name>> renam
 NamedArray NamedArray::rename(const AxisSelector& from, const AxisSelector& to, SourceLocation at) const {
   return haliax::rename(Arr(*this, at), from, to);
 }
+NamedArray NamedArray::rearrange(std::initializer_list<AxisSelector> order, SourceLocation at) const {
+  return haliax::rearrange(Arr(*this, at), order);
+}
 NamedArray NamedArray::rearrange(const Names& order, SourceLocation at) const { return haliax::rearrange(Arr(*this, at), order); }
+NamedArray NamedArray::rearrange(const Axes& order, SourceLocation at) const { return haliax::rearrange(Arr(*this, at), order); }
 NamedArray NamedArray::rearrange(std::string_view spec, SourceLocation at) const {
   return haliax::rearrange(Arr(*this, at), spec);
 }

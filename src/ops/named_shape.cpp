@@ -118,6 +118,21 @@ NamedArray rearrange(Arr x, const Names& order) {
   auto [here, n] = Call("rearrange", x);
   return constrained("rearrange", wrap(arranged(n, rearrange_for_partial_order(order, visible(*n), context().origin.at))));
 }
+NamedArray rearrange(Arr x, std::initializer_list<AxisSelector> order) {
+  auto [here, n] = Call("rearrange", x);
+  Names names;
+  for (auto& a : order) {
+    if (a.size >= 0) axis_of("rearrange", n, a);
+    names.push_back(a.name);
+  }
+  return rearrange(x, names);
+}
+NamedArray rearrange(Arr x, const Axes& order) {
+  auto [here, n] = Call("rearrange", x);
+  Names names;
+  for (auto& a : order) names.push_back(axis_of("rearrange", n, a).name);
+  return rearrange(x, names);
+}
 NamedArray broadcast_axis(Arr x, const AxisSpec& axes) { return broadcasted("broadcast_axis", x, axes, true, false); }
 NamedArray broadcast_to(Arr x, const AxisSpec& axes, bool ensure_order, bool enforce_no_extra_axes) {
   return broadcasted("broadcast_to", x, axes, ensure_order, enforce_no_extra_axes);

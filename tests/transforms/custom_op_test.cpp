@@ -421,6 +421,7 @@ TEST_CASE("custom ops say what is wrong with a call, where it is written") {
   raises([&] { return smoothed(x[2], "n"); }, {"[smoothed] takes f32 or f64, not i32"});
   raises([&] { return histogram({x[0], x[0]}, {"n", Bin}); }, {"[histogram] takes (i32, f32), not (f32, f32)"});
   raises([&] { return clipped(x[0]); }, {"[clipped] takes 2 operands, and 1 is given"});
+  raises([&] { return histogram({x[2]}, {"n", Bin}); }, {"[histogram] takes 2 operands, and 1 is given"});
   raises([&] { return clipped({x[0], NamedArray()}); }, {"[clipped]", "empty NamedArray"});
   raises(
       [&] {
