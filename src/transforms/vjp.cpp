@@ -27,7 +27,8 @@ struct Residuals {
     auto varies = [&](const Node& n) { return n.varies_with(index); };
     walk(values_of(l, body), varies, [&](const NodePtr& n, Nodes& todo) {
       forward.insert(n.get());
-      bool of_dot = n->op->kind == Kind::contract || (n->op->kind == Kind::view && read_by_dot.count(n.get()));
+      bool shows = n->op->kind == Kind::view || n->op->kind == Kind::wrap;
+      bool of_dot = n->op->kind == Kind::contract || (shows && read_by_dot.count(n.get()));
       for (auto& x : n->in) if (of_dot) read_by_dot.insert(x.get());
       append(todo, n->in);
     });

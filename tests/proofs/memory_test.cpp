@@ -61,6 +61,27 @@ TEST_CASE("proof: with scratch, still no buffer of tokens x vocab") {
   CHECK(step.report().arena_bytes < Tokens.size * Vocab.size * 4 / 2);
 }
 
+TEST_CASE("proof: a loop over layers keeps the weights that a product reads, and no exp is made twice") {
+  const Axis Layers("layers", 3), Pos("pos", 16), Size("d", 8);
+  auto x = random::normal(random::key(1), {Pos, Size}).eval(), w = random::normal(random::key(2), {Layers, Size}).eval();
+  auto attend = [](const NamedArray& x, const NamedArray& w) {
+    auto y = x * w, keys = rename(y, "pos", "key");
+    return dot(softmax(dot(y, keys, "d"), "key"), keys, "key");
+  };
+  auto g = grad([&](const NamedArray& w) { return sum(square(fold(attend, "layers")(x, w))); })(w);
+  Compilation c{{g.node()}, {}};
+  run(c);
+  int exps = 0;
+  auto count = [&](auto& self, const std::vector<program::Step>& steps) -> void {
+    for (auto& s : steps) {
+      self(self, s.loop.body);
+      for (auto& i : s.fused.code) exps += i.code == program::Code::exp;
+    }
+  };
+  count(count, c.program->steps);
+  CHECK(exps == 1);
+}
+
 TEST_CASE("proof: checkpointed loops keep less") {
   const Axis Layers{"layers", 16}, E{"embed", 16}, Batch{"batch", 512};
   const auto w = random::normal(random::key(5), {Layers, E, E.alias("out")}).eval(),
