@@ -216,7 +216,7 @@ class FusedStep final : public CompiledStep {
     }
     // What any mask shows of the row, and some points more: the last one stands for those that are left out.
     std::int64_t points_shown() const {
-      constexpr std::int64_t unit = 16, far = std::int64_t(1) << 29;
+      constexpr std::int64_t unit = 16;
       std::int64_t most = 0;
       for (const RowMask& mask : plan_.row_masks) {
         std::int64_t value = mask.constant, step = 0;
@@ -225,8 +225,9 @@ class FusedStep final : public CompiledStep {
           const Access& iota = plan_.accesses[static_cast<std::size_t>(number)];
           std::int64_t at = step_.bases_[static_cast<std::size_t>(number)].start;
           for (int d = 0; d < plan_.outer_dims; ++d) at += tile_.at[d] * iota.strides[static_cast<std::size_t>(d)];
-          near &= std::abs(at) < far;              // sums of such have no end to come in at again
-          value += sign * at, step -= sign * iota.strides[static_cast<std::size_t>(plan_.dims - 1)];
+          const std::int64_t stride = iota.strides[static_cast<std::size_t>(plan_.dims - 1)];
+          near &= std::abs(at) + std::abs(stride) * plan_.inner_points < far_position;
+          value += sign * at, step -= sign * stride;
         }
         if (!near) return plan_.inner_points;
         const std::int64_t points = mask.or_equal ? value / step + 1 : (value + step - 1) / step;

@@ -1,6 +1,7 @@
 #include "masked_rows.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace haliax::cpu {
 namespace {
@@ -94,7 +95,10 @@ class Analysis {
   }
   std::optional<RowMask> mask_of(const Instr& in) const {
     if (in.code != Code::less && in.code != Code::less_equal) return {};
-    auto mask = joined(sum_of(in.args[1], 1), sum_of(in.args[0], -1));
+    auto high = sum_of(in.args[1], 1), low = sum_of(in.args[0], -1);
+    for (auto* side : {&high, &low})
+      if (*side && ((*side)->positions.size() > 8 || std::abs((*side)->constant) >= far_position)) return {};
+    auto mask = joined(high, low);
     if (!mask) return {};
     std::int64_t step = 0;                           // from point to point of a row
     for (auto [i, sign] : mask->positions)

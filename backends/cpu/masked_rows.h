@@ -9,6 +9,8 @@
 
 namespace haliax::cpu {
 
+constexpr std::int64_t far_position = 1 << 26;       // nearer ones, and a few numbers, sum to no more than an i32 holds
+
 // It holds at the first points of a row: where `constant`, with these positions added or subtracted, is more than 0, or no less.
 struct RowMask {
   bool or_equal = false;

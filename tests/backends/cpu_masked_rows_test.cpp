@@ -48,8 +48,9 @@ struct Softmax {
     i.view.strides = {600, 1};
     return add(i);
   }
-  Softmax(bool shows_first, bool loads_hidden, Code top = Code::reduce_max) {
+  Softmax(bool shows_first, bool loads_hidden, Code top = Code::reduce_max, std::int64_t later = 0) {
     int q = add({.code = Code::iota, .dtype = DType::i32, .dim = 0}, false), k = add({.code = Code::iota, .dtype = DType::i32, .dim = 1});
+    q = add({.code = Code::add, .dtype = DType::i32, .args = {q, add({.code = Code::constant, .dtype = DType::i32, .integer = later}, false), -1, -1}}, false);
     int seen = add({.code = Code::less_equal, .dtype = DType::boolean, .args = {shows_first ? k : q, shows_first ? q : k, -1, -1}});
     int hidden = loads_hidden ? load() : add({.code = Code::constant, .number = -1e9}, false);
     int x = add({.code = Code::select, .args = {seen, load(), hidden, -1}});
@@ -77,6 +78,8 @@ TEST_CASE("cpu masked rows: what hides the end of a row is found") {
   CHECK(!cpu::masked_rows(Softmax(false, false).fused, 1));   // the start of a row is hidden
   CHECK(!cpu::masked_rows(Softmax(true, true).fused, 1));     // hidden points differ
   CHECK(!cpu::masked_rows(Softmax(true, false, Code::reduce_prod).fused, 1));
+  CHECK(cpu::masked_rows(Softmax(true, false, Code::reduce_max, 1000).fused, 1));
+  CHECK(!cpu::masked_rows(Softmax(true, false, Code::reduce_max, cpu::far_position).fused, 1));   // a sum may come in at the other end
 }
 
 TEST_CASE("cpu masked rows: softmax and its gradient, of masks of many kinds") {
