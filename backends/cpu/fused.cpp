@@ -143,15 +143,15 @@ class FusedStep final : public CompiledStep {
     void whole(std::int64_t box, std::int64_t first, std::int64_t end) {
       tile_.set_outer(plan_, box);
       if (box + 1 < end) next_.set_outer(plan_, box + 1);
-      const std::int64_t shown = plan_.row_masks.empty() ? plan_.inner_points : points_shown();
-      walk(box, first, end, shown);
-      if (shown == plan_.inner_points) return;
-      if (hides_more_) walk(box, first, end, plan_.inner_points);
-      else fill_ends();
+      // Where one row hid more than zeros, others will, too.
+      shown_ = plan_.row_masks.empty() || hides_more_ ? 0 : points_shown();
+      walk(box, first, end);
+      if (shown_ == 0) return;
+      if (!hides_more_) return fill_ends();
+      shown_ = 0;
+      walk(box, first, end);
     }
-    // Of a row, or of several, the first so many inner points.
-    void walk(std::int64_t box, std::int64_t first, std::int64_t end, std::int64_t shown) {
-      shown_ = shown < plan_.inner_points ? shown : 0, hides_more_ = false;
+    void walk(std::int64_t box, std::int64_t first, std::int64_t end) {
       for (std::size_t r = 0; r < plan_.reductions.size(); ++r) plan_.reductions[r].init(accumulator(r), tile_.outer);
       const std::size_t last_walk = plan_.last_walk();
       for (std::size_t level = 0; level < static_cast<std::size_t>(plan_.levels); ++level) {
@@ -162,7 +162,7 @@ class FusedStep final : public CompiledStep {
                   : level == 0 && box == first                                     ? next_tile
                                                                                    : nothing;
         sweep(level, 0, plan_.inner_boxes);
-        if (hides_more_) return;
+        if (shown_ > 0 && hides_more_) return;
       }
       play(plan_.outer_stores);
     }
@@ -214,7 +214,7 @@ class FusedStep final : public CompiledStep {
         play(tape);
       }
     }
-    // What any mask shows of the row, and some points more: the last one stands for those that are left out.
+    // What any mask shows of the row, and some points more: the last one stands for those that are left out. 0: all.
     std::int64_t points_shown() const {
       constexpr std::int64_t unit = 16;
       std::int64_t most = 0;
@@ -229,12 +229,12 @@ class FusedStep final : public CompiledStep {
           near &= std::abs(at) + std::abs(stride) * plan_.inner_points < far_position;
           value += sign * at, step -= sign * stride;
         }
-        if (!near) return plan_.inner_points;
+        if (!near) return 0;
         const std::int64_t points = mask.or_equal ? value / step + 1 : (value + step - 1) / step;
         most = std::max(most, value < 0 ? 0 : points);
       }
       const std::int64_t shown = (most / unit + 1) * unit;
-      return std::min(shown, plan_.inner_points);
+      return shown < plan_.inner_points ? shown : 0;
     }
     void fill_ends() {
       const std::int64_t left = plan_.inner_points - shown_;
@@ -514,7 +514,7 @@ class FusedStep final : public CompiledStep {
     std::int64_t pitch_ = 0;
     Tile tile_, next_;
     std::int64_t shown_ = 0;         // points of the row; 0: all
-    bool hides_more_ = false;        // than zeros
+    bool hides_more_ = false;        // than zeros: some row did
     enum { nothing, next_tile, next_row } soon_ = next_tile;
     Ahead ahead_;
   };

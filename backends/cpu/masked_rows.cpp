@@ -10,11 +10,8 @@ using program::Code;
 using program::Fused;
 using program::Instr;
 
-// What an instruction is behind all that the masks show of a row.
-struct Hidden {
-  enum { unknown, same, not_true, zero } is = unknown;   // same: at all points; zero: if all of `of` are
-  std::vector<int> of = {};
-};
+// What an instruction is behind all that the masks show of a row; same: at all points.
+enum class Hidden { unknown, same, not_true };
 
 class Analysis {
  public:
@@ -27,10 +24,10 @@ class Analysis {
         if (in.inner && !is_filled(in)) return {};
       } else if (in.code >= Code::reduce_sum && in.code <= Code::reduce_argmin) {
         if (!is_folded(in)) return {};
-        hidden_[i].is = Hidden::same;
+        hidden_[i] = Hidden::same;
       } else {
         hidden_[i] = of(in);
-        if (auto mask = mask_of(in)) out_.masks.push_back(*mask), hidden_[i].is = Hidden::not_true;
+        if (auto mask = mask_of(in)) out_.masks.push_back(*mask), hidden_[i] = Hidden::not_true;
       }
     }
     if (out_.masks.empty()) return {};
@@ -39,49 +36,39 @@ class Analysis {
 
  private:
   const Instr& arg(const Instr& in, int k) const { return fused_.code[std::size_t(in.args[k])]; }
-  const Hidden& hidden(const Instr& in, int k) const { return hidden_[std::size_t(in.args[k])]; }
+  Hidden hidden(const Instr& in, int k) const { return hidden_[std::size_t(in.args[k])]; }
   bool walks(const Instr& in) const {
     if (in.code == Code::iota) return in.dim == dim_ && in.stride != 0;
     return in.inner && std::size_t(dim_) < in.view.strides.size() && in.view.strides[std::size_t(dim_)] != 0;
   }
-  void require(const std::vector<int>& of) {
-    for (int v : of)
-      if (std::find(out_.zero.begin(), out_.zero.end(), v) == out_.zero.end()) out_.zero.push_back(v);
-  }
-  bool is_filled(const Instr& in) const { return in.code == Code::store && walks(in) && hidden(in, 0).is == Hidden::same; }
+  bool is_filled(const Instr& in) const { return in.code == Code::store && walks(in) && hidden(in, 0) == Hidden::same; }
   // The greatest is that of one of the hidden points as well as of all; of a sum nothing is missing if they are 0.
   bool is_folded(const Instr& in) {
-    auto& x = hidden(in, 0);
-    if (!arg(in, 0).inner) return false;
-    if (in.code == Code::reduce_max || in.code == Code::reduce_min) return x.is == Hidden::same;
-    if (in.code != Code::reduce_sum || x.is == Hidden::unknown || !is_float(in.dtype)) return false;
-    require(x.is == Hidden::zero ? x.of : std::vector{in.args[0]});
+    if (!arg(in, 0).inner || hidden(in, 0) != Hidden::same) return false;
+    if (in.code == Code::reduce_max || in.code == Code::reduce_min) return true;
+    if (in.code != Code::reduce_sum || !is_float(arg(in, 0).dtype)) return false;
+    out_.zero.push_back(in.args[0]);
     return true;
   }
+  // 0 times what is not known is not taken to be 0: that may be NaN.
   Hidden of(const Instr& in) const {
     int n = 0;
     while (n < 4 && in.args[n] >= 0) ++n;
-    if (n == 0) return {in.code != Code::constant && walks(in) ? Hidden::unknown : Hidden::same};
-    auto is = [&](int k, auto what) { return hidden(in, k).is == what; };
-    if (in.code == Code::bit_and && (is(0, Hidden::not_true) || is(1, Hidden::not_true))) return {Hidden::not_true};
-    if (in.code == Code::bit_or && is(0, Hidden::not_true) && is(1, Hidden::not_true)) return {Hidden::not_true};
-    if (in.code == Code::select && is(0, Hidden::not_true)) return hidden(in, 2);
-    bool all = true;
-    for (int k = 0; k < n; ++k) all &= is(k, Hidden::same) || is(k, Hidden::not_true);
-    if (all) return {Hidden::same};
-    const bool product = in.code == Code::mul, passes = product || in.code == Code::div || in.code == Code::neg || in.code == Code::cast;
-    for (int k = 0; k < (product ? 2 : passes ? 1 : 0); ++k) {
-      if (is(k, Hidden::zero)) return hidden(in, k);
-      if (product && is(k, Hidden::same) && arg(in, k).inner) return {Hidden::zero, {in.args[k]}};
-    }
-    return {};
+    if (n == 0) return in.code != Code::constant && walks(in) ? Hidden::unknown : Hidden::same;
+    auto is_not = [&](int k) { return hidden(in, k) == Hidden::not_true; };
+    if (in.code == Code::bit_and && (is_not(0) || is_not(1))) return Hidden::not_true;
+    if (in.code == Code::bit_or && is_not(0) && is_not(1)) return Hidden::not_true;
+    if (in.code == Code::select && is_not(0)) return hidden(in, 2);
+    for (int k = 0; k < n; ++k)
+      if (hidden(in, k) == Hidden::unknown) return Hidden::unknown;
+    return Hidden::same;
   }
 
   // Positions less positions; none: something else.
   std::optional<RowMask> sum_of(int i, int sign) const {
     auto& in = fused_.code[std::size_t(i)];
     if (in.dtype != DType::i32 && in.dtype != DType::i64) return {};
-    if (in.code == Code::constant) return RowMask{false, sign * in.integer, {}};
+    if (in.code == Code::constant && in.integer > -far_position && in.integer < far_position) return RowMask{false, sign * in.integer, {}};
     if (in.code == Code::iota) return RowMask{false, 0, {{i, sign}}};
     if (in.code == Code::cast) return sum_of(in.args[0], sign);
     if (in.code != Code::add && in.code != Code::sub) return {};

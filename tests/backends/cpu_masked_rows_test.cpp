@@ -121,6 +121,14 @@ TEST_CASE("cpu masked rows: bf16, what is not a number in hidden places, two mas
   same("bf16", causal, [=](const NamedArray& seen, const NamedArray& x) { return Leaves{weights(seen, x)[0].astype(DType::f32)}; }, narrow);
   auto odd = where(broadcast_axis(arange(K), Q) > broadcast_axis(arange(Q), K), std::nanf(""), x).eval();
   same("nan", causal, weights, odd);
+  same("nan beside the mask", causal, [=](const NamedArray& seen, const NamedArray& x) {   // 0 times NaN is NaN
+    return Leaves{sum(softmax(where(seen, x, -1e9f), "k") * odd, "k"), sum(where(seen, x, 0.f) * odd, "k")};
+  }, x);
+  const auto least = std::numeric_limits<int>::min();              // the bits of -0.f
+  auto whole = (arange(K) * 3 + broadcast_axis(arange(Q), K)).astype(DType::i32).eval();
+  same("i32", causal, [=](const NamedArray& seen, const NamedArray& x) {
+    return Leaves{sum((where(seen, x, least) * x).astype(DType::f32), "k"), sum(where(seen, x, least).astype(DType::f32), "k")};
+  }, whole);
   for (int more : {0, 40, -40})
     same("two", [=](auto& q, auto& k) { return k <= q + more; }, [](const NamedArray& seen, const NamedArray& x) {
       auto causal = broadcast_axis(arange(K), Q) <= broadcast_axis(arange(Q), K);
