@@ -66,6 +66,14 @@ std::vector<ScanOptions> ways() {
 
 }  // namespace
 
+TEST_CASE("scan: an array may be taken from by the number of the turn") {
+  const Axis T("t", 3), N("n", 5);
+  auto x = arange({T, N}, {.dtype = DType::f32}).eval();
+  auto by_turn = [T](const NamedArray& x) { return map([&](const NamedArray& t) { return take(x, "t", t) * 2.f; }, T)(arange(T)); };
+  CHECK(all(jit(by_turn)(x) == x * 2.f).item() == 1);
+  CHECK(all(grad([&](const NamedArray& x) { return sum(by_turn(x)); })(x) == 2.f).item() == 1);
+}
+
 TEST_CASE("scan: values, gradients, second derivatives and jvp, whatever is kept, unrolled or reversed") {
   auto p = problem();
   for (auto& o : ways()) {

@@ -115,7 +115,7 @@ struct Builder {
         bool memory = is_step(*n) || (is_view(*n) && !transparent(*n));
         // Filled in, not read: zeros, and what a carry starts from.
         bool filled = (n->op->accumulates && k == 0 && prim::is_number(x, 0)) || (n->op == &kLoop && prim::is_number(x));
-        bool term = x->op == &prim::kIndex || (is_view(*n) && k > 0 && prim::is_number(x));
+        bool term = is_view(*n) && (x->op == &prim::kIndex || (k > 0 && prim::is_number(x)));
         if (memory && !filled && !term) keep(x);
       }
     }
