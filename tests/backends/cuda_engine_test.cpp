@@ -421,6 +421,7 @@ TEST_CASE("cuda engine: a call takes as many bytes as are planned, on a card and
     }, {.backend = "cpu"})();
     auto f = devices > 1 ? named_jit(step, options) : jit(step, options);
     w = std::pair{place(w.first), place(w.second)};
+    for (auto& a : {x, also, w.first, w.second}) a.doubles();   // calls are queued: what they make is there now
     std::vector<std::int64_t> before;
     for (int d = 0; d < devices; ++d) before.push_back((cuda::held(d), cuda::held(d).now));
     auto out = f(w, x);
