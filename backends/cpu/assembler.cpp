@@ -562,11 +562,14 @@ class Assembler : Xbyak::CodeGenerator {
     vpsrad(q, n, 1);                             // in two factors, as 2^n itself may be none
     vpsubd(n, n, q);
     for (auto& power : {q, n}) {
-      vpaddd(power, power, literal(127u));
-      vpslld(power, power, 23);
+      to_power(power);
       vmulps(z, z, power);
     }
     vandps(z, z, scaled.z);
+  }
+  void to_power(const Vector& n) {                     // 2^n, of whole numbers
+    vpaddd(n, n, literal(127u));
+    vpslld(n, n, 23);
   }
   // z 2^n is exp(c); for c in [-104, 89]
   void exp_within(const Vector& z, const Vector& c, const Vector& n, const Vector& q) {
@@ -595,8 +598,7 @@ class Assembler : Xbyak::CodeGenerator {
     vminps(c.z, n.z, c.z);
     expm1_within(z, c.z, n.z, q.z);
     vcvtps2dq(n.z, n.z);
-    vpaddd(n.z, n.z, literal(127u));
-    vpslld(n.z, n.z, 23);
+    to_power(n.z);
     vsubps(q.z, n.z, literal(1.f));
     vfmadd213ps(z, n.z, q.z);                    // exp(2 |x|) - 1
     vaddps(q.z, z, literal(2.f));

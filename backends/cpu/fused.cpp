@@ -1,5 +1,6 @@
 // Runs the tapes of a fused step.
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 
 #include "assemble.h"

@@ -131,8 +131,8 @@ struct FusedPlan {
   std::vector<Tape> outer, inner;  // by level
   Tape outer_stores;
   std::vector<AssembledOps> assembled;
-  std::vector<RowMask> row_masks;              // of accesses: what is after the points they show is filled in
-  std::vector<int> filled;                     // accesses of stores
+  std::vector<RowMask> row_masks;              // their positions are accesses; none: rows are walked to their ends
+  std::vector<int> filled;                     // accesses of the stores whose hidden points are filled in
   int levels = 1;
   std::size_t last_walk() const {  // the level of the last sweep over the inner points
     std::size_t level = inner.size();

@@ -237,7 +237,7 @@ class Planner {
     if (!masked_) return;
     for (auto& mask : masked_->masks)
       for (auto [iota, sign] : mask.positions)
-        if (!info(iota).needed) return masked_.reset();
+        if (!info(iota).needed) return masked_.reset();   // it has no access
   }
 
   // Lanes when more of what is read and written is contiguous along an outer dimension than along an inner one; that dimension goes last.
@@ -640,7 +640,8 @@ class Planner {
     op.store_run = kernels().store(in.view.dtype);
     into.push_back(op);
   }
-  // Rows are walked as far as their masks show them, if nothing is stored before it is known what lies behind. What must be 0 there.
+  // Rows are walked as far as their masks show them, if nothing is stored (in place, say: Op::into) before the last sweep, when it is
+  // known what lies behind. What must be 0 there.
   std::vector<int> hide_ends(int last_sweep) {
     FusedPlan& p = plan_;
     if (!masked_ || !p.keep || p.chunks > 1) return {};

@@ -10,7 +10,7 @@ using program::Code;
 using program::Fused;
 using program::Instr;
 
-// What an instruction is behind all that the masks show of a row; same: at all points.
+// What is known of an instruction at the hidden points of a row: nothing, that they all have the same value, or that this is false.
 enum class Hidden { unknown, same, not_true };
 
 class Analysis {

@@ -10,6 +10,8 @@
 namespace haliax::prim {
 namespace {
 
+constexpr int far = 8;   // how deep a value is looked into
+
 // What a sort puts last.
 NodePtr last_of(DType d) { return is_float(d) ? number(std::numeric_limits<double>::quiet_NaN(), d) : extreme(d, true); }
 
@@ -145,7 +147,6 @@ struct Progression {
   std::int64_t start = 0, step = 0;
 };
 std::optional<Progression> run_of(const NodePtr& ids, int depth = 0) {
-  constexpr int far = 8;
   if (is_number(ids) && is_integer(ids->dtype)) return Progression{integer_of(ids->op == &kNumber ? *ids : *ids->in[0]), 0};
   if (ids->op == &kIota) return Progression{0, 1};
   if (depth == far || ids->axes.size() > 1) return {};
@@ -174,7 +175,6 @@ std::int64_t where_on(const Node& n, Name axis) {
 
 // May a device have only a part of x along this axis? Not where x is made of positions.
 bool may_be_cut(const NodePtr& x, Name axis, int depth = 0) {
-  constexpr int far = 8;
   if (!has(x->axes, axis) || is_free(x)) return false;
   if (depth == far || x->op->kind == Kind::leaf || x->op->kind == Kind::result) return true;
   for (std::size_t k = 0; k < x->in.size(); ++k)
@@ -397,7 +397,6 @@ NodePtr scatter_by_blocks(const NodePtr& n, Name axis, int) {
 }
 
 NodePtr pointwise_source(const NodePtr& n, const std::function<bool(const Node&)>& ends) {
-  constexpr int far = 8;
   auto below = [&](auto& self, const NodePtr& x, int depth) -> NodePtr {
     if (x->op->kind != Kind::map || depth == far || (depth && ends(*x))) return x;
     NodePtr one;

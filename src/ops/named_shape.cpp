@@ -104,6 +104,17 @@ NamedArray triangle(const char* op, const Arr& array, const AxisSelector& s1, co
   return wrap(kept_where(inside, x, with_hidden({x}, joined(without(visible(*x), {s.a, s.b}), {s.a, s.b}))));
 }
 
+// Rearranged, once the sizes that the order says are those of x.
+NamedArray selected(const Arr& x, const AxisSelection& order) {
+  auto [here, n] = Call("rearrange", x);
+  Names names;
+  for (auto& a : order.items()) {
+    if (a.size >= 0) axis_of("rearrange", n, a);   // "..." has none
+    names.push_back(a.name);
+  }
+  return rearrange(x, names);
+}
+
 }  // namespace
 
 // ---- names and order ----
@@ -118,21 +129,8 @@ NamedArray rearrange(Arr x, const Names& order) {
   auto [here, n] = Call("rearrange", x);
   return constrained("rearrange", wrap(arranged(n, rearrange_for_partial_order(order, visible(*n), context().origin.at))));
 }
-NamedArray rearrange(Arr x, std::initializer_list<AxisSelector> order) {
-  auto [here, n] = Call("rearrange", x);
-  Names names;
-  for (auto& a : order) {
-    if (a.size >= 0) axis_of("rearrange", n, a);
-    names.push_back(a.name);
-  }
-  return rearrange(x, names);
-}
-NamedArray rearrange(Arr x, const Axes& order) {
-  auto [here, n] = Call("rearrange", x);
-  Names names;
-  for (auto& a : order) names.push_back(axis_of("rearrange", n, a).name);
-  return rearrange(x, names);
-}
+NamedArray rearrange(Arr x, std::initializer_list<AxisSelector> order) { return selected(x, order); }
+NamedArray rearrange(Arr x, const Axes& order) { return selected(x, order); }
 NamedArray broadcast_axis(Arr x, const AxisSpec& axes) { return broadcasted("broadcast_axis", x, axes, true, false); }
 NamedArray broadcast_to(Arr x, const AxisSpec& axes, bool ensure_order, bool enforce_no_extra_axes) {
   return broadcasted("broadcast_to", x, axes, ensure_order, enforce_no_extra_axes);

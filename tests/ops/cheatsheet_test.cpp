@@ -71,6 +71,7 @@ TEST_CASE("docs/cheatsheet.md: arrays and ops") {
     CHECK(same(dot({x, y, z}, {"a", "b"}, {.out_axes = Names{"c", ellipsis}}), sum(x * y * z, {"a", "b"})));
     CHECK(names(broadcast_axis(x, Batch)) == Names{"batch", "a", "b", "c"});
     CHECK(names(rearrange(x, {"b", ellipsis, "a"})) == Names{"b", "c", "a"});
+    CHECK(names(rearrange(x, Names{"b", ellipsis, "a"})) == Names{"b", "c", "a"});
     CHECK(names(rearrange(x, {"c", Axis("a", 2), "b"})) == Names{"c", "a", "b"});
     CHECK(names(rearrange(y, {"b", "a"})) == Names{"b", "a"});
     CHECK(flatten_axes(x, {"a", "b"}, "ab").axes() == Axes{{"ab", 6}, {"c", 4}});

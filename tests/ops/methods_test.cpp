@@ -57,7 +57,8 @@ TEST_CASE("methods are the functions of their names") {
   CHECK(same(v.dot(v, "b"), dot(v, v, "b")));
   CHECK(same(v.rename({{"a", "b"}, {"b", "a"}}), rename(v, {{"a", "b"}, {"b", "a"}})));
   CHECK(same(v.rename(A, K), rename(v, A, K)));
-  CHECK(same(v.rearrange({"b", "a"}), rearrange(v, Names{"b", "a"})));
+  CHECK(same(v.rearrange(Names{"b", "a"}), rearrange(v, Names{"b", "a"})));
+  CHECK(same(v.rearrange({"b", "a"}), rearrange(v, {"b", "a"})));
   CHECK(same(v.rearrange({"b", "a"}).rearrange(v.axes()), v));
   CHECK(same(v.rearrange("a b -> (ab: a b)"), rearrange(v, "a b -> (ab: a b)")));
   CHECK(same(v.broadcast_axis(K), broadcast_axis(v, K)));
@@ -77,6 +78,7 @@ TEST_CASE("a method's error names the line that called it") {
   auto v = x();
   CHECK(has(message_of([&] { v.sum("c"); }), line()));
   CHECK(has(message_of([&] { v.max("c", {.where = v > 1.}); }), line()));
+  CHECK(has(message_of([&] { v.rearrange(Names{"b"}); }), line()));
   CHECK(has(message_of([&] { v.rearrange({"b"}); }), line()));
   CHECK(has(message_of([&] { v.rearrange({"a", B.resize(7)}); }), line()));
   CHECK(has(message_of([&] { v.rearrange(Axes{B.resize(7)}); }), "axis b"));

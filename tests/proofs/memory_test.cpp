@@ -5,6 +5,7 @@
 #include "haliax/jit.h"
 #include "ops/prim.h"
 #include "support/memory.h"
+#include "compile/memory/views.h"
 #include "compile/pipeline.h"
 
 using namespace haliax;
@@ -72,13 +73,9 @@ TEST_CASE("proof: a loop over layers keeps the weights that a product reads, and
   Compilation c{{g.node()}, {}};
   run(c);
   int exps = 0;
-  auto count = [&](auto& self, const std::vector<program::Step>& steps) -> void {
-    for (auto& s : steps) {
-      self(self, s.loop.body);
-      for (auto& i : s.fused.code) exps += i.code == program::Code::exp;
-    }
-  };
-  count(count, c.program->steps);
+  each_step(c.program->steps, [&](auto& s) {
+    for (auto& i : s.fused.code) exps += i.code == program::Code::exp;
+  });
   CHECK(exps == 1);
 }
 
