@@ -7,6 +7,9 @@
 #include "haliax/error.h"
 
 namespace haliax::prim {
+
+bool chooses(const Node& n) { return n.op->kind == Kind::map && n.op->code == Code::select; }
+
 namespace {
 
 bool is_point_wise(const Node& n) { return n.op->kind == Kind::map || (is_seen_through(n) && keeps_names(n)); }
@@ -131,7 +134,7 @@ class WhereFalse {
   }
   // The operand that is chosen there; none: that is not known.
   const NodePtr* chosen(const Node& n) {
-    if (n.op->code != Code::select || n.op->kind != Kind::map) return nullptr;
+    if (!chooses(n)) return nullptr;
     auto c = of(n.in[0]);
     return c && is_number(c) ? &n.in[is_number(c, 0) ? 2 : 1] : nullptr;
   }
@@ -216,7 +219,7 @@ Nodes masks_of(const NodePtr& x, Name axis) {
     auto n = std::move(todo.back());
     todo.pop_back();
     if (!has(n->axes, axis) || !is_point_wise(*n) || !seen.emplace(n.get(), true).second) continue;
-    if (n->op->kind == Kind::map && n->op->code == Code::select && has(n->in[0]->axes, axis)) out.push_back(n->in[0]);
+    if (chooses(*n) && has(n->in[0]->axes, axis)) out.push_back(n->in[0]);
     todo.insert(todo.end(), n->in.begin(), n->in.end());
   }
   return out;
@@ -265,6 +268,8 @@ NodePtr stays(const NodePtr& next, const NodePtr& before) {
   };
   auto known = [&](auto& self, const NodePtr& n) -> NodePtr {   // null: not, from how it is made
     if (n == before) return number(1, DType::boolean);
+    if (chooses(*n))
+      if (auto other = self(self, n->in[2])) return both(kBitAnd, other, is_not(n->in[0]));
     if (n->op->kind != Kind::map || n->in.size() != 2 || n->dtype != before->dtype) return nullptr;
     for (std::size_t k : {0u, 1u}) {
       auto& other = n->in[1 - k];

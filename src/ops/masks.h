@@ -16,6 +16,8 @@ struct BlocksOf {
 NodePtr may_hold(const NodePtr& mask, const BlocksOf&);
 // x where this mask is false, if that is the same all along the axis: without the axis. Null: it is not.
 NodePtr where_false(const NodePtr& x, const Node* mask, Name axis);
+// Does it read of each position one of two operands, as a condition says? NaN of the other does not come through.
+bool chooses(const Node&);
 // The masks that x, point by point, depends on: conditions of a choice, with the axis.
 Nodes masks_of(const NodePtr& x, Name axis);
 // In what the value of x (point by point made of s) is independent of s where the mask is false: it does not read it there, or it

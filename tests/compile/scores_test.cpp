@@ -88,6 +88,24 @@ TEST_CASE("scores: attention of many kinds") {
     return dot(where(keep, softmax(scores(p), "k"), 0.f) / 0.8f, p.value, "k");
   });
   walked("rows that see nothing", [](const Parts& p) { return dot(softmax(where(broadcast_axis(arange(Q) > 3, K), scores(p), -1e30f), "k"), p.value, "k"); });
+  const float least = -std::numeric_limits<float>::infinity();
+  const auto far = broadcast_axis(arange(Q), K) - arange(K);
+  for (auto& [what, seen] : {std::pair{"hidden again, rows", broadcast_axis(arange(Q) > 3, K)},
+                             std::pair{"hidden again, a window", causal() & (far < 4) & broadcast_axis(arange(Q) != 7, K)},
+                             std::pair{"hidden again, from the first key on", (far < -2) & (arange(K) > 5)}}) {
+    walked(what, [&](const Parts& p) { return dot(where(seen, softmax(where(seen, scores(p), least), "k"), 0.f), p.value, "k"); });
+    walked(what, [&](const Parts& p) {
+      auto s = where(seen, scores(p), least);
+      auto e = where(seen, exp(s - stop_gradient(max(s, "k"))), 0.f);
+      return dot(e, p.value, "k") / (1.f + sum(e, "k"));
+    });
+    walked(what, [&](const Parts& p) {
+      auto s = where(seen, scores(p), least);
+      auto top = stop_gradient(max(s, "k"));
+      auto e = exp(s - where(isfinite(top), top, 0.f));
+      return dot(where(seen, e / sum(e, "k"), 0.f), p.value, "k");
+    });
+  }
   walked("bf16, scores in f32", [](const Parts& p) {
     return nn::dot_product_attention("k", "d", p.query, p.key, p.value, {.attention_dtype = DType::f32});
   }, parts(DType::bf16), 2e-2);

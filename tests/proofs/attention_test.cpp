@@ -32,7 +32,7 @@ class Drawn {
     if (chance(2)) own.push_back(Axis("heads", 1 + below(3)));
     if (chance(3)) groups.push_back(Axis("group", 2));
     text += "; q " + std::to_string(Q.size) + ", k " + std::to_string(K.size) + ", " + to_string(own) + " " + to_string(groups);
-    choose(mask, 8, "mask"), choose(fill, 3, "fill"), choose(change, 6, "change"), choose(around, 6, "around"), choose(mesh, 6, "mesh");
+    choose(mask, 8, "mask"), choose(fill, 4, "fill"), choose(change, 6, "change"), choose(around, 6, "around"), choose(mesh, 6, "mesh");
     choose(heads, 6, "heads"), choose(beside, 12, "beside");
   }
   Parts parts() {
@@ -53,7 +53,7 @@ class Drawn {
     if (change == 1) s = s + p.bias;
     if (change == 2) s = tanh(s / 2.f) * 2.f;
     if (change == 3) s = s - 0.1f * distance;
-    const float low = fill == 0 ? -1e9f : fill == 1 ? -1e30f : -2.f;
+    const float low = fill == 0 ? -1e9f : fill == 1 ? -1e30f : fill == 2 ? -2.f : -std::numeric_limits<float>::infinity();
     if (mask > 0) s = where(seen(), s, low);
     NamedArray weights;
     if (change == 4) {                               // a sink
@@ -63,6 +63,7 @@ class Drawn {
     } else {
       weights = softmax(s, K);
     }
+    if (mask > 0 && fill == 3) weights = where(seen(), weights, 0.f);   // rows that see nothing are NaN before
     if (beside == 5) weights = weights - 0.3f * softmax(other, K);
     if (beside == 6) weights = weights - exp(other - logsumexp(other, K)) * mean(p.bias);
     if (beside == 7) weights = mixed(weights, p);

@@ -68,26 +68,31 @@ class LateRows {
   }
 
  private:
-  // x without its division by s, the sum of one of its factors e over `keys`: then `by` is s. Null: it has none.
-  static NodePtr undivided(const NodePtr& x, const Axes& keys, NodePtr& by) {
+  // x without its division by s, the sum of one of its factors e over `keys`: then `by` is s. Null: it has none. Behind a choice
+  // (`chosen`) no row may be 0 / 0, as that could be hidden: where e is NaN in place of 0, `by` is 1 in place of NaN.
+  static NodePtr undivided(const NodePtr& x, const Axes& keys, NodePtr& by, bool chosen = false) {
+    bool masks = x->op == &prim::kSelect && prim::is_number(x->in[2], 0);
     auto again = [&](std::size_t k) {
       auto in = x->in;
-      in[k] = undivided(in[k], keys, by);
+      in[k] = undivided(in[k], keys, by, chosen || masks);
       return in[k] ? make(*x->op, std::move(in), x->axes, x->dtype, x->attr) : nullptr;
     };
     auto sums = [&](const NodePtr& s, const NodePtr& e) {
       auto& of = prim::same_values(s);
-      return of->op == &prim::kSum && of->in[0] == e && prim::shifted_exp(*e) && common(s->axes, keys).empty();
+      auto shifted = prim::shifted_exp(*e);
+      return of->op == &prim::kSum && of->in[0] == e && shifted && !(chosen && shifted->guarded) && common(s->axes, keys).empty();
     };
-    if (x->op == &prim::kDiv && sums(x->in[1], x->in[0])) return by = x->in[1], x->in[0];
+    auto divisor = [&](const NodePtr& s) {
+      return chosen ? prim::select(prim::map(prim::kIsFinite, {s}, DType::boolean), s, prim::number(1, s->dtype)) : s;
+    };
+    if (x->op == &prim::kDiv && sums(x->in[1], x->in[0])) return by = divisor(x->in[1]), x->in[0];
     if (x->op == &prim::kMul)
       for (std::size_t side : {0u, 1u}) {
         auto &e = x->in[side], &f = x->in[1 - side];
-        if (f->op == &prim::kDiv && prim::is_number(f->in[0], 1) && sums(f->in[1], e)) return by = f->in[1], e;
+        if (f->op == &prim::kDiv && prim::is_number(f->in[0], 1) && sums(f->in[1], e)) return by = divisor(f->in[1]), e;
         if (prim::is_number(f))
           if (auto y = again(side)) return y;
       }
-    bool masks = x->op == &prim::kSelect && prim::is_number(x->in[2], 0);
     bool scales = (x->op == &prim::kDiv && prim::is_number(x->in[1])) || (x->op == &prim::kCast && is_float(x->in[0]->dtype));
     return masks ? again(1) : scales ? again(0) : nullptr;
   }

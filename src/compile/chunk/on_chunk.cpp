@@ -128,8 +128,10 @@ NodePtr Region::swapped(const NodePtr& x, Name a) const { return prim::rename(x,
 NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Rewrite known) {
   auto v = prim::cast(result, n->dtype);
   if (auto s = streamed(n); !s.guarded && holds(known_of(*s.top).order.streams, n)) {
-    auto finite = prim::map(prim::kIsFinite, {known.at(s.top)}, DType::boolean);
-    v = prim::map(prim::kSelect, {finite, v, prim::number(std::nan(""), n->dtype)}, n->dtype, &n->axes);
+    auto& top = known.at(s.top);
+    auto good = prim::map(prim::kIsFinite, {top}, DType::boolean);
+    if (s.hides) good = prim::map(prim::kBitOr, {good, prim::equal(top, prim::extreme(top->dtype, false))}, DType::boolean);
+    v = prim::map(prim::kSelect, {good, v, prim::number(std::nan(""), n->dtype)}, n->dtype, &n->axes);
   }
   if (!n->op->found || !picks(*n, name_in(*n))) return v;
   auto in = n->in;

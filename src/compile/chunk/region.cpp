@@ -7,6 +7,7 @@
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
 #include "ops/prim.h"
+#include "ops/masks.h"
 #include "ops/shifted_exp.h"
 
 namespace haliax {
@@ -336,7 +337,7 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
   auto* op = n->op;
   if (auto e = prim::shifted_exp(*n)) {
     bool streams = contains(e->top) && !walks(e->top);
-    return streams ? Streamed{e->top.get(), stage(e->x), e->guarded} : Streamed{};
+    return streams ? Streamed{e->top.get(), stage(e->x), e->guarded, false} : Streamed{};
   }
   auto kind = op->kind;
   if (kind != Kind::map && kind != Kind::reduce && kind != Kind::contract && !is_seen_through(*n)) return {};
@@ -348,11 +349,12 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
     auto how = op == &prim::kCast && is_float(n->dtype) ? Linear::all : linear_in(*n, k);
     if (s.top && (how == Linear::no || (out.top && (how != Linear::all || out.top != s.top)))) return {};
     if (!s.top && how == Linear::all && !prim::is_number(n->in[k], 0)) return {};
-    if (s.top) out = {s.top, std::max(out.before, s.before), out.guarded && s.guarded};
+    if (s.top) out = {s.top, std::max(out.before, s.before), out.guarded && s.guarded, out.hides || s.hides};
     else others = std::max(others, stage(n->in[k]));
   }
   if (!out.top) return {};
   out.before = std::max(out.before, others);
+  out.hides |= prim::chooses(*n) && !out.guarded;
   return out;
 }
 

@@ -53,6 +53,7 @@ class Region {
     const Node* top = nullptr;
     int before = 0;
     bool guarded = true;                         // else it is NaN where the max is not finite
+    bool hides = false;                          // but a choice may drop that NaN, as one by the mask of the scores does
   };
   // What is known of a node.
   struct Member {
@@ -129,7 +130,8 @@ class Region {
   NodePtr steps_on_chunk(const NodePtr& loop, std::size_t body);
   void stream_steps(Loop&, Nodes& of, const NodePtr& loop);
   void stream(Loop&, Nodes& of, const NodePtr& top);
-  NodePtr streamed_part(const NodePtr&, const Node* top, std::size_t body, const NodePtr& shift, Parts& memo);
+  struct Turn;                                   // of the running max
+  NodePtr streamed_part(const NodePtr&, const Node* top, const Turn&, bool hides, Parts& memo);
   void stream_turns(Loop&, Nodes& of, const NodePtr&);     // in the order of the loop
   NodePtr running_on_chunk(const NodePtr&, std::size_t body);
   std::vector<LoopResult> known_by(const Turns&) const;

@@ -1,7 +1,7 @@
 // Results of a walk that are carried from turn to turn: the max so far with the sums that are scaled by it, what a loop along the
 // axis has left, and what ops say that go by turns.
 #include <algorithm>
-#include <limits>
+#include <cmath>
 
 #include "ops/attr.h"
 #include "ops/prim.h"
@@ -55,8 +55,14 @@ void Region::stream_steps(Loop& out, Nodes& of, const NodePtr& n) {
   }
 }
 
+struct Region::Turn {
+  std::size_t body;
+  NodePtr shift, hidden;                         // of the max so far; is that -inf?
+};
+
 // n, which is linear in exp(x - top), with the shift so far in place of the final one.
-NodePtr Region::streamed_part(const NodePtr& n, const Node* top, std::size_t b, const NodePtr& shift, Parts& memo) {
+NodePtr Region::streamed_part(const NodePtr& n, const Node* top, const Turn& turn, bool hides, Parts& memo) {
+  const auto b = turn.body;
   auto& fold = known_of(*top).order.streams;
   bool mine = std::find(fold.begin(), fold.end(), n) != fold.end();
   auto& s = known_of(*n).order.streamed;
@@ -72,21 +78,25 @@ NodePtr Region::streamed_part(const NodePtr& n, const Node* top, std::size_t b, 
   NodePtr out;
   if (prim::shifted_exp(*n)) {
     auto& sub = n->in[0];
-    auto shifted = make(*sub->op, {part(sub->in[0], a, b), shift}, on_chunk_axes(*sub), sub->dtype, sub->attr);
+    auto shifted = make(*sub->op, {part(sub->in[0], a, b), turn.shift}, on_chunk_axes(*sub), sub->dtype, sub->attr);
     out = make(*n->op, {shifted}, on_chunk_axes(*n), n->dtype, n->attr);
+    if (hides) out = prim::select(turn.hidden, prim::number(std::nan(""), n->dtype), out);
   } else {
     Nodes in;
-    for (auto& x : n->in) in.push_back(known_of(*x).order.streamed.top ? streamed_part(x, top, b, shift, memo) : part(x, a, b));
+    for (auto& x : n->in)
+      in.push_back(known_of(*x).order.streamed.top ? streamed_part(x, top, turn, hides, memo) : part(x, a, b));
     out = prim::remade(*n, std::move(in), on_chunk_axes(*n));
   }
   return memo[n.get()] = out;
 }
 
-// The running max, and the sums that are linear in exp(x - max): scaled whenever it grows.
+// The running max, and the sums that are linear in exp(x - max): scaled whenever it grows. As long as it is -inf, exp(x - max) is
+// NaN: it is taken for 0, and the sum becomes NaN in the end if the max has stayed -inf. Where a choice may drop the NaN, it is
+// NaN on the way, too, and what was summed so far is forgotten when the max grows.
 void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
   auto& folds = known_of(*top).order.streams;
   auto d = top->dtype;
-  auto least = prim::number(-std::numeric_limits<double>::infinity(), d);
+  auto least = prim::extreme(d, false);
   auto max = carried(Monoid::max, prim::fit(least, top->axes), index_[0]);
   auto& best = max.carry;
   std::vector<LoopResult> sums;
@@ -94,13 +104,19 @@ void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
   for (std::size_t b = 0; b < index_.size(); ++b) {
     auto now = prim::max(best, made_on_chunk(top, name_in(*top), b));
     auto shift = shift_of(now);
-    auto scale = prim::select(prim::equal(best, least), prim::number(1, d), prim::exp(prim::sub(shift_of(best), shift)));
+    const Turn turn{b, shift, prim::equal(now, least)};
+    auto first = prim::equal(best, least);
+    auto grows = prim::map(prim::kBitAnd, {first, prim::logical_not(turn.hidden)}, DType::boolean);   // from -inf
+    auto scale = prim::select(first, prim::number(1, d), prim::exp(prim::sub(shift_of(best), shift)));
     max.value.push_back(now);
-    Parts memo;
+    Parts memo[2];                               // of those that no choice drops, and of others
     for (std::size_t k = 0; k < folds.size(); ++k) {
       auto& n = folds[k];
-      auto more = widened(streamed_part(n, top.get(), b, shift, memo));
-      auto old = prim::map(prim::kMul, {sums[k].carry, prim::cast(scale, more->dtype)}, more->dtype, &n->axes);
+      const bool hides = streamed(n).hides;
+      auto more = widened(streamed_part(n, top.get(), turn, hides, memo[hides]));
+      auto start = sums[k].carry;
+      if (hides) start = prim::map(prim::kSelect, {grows, prim::number(0, more->dtype), start}, more->dtype, &n->axes);
+      auto old = prim::map(prim::kMul, {start, prim::cast(scale, more->dtype)}, more->dtype, &n->axes);
       sums[k].value.push_back(prim::map(prim::kAdd, {old, more}, more->dtype, &n->axes));
     }
   }
