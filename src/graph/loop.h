@@ -41,7 +41,6 @@ struct Loop : Payload {
   bool drop = false;               // turns see slices without the axis (scan) or chunks with it
   bool reverse = false;            // the last turn first
   Save save = Save::all;
-  bool apart = false;              // a sweep that makes its chunks again on purpose: never merged into another
   bool of_chunks = false;          // of a region, or its gradient: what masks make 0 in a turn is skipped
   bool of_scores = false;          // of chunks of scores: blocks of products that masks make 0 are left out
   bool any_order = false;          // sums and extremes of chunks: which one comes first makes no difference but of rounding

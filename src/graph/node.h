@@ -112,8 +112,8 @@ Name name_in_operand(const Node&, std::size_t operand, Name), name_in_result(con
 bool only_waits(const Node&, std::size_t operand);                   // for the operand to be there, however it lies
 
 // Was a node made by the walk for gradients alone? That does not depend on who made it first: where a line of forward code makes
-// an equal node, before or after, it was not. (Passes have no line of their own, and say nothing.) Reports read it, `strict` for
-// what is a parameter, and a chunked_reduce that is to make its chunks again for the backward pass (ChunkForm::recompute).
+// an equal node, before or after, it was not. (Passes have no line of their own, and say nothing.) Reports read it, and `strict`
+// for what is a parameter.
 class BackwardOnly {
  public:
   BackwardOnly(bool on = false) : on_(on) {}

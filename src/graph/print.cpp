@@ -50,7 +50,7 @@ class GraphPrinter {
   }
   void loop(const Node& n, const std::string& indent) {
     auto& l = loop_of(n);
-    text_ += " over " + to_string(l.axis) + (l.reverse ? ", the last turn first" : "") + (l.apart ? ", apart" : "") + "\n";
+    text_ += " over " + to_string(l.axis) + (l.reverse ? ", the last turn first" : "") + "\n";
     for (std::size_t b = 0; b < l.index.size(); ++b) {
       text_ += indent + "  " + std::to_string(trips(l, b)) + " turns\n";
       lines(values_of(l, b), l.index[b].get(), indent + "    ");

@@ -70,6 +70,7 @@ NodePtr reduce(Monoid, const NodePtr&, const Axes& kept);        // axes not kep
 NodePtr argreduce(bool largest, const NodePtr&, const Axes& kept, const Axes& over);
 NodePtr sum(const NodePtr&, const Axes& over);
 const Op& pairwise(Monoid);                                      // what it does with two: add, multiply, maximum, minimum
+inline bool combines(const Node& n, Monoid m) { return n.op == &pairwise(m); }
 NodePtr contract(const NodePtr&, const NodePtr&, const Axes& kept, DType out);
 NodePtr contract(const NodePtr&, const NodePtr&, const Axes& kept);
 extern const Op kSum, kProd, kMax, kMin, kArgmax, kArgmin, kContract;
@@ -116,7 +117,8 @@ NodePtr tracer(const NodePtr& x, Name path = {});                // x, unlike an
 // The borders of a region that is computed chunk by chunk along an axis, around arrays that have it. Equal ones are the same
 // region, so that what two losses of one array share is shared. attr: a ChunkKey.
 NodePtr enter(const NodePtr&, const Attr& region), leave(const NodePtr&, const Attr& region);
-extern const Op kBarrier, kPin, kTracer, kEnter, kLeave;
+NodePtr awaited(const NodePtr&);                                 // x; its cotangent is not there before it is
+extern const Op kBarrier, kPin, kTracer, kEnter, kLeave, kAwaited;
 extern const Op kLogsumexp;   // a wrap; operands: value, x, e = exp(x - top), sum of e, top; names: the axes
 
 // ---- all ops, for the registry test ----

@@ -25,6 +25,9 @@ NodePtr border(const Op& op, G x, const Attr& region) {
   return axis && *axis == walked ? make(op, {x}, x->axes, x->dtype, region) : x;
 }
 }  // namespace
+const Op kAwaited{.name = "awaited", .kind = Kind::wrap, .linear = Linear::moves,
+                  .grad = [](G o, G g) { return Nodes{barrier(g, o)}; }};
+
 NodePtr enter(G x, const Attr& region) { return border(kEnter, x, region); }
 NodePtr leave(G x, const Attr& region) { return border(kLeave, x, region); }
 NodePtr tracer(G x, Name path) {
@@ -33,6 +36,7 @@ NodePtr tracer(G x, Name path) {
   return make(kTracer, {x}, x->axes, x->dtype, {.payload = std::make_shared<Payload>()});   // like no other node
 }
 NodePtr barrier(G x, G after) { return make(kBarrier, {x, after}, x->axes, x->dtype); }
+NodePtr awaited(G x) { return make(kAwaited, {x}, x->axes, x->dtype); }
 NodePtr pin(G x, std::shared_ptr<const Mapping> mapping, const char* by) {
   auto p = std::make_shared<Pin>();
   p->mapping = std::move(mapping), p->by = by;
@@ -40,6 +44,6 @@ NodePtr pin(G x, std::shared_ptr<const Mapping> mapping, const char* by) {
 }
 
 namespace {
-const bool wraps_registered = register_ops({&kBarrier, &kPin, &kTracer, &kEnter, &kLeave});
+const bool wraps_registered = register_ops({&kBarrier, &kPin, &kTracer, &kEnter, &kLeave, &kAwaited});
 }  // namespace
 }  // namespace haliax::prim

@@ -11,7 +11,6 @@ void JitCore::Impl::report_loops(const Compilation& compiled) {
   report.explain.clear();
   struct WalkedRegion {                        // a region, in as many loops as it takes
     ChunkReport report;
-    bool apart = false;
     std::size_t contractions = 0;
     std::unordered_set<const Node*> distinct = {};
   };
@@ -23,7 +22,6 @@ void JitCore::Impl::report_loops(const Compilation& compiled) {
     auto same = [&](auto& o) { return o.report.axis == c.axis && o.report.chunk == c.chunk && o.report.why == c.why; };
     auto at = std::find_if(regions.begin(), regions.end(), same);
     if (at == regions.end()) at = regions.insert(regions.begin(), WalkedRegion{c});
-    at->apart |= l.apart;
     for (auto& x : everything(values_of(l, 0)))
       if (x->op == &prim::kContract && x->varies_with(l.index[0].get())) ++at->contractions, at->distinct.insert(x.get());
   }
@@ -34,7 +32,6 @@ void JitCore::Impl::report_loops(const Compilation& compiled) {
     if (c.form == "sweep" && again) c.form = "recompute";
     const char* why = c.form == "forward" ? "no gradients"
                       : c.form == "sweep" ? "values and gradients in one sweep, since no gradient waits for its end"
-                      : w.apart           ? "chunks are made again for the gradients, in a sweep of their own"
                                           : "chunks are made again, since what follows waits for the end of a sweep";
     report.chunked.push_back(c);
     report.explain += c.form + " over " + c.axis + ": " + why + (c.why == said ? "" : "; " + c.why) + "\n";

@@ -219,6 +219,8 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
     for (auto& n : outs) n = left(n, *k);
     outs = capturing(outs, *k);
   }
+  if (options.form == ChunkForm::recompute)        // the gradient is a sweep of its own
+    for (auto& n : outs) n = prim::awaited(n);
   auto next = outs.begin();
   results = mapped(results, [&](const NodePtr&) { return *next++; });
   return {results, outs, call, keys};

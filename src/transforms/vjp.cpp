@@ -158,7 +158,7 @@ class Backward {
       if (l.results[k].fold == Fold::carry && is_float(l.results[k].carry->dtype)) carries.push_back(k);
 
     Loop back = l;
-    back.results.clear(), back.apart = false;
+    back.results.clear();
     if (!carries.empty()) back.reverse = !l.reverse;
     Nodes of, of_carries;               // what its results are cotangents of; what it carries
     for (auto& x : inputs.slices) of.push_back(x), back.results.push_back({Fold::stack, Monoid::sum, {}});

@@ -126,8 +126,8 @@ TEST_CASE("chunked plan: explain says which form it was, and why") {
         "recompute over tokens: chunks are made again, since what follows waits for the end of a sweep; chunks of 64 along "
         "tokens=256, as asked for\n");
   CHECK(explained(sum_of, {.chunks = {.chunk = 64, .form = ChunkForm::recompute}}) ==
-        "recompute over tokens: chunks are made again for the gradients, in a sweep of their own; chunks of 64 along tokens=256, "
-        "as asked for\n");
+        "recompute over tokens: chunks are made again, since what follows waits for the end of a sweep; chunks of 64 along "
+        "tokens=256, as asked for\n");
   CHECK(explained(sum_of, {.walked = Vocab, .chunks = {.chunk = 64}}) ==
         "recompute over vocab: chunks are made again, since what follows waits for the end of a sweep; chunks of 64 along "
         "vocab=512, as asked for\n");

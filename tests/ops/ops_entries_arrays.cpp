@@ -145,6 +145,10 @@ Entries primitive_entries() {
          auto f = [](const NamedArray& v, const NamedArray& w) { return sum(sin(v * w), "n"); };
          return chunked_reduce("n", {.chunk = 2}, f)(x[0], x[1]);
        }, "b2"},
+      {"chunked_reduce made again for its gradient", {"b2n5", "b2"}, [](In x) {
+         auto f = [](const NamedArray& v, const NamedArray& w) { return sum(sin(v * w), "n"); };
+         return chunked_reduce("n", {.chunk = 2, .form = ChunkForm::recompute}, f)(x[0], x[1]);
+       }, "b2"},
       {"chunked_reduce that keeps the axis", {"b2n5", "b2"}, [](In x) {
          auto f = [](const NamedArray& v, const NamedArray& w) { return sin(v * w); };
          return chunked_reduce("n", {.chunk = 2}, f)(x[0], x[1]);

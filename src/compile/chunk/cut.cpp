@@ -117,18 +117,17 @@ Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t
   auto by_queries = plan, by_keys = plan;
   by_queries.late = by_keys.late = false;
   std::swap(by_keys.cuts[from], by_keys.cuts[from + 1]), by_keys.keys = from;
-  const bool recompute = plan.how.recompute;
   auto region = [&](const CutPlan& p) { return Region(p.cuts[from].first.attr(), roots, level_of(roots, index), index); };
   auto cut = [&](const CutPlan& p, const Nodes& values) { return cut_from(p, values, index, from); };
-  if (region(by_queries).wide_sums(recompute) == 0) return cut(by_queries, roots);
-  if (auto rows = region(by_keys).between(recompute); !rows.empty()) {
+  if (region(by_queries).wide_sums() == 0) return cut(by_queries, roots);
+  if (auto rows = region(by_keys).between(); !rows.empty()) {
     auto made = without_borders(cut(by_queries, rows), plan.call, index);
     Rewrite to;
     for (std::size_t k = 0; k < rows.size(); ++k) to[rows[k].get()] = made[k];
     roots = substitute(roots, to, index);
   }
   auto queries = region(by_queries);
-  const auto for_keys = queries.wide_sums(recompute), for_queries = region(by_keys).wide_sums(recompute);
+  const auto for_keys = queries.wide_sums(), for_queries = region(by_keys).wide_sums();
   if (std::min(for_keys, for_queries) <= kMostSums) return cut(for_queries < for_keys ? by_keys : by_queries, roots);
   auto out = cut(by_queries, roots);
   const auto rest = cut(by_keys, roots);

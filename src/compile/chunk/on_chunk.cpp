@@ -144,7 +144,7 @@ NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Rewrite known)
 
 Nodes Region::cut(const RegionCut& how) {
   reverse_ = how.reverse;
-  int count = sweeps(how.recompute);
+  int count = sweeps();
   keep_for_later(how.keep);
   const auto chunk = std::min(how.chunk, axis_.size);   // a chunk of a call around may be shorter than one of this call
   index_ = {prim::index(axis_, 0, chunk, kRegionDepth)};
@@ -157,11 +157,10 @@ Nodes Region::cut(const RegionCut& how) {
   }
   Rewrite finals;  // a fold, or what is stacked, or the part of it -> what is known of it afterwards
   for (auto& n : level_)                                   // what lies outside need not wait for what lies inside
-    if (n->op == &prim::kBarrier && !contains(n) && contains(n->in[1])) finals[n.get()] = n->in[0];
+    if (!waits_ && n->op == &prim::kBarrier && !contains(n) && contains(n->in[1])) finals[n.get()] = n->in[0];
   for (int s = 0; s < count; ++s) {
     Loop l;
     l.axis = axis_, l.index = index_, l.save = Save::nothing, l.reverse = goes_back(s);
-    l.apart = s > 0 && how.recompute;
     l.of_chunks = true, l.of_scores = how.of_scores, l.form = how.form, l.why = how.why;
     l.any_order = steps_[s].empty() && std::none_of(folds_[s].begin(), folds_[s].end(), [&](auto& n) { return turns(*n); });
     Nodes of;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "haliax/chunked.h"
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
 #include "ops/prim.h"
@@ -36,7 +37,8 @@ bool Region::has_axis(const Node& n, Name a) const {
 }
 
 Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const Node* around)
-    : key_(key), around_(around), roots_(roots), level_(level) {
+    : key_(key), around_(around), waits_(ChunkForm(ChunkKey::of(key).form) == ChunkForm::recompute), roots_(roots),
+      level_(level) {
   const Node* border = nullptr;
   for (auto& n : level) {
     if (enters(*n)) border = n.get();
@@ -93,7 +95,7 @@ void Region::find_bridges() {
   for (auto* n : from_leave) if (to_enter.count(n)) member(*n).bridge = true;
 }
 
-// The value of a barrier is made with the chunk, whatever it waits for.
+// The value of a barrier is made with the chunk, whatever it waits for, if barriers do not wait here.
 Nodes Region::needed_by(const NodePtr& n) const {
   if (auto* t = turns(*n)) return t->reads;
   if (n->op == &prim::kBarrier) return {n->in[0]};
@@ -327,6 +329,7 @@ int Region::before(const NodePtr& n) const {
     bool same = contains(x) && on_chunk(x) && contains(n) && !is_out(x, *n);
     at = std::max(at, stage_of(x, same));
   }
+  if (waits_ && n->op == &prim::kBarrier) at = std::max(at, stage_of(n->in[1], false));
   return at;
 }
 
@@ -358,7 +361,7 @@ Region::Streamed Region::streamed(const NodePtr& n) const {
   return out;
 }
 
-int Region::sweeps(bool recompute) {
+int Region::sweeps() {
   for (auto* m : {&folds_, &stacks_, &steps_}) m->clear();
   for (auto& [n, m] : members_) m.order = {};
   towards_.clear();
@@ -374,7 +377,6 @@ int Region::sweeps(bool recompute) {
       if (at > 0) member(*n).order.ready = at;
       continue;
     }
-    if (recompute && n->origin.backward) at = std::max(at, 1);
     check(n);
     if (goes_on(*n)) at = sweep_towards(turns(*n) ? *turns(*n)->reverse : loop_of(*n).reverse, at), steps_[at].push_back(n);
     auto s = streamed(n);
@@ -453,15 +455,15 @@ Nodes Region::folds() const {
   for (auto& [sweep, folds] : folds_) append(out, folds);
   return out;
 }
-std::int64_t Region::wide_sums(bool recompute) {
-  sweeps(recompute);
+std::int64_t Region::wide_sums() {
+  sweeps();
   std::int64_t bytes = 0;
   for (auto& n : folds())
     if (auto wide = widened(n); wide->dtype != n->dtype && folds_by(*n) == Monoid::sum) bytes += wide->bytes();
   return bytes;
 }
-Nodes Region::between(bool recompute) {
-  sweeps(recompute);
+Nodes Region::between() {
+  sweeps();
   Nodes out;
   for (auto& n : level_) {
     if (!contains(n) || !on_chunk(n) || known_of(*n).order.stage < 1) continue;

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "ops/in_turns.h"
+#include "transforms/chunked.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {
@@ -14,7 +15,6 @@ namespace haliax {
 struct RegionCut {                                // how a region is cut
   std::int64_t chunk = 1;                        // positions a turn
   bool keep = true;                              // small values that a later sweep reads are kept, not made again
-  bool recompute = false;                        // the backward makes its chunks again in a sweep of its own (Loop::apart)
   bool reverse = false;                          // the last chunk first
   bool of_scores = false;                        // see Loop
   std::string form = {}, why = {};               // for reports
@@ -34,16 +34,16 @@ class Region {
   bool contains(const NodePtr& n) const { return n && known_of(*n).role.inside; }
   bool walks(const NodePtr& n) const { return known_of(*n).role.axis || comes_in(*n); }
   // How many loops it takes, one after another. Raises for what cannot be cut, by name.
-  int sweeps(bool recompute = false);
+  int sweeps();
   Nodes folds() const;                           // what those loops sum, or take the greatest of: after `sweeps`
   // Is x, which lies outside, point by point made of less than itself (a one-hot of ids; a mask, a draw or a bias by position)?
   // Then it is made on each chunk, and never whole.
   bool grows(const NodePtr& x) const { return grows(x, axis_.name); }
   bool grows(const NodePtr& x, Name a) const;
   // Bytes of the sums that are wider while they are carried from turn to turn than they are in the end.
-  std::int64_t wide_sums(bool recompute);
+  std::int64_t wide_sums();
   // What a later sweep reads of the folds of earlier ones.
-  Nodes between(bool recompute);
+  Nodes between();
   Nodes cut(const RegionCut&);                         // the roots, with loops in place of the region
   const Nodes& index() const { return index_; }  // of those loops: one for each body
 
@@ -139,6 +139,7 @@ class Region {
 
   Attr key_;
   const Node* around_;
+  const bool waits_;                             // do barriers? Then gradients have sweeps of their own: ChunkForm::recompute
   bool reverse_ = false, empty_ = true;
   Axis axis_;
   Nodes roots_, level_, index_;

@@ -204,7 +204,6 @@ class ChunkSearch {
   RegionCut how(const char* form) const {
     RegionCut c;
     c.form = form;
-    c.recompute = ChunkForm(call_.form) == ChunkForm::recompute;
     c.keep = ChunkKeep(call_.keep) != ChunkKeep::nothing;
     c.reverse = call_.reverse;
     c.of_scores = call_.inside == kOfScores;

@@ -39,7 +39,7 @@ Nodes accumulate_folds(Nodes roots) {
     auto users = users_of(live, roots);
     Rewrite to;
     for (auto& n : live)
-      for (std::size_t side = 0; side < 2 && n->op == &prim::pairwise(Monoid::sum) && to.empty(); ++side)
+      for (std::size_t side = 0; side < 2 && prim::combines(*n, Monoid::sum) && to.empty(); ++side)
         if (auto sum = added_inside(*n, n->in[side], n->in[1 - side], users, to)) to[n.get()] = sum;
     if (to.empty()) return roots;
     roots = drop_dead_results(substitute(roots, to));
@@ -53,7 +53,7 @@ Nodes accumulate_updates(Nodes roots) {
   auto users = users_of(live, roots);
   Rewrite to;
   for (auto& n : live) {
-    if (n->op != &prim::pairwise(Monoid::sum)) continue;
+    if (!prim::combines(*n, Monoid::sum)) continue;
     for (std::size_t side : {0u, 1u}) {
       auto &s = n->in[side], &array = n->in[1 - side];
       bool adds = accumulates(*s, Monoid::sum) && prim::is_number(s->in[0], 0);

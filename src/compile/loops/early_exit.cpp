@@ -76,7 +76,7 @@ Nodes terms_of(const NodePtr& value, bool all) {
     auto base = std::exchange(in[0], prim::zeros_like(in[0]));
     in = {base, make(*value->op, in, value->axes, value->dtype, value->attr)};
   } else {
-    bool sum = value->op == &prim::pairwise(Monoid::sum) && in[0]->axes == value->axes && in[1]->axes == value->axes;
+    bool sum = prim::combines(*value, Monoid::sum) && in[0]->axes == value->axes && in[1]->axes == value->axes;
     if (!sum || !(all || adds(in[0]) || adds(in[1]))) return {value};
   }
   auto terms = terms_of(in[0], all);

@@ -63,7 +63,7 @@ bool has_carry(const Loop& l) { return std::any_of(l.results.begin(), l.results.
 NodePtr merged(const NodePtr& a, const NodePtr& b, const std::unordered_set<const Node*>& after_a,
                std::vector<std::size_t>& places, bool carried_alone) {
   auto &la = loop_of(*a), &lb = loop_of(*b);
-  if (la.index != lb.index || la.drop != lb.drop || la.apart || lb.apart) return nullptr;
+  if (la.index != lb.index || la.drop != lb.drop) return nullptr;
   bool carried = has_carry(la) || has_carry(lb);
   if (carried_alone && !carried) return nullptr;
   if (carried && (la.reverse != lb.reverse || !has_carries_of(la, lb) || !has_carries_of(lb, la))) return nullptr;
