@@ -12,53 +12,17 @@ using program::Instr;
 
 namespace {
 
-// Codes whose operands are wide numbers, by the function that they are.
-const std::map<Code, const char*>& functions() {
-  static const std::map<Code, const char*> all{{Code::neg, "scalar::negate"},
-                                               {Code::abs, "kernel::abs"},
-                                               {Code::sign, "scalar::sign"},
-                                               {Code::exp, "std::exp"},
-                                               {Code::exp2, "std::exp2"},
-                                               {Code::expm1, "std::expm1"},
-                                               {Code::log, "std::log"},
-                                               {Code::log2, "std::log2"},
-                                               {Code::log1p, "kernel::log1p"},
-                                               {Code::sqrt, "std::sqrt"},
-                                               {Code::rsqrt, "kernel::rsqrt"},
-                                               {Code::cbrt, "std::cbrt"},
-                                               {Code::sin, "std::sin"},
-                                               {Code::cos, "std::cos"},
-                                               {Code::tan, "std::tan"},
-                                               {Code::asin, "std::asin"},
-                                               {Code::acos, "std::acos"},
-                                               {Code::atan, "std::atan"},
-                                               {Code::sinh, "std::sinh"},
-                                               {Code::cosh, "std::cosh"},
-                                               {Code::tanh, "std::tanh"},
-                                               {Code::asinh, "std::asinh"},
-                                               {Code::acosh, "std::acosh"},
-                                               {Code::atanh, "std::atanh"},
-                                               {Code::erf, "std::erf"},
-                                               {Code::erfinv, "kernel::erfinv"},
-                                               {Code::lgamma, "std::lgamma"},
-                                               {Code::digamma, "kernel::digamma"},
-                                               {Code::floor, "std::floor"},
-                                               {Code::ceil, "std::ceil"},
-                                               {Code::round, "std::rint"},
-                                               {Code::trunc, "std::trunc"},
-                                               {Code::add, "add"},
-                                               {Code::sub, "sub"},
-                                               {Code::mul, "mul"},
-                                               {Code::div, "scalar::div"},
-                                               {Code::floor_div, "scalar::floor_div"},
-                                               {Code::mod, "scalar::mod"},
-                                               {Code::rem, "scalar::rem"},
-                                               {Code::pow, "power"},
-                                               {Code::max, "scalar::max"},
-                                               {Code::min, "scalar::min"},
-                                               {Code::atan2, "std::atan2"},
-                                               {Code::fma, "kernel::fma"}};
-  return all;
+// The function that a code is of wide numbers: one of the kernels' own, or of C.
+std::string text_of(Code c) {
+  static const std::map<Code, const char*> own{
+      {Code::neg, "scalar::negate"}, {Code::abs, "kernel::abs"}, {Code::sign, "scalar::sign"},
+      {Code::log1p, "kernel::log1p"}, {Code::rsqrt, "kernel::rsqrt"}, {Code::erfinv, "kernel::erfinv"},
+      {Code::digamma, "kernel::digamma"}, {Code::add, "add"}, {Code::sub, "sub"}, {Code::mul, "mul"},
+      {Code::div, "scalar::div"}, {Code::floor_div, "scalar::floor_div"}, {Code::mod, "scalar::mod"},
+      {Code::rem, "scalar::rem"}, {Code::pow, "power"}, {Code::max, "scalar::max"}, {Code::min, "scalar::min"},
+      {Code::atan2, "std::atan2"}, {Code::fma, "kernel::fma"}};
+  auto mine = own.find(c);
+  return mine != own.end() ? mine->second : fmt::format("std::{}", program::function_of(c)->name);
 }
 const char* operator_of(Code c) {
   switch (c) {
@@ -95,7 +59,7 @@ std::string value_text(const Instr& in, const std::string* x, DType first) {
   auto A = element_of(first);
   int count = 0;
   while (count < 4 && in.args[count] >= 0) ++count;
-  auto call = [&](const char* f) {
+  auto call = [&](const std::string& f) {
     std::string args;
     for (int a = 0; a < count; ++a) args += fmt::format("{}wide({})", a ? ", " : "", x[a]);
     return fmt::format("result<{}>({}({}))", S, f, args);
@@ -134,7 +98,7 @@ std::string value_text(const Instr& in, const std::string* x, DType first) {
       break;
     default: break;
   }
-  return call(functions().at(in.code));
+  return call(text_of(in.code));
 }
 
 }  // namespace haliax::cuda

@@ -65,26 +65,19 @@ double next(DType dtype, double x, double y) {
 
 // A double function rounded to f32 is exactly f32's own for + - * / and sqrt, and (almost) always the nearest f32 for the rest.
 double floating(Code code, DType dtype, double x, double y) {
-  static constexpr struct { Code code; double (*function)(double); } functions[] = {
-      {Code::exp, std::exp}, {Code::exp2, std::exp2}, {Code::expm1, std::expm1}, {Code::log, std::log}, {Code::log2, std::log2},
-      {Code::sqrt, std::sqrt}, {Code::cbrt, std::cbrt}, {Code::sin, std::sin}, {Code::cos, std::cos}, {Code::tan, std::tan},
-      {Code::asin, std::asin}, {Code::acos, std::acos}, {Code::atan, std::atan}, {Code::sinh, std::sinh}, {Code::cosh, std::cosh},
-      {Code::tanh, std::tanh}, {Code::asinh, std::asinh}, {Code::acosh, std::acosh}, {Code::atanh, std::atanh},
-      {Code::erf, std::erf}, {Code::lgamma, std::lgamma}, {Code::digamma, scalar::digamma},
-      {Code::floor, std::floor}, {Code::ceil, std::ceil}, {Code::round, std::rint}, {Code::trunc, std::trunc}};
-  if (code < Code::add)
-    for (auto& f : functions)
-      if (f.code == code) return f.function(x);
   bool f64 = dtype == DType::f64;
   switch (code) {
     case Code::log1p: return f64 ? std::log1p(x) : double(scalar::log1p(float(x)));
     case Code::erfinv: return f64 ? scalar::erfinv(x) : double(scalar::erfinv(float(x)));
+    case Code::digamma: return scalar::digamma(x);
     case Code::rsqrt: return 1 / std::sqrt(x);
     case Code::pow: return std::pow(x, y);
     case Code::atan2: return std::atan2(x, y);
     case Code::nextafter: return next(dtype, x, y);
-    default: return arithmetic(code, dtype, x, y);
+    default: break;
   }
+  auto* f = program::function_of(code);
+  return f ? f->of(x) : arithmetic(code, dtype, x, y);
 }
 
 }  // namespace

@@ -8,14 +8,6 @@
 namespace haliax::program {
 namespace {
 
-const char* const kCodes[] = {
-    "constant", "load", "iota", "cast", "neg", "abs", "sign", "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt",
-    "cbrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfinv",
-    "lgamma", "digamma", "floor", "ceil", "round", "trunc", "logical_not", "bit_not", "is_finite", "is_nan", "is_inf",
-    "popcount", "bitcast", "add", "sub", "mul", "div", "floor_div", "mod", "rem", "pow", "max", "min", "atan2", "nextafter",
-    "less", "less_equal", "equal", "not_equal", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right", "select", "fma",
-    "threefry0", "threefry1", "threefry_xor", "reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_argmax",
-    "reduce_argmin", "store", "store_add", "store_max", "store_min"};
 const char* const kKinds[] = {"fused", "contract", "gather", "scatter", "sort", "cumulative",
                               "loop", "collective", "finish", "copy", "skip", "custom", "host"};
 const char* const kWires[] = {"all_reduce", "reduce_scatter", "all_gather", "exchange"};
@@ -119,7 +111,7 @@ std::string places(const Program& p) {
 }  // namespace
 
 const char* name_of(Kind k) { return kKinds[int(k)]; }
-const char* name_of(Code c) { return kCodes[int(c)]; }
+const char* name_of(Code c) { return code_names[int(c)]; }
 
 std::string to_string(const Program& p) {
   return fmt::format("{} arguments, {} results, arena {} bytes, peak {} bytes\n{}{}", p.arguments, p.results, p.arena_bytes,

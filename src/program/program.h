@@ -10,38 +10,12 @@
 #include <vector>
 
 #include "haliax/dtype.h"
+#include "program/codes.h"
 
 namespace haliax::program {
 
 using Dims = std::vector<std::int64_t>;
 
-// One point-wise instruction. The result has the dtype of the instruction; operands have been cast to what the code wants, so
-// that arithmetic has operands of its own dtype and comparisons have two operands of one dtype.
-enum class Code : std::uint8_t {
-  // leaves
-  constant,   // `number` (floats) or `integer` (integers, bool)
-  load,       // reads `view`
-  iota,       // position along iteration dimension `dim`, times `stride`, plus `integer`, plus loop terms of `view`
-  // unary
-  cast, neg, abs, sign, exp, exp2, expm1, log, log2, log1p, sqrt, rsqrt, cbrt, sin, cos, tan, asin, acos, atan, sinh, cosh, tanh,
-  asinh, acosh, atanh, erf, erfinv, lgamma, digamma, floor, ceil, round, trunc, logical_not, bit_not, is_finite, is_nan, is_inf,
-  popcount, bitcast,
-  // binary
-  add, sub, mul, div, floor_div, mod, rem, pow, max, min, atan2, nextafter,
-  less, less_equal, equal, not_equal, bit_and, bit_or, bit_xor, shift_left, shift_right,   // of bits; of bool: logical
-  // ternary
-  select,     // a ? b : c
-  fma,        // a * b + c, rounded once
-  // four operands: key word 0, key word 1, counter high, counter low (u32); the two words of Threefry-2x32-20 and their xor
-  threefry0, threefry1, threefry_xor,
-  // over the inner dimensions: makes one value for each outer point of a value for each inner point
-  reduce_sum, reduce_prod, reduce_max, reduce_min,      // max and min pass NaN on
-  reduce_argmax, reduce_argmin,                         // first position (flat over the inner dimensions); a NaN wins
-  // writes
-  store,           // args[0] into `view`
-  store_add,       // view += args[0]; also for max, min below
-  store_max, store_min,
-};
 enum class Monoid : std::uint8_t { sum, prod, max, min };
 
 // offset of element (i0, i1, ...) = offset + sum(i * strides) + sum over terms; all in elements.

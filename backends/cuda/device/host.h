@@ -3,14 +3,16 @@
 #pragma once
 
 extern "C" {
-float expf(float), exp2f(float), expm1f(float), logf(float), log2f(float), log1pf(float), sqrtf(float), cbrtf(float), asinf(float),
-    acosf(float), atanf(float), sinhf(float), coshf(float), tanhf(float), asinhf(float), acoshf(float), atanhf(float), erff(float),
-    erfcf(float), lgammaf(float), floorf(float), ceilf(float), rintf(float), truncf(float), fabsf(float), fmodf(float, float),
+float expf(float), exp2f(float), expm1f(float), logf(float), log2f(float), log1pf(float), sqrtf(float), cbrtf(float),
+    asinf(float), acosf(float), atanf(float), sinhf(float), coshf(float), tanhf(float), asinhf(float), acoshf(float),
+    atanhf(float), erff(float), erfcf(float), lgammaf(float), tgammaf(float), log10f(float), logbf(float), nearbyintf(float),
+    roundf(float), floorf(float), ceilf(float), rintf(float), truncf(float), fabsf(float), fmodf(float, float),
     powf(float, float), atan2f(float, float), copysignf(float, float), nextafterf(float, float), fmaf(float, float, float);
 double exp(double), exp2(double), expm1(double), log(double), log2(double), log1p(double), sqrt(double), cbrt(double),
-    asin(double), acos(double), atan(double), sinh(double), cosh(double), tanh(double), asinh(double), acosh(double), atanh(double),
-    erf(double), erfc(double), lgamma(double), floor(double), ceil(double), rint(double), trunc(double), fabs(double),
-    fmod(double, double), pow(double, double), atan2(double, double), copysign(double, double), nextafter(double, double),
+    asin(double), acos(double), atan(double), sinh(double), cosh(double), tanh(double), asinh(double), acosh(double),
+    atanh(double), erf(double), erfc(double), lgamma(double), tgamma(double), log10(double), logb(double), nearbyint(double),
+    round(double), floor(double), ceil(double), rint(double), trunc(double), fabs(double), fmod(double, double),
+    pow(double, double), atan2(double, double), copysign(double, double), nextafter(double, double),
     fma(double, double, double);
 }
 

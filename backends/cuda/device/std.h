@@ -58,25 +58,25 @@ struct numeric_limits<double> {
   static constexpr double quiet_NaN() { return bit_cast<double>(0x7ff8000000000000ull); }
 };
 
-// Functions of C, for both floats.
+// Functions of C, for both floats: all that take one number, but for those of angles below, and some that take two.
 #define HALIAX_OF_ONE(name)                           \
   inline float name(float x) { return ::name##f(x); } \
   inline double name(double x) { return ::name(x); }
 #define HALIAX_OF_TWO(name)                                       \
   inline float name(float x, float y) { return ::name##f(x, y); } \
   inline double name(double x, double y) { return ::name(x, y); }
-HALIAX_OF_ONE(exp)
-HALIAX_OF_ONE(exp2) HALIAX_OF_ONE(expm1) HALIAX_OF_ONE(log) HALIAX_OF_ONE(log2) HALIAX_OF_ONE(log1p) HALIAX_OF_ONE(sqrt)
-    HALIAX_OF_ONE(cbrt) HALIAX_OF_ONE(asin) HALIAX_OF_ONE(acos)
-        HALIAX_OF_ONE(atan) HALIAX_OF_ONE(sinh) HALIAX_OF_ONE(cosh) HALIAX_OF_ONE(tanh) HALIAX_OF_ONE(asinh) HALIAX_OF_ONE(acosh)
-            HALIAX_OF_ONE(atanh) HALIAX_OF_ONE(erf) HALIAX_OF_ONE(erfc) HALIAX_OF_ONE(lgamma) HALIAX_OF_ONE(floor)
-                HALIAX_OF_ONE(ceil) HALIAX_OF_ONE(rint) HALIAX_OF_ONE(trunc) HALIAX_OF_ONE(fabs) HALIAX_OF_TWO(fmod)
-                    HALIAX_OF_TWO(pow) HALIAX_OF_TWO(atan2) HALIAX_OF_TWO(copysign) HALIAX_OF_TWO(nextafter)
+// clang-format off
+HALIAX_OF_ONE(exp) HALIAX_OF_ONE(log10) HALIAX_OF_ONE(logb) HALIAX_OF_ONE(tgamma) HALIAX_OF_ONE(nearbyint)
+HALIAX_OF_ONE(round) HALIAX_OF_ONE(exp2) HALIAX_OF_ONE(expm1) HALIAX_OF_ONE(log) HALIAX_OF_ONE(log2) HALIAX_OF_ONE(log1p)
+HALIAX_OF_ONE(sqrt) HALIAX_OF_ONE(cbrt) HALIAX_OF_ONE(asin) HALIAX_OF_ONE(acos) HALIAX_OF_ONE(atan) HALIAX_OF_ONE(sinh)
+HALIAX_OF_ONE(cosh) HALIAX_OF_ONE(tanh) HALIAX_OF_ONE(asinh) HALIAX_OF_ONE(acosh) HALIAX_OF_ONE(atanh) HALIAX_OF_ONE(erf)
+HALIAX_OF_ONE(erfc) HALIAX_OF_ONE(lgamma) HALIAX_OF_ONE(floor) HALIAX_OF_ONE(ceil) HALIAX_OF_ONE(rint) HALIAX_OF_ONE(trunc)
+HALIAX_OF_ONE(fabs)
+HALIAX_OF_TWO(fmod) HALIAX_OF_TWO(pow) HALIAX_OF_TWO(atan2) HALIAX_OF_TWO(copysign) HALIAX_OF_TWO(nextafter)
+// clang-format on
 #undef HALIAX_OF_ONE
 #undef HALIAX_OF_TWO
-                        inline float fma(float x, float y, float z) {
-  return ::fmaf(x, y, z);
-}
+inline float fma(float x, float y, float z) { return ::fmaf(x, y, z); }
 inline double fma(double x, double y, double z) { return ::fma(x, y, z); }
 
 // ---- angles: CUDA's own functions keep pieces of large ones on a stack, which these do without -----------------------------------
