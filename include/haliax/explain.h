@@ -32,7 +32,7 @@ struct CollectiveReport {
 };
 // Planned bytes on one device when most are in use. All of them make argument_bytes + peak_bytes.
 struct MemoryReport {
-  std::string purpose;  // parameters, optimiser, inputs, gradients, activations, results, scratch, gaps
+  std::string purpose;  // parameters, optimiser, inputs, gradients, activations, results, gathered, scratch (of steps), gaps
   std::int64_t bytes = 0;
 };
 

@@ -1,7 +1,9 @@
 // Instructions of fused steps: their names, and what those compute that are functions of C.
 #pragma once
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 namespace haliax::program {
 
@@ -40,6 +42,8 @@ constexpr const char* code_names[] = {   // in that order
     "less", "less_equal", "equal", "not_equal", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right", "select", "fma",
     "threefry0", "threefry1", "threefry_xor", "reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_argmax",
     "reduce_argmin", "store", "store_add", "store_max", "store_min"};
+
+static_assert(std::size(code_names) == std::size_t(Code::store_min) + 1);
 
 // Functions of one number that C has: all that a backend has to know of those which it does not make in a way of its own.
 struct Function {

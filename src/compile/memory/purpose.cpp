@@ -78,7 +78,7 @@ bool Purposes::gradient(const Node& n) const { return after_.count(&n) > 0 && ax
 bool Purposes::gathered(const Node& n) {
   return n.op == &kResult && n.in[0]->op == &kCollective && wiring_of(*n.in[0]).how.wire == program::Wire::all_gather;
 }
-const char* Purposes::of(const Node& n) const { return gathered(n) ? "scratch" : gradient(n) ? "gradients" : "activations"; }
+const char* Purposes::of(const Node& n) const { return gathered(n) ? "gathered" : gradient(n) ? "gradients" : "activations"; }
 const char* Purposes::of_argument(const Node& n) const {
   return is_parameter(n) ? "parameters" : optimiser_.count(&n) ? "optimiser" : "inputs";
 }

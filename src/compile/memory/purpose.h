@@ -12,7 +12,7 @@ namespace haliax {
 //   optimiser    arguments that meet gradients alone: no gradient depends on them, nor a result that no gradient reaches
 //   inputs       other arguments
 //   gradients    made by the backward pass or of what it made, with the axes of a parameter, or those less one that a loop walks
-//   scratch      gathered from other devices
+//   gathered     came from other devices, for what reads it
 //   activations  everything else; results, if they are neither arguments nor gradients
 class Purposes {
  public:
