@@ -25,7 +25,8 @@ std::vector<MemoryReport> memory_of(const program::Program& p) {
     }
   for (auto& use : p.at_peak) bytes[use.purpose] += use.bytes;
   std::vector<MemoryReport> out;
-  for (const char* purpose : {"parameters", "optimiser", "inputs", "gradients", "activations", "results", "gathered", "scratch", "gaps"})
+  for (const char* purpose :
+       {"parameters", "optimiser", "inputs", "gradients", "activations", "results", "gathered", "scratch", "gaps"})
     if (bytes[purpose] > 0) out.push_back({purpose, bytes[purpose]});
   return out;
 }

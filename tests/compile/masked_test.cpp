@@ -185,6 +185,23 @@ TEST_CASE("masked: a turn that sees nothing ends before its point-wise steps") {
   for (bool gradient : {false, true}) CHECK(bytes(true, gradient) < 0.78 * bytes(false, gradient));
 }
 
+// Whether a query sees anything is known only with its scores: the turn goes on, and makes exp of them once.
+TEST_CASE("masked: a walk over whole rows of scores makes their softmax in one step") {
+  const Axis Pos("q", 1152), Keys("k", 1152), Heads("heads", 8), Size("d", 64);
+  auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {Heads, pos, Size}).eval(); };
+  Parts p{draw(1, Pos), draw(2, Keys), draw(3, Keys)};
+  auto step = jit([&](const Parts& p) {
+    return nn::dot_product_attention("k", "d", p[0], p[1], p[2], {.mask = nn::causal_mask(Pos, Keys)});
+  });
+  double steps = 0;                                // that make exp of scores
+  for (auto& s : profile(step, p).steps) {
+    if (s.loops == 0 || s.holds.find("exp") == std::string::npos || s.shape.find("1152") == std::string::npos) continue;
+    steps += s.calls;
+  }
+  REQUIRE(step.report().chunked.size() > 0);
+  CHECK(steps == 8 * 1152 / 64);                   // one for each head and 64 queries
+}
+
 // Rows that have seen nothing so far are not left as they are by a turn in which nothing is seen either: each score counts alike, or
 // is NaN, which a choice behind the softmax may drop again.
 TEST_CASE("masked: a turn that sees nothing is made where it changes what is carried") {

@@ -104,6 +104,12 @@ struct Making {
     return holds(masks, o.masks[0]) || holds(o.masks, masks[0]);
   }
 };
+// Where a turn has to make a product to know that it makes nothing, it may as well go on: other products say for themselves in
+// which blocks they are nothing, and what lies between is one walk over the scores in place of two.
+bool reads_product(const NodePtr& mask, const Node* index) {
+  auto made = level_of({mask}, index);
+  return std::any_of(made.begin(), made.end(), [](auto& n) { return n->op->kind == Kind::contract; });
+}
 template <class Alike> void join(std::vector<Making>& parts, const Alike& alike) {
   for (std::size_t i = 0; i < parts.size(); ++i)
     for (std::size_t j = i + 1; j < parts.size();) {
@@ -174,6 +180,7 @@ std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) 
       if (n->op->kind == Kind::contract) p.products.insert(n.get());
       p.largest = std::max(p.largest, n->size());
     }
+    std::erase_if(p.masks, [&](auto& m) { return reads_product(m, index); });
     parts.push_back(std::move(p));
   }
   join(parts, [](auto& a, auto& b) { return a.shares_product(b); });
