@@ -1,6 +1,7 @@
 // Contractions. Any number of batch, m, n and k dimensions with any strides becomes a set of matrix products (program/matrices.h)
 // in blocks, by oneDNN or our own kernel.
 #include <algorithm>
+#include <bit>
 #include <optional>
 #include <string>
 
@@ -168,6 +169,7 @@ class MatmulStep final : public CompiledStep {
     calls_.resize(static_cast<std::size_t>(plan_->workers) * 8);
     for (std::size_t i = 0; i < calls_.size(); ++i)
       if (auto& gemm = plan_->gemms[i / 2 % 4][i % 2]) calls_[i].emplace(gemm);
+    if (asks_for_blocks()) flags_.emplace(contract_.shown.flags);
   }
   void run(Frame& frame) override {
     const MatmulPlan& p = *plan_;
@@ -176,6 +178,7 @@ class MatmulStep final : public CompiledStep {
     std::byte* out = out_.at(frame);
     if (p.choice.pack_a.used) a = packed(copy_a_, a, scratch);
     if (p.choice.pack_b.used) b = packed(copy_b_, b, scratch + p.packed_a_bytes);
+    const auto shown = shown_blocks(frame);
     parallel_for(p.tasks(), p.workers, [&](std::int64_t task, int worker) {
       const std::int64_t im = task % p.m_blocks, in = task / p.m_blocks % p.n_blocks, rest = task / p.m_blocks / p.n_blocks;
       const std::int64_t ig = rest % p.groups, outer = rest / p.groups;
@@ -186,16 +189,39 @@ class MatmulStep final : public CompiledStep {
       const std::int64_t at_b = offset_at(c.outer, &MatrixDim::b, outer) + g * p.group_dim.b + n * c.n.b;
       const std::int64_t at_out = offset_at(c.outer, &MatrixDim::out, outer) + g * p.group_dim.out + m * c.m.out + n * c.n.out;
       std::byte* slice = scratch + p.packed_a_bytes + p.packed_b_bytes + worker * p.slice;
+      auto mine = shown;
+      mine.m.first = m, mine.n.first = n;
       for (std::int64_t k = 0; k < p.k_points; ++k) {
         const bool accumulate = contract_.accumulate || k > 0;
         calls_[static_cast<std::size_t>(worker * 8 + edge * 2 + accumulate)]->run(
             a + (at_a + offset_at(c.k_outer, &MatrixDim::a, k)) * in_bytes_, b + (at_b + offset_at(c.k_outer, &MatrixDim::b, k)) * in_bytes_,
-            out + at_out * out_bytes_, slice);
+            out + at_out * out_bytes_, slice, mine);
       }
     });
   }
 
  private:
+  // If its matrices go along the dims that the flags do. Who does not ask makes all blocks.
+  bool asks_for_blocks() const {
+    auto& s = contract_.shown;
+    auto& c = plan_->choice;
+    auto is_dim = [](const program::Contract::Shown::Flags& b, const program::Dims& dims, const MatrixDim& d) {
+      return b.size == 0 || (std::has_single_bit(std::uint64_t(b.size)) && program::points(dims) == d.n);
+    };
+    return s.flags.slot >= 0 && plan_->ours && plan_->group == 1 && plan_->k_points == 1 && contract_.a.dtype == DType::f32 &&
+           is_dim(s.m, contract_.m, c.swapped ? c.n : c.m) && is_dim(s.n, contract_.n, c.swapped ? c.m : c.n) && is_dim(s.k, contract_.k, c.k);
+  }
+  ShownBlocks shown_blocks(Frame& frame) const {
+    ShownBlocks all;
+    if (!flags_) return all;
+    auto& s = contract_.shown;
+    auto along = [](const program::Contract::Shown::Flags& b) {
+      return b.size ? ShownBlocks::Side{std::countr_zero(std::uint64_t(b.size)), b.stride, 0} : ShownBlocks::Side{};
+    };
+    all.flags = reinterpret_cast<const unsigned char*>(flags_->at(frame)), all.zero = s.zero;
+    all.m = along(plan_->choice.swapped ? s.n : s.m), all.n = along(plan_->choice.swapped ? s.m : s.n), all.k = along(s.k);
+    return all;
+  }
   static const std::byte* packed(const Copier& copier, const std::byte* from, std::byte* to) {
     parallel_for(copier.blocks(), threads(), [&](std::int64_t block, int) { copier.run(from, to, block); });
     return to;
@@ -203,6 +229,7 @@ class MatmulStep final : public CompiledStep {
   std::unique_ptr<MatmulPlan> plan_;
   const Contract& contract_;
   Place a_, b_, out_;
+  std::optional<Place> flags_;
   Scratch scratch_;
   int in_bytes_, out_bytes_;
   Copier copy_a_, copy_b_;

@@ -395,6 +395,7 @@ class CpuDevice final : public program::Device {
   program::Machine machine() const override {
     program::Machine m;
     m.lane = usual_lane;
+    m.shown = kernels().product ? 32 : 0;
     return m;
   }
   // Where a turn leaves what it makes in a core's cache, and its products are small, or all threads have turns to the end.

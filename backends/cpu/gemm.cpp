@@ -62,8 +62,9 @@ bool is_small(const GemmShape& s) {
 bool has_unit_strides(const GemmShape& s) {
   return (s.a_stride[1] == 1 || s.a_stride[2] == 1) && (s.b_stride[1] == 1 || s.b_stride[2] == 1) && s.out_stride[2] == 1;
 }
-Product product_of(const GemmShape& s, const void* a, const void* b, void* out) {
-  return {s.m, s.n, s.k, a, s.a_stride[1], s.a_stride[2], b, s.b_stride[1], s.b_stride[2], out, s.out_stride[1], s.out, s.accumulate};
+Product product_of(const GemmShape& s, const void* a, const void* b, void* out, const ShownBlocks& shown = {}) {
+  return {s.m, s.n, s.k, a, s.a_stride[1], s.a_stride[2], b, s.b_stride[1], s.b_stride[2], out, s.out_stride[1], s.out, s.accumulate,
+          shown};
 }
 const ProductKernel& kernel_of(const GemmShape& s) { return s.a == DType::f32 ? *kernels().product : *narrow_product(); }
 void check(dnnl_status_t status) {
@@ -159,14 +160,14 @@ GemmCall::GemmCall(std::shared_ptr<const Gemm> gemm) : gemm_(std::move(gemm)) {
 GemmCall::GemmCall(GemmCall&&) noexcept = default;
 GemmCall::~GemmCall() = default;
 
-void GemmCall::run(const void* a, const void* b, void* out, void* scratch) {
+void GemmCall::run(const void* a, const void* b, void* out, void* scratch, const ShownBlocks& shown) {
   if (gemm_->shape.ours) {
     const GemmShape& s = gemm_->shape;
     const auto at = [](auto* p, std::int64_t elements, DType dtype) { return p + elements * haliax::bytes_of(dtype); };
     const auto *first_a = static_cast<const std::byte*>(a), *first_b = static_cast<const std::byte*>(b);
     for (std::int64_t g = 0; g < s.g; ++g)
       kernel_of(s).run(product_of(s, at(first_a, g * s.a_stride[0], s.a), at(first_b, g * s.b_stride[0], s.b),
-                                  at(static_cast<std::byte*>(out), g * s.out_stride[0], s.out)),
+                                  at(static_cast<std::byte*>(out), g * s.out_stride[0], s.out), shown),
                        scratch);
     return;
   }

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "haliax/dtype.h"
+#include "kernels.h"
 
 namespace haliax::cpu {
 
@@ -32,7 +32,7 @@ class GemmCall {
   explicit GemmCall(std::shared_ptr<const Gemm>);
   GemmCall(GemmCall&&) noexcept;
   ~GemmCall();
-  void run(const void* a, const void* b, void* out, void* scratch);
+  void run(const void* a, const void* b, void* out, void* scratch, const ShownBlocks& shown = {});
 
  private:
   struct Handles;

@@ -88,6 +88,18 @@ struct Reduction {
   void (*finish)(void* out, const void* acc, std::int64_t n) = nullptr;   // into a register
 };
 
+// Which blocks of a product are worth making (program::Contract::Shown).
+struct ShownBlocks {
+  struct Side {
+    int shift = kNone;                           // positions of a block: 2 to that
+    std::int64_t stride = 0, first = 0;          // bytes; where the product begins
+    static constexpr int kNone = 62;             // all are in one block
+    std::int64_t block(std::int64_t at) const { return (first + at) >> shift; }
+  };
+  const unsigned char* flags = nullptr;          // null: all are
+  Side m, n, k;
+  bool zero = false;
+};
 // c[m, n] = or += a[m, k] b[k, n]; strides in elements, that of c along n is 1.
 struct Product {
   std::int64_t m, n, k;
@@ -99,6 +111,7 @@ struct Product {
   std::int64_t c_m;
   DType out;
   bool accumulate;
+  ShownBlocks shown = {};                        // which may be ignored
 };
 struct ProductKernel {
   void (*run)(const Product&, void* scratch);    // at a cache line

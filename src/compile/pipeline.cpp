@@ -74,8 +74,9 @@ const Pass kPasses[] = {
      [](Compilation& c) { c.roots = row_products(c.roots); }},
     {"masked_products", "leaves out blocks of products that masks make nothing of", Stage::device, true,
      [](Compilation& c) {
-       bool turns_are_its_own = c.options.device && c.options.device->machine().lane > 0;   // else a skip saves little
-       if (turns_are_its_own) c.roots = masked_products(c.roots);
+       auto machine = c.options.device ? c.options.device->machine() : program::Machine();
+       bool turns_are_its_own = machine.lane > 0;   // else a skip saves little
+       if (turns_are_its_own) c.roots = masked_products(c.roots, machine.shown);
      }},
     {"accumulate_updates", "scatters into the array that a scatter is added to", Stage::device, true,
      [](Compilation& c) { rewrite(c, accumulate_updates); }},

@@ -16,18 +16,18 @@ bool is_point_wise(const Node& n) { return n.op->kind == Kind::map || (is_seen_t
 NodePtr both(const Op& op, const NodePtr& a, const NodePtr& b) { return map(op, {a, b}, DType::boolean); }
 NodePtr is_not(const NodePtr& x) { return logical_not(x); }
 
-// The least and the largest value in each block, as i64: without axes but the blocks.
+// The least and the largest value in each block, as i64: without axes but blocks.
 struct Bounds { NodePtr low, high; };
 
 class OnBlocks {
  public:
-  explicit OnBlocks(const BlocksOf& b) : b_(b) {}
+  explicit OnBlocks(const std::vector<BlocksOf>& blocks) : blocks_(blocks) {}
 
   // upper: may it hold somewhere in the block? Else: does it hold throughout? Null: not known.
   NodePtr holds(const NodePtr& c, bool upper) const {
     if (is_number(c)) return c;
     auto over = upper ? Monoid::max : Monoid::min;
-    if (!has(c->axes, b_.axis.name)) return reduce(over, c, {});
+    if (!in_blocks(*c)) return reduce(over, c, {});
     if (is_seen_through(*c) && keeps_names(*c)) return holds(c->in[0], upper);
     switch (c->op->code) {
       case Code::bit_and:
@@ -69,22 +69,34 @@ class OnBlocks {
     auto x = range(c.in[0]), y = range(c.in[1]);
     return x && y ? f(*x, *y) : nullptr;
   }
-  // (..., axis) -> (blocks), folded block by block.
-  NodePtr folded(const NodePtr& x, Monoid m, const NodePtr& nothing) const {
-    auto blocks = b_.blocks();
-    auto whole = blocks.size * b_.block;
-    auto padded = whole == b_.axis.size ? x : pad(x, b_.axis.name, 0, whole - b_.axis.size, nothing);
-    return reduce(m, unflatten(padded, b_.axis.name, {blocks, Axis(b_.axis.name, b_.block)}), {blocks});
+  // The first of its axes that goes in blocks; null: none does.
+  const BlocksOf* in_blocks(const Node& n) const {
+    auto b = std::find_if(blocks_.begin(), blocks_.end(), [&](auto& b) { return has(n.axes, b.axis.name); });
+    return b == blocks_.end() ? nullptr : &*b;
+  }
+  // (..., axes) -> (blocks of each), folded block by block.
+  NodePtr folded(NodePtr x, Monoid m, const NodePtr& nothing) const {
+    Axes all;
+    for (auto& b : blocks_) {
+      if (!has(x->axes, b.axis.name)) continue;
+      auto blocks = b.blocks();
+      auto whole = blocks.size * b.block;
+      if (whole != b.axis.size) x = pad(x, b.axis.name, 0, whole - b.axis.size, nothing);
+      x = unflatten(x, b.axis.name, {blocks, Axis(b.axis.name, b.block)});
+      all.push_back(blocks);
+    }
+    return reduce(m, x, all);
   }
   std::optional<Bounds> range(const NodePtr& x) const {
     auto d = x->dtype;
     if (is_float(d) || d == DType::boolean || d == DType::u64) return {};
     auto wide = [](const NodePtr& n) { return cast(n, DType::i64); };
-    if (!has(x->axes, b_.axis.name))
+    auto* b = in_blocks(*x);
+    if (!b)
       return Bounds{wide(reduce(Monoid::min, x, {})), wide(reduce(Monoid::max, x, {}))};
     if (x->op == &kIota) {
-      auto first = mul(iota(b_.blocks(), DType::i64), integer(b_.block, DType::i64));
-      auto last = min(add(first, integer(b_.block - 1, DType::i64)), integer(b_.axis.size - 1, DType::i64));
+      auto first = mul(iota(b->blocks(), DType::i64), integer(b->block, DType::i64));
+      auto last = min(add(first, integer(b->block - 1, DType::i64)), integer(b->axis.size - 1, DType::i64));
       return Bounds{first, last};
     }
     if (is_seen_through(*x) && keeps_names(*x)) return range(x->in[0]);
@@ -116,7 +128,7 @@ class OnBlocks {
     return Bounds{select(fits, r.low, least), select(fits, r.high, most)};
   }
 
-  const BlocksOf& b_;
+  const std::vector<BlocksOf>& blocks_;
 };
 
 class WhereFalse {
@@ -209,7 +221,7 @@ class WhereFalse {
 Axis BlocksOf::blocks() const {
   return Axis("(blocks of " + std::string(axis.name.text()) + ")", (axis.size + block - 1) / block);
 }
-NodePtr may_hold(const NodePtr& mask, const BlocksOf& b) { return OnBlocks(b).holds(mask, true); }
+NodePtr may_hold(const NodePtr& mask, const std::vector<BlocksOf>& blocks) { return OnBlocks(blocks).holds(mask, true); }
 NodePtr where_false(const NodePtr& x, const Node* mask, Name axis) { return WhereFalse(mask, axis).of(x); }
 
 Nodes masks_of(const NodePtr& x, Name axis) {

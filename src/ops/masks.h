@@ -10,10 +10,10 @@ struct BlocksOf {
   std::int64_t block = 1;
   Axis blocks() const;                             // (blocks of the axis)
 };
-// Of a mask (bool), per block, without its other axes: may it hold somewhere in the block? (It does not where this is false.)
-// Found without making the mask, from comparisons of positions and of ids along one axis. Null: that cannot be said at a small
-// price.
-NodePtr may_hold(const NodePtr& mask, const BlocksOf&);
+// Of a mask (bool), per block of each of these axes, without its other axes: may it hold somewhere in the block? (It does not
+// where this is false.) Found without making the mask, from comparisons of positions and of ids along one axis. Null: that cannot
+// be said at a small price.
+NodePtr may_hold(const NodePtr& mask, const std::vector<BlocksOf>&);
 // x where this mask is false, if that is the same all along the axis: without the axis. Null: it is not.
 NodePtr where_false(const NodePtr& x, const Node* mask, Name axis);
 // Does it read of each position one of two operands, as a condition says? NaN of the other does not come through.

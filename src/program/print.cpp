@@ -52,8 +52,9 @@ std::string text(const Program& p, const Step& s, const std::string& indent) {
     case Kind::fused: return text(p, s.fused, indent);
     case Kind::contract: {
       auto& c = s.contract;
-      return fmt::format("contract {} {} {} x {}  batch{} m{} n{} k{}", of(c.out), c.accumulate ? "+=" : "=", of(c.a), of(c.b),
-                         text(c.batch), text(c.m), text(c.n), text(c.k));
+      return fmt::format("contract {} {} {} x {}  batch{} m{} n{} k{}{}", of(c.out), c.accumulate ? "+=" : "=", of(c.a), of(c.b),
+                         text(c.batch), text(c.m), text(c.n), text(c.k),
+                         c.shown.flags.slot < 0 ? "" : " where " + of(c.shown.flags));
     }
     case Kind::gather: return "gather " + of(s.gather.out) + " from " + of(s.gather.table);
     case Kind::scatter: return "scatter " + of(s.scatter.updates) + " into " + of(s.scatter.target);

@@ -62,9 +62,18 @@ struct Fused {
 // several dims; view strides are in the order batch, m, n, k (0 where the operand lacks it). Sums are f32 for bf16 and f16, else
 // of out's dtype.
 struct Contract {
+  // Which blocks of a product are worth making: what the others add is 0, or nobody reads their part of out. Who does not ask
+  // makes all.
+  struct Shown {
+    struct Flags { std::int64_t size = 0, stride = 0; };   // positions of a block; from its flag to the next one's
+    View flags;                     // bool: the first, for all points; slot -1: all blocks are
+    Flags m, n, k;                  // along the only dim of each; size 0: the flags do not go along it
+    bool zero = false;              // out has to be 0, or what it is, where the flags say no: somebody multiplies it with 0
+  };
   Dims batch, m, n, k;
   View a, b, out;
   bool accumulate = false;
+  Shown shown = {};
 };
 // out[...] = table[... with the indexed dims at the ids]. dims = the dims of out. For each indexed table axis: ids view (over
 // dims), the stride of that axis in the table, its size. Outside: what an index outside of [0, size) gives; negative ones count
@@ -264,6 +273,7 @@ struct Machine {
   double lane = 0;                          // bytes: what a turn of a loop with lanes may hold; 0: there are no lanes
   bool whole_rows = false;                  // of scores: a turn makes tiles of them by itself, so their keys need not be walked
   double narrow = 1. / 3;                   // of a multiplication in bf16 or f16
+  int shown = 0;                            // positions of a block that a product in f32 leaves out (Contract::shown); 0: of none
   double step = 0;                          // of each step that is run, whatever it does
 };
 

@@ -65,6 +65,60 @@ TEST_CASE("cpu: large contractions, with the same bits for any number of threads
   }
 }
 
+// A product whose flags say of blocks along two of its dims that they are nothing. Where it adds up along one of them the operand
+// is 0 there, so the result is that of the whole; else what is left out is 0 or the product where it has to be, and anything elsewhere.
+TEST_CASE("cpu: products leave out blocks") {
+  for (unsigned seed = 0; seed < 120; ++seed) {
+    Case c(seed);
+    auto size = [&] { return 16 + c.random.below(300); };
+    const std::int64_t sizes[] = {size(), size(), size()};
+    random_contract(c, {2}, {sizes[0]}, {sizes[1]}, {sizes[2]}, DType::f32, DType::f32, seed % 3 == 1, seed % 2 == 0);
+    auto& p = c.program.steps[0].contract;
+    const int without = seed % 3, row = without == 0 ? 1 : 0, column = without == 2 ? 1 : 2;   // of m, n, k: two have flags
+    const std::int64_t block[] = {8 << c.random.below(4), 8 << c.random.below(4)};
+    const std::int64_t rows = (sizes[row] + block[0] - 1) / block[0], columns = (sizes[column] + block[1] - 1) / block[1];
+    auto flags = c.view(false, DType::boolean, {rows, columns}, Case::permuted);
+    std::vector<bool> shown(std::size_t(rows * columns));
+    auto* bytes = &c.arguments.back()[std::size_t(flags.offset)];
+    for (std::int64_t x = 0; x < rows; ++x)
+      for (std::int64_t y = 0; y < columns; ++y) {
+        shown[std::size_t(x * columns + y)] = c.random.coin();
+        bytes[x * flags.strides[0] + y * flags.strides[1]] = std::byte(shown[std::size_t(x * columns + y)] ? 1 : 0);
+      }
+    auto is_shown = [&](std::int64_t x, std::int64_t y) { return shown[std::size_t(x / block[0] * columns + y / block[1])]; };
+    Contract::Shown::Flags* of[] = {&p.shown.m, &p.shown.n, &p.shown.k};
+    *of[row] = {block[0], flags.strides[0]}, *of[column] = {block[1], flags.strides[1]};
+    p.shown.flags = flags, p.shown.flags.strides = Dims(4, 0), p.shown.zero = c.random.coin();
+    if (without != 2) {                            // along k: 0 in one of the operands
+      auto& v = without == 1 ? p.a : p.b;
+      auto* x = reinterpret_cast<float*>(c.arguments[without == 1 ? 0 : 1].data()) + v.offset;
+      for (std::int64_t batch = 0; batch < 2; ++batch)
+        for (std::int64_t i = 0; i < sizes[row]; ++i)
+          for (std::int64_t k = 0; k < sizes[2]; ++k)
+            if (!is_shown(i, k)) x[batch * v.strides[0] + i * v.strides[std::size_t(1 + row)] + k * v.strides[3]] = 0;
+    }
+    INFO("seed ", seed);
+    if (without != 2) same_bits(c);
+    const auto got = c.run(*cpu::make_cpu_device())[0], want = testing::product(p, c.arguments[0], c.arguments[1], c.results[0]);
+    if (without != 2) {
+      CHECK(difference(DType::f32, got, want, 50 * tolerance(DType::f32)) == "");
+      continue;
+    }
+    auto at = [&](const Bytes& b, std::int64_t batch, std::int64_t i, std::int64_t j) {
+      return reinterpret_cast<const float*>(b.data())[p.out.offset + batch * p.out.strides[0] + i * p.out.strides[1] + j * p.out.strides[2]];
+    };
+    int wrong = 0;
+    for (std::int64_t batch = 0; batch < 2; ++batch)
+      for (std::int64_t i = 0; i < sizes[0]; ++i)
+        for (std::int64_t j = 0; j < sizes[1]; ++j) {
+          const float x = at(got, batch, i, j), y = at(want, batch, i, j), before = at(c.results[0], batch, i, j);
+          const bool right = std::abs(x - y) <= 1e-4f * (1 + std::abs(y)), nothing = x == (p.accumulate ? before : 0.f);
+          wrong += !right && (is_shown(i, j) || (p.shown.zero && !nothing));
+        }
+    CHECK(wrong == 0);
+  }
+}
+
 TEST_CASE("cpu: small products, in any layout, with the same bits for any number of threads") {
   for (unsigned seed = 0; seed < 240; ++seed) {
     Case c(seed);

@@ -8,6 +8,8 @@
 
 #include "haliax/haliax.h"
 #include "haliax/profile.h"
+#include "compile/pipeline.h"
+#include "program/devices.h"
 
 using namespace haliax;
 
@@ -183,6 +185,49 @@ TEST_CASE("masked: a turn that sees nothing ends before its point-wise steps") {
     return sum;
   };
   for (bool gradient : {false, true}) CHECK(bytes(true, gradient) < 0.78 * bytes(false, gradient));
+}
+
+// Of scores that are whole, too: queries and keys go in blocks of the products themselves, on machines whose products ask. Weights that
+// are not 0 are found when the program runs, and all is made.
+TEST_CASE("masked: products of whole arrays leave out blocks, forward and backward") {
+  const Axis Pos("q", 200), Keys("k", 230), Groups("group", 2), Size("d", 32);
+  auto draw = [&](int seed, const Axes& axes) { return random::normal(random::key(seed), axes).eval(); };
+  auto f = [&](const Parts& p, const NamedArray& mask, float fill) {
+    return all_of([&](const Parts& p) { return dot(softmax(where(mask, scores(p), fill), "k"), p[2], "k"); }, p);
+  };
+  const auto q = broadcast_axis(arange(Pos), Keys);
+  const float least = -std::numeric_limits<float>::infinity();
+  auto flags_of = [](const Leaves& results) {
+    Nodes roots;
+    for (auto& r : results) roots.push_back(r.node());
+    auto device = cpu::make_cpu_device(0);
+    Compilation c{roots, {}};
+    c.options.device = device.get();
+    run(c);
+    int flags = 0;
+    for (auto& s : c.program->steps) flags += s.kind == program::Kind::contract && s.contract.shown.flags.slot >= 0;
+    return flags;
+  };
+  const bool asks = cpu::make_cpu_device(0)->machine().shown > 0;
+  struct Kind { NamedArray mask; float fill; int flags; };
+  for (auto& [mask, fill, flags] : {Kind{nn::causal_mask(Pos, Keys), -1e9f, 6}, Kind{nn::causal_mask(Pos, Keys), least, 6},
+                                    Kind{q - arange(Keys) < 20, -1e9f, 6}, Kind{q < 60 && arange(Keys) <= q, -1e9f, 6},
+                                    Kind{q < 60 && arange(Keys) <= q, least, 6}, Kind{arange(Keys) <= q, -4.f, 6}}) {
+    CAPTURE(fill);
+    Parts p{draw(1, {B, H, Pos, Size}), draw(2, {B, H, Keys, Size}), draw(3, {B, H, Keys, Size})};
+    CHECK(flags_of(f(p, mask, fill)) == (asks ? flags : 0));
+    auto got = jit([&](const Parts& p) { return f(p, mask, fill); })(p);
+    auto want = jit([&](const Parts& p) { return f(p, mask, fill); }, {.backend = "reference"})(p);
+    for (std::size_t k = 0; k < want.size(); ++k) {
+      CAPTURE(k);
+      auto none = isnan(want[k]);
+      CHECK(all(none == isnan(got[k])).item() == 1);
+      CHECK(max(where(none, 0.f, abs(got[k] - want[k]))).item() <= 1e-5 * (1 + max(where(none, 0.f, abs(want[k]))).item()));
+    }
+  }
+  // Queries in groups lie along two axes, which no flags go along.
+  Parts grouped{draw(1, {B, H, Groups, Pos, Size}), draw(2, {B, H, Keys, Size}), draw(3, {B, H, Keys, Size})};
+  CHECK(flags_of(f(grouped, nn::causal_mask(Pos, Keys), -1e9f)) == 0);
 }
 
 // Whether a query sees anything is known only with its scores: the turn goes on, and makes exp of them once.

@@ -142,7 +142,7 @@ NodePtr changes(const Loop& l, std::size_t body, const Nodes& level) {
       known &= value && (r.fold == Fold::carry || prim::is_number(value, 0)) && (r.fold != Fold::fold || r.monoid == Monoid::sum);
       if (known && r.fold == Fold::carry) stay.push_back(prim::stays(value, r.carry));
     }
-    auto may = known ? prim::may_hold(m, {chunk, chunk.size}) : nullptr;
+    auto may = known ? prim::may_hold(m, {{chunk, chunk.size}}) : nullptr;
     if (!may || (may->axes.empty() && !may->varies_with(index))) continue;
     for (auto& x : if_zero) stay.push_back(prim::equal(x, prim::number(0, x->dtype)));
     out = prim::flags_joined(out, prim::unless_all(prim::reduce(Monoid::max, may, {}), stay));

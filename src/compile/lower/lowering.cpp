@@ -232,16 +232,30 @@ void Lowering::contract(const Placed& out, const Placed& a, const Placed& b, boo
   push({.kind = program::Kind::contract,
         .contract = {sizes(batch), sizes(m), sizes(nn), sizes(k), of(a), of(b), of(out), accumulate}});
 }
-// A loop over the blocks, whose turn ends where the flag says so; what is left over lies at the end.
 void Lowering::masked_product(const Node& n, bool add) {
-  auto [axis, block, zeros] = MaskedAttr::of(n);
-  auto &a = n.in[0], &b = n.in[1], &flags = n.in[2];
-  bool sums = !find(n, axis);
-  const Placed out{result_, n.axes}, of_a{place_of(a), a->axes}, of_b{place_of(b), b->axes};
-  auto flag = place_of(flags);
-  if (!add && (sums || zeros)) zero(result_, n.axes);
-  const auto size = find(find(*a, axis) ? *a : *b, axis)->size, whole = size / block;
-  auto part = [&](Placed p, std::int64_t positions, int variable) {
+  auto masked = MaskedAttr::of(n);
+  const Placed out{result_, n.axes}, a{place_of(n.in[0]), n.in[0]->axes}, b{place_of(n.in[1]), n.in[1]->axes};
+  if (masked.sides.size() == 1) return in_blocks(n, out, a, b, add);
+  contract(out, a, b, add);
+  auto& c = steps_->back().contract;
+  const auto flags = place_of(n.in[2]);
+  c.shown.flags = view(flags, {}, {}), c.shown.flags.strides.assign(c.out.strides.size(), 0);
+  c.shown.zero = masked.zero;
+  for (std::size_t k = 0; k < masked.sides.size(); ++k) {
+    auto [axis, size] = masked.sides[k];
+    bool in_a = has(a.axes, axis), in_b = has(b.axes, axis);
+    (in_a && in_b ? c.shown.k : in_a ? c.shown.m : c.shown.n) = {size, flags.strides[k]};
+  }
+}
+// A loop over the blocks, whose turn ends where the flag says so; what is left over lies at the end.
+void Lowering::in_blocks(const Node& n, const Placed& out, const Placed& a, const Placed& b, bool add) {
+  auto masked = MaskedAttr::of(n);
+  const auto [axis, block] = masked.sides[0];
+  const bool sums = !find(n, axis);
+  auto flag = place_of(n.in[2]);
+  if (!add && (sums || masked.zero)) zero(result_, n.axes);
+  const auto size = find(find(*n.in[0], axis) ? *n.in[0] : *n.in[1], axis)->size, whole = size / block;
+  auto part = [&, axis = axis, block = block](Placed p, std::int64_t positions, int variable) {
     auto strides = p.place.strides;
     for (std::size_t d = 0; d < p.axes.size(); ++d) {
       if (p.axes[d].name != axis) continue;
@@ -258,7 +272,7 @@ void Lowering::masked_product(const Node& n, bool add) {
     if (variable >= 0) mine.terms.push_back({.loop = variable, .stride = flag.strides[0]});
     else mine.offset += whole * flag.strides[0];
     push({.kind = program::Kind::skip, .skip = {view(mine, {}, {})}});
-    contract(part(out, positions, variable), part(of_a, positions, variable), part(of_b, positions, variable), add || sums);
+    contract(part(out, positions, variable), part(a, positions, variable), part(b, positions, variable), add || sums);
     steps_ = outer;
     push(std::move(s));
   };

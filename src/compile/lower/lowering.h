@@ -52,6 +52,7 @@ class Lowering final : public Emit {
   void ring(const NodePtr&);
   void contract(const Placed& out, const Placed& a, const Placed& b, bool accumulate);
   void masked_product(const Node&, bool add);
+  void in_blocks(const Node&, const Placed& out, const Placed& a, const Placed& b, bool add);
   void into(const Unit&);                                 // a value that is in memory, or a view of one, into a target
   void kernel(const Unit&);
   // ---- loop.cpp ----

@@ -6,6 +6,7 @@
 #include "compile/lower/masked.h"
 
 #include <algorithm>
+#include <array>
 
 #include "graph/loop.h"
 #include "ops/masks.h"
@@ -17,7 +18,8 @@ namespace {
 // 0 with each of the three, where all of the result is made.
 Linear zero_in_masked(const Node& n, std::size_t) {
   auto m = MaskedAttr::of(n);
-  return m.zero || !find(n, m.axis) ? Linear::one : Linear::no;
+  bool sums = std::any_of(m.sides.begin(), m.sides.end(), [&](auto& s) { return !find(n, s.axis); });
+  return m.zero || sums ? Linear::one : Linear::no;
 }
 
 }  // namespace
@@ -33,17 +35,21 @@ struct LeftOut {
   bool zero = false;                               // they are 0 in the result
 };
 
+constexpr double kLeastWork = 1 << 22;             // multiplications of a product of whole arrays
+constexpr std::int64_t kLeastBlocks = 4;           // of each of its axes
+
 class MaskedProducts {
  public:
-  MaskedProducts(const Nodes& values, const Node* index) {
+  // `whole`: of whole arrays, whose products leave out blocks of so many positions; 0: of the few queries that a turn walks.
+  MaskedProducts(const Nodes& values, const Node* index, int whole) : whole_(whole) {
     auto all = level_of(values, index);
     std::unordered_set<const Node*> inner;
     for (auto& n : all)
       if (n->op == &kLoop)
         for (auto& i : loop_of(*n).index) inner.insert(i.get());
     for (auto& n : all)
-      if (n->varies_with(index) && std::none_of(n->free.begin(), n->free.end(), [&](auto* f) { return inner.count(f) > 0; }))
-        nodes_.push_back(n);
+      if (!index || n->varies_with(index))
+        if (std::none_of(n->free.begin(), n->free.end(), [&](auto* f) { return inner.count(f) > 0; })) nodes_.push_back(n);
     for (auto& v : values) given_.insert(v.get());
     for (auto& n : nodes_) {
       Nodes reads;
@@ -54,13 +60,21 @@ class MaskedProducts {
   }
   void rewrite(Rewrite& to) const {
     for (auto& n : nodes_)
-      if (n->op->kind == Kind::contract && n->in.size() == 2)
+      if (n->op->kind == Kind::contract && n->in.size() == 2 && (!whole_ || is_large(*n)))
         if (auto made = masked(*n)) to[n.get()] = made;
   }
 
  private:
+  static bool is_large(const Node& n) {
+    double work = 1;
+    for (auto& x : joined(n.in[0]->axes, n.in[1]->axes)) work *= double(x.size);
+    return work >= kLeastWork && n.dtype == DType::f32 && n.in[0]->dtype == DType::f32 && n.in[1]->dtype == DType::f32;
+  }
   // Of an axis: large enough for a product, small enough that few positions are made in vain. 0: it is not worth while.
-  static std::int64_t block_of(std::int64_t size) { return size >= 2048 ? 192 : size >= 192 ? 96 : 0; }
+  std::int64_t block_of(std::int64_t size) const {
+    if (whole_) return size >= kLeastBlocks * whole_ ? whole_ : 0;
+    return size >= 2048 ? 192 : size >= 192 ? 96 : 0;
+  }
 
   NodePtr masked(const Node& n) const {
     for (std::size_t side : {0u, 1u})
@@ -110,53 +124,82 @@ class MaskedProducts {
     }
     return out;
   }
-  static NodePtr with(const Node& n, const Axis& a, const LeftOut& what) {
-    prim::BlocksOf b{a, block_of(a.size)};
+  // Is it the only axis of m, of n or of k of the product?
+  static bool is_side(const Node& n, const Axis& a) {
+    auto where = [&](const Axis& x) {
+      return std::array{has(n.in[0]->axes, x.name), has(n.in[1]->axes, x.name), has(n.axes, x.name)};
+    };
+    const auto mine = where(a);
+    if (mine == std::array{true, true, true}) return false;   // of a batch
+    for (auto& side : n.in)
+      for (auto& x : side->axes)
+        if (x.name != a.name && x.size > 1 && where(x) == mine) return false;
+    return true;
+  }
+  // What the masks and the product go along beside `a`: the longest of it.
+  std::optional<Axis> queries_of(const Node& n, const Axis& a, const LeftOut& what) const {
+    std::optional<Axis> longest;
+    for (auto& [mask, if_zero] : what.masks)
+      for (auto& x : mask->axes) {
+        bool has_it = x.name != a.name && (find(*n.in[0], x.name) || find(*n.in[1], x.name)) && is_side(n, x);
+        if (has_it && block_of(x.size) && (!longest || x.size > longest->size)) longest = x;
+      }
+    return longest;
+  }
+  NodePtr with(const Node& n, const Axis& a, const LeftOut& what) const {
+    std::vector<prim::BlocksOf> blocks{{a, block_of(a.size)}};
+    if (whole_) {
+      auto queries = is_side(n, a) ? queries_of(n, a, what) : std::nullopt;
+      if (!queries) return nullptr;
+      blocks.push_back({*queries, whole_});
+    }
     NodePtr made;                                  // flags, of blocks
     for (auto& [mask, if_zero] : what.masks) {
-      auto may = prim::may_hold(mask, b);
-      if (!may || !has(may->axes, b.blocks().name)) continue;
+      auto may = prim::may_hold(mask, blocks);
+      if (!may || !has(may->axes, blocks[0].blocks().name)) continue;
       Nodes zero;
       for (auto& x : if_zero) zero.push_back(prim::equal(x, prim::number(0, x->dtype)));
       made = prim::flags_joined(made, prim::unless_all(may, zero));
     }
     if (!made) return nullptr;
     At here(n.origin);
-    bool sums = !find(n, a.name);
+    bool sums = !whole_ && !find(n, a.name);
     auto dtype = sums && is_float(n.dtype) && bytes_of(n.dtype) < 4 ? DType::f32 : n.dtype;   // of blocks: rounded once
-    auto product = make(kMaskedProduct, {n.in[0], n.in[1], prim::fit(made, {b.blocks()})}, n.axes, dtype,
-                        MaskedAttr{a.name, b.block, what.zero}.attr());
+    MaskedAttr attr{.zero = what.zero};
+    Axes flags;
+    for (auto& b : blocks) attr.sides.push_back({b.axis.name, b.block}), flags.push_back(b.blocks());
+    auto product = make(kMaskedProduct, {n.in[0], n.in[1], prim::fit(made, flags)}, n.axes, dtype, attr.attr());
     return prim::cast(product, n.dtype);
   }
 
+  int whole_;
   Nodes nodes_;
   std::unordered_set<const Node*> given_;
   std::unordered_map<const Node*, std::vector<const Node*>> readers_;
 };
 
-Nodes in_level(const Nodes& values, const Node* index) {
+Nodes in_level(const Nodes& values, const Node* index, int whole) {
   Rewrite found, to;
-  MaskedProducts(values, index).rewrite(found);
+  MaskedProducts(values, index, whole).rewrite(found);
   for (auto& n : level_of(values, index))          // the older ones first: others are made of them
     if (auto y = found.find(n.get()); y != found.end()) to[n.get()] = substitute({y->second}, to, index)[0];
   return to.empty() ? values : substitute(values, to, index);
 }
-Nodes in_loops(const Nodes& values, const Node* index) {
+// `shown`: 0 leaves the products of the level as they are.
+constexpr int kOfTurns = -1;                       // over scores
+Nodes in_levels(const Nodes& values, const Node* index, int shown) {
   std::unordered_set<const Node*> of_scores;       // indices
-  for (auto& n : level_of(values, index))
+  auto mine = shown == 0 ? values : in_level(values, index, shown == kOfTurns ? 0 : shown);
+  for (auto& n : level_of(mine, index))
     if (n->op == &kLoop && loop_of(*n).of_scores)
       for (auto& i : loop_of(*n).index) of_scores.insert(i.get());
-  return in_bodies(values, index, [](const Loop&) { return true; }, [&](const Nodes& inner, const Node* i) {
-    return in_loops(of_scores.count(i) ? in_level(inner, i) : inner, i);
+  return in_bodies(mine, index, [](const Loop&) { return true; }, [&](const Nodes& inner, const Node* i) {
+    return in_levels(inner, i, of_scores.count(i) ? kOfTurns : std::max(shown, 0));
   });
 }
 
 }  // namespace
 
-Nodes masked_products(const Nodes& roots) {
-  auto all = everything(roots);
-  bool any = std::any_of(all.begin(), all.end(), [](auto& n) { return n->op == &kLoop && loop_of(*n).of_scores; });
-  return any ? in_loops(roots, nullptr) : roots;
-}
+Nodes masked_products(const Nodes& roots, int shown) { return in_levels(roots, nullptr, shown); }
 
 }  // namespace haliax

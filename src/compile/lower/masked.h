@@ -4,17 +4,29 @@
 
 namespace haliax {
 
-// in[0] x in[1], as a contraction, but for the blocks along an axis whose flag in in[2] is false: what they would add is
-// 0, or where the result has that axis nobody reads them.
+// in[0] x in[1], as a contraction, but for the blocks along these axes whose flag in in[2] is false: what they would add is 0, or
+// where the result has all of the axes nobody reads them.
 extern const Op kMaskedProduct;
 struct MaskedAttr {
-  Name axis;
-  std::int64_t block = 1;   // positions
-  bool zero = false;        // where the result has the axis: it is 0 in those blocks
-  Attr attr() const { return {.names = {axis}, .ints = {block, zero}}; }
-  static MaskedAttr of(const Node& n) { return {n.attr.names[0], n.attr.ints[0], n.attr.ints[1] != 0}; }
+  struct Grain {
+    Name axis;
+    std::int64_t size = 1;  // positions of a block
+  };
+  std::vector<Grain> sides = {};
+  bool zero = false;        // where the result has the axes: it is 0 in those blocks
+  Attr attr() const {
+    Attr a{.ints = {zero}};
+    for (auto& s : sides) a.names.push_back(s.axis), a.ints.push_back(s.size);
+    return a;
+  }
+  static MaskedAttr of(const Node& n) {
+    MaskedAttr m{.zero = n.attr.ints[0] != 0};
+    for (std::size_t k = 0; k < n.attr.names.size(); ++k) m.sides.push_back({n.attr.names[k], n.attr.ints[k + 1]});
+    return m;
+  }
 };
-// The same values, from such products, in loops over chunks: of the scores of attention under a causal mask, say.
-Nodes masked_products(const Nodes& roots);
+// The same values, from such products: of the scores of attention under a causal mask, say. In turns over chunks of scores keys
+// go in blocks; of products of whole arrays queries, too, if the machine leaves out blocks of so many positions (0: none).
+Nodes masked_products(const Nodes& roots, int shown);
 
 }  // namespace haliax

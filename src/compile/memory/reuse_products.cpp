@@ -51,7 +51,9 @@ bool same_view(const View& a, int in_a, View b, int in_b) {
 bool same_product(const Step& s, int in_a, const Step& t, int in_b) {
   if (s.kind != Kind::contract || t.kind != Kind::contract) return false;
   auto &a = s.contract, &b = t.contract;
-  auto plain = [](const Contract& c) { return !c.accumulate && c.out.offset == 0 && c.out.terms.empty(); };
+  auto plain = [](const Contract& c) {
+    return !c.accumulate && c.shown.flags.slot < 0 && c.out.offset == 0 && c.out.terms.empty();
+  };
   return a.batch == b.batch && a.m == b.m && a.n == b.n && a.k == b.k && plain(a) && plain(b) &&
          same_view(a.a, in_a, b.a, in_b) && same_view(a.b, in_a, b.b, in_b) && a.out.dtype == b.out.dtype &&
          a.out.strides == b.out.strides;

@@ -27,6 +27,7 @@ template <class S, class F> void each_view(S& s, F f) {
       break;
     case Kind::contract:
       f(s.contract.a, false), f(s.contract.b, false);
+      if (s.contract.shown.flags.slot >= 0) f(s.contract.shown.flags, false);
       if (s.contract.accumulate) f(s.contract.out, false);
       f(s.contract.out, true);
       break;
