@@ -108,6 +108,7 @@ void check(const program::Program& p, std::vector<Step>& steps) {
   for (auto& s : steps) {
     check(p, s.loop.body);
     bool looks = computes(s.kind);
+    if (looks) s.contract.shown = {};              // all of a product is made, as what is left out may be anything
     out.push_back(std::move(s));
     if (!looks) continue;
     auto look = look_at(p, out.back());
