@@ -200,6 +200,10 @@ Nodes in_levels(const Nodes& values, const Node* index, int shown) {
 
 }  // namespace
 
-Nodes masked_products(const Nodes& roots, int shown) { return in_levels(roots, nullptr, shown); }
+Nodes masked_products(const Nodes& roots, int shown) {
+  auto all = everything(roots);
+  auto chooses = [](auto& n) { return prim::chooses(*n); };
+  return std::any_of(all.begin(), all.end(), chooses) ? in_levels(roots, nullptr, shown) : roots;   // no mask without one
+}
 
 }  // namespace haliax
