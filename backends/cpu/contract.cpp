@@ -169,7 +169,7 @@ class MatmulStep final : public CompiledStep {
     calls_.resize(static_cast<std::size_t>(plan_->workers) * 8);
     for (std::size_t i = 0; i < calls_.size(); ++i)
       if (auto& gemm = plan_->gemms[i / 2 % 4][i % 2]) calls_[i].emplace(gemm);
-    if (asks_for_blocks()) flags_.emplace(contract_.shown.flags);
+    if (auto asked = blocks()) shown_ = *asked, flags_.emplace(contract_.shown.flags);
   }
   void run(Frame& frame) override {
     const MatmulPlan& p = *plan_;
@@ -178,7 +178,8 @@ class MatmulStep final : public CompiledStep {
     std::byte* out = out_.at(frame);
     if (p.choice.pack_a.used) a = packed(copy_a_, a, scratch);
     if (p.choice.pack_b.used) b = packed(copy_b_, b, scratch + p.packed_a_bytes);
-    const auto shown = shown_blocks(frame);
+    auto shown = shown_;
+    if (flags_) shown.flags = reinterpret_cast<const unsigned char*>(flags_->at(frame));
     parallel_for(p.tasks(), p.workers, [&](std::int64_t task, int worker) {
       const std::int64_t im = task % p.m_blocks, in = task / p.m_blocks % p.n_blocks, rest = task / p.m_blocks / p.n_blocks;
       const std::int64_t ig = rest % p.groups, outer = rest / p.groups;
@@ -201,26 +202,22 @@ class MatmulStep final : public CompiledStep {
   }
 
  private:
-  // If its matrices go along the dims that the flags do. Who does not ask makes all blocks.
-  bool asks_for_blocks() const {
+  // Which blocks to make, but for the flags, if the matrices go along the dims that these do. None: all, as who does not ask makes them.
+  std::optional<ShownBlocks> blocks() const {
     auto& s = contract_.shown;
     auto& c = plan_->choice;
-    auto is_dim = [](const program::Contract::Shown::Flags& b, const program::Dims& dims, const MatrixDim& d) {
-      return b.size == 0 || (std::has_single_bit(std::uint64_t(b.size)) && program::points(dims) == d.n);
+    if (s.flags.slot < 0 || !plan_->ours || plan_->group != 1 || plan_->k_points != 1 || contract_.a.dtype != DType::f32) return {};
+    ShownBlocks out;
+    out.zero = s.zero;
+    auto goes_along = [](ShownBlocks::Side& side, const program::Contract::Shown::Flags& flags, const program::Dims& dims, const MatrixDim& d) {
+      if (flags.size == 0) return true;
+      side = {std::countr_zero(std::uint64_t(flags.size)), flags.stride, 0};
+      return std::has_single_bit(std::uint64_t(flags.size)) && program::points(dims) == d.n;
     };
-    return s.flags.slot >= 0 && plan_->ours && plan_->group == 1 && plan_->k_points == 1 && contract_.a.dtype == DType::f32 &&
-           is_dim(s.m, contract_.m, c.swapped ? c.n : c.m) && is_dim(s.n, contract_.n, c.swapped ? c.m : c.n) && is_dim(s.k, contract_.k, c.k);
-  }
-  ShownBlocks shown_blocks(Frame& frame) const {
-    ShownBlocks all;
-    if (!flags_) return all;
-    auto& s = contract_.shown;
-    auto along = [](const program::Contract::Shown::Flags& b) {
-      return b.size ? ShownBlocks::Side{std::countr_zero(std::uint64_t(b.size)), b.stride, 0} : ShownBlocks::Side{};
-    };
-    all.flags = reinterpret_cast<const unsigned char*>(flags_->at(frame)), all.zero = s.zero;
-    all.m = along(plan_->choice.swapped ? s.n : s.m), all.n = along(plan_->choice.swapped ? s.m : s.n), all.k = along(s.k);
-    return all;
+    auto &m = c.swapped ? c.n : c.m, &n = c.swapped ? c.m : c.n;
+    auto &of_m = c.swapped ? out.n : out.m, &of_n = c.swapped ? out.m : out.n;
+    bool all = goes_along(of_m, s.m, contract_.m, m) && goes_along(of_n, s.n, contract_.n, n) && goes_along(out.k, s.k, contract_.k, c.k);
+    return all ? std::optional(out) : std::nullopt;
   }
   static const std::byte* packed(const Copier& copier, const std::byte* from, std::byte* to) {
     parallel_for(copier.blocks(), threads(), [&](std::int64_t block, int) { copier.run(from, to, block); });
@@ -229,6 +226,7 @@ class MatmulStep final : public CompiledStep {
   std::unique_ptr<MatmulPlan> plan_;
   const Contract& contract_;
   Place a_, b_, out_;
+  ShownBlocks shown_;                              // without the flags
   std::optional<Place> flags_;
   Scratch scratch_;
   int in_bytes_, out_bytes_;

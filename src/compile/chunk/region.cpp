@@ -7,8 +7,8 @@
 #include "haliax/chunked.h"
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
-#include "ops/prim.h"
 #include "ops/masks.h"
+#include "ops/prim.h"
 #include "ops/shifted_exp.h"
 
 namespace haliax {

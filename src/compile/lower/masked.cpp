@@ -185,8 +185,8 @@ Nodes in_level(const Nodes& values, const Node* index, int whole) {
     if (auto y = found.find(n.get()); y != found.end()) to[n.get()] = substitute({y->second}, to, index)[0];
   return to.empty() ? values : substitute(values, to, index);
 }
-// `shown`: 0 leaves the products of the level as they are.
-constexpr int kOfTurns = -1;                       // over scores
+constexpr int kOfTurns = -1;
+// shown: positions of a block; 0: the products of this level stay as they are; kOfTurns: it is a turn over scores.
 Nodes in_levels(const Nodes& values, const Node* index, int shown) {
   std::unordered_set<const Node*> of_scores;       // indices
   auto mine = shown == 0 ? values : in_level(values, index, shown == kOfTurns ? 0 : shown);
