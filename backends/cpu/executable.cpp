@@ -1,5 +1,6 @@
 // The device, and programs as lists of compiled steps.
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <new>
 #include <string>
@@ -142,7 +143,7 @@ class Steps {
     for (std::size_t k = 0; k < compiled_.size(); ++k) {
       if (frame.recorder) frame.recorder->begin(steps_[k]);
       compiled_[k]->run(frame);
-      if (frame.recorder) frame.recorder->end(steps_[k]);
+      if (frame.recorder) frame.recorder->end(steps_[k], compiled_[k]->made(frame));
       if (frame.turn_is_over) break;
     }
   }
@@ -372,10 +373,19 @@ constexpr std::int64_t usual_lane = 5 << 18, most_in_lane = 32 << 20;  // bytes;
 
 constexpr double small_product = 4 << 20;  // multiplications
 
+// Products that a product leaves out blocks of is made of.
+double blocks_of(const program::Contract& c) {
+  double n = 1;
+  auto count = [&](const program::Contract::Shown::Flags& flags, const Dims& dims) {
+    if (flags.size > 0) n *= std::ceil(double(product(dims)) / double(flags.size));
+  };
+  count(c.shown.m, c.m), count(c.shown.n, c.n), count(c.shown.k, c.k);
+  return n;
+}
 double products_run(const std::vector<Step>& steps) {
   double n = 0;
   for (const Step& s : steps)
-    n += s.kind == Kind::contract ? 1 : s.kind == Kind::loop ? static_cast<double>(s.loop.trips) * products_run(s.loop.body) : 0;
+    n += s.kind == Kind::contract ? blocks_of(s.contract) : s.kind == Kind::loop ? static_cast<double>(s.loop.trips) * products_run(s.loop.body) : 0;
   return n;
 }
 

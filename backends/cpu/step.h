@@ -25,6 +25,7 @@ class CompiledStep {
  public:
   virtual ~CompiledStep() = default;
   virtual void run(Frame&) = 0;
+  virtual double made(const Frame&) const { return 1; }   // as Recorder::end has it; of the run that ended last
 };
 
 // A view's first element.

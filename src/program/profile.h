@@ -9,7 +9,8 @@ class Recorder {
  public:
   virtual ~Recorder() = default;
   virtual void begin(const Step&) = 0;
-  virtual void end(const Step&) = 0;                        // of the step that began last and has not ended
+  // Of the step that began last and has not ended. made: the share of its product that is worth making (Contract::Shown).
+  virtual void end(const Step&, double made) = 0;
 };
 // An Executable that can say so is this too. Of one that cannot a run is timed as a whole.
 class Recordable {

@@ -60,16 +60,16 @@ class Profiler::Recording final : public program::Recorder {
  public:
   Recording(const Known& known, std::size_t room) : known_(known), room_(room) {}
   void begin(const Step& s) override { open_.push_back({known_.row_of.at(&s), seconds_now(), 0}); }
-  void end(const Step&) override {
+  void end(const Step&, double made) override {
     auto now = seconds_now();
     auto o = open_.back();
     open_.pop_back();
-    note(o.row, o.began, now, now - o.began - o.inside);
+    note(o.row, o.began, now, now - o.began - o.inside, made);
     if (!open_.empty()) open_.back().inside += now - o.began;
   }
-  void note(int row, double began, double ended, double own) {
+  void note(int row, double began, double ended, double own, double made = 1) {
     auto& all = spent[row];
-    all.calls += 1, all.seconds += own;
+    all.calls += 1, all.seconds += own, all.made += made;
     bool fits = events.size() < room_ && (open_.empty() || in_loops_ < kMostInLoops);
     if (!fits) { ++left_out; return; }
     in_loops_ += !open_.empty();
@@ -110,7 +110,7 @@ void Profiler::run(const Compiled& c, const std::vector<void*>& arguments, const
   auto count = [&](const auto& spent, int sign) {
     for (auto& [row, s] : spent) {
       auto& r = rows_[std::size_t(row)];
-      r.calls += sign * s.calls, r.seconds += sign * s.seconds;
+      r.calls += sign * s.calls, r.seconds += sign * s.seconds, r.made += sign * s.made;
     }
   };
   count(told.spent, 1);
@@ -173,7 +173,7 @@ int Profiler::row(Row r) {
 }
 void Profiler::forget_times() {
   std::lock_guard hold(recording);
-  for (auto& r : rows_) r.calls = r.seconds = 0;
+  for (auto& r : rows_) r.calls = r.seconds = r.made = 0;
   for (auto& p : programs_) p.second->first.clear();
   left_out_ = 0;
 }
@@ -202,7 +202,8 @@ Profile Profiler::summary(int runs, double wall_s) const {
     if (r.calls == 0) continue;
     if (r.is_call) { if (runs == 0) p.wall_s += r.seconds; continue; }
     StepProfile s = r;
-    s.bound_s = bound_of(r, r.products, rates_);
+    s.flops *= r.made / r.calls;
+    s.bound_s = bound_of(s, r.products, rates_);
     const double turns = r.calls / std::max(1, runs);
     s.calls = turns, s.seconds /= std::max(1, runs);
     for (double* each : {&s.read, &s.written, &s.flops, &s.bound_s}) *each *= turns;

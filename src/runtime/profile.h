@@ -33,6 +33,7 @@ class Profiler {
  private:
   struct Spent {
     double calls = 0, seconds = 0;
+    double made = 0;                             // of calls: the shares of their products that are worth making
   };
   struct Known {                                 // a Program whose rows are there
     std::shared_ptr<const program::Program> program;
@@ -43,6 +44,7 @@ class Profiler {
   };
   struct Row : StepProfile {
     std::string products;                        // dtype of a contraction
+    double made = 0;                             // as Spent::made
     bool is_call = false;
   };
   struct Event {

@@ -82,6 +82,22 @@ TEST_CASE("masked: blocks that a mask of positions leaves out are not made") {
   CHECK(share_made([&](const Parts& p) { return attend(p, causal, -std::numeric_limits<float>::infinity()); }) == doctest::Approx(of_causal));
 }
 
+// Products that are large enough leave out blocks of 32 keys themselves, on machines whose products do: the same of a text in parts,
+// whose blocks lie apart, of a sliding window, and of masks in data.
+TEST_CASE("masked: one product of a turn leaves out blocks of its own") {
+  const Axis Size("d", 32);
+  auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {B, H, pos, Size}).eval(); };
+  const Parts p{draw(1, Q), draw(2, K), draw(3, K)};
+  const bool asks = cpu::make_cpu_device(0)->machine().shown > 0;
+  auto causal = nn::causal_mask(Q, K), near = causal & (along_q(position(Q)) - position(K) < 20);
+  auto made = [&](const NamedArray& mask) { return share_made([&](const Parts& p) { return attend(p, mask); }, p); };
+  CHECK(made(causal) == doctest::Approx((asks ? 128 + 224 + 300 : 192 + 288 + 300) / 900.));   // keys that 100 queries a turn see
+  CHECK(made(near) == doctest::Approx((asks ? 128 + 160 + 140 : 684) / 900.));
+  CHECK(made((floor_divide(arange(K), 50) == broadcast_axis(floor_divide(arange(Q), 100) * 2, K)).eval()) < 0.8);
+  auto apart = (arange(K) < 30 || arange(K) >= 260).eval();
+  CHECK(made(broadcast_axis(apart, Q)) < (asks ? 0.5 : 0.8));
+}
+
 TEST_CASE("masked: a causal text of 4,096 positions takes little more than half of the products") {
   const Axis Long("q", 4096), Keys("k", 4096), Size("d", 8);
   auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {pos, Size}).eval(); };
@@ -190,7 +206,10 @@ TEST_CASE("masked: a turn that sees nothing ends before its point-wise steps") {
 // Of scores that are whole, too: queries and keys go in blocks of the products themselves, on machines whose products ask. Weights that
 // are not 0 are found when the program runs, and all is made.
 TEST_CASE("masked: products of whole arrays leave out blocks, forward and backward") {
-  const Axis Pos("q", 200), Keys("k", 230), Groups("group", 2), Size("d", 32);
+  std::int64_t keys = 230;
+  SUBCASE("operands are read where they lie") {}
+  SUBCASE("left ones are packed, as their rows clash in caches") { keys = 256; }
+  const Axis Pos("q", 200), Keys("k", keys), Groups("group", 2), Size("d", 32);
   auto draw = [&](int seed, const Axes& axes) { return random::normal(random::key(seed), axes).eval(); };
   auto f = [&](const Parts& p, const NamedArray& mask, float fill) {
     return all_of([&](const Parts& p) { return dot(softmax(where(mask, scores(p), fill), "k"), p[2], "k"); }, p);

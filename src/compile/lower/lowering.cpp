@@ -235,7 +235,7 @@ void Lowering::contract(const Placed& out, const Placed& a, const Placed& b, boo
 void Lowering::masked_product(const Node& n, bool add) {
   auto masked = MaskedAttr::of(n);
   const Placed out{result_, n.axes}, a{place_of(n.in[0]), n.in[0]->axes}, b{place_of(n.in[1]), n.in[1]->axes};
-  if (masked.sides.size() == 1) return in_blocks(n, out, a, b, add);
+  if (!masked.inside) return in_blocks(n, out, a, b, add);
   contract(out, a, b, add);
   auto& c = steps_->back().contract;
   const auto flags = place_of(n.in[2]);

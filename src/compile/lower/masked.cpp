@@ -2,7 +2,7 @@
 // blocks in which it is false throughout, and so does one whose result is only read where a mask holds. Both are found in the
 // graph: what an operand, or a reader, becomes where the mask is false (ops/masks.h). A weight is 0 there if, say, it is
 // exp(-1e9 - max): that is looked up when the program runs, row by row, and where it is not so nothing is left out. So values are
-// those of the whole.
+// those of the whole, where these are finite: a NaN beside a weight of 0 is not looked for.
 #include "compile/lower/masked.h"
 
 #include <algorithm>
@@ -37,11 +37,15 @@ struct LeftOut {
 
 constexpr double kLeastWork = 1 << 22;             // multiplications of a product of whole arrays
 constexpr std::int64_t kLeastBlocks = 4;           // of each of its axes
+// Multiplications of a matrix that leaves blocks out itself: of smaller ones several may go in one call, which makes all.
+constexpr std::int64_t kLeastMatrix = 1 << 19;
+enum class Inside { no_turn, turn, loop_of_turn };   // over scores
 
 class MaskedProducts {
  public:
-  // `whole`: of whole arrays, whose products leave out blocks of so many positions; 0: of the few queries that a turn walks.
-  MaskedProducts(const Nodes& values, const Node* index, int whole) : whole_(whole) {
+  // `shown`: positions of the blocks that products of the machine leave out; 0: none.
+  // `turn`: it has few queries, so that keys alone go in blocks.
+  MaskedProducts(const Nodes& values, const Node* index, int shown, bool turn) : shown_(shown), turn_(turn) {
     auto all = level_of(values, index);
     std::unordered_set<const Node*> inner;
     for (auto& n : all)
@@ -60,19 +64,31 @@ class MaskedProducts {
   }
   void rewrite(Rewrite& to) const {
     for (auto& n : nodes_)
-      if (n->op->kind == Kind::contract && n->in.size() == 2 && (!whole_ || is_large(*n)))
+      if (n->op->kind == Kind::contract && n->in.size() == 2 && (turn_ || is_large(*n)))
         if (auto made = masked(*n)) to[n.get()] = made;
   }
 
  private:
+  static bool is_f32(const Node& n) {
+    return n.dtype == DType::f32 && n.in[0]->dtype == DType::f32 && n.in[1]->dtype == DType::f32;
+  }
   static bool is_large(const Node& n) {
     double work = 1;
     for (auto& x : joined(n.in[0]->axes, n.in[1]->axes)) work *= double(x.size);
-    return work >= kLeastWork && n.dtype == DType::f32 && n.in[0]->dtype == DType::f32 && n.in[1]->dtype == DType::f32;
+    return work >= kLeastWork && is_f32(n);
+  }
+  // Does a product of a turn leave out blocks along `a` itself? It packs what it reads once; one for each block packs again.
+  bool goes_inside(const Node& n, const Axis& a) const {
+    std::int64_t m = 1, columns = 1, k = 1;
+    for (auto& x : joined(n.in[0]->axes, n.in[1]->axes)) {
+      auto [in_a, in_b, in_out] = where(n, x);
+      if (!(in_a && in_b && in_out)) (in_a && in_b ? k : in_a ? m : columns) *= x.size;
+    }
+    return shown_ > 0 && is_f32(n) && is_side(n, a) && std::min({m, columns, k}) >= 16 && m * columns * k >= kLeastMatrix;
   }
   // Of an axis: large enough for a product, small enough that few positions are made in vain. 0: it is not worth while.
   std::int64_t block_of(std::int64_t size) const {
-    if (whole_) return size >= kLeastBlocks * whole_ ? whole_ : 0;
+    if (!turn_) return size >= kLeastBlocks * shown_ ? shown_ : 0;
     return size >= 2048 ? 192 : size >= 192 ? 96 : 0;
   }
 
@@ -124,16 +140,17 @@ class MaskedProducts {
     }
     return out;
   }
+  // Which of both operands and the result have it.
+  static std::array<bool, 3> where(const Node& n, const Axis& x) {
+    return {has(n.in[0]->axes, x.name), has(n.in[1]->axes, x.name), has(n.axes, x.name)};
+  }
   // Is it the only axis of m, of n or of k of the product?
   static bool is_side(const Node& n, const Axis& a) {
-    auto where = [&](const Axis& x) {
-      return std::array{has(n.in[0]->axes, x.name), has(n.in[1]->axes, x.name), has(n.axes, x.name)};
-    };
-    const auto mine = where(a);
+    const auto mine = where(n, a);
     if (mine == std::array{true, true, true}) return false;   // of a batch
     for (auto& side : n.in)
       for (auto& x : side->axes)
-        if (x.name != a.name && x.size > 1 && where(x) == mine) return false;
+        if (x.name != a.name && x.size > 1 && where(n, x) == mine) return false;
     return true;
   }
   // What the masks and the product go along beside `a`: the longest of it.
@@ -147,11 +164,12 @@ class MaskedProducts {
     return longest;
   }
   NodePtr with(const Node& n, const Axis& a, const LeftOut& what) const {
-    std::vector<prim::BlocksOf> blocks{{a, block_of(a.size)}};
-    if (whole_) {
+    const bool inside = !turn_ || goes_inside(n, a);
+    std::vector<prim::BlocksOf> blocks{{a, inside ? shown_ : block_of(a.size)}};
+    if (!turn_) {
       auto queries = is_side(n, a) ? queries_of(n, a, what) : std::nullopt;
       if (!queries) return nullptr;
-      blocks.push_back({*queries, whole_});
+      blocks.push_back({*queries, shown_});
     }
     NodePtr made;                                  // flags, of blocks
     for (auto& [mask, if_zero] : what.masks) {
@@ -163,38 +181,39 @@ class MaskedProducts {
     }
     if (!made) return nullptr;
     At here(n.origin);
-    bool sums = !whole_ && !find(n, a.name);
+    bool sums = !inside && !find(n, a.name);
     auto dtype = sums && is_float(n.dtype) && bytes_of(n.dtype) < 4 ? DType::f32 : n.dtype;   // of blocks: rounded once
-    MaskedAttr attr{.zero = what.zero};
+    MaskedAttr attr{.zero = what.zero, .inside = inside};
     Axes flags;
     for (auto& b : blocks) attr.sides.push_back({b.axis.name, b.block}), flags.push_back(b.blocks());
     auto product = make(kMaskedProduct, {n.in[0], n.in[1], prim::fit(made, flags)}, n.axes, dtype, attr.attr());
     return prim::cast(product, n.dtype);
   }
 
-  int whole_;
+  int shown_;
+  bool turn_;
   Nodes nodes_;
   std::unordered_set<const Node*> given_;
   std::unordered_map<const Node*, std::vector<const Node*>> readers_;
 };
 
-Nodes in_level(const Nodes& values, const Node* index, int whole) {
+Nodes in_level(const Nodes& values, const Node* index, int shown, bool turn) {
   Rewrite found, to;
-  MaskedProducts(values, index, whole).rewrite(found);
+  MaskedProducts(values, index, shown, turn).rewrite(found);
   for (auto& n : level_of(values, index))          // the older ones first: others are made of them
     if (auto y = found.find(n.get()); y != found.end()) to[n.get()] = substitute({y->second}, to, index)[0];
   return to.empty() ? values : substitute(values, to, index);
 }
-constexpr int kOfTurns = -1;
-// shown: positions of a block; 0: the products of this level stay as they are; kOfTurns: it is a turn over scores.
-Nodes in_levels(const Nodes& values, const Node* index, int shown) {
+Nodes in_levels(const Nodes& values, const Node* index, int shown, Inside inside) {
   std::unordered_set<const Node*> of_scores;       // indices
-  auto mine = shown == 0 ? values : in_level(values, index, shown == kOfTurns ? 0 : shown);
+  const bool turn = inside == Inside::turn, some = turn || (inside == Inside::no_turn && shown > 0);
+  auto mine = some ? in_level(values, index, shown, turn) : values;
   for (auto& n : level_of(mine, index))
     if (n->op == &kLoop && loop_of(*n).of_scores)
       for (auto& i : loop_of(*n).index) of_scores.insert(i.get());
   return in_bodies(mine, index, [](const Loop&) { return true; }, [&](const Nodes& inner, const Node* i) {
-    return in_levels(inner, i, of_scores.count(i) ? kOfTurns : std::max(shown, 0));
+    const auto there = of_scores.count(i) ? Inside::turn : inside == Inside::no_turn ? inside : Inside::loop_of_turn;
+    return in_levels(inner, i, shown, there);
   });
 }
 
@@ -203,7 +222,7 @@ Nodes in_levels(const Nodes& values, const Node* index, int shown) {
 Nodes masked_products(const Nodes& roots, int shown) {
   auto all = everything(roots);
   auto chooses = [](auto& n) { return prim::chooses(*n); };
-  return std::any_of(all.begin(), all.end(), chooses) ? in_levels(roots, nullptr, shown) : roots;   // no mask without one
+  return std::any_of(all.begin(), all.end(), chooses) ? in_levels(roots, nullptr, shown, Inside::no_turn) : roots;   // no mask without one
 }
 
 }  // namespace haliax

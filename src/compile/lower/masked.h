@@ -14,19 +14,20 @@ struct MaskedAttr {
   };
   std::vector<Grain> sides = {};
   bool zero = false;        // where the result has the axes: it is 0 in those blocks
+  bool inside = true;       // one product that leaves them out itself; else one for each block
   Attr attr() const {
-    Attr a{.ints = {zero}};
+    Attr a{.ints = {zero, inside}};
     for (auto& s : sides) a.names.push_back(s.axis), a.ints.push_back(s.size);
     return a;
   }
   static MaskedAttr of(const Node& n) {
-    MaskedAttr m{.zero = n.attr.ints[0] != 0};
-    for (std::size_t k = 0; k < n.attr.names.size(); ++k) m.sides.push_back({n.attr.names[k], n.attr.ints[k + 1]});
+    MaskedAttr m{.zero = n.attr.ints[0] != 0, .inside = n.attr.ints[1] != 0};
+    for (std::size_t k = 0; k < n.attr.names.size(); ++k) m.sides.push_back({n.attr.names[k], n.attr.ints[k + 2]});
     return m;
   }
 };
 // The same values, from such products: of the scores of attention under a causal mask, say. In turns over chunks of scores keys
-// go in blocks; of products of whole arrays queries, too, if the machine leaves out blocks of so many positions (0: none).
+// go in blocks; of products of whole arrays queries, too, if the machine's leave out blocks of so many positions (0: none).
 Nodes masked_products(const Nodes& roots, int shown);
 
 }  // namespace haliax
