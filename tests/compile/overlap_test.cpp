@@ -88,6 +88,16 @@ TEST_CASE("overlap: where blocks are not even, calls stay where they are") {
   CHECK(y.item() == y2.item());
 }
 
+TEST_CASE("overlap: a call starts behind what computes where its operand begins") {
+  const Axis Row("row", 64), Column("column", 64);
+  auto x = arange({Row, Column}).eval();
+  auto cut = [](const NamedArray& x, const NamedArray& i) { return slice(x, "row", i + 3, 8); };
+  auto step = named_jit(cut, {.mesh = four, .axis_resources = Mapping{}, .in = Mappings::of_each({Mapping{{"column", "data"}}, Mapping{}}),
+                              .out = Mappings(Mapping{}), .overlap = true});
+  auto i = full({}, 2, DType::i32).eval();
+  CHECK(step(x, i).bytes() == cut(x, i).bytes());
+}
+
 TEST_CASE("verify: nothing touches the arrays of a call that goes on") {
   using namespace program;
   auto view = [](int slot) { return View{slot, DType::f32, 0, {1}, {}}; };

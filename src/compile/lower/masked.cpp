@@ -222,7 +222,8 @@ Nodes in_levels(const Nodes& values, const Node* index, int shown, Inside inside
 Nodes masked_products(const Nodes& roots, int shown) {
   auto all = everything(roots);
   auto chooses = [](auto& n) { return prim::chooses(*n); };
-  return std::any_of(all.begin(), all.end(), chooses) ? in_levels(roots, nullptr, shown, Inside::no_turn) : roots;   // no mask without one
+  if (std::none_of(all.begin(), all.end(), chooses)) return roots;   // no mask without one
+  return in_levels(roots, nullptr, shown, Inside::no_turn);
 }
 
 }  // namespace haliax

@@ -41,22 +41,26 @@ Touched touched_by(const Step& s) {
 bool meet(const Slots& a, const Slots& b) {
   return std::any_of(a.begin(), a.end(), [&](int s) { return b.count(s) > 0; });
 }
+// One writes what the other reads or writes: they keep their order.
+bool meet(const Touched& a, const Touched& b) {
+  return meet(a.reads, b.writes) || meet(a.writes, b.writes) || meet(a.writes, b.reads);
+}
 
-// A call that has been started.
+// A call that has been started: where its operands begin, which other slots may say, was read then.
 struct StartedCall {
   Step finish;
-  Slots x, out;
+  Touched goes_on;      // its operands and results
   bool ahead = false;   // for the next turn; after the last turn there is none
-  bool meets(const Touched& t) const { return meet(x, t.writes) || meet(out, t.writes) || meet(out, t.reads); }
+  bool meets(const Touched& t) const { return meet(goes_on, t); }
 };
 StartedCall started(const Step& s, bool ahead) {
-  StartedCall o{.finish = {.kind = Kind::finish, .why = s.why, .where = s.where}, .x = {}, .out = {}, .ahead = ahead};
+  StartedCall o{.finish = {.kind = Kind::finish, .why = s.why, .where = s.where}, .goes_on = {}, .ahead = ahead};
   o.finish.finish.call = s.collective.call;
   auto note = [](auto& operands, Slots& slots, std::vector<View>& views) {
     for (auto& op : operands)
       if (slots.insert(op.view.slot).second) views.push_back({op.view.slot, op.view.dtype, 0, {}, {}});
   };
-  note(s.collective.x, o.x, o.finish.finish.x), note(s.collective.out, o.out, o.finish.finish.out);
+  note(s.collective.x, o.goes_on.reads, o.finish.finish.x), note(s.collective.out, o.goes_on.writes, o.finish.finish.out);
   return o;
 }
 
@@ -89,13 +93,13 @@ class Overlap {
   static void sooner(std::vector<Step>& list) {
     for (std::size_t i = 0; i < list.size(); ++i) {
       if (list[i].kind != Kind::collective || list[i].collective.sent_bytes < kWorthIt) continue;
-      auto call = started(list[i], false);
+      const auto call = touched_by(list[i]);
       auto k = i;
       for (int passed = 0; k > 0; --k) {
         auto& before = list[k - 1];
         passed += before.kind == Kind::contract;
         bool stays = before.kind == Kind::collective || before.kind == Kind::loop || before.kind == Kind::skip;
-        if (stays || passed > kEarlier || call.meets(touched_by(before))) break;
+        if (stays || passed > kEarlier || meet(call, touched_by(before))) break;
       }
       std::rotate(list.begin() + std::ptrdiff_t(k), list.begin() + std::ptrdiff_t(i), list.begin() + std::ptrdiff_t(i) + 1);
     }
