@@ -19,7 +19,6 @@ using program::View;
 
 bool is_store(Code c) { return c >= Code::store; }
 bool is_reduce(Code c) { return c >= Code::reduce_sum && c <= Code::reduce_argmin; }
-bool is_arg(Code c) { return c == Code::reduce_argmax || c == Code::reduce_argmin; }
 bool is_leaf(Code c) { return c <= Code::iota; }
 bool gives_bool(Code c) {
   return (c >= Code::less && c <= Code::not_equal) || (c >= Code::is_finite && c <= Code::is_inf) || c == Code::logical_not;
@@ -178,7 +177,7 @@ class Planner {
     bool ordered = points_;  // positions are asked for: inner dims stay in order
     for (int i = 0; i < count(); ++i) {
       if (!info(i).needed) continue;
-      ordered |= is_arg(instr(i).code);
+      ordered |= finds_position(instr(i).code);
       if (is_store(instr(i).code)) {
         const Access& access = plan_.accesses[static_cast<std::size_t>(info(i).access)];
         std::size_t end = every_ || instr(i).inner ? fused_.dims.size() : static_cast<std::size_t>(outer_);
@@ -385,7 +384,7 @@ class Planner {
         me.extent = one_outer ? Extent::one : Extent::outer;
         me.reduction = static_cast<int>(plan_.reductions.size());
         plan_.reductions.push_back(
-            kernels().reduce(in.code, lane_of(is_arg(in.code) ? instr(in.args[0]).dtype : in.dtype), in.dtype));
+            kernels().reduce(in.code, lane_of(finds_position(in.code) ? instr(in.args[0]).dtype : in.dtype), in.dtype));
         plan_.reduction_level.push_back(me.level);
         ++me.level;
       }
@@ -607,7 +606,7 @@ class Planner {
   void emit_reduce(int i, int where) {
     const Instr& in = instr(i);
     int value = filled(in.args[0], Extent::full, where);
-    if (!is_arg(in.code)) value = convert(value, Extent::full, instr(in.args[0]).dtype, in.dtype, where);
+    if (!finds_position(in.code)) value = convert(value, Extent::full, instr(in.args[0]).dtype, in.dtype, where);
     Op op;
     op.kind = at_point(in) ? Op::pick : Op::reduce;
     op.extent = Extent::full;

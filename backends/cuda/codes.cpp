@@ -40,9 +40,8 @@ const char* operator_of(Code c) {
 }  // namespace
 
 bool is_long(Code c) {
-  if (c == Code::div || c == Code::rem || c == Code::mod || c == Code::floor_div) return true;
-  return (c >= Code::exp && c <= Code::digamma) || c == Code::pow || c == Code::atan2 ||
-         (c >= Code::threefry0 && c <= Code::threefry_xor);
+  const bool divides = c == Code::div || c == Code::rem || c == Code::mod || c == Code::floor_div;
+  return divides || c == Code::sqrt || c == Code::rsqrt || takes_steps(c);
 }
 program::Monoid monoid_of(Code c) {
   if (is_arg(c)) return c == Code::reduce_argmax ? program::Monoid::max : program::Monoid::min;

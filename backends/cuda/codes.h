@@ -8,7 +8,7 @@ namespace haliax::cuda {
 
 inline bool is_store(program::Code c) { return c >= program::Code::store; }
 inline bool is_fold(program::Code c) { return c >= program::Code::reduce_sum && c <= program::Code::reduce_argmin; }
-inline bool is_arg(program::Code c) { return c == program::Code::reduce_argmax || c == program::Code::reduce_argmin; }
+inline bool is_arg(program::Code c) { return finds_position(c); }
 // Much work: what it has made is rather kept than made again.
 bool is_long(program::Code);
 program::Monoid monoid_of(program::Code);  // of a fold; what a position is searched by

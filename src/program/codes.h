@@ -45,6 +45,21 @@ constexpr const char* code_names[] = {   // in that order
 
 static_assert(std::size(code_names) == std::size_t(Code::store_min) + 1);
 
+constexpr int operands_of(Code c) {   // of a point-wise instruction
+  return c <= Code::iota          ? 0
+         : c <= Code::bitcast     ? 1
+         : c <= Code::shift_right ? 2
+         : c <= Code::fma         ? 3
+                                  : c <= Code::threefry_xor ? 4 : 1;
+}
+// It finds the position of an extreme, which is no value of what it folds.
+constexpr bool finds_position(Code c) { return c == Code::reduce_argmax || c == Code::reduce_argmin; }
+// It is computed in many steps, where others are an instruction of the machine: what costs more to make again than to keep.
+constexpr bool takes_steps(Code c) {
+  const bool function = c >= Code::exp && c <= Code::digamma && c != Code::sqrt && c != Code::rsqrt;
+  return function || c == Code::pow || c == Code::atan2 || (c >= Code::threefry0 && c <= Code::threefry_xor);
+}
+
 // Functions of one number that C has: all that a backend has to know of those which it does not make in a way of its own.
 struct Function {
   Code code;

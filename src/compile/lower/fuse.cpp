@@ -20,14 +20,6 @@ bool passes_on(const Node& n) { return is_view(n) || shows_value(n); }
 bool transparent(const Node& n) { return is_seen_through(n) || shows_value(n); }
 bool in_kernel(const Node& n) { return n.op->kind == Kind::map || n.op->kind == Kind::reduce || n.op->kind == Kind::leaf; }
 bool is_step(const Node& n) { return n.op->kind == Kind::contract || n.op->kind == Kind::step || n.op->kind == Kind::loop; }
-bool costly(Code c) {
-  switch (c) {
-    case Code::exp: case Code::exp2: case Code::expm1: case Code::log: case Code::log1p: case Code::tanh: case Code::erf:
-    case Code::erfinv: case Code::pow: case Code::sin: case Code::cos: case Code::threefry0: case Code::threefry1:
-    case Code::threefry_xor: case Code::lgamma: case Code::digamma: return true;
-    default: return false;
-  }
-}
 Axes minus(Axes a, const Axes& b) {
   std::erase_if(a, [&](auto& x) { return has(b, x.name); });
   return a;
@@ -132,7 +124,7 @@ struct Builder {
     bool looks_through = transparent(*n), maps = n->op->kind == Kind::map;
     if (outside(*n) || scope.in_memory.count(n.get()) || anchored.count(n.get()) || !(maps || looks_through)) { ++loads; return; }
     if (looks_through) return price(shown_by(*n), cost, loads, depth + 1);
-    cost += costly(n->op->code) ? 99 : 1;
+    cost += takes_steps(n->op->code) ? 99 : 1;
     for (auto& x : n->in) price(x, cost, loads, depth + 1);
   }
   bool cheap(const NodePtr& n) const {
@@ -210,7 +202,7 @@ struct Builder {
   // May n be made inside this kernel? If so, its points become `outer`, `inner`.
   bool joins(const NodePtr& n, const Unit& u, Axes& outer, Axes& inner) const {
     outer = u.outer, inner = u.inner;
-    if (n->op->code == Code::reduce_argmax || n->op->code == Code::reduce_argmin) return false;
+    if (finds_position(n->op->code)) return false;
     Axes all = outer;
     all.insert(all.end(), inner.begin(), inner.end());
     if (u.nodes.size() > 24) return false;
