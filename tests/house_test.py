@@ -82,6 +82,21 @@ class House(unittest.TestCase):
         rewriting = ("src/compile/lower/softmax_products.cpp", "src/compile/chunk/late_rows.cpp")
         code = [(at, text) for at, text in lines("src/compile") if not at.startswith(rewriting)]
         self.none(at for at, text in code if named.search(text) or set(asked.findall(text)) - formulas)
+        # Nor by what it computes, but for the verifier, which knows what dtypes that takes; nor by its name as a text.
+        computes = re.compile(r"op->code\s*[!=]=|switch \(\w+(->|\.)op->code\)|(string_view|strcmp)\(.*->name\b")
+        self.none(at for at, text in code if computes.search(text) and not at.startswith("src/compile/verify.cpp"))
+
+    def test_files_and_functions_are_short(self):
+        self.none(f for f in files("src/compile") if len(f.read_text().splitlines()) > 600)
+        begins = re.compile(r"^( {0,4})(?!namespace|struct|class|enum|union|\s).*[)\w] \{$")
+        for f in files("src"):
+            open_at = {}
+            for number, text in enumerate(f.read_text().splitlines(), 1):
+                if match := begins.match(text):
+                    open_at[match[1]] = number
+                if match := re.match(r"^( {0,4})\}", text):
+                    first = open_at.pop(match[1], number)
+                    self.assertLessEqual(number - first, 80, f"{f}:{first}")
 
     def test_what_ops_say_beside_their_operands_is_read_by_its_type(self):
         types = ("src/ops/attr.h", "src/graph/loop.h", "src/compile/lower/masked.h")

@@ -80,12 +80,14 @@ const Pass kPasses[] = {
      }},
     {"accumulate_updates", "scatters into the array that a scatter is added to", Stage::device, true,
      [](Compilation& c) { rewrite(c, accumulate_updates); }},
+    {"early_exit", "ends turns, or parts of them, that masks make nothing of", Stage::device, true,
+     [](Compilation& c) { c.turns = parts_of_turns(c.roots, !checks_finite()); }},
     {"layout", "orders the axes of values in memory for products", Stage::device, true,
      [](Compilation& c) { c.layouts = layouts_of(c.roots); }},
     // ---- the Program ----
     {"lower", "fuses, schedules and writes the steps, scope by scope", Stage::program, false,
      [](Compilation& c) {
-       auto low = lower(c.roots, c.inputs, {.fuse = c.options.optional && !checks_finite()}, c.layouts);
+       auto low = lower(c.roots, c.inputs, {.fuse = c.options.optional && !checks_finite()}, c.layouts, c.turns);
        c.program = std::move(low.program), c.captured = std::move(low.captured);
        c.program->device = c.number;
        if (c.options.mesh)
@@ -143,7 +145,7 @@ bool is_asked(const Pass& p) {
 }
 std::string text_of(const Compilation& c, Stage on) {
   if (on == Stage::sharding) return c.partition->text();
-  return on == Stage::program ? program::to_string(*c.program) : to_string(c.roots, c.layouts);
+  return on == Stage::program ? program::to_string(*c.program) : to_string(c.roots, c.layouts) + to_string(c.turns, c.roots);
 }
 std::int64_t size_of(const std::vector<program::Step>& steps) {
   auto n = std::int64_t(steps.size());
@@ -162,7 +164,7 @@ void verify_after(const Pass& p, const Compilation& c) try {
   } else if (p.on == Stage::sharding) {
     c.partition->verify(p.name);
   } else {
-    verify(c.roots, p.name);
+    verify(c.roots, p.name, c.turns, c.layouts);
   }
 } catch (const Error& e) {
   throw VerifyError(e.what());

@@ -44,6 +44,7 @@ struct Compilation {
   std::vector<std::string> uncut = {};           // lines for people, of regions that stay whole
   std::shared_ptr<Partition> partition = {};     // from stage sharding on
   int number = 0;                                // of the device
+  TurnParts turns = {};
   Layouts layouts = {};
   std::shared_ptr<program::Program> program = {};
   bool placed = false;                           // the Program's slots have offsets: plan_memory has run

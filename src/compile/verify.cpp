@@ -58,7 +58,7 @@ struct NodeCheck {
   // the result has beside those is a broadcast, or what an op makes of all of an axis.
   void axes() const {
     using Way = Along::Way;
-    if (n.op->kind == Kind::step && !n.op->along) return;   // a collective
+    if (n.op == &kCollective) return;              // its wiring says what it makes
     struct Point {
       Name name;
       std::int64_t size;
@@ -98,6 +98,8 @@ struct NodeCheck {
   }
   void map() const {
     auto c = n.op->code;
+    const auto count = program::operands_of(c);
+    must(n.in.size() == std::size_t(count), "it has {} operands, and takes {}", std::int64_t(n.in.size()), std::int64_t(count));
     bool asks = c == Code::is_finite || c == Code::is_nan || c == Code::is_inf || c == Code::logical_not;
     bool compares = c >= Code::less && c <= Code::not_equal;
     must(c != Code::logical_not || n.in[0]->dtype == DType::boolean, "it turns round {}", n.in[0]->dtype);
@@ -114,17 +116,22 @@ struct NodeCheck {
     for (auto& x : n.in) must(x->dtype == n.dtype, "an operand is {}, the result {}", x->dtype, n.dtype);
   }
   void reduce() const {
-    bool counts = n.op->code == Code::reduce_argmax || n.op->code == Code::reduce_argmin;
-    result_is(!counts ? n.in[0]->dtype : prim::position_dtype(axis_size(without(n.in[0]->axes, n.axes))));
+    must(n.in.size() == 1, "it has {} operands, and folds one", std::int64_t(n.in.size()));
+    result_is(!finds_position(n.op->code) ? n.in[0]->dtype : prim::position_dtype(axis_size(without(n.in[0]->axes, n.axes))));
   }
   void contract() const {   // of narrower operands than the result, or of wider ones
+    must(n.in.size() == 2 || n.op->fault, "it has {} operands, and takes 2", std::int64_t(n.in.size()));
     for (std::size_t k : {0u, 1u})               // a third one says which blocks there are
       must(is_float(n.in[k]->dtype) == is_float(n.dtype), "an operand is {}, the result {}", n.in[k]->dtype, n.dtype);
+    faultless();
+  }
+  void faultless() const {
+    auto wrong = n.op->fault ? n.op->fault(n) : std::string();
+    must(wrong.empty(), "{}", wrong);
   }
   void moves() const {
     if (n.op->stretches && along(n, kResultSide, n.attr.names[0]).way == Along::Way::shift) shifts(n.attr.names[0]);
-    auto wrong = n.op->fault ? n.op->fault(n) : std::string();
-    must(wrong.empty(), "{}", wrong);
+    faultless();
   }
   // Positions that move: stretches in order, inside of what they are read from and of the result.
   void shifts(Name axis) const {
@@ -201,9 +208,39 @@ struct NodeCheck {
   }
 };
 
+Nodes made_in(const std::vector<TurnPart>& parts) {
+  Nodes out;
+  for (auto& p : parts) {
+    if (p.flag) out.push_back(p.flag);
+    for (auto& [k, value] : p.values) out.push_back(value);
+  }
+  return out;
+}
+// Each result is made in one part, a sum in one or more; a flag is one.
+void check_parts(const Node& loop, const std::vector<std::vector<TurnPart>>& bodies, const char* after) {
+  NodeCheck check{loop, after};
+  auto& l = loop_of(loop);
+  check.must(bodies.size() == l.index.size(), "parts of turns are of {} bodies, and it has {}", std::int64_t(bodies.size()),
+             std::int64_t(l.index.size()));
+  for (std::size_t b = 0; b < bodies.size(); ++b) {
+    std::vector<int> made(l.results.size());
+    for (auto& p : bodies[b]) {
+      check.must(!p.flag || (p.flag->axes.empty() && p.flag->dtype == DType::boolean), "what ends a part of a turn is no flag");
+      for (auto& [k, value] : p.values) {
+        auto& r = l.results[k];
+        bool sums = r.fold == Fold::fold && r.monoid == Monoid::sum;
+        check.must(same_set(value, r.value[b]), "a part of a turn makes {} for a result", value->axes);
+        check.must(made[k]++ == 0 || sums, "two parts of a turn make a result that is no sum");
+      }
+    }
+    for (auto count : made) check.must(count > 0, "no part of a turn makes one of its results");
+  }
+}
+
 // What varies with a loop is read in its bodies only.
 struct ScopeCheck {
   const char* after;
+  const TurnParts& turns;
   std::vector<const Node*> known = {};   // indices and carries of the loops around
 
   void values(const Nodes& roots, const Node* index) {
@@ -211,7 +248,7 @@ struct ScopeCheck {
       if (n->free.empty() && index) continue;   // of the top
       if (n->op == &prim::kCarry) read(n);   // it names its loop's first index, in all bodies
       else for (auto& x : n->in) if (x && x->op == &prim::kIndex) read(x);
-      if (n->op == &kLoop) bodies(loop_of(*n));
+      if (n->op == &kLoop) bodies(*n);
     }
     for (auto& r : roots) if (r->op == &prim::kIndex) read(r);
   }
@@ -219,13 +256,18 @@ struct ScopeCheck {
     bool inside = std::find(known.begin(), known.end(), placeholder.get()) != known.end();
     NodeCheck{*placeholder, after}.must(inside, "it is read outside of its loop");
   }
-  void bodies(const Loop& l) {
+  void bodies(const Node& n) {
+    auto& l = loop_of(n);
+    auto parts = turns.find(&n);
     auto outer = known.size();
     for (auto& r : l.results)
       if (r.carry) known.push_back(r.carry.get());
     for (std::size_t b = 0; b < l.index.size(); ++b) {
       known.push_back(l.index[b].get());
-      values(values_of(l, b), l.index[b].get());
+      auto made = values_of(l, b);
+      if (parts != turns.end())
+        for (auto& value : made_in(parts->second[b])) made.push_back(value);
+      values(made, l.index[b].get());
       known.pop_back();
     }
     known.resize(outer);
@@ -267,8 +309,23 @@ void check_borders(const Nodes& all, const Nodes& roots, const char* after) {
 
 bool verifies() { return checks("HALIAX_VERIFY"); }
 
-void verify(const Nodes& roots, const char* after) {
-  const auto all = everything(roots);
+void verify(const Nodes& roots, const char* after, const TurnParts& turns, const Layouts& layouts) {
+  auto all = everything(roots);
+  Nodes parts;
+  for (auto& n : all) {
+    auto found = turns.find(n.get());
+    if (found == turns.end()) continue;
+    check_parts(*n, found->second, after);
+    for (auto& body : found->second)
+      for (auto& made : made_in(body)) parts.push_back(made);
+  }
+  for (auto& n : all) {
+    auto order = layouts.find(n.get());
+    bool fits = order == layouts.end() || (same_set(order->second, n->axes) && order->second.size() == n->axes.size());
+    NodeCheck{*n, after}.must(fits, "it is laid out as {}, and is {}", fits ? n->axes : order->second, n->axes);
+  }
+  parts.insert(parts.end(), roots.begin(), roots.end());
+  all = everything(parts);
   bool regions = false;
   for (auto& n : all) {
     NodeCheck check{*n, after};
@@ -280,7 +337,7 @@ void verify(const Nodes& roots, const char* after) {
     check.must(walked && walked->size == key.size, "a border is around {}, which lacks the walked axis", n->axes);
   }
   if (regions) check_borders(all, roots, after);
-  ScopeCheck{after}.values(roots, nullptr);
+  ScopeCheck{after, turns}.values(roots, nullptr);
 }
 
 }  // namespace haliax

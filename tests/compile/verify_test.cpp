@@ -5,6 +5,7 @@
 
 #include "base/verify_error.h"
 #include "compile/chunk/chunk.h"
+#include "compile/lower/masked.h"
 #include "compile/sharding/planner.h"
 #include "compile/verify.h"
 #include "haliax/chunked.h"
@@ -55,6 +56,49 @@ TEST_CASE("verify finds a graph's faults: axes and dtypes") {
   CHECK(says(in_graph(make(prim::kSum, {y}, {}, DType::f64)), "the result is f64"));
   CHECK(says(in_graph(make(prim::kContract, {x, y}, {Axis("c", 2)}, DType::f32)), "no operand has axis c"));
   CHECK(says(in_graph(make(prim::kContract, {x, array({Axis("a", 5)})}, {B}, DType::f32)), "axis a has two sizes"));
+  CHECK(says(in_graph(make(prim::kAdd, {x}, {A, B}, DType::f32)), "it has 1 operands, and takes 2"));
+  CHECK(says(in_graph(make(prim::kNeg, {x, x}, {A, B}, DType::f32)), "it has 2 operands, and takes 1"));
+  CHECK(says(in_graph(make(prim::kSum, {x, y}, {B}, DType::f32)), "it has 2 operands, and folds one"));
+  CHECK(says(in_graph(make(prim::kContract, {x, y, y}, {B}, DType::f32)), "it has 3 operands, and takes 2"));
+}
+
+TEST_CASE("verify finds a graph's faults: products that leave blocks out") {
+  auto x = array({A, B}), y = array({B});
+  auto masked = [&](const Axis& block, std::int64_t size, DType d, const char* axis) {
+    return make(kMaskedProduct, {x, y, array({block}, d)}, {A}, DType::f32, MaskedAttr{.sides = {{axis, size}}}.attr());
+  };
+  const Axis blocks("(blocks of b)", 2);
+  CHECK(in_graph(masked(blocks, 2, DType::boolean, "b")) == "");
+  const char* wrong = "its flags ((blocks of b)=2) are not those of its blocks";
+  CHECK(says(in_graph(masked(blocks, 1, DType::boolean, "b")), wrong));
+  CHECK(says(in_graph(masked(blocks, 0, DType::boolean, "b")), wrong));
+  CHECK(says(in_graph(masked(blocks, 2, DType::f32, "b")), wrong));
+  CHECK(says(in_graph(masked(blocks, 2, DType::boolean, "q")), wrong));
+  CHECK(says(in_graph(make(kMaskedProduct, {x, y}, {A}, DType::f32, MaskedAttr{.sides = {{"b", 2}}}.attr())), "it has no flags"));
+}
+
+TEST_CASE("verify finds parts of turns that do not make their loop, and layouts that do not fit") {
+  auto x = array({A, B});
+  auto row = prim::slice(x, "a", 0, 1, 1, true, turn());
+  auto result = loop_of_one({Fold::fold, Monoid::sum, {row}}, turn()), most = loop_of_one({Fold::fold, Monoid::max, {row}}, turn());
+  auto flag = prim::less(turn(), prim::number(2, turn()->dtype));
+  auto with = [&](const NodePtr& r, std::vector<std::vector<TurnPart>> parts) {
+    return message_of([&] { verify(Nodes{r}, "a pass", {{r->in[0].get(), std::move(parts)}}); });
+  };
+  CHECK(with(result, {{{flag, {{0, row}, {0, row}}}}}) == "");
+  CHECK(says(with(result, {}), "parts of turns are of 0 bodies, and it has 1"));
+  CHECK(says(with(result, {{{flag, {}}}}), "no part of a turn makes one of its results"));
+  CHECK(says(with(result, {{{prim::less(row, row), {{0, row}}}}}), "what ends a part of a turn is no flag"));
+  CHECK(says(with(result, {{{nullptr, {{0, x}}}}}), "a part of a turn makes (a=4, b=3) for a result"));
+  CHECK(says(with(most, {{{nullptr, {{0, row}}}, {nullptr, {{0, row}}}}}), "two parts of a turn make a result that is no sum"));
+  CHECK(says(with(result, {{{flag, {{0, make(prim::kNeg, {row, row}, {B}, DType::f32)}}}}}), "it has 2 operands, and takes 1"));
+  auto other = prim::index(B, 0, 1, 0);
+  auto elsewhere = prim::less(other, prim::number(2, other->dtype));
+  CHECK(says(with(result, {{{elsewhere, {{0, row}}}}}), "it is read outside of its loop"));
+  auto laid = [&](const Axes& order) { return message_of([&] { verify(Nodes{x}, "a pass", {}, {{x.get(), order}}); }); };
+  CHECK(laid({B, A}) == "");
+  CHECK(says(laid({B}), "it is laid out as (b=3), and is (a=4, b=3)"));
+  CHECK(says(laid({B, A, A}), "it is laid out as"));
 }
 
 TEST_CASE("verify finds a graph's faults: what moves") {
@@ -593,6 +637,45 @@ TEST_CASE("verify finds what one device slices otherwise than the plan says") {
   CHECK(found(on_device({}, round, n, x, turned), "position 0 of a is 3 of what it is made of, and should be 1"));
   round.pieces.pop_back();
   CHECK(found(on_device({}, round, n, x, n), "position 3 of a is made of nothing"));
+}
+
+TEST_CASE("verify finds what one device keeps of an axis in parts otherwise than its block is") {
+  using Kind = Version::Kind;
+  const Axis C("c", 4), D("d", 2), Flat("p", 8);
+  auto on_device = [&](int device, const NodePtr& x, const NodePtr& n, const Sharding& has, const Sharding& is, const Lie& given,
+                       const Lie& taken, const NodePtr& mine, const NodePtr& made) {
+    Whole whole({n}, {{}}, mesh);
+    Plan p;
+    p.bodies.emplace_back();
+    Version v{.kind = Kind::regroup, .node = whole.find(n.get()), .at = is, .in = {0}, .live = true};
+    v.pieces = {{.axes = {Flat}, .at = has, .axis = "p", .given = given, .taken = taken}};
+    p.versions = {{.kind = Kind::given, .node = whole.find(x.get()), .at = has, .live = true}, v};
+    p.roots = {1};
+    return message_of([&] { verify_device(p, whole, device, {mine, made}, "a pass"); });
+  };
+  auto found = [](const std::string& text, const char* part) { return text.find(part) != text.npos; };
+  auto parts = array({C, D});
+  auto flat = prim::flatten(parts, {"c", "d"}, Flat);
+  const Sharding half = cut("p", {0});
+  auto flattened = [&](int device, const NodePtr& made) {
+    return on_device(device, parts, flat, {}, half, {{C, D}, {{}, {}}}, {}, parts, made);
+  };
+  CHECK(flattened(0, prim::slice(flat, "p", 0, 4)) == "");
+  CHECK(flattened(2, prim::slice(flat, "p", 4, 4)) == "");
+  CHECK(found(flattened(2, prim::slice(flat, "p", 0, 4)), "on device 2: position 0 of p is 0 of all, and should be 4"));
+  auto line = array({Flat});
+  auto apart = prim::unflatten(line, "p", {C, D});
+  auto unflattened = [&](const NodePtr& kept) {   // of which each device has every second position
+    return on_device(1, line, apart, {}, cut("d", {1}), {}, {{C, D}, {{}, {1}}}, line, prim::unflatten(kept, "p", {C, Axis("d", 1)}));
+  };
+  auto every_second = [&](std::int64_t from) {
+    Nodes runs;
+    for (std::int64_t k = 0; k < 4; ++k) runs.push_back(prim::slice(line, "p", from + 2 * k, 1));
+    return prim::concat(runs, Axis("p", 4));
+  };
+  CHECK(unflattened(every_second(1)) == "");
+  CHECK(found(unflattened(every_second(0)), "position 0 of p is 0 of all, and should be 1"));
+  CHECK(found(unflattened(prim::slice(line, "p", 1, 4)), "position 1 of p is 2 of all, and should be 3"));
 }
 
 TEST_CASE("verify finds a plan's faults: turns that devices share") {

@@ -1,4 +1,7 @@
 // Turns of a loop that are not worth making.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -150,8 +153,6 @@ NodePtr changes(const Loop& l, std::size_t body, const Nodes& level) {
   return out;
 }
 
-}  // namespace
-
 std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) {
   TurnPart whole, split;
   bool carries = false, known = true;
@@ -192,6 +193,40 @@ std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) 
   for (auto& p : parts) {
     auto flag = p.masks.empty() ? nullptr : prim::reduce(Monoid::max, Masks::smallest(p.masks), {});
     out.push_back({flag, std::move(p.values)});
+  }
+  return out;
+}
+
+}  // namespace
+
+TurnPart whole_turn(const Loop& l, std::size_t body) {
+  TurnPart whole;
+  for (std::size_t k = 0; k < l.results.size(); ++k) whole.values.push_back({k, l.results[k].value[body]});
+  return whole;
+}
+TurnParts parts_of_turns(const Nodes& roots, bool may_end) {
+  TurnParts out;
+  for (auto& n : everything(roots)) {
+    if (n->op != &kLoop) continue;
+    auto& l = loop_of(*n);
+    for (std::size_t b = 0; b < l.index.size(); ++b) out[n.get()].push_back(turn_parts(l, b, may_end && l.of_chunks));
+  }
+  return out;
+}
+
+std::string to_string(const TurnParts& turns, const Nodes& roots) {
+  std::string out;
+  for (auto& n : everything(roots)) {
+    auto found = turns.find(n.get());
+    if (found == turns.end()) continue;
+    for (std::size_t b = 0; b < found->second.size(); ++b)
+      for (auto& part : found->second[b]) {
+        if (!part.flag) continue;
+        std::vector<std::size_t> results;
+        for (auto& [k, value] : part.values) results.push_back(k);
+        out += fmt::format("loop over {}, body {}: results {} are made where\n{}", loop_of(*n).axis.name.text(), b,
+                           fmt::join(results, ", "), to_string(Nodes{part.flag}));
+      }
   }
   return out;
 }

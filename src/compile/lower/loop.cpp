@@ -20,8 +20,9 @@ struct Lowering::LoweredLoop {
 void Lowering::loop(const NodePtr& n) {
   auto& l = loop_of(*n);
   LoweredLoop t{l};
+  auto parts = turns_.find(n.get());
   for (std::size_t b = 0; b < l.index.size(); ++b) {
-    t.parts.push_back(turn_parts(l, b, options_.fuse && l.of_chunks));
+    t.parts.push_back(parts == turns_.end() ? std::vector{whole_turn(l, b)} : parts->second[b]);
     for (auto& p : t.parts[b]) t.may_end |= p.flag != nullptr;
   }
   for (auto& r : l.results) t.may_end |= r.decides;

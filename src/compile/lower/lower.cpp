@@ -29,11 +29,12 @@ Nodes captured_by(const std::vector<Nodes>& bodies, const Nodes& inputs) {
 
 }  // namespace
 
-Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& options, const Layouts& layouts) {
+Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& options, const Layouts& layouts,
+              const TurnParts& turns) {
   Lowered out{std::make_shared<program::Program>(), captured_by(bodies_of(roots), inputs)};
   auto& p = *out.program;
   Purposes purposes(roots, inputs);
-  Lowering l(p, options, purposes, layouts);
+  Lowering l(p, options, purposes, layouts, turns);
   auto add = [&](const NodePtr& n, const char* purpose, program::Home home, std::vector<int>& slots, int& count) {
     slots.push_back(l.new_slot(n->bytes(), purpose, home, count++));
     return l.in_slot(slots.back(), n);

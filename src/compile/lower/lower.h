@@ -1,7 +1,7 @@
 // From the graph of one device to a Program: units to steps, values to slots, loops to steps that hold steps.
 //
-// Passes prepare it, on that graph: softmax_products and row_products, below, and `layout` (layout.h), whose layouts `lower` is
-// given.
+// Passes prepare it, on that graph: softmax_products and row_products, below, and those whose findings `lower` is given:
+// early_exit (loops.h) says which parts of turns may be left out, `layout` (layout.h) how values lie.
 //
 // In: a graph without borders and tracers (other wraps, such as barriers, are lowered as what they wrap); inputs that stand for
 // arguments.
@@ -10,8 +10,8 @@
 // is written as a step (single), one fused step (kernel) or a copy; what is read from memory was written by an earlier step of
 // its scope or of one around it; results and stacks are written where they will lie; no axis, name or op is left.
 #pragma once
+#include "compile/loops/loops.h"
 #include "compile/lower/layout.h"
-#include "graph/loop.h"
 #include "program/program.h"
 
 namespace haliax {
@@ -27,7 +27,7 @@ struct Lowered {
   Nodes captured;                            // arrays of the graph: arguments of the Program, after the inputs
 };
 // `inputs`: placeholders, in the order in which values will be given.
-Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions&, const Layouts&);
+Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions&, const Layouts&, const TurnParts& = {});
 void ask_scratch(program::Program&, program::Device&, int workers);   // what each step wants; workers 0: as many as there are
 
 }  // namespace haliax

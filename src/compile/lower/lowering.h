@@ -11,8 +11,8 @@ namespace haliax {
 
 class Lowering final : public Emit {
  public:
-  Lowering(program::Program& p, const LowerOptions& o, const Purposes& u, const Layouts& l)
-      : p_(p), options_(o), purposes_(u), layouts_(l), steps_(&p.steps) {}
+  Lowering(program::Program& p, const LowerOptions& o, const Purposes& u, const Layouts& l, const TurnParts& t)
+      : p_(p), options_(o), purposes_(u), layouts_(l), turns_(t), steps_(&p.steps) {}
 
   int new_slot(std::int64_t bytes, const char* purpose, program::Home home = program::Home::arena, int index = -1);
   Place in_slot(int slot, const NodePtr&) const;          // row-major, all of it
@@ -67,6 +67,7 @@ class Lowering final : public Emit {
   const LowerOptions& options_;
   const Purposes& purposes_;
   const Layouts& layouts_;
+  const TurnParts& turns_;
   std::vector<program::Step>* steps_;
   Places places_;
   std::vector<const Node*> added_;                        // to places_, in order

@@ -22,9 +22,23 @@ Linear zero_in_masked(const Node& n, std::size_t) {
   return m.zero || sums ? Linear::one : Linear::no;
 }
 
+// A flag for each block of each of the axes, in their order.
+std::string fault_of_masked(const Node& n) {
+  if (n.in.size() != 3) return "it has no flags";
+  auto m = MaskedAttr::of(n);
+  auto& flags = *n.in[2];
+  bool fits = flags.dtype == DType::boolean && flags.axes.size() == m.sides.size() && !m.sides.empty();
+  for (std::size_t k = 0; fits && k < m.sides.size(); ++k) {
+    auto* axis = find(find(*n.in[0], m.sides[k].axis) ? *n.in[0] : *n.in[1], m.sides[k].axis);
+    fits = axis && m.sides[k].size > 0 && flags.axes[k].size == (axis->size + m.sides[k].size - 1) / m.sides[k].size;
+  }
+  return fits ? "" : "its flags " + to_string(flags.axes) + " are not those of its blocks";
+}
+
 }  // namespace
 
-const Op kMaskedProduct{.name = "dot", .kind = Kind::contract, .linear = Linear::no, .zero_in = zero_in_masked};
+const Op kMaskedProduct{
+  .name = "dot", .kind = Kind::contract, .linear = Linear::no, .zero_in = zero_in_masked, .fault = fault_of_masked};
 
 namespace {
 

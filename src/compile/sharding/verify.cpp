@@ -138,7 +138,8 @@ struct PlanCheck {
     for (auto& p : v.pieces) {
       auto& x = plan.version(v.in[std::size_t(p.array)]).at;
       must(p.at == x && x.partial == v.at.partial, v, "it is {}, made of {}", v.at, x);
-      bool comes = v.kind == Version::Kind::shift && v.talks() && !x.cut(p.axis).empty();   // from other devices
+      bool exchanged = v.talks() || node(v).size() == 0;   // of nothing nothing is sent
+      bool comes = v.kind == Version::Kind::shift && exchanged && !x.cut(p.axis).empty();   // from other devices
       for (auto& a : p.axes)
         must(comes || a.name == p.axis || x.cut(a.name) == v.at.cut(a.name), v, "axis {} lies otherwise", a.name);
       for (auto& [lie, at] : {std::pair(&p.given, &x), std::pair(&p.taken, &v.at)})
@@ -335,6 +336,33 @@ struct DeviceCheck {
     }
     must(at == find(*mine, axis)->size, v, [&] { return fmt::format("position {} of {} is made of nothing", at, axis); });
   }
+  // Of this position of its block of an axis: which it is of the whole axis.
+  std::int64_t in_whole(const Lie& lie, std::int64_t start, std::int64_t at) const {
+    if (lie.parts.empty()) return start + at;
+    std::int64_t out = 0, unit = 1;
+    for (std::size_t k = lie.parts.size(); k-- > 0; unit *= lie.parts[k].size) {
+      auto [first, size] = block_of(lie.parts[k], lie.cuts[k], whole.mesh, device);
+      out += (first + at % size) * unit, at /= size;
+    }
+    return out;
+  }
+  // Of a regroup that sends nothing: it keeps the positions of its block, of those that it has.
+  void regrouped(const Version& v) const {
+    auto& p = v.pieces[0];
+    auto* n = made[std::size_t(&v - plan.versions.data())].get();
+    while (!find(*n, p.axis)) n = n->in[0].get();   // before it is put in parts
+    PositionRuns kept;
+    below({n, 0, find(*n, p.axis)->size, 1}, p.axis, kept);
+    const Axis axis = *find_axis(p.axes, p.axis);
+    auto first = [&](const Sharding& s) { return block_of(axis, s.cut(p.axis), whole.mesh, device).first; };
+    std::int64_t at = 0;
+    for (auto& r : kept)
+      for (std::int64_t k = 0; k < r.size; ++k, ++at) {
+        auto is = in_whole(p.given, first(p.at), r.from + k * r.step), should = in_whole(p.taken, first(v.at), at);
+        must(is == should, v,
+             [&] { return fmt::format("position {} of {} is {} of all, and should be {}", at, axis.name.text(), is, should); });
+      }
+  }
   void run() const {
     for (std::size_t k = 0; k < made.size(); ++k) {
       auto& v = plan.versions[k];
@@ -347,6 +375,7 @@ struct DeviceCheck {
         for (auto& a : axes)
           if (v.at.cut(a.name) != plan.version(v.in[0]).at.cut(a.name) && a.size > 0) moved(v, a.name);
       if (v.kind == Version::Kind::shift && axis_size(axes) > 0) moved(v, v.hop.axis);
+      if (v.kind == Version::Kind::regroup && !v.talks() && axis_size(axes) > 0) regrouped(v);
     }
   }
 };
