@@ -58,7 +58,7 @@ bool varies_in(const Node& n, const Loop& l, std::size_t body) {
   return n.varies_with(l.index[0].get()) || n.varies_with(l.index[body].get());
 }
 
-bool is_free(const NodePtr& root) {
+bool is_generated(const NodePtr& root) {
   int budget = 12;
   Nodes todo{root};
   while (!todo.empty()) {
@@ -82,7 +82,7 @@ LoopInputs inputs_of(const Loop& l) {
       if (!varies_in(*n, l, b)) {
         if (is_index(*n)) return list(out.invariants, n);   // that of a loop around, with which this one varies
         if (n->op->kind == Kind::leaf && n->op->cheap) return;
-        is_free(n) ? append(todo, in) : list(out.invariants, n);
+        is_generated(n) ? append(todo, in) : list(out.invariants, n);
       } else if (n->op->kind == Kind::view && in.size() > 1 && in[1] == l.index[b] && !varies_in(*in[0], l, b)) {
         list(out.slices, in[0]);
       } else if (n->op->kind != Kind::leaf) {

@@ -65,7 +65,7 @@ bool varies_in(const Node&, const Loop&, std::size_t body);
 struct LoopInputs { Nodes slices, invariants; };
 LoopInputs inputs_of(const Loop&);
 // Nothing but numbers and positions below, and cheap: made again wherever it is read rather than kept.
-bool is_free(const NodePtr&);
+bool is_generated(const NodePtr&);
 
 // A custom gradient over several results: operands are the results as computed, then the arguments.
 struct CustomVjp : Payload {

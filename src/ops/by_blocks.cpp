@@ -67,7 +67,7 @@ NodePtr extreme_position(const NodePtr& n) {
 // n, made again of another value of its base.
 NodePtr again(const NodePtr& n, const NodePtr& base, const NodePtr& now) {
   if (n == base) return now;
-  if (is_free(n)) return n;
+  if (is_generated(n)) return n;
   Nodes in;
   for (auto& x : n->in) in.push_back(again(x, base, now));
   auto axes = n->axes;
@@ -101,7 +101,7 @@ struct First {
   NodePtr picked(const NodePtr& x) const { return b.joined(pick(b.split(x, number(0, x->dtype)), order)); }
   NodePtr base_at(const NodePtr& x) const {  // of which it is made without regard to where on the axis it lies
     auto regards = [&](const Node& n) {
-      return std::any_of(n.in.begin(), n.in.end(), [&](auto& i) { return is_free(i) && has(i->axes, b.axis); });
+      return std::any_of(n.in.begin(), n.in.end(), [&](auto& i) { return is_generated(i) && has(i->axes, b.axis); });
     };
     return regards(*x) ? x : pointwise_source(x, regards);
   }
@@ -175,7 +175,7 @@ std::int64_t where_on(const Node& n, Name axis) {
 
 // May a device have only a part of x along this axis? Not where x is made of positions.
 bool may_be_cut(const NodePtr& x, Name axis, int depth = 0) {
-  if (!has(x->axes, axis) || is_free(x)) return false;
+  if (!has(x->axes, axis) || is_generated(x)) return false;
   if (depth == far || x->op->kind == Kind::leaf || x->op->kind == Kind::result) return true;
   for (std::size_t k = 0; k < x->in.size(); ++k)
     if (x->in[k] && may_be_cut(x->in[k], name_in_operand(*x, k, axis), depth + 1)) return true;
@@ -401,7 +401,7 @@ NodePtr pointwise_source(const NodePtr& n, const std::function<bool(const Node&)
     if (x->op->kind != Kind::map || depth == far || (depth && ends(*x))) return x;
     NodePtr one;
     for (auto& i : x->in) {
-      if (is_free(i)) continue;
+      if (is_generated(i)) continue;
       auto base = self(self, i, depth + 1);
       if ((one && one != base) || base->axes.size() != x->axes.size()) return x;
       one = base;

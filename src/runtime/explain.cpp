@@ -14,7 +14,7 @@
 namespace haliax {
 namespace {
 
-// Arguments are there all the time, results that take over no argument from the start; of the arena what is alive at its peak.
+// Arguments are there all the time, results that take over no argument from the start; of the arena what is live at its peak.
 std::vector<MemoryReport> memory_of(const program::Program& p) {
   std::map<std::string, std::int64_t> bytes;
   for (int s : p.argument_slots) bytes[p.slot(s).purpose] += p.slot(s).bytes;

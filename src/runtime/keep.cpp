@@ -131,7 +131,7 @@ class Search {
     if (!me.wanted && !referred_to(me)) return;
     if (passes_on(n) && (n.op->kind == Kind::wrap || (me.views <= kViews && n.bytes() >= n.in[0]->bytes()))) {
       for (auto x : refers(me)) all_[x].wanted = true;
-    } else if (n.free.empty() && me.walked.empty() && n.bytes() <= most() && !is_free(n.shared_from_this())) {
+    } else if (n.free.empty() && me.walked.empty() && n.bytes() <= most() && !is_generated(n.shared_from_this())) {
       chosen_.push_back(&me);
     }
   }

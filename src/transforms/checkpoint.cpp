@@ -30,7 +30,7 @@ Nodes captured(const Nodes& roots, const Nodes& inputs) {
   walk(roots, [&](const NodePtr& n, Nodes& todo) {
     if (goals.count(n.get())) return;
     if (depends.count(n.get())) append(todo, n->in);
-    else if (is_float(n->dtype) && !is_free(n)) out.push_back(n);
+    else if (is_float(n->dtype) && !is_generated(n)) out.push_back(n);
   });
   sort_by_age(out);
   return out;

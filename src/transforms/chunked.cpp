@@ -92,7 +92,7 @@ Nodes bordered(const Nodes& roots, const Nodes& level, const Node* index, const 
       if (!x) operands.push_back(x);
       else if (enters && old.count(x.get())) operands.push_back(old.at(x.get()));
       else if (inside(x)) operands.push_back(in.count(x.get()) ? in.at(x.get()) : x);
-      else if (auto y = substitute({x}, out, index)[0]; enters || is_free(y)) operands.push_back(y);
+      else if (auto y = substitute({x}, out, index)[0]; enters || is_generated(y)) operands.push_back(y);
       else operands.push_back(prim::enter(y, key));
     }
     At here(n->origin);

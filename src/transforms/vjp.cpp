@@ -15,7 +15,7 @@ struct Newest {
 };
 using Cotangents = std::vector<std::pair<NodePtr, NodePtr>>;   // of what, its value
 
-// Residuals: nodes of the forward body that the backward body reads are kept (stacked by the forward loop) or made again from
+// Residuals: nodes of the forward body that the backward body reads are kept (stacked by the forward loop) or rematerialised from
 // what is kept. Contractions, reductions and what a contraction reads anyway are kept; what lies elementwise above them is not.
 struct Residuals {
   const Loop& l;

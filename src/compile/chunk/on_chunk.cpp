@@ -42,7 +42,7 @@ bool Region::is_looked_up(const Node& n, Name a) const {
   bool by_position = false;
   for (std::size_t k = 0; k < n.in.size(); ++k) {
     if (!n.in[k] || !has(n.in[k]->axes, a)) continue;
-    by_position = is_free(n.in[k]) && along(n, k, a).way == Along::Way::map;
+    by_position = is_generated(n.in[k]) && along(n, k, a).way == Along::Way::map;
     if (!by_position) return false;
   }
   return by_position;
@@ -209,7 +209,7 @@ Nodes Region::cut(const RegionCut& how) {
       }
       auto a = known_of(*n).role.axis;
       finals[n.get()] = prim::fit(swapped(result, a), n->axes);
-      for (std::size_t b = 0; b < index_.size(); ++b) {    // a later sweep reads it, and does not make it again
+      for (std::size_t b = 0; b < index_.size(); ++b) {    // a later sweep reads it, and does not rematerialise it
         auto& p = known_of(*n).parts[b];
         if (!is_slice_at(*p, index_[b].get())) finals[p.get()] = swapped(prim::slice_at(result, index_[b], false), a);
       }

@@ -15,7 +15,7 @@ namespace haliax {
 namespace {
 
 bool has_name(const Names& names, Name n) { return std::find(names.begin(), names.end(), n) != names.end(); }
-// Point by point along the axis, and no contraction: made again in a loop at no cost.
+// Point by point along the axis, and no contraction: rematerialised in a loop at no cost.
 bool wraps(const Node& n) { return n.op->kind == Kind::wrap && n.op != &kCustomVjp; }
 bool bridges(const Node& n) {
   return n.op->kind == Kind::map || n.op->kind == Kind::reduce || keeps_names(n) || wraps(n);
@@ -418,8 +418,8 @@ int Region::sweeps() {
   return sweeps;
 }
 
-// What a later sweep reads, be it in the body of a loop, is stacked, not made again, if it goes on from chunk to chunk; and, if
-// small values are kept, where it took work and is small beside the largest value (a row's logsumexp).
+// What a later sweep reads, be it in the body of a loop, is stacked, not rematerialised, if it goes on from chunk to chunk; and,
+// if small values are kept, where it took work and is small beside the largest value (a row's logsumexp).
 void Region::keep_for_later(bool small) {
   auto most = largest_bytes();
   std::set<std::pair<const Node*, int>> seen;

@@ -14,7 +14,7 @@ namespace haliax {
 
 struct RegionCut {                                // how a region is cut
   std::int64_t chunk = 1;                        // positions a turn
-  bool keep = true;                              // small values that a later sweep reads are kept, not made again
+  bool keep = true;                              // small values that a later sweep reads are kept, not rematerialised
   bool reverse = false;                          // the last chunk first
   bool of_scores = false;                        // see Loop
   std::string form = {}, why = {};               // for reports

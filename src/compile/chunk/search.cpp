@@ -44,7 +44,7 @@ Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions) {
     if (!x || own.count(x.get()) || to.count(x.get())) return;
     for (auto* f : x->free)   // of a loop around: any turn will do
       if (f->op == &prim::kIndex) to[f] = prim::integer(0, f->dtype);
-    if (is_free(x)) return;
+    if (is_generated(x)) return;
     if (std::any_of(regions.of.begin(), regions.of.end(), [&](auto& r) { return r.grows(x); })) {
       for (auto& i : x->in) read(i);
       return;

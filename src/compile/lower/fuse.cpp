@@ -145,7 +145,7 @@ struct Builder {
       bool needed = scope.in_memory.count(n.get()) > 0, shared = users[n.get()] > 1;
       auto kind = n->op->kind;
       if (kind == Kind::reduce || (kind == Kind::leaf && needed && is_term(n)) ||
-          (kind == Kind::map && (needed || !fuse || size > 64 || (shared && !is_free(n) && !cheap(n)))))
+          (kind == Kind::map && (needed || !fuse || size > 64 || (shared && !is_generated(n) && !cheap(n)))))
         anchored.insert(n.get());
     }
     for (auto& t : targets)   // a target is made where it is wanted, not read back and copied

@@ -43,7 +43,7 @@ struct Scope {
 // `known`: nodes that lie in memory already. `fuse` off: each node is a unit of its own.
 Scope make_scope(const std::vector<Target>& targets, const Places& known, bool fuse);
 
-// In which order the units run. Any that keeps Unit::after is right; this one keeps little alive. `by_age`: as they were made.
+// In which order the units run. Any that keeps Unit::after is right; this one keeps little live. `by_age`: as they were made.
 std::vector<int> schedule(const Scope&, const Places& known, bool by_age);
 
 // Wraps and results of custom gradients are the value of another node: which one.

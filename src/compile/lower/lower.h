@@ -6,7 +6,7 @@
 // In: a graph without borders and tracers (other wraps, such as barriers, are lowered as what they wrap); inputs that stand for
 // arguments.
 // Out: a Program whose slots have no place yet.
-// Always: a scope (the top, or a body of a loop) is fused into units, the units are scheduled so that little is alive, and each
+// Always: a scope (the top, or a body of a loop) is fused into units, the units are scheduled so that little is live, and each
 // is written as a step (single), one fused step (kernel) or a copy; what is read from memory was written by an earlier step of
 // its scope or of one around it; results and stacks are written where they will lie; no axis, name or op is left.
 #pragma once

@@ -7,7 +7,7 @@
 
 namespace haliax {
 
-// Greedy: of the units that are ready, the one after which least is alive. Any order is right, few are small.
+// Greedy: of the units that are ready, the one after which least is live. Any order is right, few are small.
 std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
   std::vector<int> out;
   std::size_t n = s.units.size();

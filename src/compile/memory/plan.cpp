@@ -64,17 +64,17 @@ struct MemoryPlanner {
     }
   }
 
-  // ---- lifetimes: of a slot and all that share its memory ----
-  struct Life { int first = kForever, last = -1; };
-  std::vector<Life> life = {};
+  // ---- liveness: of a slot and all that share its memory ----
+  struct Liveness { int first = kForever, last = -1; };
+  std::vector<Liveness> liveness = {};
   std::vector<int> root = {};
   int find_root(int s) const {
     while (root[std::size_t(s)] != s) s = root[std::size_t(s)];
     return s;
   }
-  Life& life_in(int r) { return life[std::size_t(r)]; }
-  Life life_of(int slot) const {
-    Life l;
+  Liveness& liveness_in(int r) { return liveness[std::size_t(r)]; }
+  Liveness liveness_of(int slot) const {
+    Liveness l;
     auto& all = access[std::size_t(slot)];
     if (all.empty()) return l;
     auto home = p.slot(slot).home;
@@ -98,7 +98,7 @@ struct MemoryPlanner {
   bool has_own_memory(int slot) const { return find_root(slot) == slot; }
   void share(int slot, int with) {   // slot lies in the memory of `with`
     int r = root[std::size_t(slot)] = find_root(with);
-    auto &a = life_in(r), &b = life_in(slot);
+    auto &a = liveness_in(r), &b = liveness_in(slot);
     a.first = std::min(a.first, b.first), a.last = std::max(a.last, b.last);
   }
   bool counts_by(const View& v, int memory) const {   // a term reads it
@@ -115,7 +115,7 @@ struct MemoryPlanner {
       if (store.code != Code::store) continue;
       int o = store.view.slot;
       auto& out = p.slot(o);
-      if (out.home == Home::argument || !has_own_memory(o) || life_in(o).first != position) continue;
+      if (out.home == Home::argument || !has_own_memory(o) || liveness_in(o).first != position) continue;
       if (!writes_once(f, o)) continue;
       auto over = std::find_if(f.code.begin(), f.code.end(), [&](auto& load) { return dies_in(f, load, store, position); });
       if (over != f.code.end()) share(o, over->view.slot);
@@ -127,7 +127,7 @@ struct MemoryPlanner {
     int i = load.view.slot, r = find_root(i), o = store.view.slot;
     auto home = p.slot(o).home;
     bool may = (home == Home::result && is_donated(r)) || (home == Home::arena && shareable(r));
-    if (i == o || !may_share_memory(i, o) || !may || life_in(r).last != position) return false;
+    if (i == o || !may_share_memory(i, o) || !may || liveness_in(r).last != position) return false;
     auto bytes = p.slot(o).bytes;
     if (p.slot(i).bytes != bytes || p.slot(r).bytes != bytes || !same_place(load.view, store.view)) return false;
     if (load.inner != store.inner && f.outer < int(f.dims.size())) return false;
@@ -150,7 +150,7 @@ struct MemoryPlanner {
       int x = s->copy.x.slot, o = s->copy.out.slot;
       auto& all = access[std::size_t(o)];
       bool made_here = std::count_if(all.begin(), all.end(), [](auto& a) { return a.writes; }) == 1;
-      bool first = is_donated(x) && life_in(x).last != kForever;   // of the results that it is
+      bool first = is_donated(x) && liveness_in(x).last != kForever;   // of the results that it is
       bool may = first && made_here && p.slot(o).home == Home::result && has_own_memory(o) && may_share_memory(x, o);
       if (may) share(o, x), drop(*s);
     }
@@ -165,7 +165,7 @@ struct MemoryPlanner {
     if (home == Home::argument) return false;
     // x is read for the last time here, o first written here: they become one. So the start of a carry becomes the carry, and a
     // result is made in its own memory.
-    if (life_in(rx).last == position && life_in(ro).first == position && has_own_memory(o) && shareable(rx)) {
+    if (liveness_in(rx).last == position && liveness_in(ro).first == position && has_own_memory(o) && shareable(rx)) {
       home == Home::arena || is_donated(rx) ? share(o, x) : share(rx, o);
       return true;
     }
@@ -177,14 +177,14 @@ struct MemoryPlanner {
   bool may_be_next(int x, int loop) const {
     if (loop < 0 || p.slot(find_root(x)).home != Home::arena) return false;
     auto span = spans[std::size_t(loop)];
-    auto made = life[std::size_t(find_root(x))].first;
+    auto made = liveness[std::size_t(find_root(x))].first;
     return made > span.begin && made < span.end;
   }
   struct Ends { bool in_time, where_made; };
   // Is the old value read for the last time before x is made, or by what makes x, where it makes it? Does the latter read it?
   Ends ends_before(int x, int carry, const Step& move, int loop) const {
     auto span = spans[std::size_t(loop)];
-    auto made = life[std::size_t(x)].first;
+    auto made = liveness[std::size_t(x)].first;
     Ends ends{true, false};
     for (int slot = 0; slot < int(p.slots.size()); ++slot) {
       if (find_root(slot) != find_root(carry)) continue;
@@ -202,7 +202,7 @@ struct MemoryPlanner {
     auto [in_time, where_made] = ends_before(x, carry, move, loop);
     chain.push_back(x);
     if (in_time && where_made) return true;
-    int made = life_in(x).first;
+    int made = liveness_in(x).first;
     auto& f = moments[std::size_t(made)].step->fused;
     auto store = std::find_if(f.code.begin(), f.code.end(), [&](auto& i) { return i.code == Code::store && i.view.slot == x; });
     if (in_time && store != f.code.end() && writes_once(f, x))
@@ -279,8 +279,8 @@ struct MemoryPlanner {
     auto home = p.slot(o).home;
     bool may = rx != o && has_own_memory(o) && home != Home::argument && shareable(rx) && may_share_memory(rx, o) &&
                (home == Home::arena || is_donated(rx) || p.slot(rx).home == Home::arena);
-    if (!may || p.slot(rx).bytes != p.slot(o).bytes || life[std::size_t(rx)].last > span.end ||
-        life[std::size_t(o)].first < span.begin || access[std::size_t(o)].front().at <= span.begin)
+    if (!may || p.slot(rx).bytes != p.slot(o).bytes || liveness[std::size_t(rx)].last > span.end ||
+        liveness[std::size_t(o)].first < span.begin || access[std::size_t(o)].front().at <= span.begin)
       return false;
     return reads_first(rx, o, loop, trips);
   }
@@ -317,7 +317,7 @@ struct MemoryPlanner {
       std::vector<int> made, read;
       for (int s = 0; s < int(p.slots.size()); ++s) {
         if (has_own_memory(s) && p.slot(s).home != Home::argument && touched(s, true)) made.push_back(s);
-        if (touched(s, false) && shareable(find_root(s)) && life[std::size_t(find_root(s))].last <= span.end) read.push_back(s);
+        if (touched(s, false) && shareable(find_root(s)) && liveness_in(find_root(s)).last <= span.end) read.push_back(s);
       }
       if (made.empty() || read.empty()) continue;
       auto trips = trips_at(loop);
@@ -375,7 +375,7 @@ struct MemoryPlanner {
   }
 
   // ---- places in the arena ----
-  struct ArenaItem { std::int64_t bytes; Life life; std::int64_t* offset; const char* purpose; };
+  struct ArenaItem { std::int64_t bytes; Liveness liveness; std::int64_t* offset; const char* purpose; };
   using Items = std::vector<ArenaItem>;
   // Gives each an offset, and says how many bytes they take.
   std::int64_t place(Items& items) const {
@@ -385,7 +385,7 @@ struct MemoryPlanner {
     for (auto& item : items) {
       std::int64_t best = -1, best_gap = 0, end = 0;
       for (auto* o : placed) {
-        if (o->life.last < item.life.first || o->life.first > item.life.last) continue;
+        if (o->liveness.last < item.liveness.first || o->liveness.first > item.liveness.last) continue;
         auto gap = *o->offset - end;
         if (gap >= aligned(item.bytes) && (best < 0 || gap < best_gap)) best = end, best_gap = gap;
         end = std::max(end, *o->offset + aligned(o->bytes));
@@ -399,12 +399,12 @@ struct MemoryPlanner {
   }
   Items items() {
     Items out;
-    auto add = [&](std::int64_t bytes, Life l, std::int64_t& offset, const char* purpose) {
-      out.push_back({bytes, optional ? l : Life{0, last()}, &offset, purpose});
+    auto add = [&](std::int64_t bytes, Liveness l, std::int64_t& offset, const char* purpose) {
+      out.push_back({bytes, optional ? l : Liveness{0, last()}, &offset, purpose});
     };
     for (int s = 0; s < int(p.slots.size()); ++s)
-      if (auto& slot = p.slot(s); has_own_memory(s) && slot.home == Home::arena && life_in(s).last >= 0)
-        add(slot.bytes, life_in(s), slot.offset, slot.purpose);
+      if (auto& slot = p.slot(s); has_own_memory(s) && slot.home == Home::arena && liveness_in(s).last >= 0)
+        add(slot.bytes, liveness_in(s), slot.offset, slot.purpose);
     for (int at = 1; at <= last(); ++at)
       if (auto& s = *moments[std::size_t(at)].step; s.scratch_bytes > 0) add(s.scratch_bytes, {at, at}, s.scratch, "scratch");
     return out;
@@ -418,7 +418,7 @@ struct MemoryPlanner {
       auto& loop = moments[std::size_t(span.begin)].step->loop;
       if (loop.lanes == 0 || span.begin < done) continue;
       done = span.end;
-      auto inside = [&](auto& i) { return i.life.first > span.begin && i.life.last < span.end; };
+      auto inside = [&](auto& i) { return i.liveness.first > span.begin && i.liveness.last < span.end; };
       auto& mine = lanes[&loop];
       std::copy_if(all.begin(), all.end(), std::back_inserter(mine), inside);
       std::erase_if(all, inside);
@@ -430,18 +430,18 @@ struct MemoryPlanner {
       for (auto& i : mine) *i.offset += loop->lane_start;
     report_peak(all);
   }
-  // By purpose, what is alive at the moment when most bytes are; what of the arena is not alive then are gaps.
+  // By purpose, what is live at the moment when most bytes are; what of the arena is not live then are gaps.
   void report_peak(const Items& items) {
     std::vector<std::int64_t> grows(moments.size() + 1);
     for (auto& i : items)
-      grows[std::size_t(i.life.first)] += i.bytes, grows[std::size_t(std::min(i.life.last, last())) + 1] -= i.bytes;
+      grows[std::size_t(i.liveness.first)] += i.bytes, grows[std::size_t(std::min(i.liveness.last, last())) + 1] -= i.bytes;
     std::int64_t now = 0, most = 0;
     int at = 0;
     for (int t = 0; t <= last(); ++t)
       if (now += grows[std::size_t(t)]; now > most) most = now, at = t;
     std::int64_t gaps = p.arena_bytes;
     for (auto& i : items) {
-      if (i.life.first > at || i.life.last < at) continue;
+      if (i.liveness.first > at || i.liveness.last < at) continue;
       auto same = [&](auto& u) { return std::string_view(u.purpose) == i.purpose; };
       auto known = std::find_if(p.at_peak.begin(), p.at_peak.end(), same);
       if (known == p.at_peak.end()) known = p.at_peak.insert(known, {i.purpose});
@@ -455,14 +455,14 @@ struct MemoryPlanner {
   void poison() {
     std::map<const Step*, std::vector<Step>> after;
     for (int s = 0; s < int(p.slots.size()); ++s) {
-      if (!p.slot(s).gathered || !has_own_memory(s) || life_in(s).last < 0 || life_in(s).last > last()) continue;
+      if (!p.slot(s).gathered || !has_own_memory(s) || liveness_in(s).last < 0 || liveness_in(s).last > last()) continue;
       auto dtype = access[std::size_t(s)].front().view->dtype;
       if (!is_float(dtype)) continue;
       Instr nan{.code = Code::constant, .dtype = dtype, .number = std::numeric_limits<double>::quiet_NaN()};
       Instr store{.code = Code::store, .dtype = dtype, .args = {0, -1, -1, -1}, .view = {s, dtype, 0, {1}, {}}};
       Step fill{.fused = {{p.slot(s).bytes / bytes_of(dtype)}, 1, {nan, store}}, .why = "poison"};
       fill.where = "gathered, after its last reader";
-      after[moments[std::size_t(life_in(s).last)].step].push_back(std::move(fill));
+      after[moments[std::size_t(liveness_in(s).last)].step].push_back(std::move(fill));
     }
     if (!after.empty()) insert(p.steps, after);
   }
@@ -470,7 +470,7 @@ struct MemoryPlanner {
   void run() {
     access.resize(p.slots.size());
     walk(p.steps, -1);
-    for (int s = 0; s < int(p.slots.size()); ++s) root.push_back(s), life.push_back(life_of(s));
+    for (int s = 0; s < int(p.slots.size()); ++s) root.push_back(s), liveness.push_back(liveness_of(s));
     if (optional) share_all();
     for (int s = 0; s < int(p.slots.size()); ++s)
       if (!has_own_memory(s)) p.slot(s).alias = find_root(s);

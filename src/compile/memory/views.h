@@ -77,7 +77,7 @@ struct Access {
   const program::View* view;
 };
 using Accesses = std::vector<std::vector<Access>>;   // by slot, in order
-// Steps by their numbers: those of a loop, or of the life of a slot.
+// Steps by their numbers: those of a loop, or of the liveness of a slot.
 struct StepRange { int begin, end; };
 inline void note(Accesses& all, const program::Step& s, int at) {
   each_access(s, [&](int slot, bool writes, const program::View* v) { all[std::size_t(slot)].push_back({at, &s, writes, v}); });

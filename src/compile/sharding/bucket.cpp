@@ -93,7 +93,7 @@ struct Bucketing {
         if (full == 0 || full + b > kBucket) bucket = ++buckets, full = 0;
         s.bucket = bucket, full += b;
       } else if (s.hop.kind == Hop::Kind::all_gather && early[k] == 0) {
-        // Gathers one by one, or all gathered arrays would be alive at once; but the small ones with the first.
+        // Gathers one by one, or all gathered arrays would be live at once; but the small ones with the first.
         auto b = whole.bytes(s.node, s.at);
         auto& [bucket, small] = gathers[over];
         if (bucket == 0)

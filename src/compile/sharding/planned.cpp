@@ -78,7 +78,7 @@ Planned::Offer Planned::offer(int n, const Sharding& need, int depth) const {
   }
   if (best.version >= 0 && best.cost == 0) return best;
   auto& me = node(n);
-  // A weight that is made again is what it was before, if that is there anyway: kept, or gathered ahead of the loop.
+  // A weight that is rematerialised is what it was before, if that is there anyway: kept, or gathered ahead of the loop.
   bool kept = me.op == &prim::kBarrier && whole_.weight(n) &&
               (!options_.regather || body_of(n) != body_of(operand(n, 0)));
   bool view = kept || rules::costs_nothing(me) || (me.op->kind == Kind::view && need.cut(rules::shifted(me)).empty());

@@ -97,9 +97,9 @@ int Planner::made_now(int n, const Sharding& need) {
 // Of what is left to be made where it is read.
 int Planner::obtain_lazy(int n, const Sharding& need) {
   for (int v : versions(n)) {
-    bool cut_free = !rules::made_anywhere(node(n));  // of what is there, by slices alone; else it need not be there at all
-    for (auto& h : reshard(mesh_, node(n).axes, node(n).dtype, version(v).at, need)) cut_free &= h.bytes == 0;
-    if (cut_free) return v;
+    bool sends_nothing = !rules::made_anywhere(node(n));  // of what is there, by slices alone; else it need not be there at all
+    for (auto& h : reshard(mesh_, node(n).axes, node(n).dtype, version(v).at, need)) sends_nothing &= h.bytes == 0;
+    if (sends_nothing) return v;
   }
   Sharding can;
   for (auto& [name, cut] : need.dims) {

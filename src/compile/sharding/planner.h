@@ -135,7 +135,7 @@ struct Whole {
 };
 
 using prim::kSmall;
-constexpr double kBucket = 32 << 20;  // bytes on one device: waiting for more would keep too much alive
+constexpr double kBucket = 32 << 20;  // bytes on one device: waiting for more would keep too much live
 
 // What may be decided otherwise, if fewer bytes are sent: whose cuts an op follows first; how it comes by an axis that it needs
 // whole and that is cut; what stays pending; which version of a value a loop stacks.
@@ -278,7 +278,7 @@ class Planner : Planned {
   void shift(int n, const Sharding& work);
   bool regroup(int n, const Sharding& work, const Sharding& keep);
   void move_base(int x, const Sharding& need);
-  void make_again(int n, int base, const Sharding& need);
+  void rematerialise(int n, int base, const Sharding& need);
 
   // ---- loops that go round (rounds.cpp) ----
   struct LoopAttempt;

@@ -40,13 +40,13 @@ void Planner::move_base(int x, const Sharding& need) {
   if (base < 0 || base == x || instead(base) >= 0 || body_of(base) != body_of(x)) return;
   if (!users(base).empty() && !read_as_it_is(node(base))) return;
   if (offer(x, need).cost == 0 || offer(base, need).cost > offer(x, need).cost) return;
-  make_again(x, base, need);
+  rematerialise(x, base, need);
 }
-void Planner::make_again(int n, int base, const Sharding& need) {
+void Planner::rematerialise(int n, int base, const Sharding& need) {
   if (n == base || generated(n)) return;
   for (int v : versions(n))
     if (version(v).at == need) return;
-  for (int x : whole_.at(n).in) make_again(x, base, need);
+  for (int x : whole_.at(n).in) rematerialise(x, base, need);
   made_now(n, need);
 }
 

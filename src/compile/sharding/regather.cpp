@@ -37,7 +37,7 @@ struct Regather {
     auto& s = plan.version(k);
     return s.gathers() && s.body == r && whole.weight(s.node);
   }
-  // Is it a weight that was cast or seen otherwise? A barrier is none: it makes the weight again, for a layer that is recomputed.
+  // Is it a weight that was cast or seen otherwise? A barrier is none: it stands for a weight that is rematerialised.
   bool sees(int k, int r) const {
     auto& s = plan.version(k);
     return s.kind == Version::Kind::compute && s.body == r && whole.weight(s.node) &&
@@ -98,8 +98,8 @@ struct Regather {
   const Loop& loop(int body) const {
     return loop_of(whole.node(plan.loop(plan.body(body).loop).node));
   }
-  // A loop over an axis that another loop walks too makes the turns of that one again, for their gradients.
-  bool made_again(const Gathered& g, const std::vector<Gathered>& parts, int r) const {
+  // A loop over an axis that another loop walks too rematerialises the turns of that one, for their gradients.
+  bool rematerialises(const Gathered& g, const std::vector<Gathered>& parts, int r) const {
     return std::any_of(parts.begin(), parts.end(), [&](auto& other) {
       return &other != &g && other.home != r && loop(towards(r, other.home)).axis == loop(towards(r, g.home)).axis;
     });
@@ -160,7 +160,7 @@ struct Regather {
     for (auto& parts : weights)
       for (auto& g : parts) {
         int body = towards(r, g.home);
-        if (body != r && g.waits() && trains(g, body) && !made_again(g, parts, r)) trained.insert(body);
+        if (body != r && g.waits() && trains(g, body) && !rematerialises(g, parts, r)) trained.insert(body);
         if (body != r || g.waits()) may_wait = std::max(may_wait, g.bytes);
       }
     std::map<int, double> inside;  // of what is read in a body

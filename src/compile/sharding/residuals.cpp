@@ -1,7 +1,7 @@
-// What a layer makes again in the backward pass must not be sent again: a value that a loop over layers has summed over devices,
-// and that a later loop makes again and would have to sum again, is one more thing that the first loop keeps. So is what a chunk
-// of a loss has summed, if it is no larger than what the loop walks: logits are not kept. Afterwards the graph of the whole has
-// other roots, and is planned anew.
+// What a layer rematerialises in the backward pass must not be sent again: a value that a loop over layers has summed over
+// devices, and that a later loop rematerialises and would have to sum again, is one more thing that the first loop keeps. So is
+// what a chunk of a loss has summed, if it is no larger than what the loop walks: logits are not kept. Afterwards the graph of
+// the whole has other roots, and is planned anew.
 #include <algorithm>
 
 #include "ops/attr.h"
@@ -109,12 +109,12 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool ga
       if (!s.live || s.kind != Version::Kind::hop || !s.talks() || !(s.sums() || gathers_too)) continue;
       if (!looked) t = twin_of(whole, whole.level(l.node, 0).order, index[0].get()), looked = true;
       if (!t.earlier) break;
-      auto& made_again = whole.ptr(s.node);
-      if (t.to.count(made_again.get())) continue;  // kept already
+      auto& rematerialised = whole.ptr(s.node);
+      if (t.to.count(rematerialised.get())) continue;  // kept already
       auto to = t.to;
-      auto was = substitute({made_again}, to, index[0].get())[0];
+      auto was = substitute({rematerialised}, to, index[0].get())[0];
       int id = whole.find(was.get());
-      if (was == made_again || id < 0) continue;
+      if (was == rematerialised || id < 0) continue;
       bool there = std::any_of(plan.versions.begin(), plan.versions.end(), [&](auto& v) {
         return v.live && v.node == id && v.at == s.at && plan.body(v.body).loop >= 0 &&
                whole.ptr(plan.loop(plan.body(v.body).loop).node) == t.earlier;
@@ -122,8 +122,8 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool ga
       if (!there) continue;
       auto& list = residuals[t.earlier.get()];
       if (list.empty()) loops.push_back(t.earlier);
-      if (std::none_of(list.begin(), list.end(), [&](auto& p) { return p.second == made_again; }))
-        list.push_back({was, made_again});
+      if (std::none_of(list.begin(), list.end(), [&](auto& p) { return p.second == rematerialised; }))
+        list.push_back({was, rematerialised});
     }
   }
   if (loops.empty()) return with_repeated(roots, plan, whole);

@@ -24,7 +24,7 @@ bool picks(const Node&);                      // pick positions, or write them, 
 bool writes_into(const Node&);                // write them into an array that is its first operand (scatter)?
 bool regroups(const Node&), flattens(const Node&);  // put parts in one axis, or an axis in parts? Is it the former?
 bool together(const Node&);                   // Must all operands be pending, if one is?
-bool costs_nothing(const Node&);              // to make again from another version of its operand
+bool costs_nothing(const Node&);              // to rematerialise from another version of its operand
 bool made_anywhere(const Node&);              // can be made in any sharding from operands that are whole
 std::optional<std::vector<Cut>> spread(const Cut&, const Axes& parts, const Mesh&);  // of a flattened axis over its parts
 

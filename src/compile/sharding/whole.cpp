@@ -33,7 +33,7 @@ int Whole::id(const NodePtr& n) {
     if (x && !only_waits(*n, i)) seen_through &= at(operands.back()).of_inputs || at(operands.back()).generated;
   }
   int k = ids_[n.get()] = int(values.size());
-  bool generated = is_free(n);
+  bool generated = is_generated(n);
   values.push_back({n, std::move(operands), generated, n->op == &prim::kInput || (seen_through && !generated)});
   return k;
 }

@@ -41,7 +41,7 @@ struct ArenaUse {
     return s;
   }
   // From the first step that touches it to the last; of a loop that is not alone in touching it, all turns.
-  StepRange life(const std::vector<Access>& all) const {
+  StepRange liveness(const std::vector<Access>& all) const {
     StepRange l{all.front().at, all.back().at + 1};
     for (auto& s : spans) {
       auto inside = std::count_if(all.begin(), all.end(), [&](auto& a) { return a.at >= s.begin && a.at < s.end; });
@@ -70,7 +70,7 @@ struct ArenaUse {
     std::vector<StepRange> of_memory(p.slots.size(), {steps, 0});
     for (int s = 0; s < int(p.slots.size()); ++s) {
       if (access[std::size_t(s)].empty()) continue;
-      auto l = life(access[std::size_t(s)]);
+      auto l = liveness(access[std::size_t(s)]);
       auto& all = of_memory[std::size_t(root(s))];
       all = {std::min(all.begin, l.begin), std::max(all.end, l.end)};
     }
