@@ -1,5 +1,7 @@
 #include "ops/masks.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -219,7 +221,8 @@ class WhereFalse {
 }  // namespace
 
 Axis BlocksOf::blocks() const {
-  return Axis("(blocks of " + std::string(axis.name.text()) + ")", (axis.size + block - 1) / block);
+  // Of other sizes they are other axes: flags of two products may be joined.
+  return Axis(fmt::format("(blocks of {} {})", block, axis.name.text()), (axis.size + block - 1) / block);
 }
 NodePtr may_hold(const NodePtr& mask, const std::vector<BlocksOf>& blocks) { return OnBlocks(blocks).holds(mask, true); }
 NodePtr where_false(const NodePtr& x, const Node* mask, Name axis) { return WhereFalse(mask, axis).of(x); }

@@ -8,7 +8,7 @@ namespace haliax::prim {
 struct BlocksOf {
   Axis axis;
   std::int64_t block = 1;
-  Axis blocks() const;                             // (blocks of the axis)
+  Axis blocks() const;                             // (blocks of 32 k), say
 };
 // Of a mask (bool), per block of each of these axes, without its other axes: may it hold somewhere in the block? (It does not
 // where this is false.) Found without making the mask, from comparisons of positions and of ids along one axis. Null: that cannot

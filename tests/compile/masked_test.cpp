@@ -98,6 +98,23 @@ TEST_CASE("masked: one product of a turn leaves out blocks of its own") {
   CHECK(made(broadcast_axis(apart, Q)) < (asks ? 0.5 : 0.8));
 }
 
+// A large product of a turn leaves out blocks itself, a small one by a loop over larger blocks: together they say whether the turn ends.
+TEST_CASE("masked: products of one turn have blocks of two sizes") {
+  const Axis Pos("q", 256), Keys("k", 640), Copies("b", 3);
+  for (auto [size, out] : {std::pair{80, 24}, {24, 80}}) {
+    const Axis Size("d", size), Out("e", out);
+    auto draw = [&](int seed, const Axes& axes) { return random::normal(random::key(seed), axes).eval(); };
+    const Parts p{draw(1, {Copies, H, Pos, Size}), draw(2, {Copies, H, Keys, Size}), draw(3, {Copies, H, Keys, Out})};
+    auto all = [&](const Parts& p) {
+      return all_of([&](const Parts& p) {
+        return dot(softmax(where(nn::causal_mask(Pos, Keys), dot(p[0], p[1], "d") * 0.1f, -1e9f), "k"), p[2], "k");
+      }, p);
+    };
+    auto got = jit(all, {.scores_budget = -1})(p), want = jit(all, {.backend = "reference"})(p);
+    for (std::size_t k = 0; k < want.size(); ++k) CHECK(max(abs(got[k] - want[k])).item() <= 1e-5 * (1 + max(abs(want[k])).item()));
+  }
+}
+
 TEST_CASE("masked: a causal text of 4,096 positions takes little more than half of the products") {
   const Axis Long("q", 4096), Keys("k", 4096), Size("d", 8);
   auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {pos, Size}).eval(); };
