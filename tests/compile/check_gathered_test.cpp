@@ -76,6 +76,15 @@ TEST_CASE("gathered: no output, carry or residual") {
 
   p = start();
   p.steps = {gathered(0, 1), copied(1, 2)};
+  p.slots[0].gathered = true;
+  CHECK(refused(p).find("an argument is gathered") != std::string::npos);
+
+  p = start();
+  p.steps = {copied(1, 2), gathered(0, 1)};
+  CHECK(refused(p).find("it is read before it is written") != std::string::npos);
+
+  p = start();
+  p.steps = {gathered(0, 1), copied(1, 2)};
   p.slots[2].alias = 1;
   CHECK(refused(p).find("a result shares memory with what is gathered") != std::string::npos);
 

@@ -363,3 +363,13 @@ TEST_CASE("moves: a loop over microbatches leaves the work of each to the device
       CHECK(r.peak_bytes < 3 * weights + 3 * hidden + 64 * count * 32 * 4);
     }
 }
+
+TEST_CASE("partition moves: of an array without elements nothing is sent, however it lies before and after") {
+  const Axis Rows("rows", 0), Columns("columns", 8);
+  const Mesh mesh{{{"data", 2}, {"model", 2}}};
+  const Mapping before{{"columns", std::vector<std::string>{"model", "data"}}}, after{{"columns", "data"}, {"rows", "model"}};
+  auto turned = [](const NamedArray& x) { return roll(x, 1, "columns"); };
+  auto r = named_jit(turned, {.mesh = mesh, .axis_resources = Mapping{}, .in = Mappings(before), .out = Mappings(after)})
+               .plan(shape({Rows, Columns}));
+  sends(r, 0, 0);
+}
