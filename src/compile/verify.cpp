@@ -324,8 +324,10 @@ void verify(const Nodes& roots, const char* after, const TurnParts& turns, const
     bool fits = order == layouts.end() || (same_set(order->second, n->axes) && order->second.size() == n->axes.size());
     NodeCheck{*n, after}.must(fits, "it is laid out as {}, and is {}", fits ? n->axes : order->second, n->axes);
   }
-  parts.insert(parts.end(), roots.begin(), roots.end());
-  all = everything(parts);
+  if (!parts.empty()) {
+    parts.insert(parts.end(), roots.begin(), roots.end());
+    all = everything(parts);
+  }
   bool regions = false;
   for (auto& n : all) {
     NodeCheck check{*n, after};

@@ -27,7 +27,7 @@ struct TurnPart {
   NodePtr flag = {};
   std::vector<std::pair<std::size_t, NodePtr>> values = {};   // of which result; of a sum what is added to it, one after another
 };
-TurnPart whole_turn(const Loop&, std::size_t body);
+TurnPart whole_turn(const Loop&, std::size_t body);           // all that it makes, without a flag
 using TurnParts = std::unordered_map<const Node*, std::vector<std::vector<TurnPart>>>;   // by loop: of each of its bodies
 TurnParts parts_of_turns(const Nodes& roots, bool may_end);   // may_end off: one part each, no flag
 std::string to_string(const TurnParts&, const Nodes& roots);   // for people: of loops below these roots

@@ -30,7 +30,7 @@ std::string fault_of_masked(const Node& n) {
   bool fits = flags.dtype == DType::boolean && flags.axes.size() == m.sides.size() && !m.sides.empty();
   for (std::size_t k = 0; fits && k < m.sides.size(); ++k) {
     auto* axis = find(find(*n.in[0], m.sides[k].axis) ? *n.in[0] : *n.in[1], m.sides[k].axis);
-    fits = axis && m.sides[k].size > 0 && flags.axes[k].size == (axis->size + m.sides[k].size - 1) / m.sides[k].size;
+    fits = axis && m.sides[k].size > 0 && flags.axes[k].size == prim::BlocksOf{*axis, m.sides[k].size}.blocks().size;
   }
   return fits ? "" : "its flags " + to_string(flags.axes) + " are not those of its blocks";
 }
