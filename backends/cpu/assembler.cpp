@@ -36,7 +36,7 @@ struct OutOfRegisters {};
 
 class Assembler : Xbyak::CodeGenerator {
  public:
-  Assembler(const PointCode& code, bool wide)    // a tanh has some 900 bytes, and stands here up to four times
+  Assembler(const PointCode& code, bool wide)    // a tanh or exp has some 900 bytes, and stands here up to four times
       : CodeGenerator((wide ? 1 : 3) * (4096 + 1024 * code.ops.size()), Xbyak::DontSetProtectRWE), code_(code), wide_(wide) {
     count_uses();
     save();
@@ -552,6 +552,17 @@ class Assembler : Xbyak::CodeGenerator {
     vscalefps(z | scaled | T_z, z, n.z);
   }
   void exp_of_lanes(const Vector& z, const Vector& c, const Vector& n, const Vector& q) {
+    Xbyak::Label wide_range, done;
+    vandps(q, c, literal(0x7fffffffu));
+    vcmpps(q, q, literal(87.f), 0x11);
+    vtestps(q, literal(~0u));
+    jnc(wide_range, T_NEAR);
+    exp_within(z, c, n, q);                      // mostly all results are normal numbers
+    vcvtps2dq(n, n);
+    vpslld(n, n, 23);
+    vpaddd(z, z, n);
+    jmp(done, T_NEAR);
+    L(wide_range);
     Temporary scaled(*this);
     vcmpps(scaled.z, c, literal(-103.97208404541015625f), 0x16);   // not less or equal: NaN too
     vbroadcastss(n, at(89.f));
@@ -566,6 +577,7 @@ class Assembler : Xbyak::CodeGenerator {
       vmulps(z, z, power);
     }
     vandps(z, z, scaled.z);
+    L(done);
   }
   void to_power(const Vector& n) {                     // 2^n, of whole numbers
     vpaddd(n, n, literal(127u));

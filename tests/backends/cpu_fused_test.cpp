@@ -1,6 +1,7 @@
 // The CPU backend against the reference: fused steps of every code, dtype and layout, on random programs.
 #include <doctest/doctest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -433,6 +434,37 @@ TEST_CASE("cpu: tanh is near its value everywhere, odd, and at most 1") {
     CHECK(worst < 2.5);
     CHECK(most == 1);
     CHECK(is_odd);
+  }
+}
+
+// Values whose results are all normal numbers are scaled another way than those among which some are not: the bits are the same.
+TEST_CASE("cpu: exp is near its value everywhere, whatever stands beside it") {
+  const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
+  std::vector<float> values;
+  for (int k = 0; k <= 210000; ++k) values.push_back(-110.f + 1e-3f * float(k));   // to 100
+  for (float x = 1e-40f; x < 1; x *= 1.001f) values.push_back(x), values.push_back(-x);
+  values.insert(values.end(), {0.f, -0.f, inf, -inf, nan, 87.f, -87.f, -87.33f, 88.72f, 88.73f});
+  std::vector<float> mixed;                                                        // each beside far ones
+  for (std::size_t k = 0; k < values.size(); ++k) mixed.insert(mixed.end(), {values[k], k % 3 == 0 ? nan : k % 3 == 1 ? -100.f : inf, -1.f});
+  auto y = [](const std::vector<float>& x, const NamedArray& less) {
+    const auto in = array(x, Axis("n", std::int64_t(x.size()))).eval();
+    return std::vector<std::vector<float>>{jit([](const NamedArray& x) { return exp(x); })(in).floats(),
+                       jit([](const NamedArray& x, const NamedArray& less) { return exp(-x - less) * 1.f; })(-in, less).floats()};
+  };
+  const auto less = full({}, 0.f).eval();
+  const auto alone = y(values, less), beside = y(mixed, less);
+  for (std::size_t form = 0; form < 2; ++form) {
+    double worst = 0;
+    std::size_t other_bits = 0;
+    for (std::size_t k = 0; k < values.size(); ++k) {
+      const float got = alone[form][k];
+      other_bits += std::bit_cast<std::uint32_t>(got) != std::bit_cast<std::uint32_t>(beside[form][3 * k]);
+      const double want = std::exp(double(values[k]));
+      if (std::isnan(want) || float(want) > std::numeric_limits<float>::max()) CHECK((std::isnan(want) ? std::isnan(got) : got == inf));
+      else worst = std::max(worst, std::abs(double(got) - want) / (double(std::nextafter(float(want), inf)) - double(float(want))));
+    }
+    CHECK(other_bits == 0);
+    CHECK(worst < 2);
   }
 }
 
