@@ -205,18 +205,16 @@ class MatmulStep final : public CompiledStep {
     auto* flags = reinterpret_cast<const unsigned char*>(flags_->at(frame));
     auto& c = contract_;
     auto& at = c.shown;
-    struct Blocks { std::int64_t n, size, count; };
-    auto along = [](const program::Dims& dims, std::int64_t size) {
-      const auto n = program::points(dims);
-      return size > 0 ? Blocks{n, size, (n + size - 1) / size} : Blocks{n, n, 1};
+    auto part = [](const program::Contract::Shown::Flags& f, const program::Dims& side, std::int64_t i) {
+      const auto n = program::points(side);
+      return f.size == 0 ? 1 : double(std::min(f.size, n - i * f.size)) / double(n);
     };
-    const auto m = along(c.m, at.m.size), n = along(c.n, at.n.size), k = along(c.k, at.k.size);
-    auto part = [](const Blocks& b, std::int64_t i) { return double(std::min(b.size, b.n - i * b.size)) / double(b.n); };
     double sum = 0;
-    for (std::int64_t i = 0; i < m.count; ++i)
-      for (std::int64_t j = 0; j < n.count; ++j)
-        for (std::int64_t l = 0; l < k.count; ++l)
-          if (flags[i * at.m.stride + j * at.n.stride + l * at.k.stride]) sum += part(m, i) * part(n, j) * part(k, l);
+    for (std::int64_t i = 0; i < at.m.blocks(c.m); ++i)
+      for (std::int64_t j = 0; j < at.n.blocks(c.n); ++j)
+        for (std::int64_t l = 0; l < at.k.blocks(c.k); ++l)
+          if (flags[i * at.m.stride + j * at.n.stride + l * at.k.stride])
+            sum += part(at.m, c.m, i) * part(at.n, c.n, j) * part(at.k, c.k, l);
     return sum;
   }
 

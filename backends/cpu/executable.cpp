@@ -1,6 +1,5 @@
 // The device, and programs as lists of compiled steps.
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <new>
 #include <string>
@@ -375,12 +374,7 @@ constexpr double small_product = 4 << 20;  // multiplications
 
 // Products that a product leaves out blocks of is made of.
 double blocks_of(const program::Contract& c) {
-  double n = 1;
-  auto count = [&](const program::Contract::Shown::Flags& flags, const Dims& dims) {
-    if (flags.size > 0) n *= std::ceil(double(product(dims)) / double(flags.size));
-  };
-  count(c.shown.m, c.m), count(c.shown.n, c.n), count(c.shown.k, c.k);
-  return n;
+  return double(c.shown.m.blocks(c.m)) * double(c.shown.n.blocks(c.n)) * double(c.shown.k.blocks(c.k));
 }
 double products_run(const std::vector<Step>& steps) {
   double n = 0;

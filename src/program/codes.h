@@ -46,11 +46,12 @@ constexpr const char* code_names[] = {   // in that order
 static_assert(std::size(code_names) == std::size_t(Code::store_min) + 1);
 
 constexpr int operands_of(Code c) {   // of a point-wise instruction
-  return c <= Code::iota          ? 0
-         : c <= Code::bitcast     ? 1
-         : c <= Code::shift_right ? 2
-         : c <= Code::fma         ? 3
-                                  : c <= Code::threefry_xor ? 4 : 1;
+  return c <= Code::iota           ? 0
+         : c <= Code::bitcast      ? 1
+         : c <= Code::shift_right  ? 2
+         : c <= Code::fma          ? 3
+         : c <= Code::threefry_xor ? 4
+                                   : 1;
 }
 // It finds the position of an extreme, which is no value of what it folds.
 constexpr bool finds_position(Code c) { return c == Code::reduce_argmax || c == Code::reduce_argmin; }

@@ -7,6 +7,7 @@
 namespace haliax::program {
 
 std::int64_t points(const Dims& dims) { return std::accumulate(dims.begin(), dims.end(), std::int64_t(1), std::multiplies<>()); }
+std::int64_t Contract::Shown::Flags::blocks(const Dims& side) const { return size == 0 ? 1 : (points(side) + size - 1) / size; }
 
 Dims row_major(const Dims& dims) {
   Dims strides(dims.size());

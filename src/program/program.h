@@ -65,7 +65,10 @@ struct Contract {
   // Which blocks of a product are worth making: what the others add is 0, or nobody reads their part of out. Who does not ask
   // makes all.
   struct Shown {
-    struct Flags { std::int64_t size = 0, stride = 0; };   // positions of a block; from its flag to the next one's
+    struct Flags {
+      std::int64_t size = 0, stride = 0;                   // positions of a block; from its flag to the next one's
+      std::int64_t blocks(const Dims& side) const;         // that they are of; 1 where they do not go along it
+    };
     View flags;                     // bool: the first, for all points; slot -1: all blocks are
     Flags m, n, k;                  // along the only dim of each; size 0: the flags do not go along it
     bool zero = false;              // out has to be 0, or what it is, where the flags say no: somebody multiplies it with 0

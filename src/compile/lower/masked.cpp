@@ -86,19 +86,23 @@ class MaskedProducts {
   static bool is_f32(const Node& n) {
     return n.dtype == DType::f32 && n.in[0]->dtype == DType::f32 && n.in[1]->dtype == DType::f32;
   }
+  struct Sizes { double batch = 1, m = 1, n = 1, k = 1; };
+  static Sizes sizes_of(const Node& n) {
+    Sizes out;
+    for (auto& x : joined(n.in[0]->axes, n.in[1]->axes)) {
+      auto [in_a, in_b, in_out] = where(n, x);
+      (in_a && in_b ? in_out ? out.batch : out.k : in_a ? out.m : out.n) *= double(x.size);
+    }
+    return out;
+  }
   static bool is_large(const Node& n) {
-    double work = 1;
-    for (auto& x : joined(n.in[0]->axes, n.in[1]->axes)) work *= double(x.size);
-    return work >= kLeastWork && is_f32(n);
+    auto s = sizes_of(n);
+    return s.batch * s.m * s.n * s.k >= kLeastWork && is_f32(n);
   }
   // Does a product of a turn leave out blocks along `a` itself? It packs what it reads once; one for each block packs again.
   bool goes_inside(const Node& n, const Axis& a) const {
-    std::int64_t m = 1, columns = 1, k = 1;
-    for (auto& x : joined(n.in[0]->axes, n.in[1]->axes)) {
-      auto [in_a, in_b, in_out] = where(n, x);
-      if (!(in_a && in_b && in_out)) (in_a && in_b ? k : in_a ? m : columns) *= x.size;
-    }
-    return shown_ > 0 && is_f32(n) && is_side(n, a) && std::min({m, columns, k}) >= 16 && m * columns * k >= kLeastMatrix;
+    auto s = sizes_of(n);
+    return shown_ > 0 && is_f32(n) && is_side(n, a) && std::min({s.m, s.n, s.k}) >= 16 && s.m * s.n * s.k >= kLeastMatrix;
   }
   // Of an axis: large enough for a product, small enough that few positions are made in vain. 0: it is not worth while.
   std::int64_t block_of(std::int64_t size) const {

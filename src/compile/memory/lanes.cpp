@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "compile/memory/memory.h"
-#include "compile/memory/turns.h"
+#include "compile/memory/stripes.h"
 #include "compile/memory/views.h"
 #include "haliax/error.h"
 
@@ -39,11 +39,11 @@ class Touches {
         if (!mine.front().writes) return false;
         continue;
       }
-      std::optional<Blocks> all;
+      std::optional<Stripes> all;
       for (auto& a : mine) {
-        auto b = a.view ? blocks_of(*a.step, *a.view, loop.loop.variable, around) : std::nullopt;
-        if (!b || (all && *all != *b)) return false;
-        all = b;
+        auto its = a.view ? stripes_of(*a.step, *a.view, loop.loop.variable, around) : std::nullopt;
+        if (!its || (all && *all != *its)) return false;
+        all = its;
       }
     }
     return true;

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "compile/memory/memory.h"
-#include "compile/memory/turns.h"
+#include "compile/memory/stripes.h"
 #include "compile/memory/views.h"
 
 namespace haliax {
@@ -236,10 +236,10 @@ struct MemoryPlanner {
     });
   }
 
-  // ---- what a loop reads block by block, and makes so: one memory, if each turn has read its block before it writes there ----
+  // ---- what a loop reads stripe by stripe, and makes so: one memory, if each turn has read its stripe before it writes there ----
   // Of all slots in one memory, what the loop touches.
-  struct InTurns {
-    Blocks blocks;
+  struct Striped {
+    Stripes stripes;
     int first_write = kForever, last_read = -1;
   };
   std::vector<std::vector<int>> members = {};   // slots that lie in one memory, by its root
@@ -251,24 +251,24 @@ struct MemoryPlanner {
         trips[moments[std::size_t(s.begin)].step->loop.variable] = moments[std::size_t(s.begin)].step->loop.trips;
     return trips;
   }
-  // None: it goes elsewhere than through blocks.
-  std::optional<InTurns> in_turns(int memory, int loop, const Trips& trips) const {
+  // None: it goes elsewhere than through stripes.
+  std::optional<Striped> striped(int memory, int loop, const Trips& trips) const {
     auto span = spans[std::size_t(loop)];
     const int variable = moments[std::size_t(span.begin)].step->loop.variable;
-    InTurns out;
+    Striped out;
     for (int slot : members[std::size_t(memory)]) {
       for (auto& a : access[std::size_t(slot)]) {
         if (a.at <= span.begin || a.at >= span.end) continue;
-        auto b = a.view ? blocks_of(*a.step, *a.view, variable, trips) : std::nullopt;
-        if (!b || (out.blocks.count > 0 && out.blocks != *b)) return {};
-        out.blocks = *b;
+        auto its = a.view ? stripes_of(*a.step, *a.view, variable, trips) : std::nullopt;
+        if (!its || (out.stripes.count > 0 && out.stripes != *its)) return {};
+        out.stripes = *its;
         if (a.writes) out.first_write = std::min(out.first_write, a.at);
         else out.last_read = std::max(out.last_read, a.at);
       }
     }
-    return out.blocks.count > 0 ? std::optional(out) : std::nullopt;
+    return out.stripes.count > 0 ? std::optional(out) : std::nullopt;
   }
-  // Reads `over` only where it writes `made`: whatever block that is.
+  // Reads `over` only where it writes `made`: whatever stripe that is.
   bool writes_over(const Step& s, int made, int over) const {
     if (s.kind != Kind::copy) return is_elementwise(s, made, over);
     return find_root(s.copy.out.slot) == find_root(made) && find_root(s.copy.x.slot) == over && same_place(s.copy.x, s.copy.out);
@@ -284,14 +284,14 @@ struct MemoryPlanner {
       return false;
     return reads_first(rx, o, loop, trips);
   }
-  // Has each turn read its block of the memory `old` when it makes that block of `o`?
+  // Has each turn read its stripe of the memory `old` when it makes that stripe of `o`?
   bool reads_first(int old, int o, int loop, const Trips& trips) const {
     auto span = spans[std::size_t(loop)];
-    auto from = in_turns(old, loop, trips), to = in_turns(o, loop, trips);
-    if (!from || !to || from->blocks != to->blocks) return false;
+    auto from = striped(old, loop, trips), to = striped(o, loop, trips);
+    if (!from || !to || from->stripes != to->stripes) return false;
     if (from->first_write != kForever || from->last_read > to->first_write) return false;
     auto write = to->first_write;
-    bool inner = std::any_of(spans.begin(), spans.end(), [&](auto& s) {   // which would come back to the block
+    bool inner = std::any_of(spans.begin(), spans.end(), [&](auto& s) {   // which would come back to the stripe
       return s.begin > span.begin && s.end < span.end && s.begin < write && s.end > write && from->last_read > s.begin;
     });
     return !inner && (from->last_read < write || writes_over(*moments[std::size_t(write)].step, o, old));

@@ -1,4 +1,4 @@
-#include "compile/memory/turns.h"
+#include "compile/memory/stripes.h"
 
 #include <vector>
 
@@ -29,7 +29,7 @@ std::vector<Reach> reaches(const Step& s, const View& v, int variable, const Tri
 
 }  // namespace
 
-std::optional<Blocks> blocks_of(const Step& s, const View& v, int variable, const Trips& trips) {
+std::optional<Stripes> stripes_of(const Step& s, const View& v, int variable, const Trips& trips) {
   if (s.kind == program::Kind::collective || s.kind == program::Kind::custom) return {};
   const program::Term* turn = nullptr;
   for (auto& t : v.terms) {
@@ -38,17 +38,17 @@ std::optional<Blocks> blocks_of(const Step& s, const View& v, int variable, cons
     turn = &t;
   }
   if (!turn || turn->stride <= 0 || v.offset < 0) return {};
-  const Blocks b{turn->stride, trips.at(variable)};   // of elements
-  if (v.offset / b.stride % b.count != 0) return {};
-  auto inside = v.offset % b.stride;                      // how far it reaches inside of a block
+  const Stripes all{turn->stride, trips.at(variable)};   // of elements
+  if (v.offset / all.width % all.count != 0) return {};
+  auto inside = v.offset % all.width;                     // how far it reaches inside of a stripe
   for (auto& r : reaches(s, v, variable, trips)) {
     if (r.size <= 1 || r.stride == 0) continue;
     if (r.stride < 0) return {};
-    if (r.stride % (b.stride * b.count) == 0) continue;   // to the same block of another row of blocks
+    if (r.stride % (all.width * all.count) == 0) continue;   // to the same stripe of another row of stripes
     inside += (r.size - 1) * r.stride;
   }
-  const std::int64_t width = bytes_of(v.dtype);   // blocks of elements that are wider or narrower are others
-  return inside < b.stride ? std::optional(Blocks{b.stride * width, b.count}) : std::nullopt;
+  const std::int64_t bytes = bytes_of(v.dtype);   // stripes of elements that are wider or narrower are others
+  return inside < all.width ? std::optional(Stripes{all.width * bytes, all.count}) : std::nullopt;
 }
 
 bool same_place(const View& a, const View& b) {

@@ -1,4 +1,4 @@
-// Loops that go through a slot block by block: in turn t they touch nothing of it but block t. Blocks are found only where
+// Loops that go through a slot stripe by stripe: in turn t they touch nothing of it but stripe t. Stripes are found only where
 // strides and terms prove that; where they do not, it costs memory and nothing else.
 #pragma once
 #include <map>
@@ -8,15 +8,15 @@
 
 namespace haliax {
 
-// The blocks: bytes whose number, over `stride`, modulo `count`, is the turn.
-struct Blocks {
-  std::int64_t stride = 0, count = 0;
-  friend bool operator==(const Blocks&, const Blocks&) = default;
+// Stripe t: the bytes whose number, over `width`, modulo `count`, is t.
+struct Stripes {
+  std::int64_t width = 0, count = 0;
+  friend bool operator==(const Stripes&, const Stripes&) = default;
 };
 using Trips = std::map<int, std::int64_t>;                           // of loops, by variable
 // Those that a view of the step goes through in the turns of the loop that counts by `variable`; none: it goes elsewhere, too, or
 // that cannot be seen. trips: of the loops around the step.
-std::optional<Blocks> blocks_of(const program::Step&, const program::View&, int variable, const Trips& trips);
+std::optional<Stripes> stripes_of(const program::Step&, const program::View&, int variable, const Trips& trips);
 bool same_place(const program::View&, const program::View&);         // but for the slot
 
 }  // namespace haliax
