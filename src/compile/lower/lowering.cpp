@@ -219,18 +219,12 @@ void Lowering::ring(const NodePtr& n) {
   keep_.push_back(result);
 }
 void Lowering::contract(const Placed& out, const Placed& a, const Placed& b, bool accumulate) {
-  Axes batch, m, nn, k;
-  for (auto& x : out.axes) {
-    bool in_a = has(a.axes, x.name), in_b = has(b.axes, x.name);
-    (in_a && in_b ? batch : in_a ? m : nn).push_back(x);
-  }
-  for (auto* side : {&a, &b})
-    for (auto& x : side->axes) if (!has(out.axes, x.name) && !has(k, x.name)) k.push_back(x);
-  Axes all = batch;
-  for (auto* part : {&m, &nn, &k}) all.insert(all.end(), part->begin(), part->end());
+  const ProductAxes x(a.axes, b.axes, out.axes);
+  Axes all = x.batch;
+  for (auto* part : {&x.m, &x.n, &x.k}) all.insert(all.end(), part->begin(), part->end());
   auto of = [&](const Placed& p) { return view(p.place, p.axes, all); };
   push({.kind = program::Kind::contract,
-        .contract = {sizes(batch), sizes(m), sizes(nn), sizes(k), of(a), of(b), of(out), accumulate}});
+        .contract = {sizes(x.batch), sizes(x.m), sizes(x.n), sizes(x.k), of(a), of(b), of(out), accumulate}});
 }
 void Lowering::masked_product(const Node& n, bool add) {
   auto masked = MaskedAttr::of(n);
@@ -238,13 +232,13 @@ void Lowering::masked_product(const Node& n, bool add) {
   if (!masked.inside) return in_blocks(n, out, a, b, add);
   contract(out, a, b, add);
   auto& c = steps_->back().contract;
+  const ProductAxes of(a.axes, b.axes, out.axes);
   const auto flags = place_of(n.in[2]);
   c.shown.flags = view(flags, {}, {}), c.shown.flags.strides.assign(c.out.strides.size(), 0);
   c.shown.zero = masked.zero;
   for (std::size_t k = 0; k < masked.sides.size(); ++k) {
     auto [axis, size] = masked.sides[k];
-    bool in_a = has(a.axes, axis), in_b = has(b.axes, axis);
-    (in_a && in_b ? c.shown.k : in_a ? c.shown.m : c.shown.n) = {size, flags.strides[k]};
+    (has(of.k, axis) ? c.shown.k : has(of.m, axis) ? c.shown.m : c.shown.n) = {size, flags.strides[k]};
   }
 }
 // A loop over the blocks, whose turn ends where the flag says so; what is left over lies at the end.

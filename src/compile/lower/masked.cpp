@@ -6,7 +6,7 @@
 #include "compile/lower/masked.h"
 
 #include <algorithm>
-#include <array>
+#include <numeric>
 
 #include "graph/loop.h"
 #include "ops/masks.h"
@@ -36,6 +36,11 @@ std::string fault_of_masked(const Node& n) {
 }
 
 }  // namespace
+
+ProductAxes::ProductAxes(const Axes& a, const Axes& b, const Axes& out) {
+  for (auto& x : out) (has(a, x.name) ? has(b, x.name) ? batch : m : n).push_back(x);
+  k = without(joined(a, b), out);
+}
 
 const Op kMaskedProduct{
   .name = "dot", .kind = Kind::contract, .linear = Linear::no, .zero_in = zero_in_masked, .fault = fault_of_masked};
@@ -86,23 +91,16 @@ class MaskedProducts {
   static bool is_f32(const Node& n) {
     return n.dtype == DType::f32 && n.in[0]->dtype == DType::f32 && n.in[1]->dtype == DType::f32;
   }
-  struct Sizes { double batch = 1, m = 1, n = 1, k = 1; };
-  static Sizes sizes_of(const Node& n) {
-    Sizes out;
-    for (auto& x : joined(n.in[0]->axes, n.in[1]->axes)) {
-      auto [in_a, in_b, in_out] = where(n, x);
-      (in_a && in_b ? in_out ? out.batch : out.k : in_a ? out.m : out.n) *= double(x.size);
-    }
-    return out;
+  static double points(const Axes& axes) {
+    return std::accumulate(axes.begin(), axes.end(), 1., [](double n, auto& a) { return n * double(a.size); });
   }
-  static bool is_large(const Node& n) {
-    auto s = sizes_of(n);
-    return s.batch * s.m * s.n * s.k >= kLeastWork && is_f32(n);
-  }
+  static bool is_large(const Node& n) { return points(joined(n.in[0]->axes, n.in[1]->axes)) >= kLeastWork && is_f32(n); }
   // Does a product of a turn leave out blocks along `a` itself? It packs what it reads once; one for each block packs again.
   bool goes_inside(const Node& n, const Axis& a) const {
-    auto s = sizes_of(n);
-    return shown_ > 0 && is_f32(n) && is_side(n, a) && std::min({s.m, s.n, s.k}) >= 16 && s.m * s.n * s.k >= kLeastMatrix;
+    const ProductAxes p(n.in[0]->axes, n.in[1]->axes, n.axes);
+    const double rows = points(p.m), columns = points(p.n), summed = points(p.k);
+    return shown_ > 0 && is_f32(n) && is_side(n, a) && std::min({rows, columns, summed}) >= 16 &&
+           rows * columns * summed >= kLeastMatrix;
   }
   // Of an axis: large enough for a product, small enough that few positions are made in vain. 0: it is not worth while.
   std::int64_t block_of(std::int64_t size) const {
@@ -158,18 +156,12 @@ class MaskedProducts {
     }
     return out;
   }
-  // Which of both operands and the result have it.
-  static std::array<bool, 3> where(const Node& n, const Axis& x) {
-    return {has(n.in[0]->axes, x.name), has(n.in[1]->axes, x.name), has(n.axes, x.name)};
-  }
   // Is it the only axis of m, of n or of k of the product?
   static bool is_side(const Node& n, const Axis& a) {
-    const auto mine = where(n, a);
-    if (mine == std::array{true, true, true}) return false;   // of a batch
-    for (auto& side : n.in)
-      for (auto& x : side->axes)
-        if (x.name != a.name && x.size > 1 && where(n, x) == mine) return false;
-    return true;
+    const ProductAxes p(n.in[0]->axes, n.in[1]->axes, n.axes);
+    for (auto* side : {&p.m, &p.n, &p.k})
+      if (has(*side, a.name)) return points(*side) == double(a.size);
+    return false;                                  // of a batch
   }
   // What the masks and the product go along beside `a`: the longest of it.
   std::optional<Axis> queries_of(const Node& n, const Axis& a, const LeftOut& what) const {

@@ -26,6 +26,11 @@ struct MaskedAttr {
     return m;
   }
 };
+// The axes of a product by what they are to its matrices: of each of a batch (m, n) = sum over k of (m, k) (k, n).
+struct ProductAxes {
+  Axes batch = {}, m = {}, n = {}, k = {};
+  ProductAxes(const Axes& a, const Axes& b, const Axes& out);
+};
 // The same values, from such products: of the scores of attention under a causal mask, say. In turns over chunks of scores keys
 // go in blocks; of products of whole arrays queries, too, if the machine's leave out blocks of so many positions (0: none).
 Nodes masked_products(const Nodes& roots, int shown);

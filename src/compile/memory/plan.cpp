@@ -236,7 +236,7 @@ struct MemoryPlanner {
     });
   }
 
-  // ---- what a loop reads stripe by stripe, and makes so: one memory, if each turn has read its stripe before it writes there ----
+  // ---- what a loop reads and makes stripe by stripe: one memory, if each turn reads its stripe before it writes there ----
   // Of all slots in one memory, what the loop touches.
   struct Striped {
     Stripes stripes;
