@@ -37,7 +37,7 @@ class Random {
  public:
   explicit Random(unsigned seed) : engine_(seed) {}
   std::int64_t below(std::int64_t n) { return static_cast<std::int64_t>(engine_() % static_cast<std::uint64_t>(n)); }
-  double normal() { return std::normal_distribution<double>()(engine_); }
+  double normal();
   bool coin() { return below(2) == 0; }
   template <class T>
   const T& pick(const std::vector<T>& from) {
@@ -71,11 +71,7 @@ struct Case {
     (result ? result_dtypes : argument_dtypes).push_back(dtype);
     return static_cast<int>(program.slots.size()) - 1;
   }
-  void fill(Bytes& bytes, DType dtype) {
-    for (std::size_t i = 0; i < bytes.size(); i += static_cast<std::size_t>(bytes_of(dtype)))
-      scalar::store(dtype, &bytes[i],
-                    scalar::rounded(dtype, {random.normal(), random.below(19) - (scalar::is_unsigned(dtype) ? 0 : 9)}));
-  }
+  void fill(Bytes&, DType);                     // with numbers around 0
   // A view of dims with a random layout, over a slot of its own. Broadcast dims only where they are read.
   enum Layout { dense, permuted, gaps, negative, broadcast };
   View view(bool result, DType dtype, const Dims& dims, Layout layout) {
@@ -155,19 +151,7 @@ inline double tolerance(DType dtype) {
   return dtype == DType::f64 ? 1e-12 : dtype == DType::f32 ? 2e-5 : dtype == DType::bf16 ? 2e-2 : dtype == DType::f16 ? 3e-3 : 0;
 }
 // Empty when near enough.
-inline std::string difference(DType dtype, const Bytes& got, const Bytes& want, double tol) {
-  for (std::size_t i = 0; i < got.size(); i += static_cast<std::size_t>(bytes_of(dtype))) {
-    const auto x = scalar::load(dtype, &got[i]), y = scalar::load(dtype, &want[i]);
-    bool same = is_float(dtype) ? (x.real == y.real || (x.real != x.real && y.real != y.real) ||
-                                   std::abs(x.real - y.real) <= tol * (1 + std::abs(y.real)))
-                                : x.whole == y.whole;
-    if (!same)
-      return std::string(name_of(dtype)) + " element " + std::to_string(i / static_cast<std::size_t>(bytes_of(dtype))) + ": " +
-             (is_float(dtype) ? std::to_string(x.real) + " for " + std::to_string(y.real)
-                              : std::to_string(x.whole) + " for " + std::to_string(y.whole));
-  }
-  return "";
-}
+std::string difference(DType, const Bytes& got, const Bytes& want, double tol);
 // HALIAX_BACKEND says which device is tested.
 inline bool tests_cuda() {
   const char* name = std::getenv("HALIAX_BACKEND");
