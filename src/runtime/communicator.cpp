@@ -6,6 +6,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <exception>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -23,8 +24,9 @@ namespace {
 using program::Collective;
 using program::Wire;
 
-// What the threads of a mesh share: each says where its operands and results lie, all wait, each makes its own results out of
-// what the others have, where it lies, and all wait again. A sum is taken in rank order, so that every device has the same bits.
+// What the threads of a mesh share: each says where its operands and results lie, all of a group wait, each makes its own results
+// out of what the others have, where it lies, and all wait again. A sum is taken in rank order, so that every device has the same
+// bits. Groups wait for themselves alone: where turns of a loop are shared, one may make calls that another has no turn for.
 class Meeting {
  public:
   struct Arrival {
@@ -32,41 +34,71 @@ class Meeting {
     void* const* x = nullptr;
     void* const* out = nullptr;
   };
-  explicit Meeting(int n) : given(std::size_t(n)), devices_(n) {}
+  explicit Meeting(int n) : given(std::size_t(n)), at_(std::size_t(n)), left_(std::size_t(n)) {}
   std::vector<Arrival> given;                    // by device
 
-  void wait() {
+  // The devices of a call over these mesh axes.
+  struct Group {
+    std::vector<int> devices;
+    std::condition_variable turn;
+    std::size_t waiting = 0;
+    std::uint64_t round = 0;
+    bool has(int device) const { return std::find(devices.begin(), devices.end(), device) != devices.end(); }
+  };
+  Group& group(std::vector<int> devices) {
+    std::sort(devices.begin(), devices.end());
+    std::lock_guard hold(lock_);
+    auto& known = groups_[devices];
+    if (known.devices.empty()) known.devices = std::move(devices);
+    return known;
+  }
+  void wait(Group& g, int device) {
     std::unique_lock hold(lock_);
-    if (left_ > 0 && why_.empty()) why_ = "another device has finished without this call";
+    for (int d : g.devices)
+      if (left_[std::size_t(d)]) fail_all("another device has finished without this call");
     if (!why_.empty()) fail_here();
-    if (++waiting_ == devices_) {
-      waiting_ = 0, ++round_;
-      turn_.notify_all();
+    if (++g.waiting == g.devices.size()) {
+      g.waiting = 0, ++g.round;
+      for (int d : g.devices) at_[std::size_t(d)] = nullptr;
+      g.turn.notify_all();
       return;
     }
-    auto mine = round_;
-    turn_.wait(hold, [&] { return round_ != mine || !why_.empty(); });
-    if (round_ == mine) fail_here();
+    at_[std::size_t(device)] = &g;
+    refuse_circles();
+    auto mine = g.round;
+    g.turn.wait(hold, [&] { return g.round != mine || !why_.empty(); });
+    if (g.round == mine) fail_here();
   }
   void fail(const std::string& why) {
     std::lock_guard hold(lock_);
-    if (why_.empty()) why_ = why;
-    turn_.notify_all();
+    fail_all(why);
   }
-  void leave() {   // all calls made
+  void leave(int device) {   // all calls made
     std::lock_guard hold(lock_);
-    ++left_;
-    if (waiting_ == 0 || !why_.empty()) return;
-    why_ = "another device has finished while this one waits for a call";
-    turn_.notify_all();
+    left_[std::size_t(device)] = true;
+    for (auto* g : at_)
+      if (g && g->has(device)) fail_all("another device has finished while this one waits for a call");
   }
 
  private:
+  // Each waits for one that waits elsewhere, or has left: nobody will ever go on.
+  void refuse_circles() {
+    for (std::size_t d = 0; d < at_.size(); ++d)
+      if (!at_[d] && !left_[d]) return;
+    for (std::size_t d = 0; d < at_.size(); ++d)
+      for (int other : at_[d] ? at_[d]->devices : std::vector<int>())
+        if (auto* there = at_[std::size_t(other)]; there && there != at_[d])
+          return fail_all(fmt::format("device {} makes another call than device {}", other, d));
+  }
+  void fail_all(const std::string& why) {
+    if (why_.empty()) why_ = why;
+    for (auto& [devices, g] : groups_) g.turn.notify_all();
+  }
   [[noreturn]] void fail_here() const { throw Elsewhere("[mesh] " + why_); }
   std::mutex lock_;
-  std::condition_variable turn_;
-  int devices_, waiting_ = 0, left_ = 0;
-  std::uint64_t round_ = 0;
+  std::map<std::vector<int>, Group> groups_;
+  std::vector<Group*> at_;                       // where each device waits; null: nowhere
+  std::vector<char> left_;
   std::string why_;
 };
 
@@ -77,9 +109,10 @@ class ThreadCommunicator final : public program::Communicator {
     std::vector<void*> given;                    // only read
     for (std::size_t k = 0; k < c.x.size(); ++k) given.push_back(const_cast<void*>(x[k]));
     meeting_.given[std::size_t(device_)] = {&c, given.data(), out};
-    meeting_.wait();
     group_ = group_of(mesh_, c.over, device_);
     mine_ = std::size_t(std::find(group_.begin(), group_.end(), device_) - group_.begin());
+    meets_ = &meeting_.group(group_);
+    wait();
     refuse_others(c);
     const bool stretches = in_stretches();
     switch (c.wire) {
@@ -89,15 +122,16 @@ class ThreadCommunicator final : public program::Communicator {
       case Wire::all_reduce: sum(c, out, stretches); break;
     }
     if (stretches) {
-      meeting_.wait();
+      wait();
       if (c.wire == Wire::all_reduce) take_stretches(c, out);
     }
-    meeting_.wait();
+    wait();
   }
   void fail(const char* why) override { meeting_.fail("device " + std::to_string(device_) + " has failed: " + why); }
 
  private:
   using Arrival = Meeting::Arrival;
+  void wait() { meeting_.wait(*meets_, device_); }
   void refuse_others(const Collective& c) {
     auto differs = std::find_if(group_.begin(), group_.end(), [&](int d) {
       auto& other = *call_of(d).how;
@@ -105,7 +139,7 @@ class ThreadCommunicator final : public program::Communicator {
       return !same || other.size != c.size || other.sent_bytes != c.sent_bytes;
     });
     if (differs == group_.end()) return;
-    meeting_.wait();   // others still look at this call
+    wait();   // others still look at this call
     throw Error("[mesh] device " + std::to_string(*differs) + " makes another call than device " + std::to_string(device_));
   }
   const Arrival& call_of(int device) const { return meeting_.given[std::size_t(device)]; }
@@ -125,12 +159,13 @@ class ThreadCommunicator final : public program::Communicator {
       fold(c.monoid, parts, whole_patch(out[k], c.out[k]));
     }
   }
-  // Where much is summed, each device sums a stretch, and takes the others' from them: so all devices of the mesh wait once more.
+  // Where much is summed, each device sums a stretch, and takes the others' from them: so all of the group wait once more.
   bool in_stretches() const {
-    return std::any_of(meeting_.given.begin(), meeting_.given.end(), [](const Arrival& c) {
-      if (c.how->wire != Wire::all_reduce) return false;
+    return std::any_of(group_.begin(), group_.end(), [&](int d) {
+      auto& how = *call_of(d).how;
+      if (how.wire != Wire::all_reduce) return false;
       std::int64_t bytes = 0;
-      for (auto& o : c.how->out) bytes += program::points(o.dims) * bytes_of(o.view.dtype);
+      for (auto& o : how.out) bytes += program::points(o.dims) * bytes_of(o.view.dtype);
       return bytes >= kInStretches;
     });
   }
@@ -180,6 +215,7 @@ class ThreadCommunicator final : public program::Communicator {
   int device_;
   std::vector<int> group_;                       // of the call, in rank order
   std::size_t mine_ = 0;                         // this device's place in it
+  Meeting::Group* meets_ = nullptr;              // its members, where they wait
 };
 
 std::atomic<int> threads_started{0};
@@ -289,7 +325,7 @@ void on_devices(const Mesh& mesh, const std::function<void(int, program::Communi
       if (own) mine = own.get();
       else if (here.ranks) mine = &messages.emplace(*here.ranks, *together, mesh, d);
       work(d, *mine);
-      meeting.leave();
+      meeting.leave(k);
     } catch (const Elsewhere&) {
       keep(true);
     } catch (const std::exception& e) {

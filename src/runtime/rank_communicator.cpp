@@ -287,13 +287,15 @@ class RankCommunicator::Queue {
 };
 
 RankCommunicator::RankCommunicator(Peers& peers, const Peers::JointCall& call, const Mesh& mesh, int device)
-    : peers_(peers), mesh_(mesh), device_(device), key_(mix(17, call.number())) {}
+    : peers_(peers), mesh_(mesh), device_(device), call_(mix(17, call.number())) {}
 RankCommunicator::~RankCommunicator() = default;
 std::uint64_t RankCommunicator::next_key(const Collective& c) {
-  key_ = mix(key_, std::uint64_t(c.wire) * 8 + std::uint64_t(c.monoid));
-  for (auto axis : c.over) key_ = mix(key_, std::uint64_t(axis));
-  for (auto size : c.size) key_ = mix(key_, std::uint64_t(size));
-  return key_;
+  auto [known, is_new] = keys_.try_emplace(c.over, call_);
+  auto& key = known->second;
+  key = mix(key, std::uint64_t(c.wire) * 8 + std::uint64_t(c.monoid));
+  for (auto axis : c.over) key = mix(key, std::uint64_t(axis));
+  for (auto size : c.size) key = mix(key, std::uint64_t(size));
+  return key;
 }
 void RankCommunicator::run(const Collective& c, const void* const* x, void* const* out, void* scratch, std::int64_t bytes) {
   if (queue_) return finish(start(c, x, out, scratch, bytes));

@@ -1,5 +1,6 @@
 // How the devices of a mesh speak to each other where they lie in several ranks: by messages.
 #pragma once
+#include <map>
 #include <memory>
 
 #include "haliax/mesh.h"
@@ -30,7 +31,8 @@ class RankCommunicator final : public program::Communicator {
   Peers& peers_;
   const Mesh& mesh_;
   const int device_;
-  std::uint64_t key_;               // of the call, and of the collectives so far
+  const std::uint64_t call_;
+  std::map<std::vector<int>, std::uint64_t> keys_;   // of the call and the collectives so far over these mesh axes
   std::unique_ptr<Queue> queue_;    // of calls that were started; null: none was
 };
 

@@ -429,6 +429,7 @@ class Emitter {
     Name a = s.hop.axis;
     auto [start, size] = block(node(s)->axes, s.at, a);
     Nodes parts;
+    if (node(s)->size() == 0) return prim::filled(0, node(s)->dtype, axes_of(s));   // nothing is sent, however its parts lie
     for (auto& p : s.pieces) {
       auto begin = std::max(start, p.to), end = std::min(start + size, p.to + p.size);
       if (begin >= end) continue;

@@ -17,15 +17,21 @@ int Planned::body_of(int n) const {
 }
 Cut Planned::taken(const Node& n) const {
   Cut out;
+  auto add = [&](const Cut& c) {
+    for (int x : c)
+      if (!out.has(x)) out.push_back(x);
+  };
   for (auto& o : open_)
-    if (!o.shared_by.empty() && varies_in(n, loop_of(node(o.loop)), o.number)) out = out + o.shared_by;
+    if (!o.shared_by.empty() && whole_.changes_in(n, loop_of(node(o.loop)), o.number)) add(o.shared_by);
+  for (auto* b = &now_.plan.body(body_of(whole_.find(&n))); b->parent >= 0; b = &now_.plan.body(b->parent))
+    if (int loop = now_.plan.loop(b->loop).node; whole_.decides(loop)) add(taken(node(loop)));
   return out;
 }
 Cut Planned::own_turns(int n) const {
   auto& me = node(n);
   for (auto& o : open_) {
     auto& l = loop_of(node(o.loop));
-    bool walked = is_slice_at(me, l.index[o.number].get()) && !varies_in(*me.in[0], l, o.number);
+    bool walked = is_slice_at(me, l.index[o.number].get()) && !whole_.changes_in(*me.in[0], l, o.number);
     if (walked && !o.shared_by.empty()) return o.shared_by;
   }
   return {};

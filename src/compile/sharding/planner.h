@@ -101,6 +101,7 @@ struct Whole {
     std::vector<int> in = {};   // operands; -1: none
     bool generated = false;     // made of numbers and positions: anywhere, at no traffic
     bool of_inputs = false;     // an input of any kind, or made of inputs alone by views and point by point
+    std::vector<const Node*> carried = {};   // made of what these loops carry, by their first indices
     int stands_for = -1;        // which op it helps to say in terms of others; -1: it is the user's own
     Sharding wish = {};         // what later readers will want it cut by
   };
@@ -125,10 +126,14 @@ struct Whole {
     return local_size(node(n).axes, at, mesh) * bytes_of(node(n).dtype);
   }
   const Level& level(int loop, std::size_t body);  // loop -1: the top
+  // Does it change from turn to turn of this body? So does what a loop inside of it carries, if that loop does.
+  bool changes_in(const Node&, const Loop&, std::size_t body) const;
+  bool decides(int loop) const;   // has it a flag without which there is no turn?
   void wish_below(int n, int least = 0);           // hands n's wish to its operands, those numbered `least` or later
 
  private:
   std::unordered_map<const Node*, int> ids_;
+  std::unordered_map<const Node*, const Node*> loops_;   // by their first indices
   std::map<std::pair<int, std::size_t>, Level> levels_;
   void wish_for(int n, const Sharding&);
   void wishes(const std::vector<Sharding>& wanted);
@@ -194,7 +199,9 @@ class Planned {
   double bytes(int n, const Sharding& s) const { return whole_.bytes(n, s); }
   int body_of(int n) const;
   double turns_of(int n) const { return now_.plan.body(body_of(n)).turns; }
-  Cut taken(const Node&) const;  // mesh axes that share the turns of the loops around: they cut nothing inside
+  // Mesh axes that share the turns of the loops around: they cut nothing inside. Nor, in a loop whose turns a flag decides about,
+  // what is the same in all turns: devices with other turns may have another flag.
+  Cut taken(const Node&) const;
   Cut own_turns(int n) const;    // those of the loop whose turns this slice counts
   Sharding needed(int n, std::size_t k, const Sharding& work) const;
   const std::vector<int>& users(int n) const;

@@ -112,13 +112,14 @@ struct Regather {
       return r.fold != Fold::stack && same_set(r.value[0]->axes, weight.axes);
     });
   }
-  // Whether the devices that gather together are in the same turn, one position of what is walked: chunks, of which there are
-  // many, share what was gathered.
+  // Whether the devices that gather together are in the same turn, which no flag leaves out, one position of what is walked:
+  // chunks, of which there are many, share what was gathered.
   bool may_enter(const Gathered& g, int r) const {
     auto& turns = plan.loop(plan.body(r).loop).shared_by;
-    return loop(r).drop && std::none_of(g.made.begin(), g.made.end(), [&](int k) {
-             return std::any_of(turns.begin(), turns.end(), [&](int m) { return plan.version(k).hop.over.has(m); });
-           });
+    if (!loop(r).drop || whole.decides(plan.loop(plan.body(r).loop).node)) return false;
+    return std::none_of(g.made.begin(), g.made.end(), [&](int k) {
+      return std::any_of(turns.begin(), turns.end(), [&](int m) { return plan.version(k).hop.over.has(m); });
+    });
   }
 
   // Gathered once more, for some of its readers, just before the first of them.

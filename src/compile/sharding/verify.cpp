@@ -1,7 +1,10 @@
 // The legality checks of a plan, and of what one device makes of it.
 #include <algorithm>
+#include <map>
 #include <set>
+#include <utility>
 
+#include "compile/sharding/exchange.h"
 #include "compile/sharding/planner.h"
 #include "graph/axes.h"
 #include "graph/fail.h"
@@ -39,7 +42,7 @@ struct PlanCheck {
       must(used.insert(x).second, v, "mesh axis {} is used twice", whole.mesh.axes()[std::size_t(x)].first);
     };
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
-      if (auto& l = plan.loop(body->loop); varies_in(node(v), loop_of(whole.node(l.node)), body->number))
+      if (auto& l = plan.loop(body->loop); whole.changes_in(node(v), loop_of(whole.node(l.node)), body->number))
         for (int x : l.shared_by)
           if (whole.mesh.axes()[std::size_t(x)].second > 1) use(x);   // one device has all turns
     for (auto& [name, cut] : v.at.dims) {
@@ -188,11 +191,21 @@ struct PlanCheck {
     bool whole = v.at.cut(v.hop.axis).empty();
     must(!over.empty() && v.hop.over == over && whole && from == lies, v, "it goes round as {}, and was {}", v.at, from);
   }
-  // Where devices make turns of their own, nothing but blocks is sent between them.
+  // Where devices make turns of their own, nothing but blocks is sent between them, and nothing where a flag says for each
+  // whether there is a turn.
   void apart(const Version& v) const {
-    if (!v.talks() || v.goes_round()) return;
-    for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
-      must(!plan.loop(body->loop).round.meets(v.hop.over), v, "it is sent over {} in a loop that goes round it", v.hop.over);
+    if (!v.talks()) return;
+    const auto over = v.moves() ? exchange_over(v.pieces, node(v).axes, v.at) : v.hop.over;
+    for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent)) {
+      auto& l = plan.loop(body->loop);
+      must(v.goes_round() || !l.round.meets(over), v, "it is sent over {} in a loop that goes round it", over);
+      if (!whole.decides(l.node)) continue;
+      for (auto* around = &plan.body(body->parent); around->parent >= 0; around = &plan.body(around->parent)) {
+        auto& other = plan.loop(around->loop);
+        bool alike = !whole.changes_in(whole.node(l.node), loop_of(whole.node(other.node)), around->number);
+        must(alike || !other.shared_by.meets(over), v, "it is sent over {}, whose devices do not all make this turn", over);
+      }
+    }
   }
   // Bodies leave a result, and read a carry, in one sharding; what it starts from lies as it comes out, with the turns of all
   // devices side by side, or still to be summed.
@@ -350,18 +363,36 @@ struct DeviceCheck {
   void regrouped(const Version& v) const {
     auto& p = v.pieces[0];
     auto* n = made[std::size_t(&v - plan.versions.data())].get();
-    while (!find(*n, p.axis)) n = n->in[0].get();   // before it is put in parts
-    PositionRuns kept;
+    auto* had = made[std::size_t(v.in[0])].get();
+    while (!find(*n, p.axis)) {                    // before it is put in parts
+      if (n->in.empty()) return;                   // numbers: nothing of it was there before
+      n = n->in[0].get();
+    }
+    PositionRuns kept, given;
     below({n, 0, find(*n, p.axis)->size, 1}, p.axis, kept);
+    if (had && find(*had, p.axis)) below({had, 0, find(*had, p.axis)->size, 1}, p.axis, given);
+    for (auto& r : kept) {
+      bool flattened = given.empty() && had && !r.of->in.empty() && r.of->in[0].get() == had;   // here
+      if (flattened) given = {{r.of, 0, find(*r.of, p.axis)->size, 1}};
+    }
     const Axis axis = *find_axis(p.axes, p.axis);
     auto first = [&](const Sharding& s) { return block_of(axis, s.cut(p.axis), whole.mesh, device).first; };
-    std::int64_t at = 0;
-    for (auto& r : kept)
-      for (std::int64_t k = 0; k < r.size; ++k, ++at) {
-        auto is = in_whole(p.given, first(p.at), r.from + k * r.step), should = in_whole(p.taken, first(v.at), at);
-        must(is == should, v,
-             [&] { return fmt::format("position {} of {} is {} of all, and should be {}", at, axis.name.text(), is, should); });
-      }
+    using OfNode = std::pair<const Node*, std::int64_t>;
+    std::multimap<OfNode, std::int64_t> of_all;  // which of the whole axis each is that it had
+    auto each = [](const PositionRuns& runs, auto f) {
+      std::int64_t at = 0;
+      for (auto& r : runs)
+        for (std::int64_t k = 0; k < r.size; ++k) f(at++, OfNode(r.of, r.from + k * r.step));
+    };
+    each(given, [&](auto at, auto x) { of_all.emplace(x, in_whole(p.given, first(p.at), at)); });
+    each(kept, [&](auto at, auto x) {
+      auto [is, end] = of_all.equal_range(x);
+      auto should = in_whole(p.taken, first(v.at), at);
+      bool known = is == end || std::any_of(is, end, [&](auto& entry) { return entry.second == should; });
+      must(known, v, [&] {
+        return fmt::format("position {} of {} is {} of all, and should be {}", at, axis.name.text(), is->second, should);
+      });
+    });
   }
   void run() const {
     for (std::size_t k = 0; k < made.size(); ++k) {

@@ -25,16 +25,23 @@ int Whole::find(const Node* n) const {
 int Whole::id(const NodePtr& n) {
   if (int known = find(n.get()); known >= 0) return known;
   std::vector<int> operands;
+  std::vector<const Node*> carried;
   bool seen_through = rules::costs_nothing(*n) || n->op->kind == Kind::view || n->op == &prim::kBarrier ||
                       n->op->kind == Kind::map;
   for (std::size_t i = 0; i < n->in.size(); ++i) {
     auto& x = n->in[i];
     operands.push_back(x ? id(x) : -1);
     if (x && !only_waits(*n, i)) seen_through &= at(operands.back()).of_inputs || at(operands.back()).generated;
+    if (!x) continue;
+    for (auto* index : at(operands.back()).carried)
+      if (std::find(carried.begin(), carried.end(), index) == carried.end()) carried.push_back(index);
   }
+  if (n->op == &prim::kCarry) carried = {n->in[0].get()};
+  if (n->op == &kLoop) loops_[loop_of(*n).index[0].get()] = n.get();
   int k = ids_[n.get()] = int(values.size());
   bool generated = is_generated(n);
-  values.push_back({n, std::move(operands), generated, n->op == &prim::kInput || (seen_through && !generated)});
+  bool of_inputs = n->op == &prim::kInput || (seen_through && !generated);
+  values.push_back({n, std::move(operands), generated, of_inputs, std::move(carried)});
   return k;
 }
 const Node* Whole::input(int n) const {
@@ -47,6 +54,18 @@ const Node* Whole::input(int n) const {
   return node(n).op == &prim::kInput ? &node(n) : nullptr;
 }
 
+bool Whole::changes_in(const Node& n, const Loop& l, std::size_t body) const {
+  if (varies_in(n, l, body)) return true;
+  auto& carried = at(find(&n)).carried;
+  return std::any_of(carried.begin(), carried.end(), [&](auto* index) {
+    auto loop = loops_.find(index);
+    return loop != loops_.end() && changes_in(*loop->second, l, body);
+  });
+}
+bool Whole::decides(int loop) const {
+  auto& all = loop_of(node(loop)).results;
+  return std::any_of(all.begin(), all.end(), [](auto& r) { return r.decides; });
+}
 const Whole::Level& Whole::level(int loop, std::size_t body) {
   auto [found, fresh] = levels_.try_emplace({loop, body});
   auto& s = found->second;

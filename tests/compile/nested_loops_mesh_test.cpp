@@ -1,0 +1,152 @@
+// Loops in the turns of a loop that devices share: what they carry is each device's own, as are the turns that a flag decides about.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "compile/sharding/planner.h"
+#include "haliax/haliax.h"
+#include "ops/prim.h"
+#include "support/near.h"
+#include "support/raises.h"
+
+using namespace haliax;
+
+namespace {
+
+const Axis A("a", 12), C("c", 4), J("j", 2), K("k", 3);
+using F = std::function<NamedArray(const NamedArray&)>;
+struct Row {
+  const char* name;
+  F of;
+};
+
+NamedArray twice(const F& turn, const NamedArray& start) {
+  return fold([=](const NamedArray& s, const NamedArray&) { return turn(s); }, J)(start, zeros(J));
+}
+std::vector<Row> rows() {
+  const auto w = random::normal(random::key(2), {C});
+  auto inner = [](const NamedArray& t) { return tanh(t) * sum(t); };
+  auto sides = [](const NamedArray& s) {
+    return cond(sum(s) > 0., [](const NamedArray& u) { return u * sum(u); }, [](const NamedArray& u) { return u + 1.; })(s);
+  };
+  auto outer = [](const F& turn) {
+    return F([=](const NamedArray& v) { return fold([=](const NamedArray& s, const NamedArray&) { return turn(s); }, K)(v, zeros(K)); });
+  };
+  return {{"a fold", outer([=](const NamedArray& s) { return twice(inner, s); })},
+          {"a fold that starts from zeros", outer([=](const NamedArray& s) { return s * 0.5 + twice([=](const NamedArray& t) { return tanh(t + s); }, zeros(C)); })},
+          {"a fold that starts from a weight", outer([=](const NamedArray& s) { return s * 0.5 + twice([=](const NamedArray& t) { return tanh(t + s) * sum(s); }, w * 1.); })},
+          {"a choice", outer(sides)},
+          {"a map", outer([](const NamedArray& s) { return map([](const NamedArray& t) { return tanh(t) * 2.; }, AxisSelector("c"))(s); })},
+          {"a scan", outer([](const NamedArray& s) {
+             return sum(scan([](const NamedArray& t, const NamedArray&) { return std::pair(tanh(t), t * sum(t)); }, J)(s, zeros(J)).second, "j");
+           })},
+          {"loops that end", [](const NamedArray& v) {
+             auto shrinks = [](const NamedArray& u) { return while_loop([](const NamedArray& q) { return max(q) > 0.9; }, [](const NamedArray& q) { return q * 0.8; }, Axis("few", 2))(u) * 0.7; };
+             return while_loop([](const NamedArray& u) { return sum(abs(u)) > 0.5; }, shrinks, Axis("most", 4))(v);
+           }}};
+}
+F gradient(const F& f) {
+  return [=](const NamedArray& x) { return grad([&](const NamedArray& u) { return sum(sin(f(u))); })(x); };
+}
+
+}  // namespace
+
+TEST_CASE("nested loops: a loop in shared turns carries what is each device's own") {
+  const auto x = random::normal(random::key(0), {A, C}).eval();
+  const Mapping turns{{"a", "data"}}, result{{"c", "data"}};
+  for (auto& row : rows()) {
+    INFO(std::string(row.name));
+    F all = [&](const NamedArray& v) { return map(row.of, AxisSelector("a"))(v); };
+    for (auto& f : {all, gradient(all)}) {
+      const auto want = jit(f)(x);
+      for (int devices : {2, 3}) {
+        JitOptions o{.mesh = Mesh{{{"data", devices}}}, .axis_resources = turns};
+        CHECK(difference(named_jit([&](const NamedArray& v) { return shard(f(v), result); }, o)(x), want, 1e-5) == "");
+        o.out = Mappings(result);
+        CHECK(difference(named_jit(f, o)(x), want, 1e-5) == "");
+        o.axis_resources = {}, o.in = Mappings(turns);
+        CHECK(difference(named_jit(f, o)(x), want, 1e-5) == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("nested loops: devices with other turns make other calls") {
+  const Axis layer("layer", 3), to("to", 4);
+  const auto x = random::normal(random::key(0), {A, C}).eval(), w = random::normal(random::key(1), {layer, C, to}).eval();
+  auto deep = [=](const NamedArray& v, const NamedArray& w) {
+    return fold([](const NamedArray& s, const NamedArray& one) { return rename(tanh(dot(s, one, "c")), {{"to", "c"}}); }, layer)(v, w);
+  };
+  auto sides = [=](const NamedArray& x, const NamedArray& w) {
+    auto row = [&](const NamedArray& v) {
+      return cond(sum(v) > 0., [&](const NamedArray& u) { return deep(u, w) * sum(tanh(u)); }, [](const NamedArray& u) { return u - 1.; })(v);
+    };
+    return map(row, AxisSelector("a"))(x);
+  };
+  auto ends = [=](const NamedArray& x, const NamedArray& w) {
+    auto row = [&](const NamedArray& v) {
+      return while_loop([](const NamedArray& u) { return sum(abs(u)) > 0.5; }, [&](const NamedArray& u) { return deep(u, w) * 0.5; }, Axis("most", 3))(v);
+    };
+    return map(row, AxisSelector("a"))(x);
+  };
+  auto checked = [&](auto f) {
+    auto g = [=](const NamedArray& x, const NamedArray& w) {
+      return grad([&](const std::pair<NamedArray, NamedArray>& p) { return sum(sin(f(p.first, p.second))); })(std::pair(x, w));
+    };
+    const auto want = jit(f)(x, w);
+    const auto of_both = jit(g)(x, w);
+    for (auto& mesh : {Mesh{{{"data", 2}, {"model", 2}}}, Mesh{{{"model", 2}, {"data", 3}}}, Mesh{{{"data", 4}}}})
+      for (bool overlap : {false, true})
+        for (auto& weights : {Mapping{{"c", "data"}}, Mapping{{"to", "data"}}, Mapping{{"layer", "data"}}}) {
+          JitOptions o{.mesh = mesh, .axis_resources = Mapping{{"a", "data"}}, .overlap = overlap};
+          if (mesh.axes().size() > 1) o.axis_resources = Mapping{{"a", "data"}, {"c", "model"}};
+          o.in = Mappings::of_each({Mapping{{"a", "data"}}, weights});
+          CHECK(difference(named_jit(f, o)(x, w), want, 1e-5) == "");
+          const auto got = named_jit(g, o)(x, w);
+          CHECK(difference(got.first, of_both.first, 1e-5) == "");
+          CHECK(difference(got.second, of_both.second, 1e-5) == "");
+        }
+  };
+  checked(sides);
+  checked(ends);
+}
+
+TEST_CASE("verify finds a plan's faults: loops in shared turns") {
+  using namespace partitioning;
+  using Kind = Version::Kind;
+  const Mesh mesh{{{"data", 2}, {"model", 2}}};
+  auto cut = [](Name a, int m) {
+    Sharding s;
+    s.set(a, {m});
+    return s;
+  };
+  auto x = prim::input({A, C}, DType::f32), w = prim::input({C}, DType::f32);
+  auto damaged = [&](const NodePtr& n, Kind kind, auto damage) {
+    const std::vector<Sharding> out{cut("a", 0)};
+    const std::vector<PartitionInput> inputs{{x, cut("a", 0)}, {w, cut("c", 0)}};
+    const PartitionOptions options;
+    Whole whole({n}, out, mesh);
+    Planner planner(whole, options, inputs, out);
+    auto p = best(whole, planner, false);
+    CHECK(message_of([&] { verify(p, whole, "a pass"); }) == "");
+    auto v = std::find_if(p.versions.begin(), p.versions.end(), [&](auto& v) { return v.live && v.kind == kind; });
+    REQUIRE(v != p.versions.end());
+    damage(*v, p);
+    return message_of([&] { verify(p, whole, "a pass"); });
+  };
+  auto carries = map([](const NamedArray& v) { return twice([](const NamedArray& t) { return tanh(t); }, v); }, AxisSelector("a"))(NamedArray(x));
+  auto text = damaged(carries.node(), Kind::carry, [&](Version& v, Plan&) { v.at = cut("c", 0); });
+  CHECK(text.find("mesh axis data is used twice") != std::string::npos);
+  auto chooses = map([&](const NamedArray& v) {
+    return cond(sum(v) > 0., [&](const NamedArray& u) { return u * NamedArray(w); }, [](const NamedArray& u) { return u; })(v);
+  }, AxisSelector("a"))(NamedArray(x));
+  text = damaged(chooses.node(), Kind::hop, [&](Version& v, Plan& p) {
+    for (auto& other : p.versions)
+      if (other.live && std::count(other.in.begin(), other.in.end(), int(&v - p.versions.data())) > 0) v.body = other.body;
+  });
+  CHECK(text.find("it is sent over data, whose devices do not all make this turn") != std::string::npos);
+}
