@@ -50,8 +50,14 @@ struct NodeCheck {
         return must(n.axes == n.in[0]->axes && n.dtype == n.in[0]->dtype, "it is not like what it shows");
       case Kind::loop: return loop();
       case Kind::result: return result();
-      case Kind::leaf: return;
+      case Kind::leaf: return leaf();
     }
+  }
+  void leaf() const {
+    if (n.op == &prim::kNumber || n.op == &prim::kIndex) must(n.axes.empty(), "it is one number, and has {}", n.axes);
+    if (n.op == &prim::kIndex) result_is(prim::position_dtype(IndexAttr::of(n).axis.size));
+    bool counts = n.axes.size() == 1 && n.dtype != DType::boolean;
+    if (n.op == &prim::kIota) must(counts, "positions of one axis are {} {}", n.dtype, n.axes);
   }
   void result_is(DType d) const { must(n.dtype == d, "the result is {}", n.dtype); }
   // What the op's rule says of each axis of an operand: it is one of the result's, of its size, or folded away, and so on. What
@@ -105,6 +111,10 @@ struct NodeCheck {
     must(c != Code::logical_not || n.in[0]->dtype == DType::boolean, "it turns round {}", n.in[0]->dtype);
     if (compares) must(n.in[0]->dtype == n.in[1]->dtype, "operands have other dtypes");
     if (asks || compares) return must(n.dtype == DType::boolean, "a comparison is {}", n.dtype);
+    bool is_function = (c >= Code::exp && c <= Code::digamma) || c == Code::atan2 || c == Code::nextafter;
+    must(!is_function || is_float(n.dtype), "a function of numbers that are {}", n.dtype);
+    must(c != Code::neg || n.dtype != DType::boolean, "the negative of {}", n.dtype);
+    must(c < Code::threefry0 || c > Code::threefry_xor || n.dtype == DType::u32, "random bits that are {}", n.dtype);
     bool bits = c == Code::bit_not || (c >= Code::bit_and && c <= Code::shift_right);
     must(!bits || !is_float(n.dtype), "bits of {}", n.dtype);
     if (c == Code::select)
@@ -117,6 +127,7 @@ struct NodeCheck {
   }
   void reduce() const {
     must(n.in.size() == 1, "it has {} operands, and folds one", std::int64_t(n.in.size()));
+    must(n.op->code != Code::reduce_sum || n.dtype != DType::boolean, "a sum of {}", n.dtype);
     result_is(!finds_position(n.op->code) ? n.in[0]->dtype : prim::position_dtype(axis_size(without(n.in[0]->axes, n.axes))));
   }
   void contract() const {   // of narrower operands than the result, or of wider ones
@@ -139,8 +150,10 @@ struct NodeCheck {
     for (auto& x : n.in) must(find(*x, axis), "part {} does not fit {}", x->axes, n.axes);
     for (auto& s : n.op->stretches(n)) {
       auto last = s.from + (s.size - 1) * s.step;
+      must(s.size < 2 || s.step != 0, "it reads position {} of {} over and over", s.from, n.in[s.operand]->axes);
       bool inside = std::min(s.from, last) >= 0 && std::max(s.from, last) < find(*n.in[s.operand], axis)->size;
-      must(n.size() == 0 || s.size == 0 || inside, "it reaches outside of {}", n.in[s.operand]->axes);
+      bool never = is_dynamic_slice(n) && find(*n.in[0], axis)->size == 0;   // in a loop that makes no turn
+      must(n.size() == 0 || s.size == 0 || inside || never, "it reaches outside of {}", n.in[s.operand]->axes);
       must(s.size >= 0 && s.to >= done, "it writes position {} of {} twice", s.to, n.axes);
       done = s.to + s.size;
     }

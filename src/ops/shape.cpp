@@ -150,7 +150,8 @@ std::string cut_fault(const Node& n, const Axes& whole, const Axes& part) {
     return fmt::format("the part has {}, and {} positions are taken", part, c.size);
   auto first = c.start, last = c.start + (c.size - 1) * c.step;
   bool inside = std::min(first, last) >= 0 && std::max(first, last) < all->size;
-  return axis_size(part) == 0 || inside ? "" : "it reaches outside of " + to_string(whole);
+  bool never = n.in.size() > 1 && all->size == 0;   // at the index of a loop that makes no turn
+  return axis_size(part) == 0 || inside || never ? "" : "it reaches outside of " + to_string(whole);
 }
 std::string slice_fault(const Node& n) { return cut_fault(n, n.in[0]->axes, n.axes); }
 std::string place_fault(const Node& n) { return cut_fault(n, n.axes, n.in[0]->axes); }

@@ -294,3 +294,30 @@ TEST_CASE("partition: what is written into counts once, also where it is made ag
   CHECK(difference(std::get<0>(got), std::get<0>(want), 0) == "");
   CHECK(difference(std::get<1>(got), std::get<1>(want), 0) == "");
 }
+
+TEST_CASE("partition: arrays without elements, and blocks that are numbers alone, are what the plan says") {
+  const Devices four(4);
+  // A block that padding alone fills is numbers, in parts or not.
+  auto parts = [](const NamedArray& v) { return unflatten_axis(pad(v, {{"c", {1, 0}}}), "c", {Axis("p", 2), Axis("q", 1)}); };
+  for (int devices : {2, 3}) {
+    JitOptions o{.mesh = Mesh{{{"data", devices}}}, .in = Mappings(Mapping{{"c", "data"}})};
+    CHECK(difference(named_jit(parts, o)(ones(Axis("c", 1))), parts(ones(Axis("c", 1))), 0) == "");
+  }
+  // Loops that make no turn, and their gradients.
+  const Axis none("a", 0), b("b", 3);
+  auto x = zeros(Axes{none, b});
+  auto turn = [](const NamedArray& c, const NamedArray& row) { return c * 0.9 + tanh(row); };
+  auto folded = [&](const NamedArray& x) { return fold(turn, none)(ones(b), x); };
+  CHECK(difference(jit(folded)(x), ones(b), 0) == "");
+  CHECK(jit([&](const NamedArray& x) { return grad([&](const NamedArray& x) { return sum(sin(folded(x))); })(x); })(x).axes() == Axes{none, b});
+  CHECK(jit([&](const NamedArray& x) { return map([](const NamedArray& row) { return tanh(row); }, AxisSelector("a"))(x); })(x).size() == 0);
+  // In one call with others, and mapped otherwise where it comes in.
+  const Axis c("c", 80);
+  auto both = [](const NamedArray& a, const NamedArray& b) { return std::pair(a * 2., b * 2.); };
+  JitOptions joined{.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"c", "data"}}, .out = Mappings(Mapping{}), .overlap = true};
+  CHECK(sum(named_jit(both, joined)(ones({c, Axis("e", 0)}), ones({c, Axis("d", 8)})).second).item() == 1280);
+  auto product = [](const NamedArray& v) { return grad([](const NamedArray& u) { return sum(sin(cumprod(tanh(u), "a"))); })(v); };
+  JitOptions moved{.mesh = Mesh{{{"data", 2}, {"model", 2}}}, .axis_resources = Mapping{{"a", "model"}, {"c", "data"}},
+                   .in = Mappings(Mapping{{"a", "data"}, {"c", "model"}})};
+  CHECK(named_jit(product, moved)(ones({Axis("a", 4), Axis("c", 5), Axis("d", 0)})).size() == 0);
+}

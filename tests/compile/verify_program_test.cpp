@@ -170,7 +170,9 @@ TEST_CASE("verify finds ids that reach beyond their table, and what no turn writ
 
 TEST_CASE("verify finds scratch over the arrays of a call that goes on") {
   auto p = with_arena(192);
+  p.mesh = {2};
   auto start = all_reduce({0});
+  start.collective.ranks = 2;
   start.collective.x = {{{4}, {2, DType::f32, 0, {1}, {}}}}, start.collective.out = {{{4}, {3, DType::f32, 0, {1}, {}}}};
   start.collective.call = 0;
   program::Step finish;
@@ -185,6 +187,14 @@ TEST_CASE("verify finds scratch over the arrays of a call that goes on") {
   CHECK(with_scratch(4, 0) == "");
   CHECK(says(with_scratch(2, 0), "its scratch lies over slot 2, and call 0 is not finished"));
   CHECK(says(with_scratch(2, 64), "its scratch lies over slot 3, and call 0 is not finished"));
+  auto without = [&](std::vector<program::Step> steps) {
+    auto q = p;
+    q.steps = std::move(steps);
+    return in_program(q, true);
+  };
+  CHECK(without(p.steps) == "");
+  CHECK(says(without({copy(0, 2), start, copy(0, 1)}), "call 0 is never finished"));
+  CHECK(says(without({copy(0, 2), start, start, finish, copy(3, 1)}), "slot 3 is written, and call 0 is not finished"));
 }
 
 TEST_CASE("verify finds devices that make other calls") {

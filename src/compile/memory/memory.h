@@ -45,6 +45,8 @@ void check_finite(program::Program&);
 // turns of loops around them, ids lie in their tables, and no argument is written over that was not `donated`; where memory is
 // `placed`, offsets are aligned and lie inside of the arena, and nothing is read that something else was written over.
 void verify(const program::Program&, const char* after, bool placed, const std::vector<bool>& donated = {});
+// What is wrong with a step of it by itself; empty: nothing.
+std::string fault_of(const program::Step&, const program::Program&);
 // All devices of a mesh make the same calls in the same order, of arrays that fit each other: what a group sums, or puts together
 // of blocks, has one size and dtype, and what a device sends is what the other one takes; raises.
 void verify_calls(const std::vector<const program::Program*>&);

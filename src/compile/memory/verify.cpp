@@ -53,6 +53,7 @@ struct ProgramCheck {
   void inside(const Step& s, const View& v, const Dims& dims, const std::vector<program::Indexed>& ids = {}) const {
     if (v.slot < 0 || program::points(dims) == 0) return;
     if (v.slot >= int(p.slots.size())) bad(s, fmt::format("there is no slot {}", v.slot));
+    if (s.kind == Kind::finish && p.slot(v.slot).bytes == 0) return;   // it says no dims
     if (v.strides.size() != dims.size()) bad(s, fmt::format("a view has {} strides for {} dims", v.strides.size(), dims.size()));
     std::int64_t least = v.offset, most = v.offset;
     auto reach = [&](std::int64_t far) { (far < 0 ? least : most) += far; };
@@ -88,6 +89,7 @@ struct ProgramCheck {
   }
   void read(const Step& s, int slot) const {
     int mine = memory(slot);
+    if (p.slot(slot).bytes == 0) return;
     if (!written.count(mine)) bad(s, fmt::format("slot {} is read before it is written", slot));
     if (!placed) return;
     for (int other : beside[std::size_t(mine)])
@@ -166,6 +168,7 @@ struct ProgramCheck {
     for (auto& s : all) {
       ++now;
       views(s);
+      if (auto wrong = fault_of(s, p); !wrong.empty()) bad(s, wrong);
       if (placed) calls(s);
       if (s.kind == Kind::finish) continue;
       each_access(s, [&](int slot, bool writes, const View*) { writes ? write(s, slot) : read(s, slot); });
@@ -203,6 +206,7 @@ struct ProgramCheck {
     if (placed) find_overlaps();
     for (int s : p.argument_slots) fill(s);
     steps(p.steps);
+    if (!open.empty()) bad({}, fmt::format("call {} is never finished", open.begin()->first));
     for (int s : p.result_slots)
       if (p.slot(s).bytes > 0 && !written.count(memory(s))) bad({}, "a result is never written");
   }

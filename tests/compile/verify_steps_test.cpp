@@ -1,0 +1,126 @@
+// Planted faults of single steps, one for each rule of the verifier: what is legal passes, and the fault is found and named.
+#include <doctest/doctest.h>
+
+#include "compile/memory/memory.h"
+#include "support/raises.h"
+#include "support/verified.h"
+
+using namespace haliax;
+
+namespace {
+
+using program::Code;
+using program::Instr;
+using program::Operand;
+using program::Program;
+using program::Step;
+using program::View;
+using program::Wire;
+
+const Program on_mesh = [] {
+  Program p;
+  p.mesh = {2, 3};
+  return p;
+}();
+std::string fault(const Step& s) { return fault_of(s, on_mesh); }
+View view(DType d) { return {0, d, 0, {1}, {}}; }
+Instr load(DType d, bool inner = false) { return {.code = Code::load, .dtype = d, .inner = inner, .view = view(d)}; }
+Instr op(Code c, DType d, int a = -1, int b = -1, int e = -1, bool inner = false) {
+  return {.code = c, .dtype = d, .args = {a, b, e, -1}, .inner = inner};
+}
+std::string in_fused(std::vector<Instr> code) {
+  Step s;
+  s.fused = {.dims = {4, 4}, .outer = 1, .code = std::move(code)};
+  return fault(s);
+}
+Operand operand(program::Dims dims, DType d = DType::f32) { return {std::move(dims), view(d)}; }
+// Over the first mesh axis, of two devices.
+Step sends(Wire wire, Operand x, Operand out, std::int64_t size = 0) {
+  Step s;
+  s.kind = program::Kind::collective;
+  auto& c = s.collective;
+  c.wire = wire, c.over = {0}, c.ranks = 2, c.x = {std::move(x)}, c.out = {std::move(out)}, c.dim = {0}, c.size = {size};
+  return s;
+}
+
+}  // namespace
+
+TEST_CASE("verify finds a step's faults: instructions") {
+  const auto f = DType::f32;
+  const auto b = DType::boolean;
+  CHECK(in_fused({load(f, true), op(Code::reduce_sum, f, 0), op(Code::neg, f, 1)}) == "");
+  CHECK(in_fused({load(f), op(Code::less, b, 0, 0), op(Code::select, f, 1, 0, 0), op(Code::is_nan, b, 0)}) == "");
+  CHECK(in_fused({load(f), op(Code::cast, DType::i32, 0), load(f, true), op(Code::reduce_argmax, DType::i32, 2)}) == "");
+  CHECK(in_fused({load(f), op(Code::neg, f, 2), load(f)}) == "instruction 1 reads instruction 2");
+  CHECK(in_fused({load(f), op(Code::neg, f, 9)}) == "instruction 1 reads instruction 9");
+  CHECK(in_fused({load(f), op(Code::add, f, 0)}) == "instruction 1 reads instruction -1");
+  CHECK(in_fused({load(f, true), op(Code::neg, f, 0)}) == "instruction 1 is made at outer points, and reads 0 of inner ones");
+  CHECK(in_fused({load(f), load(DType::i32), op(Code::add, f, 0, 1)}) == "operand 1 of instruction 2 is i32, and should be f32");
+  CHECK(in_fused({load(f), load(DType::i32), op(Code::less, b, 0, 1)}) == "operand 1 of instruction 2 is i32, and should be f32");
+  CHECK(in_fused({load(f), op(Code::less, f, 0, 0)}) == "instruction 1 is f32, and should be bool");
+  CHECK(in_fused({load(f), op(Code::select, f, 0, 0, 0)}) == "operand 0 of instruction 1 is f32, and should be bool");
+  CHECK(in_fused({load(f), op(Code::threefry0, f, 0, 0, 0)}) == "instruction 1 reads instruction -1");
+  auto store = op(Code::store, f, 0);
+  store.view = view(DType::bf16);
+  CHECK(in_fused({load(f), store}) == "instruction 1 is bf16, and should be f32");
+}
+
+TEST_CASE("verify finds a step's faults: dtypes of what is moved, picked, and asked") {
+  Step s;
+  s.kind = program::Kind::copy, s.copy = {{4}, view(DType::f32), view(DType::f32)};
+  CHECK(fault(s) == "");
+  s.copy.out.dtype = DType::bf16;
+  CHECK(fault(s) == "it makes bf16 of f32");
+  s = {.kind = program::Kind::gather};
+  s.gather.indexed = {{view(DType::i32), 1, 4}};
+  CHECK(fault(s) == "");
+  s.gather.indexed[0].ids.dtype = DType::f32;
+  CHECK(fault(s) == "its ids are f32");
+  s = {.kind = program::Kind::scatter};
+  s.scatter.indexed = {{view(DType::bf16), 1, 4}};
+  CHECK(fault(s) == "its ids are bf16");
+  s = {.kind = program::Kind::cumulative};
+  s.cumulative.x = view(DType::f32), s.cumulative.out = view(DType::f64);
+  CHECK(fault(s) == "it makes f64 of f32");
+  s = {.kind = program::Kind::sort};
+  s.sort.x = view(DType::f32);
+  CHECK(fault(s) == "");
+  s.sort.out = view(DType::f64);
+  CHECK(fault(s) == "it makes f64 of f32");
+  s = {.kind = program::Kind::skip};
+  s.skip.unless = view(DType::boolean);
+  CHECK(fault(s) == "");
+  s.skip.unless = view(DType::f32);
+  CHECK(fault(s) == "its flag is f32");
+}
+
+TEST_CASE("verify finds a step's faults: collectives") {
+  CHECK(fault(sends(Wire::all_reduce, operand({4}), operand({4}))) == "");
+  CHECK(fault(sends(Wire::all_gather, operand({3}), operand({5}), 5)) == "");
+  CHECK(fault(sends(Wire::reduce_scatter, operand({5}), operand({2}), 5)) == "");
+  CHECK(fault(sends(Wire::all_reduce, operand({4}), operand({2}))) == "array 0 is (4), and arrives (2)");
+  CHECK(fault(sends(Wire::all_gather, operand({4}), operand({5}), 5)) == "array 0 is (4), and arrives (5)");
+  CHECK(fault(sends(Wire::reduce_scatter, operand({5, 2}), operand({2, 1}), 5)) == "array 0 is (5, 2), and arrives (2, 1)");
+  CHECK(fault(sends(Wire::all_reduce, operand({4}), operand({4}, DType::bf16))) == "it makes bf16 of f32");
+  auto s = sends(Wire::all_reduce, operand({4}), operand({4}));
+  s.collective.over = {2};
+  CHECK(fault(s) == "the mesh has no axis number 2");
+  s.collective.over = {0, 0};
+  CHECK(fault(s) == "mesh axis 0 is used twice");
+  s.collective.over = {0, 1};
+  CHECK(fault(s) == "it is among 2 devices, and its mesh axes have 6");
+  s.collective.ranks = 6, s.collective.out.clear();
+  CHECK(fault(s) == "it makes 0 arrays of 1");
+  auto exchange = sends(Wire::exchange, operand({4, 4}), operand({2, 2}));
+  exchange.collective.sends = {{1, 0, {3, 2}, {2, 2}, {-1, 1}}}, exchange.collective.receives = {{1, 0, {0, 0}, {2, 2}, {}}};
+  CHECK(fault(exchange) == "");
+  auto other = exchange;
+  other.collective.sends[0].start[1] = 3;
+  CHECK(fault(other) == "a box at (3, 3) of (2, 2) reaches outside of what is sent, which is (4, 4)");
+  other.collective.sends[0].dims = {2, 0};
+  CHECK(fault(other) == "");
+  other = exchange, other.collective.receives[0].start = {1, 0};
+  CHECK(fault(other) == "a box at (1, 0) of (2, 2) reaches outside of what arrives, which is (2, 2)");
+  other = exchange, other.collective.receives[0].array = 1;
+  CHECK(fault(other) == "it has no array 1 of what arrives");
+}
