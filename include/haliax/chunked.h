@@ -48,12 +48,8 @@ auto chunked_reduce(const AxisSelection& axes, ChunkOptions options, F f, Source
     using A = std::tuple<std::decay_t<decltype(xs)>...>;
     using R = detail::CallResult<const F&, std::decay_t<decltype(xs)>...>;
     if constexpr (!std::is_void_v<R>) {
-      struct Call { const F* f; A like; std::optional<R> out; } call{&f, A(xs...), {}};
-      auto out = detail::chunked_reduce(axes, options, flatten(call.like), {&call, [](void* self, const Leaves& in) {
-        auto& c = *static_cast<Call*>(self);
-        c.out = detail::spread(*c.f, unflatten(c.like, in));
-        return flatten(*c.out);
-      }}, at);
+      detail::LeafCall<F, A, R> call{&f, A(xs...)};
+      auto out = detail::chunked_reduce(axes, options, flatten(call.like), call.function(), at);
       return unflatten(std::move(*call.out), out);
     }
   });

@@ -115,6 +115,19 @@ template <class F, class... A> decltype(auto) spread(const F& f, const std::tupl
     else return f(std::get<I>(args)...);
   }(std::index_sequence_for<A...>());
 }
+// A call of f, whose arguments are the tuple `like`, as a function of leaves. What it gave is kept, for its structure.
+template <class F, class A, class R> struct LeafCall {
+  const F* f;
+  A like;
+  std::optional<R> out = {};
+  LeafFunction function() {
+    return {this, [](void* self, const Leaves& in) {
+      auto& c = *static_cast<LeafCall*>(self);
+      c.out = spread(*c.f, unflatten(c.like, in));
+      return flatten(*c.out);
+    }};
+  }
+};
 // What a transform makes of f: it takes what f takes, and jit, which asks for that, finds f here.
 template <class F, class Call> struct TransformOf : Call { using TransformedFunction = F; };
 template <class F, class Call> TransformOf<F, Call> transform_of(Call call) { return {std::move(call)}; }
@@ -312,12 +325,8 @@ template <class F> auto checkpoint(F f, SourceLocation at = SourceLocation::curr
     using A = std::tuple<std::decay_t<decltype(args)>...>;
     using R = detail::CallResult<const F&, std::decay_t<decltype(args)>...>;
     if constexpr (!std::is_void_v<R>) {
-      struct Call { const F* f; A like; std::optional<R> out; } call{&f, A(args...), {}};
-      auto out = detail::checkpoint({&call, [](void* self, const Leaves& in) {
-        auto& c = *static_cast<Call*>(self);
-        c.out = detail::spread(*c.f, unflatten(c.like, in));
-        return flatten(*c.out);
-      }}, flatten(call.like), at);
+      detail::LeafCall<F, A, R> call{&f, A(args...)};
+      auto out = detail::checkpoint(call.function(), flatten(call.like), at);
       return unflatten(std::move(*call.out), out);
     }
   });
@@ -332,17 +341,14 @@ template <class F, class B> auto custom_vjp(F forward, B backward) {
     static_assert(back_takes, "haliax: the backward of custom_vjp takes the arguments as a tuple, the result, and its "
                               "cotangent.");
     if constexpr (!std::is_void_v<R> && back_takes) {
-      struct Call { const F* f; A like; std::optional<R> out; } call{&forward, A(args...), {}};
+      detail::LeafCall<F, A, R> call{&forward, A(args...)};
       struct Back { B b; A like; std::optional<R> out; };
       auto back = std::make_shared<Back>(Back{backward, call.like, {}});
-      auto out = detail::custom_vjp({&call, [](void* self, const Leaves& in) {
-        auto& c = *static_cast<Call*>(self);
-        c.out = detail::spread(*c.f, unflatten(c.like, in));
-        return flatten(*c.out);
-      }}, flatten(call.like), back, [](void* self, const Leaves& in, const Leaves& result, const Leaves& g) {
+      auto pull = [](void* self, const Leaves& in, const Leaves& result, const Leaves& g) {
         auto& b = *static_cast<Back*>(self);
         return flatten(A(b.b(unflatten(b.like, in), unflatten(*b.out, result), unflatten(*b.out, g))));
-      });
+      };
+      auto out = detail::custom_vjp(call.function(), flatten(call.like), back, pull);
       back->out = *call.out;
       Walk given = walk_of(back->like), made = walk_of(*back->out);   // their structure is all that is kept
       given.assign(Leaves(given.arrays.size())), made.assign(Leaves(made.arrays.size()));
@@ -354,12 +360,8 @@ template <class F, class B> auto custom_vjp(F forward, B backward) {
 template <class F, class... A> auto eval_shape(F f, const A&... args) {
   using R = detail::CallResult<F&, A...>;
   if constexpr (!std::is_void_v<R>) {
-    struct Call { F* f; std::tuple<A...> like; std::optional<R> out; } call{&f, std::tuple<A...>(args...), {}};
-    auto out = detail::eval_shape({&call, [](void* self, const Leaves& in) {
-      auto& c = *static_cast<Call*>(self);
-      c.out = detail::spread(*c.f, unflatten(c.like, in));
-      return flatten(*c.out);
-    }}, flatten(call.like));
+    detail::LeafCall<F, std::tuple<A...>, R> call{&f, std::tuple<A...>(args...)};
+    auto out = detail::eval_shape(call.function(), flatten(call.like));
     return unflatten(std::move(*call.out), out);
   }
 }
