@@ -41,10 +41,8 @@ NodePtr running(const NodePtr& n, const Blocked& b) {
   auto y = cumulative(m, b.split(n->in[0], nothing), b.axis, reverse);
   auto last = slice(y, b.axis, reverse ? 0 : b.step - 1, 1, 1, true);
   auto sums = cumulative(m, last, b.blocks, reverse);
-  Axes one = sums->axes;
-  for (auto& a : one)
-    if (a.name == b.blocks) a.size = 1;
-  auto first = fit(nothing, one), others = slice(sums, b.blocks, reverse ? 1 : 0, b.count - 1);
+  auto first = fit(nothing, replaced(sums->axes, b.blocks, {Axis(b.blocks, 1)}));
+  auto others = slice(sums, b.blocks, reverse ? 1 : 0, b.count - 1);
   auto before = concat(reverse ? Nodes{others, first} : Nodes{first, others}, Axis(b.blocks, b.count));
   auto all = b.joined(map(pairwise(m), {y, before}, n->dtype, &y->axes));
   return fit(slice(all, b.axis, 0, b.size), n->axes);
@@ -64,6 +62,18 @@ NodePtr extreme_position(const NodePtr& n) {
   return reduce(Monoid::min, candidate, n->axes);
 }
 
+// ---- positions ----
+NodePtr whole(std::int64_t i) { return integer(i, DType::i32); }
+NodePtr quotient(const NodePtr& x, std::int64_t by) { return map(kFloorDiv, {x, whole(by)}, DType::i32); }
+NodePtr rest_of(const NodePtr& x, std::int64_t by) { return map(kMod, {x, whole(by)}, DType::i32); }
+// Is it one of [first, end)?
+NodePtr within(const NodePtr& ids, std::int64_t first, std::int64_t end) {
+  auto number = [&](std::int64_t v) { return integer(v, ids->dtype); };
+  auto from = less_equal(number(first), ids), before = less(ids, number(end));
+  return both(from, before);
+}
+
+// ---- the first k ----
 // n, made again of another value of its base.
 NodePtr again(const NodePtr& n, const NodePtr& base, const NodePtr& now) {
   if (n == base) return now;
@@ -124,7 +134,7 @@ NodePtr positions_of(const Node& n, const Axis& whole, Name called) {
   auto c = SliceAttr::of(n);
   auto start = n.in.size() > 1 ? n.in[1] : nullptr;
   if (start && start->op == &kIndex) return nullptr;
-  const auto d = whole.size > std::numeric_limits<std::int32_t>::max() ? DType::i64 : DType::i32;
+  const auto d = position_dtype(whole.size);
   auto ids = integer(c.start, d);
   if (!c.drop) ids = add(mul(iota(Axis(called, c.size), d), integer(c.step, d)), ids);
   if (!start) return ids;
@@ -291,9 +301,6 @@ NodePtr reordered(const NodePtr& n, Name axis, int count) {
   const auto slots = b.step / count + count;
   if (order->axes.size() > 1 || n->in[0]->bytes() <= kSmall || 2 * slots >= b.step) return nullptr;
   const Axis blocks(b.blocks, count), part("(part)", count), slot("(slot)", slots), groups("(groups)", count * count);
-  auto whole = [](std::int64_t i) { return integer(i, DType::i32); };
-  auto div = [&](const NodePtr& x, std::int64_t by) { return map(kFloorDiv, {x, whole(by)}, DType::i32); };
-  auto mod = [&](const NodePtr& x, std::int64_t by) { return map(kMod, {x, whole(by)}, DType::i32); };
   auto pair = [&](const NodePtr& x, const NodePtr& y, std::int64_t size) { return add(mul(x, whole(size)), y); };
   auto rank = [&](const NodePtr& x, const NodePtr& y) {   // how many before it go the same way
     auto group = pair(x, y, count);
@@ -303,9 +310,9 @@ NodePtr reordered(const NodePtr& n, Name axis, int count) {
   auto table = [&](const NodePtr& values, const Axes& axes, const Where& where) {
     return scatter(filled(0, DType::i32, axes), values, where, program::Update::set, false);
   };
-  auto from = div(order, b.step), to = div(iota(order->axes[0]), b.step);
-  auto by = mod(add(rank(from, to), add(from, to)), count), sent = rank(from, by), handed = rank(by, to);
-  auto sends = table(mod(order, b.step), {blocks, part, slot}, {{blocks.name, from}, {part.name, by}, {slot.name, sent}});
+  auto from = quotient(order, b.step), to = quotient(iota(order->axes[0]), b.step);
+  auto by = rest_of(add(rank(from, to), add(from, to)), count), sent = rank(from, by), handed = rank(by, to);
+  auto sends = table(rest_of(order, b.step), {blocks, part, slot}, {{blocks.name, from}, {part.name, by}, {slot.name, sent}});
   auto hands = table(pair(from, sent, slots), {part, blocks, slot}, {{part.name, by}, {blocks.name, to}, {slot.name, handed}});
   auto keeps = pad(b.split(pair(by, handed, slots), whole(0)), axis, 0, count * slots - b.step, whole(0));   // (blocks, axis)
 
@@ -315,7 +322,7 @@ NodePtr reordered(const NodePtr& n, Name axis, int count) {
     return axes;
   };
   auto pick = [&](const NodePtr& x, Name of, const NodePtr& ids, const Axes& axes) {
-    return gather(x, {{of, div(ids, slots)}, {slot.name, mod(ids, slots)}}, axes, program::Outside::clamp);
+    return gather(x, {{of, quotient(ids, slots)}, {slot.name, rest_of(ids, slots)}}, axes, program::Outside::clamp);
   };
   auto x = gather(b.split(n->in[0], number(0, n->dtype)), {{axis, sends}}, parted(count), program::Outside::clamp);
   x = pick(x, blocks.name, hands, parted(count));
@@ -342,21 +349,19 @@ NodePtr rolled(const NodePtr& n, Name axis, int count) {
   Blocked b(*find(*n->in[0], axis), count);
   const bool even = b.size == b.step * count;
   if (n->in[0]->bytes() <= kSmall || b.step < count || (even ? 2 : 3) * b.step >= b.size) return nullptr;
-  auto whole = [](std::int64_t i) { return integer(i, DType::i32); };
-  auto mod = [&](const NodePtr& x, std::int64_t size) { return map(kMod, {x, whole(size)}, DType::i32); };
   auto x = b.split(n->in[0], number(0, n->dtype));
   auto axes = b.split(n, number(0, n->dtype))->axes;   // of the result, in blocks
   auto position = iota(Axis(axis, b.step));
   auto moved = [&](const NodePtr& by) {   // by less than all blocks
-    auto blocks = map(kFloorDiv, {by, whole(b.step)}, DType::i32), rest = mod(by, b.step);
+    auto blocks = quotient(by, b.step), rest = rest_of(by, b.step);
     auto carried = cast(less_equal(whole(b.step), add(position, rest)), DType::i32);
-    auto from = mod(sub(sub(iota(Axis(b.blocks, count)), blocks), carried), count);
+    auto from = rest_of(sub(sub(iota(Axis(b.blocks, count)), blocks), carried), count);
     auto there = gather(x, {{b.blocks, from}}, axes, program::Outside::clamp);
     auto start = sub(position, rest);
     auto here = select(less(start, whole(0)), add(start, whole(b.step)), start);
     return slice(b.joined(gather(there, {{axis, here}}, axes, program::Outside::clamp)), axis, 0, b.size);
   };
-  auto by = mod(rolled_by(*n, axis), b.size);
+  auto by = rest_of(rolled_by(*n, axis), b.size);
   if (even) return moved(by);
   auto before = moved(add(by, whole(b.step * count - b.size)));
   return map(kSelect, {less(iota(Axis(axis, b.size)), by), before, moved(by)}, n->dtype, &before->axes);
@@ -378,17 +383,11 @@ NodePtr scatter_by_blocks(const NodePtr& n, Name axis, int) {
     NodePtr there;
     for (auto& c : runs) {
       auto whole = *find(*base, c.axis);
-      auto position = iota(whole, whole.size > std::numeric_limits<std::int32_t>::max() ? DType::i64 : DType::i32);
-      auto number = [&](std::int64_t i) { return integer(i, position->dtype); };
-      auto from = less_equal(number(c.start), position), before = less(position, number(c.start + c.size));
-      auto in_row = map(kBitAnd, {from, before}, DType::boolean);
-      there = there ? map(kBitAnd, {there, in_row}, DType::boolean) : in_row;
-      auto axes = updates->axes;
-      for (auto& a : axes)
-        if (a.name == c.axis) a = whole;
-      updates = place(updates, axes, c.axis, c.start, 1, false);
+      auto in_row = within(iota(whole), c.start, c.start + c.size);
+      there = there ? both(there, in_row) : in_row;
+      updates = place(updates, replaced(updates->axes, c.axis, {whole}), c.axis, c.start, 1, false);
     }
-    return sets ? map(kSelect, {there, updates, base}, n->dtype, &n->axes) : add(base, updates);
+    return sets ? select(there, updates, base, n->axes) : add(base, updates);
   }
   Name positions = positions_of(axis);
   Where where;
@@ -459,12 +458,6 @@ NodePtr by_blocks(const NodePtr& n, Name axis, int blocks) {
 }
 
 namespace {
-NodePtr within(const NodePtr& ids, std::int64_t end) {
-  auto number = [&](std::int64_t v) { return integer(v, ids->dtype); };
-  return map(kBitAnd, {less_equal(number(0), ids), less(ids, number(end))}, DType::boolean);
-}
-}  // namespace
-namespace {
 
 // From the start of an axis of this size, also those that were counted from its end; within it, if they are clamped.
 NodePtr counted(const NodePtr& ids, std::int64_t size, bool clamps) {
@@ -481,9 +474,9 @@ Nodes on_blocks(const Node& n, Nodes in, std::size_t first, bool clamps, const s
     auto block = std::find_if(blocks.begin(), blocks.end(), [&](auto& b) { return b.axis == n.attr.names[k]; });
     if (block != blocks.end()) {
       auto shifted = sub(ids, cast(block->start, ids->dtype));
-      in[first + k] = select(within(shifted, block->size), shifted, number(block->size));
+      in[first + k] = select(within(shifted, 0, block->size), shifted, number(block->size));
     } else {   // not counted from the end twice
-      in[first + k] = clamps && size > 0 ? ids : select(within(ids, size), ids, number(size));
+      in[first + k] = clamps && size > 0 ? ids : select(within(ids, 0, size), ids, number(size));
     }
   }
   return in;
@@ -507,8 +500,8 @@ NodePtr gather_found(const Node& n, const Nodes& in) {
   for (std::size_t k = 0; k < names.size(); ++k) {
     auto size = find(*n.in[0], names[k])->size;
     fills |= clamps && size == 0;   // there is no position to clamp to
-    auto there = within(counted(in[1 + k], size, clamps), size);
-    all = all ? map(kBitAnd, {all, there}, DType::boolean) : there;
+    auto there = within(counted(in[1 + k], size, clamps), 0, size);
+    all = all ? both(all, there) : there;
   }
   return fills ? all : nullptr;
 }

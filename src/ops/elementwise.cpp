@@ -1,6 +1,5 @@
 // Elementwise primitives that other ops and gradients are built of: one block each. `g` is the cotangent of the result; what is
 // returned may have more axes than the operand: the gradient walk sums them away, once for all ops.
-#include <cmath>
 #include <numbers>
 
 #include "ops/attr.h"
@@ -9,7 +8,6 @@
 namespace haliax::prim {
 namespace {
 
-using G = const NodePtr&;
 constexpr double kRootPi = 1 / std::numbers::inv_sqrtpi;
 
 NodePtr one(G like) { return number(1, like->dtype); }
@@ -166,7 +164,12 @@ NodePtr pow(G a, G b) { return binary(kPow, a, b); }
 NodePtr less(G a, G b) { return map(kLess, {a, b}, DType::boolean); }
 NodePtr less_equal(G a, G b) { return map(kLessEqual, {a, b}, DType::boolean); }
 NodePtr equal(G a, G b) { return map(kEqual, {a, b}, DType::boolean); }
+NodePtr both(G a, G b) { return map(kBitAnd, {a, b}, DType::boolean); }
+NodePtr either(G a, G b) { return map(kBitOr, {a, b}, DType::boolean); }
+NodePtr is_nan(G a) { return map(kIsNan, {a}, DType::boolean); }
+NodePtr is_finite(G a) { return map(kIsFinite, {a}, DType::boolean); }
 NodePtr select(G c, G a, G b) { return map(kSelect, {c, a, b}, a->dtype); }
+NodePtr select(G c, G a, G b, const Axes& axes) { return map(kSelect, {c, a, b}, a->dtype, &axes); }
 NodePtr fma(G a, G b, G c) { return map(kFma, {a, b, c}, a->dtype); }
 NodePtr threefry(Code word, G k0, G k1, G high, G low) {
   auto& op = word == Code::threefry0 ? kThreefry0 : word == Code::threefry1 ? kThreefry1 : kThreefryXor;

@@ -6,7 +6,6 @@
 namespace haliax::prim {
 namespace {
 
-using G = const NodePtr&;
 // Spreads the cotangent evenly over the positions that hold the extreme value, as JAX does.
 Nodes extreme_grad(G o, G g) {
   auto x = o->in[0];

@@ -7,12 +7,6 @@
 namespace haliax::prim {
 namespace {
 
-NodePtr both(const NodePtr& a, const NodePtr& b) { return map(kBitAnd, {a, b}, DType::boolean); }
-NodePtr either(const NodePtr& a, const NodePtr& b) { return map(kBitOr, {a, b}, DType::boolean); }
-NodePtr is_nan(const NodePtr& x) { return map(kIsNan, {x}, DType::boolean); }
-NodePtr chosen(const NodePtr& which, const NodePtr& a, const NodePtr& b, const Axes& axes) {
-  return map(kSelect, {which, a, b}, a->dtype, &axes);
-}
 Nodes tables_of(const Nodes& picked) {
   Nodes out;
   for (auto& p : picked) out.push_back(p->in[0]);
@@ -48,7 +42,7 @@ std::optional<Turns> extreme_in_turns(const NodePtr& n, const Nodes& picked) {
     Nodes out{select(better, value, best), select(better, add(cast(here, at->dtype), cast(block.start, at->dtype)), at)};
     for (std::size_t k = 0; k < picked.size(); ++k) {
       auto found = gather(blocks[1 + k], {{axis, here}}, picked[k]->axes, program::Outside::clamp);
-      out.push_back(chosen(better, found, known[2 + k], picked[k]->axes));
+      out.push_back(select(better, found, known[2 + k], picked[k]->axes));
     }
     return out;
   };
@@ -65,11 +59,8 @@ std::optional<Turns> first_in_turns(const NodePtr& n, const Nodes& picked) {
   auto d = keys->dtype;
   Turns t{.axis = a, .reads = joined({keys}, tables_of(picked)), .value = 1, .positions = fresh_hidden(a)};
   const Axis Kept(t.positions, k);
-  auto kept = [&, a = a](Axes axes) {   // of what has those positions along a
-    std::erase_if(axes, [&](auto& x) { return x.name == a; });
-    axes.push_back(Kept);
-    return axes;
-  };
+  // Of what has those positions along a.
+  auto kept = [&, a = a](const Axes& axes) { return haliax::joined(replaced(axes, a, {}), {Kept}); };
   auto far = extreme(n->dtype, true), last_key = extreme(d, true);
   const Axes all = kept(n->axes), rows(all.begin(), all.end() - 1);
   t.start = {fit(last_key, all), fit(far, all)};
@@ -93,7 +84,7 @@ std::optional<Turns> first_in_turns(const NodePtr& n, const Nodes& picked) {
       auto where = min(least_of(both(in_chunk, equal(chunk, least)), at, far),
                        least_of(both(in_old, equal(old_keys, least)), old_at, far));
       auto mine = equal(iota(Kept, DType::i32), integer(i, DType::i32));
-      auto put = [&](const NodePtr& value, NodePtr& to) { to = chosen(mine, value, to, to->axes); };
+      auto put = [&](const NodePtr& value, NodePtr& to) { to = select(mine, value, to, to->axes); };
       put(least, out[0]), put(where, out[1]);
       for (std::size_t j = 2; j < known.size(); ++j) {
         auto& x = blocks[j - 1];
@@ -115,8 +106,7 @@ std::optional<Turns> first_in_turns(const NodePtr& n, const Nodes& picked) {
 std::optional<Turns> cumulative_in_turns(const NodePtr& n, const Nodes&) {
   auto [axis, m, reverse] = CumulativeAttr::of(*n);
   auto d = is_float(n->dtype) && bytes_of(n->dtype) < 4 ? DType::f32 : n->dtype;
-  Axes rest = n->axes;
-  std::erase_if(rest, [a = axis](auto& x) { return x.name == a; });
+  auto rest = replaced(n->axes, axis, {});
   Turns t{.axis = axis, .reads = n->in, .start = {fit(identity(m, d), rest)}, .running = true, .reverse = reverse};
   t.next = [n, axis = axis, m = m, d](const Nodes& known, const Nodes& blocks, const Block& block, bool reverse) {
     auto inside = cumulative(m, cast(blocks[0], d), axis, reverse);

@@ -3,10 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <optional>
-
-#include "haliax/error.h"
 
 namespace haliax::prim {
 
@@ -15,8 +12,6 @@ bool chooses(const Node& n) { return n.op->kind == Kind::map && n.op->code == Co
 namespace {
 
 bool is_point_wise(const Node& n) { return n.op->kind == Kind::map || (is_seen_through(n) && keeps_names(n)); }
-NodePtr both(const Op& op, const NodePtr& a, const NodePtr& b) { return map(op, {a, b}, DType::boolean); }
-NodePtr is_not(const NodePtr& x) { return logical_not(x); }
 
 // The least and the largest value in each block, as i64: without axes but blocks.
 struct Bounds { NodePtr low, high; };
@@ -36,13 +31,13 @@ class OnBlocks {
       case Code::bit_or: {
         bool any_will_do = (c->op->code == Code::bit_and) == upper;   // one of two says enough
         auto x = holds(c->in[0], upper), y = holds(c->in[1], upper);
-        if (x && y) return both(*c->op, x, y);
+        if (x && y) return map(*c->op, {x, y}, DType::boolean);
         return any_will_do ? (x ? x : y) : nullptr;
       }
       case Code::logical_not:
       case Code::bit_not: {
         auto x = holds(c->in[0], !upper);
-        return x ? is_not(x) : nullptr;
+        return x ? logical_not(x) : nullptr;
       }
       case Code::less: return compared(*c, [&](const Bounds& x, const Bounds& y) {
         return upper ? less(x.low, y.high) : less(x.high, y.low);
@@ -52,7 +47,7 @@ class OnBlocks {
       });
       case Code::equal: return compared(*c, [&](const Bounds& x, const Bounds& y) { return upper ? meet(x, y) : same(x, y); });
       case Code::not_equal: return compared(*c, [&](const Bounds& x, const Bounds& y) {
-        return is_not(upper ? same(x, y) : meet(x, y));
+        return logical_not(upper ? same(x, y) : meet(x, y));
       });
       default: break;
     }
@@ -62,10 +57,10 @@ class OnBlocks {
 
  private:
   static NodePtr meet(const Bounds& x, const Bounds& y) {
-    return both(kBitAnd, less_equal(x.low, y.high), less_equal(y.low, x.high));
+    return both(less_equal(x.low, y.high), less_equal(y.low, x.high));
   }
   static NodePtr same(const Bounds& x, const Bounds& y) {
-    return both(kBitAnd, both(kBitAnd, equal(x.low, x.high), equal(y.low, y.high)), equal(x.low, y.low));
+    return both(both(equal(x.low, x.high), equal(y.low, y.high)), equal(x.low, y.low));
   }
   template <class F> NodePtr compared(const Node& c, const F& f) const {
     auto x = range(c.in[0]), y = range(c.in[1]);
@@ -126,7 +121,7 @@ class OnBlocks {
   static std::optional<Bounds> inside(const Bounds& r, DType d) {
     if (d == DType::i64) return {};
     auto least = cast(extreme(d, false), DType::i64), most = cast(extreme(d, true), DType::i64);
-    auto fits = both(kBitAnd, less_equal(least, r.low), less_equal(r.high, most));
+    auto fits = both(less_equal(least, r.low), less_equal(r.high, most));
     return Bounds{select(fits, r.low, least), select(fits, r.high, most)};
   }
 
@@ -272,10 +267,10 @@ NodePtr if_nowhere(const NodePtr& x, const Node* mask, Name axis, const Node* in
 NodePtr unless_all(const NodePtr& flag, const Nodes& conditions) {
   auto out = flag;
   for (auto& c : conditions)
-    if (!is_number(c, 1)) out = both(kBitOr, out, is_not(reduce(Monoid::min, c, {})));
+    if (!is_number(c, 1)) out = either(out, logical_not(reduce(Monoid::min, c, {})));
   return out;
 }
-NodePtr flags_joined(const NodePtr& flag, const NodePtr& more) { return flag ? both(kBitAnd, flag, more) : more; }
+NodePtr flags_joined(const NodePtr& flag, const NodePtr& more) { return flag ? both(flag, more) : more; }
 
 NodePtr stays(const NodePtr& next, const NodePtr& before) {
   auto is = [](const NodePtr& x, double value) {
@@ -284,14 +279,14 @@ NodePtr stays(const NodePtr& next, const NodePtr& before) {
   auto known = [&](auto& self, const NodePtr& n) -> NodePtr {   // null: not, from how it is made
     if (n == before) return number(1, DType::boolean);
     if (chooses(*n))
-      if (auto other = self(self, n->in[2])) return both(kBitAnd, other, is_not(n->in[0]));
+      if (auto other = self(self, n->in[2])) return both(other, logical_not(n->in[0]));
     if (n->op->kind != Kind::map || n->in.size() != 2 || n->dtype != before->dtype) return nullptr;
     for (std::size_t k : {0u, 1u}) {
       auto& other = n->in[1 - k];
       auto mine = self(self, n->in[k]);
-      if (mine && n->op->code == Code::add) return both(kBitAnd, mine, is(other, 0));
-      if (mine && n->op->code == Code::mul) return both(kBitAnd, mine, is(other, 1));
-      if (mine && n->op->code == Code::max) return both(kBitAnd, mine, less_equal(other, before));
+      if (mine && n->op->code == Code::add) return both(mine, is(other, 0));
+      if (mine && n->op->code == Code::mul) return both(mine, is(other, 1));
+      if (mine && n->op->code == Code::max) return both(mine, less_equal(other, before));
     }
     return nullptr;
   };

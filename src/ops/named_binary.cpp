@@ -47,8 +47,6 @@ NamedArray bits(const char* name, const Op& op, const Arr& a, const Arr& b, bool
     fail(name, fmt::format("wants integers{}, not {}", shift ? "" : " or bools", d));
   return binary(name, op, a, b, shift ? no_bool : as_is);
 }
-// c ? a : b, all of the axes.
-NodePtr choose(G c, G a, G b, const Axes& axes) { return prim::map(prim::kSelect, {c, a, b}, a->dtype, &axes); }
 
 // x to the power n > 0, by squaring.
 NodePtr whole_power(NodePtr x, std::int64_t n) {
@@ -76,13 +74,13 @@ NodePtr narrow_next(G x, G y) {
   auto moved = prim::select(inwards, prim::sub(mine, bits(1)), prim::add(mine, bits(1)));
   auto least = prim::select(prim::less(zero, y), bits(1), bits(0x8001));         // of either sign
   auto next = prim::bitcast(prim::select(prim::equal(x, zero), least, moved), d);
-  auto nan = test(prim::kBitOr, {test(prim::kIsNan, {x}), test(prim::kIsNan, {y})});
+  auto nan = test(prim::kBitOr, {prim::is_nan(x), prim::is_nan(y)});
   return prim::select(nan, prim::add(x, y), prim::select(prim::equal(x, y), y, next));
 }
 
 // in: the value, a, b. The derivatives are the shares of exp(a) and exp(b); composed, an infinite operand would make them NaN.
 NodePtr share(G x, G o) {
-  auto finite = prim::map(prim::kIsFinite, {o}, DType::boolean);
+  auto finite = prim::is_finite(o);
   auto top = prim::cast(prim::equal(x, prim::number(HUGE_VAL, x->dtype)), o->dtype);
   return prim::select(finite, prim::exp(prim::sub(x, o)), top);
 }
@@ -133,7 +131,7 @@ NamedArray hypot(Arr a, Arr b) {
   auto u = prim::abs(x), v = prim::abs(y), large = prim::max(u, v), small = prim::min(u, v);
   auto zero = prim::number(0, dtype), one = prim::number(1, dtype);
   auto plain = prim::logical_not(prim::map(prim::kIsInf, {large}, DType::boolean));
-  auto usual = prim::map(prim::kBitAnd, {plain, prim::less(zero, large)}, DType::boolean);
+  auto usual = prim::both(plain, prim::less(zero, large));
   auto ratio = prim::div(prim::select(usual, small, zero), prim::select(usual, large, one));
   return NamedArray(prim::fit(prim::mul(large, prim::sqrt(prim::add(one, prim::square(ratio)))), axes));
 }
@@ -142,8 +140,8 @@ NamedArray logaddexp(Arr a, Arr b) {
   auto axes = broadcast("logaddexp", {x, y});
   auto apart = prim::sub(x, y);   // NaN for two equal infinities: their sum is right then
   auto tail = prim::map(prim::kLog1p, {prim::exp(prim::neg(prim::abs(apart)))}, dtype);
-  auto strange = prim::map(prim::kIsNan, {apart}, DType::boolean);
-  auto value = choose(strange, prim::add(x, y), prim::add(prim::max(x, y), tail), axes);
+  auto strange = prim::is_nan(apart);
+  auto value = prim::select(strange, prim::add(x, y), prim::add(prim::max(x, y), tail), axes);
   return NamedArray(make(kLogaddexp, {value, x, y}, axes, dtype));
 }
 
@@ -183,7 +181,7 @@ NamedArray ignoring_nan(const char* name, const Arr& a, const Arr& b, bool large
   auto better = largest ? prim::less(y, x) : prim::less(x, y);
   if (is_float(dtype))
     better = prim::map(prim::kBitOr, {better, prim::map(prim::kIsNan, {y}, DType::boolean)}, DType::boolean, &axes);
-  return NamedArray(choose(better, x, y, axes));
+  return NamedArray(prim::select(better, x, y, axes));
 }
 }  // namespace
 NamedArray fmax(Arr a, Arr b) { return ignoring_nan("fmax", a, b, true); }

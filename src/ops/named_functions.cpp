@@ -9,7 +9,6 @@ namespace haliax {
 namespace prim {
 namespace {
 
-using G = const NodePtr&;
 NodePtr just_one(G like) { return number(1, like->dtype); }
 G of(G o) { return o->in[0]; }
 

@@ -15,7 +15,7 @@ NamedArray running(const char* op, Arr x, const AxisSelector& axis, Monoid m) {
 NodePtr descending(G x) {
   if (x->dtype == DType::boolean) return prim::logical_not(x);
   if (is_integer(x->dtype)) return prim::map(prim::kBitNot, {x}, x->dtype);   // -1 - x, or most - x: no overflow
-  auto nan = prim::map(prim::kIsNan, {x}, DType::boolean);
+  auto nan = prim::is_nan(x);
   return prim::select(nan, prim::extreme(x->dtype, false), prim::neg(x));
 }
 }  // namespace

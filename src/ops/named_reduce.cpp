@@ -26,7 +26,7 @@ struct Reduced {
     narrow = float_of(x->dtype), wide = wide_of(x->dtype);
   }
   NodePtr by(Monoid m, G v) const {
-    return prim::reduce(m, mask ? prim::map(prim::kSelect, {mask, v, prim::identity(m, v->dtype)}, v->dtype, &whole) : v, rest);
+    return prim::reduce(m, mask ? prim::select(mask, v, prim::identity(m, v->dtype), whole) : v, rest);
   }
   NodePtr sum(G v) const { return by(Monoid::sum, v); }
   NodePtr greatest(G v) const { return prim::stop_gradient(by(Monoid::max, v)); }
@@ -125,7 +125,7 @@ NamedArray argmin(Arr a, std::optional<AxisSelector> axis) { return position("ar
 NamedArray logsumexp(Arr a, const AxisSelection& axis) {
   Reduced f("logsumexp", a, axis);
   auto x = prim::cast(f.x, f.wide), top = f.greatest(x);
-  auto shift = prim::select(prim::map(prim::kIsFinite, {top}, DType::boolean), top, prim::number(0, f.wide));
+  auto shift = prim::select(prim::is_finite(top), top, prim::number(0, f.wide));
   auto e = prim::exp(prim::sub(x, shift)), total = f.sum(e), value = prim::add(prim::log(total), shift);
   return f.result(make(prim::kLogsumexp, {value, x, e, total, top}, f.rest, f.wide, {.names = names_of(f.over)}));
 }

@@ -95,7 +95,7 @@ struct Square {
   }
 };
 NodePtr kept_where(G inside, G x, const Axes& axes) {   // zero elsewhere
-  return prim::map(prim::kSelect, {inside, x, prim::number(0, x->dtype)}, x->dtype, &axes);
+  return prim::select(inside, x, prim::number(0, x->dtype), axes);
 }
 NamedArray triangle(const char* op, const Arr& array, const AxisSelector& s1, const AxisSelector& s2, int k, bool lower) {
   auto [here, x] = Call(op, array);

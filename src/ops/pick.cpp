@@ -1,6 +1,5 @@
 // Picking by index, placing by index, and what goes along an axis: sorts and running sums.
 #include <algorithm>
-#include <limits>
 
 #include "graph/emit.h"
 #include "ops/attr.h"
@@ -12,7 +11,6 @@
 namespace haliax::prim {
 namespace {
 
-using G = const NodePtr&;
 using program::Outside;
 using program::Update;
 
@@ -61,11 +59,10 @@ Where where_of(const Node& n, std::size_t first) {
 }
 // ---- rules along axes ----
 using Way = Along::Way;
-bool is_in(const Names& names, Name a) { return std::find(names.begin(), names.end(), a) != names.end(); }
 // An axis that is picked from, or placed into, may come back as an axis of the ids: then its name means the latter, and the
 // table's has none.
 Along gather_along(const Node& n, std::size_t k, Name a) {
-  if (k != 0 || !is_in(n.attr.names, a)) return {Way::map, a};
+  if (k != 0 || !has(n.attr.names, a)) return {Way::map, a};
   if (has(n.axes, a)) return {Way::whole, {}};
   return {Way::pick, a, n.dtype == DType::boolean ? Monoid::max : Monoid::sum};
 }
@@ -78,7 +75,7 @@ Monoid monoid_of(const Node& scatter) {
   }
 }
 Along scatter_along(const Node& n, std::size_t k, Name a) {
-  bool indexed = is_in(n.attr.names, a), clashes = indexed && has(n.in[1]->axes, a);
+  bool indexed = has(n.attr.names, a), clashes = indexed && has(n.in[1]->axes, a);
   if (k == 0 || k == kResultSide) {   // the base, and what becomes of it
     if (clashes) return {Way::whole, {}};
     return indexed && k == 0 ? Along{Way::pick, a, monoid_of(n)} : Along{Way::map, a};
@@ -96,10 +93,8 @@ Linear scatter_zero_in(const Node& n, std::size_t k) {
 Along whole_along(const Node& n, std::size_t, Name a) { return {a == n.attr.names[0] ? Way::whole : Way::map, a}; }
 
 Axes axis_last(const Axes& axes, Name last) {
-  Axes out;
-  for (auto& a : axes) if (a.name != last) out.push_back(a);
-  out.push_back(*find_axis(axes, last));
-  return out;
+  auto mine = *find_axis(axes, last);
+  return joined(without(axes, {mine}), {mine});
 }
 void sort_lower(const Node& n, Emit& e) {
   program::Step s;
@@ -117,10 +112,7 @@ NodePtr cumprod_grad(G x, G y, G g, Name axis, bool reverse) {
   if (n < 2) return g;
   auto turned = [&](G v) { return reverse ? slice(v, axis, n - 1, n, -1) : v; };
   auto part = [&](G v, std::int64_t from, std::int64_t to) { return slice(v, axis, from, to - from); };
-  Axes one = x->axes;
-  for (auto& a : one)
-    if (a.name == axis) a.size = 1;
-  auto ones = filled(1, x->dtype, one);
+  auto ones = filled(1, x->dtype, replaced(x->axes, axis, {whole.resize(1)}));
   auto factor = concat({part(turned(x), 1, n), ones}, whole), before = concat({ones, part(turned(y), 0, n - 1)}, whole);
   auto r = fit(turned(g), x->axes);
   for (std::int64_t d = 1; d < n; d *= 2) {  // after a step r and factor reach over 2d positions
@@ -215,12 +207,9 @@ NodePtr gather(G table, const Where& where, const Axes& out, Outside outside) {
 }
 NodePtr scatter(G base, G updates, const Where& where, Update update, bool clamp) {
   Axes dims;   // the ids' axes, then what is left of the base
-  for (auto& [axis, ids] : where)
-    for (auto& a : ids->axes) if (!has(dims, a.name)) dims.push_back(a);
-  for (auto& a : base->axes) {
-    bool indexed = std::any_of(where.begin(), where.end(), [&](auto& w) { return w.first == a.name; });
-    if (!indexed && !has(dims, a.name)) dims.push_back(a);
-  }
+  Axes rest = base->axes;
+  for (auto& [axis, ids] : where) dims = joined(dims, ids->axes), rest = replaced(rest, axis, {});
+  dims = joined(dims, rest);
   Nodes in{base, update == Update::add ? sum_to(updates, dims) : fit(updates, dims)};
   ScatterAttr attr{{}, update, clamp};
   for (auto& [axis, ids] : where) attr.axes.push_back(axis), in.push_back(ids);

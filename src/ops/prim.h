@@ -10,6 +10,8 @@ struct SliceAttr;
 
 namespace haliax::prim {
 
+using G = const NodePtr&;                                        // as rules, gradients and builders take nodes
+
 // ---- leaves ----
 // Never equal to another. Of the trace that is given, or the innermost.
 NodePtr input(const Axes&, DType, Name path = {}, std::shared_ptr<const Trace> = {});
@@ -47,7 +49,10 @@ NodePtr add(const NodePtr&, const NodePtr&), sub(const NodePtr&, const NodePtr&)
     pow(const NodePtr&, const NodePtr&);
 NodePtr scale(const NodePtr&, double);                           // times a number
 NodePtr less(const NodePtr&, const NodePtr&), less_equal(const NodePtr&, const NodePtr&), equal(const NodePtr&, const NodePtr&);
+NodePtr both(const NodePtr&, const NodePtr&), either(const NodePtr&, const NodePtr&);   // of two bools
+NodePtr is_nan(const NodePtr&), is_finite(const NodePtr&);
 NodePtr select(const NodePtr& c, const NodePtr& a, const NodePtr& b);
+NodePtr select(const NodePtr& c, const NodePtr& a, const NodePtr& b, const Axes&);   // of all of these axes
 NodePtr fma(const NodePtr& a, const NodePtr& b, const NodePtr& c);
 NodePtr threefry(Code word, const NodePtr& k0, const NodePtr& k1, const NodePtr& high, const NodePtr& low);
 // The block of such an op. constexpr: ops are there before anything runs, so that a program may compute while its own globals are

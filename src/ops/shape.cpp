@@ -9,8 +9,6 @@
 namespace haliax::prim {
 namespace {
 
-using G = const NodePtr&;
-
 std::size_t position(const Axes& axes, Name n) {
   for (std::size_t i = 0; i < axes.size(); ++i) if (axes[i].name == n) return i;
   fail("shape", "axis " + std::string(n.text()) + " is not in " + to_string(axes));

@@ -3,9 +3,6 @@
 #include "ops/attr.h"
 
 namespace haliax::prim {
-namespace {
-using G = const NodePtr&;
-}  // namespace
 
 const Op kBarrier{.name = "barrier", .kind = Kind::wrap, .linear = Linear::moves,
                   .grad = [](G, G g) { return Nodes{g, nullptr}; }};
