@@ -85,9 +85,7 @@ Leaves one_run(const NodePtr& which, const Sides& sides) {
   check_sides(sides, traced);
   Axes hidden;
   for (auto& t : traced)
-    for (auto& n : nodes_of(t.values))
-      for (auto& a : n->axes)
-        if (has(c.hidden, a.name) && !has(hidden, a.name)) hidden.push_back(a);
+    for (auto& n : nodes_of(t.values)) hidden = joined(hidden, common(n->axes, c.hidden));
   auto out = mapped(traced[0].values, [&](const NodePtr& n) {
     return prim::filled(0, n->dtype, with_hidden(n->axes, hidden));
   });

@@ -2,7 +2,7 @@
 #include <exception>
 
 #include "graph/fail.h"
-#include "ops/prim.h"
+#include "ops/named.h"
 #include "transforms/gradient_names.h"
 #include "transforms/leaves.h"
 #include "transforms/rewrite.h"
@@ -18,21 +18,11 @@ Nodes nodes_of(const Leaves& leaves) {
 }
 Axes axes_of(const Leaves& leaves) {
   Axes out;
-  for (auto& n : nodes_of(leaves))
-    for (auto& a : n->axes)
-      if (!a.name.hidden() && !has(out, a.name)) out.push_back(a);
+  for (auto& n : nodes_of(leaves)) out = joined(out, ops::visible(*n));
   return out;
 }
-Axes with_hidden(const Axes& axes, const Axes& hidden) {
-  Axes out;
-  for (auto& h : hidden) if (!has(axes, h.name)) out.push_back(h);
-  out.insert(out.end(), axes.begin(), axes.end());
-  return out;
-}
-bool same_axes(const NamedArray& a, const NamedArray& b) {
-  auto x = a.axes(), y = b.axes();
-  return std::is_permutation(x.begin(), x.end(), y.begin(), y.end());
-}
+Axes with_hidden(const Axes& axes, const Axes& hidden) { return joined(without(hidden, axes), axes); }
+bool same_axes(const NamedArray& a, const NamedArray& b) { return same_set(a.axes(), b.axes()); }
 
 namespace {
 

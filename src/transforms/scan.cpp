@@ -84,11 +84,7 @@ namespace {
 
 // Of an unrolled loop: one value for each position.
 NodePtr stacked(Nodes values, const Axis& axis) {
-  for (auto& v : values) {
-    Axes axes = v->axes;
-    axes.insert(axes.begin(), axis.resize(1));
-    v = prim::fit(v, axes);
-  }
+  for (auto& v : values) v = prim::fit(v, joined({axis.resize(1)}, v->axes));
   return prim::concat(values, axis);
 }
 void check_carry(const Leaves& init, const Leaves& next, const std::vector<std::string>& paths) {
@@ -311,9 +307,7 @@ Leaves associative_scan_leaves(const AxisSelector& selector, const Leaves& xs, B
       auto hidden = without_axes(c.node()->axes, c.axes());
       auto shape = with_hidden(y[k].node()->axes, hidden);
       auto piece = [&](const NamedArray& v, std::int64_t size) {
-        for (auto& a : shape)
-          if (a.name == axis.name) a.size = size;
-        return prim::fit(v.node(), shape);
+        return prim::fit(v.node(), replaced(shape, axis.name, {axis.resize(size)}));
       };
       y[k] = NamedArray(prim::concat({piece(head[k], d), piece(c, axis.size - d)}, axis));
     }

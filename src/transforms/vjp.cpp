@@ -130,9 +130,7 @@ class Backward {
     for (auto& [part, x] : parts) {
       if (part.axis != whole.name || part.start != at) return g;
       at += part.size;
-      Axes axes = g->axes;
-      for (auto& a : axes) if (a.name == whole.name) a.size = part.size;
-      pieces.push_back(prim::fit(x, axes));
+      pieces.push_back(prim::fit(x, replaced(g->axes, whole.name, {whole.resize(part.size)})));
     }
     return at == whole.size ? prim::concat(pieces, whole) : g;
   }
@@ -218,9 +216,7 @@ class Backward {
       auto kept = n;   // what the body captured may have an axis of the same name: in the stack it has another
       Name own = l.axis.name, aside = has(n->axes, own) ? fresh_hidden(own) : own;
       if (aside != own) kept = prim::rename(n, {own}, {aside});
-      Axes axes = kept->axes;
-      axes.insert(axes.begin(), l.axis);
-      auto stack = prim::input(axes, n->dtype);
+      auto stack = prim::input(joined({l.axis}, kept->axes), n->dtype);
       residuals_.push_back(stack);
       forward.results.push_back({Fold::stack, Monoid::sum, {kept}});
       auto turn = prim::slice_at(stack, l.index[b], l.drop);
