@@ -40,13 +40,9 @@ struct RenameAttr {
     auto half = n.attr.names.begin() + std::ptrdiff_t(n.attr.names.size() / 2);
     return {{n.attr.names.begin(), half}, {half, n.attr.names.end()}};
   }
-  Name renamed(Name a) const { return other(from, to, a); }
-  Name original(Name a) const { return other(to, from, a); }
-
- private:
-  static Name other(const Names& some, const Names& theirs, Name a) {
-    auto at = std::find(some.begin(), some.end(), a);
-    return at == some.end() ? a : theirs[std::size_t(at - some.begin())];
+  Name renamed(Name a) const {
+    auto at = std::find(from.begin(), from.end(), a);
+    return at == from.end() ? a : to[std::size_t(at - from.begin())];
   }
 };
 // take: operands are the table, then ids for each axis.
