@@ -11,6 +11,11 @@ inline Names names_of(const Axes& axes) {
   for (auto& a : axes) out.push_back(a.name);
   return out;
 }
+inline program::Dims sizes_of(const Axes& axes) {
+  program::Dims out;
+  for (auto& a : axes) out.push_back(a.size);
+  return out;
+}
 inline Axes without(Axes axes, const Axes& others) {
   std::erase_if(axes, [&](auto& a) { return has(others, a.name); });
   return axes;

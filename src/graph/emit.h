@@ -1,6 +1,6 @@
 // What an op may say when it is lowered: where its operands and its result lie, and which step computes it.
 #pragma once
-#include "graph/node.h"
+#include "graph/axes.h"
 #include "program/program.h"
 
 namespace haliax {
@@ -35,11 +35,7 @@ class Emit {
         if (of[i].name == dims[d].name) v.strides[d] = p.strides[i];
     return v;
   }
-  static program::Dims sizes(const Axes& axes) {
-    program::Dims d;
-    for (auto& a : axes) d.push_back(a.size);
-    return d;
-  }
+  static program::Dims sizes(const Axes& axes) { return sizes_of(axes); }
 };
 
 }  // namespace haliax

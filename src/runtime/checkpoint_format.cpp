@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "graph/axes.h"
 #include "graph/fail.h"
 #include "runtime/checksum.h"
 #include "runtime/file.h"
@@ -80,9 +81,7 @@ SavedArray array_in(const Json& j, const Manifest& m, Complete whole_arrays) {
   auto whole = a.shape;
   if (a.layers >= 0) whole.insert(whole.begin(), a.layers);
   if (a.layers >= 0 && (a.axes.empty() || a.axes[0].size != a.layers)) throw Damaged(a.name + " has other layers than its axes");
-  std::vector<std::int64_t> sizes;
-  for (auto& axis : a.axes) sizes.push_back(axis.size);
-  const auto bytes = bytes_of_shape(sizes, a.dtype);
+  const auto bytes = bytes_of_shape(sizes_of(a.axes), a.dtype);
   if (!bytes || bytes != bytes_of_shape(whole, a.dtype)) throw Damaged(a.name + " has a shape that is not that of its axes");
   std::int64_t there = 0;
   for (auto& block : j.at("blocks")) {

@@ -16,12 +16,11 @@
 #include "program/plugin.h"
 #include "runtime/communicator.h"
 #include "runtime/explain.h"
+#include "runtime/parts.h"
 #include "runtime/profile.h"
 
 namespace haliax {
 namespace {
-
-using program::Dims;
 
 // A device's block of a whole array: the box that it is there, and where in it the block begins.
 struct DeviceBlock {
@@ -30,17 +29,14 @@ struct DeviceBlock {
   bool in_one_piece = true;
 
   DeviceBlock(const Axes& axes, DType dtype, const Sharding& s, const Mesh& mesh, int device) {
-    Dims sizes, start;
-    for (auto& a : axes) {
-      auto [from, size] = block_of(a, s.cut(a.name), mesh, device);
-      sizes.push_back(a.size), start.push_back(from), in_whole.dims.push_back(size);
-    }
-    in_whole.width = bytes_of(dtype), in_whole.from_strides = program::row_major(sizes);
+    const auto whole = sizes_of(axes);
+    auto [start, sizes] = part_on(axes, s, mesh, device);
+    in_whole.dims = sizes, in_whole.width = bytes_of(dtype), in_whole.from_strides = program::row_major(whole);
     std::int64_t outer = 1;                      // points of the dims before this one
-    for (std::size_t d = 0; d < sizes.size(); ++d) {
+    for (std::size_t d = 0; d < whole.size(); ++d) {
       offset += start[d] * in_whole.from_strides[d] * in_whole.width;
-      in_one_piece &= outer == 1 || in_whole.dims[d] == sizes[d];
-      outer *= in_whole.dims[d];
+      in_one_piece &= outer == 1 || sizes[d] == whole[d];
+      outer *= sizes[d];
     }
   }
 };

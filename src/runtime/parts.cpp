@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "graph/axes.h"
 #include "graph/fail.h"
 #include "runtime/mesh_run.h"
 #include "runtime/ranks.h"
@@ -30,16 +31,7 @@ const ProcessGroup& all_processes() {
   return *all;
 }
 
-std::int64_t Part::size() const {
-  std::int64_t n = 1;
-  for (auto s : sizes) n *= s;
-  return n;
-}
-Part whole_part(const Axes& axes) {
-  Part out;
-  for (auto& a : axes) out.start.push_back(0), out.sizes.push_back(a.size);
-  return out;
-}
+Part whole_part(const Axes& axes) { return {program::Dims(axes.size()), sizes_of(axes)}; }
 Part part_on(const Axes& axes, const Sharding& s, const Mesh& mesh, int device) {
   Part out;
   for (auto& a : axes) {
@@ -57,7 +49,6 @@ Part intersection(const Part& a, const Part& b) {
   }
   return out;
 }
-
 
 std::vector<HeldPart> first_copies(const Node& n, const ProcessGroup& group) {
   BufferPtr value;

@@ -13,7 +13,7 @@ namespace haliax {
 // First position and length along each axis.
 struct Part {
   program::Dims start, sizes;
-  std::int64_t size() const;                     // elements
+  std::int64_t size() const { return program::points(sizes); }   // elements
   friend bool operator==(const Part&, const Part&) = default;
 };
 Part whole_part(const Axes&);
