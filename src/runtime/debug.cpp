@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cstdio>
-#include <cstring>
 
 #include "graph/fail.h"
 #include "ops/effect.h"
@@ -16,16 +15,6 @@ using program::Operand;
 
 std::atomic<void (*)(std::string_view)> output{nullptr};
 
-// Row-major, wherever it lies.
-void gather_rows(const Operand& x, const std::byte* from, std::size_t dim, std::byte*& to) {
-  const auto width = std::int64_t(bytes_of(x.view.dtype));
-  if (dim == x.dims.size()) {
-    std::memcpy(to, from, std::size_t(width));
-    to += width;
-    return;
-  }
-  for (std::int64_t k = 0; k < x.dims[dim]; ++k) gather_rows(x, from + k * x.view.strides[dim] * width, dim + 1, to);
-}
 // Names of axes that vmap hides read as those that they hide.
 Axes shown(const Axes& axes) {
   Axes out;
@@ -51,10 +40,10 @@ struct PrintCall : program::HostCall {
   void run(const std::vector<Operand>& arrays, const void* const* data) const override {
     std::string line = pieces[0];
     for (std::size_t k = 0; k < arrays.size(); ++k) {
-      auto dtype = arrays[k].view.dtype;
+      auto& [dims, view] = arrays[k];
+      auto dtype = view.dtype;
       auto values = std::make_shared<Buffer>(axis_size(axes[k]) * bytes_of(dtype));
-      auto* to = values->data();
-      gather_rows(arrays[k], static_cast<const std::byte*>(data[k]), 0, to);
+      program::copy_on_host({dims, bytes_of(dtype), values->data(), program::row_major(dims), data[k], view.strides});
       line += NamedArray(make_data(std::move(values), axes[k], dtype)).to_string() + pieces[k + 1];
     }
     if (auto* write = output.load()) return write(line);

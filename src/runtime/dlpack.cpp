@@ -32,13 +32,6 @@ struct Lent {
   BufferPtr value;
   std::vector<std::int64_t> sizes, strides;
 };
-void copy_rows(const DLTensor& t, std::size_t width, std::size_t d, const std::byte* from, std::byte*& to) {
-  if (d == std::size_t(t.ndim)) {
-    to = std::copy(from, from + width, to);
-    return;
-  }
-  for (std::int64_t k = 0; k < t.shape[d]; ++k) copy_rows(t, width, d + 1, from + k * t.strides[d] * std::int64_t(width), to);
-}
 
 void check(const DLTensor& t, const Axes& axes, std::optional<DType> dtype) {
   auto device = int(t.device.device_type);
@@ -47,9 +40,8 @@ void check(const DLTensor& t, const Axes& axes, std::optional<DType> dtype) {
   if (!dtype)
     fail("from_dlpack", "the tensor has elements of kind {} with {} bits and {} lanes, which arrays here have not",
          int(t.dtype.code), int(t.dtype.bits), int(t.dtype.lanes));
-  std::vector<std::int64_t> found(t.shape, t.shape + std::max(t.ndim, 0)), wanted;
-  for (auto& a : axes) wanted.push_back(a.size);
-  if (found != wanted)
+  std::vector<std::int64_t> found(t.shape, t.shape + std::max(t.ndim, 0));
+  if (found != sizes_of(axes))
     fail("from_dlpack", "the tensor has shape ({}), and the axes are {}", fmt::format("{}", fmt::join(found, ", ")), axes);
   if (!t.data && axis_size(axes) > 0) fail("from_dlpack", "the tensor has no data");
 }
@@ -61,7 +53,7 @@ DLManagedTensor* to_dlpack(const NamedArray& a, SourceLocation at) {
   auto& node = *a.eval(at).node();
   auto lent = std::make_unique<Lent>();
   lent->value = node.value.get();
-  for (auto& axis : a.axes()) lent->sizes.push_back(axis.size);
+  lent->sizes = sizes_of(a.axes());
   lent->strides = program::row_major(lent->sizes);
   auto& t = lent->tensor.dl_tensor;
   t.data = node.value->data(), t.device = {kDLCPU, 0}, t.ndim = std::int32_t(lent->sizes.size()), t.dtype = code_of(node.dtype);
@@ -94,11 +86,8 @@ NamedArray from_dlpack(DLManagedTensor* given, const AxisSpec& axes, SourceLocat
   if (as_it_lies && !odd) return NamedArray(make_data(std::make_shared<Buffer>(data, bytes, std::move(owner)), axes, *dtype));
   if (as_it_lies) return from_bytes({data, std::size_t(bytes)}, *dtype, axes, at);
   std::vector<std::byte> rows(static_cast<std::size_t>(bytes));
-  auto* to = rows.data();
-  DLTensor from = t;
-  auto own = straight;
-  if (!from.strides) from.strides = own.data();
-  if (bytes > 0) copy_rows(from, width, 0, data, to);
+  const auto strides = t.strides ? program::Dims(t.strides, t.strides + t.ndim) : straight;
+  program::copy_on_host({sizes, std::int64_t(width), rows.data(), straight, data, strides});
   return from_bytes(rows, *dtype, axes, at);
 }
 

@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <bit>
 #include <cctype>
-#include <cstring>
 #include <span>
 
+#include "graph/axes.h"
 #include "graph/fail.h"
 #include "haliax/io.h"
 #include "runtime/file.h"
@@ -125,17 +125,9 @@ class HeaderReader {
 // The first axis is the fastest in memory: out row-major.
 std::vector<std::byte> row_major(Bytes data, const std::vector<std::int64_t>& shape, std::size_t width) {
   std::vector<std::byte> out(data.size());
-  std::vector<std::int64_t> at(shape.size(), 0), stride(shape.size(), 1);
-  for (std::size_t d = 1; d < shape.size(); ++d) stride[d] = stride[d - 1] * shape[d - 1];
-  std::int64_t from = 0;
-  for (std::size_t to = 0; to < out.size(); to += width) {
-    std::memcpy(out.data() + to, data.data() + std::size_t(from) * width, width);
-    for (std::size_t d = shape.size(); d-- > 0;) {
-      from += stride[d];
-      if (++at[d] < shape[d]) break;
-      from -= stride[d] * shape[d], at[d] = 0;
-    }
-  }
+  auto strides = program::row_major({shape.rbegin(), shape.rend()});
+  std::reverse(strides.begin(), strides.end());
+  program::copy_on_host({shape, std::int64_t(width), out.data(), program::row_major(shape), data.data(), strides});
   return out;
 }
 
@@ -261,9 +253,7 @@ void write_npz(const std::string& path, const TensorFile& file, SourceLocation a
 
 NamedArray from_tensor(const Tensor& t, const AxisSpec& axes, SourceLocation at) {
   Here here(at);
-  std::vector<std::int64_t> sizes;
-  for (auto& a : axes) sizes.push_back(a.size);
-  if (sizes != t.shape)
+  if (sizes_of(axes) != t.shape)
     fail("from_tensor", fmt::format("the tensor has shape ({}), and the axes are {}", fmt::join(t.shape, ", "),
                                     to_string(axes.axes())));
   return from_bytes(t.data, t.dtype, axes, at);
@@ -271,8 +261,7 @@ NamedArray from_tensor(const Tensor& t, const AxisSpec& axes, SourceLocation at)
 Tensor to_tensor(const NamedArray& a, std::string name, SourceLocation at) {
   Here here(at);
   Tensor out;
-  out.name = std::move(name), out.dtype = a.dtype(), out.data = a.bytes(at);
-  for (auto& axis : a.axes()) out.shape.push_back(axis.size);
+  out.name = std::move(name), out.dtype = a.dtype(), out.shape = sizes_of(a.axes()), out.data = a.bytes(at);
   return out;
 }
 
