@@ -174,11 +174,7 @@ class ThreadCommunicator final : public program::Communicator {
     auto& first = call_of(group_[0]);
     return reordered(whole_patch(at, o), order_in_memory(first.how->x[k].view.strides));
   }
-  Patch stretch(Patch p, std::size_t g) const {
-    auto share = (p.count + std::int64_t(group_.size()) - 1) / std::int64_t(group_.size());
-    p.from = std::min(p.count, std::int64_t(g) * share), p.count = std::min(share, p.count - p.from);
-    return p;
-  }
+  Patch stretch(const Patch& p, std::size_t g) const { return share_of(p, group_.size(), g); }
   void sum(const Collective& c, void* const* out, bool stretches) const {
     for (std::size_t k = 0; k < c.out.size(); ++k) {
       auto cut = [&](const Patch& p) { return stretches ? stretch(p, mine_) : p; };

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <tuple>
 
 namespace haliax {
 
@@ -151,10 +152,17 @@ std::vector<std::size_t> order_in_memory(const Dims& strides) {
   return order;
 }
 
+static std::pair<std::int64_t, std::int64_t> share(std::int64_t n, std::size_t ranks, std::size_t g) {
+  auto each = (n + std::int64_t(ranks) - 1) / std::int64_t(ranks), from = std::min(std::int64_t(g) * each, n);
+  return {from, std::min(each, n - from)};
+}
+Patch share_of(Patch p, std::size_t ranks, std::size_t g) {
+  std::tie(p.from, p.count) = share(p.count, ranks, g);
+  return p;
+}
 std::pair<std::int64_t, std::int64_t> block_in_group(const program::Collective& c, std::size_t k, std::size_t ranks,
                                                      std::size_t g) {
-  auto block = (c.size[k] + std::int64_t(ranks) - 1) / std::int64_t(ranks), from = std::min(std::int64_t(g) * block, c.size[k]);
-  return {from, std::min(block, c.size[k] - from)};
+  return share(c.size[k], ranks, g);
 }
 
 Patch whole_patch(void* at, const program::Operand& o) {

@@ -19,8 +19,11 @@ struct Patch {
 using Patches = std::vector<Patch>;
 std::int64_t bytes_in(const Patches&);
 
+// The elements of a patch that belong to place g of a group of so many: shares are equally large, and the last ones may be short
+// or empty.
+Patch share_of(Patch, std::size_t ranks, std::size_t g);
 // Of the axis that a collective cuts or joins in array k, what belongs to place g of a group of so many: first position, how
-// many. Blocks are equally large, and the last ones may be short or empty.
+// many. Blocks are shared out likewise.
 std::pair<std::int64_t, std::int64_t> block_in_group(const program::Collective&, std::size_t k, std::size_t ranks,
                                                      std::size_t g);
 

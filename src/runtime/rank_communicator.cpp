@@ -58,8 +58,8 @@ class RankCommunicator::CollectiveRun {
     try {
       switch (how_.wire) {
         case Wire::exchange: return move(parcels(how_.sends, true), parcels(how_.receives, false));
-        case Wire::all_gather: return move({group_.size(), mine()}, blocks_of_out());
-        case Wire::reduce_scatter: return reduce(blocks_of_x(), mine_of_out(), nullptr);
+        case Wire::all_gather: return move({group_.size(), whole(x_, how_.x)}, blocks(out_, how_.out));
+        case Wire::reduce_scatter: return reduce(blocks(x_, how_.x), whole(out_, how_.out), nullptr);
         case Wire::all_reduce: {
           auto parts = stretches(out_, how_.out);
           return reduce(stretches(x_, how_.x), parts[mine_], &parts);
@@ -76,15 +76,9 @@ class RankCommunicator::CollectiveRun {
   using Lanes = std::vector<Patches>;            // by place in the group
 
   // ---- what goes where ----
-  std::int64_t ranks() const { return std::int64_t(group_.size()); }
-  Patches mine() const {
+  static Patches whole(const std::vector<void*>& at, const std::vector<program::Operand>& of) {
     Patches all;
-    for (std::size_t k = 0; k < x_.size(); ++k) all.push_back(whole_patch(x_[k], how_.x[k]));
-    return all;
-  }
-  Patches mine_of_out() const {
-    Patches all;
-    for (std::size_t k = 0; k < out_.size(); ++k) all.push_back(whole_patch(out_[k], how_.out[k]));
+    for (std::size_t k = 0; k < at.size(); ++k) all.push_back(whole_patch(at[k], of[k]));
     return all;
   }
   Lanes blocks(const std::vector<void*>& at, const std::vector<program::Operand>& of) const {
@@ -96,19 +90,11 @@ class RankCommunicator::CollectiveRun {
       }
     return lanes;
   }
-  Lanes blocks_of_out() const { return blocks(out_, how_.out); }
-  Lanes blocks_of_x() const { return blocks(x_, how_.x); }
   // Each device sums as many elements.
   Lanes stretches(const std::vector<void*>& at, const std::vector<program::Operand>& of) const {
     Lanes lanes(group_.size());
-    for (std::size_t k = 0; k < at.size(); ++k) {
-      auto n = program::points(of[k].dims), share = (n + ranks() - 1) / ranks();
-      for (std::size_t g = 0; g < group_.size(); ++g) {
-        auto p = whole_patch(at[k], of[k]);
-        p.from = std::min(n, std::int64_t(g) * share), p.count = std::min(share, n - p.from);
-        lanes[g].push_back(p);
-      }
-    }
+    for (std::size_t g = 0; g < group_.size(); ++g)
+      for (auto& p : whole(at, of)) lanes[g].push_back(share_of(p, group_.size(), g));
     return lanes;
   }
   Lanes parcels(const std::vector<program::Parcel>& all, bool sends) const {
@@ -134,8 +120,11 @@ class RankCommunicator::CollectiveRun {
   void post_send(std::size_t g, int part, const std::byte* data, std::int64_t bytes) {
     pending_.push_back(c_.peers_.send(here(), end(g), mix(key_, std::uint64_t(part)), data, bytes));
   }
-  void post_receive(std::size_t g, int part, std::byte* data, std::int64_t bytes) {
-    pending_.push_back(c_.peers_.receive(end(g), here(), mix(key_, std::uint64_t(part)), data, bytes));
+  // What will come for these patches, packed: where it lies once `wait` has returned.
+  const std::byte* post_receive(std::size_t g, int part, const Patches& p) {
+    auto* to = room(p);
+    pending_.push_back(c_.peers_.receive(end(g), here(), mix(key_, std::uint64_t(part)), to, bytes_in(p)));
+    return to;
   }
   std::vector<std::vector<Patches>> in_pieces(const Lanes& lanes) const {
     std::vector<std::vector<Patches>> out;
@@ -150,11 +139,7 @@ class RankCommunicator::CollectiveRun {
       staging_->clear();
       for (std::size_t g = 0; g < group_.size(); ++g) {
         bool own = g == mine_, in = round < receives[g].size(), out = round < sends[g].size();
-        if (in && !own) {
-          auto* to = room(receives[g][round]);
-          post_receive(g, 0, to, bytes_in(receives[g][round]));
-          got.push_back({to, &receives[g][round]});
-        }
+        if (in && !own) got.push_back({post_receive(g, 0, receives[g][round]), &receives[g][round]});
         if (!out) continue;
         auto* packed = room(sends[g][round]);
         pack(sends[g][round], packed);
@@ -177,11 +162,7 @@ class RankCommunicator::CollectiveRun {
       std::vector<const std::byte*> parts(group_.size());
       std::vector<std::pair<const std::byte*, const Patches*>> got;
       for (std::size_t g = 0; g < group_.size(); ++g) {
-        if (sum && g != mine_) {
-          auto* to = room(sums[round]);
-          post_receive(g, 0, to, bytes_in(sums[round]));
-          parts[g] = to;
-        }
+        if (sum && g != mine_) parts[g] = post_receive(g, 0, sums[round]);
         if (round >= sends[g].size()) continue;
         auto* packed = room(sends[g][round]);
         pack(sends[g][round], packed);
@@ -192,9 +173,7 @@ class RankCommunicator::CollectiveRun {
       c_.peers_.wait(pending_);
       for (std::size_t g = 0; g < group_.size(); ++g) {
         if (g == mine_ || round >= others[g].size()) continue;
-        auto* to = room(others[g][round]);
-        post_receive(g, 1, to, bytes_in(others[g][round]));
-        got.push_back({to, &others[g][round]});
+        got.push_back({post_receive(g, 1, others[g][round]), &others[g][round]});
       }
       if (sum) {
         auto* total = room(sums[round]);
