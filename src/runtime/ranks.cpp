@@ -51,10 +51,8 @@ void Peers::look_after() {
       int before = (me_ + count_ - 1) % count_;
       auto silent = Clock::now() - heard_;
       if (patience_.count() && count_ > 1 && !failed_ && silent > patience_) {
-        auto why = fmt::format("rank {} has said nothing for {:.3g} s: it has died, or stands still, or cannot be reached; {} "
-                               "waited for it", before, std::chrono::duration<double>(silent).count(), named());
-        note_failure(why);
-        tell_all(failures, why);
+        fail_all(fmt::format("rank {} has said nothing for {:.3g} s: it has died, or stands still, or cannot be reached; {} "
+                             "waited for it", before, std::chrono::duration<double>(silent).count(), named()));
       }
     } catch (const std::exception& e) {
       note_failure(e.what());
@@ -78,12 +76,9 @@ void Peers::hear() {
       theirs_[number] = std::string(std::min(rest + 1, end), end);
       compare_call(number);
     }
-    if (m->tag == waits && waiting_ && note.text != doing_) {
-      auto why = fmt::format("ranks {} and {} wait for each other: one at {}, one at {}; {}", m->from, me_, note.text, doing_,
-                             kSame);
-      note_failure(why);
-      tell_all(failures, why);
-    }
+    if (m->tag == waits && waiting_ && note.text != doing_)
+      fail_all(fmt::format("ranks {} and {} wait for each other: one at {}, one at {}; {}", m->from, me_, note.text, doing_,
+                           kSame));
   }
 }
 // Of this rank and the one before it. Devices that speak by a way of their own do not know what a call is for: sends and receives
@@ -91,12 +86,9 @@ void Peers::hear() {
 void Peers::compare_call(std::uint64_t number) {
   auto mine = mine_.find(number), theirs = theirs_.find(number);
   if (mine == mine_.end() || theirs == theirs_.end()) return;
-  if (mine->second != theirs->second) {
-    auto why = fmt::format("rank {} makes another call than rank {}: one is at {}, one at {}; {}", (me_ + count_ - 1) % count_,
-                           me_, theirs->second, mine->second, kSame);
-    note_failure(why);
-    tell_all(failures, why);
-  }
+  if (mine->second != theirs->second)
+    fail_all(fmt::format("rank {} makes another call than rank {}: one is at {}, one at {}; {}", (me_ + count_ - 1) % count_, me_,
+                         theirs->second, mine->second, kSame));
   mine_.erase(mine), theirs_.erase(theirs);
 }
 void Peers::tell(int rank, Care what, std::string text) {
@@ -114,13 +106,15 @@ void Peers::note_failure(std::string why) {
   failed_ = true;
   changed_.notify_all();
 }
+void Peers::fail_all(const std::string& why) {
+  note_failure(why);
+  tell_all(failures, why);
+}
 void Peers::fail(const std::string& why) noexcept {
   try {
     std::lock_guard hold(lock_);
     if (failed_) return;
-    auto text = fmt::format("{} has failed: {}", named(), why);
-    note_failure(text);
-    tell_all(failures, text);
+    fail_all(fmt::format("{} has failed: {}", named(), why));
   } catch (...) {}                               // the others find out that this rank has gone
 }
 void Peers::check() const {

@@ -105,6 +105,7 @@ class Peers final : public program::RankGroup {
   void tell(int rank, Care, std::string text);
   void tell_all(Care, const std::string& text);
   void note_failure(std::string why);
+  void fail_all(const std::string& why);
   void compare_call(std::uint64_t number);
   std::string named() const;        // rank 2 (host, process 17)
 
