@@ -19,6 +19,17 @@ namespace {
   haliax::fail(op, fmt::format("{} {}: {}", path, what, std::strerror(errno)));
 }
 
+// By calls of part(where to, how many at most), each of which reads some of the bytes.
+template <class Part> void read_all(const char* op, const std::string& path, void* data, std::int64_t bytes, const Part& part) {
+  for (auto* at = static_cast<char*>(data); bytes > 0;) {
+    const ssize_t n = part(at, std::size_t(bytes));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail_on(op, path, "cannot be read");
+    if (n == 0) haliax::fail(op, path + " became shorter while it was read");
+    at += n, bytes -= n;
+  }
+}
+
 }  // namespace
 
 InputFile::InputFile(const char* op, const std::string& path)
@@ -33,23 +44,12 @@ std::int64_t InputFile::size() const {
   return status.st_size;
 }
 void InputFile::read(void* data, std::int64_t bytes) {
-  for (auto* at = static_cast<char*>(data); bytes > 0;) {
-    const ssize_t n = ::read(descriptor_, at, std::size_t(bytes));
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail_on(op_, path_, "cannot be read");
-    if (n == 0) haliax::fail(op_, path_ + " became shorter while it was read");
-    at += n, bytes -= n;
-  }
+  read_all(op_, path_, data, bytes, [&](char* at, std::size_t most) { return ::read(descriptor_, at, most); });
 }
-
 void InputFile::read_at(std::int64_t offset, void* data, std::int64_t bytes) const {
-  for (auto* at = static_cast<char*>(data); bytes > 0;) {
-    const ssize_t n = ::pread(descriptor_, at, std::size_t(bytes), offset);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) fail_on(op_, path_, "cannot be read");
-    if (n == 0) haliax::fail(op_, path_ + " became shorter while it was read");
-    at += n, bytes -= n, offset += n;
-  }
+  auto* first = static_cast<char*>(data);
+  read_all(op_, path_, data, bytes,
+           [&](char* at, std::size_t most) { return ::pread(descriptor_, at, most, offset + (at - first)); });
 }
 
 std::vector<std::byte> contents_of(const char* op, const std::string& path) {
