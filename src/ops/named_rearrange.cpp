@@ -211,15 +211,14 @@ class Rearrangement {
   }
 
   Name captured(const std::string& label) {
-    std::vector<std::string> known;
     for (auto& c : captured_) {
-      known.push_back(c.label);
       if (c.label != label) continue;
       if (c.used) parser_.error("label " + label + " is on the right side twice");
       c.used = true;
       return c.axis;
     }
-    parser_.error("label " + label + " on the right side is not on the left side" + did_you_mean(label, known));
+    parser_.error("label " + label + " on the right side is not on the left side" +
+                  did_you_mean(label, captured_, &Capture::label));
   }
   void check_right(const Side& right) {
     bool dots = false;

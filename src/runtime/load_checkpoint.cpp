@@ -22,13 +22,13 @@ constexpr const char* kReading = "load_checkpoint";
 // For each entry its array in the checkpoint. Raises if any does not fit.
 std::vector<const SavedArray*> matched(const std::vector<StateEntry>& entries, const Manifest& m, const std::string& which) {
   std::map<std::string_view, const SavedArray*> left;
-  std::vector<std::string> names, told;
-  for (auto& a : m.arrays) left[a.name] = &a, names.push_back(a.name);
+  std::vector<std::string> told;
+  for (auto& a : m.arrays) left[a.name] = &a;
   std::vector<const SavedArray*> out;
   for (auto& e : entries) {
     auto found = left.find(e.path);
     if (found == left.end()) {
-      told.push_back(e.path + " is missing" + did_you_mean(e.path, names));
+      told.push_back(e.path + " is missing" + did_you_mean(e.path, m.arrays, &SavedArray::name));
       continue;
     }
     auto& a = *found->second;
@@ -176,10 +176,9 @@ bool detail::load_checkpoint(const std::string& folder, std::optional<std::int64
 std::int64_t detail::number_in(const CheckpointNumbers& numbers, std::string_view name, SourceLocation at) {
   for (auto& [known, value] : numbers)
     if (known == name) return value;
-  std::vector<std::string> names;
-  for (auto& n : numbers) names.push_back(n.first);
   Here here(at);
-  fail(kReading, "there is no number {} in the checkpoint{}", printable(name), did_you_mean(name, names));
+  fail(kReading, "there is no number {} in the checkpoint{}", printable(name),
+       did_you_mean(name, numbers, [](auto& n) { return n.first; }));
 }
 std::vector<std::int64_t> checkpoint_steps(const std::string& folder) {
   std::vector<std::int64_t> out;

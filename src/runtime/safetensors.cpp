@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <bit>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <set>
 #include <span>
 
@@ -208,10 +207,8 @@ const Tensor* TensorFile::find(std::string_view name) const {
 
 const Tensor& TensorFile::at(std::string_view name, SourceLocation at) const {
   if (const Tensor* found = find(name)) return *found;
-  std::vector<std::string> names;
-  for (const Tensor& t : tensors) names.push_back(t.name);
   Here here(at);
-  fail("read_safetensors", "there is no tensor " + printable(name) + did_you_mean(name, names));
+  fail("read_safetensors", "there is no tensor " + printable(name) + did_you_mean(name, tensors, &Tensor::name));
 }
 
 TensorFile read_safetensors(const std::string& path, SourceLocation at) {

@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
 #include <set>
 
 #include "base/name.h"
@@ -18,9 +16,6 @@ namespace {
 std::int64_t tensors_of(const StateEntry& e) { return e.layers < 0 ? 1 : e.layers; }
 
 using Sizes = std::vector<std::int64_t>;
-std::int64_t product(Sizes::const_iterator from, Sizes::const_iterator to) {
-  return std::accumulate(from, to, std::int64_t(1), std::multiplies<>());
-}
 std::string shape_text(const Sizes& shape) { return fmt::format("({})", fmt::join(shape, ", ")); }
 
 }  // namespace
@@ -53,8 +48,8 @@ void StateWalk::add_matrix(std::string_view field, NamedArray& a, std::size_t ro
       field, [](StateWalk& w, void* array) { w.add(*static_cast<NamedArray*>(array)); }, &a);
   auto& stored = entries.back().shape;
   auto split = stored.begin() + std::ptrdiff_t(std::min(row_axes, stored.size()));
-  Sizes shape{product(split, stored.end())};
-  if (row_axes > 0) shape.insert(shape.begin(), product(stored.begin(), split));
+  Sizes shape{program::points({split, stored.end()})};
+  if (row_axes > 0) shape.insert(shape.begin(), program::points({stored.begin(), split}));
   stored = std::move(shape);
 }
 void StateWalk::add(nn::Linear& l) {
@@ -98,17 +93,14 @@ namespace {
 // The tensors of a file that an array of the model takes, layer by layer; null where one is missing or has another shape.
 std::vector<const Tensor*> taken_by(const StateEntry& e, const TensorFile& file, StateMismatch& wrong,
                                     std::vector<std::string>& told, std::set<std::string>& unused) {
-  std::vector<std::string> there;
   std::vector<const Tensor*> out;
   for (std::int64_t i = 0; i < tensors_of(e); ++i) {
     auto name = name_of_layer(e.path, i);
     auto* t = file.find(name);
     unused.erase(name);
     if (!t) {
-      if (there.empty())
-        for (auto& x : file.tensors) there.push_back(x.name);
       wrong.missing.push_back(name);
-      told.push_back(name + " is missing" + did_you_mean(name, there));
+      told.push_back(name + " is missing" + did_you_mean(name, file.tensors, &Tensor::name));
     } else if (t->shape != e.shape) {
       wrong.other_shape.push_back(name);
       told.push_back(fmt::format("{} has shape {}, but the model wants {}", name, shape_text(t->shape), shape_text(e.shape)));
@@ -171,7 +163,7 @@ void load_state(const std::vector<StateEntry>& entries, const TensorFile& file, 
   std::set<std::string> unused;
   for (auto& t : file.tensors) {
     unused.insert(t.name);
-    auto size = bytes_of(t.dtype) * product(t.shape.begin(), t.shape.end());
+    auto size = bytes_of(t.dtype) * program::points(t.shape);
     if (std::int64_t(t.data.size()) != size)
       fail("from_state_dict", fmt::format("the tensor {} has {} bytes, not the {} of {} {}", t.name, t.data.size(), size,
                                           shape_text(t.shape), name_of(t.dtype)));
