@@ -2,7 +2,6 @@
 // haliax.h does not include this.
 #pragma once
 #include <cstdint>
-#include <vector>
 
 #include "haliax/array.h"
 

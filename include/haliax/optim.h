@@ -3,7 +3,6 @@
 // one pass per array. Leaves without a gradient (frozen ones, integers) have empty updates and empty states.
 #pragma once
 #include <memory>
-#include <string_view>
 #include <tuple>
 #include <utility>
 

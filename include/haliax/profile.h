@@ -1,7 +1,6 @@
 // How long each step of a function takes, and what of that time the machine needs for it: profile(step, args...).
 // HALIAX_PROFILE=FILE is the same for a whole process. See docs/performance.md.
 #pragma once
-#include <cstdint>
 #include <iosfwd>
 #include <string>
 #include <type_traits>

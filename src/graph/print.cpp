@@ -1,5 +1,4 @@
 // A graph as text: one line a node, numbered in order, bodies of loops indented. The same graph gives the same text in every run.
-#include <algorithm>
 
 #include "base/where.h"
 #include "graph/loop.h"

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 
-#include "graph/axes.h"
-
 namespace haliax {
 namespace {
 

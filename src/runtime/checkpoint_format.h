@@ -7,7 +7,6 @@
 // in their names, and their dims are its axes: h.0.attn.weight[embed=0:64]. The manifest says where in its file a block begins.
 // Its checksums are those of pieces of 256 KiB from there on, so that who reads a part can check what it reads.
 #pragma once
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>

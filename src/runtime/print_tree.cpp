@@ -1,6 +1,4 @@
 // Trees of arrays as text: a line for each array, or a table of modules.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <ostream>
 

@@ -1,5 +1,4 @@
 // Reading arrays out.
-#include <cmath>
 #include <limits>
 #include <type_traits>
 

@@ -1,6 +1,5 @@
 #include "runtime/run.h"
 
-#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 

@@ -5,7 +5,6 @@
 
 #include <ostream>
 
-#include "base/environment.h"
 #include "base/name.h"
 #include "graph/fail.h"
 #include "ops/named.h"
