@@ -73,11 +73,12 @@ class SharedRead {
       }
       for (auto& [owner, ranks] : holders_) {
         if (ranks.count(ranks_.rank())) continue;
-        auto bytes = bytes_of_block(owner);
+        const auto bytes = bytes_of_block(owner);
+        const Peers::Endpoint from_rank{owner / each_};   // clang 14 takes no structured binding into a lambda
         kept->push_back(std::make_unique_for_overwrite<std::byte[]>(std::size_t(bytes)));
         std::vector<Peers::Transfer> receives;
         move(bytes, [&](auto from, auto n) {
-          receives.push_back(ranks_.receive({owner / each_}, Peers::kItself, call.number(), kept->back().get() + from, n));
+          receives.push_back(ranks_.receive(from_rank, Peers::kItself, call.number(), kept->back().get() + from, n));
         });
         ranks_.wait(receives);
         put(owner, kept->back().get());
