@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "graph/walk.h"
+
 namespace haliax::prim {
 
 bool chooses(const Node& n) { return n.op->kind == Kind::map && n.op->code == Code::select; }
@@ -223,15 +225,12 @@ NodePtr may_hold(const NodePtr& mask, const std::vector<BlocksOf>& blocks) { ret
 NodePtr where_false(const NodePtr& x, const Node* mask, Name axis) { return WhereFalse(mask, axis).of(x); }
 
 Nodes masks_of(const NodePtr& x, Name axis) {
-  Nodes out, todo{x};
-  std::unordered_map<const Node*, bool> seen;
-  while (!todo.empty()) {
-    auto n = std::move(todo.back());
-    todo.pop_back();
-    if (!has(n->axes, axis) || !is_point_wise(*n) || !seen.emplace(n.get(), true).second) continue;
+  Nodes out;
+  auto goes_on = [&](const Node& n) { return has(n.axes, axis) && is_point_wise(n); };
+  walk({x}, goes_on, [&](const NodePtr& n, Nodes& todo) {
     if (chooses(*n) && has(n->in[0]->axes, axis)) out.push_back(n->in[0]);
-    todo.insert(todo.end(), n->in.begin(), n->in.end());
-  }
+    append(todo, n->in);
+  });
   return out;
 }
 
