@@ -32,25 +32,21 @@ std::vector<program::Indexed> indexed_of(const Node& n, std::size_t first, const
   return out;
 }
 void gather_lower(const Node& n, Emit& e) {
-  program::Step s;
-  s.kind = program::Kind::gather;
   auto table = e.operand(0);
   auto& axes = n.in[0]->axes;
-  s.gather = {Emit::sizes(n.axes), table_view(table, axes, n.attr.names, n.axes), Emit::view(e.result(), n.axes, n.axes),
-              indexed_of(n, 1, table, axes, n.axes, e), GatherAttr::of(n).outside};
-  e.push(std::move(s));
+  e.push({.kind = program::Kind::gather,
+          .gather = {Emit::sizes(n.axes), table_view(table, axes, n.attr.names, n.axes), Emit::view(e.result(), n.axes, n.axes),
+                     indexed_of(n, 1, table, axes, n.axes, e), GatherAttr::of(n).outside}});
 }
 void scatter_lower(const Node& n, Emit& e) {
   auto target = e.result();
   auto scatter = ScatterAttr::of(n);
   if (is_number(n.in[0], 0)) e.zero(target, n.axes);
   else e.copy(e.operand(0), target, n.axes);
-  program::Step s;
-  s.kind = program::Kind::scatter;
   auto& dims = n.in[1]->axes;
-  s.scatter = {Emit::sizes(dims), Emit::view(e.operand(1), dims, dims), table_view(target, n.axes, n.attr.names, dims),
-               indexed_of(n, 2, target, n.axes, dims, e), scatter.update, scatter.clamp};
-  e.push(std::move(s));
+  e.push({.kind = program::Kind::scatter,
+          .scatter = {Emit::sizes(dims), Emit::view(e.operand(1), dims, dims), table_view(target, n.axes, n.attr.names, dims),
+                      indexed_of(n, 2, target, n.axes, dims, e), scatter.update, scatter.clamp}});
 }
 Where where_of(const Node& n, std::size_t first) {
   Where w;
@@ -123,13 +119,11 @@ NodePtr cumprod_grad(G x, G y, G g, Name axis, bool reverse) {
   return turned(mul(before, r));
 }
 void cumulative_lower(const Node& n, Emit& e) {
-  program::Step s;
-  s.kind = program::Kind::cumulative;
   auto how = CumulativeAttr::of(n);
   auto dims = axis_last(n.axes, n.attr.names[0]);
-  s.cumulative = {Emit::sizes(dims), Emit::view(e.operand(0), n.in[0]->axes, dims), Emit::view(e.result(), n.axes, dims),
-                  how.monoid, how.reverse};
-  e.push(std::move(s));
+  e.push({.kind = program::Kind::cumulative,
+          .cumulative = {Emit::sizes(dims), Emit::view(e.operand(0), n.in[0]->axes, dims), Emit::view(e.result(), n.axes, dims),
+                         how.monoid, how.reverse}});
 }
 
 // ---- for the verifier ----

@@ -44,10 +44,8 @@ constexpr double kLongEnough = 5e-3;             // seconds; what takes less is 
 View row_major_view(int slot, DType dtype, Dims strides) { return {slot, dtype, 0, std::move(strides), {}}; }
 
 Step copy_step(std::int64_t n) {
-  Step s;
-  s.kind = program::Kind::copy;
-  s.copy = {{n}, row_major_view(0, DType::f32, {1}), row_major_view(1, DType::f32, {1})};
-  return s;
+  return {.kind = program::Kind::copy,
+          .copy = {{n}, row_major_view(0, DType::f32, {1}), row_major_view(1, DType::f32, {1})}};
 }
 Step sum_step(std::int64_t n) {                  // out (rows) of x (rows, columns)
   const std::int64_t rows = 256, columns = n / rows;
@@ -60,18 +58,14 @@ Step sum_step(std::int64_t n) {                  // out (rows) of x (rows, colum
 }
 Step vector_step(std::int64_t n) {               // out (rows) of x (k), w (rows, k)
   const std::int64_t k = 1024, rows = n / k;
-  Step s;
-  s.kind = program::Kind::contract;
-  s.contract = {{}, {}, {rows}, {k}, row_major_view(0, DType::f32, {0, 1}), row_major_view(1, DType::f32, {k, 1}),
-                row_major_view(2, DType::f32, {1, 0})};
-  return s;
+  return {.kind = program::Kind::contract,
+          .contract = {{}, {}, {rows}, {k}, row_major_view(0, DType::f32, {0, 1}), row_major_view(1, DType::f32, {k, 1}),
+                       row_major_view(2, DType::f32, {1, 0})}};
 }
 Step product_step(std::int64_t n, DType dtype) {   // out (m, n) of a (m, k), b (k, n)
-  Step s;
-  s.kind = program::Kind::contract;
-  s.contract = {{}, {n}, {n}, {n}, row_major_view(0, dtype, {n, 0, 1}), row_major_view(1, dtype, {0, 1, n}),
-                row_major_view(2, dtype, {n, 1, 0})};
-  return s;
+  return {.kind = program::Kind::contract,
+          .contract = {{}, {n}, {n}, {n}, row_major_view(0, dtype, {n, 0, 1}), row_major_view(1, dtype, {0, 1, n}),
+                       row_major_view(2, dtype, {n, 1, 0})}};
 }
 // The best of some runs. bytes: of its arguments, and last of its result, which no run has to touch first.
 double seconds_of_step(program::Device& device, Step step, const std::vector<std::int64_t>& bytes) {
