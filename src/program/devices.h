@@ -6,7 +6,6 @@
 
 namespace haliax::cpu {
 std::unique_ptr<program::Device> make_cpu_device(int threads);   // 0: HALIAX_THREADS, or else all cores
-void set_threads(int);
 }  // namespace haliax::cpu
 
 namespace haliax::reference {
