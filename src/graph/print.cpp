@@ -1,5 +1,7 @@
 // A graph as text: one line a node, numbered in order, bodies of loops indented. The same graph gives the same text in every run.
 
+#include <fmt/format.h>
+
 #include "base/where.h"
 #include "graph/loop.h"
 
@@ -12,7 +14,7 @@ class GraphPrinter {
  public:
   explicit GraphPrinter(const std::unordered_map<const Node*, Axes>& memory) : memory_(memory) {}
   std::string run(const Nodes& roots) {
-    lines(roots, nullptr, "");
+    lines(roots, "");
     text_ += "results";
     for (auto& r : roots) text_ += " " + name(r);
     return text_ + "\n";
@@ -27,10 +29,10 @@ class GraphPrinter {
     if (!n) return "-";
     return number_.count(n.get()) ? "%" + std::to_string(number_.at(n.get())) : "%?";
   }
-  // What lies below the values, in the body with that index; null: at the top.
-  void lines(const Nodes& values, const Node* index, const std::string& indent) {
+  // What lies below the values, of a body or at the top.
+  void lines(const Nodes& values, const std::string& indent) {
     for (auto& n : topological(values)) {
-      if (number_.count(n.get()) || (index && !n->varies_with(index))) continue;
+      if (number_.count(n.get())) continue;      // what lies outside was listed there, but for numbers that it alone reads
       number_.emplace(n.get(), number_.size());
       text_ += indent + name(n) + " = " + n->op->name;
       n->op == &kLoop ? loop(*n, indent) : line(*n);
@@ -40,7 +42,7 @@ class GraphPrinter {
     for (auto a : n.attr.names) text_ += " " + std::string(a.text());
     for (auto i : n.attr.ints) text_ += " " + std::to_string(i);
     bool number = n.op->kind == Kind::leaf && n.attr.ints.empty() && n.attr.names.empty() && !n.value && n.axes.empty();
-    if (number) text_ += " " + std::to_string(n.attr.number);
+    if (number) text_ += fmt::format(" {}", n.attr.number);
     for (auto& x : n.in) text_ += " " + name(x);
     text_ += "  " + std::string(name_of(n.dtype)) + to_string(n.axes);
     if (auto at = memory_.find(&n); at != memory_.end()) text_ += "  in memory " + to_string(at->second);
@@ -52,7 +54,7 @@ class GraphPrinter {
     text_ += " over " + to_string(l.axis) + (l.reverse ? ", the last turn first" : "") + "\n";
     for (std::size_t b = 0; b < l.index.size(); ++b) {
       text_ += indent + "  " + std::to_string(trips(l, b)) + " turns\n";
-      lines(values_of(l, b), l.index[b].get(), indent + "    ");
+      lines(values_of(l, b), indent + "    ");
     }
     for (std::size_t k = 0; k < l.results.size(); ++k) {
       auto& r = l.results[k];

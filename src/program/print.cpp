@@ -41,7 +41,7 @@ std::string text(const Program& p, const Fused& f, const std::string& indent) {
     out += fmt::format("\n{}    {}{} {} {}", indent, k, i.inner ? ':' : '.', name_of(i.code), name_of(i.dtype));
     for (int a : i.args)
       if (a >= 0) out += fmt::format(" {}", a);
-    if (i.code == Code::constant) out += fmt::format(" {:f}", i.number);
+    if (i.code == Code::constant) out += fmt::format(" {}", i.number);
     if (i.view.slot >= 0) out += " " + text(p, i.view);
   }
   return out;

@@ -34,6 +34,10 @@ NodePtr left(const NodePtr& n, const Attr& key) {
   if (!mine || mine == axis) return prim::leave(n, key);
   return prim::rename(prim::leave(prim::rename(n, {mine, axis}, {axis, mine}), key), {axis, mine}, {mine, axis});
 }
+// As enter, but before x enters a call inside of this one.
+NodePtr entered_first(const NodePtr& x, const Attr& key) {
+  return x->op == &prim::kEnter ? prim::enter(entered_first(x->in[0], key), x->attr) : prim::enter(x, key);
+}
 // What f captured whole enters like an argument, so that its cotangent leaves.
 Nodes capturing(const Nodes& outs, const Attr& key) {
   std::unordered_set<const Node*> in;
@@ -45,7 +49,7 @@ Nodes capturing(const Nodes& outs, const Attr& key) {
     if (border) continue;
     for (auto& x : n->in)
       if (x && !in.count(x.get()) && x->free.empty() && has_gradient(x)) {
-        auto border = prim::enter(x, key);
+        auto border = entered_first(x, key);
         if (border != x) captured[x.get()] = border;
       }
   }

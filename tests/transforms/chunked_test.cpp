@@ -257,6 +257,18 @@ TEST_CASE("chunked: inside scan, fold, vmap, jit and checkpoint, and they inside
       return sum(square(cut(o, [=](const NamedArray& t, const NamedArray& v) { return fold(layer, "batch")(t, v); })(a, u)));
     };
   });
+  agree([=](const Options& o) {  // a loop inside, in the turns of another
+    return [=](const NamedArray& u, const NamedArray&, const NamedArray& b) {
+      auto row = [=](const NamedArray& a) { return cut(o, [=](const NamedArray& t, const NamedArray& v) { return fold(layer, "batch")(t, v); })(a, u); };
+      return sum(square(map(row, "batch")(b)));
+    };
+  });
+  agree([=](const Options& o) {  // a region inside a region along the same axis, which reads what f captured
+    return [=](const NamedArray& u, const NamedArray& a, const NamedArray& b) {
+      auto inner = [=](const NamedArray& t, const NamedArray& v) { return each(t, v) * sum(a, "embed"); };
+      return sum(cut(o, cut(o ? std::optional(ChunkOptions{.chunk = 2}) : o, inner))(b, u));
+    };
+  });
   agree([=](const Options& o) {  // vmap around, jit around that
     return
         [=](const NamedArray& u, const NamedArray&, const NamedArray& b) { return sum(jit(vmap(cut(o, each), "batch"))(b, u)); };
