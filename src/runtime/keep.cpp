@@ -13,7 +13,7 @@
 namespace haliax {
 namespace {
 
-constexpr std::int64_t kSmall = 64 << 20;   // bytes that are kept, whatever a computation takes
+constexpr std::int64_t kKeptAnyway = 64 << 20;   // bytes that are kept, whatever a computation takes
 constexpr int kViews = 4;                   // of a view of a view ... so many are made again where they are read
 
 struct Seen {
@@ -135,7 +135,7 @@ class Search {
       chosen_.push_back(&me);
     }
   }
-  std::int64_t most() const { return std::max(kSmall, stored_); }
+  std::int64_t most() const { return std::max(kKeptAnyway, stored_); }
   static std::tuple<bool, bool, std::int64_t> rank(const Seen& s) { return {s.bound, !is_stored(*s.node), s.node->bytes()}; }
 
   std::unordered_map<const Node*, std::uint32_t> numbers_;

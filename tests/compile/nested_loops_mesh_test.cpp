@@ -141,6 +141,13 @@ TEST_CASE("verify finds a plan's faults: loops in shared turns") {
   auto carries = map([](const NamedArray& v) { return twice([](const NamedArray& t) { return tanh(t); }, v); }, AxisSelector("a"))(NamedArray(x));
   auto text = damaged(carries.node(), Kind::carry, [&](Version& v, Plan&) { v.at = cut("c", 0); });
   CHECK(text.find("mesh axis data is used twice") != std::string::npos);
+  auto sums = fold([](const NamedArray& s, const NamedArray& v) { return s + tanh(v); }, A)(zeros(C), NamedArray(x));
+  text = damaged(sums.node(), Kind::loop, [&](Version& v, Plan& p) {
+    auto& of = p.loop(v.loop);
+    for (auto& other : p.versions)               // what is added is read again beside
+      if (other.live && other.node != p.version(of.value[0][0]).node && other.body == of.bodies[0] && !other.in.empty()) other.in.push_back(of.carry[0][0]);
+  });
+  CHECK(text.find("devices share its turns, and what it carries is not only added to") != std::string::npos);
   auto chooses = map([&](const NamedArray& v) {
     return cond(sum(v) > 0., [&](const NamedArray& u) { return u * NamedArray(w); }, [](const NamedArray& u) { return u; })(v);
   }, AxisSelector("a"))(NamedArray(x));

@@ -17,7 +17,16 @@ struct PlanCheck {
   const Plan& plan;
   const Whole& whole;
   const char* after;
+  std::vector<std::vector<int>> readers = readers_of(plan);
+  std::vector<int> place = places(plan);         // of each version, in the list of its body; -1: in none
 
+  static std::vector<int> places(const Plan& plan) {
+    std::vector<int> out(plan.versions.size(), -1);
+    for (auto& body : plan.bodies)
+      for (std::size_t k = 0; k < body.versions.size(); ++k) out[std::size_t(body.versions[k])] = int(k);
+    return out;
+  }
+  int number(const Version& v) const { return int(&v - plan.versions.data()); }
   const Node& node(const Version& v) const { return whole.node(v.node); }
   // `why` with text for each {}, which takes its time only where something is wrong.
   template <class... A> void must(bool ok, const Version& v, const char* why, const A&... a) const {
@@ -59,6 +68,8 @@ struct PlanCheck {
       int body = v.body;
       while (body >= 0 && body != plan.version(k).body) body = plan.body(body).parent;
       must(body >= 0, v, "an operand is made in another body");
+      int mine = place[std::size_t(number(v))], its = place[std::size_t(k)];
+      must(v.body != plan.version(k).body || mine < 0 || its < mine, v, "an operand is made later");
     }
   }
   Cut turns_of(const Version& v, const Node& index) const {   // that are counted by it
@@ -207,6 +218,16 @@ struct PlanCheck {
       }
     }
   }
+  // Where devices share the turns, each has a part of what is carried: it is only added to.
+  void parts_add_up(const Version& v, int carry, int value) const {
+    for (int at = carry; at != value;) {
+      auto& by = readers[std::size_t(at)];
+      at = by.size() == 1 ? by[0] : -1;
+      auto* op = at < 0 ? nullptr : node(plan.version(at)).op;
+      bool adds = op && (op->linear == Linear::all || op->linear == Linear::moves);
+      must(adds, v, "devices share its turns, and what it carries is not only added to");
+    }
+  }
   // Bodies leave a result, and read a carry, in one sharding; what it starts from lies as it comes out, with the turns of all
   // devices side by side, or still to be summed.
   void loop(const Version& v) const {
@@ -216,6 +237,7 @@ struct PlanCheck {
       for (auto* made : {&l.value[k], &l.carry[k]})
         for (int x : *made) must(plan.version(x).at == l.inside[k], v, "bodies make, or carry, a result in another sharding");
       auto& r = of.results[k];
+      for (std::size_t b = 0; b < l.carry[k].size() && !l.shared_by.empty(); ++b) parts_add_up(v, l.carry[k][b], l.value[k][b]);
       auto at = l.inside[k];
       bool stacks = r.fold == Fold::stack && !r.carry;
       must(!stacks || at.cut(of.axis.name).empty(), v, "it stacks what is cut along {}", of.axis);
