@@ -127,6 +127,10 @@ struct NodeCheck {
   }
   void reduce() const {
     must(n.in.size() == 1, "it has {} operands, and folds one", std::int64_t(n.in.size()));
+    auto folded = names_of(without(n.in[0]->axes, n.axes));
+    auto& counted = n.attr.names;                  // in this order
+    bool counts = std::is_permutation(folded.begin(), folded.end(), counted.begin(), counted.end());
+    must(counts || !finds_position(n.op->code), "it counts positions along other axes than it folds");
     must(n.op->code != Code::reduce_sum || n.dtype != DType::boolean, "a sum of {}", n.dtype);
     result_is(!finds_position(n.op->code) ? n.in[0]->dtype : prim::position_dtype(axis_size(without(n.in[0]->axes, n.axes))));
   }
@@ -287,9 +291,9 @@ struct ScopeCheck {
   }
 };
 
-// What enters a region leaves it before it is a result, or its walked axis is folded away. What enters in a turn may leave behind
-// the loop, as a sum over turns does whose operand entered before it. (And what leaves need not have entered: f may return an
-// array that it was not given.)
+// What enters a region leaves it before it is a result, or its walked axis is folded away, and first leaves those inside of it.
+// What enters in a turn may leave behind the loop, as a sum over turns does whose operand entered before it. (And what leaves
+// need not have entered: f may return an array that it was not given.)
 void check_borders(const Nodes& all, const Nodes& roots, const char* after) {
   std::unordered_map<const Node*, std::vector<const Attr*>> inside;   // which regions a node lies in
   auto contains = [](auto& regions, const Attr& r) {
@@ -308,6 +312,11 @@ void check_borders(const Nodes& all, const Nodes& roots, const char* after) {
       for (auto* r : inside[x.get()])
         if (!contains(mine, *r)) mine.push_back(r);
     if (n->op == &prim::kEnter && !contains(mine, n->attr)) mine.push_back(&n->attr);
+    for (auto* r : n->op == &prim::kLeave ? mine : std::vector<const Attr*>()) {
+      auto outer = ChunkKey::of(n->attr), other = ChunkKey::of(*r);
+      bool crossed = other.depth == outer.depth && other.inside > outer.inside && other.inside < kOfScores;
+      NodeCheck{*n, after}.must(!crossed, "it leaves a region before one inside of it");
+    }
     std::erase_if(mine, [&](auto* r) {
       auto key = ChunkKey::of(*r);
       auto* walked = find(*n, key.axis);

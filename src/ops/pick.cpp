@@ -127,9 +127,18 @@ void cumulative_lower(const Node& n, Emit& e) {
 }
 
 // ---- for the verifier ----
-std::string gather_fault(const Node& n) { return fault_of_dtypes(n, 1); }
+// Behind `first` operands there are ids for each axis that is picked from.
+std::string ids_fault(const Node& n, std::size_t first) {
+  auto& picked = n.attr.names;
+  if (n.in.size() != first + picked.size())
+    return fmt::format("it has {} operands, and picks from {} axes", n.in.size(), picked.size());
+  for (auto a : picked)
+    if (!has(n.in[0]->axes, a)) return fmt::format("{} has no axis {}", n.in[0]->axes, a);
+  return fault_of_dtypes(n, first);
+}
+std::string gather_fault(const Node& n) { return ids_fault(n, 1); }
 std::string scatter_fault(const Node& n) {
-  auto wrong = fault_of_dtypes(n, 2);
+  auto wrong = ids_fault(n, 2);
   return wrong.empty() && !same_set(n.axes, n.in[0]->axes) ? fault_of_sizes(n) : wrong;
 }
 // Of what goes along one axis: sort, argsort, a running sum.

@@ -62,21 +62,6 @@ TEST_CASE("verify finds a graph's faults: axes and dtypes") {
   CHECK(says(in_graph(make(prim::kContract, {x, y, y}, {B}, DType::f32)), "it has 3 operands, and takes 2"));
 }
 
-TEST_CASE("verify finds a graph's faults: leaves, and dtypes that an op has no values of") {
-  auto x = array({A, B});
-  auto of = [](const Op& op, const NodePtr& x) { return in_graph(make(op, {x}, x->axes, x->dtype)); };
-  auto ints = array({A}, DType::i32), flags = array({A}, DType::boolean), key = array({}, DType::f32);
-  CHECK(says(in_graph(make(prim::kNumber, {}, {A}, DType::f32)), "it is one number, and has (a=4)"));
-  CHECK(says(in_graph(make(prim::kIota, {}, {A, B}, DType::i32)), "positions of one axis are i32 (a=4, b=3)"));
-  CHECK(of(prim::kExp, x) == "");
-  CHECK(says(of(prim::kExp, ints), "a function of numbers that are i32"));
-  CHECK(says(of(prim::kNeg, flags), "the negative of bool"));
-  CHECK(says(in_graph(make(prim::kSum, {flags}, {}, DType::boolean)), "a sum of bool"));
-  auto& random = *prim::threefry(program::Code::threefry0, key, key, key, key)->op;
-  CHECK(says(in_graph(make(random, {key, key, key, key}, {}, DType::f32)), "random bits that are f32"));
-  CHECK(says(in_graph(prim::slice(x, "a", 1, 2, 0)), "it reads position 1 of (a=4, b=3) over and over"));
-}
-
 TEST_CASE("verify finds a graph's faults: products that leave blocks out") {
   auto x = array({A, B}), y = array({B});
   auto masked = [&](const Axis& block, std::int64_t size, DType d, const char* axis) {
