@@ -131,7 +131,6 @@ struct NodeCheck {
     auto& counted = n.attr.names;                  // in this order
     bool counts = std::is_permutation(folded.begin(), folded.end(), counted.begin(), counted.end());
     must(counts || !finds_position(n.op->code), "it counts positions along other axes than it folds");
-    must(n.op->code != Code::reduce_sum || n.dtype != DType::boolean, "a sum of {}", n.dtype);
     result_is(!finds_position(n.op->code) ? n.in[0]->dtype : prim::position_dtype(axis_size(without(n.in[0]->axes, n.axes))));
   }
   void contract() const {   // of narrower operands than the result, or of wider ones
@@ -260,12 +259,14 @@ struct ScopeCheck {
   const TurnParts& turns;
   std::vector<const Node*> known = {};   // indices and carries of the loops around
 
+  std::unordered_set<const Node*> entered = {};   // loops: bodies show what lies outside of them, other loops too
+
   void values(const Nodes& roots, const Node* index) {
     for (auto& n : topological(roots)) {
       if (n->free.empty() && index) continue;   // of the top
       if (n->op == &prim::kCarry) read(n);   // it names its loop's first index, in all bodies
       else for (auto& x : n->in) if (x && x->op == &prim::kIndex) read(x);
-      if (n->op == &kLoop) bodies(*n);
+      if (n->op == &kLoop && entered.insert(n.get()).second) bodies(*n);
     }
     for (auto& r : roots) if (r->op == &prim::kIndex) read(r);
   }

@@ -52,22 +52,25 @@ class Meeting {
     if (known.devices.empty()) known.devices = std::move(devices);
     return known;
   }
-  void wait(Group& g, int device) {
+  // Raises where a device has failed, or some will never come.
+  void arrive(Group& g, int device) {
     std::unique_lock hold(lock_);
     for (int d : g.devices)
       if (left_[std::size_t(d)]) fail_all("another device has finished without this call");
     if (!why_.empty()) fail_here();
-    if (++g.waiting == g.devices.size()) {
-      g.waiting = 0, ++g.round;
-      for (int d : g.devices) at_[std::size_t(d)] = nullptr;
-      g.turn.notify_all();
-      return;
-    }
     at_[std::size_t(device)] = &g;
+    if (is_last(g)) return;
     refuse_circles();
     auto mine = g.round;
     g.turn.wait(hold, [&] { return g.round != mine || !why_.empty(); });
     if (g.round == mine) fail_here();
+  }
+  // For those who have arrived: all of them come here, so that nobody's arrays go while another still reads them.
+  void wait(Group& g) {
+    std::unique_lock hold(lock_);
+    if (is_last(g)) return;
+    auto mine = g.round;
+    g.turn.wait(hold, [&] { return g.round != mine; });
   }
   void fail(const std::string& why) {
     std::lock_guard hold(lock_);
@@ -81,6 +84,13 @@ class Meeting {
   }
 
  private:
+  bool is_last(Group& g) {   // then all go on
+    if (++g.waiting < g.devices.size()) return false;
+    g.waiting = 0, ++g.round;
+    for (int d : g.devices) at_[std::size_t(d)] = nullptr;
+    g.turn.notify_all();
+    return true;
+  }
   // Each waits for one that waits elsewhere, or has left: nobody will ever go on.
   void refuse_circles() {
     for (std::size_t d = 0; d < at_.size(); ++d)
@@ -112,7 +122,7 @@ class ThreadCommunicator final : public program::Communicator {
     group_ = group_of(mesh_, c.over, device_);
     mine_ = std::size_t(std::find(group_.begin(), group_.end(), device_) - group_.begin());
     meets_ = &meeting_.group(group_);
-    wait();
+    meeting_.arrive(*meets_, device_);
     refuse_others(c);
     const bool stretches = in_stretches();
     switch (c.wire) {
@@ -131,7 +141,7 @@ class ThreadCommunicator final : public program::Communicator {
 
  private:
   using Arrival = Meeting::Arrival;
-  void wait() { meeting_.wait(*meets_, device_); }
+  void wait() { meeting_.wait(*meets_); }
   void refuse_others(const Collective& c) {
     auto differs = std::find_if(group_.begin(), group_.end(), [&](int d) {
       auto& other = *call_of(d).how;

@@ -41,19 +41,20 @@ NodePtr entered_first(const NodePtr& x, const Attr& key) {
 // What f captured whole enters like an argument, so that its cotangent leaves.
 Nodes capturing(const Nodes& outs, const Attr& key) {
   std::unordered_set<const Node*> in;
-  Rewrite captured;
+  Rewrite seen;                                    // as what lies inside sees it; what lies before stays as it is
+  bool any = false;
   for (auto& n : level_of(outs, nullptr)) {
     bool border = n->op == &prim::kEnter && n->attr == key;
     if (!border && std::none_of(n->in.begin(), n->in.end(), [&](auto& x) { return in.count(x.get()) > 0; })) continue;
     in.insert(n.get());
-    if (border) continue;
-    for (auto& x : n->in)
-      if (x && !in.count(x.get()) && x->free.empty() && has_gradient(x)) {
-        auto border = entered_first(x, key);
-        if (border != x) captured[x.get()] = border;
-      }
+    if (border) seen[n.get()] = n;
+    for (auto& x : border ? Nodes() : n->in) {
+      if (!x || in.count(x.get()) || seen.count(x.get())) continue;
+      auto& as = seen[x.get()] = x->free.empty() && has_gradient(x) ? entered_first(x, key) : x;
+      any |= as != x;
+    }
   }
-  return captured.empty() ? outs : substitute(outs, captured);
+  return any ? substitute(outs, seen) : outs;
 }
 
 }  // namespace

@@ -53,7 +53,7 @@ NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite&);   // result by resu
 template <class Wanted, class Rewritten>
 Nodes in_bodies(const Nodes& roots, const Node* index, const Wanted& wanted, const Rewritten& rewritten) {
   Rewrite to;
-  for (auto& n : without_bodies(level_of(roots, index))) {
+  for (auto& n : level_of(roots, index)) {
     if (n->op != &kLoop || !wanted(loop_of(*n))) continue;
     Loop l = loop_of(*n);
     bool changed = false;

@@ -81,6 +81,26 @@ TEST_CASE("devices: what one raises ends all, and is what the caller gets") {
     }
 }
 
+TEST_CASE("devices: one fails while others are in a call of their own") {
+  const std::vector<float> large(1 << 20, 1);      // its pages go as soon as it does
+  for (int round = 0; round < 40; ++round) {
+    auto text = error_of([&] {
+      on_devices(four, [&](int d, Communicator& c) {
+        std::vector<float> in = large, out = large;
+        const void* x = in.data();
+        void* to = out.data();
+        for (int k = 0; k < 5; ++k) {
+          if (d >= 2 && k == round % 5) throw Error("[test] it cannot go on");
+          auto how = sum_of(std::int64_t(in.size()), {1});   // of 0 and 1, and of 2 and 3
+          c.run(how, &x, &to, nullptr, 0);
+          CHECK(out[in.size() - 1] == 2);
+        }
+      });
+    });
+    CHECK(text == "[test] it cannot go on");
+  }
+}
+
 TEST_CASE("devices: calls that differ are an error, and nobody waits for ever") {
   auto run = [](auto calls, std::int64_t size = 1) {
     return error_of([&] {

@@ -358,6 +358,24 @@ TEST_CASE("chunked: running totals go on from chunk to chunk, and their gradient
   check("beside a position", [](const NamedArray& a) { return cumsum(a, "tokens") * argmax(a, "tokens"); });
 }
 
+TEST_CASE("chunked: what f captures is as before outside of it") {
+  const auto b = normal(7, {Tokens}), x = normal(8, {Tokens});
+  auto f = [&](const NamedArray& q) { return chunked_reduce("tokens", {.chunk = 4}, [&](const NamedArray& q) { return tanh(q) * b; })(q); };
+  auto whole = [&](const NamedArray& q) { return tanh(q) * b; };
+  auto both = [](auto g, auto before) {
+    auto h = [=](const NamedArray& x) { return sum(sin(g(before(x)))); };
+    return jit([=](const NamedArray& x) { return std::pair(g(before(x)), grad(h)(x)); });
+  };
+  auto check = [&](auto before, auto plain) {
+    auto got = both(f, before)(x), want = both(whole, plain)(x);
+    same({got.first, got.second}, {want.first, want.second}, 1e-11);
+  };
+  for (auto& op : std::vector<std::function<NamedArray(const NamedArray&)>>{
+           [&](const NamedArray& x) { return sort(x * b, "tokens"); }, [&](const NamedArray& x) { return roll(x * b, 2, "tokens"); }})
+    check(op, op);
+  CHECK(max(abs(jit([&](const NamedArray& x) { return f(f(x)); })(x) - whole(whole(x)))).item() < 1e-11);   // a call before
+}
+
 TEST_CASE("chunked: what needs the whole axis at once is refused by name") {
   auto x = normal(1, {Tokens, Embed});
   auto refused = [&](auto f) { return message([&] { chunked_reduce("tokens", {.chunk = 4}, f)(x); }); };

@@ -1,6 +1,7 @@
 #include "compile/chunk/chunk.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "base/verify_error.h"
 #include "ops/attr.h"
@@ -60,7 +61,10 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool ring, s
     }
     Nodes operator()(Nodes roots, const Node* index, int depth) const {
       auto inside = [&](bool region, int inner_depth) {
-        return in_bodies(roots, index, [&](const Loop& l) { return of_region(l) == region; },
+        std::unordered_set<const Loop*> here;    // loops in loops are deeper
+        for (auto& n : without_bodies(level_of(roots, index)))
+          if (n->op == &kLoop) here.insert(&loop_of(*n));
+        return in_bodies(roots, index, [&](const Loop& l) { return of_region(l) == region && (region || here.count(&l) > 0); },
                          [&](const Nodes& values, const Node* i) { return (*this)(values, i, inner_depth); });
       };
       for (;;) {
