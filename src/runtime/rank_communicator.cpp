@@ -269,8 +269,7 @@ RankCommunicator::RankCommunicator(Peers& peers, const Peers::JointCall& call, c
     : peers_(peers), mesh_(mesh), device_(device), call_(mix(17, call.number())) {}
 RankCommunicator::~RankCommunicator() = default;
 std::uint64_t RankCommunicator::next_key(const Collective& c) {
-  auto [known, is_new] = keys_.try_emplace(c.over, call_);
-  auto& key = known->second;
+  auto& key = keys_.try_emplace(c.over, call_).first->second;
   key = mix(key, std::uint64_t(c.wire) * 8 + std::uint64_t(c.monoid));
   for (auto axis : c.over) key = mix(key, std::uint64_t(axis));
   for (auto size : c.size) key = mix(key, std::uint64_t(size));

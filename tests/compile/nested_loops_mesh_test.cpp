@@ -7,11 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "compile/sharding/planner.h"
 #include "haliax/haliax.h"
-#include "ops/prim.h"
 #include "support/near.h"
-#include "support/raises.h"
+#include "support/planned.h"
 
 using namespace haliax;
 
@@ -119,30 +117,14 @@ TEST_CASE("verify finds a plan's faults: loops in shared turns") {
   using namespace partitioning;
   using Kind = Version::Kind;
   const Mesh mesh{{{"data", 2}, {"model", 2}}};
-  auto cut = [](Name a, int m) {
-    Sharding s;
-    s.set(a, {m});
-    return s;
-  };
-  auto x = prim::input({A, C}, DType::f32), w = prim::input({C}, DType::f32);
-  auto damaged = [&](const NodePtr& n, Kind kind, auto damage) {
-    const std::vector<Sharding> out{cut("a", 0)};
-    const std::vector<PartitionInput> inputs{{x, cut("a", 0)}, {w, cut("c", 0)}};
-    const PartitionOptions options;
-    Whole whole({n}, out, mesh);
-    Planner planner(whole, options, inputs, out);
-    auto p = best(whole, planner, false);
-    CHECK(message_of([&] { verify(p, whole, "a pass"); }) == "");
-    auto v = std::find_if(p.versions.begin(), p.versions.end(), [&](auto& v) { return v.live && v.kind == kind; });
-    REQUIRE(v != p.versions.end());
-    damage(*v, p);
-    return message_of([&] { verify(p, whole, "a pass"); });
-  };
+  auto x = array({A, C}), w = array({C});
+  const std::vector<PartitionInput> inputs{{x, cut("a", {0})}, {w, cut("c", {0})}};
+  auto with = [&](const NamedArray& y, Kind kind, auto damage) { return damaged(y.node(), inputs, cut("a", {0}), mesh, kind, damage); };
   auto carries = map([](const NamedArray& v) { return twice([](const NamedArray& t) { return tanh(t); }, v); }, AxisSelector("a"))(NamedArray(x));
-  auto text = damaged(carries.node(), Kind::carry, [&](Version& v, Plan&) { v.at = cut("c", 0); });
+  auto text = with(carries, Kind::carry, [&](Version& v, Plan&) { v.at = cut("c", {0}); });
   CHECK(text.find("mesh axis data is used twice") != std::string::npos);
   auto sums = fold([](const NamedArray& s, const NamedArray& v) { return s + tanh(v); }, A)(zeros(C), NamedArray(x));
-  text = damaged(sums.node(), Kind::loop, [&](Version& v, Plan& p) {
+  text = with(sums, Kind::loop, [&](Version& v, Plan& p) {
     auto& of = p.loop(v.loop);
     for (auto& other : p.versions)               // what is added is read again beside
       if (other.live && other.node != p.version(of.value[0][0]).node && other.body == of.bodies[0] && !other.in.empty()) other.in.push_back(of.carry[0][0]);
@@ -151,7 +133,7 @@ TEST_CASE("verify finds a plan's faults: loops in shared turns") {
   auto chooses = map([&](const NamedArray& v) {
     return cond(sum(v) > 0., [&](const NamedArray& u) { return u * NamedArray(w); }, [](const NamedArray& u) { return u; })(v);
   }, AxisSelector("a"))(NamedArray(x));
-  text = damaged(chooses.node(), Kind::hop, [&](Version& v, Plan& p) {
+  text = with(chooses, Kind::hop, [&](Version& v, Plan& p) {
     for (auto& other : p.versions)
       if (other.live && std::count(other.in.begin(), other.in.end(), int(&v - p.versions.data())) > 0) v.body = other.body;
   });

@@ -1,10 +1,9 @@
 // Planted faults of single nodes, and of borders in borders: what is legal passes, and the fault is found and named.
 #include <doctest/doctest.h>
 
-#include "compile/verify.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
-#include "support/raises.h"
+#include "support/planned.h"
 #include "support/verified.h"
 
 using namespace haliax;
@@ -12,10 +11,6 @@ using namespace haliax;
 namespace {
 
 const Axis A{"a", 4}, B{"b", 3};
-NodePtr array(const Axes& axes, DType d = DType::f32) { return prim::input(axes, d); }
-std::string in_graph(const NodePtr& n) {
-  return message_of([&] { verify(Nodes{n}, "a pass"); });
-}
 
 }  // namespace
 

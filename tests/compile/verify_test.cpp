@@ -16,6 +16,7 @@
 #include "ops/attr.h"
 #include "ops/collective.h"
 #include "ops/prim.h"
+#include "support/planned.h"
 #include "support/raises.h"
 #include "support/verified.h"
 #include "transforms/scores.h"
@@ -25,11 +26,6 @@ using namespace haliax;
 namespace {
 
 const Axis A{"a", 4}, B{"b", 3};
-NodePtr array(const Axes& axes, DType d = DType::f32) { return prim::input(axes, d); }
-
-std::string in_graph(const NodePtr& n) {
-  return message_of([&] { verify(Nodes{n}, "a pass"); });
-}
 // A loop over a: one body, one result.
 NodePtr loop_of_one(LoopResult r, const NodePtr& index) {
   Loop l;
@@ -440,24 +436,9 @@ std::string in_plan_of(const NodePtr& n, const std::vector<Sharding>& operands, 
   return message_of([&] { verify(p, whole, "a pass"); });
 }
 std::string in_plan(const NodePtr& n, const Sharding& operand, const Sharding& made) { return in_plan_of(n, {operand}, made); }
-// What the planner makes of n, whose operand x comes as `at`, is right; then the first version of that kind is damaged.
-template <class F> std::string damaged(const NodePtr& n, const NodePtr& x, const Sharding& at, const Sharding& wanted, Version::Kind kind, F damage) {
-  const std::vector<Sharding> out{wanted};
-  const std::vector<PartitionInput> inputs{{x, at}};
-  const PartitionOptions options;
-  Whole whole({n}, out, mesh);
-  Planner planner(whole, options, inputs, out);
-  auto p = best(whole, planner, false);
-  CHECK(message_of([&] { verify(p, whole, "a pass"); }) == "");
-  auto v = std::find_if(p.versions.begin(), p.versions.end(), [&](auto& v) { return v.live && v.kind == kind; });
-  REQUIRE(v != p.versions.end());
-  damage(*v, p);
-  return message_of([&] { verify(p, whole, "a pass"); });
-}
-Sharding cut(Name a, const Cut& c) {
-  Sharding s;
-  s.set(a, c);
-  return s;
+std::string damaged(const NodePtr& n, const NodePtr& x, const Sharding& at, const Sharding& wanted, Version::Kind kind,
+                    const std::function<void(Version&, Plan&)>& damage) {
+  return damaged(n, {{x, at}}, wanted, mesh, kind, damage);
 }
 Sharding pending(int x, Monoid m = Monoid::sum) {
   Sharding s;

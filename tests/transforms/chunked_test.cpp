@@ -374,6 +374,11 @@ TEST_CASE("chunked: what f captures is as before outside of it") {
            [&](const NamedArray& x) { return sort(x * b, "tokens"); }, [&](const NamedArray& x) { return roll(x * b, 2, "tokens"); }})
     check(op, op);
   CHECK(max(abs(jit([&](const NamedArray& x) { return f(f(x)); })(x) - whole(whole(x)))).item() < 1e-11);   // a call before
+  // Two calls in a row, and a contraction along the axis behind them: a checkpoint around each gives the gradient.
+  const auto y = normal(9, {Embed, Tokens}), w = normal(10, {Tokens, Embed.alias("out")});
+  auto chunks = checkpoint([](const NamedArray& q) { return chunked_reduce("tokens", {.chunk = 2}, [](const NamedArray& q) { return tanh(q); })(q); });
+  auto slope = [&](auto g) { return grad([&](const NamedArray& q) { return sum(sin(dot(g(g(q)), w, "tokens"))); })(y); };
+  same({slope(chunks)}, {slope([](const NamedArray& q) { return tanh(q); })}, 1e-11);
 }
 
 TEST_CASE("chunked: what needs the whole axis at once is refused by name") {

@@ -1,0 +1,43 @@
+// Graphs and plans of shardings with a fault, and what the verifier says of them.
+#pragma once
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "compile/sharding/planner.h"
+#include "compile/verify.h"
+#include "ops/prim.h"
+#include "support/raises.h"
+
+namespace haliax {
+
+inline NodePtr array(const Axes& axes, DType d = DType::f32) { return prim::input(axes, d); }
+inline std::string in_graph(const NodePtr& n) {
+  return message_of([&] { verify(Nodes{n}, "a pass"); });
+}
+inline Sharding cut(Name a, const Cut& c) {
+  Sharding s;
+  s.set(a, c);
+  return s;
+}
+// What the planner makes of n, wanted so, is right; then the first version of that kind is damaged.
+inline std::string damaged(const NodePtr& n, const std::vector<PartitionInput>& inputs, const Sharding& wanted, const Mesh& mesh,
+                           partitioning::Version::Kind kind,
+                           const std::function<void(partitioning::Version&, partitioning::Plan&)>& damage) {
+  using namespace partitioning;
+  const std::vector<Sharding> out{wanted};
+  const PartitionOptions options;
+  Whole whole({n}, out, mesh);
+  Planner planner(whole, options, inputs, out);
+  auto p = best(whole, planner, false);
+  CHECK(message_of([&] { verify(p, whole, "a pass"); }) == "");
+  auto v = std::find_if(p.versions.begin(), p.versions.end(), [&](auto& v) { return v.live && v.kind == kind; });
+  REQUIRE(v != p.versions.end());
+  damage(*v, p);
+  return message_of([&] { verify(p, whole, "a pass"); });
+}
+
+}  // namespace haliax
