@@ -111,10 +111,9 @@ class ScoresOfLevel {
       for (auto& x : n->in)
         if (x && rows.count(x.get())) needed.insert(x.get());
     }
-    // A function of all that a query scores, such as a softmax: without one it is a layer's hidden values.
-    bool weighed = std::any_of(needed.begin(), needed.end(), [&](auto* n) { return weighs(*n, made, keys); });
-    if (!weighed && !outs.empty() && scores.bytes() > kHidden * (scores.in[0]->bytes() + scores.in[1]->bytes()))
-      why = fmt::format("nothing folds them over {}, as a softmax does; chunked_reduce over {} walks them", keys, queries);
+    // Without a function of all that a query scores, such as a softmax, they may be a layer's hidden values: no layer has so many.
+    bool many = scores.bytes() > kHidden * (scores.in[0]->bytes() + scores.in[1]->bytes());
+    bool weighed = many || std::any_of(needed.begin(), needed.end(), [&](auto* n) { return weighs(*n, made, keys); });
     if (outs.empty() || !weighed) return {};
     made.insert(needed.begin(), needed.end()), made.insert(outs.begin(), outs.end());
     take_in(made, queries, keys);
