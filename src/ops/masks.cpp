@@ -3,9 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "graph/walk.h"
+#include "ops/attr.h"
+#include "ops/shifted_exp.h"
 
 namespace haliax::prim {
 
@@ -13,10 +16,51 @@ bool chooses(const Node& n) { return n.op->kind == Kind::map && n.op->code == Co
 
 namespace {
 
+bool is_mask_cast(const Node& n) {                 // 1 where a mask holds, 0 elsewhere
+  return n.op->kind == Kind::map && n.op->code == Code::cast && n.in[0]->dtype == DType::boolean && n.dtype != DType::boolean;
+}
 bool is_point_wise(const Node& n) { return n.op->kind == Kind::map || (is_seen_through(n) && keeps_names(n)); }
 
 // The least and the largest value in each block, as i64: without axes but blocks.
 struct Bounds { NodePtr low, high; };
+
+// A mask that was made numbers of and compared with one (`tril(ones({Q, K}), Q, K) == 0`): which, or what it is not.
+struct SameMask { NodePtr mask; bool negated = false; };
+std::optional<bool> compared(Code how, const NodePtr& a, const NodePtr& b) {   // of two numbers; as doubles have them
+  if (!is_number(a) || !is_number(b)) return {};
+  const double x = stripped(a)->attr.number, y = stripped(b)->attr.number;
+  if (!is_float(a->dtype) && std::max(std::abs(x), std::abs(y)) > double(std::int64_t(1) << 53)) return {};
+  switch (how) {
+    case Code::less: return x < y;
+    case Code::less_equal: return x <= y;
+    case Code::equal: return x == y;
+    case Code::not_equal: return x != y;
+    default: return {};
+  }
+}
+std::optional<bool> decided(const Node& n, const Nodes& in) {   // n of these operands
+  if (n.dtype != DType::boolean || n.op->kind != Kind::map || in.empty() || !in[0]) return {};
+  if (in.size() == 2) return in[1] ? compared(n.op->code, in[0], in[1]) : std::nullopt;
+  bool negates = n.op->code == Code::logical_not || (n.op->code == Code::bit_not && in[0]->dtype == DType::boolean);
+  return negates && is_number(in[0]) ? std::optional(is_number(in[0], 0)) : std::nullopt;
+}
+std::optional<SameMask> as_mask(const Node& c) {
+  if (c.op->kind != Kind::map || c.in.size() != 2) return {};
+  for (std::size_t side : {0u, 1u}) {
+    auto& x = same_values(c.in[side]);
+    const bool is_cast = is_mask_cast(*x);
+    if (!is_cast && !chooses(*x)) continue;
+    auto with = [&](const NodePtr& value) {
+      return side == 0 ? compared(c.op->code, value, c.in[1]) : compared(c.op->code, c.in[0], value);
+    };
+    auto there = with(is_cast ? number(1, x->dtype) : x->in[1]);
+    auto elsewhere = with(is_cast ? number(0, x->dtype) : x->in[2]);
+    if (there && elsewhere && *there != *elsewhere) return SameMask{x->in[0], *elsewhere};
+  }
+  return {};
+}
+
+constexpr std::int64_t kMostFactor = std::int64_t(1) << 30;   // times what has 32 bits: no overflow
 
 class OnBlocks {
  public:
@@ -28,6 +72,10 @@ class OnBlocks {
     auto over = upper ? Monoid::max : Monoid::min;
     if (!in_blocks(*c)) return reduce(over, c, {});
     if (is_seen_through(*c) && keeps_names(*c)) return holds(c->in[0], upper);
+    if (auto same = as_mask(*c)) {
+      auto x = holds(same->mask, upper != same->negated);
+      return x && same->negated ? logical_not(x) : x;
+    }
     switch (c->op->code) {
       case Code::bit_and:
       case Code::bit_or: {
@@ -109,6 +157,8 @@ class OnBlocks {
     if (!a) return {};
     if (x.op->code == Code::cast) return a;
     if (x.op->code == Code::neg) return Bounds{neg(a->high), neg(a->low)};
+    if (x.op->code == Code::abs)
+      return Bounds{max(integer(0, DType::i64), max(a->low, neg(a->high))), max(neg(a->low), a->high)};
     auto b = x.in.size() == 2 ? range(x.in[1]) : std::nullopt;
     if (!b) return {};
     switch (x.op->code) {
@@ -116,8 +166,19 @@ class OnBlocks {
       case Code::sub: return Bounds{sub(a->low, b->high), sub(a->high, b->low)};
       case Code::max: return Bounds{max(a->low, b->low), max(a->high, b->high)};
       case Code::min: return Bounds{min(a->low, b->low), min(a->high, b->high)};
+      case Code::mul:
+      case Code::floor_div: {                      // by a number
+        const bool times = x.op->code == Code::mul, swapped = times && is_number(x.in[0]);
+        auto by = whole_number(x.in[swapped ? 0 : 1]);
+        if (!by || *by <= 0 || *by > kMostFactor || (times && bytes_of(x.dtype) > 4)) return {};
+        auto made = [&](const NodePtr& end) { return map(*x.op, {end, integer(*by, DType::i64)}, DType::i64); };
+        return swapped ? Bounds{made(b->low), made(b->high)} : Bounds{made(a->low), made(a->high)};
+      }
       default: return {};
     }
+  }
+  static std::optional<std::int64_t> whole_number(const NodePtr& x) {
+    return is_number(x) ? std::optional(integer_of(*stripped(x))) : std::nullopt;
   }
   // What leaves the dtype comes in again at its other end: then it may be anything.
   static std::optional<Bounds> inside(const Bounds& r, DType d) {
@@ -130,18 +191,25 @@ class OnBlocks {
   const std::vector<BlocksOf>& blocks_;
 };
 
+// Neither less nor more than these, along an axis that they lack. masked: a mask is part of what they are made of.
+struct Between {
+  NodePtr low, high;
+  bool masked = false;
+};
+constexpr std::int64_t kMostSummed = 1 << 16;      // in f32, within a part in 100
+
 class WhereFalse {
  public:
-  WhereFalse(const Node* mask, Name axis) : mask_(mask), axis_(axis) {}
-  // In turns of this index, in which the mask is false throughout: then sums and products along the axis are known, too.
-  WhereFalse(const Node* mask, Name axis, const Node* index, Nodes& if_zero)
-      : mask_(mask), axis_(axis), index_(index), if_zero_(&if_zero) {}
+  // What it finds holds if all of `if_zero` are 0. In turns of an index, in which the mask is false throughout, sums and products
+  // along the axis are known, too.
+  WhereFalse(const Node* mask, Name axis, Nodes& if_zero, const Node* index = nullptr)
+      : mask_(mask), axis_(axis), index_(index), if_zero_(if_zero) {}
   NodePtr of(const NodePtr& n) {
     if (n.get() == mask_) return number(0, DType::boolean);
     const bool along = has(n->axes, axis_);
     if (!along && !(index_ && n->varies_with(index_))) return n;
     if (auto known = known_.find(n.get()); known != known_.end()) return known->second;
-    return known_[n.get()] = along ? found(*n) : off_axis(n);
+    return known_[n.get()] = along ? found(n) : off_axis(n);
   }
   // The operand that is chosen there; none: that is not known.
   const NodePtr* chosen(const Node& n) {
@@ -151,8 +219,13 @@ class WhereFalse {
   }
 
  private:
-  NodePtr found(const Node& n) {
+  void expect_zero(const NodePtr& x) {
+    if (!is_number(x, 0) && std::find(if_zero_.begin(), if_zero_.end(), x) == if_zero_.end()) if_zero_.push_back(x);
+  }
+  NodePtr found(const NodePtr& node) {
+    auto& n = *node;
     if (!is_point_wise(n)) return nullptr;
+    if (is_mask(node)) return number(1, DType::boolean);   // what the mask is not
     if (n.op->kind != Kind::map) return of(n.in[0]);
     if (auto* one = chosen(n)) return of(*one);
     Nodes in;
@@ -168,10 +241,97 @@ class WhereFalse {
     }
     if (zeros) return number(0, n.dtype);
     for (auto& x : in) {
-      if (!x) return nullptr;
+      if (!x) return hidden(node);
       axes = joined(axes, x->axes);
     }
+    if (auto known = decided(n, in)) return number(*known, DType::boolean);
     return make(*n.op, std::move(in), axes, n.dtype, n.attr);
+  }
+  // exp of something so low that it is 0, as of scores to which -1e9 is added.
+  NodePtr hidden(const NodePtr& n) {
+    if (n->op->code != Code::exp || !is_float(n->dtype)) return nullptr;
+    auto x = between(n->in[0]);
+    if (!x || !x->masked) return nullptr;
+    expect_zero(exp(x->high));
+    return number(0, n->dtype);
+  }
+  bool is_mask(const NodePtr& n) const {           // or what it is not
+    return n.get() == mask_ || (mask_->op->code == Code::logical_not && mask_->in[0] == n);
+  }
+  bool depends(const NodePtr& n) {
+    if (is_mask(n)) return true;
+    if (!has(n->axes, axis_) || !is_point_wise(*n)) return false;
+    if (auto known = depends_.find(n.get()); known != depends_.end()) return known->second;
+    bool reads = std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return depends(x); });
+    return depends_[n.get()] = reads;
+  }
+  // Where the mask is false.
+  std::optional<Between> between(const NodePtr& n) {
+    if (auto known = between_.find(n.get()); known != between_.end()) return known->second;
+    auto found = ends_of(n);
+    return between_[n.get()] = found;
+  }
+  std::optional<Between> ends_of(const NodePtr& n) {
+    if (auto known = of(n)) return Between{known, known, depends(n)};
+    if (n->op->kind == Kind::contract) return of_product(*n);
+    if (n->op == &kIota) return Between{number(0, n->dtype), integer(find(*n, axis_)->size - 1, n->dtype)};
+    if (!is_point_wise(*n) || !has(n->axes, axis_)) return {};
+    if (n->op->kind != Kind::map) return between(n->in[0]);
+    std::vector<Between> in;
+    for (std::size_t k = chooses(*n) ? 1 : 0; k < n->in.size(); ++k) {
+      auto x = between(n->in[k]);
+      if (!x) return {};
+      in.push_back(*x);
+    }
+    auto out = ends_of(*n, in);
+    if (out) out->masked = std::any_of(in.begin(), in.end(), [](auto& x) { return x.masked; });
+    return out;
+  }
+  // Each op is made of both ends in its own dtype: they round alike, and rounding never makes the less the more.
+  static std::optional<Between> ends_of(const Node& n, const std::vector<Between>& in) {
+    auto made = [&](Nodes of) { return map(*n.op, std::move(of), n.dtype); };
+    switch (n.op->code) {
+      case Code::select: return Between{min(in[0].low, in[1].low), max(in[0].high, in[1].high)};
+      case Code::cast:
+        if (!is_float(n.dtype)) return {};
+        [[fallthrough]];
+      case Code::tanh:
+      case Code::exp: return Between{made({in[0].low}), made({in[0].high})};
+      case Code::abs: return Between{number(0, n.dtype), max(neg(in[0].low), in[0].high)};
+      case Code::neg: return Between{made({in[0].high}), made({in[0].low})};
+      case Code::add:
+      case Code::max:
+      case Code::min: return Between{made({in[0].low, in[1].low}), made({in[0].high, in[1].high})};
+      case Code::sub: return Between{made({in[0].low, in[1].high}), made({in[0].high, in[1].low})};
+      case Code::mul:
+      case Code::div:
+        for (std::size_t k : {0u, 1u}) {           // by one that is the same all along the axis
+          if (in[k].low != in[k].high || (k == 0 && n.op->code == Code::div)) continue;
+          auto by = [&](const NodePtr& x) { return k == 1 ? made({x, in[1].low}) : made({in[0].low, x}); };
+          auto a = by(in[1 - k].low), b = by(in[1 - k].high);
+          return Between{min(a, b), max(a, b)};
+        }
+        return {};
+      default: return {};
+    }
+  }
+  // Of a product one of whose operands has the axis: no more than the lengths of their vectors give (Cauchy, Schwarz).
+  std::optional<Between> of_product(const Node& n) {
+    if (n.in.size() != 2 || !is_float(n.dtype) || has(n.in[0]->axes, axis_) == has(n.in[1]->axes, axis_)) return {};
+    const auto summed = haliax::without(joined(n.in[0]->axes, n.in[1]->axes), n.axes);
+    bool of_both = haliax::without(summed, common(n.in[0]->axes, n.in[1]->axes)).empty();
+    if (!of_both || axis_size(summed) > kMostSummed) return {};
+    NodePtr squares;
+    for (auto x : n.in) {
+      for (auto part = slice_of(*x); part && part->axis == axis_ && !part->drop; part = slice_of(*x))
+        x = x->in[0];                              // once for all turns
+      auto wide = bytes_of(x->dtype) < 4 ? cast(x, DType::f32) : x;
+      auto own = reduce(Monoid::sum, square(wide), haliax::without(x->axes, summed));
+      if (auto* a = find(*own, axis_)) own = reduce(Monoid::max, own, haliax::without(own->axes, {*a}));
+      squares = squares ? mul(squares, own) : own;
+    }
+    auto length = cast(scale(sqrt(squares), 1.02), n.dtype);
+    return Between{neg(length), length};
   }
   // Of a value without the axis, made of what may have it.
   NodePtr off_axis(const NodePtr& n) {
@@ -184,11 +344,12 @@ class WhereFalse {
       Nodes in;
       for (auto& x : n->in) in.push_back(of(x));
       if (in == n->in) return n;
+      if (auto same = no_more(*n, in)) return same;
       bool known = std::find(in.begin(), in.end(), nullptr) == in.end();
       return known ? make(*n->op, std::move(in), n->axes, n->dtype, n->attr) : nullptr;
     }
     auto zero = [&](const NodePtr& x) {            // where x is
-      if (!is_number(x, 0)) if_zero_->push_back(x);
+      expect_zero(x);
       return number(0, n->dtype);
     };
     if (kind == Kind::reduce && has(n->in[0]->axes, axis_)) {
@@ -208,11 +369,27 @@ class WhereFalse {
       if (x && of(x) != x) return nullptr;
     return n;
   }
+  // The larger of a known value and a maximum along the axis: the known one, if what is masked is no more.
+  NodePtr no_more(const Node& n, const Nodes& in) {
+    if (n.op->code != Code::max) return nullptr;
+    for (std::size_t k : {0u, 1u}) {
+      auto& most = same_values(n.in[k]);
+      if (in[k] || !in[1 - k] || most->op != &kMax || !has(most->in[0]->axes, axis_)) continue;
+      auto x = between(most->in[0]);
+      if (!x || !x->masked) continue;
+      auto high = reduce(Monoid::max, x->high, common(x->high->axes, most->axes));
+      expect_zero(logical_not(less_equal(high, in[1 - k])));
+      return fit(in[1 - k], n.axes);
+    }
+    return nullptr;
+  }
   const Node* mask_;
   Name axis_;
-  const Node* index_ = nullptr;
-  Nodes* if_zero_ = nullptr;
+  const Node* index_;
+  Nodes& if_zero_;
   std::unordered_map<const Node*, NodePtr> known_;
+  std::unordered_map<const Node*, std::optional<Between>> between_;
+  std::unordered_map<const Node*, bool> depends_;
 };
 
 }  // namespace
@@ -222,20 +399,27 @@ Axis BlocksOf::blocks() const {
   return Axis(fmt::format("(blocks of {} {})", block, axis.name.text()), (axis.size + block - 1) / block);
 }
 NodePtr may_hold(const NodePtr& mask, const std::vector<BlocksOf>& blocks) { return OnBlocks(blocks).holds(mask, true); }
-NodePtr where_false(const NodePtr& x, const Node* mask, Name axis) { return WhereFalse(mask, axis).of(x); }
+NodePtr where_false(const NodePtr& x, const Node* mask, Name axis, Nodes& if_zero) {
+  return WhereFalse(mask, axis, if_zero).of(x);
+}
 
+bool reads_mask(const Node& n) { return chooses(n) || is_mask_cast(n); }
 Nodes masks_of(const NodePtr& x, Name axis) {
   Nodes out;
   auto goes_on = [&](const Node& n) { return has(n.axes, axis) && is_point_wise(n); };
   walk({x}, goes_on, [&](const NodePtr& n, Nodes& todo) {
-    if (chooses(*n) && has(n->in[0]->axes, axis)) out.push_back(n->in[0]);
+    if (reads_mask(*n) && has(n->in[0]->axes, axis)) {
+      auto& m = n->in[0];
+      out.push_back(m);
+      out.push_back(m->op->code == Code::logical_not ? m->in[0] : logical_not(m));   // `where(hidden, -1e9, scores)`
+    }
     append(todo, n->in);
   });
   return out;
 }
 
 Reads read_where_false(const NodePtr& x, const Node* s, const Node* mask, Name axis, Nodes& if_zero) {
-  WhereFalse false_there(mask, axis);
+  WhereFalse false_there(mask, axis, if_zero);
   std::unordered_map<const Node*, Reads> known;
   auto reads = [&](auto& self, const NodePtr& n) -> Reads {
     if (n.get() == s) return Reads::all;
@@ -254,13 +438,14 @@ Reads read_where_false(const NodePtr& x, const Node* s, const Node* mask, Name a
       }
       out = std::max(out, mine);
     }
+    if (out == Reads::all && false_there.of(n)) out = Reads::zero;   // what s is makes no difference
     return known[n.get()] = out;
   };
   return reads(reads, x);
 }
 
 NodePtr if_nowhere(const NodePtr& x, const Node* mask, Name axis, const Node* index, Nodes& if_zero) {
-  return WhereFalse(mask, axis, index, if_zero).of(x);
+  return WhereFalse(mask, axis, if_zero, index).of(x);
 }
 
 NodePtr unless_all(const NodePtr& flag, const Nodes& conditions) {

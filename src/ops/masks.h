@@ -14,11 +14,14 @@ struct BlocksOf {
 // where this is false.) Found without making the mask, from comparisons of positions and of ids along one axis. Null: that cannot
 // be said at a small price.
 NodePtr may_hold(const NodePtr& mask, const std::vector<BlocksOf>&);
-// x where this mask is false, if that is the same all along the axis: without the axis. Null: it is not.
-NodePtr where_false(const NodePtr& x, const Node* mask, Name axis);
+// x where this mask is false, if that is the same all along the axis: without the axis; if all of `if_zero` are 0, which is added
+// to. Null: it is not.
+NodePtr where_false(const NodePtr& x, const Node* mask, Name axis, Nodes& if_zero);
 // Does it read of each position one of two operands, as a condition says? NaN of the other does not come through.
 bool chooses(const Node&);
-// The masks that x, point by point, depends on: conditions of a choice, with the axis.
+bool reads_mask(const Node&);                      // is it such a choice, or a mask as numbers?
+// The masks that x, point by point, depends on, with the axis: conditions of a choice, what is read as a number, and of each what
+// it is not.
 Nodes masks_of(const NodePtr& x, Name axis);
 // In what the value of x (point by point made of s) is independent of s where the mask is false: it does not read it there, or it
 // reads it times something that is 0 there, if all of `if_zero` are.

@@ -111,7 +111,7 @@ class ScoresOfLevel {
       for (auto& x : n->in)
         if (x && rows.count(x.get())) needed.insert(x.get());
     }
-    // Without a function of all that a query scores, such as a softmax, they may be a layer's hidden values: no layer has so many.
+    // Without a function of all that a query scores, such as a softmax, they may be hidden values: no layer has so many.
     bool many = scores.bytes() > kHidden * (scores.in[0]->bytes() + scores.in[1]->bytes());
     bool weighed = many || std::any_of(needed.begin(), needed.end(), [&](auto* n) { return weighs(*n, made, keys); });
     if (outs.empty() || !weighed) return {};

@@ -74,12 +74,91 @@ TEST_CASE("masked: blocks that a mask of positions leaves out are not made") {
   CHECK(share > 0.8);
   CHECK(share < 0.97);
   CHECK(share_made([&](const Parts& p) { return attend(p, ~(position(K) > along_q(position(Q)))); }) == doctest::Approx(of_causal));
+  // Of positions in groups, or apart by so many.
+  auto group = [](const NamedArray& at) { return floor_divide(at, 100); };
+  auto texts = share_made([&](const Parts& p) { return attend(p, along_q(group(position(Q))) == group(position(K))); });
+  CHECK(texts == doctest::Approx((192 + 192 + 108) / 900.));   // blocks of 96 keys
+  CHECK(share_made([&](const Parts& p) { return attend(p, causal & (abs(along_q(position(Q)) - position(K)) * 3 < 60)); }) ==
+        doctest::Approx(684. / 900));
   // One choice in another.
   CHECK(share_made([&](const Parts& p) {
           auto s = where(position(K) >= 100, scores(p), -1e9f);
           return dot(softmax(where(causal, s, -1e9f), "k"), p[2], "k");
         }) < of_causal);
   CHECK(share_made([&](const Parts& p) { return attend(p, causal, -std::numeric_limits<float>::infinity()); }) == doctest::Approx(of_causal));
+}
+
+// Of a mask that is added, the scores of the value alone are made whole: whether a row sees anything is not known before.
+TEST_CASE("masked: masks of all forms: of what is hidden, added, times a number, made of numbers") {
+  const float least = -std::numeric_limits<float>::infinity();
+  auto causal = nn::causal_mask(Q, K);
+  auto numbers = tril(ones({Q, K}), Q, K);
+  auto made = [&](auto masked) {
+    return share_made([&](const Parts& p) { return dot(softmax(masked(scores(p)), "k"), p[2], "k"); });
+  };
+  const double of_causal = 780. / 900;
+  CHECK(made([&](auto s) { return where(!causal, least, s); }) == doctest::Approx(of_causal));
+  CHECK(made([&](auto s) { return where(position(K) > along_q(position(Q)), -1e9f, s); }) == doctest::Approx(of_causal));
+  CHECK(made([&](auto s) { return where(numbers == 0.f, least, s); }) == doctest::Approx(of_causal));
+  CHECK(made([&](auto s) { return where(0.f < numbers, s, -1e9f); }) == doctest::Approx(of_causal));
+  CHECK(made([&](auto s) { return where(causal.astype(DType::i32) != 1, -1e9f, s); }) == doctest::Approx(of_causal));
+  const double of_added = (1 + 5 * of_causal) / 6;   // of six products one is whole
+  CHECK(made([&](auto s) { return s + where(causal, 0.f, -1e9f); }) == doctest::Approx(of_added));
+  CHECK(made([&](auto s) { return s + where(causal, 0.f, least); }) == doctest::Approx(of_added));
+  CHECK(made([&](auto s) { return s - 1e9f * (1.f - causal.astype(DType::f32)); }) == doctest::Approx(of_added));
+  CHECK(made([&](auto s) { return -(where(causal, 0.f, 1e9f) - s * 2.f); }) == doctest::Approx(of_added));
+  CHECK(made([&](auto s) {                           // below a cap, and with a bias by distance
+    return tanh(s) * 4.f + abs(along_q(position(Q)) - position(K)) * -0.1f + where(causal, 0.f, -1e9f);
+  }) == doctest::Approx((2 + 5 * of_causal) / 7));   // made twice
+  // Not low enough, or not known to be: all is made.
+  CHECK(made([&](auto s) { return s + where(causal, 0.f, -20.f); }) == doctest::Approx(1));
+  CHECK(made([&](auto s) { return s * 1e9f + where(causal, 0.f, -1e9f); }) == doctest::Approx(1));
+  CHECK(made([&](auto s) { return s * s * s + where(causal, 0.f, -1e9f); }) == doctest::Approx(1));
+}
+TEST_CASE("masked: rows that see nothing under a mask that is added are what they are without it") {
+  auto late = nn::causal_mask(Q, K) & along_q(position(Q) >= 120);
+  for (float low : {-1e9f, -1e30f})
+    share_made([&](const Parts& p) { return dot(softmax(scores(p) + where(late, 0.f, low), "k"), p[2], "k"); });
+}
+TEST_CASE("masked: walked keys end where a mask that is added does") {
+  const Axis Pos("q", 1152), Keys("k", 1152), Size("d", 8);
+  auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {pos, Size}).eval(); };
+  Parts p{draw(1, Pos), draw(2, Keys), draw(3, Keys)};
+  auto flops = [&](bool adds) {
+    auto step = compiled([=](const Parts& p) {
+      auto mask = nn::causal_mask(Pos, Keys);
+      auto s = dot(p[0], p[1], "d");
+      return dot(softmax(adds ? s + where(mask, 0.f, -1e9f) : where(mask, s, -1e9f), "k"), p[2], "k");
+    }, -1);
+    auto want = jit([&](const Parts& p) { return dot(softmax(where(nn::causal_mask(Pos, Keys), dot(p[0], p[1], "d"), -1e9f), "k"), p[2], "k"); },
+                    {.scores_budget = most_bytes})(p);
+    CHECK(max(abs(step(p)[1] - want)).item() <= 1e-5);
+    double sum = 0;
+    for (auto& s : profile(step, p).steps) sum += s.flops;
+    return sum / step.report().flops;
+  };
+  CHECK(flops(false) <= 0.68);
+  CHECK(flops(true) <= 0.76);
+}
+TEST_CASE("masked: a device without queries has turns whose masks are slices of others") {
+  const Axis Q7("q", 7), K7("k", 7);
+  auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {pos, H, D}).eval(); };
+  Parts p{draw(1, Q7), draw(2, K7), draw(3, K7)};
+  auto f = [&](const Parts& p) {
+    auto mask = nn::causal_mask(Q7, K7) | (position(K7) < 4);
+    auto kept = random::bernoulli(random::key(3), {Q7, K7}, 0.8);
+    auto layer = [&](const NamedArray& q) {
+      return dot(where(kept, softmax(where(mask, dot(q, p[1], "d"), -1e9f), "k"), 0.f) / 0.8f, p[2], "k");
+    };
+    auto once = layer(p[0]);
+    return layer(sin(once)) + once;
+  };
+  auto all = [&](const Parts& p) { return all_of(f, p); };
+  auto want = jit(all, {.scores_budget = most_bytes})(p);
+  JitOptions on_mesh{.scores_budget = -1};
+  on_mesh.mesh = Mesh{{{"data", 2}, {"model", 2}}}, on_mesh.axis_resources = Mapping{{"q", "data"}};
+  auto got = named_jit(all, on_mesh)(p);
+  for (std::size_t k = 0; k < want.size(); ++k) CHECK(max(abs(got[k] - want[k])).item() <= 1e-5 * (1 + max(abs(want[k])).item()));
 }
 
 // Products that are large enough leave out blocks of 32 keys themselves, on machines whose products do: the same of a text in parts,

@@ -33,7 +33,7 @@ class Drawn {
     if (chance(3)) groups.push_back(Axis("group", 2));
     text += "; q " + std::to_string(Q.size) + ", k " + std::to_string(K.size) + ", " + to_string(own) + " " + to_string(groups);
     choose(mask, 8, "mask"), choose(fill, 4, "fill"), choose(change, 6, "change"), choose(around, 6, "around"), choose(mesh, 6, "mesh");
-    choose(heads, 6, "heads"), choose(beside, 12, "beside");
+    choose(heads, 6, "heads"), choose(beside, 12, "beside"), choose(put, 8, "put"), choose(by_sigmoid, 8, "by sigmoid");
   }
   Parts parts() {
     auto all = joined({own, groups, {Q, D}}), of_keys = joined({own, {K, D}});
@@ -54,14 +54,14 @@ class Drawn {
     if (change == 2) s = tanh(s / 2.f) * 2.f;
     if (change == 3) s = s - 0.1f * distance;
     const float low = fill == 0 ? -1e9f : fill == 1 ? -1e30f : fill == 2 ? -2.f : -std::numeric_limits<float>::infinity();
-    if (mask > 0) s = where(seen(), s, low);
+    if (mask > 0) s = masked(s, low);
     NamedArray weights;
     if (change == 4) {                               // a sink
       auto top = stop_gradient(maximum(max(s, K), 0.f));
       auto e = exp(s - top);
       weights = e / (sum(e, K) + exp(-top));
     } else {
-      weights = softmax(s, K);
+      weights = by_sigmoid == 1 ? nn::sigmoid(s - std::log(float(K.size))) : softmax(s, K);
     }
     if (mask > 0 && fill == 3) weights = where(seen(), weights, 0.f);   // rows that see nothing are NaN before
     if (beside == 5) weights = weights - 0.3f * softmax(other, K);
@@ -101,6 +101,8 @@ class Drawn {
   Axes own, groups;
   int mask = 0, fill = 0, change = 0, around = 0, mesh = 0, heads = 0;   // heads: whether weights are summed over others
   int beside = 0;                                      // what is made beside the scores
+  int put = 0;                                         // how the mask is
+  int by_sigmoid = 0;
 
  private:
   // Scores, or weights, of which each head takes some of the others'.
@@ -110,6 +112,20 @@ class Drawn {
     auto from = to.alias("from");
     auto how = cos(broadcast_axis(arange(to), from) + 2 * arange(from)) * (1.f + mean(p.bias));
     return dot(rename(s, to, from), how, from);
+  }
+  // Where the mask is false: `low`, or that added to the scores.
+  NamedArray masked(const NamedArray& s, float low) const {
+    auto m = seen();
+    auto numbers = m.astype(DType::f32);
+    if (mask == 5 && (put == 2 || put == 5)) low = std::max(low, -1e30f);   // or gradients of queries that see nothing are NaN
+    switch (put) {
+      case 1: return where(!m, low, s);
+      case 2: return s + where(m, 0.f, low);
+      case 3: return std::isfinite(low) ? s + low * (1.f - numbers) : where(numbers == 0.f, low, s);
+      case 4: return where(0.5f < numbers, s, low);
+      case 5: return where(m, 0.f, low) - (-s);
+      default: return where(m, s, low);
+    }
   }
   NamedArray seen() const {
     auto q = broadcast_axis(arange(Q), K), k = arange(K);

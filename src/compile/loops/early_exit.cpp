@@ -32,6 +32,8 @@ class Masks {
     for (auto& m : a)
       if (holds(b, m)) both.push_back(m);
     if (!both.empty() || a.empty() || b.empty()) return both;
+    for (auto& axis : smallest(a)->axes)           // a slice is as the mask that it is of
+      if (auto* other = find(*smallest(b), axis.name); other && other->size != axis.size) return {};
     return {prim::map(prim::kBitOr, {smallest(a), smallest(b)}, DType::boolean)};
   }
   static const NodePtr& smallest(const Nodes& masks) {

@@ -119,9 +119,11 @@ class MaskedProducts {
   static LeftOut of_operand(const NodePtr& x, Name axis) {
     LeftOut out{.zero = true};
     for (auto& m : prim::masks_of(x, axis)) {
-      auto there = prim::where_false(x, m.get(), axis);
+      LeftOut::Mask mine{m, {}};
+      auto there = prim::where_false(x, m.get(), axis, mine.if_zero);
       if (!there) continue;
-      out.masks.push_back({m, prim::is_number(there, 0) ? Nodes() : Nodes{there}});
+      if (!prim::is_number(there, 0)) mine.if_zero.push_back(there);
+      out.masks.push_back(std::move(mine));
     }
     return out;
   }
@@ -231,8 +233,7 @@ Nodes in_levels(const Nodes& values, const Node* index, int shown, Inside inside
 
 Nodes masked_products(const Nodes& roots, int shown) {
   auto all = everything(roots);
-  auto chooses = [](auto& n) { return prim::chooses(*n); };
-  if (std::none_of(all.begin(), all.end(), chooses)) return roots;   // no mask without one
+  if (std::none_of(all.begin(), all.end(), [](auto& n) { return prim::reads_mask(*n); })) return roots;
   return in_levels(roots, nullptr, shown, Inside::no_turn);
 }
 
