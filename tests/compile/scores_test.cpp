@@ -179,6 +179,20 @@ TEST_CASE("scores: what is made beside them is never whole") {
   }
 }
 
+// Of two that are walked head by head, the second reads the first, and what lies between them is read by the gradients of both.
+TEST_CASE("scores: attention behind attention, divided afterwards, with what is left of the first") {
+  auto attend = [](const NamedArray& q, const Parts& p, bool sums) {
+    auto s = dot(q, p.key, "d") / 2.f;
+    if (sums) return dot(softmax(s, "k"), p.value, "k") + logsumexp(s, "k");
+    auto e = exp(s - stop_gradient(max(s, "k")));
+    return dot(e, p.value, "k") / sum(e, "k");
+  };
+  for (bool sums : {false, true})
+    walked("twice", [=](const Parts& p) {
+      auto once = attend(p.query, p, sums);
+      return attend(sin(once), p, sums) + once;
+    });
+}
 TEST_CASE("scores: several checkpointed layers, one behind the other, are each walked") {
   const Axis Q{"q", 1024}, K{"k", 1024}, D{"d", 16}, Heads{"heads", 9};
   auto layer = [=](const NamedArray& x) {
@@ -252,6 +266,26 @@ TEST_CASE("scores: second derivatives, and on meshes") {
     CAPTURE(to_string(mapping));
     JitOptions on{.mesh = Mesh{{{"data", 2}, {"model", 2}}}, .axis_resources = mapping, .scores_budget = 0};
     same(named_jit([&](const Parts& p) { return all_of(attention, p); }, on)(parts()), want, 5e-6);
+  }
+}
+
+// Keys are cut by the mapping, too, along another mesh axis than the one that they go round on.
+TEST_CASE("scores: keys go round that the mapping cuts otherwise") {
+  for (std::int64_t size : {4, 96}) {
+    const Axis Queries{"q", size}, Keys{"k", size};
+    const Parts p{draw(1, {H, Queries, D}), draw(2, {H, Keys, D}), draw(3, {H, Keys, D}), zeros({})};
+    auto all = [](bool cuts) {
+      auto cut = [=](const NamedArray& x) { return cuts ? shard(x, Mapping{{"k", "x"}}) : x; };
+      return [=](const Parts& p) {
+        return all_of([=](const Parts& p) { return dot(softmax(dot(p.query, cut(p.key), "d"), "k"), cut(p.value), "k"); }, p);
+      };
+    };
+    auto want = jit(all(false), {.scores_budget = most_bytes})(p);
+    for (auto& mapping : {Mapping{{"q", "x"}, {"k", "y"}}, Mapping{{"q", "x"}, {"heads", "y"}}, Mapping{{"q", "x"}}}) {
+      JitOptions o{.ring = true, .scores_budget = 0};
+      o.mesh = Mesh{{{"x", 2}, {"y", 2}}}, o.axis_resources = mapping;
+      same(named_jit(all(true), o)(p), want, 2e-6);
+    }
   }
 }
 

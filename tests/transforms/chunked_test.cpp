@@ -374,11 +374,22 @@ TEST_CASE("chunked: what f captures is as before outside of it") {
            [&](const NamedArray& x) { return sort(x * b, "tokens"); }, [&](const NamedArray& x) { return roll(x * b, 2, "tokens"); }})
     check(op, op);
   CHECK(max(abs(jit([&](const NamedArray& x) { return f(f(x)); })(x) - whole(whole(x)))).item() < 1e-11);   // a call before
-  // Two calls in a row, and a contraction along the axis behind them: a checkpoint around each gives the gradient.
+}
+
+TEST_CASE("chunked: calls in a row along one axis, and a contraction along it behind them") {
   const auto y = normal(9, {Embed, Tokens}), w = normal(10, {Tokens, Embed.alias("out")});
-  auto chunks = checkpoint([](const NamedArray& q) { return chunked_reduce("tokens", {.chunk = 2}, [](const NamedArray& q) { return tanh(q); })(q); });
-  auto slope = [&](auto g) { return grad([&](const NamedArray& q) { return sum(sin(dot(g(g(q)), w, "tokens"))); })(y); };
-  same({slope(chunks)}, {slope([](const NamedArray& q) { return tanh(q); })}, 1e-11);
+  auto plain = [](const NamedArray& q) { return tanh(q) * q; };
+  auto chunks = [=](const NamedArray& q) { return chunked_reduce("tokens", {.chunk = 2}, plain)(q); };
+  auto slope = [&](auto g, auto before, bool made_again) {
+    auto one = [=](const NamedArray& q) { return made_again ? checkpoint(g)(q) : g(q); };
+    return grad([=](const NamedArray& q) { return sum(sin(dot(one(before(one(q))) + one(q), w, "tokens"))); })(y);
+  };
+  for (bool made_again : {false, true}) {
+    auto same_slope = [&](auto before) { same({slope(chunks, before, made_again)}, {slope(plain, before, made_again)}, 1e-11); };
+    same_slope([](const NamedArray& q) { return q; });
+    same_slope([](const NamedArray& q) { return sin(q) * 2.; });
+    same_slope([=](const NamedArray& q) { return chunks(cos(q)); });
+  }
 }
 
 TEST_CASE("chunked: what needs the whole axis at once is refused by name") {

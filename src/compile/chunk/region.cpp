@@ -81,10 +81,15 @@ void Region::refuse(const Node& n, const std::string& why) const {
   fail_at(n.origin, "chunked_reduce", std::string(prim::user_name(n)) + " " + why + " over the walked axis " + to_string(axis_));
 }
 
-// Between a leave and an enter: a token's cotangent may be computed from its own loss.
+// Between a leave and an enter: a token's cotangent may be computed from its own loss. Not through another call, which is cut
+// by itself.
 void Region::find_bridges() {
   std::unordered_set<const Node*> from_leave, to_enter;
-  auto may = [&](const NodePtr& n) { return bridges(*n) && has_axis(*n, axis_.name) && !enters(*n) && !leaves(*n); };
+  const auto call = ChunkKey::of(key_);
+  auto may = [&](const NodePtr& n) {
+    if (is_border(*n) && (n->attr == key_ || !ChunkKey::of(n->attr).same_call(call))) return false;
+    return bridges(*n) && has_axis(*n, axis_.name);
+  };
   for (auto& n : level_) {
     bool after = std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return x && from_leave.count(x.get()); });
     if (leaves(*n) || (after && may(n))) from_leave.insert(n.get());

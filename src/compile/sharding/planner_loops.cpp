@@ -171,6 +171,7 @@ void Planner::plan_value(LoopAttempt& a, std::size_t k, std::size_t b) {
   bool home = stacks && !loose && !a.plan.round.empty() && first(v).pending(a.plan.round[0]);
   if (home) {
     inside = first(v);
+    inside.set(a.l.axis.name, {});
     a.plan.value[k].push_back(sent_home(a, v, inside));
     inside = at = version(a.plan.value[k].back()).at;
     at.set(a.l.axis.name, a.plan.round);
