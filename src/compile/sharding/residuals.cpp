@@ -12,6 +12,11 @@
 namespace haliax::partitioning {
 namespace {
 
+// Can a loop keep it, turn by turn? What goes in chunks keeps what has one.
+bool may_stack(const Loop& l, const Node& n) {
+  auto* chunk = find(n, l.axis.name);
+  return l.drop ? !chunk : chunk && chunk->size == prim::index_chunk(*l.index[0]);
+}
 // A body of a later loop, seen from the loop whose stacks it reads: what it slices out of a stack is what the earlier body put
 // there.
 struct Twin {
@@ -55,7 +60,7 @@ Repeated repeated(const Plan& plan, Whole& whole) {
     for (int k : body.versions) {
       auto& s = plan.version(k);
       auto& n = whole.ptr(s.node);
-      if (!s.live || !s.sums() || n->bytes() > walked) continue;
+      if (!s.live || !s.sums() || n->bytes() > walked || !may_stack(loop_of(*loop), *n)) continue;
       for (auto& [was, by] : known[s.node]) {
         auto& earlier = whole.ptr(by->node);
         bool beside = earlier != loop && plan.body(by->bodies[0]).parent == body.parent && was->at == s.at;
@@ -114,7 +119,7 @@ Nodes with_residuals(const Nodes& roots, const Plan& plan, Whole& whole, bool ga
       auto to = t.to;
       auto was = substitute({rematerialised}, to, index[0].get())[0];
       int id = whole.find(was.get());
-      if (was == rematerialised || id < 0) continue;
+      if (was == rematerialised || id < 0 || !may_stack(loop_of(*t.earlier), *was)) continue;
       bool there = std::any_of(plan.versions.begin(), plan.versions.end(), [&](auto& v) {
         return v.live && v.node == id && v.at == s.at && plan.body(v.body).loop >= 0 &&
                whole.ptr(plan.loop(plan.body(v.body).loop).node) == t.earlier;

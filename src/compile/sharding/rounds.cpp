@@ -46,7 +46,8 @@ bool Planner::visit(int n) {
     if (o.round.empty() || !is_slice_at(me, l.index[0].get()) || varies_in(*me.in[0], l, 0)) continue;
     auto axis = SliceAttr::of(me).axis;
     auto lies = first(operand(n, 0)).without_pending();
-    if (!(lies.cut(axis) == o.round)) return false;
+    bool in_loop_inside = &o != &open_.back();
+    if (in_loop_inside || !(lies.cut(axis) == o.round)) return false;
     auto at = lies.on(me.axes);
     at.set(axis, {});
     const double others = 1 - 1. / ranks(mesh_, o.round);
