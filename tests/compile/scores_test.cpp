@@ -269,6 +269,23 @@ TEST_CASE("scores: second derivatives, and on meshes") {
   }
 }
 
+// Each device walks its own heads, or examples: of queries, keys and values that are arguments nothing is sent.
+TEST_CASE("scores: heads or examples that the mesh cuts send nothing") {
+  const Axis Batch{"b", 4}, Heads{"heads", 4}, Pos{"pos", 2048}, Size{"d", 16};
+  const auto x = zeros({Batch, Heads, Pos, Size});
+  auto attend = [](const Parts& p) {
+    auto keys = [](const NamedArray& x) { return rename(x, "pos", "k"); };
+    return dot(softmax(dot(p.query, keys(p.key), "d") / 4.f, "k"), keys(p.value), "k");
+  };
+  for (const char* axis : {"b", "heads"}) {
+    JitOptions o;
+    o.mesh = Mesh{{{"x", 2}}}, o.axis_resources = Mapping{{axis, "x"}};
+    auto step = named_jit([=](const Parts& p) { return grad([=](const Parts& p) { return sum(sin(attend(p))); })(p); }, o);
+    auto report = step.plan(Parts{x, x, x, zeros({})});
+    CHECK(report.chunked.size() > 0);
+    CHECK(report.sent_bytes == 0);
+  }
+}
 // Keys are cut by the mapping, too, along another mesh axis than the one that they go round on.
 TEST_CASE("scores: keys go round that the mapping cuts otherwise") {
   for (std::int64_t size : {4, 96}) {
@@ -328,6 +345,44 @@ TEST_CASE("scores: memory does not grow with the text") {
 
 // The gradient of a query is summed in f32 while that is not too large. Beyond that only what a query has in one number is carried,
 // for each head that is made beside others.
+TEST_CASE("scores: of loops that devices walk together what has no block is made again") {
+  const Axis Queries{"q", 4}, Keys{"k", 4};
+  const Parts p{draw(1, {B, Queries, D}), draw(2, {Keys, D}), draw(3, {Keys, D}), zeros({})};
+  auto all = [](const Parts& p) {                  // head by head, of keys that are cut
+    auto loss = [](const Parts& p) {
+      return sum(sin(map([&](const NamedArray& q) { return dot(softmax(dot(q, p.key, "d"), "k"), p.value, "k"); }, "b")(p.query)));
+    };
+    auto [out, g] = value_and_grad(loss)(p);
+    return Leaves{out, g.query, g.key, g.value};
+  };
+  JitOptions o{.scores_budget = -1};
+  o.mesh = Mesh{{{"x", 2}, {"y", 2}}}, o.axis_resources = Mapping{{"k", "x"}, {"b", "y"}};
+  same(named_jit(all, o)(p), jit(all, {.scores_budget = most_bytes})(p), 2e-6);
+}
+TEST_CASE("scores: second derivatives of checkpointed layers whose keys go round") {
+  const Axis Queries{"q", 8}, Keys{"k", 8};
+  const Parts p{draw(1, {B, Queries, D}), draw(2, {B, Keys, D}), draw(3, {B, Keys, D}), zeros({})};
+  auto all = [](bool cuts) {
+    auto cut = [=](const NamedArray& x) { return cuts ? shard(x, Mapping{{"k", "x"}}) : x; };
+    auto layer = checkpoint([=](const Parts& p) { return dot(softmax(dot(p.query, cut(p.key), "d"), "k"), cut(p.value), "k"); });
+    auto loss = [=](const Parts& p) {
+      auto y = layer(p);
+      y = layer(Parts{sin(y), p.key, p.value, p.bias}) + y;
+      return sum(sin(y) * y);
+    };
+    return [=](const Parts& p) {
+      auto h = grad([=](const Parts& p) {
+        auto g = grad(loss)(p);
+        return sum(square(g.query)) + sum(square(g.key)) + sum(square(g.value));
+      })(p);
+      return Leaves{h.query, h.key, h.value};
+    };
+  };
+  JitOptions o{.ring = true, .scores_budget = 0};
+  o.mesh = Mesh{{{"x", 2}}}, o.axis_resources = Mapping{{"q", "x"}};
+  same(named_jit(all(true), o)(p), jit(all(false), {.scores_budget = most_bytes})(p), 4e-6);
+}
+
 TEST_CASE("scores: what a checkpoint makes again is walked, too") {
   const Axis Q{"q", 2048}, K{"k", 2048}, D{"d", 16};
   auto loss = [&](In q, In k, In v) {

@@ -227,6 +227,7 @@ class Planned {
   // ---- loops (planner_loops.cpp) ----
   bool accumulates(int loop, std::size_t k, std::size_t body) const;
   bool shares_work(int loop, Name walked, const Cut& devices) const;
+  bool reads_more(const std::vector<int>& order, int x, Name axis, const Node* index) const;
   Cut shared_turns(int loop) const;
   Cut goes_round(int loop) const;                       // rounds.cpp
   Sharding kept(int n, const LoopResult&) const;

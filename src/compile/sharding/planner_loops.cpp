@@ -42,6 +42,23 @@ bool Planned::shares_work(int loop, Name walked, const Cut& devices) const {
     return std::any_of(at.dims.begin(), at.dims.end(), [&](auto& d) { return d.first != walked && d.second.meets(devices); });
   });
 }
+// Does anything in these nodes, or in the loops among them, read more of x along an axis than the part that belongs to the turn?
+bool Planned::reads_more(const std::vector<int>& order, int x, Name axis, const Node* index) const {
+  return std::any_of(order.begin(), order.end(), [&](int s) {
+    auto& in = whole_.at(s).in;
+    if (std::find(in.begin(), in.end(), x) == in.end()) return false;
+    auto& me = node(s);
+    if (me.op == &kLoop) {
+      const auto bodies = loop_of(me).index.size();
+      for (std::size_t b = 0; b < bodies; ++b)
+        if (reads_more(whole_.level(s, b).order, x, axis, index)) return true;
+      return false;
+    }
+    auto part = slice_of(me);
+    if (!part) return true;
+    return part->axis == axis ? !is_slice_at(me, index) : reads_more(order, s, axis, index);
+  });
+}
 // What a loop walks may be cut along the axis that it walks. If no turn needs what another has left, each device walks its own
 // block: sums over the turns are pending then, and what is stacked is cut as what is walked.
 Cut Planned::shared_turns(int n) const {
@@ -54,7 +71,8 @@ Cut Planned::shared_turns(int n) const {
   auto walks = [&](const Node& s) {
     return is_slice_at(s, l.index[0].get()) && !varies_in(*s.in[0], l, 0);
   };
-  for (int s : whole_.level(n, 0).order) {
+  const auto order = whole_.level(n, 0).order;
+  for (int s : order) {
     auto& me = node(s);
     if (!walks(me)) continue;
     auto& walked = *haliax::find(*me.in[0], SliceAttr::of(me).axis);
@@ -64,12 +82,12 @@ Cut Planned::shared_turns(int n) const {
   }
   if (shares_work(n, l.axis.name, turns)) return {};
   // Not at the price of a weight that the mapping cuts, gathered.
-  for (int s : whole_.level(n, 0).order)
+  for (int s : order)
     for (int x : whole_.at(s).in) {
       auto& mapping = node(s).origin.mapping;
       if (x < 0 || !mapping || !whole_.at(x).of_inputs || varies_in(node(x), l, 0)) continue;
       for (auto& [name, cut] : first(x).dims)
-        if (cut.meets(turns) && mapping->find(name) && !(walks(node(s)) && name == SliceAttr::of(node(s)).axis)) return {};
+        if (cut.meets(turns) && mapping->find(name) && reads_more(order, x, name, l.index[0].get())) return {};
     }
   auto blocks = ranks(mesh_, turns), chunk = int(prim::index_chunk(*l.index[0]));
   bool even = l.axis.size % blocks == 0 && l.axis.size / blocks % chunk == 0;
