@@ -293,8 +293,7 @@ struct ScopeCheck {
 };
 
 // What enters a region leaves it before it is a result, or its walked axis is folded away, and first leaves those inside of it.
-// What enters in a turn may leave behind the loop, as a sum over turns does whose operand entered before it. (And what leaves
-// need not have entered: f may return an array that it was not given.)
+// What enters in a turn may leave behind the loop, as a sum over turns does whose operand entered before it.
 void check_borders(const Nodes& all, const Nodes& roots, const char* after) {
   std::unordered_map<const Node*, std::vector<const Attr*>> inside;   // which regions a node lies in
   auto contains = [](auto& regions, const Attr& r) {

@@ -28,8 +28,14 @@ bool has_gradient(const NodePtr& x) {
 constexpr int kTraced = -1;                      // `after` of a call that is being traced
 // Empty: the result has none of it.
 Name walked_name(const NodePtr& result, const Attr& key) { return walked_names(everything({result}), key)[result.get()]; }
-// The border lies where the axis has the name that all borders of the call have.
+bool has_entered(const NodePtr& n, const Attr& key) {
+  auto below = level_of({n}, nullptr);
+  return std::any_of(below.begin(), below.end(), [&](auto& x) { return x->op == &prim::kEnter && x->attr == key; });
+}
+// The border lies where the axis has the name that all borders of the call have. What is made of captured arrays alone has never
+// entered.
 NodePtr left(const NodePtr& n, const Attr& key) {
+  if (!has_entered(n, key)) return n;
   auto axis = key.names[0], mine = walked_name(n, key);
   if (!mine || mine == axis) return prim::leave(n, key);
   return prim::rename(prim::leave(prim::rename(n, {mine, axis}, {axis, mine}), key), {axis, mine}, {mine, axis});

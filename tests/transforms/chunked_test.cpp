@@ -376,6 +376,24 @@ TEST_CASE("chunked: what f captures is as before outside of it") {
   CHECK(max(abs(jit([&](const NamedArray& x) { return f(f(x)); })(x) - whole(whole(x)))).item() < 1e-11);   // a call before
 }
 
+TEST_CASE("chunked: results made of captured arrays alone, with gradients") {
+  const auto x = normal(7, {Tokens, Embed}), w = normal(8, {Tokens});
+  using Two = std::pair<NamedArray, NamedArray>;
+  auto check = [&](auto made) {
+    auto slope = [&](bool chunks) {
+      return grad([=](const Two& in) {
+        auto f = [&](const NamedArray& v) { return Two{v * 2., made(in.second)}; };
+        auto [a, b] = chunks ? chunked_reduce("tokens", {.chunk = 2}, f)(in.first) : f(in.first);
+        return sum(sin(a) * b);
+      })(Two{x, w});
+    };
+    auto got = slope(true), want = slope(false);
+    same({got.first, got.second}, {want.first, want.second}, 1e-11);
+  };
+  check([](const NamedArray& w) { return w; });
+  check([](const NamedArray& w) { return square(w); });
+  check([](const NamedArray& w) { return cumsum(w, "tokens"); });
+}
 TEST_CASE("chunked: calls in a row along one axis, and a contraction along it behind them") {
   const auto y = normal(9, {Embed, Tokens}), w = normal(10, {Tokens, Embed.alias("out")});
   auto plain = [](const NamedArray& q) { return tanh(q) * q; };
@@ -390,6 +408,17 @@ TEST_CASE("chunked: calls in a row along one axis, and a contraction along it be
     same_slope([](const NamedArray& q) { return sin(q) * 2.; });
     same_slope([=](const NamedArray& q) { return chunks(cos(q)); });
   }
+  const auto v = normal(11, {Tokens}), b = normal(12, {Tokens});
+  using Two = std::pair<NamedArray, NamedArray>;
+  auto shifted = [&](bool walks) {                 // of a captured array, whose gradient is that of the loss alone
+    return grad([=](const Two& in) {
+      auto add = [&](const NamedArray& q) { return q + in.second; };
+      auto once = [=](const NamedArray& q) { return walks ? chunked_reduce("tokens", {.chunk = 2}, add)(q) : add(q); };
+      return sum(square(once(once(in.first))));
+    })(Two{v, b});
+  };
+  auto got = shifted(true), want = shifted(false);
+  same({got.first, got.second}, {want.first, want.second}, 1e-11);
 }
 
 TEST_CASE("chunked: what needs the whole axis at once is refused by name") {

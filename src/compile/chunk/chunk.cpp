@@ -50,12 +50,17 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool ring, s
     const Try& attempt;
     bool ring;
     std::vector<std::string>* uncut;
-    std::optional<ChunkKey> next(const Nodes& level, int depth) const {
+    std::optional<ChunkKey> next(const Nodes& level, const Node* index, int depth) const {
       const Node* first = nullptr;               // of the outermost calls, the first
       auto place = [](const Node& n) { return std::pair(ChunkKey::of(n.attr).inside, n.id); };
+      auto see = [&](const Node& n) {
+        if (ChunkKey::of(n.attr).depth == depth && (!first || place(n) < place(*first))) first = &n;
+      };
       for (auto& n : level) {
-        if (n->op != &prim::kEnter || ChunkKey::of(n->attr).depth != depth) continue;
-        if (!first || place(*n) < place(*first)) first = n.get();
+        if (index && !n->varies_with(index)) continue;
+        if (n->op == &prim::kEnter) see(*n);
+        for (auto& x : n->in)                    // entered outside of this body
+          for (auto* e = x.get(); e && e->op == &prim::kEnter; e = e->in[0].get()) see(*e);
       }
       return first ? std::optional(ChunkKey::of(first->attr)) : std::nullopt;
     }
@@ -69,7 +74,7 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool ring, s
       };
       for (;;) {
         auto level = level_of(roots, index);
-        auto call = next(level, depth);
+        auto call = next(level, index, depth);
         if (!call) break;
         try {
           auto plan = plan_cuts(*call, roots, level, attempt, ring);
