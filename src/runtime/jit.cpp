@@ -9,7 +9,6 @@
 #include "base/clock.h"
 #include "base/fork.h"
 #include "base/where.h"
-#include "compile/memory/memory.h"
 #include "graph/fail.h"
 #include "ops/prim.h"
 #include "runtime/explain.h"
@@ -69,11 +68,7 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
     e.compiled = haliax::finish(c, name, !simulated);
     e.note_captured(e.compiled);
     if (!simulated) e.compiled.arenas.leave(e.compiled.memory.arena(c.program->arena_bytes));
-    report.not_donated.clear();
-    for (std::size_t k = 0; k < e.inputs.size(); ++k)
-      if (e.donated[k] && c.program->donated[k] < 0)
-        report.not_donated.push_back(e.names[k] + " " + to_string(e.inputs[k]->axes) + ": " +
-                                     why_not_donated(*c.program, int(k)));
+    report_not_donated(*c.program);
     report_program(c, nullptr);
   }
   report.compile_s = seconds_now() - t;

@@ -110,6 +110,7 @@ struct JitCore::Impl {
 
   // ---- jit_report.cpp ----
   void report_loops(const Compilation&);
+  void report_not_donated(const program::Program&);
   void report_program(const Compilation&, const MeshProgram*);
 };
 

@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "compile/memory/memory.h"
 #include "ops/prim.h"
 #include "runtime/explain.h"
 #include "runtime/jit_impl.h"
@@ -38,6 +39,21 @@ void JitCore::Impl::report_loops(const Compilation& compiled) {
     said = c.why;
   }
   for (auto& line : compiled.uncut) report.explain += line + "\n";
+}
+
+// Nothing is said of lengths and counters beside what was given away: they are read late, and to copy them costs nothing.
+void JitCore::Impl::report_not_donated(const program::Program& p) {
+  auto& e = *pending;
+  std::int64_t all = 0, kept = 0;
+  report.not_donated.clear();
+  for (std::size_t k = 0; k < e.inputs.size(); ++k) {
+    if (!e.donated[k]) continue;
+    all += e.inputs[k]->bytes();
+    if (p.donated[k] >= 0) continue;
+    kept += e.inputs[k]->bytes();
+    report.not_donated.push_back(e.names[k] + " " + to_string(e.inputs[k]->axes) + ": " + why_not_donated(p, int(k)));
+  }
+  if (100 * kept < all) report.not_donated.clear();
 }
 
 void JitCore::Impl::report_program(const Compilation& c, const MeshProgram* m) {

@@ -100,7 +100,7 @@ TEST_CASE("kv cache: a step of stacked layers writes where the cache lies, and c
   auto x = ones({Batch, Axis("pos", 1), Embed}).eval();
   auto r = step.compile(blocks, x, cache);
   CHECK_MESSAGE(r.peak_bytes < 100000, r.program);       // scores of a layer, and what is small
-  for (auto& s : r.not_donated) CHECK_MESSAGE(has(s, "lengths"), s);
+  CHECK(r.not_donated.empty());
   cache = step(blocks, x, cache).second;         // keys and values were one array of zeros
   auto* was = as_span<float>(cache.keys).data();
   CHECK(as_span<float>(step(blocks, x, cache).second.keys).data() == was);

@@ -60,6 +60,6 @@ TEST_CASE("generate: GPT-2 with a cache draws the tokens that it draws without o
 
     auto r = decode.compile(model, ones({}, DType::i32), model.cache(DType::f32));
     CHECK(r.peak_bytes < 8192);                  // a cache takes 30,720 bytes
-    for (auto& s : r.not_donated) CHECK_MESSAGE(has(s, "lengths"), s);
+    CHECK(r.not_donated.empty());
   }
 }
