@@ -226,15 +226,19 @@ NamedArray dot_product_attention(const AxisSelection& KPos, const AxisSelector& 
 // then rows are written where the cache lies. One for many layers has the layer axis among Batch, and goes through Stacked::scan.
 struct KVCache {
   NamedArray keys, values;  // (Batch..., Heads..., Pos, HeadSize): of each head in one piece
-  NamedArray lengths;       // (Batch...) i32: how many positions are filled, from the first
+  NamedArray lengths;       // (Batch...) i32: how many positions are filled, from the first; at most Pos.size
   Axis Pos;
 
-  // Empty, and zero. `each`: what keys and values have at a position, (Heads..., HeadSize). Raises where it has no axis.
+  // Empty, and zero. `each`: what keys and values have at a position, (Heads..., HeadSize). Raises where it has no axis,
+  // and for bools.
   static KVCache init(const Axis& Pos, const AxisSpec& each, const AxisSpec& Batch = {}, DType = DType::f32,
                       SourceLocation = SourceLocation::current());
   // With the keys and values (..., New, ...) of the positions that come next, cast to the cache's dtype; New has another name.
   // `count` (0-d, or some of Batch; integers): that of them only so many count, all if it is not given; the next ones are
-  // written over the others. What finds no room is dropped. Raises for axes that are not the cache's.
+  // written over the others. Below 0 it is 0, above New.size that. What finds no room is not written, and lengths stay at
+  // Pos.size; debug::check(cache.lengths + count <= cache.Pos.size, "the cache is full") before it raises instead.
+  // Raises for axes that are not the cache's, for floats where it holds integers, for a count that is no integer, and for numbers
+  // known before anything runs: a count outside of 0 to New.size, and more positions than there is room for.
   KVCache append(Arr key, Arr value, const AxisSelector& New, std::optional<NamedArray> count = {}) const;
   // (Batch..., New): where the positions that come next lie, from 0.
   NamedArray positions(const Axis& New, SourceLocation = SourceLocation::current()) const;

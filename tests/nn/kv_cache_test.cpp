@@ -9,7 +9,8 @@ using namespace haliax;
 
 namespace {
 
-const Axis Batch("batch", 3), Heads("kv_heads", 2), Group("group", 2), Size("head_size", 8), Pos("key_pos", 12), Embed("embed", 16);
+const Axis Batch("batch", 3), Heads("kv_heads", 2), Group("group", 2), Size("head_size", 8), Pos("key_pos", 12);
+const Axis Embed("embed", 16);
 
 struct Text {
   NamedArray q, k, v;                            // (batch, kv_heads, group?, pos, head_size)
@@ -116,7 +117,84 @@ TEST_CASE("kv cache: what finds no room is dropped; narrow dtypes; errors") {
   CHECK(sum(more.keys.astype(DType::f32)).item() == 16);
   raises([&] { nn::KVCache::init(Pos, {}); }, {"[kv_cache] keys and values need an axis", "kv_cache_test.cpp:"});
   raises([&] { cache.append(ones({Heads, One, Size}), ones({One, Size}), "pos"); },
-         {"[kv_cache] the new keys have axes (kv_heads=2, pos=1, head_size=8)", "are to have (pos=1, head_size=8)", "kv_cache_test.cpp:"});
+         {"[kv_cache] the new keys have axes (kv_heads=2, pos=1, head_size=8)", "are to have (pos=1, head_size=8)",
+          "kv_cache_test.cpp:"});
   raises([&] { cache.append(ones({Short, Size}), ones({Short, Size}), "key_pos"); },
          {"[kv_cache] the new positions have the name key_pos of the cache's", "kv_cache_test.cpp:"});
+}
+
+TEST_CASE("kv cache: a count from 0 to all of the new positions, and lengths up to the last") {
+  const Axis New("pos", 4);
+  const Text t(4);
+  auto step = jit([](const nn::KVCache& c, const NamedArray& k, const NamedArray& v, const NamedArray& count) {
+    return c.append(k, v, "pos", count);
+  });
+  auto append = [&](const nn::KVCache& c, std::initializer_list<double> counts, DType d) {
+    return step(c, t.k, t.v, array(counts, Batch).astype(d).eval());
+  };
+  auto lengths = [](const nn::KVCache& c) { return c.lengths.integers(); };
+  using Lengths = std::vector<std::int64_t>;
+  auto empty = nn::KVCache::init(Pos, {Heads, Size}, Batch);
+  for (auto d : {DType::i8, DType::i32, DType::i64}) CHECK(lengths(append(empty, {9, -3, 2}, d)) == Lengths{4, 0, 2});
+  for (auto d : {DType::u8, DType::u32, DType::u64}) CHECK(lengths(append(empty, {9, 200, 2}, d)) == Lengths{4, 4, 2});
+  auto large = full(Batch, std::int64_t(4294967295), DType::u32);
+  CHECK(lengths(step(empty, t.k, t.v, large.eval())) == Lengths{4, 4, 4});
+
+  auto cache = append(empty, {9, -3, 2}, DType::i32);
+  auto seen = sum(cache.mask(Axis("pos", 1)).astype(DType::i32), {"pos", "key_pos"});   // what is filled, and its own
+  CHECK(seen.integers() == Lengths{5, 1, 3});
+  for (int turn = 0; turn < 2; ++turn) cache = append(cache, {4, 4, 4}, DType::i32);
+  CHECK(lengths(cache) == Lengths{12, 8, 10});
+  auto full_one = append(cache, {4, 4, 4}, DType::i32);          // room for none, for all, for half
+  CHECK(lengths(full_one) == Lengths{12, 12, 12});
+  auto part = [](const NamedArray& x, int b, int from, std::int64_t n) { return slice(at(x, "batch", b), "key_pos", from, n); };
+  CHECK(difference(part(full_one.keys, 0, 0, 12), part(cache.keys, 0, 0, 12)) == 0);
+  CHECK(difference(part(full_one.keys, 2, 10, 2), part(rename(t.k, "pos", "key_pos"), 2, 0, 2)) == 0);
+}
+
+TEST_CASE("kv cache: debug::check says that it is full") {
+  const Axis One("pos", 1), Short("key_pos", 2);
+  auto step = jit([&](const nn::KVCache& c, const NamedArray& k) {
+    debug::check(c.lengths + 1 <= c.Pos.size, "the cache is full");
+    return c.append(k, k, "pos");
+  });
+  auto cache = nn::KVCache::init(Short, Size);
+  auto k = ones({One, Size}).eval();
+  for (int turn = 0; turn < 2; ++turn) cache = step(cache, k);
+  raises([&] { step(cache, k).lengths.eval(); }, {"[check] the cache is full", "kv_cache_test.cpp:"});
+}
+
+TEST_CASE("kv cache: mistakes are refused where they are written") {
+  const Axis New("pos", 4), Short("key_pos", 6);
+  auto cache = nn::KVCache::init(Short, {Heads, Size}, Batch);
+  auto k = ones({Batch, New, Heads, Size});
+  auto append = [&](const NamedArray& count) { return cache.append(k, k, "pos", count); };
+  CHECK(append(3).lengths.integers() == std::vector<std::int64_t>{3, 3, 3});   // a number is whole if it is
+  raises([&] { append(2.5); },
+         {"[kv_cache] the count is f32, and not a whole number", "how many of pos=4", "kv_cache_test.cpp:"});
+  raises([&] { append(array({1, 2, 3}, Batch)); }, {"[kv_cache] the count is f32", "kv_cache_test.cpp:"});
+  raises([&] { append(ones({}, DType::boolean)); }, {"[kv_cache] the count is bool"});
+  raises([&] { append(zeros({Batch, Axis("bach", 2)}, DType::i32)); },
+         {"[kv_cache] axis bach of the count is not in the lengths (batch=3)", "batch?"});
+  raises([&] { append(5); }, {"[kv_cache] a count of 5 is not within the new positions pos=4; from 0 to 4", "kv_cache_test.cpp:"});
+  raises([&] { append(full_like(cache.lengths, -1)); }, {"[kv_cache] a count of -1 is not within"});
+
+  auto seven = ones({Batch, Axis("pos", 7), Heads, Size});
+  raises([&] { cache.append(seven, seven, "pos"); },
+         {"[kv_cache] 7 more positions are more than key_pos=6 has room for; make", "kv_cache_test.cpp:"});
+  auto some = array({6, 6, 2}, Batch).astype(DType::i32).eval();
+  CHECK(cache.append(seven, seven, "pos", some).lengths.integers() == std::vector<std::int64_t>{6, 6, 2});
+  cache.lengths = full(Batch, 3, DType::i32);
+  raises([&] { cache.append(k, k, "pos"); }, {"[kv_cache] 4 more positions are more than key_pos=6 has room for"});
+  append(3);
+  cache.lengths = ones(Batch);
+  raises([&] { append(3); }, {"[kv_cache] the lengths are f32, not integers", "kv_cache_test.cpp:"});
+  raises([&] { cache.mask(New); }, {"[kv_cache] the lengths are f32, not integers", "kv_cache_test.cpp:"});
+
+  raises([&] { nn::KVCache::init(Pos, Size, {}, DType::boolean); }, {"[kv_cache] a cache of bools", "kv_cache_test.cpp:"});
+  auto narrow = nn::KVCache::init(Short, Size, {}, DType::i8);
+  auto x = ones({New, Size});
+  raises([&] { narrow.append(x, x, "pos"); },
+         {"[kv_cache] the new keys are f32, and a cache of i8 would cut them", "kv_cache_test.cpp:"});
+  CHECK(narrow.append(x.astype(DType::i32), x.astype(DType::i8), "pos").keys.dtype() == DType::i8);
 }
