@@ -54,6 +54,19 @@ TEST_CASE("evaluated again: numbers, axes, dtypes, and which arrays are one, mak
   }
 }
 
+TEST_CASE("evaluated again: a number and a line are part of the program, a number that is an array is not") {
+  auto x = draw(1, {N});
+  CHECK(planned([&] { for (int i = 2; i < 12; ++i) (x * double(i)).eval(); }) == 10);
+  CHECK(planned([&] { for (int i = 2; i < 12; ++i) (x * array({double(i)}, {})).eval(); }) == 1);
+  auto on_two_lines = [&] {                      // not inside of CHECK, which is one line
+    for (int i = 0; i < 5; ++i) {
+      exp(x).eval();
+      exp(x).eval();
+    }
+  };
+  CHECK(planned(on_two_lines) == 2);
+}
+
 TEST_CASE("evaluated again: what is known already is read, not made again") {
   auto x = draw(1, {N});
   auto twice = [&](bool known) {
