@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "base/fork.h"
+#include "ops/prim.h"
 
 namespace haliax {
 namespace {
@@ -45,11 +46,20 @@ class Shape {
   void add(std::uint64_t word) { words.push_back(word); }
   void add(const void* p) { words.push_back(std::uint64_t(p)); }
   void add(const SourceLocation& at) { add(at.file_name()), add(std::uint64_t(at.line())); }
+  void add(Name name) {                            // one that vmap hides is another in each call: which it is, in their order
+    if (!name.hidden()) return add(name.data());
+    auto at = std::find(hidden_.begin(), hidden_.end(), name);
+    add(std::uint64_t(at - hidden_.begin()));
+    if (at != hidden_.end()) return;
+    hidden_.push_back(name);
+    add(Name(name.text()).data()), add(name.data()->by);
+  }
   void add(const Axes& axes) {
-    for (auto& a : axes) add(a.name.data()), add(std::uint64_t(a.size));
+    for (auto& a : axes) add(a.name), add(std::uint64_t(a.size));
   }
   bool add(const Node& n) {
-    if (n.attr.payload || (!n.value && n.op->kind != Kind::leaf && !n.donated.empty())) return false;
+    bool unlike_others = n.attr.payload && n.op != &prim::kTracer;   // a tracer's says nothing more
+    if (unlike_others || (!n.value && n.op->kind != Kind::leaf && !n.donated.empty())) return false;
     add(std::uint64_t(n.dtype) | n.axes.size() << 8 | n.in.size() << 24 | n.attr.names.size() << 40 | n.attr.ints.size() << 52);
     add(n.axes);
     if (n.value) {
@@ -62,7 +72,7 @@ class Shape {
     }
     add(n.op);
     for (auto& x : n.in) add(x ? number_of(x) : ~std::uint64_t(0));
-    for (auto& name : n.attr.names) add(name.data());
+    for (auto& name : n.attr.names) add(name);
     for (auto i : n.attr.ints) add(std::uint64_t(i));
     add(std::bit_cast<std::uint64_t>(n.attr.number));
     add(n.origin.at), add(n.origin.module.data()), add(n.origin.made.data()), add(std::uint64_t(n.origin.backward));
@@ -74,6 +84,7 @@ class Shape {
   }
 
   Nodes nodes_;
+  Names hidden_;
 };
 
 struct CompiledShape {

@@ -54,6 +54,28 @@ TEST_CASE("evaluated again: numbers, axes, dtypes, and which arrays are one, mak
   }
 }
 
+TEST_CASE("evaluated again: gradients and vmap are planned once") {
+  auto w = draw(1, {M, N});
+  auto loss = [](const NamedArray& w, const NamedArray& x) { return sum(sin(dot(w, x, "m"))); };
+  auto agree = [&](auto f) {
+    auto jitted = jit(f);
+    std::vector<NamedArray> xs, got;
+    for (int i = 0; i < 10; ++i) xs.push_back(draw(2 + i, {M}));
+    CHECK(planned([&] {
+            for (auto& x : xs) got.push_back(f(w, x).eval());
+          }) == 1);
+    for (std::size_t i = 0; i < xs.size(); ++i) CHECK(max(abs(got[i] - jitted(w, xs[i]))).item() < 1e-6);
+  };
+  agree([=](const NamedArray& w, const NamedArray& x) { return grad(loss)(w, x); });
+  agree([=](const NamedArray& w, const NamedArray& x) { return value_and_grad(loss)(w, x).second * 2.f; });
+  agree([=](const NamedArray& w, const NamedArray& x) { return grad([=](const NamedArray& w) { return sum(square(grad(loss)(w, x))); })(w); });
+  agree([](const NamedArray& w, const NamedArray& x) { return vmap([&](const NamedArray& row) { return softmax(row * x, "m"); }, "n")(w); });
+  agree([=](const NamedArray& w, const NamedArray& x) {   // hidden names of two depths, in one order or the other
+    auto inner = [&](const NamedArray& row) { return vmap([&](const NamedArray& e) { return e * sum(row); }, "m")(row) * x; };
+    return vmap(inner, "n")(w) + grad(loss)(w, x);
+  });
+}
+
 TEST_CASE("evaluated again: a number and a line are part of the program, a number that is an array is not") {
   auto x = draw(1, {N});
   CHECK(planned([&] { for (int i = 2; i < 12; ++i) (x * double(i)).eval(); }) == 10);
