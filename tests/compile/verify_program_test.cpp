@@ -107,6 +107,21 @@ TEST_CASE("verify finds memory that is written over before it is read") {
   CHECK(says(in_program(p, true), "its scratch lies over slot 3, which it uses"));
 }
 
+TEST_CASE("verify finds a value that another of the same memory was written over") {
+  auto p = with_arena(128);
+  p.slots[3].offset = -1, p.slots[3].alias = 2;    // 3 lies in the memory of 2
+  p.steps = {copy(0, 2), copy(2, 1), copy(0, 3)};
+  CHECK(in_program(p, true) == "");
+  p.steps = {copy(0, 2), copy(0, 3), copy(3, 1)};
+  CHECK(in_program(p, true) == "");
+  p.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
+  CHECK(says(in_program(p, true), "slot 2 is read, and slot 3 of the same memory was written after it"));
+  p.slots[1].alias = 0;                            // the result takes the place of an argument that is read behind it
+  p.slots[3].alias = -1, p.slots[3].offset = 64;
+  p.steps = {copy(0, 2), copy(2, 1), copy(0, 3)};
+  CHECK(says(message_of([&] { verify(p, "a pass", true, {true}); }), "slot 0 is read, and slot 1 of the same memory was written after it"));
+}
+
 TEST_CASE("verify finds slots that do not fit, and arguments that are written over") {
   auto p = copies(4);
   p.slots.push_back({.bytes = 16}), p.slots[2].alias = 1, p.steps[0].copy.out.slot = 2;

@@ -123,4 +123,8 @@ TEST_CASE("verify finds a step's faults: collectives") {
   CHECK(fault(other) == "a box at (1, 0) of (2, 2) reaches outside of what arrives, which is (2, 2)");
   other = exchange, other.collective.receives[0].array = 1;
   CHECK(fault(other) == "it has no array 1 of what arrives");
+  other = exchange, other.collective.receives = {{1, 0, {0, 0}, {2, 1}, {}}, {2, 0, {0, 1}, {2, 1}, {}}};
+  CHECK(fault(other) == "");
+  other.collective.receives[1].start = {1, 0}, other.collective.receives[1].dims = {1, 2};
+  CHECK(fault(other) == "boxes at (0, 0) and (1, 0) of what arrives overlap");
 }

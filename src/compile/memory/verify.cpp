@@ -36,11 +36,13 @@ struct ProgramCheck {
   std::vector<int> in_arena = {};            // slots that have bytes there, by offset
   std::vector<std::vector<int>> beside = {}; // of a slot of the arena: those whose bytes overlap its own
   std::vector<int> last_write = {}, last_scratch = {};   // of a slot, and of scratch over it, by step
+  std::vector<int> last_writer = {}, last_turn = {};     // of memory: the slot by which it was written, and in which turn
+  std::map<int, int> wrote = {};             // by slot, which may share its memory: the last step that wrote it
   struct OpenCall { std::set<int> x, out; };  // memory
   std::map<int, OpenCall> open = {};         // calls that were started, by number
   bool last = false;                         // the last turn of the loop around is walked
   bool skips = false;                        // in a part of a turn that the last turn leaves out
-  int now = 0;
+  int now = 0, turn = -1;                    // the step, and that before the first of the turn
 
   [[noreturn]] void bad(const Step& s, const std::string& why) const {
     throw Error(fmt::format("[verify] {} after {}: {}{}", s.why, after, why, place_of(s)));
@@ -95,6 +97,11 @@ struct ProgramCheck {
     for (int other : beside[std::size_t(mine)])
       if (last_write[std::size_t(other)] > last_write[std::size_t(mine)])
         bad(s, fmt::format("slot {} is read, and slot {} was written over it", slot, other));
+    auto own = wrote.find(slot);
+    bool here = own != wrote.end() && own->second > turn && last_turn[std::size_t(mine)] == turn;   // not in a loop inside
+    if (here && own->second < last_write[std::size_t(mine)])
+      bad(s, fmt::format("slot {} is read, and slot {} of the same memory was written after it", slot,
+                         last_writer[std::size_t(mine)]));
     if (last_scratch[std::size_t(mine)] > last_write[std::size_t(mine)])
       bad(s, fmt::format("slot {} is read, and scratch was written over it", slot));
   }
@@ -129,7 +136,10 @@ struct ProgramCheck {
   }
   void fill(int slot) {
     written.insert(memory(slot));
-    if (placed) last_write[std::size_t(memory(slot))] = now;
+    if (!placed) return;
+    wrote[slot] = now;
+    auto mine = std::size_t(memory(slot));
+    last_write[mine] = now, last_writer[mine] = slot, last_turn[mine] = turn;
   }
   // Calls that go on beside the work have their arrays to themselves.
   bool shares(const std::set<int>& all, int slot) const {
@@ -150,7 +160,7 @@ struct ProgramCheck {
     for (auto& o : s.collective.out) mine.out.insert(memory(o.view.slot));
   }
   void find_overlaps() {
-    beside.resize(p.slots.size()), last_write.assign(p.slots.size(), -1), last_scratch = last_write;
+    beside.resize(p.slots.size()), last_write.assign(p.slots.size(), -1), last_scratch = last_writer = last_turn = last_write;
     for (int k = 0; k < int(p.slots.size()); ++k) {
       auto& s = p.slot(k);
       if (s.home != Home::arena || s.alias >= 0 || s.offset < 0) continue;
@@ -171,7 +181,10 @@ struct ProgramCheck {
       if (auto wrong = fault_of(s, p); !wrong.empty()) bad(s, wrong);
       if (placed) calls(s);
       if (s.kind == Kind::finish) continue;
-      each_access(s, [&](int slot, bool writes, const View*) { writes ? write(s, slot) : read(s, slot); });
+      for (bool written : {false, true})
+        each_access(s, [&](int slot, bool writes, const View*) {
+          if (writes == written) writes ? write(s, slot) : read(s, slot);
+        });
       if (placed) lies_apart(s);
       if (s.kind != Kind::loop) continue;
       if (s.loop.variable < 0) {
@@ -183,10 +196,11 @@ struct ProgramCheck {
       if (s.loop.trips == 0) continue;   // nothing of it is ever done
       turns[s.loop.variable] = s.loop.trips;
       auto outer = std::exchange(last, false);
+      auto outer_turn = std::exchange(turn, now);
       steps(s.loop.body);
-      last = true;   // once more: what the first turn wrote over the second may read
+      last = true, turn = now;   // once more: what the first turn wrote over the second may read
       if (placed && s.loop.trips > 1) steps(s.loop.body);
-      last = outer;
+      last = outer, turn = outer_turn;
       turns.erase(s.loop.variable);
     }
   }

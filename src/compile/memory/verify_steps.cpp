@@ -126,7 +126,23 @@ struct CollectiveCheck {
     if (auto wrong = group(); !wrong.empty()) return wrong;
     if (c.wire != Wire::exchange) return sizes();
     auto wrong = outside(c.sends, c.x, "what is sent");
-    return wrong.empty() ? outside(c.receives, c.out, "what arrives") : wrong;
+    if (wrong.empty()) wrong = outside(c.receives, c.out, "what arrives");
+    return wrong.empty() ? twice() : wrong;
+  }
+  // No element arrives from two devices.
+  std::string twice() const {
+    auto meet = [](const Parcel& a, const Parcel& b) {
+      bool apart = a.array != b.array || program::points(a.dims) == 0 || program::points(b.dims) == 0;
+      for (std::size_t d = 0; d < a.dims.size() && !apart; ++d)
+        apart = a.start[d] + a.dims[d] <= b.start[d] || b.start[d] + b.dims[d] <= a.start[d];
+      return !apart;
+    };
+    for (auto a = c.receives.begin(); a != c.receives.end(); ++a)
+      for (auto b = a + 1; b != c.receives.end(); ++b)
+        if (meet(*a, *b))
+          return fmt::format("boxes at ({}) and ({}) of what arrives overlap", fmt::join(a->start, ", "),
+                             fmt::join(b->start, ", "));
+    return "";
   }
 };
 

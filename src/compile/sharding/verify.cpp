@@ -9,6 +9,8 @@
 #include "graph/axes.h"
 #include "graph/fail.h"
 #include "ops/attr.h"
+#include "ops/collective.h"
+#include "ops/prim.h"
 
 namespace haliax::partitioning {
 namespace {
@@ -416,6 +418,41 @@ struct DeviceCheck {
       });
     });
   }
+  // A version that others take part in is what the call makes of its operand, along the mesh axes and by the monoid of the plan.
+  void called(const Version& v, const NodePtr& mine) const {
+    if (v.kind != Version::Kind::hop || !v.talks()) return;
+    bool call = mine->op == &kResult && mine->in[0]->op == &kCollective;
+    must(call, v, [] { return "it is sent in no call"; });
+    auto& w = wiring_of(*mine->in[0]);
+    Cut over;
+    for (int x : w.how.over) over.push_back(x);
+    must(over == v.hop.over && w.how.ranks == ranks(whole.mesh, over), v, [] { return "its call is of other devices"; });
+    using Kind = Hop::Kind;
+    using Wire = program::Wire;
+    static const std::map<Kind, Wire> wires{{Kind::all_reduce, Wire::all_reduce},
+                                            {Kind::all_gather, Wire::all_gather},
+                                            {Kind::reduce_scatter, Wire::reduce_scatter},
+                                            {Kind::exchange, Wire::exchange}};
+    must(w.how.wire == wires.at(v.hop.kind), v, [] { return "its call is another collective"; });
+    for (auto& [x, monoid] : plan.version(v.in[0]).at.partial)
+      must(!v.sums() || !v.hop.over.has(x) || w.how.monoid == monoid, v, [] { return "its call folds by another monoid"; });
+    if (w.how.wire == Wire::exchange) return;     // of several arrays each; see the checks of steps
+    auto k = result_number(*mine);
+    must(w.along[k] == v.hop.axis, v, [] { return "its call goes along another axis"; });
+    auto* sent = mine->in[0]->in[k].get();
+    while (sent->op == &prim::kBarrier && sent != made[std::size_t(v.in[0])].get()) sent = sent->in[0].get();
+    must(sent == made[std::size_t(v.in[0])].get(), v, [] { return "its call is of another array"; });
+  }
+  // The first of the devices along what it is now pending over has it, the others nothing.
+  void pended(const Version& v, const NodePtr& mine) const {
+    if (v.kind != Version::Kind::hop || v.hop.kind != Hop::Kind::pend) return;
+    auto& x = made[std::size_t(v.in[0])];
+    bool first = true;
+    for (auto& [m, how] : v.at.partial)
+      first &= plan.version(v.in[0]).at.pending(m) || coordinate(whole.mesh, device, m) == 0;
+    bool right = (mine == x) == first || prim::is_number(x);
+    must(right, v, [&] { return first ? "it is the first, and has nothing" : "it is not the first, and has a value"; });
+  }
   void run() const {
     for (std::size_t k = 0; k < made.size(); ++k) {
       auto& v = plan.versions[k];
@@ -424,6 +461,8 @@ struct DeviceCheck {
       must(same_set(made[k]->axes, axes), v,
            [&] { return "it is " + to_string(made[k]->axes) + ", and its block is " + to_string(axes); });
       must(made[k]->dtype == node(v).dtype, v, [&] { return "it is " + std::string(name_of(made[k]->dtype)); });
+      called(v, made[k]);
+      pended(v, made[k]);
       if (v.kind == Version::Kind::hop && v.hop.kind == Hop::Kind::slice)
         for (auto& a : axes)
           if (v.at.cut(a.name) != plan.version(v.in[0]).at.cut(a.name) && a.size > 0) moved(v, a.name);
