@@ -430,7 +430,7 @@ Reads read_where_false(const NodePtr& x, const Node* s, const Node* mask, Name a
     for (std::size_t k = 0; k < n->in.size(); ++k) {
       auto mine = self(self, n->in[k]);
       for (std::size_t o = 0; mine == Reads::all && o < n->in.size(); ++o) {   // times what is 0 there
-        if (o == k || zero_in(*n, o) != Linear::one || zero_in(*n, k) != Linear::one) continue;
+        if (o == k || zero_in(*n, o) != Linear::one || zero_in(*n, k) != Linear::one || !has(n->in[o]->axes, axis)) continue;
         auto other = false_there.of(n->in[o]);
         if (!other) continue;
         mine = Reads::zero;
