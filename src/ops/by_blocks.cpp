@@ -293,6 +293,10 @@ bool is_order(const Node& ids, Name axis) {
   if (ids.op == &kArgsort) return ids.attr.names[0] == axis;
   return ids.op == &kGather && ids.attr.names == Names{axis} && is_order(*ids.in[0], axis) && is_order(*ids.in[1], axis);
 }
+bool is_drawn_order(const Node& ids, Name axis) {   // as `random::permutation` has it
+  if (!is_order(ids, axis)) return false;
+  return ids.op == &kGather ? is_drawn_order(*ids.in[1], axis) : ids.in[0]->op->code == Code::threefry_xor;
+}
 // What an order picks goes by way of a third block: of those that go from one block to another, the first by one, the next by the
 // next. So each block sends to each, and each hands on, as much: a part of a block, and for each block at most one position more.
 NodePtr reordered(const NodePtr& n, Name axis, int count) {
@@ -421,6 +425,10 @@ bool picks_top_k(const Node& n) {
 
 const char* user_name(const Node& n) {
   if (is_top_k(n) || picks_top_k(n)) return "top_k";
+  if (n.op == &kGather && n.in.size() == 2) {
+    if (rolled_by(n, n.attr.names[0])) return "roll";
+    if (is_drawn_order(*n.in[1], n.attr.names[0])) return "permutation";
+  }
   if (n.op != &kCumulative) return n.op->name;
   auto m = CumulativeAttr::of(n).monoid;
   return m == Monoid::sum ? "cumsum" : m == Monoid::prod ? "cumprod" : n.op->name;

@@ -23,7 +23,7 @@ NodePtr by_blocks(const NodePtr&, Name axis, int blocks);
 bool tells_little(const Node&);  // do its blocks send less to each other than any other way does?
 bool is_top_k(const Node&);                                         // the first of an argsort
 bool picks_top_k(const Node&);                                      // what stands there
-const char* user_name(const Node&);                                 // cumsum, top_k: what users call it
+const char* user_name(const Node&);                                 // cumsum, top_k, roll: what users call it
 bool picks_in_order(const Node&);                                   // likewise, or at all of an argsort
 // The one value of which this is made point by point, if it is no larger; or itself. Nothing is looked for below where it `ends`.
 NodePtr pointwise_source(

@@ -40,7 +40,7 @@ TEST_CASE("chunks: ids that have the walked axis need all of the table, wherever
   auto x = arange(N, {.start = 10, .dtype = DType::f32}).eval();
   auto ids = ints({5, 4, 3, 2, 1, 0}, N), start = at(ints({1, 0}, Axis("q", 2)), "q", 0).eval();
   const std::string all = "take needs all positions at once";
-  refused("roll by an array", [&](const NamedArray& x) { return roll(x, start, "n"); }, x, all);
+  refused("roll by an array", [&](const NamedArray& x) { return roll(x, start, "n"); }, x, "roll needs all positions at once");
   refused("captured ids", [&](const NamedArray& x) { return take(x, "n", ids); }, x, all);
   refused("ids from positions", [&](const NamedArray& x) { return take(x, "n", 5 - arange(N)); }, x, all);
   refused("its gradient",

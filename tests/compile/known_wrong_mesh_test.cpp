@@ -183,6 +183,41 @@ TEST_CASE("partition strict: what an op sends of its own blocks is asked for by 
   CHECK(asked.plan(zeros({N})).calls == 1);
 }
 
+TEST_CASE("partition strict: ids and rows that a cut table is picked by are asked for, a table that is gathered is not") {
+  const Axis N("n", 24000), T("n", 4000), M("m", 8), B("b", 4000), Few("b", 400);
+  const Mapping cut{{"n", "data"}, {"b", "data"}}, n{{"n", "data"}};
+  auto table = zeros({T, M}), x = zeros({N});
+  auto ids = zeros({B}, DType::i32), few = zeros({Few}, DType::i32), by = zeros({}, DType::i32);
+  auto options = [](const Mapping& m, int devices) {
+    return JitOptions{.mesh = Mesh{{{"data", devices}}}, .axis_resources = m, .strict = true};
+  };
+  auto pick = [](const NamedArray& x, const NamedArray& i) { return take(x, "n", i); };
+  auto add = [](const NamedArray& x, const NamedArray& i, const NamedArray& u) { return at_add(x, {{"n", Index(i)}}, u); };
+  auto asks = [](const JitReport& r, int bytes) {
+    auto gather = std::find_if(r.collectives.begin(), r.collectives.end(), [](auto& c) { return c.kind == "all-gather"; });
+    REQUIRE(gather != r.collectives.end());
+    CHECK(gather->asked == "blocks");
+    CHECK(gather->bytes == doctest::Approx(bytes).epsilon(0.01));
+  };
+  for (int devices : {2, 3, 4}) {
+    CAPTURE(devices);
+    const auto o = options(cut, devices);
+    const double others = double(devices - 1) / devices;
+    asks(named_jit(pick, o).plan(table, few), int(others * 400 * 4));
+    if (devices > 2) asks(named_jit(pick, o).plan(table, ids), int(others * 4000 * 4));   // the cut moves to m
+    asks(named_jit(add, o).plan(table, few, zeros({Few, M})), int(others * 400 * 9 * 4));
+    raises([&] { named_jit(add, o).plan(table, ids, zeros({B, M})); }, {"[strict]", "gathers input (b=4000, m=8)"});   // as large
+  }
+  // The table itself; and the op is called as users call it.
+  auto turned = [](const NamedArray& x, const NamedArray& i) { return roll(x, i, "n"); };
+  auto shuffled = [](const NamedArray& x) { return random::permutation(random::key(3), x, "n"); };
+  raises([&] { named_jit(pick, options(cut, 2)).plan(table, ids); }, {"[strict] take gathers input (n=4000, m=8)"});
+  raises([&] { named_jit(turned, options(n, 2)).plan(x, by); }, {"[strict] roll gathers input (n=24000)", "nobody asked"});
+  raises([&] { named_jit(shuffled, options(n, 2)).plan(x); }, {"[strict] permutation gathers input (n=24000)", "nobody asked"});
+  auto asked = [](const NamedArray& x, const NamedArray& i) { return roll(shard(x, Mapping{}), i, "n"); };
+  CHECK(named_jit(asked, options(n, 2)).plan(x, by).calls == 1);
+}
+
 TEST_CASE("partition sums: reduce_dtype = f32 makes, sends and adds narrow sums in f32, and rounds once") {
   const Axis B("b", 256), N("n", 256), M("m", 4);
   struct Case {

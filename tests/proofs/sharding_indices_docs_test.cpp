@@ -20,15 +20,17 @@ struct Row {
   std::function<A(const A& x, const A& y, const A& z)> f;
   A x, y = zeros({}, DType::i32), z = zeros({});
 };
-const Mapping cut{{"n", "data"}, {"b", "data"}};
 
 // Sent by a device, as a part of x; all lie cut, and so does what comes out.
-double part_of(const Row& r, int devices) {
+double part_of(const Row& r, int devices, bool strict = false) {
+  const bool by_ids = !r.y.axes().empty();
+  const Mapping cut = by_ids ? Mapping{{"n", "data"}, {"b", "data"}} : Mapping{{"n", "data"}};   // strict: none that no array has
   auto in = [&](const A& a) { return a.axes().empty() ? Mapping{} : cut; };
   auto step = named_jit(r.f, {.mesh = Mesh{{{"data", devices}}},
                               .axis_resources = Mapping{},
                               .in = Mappings::of_each({in(r.x), in(r.y), in(r.z)}),
-                              .out = Mappings(cut)});
+                              .out = Mappings(cut),
+                              .strict = strict});
   return step.plan(r.x, r.y, r.z).sent_bytes / double(r.x.size() * 4);
 }
 A sum_by(const A& y, const A& u) { return sum(square(y) * u); }
@@ -75,4 +77,26 @@ TEST_CASE("docs/sharding.md: what is sent along a cut axis") {
     auto line = fmt::format("| {} | {:.3f} | {:.3f} | {:.3f} |", r.what, part_of(r, 2), part_of(r, 3), part_of(r, 4));
     CHECK_MESSAGE(page.find(line) != page.npos, line);
   }
+}
+
+TEST_CASE("docs/sharding.md: what strict refuses along a cut axis") {
+  std::ifstream file(golden_dir() + "/../../docs/sharding.md");
+  const std::string page{std::istreambuf_iterator<char>(file), {}};
+  std::vector<std::string> refused;
+  for (auto& r : rows()) {
+    std::vector<int> on;
+    for (int devices : {2, 3, 4}) {
+      try {
+        auto sent = fmt::format("`take` on 2 is then {:.3f}.", part_of(r, devices, true));
+        if (devices == 2 && std::string(r.what) == "`take`") CHECK_MESSAGE(page.find(sent) != page.npos, sent);
+      } catch (const Error& e) {
+        const std::string why = e.what();
+        CHECK_MESSAGE(why.find("and nobody asked for it") != why.npos, why);
+        on.push_back(devices);
+      }
+    }
+    if (!on.empty()) refused.push_back(fmt::format("{} on {}", r.what, fmt::join(on, "/")));
+  }
+  auto line = fmt::format("\n{}\ndevices", fmt::join(refused, ", "));
+  CHECK_MESSAGE(page.find(line) != page.npos, line);
 }

@@ -70,6 +70,18 @@ bool Requests::between_blocks(const Version& v) const {
   bool written = &op != &node(v.cause) && &op != &node(v.node) && &op == &whole_.written(v.node);
   return written && node(v.node).bytes() < op.in[0]->bytes();
 }
+// Ids that pick from a table which stays cut, or rows that are placed in it: each device reads them all, and answers for what it
+// has of the table. They are less than that is.
+bool Requests::for_part(const Version& v) const {
+  auto& cause = node(v.cause);
+  if (!rules::picks(cause) || node(v.node).bytes() >= cause.in[0]->bytes()) return false;
+  auto stays_cut = [&](const Version& pick) {
+    if (!pick.live || pick.node != v.cause || pick.kind != Version::Kind::compute) return false;
+    auto& table = plan_.version(pick.in[0]).at;
+    return std::all_of(v.hop.over.begin(), v.hop.over.end(), [&](int x) { return table.cuts(x); });
+  };
+  return std::any_of(plan_.versions.begin(), plan_.versions.end(), stays_cut) && !is_made_of(cause.in[0], node(v.node));
+}
 bool Requests::by_parameter(const Version& v, const Node& cause) const {
   if (!of_parameters_[std::size_t(v.node)] || !cause.origin.mapping) return false;
   auto* shared = cause.origin.mapping->find(v.hop.axis);
@@ -86,7 +98,7 @@ bool Requests::by_view(const Version& v) const {
 }
 // A gather is asked for by the sharding of a result; by a constraint; of a parameter by the mapping of the computation that reads
 // it: that one says that along this axis the devices do not share the work; of a cotangent if the value was reduced and cut; by
-// an op that goes by blocks.
+// an op that goes by blocks, or picks by parts.
 Asked Requests::by(const Version& v) const {
   if (v.cause < 0 || by_view(v)) return Asked::result;
   auto& cause = whole_.written(v.cause);
@@ -97,7 +109,7 @@ Asked Requests::by(const Version& v) const {
   };
   if (by_parameter(v, cause)) return Asked::parameter;
   if (std::any_of(plan_.versions.begin(), plan_.versions.end(), reduced)) return Asked::gradient;
-  return between_blocks(v) ? Asked::blocks : Asked::nobody;
+  return between_blocks(v) || for_part(v) ? Asked::blocks : Asked::nobody;
 }
 
 std::ptrdiff_t unasked(const Plan& plan, const Whole& whole) {

@@ -17,6 +17,7 @@ class Requests {
   void find_parameters(const Gradients*);
   bool by_parameter(const Version&, const Node& cause) const;
   bool between_blocks(const Version&) const;
+  bool for_part(const Version&) const;
   bool by_view(const Version&) const;
   const Plan& plan_;
   const Whole& whole_;
