@@ -82,10 +82,15 @@ std::optional<TracedScan> scan_of(const NodePtr& n) {
 namespace detail {
 namespace {
 
-// Of an unrolled loop: one value for each position.
-NodePtr stacked(Nodes values, const Axis& axis) {
-  for (auto& v : values) v = prim::fit(v, joined({axis.resize(1)}, v->axes));
-  return prim::concat(values, axis);
+// What turns gave, as parts of the axis or (without it) a position each. A later turn may have axes that vmap hides and the
+// first lacks.
+NodePtr in_a_row(Nodes parts, const Axis& axis) {
+  auto all = ops::with_hidden(parts, joined({axis.resize(1)}, ops::visible(*parts[0])));
+  for (auto& v : parts) {
+    auto* mine = find(*v, axis.name);
+    v = prim::fit(v, replaced(all, axis.name, {axis.resize(mine ? mine->size : 1)}));
+  }
+  return prim::concat(parts, axis);
 }
 void check_carry(const Leaves& init, const Leaves& next, const std::vector<std::string>& paths) {
   if (init.size() != next.size())
@@ -107,6 +112,20 @@ void check_given(const Leaves& y, const Axis& axis) {
     if (!a.empty() && has(a.node()->axes, axis.name))
       fail("scan", "what a turn gives has axis {} already: {}; only arguments are sliced, not what the function captures",
            axis.name, a.axes());
+}
+
+// What turns give is stacked, so it must be alike in each: a body that is called for several may keep a state of its own.
+void check_alike(const Leaves& first, const Leaves& now, const Axis& axis) {
+  constexpr auto hint = "what is stacked must be alike in all turns";
+  if (first.size() != now.size()) fail("scan", "one turn gives {} arrays and another {}; {}", first.size(), now.size(), hint);
+  for (std::size_t k = 0; k < now.size(); ++k) {
+    auto &a = first[k], &b = now[k];
+    if (a.empty() != b.empty()) fail("scan", "what one turn gives is empty in another; {}", hint);
+    if (a.empty()) continue;
+    auto mine = replaced(a.axes(), axis.name, {}), other = replaced(b.axes(), axis.name, {});
+    if (a.dtype() != b.dtype() || mine != other)
+      fail("scan", "one turn gives {} {} and another {} {}; {}", a.dtype(), mine, b.dtype(), other, hint);
+  }
 }
 
 // A scan over blocks of positions, each of which is a scan of its own.
@@ -156,26 +175,29 @@ struct Scan {
     auto first = options.reverse ? rest(init) : blocks(init);
     auto second = options.reverse ? blocks(first.first) : rest(first.first);
     auto &head = options.reverse ? second.second : first.second, &tail = options.reverse ? first.second : second.second;
+    check_alike(head, tail, axis);
     Leaves ys;
     for (std::size_t k = 0; k < head.size(); ++k)
-      ys.push_back(head[k].empty() ? head[k] : NamedArray(prim::concat({head[k].node(), tail[k].node()}, axis)));
+      ys.push_back(head[k].empty() ? head[k] : NamedArray(in_a_row({head[k].node(), tail[k].node()}, axis)));
     return {second.first, ys};
   }
   // No loop at all.
   std::pair<Leaves, Leaves> unrolled(const Leaves& init) const {
-    Leaves carry = init;
+    Leaves carry = init, given;
     std::vector<Nodes> out;
     for (std::int64_t i = 0; i < axis.size; ++i) {
       auto at = options.reverse ? axis.size - 1 - i : i;
       Leaves next, y;
       called(f, carry, walked([&](const NodePtr& x) { return prim::slice(x, axis.name, at, 1, 1, true); }), next, y);
       check_carry(init, next, paths), check_given(y, axis);
+      if (i == 0) given = y;
+      check_alike(given, y, axis);
       carry = next;
       out.resize(y.size(), Nodes(std::size_t(axis.size)));
       for (std::size_t k = 0; k < y.size(); ++k) out[k][std::size_t(at)] = y[k].node();
     }
     Leaves ys;
-    for (auto& values : out) ys.push_back(NamedArray(values[0] ? stacked(values, axis) : nullptr));
+    for (auto& values : out) ys.push_back(NamedArray(values[0] ? in_a_row(values, axis) : nullptr));
     return {carry, ys};
   }
   std::pair<Leaves, Leaves> as_loop(const Leaves& init) const;

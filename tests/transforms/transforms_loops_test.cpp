@@ -146,6 +146,45 @@ TEST_CASE("scan: trees, integers in the carry, arguments without the axis, posit
   CHECK(difference(doubled, x * 2, 0) == "");
 }
 
+TEST_CASE("scan: what a body that keeps a state gives must be alike in each turn that it is called for") {
+  auto x = values({Time, Embed});   // six positions
+  auto zero = zeros({Embed}, DType::f64);
+  auto refused = [&](std::int64_t unroll, auto other, const std::string& what) {
+    CAPTURE(unroll);
+    int turn = 0;
+    auto body = [&](const NamedArray& c, const NamedArray& v) {
+      auto gives = ++turn == 6 || (unroll == 2 && turn == 2) ? other(v) : v;
+      return std::pair{c + v, gives};
+    };
+    auto run = [&] { return scan(body, "time", {.unroll = unroll})(zero, x).second; };
+    CHECK_THROWS_WITH_AS(run(), doctest::Contains("[scan] one turn gives"), Error);
+    turn = 0;
+    CHECK_THROWS_WITH_AS(run(), doctest::Contains(what.c_str()), Error);
+    turn = 0;
+    CHECK_THROWS_WITH_AS(jit(run)(), doctest::Contains("transforms_loops_test.cpp"), Error);
+  };
+  for (std::int64_t unroll : {2, 4, 6, 9}) {   // in a block, in what blocks leave over, without a loop
+    refused(unroll, [](const NamedArray& v) { return rename(v, Embed, Axis("c", Embed.size)); }, "another f64 (c=");
+    refused(unroll, [](const NamedArray& v) { return slice(v, "embed", 0, 1); }, "another f64 (embed=1)");
+    refused(unroll, [](const NamedArray& v) { return v.astype(DType::f32); }, "another f32 (embed=");
+  }
+  int left = 0;   // in what blocks leave over alone
+  auto body = [&](const NamedArray& c, const NamedArray& v) { return std::pair{c + v, ++left > 4 ? sum(v) : v}; };
+  CHECK_THROWS_WITH_AS(scan(body, "time", {.unroll = 4})(zero, x), doctest::Contains("[scan] one turn gives"), Error);
+}
+
+TEST_CASE("scan: what turns give may gain a hidden axis on the way, unrolled or not") {
+  auto x = values({Axis("rows", 3), Time, Embed});
+  for (std::int64_t unroll : {1, 2, 4, 9}) {
+    CAPTURE(unroll);
+    auto f = [&](const NamedArray& x) {
+      return scan([](const NamedArray& c, const NamedArray& v) { return std::pair{c + v, c}; }, "time", {.unroll = unroll})(
+                 zeros({Embed}, DType::f64), x).second;
+    };
+    CHECK(difference(vmap(f, "rows")(x), cumsum(x, "time") - x, 1e-13) == "");
+  }
+}
+
 TEST_CASE("scan: refusals") {
   auto x = values({Time, Embed});
   auto add = [](const NamedArray& c, const NamedArray& v) { return c + v; };
