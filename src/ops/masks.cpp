@@ -105,6 +105,25 @@ class OnBlocks {
     return made ? nullptr : folded(c, over, identity(over, DType::boolean));
   }
 
+  // Of integers.
+  std::optional<Bounds> range(const NodePtr& x) const {
+    auto d = x->dtype;
+    if (is_float(d) || d == DType::boolean || d == DType::u64) return {};
+    auto wide = [](const NodePtr& n) { return cast(n, DType::i64); };
+    auto* b = in_blocks(*x);
+    if (!b)
+      return Bounds{wide(reduce(Monoid::min, x, {})), wide(reduce(Monoid::max, x, {}))};
+    if (x->op == &kIota) {
+      auto first = mul(iota(b->blocks(), DType::i64), integer(b->block, DType::i64));
+      auto last = min(add(first, integer(b->block - 1, DType::i64)), integer(b->axis.size - 1, DType::i64));
+      return Bounds{first, last};
+    }
+    if (is_seen_through(*x) && keeps_names(*x)) return range(x->in[0]);
+    if (auto made = combined(*x)) return inside(*made, d);
+    if (x->op->kind == Kind::map || x->axes.size() > 1) return {};
+    return Bounds{wide(folded(x, Monoid::min, identity(Monoid::min, d))), wide(folded(x, Monoid::max, identity(Monoid::max, d)))};
+  }
+
  private:
   static NodePtr meet(const Bounds& x, const Bounds& y) {
     return both(less_equal(x.low, y.high), less_equal(y.low, x.high));
@@ -133,23 +152,6 @@ class OnBlocks {
       all.push_back(blocks);
     }
     return reduce(m, x, all);
-  }
-  std::optional<Bounds> range(const NodePtr& x) const {
-    auto d = x->dtype;
-    if (is_float(d) || d == DType::boolean || d == DType::u64) return {};
-    auto wide = [](const NodePtr& n) { return cast(n, DType::i64); };
-    auto* b = in_blocks(*x);
-    if (!b)
-      return Bounds{wide(reduce(Monoid::min, x, {})), wide(reduce(Monoid::max, x, {}))};
-    if (x->op == &kIota) {
-      auto first = mul(iota(b->blocks(), DType::i64), integer(b->block, DType::i64));
-      auto last = min(add(first, integer(b->block - 1, DType::i64)), integer(b->axis.size - 1, DType::i64));
-      return Bounds{first, last};
-    }
-    if (is_seen_through(*x) && keeps_names(*x)) return range(x->in[0]);
-    if (auto made = combined(*x)) return inside(*made, d);
-    if (x->op->kind == Kind::map || x->axes.size() > 1) return {};
-    return Bounds{wide(folded(x, Monoid::min, identity(Monoid::min, d))), wide(folded(x, Monoid::max, identity(Monoid::max, d)))};
   }
   std::optional<Bounds> combined(const Node& x) const {
     if (x.op->kind != Kind::map || x.in.empty() || x.in.size() > 2) return {};
@@ -274,7 +276,7 @@ class WhereFalse {
   std::optional<Between> ends_of(const NodePtr& n) {
     if (auto known = of(n)) return Between{known, known, depends(n)};
     if (n->op->kind == Kind::contract) return of_product(*n);
-    if (n->op == &kIota) return Between{number(0, n->dtype), integer(find(*n, axis_)->size - 1, n->dtype)};
+    if (!is_float(n->dtype)) return of_integers(n);
     if (!is_point_wise(*n) || !has(n->axes, axis_)) return {};
     if (n->op->kind != Kind::map) return between(n->in[0]);
     std::vector<Between> in;
@@ -287,14 +289,20 @@ class WhereFalse {
     if (out) out->masked = std::any_of(in.begin(), in.end(), [](auto& x) { return x.masked; });
     return out;
   }
+  std::optional<Between> of_integers(const NodePtr& n) {   // which may wrap around
+    auto& axis = *find(*n, axis_);
+    const std::vector<BlocksOf> whole{{axis, axis.size}};
+    auto ends = OnBlocks(whole).range(n);
+    if (!ends) return {};
+    auto end = [&](const NodePtr& x) { return cast(reduce(Monoid::max, x, {}), n->dtype); };   // of the one block
+    return Between{end(ends->low), end(ends->high), depends(n)};
+  }
   // Each op is made of both ends in its own dtype: they round alike, and rounding never makes the less the more.
   static std::optional<Between> ends_of(const Node& n, const std::vector<Between>& in) {
     auto made = [&](Nodes of) { return map(*n.op, std::move(of), n.dtype); };
     switch (n.op->code) {
       case Code::select: return Between{min(in[0].low, in[1].low), max(in[0].high, in[1].high)};
       case Code::cast:
-        if (!is_float(n.dtype)) return {};
-        [[fallthrough]];
       case Code::tanh:
       case Code::exp: return Between{made({in[0].low}), made({in[0].high})};
       case Code::abs: return Between{number(0, n.dtype), max(neg(in[0].low), in[0].high)};
