@@ -26,7 +26,7 @@ struct Bounds { NodePtr low, high; };
 
 // A mask that was made numbers of and compared with one (`tril(ones({Q, K}), Q, K) == 0`): which, or what it is not.
 struct SameMask { NodePtr mask; bool negated = false; };
-std::optional<bool> compared(Code how, const NodePtr& a, const NodePtr& b) {   // of two numbers; as doubles have them
+std::optional<bool> outcome(Code how, const NodePtr& a, const NodePtr& b) {   // of two numbers; as doubles have them
   if (!is_number(a) || !is_number(b)) return {};
   const double x = stripped(a)->attr.number, y = stripped(b)->attr.number;
   if (!is_float(a->dtype) && std::max(std::abs(x), std::abs(y)) > double(std::int64_t(1) << 53)) return {};
@@ -40,7 +40,7 @@ std::optional<bool> compared(Code how, const NodePtr& a, const NodePtr& b) {   /
 }
 std::optional<bool> decided(const Node& n, const Nodes& in) {   // n of these operands
   if (n.dtype != DType::boolean || n.op->kind != Kind::map || in.empty() || !in[0]) return {};
-  if (in.size() == 2) return in[1] ? compared(n.op->code, in[0], in[1]) : std::nullopt;
+  if (in.size() == 2) return in[1] ? outcome(n.op->code, in[0], in[1]) : std::nullopt;
   bool negates = n.op->code == Code::logical_not || (n.op->code == Code::bit_not && in[0]->dtype == DType::boolean);
   return negates && is_number(in[0]) ? std::optional(is_number(in[0], 0)) : std::nullopt;
 }
@@ -51,7 +51,7 @@ std::optional<SameMask> as_mask(const Node& c) {
     const bool is_cast = is_mask_cast(*x);
     if (!is_cast && !chooses(*x)) continue;
     auto with = [&](const NodePtr& value) {
-      return side == 0 ? compared(c.op->code, value, c.in[1]) : compared(c.op->code, c.in[0], value);
+      return side == 0 ? outcome(c.op->code, value, c.in[1]) : outcome(c.op->code, c.in[0], value);
     };
     auto there = with(is_cast ? number(1, x->dtype) : x->in[1]);
     auto elsewhere = with(is_cast ? number(0, x->dtype) : x->in[2]);
