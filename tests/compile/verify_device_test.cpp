@@ -66,3 +66,44 @@ TEST_CASE("verify finds a pending value that not the first device has") {
   CHECK(found(pended(0, nothing), "it is the first, and has nothing"));
   CHECK(found(pended(1, mine), "it is not the first, and has a value"));
 }
+
+TEST_CASE("verify finds an op that is not that of the plan") {
+  auto x = array({A}), y = array({A}), n = prim::sub(x, y);
+  Whole whole({n}, {{}}, mesh);
+  Plan p;
+  p.bodies.emplace_back();
+  auto version = [&](const NodePtr& of, Version::Kind kind, std::vector<int> in) {
+    p.versions.push_back({.kind = kind, .node = whole.find(of.get()), .at = {}, .in = std::move(in), .live = true});
+  };
+  version(x, Version::Kind::given, {}), version(y, Version::Kind::given, {}), version(n, Version::Kind::compute, {0, 1});
+  p.roots = {2};
+  auto made = [&](const NodePtr& is) { return message_of([&] { verify_device(p, whole, 1, {x, y, is}, "a pass"); }); };
+  CHECK(made(n) == "");
+  for (auto& is : {prim::add(x, y), prim::sub(y, x), prim::sub(x, x)})
+    CHECK(found(made(is), "on device 1: it is not sub of what it is made of"));
+}
+
+TEST_CASE("verify finds a call of what is made of one another") {
+  auto x = array({A});
+  Sharding pending;
+  pending.pend(0, Monoid::sum), pending.pend(1, Monoid::sum);
+  auto once = pending;
+  once.resolve(0);
+  const Hop first{Hop::Kind::all_reduce, once, {0}, {}, 8}, second{Hop::Kind::all_reduce, {}, {1}, {}, 8};
+  auto plan = [&](std::vector<int> order, int bucket, int other) {
+    Whole whole({x}, {{}}, mesh);
+    Plan p;
+    p.bodies.emplace_back();
+    auto n = whole.find(x.get());
+    p.versions = {{.kind = Version::Kind::given, .node = n, .at = pending, .live = true},
+                  {.kind = Version::Kind::hop, .node = n, .at = once, .in = {0}, .hop = first, .live = true, .bucket = bucket},
+                  {.kind = Version::Kind::hop, .node = n, .at = {}, .in = {1}, .hop = second, .live = true, .bucket = 1},
+                  {.kind = Version::Kind::hop, .node = n, .at = once, .in = {0}, .hop = first, .live = true, .bucket = other}};
+    p.bodies[0].versions = std::move(order);
+    p.roots = {2, 3};
+    return message_of([&] { verify(p, whole, "a pass"); });
+  };
+  CHECK(plan({0, 1, 3, 2}, 2, 2) == "");
+  CHECK(found(plan({0, 1, 2, 3}, 1, 3), "it is sent in one call with what it is made of"));
+  CHECK(found(plan({0, 1, 2, 3}, 2, 2), "what is sent in one call with it stands elsewhere"));
+}

@@ -122,6 +122,60 @@ TEST_CASE("verify finds a value that another of the same memory was written over
   CHECK(says(message_of([&] { verify(p, "a pass", true, {true}); }), "slot 0 is read, and slot 1 of the same memory was written after it"));
 }
 
+TEST_CASE("verify finds what is read and was written in part") {
+  auto p = with_arena(128);
+  auto part = [](std::int64_t size, std::int64_t at) {   // of the argument, into slot 2
+    auto s = copies(size).steps[0];
+    s.copy.out = {2, DType::f32, at, {1}, {}};
+    return s;
+  };
+  p.steps = {part(2, 0), part(2, 2), copy(2, 1)};
+  CHECK(in_program(p) == "");
+  p.steps = {part(3, 0), copy(2, 1)};
+  CHECK(says(in_program(p), "4 elements from 0 to 3 of slot 2 are read, of which 12 bytes from 0 to 12 were written"));
+  p.steps = {part(1, 0), part(1, 3), copy(2, 1)};
+  CHECK(says(in_program(p), "4 elements from 0 to 3 of slot 2 are read, of which 8 bytes from 0 to 16 were written"));
+  program::Step loop;
+  loop.kind = program::Kind::loop, loop.loop.trips = 4, loop.loop.body = {part(1, 0)};
+  loop.loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
+  p.steps = {loop, copy(2, 1)};
+  for (bool placed : {false, true}) CHECK(in_program(p, placed) == "");
+  p.steps[0].loop.trips = 3;
+  CHECK(says(in_program(p, true), "4 elements from 0 to 3 of slot 2 are read, of which 12 bytes from 0 to 12 were written"));
+}
+
+TEST_CASE("verify finds memory that two slots share, and that is read when the other one has it") {
+  auto shared = [](std::vector<program::Step> steps) {
+    auto p = with_arena(128);
+    p.slots[3].alias = 2;
+    p.steps = std::move(steps);
+    return message_of([&] { verify_shared(p); });
+  };
+  const std::string fault = "[verify] copy after plan_memory: slot 2 is read, and slot 3 was written over it; ";
+  CHECK(shared({copy(0, 2), copy(2, 1), copy(0, 3), copy(3, 1)}) == "");
+  CHECK(shared({copy(0, 2), copy(0, 3), copy(2, 1)}) == fault);
+  auto turns = [](std::vector<program::Step> body) {
+    program::Step s;
+    s.kind = program::Kind::loop, s.loop.trips = 4, s.loop.body = std::move(body);
+    return s;
+  };
+  // A carry, and its next value: the copy says that one is the other.
+  CHECK(shared({copy(0, 2), turns({copy(2, 1), copy(0, 3), copy(3, 2)}), copy(2, 1)}) == "");
+  CHECK(shared({copy(0, 2), turns({copy(2, 1), copy(0, 3)})}) == fault);
+  // Stripe by stripe: each turn reads its own before it writes there.
+  auto stripe = [](int from, int to, std::int64_t step = 1) {
+    auto s = copies(1).steps[0];
+    s.copy.x = {from, DType::f32, step < 0 ? 3 : 0, {1}, {{.loop = 0, .stride = step}}};
+    s.copy.out = {to, DType::f32, 0, {1}, {{.loop = 0, .stride = 1}}};
+    return s;
+  };
+  CHECK(shared({copy(0, 2), turns({stripe(2, 1), stripe(0, 3)}), copy(3, 1)}) == "");
+  CHECK(shared({copy(0, 2), turns({stripe(2, 3)}), copy(3, 1)}) == "");
+  CHECK(shared({copy(0, 2), turns({stripe(0, 3), stripe(2, 1)})}) == fault);
+  CHECK(shared({copy(0, 2), turns({stripe(2, 1, -1), stripe(0, 3)})}) == fault);
+  CHECK(shared({copy(0, 2), turns({stripe(2, 1), stripe(0, 3)}), copy(2, 1)}) == fault);
+}
+
 TEST_CASE("verify finds slots that do not fit, and arguments that are written over") {
   auto p = copies(4);
   p.slots.push_back({.bytes = 16}), p.slots[2].alias = 1, p.steps[0].copy.out.slot = 2;

@@ -721,9 +721,9 @@ TEST_CASE("verify finds a plan's faults: one call of what is not alike") {
       int given = int(p.versions.size());
       p.versions.push_back({.kind = Kind::given, .node = n, .at = sent.from, .live = true});
       p.versions.push_back({.kind = Kind::hop, .node = n, .at = sent.arrives, .in = {given}, .hop = sent.hop, .live = true, .bucket = bucket});
-      p.bodies[0].versions.push_back(given), p.bodies[0].versions.push_back(given + 1);
       p.roots.push_back(given + 1);
     }
+    p.bodies[0].versions = {0, 2, 1, 3};
     return message_of([&] { verify(p, whole, "a pass"); });
   };
   const Sent sum{pending(0), {Way::all_reduce, {}, {0}}, {}}, other{pending(1), {Way::all_reduce, {}, {1}}, {}};

@@ -45,6 +45,9 @@ void check_finite(program::Program&);
 // turns of loops around them, ids lie in their tables, and no argument is written over that was not `donated`; where memory is
 // `placed`, offsets are aligned and lie inside of the arena, and nothing is read that something else was written over.
 void verify(const program::Program&, const char* after, bool placed, const std::vector<bool>& donated = {});
+// Slots that share memory (Slot::alias) hold what each would hold alone: no slot is read when another of its memory was written
+// later, but in an earlier turn whose stripe is another. The copies that sharing makes needless stand in the program; raises.
+void verify_shared(const program::Program&);
 // What is wrong with a step of it by itself; empty: nothing.
 std::string fault_of(const program::Step&, const program::Program&);
 // All devices of a mesh make the same calls in the same order, of arrays that fit each other: what a group sums, or puts together

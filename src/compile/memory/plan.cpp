@@ -24,7 +24,6 @@ using program::aligned;
 
 constexpr int kForever = 1 << 30;
 
-void drop(Step& s) { s.kind = Kind::fused, s.fused = {}; }   // swept out afterwards
 void sweep(std::vector<Step>& steps) {
   std::erase_if(steps, [](auto& s) { return s.kind == Kind::fused && s.fused.code.empty(); });
   for (auto& s : steps) sweep(s.loop.body);
@@ -50,6 +49,8 @@ struct MemoryPlanner {
   std::vector<LoopSpan> spans = {};
   Accesses access = {};                      // at positions
 
+  std::map<Step*, Step> dropped = {};        // as they were
+
   int last() const { return int(moments.size()) - 1; }
   void walk(std::vector<Step>& steps, int loop) {
     for (auto& s : steps) {
@@ -62,6 +63,11 @@ struct MemoryPlanner {
       moments.push_back({&s, loop});
       spans[mine].end = last();
     }
+  }
+
+  void drop(Step& s) {   // swept out afterwards
+    dropped.emplace(&s, s);
+    s.kind = Kind::fused, s.fused = {};
   }
 
   // ---- liveness: of a slot and all that share its memory ----
@@ -374,6 +380,13 @@ struct MemoryPlanner {
         drop(*s);
   }
 
+  // The copies that are dropped say when a slot of a memory has the value of another.
+  void check_shared() {
+    for (auto& [at, step] : dropped) std::swap(*at, step);
+    verify_shared(p);
+    for (auto& [at, step] : dropped) std::swap(*at, step);
+  }
+
   // ---- places in the arena ----
   struct ArenaItem { std::int64_t bytes; Liveness liveness; std::int64_t* offset; const char* purpose; };
   using Items = std::vector<ArenaItem>;
@@ -474,6 +487,7 @@ struct MemoryPlanner {
     if (optional) share_all();
     for (int s = 0; s < int(p.slots.size()); ++s)
       if (!has_own_memory(s)) p.slot(s).alias = find_root(s);
+    if (checks("HALIAX_VERIFY")) check_shared();
     place_all();
     if (checks("HALIAX_POISON")) poison();
     sweep(p.steps);

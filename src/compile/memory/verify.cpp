@@ -27,6 +27,10 @@ using program::View;
 std::string place_of(const Step& s) { return s.where.empty() ? "" : "; " + s.where; }
 
 struct ProgramCheck {
+  // Of the elements that a view reaches, in all turns of the loops around: the first, the last, how many, at least and at most.
+  struct Extent { std::int64_t first, last, least = 1, most = 1; };
+  static constexpr std::int64_t kMost = std::int64_t(1) << 60;   // elements, see make()
+
   const Program& p;
   const char* after;
   bool placed;                               // slots have offsets
@@ -38,6 +42,10 @@ struct ProgramCheck {
   std::vector<int> last_write = {}, last_scratch = {};   // of a slot, and of scratch over it, by step
   std::vector<int> last_writer = {}, last_turn = {};     // of memory: the slot by which it was written, and in which turn
   std::map<int, int> wrote = {};             // by slot, which may share its memory: the last step that wrote it
+  struct Filled { std::int64_t begin = 0, end = 0, bytes = 0; };
+  std::map<int, Filled> filled = {};         // of memory: the bytes between which something was written, and at most how many
+  std::vector<std::pair<const View*, Extent>> extents = {};   // of the views of the step
+  int again = 0;                             // loops around that are walked a second time
   struct OpenCall { std::set<int> x, out; };  // memory
   std::map<int, OpenCall> open = {};         // calls that were started, by number
   bool last = false;                         // the last turn of the loop around is walked
@@ -52,23 +60,40 @@ struct ProgramCheck {
     return slot;
   }
   // The elements that a view reaches lie in its slot, by whatever ids.
-  void inside(const Step& s, const View& v, const Dims& dims, const std::vector<program::Indexed>& ids = {}) const {
+  void inside(const Step& s, const View& v, const Dims& dims, const std::vector<program::Indexed>& ids = {}) {
     if (v.slot < 0 || program::points(dims) == 0) return;
     if (v.slot >= int(p.slots.size())) bad(s, fmt::format("there is no slot {}", v.slot));
     if (s.kind == Kind::finish && p.slot(v.slot).bytes == 0) return;   // it says no dims
     if (v.strides.size() != dims.size()) bad(s, fmt::format("a view has {} strides for {} dims", v.strides.size(), dims.size()));
-    std::int64_t least = v.offset, most = v.offset;
-    auto reach = [&](std::int64_t far) { (far < 0 ? least : most) += far; };
-    for (std::size_t d = 0; d < dims.size(); ++d) reach((dims[d] - 1) * v.strides[d]);
-    for (auto& i : ids) reach((i.size - 1) * i.stride);
-    for (auto& t : v.terms) {
-      auto known = turns.find(t.loop);
-      if (t.slot < 0 && known == turns.end()) bad(s, "a view counts the turns of a loop that is not around it");
-      reach((t.slot >= 0 ? t.limit : known->second - 1) * t.stride);
-    }
+    auto far = extent_of(v, dims, ids);
+    for (auto& t : v.terms)
+      if (t.slot < 0 && !turns.count(t.loop)) bad(s, "a view counts the turns of a loop that is not around it");
     auto bytes = p.slot(v.slot).bytes;
-    if (least < 0 || (most + 1) * bytes_of(v.dtype) > bytes)
-      bad(s, fmt::format("elements {} to {} of slot {}, which has {} bytes", least, most, v.slot, bytes));
+    if (far.first < 0 || (far.last + 1) * bytes_of(v.dtype) > bytes)
+      bad(s, fmt::format("elements {} to {} of slot {}, which has {} bytes", far.first, far.last, v.slot, bytes));
+    extents.emplace_back(&v, far);
+  }
+  Extent extent_of(const View& v, const Dims& dims, const std::vector<program::Indexed>& ids) const {
+    Extent e{v.offset, v.offset};
+    std::vector<std::pair<std::int64_t, std::int64_t>> walks;   // stride and size, of what is surely walked
+    auto reach = [&](std::int64_t size, std::int64_t stride, bool walked) {
+      if (size <= 1 || stride == 0) return;
+      (stride < 0 ? e.first : e.last) += (size - 1) * stride;
+      if (walked) walks.emplace_back(std::abs(stride), size);
+      e.most = std::min(e.most * size, kMost);
+    };
+    for (std::size_t d = 0; d < dims.size(); ++d) reach(dims[d], v.strides[d], true);
+    for (auto& i : ids) reach(i.size, i.stride, false);
+    for (auto& t : v.terms)
+      if (auto known = turns.find(t.loop); t.slot >= 0) reach(t.limit + 1, t.stride, false);
+      else if (known != turns.end()) reach(known->second, t.stride, true);
+    std::sort(walks.begin(), walks.end());
+    std::int64_t span = 1;
+    for (auto [stride, size] : walks) {
+      if (stride >= span) e.least *= size;   // else it may come to the same elements again
+      span += (size - 1) * stride;
+    }
+    return e;
   }
   // Ids find nothing along an axis of size 0, so the table is not touched.
   static const View* untouched(const Step& s) {
@@ -77,7 +102,7 @@ struct ProgramCheck {
            : s.kind == Kind::scatter && empty(s.scatter) ? &s.scatter.target
                                                          : nullptr;
   }
-  void views(const Step& s) const {
+  void views(const Step& s) {
     for (auto* operands : {&s.collective.x, &s.collective.out, &s.host.arrays})
       for (auto& o : *operands) inside(s, o.view, o.dims);
     if (s.kind == Kind::collective || s.kind == Kind::host) return;
@@ -89,10 +114,25 @@ struct ProgramCheck {
       inside(s, v, dims, &v == &s.scatter.target ? s.scatter.indexed : std::vector<program::Indexed>());
     });
   }
-  void read(const Step& s, int slot) const {
+  const Extent* extent(const View* v) const {   // null: it touches nothing
+    auto known = std::find_if(extents.begin(), extents.end(), [&](auto& e) { return e.first == v; });
+    return known == extents.end() ? nullptr : &known->second;
+  }
+  // No more is read than was written.
+  void read_part(const Step& s, int slot, const View& v) const {
+    auto* e = extent(&v);
+    if (!e) return;
+    auto& has = filled.at(memory(slot));
+    const std::int64_t size = bytes_of(v.dtype);
+    if (e->first * size < has.begin || (e->last + 1) * size > has.end || e->least * size > has.bytes)
+      bad(s, fmt::format("{} elements from {} to {} of slot {} are read, of which {} bytes from {} to {} were written", e->least,
+                         e->first, e->last, slot, has.bytes, has.begin, has.end));
+  }
+  void read(const Step& s, int slot, const View* v) const {
     int mine = memory(slot);
     if (p.slot(slot).bytes == 0) return;
     if (!written.count(mine)) bad(s, fmt::format("slot {} is read before it is written", slot));
+    if (v) read_part(s, slot, *v);
     if (!placed) return;
     for (int other : beside[std::size_t(mine)])
       if (last_write[std::size_t(other)] > last_write[std::size_t(mine)])
@@ -128,14 +168,20 @@ struct ProgramCheck {
       last_scratch[std::size_t(k)] = now;
     }
   }
-  void write(const Step& s, int slot) {
+  void write(const Step& s, int slot, const View& v) {
     auto& of = p.slot(memory(slot));
     bool own = of.home != Home::argument || (of.index < int(donated.size()) && donated[std::size_t(of.index)]);
     if (!own) bad(s, fmt::format("it writes over argument {}, which was not donated", of.index));
-    fill(slot);
+    if (auto* e = extent(&v)) fill(slot, e->first, e->last + 1, e->most, bytes_of(v.dtype));
+    else fill(slot, 0, p.slot(slot).bytes, p.slot(slot).bytes, 1);   // sums of nothing
   }
-  void fill(int slot) {
+  void fill(int slot, std::int64_t begin, std::int64_t end, std::int64_t count, std::int64_t size) {   // elements
     written.insert(memory(slot));
+    if (again == 0) {
+      auto& f = filled.try_emplace(memory(slot), Filled{begin * size, end * size}).first->second;
+      f.begin = std::min(f.begin, begin * size), f.end = std::max(f.end, end * size);
+      f.bytes = std::min(f.bytes + count * size, kMost);
+    }
     if (!placed) return;
     wrote[slot] = now;
     auto mine = std::size_t(memory(slot));
@@ -177,13 +223,14 @@ struct ProgramCheck {
   void steps(const std::vector<Step>& all) {
     for (auto& s : all) {
       ++now;
+      extents.clear();
       views(s);
       if (auto wrong = fault_of(s, p); !wrong.empty()) bad(s, wrong);
       if (placed) calls(s);
       if (s.kind == Kind::finish) continue;
       for (bool written : {false, true})
-        each_access(s, [&](int slot, bool writes, const View*) {
-          if (writes == written) writes ? write(s, slot) : read(s, slot);
+        each_access(s, [&](int slot, bool writes, const View* v) {
+          if (writes == written) writes ? write(s, slot, *v) : read(s, slot, v);
         });
       if (placed) lies_apart(s);
       if (s.kind != Kind::loop) continue;
@@ -199,7 +246,9 @@ struct ProgramCheck {
       auto outer_turn = std::exchange(turn, now);
       steps(s.loop.body);
       last = true, turn = now;   // once more: what the first turn wrote over the second may read
+      ++again;
       if (placed && s.loop.trips > 1) steps(s.loop.body);
+      --again;
       last = outer, turn = outer_turn;
       turns.erase(s.loop.variable);
     }
@@ -218,7 +267,7 @@ struct ProgramCheck {
   void run() {
     aliases();
     if (placed) find_overlaps();
-    for (int s : p.argument_slots) fill(s);
+    for (int s : p.argument_slots) fill(s, 0, p.slot(s).bytes, p.slot(s).bytes, 1);
     steps(p.steps);
     if (!open.empty()) bad({}, fmt::format("call {} is never finished", open.begin()->first));
     for (int s : p.result_slots)

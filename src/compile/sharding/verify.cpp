@@ -255,8 +255,22 @@ struct PlanCheck {
   void joined(const Version& v, std::map<int, const Version*>& calls) const {
     if (v.bucket < 0 || !v.talks()) return;
     auto& first = *calls.try_emplace(v.bucket, &v).first->second;
+    for (int k : v.in)
+      if (k >= 0) must(plan.version(k).bucket != v.bucket, v, "it is sent in one call with what it is made of");
     bool alike = v.kind == first.kind && v.hop.kind == first.hop.kind && v.hop.over == first.hop.over && v.body == first.body;
     must(alike && ended(v) == ended(first), v, "it is sent in one call with what is sent otherwise");
+  }
+  // And stands beside it, so that nothing between them is made of one, and makes another.
+  void side_by_side() const {
+    std::set<int> calls;
+    for (auto& body : plan.bodies)
+      for (int before = -1; int k : body.versions) {
+        auto& v = plan.version(k);
+        if (!v.live) continue;
+        bool joins = v.bucket >= 0 && v.bucket == before;
+        must(v.bucket < 0 || joins || calls.insert(v.bucket).second, v, "what is sent in one call with it stands elsewhere");
+        before = v.bucket;
+      }
   }
   std::set<Monoid> ended(const Version& v) const {   // by a call that sums
     std::set<Monoid> out;
@@ -279,6 +293,7 @@ struct PlanCheck {
   void run() const {
     using Kind = Version::Kind;
     std::map<int, const Version*> calls;   // the first version of each
+    side_by_side();
     for (auto& v : plan.versions) {
       if (!v.live) continue;
       reads(v);
@@ -418,6 +433,20 @@ struct DeviceCheck {
       });
     });
   }
+  // An op is that of the plan, of what the plan says. Those that pick, and slices of turns, count from elsewhere.
+  void computed(const Version& v, const NodePtr& mine) const {
+    auto& n = node(v);
+    if (v.kind != Version::Kind::compute || n.op->on_block || v.own_turns) return;
+    Nodes in;
+    for (int k : v.in) {
+      if (k >= 0 && plan.version(k).ring >= 0) return;
+      in.push_back(k < 0 ? nullptr : made[std::size_t(k)]);
+    }
+    auto should = prim::remade(n, in, local_axes(n.axes, v.at, whole.mesh, device));
+    auto same = [&](auto field) { return (*mine).*field == (*should).*field; };   // one may be of another mapping
+    bool alike = same(&Node::op) && same(&Node::in) && same(&Node::axes) && same(&Node::dtype) && same(&Node::attr);
+    must(alike, v, [&] { return fmt::format("it is not {} of what it is made of", n.op->name); });
+  }
   // A version that others take part in is what the call makes of its operand, along the mesh axes and by the monoid of the plan.
   void called(const Version& v, const NodePtr& mine) const {
     if (v.kind != Version::Kind::hop || !v.talks()) return;
@@ -461,6 +490,7 @@ struct DeviceCheck {
       must(same_set(made[k]->axes, axes), v,
            [&] { return "it is " + to_string(made[k]->axes) + ", and its block is " + to_string(axes); });
       must(made[k]->dtype == node(v).dtype, v, [&] { return "it is " + std::string(name_of(made[k]->dtype)); });
+      computed(v, made[k]);
       called(v, made[k]);
       pended(v, made[k]);
       if (v.kind == Version::Kind::hop && v.hop.kind == Hop::Kind::slice)

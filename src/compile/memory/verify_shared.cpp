@@ -1,0 +1,94 @@
+// Slots that share memory hold what each of them would hold alone, as long as somebody reads it.
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "compile/memory/memory.h"
+#include "compile/memory/stripes.h"
+#include "compile/memory/views.h"
+#include "haliax/error.h"
+
+namespace haliax {
+namespace {
+
+using program::Kind;
+using program::Program;
+using program::Step;
+using program::View;
+
+// Walks the steps in order, loops twice: what the first turn wrote the second one may read.
+struct SharedCheck {
+  const Program& p;
+  struct Write {
+    int at, slot;
+    const Step* step;
+    const View* view;
+  };
+  struct LoopAround { int variable, begin, turn; };   // the moments before it, and before its turn
+  std::vector<std::vector<Write>> writes = std::vector<std::vector<Write>>(p.slots.size());   // by memory
+  std::vector<int> wrote = std::vector<int>(p.slots.size(), -1);                              // by slot: when last
+  std::vector<int> members = std::vector<int>(p.slots.size());                                // of a memory
+  std::vector<LoopAround> around = {};                                                        // outermost first
+  Trips trips = {};
+  int now = 0;
+
+  std::size_t memory(int slot) const {
+    while (p.slot(slot).alias >= 0) slot = p.slot(slot).alias;
+    return std::size_t(slot);
+  }
+  // Was it written in an earlier turn of a loop, in which each turn reads and writes a stripe of its own?
+  bool elsewhere(const Write& w, const Step& s, const View* v) const {
+    for (auto l = around.rbegin(); l != around.rend(); ++l) {
+      if (w.at <= l->begin) continue;
+      if (w.at > l->turn || !v || !w.view) return false;
+      auto written = stripes_of(*w.step, *w.view, l->variable, trips);
+      return written && written == stripes_of(s, *v, l->variable, trips);
+    }
+    return false;
+  }
+  void read(const Step& s, int slot, const View* v) const {
+    for (auto& w : writes[memory(slot)])
+      if (w.slot != slot && w.at > wrote[std::size_t(slot)] && !elsewhere(w, s, v))
+        throw Error(fmt::format("[verify] {} after plan_memory: slot {} is read, and slot {} was written over it; {}", s.why,
+                                slot, w.slot, s.where));
+  }
+  // From one slot to another of the same memory and place: both hold the value from now on.
+  bool stays(const Step& s) const {
+    return s.kind == Kind::copy && same_place(s.copy.x, s.copy.out) && memory(s.copy.x.slot) == memory(s.copy.out.slot);
+  }
+  void steps(const std::vector<Step>& all) {
+    for (auto& s : all) {
+      ++now;
+      auto shares = [&](int slot) { return members[memory(slot)] > 1; };
+      if (s.kind != Kind::finish)
+        for (bool written : {false, true})
+          each_access(s, [&](int slot, bool writes_it, const View* v) {
+            if (writes_it != written || !shares(slot)) return;
+            if (!writes_it) return read(s, slot, v);
+            wrote[std::size_t(slot)] = now;
+            if (!stays(s)) writes[memory(slot)].push_back({now, slot, &s, v});
+          });
+      if (s.kind != Kind::loop) continue;
+      if (s.loop.variable < 0) {
+        steps(s.loop.body);
+        continue;
+      }
+      around.push_back({s.loop.variable, now, now});
+      for (int turn = 0; turn < std::min<std::int64_t>(s.loop.trips, 2); ++turn) around.back().turn = now, steps(s.loop.body);
+      around.pop_back();
+    }
+  }
+  void run() {
+    for (int k = 0; k < int(p.slots.size()); ++k) ++members[memory(k)];
+    each_step(p.steps, [&](auto& s) {
+      if (s.kind == Kind::loop && s.loop.variable >= 0) trips[s.loop.variable] = s.loop.trips;
+    });
+    steps(p.steps);
+  }
+};
+
+}  // namespace
+
+void verify_shared(const Program& p) { SharedCheck{p}.run(); }
+
+}  // namespace haliax
