@@ -128,7 +128,7 @@ struct NodeCheck {
   void reduce() const {
     must(n.in.size() == 1, "it has {} operands, and folds one", std::int64_t(n.in.size()));
     auto folded = names_of(without(n.in[0]->axes, n.axes));
-    auto& counted = n.attr.names;                  // in this order
+    auto counted = ReduceAttr::of(n).over;         // in this order
     bool counts = std::is_permutation(folded.begin(), folded.end(), counted.begin(), counted.end());
     must(counts || !finds_position(n.op->code), "it counts positions along other axes than it folds");
     result_is(!finds_position(n.op->code) ? n.in[0]->dtype : prim::position_dtype(axis_size(without(n.in[0]->axes, n.axes))));
@@ -144,7 +144,10 @@ struct NodeCheck {
     must(wrong.empty(), "{}", wrong);
   }
   void moves() const {
-    if (n.op->stretches && along(n, kResultSide, n.attr.names[0]).way == Along::Way::shift) shifts(n.attr.names[0]);
+    if (n.op->stretches) {
+      auto axis = AlongAttr::of(n).axis;
+      if (along(n, kResultSide, axis).way == Along::Way::shift) shifts(axis);
+    }
     faultless();
   }
   // Positions that move: stretches in order, inside of what they are read from and of the result.
@@ -205,7 +208,7 @@ struct NodeCheck {
     must(same_set(rest(v->axes), rest(r.value[0]->axes)), "bodies stack different axes");
   }
   void custom() const {
-    auto& c = static_cast<const CustomVjp&>(*n.attr.payload);
+    auto& c = custom_vjp_of(n);
     must(c.results > 0 && c.results <= n.in.size(), "it has {} results, and {} operands", std::int64_t(c.results),
          std::int64_t(n.in.size()));
     auto wrong = c.fault(n.in);
@@ -216,7 +219,7 @@ struct NodeCheck {
     auto& from = n.in[0];
     std::size_t count = from->op == &kLoop         ? loop_of(n).results.size()
                         : from->op == &kCollective ? wiring_of(*from).out.size()
-                                                   : static_cast<const CustomVjp&>(*from->attr.payload).results;
+                                                   : custom_vjp_of(*from).results;
     must(k < count, "its {} has no result {}", std::string(from->op->name), std::int64_t(k));
     auto whole = from->op == &kLoop ? loop_result(from, k) : from->op == &kCollective ? collective_result(from, k) : from->in[k];
     result_is(whole->dtype);

@@ -74,6 +74,7 @@ struct CustomVjp : Payload {
   virtual std::string fault(const Nodes& operands) const = 0;   // what cannot be, for the verifier; empty: nothing
 };
 extern const Op kCustomVjp;
+inline const CustomVjp& custom_vjp_of(const Node& custom) { return static_cast<const CustomVjp&>(*custom.attr.payload); }
 NodePtr make_custom_vjp(Nodes operands, std::shared_ptr<const CustomVjp>);
 NodePtr custom_vjp_result(const NodePtr& custom, std::size_t k);
 

@@ -3,6 +3,7 @@
 #include "graph/axes.h"
 #include "graph/fail.h"
 #include "haliax/nn.h"
+#include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax::nn {
@@ -13,7 +14,7 @@ constexpr auto kCache = "kv_cache";
 // The same number everywhere, that is known now.
 std::optional<double> known(const NamedArray& a) {
   if (!prim::is_number(a.node())) return {};
-  return prim::stripped(a.node())->attr.number;
+  return real_of(*prim::stripped(a.node()));
 }
 void check_lengths(const NamedArray& lengths) {
   if (!is_integer(lengths.dtype())) fail(kCache, "the lengths are {}, not integers: they count positions", lengths.dtype());

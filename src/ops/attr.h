@@ -17,6 +17,19 @@ struct SliceAttr {
     return {n.attr.names[0], i[0], i[1], i[2], i[3] != 0};
   }
 };
+// What goes along one axis: a sort, a concatenation. All that moves positions (Op::stretches) says first along which.
+struct AlongAttr {
+  Name axis;
+  Attr attr() const { return {.names = {axis}}; }
+  static AlongAttr of(const Node& n) { return {n.attr.names[0]}; }
+};
+// argmax, argmin: the axes that are folded, along which positions count in this order; other reductions say none. softmax,
+// logsumexp: the axes over which the sums are.
+struct ReduceAttr {
+  Names over;
+  Attr attr() const { return {.names = over}; }
+  static ReduceAttr of(const Node& n) { return {n.attr.names}; }
+};
 // flatten: parts in one axis, row-major; unflatten: an axis in parts.
 struct RegroupAttr {
   Names parts;
@@ -45,12 +58,14 @@ struct RenameAttr {
     return at == from.end() ? a : to[std::size_t(at - from.begin())];
   }
 };
+// Of a take or a scatter: the axes of the table, or the base, that ids are for.
+inline const Names& indexed_axes(const Node& n) { return n.attr.names; }
 // take: operands are the table, then ids for each axis.
 struct GatherAttr {
   Names axes;   // of the table
   program::Outside outside = program::Outside::fill;
   Attr attr() const { return {.names = axes, .ints = {std::int64_t(outside)}}; }
-  static GatherAttr of(const Node& n) { return {n.attr.names, program::Outside(n.attr.ints[0])}; }
+  static GatherAttr of(const Node& n) { return {indexed_axes(n), program::Outside(n.attr.ints[0])}; }
 };
 // Operands are the base, the updates, then ids for each axis of the base.
 struct ScatterAttr {
@@ -58,7 +73,7 @@ struct ScatterAttr {
   program::Update update = program::Update::add;
   bool clamp = false;
   Attr attr() const { return {.names = axes, .ints = {std::int64_t(update), clamp}}; }
-  static ScatterAttr of(const Node& n) { return {n.attr.names, program::Update(n.attr.ints[0]), n.attr.ints[1] != 0}; }
+  static ScatterAttr of(const Node& n) { return {indexed_axes(n), program::Update(n.attr.ints[0]), n.attr.ints[1] != 0}; }
 };
 // A custom op of the user's: the axes that the call names, and which of its kernels it takes.
 struct CustomAttr {
@@ -82,6 +97,7 @@ inline std::size_t result_number(const Node& result) { return std::size_t(result
 inline bool is_loop_result(const Node& n) { return n.op == &kResult && n.in[0]->op == &kLoop; }
 inline const LoopResult& result_of(const Node& result) { return loop_of(result).results[result_number(result)]; }  // of a loop
 inline std::int64_t integer_of(const Node& number) { return number.attr.ints.empty() ? 0 : number.attr.ints[0]; }
+inline double real_of(const Node& number) { return number.attr.number; }   // of an integer, too
 struct CumulativeAttr {
   Name axis;
   Monoid monoid = Monoid::sum;

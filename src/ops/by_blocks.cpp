@@ -57,7 +57,7 @@ NodePtr extreme_position(const NodePtr& n) {
   auto hit = equal(x, top);
   if (is_float(x->dtype)) hit = both(kBitOr, hit, both(kBitAnd, nan(x), nan(top)));
   Axes over;
-  for (auto name : n->attr.names) over.push_back(*find(*x, name));
+  for (auto name : ReduceAttr::of(*n).over) over.push_back(*find(*x, name));
   auto candidate = select(hit, flat_position(over, n->dtype), extreme(n->dtype, true));
   return reduce(Monoid::min, candidate, n->axes);
 }
@@ -180,7 +180,8 @@ std::optional<SliceAttr> slice_of(const NodePtr& ids, const Axis& whole) {
   return SliceAttr{whole.name, run->start, a->size, run->step};
 }
 std::int64_t where_on(const Node& n, Name axis) {
-  return std::find(n.attr.names.begin(), n.attr.names.end(), axis) - n.attr.names.begin();
+  auto& axes = indexed_axes(n);
+  return std::find(axes.begin(), axes.end(), axis) - axes.begin();
 }
 
 // May a device have only a part of x along this axis? Not where x is made of positions.
@@ -202,8 +203,8 @@ NodePtr picked_apart(const NodePtr& n, Name axis) {
   if (auto c = slice_of(n->in[1 + slot], whole); c && n->in.size() == 2)
     return slice(n->in[0], c->axis, c->start, c->size, c->step);
   Name positions = positions_of(axis);
-  Where where;
-  for (std::size_t k = 0; k < attr.axes.size(); ++k) where.push_back({attr.axes[k], rename(n->in[k + 1], {axis}, {positions})});
+  auto where = where_of(*n, 1);
+  for (auto& [a, ids] : where) ids = rename(ids, {axis}, {positions});
   return rename(gather(n->in[0], where, with_name(n->axes, axis, positions), attr.outside), {positions}, {axis});
 }
 
@@ -290,8 +291,8 @@ NodePtr ordered(const NodePtr& n, Name axis, int blocks) {
 
 // Are these ids all positions of the axis, each once?
 bool is_order(const Node& ids, Name axis) {
-  if (ids.op == &kArgsort) return ids.attr.names[0] == axis;
-  return ids.op == &kGather && ids.attr.names == Names{axis} && is_order(*ids.in[0], axis) && is_order(*ids.in[1], axis);
+  if (ids.op == &kArgsort) return AlongAttr::of(ids).axis == axis;
+  return ids.op == &kGather && indexed_axes(ids) == Names{axis} && is_order(*ids.in[0], axis) && is_order(*ids.in[1], axis);
 }
 bool is_drawn_order(const Node& ids, Name axis) {   // as `random::permutation` has it
   if (!is_order(ids, axis)) return false;
@@ -381,9 +382,10 @@ NodePtr scatter_by_blocks(const NodePtr& n, Name axis, int) {
   auto updates = n->in[1];
   bool sets = attr.update == program::Update::set, adds = attr.update == program::Update::add;
   std::vector<SliceAttr> runs;
-  for (std::size_t k = 0; k < attr.axes.size(); ++k)
-    if (auto c = slice_of(n->in[k + 2], *find(*n, attr.axes[k])); c && c->step == 1) runs.push_back(*c);
-  if (runs.size() == attr.axes.size() && (sets || adds)) {
+  auto where = where_of(*n, 2);
+  for (auto& [a, ids] : where)
+    if (auto c = slice_of(ids, *find(*n, a)); c && c->step == 1) runs.push_back(*c);
+  if (runs.size() == where.size() && (sets || adds)) {
     NodePtr there;
     for (auto& c : runs) {
       auto whole = *find(*base, c.axis);
@@ -394,8 +396,7 @@ NodePtr scatter_by_blocks(const NodePtr& n, Name axis, int) {
     return sets ? select(there, updates, base, n->axes) : add(base, updates);
   }
   Name positions = positions_of(axis);
-  Where where;
-  for (std::size_t k = 0; k < attr.axes.size(); ++k) where.push_back({attr.axes[k], rename(n->in[k + 2], {axis}, {positions})});
+  for (auto& [a, ids] : where) ids = rename(ids, {axis}, {positions});
   return scatter(base, rename(updates, {axis}, {positions}), where, attr.update, attr.clamp);
 }
 
@@ -416,18 +417,21 @@ NodePtr pointwise_source(const NodePtr& n, const std::function<bool(const Node&)
 }
 bool tells_little(const Node& n) { return n.op == &kCumulative; }
 bool is_top_k(const Node& n) {
-  return n.op == &kSlice && along(n, 0, n.attr.names[0]).way == Along::Way::shift && n.in[0]->op == &kArgsort &&
-         n.attr.names[0] == n.in[0]->attr.names[0] && SliceAttr::of(n).start == 0 && SliceAttr::of(n).step == 1;
+  auto c = slice_of(n);
+  return c && along(n, 0, c->axis).way == Along::Way::shift && n.in[0]->op == &kArgsort &&
+         c->axis == AlongAttr::of(*n.in[0]).axis && c->start == 0 && c->step == 1;
 }
 bool picks_top_k(const Node& n) {
-  return n.op == &kGather && n.in.size() == 2 && is_top_k(*n.in[1]) && n.attr.names[0] == n.in[1]->attr.names[0];
+  return n.op == &kGather && n.in.size() == 2 && is_top_k(*n.in[1]) &&
+         indexed_axes(n)[0] == AlongAttr::of(*n.in[1]).axis;
 }
 
 const char* user_name(const Node& n) {
   if (is_top_k(n) || picks_top_k(n)) return "top_k";
   if (n.op == &kGather && n.in.size() == 2) {
-    if (rolled_by(n, n.attr.names[0])) return "roll";
-    if (is_drawn_order(*n.in[1], n.attr.names[0])) return "permutation";
+    auto axis = indexed_axes(n)[0];
+    if (rolled_by(n, axis)) return "roll";
+    if (is_drawn_order(*n.in[1], axis)) return "permutation";
   }
   if (n.op != &kCumulative) return n.op->name;
   auto m = CumulativeAttr::of(n).monoid;
@@ -475,11 +479,12 @@ NodePtr counted(const NodePtr& ids, std::int64_t size, bool clamps) {
 }
 // The operands with ids, from the first on, that count from the starts of blocks; of what lies elsewhere they find nothing.
 Nodes on_blocks(const Node& n, Nodes in, std::size_t first, bool clamps, const std::vector<Block>& blocks) {
-  for (std::size_t k = 0; k < n.attr.names.size(); ++k) {
-    auto size = find(*n.in[0], n.attr.names[k])->size;
+  auto& axes = indexed_axes(n);
+  for (std::size_t k = 0; k < axes.size(); ++k) {
+    auto size = find(*n.in[0], axes[k])->size;
     auto ids = counted(in[first + k], size, clamps);
     auto number = [&](std::int64_t v) { return integer(v, ids->dtype); };
-    auto block = std::find_if(blocks.begin(), blocks.end(), [&](auto& b) { return b.axis == n.attr.names[k]; });
+    auto block = std::find_if(blocks.begin(), blocks.end(), [&](auto& b) { return b.axis == axes[k]; });
     if (block != blocks.end()) {
       auto shifted = sub(ids, cast(block->start, ids->dtype));
       in[first + k] = select(within(shifted, 0, block->size), shifted, number(block->size));

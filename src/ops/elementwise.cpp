@@ -105,11 +105,11 @@ NodePtr cast(G a, DType d) {
   if (a->dtype == d) return a;
   auto& n = *stripped(a);
   if (!is_number(a) || (is_float(a->dtype) && !is_float(d))) return map(kCast, {a}, d);
-  return fit(is_float(a->dtype) ? number(n.attr.number, d) : integer(integer_of(n), d), a->axes);
+  return fit(is_float(a->dtype) ? number(real_of(n), d) : integer(integer_of(n), d), a->axes);
 }
 NodePtr bitcast(G a, DType d) { return map(kBitcast, {a}, d); }
 NodePtr neg(G a) {
-  if (is_number(a) && is_float(a->dtype)) return filled(-stripped(a)->attr.number, a->dtype, a->axes);
+  if (is_number(a) && is_float(a->dtype)) return filled(-real_of(*stripped(a)), a->dtype, a->axes);
   return map(kNeg, {a}, a->dtype);
 }
 NodePtr logical_not(G a) { return map(kNot, {a}, DType::boolean); }
@@ -132,7 +132,7 @@ NodePtr fit_both(G value, G a, G b) { return fit(value, joined(a->axes, b->axes)
 // Two plain numbers: folded in the precision of their dtype.
 NodePtr folded(G a, G b, double (*f)(double, double)) {
   if (a->op != &kNumber || b->op != &kNumber || (a->dtype != DType::f32 && a->dtype != DType::f64)) return nullptr;
-  return number(f(a->attr.number, b->attr.number), a->dtype);
+  return number(f(real_of(*a), real_of(*b)), a->dtype);
 }
 }  // namespace
 

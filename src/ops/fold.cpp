@@ -1,4 +1,5 @@
 // Folds over axes, and the product of two arrays summed over axes. An axis of an operand that the result lacks is folded away.
+#include "ops/attr.h"
 #include "ops/by_blocks.h"
 #include "ops/in_turns.h"
 #include "ops/prim.h"
@@ -64,7 +65,7 @@ const Op& pairwise(Monoid m) {
 }
 NodePtr sum(G x, const Axes& over) { return reduce(Monoid::sum, x, without(x->axes, over)); }
 NodePtr argreduce(bool largest, G x, const Axes& kept, const Axes& over) {
-  return make(largest ? kArgmax : kArgmin, {x}, kept, position_dtype(axis_size(over)), {.names = names_of(over)});
+  return make(largest ? kArgmax : kArgmin, {x}, kept, position_dtype(axis_size(over)), ReduceAttr{names_of(over)}.attr());
 }
 
 NodePtr contract(G a, G b, const Axes& kept) { return contract(a, b, kept, promote(a->dtype, b->dtype)); }

@@ -25,9 +25,10 @@ NodePtr positions_in(const Block& b, Name axis, DType d) {
 // The extreme so far, where it is, and what else lies there; the first of equals wins, from whichever end the walk comes.
 std::optional<Turns> extreme_in_turns(const NodePtr& n, const Nodes& picked) {
   auto& x = n->in[0];
-  if (n->attr.names.size() != 1) return {};
+  const auto over = ReduceAttr::of(*n).over;
+  if (over.size() != 1) return {};
   const bool largest = n->op == &kArgmax;
-  Turns t{.axis = n->attr.names[0], .reads = joined({x}, tables_of(picked)), .value = 1};
+  Turns t{.axis = over[0], .reads = joined({x}, tables_of(picked)), .value = 1};
   t.start = {fit(extreme(x->dtype, !largest), n->axes), filled(-1, n->dtype, n->axes)};
   for (auto& p : picked) t.start.push_back(filled(0, p->dtype, p->axes));
   t.next = [=, axis = t.axis](const Nodes& known, const Nodes& blocks, const Block& block, bool reverse) {

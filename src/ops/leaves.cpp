@@ -58,7 +58,7 @@ NodePtr filled(double v, DType dtype, const Axes& axes) { return fit(number(v, d
 NodePtr zeros_like(const NodePtr& x) { return filled(0, x->dtype, x->axes); }
 const NodePtr& stripped(const NodePtr& n) { return n->op == &kFit ? n->in[0] : n; }
 bool is_number(const NodePtr& n) { return stripped(n)->op == &kNumber; }
-bool is_number(const NodePtr& n, double v) { return is_number(n) && stripped(n)->attr.number == v; }
+bool is_number(const NodePtr& n, double v) { return is_number(n) && real_of(*stripped(n)) == v; }
 
 DType position_dtype(std::int64_t size) {
   return size > std::numeric_limits<std::int32_t>::max() ? DType::i64 : DType::i32;

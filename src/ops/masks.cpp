@@ -28,7 +28,7 @@ struct Bounds { NodePtr low, high; };
 struct SameMask { NodePtr mask; bool negated = false; };
 std::optional<bool> outcome(Code how, const NodePtr& a, const NodePtr& b) {   // of two numbers; as doubles have them
   if (!is_number(a) || !is_number(b)) return {};
-  const double x = stripped(a)->attr.number, y = stripped(b)->attr.number;
+  const double x = real_of(*stripped(a)), y = real_of(*stripped(b));
   if (!is_float(a->dtype) && std::max(std::abs(x), std::abs(y)) > double(std::int64_t(1) << 53)) return {};
   switch (how) {
     case Code::less: return x < y;

@@ -31,7 +31,7 @@ std::optional<std::int64_t> known(const char* op, G n) {
   if (!prim::is_number(n) || !visible(*n).empty()) return {};
   auto& number = *prim::stripped(n);
   if (!is_float(n->dtype)) return integer_of(number);
-  auto v = number.attr.number;
+  auto v = real_of(number);
   if (v != std::floor(v) || std::abs(v) > 0x1p53) check_integer(op, n);
   return std::int64_t(v);
 }

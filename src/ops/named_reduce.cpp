@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "haliax/fmt.h"
+#include "ops/attr.h"
 #include "ops/named.h"
 
 namespace haliax {
@@ -70,7 +71,7 @@ NamedArray position(const char* op, bool largest, const Arr& a, const std::optio
 // ---- softmax and logsumexp: composed values, direct gradients ----
 const Op kSoftmax{.name = "softmax", .kind = Kind::wrap, .grad = [](G o, G g) {
   Axes over;
-  for (auto n : o->attr.names) over.push_back(*find(*o, n));
+  for (auto n : ReduceAttr::of(*o).over) over.push_back(*find(*o, n));
   auto slope = prim::mul(g, o);
   return Nodes{nullptr, prim::sub(slope, prim::mul(o, prim::sum(slope, over)))};
 }};
@@ -127,13 +128,13 @@ NamedArray logsumexp(Arr a, const AxisSelection& axis) {
   auto x = prim::cast(f.x, f.wide), top = f.greatest(x);
   auto shift = prim::select(prim::is_finite(top), top, prim::number(0, f.wide));
   auto e = prim::exp(prim::sub(x, shift)), total = f.sum(e), value = prim::add(prim::log(total), shift);
-  return f.result(make(prim::kLogsumexp, {value, x, e, total, top}, f.rest, f.wide, {.names = names_of(f.over)}));
+  return f.result(make(prim::kLogsumexp, {value, x, e, total, top}, f.rest, f.wide, ReduceAttr{names_of(f.over)}.attr()));
 }
 NamedArray softmax(Arr a, const AxisSelection& axis) {
   Reduced f("softmax", a, axis);
   auto x = prim::fit(prim::cast(f.x, f.wide), f.whole), e = prim::exp(prim::sub(x, f.greatest(x)));
   auto value = prim::mul(e, prim::reciprocal(f.sum(e)));
-  return f.result(make(kSoftmax, {value, x}, f.whole, f.wide, {.names = names_of(f.over)}));
+  return f.result(make(kSoftmax, {value, x}, f.whole, f.wide, ReduceAttr{names_of(f.over)}.attr()));
 }
 // Not x - logsumexp(x): far from zero the two would agree in all digits that matter.
 NamedArray log_softmax(Arr a, const AxisSelection& axis) {

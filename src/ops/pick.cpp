@@ -14,7 +14,6 @@ namespace {
 using program::Outside;
 using program::Update;
 
-// attr of gather and scatter: names = indexed axes of the table; operands: table (or base, updates), then ids for each.
 program::View table_view(const Place& p, const Axes& axes, const Names& indexed, const Axes& dims) {
   auto v = Emit::view(p, axes, dims);
   for (std::size_t d = 0; d < dims.size(); ++d)
@@ -24,19 +23,20 @@ program::View table_view(const Place& p, const Axes& axes, const Names& indexed,
 std::vector<program::Indexed> indexed_of(const Node& n, std::size_t first, const Place& table, const Axes& table_axes,
                                          const Axes& dims, Emit& e) {
   std::vector<program::Indexed> out;
-  for (std::size_t k = 0; k < n.attr.names.size(); ++k) {
+  for (auto& [axis, ids] : where_of(n, first)) {
     std::size_t d = 0;
-    while (table_axes[d].name != n.attr.names[k]) ++d;
-    out.push_back({Emit::view(e.operand(first + k), n.in[first + k]->axes, dims), table.strides[d], table_axes[d].size});
+    while (table_axes[d].name != axis) ++d;
+    out.push_back({Emit::view(e.operand(first + out.size()), ids->axes, dims), table.strides[d], table_axes[d].size});
   }
   return out;
 }
 void gather_lower(const Node& n, Emit& e) {
   auto table = e.operand(0);
+  auto gather = GatherAttr::of(n);
   auto& axes = n.in[0]->axes;
   e.push({.kind = program::Kind::gather,
-          .gather = {Emit::sizes(n.axes), table_view(table, axes, n.attr.names, n.axes), Emit::view(e.result(), n.axes, n.axes),
-                     indexed_of(n, 1, table, axes, n.axes, e), GatherAttr::of(n).outside}});
+          .gather = {Emit::sizes(n.axes), table_view(table, axes, gather.axes, n.axes), Emit::view(e.result(), n.axes, n.axes),
+                     indexed_of(n, 1, table, axes, n.axes, e), gather.outside}});
 }
 void scatter_lower(const Node& n, Emit& e) {
   auto target = e.result();
@@ -45,20 +45,15 @@ void scatter_lower(const Node& n, Emit& e) {
   else e.copy(e.operand(0), target, n.axes);
   auto& dims = n.in[1]->axes;
   e.push({.kind = program::Kind::scatter,
-          .scatter = {Emit::sizes(dims), Emit::view(e.operand(1), dims, dims), table_view(target, n.axes, n.attr.names, dims),
+          .scatter = {Emit::sizes(dims), Emit::view(e.operand(1), dims, dims), table_view(target, n.axes, scatter.axes, dims),
                       indexed_of(n, 2, target, n.axes, dims, e), scatter.update, scatter.clamp}});
-}
-Where where_of(const Node& n, std::size_t first) {
-  Where w;
-  for (std::size_t k = 0; k < n.attr.names.size(); ++k) w.push_back({n.attr.names[k], n.in[first + k]});
-  return w;
 }
 // ---- rules along axes ----
 using Way = Along::Way;
 // An axis that is picked from, or placed into, may come back as an axis of the ids: then its name means the latter, and the
 // table's has none.
 Along gather_along(const Node& n, std::size_t k, Name a) {
-  if (k != 0 || !has(n.attr.names, a)) return {Way::map, a};
+  if (k != 0 || !has(indexed_axes(n), a)) return {Way::map, a};
   if (has(n.axes, a)) return {Way::whole, {}};
   return {Way::pick, a, n.dtype == DType::boolean ? Monoid::max : Monoid::sum};
 }
@@ -71,7 +66,7 @@ Monoid monoid_of(const Node& scatter) {
   }
 }
 Along scatter_along(const Node& n, std::size_t k, Name a) {
-  bool indexed = has(n.attr.names, a), clashes = indexed && has(n.in[1]->axes, a);
+  bool indexed = has(indexed_axes(n), a), clashes = indexed && has(n.in[1]->axes, a);
   if (k == 0 || k == kResultSide) {   // the base, and what becomes of it
     if (clashes) return {Way::whole, {}};
     return indexed && k == 0 ? Along{Way::pick, a, monoid_of(n)} : Along{Way::map, a};
@@ -86,7 +81,7 @@ Linear scatter_zero_in(const Node& n, std::size_t k) {
   if (k > 1 || scatter_monoid(n) != Monoid::sum) return Linear::no;
   return !is_number(n.in[0], 0) ? Linear::all : k == 1 ? Linear::one : Linear::no;
 }
-Along whole_along(const Node& n, std::size_t, Name a) { return {a == n.attr.names[0] ? Way::whole : Way::map, a}; }
+Along whole_along(const Node& n, std::size_t, Name a) { return {a == AlongAttr::of(n).axis ? Way::whole : Way::map, a}; }
 
 Axes axis_last(const Axes& axes, Name last) {
   auto mine = *find_axis(axes, last);
@@ -95,7 +90,7 @@ Axes axis_last(const Axes& axes, Name last) {
 void sort_lower(const Node& n, Emit& e) {
   program::Step s;
   s.kind = program::Kind::sort;
-  auto dims = axis_last(n.axes, n.attr.names[0]);
+  auto dims = axis_last(n.axes, AlongAttr::of(n).axis);
   auto out = Emit::view(e.result(), n.axes, dims);
   s.sort = {Emit::sizes(dims), Emit::view(e.operand(0), n.in[0]->axes, dims), {}, {}};
   (n.op == &kSort ? s.sort.out : s.sort.indices) = out;
@@ -120,7 +115,7 @@ NodePtr cumprod_grad(G x, G y, G g, Name axis, bool reverse) {
 }
 void cumulative_lower(const Node& n, Emit& e) {
   auto how = CumulativeAttr::of(n);
-  auto dims = axis_last(n.axes, n.attr.names[0]);
+  auto dims = axis_last(n.axes, how.axis);
   e.push({.kind = program::Kind::cumulative,
           .cumulative = {Emit::sizes(dims), Emit::view(e.operand(0), n.in[0]->axes, dims), Emit::view(e.result(), n.axes, dims),
                          how.monoid, how.reverse}});
@@ -129,7 +124,7 @@ void cumulative_lower(const Node& n, Emit& e) {
 // ---- for the verifier ----
 // Behind `first` operands there are ids for each axis that is picked from.
 std::string ids_fault(const Node& n, std::size_t first) {
-  auto& picked = n.attr.names;
+  auto& picked = indexed_axes(n);
   if (n.in.size() != first + picked.size())
     return fmt::format("it has {} operands, and picks from {} axes", n.in.size(), picked.size());
   for (auto a : picked)
@@ -145,11 +140,12 @@ std::string scatter_fault(const Node& n) {
 std::string along_fault(const Node& n, DType dtype) {
   if (n.dtype != dtype) return fmt::format("an operand is {}, the result {}", n.in[0]->dtype, n.dtype);
   if (!same_set(n.axes, n.in[0]->axes)) return fault_of_sizes(n);
-  return has(n.axes, n.attr.names[0]) ? "" : fmt::format("it has no axis {}", n.attr.names[0]);
+  auto axis = AlongAttr::of(n).axis;
+  return has(n.axes, axis) ? "" : fmt::format("it has no axis {}", axis);
 }
 std::string same_fault(const Node& n) { return along_fault(n, n.in[0]->dtype); }
 std::string argsort_fault(const Node& n) {
-  auto* axis = find(*n.in[0], n.attr.names[0]);
+  auto* axis = find(*n.in[0], AlongAttr::of(n).axis);
   return along_fault(n, position_dtype(axis ? axis->size : 0));
 }
 
@@ -187,7 +183,7 @@ const Op kArgsort{.name = "argsort", .kind = Kind::step, .lower = sort_lower, .a
                   .by_blocks = sort_by_blocks};
 const Op kSort{.name = "sort", .kind = Kind::step, .grad = [](G o, G g) {
   auto& x = o->in[0];
-  Name axis = o->attr.names[0];
+  Name axis = AlongAttr::of(*o).axis;
   return Nodes{scatter(filled(0, x->dtype, x->axes), g, {{axis, argsort(x, axis)}}, Update::add, false)}; },
   .lower = sort_lower, .along = whole_along, .fault = same_fault, .by_blocks = sort_by_blocks};
 const Op kCumulative{.name = "cumulative", .kind = Kind::step, .grad = [](G o, G g) {
@@ -197,6 +193,11 @@ const Op kCumulative{.name = "cumulative", .kind = Kind::step, .grad = [](G o, G
   fail("cumulative", "the gradient of a running max or min is not defined"); }, .lower = cumulative_lower, .along = whole_along,
   .fault = same_fault, .by_blocks = cumulative_by_blocks, .in_turns = cumulative_in_turns};
 
+Where where_of(const Node& n, std::size_t first) {
+  Where w;
+  for (auto axis : indexed_axes(n)) w.push_back({axis, n.in[first + w.size()]});
+  return w;
+}
 NodePtr signed_ids(G ids, std::int64_t size) {
   auto d = bytes_of(ids->dtype) == 8 || ids->dtype == DType::u32 ? DType::i64 : position_dtype(2 * size);
   auto x = cast(ids->dtype == DType::u64 ? min(ids, integer(size, DType::u64)) : ids, d);
@@ -218,8 +219,10 @@ NodePtr scatter(G base, G updates, const Where& where, Update update, bool clamp
   for (auto& [axis, ids] : where) attr.axes.push_back(axis), in.push_back(ids);
   return make(kScatter, in, base->axes, base->dtype, attr.attr());
 }
-NodePtr argsort(G x, Name axis) { return make(kArgsort, {x}, x->axes, position_dtype(find(*x, axis)->size), {.names = {axis}}); }
-NodePtr sort(G x, Name axis) { return make(kSort, {x}, x->axes, x->dtype, {.names = {axis}}); }
+NodePtr argsort(G x, Name axis) {
+  return make(kArgsort, {x}, x->axes, position_dtype(find(*x, axis)->size), AlongAttr{axis}.attr());
+}
+NodePtr sort(G x, Name axis) { return make(kSort, {x}, x->axes, x->dtype, AlongAttr{axis}.attr()); }
 NodePtr cumulative(Monoid m, G x, Name axis, bool reverse) {
   return make(kCumulative, {x}, x->axes, x->dtype, CumulativeAttr{axis, m, reverse}.attr());
 }

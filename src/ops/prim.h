@@ -102,6 +102,7 @@ extern const Op kFit, kRename, kSlice, kPlace, kFlatten, kUnflatten, kConcat;
 
 // ---- picking, order, running sums (pick.cpp) ----
 using Where = std::vector<std::pair<Name, NodePtr>>;             // axis of the table, ids
+Where where_of(const Node&, std::size_t first);                  // of a gather, or scatter: ids are the operands from there on
 // Counted from the start of an axis of this size, in a signed dtype that tells positions from what lies outside.
 NodePtr signed_ids(const NodePtr& ids, std::int64_t size);
 NodePtr gather(const NodePtr& table, const Where&, const Axes& out, program::Outside);
@@ -118,6 +119,7 @@ struct Pin : Payload {
   std::shared_ptr<const Mapping> mapping;
   const char* by = "";
 };
+inline const Pin& pin_of(const Node& n) { return static_cast<const Pin&>(*n.attr.payload); }
 NodePtr tracer(const NodePtr& x, Name path = {});                // x, unlike any other node: what a gradient is taken by
 // The borders of a region that is computed chunk by chunk along an axis, around arrays that have it. Equal ones are the same
 // region, so that what two losses of one array share is shared. attr: a ChunkKey.

@@ -8,6 +8,7 @@
 #include "haliax/fmt.h"
 #include "haliax/mesh.h"
 #include "haliax/random.h"
+#include "ops/attr.h"
 #include "ops/named.h"
 
 namespace haliax::random {
@@ -102,12 +103,11 @@ NodePtr bound(const char* op, Arr a, DType d, const Axes& axes) {
   }
   return prim::cast(a.node(), d);
 }
-double value(G n) { return n->attr.number; }   // of a prim::number
 // max(low, u * (high - low) + low), rounded once
 NodePtr between(G u, G low, G high) {
   bool fixed = prim::is_number(low) && prim::is_number(high);
-  if (fixed && value(low) == 0 && value(high) == 1) return u;
-  auto width = fixed ? prim::number(value(high) - value(low), u->dtype) : prim::sub(high, low);
+  if (fixed && real_of(*low) == 0 && real_of(*high) == 1) return u;
+  auto width = fixed ? prim::number(real_of(*high) - real_of(*low), u->dtype) : prim::sub(high, low);
   return prim::max(low, prim::fma(u, width, low));
 }
 double smallest_normal(DType d) {
@@ -208,7 +208,7 @@ NamedArray truncated_normal(const Key& k, const AxisSpec& spec, Arr lower, Arr u
   Draw here(op, k, spec, at, d);
   auto low = bound(op, lower, d, spec), high = bound(op, upper, d, spec);
   auto below = [&](G b) {   // the share of the line below, as erf has it
-    if (prim::is_number(b)) return prim::number(std::erf(value(b) * std::sqrt(0.5)), d);
+    if (prim::is_number(b)) return prim::number(std::erf(real_of(*b) * std::sqrt(0.5)), d);
     return prim::map(prim::kErf, {prim::scale(b, std::sqrt(0.5))}, d);
   };
   auto towards = [&](G b, double end) {

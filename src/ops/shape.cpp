@@ -118,16 +118,17 @@ Along flatten_along(const Node& n, std::size_t k, Name a) {
 Along unflatten_along(const Node& n, std::size_t k, Name a) {
   return k != kResultSide && a == RegroupAttr::of(n).flat ? Along{Way::regroup, {}} : Along{Way::map, a};
 }
-Along concat_along(const Node& n, std::size_t, Name a) { return {a == n.attr.names[0] ? Way::shift : Way::map, a}; }
+Along concat_along(const Node& n, std::size_t, Name a) { return {a == AlongAttr::of(n).axis ? Way::shift : Way::map, a}; }
 std::vector<Stretch> concat_stretches(const Node& n) {
+  auto axis = AlongAttr::of(n).axis;
   std::vector<Stretch> out;
   std::int64_t at = 0;
-  for (std::size_t k = 0; k < n.in.size(); at += out[k++].size) out.push_back({k, 0, at, find(*n.in[k], n.attr.names[0])->size});
+  for (std::size_t k = 0; k < n.in.size(); at += out[k++].size) out.push_back({k, 0, at, find(*n.in[k], axis)->size});
   return out;
 }
 
 void concat_lower(const Node& n, Emit& e) {
-  auto d = position(n.axes, n.attr.names[0]);
+  auto d = position(n.axes, AlongAttr::of(n).axis);
   for (auto& s : concat_stretches(n)) {
     Place piece = e.result();
     piece.offset += s.to * piece.strides[d];
@@ -167,10 +168,11 @@ std::string flatten_fault(const Node& n) { return regroup_fault(n, n.in[0]->axes
 std::string unflatten_fault(const Node& n) { return regroup_fault(n, n.axes, n.in[0]->axes); }
 std::string concat_fault(const Node& n) {
   if (auto wrong = fault_of_dtypes(n, n.in.size()); !wrong.empty()) return wrong;
+  auto axis = AlongAttr::of(n).axis;
   std::int64_t done = 0;
   for (auto& x : n.in)
-    if (auto* part = find(*x, n.attr.names[0])) done += part->size;
-  auto size = find(n, n.attr.names[0])->size;
+    if (auto* part = find(*x, axis)) done += part->size;
+  auto size = find(n, axis)->size;
   return done == size ? "" : fmt::format("its parts have {} positions, it has {}", done, size);
 }
 }  // namespace
@@ -204,7 +206,7 @@ const Op kUnflatten{.name = "unflatten", .kind = Kind::view, .linear = Linear::m
   .fault = unflatten_fault};
 const Op kConcat{.name = "concatenate", .kind = Kind::step, .linear = Linear::moves, .grad = [](G o, G g) {
   Nodes out;
-  for (auto& s : concat_stretches(*o)) out.push_back(slice(g, o->attr.names[0], s.to, s.size));
+  for (auto& s : concat_stretches(*o)) out.push_back(slice(g, AlongAttr::of(*o).axis, s.to, s.size));
   return out; }, .lower = concat_lower, .along = concat_along, .stretches = concat_stretches, .fault = concat_fault};
 
 NodePtr fit(G x, const Axes& axes) {
@@ -246,15 +248,15 @@ NodePtr slice(G x, const SliceAttr& c, NodePtr dynamic) {
   return make_cut(kSlice, x, axes, c, std::move(dynamic));
 }
 NodePtr slice_at(G x, G index, bool drop) {
-  Name axis = index->attr.names[0];
+  auto turn = IndexAttr::of(*index);
+  auto axis = turn.axis.name;
   if (!find(*x, axis)) return x;
-  auto chunk = index_chunk(*index);
   if (x->op == &kIota) {   // positions need no memory
     if (drop) return cast(index, x->dtype);
-    auto part = iota(Axis(axis, chunk), x->dtype);
+    auto part = iota(Axis(axis, turn.chunk), x->dtype);
     return add(part, cast(index, x->dtype));
   }
-  return slice(x, axis, 0, chunk, 1, drop, index);
+  return slice(x, axis, 0, turn.chunk, 1, drop, index);
 }
 NodePtr place(G x, const Axes& whole, Name axis, std::int64_t start, std::int64_t step, bool drop, NodePtr dynamic) {
   auto* part = find(*x, axis);
@@ -283,7 +285,7 @@ NodePtr unflatten(G x, Name flat, const Axes& parts) {
 }
 NodePtr concat(const Nodes& xs, const Axis& whole) {
   if (xs.size() == 1) return xs[0];
-  return make(kConcat, xs, replaced(xs[0]->axes, whole.name, {whole}), xs[0]->dtype, {.names = {whole.name}});
+  return make(kConcat, xs, replaced(xs[0]->axes, whole.name, {whole}), xs[0]->dtype, AlongAttr{whole.name}.attr());
 }
 NodePtr pad(G x, Name axis, std::int64_t before, std::int64_t after, G value) {
   Nodes parts;

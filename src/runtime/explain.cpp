@@ -221,7 +221,7 @@ void refuse_mappings(const Nodes& roots, const Nodes& inputs, const std::vector<
   auto see = [&](const Node& n) {
     for (auto& a : n.axes) known.push_back(std::string(a.name.text()));
     mappings.push_back(n.origin.mapping.get());
-    if (n.op == &prim::kPin) mappings.push_back(static_cast<const prim::Pin&>(*n.attr.payload).mapping.get());
+    if (n.op == &prim::kPin) mappings.push_back(prim::pin_of(n).mapping.get());
   };
   for (auto& n : inputs) see(*n);
   for (auto& n : everything(roots)) see(*n);

@@ -36,7 +36,7 @@ bool has_entered(const NodePtr& n, const Attr& key) {
 // entered.
 NodePtr left(const NodePtr& n, const Attr& key) {
   if (!has_entered(n, key)) return n;
-  auto axis = key.names[0], mine = walked_name(n, key);
+  auto axis = walked_axis(key).name, mine = walked_name(n, key);
   if (!mine || mine == axis) return prim::leave(n, key);
   return prim::rename(prim::leave(prim::rename(n, {mine, axis}, {axis, mine}), key), {axis, mine}, {mine, axis});
 }
@@ -122,8 +122,9 @@ Attr ChunkKey::attr() const {
 }
 ChunkKey ChunkKey::of(const Attr& a) {
   ChunkKey k;
-  k.axis = a.names[0], k.walked = {a.names.begin() + 1, a.names.end()};
-  k.size = a.ints[0], k.depth = int(a.ints[1]), k.memory = a.ints[2], k.form = int(a.ints[3]), k.keep = int(a.ints[4]);
+  auto walked = walked_axis(a);
+  k.axis = walked.name, k.walked = {a.names.begin() + 1, a.names.end()};
+  k.size = walked.size, k.depth = int(a.ints[1]), k.memory = a.ints[2], k.form = int(a.ints[3]), k.keep = int(a.ints[4]);
   k.inside = int(a.ints[5]), k.reverse = a.ints[6] != 0, k.blocks = int(a.ints[7]), k.after = int(a.ints[8]);
   k.chunks = {a.ints.begin() + 9, a.ints.end()};
   return k;

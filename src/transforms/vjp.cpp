@@ -135,7 +135,7 @@ class Backward {
     return at == whole.size ? prim::concat(pieces, whole) : g;
   }
   void custom_vjp(const NodePtr& n) {
-    auto& c = static_cast<const CustomVjp&>(*n->attr.payload);
+    auto& c = custom_vjp_of(*n);
     Nodes gs;
     auto& mine = of_results_[n.get()];
     for (std::size_t k = 0; k < c.results; ++k) gs.push_back(mine.count(k) ? mine.at(k) : prim::zeros_like(n->in[k]));

@@ -14,7 +14,6 @@
 namespace haliax {
 namespace {
 
-bool has_name(const Names& names, Name n) { return std::find(names.begin(), names.end(), n) != names.end(); }
 // Point by point along the axis, and no contraction: rematerialised in a loop at no cost.
 bool wraps(const Node& n) { return n.op->kind == Kind::wrap && n.op != &kCustomVjp; }
 bool bridges(const Node& n) {
@@ -27,7 +26,7 @@ bool Region::enters(const Node& n) const { return n.op == &prim::kEnter && n.att
 bool Region::comes_in(const Node& n) const {
   if (enters(n)) return true;
   bool outside = around_ && !n.varies_with(around_);
-  bool sliced = is_dynamic_slice(n) && SliceAttr::of(n).axis != key_.names[0];
+  bool sliced = is_dynamic_slice(n) && SliceAttr::of(n).axis != walked_axis(key_).name;
   return outside && (is_border(n) || sliced) && comes_in(*n.in[0]);
 }
 bool Region::leaves(const Node& n) const { return n.op == &prim::kLeave && n.attr == key_; }
@@ -50,7 +49,7 @@ Region::Region(const Attr& key, const Nodes& roots, const Nodes& level, const No
     for (std::size_t k = 0; k < l.results.size(); ++k) if (l.results[k].carry) owner_[l.results[k].carry.get()] = {n, k};
   }
   if (!border) return;
-  axis_ = *find(*border, key.names[0]);
+  axis_ = *find(*border, walked_axis(key).name);
   std::unordered_set<const Node*> read;
   for (auto& r : roots_) read.insert(r.get());
   for (auto& n : level_) {
@@ -147,7 +146,7 @@ bool Region::learn(const NodePtr& n) {
     Name name;
     if (comes_in(*x)) name = axis_.name;
     else if (its.axis && !is_out(x, *n)) name = its.axis;
-    if (name && !has_name(names, name)) names.push_back(name);
+    if (name && !has(names, name)) names.push_back(name);
   };
   if (enters(*n)) names = {axis_.name};
   else if (n->op == &prim::kCarry) {
@@ -244,7 +243,7 @@ bool Region::picks(const Node& n, Name a) const {
   if (!n.op->on_block || n.in.empty() || !has_axis(*n.in[0], a)) return false;
   // Ids may have an axis of that name which is not the walked one: the first few of an order.
   bool clashes = std::any_of(n.in.begin() + 1, n.in.end(), [&](auto& x) { return has_axis(*x, a); });
-  return along(n, 0, a).way == Along::Way::pick || (has_name(n.attr.names, a) && !clashes);
+  return along(n, 0, a).way == Along::Way::pick || (has(indexed_axes(n), a) && !clashes);
 }
 
 // By which monoid the results of chunks are put together; none: they cannot be.

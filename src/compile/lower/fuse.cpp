@@ -260,9 +260,11 @@ struct Builder {
     Unit u;
     u.type = anchored.count(n.get()) ? Unit::Type::kernel : Unit::Type::single;
     u.outer = n->axes;
-    if (n->op->kind == Kind::reduce) u.inner = minus(n->in[0]->axes, n->axes);
-    if (!n->attr.names.empty())   // a flat position counts in the order asked for
-      for (std::size_t i = 0; i < u.inner.size(); ++i) u.inner[i] = *find(*n->in[0], n->attr.names[i]);
+    if (n->op->kind == Kind::reduce) {
+      u.inner = minus(n->in[0]->axes, n->axes);
+      auto over = ReduceAttr::of(*n).over;   // a flat position counts in the order asked for
+      for (std::size_t i = 0; i < over.size(); ++i) u.inner[i] = *find(*n->in[0], over[i]);
+    }
     return add_unit(std::move(u));
   }
   // A point-wise kernel becomes a part of another one over the same points that reads what it makes, if neither waits for the

@@ -45,7 +45,7 @@ int Kernel::value(const NodePtr& n, Env env) {
 int Kernel::make(const NodePtr& n, const Env& env) {
   if (l_.is_placed(*n)) return load(n, env);
   if (n->op == &prim::kNumber)
-    return push({.code = Code::constant, .dtype = n->dtype, .number = n->attr.number, .integer = integer_of(*n)});
+    return push({.code = Code::constant, .dtype = n->dtype, .number = real_of(*n), .integer = integer_of(*n)});
   if (n->op == &prim::kIota) return iota(n, int(env[0].second), 1);
   if (n->op == &prim::kIndex) return iota(n, -1, 0);
   if (is_seen_through(*n)) {

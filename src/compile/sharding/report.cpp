@@ -140,7 +140,7 @@ struct MoveReport {
 }  // namespace
 
 const char* said(const Node& n) {
-  return n.op == &prim::kPin ? static_cast<const prim::Pin&>(*n.attr.payload).by : prim::user_name(n);
+  return n.op == &prim::kPin ? prim::pin_of(n).by : prim::user_name(n);
 }
 std::vector<Move> moves_of(const Plan& plan, const Whole& whole, const Gradients* gradients) {
   MoveReport m{plan, whole, Requests(plan, whole, gradients)};

@@ -341,7 +341,7 @@ struct DeviceCheck {
     auto same = [&](std::size_t k) { below({n.in[k].get(), r.from, r.size, r.step}, axis, out); };
     if (is_seen_through(n) && keeps_names(n))
       return find(*n.in[0], axis) ? same(0) : out.push_back({n.in[0].get(), 0, r.size, 0});   // all positions are alike
-    if (!n.op->stretches || n.attr.names.empty()) return out.push_back(r);
+    if (!n.op->stretches) return out.push_back(r);
     auto rule = along(n, kResultSide, axis);
     if (rule.way == Along::Way::map && n.in.size() == 1) return same(0);
     if (rule.way != Along::Way::shift || r.step != 1) return out.push_back(r);

@@ -10,7 +10,7 @@ namespace haliax::partitioning {
 
 Sharding constraint(const Node& pin, const Mesh& mesh) {
   At due(pin.origin);
-  return sharding_for(pin, *static_cast<const prim::Pin&>(*pin.attr.payload).mapping, mesh);
+  return sharding_for(pin, *prim::pin_of(pin).mapping, mesh);
 }
 
 Whole::Whole(const Nodes& out, const std::vector<Sharding>& wanted, const Mesh& m) : mesh(m) {
