@@ -9,7 +9,6 @@
 #include "base/name.h"
 #include "base/of_thread.h"
 #include "base/where.h"
-#include "graph/walk.h"
 
 namespace haliax {
 namespace {
@@ -208,16 +207,6 @@ void detach(const Node& node, Forgotten& recipe) {
 Forgotten::~Forgotten() {
   Node last;                 // its destructor takes the inputs apart without recursion
   last.in.swap(in);
-}
-
-Nodes topological(const Nodes& roots, bool (*stop)(const Node&)) {
-  Nodes out;
-  walk(roots, [&](const NodePtr& n, Nodes& todo) {
-    out.push_back(n);
-    if (!stop || !stop(*n)) append(todo, n->in);
-  });
-  sort_by_age(out);
-  return out;
 }
 
 std::uint64_t fresh_domain() {

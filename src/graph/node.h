@@ -196,9 +196,6 @@ void detach(const Node&, Forgotten&);                                // in a Gra
 std::uint64_t newest_id();
 std::uint64_t fresh_id();                                            // of no node: all that are made from here on are newer
 
-// Nodes that the roots depend on, inputs first. Loop bodies are not entered. `stop(n)`: n is listed, but not what it depends on.
-Nodes topological(const Nodes& roots, bool (*stop)(const Node&) = nullptr);
-
 // ---- what is being traced, on this thread ----
 class Gradients;
 // A function that is called with stand-ins for its arguments: they, and what becomes of them, have no values outside of it.

@@ -4,6 +4,7 @@
 
 #include "base/where.h"
 #include "graph/loop.h"
+#include "graph/walk.h"
 
 namespace haliax {
 namespace {

@@ -26,5 +26,7 @@ inline void sort_by_age(Nodes& nodes) {
   if (nodes.size() > 1 && older(nodes.back(), nodes.front())) std::reverse(nodes.begin(), nodes.end());
   if (!std::is_sorted(nodes.begin(), nodes.end(), older)) std::sort(nodes.begin(), nodes.end(), older);
 }
+// Nodes that the roots depend on, inputs first. Loop bodies are not entered. `stop(n)`: n is listed, but not what it depends on.
+Nodes topological(const Nodes& roots, bool (*stop)(const Node&) = nullptr);
 
 }  // namespace haliax

@@ -6,6 +6,7 @@
 
 #include "base/name.h"
 #include "graph/fail.h"
+#include "graph/walk.h"
 #include "haliax/losses.h"
 #include "haliax/nn.h"
 #include "ops/named.h"

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "base/fork.h"
+#include "graph/walk.h"
 #include "ops/prim.h"
 
 namespace haliax {

@@ -6,6 +6,7 @@
 #include <ostream>
 
 #include "base/scalar.h"
+#include "graph/walk.h"
 #include "haliax/random.h"
 #include "ops/prim.h"
 #include "runtime/run.h"

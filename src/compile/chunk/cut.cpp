@@ -18,21 +18,6 @@ std::string CutPlan::line() const {
   return "whole over " + axes + ": " + how.why;
 }
 
-Regions::Regions(const ChunkKey& call, const Nodes& roots, const Nodes& level) {
-  for (auto& n : level) {
-    if (n->op != &prim::kEnter) continue;
-    auto k = ChunkKey::of(n->attr);
-    bool known = std::any_of(keys.begin(), keys.end(), [&](auto& other) { return other.axis == k.axis; });
-    if (k.same_call(call) && !known) keys.push_back(k);
-  }
-  auto place = [&](auto& k) { return std::find(call.walked.begin(), call.walked.end(), k.axis); };
-  std::stable_sort(keys.begin(), keys.end(), [&](auto& a, auto& b) { return place(a) < place(b); });
-  for (auto& k : keys) of.emplace_back(k.attr(), roots, level);
-}
-bool Regions::contain(const NodePtr& n) const {
-  return std::any_of(of.begin(), of.end(), [&](auto& r) { return r.contains(n); });
-}
-
 Nodes tiled(const Nodes& roots, const Nodes& level, const Node* index, const Regions& regions, const ChunkKey& tile) {
   return bordered(roots, level, index, [&](const NodePtr& n) { return regions.contain(n); }, tile.attr());
 }

@@ -20,14 +20,6 @@ struct CutPlan {
   std::string line() const;                              // for people, of what is whole
 };
 
-// The regions of a call, along each walked axis that there is, in the order given.
-struct Regions {
-  std::vector<ChunkKey> keys;
-  std::vector<Region> of;
-  Regions(const ChunkKey& call, const Nodes& roots, const Nodes& level);
-  bool contain(const NodePtr&) const;
-};
-
 // The roots with borders along one more axis around the same regions; without those of a call.
 Nodes tiled(const Nodes& roots, const Nodes& level, const Node* index, const Regions&, const ChunkKey& tile);
 Nodes without_borders(const Nodes& roots, const ChunkKey& call, const Node* index);

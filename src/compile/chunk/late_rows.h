@@ -7,7 +7,7 @@
 //
 // In: scores between borders, whose keys are to be walked. Out: the same values.
 #pragma once
-#include "compile/chunk/cut.h"
+#include "compile/chunk/region.h"
 
 namespace haliax {
 

@@ -488,4 +488,19 @@ std::int64_t Region::largest_bytes() const {
   return most;
 }
 
+Regions::Regions(const ChunkKey& call, const Nodes& roots, const Nodes& level) {
+  for (auto& n : level) {
+    if (n->op != &prim::kEnter) continue;
+    auto k = ChunkKey::of(n->attr);
+    bool known = std::any_of(keys.begin(), keys.end(), [&](auto& other) { return other.axis == k.axis; });
+    if (k.same_call(call) && !known) keys.push_back(k);
+  }
+  auto place = [&](auto& k) { return std::find(call.walked.begin(), call.walked.end(), k.axis); };
+  std::stable_sort(keys.begin(), keys.end(), [&](auto& a, auto& b) { return place(a) < place(b); });
+  for (auto& k : keys) of.emplace_back(k.attr(), roots, level);
+}
+bool Regions::contain(const NodePtr& n) const {
+  return std::any_of(of.begin(), of.end(), [&](auto& r) { return r.contains(n); });
+}
+
 }  // namespace haliax

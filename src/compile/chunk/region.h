@@ -152,4 +152,12 @@ class Region {
   std::map<std::pair<const Node*, const NameData*>, Nodes> outer_;   // of a node outside, by what it calls the axis: its parts
 };
 
+// The regions of a call, along each walked axis that there is, in the order given.
+struct Regions {
+  std::vector<ChunkKey> keys;
+  std::vector<Region> of;
+  Regions(const ChunkKey& call, const Nodes& roots, const Nodes& level);
+  bool contain(const NodePtr&) const;
+};
+
 }  // namespace haliax

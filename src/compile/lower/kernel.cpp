@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "compile/lower/lowering.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 

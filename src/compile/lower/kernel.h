@@ -5,11 +5,13 @@
 // counts; of one node along the same dimensions there is one instruction.
 #pragma once
 #include <set>
+#include <unordered_map>
 
-#include "compile/lower/lowering.h"
+#include "graph/emit.h"
 
 namespace haliax {
 
+class Lowering;
 using Env = std::vector<std::pair<Name, std::size_t>>;   // axis name -> dimension
 
 class Kernel {

@@ -6,6 +6,7 @@
 
 #include "graph/axes.h"
 #include "graph/loop.h"
+#include "graph/walk.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
 

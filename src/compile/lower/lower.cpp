@@ -34,7 +34,7 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& optio
   Lowered out{std::make_shared<program::Program>(), captured_by(bodies_of(roots), inputs)};
   auto& p = *out.program;
   Purposes purposes(roots, inputs);
-  Lowering l(p, options, purposes, layouts, turns);
+  Lowering l(p, options.fuse, purposes, layouts, turns);
   auto add = [&](const NodePtr& n, const char* purpose, program::Home home, std::vector<int>& slots, int& count) {
     slots.push_back(l.new_slot(n->bytes(), purpose, home, count++));
     return l.in_slot(slots.back(), n);

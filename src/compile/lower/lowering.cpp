@@ -139,9 +139,9 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
 
 // ---- units ----
 void Lowering::scope(const std::vector<Target>& targets) {
-  Scope s = make_scope(targets, places_, options_.fuse);
+  Scope s = make_scope(targets, places_, fuse_);
   auto* outer = std::exchange(scope_, &s);
-  for (int u : schedule(s, places_, !options_.fuse))
+  for (int u : schedule(s, places_, !fuse_))
     if (auto& each = s.units[std::size_t(u)]; !each.nodes.empty()) unit(each);   // what was merged is empty
   scope_ = outer;
 }

@@ -3,7 +3,7 @@
 #pragma once
 #include "compile/loops/loops.h"
 #include "compile/lower/fuse.h"
-#include "compile/lower/lower.h"
+#include "compile/lower/layout.h"
 #include "compile/memory/purpose.h"
 #include "graph/emit.h"
 
@@ -11,8 +11,8 @@ namespace haliax {
 
 class Lowering final : public Emit {
  public:
-  Lowering(program::Program& p, const LowerOptions& o, const Purposes& u, const Layouts& l, const TurnParts& t)
-      : p_(p), options_(o), purposes_(u), layouts_(l), turns_(t), steps_(&p.steps) {}
+  Lowering(program::Program& p, bool fuse, const Purposes& u, const Layouts& l, const TurnParts& t)
+      : p_(p), fuse_(fuse), purposes_(u), layouts_(l), turns_(t), steps_(&p.steps) {}
 
   int new_slot(std::int64_t bytes, const char* purpose, program::Home home = program::Home::arena, int index = -1);
   Place in_slot(int slot, const NodePtr&) const;          // row-major, all of it
@@ -64,7 +64,7 @@ class Lowering final : public Emit {
   Place block_of_turn(const Place& whole, const Loop&, const NodePtr& index, const Axes& value);   // of a stacked result
 
   program::Program& p_;
-  const LowerOptions& options_;
+  bool fuse_;                                             // LowerOptions::fuse
   const Purposes& purposes_;
   const Layouts& layouts_;
   const TurnParts& turns_;

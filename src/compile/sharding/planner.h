@@ -10,7 +10,8 @@
 
 #include "graph/loop.h"
 #include "ops/by_blocks.h"
-#include "compile/sharding/partition.h"
+#include "compile/sharding/moves.h"
+#include "compile/sharding/partition_options.h"
 #include "compile/sharding/rules.h"
 #include "compile/sharding/reshard.h"
 

@@ -1,0 +1,24 @@
+// What a partition is given beside the graph.
+#pragma once
+#include <memory>
+#include <optional>
+
+#include "graph/node.h"
+#include "transforms/sharding.h"
+
+namespace haliax {
+
+struct PartitionOptions {
+  bool regather = true;  // each loop gathers its weights anew; off: they are gathered once, before the first loop
+  bool ring = false;     // a gather that one contraction reads: block by block, see ring
+  bool overlap = false;  // collectives go on beside the work, see JitOptions
+  bool strict = false;   // no gather is chosen for its bytes if nobody asked for it
+  std::optional<DType> reduce_dtype = {};  // of pending sums of narrower floats
+  std::shared_ptr<const Gradients> gradients = {};  // noted as the graph was traced, for reports
+};
+struct PartitionInput {
+  NodePtr whole;
+  Sharding at;
+};
+
+}  // namespace haliax
