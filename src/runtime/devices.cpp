@@ -6,9 +6,8 @@
 #include "haliax/mesh.h"
 #include "haliax/ranks.h"
 #include "runtime/devices.h"
-#include "runtime/mesh_run.h"
-#include "runtime/parts.h"
 #include "runtime/ranks.h"
+#include "runtime/shards.h"
 #include "transforms/sharding.h"
 
 namespace haliax {

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <map>
 
-#include "base/name.h"
 #include "base/where.h"
 #include "compile/memory/memory.h"
-#include "ops/prim.h"
+#include "runtime/mesh_run.h"
+#include "runtime/move_text.h"
 
 namespace haliax {
 namespace {
@@ -60,47 +60,6 @@ std::string number_of(double n) {
 }
 std::string seconds_of(double s) { return s >= 1 ? fmt::format("{:.2f} s", s) : fmt::format("{:.3g} ms", s * 1e3); }
 
-const char* name_of(Move::Kind k) {
-  const char* const names[] = {"reduce-scatter", "all-to-all", "all-reduce", "all-gather", "ring", "permute"};
-  return names[int(k)];
-}
-std::string name_of(const Moved& a) {
-  auto name = [&](std::size_t k) { return std::string(a.names[k].text()); };
-  switch (a.what) {
-    case Moved::What::argument: return name(0);
-    case Moved::What::updated: return "new " + name(0);
-    case Moved::What::op: return a.op;
-    case Moved::What::part: return std::string("part of ") + a.op;
-    case Moved::What::gradient: break;
-  }
-  auto more = a.names.size() == 2  ? " and " + name(1)
-              : a.names.size() > 2 ? fmt::format(" and {} more", a.names.size() - 1)
-                                   : std::string();
-  return "gradient of " + name(0) + more;
-}
-template <class List, class Text>
-std::string listed(const List& list, const Text& text_of) {
-  std::string out;
-  for (auto& x : list) out += (out.empty() ? "" : ", ") + text_of(x);
-  return out;
-}
-std::string loops_of(const Move& m, const Mesh& mesh) {
-  auto out = listed(m.loops, [](Name a) { return std::string(a.text()); });
-  if (m.kind != Move::Kind::ring) return out;
-  return (out.empty() ? "" : out + ", ") + to_string(mesh, m.over);
-}
-const char* cause_of(const Move& m) { return m.cause ? m.cause : "result"; }
-// Of sums that share a call a gradient stands for all; of gathers the first, which may be one that nobody asked for.
-std::string what(const Move& m) {
-  auto is_gradient = [](auto& a) { return a.what == Moved::What::gradient; };
-  auto first = m.gathers() ? m.arrays.begin() : std::find_if(m.arrays.begin(), m.arrays.end(), is_gradient);
-  if (first == m.arrays.end()) first = m.arrays.begin();
-  auto text = name_of(*first) + " " + to_string(first->axes);
-  if (m.arrays.size() == 1) return text;
-  if (std::all_of(m.arrays.begin(), m.arrays.end(), is_gradient)) text.insert(text.find(' '), "s");
-  return fmt::format("{} and {} more", text, m.arrays.size() - 1);
-}
-
 void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& speed) {
   r.sent_bytes = m.sent_bytes, r.calls = m.calls;
   std::vector<std::vector<std::string>> rows{{"collective", "over", "sends", "times", "what", "for", "asked by"}};
@@ -116,7 +75,7 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
     auto times = c.turns == 1 ? "1" : fmt::format("{:.0f} ({})", c.turns, c.loop);
     auto asked = move.gathers() ? name_of(move.asked) : "";
     auto cause = c.cause + (c.where.empty() ? "" : "; " + c.where);
-    rows.push_back({c.kind, c.over, size_of(c.bytes), times, what(move), cause, asked});
+    rows.push_back({c.kind, c.over, size_of(c.bytes), times, array_of(move), cause, asked});
     auto& [calls, bytes] = by_kind[c.kind];
     calls += c.turns, bytes += c.turns * c.bytes;
   }
@@ -160,11 +119,6 @@ void add_memory(JitReport& r, const program::Program& p, const Nodes& inputs, in
 
 }  // namespace
 
-std::int64_t argument_bytes(const program::Program& p) {
-  std::int64_t n = 0;
-  for (int s : p.argument_slots) n += p.slot(s).bytes;
-  return n;
-}
 std::string table(const std::vector<std::vector<std::string>>& rows) {
   std::vector<std::size_t> width;
   for (auto& r : rows)
@@ -195,51 +149,6 @@ void describe(JitReport& r, const Compilation& c, const MeshProgram* m, const Ma
   if (m) add_collectives(r, *m, speed);
   else r.explain += "on one device, no collectives\n\n";
   add_memory(r, p, c.inputs, m ? m->mesh.devices() : 1);
-}
-
-void refuse_gathers(const std::vector<Move>& moves, const Mesh& mesh) {
-  for (auto& m : moves) {
-    if (!m.gathers() || m.asked != Asked::nobody) continue;
-    fail_at(m.origin, "strict",
-            fmt::format(
-                "{} gathers {} over {}, {:.0f} bytes sent per device{}, and nobody asked for it; cut it so that each device "
-                "has what it needs, or ask for the gather by shard",
-                cause_of(m), what(m), to_string(mesh, m.over), m.bytes,
-                m.turns > 1 ? fmt::format(" in each of {:.0f} turns over {}", m.turns, loops_of(m, mesh)) : ""));
-  }
-}
-
-void refuse_without_mesh(const Mapping& m) {
-  if (std::all_of(m.entries().begin(), m.entries().end(), [](auto& e) { return e.mesh_axes.empty(); })) return;
-  fail("strict", "there is no mesh for the mapping " + to_string(m) +
-                     " to cut by; give one as an option, or put it in scope with use_mesh");
-}
-
-void refuse_mappings(const Nodes& roots, const Nodes& inputs, const std::vector<const Mapping*>& given, bool mesh) {
-  std::vector<std::string> known;
-  std::vector<const Mapping*> mappings = given;
-  auto see = [&](const Node& n) {
-    for (auto& a : n.axes) known.push_back(std::string(a.name.text()));
-    mappings.push_back(n.origin.mapping.get());
-    if (n.op == &prim::kPin) mappings.push_back(prim::pin_of(n).mapping.get());
-  };
-  for (auto& n : inputs) see(*n);
-  for (auto& n : everything(roots)) see(*n);
-  auto unique = [](auto& list) {
-    std::sort(list.begin(), list.end());
-    list.erase(std::unique(list.begin(), list.end()), list.end());
-  };
-  unique(known), unique(mappings);
-  for (auto* m : mappings) {
-    if (!m) continue;
-    if (!mesh) refuse_without_mesh(*m);
-    for (auto& e : m->entries()) {
-      auto name = std::string(e.axis.text());
-      if (!std::binary_search(known.begin(), known.end(), name))
-        fail("strict",
-             "the mapping " + to_string(*m) + " names axis " + name + ", which no array has" + did_you_mean(name, known));
-    }
-  }
 }
 
 }  // namespace haliax

@@ -11,10 +11,10 @@
 #include "base/where.h"
 #include "graph/fail.h"
 #include "ops/prim.h"
-#include "runtime/explain.h"
 #include "runtime/jit_impl.h"
 #include "runtime/own_graph.h"
 #include "runtime/profile.h"
+#include "runtime/strict.h"
 #include "transforms/gradient_names.h"
 
 namespace haliax::detail {

@@ -5,8 +5,8 @@
 
 #include "runtime/communicator.h"
 #include "runtime/devices.h"
-#include "runtime/explain.h"
 #include "runtime/jit_impl.h"
+#include "runtime/strict.h"
 
 namespace haliax::detail {
 namespace {

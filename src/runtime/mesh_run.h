@@ -4,21 +4,6 @@
 
 namespace haliax {
 
-// An array as it lies on a mesh: a block on each device. What a call on a mesh makes stays so, and is put together when somebody
-// reads it; the next call that wants it so takes the blocks. Where ranks share the mesh each has its devices' blocks, and an
-// array of which one lacks a part is read by all of them together.
-struct Shards final : Pieces {
-  Mesh mesh;
-  Sharding at;
-  Axes axes;                                     // whole
-  DType dtype = DType::f32;
-  int first = 0;                                 // of this process's devices
-  std::vector<BufferPtr> blocks;                 // of them
-  void write(std::byte* whole) const override;
-};
-
-const Shards* shards_in(const Buffer&);         // null: it does not lie in blocks
-
 struct MeshProgram {
   Mesh mesh;
   std::vector<Sharding> in, out;                 // of inputs and results

@@ -6,7 +6,6 @@
 
 #include "graph/axes.h"
 #include "graph/fail.h"
-#include "runtime/mesh_run.h"
 #include "runtime/ranks.h"
 
 namespace haliax {
@@ -29,25 +28,6 @@ const ProcessGroup& all_processes() {
     return g;
   }();
   return *all;
-}
-
-Part whole_part(const Axes& axes) { return {program::Dims(axes.size()), sizes_of(axes)}; }
-Part part_on(const Axes& axes, const Sharding& s, const Mesh& mesh, int device) {
-  Part out;
-  for (auto& a : axes) {
-    auto [from, size] = block_of(a, s.cut(a.name), mesh, device);
-    out.start.push_back(from), out.sizes.push_back(size);
-  }
-  return out;
-}
-Part intersection(const Part& a, const Part& b) {
-  Part out;
-  for (std::size_t d = 0; d < a.sizes.size(); ++d) {
-    auto from = std::max(a.start[d], b.start[d]);
-    auto to = std::min(a.start[d] + a.sizes[d], b.start[d] + b.sizes[d]);
-    out.start.push_back(from), out.sizes.push_back(std::max<std::int64_t>(0, to - from));
-  }
-  return out;
 }
 
 std::vector<HeldPart> first_copies(const Node& n, const ProcessGroup& group) {
@@ -100,9 +80,8 @@ NamedArray PartedArray::finish() {
   for (auto& s : same_) std::memcpy(s.to->data(), s.from->data(), std::size_t(s.from->bytes()));
   auto value = std::move(whole_);
   if (!value) {
-    auto s = std::make_unique<Shards>();
-    s->mesh = placed_->mesh, s->at = at_, s->axes = axes_, s->dtype = dtype_, s->first = first_, s->blocks = std::move(blocks_);
-    value = std::make_shared<Buffer>(axis_size(axes_) * bytes_of(dtype_), std::move(s));
+    auto blocks = shards(placed_->mesh, at_, axes_, dtype_, first_, std::move(blocks_));
+    value = std::make_shared<Buffer>(axis_size(axes_) * bytes_of(dtype_), std::move(blocks));
   }
   auto n = make_data(std::move(value), axes_, dtype_);
   const_cast<Node&>(*n).placement = std::move(placed_);

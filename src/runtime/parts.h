@@ -3,23 +3,11 @@
 #include <memory>
 #include <vector>
 
-#include "base/buffer.h"
 #include "graph/node.h"
 #include "runtime/process_group.h"
-#include "transforms/sharding.h"
+#include "runtime/shards.h"
 
 namespace haliax {
-
-// First position and length along each axis.
-struct Part {
-  program::Dims start, sizes;
-  std::int64_t size() const { return program::points(sizes); }   // elements
-  friend bool operator==(const Part&, const Part&) = default;
-};
-Part whole_part(const Axes&);
-Part part_on(const Axes&, const Sharding&, const Mesh&, int device);
-// What both have; of size 0: nothing.
-Part intersection(const Part&, const Part&);
 
 // A part of a value, row-major in memory of its own.
 struct HeldPart {

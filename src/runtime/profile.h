@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "haliax/profile.h"
 #include "program/profile.h"
-#include "runtime/run.h"
+#include "runtime/compiled.h"
 
 namespace haliax {
 

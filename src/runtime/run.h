@@ -3,21 +3,13 @@
 #include <optional>
 #include <string>
 
-#include "base/idle.h"
 #include "compile/pipeline.h"
-#include "runtime/device_memory.h"
+#include "runtime/compiled.h"
 
 namespace haliax {
 
 program::Device& backend(const std::string& name);        // "cpu", "reference", for tests others; raises with the near name
 
-struct Compiled {
-  std::shared_ptr<const program::Program> program;
-  std::unique_ptr<program::Executable> executable;
-  DeviceMemory memory = {};                                // of the device that it runs on
-  Nodes captured;                                          // arrays of the graph, given after the inputs
-  mutable Idle<Buffer> arenas = {};                        // one for each call at a time
-};
 // For one device, all stages. The graph below the roots is copied.
 Compiled compile(const Nodes& roots, const std::string& backend_name);
 // called: what will run it, as errors that are found late name it.

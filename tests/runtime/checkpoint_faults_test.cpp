@@ -15,7 +15,8 @@
 #include <thread>
 
 #include "haliax/checkpoint.h"
-#include "runtime/mesh_run.h"
+#include "graph/node.h"
+#include "runtime/shards.h"
 #include "runtime/process_group.h"
 #include "support/child.h"
 #include "support/folder.h"

@@ -9,7 +9,8 @@
 
 #include "haliax/checkpoint.h"
 #include "runtime/checksum.h"
-#include "runtime/mesh_run.h"
+#include "graph/node.h"
+#include "runtime/shards.h"
 #include "support/folder.h"
 #include "support/memory.h"
 #include "support/raises.h"

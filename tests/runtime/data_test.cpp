@@ -7,7 +7,8 @@
 
 #include "haliax/data.h"
 #include "haliax/haliax.h"
-#include "runtime/mesh_run.h"
+#include "graph/node.h"
+#include "runtime/shards.h"
 #include "runtime/permutation.h"
 #include "runtime/process_group.h"
 #include "support/folder.h"

@@ -19,6 +19,7 @@ void plan_memory(program::Program&, const std::vector<bool>& donated, bool optio
 // Bytes of the arena that are in use while each step runs, behind plan_memory: in order, loops turn by turn, or, where that were
 // more than 4096 steps, one turn of each.
 std::vector<std::int64_t> arena_in_use(const program::Program&);
+std::int64_t argument_bytes(const program::Program&);
 // Of an argument that was donated, and that no result took the place of, behind plan_memory: the line that stands in the way, and
 // what would mend it.
 std::string why_not_donated(const program::Program&, int argument);
