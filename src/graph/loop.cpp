@@ -1,5 +1,7 @@
 #include "graph/loop.h"
 
+#include <unordered_set>
+
 #include "graph/walk.h"
 
 namespace haliax {

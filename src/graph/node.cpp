@@ -3,7 +3,7 @@
 #include <atomic>
 #include <bit>
 #include <mutex>
-#include <unordered_map>
+#include <utility>
 
 #include "base/fork.h"
 #include "base/name.h"
@@ -35,7 +35,22 @@ bool same_mapping(const Origin& a, const Origin& b) {
 // node takes itself out when it dies. Never destroyed: nodes may die after main.
 struct Cons {
   std::mutex lock;
-  std::unordered_multimap<std::uint64_t, const Node*> all;
+  std::vector<const Node*> first = std::vector<const Node*>(64);   // by the low bits of their hash, and what follows each: next_
+  std::size_t count = 0;
+
+  const Node*& place(std::uint64_t hash) { return first[hash & (first.size() - 1)]; }
+  void add(const Node& n) { n.next_ = std::exchange(place(n.hash_), &n), ++count; }   // there is room
+  void make_room() {
+    if (count < first.size()) return;
+    std::vector<const Node*> before(2 * first.size());
+    before.swap(first);
+    for (auto* n : before)
+      while (n) {
+        auto* next = n->next_;
+        n->next_ = std::exchange(place(n->hash_), n);
+        n = next;
+      }
+  }
 
   static constexpr int kParts = 16;
   static Cons& part(std::uint64_t hash) {
@@ -51,8 +66,9 @@ struct Cons {
     if (!n.hash_) return;
     auto& t = part(n.hash_);
     std::lock_guard hold(t.lock);
-    auto [from, end] = t.all.equal_range(n.hash_);
-    t.all.erase(std::find_if(from, end, [&](auto& entry) { return entry.second == &n; }));
+    auto* at = &t.place(n.hash_);
+    while (*at != &n) at = &(*at)->next_;
+    *at = n.next_, --t.count;
     n.hash_ = 0;
   }
 };
@@ -62,10 +78,9 @@ static const bool node_forks =
              [] { for (std::uint64_t k = 0; k < Cons::kParts; ++k) Cons::part(k << 60).lock.lock(); },
              [] { for (std::uint64_t k = 0; k < Cons::kParts; ++k) Cons::part(k << 60).lock.unlock(); }});
 
-Node::~Node() {
-  Cons::remove(*this);
-  // Inputs that die with this node are taken apart here, one after another, not inside each other.
-  static thread_local Nodes* queue = nullptr;
+// Inputs that die with who had them are taken apart one after another, not inside each other.
+static void take_apart(Nodes& in) {
+  [[gnu::tls_model("initial-exec")]] static thread_local Nodes* queue = nullptr;
   Nodes mine;
   const bool outermost = !queue;
   if (outermost) queue = &mine;
@@ -77,6 +92,10 @@ Node::~Node() {
   }
   queue = nullptr;
 }
+Node::~Node() {
+  Cons::remove(*this);
+  take_apart(in);
+}
 
 bool Node::varies_with(const Node* index) const { return std::find(free.begin(), free.end(), index) != free.end(); }
 
@@ -87,19 +106,20 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
   if (h == 0) h = 1;
   auto& t = Cons::part(h);
   bool binds = op.kind == Kind::contract || op.kind == Kind::step;   // only these read the mapping they were made under
-  Nodes looked_at;   // released after the lock is: one of them may die with it
+  auto is_equal = [&](const Node& n) {   // one that dies is whole as long as it is in the table
+    return n.hash_ == h && n.domain_ == c.domain && n.op == &op && n.in == in && n.axes == axes && n.dtype == dtype &&
+           n.attr == attr && (!binds || same_mapping(n.origin, c.origin));
+  };
   std::lock_guard hold(t.lock);
-  auto [i, end] = t.all.equal_range(h);
-  for (; i != end; ++i) {
-    if (i->second->domain_ != c.domain) continue;
-    auto& n = looked_at.emplace_back(i->second->weak_from_this().lock());
-    if (n && n->op == &op && n->in == in && n->axes == axes && n->dtype == dtype && n->attr == attr &&
-        (!binds || same_mapping(n->origin, c.origin))) {
-      if (!n->free.empty()) n->asked.store(newest_id(), std::memory_order_relaxed);
-      if (!c.origin.backward && c.origin.at.line() > 0) n->origin.backward.never();
-      return n;
-    }
+  for (auto* other = t.place(h); other; other = other->next_) {
+    if (!is_equal(*other)) continue;
+    auto n = other->weak_from_this().lock();
+    if (!n) continue;
+    if (!n->free.empty()) n->asked.store(newest_id(), std::memory_order_relaxed);
+    if (!c.origin.backward && c.origin.at.line() > 0) n->origin.backward.never();
+    return n;
   }
+  t.make_room();
   auto n = std::make_shared<Node>();
   n->op = &op, n->in = std::move(in), n->axes = std::move(axes), n->dtype = dtype, n->attr = std::move(attr);
   n->id = Cons::next(), n->hash_ = h, n->domain_ = c.domain, n->origin = c.origin;
@@ -109,7 +129,7 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
       for (auto* f : x->free)
         if (!n->varies_with(f)) n->free.push_back(f);
   std::sort(n->free.begin(), n->free.end(), [](auto* a, auto* b) { return a->id < b->id; });
-  t.all.emplace(h, n.get());
+  t.add(*n);
   return n;
 }
 
@@ -197,16 +217,18 @@ void detach(const Node& node, Forgotten& recipe) {
   auto make_room = [](auto& list, std::size_t more) {   // before anything changes
     if (list.capacity() - list.size() < more) list.reserve(2 * list.size() + more);
   };
-  make_room(recipe.in, n.in.size()), make_room(recipe.payloads, n.attr.payload ? 1 : 0);
+  const bool is_first = recipe.in.empty();
+  if (!is_first) make_room(recipe.in, n.in.size());
+  make_room(recipe.payloads, n.attr.payload ? 1 : 0);
   Cons::remove(n);           // the table finds it no longer: an equal computation later is a new node
   n.op = &kData;
-  recipe.in.insert(recipe.in.end(), std::make_move_iterator(n.in.begin()), std::make_move_iterator(n.in.end()));
+  if (is_first) recipe.in.swap(n.in);
+  else recipe.in.insert(recipe.in.end(), std::make_move_iterator(n.in.begin()), std::make_move_iterator(n.in.end()));
   if (n.attr.payload) recipe.payloads.push_back(std::move(n.attr.payload));
   n.in = {}, n.attr = {};
 }
 Forgotten::~Forgotten() {
-  Node last;                 // its destructor takes the inputs apart without recursion
-  last.in.swap(in);
+  take_apart(in);
 }
 
 std::uint64_t fresh_domain() {

@@ -167,6 +167,7 @@ class Node : public std::enable_shared_from_this<Node> {
   Donation donated;
   mutable FieldPath field;                                           // for messages
   mutable std::atomic<std::uint64_t> asked{0};                       // when an equal one was last made: the newest id then
+  mutable std::uint64_t claimed = 0;                                 // by who computes it (runtime/evaluate.cpp)
   std::shared_ptr<const Placement> placement;                        // of a value that a mesh made; null: whole
 
   std::int64_t size() const { return axis_size(axes); }
@@ -179,6 +180,7 @@ class Node : public std::enable_shared_from_this<Node> {
  private:
   friend NodePtr make(const Op&, Nodes, Axes, DType, Attr);
   std::uint64_t hash_ = 0, domain_ = 0;                              // equal to none of another domain
+  mutable const Node* next_ = nullptr;                                 // of those in one place of the table of nodes
   friend struct Cons;
 };
 

@@ -1,6 +1,7 @@
 // Graph to graph: walks, substitution, dependence, gradients.
 #pragma once
 #include <unordered_map>
+#include <unordered_set>
 
 #include "graph/loop.h"
 #include "graph/walk.h"

@@ -5,6 +5,7 @@
 // made where it is read, in each kernel that reads it; a unit comes after all in Unit::after.
 #pragma once
 #include <unordered_map>
+#include <unordered_set>
 
 #include "graph/emit.h"
 #include "graph/loop.h"
