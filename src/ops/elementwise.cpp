@@ -95,11 +95,14 @@ const Op kThreefryXor = map_op("threefry_xor", Code::threefry_xor);
 
 // ---- builders ----
 NodePtr map(const Op& op, Nodes in, DType dtype, const Axes* axes) {
-  Axes out;
-  if (axes) out = *axes;
-  else for (auto& n : in) out = joined(out, n->axes);
+  if (axes) return map(op, std::move(in), Axes(*axes), dtype);
+  Axes out = in[0]->axes;
+  for (auto& n : in) out = joined(std::move(out), n->axes);
+  return map(op, std::move(in), std::move(out), dtype);
+}
+NodePtr map(const Op& op, Nodes in, Axes axes, DType dtype) {
   for (auto& n : in) n = stripped(n);   // operands are broadcast by name anyway
-  return make(op, std::move(in), std::move(out), dtype);
+  return make(op, std::move(in), std::move(axes), dtype);
 }
 NodePtr cast(G a, DType d) {
   if (a->dtype == d) return a;

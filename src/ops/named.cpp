@@ -91,7 +91,7 @@ NodePtr number_of(const char* op, const Arr& a, DType d) {
 
 }  // namespace
 
-NodePtr node_of(const char* op, const NamedArray& a) {
+const NodePtr& node_of(const char* op, const NamedArray& a) {
   if (a.empty()) fail(op, "an operand is an empty NamedArray: it was never given a value");
   return a.node();
 }
@@ -116,14 +116,14 @@ void tell_mixed(const char* op, const Node& a, const Node& b) {
              op, to_string(visible(wide)), to_string(visible(narrow)), where_of(context().origin));
 }
 }  // namespace
-DType promoted(const char* op, const std::vector<Arr>& operands) {
+DType promoted(const char* op, std::span<const Arr* const> operands) {
   std::optional<DType> out;
   const Node* first = nullptr;
   DType weak = DType::boolean;   // of the numbers
-  for (auto& a : operands) {
-    if (a.is_number()) weak = promote(weak, dtype_of_number(a));
-    else if (auto n = node_of(op, a); out) tell_mixed(op, *first, *n), out = promote(*out, n->dtype);
-    else out = n->dtype, first = a.node().get();
+  for (auto* a : operands) {
+    if (a->is_number()) weak = promote(weak, dtype_of_number(*a));
+    else if (auto& n = *node_of(op, a->array()); out) tell_mixed(op, *first, n), out = promote(*out, n.dtype);
+    else out = n.dtype, first = &n;
   }
   if (!out || *out == DType::boolean) return weak;
   return is_float(weak) && !is_float(*out) ? DType::f32 : *out;
@@ -147,7 +147,22 @@ NodePtr mask_of(const char* op, const NamedArray& mask, const Node& x) {
     fail(op, fmt::format("axis {} of the mask is not in {}; broadcast the array to it first", a.name, to_string(visible(x))));
   return n;
 }
+namespace {
+// The operand that has the axes of all others in their sizes, as one mostly does. Null: none, or there are hidden ones.
+const Node* widest(const Nodes& nodes) {
+  auto* wide = nodes[0].get();
+  for (auto& n : nodes)
+    if (axis_size(n->axes) > axis_size(wide->axes)) wide = n.get();
+  auto fits = [&](const Axis& a) {
+    auto* same = find_axis(wide->axes, a.name);
+    return same && same->size == a.size && !a.name.hidden();
+  };
+  return std::all_of(nodes.begin(), nodes.end(), [&](auto& n) { return std::all_of(n->axes.begin(), n->axes.end(), fits); })
+             ? wide : nullptr;
+}
+}  // namespace
 Axes broadcast(const char* op, const Nodes& nodes) {
+  if (auto* wide = widest(nodes)) return wide->axes;
   std::vector<Axes> shapes;
   for (auto& n : nodes) shapes.push_back(visible(*n));
   return with_hidden(nodes, broadcast(op, shapes));
@@ -180,9 +195,9 @@ const std::string* Bindings::unused() const {
   auto at = std::find(used_.begin(), used_.end(), false);
   return at == used_.end() ? nullptr : &given_[std::size_t(at - used_.begin())].first;
 }
-NamedArray pointwise(const char* op, const Op& code, const Nodes& nodes, DType dtype) {
+NamedArray pointwise(const char* op, const Op& code, Nodes nodes, DType dtype) {
   auto axes = broadcast(op, nodes);
-  return NamedArray(prim::map(code, nodes, dtype, &axes));
+  return NamedArray(prim::map(code, std::move(nodes), std::move(axes), dtype));
 }
 
 }  // namespace haliax::ops

@@ -3,6 +3,7 @@
 // An op reads: `auto [here, n] = Call(op, x);`, resolves axes, and builds primitives. Inside vmap a node has hidden axes too.
 // Users neither see nor name them; every result carries those of all its operands, before the axes that users see.
 #pragma once
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,7 @@ NodePtr renamed(const char* op, const NodePtr&, const Axis&, Name);  // that axi
 // ---- operands ----
 NodePtr node_of(const char* op, const Arr&);                         // a number: f32, i32 (or i64) or bool; raises if it is empty
 NodePtr node_of(const char* op, const Arr&, DType);                  // in this dtype; raises for an integer that does not fit
-NodePtr node_of(const char* op, const NamedArray&);
+const NodePtr& node_of(const char* op, const NamedArray&);
 // What an op begins with: for its length, errors say where it was called; its operand; the axis that it goes along.
 struct Call {
   Here here;
@@ -49,7 +50,7 @@ struct CallAlong {
   CallAlong(const char* op, const Arr& a, const AxisSelector& s) : here(a.at()), x(node_of(op, a)), axis(axis_of(op, x, s)) {}
 };
 // The dtype of a result. A number takes that of the arrays it meets, but a real one makes integers f32, an integer bools i32.
-DType promoted(const char* op, const std::vector<Arr>&);
+DType promoted(const char* op, std::span<const Arr* const>);
 inline DType float_of(DType d) { return is_float(d) ? d : DType::f32; }      // for functions that integers are not closed over
 inline DType wide_of(DType d) { return is_float(d) && bytes_of(d) >= 4 ? d : DType::f32; }   // to compute in: f32 for bf16
 inline DType no_bool(DType d) { return d == DType::boolean ? DType::i32 : d; }                 // to count in
@@ -63,7 +64,7 @@ NodePtr mask_of(const char* op, const NamedArray& mask, const Node& x);   // rai
 // The axes of a pointwise result: of the visible axes, one operand's must contain all the others'.
 Axes broadcast(const char* op, const Nodes&);
 Axes broadcast(const char* op, const std::vector<Axes>& visible);
-NamedArray pointwise(const char* op, const Op&, const Nodes&, DType);   // a map over the broadcast axes
+NamedArray pointwise(const char* op, const Op&, Nodes, DType);      // a map over the broadcast axes
 
 Nodes operands_of(const char* op, const std::vector<Arr>&);          // of a product: all in one dtype; raises if there are none
 // The product of the nodes, summed over the names: pairs, cheapest first. Hidden axes are never summed.

@@ -1,4 +1,5 @@
 // Elementwise ops on two and three arrays: numbers are weakly typed, axes broadcast by subset.
+#include <array>
 #include <cmath>
 
 #include "haliax/fmt.h"
@@ -16,11 +17,15 @@ struct Call2 {
   DType dtype;
   NodePtr a, b;
   Call2(const char* op, const Arr& a, const Arr& b, DType (*rule)(DType) = as_is)
-      : here(a.at()), dtype(rule(promoted(op, {a, b}))), a(node_of(op, a, dtype)), b(node_of(op, b, dtype)) {}
+      : here(a.at()), dtype(rule(promoted(op, std::array{&a, &b}))), a(node_of(op, a, dtype)), b(node_of(op, b, dtype)) {}
+  Nodes operands() {   // once
+    Nodes both(2);
+    return both[0] = std::move(a), both[1] = std::move(b), both;
+  }
 };
 NamedArray binary(const char* name, const Op& op, const Arr& a, const Arr& b, DType (*rule)(DType)) {
   Call2 c(name, a, b, rule);
-  return pointwise(name, op, {c.a, c.b}, c.dtype);
+  return pointwise(name, op, c.operands(), c.dtype);
 }
 NamedArray inexact(const char* name, const Op& op, const Arr& a, const Arr& b) { return binary(name, op, a, b, float_of); }
 // Whole quotients and remainders.
@@ -28,9 +33,9 @@ NamedArray division(const char* name, const Op& op, const Arr& a, const Arr& b) 
 // Arithmetic; on bools what JAX makes of it (null: nothing).
 NamedArray arithmetic(const char* name, const Op& op, const Op* of_bools, const Arr& a, const Arr& b) {
   Call2 c(name, a, b);
-  if (c.dtype != DType::boolean) return pointwise(name, op, {c.a, c.b}, c.dtype);
+  if (c.dtype != DType::boolean) return pointwise(name, op, c.operands(), c.dtype);
   if (!of_bools) fail(name, "is not defined for two bools; cast one to i32, or use the logical ops");
-  return pointwise(name, *of_bools, {c.a, c.b}, c.dtype);
+  return pointwise(name, *of_bools, c.operands(), c.dtype);
 }
 NamedArray comparison(const char* name, const Op& op, const Arr& a, const Arr& b, bool swapped = false) {
   auto [here, dtype, x, y] = Call2(name, a, b);
@@ -43,7 +48,7 @@ NamedArray logical(const char* name, const Op& op, const Arr& a, const Arr& b) {
 }
 NamedArray bits(const char* name, const Op& op, const Arr& a, const Arr& b, bool shift = false) {
   Here here(a.at());
-  if (auto d = promoted(name, {a, b}); is_float(d))
+  if (auto d = promoted(name, std::array{&a, &b}); is_float(d))
     fail(name, fmt::format("wants integers{}, not {}", shift ? "" : " or bools", d));
   return binary(name, op, a, b, shift ? no_bool : as_is);
 }
@@ -100,7 +105,7 @@ NamedArray divide(Arr a, Arr b) { return inexact("divide", prim::kDiv, a, b); }
 NamedArray arctan2(Arr a, Arr b) { return inexact("arctan2", kAtan2, a, b); }
 NamedArray nextafter(Arr a, Arr b) {
   Call2 c("nextafter", a, b, float_of);
-  if (bytes_of(c.dtype) > 2) return pointwise("nextafter", kNextafter, {c.a, c.b}, c.dtype);
+  if (bytes_of(c.dtype) > 2) return pointwise("nextafter", kNextafter, c.operands(), c.dtype);
   auto axes = broadcast("nextafter", {c.a, c.b});
   return NamedArray(prim::fit(narrow_next(c.a, c.b), axes));
 }
@@ -110,7 +115,7 @@ NamedArray fmod(Arr a, Arr b) { return division("fmod", prim::kRem, a, b); }
 
 NamedArray power(Arr a, Arr b) {
   Here here(a.at());
-  auto dtype = no_bool(promoted("power", {a, b}));
+  auto dtype = no_bool(promoted("power", std::array<const Arr*, 2>{&a, &b}));
   auto x = node_of("power", a, dtype);
   // A small whole exponent is a few products: exact, and right for a negative base.
   if (b.is_number() && b.number() == std::trunc(b.number()) && std::abs(b.number()) <= 16) {
@@ -190,12 +195,12 @@ NamedArray fmin(Arr a, Arr b) { return ignoring_nan("fmin", a, b, false); }
 NamedArray where(Arr condition, Arr a, Arr b) {
   Here here(condition.at());
   auto c = to_bool(node_of("where", condition));
-  auto dtype = promoted("where", {a, b});
+  auto dtype = promoted("where", std::array<const Arr*, 2>{&a, &b});
   return pointwise("where", prim::kSelect, {c, node_of("where", a, dtype), node_of("where", b, dtype)}, dtype);
 }
 NamedArray clip(Arr a, std::optional<Arr> min, std::optional<Arr> max) {
   Here here(a.at());
-  auto dtype = no_bool(promoted("clip", {a, min.value_or(a), max.value_or(a)}));
+  auto dtype = no_bool(promoted("clip", std::array<const Arr*, 3>{&a, min ? &*min : &a, max ? &*max : &a}));
   auto x = node_of("clip", a, dtype);
   Nodes all{x};
   if (min) all.push_back(node_of("clip", *min, dtype));

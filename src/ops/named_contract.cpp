@@ -67,7 +67,9 @@ NodePtr contract_all(const char* op, Nodes nodes, const Axes& shown, DType dtype
 }
 Nodes operands_of(const char* op, const std::vector<Arr>& arrays) {
   if (arrays.empty()) fail(op, "there are no arrays to multiply");
-  auto dtype = promoted(op, arrays);
+  std::vector<const Arr*> all;
+  for (auto& a : arrays) all.push_back(&a);
+  auto dtype = promoted(op, all);
   Nodes nodes;
   for (auto& a : arrays) nodes.push_back(node_of(op, a, dtype));
   return nodes;

@@ -39,6 +39,7 @@ extern const Op kInput, kNumber, kIota, kIndex, kCarry;
 
 // ---- map: result axes are those of the operands, by first appearance, unless given ----
 NodePtr map(const Op&, Nodes in, DType, const Axes* axes = nullptr);
+NodePtr map(const Op&, Nodes in, Axes, DType);
 NodePtr cast(const NodePtr&, DType);
 NodePtr bitcast(const NodePtr&, DType);
 NodePtr neg(const NodePtr&), exp(const NodePtr&), log(const NodePtr&), sqrt(const NodePtr&), rsqrt(const NodePtr&),
