@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <new>
@@ -13,10 +14,11 @@
 namespace haliax {
 namespace {
 
-constexpr std::int64_t kPage = 4096, kHuge = 2 << 20;
+constexpr std::int64_t kAligned = 64, kPage = 4096, kHuge = 2 << 20;
 constexpr std::int64_t kKeep = 64;   // at most this many blocks of one size wait for reuse
 
-// Large blocks are mapped, advised to be huge pages, and kept by size; small ones are left to malloc.
+// Large blocks are mapped, advised to be huge pages, and kept by size; small ones are left to malloc. That has blocks of a thread
+// at hand, where aligned_alloc does not: so a small one has room in front, in which it says where malloc's begins.
 struct MemoryPool {
   std::mutex lock;
   std::map<std::int64_t, std::vector<std::byte*>> idle;
@@ -39,10 +41,23 @@ std::byte* reused(std::int64_t size) {
   found->second.pop_back();
   return kept;
 }
+std::byte* small(std::int64_t size) {
+  auto* begin = static_cast<std::byte*>(std::malloc(std::size_t(size) + kAligned));
+  if (!begin) throw std::bad_alloc();
+  auto* data = begin + (kAligned - std::uintptr_t(begin) % kAligned);
+  std::memcpy(data - sizeof begin, &begin, sizeof begin);
+  return data;
+}
+void free_small(std::byte* data) {
+  void* begin;
+  std::memcpy(&begin, data - sizeof begin, sizeof begin);
+  std::free(begin);
+}
 std::byte* take(std::int64_t bytes) {
   const std::int64_t size = rounded(bytes);
-  void* got = size < kPage ? std::aligned_alloc(64, std::size_t(size)) : reused(size);
-  if (!got && size >= kPage) {
+  if (size < kPage) return small(size);
+  void* got = reused(size);
+  if (!got) {
     got = mmap(nullptr, std::size_t(size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (got == MAP_FAILED) got = nullptr;
     else if (size >= kHuge) madvise(got, std::size_t(size), MADV_HUGEPAGE);
@@ -52,7 +67,7 @@ std::byte* take(std::int64_t bytes) {
 }
 void give_back(std::byte* data, std::int64_t bytes) {
   const std::int64_t size = rounded(bytes);
-  if (size < kPage) return std::free(data);
+  if (size < kPage) return free_small(data);
   if (size < (std::int64_t(1) << 28)) {
     std::lock_guard hold(memory_pool().lock);
     if (auto& idle = memory_pool().idle[size]; std::int64_t(idle.size()) < kKeep) return idle.push_back(data);
