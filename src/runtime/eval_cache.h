@@ -1,6 +1,7 @@
 // Programs of graphs that were evaluated before: one that is made of the same ops, at the same lines, is planned once, and called
 // again with other arrays.
 #pragma once
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -8,8 +9,15 @@
 
 namespace haliax {
 
+// A graph as words: what its Program depends on beside the backend, and nothing else. Equal graphs have equal words.
+struct GraphWords {
+  std::vector<std::uint64_t> words = {};         // none: they cannot say what the graph holds
+  std::vector<BufferPtr> arrays = {};            // that it reads, each once, in order
+};
+// `below`: all that the roots are made of, down to values. In a GraphReader.
+GraphWords words_of(const Nodes& roots, const std::vector<const Node*>& below);
 // The values of the roots, in order, on this backend. began: as for call.
-std::vector<BufferPtr> call_again(const Nodes& roots, const std::string& backend_name, bool* began);
+std::vector<BufferPtr> call_again(const Nodes& roots, GraphWords, const std::string& backend_name, bool* began);
 std::uint64_t evaluations_planned();             // so far; others were found
 
 }  // namespace haliax

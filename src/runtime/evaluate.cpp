@@ -3,7 +3,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <new>
-#include <unordered_set>
+#include <utility>
 
 #include "base/fork.h"
 #include "base/verify_error.h"
@@ -15,11 +15,14 @@
 namespace haliax {
 namespace {
 
-// What is being computed. Never destroyed: threads may compute after main.
+// What is being computed has the number of this process as Node::claimed. Never destroyed: threads may compute after main.
 struct Running {
-  std::mutex lock;
-  std::condition_variable changed;
-  std::unordered_set<const Node*> nodes;
+  std::uint64_t process = 1;
+  std::mutex lock = {};
+  std::condition_variable changed = {};
+  bool claims(const Node& n) {                     // it is new
+    return std::exchange(n.claimed, process) != process;
+  }
   static Running& now() {
     static auto* r = new Running;
     return *r;
@@ -27,7 +30,7 @@ struct Running {
 };
 // In a child nobody computes; the threads that waited are not there either.
 const bool running_forks = at_fork({kForkRest, [] { Running::now().lock.lock(); }, [] { Running::now().lock.unlock(); },
-                                    [] { new (&Running::now()) Running; }});
+                                    [] { new (&Running::now()) Running{Running::now().process + 1}; }});
 thread_local int computing = 0;   // calls of compute, around: a kernel of the user's that reads arrays
 
 // What this thread is to compute of those that have no value: all that nobody else does. If that is none, the others have been
@@ -43,8 +46,8 @@ class Claim {
       bool others = false;
       for (auto& n : wanted) {
         if (!n || n->value || std::find(mine.begin(), mine.end(), n) != mine.end()) continue;
-        bool is_new = r.nodes.insert(n.get()).second;
-        if (is_new) entered_.push_back(n.get());
+        bool is_new = r.claims(*n);
+        if (is_new) entered_.push_back(n);
         if (is_new || computing > 0) mine.push_back(n);
         else others = true;
       }
@@ -56,53 +59,63 @@ class Claim {
     auto& r = Running::now();
     {
       std::lock_guard hold(r.lock);
-      for (auto* n : entered_) r.nodes.erase(n);
+      for (auto& n : entered_) n->claimed = 0;
     }
     if (!entered_.empty()) r.changed.notify_all();
   }
   Claim(const Claim&) = delete;
   // Of others that this thread computes on the way, those that nobody else does; whoever wants them waits.
   Nodes also(const Nodes& more) {
+    if (more.empty()) return {};
     auto& r = Running::now();
     Nodes out;
     out.reserve(more.size()), entered_.reserve(entered_.size() + more.size());
     std::lock_guard hold(r.lock);
     for (auto& n : more)
-      if (!n->value && r.nodes.insert(n.get()).second) entered_.push_back(n.get()), out.push_back(n);
+      if (!n->value && r.claims(*n)) entered_.push_back(n), out.push_back(n);
     return out;
   }
   Nodes mine;
 
  private:
-  std::vector<const Node*> entered_;
+  Nodes entered_;
 };
 
-std::vector<BufferPtr> results_of(const Nodes& roots, bool& began) {
+bool has_value(const Node& n) { return bool(n.value); }
+GraphWords words_of(const Nodes& roots) {
+  GraphReader reader;
+  return words_of(roots, below(roots, has_value));
+}
+std::vector<BufferPtr> results_of(const Nodes& roots, GraphWords words, bool& began) {
   struct Count {
     Count() { ++computing; }
     ~Count() { --computing; }
   } count;
-  return call_again(roots, default_backend(), &began);
+  return call_again(roots, std::move(words), default_backend(), &began);
 }
 void compute(Claim& claim) {
   const bool forgets = context().tracing == 0;   // how it was made; else there may be a gradient to take by all that is below
   Nodes roots = claim.mine;
   Keep keep;
+  GraphWords words;
   {
     GraphReader reader;
-    keep = what_to_keep(roots);
+    const auto all = below(roots, has_value);
+    require_values(roots, all);
+    keep = what_to_keep(roots, all);
+    append(roots, claim.also(keep.more));
+    words = words_of(roots, all);
   }
-  append(roots, claim.also(keep.more));
   std::vector<BufferPtr> made;
   bool began = false;                            // what has begun may have printed, and does not run twice
   try {
-    made = results_of(roots, began);
+    made = results_of(roots, std::move(words), began);
   } catch (const VerifyError&) {
     throw;
   } catch (const Error&) {
     if (began || roots.size() == claim.mine.size()) throw;
     roots = claim.mine;                          // there may be memory for these alone
-    made = results_of(roots, began);
+    made = results_of(roots, words_of(roots), began);
   }
   Forgotten recipes;                             // gone when others may read again
   GraphWriter alone;
@@ -118,14 +131,7 @@ void compute(Claim& claim) {
 }  // namespace
 
 void evaluate(const Nodes& wanted) {
-  Nodes missing;
-  for (auto& n : wanted)
-    if (n && !n->value) missing.push_back(n);
-  if (missing.empty()) return;
-  {
-    GraphReader reader;
-    require_values(missing);
-  }
+  if (std::all_of(wanted.begin(), wanted.end(), [](auto& n) { return !n || n->value; })) return;
   OutsideGraph outside;
   for (;;) {
     Claim claim;

@@ -67,7 +67,7 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
   } else {
     e.compiled = haliax::finish(c, name, !simulated);
     e.note_captured(e.compiled);
-    if (!simulated) e.compiled.arenas.leave(e.compiled.memory.arena(c.program->arena_bytes));
+    if (!simulated) e.compiled.idle.leave(e.compiled.for_call());
     report_not_donated(*c.program);
     report_program(c, nullptr);
   }

@@ -1,9 +1,9 @@
 #include "runtime/keep.h"
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <tuple>
-#include <unordered_map>
 
 #include "graph/loop.h"
 #include "ops/attr.h"
@@ -29,9 +29,11 @@ struct Seen {
 class Search {
  public:
   explicit Search(const Nodes& roots) {
+    all_.reserve(16), refers_.reserve(16);
     for (auto& r : roots) all_[number_of(r.get())].is_root = true;
     for (std::uint32_t k = 0; k < all_.size(); ++k) refer(k);
-    for (std::uint32_t k = 0; k < all_.size(); ++k) by_age_.push_back(k);
+    by_age_.resize(all_.size());
+    std::iota(by_age_.begin(), by_age_.end(), 0u);
     auto older = [&](auto a, auto b) { return all_[a].node->id < all_[b].node->id; };
     std::sort(by_age_.begin(), by_age_.end(), older);
     for (auto k = by_age_.rbegin(); k != by_age_.rend(); ++k) ask(all_[*k]);
@@ -51,9 +53,9 @@ class Search {
 
  private:
   std::uint32_t number_of(const Node* n) {
-    auto [at, is_new] = numbers_.try_emplace(n, std::uint32_t(all_.size()));
+    auto [number, is_new] = numbers_(n);
     if (is_new) all_.emplace_back().node = n;
-    return at->second;
+    return number;
   }
   void refer(std::uint32_t k) {
     auto& n = *all_[k].node;
@@ -97,7 +99,7 @@ class Search {
     bool stored = me.computed && n.free.empty() && me.walked.empty() && is_stored(n);
     if (stored || me.is_root || n.value) stored_ += n.bytes();
   }
-  Names walked(const Seen& me) const {
+  Names walked(const Seen& me) {
     auto& n = *me.node;
     Names out;
     auto add = [&](Name a) {
@@ -105,7 +107,7 @@ class Search {
     };
     if (n.op == &kResult) {
       auto& from = n.in[0]->op == &kLoop ? result_of(n).value[0] : n.in[0]->in[result_number(n)];
-      for (auto a : all_[numbers_.at(from.get())].walked) add(a);
+      for (auto a : all_[number_of(from.get())].walked) add(a);
       return out;
     }
     auto next = refers(me).begin();
@@ -138,7 +140,7 @@ class Search {
   std::int64_t most() const { return std::max(kKeptAnyway, stored_); }
   static std::tuple<bool, bool, std::int64_t> rank(const Seen& s) { return {s.bound, !is_stored(*s.node), s.node->bytes()}; }
 
-  std::unordered_map<const Node*, std::uint32_t> numbers_;
+  Numbering numbers_;
   std::vector<Seen> all_;
   std::vector<std::uint32_t> refers_, by_age_;
   std::unordered_set<const Payload*> payloads_;
@@ -150,6 +152,13 @@ class Search {
 
 }  // namespace
 
-Keep what_to_keep(const Nodes& roots) { return Search(roots).run(); }
+Keep what_to_keep(const Nodes& roots, const std::vector<const Node*>& below) {
+  // Where each op is asked for, as one is that is read by itself, there is nothing else to keep.
+  auto is_op = [](auto& n) { return n->op->kind != Kind::leaf; };
+  auto plain = [](auto* n) { return n->op->kind == Kind::leaf || (!n->value && !n->attr.payload); };
+  const bool alone = std::all_of(roots.begin(), roots.end(), is_op) && std::all_of(below.begin(), below.end(), plain) &&
+                     std::size_t(std::count_if(below.begin(), below.end(), is_op)) == roots.size();
+  return alone ? Keep{} : Search(roots).run();
+}
 
 }  // namespace haliax

@@ -63,12 +63,17 @@ Compiled compile(const Nodes& roots, const std::string& name) {
   return finish(c, name);
 }
 
+std::unique_ptr<CallMemory> Compiled::for_call() const {
+  return std::make_unique<CallMemory>(CallMemory{memory.arena(program->arena_bytes)});
+}
 std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, program::Communicator* communicator,
                             bool* began) {
   auto& p = *c.program;
-  std::vector<void*> arguments, results;
+  auto mine = c.idle.take();
+  if (!mine) mine = c.for_call();
+  auto &arguments = mine->arguments, &results = mine->results;
+  arguments.clear(), results.clear();
   std::vector<BufferPtr> made(std::size_t(p.results)), captured;
-  arguments.reserve(given.size() + c.captured.size()), results.reserve(made.size()), captured.reserve(c.captured.size());
   for (std::size_t k = 0; k < given.size(); ++k) {
     arguments.push_back(given[k].data);
     if (p.donated[k] >= 0) made[std::size_t(p.donated[k])] = given[k].keeps;
@@ -86,12 +91,11 @@ std::vector<BufferPtr> call(const Compiled& c, const std::vector<Given>& given, 
     if (!taken_over) made[r] = c.memory.fresh(p.slot(p.result_slots[r]).bytes);
     results.push_back(taken_over ? nullptr : c.memory.address(*made[r]));
   }
-  auto mine = c.arenas.take();
-  if (!mine) mine = c.memory.arena(p.arena_bytes);
   if (began) *began = true;
-  if (auto* told = profiler()) told->run(c, arguments, results, c.memory.address(*mine), communicator);
-  else c.executable->run(arguments, results, c.memory.address(*mine), communicator);
-  c.arenas.leave(std::move(mine));
+  auto* arena = c.memory.address(*mine->arena);
+  if (auto* told = profiler()) told->run(c, arguments, results, arena, communicator);
+  else c.executable->run(arguments, results, arena, communicator);
+  c.idle.leave(std::move(mine));
   return made;
 }
 

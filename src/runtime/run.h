@@ -37,7 +37,8 @@ struct Tracer {
   std::uint64_t last = 0;                                  // the newest node that was made in it; 0: not known
 };
 std::optional<Tracer> tracer_below(const NodePtr&);        // of which the array is made, if of any
-void require_values(const Nodes&);                         // raises for an array that is made of tracers
+// Raises for a root that is made of tracers. `below`: all that the roots are made of, down to values. In a GraphReader.
+void require_values(const Nodes& roots, const std::vector<const Node*>& below);
 void refuse_tracers(const Nodes& roots, const Nodes& inputs);   // raises for those of another trace than the inputs'
 
 }  // namespace haliax

@@ -1,6 +1,7 @@
 // Arrays that have no value: they are made of the arguments of a function that is being traced, or was.
 #include "base/name.h"
 #include "base/where.h"
+#include "graph/walk.h"
 #include "ops/prim.h"
 #include "runtime/run.h"
 #include "transforms/leaves.h"
@@ -54,13 +55,15 @@ std::optional<Tracer> tracer_below(const NodePtr& root) {
   GraphReader reader;
   if (root->value) return {};
   if (auto position = position_of(*root)) return position;
-  for (auto& n : topological({root}, [](const Node& n) { return bool(n.value); }))
+  for (auto* n : below({root}, [](const Node& n) { return bool(n.value); }))
     if (is_input(*n)) return tracer_of(*n);
   return {};
 }
-void require_values(const Nodes& roots) {
+void require_values(const Nodes& roots, const std::vector<const Node*>& below) {
+  const bool inputs = std::any_of(below.begin(), below.end(), [](auto* n) { return is_input(*n); });
   for (auto& r : roots)
-    if (auto t = tracer_below(r)) refuse(r, *t);
+    if (inputs || position_of(*r))
+      if (auto t = tracer_below(r)) refuse(r, *t);
 }
 void refuse_tracers(const Nodes& roots, const Nodes& inputs) {
   for (auto& r : roots)
