@@ -8,6 +8,7 @@
 
 #include "base/fork.h"
 #include "graph/fail.h"
+#include "haliax/jit.h"
 
 namespace haliax {
 namespace {

@@ -8,6 +8,7 @@
 #include "ops/prim.h"
 #include "compile/memory/memory.h"
 #include "compile/sharding/planner.h"
+#include "transforms/rewrite.h"
 
 namespace haliax::partitioning {
 namespace {

@@ -1,5 +1,6 @@
 // Planning: each op in turn. Every version of a value is kept, and what is needed is made from the cheapest.
 #include "compile/sharding/planner.h"
+#include "transforms/rewrite.h"
 
 #include <algorithm>
 

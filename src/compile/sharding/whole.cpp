@@ -5,6 +5,7 @@
 #include "ops/by_blocks.h"
 #include "ops/prim.h"
 #include "compile/sharding/planner.h"
+#include "transforms/rewrite.h"
 
 namespace haliax::partitioning {
 
