@@ -87,7 +87,7 @@ struct Traffic {
   double read = 0, written = 0;
 };
 Traffic traffic_of(const program::Step&, const program::Program&);
-// Measures what is not known yet. dtype: of products; empty: memory alone.
+// Adds what is not known yet, measured once in a process. dtype: of products; empty: memory alone.
 void measure(MachineRates&, program::Device&, const std::string& dtype);
 double bound_of(const ProfileCost&, const std::string& dtype, const MachineRates&);
 
