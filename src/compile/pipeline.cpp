@@ -177,7 +177,7 @@ std::span<const Pass> passes() { return kPasses; }
 void run(Compilation& c, Stage first, Stage last) {
   std::int64_t size = -1;
   Stage counted = first;
-  bool reached = false;
+  bool reached = false, checked = false;
   // Custom gradients do not outlive the first pass.
   if (verifies() && first == Stage::graph && c.options.from == kPasses[0].name) verify(c.roots, "tracing");
   for (auto& p : kPasses) {
@@ -191,6 +191,7 @@ void run(Compilation& c, Stage first, Stage last) {
     }
     if (size < 0 || counted != p.on) size = size_of(c, p.on), counted = p.on;
     auto before = c.roots;
+    const auto said = c.turns.size() + c.layouts.size();
     auto started = seconds_now();
     p.run(c);
     auto seconds = seconds_now() - started;
@@ -201,7 +202,10 @@ void run(Compilation& c, Stage first, Stage last) {
       auto device = c.partition && p.on > Stage::sharding ? fmt::format(", device {}", c.number) : "";
       std::fprintf(stderr, "---- after %s%s\n%s", p.name, device.c_str(), text_of(c, p.on).c_str());
     }
+    // A graph is frozen: one that has been looked at, and of which nothing more is said, is as it was.
+    if (same && checked && c.turns.size() + c.layouts.size() == said) continue;
     if (verifies()) verify_after(p, c);
+    checked = true;
   }
 }
 void run(Compilation& c) { run(c, Stage::graph, Stage::program); }
