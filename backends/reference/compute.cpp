@@ -76,7 +76,7 @@ double floating(Code code, DType dtype, double x, double y) {
     case Code::nextafter: return next(dtype, x, y);
     default: break;
   }
-  auto* f = program::function_of(code);
+  auto* f = code < Code::add ? program::function_of(code) : nullptr;   // it is looked for: not at each sum and product
   return f ? f->of(x) : arithmetic(code, dtype, x, y);
 }
 
@@ -103,7 +103,7 @@ Value compute(Code code, DType dtype, DType from, const Value* a) {
     case Code::select: return a[0].whole ? a[1] : a[2];
     case Code::fma:
       if (dtype == DType::f64) return {std::fma(a[0].real, a[1].real, a[2].real), 0};
-      if (is_float(dtype)) return real(dtype, std::fma(float(a[0].real), float(a[1].real), float(a[2].real)));
+      if (holds_real(dtype)) return real(dtype, std::fma(float(a[0].real), float(a[1].real), float(a[2].real)));
       return whole(dtype, std::int64_t(std::uint64_t(a[0].whole) * std::uint64_t(a[1].whole) + std::uint64_t(a[2].whole)));
     case Code::threefry0: case Code::threefry1: case Code::threefry_xor: {
       auto word = [&](int k) { return std::uint32_t(a[k].whole); };
@@ -113,7 +113,7 @@ Value compute(Code code, DType dtype, DType from, const Value* a) {
     default: break;
   }
   auto y = code < Code::add ? Value{} : a[1];
-  if (is_float(dtype)) return real(dtype, floating(code, dtype, a[0].real, y.real));
+  if (holds_real(dtype)) return real(dtype, floating(code, dtype, a[0].real, y.real));
   if (!is_unsigned(dtype)) return whole(dtype, integer(code, dtype, a[0].whole, y.whole));
   return whole(dtype, std::int64_t(integer(code, dtype, std::uint64_t(a[0].whole), std::uint64_t(y.whole))));
 }
@@ -124,7 +124,7 @@ Value start_of(Monoid m, DType d) {
 Value combine(Monoid m, DType d, Value acc, Value x) {
   constexpr Code codes[] = {Code::add, Code::mul, Code::max, Code::min};
   const Value args[] = {acc, x};
-  return compute(codes[int(m)], is_float(d) ? DType::f64 : d, d, args);
+  return compute(codes[int(m)], holds_real(d) ? DType::f64 : d, d, args);
 }
 
 }  // namespace haliax::reference
