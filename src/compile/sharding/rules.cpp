@@ -17,6 +17,7 @@ void each_axis(const Node& n, F f) {
       for (auto& a : n.in[k]->axes) f(k, a, along(n, k, a.name));
 }
 bool has_way(const Node& n, Way way) {
+  if (!n.op->along && way != Way::whole) return false;  // by kind: see haliax::along
   bool found = false;
   each_axis(n, [&](std::size_t, const Axis&, const Along& rule) { found |= rule.way == way; });
   return found;
@@ -160,6 +161,7 @@ Sharding wanted(const Node& n, std::size_t k, const Sharding& operand, const Mes
 
 Name shifted(const Node& n) {
   Name axis;
+  if (!n.op->along) return axis;
   each_axis(n, [&](std::size_t, const Axis& a, const Along& rule) {
     if (rule.way == Way::shift) axis = a.name;
   });
