@@ -59,7 +59,7 @@ class Meeting {
       if (left_[std::size_t(d)]) fail_all("another device has finished without this call");
     if (!why_.empty()) fail_here();
     at_[std::size_t(device)] = &g;
-    if (is_last(g)) return;
+    if (is_last(g)) return go_on(g, hold);
     refuse_circles();
     auto mine = g.round;
     g.turn.wait(hold, [&] { return g.round != mine || !why_.empty(); });
@@ -68,7 +68,7 @@ class Meeting {
   // For those who have arrived: all of them come here, so that nobody's arrays go while another still reads them.
   void wait(Group& g) {
     std::unique_lock hold(lock_);
-    if (is_last(g)) return;
+    if (is_last(g)) return go_on(g, hold);
     auto mine = g.round;
     g.turn.wait(hold, [&] { return g.round != mine; });
   }
@@ -84,12 +84,15 @@ class Meeting {
   }
 
  private:
-  bool is_last(Group& g) {   // then all go on
+  bool is_last(Group& g) {   // then it calls go_on
     if (++g.waiting < g.devices.size()) return false;
     g.waiting = 0, ++g.round;
     for (int d : g.devices) at_[std::size_t(d)] = nullptr;
-    g.turn.notify_all();
     return true;
+  }
+  void go_on(Group& g, std::unique_lock<std::mutex>& hold) {
+    hold.unlock();             // those that wake up want it
+    g.turn.notify_all();
   }
   // Each waits for one that waits elsewhere, or has left: nobody will ever go on.
   void refuse_circles() {
@@ -237,8 +240,8 @@ class Crew {
       ++c.started, ++threads_started;
     }
     c.f = &f, c.n = n, c.busy = n - 1, ++c.work;
-    c.start.notify_all();
     hold.unlock();
+    c.start.notify_all();
     f(0);
     hold.lock();
     c.done.wait(hold, [&] { return c.busy == 0; });
