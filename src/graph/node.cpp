@@ -80,11 +80,12 @@ static const bool node_forks =
 
 // Inputs that die with who had them are taken apart one after another, not inside each other.
 static void take_apart(Nodes& in) {
-  [[gnu::tls_model("initial-exec")]] static thread_local Nodes* queue = nullptr;
+  static thread_local Nodes* queue = nullptr;
   Nodes mine;
   const bool outermost = !queue;
   if (outermost) queue = &mine;
-  for (auto& x : in) if (x && x.use_count() == 1) queue->push_back(std::move(x));
+  for (auto& x : in)
+    if (x) queue->push_back(std::move(x));       // also one with other users: they may be about to die, too
   if (!outermost) return;
   while (!mine.empty()) {
     auto last = std::move(mine.back());
