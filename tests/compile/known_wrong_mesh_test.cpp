@@ -183,6 +183,18 @@ TEST_CASE("partition strict: what an op sends of its own blocks is asked for by 
   CHECK(asked.plan(zeros({N})).calls == 1);
 }
 
+TEST_CASE("partition strict: a constraint asks for what it says, and its readers for what they need otherwise") {
+  const Axis B("batch", 8), E("embed", 64), H("mlp", 256);
+  auto refused = [&](auto f) {
+    JitOptions o{.mesh = Mesh{{{"data", 2}, {"model", 2}}}, .axis_resources = Mapping{{"batch", "data"}, {"mlp", "model"}}, .strict = true};
+    return message_of([&] { named_jit(f, o).plan(zeros({B, E}), zeros({E, H})); });
+  };
+  using In = const NamedArray&;
+  auto sorted = refused([](In x, In w) { return sort(dot(x, w, "embed"), "mlp"); });   // dot is cut by a constraint
+  CHECK(sorted.find("[strict] sort gathers dot") != sorted.npos);
+  CHECK(refused([](In x, In w) { return sort(shard(dot(x, w, "embed"), Mapping{}), "mlp"); }) == "");
+}
+
 TEST_CASE("partition strict: ids and rows that a cut table is picked by are asked for, a table that is gathered is not") {
   const Axis N("n", 24000), T("n", 4000), M("m", 8), B("b", 4000), Few("b", 400);
   const Mapping cut{{"n", "data"}, {"b", "data"}}, n{{"n", "data"}};

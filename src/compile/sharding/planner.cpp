@@ -1,12 +1,12 @@
 // Planning: each op in turn. Every version of a value is kept, and what is needed is made from the cheapest.
 #include "compile/sharding/planner.h"
-#include "transforms/rewrite.h"
 
 #include <algorithm>
 
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
 #include "ops/prim.h"
+#include "transforms/rewrite.h"
 
 namespace haliax::partitioning {
 
@@ -76,8 +76,15 @@ int Planner::version_generated(int n, const Sharding& need) {
   versions(n).push_back(s);
   return s;
 }
+// Does the constraint n ask for that? What lies otherwise its reader asks for.
+bool Planner::asks_for(int n, const Sharding& need) const {
+  if (node(n).op != &prim::kPin) return false;
+  auto pin = pins_.find(n);
+  auto alike = [&](auto& a) { return need.cut(a.name) == pin->second.cut(a.name); };
+  return pin == pins_.end() || std::all_of(node(n).axes.begin(), node(n).axes.end(), alike);
+}
 int Planner::made_now(int n, const Sharding& need) {
-  Causing because(cause_, node(n).op == &prim::kPin ? n : cause_);
+  Causing because(cause_, asks_for(n, need) ? n : cause_);
   Version s{.kind = Version::Kind::compute, .node = n, .at = need, .own_turns = !own_turns(n).empty()};
   for (std::size_t k = 0; k < node(n).in.size(); ++k) {
     int x = operand(n, k);
