@@ -49,7 +49,7 @@ struct MemoryPlanner {
   std::vector<LoopSpan> spans = {};
   Accesses access = {};                      // at positions
 
-  std::map<Step*, Step> dropped = {};        // as they were
+  std::map<Step*, Step> dropped = {};        // as they were, for check_shared
 
   int last() const { return int(moments.size()) - 1; }
   void walk(std::vector<Step>& steps, int loop) {
@@ -66,7 +66,7 @@ struct MemoryPlanner {
   }
 
   void drop(Step& s) {   // swept out afterwards
-    dropped.emplace(&s, s);
+    if (checks("HALIAX_VERIFY")) dropped.emplace(&s, s);
     s.kind = Kind::fused, s.fused = {};
   }
 
@@ -88,7 +88,8 @@ struct MemoryPlanner {
     l.first = given ? 0 : all.front().at, l.last = all.back().at;
     for (auto& s : spans) {   // what is touched inside and outside of a loop stays there for all its turns
       auto count = std::count_if(all.begin(), all.end(), [&](auto& a) { return a.at > s.begin && a.at < s.end; });
-      if (count > 0 && (given || std::size_t(count) < all.size()))
+      // Of a result each turn may make a part.
+      if (count > 0 && (given || home == Home::result || std::size_t(count) < all.size()))
         l.first = std::min(l.first, s.begin), l.last = std::max(l.last, s.end);
     }
     if ((given && !is_donated(slot)) || home == Home::result) l.last = kForever;
