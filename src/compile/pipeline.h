@@ -3,7 +3,7 @@
 // In: the roots of a graph as it was traced, and the inputs that stand for arguments. Out: a Program, or one for each device of
 // a mesh. Always: whatever rewrites a graph or a Program is an entry of the list. Behind each entry HALIAX_PRINT=NAME (or all)
 // prints what it left (a graph with how its values lie in memory, a plan, a Program), bodies of loops included; the log gets a
-// line; and the verifier runs, where it is on (verify.h).
+// line; and where it left something new the verifier runs, if it is on (verify.h).
 #pragma once
 #include <memory>
 #include <span>

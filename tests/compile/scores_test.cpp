@@ -520,3 +520,35 @@ TEST_CASE("scores: explain says why some stay whole") {
   });
   CHECK(layer.find("stay whole") == layer.npos);
 }
+
+TEST_CASE("scores: what turns over heads leave of a result is not written over, where a turn's own memory is as large") {
+  const Axis Query("q", 12), Key("k", 48), Depth("d", 12), Heads("heads", 2);
+  auto normal = [](int seed, const Axes& axes) { return random::normal(random::key(seed), axes).astype(DType::bf16).eval(); };
+  auto q = normal(1, {Query, Heads, Depth}), k = normal(2, {Depth, Heads, Key}), v = normal(3, {Depth, Key, Heads});
+  auto attention = [=](const NamedArray& x) {
+    auto e = exp(dot(x, k, "d").astype(DType::f32) * 0.3);
+    return dot(e, v.astype(DType::f32), "k") / broadcast_axis(sum(e, "k"), Depth);
+  };
+  auto loss = [=](const NamedArray& x) {
+    auto y = attention(x);
+    return sum(square(attention(sin(y).astype(DType::bf16)) + y));
+  };
+  auto whole = jit(grad(loss), {.scores_budget = most_bytes})(q);
+  same({jit(grad(loss), {.scores_budget = 0})(q)}, {whole}, 3e-2);
+}
+
+TEST_CASE("scores: less a mean of theirs") {
+  const Axis Query("q", 20), Key("k", 30), Depth("d", 4);
+  auto normal = [](int seed, const Axes& axes) { return random::normal(random::key(seed), axes).eval(); };
+  auto q = normal(1, {Query, Depth}), k = normal(2, {Key, Depth}), v = normal(3, {Key, Depth});
+  for (int form : {0, 1, 2}) {
+    auto f = [=](const NamedArray& x) {
+      auto s = dot(x, k, "d") * 0.35, m = mean(s, "k");
+      auto scores = form == 0 ? s - m : form == 1 ? s * m : where(s > m, s, -1e9);
+      return sum(sin(dot(softmax(scores, "k"), v, "k")));
+    };
+    auto both = value_and_grad(f);
+    auto whole = jit(both, {.scores_budget = most_bytes})(q), tiled = jit(both, {.scores_budget = -1})(q);
+    same({tiled.first, tiled.second}, {whole.first, whole.second}, 1e-5);
+  }
+}

@@ -106,4 +106,7 @@ TEST_CASE("verify finds a call of what is made of one another") {
   CHECK(plan({0, 1, 3, 2}, 2, 2) == "");
   CHECK(found(plan({0, 1, 2, 3}, 1, 3), "it is sent in one call with what it is made of"));
   CHECK(found(plan({0, 1, 2, 3}, 2, 2), "what is sent in one call with it stands elsewhere"));
+  CHECK(found(plan({0, 2, 1, 3}, 2, 3), "an operand is made later"));
+  CHECK(found(plan({0, 1, 1, 2, 3}, 2, 3), "it is made twice"));
+  CHECK(found(plan({0, 1, 2}, 2, 3), "it is made in no body"));
 }

@@ -70,11 +70,11 @@ TEST_CASE("verify finds a program's faults") {
   loop.kind = program::Kind::loop, loop.loop.trips = 5, loop.loop.body = p.steps;
   p.steps = {loop};
   CHECK(says(in_program(p), "elements 0 to 4 of slot 0"));
-  p.steps[0].loop.trips = 4;
+  p.steps[0].loop.trips = 4, p.slots[1].bytes = 4;
   CHECK(in_program(p) == "");
-  p.steps[0].loop.lanes = 2, p.steps[0].loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
+  p.slots[1].bytes = 16, p.steps[0].loop.lanes = 2, p.steps[0].loop.body[0].copy.out.terms = {{.loop = 0, .stride = 1}};
   CHECK(in_program(p) == "");
-  p.steps[0].loop.body[0].copy.out.terms = {};
+  p.slots[1].bytes = 4, p.steps[0].loop.body[0].copy.out.terms = {};
   CHECK(in_program(p).find("its turns run side by side, and touch what is another one's") != std::string::npos);
   p = copies(4);
   p.steps.clear();
@@ -122,6 +122,12 @@ TEST_CASE("verify finds a value that another of the same memory was written over
   CHECK(says(message_of([&] { verify(p, "a pass", true, {true}); }), "slot 0 is read, and slot 1 of the same memory was written after it"));
 }
 
+TEST_CASE("verify finds a result that is written in part") {
+  auto p = copies(3);
+  CHECK(in_program(copies(4)) == "");
+  CHECK(message_of([&] { verify(p, "a pass", false); }).find("12 bytes from 0 to 12 of result 0 are written, which has 16") != std::string::npos);
+}
+
 TEST_CASE("verify finds what is read and was written in part") {
   auto p = with_arena(128);
   auto part = [](std::int64_t size, std::int64_t at) {   // of the argument, into slot 2
@@ -151,7 +157,7 @@ TEST_CASE("verify finds memory that two slots share, and that is read when the o
     p.steps = std::move(steps);
     return message_of([&] { verify_shared(p); });
   };
-  const std::string fault = "[verify] copy after plan_memory: slot 2 is read, and slot 3 was written over it; ";
+  const std::string fault = "[verify] copy after plan_memory: slot 2 is read, and slot 3 was written over it";
   CHECK(shared({copy(0, 2), copy(2, 1), copy(0, 3), copy(3, 1)}) == "");
   CHECK(shared({copy(0, 2), copy(0, 3), copy(2, 1)}) == fault);
   auto turns = [](std::vector<program::Step> body) {
@@ -174,6 +180,9 @@ TEST_CASE("verify finds memory that two slots share, and that is read when the o
   CHECK(shared({copy(0, 2), turns({stripe(0, 3), stripe(2, 1)})}) == fault);
   CHECK(shared({copy(0, 2), turns({stripe(2, 1, -1), stripe(0, 3)})}) == fault);
   CHECK(shared({copy(0, 2), turns({stripe(2, 1), stripe(0, 3)}), copy(2, 1)}) == fault);
+  // What turns make part by part is not written over by later turns.
+  CHECK(shared({turns({copy(0, 2), stripe(2, 1), stripe(0, 3)}), copy(3, 1)}) ==
+        "[verify] copy after plan_memory: slot 2 is written over what other turns made of slot 3");
 }
 
 TEST_CASE("verify finds slots that do not fit, and arguments that are written over") {

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/environment.h"
+#include "base/verify_error.h"
 #include "compile/memory/memory.h"
 #include "compile/memory/views.h"
 #include "graph/node.h"
@@ -270,8 +271,15 @@ struct ProgramCheck {
     for (int s : p.argument_slots) fill(s, 0, p.slot(s).bytes, p.slot(s).bytes, 1);
     steps(p.steps);
     if (!open.empty()) bad({}, fmt::format("call {} is never finished", open.begin()->first));
-    for (int s : p.result_slots)
-      if (p.slot(s).bytes > 0 && !written.count(memory(s))) bad({}, "a result is never written");
+    for (std::size_t k = 0; k < p.result_slots.size(); ++k) {
+      const int s = p.result_slots[k];
+      const auto bytes = p.slot(s).bytes;
+      if (bytes == 0) continue;
+      if (!written.count(memory(s))) bad({}, "a result is never written");
+      auto& has = filled.at(memory(s));
+      if (has.begin > 0 || has.end < bytes || has.bytes < bytes)
+        bad({}, fmt::format("{} bytes from {} to {} of result {} are written, which has {}", has.bytes, has.begin, has.end, k, bytes));
+    }
   }
 };
 
@@ -282,7 +290,7 @@ struct GatheredCheck {
   std::set<const Step*> over = {};           // loops
 
   [[noreturn]] static void refuse(const Step& s, const std::string& what) {
-    throw Error("[gathered] " + what + ": what a gather brings is read at once and never kept" + place_of(s));
+    throw VerifyError("[gathered] " + what + ": what a gather brings is read at once and never kept" + place_of(s));
   }
   void slots() const {
     for (auto& s : p.slots) {

@@ -3,10 +3,10 @@
 
 #include <vector>
 
+#include "base/verify_error.h"
 #include "compile/memory/memory.h"
 #include "compile/memory/stripes.h"
 #include "compile/memory/views.h"
-#include "haliax/error.h"
 
 namespace haliax {
 namespace {
@@ -40,17 +40,33 @@ struct SharedCheck {
   bool elsewhere(const Write& w, const Step& s, const View* v) const {
     for (auto l = around.rbegin(); l != around.rend(); ++l) {
       if (w.at <= l->begin) continue;
-      if (w.at > l->turn || !v || !w.view) return false;
-      auto written = stripes_of(*w.step, *w.view, l->variable, trips);
-      return written && written == stripes_of(s, *v, l->variable, trips);
+      return w.at <= l->turn && v && elsewhere(w, s, v, l->variable);
     }
     return false;
+  }
+  bool elsewhere(const Write& w, const Step& s, const View* v, int variable) const {
+    auto written = stripes_of(*w.step, *w.view, variable, trips);
+    return written && written == stripes_of(s, *v, variable, trips);
+  }
+  [[noreturn]] static void bad(const Step& s, const std::string& why) {
+    throw VerifyError(fmt::format("[verify] {} after plan_memory: {}{}{}", s.why, why, s.where.empty() ? "" : "; ", s.where));
   }
   void read(const Step& s, int slot, const View* v) const {
     for (auto& w : writes[memory(slot)])
       if (w.slot != slot && w.at > wrote[std::size_t(slot)] && !elsewhere(w, s, v))
-        throw Error(fmt::format("[verify] {} after plan_memory: slot {} is read, and slot {} was written over it; {}", s.why,
-                                slot, w.slot, s.where));
+        bad(s, fmt::format("slot {} is read, and slot {} was written over it", slot, w.slot));
+  }
+  // Parts that turns before this one made of another slot stay: this turn writes to a stripe of its own.
+  void write(const Step& s, int slot, const View& v) const {
+    for (auto& w : writes[memory(slot)])
+      for (auto& l : around) {
+        bool before = w.slot != slot && w.at > l.begin && w.at <= l.turn, apart = before && counts(*w.view, l.variable);
+        if (apart && !elsewhere(w, s, &v, l.variable))
+          bad(s, fmt::format("slot {} is written over what other turns made of slot {}", slot, w.slot));
+      }
+  }
+  static bool counts(const View& v, int variable) {
+    return std::any_of(v.terms.begin(), v.terms.end(), [&](auto& t) { return t.loop == variable; });
   }
   // From one slot to another of the same memory and place: both hold the value from now on.
   bool stays(const Step& s) const {
@@ -65,6 +81,7 @@ struct SharedCheck {
           each_access(s, [&](int slot, bool writes_it, const View* v) {
             if (writes_it != written || !shares(slot)) return;
             if (!writes_it) return read(s, slot, v);
+            write(s, slot, *v);
             wrote[std::size_t(slot)] = now;
             if (!stays(s)) writes[memory(slot)].push_back({now, slot, &s, v});
           });

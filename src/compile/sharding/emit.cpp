@@ -3,11 +3,11 @@
 #include <tuple>
 #include <unordered_set>
 
+#include "compile/memory/memory.h"
+#include "compile/sharding/planner.h"
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
 #include "ops/prim.h"
-#include "compile/memory/memory.h"
-#include "compile/sharding/planner.h"
 #include "transforms/rewrite.h"
 
 namespace haliax::partitioning {

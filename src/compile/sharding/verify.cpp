@@ -4,6 +4,7 @@
 #include <set>
 #include <utility>
 
+#include "base/verify_error.h"
 #include "compile/sharding/exchange.h"
 #include "compile/sharding/planner.h"
 #include "graph/axes.h"
@@ -67,12 +68,24 @@ struct PlanCheck {
     for (int k : v.in) {
       if (k < 0) continue;
       must(plan.version(k).live, v, "an operand is never made");
-      int body = v.body;
-      while (body >= 0 && body != plan.version(k).body) body = plan.body(body).parent;
+      int body = v.body, mine = place[std::size_t(number(v))], its = place[std::size_t(k)];   // of v, or of the loop that it is in
+      for (; body >= 0 && body != plan.version(k).body; body = plan.body(body).parent) mine = place_of_loop(plan.body(body).loop);
       must(body >= 0, v, "an operand is made in another body");
-      int mine = place[std::size_t(number(v))], its = place[std::size_t(k)];
-      must(v.body != plan.version(k).body || mine < 0 || its < mine, v, "an operand is made later");
+      must(mine < 0 || its < mine, v, "an operand is made later");
     }
+  }
+  int place_of_loop(int loop) const {   // -1: there is none
+    auto is = [&](auto& v) { return v.kind == Version::Kind::loop && v.loop == loop && v.live; };
+    auto v = std::find_if(plan.versions.begin(), plan.versions.end(), is);
+    return v == plan.versions.end() ? -1 : place[std::size_t(number(*v))];
+  }
+  // Each version is made once.
+  void once() const {
+    std::vector<int> times(plan.versions.size());
+    for (auto& body : plan.bodies)
+      for (int k : body.versions) must(++times[std::size_t(k)] == 1, plan.version(k), "it is made twice");
+    for (auto& v : plan.versions)
+      if (v.live && !plan.body(v.body).versions.empty()) must(times[std::size_t(number(v))] == 1, v, "it is made in no body");
   }
   Cut turns_of(const Version& v, const Node& index) const {   // that are counted by it
     for (auto* body = &plan.body(v.body); body->parent >= 0; body = &plan.body(body->parent))
@@ -293,6 +306,7 @@ struct PlanCheck {
   void run() const {
     using Kind = Version::Kind;
     std::map<int, const Version*> calls;   // the first version of each
+    once();
     side_by_side();
     for (auto& v : plan.versions) {
       if (!v.live) continue;
@@ -509,8 +523,10 @@ void verify(const Plan& plan, const Whole& whole, const char* after, const std::
   check.run();
   if (wanted) check.results(*wanted);
 }
-void verify_device(const Plan& plan, const Whole& whole, int device, const std::vector<NodePtr>& made, const char* after) {
+void verify_device(const Plan& plan, const Whole& whole, int device, const std::vector<NodePtr>& made, const char* after) try {
   DeviceCheck{plan, whole, device, made, after}.run();
+} catch (const Error& e) {
+  throw VerifyError(e.what());
 }
 
 }  // namespace haliax::partitioning
