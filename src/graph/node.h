@@ -78,7 +78,7 @@ struct Op {
   Nodes (*grad)(const NodePtr& out, const NodePtr& g) = nullptr;     // cotangents of the inputs, in axes that fit; null: none
   Place (*view)(const Node&, const Place& in, Emit&) = nullptr;      // Kind::view
   void (*lower)(const Node&, Emit&) = nullptr;                       // Kind::step
-  // The rule along axes; null: by kind, see along(). Transforms and passes know of an op what this, `linear` and `by_blocks` say.
+  // The rule along axes; null: by kind, see along(). Passes know of an op what its fields here say, and nothing else.
   Along (*along)(const Node&, std::size_t operand, Name axis) = nullptr;
   // The op given only blocks: of the table, if `along` says pick; of the result, if it has no operands (iota). Operands and axes
   // are those of the blocks.
@@ -180,7 +180,7 @@ class Node : public std::enable_shared_from_this<Node> {
  private:
   friend NodePtr make(const Op&, Nodes, Axes, DType, Attr);
   std::uint64_t hash_ = 0, domain_ = 0;                              // equal to none of another domain
-  mutable const Node* next_ = nullptr;                                 // of those in one place of the table of nodes
+  mutable const Node* next_ = nullptr;                               // of those in one place of the table of nodes
   friend struct Cons;
 };
 

@@ -203,7 +203,7 @@ NodePtr picked_apart(const NodePtr& n, Name axis) {
   if (auto c = slice_of(n->in[1 + slot], whole); c && n->in.size() == 2)
     return slice(n->in[0], c->axis, c->start, c->size, c->step);
   Name positions = positions_of(axis);
-  auto where = where_of(*n, 1);
+  auto where = picks_of(*n, 1);
   for (auto& [a, ids] : where) ids = rename(ids, {axis}, {positions});
   return rename(gather(n->in[0], where, with_name(n->axes, axis, positions), attr.outside), {positions}, {axis});
 }
@@ -382,7 +382,7 @@ NodePtr scatter_by_blocks(const NodePtr& n, Name axis, int) {
   auto updates = n->in[1];
   bool sets = attr.update == program::Update::set, adds = attr.update == program::Update::add;
   std::vector<SliceAttr> runs;
-  auto where = where_of(*n, 2);
+  auto where = picks_of(*n, 2);
   for (auto& [a, ids] : where)
     if (auto c = slice_of(ids, *find(*n, a)); c && c->step == 1) runs.push_back(*c);
   if (runs.size() == where.size() && (sets || adds)) {

@@ -23,7 +23,7 @@ program::View table_view(const Place& p, const Axes& axes, const Names& indexed,
 std::vector<program::Indexed> indexed_of(const Node& n, std::size_t first, const Place& table, const Axes& table_axes,
                                          const Axes& dims, Emit& e) {
   std::vector<program::Indexed> out;
-  for (auto& [axis, ids] : where_of(n, first)) {
+  for (auto& [axis, ids] : picks_of(n, first)) {
     std::size_t d = 0;
     while (table_axes[d].name != axis) ++d;
     out.push_back({Emit::view(e.operand(first + out.size()), ids->axes, dims), table.strides[d], table_axes[d].size});
@@ -155,13 +155,13 @@ const Op kGather{.name = "take", .kind = Kind::step, .linear = Linear::no, .grad
   auto& table = o->in[0];
   Nodes out(o->in.size());
   bool clamp = GatherAttr::of(*o).outside == Outside::clamp;
-  out[0] = scatter(filled(0, table->dtype, table->axes), g, where_of(*o, 1), Update::add, clamp);
+  out[0] = scatter(filled(0, table->dtype, table->axes), g, picks_of(*o, 1), Update::add, clamp);
   return out; }, .lower = gather_lower, .along = gather_along, .on_block = gather_on_block, .found = gather_found,
   .linear_in = [](const Node& n, std::size_t k) { return k == 0 && is_float(n.dtype) ? Linear::one : Linear::no; },
   .fault = gather_fault,
   .by_blocks = gather_by_blocks};
 const Op kScatter{.name = "scatter", .kind = Kind::step, .linear = Linear::no, .grad = [](G o, G g) {
-  auto where = where_of(*o, 2);
+  auto where = picks_of(*o, 2);
   auto& updates = o->in[1];
   auto how = ScatterAttr::of(*o);
   bool clamp = how.clamp;
@@ -193,7 +193,7 @@ const Op kCumulative{.name = "cumulative", .kind = Kind::step, .grad = [](G o, G
   fail("cumulative", "the gradient of a running max or min is not defined"); }, .lower = cumulative_lower, .along = whole_along,
   .fault = same_fault, .by_blocks = cumulative_by_blocks, .in_turns = cumulative_in_turns};
 
-Where where_of(const Node& n, std::size_t first) {
+Where picks_of(const Node& n, std::size_t first) {
   Where w;
   for (auto axis : indexed_axes(n)) w.push_back({axis, n.in[first + w.size()]});
   return w;

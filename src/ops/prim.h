@@ -103,7 +103,7 @@ extern const Op kFit, kRename, kSlice, kPlace, kFlatten, kUnflatten, kConcat;
 
 // ---- picking, order, running sums (pick.cpp) ----
 using Where = std::vector<std::pair<Name, NodePtr>>;             // axis of the table, ids
-Where where_of(const Node&, std::size_t first);                  // of a gather, or scatter: ids are the operands from there on
+Where picks_of(const Node&, std::size_t first);                  // of a gather, or scatter: ids are the operands from there on
 // Counted from the start of an axis of this size, in a signed dtype that tells positions from what lies outside.
 NodePtr signed_ids(const NodePtr& ids, std::int64_t size);
 NodePtr gather(const NodePtr& table, const Where&, const Axes& out, program::Outside);
