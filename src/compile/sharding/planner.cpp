@@ -76,12 +76,12 @@ int Planner::version_generated(int n, const Sharding& need) {
   versions(n).push_back(s);
   return s;
 }
-// Does the constraint n ask for that? What lies otherwise its reader asks for.
+// Does the constraint n ask for what that takes? What a reader needs less cut, the reader asks for.
 bool Planner::asks_for(int n, const Sharding& need) const {
   if (node(n).op != &prim::kPin) return false;
   auto pin = pins_.find(n);
-  auto alike = [&](auto& a) { return need.cut(a.name) == pin->second.cut(a.name); };
-  return pin == pins_.end() || std::all_of(node(n).axes.begin(), node(n).axes.end(), alike);
+  auto as_cut = [&](auto& a) { return need.cut(a.name).starts_with(pin->second.cut(a.name)); };
+  return pin == pins_.end() || std::all_of(node(n).axes.begin(), node(n).axes.end(), as_cut);
 }
 int Planner::made_now(int n, const Sharding& need) {
   Causing because(cause_, asks_for(n, need) ? n : cause_);
