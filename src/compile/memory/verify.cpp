@@ -278,7 +278,8 @@ struct ProgramCheck {
       if (!written.count(memory(s))) bad({}, "a result is never written");
       auto& has = filled.at(memory(s));
       if (has.begin > 0 || has.end < bytes || has.bytes < bytes)
-        bad({}, fmt::format("{} bytes from {} to {} of result {} are written, which has {}", has.bytes, has.begin, has.end, k, bytes));
+        bad({}, fmt::format("{} bytes from {} to {} of result {} are written, which has {}", has.bytes, has.begin, has.end, k,
+                            bytes));
     }
   }
 };
