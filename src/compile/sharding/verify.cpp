@@ -68,7 +68,7 @@ struct PlanCheck {
     for (int k : v.in) {
       if (k < 0) continue;
       must(plan.version(k).live, v, "an operand is never made");
-      int body = v.body, mine = place[std::size_t(number(v))], its = place[std::size_t(k)];   // of v, or of the loop that it is in
+      int body = v.body, mine = place[std::size_t(number(v))], its = place[std::size_t(k)];   // of v, or the loop that it is in
       for (; body >= 0 && body != plan.version(k).body; body = plan.body(body).parent)
         mine = place_of_loop(plan.body(body).loop);
       must(body >= 0, v, "an operand is made in another body");
