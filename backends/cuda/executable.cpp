@@ -164,9 +164,8 @@ class CudaExecutable final : public Executable {
          const std::vector<void*>& results, void* arena, Rank* rank)
         : e_(e), api_(e.api_), program_(*e.program_), stream_(stream), side_(side), arena_(static_cast<std::byte*>(arena)),
           rank_(rank), loops_(std::size_t(program_.loops)) {
-      for (auto& s : program_.slots) {
-        auto* root = &s;
-        while (root->alias >= 0) root = &program_.slot(root->alias);
+      for (int k = 0; k < int(program_.slots.size()); ++k) {
+        auto* root = &program_.slot(program_.memory(k));
         auto index = std::size_t(root->index);
         auto* at = root->home == Home::argument ? arguments.at(index) : root->home == Home::result ? results.at(index) : arena;
         slots_.push_back({static_cast<std::byte*>(at) + (at && root->home == Home::arena ? root->offset : 0), root->bytes});

@@ -81,7 +81,7 @@ class Joiner {
     else if (slot == kArenaSlot) to.push_back({kArenaSlot, of.scratch, of.scratch + of.scratch_bytes, writes});
     if (slot == kFlagSlot || slot == kBesideSlot) to.push_back({slot, 0, 1, writes});
     if (slot < 0) return;
-    while (program_.slot(slot).alias >= 0) slot = program_.slot(slot).alias;
+    slot = program_.memory(slot);
     auto& s = program_.slot(slot);
     const bool in_arena = s.home == Home::arena;
     to.push_back({in_arena ? kArenaSlot : slot, in_arena ? s.offset : 0, (in_arena ? s.offset : 0) + s.bytes, writes});

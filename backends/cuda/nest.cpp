@@ -114,10 +114,6 @@ class Nest {
   }
 
   // ---- where things lie ----
-  int root(int slot) const {
-    while (program_.slot(slot).alias >= 0) slot = program_.slot(slot).alias;
-    return slot;
-  }
   // Does it live within a turn?
   bool is_own(int slot) const {
     auto& s = program_.slot(slot);
@@ -129,7 +125,7 @@ class Nest {
     auto count = [&](const std::vector<Step>& steps, int by) {
       each_step(steps, [&](auto& s, auto) {
         each_view(s, [&](const View& v) {
-          if (v.slot >= 0) touched[root(v.slot)] += by;
+          if (v.slot >= 0) touched[program_.memory(v.slot)] += by;
         });
       });
     };
@@ -154,9 +150,9 @@ class Nest {
     each_step(body(), [&](auto& s, std::int64_t times) {
       each_view(s, [&](const View& v) {
         if (v.slot >= 0 && !is_unused(v.slot))
-          slots.insert(v.slot), touched[root(v.slot)] += times * points(dims_of(s)) * bytes_of(v.dtype);
+          slots.insert(v.slot), touched[program_.memory(v.slot)] += times * points(dims_of(s)) * bytes_of(v.dtype);
         for (auto& t : v.terms)
-          if (t.slot >= 0) slots.insert(t.slot), touched[root(t.slot)] += times;
+          if (t.slot >= 0) slots.insert(t.slot), touched[program_.memory(t.slot)] += times;
       });
     });
     std::erase_if(touched, [&](auto& t) { return !is_own(t.first); });
@@ -168,7 +164,7 @@ class Nest {
       starts = stretch(touched, most - stage_);
     }
     for (int s : slots) {
-      const int at = root(s);
+      const int at = program_.memory(s);
       if (!touched.count(at)) continue;
       auto& slot = program_.slot(at);
       auto near = starts.find(at);

@@ -55,8 +55,7 @@ class SequenceMaker {
   // ---- which slots are touched where turns may end early: by the flags of those turns ----
   void touch(int slot, int flag) {
     if (slot < 0) return;
-    while (program_.slot(slot).alias >= 0) slot = program_.slot(slot).alias;
-    touched_[std::size_t(slot)].insert(flag);
+    touched_[std::size_t(program_.memory(slot))].insert(flag);
   }
   void touch(const View& v, int flag) {
     touch(v.slot, flag);
@@ -72,7 +71,7 @@ class SequenceMaker {
     }
   }
   bool stays_inside(int slot, int flag) const {
-    while (program_.slot(slot).alias >= 0) slot = program_.slot(slot).alias;
+    slot = program_.memory(slot);
     if (program_.slot(slot).home != Home::arena) return false;
     auto inside = [&](int f) {
       while (f >= 0 && f != flag) f = around_[std::size_t(f)];

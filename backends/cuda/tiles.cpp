@@ -158,10 +158,7 @@ class Finder {
     std::int64_t offset = -1, row = 0, column = 0;
     int value = -1;
   };
-  int root(int slot) const {
-    while (slot >= 0 && program_.slot(slot).alias >= 0) slot = program_.slot(slot).alias;
-    return slot;
-  }
+  int root(int slot) const { return slot < 0 ? slot : program_.memory(slot); }
   bool in_space(const Step& s) const {
     if (s.kind != Kind::fused) return false;
     auto& f = s.fused;

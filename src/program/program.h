@@ -242,6 +242,10 @@ struct Program {
   std::string called = {};          // what runs it, as errors that are found late name it: jit at train.cpp:12
   Slot& slot(int k) { return slots[std::size_t(k)]; }
   const Slot& slot(int k) const { return slots[std::size_t(k)]; }
+  int memory(int slot) const {      // the slot in whose memory a slot lies: its own, or that of another (Slot::alias)
+    while (slots[std::size_t(slot)].alias >= 0) slot = slots[std::size_t(slot)].alias;
+    return slot;
+  }
 };
 
 std::string to_string(const Program&);

@@ -28,10 +28,7 @@ struct TouchTimes {
   explicit TouchTimes(const Program& program) : p(program), first_write(p.slots.size()), last_read(p.slots.size()) {
     walk(p.steps, -1);
   }
-  std::size_t memory(int slot) const {
-    while (p.slot(slot).alias >= 0) slot = p.slot(slot).alias;
-    return std::size_t(slot);
-  }
+  std::size_t memory(int slot) const { return std::size_t(p.memory(slot)); }
   void walk(const std::vector<Step>& steps, int loop) {
     for (auto& s : steps) {
       ++now;

@@ -74,10 +74,7 @@ class Touches {
       if (s.kind == Kind::loop && s.loop.variable >= 0) trips[s.loop.variable] = s.loop.trips;
     });
   }
-  std::size_t memory(int slot) const {
-    while (p_.slot(slot).alias >= 0) slot = p_.slot(slot).alias;
-    return std::size_t(slot);
-  }
+  std::size_t memory(int slot) const { return std::size_t(p_.memory(slot)); }
   static std::span<const Access> within(const std::vector<Access>& all, int begin, int end) {
     auto at = [&](int n) { return std::partition_point(all.begin(), all.end(), [&](auto& a) { return a.at < n; }); };
     return {at(begin), at(end)};

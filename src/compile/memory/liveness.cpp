@@ -36,10 +36,6 @@ struct ArenaUse {
       spans.push_back({at + 1, steps});
     }
   }
-  int root(int s) const {
-    while (p.slot(s).alias >= 0) s = p.slot(s).alias;
-    return s;
-  }
   // From the first step that touches it to the last; of a loop that is not alone in touching it, all turns.
   StepRange liveness(const std::vector<Access>& all) const {
     StepRange l{all.front().at, all.back().at + 1};
@@ -71,7 +67,7 @@ struct ArenaUse {
     for (int s = 0; s < int(p.slots.size()); ++s) {
       if (access[std::size_t(s)].empty()) continue;
       auto l = liveness(access[std::size_t(s)]);
-      auto& all = of_memory[std::size_t(root(s))];
+      auto& all = of_memory[std::size_t(p.memory(s))];
       all = {std::min(all.begin, l.begin), std::max(all.end, l.end)};
     }
     for (int s = 0; s < int(p.slots.size()); ++s)

@@ -56,10 +56,7 @@ struct ProgramCheck {
   [[noreturn]] void bad(const Step& s, const std::string& why) const {
     throw Error(fmt::format("[verify] {} after {}: {}{}", s.why, after, why, place_of(s)));
   }
-  int memory(int slot) const {   // the slot whose memory it lies in
-    while (p.slot(slot).alias >= 0) slot = p.slot(slot).alias;
-    return slot;
-  }
+  int memory(int slot) const { return p.memory(slot); }
   // The elements that a view reaches lie in its slot, by whatever ids.
   void inside(const Step& s, const View& v, const Dims& dims, const std::vector<program::Indexed>& ids = {}) {
     if (v.slot < 0 || program::points(dims) == 0) return;

@@ -32,10 +32,7 @@ struct SharedCheck {
   Trips trips = {};
   int now = 0;
 
-  std::size_t memory(int slot) const {
-    while (p.slot(slot).alias >= 0) slot = p.slot(slot).alias;
-    return std::size_t(slot);
-  }
+  std::size_t memory(int slot) const { return std::size_t(p.memory(slot)); }
   // Was it written in an earlier turn of a loop, in which each turn reads and writes a stripe of its own?
   bool elsewhere(const Write& w, const Step& s, const View* v) const {
     for (auto l = around.rbegin(); l != around.rend(); ++l) {
