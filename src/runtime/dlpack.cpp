@@ -19,7 +19,7 @@ DLDataType code_of(DType d) {
                                   : kDLUInt;
   return {std::uint8_t(code), std::uint8_t(8 * bytes_of(d)), 1};
 }
-std::optional<DType> dtype_of(DLDataType t) {
+std::optional<DType> from_code(DLDataType t) {
   for (auto d : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i8, DType::i16, DType::i32, DType::i64, DType::u8,
                  DType::u16, DType::u32, DType::u64, DType::boolean})
     if (auto c = code_of(d); c.code == t.code && c.bits == t.bits && t.lanes == 1) return d;
@@ -67,7 +67,7 @@ NamedArray from_dlpack(DLManagedTensor* given, const AxisSpec& axes, SourceLocat
   Here here(at);
   if (!given) fail("from_dlpack", "there is no tensor: a null pointer");
   auto& t = given->dl_tensor;
-  const auto dtype = dtype_of(t.dtype);
+  const auto dtype = from_code(t.dtype);
   check(t, axes, dtype);
   ops::check_unique("from_dlpack", axes);
   const auto width = std::size_t(bytes_of(*dtype));
