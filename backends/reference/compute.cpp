@@ -76,7 +76,7 @@ double floating(Code code, DType dtype, double x, double y) {
     case Code::nextafter: return next(dtype, x, y);
     default: break;
   }
-  auto* f = code < Code::add ? program::function_of(code) : nullptr;   // it is looked for: not at each sum and product
+  auto* f = code < Code::add ? program::function_of(code) : nullptr;   // of one operand; looked up in a table
   return f ? f->of(x) : arithmetic(code, dtype, x, y);
 }
 

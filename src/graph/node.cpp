@@ -123,13 +123,14 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
   t.make_room();
   auto n = std::make_shared<Node>();
   n->op = &op, n->in = std::move(in), n->axes = std::move(axes), n->dtype = dtype, n->attr = std::move(attr);
-  n->id = Cons::next(), n->hash_ = h, n->domain_ = c.domain, n->origin = c.origin;
+  n->id = Cons::next(), n->domain_ = c.domain, n->origin = c.origin;
   if (n->origin.traced == 0) n->origin.traced = n->id;
   for (auto& x : n->in)
     if (x)
       for (auto* f : x->free)
         if (!n->varies_with(f)) n->free.push_back(f);
   std::sort(n->free.begin(), n->free.end(), [](auto* a, auto* b) { return a->id < b->id; });
+  n->hash_ = h;   // from here on it takes itself out of the table: before, it may die in what throws, while the lock is held
   t.add(*n);
   return n;
 }

@@ -17,6 +17,7 @@ namespace {
 constexpr std::size_t kMostPrograms = 64, kMostNodes = 4096;
 constexpr std::int64_t kMostIdle = 64 << 10;     // bytes of an arena that waits for the next call
 
+// Writes a graph down in words; `nodes` are all that it is made of, by age.
 class Spelling {
  public:
   explicit Spelling(const std::vector<const Node*>& nodes) : nodes_(nodes) {}

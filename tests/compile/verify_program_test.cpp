@@ -1,6 +1,7 @@
 // Planted faults of Programs, one for each rule of the verifier: what is legal passes, and the fault is found and named.
 #include <doctest/doctest.h>
 
+#include "base/verify_error.h"
 #include "compile/memory/memory.h"
 #include "haliax/error.h"
 #include "support/raises.h"
@@ -159,6 +160,9 @@ TEST_CASE("verify finds memory that two slots share, and that is read when the o
   };
   const std::string fault = "[verify] copy after plan_memory: slot 2 is read, and slot 3 was written over it";
   CHECK(shared({copy(0, 2), copy(2, 1), copy(0, 3), copy(3, 1)}) == "");
+  auto bad = with_arena(128);
+  bad.slots[3].alias = 2, bad.steps = {copy(0, 2), copy(0, 3), copy(2, 1)};
+  CHECK_THROWS_AS(verify_shared(bad), VerifyError);   // which nobody takes for a reason to try another way
   CHECK(shared({copy(0, 2), copy(0, 3), copy(2, 1)}) == fault);
   auto turns = [](std::vector<program::Step> body) {
     program::Step s;

@@ -42,12 +42,14 @@ void check_gathered(const program::Program&);
 bool checks_finite();
 void check_finite(program::Program&);
 
-// The legality check of a Program; raises. Slots are written before they are read, views lie inside of their slots and count
+// The legality check of a Program; raises. Slots are written before they are read, and results in the end, as far as what each
+// step reaches at least and at most tells; views lie inside of their slots and count
 // turns of loops around them, ids lie in their tables, and no argument is written over that was not `donated`; where memory is
 // `placed`, offsets are aligned and lie inside of the arena, and nothing is read that something else was written over.
 void verify(const program::Program&, const char* after, bool placed, const std::vector<bool>& donated = {});
 // Slots that share memory (Slot::alias) hold what each would hold alone: no slot is read when another of its memory was written
-// later, but in an earlier turn whose stripe is another. The copies that sharing makes needless stand in the program; raises.
+// later, and none is written over what earlier turns made of another, but in a stripe of its own turn. The copies that sharing
+// makes needless stand in the program; raises a VerifyError.
 void verify_shared(const program::Program&);
 // What is wrong with a step of it by itself; empty: nothing.
 std::string fault_of(const program::Step&, const program::Program&);

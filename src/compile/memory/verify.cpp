@@ -25,12 +25,9 @@ using program::Program;
 using program::Step;
 using program::View;
 
-std::string place_of(const Step& s) { return s.where.empty() ? "" : "; " + s.where; }
-
 struct ProgramCheck {
   // Of the elements that a view reaches, in all turns of the loops around: the first, the last, how many, at least and at most.
   struct Extent { std::int64_t first, last, least = 1, most = 1; };
-  static constexpr std::int64_t kMost = std::int64_t(1) << 60;   // elements, see make()
 
   const Program& p;
   const char* after;
@@ -78,7 +75,7 @@ struct ProgramCheck {
       if (size <= 1 || stride == 0) return;
       (stride < 0 ? e.first : e.last) += (size - 1) * stride;
       if (walked) walks.emplace_back(std::abs(stride), size);
-      e.most = std::min(e.most * size, kMost);
+      e.most = std::min(e.most * size, most_elements);
     };
     for (std::size_t d = 0; d < dims.size(); ++d) reach(dims[d], v.strides[d], true);
     for (auto& i : ids) reach(i.size, i.stride, false);
@@ -170,15 +167,17 @@ struct ProgramCheck {
     auto& of = p.slot(memory(slot));
     bool own = of.home != Home::argument || (of.index < int(donated.size()) && donated[std::size_t(of.index)]);
     if (!own) bad(s, fmt::format("it writes over argument {}, which was not donated", of.index));
-    if (auto* e = extent(&v)) fill(slot, e->first, e->last + 1, e->most, bytes_of(v.dtype));
-    else fill(slot, 0, p.slot(slot).bytes, p.slot(slot).bytes, 1);   // sums of nothing
+    const std::int64_t size = bytes_of(v.dtype);
+    if (auto* e = extent(&v)) fill(slot, {e->first * size, (e->last + 1) * size, e->most * size});
+    else fill(slot, all_of(slot));   // sums of nothing
   }
-  void fill(int slot, std::int64_t begin, std::int64_t end, std::int64_t count, std::int64_t size) {   // elements
+  Filled all_of(int slot) const { return {0, p.slot(slot).bytes, p.slot(slot).bytes}; }
+  void fill(int slot, const Filled& more) {
     written.insert(memory(slot));
     if (again == 0) {
-      auto& f = filled.try_emplace(memory(slot), Filled{begin * size, end * size}).first->second;
-      f.begin = std::min(f.begin, begin * size), f.end = std::max(f.end, end * size);
-      f.bytes = std::min(f.bytes + count * size, kMost);
+      auto& f = filled.try_emplace(memory(slot), Filled{more.begin, more.end}).first->second;
+      f.begin = std::min(f.begin, more.begin), f.end = std::max(f.end, more.end);
+      f.bytes = std::min(f.bytes + more.bytes, most_elements);
     }
     if (!placed) return;
     wrote[slot] = now;
@@ -265,7 +264,7 @@ struct ProgramCheck {
   void run() {
     aliases();
     if (placed) find_overlaps();
-    for (int s : p.argument_slots) fill(s, 0, p.slot(s).bytes, p.slot(s).bytes, 1);
+    for (int s : p.argument_slots) fill(s, all_of(s));
     steps(p.steps);
     if (!open.empty()) bad({}, fmt::format("call {} is never finished", open.begin()->first));
     for (std::size_t k = 0; k < p.result_slots.size(); ++k) {

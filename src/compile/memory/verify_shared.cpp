@@ -46,7 +46,7 @@ struct SharedCheck {
     return written && written == stripes_of(s, *v, variable, trips);
   }
   [[noreturn]] static void bad(const Step& s, const std::string& why) {
-    throw VerifyError(fmt::format("[verify] {} after plan_memory: {}{}{}", s.why, why, s.where.empty() ? "" : "; ", s.where));
+    throw VerifyError(fmt::format("[verify] {} after plan_memory: {}{}", s.why, why, place_of(s)));
   }
   void read(const Step& s, int slot, const View* v) const {
     for (auto& w : writes[memory(slot)])

@@ -10,6 +10,8 @@ inline const char* name_of(program::Wire w) {
   return names[int(w)];
 }
 
+inline std::string place_of(const program::Step& s) { return s.where.empty() ? "" : "; " + s.where; }   // behind a message
+
 // f(view, writes) of each view of the step, what it reads first (a fused step: in the order of its code). A view that is added to
 // comes twice: as read, then as written. Of a loop nothing: its body holds steps of its own. A Step, const or not.
 template <class S, class F> void each_view(S& s, F f) {

@@ -266,7 +266,7 @@ class Planner : Planned {
   void contest(int n, int way);
   int obtain(int n, Sharding need);           // the version that is so
   int obtain_lazy(int n, const Sharding& need);
-  bool asks_for(int n, const Sharding& need) const;
+  bool asks_for(int n, const Sharding& need) const;   // n, as a constraint
   int made_now(int n, const Sharding& need);  // of operands that are whole, or seen through a view
   int version_generated(int n, const Sharding& need);
 

@@ -22,11 +22,18 @@ struct PlanCheck {
   const char* after;
   std::vector<std::vector<int>> readers = readers_of(plan);
   std::vector<int> place = places(plan);         // of each version, in the list of its body; -1: in none
+  std::vector<int> place_of_loop = places_of_loops();   // of the version that is the loop, likewise
 
   static std::vector<int> places(const Plan& plan) {
     std::vector<int> out(plan.versions.size(), -1);
     for (auto& body : plan.bodies)
       for (std::size_t k = 0; k < body.versions.size(); ++k) out[std::size_t(body.versions[k])] = int(k);
+    return out;
+  }
+  std::vector<int> places_of_loops() const {
+    std::vector<int> out(plan.loops.size(), -1);
+    for (auto& v : plan.versions)
+      if (v.kind == Version::Kind::loop && v.live) out[std::size_t(v.loop)] = place[std::size_t(number(v))];
     return out;
   }
   int number(const Version& v) const { return int(&v - plan.versions.data()); }
@@ -70,15 +77,10 @@ struct PlanCheck {
       must(plan.version(k).live, v, "an operand is never made");
       int body = v.body, mine = place[std::size_t(number(v))], its = place[std::size_t(k)];   // of v, or the loop that it is in
       for (; body >= 0 && body != plan.version(k).body; body = plan.body(body).parent)
-        mine = place_of_loop(plan.body(body).loop);
+        mine = plan.body(body).loop < 0 ? -1 : place_of_loop[std::size_t(plan.body(body).loop)];
       must(body >= 0, v, "an operand is made in another body");
       must(mine < 0 || its < mine, v, "an operand is made later");
     }
-  }
-  int place_of_loop(int loop) const {   // -1: there is none
-    auto is = [&](auto& v) { return v.kind == Version::Kind::loop && v.loop == loop && v.live; };
-    auto v = std::find_if(plan.versions.begin(), plan.versions.end(), is);
-    return v == plan.versions.end() ? -1 : place[std::size_t(number(*v))];
   }
   // Each version is made once.
   void once() const {
@@ -274,7 +276,8 @@ struct PlanCheck {
     bool alike = v.kind == first.kind && v.hop.kind == first.hop.kind && v.hop.over == first.hop.over && v.body == first.body;
     must(alike && ended(v) == ended(first), v, "it is sent in one call with what is sent otherwise");
   }
-  // And stands beside it, so that nothing between them is made of one, and makes another.
+  // Versions of one call stand side by side: the call is made where the first of them stands, and what stood between could be
+  // made of that one, and be sent by the next.
   void side_by_side() const {
     std::set<int> calls;
     for (auto& body : plan.bodies)
