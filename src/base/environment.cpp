@@ -36,5 +36,13 @@ bool flag_asked(const char* variable, bool otherwise, SourceLocation at) {
   if (text != "0" && text != "1") refuse_asked(variable, text, "0 or 1", at);
   return text == "1";
 }
+bool check_asked(const char* variable, SourceLocation at) {
+#ifdef NDEBUG
+  const bool usual = false;
+#else
+  const bool usual = true;
+#endif
+  return flag_asked(variable, usual, at);
+}
 
 }  // namespace haliax

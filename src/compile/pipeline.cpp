@@ -24,15 +24,15 @@ const Pass kPasses[] = {
     // ---- the graph of the whole ----
     {"strip_wraps", "drops tracers and custom gradients; borders of chunks stay", Stage::graph, false,
      [](Compilation& c) { c.roots = strip_wraps(c.roots, c.options.optional); }},
-    {"scores", "puts borders around scores that are too large to be whole", Stage::graph, true,
+    {"scores", "puts borders around scores too large to be whole", Stage::graph, true,
      [](Compilation& c) {
        c.roots = with_score_borders(c.roots, c.options.scores_budget, c.options.chunk_depth, {}, &c.uncut);
      }},
-    {"merge_carried", "makes one loop of a loop and what its gradient keeps", Stage::graph, true,
+    {"merge_carried", "joins a loop with what its gradient keeps of it", Stage::graph, true,
      [](Compilation& c) { rewrite(c, merge_carried); }},
     {"widen_products", "makes narrow products f32 that are read so from chunks", Stage::graph, true,
      [](Compilation& c) { c.roots = widen_products(c.roots); }},
-    {"late_rows", "takes what is a query's own out of sums over keys that go round", Stage::graph, true,
+    {"late_rows", "takes a query's factors out of sums over its keys", Stage::graph, true,
      [](Compilation& c) {
        if (c.options.partition.ring) c.roots = late_rows(c.roots);
      }},
@@ -47,10 +47,10 @@ const Pass kPasses[] = {
      [](Compilation& c) { rewrite(c, c.options.optional ? drop_dead_results : drop_dead_effects); }},
     {"merge_loops", "makes one loop of two over the same index", Stage::graph, true,
      [](Compilation& c) { rewrite(c, merge_loops); }},
-    {"drop_merged", "drops what only merged loops read", Stage::graph, true,
-     [](Compilation& c) { rewrite(c, drop_dead_results); }},
     {"accumulate_folds", "starts sums over turns from what they are added to", Stage::graph, true,
      [](Compilation& c) { rewrite(c, accumulate_folds); }},
+    {"drop_merged", "drops what merged loops and sums leave unread", Stage::graph, true,
+     [](Compilation& c) { rewrite(c, drop_dead_results); }},
     // ---- a mesh ----
     {"plan", "says how each value is cut, and what is sent", Stage::sharding, false, [](Compilation& c) { c.partition->plan(); }},
     {"residuals", "keeps what a later loop would have to send again", Stage::sharding, false,
@@ -70,7 +70,7 @@ const Pass kPasses[] = {
     // ---- the graph of one device ----
     {"softmax_products", "takes the sums of a softmax out of its products", Stage::device, true,
      [](Compilation& c) { c.roots = softmax_products(c.roots); }},
-    {"row_products", "makes sums point by point of products of row with row", Stage::device, true,
+    {"row_products", "makes products of row with row sums, point by point", Stage::device, true,
      [](Compilation& c) { c.roots = row_products(c.roots); }},
     {"masked_products", "leaves out blocks of products that masks make nothing of", Stage::device, true,
      [](Compilation& c) {
@@ -80,7 +80,7 @@ const Pass kPasses[] = {
      }},
     {"accumulate_updates", "scatters into the array that a scatter is added to", Stage::device, true,
      [](Compilation& c) { rewrite(c, accumulate_updates); }},
-    {"early_exit", "ends turns, or parts of them, that masks make nothing of", Stage::device, true,
+    {"early_exit", "ends turns, or their parts, that masks make nothing of", Stage::device, true,
      [](Compilation& c) { c.turns = parts_of_turns(c.roots, !checks_finite()); }},
     {"layout", "orders the axes of values in memory for products", Stage::device, true,
      [](Compilation& c) { c.layouts = layouts_of(c.roots); }},
@@ -93,11 +93,11 @@ const Pass kPasses[] = {
        if (c.options.mesh)
          for (auto& [name, size] : c.options.mesh->axes()) c.program->mesh.push_back(size);
      }},
-    {"check_finite", "with HALIAX_NANS=1: stops behind a step that makes NaN or inf", Stage::program, false,
+    {"check_finite", "with HALIAX_NANS=1: stops where a step makes NaN or inf", Stage::program, false,
      [](Compilation& c) {
        if (checks_finite()) check_finite(*c.program);
      }},
-    {"lanes", "runs turns side by side that touch nothing of each other's", Stage::program, true,
+    {"lanes", "runs turns side by side that share nothing they write", Stage::program, true,
      [](Compilation& c) {
        if (c.options.device) give_lanes(*c.program, *c.options.device, c.options.workers);
      }},
@@ -126,6 +126,10 @@ const Pass kPasses[] = {
        if (c.alternative->peak_bytes > c.program->peak_bytes) return;
        c.spared = 1 - multiplications(c.alternative->steps) / multiplications(c.program->steps);
        *c.program = std::move(*c.alternative), c.alternative.reset();
+     }},
+    {"poison", "with HALIAX_POISON=1: fills what was gathered with NaN, once read", Stage::program, false,
+     [](Compilation& c) {
+       if (poisons()) poison(*c.program);
      }},
 };
 

@@ -116,7 +116,7 @@ NodePtr make(const Op& op, Nodes in, Axes axes, DType dtype, Attr attr) {
     if (!is_equal(*other)) continue;
     auto n = other->weak_from_this().lock();
     if (!n) continue;
-    if (!n->free.empty()) n->asked.store(newest_id(), std::memory_order_relaxed);
+    if (!n->free.empty()) n->last_made.store(newest_id(), std::memory_order_relaxed);
     if (!c.origin.backward && c.origin.at.line() > 0) n->origin.backward.never();
     return n;
   }

@@ -166,7 +166,7 @@ class Node : public std::enable_shared_from_this<Node> {
   NodeValue value;
   Donation donated;
   mutable FieldPath field;                                           // for messages
-  mutable std::atomic<std::uint64_t> asked{0};                       // when an equal one was last made: the newest id then
+  mutable std::atomic<std::uint64_t> last_made{0};                   // when an equal one was last made: the newest id then
   mutable std::uint64_t claimed = 0;                                 // by who computes it (runtime/evaluate.cpp)
   std::shared_ptr<const Placement> placement;                        // of a value that a mesh made; null: whole
 

@@ -26,7 +26,7 @@ static std::vector<Listed> sorted(const Nodes& roots, bool (*stop)(const Node&),
 Nodes topological(const Nodes& roots, bool (*stop)(const Node&)) {
   return sorted<NodePtr>(roots, stop, [](const NodePtr& n) { return n; });
 }
-std::vector<const Node*> below(const Nodes& roots, bool (*stop)(const Node&)) {
+std::vector<const Node*> nodes_below(const Nodes& roots, bool (*stop)(const Node&)) {
   return sorted<const Node*>(roots, stop, [](const NodePtr& n) { return n.get(); });
 }
 

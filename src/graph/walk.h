@@ -76,6 +76,6 @@ template <class Listed> void sort_by_age(std::vector<Listed>& nodes) {
 // Nodes that the roots depend on, inputs first. Loop bodies are not entered. `stop(n)`: n is listed, but not what it depends on.
 Nodes topological(const Nodes& roots, bool (*stop)(const Node&) = nullptr);
 // The same, which holds none of them: of a graph that nobody changes meanwhile.
-std::vector<const Node*> below(const Nodes& roots, bool (*stop)(const Node&) = nullptr);
+std::vector<const Node*> nodes_below(const Nodes& roots, bool (*stop)(const Node&) = nullptr);
 
 }  // namespace haliax

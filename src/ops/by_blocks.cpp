@@ -172,7 +172,7 @@ std::optional<Progression> run_of(const NodePtr& ids, int depth = 0) {
   return Progression{most ? std::max(a->start, b->start) : std::min(a->start, b->start), 0};
 }
 // The slice of `whole` that ids (axis) name; none if they are not known, or not all inside.
-std::optional<SliceAttr> slice_of(const NodePtr& ids, const Axis& whole) {
+std::optional<SliceAttr> picked_run(const NodePtr& ids, const Axis& whole) {
   auto* a = find(*ids, whole.name);
   if (!a || ids->axes.size() != 1 || a->size == 0) return {};
   auto run = run_of(ids);
@@ -200,7 +200,7 @@ NodePtr picked_apart(const NodePtr& n, Name axis) {
   auto attr = GatherAttr::of(*n);
   auto whole = *find(*n->in[0], axis);
   auto slot = std::size_t(where_on(*n, axis));
-  if (auto c = slice_of(n->in[1 + slot], whole); c && n->in.size() == 2)
+  if (auto c = picked_run(n->in[1 + slot], whole); c && n->in.size() == 2)
     return slice(n->in[0], c->axis, c->start, c->size, c->step);
   Name positions = positions_of(axis);
   auto where = picks_of(*n, 1);
@@ -384,7 +384,7 @@ NodePtr scatter_by_blocks(const NodePtr& n, Name axis, int) {
   std::vector<SliceAttr> runs;
   auto where = picks_of(*n, 2);
   for (auto& [a, ids] : where)
-    if (auto c = slice_of(ids, *find(*n, a)); c && c->step == 1) runs.push_back(*c);
+    if (auto c = picked_run(ids, *find(*n, a)); c && c->step == 1) runs.push_back(*c);
   if (runs.size() == where.size() && (sets || adds)) {
     NodePtr there;
     for (auto& c : runs) {
@@ -401,7 +401,7 @@ NodePtr scatter_by_blocks(const NodePtr& n, Name axis, int) {
 }
 
 NodePtr pointwise_source(const NodePtr& n, const std::function<bool(const Node&)>& ends) {
-  auto below = [&](auto& self, const NodePtr& x, int depth) -> NodePtr {
+  auto base_of = [&](auto& self, const NodePtr& x, int depth) -> NodePtr {
     if (x->op->kind != Kind::map || depth == far || (depth && ends(*x))) return x;
     NodePtr one;
     for (auto& i : x->in) {
@@ -412,7 +412,7 @@ NodePtr pointwise_source(const NodePtr& n, const std::function<bool(const Node&)
     }
     return one ? one : x;
   };
-  auto base = below(below, n, 0);
+  auto base = base_of(base_of, n, 0);
   return bytes_of(base->dtype) > bytes_of(n->dtype) ? n : base;
 }
 bool tells_little(const Node& n) { return n.op == &kCumulative; }

@@ -145,8 +145,8 @@ CompiledGraphPtr planned(const Nodes& roots, const std::string& backend_name, co
 
 std::uint64_t evaluations_planned() { return Cache::of_process().planned(); }
 
-GraphWords words_of(const Nodes& roots, const std::vector<const Node*>& below) {
-  return below.size() > kMostNodes || current_mesh() ? GraphWords{} : Spelling(below).of(roots);
+GraphWords words_of(const Nodes& roots, const std::vector<const Node*>& nodes) {
+  return nodes.size() > kMostNodes || current_mesh() ? GraphWords{} : Spelling(nodes).of(roots);
 }
 
 std::vector<BufferPtr> call_again(const Nodes& roots, GraphWords graph, const std::string& backend_name, bool* began) {

@@ -14,8 +14,8 @@ struct GraphWords {
   std::vector<std::uint64_t> words = {};         // none: they cannot say what the graph holds
   std::vector<BufferPtr> arrays = {};            // that it reads, each once, in order
 };
-// `below`: all that the roots are made of, down to values. In a GraphReader.
-GraphWords words_of(const Nodes& roots, const std::vector<const Node*>& below);
+// `nodes`: all that the roots are made of, down to values. In a GraphReader.
+GraphWords words_of(const Nodes& roots, const std::vector<const Node*>& nodes);
 // The values of the roots, in order, on this backend. began: as for call.
 std::vector<BufferPtr> call_again(const Nodes& roots, GraphWords, const std::string& backend_name, bool* began);
 std::uint64_t evaluations_planned();             // so far; others were found

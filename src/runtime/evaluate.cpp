@@ -84,7 +84,7 @@ class Claim {
 bool has_value(const Node& n) { return bool(n.value); }
 GraphWords words_of(const Nodes& roots) {
   GraphReader reader;
-  return words_of(roots, below(roots, has_value));
+  return words_of(roots, nodes_below(roots, has_value));
 }
 std::vector<BufferPtr> results_of(const Nodes& roots, GraphWords words, bool& began) {
   struct Count {
@@ -100,7 +100,7 @@ void compute(Claim& claim) {
   GraphWords words;
   {
     GraphReader reader;
-    const auto all = below(roots, has_value);
+    const auto all = nodes_below(roots, has_value);
     require_values(roots, all);
     keep = what_to_keep(roots, all);
     append(roots, claim.also(keep.more));

@@ -82,9 +82,9 @@ class Search {
   void ask(Seen& me) {                           // users first
     me.computed |= me.is_root;
     if (!me.computed || me.node->value) return;
-    auto below = refers(me);
-    if (me.node->op == &kCustomVjp) below = below.first(me.node->in.size());   // not what its backward is made of
-    for (auto x : below) all_[x].computed = true;
+    auto operands = refers(me);
+    if (me.node->op == &kCustomVjp) operands = operands.first(me.node->in.size());   // not what its backward is made of
+    for (auto x : operands) all_[x].computed = true;
   }
 
   void learn(Seen& me) {                         // inputs first
@@ -152,12 +152,12 @@ class Search {
 
 }  // namespace
 
-Keep what_to_keep(const Nodes& roots, const std::vector<const Node*>& below) {
+Keep what_to_keep(const Nodes& roots, const std::vector<const Node*>& nodes) {
   // Where each op is asked for, as one is that is read by itself, there is nothing else to keep.
   auto is_op = [](auto& n) { return n->op->kind != Kind::leaf; };
   auto plain = [](auto* n) { return n->op->kind == Kind::leaf || (!n->value && !n->attr.payload); };
-  const bool alone = std::all_of(roots.begin(), roots.end(), is_op) && std::all_of(below.begin(), below.end(), plain) &&
-                     std::size_t(std::count_if(below.begin(), below.end(), is_op)) == roots.size();
+  const bool alone = std::all_of(roots.begin(), roots.end(), is_op) && std::all_of(nodes.begin(), nodes.end(), plain) &&
+                     std::size_t(std::count_if(nodes.begin(), nodes.end(), is_op)) == roots.size();
   return alone ? Keep{} : Search(roots).run();
 }
 

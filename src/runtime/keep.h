@@ -16,7 +16,7 @@ struct Keep {
   // Values from before that were bound, and are no longer.
   Nodes free;
 };
-// `below`: all that the roots are made of, down to values. In a GraphReader.
-Keep what_to_keep(const Nodes& roots, const std::vector<const Node*>& below);
+// `nodes`: all that the roots are made of, down to values. In a GraphReader.
+Keep what_to_keep(const Nodes& roots, const std::vector<const Node*>& nodes);
 
 }  // namespace haliax

@@ -80,8 +80,8 @@ class Values {
 
 bool needs_donated(const NodePtr& root) {
   GraphReader reader;
-  auto below = topological({root}, [](const Node& n) { return bool(n.value); });
-  return std::any_of(below.begin(), below.end(), [](auto& n) { return !n->donated.empty(); });
+  auto nodes = topological({root}, [](const Node& n) { return bool(n.value); });
+  return std::any_of(nodes.begin(), nodes.end(), [](auto& n) { return !n->donated.empty(); });
 }
 // The value, if there is one: an error on the way is one of whoever prints. While something is traced nothing is remembered:
 // printing leaves no trace in a program.

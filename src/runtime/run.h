@@ -10,7 +10,7 @@ namespace haliax {
 
 program::Device& backend(const std::string& name);        // "cpu", "reference", for tests others; raises with the near name
 
-// For one device, all stages. The graph below the roots is copied.
+// For one device, all stages. The graph nodes the roots is copied.
 Compiled compile(const Nodes& roots, const std::string& backend_name);
 // called: what will run it, as errors that are found late name it.
 CompileOptions options_for(const std::string& backend_name, std::string called);
@@ -37,8 +37,8 @@ struct Tracer {
   std::uint64_t last = 0;                                  // the newest node that was made in it; 0: not known
 };
 std::optional<Tracer> tracer_below(const NodePtr&);        // of which the array is made, if of any
-// Raises for a root that is made of tracers. `below`: all that the roots are made of, down to values. In a GraphReader.
-void require_values(const Nodes& roots, const std::vector<const Node*>& below);
+// Raises for a root that is made of tracers. `nodes`: all that the roots are made of, down to values. In a GraphReader.
+void require_values(const Nodes& roots, const std::vector<const Node*>& nodes);
 void refuse_tracers(const Nodes& roots, const Nodes& inputs);   // raises for those of another trace than the inputs'
 
 }  // namespace haliax

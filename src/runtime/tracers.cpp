@@ -55,12 +55,12 @@ std::optional<Tracer> tracer_below(const NodePtr& root) {
   GraphReader reader;
   if (root->value) return {};
   if (auto position = position_of(*root)) return position;
-  for (auto* n : below({root}, [](const Node& n) { return bool(n.value); }))
+  for (auto* n : nodes_below({root}, [](const Node& n) { return bool(n.value); }))
     if (is_input(*n)) return tracer_of(*n);
   return {};
 }
-void require_values(const Nodes& roots, const std::vector<const Node*>& below) {
-  const bool inputs = std::any_of(below.begin(), below.end(), [](auto* n) { return is_input(*n); });
+void require_values(const Nodes& roots, const std::vector<const Node*>& nodes) {
+  const bool inputs = std::any_of(nodes.begin(), nodes.end(), [](auto* n) { return is_input(*n); });
   for (auto& r : roots)
     if (inputs || position_of(*r))
       if (auto t = tracer_below(r)) refuse(r, *t);

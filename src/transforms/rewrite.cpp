@@ -25,7 +25,7 @@ std::unordered_set<const Node*> between_borders(const Nodes& all) {
 }
 
 // Those below the roots that are wanted, by way of those that are wanted, loop bodies included; inputs first.
-template <class Want> static Nodes below(const Nodes& roots, const Want& want) {
+template <class Want> static Nodes wanted_below(const Nodes& roots, const Want& want) {
   Nodes out;
   walk(roots, want, [&](const NodePtr& n, Nodes& todo) {
     add_reads(n, todo);
@@ -35,7 +35,7 @@ template <class Want> static Nodes below(const Nodes& roots, const Want& want) {
   return out;
 }
 Nodes everything(const Nodes& roots) {
-  return below(roots, [](const Node&) { return true; });
+  return wanted_below(roots, [](const Node&) { return true; });
 }
 
 std::unordered_map<const Node*, int> users_of(const Nodes& all, const Nodes& roots) {
@@ -54,7 +54,7 @@ Nodes level_of(const Nodes& roots, const Node* index) {
   if (!index) return everything(roots);
   // What the body of a loop of this level makes of its own carries varies with that loop's index alone.
   std::unordered_set<const Node*> within{index};
-  return below(roots, [&](const Node& n) {
+  return wanted_below(roots, [&](const Node& n) {
     bool in = is_border(n) || std::any_of(n.free.begin(), n.free.end(), [&](auto* i) { return within.count(i) > 0; });
     if (in && n.op == &kLoop)
       for (auto& i : loop_of(n).index) within.insert(i.get());
@@ -82,7 +82,7 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
   };
   // A loop's body is older than the loop, operands are older than their users: one pass by age is enough. A node made by an
   // earlier substitution is newer than what uses its value only if the replacement itself is given, and that is not entered.
-  auto order = below(roots, [&](const Node& n) { return !to.count(&n) && (!inside || n.varies_with(inside)); });
+  auto order = wanted_below(roots, [&](const Node& n) { return !to.count(&n) && (!inside || n.varies_with(inside)); });
   At follow;
   for (auto& n : order) {
     if (n->value && n->in.empty()) continue;

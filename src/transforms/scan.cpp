@@ -49,7 +49,7 @@ class TracedTurn {
       add_reads(n, todo);
     });
   }
-  static std::uint64_t made_at(const Node& n) { return std::max(n.id, n.asked.load(std::memory_order_relaxed)); }
+  static std::uint64_t made_at(const Node& n) { return std::max(n.id, n.last_made.load(std::memory_order_relaxed)); }
 
  private:
   [[noreturn]] static void refuse(const NodePtr& n) {

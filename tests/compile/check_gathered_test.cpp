@@ -106,8 +106,9 @@ TEST_CASE("gathered: the plan keeps nothing in its memory, and poisons it after 
     auto p = start();
     p.steps = {copied(0, 1), copied(1, 3), copied(3, 2)};   // a copy of all of it could take over its memory
     {
-      const Poison how(poisoned);
       plan_memory(p, {false}, true);
+      const Poison how(poisoned);
+      if (poisons()) poison(p);
     }
     CHECK(p.slots[3].alias != 1);
     CHECK(refused(p) == "");

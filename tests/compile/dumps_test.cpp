@@ -2,6 +2,7 @@
 // `build/tests/compile --update` writes them anew.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
@@ -132,4 +133,8 @@ TEST_CASE("docs/design.md shows the list of passes") {
   std::ifstream in(golden_dir() + "/../../docs/design.md");
   std::string page{std::istreambuf_iterator<char>(in), {}};
   CHECK(page.find("```text\n" + table_of_passes() + "```") != std::string::npos);
+  for (auto& p : passes()) {
+    const std::string_view does = p.does;
+    CHECK_MESSAGE(std::count(does.begin(), does.end(), ' ') < 10, p.name << " takes more than ten words");
+  }
 }

@@ -42,7 +42,7 @@ Nodes accumulate_folds(Nodes roots) {
       for (std::size_t side = 0; side < 2 && prim::combines(*n, Monoid::sum) && to.empty(); ++side)
         if (auto sum = added_inside(*n, n->in[side], n->in[1 - side], users, to)) to[n.get()] = sum;
     if (to.empty()) return roots;
-    roots = drop_dead_results(substitute(roots, to));
+    roots = substitute(roots, to);
   }
 }
 

@@ -234,10 +234,10 @@ struct Builder {
   }
   // The kernel that makes n too, whose points become `outer`, `inner`; -1: none.
   int kernel_for(const NodePtr& n, const std::vector<Read>& read, const Nodes& after, Axes& outer, Axes& inner) const {
-    int home = -1;
+    int into = -1;
     std::unordered_set<int> tried;
     auto try_in = [&](int u) {
-      if (u < 0 || home >= 0 || scope.units[std::size_t(u)].type != Unit::Type::kernel || !tried.insert(u).second) return;
+      if (u < 0 || into >= 0 || scope.units[std::size_t(u)].type != Unit::Type::kernel || !tried.insert(u).second) return;
       if (!joins(n, scope.units[std::size_t(u)], outer, inner)) return;
       bool ok = true;
       for (auto& other : read) {
@@ -246,7 +246,7 @@ struct Builder {
         else if (o >= 0) ok &= !comes_after(o, u);
       }
       for (auto& a : after) for (int o : units_below(a)) ok &= !comes_after(o, u);
-      if (ok) home = u;
+      if (ok) into = u;
     };
     for (auto r = read.rbegin(); r != read.rend(); ++r) if (r->plain) try_in(unit_of(r->node.get()));
     if (n->op->kind == Kind::reduce)   // or with another reduction of the same rows: they are read once, and die sooner
@@ -254,7 +254,7 @@ struct Builder {
         if (r.plain && r.node->bytes() >= n->in[0]->bytes())
           if (auto rows = rows_of.find(r.node.get()); rows != rows_of.end())
             for (int u : rows->second) try_in(u);
-    return home;
+    return into;
   }
   int new_unit(const NodePtr& n) {
     Unit u;
@@ -291,9 +291,9 @@ struct Builder {
     reads(n, read, after);
     Axes outer, inner;
     bool fuses = fuse && anchored.count(n.get()) && (n->op->kind == Kind::map || n->op->kind == Kind::reduce);
-    int home = fuses ? kernel_for(n, read, after, outer, inner) : -1;
-    if (home < 0) home = new_unit(n);
-    else scope.units[std::size_t(home)].outer = outer, scope.units[std::size_t(home)].inner = inner;
+    int into = fuses ? kernel_for(n, read, after, outer, inner) : -1;
+    if (into < 0) into = new_unit(n);
+    else scope.units[std::size_t(into)].outer = outer, scope.units[std::size_t(into)].inner = inner;
     if (fuses) {
       std::unordered_set<int> first, viewed;     // that n waits for; of which it reads something at other places
       for (auto& r : read) {
@@ -303,26 +303,26 @@ struct Builder {
       }
       for (auto& a : after) for (int o : units_below(a)) first.insert(o), viewed.insert(o);
       for (auto& r : read)
-        if (auto o = unit_of(r.node.get()); !viewed.count(o)) merge(o, home, first);
+        if (auto o = unit_of(r.node.get()); !viewed.count(o)) merge(o, into, first);
     }
-    auto& u = scope.units[std::size_t(home)];
+    auto& u = scope.units[std::size_t(into)];
     u.nodes.push_back(n);
     u.order = std::max(u.order, std::int64_t(n->id));
-    scope.unit_of[n.get()] = home;
-    if (n->op->kind == Kind::reduce) for (auto& r : read) if (r.plain) rows_of[r.node.get()].push_back(home);
+    scope.unit_of[n.get()] = into;
+    if (n->op->kind == Kind::reduce) for (auto& r : read) if (r.plain) rows_of[r.node.get()].push_back(into);
     for (auto& r : read) {
       int o = unit_of(r.node.get());
-      if (o < 0 || o == home) continue;
-      depend(home, o);
+      if (o < 0 || o == into) continue;
+      depend(into, o);
       keep(r.node);
     }
-    for (auto& a : after) for (int o : units_below(a)) depend(home, o);
+    for (auto& a : after) for (int o : units_below(a)) depend(into, o);
     if (calls.count(n.get())) {
-      if (last_call >= 0) depend(home, last_call);
-      last_call = home;
+      if (last_call >= 0) depend(into, last_call);
+      last_call = into;
     }
     if (u.type == Unit::Type::single)
-      for (auto& x : n->in) if (x) for (int o : units_below(x)) depend(home, o);
+      for (auto& x : n->in) if (x) for (int o : units_below(x)) depend(into, o);
   }
   // A target that its unit does not write itself is copied.
   void put_into(const Target& t) {

@@ -50,7 +50,7 @@ class Wishes {
     }
   }
   void fix(const Node* n) { groups_[root(n)].fixed = true; }
-  void wish(const Node* n, const Names& batch) {
+  void prefer(const Node* n, const Names& batch) {
     auto& g = groups_[root(n)];
     if (g.batch && *g.batch != batch) g.fixed = true;
     g.batch = batch;
@@ -61,7 +61,7 @@ class Wishes {
     auto from = groups_[a];
     parent_[a] = b;
     if (from.fixed) fix(b);
-    if (from.batch) wish(b, *from.batch);
+    if (from.batch) prefer(b, *from.batch);
   }
 
   void visit(const Node& n) {
@@ -73,8 +73,8 @@ class Wishes {
       for (auto& a : n.axes)
         if (find(*n.in[0], a.name) && find(*n.in[1], a.name)) batch.push_back(a.name);
       std::sort(batch.begin(), batch.end(), [](auto& x, auto& y) { return x.text() < y.text(); });
-      wish(&n, batch);
-      wish(n.in[0].get(), batch), wish(n.in[1].get(), batch);
+      prefer(&n, batch);
+      prefer(n.in[0].get(), batch), prefer(n.in[1].get(), batch);
     } else if (is_stack(n)) {
       for (auto& v : result_of(n).value) unite(v.get(), &n);
     } else if (auto cut = slice_of(n); cut && cut->drop && is_stack(*n.in[0]) && cut->axis == n.in[0]->axes[0].name) {

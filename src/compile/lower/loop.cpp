@@ -33,7 +33,7 @@ void Lowering::loop(const NodePtr& n) {
     bool adds = how.fold == Fold::stack || (how.fold == Fold::fold && how.monoid == Monoid::sum && !how.start);
     auto* add = adds ? accumulation(r) : nullptr;
     t.added.push_back(add != nullptr);
-    t.places.push_back(add ? add->place : home(r));
+    t.places.push_back(add ? add->place : target_place(r));
     if (add) continue;
     if (how.start) start_from(how.start, t.places[k], r->axes);
     else if (how.fold == Fold::stack && t.may_end) zero(t.places[k], r->axes);

@@ -79,7 +79,7 @@ Place Lowering::copied(const NodePtr& n) {
 bool Lowering::in_memory(const NodePtr& n) const {
   return places_.count(n.get()) || places_.count(base_of(n).get());
 }
-Place Lowering::home(const NodePtr& n) {
+Place Lowering::target_place(const NodePtr& n) {
   if (auto t = scope_->targets.find(n.get()); t != scope_->targets.end() && !t->second[0]->accumulate) return t->second[0]->place;
   if (auto known = joined_.find(n.get()); known != joined_.end()) return known->second;
   if (auto part = scope_->joined.find(n.get()); part != scope_->joined.end()) return joined_place(n, part->second);
@@ -87,7 +87,7 @@ Place Lowering::home(const NodePtr& n) {
 }
 Place Lowering::joined_place(const NodePtr& n, const Scope::Joined& part) {
   auto& whole = *part.whole;
-  Place all = joined_[&whole] = home(part.whole);
+  Place all = joined_[&whole] = target_place(part.whole);
   added_.push_back(&whole);   // in another scope it lies elsewhere
   all.offset += part.start * view(all, whole.axes, {*find(whole, AlongAttr::of(whole).axis)}).strides[0];
   Nodes views;                       // between the part and what is made, the outermost first
@@ -156,7 +156,7 @@ void Lowering::single(const NodePtr& n) {
   if (n->op == &kLoop) return loop(n);
   if (n->op == &kCollective) return wiring_of(*n).ranks > 0 ? ring(n) : collective(n);
   auto* add = n->op->kind == Kind::contract || n->op->accumulates ? accumulation(n) : nullptr;
-  result_ = add ? add->place : home(n);
+  result_ = add ? add->place : target_place(n);
   if (n->op->kind == Kind::contract) {
     auto &a = n->in[0], &b = n->in[1];
     if (n->in.size() > 2) masked_product(*n, add != nullptr);
@@ -180,7 +180,7 @@ void Lowering::collective(const NodePtr& n) {
   Nodes results;
   for (std::size_t k = 0; k < w.out.size(); ++k) {
     results.push_back(collective_result(n, k));
-    places.push_back(home(results[k]));
+    places.push_back(target_place(results[k]));
     s.collective.out.push_back({sizes(w.out[k]), view(places[k], w.out[k], w.out[k])});
     auto* cut = k < w.along.size() ? find_axis(w.out[k], w.along[k]) : nullptr;
     s.collective.dim.push_back(cut ? int(cut - w.out[k].data()) : -1);
@@ -194,7 +194,7 @@ void Lowering::ring(const NodePtr& n) {
   auto& w = wiring_of(*n);
   auto &other = n->in[0], &block = n->in[1];
   auto result = collective_result(n, 0);
-  auto out = home(result), its = place_of(other), mine = place_of(block);
+  auto out = target_place(result), its = place_of(other), mine = place_of(block);
   auto size = find(*block, w.along[0])->size;
   auto part = [&](Place p, Axes axes, std::int64_t turn) {   // what goes with the block of this turn
     for (std::size_t d = 0; d < axes.size(); ++d)
@@ -303,7 +303,7 @@ void Lowering::kernel(const Unit& u) {
         if (!target->accumulate && !placed) stored.push_back({n.get(), target->place}), placed = true;
       }
     if (!placed && scope_->in_memory.count(n.get())) {
-      auto p = home(n);
+      auto p = target_place(n);
       k.store(v, p, n->axes, false, Monoid::sum);
       stored.push_back({n.get(), p});
     }

@@ -26,9 +26,7 @@ class Touches {
   bool are_apart(const Step& loop, Trips around) const {
     auto [begin, end] = spans_.at(&loop);
     bool known = loop.loop.variable >= 0;
-    each_step(loop.loop.body, [&](auto& s) {
-      known &= s.kind != Kind::collective && s.kind != Kind::finish && s.kind != Kind::host && s.kind != Kind::custom;
-    });
+    each_step(loop.loop.body, [&](auto& s) { known &= stays_in_views(s.kind); });
     if (!known) return false;
     around[loop.loop.variable] = loop.loop.trips;
     add_trips(loop.loop.body, around);

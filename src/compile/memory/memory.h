@@ -35,6 +35,9 @@ std::vector<std::string> overlapped(const program::Program&);
 void give_lanes(program::Program&, const program::Device&, int workers);
 // Raises if turns of a loop with lanes touch each other's memory.
 void check_lanes(const program::Program&, const char* after);
+// HALIAX_POISON=1: fills float arrays that a gather brought with NaN behind their last reader: what reads them later is found.
+bool poisons();
+void poison(program::Program&);
 // Raises if a gathered value (Slot::gathered) is kept: as a result, as the carry of a loop, or by a loop for later.
 void check_gathered(const program::Program&);
 
@@ -58,7 +61,5 @@ std::string fault_of(const program::Step&, const program::Program&);
 void verify_calls(const std::vector<const program::Program*>&);
 // Those calls, a line each.
 std::string text_of_calls(const program::Program&);
-// Is the check on that this variable of the environment asks for? In a debug build unless it is 0; elsewhere if it is 1.
-bool checks(const char* variable);
 
 }  // namespace haliax

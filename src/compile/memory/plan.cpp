@@ -2,13 +2,14 @@
 // that dies with it; a carry is updated in its place, and so is what a loop goes through block by block; a donated argument
 // becomes the result that replaces it.
 #include <algorithm>
-#include <limits>
 #include <map>
 #include <string_view>
 
+#include "base/environment.h"
 #include "compile/memory/memory.h"
 #include "compile/memory/stripes.h"
 #include "compile/memory/views.h"
+#include "graph/node.h"
 
 namespace haliax {
 namespace {
@@ -24,21 +25,10 @@ using program::aligned;
 
 constexpr int kForever = 1 << 30;
 
-void sweep(std::vector<Step>& steps) {
+void drop_empty(std::vector<Step>& steps) {
   std::erase_if(steps, [](auto& s) { return s.kind == Kind::fused && s.fused.code.empty(); });
-  for (auto& s : steps) sweep(s.loop.body);
+  for (auto& s : steps) drop_empty(s.loop.body);
 }
-// Puts steps behind others, which are named by where they stand.
-void insert(std::vector<Step>& steps, const std::map<const Step*, std::vector<Step>>& after) {
-  std::vector<Step> out;
-  for (auto& s : steps) {
-    insert(s.loop.body, after);
-    out.push_back(std::move(s));
-    if (auto more = after.find(&s); more != after.end()) out.insert(out.end(), more->second.begin(), more->second.end());
-  }
-  steps = std::move(out);
-}
-
 struct MemoryPlanner {
   Program& p;
   const std::vector<bool>& donated;
@@ -49,6 +39,7 @@ struct MemoryPlanner {
   std::vector<LoopSpan> spans = {};
   Accesses access = {};                      // at positions
 
+  const bool verified = check_asked("HALIAX_VERIFY", context().origin.at);
   std::map<Step*, Step> dropped = {};        // as they were, for check_shared
 
   int last() const { return int(moments.size()) - 1; }
@@ -66,7 +57,7 @@ struct MemoryPlanner {
   }
 
   void drop(Step& s) {   // swept out afterwards
-    if (checks("HALIAX_VERIFY")) dropped.emplace(&s, s);
+    if (verified) dropped.emplace(&s, s);
     s.kind = Kind::fused, s.fused = {};
   }
 
@@ -465,22 +456,6 @@ struct MemoryPlanner {
     if (gaps > 0) p.at_peak.push_back({"gaps", gaps});
   }
 
-  // Each float slot of gathered values is filled with NaN after its last reader: what reads it later is found.
-  void poison() {
-    std::map<const Step*, std::vector<Step>> after;
-    for (int s = 0; s < int(p.slots.size()); ++s) {
-      if (!p.slot(s).gathered || !has_own_memory(s) || liveness_in(s).last < 0 || liveness_in(s).last > last()) continue;
-      auto dtype = access[std::size_t(s)].front().view->dtype;
-      if (!is_float(dtype)) continue;
-      Instr nan{.code = Code::constant, .dtype = dtype, .number = std::numeric_limits<double>::quiet_NaN()};
-      Instr store{.code = Code::store, .dtype = dtype, .args = {0, -1, -1, -1}, .view = {s, dtype, 0, {1}, {}}};
-      Step fill{.fused = {{p.slot(s).bytes / bytes_of(dtype)}, 1, {nan, store}}, .why = "poison"};
-      fill.where = "gathered, after its last reader";
-      after[moments[std::size_t(liveness_in(s).last)].step].push_back(std::move(fill));
-    }
-    if (!after.empty()) insert(p.steps, after);
-  }
-
   void run() {
     access.resize(p.slots.size());
     walk(p.steps, -1);
@@ -488,10 +463,9 @@ struct MemoryPlanner {
     if (optional) share_all();
     for (int s = 0; s < int(p.slots.size()); ++s)
       if (!has_own_memory(s)) p.slot(s).alias = find_root(s);
-    if (checks("HALIAX_VERIFY")) check_shared();
+    if (verified) check_shared();
     place_all();
-    if (checks("HALIAX_POISON")) poison();
-    sweep(p.steps);
+    drop_empty(p.steps);
     check_gathered(p);
     p.donated.assign(std::size_t(p.arguments), -1);
     p.peak_bytes = p.arena_bytes;

@@ -2,6 +2,8 @@
 
 #include <vector>
 
+#include "compile/memory/views.h"
+
 namespace haliax {
 namespace {
 
@@ -30,7 +32,7 @@ std::vector<Reach> reaches(const Step& s, const View& v, int variable, const Tri
 }  // namespace
 
 std::optional<Stripes> stripes_of(const Step& s, const View& v, int variable, const Trips& trips) {
-  if (s.kind == program::Kind::collective || s.kind == program::Kind::custom) return {};
+  if (!stays_in_views(s.kind)) return {};
   const program::Term* turn = nullptr;
   for (auto& t : v.terms) {
     if (t.loop != variable) continue;

@@ -7,7 +7,6 @@
 #include <set>
 #include <utility>
 
-#include "base/environment.h"
 #include "base/verify_error.h"
 #include "compile/memory/memory.h"
 #include "compile/memory/views.h"
@@ -413,15 +412,6 @@ struct CallCheck {
 };
 
 }  // namespace
-
-bool checks(const char* variable) {
-#ifdef NDEBUG
-  const bool usual = false;
-#else
-  const bool usual = true;
-#endif
-  return flag_asked(variable, usual, context().origin.at);
-}
 
 void verify(const Program& p, const char* after, bool placed, const std::vector<bool>& donated) {
   ProgramCheck{p, after, placed, donated}.run();

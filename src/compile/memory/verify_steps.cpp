@@ -158,8 +158,13 @@ std::string fault_of(const Step& s, const Program& p) {
     case StepKind::sort: return alike(s.sort.x, s.sort.out);
     case StepKind::skip: return flag_fault(s.skip.unless.dtype);
     case StepKind::collective: return CollectiveCheck{s.collective, p}.fault();
-    default: return "";
+    case StepKind::contract:
+    case StepKind::custom:
+    case StepKind::finish:
+    case StepKind::host:
+    case StepKind::loop: break;
   }
+  return "";
 }
 
 }  // namespace haliax

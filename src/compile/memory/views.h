@@ -12,6 +12,27 @@ inline const char* name_of(program::Wire w) {
 
 inline std::string place_of(const program::Step& s) { return s.where.empty() ? "" : "; " + s.where; }   // behind a message
 
+// Does a step of that kind touch just the elements that its views reach? Others reach whole slots, wait for what others touch, or
+// run code that is not seen here.
+inline bool stays_in_views(program::Kind k) {
+  using program::Kind;
+  switch (k) {
+    case Kind::fused:
+    case Kind::contract:
+    case Kind::gather:
+    case Kind::scatter:
+    case Kind::sort:
+    case Kind::cumulative:
+    case Kind::copy:
+    case Kind::skip:
+    case Kind::loop: return true;
+    case Kind::custom:
+    case Kind::collective:
+    case Kind::finish:
+    case Kind::host: break;
+  }
+  return false;
+}
 // f(view, writes) of each view of the step, what it reads first (a fused step: in the order of its code). A view that is added to
 // comes twice: as read, then as written. Of a loop nothing: its body holds steps of its own. A Step, const or not.
 template <class S, class F> void each_view(S& s, F f) {

@@ -70,7 +70,7 @@ struct Bucketing {
     for (int k : versions)
       if (plan.version(k).kind == Version::Kind::hop && plan.version(k).talks() && plan.version(k).ring < 0) by_time.push_back(k);
     std::stable_sort(by_time.begin(), by_time.end(), [&](int a, int b) { return ready[a] < ready[b]; });
-    for (auto kind : {Version::Kind::visit, Version::Kind::home}) {   // the blocks of a turn come together
+    for (auto kind : {Version::Kind::visit, Version::Kind::back}) {   // the blocks of a turn come together
       auto of_kind = [&](int k) { return plan.version(k).kind == kind; };
       buckets += std::any_of(versions.begin(), versions.end(), of_kind);
       for (int k : versions)

@@ -3,7 +3,7 @@
 #include <tuple>
 #include <unordered_set>
 
-#include "compile/memory/memory.h"
+#include "base/environment.h"
 #include "compile/sharding/planner.h"
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
@@ -33,7 +33,7 @@ class Emitter {
     Nodes out;
     for (int s : plan_.roots) out.push_back(local(s));
     keep(0, out);
-    if (checks("HALIAX_VERIFY")) verify_device(plan_, whole_, device_, local_, "emit");
+    if (check_asked("HALIAX_VERIFY", context().origin.at)) verify_device(plan_, whole_, device_, local_, "emit");
     return out;
   }
 
@@ -109,7 +109,7 @@ class Emitter {
       case Version::Kind::regroup: return regrouped(s, kept(s));
       case Version::Kind::hop: return s.hop.kind == Hop::Kind::pend ? pended(s) : sliced(s);
       case Version::Kind::visit:
-      case Version::Kind::home: return nullptr;  // see in_body
+      case Version::Kind::back: return nullptr;  // see in_body
       case Version::Kind::loop: return plan_.loop(s.loop).round.empty() ? loop(s) : rounds(s);
       case Version::Kind::result: {
         auto round = rounds_.find(s.loop);

@@ -31,7 +31,7 @@ Planner::Planner(Whole& whole, const PartitionOptions& options, const std::vecto
 
 Run Planner::run(const Choices& choices, bool contests) {
   choices_ = &choices, contests_ = contests;
-  now_ = {}, open_.clear(), pins_.clear(), asked_.clear();
+  now_ = {}, open_.clear(), pins_.clear(), stacks_.clear();
   now_.plan.bodies.emplace_back();
   fit_tables();
   for (auto& i : inputs_) {
@@ -47,7 +47,7 @@ Run Planner::run(const Choices& choices, bool contests) {
     now_.plan.roots.push_back(made);
   }
   drop_dead(now_.plan);
-  return {std::move(now_.plan), std::move(now_.contested), std::move(asked_)};
+  return {std::move(now_.plan), std::move(now_.contested), std::move(stacks_)};
 }
 void Planner::contest(int n, int way) {
   if (contests_) now_.contested.push_back({n, way});
@@ -133,7 +133,7 @@ int Planner::obtain(int n, Sharding need) {
     } else {
       auto o = offer(n, need);
       if (o.cost > 0 && is_dynamic_slice(node(n)) && !options_.regather)
-        if (auto& of = node(operand(n, 0)); is_loop_result(of)) asked_[{whole_.find(of.in[0].get()), result_number(of)}] = need;
+        if (auto& of = node(operand(n, 0)); is_loop_result(of)) stacks_[{whole_.find(of.in[0].get()), result_number(of)}] = need;
       from = o.remake ? made_now(n, need.without_pending()) : o.version;
     }
   }

@@ -28,7 +28,7 @@ struct Version {
     regroup,  // an axis in parts, or parts in an axis, whose blocks do not lie in one another: an exchange
     hop,
     visit,    // in a loop that goes round: the block of the device whose turn this is
-    home,     // what such a turn made of a block, sent to the device that has the block
+    back,     // what such a turn made of a block, sent back to the device that has the block
     loop,
     result,  // of a loop
   } kind = Kind::given;
@@ -45,7 +45,7 @@ struct Version {
   int ring = -1;    // a gather: the contraction that takes its blocks one by one, so that it is never made
   int cause = -1;   // the node that it is made for; -1: a result
   bool moves() const { return kind == Kind::shift || kind == Kind::regroup; }
-  bool goes_round() const { return kind == Kind::visit || kind == Kind::home; }
+  bool goes_round() const { return kind == Kind::visit || kind == Kind::back; }
   bool sums() const { return kind == Kind::hop && (hop.kind == Hop::Kind::all_reduce || hop.kind == Hop::Kind::reduce_scatter); }
   bool gathers() const { return live && kind == Kind::hop && hop.kind == Hop::Kind::all_gather; }
   bool talks() const {
@@ -247,7 +247,7 @@ class Planned {
 struct Run {
   Plan plan;
   std::vector<std::pair<int, int>> contested;
-  std::map<std::pair<int, std::size_t>, Sharding> asked;
+  std::map<std::pair<int, std::size_t>, Sharding> stacks;
 };
 
 // The plan in the making: each op in turn. (planner.cpp)
@@ -293,7 +293,7 @@ class Planner : Planned {
   // ---- loops that go round (rounds.cpp) ----
   struct LoopAttempt;
   bool visit(int n);
-  int sent_home(const LoopAttempt&, int n, const Sharding& at);
+  int sent_back(const LoopAttempt&, int n, const Sharding& at);
   bool is_stuck(const LoopAttempt&) const;
 
   // ---- loops (planner_loops.cpp) ----
@@ -307,7 +307,7 @@ class Planner : Planned {
   const std::vector<PartitionInput>& inputs_;
   const std::vector<Sharding>& wanted_;
   bool contests_ = false;
-  std::map<std::pair<int, std::size_t>, Sharding> asked_;
+  std::map<std::pair<int, std::size_t>, Sharding> stacks_;
   std::map<int, std::vector<Sharding>> carried_;  // what the carries of each loop came to, for the next run
   int cause_ = -1;                                // what is being made
 };

@@ -186,11 +186,11 @@ void Planner::plan_value(LoopAttempt& a, std::size_t k, std::size_t b) {
   auto &inside = a.plan.inside[k], &at = a.plan.at[k], &carried = a.carried[k];
   int v = whole_.id(r.value[b]);
   bool loose = generated(v) || lazy(v), stacks = r.fold == Fold::stack;
-  bool home = stacks && !loose && !a.plan.round.empty() && first(v).pending(a.plan.round[0]);
-  if (home) {
+  bool returned = stacks && !loose && !a.plan.round.empty() && first(v).pending(a.plan.round[0]);
+  if (returned) {
     inside = first(v);
     inside.set(a.l.axis.name, {});
-    a.plan.value[k].push_back(sent_home(a, v, inside));
+    a.plan.value[k].push_back(sent_back(a, v, inside));
     inside = at = version(a.plan.value[k].back()).at;
     at.set(a.l.axis.name, a.plan.round);
     return;

@@ -5,7 +5,7 @@ namespace haliax::partitioning {
 namespace {
 
 const char* const kKinds[] = {"given",   "carry", "generate", "compute", "shift", "regroup",
-                              "hop",     "visit", "home",     "loop",    "result"};
+                              "hop",     "visit", "back",     "loop",    "result"};
 const char* const kHops[] = {"slice", "pend", "reduce-scatter", "exchange", "all-reduce", "all-gather"};
 
 struct PlanPrinter {

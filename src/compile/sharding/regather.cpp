@@ -18,7 +18,7 @@ namespace {
 struct Gathered {
   std::vector<int> made;      // the gathers, one for each mesh axis, and what the weight is seen as, in order
   std::vector<int> readers;   // versions that read them: here, or in one loop
-  int home = -1;              // the innermost body that holds all readers
+  int body = -1;              // the innermost body that holds all readers
   int last = -1, first = -1;  // the reads in it between which it waits for longest; -1: it is read at one place
   double bytes = 0;
   bool enters = false;
@@ -59,9 +59,9 @@ struct Regather {
   }
 
   void find_places(Gathered& g) const {
-    for (int k : g.readers) g.home = g.home < 0 ? plan.version(k).body : common(g.home, plan.version(k).body);
+    for (int k : g.readers) g.body = g.body < 0 ? plan.version(k).body : common(g.body, plan.version(k).body);
     std::set<int> places;
-    for (int k : g.readers) places.insert(place(k, g.home));
+    for (int k : g.readers) places.insert(place(k, g.body));
     for (auto at = places.begin(), next = std::next(at); next != places.end(); at = next++)
       if (*next - *at > g.first - g.last) g.last = *at, g.first = *next;
   }
@@ -101,7 +101,7 @@ struct Regather {
   // A loop over an axis that another loop walks too rematerialises the turns of that one, for their gradients.
   bool rematerialises(const Gathered& g, const std::vector<Gathered>& parts, int r) const {
     return std::any_of(parts.begin(), parts.end(), [&](auto& other) {
-      return &other != &g && other.home != r && loop(towards(r, other.home)).axis == loop(towards(r, g.home)).axis;
+      return &other != &g && other.body != r && loop(towards(r, other.body)).axis == loop(towards(r, g.body)).axis;
     });
   }
   // Does the loop add up, turn by turn, what has the axes of the weight, as its gradient has?
@@ -160,15 +160,15 @@ struct Regather {
     double may_wait = kBucket;
     for (auto& parts : weights)
       for (auto& g : parts) {
-        int body = towards(r, g.home);
+        int body = towards(r, g.body);
         if (body != r && g.waits() && trains(g, body) && !rematerialises(g, parts, r)) trained.insert(body);
         if (body != r || g.waits()) may_wait = std::max(may_wait, g.bytes);
       }
     std::map<int, double> inside;  // of what is read in a body
     for (auto& parts : weights)
       for (auto& g : parts) {
-        if (g.home == r) continue;
-        int body = towards(r, g.home);
+        if (g.body == r) continue;
+        int body = towards(r, g.body);
         g.enters = trained.count(body) && may_enter(g, body) && held[std::size_t(r)] + inside[body] + g.bytes > may_wait;
         if (g.enters)
           open.insert(body);
@@ -177,7 +177,7 @@ struct Regather {
       }
     for (auto& parts : weights)
       if (std::any_of(parts.begin(), parts.end(), [](auto& g) { return g.enters; }))
-        for (auto& g : parts) repeat(g, {g.readers.begin(), g.readers.end()}, g.enters ? towards(r, g.home) : r);
+        for (auto& g : parts) repeat(g, {g.readers.begin(), g.readers.end()}, g.enters ? towards(r, g.body) : r);
     // From pass to pass.
     std::vector<double> kept(plan.body(r).versions.size(), held[std::size_t(r)]);  // while each version is made
     for (int k : plan.body(r).versions)
@@ -188,7 +188,7 @@ struct Regather {
       g.made = parts[0].made, g.bytes = parts[0].bytes;
       for (auto& part : parts) g.readers.insert(g.readers.end(), part.readers.begin(), part.readers.end());
       find_places(g);
-      if (g.home == r && g.waits()) waiting.push_back(std::move(g));
+      if (g.body == r && g.waits()) waiting.push_back(std::move(g));
     }
     std::stable_sort(waiting.begin(), waiting.end(), [](auto& x, auto& y) { return x.first - x.last < y.first - y.last; });
     for (auto& g : waiting) {

@@ -90,7 +90,7 @@ struct MoveReport {
   }
   Move::Kind kind_of(const Version& s) const {
     if (s.ring >= 0 || s.kind == Version::Kind::visit) return Move::Kind::ring;
-    if (s.kind == Version::Kind::home) return Move::Kind::reduce_scatter;
+    if (s.kind == Version::Kind::back) return Move::Kind::reduce_scatter;
     if (s.kind == Version::Kind::shift) return Move::Kind::permute;
     switch (s.hop.kind) {
       case Hop::Kind::reduce_scatter: return Move::Kind::reduce_scatter;

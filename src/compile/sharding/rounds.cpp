@@ -60,11 +60,11 @@ bool Planner::visit(int n) {
   return false;
 }
 // The value of a turn, of which each device has made a part, summed where its block lies.
-int Planner::sent_home(const LoopAttempt& a, int n, const Sharding& at) {
+int Planner::sent_back(const LoopAttempt& a, int n, const Sharding& at) {
   auto landed = at;
   landed.resolve(a.plan.round[0]);
   const double others = 1 - 1. / ranks(mesh_, a.plan.round);
-  Version v{.kind = Version::Kind::home, .node = n, .at = landed, .in = {obtain(n, at)}};
+  Version v{.kind = Version::Kind::back, .node = n, .at = landed, .in = {obtain(n, at)}};
   v.hop = {.to = landed, .over = a.plan.round, .axis = a.l.axis.name, .bytes = bytes(n, landed) * others};
   now_.plan.bytes += v.hop.bytes * turns_of(n);
   return add(std::move(v));
@@ -79,7 +79,7 @@ bool Planner::is_stuck(const LoopAttempt& a) const {
     auto& v = now_.plan.version(a.plan.value[k][0]);
     bool exact = r.fold == Fold::fold && (r.monoid == Monoid::max || r.monoid == Monoid::min || !is_float(node(v.node).dtype));
     bool own = r.fold != Fold::stack && (v.at.cuts(x) || v.at.pending(x));
-    if (v.kind != Version::Kind::home && !own && !exact) return true;
+    if (v.kind != Version::Kind::back && !own && !exact) return true;
   }
   for (auto body = std::size_t(a.plan.bodies[0]); body < now_.plan.bodies.size(); ++body)   // it, and those inside
     for (int k : now_.plan.bodies[body].versions)

@@ -21,7 +21,7 @@ std::string looks(const Node& n, int decision) {
 Plan best(Whole& whole, Planner& planner, bool strict) {
   Choices choices;
   const int given = int(whole.values.size());
-  auto [b, contested, asked] = planner.run(choices, true);
+  auto [b, contested, stacks] = planner.run(choices, true);
   auto most = b.points * 1.01;
   auto take = [&, &b = b](const Choices& c) {
     Plan p = planner.run(c, false).plan;
@@ -29,7 +29,7 @@ Plan best(Whole& whole, Planner& planner, bool strict) {
     b = std::move(p), choices = c;
     return true;
   };
-  for (auto& [stack, at] : asked) {
+  for (auto& [stack, at] : stacks) {
     auto c = choices;
     c.stack[stack] = at;
     take(c);

@@ -353,10 +353,10 @@ struct DeviceCheck {
     return block_of(*find_axis(node(v).axes, a), v.at.cut(a), whole.mesh, device).first;
   }
   // The same positions as those of arrays that are neither slices nor concatenations.
-  void below(const PositionRun& r, Name axis, PositionRuns& out) const {
+  void positions_below(const PositionRun& r, Name axis, PositionRuns& out) const {
     if (r.size == 0) return;
     auto& n = *r.of;
-    auto same = [&](std::size_t k) { below({n.in[k].get(), r.from, r.size, r.step}, axis, out); };
+    auto same = [&](std::size_t k) { positions_below({n.in[k].get(), r.from, r.size, r.step}, axis, out); };
     if (is_seen_through(n) && keeps_names(n))
       return find(*n.in[0], axis) ? same(0) : out.push_back({n.in[0].get(), 0, r.size, 0});   // all positions are alike
     if (!n.op->stretches) return out.push_back(r);
@@ -371,7 +371,7 @@ struct DeviceCheck {
       parts.push_back({n.in[s.operand].get(), s.from + (begin - s.to) * s.step, end - begin, s.step}), zeros -= end - begin;
     }
     if (zeros > 0) return out.push_back(r);
-    for (auto& p : parts) below(p, axis, out);
+    for (auto& p : parts) positions_below(p, axis, out);
   }
   // As the plan says: of what was there before.
   PositionRuns planned(const Version& v, Name axis) const {
@@ -391,8 +391,8 @@ struct DeviceCheck {
   void moved(const Version& v, Name axis) const {
     auto& mine = made[std::size_t(&v - plan.versions.data())];
     PositionRuns is, should;
-    below({mine.get(), 0, find(*mine, axis)->size, 1}, axis, is);
-    for (auto& r : planned(v, axis)) r.of ? below(r, axis, should) : should.push_back(r);
+    positions_below({mine.get(), 0, find(*mine, axis)->size, 1}, axis, is);
+    for (auto& r : planned(v, axis)) r.of ? positions_below(r, axis, should) : should.push_back(r);
     std::int64_t at = 0;
     for (std::size_t a = 0, b = 0; a < is.size() && b < should.size();) {
       auto &x = is[a], &y = should[b];
@@ -426,8 +426,8 @@ struct DeviceCheck {
       n = n->in[0].get();
     }
     PositionRuns kept, given;
-    below({n, 0, find(*n, p.axis)->size, 1}, p.axis, kept);
-    if (had && find(*had, p.axis)) below({had, 0, find(*had, p.axis)->size, 1}, p.axis, given);
+    positions_below({n, 0, find(*n, p.axis)->size, 1}, p.axis, kept);
+    if (had && find(*had, p.axis)) positions_below({had, 0, find(*had, p.axis)->size, 1}, p.axis, given);
     for (auto& r : kept) {
       bool flattened = given.empty() && had && !r.of->in.empty() && r.of->in[0].get() == had;   // here
       if (flattened) given = {{r.of, 0, find(*r.of, p.axis)->size, 1}};

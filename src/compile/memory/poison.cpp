@@ -1,0 +1,82 @@
+// HALIAX_POISON=1: memory of what a gather brought is filled with NaN behind its last reader, which finds what reads it later.
+#include <limits>
+#include <map>
+#include <set>
+
+#include "base/environment.h"
+#include "compile/memory/memory.h"
+#include "compile/memory/views.h"
+#include "graph/node.h"
+
+namespace haliax {
+namespace {
+
+using program::Code;
+using program::Home;
+using program::Instr;
+using program::Kind;
+using program::Program;
+using program::Step;
+using program::View;
+
+struct Poison {
+  const Program& p;
+  std::map<int, DType> gathered = {};   // what lies in the arena, is of floats, and is read or written at all
+
+  explicit Poison(const Program& program) : p(program) {
+    each_step(p.steps, [&](auto& s) {
+      each_access(s, [&](int slot, bool, const View* view) {
+        const int m = p.memory(slot);
+        auto& its = p.slot(m);
+        if (view && is_float(view->dtype) && its.gathered && its.home == Home::arena) gathered.emplace(m, view->dtype);
+      });
+    });
+  }
+  std::set<int> touched(const Step& step) const {   // by a loop: by all of its steps
+    std::set<int> out;
+    auto add = [&](auto& s) {
+      each_access(s, [&](int slot, bool, const View*) {
+        if (gathered.count(p.memory(slot))) out.insert(p.memory(slot));
+      });
+    };
+    add(step), each_step(step.loop.body, add);
+    return out;
+  }
+  Step filled(int memory) const {
+    const auto dtype = gathered.at(memory);
+    Instr nan{.code = Code::constant, .dtype = dtype, .number = std::numeric_limits<double>::quiet_NaN()};
+    Instr store{.code = Code::store, .dtype = dtype, .args = {0, -1, -1, -1}, .view = {memory, dtype, 0, {1}, {}}};
+    Step fill{.fused = {{p.slot(memory).bytes / bytes_of(dtype)}, 1, {nan, store}}, .why = "poison"};
+    fill.where = "gathered, after its last reader";
+    return fill;
+  }
+  // Behind the last of the steps that touches it; if that is a loop, and none but it does, in its body.
+  void behind_last(std::vector<Step>& steps, const std::set<int>& memories) const {
+    std::map<int, std::size_t> last, times;
+    for (std::size_t k = 0; k < steps.size(); ++k)
+      for (int m : touched(steps[k]))
+        if (memories.count(m)) last[m] = k, ++times[m];
+    std::vector<Step> out;
+    for (std::size_t k = 0; k < steps.size(); ++k) {
+      std::set<int> inside, behind;
+      for (auto& [m, at] : last)
+        if (at == k) (steps[k].kind == Kind::loop && times[m] == 1 ? inside : behind).insert(m);
+      if (!inside.empty()) behind_last(steps[k].loop.body, inside);
+      out.push_back(std::move(steps[k]));
+      for (int m : behind) out.push_back(filled(m));
+    }
+    steps = std::move(out);
+  }
+};
+
+}  // namespace
+
+bool poisons() { return check_asked("HALIAX_POISON", context().origin.at); }
+void poison(Program& p) {
+  const Poison what(p);
+  std::set<int> all;
+  for (auto& [m, dtype] : what.gathered) all.insert(m);
+  what.behind_last(p.steps, all);
+}
+
+}  // namespace haliax
