@@ -129,6 +129,16 @@ struct VectorProduct {
   float* y;
 };
 
+// Of each line the sums so far, made in f64 and rounded where they are written; reverse: from its end on.
+struct RunningSums {
+  static constexpr std::int64_t most = 64;       // lines of a call
+  std::int64_t lines, n;                         // n: values of each
+  const float* const* x;                         // where each line begins
+  float* const* out;
+  std::int64_t x_step, out_step;                 // between neighbours of a line, in elements
+  bool reverse;
+};
+
 struct Kernels {
   const char* name;
   // Null where there is none. `lane` is that of the operands; results of comparisons are u32.
@@ -144,6 +154,7 @@ struct Kernels {
   void (*multiply)(Lane lane, void* c, const void* a, const void* b, std::int64_t m, std::int64_t k);
   const ProductKernel* product;                  // of f32; null where oneDNN is as good
   void (*vector_product)(const VectorProduct&);
+  void (*running_sums)(const RunningSums&);
 };
 
 const Kernels& kernels();

@@ -27,9 +27,11 @@ using program::Code;
 
 #include "kernels_vector.inc"
 
-#if defined(__AVX2__)
 #include "kernels_transpose.inc"
 
+#include "kernels_running.inc"
+
+#if defined(__AVX2__)
 #include "kernels_product.inc"
 #else   // not where oneDNN is as good
 constexpr const ProductKernel* product_kernel = nullptr;
@@ -48,7 +50,7 @@ constexpr const char* name_of_isa =
 
 const Kernels& table() {
   static constexpr Kernels kernels{name_of_isa, find_map,   exp_difference, find_cast,     find_wrap, count_up,
-                                   find_load,   find_store, find_reduction, multiply_lane, product_kernel, vector_product};
+                                   find_load,   find_store, find_reduction, multiply_lane, product_kernel, vector_product, running_sums};
   return kernels;
 }
 

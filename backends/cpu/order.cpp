@@ -4,6 +4,7 @@
 
 #include "base/scalar.h"
 #include "base/thread_pool.h"
+#include "kernels.h"
 #include "walk.h"
 
 namespace haliax::cpu {
@@ -145,20 +146,31 @@ class CumulativeStep final : public CompiledStep {
   void run(Frame& frame) override {
     const std::byte* x = x_.at(frame);
     std::byte* out = out_.at(frame);
+    const bool f32 = what_.x.dtype == DType::f32 && what_.out.dtype == DType::f32;
+    if (f32 && what_.monoid == program::Monoid::sum)
+      return f32_sums(reinterpret_cast<const float*>(x), reinterpret_cast<float*>(out));
     const std::int64_t n = lines_.length, per_block = lines_.per_block();
     parallel_for(lines_.blocks(), threads(), [&](std::int64_t block, int) {
       for (std::int64_t line = block * per_block; line < std::min(lines_.count, (block + 1) * per_block); ++line) {
         const std::byte* from = x + lines_.offset(what_.x, line) * haliax::bytes_of(what_.x.dtype);
         std::byte* to = out + lines_.offset(what_.out, line) * haliax::bytes_of(what_.out.dtype);
-        if (what_.x.dtype == DType::f32 && what_.out.dtype == DType::f32)
-          f32_line(from, to, n);
-        else
-          any_line(from, to, n);
+        f32 ? f32_line(from, to, n) : any_line(from, to, n);
       }
     });
   }
 
  private:
+  void f32_sums(const float* x, float* out) const {
+    constexpr std::int64_t most = RunningSums::most;
+    parallel_for((lines_.count + most - 1) / most, threads(), [&](std::int64_t block, int) {
+      const float* from[most];
+      float* to[most];
+      const std::int64_t first = block * most, lines = std::min(lines_.count - first, most);
+      for (std::int64_t l = 0; l < lines; ++l)
+        from[l] = x + lines_.offset(what_.x, first + l), to[l] = out + lines_.offset(what_.out, first + l);
+      kernels().running_sums({lines, lines_.length, from, to, what_.x.strides.back(), what_.out.strides.back(), what_.reverse});
+    });
+  }
   void f32_line(const std::byte* from, std::byte* to, std::int64_t n) const {
     const float* x = reinterpret_cast<const float*>(from);
     float* out = reinterpret_cast<float*>(to);

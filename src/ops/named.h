@@ -85,6 +85,6 @@ class Bindings {
 };
 
 // ---- results ----
-NamedArray constrained(const char* op, const NamedArray&);           // by the mapping in scope, if there is one
+NamedArray constrained(const char* op, const NamedArray&);           // by the mapping in scope, if any (transforms/mesh.cpp)
 
 }  // namespace haliax::ops

@@ -121,7 +121,7 @@ static void agree(Peers& ranks, const MeshProgram& m, const Compilation& c) {
   for (std::size_t k = 0; k < m.results.size(); ++k)
     out += fmt::format("{} {} {}; ", m.results[k].first, name_of(m.results[k].second), to_string(m.out[k]));
   auto hash = [](const std::string& text) { return std::to_string(std::hash<std::string>()(text)); };
-  Peers::JointCall call(ranks, "the first call of a function");
+  Peers::JointCall joint(ranks, "the first call of a function");
   ranks.agree({{"version of haliax", std::string(program::library_version()) + " " + program::border_hash()},
                {"environment", environment()},
                {"call", c.options.called},
@@ -156,7 +156,7 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
   }
   c.log.insert(c.log.end(), of_fullest.begin(), of_fullest.end());
   if (here.ranks && c.options.partition.overlap) {   // calls have other places than the plan has given them
-    Peers::JointCall call(*here.ranks, "the first call of a function");
+    Peers::JointCall joint(*here.ranks, "the first call of a function");
     here.ranks->agree({{"calls", std::to_string(std::hash<std::string>()(text_of_calls(*m.devices[0].program))), false}});
   }
   if (verifies()) {

@@ -114,7 +114,7 @@ void compare(const std::string& file, const std::string& text) {
   }
   std::ifstream in(path);
   std::string kept{std::istreambuf_iterator<char>(in), {}};
-  CHECK(kept == text);
+  CHECK_MESSAGE(kept == text, "if this is as it should be: build/tests/compile --update, and read the difference");
 }
 
 }  // namespace
