@@ -372,6 +372,7 @@ class FusedStep final : public CompiledStep {
 
     // The next tile mostly lies behind this one.
     void expect(const Access& access, const std::byte* memory, std::int64_t bytes) {
+      if (plan_.folds) return;
       if (soon_ == next_tile) ahead_.set(memory + bytes, bytes);
       if (soon_ != next_row) return;
       std::int64_t offset = 0;

@@ -114,6 +114,7 @@ struct FusedPlan {
   bool lanes = false;   // tiles are [inner][outer]
   bool serial = false;  // one point after the other
   bool keep = false;    // one inner box: values stay in registers from level to level
+  bool folds = true;    // what is read is folded, and nothing else: nothing is gained by fetching it ahead
   bool stays = false;   // what is read of an outer box stays in the second cache from level to level
   // Rows are the outer points and columns the inner ones, or the other way round.
   Extent row() const { return lanes ? Extent::inner : Extent::outer; }

@@ -91,6 +91,7 @@ class Planner {
     info_.resize(fused_.code.size());
     for (int i = count() - 1; i >= 0; --i) {
       if (is_store(instr(i).code)) info(i).needed = !(no_inner_ && instr(i).inner);
+      plan_.folds &= !info(i).needed || !instr(i).inner || instr(i).code == Code::load;
       if (!info(i).needed || (no_inner_ && is_reduce(instr(i).code))) continue;  // a reduction of nothing reads nothing
       for (int k = 0; k < operands(instr(i)); ++k) {
         const int a = instr(i).args[k];
@@ -280,9 +281,10 @@ class Planner {
     return taken;
   }
   // Where there are reductions, or values that all points of a row share, so that what a row has but once costs little; not of rows
-  // that come from memory, which hides that cost.
+  // that come from memory, which hides that cost, unless they are folded at its pace.
   std::int64_t rows_at_once() const {
-    if (!(reduces_ || outer_ > 0) || plan_.outer_points * plan_.inner_points > near_points) return 1;
+    if (!reduces_ && outer_ == 0) return 1;
+    if (!plan_.folds && plan_.outer_points * plan_.inner_points > near_points) return 1;
     int once = 0, inner = 0;
     for (std::size_t i = 0; i < info_.size(); ++i)
       if (info_[i].needed) ++(fused_.code[i].inner ? inner : once);
