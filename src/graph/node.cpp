@@ -15,7 +15,8 @@ namespace {
 
 std::uint64_t mix(std::uint64_t h, std::uint64_t v) {
   h ^= v + 0x9e3779b97f4a7c15ull + (h << 6) + (h >> 2);
-  return h * 0xff51afd7ed558ccdull;
+  h *= 0xff51afd7ed558ccdull;
+  return h ^ (h >> 32);   // into the low bits, too: those of numbers such as 1 and 2 are all 0
 }
 std::uint64_t hash_of(const Op& op, const Nodes& in, const Axes& axes, DType dtype, const Attr& a) {
   std::uint64_t h = mix(std::uint64_t(&op), std::uint64_t(dtype));

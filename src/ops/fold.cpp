@@ -26,6 +26,20 @@ Nodes prod_grad(G o, G g) {
   return {mul(g, select(equal(others, none), product, select(equal(others, number(1, x->dtype)), vanishing, none)))};
 }
 
+// Of a sum over axes that both factors of a product have, where each has axes that the other lacks,
+//
+//     y_nm = sum_k a_nk b_mk
+//
+// the products are more than either factor and are never made: it is a contraction. Null: it is no such sum, or the products are
+// rounded before they are summed.
+NodePtr as_contraction(G x, const Axes& kept) {
+  if (x->op != &kMul || (x->dtype != DType::f32 && x->dtype != DType::f64)) return nullptr;
+  auto &a = x->in[0]->axes, &b = x->in[1]->axes;
+  auto both = common(a, b);
+  bool larger = both.size() < a.size() && both.size() < b.size();
+  return larger && without(without(x->axes, kept), both).empty() ? contract(x->in[0], x->in[1], kept) : nullptr;
+}
+
 }  // namespace
 
 const Op kSum{.name = "sum", .kind = Kind::reduce, .code = Code::reduce_sum, .linear = Linear::one,
@@ -51,6 +65,7 @@ const Op kContract{.name = "dot", .kind = Kind::contract, .linear = Linear::one,
 NodePtr reduce(Monoid m, G x, const Axes& kept) {
   auto folded = without(x->axes, kept);
   if (folded.empty()) return fit(x, kept);
+  if (auto product = m == Monoid::sum ? as_contraction(x, kept) : nullptr) return product;
   const Op& op = m == Monoid::sum ? kSum : m == Monoid::prod ? kProd : m == Monoid::max ? kMax : kMin;
   auto& from = stripped(x);
   auto times = axis_size(without(folded, from->axes));   // how many equal terms a sum over axes that a broadcast made has

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <new>
+#include <unordered_set>
 #include <utility>
 
 #include "base/fork.h"
@@ -41,14 +42,16 @@ class Claim {
   void take(const Nodes& wanted) {
     auto& r = Running::now();
     mine.reserve(wanted.size()), entered_.reserve(wanted.size());
+    std::unordered_set<const Node*> taken;
+    taken.reserve(wanted.size());
     std::unique_lock hold(r.lock);
     for (;;) {
       bool others = false;
       for (auto& n : wanted) {
-        if (!n || n->value || std::find(mine.begin(), mine.end(), n) != mine.end()) continue;
+        if (!n || n->value || taken.count(n.get())) continue;
         bool is_new = r.claims(*n);
         if (is_new) entered_.push_back(n);
-        if (is_new || computing > 0) mine.push_back(n);
+        if (is_new || computing > 0) taken.insert(n.get()), mine.push_back(n);
         else others = true;
       }
       if (!mine.empty() || !others) return;

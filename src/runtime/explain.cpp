@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "base/where.h"
 #include "compile/memory/memory.h"
@@ -18,8 +19,9 @@ namespace {
 std::vector<MemoryReport> memory_of(const program::Program& p) {
   std::map<std::string, std::int64_t> bytes;
   for (int s : p.argument_slots) bytes[p.slot(s).purpose] += p.slot(s).bytes;
+  const std::set<int> donated(p.donated.begin(), p.donated.end());
   for (int r = 0; r < p.results; ++r)
-    if (std::find(p.donated.begin(), p.donated.end(), r) == p.donated.end()) {
+    if (!donated.count(r)) {
       auto& slot = p.slot(p.result_slots[std::size_t(r)]);
       bytes[slot.purpose] += slot.bytes;
     }

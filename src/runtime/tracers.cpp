@@ -68,10 +68,9 @@ void require_values(const Nodes& roots, const std::vector<const Node*>& nodes) {
 void refuse_tracers(const Nodes& roots, const Nodes& inputs) {
   for (auto& r : roots)
     if (auto t = position_of(*r)) refuse(r, *t);
+  const std::unordered_set<NodePtr> known(inputs.begin(), inputs.end());
   for (auto& n : everything(roots)) {   // inputs first
-    auto foreign = [&](const NodePtr& x) {
-      return x && is_input(*x) && std::find(inputs.begin(), inputs.end(), x) == inputs.end();
-    };
+    auto foreign = [&](const NodePtr& x) { return x && is_input(*x) && !known.count(x); };
     if (auto x = std::find_if(n->in.begin(), n->in.end(), foreign); x != n->in.end()) refuse(n, tracer_of(**x));
     if (foreign(n) && std::find(roots.begin(), roots.end(), n) != roots.end()) refuse(n, tracer_of(*n));
   }

@@ -53,6 +53,25 @@ bool goes_along(const Node& n, Name a) {
   return true;
 }
 
+// Scores are a product of queries and keys, or a fold of another function of both, point by point: sum((q - k)^2).
+struct Sides { const Node *queries, *keys; };
+std::optional<Sides> sides_of(const Node& n) {
+  if (n.op->kind == Kind::contract) return Sides{n.in[0].get(), n.in[1].get()};
+  if (n.op->kind != Kind::reduce || !is_float(n.dtype)) return {};
+  auto& points = n.in[0]->axes;                  // of the function
+  std::vector<const Node*> arrays;               // of which it is one
+  walk(n.in, [&](const NodePtr& x, Nodes& todo) {
+    bool whole = x->axes.size() == points.size();
+    if (whole && x->op->kind == Kind::map) append(todo, x->in);
+    else if (is_float(x->dtype) && !x->axes.empty()) arrays.push_back(x.get());
+  });
+  auto lacks = [](const Node& a, const Node& b) { return !without(b.axes, a.axes).empty(); };
+  for (auto* a : arrays)
+    for (auto* b : arrays)
+      if (lacks(*a, *b) && lacks(*b, *a)) return Sides{a, b};
+  return {};
+}
+
 // The nodes of one level, and what is made of some scores among them.
 class ScoresOfLevel {
  public:
@@ -73,18 +92,19 @@ class ScoresOfLevel {
   }
   const Nodes& all() const { return all_; }
   bool is_large(const Node& n, std::optional<std::int64_t> budget) const {
-    if (n.op->kind != Kind::contract || bordered_.count(&n) || n.in[0] == n.in[1]) return false;
-    if (!is_allowed(n)) return false;
-    return f32_bytes(n) > budget.value_or(std::max(kUsualBudget, n.in[0]->bytes() + n.in[1]->bytes()));
+    if (f32_bytes(n) <= budget.value_or(kUsualBudget) || bordered_.count(&n) || !is_allowed(n)) return false;
+    auto of = sides_of(n);
+    if (!of || of->queries == of->keys) return false;
+    return budget || f32_bytes(n) > of->queries->bytes() + of->keys->bytes();
   }
   // What lies between borders around the scores along an axis of the queries; empty: they cannot be walked so, because of `why`
   // if they are weighed at all.
-  Set region(const Node& scores, Name queries, const Axes& keys, std::string& why) const {
+  Set region(const Node& scores, const Sides& of, Name queries, const Axes& keys, std::string& why) const {
     auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
     Set made{&scores}, after{&scores}, rows, outs;   // scores; all that depends on them; of a query each; sums over the keys
+    bool has_values = false;                         // are values summed?
     auto refuse = [&](const Node& n) {
-      if (is_weighed(made, queries, keys))
-        why = text_of(n) + (given_.count(&n) ? " is a result" : " needs more than a query at a time");
+      if (is_weighed(made, queries, keys)) why = reason(scores, made, n, queries, keys);
       return Set();
     };
     for (auto& n : all_) {
@@ -96,8 +116,9 @@ class ScoresOfLevel {
       });
       bool point = goes_along(*n, queries);
       if (of_scores && (!inside || !point)) return refuse(*n);
+      has_values |= of_scores && (folds_values(*n, scores) || folds_numbers(*n, queries, keys));
       if (inside && point && is_score(*n)) made.insert(n.get());
-      else if (of_scores && n->op->kind == Kind::contract) outs.insert(n.get());
+      else if (of_scores && folds_values(*n, scores)) outs.insert(n.get());
       else if (inside && point && n->op->kind != Kind::contract) rows.insert(n.get());
       else if (of_scores) return refuse(*n);
     }
@@ -112,12 +133,26 @@ class ScoresOfLevel {
         if (x && rows.count(x.get())) needed.insert(x.get());
     }
     // Without a function of all that a query scores, such as a softmax, they may be hidden values: no layer has so many.
-    bool many = scores.bytes() > kHidden * (scores.in[0]->bytes() + scores.in[1]->bytes());
+    bool many = scores.bytes() > kHidden * (of.queries->bytes() + of.keys->bytes());
     bool weighed = many || std::any_of(needed.begin(), needed.end(), [&](auto* n) { return weighs(*n, made, keys); });
-    if (outs.empty() || !weighed) return {};
+    if (!has_values || !weighed) return {};
     made.insert(needed.begin(), needed.end()), made.insert(outs.begin(), outs.end());
     take_in(made, queries, keys);
     return made;
+  }
+  // Of what is made of scores: is it weighed values, folded over the keys?
+  static bool folds_values(const Node& n, const Node& scores) {
+    return n.op->kind == Kind::contract || (n.op->kind == Kind::reduce && !without(n.axes, scores.axes).empty());
+  }
+  // Likewise of values that are a number for each key: sum(weights * positions).
+  static bool folds_numbers(const Node& n, Name queries, const Axes& keys) {
+    auto& product = *n.in[0];
+    if (n.op->kind != Kind::reduce || product.op->kind != Kind::map || !common(n.axes, keys).empty()) return false;
+    for (std::size_t k = 0; k < product.in.size(); ++k) {
+      auto& axes = product.in[k]->axes;
+      if (linear_in(product, k) == Linear::one && !has(axes, queries) && !common(axes, keys).empty()) return true;
+    }
+    return false;
   }
   // Is it folded over the keys?
   static bool weighs(const Node& n, const Set& made, const Axes& keys) {
@@ -125,6 +160,19 @@ class ScoresOfLevel {
   }
 
  private:
+  // Why scores stay whole: what is made of them is a result, or this reads it otherwise than along the queries.
+  std::string reason(const Node& scores, const Set& made, const Node& n, Name queries, const Axes& keys) const {
+    for (auto& x : all_)                         // the same one each time
+      if (made.count(x.get()) && given_.count(x.get())) return text_of(*x) + " is a result";
+    const bool folds = !has(n.axes, queries), weighs = common(n.axes, keys).empty();
+    const auto along = fmt::format("{}", fmt::join(names_of(keys), " and "));
+    const auto text = text_of(n);
+    if (folds && weighs && n.op->kind == Kind::reduce) return fmt::format("{} goes over {} and {} at once", text, queries, along);
+    if (folds && !weighs && folds_values(n, scores) && !n.origin.backward)
+      return fmt::format("{} sums over {} what is weighed along {}; weigh it along {}, or write a chunked_reduce over {}", text,
+                         queries, along, queries, queries);
+    return text + " needs more than a query at a time";
+  }
   // Has it a value for each query and key?
   static bool has_pairs(const Node& n, Name queries, const Axes& keys) {
     return has(n.axes, queries) && without(keys, n.axes).empty();
@@ -185,20 +233,22 @@ struct Walker {
     for (auto& s : level.all()) {
       if (!level.is_large(*s, budget)) continue;
       std::string why;
-      for (std::size_t side : {0u, 1u}) {
-        auto &mine = s->in[side]->axes, &other = s->in[1 - side]->axes;
+      const auto of = *sides_of(*s);
+      for (auto& [its, others] : {of, Sides{of.keys, of.queries}}) {
+        auto &mine = its->axes, &other = others->axes;
         auto keys = without(common(s->axes, other), mine);
         auto queries = without(common(s->axes, mine), other);
         std::stable_sort(queries.begin(), queries.end(), [](auto& a, auto& b) { return a.size > b.size; });
         for (auto& a : keys.empty() ? Axes() : queries) {
-          auto inside = level.region(*s, a.name, keys, why);
+          auto inside = level.region(*s, of, a.name, keys, why);
           if (inside.empty()) continue;
           auto contains = [&](const NodePtr& n) { return inside.count(n.get()) > 0; };
           return haliax::bordered(roots, level.all(), index, contains, key_of(*s, a, depth).attr());
         }
       }
-      auto line = fmt::format("scores {} stay whole: {}", text_of(*s, fmt::format("{}", s->axes)), why);
-      if (whole && !why.empty() && std::find(whole->begin(), whole->end(), line) == whole->end()) whole->push_back(line);
+      const auto line = fmt::format("scores {} stay whole: ", text_of(*s, fmt::format("{}", s->axes)));
+      auto is_said = [&](auto& other) { return other.starts_with(line); };   // of scores, and not of their gradient once more
+      if (whole && !why.empty() && std::none_of(whole->begin(), whole->end(), is_said)) whole->push_back(line + why);
     }
     return {};
   }
@@ -235,7 +285,7 @@ Nodes with_score_borders(const Nodes& roots, std::optional<std::int64_t> budget,
   if (!budget) budget = usual;
   auto all = everything(roots);
   bool large = std::any_of(all.begin(), all.end(), [&](auto& n) {
-    return n->op->kind == Kind::contract && f32_bytes(*n) > budget.value_or(kUsualBudget);
+    return f32_bytes(*n) > budget.value_or(kUsualBudget) && sides_of(*n);
   });
   return large ? Walker{budget, of, whole}(roots, nullptr, depth) : roots;   // few graphs have any
 }

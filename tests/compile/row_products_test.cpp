@@ -30,6 +30,26 @@ TEST_CASE("row products: of rows alone, in any order of axes") {
   CHECK(contractions(dot(x, draw(2, {K, B, N, M}), "k")) == 1);
   CHECK(contractions(dot(x, draw(2, {K, N}), "k")) == 1);
 }
+// The other way: products that are more than both factors, and are summed, are a contraction.
+TEST_CASE("row products: a sum of products of two matrices is a contraction, if no product is rounded") {
+  auto f = [](const NamedArray& x, const NamedArray& y) { return sum(broadcast_axis(x, M) * y, "k"); };   // (b, n, k), (b, k, m)
+  for (auto d : {DType::f32, DType::f64, DType::bf16, DType::i32}) {
+    CAPTURE(std::string(name_of(d)));
+    auto x = draw(1, {B, N, K}, d), y = draw(2, {B, K, M}, d);
+    bool exact = d == DType::f32 || d == DType::f64;
+    CHECK(contractions(f(x, y)) == (exact ? 1 : 0));
+    CHECK(max(abs((f(x, y) - dot(x, y, "k")).astype(DType::f64))).item() <= (d == DType::bf16 ? 4 : exact ? 1e-3 : 0));
+  }
+  auto x = draw(1, {B, N, K}), y = draw(2, {B, K, M});
+  CHECK(contractions(mean(broadcast_axis(x, M) * y, "k")) == 1);
+  CHECK(contractions(sum(broadcast_axis(x, M) * y, {"b", "k"})) == 1);
+  CHECK(contractions(sum(broadcast_axis(x, M) * y, "n")) == 0);                 // one factor alone has it
+  CHECK(contractions(sum(x * draw(2, {K}), "k")) == 0);                         // no more products than there are of x
+  CHECK(contractions(sum(square(broadcast_axis(x, M) - y), "k")) == 0);
+  auto slope = [&](auto g) { return grad([&](const NamedArray& x) { return sum(sin(g(x, y))); })(x); };
+  auto by_dot = slope([](const NamedArray& x, const NamedArray& y) { return dot(x, y, "k"); });
+  CHECK(slope(f).floats() == by_dot.floats());
+}
 TEST_CASE("row products: are what the reference makes of them") {
   for (auto d : {DType::f32, DType::f64, DType::bf16, DType::f16, DType::i32, DType::u8}) {
     CAPTURE(std::string(name_of(d)));

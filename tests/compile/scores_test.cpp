@@ -111,6 +111,29 @@ TEST_CASE("scores: attention of many kinds") {
   }, parts(DType::bf16), 2e-2);
 }
 
+// Scores that are no dot, and values that no dot sums.
+TEST_CASE("scores: attention written point by point") {
+  auto each = [](const Parts& p) { return broadcast_axis(p.query, K) * p.key; };   // (b, heads, q, k, d)
+  auto summed = [](In w, In v) { return sum(broadcast_axis(w, D) * broadcast_axis(v, Q), "k"); };
+  auto by_dot = [](const Parts& p) { return softmax(scores(p), "k"); };
+  walked("a sum of products", [=](const Parts& p) { return dot(softmax(sum(each(p), "d"), "k"), p.value, "k"); });
+  walked("of scaled ones", [=](const Parts& p) { return dot(softmax(sum(each(p) / 3.f, "d"), "k"), p.value, "k"); });
+  walked("values", [=](const Parts& p) { return summed(by_dot(p), p.value); });
+  walked("both", [=](const Parts& p) { return summed(softmax(where(causal(), mean(each(p), "d"), -1e9f), "k"), p.value); });
+  walked("in bf16", [=](const Parts& p) { return summed(softmax(sum(each(p), "d"), "k"), p.value); }, parts(DType::bf16), 6e-2);
+  walked("distances", [=](const Parts& p) {
+    return dot(softmax(-sum(square(broadcast_axis(p.query, K) - p.key), "d"), "k"), p.value, "k");
+  }, parts(), 5e-6);
+  walked("the farthest", [=](const Parts& p) {
+    return dot(softmax(-max(abs(broadcast_axis(p.query, K) - p.key), "d"), "k"), p.value, "k");
+  }, parts(), 5e-6);
+  walked("values that are chosen", [=](const Parts& p) {
+    return sum(broadcast_axis(by_dot(p), D) * p.value, "k", {.where = causal()});
+  });
+  walked("numbers", [=](const Parts& p) { return sum(by_dot(p) * sum(p.value, "d"), "k") * sum(p.query, "d"); });
+  walked("positions", [=](const Parts& p) { return sum(by_dot(p) * (arange(K, {.dtype = DType::f32}) / 13.f), "k") * sum(p.query, "d"); });
+  walked("the largest value", [=](const Parts& p) { return max(broadcast_axis(by_dot(p), D) * p.value, "k"); });
+}
 TEST_CASE("scores: grouped heads, other orders of axes, two layers, a scan over layers, vmap, checkpoint") {
   const Axis G{"group", 3};
   walked("one key and value for all heads", [](const Parts& p) {
@@ -248,6 +271,7 @@ TEST_CASE("scores: what is no attention stays whole, and the scores themselves m
   whole([](const Parts& p) { return dot(square(scores(p)), p.value, "k"); });                      // a layer's hidden values
   whole([](const Parts& p) { return softmax(scores(p), "k"); });                                   // given out
   whole([](const Parts& p) { return dot(cumsum(softmax(scores(p), "k"), "q"), p.value, "k"); });   // goes along the queries
+  whole([](const Parts& p) { return logsumexp(scores(p), "k"); });                                 // a loss
   whole([](const Parts& p) { return dot(scores(p) / sum(scores(p), {"q", "k"}), p.value, "k"); });  // a sum over both
 }
 
@@ -508,6 +532,17 @@ TEST_CASE("scores: explain says why some stay whole") {
   auto along = said([=](const NamedArray& q) { return dot(cumsum(weights(q), "q"), p.value, "k"); });
   CHECK(along.find("stay whole: cumsum (scores_test.cpp:") != along.npos);
   CHECK(along.find("needs more than a query at a time") != along.npos);
+  auto queries = said([=](const NamedArray& q) {
+    return grad([=](const NamedArray& q) { return sum(sin(dot(softmax(dot(q, p.key, "d"), "q"), p.value, "k"))); })(q);
+  });
+  const std::string turned = " sums over k what is weighed along q; weigh it along k, or write a chunked_reduce over k";
+  CHECK(queries.find("stay whole: dot (scores_test.cpp:") != queries.npos);
+  CHECK(queries.find(turned) != queries.npos);
+  CHECK(queries.find("stay whole") == queries.rfind("stay whole"));   // one line
+  auto values = said([=](const NamedArray& q) { return dot(weights(q), q, "q"); });
+  CHECK(values.find(" sums over q what is weighed along k; weigh it along q, or write a chunked_reduce over q") != values.npos);
+  auto both = said([=](const NamedArray& q) { return dot(softmax(dot(q, p.key, "d"), {"q", "k"}), p.value, "k"); });
+  CHECK(both.find(" goes over ") != both.npos);
   auto walked = said([=](const NamedArray& q) { return dot(weights(q), p.value, "k"); });
   CHECK(walked.find("stay whole") == walked.npos);
   auto hidden = said([=](const NamedArray& q) { return dot(nn::relu(dot(q, p.key, "d")), p.value, "k"); });   // no weights

@@ -1,7 +1,9 @@
 // In which order the units of a scope run.
 #include "compile/lower/fuse.h"
 
+#include <algorithm>
 #include <set>
+#include <tuple>
 
 #include "ops/collective.h"
 
@@ -9,19 +11,23 @@ namespace haliax {
 
 // Greedy: of the units that are ready, the one after which least is live. Any order is right, few are small.
 std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
+  struct Readers {
+    std::vector<std::size_t> units;
+    std::size_t left = 0;
+  };
   std::vector<int> out;
   std::size_t n = s.units.size();
   std::vector<std::set<const Node*>> reads(n);
-  std::unordered_map<const Node*, int> readers;
-  std::vector<std::int64_t> writes(n);
+  std::unordered_map<const Node*, Readers> readers;
+  std::vector<std::int64_t> growth(n);           // of what is live
   for (std::size_t u = 0; u < n; ++u) {
     for (auto& made : s.units[u].nodes) {
       if (s.units[u].type != Unit::Type::copy && s.in_memory.count(made.get()) && !s.targets.count(made.get()))
-        writes[u] += made->bytes();
+        growth[u] += made->bytes();
       if (made->op == &kCollective)
-        for (std::size_t k = 0; k < wiring_of(*made).out.size(); ++k) writes[u] += collective_result(made, k)->bytes();
+        for (std::size_t k = 0; k < wiring_of(*made).out.size(); ++k) growth[u] += collective_result(made, k)->bytes();
       if (made->op == &kLoop)
-        for (std::size_t k = 0; k < loop_of(*made).results.size(); ++k) writes[u] += loop_result(made, k)->bytes();
+        for (std::size_t k = 0; k < loop_of(*made).results.size(); ++k) growth[u] += loop_result(made, k)->bytes();
       // What other units make, and lies in memory of this scope.
       auto unknown = [&](const Node& x) { return !known.count(&x); };
       for (auto& x : made->in)
@@ -32,34 +38,39 @@ std::vector<int> schedule(const Scope& s, const Places& known, bool by_age) {
           if (!made_here && at->second != int(u) && !s.targets.count(n.get())) reads[u].insert(n.get());
         });
     }
-    for (auto* r : reads[u]) ++readers[r];
+    for (auto* r : reads[u]) readers[r].units.push_back(u);
   }
-  std::vector<std::size_t> waits;
-  std::vector<std::vector<int>> then(n);
-  for (auto& u : s.units) {
-    for (int a : u.after) then[std::size_t(a)].push_back(int(waits.size()));
-    waits.push_back(u.after.size());
+  for (auto& [r, by] : readers)
+    if ((by.left = by.units.size()) == 1) growth[by.units[0]] -= r->bytes();
+  std::vector<std::size_t> waits(n);
+  std::vector<std::vector<std::size_t>> then(n);
+  for (std::size_t u = 0; u < n; ++u) {
+    for (int a : s.units[u].after) then[std::size_t(a)].push_back(u);
+    waits[u] = s.units[u].after.size();
   }
-  std::vector<int> ready;
+  // Those that are ready, the next one first: which leaves least, then the oldest, then which was ready first.
+  std::set<std::tuple<std::int64_t, std::int64_t, std::size_t, std::size_t>> ready;
+  std::vector<std::size_t> place(n);             // as how many were ready before
+  std::size_t entered = 0;
+  auto key = [&](std::size_t u) { return std::tuple(by_age ? 0 : growth[u], s.units[u].order, place[u], u); };
+  auto enter = [&](std::size_t u) { place[u] = entered++, ready.insert(key(u)); };
   for (std::size_t u = 0; u < n; ++u)
-    if (!waits[u]) ready.push_back(int(u));
+    if (!waits[u]) enter(u);
+  std::vector<bool> done(n);
   while (!ready.empty()) {
-    std::size_t best = 0;
-    std::int64_t least = 0;
-    for (std::size_t i = 0; i < ready.size(); ++i) {
-      auto u = std::size_t(ready[i]);
-      std::int64_t growth = by_age ? 0 : writes[u];
-      for (auto* r : reads[u])
-        if (!by_age && readers[r] == 1) growth -= r->bytes();
-      bool older = s.units[u].order < s.units[std::size_t(ready[best])].order;
-      if (i == 0 || growth < least || (growth == least && older)) best = i, least = growth;
+    auto u = std::get<3>(*ready.begin());
+    ready.erase(ready.begin());
+    out.push_back(int(u)), done[u] = true;
+    for (auto* r : reads[u]) {
+      auto& by = readers[r];
+      if (--by.left != 1) continue;
+      auto last = *std::find_if(by.units.begin(), by.units.end(), [&](std::size_t k) { return !done[k]; });
+      bool waiting = ready.erase(key(last)) > 0; // its last reader sets it free
+      growth[last] -= r->bytes();
+      if (waiting) ready.insert(key(last));
     }
-    int u = ready[best];
-    ready.erase(ready.begin() + std::ptrdiff_t(best));
-    out.push_back(u);
-    for (auto* r : reads[std::size_t(u)]) --readers[r];
-    for (int t : then[std::size_t(u)])
-      if (--waits[std::size_t(t)] == 0) ready.push_back(t);
+    for (auto t : then[u])
+      if (--waits[t] == 0) enter(t);
   }
   return out;
 }

@@ -385,11 +385,20 @@ struct MemoryPlanner {
   // Gives each an offset, and says how many bytes they take.
   std::int64_t place(Items& items) const {
     if (optional) std::stable_sort(items.begin(), items.end(), [](auto& a, auto& b) { return a.bytes > b.bytes; });
-    std::vector<const ArenaItem*> placed;   // by offset
+    using ByOffset = std::vector<const ArenaItem*>;
+    constexpr int kParts = 64;   // of the time: an item that lives in one looks at those there
+    std::vector<ByOffset> parts(kParts);
+    ByOffset all;
+    auto part_at = [&](int at) { return std::size_t(std::clamp(at, 0, last()) / (last() / kParts + 1)); };
+    auto lower = [](auto* a, auto* b) { return *a->offset < *b->offset; };
+    auto insert = [&](ByOffset& to, const ArenaItem& item) {
+      to.insert(std::upper_bound(to.begin(), to.end(), &item, lower), &item);
+    };
     std::int64_t bytes = 0;
     for (auto& item : items) {
+      const auto from = part_at(item.liveness.first), to = part_at(item.liveness.last);
       std::int64_t best = -1, best_gap = 0, end = 0;
-      for (auto* o : placed) {
+      for (auto* o : from == to ? parts[from] : all) {
         if (o->liveness.last < item.liveness.first || o->liveness.first > item.liveness.last) continue;
         auto gap = *o->offset - end;
         if (gap >= aligned(item.bytes) && (best < 0 || gap < best_gap)) best = end, best_gap = gap;
@@ -397,8 +406,8 @@ struct MemoryPlanner {
       }
       *item.offset = best < 0 ? end : best;
       bytes = std::max(bytes, *item.offset + aligned(item.bytes));
-      auto lower = [](auto* a, auto* b) { return *a->offset < *b->offset; };
-      placed.insert(std::upper_bound(placed.begin(), placed.end(), &item, lower), &item);
+      insert(all, item);
+      for (auto k = from; k <= to; ++k) insert(parts[k], item);
     }
     return bytes;
   }
