@@ -34,7 +34,8 @@ struct JitOptions {
   bool ring = false;
   // Collectives go on beside the work: gathers in a loop over layers are asked for a turn ahead, sums of gradients are waited for
   // a turn later. As many bytes; the memory that they read and write is their own for the length of the loop, and planned. It
-  // gains where ranks speak to each other; threads of one process do not wait less for it.
+  // gains where ranks speak to each other; threads of one process do not wait less for it. Where a block of any array is uneven,
+  // all calls stay where they are.
   bool overlap = false;
   // Scores (a product of queries and keys that only a softmax, or another function of each query, and a sum over the keys read)
   // of more bytes than this, counted in f32, are never whole: queries are walked in chunks, as chunked_reduce would, in the
