@@ -50,6 +50,7 @@ class Walk:
     def run(self, commands):
         script = f"set -euo pipefail\n{commands}\npwd >{self.home}/here"
         done = subprocess.run(["bash", "-c", script], cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              errors="replace",   # a model that has seen little draws any byte
                               env=dict(os.environ, HOME=str(self.home)))
         if done.returncode:
             raise AssertionError(f"{commands}{done.stdout}")

@@ -214,3 +214,15 @@ TEST_CASE("loops: many of them, each reading what the one before has made, take 
   CHECK(report.trace_s + report.compile_s < 20);   // a walk into each from each later one would take forever
   same(jit(f)(x), jit(f, {.backend = "reference"})(x));
 }
+
+TEST_CASE("chunked: a sum over turns that is given out itself, too, does not start from what it is added to") {
+  auto sums = chunked_reduce(Tokens, {.chunk = 4}, [](const NamedArray& x) { return sum(square(x), Tokens); });
+  auto f = jit([&](const NamedArray& x, const NamedArray& more) {
+    auto s = sums(x);
+    return std::pair{s, s + more};
+  });
+  Data d;
+  auto more = random::normal(random::key(5), Embed, DType::f64);
+  auto [s, t] = f(d.x, more);
+  same(s, sum(square(d.x), Tokens)), same(t, sum(square(d.x), Tokens) + more);
+}

@@ -123,6 +123,17 @@ TEST_CASE("verify finds a value that another of the same memory was written over
   CHECK(says(message_of([&] { verify(p, "a pass", true, {true}); }), "slot 0 is read, and slot 1 of the same memory was written after it"));
 }
 
+TEST_CASE("verify finds two points of a step that are one element of what it writes") {
+  auto p = copies(4);
+  p.steps[0].copy.dims = {2, 2};
+  for (auto* v : {&p.steps[0].copy.x, &p.steps[0].copy.out}) v->strides = {1, 2};   // in another order, each once
+  CHECK(in_program(p) == "");
+  p.steps[0].copy.x.strides = {1, 1};            // to read one twice is legal
+  CHECK(in_program(p) == "");
+  p.steps[0].copy.out.strides = {1, 1};
+  CHECK(says(in_program(p), "two points of it are one element of slot 1"));
+}
+
 TEST_CASE("verify finds a result that is written in part") {
   auto p = copies(3);
   CHECK(in_program(copies(4)) == "");

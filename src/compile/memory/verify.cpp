@@ -166,9 +166,26 @@ struct ProgramCheck {
     auto& of = p.slot(memory(slot));
     bool own = of.home != Home::argument || (of.index < int(donated.size()) && donated[std::size_t(of.index)]);
     if (!own) bad(s, fmt::format("it writes over argument {}, which was not donated", of.index));
+    if (writes_twice(s, v)) bad(s, fmt::format("two points of it are one element of slot {}", slot));
     const std::int64_t size = bytes_of(v.dtype);
     if (auto* e = extent(&v)) fill(slot, {e->first * size, (e->last + 1) * size, e->most * size});
     else fill(slot, all_of(slot));   // sums of nothing
+  }
+  // Points that a step makes have an element each. Strides of 0 are of dims that the result lacks. Strides lie in one another, as
+  // those of whole axes do: each is at least as far as all shorter ones reach.
+  static bool writes_twice(const Step& s, const View& v) {
+    if (s.kind == Kind::scatter || s.kind == Kind::collective || s.kind == Kind::host) return false;
+    auto dims = dims_of(s);
+    std::vector<std::pair<std::int64_t, std::int64_t>> walks;
+    for (std::size_t d = 0; d < std::min(dims.size(), v.strides.size()); ++d)
+      if (dims[d] > 1 && v.strides[d] != 0) walks.emplace_back(std::abs(v.strides[d]), dims[d]);
+    std::sort(walks.begin(), walks.end());
+    std::int64_t span = 1;
+    for (auto [stride, size] : walks) {
+      if (stride < span) return true;
+      span += (size - 1) * stride;
+    }
+    return false;
   }
   Filled all_of(int slot) const { return {0, p.slot(slot).bytes, p.slot(slot).bytes}; }
   void fill(int slot, const Filled& more) {
