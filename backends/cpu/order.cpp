@@ -191,7 +191,7 @@ class CumulativeStep final : public CompiledStep {
       const scalar::Value value =
           scalar::cast(scalar::load(in, from + k * what_.x.strides.back() * haliax::bytes_of(in)), in, type);
       if (i == 0)
-        acc = value;
+        acc = {what_.monoid == program::Monoid::sum ? value.real + 0.0 : value.real, value.whole};   // from 0 on: no -0
       else if (is_float(type))
         acc.real = combined<double>(what_.monoid, acc.real, value.real);
       else if (scalar::is_unsigned(type))

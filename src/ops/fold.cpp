@@ -30,13 +30,14 @@ Nodes prod_grad(G o, G g) {
 //
 //     y_nm = sum_k a_nk b_mk
 //
-// the products are more than either factor and are never made: it is a contraction. Null: it is no such sum, or the products are
-// rounded before they are summed.
+// there may be far more products than factors: it is a contraction. Null: it is no such sum, or the products are rounded before
+// they are summed.
+constexpr std::int64_t kFarMore = 8;   // below that a sum is as fast: of some 16 rows by 16
 NodePtr as_contraction(G x, const Axes& kept) {
   if (x->op != &kMul || (x->dtype != DType::f32 && x->dtype != DType::f64)) return nullptr;
   auto &a = x->in[0]->axes, &b = x->in[1]->axes;
   auto both = common(a, b);
-  bool larger = both.size() < a.size() && both.size() < b.size();
+  const bool larger = x->size() >= kFarMore * (x->in[0]->size() + x->in[1]->size());
   return larger && without(without(x->axes, kept), both).empty() ? contract(x->in[0], x->in[1], kept) : nullptr;
 }
 

@@ -88,6 +88,7 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
   out += fmt::format("in all {:.0f} calls, {} sent\n\n", r.calls, size_of(r.sent_bytes));
   if (auto lines = overlapped(*m.devices[m.fullest].program); !lines.empty())
     out += fmt::format("beside the work:\n  {}\n\n", fmt::join(lines, "\n  "));
+  if (m.uneven) out += "nothing is sent beside the work: the blocks of an axis are not even\n\n";
 }
 
 // Memory on one of so many devices. inputs: the arguments on the whole.

@@ -141,6 +141,7 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
   run(c, Stage::sharding, Stage::sharding);
   m.moves = c.partition->moves(), m.sent_bytes = c.partition->sent_bytes();
   for (auto& move : m.moves) m.calls += move.turns;
+  m.uneven = c.options.partition.overlap && !c.partition->even();
   if (c.options.partition.strict) refuse_gathers(m.moves, mesh);
   auto here = simulated ? DevicesHere() : devices_here(mesh);
   if (here.ranks) agree(*here.ranks, m, c);

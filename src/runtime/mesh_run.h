@@ -13,6 +13,7 @@ struct MeshProgram {
   std::vector<Compiled> devices;                 // those; simulated: the first alone, which has the largest blocks; nothing runs
   std::vector<Move> moves;
   double sent_bytes = 0, calls = 0;              // per device
+  bool uneven = false;                           // overlap was asked for, but blocks are not even: calls stay where they are
   std::size_t fullest = 0;                       // of them, the one that needs most memory
 
   // A device takes its block of each argument: where it lies, if it was left there by an earlier call or is in one piece; else a

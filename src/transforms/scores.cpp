@@ -116,7 +116,7 @@ class ScoresOfLevel {
       });
       bool point = goes_along(*n, queries);
       if (of_scores && (!inside || !point)) return refuse(*n);
-      has_values |= of_scores && (folds_values(*n, scores) || folds_numbers(*n, queries, keys));
+      has_values |= of_scores && folds_values(*n, scores);
       if (inside && point && is_score(*n)) made.insert(n.get());
       else if (of_scores && folds_values(*n, scores)) outs.insert(n.get());
       else if (inside && point && n->op->kind != Kind::contract) rows.insert(n.get());
@@ -124,6 +124,7 @@ class ScoresOfLevel {
     }
     for (auto* n : made)
       if (given_.count(n)) return refuse(*n);
+    if (auto* n = finds_equals(scores, made)) return refuse(*n);
     Set needed;                                  // rows that scores, or sums over the keys, are made of; or that scores give
     for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
       auto* n = i->get();
@@ -144,15 +145,21 @@ class ScoresOfLevel {
   static bool folds_values(const Node& n, const Node& scores) {
     return n.op->kind == Kind::contract || (n.op->kind == Kind::reduce && !without(n.axes, scores.axes).empty());
   }
-  // Likewise of values that are a number for each key: sum(weights * positions).
-  static bool folds_numbers(const Node& n, Name queries, const Axes& keys) {
-    auto& product = *n.in[0];
-    if (n.op->kind != Kind::reduce || product.op->kind != Kind::map || !common(n.axes, keys).empty()) return false;
-    for (std::size_t k = 0; k < product.in.size(); ++k) {
-      auto& axes = product.in[k]->axes;
-      if (linear_in(product, k) == Linear::one && !has(axes, queries) && !common(axes, keys).empty()) return true;
+  // Does something, or its gradient, ask which of the scores is equal to a number? A sum that is made again in another step may
+  // differ in its last bits; a product does not. Null: nothing does.
+  const Node* finds_equals(const Node& scores, const Set& made) const {
+    if (scores.op->kind != Kind::reduce || is_extreme(scores)) return nullptr;
+    for (auto& n : all_) {
+      if (!reads(*n, made)) continue;
+      auto readers = readers_.find(n.get());
+      auto stops = [](auto* reader) { return reader->op == &prim::kStop; };
+      bool stopped = readers != readers_.end() && std::all_of(readers->second.begin(), readers->second.end(), stops);
+      if (n->op->code == Code::equal || n->op->code == Code::not_equal || (is_extreme(*n) && !stopped)) return n.get();
     }
-    return false;
+    return nullptr;
+  }
+  static bool is_extreme(const Node& n) {
+    return n.op->kind == Kind::reduce && (n.op->code == Code::reduce_max || n.op->code == Code::reduce_min);
   }
   // Is it folded over the keys?
   static bool weighs(const Node& n, const Set& made, const Axes& keys) {
@@ -164,6 +171,9 @@ class ScoresOfLevel {
   std::string reason(const Node& scores, const Set& made, const Node& n, Name queries, const Axes& keys) const {
     for (auto& x : all_)                         // the same one each time
       if (made.count(x.get()) && given_.count(x.get())) return text_of(*x) + " is a result";
+    if (auto* equals = finds_equals(scores, made))
+      return text_of(*equals) + " asks which of them is the same, and summed once more they may not be: make them by a dot, or "
+                                "put stop_gradient around it";
     const bool folds = !has(n.axes, queries), weighs = common(n.axes, keys).empty();
     const auto along = fmt::format("{}", fmt::join(names_of(keys), " and "));
     const auto text = text_of(n);

@@ -171,7 +171,7 @@ TEST_CASE("cpu: a vector times a matrix, in any layout, with the same bits for a
   };
   const std::vector<Sizes> sizes = {{{}, {700}, {130}}, {{}, {64}, {3001}},    {{12}, {64}, {500}}, {{12}, {500}, {64}},
                                     {{}, {33}, {1500}}, {{2, 3}, {5, 40}, {71}}, {{}, {4500}, {19}},  {{3}, {128}, {257}},
-                                    {{}, {32}, {4000}}, {{}, {2100}, {40}}};
+                                    {{}, {32}, {4000}}, {{}, {2100}, {40}}, {{12}, {301}, {128}}};
   int fast = 0;
   for (unsigned seed = 0; seed < 120; ++seed) {
     Case c(seed);

@@ -86,6 +86,9 @@ TEST_CASE("overlap: where blocks are not even, calls stay where they are") {
   auto [y2, g2, beside] = step(true, "cpu", Axis("embed", 66));
   CHECK(beside.program == plain.program);
   CHECK(y.item() == y2.item());
+  const auto says = [](auto& report) { return report.explain.find("the blocks of an axis are not even") != std::string::npos; };
+  CHECK(says(beside));
+  CHECK(!says(plain));
 }
 
 TEST_CASE("overlap: a call starts behind what computes where its operand begins") {

@@ -130,9 +130,30 @@ TEST_CASE("scores: attention written point by point") {
   walked("values that are chosen", [=](const Parts& p) {
     return sum(broadcast_axis(by_dot(p), D) * p.value, "k", {.where = causal()});
   });
-  walked("numbers", [=](const Parts& p) { return sum(by_dot(p) * sum(p.value, "d"), "k") * sum(p.query, "d"); });
-  walked("positions", [=](const Parts& p) { return sum(by_dot(p) * (arange(K, {.dtype = DType::f32}) / 13.f), "k") * sum(p.query, "d"); });
   walked("the largest value", [=](const Parts& p) { return max(broadcast_axis(by_dot(p), D) * p.value, "k"); });
+}
+TEST_CASE("scores: in f64 gradients of walked scores are as exact as those of whole ones") {
+  const auto p = parts(DType::f64);
+  auto g = grad([&](const Parts& p) {
+    auto y = dot(softmax(scores(p), "k"), p.value * 1e40, "k");   // beyond the range of f32
+    return sum(y * sin(arange(D, {.dtype = DType::f64})));
+  });
+  const auto want = jit(g, {.scores_budget = most_bytes})(p);
+  for (std::int64_t budget : {0, -1}) {
+    CAPTURE(budget);
+    const auto got = jit(g, {.scores_budget = budget})(p);
+    same({got.query, got.key, got.value}, {want.query, want.key, want.value}, 1e-13);
+  }
+}
+TEST_CASE("scores: sums of which something asks which is the same stay whole, as made again they may not be") {
+  const auto p = parts();
+  auto near = [](const Parts& p) { return softmax(-sum(square(broadcast_axis(p.query, K) - p.key), "d"), "k"); };
+  auto loss = [=](const Parts& p) { return sum(max(near(p), "k") * sum(dot(near(p), p.value, "k"), "d")); };
+  auto whole = jit(grad(loss), {.scores_budget = most_bytes}), tiled = jit(grad(loss), {.scores_budget = -1});
+  const auto got = tiled(p), want = whole(p);
+  same({got.query, got.key}, {want.query, want.key}, 1e-6);
+  CHECK(tiled.report().chunked.empty());
+  CHECK(tiled.report().explain.find("asks which of them is the same") != std::string::npos);
 }
 TEST_CASE("scores: grouped heads, other orders of axes, two layers, a scan over layers, vmap, checkpoint") {
   const Axis G{"group", 3};

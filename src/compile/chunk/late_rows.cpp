@@ -139,9 +139,10 @@ class LateRows {
           }
         bool values = makes_ && same_set(folded(*f.of), without_axes(g->axes, n.axes));
         if (auto w = values ? without(n.in[0], f.of) : nullptr) {
-          auto o = prim::contract(prim::cast(w, v->dtype), v, g->axes, DType::f32);
+          const auto wide = n.dtype == DType::f64 ? n.dtype : DType::f32;
+          auto o = prim::contract(prim::cast(w, v->dtype), v, g->axes, wide);
           auto late = o->op == &prim::kContract ? divided_late(*o) : nullptr;   // values that are all one number need no product
-          return prim::cast(prim::contract(prim::cast(g, DType::f32), late ? late : o, n.axes, DType::f32), n.dtype);
+          return prim::cast(prim::contract(prim::cast(g, wide), late ? late : o, n.axes, wide), n.dtype);
         }
       }
     }
