@@ -10,7 +10,7 @@ namespace haliax {
 
 program::Device& backend(const std::string& name);        // "cpu", "reference", for tests others; raises with the near name
 
-// For one device, all stages. The graph nodes the roots is copied.
+// For one device, all stages. The graph below the roots is copied.
 Compiled compile(const Nodes& roots, const std::string& backend_name);
 // called: what will run it, as errors that are found late name it.
 CompileOptions options_for(const std::string& backend_name, std::string called);

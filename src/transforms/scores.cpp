@@ -102,7 +102,6 @@ class ScoresOfLevel {
   Set region(const Node& scores, const Sides& of, Name queries, const Axes& keys, std::string& why) const {
     auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
     Set made{&scores}, after{&scores}, rows, outs;   // scores; all that depends on them; of a query each; sums over the keys
-    bool has_values = false;                         // are values summed?
     auto refuse = [&](const Node& n) {
       if (is_weighed(made, queries, keys)) why = reason(scores, made, n, queries, keys);
       return Set();
@@ -116,7 +115,6 @@ class ScoresOfLevel {
       });
       bool point = goes_along(*n, queries);
       if (of_scores && (!inside || !point)) return refuse(*n);
-      has_values |= of_scores && folds_values(*n, scores);
       if (inside && point && is_score(*n)) made.insert(n.get());
       else if (of_scores && folds_values(*n, scores)) outs.insert(n.get());
       else if (inside && point && n->op->kind != Kind::contract) rows.insert(n.get());
@@ -136,7 +134,7 @@ class ScoresOfLevel {
     // Without a function of all that a query scores, such as a softmax, they may be hidden values: no layer has so many.
     bool many = scores.bytes() > kHidden * (of.queries->bytes() + of.keys->bytes());
     bool weighed = many || std::any_of(needed.begin(), needed.end(), [&](auto* n) { return weighs(*n, made, keys); });
-    if (!has_values || !weighed) return {};
+    if (outs.empty() || !weighed) return {};
     made.insert(needed.begin(), needed.end()), made.insert(outs.begin(), outs.end());
     take_in(made, queries, keys);
     return made;

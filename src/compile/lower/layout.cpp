@@ -21,7 +21,7 @@ bool is_stack(const Node& n) {
 }
 
 // Nodes that had better lie alike are one group; every product that makes or reads one of them says which axes are its batch.
-class Wishes {
+class Preferences {
  public:
   Layouts find_all(const Nodes& roots, const std::vector<Nodes>& bodies) {
     for (auto& n : roots) fix(n.get());
@@ -110,6 +110,6 @@ std::vector<Nodes> bodies_of(const Nodes& roots) {
   return bodies;
 }
 
-Layouts layouts_of(const Nodes& roots) { return Wishes().find_all(roots, bodies_of(roots)); }
+Layouts layouts_of(const Nodes& roots) { return Preferences().find_all(roots, bodies_of(roots)); }
 
 }  // namespace haliax

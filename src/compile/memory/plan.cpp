@@ -29,6 +29,7 @@ void drop_empty(std::vector<Step>& steps) {
   std::erase_if(steps, [](auto& s) { return s.kind == Kind::fused && s.fused.code.empty(); });
   for (auto& s : steps) drop_empty(s.loop.body);
 }
+
 struct MemoryPlanner {
   Program& p;
   const std::vector<bool>& donated;
@@ -56,7 +57,7 @@ struct MemoryPlanner {
     }
   }
 
-  void drop(Step& s) {   // swept out afterwards
+  void drop(Step& s) {   // drop_empty takes it out afterwards
     if (verified) dropped.emplace(&s, s);
     s.kind = Kind::fused, s.fused = {};
   }

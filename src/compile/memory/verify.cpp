@@ -69,7 +69,7 @@ struct ProgramCheck {
   }
   Extent extent_of(const View& v, const Dims& dims, const std::vector<program::Indexed>& ids) const {
     Extent e{v.offset, v.offset};
-    std::vector<std::pair<std::int64_t, std::int64_t>> walks;   // stride and size, of what is surely walked
+    Walks walks;   // of what is surely walked
     auto reach = [&](std::int64_t size, std::int64_t stride, bool walked) {
       if (size <= 1 || stride == 0) return;
       (stride < 0 ? e.first : e.last) += (size - 1) * stride;
@@ -81,13 +81,19 @@ struct ProgramCheck {
     for (auto& t : v.terms)
       if (auto known = turns.find(t.loop); t.slot >= 0) reach(t.limit + 1, t.stride, false);
       else if (known != turns.end()) reach(known->second, t.stride, true);
+    e.least = elements_of(walks);
+    return e;
+  }
+  using Walks = std::vector<std::pair<std::int64_t, std::int64_t>>;   // stride and size
+  // How many elements they come to at least: all, where each stride is at least as far as all shorter ones reach.
+  static std::int64_t elements_of(Walks walks) {
     std::sort(walks.begin(), walks.end());
-    std::int64_t span = 1;
+    std::int64_t span = 1, least = 1;
     for (auto [stride, size] : walks) {
-      if (stride >= span) e.least *= size;   // else it may come to the same elements again
+      if (stride >= span) least *= size;   // else it may come to the same elements again
       span += (size - 1) * stride;
     }
-    return e;
+    return least;
   }
   // Ids find nothing along an axis of size 0, so the table is not touched.
   static const View* untouched(const Step& s) {
@@ -171,21 +177,15 @@ struct ProgramCheck {
     if (auto* e = extent(&v)) fill(slot, {e->first * size, (e->last + 1) * size, e->most * size});
     else fill(slot, all_of(slot));   // sums of nothing
   }
-  // Points that a step makes have an element each. Strides of 0 are of dims that the result lacks. Strides lie in one another, as
-  // those of whole axes do: each is at least as far as all shorter ones reach.
+  // Points that a step makes have an element each. Strides of 0 are of dims that the result lacks.
   static bool writes_twice(const Step& s, const View& v) {
     if (s.kind == Kind::scatter || s.kind == Kind::collective || s.kind == Kind::host) return false;
     auto dims = dims_of(s);
-    std::vector<std::pair<std::int64_t, std::int64_t>> walks;
+    Walks walks;
+    std::int64_t points = 1;
     for (std::size_t d = 0; d < std::min(dims.size(), v.strides.size()); ++d)
-      if (dims[d] > 1 && v.strides[d] != 0) walks.emplace_back(std::abs(v.strides[d]), dims[d]);
-    std::sort(walks.begin(), walks.end());
-    std::int64_t span = 1;
-    for (auto [stride, size] : walks) {
-      if (stride < span) return true;
-      span += (size - 1) * stride;
-    }
-    return false;
+      if (dims[d] > 1 && v.strides[d] != 0) walks.emplace_back(std::abs(v.strides[d]), dims[d]), points *= dims[d];
+    return elements_of(walks) < points;
   }
   Filled all_of(int slot) const { return {0, p.slot(slot).bytes, p.slot(slot).bytes}; }
   void fill(int slot, const Filled& more) {

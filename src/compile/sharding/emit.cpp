@@ -269,7 +269,7 @@ class Emitter {
     }
   }
   Round& round_of(const Version& s) { return rounds_.at(plan_.body(s.body).loop); }
-  // Of what visits in this turn, or goes home: all blocks, each moved by as many devices as there were turns.
+  // Of what visits in this turn, or is sent back: all blocks, each moved by as many devices as there were turns.
   std::vector<Piece> passed(const Version& s, const Axes& axes, const Sharding& at) {
     const auto size = find_axis(axes, s.hop.axis)->size;
     const auto by = round_of(s).turn * (size / ranks(mesh_, s.hop.over));

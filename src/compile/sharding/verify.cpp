@@ -210,7 +210,7 @@ struct PlanCheck {
     must(kinds.size() < 2, v, "it ends sums of two kinds");
     must(h.kind == Kind::pend || left.partial.empty(), v, "it arrives as {}, and was no sum", v.at);
   }
-  // A block that visits lay elsewhere, cut by the mesh axis that goes round; what goes home was a sum over it.
+  // A block that visits lay elsewhere, cut by the mesh axis that goes round; what is sent back was a sum over it.
   void rounds(const Version& v) const {
     auto& from = plan.version(v.in[0]).at;
     auto& over = plan.loop(plan.body(v.body).loop).round;
