@@ -63,10 +63,9 @@ bool has_unit_strides(const GemmShape& s) {
   return (s.a_stride[1] == 1 || s.a_stride[2] == 1) && (s.b_stride[1] == 1 || s.b_stride[2] == 1) && s.out_stride[2] == 1;
 }
 Product product_of(const GemmShape& s, const void* a, const void* b, void* out, const ShownBlocks& shown = {}) {
-  return {s.m, s.n, s.k, a, s.a_stride[1], s.a_stride[2], b, s.b_stride[1], s.b_stride[2], out, s.out_stride[1], s.out, s.accumulate,
+  return {s.m, s.n, s.k, s.a, a, s.a_stride[1], s.a_stride[2], b, s.b_stride[1], s.b_stride[2], out, s.out_stride[1], s.out, s.accumulate,
           shown};
 }
-const ProductKernel& kernel_of(const GemmShape& s) { return s.a == DType::f32 ? *kernels().product : *narrow_product(); }
 void check(dnnl_status_t status) {
   if (status != dnnl_success) throw Error("[dot] oneDNN could not run a matrix product");
 }
@@ -74,9 +73,9 @@ void check(dnnl_status_t status) {
 }  // namespace
 
 bool is_ours(const GemmShape& s) {
-  if (s.a != s.b) return false;
-  if (s.a == DType::bf16) return narrow_product() && is_small(s) && has_unit_strides(s);
-  return kernels().product && s.a == DType::f32 && s.out == DType::f32 && s.out_stride[2] == 1 && s.m >= 8 && s.n >= 16 && s.k >= 8;
+  const auto* kernel = product_kernel(s.a);
+  if (!kernel || s.a != s.b || (s.out != s.a && s.out != DType::f32) || s.out_stride[2] != 1) return false;
+  return kernel->only_small ? is_small(s) && has_unit_strides(s) : s.m >= 8 && s.n >= 16 && s.k >= 8;
 }
 
 class Gemm {
@@ -141,7 +140,7 @@ std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
 }
 std::int64_t scratch_bytes(const Gemm& gemm) {
   const GemmShape& s = gemm.shape;
-  return s.ours ? kernel_of(s).scratch_bytes(product_of(s, nullptr, nullptr, nullptr)) : static_cast<std::int64_t>(gemm.scratch.get_size());
+  return s.ours ? product_kernel(s.a)->scratch_bytes(product_of(s, nullptr, nullptr, nullptr)) : static_cast<std::int64_t>(gemm.scratch.get_size());
 }
 
 struct GemmCall::Handles {
@@ -166,9 +165,9 @@ void GemmCall::run(const void* a, const void* b, void* out, void* scratch, const
     const auto at = [](auto* p, std::int64_t elements, DType dtype) { return p + elements * haliax::bytes_of(dtype); };
     const auto *first_a = static_cast<const std::byte*>(a), *first_b = static_cast<const std::byte*>(b);
     for (std::int64_t g = 0; g < s.g; ++g)
-      kernel_of(s).run(product_of(s, at(first_a, g * s.a_stride[0], s.a), at(first_b, g * s.b_stride[0], s.b),
-                                  at(static_cast<std::byte*>(out), g * s.out_stride[0], s.out), shown),
-                       scratch);
+      product_kernel(s.a)->run(product_of(s, at(first_a, g * s.a_stride[0], s.a), at(first_b, g * s.b_stride[0], s.b),
+                                          at(static_cast<std::byte*>(out), g * s.out_stride[0], s.out), shown),
+                               scratch);
     return;
   }
   OneThread alone;

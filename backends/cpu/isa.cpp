@@ -55,6 +55,8 @@ const Kernels& kernels() {
   return best;
 }
 
+namespace {
+// Of bf16. Where the machine multiplies bf16 itself, products of oneDNN are faster than ours, which go by f32; elsewhere a fifth as fast.
 const ProductKernel* narrow_product() {
 #if defined(HALIAX_AMX)
   static const bool has_amx = [] {
@@ -66,7 +68,16 @@ const ProductKernel* narrow_product() {
   }();
   if (has_amx) return &amx::kernel();
 #endif
-  return nullptr;
+#if defined(HALIAX_X86)
+  if (__builtin_cpu_supports("avx512bf16") && most() >= Isa::avx512) return nullptr;
+#endif
+  return kernels().product;
+}
+}  // namespace
+
+const ProductKernel* product_kernel(DType type) {
+  static const ProductKernel* const narrow = narrow_product();
+  return type == DType::f32 ? kernels().product : type == DType::bf16 ? narrow : nullptr;
 }
 
 }  // namespace haliax::cpu

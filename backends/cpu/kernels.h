@@ -100,9 +100,11 @@ struct ShownBlocks {
   Side m, n, k;
   bool zero = false;
 };
-// c[m, n] = or += a[m, k] b[k, n]; strides in elements, that of c along n is 1.
+// c[m, n] = or += a[m, k] b[k, n]; strides in elements, that of c along n is 1. Operands are both f32 or both bf16, the result is of
+// their type or f32.
 struct Product {
   std::int64_t m, n, k;
+  DType type;                                    // of a and b
   const void* a;
   std::int64_t a_m, a_k;
   const void* b;
@@ -116,6 +118,7 @@ struct Product {
 struct ProductKernel {
   void (*run)(const Product&, void* scratch);    // at a cache line
   std::int64_t (*scratch_bytes)(const Product&);
+  bool only_small = false;                       // for small products without strides of other than 1, which makes all blocks
 };
 
 // y[n] += sum over k of x[k] w[k, n]: w is f32 or bf16, its rows are those of k, or of n, `pitch` elements apart, and dense.
@@ -152,15 +155,15 @@ struct Kernels {
   Reduction (*reduce)(program::Code, Lane lane, DType result);
   // c[m, 64] += a[m, k] b[k, 64], all dense: for contractions that oneDNN does not do.
   void (*multiply)(Lane lane, void* c, const void* a, const void* b, std::int64_t m, std::int64_t k);
-  const ProductKernel* product;                  // of f32; null where oneDNN is as good
+  const ProductKernel* product;                  // null where oneDNN is as good
   void (*vector_product)(const VectorProduct&);
   void (*running_sums)(const RunningSums&);
 };
 
 const Kernels& kernels();
 
-// Of bf16, into f32 or bf16: of a_m and a_k one is 1, as of b_k and b_n. Null where this machine has no AMX.
-const ProductKernel* narrow_product();
+// Our own kernel for operands of a type, the best for this machine; null where oneDNN is better.
+const ProductKernel* product_kernel(DType);
 
 namespace amx {
 const ProductKernel& kernel();

@@ -213,7 +213,7 @@ void product(const Product& p, void* scratch) {
 }  // namespace
 
 const ProductKernel& kernel() {
-  static constexpr ProductKernel all{product, scratch_bytes};
+  static constexpr ProductKernel all{product, scratch_bytes, true};
   return all;
 }
 

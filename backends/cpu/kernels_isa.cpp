@@ -34,7 +34,7 @@ using program::Code;
 #if defined(__AVX2__)
 #include "kernels_product.inc"
 #else   // not where oneDNN is as good
-constexpr const ProductKernel* product_kernel = nullptr;
+constexpr const ProductKernel* any_product = nullptr;
 #endif
 
 constexpr const char* name_of_isa =
@@ -50,7 +50,7 @@ constexpr const char* name_of_isa =
 
 const Kernels& table() {
   static constexpr Kernels kernels{name_of_isa, find_map,   exp_difference, find_cast,     find_wrap, count_up,
-                                   find_load,   find_store, find_reduction, multiply_lane, product_kernel, vector_product, running_sums};
+                                   find_load,   find_store, find_reduction, multiply_lane, any_product, vector_product, running_sums};
   return kernels;
 }
 

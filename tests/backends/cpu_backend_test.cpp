@@ -72,7 +72,8 @@ TEST_CASE("cpu: products leave out blocks") {
     Case c(seed);
     auto size = [&] { return 16 + c.random.below(300); };
     const std::int64_t sizes[] = {size(), size(), size()};
-    random_contract(c, {2}, {sizes[0]}, {sizes[1]}, {sizes[2]}, DType::f32, DType::f32, seed % 3 == 1, seed % 2 == 0);
+    const DType in = seed % 4 == 3 ? DType::bf16 : DType::f32;
+    random_contract(c, {2}, {sizes[0]}, {sizes[1]}, {sizes[2]}, in, in, seed % 3 == 1, seed % 2 == 0);
     auto& p = c.program.steps[0].contract;
     const int without = seed % 3, row = without == 0 ? 1 : 0, column = without == 2 ? 1 : 2;   // of m, n, k: two have flags
     const std::int64_t block[] = {8 << c.random.below(4), 8 << c.random.below(4)};
@@ -91,28 +92,32 @@ TEST_CASE("cpu: products leave out blocks") {
     p.shown.flags = flags, p.shown.flags.strides = Dims(4, 0), p.shown.zero = c.random.coin();
     if (without != 2) {                            // along k: 0 in one of the operands
       auto& v = without == 1 ? p.a : p.b;
-      auto* x = reinterpret_cast<float*>(c.arguments[without == 1 ? 0 : 1].data()) + v.offset;
+      auto* x = c.arguments[without == 1 ? 0 : 1].data() + v.offset * bytes_of(in);
       for (std::int64_t batch = 0; batch < 2; ++batch)
         for (std::int64_t i = 0; i < sizes[row]; ++i)
           for (std::int64_t k = 0; k < sizes[2]; ++k)
-            if (!is_shown(i, k)) x[batch * v.strides[0] + i * v.strides[std::size_t(1 + row)] + k * v.strides[3]] = 0;
+            if (!is_shown(i, k))
+              std::fill_n(x + (batch * v.strides[0] + i * v.strides[std::size_t(1 + row)] + k * v.strides[3]) * bytes_of(in), bytes_of(in),
+                          std::byte{0});
     }
     INFO("seed ", seed);
     if (without != 2) same_bits(c);
     const auto got = c.run(*cpu::make_cpu_device())[0], want = testing::product(p, c.arguments[0], c.arguments[1], c.results[0]);
     if (without != 2) {
-      CHECK(difference(DType::f32, got, want, 50 * tolerance(DType::f32)) == "");
+      CHECK(difference(in, got, want, 50 * tolerance(in)) == "");
       continue;
     }
     auto at = [&](const Bytes& b, std::int64_t batch, std::int64_t i, std::int64_t j) {
-      return reinterpret_cast<const float*>(b.data())[p.out.offset + batch * p.out.strides[0] + i * p.out.strides[1] + j * p.out.strides[2]];
+      const auto element = p.out.offset + batch * p.out.strides[0] + i * p.out.strides[1] + j * p.out.strides[2];
+      if (in == DType::bf16) return from_bf16(reinterpret_cast<const std::uint16_t*>(b.data())[element]);
+      return reinterpret_cast<const float*>(b.data())[element];
     };
     int wrong = 0;
     for (std::int64_t batch = 0; batch < 2; ++batch)
       for (std::int64_t i = 0; i < sizes[0]; ++i)
         for (std::int64_t j = 0; j < sizes[1]; ++j) {
           const float x = at(got, batch, i, j), y = at(want, batch, i, j), before = at(c.results[0], batch, i, j);
-          const bool right = std::abs(x - y) <= 1e-4f * (1 + std::abs(y)), nothing = x == (p.accumulate ? before : 0.f);
+          const bool right = std::abs(x - y) <= (in == DType::bf16 ? 1e-2f : 1e-4f) * (1 + std::abs(y)), nothing = x == (p.accumulate ? before : 0.f);
           wrong += !right && (is_shown(i, j) || (p.shown.zero && !nothing));
         }
     CHECK(wrong == 0);
@@ -140,6 +145,17 @@ TEST_CASE("cpu: products of columns whose left operand falls on the same lines o
     auto x = random::normal(random::key(1), {K, M}).eval(), w = random::normal(random::key(2), {K, N}).eval();
     auto want = dot(x.astype(DType::f64), w.astype(DType::f64), "k");
     CHECK(max(abs(dot(x, w, "k") - want)).item() < 1e-4);
+  }
+}
+
+// Results in bf16 are rounded once, also where k goes in several blocks, and rows do.
+TEST_CASE("cpu: large products in bf16") {
+  for (unsigned seed = 0; seed < 12; ++seed) {
+    Case c(seed);
+    const Dims m{200 + c.random.below(900)}, n{seed % 3 ? 90 + c.random.below(400) : 64}, k{30 + c.random.below(seed % 2 ? 2000 : 300)};
+    random_contract(c, {}, m, n, k, DType::bf16, seed % 4 == 1 ? DType::f32 : DType::bf16, c.random.coin(), seed % 3 == 2);
+    INFO("seed ", seed);
+    is_product(c);
   }
 }
 

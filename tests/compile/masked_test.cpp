@@ -304,7 +304,7 @@ TEST_CASE("masked: a turn that sees nothing ends before its point-wise steps") {
 TEST_CASE("masked: products of whole arrays leave out blocks, forward and backward") {
   std::int64_t keys = 230;
   SUBCASE("operands are read where they lie") {}
-  SUBCASE("left ones are packed, as their rows clash in caches") { keys = 256; }
+  SUBCASE("whole blocks of keys") { keys = 256; }
   const Axis Pos("q", 200), Keys("k", keys), Groups("group", 2), Size("d", 32);
   auto draw = [&](int seed, const Axes& axes) { return random::normal(random::key(seed), axes).eval(); };
   auto f = [&](const Parts& p, const NamedArray& mask, float fill) {
@@ -337,7 +337,10 @@ TEST_CASE("masked: products of whole arrays leave out blocks, forward and backwa
       CAPTURE(k);
       auto none = isnan(want[k]);
       CHECK(all(none == isnan(got[k])).item() == 1);
-      CHECK(max(where(none, 0.f, abs(got[k] - want[k]))).item() <= 1e-5 * (1 + max(where(none, 0.f, abs(want[k]))).item()));
+      // The loss is a sum of thousands of values of both signs: what is right of it is right in the sum of their magnitudes.
+      const auto size = [](const NamedArray& x) { return where(isnan(x), 0.f, abs(x)); };
+      const auto scale = max(size(want[k])).item() + (k == 0 ? 1e-3 * sum(size(want[1])).item() : 0);
+      CHECK(max(size(got[k] - want[k])).item() <= 1e-5 * (1 + scale));
     }
   }
   // Queries in groups lie along two axes, which no flags go along.
