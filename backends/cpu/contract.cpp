@@ -44,7 +44,7 @@ std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1)
 
 // Blocks for our own kernel, about one for each thread, as its bits do not depend on them: those of the shortest time. A block packs its part
 // of b, which costs some 24 multiplications an element, and reads its rows of a.
-void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices, bool packs_all) {
+void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices, bool only_small) {
   const auto& c = p.choice;
   auto count = [](std::int64_t n, std::int64_t block) { return (n + block - 1) / block; };
   auto block = [&](std::int64_t n, std::int64_t parts, std::int64_t unit) { return parts == 1 ? n : round_up(count(n, parts), unit); };
@@ -57,7 +57,7 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices, 
     if (best >= 0 && time >= best) continue;
     best = time, p.m_block = m, p.n_block = n, p.m_blocks = count(c.m.n, m), p.n_blocks = count(c.n.n, n);
   }
-  if (packs_all && p.m_block * c.k.n > most_packed) {
+  if (only_small && p.m_block * c.k.n > most_packed) {
     p.m_block = block(c.m.n, count(c.m.n, most_packed / c.k.n / 32 * 32), 32);
     p.m_blocks = count(c.m.n, p.m_block);
   }
@@ -67,7 +67,7 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices, 
   }
 }
 // Blocks depend on the problem only. Columns are cut first: a block of them then reads its part of b once.
-void choose_blocks(MatmulPlan& p, bool packs_all) {
+void choose_blocks(MatmulPlan& p, bool only_small) {
   auto& c = p.choice;
   const std::int64_t macs = c.m.n * c.n.n * c.k.n;
   if (macs < (1 << 19) && !c.outer.empty()) {  // small matrices: several in one call
@@ -82,7 +82,7 @@ void choose_blocks(MatmulPlan& p, bool packs_all) {
   p.outer_points = points(c.outer);
   p.k_points = points(c.k_outer);
   const std::int64_t matrices = p.outer_points * p.groups;
-  if (p.ours && p.group == 1) return choose_own_blocks(p, macs, matrices, packs_all);
+  if (p.ours && p.group == 1) return choose_own_blocks(p, macs, matrices, only_small);
   const std::int64_t total = macs * p.k_points * p.outer_points * (p.groups * p.group);
   // At most 16 parts of at least 2 M multiplications: tall ones, 192 columns or more by 512 rows or more, are the fastest for oneDNN.
   std::int64_t parts = 1;

@@ -75,7 +75,8 @@ void check(dnnl_status_t status) {
 bool is_ours(const GemmShape& s) {
   const auto* kernel = product_kernel(s.a);
   if (!kernel || s.a != s.b || (s.out != s.a && s.out != DType::f32) || s.out_stride[2] != 1) return false;
-  return kernel->only_small ? is_small(s) && has_unit_strides(s) : s.m >= 8 && s.n >= 16 && s.k >= 8;
+  if (kernel->only_small) return is_small(s) && has_unit_strides(s);
+  return s.a == DType::f32 ? s.m >= 8 && s.n >= 16 && s.k >= 8 : s.m >= 2 && s.n >= 4 && s.k >= 4;   // the others widen it slowly
 }
 
 class Gemm {

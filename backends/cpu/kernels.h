@@ -118,7 +118,7 @@ struct Product {
 struct ProductKernel {
   void (*run)(const Product&, void* scratch);    // at a cache line
   std::int64_t (*scratch_bytes)(const Product&);
-  bool only_small = false;                       // for small products without strides of other than 1, which makes all blocks
+  bool only_small = false;                       // packs all rows of a at once, takes strides of 1 alone, and does not look at `shown`
 };
 
 // y[n] += sum over k of x[k] w[k, n]: w is f32 or bf16, its rows are those of k, or of n, `pitch` elements apart, and dense.

@@ -3,7 +3,10 @@
 // copies.
 #include <math.h>
 #if defined(__AVX2__)
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"   // in it, of gcc 12
 #include <immintrin.h>
+#pragma GCC diagnostic pop
 #endif
 
 #include <algorithm>
@@ -34,7 +37,7 @@ using program::Code;
 #if defined(__AVX2__)
 #include "kernels_product.inc"
 #else   // not where oneDNN is as good
-constexpr const ProductKernel* any_product = nullptr;
+constexpr const ProductKernel* product_or_none = nullptr;
 #endif
 
 constexpr const char* name_of_isa =
@@ -50,7 +53,7 @@ constexpr const char* name_of_isa =
 
 const Kernels& table() {
   static constexpr Kernels kernels{name_of_isa, find_map,   exp_difference, find_cast,     find_wrap, count_up,
-                                   find_load,   find_store, find_reduction, multiply_lane, any_product, vector_product, running_sums};
+                                   find_load,   find_store, find_reduction, multiply_lane, product_or_none, vector_product, running_sums};
   return kernels;
 }
 

@@ -303,7 +303,7 @@ TEST_CASE("masked: a turn that sees nothing ends before its point-wise steps") {
 // are not 0 are found when the program runs, and all is made.
 TEST_CASE("masked: products of whole arrays leave out blocks, forward and backward") {
   std::int64_t keys = 230;
-  SUBCASE("operands are read where they lie") {}
+  SUBCASE("the last block of keys is a part of one") {}
   SUBCASE("whole blocks of keys") { keys = 256; }
   const Axis Pos("q", 200), Keys("k", keys), Groups("group", 2), Size("d", 32);
   auto draw = [&](int seed, const Axes& axes) { return random::normal(random::key(seed), axes).eval(); };
