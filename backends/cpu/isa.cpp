@@ -56,6 +56,7 @@ const Kernels& kernels() {
 }
 
 namespace {
+
 // Of bf16. With AMX our own for small products, with other instructions for bf16 none, as oneDNN has them all; without any of them our own,
 // which goes by f32: four times as fast as oneDNN's.
 const ProductKernel* narrow_product() {
@@ -74,6 +75,7 @@ const ProductKernel* narrow_product() {
 #endif
   return kernels().product;
 }
+
 }  // namespace
 
 const ProductKernel* product_kernel(DType type) {
