@@ -25,7 +25,7 @@ using program::offset_at;
 using program::points;
 
 struct MatmulPlan {
-  bool ours = false;     // by our own kernel
+  const ProductKernel* kernel = nullptr;    // our own; null: oneDNN's
   program::MatrixProducts choice;
   std::int64_t group = 1, outer_points = 1, k_points = 1;
   std::int64_t m_block = 1, n_block = 1, m_blocks = 1, n_blocks = 1, groups = 1;
@@ -44,7 +44,7 @@ std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1)
 
 // Blocks for our own kernel, about one for each thread, as its bits do not depend on them: those of the shortest time. A block packs its part
 // of b, which costs some 24 multiplications an element, and reads its rows of a.
-void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices, bool only_small) {
+void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) {
   const auto& c = p.choice;
   auto count = [](std::int64_t n, std::int64_t block) { return (n + block - 1) / block; };
   auto block = [&](std::int64_t n, std::int64_t parts, std::int64_t unit) { return parts == 1 ? n : round_up(count(n, parts), unit); };
@@ -57,7 +57,7 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices, 
     if (best >= 0 && time >= best) continue;
     best = time, p.m_block = m, p.n_block = n, p.m_blocks = count(c.m.n, m), p.n_blocks = count(c.n.n, n);
   }
-  if (only_small && p.m_block * c.k.n > most_packed) {
+  if (p.kernel->only_small && p.m_block * c.k.n > most_packed) {
     p.m_block = block(c.m.n, count(c.m.n, most_packed / c.k.n / 32 * 32), 32);
     p.m_blocks = count(c.m.n, p.m_block);
   }
@@ -67,7 +67,7 @@ void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices, 
   }
 }
 // Blocks depend on the problem only. Columns are cut first: a block of them then reads its part of b once.
-void choose_blocks(MatmulPlan& p, bool only_small) {
+void choose_blocks(MatmulPlan& p) {
   auto& c = p.choice;
   const std::int64_t macs = c.m.n * c.n.n * c.k.n;
   if (macs < (1 << 19) && !c.outer.empty()) {  // small matrices: several in one call
@@ -82,7 +82,7 @@ void choose_blocks(MatmulPlan& p, bool only_small) {
   p.outer_points = points(c.outer);
   p.k_points = points(c.k_outer);
   const std::int64_t matrices = p.outer_points * p.groups;
-  if (p.ours && p.group == 1) return choose_own_blocks(p, macs, matrices, only_small);
+  if (p.kernel && p.group == 1) return choose_own_blocks(p, macs, matrices);
   const std::int64_t total = macs * p.k_points * p.outer_points * (p.groups * p.group);
   // At most 16 parts of at least 2 M multiplications: tall ones, 192 columns or more by 512 rows or more, are the fastest for oneDNN.
   std::int64_t parts = 1;
@@ -117,7 +117,7 @@ GemmShape gemm_shape(const MatmulPlan& p, const Contract& c, std::int64_t g, std
   s.b = p.choice.swapped ? c.a.dtype : c.b.dtype;
   s.out = c.out.dtype;
   s.accumulate = accumulate;
-  s.ours = p.ours;
+  s.ours = p.kernel != nullptr;
   return s;
 }
 
@@ -132,8 +132,8 @@ std::unique_ptr<MatmulPlan> plan_matmul(const Contract& c, int threads) {
   auto p = std::make_unique<MatmulPlan>();
   p->threads = threads;
   p->choice = *choice;
-  p->ours = is_ours(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, c.accumulate));
-  choose_blocks(*p, p->ours && product_kernel(c.a.dtype)->only_small);
+  if (is_ours(gemm_shape(*p, c, 1, choice->m.n, choice->n.n, c.accumulate))) p->kernel = product_kernel(c.a.dtype);
+  choose_blocks(*p);
   const std::int64_t m_edge = p->choice.m.n - (p->m_blocks - 1) * p->m_block,
                      n_edge = p->choice.n.n - (p->n_blocks - 1) * p->n_block;
   const std::int64_t g_edge = p->group_dim.n - (p->groups - 1) * p->group;
@@ -223,7 +223,7 @@ class MatmulStep final : public CompiledStep {
   std::optional<ShownBlocks> blocks() const {
     auto& s = contract_.shown;
     auto& c = plan_->choice;
-    if (s.flags.slot < 0 || !plan_->ours || plan_->group != 1 || plan_->k_points != 1 || product_kernel(contract_.a.dtype)->only_small) return {};
+    if (s.flags.slot < 0 || !plan_->kernel || plan_->kernel->only_small || plan_->group != 1 || plan_->k_points != 1) return {};
     ShownBlocks out;
     out.zero = s.zero;
     auto goes_along = [](ShownBlocks::Side& side, const program::Contract::Shown::Flags& flags, const program::Dims& dims, const MatrixDim& d) {

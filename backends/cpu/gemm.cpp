@@ -60,7 +60,7 @@ bool is_small(const GemmShape& s) {
   return s.m * s.k <= most_packed && s.n * s.k <= most_packed;
 }
 bool has_unit_strides(const GemmShape& s) {
-  return (s.a_stride[1] == 1 || s.a_stride[2] == 1) && (s.b_stride[1] == 1 || s.b_stride[2] == 1) && s.out_stride[2] == 1;
+  return (s.a_stride[1] == 1 || s.a_stride[2] == 1) && (s.b_stride[1] == 1 || s.b_stride[2] == 1);
 }
 Product product_of(const GemmShape& s, const void* a, const void* b, void* out, const ShownBlocks& shown = {}) {
   return {s.m, s.n, s.k, s.a, a, s.a_stride[1], s.a_stride[2], b, s.b_stride[1], s.b_stride[2], out, s.out_stride[1], s.out, s.accumulate,
@@ -141,7 +141,8 @@ std::shared_ptr<const Gemm> find_gemm(const GemmShape& shape) {
 }
 std::int64_t scratch_bytes(const Gemm& gemm) {
   const GemmShape& s = gemm.shape;
-  return s.ours ? product_kernel(s.a)->scratch_bytes(product_of(s, nullptr, nullptr, nullptr)) : static_cast<std::int64_t>(gemm.scratch.get_size());
+  if (s.ours) return product_kernel(s.a)->scratch_bytes(product_of(s, nullptr, nullptr, nullptr));
+  return static_cast<std::int64_t>(gemm.scratch.get_size());
 }
 
 struct GemmCall::Handles {

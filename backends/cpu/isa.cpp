@@ -57,8 +57,8 @@ const Kernels& kernels() {
 
 namespace {
 
-// Of bf16. With AMX our own for small products, with other instructions for bf16 none, as oneDNN has them all; without any of them our own,
-// which goes by f32: four times as fast as oneDNN's.
+// Of bf16. With AMX one for small products. Where there are other instructions for bf16 all products go to oneDNN, which uses them; where
+// there are none, to the kernel that goes by f32, which is four times as fast as oneDNN.
 const ProductKernel* narrow_product() {
 #if defined(HALIAX_AMX)
   const bool has_amx = [] {
