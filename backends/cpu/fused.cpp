@@ -215,22 +215,27 @@ class FusedStep final : public CompiledStep {
         play(tape);
       }
     }
-    // What any mask shows of the row, and some points more: the last one stands for those that are left out. 0: all.
+    // What any mask shows of any row, and some points more: the last one stands for those that are left out. 0: all.
     std::int64_t points_shown() const {
       constexpr std::int64_t unit = 16;
       std::int64_t most = 0;
       for (const RowMask& mask : plan_.row_masks) {
-        std::int64_t value = mask.constant, step = 0;
+        std::int64_t value = mask.constant;      // at a row's first point
+        std::int64_t step = 0, grows[max_dims] = {};   // from point to point, down; from row to row
         bool near = true;
         for (auto [number, sign] : mask.positions) {
           const Access& iota = plan_.accesses[static_cast<std::size_t>(number)];
-          std::int64_t at = step_.bases_[static_cast<std::size_t>(number)].start;
-          for (int d = 0; d < plan_.outer_dims; ++d) at += tile_.at[d] * iota.strides[static_cast<std::size_t>(d)];
+          std::int64_t at = step_.bases_[static_cast<std::size_t>(number)].start, reach = 0;
+          for (int d = 0; d < plan_.outer_dims; ++d) {
+            const std::int64_t stride = iota.strides[static_cast<std::size_t>(d)];
+            at += tile_.at[d] * stride, reach += (tile_.size[d] - 1) * std::abs(stride), grows[d] += sign * stride;
+          }
           const std::int64_t stride = iota.strides[static_cast<std::size_t>(plan_.dims - 1)];
-          near &= std::abs(at) + std::abs(stride) * plan_.inner_points < far_position;
+          near &= std::abs(at) + reach + std::abs(stride) * plan_.inner_points < far_position;
           value += sign * at, step -= sign * stride;
         }
         if (!near) return 0;
+        for (int d = 0; d < plan_.outer_dims; ++d) value += (tile_.size[d] - 1) * std::max<std::int64_t>(0, grows[d]);
         const std::int64_t points = mask.or_equal ? value / step + 1 : (value + step - 1) / step;
         most = std::max(most, value < 0 ? 0 : points);
       }
@@ -243,8 +248,15 @@ class FusedStep final : public CompiledStep {
         const Access& access = plan_.accesses[static_cast<std::size_t>(number)];
         const std::int64_t bytes = haliax::bytes_of(access.dtype), step = access.strides[static_cast<std::size_t>(plan_.dims - 1)];
         std::int64_t last = (shown_ - 1) * step;
-        for (int d = 0; d < plan_.outer_dims; ++d) last += tile_.at[d] * access.strides[static_cast<std::size_t>(d)];
-        repeat(step_.bases_[static_cast<std::size_t>(number)].memory + last * bytes, bytes, step, left);
+        Runs rows;
+        for (int d = 0; d < plan_.outer_dims; ++d) {
+          last += tile_.at[d] * access.strides[static_cast<std::size_t>(d)];
+          rows.add(tile_.size[d], access.strides[static_cast<std::size_t>(d)]);
+        }
+        std::byte* const memory = step_.bases_[static_cast<std::size_t>(number)].memory + last * bytes;
+        rows.each([&](std::int64_t offset, std::int64_t, std::int64_t stride, std::int64_t n) {
+          for (std::int64_t r = 0; r < n; ++r) repeat(memory + (offset + r * stride) * bytes, bytes, step, left);
+        });
       }
     }
     // Writes x to the n places behind it.
@@ -322,12 +334,13 @@ class FusedStep final : public CompiledStep {
           return;
       }
     }
-    // At the point that stands for those left out.
+    // At the points that stand for those left out.
     void expect_zero(const Op& op) {
+      if (shown_ == 0) return;
       const void* x = value(op.in[0]);
-      const auto last = tile_.inner - 1;
-      const bool is_zero = cpu::bytes_of(op.lane) == 4 ? static_cast<const float*>(x)[last] == 0 : static_cast<const double*>(x)[last] == 0;
-      hides_more_ |= shown_ > 0 && !is_zero;
+      const bool wide = cpu::bytes_of(op.lane) == 8;
+      for (auto last = tile_.inner - 1; last < tile_.outer * tile_.inner; last += tile_.inner)
+        hides_more_ |= wide ? static_cast<const double*>(x)[last] != 0 : static_cast<const float*>(x)[last] != 0;
     }
     void call(const Op& op, void* out, const void* const* in, std::int64_t n) {
       if (op.fetching) op.fetching(out, in, n, ahead_);

@@ -306,8 +306,7 @@ class Planner {
       bool keep = may_keep_ && p.inner_points <= 4 * tile_;
       p.inner_box = cut(p.outer_dims, p.dims, keep ? std::max<std::int64_t>(1, p.inner_points) : tile_);
       std::int64_t rows = p.inner_box * 4 <= tile_ ? tile_ / p.inner_box : 1;
-      if (masked_) rows = 1;   // each as far as its own masks show it
-      else if (may_join_) rows = std::max(rows, std::min(rows_at_once(), p.outer_points / 16));
+      if (may_join_) rows = std::max(rows, std::min(rows_at_once(), p.outer_points / 16));
       p.outer_box = cut(0, p.outer_dims, p.inner_box < p.inner_points ? 1 : rows);
     }
     p.inner_box = p.outer_box = 1;
@@ -424,7 +423,8 @@ class Planner {
   int filled(int i, Extent extent, int where) {
     const Info& me = info(i);
     if (box_points(me.extent) == box_points(extent)) return me.value;
-    int home = me.uniform || (me.fixed && !plan_.lanes) ? home_of(me, where) : where;   // a shorter tile has shorter lanes
+    const bool may_be_shorter = plan_.lanes || (masked_ && plan_.outer_box > 1);   // lanes, or rows, lie nearer then
+    int home = me.uniform || (me.fixed && !may_be_shorter) ? home_of(me, where) : where;
     int& cached = filled_[{me.value, extent, home}];
     if (cached > 0) return cached;
     Op& op = push(home, me.extent == Extent::one ? Op::splat : Op::expand, extent, lane_of(instr(i).dtype));

@@ -74,6 +74,7 @@ TEST_CASE("cpu masked rows: what hides the end of a row is found") {
   CHECK(rows->zero == std::vector{causal.exp});
   auto plan = cpu::plan_fused(causal.fused, nullptr);
   CHECK(plan.row_masks.size() == 1);
+  CHECK(plan.outer_box > 1);                           // rows go together, as far as any of them is shown
   CHECK(plan.filled.size() == 1);
   CHECK(!cpu::masked_rows(Softmax(false, false).fused, 1));   // the start of a row is hidden
   CHECK(!cpu::masked_rows(Softmax(true, true).fused, 1));     // hidden points differ
@@ -84,9 +85,10 @@ TEST_CASE("cpu masked rows: what hides the end of a row is found") {
 
 TEST_CASE("cpu masked rows: softmax and its gradient, of masks of many kinds") {
   const float none = std::numeric_limits<float>::infinity();
-  auto softmax_of = [](float fill) {
-    return [fill](const NamedArray& seen, const NamedArray& x) {
+  auto softmax_of = [](float fill, bool alone) {         // alone: the masked scores are made in its kernel, and nowhere else
+    return [=](const NamedArray& seen, const NamedArray& x) {
       auto f = [&](const NamedArray& x) { return softmax(where(seen, x, fill), "k"); };
+      if (alone) return Leaves{f(x)};
       auto slope = grad([&](const NamedArray& x) { return sum(sin(f(x)) * x); })(x);
       return Leaves{f(x), slope, max(where(seen, x, fill), "k"), logsumexp(where(seen, x, fill), "k"), sum(where(seen, x, 0.f), "k")};
     };
@@ -95,6 +97,8 @@ TEST_CASE("cpu masked rows: softmax and its gradient, of masks of many kinds") {
   const std::pair<const char*, Mask> masks[] = {
       {"causal", [](auto& q, auto& k) { return k <= q; }},
       {"before", [](auto& q, auto& k) { return k < q; }},                     // the first row sees nothing
+      {"backwards", [](auto& q, auto& k) { return k + q <= 500; }},           // each row sees less than the one before
+      {"backwards, too", [](auto& q, auto& k) { return k + q <= 501; }},
       {"late", [](auto& q, auto& k) { return k <= q - 100; }},
       {"early", [](auto& q, auto& k) { return k + 3 <= q + 80; }},
       {"all", [](auto& q, auto& k) { return k < q + 600; }},
@@ -109,7 +113,7 @@ TEST_CASE("cpu masked rows: softmax and its gradient, of masks of many kinds") {
   for (auto& [name, mask] : masks)
     for (float fill : {-1e9f, -none, -5.f, 0.f}) {
       CAPTURE(fill);
-      same(name, mask, softmax_of(fill), x);
+      for (bool alone : {true, false}) same(name, mask, softmax_of(fill, alone), x);
     }
 }
 
@@ -134,4 +138,27 @@ TEST_CASE("cpu masked rows: bf16, what is not a number in hidden places, two mas
       auto causal = broadcast_axis(arange(K), Q) <= broadcast_axis(arange(Q), K);
       return Leaves{max(where(seen, x, -3.f) + where(causal, x - 50.f, -2.f), "k")};
     }, x);
+}
+
+TEST_CASE("cpu masked rows: rows of several dims, each with a mask of its own") {
+  const Axis H("h", 3), Few("q", 37);
+  auto x = random::normal(random::key(3), {H, Few, K}).eval();
+  auto of = [&](const NamedArray& h, const NamedArray& q, const NamedArray& k) {
+    auto times = [](int n, const NamedArray& x) {          // by additions, which a mask is made of
+      auto sum = x;
+      while (--n > 0) sum = sum + x;
+      return sum;
+    };
+    auto f = [&](const NamedArray& x) { return softmax(where(k <= times(3, q) + times(3, h) + 200, x, -1e9f), "k"); };
+    return Leaves{f(x), grad([&](const NamedArray& x) { return sum(f(x) * f(x)); })(x),
+                  sum(where(k + times(3, h) <= times(3, q) + 50, x, 0.f), "k"),
+                  sum(where(k <= times(5, q) + h, sqrt(k.astype(DType::f32)), 0.f), "k")};   // the same in each row
+  };
+  auto every = [&](const NamedArray& n) { return broadcast_to(n, {H, Few, K}); };
+  auto got = jit([&](const NamedArray&) { return of(every(arange(H)), every(arange(Few)), every(arange(K))); })(x);
+  auto want = of(every(arange(H)).eval(), every(arange(Few)).eval(), every(arange(K)).eval());
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    CAPTURE(i);
+    CHECK(max(abs(got[i] - want[i])).item() <= 2e-6 * (1 + max(abs(want[i])).item()));
+  }
 }
