@@ -5,6 +5,7 @@
 
 #include "backends/cpu/unmasked.h"
 #include "haliax/haliax.h"
+#include "runtime/run.h"
 
 using namespace haliax;
 using cpu::Unmasked;
@@ -127,4 +128,31 @@ TEST_CASE("cpu unmasked: attention is what it is as a whole") {
     auto walked = all(-1), whole = all(most_bytes);
     for (std::size_t i = 0; i < whole.size(); ++i) CHECK(max(abs(walked[i] - whole[i])).item() <= 4e-5 * (1 + max(abs(whole[i])).item()));
   }
+}
+
+// A position in a loop around the walk over keys is known like any other, and lies nowhere in memory.
+TEST_CASE("cpu unmasked: tiles of a long causal text know where all is seen") {
+  const Axis Heads("heads", 2), Pos("q", 8192), Keys("k", 8192), Size("d", 64);
+  using Three = std::array<NamedArray, 3>;
+  auto of = [&](const Axis& pos) { return random::normal(random::key(1), {Heads, pos, Size}); };
+  auto gradients = grad([&](const Three& t) {
+    return sum(sin(nn::dot_product_attention(Keys, Size, t[0], t[1], t[2], {.mask = nn::causal_mask(Pos, Keys)})));
+  })(Three{of(Pos), of(Keys), of(Keys)});
+  Nodes roots;
+  for (auto& g : gradients) roots.push_back(g.node());
+  const auto compiled = compile(roots, "cpu");
+  int tiles = 0, masked = 0;
+  auto look = [&](const std::vector<program::Step>& steps, const auto& again) -> void {
+    for (auto& s : steps) {
+      again(s.loop.body, again);
+      if (s.kind != program::Kind::fused) continue;
+      const auto& code = s.fused.code;
+      const bool compares = std::any_of(code.begin(), code.end(), [](auto& i) { return i.code == Code::less_equal && i.inner; });
+      const bool is_tile = compares && program::points(s.fused.dims) >= 4096;
+      tiles += is_tile, masked += is_tile && !Unmasked(s.fused).exists();
+    }
+  };
+  look(compiled.program->steps, look);
+  CHECK(tiles >= 2);                                     // of each pass
+  CHECK(masked == 0);
 }

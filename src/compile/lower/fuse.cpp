@@ -107,7 +107,8 @@ struct Builder {
         bool memory = is_step(*n) || (is_view(*n) && !transparent(*n));
         // Filled in, not read: zeros, and what a carry starts from.
         bool filled = (n->op->accumulates && k == 0 && prim::is_number(x, 0)) || (n->op == &kLoop && prim::is_number(x));
-        bool term = is_view(*n) && (x->op == &prim::kIndex || (k > 0 && prim::is_number(x)));
+        bool at_index = x->op == &prim::kIndex && (is_view(*n) || n->op == &kLoop);
+        bool term = at_index || (is_view(*n) && k > 0 && prim::is_number(x));
         if (memory && !filled && !term) keep(x);
       }
     }
