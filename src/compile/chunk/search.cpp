@@ -97,7 +97,7 @@ std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const 
 }
 
 constexpr std::int64_t kWholeRows = 64;        // queries whose scores are made in whole rows
-constexpr std::int64_t kTileRows = 128, kTileColumns = 768;   // queries, and keys, where a core's cache cannot hold those
+constexpr std::int64_t kTileRows = 256, kTileColumns = 384;   // queries, and keys, where a core's cache cannot hold those
 constexpr std::int64_t kMostVisits = 4 << 20;   // bytes of a block of keys and values that comes from another device
 
 // ---- the search ----
