@@ -56,14 +56,11 @@ TEST_CASE("proof: what a rank plans of 4096 devices takes as long as what it pla
   const Mapping parameters{{"embed", "data"}, {"mlp", "model"}, {"heads", "model"}},
       inside{{"batch", "data"}, {"mlp", "model"}, {"heads", "model"}};
   auto seconds = [&](int data, int model) {
-    double best = 1e9;
-    for (int again = 0; again < 3; ++again) {
-      const auto r = testing::plan_training(gpt, Mesh{{{"data", data}, {"model", model}}}, parameters, inside, {});
-      best = std::min(best, r.trace_s + r.compile_s);
-    }
-    return best;
+    const auto r = testing::plan_training(gpt, Mesh{{{"data", data}, {"model", model}}}, parameters, inside, {});
+    return r.trace_s + r.compile_s;
   };
-  const double many = seconds(512, 8), few = seconds(4, 2);
+  double many = 1e9, few = 1e9;                  // in turn: whoever else uses the machine slows both
+  for (int again = 0; again < 3; ++again) few = std::min(few, seconds(4, 2)), many = std::min(many, seconds(512, 8));
   CHECK(many < (sanitized ? 30 : 3));
   CHECK(many < (sanitized ? 4 : 1.5) * few);
 }
