@@ -74,6 +74,13 @@ Nodes without_bodies(Nodes level) {
   return level;
 }
 
+std::unordered_set<const Loop*> loops_of_level(const Nodes& roots, const Node* index) {
+  std::unordered_set<const Loop*> loops;
+  for (auto& n : without_bodies(level_of(roots, index)))
+    if (n->op == &kLoop) loops.insert(&loop_of(*n));
+  return loops;
+}
+
 Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
   auto now = [&](const NodePtr& n) {
     if (!n) return n;

@@ -36,6 +36,7 @@ Nodes everything(const Nodes& roots);
 // the same in all turns enters by; inputs first, with the bodies of their loops.
 Nodes level_of(const Nodes& roots, const Node* index);
 Nodes without_bodies(Nodes level);   // of its loops
+std::unordered_set<const Loop*> loops_of_level(const Nodes& roots, const Node* index);   // those in their bodies are deeper
 bool is_border(const Node&);   // of a region of chunks: enter, or leave
 // What lies in a region of chunks, of nodes with inputs first: made of what enters one, and has not left.
 std::unordered_set<const Node*> between_borders(const Nodes&);

@@ -274,13 +274,13 @@ struct Walker {
   Nodes operator()(Nodes roots, const Node* index, int depth) const {
     while (auto now = bordered_once(roots, index, depth)) roots = std::move(*now);
     // What a gradient is taken by must stay the node that it is: nothing below it changes.
-    std::unordered_set<const Loop*> kept;
+    auto loops = loops_of_level(roots, index);
     if (!index && !of.empty()) {
       auto above = made_of(roots, of);
       for (auto& n : level_of(roots, nullptr))
-        if (n->op == &kLoop && !above.count(n.get())) kept.insert(&loop_of(*n));
+        if (n->op == &kLoop && !above.count(n.get())) loops.erase(&loop_of(*n));
     }
-    return in_bodies(roots, index, [&](const Loop& l) { return !kept.count(&l); },
+    return in_bodies(roots, index, [&](const Loop& l) { return loops.count(&l) > 0; },
                      [&](const Nodes& values, const Node* i) { return (*this)(values, i, depth + 1); });
   }
 };

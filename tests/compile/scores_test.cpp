@@ -608,3 +608,37 @@ TEST_CASE("scores: less a mean of theirs") {
     same({tiled.first, tiled.second}, {whole.first, whole.second}, 1e-5);
   }
 }
+
+// Borders of scores say how many loops are around them: those of the innermost one lie in it alone.
+TEST_CASE("scores: attention in a loop in a loop") {
+  const Axis L("l", 2), M("m", 3), N("n", 2);
+  const auto y = draw(2, {K, D});
+  auto step = [=](In x, In turn) {               // with a mask of the turns of all loops around
+    auto q = broadcast_axis(arange(Q), K), k = broadcast_axis(arange(K), Q);
+    auto s = where((k <= q) | (k < (turn + 1) * 3), dot(x, y, "d"), -1e9f);
+    return x + dot(softmax(s, "k"), y, "k");
+  };
+  auto two = [=](In x) {
+    return fold([=](In x, In i) { return fold([=](In x, In j) { return step(x, i + j); }, M)(x, arange(M)); }, L)(x, arange(L));
+  };
+  auto three = [=](In x) {
+    return fold([=](In x, In n) {
+      return fold([=](In x, In i) { return fold([=](In x, In j) { return step(x, n + i + j); }, M)(x, arange(M)); }, L)(x, arange(L));
+    }, N)(x, arange(N));
+  };
+  const auto x = draw(1, {Q, D});
+  auto check = [&](auto& f) {
+    auto all = [=](In x) {
+      auto [value, slope] = value_and_grad([=](In x) { return sum(sin(f(x))); })(x);
+      return Leaves{value, slope};
+    };
+    const auto want = jit(all, {.scores_budget = most_bytes})(x);
+    for (std::int64_t budget : {0, -1}) {
+      CAPTURE(budget);
+      auto walked = jit(all, {.scores_budget = budget});
+      same(walked(x), want, 2e-5);
+      CHECK(walked.report().chunked.size() > 0);
+    }
+  };
+  check(two), check(three);
+}

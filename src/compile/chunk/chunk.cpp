@@ -66,10 +66,8 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool ring, s
     }
     Nodes operator()(Nodes roots, const Node* index, int depth) const {
       auto inside = [&](bool region, int inner_depth) {
-        std::unordered_set<const Loop*> here;    // the other loops of this level: those in them are deeper
-        for (auto& n : region ? Nodes() : without_bodies(level_of(roots, index)))
-          if (n->op == &kLoop && !of_region(loop_of(*n))) here.insert(&loop_of(*n));
-        return in_bodies(roots, index, [&](const Loop& l) { return region ? of_region(l) : here.count(&l) > 0; },
+        const auto here = loops_of_level(roots, index);
+        return in_bodies(roots, index, [&](const Loop& l) { return region ? of_region(l) : here.count(&l) > 0 && !of_region(l); },
                          [&](const Nodes& values, const Node* i) { return (*this)(values, i, inner_depth); });
       };
       for (;;) {
