@@ -144,7 +144,7 @@ class FusedStep final : public CompiledStep {
     void whole(std::int64_t box, std::int64_t first, std::int64_t end) {
       tile_.set_outer(plan_, box);
       if (box + 1 < end) next_.set_outer(plan_, box + 1);
-      // Where one row hid more than zeros, others will, too.
+      // Where the rows of one box hid more than zeros, those of others will, too.
       shown_ = plan_.row_masks.empty() || hides_more_ ? 0 : points_shown();
       walk(box, first, end);
       if (shown_ == 0) return;
@@ -220,15 +220,18 @@ class FusedStep final : public CompiledStep {
       constexpr std::int64_t unit = 16;
       std::int64_t most = 0;
       for (const RowMask& mask : plan_.row_masks) {
-        std::int64_t value = mask.constant;      // at a row's first point
-        std::int64_t step = 0, grows[max_dims] = {};   // from point to point, down; from row to row
+        std::int64_t value = mask.constant;      // at the first point of the first row
+        std::int64_t step = 0;                   // by so much it falls from point to point
+        std::int64_t grows[max_dims] = {};       // and grows from row to row, along each dim
         bool near = true;
         for (auto [number, sign] : mask.positions) {
           const Access& iota = plan_.accesses[static_cast<std::size_t>(number)];
           std::int64_t at = step_.bases_[static_cast<std::size_t>(number)].start, reach = 0;
           for (int d = 0; d < plan_.outer_dims; ++d) {
             const std::int64_t stride = iota.strides[static_cast<std::size_t>(d)];
-            at += tile_.at[d] * stride, reach += (tile_.size[d] - 1) * std::abs(stride), grows[d] += sign * stride;
+            at += tile_.at[d] * stride;
+            reach += (tile_.size[d] - 1) * std::abs(stride);
+            grows[d] += sign * stride;
           }
           const std::int64_t stride = iota.strides[static_cast<std::size_t>(plan_.dims - 1)];
           near &= std::abs(at) + reach + std::abs(stride) * plan_.inner_points < far_position;

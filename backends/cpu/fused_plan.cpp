@@ -423,7 +423,7 @@ class Planner {
   int filled(int i, Extent extent, int where) {
     const Info& me = info(i);
     if (box_points(me.extent) == box_points(extent)) return me.value;
-    const bool may_be_shorter = plan_.lanes || (masked_ && plan_.outer_box > 1);   // lanes, or rows, lie nearer then
+    const bool may_be_shorter = plan_.lanes || (masked_ && plan_.outer_box > 1);   // a tile, and then its pitch is another
     int home = me.uniform || (me.fixed && !may_be_shorter) ? home_of(me, where) : where;
     int& cached = filled_[{me.value, extent, home}];
     if (cached > 0) return cached;

@@ -153,6 +153,6 @@ TEST_CASE("cpu unmasked: tiles of a long causal text know where all is seen") {
     }
   };
   look(compiled.program->steps, look);
-  CHECK(tiles >= 2);                                     // of each pass
+  CHECK(tiles >= 2);                                     // the walk forward has one, and the gradient
   CHECK(masked == 0);
 }
