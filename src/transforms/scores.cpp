@@ -273,8 +273,8 @@ struct Walker {
   }
   Nodes operator()(Nodes roots, const Node* index, int depth) const {
     while (auto now = bordered_once(roots, index, depth)) roots = std::move(*now);
-    // What a gradient is taken by must stay the node that it is: nothing below it changes.
     auto loops = loops_of_level(roots, index);
+    // What a gradient is taken by must stay the node that it is: nothing below it changes.
     if (!index && !of.empty()) {
       auto above = made_of(roots, of);
       for (auto& n : level_of(roots, nullptr))

@@ -66,7 +66,7 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool ring, s
     }
     Nodes operator()(Nodes roots, const Node* index, int depth) const {
       auto inside = [&](bool region, int inner_depth) {
-        const auto here = loops_of_level(roots, index);
+        const auto here = region ? std::unordered_set<const Loop*>() : loops_of_level(roots, index);
         return in_bodies(roots, index, [&](const Loop& l) { return region ? of_region(l) : here.count(&l) > 0 && !of_region(l); },
                          [&](const Nodes& values, const Node* i) { return (*this)(values, i, inner_depth); });
       };

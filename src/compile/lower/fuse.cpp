@@ -107,6 +107,7 @@ struct Builder {
         bool memory = is_step(*n) || (is_view(*n) && !transparent(*n));
         // Filled in, not read: zeros, and what a carry starts from.
         bool filled = (n->op->accumulates && k == 0 && prim::is_number(x, 0)) || (n->op == &kLoop && prim::is_number(x));
+        // A term of the place that it says: an index, by a view or in the body of a loop inside; a number, by a view.
         bool at_index = x->op == &prim::kIndex && (is_view(*n) || n->op == &kLoop);
         bool term = at_index || (is_view(*n) && k > 0 && prim::is_number(x));
         if (memory && !filled && !term) keep(x);
