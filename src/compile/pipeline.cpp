@@ -68,6 +68,11 @@ const Pass kPasses[] = {
        c.roots = std::move(mine.roots), c.inputs = std::move(mine.inputs);
      }},
     // ---- the graph of one device ----
+    {"batch_turns", "walks batches of products whose results others read", Stage::device, true,
+     [](Compilation& c) {
+       const double lane = c.options.device ? c.options.device->machine().lane : 0;
+       if (c.options.walks_batches && lane > 0) c.roots = batch_turns(c.roots, lane, c.options.workers);
+     }},
     {"softmax_products", "takes the sums of a softmax out of its products", Stage::device, true,
      [](Compilation& c) { c.roots = softmax_products(c.roots); }},
     {"row_products", "makes products of row with row sums, point by point", Stage::device, true,
@@ -224,6 +229,7 @@ Try chunk_trial(program::Device* device) {
   constexpr int workers = 2;   // what is chosen does not depend on how many threads there are
   return [device](const Nodes& roots, const Nodes& inputs, int depth) {
     Compilation c{roots, inputs, {.device = device, .workers = workers, .chunk_depth = depth, .from = "chunk"}};
+    c.options.walks_batches = false;
     run(c);
     return Tried{c.roots, c.program, c.spared, device ? device->machine() : program::Machine()};
   };

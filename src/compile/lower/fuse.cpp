@@ -353,14 +353,25 @@ struct Builder {
       if (parts.size() < 2) continue;            // a place among zeros
       for (auto& part : parts) {
         auto& x = c->in[part.operand];
-        auto n = x;
-        bool alone = users[n.get()] == 1;
-        while (is_seen_through(*n) && n->in[0]->size() == n->size())
-          n = n->in[0], alone &= users[n.get()] == 1;
-        alone &= !outside(*n) && unit_of(n.get()) >= 0 && !scope.targets.count(n.get());
-        if (alone && (n->op->kind == Kind::contract || n->op->kind == Kind::map)) scope.joined[n.get()] = {c, x, part.to};
+        auto n = made_for(x);
+        bool there = n && (n->op->kind == Kind::contract || n->op->kind == Kind::map || is_stack(*n));
+        if (there) scope.joined[n.get()] = {c, x, part.to};
       }
     }
+    for (auto& [node, all] : scope.targets) {      // a stack of turns that is given in another order
+      if (all.size() > 1 || all[0]->accumulate || !shows_all(*node)) continue;
+      auto n = made_for(node->in[0]);
+      if (n && is_stack(*n)) scope.joined[n.get()] = {all[0]->node, all[0]->node, 0};
+    }
+  }
+  static bool shows_all(const Node& n) { return is_seen_through(n) && n.in[0]->size() == n.size(); }
+  static bool is_stack(const Node& n) { return is_loop_result(n) && result_of(n).fold == Fold::stack; }
+  // What x shows all of, if nobody else reads it.
+  NodePtr made_for(const NodePtr& x) {
+    auto n = x;
+    bool alone = users[n.get()] == 1;
+    while (shows_all(*n)) n = n->in[0], alone &= users[n.get()] == 1;
+    return alone && !outside(*n) && unit_of(n.get()) >= 0 && !scope.targets.count(n.get()) ? n : nullptr;
   }
   // A contraction or a scatter adds straight into its target if nobody else reads it.
   bool accumulates(const NodePtr& n, const Target& t) const {

@@ -18,6 +18,9 @@ namespace haliax {
 
 Nodes softmax_products(const Nodes& roots);   // products of a softmax, made of what it divides: the same values, up to rounding
 Nodes row_products(const Nodes& roots);       // products of row with row, as products point by point that are summed
+// Batched products whose results others read matrix by matrix, as loops over the batch whose turns hold about `lane` bytes: the
+// same values. workers 0: as many as there are threads.
+Nodes batch_turns(const Nodes& roots, double lane, int workers);
 
 struct LowerOptions {
   bool fuse = true;                          // off: every node is a step of its own, in the order in which they were made

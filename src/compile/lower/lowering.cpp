@@ -89,7 +89,7 @@ Place Lowering::joined_place(const NodePtr& n, const Scope::Joined& part) {
   auto& whole = *part.whole;
   Place all = joined_[&whole] = target_place(part.whole);
   added_.push_back(&whole);   // in another scope it lies elsewhere
-  all.offset += part.start * view(all, whole.axes, {*find(whole, AlongAttr::of(whole).axis)}).strides[0];
+  if (part.start > 0) all.offset += part.start * view(all, whole.axes, {*find(whole, AlongAttr::of(whole).axis)}).strides[0];
   Nodes views;                       // between the part and what is made, the outermost first
   for (auto x = part.operand; x != n; x = x->in[0]) views.push_back(x);
   auto axes = n->axes;               // by their names in the whole

@@ -1,0 +1,137 @@
+// Batched products that read each other's results are loops over the batch: the same values, and no copies of them.
+#include <doctest/doctest.h>
+
+#include <random>
+
+#include "compile/pipeline.h"
+#include "haliax/haliax.h"
+
+using namespace haliax;
+
+namespace {
+
+int count(const std::vector<program::Step>& steps, program::Kind kind) {
+  int n = 0;
+  for (auto& s : steps) n += (s.kind == kind) + (s.kind == program::Kind::loop ? count(s.loop.body, kind) : 0);
+  return n;
+}
+int loops_in(const Nodes& roots) {
+  int n = 0;
+  for (auto& x : everything(roots)) n += x->op == &kLoop;
+  return n;
+}
+Nodes nodes_of(const std::vector<NamedArray>& all) {
+  Nodes out;
+  for (auto& x : all) out.push_back(x.node());
+  return strip_wraps(out, false);
+}
+NamedArray draw(int seed, const Axes& axes) { return random::normal(random::key(seed), axes).eval(); }
+
+struct Parts {
+  NamedArray query, key, value, bias;
+  HALIAX_FIELDS(query, key, value, bias)
+};
+
+// Attention, drawn from a seed, and its gradients.
+class Drawn {
+ public:
+  explicit Drawn(unsigned seed) : random_(seed) {
+    for (auto name : {"b", "heads", "c"})
+      if (batch.size() < 2 && (below(3) > 0 || name[0] == 'c')) batch.push_back(Axis(name, 2 + below(4)));
+    Q = Axis("q", 6 + below(20)), K = Axis("k", 6 + below(20));
+    shared = below(3) == 0, mask = below(4), change = below(5), keeps = below(2), both = below(3) > 0;
+  }
+  std::vector<NamedArray> results() {
+    auto of_keys = batch;
+    if (shared) of_keys.pop_back();
+    auto with = [&](Axes axes, const Axes& more) { return axes.insert(axes.end(), more.begin(), more.end()), shuffled(axes); };
+    Parts p{draw(1, with(batch, {Q, D})), draw(2, with(of_keys, {K, D})), draw(3, with(of_keys, {K, D})), draw(4, with(batch, {Q, K}))};
+    std::vector<NamedArray> out;
+    auto f = [&](const Parts& p) {
+      auto weights = this->weights(p);
+      if (keeps) out.push_back(weights);
+      return dot(weights, p.value, K);
+    };
+    if (!both) return out.push_back(f(p)), out;
+    auto [y, pull] = vjp(f, p);
+    auto g = pull(sin(y));
+    return {y, g.query, g.key, g.value, g.bias};
+  }
+  double least_of_scores() const { return 4. * double(Q.size * K.size); }
+  Axes batch;
+
+ private:
+  NamedArray weights(const Parts& p) const {
+    auto s = dot(p.query, p.key, D);
+    if (mask == 1) s = where(nn::causal_mask(Q, K), s, -1e9f);
+    if (mask == 2) s = where(broadcast_axis(broadcast_axis(arange(batch[0]) * 3, Q), K) < broadcast_axis(arange(Q), K) + arange(K), s, -1e9f);   // of numbers and positions, and the batch
+    if (mask == 3) s = where(p.bias > 0.f, s, -1e9f);
+    if (change == 1) s = s + p.bias;
+    if (change == 2) s = s + dot(sin(p.query), p.key, D);                              // a second product
+    auto w = softmax(s, K);
+    if (change == 3) w = where(random::bernoulli(random::key(3), {Q, K}, 0.8), w, 0.f) / 0.8f;
+    if (change == 4) w = w * w;
+    return w;
+  }
+  int below(int n) { return int(random_() % unsigned(n)); }
+  Axes shuffled(Axes axes) { return std::shuffle(axes.begin(), axes.end(), random_), axes; }
+
+  std::mt19937 random_;
+  Axis Q{"q", 1}, K{"k", 1}, D{"d", 5};
+  bool shared = false, keeps = false, both = false;
+  int mask = 0, change = 0;
+};
+
+}  // namespace
+
+TEST_CASE("batch_turns: random attention is what it is in three walks") {
+  int walked = 0;
+  for (unsigned seed = 1; seed <= 120; ++seed) {
+    CAPTURE(seed);
+    Drawn d(seed);
+    auto whole = d.results();
+    auto turns = batch_turns(nodes_of(whole), d.least_of_scores() * (1 + seed % 3), 1 + seed % 2);
+    walked += loops_in(turns) > 0;
+    for (std::size_t k = 0; k < whole.size(); ++k) {
+      auto want = whole[k].eval(), got = NamedArray(turns[k]).eval();
+      REQUIRE(got.axes() == want.axes());
+      CHECK(max(abs(got - want)).item() <= 1e-5 * std::max(1., max(abs(want)).item()));
+    }
+  }
+  CHECK(walked > 80);
+}
+TEST_CASE("batch_turns: as few axes as it takes, no turns that do not fit, and none that threads would wait for") {
+  const Axis B("b", 6), H("heads", 4), Q("q", 32), K("k", 32), D("d", 8);
+  auto q = draw(1, {B, Q, H, D}), k = draw(2, {B, K, H, D}), v = draw(3, {B, K, H, D});
+  auto y = dot(softmax(dot(q, k, D), K), v, K);   // 4 KiB a head
+  auto loops = [&](double lane, int workers) { return loops_in(batch_turns(nodes_of({y}), lane, workers)); };
+  CHECK(loops(24 * 4096, 1) == 0);                // all of it fits
+  CHECK(loops(12 * 4096, 1) == 1);                // over b: 4 heads are a third of that
+  CHECK(loops(6 * 4096, 1) == 2);                 // over b and heads
+  CHECK(loops(2048, 1) == 2);
+  CHECK(loops(2047, 1) == 0);
+  CHECK(loops(12 * 4096, 6) == 1);
+  CHECK(loops(12 * 4096, 4) == 0);                // 6 turns of 4 threads: two wait half of the time
+  auto scores = dot(q, k, D);
+  CHECK(loops_in(batch_turns(nodes_of({softmax(scores, K)}), 4096, 1)) == 0);   // nothing folds them
+}
+TEST_CASE("batch_turns: what is kept, or joined, is written where it will lie") {
+  const Axis B("b", 6), H("heads", 4), Q("q", 32), K("k", 32), D("d", 8), E("e", 16), Three("three", 3), Layers("layers", 3);
+  auto wqkv = draw(1, {Layers, E, Three, H, D}), wo = draw(2, {Layers, H, D, E}), x = draw(3, {B, Q, E});
+  auto layer = [=](const NamedArray& x, const NamedArray& wqkv, const NamedArray& wo) {
+    auto qkv = dot(x, wqkv, E).unbind(Three);
+    auto weights = softmax(where(nn::causal_mask(Q, K), dot(qkv[0], rename(qkv[1], Q, K), D), -1e9f), K);
+    return dot(dot(weights, rename(qkv[2], Q, K), K), wo, {"heads", "d"});
+  };
+  auto [y, pull] = vjp([=](const NamedArray& w) { return fold(layer, Layers)(x, w, wo); }, wqkv);
+  auto g = pull(cos(y));
+  auto steps_of = [&](const Nodes& roots) {
+    Compilation c{roots, {}};
+    run(c);
+    return c.program->steps;
+  };
+  const Nodes whole = nodes_of({y, g}), turns = batch_turns(whole, 6 * 4096, 1);
+  CHECK(loops_in(turns) > loops_in(whole));
+  const int copies = count(steps_of(whole), program::Kind::copy);
+  CHECK(count(steps_of(turns), program::Kind::copy) <= copies + 1);
+}
