@@ -43,17 +43,18 @@ constexpr std::int64_t tiny = 32 * 1024;  // multiplications
 std::int64_t round_up(std::int64_t x, std::int64_t unit) { return (x + unit - 1) / unit * unit; }
 
 // Blocks for our own kernel, about one for each thread, as its bits do not depend on them: those of the shortest time. A block packs its part
-// of b, which costs some 24 multiplications an element, and reads its rows of a.
+// of b, which costs some 24 multiplications an element, and reads its rows of a, or packs them where they lie in columns.
 void choose_own_blocks(MatmulPlan& p, std::int64_t macs, std::int64_t matrices) {
   const auto& c = p.choice;
   auto count = [](std::int64_t n, std::int64_t block) { return (n + block - 1) / block; };
   auto block = [&](std::int64_t n, std::int64_t parts, std::int64_t unit) { return parts == 1 ? n : round_up(count(n, parts), unit); };
   const std::int64_t parts = std::clamp<std::int64_t>(count(p.threads, matrices), 1, count(macs, 1 << 22));
+  const std::int64_t row = c.m.a == 1 && c.k.a > 1 ? 24 : 4;
   std::int64_t best = -1;
   for (std::int64_t across = 1; across <= parts; ++across) {
     const std::int64_t n = block(c.n.n, across, 16), m = block(c.m.n, count(parts, count(c.n.n, n)), 8);
     const std::int64_t blocks = count(c.m.n, m) * count(c.n.n, n);
-    const std::int64_t time = count(blocks * matrices, p.threads) * (m * n + 24 * n + 4 * m);   // of one k
+    const std::int64_t time = count(blocks * matrices, p.threads) * (m * n + 24 * n + row * m);   // of one k
     if (best >= 0 && time >= best) continue;
     best = time, p.m_block = m, p.n_block = n, p.m_blocks = count(c.m.n, m), p.n_blocks = count(c.n.n, n);
   }
