@@ -180,7 +180,8 @@ Nodes in_levels(Nodes roots, const Node* index, double lane, int workers) {
 Nodes batch_turns(const Nodes& roots, double lane, int workers) {
   auto all = everything(roots);
   auto is_large = [&](auto& n) { return n->op->kind == Kind::contract && double(n->bytes()) > lane; };
-  return std::any_of(all.begin(), all.end(), is_large) ? in_levels(roots, nullptr, lane, workers == 0 ? threads() : workers) : roots;
+  if (std::none_of(all.begin(), all.end(), is_large)) return roots;
+  return in_levels(roots, nullptr, lane, workers == 0 ? threads() : workers);
 }
 
 }  // namespace haliax
