@@ -35,7 +35,7 @@ class BatchesOfLevel {
   // With the first such loop that there is; none: there is none.
   std::optional<Nodes> with_loop() const {
     for (auto& n : all_) {
-      if (n->op->kind != Kind::contract || double(n->bytes()) <= lane_) continue;
+      if (n->op->kind != Kind::contract || n->value || double(n->bytes()) <= lane_) continue;
       auto walked = walked_axes(*n);
       if (walked.empty()) continue;
       auto inside = chain_of(*n, walked);
@@ -94,10 +94,12 @@ class BatchesOfLevel {
     for (auto i = all_.rbegin(); i != all_.rend(); ++i)
       if (!out.count(i->get()) && (is_read_in(**i, out) || is_read_in(**i, before))) before.insert(i->get());
     auto is_read = [&](const Node* x) { return !out.count(x) && is_read_in(*x, out); };
-    Set folds;
-    for (auto& n : all_)
-      if (!after.count(n.get()) && !before.count(n.get()) && goes_along(*n, walked) && folds_large(*n, is_read))
+    Set folds, later;                            // later: made of those
+    for (auto& n : all_) {
+      if (reads(*n, folds) || reads(*n, later)) later.insert(n.get());
+      else if (!after.count(n.get()) && !before.count(n.get()) && goes_along(*n, walked) && folds_large(*n, is_read))
         folds.insert(n.get());
+    }
     out.insert(folds.begin(), folds.end());
     for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
       auto& n = **i;
