@@ -229,7 +229,7 @@ Try chunk_trial(program::Device* device) {
   constexpr int workers = 2;   // what is chosen does not depend on how many threads there are
   return [device](const Nodes& roots, const Nodes& inputs, int depth) {
     Compilation c{roots, inputs, {.device = device, .workers = workers, .chunk_depth = depth, .from = "chunk"}};
-    c.options.walks_batches = false;
+    c.options.walks_batches = false;   // that asks how many there are
     run(c);
     return Tried{c.roots, c.program, c.spared, device ? device->machine() : program::Machine()};
   };

@@ -19,10 +19,6 @@ using Set = std::unordered_set<const Node*>;
 
 constexpr int kDepth = 1 << 21;                  // of these loops: below all others
 
-bool reads(const Node& n, const Set& some) {
-  return std::any_of(n.in.begin(), n.in.end(), [&](auto& x) { return x && some.count(x.get()) > 0; });
-}
-
 class BatchesOfLevel {
  public:
   BatchesOfLevel(const Nodes& roots, const Node* index, double lane, int workers)

@@ -38,7 +38,7 @@ struct Scope {
   std::unordered_set<const Node*> in_memory;               // nodes that somebody reads from memory
   std::unordered_map<const Node*, std::vector<const Target*>> targets;
   struct Joined { NodePtr whole, operand; std::int64_t start; };   // in `whole`, which shows it as `operand`
-  std::unordered_map<const Node*, Joined> joined;          // nodes that only a concatenation reads: they can be made in its place
+  std::unordered_map<const Node*, Joined> joined;          // made in its place: what only it reads, if it joins or reorders
 };
 
 // `known`: nodes that lie in memory already. `fuse` off: each node is a unit of its own.

@@ -1,7 +1,7 @@
 // From the graph of one device to a Program: units to steps, values to slots, loops to steps that hold steps.
 //
-// Passes prepare it, on that graph: softmax_products and row_products, below, and those whose findings `lower` is given:
-// early_exit (loops.h) says which parts of turns may be left out, `layout` (layout.h) how values lie.
+// Passes prepare it, on that graph: batch_turns, softmax_products and row_products, below, and those whose findings `lower` is
+// given: early_exit (loops.h) says which parts of turns may be left out, `layout` (layout.h) how values lie.
 //
 // In: a graph without borders and tracers (other wraps, such as barriers, are lowered as what they wrap); inputs that stand for
 // arguments.

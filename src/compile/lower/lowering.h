@@ -42,7 +42,7 @@ class Lowering final : public Emit {
   Place fresh_for(const NodePtr&);                        // in the order that suits its readers
   Place copied(const NodePtr&);                           // a view that strides cannot say
   Place target_place(const NodePtr&);                     // of what is made now: its first target, or memory of its own
-  Place joined_place(const NodePtr&, const Scope::Joined&);   // a part of a concatenation is made where it will lie
+  Place joined_place(const NodePtr&, const Scope::Joined&);   // a part, or what is reordered, is made where it will lie
   const Target* accumulation(const NodePtr&) const;       // the value is added to its one target, and lies nowhere else
   bool in_memory(const NodePtr&) const;
   void forget(std::size_t from);                          // what has been placed since
