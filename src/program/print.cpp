@@ -11,6 +11,7 @@ namespace {
 const char* const kKinds[] = {"fused", "contract", "gather", "scatter", "sort", "cumulative",
                               "loop", "collective", "finish", "copy", "skip", "custom", "host"};
 const char* const kWires[] = {"all_reduce", "reduce_scatter", "all_gather", "exchange"};
+const char* const kSpares[] = {"", " of what is read", " of what is not 0"};
 
 std::string text(const Dims& d) { return fmt::format("[{}]", fmt::join(d, " ")); }
 std::string name(const Program& p, int slot) {
@@ -71,7 +72,8 @@ std::string text(const Program& p, const Step& s, const std::string& indent) {
     case Kind::skip: return "skip the rest unless " + of(s.skip.unless);
     case Kind::collective: {
       auto& c = s.collective;
-      return (c.call < 0 ? "" : fmt::format("start {}: ", c.call)) + kWires[int(c.wire)] + of(c.x) + " to" + of(c.out);
+      auto start = c.call < 0 ? "" : fmt::format("start {}: ", c.call);
+      return start + kWires[int(c.wire)] + kSpares[int(c.spares)] + of(c.x) + " to" + of(c.out);
     }
     case Kind::finish: return fmt::format("finish {}", s.finish.call);
     case Kind::host: return "host" + of(s.host.arrays);

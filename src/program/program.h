@@ -127,6 +127,12 @@ struct Parcel {
   int device = 0, array = 0;        // the other one; which of x (sends) or out (receives)
   Dims start, dims, step;           // in the sender's x, or in the receiver's out, where all steps are 1
 };
+// What an exchange may leave out. A flag (bool, without dims) stands behind its arrays in x; where that of a device is false,
+enum class Spares : std::uint8_t {
+  nothing,                          // there is no flag
+  unread,                           // nothing of what the device receives is read
+  zeros,                            // all that the device sends is 0
+};
 // Several arrays at once, over the devices of one group of a mesh: all those that differ only along the mesh axes in `over`, in
 // rank order. An exchange is said box by box; the others make out[k] of x[k].
 struct Collective {
@@ -138,6 +144,7 @@ struct Collective {
   std::vector<int> dim;             // for each array: which dim is cut (reduce_scatter) or joined (all_gather)
   std::vector<std::int64_t> size;   // and its whole size: blocks are ceil(size / ranks), the last may be short
   std::vector<Parcel> sends, receives;
+  Spares spares = Spares::nothing;  // who does not ask sends all, which is as right
   double sent_bytes = 0;            // per device on a ring
   int call = -1;                    // only started here: done where the step Finish of this number is; -1: done here
 };

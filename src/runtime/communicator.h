@@ -24,6 +24,8 @@ int number_of(program::Device& backend, const Mesh*, int device);
 // too, and what the first of them raised is raised here. what: the call, for people.
 void on_devices(const Mesh&, const std::function<void(int device, program::Communicator&)>& work,
                 program::Device* backend = nullptr, const std::string& what = "a call on a mesh");
-int device_threads();   // started so far, for all meshes: for tests
+// Of this process so far, for all meshes; for tests.
+int device_threads();            // started
+std::int64_t exchanged_bytes();  // that threads got of each other in exchanges
 
 }  // namespace haliax

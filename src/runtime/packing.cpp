@@ -139,6 +139,13 @@ void copy_patch(const Patch& from, const Patch& to) {
     std::memcpy(out, parts[0], std::size_t(n * width));
   });
 }
+void fill_zeros(const Patch& p) {
+  const auto width = bytes_of(p.dtype);
+  each_block(p, {}, [&](std::byte* out, const auto&, std::int64_t n) { std::memset(out, 0, std::size_t(n * width)); });
+}
+bool takes_part(const program::Collective& c, const void* const* x) {
+  return c.spares == program::Spares::nothing || *static_cast<const bool*>(x[c.x.size() - 1]);
+}
 
 Patch reordered(Patch p, const std::vector<std::size_t>& order) {
   auto dims = p.dims, strides = p.strides;

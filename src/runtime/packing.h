@@ -48,5 +48,9 @@ std::vector<Patches> pieces_of(const Patches&, std::int64_t most);
 using OnBlock = std::function<void(std::byte* out, const std::vector<const std::byte*>& parts, std::int64_t n)>;
 void each_block(const Patch& out, const Patches& parts, const OnBlock& f);
 void copy_patch(const Patch& from, const Patch& to);
+void fill_zeros(const Patch&);
+
+// What a device says of an exchange that may leave something out (program::Spares): does it take, or send, anything?
+bool takes_part(const program::Collective&, const void* const* x);
 
 }  // namespace haliax

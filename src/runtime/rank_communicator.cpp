@@ -20,6 +20,7 @@ namespace {
 
 using program::Collective;
 using program::Dims;
+using program::Spares;
 using program::Wire;
 
 constexpr std::int64_t kStaging = 8 << 20;        // bytes of packed messages that a device has at a time, about
@@ -57,7 +58,7 @@ class RankCommunicator::CollectiveRun {
   void run() {
     try {
       switch (how_.wire) {
-        case Wire::exchange: return move(parcels(how_.sends, true), parcels(how_.receives, false));
+        case Wire::exchange: return exchange(parcels(how_.sends, true), parcels(how_.receives, false));
         case Wire::all_gather: return move({group_.size(), whole(x_, how_.x)}, blocks(out_, how_.out));
         case Wire::reduce_scatter: return reduce(blocks(x_, how_.x), whole(out_, how_.out), nullptr);
         case Wire::all_reduce: {
@@ -149,6 +150,37 @@ class RankCommunicator::CollectiveRun {
       if (staging_->empty()) return;
       c_.peers_.wait(pending_);
       for (auto& [at, patches] : got) unpack(at, *patches);
+    }
+  }
+  // Who takes nothing, or sends nothing, tells those whom it concerns before.
+  void exchange(Lanes sends, Lanes receives) {
+    if (how_.spares != Spares::nothing) leave_out(sends, receives);
+    move(sends, receives);
+  }
+  void leave_out(Lanes& sends, Lanes& receives) {
+    const bool mine = takes_part(how_, x_.data());
+    auto &told = how_.spares == Spares::unread ? receives : sends, &tell = how_.spares == Spares::unread ? sends : receives;
+    std::vector<const std::byte*> theirs(group_.size());
+    auto flag = [&] { return staging_->emplace_back(std::make_unique<Buffer>(1))->data(); };
+    for (std::size_t g = 0; g < group_.size(); ++g) {
+      if (g == mine_) continue;
+      if (!told[g].empty()) {
+        auto* said = flag();
+        *said = std::byte(mine);
+        post_send(g, 2, said, 1);
+      }
+      if (tell[g].empty()) continue;
+      auto* comes = flag();
+      pending_.push_back(c_.peers_.receive(end(g), here(), mix(key_, 2), comes, 1));
+      theirs[g] = comes;
+    }
+    c_.peers_.wait(pending_);
+    for (std::size_t g = 0; g < group_.size(); ++g) {
+      if (g != mine_ && !mine) told[g].clear();
+      if (!theirs[g] || *theirs[g] != std::byte(0)) continue;
+      if (how_.spares == Spares::zeros)
+        for (auto& p : tell[g]) fill_zeros(p);
+      tell[g].clear();
     }
   }
   // x: what each device sums of what this one has. Sums are taken here for `mine`; and where `all` have them, they are sent on.

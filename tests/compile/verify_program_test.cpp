@@ -350,4 +350,7 @@ TEST_CASE("verify finds devices whose calls do not fit each other") {
   auto twice = exchange(0, {1, 3}, {2, 3});
   twice.collective.sends.push_back(twice.collective.sends[0]);
   CHECK(has(say(exchange(1, {2, 3}, {1, 3}), twice), "call 0: device 1 sends f32 (1, 3) to device 0, which takes nothing"));
+  auto spares = exchange(1, {2, 3}, {1, 3});
+  spares.collective.spares = program::Spares::zeros;
+  CHECK(has(say(spares, exchange(0, {1, 3}, {2, 3})), "call 0 of device 1 is"));   // who does not say so would wait for a flag
 }

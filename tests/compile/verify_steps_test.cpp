@@ -121,6 +121,16 @@ TEST_CASE("verify finds a step's faults: collectives") {
   CHECK(fault(other) == "");
   other = exchange, other.collective.receives[0].start = {1, 0};
   CHECK(fault(other) == "a box at (1, 0) of (2, 2) reaches outside of what arrives, which is (2, 2)");
+  other = exchange, other.collective.spares = program::Spares::unread;
+  CHECK(fault(other) == "no flag stands behind its arrays");
+  other.collective.x.push_back(operand({}));
+  CHECK(fault(other) == "its flag is f32");
+  other.collective.x.back().view.dtype = DType::boolean;
+  CHECK(fault(other) == "");
+  other.collective.sends[0].array = 1, other.collective.sends[0].start = other.collective.sends[0].dims = {};
+  CHECK(fault(other) == "its flag is sent");
+  other.collective.wire = Wire::all_gather;
+  CHECK(fault(other) == "it may leave something out, and is no exchange");
   other = exchange, other.collective.receives[0].array = 1;
   CHECK(fault(other) == "it has no array 1 of what arrives");
   other = exchange, other.collective.receives = {{1, 0, {0, 0}, {2, 1}, {}}, {2, 0, {0, 1}, {2, 1}, {}}};

@@ -95,7 +95,16 @@ void draw_boxes(Exchange& e, const Mesh& mesh, const std::vector<int>& over, std
   for (int d = 0; d < n; ++d) add_array(e, d, {rows, columns}, {std::max<std::int64_t>(got[std::size_t(d)], 1), columns}, dtype, dice);
   for (auto& [from, to, sent, received] : all)
     e.how[std::size_t(from)].sends.push_back(sent), e.how[std::size_t(to)].receives.push_back(received);
+  const auto spares = program::Spares(dice() % 3);
+  if (spares == program::Spares::nothing) return;
+  for (int k = 0; k < n; ++k) {
+    const auto d = std::size_t(k);
+    Array flag{{{}, {0, DType::boolean, 0, {}, {}}}, {std::byte(dice() % 2)}};
+    e.x[d].push_back(flag), e.how[d].x.push_back(flag.how), e.how[d].spares = spares;
+    for (auto& a : e.out[d]) std::fill(a.memory.begin(), a.memory.end(), std::byte(77));   // what is left out stays so
+  }
 }
+bool takes_part(const Exchange& e, int device) { return e.x[std::size_t(device)].back().memory[0] != std::byte(0); }
 Exchange drawn(const Mesh& mesh, std::mt19937& dice, int kinds = 3) {
   Exchange e;
   const int n = mesh.devices();
@@ -161,11 +170,16 @@ void by_elements(Exchange& e, const Mesh& mesh) {
       auto& sends = e.how[std::size_t(got.device)].sends;
       while (sends[next[got.device]].device != device) ++next[got.device];
       auto& sent = sends[next[got.device]++];
+      const bool other = got.device != device;
+      if (other && how.spares == program::Spares::unread && !takes_part(e, device)) continue;
+      const bool zeros = other && how.spares == program::Spares::zeros && !takes_part(e, got.device);
       each_point(got.dims, [&](const Dims& i) {
         Dims from = sent.start, to = got.start;
         for (std::size_t d = 0; d < i.size(); ++d) from[d] += i[d] * sent.step[d], to[d] += i[d];
-        std::memcpy(element(e.out[std::size_t(device)][0], to), element(e.x[std::size_t(got.device)][0], from),
-                    std::size_t(bytes_of(how.out[0].view.dtype)));
+        auto* at = element(e.out[std::size_t(device)][0], to);
+        const auto width = std::size_t(bytes_of(how.out[0].view.dtype));
+        if (zeros) std::memset(at, 0, width);
+        else std::memcpy(at, element(e.x[std::size_t(got.device)][0], from), width);
       });
     }
     for (std::size_t k = 0; how.wire != Wire::exchange && k < how.out.size(); ++k) {

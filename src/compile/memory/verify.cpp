@@ -338,6 +338,7 @@ std::vector<ListedCall> calls_of(const std::vector<Step>& steps) {
       std::string call = name_of(s.collective.wire);
       for (int x : s.collective.over) call += " " + std::to_string(x);
       if (auto m = s.collective.monoid; m != Monoid::sum) call += fmt::format(", monoid {}", int(m));
+      if (auto spares = s.collective.spares; spares != program::Spares::nothing) call += fmt::format(", spares {}", int(spares));
       out.push_back({fmt::format("{} of {}; {}", call, s.collective.out.size(), s.where), &s});
     } else if (auto body = calls_of(s.loop.body); !body.empty()) {
       out.push_back({std::to_string(s.loop.trips) + " turns"});

@@ -124,10 +124,20 @@ struct CollectiveCheck {
   }
   std::string fault() const {
     if (auto wrong = group(); !wrong.empty()) return wrong;
+    if (auto wrong = spares(); !wrong.empty()) return wrong;
     if (c.wire != Wire::exchange) return sizes();
     auto wrong = outside(c.sends, c.x, "what is sent");
     if (wrong.empty()) wrong = outside(c.receives, c.out, "what arrives");
     return wrong.empty() ? twice() : wrong;
+  }
+  std::string spares() const {
+    if (c.spares == program::Spares::nothing) return "";
+    if (c.wire != Wire::exchange) return "it may leave something out, and is no exchange";
+    if (c.x.empty() || !c.x.back().dims.empty()) return "no flag stands behind its arrays";
+    if (auto wrong = flag_fault(c.x.back().view.dtype); !wrong.empty()) return wrong;
+    auto flag = int(c.x.size()) - 1;
+    bool sent = std::any_of(c.sends.begin(), c.sends.end(), [&](auto& p) { return p.array == flag; });
+    return sent ? "its flag is sent" : "";
   }
   // No element arrives from two devices.
   std::string twice() const {
