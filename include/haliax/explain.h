@@ -25,6 +25,7 @@ struct CollectiveReport {
   std::string axes;        // of the whole array; where arrays share a call, of each
   int arrays = 1;
   double bytes = 0, turns = 1;  // sent per device on a ring, each time; how often
+  bool at_most = false;         // blocks of keys that a mask hides from a device are not sent to it; known when it runs
   std::string loop;             // axes walked around it, outermost first; of a ring then its mesh axis
   std::string cause, where;     // the op that wants it, or "result"; file:line, in module
   std::string asked;            // of a gather or a ring: by what it was asked for; empty: by nobody

@@ -224,8 +224,13 @@ class WhereFalse {
   void expect_zero(const NodePtr& x) {
     if (!is_number(x, 0) && std::find(if_zero_.begin(), if_zero_.end(), x) == if_zero_.end()) if_zero_.push_back(x);
   }
+  NodePtr zero(const Node& n, const NodePtr& x) {  // the result, where x is
+    expect_zero(x);
+    return number(0, n.dtype);
+  }
   NodePtr found(const NodePtr& node) {
     auto& n = *node;
+    if (index_ && n.op->kind == Kind::contract) return of_masked_product(n);
     if (!is_point_wise(n)) return nullptr;
     if (is_mask(node)) return number(1, DType::boolean);   // what the mask is not
     if (n.op->kind != Kind::map) return of(n.in[0]);
@@ -248,6 +253,15 @@ class WhereFalse {
     }
     if (auto known = decided(n, in)) return number(*known, DType::boolean);
     return make(*n.op, std::move(in), axes, n.dtype, n.attr);
+  }
+  // It keeps the axis, all along which an operand is known.
+  NodePtr of_masked_product(const Node& n) {
+    NodePtr known;
+    for (auto& operand : n.in) {
+      auto x = has(operand->axes, axis_) ? of(operand) : nullptr;
+      if (x && (!known || is_number(x, 0))) known = x;
+    }
+    return known ? zero(n, known) : nullptr;
   }
   // exp of something so low that it is 0, as of scores to which -1e9 is added.
   NodePtr hidden(const NodePtr& n) {
@@ -356,21 +370,17 @@ class WhereFalse {
       bool known = std::find(in.begin(), in.end(), nullptr) == in.end();
       return known ? make(*n->op, std::move(in), n->axes, n->dtype, n->attr) : nullptr;
     }
-    auto zero = [&](const NodePtr& x) {            // where x is
-      expect_zero(x);
-      return number(0, n->dtype);
-    };
     if (kind == Kind::reduce && has(n->in[0]->axes, axis_)) {
       auto x = of(n->in[0]);
       auto by = along(*n, 0, axis_);
       if (!x || by.way != Along::Way::fold) return nullptr;
-      if (by.monoid == Monoid::sum) return zero(x);
+      if (by.monoid == Monoid::sum) return zero(*n, x);
       if (by.monoid != Monoid::max && by.monoid != Monoid::min) return nullptr;
       return reduce(by.monoid, fit(x, haliax::without(n->in[0]->axes, {*find(*n->in[0], axis_)})), n->axes);
     }
     if (kind == Kind::contract && has(n->in[0]->axes, axis_) && has(n->in[1]->axes, axis_)) {
       for (std::size_t side : {0u, 1u})
-        if (auto x = of(n->in[side])) return zero(x);
+        if (auto x = of(n->in[side])) return zero(*n, x);
       return nullptr;
     }
     for (auto& x : n->in)

@@ -70,14 +70,14 @@ void add_collectives(JitReport& r, const MeshProgram& m, const MachineSpeed& spe
     auto names = listed(move.arrays, [](auto& a) { return name_of(a); });
     auto axes = listed(move.arrays, [](auto& a) { return to_string(a.axes); });
     r.collectives.push_back({name_of(move.kind), to_string(m.mesh, move.over), names, axes, int(move.arrays.size()), move.bytes,
-                             move.turns, loops_of(move, m.mesh), cause_of(move), where_of(move.origin),
+                             move.turns, move.at_most, loops_of(move, m.mesh), cause_of(move), where_of(move.origin),
                              move.asked == Asked::nobody ? "" : name_of(move.asked), seconds(move, m.mesh, speed)});
     auto& c = r.collectives.back();
     r.sending_s += c.seconds;
     auto times = c.turns == 1 ? "1" : fmt::format("{:.0f} ({})", c.turns, c.loop);
     auto asked = move.gathers() ? name_of(move.asked) : "";
     auto cause = c.cause + (c.where.empty() ? "" : "; " + c.where);
-    rows.push_back({c.kind, c.over, size_of(c.bytes), times, array_of(move), cause, asked});
+    rows.push_back({c.kind, c.over, (c.at_most ? "at most " : "") + size_of(c.bytes), times, array_of(move), cause, asked});
     auto& [calls, bytes] = by_kind[c.kind];
     calls += c.turns, bytes += c.turns * c.bytes;
   }

@@ -9,6 +9,7 @@
 #include "examples/gpt2/model.h"
 #include "haliax/haliax.h"
 #include "haliax/profile.h"
+#include "runtime/communicator.h"
 
 using namespace haliax;
 
@@ -67,6 +68,26 @@ TEST_CASE("context: keys and values go round, and nothing else of that size") {
     CHECK(keys == doctest::Approx(4 * block * (devices - 1)));        // of keys and values, forward and backward
     CHECK(gradients == doctest::Approx(2 * block * (devices - 1)));   // of their gradients
   }
+}
+
+TEST_CASE("context: blocks that a mask hides are neither sent nor waited for") {
+  const Axis Pos{"pos", 96};
+  const int devices = 4;
+  auto p = parts(Pos);
+  auto window = [](auto& Pos, auto& KPos) { return causal(Pos, KPos) & (broadcast_axis(arange(Pos), KPos) - arange(KPos) < 7); };
+  auto blocks_sent = [&](const Masked& mask) {
+    auto f = named_jit(all_of(mask), cut(devices));
+    agree(f(p), jit(all_of(mask), {.scores_budget = most_bytes})(p));
+    const auto before = exchanged_bytes();
+    f(p);
+    return double(exchanged_bytes() - before) / double(Heads.size * D.size * 4 * Pos.size / devices);
+  };
+  // Forward, the first block is asked for before it is known what its turn would change. Each is keys and values; backward the
+  // gradients of both go back.
+  const int all = devices * (devices - 1), first = devices;
+  CHECK(blocks_sent([](auto& Pos, auto& KPos) { return ones({Pos, KPos}, DType::boolean); }) == 6 * all);
+  CHECK(blocks_sent(window) == 2 * first + 4 * (devices - 1));   // all but the first device see of the block before
+  CHECK(blocks_sent(causal) == 2 * (first + 3) + 4 * 6);         // of 0, 1, 2, 3 blocks before
 }
 
 TEST_CASE("context: memory is that of a device's own positions") {

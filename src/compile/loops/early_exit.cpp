@@ -124,35 +124,15 @@ template <class Alike> void join(std::vector<Making>& parts, const Alike& alike)
     }
 }
 
-// Of a loop that carries something: false, without axes, where a turn would leave it as it is, since a mask is false throughout
-// and what stands in place of scores then changes nothing: the maximum so far is no less, and exp of what is left is 0. Null: not
-// known.
-NodePtr changes(const Loop& l, std::size_t body, const Nodes& level) {
+// The flag of a turn whose loop carries something (turn_changes). Null: not known.
+NodePtr changes(const Loop& l, std::size_t body) {
   auto* index = l.index[body].get();
-  const Axis chunk(l.axis.name, prim::index_chunk(*index));
-  Nodes masks;
-  for (auto& n : level) {
-    if (n->op == &kCollective) return nullptr;     // others wait for it
-    if (n->op->kind != Kind::reduce && n->op->kind != Kind::contract) continue;
-    for (auto& x : n->in)
-      for (auto& m : prim::masks_of(x, chunk.name))
-        if (!holds(masks, m)) masks.push_back(m);
+  std::vector<TurnResult> made;
+  for (auto& r : l.results) {
+    if (r.fold == Fold::fold && r.monoid != Monoid::sum) return nullptr;
+    made.push_back({r.value[body], r.fold == Fold::carry ? r.carry : nullptr});
   }
-  NodePtr out;
-  for (auto& m : masks) {
-    Nodes if_zero, stay;
-    bool known = true;
-    for (auto& r : l.results) {
-      auto value = prim::if_nowhere(r.value[body], m.get(), chunk.name, index, if_zero);
-      known &= value && (r.fold == Fold::carry || prim::is_number(value, 0)) && (r.fold != Fold::fold || r.monoid == Monoid::sum);
-      if (known && r.fold == Fold::carry) stay.push_back(prim::stays(value, r.carry));
-    }
-    auto may = known ? prim::may_hold(m, {{chunk, chunk.size}}) : nullptr;
-    if (!may || (may->axes.empty() && !may->varies_with(index))) continue;
-    for (auto& x : if_zero) stay.push_back(prim::equal(x, prim::number(0, x->dtype)));
-    out = prim::flags_joined(out, prim::unless_all(prim::reduce(Monoid::max, may, {}), stay));
-  }
-  return out;
+  return turn_changes(made, index, Axis(l.axis.name, prim::index_chunk(*index)));
 }
 
 std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) {
@@ -171,7 +151,7 @@ std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) 
   if (!may_end || !(known || carries)) return {whole};
   auto* index = l.index[body].get();
   if (carries) {
-    whole.flag = changes(l, body, level_of(values_of(l, body), index));
+    whole.flag = changes(l, body);
     return {whole};
   }
   Masks masks(level_of(values, index));
@@ -200,6 +180,33 @@ std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) 
 }
 
 }  // namespace
+
+NodePtr turn_changes(const std::vector<TurnResult>& results, const Node* index, const Axis& chunk) {
+  Nodes values, masks;
+  for (auto& r : results) values.push_back(r.value);
+  for (auto& n : level_of(values, index)) {
+    if (n->op == &kCollective) return nullptr;     // others wait for it
+    if (n->op->kind != Kind::reduce && n->op->kind != Kind::contract) continue;
+    for (auto& x : n->in)
+      for (auto& m : prim::masks_of(x, chunk.name))
+        if (!holds(masks, m)) masks.push_back(m);
+  }
+  NodePtr out;
+  for (auto& m : masks) {
+    Nodes if_zero, stay;
+    bool known = true;
+    for (auto& r : results) {
+      auto value = prim::if_nowhere(r.value, m.get(), chunk.name, index, if_zero);
+      known &= value && (r.carry || prim::is_number(value, 0));
+      if (known && r.carry) stay.push_back(prim::stays(value, r.carry));
+    }
+    auto may = known ? prim::may_hold(m, {{chunk, chunk.size}}) : nullptr;
+    if (!may || (may->axes.empty() && !may->varies_with(index))) continue;
+    for (auto& x : if_zero) stay.push_back(prim::equal(x, prim::number(0, x->dtype)));
+    out = prim::flags_joined(out, prim::unless_all(prim::reduce(Monoid::max, may, {}), stay));
+  }
+  return out;
+}
 
 TurnPart whole_turn(const Loop& l, std::size_t body) {
   TurnPart whole;

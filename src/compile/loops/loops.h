@@ -19,6 +19,14 @@ Nodes accumulate_updates(Nodes roots);   // array + scatter into zeros: scattere
 bool depends_on(const NodePtr&, const NodePtr& goal);
 std::size_t add_result(Loop&, const LoopResult&);              // which result of the loop it is: a new one, if none is the same
 
+// What a turn makes of one result: what is carried on (`carry`: as it was before), or (carry null) what is added to it.
+struct TurnResult { NodePtr value, carry; };
+// Without axes: false where a turn of this index, which makes a chunk, would leave all results as they are, since a mask is false
+// throughout and what stands in place of scores then changes nothing: the maximum so far is no less, and exp of what is left is
+// 0. Null: not known.
+NodePtr turn_changes(const std::vector<TurnResult>&, const Node* index, const Axis& chunk);
+// The value of a turn of this index, made without walking tiles of other axes. Null: it is not made so.
+NodePtr untiled(const NodePtr& value, const Node* index);
 // What a turn makes, in parts that have no product in common and end by different masks: two heads in one walk, each with its own
 // tokens.
 struct TurnPart {

@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "base/environment.h"
+#include "compile/loops/loops.h"
 #include "compile/sharding/planner.h"
 #include "ops/attr.h"
 #include "ops/by_blocks.h"
@@ -12,6 +13,10 @@
 
 namespace haliax::partitioning {
 namespace {
+
+// A turn that is made or not is a loop of one turn, of a depth that no loop around has.
+const Axis kOnce("(turn)", 1);
+constexpr int kRoundDepth = 1 << 21;
 
 using program::Outside;
 using program::Wire;
@@ -50,6 +55,14 @@ class Emitter {
     int turn = 0;
     Nodes results = {};         // so far
     Nodes before = {};          // as they were when the turn before began
+    bool may_spare = false;     // its calls say on which devices they are needed
+    NodePtr flag = {};          // false: this device's turn leaves all as it is; null: it is made
+    NodePtr index = {};         // of the loop of one turn that it is where a flag decides
+    Nodes known = {};           // the results so far, as the turn sees them
+    std::map<int, NodePtr> parts = {};   // by version: what it makes of what is sent back
+    bool sends_back = false;    // once all else is made
+    bool looks_ahead = false;   // no turn is made: it is looked what decides about one
+    Nodes blocks = {};          // what then stands for blocks of others
   };
   std::map<int, Round> rounds_;  // by loop
   std::map<int, Nodes> calls_;  // of a body: collectives, and loops that may hold some
@@ -70,8 +83,8 @@ class Emitter {
       At here(node(s)->origin);
       if (auto* gather = ringed(s))
         ring(r, k, *gather);
-      else if (s.goes_round() && round_of(s).turn == 0)
-        local_[std::size_t(k)] = local(s.in[0]);
+      else if (s.goes_round())
+        goes_round(r, k);
       else if (s.talks())
         collective(r, k);
       else
@@ -228,30 +241,126 @@ class Emitter {
   }
 
   // ---- loops that go round, turn by turn ----
-  // The t-th turn of device d is that of device d + t: its own comes first, and no block is sent to all at once. A block comes
+  // The t-th turn of device d is that of device d - t: its own comes first, and no block is sent to all at once. A block comes
   // straight from where it lies, when the turn before the last is done: one more may be there than is worked on.
   NodePtr rounds(const Version& s) {
     auto& p = plan_.loop(s.loop);
     auto& l = loop_of(*node(s));
     const int body = p.bodies[0], count = ranks(mesh_, p.round), mine = coordinate(mesh_, device_, p.round[0]);
+    auto& index = l.index[0];
+    const bool carries = std::any_of(l.results.begin(), l.results.end(), [](auto& r) { return r.carry != nullptr; });
     auto& round = rounds_[s.loop] = {};
+    round.may_spare = may_spare(plan_, whole_, body);
     for (int start : p.start) round.results.push_back(start < 0 ? nullptr : local(start));
+    NodePtr changes;
     for (; round.turn < count; ++round.turn) {
-      forget(body);
-      own_turns_[l.index[0].get()] = {nullptr, (mine + round.turn) % count * prim::index_chunk(*l.index[0])};
-      for (std::size_t k = 0; k < p.carry.size(); ++k)
-        for (int carry : p.carry[k]) local_[std::size_t(carry)] = round.results[k];
+      const auto first = (mine - round.turn + count) % count * prim::index_chunk(*index);
+      if (round.turn == 1 && round.may_spare) changes = changes_of(s, round);
+      const bool known = changes && (round.turn > 1 || !carries);   // the first block is asked for before anything is carried
+      Rewrite to{{index.get(), prim::integer(first, index->dtype)}};
+      round.flag = known ? substitute(Nodes{changes}, to, index.get())[0] : nullptr;
       auto before = round.results;
+      begin_turn(s, round, {nullptr, first});
       in_body(body);
-      for (std::size_t k = 0; k < before.size(); ++k) round.results[k] = more(l.results[k], before[k], local(p.value[k][0]));
+      end_turn(p, l, round);
       if (round.turn > 0) round.before = std::move(before);
       auto& calls = calls_[s.body];
       calls.insert(calls.end(), calls_[body].begin(), calls_[body].end());
     }
-    own_turns_.erase(l.index[0].get());
+    own_turns_.erase(index.get());
     for (std::size_t k = 0; k < round.results.size(); ++k)
       round.results[k] = prim::cast(round.results[k], l.results[k].value[0]->dtype);
     return round.results[0];
+  }
+  void begin_turn(const Version& s, Round& round, std::pair<NodePtr, std::int64_t> turn) {
+    auto& p = plan_.loop(s.loop);
+    forget(p.bodies[0]);
+    own_turns_[loop_of(*node(s)).index[0].get()] = std::move(turn);
+    round.known = round.results, round.parts.clear(), round.sends_back = false;
+    round.index = round.flag ? prim::index(kOnce, 0, 1, kRoundDepth + s.loop) : nullptr;
+    if (round.flag)
+      for (auto& known : round.known) known = prim::carry(round.index, known->axes, known->dtype);
+    for (std::size_t k = 0; k < p.carry.size(); ++k)
+      for (int carry : p.carry[k]) local_[std::size_t(carry)] = round.known[k];
+  }
+  void end_turn(const LoopPlan& p, const Loop& l, Round& round) {
+    std::vector<int> back;                       // of each result: the version that is sent back; -1: none is
+    Nodes values;
+    for (std::size_t k = 0; k < l.results.size(); ++k) {
+      const int made = p.value[k][0];
+      back.push_back(version(made).kind == Version::Kind::back ? version(made).in[0] : -1);
+      values.push_back(back[k] < 0 ? more(l.results[k], round.known[k], local(made)) : local(back[k]));
+    }
+    if (round.flag) values = made_if(round, values, back);
+    for (std::size_t k = 0; k < values.size(); ++k) (back[k] < 0 ? round.results[k] : round.parts[back[k]]) = values[k];
+    round.sends_back = true;
+    in_body(p.bodies[0]);
+    for (std::size_t k = 0; k < values.size(); ++k)
+      if (back[k] >= 0) round.results[k] = more(l.results[k], round.results[k], local(p.value[k][0]));
+  }
+  // What a turn makes, or where its flag is false what was there before; of what is sent back, zeros.
+  static Nodes made_if(const Round& round, const Nodes& values, const std::vector<int>& back) {
+    Loop l;
+    l.axis = kOnce, l.index = {round.index}, l.drop = true;
+    auto flag = prim::carry(round.index, {}, DType::boolean);
+    l.results.push_back({Fold::carry, Monoid::sum, {flag}, round.flag, flag, true});
+    for (std::size_t k = 0; k < values.size(); ++k) {
+      auto& v = values[k];
+      auto start = back[k] < 0 ? round.results[k] : prim::zeros_like(v);
+      auto carry = back[k] < 0 ? round.known[k] : prim::carry(round.index, v->axes, v->dtype);
+      l.results.push_back({Fold::carry, Monoid::sum, {v}, start, carry});
+    }
+    auto made = make_loop(std::move(l));
+    Nodes out;
+    for (std::size_t k = 0; k < values.size(); ++k) out.push_back(loop_result(made, k + 1));
+    return out;
+  }
+  // Of a turn of any index: false where it would leave all as it is, behind the turn of this device's own block. As turns may
+  // come in any order, those that change nothing then might as well have been made then. Null: not known.
+  NodePtr changes_of(const Version& s, Round& round) {
+    auto& p = plan_.loop(s.loop);
+    auto& l = loop_of(*node(s));
+    auto& index = l.index[0];
+    round.flag = nullptr, round.looks_ahead = true;
+    begin_turn(s, round, {index, 0});
+    in_body(p.bodies[0]);
+    round.looks_ahead = false;
+    std::vector<TurnResult> made;
+    for (std::size_t k = 0; k < l.results.size(); ++k) {
+      auto& r = l.results[k];
+      auto& v = version(p.value[k][0]);
+      auto value = untiled(local(v.kind == Version::Kind::back ? v.in[0] : p.value[k][0]), index.get());
+      if (!value || r.effect || (r.fold == Fold::fold && r.monoid != Monoid::sum)) return nullptr;
+      made.push_back({value, r.carry ? round.results[k] : nullptr});
+    }
+    auto flag = turn_changes(made, index.get(), Axis(l.axis.name, prim::index_chunk(*index)));
+    return flag && reads_blocks(flag, round.blocks) ? nullptr : flag;
+  }
+  static bool reads_blocks(const NodePtr& flag, const Nodes& blocks) {
+    if (blocks.empty()) return false;
+    bool found = false;
+    auto newer = [&](const Node& n) { return n.id >= blocks[0]->id; };   // what is older was there before
+    walk({flag}, newer, [&](const NodePtr& n, Nodes& todo) {
+      found |= std::find(blocks.begin(), blocks.end(), n) != blocks.end();
+      add_reads(n, todo);
+    });
+    return found;
+  }
+  void goes_round(int body, int k) {
+    auto& s = version(k);
+    auto& round = round_of(s);
+    auto& made = local_[std::size_t(k)];
+    const bool visits = s.kind == Version::Kind::visit;
+    if (visits && round.looks_ahead) {
+      auto& block = round.blocks.emplace_back(prim::input(axes_of(s), node(s)->dtype));
+      made = prim::barrier(block, loop_of(whole_.node(plan_.loop(plan_.body(body).loop).node)).index[0]);
+    } else if (!visits && !round.sends_back) {
+      return;
+    } else if (round.turn == 0) {
+      made = visits ? local(s.in[0]) : round.parts.at(s.in[0]);
+    } else {
+      collective(body, k);
+    }
   }
   // What a result is after one more turn. Sums of narrow floats are rounded once, in the end.
   static NodePtr more(const LoopResult& r, const NodePtr& known, const NodePtr& value) {
@@ -273,7 +382,7 @@ class Emitter {
   std::vector<Piece> passed(const Version& s, const Axes& axes, const Sharding& at) {
     const auto size = find_axis(axes, s.hop.axis)->size;
     const auto by = round_of(s).turn * (size / ranks(mesh_, s.hop.over));
-    const auto left = s.kind == Version::Kind::visit ? by : size - by;   // blocks come from further on, or from further back
+    const auto left = s.kind == Version::Kind::visit ? size - by : by;   // blocks come from further back, or from further on
     return {{.axes = axes, .at = at, .axis = s.hop.axis, .from = left, .to = 0, .size = size - left},
             {.axes = axes, .at = at, .axis = s.hop.axis, .from = 0, .to = size - left, .size = left}};
   }
@@ -305,9 +414,11 @@ class Emitter {
           if (a.name == s.hop.axis) a.size *= ranks(mesh_, s.hop.over);
         pack(w.how, passed(s, axes, at), int(x.size()), int(w.out.size()) - 1, axes, at, mesh_, device_);
         auto& round = round_of(s);
-        auto mine = in_order(local(s.in[0]), n.axes);
-        if (s.kind == Version::Kind::visit)   // sums of all turns at once would keep what each of them adds
-          for (auto& done : round.before) mine = prim::barrier(mine, done);
+        const bool visits = s.kind == Version::Kind::visit;
+        auto mine = in_order(visits ? local(s.in[0]) : round.parts.at(s.in[0]), n.axes);
+        if (round.may_spare) w.how.spares = visits ? program::Spares::unread : program::Spares::zeros;
+        for (auto& done : visits ? round.before : Nodes())   // sums of all turns at once would keep what each of them adds
+          mine = prim::barrier(mine, done);
         x.push_back(mine);
         continue;
       }
@@ -339,6 +450,10 @@ class Emitter {
       auto whole = s.hop.kind == Hop::Kind::all_gather ? axes_of(s) : local_axes(n.axes, from, mesh_, device_);
       w.how.size.push_back(s.hop.axis ? find_axis(whole, s.hop.axis)->size : 0);
     }
+    if (w.how.spares != program::Spares::nothing) {
+      auto& flag = round_of(version(first)).flag;
+      x.push_back(flag ? flag : prim::number(1, DType::boolean));
+    }
     auto made = call(body, std::move(x), std::move(w));
     for (std::size_t i = 0; i < members.size(); ++i) {
       auto& s = version(members[i]);
@@ -346,6 +461,10 @@ class Emitter {
       local_[std::size_t(members[i])] = s.kind == Version::Kind::shift     ? shifted(s, part)
                                         : s.kind == Version::Kind::regroup ? regrouped(s, part)
                                                                         : part;
+      if (s.kind == Version::Kind::visit && round_of(s).flag) {
+        auto& block = local_[std::size_t(members[i])];
+        block = prim::barrier(block, round_of(s).index);
+      }
     }
   }
   NodePtr call(int body, Nodes x, Wiring w) {

@@ -22,6 +22,7 @@ struct Move {
   Origin origin = {};              // of that op
   Asked asked = Asked::nobody;
   double bytes = 0, turns = 1;     // sent per device on a ring, in one turn
+  bool at_most = false;            // less where masks make nothing of it
   bool gathers() const { return kind == Kind::all_gather || kind == Kind::ring; }  // does a device get what others have?
 };
 

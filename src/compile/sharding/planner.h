@@ -90,6 +90,11 @@ struct Plan {
 // The versions that read each version, and -1 for each time that it is a result or a value of a loop.
 std::vector<std::vector<int>> readers_of(const Plan&);
 
+struct Whole;
+// Of the body of a loop that goes round: does it stand under masks, and make no other call? Then each of its calls says on which
+// devices it is needed. (rounds.cpp)
+bool may_spare(const Plan&, const Whole&, int body);
+
 // The graph of the whole, and what is known of it before anything is cut. Grows when an op is said in terms of others.
 // (whole.cpp)
 struct Whole {

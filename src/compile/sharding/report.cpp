@@ -107,6 +107,7 @@ struct MoveReport {
     m.origin = whole.written(s.cause < 0 ? s.node : s.cause).origin;
     if (!m.origin.module) m.origin.module = module_of(s.node);
     if (m.gathers()) m.asked = s.goes_round() ? Asked::blocks : requests.by(s);
+    m.at_most = s.goes_round() && may_spare(plan, whole, s.body);
     m.bytes = s.hop.bytes / times, m.turns = plan.body(s.body).turns * times;
     for (int r = s.body; r > 0; r = plan.body(r).parent) {
       auto& l = loop_of(node(plan.loop(plan.body(r).loop).node));

@@ -2,10 +2,11 @@
 // along another axis. Attention with the positions of queries and keys cut is one. Each device starts with its own block; the
 // blocks of the others come turn by turn, and what is made of a block for the device that has it goes there. No device makes a
 // turn when another one does: so nothing else is sent along that mesh axis in a turn, and what is left may come in any order.
+// Under a mask a turn may leave all as it is: then this device's is not made, and nothing is sent for it (emit.cpp).
 #include <algorithm>
 
 #include "ops/attr.h"
-#include "ops/prim.h"
+#include "ops/masks.h"
 #include "compile/sharding/planner.h"
 
 namespace haliax::partitioning {
@@ -15,8 +16,24 @@ constexpr int kMostRounds = 32;  // as many bodies are in the program
 
 bool is_block(const SliceAttr& s, std::int64_t size) { return !s.drop && s.start == 0 && s.step == 1 && s.size == size; }
 
+bool sends_nothing_else(const Plan& plan, const Whole& whole, int body, int round, bool& masked) {
+  for (int k : plan.body(body).versions) {
+    auto& v = plan.version(k);
+    if (!v.live) continue;
+    masked |= prim::reads_mask(whole.node(v.node));
+    if (v.talks() && (!v.goes_round() || body != round)) return false;
+    for (int inner : plan.bodies_of(v))
+      if (!sends_nothing_else(plan, whole, inner, round, masked)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
+bool may_spare(const Plan& plan, const Whole& whole, int body) {
+  bool masked = false;
+  return sends_nothing_else(plan, whole, body, body, masked) && masked;
+}
 Cut Planned::goes_round(int n) const {
   auto& l = loop_of(node(n));
   if (!options_.ring || !l.any_order || l.index.size() != 1 || l.drop) return {};

@@ -1,0 +1,131 @@
+// A turn in which tiles of rows, heads or examples are walked, as if it made all of them at once: what masks say of the turn can
+// then be found in it.
+#include <algorithm>
+
+#include "compile/loops/loops.h"
+#include "ops/attr.h"
+#include "ops/prim.h"
+
+namespace haliax {
+namespace {
+
+class Untiled {
+ public:
+  explicit Untiled(const Node* index) : index_(index) {}
+  NodePtr of(const NodePtr& n) {
+    if (prim::is_number(n)) return prim::stripped(n);
+    if (auto known = known_.find(n.get()); known != known_.end()) return known->second;
+    return known_[n.get()] = made(n);
+  }
+
+ private:
+  struct Tiles {
+    Axis axis;                     // whole
+    const Node* index;
+  };
+  // Those of an axis that the node is made in; null: none.
+  const Tiles* tiles(const Node& n, Name axis) const {
+    auto t = std::find_if(tiles_.begin(), tiles_.end(), [&](auto& t) { return t.axis.name == axis; });
+    return t != tiles_.end() && n.varies_with(t->index) ? &*t : nullptr;
+  }
+  bool changes(const Node& n) const {
+    return n.varies_with(index_) || std::any_of(tiles_.begin(), tiles_.end(), [&](auto& t) { return n.varies_with(t.index); });
+  }
+  NodePtr made(const NodePtr& n) {
+    if (!changes(*n) || n.get() == index_) return n;
+    if (is_loop_result(*n)) return of_loop(*n);
+    if (auto part = slice_of(*n)) return of_slice(*n, *part);
+    if (n->op == &prim::kBarrier) {
+      auto x = of(n->in[0]);
+      return x && n->in[1].get() == index_ ? prim::barrier(x, n->in[1]) : x;
+    }
+    if (auto positions = of_positions(*n)) return positions;
+    const auto kind = n->op->kind;
+    bool says = kind == Kind::map || kind == Kind::reduce || kind == Kind::contract || (is_seen_through(*n) && keeps_names(*n));
+    if (!says) return nullptr;
+    Nodes in;
+    auto axes = n->axes;
+    for (auto& a : axes)
+      if (auto* of_axis = tiles(*n, a.name)) a = of_axis->axis;
+    for (auto& operand : n->in) {
+      auto x = of(operand);
+      if (!x || !fits(*x, axes)) return nullptr;
+      in.push_back(std::move(x));
+    }
+    return prim::remade(*n, std::move(in), axes);
+  }
+  // The positions of a tile, counted from where it starts, as those of all.
+  NodePtr of_positions(const Node& n) {
+    if (!prim::combines(n, Monoid::sum)) return nullptr;
+    for (std::size_t k : {0u, 1u}) {
+      auto &x = n.in[k], &start = n.in[1 - k];
+      auto* of_axis = x->op == &prim::kIota ? tiles(n, x->axes[0].name) : nullptr;
+      if (of_axis && counts_by(*start, of_axis->index))
+        return prim::add(prim::iota(of_axis->axis, x->dtype), at_first(start, of_axis->index));
+    }
+    return nullptr;
+  }
+  // The index, and a number.
+  static bool counts_by(const Node& n, const Node* index) {
+    if (&n == index) return true;
+    if (n.op == &prim::kCast) return counts_by(*n.in[0], index);
+    if (!prim::combines(n, Monoid::sum)) return false;
+    const bool first = n.in[0]->varies_with(index), second = n.in[1]->varies_with(index);
+    return first != second && counts_by(*n.in[first ? 0 : 1], index);
+  }
+  static NodePtr at_first(const NodePtr& start, const Node* index) {
+    Rewrite to{{index, prim::integer(0, index->dtype)}};
+    return substitute(Nodes{start}, to, index)[0];
+  }
+  // A tile of an axis is all of it; other slices stay.
+  NodePtr of_slice(const Node& n, const SliceAttr& part) {
+    auto* of_axis = tiles(n, part.axis);
+    if (of_axis && is_slice_at(n, of_axis->index)) return part.drop ? nullptr : of(n.in[0]);
+    const bool stays = !of_axis && (n.in.size() == 1 || is_slice_at(n, index_));
+    auto x = stays ? of(n.in[0]) : nullptr;
+    return x ? sliced(x, part, n.in.size() > 1 ? n.in[1] : nullptr) : nullptr;
+  }
+  // Of masks, and positions that they compare, the slices are taken before: so it is seen of which positions they are.
+  static NodePtr sliced(const NodePtr& x, const SliceAttr& part, const NodePtr& from) {
+    if (!find(*x, part.axis)) return x;
+    const bool block = !part.drop && part.step == 1;
+    auto axes = x->axes;
+    for (auto& a : axes)
+      if (a.name == part.axis) a.size = part.size;
+    if (block && x->op == &prim::kIota) {
+      auto start = prim::integer(part.start, x->dtype);
+      if (from) start = prim::add(prim::cast(from, x->dtype), start);
+      return x->op->on_block(*x, {}, axes, {{part.axis, start, part.size}});
+    }
+    if (!block || x->op->kind != Kind::map || is_float(x->dtype)) return prim::slice(x, part, from);
+    Nodes in;
+    for (auto& operand : x->in) in.push_back(sliced(operand, part, from));
+    return prim::remade(*x, std::move(in), axes);
+  }
+  // What a loop over tiles puts together, or adds up, is what it makes of all of them.
+  NodePtr of_loop(const Node& result) {
+    auto& l = loop_of(result);
+    auto& r = result_of(result);
+    if (!l.of_chunks || l.drop || r.carry || r.start) return nullptr;
+    auto* index = l.index[0].get();
+    for (auto& t : tiles_)
+      if (t.axis.name == l.axis.name && (t.index != index || t.axis != l.axis)) return nullptr;
+    tiles_.push_back({l.axis, index});
+    return of(r.value[0]);
+  }
+  static bool fits(const Node& x, const Axes& axes) {
+    return std::all_of(x.axes.begin(), x.axes.end(), [&](auto& a) {
+      auto* b = find_axis(axes, a.name);
+      return !b || b->size == a.size;
+    });
+  }
+  const Node* index_;
+  std::vector<Tiles> tiles_;
+  std::unordered_map<const Node*, NodePtr> known_;
+};
+
+}  // namespace
+
+NodePtr untiled(const NodePtr& value, const Node* index) { return Untiled(index).of(value); }
+
+}  // namespace haliax
