@@ -71,7 +71,7 @@ const Pass kPasses[] = {
     {"batch_turns", "walks batches of products whose results others read", Stage::device, true,
      [](Compilation& c) {
        const double lane = c.options.device ? c.options.device->machine().lane : 0;
-       if (c.options.walks_batches && lane > 0) c.roots = batch_turns(c.roots, lane, c.options.workers);
+       if (c.options.walks_batches && lane > 0) c.roots = batch_turns(c.roots, {lane});
      }},
     {"softmax_products", "takes the sums of a softmax out of its products", Stage::device, true,
      [](Compilation& c) { c.roots = softmax_products(c.roots); }},
@@ -229,7 +229,7 @@ Try chunk_trial(program::Device* device) {
   constexpr int workers = 2;   // what is chosen does not depend on how many threads there are
   return [device](const Nodes& roots, const Nodes& inputs, int depth) {
     Compilation c{roots, inputs, {.device = device, .workers = workers, .chunk_depth = depth, .from = "chunk"}};
-    c.options.walks_batches = false;   // that asks how many there are
+    c.options.walks_batches = false;   // tried with it, bf16 attention over long texts took plans of more memory
     run(c);
     return Tried{c.roots, c.program, c.spared, device ? device->machine() : program::Machine()};
   };

@@ -28,8 +28,8 @@ struct CompileOptions {
   std::string called = {};                       // Program::called
   std::vector<bool> donated = {};                // by input
   int workers = 0;                               // scratch is planned for so many threads; 0: as many as there are
+  bool walks_batches = true;                     // off: batched products are whole, as the search for chunks counts them
   int chunk_depth = 0;                           // regions in so many loops, and in more, are cut
-  bool walks_batches = true;                     // off: products of batches are whole, as the search for chunks counts them
   std::optional<std::int64_t> scores_budget = {};   // see JitOptions
   std::string_view from = "strip_wraps";         // the first pass
   // On a mesh: how inputs and results lie.

@@ -60,16 +60,15 @@ Nodes in_bodies(const Nodes& roots, const Node* index, const Wanted& wanted, con
     if (n->op != &kLoop || !wanted(loop_of(*n))) continue;
     Loop l = loop_of(*n);
     bool changed = false;
-    Rewrite before = to;                         // an earlier loop, whose results this one reads, has changed
     for (std::size_t b = 0; b < l.index.size(); ++b) {
       Nodes values;
       for (auto& r : l.results) values.push_back(r.value[b]);
-      auto now = rewritten(substitute(values, before, index), l.index[b].get());
+      auto now = rewritten(substitute(values, to, index), l.index[b].get());   // it may read a loop that has changed
       for (std::size_t k = 0; k < now.size(); ++k) changed |= now[k] != values[k], l.results[k].value[b] = now[k];
     }
     for (auto& r : l.results)
       if (r.start) {
-        auto start = substitute(Nodes{r.start}, before, index)[0];
+        auto start = substitute(Nodes{r.start}, to, index)[0];
         changed |= start != r.start, r.start = start;
       }
     if (changed) replace_loop(n, std::move(l), to);

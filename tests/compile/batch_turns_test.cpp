@@ -1,8 +1,9 @@
-// Batched products that read each other's results are loops over the batch: the same values, and no copies of them.
+// Batched products that read each other's results are loops over the batch: the same values, on devices and threads of any number.
 #include <doctest/doctest.h>
 
 #include <random>
 
+#include "base/thread_pool.h"
 #include "compile/pipeline.h"
 #include "haliax/haliax.h"
 
@@ -90,7 +91,7 @@ TEST_CASE("batch_turns: random attention is what it is in three walks") {
     CAPTURE(seed);
     Drawn d(seed);
     auto whole = d.results();
-    auto turns = batch_turns(nodes_of(whole), d.least_of_scores() * (1 + seed % 3), 1 + seed % 2);
+    auto turns = batch_turns(nodes_of(whole), {d.least_of_scores() * (1 + seed % 3), 1, 1});
     walked += loops_in(turns) > 0;
     for (std::size_t k = 0; k < whole.size(); ++k) {
       auto want = whole[k].eval(), got = NamedArray(turns[k]).eval();
@@ -100,20 +101,24 @@ TEST_CASE("batch_turns: random attention is what it is in three walks") {
   }
   CHECK(walked > 80);
 }
-TEST_CASE("batch_turns: as few axes as it takes, no turns that do not fit, and none that threads would wait for") {
+TEST_CASE("batch_turns: as few axes as it takes, and no turns that do not fit, are few, or are small") {
   const Axis B("b", 6), H("heads", 4), Q("q", 32), K("k", 32), D("d", 8);
   auto q = draw(1, {B, Q, H, D}), k = draw(2, {B, K, H, D}), v = draw(3, {B, K, H, D});
-  auto y = dot(softmax(dot(q, k, D), K), v, K);   // 4 KiB a head
-  auto loops = [&](double lane, int workers) { return loops_in(batch_turns(nodes_of({y}), lane, workers)); };
-  CHECK(loops(24 * 4096, 1) == 0);                // all of it fits
-  CHECK(loops(12 * 4096, 1) == 1);                // over b: 4 heads are a third of that
-  CHECK(loops(6 * 4096, 1) == 2);                 // over b and heads
-  CHECK(loops(2048, 1) == 2);
-  CHECK(loops(2047, 1) == 0);
+  auto y = dot(softmax(dot(q, k, D), K), v, K);   // 4 KiB and 8,192 multiplications a head
+  auto loops = [&](double lane, std::int64_t turns = 1, double product = 1) {
+    return loops_in(batch_turns(nodes_of({y}), {lane, turns, product}));
+  };
+  CHECK(loops(24 * 4096) == 0);                   // all of it fits
+  CHECK(loops(12 * 4096) == 1);                   // over b: 4 heads are a third of that
+  CHECK(loops(6 * 4096) == 2);                    // over b and heads
+  CHECK(loops(2048) == 2);
+  CHECK(loops(2047) == 0);
   CHECK(loops(12 * 4096, 6) == 1);
-  CHECK(loops(12 * 4096, 4) == 0);                // 6 turns of 4 threads: two wait half of the time
+  CHECK(loops(12 * 4096, 7) == 0);
+  CHECK(loops(6 * 4096, 24, 8192) == 2);
+  CHECK(loops(6 * 4096, 24, 8193) == 0);
   auto scores = dot(q, k, D);
-  CHECK(loops_in(batch_turns(nodes_of({softmax(scores, K)}), 4096, 1)) == 0);   // nothing folds them
+  CHECK(loops_in(batch_turns(nodes_of({softmax(scores, K)}), {4096, 1, 1})) == 0);   // nothing folds them
 }
 TEST_CASE("batch_turns: what is kept, or joined, is written where it will lie") {
   const Axis B("b", 6), H("heads", 4), Q("q", 32), K("k", 32), D("d", 8), E("e", 16), Three("three", 3), Layers("layers", 3);
@@ -130,8 +135,53 @@ TEST_CASE("batch_turns: what is kept, or joined, is written where it will lie") 
     run(c);
     return c.program->steps;
   };
-  const Nodes whole = nodes_of({y, g}), turns = batch_turns(whole, 6 * 4096, 1);
+  const Nodes whole = nodes_of({y, g}), turns = batch_turns(whole, {6 * 4096, 1, 1});
   CHECK(loops_in(turns) > loops_in(whole));
   const int copies = count(steps_of(whole), program::Kind::copy);
   CHECK(count(steps_of(turns), program::Kind::copy) <= copies + 1);
+}
+TEST_CASE("batch_turns: a loop that others start from is made once") {
+  const Axis B("b", 6), H("heads", 4), Q("q", 32), K("k", 32), D("d", 8), Layers("layers", 3);
+  auto layer = [=](const NamedArray& x, const NamedArray& w) {
+    auto q = x * w;
+    return dot(softmax(dot(q, rename(q, Q, K), D), K), rename(x, Q, K), K);
+  };
+  auto x = draw(1, {B, H, Q, D}), w = draw(2, {Layers, D}), last = draw(3, {D});
+  auto [y, pull] = vjp([=](const NamedArray& w) { return layer(fold(layer, Layers)(x, w), last); }, w);
+  std::vector<Nodes> made;
+  for (auto& n : everything(batch_turns(nodes_of({y, pull(cos(y))}), {6 * 4096, 1, 1}))) {
+    if (n->op != &kLoop) continue;
+    auto values = values_of(loop_of(*n), 0);
+    CHECK(std::find(made.begin(), made.end(), values) == made.end());
+    made.push_back(values);
+  }
+  CHECK(made.size() > 6);
+}
+TEST_CASE("batch_turns: devices make their calls in one order, though only some of them walk") {
+  const Axis B("b", 23), Q("q", 256), K("k", 256), D("d", 16), From("from", 256);   // 12 and 11 turns
+  auto q = draw(1, {B, Q, D}), k = draw(2, {B, K, D}), v = draw(3, {B, K, D}), u = draw(4, {From, D});
+  auto f = [=](const NamedArray& q, const NamedArray& u) {
+    auto w = softmax(dot(q, k, D), K), y = dot(w, v, K);
+    auto first = tanh(dot(y, y, {"b", "q"}));                                       // a sum over devices
+    return std::pair{first, sum(dot(w, rename(u, From, K), K) * first, {"b", "q"})};   // of w and of u, which is gathered later
+  };
+  auto [want, more] = jit(f)(q, u);
+  auto on_mesh = named_jit(f, {.mesh = Mesh{{{"data", 2}}}, .axis_resources = Mapping{{"b", "data"}, {"from", "data"}}, .out = Mapping{}});
+  auto [got, rest] = on_mesh(q, u);
+  CHECK(max(abs(got - want)).item() <= 1e-5);
+  CHECK(max(abs(rest - more)).item() <= 1e-5 * max(abs(more)).item());
+}
+TEST_CASE("batch_turns: results are those of any number of threads") {
+  const Axis B("b", 2), H("heads", 12), Q("q", 256), K("k", 256), D("d", 32);
+  auto q = draw(1, {B, Q, H, D}), k = draw(2, {B, K, H, D}), v = draw(3, {B, K, H, D});
+  auto loss = [=](const NamedArray& q) { return sum(sin(dot(softmax(dot(q, k, D), K), v, K))); };
+  const int usual = threads();
+  std::vector<double> first;
+  for (int n : {1, 2, 5, 7, 16}) {
+    set_threads(n);
+    auto g = jit(grad(loss))(q).doubles();
+    if (first.empty()) first = g;
+    CHECK(g == first);
+  }
+  set_threads(usual);
 }

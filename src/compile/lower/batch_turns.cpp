@@ -3,131 +3,243 @@
 //     s_b = q_b k_b,  w_b = softmax(s_b),  y_b = w_b v_b         for all b
 //
 // In three walks over all b, s and w go out to memory and come back. In one loop over b, whose turns run side by side, each s_b
-// stays in a core's cache, and only what is read elsewhere, as w by a gradient, is written whole. The order of sums is as before.
+// stays in a core's cache, and only what is read elsewhere, as w by a gradient, is written whole. What is walked does not depend
+// on the number of threads, as sums may be rounded otherwise in a turn.
 #include <algorithm>
+#include <functional>
+#include <limits>
+#include <span>
 
-#include "base/thread_pool.h"
+#include "compile/lower/fuse.h"
 #include "compile/lower/lower.h"
 #include "graph/axes.h"
+#include "ops/collective.h"
 #include "ops/prim.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {
 namespace {
 
-using Set = std::unordered_set<const Node*>;
+constexpr int kDepth = 1 << 22;                  // of these loops: no loop around has it
 
-constexpr int kDepth = 1 << 21;                  // of these loops: below all others
+using Marks = std::vector<char>;                 // by node of the level
 
 class BatchesOfLevel {
  public:
-  BatchesOfLevel(const Nodes& roots, const Node* index, double lane, int workers)
-      : roots_(roots), index_(index), lane_(lane), workers_(workers), all_(without_bodies(level_of(roots, index))) {
-    for (auto& n : all_)
+  BatchesOfLevel(const Nodes& roots, const Node* index, const BatchLimits& limits, bool calls)
+      : roots_(roots), index_(index), limits_(limits), calls_(calls) {
+    std::unordered_map<const Node*, int> known;
+    for (auto& n : without_bodies(level_of(roots, index))) {
+      LevelNode item{.node = n, .call = calls ? first_call(*n) : 0};
       for (auto& x : n->in)
-        if (x) readers_[x.get()].push_back(n.get());
-    for (auto& r : roots) given_.insert(r.get());
-  }
-  // With the first such loop that there is; none: there is none.
-  std::optional<Nodes> with_loop() const {
-    for (auto& n : all_) {
-      if (n->op->kind != Kind::contract || n->value || double(n->bytes()) <= lane_) continue;
-      auto walked = walked_axes(*n);
-      if (walked.empty()) continue;
-      auto inside = chain_of(*n, walked);
-      if (!inside.empty()) return in_turns(inside, walked);
+        if (auto found = x ? known.find(x.get()) : known.end(); found != known.end()) item.in.push_back(found->second);
+      const int me = int(all_.size());
+      for (int x : item.in) all_[std::size_t(x)].readers.push_back(me);
+      known[n.get()] = me, order_.push_back(me);
+      all_.push_back(std::move(item));
     }
-    return {};
+    for (auto& r : roots)
+      if (auto found = known.find(r.get()); found != known.end()) at(found->second).given = true;
+  }
+  Nodes in_loops() {
+    for (int k = 0; k < int(all_.size()); ++k) {
+      auto& n = node(k);
+      if (at(k).loop >= 0 || n.op->kind != Kind::contract || n.value || double(n.bytes()) <= limits_.lane) continue;
+      auto walked = walked_axes(n);
+      if (!walked.empty()) join(k, walked);
+    }
+    return walked_.empty() ? roots_ : rewritten();
   }
 
  private:
+  struct LevelNode {
+    NodePtr node;
+    std::vector<int> in = {}, readers = {};
+    int loop = -1;                               // which loop makes it
+    bool given = false;                          // a result of the level
+    int call = 0;                                // the first collective that it makes; 0: none
+  };
+  LevelNode& at(int k) { return all_[std::size_t(k)]; }
+  const LevelNode& at(int k) const { return all_[std::size_t(k)]; }
+  const Node& node(int k) const { return *at(k).node; }
+
   // Of the batch, the first axes: as many as it takes until a turn's part of the product fits, with another one made of it.
-  // Empty: even all leave more than twice what fits, where turns are slower; or turns are so few that threads would wait.
+  // Empty: even all leave more than twice what fits, where turns are slower; or turns are few, or small.
   Axes walked_axes(const Node& n) const {
     Axes out;
-    double bytes = double(n.bytes());
+    double bytes = double(n.bytes()), multiplications = double(n.size());
     std::int64_t turns = 1;
+    for (auto& a : n.in[0]->axes)
+      if (!has(n.axes, a.name)) multiplications *= double(a.size);
     for (auto& a : n.axes) {
-      if (bytes <= lane_ / 2) break;
+      if (bytes <= limits_.lane / 2) break;
       if (a.size == 1 || !has(n.in[0]->axes, a.name) || !has(n.in[1]->axes, a.name)) continue;
       out.push_back(a), bytes /= double(a.size), turns *= a.size;
     }
-    const auto rounds = (turns + workers_ - 1) / workers_;
-    return bytes <= 2 * lane_ && 5 * turns >= 4 * rounds * workers_ ? out : Axes();
+    const bool large = multiplications >= limits_.product * double(turns);
+    return bytes <= 2 * limits_.lane && turns >= limits_.turns && large ? out : Axes();
   }
   static bool goes_along(const Node& n, const Axes& walked) {
     const auto kind = n.op->kind;
-    const bool shows = kind == Kind::wrap && n.in.size() == 1;
-    return !n.value && (kind == Kind::map || kind == Kind::reduce || kind == Kind::contract || keeps_names(n) || shows) &&
+    const bool shows = keeps_names(n) || n.op == &prim::kPin;
+    return !n.value && (kind == Kind::map || kind == Kind::reduce || kind == Kind::contract || shows) &&
            without(walked, n.axes).empty();
   }
-  bool is_large(const Node& n, const Node& product) const { return 2 * n.size() >= product.size(); }
+  // Worth keeping in a cache: not much smaller than the product.
+  static bool is_large(const Node& n, const Node& product) { return 2 * n.size() >= product.size(); }
 
-  // What lies between the product and those that fold what is made of it. Empty: there are none.
-  Set chain_of(const Node& product, const Axes& walked) const {
-    Set after{&product}, made{&product}, out;
-    for (auto& n : all_) {
-      if (!reads(*n, after)) continue;
-      after.insert(n.get());
-      auto known = [&](auto& x) { return !x || !after.count(x.get()) || made.count(x.get()); };
-      if (goes_along(*n, walked) && std::all_of(n->in.begin(), n->in.end(), known)) made.insert(n.get());
-    }
-    auto folds_large = [&](const Node& n, const auto& is_read) {
-      return n.op->kind == Kind::contract && &n != &product && !is_large(n, product) &&
-             std::any_of(n.in.begin(), n.in.end(), [&](auto& x) { return is_large(*x, product) && is_read(x.get()); });
+  // ---- what is of what: of a loop all or nothing ----
+  using Together = std::span<const int>;         // what a loop makes, or one node
+  template <class F> void forward(const F& f) const {
+    for (std::size_t i = 0, end = 0; i < order_.size(); i = end) f(from(i, end));
+  }
+  template <class F> void backward(const F& f) const {
+    std::vector<Together> all;
+    forward([&](Together t) { all.push_back(t); });
+    for (auto t = all.rbegin(); t != all.rend(); ++t) f(*t);
+  }
+  Together from(std::size_t i, std::size_t& end) const {
+    const int loop = at(order_[i]).loop;
+    end = i + 1;
+    while (loop >= 0 && end < order_.size() && at(order_[end]).loop == loop) ++end;
+    return {order_.data() + i, end - i};
+  }
+  static bool marked(const std::vector<int>& some, const Marks& m) {
+    return std::any_of(some.begin(), some.end(), [&](int k) { return m[std::size_t(k)] != 0; });
+  }
+  bool reads(Together t, const Marks& m) const {
+    return std::any_of(t.begin(), t.end(), [&](int k) { return marked(at(k).in, m); });
+  }
+  bool is_read(Together t, const Marks& by) const {
+    return std::any_of(t.begin(), t.end(), [&](int k) { return marked(at(k).readers, by); });
+  }
+  static void mark(Together t, Marks& m) {
+    for (int k : t) m[std::size_t(k)] = true;
+  }
+  bool is_free(Together t) const { return at(t[0]).loop < 0; }
+
+  // ---- one loop ----
+  // Joins with the product what one turn makes of a turn's part of it, and what else reads that.
+  void join(int product, const Axes& walked) {
+    const std::size_t count = all_.size();
+    Marks after(count), made(count), chain(count);
+    after[std::size_t(product)] = made[std::size_t(product)] = true;
+    forward([&](Together t) {
+      if (!reads(t, after)) return;
+      mark(t, after);
+      auto known = [&](int x) { return !after[std::size_t(x)] || made[std::size_t(x)]; };
+      auto& in = at(t[0]).in;
+      if (is_free(t) && goes_along(node(t[0]), walked) && std::all_of(in.begin(), in.end(), known)) mark(t, made);
+    });
+    auto folds_large = [&](int k, const auto& of) {
+      auto& n = node(k);
+      return n.op->kind == Kind::contract && k != product && !is_large(n, node(product)) &&
+             std::any_of(at(k).in.begin(), at(k).in.end(), [&](int x) { return is_large(node(x), node(product)) && of(x); });
     };
-    for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
-      auto* n = i->get();
-      if (made.count(n) && (folds_large(*n, [&](auto* x) { return made.count(x) > 0; }) || is_read_in(*n, out))) out.insert(n);
-    }
-    if (!out.count(&product)) return {};
-    take_in(out, after, walked, folds_large);
+    auto is_made = [&](int x) { return made[std::size_t(x)] != 0; };
+    backward([&](Together t) {
+      if (made[std::size_t(t[0])] && (folds_large(t[0], is_made) || is_read(t, chain))) mark(t, chain);
+    });
+    if (!chain[std::size_t(product)]) return;
+    for (auto& inside : {with_others(chain, after, walked, folds_large), chain})
+      if (keeps_calls(inside)) return stand_together(inside, walked);
+  }
+  // With what folds a large array that the chain reads, too; and with what is made point by point for the chain alone.
+  template <class Folds>
+  Marks with_others(Marks out, const Marks& after, const Axes& walked, const Folds& folds_large) const {
+    Marks before(out.size()), folds(out.size()), later(out.size());
+    backward([&](Together t) {                   // what the chain is made of
+      if (!out[std::size_t(t[0])] && (is_read(t, out) || is_read(t, before))) mark(t, before);
+    });
+    auto chain_reads = [&](int x) { return !out[std::size_t(x)] && marked(at(x).readers, out); };
+    forward([&](Together t) {                    // later: made of those
+      const auto k = std::size_t(t[0]);
+      if (reads(t, folds) || reads(t, later)) mark(t, later);
+      else if (is_free(t) && !after[k] && !before[k] && goes_along(node(t[0]), walked) && folds_large(t[0], chain_reads))
+        mark(t, folds);
+    });
+    for (std::size_t k = 0; k < out.size(); ++k) out[k] |= folds[k];
+    backward([&](Together t) {
+      const auto k = std::size_t(t[0]);
+      auto& item = at(t[0]);
+      auto& n = *item.node;
+      if (!is_free(t) || out[k] || after[k] || item.given || n.in.empty() || !goes_along(n, walked)) return;
+      if (n.op->kind != Kind::map && !keeps_names(n)) return;
+      auto in_it = [&](int r) { return out[std::size_t(r)] != 0; };
+      if (!item.readers.empty() && std::all_of(item.readers.begin(), item.readers.end(), in_it)) mark(t, out);
+    });
     return out;
   }
-  // What folds a large array that the chain reads, too; and what is made point by point for the chain alone.
-  template <class Folds> void take_in(Set& out, const Set& after, const Axes& walked, const Folds& folds_large) const {
-    Set before;                                  // what the chain is made of
-    for (auto i = all_.rbegin(); i != all_.rend(); ++i)
-      if (!out.count(i->get()) && (is_read_in(**i, out) || is_read_in(**i, before))) before.insert(i->get());
-    auto is_read = [&](const Node* x) { return !out.count(x) && is_read_in(*x, out); };
-    Set folds, later;                            // later: made of those
-    for (auto& n : all_) {
-      if (reads(*n, folds) || reads(*n, later)) later.insert(n.get());
-      else if (!after.count(n.get()) && !before.count(n.get()) && goes_along(*n, walked) && folds_large(*n, is_read))
-        folds.insert(n.get());
-    }
-    out.insert(folds.begin(), folds.end());
-    for (auto i = all_.rbegin(); i != all_.rend(); ++i) {
-      auto& n = **i;
-      if (out.count(&n) || after.count(&n) || given_.count(&n) || n.in.empty() || !goes_along(n, walked)) continue;
-      if (n.op->kind != Kind::map && !keeps_names(n)) continue;
-      auto r = readers_.find(&n);
-      if (r != readers_.end() && std::all_of(r->second.begin(), r->second.end(), [&](auto* x) { return out.count(x) > 0; }))
-        out.insert(&n);
-    }
+  // All devices make their calls in one order. As the loop is made when all that it reads is there, no call that is made of it
+  // may come before one that it is made of: another device, whose parts are smaller, may have no loop here.
+  bool keeps_calls(const Marks& inside) const {
+    if (!calls_) return true;
+    std::vector<int> last(all_.size()), first(all_.size(), std::numeric_limits<int>::max());   // that it is made of; made of it
+    auto of_inside = [&](int k) { return inside[std::size_t(k)] != 0; };
+    forward([&](Together t) {
+      int calls = 0;
+      for (int k : t)
+        for (int x : at(k).in) calls = std::max({calls, last[std::size_t(x)], at(x).call});
+      for (int k : t) last[std::size_t(k)] = calls;
+    });
+    backward([&](Together t) {
+      int calls = std::numeric_limits<int>::max();
+      for (int k : t)
+        for (int r : at(k).readers) calls = std::min({calls, first[std::size_t(r)], at(r).call ? at(r).call : calls});
+      for (int k : t) first[std::size_t(k)] = calls;
+    });
+    int before = 0, behind = std::numeric_limits<int>::max();
+    for (int k : order_)
+      if (of_inside(k)) before = std::max(before, last[std::size_t(k)]), behind = std::min(behind, first[std::size_t(k)]);
+    return before < behind;
   }
-  bool is_read_in(const Node& n, const Set& some) const {
-    auto r = readers_.find(&n);
-    return r != readers_.end() && std::any_of(r->second.begin(), r->second.end(), [&](auto* x) { return some.count(x) > 0; });
-  }
-  bool is_read_outside(const Node& n, const Set& some) const {
-    auto r = readers_.find(&n);
-    return given_.count(&n) ||
-           (r != readers_.end() && std::any_of(r->second.begin(), r->second.end(), [&](auto* x) { return !some.count(x); }));
+  // One behind the other in the order, what is made of them behind all of them.
+  void stand_together(const Marks& inside, const Axes& walked) {
+    Marks behind(all_.size());
+    forward([&](Together t) {
+      if (!inside[std::size_t(t[0])] && (reads(t, inside) || reads(t, behind))) mark(t, behind);
+    });
+    auto is_in = [&](int k) { return inside[std::size_t(k)] != 0; };
+    auto first = std::find_if(order_.begin(), order_.end(), is_in);
+    auto end = std::find_if(order_.rbegin(), order_.rend(), is_in).base();
+    std::stable_partition(first, end, [&](int k) { return !behind[std::size_t(k)]; });
+    auto loop = std::stable_partition(first, end, [&](int k) { return !is_in(k) && !behind[std::size_t(k)]; });
+    for (; loop != end && is_in(*loop); ++loop) at(*loop).loop = int(walked_.size());
+    walked_.push_back(walked);
   }
 
-  Nodes in_turns(const Set& inside, const Axes& walked) const {
+  // ---- the level with its loops ----
+  Nodes rewritten() {
+    Rewrite to;                                  // all nodes of the level, as they are now
+    auto now = [&](const NodePtr& x) {
+      auto found = x ? to.find(x.get()) : to.end();
+      return found == to.end() ? x : found->second;
+    };
+    forward([&](Together t) {
+      if (!is_free(t)) return in_turns(t, walked_[std::size_t(at(t[0]).loop)], to);
+      auto& n = at(t[0]).node;
+      bool changed = std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return now(x) != x; });
+      auto made = changed ? substitute(Nodes{n}, to, index_)[0] : n;
+      to[n.get()] = made;
+    });
+    Nodes out;
+    for (auto& r : roots_) out.push_back(now(r));
+    return out;
+  }
+  void in_turns(Together inside, const Axes& walked, Rewrite& to) const {
     Nodes index, whole, values;
     for (std::size_t k = 0; k < walked.size(); ++k) index.push_back(prim::index(walked[k], 0, 1, kDepth + int(k)));
     Rewrite of_turn;
     At follow;
-    for (auto& n : all_) {
-      if (!inside.count(n.get())) continue;
+    for (int k : inside) {
+      auto& n = at(k).node;
       follow(n->origin);
       Nodes in;
-      for (auto& x : n->in) in.push_back(part(x, index, of_turn));
+      for (auto& x : n->in) in.push_back(part(x, index, of_turn, to));
       of_turn[n.get()] = prim::remade(*n, std::move(in), without(n->axes, walked));
-      if (is_read_outside(*n, inside)) whole.push_back(n), values.push_back(of_turn[n.get()]);
+      auto is_elsewhere = [&](int r) { return at(r).loop != at(k).loop; };
+      if (at(k).given || std::any_of(at(k).readers.begin(), at(k).readers.end(), is_elsewhere))
+        whole.push_back(n), values.push_back(of_turn[n.get()]);
     }
     follow(whole[0]->origin);
     for (std::size_t k = walked.size(); k-- > 0;) {
@@ -137,49 +249,48 @@ class BatchesOfLevel {
       auto loop = make_loop(std::move(l));
       for (std::size_t r = 0; r < values.size(); ++r) values[r] = loop_result(loop, r);
     }
-    Rewrite to;
     for (std::size_t r = 0; r < whole.size(); ++r) to[whole[r].get()] = prim::fit(values[r], whole[r]->axes);
-    return substitute(roots_, to, index_);
   }
   // What a turn reads: made in it, if it is of numbers and positions alone; or its part of an array.
-  static NodePtr part(const NodePtr& x, const Nodes& index, Rewrite& of_turn) {
+  static NodePtr part(const NodePtr& x, const Nodes& index, Rewrite& of_turn, const Rewrite& to) {
     if (!x) return x;
     if (auto known = of_turn.find(x.get()); known != of_turn.end()) return known->second;
     if (is_generated(x) && x->op->kind == Kind::map) {
       Nodes in;
       Axes axes = x->axes;
-      for (auto& y : x->in) in.push_back(part(y, index, of_turn));
+      for (auto& y : x->in) in.push_back(part(y, index, of_turn, to));
       for (auto& i : index) std::erase_if(axes, [&](auto& a) { return a.name == IndexAttr::of(*i).axis.name; });
       return of_turn[x.get()] = prim::remade(*x, std::move(in), axes);
     }
-    bool reordered = keeps_names(*x) && same_set(x->axes, x->in[0]->axes);
-    auto mine = reordered ? x->in[0] : x;        // what another loop has made, whose order is better
+    auto found = to.find(x.get());
+    auto mine = found == to.end() ? x : found->second;
+    if (keeps_names(*mine) && same_set(mine->axes, mine->in[0]->axes)) mine = mine->in[0];   // in the order in which it was made
     for (auto& i : index) mine = prim::slice_at(mine, i, true);
     return of_turn[x.get()] = mine;
   }
 
   const Nodes& roots_;
   const Node* index_;
-  double lane_;
-  int workers_;
-  Nodes all_;
-  Set given_;
-  std::unordered_map<const Node*, std::vector<const Node*>> readers_;
+  const BatchLimits& limits_;
+  const bool calls_;                             // are there collectives?
+  std::vector<LevelNode> all_;
+  std::vector<int> order_;                       // inputs first; what a loop makes stands together
+  std::vector<Axes> walked_;                     // by each loop
 };
 
-Nodes in_levels(Nodes roots, const Node* index, double lane, int workers) {
-  while (auto now = BatchesOfLevel(roots, index, lane, workers).with_loop()) roots = std::move(*now);
+Nodes in_levels(Nodes roots, const Node* index, const BatchLimits& limits, bool calls) {
+  roots = BatchesOfLevel(roots, index, limits, calls).in_loops();
   auto others = [](const Loop& l) { return !l.of_chunks && IndexAttr::of(*l.index[0]).depth < kDepth; };
-  return in_bodies(roots, index, others, [&](const Nodes& values, const Node* i) { return in_levels(values, i, lane, workers); });
+  return in_bodies(roots, index, others, [&](const Nodes& values, const Node* i) { return in_levels(values, i, limits, calls); });
 }
 
 }  // namespace
 
-Nodes batch_turns(const Nodes& roots, double lane, int workers) {
+Nodes batch_turns(const Nodes& roots, const BatchLimits& limits) {
   auto all = everything(roots);
-  auto is_large = [&](auto& n) { return n->op->kind == Kind::contract && double(n->bytes()) > lane; };
-  if (std::none_of(all.begin(), all.end(), is_large)) return roots;
-  return in_levels(roots, nullptr, lane, workers == 0 ? threads() : workers);
+  auto has = [&](const auto& wanted) { return std::any_of(all.begin(), all.end(), wanted); };
+  if (!has([&](auto& n) { return n->op->kind == Kind::contract && double(n->bytes()) > limits.lane; })) return roots;
+  return in_levels(roots, nullptr, limits, has([](auto& n) { return n->op == &kCollective; }));
 }
 
 }  // namespace haliax

@@ -25,19 +25,6 @@ Axes minus(Axes a, const Axes& b) {
   return a;
 }
 
-// When the first call that a node makes was planned, its own or one of a loop's bodies; 0: it makes none.
-int first_call(const Node& n) {
-  if (n.op == &kCollective) return wiring_of(n).number;
-  if (n.op != &kLoop) return 0;
-  int first = 0;
-  auto& l = loop_of(n);
-  for (std::size_t b = 0; b < l.index.size(); ++b) {
-    for (auto& x : topological(values_of(l, b)))
-      if (varies_in(*x, l, b))
-        if (int call = first_call(*x); call && (!first || call < first)) first = call;
-  }
-  return first;
-}
 // What is ready goes by rank.
 std::vector<std::size_t> sorted(const std::vector<std::vector<std::size_t>>& users, const std::vector<std::size_t>& rank) {
   std::vector<int> waits(users.size());
@@ -396,6 +383,18 @@ struct Builder {
 
 }  // namespace
 
+int first_call(const Node& n) {
+  if (n.op == &kCollective) return wiring_of(n).number;
+  if (n.op != &kLoop) return 0;
+  int first = 0;
+  auto& l = loop_of(n);
+  for (std::size_t b = 0; b < l.index.size(); ++b) {
+    for (auto& x : topological(values_of(l, b)))
+      if (varies_in(*x, l, b))
+        if (int call = first_call(*x); call && (!first || call < first)) first = call;
+  }
+  return first;
+}
 bool shows_value(const Node& n) { return (n.op->kind == Kind::wrap && n.op != &kCustomVjp) || is_custom_vjp_result(n); }
 const NodePtr& shown_by(const Node& n) { return is_custom_vjp_result(n) ? n.in[0]->in[result_number(n)] : n.in[0]; }
 const NodePtr& base_of(const NodePtr& n) {

@@ -47,6 +47,8 @@ Scope make_scope(const std::vector<Target>& targets, const Places& known, bool f
 // In which order the units run. Any that keeps Unit::after is right; this one keeps little live. `by_age`: as they were made.
 std::vector<int> schedule(const Scope&, const Places& known, bool by_age);
 
+// When the first call that a node makes was planned, its own or one of a loop's bodies; 0: it makes none.
+int first_call(const Node&);
 // Wraps and results of custom gradients are the value of another node: which one.
 bool shows_value(const Node&);
 const NodePtr& shown_by(const Node&);                        // of a view too: what it shows

@@ -1,7 +1,8 @@
 // From the graph of one device to a Program: units to steps, values to slots, loops to steps that hold steps.
 //
-// Passes prepare it, on that graph: batch_turns, softmax_products and row_products, below, and those whose findings `lower` is
-// given: early_exit (loops.h) says which parts of turns may be left out, `layout` (layout.h) how values lie.
+// Passes prepare it, on that graph: batch_turns, softmax_products and row_products, below, masked_products (masked.h), and those
+// whose findings `lower` is given: early_exit (loops.h) says which parts of turns may be left out, `layout` (layout.h) how values
+// lie.
 //
 // In: a graph without borders and tracers (other wraps, such as barriers, are lowered as what they wrap); inputs that stand for
 // arguments.
@@ -18,9 +19,13 @@ namespace haliax {
 
 Nodes softmax_products(const Nodes& roots);   // products of a softmax, made of what it divides: the same values, up to rounding
 Nodes row_products(const Nodes& roots);       // products of row with row, as products point by point that are summed
-// Batched products whose results others read matrix by matrix, as loops over the batch whose turns hold about `lane` bytes: the
-// same values. workers 0: as many as there are threads.
-Nodes batch_turns(const Nodes& roots, double lane, int workers);
+struct BatchLimits {
+  double lane = 0;                           // bytes: a turn's product has half of it, or not more than twice as much
+  std::int64_t turns = 12;                   // at least: with fewer, threads would wait
+  double product = 1 << 16;                  // multiplications of a turn's product, at least: small ones are faster in one step
+};
+// Batched products whose results others read matrix by matrix, as loops over the batch: the same values, up to rounding.
+Nodes batch_turns(const Nodes& roots, const BatchLimits&);
 
 struct LowerOptions {
   bool fuse = true;                          // off: every node is a step of its own, in the order in which they were made
