@@ -88,6 +88,9 @@ TEST_CASE("context: blocks that a mask hides are neither sent nor waited for") {
   CHECK(blocks_sent([](auto& Pos, auto& KPos) { return ones({Pos, KPos}, DType::boolean); }) == 6 * all);
   CHECK(blocks_sent(window) == 2 * first + 4 * (devices - 1));   // all but the first device see of the block before
   CHECK(blocks_sent(causal) == 2 * (first + 3) + 4 * 6);         // of 0, 1, 2, 3 blocks before
+  // Rows of the first device that see nothing see all keys alike: it wants all.
+  auto blind = [](auto& Pos, auto& KPos) { return causal(Pos, KPos) & (broadcast_axis(arange(Pos), KPos) > 5); };
+  CHECK(blocks_sent(blind) == 2 * (first + 3 + 2) + 4 * (6 + 3));
 }
 
 TEST_CASE("context: memory is that of a device's own positions") {

@@ -49,7 +49,7 @@ class Untiled {
       if (auto* of_axis = tiles(*n, a.name)) a = of_axis->axis;
     for (auto& operand : n->in) {
       auto x = of(operand);
-      if (!x || !fits(*x, axes)) return nullptr;
+      if (!x || !fits(*x, axes) || (!in.empty() && !fits(*x, in[0]->axes))) return nullptr;
       in.push_back(std::move(x));
     }
     return prim::remade(*n, std::move(in), axes);
@@ -83,11 +83,13 @@ class Untiled {
     if (of_axis && is_slice_at(n, of_axis->index)) return part.drop ? nullptr : of(n.in[0]);
     const bool stays = !of_axis && (n.in.size() == 1 || is_slice_at(n, index_));
     auto x = stays ? of(n.in[0]) : nullptr;
-    return x ? sliced(x, part, n.in.size() > 1 ? n.in[1] : nullptr) : nullptr;
+    Rewrite known;
+    return x ? sliced(x, part, n.in.size() > 1 ? n.in[1] : nullptr, known) : nullptr;
   }
   // Of masks, and positions that they compare, the slices are taken before: so it is seen of which positions they are.
-  static NodePtr sliced(const NodePtr& x, const SliceAttr& part, const NodePtr& from) {
+  static NodePtr sliced(const NodePtr& x, const SliceAttr& part, const NodePtr& from, Rewrite& known) {
     if (!find(*x, part.axis)) return x;
+    if (auto found = known.find(x.get()); found != known.end()) return found->second;
     const bool block = !part.drop && part.step == 1;
     auto axes = x->axes;
     for (auto& a : axes)
@@ -99,8 +101,8 @@ class Untiled {
     }
     if (!block || x->op->kind != Kind::map || is_float(x->dtype)) return prim::slice(x, part, from);
     Nodes in;
-    for (auto& operand : x->in) in.push_back(sliced(operand, part, from));
-    return prim::remade(*x, std::move(in), axes);
+    for (auto& operand : x->in) in.push_back(sliced(operand, part, from, known));
+    return known[x.get()] = prim::remade(*x, std::move(in), axes);
   }
   // What a loop over tiles puts together, or adds up, is what it makes of all of them.
   NodePtr of_loop(const Node& result) {
