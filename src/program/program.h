@@ -127,11 +127,11 @@ struct Parcel {
   int device = 0, array = 0;        // the other one; which of x (sends) or out (receives)
   Dims start, dims, step;           // in the sender's x, or in the receiver's out, where all steps are 1
 };
-// What an exchange may leave out. A flag (bool, without dims) stands behind its arrays in x; where that of a device is false,
+// What an exchange may leave out: but for `nothing`, a flag of this device (bool, without dims) stands behind its arrays in x.
 enum class Spares : std::uint8_t {
-  nothing,                          // there is no flag
-  unread,                           // nothing of what the device receives is read
-  zeros,                            // all that the device sends is 0
+  nothing,
+  unread,                           // where the flag is false, nothing of what the device receives is read
+  zeros,                            // where it is false, all that the device sends is 0
 };
 // Several arrays at once, over the devices of one group of a mesh: all those that differ only along the mesh axes in `over`, in
 // rank order. An exchange is said box by box; the others make out[k] of x[k].

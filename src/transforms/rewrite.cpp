@@ -13,10 +13,6 @@ void add_reads(const NodePtr& n, Nodes& out) {
   }
 }
 
-bool reads(const Node& n, const std::unordered_set<const Node*>& some) {
-  return std::any_of(n.in.begin(), n.in.end(), [&](auto& x) { return x && some.count(x.get()) > 0; });
-}
-
 bool is_border(const Node& n) { return n.op == &prim::kEnter || n.op == &prim::kLeave; }
 std::unordered_set<const Node*> between_borders(const Nodes& all) {
   std::unordered_set<const Node*> out;

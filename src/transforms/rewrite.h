@@ -30,7 +30,6 @@ std::unordered_set<const Node*> dependents(const Nodes& roots, const std::unorde
 
 // What a node reads; of a loop also what its bodies make and carry.
 void add_reads(const NodePtr&, Nodes& out);
-bool reads(const Node&, const std::unordered_set<const Node*>& some);   // is one of its operands among them?
 // Everything below the roots, loop bodies included; the operands of a body's outside nodes too.
 Nodes everything(const Nodes& roots);
 // The nodes of one level: the top (no index), or what varies in a body and the borders that it reads, which a cotangent that is

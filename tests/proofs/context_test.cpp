@@ -78,6 +78,8 @@ TEST_CASE("context: blocks that a mask hides are neither sent nor waited for") {
   auto blocks_sent = [&](const Masked& mask) {
     auto f = named_jit(all_of(mask), cut(devices));
     agree(f(p), jit(all_of(mask), {.scores_budget = most_bytes})(p));
+    for (auto& c : f.report().collectives) CHECK(c.at_most == (c.kind == "ring" || c.kind == "reduce-scatter"));
+    CHECK(f.report().explain.find("at most") != std::string::npos);
     const auto before = exchanged_bytes();
     f(p);
     return double(exchanged_bytes() - before) / double(Heads.size * D.size * 4 * Pos.size / devices);

@@ -6,7 +6,6 @@
 // stays in a core's cache, and only what is read elsewhere, as w by a gradient, is written whole. What is walked does not depend
 // on the number of threads, as sums may be rounded otherwise in a turn.
 #include <algorithm>
-#include <functional>
 #include <limits>
 #include <span>
 
