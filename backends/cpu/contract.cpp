@@ -279,66 +279,86 @@ class LoopContractStep final : public CompiledStep {
 
   void tile(const std::byte* a, const std::byte* b, std::byte* out, std::int64_t batch, std::int64_t m, std::int64_t mm,
             std::int64_t n, std::int64_t nn) const {
-    const int width = cpu::bytes_of(lane_);
+    const std::int64_t width = cpu::bytes_of(lane_), pitch = round_up(nn, 64 / width);
     std::byte* sum = workspace();
     std::byte* left = sum + rows * cols * width;
     std::byte* right = left + rows * depth * width;
     const std::int64_t at_a = offset_at(shape_.batch, &MatrixDim::a, batch), at_b = offset_at(shape_.batch, &MatrixDim::b, batch);
     const std::int64_t at_out = offset_at(shape_.batch, &MatrixDim::out, batch);
-    std::memset(sum, 0, static_cast<std::size_t>(rows * cols * width));
+    const Part m_part{shape_.m, m, mm}, n_part{shape_.n, n, nn};
+    std::memset(sum, 0, static_cast<std::size_t>(mm * pitch * width));
     if (contract_.accumulate)
-      for (std::int64_t r = 0; r < mm; ++r)
-        load(contract_.out.dtype, sum + r * cols * width, out, at_out + offset_at(shape_.m, &MatrixDim::out, m + r), shape_.n,
-             &MatrixDim::out, n, nn);
+      each_piece(m_part, n_part, &MatrixDim::out, [&](const Piece& p) { load(sum, pitch, contract_.out.dtype, out, at_out, p); });
     for (std::int64_t k = 0; k < k_; k += depth) {
-      const std::int64_t kk = std::min(depth, k_ - k);
-      for (std::int64_t r = 0; r < mm; ++r)
-        load(contract_.a.dtype, left + r * kk * width, a, at_a + offset_at(shape_.m, &MatrixDim::a, m + r), shape_.k, &MatrixDim::a, k, kk);
-      if (nn < cols) std::memset(right, 0, static_cast<std::size_t>(kk * cols * width));
-      for (std::int64_t r = 0; r < kk; ++r)
-        load(contract_.b.dtype, right + r * cols * width, b, at_b + offset_at(shape_.k, &MatrixDim::b, k + r), shape_.n, &MatrixDim::b, n,
-             nn);
-      kernels().multiply(lane_, sum, left, right, mm, kk);
+      const Part k_part{shape_.k, k, std::min(depth, k_ - k)};
+      each_piece(m_part, k_part, &MatrixDim::a, [&](const Piece& p) { load(left, k_part.count, contract_.a.dtype, a, at_a, p); });
+      if (nn < pitch) std::memset(right, 0, static_cast<std::size_t>(k_part.count * pitch * width));
+      each_piece(k_part, n_part, &MatrixDim::b, [&](const Piece& p) { load(right, pitch, contract_.b.dtype, b, at_b, p); });
+      kernels().multiply(lane_, sum, left, right, mm, pitch, k_part.count);
     }
-    for (std::int64_t r = 0; r < mm; ++r)
-      each_run(shape_.n, &MatrixDim::out, n, nn, [&](std::int64_t done, std::int64_t offset, std::int64_t stride, std::int64_t count) {
-        const std::int64_t bytes = haliax::bytes_of(contract_.out.dtype);
-        const std::byte* row = sum + (r * cols + done) * width;
-        if (lane_of(contract_.out.dtype) != lane_) {
-          const void* in[] = {row};
-          kernels().cast(lane_, contract_.out.dtype)(left, in, count);
-          row = left;
-        }
-        kernels().store(contract_.out.dtype)(out + (at_out + offset_at(shape_.m, &MatrixDim::out, m + r) + offset) * bytes, row,
-                                             stride, count);
-      });
+    each_piece(m_part, n_part, &MatrixDim::out, [&](const Piece& p) { store(out, at_out, p, sum, pitch); });
   }
-  // Runs of constant stride: f(position, offset, stride, count) over [first, first + n) of the flat dims.
+
+  // Some positions of flat dims, and a part of a tile in which both sides have one stride.
+  struct Part {
+    const MatrixDims& dims;
+    std::int64_t first, count;
+  };
+  struct Piece {
+    std::int64_t row, column, rows, columns;       // in the tile
+    std::int64_t offset, row_stride, column_stride;   // in memory, in elements
+  };
   template <class F>
-  static void each_run(const MatrixDims& dims, MatrixStride stride, std::int64_t first, std::int64_t n, const F& f) {
-    if (dims.empty()) return f(std::int64_t{0}, std::int64_t{0}, std::int64_t{1}, n);
-    auto& last = dims.back();
-    for (std::int64_t done = 0; done < n;) {
-      const std::int64_t i = first + done, count = std::min(n - done, last.n - i % last.n);
-      f(done, offset_at(dims, stride, i), last.*stride, count);
+  static void each_piece(const Part& rows, const Part& columns, MatrixStride stride, const F& f) {
+    each_run(rows, stride, [&](std::int64_t row, std::int64_t at, std::int64_t row_stride, std::int64_t m) {
+      each_run(columns, stride, [&](std::int64_t column, std::int64_t offset, std::int64_t column_stride, std::int64_t n) {
+        f(Piece{row, column, m, n, at + offset, row_stride, column_stride});
+      });
+    });
+  }
+  // Runs of constant stride: f(position in the part, offset, stride, count).
+  template <class F>
+  static void each_run(const Part& part, MatrixStride stride, const F& f) {
+    if (part.dims.empty()) return f(std::int64_t{0}, std::int64_t{0}, std::int64_t{1}, part.count);
+    auto& last = part.dims.back();
+    for (std::int64_t done = 0; done < part.count;) {
+      const std::int64_t i = part.first + done, count = std::min(part.count - done, last.n - i % last.n);
+      f(done, offset_at(part.dims, stride, i), last.*stride, count);
       done += count;
     }
   }
-  // Values of any dtype into a register of our lane.
-  void load(DType dtype, std::byte* reg, const std::byte* memory, std::int64_t offset, const MatrixDims& dims,
-            MatrixStride stride, std::int64_t first, std::int64_t n) const {
-    const int width = cpu::bytes_of(lane_), bytes = haliax::bytes_of(dtype);
-    each_run(dims, stride, first, n, [&](std::int64_t done, std::int64_t at, std::int64_t step, std::int64_t count) {
-      const std::byte* from = memory + (offset + at) * bytes;
-      if (lane_of(dtype) == lane_) return kernels().load(dtype)(reg + done * width, from, step, count);
-      std::uint64_t buffer[64];
-      for (std::int64_t i = 0; i < count; i += 64) {
-        const std::int64_t some = std::min<std::int64_t>(64, count - i);
-        kernels().load(dtype)(buffer, from + i * step * bytes, step, some);
-        const void* in[] = {buffer};
-        kernels().cast(lane_of(dtype), wide(lane_))(reg + (done + i) * width, in, some);
+  // Values of any dtype into a tile of our lane.
+  void load(std::byte* tile, std::int64_t pitch, DType dtype, const std::byte* memory, std::int64_t at, const Piece& p) const {
+    const std::int64_t width = cpu::bytes_of(lane_), bytes = haliax::bytes_of(dtype);
+    std::byte* reg = tile + (p.row * pitch + p.column) * width;
+    memory += (at + p.offset) * bytes;
+    if (dtype == DType::f32 && lane_ == Lane::f64)
+      return kernels().widen(reinterpret_cast<double*>(reg), pitch, reinterpret_cast<const float*>(memory), p.row_stride, p.column_stride,
+                             p.rows, p.columns);
+    for (std::int64_t r = 0; r < p.rows; ++r, reg += pitch * width, memory += p.row_stride * bytes) {
+      if (lane_of(dtype) == lane_) {
+        kernels().load(dtype)(reg, memory, p.column_stride, p.columns);
+        continue;
       }
-    });
+      std::uint64_t buffer[64];
+      for (std::int64_t i = 0; i < p.columns; i += 64) {
+        const std::int64_t some = std::min<std::int64_t>(64, p.columns - i);
+        kernels().load(dtype)(buffer, memory + i * p.column_stride * bytes, p.column_stride, some);
+        const void* in[] = {buffer};
+        kernels().cast(lane_of(dtype), wide(lane_))(reg + i * width, in, some);
+      }
+    }
+  }
+  void store(std::byte* memory, std::int64_t at, const Piece& p, const std::byte* tile, std::int64_t pitch) const {
+    const DType dtype = contract_.out.dtype;
+    const std::int64_t width = cpu::bytes_of(lane_), bytes = haliax::bytes_of(dtype);
+    const std::byte* reg = tile + (p.row * pitch + p.column) * width;
+    memory += (at + p.offset) * bytes;
+    if (dtype == DType::f32 && lane_ == Lane::f64)
+      return kernels().narrow(reinterpret_cast<float*>(memory), p.row_stride, p.column_stride, reinterpret_cast<const double*>(reg), pitch,
+                              p.rows, p.columns);
+    for (std::int64_t r = 0; r < p.rows; ++r, reg += pitch * width, memory += p.row_stride * bytes)
+      kernels().store(dtype)(memory, reg, p.column_stride, p.columns);
   }
   static DType wide(Lane lane) {
     constexpr DType all[] = {DType::f32, DType::f64, DType::i32, DType::u32, DType::i64, DType::u64};

@@ -53,7 +53,8 @@ constexpr const char* name_of_isa =
 
 const Kernels& table() {
   static constexpr Kernels kernels{name_of_isa, find_map,   exp_difference, find_cast,     find_wrap, count_up,
-                                   find_load,   find_store, find_reduction, multiply_lane, product_or_none, vector_product, running_sums};
+                                   find_load,   find_store, find_reduction, multiply_lane, widen,     narrow,        product_or_none,
+                                   vector_product, running_sums};
   return kernels;
 }
 
