@@ -252,6 +252,8 @@ class WhereFalse {
       axes = joined(axes, x->axes);
     }
     if (auto known = decided(n, in)) return number(*known, DType::boolean);
+    if (n.op->code == Code::exp && !is_number(in[0]))
+      if (auto nothing = hidden(node)) return nothing;
     return make(*n.op, std::move(in), axes, n.dtype, n.attr);
   }
   // It keeps the axis, all along which an operand is known.
@@ -268,7 +270,9 @@ class WhereFalse {
     if (n->op->code != Code::exp || !is_float(n->dtype)) return nullptr;
     auto x = between(n->in[0]);
     if (!x || !x->masked) return nullptr;
-    expect_zero(exp(x->high));
+    // Of numbers below the logarithm of half the least number there is. What is asked is a comparison, as exp may be inf elsewhere.
+    const double vanishes = n->dtype == DType::f64 ? -746 : -104;
+    expect_zero(logical_not(less_equal(x->high, number(vanishes, n->dtype))));
     return number(0, n->dtype);
   }
   bool is_mask(const NodePtr& n) const {           // or what it is not

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <functional>
 
 #include "examples/gpt2/model.h"
@@ -40,6 +41,10 @@ auto all_of(const Masked& mask) {
 JitOptions cut(int devices, std::optional<std::int64_t> budget = 0) {
   return {.mesh = Mesh{{{"context", devices}}}, .axis_resources = Mapping{{"pos", "context"}}, .ring = true, .scores_budget = budget};
 }
+struct Nans {
+  Nans() { ::setenv("HALIAX_NANS", "1", 1); }
+  ~Nans() { ::unsetenv("HALIAX_NANS"); }
+};
 void agree(const Leaves& got, const Leaves& want) {
   REQUIRE(got.size() == want.size());
   for (std::size_t k = 0; k < want.size(); ++k) {
@@ -93,6 +98,23 @@ TEST_CASE("context: blocks that a mask hides are neither sent nor waited for") {
   // Rows of the first device that see nothing see all keys alike: it wants all.
   auto blind = [](auto& Pos, auto& KPos) { return causal(Pos, KPos) & (broadcast_axis(arange(Pos), KPos) > 5); };
   CHECK(blocks_sent(blind) == 2 * (first + 3 + 2) + 4 * (6 + 3));
+}
+
+TEST_CASE("context: what is asked of a mask makes nothing infinite") {
+  const Axis Pos{"pos", 24};
+  auto p = parts(Pos);
+  const Masked masks[] = {
+      causal, [](auto& Pos, auto& KPos) { return broadcast_axis(arange(Pos), KPos) < arange(KPos); },
+      [](auto& Pos, auto& KPos) { return broadcast_axis(arange(KPos) > 18, Pos); },    // no device but the last sees its own
+      [](auto& Pos, auto& KPos) { return (arange(KPos) < 3) & (broadcast_axis(arange(Pos), KPos) > 2); }};
+  for (auto& mask : masks) {
+    auto want = jit(all_of(mask), {.scores_budget = most_bytes})(p);
+    Nans nans;
+    for (int devices : {1, 2, 4}) {
+      CAPTURE(devices);
+      agree(named_jit(all_of(mask), cut(devices))(p), want);
+    }
+  }
 }
 
 TEST_CASE("context: memory is that of a device's own positions") {

@@ -107,7 +107,7 @@ void Region::stream(Loop& l, Nodes& of, const NodePtr& top) {
     const Turn turn{b, shift, prim::equal(now, least)};
     auto first = prim::equal(best, least);
     auto grows = prim::map(prim::kBitAnd, {first, prim::logical_not(turn.hidden)}, DType::boolean);   // from -inf
-    auto scale = prim::select(first, prim::number(1, d), prim::exp(prim::sub(shift_of(best), shift)));
+    auto scale = prim::exp(prim::sub(prim::select(first, shift, shift_of(best)), shift));   // of the first max: 1
     max.value.push_back(now);
     Parts memo[2];                               // of those that no choice drops, and of others
     for (std::size_t k = 0; k < folds.size(); ++k) {
