@@ -100,6 +100,34 @@ TEST_CASE("context: blocks that a mask hides are neither sent nor waited for") {
   CHECK(blocks_sent(blind) == 2 * (first + 3 + 2) + 4 * (6 + 3));
 }
 
+TEST_CASE("context: bf16 goes round forward and backward, its gradients in f32, and rounded once") {
+  const Axis Pos{"pos", 96};
+  auto p = parts(Pos);
+  for (auto& x : p) x = astype(x, DType::bf16).eval();
+  const int devices = 4;
+  auto f = named_jit(all_of(causal), cut(devices));
+  auto got = f(p), want = jit(all_of(causal), {.scores_budget = most_bytes})(p);
+  for (std::size_t k = 0; k < want.size(); ++k) CHECK(max(abs(got[k] - want[k])).item() <= 1e-2 * (1 + max(abs(want[k])).item()));
+  const double block = double(Heads.size * D.size * 2 * Pos.size / devices);
+  double keys = 0, gradients = 0;
+  const auto report = f.report();
+  for (auto& c : report.collectives) {
+    if (c.kind == "all-reduce") continue;                           // of the loss
+    CHECK(c.at_most);
+    CHECK((c.kind == "ring" || c.kind == "reduce-scatter"));
+    (c.kind == "ring" ? keys : gradients) += c.bytes * c.turns;
+  }
+  CHECK(keys == doctest::Approx(4 * block * (devices - 1)));
+  CHECK(gradients == doctest::Approx(2 * 2 * block * (devices - 1)));
+}
+
+TEST_CASE("context: a part whose length is a prime number is not walked position by position") {
+  const auto report = named_jit(all_of(causal), cut(3)).plan(parts(Axis{"pos", 3 * 683}));
+  auto queries = std::find_if(report.chunked.begin(), report.chunked.end(), [](auto& c) { return c.axis == "pos"; });
+  REQUIRE(queries != report.chunked.end());
+  CHECK(queries->chunk == 683);
+}
+
 TEST_CASE("context: what is asked of a mask makes nothing infinite") {
   const Axis Pos{"pos", 24};
   auto p = parts(Pos);

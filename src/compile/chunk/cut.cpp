@@ -77,6 +77,34 @@ Nodes with_entered(const Nodes& values, const Node* index, const Entered& before
     }
   return to.empty() ? values : substitute(values, to, index);
 }
+// What loops over blocks of keys sum up and stack, rounded behind them: on a mesh the sums of a block are added up by the device
+// that has it, and one that is rounded in its turn would be added up on all of them.
+Nodes rounded_behind(const Nodes& roots, const Node* index, const Nodes& keys) {
+  auto rounds = [](const NodePtr& n) {
+    const bool sums = n->op->kind == Kind::contract || (n->op->kind == Kind::reduce && n->op->code == Code::reduce_sum);
+    return sums && widened(n)->dtype != n->dtype;
+  };
+  Rewrite to;
+  for (auto& n : level_of(roots, index)) {
+    if (n->op != &kLoop || loop_of(*n).index != keys) continue;
+    Loop l = loop_of(*n);
+    std::vector<std::size_t> rounded;
+    for (std::size_t k = 0; k < l.results.size(); ++k) {
+      auto& r = l.results[k];
+      r.value = substitute(r.value, to, index);
+      if (r.fold != Fold::stack || !std::all_of(r.value.begin(), r.value.end(), rounds)) continue;
+      for (auto& v : r.value) v = widened(v);
+      rounded.push_back(k);
+    }
+    if (rounded.empty()) continue;
+    auto made = replace_loop(n, std::move(l), to);
+    for (auto k : rounded) {
+      auto was = loop_result(n, k);
+      to[was.get()] = prim::cast(loop_result(made, k), was->dtype);
+    }
+  }
+  return to.empty() ? roots : substitute(roots, to, index);
+}
 Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t from);
 Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::size_t from) {
   while (from < plan.cuts.size() && plan.cuts[from].second >= plan.cuts[from].first.size) ++from;
@@ -88,6 +116,7 @@ Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::
   auto how = plan.how;
   how.chunk = chunk;
   auto out = region.cut(how);
+  if (plan.go_round && plan.keys == from) out = rounded_behind(out, index, region.index());
   auto before = plan.keys == from ? made_before(plan, out, index) : Entered();
   return in_bodies(out, index, [&](const Loop& l) { return l.index == region.index(); },
                    [&](const Nodes& values, const Node* inner) {

@@ -15,6 +15,7 @@ struct CutPlan {
   std::vector<ChunkKey> tiles;                           // axes that are cut although nobody asked
   RegionCut how;
   std::optional<std::size_t> keys = {};                  // which cut is that of scores' keys, if they are walked around queries
+  bool go_round = false;                                 // from device to device
   bool late = false;                                     // they are walked within: late_rows comes first
   bool is_whole() const;                                 // nothing is cut
   std::string line() const;                              // for people, of what is whole

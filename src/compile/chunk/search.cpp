@@ -111,6 +111,12 @@ std::int64_t in_blocks(const ChunkKey& k, std::int64_t positions) {
   while (own % positions) --positions;
   return positions;
 }
+// As many, or more where only far fewer would do, as of a part whose length is a prime number.
+std::int64_t near_blocks(const ChunkKey& k, std::int64_t positions) {
+  if (auto fewer = in_blocks(k, positions); 4 * fewer >= positions) return fewer;
+  while (k.size / k.blocks % positions) ++positions;
+  return positions;
+}
 std::string text_of(const Cuts& cuts) {
   std::string s;
   for (auto& [k, c] : cuts)
@@ -264,7 +270,7 @@ class ChunkSearch {
     Cuts cuts;
     std::int64_t inner = 1;
     for (auto k = keys.rbegin(); k != keys.rend(); ++k) {
-      cuts.insert(cuts.begin(), {*k, in_blocks(*k, std::clamp<std::int64_t>(positions / inner, 1, k->size))});
+      cuts.insert(cuts.begin(), {*k, near_blocks(*k, std::clamp<std::int64_t>(positions / inner, 1, k->size))});
       inner *= k->size;
     }
     return cuts;
@@ -329,7 +335,7 @@ class ChunkSearch {
     std::size_t at = 0;
     for (; at < tiles.size() && bytes > kMostVisits; ++at) bytes /= cuts[at].first.size;
     cuts.insert(cuts.begin() + std::ptrdiff_t(at), {*keys_, chunk}), tiles.insert(tiles.begin() + std::ptrdiff_t(at), *keys_);
-    return {call_, std::move(cuts), std::move(tiles), how(rows_form()), at};
+    return {call_, std::move(cuts), std::move(tiles), how(rows_form()), at, true};
   }
   // Along which a query's scores have their greatest.
   Axes keys_of(const Nodes& level, const Regions& regions) const {
