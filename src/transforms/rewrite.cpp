@@ -81,7 +81,8 @@ std::unordered_set<const Loop*> loops_of_level(const Nodes& roots, const Node* i
   return loops;
 }
 
-Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
+Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside, std::unordered_set<const Node*>* same) {
+  if (to.empty()) return roots;
   auto now = [&](const NodePtr& n) {
     if (!n) return n;
     auto i = to.find(n.get());
@@ -89,7 +90,9 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
   };
   // A loop's body is older than the loop, operands are older than their users: one pass by age is enough. A node made by an
   // earlier substitution is newer than what uses its value only if the replacement itself is given, and that is not entered.
-  auto order = wanted_below(roots, [&](const Node& n) { return !to.count(&n) && (!inside || n.varies_with(inside)); });
+  auto order = wanted_below(roots, [&](const Node& n) {
+    return !to.count(&n) && (!inside || n.varies_with(inside)) && !(same && same->count(&n));
+  });
   At follow;
   for (auto& n : order) {
     if (n->value && n->in.empty()) continue;
@@ -115,6 +118,7 @@ Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside) {
       if (n->op == &kResult && in[0]->op == &kLoop) made = loop_result(in[0], result_number(*n));
       else made = prim::remade(*n, std::move(in), n->axes);
     }
+    if (!changed && same) same->insert(n.get());
   }
   Nodes out;
   for (auto& r : roots) out.push_back(now(r));

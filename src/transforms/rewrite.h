@@ -15,7 +15,7 @@ struct Rewrite : std::unordered_map<const Node*, NodePtr> {
 
 // The roots with some nodes replaced, loop bodies included. A node keeps its identity where nothing below it changes.
 // `inside`: only in the body of the loop with that index; another loop over it, whose results the body reads, is left alone.
-Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside = nullptr);
+Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside = nullptr, std::unordered_set<const Node*>* same = nullptr);
 NodePtr substitute(const NodePtr& root, Rewrite& to);
 // The graph below the roots as nodes of the domain in scope (OwnNodes), loop bodies included: what is compiled, while other
 // threads read values and so make nodes forget how they were made. What has a value is data; data and inputs stay. In a
@@ -55,6 +55,7 @@ NodePtr replace_loop(const NodePtr& old, Loop by, Rewrite&);   // result by resu
 template <class Wanted, class Rewritten>
 Nodes in_bodies(const Nodes& roots, const Node* index, const Wanted& wanted, const Rewritten& rewritten) {
   Rewrite to;
+  std::unordered_set<const Node*> same;          // what reads no loop that has changed: it is older than those to come
   for (auto& n : level_of(roots, index)) {
     if (n->op != &kLoop || !wanted(loop_of(*n))) continue;
     Loop l = loop_of(*n);
@@ -62,17 +63,17 @@ Nodes in_bodies(const Nodes& roots, const Node* index, const Wanted& wanted, con
     for (std::size_t b = 0; b < l.index.size(); ++b) {
       Nodes values;
       for (auto& r : l.results) values.push_back(r.value[b]);
-      auto now = rewritten(substitute(values, to, index), l.index[b].get());   // it may read a loop that has changed
+      auto now = rewritten(substitute(values, to, index, &same), l.index[b].get());   // it may read a loop that has changed
       for (std::size_t k = 0; k < now.size(); ++k) changed |= now[k] != values[k], l.results[k].value[b] = now[k];
     }
     for (auto& r : l.results)
       if (r.start) {
-        auto start = substitute(Nodes{r.start}, to, index)[0];
+        auto start = substitute(Nodes{r.start}, to, index, &same)[0];
         changed |= start != r.start, r.start = start;
       }
     if (changed) replace_loop(n, std::move(l), to);
   }
-  return to.empty() ? roots : substitute(roots, to, index);
+  return substitute(roots, to, index, &same);
 }
 
 // Sums of narrow floats, as f32: what is kept from chunk to chunk, or sent between devices, and rounded once, at the end.

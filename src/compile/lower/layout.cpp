@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <optional>
-#include <unordered_set>
 
 #include "graph/axes.h"
 #include "graph/loop.h"
 #include "graph/walk.h"
 #include "ops/attr.h"
 #include "ops/prim.h"
+#include "transforms/rewrite.h"
 
 namespace haliax {
 namespace {
@@ -23,17 +23,16 @@ bool is_stack(const Node& n) {
 // Nodes that had better lie alike are one group; every product that makes or reads one of them says which axes are its batch.
 class Preferences {
  public:
-  Layouts find_all(const Nodes& roots, const std::vector<Nodes>& bodies) {
+  Layouts find_all(const Nodes& roots, const Nodes& all) {
     for (auto& n : roots) fix(n.get());
-    for (auto& body : bodies) for (auto& n : body) visit(*n);
+    for (auto& n : all) visit(*n);
     Layouts out;
-    for (auto& body : bodies)
-      for (auto& n : body) {
-        auto& g = groups_[root(n.get())];
-        if (g.fixed || !g.batch || g.batch->empty()) continue;
-        auto order = ordered(*n, *g.batch);
-        if (order != n->axes) out[n.get()] = std::move(order);
-      }
+    for (auto& n : all) {
+      auto& g = groups_[root(n.get())];
+      if (g.fixed || !g.batch || g.batch->empty()) continue;
+      auto order = ordered(*n, *g.batch);
+      if (order != n->axes) out[n.get()] = std::move(order);
+    }
     return out;
   }
 
@@ -99,17 +98,16 @@ class Preferences {
 
 }  // namespace
 
-std::vector<Nodes> bodies_of(const Nodes& roots) {
-  auto stop = [](const Node& n) { return bool(n.value) && n.op->kind != Kind::leaf; };
-  std::vector<Nodes> bodies{topological(roots, stop)};
-  std::unordered_set<const Node*> entered;   // loops: several bodies may read one
-  for (std::size_t i = 0; i < bodies.size(); ++i)
-    for (auto n : Nodes(bodies[i]))
-      if (n->op == &kLoop && !n->value && entered.insert(n.get()).second)
-        for (auto& r : loop_of(*n).results) bodies.push_back(topological(r.value, stop));
-  return bodies;
+Nodes all_computed(const Nodes& roots) {
+  Nodes all;
+  walk(roots, [&](const NodePtr& n, Nodes& todo) {
+    all.push_back(n);
+    if (!n->value || n->op->kind == Kind::leaf) add_reads(n, todo);
+  });
+  sort_by_age(all);
+  return all;
 }
 
-Layouts layouts_of(const Nodes& roots) { return Preferences().find_all(roots, bodies_of(roots)); }
+Layouts layouts_of(const Nodes& roots) { return Preferences().find_all(roots, all_computed(roots)); }
 
 }  // namespace haliax

@@ -13,7 +13,7 @@ namespace haliax {
 using Layouts = std::unordered_map<const Node*, Axes>;
 Layouts layouts_of(const Nodes& roots);
 
-// The nodes of the top and of the body of each loop, inputs first; what a value was computed from is no part of them.
-std::vector<Nodes> bodies_of(const Nodes& roots);
+// All nodes, those of bodies included, inputs first; what a value was computed from is no part of them.
+Nodes all_computed(const Nodes& roots);
 
 }  // namespace haliax

@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <set>
+#include <unordered_set>
 
 #include "compile/lower/lowering.h"
 #include "compile/memory/views.h"
@@ -12,18 +12,16 @@ namespace haliax {
 namespace {
 
 // The arrays that a graph has captured, bodies of loops included. Raises for what has no value and will have none.
-Nodes captured_by(const std::vector<Nodes>& bodies, const Nodes& inputs) {
-  std::set<NodePtr> given(inputs.begin(), inputs.end());
+Nodes captured_by(const Nodes& all, const Nodes& inputs) {
+  const std::unordered_set<NodePtr> given(inputs.begin(), inputs.end());
   Nodes out;
-  for (auto& body : bodies)
-    for (auto& n : body) {
-      if (given.count(n)) continue;
-      if (n->op == &prim::kInput && !n->value)
-        fail("eval", "a value is asked for inside jit, scan or vmap, where there is none yet");
-      bool said = n->op == &prim::kNumber || n->op == &prim::kIota;   // as good as its value, and never in memory
-      if (n->value && !said) given.insert(n), out.push_back(n);
-      else if (!n->donated.empty()) fail_at(n->origin, "eval", n->donated);
-    }
+  for (auto& n : all) {
+    if (given.count(n)) continue;
+    if (n->op == &prim::kInput && !n->value) fail("eval", "a value is asked for inside jit, scan or vmap, where there is none yet");
+    bool said = n->op == &prim::kNumber || n->op == &prim::kIota;   // as good as its value, and never in memory
+    if (n->value && !said) out.push_back(n);
+    else if (!n->donated.empty()) fail_at(n->origin, "eval", n->donated);
+  }
   return out;
 }
 
@@ -31,7 +29,7 @@ Nodes captured_by(const std::vector<Nodes>& bodies, const Nodes& inputs) {
 
 Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& options, const Layouts& layouts,
               const TurnParts& turns) {
-  Lowered out{std::make_shared<program::Program>(), captured_by(bodies_of(roots), inputs)};
+  Lowered out{std::make_shared<program::Program>(), captured_by(all_computed(roots), inputs)};
   auto& p = *out.program;
   Purposes purposes(roots, inputs);
   Lowering l(p, options.fuse, purposes, layouts, turns);
