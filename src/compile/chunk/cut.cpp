@@ -135,6 +135,13 @@ Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t
   auto cut = [&](const CutPlan& p, const Nodes& values) { return cut_from(p, values, index, from); };
   if (region(by_queries).wide_sums() == 0) return cut(by_queries, roots);
   if (auto rows = region(by_keys).between(); !rows.empty()) {
+    auto sweeps = [&](const Nodes& values) { return Region(by_keys.cuts[from].first.attr(), values, level_of(values, index), index).sweeps(); };
+    const int least = sweeps(rows);
+    for (auto& r : roots) {                      // results that are made on the way, as of weights and values
+      auto with = rows;
+      with.push_back(r);
+      if (!has(r->axes, by_keys.cuts[from].first.axis) && sweeps(with) == least) rows = std::move(with);
+    }
     auto made = without_borders(cut(by_queries, rows), plan.call, index);
     Rewrite to;
     for (std::size_t k = 0; k < rows.size(); ++k) to[rows[k].get()] = made[k];
