@@ -270,7 +270,7 @@ class WhereFalse {
     if (n->op->code != Code::exp || !is_float(n->dtype)) return nullptr;
     auto x = between(n->in[0]);
     if (!x || !x->masked) return nullptr;
-    // Of numbers below the logarithm of half the least number there is. What is asked is a comparison, as exp may be inf elsewhere.
+    // Of what is below the logarithm of half the least number there is. It is compared, as exp may be inf where it is not so.
     const double vanishes = n->dtype == DType::f64 ? -746 : -104;
     expect_zero(logical_not(less_equal(x->high, number(vanishes, n->dtype))));
     return number(0, n->dtype);

@@ -81,8 +81,7 @@ Nodes with_entered(const Nodes& values, const Node* index, const Entered& before
 // that has it, and one that is rounded in its turn would be added up on all of them.
 Nodes rounded_behind(const Nodes& roots, const Node* index, const Nodes& keys) {
   auto rounds = [](const NodePtr& n) {
-    const bool sums = n->op->kind == Kind::contract || (n->op->kind == Kind::reduce && n->op->code == Code::reduce_sum);
-    return sums && widened(n)->dtype != n->dtype;
+    return (n->op->kind == Kind::contract || n->op->kind == Kind::reduce) && widened(n)->dtype != n->dtype;
   };
   Rewrite to;
   for (auto& n : level_of(roots, index)) {
@@ -135,12 +134,13 @@ Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t
   auto cut = [&](const CutPlan& p, const Nodes& values) { return cut_from(p, values, index, from); };
   if (region(by_queries).wide_sums() == 0) return cut(by_queries, roots);
   if (auto rows = region(by_keys).between(); !rows.empty()) {
-    auto sweeps = [&](const Nodes& values) { return Region(by_keys.cuts[from].first.attr(), values, level_of(values, index), index).sweeps(); };
+    const auto& keys = by_keys.cuts[from].first;
+    auto sweeps = [&](const Nodes& values) { return Region(keys.attr(), values, level_of(values, index), index).sweeps(); };
     const int least = sweeps(rows);
     for (auto& r : roots) {                      // results that are made on the way, as of weights and values
       auto with = rows;
       with.push_back(r);
-      if (!has(r->axes, by_keys.cuts[from].first.axis) && sweeps(with) == least) rows = std::move(with);
+      if (!has(r->axes, keys.axis) && sweeps(with) == least) rows = std::move(with);
     }
     auto made = without_borders(cut(by_queries, rows), plan.call, index);
     Rewrite to;
