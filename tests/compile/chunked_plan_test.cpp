@@ -408,3 +408,16 @@ TEST_CASE("chunked plan: inside a loop a call stays whole, and holds what it wou
         CHECK(double(run.report().arena_bytes) < 0.6 * logits);
       }
 }
+
+TEST_CASE("chunked plan: an axis of many devices is walked in chunks of any size that the search tries") {
+  const Axis Rows("rows", 8 * 17), Wide("wide", 1024);
+  auto x = normal(1, {Rows, Embed}), w = normal(2, {Embed, Wide});
+  auto of_rows = [](const NamedArray& x, const NamedArray& w) { return sum(square(dot(x, w, Embed))); };
+  for (int kib : {150, 300, 500}) {                // of 4 KiB for each row: more rows than four devices have fit
+    auto chunked = [&](const NamedArray& x, const NamedArray& w) {
+      return chunked_reduce(Rows, {.memory = kib << 10}, [&](const NamedArray& x) { return of_rows(x, w); })(x);
+    };
+    auto f = named_jit(chunked, {.mesh = Mesh{{{"data", 8}}}, .axis_resources = Mapping{{"rows", "data"}}});
+    CHECK(f(x, w).item() == doctest::Approx(of_rows(x, w).item()).epsilon(1e-5));
+  }
+}

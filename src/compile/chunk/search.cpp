@@ -113,8 +113,9 @@ std::int64_t in_blocks(const ChunkKey& k, std::int64_t positions) {
 }
 // As many, or more where only far fewer would do, as of a part whose length is a prime number.
 std::int64_t near_blocks(const ChunkKey& k, std::int64_t positions) {
-  if (auto fewer = in_blocks(k, positions); 4 * fewer >= positions) return fewer;
-  while (k.size / k.blocks % positions) ++positions;
+  const auto own = k.size / k.blocks;
+  if (auto fewer = in_blocks(k, positions); 4 * fewer >= std::min(positions, own)) return fewer;
+  while (own % positions) ++positions;
   return positions;
 }
 std::string text_of(const Cuts& cuts) {
