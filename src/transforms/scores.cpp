@@ -265,9 +265,10 @@ struct Walker {
     ChunkKey k;
     k.axis = queries.name, k.size = queries.size, k.depth = depth, k.inside = kOfScores, k.walked = {queries.name};
     k.blocks = blocks_of(queries.name, scores.origin.mapping.get());
-    if (budget && *budget <= 0) k.chunks = {(queries.size + 2) / 3};
-    if (budget && *budget < 0) k.chunks.push_back(0);      // keys in thirds, too
-    else if (budget) k.memory = *budget;
+    const bool small = f32_bytes(scores) <= kUsualBudget;  // nobody would cut them: in thirds
+    if (budget && *budget <= 0 && small) k.chunks = {(queries.size + 2) / 3};
+    if (budget && *budget < 0 && small) k.chunks.push_back(0);   // of keys, too
+    else if (budget && *budget > 0) k.memory = *budget;
     for (auto& x : scores.in) k.after = std::max(k.after, calls_below({x}, k));
     return k;
   }

@@ -443,6 +443,20 @@ TEST_CASE("scores: what a checkpoint makes again is walked, too") {
   CHECK(tiled.report().arena_bytes < 4 << 20);
 }
 
+TEST_CASE("scores: a budget of 0 cuts small scores in thirds, and long ones as they are cut anyway") {
+  auto arena = [](std::int64_t positions, std::optional<std::int64_t> budget) {
+    const Axis Pos("pos", positions), KPos("kpos", positions), Heads("heads", 4), Head("head", 64);
+    auto x = zeros({Heads, Pos, Head});
+    auto slope = grad([=](In x) {
+      return sum(sin(nn::dot_product_attention(KPos, Head, x, rename(x, Pos, KPos), rename(x, Pos, KPos), {.mask = nn::causal_mask(Pos, KPos)})));
+    });
+    return jit(slope, {.scores_budget = budget}).plan(x).arena_bytes;
+  };
+  CHECK(arena(8192, 0) == arena(8192, std::nullopt));
+  CHECK(arena(8192, -1) == arena(8192, std::nullopt));
+  CHECK(arena(300, 0) < arena(300, most_bytes));
+}
+
 TEST_CASE("scores: memory of narrow arrays stays below 16 MiB at any length") {
   auto arena = [](std::int64_t positions) {
     const Axis Pos("pos", positions), KPos("kpos", positions), Heads("heads", 12), Head("head", 64);
