@@ -153,7 +153,7 @@ struct Kernels {
   Load (*load)(DType);
   Store (*store)(DType);
   Reduction (*reduce)(program::Code, Lane lane, DType result);
-  // c (m, n) += a (m, k) b (k, n), all dense, n of whole units of 64 bytes, at most 64: for contractions that oneDNN does not do.
+  // c (m, n) += a (m, k) b (k, n), all dense, rows of b and c of whole 64 bytes, n at most 64: for what oneDNN does not do.
   void (*multiply)(Lane lane, void* c, const void* a, const void* b, std::int64_t m, std::int64_t n, std::int64_t k);
   // f32 with a stride for rows and one for columns to f64 with `pitch` elements a row, and back.
   void (*widen)(double* to, std::int64_t pitch, const float* from, std::int64_t row, std::int64_t column, std::int64_t rows,

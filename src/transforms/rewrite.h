@@ -15,6 +15,8 @@ struct Rewrite : std::unordered_map<const Node*, NodePtr> {
 
 // The roots with some nodes replaced, loop bodies included. A node keeps its identity where nothing below it changes.
 // `inside`: only in the body of the loop with that index; another loop over it, whose results the body reads, is left alone.
+// `same`: nodes known to keep their identity, which are not entered, and those found to. A caller that gives it to several calls
+// replaces between them nothing that these are made of.
 Nodes substitute(const Nodes& roots, Rewrite& to, const Node* inside = nullptr, std::unordered_set<const Node*>* same = nullptr);
 NodePtr substitute(const NodePtr& root, Rewrite& to);
 // The graph below the roots as nodes of the domain in scope (OwnNodes), loop bodies included: what is compiled, while other

@@ -4,13 +4,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <functional>
 
 #include "examples/gpt2/model.h"
 #include "haliax/haliax.h"
 #include "haliax/profile.h"
 #include "runtime/communicator.h"
+#include "support/nans.h"
 
 using namespace haliax;
 
@@ -41,10 +41,6 @@ auto all_of(const Masked& mask) {
 JitOptions cut(int devices, std::optional<std::int64_t> budget = 0) {
   return {.mesh = Mesh{{{"context", devices}}}, .axis_resources = Mapping{{"pos", "context"}}, .ring = true, .scores_budget = budget};
 }
-struct Nans {
-  Nans() { ::setenv("HALIAX_NANS", "1", 1); }
-  ~Nans() { ::unsetenv("HALIAX_NANS"); }
-};
 void agree(const Leaves& got, const Leaves& want) {
   REQUIRE(got.size() == want.size());
   for (std::size_t k = 0; k < want.size(); ++k) {
@@ -137,7 +133,7 @@ TEST_CASE("context: what is asked of a mask makes nothing infinite") {
       [](auto& Pos, auto& KPos) { return (arange(KPos) < 3) & (broadcast_axis(arange(Pos), KPos) > 2); }};
   for (auto& mask : masks) {
     auto want = jit(all_of(mask), {.scores_budget = most_bytes})(p);
-    Nans nans;
+    test::Nans nans;
     for (int devices : {1, 2, 4}) {
       CAPTURE(devices);
       agree(named_jit(all_of(mask), cut(devices))(p), want);

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <mutex>
 #include <thread>
 
 #include "haliax/haliax.h"
+#include "support/nans.h"
 #include "support/raises.h"
 
 using namespace haliax;
@@ -31,11 +31,6 @@ struct Caught {   // what is printed while this lives
 };
 std::string text(const NamedArray& a) { return a.to_string(); }
 NamedArray number(double v) { return NamedArray(v); }
-
-struct Nans {
-  Nans() { ::setenv("HALIAX_NANS", "1", 1); }
-  ~Nans() { ::unsetenv("HALIAX_NANS"); }
-};
 
 }  // namespace
 
@@ -341,7 +336,7 @@ TEST_CASE("what print and check refuse") {
 }
 
 TEST_CASE("HALIAX_NANS stops at the step that makes a NaN or an infinity") {
-  Nans nans;
+  test::Nans nans;
   auto x = arange(Batch) * 1.;
   raises([&] { return log(x).floats(); }, {"[log] makes inf out of finite numbers; debug_test.cpp:"});
   raises([&] { return cumsum(x * 1e38, Batch).floats(); }, {"[cumsum] makes inf out of finite numbers; debug_test.cpp:"});

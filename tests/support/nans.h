@@ -1,0 +1,12 @@
+// HALIAX_NANS=1 while this lives.
+#pragma once
+#include <cstdlib>
+
+namespace haliax::test {
+
+struct Nans {
+  Nans() { ::setenv("HALIAX_NANS", "1", 1); }
+  ~Nans() { ::unsetenv("HALIAX_NANS"); }
+};
+
+}  // namespace haliax::test
