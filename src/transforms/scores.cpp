@@ -102,8 +102,9 @@ class ScoresOfLevel {
   Set region(const Node& scores, const Sides& of, Name queries, const Axes& keys, std::string& why) const {
     auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
     Set made{&scores}, after{&scores}, rows, outs;   // scores; all that depends on them; of a query each; sums over the keys
+    Axes axes = scores.axes;                         // that scores have, not values: the heads that others are mixed to, too
     auto refuse = [&](const Node& n) {
-      if (is_weighed(made, queries, keys)) why = reason(scores, made, n, queries, keys);
+      if (is_weighed(made, queries, keys)) why = reason(scores, axes, made, n, queries, keys);
       return Set();
     };
     for (auto& n : all_) {
@@ -115,8 +116,10 @@ class ScoresOfLevel {
       });
       bool point = goes_along(*n, queries);
       if (of_scores && (!inside || !point)) return refuse(*n);
-      if (inside && point && is_score(*n)) made.insert(n.get());
-      else if (of_scores && folds_values(*n, scores)) outs.insert(n.get());
+      if (inside && point && is_score(*n)) {
+        if (mixes(*n, made, keys)) axes = joined(axes, n->axes);
+        made.insert(n.get());
+      } else if (of_scores && folds_values(*n, axes)) outs.insert(n.get());
       else if (inside && point && n->op->kind != Kind::contract) rows.insert(n.get());
       else if (of_scores) return refuse(*n);
     }
@@ -139,9 +142,14 @@ class ScoresOfLevel {
     take_in(made, queries, keys);
     return made;
   }
-  // Of what is made of scores: is it weighed values, folded over the keys?
-  static bool folds_values(const Node& n, const Node& scores) {
-    return n.op->kind == Kind::contract || (n.op->kind == Kind::reduce && !without(n.axes, scores.axes).empty());
+  // Of what is made of scores with these axes: is it weighed values, folded over the keys?
+  static bool folds_values(const Node& n, const Axes& axes) {
+    return n.op->kind == Kind::contract || (n.op->kind == Kind::reduce && !without(n.axes, axes).empty());
+  }
+  // Is it a product of scores with what is the same for all keys?
+  static bool mixes(const Node& n, const Set& made, const Axes& keys) {
+    auto same = [&](auto& x) { return made.count(x.get()) > 0 || common(x->axes, keys).empty(); };
+    return n.op->kind == Kind::contract && std::all_of(n.in.begin(), n.in.end(), same);
   }
   // Does something, or its gradient, ask which of the scores is equal to a number? A sum that is made again in another step may
   // differ in its last bits; a product does not. Null: nothing does.
@@ -166,7 +174,7 @@ class ScoresOfLevel {
 
  private:
   // Why scores stay whole: what is made of them is a result, or this reads it otherwise than along the queries.
-  std::string reason(const Node& scores, const Set& made, const Node& n, Name queries, const Axes& keys) const {
+  std::string reason(const Node& scores, const Axes& axes, const Set& made, const Node& n, Name queries, const Axes& keys) const {
     for (auto& x : all_)                         // the same one each time
       if (made.count(x.get()) && given_.count(x.get())) return text_of(*x) + " is a result";
     if (auto* equals = finds_equals(scores, made))
@@ -176,7 +184,7 @@ class ScoresOfLevel {
     const auto along = fmt::format("{}", fmt::join(names_of(keys), " and "));
     const auto text = text_of(n);
     if (folds && weighs && n.op->kind == Kind::reduce) return fmt::format("{} goes over {} and {} at once", text, queries, along);
-    if (folds && !weighs && folds_values(n, scores) && !n.origin.backward)
+    if (folds && !weighs && folds_values(n, axes) && !n.origin.backward)
       return fmt::format("{} sums over {} what is weighed along {}; weigh it along {}, or write a chunked_reduce over {}", text,
                          queries, along, queries, queries);
     return text + " needs more than a query at a time";

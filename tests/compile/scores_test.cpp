@@ -201,6 +201,11 @@ TEST_CASE("scores: what is made beside them is never whole") {
        }},
       {"heads mixed behind", [=](In s, In, In table) {
          return rename(dot(weights(s), rename(slice(table, Offset, 0, 3), {{"offset", "to"}}), H), {{"to", "heads"}});
+       }},
+      {"heads mixed before, under another name", [=](In s, In, In table) { return weights(dot(s, slice(table, Offset, 0, 4), H)); }},
+      {"and behind, under a third", [=](In s, In, In table) {
+         auto mixed = weights(dot(s, slice(table, Offset, 0, 4), H));
+         return dot(mixed, rename(slice(table, Offset, 0, 4), {{"heads", "to"}}), "offset");
        }}};
   for (auto& [name, weighed] : kinds) {
     CAPTURE(std::string(name));
