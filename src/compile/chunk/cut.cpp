@@ -134,7 +134,7 @@ Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t
   auto cut = [&](const CutPlan& p, const Nodes& values) { return cut_from(p, values, index, from); };
   if (region(by_queries).wide_sums() == 0) return cut(by_queries, roots);
   if (auto rows = region(by_keys).between(); !rows.empty()) {
-    const auto& keys = by_keys.cuts[from].first;
+    const auto &keys = by_keys.cuts[from].first, &queries = by_queries.cuts[from].first;
     auto sweeps = [&](const Nodes& values) { return Region(keys.attr(), values, level_of(values, index), index).sweeps(); };
     const int least = sweeps(rows);
     for (auto& r : roots) {                      // results that are made on the way, as of weights and values
@@ -143,9 +143,16 @@ Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t
       if (!has(r->axes, keys.axis) && sweeps(with) == least) rows = std::move(with);
     }
     auto made = without_borders(cut(by_queries, rows), plan.call, index);
-    Rewrite to;
-    for (std::size_t k = 0; k < rows.size(); ++k) to[rows[k].get()] = made[k];
-    roots = substitute(roots, to, index);
+    Rewrite to, entered;                         // what is made of rows alone, as a product with values, goes along queries, too
+    for (std::size_t k = 0; k < rows.size(); ++k) {
+      to[rows[k].get()] = entered[rows[k].get()] = made[k];
+      if (has(made[k]->axes, queries.axis))
+        entered[rows[k].get()] = prim::enter(prim::leave(made[k], queries.attr()), queries.attr());
+    }
+    auto rest = substitute(roots, entered, index);
+    for (std::size_t k = 0; k < roots.size(); ++k)
+      if (auto r = to.find(roots[k].get()); r != to.end()) rest[k] = r->second;
+    roots = std::move(rest);
   }
   auto queries = region(by_queries);
   const auto for_keys = queries.wide_sums(), for_queries = region(by_keys).wide_sums();
