@@ -399,7 +399,8 @@ class CpuDevice final : public program::Device {
   program::Machine machine() const override {
     program::Machine m;
     m.lane = usual_lane;
-    m.shown = kernels().product ? 32 : 0;
+    auto shown = [](const ProductKernel* k) { return k && !k->only_small ? 32 : 0; };
+    m.shown = shown(product_kernel(DType::f32)), m.shown_narrow = shown(product_kernel(DType::bf16));
     return m;
   }
   // Where a turn leaves what it makes in a core's cache, and its products are small, or all threads have turns to the end.

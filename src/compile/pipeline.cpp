@@ -81,7 +81,7 @@ const Pass kPasses[] = {
      [](Compilation& c) {
        auto machine = c.options.device ? c.options.device->machine() : program::Machine();
        bool turns_are_its_own = machine.lane > 0;   // else a skip saves little
-       if (turns_are_its_own) c.roots = masked_products(c.roots, machine.shown);
+       if (turns_are_its_own) c.roots = masked_products(c.roots, machine);
      }},
     {"accumulate_updates", "scatters into the array that a scatter is added to", Stage::device, true,
      [](Compilation& c) { rewrite(c, accumulate_updates); }},

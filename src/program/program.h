@@ -287,7 +287,8 @@ struct Machine {
   double lane = 0;                          // bytes: what a turn of a loop with lanes may hold; 0: there are no lanes
   bool whole_rows = false;                  // of scores: a turn makes tiles of them by itself, so their keys need not be walked
   double narrow = 1. / 3;                   // of a multiplication in bf16 or f16
-  int shown = 0;                            // positions of a block that a product in f32 leaves out (Contract::shown); 0: of none
+  // Positions of a block that a product in f32, and in bf16, leaves out (Contract::shown); 0: none.
+  int shown = 0, shown_narrow = 0;
   double step = 0;                          // of each step that is run, whatever it does
 };
 

@@ -62,9 +62,9 @@ enum class Inside { no_turn, turn, loop_of_turn };   // over scores
 
 class MaskedProducts {
  public:
-  // `shown`: positions of the blocks that products of the machine leave out; 0: none.
   // `turn`: it has few queries, so that keys alone go in blocks.
-  MaskedProducts(const Nodes& values, const Node* index, int shown, bool turn) : shown_(shown), turn_(turn) {
+  MaskedProducts(const Nodes& values, const Node* index, const program::Machine& machine, bool turn)
+      : machine_(machine), turn_(turn) {
     auto all = level_of(values, index);
     std::unordered_set<const Node*> inner;
     for (auto& n : all)
@@ -88,32 +88,36 @@ class MaskedProducts {
   }
 
  private:
-  static bool is_f32(const Node& n) {
-    return n.dtype == DType::f32 && n.in[0]->dtype == DType::f32 && n.in[1]->dtype == DType::f32;
+  // Positions of the blocks that the machine's product leaves out; 0: none.
+  std::int64_t shown_of(const Node& n) const {
+    const auto dtype = n.in[0]->dtype;
+    if (n.in[1]->dtype != dtype || (n.dtype != dtype && n.dtype != DType::f32)) return 0;
+    return dtype == DType::f32 ? machine_.shown : dtype == DType::bf16 ? machine_.shown_narrow : 0;
   }
   static double points(const Axes& axes) {
     return std::accumulate(axes.begin(), axes.end(), 1., [](double n, auto& a) { return n * double(a.size); });
   }
-  static bool is_large(const Node& n) { return points(joined(n.in[0]->axes, n.in[1]->axes)) >= kLeastWork && is_f32(n); }
-  // Does a product of a turn leave out blocks along `a` itself? It packs what it reads once; one for each block packs again.
+  bool is_large(const Node& n) const { return points(joined(n.in[0]->axes, n.in[1]->axes)) >= kLeastWork && shown_of(n) > 0; }
+  // Does a product of a turn leave out blocks along `a` itself? It packs what it reads once; one for each block packs again. Of
+  // bf16 it would hold all keys widened: too much for a core's cache beside 64 rows of 1,024.
   bool goes_inside(const Node& n, const Axis& a) const {
     const ProductAxes p(n.in[0]->axes, n.in[1]->axes, n.axes);
     const double rows = points(p.m), columns = points(p.n), summed = points(p.k);
-    return shown_ > 0 && is_f32(n) && is_side(n, a) && std::min({rows, columns, summed}) >= 16 &&
+    return n.in[0]->dtype == DType::f32 && shown_of(n) > 0 && is_side(n, a) && std::min({rows, columns, summed}) >= 16 &&
            rows * columns * summed >= kLeastMatrix;
   }
   // Of an axis: large enough for a product, small enough that few positions are made in vain. 0: it is not worth while.
-  std::int64_t block_of(std::int64_t size) const {
-    if (!turn_) return size >= kLeastBlocks * shown_ ? shown_ : 0;
+  std::int64_t block_of(const Node& n, std::int64_t size) const {
+    if (!turn_) return size >= kLeastBlocks * shown_of(n) ? shown_of(n) : 0;
     return size >= 2048 ? 192 : size >= 192 ? 96 : 0;
   }
 
   NodePtr masked(const Node& n) const {
     for (std::size_t side : {0u, 1u})
       for (auto& a : n.in[side]->axes)
-        if (auto made = block_of(a.size) ? with(n, a, of_operand(n.in[side], a.name)) : nullptr) return made;
+        if (auto made = block_of(n, a.size) ? with(n, a, of_operand(n.in[side], a.name)) : nullptr) return made;
     for (auto& a : n.axes)
-      if (auto made = block_of(a.size) ? with(n, a, of_readers(n, a.name)) : nullptr) return made;
+      if (auto made = block_of(n, a.size) ? with(n, a, of_readers(n, a.name)) : nullptr) return made;
     return nullptr;
   }
   static LeftOut of_operand(const NodePtr& x, Name axis) {
@@ -171,17 +175,17 @@ class MaskedProducts {
     for (auto& [mask, if_zero] : what.masks)
       for (auto& x : mask->axes) {
         bool has_it = x.name != a.name && (find(*n.in[0], x.name) || find(*n.in[1], x.name)) && is_side(n, x);
-        if (has_it && block_of(x.size) && (!longest || x.size > longest->size)) longest = x;
+        if (has_it && block_of(n, x.size) && (!longest || x.size > longest->size)) longest = x;
       }
     return longest;
   }
   NodePtr with(const Node& n, const Axis& a, const LeftOut& what) const {
     const bool inside = !turn_ || goes_inside(n, a);
-    std::vector<prim::BlocksOf> blocks{{a, inside ? shown_ : block_of(a.size)}};
+    std::vector<prim::BlocksOf> blocks{{a, inside ? shown_of(n) : block_of(n, a.size)}};
     if (!turn_) {
       auto queries = is_side(n, a) ? queries_of(n, a, what) : std::nullopt;
       if (!queries) return nullptr;
-      blocks.push_back({*queries, shown_});
+      blocks.push_back({*queries, shown_of(n)});
     }
     NodePtr made;                                  // flags, of blocks
     for (auto& [mask, if_zero] : what.masks) {
@@ -202,39 +206,38 @@ class MaskedProducts {
     return prim::cast(product, n.dtype);
   }
 
-  int shown_;
+  const program::Machine& machine_;
   bool turn_;
   Nodes nodes_;
   std::unordered_set<const Node*> given_;
   std::unordered_map<const Node*, std::vector<const Node*>> readers_;
 };
 
-Nodes in_level(const Nodes& values, const Node* index, int shown, bool turn) {
+Nodes in_level(const Nodes& values, const Node* index, const program::Machine& machine, bool turn) {
   Rewrite found, to;
-  MaskedProducts(values, index, shown, turn).rewrite(found);
+  MaskedProducts(values, index, machine, turn).rewrite(found);
   for (auto& n : level_of(values, index))          // the older ones first: others are made of them
     if (auto y = found.find(n.get()); y != found.end()) to[n.get()] = substitute({y->second}, to, index)[0];
   return to.empty() ? values : substitute(values, to, index);
 }
-Nodes in_levels(const Nodes& values, const Node* index, int shown, Inside inside) {
+Nodes in_levels(const Nodes& values, const Node* index, const program::Machine& machine, Inside inside) {
   std::unordered_set<const Node*> of_scores;       // indices
-  const bool turn = inside == Inside::turn, some = turn || (inside == Inside::no_turn && shown > 0);
-  auto mine = some ? in_level(values, index, shown, turn) : values;
+  auto mine = inside == Inside::loop_of_turn ? values : in_level(values, index, machine, inside == Inside::turn);
   for (auto& n : level_of(mine, index))
     if (n->op == &kLoop && loop_of(*n).of_scores)
       for (auto& i : loop_of(*n).index) of_scores.insert(i.get());
   return in_bodies(mine, index, [](const Loop&) { return true; }, [&](const Nodes& inner, const Node* i) {
     const auto there = of_scores.count(i) ? Inside::turn : inside == Inside::no_turn ? inside : Inside::loop_of_turn;
-    return in_levels(inner, i, shown, there);
+    return in_levels(inner, i, machine, there);
   });
 }
 
 }  // namespace
 
-Nodes masked_products(const Nodes& roots, int shown) {
+Nodes masked_products(const Nodes& roots, const program::Machine& machine) {
   auto all = everything(roots);
   if (std::none_of(all.begin(), all.end(), [](auto& n) { return prim::reads_mask(*n); })) return roots;
-  return in_levels(roots, nullptr, shown, Inside::no_turn);
+  return in_levels(roots, nullptr, machine, Inside::no_turn);
 }
 
 }  // namespace haliax

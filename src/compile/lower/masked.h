@@ -1,5 +1,6 @@
 // Products of which masks leave blocks out.
 #pragma once
+#include "program/program.h"
 #include "transforms/rewrite.h"
 
 namespace haliax {
@@ -32,7 +33,7 @@ struct ProductAxes {
   ProductAxes(const Axes& a, const Axes& b, const Axes& out);
 };
 // The same values, from such products: of the scores of attention under a causal mask, say. In turns over chunks of scores keys
-// go in blocks; of products of whole arrays queries, too, if the machine's leave out blocks of so many positions (0: none).
-Nodes masked_products(const Nodes& roots, int shown);
+// go in blocks; of products of whole arrays queries, too, if the machine's leave out blocks themselves.
+Nodes masked_products(const Nodes& roots, const program::Machine& machine);
 
 }  // namespace haliax
