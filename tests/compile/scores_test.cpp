@@ -301,6 +301,27 @@ TEST_CASE("scores: what is no attention stays whole, and the scores themselves m
   whole([](const Parts& p) { return dot(scores(p) / sum(scores(p), {"q", "k"}), p.value, "k"); });  // a sum over both
 }
 
+// All that such a query gets is the value of that key: whatever is asked of it, the scores do not matter.
+TEST_CASE("scores: in bf16, too, a query that sees one key has no gradient") {
+  const Axis Q{"q", 128}, K{"k", 128}, D{"d", 64};
+  auto f = [=](const Parts& p) {
+    auto mask = broadcast_axis(arange(Q), K) == arange(K);
+    auto g = grad([=](const Parts& p) {
+      auto y = nn::dot_product_attention("k", "d", p.query, p.key, p.value, {.mask = mask});
+      return sum(sin(y.astype(DType::f32)));
+    })(p);
+    return Leaves{g.query, g.key};
+  };
+  auto nearly_none = [&](const Leaves& gradients) {
+    for (auto& g : gradients) CHECK(max(abs(g)).item() < 1e-4);   // 1e-2 is what bf16 rounds
+  };
+  auto of = [](int seed, const Axis& pos, const Axis& size) { return draw(seed, {pos, size}, DType::bf16); };
+  Parts p{of(1, Q, D), of(2, K, D), of(3, K, D), zeros({})};
+  nearly_none(jit(f, {.scores_budget = -1})(p));
+  JitOptions ring{.mesh = Mesh{{{"data", 4}}}, .axis_resources = Mapping{{"q", "data"}}, .ring = true, .scores_budget = 0};
+  nearly_none(named_jit(f, ring)(p));
+}
+
 TEST_CASE("scores: second derivatives, and on meshes") {
   auto f = [](const NamedArray& q) {
     auto k = rename(q, {{"q", "k"}});

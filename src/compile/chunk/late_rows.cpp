@@ -47,6 +47,8 @@ struct Product {
 };
 
 class LateRows {
+  using Set = std::unordered_set<const Node*>;
+
  public:
   LateRows(Nodes all, const Node* index, bool makes) : all_(std::move(all)), index_(index), makes_(makes) {
     for (auto& n : all_)
@@ -54,13 +56,20 @@ class LateRows {
   }
   template <class Inside> Nodes run(const Nodes& roots, const Inside& inside) const {
     Rewrite made;
+    Set summed;                                  // the products of g and v of which the sum is made by values now
     At follow;
     for (auto& n : all_) {
       if (!inside(n)) continue;
       follow(n->origin);
-      auto y = n->op == &prim::kContract ? divided_late(*n) : n->op == &prim::kSum ? by_values(*n) : nullptr;
+      auto y = n->op == &prim::kContract ? divided_late(*n) : n->op == &prim::kSum ? by_values(*n, summed) : nullptr;
       if (y) made[n.get()] = y;
     }
+    // Gradients are these less that sum, which is not that of what bf16 makes of them: of a query that sees one key, whose
+    // gradient is 0, what bf16 rounds would be left. So they are read as they are, not rounded.
+    Rewrite wide;
+    for (auto& n : all_)
+      if (n->op == &prim::kCast && n->dtype == DType::f32 && bytes_of(n->in[0]->dtype) < 4)
+        if (auto y = unrounded(n->in[0], summed, wide)) made[n.get()] = y;
     Rewrite all;
     for (auto& n : all_)                         // the older ones first: others are made of them
       if (auto y = made.find(n.get()); y != made.end()) all[n.get()] = substitute(Nodes{y->second}, all, index_)[0];
@@ -96,6 +105,20 @@ class LateRows {
     bool scales = (x->op == &prim::kDiv && prim::is_number(x->in[1])) || (x->op == &prim::kCast && is_float(x->in[0]->dtype));
     return masks ? again(1) : scales ? again(0) : nullptr;
   }
+  // x in f32, if it is one of these products, or some are factors of it; null: none is.
+  static NodePtr unrounded(const NodePtr& x, const Set& products, Rewrite& known) {
+    if (auto y = known.find(x.get()); y != known.end()) return y->second;
+    auto& y = known[x.get()];
+    if (products.count(x.get())) return y = widened(x);
+    if (x->op != &prim::kSelect && x->op != &prim::kMul && x->op != &prim::kDiv) return y;
+    Nodes in = x->in;
+    bool some = false;
+    for (auto& operand : in)
+      if (auto wide = unrounded(operand, products, known)) operand = wide, some = true;
+      else if (is_float(operand->dtype)) operand = prim::cast(operand, DType::f32);
+    if (some) y = prim::map(*x->op, std::move(in), DType::f32, &x->axes);
+    return y;
+  }
   static Axes folded(const Node& n) { return without_axes(common(n.in[0]->axes, n.in[1]->axes), n.axes); }
   static NodePtr divided_late(const Node& n) {
     for (std::size_t side : {0u, 1u}) {
@@ -122,7 +145,7 @@ class LateRows {
     return (x->op == &prim::kDiv || x->op == &prim::kCast) && has(x->in[0]) ? rest(0) : nullptr;
   }
   // A sum over keys of weights times g v, by the weighted values.
-  NodePtr by_values(const Node& n) const {
+  NodePtr by_values(const Node& n, Set& summed) const {
     const auto keys = without_axes(n.in[0]->axes, n.axes);
     Product terms(n.in[0]);
     for (auto& f : terms.factors) {
@@ -134,11 +157,13 @@ class LateRows {
         for (auto& o : products_)
           for (std::size_t k : {0u, 1u}) {
             bool values = o->in[k] == v && same_set(folded(*o), keys) && same_set(folded(*f.of), without_axes(g->axes, n.axes));
-            if (values && same_set(o->axes, g->axes) && Product(o->in[1 - k]).is(terms, f.of))
-              return prim::contract(g, o, n.axes, n.dtype);
+            if (!values || !same_set(o->axes, g->axes) || !Product(o->in[1 - k]).is(terms, f.of)) continue;
+            summed.insert(f.of);
+            return prim::contract(g, o, n.axes, n.dtype);
           }
         bool values = makes_ && same_set(folded(*f.of), without_axes(g->axes, n.axes));
         if (auto w = values ? without(n.in[0], f.of) : nullptr) {
+          summed.insert(f.of);
           const auto wide = n.dtype == DType::f64 ? n.dtype : DType::f32;
           auto o = prim::contract(prim::cast(w, v->dtype), v, g->axes, wide);
           auto late = o->op == &prim::kContract ? divided_late(*o) : nullptr;   // values that are all one number need no product
