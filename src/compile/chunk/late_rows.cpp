@@ -109,6 +109,7 @@ class LateRows {
   static NodePtr unrounded(const NodePtr& x, const Set& products, Rewrite& known) {
     if (auto y = known.find(x.get()); y != known.end()) return y->second;
     auto& y = known[x.get()];
+    At here(x->origin);
     if (products.count(x.get())) return y = widened(x);
     if (x->op != &prim::kSelect && x->op != &prim::kMul && x->op != &prim::kDiv) return y;
     Nodes in = x->in;

@@ -424,10 +424,10 @@ class ChunkSearch {
     plan.late = true;
     return plan;
   }
-  // Turns side by side, in the budget.
+  // Turns side by side, in the budget; or as they are asked for.
   std::optional<Trial> fitting(CutPlan plan) const {
     try {
-      if (auto t = trial(std::move(plan)); t.lane_bytes > 0 && (t.bytes <= budget_ || !call_.chunks.empty())) return t;
+      if (auto t = trial(std::move(plan)); !call_.chunks.empty() || (t.lane_bytes > 0 && t.bytes <= budget_)) return t;
     } catch (const VerifyError&) {
       throw;
     } catch (const Error&) {}   // it cannot be walked so
