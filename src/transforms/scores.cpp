@@ -98,12 +98,14 @@ class ScoresOfLevel {
     return budget || f32_bytes(n) > of->queries->bytes() + of->keys->bytes();
   }
   // What lies between borders around the scores along an axis of the queries; empty: they cannot be walked so, because of `why`
-  // if they are weighed at all.
-  Set region(const Node& scores, const Sides& of, Name queries, const Axes& keys, std::string& why) const {
+  // if they are weighed at all. `by_key`: what they are multiplied by mixes their heads, key by key, and is not their values.
+  Set region(const Node& scores, const Sides& of, Name queries, const Axes& keys, std::string& why, bool by_key = false) const {
     auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
     Set made{&scores}, after{&scores}, rows, outs;   // scores; all that depends on them; of a query each; sums over the keys
     Axes axes = scores.axes;                         // that scores have, not values: the heads that others are mixed to, too
+    bool either = false;                             // there are products with what differs by key, and gives other axes
     auto refuse = [&](const Node& n) {
+      if (either && !by_key) return region(scores, of, queries, keys, why, true);
       if (is_weighed(made, queries, keys)) why = reason(scores, axes, made, n, queries, keys);
       return Set();
     };
@@ -117,7 +119,9 @@ class ScoresOfLevel {
       bool point = goes_along(*n, queries);
       if (of_scores && (!inside || !point)) return refuse(*n);
       if (inside && point && is_score(*n)) {
-        if (mixes(*n, made, keys)) axes = joined(axes, n->axes);
+        const bool product = n->op->kind == Kind::contract, same = product && mixes(*n, made, keys);
+        either |= product && !same;
+        if (same || (product && by_key)) axes = joined(axes, n->axes);
         made.insert(n.get());
       } else if (of_scores && folds_values(*n, axes)) outs.insert(n.get());
       else if (inside && point && n->op->kind != Kind::contract) rows.insert(n.get());
@@ -146,10 +150,9 @@ class ScoresOfLevel {
   static bool folds_values(const Node& n, const Axes& axes) {
     return n.op->kind == Kind::contract || (n.op->kind == Kind::reduce && !without(n.axes, axes).empty());
   }
-  // Is it a product of scores with what is the same for all keys?
+  // Is this product one of scores with what is the same for all keys?
   static bool mixes(const Node& n, const Set& made, const Axes& keys) {
-    auto same = [&](auto& x) { return made.count(x.get()) > 0 || common(x->axes, keys).empty(); };
-    return n.op->kind == Kind::contract && std::all_of(n.in.begin(), n.in.end(), same);
+    return std::all_of(n.in.begin(), n.in.end(), [&](auto& x) { return made.count(x.get()) > 0 || common(x->axes, keys).empty(); });
   }
   // Does something, or its gradient, ask which of the scores is equal to a number? A sum that is made again in another step may
   // differ in its last bits; a product does not. Null: nothing does.

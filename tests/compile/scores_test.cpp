@@ -203,6 +203,10 @@ TEST_CASE("scores: what is made beside them is never whole") {
          return rename(dot(weights(s), rename(slice(table, Offset, 0, 3), {{"offset", "to"}}), H), {{"to", "heads"}});
        }},
       {"heads mixed before, under another name", [=](In s, In, In table) { return weights(dot(s, slice(table, Offset, 0, 4), H)); }},
+      {"heads mixed key by key", [=](In s, In, In table) {
+         auto k = s.resolve_axis("k");
+         return weights(dot(s, cos(broadcast_axis(slice(table, Offset, 0, 4), k) * arange(k)), H));
+       }},
       {"and behind, under a third", [=](In s, In, In table) {
          auto mixed = weights(dot(s, slice(table, Offset, 0, 4), H));
          return dot(mixed, rename(slice(table, Offset, 0, 4), {{"heads", "to"}}), "offset");
@@ -222,6 +226,7 @@ TEST_CASE("scores: what is made beside them is never whole") {
     auto small = of(13);
     auto want = flatten(jit(gradients, {.scores_budget = most_bytes})(small));
     for (std::int64_t budget : {0, -1}) same(flatten(jit(gradients, {.scores_budget = budget})(small)), want, 2e-6);
+    CHECK(jit(gradients, {.scores_budget = 1 << 20}).plan(of(512)).chunked.size() > 0);   // 6 MiB, more than they may take
     auto large = of(2048);
     CHECK(jit(gradients).plan(large).arena_bytes < std::int64_t(4) * 2048 * 2048);   // a matrix of scores, of which there are 6
     CHECK(jit(gradients, {.scores_budget = most_bytes}).plan(large).arena_bytes > std::int64_t(12) * 4 * 2048 * 2048);

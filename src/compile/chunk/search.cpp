@@ -184,8 +184,11 @@ class ChunkSearch {
     auto form = ChunkForm(call_.form);
     auto whole = trial({call_, {}, {}, how("whole")});
     // What lies between the sweeps over scores, such as the layers behind them, is planned with them: it is nobody's budget.
-    if (call_.inside == kOfScores && whole.bytes > budget_) budget_ = std::max(budget_, least().bytes + kUsualBudget);
-    if (whole.bytes <= budget_) return explained(whole, {});
+    // Scores above a budget that is given are never whole.
+    const bool of_scores = call_.inside == kOfScores, given = of_scores && call_.memory > 0;
+    if (of_scores && (given || whole.bytes > budget_))
+      budget_ = std::max(budget_, least().bytes + (given ? call_.memory : kUsualBudget));
+    if (whole.bytes <= budget_ && !given) return explained(whole, {});
     std::optional<Trial> rows, tiles;
     if (call_.inside == kOfScores)
       if (auto lanes = by_lanes(whole.machine)) return explained(*lanes, {});
