@@ -103,9 +103,9 @@ class ScoresOfLevel {
     auto is_score = [&](const Node& n) { return has_pairs(n, queries, keys); };
     Set made{&scores}, after{&scores}, rows, outs;   // scores; all that depends on them; of a query each; sums over the keys
     Axes axes = scores.axes;                         // that scores have, not values: the heads that others are mixed to, too
-    bool either = false;                             // there are products with what differs by key, and gives other axes
+    bool differs = false;                            // what some are multiplied by differs by key: values, or heads are mixed
     auto refuse = [&](const Node& n) {
-      if (either && !by_key) return region(scores, of, queries, keys, why, true);
+      if (differs && !by_key) return region(scores, of, queries, keys, why, true);
       if (is_weighed(made, queries, keys)) why = reason(scores, axes, made, n, queries, keys);
       return Set();
     };
@@ -120,7 +120,7 @@ class ScoresOfLevel {
       if (of_scores && (!inside || !point)) return refuse(*n);
       if (inside && point && is_score(*n)) {
         const bool product = n->op->kind == Kind::contract, same = product && mixes(*n, made, keys);
-        either |= product && !same;
+        differs |= product && !same;
         if (same || (product && by_key)) axes = joined(axes, n->axes);
         made.insert(n.get());
       } else if (of_scores && folds_values(*n, axes)) outs.insert(n.get());
@@ -152,7 +152,8 @@ class ScoresOfLevel {
   }
   // Is this product one of scores with what is the same for all keys?
   static bool mixes(const Node& n, const Set& made, const Axes& keys) {
-    return std::all_of(n.in.begin(), n.in.end(), [&](auto& x) { return made.count(x.get()) > 0 || common(x->axes, keys).empty(); });
+    auto same = [&](auto& x) { return made.count(x.get()) > 0 || common(x->axes, keys).empty(); };
+    return std::all_of(n.in.begin(), n.in.end(), same);
   }
   // Does something, or its gradient, ask which of the scores is equal to a number? A sum that is made again in another step may
   // differ in its last bits; a product does not. Null: nothing does.
