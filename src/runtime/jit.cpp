@@ -21,7 +21,7 @@ namespace haliax::detail {
 namespace {
 
 // Numbers and positions are shared by all that are equal.
-bool owns_memory(const Node& n) { return n.op != &prim::kNumber && n.op != &prim::kIota; }
+bool owns_memory(const Node& n) { return !prim::is_formula(n); }
 
 }  // namespace
 

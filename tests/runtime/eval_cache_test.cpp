@@ -1,6 +1,7 @@
 // Graphs of equal structure, evaluated again: planned once, and each time with its own arrays, numbers and lines.
 #include <doctest/doctest.h>
 
+#include <random>
 #include <thread>
 
 #include "haliax/haliax.h"
@@ -52,6 +53,64 @@ TEST_CASE("evaluated again: numbers, axes, dtypes, and which arrays are one, mak
     agree(added(x.astype(DType::f64), y, 2.), [&](auto i) { return 2 * first[i] + second[i]; });
     agree(added(rename(x, "n", "m"), rename(y, "n", "m"), 2.), [&](auto i) { return 2 * first[i] + second[i]; });
   }
+}
+
+// What a number or an iota is, not where its value lies, is what a graph is planned with.
+TEST_CASE("evaluated again: numbers and positions that were read before are their own") {
+  auto x = draw(1, {N});
+  const auto was = x.doubles();
+  for (double by : {1., 2., 3.}) {
+    NamedArray rate = by;
+    CHECK(rate.item() == by);
+    auto y = (x * rate).doubles();
+    for (std::size_t i = 0; i < was.size(); ++i) CHECK(y[i] == doctest::Approx(by * was[i]));
+  }
+  for (std::int64_t start : {0, 3, 7}) {
+    auto at = arange(N, {.start = double(start)}).eval();
+    CHECK((at + 1).integers() == std::vector<std::int64_t>{start + 1, start + 2, start + 3, start + 4, start + 5, start + 6});
+  }
+}
+
+// Some ops, the same ones for each `shape`, with numbers that are others for each `numbers`; `read` may evaluate what is made.
+template <class Read> NamedArray random_values(int shape, int numbers, const Read& read) {
+  std::mt19937 ops(shape), drawn(shape + 1000 * numbers);
+  auto pick = [&](std::size_t count) { return std::size_t(ops() % count); };
+  auto number = [&] { return double(drawn() % 7) - 2; };
+  auto positions = [&] { return read(arange(N, {.start = number(), .step = 1 + number() * number()})); };
+  auto scalar = [&] { return read(NamedArray(number())); };
+  std::vector<NamedArray> all{positions().astype(DType::f32), read(full(N, number()))};
+  for (int i = 0; i < 8; ++i) {
+    auto &x = all[pick(all.size())], &y = all[pick(all.size())];
+    auto made = [&] {
+      switch (pick(8)) {
+        case 0: return x * scalar() + scalar();
+        case 1: return x + positions();
+        case 2: return take(x, "n", read(clip(positions(), 0, 5)));
+        case 3: return where(positions() < scalar(), x, y);
+        case 4: return sin(x * y);
+        case 5: return x + random::normal(random::key(std::uint64_t(number() + 3)), {N});
+        case 6: return grad([&, k = scalar()](const NamedArray& t) { return sum(sin(t * k) * y); })(x);
+        default: return maximum(x, read(full(N, number())));
+      }
+    };
+    auto z = made();
+    all.push_back(read(z));
+  }
+  return sum(broadcast_axis(sin(all.back()), M), "m") + all[4].astype(DType::f32);
+}
+TEST_CASE("evaluated again: random ops with values that were read, or not, among them") {
+  for (int shape = 0; shape < 60; ++shape)
+    for (int numbers = 0; numbers < 3; ++numbers)
+      for (unsigned often : {1u, 2u}) {
+        std::mt19937 which(shape);
+        auto got = random_values(shape, numbers, [&](NamedArray x) {
+          if (which() % often == 0) x.eval();
+          return x;
+        });
+        auto want = jit([&](const NamedArray& none) { return random_values(shape, numbers, [](const NamedArray& x) { return x; }) + none; })(zeros({}));
+        CAPTURE(shape);
+        CHECK(max(abs(got - want)).item() <= 1e-4 * (1 + max(abs(want)).item()));
+      }
 }
 
 TEST_CASE("evaluated again: gradients and vmap are planned once") {

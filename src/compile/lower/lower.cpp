@@ -19,8 +19,7 @@ Nodes captured_by(const Nodes& all, const Nodes& inputs) {
     if (given.count(n)) continue;
     if (n->op == &prim::kInput && !n->value)
       fail("eval", "a value is asked for inside jit, scan or vmap, where there is none yet");
-    bool said = n->op == &prim::kNumber || n->op == &prim::kIota;   // as good as its value, and never in memory
-    if (n->value && !said) out.push_back(n);
+    if (n->value && !prim::is_formula(*n)) out.push_back(n);
     else if (!n->donated.empty()) fail_at(n->origin, "eval", n->donated);
   }
   return out;
