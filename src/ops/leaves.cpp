@@ -57,7 +57,7 @@ NodePtr picked_outside(DType d) {
 NodePtr filled(double v, DType dtype, const Axes& axes) { return fit(number(v, dtype), axes); }
 NodePtr zeros_like(const NodePtr& x) { return filled(0, x->dtype, x->axes); }
 const NodePtr& stripped(const NodePtr& n) { return n->op == &kFit ? n->in[0] : n; }
-bool is_formula(const Node& n) { return n.op == &kNumber || n.op == &kIota; }
+bool needs_no_memory(const Node& n) { return n.op == &kNumber || n.op == &kIota; }
 bool is_number(const NodePtr& n) { return stripped(n)->op == &kNumber; }
 bool is_number(const NodePtr& n, double v) { return is_number(n) && real_of(*stripped(n)) == v; }
 

@@ -34,7 +34,7 @@ std::int64_t index_start(const Node& index);
 NodePtr carry(const NodePtr& index, const Axes&, DType);         // what a scan carries; never equal to another
 bool is_number(const NodePtr&, double value);                    // this number, possibly broadcast
 bool is_number(const NodePtr&);
-bool is_formula(const Node&);                                    // a number, or an iota: as good as its value, and never in memory
+bool needs_no_memory(const Node&);                              // a number, positions: as good as its value
 const NodePtr& stripped(const NodePtr&);                         // without the `fit` around it; of a broadcast number: itself
 extern const Op kInput, kNumber, kIota, kIndex, kCarry;
 

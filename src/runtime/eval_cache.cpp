@@ -51,7 +51,7 @@ class Spelling {
     if (unlike_others || (!n.value && n.op->kind != Kind::leaf && !n.donated.empty())) return false;
     add(std::uint64_t(n.dtype) | n.axes.size() << 8 | n.in.size() << 24 | n.attr.names.size() << 40 | n.attr.ints.size() << 52);
     add(n.axes);
-    if (n.value && !prim::is_formula(n)) {
+    if (n.value && !prim::needs_no_memory(n)) {
       auto array = n.value.get();
       if (!array) return false;
       auto& arrays = out_.arrays;

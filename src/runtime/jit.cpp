@@ -21,7 +21,7 @@ namespace haliax::detail {
 namespace {
 
 // Numbers and positions are shared by all that are equal.
-bool owns_memory(const Node& n) { return !prim::is_formula(n); }
+bool owns_memory(const Node& n) { return !prim::needs_no_memory(n); }
 
 }  // namespace
 

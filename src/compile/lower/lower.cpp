@@ -19,7 +19,7 @@ Nodes captured_by(const Nodes& all, const Nodes& inputs) {
     if (given.count(n)) continue;
     if (n->op == &prim::kInput && !n->value)
       fail("eval", "a value is asked for inside jit, scan or vmap, where there is none yet");
-    if (n->value && !prim::is_formula(*n)) out.push_back(n);
+    if (n->value && !prim::needs_no_memory(*n)) out.push_back(n);
     else if (!n->donated.empty()) fail_at(n->origin, "eval", n->donated);
   }
   return out;
