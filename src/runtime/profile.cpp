@@ -74,7 +74,7 @@ class Profiler::Recording final : public program::Recorder {
     bool fits = events.size() < room_ && (open_.empty() || in_loops_ < kMostInLoops);
     if (!fits) { ++left_out; return; }
     in_loops_ += !open_.empty();
-    events.push_back({row, known_.program->device, 0, began, ended - began});
+    events.push_back({row, known_.program->device, 0, began, ended - began, made});
   }
   std::unordered_map<int, Spent> spent;          // by row
   std::vector<Event> events;

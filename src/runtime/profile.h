@@ -50,6 +50,7 @@ class Profiler {
   struct Event {
     int row = 0, device = 0, thread = 0;
     double began = 0, seconds = 0;
+    double made = 1;                             // of its products, the share that was worth making
   };
   class Recording;
   Known& known(const Compiled&);

@@ -221,6 +221,13 @@ TEST_CASE("profile: a process" * doctest::skip()) {
     named_jit([](const NamedArray& x) { return sum(x, "time") + 1.; },
               {.mesh = Mesh({{"data", 2}}), .axis_resources = Mapping{{"time", "data"}}})(x);
   }
+  if (what == "masked") {
+    const Axis Q("q", 512), K("k", 512), D("d", 32);
+    auto draw = [](int seed, const Axis& a, const Axis& b) { return random::normal(random::key(seed), {a, b}).eval(); };
+    jit([=](const NamedArray& q, const NamedArray& k) {
+      return nn::dot_product_attention("k", "d", q, k, k, {.mask = nn::causal_mask(Q, K)});
+    }, {.scores_budget = 0})(draw(1, Q, D), draw(2, K, D));
+  }
   if (what == "long") {
     auto f = jit([](const NamedArray& x) {
       return fold([](const NamedArray& s, const NamedArray& r) { return tanh(s + r); }, "many")(sum(x), ones(Axis("many", 9000)));
@@ -255,6 +262,21 @@ TEST_CASE("profile: HALIAX_PROFILE writes a trace in which steps lie in their lo
   CHECK(lies_in(loop, call));
   CHECK(has(call["name"].get<std::string>(), "jit at profile_test.cpp:"));
   CHECK(trace["otherData"]["left_out"] == 0);
+}
+
+TEST_CASE("profile: a trace counts the products that were made, as tables do") {
+  auto path = scratch_file("masked.json");
+  auto trace = traced("masked", path).file;
+  std::filesystem::remove(path);
+  REQUIRE(!trace.is_discarded());
+  double products = 0;                           // of 512 x 512 x 32
+  for (auto& e : trace["traceEvents"])
+    if (e["ph"] == "X" && e["cat"] == "contract") {
+      products += double(e["dur"]) * double(e["args"]["GFLOP/s"]) * 1e3 / (2. * 512 * 512 * 32);
+      CHECK(double(e["args"]["of best"]) > 0);
+    }
+  CHECK(products > 1);
+  CHECK(products < 1.7);                         // causal, of two
 }
 
 TEST_CASE("profile: in a trace the devices of a mesh are processes") {
