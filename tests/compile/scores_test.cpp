@@ -488,11 +488,11 @@ TEST_CASE("scores: a budget of 0 cuts small scores in thirds, and long ones as t
   CHECK(arena(300, 0) < arena(300, most_bytes));
 }
 
-TEST_CASE("scores: memory of narrow arrays stays below 16 MiB at any length") {
-  auto arena = [](std::int64_t positions) {
-    const Axis Pos("pos", positions), KPos("kpos", positions), Heads("heads", 12), Head("head", 64);
+TEST_CASE("scores: memory stays below 16 MiB at any length") {
+  auto arena = [](std::int64_t positions, DType dtype = DType::bf16, int texts = 1) {
+    const Axis Texts("texts", texts), Pos("pos", positions), KPos("kpos", positions), Heads("heads", 12), Head("head", 64);
     using Three = std::array<NamedArray, 3>;
-    auto q = zeros({Heads, Pos, Head}, DType::bf16), k = zeros({Heads, KPos, Head}, DType::bf16);
+    auto q = zeros({Texts, Heads, Pos, Head}, dtype), k = zeros({Texts, Heads, KPos, Head}, dtype);
     auto attention = [=](const Three& p) {
       return nn::dot_product_attention(KPos, Head, p[0], p[1], p[2], {.mask = nn::causal_mask(Pos, KPos)});
     };
@@ -508,7 +508,9 @@ TEST_CASE("scores: memory of narrow arrays stays below 16 MiB at any length") {
   for (std::int64_t positions : {1024, 4096, 16384, 32768, 65536}) {
     CAPTURE(positions);
     CHECK(arena(positions) < (std::int64_t(16) << 20));
+    CHECK(arena(positions, DType::f32) < (std::int64_t(2) << 20));
   }
+  for (auto dtype : {DType::f32, DType::bf16}) CHECK(arena(4096, dtype, 2) <= arena(4096, dtype) + 65536);
   CHECK(arena(65536) - arena(32768) <= 2 * 32768 * 6 * std::int64_t(sizeof(float)));
 }
 

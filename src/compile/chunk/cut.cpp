@@ -21,11 +21,22 @@ std::string CutPlan::line() const {
 Nodes tiled(const Nodes& roots, const Nodes& level, const Node* index, const Regions& regions, const ChunkKey& tile) {
   return bordered(roots, level, index, [&](const NodePtr& n) { return regions.contain(n); }, tile.attr());
 }
+static bool is_border_of(const Node& n, const ChunkKey& call) { return is_border(n) && ChunkKey::of(n.attr).same_call(call); }
+// Without the borders that it is a slice of, one after another.
+static NodePtr bare(const NodePtr& x, const ChunkKey& call) {
+  if (is_border_of(*x, call)) return bare(x->in[0], call);
+  if (!is_dynamic_slice(*x)) return x;
+  auto in = x->in;
+  in[0] = bare(in[0], call);
+  return in[0] == x->in[0] ? x : prim::remade(*x, std::move(in), x->axes);
+}
 Nodes without_borders(const Nodes& roots, const ChunkKey& call, const Node* index) {
   Rewrite to;
   for (auto& n : level_of(roots, index)) {
-    bool border = is_border(*n) && ChunkKey::of(n->attr).same_call(call);
-    if (border) to[n.get()] = substitute({n->in[0]}, to, index)[0];
+    for (auto& x : n->in)                        // outside of the body, with what was entered there
+      if (x && index && !x->varies_with(index) && is_dynamic_slice(*x))
+        if (auto y = bare(x, call); y != x) to[x.get()] = y;
+    if (is_border_of(*n, call)) to[n.get()] = substitute({n->in[0]}, to, index)[0];
   }
   return to.empty() ? roots : substitute(roots, to, index);
 }
