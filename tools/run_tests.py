@@ -116,6 +116,9 @@ def golden_jobs(build, word, brief):
         # Sanitizers make the interpreter too slow to train with it five ways.
         for b in ("reference", "cpu"):
             jobs[f"golden gpt2 on {b}"] = program + ["gpt2", "--backend", b] + ["--variants"] * (b == "cpu" or not brief)
+        for budget in () if brief else (0, -1):            # its attention in tiles: of queries, and of keys too
+            tiles = ["env", f"HALIAX_SCORES={budget}"] + program + ["gpt2", "--backend", "cpu", "--variants"]
+            jobs[f"golden gpt2 on cpu, scores in tiles ({budget})"] = tiles
     if rest := [g for g in chosen if g != "gpt2"]:
         jobs["golden " + ", ".join(rest)] = program + rest
     if word in ("", "golden", "mesh"):
