@@ -159,7 +159,7 @@ class Drawn {
 
 }  // namespace
 
-// HALIAX_TRIALS=40 runs as many.
+// HALIAX_TRIALS=40 runs fewer.
 TEST_CASE("attention: random programs, tiled and whole") {
   const char* asked = std::getenv("HALIAX_TRIALS");
   const int trials = asked ? std::atoi(asked) : 500;

@@ -83,10 +83,16 @@ template <class Read> NamedArray random_values(int shape, int numbers, const Rea
     auto &x = all[pick(all.size())], &y = all[pick(all.size())];
     auto made = [&] {
       switch (pick(8)) {
-        case 0: return x * scalar() + scalar();
+        case 0: {
+          auto by = scalar();                    // drawn first, whoever computes
+          return x * by + scalar();
+        }
         case 1: return x + positions();
         case 2: return take(x, "n", read(clip(positions(), 0, 5)));
-        case 3: return where(positions() < scalar(), x, y);
+        case 3: {
+          auto at = positions();
+          return where(at < scalar(), x, y);
+        }
         case 4: return sin(x * y);
         case 5: return x + random::normal(random::key(std::uint64_t(number() + 3)), {N});
         case 6: return grad([&, k = scalar()](const NamedArray& t) { return sum(sin(t * k) * y); })(x);

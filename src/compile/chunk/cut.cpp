@@ -145,7 +145,7 @@ Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t
   auto cut = [&](const CutPlan& p, const Nodes& values) { return cut_from(p, values, index, from); };
   if (region(by_queries).wide_sums() == 0) return cut(by_queries, roots);
   if (auto rows = region(by_keys).between(); !rows.empty()) {
-    const auto &keys = by_keys.cuts[from].first, &queries = by_queries.cuts[from].first;
+    const auto &keys = by_keys.cuts[from].first, &own = by_queries.cuts[from].first;   // axes: of keys, and of queries
     auto sweeps = [&](const Nodes& values) { return Region(keys.attr(), values, level_of(values, index), index).sweeps(); };
     const int least = sweeps(rows);
     for (auto& r : roots) {                      // results that are made on the way, as of weights and values
@@ -157,8 +157,7 @@ Nodes cut_tiles(const CutPlan& plan, Nodes roots, const Node* index, std::size_t
     Rewrite to, entered;                         // what is made of rows alone, as a product with values, goes along queries, too
     for (std::size_t k = 0; k < rows.size(); ++k) {
       to[rows[k].get()] = entered[rows[k].get()] = made[k];
-      if (has(made[k]->axes, queries.axis))
-        entered[rows[k].get()] = prim::enter(prim::leave(made[k], queries.attr()), queries.attr());
+      if (has(made[k]->axes, own.axis)) entered[rows[k].get()] = prim::enter(prim::leave(made[k], own.attr()), own.attr());
     }
     auto rest = substitute(roots, entered, index);
     for (std::size_t k = 0; k < roots.size(); ++k)
