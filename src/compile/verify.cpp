@@ -231,7 +231,8 @@ struct NodeCheck {
 Nodes made_in(const std::vector<TurnPart>& parts) {
   Nodes out;
   for (auto& p : parts) {
-    if (p.flag) out.push_back(p.flag);
+    for (auto& flag : {p.flag, p.late})
+      if (flag) out.push_back(flag);
     for (auto& [k, value] : p.values) out.push_back(value);
   }
   return out;
@@ -245,7 +246,9 @@ void check_parts(const Node& loop, const std::vector<std::vector<TurnPart>>& bod
   for (std::size_t b = 0; b < bodies.size(); ++b) {
     std::vector<int> made(l.results.size());
     for (auto& p : bodies[b]) {
-      check.must(!p.flag || (p.flag->axes.empty() && p.flag->dtype == DType::boolean), "what ends a part of a turn is no flag");
+      for (auto& flag : {p.flag, p.late})
+        check.must(!flag || (flag->axes.empty() && flag->dtype == DType::boolean), "what ends a part of a turn is no flag");
+      check.must(!p.late || (p.flag && l.any_order), "turns that have an order are walked twice");
       for (auto& [k, value] : p.values) {
         auto& r = l.results[k];
         bool sums = r.fold == Fold::fold && r.monoid == Monoid::sum;

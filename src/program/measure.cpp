@@ -43,7 +43,7 @@ double multiplications(const std::vector<Step>& steps) {
   double sum = 0;
   for (auto& s : steps)
     if (s.kind == Kind::loop) {
-      sum += double(s.loop.trips) * multiplications(s.loop.body);
+      if (!s.loop.again) sum += double(s.loop.trips) * multiplications(s.loop.body);
     } else if (s.kind == Kind::contract) {
       double n = 1;
       for (auto d : dims_of(s)) n *= double(d);

@@ -81,8 +81,8 @@ std::string text(const Program& p, const Step& s, const std::string& indent) {
   }
   auto& l = s.loop;
   auto lanes = l.lane_bytes > 0 ? fmt::format(" in {} lanes of {} bytes", l.lanes, l.lane_bytes) : l.lanes > 0 ? " in lanes" : "";
-  return fmt::format("loop {}x{}{}{}", l.variable < 0 ? "" : fmt::format("i{} ", l.variable), l.trips,
-                     l.reverse ? " reversed" : "", lanes);
+  return fmt::format("loop {}x{}{}{}{}", l.variable < 0 ? "" : fmt::format("i{} ", l.variable), l.trips,
+                     l.reverse ? " reversed" : "", l.again ? " again" : "", lanes);
 }
 std::string text(const Program& p, const std::vector<Step>& steps, const std::string& indent = "") {
   std::string out;

@@ -186,6 +186,7 @@ struct Loop {
   int variable = 0;                 // the number that terms refer to; -1: none do, it is a part of a turn that may end by itself
   std::int64_t trips = 0;
   bool reverse = false;
+  bool again = false;               // its turns are those of the loop before, which were left out there: counted with it
   std::vector<Step> body;           // (without an initializer: clang wants the whole type for one)
   int lanes = 0;                    // at most so many turns at a time; 0: one after another
   std::int64_t lane_start = -1, lane_bytes = 0;   // set by plan_memory
@@ -259,7 +260,7 @@ std::string to_string(const Program&);
 std::int64_t points(const Dims&);                                   // their product
 Dims row_major(const Dims&);                                        // strides of an array that lies in one piece
 Dims dims_of(const Step&);                                          // that all its views are walked over
-double multiplications(const std::vector<Step>&);                   // of contractions, turn by turn
+double multiplications(const std::vector<Step>&);                   // of contractions, turn by turn; no turn twice (Loop::again)
 int count_contractions(const std::vector<Step>&);                   // steps, those of each loop's body once
 
 // A backend turns a Program into something that runs. A few virtual classes are all there is at this border.

@@ -43,7 +43,7 @@ struct Apart {
     load.inner = add.inner = store.inner = true, load.view = x, store.view = out, one.number = 1;
     s.fused.code = {load, one, add, store};
     Step loop;
-    loop.kind = Kind::loop, loop.loop = {-1, turns, false, {s}};
+    loop.kind = Kind::loop, loop.loop = {.variable = -1, .trips = turns, .body = {s}};
     p->steps = {loop};
     return device->compile(p);
   }

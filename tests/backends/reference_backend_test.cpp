@@ -508,7 +508,8 @@ TEST_CASE("loop: nested, reversed, with terms of loops and of memory") {
   one.dtype = DType::i32, one.integer = 1;
   Step set = step_of(Fused{{}, 0, {value, store_of(0, to, false), store_of(0, log_to, false)}});
   Step tick = step_of(Fused{{}, 0, {one, store_of(0, counter, false, Code::store_add)}});
-  b.add(step_of(Loop{0, 2, false, {step_of(Loop{1, 3, true, {set, tick}})}}));
+  Step inner = step_of(Loop{.variable = 1, .trips = 3, .reverse = true, .body = {set, tick}});
+  b.add(step_of(Loop{.variable = 0, .trips = 2, .body = {inner}}));
   b.run();
   CHECK(out == F{0, 1, 2, 10, 11, 12});
   CHECK(log == F{2, 1, 0, 12, 11, 10});

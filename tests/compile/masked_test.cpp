@@ -309,6 +309,31 @@ TEST_CASE("masked: a turn that sees nothing ends before its point-wise steps") {
   for (bool gradient : {false, true}) CHECK(bytes(true, gradient) < 0.78 * bytes(false, gradient));
 }
 
+// Until a key is seen, keys that are hidden weigh as much as any: so those that a turn's queries see come first. What comes behind
+// counts where a query sees nothing.
+TEST_CASE("masked: keys that lie before all that a query sees are not weighed") {
+  const Axis Long("q", 4096), Keys("k", 4096), Size("d", 8);
+  auto draw = [&](int seed, const Axis& pos) { return random::normal(random::key(seed), {pos, Size}).eval(); };
+  const Parts p{draw(1, Long), draw(2, Keys), draw(3, Keys)};
+  const auto q = broadcast_axis(arange(Long), Keys), k = arange(Keys);
+  const auto text = floor_divide(arange(Keys), 256).eval(), text_q = rename(text, {{"k", "q"}}).eval();
+  auto forward = [&](const NamedArray& mask, std::int64_t budget) {
+    return jit([=](const Parts& p) { return dot(softmax(where(mask, dot(p[0], p[1], "d"), -1e9f), "k"), p[2], "k"); },
+               {.scores_budget = budget});
+  };
+  auto share = [&](const NamedArray& mask) {
+    auto tiled = forward(mask, -1);
+    CHECK(max(abs(tiled(p) - forward(mask, most_bytes)(p))).item() < 1e-5);
+    double made = 0;
+    for (auto& s : profile(tiled, p).steps) made += s.flops;
+    return made / (2 * 2. * 4096 * 4096 * 8);
+  };
+  const auto window = (q >= k) & (q - k < 256), texts = (q >= k) & (broadcast_axis(text_q, Keys) == text);
+  CHECK(share(window) < 0.17);
+  CHECK(share(texts) < 0.12);
+  CHECK(share(window & (q != 1000)) < 0.4);          // its turn takes all keys
+}
+
 // Of scores that are whole, too: queries and keys go in blocks of the products themselves, on machines whose products ask. Weights that
 // are not 0 are found when the program runs, and all is made.
 TEST_CASE("masked: products of whole arrays leave out blocks, forward and backward") {

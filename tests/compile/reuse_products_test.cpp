@@ -50,7 +50,7 @@ struct Example {
   static Step loop(int variable, std::int64_t trips, std::vector<Step> body) {
     Step s;
     s.kind = program::Kind::loop;
-    s.loop = {variable, trips, false, std::move(body)};
+    s.loop = {.variable = variable, .trips = trips, .body = std::move(body)};
     return s;
   }
   Program make() const {

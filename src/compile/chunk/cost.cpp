@@ -59,7 +59,7 @@ double cost_of(const std::vector<Step>& steps, const Machine& machine) {
   double sum = 0;
   for (auto& s : steps) {
     if (s.kind == program::Kind::loop) {
-      sum += double(s.loop.trips) * cost_of(s.loop.body, machine);
+      if (!s.loop.again) sum += double(s.loop.trips) * cost_of(s.loop.body, machine);
       continue;
     }
     sum += machine.step;

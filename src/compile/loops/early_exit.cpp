@@ -124,15 +124,20 @@ template <class Alike> void join(std::vector<Making>& parts, const Alike& alike)
     }
 }
 
-// The flag of a turn whose loop carries something (turn_changes). Null: not known.
-NodePtr changes(const Loop& l, std::size_t body) {
+// When a turn is made whose loop carries something. Under a window, or in packed texts, most keys that come before those which a
+// query sees would be weighed, as nothing is known then that weighs more than what a mask puts: so what is seen comes first.
+void end_carried(TurnPart& whole, const Loop& l, std::size_t body) {
   auto* index = l.index[body].get();
   std::vector<TurnResult> made;
   for (auto& r : l.results) {
-    if (r.fold == Fold::fold && r.monoid != Monoid::sum) return nullptr;
+    if (r.fold == Fold::fold && r.monoid != Monoid::sum) return;
     made.push_back({r.value[body], r.fold == Fold::carry ? r.carry : nullptr});
   }
-  return turn_changes(made, index, Axis(l.axis.name, prim::index_chunk(*index)));
+  auto flags = turn_flags(made, index, Axis(l.axis.name, prim::index_chunk(*index)));
+  whole.flag = flags.changes;
+  if (!l.any_order || flags.changes == flags.may_hold) return;
+  whole.flag = flags.may_hold;
+  whole.late = prim::flags_joined(prim::logical_not(flags.may_hold), flags.changes);
 }
 
 std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) {
@@ -151,7 +156,7 @@ std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) 
   if (!may_end || !(known || carries)) return {whole};
   auto* index = l.index[body].get();
   if (carries) {
-    whole.flag = changes(l, body);
+    end_carried(whole, l, body);
     return {whole};
   }
   Masks masks(level_of(values, index));
@@ -181,17 +186,17 @@ std::vector<TurnPart> turn_parts(const Loop& l, std::size_t body, bool may_end) 
 
 }  // namespace
 
-NodePtr turn_changes(const std::vector<TurnResult>& results, const Node* index, const Axis& chunk) {
+TurnFlags turn_flags(const std::vector<TurnResult>& results, const Node* index, const Axis& chunk) {
   Nodes values, masks;
   for (auto& r : results) values.push_back(r.value);
   for (auto& n : level_of(values, index)) {
-    if (n->op == &kCollective) return nullptr;     // others wait for it
+    if (n->op == &kCollective) return {};          // others wait for it
     if (n->op->kind != Kind::reduce && n->op->kind != Kind::contract) continue;
     for (auto& x : n->in)
       for (auto& m : prim::masks_of(x, chunk.name))
         if (!holds(masks, m)) masks.push_back(m);
   }
-  NodePtr out;
+  TurnFlags out;
   for (auto& m : masks) {
     Nodes if_zero, stay;
     bool known = true;
@@ -203,7 +208,9 @@ NodePtr turn_changes(const std::vector<TurnResult>& results, const Node* index, 
     auto may = known ? prim::may_hold(m, {{chunk, chunk.size}}) : nullptr;
     if (!may || (may->axes.empty() && !may->varies_with(index))) continue;
     for (auto& x : if_zero) stay.push_back(prim::equal(x, prim::number(0, x->dtype)));
-    out = prim::flags_joined(out, prim::unless_all(prim::reduce(Monoid::max, may, {}), stay));
+    may = prim::reduce(Monoid::max, may, {});
+    out.changes = prim::flags_joined(out.changes, prim::unless_all(may, stay));
+    out.may_hold = prim::flags_joined(out.may_hold, may);
   }
   return out;
 }
@@ -235,6 +242,7 @@ std::string to_string(const TurnParts& turns, const Nodes& roots) {
         for (auto& [k, value] : part.values) results.push_back(k);
         out += fmt::format("loop over {}, body {}: results {} are made where\n{}", loop_of(*n).axis.name.text(), b,
                            fmt::join(results, ", "), to_string(Nodes{part.flag}));
+        if (part.late) out += fmt::format("then, in a second walk, where\n{}", to_string(Nodes{part.late}));
       }
   }
   return out;

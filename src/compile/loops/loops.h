@@ -21,10 +21,14 @@ std::size_t add_result(Loop&, const LoopResult&);              // which result o
 
 // What a turn makes of one result: what is carried on (`carry`: as it was before), or (carry null) what is added to it.
 struct TurnResult { NodePtr value, carry; };
-// Without axes: false where a turn of this index, which makes a chunk, would leave all results as they are, since a mask is false
-// throughout and what stands in place of scores then changes nothing: the maximum so far is no less, and exp of what is left is
-// 0. Null: not known.
-NodePtr turn_changes(const std::vector<TurnResult>&, const Node* index, const Axis& chunk);
+// Of a turn of some index, which makes a chunk. Without axes.
+struct TurnFlags {
+  // False where it would leave all results as they are, since a mask is false throughout and what stands in place of scores then
+  // changes nothing: the maximum so far is no less, and exp of what is left is 0. Null: not known.
+  NodePtr changes = {};
+  NodePtr may_hold = {};                         // the masks: false where one is false throughout, whatever was made so far
+};
+TurnFlags turn_flags(const std::vector<TurnResult>&, const Node* index, const Axis& chunk);
 // The value of a turn of this index, made without walking tiles of other axes. Null: it is not made so.
 NodePtr untiled(const NodePtr& value, const Node* index);
 // What a turn makes, in parts that have no product in common and end by different masks: two heads in one walk, each with its own
@@ -34,6 +38,9 @@ struct TurnPart {
   // cannot be known, or not at a small price.
   NodePtr flag = {};
   std::vector<std::pair<std::size_t, NodePtr>> values = {};   // of which result; of a sum what is added to it, one after another
+  // The turns may come in any order, and those of the flag come first. Then, in a second walk, those where this holds: they lie
+  // under masks that are false, and change something all the same, as where a query sees nothing. Null: there is one walk.
+  NodePtr late = {};
 };
 TurnPart whole_turn(const Loop&, std::size_t body);           // all that it makes, without a flag
 using TurnParts = std::unordered_map<const Node*, std::vector<std::vector<TurnPart>>>;   // by loop: of each of its bodies

@@ -15,6 +15,7 @@ struct Lowering::LoweredLoop {
   std::vector<Place> places = {};                  // of each result
   std::vector<bool> added = {};                    // to a sum that is there
   bool may_end = false;                            // a turn, before it has stacked anything
+  bool again = false;                              // all turns are walked twice (TurnPart::late)
 };
 
 void Lowering::loop(const NodePtr& n) {
@@ -23,7 +24,7 @@ void Lowering::loop(const NodePtr& n) {
   auto parts = turns_.find(n.get());
   for (std::size_t b = 0; b < l.index.size(); ++b) {
     t.parts.push_back(parts == turns_.end() ? std::vector{whole_turn(l, b)} : parts->second[b]);
-    for (auto& p : t.parts[b]) t.may_end |= p.flag != nullptr;
+    for (auto& p : t.parts[b]) t.may_end |= p.flag != nullptr, t.again |= p.late != nullptr;
   }
   for (auto& r : l.results) t.may_end |= r.decides;
   Nodes results;
@@ -39,16 +40,17 @@ void Lowering::loop(const NodePtr& n) {
     else if (how.fold == Fold::stack && t.may_end) zero(t.places[k], r->axes);
     else if (how.fold == Fold::fold) fill(t.places[k], r->axes, prim::identity(how.monoid, r->dtype));
   }
-  for (std::size_t turn = 0; turn < l.index.size(); ++turn)
-    body(t, l.reverse ? l.index.size() - 1 - turn : turn);   // what is left over lies at the end
+  for (bool late : {false, true})
+    for (std::size_t turn = 0; turn < l.index.size() && (!late || t.again); ++turn)
+      body(t, l.reverse ? l.index.size() - 1 - turn : turn, late);   // what is left over lies at the end
   for (std::size_t k = 0; k < results.size(); ++k) know(results[k].get(), t.places[k]);
   keep_.insert(keep_.end(), results.begin(), results.end());
 }
 
-void Lowering::body(const LoweredLoop& t, std::size_t b) {
+void Lowering::body(const LoweredLoop& t, std::size_t b, bool late) {
   auto& l = t.l;
-  Step s{.kind = program::Kind::loop, .loop = {.trips = trips(l, b), .reverse = l.reverse, .body = {}}};
-  if (s.loop.trips == 0) return;
+  Step s{.kind = program::Kind::loop, .loop = {.trips = trips(l, b), .reverse = l.reverse, .again = late, .body = {}}};
+  if (s.loop.trips == 0 || (late && !t.parts[b].front().late)) return;
   s.loop.variable = p_.loops++;
   auto* index = l.index[b].get();
   variables_[index] = prim::index_start(*index) == 0 ? s.loop.variable : -1;
@@ -66,7 +68,7 @@ void Lowering::body(const LoweredLoop& t, std::size_t b) {
     Step once{.kind = program::Kind::loop, .loop = {.variable = -1, .trips = 1, .body = {}}};
     bool alone = t.parts[b].size() == 1;
     if (!alone) steps_ = &once.loop.body;
-    part_of_turn(part, t, b, moves);
+    part_of_turn(part, late ? part.late : part.flag, t, b, moves);
     if (alone) continue;
     forget(before);
     steps_ = &s.loop.body;
@@ -83,10 +85,10 @@ void Lowering::body(const LoweredLoop& t, std::size_t b) {
   push(std::move(s));
 }
 
-void Lowering::part_of_turn(const TurnPart& part, const LoweredLoop& t, std::size_t b, Moves& moves) {
-  if (part.flag) {
+void Lowering::part_of_turn(const TurnPart& part, const NodePtr& ends, const LoweredLoop& t, std::size_t b, Moves& moves) {
+  if (ends) {
     auto flag = fresh({}, DType::boolean);
-    scope({{part.flag, flag}});
+    scope({{ends, flag}});
     push({.kind = program::Kind::skip, .skip = {view(flag, {}, {})}});
   }
   std::vector<Target> targets;

@@ -58,8 +58,8 @@ class Lowering final : public Emit {
   // ---- loop.cpp ----
   struct LoweredLoop;                                     // a loop while it is lowered
   void loop(const NodePtr&);
-  void body(const LoweredLoop&, std::size_t b);
-  void part_of_turn(const TurnPart&, const LoweredLoop&, std::size_t b, Moves&);
+  void body(const LoweredLoop&, std::size_t b, bool late);
+  void part_of_turn(const TurnPart&, const NodePtr& ends, const LoweredLoop&, std::size_t b, Moves&);
   void start_from(const NodePtr& start, const Place& to, const Axes&);
   Place block_of_turn(const Place& whole, const Loop&, const NodePtr& index, const Axes& value);   // of a stacked result
 

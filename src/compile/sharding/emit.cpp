@@ -333,7 +333,7 @@ class Emitter {
       if (!value || r.effect || (r.fold == Fold::fold && r.monoid != Monoid::sum)) return nullptr;
       made.push_back({value, r.carry ? round.results[k] : nullptr});
     }
-    auto flag = turn_changes(made, index.get(), Axis(l.axis.name, prim::index_chunk(*index)));
+    auto flag = turn_flags(made, index.get(), Axis(l.axis.name, prim::index_chunk(*index))).changes;
     return flag && reads_blocks(flag, round.blocks) ? nullptr : flag;
   }
   static bool reads_blocks(const NodePtr& flag, const Nodes& blocks) {
