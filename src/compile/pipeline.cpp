@@ -34,12 +34,13 @@ const Pass kPasses[] = {
      [](Compilation& c) { c.roots = widen_products(c.roots); }},
     {"late_rows", "takes a query's factors out of sums over its keys", Stage::graph, true,
      [](Compilation& c) {
-       if (c.options.partition.ring) c.roots = late_rows(c.roots);
+       if (c.options.partition.rounds) c.roots = late_rows(c.roots);
      }},
     {"chunk", "cuts regions of chunked_reduce into loops over chunks", Stage::graph, true,
      [](Compilation& c) {
        auto& o = c.options;
-       c.roots = cut_chunks(c.roots, chunk_trial(o.device), o.chunk_depth, o.partition.ring, &c.uncut);
+       c.shares_queries = shares_queries(c.roots);
+       c.roots = cut_chunks(c.roots, chunk_trial(o.device), o.chunk_depth, o.partition.rounds, &c.uncut);
      }},
     {"strip_borders", "drops borders of regions that stay whole", Stage::graph, true,
      [](Compilation& c) { c.roots = strip_wraps(c.roots, false); }},
@@ -218,6 +219,14 @@ void run(Compilation& c, Stage first, Stage last) {
   }
 }
 void run(Compilation& c) { run(c, Stage::graph, Stage::program); }
+void run_whole(Compilation& c) {
+  auto rounds = c;
+  run(c, Stage::graph, Stage::sharding);
+  if (!c.options.mesh || !c.shares_queries || c.options.partition.rounds) return;
+  rounds.options.partition.rounds = true;
+  run(rounds, Stage::graph, Stage::sharding);
+  if (rounds.partition->sent_bytes() < c.partition->sent_bytes()) c = std::move(rounds);
+}
 
 Compilation on_device(const Compilation& whole, int number) {
   Compilation c{whole.roots, whole.inputs, whole.options};

@@ -43,6 +43,7 @@ struct Compilation {
   Nodes roots, inputs;
   CompileOptions options = {};
   std::vector<std::string> uncut = {};           // lines for people, of regions that stay whole
+  bool shares_queries = false;                   // devices of a mesh share the queries of scores that are walked
   std::shared_ptr<Partition> partition = {};     // from stage sharding on
   int number = 0;                                // of the device
   TurnParts turns = {};
@@ -66,6 +67,9 @@ std::span<const Pass> passes();                  // in order
 
 void run(Compilation&, Stage first, Stage last);
 void run(Compilation&);                          // all stages, for one device
+// The stages of the whole. Keys that are cut as their queries are may be gathered for each chunk of queries, or go round: both
+// are planned, and what sends less is taken.
+void run_whole(Compilation&);
 Compilation on_device(const Compilation&, int number);   // of a mesh, sharded: its share, before stage device
 std::string to_string(const std::vector<PassReport>&);   // a table
 std::string table_of_passes();                   // the list, a line each

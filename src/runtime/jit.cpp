@@ -58,12 +58,14 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
   Compilation c{own.roots, e.inputs, options_for(name, "jit at " + to_string(options.at))};
   c.options.donated = e.donated;
   c.options.scores_budget = options.scores_budget;
-  c.options.partition = {.regather = options.regather, .ring = options.ring, .overlap = options.overlap,
+  c.options.partition = {.regather = options.regather, .ring = options.ring, .rounds = options.ring, .overlap = options.overlap,
                          .strict = options.strict, .reduce_dtype = options.reduce_dtype, .gradients = context().gradients};
-  haliax::run(c, Stage::graph, Stage::graph);
+  const auto mesh = this->mesh();
+  if (mesh) place_on(*mesh, c, name, simulated);
+  run_whole(c);
   report_loops(c);
-  if (auto mesh = this->mesh()) {
-    report_program(c, compile_on(*mesh, c, name, simulated));
+  if (mesh) {
+    report_program(c, compile_on_mesh(c, name, simulated));
   } else {
     e.compiled = haliax::finish(c, name, !simulated);
     e.note_captured(e.compiled);
@@ -73,7 +75,8 @@ void JitCore::Impl::compile(const Leaves& results, const Parts& parts, bool simu
   }
   report.compile_s = seconds_now() - t;
 }
-MeshProgram* JitCore::Impl::compile_on(const Mesh& mesh, Compilation& c, const std::string& backend_name, bool simulated) {
+// How arguments and results lie.
+void JitCore::Impl::place_on(const Mesh& mesh, Compilation& c, const std::string& backend_name, bool simulated) {
   auto& e = *pending;
   auto& o = options;
   if (!simulated) must_have_devices(mesh, backend(backend_name));
@@ -86,6 +89,9 @@ MeshProgram* JitCore::Impl::compile_on(const Mesh& mesh, Compilation& c, const s
     e.placements.push_back(mapping ? std::make_shared<const Placement>(Placement{mesh, *mapping}) : nullptr);
   }
   c.options.mesh = &mesh;
+}
+MeshProgram* JitCore::Impl::compile_on_mesh(Compilation& c, const std::string& backend_name, bool simulated) {
+  auto& e = *pending;
   e.mesh = std::make_unique<MeshProgram>(compile_for_mesh(c, backend_name, simulated));
   for (auto& d : e.mesh->devices) e.note_captured(d);
   return e.mesh.get();

@@ -106,7 +106,8 @@ struct JitCore::Impl {
   void compile(const Leaves& results, const Parts&, bool simulated);
   Nodes roots_of(const Leaves& results, const Parts&);
   std::vector<Given> taken(const Cached&, const Walk&, const Nodes& late, std::vector<bool>& given) const;
-  MeshProgram* compile_on(const Mesh&, Compilation&, const std::string& backend_name, bool simulated);
+  void place_on(const Mesh&, Compilation&, const std::string& backend_name, bool simulated);
+  MeshProgram* compile_on_mesh(Compilation&, const std::string& backend_name, bool simulated);
 
   // ---- jit_report.cpp ----
   void report_loops(const Compilation&);

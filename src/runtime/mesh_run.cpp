@@ -138,7 +138,6 @@ MeshProgram compile_for_mesh(Compilation& c, const std::string& backend, bool si
   m.donated.resize(c.inputs.size());
   for (auto& n : c.inputs) m.inputs.push_back({n->axes, n->dtype});
   for (auto& n : c.roots) m.results.push_back({n->axes, n->dtype});
-  run(c, Stage::sharding, Stage::sharding);
   m.moves = c.partition->moves(), m.sent_bytes = c.partition->sent_bytes();
   for (auto& move : m.moves) m.calls += move.turns;
   m.uneven = c.options.partition.overlap && !c.partition->even();

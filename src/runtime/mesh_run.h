@@ -26,7 +26,7 @@ struct MeshProgram {
   class MeshCall;
 };
 
-// What follows the stage of the graph, for a mesh: options.mesh, in, out and partition say how. Arrays that the graph captured
+// What follows the stages of the whole (run_whole): options.mesh, in, out and partition say how. Arrays that the graph captured
 // are whole on every device. `simulated`: planned, not run. Raises for a gather that nobody asked for, if the options are strict.
 MeshProgram compile_for_mesh(Compilation&, const std::string& backend, bool simulated);
 

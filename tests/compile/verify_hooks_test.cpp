@@ -109,5 +109,6 @@ TEST_CASE("verify is asked of the calls of all devices") {
     return collective_result(make_collective({mine}, std::move(w)), 0);
   });
   auto c = for_devices(make(wrong, {}, {A}, DType::f32));
+  run(c, Stage::sharding, Stage::sharding);
   CHECK(has(message_of([&] { compile_for_mesh(c, "reference", false); }), "[verify] call 0 of device 1 is all-reduce 0"));
 }

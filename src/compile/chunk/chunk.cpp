@@ -45,10 +45,10 @@ Nodes widen_products(const Nodes& roots) {
   return to.empty() ? roots : substitute(roots, to);
 }
 
-Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool ring, std::vector<std::string>* uncut) {
+Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds, std::vector<std::string>* uncut) {
   struct Cutter {
     const Try& attempt;
-    bool ring;
+    bool rounds;
     std::vector<std::string>* uncut;
     std::optional<ChunkKey> next(const Nodes& level, const Node* index, int depth) const {
       const Node* first = nullptr;               // of the outermost calls, the first
@@ -75,7 +75,7 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool ring, s
         auto call = next(level, index, depth);
         if (!call) break;
         try {
-          auto plan = plan_cuts(*call, roots, level, attempt, ring);
+          auto plan = plan_cuts(*call, roots, level, attempt, rounds);
           if (uncut && plan.is_whole()) uncut->push_back(plan.line());
           roots = apply(plan, roots, index);
         } catch (const VerifyError&) {
@@ -92,7 +92,16 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool ring, s
   };
   auto borders = level_of(roots, nullptr);
   if (std::none_of(borders.begin(), borders.end(), [](auto& n) { return n->op == &prim::kEnter; })) return roots;
-  return Cutter{attempt, ring, uncut}(roots, nullptr, depth);
+  return Cutter{attempt, rounds, uncut}(roots, nullptr, depth);
+}
+
+bool shares_queries(const Nodes& roots) {
+  auto all = everything(roots);
+  return std::any_of(all.begin(), all.end(), [](auto& n) {
+    if (n->op != &prim::kEnter) return false;
+    auto call = ChunkKey::of(n->attr);
+    return call.inside == kOfScores && call.blocks > 1;
+  });
 }
 
 void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& borders, const Try& attempt) {

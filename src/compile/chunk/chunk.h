@@ -14,8 +14,9 @@ namespace haliax {
 // Products that are narrow, but read as f32 from a region, which sums them or gives them out, are made so.
 Nodes widen_products(const Nodes& roots);
 // Regions of calls in `depth` loops, and in deeper ones, become loops. `uncut`: lines for people, of calls that stay whole.
-// ring: the keys of scores are walked in as many blocks as there are devices that share the queries.
-Nodes cut_chunks(const Nodes& roots, const Try&, int depth, bool ring, std::vector<std::string>* uncut);
+// rounds: the keys of scores are walked in as many blocks as there are devices that share the queries.
+Nodes cut_chunks(const Nodes& roots, const Try&, int depth, bool rounds, std::vector<std::string>* uncut);
+bool shares_queries(const Nodes& roots);         // are there scores between borders whose queries several devices share?
 // Raises, where the call is written, if what lies between these borders cannot be cut, or not in the bytes given.
 void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& borders, const Try&);
 

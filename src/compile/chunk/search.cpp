@@ -166,7 +166,7 @@ struct Trial {
 
 class ChunkSearch {
  public:
-  ChunkSearch(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt, bool ring)
+  ChunkSearch(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt, bool rounds)
       : call_(call), attempt_(attempt), regions_(call, roots, level), origin_(level[0]->origin) {
     for (auto& n : level) if (regions_.contain(n)) backward_ |= n->origin.backward;
     for (auto& n : level) if (n->op == &prim::kEnter && ChunkKey::of(n->attr).same_call(call)) { origin_ = n->origin; break; }
@@ -176,7 +176,7 @@ class ChunkSearch {
     for (auto& n : alone_.inputs) read += n->bytes();
     budget_ = call.memory > 0 ? call.memory : std::max(kUsualBudget, read);
     auto form = ChunkForm(call.form);
-    if (ring && call.inside == kOfScores && call.blocks > 1) keys_ = longest_keys(call.blocks);
+    if (rounds && call.inside == kOfScores && call.blocks > 1) keys_ = longest_keys(call.blocks);
     sort_axes(!keys_ && (form == ChunkForm::automatic || form == ChunkForm::tile));
   }
   CutPlan best() {
@@ -508,8 +508,8 @@ class ChunkSearch {
 void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt) {
   if (call.memory > 0 && call.chunks.empty()) ChunkSearch(call, roots, level, attempt, false).least();
 }
-CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt, bool ring) {
-  return ChunkSearch(call, roots, level, attempt, ring).best();
+CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try& attempt, bool rounds) {
+  return ChunkSearch(call, roots, level, attempt, rounds).best();
 }
 
 }  // namespace haliax

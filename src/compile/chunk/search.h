@@ -18,8 +18,8 @@ struct Tried {
 };
 using Try = std::function<Tried(const Nodes& roots, const Nodes& inputs, int depth)>;
 
-// ring: see cut_chunks
-CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try&, bool ring);
+// rounds: see cut_chunks
+CutPlan plan_cuts(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try&, bool rounds);
 // raises if not even the smallest chunk fits
 void check_budget(const ChunkKey& call, const Nodes& roots, const Nodes& level, const Try&);
 

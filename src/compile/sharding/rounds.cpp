@@ -36,7 +36,7 @@ bool may_spare(const Plan& plan, const Whole& whole, int body) {
 }
 Cut Planned::goes_round(int n) const {
   auto& l = loop_of(node(n));
-  if (!options_.ring || !l.any_order || l.index.size() != 1 || l.drop) return {};
+  if (!options_.rounds || !l.any_order || l.index.size() != 1 || l.drop) return {};
   auto chunk = prim::index_chunk(*l.index[0]);
   Cut over;
   for (int s : whole_.level(n, 0).order) {
