@@ -66,7 +66,7 @@ class CudaDevice final : public Device, public Measured {
   }
   Machine machine() const override {
     auto m = machine_;
-    m.lane = kUsualLane, m.whole_rows = true;
+    m.lane = kUsualLane, m.whole_rows = true, m.row = 16;
     return m;
   }
   std::unique_ptr<Executable> compile(std::shared_ptr<const Program> p) override {

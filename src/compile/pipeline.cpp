@@ -93,7 +93,9 @@ const Pass kPasses[] = {
     // ---- the Program ----
     {"lower", "fuses, schedules and writes the steps, scope by scope", Stage::program, false,
      [](Compilation& c) {
-       auto low = lower(c.roots, c.inputs, {.fuse = c.options.optional && !checks_finite()}, c.layouts, c.turns);
+       const bool optional = c.options.optional;
+       const int row = c.options.device && optional ? c.options.device->machine().row : 1;
+       auto low = lower(c.roots, c.inputs, {.fuse = optional && !checks_finite(), .row = row}, c.layouts, c.turns);
        c.program = std::move(low.program), c.captured = std::move(low.captured);
        c.program->device = c.number;
        if (c.options.mesh)

@@ -291,6 +291,7 @@ struct Machine {
   // Positions of a block that a product in f32, and in bf16, leaves out (Contract::shown); 0: none.
   int shown = 0, shown_narrow = 0;
   double step = 0;                          // of each step that is run, whatever it does
+  int row = 1;                              // bytes: rows of large arrays that products read or make begin at a multiple of these
 };
 
 // One device of a mesh speaks to the others. Which of them take part in a call follows from the Collective and from the Program's

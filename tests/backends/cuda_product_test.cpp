@@ -170,3 +170,22 @@ TEST_CASE("cuda: the library's bare call gives what the contraction gives, on a 
   s.contract.a.dtype = s.contract.b.dtype = s.contract.out.dtype = DType::i32;   // not for the library
   CHECK(measured.bare_products(s, {x.get(), y.get(), out.get()}, 0).empty());
 }
+
+TEST_CASE("cuda: rows of large arrays that products make or read begin where their kernels like it") {
+  const Axis Token("token", 700), Embed("embed", 24), Vocab("vocab", 1001);
+  auto draw = [](int seed, const Axes& axes) { return random::normal(random::key(seed), axes, DType::bf16).eval(); };
+  const auto x = draw(1, {Token, Embed}), w = draw(2, {Vocab, Embed});
+  auto f = [](const NamedArray& x, const NamedArray& w) {
+    return grad([](const std::pair<NamedArray, NamedArray>& p) {
+      return sum(sin(dot(softmax(dot(p.first, p.second, "embed"), "vocab").astype(DType::bf16), p.second, "vocab")));
+    })(std::pair(x, w));
+  };
+  auto there = jit(f, {.backend = "cuda-sim", .scores_budget = most_bytes});
+  auto here = jit(f, {.backend = "cpu", .scores_budget = most_bytes});
+  const auto got = there(x, w), want = here(x, w);
+  auto far = [](const NamedArray& a, const NamedArray& b) { return max(abs(a.astype(DType::f32) - b.astype(DType::f32))).item(); };
+  CHECK(far(got.first, want.first) < 0.05);
+  CHECK(far(got.second, want.second) < 0.3);
+  CHECK(there.report().program.find("[1008 1]") != std::string::npos);   // 2,016 bytes a row: a multiple of 16
+  CHECK(here.report().program.find("[1008 1]") == std::string::npos);
+}

@@ -11,6 +11,16 @@
 namespace haliax {
 namespace {
 
+// What products make, and the arrays that they read.
+std::unordered_set<const Node*> multiplied(const Nodes& roots) {
+  std::unordered_set<const Node*> out;
+  for (auto& n : all_computed(roots)) {
+    if (n->op->kind != Kind::contract) continue;
+    out.insert(n.get());
+    for (auto& x : n->in) out.insert(base_of(x).get());
+  }
+  return out;
+}
 // The arrays that a graph has captured, bodies of loops included. Raises for what has no value and will have none.
 Nodes captured_by(const Nodes& all, const Nodes& inputs) {
   const std::unordered_set<NodePtr> given(inputs.begin(), inputs.end());
@@ -32,7 +42,8 @@ Lowered lower(const Nodes& roots, const Nodes& inputs, const LowerOptions& optio
   Lowered out{std::make_shared<program::Program>(), captured_by(all_computed(roots), inputs)};
   auto& p = *out.program;
   Purposes purposes(roots, inputs);
-  Lowering l(p, options.fuse, purposes, layouts, turns);
+  Lowering l(p, options, purposes, layouts, turns);
+  if (options.row > 1) l.align(multiplied(roots));
   auto add = [&](const NodePtr& n, const char* purpose, program::Home home, std::vector<int>& slots, int& count) {
     slots.push_back(l.new_slot(n->bytes(), purpose, home, count++));
     return l.in_slot(slots.back(), n);

@@ -29,6 +29,7 @@ Nodes batch_turns(const Nodes& roots, const BatchLimits&);
 
 struct LowerOptions {
   bool fuse = true;                          // off: every node is a step of its own, in the order in which they were made
+  int row = 1;                               // program::Machine
 };
 struct Lowered {
   std::shared_ptr<program::Program> program; // without offsets, scratch and shared memory

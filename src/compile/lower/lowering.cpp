@@ -41,12 +41,21 @@ Place Lowering::reordered(Place p, const Axes& of, const Axes& as) {
   return p;
 }
 Place Lowering::fresh_for(const NodePtr& n) {
-  auto p = fresh(n->axes, n->dtype, purposes_.of(*n));
-  p_.slots.back().gathered = Purposes::gathered(*n);
+  constexpr std::int64_t kLarge = 1 << 20;   // bytes
   auto order = layouts_.find(n.get());
-  if (order == layouts_.end()) return p;
-  p.strides = row_major(order->second);
-  return reordered(p, order->second, n->axes);
+  auto& axes = order == layouts_.end() ? n->axes : order->second;
+  auto p = fresh(axes, n->dtype, purposes_.of(*n));
+  auto& slot = p_.slots.back();
+  slot.gathered = Purposes::gathered(*n);
+  if (aligned_.count(n.get()) && axes.size() > 1 && slot.bytes >= kLarge) {
+    const std::int64_t size = bytes_of(n->dtype), row = axes.back().size * size;
+    if (auto over = row % options_.row; over > 0 && options_.row % size == 0) {
+      auto wide = axes;
+      wide.back().size = (row - over + options_.row) / size;
+      p.strides = row_major(wide), slot.bytes = axis_size(wide) * size;
+    }
+  }
+  return reordered(p, axes, n->axes);
 }
 void Lowering::know(const Node* n, Place p) {
   places_[n] = std::move(p);
@@ -139,9 +148,9 @@ Term Lowering::term(const NodePtr& start, std::int64_t stride, std::int64_t limi
 
 // ---- units ----
 void Lowering::scope(const std::vector<Target>& targets) {
-  Scope s = make_scope(targets, places_, fuse_);
+  Scope s = make_scope(targets, places_, options_.fuse);
   auto* outer = std::exchange(scope_, &s);
-  for (int u : schedule(s, places_, !fuse_))
+  for (int u : schedule(s, places_, !options_.fuse))
     if (auto& each = s.units[std::size_t(u)]; !each.nodes.empty()) unit(each);   // what was merged is empty
   scope_ = outer;
 }

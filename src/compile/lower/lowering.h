@@ -4,6 +4,7 @@
 #include "compile/loops/loops.h"
 #include "compile/lower/fuse.h"
 #include "compile/lower/layout.h"
+#include "compile/lower/lower.h"
 #include "compile/memory/purpose.h"
 #include "graph/emit.h"
 
@@ -11,9 +12,10 @@ namespace haliax {
 
 class Lowering final : public Emit {
  public:
-  Lowering(program::Program& p, bool fuse, const Purposes& u, const Layouts& l, const TurnParts& t)
-      : p_(p), fuse_(fuse), purposes_(u), layouts_(l), turns_(t), steps_(&p.steps) {}
+  Lowering(program::Program& p, const LowerOptions& o, const Purposes& u, const Layouts& l, const TurnParts& t)
+      : p_(p), options_(o), purposes_(u), layouts_(l), turns_(t), steps_(&p.steps) {}
 
+  void align(std::unordered_set<const Node*> rows) { aligned_ = std::move(rows); }   // of those that are large (Machine::row)
   int new_slot(std::int64_t bytes, const char* purpose, program::Home home = program::Home::arena, int index = -1);
   Place in_slot(int slot, const NodePtr&) const;          // row-major, all of it
   void know(const Node* n, Place p);                      // the value lies there, to the end of the scope
@@ -39,7 +41,7 @@ class Lowering final : public Emit {
   // ---- lowering.cpp ----
   Place fresh(const Axes&, DType, const char* purpose = "activations");
   static Place reordered(Place, const Axes& of, const Axes& as);   // the same place, its axes in another order
-  Place fresh_for(const NodePtr&);                        // in the order that suits its readers
+  Place fresh_for(const NodePtr&);                        // in the order, and the rows, that suit its readers
   Place copied(const NodePtr&);                           // a view that strides cannot say
   Place target_place(const NodePtr&);                     // of what is made now: its first target, or memory of its own
   Place joined_place(const NodePtr&, const Scope::Joined&);   // a part, or what is reordered, is made where it will lie
@@ -64,7 +66,8 @@ class Lowering final : public Emit {
   Place block_of_turn(const Place& whole, const Loop&, const NodePtr& index, const Axes& value);   // of a stacked result
 
   program::Program& p_;
-  bool fuse_;                                             // LowerOptions::fuse
+  const LowerOptions options_;
+  std::unordered_set<const Node*> aligned_;               // see align
   const Purposes& purposes_;
   const Layouts& layouts_;
   const TurnParts& turns_;
