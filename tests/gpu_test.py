@@ -30,6 +30,29 @@ for line in sys.stdin:
 """
 
 
+def tool():
+    names = {"__name__": "tool", "__file__": str(ROOT / "tools/gpu")}
+    exec(compile((ROOT / "tools/gpu").read_text(), "tools/gpu", "exec"), names)   # it has no .py behind its name
+    return names
+
+
+class WithoutABuild(unittest.TestCase):
+    def test_a_pack_has_all_golden_files(self):
+        names = tool()
+        there = {f.name for f in (ROOT / "tests/golden").iterdir() if f.suffix in (".json", ".safetensors")} - {"errors.json"}
+        self.assertEqual({f.name for f in names["golden_files"](names["GROUPS"])}, there)
+        self.assertEqual([f.name for f in names["golden_files"](["nn"])], ["nn.json", "nn.safetensors"])
+
+    def test_what_is_written_names_no_place_of_the_machine(self):
+        folder = pathlib.Path("/tmp/made")
+        run = tool()["Run"](folder, folder, None, True)
+        for text, plain in ((" ".join(map(str, ["/opt/cuda/bin/checker", "--tool", "memcheck", folder / "lib/ld-linux-x.so.2", "--library-path",
+                                                "/tmp/made/lib:/opt/cuda/lib64", folder / "bin/gpu", "bits"])), "checker --tool memcheck ./bin/gpu bits"),
+                            ("golden: /tmp/made/golden/a.json is not there; at 5 TFLOP/s", "golden: ./golden/a.json is not there; at 5 TFLOP/s"),
+                            ("failed (/usr/bin/python3 ended)", "failed (python3 ended)")):
+            self.assertEqual(run.plain(text), plain)
+
+
 @unittest.skipUnless((ROOT / "build/tests/golden").exists() and (ROOT / "build/bench/gpu").exists(), "tools/build")
 class Gpu(unittest.TestCase):
     def test_a_pack_runs_without_a_gpu_and_says_so(self):
@@ -79,12 +102,10 @@ class Gpu(unittest.TestCase):
             self.assertEqual([line["status"] for line in written["table"] if line["case"] == "gpt2_torch"], ["not compared: no torch"])
 
     def test_steps_are_made_in_turns_with_another_program(self):
-        tool = {"__name__": "tool", "__file__": str(ROOT / "tools/gpu")}
-        exec(compile((ROOT / "tools/gpu").read_text(), "tools/gpu", "exec"), tool)   # it has no .py behind its name
         with tempfile.TemporaryDirectory() as made:
             folder = pathlib.Path(made)
             (folder / "gpt2_torch.py").write_text(STEPS)
-            run = tool["Run"](folder, folder, sys.executable, True)
+            run = tool()["Run"](folder, folder, sys.executable, True)
             run.gpu = lambda *words: [ROOT / "build/bench/gpu", *words, "--backend", "cuda-sim"]
             status, lines = run.in_turns(sys.executable, 60)
             self.assertEqual((status, len(lines)), ("passed", 2))
