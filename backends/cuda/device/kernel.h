@@ -38,12 +38,34 @@ using Number = typename NumberOf<S, is_narrow<S>>::type;
 template <class S>
 inline constexpr bool is_float = std::is_floating_point_v<Number<S>>;
 
+// A card rounds in one instruction. All NaN are one there: the first of these two keeps some of their bits.
+#ifdef haliax_thread
+inline std::uint16_t bf16_bits(float x) { return to_bf16(x); }
+inline std::uint16_t f16_bits(float x) { return to_f16(x); }
+inline float of_f16(std::uint16_t bits) { return from_f16(bits); }
+#else
+inline std::uint16_t bf16_bits(float x) {
+  std::uint16_t out;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out) : "f"(x));
+  return out;
+}
+inline std::uint16_t f16_bits(float x) {
+  std::uint16_t out;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out) : "f"(x));
+  return out;
+}
+inline float of_f16(std::uint16_t bits) {
+  float out;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(bits));
+  return out;
+}
+#endif
 template <class S>
 inline S element(Number<S> x) {
   if constexpr (std::is_same_v<S, bf16>)
-    return {to_bf16(x)};
+    return {bf16_bits(x)};
   else if constexpr (std::is_same_v<S, f16>)
-    return {to_f16(x)};
+    return {f16_bits(x)};
   else
     return x;
 }
@@ -52,7 +74,7 @@ inline Number<S> number(S x) {
   if constexpr (std::is_same_v<S, bf16>)
     return from_bf16(x.bits);
   else if constexpr (std::is_same_v<S, f16>)
-    return from_f16(x.bits);
+    return of_f16(x.bits);
   else
     return x;
 }
@@ -110,7 +132,9 @@ inline Number<S> of_bits(Word w) {
 }
 template <class To, class From>
 inline Number<To> cast(Number<From> x) {
-  if constexpr (std::is_same_v<To, bool> || is_float<To> || !is_float<From>) {
+  if constexpr (std::is_same_v<To, From>) {
+    return x;
+  } else if constexpr (std::is_same_v<To, bool> || is_float<To> || !is_float<From>) {
     return result<To>(x);
   } else if constexpr (std::is_same_v<To, std::uint64_t>) {
     return scalar::saturate<std::uint64_t>(x);
