@@ -2,6 +2,7 @@
 // to one thread: results have the same bits in every run.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 
 #include "base/scalar.h"
@@ -26,9 +27,9 @@ std::string each_point(Writer& w, std::int64_t n) {
   return fmt::format("for (I p = my_block * I(blockDim_x) + threadIdx_x; p < I({}); p += I(all_blocks) * blockDim_x)",
                      w.word(n));
 }
-// Declares `moved`: what the ids here add, and `inside`: whether all of them are positions.
-void pick(Writer& w, const std::vector<Indexed>& indexed, bool clamps) {
-  w.line("bool inside = true;");
+// Declares `moved`: what the ids here add, and `inside`: whether they are there and all of them are positions.
+void pick(Writer& w, const std::vector<Indexed>& indexed, bool clamps, const std::string& there = "true") {
+  w.line(fmt::format("bool inside = {};", there));
   w.line("std::int64_t moved = 0;");
   for (auto& i : indexed) {
     auto base = w.base(i.ids), at = w.at(i.ids, i.ids.strides);
@@ -68,56 +69,102 @@ Launch copy(Copy c, Around* around) {
   return fused_launch(f, around);
 }
 
-// Threads share the dims along which nothing meets; each goes through the others in row-major order.
-Launch scatter(const Scatter& s, Around* around) {
-  std::vector<std::size_t> apart, together;
+// ---- scatters: threads share the dims along which nothing meets; ids are gone through in row-major order ----
+struct Parted {
+  Dims apart, together;  // the latter are those of the ids
+  View updates, target;  // and ids: of these dims, in this order
+  std::vector<Indexed> indexed;
+};
+Parted parted(const Scatter& s) {
+  Parted out{{}, {}, s.updates, s.target, s.indexed};
+  std::vector<std::size_t> order, together;
   for (std::size_t d = 0; d < s.dims.size(); ++d) {
     bool named = s.target.strides[d] == 0;
     for (auto& i : s.indexed) named |= i.ids.strides[d] != 0;
-    (named ? together : apart).push_back(d);
+    (named ? together : order).push_back(d);
+    (named ? out.together : out.apart).push_back(s.dims[d]);
   }
-  auto dims_of = [&](auto& which) {
-    Dims out;
-    for (auto d : which) out.push_back(s.dims[d]);
-    return out;
-  };
-  auto order = apart;
   order.insert(order.end(), together.begin(), together.end());
-  auto in_order = [&](View v) {
+  auto arrange = [&](View& v) {
     auto old = v.strides;
     for (std::size_t k = 0; k < order.size(); ++k) v.strides[k] = old[order[k]];
-    return v;
   };
-  auto indexed = s.indexed;
-  for (auto& i : indexed) i.ids = in_order(i.ids);
-  auto target = in_order(s.target), updates = in_order(s.updates);
-  const Dims outer = dims_of(apart), inner = dims_of(together);
-  Writer w(around);
-  w.far = true;
-  w.open(each_point(w, points(outer)));
-  w.indices("p", outer);
-  w.open(fmt::format("for (I q = 0; q < I({}); ++q)", w.word(points(inner))));
-  w.indices("q", inner, outer.size());
-  pick(w, indexed, s.clamp);
-  w.open("if (inside)");
+  arrange(out.updates), arrange(out.target);
+  for (auto& i : out.indexed) arrange(i.ids);
+  return out;
+}
+// `at` of the target becomes what it is with `from_at` of the updates.
+void update(Writer& w, const Scatter& s, const std::string& base, const std::string& at, const std::string& from,
+            const std::string& from_at) {
   auto S = element_of(s.target.dtype), U = element_of(s.updates.dtype);
-  auto base = w.base(target, true), at = w.at(target, target.strides);
-  auto from = w.base(updates), from_at = w.at(updates, updates.strides);
-  auto x = fmt::format("load<{}>({}, {})", U, from, from_at);
   if (s.update == Update::set) {
     auto T = bits_type(s.target.dtype);
-    w.line(fmt::format("store<{0}>({1}, {2} + moved, load<{0}>({3}, {4}));", T, base, at, from, from_at));
-  } else {
-    auto* f = s.update == Update::add   ? "add"
-              : s.update == Update::mul ? "mul"
-              : s.update == Update::min ? "scalar::min"
-                                        : "scalar::max";
-    w.line(fmt::format("const auto at = {} + moved;", at));
-    w.line(fmt::format("store<{0}>({1}, at, result<{0}>({2}(wide(load<{0}>({1}, at)), wide(cast<{0}, {3}>({4})))));", S, base, f,
-                       U, x));
+    w.line(fmt::format("store<{0}>({1}, {2}, load<{0}>({3}, {4}));", T, base, at, from, from_at));
+    return;
   }
+  auto* f = s.update == Update::add   ? "add"
+            : s.update == Update::mul ? "mul"
+            : s.update == Update::min ? "scalar::min"
+                                      : "scalar::max";
+  w.line(fmt::format("const auto at = {};", at));
+  const auto x = fmt::format("load<{}>({}, {})", U, from, from_at);
+  w.line(fmt::format("store<{0}>({1}, at, result<{0}>({2}(wide(load<{0}>({1}, at)), wide(cast<{0}, {3}>({4})))));", S, base, f, U,
+                     x));
+}
+// Of many ids for few points each warp takes 32 points, a lane each, and a part of the ids. It looks at all ids, 32 at a time, a
+// lane each, and goes through those of its part. Ids that move a point alike are of one part, so they stay in order.
+Launch scatter_in_parts(const Scatter& s, const Parted& p, std::int64_t groups, std::int64_t parts) {
+  const auto first = std::ptrdiff_t(p.apart.size());
+  auto of_point = [&](const Dims& strides) { return Dims(strides.begin(), strides.begin() + first); };
+  Writer w;
+  w.far = true;
+  auto of_ids = [&](Dims strides) {
+    std::fill_n(strides.begin(), first, 0);
+    auto sum = w.sum_of(strides);
+    return sum.empty() ? "0" : sum;
+  };
+  w.open(each_point(w, 32 * groups * parts));
+  auto wide = w.word(32 * groups), ids = w.word(points(p.together));
+  w.line(fmt::format("const I part = p / I({0}), point = p % I({0});", wide));
+  w.indices("point", p.apart);
+  w.line(fmt::format("const bool there = point < I({});", w.word(points(p.apart))));
+  auto base = w.base(p.target, true), at = w.at(p.target, of_point(p.target.strides));
+  auto from = w.base(p.updates), from_at = w.at(p.updates, of_point(p.updates.strides));
+  w.line(fmt::format("const I at_point = {}, from_point = {};", at, from_at));
+  w.open(fmt::format("for (I first = 0; first < I({}); first += 32)", ids));
+  w.line("const I q = first + threadIdx_x % 32;");
+  w.indices("q", p.together, p.apart.size());
+  pick(w, p.indexed, s.clamp, fmt::format("q < I({})", ids));
+  w.line(fmt::format("const I to = moved + {}, from = {};", of_ids(p.target.strides), of_ids(p.updates.strides)));
+  w.line(fmt::format("auto mine = lanes_where(inside && part_of(to, {}) == part);", w.word(parts)));
+  w.open("for (; mine != 0; mine &= mine - 1)");
+  w.line("const int lane = first_of(mine);");
+  w.line("const I at_id = from_lane(to, lane), from_id = from_lane(from, lane);");
+  w.open("if (there)");
+  update(w, s, base, "at_point + at_id", from, "from_point + from_id");
+  w.close(), w.close(), w.close(), w.close();
+  return w.launch(32 * groups * parts, true);
+}
+Launch scatter(const Scatter& s, Around* around) {
+  // Warps that keep a card busy: each more looks at all ids, too. A part has 32 ids or more.
+  constexpr std::int64_t most_warps = 132 * 24;
+  const auto p = parted(s);
+  const auto groups = (points(p.apart) + 31) / 32;
+  const auto parts = around || groups == 0 ? 1 : std::min(most_warps / groups, points(p.together) / 32);
+  if (parts > 1) return scatter_in_parts(s, p, groups, parts);
+  Writer w(around);
+  w.far = true;
+  w.open(each_point(w, points(p.apart)));
+  w.indices("p", p.apart);
+  w.open(fmt::format("for (I q = 0; q < I({}); ++q)", w.word(points(p.together))));
+  w.indices("q", p.together, p.apart.size());
+  pick(w, p.indexed, s.clamp);
+  w.open("if (inside)");
+  auto base = w.base(p.target, true), at = w.at(p.target, p.target.strides) + " + moved";
+  auto from = w.base(p.updates), from_at = w.at(p.updates, p.updates.strides);
+  update(w, s, base, at, from, from_at);
   w.close(), w.close(), w.close();
-  return w.launch(points(outer));
+  return w.launch(points(p.apart));
 }
 
 // Each element goes where those before it end: what is less, or equal and stands before it.

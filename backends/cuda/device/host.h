@@ -44,16 +44,23 @@ inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 extern "C" void cudaGraphSetConditional(unsigned long long handle, unsigned runs) {   // api.h, begin_if
   *reinterpret_cast<unsigned*>(handle) = runs;
 }
+inline int __ffs(int x) { return __builtin_ffs(x); }
 template <class T>
-inline T __shfl_xor_sync(unsigned, T v, int by) {
+inline T __shfl_sync(unsigned, T v, int lane) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);
   using Bits = unsigned long long;
   if constexpr (sizeof(T) == 8)
-    return __builtin_bit_cast(T, haliax_thread->from_lane(__builtin_bit_cast(Bits, v), int(threadIdx_x & 31) ^ by));
+    return __builtin_bit_cast(T, haliax_thread->from_lane(__builtin_bit_cast(Bits, v), lane));
   else
-    return __builtin_bit_cast(T, unsigned(haliax_thread->from_lane(__builtin_bit_cast(unsigned, v), int(threadIdx_x & 31) ^ by)));
+    return __builtin_bit_cast(T, unsigned(haliax_thread->from_lane(__builtin_bit_cast(unsigned, v), lane)));
 }
-inline bool __any_sync(unsigned, bool x) {
-  for (int by = 1; by < 32; by *= 2) x |= __shfl_xor_sync(~0u, unsigned(x), by) != 0;
-  return x;
+template <class T>
+inline T __shfl_xor_sync(unsigned all, T v, int by) {
+  return __shfl_sync(all, v, int(threadIdx_x & 31) ^ by);
 }
+inline unsigned __ballot_sync(unsigned all, bool x) {
+  unsigned out = unsigned(x) << (threadIdx_x & 31);
+  for (int by = 1; by < 32; by *= 2) out |= __shfl_xor_sync(all, out, by);
+  return out;
+}
+inline bool __any_sync(unsigned all, bool x) { return __ballot_sync(all, x) != 0; }

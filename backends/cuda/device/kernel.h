@@ -373,6 +373,16 @@ template <class T>
 inline Best<T> exchanged(Best<T> x, int by) {
   return {exchanged(x.value, by), exchanged(x.at, by)};
 }
+template <class T>
+inline T from_lane(T x, int lane) {
+  return __shfl_sync(0xffffffffu, x, lane);
+}
+inline unsigned lanes_where(bool x) { return __ballot_sync(0xffffffffu, x); }
+inline int first_of(unsigned lanes) { return __ffs(int(lanes)) - 1; }
+// Which of so many parts has this offset: equal ones are in one, others are spread over all.
+inline long long part_of(long long at, Word parts) {
+  return (long long)((std::uint64_t(at) * 0x9e3779b97f4a7c15ull >> 32) * std::uint64_t(parts) >> 32);
+}
 // Over `group` threads (a power of 2) that stand side by side, in an order that does not depend on anything else. All get it.
 // `shared`: room for one T of each warp.
 template <int group, class T, class F>
