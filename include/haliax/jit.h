@@ -29,8 +29,9 @@ struct JitOptions {
   bool regather = true;
   // A gathered weight that one contraction alone reads is never made whole: its blocks go round the ring of devices, and each is
   // contracted with its part of the other operand as it comes. As many bytes in devices - 1 calls; two blocks of memory in place
-  // of all. Sums along the gathered axis are taken block by block. See docs/sharding.md for what is gathered as ever. Keys and
-  // values of attention over scores_budget that are cut as its queries are go round with this, and without it where that sends less.
+  // of all. Sums along the gathered axis are taken block by block. See docs/sharding.md for what is gathered as ever. Keys
+  // and values of attention over scores_budget that are cut as its queries are go round with this, and without it where that
+  // sends less.
   bool ring = false;
   // Collectives go on beside the work: gathers in a loop over layers are asked for a turn ahead, sums of gradients are waited for
   // a turn later. As many bytes; the memory that they read and write is their own for the length of the loop, and planned. It
