@@ -294,8 +294,9 @@ Handle make_product(int d, const Product& p, const Words& words) {
   auto& card = device(d);
   CublasProduct told(p, words.tf32);
   const auto what = fmt::format("sm_{} {}{}", card.sm, to_string(p), words.tf32 ? " tf32" : "");
+  auto* library = library_of(card);               // also where nothing is asked of it now: products run by it
   auto how = tuned(what);
-  if (!how) how = words.tune ? fastest(card, told, p) : told.algorithms(library_of(card), 1)[0];
+  if (!how) how = words.tune ? fastest(card, told, p) : told.algorithms(library, 1)[0];
   if (words.tune) keep_tuned(what, *how);
   return &all->emplace_back(Multiplier{d, p, words.tf32, std::move(told), *how});
 }

@@ -90,17 +90,35 @@ struct ProductMaker {
     for (std::int64_t o = 0; o < points(walked); ++o)
       for (std::int64_t k = 0; k < points(p.k_outer); ++k) {
         auto at = [&](MatrixStride s) { return offset_at(walked, s, o) + offset_at(p.k_outer, s, k); };
-        add(x, at(&MatrixDim::a), y, at(&MatrixDim::b), at(&MatrixDim::out), c.accumulate || k > 0);
+        add_even(x, at(&MatrixDim::a), y, at(&MatrixDim::b), at(&MatrixDim::out), c.accumulate || k > 0);
       }
   }
-  void add(const View& x, std::int64_t x_at, const View& y, std::int64_t y_at, std::int64_t out_at, bool accumulate) {
+  // How many positions there are over a multiple of 16 bytes, along which v lies side by side, while its rows are aligned.
+  std::int64_t over(const View& v, std::int64_t n, std::int64_t along, std::int64_t row, std::int64_t at) const {
+    constexpr std::int64_t step_bytes = 16, worth = 1 << 24;           // multiplications
+    const auto each = step_bytes / bytes_of(v.dtype);
+    const bool aligned_rows = along == 1 && row % each == 0 && alignment(v, {at}) % step_bytes == 0;
+    return aligned_rows && n > each && double(p.m.n) * double(p.n.n) * double(p.k.n) >= worth ? n % each : 0;
+  }
+  // For an odd size the library takes kernels that are five times slower, so what is over is a product of its own.
+  void add_even(const View& x, std::int64_t x_at, const View& y, std::int64_t y_at, std::int64_t out_at, bool accumulate) {
+    auto& to = step.contract.out;
+    const auto m_over = over(x, p.m.n, p.m.a, p.k.a, x_at);
+    const auto n_over = std::max(over(y, p.n.n, p.n.b, p.k.b, y_at), over(to, p.n.n, p.n.out, p.m.out, out_at));
+    const auto m = p.m.n - m_over, n = p.n.n - n_over;
+    add(x, x_at, m, y, y_at, n, out_at, accumulate);
+    if (n_over > 0) add(x, x_at, m, y, y_at + n * p.n.b, n_over, out_at + n * p.n.out, accumulate);
+    if (m_over > 0) add(x, x_at + m * p.m.a, m_over, y, y_at, p.n.n, out_at + m * p.m.out, accumulate);
+  }
+  void add(const View& x, std::int64_t x_at, std::int64_t m, const View& y, std::int64_t y_at, std::int64_t n,
+           std::int64_t out_at, bool accumulate) {
     auto& to = step.contract.out;
     Product w;                                   // in columns: out^T (n, m) = y^T (n, k) x^T (k, m)
     w.batch = batch.n, w.accumulate = accumulate;
-    w.a = matrix(y, p.k.n, p.k.b, p.n.n, p.n.b, batch.b, y_at);
-    w.b = matrix(x, p.m.n, p.m.a, p.k.n, p.k.a, batch.a, x_at);
-    const auto ld = std::max(p.m.n == 1 ? p.n.n : p.m.out, p.n.n);
-    w.out = {to.dtype, p.n.n, p.m.n, ld, batch.out, alignment(to, {batch.out, out_at})};
+    w.a = matrix(y, p.k.n, p.k.b, n, p.n.b, batch.b, y_at);
+    w.b = matrix(x, m, p.m.a, p.k.n, p.k.a, batch.a, x_at);
+    const auto ld = std::max(m == 1 ? n : p.m.out, n);
+    w.out = {to.dtype, n, m, ld, batch.out, alignment(to, {batch.out, out_at})};
     out.push_back({.words = {word(y, y_at), word(x, x_at), word(to, out_at, true)}, .product = w});
   }
 };

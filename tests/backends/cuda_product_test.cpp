@@ -189,3 +189,17 @@ TEST_CASE("cuda: rows of large arrays that products make or read begin where the
   CHECK(there.report().program.find("[1008 1]") != std::string::npos);   // 2,016 bytes a row: a multiple of 16
   CHECK(here.report().program.find("[1008 1]") == std::string::npos);
 }
+
+TEST_CASE("cuda: what a size has over a multiple of 16 bytes is a product of its own, where rows are aligned") {
+  Step s;
+  s.kind = Kind::contract;
+  auto& c = s.contract;
+  c.m = {700}, c.n = {1001}, c.k = {24};
+  c.a = {0, DType::bf16, 0, {24, 0, 1}, {}}, c.b = {1, DType::bf16, 0, {0, 24, 1}, {}}, c.out = {2, DType::bf16, 0, {1008, 1, 0}, {}};
+  const auto all = products_of(s);
+  REQUIRE(all.size() == 2);
+  CHECK(all[0].out.rows == 1000);                // in columns
+  CHECK(all[1].out.rows == 1);
+  c.out.strides[0] = 1001;
+  CHECK(products_of(s).size() == 1);
+}
