@@ -38,7 +38,7 @@ using Number = typename NumberOf<S, is_narrow<S>>::type;
 template <class S>
 inline constexpr bool is_float = std::is_floating_point_v<Number<S>>;
 
-// A card rounds in one instruction. All NaN are one there: the first of these two keeps some of their bits.
+// On the host by hand; on a card by one instruction, which makes one NaN of all.
 #ifdef haliax_thread
 inline std::uint16_t bf16_bits(float x) { return to_bf16(x); }
 inline std::uint16_t f16_bits(float x) { return to_f16(x); }
