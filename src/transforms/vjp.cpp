@@ -61,6 +61,17 @@ struct Residuals {
   }
 };
 
+// What is traced in the scope lies in a body of this loop.
+class InBody {
+ public:
+  explicit InBody(const Loop& l) { context().loop_depth = IndexAttr::of(*l.index[0]).depth + 1; }
+  ~InBody() { context().loop_depth = outer_; }
+  InBody(const InBody&) = delete;
+
+ private:
+  int outer_ = context().loop_depth;
+};
+
 class Backward {
  public:
   Backward(const Nodes& ys, const Nodes& gs, const Nodes& wrt) : wrt_(wrt) {
@@ -168,6 +179,7 @@ class Backward {
       back.results.push_back({Fold::carry, Monoid::sum, {}, start, of_carries.back()});
     }
     Loop forward = l;                   // with what is kept for the backward
+    const InBody inside(l);
     for (std::size_t b = 0; b < l.index.size(); ++b) {
       auto& index = l.index[b];
       Nodes ys, gs, wrt;

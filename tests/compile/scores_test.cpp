@@ -174,6 +174,14 @@ TEST_CASE("scores: grouped heads, other orders of axes, two layers, a scan over 
   };
   walked("a scan", [=](const Parts& p) { return in_scan(p, {}); });
   walked("a scan that keeps carries", [=](const Parts& p) { return in_scan(p, {.checkpoint = true}); });
+  // The backward pass of a checkpoint is traced in the body of the loop's gradient, not around the loop.
+  walked("a scan of checkpointed layers, keys from outside of it", [=](const Parts& p) {
+    auto layer = [=](const NamedArray& x, const NamedArray& w) {
+      return x + nn::dot_product_attention("k", "d", x * w, p.key, p.value, {.mask = causal()});
+    };
+    const Axis L{"layers", 2};
+    return fold([=](const NamedArray& x, const NamedArray& w) { return checkpoint(layer)(x, w); }, L)(p.query, draw(5, {L, D}));
+  });
   walked("vmap", [=](const Parts& p) {
     return vmap([=](const NamedArray& q, const NamedArray& k, const NamedArray& v) { return nn::dot_product_attention("k", "d", q, k, v); },
                 B)(p.query, p.key, p.value);

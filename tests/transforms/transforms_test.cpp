@@ -223,6 +223,21 @@ TEST_CASE("custom_vjp: the gradient given by hand is used, once and for all") {
                    ones({Batch, In}, DType::f64), 0) == "");
 }
 
+TEST_CASE("custom_vjp: a backward pass that goes along the axis of the fold around it") {
+  const Axis L("layer", 3);
+  auto x = values({In}), w = values({L, In}, 1, 2), u = values({L, In}, 2, 3);
+  auto plain = [=](const NamedArray& v) { return v * sum(u, L); };
+  auto by_hand = custom_vjp(plain, [=](const auto& in, const NamedArray&, const NamedArray& g) {
+    return std::tuple{fold([=](const NamedArray& c, const NamedArray& ul) { return c + g * ul; }, L)(0 * std::get<0>(in), u)};
+  });
+  auto slope = [&](auto f) {
+    return grad([=](const NamedArray& v) {
+      return sum(sin(fold([=](const NamedArray& c, const NamedArray& wl) { return f(c * wl); }, L)(v, w)));
+    })(x);
+  };
+  CHECK(difference(slope(by_hand), slope(plain), 1e-12) == "");
+}
+
 TEST_CASE("cotangents and tangents have the axes of what they belong to") {
   auto x = values({Batch, In});
   auto f = [](const NamedArray& v) { return sin(v); };
