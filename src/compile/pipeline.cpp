@@ -227,7 +227,7 @@ void run_whole(Compilation& c) {
   if (!c.options.mesh || !c.shares_queries || c.options.partition.rounds) return;
   rounds.options.partition.rounds = true;
   run(rounds, Stage::graph, Stage::sharding);
-  if (rounds.partition->sent_bytes() < c.partition->sent_bytes()) c = std::move(rounds);
+  if (rounds.partition->is_better_than(*c.partition)) c = std::move(rounds);
 }
 
 Compilation on_device(const Compilation& whole, int number) {

@@ -86,6 +86,30 @@ TEST_CASE("context: keys of a long text go round without being asked, as all els
   CHECK(std::count_if(usual.collectives.begin(), usual.collectives.end(), rings) == 2);
 }
 
+TEST_CASE("context: where gathers are refused that nobody asked for, keys go round, whatever else would send less") {
+  const Axis Pos{"pos", 96}, KPos = Pos.alias("key_pos"), L{"layers", 2};
+  auto layers = [=](const NamedArray& x, const NamedArray& w) {
+    return fold([=](const NamedArray& x, const NamedArray& w) {
+      auto k = rename(x * w, Pos, KPos);
+      return x + nn::dot_product_attention(KPos, "d", x, k, k, {.mask = causal(Pos, KPos)});
+    }, L)(x, w);
+  };
+  auto slope = [=](const NamedArray& x, const NamedArray& w) { return grad([=](const NamedArray& x) { return sum(sin(layers(x, w))); })(x); };
+  auto o = cut(4);
+  o.ring = false;
+  auto usual = named_jit(slope, o);
+  o.strict = true;
+  auto strict = named_jit(slope, o);
+  auto x = parts(Pos)[0], w = random::normal(random::key(4), {L, D}).eval();
+  agree({usual(x, w), strict(x, w)}, {jit(slope)(x, w), jit(slope)(x, w)});
+  auto gathers = [](const JitReport& r) {
+    return std::count_if(r.collectives.begin(), r.collectives.end(), [](auto& c) { return c.kind == "all-gather"; });
+  };
+  CHECK(gathers(usual.report()) > 0);
+  CHECK(gathers(strict.report()) == 0);
+  CHECK(usual.report().sent_bytes < strict.report().sent_bytes);
+}
+
 TEST_CASE("context: blocks that a mask hides are neither sent nor waited for") {
   const Axis Pos{"pos", 96};
   const int devices = 4;

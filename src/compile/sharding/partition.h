@@ -33,6 +33,8 @@ class Partition {
 
   std::vector<Move> moves() const;
   double sent_bytes() const;
+  // Sends it less than another? With `strict`, fewer gathers that nobody asked for count more than bytes.
+  bool is_better_than(const Partition& other) const;
   bool even() const;                         // all blocks of an axis have one size: the devices' graphs are alike
   std::int64_t size() const;                 // versions
   std::string text() const;                  // for people
