@@ -254,9 +254,13 @@ TEST_CASE("masked: NaN and inf in masked scores do not leak") {
   p[1] = where(position(K) == 298, std::numeric_limits<float>::infinity(), p[1]).eval();
   auto causal = nn::causal_mask(Q, K) & (position(K) < 298);
   auto f = [&](const Parts& p) { return attend(p, causal); };
-  auto got = compiled(f, 0)(p);
-  CHECK(isfinite(got[0]).item() == 1);
-  CHECK(all(isfinite(got[1])).item() == 1);
+  auto and_sums = [&](const Parts& p) { return f(p) + sum(where(causal, scores(p), 0.f), "k"); };
+  for (auto& attention : {Attention(f), Attention(and_sums)})
+    for (int budget : {0, -1}) {
+      auto got = compiled(attention, budget)(p);
+      CHECK(isfinite(got[0]).item() == 1);
+      CHECK(all(isfinite(got[1])).item() == 1);
+    }
 }
 
 TEST_CASE("masked: sums of narrow floats are rounded once") {

@@ -145,12 +145,20 @@ class LateRows {
     if (x->op == &prim::kSelect) return has(x->in[1]) ? rest(1) : nullptr;
     return (x->op == &prim::kDiv || x->op == &prim::kCast) && has(x->in[0]) ? rest(0) : nullptr;
   }
+  // Does a choice hide what this factor of x is where it is not chosen, NaN included? Weighted values would be NaN there. Those of
+  // which a gradient is taken are already, and hide nothing.
+  static bool hides(const NodePtr& x, const Node* factor, bool chosen = false) {
+    if (prim::same_values(x).get() == factor) return chosen && !factor->origin.backward;
+    const bool chooses = x->op == &prim::kSelect;
+    if (!chooses && x->op != &prim::kMul && x->op != &prim::kDiv && x->op != &prim::kCast) return false;
+    return std::any_of(x->in.begin(), x->in.end(), [&](auto& y) { return hides(y, factor, chosen || chooses); });
+  }
   // A sum over keys of weights times g v, by the weighted values.
   NodePtr by_values(const Node& n, Set& summed) const {
     const auto keys = without_axes(n.in[0]->axes, n.axes);
     Product terms(n.in[0]);
     for (auto& f : terms.factors) {
-      if (f.kind != Factor::Kind::times || f.of->op != &prim::kContract) continue;
+      if (f.kind != Factor::Kind::times || f.of->op != &prim::kContract || hides(n.in[0], f.of)) continue;
       for (std::size_t side : {0u, 1u}) {
         auto &v = f.of->in[side], &g = f.of->in[1 - side];
         if (common(v->axes, keys).size() != keys.size() || !common(g->axes, keys).empty()) continue;
