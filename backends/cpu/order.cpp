@@ -1,5 +1,6 @@
 // Sorts and running sums, line by line.
 #include <bit>
+#include <concepts>
 #include <utility>
 
 #include "base/scalar.h"
@@ -146,63 +147,96 @@ class CumulativeStep final : public CompiledStep {
   void run(Frame& frame) override {
     const std::byte* x = x_.at(frame);
     std::byte* out = out_.at(frame);
-    const bool f32 = what_.x.dtype == DType::f32 && what_.out.dtype == DType::f32;
-    if (f32 && what_.monoid == program::Monoid::sum)
-      return f32_sums(reinterpret_cast<const float*>(x), reinterpret_cast<float*>(out));
-    const std::int64_t n = lines_.length, per_block = lines_.per_block();
-    parallel_for(lines_.blocks(), threads(), [&](std::int64_t block, int) {
-      for (std::int64_t line = block * per_block; line < std::min(lines_.count, (block + 1) * per_block); ++line) {
-        const std::byte* from = x + lines_.offset(what_.x, line) * haliax::bytes_of(what_.x.dtype);
-        std::byte* to = out + lines_.offset(what_.out, line) * haliax::bytes_of(what_.out.dtype);
-        f32 ? f32_line(from, to, n) : any_line(from, to, n);
+    const DType type = what_.out.dtype;          // x has it, too
+    const bool sums_f32 = type == DType::f32 && what_.monoid == program::Monoid::sum;
+    const auto by = lines_by(type, what_.monoid);
+    const std::int64_t per_block = std::clamp<std::int64_t>((lines_.count + threads() - 1) / threads(), 1, kMost);
+    parallel_for((lines_.count + per_block - 1) / per_block, threads(), [&](std::int64_t block, int) {
+      const std::byte* from[kMost];
+      std::byte* to[kMost];
+      const std::int64_t first = block * per_block, count = std::min(lines_.count - first, per_block);
+      bool side_by_side = true;
+      for (std::int64_t l = 0; l < count; ++l) {
+        from[l] = x + lines_.offset(what_.x, first + l) * haliax::bytes_of(type);
+        to[l] = out + lines_.offset(what_.out, first + l) * haliax::bytes_of(type);
+        side_by_side &= from[l] == from[0] + l * haliax::bytes_of(type);
       }
+      if (sums_f32) return f32_sums(from, to, count);
+      const std::int64_t together = side_by_side ? kMost : 8;   // of lines that lie apart: few, as they share a cache's ways
+      for (std::int64_t l = 0; l < count; l += together) (this->*by)(from + l, to + l, std::min(together, count - l));
     });
   }
 
  private:
-  void f32_sums(const float* x, float* out) const {
-    constexpr std::int64_t most = RunningSums::most;
-    parallel_for((lines_.count + most - 1) / most, threads(), [&](std::int64_t block, int) {
-      const float* from[most];
-      float* to[most];
-      const std::int64_t first = block * most, lines = std::min(lines_.count - first, most);
-      for (std::int64_t l = 0; l < lines; ++l)
-        from[l] = x + lines_.offset(what_.x, first + l), to[l] = out + lines_.offset(what_.out, first + l);
-      kernels().running_sums({lines, lines_.length, from, to, what_.x.strides.back(), what_.out.strides.back(), what_.reverse});
-    });
+  static constexpr std::int64_t kMost = RunningSums::most;
+  using LinesBy = void (CumulativeStep::*)(const std::byte* const* from, std::byte* const* to, std::int64_t count) const;
+
+  void f32_sums(const std::byte* const* from, std::byte* const* to, std::int64_t count) const {
+    const float* x[kMost];
+    float* out[kMost];
+    for (std::int64_t l = 0; l < count; ++l) x[l] = reinterpret_cast<const float*>(from[l]), out[l] = reinterpret_cast<float*>(to[l]);
+    kernels().running_sums({count, lines_.length, x, out, what_.x.strides.back(), what_.out.strides.back(), what_.reverse});
   }
-  void f32_line(const std::byte* from, std::byte* to, std::int64_t n) const {
-    const float* x = reinterpret_cast<const float*>(from);
-    float* out = reinterpret_cast<float*>(to);
-    double acc = what_.monoid == program::Monoid::prod ? 1 : 0;
-    for (std::int64_t i = 0; i < n; ++i) {
-      const std::int64_t k = what_.reverse ? n - 1 - i : i;
-      const double value = x[k * what_.x.strides.back()];
-      const bool first = i == 0 && what_.monoid != program::Monoid::sum && what_.monoid != program::Monoid::prod;
-      acc = first ? value : combined<double>(what_.monoid, acc, value);
-      out[k * what_.out.strides.back()] = static_cast<float>(acc);
+  // A value, and what is made of several: f64, or an integer of 64 bits, of which the dtype keeps the lower ones.
+  template <DType type> static auto part_of(scalar::Value v) {
+    if constexpr (scalar::holds_real(type)) return v.real;
+    else if constexpr (scalar::is_unsigned(type)) return static_cast<std::uint64_t>(v.whole);
+    else return v.whole;
+  }
+  static scalar::Value value_of(double part) { return {part, 0}; }
+  template <std::integral T> static scalar::Value value_of(T part) { return {0, static_cast<std::int64_t>(part)}; }
+  template <DType type> static auto identity(program::Monoid monoid) {
+    switch (monoid) {
+      case program::Monoid::sum: return part_of<type>({0, 0});
+      case program::Monoid::prod: return part_of<type>({1, 1});
+      case program::Monoid::max: return part_of<type>(scalar::lowest(type));
+      case program::Monoid::min: break;
     }
+    return part_of<type>(scalar::highest(type));
   }
-  void any_line(const std::byte* from, std::byte* to, std::int64_t n) const {
-    const DType in = what_.x.dtype, type = what_.out.dtype;
-    scalar::Value acc;
-    for (std::int64_t i = 0; i < n; ++i) {
-      const std::int64_t k = what_.reverse ? n - 1 - i : i;
-      const scalar::Value value =
-          scalar::cast(scalar::load(in, from + k * what_.x.strides.back() * haliax::bytes_of(in)), in, type);
-      if (i == 0)
-        acc = {what_.monoid == program::Monoid::sum ? value.real + 0.0 : value.real, value.whole};   // from 0 on: no -0
-      else if (is_float(type))
-        acc.real = combined<double>(what_.monoid, acc.real, value.real);
-      else if (scalar::is_unsigned(type))
-        acc = scalar::whole(type,
-                            static_cast<std::int64_t>(combined<std::uint64_t>(what_.monoid, static_cast<std::uint64_t>(acc.whole),
-                                                                              static_cast<std::uint64_t>(value.whole))));
-      else
-        acc = scalar::whole(type, combined<std::uint64_t>(what_.monoid, acc.whole, value.whole));
-      scalar::store(type, to + k * what_.out.strides.back() * haliax::bytes_of(type), scalar::rounded(type, acc));
+  template <DType type, program::Monoid monoid>
+  void lines_of(const std::byte* const* from, std::byte* const* to, std::int64_t count) const {
+    using T = decltype(identity<type>(monoid));
+    using Wraps = std::conditional_t<scalar::holds_real(type), double, std::uint64_t>;
+    T sofar[kMost];
+    std::fill_n(sofar, count, identity<type>(monoid));
+    const std::int64_t n = lines_.length, step = scalar::bytes_per(type) * (what_.reverse ? -1 : 1);
+    std::int64_t at = what_.reverse ? (1 - n) * step : 0;   // bytes, where neighbours are dense
+    for (std::int64_t i = 0; i < n; ++i, at += step)
+      for (std::int64_t l = 0; l < count; ++l) {
+        const T x = part_of<type>(scalar::load(type, from[l] + at * what_.x.strides.back()));
+        sofar[l] = combined<Wraps>(monoid, sofar[l], x);
+        scalar::store(type, to[l] + at * what_.out.strides.back(), value_of(sofar[l]));
+      }
+  }
+  template <DType type> static LinesBy lines_by(program::Monoid monoid) {
+    switch (monoid) {
+      case program::Monoid::sum: return &CumulativeStep::lines_of<type, program::Monoid::sum>;
+      case program::Monoid::prod: return &CumulativeStep::lines_of<type, program::Monoid::prod>;
+      case program::Monoid::max: return &CumulativeStep::lines_of<type, program::Monoid::max>;
+      case program::Monoid::min: break;
     }
+    return &CumulativeStep::lines_of<type, program::Monoid::min>;
   }
+  static LinesBy lines_by(DType type, program::Monoid monoid) {
+    switch (type) {
+      case DType::f32: return lines_by<DType::f32>(monoid);
+      case DType::f64: return lines_by<DType::f64>(monoid);
+      case DType::bf16: return lines_by<DType::bf16>(monoid);
+      case DType::f16: return lines_by<DType::f16>(monoid);
+      case DType::i8: return lines_by<DType::i8>(monoid);
+      case DType::i16: return lines_by<DType::i16>(monoid);
+      case DType::i32: return lines_by<DType::i32>(monoid);
+      case DType::i64: return lines_by<DType::i64>(monoid);
+      case DType::u8: return lines_by<DType::u8>(monoid);
+      case DType::u16: return lines_by<DType::u16>(monoid);
+      case DType::u32: return lines_by<DType::u32>(monoid);
+      case DType::u64: return lines_by<DType::u64>(monoid);
+      case DType::boolean: break;
+    }
+    return lines_by<DType::boolean>(monoid);
+  }
+
   const program::Cumulative& what_;
   Lines lines_;
   Place x_, out_;

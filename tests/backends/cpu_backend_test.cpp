@@ -306,19 +306,21 @@ TEST_CASE("cpu: sorts and running sums") {
   }
 }
 
-TEST_CASE("cpu: running sums of f32, dense lines and lines side by side, by eights and what is left") {
+TEST_CASE("cpu: running sums and others, dense lines and lines side by side, by eights and what is left") {
   for (unsigned seed = 0; seed < 160; ++seed) {
     Case c(seed);
     Dims dims = {1 + c.random.below(20), 1 + c.random.below(9), 1 + c.random.below(70)};
     auto layout = static_cast<Case::Layout>(seed % 4);
     auto& sum = c.add(Kind::cumulative).cumulative;
-    sum.x = c.view(false, DType::f32, dims, layout), sum.out = c.view(true, DType::f32, dims, layout);
+    const DType dtype = seed % 2 ? DType::f32 : all_dtypes[c.random.below(13)];
+    sum.x = c.view(false, dtype, dims, layout), sum.out = c.view(true, dtype, dims, layout);
+    if (dtype != DType::f32) sum.monoid = static_cast<Monoid>(c.random.below(4));
     if (const auto along = static_cast<std::size_t>(seed / 4 % 3); along < 2) {   // neighbours of a line lie apart
       std::swap(dims[along], dims[2]);
       for (View* v : {&sum.x, &sum.out}) std::swap(v->strides[along], v->strides[2]);
     }
     sum.dims = dims, sum.reverse = c.random.coin();
-    INFO("seed ", seed);
+    INFO("seed ", seed, " ", std::string(name_of(dtype)));
     compare(c);
     if (seed % 16 == 0) same_bits(c);
   }

@@ -145,8 +145,8 @@ class LateRows {
     if (x->op == &prim::kSelect) return has(x->in[1]) ? rest(1) : nullptr;
     return (x->op == &prim::kDiv || x->op == &prim::kCast) && has(x->in[0]) ? rest(0) : nullptr;
   }
-  // Does a choice hide what this factor of x is where it is not chosen, NaN included? Weighted values would be NaN there. Those of
-  // which a gradient is taken are already, and hide nothing.
+  // Does a choice hide what this factor of x is where it is not chosen, NaN included? Weighted values would be NaN there. Those
+  // of which a gradient is taken are already, and hide nothing.
   static bool hides(const NodePtr& x, const Node* factor, bool chosen = false) {
     if (prim::same_values(x).get() == factor) return chosen && !factor->origin.backward;
     const bool chooses = x->op == &prim::kSelect;
