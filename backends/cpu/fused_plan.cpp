@@ -301,7 +301,7 @@ class Planner {
       const std::int64_t lanes = p.outer_points <= tile_ / 2 ? tile_ : p.folds && p.outer_points >= 1 << 14 ? 1024 : 256;
       p.outer_box = cut(0, p.outer_dims, std::min<std::int64_t>(tile_, lanes));
       bool keep = may_keep_ && p.inner_points * p.outer_box <= 4 * tile_;
-      const std::int64_t rows = may_keep_ && reduces_ ? 16 : 1;   // a sum is widened after so many
+      const std::int64_t rows = may_keep_ && reduces_ ? 32 : 1;   // a sum is widened after so many
       p.inner_box = cut(p.outer_dims, p.dims, keep ? p.inner_points : std::max(rows, tile_ / p.outer_box));
     } else {
       bool keep = may_keep_ && p.inner_points <= 4 * tile_;
