@@ -35,7 +35,7 @@ class Generation {
     decode_ = jit([=](const gpt2::Gpt2LMHeadModel& m, const NamedArray& id, const nn::KVCache& cache) {
       return next(m, broadcast_axis(id, Axis("position", 1)), cache);
     }, {.donate = {2}});
-    auto n = std::int64_t(1) << 25;              // 128 MiB
+    auto n = std::int64_t(1) << 27;              // 512 MiB: more than caches hold
     matrix_ = ones({Axis("rows", n / 1024), Axis("columns", 1024)}).eval();
     read_ = jit([](const NamedArray& w) { return dot(w, ones(Axis("columns", 1024)), "columns"); });
   }
