@@ -202,21 +202,7 @@ class MatmulStep final : public CompiledStep {
     });
   }
   double made(const Frame& frame) const override {
-    if (!flags_) return 1;
-    auto* flags = reinterpret_cast<const unsigned char*>(flags_->at(frame));
-    auto& c = contract_;
-    auto& at = c.shown;
-    auto part = [](const program::Contract::Shown::Flags& f, const program::Dims& side, std::int64_t i) {
-      const auto n = program::points(side);
-      return f.size == 0 ? 1 : double(std::min(f.size, n - i * f.size)) / double(n);
-    };
-    double sum = 0;
-    for (std::int64_t i = 0; i < at.m.blocks(c.m); ++i)
-      for (std::int64_t j = 0; j < at.n.blocks(c.n); ++j)
-        for (std::int64_t l = 0; l < at.k.blocks(c.k); ++l)
-          if (flags[i * at.m.stride + j * at.n.stride + l * at.k.stride])
-            sum += part(at.m, c.m, i) * part(at.n, c.n, j) * part(at.k, c.k, l);
-    return sum;
+    return flags_ ? program::shown_part(contract_, reinterpret_cast<const unsigned char*>(flags_->at(frame))) : 1;
   }
 
  private:

@@ -2,6 +2,7 @@
 // element of their result, and take as long as that takes.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "base/thread_pool.h"
 #include "kernels.h"
@@ -88,14 +89,18 @@ class VectorProductStep final : public CompiledStep {
         x_type_(plan_.swapped ? step.contract.b.dtype : step.contract.a.dtype),
         w_type_(plan_.swapped ? step.contract.a.dtype : step.contract.b.dtype),
         out_type_(step.contract.out.dtype),
-        accumulate_(step.contract.accumulate),
+        contract_(step.contract),
+        along_(along_of(step.contract, plan_)),
         scratch_(step, context.arena_slot, plan_.partial_floats() * 4),
-        workers_(static_cast<int>(std::min<std::int64_t>(plan_.tasks(), threads()))) {}
+        workers_(static_cast<int>(std::min<std::int64_t>(plan_.tasks(), threads()))) {
+    if (along_.size > 0) flags_.emplace(contract_.shown.flags);
+  }
   void run(Frame& frame) override {
     const auto& p = plan_;
     const std::byte *x = x_.at(frame), *w = w_.at(frame);
     std::byte* out = out_.at(frame);
     auto* partial = p.k_blocks > 1 ? reinterpret_cast<float*>(scratch_.at(frame)) : nullptr;
+    const auto* flags = flags_at(frame);
     parallel_for(p.tasks(), workers_, [&](std::int64_t task, int) {
       const std::int64_t in = task % p.n_blocks, ik = task / p.n_blocks % p.k_blocks, point = task / p.n_blocks / p.k_blocks;
       const std::int64_t n = in * p.n_block, k = ik * p.k_block, count = std::min(p.n_block, p.n.n - n);
@@ -104,9 +109,14 @@ class VectorProductStep final : public CompiledStep {
         const std::int64_t some = std::min(widest, count - done);
         float* sums = partial ? y + done : y;
         std::memset(sums, 0, static_cast<std::size_t>(some) * 4);
-        multiply(x + offset_at(p.outer, &MatrixDim::a, point) * bytes_of(x_type_),
-                 w + (offset_at(p.outer, &MatrixDim::b, point) + (n + done) * p.n.b + k * p.k.b) * bytes_of(w_type_), sums, some, k,
-                 std::min(p.k_block, p.k.n - k));
+        const std::byte* of_x = x + offset_at(p.outer, &MatrixDim::a, point) * bytes_of(x_type_);
+        const std::int64_t of_w = offset_at(p.outer, &MatrixDim::b, point), first = n + done, depth = std::min(p.k_block, p.k.n - k);
+        auto make = [&](std::int64_t i, std::int64_t columns, std::int64_t j, std::int64_t rows) {
+          multiply(of_x, w + (of_w + i * p.n.b + j * p.k.b) * bytes_of(w_type_), sums + (i - first), columns, j, rows);
+        };
+        if (!flags) make(first, some, k, depth);
+        else if (goes_along_k_) each_shown(flags, k, depth, [&](std::int64_t j, std::int64_t rows) { make(first, some, j, rows); });
+        else each_shown(flags, first, some, [&](std::int64_t i, std::int64_t columns) { make(i, columns, k, depth); });
         if (!partial) store(out, point, n + done, some, sums);
       }
     });
@@ -121,8 +131,37 @@ class VectorProductStep final : public CompiledStep {
     });
   }
 
+  double made(const Frame& frame) const override { return flags_ ? program::shown_part(contract_, flags_at(frame)) : 1; }
+
  private:
+  using Flags = Contract::Shown::Flags;
   static int bytes_of(DType type) { return haliax::bytes_of(type); }
+  // The side of the matrix whose blocks may be left out. Size 0: neither; so where flags go along both, or along one of several dims.
+  Flags along_of(const Contract& c, const VectorPlan& p) {
+    const auto& s = c.shown;
+    const auto& n = p.swapped ? s.m : s.n;
+    goes_along_k_ = s.k.size > 0;
+    if (s.flags.slot < 0 || (n.size > 0) == goes_along_k_) return {};
+    const bool whole = goes_along_k_ ? points(c.k) == p.k.n : points(p.swapped ? c.m : c.n) == p.n.n;
+    return !whole ? Flags() : goes_along_k_ ? s.k : n;
+  }
+  const unsigned char* flags_at(const Frame& frame) const {
+    return flags_ ? reinterpret_cast<const unsigned char*>(flags_->at(frame)) : nullptr;
+  }
+  // Of these positions those in blocks that are to be made, as many at a time as lie together. What the others have of the result is
+  // 0, or what is added to.
+  template <class F> void each_shown(const unsigned char* flags, std::int64_t first, std::int64_t count, F f) const {
+    const std::int64_t end = first + count, block = along_.size;
+    auto is_shown = [&](std::int64_t at) { return flags[at / block * along_.stride] != 0; };
+    auto behind = [&](std::int64_t at) { return std::min(end, (at / block + 1) * block); };   // of its block
+    for (std::int64_t at = first; at < end;) {
+      std::int64_t next = behind(at);
+      const bool shown = is_shown(at);
+      while (next < end && is_shown(next) == shown) next = behind(next);
+      if (shown) f(at, next - at);
+      at = next;
+    }
+  }
   // y (n) += x (k ... k + depth) w
   void multiply(const std::byte* x, const std::byte* w, float* y, std::int64_t n, std::int64_t k, std::int64_t depth) const {
     const auto& p = plan_;
@@ -136,7 +175,7 @@ class VectorProductStep final : public CompiledStep {
   void store(std::byte* out, std::int64_t point, std::int64_t n, std::int64_t count, float* sums) const {
     const auto& p = plan_;
     std::byte* to = out + (offset_at(p.outer, &MatrixDim::out, point) + n * p.n.out) * bytes_of(out_type_);
-    if (accumulate_) {
+    if (contract_.accumulate) {
       auto* before = reinterpret_cast<float*>(workspace()) + widest;
       kernels().load(out_type_)(before, to, p.n.out, count);
       for (std::int64_t j = 0; j < count; ++j) sums[j] += before[j];
@@ -147,7 +186,10 @@ class VectorProductStep final : public CompiledStep {
   VectorPlan plan_;
   Place x_, w_, out_;
   DType x_type_, w_type_, out_type_;
-  bool accumulate_;
+  const Contract& contract_;
+  bool goes_along_k_ = false;
+  Flags along_;
+  std::optional<Place> flags_;
   Scratch scratch_;
   int workers_;
 };

@@ -139,4 +139,19 @@ std::optional<MatrixProducts> matrix_products(const Contract& c, bool k_whole, b
   return {};
 }
 
+double shown_part(const Contract& c, const unsigned char* flags) {
+  auto& at = c.shown;
+  auto part = [](const Contract::Shown::Flags& f, const Dims& side, std::int64_t i) {
+    const auto n = points(side);
+    return f.size == 0 ? 1 : double(std::min(f.size, n - i * f.size)) / double(n);
+  };
+  double sum = 0;
+  for (std::int64_t i = 0; i < at.m.blocks(c.m); ++i)
+    for (std::int64_t j = 0; j < at.n.blocks(c.n); ++j)
+      for (std::int64_t l = 0; l < at.k.blocks(c.k); ++l)
+        if (flags[i * at.m.stride + j * at.n.stride + l * at.k.stride])
+          sum += part(at.m, c.m, i) * part(at.n, c.n, j) * part(at.k, c.k, l);
+  return sum;
+}
+
 }  // namespace haliax::program

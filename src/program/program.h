@@ -290,6 +290,7 @@ struct Machine {
   double narrow = 1. / 3;                   // of a multiplication in bf16 or f16
   // Positions of a block that a product in f32, and in bf16, leaves out (Contract::shown); 0: none.
   int shown = 0, shown_narrow = 0;
+  int shown_vector = 0;                     // that a product of a vector and a matrix leaves out, in either
   double step = 0;                          // of each step that is run, whatever it does
   int row = 1;                              // bytes: rows of large arrays that products read or make begin at a multiple of these
 };

@@ -231,6 +231,37 @@ TEST_CASE("masked: what is known only when running: texts in one row, lengths") 
   CHECK(share_made([&](const Parts& p) { return attend(p, position(K) < length); }) < 0.5);
 }
 
+// As a text is written: one query, and a cache of keys and values of which some are there.
+TEST_CASE("masked: products of one query leave out keys that are not there") {
+  const Axis Heads{"heads", 8}, Keys{"k", 1000}, Size{"d", 32};
+  for (auto type : {DType::f32, DType::bf16})
+    for (bool keys_first : {false, true}) {
+      auto draw = [&](int seed, const Axes& axes) { return random::normal(random::key(seed), axes).astype(type).eval(); };
+      auto cache = [&](int seed) { return draw(seed, keys_first ? Axes{Heads, Keys, Size} : Axes{Heads, Size, Keys}); };
+      auto attend = [&](float fill) {
+        return [=](const NamedArray& q, const NamedArray& keys, const NamedArray& values, const NamedArray& length) {
+          auto weights = softmax(where(arange(Keys) < length, dot(q, keys, "d").astype(DType::f32), fill), "k");
+          return dot(weights.astype(type), values, "k");
+        };
+      };
+      auto q = draw(1, {Heads, Size}), keys = cache(2), values = cache(3);
+      for (float fill : {-1e9f, -std::numeric_limits<float>::infinity()})
+        for (int length : {1000, 1, 64, 65, 700, 0}) {
+          CAPTURE(length);
+          auto f = jit(attend(fill));
+          auto n = full({}, length, DType::i32).eval();
+          auto got = f(q, keys, values, n), want = jit(attend(fill), {.backend = "reference"})(q, keys, values, n);
+          CHECK(all(isnan(got) == isnan(want)).item() == 1);
+          auto far = where(isnan(want), 0.f, abs(got.astype(DType::f32) - want.astype(DType::f32)));
+          CHECK(max(far).item() < (type == DType::f32 ? 1e-5 : 1e-2));
+          double made = 0;
+          for (auto& s : profile(f, q, keys, values, n).steps) made += s.flops;
+          const int seen = std::min(1000, (length + 63) / 64 * 64), weighed = length == 0 ? 1000 : seen;   // of none: all alike
+          CHECK(made / f.report().flops == doctest::Approx((seen + weighed) / 2000.));
+        }
+    }
+}
+
 TEST_CASE("masked: what is not sure to be nothing is made") {
   auto causal = nn::causal_mask(Q, K);
   auto near_one = [&](const Attention& f) { CHECK(share_made(f) > 0.9); };

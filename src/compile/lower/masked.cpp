@@ -55,6 +55,7 @@ struct LeftOut {
 };
 
 constexpr double kLeastWork = 1 << 22;             // multiplications of a product of whole arrays
+constexpr double kLeastVector = 1 << 17;           // of a vector and a matrix, which is read for each
 constexpr std::int64_t kLeastBlocks = 4;           // of each of its axes
 // Multiplications of a matrix that leaves blocks out itself: of smaller ones several may go in one call, which makes all.
 constexpr std::int64_t kLeastMatrix = 1 << 19;
@@ -83,7 +84,7 @@ class MaskedProducts {
   }
   void rewrite(Rewrite& to) const {
     for (auto& n : nodes_)
-      if (n->op->kind == Kind::contract && n->in.size() == 2 && (turn_ || is_large(*n)))
+      if (n->op->kind == Kind::contract && n->in.size() == 2 && (turn_ || is_worth_it(*n)))
         if (auto made = masked(*n)) to[n.get()] = made;
   }
 
@@ -91,13 +92,23 @@ class MaskedProducts {
   // Positions of the blocks that the machine's product leaves out; 0: none.
   std::int64_t shown_of(const Node& n) const {
     const auto dtype = n.in[0]->dtype;
+    if (is_vectors(n)) return machine_.shown_vector;
     if (n.in[1]->dtype != dtype || (n.dtype != dtype && n.dtype != DType::f32)) return 0;
     return dtype == DType::f32 ? machine_.shown : dtype == DType::bf16 ? machine_.shown_narrow : 0;
   }
   static double points(const Axes& axes) {
     return std::accumulate(axes.begin(), axes.end(), 1., [](double n, auto& a) { return n * double(a.size); });
   }
-  bool is_large(const Node& n) const { return points(joined(n.in[0]->axes, n.in[1]->axes)) >= kLeastWork && shown_of(n) > 0; }
+  // Of whole arrays, vectors and matrices: of one query with all the keys so far, as a text is written.
+  bool is_vectors(const Node& n) const {
+    auto reads = [](DType d) { return d == DType::f32 || d == DType::bf16; };
+    const ProductAxes p(n.in[0]->axes, n.in[1]->axes, n.axes);
+    return !turn_ && std::min(points(p.m), points(p.n)) == 1 && reads(n.in[0]->dtype) && reads(n.in[1]->dtype) && reads(n.dtype);
+  }
+  bool is_worth_it(const Node& n) const {
+    const auto work = points(joined(n.in[0]->axes, n.in[1]->axes));
+    return work >= (is_vectors(n) ? kLeastVector : kLeastWork) && shown_of(n) > 0;
+  }
   // Does a product of a turn leave out blocks along `a` itself? It packs what it reads once; one for each block packs again. Of
   // bf16 it would hold all keys widened: too much for a core's cache beside 64 rows of 1,024.
   bool goes_inside(const Node& n, const Axis& a) const {
@@ -182,8 +193,9 @@ class MaskedProducts {
   NodePtr with(const Node& n, const Axis& a, const LeftOut& what) const {
     const bool inside = !turn_ || goes_inside(n, a);
     std::vector<prim::BlocksOf> blocks{{a, inside ? shown_of(n) : block_of(n, a.size)}};
-    if (!turn_) {
-      auto queries = is_side(n, a) ? queries_of(n, a, what) : std::nullopt;
+    if (!turn_ && !is_side(n, a)) return nullptr;
+    if (!turn_ && !is_vectors(n)) {
+      auto queries = queries_of(n, a, what);
       if (!queries) return nullptr;
       blocks.push_back({*queries, shown_of(n)});
     }
