@@ -33,8 +33,8 @@ struct ProductAxes {
   ProductAxes(const Axes& a, const Axes& b, const Axes& out);
 };
 // The same values, from such products: of the scores of attention under a causal mask, say. In turns over chunks of scores keys
-// go in blocks; of products of whole arrays queries, too, if the machine's leave out blocks themselves; keys alone, where there is
-// one query.
+// go in blocks; of products of whole arrays queries, too, if the machine's leave out blocks themselves; keys alone, where there
+// is one query.
 Nodes masked_products(const Nodes& roots, const program::Machine& machine);
 
 }  // namespace haliax
