@@ -73,20 +73,23 @@ bool is_generated(const NodePtr& root) {
 }
 
 LoopInputs inputs_of(const Loop& l) {
-  std::unordered_set<const Node*> listed;
+  std::unordered_set<const Node*> sliced, whole;   // a node may be both
   LoopInputs out;
-  auto list = [&](Nodes& where, const NodePtr& n) {
-    if (listed.insert(n.get()).second) where.push_back(n);
+  auto slice = [&](const NodePtr& n) {
+    if (sliced.insert(n.get()).second) out.slices.push_back(n);
+  };
+  auto read = [&](const NodePtr& n) {
+    if (whole.insert(n.get()).second) out.invariants.push_back(n);
   };
   for (std::size_t b = 0; b < l.index.size(); ++b) {
     walk(values_of(l, b), [&](const NodePtr& n, Nodes& todo) {
       auto& in = n->in;
       if (!varies_in(*n, l, b)) {
-        if (is_index(*n)) return list(out.invariants, n);   // that of a loop around, with which this one varies
+        if (is_index(*n)) return read(n);   // that of a loop around, with which this one varies
         if (n->op->kind == Kind::leaf && n->op->cheap) return;
-        is_generated(n) ? append(todo, in) : list(out.invariants, n);
+        is_generated(n) ? append(todo, in) : read(n);
       } else if (n->op->kind == Kind::view && in.size() > 1 && in[1] == l.index[b] && !varies_in(*in[0], l, b)) {
-        list(out.slices, in[0]);
+        slice(in[0]);
       } else if (n->op->kind != Kind::leaf) {
         append(todo, in);
       }

@@ -1,6 +1,8 @@
 // scan, fold, map, reduce and associative_scan: values, gradients, and every way of running them.
 #include <doctest/doctest.h>
 
+#include <functional>
+
 #include "haliax/haliax.h"
 #include "support/near.h"
 #include "support/raises.h"
@@ -9,6 +11,7 @@ using namespace haliax;
 
 namespace {
 
+using In = const NamedArray&;
 const Axis Time("time", 6), Embed("embed", 3);
 
 NamedArray values(const AxisSpec& axes, double from = -1, double to = 1) {
@@ -224,7 +227,6 @@ TEST_CASE("scan: what a turn gives must not have the walked axis, whichever way 
 
 TEST_CASE("scan: a carry, and what a turn makes, may have an axis of the walked one's name") {
   auto x = values({Time, Embed}), whole = values({Time, Embed}, 1, 2), row = values({Time}, 0.5, 1.5);
-  using In = const NamedArray&;
   auto carried = [](In xs, In, In r, const ScanOptions& o) {
     return fold([&](In c, In v) { return sin(c * sum(v)) + r; }, "time", o)(r, xs);
   };
@@ -254,6 +256,34 @@ TEST_CASE("scan: a carry, and what a turn makes, may have an axis of the walked 
   check(carried), check(between), check(nested);
 }
 
+TEST_CASE("scan: what is walked may be read whole as well, before its slice or behind it") {
+  using Cell = std::function<NamedArray(const NamedArray& c, const NamedArray& x, const NamedArray& xs)>;
+  auto attend = [](const NamedArray& c, const NamedArray& xs) { return dot(softmax(dot(c, xs, "embed"), "time"), xs, "time"); };
+  const Cell cells[] = {
+    [=](auto& c, auto& x, auto& xs) { return sin(attend(c, xs) + c + x); },
+    [=](auto& c, auto& x, auto& xs) { return sin(x + c + attend(c, xs)); },
+    [=](auto& c, auto& x, auto& xs) { return c * x + sum(xs, "time"); },
+    [=](auto& c, auto& x, auto& xs) {
+      return fold([=](const NamedArray& inner, const NamedArray& other) { return sin(inner * other + x); }, "time")(c, xs);
+    },
+    [=](auto& c, auto& x, auto& xs) { return checkpoint([=](In c, In x) { return sin(attend(c, xs) + c + x); })(c, x); },
+  };
+  auto [init, weight, xs] = problem();
+  for (auto& cell : cells)
+    for (ScanOptions o : {ScanOptions{}, ScanOptions{.checkpoint = true}, ScanOptions{.reverse = true}, ScanOptions{.unroll = 2}}) {
+      auto looped = [=](In xs) { return fold([=](In c, In x) { return cell(c, x, xs); }, "time", o)(init, xs); };
+      auto by_hand = [=](In xs) {
+        auto c = init;
+        for (int i = 0; i < 6; ++i) c = cell(c, at(xs, "time", o.reverse ? 5 - i : i), xs);
+        return c;
+      };
+      auto slope = [](auto f) { return grad([=](In xs) { return sum(square(f(xs))); }); };
+      auto second = [=](auto f) { return grad([=](In xs) { return sum(sin(slope(f)(xs))); }); };
+      CHECK(difference(looped(xs), by_hand(xs), 1e-12) == "");
+      CHECK(difference(jit(slope(looped))(xs), slope(by_hand)(xs), 1e-11) == "");
+      CHECK(difference(jit(second(looped))(xs), second(by_hand)(xs), 1e-9) == "");
+    }
+}
 TEST_CASE("scan: nested, and under vmap and grad") {
   auto x = values({Time, Embed});
   auto inner = [](const NamedArray& c, const NamedArray& row) {
