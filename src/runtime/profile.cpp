@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "base/fork.h"
+#include "base/thread_pool.h"
 #include "graph/fail.h"
 #include "haliax/jit.h"
 
@@ -135,7 +136,7 @@ Profiler::Known& Profiler::known(const Compiled& c) {
   whole.called = c.program->called, whole.is_call = true;
   mine->call = row(whole);
   measure(rates_, c.memory.device(), "");
-  describe(*c.program, c.program->steps, 0, *mine);
+  describe(*c.program, c.program->steps, {}, *mine);
   for (auto& r : rows_)
     if (!r.products.empty()) measure(rates_, c.memory.device(), r.products);
   at = std::move(mine);
@@ -144,10 +145,11 @@ Profiler::Known& Profiler::known(const Compiled& c) {
     std::erase_if(programs_, [&](auto& p) { return p.second.get() != &out && p.second->program.use_count() == 1; });
   return out;
 }
-void Profiler::describe(const program::Program& p, const std::vector<Step>& steps, int loops, Known& known) {
+void Profiler::describe(const program::Program& p, const std::vector<Step>& steps, Around around, Known& known) {
   for (auto& s : steps) {
     Row r;
-    r.kind = program::name_of(s.kind), r.op = s.why, r.shape = step_shape(s), r.called = p.called, r.loops = loops;
+    r.kind = program::name_of(s.kind), r.op = s.why, r.shape = step_shape(s), r.called = p.called;
+    r.loops = around.loops, r.side_by_side = around.side_by_side;
     if (s.kind == program::Kind::fused) r.holds = computed_by(s.fused);
     auto in = s.where.find("in ");
     bool has = in != s.where.npos && (in == 0 || s.where.compare(in - 2, 2, ", ") == 0);
@@ -161,13 +163,13 @@ void Profiler::describe(const program::Program& p, const std::vector<Step>& step
       r.products = name_of(bytes_of(a.dtype) >= bytes_of(b.dtype) ? a.dtype : b.dtype);
     }
     known.row_of[&s] = row(std::move(r));
-    describe(p, s.loop.body, loops + 1, known);
+    describe(p, s.loop.body, {around.loops + 1, std::max(around.side_by_side, std::min(s.loop.lanes, threads()))}, known);
   }
 }
 // That one, or an older one that says the same.
 int Profiler::row(Row r) {
-  auto key = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}\n{} {} {} {} {} {}", r.called, r.kind, r.op, r.holds, r.shape, r.where,
-                         r.module, r.loops, r.read, r.written, r.flops, r.products, r.is_call);
+  auto key = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n{}\n{} {} {} {} {} {} {}", r.called, r.kind, r.op, r.holds, r.shape, r.where,
+                         r.module, r.loops, r.side_by_side, r.read, r.written, r.flops, r.products, r.is_call);
   auto [at, is_new] = row_of_.emplace(std::move(key), int(rows_.size()));
   if (is_new) rows_.push_back(std::move(r));
   return at->second;

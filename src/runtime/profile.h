@@ -54,7 +54,10 @@ class Profiler {
   };
   class Recording;
   Known& known(const Compiled&);
-  void describe(const program::Program&, const std::vector<program::Step>&, int loops, Known&);
+  struct Around {                                // a step
+    int loops = 0, side_by_side = 1;             // see StepProfile
+  };
+  void describe(const program::Program&, const std::vector<program::Step>&, Around, Known&);
   int row(Row);
 
   double start_, left_out_ = 0;

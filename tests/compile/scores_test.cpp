@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "haliax/haliax.h"
+#include "support/threads.h"
 
 using namespace haliax;
 
@@ -513,6 +514,7 @@ TEST_CASE("scores: memory stays below 16 MiB at any length") {
     CHECK(jit(all).plan(Three{q, k, k}, q).arena_bytes <= bytes + 65536);   // the result is made with what gradients need of rows
     return bytes;
   };
+  const Threads two(2);                          // each has tiles of its own
   for (std::int64_t positions : {1024, 4096, 16384, 32768, 65536}) {
     CAPTURE(positions);
     CHECK(arena(positions) < (std::int64_t(16) << 20));

@@ -10,6 +10,7 @@
 #include "examples/chunked_loss/methods.h"
 #include "support/golden_dir.h"
 #include "support/near.h"
+#include "support/threads.h"
 using namespace haliax;
 
 namespace {
@@ -50,15 +51,10 @@ template <class F, class G> void check_values(F f, G by_the_book) {
   auto got = flatten(with_gradients(f)(in, t)), want = flatten(with_gradients(by_the_book)(in, t));
   for (std::size_t k = 0; k < want.size(); ++k) CHECK(difference(got[k], want[k], 1e-12) == "");
 }
-// Plans are as exact as their number of threads, each of which has its scratch.
-struct TwoThreads {
-  TwoThreads() { set_threads(2); }
-  ~TwoThreads() { set_threads(0); }
-};
 // The plan for so many tokens that their logits do not fit the budget.
 constexpr Sizes many{128, 32, 64, 32768};
 template <class F> JitReport check_plan(F f, const Sizes& sizes, const std::string& form, int contractions) {
-  TwoThreads threads;
+  const Threads two(2);
   auto shapes = eval_shape([=] { return make(sizes, DType::f32); });
   auto report = with_gradients(f).plan(shapes.first, shapes.second);
   REQUIRE(!report.chunked.empty());
@@ -166,7 +162,7 @@ TEST_CASE("docs/losses.md: a contrastive loss") {
 
 TEST_CASE("docs/losses.md: what explain prints and the plans of its table") {
   const auto text = page();
-  TwoThreads threads;
+  const Threads two(2);
   struct Head {
     NamedArray x, w;   // (tokens, embed), (vocab, embed)
   };

@@ -7,16 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "haliax/jit.h"
-
-namespace {
-
-struct Threads {
-  explicit Threads(int n) { haliax::set_threads(n); }
-  ~Threads() { haliax::set_threads(0); }
-};
-
-}  // namespace
+#include "support/threads.h"
 
 TEST_CASE("thread pool: every block is run once, for any number of blocks and workers") {
   Threads four(4);
