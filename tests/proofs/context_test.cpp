@@ -11,6 +11,7 @@
 #include "haliax/profile.h"
 #include "runtime/communicator.h"
 #include "support/nans.h"
+#include "support/threads.h"
 
 using namespace haliax;
 
@@ -108,6 +109,42 @@ TEST_CASE("context: where gathers are refused that nobody asked for, keys go rou
   CHECK(gathers(usual.report()) > 0);
   CHECK(gathers(strict.report()) == 0);
   CHECK(usual.report().sent_bytes < strict.report().sent_bytes);
+}
+
+// Draws say how the mapping cuts them, and f32 scores widen queries and keys before a block of these comes: neither makes a block
+// of scores whole.
+TEST_CASE("context: dropout, and f32 scores of narrow queries, take no more memory than without") {
+  enum class Kind { plain, drops, widens };
+  auto slopes = [](Kind kind) {
+    return [=](const Parts& p) {
+      auto loss = [=](const Parts& p) {
+        auto Pos = p[0].resolve_axis("pos"), KPos = Pos.alias("key_pos");
+        auto q = p[0], k = rename(p[1], Pos, KPos), v = rename(p[2], Pos, KPos);
+        if (kind == Kind::widens) q = q.astype(DType::bf16).astype(DType::f32), k = k.astype(DType::bf16).astype(DType::f32);
+        auto weights = softmax(where(causal(Pos, KPos), dot(q, k, "d"), -1e9f), KPos);
+        if (kind == Kind::drops) weights = where(random::uniform(random::key(5), weights.axes()) < 0.8f, weights / 0.8f, 0.f);
+        return sum(sin(dot(weights, v, KPos)));
+      };
+      auto [value, g] = value_and_grad(loss)(p);
+      return Leaves{value, g[0], g[1], g[2]};
+    };
+  };
+  const Axis Short{"pos", 96}, Long{"pos", 8192};
+  const auto narrow = [](Parts p) {
+    for (auto& x : p) x = x.astype(DType::bf16).eval();
+    return p;
+  };
+  const Threads two(2);
+  std::int64_t plain = 0;
+  for (auto kind : {Kind::plain, Kind::drops, Kind::widens}) {
+    CAPTURE(int(kind));
+    auto p = parts(Short);
+    agree(named_jit(slopes(kind), cut(4))(p), jit(slopes(kind), {.scores_budget = most_bytes})(p));
+    auto bytes = named_jit(slopes(kind), cut(4, std::nullopt)).plan(kind == Kind::widens ? narrow(parts(Long)) : parts(Long)).arena_bytes;
+    if (kind == Kind::plain) plain = bytes;
+    CHECK(bytes <= 2 * plain);
+    CHECK(bytes < Heads.size * Long.size / 4 * Long.size / 4 * 4);   // of a block of scores
+  }
 }
 
 TEST_CASE("context: blocks that a mask hides are neither sent nor waited for") {

@@ -52,7 +52,7 @@ Entered made_before(const CutPlan& plan, const Nodes& roots, const Node* index) 
     auto key = plan.cuts[k].first.attr();
     Region region(key, roots, level, index);
     for (auto& n : level)
-      if (region.contains(n) && region.walks(n) && !is_border(*n) && !is_dynamic_slice(*n) && !region.grows(n))
+      if (region.contains(n) && region.walks(n) && !is_border(*n) && !is_dynamic_slice(*n))
         out[n.get()].push_back(key);
   }
   return out;

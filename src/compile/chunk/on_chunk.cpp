@@ -57,7 +57,8 @@ bool Region::grows(const NodePtr& x, Name a) const {
     if (!has_axis(*n, name) || prim::is_number(n) || is_position(*n) || !seen.insert(n.get()).second) continue;
     if (owner_.count(n.get())) continue;   // the carry of a loop that is made anew
     bool places = picks(*n, name) && prim::is_number(n->in[0]);
-    bool pointwise = !n->value && (n->op->kind == Kind::map || is_seen_through(*n) || places || is_looked_up(*n, name));
+    bool shows = is_seen_through(*n) || is_border(*n) || n->op == &prim::kPin;   // a draw says how it is cut
+    bool pointwise = !n->value && (n->op->kind == Kind::map || shows || places || is_looked_up(*n, name));
     if (!pointwise) {
       bytes += n->bytes();
       if (bytes >= x->bytes()) return false;
