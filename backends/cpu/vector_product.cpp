@@ -90,7 +90,8 @@ class VectorProductStep final : public CompiledStep {
         w_type_(plan_.swapped ? step.contract.a.dtype : step.contract.b.dtype),
         out_type_(step.contract.out.dtype),
         contract_(step.contract),
-        along_(along_of(step.contract, plan_)),
+        goes_along_k_(contract_.shown.k.size > 0),
+        along_(along()),
         scratch_(step, context.arena_slot, plan_.partial_floats() * 4),
         workers_(static_cast<int>(std::min<std::int64_t>(plan_.tasks(), threads()))) {
     if (along_.size > 0) flags_.emplace(contract_.shown.flags);
@@ -137,12 +138,12 @@ class VectorProductStep final : public CompiledStep {
   using Flags = Contract::Shown::Flags;
   static int bytes_of(DType type) { return haliax::bytes_of(type); }
   // The side of the matrix whose blocks may be left out. Size 0: neither; so where flags go along both, or along one of several dims.
-  Flags along_of(const Contract& c, const VectorPlan& p) {
+  Flags along() const {
+    const Contract& c = contract_;
     const auto& s = c.shown;
-    const auto& n = p.swapped ? s.m : s.n;
-    goes_along_k_ = s.k.size > 0;
+    const auto& n = plan_.swapped ? s.m : s.n;
     if (s.flags.slot < 0 || (n.size > 0) == goes_along_k_) return {};
-    const bool whole = goes_along_k_ ? points(c.k) == p.k.n : points(p.swapped ? c.m : c.n) == p.n.n;
+    const bool whole = goes_along_k_ ? points(c.k) == plan_.k.n : points(plan_.swapped ? c.m : c.n) == plan_.n.n;
     return !whole ? Flags() : goes_along_k_ ? s.k : n;
   }
   const unsigned char* flags_at(const Frame& frame) const {
@@ -187,7 +188,7 @@ class VectorProductStep final : public CompiledStep {
   Place x_, w_, out_;
   DType x_type_, w_type_, out_type_;
   const Contract& contract_;
-  bool goes_along_k_ = false;
+  bool goes_along_k_;
   Flags along_;
   std::optional<Place> flags_;
   Scratch scratch_;

@@ -73,23 +73,24 @@ bool is_generated(const NodePtr& root) {
 }
 
 LoopInputs inputs_of(const Loop& l) {
-  std::unordered_set<const Node*> sliced, whole;   // a node may be both
+  struct Listed {
+    Nodes& nodes;
+    std::unordered_set<const Node*> known = {};
+    void add(const NodePtr& n) {
+      if (known.insert(n.get()).second) nodes.push_back(n);
+    }
+  };
   LoopInputs out;
-  auto slice = [&](const NodePtr& n) {
-    if (sliced.insert(n.get()).second) out.slices.push_back(n);
-  };
-  auto read = [&](const NodePtr& n) {
-    if (whole.insert(n.get()).second) out.invariants.push_back(n);
-  };
+  Listed slices{out.slices}, invariants{out.invariants};   // a node may be in both
   for (std::size_t b = 0; b < l.index.size(); ++b) {
     walk(values_of(l, b), [&](const NodePtr& n, Nodes& todo) {
       auto& in = n->in;
       if (!varies_in(*n, l, b)) {
-        if (is_index(*n)) return read(n);   // that of a loop around, with which this one varies
+        if (is_index(*n)) return invariants.add(n);   // that of a loop around, with which this one varies
         if (n->op->kind == Kind::leaf && n->op->cheap) return;
-        is_generated(n) ? append(todo, in) : read(n);
+        is_generated(n) ? append(todo, in) : invariants.add(n);
       } else if (n->op->kind == Kind::view && in.size() > 1 && in[1] == l.index[b] && !varies_in(*in[0], l, b)) {
-        slice(in[0]);
+        slices.add(in[0]);
       } else if (n->op->kind != Kind::leaf) {
         append(todo, in);
       }

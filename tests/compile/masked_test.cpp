@@ -10,6 +10,7 @@
 #include "haliax/profile.h"
 #include "compile/pipeline.h"
 #include "program/devices.h"
+#include "support/threads.h"
 
 using namespace haliax;
 
@@ -309,7 +310,7 @@ TEST_CASE("masked: bits do not depend on threads") {
   auto f = [&](const Parts& p) { return attend(p, nn::causal_mask(Q, K)); };
   std::vector<std::vector<float>> all;
   for (int threads : {1, 2, 5}) {
-    set_threads(threads);
+    const Threads some(threads);
     auto g = compiled(f, 0);
     std::vector<float> now;
     for (auto& x : g(p)) {
@@ -318,7 +319,6 @@ TEST_CASE("masked: bits do not depend on threads") {
     }
     all.push_back(std::move(now));
   }
-  set_threads(0);
   CHECK(all[0] == all[1]);
   CHECK(all[0] == all[2]);
 }

@@ -14,6 +14,7 @@
 #include "runtime/profile.h"
 #include "support/output.h"
 #include "support/raises.h"
+#include "support/threads.h"
 
 using namespace haliax;
 
@@ -99,6 +100,19 @@ TEST_CASE("profile: steps bear their line, module, bytes and products; what they
   std::ostringstream table;
   table << p;
   for (auto* part : {"contract", "in up", "2048 x 1024 x 256", "a call takes", "kind", "module"}) CHECK(has(table.str(), part));
+}
+
+TEST_CASE("profile: says how many turns run side by side where nobody looks") {
+  const Axis Heads("heads", 12), Q("q", 1024), K("k", 1024), D("d", 16);
+  auto x = random::normal(random::key(1), {Heads, Q, D}).eval(), y = rename(x, Q, K).eval();
+  for (int threads : {1, 2, 3}) {
+    const Threads some(threads);                   // a plan is made for as many as there are then
+    auto attend = jit([](const NamedArray& x, const NamedArray& y) { return nn::dot_product_attention("k", "d", x, y, y); });
+    auto p = profile(attend, x, y);
+    auto* product = found(p, "contract");
+    REQUIRE(product);
+    CHECK(product->side_by_side == threads);
+  }
 }
 
 TEST_CASE("profile: a loop counts its turns, and what they take once") {

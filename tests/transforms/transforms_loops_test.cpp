@@ -257,8 +257,8 @@ TEST_CASE("scan: a carry, and what a turn makes, may have an axis of the walked 
 }
 
 TEST_CASE("scan: what is walked may be read whole as well, before its slice or behind it") {
-  using Cell = std::function<NamedArray(const NamedArray& c, const NamedArray& x, const NamedArray& xs)>;
-  auto attend = [](const NamedArray& c, const NamedArray& xs) { return dot(softmax(dot(c, xs, "embed"), "time"), xs, "time"); };
+  using Cell = std::function<NamedArray(In c, In x, In xs)>;
+  auto attend = [](In c, In xs) { return dot(softmax(dot(c, xs, "embed"), "time"), xs, "time"); };
   const Cell cells[] = {
     [=](auto& c, auto& x, auto& xs) { return sin(attend(c, xs) + c + x); },
     [=](auto& c, auto& x, auto& xs) { return sin(x + c + attend(c, xs)); },
@@ -284,6 +284,7 @@ TEST_CASE("scan: what is walked may be read whole as well, before its slice or b
       CHECK(difference(jit(second(looped))(xs), second(by_hand)(xs), 1e-9) == "");
     }
 }
+
 TEST_CASE("scan: nested, and under vmap and grad") {
   auto x = values({Time, Embed});
   auto inner = [](const NamedArray& c, const NamedArray& row) {
