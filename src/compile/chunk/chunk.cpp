@@ -1,6 +1,7 @@
 #include "compile/chunk/chunk.h"
 
 #include <algorithm>
+#include <tuple>
 #include <unordered_set>
 
 #include "base/verify_error.h"
@@ -50,11 +51,16 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
     const Try& attempt;
     bool rounds;
     std::vector<std::string>* uncut;
-    std::optional<ChunkKey> next(const Nodes& level, const Node* index, int depth) const {
+    // `left`: of calls that were traced in bodies around which this one lies.
+    std::optional<ChunkKey> next(const Nodes& level, const Node* index, int depth, bool left) const {
       const Node* first = nullptr;               // of the outermost calls, the first
-      auto place = [](const Node& n) { return std::pair(ChunkKey::of(n.attr).inside, n.id); };
+      auto place = [](const Node& n) {
+        auto call = ChunkKey::of(n.attr);
+        return std::tuple(call.depth, call.inside, n.id);
+      };
       auto see = [&](const Node& n) {
-        if (ChunkKey::of(n.attr).depth == depth && (!first || place(n) < place(*first))) first = &n;
+        const int traced = ChunkKey::of(n.attr).depth;
+        if ((left ? traced > depth : traced == depth) && (!first || place(n) < place(*first))) first = &n;
       };
       for (auto& n : level) {
         if (index && !n->varies_with(index)) continue;
@@ -70,10 +76,16 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
         return in_bodies(roots, index, [&](const Loop& l) { return region ? of_region(l) : here.count(&l) > 0 && !of_region(l); },
                          [&](const Nodes& values, const Node* i) { return (*this)(values, i, inner_depth); });
       };
+      bool left = false;
       for (;;) {
         auto level = level_of(roots, index);
-        auto call = next(level, index, depth);
-        if (!call) break;
+        auto call = next(level, index, depth, left);
+        if (!call && left) return roots;
+        if (!call) {                             // what does not vary with the loops that it was traced in lies outside of them
+          left = true;
+          roots = inside(false, depth + 1);
+          continue;
+        }
         try {
           auto plan = plan_cuts(*call, roots, level, attempt, rounds);
           if (uncut && plan.is_whole()) uncut->push_back(plan.line());
@@ -81,13 +93,12 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
         } catch (const VerifyError&) {
           throw;
         } catch (const Error& e) {
-          if (call->inside != kOfScores) throw;
-          if (uncut) uncut->push_back(std::string("scores stay whole: ") + e.what());
+          if (call->inside != kOfScores && !left) throw;   // of what is left a loop may read a part, which stays whole
+          if (uncut && call->inside == kOfScores) uncut->push_back(std::string("scores stay whole: ") + e.what());
           roots = without_borders(roots, *call, index);
         }
         roots = inside(true, depth);
       }
-      return inside(false, depth + 1);
     }
   };
   auto borders = level_of(roots, nullptr);
