@@ -197,7 +197,7 @@ TracedChunks trace_chunks(const AxisSelection& selection, const ChunkOptions& op
   auto entered = [&] {
     keys.clear();
     for (std::size_t i = 0; i < sizes.size(); ++i) {
-      if (sizes[i] == 0) continue;               // nothing to walk
+      if (sizes[i] <= 1) continue;               // nothing to walk
       call.axis = call.walked[i], call.size = sizes[i], call.blocks = blocks_of(call.axis, current_mapping().get());
       keys.push_back(call.attr());
     }

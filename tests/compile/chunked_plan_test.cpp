@@ -435,6 +435,41 @@ TEST_CASE("chunked plan: a loop may read a part of what its call made outside of
   }
 }
 
+TEST_CASE("chunked plan: a call whose function is a loop along the axis, in a loop, has second derivatives") {
+  for (std::int64_t size : {1, 5})
+    for (std::int64_t chunk : {2, 5}) {
+      const Axis T{"time", size}, E{"embed", 2};
+      const auto x = normal(1, {T, E}), c = normal(2, {E});
+      auto run = [&](bool chunks) {
+        auto all = [=](const NamedArray& m) {
+          return fold([](const NamedArray& c, const NamedArray& row) { return sin(c + row); }, T)(c, m);
+        };
+        auto inner = [=](const NamedArray& m) { return chunks ? chunked_reduce(T, {.chunk = chunk}, all)(m) : all(m); };
+        auto loss = [=](const NamedArray& x) {
+          return sum(fold([=](const NamedArray& c, const NamedArray& row) { return sin(inner(x) * c + row); }, T)(c, x));
+        };
+        return grad([=](const NamedArray& x) { return sum(sin(grad(loss)(x))); });
+      };
+      CHECK(difference(jit(run(true))(x), jit(run(false))(x), 1e-5) == "");
+    }
+}
+
+TEST_CASE("chunked plan: a call may read what an earlier loop along its axis has made, in a later one") {
+  const Axis T{"time", 6}, E{"embed", 2};
+  const auto x = normal(1, {T, E}), c = normal(2, {E});
+  auto run = [&](bool chunks) {
+    return [=](const NamedArray& x) {
+      auto ys = map([](const NamedArray& row) { return sin(row); }, T)(x);
+      auto body = [=](const NamedArray& d, const NamedArray& row) {
+        auto all = [=](const NamedArray& m) { return logsumexp(m * d, T); };
+        return sin(d + row + (chunks ? chunked_reduce(T, {.chunk = 2}, all)(ys) : all(ys)));
+      };
+      return fold(body, T)(c, x);
+    };
+  };
+  CHECK(difference(jit(run(true))(x), jit(run(false))(x), 1e-5) == "");
+}
+
 TEST_CASE("chunked plan: an axis of many devices is walked in chunks of any size that the search tries") {
   const Axis Rows("rows", 8 * 17), Wide("wide", 1024);
   auto x = normal(1, {Rows, Embed}), w = normal(2, {Embed, Wide});

@@ -51,16 +51,20 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
     const Try& attempt;
     bool rounds;
     std::vector<std::string>* uncut;
-    // `left`: of calls that were traced in bodies around which this one lies.
-    std::optional<ChunkKey> next(const Nodes& level, const Node* index, int depth, bool left) const {
+    // `left`: of calls that were traced in bodies that this one lies around. Of one that is done a border may be left that lies
+    // outside of this body, and is read in a loop's; it belongs to the level around.
+    std::optional<ChunkKey> next(const Nodes& level, const Node* index, int depth, bool left,
+                                 const std::vector<ChunkKey>& done) const {
       const Node* first = nullptr;               // of the outermost calls, the first
       auto place = [](const Node& n) {
         auto call = ChunkKey::of(n.attr);
         return std::tuple(call.depth, call.inside, n.id);
       };
       auto see = [&](const Node& n) {
-        const int traced = ChunkKey::of(n.attr).depth;
-        if ((left ? traced > depth : traced == depth) && (!first || place(n) < place(*first))) first = &n;
+        const auto call = ChunkKey::of(n.attr);
+        if (left ? call.depth <= depth : call.depth != depth) return;
+        if (std::any_of(done.begin(), done.end(), [&](auto& d) { return d.same_call(call); })) return;
+        if (!first || place(n) < place(*first)) first = &n;
       };
       for (auto& n : level) {
         if (index && !n->varies_with(index)) continue;
@@ -71,21 +75,24 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
       return first ? std::optional(ChunkKey::of(first->attr)) : std::nullopt;
     }
     Nodes operator()(Nodes roots, const Node* index, int depth) const {
-      auto inside = [&](bool region, int inner_depth) {
+      auto inside = [&](bool region) {
         const auto here = region ? std::unordered_set<const Loop*>() : loops_of_level(roots, index);
         return in_bodies(roots, index, [&](const Loop& l) { return region ? of_region(l) : here.count(&l) > 0 && !of_region(l); },
-                         [&](const Nodes& values, const Node* i) { return (*this)(values, i, inner_depth); });
+                         [&](const Nodes& values, const Node* i) {
+                           return (*this)(values, i, region ? depth : IndexAttr::of(*i).depth + 1);
+                         });
       };
-      bool left = false;
-      for (;;) {
+      std::vector<ChunkKey> done;
+      for (bool left = false;;) {
         auto level = level_of(roots, index);
-        auto call = next(level, index, depth, left);
+        auto call = next(level, index, depth, left, done);
         if (!call && left) return roots;
         if (!call) {                             // what does not vary with the loops that it was traced in lies outside of them
           left = true;
-          roots = inside(false, depth + 1);
+          roots = inside(false);
           continue;
         }
+        done.push_back(*call);
         try {
           auto plan = plan_cuts(*call, roots, level, attempt, rounds);
           if (uncut && plan.is_whole()) uncut->push_back(plan.line());
@@ -97,7 +104,7 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
           if (uncut && call->inside == kOfScores) uncut->push_back(std::string("scores stay whole: ") + e.what());
           roots = without_borders(roots, *call, index);
         }
-        roots = inside(true, depth);
+        roots = inside(true);
       }
     }
   };
@@ -118,6 +125,12 @@ bool shares_queries(const Nodes& roots) {
 void check_chunks(const Nodes& outs, const ChunkKey& call, const std::vector<Attr>& borders, const Try& attempt) {
   auto roots = strip_wraps(outs, true);
   auto level = level_of(roots, nullptr);
+  std::unordered_set<const Node*> entered;
+  for (auto& n : level)
+    if (n->op == &prim::kEnter && ChunkKey::of(n->attr).same_call(call)) entered.insert(n.get());
+  // A loop that lies before the call may have the index of one around it, which is still traced: it is none of its level.
+  auto after = dependents(roots, entered);
+  std::erase_if(level, [&](auto& n) { return n->op == &kLoop && !after.count(n.get()); });
   for (auto& b : borders) Region(b, roots, level).sweeps();
   if (!borders.empty()) check_budget(call, roots, level, attempt);
 }
