@@ -332,7 +332,8 @@ template <class F> auto checkpoint(F f, SourceLocation at = SourceLocation::curr
   });
 }
 // forward(args...) -> out, with backward(args as a tuple, out, cotangent of out) -> cotangents of args, as a tuple: empty, or
-// with the axes of the argument.
+// with the axes of the argument. What a backward captures has no gradient; what it captures of the body of a loop is refused
+// where that body is made again, as for a second derivative.
 template <class F, class B> auto custom_vjp(F forward, B backward) {
   return detail::transform_of<F>([forward, backward](const auto&... args) {
     using A = std::tuple<std::decay_t<decltype(args)>...>;

@@ -76,10 +76,21 @@ struct Checkpointed : CustomVjp {
     return out;
   }
 };
+// Carries of loops around, that some of these are made of: their ids.
+std::unordered_set<std::uint64_t> carries_below(const Nodes& nodes) {
+  std::unordered_set<std::uint64_t> out;
+  walk(nodes, [&](const NodePtr& n, Nodes& todo) {
+    if (n->op == &prim::kCarry) out.insert(n->id);
+    else if (!n->free.empty()) append(todo, n->in);
+  });
+  return out;
+}
+
 struct ByHand : CustomVjp {
   std::shared_ptr<void> self;
   Leaves (*call)(void*, const Leaves&, const Leaves&, const Leaves&);
   std::vector<bool> given_in, given_out;   // which leaves are there
+  std::unordered_set<std::uint64_t> carries;   // that its operands were made of; the body of a loop that is made again has others
   Nodes backward(const Nodes& operands, const Nodes& gs) const override {
     auto leaves = [](const std::vector<bool>& given, auto next) {
       Leaves out;
@@ -101,6 +112,13 @@ struct ByHand : CustomVjp {
         fail("custom_vjp", "the cotangent of argument array {} is {}, and the array is {}", k, back[k].axes(), in[k].axes());
       result.push_back(back[k].node());
     }
+    auto known = operands;
+    append(known, gs);
+    const auto now = carries_below(known);
+    for (auto c : carries_below(result))
+      if (carries.count(c) && !now.count(c))
+        fail("custom_vjp", "the backward reads an array that it captured from the body of a loop, and the loop is made again, as "
+             "for a second derivative; pass that array as an argument");
     return result;
   }
   std::string fault(const Nodes& operands) const override {
@@ -146,6 +164,7 @@ Leaves custom_vjp(LeafFunction forward, const Leaves& in, std::shared_ptr<void> 
   for (auto& a : outs) c->given_out.push_back(!a.empty());
   for (auto& a : in) c->given_in.push_back(!a.empty());
   append(operands, nodes_of(in));
+  c->carries = carries_below(operands);
   return results_of(c, operands, outs);
 }
 Leaves eval_shape(LeafFunction f, const Leaves& in) {

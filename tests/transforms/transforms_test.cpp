@@ -238,6 +238,28 @@ TEST_CASE("custom_vjp: a backward pass that goes along the axis of the fold arou
   CHECK(difference(slope(by_hand), slope(plain), 1e-12) == "");
 }
 
+TEST_CASE("custom_vjp: what a backward captured of the body of a loop that is made again is refused by name") {
+  const Axis L("layer", 3);
+  auto x = values({In}), w = values({L, In}, 1, 2);
+  auto run = [=](bool captures, const NamedArray& v) {
+    auto body = [=](const NamedArray& c, const NamedArray& wl) {
+      auto scale = stop_gradient(c * 2.);
+      auto by_hand = custom_vjp([](const NamedArray& a, const NamedArray& s) { return sin(a) * s; },
+                                [=](const auto& in, const NamedArray&, const NamedArray& g) {
+                                  return std::tuple{g * cos(std::get<0>(in)) * (captures ? scale : std::get<1>(in)), NamedArray()};
+                                });
+      return sin(by_hand(c, scale) + wl);
+    };
+    return sum(sin(fold(body, L, {.checkpoint = true})(v, w)));
+  };
+  auto slope = [=](bool captures) { return [=](const NamedArray& v) { return grad([=](const NamedArray& v) { return run(captures, v); })(v); }; };
+  auto second = [=](bool captures) { return grad([=](const NamedArray& v) { return sum(sin(slope(captures)(v))); }); };
+  CHECK(difference(slope(true)(x), slope(false)(x), 1e-14) == "");
+  CHECK_NOTHROW(second(false)(x));
+  CHECK_THROWS_WITH_AS(second(true)(x), doctest::Contains("[custom_vjp] the backward reads an array that it captured from the body"),
+                       Error);
+}
+
 TEST_CASE("cotangents and tangents have the axes of what they belong to") {
   auto x = values({Batch, In});
   auto f = [](const NamedArray& v) { return sin(v); };
