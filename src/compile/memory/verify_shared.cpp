@@ -72,7 +72,8 @@ struct SharedCheck {
   void steps(const std::vector<Step>& all) {
     for (auto& s : all) {
       ++now;
-      auto shares = [&](int slot) { return members[memory(slot)] > 1; };
+      // A device may have no part of an array.
+      auto shares = [&](int slot) { return members[memory(slot)] > 1 && p.slots[std::size_t(slot)].bytes > 0; };
       if (s.kind != Kind::finish)
         for (bool written : {false, true})
           each_access(s, [&](int slot, bool writes_it, const View* v) {
