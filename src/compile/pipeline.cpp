@@ -222,12 +222,16 @@ void run(Compilation& c, Stage first, Stage last) {
 }
 void run(Compilation& c) { run(c, Stage::graph, Stage::program); }
 void run_whole(Compilation& c) {
-  auto rounds = c;
+  auto other = c;
   run(c, Stage::graph, Stage::sharding);
-  if (!c.options.mesh || !c.shares_queries || c.options.partition.rounds) return;
-  rounds.options.partition.rounds = true;
-  run(rounds, Stage::graph, Stage::sharding);
-  if (rounds.partition->is_better_than(*c.partition)) c = std::move(rounds);
+  auto& o = c.options.partition;
+  if (!c.options.mesh || !c.shares_queries) return;
+  if (o.rounds && !(o.strict && c.partition->unasked_gathers() > 0)) return;
+  other.options.partition.rounds = !o.rounds;
+  run(other, Stage::graph, Stage::sharding);
+  // A ring that was asked for is left where it takes gathers that nobody asked for, and never for its bytes.
+  auto &mine = *c.partition, &its = *other.partition;
+  if (o.rounds ? its.unasked_gathers() < mine.unasked_gathers() : its.is_better_than(mine)) c = std::move(other);
 }
 
 Compilation on_device(const Compilation& whole, int number) {

@@ -111,6 +111,33 @@ TEST_CASE("context: where gathers are refused that nobody asked for, keys go rou
   CHECK(usual.report().sent_bytes < strict.report().sent_bytes);
 }
 
+TEST_CASE("context: a ring that is asked for is left where it takes gathers that nobody asked for, and these are refused") {
+  const Axis Pos{"pos", 16}, KPos = Pos.alias("key_pos"), Embed{"embed", 8};
+  auto draw = [](int seed, const Axes& axes) { return random::normal(random::key(seed), axes).eval(); };
+  const Parts p{draw(1, {Pos, Embed}), draw(2, {Embed, Heads, D}), draw(3, {Embed, Heads, D})};
+  auto f = [=](const Parts& p) {
+    auto q = dot(p[0], p[1], Embed) * 0.3f, k = rename(dot(p[0], p[2], Embed) * 0.3f, Pos, KPos);
+    return nn::dot_product_attention(KPos, D, q, k, sin(k), {.mask = nn::causal_mask(Pos, KPos)});
+  };
+  JitOptions o = cut(3, 1000);
+  o.mesh = Mesh{{{"context", 3}, {"model", 2}}}, o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
+  for (bool ring : {false, true}) {
+    o.ring = ring, o.strict = true;
+    auto strict = named_jit(f, o);
+    agree({strict(p)}, {jit(f)(p)});
+    CHECK(strict.report().explain.find("keys are gathered, as pos=16 does not divide by 3 devices") != std::string::npos);
+  }
+}
+
+TEST_CASE("context: of one head that a mesh axis cuts, a device has none, and still takes part") {
+  const Axis Pos{"pos", 12}, Batch{"batch", 2}, One{"heads", 1};
+  auto p = parts(Pos, One);
+  for (auto& x : p) x = (broadcast_axis(x, Batch) * (1 + arange(Batch).astype(DType::f32))).eval();
+  auto o = cut(3);
+  o.mesh = Mesh{{{"context", 3}, {"model", 2}}}, o.axis_resources = Mapping{{"pos", "context"}, {"heads", "model"}};
+  agree(named_jit(all_of(causal), o)(p), jit(all_of(causal))(p));
+}
+
 // Draws say how the mapping cuts them, and f32 scores widen queries and keys before a block of these comes: neither makes a block
 // of scores whole.
 TEST_CASE("context: dropout, and f32 scores of narrow queries, take no more memory than without") {

@@ -476,6 +476,9 @@ class ChunkSearch {
     why = plan.is_whole() ? "all of it fits" : text_of(plan.cuts);
     why += ": " + contractions(t) + ", " + text_of(t.bytes) + " of " + text_of(budget_);
     if (t.lane_bytes > 0) why += ", turns side by side";
+    if (call_.inside == kOfScores && call_.size % call_.blocks)
+      why += "; keys are gathered, as " + to_string(Axis(call_.axis, call_.size)) + " does not divide by " +
+             std::to_string(call_.blocks) + " devices";
     if (other && text_of(other->plan.cuts) != text_of(plan.cuts)) {
       auto percent = std::to_string(std::int64_t(std::lround(100 * (other->cost / t.cost - 1))));
       why += "; " + text_of(other->plan.cuts) + " would take " + contractions(*other) + " and about " + percent + "% longer";

@@ -83,9 +83,12 @@ Partition::DeviceGraph Partition::on(int device) const {
 std::vector<Move> Partition::moves() const { return moves_of(impl_->plan, *impl_->whole, impl_->options.gradients.get()); }
 double Partition::sent_bytes() const { return impl_->plan.bytes; }
 bool Partition::is_better_than(const Partition& other) const {
-  auto price = [](const Impl& m) { return std::pair(m.options.strict ? unasked(m.plan, *m.whole) : 0, m.plan.bytes); };
-  return price(*impl_) < price(*other.impl_);
+  auto price = [](const Partition& p) {
+    return std::pair(p.impl_->options.strict ? p.unasked_gathers() : 0, p.impl_->plan.bytes);
+  };
+  return price(*this) < price(other);
 }
+std::int64_t Partition::unasked_gathers() const { return unasked(impl_->plan, *impl_->whole); }
 bool Partition::even() const {
   auto& m = *impl_;
   auto divides = [&](const Axis& a, const Cut& by) { return a.size % ranks(m.mesh, by) == 0; };

@@ -35,6 +35,7 @@ class Partition {
   double sent_bytes() const;
   // Sends it less than another? With `strict`, fewer gathers that nobody asked for count more than bytes.
   bool is_better_than(const Partition& other) const;
+  std::int64_t unasked_gathers() const;      // those that nobody asked for
   bool even() const;                         // all blocks of an axis have one size: the devices' graphs are alike
   std::int64_t size() const;                 // versions
   std::string text() const;                  // for people
