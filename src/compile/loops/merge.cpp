@@ -8,19 +8,40 @@
 namespace haliax {
 namespace {
 
-Nodes loops_of(const Nodes& roots) {
-  Nodes out;
-  for (auto& n : everything(roots))
-    if (n->op == &kLoop) out.push_back(n);
-  return out;
-}
+using Set = std::unordered_set<const Node*>;
+
+// A graph, its loops in order, and who reads what; what a body makes is read by its loop, too.
+struct Graph {
+  Nodes loops;
+  std::unordered_map<const Node*, std::vector<const Node*>> readers;
+  explicit Graph(const Nodes& roots) {
+    Nodes read;
+    for (auto& n : everything(roots)) {
+      if (n->op == &kLoop) loops.push_back(n);
+      read.clear();
+      add_reads(n, read);
+      for (auto& x : read) readers[x.get()].push_back(n.get());
+    }
+  }
+  Set made_of(const Node* a) const {             // itself, too
+    Set out{a};
+    for (std::vector<const Node*> todo{a}; !todo.empty();) {
+      auto known = readers.find(todo.back());
+      todo.pop_back();
+      if (known == readers.end()) continue;
+      for (auto* n : known->second)
+        if (out.insert(n).second) todo.push_back(n);
+    }
+    return out;
+  }
+};
 
 // x, chunk by chunk, inside body b of loop `a`: possible where x comes from stacked results of `a` by ops that map along the
 // walked axis; null where it needs something final. Only what depends on `a` is pulled in, or the whole model would follow.
 struct PullIn {
   const NodePtr& a;
   std::size_t body;
-  const std::unordered_set<const Node*>& after_a;
+  const Set& after_a;
   std::unordered_map<const Node*, NodePtr> memo = {};
   NodePtr operator()(const NodePtr& x) {
     auto& l = loop_of(*a);
@@ -60,7 +81,7 @@ bool has_carry(const Loop& l) { return std::any_of(l.results.begin(), l.results.
 
 // One loop for two, or null where b needs a final result of a (which is older, so it cannot need b), or where nothing would be
 // shared.
-NodePtr merged(const NodePtr& a, const NodePtr& b, const std::unordered_set<const Node*>& after_a,
+NodePtr merged(const NodePtr& a, const NodePtr& b, const Set& after_a,
                std::vector<std::size_t>& places, bool carried_alone) {
   auto &la = loop_of(*a), &lb = loop_of(*b);
   if (la.index != lb.index || la.drop != lb.drop) return nullptr;
@@ -114,15 +135,16 @@ std::unordered_map<const Node*, std::vector<std::size_t>> places_of_loops(const 
 
 Nodes merge(Nodes roots, bool carried_alone) {
   for (;;) {
-    auto loops = loops_of(roots);
+    const Graph graph(roots);
+    auto& loops = graph.loops;
     auto places = places_of_loops(roots);
     Rewrite to;
     for (std::size_t i = 0; i < loops.size() && to.empty(); ++i) {
-      std::unordered_set<const Node*> after;   // this one; itself too, once it is known
+      Set after;                                 // this one; itself too, once it is known
       for (std::size_t j = i + 1; j < loops.size() && to.empty(); ++j) {
         auto &a = loops[i], &b = loops[j];
         if (loop_of(*a).index != loop_of(*b).index || places[a.get()] != places[b.get()]) continue;
-        if (after.empty()) after = dependents(everything(roots), {a.get()});
+        if (after.empty()) after = graph.made_of(a.get());
         std::vector<std::size_t> moved;
         auto m = merged(a, b, after, moved, carried_alone);
         if (!m) continue;
