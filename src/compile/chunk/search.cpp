@@ -29,12 +29,16 @@ Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions) {
     if (regions.contain(*i) || before.count(i->get()))
       for (auto& x : (*i)->in) if (x) before.insert(x.get());
   for (auto& n : level) {
-    if (!regions.contain(n) && !(after.count(n.get()) && before.count(n.get()))) continue;
-    own.insert(n.get());
-    if (n->op == &kLoop) for (auto& i : loop_of(*n).index) indices.insert(i.get());
+    if (regions.contain(n) || (after.count(n.get()) && before.count(n.get()))) own.insert(n.get());
   }
-  for (auto& n : level)
-    if (std::any_of(n->free.begin(), n->free.end(), [&](auto* i) { return indices.count(i) > 0; })) own.insert(n.get());
+  for (bool more = true; more;) {                // bodies of its loops, of those in them, and so on
+    more = false;
+    for (auto& n : level) {
+      if (std::any_of(n->free.begin(), n->free.end(), [&](auto* i) { return indices.count(i) > 0; })) own.insert(n.get());
+      if (n->op == &kLoop && own.count(n.get()))
+        for (auto& i : loop_of(*n).index) more |= indices.insert(i.get()).second;
+    }
+  }
 
   Alone out;
   Rewrite to;
