@@ -51,9 +51,9 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
     const Try& attempt;
     bool rounds;
     std::vector<std::string>* uncut;
-    // `left`: of calls that were traced in bodies that this one lies around. Of one that is done a border may be left that lies
+    // `deeper`: of calls that were traced in loops which lie in this body. Of one that is done a border may be left that lies
     // outside of this body, and is read in a loop's; it belongs to the level around.
-    std::optional<ChunkKey> next(const Nodes& level, const Node* index, int depth, bool left,
+    std::optional<ChunkKey> next(const Nodes& level, const Node* index, int depth, bool deeper,
                                  const std::vector<ChunkKey>& done) const {
       const Node* first = nullptr;               // of the outermost calls, the first
       // Of scores the last ones: between a layer and its gradient lie all layers behind it, whose plans are known then.
@@ -64,7 +64,7 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
       };
       auto see = [&](const Node& n) {
         const auto call = ChunkKey::of(n.attr);
-        if (left ? call.depth <= depth : call.depth != depth) return;
+        if (deeper ? call.depth <= depth : call.depth != depth) return;
         if (std::any_of(done.begin(), done.end(), [&](auto& d) { return d.same_call(call); })) return;
         if (!first || place(n) < place(*first)) first = &n;
       };
@@ -85,12 +85,12 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
                          });
       };
       std::vector<ChunkKey> done;
-      for (bool left = false;;) {
+      for (bool deeper = false;;) {
         auto level = level_of(roots, index);
-        auto call = next(level, index, depth, left, done);
-        if (!call && left) return roots;
+        auto call = next(level, index, depth, deeper, done);
+        if (!call && deeper) return roots;
         if (!call) {                             // what does not vary with the loops that it was traced in lies outside of them
-          left = true;
+          deeper = true;
           roots = inside(false);
           continue;
         }
@@ -102,7 +102,7 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
         } catch (const VerifyError&) {
           throw;
         } catch (const Error& e) {
-          if (call->inside != kOfScores && !left) throw;   // of what is left a loop may read a part, which stays whole
+          if (call->inside != kOfScores && !deeper) throw;   // of such a call a loop may read a part, which stays whole
           if (uncut && call->inside == kOfScores) uncut->push_back(std::string("scores stay whole: ") + e.what());
           roots = without_borders(roots, *call, index);
         }
