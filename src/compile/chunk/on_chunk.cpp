@@ -195,6 +195,10 @@ Nodes Region::cut(const RegionCut& how) {
       r.value = substitute(r.value, known, around_);       // what earlier loops have finished
       if (r.start) r.start = substitute({r.start}, known, around_)[0];
     }
+    // What lies between this sweep and those before, such as the layers behind, is made once, for later sweeps and the roots too.
+    for (auto& [n, made] : known)
+      if (std::none_of(index_.begin(), index_.end(), [&](auto& i) { return n->varies_with(i.get()); })) finals.emplace(n, made);
+    finals.held = std::move(known.held);
     auto loop = make_loop(std::move(l));
     for (std::size_t k = 0; k < of.size(); ++k) {
       auto& n = of[k];

@@ -13,25 +13,37 @@
 namespace haliax {
 namespace {
 
+// What lies between a leave and an enter, outside of the regions: its value is given, as that of a layer's cotangent is by the
+// layers behind it, but not before what leaves is there (in[1], ...).
+const Op kBetween{.name = "between", .kind = Kind::step};
+Nodes waiting(const Nodes& roots) {
+  Rewrite to;
+  for (auto& n : everything(roots)) {
+    if (n->op != &kBetween) continue;
+    auto in = substitute(n->in, to);
+    auto x = in[0];
+    for (std::size_t k = 1; k < in.size(); ++k) x = prim::barrier(x, in[k]);
+    to[n.get()] = x;
+  }
+  return to.empty() ? roots : substitute(roots, to);
+}
+
 // The regions by themselves: what they read become inputs, what others read of them are the roots.
 struct Alone {
   Nodes roots, inputs;
+  std::int64_t read = 0;                         // bytes of the inputs, but for those that lie between
   // Bytes of the values that what follows reads, less those that may be gradients: they have an input's axes.
   std::int64_t outside = 0;
 };
 
 Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions) {
-  std::unordered_set<const Node*> after, before, own, indices;   // below a region, above one; inside, or between sweeps
-  for (auto& n : level)
-    if (regions.contain(n) || std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return x && after.count(x.get()); }))
-      after.insert(n.get());
-  for (auto i = level.rbegin(); i != level.rend(); ++i)
-    if (regions.contain(*i) || before.count(i->get()))
-      for (auto& x : (*i)->in) if (x) before.insert(x.get());
+  std::unordered_set<const Node*> own, indices, bodies, before;   // before: above a region, so that what it reads is read again
   for (auto& n : level) {
-    if (regions.contain(n) || (after.count(n.get()) && before.count(n.get()))) own.insert(n.get());
+    if (regions.contain(n)) own.insert(n.get());
+    if (n->op == &kLoop)
+      for (auto& i : loop_of(*n).index) bodies.insert(i.get());
   }
-  for (bool more = true; more;) {                // bodies of its loops, of those in them, and so on
+  for (bool more = true; more;) {                // bodies of the regions' loops, of those in them, and so on
     more = false;
     for (auto& n : level) {
       if (std::any_of(n->free.begin(), n->free.end(), [&](auto* i) { return indices.count(i) > 0; })) own.insert(n.get());
@@ -39,33 +51,59 @@ Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions) {
         for (auto& i : loop_of(*n).index) more |= indices.insert(i.get()).second;
     }
   }
+  for (auto i = level.rbegin(); i != level.rend(); ++i)
+    if (own.count(i->get()) || before.count(i->get()))
+      for (auto& x : (*i)->in) if (x) before.insert(x.get());
+  std::unordered_map<const Node*, Nodes> from;   // of what lies between, or after: the values of regions that it is made of
+  std::unordered_set<const Node*> last, exits;   // exits: what is read after them
+  for (auto& r : roots) last.insert(r.get());
+  for (auto& n : level) {
+    if (own.count(n.get())) continue;
+    auto add = [&](const NodePtr& x) {
+      auto& list = from[n.get()];
+      if (!holds(list, x)) list.push_back(x);
+    };
+    bool in_body = std::any_of(n->free.begin(), n->free.end(), [&](auto* i) { return bodies.count(i) > 0; });
+    for (auto& x : n->in) {
+      if (!x) continue;
+      if (own.count(x.get())) {
+        add(x);
+        if (!before.count(n.get()) && !in_body) exits.insert(x.get());   // of a body the loop reads it
+      } else if (auto its = from.find(x.get()); its != from.end()) {
+        for (auto& y : Nodes(its->second)) add(y);
+      }
+    }
+  }
 
   Alone out;
   Rewrite to;
-  std::unordered_set<const Node*> last, exits;
-  for (auto& r : roots) last.insert(r.get());
   std::function<void(const NodePtr&)> read = [&](const NodePtr& x) {
     if (!x || own.count(x.get()) || to.count(x.get())) return;
     for (auto* f : x->free)   // of a loop around: any turn will do
       if (f->op == &prim::kIndex) to[f] = prim::integer(0, f->dtype);
     if (is_generated(x)) return;
-    if (std::any_of(regions.of.begin(), regions.of.end(), [&](auto& r) { return r.grows(x); })) {
+    auto between = from.find(x.get());
+    if (between == from.end() && std::any_of(regions.of.begin(), regions.of.end(), [&](auto& r) { return r.grows(x); })) {
       for (auto& i : x->in) read(i);
       return;
     }
-    out.inputs.push_back(prim::input(x->axes, x->dtype));
-    to[x.get()] = x->op == &prim::kEnter ? prim::enter(out.inputs.back(), x->attr) : out.inputs.back();
+    auto value = out.inputs.emplace_back(prim::input(x->axes, x->dtype));
+    if (between == from.end()) {
+      out.read += x->bytes();
+    } else {
+      auto in = substitute(between->second, to);
+      in.insert(in.begin(), value);
+      value = make(kBetween, std::move(in), x->axes, x->dtype);
+    }
+    to[x.get()] = x->op == &prim::kEnter ? prim::enter(value, x->attr) : value;
   };
   for (auto& n : level) {
-    if (own.count(n.get())) {
-      for (auto& x : n->in) read(x);
-      if (n->op == &kLoop)
-        for (auto& r : loop_of(*n).results) {
-          for (auto& v : r.value) read(v);
-          read(r.start);
-        }
-    } else {
-      for (auto& x : n->in) if (x && own.count(x.get())) exits.insert(x.get());
+    if (!own.count(n.get())) continue;
+    for (auto& x : n->in) read(x);
+    if (n->op != &kLoop) continue;
+    for (auto& r : loop_of(*n).results) {
+      for (auto& v : r.value) read(v);
+      read(r.start);
     }
   }
   Nodes ends;
@@ -176,9 +214,7 @@ class ChunkSearch {
     for (auto& n : level) if (n->op == &prim::kEnter && ChunkKey::of(n->attr).same_call(call)) { origin_ = n->origin; break; }
     if (!call.chunks.empty() && call.inside != kOfScores) return;
     alone_ = isolated(roots, level, regions_);
-    std::int64_t read = 0;
-    for (auto& n : alone_.inputs) read += n->bytes();
-    budget_ = call.memory > 0 ? call.memory : std::max(kUsualBudget, read);
+    budget_ = call.memory > 0 ? call.memory : std::max(kUsualBudget, alone_.read);
     auto form = ChunkForm(call.form);
     if (rounds && call.inside == kOfScores && call.blocks > 1) keys_ = longest_keys(call.blocks);
     sort_axes(!keys_ && (form == ChunkForm::automatic || form == ChunkForm::tile));
@@ -229,7 +265,7 @@ class ChunkSearch {
 
   Trial trial(CutPlan plan) const {
     Trial t;
-    auto tried = attempt_(apply(plan, alone_.roots, nullptr), alone_.inputs, call_.depth);
+    auto tried = attempt_(waiting(apply(plan, alone_.roots, nullptr)), alone_.inputs, call_.depth);
     t.bytes = tried.program->arena_bytes + alone_.outside;
     t.lane_bytes = lane_bytes_of(tried.program->steps);
     t.cost = cost_of(tried.program->steps, tried.machine);
