@@ -74,7 +74,7 @@ class House(unittest.TestCase):
 
     def test_passes_ask_rules_and_compare_no_ops(self):
         # But those that the graph itself is made of: leaves, loops, borders and the like, and casts. Two passes rewrite formulas.
-        graph = "Loop|Result|Collective|CustomVjp|Enter|Leave|Barrier|Pin|Tracer|Input|Number|Iota|Index|Carry|Cast"
+        graph = "Loop|Result|Collective|CustomVjp|Enter|Leave|Between|Barrier|Pin|Tracer|Input|Number|Iota|Index|Carry|Cast"
         named = re.compile(rf"&(prim::)?k(?!({graph})\b)[A-Z]\w+|->name ==|\bname == \"")
         # Nor by a function beside the ops, but for numbers and two formulas: the first few of an order, and exp(x - max x).
         formulas = {"is_number", "is_top_k", "picks_top_k", "picks_in_order", "tells_little", "shifted_exp"}

@@ -707,6 +707,33 @@ TEST_CASE("scores: attention in a loop in a loop") {
 
 // Between the scores of a layer and their gradient lie those of all layers behind it: each is planned once, not once for each plan
 // of a layer below (4 layers took over a minute).
+// A layer's loops are cut once, and the layers behind it are not made again for each of them.
+TEST_CASE("scores: loops grow with the layers, where those are written one after another") {
+  const Axis Heads("heads", 12), Pos("position", 1024), D("d", 16), Embed("embed", 4), Short("position", 16);
+  auto layer = [](const NamedArray& y, const std::string& over) {
+    const auto position = y.resolve_axis("position");
+    const auto key = position.alias("key");
+    return y + nn::dot_product_attention("key", over, y, rename(y, position, key), rename(sin(y), position, key));
+  };
+  auto loops = [&](int layers, const Axes& axes, bool twice) {
+    const std::string over(axes.back().name.text());
+    auto run = [=](const NamedArray& x) {
+      auto y = x;
+      auto one = [=](const NamedArray& y) { return layer(y, over); };
+      for (int k = 0; k < layers; ++k) y = twice ? checkpoint(one)(y) : one(y);
+      return sum(square(y));
+    };
+    auto slope = [=](const NamedArray& x) { return grad(run)(x); };
+    auto second = [=](const NamedArray& x) { return grad([=](const NamedArray& x) { return sum(sin(slope(x))); })(x); };
+    auto shape = eval_shape([=] { return zeros(axes); });
+    return twice ? jit(second, {.scores_budget = 0}).plan(shape).loops : jit(slope).plan(shape).loops;
+  };
+  const auto some = loops(2, {Heads, Pos, D}, false), more = loops(4, {Heads, Pos, D}, false);
+  CHECK(some > 0);
+  CHECK(loops(6, {Heads, Pos, D}, false) - more == more - some);
+  CHECK(2 * loops(6, {Short, Embed}, true) < 5 * loops(3, {Short, Embed}, true));
+}
+
 TEST_CASE("scores: layers one after another, not in a loop, are planned in a time that grows with their number") {
   const Axis Heads{"heads", 12}, Pos{"position", 2048}, Key = Pos.alias("key"), D{"d", 64};
   auto loss = [=](const NamedArray& x) {

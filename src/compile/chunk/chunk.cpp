@@ -56,11 +56,9 @@ Nodes cut_chunks(const Nodes& roots, const Try& attempt, int depth, bool rounds,
     std::optional<ChunkKey> next(const Nodes& level, const Node* index, int depth, bool deeper,
                                  const std::vector<ChunkKey>& done) const {
       const Node* first = nullptr;               // of the outermost calls, the first
-      // Of scores the last ones: between a layer and its gradient lie all layers behind it, whose plans are known then.
       auto place = [](const Node& n) {
         auto call = ChunkKey::of(n.attr);
-        const bool searched = call.inside == kOfScores && call.chunks.empty();
-        return std::tuple(call.depth, call.inside, searched ? -call.after : 0, n.id);
+        return std::tuple(call.depth, call.inside, n.id);
       };
       auto see = [&](const Node& n) {
         const auto call = ChunkKey::of(n.attr);

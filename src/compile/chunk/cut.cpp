@@ -123,6 +123,7 @@ Nodes cut_from(const CutPlan& plan, const Nodes& roots, const Node* index, std::
   auto& [key, chunk] = plan.cuts[from];
   Region region(key.attr(), roots, level_of(roots, index), index);
   if (region.empty()) return cut_from(plan, roots, index, from + 1);
+  if (auto free = region.without_waits(); free != roots) return cut_from(plan, free, index, from);
   auto how = plan.how;
   how.chunk = chunk;
   auto out = region.cut(how);

@@ -126,21 +126,54 @@ LoopResult Region::folded(const NodePtr& n) {
 NodePtr Region::swapped(const NodePtr& x, Name a) const { return prim::rename(x, {a, axis_.name}, {axis_.name, a}); }
 
 // The value of a fold, from the result of its loop, given what is known so far.
-NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Rewrite known) {
+NodePtr Region::finished(const NodePtr& n, const NodePtr& result, Finals& finals) {
   auto v = prim::cast(result, n->dtype);
   if (auto s = streamed(n); !s.guarded && holds(known_of(*s.top).order.streams, n)) {
-    auto& top = known.at(s.top);
+    auto& top = finals.of.at(s.top);
     auto good = prim::map(prim::kIsFinite, {top}, DType::boolean);
     if (s.hides) good = prim::map(prim::kBitOr, {good, prim::equal(top, prim::extreme(top->dtype, false))}, DType::boolean);
     v = prim::map(prim::kSelect, {good, v, prim::number(std::nan(""), n->dtype)}, n->dtype, &n->axes);
   }
   if (!n->op->found || !picks(*n, name_in(*n))) return v;
   auto in = n->in;
-  for (std::size_t k = 1; k < in.size(); ++k) in[k] = substitute(Nodes{in[k]}, known, around_)[0];
+  for (std::size_t k = 1; k < in.size(); ++k) in[k] = finals({in[k]})[0];
   auto there = n->op->found(*n, in);   // outside of the axis there is nothing to pick
   if (!there) return v;
   auto none = prim::picked_outside(n->dtype);
   return prim::map(prim::kSelect, {there, v, none}, n->dtype, &n->axes);
+}
+
+// What lies outside of the bodies, such as the layers behind, is made once for all sweeps and the roots. A loop there may have
+// the same parts in its body, and goes on to make them.
+void Region::finish(Loop& l, Finals& finals) const {
+  Rewrite known = finals.parts;
+  auto read = [&](const NodePtr& x) {
+    if (x && !known.count(x.get())) known[x.get()] = finals({x})[0];
+  };
+  for (std::size_t b = 0; b < index_.size(); ++b) {
+    Nodes values, reads;
+    for (auto& r : l.results) values.push_back(r.value[b]);
+    std::unordered_set<const Node*> body;
+    for (auto& n : level_of(values, index_[b].get())) {
+      if (is_border(*n) && !n->varies_with(index_[b].get())) continue;
+      body.insert(n.get());
+      add_reads(n, reads);
+    }
+    append(reads, values);
+    for (auto& x : reads) if (!body.count(x.get())) read(x);
+  }
+  for (auto& r : l.results) {
+    r.value = substitute(r.value, known);
+    if (r.start) r.start = finals({r.start})[0];
+  }
+}
+
+Nodes Region::without_waits() const {
+  Rewrite to;
+  for (auto& n : level_)
+    if (!waits_ && n->op == &prim::kBarrier && !contains(n) && contains(n->in[1]))
+      to[n.get()] = substitute({n->in[0]}, to, around_)[0];
+  return to.empty() ? roots_ : substitute(roots_, to, around_);
 }
 
 Nodes Region::cut(const RegionCut& how) {
@@ -156,9 +189,7 @@ Nodes Region::cut(const RegionCut& how) {
     for (std::size_t b = 0; b < index_.size(); ++b) made.push_back(made_on_chunk(n, name_in(*n), b));
     member(*n).parts = std::move(made);
   }
-  Rewrite finals;  // a fold, or what is stacked, or the part of it -> what is known of it afterwards
-  for (auto& n : level_)                                   // what lies outside need not wait for what lies inside
-    if (!waits_ && n->op == &prim::kBarrier && !contains(n) && contains(n->in[1])) finals[n.get()] = n->in[0];
+  Finals finals{around_};
   for (int s = 0; s < count; ++s) {
     Loop l;
     l.axis = axis_, l.index = index_, l.save = Save::nothing, l.reverse = goes_back(s);
@@ -190,15 +221,7 @@ Nodes Region::cut(const RegionCut& how) {
       add(std::move(r), n);
     }
     if (l.results.empty()) continue;
-    Rewrite known = finals;
-    for (auto& r : l.results) {
-      r.value = substitute(r.value, known, around_);       // what earlier loops have finished
-      if (r.start) r.start = substitute({r.start}, known, around_)[0];
-    }
-    // What lies between this sweep and those before, such as the layers behind, is made once, for later sweeps and the roots too.
-    for (auto& [n, made] : known)
-      if (std::none_of(index_.begin(), index_.end(), [&](auto& i) { return n->varies_with(i.get()); })) finals.emplace(n, made);
-    finals.held = std::move(known.held);
+    finish(l, finals);
     auto loop = make_loop(std::move(l));
     for (std::size_t k = 0; k < of.size(); ++k) {
       auto& n = of[k];
@@ -209,18 +232,18 @@ Nodes Region::cut(const RegionCut& how) {
         for (auto& [x, m] : members_)
           if (auto* t = turns(*x); t && t->positions && find(*result, t->positions))
             v = prim::rename(result, {t->positions}, {t->axis});
-        finals[n.get()] = finished(n, prim::fit(v, n->axes), finals);
+        finals.of[n.get()] = finished(n, prim::fit(v, n->axes), finals);
         continue;
       }
       auto a = known_of(*n).role.axis;
-      finals[n.get()] = prim::fit(swapped(result, a), n->axes);
+      finals.of[n.get()] = prim::fit(swapped(result, a), n->axes);
       for (std::size_t b = 0; b < index_.size(); ++b) {    // a later sweep reads it, and does not rematerialise it
         auto& p = known_of(*n).parts[b];
-        if (!is_slice_at(*p, index_[b].get())) finals[p.get()] = swapped(prim::slice_at(result, index_[b], false), a);
+        if (!is_slice_at(*p, index_[b].get())) finals.parts[p.get()] = swapped(prim::slice_at(result, index_[b], false), a);
       }
     }
   }
-  return substitute(roots_, finals, around_);
+  return finals(roots_);
 }
 
 }  // namespace haliax

@@ -44,7 +44,8 @@ class Region {
   std::int64_t wide_sums();
   // What a later sweep reads of the folds of earlier ones.
   Nodes between();
-  Nodes cut(const RegionCut&);                         // the roots, with loops in place of the region
+  Nodes without_waits() const;                   // the roots: what lies outside need not wait for what lies inside
+  Nodes cut(const RegionCut&);                         // those, with loops in place of the region
   const Nodes& index() const { return index_; }  // of those loops: one for each body
 
  private:
@@ -123,7 +124,15 @@ class Region {
   NodePtr loop_on_chunk(const NodePtr&, std::size_t body);
   NodePtr swapped(const NodePtr&, Name) const;
   LoopResult folded(const NodePtr&);
-  NodePtr finished(const NodePtr& fold, const NodePtr& result, Rewrite known);
+  // What is known behind the loops so far: of what they fold and stack, and so of what lies outside.
+  struct Finals {
+    const Node* around;
+    Rewrite of = {}, parts = {};                 // parts: of what is stacked, which later loops read, and do not make again
+    std::unordered_set<const Node*> same = {};
+    Nodes operator()(const Nodes& xs) { return substitute(xs, of, around, &same); }
+  };
+  NodePtr finished(const NodePtr& fold, const NodePtr& result, Finals&);
+  void finish(Loop&, Finals&) const;             // the values of a loop, which read what is known
 
   // ---- streaming.cpp: results that are carried from turn to turn ----
   using Parts = std::unordered_map<const Node*, NodePtr>;

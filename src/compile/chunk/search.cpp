@@ -6,117 +6,13 @@
 
 #include "haliax/chunked.h"
 #include "base/verify_error.h"
+#include "compile/chunk/alone.h"
 #include "compile/chunk/cost.h"
 #include "haliax/error.h"
 #include "ops/prim.h"
 
 namespace haliax {
 namespace {
-
-// What lies between a leave and an enter, outside of the regions: its value is given, as that of a layer's cotangent is by the
-// layers behind it, but not before what leaves is there (in[1], ...).
-const Op kBetween{.name = "between", .kind = Kind::step};
-Nodes waiting(const Nodes& roots) {
-  Rewrite to;
-  for (auto& n : everything(roots)) {
-    if (n->op != &kBetween) continue;
-    auto in = substitute(n->in, to);
-    auto x = in[0];
-    for (std::size_t k = 1; k < in.size(); ++k) x = prim::barrier(x, in[k]);
-    to[n.get()] = x;
-  }
-  return to.empty() ? roots : substitute(roots, to);
-}
-
-// The regions by themselves: what they read become inputs, what others read of them are the roots.
-struct Alone {
-  Nodes roots, inputs;
-  std::int64_t read = 0;                         // bytes of the inputs, but for those that lie between
-  // Bytes of the values that what follows reads, less those that may be gradients: they have an input's axes.
-  std::int64_t outside = 0;
-};
-
-Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions) {
-  std::unordered_set<const Node*> own, indices, bodies, before;   // before: above a region, so that what it reads is read again
-  for (auto& n : level) {
-    if (regions.contain(n)) own.insert(n.get());
-    if (n->op == &kLoop)
-      for (auto& i : loop_of(*n).index) bodies.insert(i.get());
-  }
-  for (bool more = true; more;) {                // bodies of the regions' loops, of those in them, and so on
-    more = false;
-    for (auto& n : level) {
-      if (std::any_of(n->free.begin(), n->free.end(), [&](auto* i) { return indices.count(i) > 0; })) own.insert(n.get());
-      if (n->op == &kLoop && own.count(n.get()))
-        for (auto& i : loop_of(*n).index) more |= indices.insert(i.get()).second;
-    }
-  }
-  for (auto i = level.rbegin(); i != level.rend(); ++i)
-    if (own.count(i->get()) || before.count(i->get()))
-      for (auto& x : (*i)->in) if (x) before.insert(x.get());
-  std::unordered_map<const Node*, Nodes> from;   // of what lies between, or after: the values of regions that it is made of
-  std::unordered_set<const Node*> last, exits;   // exits: what is read after them
-  for (auto& r : roots) last.insert(r.get());
-  for (auto& n : level) {
-    if (own.count(n.get())) continue;
-    auto add = [&](const NodePtr& x) {
-      auto& list = from[n.get()];
-      if (!holds(list, x)) list.push_back(x);
-    };
-    bool in_body = std::any_of(n->free.begin(), n->free.end(), [&](auto* i) { return bodies.count(i) > 0; });
-    for (auto& x : n->in) {
-      if (!x) continue;
-      if (own.count(x.get())) {
-        add(x);
-        if (!before.count(n.get()) && !in_body) exits.insert(x.get());   // of a body the loop reads it
-      } else if (auto its = from.find(x.get()); its != from.end()) {
-        for (auto& y : Nodes(its->second)) add(y);
-      }
-    }
-  }
-
-  Alone out;
-  Rewrite to;
-  std::function<void(const NodePtr&)> read = [&](const NodePtr& x) {
-    if (!x || own.count(x.get()) || to.count(x.get())) return;
-    for (auto* f : x->free)   // of a loop around: any turn will do
-      if (f->op == &prim::kIndex) to[f] = prim::integer(0, f->dtype);
-    if (is_generated(x)) return;
-    auto between = from.find(x.get());
-    if (between == from.end() && std::any_of(regions.of.begin(), regions.of.end(), [&](auto& r) { return r.grows(x); })) {
-      for (auto& i : x->in) read(i);
-      return;
-    }
-    auto value = out.inputs.emplace_back(prim::input(x->axes, x->dtype));
-    if (between == from.end()) {
-      out.read += x->bytes();
-    } else {
-      auto in = substitute(between->second, to);
-      in.insert(in.begin(), value);
-      value = make(kBetween, std::move(in), x->axes, x->dtype);
-    }
-    to[x.get()] = x->op == &prim::kEnter ? prim::enter(value, x->attr) : value;
-  };
-  for (auto& n : level) {
-    if (!own.count(n.get())) continue;
-    for (auto& x : n->in) read(x);
-    if (n->op != &kLoop) continue;
-    for (auto& r : loop_of(*n).results) {
-      for (auto& v : r.value) read(v);
-      read(r.start);
-    }
-  }
-  Nodes ends;
-  for (auto& n : level) {
-    if (!own.count(n.get()) || n->op == &kLoop || !(exits.count(n.get()) || last.count(n.get()))) continue;
-    ends.push_back(n);
-    auto of = [&](const NodePtr& x) { return is_float(x->dtype) && same_set(x->axes, n->axes); };
-    if (last.count(n.get()) || std::any_of(out.inputs.begin(), out.inputs.end(), of)) continue;
-    out.outside += program::aligned(n->bytes());
-  }
-  out.roots = substitute(ends, to);
-  return out;
-}
 
 // the longest axis of the largest value
 std::optional<ChunkKey> tile_of(const ChunkKey& call, const Nodes& level, const Regions& regions) {
@@ -213,7 +109,7 @@ class ChunkSearch {
     for (auto& n : level) if (regions_.contain(n)) backward_ |= n->origin.backward;
     for (auto& n : level) if (n->op == &prim::kEnter && ChunkKey::of(n->attr).same_call(call)) { origin_ = n->origin; break; }
     if (!call.chunks.empty() && call.inside != kOfScores) return;
-    alone_ = isolated(roots, level, regions_);
+    alone_ = isolated(roots, level, regions_, call.inside == kOfScores);
     budget_ = call.memory > 0 ? call.memory : std::max(kUsualBudget, alone_.read);
     auto form = ChunkForm(call.form);
     if (rounds && call.inside == kOfScores && call.blocks > 1) keys_ = longest_keys(call.blocks);
@@ -223,8 +119,7 @@ class ChunkSearch {
     if (!call_.chunks.empty()) return asked();
     auto form = ChunkForm(call_.form);
     auto whole = trial({call_, {}, {}, how("whole")});
-    // What lies between the sweeps over scores, such as the layers behind them, is planned with them: it is nobody's budget.
-    // Scores above a budget that is given are never whole.
+    // Sums, and what is kept of each row, are nobody's budget. Scores above a budget that is given are never whole.
     const bool of_scores = call_.inside == kOfScores, given = of_scores && call_.memory > 0;
     if (of_scores && (given || whole.bytes > budget_))
       budget_ = std::max(budget_, least().bytes + (given ? call_.memory : kUsualBudget));

@@ -1,0 +1,148 @@
+#include "compile/chunk/alone.h"
+
+#include <algorithm>
+#include <functional>
+
+#include "ops/prim.h"
+#include "program/program.h"
+
+namespace haliax {
+namespace {
+
+using Set = std::unordered_set<const Node*>;
+
+// A value that lies between, in[0], and what it waits for. Unlike a barrier's, its sweep is a later one.
+const Op kBetween{.name = "between", .kind = Kind::step};
+
+bool reads(const Node& n, const Set& some) {
+  return std::any_of(n.in.begin(), n.in.end(), [&](auto& x) { return x && some.count(x.get()) > 0; });
+}
+bool varies_with_some(const Node& n, const Set& indices) {
+  return std::any_of(n.free.begin(), n.free.end(), [&](auto* i) { return indices.count(i) > 0; });
+}
+Set read_by(const Nodes& level, const Set& some) {   // directly, or on the way
+  Set out;
+  for (auto i = level.rbegin(); i != level.rend(); ++i)
+    if (some.count(i->get()) || out.count(i->get()))
+      for (auto& x : (*i)->in) if (x) out.insert(x.get());
+  return out;
+}
+
+// The nodes that are planned.
+Set planned(const Nodes& level, const Regions& regions, bool with_between) {
+  Set own, indices;
+  for (auto& n : level) if (regions.contain(n)) own.insert(n.get());
+  if (with_between) {
+    const auto before = read_by(level, own);
+    auto after = own;
+    for (auto& n : level) {
+      if (reads(*n, after)) after.insert(n.get());
+      if (after.count(n.get()) && before.count(n.get())) own.insert(n.get());
+    }
+  }
+  for (bool more = true; more;) {                // bodies of their loops, of those in them, and so on
+    more = false;
+    for (auto& n : level) {
+      if (varies_with_some(*n, indices)) own.insert(n.get());
+      if (n->op == &kLoop && own.count(n.get()))
+        for (auto& i : loop_of(*n).index) more |= indices.insert(i.get()).second;
+    }
+  }
+  return own;
+}
+
+struct ReadBehind {
+  std::unordered_map<const Node*, Nodes> from;   // of those that are not planned: the planned values that they are made of
+  Set exits;                                     // planned values that are read behind all
+};
+ReadBehind readers_of(const Nodes& level, const Set& own) {
+  ReadBehind out;
+  Set bodies;                                    // indices of the level's loops
+  for (auto& n : level)
+    if (n->op == &kLoop)
+      for (auto& i : loop_of(*n).index) bodies.insert(i.get());
+  const auto before = read_by(level, own);
+  for (auto& n : level) {
+    if (own.count(n.get())) continue;
+    auto add = [&](const NodePtr& x) {
+      auto& list = out.from[n.get()];
+      if (!holds(list, x)) list.push_back(x);
+    };
+    const bool behind = !before.count(n.get()) && !varies_with_some(*n, bodies);   // a loop reads what its body does
+    for (auto& x : n->in) {
+      if (!x) continue;
+      if (own.count(x.get())) {
+        add(x);
+        if (behind) out.exits.insert(x.get());
+      } else if (auto its = out.from.find(x.get()); its != out.from.end()) {
+        for (auto& y : Nodes(its->second)) add(y);
+      }
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+Nodes waiting(const Nodes& roots) {
+  Rewrite to;
+  for (auto& n : everything(roots)) {
+    if (n->op != &kBetween) continue;
+    auto in = substitute(n->in, to);
+    auto x = in[0];
+    for (std::size_t k = 1; k < in.size(); ++k) x = prim::barrier(x, in[k]);
+    to[n.get()] = x;
+  }
+  return to.empty() ? roots : substitute(roots, to);
+}
+
+Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions, bool of_scores) {
+  const auto own = planned(level, regions, !of_scores);
+  const auto readers = readers_of(level, own);
+  Alone out;
+  Rewrite to;
+  std::function<void(const NodePtr&)> read = [&](const NodePtr& x) {
+    if (!x || own.count(x.get()) || to.count(x.get())) return;
+    for (auto* f : x->free)   // of a loop around: any turn will do
+      if (f->op == &prim::kIndex) to[f] = prim::integer(0, f->dtype);
+    if (is_generated(x)) return;
+    auto between = readers.from.find(x.get());
+    const bool given = between != readers.from.end();
+    if (!given && std::any_of(regions.of.begin(), regions.of.end(), [&](auto& r) { return r.grows(x); })) {
+      for (auto& i : x->in) read(i);
+      return;
+    }
+    auto value = out.inputs.emplace_back(prim::input(x->axes, x->dtype));
+    if (given) {
+      auto in = substitute(between->second, to);
+      in.insert(in.begin(), value);
+      value = make(kBetween, std::move(in), x->axes, x->dtype);
+    } else {
+      out.read += x->bytes();
+    }
+    to[x.get()] = x->op == &prim::kEnter ? prim::enter(value, x->attr) : value;
+  };
+  for (auto& n : level) {
+    if (!own.count(n.get())) continue;
+    for (auto& x : n->in) read(x);
+    if (n->op != &kLoop) continue;
+    for (auto& r : loop_of(*n).results) {
+      for (auto& v : r.value) read(v);
+      read(r.start);
+    }
+  }
+  Set last;
+  for (auto& r : roots) last.insert(r.get());
+  Nodes ends;
+  for (auto& n : level) {
+    if (!own.count(n.get()) || n->op == &kLoop || !(readers.exits.count(n.get()) || last.count(n.get()))) continue;
+    ends.push_back(n);
+    auto of = [&](const NodePtr& x) { return is_float(x->dtype) && same_set(x->axes, n->axes); };
+    if (last.count(n.get()) || std::any_of(out.inputs.begin(), out.inputs.end(), of)) continue;
+    out.outside += program::aligned(n->bytes());
+  }
+  out.roots = substitute(ends, to);
+  return out;
+}
+
+}  // namespace haliax
