@@ -11,7 +11,8 @@ namespace {
 
 using Set = std::unordered_set<const Node*>;
 
-// A value that lies between, in[0], and what it waits for. Unlike a barrier's, its sweep is a later one.
+// A value that lies between, in[0], and what it waits for. A barrier would not do while a region is cut: its value is made there
+// whatever it waits for.
 const Op kBetween{.name = "between", .kind = Kind::step};
 
 bool reads(const Node& n, const Set& some) {
@@ -51,12 +52,12 @@ Set planned(const Nodes& level, const Regions& regions, bool with_between) {
   return own;
 }
 
-struct ReadBehind {
-  std::unordered_map<const Node*, Nodes> from;   // of those that are not planned: the planned values that they are made of
-  Set exits;                                     // planned values that are read behind all
+struct NotPlanned {
+  std::unordered_map<const Node*, Nodes> from;   // of each: the planned values that it is made of
+  Set exits;                                     // planned values, read by what no planned one is made of
 };
-ReadBehind readers_of(const Nodes& level, const Set& own) {
-  ReadBehind out;
+NotPlanned not_planned(const Nodes& level, const Set& own) {
+  NotPlanned out;
   Set bodies;                                    // indices of the level's loops
   for (auto& n : level)
     if (n->op == &kLoop)
@@ -98,7 +99,7 @@ Nodes waiting(const Nodes& roots) {
 
 Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions, bool of_scores) {
   const auto own = planned(level, regions, !of_scores);
-  const auto readers = readers_of(level, own);
+  const auto others = not_planned(level, own);
   Alone out;
   Rewrite to;
   std::function<void(const NodePtr&)> read = [&](const NodePtr& x) {
@@ -106,8 +107,8 @@ Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions, b
     for (auto* f : x->free)   // of a loop around: any turn will do
       if (f->op == &prim::kIndex) to[f] = prim::integer(0, f->dtype);
     if (is_generated(x)) return;
-    auto between = readers.from.find(x.get());
-    const bool given = between != readers.from.end();
+    auto between = others.from.find(x.get());
+    const bool given = between != others.from.end();
     if (!given && std::any_of(regions.of.begin(), regions.of.end(), [&](auto& r) { return r.grows(x); })) {
       for (auto& i : x->in) read(i);
       return;
@@ -135,7 +136,7 @@ Alone isolated(const Nodes& roots, const Nodes& level, const Regions& regions, b
   for (auto& r : roots) last.insert(r.get());
   Nodes ends;
   for (auto& n : level) {
-    if (!own.count(n.get()) || n->op == &kLoop || !(readers.exits.count(n.get()) || last.count(n.get()))) continue;
+    if (!own.count(n.get()) || n->op == &kLoop || !(others.exits.count(n.get()) || last.count(n.get()))) continue;
     ends.push_back(n);
     auto of = [&](const NodePtr& x) { return is_float(x->dtype) && same_set(x->axes, n->axes); };
     if (last.count(n.get()) || std::any_of(out.inputs.begin(), out.inputs.end(), of)) continue;

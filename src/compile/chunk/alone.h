@@ -4,7 +4,7 @@
 
 namespace haliax {
 
-// What the regions read became inputs, what others read of them the roots.
+// The inputs are what the regions read, the roots what others read of them.
 struct Alone {
   Nodes roots, inputs;
   std::int64_t read = 0;                         // bytes of the inputs, but for those that lie between

@@ -155,7 +155,7 @@ void Region::finish(Loop& l, Finals& finals) const {
     for (auto& r : l.results) values.push_back(r.value[b]);
     std::unordered_set<const Node*> body;
     for (auto& n : level_of(values, index_[b].get())) {
-      if (is_border(*n) && !n->varies_with(index_[b].get())) continue;
+      if (is_border(*n) && !n->varies_with(index_[b].get())) continue;   // entered outside
       body.insert(n.get());
       add_reads(n, reads);
     }

@@ -45,7 +45,7 @@ class Region {
   // What a later sweep reads of the folds of earlier ones.
   Nodes between();
   Nodes without_waits() const;                   // the roots: what lies outside need not wait for what lies inside
-  Nodes cut(const RegionCut&);                         // those, with loops in place of the region
+  Nodes cut(const RegionCut&);                         // the roots, none of which waits so, with loops in place of the region
   const Nodes& index() const { return index_; }  // of those loops: one for each body
 
  private:
@@ -128,7 +128,7 @@ class Region {
   struct Finals {
     const Node* around;
     Rewrite of = {}, parts = {};                 // parts: of what is stacked, which later loops read, and do not make again
-    std::unordered_set<const Node*> same = {};
+    std::unordered_set<const Node*> same = {};   // what reads none of it, and stays
     Nodes operator()(const Nodes& xs) { return substitute(xs, of, around, &same); }
   };
   NodePtr finished(const NodePtr& fold, const NodePtr& result, Finals&);
