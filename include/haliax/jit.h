@@ -40,8 +40,9 @@ struct JitOptions {
   bool overlap = false;
   // Scores (a product of queries and keys that only a softmax, or another function of each query, and a sum over the keys read)
   // of more bytes than this, counted in f32, are never whole: queries are walked in chunks, as chunked_reduce would, in the
-  // gradient too. None: than HALIAX_SCORES says, or else than 32 MiB and the queries and keys themselves. 0: all scores, those
-  // of at most 32 MiB in thirds of the queries; -1: and of the keys within each; most_bytes: none.
+  // gradient too. None: than HALIAX_SCORES says, or else than the queries and keys themselves and 7 MiB in their own dtype; of
+  // at most 256 queries or keys, 32 MiB in f32. 0: all scores, those of at most 32 MiB in thirds of the queries; -1: and of the
+  // keys within each; most_bytes: none.
   std::optional<std::int64_t> scores_budget = {};
   // Sums of bf16 and f16 that are pending on the mesh (dot, sum, at_add along a cut axis) are made, sent and added up in f32, and
   // rounded once, for twice the bytes. Else each device rounds its own part first.

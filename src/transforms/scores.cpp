@@ -19,6 +19,9 @@ namespace {
 using Set = std::unordered_set<const Node*>;
 
 constexpr int kHidden = 8;   // a layer's hidden values take at most so much more than its inputs and weights
+// Where nobody says a budget, scores of more queries and keys than this stay whole up to so many bytes, in their own dtype: a
+// gradient of attention takes twice as many, less than 16 MiB. Fewer keys are multiplied faster whole.
+constexpr std::int64_t kFewKeys = 256, kManyKeysBudget = std::int64_t(7) << 20;
 
 // What is made of scores is made in f32, be they narrower.
 std::int64_t f32_bytes(const Node& scores) {
@@ -72,6 +75,19 @@ std::optional<Sides> sides_of(const Node& n) {
   return {};
 }
 
+bool has_many_keys(const Node& scores) {
+  const auto of = sides_of(scores);
+  if (!of) return false;
+  const auto queries = axis_size(without(common(scores.axes, of->queries->axes), of->keys->axes));
+  const auto keys = axis_size(without(common(scores.axes, of->keys->axes), of->queries->axes));
+  return std::min(queries, keys) > kFewKeys;
+}
+// Do scores take more than the budget? Without one: than 32 MiB in f32, or than fewer if they have many keys.
+bool exceeds(const Node& scores, std::optional<std::int64_t> budget) {
+  if (f32_bytes(scores) > budget.value_or(kUsualBudget)) return true;
+  return !budget && scores.bytes() > kManyKeysBudget && has_many_keys(scores);
+}
+
 // The nodes of one level, and what is made of some scores among them.
 class ScoresOfLevel {
  public:
@@ -92,7 +108,7 @@ class ScoresOfLevel {
   }
   const Nodes& all() const { return all_; }
   bool is_large(const Node& n, std::optional<std::int64_t> budget) const {
-    if (f32_bytes(n) <= budget.value_or(kUsualBudget) || bordered_.count(&n) || !is_allowed(n)) return false;
+    if (!exceeds(n, budget) || bordered_.count(&n) || !is_allowed(n)) return false;
     auto of = sides_of(n);
     if (!of || of->queries == of->keys) return false;
     return budget || f32_bytes(n) > of->queries->bytes() + of->keys->bytes();
@@ -281,6 +297,7 @@ struct Walker {
     if (budget && *budget <= 0 && small) k.chunks = {(queries.size + 2) / 3};
     if (budget && *budget < 0 && small) k.chunks.push_back(0);   // of keys, too
     else if (budget && *budget > 0) k.memory = *budget;
+    else if (!budget && has_many_keys(scores)) k.memory = kManyKeysBudget;
     for (auto& x : scores.in) k.after = std::max(k.after, calls_below({x}, k));
     return k;
   }
@@ -305,9 +322,7 @@ Nodes with_score_borders(const Nodes& roots, std::optional<std::int64_t> budget,
   static const auto usual = number_asked("HALIAX_SCORES", -1, most_bytes, context().origin.at);
   if (!budget) budget = usual;
   auto all = everything(roots);
-  bool large = std::any_of(all.begin(), all.end(), [&](auto& n) {
-    return f32_bytes(*n) > budget.value_or(kUsualBudget) && sides_of(*n);
-  });
+  bool large = std::any_of(all.begin(), all.end(), [&](auto& n) { return exceeds(*n, budget) && sides_of(*n); });
   return large ? Walker{budget, of, whole}(roots, nullptr, depth) : roots;   // few graphs have any
 }
 
