@@ -1,9 +1,17 @@
 #include "transforms/rewrite.h"
 
+#include <algorithm>
+
 #include "ops/attr.h"
 #include "ops/prim.h"
 
 namespace haliax {
+bool reads(const Node& n, const std::unordered_set<const Node*>& some) {
+  return std::any_of(n.in.begin(), n.in.end(), [&](auto& x) { return x && some.count(x.get()) > 0; });
+}
+bool varies_with(const Node& n, const std::unordered_set<const Node*>& some) {
+  return std::any_of(n.free.begin(), n.free.end(), [&](auto* i) { return some.count(i) > 0; });
+}
 void add_reads(const NodePtr& n, Nodes& out) {
   for (auto& x : n->in) if (x) out.push_back(x);
   if (n->op != &kLoop) return;
@@ -55,7 +63,7 @@ Nodes level_of(const Nodes& roots, const Node* index) {
   // What the body of a loop of this level makes of its own carries varies with that loop's index alone.
   std::unordered_set<const Node*> within{index};
   return wanted_below(roots, [&](const Node& n) {
-    bool in = is_border(n) || std::any_of(n.free.begin(), n.free.end(), [&](auto* i) { return within.count(i) > 0; });
+    bool in = is_border(n) || varies_with(n, within);
     if (in && n.op == &kLoop)
       for (auto& i : loop_of(n).index) within.insert(i.get());
     return in;
@@ -68,9 +76,7 @@ Nodes without_bodies(Nodes level) {
     if (n->op == &kLoop)
       for (auto* x : loop_of(*n).held())
         if (x->op == &prim::kIndex || x->op == &prim::kCarry) inner.insert(x);
-  std::erase_if(level, [&](auto& n) {
-    return std::any_of(n->free.begin(), n->free.end(), [&](auto* f) { return inner.count(f) > 0; });
-  });
+  std::erase_if(level, [&](auto& n) { return varies_with(*n, inner); });
   return level;
 }
 

@@ -30,6 +30,9 @@ Nodes with_values_as_data(const Nodes& roots);
 // name, as far as those lie below the roots too.
 std::unordered_set<const Node*> dependents(const Nodes& roots, const std::unordered_set<const Node*>& goals);
 
+// Is one of them an operand of the node? An index that it varies with?
+bool reads(const Node&, const std::unordered_set<const Node*>& some);
+bool varies_with(const Node&, const std::unordered_set<const Node*>& some);
 // What a node reads; of a loop also what its bodies make and carry.
 void add_reads(const NodePtr&, Nodes& out);
 // Everything below the roots, loop bodies included; the operands of a body's outside nodes too.

@@ -27,9 +27,6 @@ constexpr std::int64_t kFewKeys = 256, kManyKeysBudget = std::int64_t(7) << 20;
 std::int64_t f32_bytes(const Node& scores) {
   return scores.size() * std::max(bytes_of(DType::f32), bytes_of(scores.dtype));
 }
-bool reads(const Node& n, const Set& some) {
-  return std::any_of(n.in.begin(), n.in.end(), [&](auto& x) { return x && some.count(x.get()) > 0; });
-}
 // With its place, if it has one.
 std::string text_of(const Node& n, std::string name) {
   auto where = where_of(n.origin);

@@ -15,12 +15,6 @@ using Set = std::unordered_set<const Node*>;
 // whatever it waits for.
 const Op kBetween{.name = "between", .kind = Kind::step};
 
-bool reads(const Node& n, const Set& some) {
-  return std::any_of(n.in.begin(), n.in.end(), [&](auto& x) { return x && some.count(x.get()) > 0; });
-}
-bool varies_with_some(const Node& n, const Set& indices) {
-  return std::any_of(n.free.begin(), n.free.end(), [&](auto* i) { return indices.count(i) > 0; });
-}
 Set read_by(const Nodes& level, const Set& some) {   // directly, or on the way
   Set out;
   for (auto i = level.rbegin(); i != level.rend(); ++i)
@@ -44,7 +38,7 @@ Set planned(const Nodes& level, const Regions& regions, bool with_between) {
   for (bool more = true; more;) {                // bodies of their loops, of those in them, and so on
     more = false;
     for (auto& n : level) {
-      if (varies_with_some(*n, indices)) own.insert(n.get());
+      if (varies_with(*n, indices)) own.insert(n.get());
       if (n->op == &kLoop && own.count(n.get()))
         for (auto& i : loop_of(*n).index) more |= indices.insert(i.get()).second;
     }
@@ -69,7 +63,7 @@ NotPlanned not_planned(const Nodes& level, const Set& own) {
       auto& list = out.from[n.get()];
       if (!holds(list, x)) list.push_back(x);
     };
-    const bool behind = !before.count(n.get()) && !varies_with_some(*n, bodies);   // a loop reads what its body does
+    const bool behind = !before.count(n.get()) && !varies_with(*n, bodies);   // a loop reads what its body does
     for (auto& x : n->in) {
       if (!x) continue;
       if (own.count(x.get())) {

@@ -90,8 +90,7 @@ void Region::find_bridges() {
     return bridges(*n) && has_axis(*n, axis_.name);
   };
   for (auto& n : level_) {
-    bool after = std::any_of(n->in.begin(), n->in.end(), [&](auto& x) { return x && from_leave.count(x.get()); });
-    if (leaves(*n) || (after && may(n))) from_leave.insert(n.get());
+    if (leaves(*n) || (reads(*n, from_leave) && may(n))) from_leave.insert(n.get());
   }
   for (auto i = level_.rbegin(); i != level_.rend(); ++i)
     if (enters(**i) || (to_enter.count(i->get()) && may(*i)))
@@ -194,12 +193,8 @@ bool Region::learn(const NodePtr& n) {
   else me.role.partial = in_body(*n) || (partial && !is_loop_result(*n));
   return true;
 }
-bool Region::in_step(const Node& n) const {
-  return std::any_of(n.free.begin(), n.free.end(), [&](auto* i) { return stepping_.count(i) > 0; });
-}
-bool Region::in_body(const Node& n) const {
-  return std::any_of(n.free.begin(), n.free.end(), [&](auto* i) { return inner_.count(i) > 0; });
-}
+bool Region::in_step(const Node& n) const { return varies_with(n, stepping_); }
+bool Region::in_body(const Node& n) const { return varies_with(n, inner_); }
 
 // A fold of nothing but arguments, point by point (how many tokens count, say), that something inside waits for: on the whole
 // arrays it costs a pass, and inside it would cost a sweep.

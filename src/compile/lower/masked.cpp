@@ -73,7 +73,7 @@ class MaskedProducts {
         for (auto& i : loop_of(*n).index) inner.insert(i.get());
     for (auto& n : all)
       if (!index || n->varies_with(index))
-        if (std::none_of(n->free.begin(), n->free.end(), [&](auto* f) { return inner.count(f) > 0; })) nodes_.push_back(n);
+        if (!varies_with(*n, inner)) nodes_.push_back(n);
     for (auto& v : values) given_.insert(v.get());
     for (auto& n : nodes_) {
       Nodes reads;
