@@ -15,8 +15,8 @@ inline constexpr std::int64_t most_bytes = std::int64_t(1) << 62;
 struct JitOptions {
   std::vector<int> donate = {};  // arguments (from 0) whose memory the results may take; they cannot be used afterwards
   std::string backend = {};                      // "cpu" (the default) or "reference"
-  // Inside another trace mappings hold as they do outside; donate, backend, regather, ring, overlap, reduce_dtype and strict are
-  // those of the outermost.
+  // Inside another trace mappings hold as they do outside; donate, backend, regather, ring, overlap, scores_budget, reduce_dtype
+  // and strict are those of the outermost.
   // named_jit: the mesh in scope where it is called, if none is given. The mapping inside f, of its results, and of arguments
   // that lie nowhere yet (see placement): the mapping in scope there, if none is given.
   std::optional<Mesh> mesh = {};
@@ -41,8 +41,8 @@ struct JitOptions {
   // Scores (a product of queries and keys that only a softmax, or another function of each query, and a sum over the keys read)
   // of more bytes than this, counted in f32, are never whole: queries are walked in chunks, as chunked_reduce would, in the
   // gradient too. None: than HALIAX_SCORES says, or else than the queries and keys themselves and 7 MiB in their own dtype; of
-  // at most 256 queries or keys, 32 MiB in f32. 0: all scores, those of at most 32 MiB in thirds of the queries; -1: and of the
-  // keys within each; most_bytes: none.
+  // at most 256 queries or keys, or on a mesh that cuts them, 32 MiB in f32, of all devices together. 0: all scores, those of
+  // at most 32 MiB in thirds of the queries; -1: and of the keys within each; most_bytes: none.
   std::optional<std::int64_t> scores_budget = {};
   // Sums of bf16 and f16 that are pending on the mesh (dot, sum, at_add along a cut axis) are made, sent and added up in f32, and
   // rounded once, for twice the bytes. Else each device rounds its own part first.

@@ -19,8 +19,8 @@ namespace {
 using Set = std::unordered_set<const Node*>;
 
 constexpr int kHidden = 8;   // a layer's hidden values take at most so much more than its inputs and weights
-// Where nobody says a budget, scores of more queries and keys than this stay whole up to so many bytes, in their own dtype: a
-// gradient of attention takes twice as many, less than 16 MiB. Fewer keys are multiplied faster whole.
+// Where nobody says a budget, scores of more queries and keys than this stay whole up to so many bytes, in their own dtype: the
+// gradient of twelve heads of 64 takes twice as many, less than 16 MiB. Fewer keys are multiplied faster whole.
 constexpr std::int64_t kFewKeys = 256, kManyKeysBudget = std::int64_t(7) << 20;
 
 // What is made of scores is made in f32, be they narrower.
@@ -72,12 +72,18 @@ std::optional<Sides> sides_of(const Node& n) {
   return {};
 }
 
+// Has it an axis of many queries, and one of many keys? What a mesh cuts has not: walking uneven blocks would send more.
 bool has_many_keys(const Node& scores) {
   const auto of = sides_of(scores);
   if (!of) return false;
-  const auto queries = axis_size(without(common(scores.axes, of->queries->axes), of->keys->axes));
-  const auto keys = axis_size(without(common(scores.axes, of->keys->axes), of->queries->axes));
-  return std::min(queries, keys) > kFewKeys;
+  auto longest = [&](const Node* its, const Node* other) {
+    std::int64_t size = 0;
+    for (auto& a : without(common(scores.axes, its->axes), other->axes)) size = std::max(size, a.size);
+    return size;
+  };
+  auto is_cut = [&](auto& a) { return blocks_of(a.name, scores.origin.mapping.get()) > 1; };
+  return std::min(longest(of->queries, of->keys), longest(of->keys, of->queries)) > kFewKeys &&
+         std::none_of(scores.axes.begin(), scores.axes.end(), is_cut);
 }
 // Do scores take more than the budget? Without one: than 32 MiB in f32, or than fewer if they have many keys.
 bool exceeds(const Node& scores, std::optional<std::int64_t> budget) {
