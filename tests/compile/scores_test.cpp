@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "haliax/haliax.h"
+#include "support/devices.h"
 #include "support/threads.h"
 
 using namespace haliax;
@@ -524,6 +525,22 @@ TEST_CASE("scores: memory stays below 16 MiB at any length") {
   }
   for (auto dtype : {DType::f32, DType::bf16}) CHECK(arena(4096, dtype, 2) <= arena(4096, dtype) + 65536);
   CHECK(arena(65536) - arena(32768) <= 2 * 32768 * 6 * std::int64_t(sizeof(float)));
+}
+
+// Of 8 MiB each: walked where there are many queries and many keys, and no mesh cuts them.
+TEST_CASE("scores: what is walked if nobody says a budget") {
+  auto walks = [](const Axes& queries, const Axes& keys, const JitOptions& options = {}) {
+    auto f = [](const NamedArray& q, const NamedArray& k) { return dot(softmax(dot(q, k, "d"), "key"), k, "key"); };
+    return !named_jit(f, options).compile(zeros(queries), zeros(keys)).chunked.empty();
+  };
+  const Axis H("heads", 23), Q("pos", 300), K("key", 300), D("d", 64), Long("key", 4096);
+  CHECK(walks({H, Q, D}, {H, K, D}));
+  CHECK(walks({Axis("pos", 512), D}, {Long, D}));
+  CHECK(!walks({Axis("pos", 32), Axis("heads", 16), D}, {Long, D}));   // shared keys: few queries
+  CHECK(!walks({Axis("heads", 9), Q, D}, {Axis("heads", 9), K, D}));   // 3 MiB
+  const Devices two(2);
+  CHECK(!walks({H, Q, D}, {H, K, D}, {.mesh = Mesh{{{"x", 2}}}, .axis_resources = Mapping{{"heads", "x"}}}));
+  CHECK(walks({H, Q, D}, {H, K, D}, {.mesh = Mesh{{{"x", 2}}}, .axis_resources = Mapping{{"batch", "x"}}}));   // not cut
 }
 
 // Keys go outermost in the gradient of narrow arrays; with queries that are this wide their sums are too large to be carried, too.
