@@ -309,6 +309,16 @@ class Assembler : Xbyak::CodeGenerator {
       finish(op);
       return exp(result(value), c.z);
     }
+    if (op.does.what == Code::sigmoid) {           // 1 / (1 + exp(-x))
+      Temporary c(*this);
+      bits_xor(c.z, x, literal(0x80000000u));
+      finish(op);
+      const Vector z = result(value);
+      exp(z, c.z);
+      vaddps(z, z, literal(1.f));
+      vbroadcastss(c.z, at(1.f));
+      return vdivps(z, c.z, z);
+    }
     if (op.does.what == Code::tanh) {
       const Vector z = result(value);
       tanh(z, x);
@@ -664,7 +674,7 @@ bool can_assemble(const PointOp& op) {
   if (op.from != Lane::f32 && !whole) return false;
   if (op.does == PointOp::convert) return narrow_float || op.to == DType::f32;
   switch (op.what) {
-    case Code::exp: case Code::tanh: case Code::sqrt: case Code::rsqrt: case Code::abs: case Code::div:
+    case Code::exp: case Code::tanh: case Code::sigmoid: case Code::sqrt: case Code::rsqrt: case Code::abs: case Code::div:
       return op.from == Lane::f32;
     case Code::bit_not: case Code::bit_and: case Code::bit_or: case Code::bit_xor: case Code::shift_left: case Code::shift_right:
       return whole;

@@ -17,9 +17,10 @@ std::string text_of(Code c) {
   static const std::map<Code, const char*> own{
       {Code::neg, "scalar::negate"}, {Code::abs, "kernel::abs"}, {Code::sign, "scalar::sign"},
       {Code::log1p, "kernel::log1p"}, {Code::rsqrt, "kernel::rsqrt"}, {Code::erfinv, "kernel::erfinv"},
-      {Code::digamma, "kernel::digamma"}, {Code::add, "add"}, {Code::sub, "sub"}, {Code::mul, "mul"},
-      {Code::div, "scalar::div"}, {Code::floor_div, "scalar::floor_div"}, {Code::mod, "scalar::mod"},
-      {Code::rem, "scalar::rem"}, {Code::pow, "power"}, {Code::max, "scalar::max"}, {Code::min, "scalar::min"},
+      {Code::sigmoid, "scalar::sigmoid"}, {Code::digamma, "kernel::digamma"}, {Code::add, "add"},
+      {Code::sub, "sub"}, {Code::mul, "mul"}, {Code::div, "scalar::div"},
+      {Code::floor_div, "scalar::floor_div"}, {Code::mod, "scalar::mod"}, {Code::rem, "scalar::rem"},
+      {Code::pow, "power"}, {Code::max, "scalar::max"}, {Code::min, "scalar::min"},
       {Code::atan2, "std::atan2"}, {Code::fma, "kernel::fma"}};
   auto mine = own.find(c);
   return mine != own.end() ? mine->second : fmt::format("std::{}", program::function_of(c)->name);

@@ -69,6 +69,7 @@ double floating(Code code, DType dtype, double x, double y) {
   switch (code) {
     case Code::log1p: return f64 ? std::log1p(x) : double(scalar::log1p(float(x)));
     case Code::erfinv: return f64 ? scalar::erfinv(x) : double(scalar::erfinv(float(x)));
+    case Code::sigmoid: return scalar::sigmoid(x);
     case Code::digamma: return scalar::digamma(x);
     case Code::rsqrt: return 1 / std::sqrt(x);
     case Code::pow: return std::pow(x, y);

@@ -75,6 +75,10 @@ static inline double erfinv(double x) {
   return std::copysign(y, x);
 }
 
+// 1 / (1 + e^-x), which is small but not 0 where x is low.
+template <class T>
+static inline T sigmoid(T x) { return 1 / (1 + std::exp(-x)); }
+
 // The derivative of lgamma: reflected to x > 0, moved up to x >= 10, then the asymptotic series, with B(2n) / 2n.
 static inline double digamma(double x) {
   constexpr double pi = 3.14159265358979323846;

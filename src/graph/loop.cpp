@@ -18,6 +18,7 @@ bool is_cheap(const Op& op) {
   switch (op.code) {
     case Code::exp:
     case Code::tanh:
+    case Code::sigmoid:
     case Code::erfinv:
     case Code::threefry0:
     case Code::threefry1:

@@ -59,9 +59,10 @@ NamedArray quick_gelu(Arr x) {
   return rounded_once(x, [](const NamedArray& y) { return y * sigmoid(1.702 * y); });
 }
 
-NamedArray sigmoid(Arr x) {  // by tanh, which overflows nowhere, nor do its derivatives
+NamedArray sigmoid(Arr x) {
   LayerScope scope(x);
-  return rounded_once(x, [](const NamedArray& y) { return 0.5 * tanh(0.5 * y) + 0.5; });
+  auto n = ops::node_of("sigmoid", x);
+  return ops::wrap(prim::cast(prim::sigmoid(prim::cast(n, ops::wide_of(n->dtype))), ops::float_of(n->dtype)));
 }
 NamedArray log_sigmoid(Arr x) {
   LayerScope scope(x);

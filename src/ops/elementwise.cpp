@@ -39,6 +39,7 @@ const Op kRsqrt = map_op("rsqrt", Code::rsqrt, [](G o, G g) { return Nodes{mul(s
 const Op kSin = map_op("sin", Code::sin, [](G o, G g) { return Nodes{mul(g, cos(x(o)))}; });
 const Op kCos = map_op("cos", Code::cos, [](G o, G g) { return Nodes{neg(mul(g, sin(x(o))))}; });
 const Op kTanh = map_op("tanh", Code::tanh, [](G o, G g) { return Nodes{mul(g, sub(one(o), square(o)))}; });
+const Op kSigmoid = map_op("sigmoid", Code::sigmoid, [](G o, G g) { return Nodes{mul(g, mul(o, sub(one(o), o)))}; });
 const Op kErf = map_op("erf", Code::erf, [](G o, G g) { return Nodes{mul(scale(g, 2 / kRootPi), exp(neg(square(x(o)))))}; });
 const Op kErfinv = map_op("erfinv", Code::erfinv, [](G o, G g) { return Nodes{mul(scale(g, kRootPi / 2), exp(square(o)))}; });
 const Op kFloor = map_op("floor", Code::floor), kCeil = map_op("ceil", Code::ceil);
@@ -124,6 +125,7 @@ NodePtr rsqrt(G a) { return map(kRsqrt, {a}, a->dtype); }
 NodePtr abs(G a) { return map(kAbs, {a}, a->dtype); }
 NodePtr sign(G a) { return map(kSign, {a}, a->dtype); }
 NodePtr tanh(G a) { return map(kTanh, {a}, a->dtype); }
+NodePtr sigmoid(G a) { return map(kSigmoid, {a}, a->dtype); }
 NodePtr sin(G a) { return map(kSin, {a}, a->dtype); }
 NodePtr cos(G a) { return map(kCos, {a}, a->dtype); }
 NodePtr square(G a) { return mul(a, a); }
@@ -180,9 +182,9 @@ NodePtr threefry(Code word, G k0, G k1, G high, G low) {
 }
 
 const bool maps_registered = register_ops(
-    {&kCast, &kBitcast, &kNeg, &kStop, &kAbs, &kSign, &kExp, &kLog, &kLog1p, &kSqrt, &kRsqrt, &kSin, &kCos, &kTanh, &kErf,
-     &kErfinv, &kFloor, &kCeil, &kRound, &kTrunc, &kNot, &kBitNot, &kIsFinite, &kIsNan, &kIsInf, &kAdd, &kSub, &kMul, &kDiv,
-     &kPow, &kMaximum, &kMinimum, &kRem, &kMod, &kFloorDiv, &kLess, &kLessEqual, &kEqual, &kNotEqual, &kBitAnd, &kBitOr,
+    {&kCast, &kBitcast, &kNeg, &kStop, &kAbs, &kSign, &kExp, &kLog, &kLog1p, &kSqrt, &kRsqrt, &kSin, &kCos, &kTanh, &kSigmoid,
+     &kErf, &kErfinv, &kFloor, &kCeil, &kRound, &kTrunc, &kNot, &kBitNot, &kIsFinite, &kIsNan, &kIsInf, &kAdd, &kSub, &kMul,
+     &kDiv, &kPow, &kMaximum, &kMinimum, &kRem, &kMod, &kFloorDiv, &kLess, &kLessEqual, &kEqual, &kNotEqual, &kBitAnd, &kBitOr,
      &kSelect, &kFma, &kThreefry0, &kThreefry1, &kThreefryXor});
 
 }  // namespace haliax::prim

@@ -252,7 +252,7 @@ class WhereFalse {
       axes = joined(axes, x->axes);
     }
     if (auto known = decided(n, in)) return number(*known, DType::boolean);
-    if (n.op->code == Code::exp && !is_number(in[0]))
+    if (vanishes_below(n) && !is_number(in[0]))
       if (auto nothing = hidden(node)) return nothing;
     return make(*n.op, std::move(in), axes, n.dtype, n.attr);
   }
@@ -265,9 +265,13 @@ class WhereFalse {
     }
     return known ? zero(n, known) : nullptr;
   }
+  // It is 0 where its operand is low.
+  static bool vanishes_below(const Node& n) {
+    return (n.op->code == Code::exp || n.op->code == Code::sigmoid) && is_float(n.dtype);
+  }
   // exp of something so low that it is 0, as of scores to which -1e9 is added.
   NodePtr hidden(const NodePtr& n) {
-    if (n->op->code != Code::exp || !is_float(n->dtype)) return nullptr;
+    if (!vanishes_below(*n)) return nullptr;
     auto x = between(n->in[0]);
     if (!x || !x->masked) return nullptr;
     // Of what is below the logarithm of half the least number there is. It is compared, as exp may be inf where it is not so.
@@ -322,6 +326,7 @@ class WhereFalse {
       case Code::select: return Between{min(in[0].low, in[1].low), max(in[0].high, in[1].high)};
       case Code::cast:
       case Code::tanh:
+      case Code::sigmoid:
       case Code::exp: return Between{made({in[0].low}), made({in[0].high})};
       case Code::abs: return Between{number(0, n.dtype), max(neg(in[0].low), in[0].high)};
       case Code::neg: return Between{made({in[0].high}), made({in[0].low})};

@@ -44,8 +44,9 @@ NodePtr map(const Op&, Nodes in, Axes, DType);
 NodePtr cast(const NodePtr&, DType);
 NodePtr bitcast(const NodePtr&, DType);
 NodePtr neg(const NodePtr&), exp(const NodePtr&), log(const NodePtr&), sqrt(const NodePtr&), rsqrt(const NodePtr&),
-    abs(const NodePtr&), sign(const NodePtr&), tanh(const NodePtr&), sin(const NodePtr&), cos(const NodePtr&),
-    square(const NodePtr&), logical_not(const NodePtr&), stop_gradient(const NodePtr&), reciprocal(const NodePtr&);
+    abs(const NodePtr&), sign(const NodePtr&), tanh(const NodePtr&), sigmoid(const NodePtr&), sin(const NodePtr&),
+    cos(const NodePtr&), square(const NodePtr&), logical_not(const NodePtr&), stop_gradient(const NodePtr&),
+    reciprocal(const NodePtr&);
 NodePtr add(const NodePtr&, const NodePtr&), sub(const NodePtr&, const NodePtr&), mul(const NodePtr&, const NodePtr&),
     div(const NodePtr&, const NodePtr&), max(const NodePtr&, const NodePtr&), min(const NodePtr&, const NodePtr&),
     pow(const NodePtr&, const NodePtr&);
@@ -67,8 +68,8 @@ constexpr Op map_op(const char* name, Code code, Nodes (*grad)(const NodePtr& o,
           .zero_in = zero_in};
 }
 extern const Op kCast, kAdd, kSub, kMul, kDiv, kStop, kSelect, kNeg;
-extern const Op kBitcast, kAbs, kSign, kExp, kLog, kLog1p, kSqrt, kRsqrt, kSin, kCos, kTanh, kErf, kErfinv, kFloor, kCeil, kRound,
-    kTrunc, kNot, kBitNot, kIsFinite, kIsNan, kIsInf;
+extern const Op kBitcast, kAbs, kSign, kExp, kLog, kLog1p, kSqrt, kRsqrt, kSin, kCos, kTanh, kSigmoid, kErf, kErfinv, kFloor,
+    kCeil, kRound, kTrunc, kNot, kBitNot, kIsFinite, kIsNan, kIsInf;
 extern const Op kPow, kMaximum, kMinimum, kRem, kMod, kFloorDiv, kLess, kLessEqual, kEqual, kNotEqual, kBitAnd, kBitOr;
 
 // ---- folds and products ----

@@ -16,8 +16,8 @@ enum class Code : std::uint8_t {
   iota,       // position along iteration dimension `dim`, times `stride`, plus `integer`, plus loop terms of `view`
   // unary
   cast, neg, abs, sign, exp, exp2, expm1, log, log2, log1p, sqrt, rsqrt, cbrt, sin, cos, tan, asin, acos, atan, sinh, cosh, tanh,
-  asinh, acosh, atanh, erf, erfinv, lgamma, digamma, floor, ceil, round, trunc, logical_not, bit_not, is_finite, is_nan, is_inf,
-  popcount, bitcast,
+  sigmoid, asinh, acosh, atanh, erf, erfinv, lgamma, digamma, floor, ceil, round, trunc, logical_not, bit_not, is_finite, is_nan,
+  is_inf, popcount, bitcast,
   // binary
   add, sub, mul, div, floor_div, mod, rem, pow, max, min, atan2, nextafter,
   less, less_equal, equal, not_equal, bit_and, bit_or, bit_xor, shift_left, shift_right,   // of bits; of bool: logical
@@ -36,8 +36,8 @@ enum class Code : std::uint8_t {
 };
 constexpr const char* code_names[] = {   // in that order
     "constant", "load", "iota", "cast", "neg", "abs", "sign", "exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt",
-    "cbrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfinv",
-    "lgamma", "digamma", "floor", "ceil", "round", "trunc", "logical_not", "bit_not", "is_finite", "is_nan", "is_inf",
+    "cbrt", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "sigmoid", "asinh", "acosh", "atanh", "erf",
+    "erfinv", "lgamma", "digamma", "floor", "ceil", "round", "trunc", "logical_not", "bit_not", "is_finite", "is_nan", "is_inf",
     "popcount", "bitcast", "add", "sub", "mul", "div", "floor_div", "mod", "rem", "pow", "max", "min", "atan2", "nextafter",
     "less", "less_equal", "equal", "not_equal", "bit_and", "bit_or", "bit_xor", "shift_left", "shift_right", "select", "fma",
     "threefry0", "threefry1", "threefry_xor", "reduce_sum", "reduce_prod", "reduce_max", "reduce_min", "reduce_argmax",

@@ -111,6 +111,12 @@ TEST_CASE("masked: masks of all forms: of what is hidden, added, times a number,
   CHECK(made([&](auto s) {                           // below a cap, and with a bias by distance
     return tanh(s) * 4.f + abs(along_q(position(Q)) - position(K)) * -0.1f + where(causal, 0.f, -1e9f);
   }) == doctest::Approx(of_added));
+  auto by_sigmoid = [&](auto masked) {
+    return share_made([&](const Parts& p) { return dot(nn::sigmoid(masked(scores(p))) / 300.f, p[2], "k"); });
+  };
+  CHECK(by_sigmoid([&](auto s) { return where(causal, s, -1e9f); }) == doctest::Approx(of_causal));
+  CHECK(by_sigmoid([&](auto s) { return where(causal, s, least); }) == doctest::Approx(of_causal));
+  CHECK(by_sigmoid([&](auto s) { return s + where(causal, 0.f, -1e9f); }) == doctest::Approx(of_causal));
   // Not low enough, or not known to be: all is made.
   CHECK(made([&](auto s) { return s + where(causal, 0.f, -20.f); }) == doctest::Approx(1));
   CHECK(made([&](auto s) { return s * 1e9f + where(causal, 0.f, -1e9f); }) == doctest::Approx(1));

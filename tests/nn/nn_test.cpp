@@ -122,6 +122,11 @@ TEST_CASE("activations") {
   close(grad([](const NamedArray& a) { return sum(nn::relu(a)); })(x), {0, 0, 0, 1});
   close(nn::sigmoid(x), {0, 0.268941, 0.5, 0.731059});
   close(grad([](const NamedArray& a) { return sum(nn::sigmoid(a * 100.)); })(x), {0, 0, 25, 0});
+  // What is low keeps its digits.
+  auto low = array({-20, -50, -80, -200}, Embed), of_low = array({2.0611537e-9, 1.9287499e-22, 1.8048514e-35, 0}, Embed);
+  CHECK(max(abs(nn::sigmoid(low) - of_low) / (of_low + 1e-37)).item() < 1e-5);
+  CHECK(max(abs(grad([](const NamedArray& a) { return sum(nn::sigmoid(a)); })(low) - of_low) / (of_low + 1e-37)).item() < 1e-5);
+  CHECK(max(abs(nn::silu(low) - low * of_low) / (of_low + 1e-37)).item() < 1e-3);
   close(nn::softplus(x), {0, 0.313262, 0.693147, 1.313262});
   close(nn::gelu(x), {0, -0.158808, 0, 0.841192});
   close(nn::gelu_exact(x), {0, -0.158655, 0, 0.841345});

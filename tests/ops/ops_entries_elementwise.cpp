@@ -48,6 +48,7 @@ Entries elementwise_entries() {
       {"sinh", {"b2n3"}, [](In x) { return sinh(x[0]); }, "b2n3"},
       {"cosh", {"b2n3"}, [](In x) { return cosh(x[0]); }, "b2n3"},
       {"tanh", {"b2n3"}, [](In x) { return tanh(x[0]); }, "b2n3"},
+      {"sigmoid", {"b2n3"}, [](In x) { return nn::sigmoid(x[0]); }, "b2n3"},
       {"arcsinh", {"b2n3"}, [](In x) { return arcsinh(x[0]); }, "b2n3"},
       {"arccosh", {{"b2n3", 1.2, 3}}, [](In x) { return arccosh(x[0]); }, "b2n3"},
       {"arctanh", {unit("b2n3")}, [](In x) { return arctanh(x[0]); }, "b2n3"},
