@@ -17,8 +17,6 @@ const Axis Vocab("vocab", 50257), Embed("embed", 768), Ids("ids", 16384), Token(
 const char* const kFlat = "[[16384, 1024]]";
 const char* const kCube = "[[16, 1024, 1024]]";
 
-struct Adam { NamedArray p, m, v; };                                     // a parameter and its moments
-
 struct Draw {
   DType dtype;
   NamedArray operator()(const AxisSpec& axes, int seed = 0) const {
@@ -60,14 +58,15 @@ struct Ops {
       auto f = [](const NamedArray& x) { return where(nn::causal_mask(Mid, Last), x, -1e9); };
       return jitted(f, draw({Outer, Mid, Last}));
     });
-    add("adamw", kFlat, 7 * kCount, [dtype = dtype, draw = draw] {
-      auto step = jit([](const Adam& s, const NamedArray& g) {
-        auto m = 0.9 * s.m + 0.1 * g, v = 0.999 * s.v + 0.001 * g * g;
-        return Adam{s.p - 1e-3 * (m / (sqrt(v) + 1e-8) + 0.1 * s.p), m, v};
-      }, {.donate = {0}});
-      auto zero = [&] { return zeros({Row, Col}, dtype); };
-      auto start = Adam{draw({Row, Col}), zero(), zero()};
-      return Prepared{timed([step, g = draw({Row, Col}, 1), s = start]() mutable { s = step(s, g); })};
+    add("adamw", kFlat, 7 * kCount, [draw = draw] {
+      using State = optim::State<optim::AdamW, NamedArray>;
+      auto optimizer = optim::adamw({.learning_rate = 1e-3, .weight_decay = 0.1});
+      auto step = jit([=](const NamedArray& p, const State& s, const NamedArray& g) {
+        auto [updates, next] = optimizer.update(g, s, p);
+        return std::pair{optim::apply_updates(p, updates), next};
+      }, {.donate = {0, 1}});
+      auto p = draw({Row, Col}), g = draw({Row, Col}, 1);
+      return Prepared{timed([step, p, s = optimizer.init(p), g]() mutable { std::tie(p, s) = step(p, s, g); })};
     });
   }
 

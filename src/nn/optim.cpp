@@ -47,10 +47,12 @@ void check_states(const Leaves& state, const char* what, const Leaves& grads) {
       fail("optim", "array {} {} has a gradient, but the state was made without it; take gradients by the same part of the "
            "model, as value_and_grad(loss, \"lora\") does", i, grads[i].axes());
 }
-// 1 - b^count, without losing digits where b is close to 1.
-NamedArray correction(double b, const NamedArray& count) {
+// To compute in: what narrow floats give is then rounded once, not at each step.
+NamedArray wide(const NamedArray& a) { return bytes_of(a.dtype()) < 4 ? astype(a, DType::f32) : a; }
+// 1 / (1 - b^count), without losing digits where b is close to 1.
+NamedArray correction(double b, const NamedArray& count, DType d) {
   if (b == 0) return 1.;
-  return -expm1(astype(count, DType::f32) * std::log(b));
+  return -1. / expm1(astype(count, d) * std::log(b));
 }
 
 }  // namespace
@@ -80,7 +82,7 @@ NamedArray norm(const Leaves& leaves) {
 
 Leaves scaled(Leaves leaves, const NamedArray& by) {
   for (auto& a : leaves)
-    if (!a.empty()) a = a * astype(by, a.dtype());
+    if (!a.empty()) a = astype(wide(a) * astype(by, wide(a).dtype()), a.dtype());
   return leaves;
 }
 Leaves clipped(Leaves grads, double max_norm) {
@@ -90,13 +92,12 @@ Leaves clipped(Leaves grads, double max_norm) {
 
 Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double b1, double b2, double eps) {
   check_states(mu, "moments", grads);
-  auto c1 = correction(b1, count), c2 = correction(b2, count);
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (grads[i].empty()) continue;
-    auto& g = grads[i];
-    mu[i] = b1 * mu[i] + (1 - b1) * g;
-    nu[i] = b2 * nu[i] + (1 - b2) * square(g);
-    g = (mu[i] / astype(c1, g.dtype())) / (sqrt(nu[i] / astype(c2, g.dtype())) + eps);
+    const auto g = wide(grads[i]), m = b1 * wide(mu[i]) + (1 - b1) * g, n = b2 * wide(nu[i]) + (1 - b2) * square(g);
+    const auto update = m * correction(b1, count, m.dtype()) / (sqrt(n * correction(b2, count, n.dtype())) + eps);
+    const auto dtype = promote(mu[i].dtype(), grads[i].dtype());
+    grads[i] = astype(update, dtype), mu[i] = astype(m, dtype), nu[i] = astype(n, dtype);
   }
   return {std::move(grads), std::move(mu), std::move(nu)};
 }
@@ -105,8 +106,9 @@ std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, boo
   check_states(trace, "traces", grads);
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (grads[i].empty()) continue;
-    trace[i] = grads[i] + decay * trace[i];
-    grads[i] = nesterov ? grads[i] + decay * trace[i] : trace[i];
+    const auto g = wide(grads[i]), t = g + decay * wide(trace[i]);
+    const auto dtype = promote(trace[i].dtype(), grads[i].dtype());
+    grads[i] = astype(nesterov ? g + decay * t : t, dtype), trace[i] = astype(t, dtype);
   }
   return {std::move(grads), std::move(trace)};
 }
@@ -118,7 +120,7 @@ Leaves decayed(Leaves updates, const Walk& params, double weight_decay, const Le
   if (!mask.all()) decays = mask.chosen("add_decayed_weights", params, context().origin.at);
   for (std::size_t i = 0; i < updates.size(); ++i)
     if (!updates[i].empty() && !params.arrays[i]->empty() && decays[i])
-      updates[i] = updates[i] + astype(weight_decay * *params.arrays[i], updates[i].dtype());
+      updates[i] = astype(wide(updates[i]) + weight_decay * wide(*params.arrays[i]), updates[i].dtype());
   return updates;
 }
 

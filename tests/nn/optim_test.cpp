@@ -125,6 +125,36 @@ TEST_CASE("parameters keep their dtype; a step runs under jit") {
   CHECK(step.report().traces == 1);
 }
 
+TEST_CASE("of narrow floats, updates and states are rounded once") {
+  auto adam = optim::adam({.learning_rate = 3e-3});
+  auto sgd = optim::sgd({.learning_rate = 3e-3, .momentum = 0.9});
+  const Axis many("many", 512);
+  auto draw = [&](int seed) { return random::normal(random::key(std::uint64_t(seed)), many).astype(DType::bf16).eval(); };
+  auto check = [&](const auto& optimizer) {
+    auto p = draw(0);
+    auto state = optimizer.init(p);
+    for (int step = 1; step < 4; ++step) {
+      auto wide = [](const auto& tree) {
+        return tree_map([](const NamedArray& a) { return is_float(a.dtype()) ? a.astype(DType::f32) : a; }, tree);
+      };
+      auto g = draw(step);
+      auto [want, wide_next] = optimizer.update(wide(g), wide(state), wide(p));
+      auto [got, next] = optimizer.update(g, state, p);
+      CHECK(got.dtype() == DType::bf16);
+      auto near = [](const NamedArray& x, const NamedArray& y, float steps) {   // a step of the chain rounds by 1 / 256
+        CHECK(max(abs(x.astype(DType::f32) - y) - abs(y) * steps / 256.f).item() <= 1e-7);
+      };
+      near(got, want, 2.01f);
+      auto a = flatten(next), b = flatten(wide_next);
+      REQUIRE(a.size() == b.size());
+      for (std::size_t k = 0; k < a.size(); ++k)
+        if (is_float(a[k].dtype())) near(a[k], b[k], 1.01f);
+      state = next;
+    }
+  };
+  check(adam), check(sgd);
+}
+
 TEST_CASE("updates with other axes than the parameters are refused") {
   const auto p = start();
   auto u = grad(loss)(p);
