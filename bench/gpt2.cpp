@@ -58,11 +58,11 @@ class Training {
     return {{"loss", last_loss_}, {"planned_bytes", r.peak_bytes}, {"trace_s", r.trace_s}, {"compile_s", r.compile_s},
             {"contractions", r.contractions}, {"not_donated", r.not_donated.size()}};
   }
-  // What the step's contractions take by themselves; of those in turns side by side, several at a time.
+  // What the step's contractions take by themselves.
   double bound() const {
     double seconds = 0;
     for (auto& step : profile(step_, model_, state_, ids_, keys_).steps)
-      if (step.kind == "contract") seconds += step.seconds / step.side_by_side;
+      if (step.kind == "contract") seconds += step.seconds;
     return seconds;
   }
 

@@ -202,16 +202,16 @@ class LanesStep final : public CompiledStep {
       std::copy_n(frame.slots, lane.slots.size(), lane.slots.begin());
       std::copy_n(frame.loops, lane.loops.size(), lane.loops.begin());
       for (auto s : in_lane_) lane.slots[s] += static_cast<std::int64_t>(w) * bytes_;
+      lane.recorder = frame.recorder ? &frame.recorder->beside(static_cast<int>(w)) : nullptr;
     }
-    const int workers = frame.recorder ? 1 : static_cast<int>(lanes_.size());  // it times one step at a time
-    parallel_for(turns_, workers, [&](std::int64_t turn, int worker) {
+    parallel_for(turns_, static_cast<int>(lanes_.size()), [&](std::int64_t turn, int worker) {
       Lane& lane = lanes_[static_cast<std::size_t>(worker)];
       for (auto l = loops_.rbegin(); l != loops_.rend(); ++l) {
         lane.loops[static_cast<std::size_t>(l->variable)] = l->reverse ? l->trips - 1 - turn % l->trips : turn % l->trips;
         turn /= l->trips;
       }
       Frame mine{lane.slots.data(), lane.loops.data()};
-      mine.recorder = frame.recorder;
+      mine.recorder = lane.recorder;
       lane.steps.run(mine);
     });
   }
@@ -226,6 +226,7 @@ class LanesStep final : public CompiledStep {
     Steps steps;
     std::vector<std::byte*> slots;
     std::vector<std::int64_t> loops;
+    program::Recorder* recorder = nullptr;
   };
   std::vector<Nested> loops_;  // outermost first
   std::int64_t turns_ = 1;

@@ -4,13 +4,17 @@
 
 namespace haliax::program {
 
-// Told on the thread that called run. The steps of a loop's body begin and end between begin and end of the loop, in each turn.
+// Told on the thread that called run, and beside it. The steps of a loop's body begin and end between begin and end of the loop, in
+// each turn.
 class Recorder {
  public:
   virtual ~Recorder() = default;
   virtual void begin(const Step&) = 0;
   // Of the step that began last and has not ended. made: the share of its product that is worth making (Contract::Shown).
   virtual void end(const Step&, double made) = 0;
+  // Who is told, on its thread, what a worker runs of a loop whose turns are side by side, until the loop ends. Asked for on the
+  // thread of this one, before they begin; workers are counted from 0.
+  virtual Recorder& beside(int worker) = 0;
 };
 // An Executable that can say so is this too. Of one that cannot a run is timed as a whole.
 class Recordable {

@@ -64,10 +64,15 @@ class Profiler::Recording final : public program::Recorder {
   void begin(const Step& s) override { open_.push_back({known_.row_of.at(&s), seconds_now(), 0}); }
   void end(const Step&, double made) override {
     auto now = seconds_now();
+    if (!beside_.empty()) gather();
     auto o = open_.back();
     open_.pop_back();
     note(o.row, o.began, now, now - o.began - o.inside, made);
     if (!open_.empty()) open_.back().inside += now - o.began;
+  }
+  Recorder& beside(int worker) override {
+    while (int(beside_.size()) <= worker) beside_.push_back(std::make_unique<Recording>(known_, room_));
+    return *beside_[std::size_t(worker)];
   }
   void note(int row, double began, double ended, double own, double made = 1) {
     auto& all = spent[row];
@@ -75,7 +80,8 @@ class Profiler::Recording final : public program::Recorder {
     bool fits = events.size() < room_ && (open_.empty() || in_loops_ < kMostInLoops);
     if (!fits) { ++left_out; return; }
     in_loops_ += !open_.empty();
-    events.push_back({row, known_.program->device, 0, began, ended - began, made});
+    auto thread = std::hash<std::thread::id>()(std::this_thread::get_id());
+    events.push_back({row, known_.program->device, thread, began, ended - began, made});
   }
   std::unordered_map<int, Spent> spent;          // by row
   std::vector<Event> events;
@@ -86,9 +92,28 @@ class Profiler::Recording final : public program::Recorder {
     int row;
     double began, inside;                        // seconds of the steps of its body
   };
+  // What threads ran side by side took as long as all of them together, over how many they were.
+  void gather() {
+    const auto threads = std::count_if(beside_.begin(), beside_.end(), [](auto& b) { return !b->spent.empty(); });
+    for (auto& b : beside_) {
+      for (auto& [row, s] : b->spent) {
+        auto& all = spent[row];
+        all.calls += s.calls, all.seconds += s.seconds / double(threads), all.made += s.made;
+        open_.back().inside += s.seconds / double(threads);
+      }
+      left_out += b->left_out;
+      for (auto& e : b->events) {
+        if (events.size() >= room_ || in_loops_ >= kMostInLoops) { ++left_out; continue; }
+        ++in_loops_, events.push_back(e), events.back().beside *= int(threads);
+      }
+    }
+    beside_.clear();
+  }
+
   const Known& known_;
   std::size_t room_, in_loops_ = 0;
   std::vector<OpenStep> open_;
+  std::vector<std::unique_ptr<Recording>> beside_;
 };
 
 void Profiler::run(const Compiled& c, const std::vector<void*>& arguments, const std::vector<void*>& results, void* arena,
@@ -119,9 +144,7 @@ void Profiler::run(const Compiled& c, const std::vector<void*>& arguments, const
   count(std::exchange(mine->first, {}), -1);     // which touches memory that nobody has touched: left out where there are others
   if (!std::exchange(mine->was_called, true)) mine->first.assign(told.spent.begin(), told.spent.end());
   if (!keep_events) return;
-  auto id = std::hash<std::thread::id>()(std::this_thread::get_id());
-  auto thread = threads_.emplace(id, int(threads_.size())).first->second;
-  for (auto& e : told.events) e.thread = thread;
+  for (auto& e : told.events) e.thread = threads_.emplace(e.thread, threads_.size()).first->second;
   events_.insert(events_.end(), told.events.begin(), told.events.end());
   events_left_out_ += told.left_out;
 }

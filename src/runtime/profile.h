@@ -48,9 +48,11 @@ class Profiler {
     bool is_call = false;
   };
   struct Event {
-    int row = 0, device = 0, thread = 0;
+    int row = 0, device = 0;
+    std::uint64_t thread = 0;                    // its id, then its number
     double began = 0, seconds = 0;
     double made = 1;                             // of its products, the share that was worth making
+    int beside = 1;                              // threads that ran turns then
   };
   class Recording;
   Known& known(const Compiled&);
@@ -66,7 +68,7 @@ class Profiler {
   std::map<std::string, int> row_of_;            // by all that a row says
   std::vector<Event> events_;
   std::int64_t events_left_out_ = 0;
-  std::map<std::uint64_t, int> threads_;         // numbers of threads, in the order in which they came
+  std::map<std::uint64_t, std::uint64_t> threads_;         // numbers of threads, in the order in which they came
   MachineRates rates_;
 };
 

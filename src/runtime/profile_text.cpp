@@ -29,6 +29,7 @@ std::string step_text(const StepProfile& s) {
   auto out = fmt::format("{:<10} {}", s.kind, s.op);
   if (!s.holds.empty() && s.holds != s.op) out += " (" + s.holds + ")";
   if (!s.shape.empty()) out += "; " + s.shape;
+  if (s.side_by_side > 1) out += fmt::format("; {} at a time", s.side_by_side);
   if (!s.where.empty()) out += "; " + s.where;
   if (!s.module.empty()) out += ", in " + s.module;
   return out;

@@ -22,7 +22,7 @@ using TraceJson = nlohmann::ordered_json;
 std::string Profiler::trace(const std::string& process) const {
   std::string out = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
   auto line = [&](const TraceJson& e) { out += e.dump(-1, ' ', false, TraceJson::error_handler_t::replace) + ",\n"; };
-  std::set<std::pair<int, int>> rows;
+  std::set<std::pair<int, std::uint64_t>> rows;
   for (auto& e : events_) rows.insert({e.device, e.thread});
   int last = -1;
   for (auto [device, thread] : rows) {
@@ -35,7 +35,7 @@ std::string Profiler::trace(const std::string& process) const {
   for (auto& e : events_) {
     auto& r = rows_[std::size_t(e.row)];
     ProfileCost cost = r;                        // of this event
-    cost.seconds = e.seconds, cost.flops *= e.made, cost.bound_s = bound_of(cost, r.products, rates_);
+    cost.seconds = e.seconds, cost.flops *= e.made, cost.bound_s = bound_of(cost, r.products, rates_) * e.beside;
     TraceJson args = TraceJson::object();
     if (!r.where.empty()) args["where"] = r.where;
     if (!r.module.empty()) args["module"] = r.module;

@@ -102,7 +102,7 @@ TEST_CASE("profile: steps bear their line, module, bytes and products; what they
   for (auto* part : {"contract", "in up", "2048 x 1024 x 256", "a call takes", "kind", "module"}) CHECK(has(table.str(), part));
 }
 
-TEST_CASE("profile: says how many turns run side by side where nobody looks") {
+TEST_CASE("profile: steps of turns side by side take their part of the call") {
   const Axis Heads("heads", 12), Q("q", 1024), K("k", 1024), D("d", 16);
   auto x = random::normal(random::key(1), {Heads, Q, D}).eval(), y = rename(x, Q, K).eval();
   for (int threads : {1, 2, 3}) {
@@ -112,6 +112,13 @@ TEST_CASE("profile: says how many turns run side by side where nobody looks") {
     auto* product = found(p, "contract");
     REQUIRE(product);
     CHECK(product->side_by_side == threads);
+    CHECK(has(to_string(p), "; " + std::to_string(threads) + " at a time") == (threads > 1));
+    CHECK(p.steps_s <= p.wall_s);
+    CHECK(p.steps_s > p.wall_s * 0.7);
+    double turns = 0;
+    for (auto& s : p.steps)
+      if (s.kind == "contract") turns += s.calls;
+    CHECK(turns >= 12);
   }
 }
 
@@ -235,6 +242,12 @@ TEST_CASE("profile: a process" * doctest::skip()) {
     named_jit([](const NamedArray& x) { return sum(x, "time") + 1.; },
               {.mesh = Mesh({{"data", 2}}), .axis_resources = Mapping{{"time", "data"}}})(x);
   }
+  if (what == "turns") {
+    const Threads two(2);
+    const Axis Heads("heads", 16), Q("q", 1024), K("k", 1024), D("d", 64);
+    auto x = random::normal(random::key(1), {Heads, Q, D}).eval(), y = rename(x, Q, K).eval();
+    jit([](const NamedArray& x, const NamedArray& y) { return nn::dot_product_attention("k", "d", x, y, y); })(x, y);
+  }
   if (what == "masked") {
     const Axis Q("q", 512), K("k", 512), D("d", 32);
     auto draw = [](int seed, const Axis& a, const Axis& b) { return random::normal(random::key(seed), {a, b}).eval(); };
@@ -291,6 +304,27 @@ TEST_CASE("profile: a trace counts the products that were made, as tables do") {
     }
   CHECK(products > 1);
   CHECK(products < 1.7);                         // causal, of two
+}
+
+TEST_CASE("profile: in a trace threads that run turns side by side are rows") {
+  auto path = scratch_file("turns.json");
+  auto trace = traced("turns", path).file;
+  std::filesystem::remove(path);
+  REQUIRE(!trace.is_discarded());
+  std::map<int, double> products;                // milliseconds, by row
+  std::vector<std::string> names;
+  nlohmann::json call, loop;
+  for (auto& e : trace["traceEvents"]) {
+    if (e["name"] == "thread_name") names.push_back(e["args"]["name"]);
+    if (e["ph"] == "X" && e["cat"] == "call") call = e;
+    if (e["ph"] == "X" && e["cat"] == "loop") loop = e;
+    if (e["ph"] == "X" && e["cat"] == "contract") products[e["tid"]] += double(e["dur"]) * 1e-3;
+  }
+  std::sort(names.begin(), names.end());
+  CHECK(names == std::vector<std::string>{"thread 0", "thread 1"});
+  CHECK(products.size() == 2);
+  CHECK(loop["tid"] == call["tid"]);
+  for (auto& [row, ms] : products) CHECK(ms <= double(loop["dur"]) * 1e-3);
 }
 
 TEST_CASE("profile: in a trace the devices of a mesh are processes") {
