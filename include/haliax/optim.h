@@ -1,7 +1,7 @@
 // Optimisers as chains of gradient transformations. Each has init(params) -> state and update(grads, state, params) -> {updates,
 // state}; a state holds trees of the model's own type, so that it shards, saves and prints as the model does. All is elementwise:
-// one pass per array, in f32 for bf16 and f16, whose updates and states are rounded once. Leaves without a gradient (frozen ones,
-// integers) have empty updates and empty states.
+// one pass per array. Each transformation of bf16 and f16 is made in f32, and what it gives is rounded once. Leaves without a
+// gradient (frozen ones, integers) have empty updates and empty states.
 #pragma once
 #include <memory>
 #include <tuple>

@@ -31,7 +31,7 @@ struct StepProfile : ProfileCost {
   std::string where, module;                     // model.cpp:41; blocks.mlp.up
   std::string called;                            // what ran it: jit at train.cpp:12
   int loops = 0;                                 // around it
-  // Turns of a loop around it that run at a time, each on a thread: then `seconds` are those of all threads over how many they are.
+  // Turns of a loop around it that run at a time, each on a thread; `seconds` are those of all threads, over how many they are.
   int side_by_side = 1;
 };
 struct ProfileSum : ProfileCost {

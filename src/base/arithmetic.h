@@ -75,7 +75,7 @@ static inline double erfinv(double x) {
   return std::copysign(y, x);
 }
 
-// 1 / (1 + e^-x), which is small but not 0 where x is low.
+// 1 / (1 + e^-x): what is close to 0 has all its digits, unless e^-x overflows.
 template <class T>
 static inline T sigmoid(T x) { return 1 / (1 + std::exp(-x)); }
 

@@ -47,8 +47,16 @@ void check_states(const Leaves& state, const char* what, const Leaves& grads) {
       fail("optim", "array {} {} has a gradient, but the state was made without it; take gradients by the same part of the "
            "model, as value_and_grad(loss, \"lora\") does", i, grads[i].axes());
 }
-// To compute in: what narrow floats give is then rounded once, not at each step.
-NamedArray wide(const NamedArray& a) { return bytes_of(a.dtype()) < 4 ? astype(a, DType::f32) : a; }
+// To compute in: what narrow floats give is then rounded once, not at each op.
+DType wide(DType d) { return is_float(d) && bytes_of(d) < 4 ? DType::f32 : d; }
+NamedArray with_decay(const NamedArray& update, const NamedArray& param, double by) {
+  const auto d = wide(update.dtype());
+  return astype(astype(update, d) + by * astype(param, d), update.dtype());
+}
+NamedArray times(const NamedArray& a, const NamedArray& by) {
+  const auto d = wide(a.dtype());
+  return astype(astype(a, d) * astype(by, d), a.dtype());
+}
 // 1 / (1 - b^count), without losing digits where b is close to 1.
 NamedArray correction(double b, const NamedArray& count, DType d) {
   if (b == 0) return 1.;
@@ -82,7 +90,7 @@ NamedArray norm(const Leaves& leaves) {
 
 Leaves scaled(Leaves leaves, const NamedArray& by) {
   for (auto& a : leaves)
-    if (!a.empty()) a = astype(wide(a) * astype(by, wide(a).dtype()), a.dtype());
+    if (!a.empty()) a = times(a, by);
   return leaves;
 }
 Leaves clipped(Leaves grads, double max_norm) {
@@ -94,10 +102,12 @@ Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double
   check_states(mu, "moments", grads);
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (grads[i].empty()) continue;
-    const auto g = wide(grads[i]), m = b1 * wide(mu[i]) + (1 - b1) * g, n = b2 * wide(nu[i]) + (1 - b2) * square(g);
-    const auto update = m * correction(b1, count, m.dtype()) / (sqrt(n * correction(b2, count, n.dtype())) + eps);
-    const auto dtype = promote(mu[i].dtype(), grads[i].dtype());
-    grads[i] = astype(update, dtype), mu[i] = astype(m, dtype), nu[i] = astype(n, dtype);
+    const auto of_mu = promote(mu[i].dtype(), grads[i].dtype()), of_nu = promote(nu[i].dtype(), grads[i].dtype());
+    const auto of_both = promote(of_mu, of_nu), d = wide(of_both);
+    const auto g = astype(grads[i], d);
+    const auto m = b1 * astype(mu[i], d) + (1 - b1) * g, n = b2 * astype(nu[i], d) + (1 - b2) * square(g);
+    grads[i] = astype(m * correction(b1, count, d) / (sqrt(n * correction(b2, count, d)) + eps), of_both);
+    mu[i] = astype(m, of_mu), nu[i] = astype(n, of_nu);
   }
   return {std::move(grads), std::move(mu), std::move(nu)};
 }
@@ -106,9 +116,9 @@ std::pair<Leaves, Leaves> momentum(Leaves grads, Leaves trace, double decay, boo
   check_states(trace, "traces", grads);
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (grads[i].empty()) continue;
-    const auto g = wide(grads[i]), t = g + decay * wide(trace[i]);
-    const auto dtype = promote(trace[i].dtype(), grads[i].dtype());
-    grads[i] = astype(nesterov ? g + decay * t : t, dtype), trace[i] = astype(t, dtype);
+    const auto of_both = promote(trace[i].dtype(), grads[i].dtype()), d = wide(of_both);
+    const auto g = astype(grads[i], d), t = g + decay * astype(trace[i], d);
+    grads[i] = astype(nesterov ? g + decay * t : t, of_both), trace[i] = astype(t, of_both);
   }
   return {std::move(grads), std::move(trace)};
 }
@@ -120,7 +130,7 @@ Leaves decayed(Leaves updates, const Walk& params, double weight_decay, const Le
   if (!mask.all()) decays = mask.chosen("add_decayed_weights", params, context().origin.at);
   for (std::size_t i = 0; i < updates.size(); ++i)
     if (!updates[i].empty() && !params.arrays[i]->empty() && decays[i])
-      updates[i] = astype(wide(updates[i]) + weight_decay * wide(*params.arrays[i]), updates[i].dtype());
+      updates[i] = with_decay(updates[i], *params.arrays[i], weight_decay);
   return updates;
 }
 

@@ -39,7 +39,8 @@ const Op kRsqrt = map_op("rsqrt", Code::rsqrt, [](G o, G g) { return Nodes{mul(s
 const Op kSin = map_op("sin", Code::sin, [](G o, G g) { return Nodes{mul(g, cos(x(o)))}; });
 const Op kCos = map_op("cos", Code::cos, [](G o, G g) { return Nodes{neg(mul(g, sin(x(o))))}; });
 const Op kTanh = map_op("tanh", Code::tanh, [](G o, G g) { return Nodes{mul(g, sub(one(o), square(o)))}; });
-const Op kSigmoid = map_op("sigmoid", Code::sigmoid, [](G o, G g) { return Nodes{mul(g, mul(o, sub(one(o), o)))}; });
+// 1 - sigmoid(x) is sigmoid(-x), which has digits where x is high, too.
+const Op kSigmoid = map_op("sigmoid", Code::sigmoid, [](G o, G g) { return Nodes{mul(g, mul(o, sigmoid(neg(x(o)))))}; });
 const Op kErf = map_op("erf", Code::erf, [](G o, G g) { return Nodes{mul(scale(g, 2 / kRootPi), exp(neg(square(x(o)))))}; });
 const Op kErfinv = map_op("erfinv", Code::erfinv, [](G o, G g) { return Nodes{mul(scale(g, kRootPi / 2), exp(square(o)))}; });
 const Op kFloor = map_op("floor", Code::floor), kCeil = map_op("ceil", Code::ceil);

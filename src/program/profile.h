@@ -4,8 +4,7 @@
 
 namespace haliax::program {
 
-// Told on the thread that called run, and beside it. The steps of a loop's body begin and end between begin and end of the loop, in
-// each turn.
+// Told on the thread that called run. The steps of a loop's body begin and end between begin and end of the loop, in each turn.
 class Recorder {
  public:
   virtual ~Recorder() = default;

@@ -116,7 +116,7 @@ TEST_CASE("masked: masks of all forms: of what is hidden, added, times a number,
   };
   CHECK(by_sigmoid([&](auto s) { return where(causal, s, -1e9f); }) == doctest::Approx(of_causal));
   CHECK(by_sigmoid([&](auto s) { return where(causal, s, least); }) == doctest::Approx(of_causal));
-  CHECK(by_sigmoid([&](auto s) { return s + where(causal, 0.f, -1e9f); }) == doctest::Approx(of_causal));
+  CHECK(by_sigmoid([&](auto s) { return s + where(causal, 0.f, -1e9f); }) == doctest::Approx(of_added));
   // Not low enough, or not known to be: all is made.
   CHECK(made([&](auto s) { return s + where(causal, 0.f, -20.f); }) == doctest::Approx(1));
   CHECK(made([&](auto s) { return s * 1e9f + where(causal, 0.f, -1e9f); }) == doctest::Approx(1));

@@ -153,6 +153,12 @@ TEST_CASE("of narrow floats, updates and states are rounded once") {
     }
   };
   check(adam), check(sgd);
+
+  auto state = optim::scale_by_adam().init(draw(0));   // each moment keeps what it has
+  state.nu = state.nu.astype(DType::f32);
+  auto next = optim::scale_by_adam().update(draw(1), state, draw(0)).second;
+  CHECK(next.mu.dtype() == DType::bf16);
+  CHECK(next.nu.dtype() == DType::f32);
 }
 
 TEST_CASE("updates with other axes than the parameters are refused") {
