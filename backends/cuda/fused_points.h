@@ -221,7 +221,10 @@ class FusedPoints {
       for (std::size_t i = 0; i < code_.size(); ++i)
         if (info_[i].needed && is_store(code_[i].code) == stores) is_fold(code_[i].code) ? fold_of_one(i) : write(i);
     text_.close();
-    auto out = text_.launch(serial_ ? 1 : n);
+    // Functions of f64 take many registers, and those of a point are made side by side.
+    const auto is_wide = [](auto& in) { return in.dtype == DType::f64 && takes_steps(in.code); };
+    const bool several = std::count_if(code_.begin(), code_.end(), is_wide) > 1;
+    auto out = text_.launch(serial_ ? 1 : n, false, several ? "256, 3" : nullptr);
     if (serial_) out.threads = 1;
     return out;
   }

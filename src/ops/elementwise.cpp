@@ -114,6 +114,7 @@ NodePtr cast(G a, DType d) {
 }
 NodePtr bitcast(G a, DType d) { return map(kBitcast, {a}, d); }
 NodePtr neg(G a) {
+  if (a->op == &kNeg) return a->in[0];
   if (is_number(a) && is_float(a->dtype)) return filled(-real_of(*stripped(a)), a->dtype, a->axes);
   return map(kNeg, {a}, a->dtype);
 }
