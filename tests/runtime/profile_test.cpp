@@ -103,7 +103,7 @@ TEST_CASE("profile: steps bear their line, module, bytes and products; what they
 }
 
 TEST_CASE("profile: steps of turns side by side take their part of the call") {
-  const Axis Heads("heads", 12), Q("q", 1024), K("k", 1024), D("d", 16);
+  const Axis Heads("heads", 12), Q("q", 1024), K("k", 1024), D("d", 64);
   auto x = random::normal(random::key(1), {Heads, Q, D}).eval(), y = rename(x, Q, K).eval();
   for (int threads : {1, 2, 3}) {
     const Threads some(threads);                   // a plan is made for as many as there are then
@@ -244,7 +244,7 @@ TEST_CASE("profile: a process" * doctest::skip()) {
   }
   if (what == "turns") {
     const Threads two(2);
-    const Axis Heads("heads", 16), Q("q", 1024), K("k", 1024), D("d", 64);
+    const Axis Heads("heads", 64), Q("q", 1024), K("k", 1024), D("d", 64);   // long enough for both to begin
     auto x = random::normal(random::key(1), {Heads, Q, D}).eval(), y = rename(x, Q, K).eval();
     jit([](const NamedArray& x, const NamedArray& y) { return nn::dot_product_attention("k", "d", x, y, y); })(x, y);
   }
