@@ -15,7 +15,7 @@ COMPILERS = [c for c in (GCC, next((c for c in ("clang++-14", "clang++") if shut
 # What the public headers need of the standard library, less what is small.
 NEEDED = "".join(f"#include <{name}>\n" for name in ("memory", "optional", "string", "tuple", "vector"))
 
-# The usual cost of C++: one search of the standard library.
+# A measure of the machine: what one use of the standard library costs.
 SEARCH = """
 #include <functional>
 #include <iostream>

@@ -1,9 +1,11 @@
 #include "haliax/optim.h"
 
 #include <cmath>
+#include <map>
 #include <numbers>
 
 #include "graph/fail.h"
+#include "ops/named.h"
 
 namespace haliax::optim {
 
@@ -48,7 +50,7 @@ void check_states(const Leaves& state, const char* what, const Leaves& grads) {
            "model, as value_and_grad(loss, \"lora\") does", i, grads[i].axes());
 }
 // To compute in: what narrow floats give is then rounded once, not at each op.
-DType wide(DType d) { return is_float(d) && bytes_of(d) < 4 ? DType::f32 : d; }
+DType wide(DType d) { return is_float(d) ? ops::wide_of(d) : d; }
 NamedArray with_decay(const NamedArray& update, const NamedArray& param, double by) {
   const auto d = wide(update.dtype());
   return astype(astype(update, d) + by * astype(param, d), update.dtype());
@@ -100,13 +102,17 @@ Leaves clipped(Leaves grads, double max_norm) {
 
 Updated adam(Leaves grads, Leaves mu, Leaves nu, const NamedArray& count, double b1, double b2, double eps) {
   check_states(mu, "moments", grads);
+  std::map<DType, std::pair<NamedArray, NamedArray>> corrections;   // of both moments, once for each dtype
   for (std::size_t i = 0; i < grads.size(); ++i) {
     if (grads[i].empty()) continue;
     const auto of_mu = promote(mu[i].dtype(), grads[i].dtype()), of_nu = promote(nu[i].dtype(), grads[i].dtype());
     const auto of_both = promote(of_mu, of_nu), d = wide(of_both);
+    auto [of_d, is_new] = corrections.try_emplace(d);
+    if (is_new) of_d->second = {correction(b1, count, d), correction(b2, count, d)};
+    const auto& [c1, c2] = of_d->second;
     const auto g = astype(grads[i], d);
     const auto m = b1 * astype(mu[i], d) + (1 - b1) * g, n = b2 * astype(nu[i], d) + (1 - b2) * square(g);
-    grads[i] = astype(m * correction(b1, count, d) / (sqrt(n * correction(b2, count, d)) + eps), of_both);
+    grads[i] = astype(m * c1 / (sqrt(n * c2) + eps), of_both);
     mu[i] = astype(m, of_mu), nu[i] = astype(n, of_nu);
   }
   return {std::move(grads), std::move(mu), std::move(nu)};

@@ -265,11 +265,11 @@ class WhereFalse {
     }
     return known ? zero(n, known) : nullptr;
   }
-  // It is 0 where its operand is low.
+  // exp and sigmoid are 0 where their operand is low.
   static bool vanishes_below(const Node& n) {
     return (n.op->code == Code::exp || n.op->code == Code::sigmoid) && is_float(n.dtype);
   }
-  // exp of something so low that it is 0, as of scores to which -1e9 is added.
+  // 0, of an operand that is so low, as scores to which -1e9 is added.
   NodePtr hidden(const NodePtr& n) {
     if (!vanishes_below(*n)) return nullptr;
     auto x = between(n->in[0]);

@@ -3,8 +3,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <mutex>
-#include <thread>
 
 #include "base/fork.h"
 #include "base/thread_pool.h"
@@ -80,7 +80,8 @@ class Profiler::Recording final : public program::Recorder {
     bool fits = events.size() < room_ && (open_.empty() || in_loops_ < kMostInLoops);
     if (!fits) { ++left_out; return; }
     in_loops_ += !open_.empty();
-    auto thread = std::hash<std::thread::id>()(std::this_thread::get_id());
+    static std::atomic<int> came = 0;            // threads, which are numbered in that order
+    thread_local const int thread = came++;
     events.push_back({row, known_.program->device, thread, began, ended - began, made});
   }
   std::unordered_map<int, Spent> spent;          // by row
@@ -98,8 +99,9 @@ class Profiler::Recording final : public program::Recorder {
     for (auto& b : beside_) {
       for (auto& [row, s] : b->spent) {
         auto& all = spent[row];
-        all.calls += s.calls, all.seconds += s.seconds / double(threads), all.made += s.made;
-        open_.back().inside += s.seconds / double(threads);
+        const double seconds = s.seconds / double(threads);
+        all.calls += s.calls, all.seconds += seconds, all.made += s.made;
+        open_.back().inside += seconds;
       }
       left_out += b->left_out;
       for (auto& e : b->events) {
@@ -144,7 +146,6 @@ void Profiler::run(const Compiled& c, const std::vector<void*>& arguments, const
   count(std::exchange(mine->first, {}), -1);     // which touches memory that nobody has touched: left out where there are others
   if (!std::exchange(mine->was_called, true)) mine->first.assign(told.spent.begin(), told.spent.end());
   if (!keep_events) return;
-  for (auto& e : told.events) e.thread = threads_.emplace(e.thread, threads_.size()).first->second;
   events_.insert(events_.end(), told.events.begin(), told.events.end());
   events_left_out_ += told.left_out;
 }

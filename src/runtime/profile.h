@@ -48,11 +48,10 @@ class Profiler {
     bool is_call = false;
   };
   struct Event {
-    int row = 0, device = 0;
-    std::uint64_t thread = 0;                    // its id, then its number
+    int row = 0, device = 0, thread = 0;
     double began = 0, seconds = 0;
     double made = 1;                             // of its products, the share that was worth making
-    int beside = 1;                              // threads that ran turns then
+    int beside = 1;                              // threads that ran turns side by side then
   };
   class Recording;
   Known& known(const Compiled&);
@@ -68,7 +67,6 @@ class Profiler {
   std::map<std::string, int> row_of_;            // by all that a row says
   std::vector<Event> events_;
   std::int64_t events_left_out_ = 0;
-  std::map<std::uint64_t, std::uint64_t> threads_;         // numbers of threads, in the order in which they came
   MachineRates rates_;
 };
 

@@ -22,7 +22,7 @@ using TraceJson = nlohmann::ordered_json;
 std::string Profiler::trace(const std::string& process) const {
   std::string out = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
   auto line = [&](const TraceJson& e) { out += e.dump(-1, ' ', false, TraceJson::error_handler_t::replace) + ",\n"; };
-  std::set<std::pair<int, std::uint64_t>> rows;
+  std::set<std::pair<int, int>> rows;
   for (auto& e : events_) rows.insert({e.device, e.thread});
   int last = -1;
   for (auto [device, thread] : rows) {

@@ -21,3 +21,9 @@ TEST_CASE("rewrite: one substitution after another in what nobody holds") {
     CHECK(out->in[1] == factor);
   }
 }
+
+TEST_CASE("rewrite: a negative of a negative is what it was") {
+  auto x = prim::input({Axis("a", 4)}, DType::f32);
+  CHECK(prim::neg(prim::neg(x)) == x);
+  CHECK(prim::neg(prim::neg(prim::neg(x)))->in[0] == x);
+}
